@@ -1,0 +1,31 @@
+"""The learning rate of one update: linear rise, then constant or cosine.
+
+What enters: the index of the update and the length of the run. What leaves: a float for the optimizer. Called
+by the trainer before every update. Pure Python.
+"""
+
+from __future__ import annotations
+
+import math
+
+from mindgspo.config.schema import OptimizerSection
+
+
+def learning_rate(update_index: int, total_updates: int, section: OptimizerSection) -> float:
+    """Learning rate of update `update_index` (0, ..., total_updates - 1).
+
+    The rise takes `warmup_ratio` of all updates (rounded): its first update gets lr / rise, not 0, so that no
+    update is spent without effect; its last one gets lr. cosine then falls from lr to exactly
+    lr * min_lr_ratio at the last update.
+    """
+    assert 0 <= update_index < total_updates, f"update {update_index} of {total_updates}"
+    rise = round(section.warmup_ratio * total_updates)
+    if update_index < rise:
+        return section.lr * (update_index + 1) / rise
+    if section.schedule == "constant":
+        return section.lr
+
+    last = total_updates - rise - 1
+    progress = (update_index - rise) / last if last > 0 else 0.0
+    height = 0.5 * (1.0 + math.cos(math.pi * progress))
+    return section.lr * (section.min_lr_ratio + (1.0 - section.min_lr_ratio) * height)

@@ -1,0 +1,30 @@
+"""Supervised fine-tuning loss, for the warm-up before reinforcement learning.
+
+It takes the inputs of a policy loss, so that `update` can drive either. Called by the trainer's warm-up.
+"""
+
+from __future__ import annotations
+
+from mindspore import Tensor, nn, ops
+
+from mindgspo.algorithms.loss_metrics import Metric
+
+
+class SupervisedLoss(nn.Cell):
+    """Mean negative log-likelihood over all target tokens of the global mini-batch."""
+
+    metrics: tuple[Metric, ...] = (Metric("token_probability", "sum", "token"),)
+
+    def construct(
+        self,
+        logp_NK: Tensor,
+        old_logp_NK: Tensor,
+        advantages_N: Tensor,
+        mask_NK: Tensor,
+        num_sequences: Tensor,
+        num_tokens: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Loss and metrics as `PolicyLoss.construct`; old log-probs and advantages are not read."""
+        loss = -ops.where(mask_NK, logp_NK, 0.0).sum() / num_tokens
+        probability = ops.where(mask_NK, ops.exp(ops.stop_gradient(logp_NK)), 0.0).sum()
+        return loss, probability.reshape(1)

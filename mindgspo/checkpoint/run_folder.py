@@ -1,0 +1,243 @@
+"""The folder of one run: whose it is, what lies where, and what may be done to it.
+
+What enters: `run_dir`, `resume` and `--overwrite`. What leaves: a locked `RunFolder`, or an error that
+offers the ways out. Called by the command line once the configuration is valid. Nothing is ever deleted here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Literal
+
+from mindgspo.checkpoint.durable import write_json
+from mindgspo.checkpoint.run_lock import RunLock
+from mindgspo.errors import RunFolderError
+from mindgspo.metrics.files import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    PLOT_FILE,
+    REPORT_FILE,
+    SAMPLES_FILE,
+    SUMMARY_FILE,
+)
+
+_LOCK = ".lock"
+_IDENTITY = "run.json"
+# Any of these says that a run has begun here. Prepared data alone does not: it is made before the run.
+_RUN_MARKS = (CONFIG_FILE, METRICS_FILE, SAMPLES_FILE, SUMMARY_FILE, "checkpoints", "export")
+_OWN_NAMES = (*_RUN_MARKS, _IDENTITY, "data", "failures", "tensorboard")
+
+
+class RunStatus(str, Enum):
+    """NEW: nothing was there. RESUMED: a run goes on. FINISHED: its summary says that it is complete."""
+
+    NEW = "new"
+    RESUMED = "resumed"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFolder:
+    """An open run folder. The process holds its lock until `close()` or its end.
+
+    root: absolute path. run_id: made once per run, kept on resume. moved_aside: where the former run of
+    this name went, None if there was none.
+    """
+
+    root: Path
+    status: RunStatus
+    run_id: str
+    moved_aside: Path | None = None
+    _lock: RunLock = field(repr=False, compare=False)
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration (YAML)."""
+        return self.root / CONFIG_FILE
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line of metrics per step."""
+        return self.root / METRICS_FILE
+
+    @property
+    def samples(self) -> Path:
+        """Prompts, responses and rewards as JSON lines."""
+        return self.root / SAMPLES_FILE
+
+    @property
+    def summary(self) -> Path:
+        """The run in a few figures; `"finished": true` marks a complete run."""
+        return self.root / SUMMARY_FILE
+
+    @property
+    def plot(self) -> Path:
+        """The reward curve."""
+        return self.root / PLOT_FILE
+
+    @property
+    def report(self) -> Path:
+        """The report for people."""
+        return self.root / REPORT_FILE
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints."""
+        return self.root / "checkpoints"
+
+    @property
+    def export(self) -> Path:
+        """The trained model as a Hugging Face folder."""
+        return self.root / "export"
+
+    @property
+    def data(self) -> Path:
+        """Folder of data sets prepared for this run."""
+        return self.root / "data"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Folder of TensorBoard event files."""
+        return self.root / "tensorboard"
+
+    def close(self) -> None:
+        """Let another process open the folder."""
+        self._lock.release()
+
+
+def open_run_folder(run_dir: Path, *, resume: Literal["never", "auto"], overwrite: bool) -> RunFolder:
+    """Make, continue or replace a run folder, and lock it.
+
+    A folder that holds a run is refused with resume="never", continued with "auto", and with overwrite
+    moved to `<run_dir>.old-<timestamp>`. A folder with other files and no run is always refused.
+    Raises RunFolderError: refused, locked by a live process, not writable.
+    """
+    root = Path(os.path.abspath(run_dir.expanduser()))
+    if overwrite and resume == "auto":
+        raise RunFolderError(
+            f"{root}: --overwrite starts anew and resume=auto continues; ask for one of them"
+        )
+    _refuse_foreign(root)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = RunLock(root / _LOCK)
+        try:
+            return _open_locked(root, lock, resume=resume, overwrite=overwrite)
+        except BaseException:
+            lock.release()
+            raise
+    except OSError as error:
+        raise RunFolderError(
+            f"{root}: this run folder cannot be used ({error}); choose another with `--set run_dir=...`"
+        ) from error
+
+
+def _open_locked(root: Path, lock: RunLock, *, resume: str, overwrite: bool) -> RunFolder:
+    if not _run_marks(root):
+        return RunFolder(root=root, status=RunStatus.NEW, run_id=_new_identity(root), _lock=lock)
+    finished = _is_finished(root)
+    if overwrite:
+        return _replace(root, lock)
+    if resume == "never":
+        kind = "finished" if finished else "begun"
+        raise RunFolderError(
+            f"{root} already holds a {kind} run ({', '.join(_run_marks(root))}). Choose one of:\n"
+            "  --set resume=auto     continue it\n"
+            "  --set run_dir=...     start this run in another folder\n"
+            f"  --overwrite           start anew here; the old folder is kept as {root.name}.old-<timestamp>"
+        )
+    status = RunStatus.FINISHED if finished else RunStatus.RESUMED
+    return RunFolder(root=root, status=status, run_id=_identity(root), _lock=lock)
+
+
+def _replace(root: Path, lock: RunLock) -> RunFolder:
+    """Move the old run aside, with its lock file (so that lock is given up); open a new one in its place."""
+    if Path.cwd().is_relative_to(root.resolve()):
+        raise RunFolderError(
+            f"{root}: the current folder lies inside it; change to another one to use --overwrite"
+        )
+    moved_aside = _free_name(root)
+    os.rename(root, moved_aside)
+    lock.release()
+    root.mkdir()
+    new_lock = RunLock(root / _LOCK)
+    return RunFolder(
+        root=root,
+        status=RunStatus.NEW,
+        run_id=_new_identity(root),
+        moved_aside=moved_aside,
+        _lock=new_lock,
+    )
+
+
+def _free_name(root: Path) -> Path:
+    """`<root>.old-<timestamp>`, with a number behind it if two fall into one second."""
+    stem = f"{root.name}.old-{time.strftime('%Y%m%d-%H%M%S')}"
+    candidate, number = root.with_name(stem), 2
+    while candidate.exists():
+        candidate, number = root.with_name(f"{stem}-{number}"), number + 1
+    return candidate
+
+
+def _refuse_foreign(root: Path) -> None:
+    """A path that is no folder, or a folder whose files no run of ours made."""
+    if not root.exists():
+        return
+    if not root.is_dir():
+        raise RunFolderError(f"{root}: is a file; choose a folder with `--set run_dir=...`")
+    names = sorted(entry.name for entry in root.iterdir())
+    foreign = [name for name in names if not _is_ours(name)]
+    if foreign and not _run_marks(root):
+        more = f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""
+        raise RunFolderError(
+            f"{root}: holds files that no run made ({', '.join(foreign[:5])}{more}), so nothing is written "
+            "there; choose a new or empty folder with `--set run_dir=...`"
+        )
+
+
+def _is_ours(name: str) -> bool:
+    """A name of this folder, or `.<name>.<anything>`: a file on its way there, left by a killed process."""
+    return name == _LOCK or name in _OWN_NAMES or name.startswith(tuple(f".{own}." for own in _OWN_NAMES))
+
+
+def _run_marks(root: Path) -> list[str]:
+    return [name for name in _RUN_MARKS if (root / name).exists()]
+
+
+def _is_finished(root: Path) -> bool:
+    summary = root / SUMMARY_FILE
+    if not summary.is_file():
+        return False
+    return _read_object(summary).get("finished") is True
+
+
+def _identity(root: Path) -> str:
+    path = root / _IDENTITY
+    if not path.is_file():
+        return _new_identity(root)
+    run_id = _read_object(path).get("run_id")
+    if not isinstance(run_id, str):
+        raise RunFolderError(f"{path}: damaged (no run_id); remove this file and try again")
+    return run_id
+
+
+def _new_identity(root: Path) -> str:
+    run_id = uuid.uuid4().hex
+    write_json(root / _IDENTITY, {"run_id": run_id})
+    return run_id
+
+
+def _read_object(path: Path) -> dict[str, object]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunFolderError(f"{path}: damaged ({error}); remove this file and try again") from error
+    if not isinstance(content, dict):
+        raise RunFolderError(f"{path}: damaged (no JSON object); remove this file and try again")
+    return content

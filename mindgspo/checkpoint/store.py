@@ -1,0 +1,171 @@
+"""Checkpoints of a run: complete or absent, verified when read.
+
+What enters: named numpy arrays of the model and the optimizer, and a small JSON-able state. What leaves:
+the folder `step_00000010`, or the same arrays bit for bit. Called by the trainer and by the `checkpoint`
+command.
+
+    step_00000010/  parameters.safetensors  optimizer.safetensors  state.json  manifest.json (written last)
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mindgspo.checkpoint.durable import (
+    clear_leftovers,
+    put_in_place,
+    remove_folder,
+    temporary_name,
+    write_json,
+)
+from mindgspo.checkpoint.manifest import verify, write_manifest
+from mindgspo.errors import CheckpointError
+from mindgspo.models.safetensors_io import flush_to_disk, read_safetensors, write_tensor_file
+
+_PARAMETERS = "parameters.safetensors"
+_OPTIMIZER = "optimizer.safetensors"
+_STATE = "state.json"
+_FILES = (_PARAMETERS, _OPTIMIZER, _STATE)
+_NAME = re.compile(r"step_(\d{8,})")
+# Room for headers, the state, the manifest and the file system's own records.
+_SPARE_BYTES = 16 << 20
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What a run needs to go on.
+
+    step: training steps done. parameters, optimizer: arrays by name, dtypes and shapes as saved. state:
+    JSON values (data cursor, counters, weight version, ...) as saved.
+    """
+
+    step: int
+    parameters: Mapping[str, np.ndarray]
+    optimizer: Mapping[str, np.ndarray]
+    state: Mapping[str, object]
+
+
+def save_checkpoint(
+    checkpoints_dir: Path,
+    *,
+    step: int,
+    parameters: Mapping[str, np.ndarray],
+    optimizer: Mapping[str, np.ndarray],
+    state: Mapping[str, object],
+    keep: int,
+) -> Path:
+    """Write one checkpoint, then remove complete ones older than the newest `keep`; returns its folder.
+
+    state must come back from JSON unchanged (no tuples, no integer keys, no NaN).
+    Raises CheckpointError: not enough space (checked first), or the write failed. Older checkpoints then
+    stay.
+    """
+    assert keep >= 1 and step >= 0, f"keep={keep}, step={step}"
+    assert json.loads(json.dumps(state, allow_nan=False)) == state, "state does not survive JSON unchanged"
+    target = checkpoints_dir / f"step_{step:08d}"
+    filled = temporary_name(target)
+    try:
+        checkpoints_dir.mkdir(parents=True, exist_ok=True)
+        clear_leftovers(checkpoints_dir)
+        _require_space(checkpoints_dir, [*parameters.values(), *optimizer.values()])
+        filled.mkdir()
+        write_tensor_file(filled / _PARAMETERS, parameters)
+        write_tensor_file(filled / _OPTIMIZER, optimizer)
+        write_json(filled / _STATE, state)
+        write_manifest(filled, step=step)
+        put_in_place(filled, target)
+    except OSError as error:
+        raise CheckpointError(
+            f"{target}: the checkpoint could not be written ({error}); older checkpoints are untouched"
+        ) from error
+    finally:
+        shutil.rmtree(filled, ignore_errors=True)
+    _remove_old(checkpoints_dir, just_written=target, keep=keep)
+    return target
+
+
+def newest_checkpoint(checkpoints_dir: Path) -> Path | None:
+    """The complete checkpoint with the most steps, its content verified; None where there is no checkpoint
+    at all.
+
+    Damaged ones are passed over with a warning that names the broken file.
+    Raises CheckpointError where checkpoints exist and none is complete: starting anew would hide the loss.
+    """
+    if not checkpoints_dir.is_dir():
+        return None
+    clear_leftovers(checkpoints_dir)
+    problems = []
+    for path in _newest_first(checkpoints_dir):
+        try:
+            verify(path, required=_FILES)
+        except CheckpointError as error:
+            _log.warning("checkpoint passed over: %s", error)
+            problems.append(str(error))
+        else:
+            return path
+    if problems:
+        raise CheckpointError(
+            f"{checkpoints_dir}: none of the {len(problems)} checkpoints is complete\n  "
+            + "\n  ".join(problems)
+            + "\nRestore one, or start the run again with --overwrite (it moves this run folder aside)"
+        )
+    return None
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read one checkpoint. Raises CheckpointError naming the file that is absent, truncated or changed."""
+    manifest = verify(path, required=_FILES)
+    return Checkpoint(
+        step=manifest.step,
+        parameters=read_safetensors(path / _PARAMETERS),
+        optimizer=read_safetensors(path / _OPTIMIZER),
+        state=json.loads((path / _STATE).read_text(encoding="utf-8")),
+    )
+
+
+def _newest_first(checkpoints_dir: Path) -> list[Path]:
+    """Folders that bear a checkpoint's name, most steps first."""
+    steps = {
+        path: int(match[1])
+        for path in checkpoints_dir.iterdir()
+        if path.is_dir() and (match := _NAME.fullmatch(path.name))
+    }
+    return sorted(steps, key=steps.__getitem__, reverse=True)
+
+
+def _remove_old(checkpoints_dir: Path, *, just_written: Path, keep: int) -> None:
+    """Keep the newest `keep` complete checkpoints. Damaged ones neither count nor go: people may look."""
+    complete = [path for path in _newest_first(checkpoints_dir) if _looks_complete(path)]
+    for path in complete[keep:]:
+        if path != just_written:
+            remove_folder(path)
+    flush_to_disk(checkpoints_dir)
+
+
+def _looks_complete(path: Path) -> bool:
+    """Judged by manifest and sizes: hashing every kept checkpoint would cost more than the save itself."""
+    try:
+        verify(path, required=_FILES, hashes=False)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _require_space(folder: Path, arrays: list[np.ndarray]) -> None:
+    needed = sum(array.nbytes for array in arrays) + _SPARE_BYTES
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise CheckpointError(
+            f"{folder}: a checkpoint needs {needed / 2**20:,.0f} MiB and {free / 2**20:,.0f} MiB are free; "
+            "make room, lower trainer.keep_checkpoints, or put run_dir on a larger disk"
+        )

@@ -1,0 +1,51 @@
+"""Door of the configuration room: YAML in, one frozen `ExperimentConfig` out. Imports neither MindSpore nor
+numpy."""
+
+from mindgspo.config.load import config_mapping, dump_config, load_config, resolve
+from mindgspo.config.notes import notes
+from mindgspo.config.plan import ParallelPlan, check_plan
+from mindgspo.config.schema import (
+    AdvantageSection,
+    AlgorithmSection,
+    DataSection,
+    DataSourceSection,
+    EvalSection,
+    ExperimentConfig,
+    LoggingSection,
+    ModelSection,
+    OptimizerSection,
+    PlansSection,
+    RewardSection,
+    RolloutSection,
+    TokenizerSection,
+    TrainerSection,
+    WarmupSection,
+)
+from mindgspo.config.summary import batch_table, planned_steps
+
+__all__ = [
+    "AdvantageSection",
+    "AlgorithmSection",
+    "DataSection",
+    "DataSourceSection",
+    "EvalSection",
+    "ExperimentConfig",
+    "LoggingSection",
+    "ModelSection",
+    "OptimizerSection",
+    "ParallelPlan",
+    "PlansSection",
+    "RewardSection",
+    "RolloutSection",
+    "TokenizerSection",
+    "TrainerSection",
+    "WarmupSection",
+    "batch_table",
+    "check_plan",
+    "config_mapping",
+    "dump_config",
+    "load_config",
+    "notes",
+    "planned_steps",
+    "resolve",
+]

@@ -1,0 +1,82 @@
+"""The door through which every experiment enters: YAML and overrides in, a frozen and resolved config out.
+
+Called by the command line before any device is touched, and by tests. `dump_config` writes what `load_config`
+reads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mindgspo.config.layers import read_layers
+from mindgspo.config.messages import schema_problems
+from mindgspo.config.schema import AlgorithmSection, ExperimentConfig
+from mindgspo.config.validate import file_problems, joined_problems
+from mindgspo.config.yaml_dialect import write_document
+from mindgspo.errors import ConfigError
+
+# GSPO: arXiv 2507.18071, section 5.1, which also gives the range of its GRPO baseline.
+_CLIP_RANGES = {"gspo": (3e-4, 4e-4), "grpo": (0.2, 0.27)}
+
+
+def load_config(
+    path: str | PathLike[str], overrides: Iterable[str] = (), check_files: bool = True
+) -> ExperimentConfig:
+    """The experiment at `path` with `overrides` ("section.key=value", later wins), checked and resolved.
+
+    A relative `path` in a file counts from that file's folder, one in an override from the current folder.
+    check_files: also refuse data, tokenizer and weight paths that do not exist.
+    Raises ConfigError with every problem found, one per line.
+    """
+    config = _parse(str(path), read_layers(Path(path), overrides))
+    resolved = resolve(config)
+    problems = joined_problems(resolved) + (file_problems(resolved) if check_files else [])
+    if problems:
+        raise _config_error(str(path), problems)
+    return resolved
+
+
+def resolve(config: ExperimentConfig) -> ExperimentConfig:
+    """The config with its derived defaults filled in: run_dir and the clip range of the chosen algorithm."""
+    run_dir = config.run_dir if config.run_dir is not None else Path("runs") / config.experiment
+    algorithm = _with_clip_range(config.algorithm)
+    return config.model_copy(update={"run_dir": run_dir, "algorithm": algorithm})
+
+
+def config_mapping(config: ExperimentConfig) -> dict[str, Any]:
+    """The config as nested mappings of JSON values (paths as text, tuples as lists), in the schema's
+    order."""
+    return config.model_dump(mode="json")
+
+
+def dump_config(config: ExperimentConfig) -> str:
+    """YAML that `load_config` reads back as an equal config, from any folder."""
+    return write_document(config_mapping(config))
+
+
+def _with_clip_range(algorithm: AlgorithmSection) -> AlgorithmSection:
+    low, high = _CLIP_RANGES[algorithm.name]
+    filled = {
+        "clip_low": low if algorithm.clip_low is None else algorithm.clip_low,
+        "clip_high": high if algorithm.clip_high is None else algorithm.clip_high,
+    }
+    return algorithm.model_copy(update=filled)
+
+
+def _parse(source: str, mapping: dict[str, Any]) -> ExperimentConfig:
+    """Through JSON, because pydantic's strict JSON mode knows that text may be a path and a list a tuple."""
+    try:
+        return ExperimentConfig.model_validate_json(json.dumps(mapping), strict=True)
+    except ValidationError as error:
+        raise _config_error(source, schema_problems(error)) from None
+
+
+def _config_error(source: str, problems: list[str]) -> ConfigError:
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    return ConfigError("\n  ".join([f"{source}: {count}", *problems]))

@@ -1,0 +1,155 @@
+"""Pydantic's complaints as lines a user can act on: full path, rule, given value, nearest fix.
+
+What enters: a ValidationError of `ExperimentConfig`. What leaves: one line per problem, e.g.
+`rollout.num_generations: expected an integer, got 'eight'`. Called by `config.load`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from mindgspo.config.schema import ExperimentConfig
+from mindgspo.config.section import Section
+
+_EXPECTED = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "a text",
+    "path_type": "a path",
+    "tuple_type": "a list, e.g. [a, b]",
+    "model_type": "a section with keys of its own",
+    "model_attributes_type": "a section with keys of its own",
+}
+
+_BOUNDS = {
+    "greater_than": (">", "gt"),
+    "greater_than_equal": (">=", "ge"),
+    "less_than": ("<", "lt"),
+    "less_than_equal": ("<=", "le"),
+}
+
+
+def schema_problems(error: ValidationError) -> list[str]:
+    """One line per problem, unknown keys first: a misspelt key often explains a missing one."""
+    details = [one for one in error.errors(include_url=False) if not _follows_from_another(one)]
+    details.sort(key=lambda one: one["type"] != "extra_forbidden")
+    return [f"{_dotted(one['loc'])}: {_sentence(one)}" for one in details]
+
+
+def known_keys(section: type[Section] = ExperimentConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(full dotted path, text) of every key of the schema, in its order."""
+    for name, field in section.model_fields.items():
+        yield prefix + name, field.description or ""
+        below = section_of(section, name)
+        if below is not None:
+            yield from known_keys(below, f"{prefix}{name}.")
+
+
+def section_of(section: type[Section], name: str) -> type[Section] | None:
+    """The class of the subsection at key `name`, None where the key holds a value."""
+    annotation = section.model_fields[name].annotation
+    for option in (annotation, *get_args(annotation)):
+        if isinstance(option, type) and issubclass(option, Section):
+            return option
+    return None
+
+
+def _follows_from_another(detail: ErrorDetails) -> bool:
+    """Pydantic calls a list too short when its only entry is wrong, which is a line of its own already."""
+    return detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]
+
+
+def _sentence(detail: ErrorDetails) -> str:
+    kind, given, context = detail["type"], detail["input"], detail.get("ctx", {})
+    if kind == "extra_forbidden":
+        return f"unknown key; {_unknown_key_fix(detail['loc'])}"
+    if kind == "missing":
+        return f"missing; {_description(detail['loc'])}"
+    if kind in _EXPECTED:
+        return f"expected {_EXPECTED[kind]}, got {_shown(given)}"
+    if kind in _BOUNDS:
+        sign, key = _BOUNDS[kind]
+        return f"must be {sign} {context[key]:g}, got {_shown(given)}"
+    if kind == "literal_error":
+        options = context["expected"]
+        return f"expected {options}, got {_shown(given)}{_close_literal(given, options)}"
+    if kind == "too_short":
+        return f"needs at least {context['min_length']} entry, got {_shown(given)}"
+    if kind == "string_pattern_mismatch":
+        return f"must match {context['pattern']} (a folder is named after it), got {_shown(given)}"
+    return f"{detail['msg'][0].lower()}{detail['msg'][1:]}, got {_shown(given)}"
+
+
+def _shown(value: Any) -> str:
+    """The value as the user may have written it, cut to one short line."""
+    if value is None:
+        return "null (nothing)"
+    shown = repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+
+
+def _dotted(location: tuple[int | str, ...]) -> str:
+    """("reward", "weights", 0) -> "reward.weights[0]"."""
+    dotted = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
+    return dotted.removeprefix(".") or "the file"
+
+
+def _section_at(location: tuple[int | str, ...]) -> type[Section]:
+    """The section that a key location (without the key itself) leads to."""
+    section = ExperimentConfig
+    for step in location:
+        below = section_of(section, str(step))
+        assert below is not None, f"pydantic reported a key below the value at {location}"
+        section = below
+    return section
+
+
+def _unknown_key_fix(location: tuple[int | str, ...]) -> str:
+    """The closest sibling and the same key in other sections; failing both, the key that another suite calls
+    by this name; failing that, a close key in another section."""
+    key, siblings = str(location[-1]), list(_section_at(location[:-1]).model_fields)
+    prefix = _dotted(location[:-1]) + "." if location[:-1] else ""
+    beside = [prefix + name for name in difflib.get_close_matches(key, siblings, n=1)]
+    candidates = beside + _paths_ending_in(key) or _paths_known_as(key) or _paths_close_to(key)
+    if candidates:
+        return f"did you mean {' or '.join(candidates[:3])}?"
+    return f"keys here: {', '.join(siblings)}"
+
+
+def _paths_ending_in(leaf: str) -> list[str]:
+    return [path for path, _ in known_keys() if path.rpartition(".")[2] == leaf]
+
+
+def _paths_known_as(key: str) -> list[str]:
+    """The texts of the schema name other suites' words as `(verl: train_batch_size; TRL: ...)`."""
+    word = re.compile(rf"(?:verl|TRL): {re.escape(key)}\b")
+    return [path for path, text in known_keys() if word.search(" ".join(text.split()))]
+
+
+def _paths_close_to(leaf: str) -> list[str]:
+    leaves = sorted({path.rpartition(".")[2] for path, _ in known_keys()})
+    close = difflib.get_close_matches(leaf, leaves, n=1)
+    return [path for name in close for path in _paths_ending_in(name)]
+
+
+def _close_literal(given: Any, expected: str) -> str:
+    options = [option.strip(" '") for part in expected.split(" or ") for option in part.split(",")]
+    close = difflib.get_close_matches(str(given), options, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _description(location: tuple[int | str, ...]) -> str:
+    """First sentence of the field's text."""
+    field = _section_at(location[:-1]).model_fields[str(location[-1])]
+    assert field.description, f"{_dotted(location)} has no description"
+    return " ".join(field.description.split()).split(". ")[0].rstrip(".")

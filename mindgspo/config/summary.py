@@ -1,0 +1,86 @@
+"""The batch table of the start banner: what the sizes in a config multiply to, and which formula is in use.
+
+What enters: a resolved config and the number of training rows. What leaves: pairs (name, text) in print
+order. Called by the command line and the trainer; `planned_steps` is the one place that turns epochs into
+steps.
+"""
+
+from __future__ import annotations
+
+from mindgspo.config.schema import ExperimentConfig
+from mindgspo.errors import ConfigError
+
+
+def planned_steps(config: ExperimentConfig, num_rows: int | None) -> int | None:
+    """Training steps of the whole run: trainer.max_steps, else the full steps in `epochs` passes over
+    `num_rows`.
+
+    Prompts run on from one epoch into the next; only the rest after the last epoch is left over. None: epochs
+    decide and the number of rows is not known yet. Raises ConfigError if not one step is full.
+    """
+    if config.trainer.max_steps is not None:
+        return config.trainer.max_steps
+    if num_rows is None:
+        return None
+    epochs, prompts = config.trainer.epochs, config.rollout.prompts_per_step
+    steps = epochs * num_rows // prompts
+    if steps == 0:
+        raise ConfigError(
+            f"rollout.prompts_per_step: {prompts} prompts do not fit into {num_rows} rows x {epochs} epochs; "
+            f"largest legal: {epochs * num_rows}; or raise trainer.epochs, or set trainer.max_steps"
+        )
+    return steps
+
+
+def batch_table(config: ExperimentConfig, num_rows: int | None) -> list[tuple[str, str]]:
+    """(name, text) of every line of the table. num_rows: rows of the training set, None while unknown."""
+    rollout, trainer = config.rollout, config.trainer
+    samples = rollout.prompts_per_step * rollout.num_generations
+    mini_samples = trainer.prompts_per_mini_batch * rollout.num_generations
+    updates = rollout.prompts_per_step // trainer.prompts_per_mini_batch
+    micro = mini_samples // trainer.samples_per_micro_batch
+    mini_batch = f"{mini_samples:,} samples ({trainer.prompts_per_mini_batch} prompts)"
+    longest = config.data.max_prompt_length + rollout.max_new_tokens
+    steps = planned_steps(config, num_rows)
+    return [
+        ("prompts per step", f"{rollout.prompts_per_step:,}"),
+        ("samples per step", f"{samples:,} = {rollout.prompts_per_step} prompts x {rollout.num_generations}"),
+        ("updates per rollout", f"{updates:,} of {mini_batch}"),
+        ("micro-batches per update", f"{micro:,} of {trainer.samples_per_micro_batch:,} samples"),
+        ("max tokens per step", f"{samples * longest:,} = {samples:,} x ({_length_text(config)})"),
+        ("steps", _steps_text(config, steps, num_rows)),
+        ("total samples", "known when the rows are counted" if steps is None else f"{steps * samples:,}"),
+        ("objective", objective(config)),
+        ("advantage", advantage(config)),
+        ("plans", f"train {config.plans.train}, infer {config.plans.infer} (data x model x pipeline)"),
+    ]
+
+
+def objective(config: ExperimentConfig) -> str:
+    """The maximised objective as one ASCII line, with the numbers in use. GSPO: arXiv 2507.18071, eq. 5 and
+    7."""
+    low, high = config.algorithm.clip_low, config.algorithm.clip_high
+    assert low is not None and high is not None, "config is not resolved"
+    clip = f"1-{low:g}, 1+{high:g}"
+    if config.algorithm.name == "gspo":
+        return f"GSPO: mean_i min(s_i A_i, clip(s_i, {clip}) A_i), s_i = exp(mean_t(logp_it - old_it))"
+    return f"GRPO: mean_i mean_t min(w_it A_i, clip(w_it, {clip}) A_i), w_it = exp(logp_it - old_it)"
+
+
+def advantage(config: ExperimentConfig) -> str:
+    """How A_i comes from the rewards of its group, as one ASCII line."""
+    section = config.algorithm.advantage
+    if not section.normalize_by_std:
+        return "A_i = r_i - mean(r), over the group"
+    return f"A_i = (r_i - mean(r)) / (std(r) + {section.eps:g}), over the group, ddof {section.ddof}"
+
+
+def _length_text(config: ExperimentConfig) -> str:
+    return f"{config.data.max_prompt_length:,} prompt + {config.rollout.max_new_tokens:,} response"
+
+
+def _steps_text(config: ExperimentConfig, steps: int | None, num_rows: int | None) -> str:
+    if config.trainer.max_steps is not None:
+        return f"{steps:,}" if num_rows is None else f"{steps:,} (trainer.max_steps), {num_rows:,} rows"
+    epochs = config.trainer.epochs
+    return f"{epochs} epochs" if steps is None else f"{steps:,} = {epochs} epochs x {num_rows:,} rows"

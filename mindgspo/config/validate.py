@@ -1,0 +1,192 @@
+"""Rules that join several fields of a config; rules of one field stand in `config.schema`.
+
+What enters: a resolved config. What leaves: lines "key: what is wrong, with numbers; what to write instead",
+all of them at once, empty when all is well. Called by `config.load`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mindgspo.config.legal import divisors, either, nearest
+from mindgspo.config.plan import check_plan
+from mindgspo.config.schema import DataSourceSection, ExperimentConfig
+
+# A sequence ratio is a geometric mean over a whole response: beyond this a range practically never clips it.
+WIDEST_GSPO_CLIP = 0.01
+
+_FILE_FORMATS = ("gsm8k", "verl")
+_SUFFIXES = (".jsonl", ".parquet")
+
+
+def joined_problems(config: ExperimentConfig) -> list[str]:
+    """Every violated rule that needs no file."""
+    return [
+        *_model_problems(config),
+        *check_plan("plans.train", config.plans.train, config.model),
+        *check_plan("plans.infer", config.plans.infer, config.model),
+        *_batch_problems(config),
+        *_length_problems(config),
+        *_sampling_problems(config),
+        *_algorithm_problems(config),
+        *_data_problems(config),
+    ]
+
+
+def file_problems(config: ExperimentConfig) -> list[str]:
+    """Every input path that does not exist, or is a file where a folder is read, or the reverse."""
+    paths = [("model.path", config.model.path), ("tokenizer.path", config.tokenizer.path)]
+    paths += [(f"{key}.path", source.path) for key, source in data_sources(config)]
+    missing = [_missing(key, path) for key, path in paths if path is not None and not path.exists()]
+    return [*missing, *_wrong_kinds(config)]
+
+
+def data_sources(config: ExperimentConfig) -> list[tuple[str, DataSourceSection]]:
+    """(key, section) of every data set the run reads."""
+    sources = [("data.train", config.data.train), ("data.eval", config.data.eval)]
+    if config.warmup is not None and config.warmup.check is not None:
+        sources.append(("warmup.check", config.warmup.check))
+    return sources
+
+
+def _missing(key: str, path: Path) -> str:
+    folder = next(parent for parent in path.parents if parent.exists())
+    return f"{key}: {path} does not exist (nearest existing folder: {folder}); set it with --set {key}=..."
+
+
+def _wrong_kinds(config: ExperimentConfig) -> Iterator[str]:
+    weights = config.model.path
+    if weights is not None and weights.is_file():
+        yield f"model.path: {weights} is a file; give the folder with config.json and *.safetensors"
+    for key, source in data_sources(config):
+        if source.format == "prepared" and source.path is not None and source.path.is_file():
+            yield f"{key}.path: {source.path} is a file; give the prepared folder, or set {key}.format"
+
+
+def _model_problems(config: ExperimentConfig) -> Iterator[str]:
+    model = config.model
+    hidden, heads, kv_heads = model.hidden_size, model.num_attention_heads, model.num_key_value_heads
+    if hidden % heads or (hidden // heads) % 2:
+        legal = [size for size in divisors(hidden) if (hidden // size) % 2 == 0]
+        fix = f"nearest legal heads: {either(nearest(legal, heads))}" if legal else "use an even width"
+        yield (
+            f"model.hidden_size: {hidden} / num_attention_heads {heads} = {hidden / heads:g} must be an even "
+            f"whole number (RoPE turns pairs); {fix}"
+        )
+    if heads % kv_heads:
+        yield (
+            f"model.num_key_value_heads: {kv_heads} does not divide num_attention_heads {heads}; "
+            f"nearest legal: {either(nearest(divisors(heads), kv_heads))}"
+        )
+    if config.device == "CPU" and model.dtype == "bfloat16":
+        yield "model.dtype: bfloat16 has no CPU kernels; set model.dtype=float32 or device=Ascend"
+
+
+def _batch_problems(config: ExperimentConfig) -> Iterator[str]:
+    prompts, group = config.rollout.prompts_per_step, config.rollout.num_generations
+    mini = config.trainer.prompts_per_mini_batch
+    if prompts % mini:
+        yield (
+            f"trainer.prompts_per_mini_batch: {mini} does not divide rollout.prompts_per_step {prompts}; "
+            f"nearest legal: {either(nearest(divisors(prompts), mini))}"
+        )
+    micro = config.trainer.samples_per_micro_batch
+    if (mini * group) % micro:
+        yield (
+            f"trainer.samples_per_micro_batch: {micro} does not divide the {mini} x {group} = {mini * group} "
+            f"samples of a mini-batch; nearest legal: {either(nearest(divisors(mini * group), micro))}"
+        )
+
+
+def _length_problems(config: ExperimentConfig) -> Iterator[str]:
+    prompt, response = config.data.max_prompt_length, config.rollout.max_new_tokens
+    longest = config.model.max_position_embeddings
+    if prompt + response > longest:
+        room = longest - prompt
+        fix = f"rollout.max_new_tokens={room}" if room >= 1 else f"data.max_prompt_length={longest // 2}"
+        yield (
+            f"rollout.max_new_tokens: {response} + data.max_prompt_length {prompt} = {prompt + response} "
+            f"tokens exceed model.max_position_embeddings {longest}; nearest legal: {fix}"
+        )
+
+
+def _sampling_problems(config: ExperimentConfig) -> Iterator[str]:
+    if config.rollout.num_generations < 2:
+        yield (
+            "rollout.num_generations: 1 leaves nothing to compare a response with, so every advantage is 0; "
+            "nearest legal: 2 (usual: 8 or 16)"
+        )
+    if config.rollout.temperature == 0:
+        yield (
+            "rollout.temperature: 0 makes all responses of a group equal, so every advantage is 0; set 1.0 "
+            "(paper). Evaluation is greedy by itself"
+        )
+    most = max(config.eval.pass_at_k)
+    if most > config.eval.num_samples:
+        yield (
+            f"eval.pass_at_k: {most} needs as many samples, but eval.num_samples is "
+            f"{config.eval.num_samples}; set eval.num_samples={most} or drop {most}"
+        )
+
+
+def _algorithm_problems(config: ExperimentConfig) -> Iterator[str]:
+    algorithm, reward = config.algorithm, config.reward
+    low, high = algorithm.clip_low, algorithm.clip_high
+    assert low is not None and high is not None, "config is not resolved"
+    if algorithm.name == "gspo" and max(low, high) > WIDEST_GSPO_CLIP and not algorithm.allow_wide_clip:
+        key = "clip_low" if low > WIDEST_GSPO_CLIP else "clip_high"
+        yield (
+            f"algorithm.{key}: a clip range of {low:g} / {high:g} is made for token ratios; gspo's ratio "
+            "averages over the response and stays within about 1e-3 of 1, so nothing would be clipped and "
+            "the objective would be a plain, unbounded policy gradient; set algorithm.clip_low=3e-4 and "
+            "algorithm.clip_high=4e-4 (paper), or algorithm.allow_wide_clip=true to insist"
+        )
+    if len(reward.weights) != len(reward.functions):
+        yield (
+            f"reward.weights: {len(reward.weights)} weights for {len(reward.functions)} reward.functions; "
+            f"give one weight per function"
+        )
+
+
+def _data_problems(config: ExperimentConfig) -> Iterator[str]:
+    sources = data_sources(config)
+    for key, source in sources:
+        if source.format == "arithmetic" and source.path is not None:
+            yield f"{key}.path: arithmetic rows are generated; remove the path or change {key}.format"
+        if source.format != "arithmetic" and source.path is None:
+            yield f"{key}.path: missing; {source.format} rows are read from a file or folder"
+        if source.format in _FILE_FORMATS and source.path is not None and source.path.suffix not in _SUFFIXES:
+            yield (
+                f"{key}.path: {source.format} rows are read from a {' or '.join(_SUFFIXES)} file, got "
+                f"{source.path.name} (a folder made by `mindgspo data prepare` needs {key}.format=prepared)"
+            )
+    raw = [f"{key} is {source.format}" for key, source in sources if source.format in _FILE_FORMATS]
+    if raw and config.tokenizer.path is None:
+        yield (
+            f"tokenizer.path: missing; the built-in tokenizer knows only the arithmetic task, but {raw[0]} "
+            f"(a Hugging Face model folder usually holds its tokenizer)"
+        )
+    yield from _split_problems(sources)
+    warmup = config.warmup
+    if warmup is not None and warmup.stop_at_accuracy is not None and warmup.check is None:
+        yield (
+            "warmup.check: missing; stop_at_accuracy is measured on its rows, e.g. "
+            "{format: arithmetic, split: dev, max_rows: 256}"
+        )
+
+
+def _split_problems(sources: list[tuple[str, DataSourceSection]]) -> Iterator[str]:
+    """Splits are disjoint by construction; two sources on one split would share rows."""
+    used = {source.split for _, source in sources if source.format == "arithmetic"}
+    first_on: dict[str, str] = {}
+    for key, source in sources:
+        if source.format != "arithmetic":
+            continue
+        other = first_on.setdefault(source.split, key)
+        if other != key:
+            free = [split for split in ("train", "dev", "test") if split not in used]
+            yield (
+                f"{key}.split: {source.split} is already the split of {other}, so they share rows; "
+                f"nearest legal: {' or '.join(free)}"
+            )

@@ -1,0 +1,125 @@
+"""The YAML this project reads and writes: plain data, with the traps of YAML 1.1 taken out.
+
+What enters: text. What leaves: mappings, lists, text, numbers, booleans and null; nothing else can be made,
+so no tag runs code. Called by `config.layers` (reading) and `config.load` (writing). Differences from
+PyYAML's default:
+
+    1e-6           a number (PyYAML: text)          a: 1, a: 2     refused (PyYAML: the last one wins)
+    yes, no, on    text (PyYAML: booleans)          010, 1:30      text (PyYAML: octal 8, sexagesimal 90)
+    2024-01-01     text (PyYAML: a date)            1: x           refused (keys are text)
+    *name, <<      refused: `include` shares settings, and without aliases no document can be endless
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar
+
+import yaml
+
+_SCALARS = (
+    ("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
+    ("tag:yaml.org,2002:int", re.compile(r"^[-+]?(?:0|[1-9][0-9_]*)$"), list("-+0123456789")),
+    (
+        "tag:yaml.org,2002:float",
+        re.compile(
+            r"""^[-+]?(?:
+                  (?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?
+                | [0-9][0-9_]*[eE][-+]?[0-9]+
+                | \.(?:inf|Inf|INF)
+                )$ | ^\.(?:nan|NaN|NAN)$""",
+            re.VERBOSE,
+        ),
+        list("-+0123456789."),
+    ),
+    ("tag:yaml.org,2002:null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
+)
+
+_CONSTRUCTED = ("null", "bool", "int", "float", "str", "seq", "map")
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe loader with the scalars above, text keys only, no key twice."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+    yaml_constructors = {
+        f"tag:yaml.org,2002:{kind}": yaml.SafeLoader.yaml_constructors[f"tag:yaml.org,2002:{kind}"]
+        for kind in _CONSTRUCTED
+    } | {None: yaml.SafeLoader.construct_undefined}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            problem = f"alias *{event.anchor} is not supported; repeat the value, or share it with `include`"
+            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
+        seen: dict[str, yaml.Node] = {}
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                problem = f"a key must be text, got {key!r}"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            if key in seen:
+                first = seen[key].start_mark.line + 1
+                problem = f"key {key!r} is given twice (first on line {first}); remove one"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            seen[key] = key_node
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes exactly the text that the loader above would not read back as text."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        # PyYAML's single quotes lose Unicode's other line breaks; double quotes escape every one.
+        style = None if data.isprintable() else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
+for _tag, _pattern, _first in _SCALARS:
+    _Loader.add_implicit_resolver(_tag, _pattern, _first)
+    _Dumper.add_implicit_resolver(_tag, _pattern, _first)
+
+
+def parse_document(text: str) -> Any:
+    """One YAML document as plain data. Raises yaml.YAMLError, with line and column where they are known."""
+    return yaml.load(text, _Loader)
+
+
+def parse_value(text: str) -> Any:
+    """The value of an override: a quoted text, `[...]` or `{...}` as YAML, anything else as one plain scalar.
+
+    A plain scalar keeps `: ` and ` #`, which a document would take for a mapping and a comment.
+    Raises yaml.YAMLError.
+    """
+    text = text.strip()
+    if text[:1] in ("[", "{", "'", '"'):
+        return parse_document(text)
+    loader = _Loader("")
+    try:
+        tag = loader.resolve(yaml.ScalarNode, text, (True, False))
+        return loader.construct_object(yaml.ScalarNode(tag, text))
+    finally:
+        loader.dispose()
+
+
+def write_document(mapping: dict[str, Any]) -> str:
+    """Plain data as block-style YAML in the given key order; `parse_document` reads back equal data."""
+    return yaml.dump(mapping, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+
+def explain(error: yaml.YAMLError) -> str:
+    """One line for a user: where and what, without PyYAML's excerpt of the file."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or " ".join(str(error).split())
+    return problem if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: {problem}"

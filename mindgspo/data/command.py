@@ -1,0 +1,58 @@
+"""The work behind `mindgspo data prepare` and tools/prepare_data.py, free of any argument parser.
+
+What enters: plain values as a user types them. What leaves: a prepared folder and its `DatasetInfo`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from mindgspo.config.schema import DataSection, DataSourceSection, TokenizerSection
+from mindgspo.data.dataset_info import DatasetInfo
+from mindgspo.data.prepare import prepare_dataset
+from mindgspo.errors import ConfigError
+from mindgspo.tokenization import load_tokenizer
+
+
+def prepare_from_options(
+    *,
+    format: str,
+    output: Path,
+    input: Path | None = None,
+    tokenizer: Path | None = None,
+    eos_tokens: tuple[str, ...] | None = None,
+    pad_token: str | None = None,
+    split: str = "train",
+    max_rows: int | None = None,
+    max_prompt_length: int = 1024,
+    truncation: str = "error",
+    system_prompt: str | None = None,
+    instruction_suffix: str = "",
+    seed: int = 1,
+    force: bool = False,
+) -> DatasetInfo:
+    """Prepare a data set from the values of a command line; None means the configuration's default.
+
+    Meanings as in the configuration's sections of the same names; output: the folder to make.
+    Raises ConfigError for a value that its section refuses, else as `load_tokenizer` and `prepare_dataset`.
+    """
+    chosen = {"path": tokenizer, "eos_tokens": eos_tokens, "pad_token": pad_token}
+    try:
+        section = TokenizerSection(**{key: value for key, value in chosen.items() if value is not None})
+        source = DataSourceSection(format=format, path=input, split=split, max_rows=max_rows)
+        data = DataSection(
+            train=source,
+            eval=source,
+            system_prompt=system_prompt,
+            instruction_suffix=instruction_suffix,
+            max_prompt_length=max_prompt_length,
+            truncation=truncation,
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(
+            f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}"
+        ) from error
+    return prepare_dataset(source, data, load_tokenizer(section), output, seed=seed, force=force)

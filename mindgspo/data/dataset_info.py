@@ -1,0 +1,170 @@
+"""dataset.json: what a prepared data set was made of and what became of every row.
+
+What enters: the facts gathered by prepare, or a folder. What leaves: `DatasetInfo`, written and read with all
+its types checked. The columns of the MindRecord file are documented here, in `COLUMNS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from mindgspo.errors import DataError
+
+FILE_NAME = "dataset.json"
+RECORD_NAME = "prompts.mindrecord"
+SCHEMA_VERSION = 1
+COLUMNS = {
+    "index": "int64: row number in this data set, from 0 on",
+    "prompt_ids": "int32 [L]: token ids of the chat-formatted prompt, after truncation",
+    "prompt_text": "string: the text that was tokenized; of a truncated prompt, what its ids decode to",
+    "answer": "string: gold answer",
+    "data_source": "string: the name that chooses the reward",
+    "solution": "string: worked solution, empty where the source has none",
+    "extra_info": "string: a JSON object",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFacts:
+    """Where the rows came from. seed: only of generated rows."""
+
+    format: str
+    path: str | None
+    sha256: str
+    split: str | None
+    max_rows: int | None
+    seed: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerFacts:
+    """Which tokenizer, chat template included, made the ids."""
+
+    name: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptFacts:
+    """How a row became a prompt; lengths in tokens."""
+
+    system_prompt: str | None
+    instruction_suffix: str
+    max_prompt_length: int
+    truncation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCounts:
+    """rows_in = rows_out + the sum of dropped (by reason). truncated counts rows of rows_out, by side."""
+
+    rows_in: int
+    rows_out: int
+    truncated: Mapping[str, int]
+    dropped: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthFacts:
+    """Prompt lengths in tokens: of the stored prompts, and the longest before truncation or dropping."""
+
+    min: int
+    mean: float
+    max: int
+    max_before_truncation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFacts:
+    """One file of the folder; size in bytes."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetInfo:
+    """The whole of dataset.json. seed: the one prepare was called with."""
+
+    schema_version: int
+    source: SourceFacts
+    tokenizer: TokenizerFacts
+    prompt: PromptFacts
+    counts: RowCounts
+    lengths: LengthFacts
+    files: tuple[FileFacts, ...]
+    columns: Mapping[str, str]
+    seed: int
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    def account(self) -> str:
+        """What became of the rows, in a few lines for people."""
+        counts, lengths = self.counts, self.lengths
+        truncated = ", ".join(f"{n} on the {side}" for side, n in self.counts.truncated.items()) or "none"
+        dropped = ", ".join(f"{n} {reason}" for reason, n in self.counts.dropped.items()) or "none"
+        return "\n".join(
+            [
+                f"source     {self.source.path or f'arithmetic {self.source.split}'} ({self.source.format})",
+                f"tokenizer  {self.tokenizer.name} ({self.tokenizer.fingerprint[:12]})",
+                f"rows       {counts.rows_in} in, {counts.rows_out} out",
+                f"dropped    {dropped}",
+                f"truncated  {truncated}",
+                f"tokens     {lengths.min} to {lengths.max} per prompt, {lengths.mean:.1f} on average; limit "
+                f"{self.prompt.max_prompt_length}, longest before truncation {lengths.max_before_truncation}",
+            ]
+        )
+
+
+_ADAPTER = TypeAdapter(DatasetInfo)
+
+
+def write_info(info: DatasetInfo, folder: Path) -> None:
+    """Write dataset.json into a folder that nobody reads yet."""
+    (folder / FILE_NAME).write_bytes(_ADAPTER.dump_json(info, indent=2) + b"\n")
+
+
+def read_info(folder: Path) -> DatasetInfo:
+    """Read dataset.json. Raises DataError: no folder, no such file in it, malformed, other version."""
+    path = folder / FILE_NAME
+    if not folder.is_dir():
+        what = "is a file, not a prepared data set" if folder.exists() else "no such prepared data set"
+        raise DataError(f"{folder}: {what}; make one with `mindgspo data prepare`")
+    if not path.is_file():
+        raise DataError(
+            f"{folder}: holds no {FILE_NAME}, so it is no prepared data set (or an unfinished copy)"
+        )
+    try:
+        info = _ADAPTER.validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise DataError(f"{path}: {place or 'file'}: {first['msg']}; prepare the data set again") from error
+    if info.schema_version != SCHEMA_VERSION:
+        raise DataError(
+            f"{path}: schema_version is {info.schema_version}, this release reads {SCHEMA_VERSION}; "
+            "prepare the data again"
+        )
+    return info
+
+
+def differences(
+    old: DatasetInfo, source: SourceFacts, tokenizer: TokenizerFacts, prompt: PromptFacts
+) -> list[str]:
+    """The inputs in which a prepared data set differs from those given, one "name: was X, now Y" each.
+
+    Names and paths do not count: the same bytes in another place are the same input.
+    """
+    before = {"source": asdict(old.source), "tokenizer": asdict(old.tokenizer), "prompt": asdict(old.prompt)}
+    now = {"source": asdict(source), "tokenizer": asdict(tokenizer), "prompt": asdict(prompt)}
+    return [
+        f"{section}.{key}: was {before[section][key]!r}, now {value!r}"
+        for section, facts in now.items()
+        for key, value in facts.items()
+        if key not in ("path", "name") and before[section][key] != value
+    ]

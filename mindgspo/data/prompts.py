@@ -1,0 +1,75 @@
+"""From a source row to the ids of its prompt: chat rendering, tokenizing, truncation.
+
+What enters: a `SourceRow`. What leaves: a `RenderedPrompt`. Called by prepare for every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindgspo.data.dataset_info import PromptFacts
+from mindgspo.data.source_row import SourceRow
+from mindgspo.errors import DataError
+from mindgspo.tokenization import ChatMessage, Tokenizer
+from mindgspo.types import Int32Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedPrompt:
+    """ids: int32 [L], after truncation. text: what they stand for. full_length: tokens before truncation."""
+
+    ids: Int32Array
+    text: str
+    full_length: int
+
+    @property
+    def is_truncated(self) -> bool:
+        return self.ids.size < self.full_length
+
+
+def _middle(ids: list[int], limit: int) -> list[int]:
+    """The first half and the last half; the last is the longer one where the limit is odd (as in verl)."""
+    head = limit // 2
+    return ids[:head] + ids[len(ids) - (limit - head) :]
+
+
+# A policy is named after the side that is cut away (verl's words).
+CUTS: Mapping[str, Callable[[list[int], int], list[int]]] = {
+    "left": lambda ids, limit: ids[-limit:],
+    "right": lambda ids, limit: ids[:limit],
+    "middle": _middle,
+}
+
+
+def conversation(row: SourceRow, facts: PromptFacts) -> list[ChatMessage]:
+    """The messages of a row's chat.
+
+    The suffix is appended to the last one; the system prompt goes in front unless the row brings its own.
+    """
+    last = row.messages[-1]
+    messages = [
+        *row.messages[:-1],
+        {"role": last["role"], "content": last["content"] + facts.instruction_suffix},
+    ]
+    if facts.system_prompt is not None and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": facts.system_prompt})
+    return messages
+
+
+def render_prompt(row: SourceRow, facts: PromptFacts, tokenizer: Tokenizer) -> RenderedPrompt:
+    """Tokenize a row; a longer prompt is cut where `facts.truncation` names a side, else returned whole.
+
+    Raises DataError for a prompt without any token, TokenizerError where the chat template fails.
+    """
+    text = tokenizer.render_chat(conversation(row, facts), add_generation_prompt=True)
+    ids = tokenizer.encode(text)
+    if not ids:
+        raise DataError(f"{row.where}: the chat template of {tokenizer.name} made an empty prompt of it")
+    full_length = len(ids)
+    if full_length > facts.max_prompt_length and facts.truncation in CUTS:
+        ids = CUTS[facts.truncation](ids, facts.max_prompt_length)
+        text = tokenizer.decode(ids)
+    return RenderedPrompt(ids=np.array(ids, dtype=np.int32), text=text, full_length=full_length)

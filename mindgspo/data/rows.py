@@ -1,0 +1,120 @@
+"""Samples of one mini-batch -> the numpy rows of its micro-batches.
+
+What enters: prompt and response ids with their advantages. What leaves: `types.Batch`es that share their global
+denominators. Called by the trainer's step and warm-up. One sample per row; rows of similar length share a
+micro-batch, so that little padding is computed, and every length is rounded up, so that few graphs are compiled.
+
+Legend: N samples of a micro-batch (= rows R), T token slots per row, K response-token slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindgspo.types import Batch, Float32Array, Group, Int32Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSample:
+    """One response to be trained on. rollout_logp: float32, the sampler's log-probs of `response_ids`."""
+
+    prompt_ids: Int32Array
+    response_ids: Int32Array
+    rollout_logp: Float32Array
+    advantage: float
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and response."""
+        return self.prompt_ids.size + self.response_ids.size
+
+
+def training_samples(groups: Sequence[Group]) -> list[TrainingSample]:
+    """The valid responses of the groups; one whose reward abstained (value None) is left out."""
+    return [
+        TrainingSample(
+            prompt_ids=group.prompt.ids,
+            response_ids=response.ids,
+            rollout_logp=response.logprobs,
+            advantage=float(advantage),
+        )
+        for group in groups
+        for response, score, advantage in zip(group.responses, group.scores, group.advantages, strict=True)
+        if score.value is not None
+    ]
+
+
+def lay_out(
+    samples: Sequence[TrainingSample],
+    *,
+    samples_per_micro_batch: int,
+    length_multiple: int,
+    pad_id: int,
+) -> list[Batch]:
+    """Micro-batches of exactly `samples_per_micro_batch` rows, longest samples first.
+
+    The last one is filled up with rows without a real token. old_logp is 0: the trainer puts the old policy's
+    log-probs in its place. Longest first, so that a lack of memory shows in the first micro-batch.
+    """
+    assert samples, "a mini-batch without samples"
+    num_tokens = sum(sample.response_ids.size for sample in samples)
+    by_length = sorted(samples, key=lambda sample: (-sample.length, -sample.response_ids.size))
+    return [
+        _rows(part, samples_per_micro_batch, length_multiple, pad_id, len(samples), num_tokens)
+        for part in _parts(by_length, samples_per_micro_batch)
+    ]
+
+
+def _parts(samples: Sequence[TrainingSample], size: int) -> Iterator[Sequence[TrainingSample]]:
+    for start in range(0, len(samples), size):
+        yield samples[start : start + size]
+
+
+def _rows(
+    samples: Sequence[TrainingSample],
+    num_rows: int,
+    multiple: int,
+    pad_id: int,
+    num_sequences: int,
+    num_tokens: int,
+) -> Batch:
+    row_length = round_up(max(sample.length for sample in samples), multiple)
+    num_slots = round_up(max(sample.response_ids.size for sample in samples), multiple)
+    ids_RT = np.full((num_rows, row_length), pad_id, dtype=np.int32)
+    positions_RT = np.zeros((num_rows, row_length), dtype=np.int32)
+    segments_RT = np.zeros((num_rows, row_length), dtype=np.int32)
+    predict_NK = np.zeros((num_rows, num_slots), dtype=np.int32)
+    targets_NK = np.zeros((num_rows, num_slots), dtype=np.int32)
+    mask_NK = np.zeros((num_rows, num_slots), dtype=np.bool_)
+    rollout_logp_NK = np.zeros((num_rows, num_slots), dtype=np.float32)
+    advantages_N = np.zeros(num_rows, dtype=np.float32)
+    for row, sample in enumerate(samples):
+        prompt, length, count = sample.prompt_ids.size, sample.length, sample.response_ids.size
+        ids_RT[row, :prompt], ids_RT[row, prompt:length] = sample.prompt_ids, sample.response_ids
+        positions_RT[row, :length] = np.arange(length)
+        segments_RT[row, :length] = 1
+        # Response token k stands at column prompt + k and is predicted one column earlier.
+        predict_NK[row, :count] = row * row_length + prompt - 1 + np.arange(count)
+        targets_NK[row, :count], mask_NK[row, :count] = sample.response_ids, True
+        rollout_logp_NK[row, :count], advantages_N[row] = sample.rollout_logp, sample.advantage
+    return Batch(
+        ids_RT=ids_RT,
+        positions_RT=positions_RT,
+        segments_RT=segments_RT,
+        predict_NK=predict_NK,
+        targets_NK=targets_NK,
+        mask_NK=mask_NK,
+        advantages_N=advantages_N,
+        old_logp_NK=np.zeros_like(rollout_logp_NK),
+        rollout_logp_NK=rollout_logp_NK,
+        num_sequences=num_sequences,
+        num_tokens=num_tokens,
+    )
+
+
+def round_up(length: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is at least `length`."""
+    return -(-length // multiple) * multiple

@@ -1,0 +1,74 @@
+"""A data source of the configuration, opened: its identity and its rows, without MindSpore.
+
+What enters: `DataSourceSection` and the seed. What leaves: `Source`. Called by prepare.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from mindgspo.data.arithmetic import generate_rows
+from mindgspo.data.row_formats import PARSERS
+from mindgspo.data.source_files import check_file, read_file, sha256_of
+from mindgspo.data.source_row import SourceRow
+from mindgspo.errors import DataError
+
+if TYPE_CHECKING:
+    from mindgspo.config.schema import DataSourceSection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A source that exists.
+
+    section: as configured. seed: what generated rows are drawn with; None for files, which need none.
+    sha256: of the file's bytes, or of the generated rows.
+    """
+
+    section: DataSourceSection
+    seed: int | None
+    sha256: str
+
+    @property
+    def label(self) -> str:
+        """The source for messages: its path, or the generated task's name."""
+        return str(self.section.path) if self.section.path else f"arithmetic {self.section.split}"
+
+    def rows(self) -> Iterator[SourceRow]:
+        """The rows in order, at most `max_rows`. Raises DataError at the first row that cannot be used."""
+        if self.seed is not None:
+            yield from generate_rows(self.section.split, self.section.max_rows, self.seed)
+            return
+        parse = PARSERS[self.section.format]
+        for where, row in itertools.islice(read_file(self.section.path), self.section.max_rows):
+            yield parse(row, where)
+
+
+def open_source(section: DataSourceSection, seed: int) -> Source:
+    """Check that the source exists and take its hash.
+
+    Raises DataError: no such file, unknown kind of file, a path where none belongs or none where one does, or
+    the format "prepared", whose folder has no raw rows.
+    """
+    if section.format == "prepared":
+        raise DataError(
+            f"data source {section.path}: format 'prepared' is ready for use; there is nothing to prepare"
+        )
+    if section.format == "arithmetic":
+        if section.path is not None:
+            raise DataError(f"data source {section.path}: format 'arithmetic' is generated and takes no path")
+        return Source(section=section, seed=seed, sha256=_hash_rows(section, seed))
+    if section.path is None:
+        raise DataError(f"data source: format {section.format!r} needs a path to a *.jsonl or *.parquet file")
+    check_file(section.path)
+    return Source(section=section, seed=None, sha256=sha256_of(section.path))
+
+
+def _hash_rows(section: DataSourceSection, seed: int) -> str:
+    rows = generate_rows(section.split, section.max_rows, seed)
+    return hashlib.sha256(json.dumps([asdict(row) for row in rows]).encode()).hexdigest()

@@ -1,0 +1,123 @@
+"""The order in which prompts are drawn: seeded, resumable, and the project's own.
+
+What enters: the number of prompts and the seed. What leaves: lists of indices, and a `StreamState` from which
+the stream goes on exactly. Called by trainer/loop.py; the state goes into checkpoints.
+
+Epoch e walks a permutation that is a function of (seed, e) alone. A draw may cross the end of an epoch. The
+one rule: a draw of at most `num_rows` never holds a prompt twice. A prompt of the new epoch that is already
+in the draw is set aside and comes first in the next draw, so that every epoch still visits every prompt
+exactly once. A draw of more than `num_rows` is made of draws of `num_rows` and the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindgspo.errors import DataError
+
+# Keeps these permutations apart from other random streams derived from the same seed.
+STREAM_KEY = 0x5EED0DE2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamState:
+    """Where a stream stands.
+
+    epoch: number of the epoch being walked, from 0. position: entries of its permutation passed. deferred:
+    entries passed but set aside, drawn next. num_rows, seed, shuffle: what the stream was made with.
+    """
+
+    epoch: int
+    position: int
+    deferred: tuple[int, ...]
+    num_rows: int
+    seed: int
+    shuffle: bool
+
+
+class PromptStream:
+    """An endless stream of prompt indices."""
+
+    def __init__(self, num_rows: int, seed: int, shuffle: bool = True) -> None:
+        assert num_rows > 0, "a stream over an empty data set"
+        assert seed >= 0, f"seed {seed}"
+        self._num_rows = num_rows
+        self._seed = seed
+        self._shuffle = shuffle
+        self._set(epoch=0, position=0, deferred=[])
+
+    def take(self, n: int) -> list[int]:
+        """The next `n` indices; distinct if n <= num_rows."""
+        assert n >= 0, f"take({n})"
+        drawn: list[int] = []
+        while n > self._num_rows:
+            drawn += self._take_distinct(self._num_rows)
+            n -= self._num_rows
+        return drawn + self._take_distinct(n)
+
+    @property
+    def epochs(self) -> float:
+        """Passes over the data so far, in fractions."""
+        return self._epoch + (self._position - len(self._deferred)) / self._num_rows
+
+    def state(self) -> StreamState:
+        """What `restore` needs to go on from here."""
+        return StreamState(
+            epoch=self._epoch,
+            position=self._position,
+            deferred=tuple(self._deferred),
+            num_rows=self._num_rows,
+            seed=self._seed,
+            shuffle=self._shuffle,
+        )
+
+    def restore(self, state: StreamState) -> None:
+        """Go on from `state`. Raises DataError where it belongs to other data, seed or order."""
+        for name, saved, own in (
+            ("number of prompts", state.num_rows, self._num_rows),
+            ("seed", state.seed, self._seed),
+            ("data.shuffle", state.shuffle, self._shuffle),
+        ):
+            if saved != own:
+                raise DataError(
+                    f"the saved position in the data belongs to another run: {name} was {saved}, is now "
+                    f"{own}. Resume "
+                    "with the former value, or start a new run"
+                )
+        assert 0 <= state.position <= self._num_rows and state.epoch >= 0, f"{state}"
+        self._set(epoch=state.epoch, position=state.position, deferred=list(state.deferred))
+
+    def _set(self, *, epoch: int, position: int, deferred: list[int]) -> None:
+        self._epoch = epoch
+        self._position = position
+        self._deferred = deferred
+        self._order = self._order_of(epoch)
+
+    def _take_distinct(self, n: int) -> list[int]:
+        # What was set aside comes first. It is all of the current epoch, so it cannot clash with itself.
+        drawn, self._deferred = self._deferred[:n], self._deferred[n:]
+        held = set(drawn)
+        while len(drawn) < n:
+            if self._position == self._num_rows:
+                assert not self._deferred, "an epoch ended with prompts set aside"
+                self._set(epoch=self._epoch + 1, position=0, deferred=[])
+            index = self._order[self._position]
+            self._position += 1
+            if index in held:
+                self._deferred.append(index)
+            else:
+                drawn.append(index)
+                held.add(index)
+        return drawn
+
+    def _order_of(self, epoch: int) -> list[int]:
+        if not self._shuffle:
+            return list(range(self._num_rows))
+        # Sorting raw words of the generator: numpy promises their sequence, but not that of its
+        # `permutation`.
+        words = np.random.Philox(np.random.SeedSequence([STREAM_KEY, self._seed, epoch])).random_raw(
+            self._num_rows
+        )
+        return np.argsort(words, kind="stable").tolist()

@@ -1,0 +1,40 @@
+"""The errors a user of mindgspo can act on.
+
+Every class also inherits the built-in it refines, so `except ValueError` keeps working. Raise one of these
+for a user's mistake, naming the file or key, the rule, the numbers and the nearest fix; an invariant of ours
+is an `assert`. To add a class, give it a stdlib parent and a first line that says whose mistake it is.
+"""
+
+from __future__ import annotations
+
+
+class MindGSPOError(Exception):
+    """Base of all errors that the command line prints as one message instead of a traceback."""
+
+
+class ConfigError(MindGSPOError, ValueError):
+    """The experiment's YAML or a `--set` override is wrong: unknown key, wrong type, impossible combination."""
+
+
+class DataError(MindGSPOError, ValueError):
+    """A data file or a row of it cannot be used: missing, empty, without an answer, overlong, other tokenizer."""
+
+
+class TokenizerError(MindGSPOError, ValueError):
+    """A tokenizer's files are missing or contradict the configuration."""
+
+
+class WeightsError(MindGSPOError, ValueError):
+    """A weight file is missing, truncated, or its names or shapes do not match the model."""
+
+
+class CheckpointError(MindGSPOError, RuntimeError):
+    """A checkpoint cannot be written or read, or belongs to another run."""
+
+
+class RunFolderError(MindGSPOError, RuntimeError):
+    """The run folder is in a state that this command must not touch."""
+
+
+class TrainingError(MindGSPOError, RuntimeError):
+    """Training cannot go on: non-finite loss, a failed self-check, fewer steps than asked."""

@@ -1,0 +1,198 @@
+"""Why a run does or does not learn, in words: a small table of rules over the last steps' metrics.
+
+What enters: a `RunRecord`. What leaves: findings, the gravest first. Called by `report`. A rule whose
+metric was not recorded says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from mindgspo.metrics.names import CLIP_BAND
+from mindgspo.metrics.run_folder import RunRecord
+
+RECENT_STEPS = 20
+"""Rules judge the mean over this many last steps."""
+
+
+class Level(str, Enum):
+    """ALARM: the run cannot learn like this. WARN: worth a look. GOOD: checked and healthy."""
+
+    ALARM = "alarm"
+    WARN = "warn"
+    GOOD = "good"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """level; text: what was seen, with its number; advice: what to do, "" where nothing needs doing."""
+
+    level: Level
+    text: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareRule:
+    """A share that must not be high. Above `alarm` or `warn` (shares in [0, 1]) it becomes a finding."""
+
+    keys: tuple[str, ...]
+    text: str
+    warn: float
+    alarm: float
+    advice: str
+
+    def __call__(self, run: RunRecord) -> Finding | None:
+        share = _recent(run, *self.keys)
+        if share is None:
+            return None
+        level = Level.ALARM if share > self.alarm else Level.WARN if share > self.warn else Level.GOOD
+        return Finding(level, f"{share:.1%} {self.text}", "" if level is Level.GOOD else self.advice)
+
+
+def _recent(run: RunRecord, *keys: str) -> float | None:
+    """Recent mean of the first of `keys` that was recorded."""
+    return next((series.recent_mean(RECENT_STEPS) for key in keys if (series := run.series(key))), None)
+
+
+def _accuracy(run: RunRecord) -> Finding | None:
+    before, after = accuracy_span(run)
+    if before is None or after is None:
+        return None
+    text = f"held-out accuracy went from {before:.1%} to {after:.1%} ({(after - before) * 100:+.1f} points)"
+    if after > before:
+        return Finding(Level.GOOD, text)
+    return Finding(Level.WARN, text, "If the training reward rose, the policy fits the training set only.")
+
+
+def _reward_trend(run: RunRecord) -> Finding | None:
+    series = run.series("critic/score/mean")
+    if len(series.values) < 6:
+        return None
+    third = len(series.values) // 3
+    early, late = sum(series.values[:third]) / third, series.recent_mean(third)
+    text = f"mean reward {early:.3f} in the first third of the steps, {late:.3f} in the last"
+    if late > early:
+        return Finding(Level.GOOD, text)
+    return Finding(
+        Level.WARN, text, "Look for an alarm in this list; otherwise raise optimizer.lr with care."
+    )
+
+
+def _clip_fraction(run: RunRecord) -> Finding | None:
+    share = _recent(run, "actor/pg_clipfrac_seq", "actor/pg_clipfrac")
+    if share is None:
+        return None
+    low, high = CLIP_BAND
+    text = f"{share:.1%} of the responses had a clipped ratio (healthy for gspo: {low:.0%} to {high:.0%})"
+    if share == 0.0:
+        return Finding(
+            Level.WARN,
+            text,
+            "With one update per rollout the ratio is 1 and clipping cannot act: that is expected. Otherwise "
+            "the clip range is too wide.",
+        )
+    if share > high:
+        return Finding(Level.WARN, text, "Lower optimizer.lr or use fewer updates per rollout.")
+    if share < low:
+        return Finding(
+            Level.WARN, text, "Normal for grpo. For gspo: the clip range is too wide to act, or lr is tiny."
+        )
+    return Finding(Level.GOOD, text)
+
+
+def _first_ratio(run: RunRecord) -> Finding | None:
+    series = run.series("actor/first_ratio_error_max")
+    if not series:
+        return None
+    worst = max(series.values)
+    text = f"before the first update of a rollout the ratio differed from 1 by at most {worst:.1e}"
+    if worst < 2e-3:
+        return Finding(Level.GOOD, text)
+    advice = "Temperature, padding, positions or weights differ between old and new log-probabilities."
+    return Finding(Level.ALARM, text, advice)
+
+
+def _entropy(run: RunRecord) -> Finding | None:
+    series = run.series("actor/entropy")
+    if len(series.values) < 6 or series.values[0] <= 0:
+        return None
+    start, now = series.values[0], series.recent_mean(3)
+    text = f"entropy went from {start:.3g} to {now:.3g} nat per token"
+    if now >= 0.05 * start:
+        return Finding(Level.GOOD, text)
+    return Finding(Level.WARN, text, "The policy hardly explores now: lower optimizer.lr or raise clip_high.")
+
+
+def _memory(run: RunRecord) -> Finding | None:
+    series = run.series("perf/cpu_memory_used_gb")
+    if len(series.values) < 12:
+        return None
+    half = len(series.values) // 2
+    growth = series.recent_mean(3) / max(series.values[half], 1e-9) - 1
+    text = f"resident memory changed by {growth:+.1%} over the second half of the run"
+    if growth < 0.1:
+        return Finding(Level.GOOD, text)
+    return Finding(Level.WARN, text, "A leak, or ever more compiled graphs: raise trainer.length_multiple.")
+
+
+RULES: tuple[Callable[[RunRecord], Finding | None], ...] = (
+    _accuracy,
+    _reward_trend,
+    ShareRule(
+        keys=("response_length/clip_ratio",),
+        text="of the responses were cut at max_new_tokens",
+        warn=0.1,
+        alarm=0.5,
+        advice="Raise rollout.max_new_tokens: a cut response seldom holds an answer, so nothing is rewarded.",
+    ),
+    ShareRule(
+        keys=("reward/zero_signal_group_ratio",),
+        text="of the groups had equal rewards, hence no gradient",
+        warn=0.7,
+        alarm=0.9,
+        advice="Choose prompts that are solved sometimes, enlarge the group, or raise the temperature.",
+    ),
+    ShareRule(
+        keys=("reward/no_answer_ratio",),
+        text="of the responses held no recognisable answer",
+        warn=0.2,
+        alarm=0.8,
+        advice="Read the samples below: is the answer format the one that the reward function reads?",
+    ),
+    ShareRule(
+        keys=("reward/invalid_ratio",),
+        text="of the responses could not be judged (error, timeout, unreadable gold answer)",
+        warn=0.0,
+        alarm=0.05,
+        advice="Look for these verdicts in samples.jsonl; the first error's traceback is in the log.",
+    ),
+    _clip_fraction,
+    _first_ratio,
+    _entropy,
+    _memory,
+)
+
+_GRAVITY = {Level.ALARM: 0, Level.WARN: 1, Level.GOOD: 2}
+
+
+def diagnose(run: RunRecord) -> list[Finding]:
+    """All findings, the gravest first, otherwise in the order of `RULES`."""
+    findings = [finding for rule in RULES if (finding := rule(run)) is not None]
+    return sorted(findings, key=lambda finding: _GRAVITY[finding.level])
+
+
+def accuracy_span(run: RunRecord) -> tuple[float | None, float | None]:
+    """Accuracy before and after: from the summary, else the first source's first and last evaluation."""
+    before, after = run.summary.get("accuracy_before"), run.summary.get("accuracy_after")
+    series = next(iter(run.accuracies().values()), None)
+    if series is not None and len(series.values) > 1:
+        before = series.values[0] if before is None else before
+        after = series.values[-1] if after is None else after
+    return _number(before), _number(after)
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None

@@ -1,0 +1,101 @@
+"""How the files of a run folder are written and read.
+
+A JSON Lines file only grows by whole lines, each write one system call; any other file is written beside its
+place and renamed. Called by `sinks`, `summary`, `plot`, `report` and `run_folder`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from mindgspo.errors import RunFolderError
+
+METRICS_FILE = "metrics.jsonl"
+SAMPLES_FILE = "samples.jsonl"
+SUMMARY_FILE = "summary.json"
+CONFIG_FILE = "config.yaml"
+PLOT_FILE = "reward.png"
+REPORT_FILE = "report.html"
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write `content` to `path` so that a reader sees the old file or the new one, never half of it."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp gives 0600; a run folder is read by colleagues
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def append_records(path: Path, records: Iterable[Mapping[str, object]]) -> None:
+    """Append one JSON line per record."""
+    data = b"".join(_encode(record) for record in records)
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def _encode(record: Mapping[str, object]) -> bytes:
+    # A lone surrogate (a broken piece of a model's text) becomes its JSON escape, which reads back as itself.
+    return json.dumps(record, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def read_records(path: Path) -> Iterator[dict[str, object]]:
+    """The records of a JSON Lines file; none if absent. A last line without newline (killed run) is skipped.
+
+    Raises RunFolderError, naming file and line, for a line that is not a JSON object.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):
+                yield _decode(line, path, number)
+
+
+def drop_records_after(path: Path, step: int) -> None:
+    """Rewrite the file without the records beyond `step` and without a half-written last line."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        kept = [
+            line
+            for number, line in enumerate(file, start=1)
+            if line.endswith(b"\n") and _step(_decode(line, path, number), path, number) <= step
+        ]
+    replace_file(path, b"".join(kept))
+
+
+def _decode(line: bytes, path: Path, number: int) -> dict[str, object]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise RunFolderError(f"{path}, line {number}: not JSON ({error}); delete that line") from error
+    if not isinstance(record, dict):
+        raise RunFolderError(f"{path}, line {number}: expected an object, got {type(record).__name__}")
+    return record
+
+
+def _step(record: Mapping[str, object], path: Path, number: int) -> int:
+    step = record.get("step")
+    if not isinstance(step, int):
+        raise RunFolderError(f"{path}, line {number}: has no integer 'step'")
+    return step
+
+
+def plain_number(key: str, value: object) -> int | float:
+    """`value` (Python or numpy scalar) as int or float; an assertion naming `key` if it is not finite."""
+    number = value.item() if hasattr(value, "item") else value
+    assert isinstance(number, (int, float)), f"metric {key}: expected a number, got {type(value).__name__}"
+    assert math.isfinite(number), f"metric {key} is {number}"
+    return int(number) if isinstance(number, (bool, int)) else number

@@ -1,0 +1,178 @@
+"""The run as one HTML page that opens anywhere: plot inlined, no script, no network.
+
+What enters: a run folder. What leaves: `report.html` in it. Called by the trainer at its end, `mindgspo
+report` and tools/plot_run.py. Prompts, responses and configuration are untrusted: the template escapes all
+of them, and the page's own content policy forbids scripts and requests.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from mindgspo.metrics.diagnosis import accuracy_span, diagnose
+from mindgspo.metrics.files import REPORT_FILE, replace_file
+from mindgspo.metrics.names import METRICS, MetricInfo, glossary_name
+from mindgspo.metrics.plot import DARK, LIGHT, draw
+from mindgspo.metrics.run_folder import RunRecord, read_run
+
+LAST_STEPS = 8
+MAX_GROUPS = 6
+MAX_TEXT_CHARS = 6_000
+"""Longer prompts and responses are shown cut; samples.jsonl has them whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """One number at the top: label (the template adds the Chinese one), the number as text, a remark."""
+
+    label: str
+    value: str
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """One metric over the last steps: name, glossary entry (None: unknown), one cell per step."""
+
+    name: str
+    info: MetricInfo | None
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleGroup:
+    """The logged responses of one prompt."""
+
+    prompt_index: object
+    prompt: str
+    answer: str
+    responses: tuple[Mapping[str, object], ...]
+    num_correct: int
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write `report.html` into the run folder and return its path. RunFolderError if there are no metrics."""
+    path = Path(run_dir) / REPORT_FILE
+    replace_file(path, render(read_run(run_dir)).encode("utf-8", "replace"))
+    return path
+
+
+def render(run: RunRecord) -> str:
+    """The page's HTML."""
+    environment = Environment(
+        loader=PackageLoader("mindgspo.metrics", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    steps, rows = last_steps_table(run)
+    return environment.get_template("report.jinja").render(
+        run=run,
+        headlines=headlines(run),
+        plot_light=_base64(draw(run, LIGHT)),
+        plot_dark=_base64(draw(run, DARK)),
+        findings=diagnose(run),
+        steps=steps,
+        metric_rows=rows,
+        sample_steps=[
+            (samples[0].get("step"), group_samples(samples))
+            for samples in (run.first_samples, run.last_samples)
+            if samples
+        ],
+        glossary=METRICS,
+    )
+
+
+def headlines(run: RunRecord) -> list[Headline]:
+    """The tiles at the top; a number that was not measured is left out."""
+    summary = run.summary
+    tiles = []
+    before, after = accuracy_span(run)
+    if before is not None and after is not None:
+        change = f"{(after - before) * 100:+.1f} points"
+        tiles.append(Headline("Held-out accuracy", f"{before:.1%} \u2192 {after:.1%}", change))
+    if reward := run.series("critic/score/mean"):
+        span = f"{reward.values[0]:.3f} \u2192 {reward.values[-1]:.3f}"
+        tiles.append(Headline("Mean reward", span, "first and last step"))
+    steps = summary.get("steps", max(row["step"] for row in run.metrics))
+    tiles.append(Headline("Steps", f"{steps}"))
+    if (seconds := _measured(summary, "seconds")) is not None:
+        tiles.append(Headline("Time", duration(seconds)))
+    if (speed := _measured(summary, "tokens_per_second")) is not None:
+        tiles.append(Headline("Speed", f"{speed:,.0f}", "tokens per second"))
+    if (peak := _measured(summary, "peak_rss_mb")) is not None:
+        tiles.append(Headline("Peak memory", f"{peak:,.0f} MB", "resident"))
+    return tiles
+
+
+def _measured(summary: Mapping[str, object], key: str) -> float | None:
+    value = summary.get(key)
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 42 s, 3 min 5 s, 2 h 10 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def last_steps_table(run: RunRecord) -> tuple[tuple[int, ...], list[MetricRow]]:
+    """The last steps' numbers, one row per metric: an evaluation's line is merged into its step."""
+    merged: dict[int, dict[str, object]] = {}
+    for row in run.metrics:
+        merged.setdefault(row["step"], {}).update(row)
+    steps = tuple(sorted(merged)[-LAST_STEPS:])
+    names = sorted({name for step in steps for name in merged[step]} - {"step"})
+    rows = []
+    for name in names:
+        known = glossary_name(name)
+        cells = tuple(_cell(merged[step].get(name)) for step in steps)
+        rows.append(MetricRow(name, METRICS[known] if known else None, cells))
+    return steps, rows
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, int) or float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if 1e-4 <= abs(value) < 1e6 else f"{value:.2e}"
+
+
+def group_samples(samples: Sequence[Mapping[str, object]]) -> list[SampleGroup]:
+    """Samples of one step by prompt, in file order, at most MAX_GROUPS prompts, texts cut for display."""
+    by_prompt: dict[object, list[Mapping[str, object]]] = {}
+    for sample in samples:
+        by_prompt.setdefault(sample.get("prompt_index"), []).append(sample)
+    return [
+        SampleGroup(
+            prompt_index=index,
+            prompt=_shortened(group[0].get("prompt")),
+            answer=_shortened(group[0].get("answer")),
+            responses=tuple({**sample, "response": _shortened(sample.get("response"))} for sample in group),
+            num_correct=sum(sample.get("verdict") == "correct" for sample in group),
+        )
+        for index, group in list(by_prompt.items())[:MAX_GROUPS]
+    ]
+
+
+def _shortened(text: object) -> str:
+    text = "" if text is None else str(text)
+    hidden = len(text) - MAX_TEXT_CHARS
+    return (
+        text if hidden <= 0 else f"{text[:MAX_TEXT_CHARS]}\n[... {hidden:,} more characters in samples.jsonl]"
+    )
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")

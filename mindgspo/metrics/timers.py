@@ -1,0 +1,51 @@
+"""Wall-clock timers and memory figures. Called by the trainer; the values end up in metrics and summary."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psutil
+
+
+class Timers:
+    """Sums wall time by phase: `with timers("gen"): ...` adds to timing_s/gen. Phases may nest.
+
+    clock: seconds from an arbitrary origin; a fake in tests.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        start = self._clock()
+        try:
+            yield
+        finally:
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + self._clock() - start
+
+    def seconds(self, phase: str) -> float:
+        """Seconds summed for `phase` since the last `collect`, 0 if it was not entered."""
+        return self._seconds.get(phase, 0.0)
+
+    def collect(self) -> dict[str, float]:
+        """Metrics timing_s/<phase>; the sums start again from 0."""
+        metrics = {f"timing_s/{phase}": seconds for phase, seconds in self._seconds.items()}
+        self._seconds = {}
+        return metrics
+
+
+def peak_rss_mb() -> float:
+    """Largest resident memory of this process since its start, in MB (2**20 bytes); children not included."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10  # macOS counts bytes, Linux KiB
+
+
+def rss_gb() -> float:
+    """Resident memory of this process now, in GB (2**30 bytes)."""
+    return psutil.Process().memory_info().rss / 2**30

@@ -1,0 +1,115 @@
+"""Hugging Face's config.json and generation_config.json, to and from the model section.
+
+What enters: a folder, or the model section. What leaves: a `ModelSection`, or JSON-able mappings. Needs neither
+MindSpore nor numpy. An architecture detail that the cells do not implement is refused here, never ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from mindgspo.config import ModelSection
+from mindgspo.errors import WeightsError
+
+_ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM"}
+
+# Fields that mean the same under the same name.
+_SHARED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "tie_word_embeddings",
+    "initializer_range",
+)
+# What the cells assume of fields that they do not read.
+_ASSUMED: Mapping[str, object] = {"hidden_act": "silu", "use_sliding_window": False, "use_mrope": False}
+
+
+def read_model_section(folder: Path) -> ModelSection:
+    """The architecture that `folder/config.json` describes, with `path` set to the folder and dtype float32.
+
+    Raises WeightsError: no config.json, another family, or a detail that is not implemented.
+    """
+    path = folder / "config.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be read ({error.strerror}); give a Hugging Face model folder") from error
+    except ValueError as error:
+        raise WeightsError(f"{path}: is not JSON ({error})") from error
+    family = raw.get("model_type") if isinstance(raw, dict) else None
+    if family not in _ARCHITECTURES:
+        raise WeightsError(f"{path}: model_type is {family!r}; supported: {', '.join(_ARCHITECTURES)}")
+    _refuse_unimplemented(raw, path)
+    values = {key: raw[key] for key in _SHARED if key in raw}
+    # Qwen2's own defaults, which a config.json may leave out.
+    values.setdefault("num_key_value_heads", raw.get("num_attention_heads"))
+    values.setdefault("tie_word_embeddings", False)
+    try:
+        return ModelSection(path=folder, architecture=family, rope_theta=_rope_theta(raw), **values)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise WeightsError(f"{path}: {problems}") from error
+
+
+def huggingface_config(model: ModelSection, *, eos_ids: Sequence[int], pad_id: int) -> dict[str, object]:
+    """The content of config.json for an export (float32 weights)."""
+    return {
+        "architectures": [_ARCHITECTURES[model.architecture]],
+        "model_type": model.architecture,
+        **{key: getattr(model, key) for key in _SHARED},
+        "rope_theta": model.rope_theta,
+        "hidden_act": "silu",
+        "attention_dropout": 0.0,
+        "use_sliding_window": False,
+        "use_cache": True,
+        "eos_token_id": list(eos_ids),
+        "pad_token_id": pad_id,
+        "torch_dtype": "float32",
+    }
+
+
+def generation_config(*, eos_ids: Sequence[int], pad_id: int, max_new_tokens: int) -> dict[str, object]:
+    """The content of generation_config.json: greedy, with the stop tokens the run used."""
+    return {
+        "do_sample": False,
+        "eos_token_id": list(eos_ids),
+        "pad_token_id": pad_id,
+        "max_new_tokens": max_new_tokens,
+    }
+
+
+def _rope_theta(raw: Mapping[str, object]) -> float:
+    """transformers 5 nests it in rope_parameters; before it stood at the top. Its own default is 10,000."""
+    nested = raw.get("rope_parameters")
+    if isinstance(nested, dict) and "rope_theta" in nested:
+        return float(nested["rope_theta"])
+    return float(raw.get("rope_theta", 10_000.0))  # type: ignore[arg-type]
+
+
+def _refuse_unimplemented(raw: Mapping[str, object], path: Path) -> None:
+    for key, assumed in _ASSUMED.items():
+        if raw.get(key, assumed) != assumed:
+            raise WeightsError(f"{path}: {key} is {raw[key]!r}; only {assumed!r} is implemented")
+    for key in ("rope_scaling", "rope_parameters"):
+        scaling = raw.get(key)
+        kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, dict) else "default"
+        if kind != "default":
+            raise WeightsError(f"{path}: {key} of type {kind!r} is not implemented; only unscaled RoPE is")
+    layer_types = raw.get("layer_types") or []
+    if isinstance(layer_types, list) and set(layer_types) - {"full_attention"}:
+        raise WeightsError(f"{path}: layer_types has {sorted(set(layer_types))}; only full_attention is implemented")
+    head_dim, hidden, heads = raw.get("head_dim"), raw.get("hidden_size"), raw.get("num_attention_heads")
+    if head_dim is not None and isinstance(hidden, int) and isinstance(heads, int) and head_dim * heads != hidden:
+        raise WeightsError(
+            f"{path}: head_dim {head_dim} x {heads} heads is not hidden_size {hidden}; not implemented for qwen2"
+        )

@@ -1,0 +1,214 @@
+"""Qwen2 / Qwen2.5: decoder-only transformer with grouped-query attention, RoPE, RMSNorm, SwiGLU and qkv bias.
+
+What enters: token ids with positions and segments (training, prefill) or one token per slot with a key/value cache
+(decode). What leaves: final hidden states; heads are separate (`models.policy`, `rollout.decode`). Parameter names
+and shapes are Hugging Face's. Matrices compute in `dtype`, norms' statistics and softmax in float32.
+
+Legend: R rows, T token slots, S decode slots, C cache positions, H hidden units, A query heads, B kv heads, D head size.
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from mindgspo.config import ModelSection
+from mindgspo.parallel.device_ops import (
+    CausalAttentionOp,
+    RMSNormOp,
+    RotaryOp,
+    SwiGLUOp,
+    forbidden_pairs,
+)
+from mindgspo.parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    empty_parameter,
+)
+
+DTYPES = {"float32": ms.float32, "bfloat16": ms.bfloat16, "float16": ms.float16}
+
+
+class RMSNorm(nn.Cell):
+    """Root-mean-square norm with a learned scale of shape [H]."""
+
+    def __init__(self, hidden_size: int, eps: float, dtype: ms.Type, name: str) -> None:
+        super().__init__(auto_prefix=False)
+        self.weight = empty_parameter((hidden_size,), f"{name}.weight")
+        self.norm = RMSNormOp(eps)
+        self.dtype = dtype
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self.norm(x, ops.cast(self.weight, self.dtype))
+
+
+class Qwen2Attention(nn.Cell):
+    """Grouped-query self-attention; q, k, v carry a bias, o does not."""
+
+    def __init__(self, config: ModelSection, dtype: ms.Type, name: str) -> None:
+        super().__init__(auto_prefix=False)
+        hidden = config.hidden_size
+        self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = hidden // self.num_heads
+        kv_size = self.num_kv_heads * self.head_dim
+        self.q_proj = ColumnParallelLinear(hidden, hidden, bias=True, dtype=dtype, name=f"{name}.q_proj")
+        self.k_proj = ColumnParallelLinear(hidden, kv_size, bias=True, dtype=dtype, name=f"{name}.k_proj")
+        self.v_proj = ColumnParallelLinear(hidden, kv_size, bias=True, dtype=dtype, name=f"{name}.v_proj")
+        self.o_proj = RowParallelLinear(hidden, hidden, bias=False, dtype=dtype, name=f"{name}.o_proj")
+        self.rotary = RotaryOp(self.head_dim)
+        self.attention = CausalAttentionOp(self.num_heads, self.num_kv_heads, self.head_dim)
+        self.scores = ops.BatchMatMul(transpose_b=True)
+        self.weigh = ops.BatchMatMul()
+
+    def project(self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries [M, A, D], rotated keys [M, B, D] and values [M, B, D] of M flattened tokens."""
+        query = self.q_proj(x_MH).reshape(-1, self.num_heads, self.head_dim)
+        key = self.k_proj(x_MH).reshape(-1, self.num_kv_heads, self.head_dim)
+        value = self.v_proj(x_MH).reshape(-1, self.num_kv_heads, self.head_dim)
+        return self.rotary(query, cos_M1D, sin_M1D), self.rotary(key, cos_M1D, sin_M1D), value
+
+    def construct(self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, forbidden_RTT: Tensor) -> Tensor:
+        """Attention output [M, H] over whole rows; M = R * T."""
+        query, key, value = self._rows(x_MH, cos_M1D, sin_M1D, forbidden_RTT)
+        return self._attend_rows(query, key, value, forbidden_RTT)
+
+    def prefill(
+        self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, forbidden_RTT: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As `construct`, with the keys and values [R, T, B, D] for a cache."""
+        query, key, value = self._rows(x_MH, cos_M1D, sin_M1D, forbidden_RTT)
+        return self._attend_rows(query, key, value, forbidden_RTT), key, value
+
+    def _rows(
+        self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, forbidden_RTT: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [R, T, A, D], keys and values [R, T, B, D]."""
+        query, key, value = self.project(x_MH, cos_M1D, sin_M1D)
+        rows = forbidden_RTT.shape[:2]
+        query = query.reshape((*rows, self.num_heads, self.head_dim))
+        key = key.reshape((*rows, self.num_kv_heads, self.head_dim))
+        value = value.reshape((*rows, self.num_kv_heads, self.head_dim))
+        return query, key, value
+
+    def _attend_rows(self, query: Tensor, key: Tensor, value: Tensor, forbidden_RTT: Tensor) -> Tensor:
+        out = self.attention(query, key, value, forbidden_RTT)
+        return self.o_proj(out.reshape(-1, self.num_heads * self.head_dim))
+
+    def attend_cache(self, query_SAD: Tensor, keys: Tensor, values: Tensor, bias_S1C: Tensor) -> Tensor:
+        """One query per slot against its cached keys and values [S * B, C, D]; returns [S, H]."""
+        num_slots = query_SAD.shape[0]
+        group = self.num_heads // self.num_kv_heads
+        heads = (num_slots * self.num_kv_heads, group, self.head_dim)
+        scores = self.scores((query_SAD * self.head_dim**-0.5).reshape(heads), keys)
+        scores = ops.cast(scores, ms.float32).reshape(num_slots, self.num_heads, -1) + bias_S1C
+        weights = ops.cast(ops.softmax(scores, -1), values.dtype).reshape(heads[0], group, -1)
+        out = self.weigh(weights, values)
+        return self.o_proj(out.reshape(num_slots, self.num_heads * self.head_dim))
+
+
+class Qwen2MLP(nn.Cell):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: ModelSection, dtype: ms.Type, name: str) -> None:
+        super().__init__(auto_prefix=False)
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj = ColumnParallelLinear(hidden, inner, bias=False, dtype=dtype, name=f"{name}.gate_proj")
+        self.up_proj = ColumnParallelLinear(hidden, inner, bias=False, dtype=dtype, name=f"{name}.up_proj")
+        self.down_proj = RowParallelLinear(inner, hidden, bias=False, dtype=dtype, name=f"{name}.down_proj")
+        self.swiglu = SwiGLUOp()
+
+    def construct(self, x_MH: Tensor) -> Tensor:
+        return self.down_proj(self.swiglu(self.gate_proj(x_MH), self.up_proj(x_MH)))
+
+
+class Qwen2DecoderLayer(nn.Cell):
+    """Pre-norm attention and feed-forward blocks with residual connections."""
+
+    def __init__(self, config: ModelSection, dtype: ms.Type, name: str) -> None:
+        super().__init__(auto_prefix=False)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, f"{name}.input_layernorm")
+        self.self_attn = Qwen2Attention(config, dtype, f"{name}.self_attn")
+        self.post_attention_layernorm = RMSNorm(
+            config.hidden_size, config.rms_norm_eps, dtype, f"{name}.post_attention_layernorm"
+        )
+        self.mlp = Qwen2MLP(config, dtype, f"{name}.mlp")
+
+    def construct(self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, forbidden_RTT: Tensor) -> Tensor:
+        attended = self.self_attn(self.input_layernorm(x_MH), cos_M1D, sin_M1D, forbidden_RTT)
+        return self.feed_forward(x_MH + attended)
+
+    def prefill(
+        self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, forbidden_RTT: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        attended, key, value = self.self_attn.prefill(self.input_layernorm(x_MH), cos_M1D, sin_M1D, forbidden_RTT)
+        return self.feed_forward(x_MH + attended), key, value
+
+    def feed_forward(self, x_MH: Tensor) -> Tensor:
+        return x_MH + self.mlp(self.post_attention_layernorm(x_MH))
+
+
+class Qwen2Model(nn.Cell):
+    """The transformer without a head. `embed_tokens.weight` is also the output table when embeddings are tied."""
+
+    def __init__(self, config: ModelSection) -> None:
+        super().__init__(auto_prefix=False)
+        dtype = DTYPES[config.dtype]
+        self.config = config
+        self.dtype = dtype
+        self.hidden_size = config.hidden_size
+        self.embed_tokens = VocabParallelEmbedding(
+            config.vocab_size, config.hidden_size, dtype=dtype, name="model.embed_tokens"
+        )
+        self.layers = nn.CellList(
+            [Qwen2DecoderLayer(config, dtype, f"model.layers.{i}") for i in range(config.num_hidden_layers)],
+            auto_prefix=False,
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, "model.norm")
+        if not config.tie_word_embeddings:
+            self.lm_head = empty_parameter((config.vocab_size, config.hidden_size), "lm_head.weight")
+        self.tied = config.tie_word_embeddings
+        head_dim = config.hidden_size // config.num_attention_heads
+        self.rope_cos, self.rope_sin = rope_tables(head_dim, config.max_position_embeddings, config.rope_theta)
+        self.gather = ops.Gather()
+
+    def output_weight(self) -> Parameter:
+        """The [V, H] table that turns hidden states into logits."""
+        return self.embed_tokens.weight if self.tied else self.lm_head
+
+    def rotation(self, positions_M: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [M, 1, D] at the given positions."""
+        cos = self.gather(self.rope_cos, positions_M, 0).expand_dims(1)
+        return cos, self.gather(self.rope_sin, positions_M, 0).expand_dims(1)
+
+    def construct(self, ids_RT: Tensor, positions_RT: Tensor, segments_RT: Tensor) -> Tensor:
+        """Final hidden states, normed, [R * T, H]."""
+        cos, sin = self.rotation(positions_RT.reshape(-1))
+        forbidden_RTT = forbidden_pairs(segments_RT)
+        x_MH = self.embed_tokens(ids_RT.reshape(-1))
+        for layer in self.layers:
+            x_MH = layer(x_MH, cos, sin, forbidden_RTT)
+        return self.norm(x_MH)
+
+    def prefill(self, ids_RT: Tensor, positions_RT: Tensor, segments_RT: Tensor) -> tuple[Tensor, ...]:
+        """Keys and values of every layer: (k0, v0, k1, v1, ...), each [R, T, B, D]."""
+        cos, sin = self.rotation(positions_RT.reshape(-1))
+        forbidden_RTT = forbidden_pairs(segments_RT)
+        x_MH = self.embed_tokens(ids_RT.reshape(-1))
+        cached = ()
+        for layer in self.layers:
+            x_MH, key, value = layer.prefill(x_MH, cos, sin, forbidden_RTT)
+            cached += (key, value)
+        return cached
+
+
+def rope_tables(head_dim: int, num_positions: int, theta: float) -> tuple[Tensor, Tensor]:
+    """cos and sin of position * theta^(-2i/D), float32 [positions, D], the two halves of D repeated.
+
+    The angle is formed in float32, as Hugging Face does, so that logits agree at long positions too.
+    """
+    frequency = (1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)).astype(np.float32)
+    angle = np.outer(np.arange(num_positions, dtype=np.float32), frequency).astype(np.float32)
+    angle = np.concatenate([angle, angle], axis=1)
+    return Tensor(np.cos(angle)), Tensor(np.sin(angle))

@@ -1,0 +1,193 @@
+"""The layers that know how a model is laid over processes. Models are written with them and never ask.
+
+What enters and leaves are full tensors in this version: every plan is one process. Column-parallel layers are those
+whose output features are split under model_parallel, row-parallel ones those whose input features are split; the
+names stand where the plans will act. Parameter names and shapes are Hugging Face's ([out, in]).
+
+Legend: M flattened tokens, V vocabulary entries, H hidden units, I and O in- and output features.
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore.ops import constexpr
+
+
+def empty_parameter(shape: tuple[int, ...], name: str) -> Parameter:
+    """float32 zeros; values come from `models.weights` (drawn from the seed, or loaded)."""
+    return Parameter(Tensor(np.zeros(shape, np.float32)), name=name)
+
+
+class _Linear(nn.Cell):
+    """x W^T (+ b) in the compute type `dtype`; master weights stay float32."""
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool, dtype: ms.Type, name: str) -> None:
+        super().__init__(auto_prefix=False)
+        self.weight = empty_parameter((out_features, in_features), f"{name}.weight")
+        self.has_bias = bias
+        if bias:
+            self.bias = empty_parameter((out_features,), f"{name}.bias")
+        self.dtype = dtype
+        self.matmul = ops.MatMul(transpose_b=True)
+
+    def construct(self, x_MI: Tensor) -> Tensor:
+        out_MO = self.matmul(x_MI, ops.cast(self.weight, self.dtype))
+        if self.has_bias:
+            out_MO = out_MO + ops.cast(self.bias, self.dtype)
+        return out_MO
+
+
+class ColumnParallelLinear(_Linear):
+    """Linear layer whose output features are split under model_parallel (q, k, v, gate, up)."""
+
+
+class RowParallelLinear(_Linear):
+    """Linear layer whose input features are split under model_parallel (o, down); its output is summed."""
+
+
+class VocabParallelEmbedding(nn.Cell):
+    """Embedding table [V, H], split over V under model_parallel unless the plan says vocab_emb_dp."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, *, dtype: ms.Type, name: str) -> None:
+        super().__init__(auto_prefix=False)
+        self.weight = empty_parameter((vocab_size, hidden_size), f"{name}.weight")
+        self.dtype = dtype
+        self.gather = ops.Gather()
+
+    def construct(self, ids: Tensor) -> Tensor:
+        return ops.cast(self.gather(self.weight, ids, 0), self.dtype)
+
+
+@constexpr
+def chunk_tokens(vocab_size: int, chunk_bytes: int) -> int:
+    """Tokens whose float32 logits fit `chunk_bytes`, at least one; evaluated while the graph is compiled."""
+    return max(1, chunk_bytes // (4 * vocab_size))
+
+
+class VocabParallelLogProb(nn.Cell):
+    """Log-prob of given tokens without ever holding the logits of all tokens.
+
+    construct(hidden_MH, weight_VH, targets_M) -> (logp_M, entropy_M), both float32, under
+    softmax(hidden W^T / temperature); here entropy_M is 0, the subclass computes it. Tokens are taken in chunks
+    whose [chunk, V] logits fit `chunk_bytes`; the backward pass recomputes a chunk's logits instead of keeping them.
+    Chunks are chained, so that the runtime cannot run two of them at once: forward and backward together add less
+    than three times `chunk_bytes` to the process.
+
+    With p = softmax(z): d logp_y / dz = onehot(y) - p. The one-hot part never becomes a [chunk, V] matrix: towards
+    hidden it is a row of W, towards W a scattered row of hidden.
+    """
+
+    def __init__(self, *, temperature: float, chunk_bytes: int = 64 << 20) -> None:
+        super().__init__(auto_prefix=False)
+        assert temperature > 0, temperature
+        self.inverse_temperature = 1.0 / temperature
+        self.chunk_bytes = chunk_bytes
+        self.logits = ops.MatMul(transpose_b=True)
+        self.times_weight = ops.MatMul()
+        self.transposed_times = ops.MatMul(transpose_a=True)
+        self.log_softmax = ops.LogSoftmax(axis=-1)
+        self.gather = ops.Gather()
+
+    def construct(self, hidden_MH: Tensor, weight_VH: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
+        weight = ops.cast(weight_VH, hidden_MH.dtype)
+        chunk = chunk_tokens(weight_VH.shape[0], self.chunk_bytes)
+        before = targets_M
+        logp_parts = ()
+        entropy_parts = ()
+        for start in range(0, hidden_MH.shape[0], chunk):
+            hidden_CH = ops.depend(hidden_MH[start : start + chunk], before)
+            log_probs_CV = self.log_softmax(self._scaled_logits(hidden_CH, weight))
+            targets_C1 = targets_M[start : start + chunk].reshape(-1, 1)
+            logp_C = ops.gather_elements(log_probs_CV, 1, targets_C1).reshape(-1)
+            entropy_C = self._entropy(log_probs_CV, logp_C)
+            before = ops.depend(logp_C, entropy_C)
+            logp_parts += (logp_C,)
+            entropy_parts += (entropy_C,)
+        return ops.concat(logp_parts, 0), ops.concat(entropy_parts, 0)
+
+    def bprop(self, hidden_MH, weight_VH, targets_M, out, dout):  # noqa: ANN001, ANN201  (MindSpore's own protocol)
+        # No branches below, variants override methods: one that is never taken inside a loop fails to compile here.
+        dhidden_MH, dweight_VH = self._backward(hidden_MH, weight_VH, targets_M, out[1], dout[0], dout[1])
+        return dhidden_MH, dweight_VH, ops.zeros_like(targets_M)
+
+    def _backward(
+        self,
+        hidden_MH: Tensor,
+        weight_VH: Tensor,
+        targets_M: Tensor,
+        entropy_M: Tensor,
+        dlogp_M: Tensor,
+        dentropy_M: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients of hidden [M, H] and weight [V, H]. In the loop they are summed without sign and temperature."""
+        weight = ops.cast(weight_VH, hidden_MH.dtype)
+        chunk = chunk_tokens(weight_VH.shape[0], self.chunk_bytes)
+        dlogp_M1 = ops.cast(dlogp_M.reshape(-1, 1), hidden_MH.dtype)
+        dentropy_M1 = ops.cast(dentropy_M.reshape(-1, 1), hidden_MH.dtype)
+        slope_M1 = dlogp_M1 + dentropy_M1 * ops.cast(entropy_M.reshape(-1, 1), hidden_MH.dtype)
+        zeros_VH = ops.zeros(weight_VH.shape, ms.float32)
+        onehot_MH = ops.cast(-dlogp_M1 * hidden_MH, ms.float32)
+        dweight_VH = ops.tensor_scatter_add(zeros_VH, targets_M.reshape(-1, 1), onehot_MH)
+        before = dweight_VH
+        dhidden_parts = ()
+        for start in range(0, hidden_MH.shape[0], chunk):
+            stop = start + chunk
+            hidden_CH = ops.depend(hidden_MH[start:stop], before)
+            log_probs_CV = self.log_softmax(self._scaled_logits(hidden_CH, weight))
+            dhidden_CH, product_VH = self._chunk_gradients(
+                log_probs_CV, weight, hidden_CH, slope_M1[start:stop], dentropy_M1[start:stop]
+            )
+            dhidden_parts += (dhidden_CH,)
+            dweight_VH = dweight_VH + product_VH
+            before = ops.depend(dhidden_CH, dweight_VH)
+        dhidden_MH = dlogp_M1 * self.gather(weight, targets_M, 0) - ops.concat(dhidden_parts, 0)
+        return dhidden_MH * self.inverse_temperature, dweight_VH * -self.inverse_temperature
+
+    def _chunk_gradients(
+        self, log_probs_CV: Tensor, weight: Tensor, hidden_CH: Tensor, slope_C1: Tensor, dentropy_C1: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return self._through_logits(ops.exp(log_probs_CV), weight, hidden_CH, slope_C1)
+
+    def _through_logits(
+        self, matrix_CV: Tensor, weight: Tensor, hidden_CH: Tensor, slope_C1: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """A gradient slope * matrix of the logits, taken on to hidden [C, H] and to weight [V, H].
+
+        The slope multiplies the [C, H] side of each product. On [C, V] it would cost another chunk, and a broadcast
+        product of that size makes the CPU runtime keep the buffers of every chunk to the end.
+        """
+        matrix_CV = ops.cast(matrix_CV, hidden_CH.dtype)
+        dhidden_CH = self.times_weight(matrix_CV, weight) * slope_C1
+        return dhidden_CH, ops.cast(self.transposed_times(matrix_CV, hidden_CH * slope_C1), ms.float32)
+
+    def _scaled_logits(self, hidden_CH: Tensor, weight: Tensor) -> Tensor:
+        logits_CV = ops.cast(self.logits(hidden_CH, weight), ms.float32)
+        if self.inverse_temperature == 1.0:
+            return logits_CV
+        return logits_CV * self.inverse_temperature
+
+    def _entropy(self, log_probs_CV: Tensor, logp_C: Tensor) -> Tensor:
+        return logp_C * 0.0
+
+
+class VocabParallelLogProbEntropy(VocabParallelLogProb):
+    """Log-prob and entropy e of the whole distribution per token: d e / dz = -p (log p + e).
+
+    It keeps twice as many [chunk, V] matrices alive, so its chunks are half as long for the same `chunk_bytes`.
+    """
+
+    def __init__(self, *, temperature: float, chunk_bytes: int = 64 << 20) -> None:
+        super().__init__(temperature=temperature, chunk_bytes=chunk_bytes // 2)
+
+    def _chunk_gradients(
+        self, log_probs_CV: Tensor, weight: Tensor, hidden_CH: Tensor, slope_C1: Tensor, dentropy_C1: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        probs_CV = ops.exp(log_probs_CV)
+        dhidden_CH, product_VH = self._through_logits(probs_CV, weight, hidden_CH, slope_C1)
+        more_CH, more_VH = self._through_logits(probs_CV * log_probs_CV, weight, hidden_CH, dentropy_C1)
+        return dhidden_CH + more_CH, product_VH + more_VH
+
+    def _entropy(self, log_probs_CV: Tensor, logp_C: Tensor) -> Tensor:
+        return -(ops.exp(log_probs_CV) * log_probs_CV).sum(-1)

@@ -1,0 +1,149 @@
+"""The native rollout engine: the host keeps slots busy, compiled graphs do the work.
+
+What enters: prompts and sampling settings. What leaves: responses with the sampler's log-probs, and counters. It
+runs on the trainer's own parameters when both live in one process: loading weights then moves no byte.
+
+Legend: S slots, Q prompts of one prefill, L prompt columns, C cache columns, B kv heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from mindspore import Tensor, nn
+
+from mindgspo.data.rows import round_up
+from mindgspo.rollout.graphs import Admit, DecodeStep, Prefill, SlotCache
+from mindgspo.rollout.protocol import Rollout, RolloutCounters, SamplingSettings
+from mindgspo.rollout.sampling import TokenSampler
+from mindgspo.rollout.slots import Admission, SlotTable
+from mindgspo.types import Prompt
+
+
+class NativeEngine:
+    """Implements `RolloutEngine` with MindSpore graphs.
+
+    num_slots: sequences decoded at once. prefill_width: prompts per prefill graph. max_prompt_length,
+    max_new_tokens: bounds that size the cache. length_multiple: prompts are padded to a multiple of it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Cell,
+        *,
+        eos_ids: Collection[int],
+        num_slots: int,
+        prefill_width: int,
+        max_prompt_length: int,
+        max_new_tokens: int,
+        length_multiple: int,
+        top_k: int = 0,
+        top_p: float = 1.0,
+    ) -> None:
+        self._eos_ids = tuple(eos_ids)
+        self._num_slots, self._prefill_width = num_slots, prefill_width
+        self._max_new_tokens, self._length_multiple = max_new_tokens, length_multiple
+        self._max_prompt_columns = round_up(max_prompt_length, length_multiple)
+        num_columns = self._max_prompt_columns + max_new_tokens
+        self._cache = SlotCache(model, num_slots=num_slots, num_columns=num_columns)
+        self._first_rows_SB = self._cache.first_rows()
+        self._prefill = Prefill(model)
+        self._admit = Admit(self._cache)
+        self._decode = DecodeStep(model, self._cache, TokenSampler(top_k=top_k, top_p=top_p))
+        # Copying a few slots per graph keeps refilling cheap; a wider graph would mostly copy padding.
+        self._admit_width = min(8, num_slots)
+        self._weight_version: int | None = None
+
+    def load_weights(self, version: int) -> None:
+        """Stamp the weights. The graphs read the trainer's parameters, so there is nothing to copy."""
+        self._weight_version = version
+
+    def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, weight_version: int) -> Rollout:
+        """See `RolloutEngine`. The result depends on nothing but weights, prompts, settings and their stream."""
+        assert weight_version == self._weight_version, (
+            f"rollout with weights of version {self._weight_version}, trainer is at {weight_version}"
+        )
+        assert settings.max_new_tokens <= self._max_new_tokens, settings
+        table = SlotTable(
+            prompts,
+            settings,
+            num_slots=self._num_slots,
+            eos_ids=self._eos_ids,
+            weight_version=weight_version,
+        )
+        greedy = settings.temperature == 0
+        inverse_temperature_S = Tensor(np.full(self._num_slots, 1.0 if greedy else 1.0 / settings.temperature, np.float32))
+        greedy_S = Tensor(np.full(self._num_slots, greedy))
+        store = _PromptStore(self._prefill, prompts, self._prefill_width, self._length_multiple)
+        steps = busy = 0
+        while not table.done:
+            self._admit_waiting(table, store)
+            busy += table.num_busy
+            steps += 1
+            ids_S, logprobs_S = self._decode(
+                Tensor(table.ids_S),
+                Tensor(table.positions_S),
+                Tensor(table.uniforms()),
+                inverse_temperature_S,
+                greedy_S,
+            )
+            table.advance(ids_S.asnumpy(), logprobs_S.asnumpy())
+        responses = table.responses()
+        return Rollout(
+            responses=responses,
+            counters=RolloutCounters(
+                prefilled_prompts=store.num_prefilled,
+                decode_steps=steps,
+                busy_slot_steps=busy,
+                slot_steps=steps * self._num_slots,
+                generated_tokens=sum(response.length for group in responses for response in group),
+            ),
+        )
+
+    def _admit_waiting(self, table: SlotTable, store: _PromptStore) -> None:
+        """Fill free slots; a prefill replaces the store only after all of its prompts' samples were admitted."""
+        while admissions := table.admissions(self._admit_width):
+            if admissions[0].prompt >= store.stop:
+                store.prefill_next()
+            admissions = [admission for admission in admissions if admission.prompt < store.stop]
+            for admission in admissions:
+                table.place(admission)
+            source_rows, target_rows = self._rows(admissions, store)
+            self._admit(Tensor(source_rows), Tensor(target_rows), *store.prefilled)
+
+    def _rows(self, admissions: Sequence[Admission], store: _PromptStore) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of the prefill and of the cache, int32 [width * B * L]; repeats of the last one fill the width."""
+        padded = [*admissions, *[admissions[-1]] * (self._admit_width - len(admissions))]
+        columns = np.arange(store.num_columns, dtype=np.int32)
+        prompts = np.array([admission.prompt - store.start for admission in padded], dtype=np.int32)
+        num_kv_heads = self._first_rows_SB.shape[1]
+        heads = prompts[:, None] * num_kv_heads + np.arange(num_kv_heads, dtype=np.int32)
+        source = heads[:, :, None] * store.num_columns + columns
+        slots = [admission.slot for admission in padded]
+        target = self._first_rows_SB[slots][:, :, None] + columns
+        return source.reshape(-1).astype(np.int32), target.reshape(-1).astype(np.int32)
+
+
+class _PromptStore:
+    """Keys and values of the prompts [start, stop), from the latest prefill."""
+
+    def __init__(self, prefill: Prefill, prompts: Sequence[Prompt], width: int, length_multiple: int) -> None:
+        self._prefill, self._prompts, self._width, self._multiple = prefill, prompts, width, length_multiple
+        self.start = self.stop = self.num_prefilled = self.num_columns = 0
+        self.prefilled: tuple[Tensor, ...] = ()
+
+    def prefill_next(self) -> None:
+        """Run the next prompts, at most `width`; unused rows of the graph repeat a one-token prompt."""
+        self.start, self.stop = self.stop, min(self.stop + self._width, len(self._prompts))
+        prompts = self._prompts[self.start : self.stop]
+        self.num_columns = round_up(max(prompt.ids.size for prompt in prompts), self._multiple)
+        shape = (self._width, self.num_columns)
+        ids_QL, segments_QL = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        for row, prompt in enumerate(prompts):
+            ids_QL[row, : prompt.ids.size] = prompt.ids
+            segments_QL[row, : prompt.ids.size] = 1
+        positions_QL = np.tile(np.arange(self.num_columns, dtype=np.int32), (self._width, 1))
+        self.prefilled = self._prefill(Tensor(ids_QL), Tensor(positions_QL), Tensor(segments_QL))
+        self.num_prefilled += len(prompts)
+

@@ -1,0 +1,104 @@
+"""Accuracy on held-out problems: greedy, and pass@k where samples are asked for.
+
+What enters: parts of an experiment, a data set, the step. What leaves: metrics under `val-core/<source>/...` and the
+greedy groups. Called before, during and after training, and by the warm-up.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+
+from mindgspo.rollout.protocol import SamplingSettings
+from mindgspo.rollout.random import Purpose, RandomStream
+from mindgspo.trainer.judge import score_responses
+from mindgspo.trainer.parts import TrainingParts
+from mindgspo.types import FinishReason, Group, Prompt, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """accuracy: share of problems whose greedy answer is correct, over all sources. metrics: by data source.
+    groups: one greedy response per problem, advantage 0."""
+
+    accuracy: float
+    metrics: dict[str, float]
+    groups: tuple[Group, ...]
+
+
+def evaluate(parts: TrainingParts, prompts: Sequence[Prompt], step: int) -> Evaluation:
+    """Greedy accuracy of all prompts and, if eval.num_samples > 1, pass@k from that many samples."""
+    section = parts.config.eval
+    groups = _answers(parts, prompts, step, temperature=0.0, num_samples=1)
+    metrics = _by_source(groups, _greedy_metrics)
+    if section.num_samples > 1:
+        sampled = _answers(
+            parts, prompts, step, temperature=section.temperature, num_samples=section.num_samples
+        )
+        metrics |= _by_source(sampled, lambda some: _pass_metrics(some, section.pass_at_k))
+    return Evaluation(accuracy=_accuracy(groups), metrics=metrics, groups=groups)
+
+
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """Probability that at least one of k samples drawn without replacement is correct (arXiv 2107.03374, eq. 1)."""
+    assert 1 <= k <= num_samples and 0 <= num_correct <= num_samples, (num_samples, num_correct, k)
+    return 1.0 - comb(num_samples - num_correct, k) / comb(num_samples, k)
+
+
+def _answers(
+    parts: TrainingParts, prompts: Sequence[Prompt], step: int, *, temperature: float, num_samples: int
+) -> tuple[Group, ...]:
+    settings = SamplingSettings(
+        num_samples=num_samples,
+        temperature=temperature,
+        max_new_tokens=parts.config.rollout.max_new_tokens,
+        stream=RandomStream(seed=parts.config.seed, purpose=Purpose.EVALUATION, step=step),
+    )
+    rollout = parts.engine.generate(prompts, settings, weight_version=parts.weight_version)
+    scores = score_responses(parts.scorer, parts.tokenizer, prompts, rollout.responses)
+    return tuple(
+        Group(prompt=prompt, responses=siblings, scores=judged, advantages=np.zeros(len(judged), np.float32))
+        for prompt, siblings, judged in zip(prompts, rollout.responses, scores, strict=True)
+    )
+
+
+def _by_source(
+    groups: Sequence[Group], measure: Callable[[Sequence[Group]], dict[tuple[str, str], float]]
+) -> dict[str, float]:
+    by_source: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        by_source[group.prompt.data_source].append(group)
+    return {
+        f"{prefix}/{source}/{name}": value
+        for source, some in sorted(by_source.items())
+        for (prefix, name), value in measure(some).items()
+    }
+
+
+def _greedy_metrics(groups: Sequence[Group]) -> dict[tuple[str, str], float]:
+    responses = [response for group in groups for response in group.responses]
+    lengths = [response.length for response in responses]
+    unanswered = sum(group.scores[0].verdict is Verdict.NO_ANSWER for group in groups)
+    cut = sum(response.finish_reason is FinishReason.LENGTH for response in responses)
+    return {
+        ("val-core", "acc/mean@1"): _accuracy(groups),
+        ("val-aux", "no_answer_ratio"): unanswered / len(groups),
+        ("val-aux", "response_length/mean"): float(np.mean(lengths)),
+        ("val-aux", "response_length/clip_ratio"): cut / len(responses),
+    }
+
+
+def _pass_metrics(groups: Sequence[Group], ks: Iterable[int]) -> dict[tuple[str, str], float]:
+    size = len(groups[0].scores)
+    correct = [sum(score.verdict is Verdict.CORRECT for score in group.scores) for group in groups]
+    return {
+        ("val-core", f"acc/pass@{k}"): float(np.mean([pass_at_k(size, count, k) for count in correct])) for k in ks
+    }
+
+
+def _accuracy(groups: Sequence[Group]) -> float:
+    return float(np.mean([group.scores[0].verdict is Verdict.CORRECT for group in groups]))

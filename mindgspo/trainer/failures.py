@@ -1,0 +1,27 @@
+"""Keeps the batch that broke an update, so that the failure can be looked at after the run has stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from mindgspo.errors import TrainingError
+from mindgspo.types import Batch
+
+
+@contextmanager
+def saved_on_failure(folder: Path, step: int, batches: Sequence[Batch]) -> Iterator[None]:
+    """On a TrainingError write the micro-batches as `step_<n>_micro_batch_<i>.npz` (one array per field of `Batch`)
+    and raise it again, naming the files."""
+    try:
+        yield
+    except TrainingError as error:
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [folder / f"step_{step:08d}_micro_batch_{index}.npz" for index in range(len(batches))]
+        for path, batch in zip(paths, batches, strict=True):
+            np.savez(path, **{field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)})
+        raise TrainingError(f"{error}\nThe batch is saved as {paths[0]}" + (" and its siblings" if paths[1:] else "")) from error

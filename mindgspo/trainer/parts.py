@@ -1,0 +1,47 @@
+"""What a training step works with, built once by `build` and handed from function to function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindspore import nn
+
+from mindgspo.algorithms.update import PolicyUpdater
+from mindgspo.config import ExperimentConfig
+from mindgspo.data import PromptDataset, PromptStream
+from mindgspo.metrics import Timers
+from mindgspo.models.policy import PolicyScorer
+from mindgspo.rewards import Scorer
+from mindgspo.rollout.protocol import RolloutEngine
+from mindgspo.tokenization import Tokenizer
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainingParts:
+    """The parts of one experiment. Only `weight_version` and the parts' own state change while it runs.
+
+    failures_dir: where a batch that broke an update is saved. old_policy: log-probs under the weights of the present, before an update. total_steps: steps of the whole run.
+    weight_version: number of updates that the policy's weights have behind them, warm-up included; what the engine
+    was last given bears the same number.
+    """
+
+    config: ExperimentConfig
+    tokenizer: Tokenizer
+    model: nn.Cell
+    engine: RolloutEngine
+    old_policy: PolicyScorer
+    updater: PolicyUpdater
+    scorer: Scorer
+    train_set: PromptDataset
+    eval_set: PromptDataset
+    stream: PromptStream
+    timers: Timers
+    total_steps: int
+    failures_dir: Path
+    weight_version: int = 0
+
+    @property
+    def updates_per_rollout(self) -> int:
+        """Mini-batches, hence optimizer updates, per training step."""
+        return self.config.rollout.prompts_per_step // self.config.trainer.prompts_per_mini_batch

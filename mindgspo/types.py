@@ -1,0 +1,186 @@
+"""The parcels that cross rooms, in the order in which one step passes them on.
+
+Prompt -> Response -> Group (with one Score per response) -> Batch -> StepResult.
+
+Legend of the shape suffixes used here and in every tensor file:
+
+    L  tokens of one prompt or one response          G  responses per prompt (the group)
+    N  responses (samples) in a batch                K  response-token slots per response
+    R  rows of a batch                               T  token slots per row
+    V  vocabulary entries                            H  hidden units
+
+A parcel is frozen, built by keyword, and checks its lengths when it is made. Lengths are always explicit:
+nobody rebuilds them by searching for EOS or padding ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32Array = NDArray[np.int32]
+Float32Array = NDArray[np.float32]
+BoolArray = NDArray[np.bool_]
+
+
+class FinishReason(str, Enum):
+    """Why a response ended: the model emitted a token of the EOS set, or it reached `max_new_tokens`."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Verdict(str, Enum):
+    """What a reward function found. Only CORRECT and WRONG are judgements of the answer itself.
+
+    NO_ANSWER: the response holds no recognisable answer. UNPARSEABLE_GOLD: the data row's own answer cannot be
+    read. TIMEOUT, ERROR: the scorer failed, so the sample is invalid and leaves the group's statistics.
+    """
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    NO_ANSWER = "no_answer"
+    UNPARSEABLE_GOLD = "unparseable_gold"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One row of a prepared data set.
+
+    index: row number in the data set (>= 0); with seed and step it keys the prompt's random stream.
+    ids: int32 [L], the tokenized chat-formatted prompt. text: exactly the text that was tokenized.
+    answer: gold answer as text. solution: worked solution as text, "" where the data has none.
+    data_source: the name that chose the reward, e.g. "openai/gsm8k".
+
+    Example: Prompt(index=0, ids=np.array([5, 9], np.int32), text="2+2=", answer="4", data_source="arithmetic")
+    """
+
+    index: int
+    ids: Int32Array
+    text: str
+    answer: str
+    data_source: str
+    solution: str = ""
+    extra_info: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert self.ids.ndim == 1 and self.ids.size > 0, f"prompt {self.index}: ids has shape {self.ids.shape}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """One sampled continuation, as the sampler made it.
+
+    prompt_index, sample_index: which prompt, and which of its G siblings.
+    ids: int32 [L], EOS included if one was sampled. logprobs: float32 [L], log-probability of each token under
+    softmax(logits / temperature), before any top-k or top-p cut. temperature: 0 means greedy (log-probs then
+    at temperature 1). weight_version: version stamp of the weights that sampled it.
+    """
+
+    prompt_index: int
+    sample_index: int
+    ids: Int32Array
+    logprobs: Float32Array
+    finish_reason: FinishReason
+    temperature: float
+    weight_version: int
+
+    def __post_init__(self) -> None:
+        assert self.ids.shape == self.logprobs.shape and self.ids.ndim == 1 and self.ids.size > 0, (
+            f"response {self.prompt_index}/{self.sample_index}: ids {self.ids.shape}, "
+            f"logprobs {self.logprobs.shape}"
+        )
+
+    @property
+    def length(self) -> int:
+        """Number of sampled tokens, EOS included."""
+        return int(self.ids.size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A reward for one response.
+
+    value: the total reward; None abstains (the sample is invalid: left out of the group's statistics, counted).
+    verdict: see Verdict. extracted: the answer that was found in the response, None if none was.
+    parts: value of every reward function before weighting, by name.
+    """
+
+    value: float | None
+    verdict: Verdict
+    extracted: str | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert self.value is None or np.isfinite(self.value), f"reward must be finite or None, got {self.value}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The G siblings of one prompt with their scores and advantages (float32 [G])."""
+
+    prompt: Prompt
+    responses: tuple[Response, ...]
+    scores: tuple[Score, ...]
+    advantages: Float32Array
+
+    def __post_init__(self) -> None:
+        sizes = (len(self.responses), len(self.scores), self.advantages.size)
+        assert len(set(sizes)) == 1, f"group of prompt {self.prompt.index}: responses, scores, advantages = {sizes}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Numpy rows for the train graph: the samples of one micro-batch, padded to static shapes.
+
+    Rows hold tokens (right-padded, causal attention never looks right); samples hold responses. The two are
+    joined by `predict_NK`, so that the loss does not know how samples were laid into rows.
+
+    ids_RT: int32, prompt + response tokens, padded with the tokenizer's pad id.
+    positions_RT: int32, position of each token within its own sample; 0 where padded.
+    segments_RT: int32, 1, 2, ... per sample within the row, 0 where padded; attention stays within a segment.
+    predict_NK: int32, index into the flattened [R*T] positions whose hidden state predicts response token k;
+        0 where masked. targets_NK: int32, the response tokens; 0 where masked. mask_NK: bool, real tokens.
+    old_logp_NK, rollout_logp_NK: float32 log-probs of the targets under the policy before the update and under
+        the sampler; 0 where masked. advantages_N: float32. A row of `mask_NK` without a True is a filler sample:
+        it is not counted anywhere.
+    num_sequences, num_tokens: denominators over the whole global mini-batch (not this micro-batch).
+    """
+
+    ids_RT: Int32Array
+    positions_RT: Int32Array
+    segments_RT: Int32Array
+    predict_NK: Int32Array
+    targets_NK: Int32Array
+    mask_NK: BoolArray
+    advantages_N: Float32Array
+    old_logp_NK: Float32Array
+    rollout_logp_NK: Float32Array
+    num_sequences: int
+    num_tokens: int
+
+    def __post_init__(self) -> None:
+        shapes_NK = {
+            name: getattr(self, name).shape
+            for name in ("predict_NK", "targets_NK", "mask_NK", "old_logp_NK", "rollout_logp_NK")
+        }
+        assert len(set(shapes_NK.values())) == 1, f"batch: {shapes_NK}"
+        shapes_RT = {name: getattr(self, name).shape for name in ("ids_RT", "positions_RT", "segments_RT")}
+        assert len(set(shapes_RT.values())) == 1, f"batch: {shapes_RT}"
+        assert self.advantages_N.shape == (self.mask_NK.shape[0],), f"advantages {self.advantages_N.shape}"
+        assert self.num_sequences > 0 and self.num_tokens > 0, "a batch without a single response token"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one training step leaves: its metrics (flat, slash-named) and the groups it trained on."""
+
+    step: int
+    metrics: Mapping[str, float]
+    groups: tuple[Group, ...]

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Runs one experiment. `run_gspo.sh --help` says how.
+set -euo pipefail
+
+project=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)
+# shellcheck source=tools/setup_env.sh
+source "$project/tools/setup_env.sh"
+
+usage() {
+    cat <<'TEXT'
+Usage: run_gspo.sh CONFIG [ARGUMENT...]
+
+Runs the experiment of a YAML file, for example:
+  ./run_gspo.sh examples/arithmetic/gspo.yaml
+  ./run_gspo.sh examples/arithmetic/gspo.yaml --set seed=2 --set run_dir=runs/second
+  ./run_gspo.sh examples/arithmetic/gspo.yaml --set resume=auto
+
+Arguments after CONFIG go to `mindgspo run`: --set a.b=c (any number of times), --overwrite, ...
+Relative paths are taken from the current folder.
+
+Where the active Python has MindSpore, that Python is used and its MindSpore is left as it is; otherwise the
+first run makes a virtual environment and installs everything into it.
+  PYTHON=...         the Python to use, or to make the environment from (default: python3, python on PATH)
+  MINDGSPO_VENV=...  where that environment lies (default: .venv beside this script)
+TEXT
+}
+
+case ${1-} in
+    -h | --help)
+        usage
+        exit 0
+        ;;
+    "" | -*)
+        usage >&2
+        exit 2
+        ;;
+esac
+if [[ ! -f $1 ]]; then
+    printf 'error: %s: no such file (current folder: %s)\n' "$1" "$PWD" >&2
+    (cd "$project" && printf '       there is %s\n' examples/*/*.yaml) >&2
+    exit 2
+fi
+
+set_up_environment "$project"
+
+# One worker: the plans of this version fit into one process. Several workers are to be started here.
+exec "$MINDGSPO_PYTHON" -m mindgspo.cli run "$@"

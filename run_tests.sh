@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Checks style and runs the test suite. `run_tests.sh --help` says how.
+set -euo pipefail
+
+project=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)
+# shellcheck source=tools/setup_env.sh
+source "$project/tools/setup_env.sh"
+
+usage() {
+    cat <<'TEXT'
+Usage: run_tests.sh [--parity] [PYTEST_ARGUMENT...]
+
+Sets the environment up as run_gspo.sh does, with the development tools, then runs ruff and the test suite:
+  ./run_tests.sh                          everything
+  ./run_tests.sh tests/unit -k checkpoint part of it; paths are relative to this script's folder
+
+  --parity  also install torch 2.13.0 and transformers, with which results are compared. Without them those
+            tests are skipped. A machine without GPU saves gigabytes with torch's CPU build:
+            PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu ./run_tests.sh --parity
+TEXT
+}
+
+extras=(dev)
+case ${1-} in
+    -h | --help)
+        usage
+        exit 0
+        ;;
+    --parity)
+        extras+=(parity)
+        shift
+        ;;
+esac
+
+set_up_environment "$project" "${extras[@]}"
+cd "$project"
+python=$MINDGSPO_PYTHON
+
+echo "== ruff check"
+"$python" -m ruff check .
+echo "== ruff format"
+"$python" -m ruff format --check .
+echo "== pytest"
+"$python" -m pytest --durations=10 "$@"

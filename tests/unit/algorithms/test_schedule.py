@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from mindgspo.algorithms import learning_rate
+from mindgspo.config.schema import OptimizerSection
+
+
+def test_linear_rise_then_constant():
+    section = OptimizerSection(lr=1.0, warmup_ratio=0.4, schedule="constant")
+    rates = [learning_rate(i, 10, section) for i in range(10)]
+    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+
+
+def test_linear_rise_then_cosine_to_the_floor():
+    section = OptimizerSection(lr=2.0, warmup_ratio=1 / 7, schedule="cosine", min_lr_ratio=0.5)
+    # One update of rise, then cos(pi k / 5), k = 0..5, mapped from [-1, 1] to [1, 2].
+    expected = [2.0, 2.0, 1.9045085, 1.6545085, 1.3454915, 1.0954915, 1.0]
+    assert [learning_rate(i, 7, section) for i in range(7)] == pytest.approx(expected, abs=1e-7)
+
+
+def test_no_rise_starts_at_the_peak():
+    for schedule in ("constant", "cosine"):
+        assert learning_rate(0, 5, OptimizerSection(lr=3e-6, warmup_ratio=0.0, schedule=schedule)) == 3e-6
+
+
+def test_cosine_ends_at_exactly_its_share_of_the_peak():
+    section = OptimizerSection(lr=1e-3, warmup_ratio=0.05, schedule="cosine", min_lr_ratio=0.1)
+    assert learning_rate(199, 200, section) == pytest.approx(1e-4, rel=1e-12)
+
+
+def test_a_share_that_is_a_whole_number_of_updates_is_not_rounded_away():
+    # 0.29 * 100 is 28.999999999999996 in binary: update 28 must be the 29th and last of the rise.
+    section = OptimizerSection(lr=1.0, warmup_ratio=0.29)
+    assert learning_rate(28, 100, section) == 1.0
+    assert learning_rate(27, 100, section) == pytest.approx(28 / 29)
+
+
+def test_a_run_of_one_update_trains_at_the_peak():
+    assert learning_rate(0, 1, OptimizerSection(lr=1e-6, schedule="cosine")) == 1e-6
+
+
+@pytest.mark.parametrize("index", [-1, 10])
+def test_an_update_outside_the_run_is_refused(index):
+    with pytest.raises(AssertionError, match="of 10"):
+        learning_rate(index, 10, OptimizerSection())

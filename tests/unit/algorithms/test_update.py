@@ -1,0 +1,332 @@
+"""The updater on a bigram policy small enough to be differentiated by hand in numpy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mindgspo.algorithms import reference
+from mindgspo.algorithms.reference import Clip
+from mindgspo.config.schema import AlgorithmSection, OptimizerSection
+from mindgspo.errors import CheckpointError, TrainingError
+from mindgspo.types import Batch
+
+pytestmark = pytest.mark.usefixtures("cpu_runtime")
+
+VOCAB, HIDDEN, PROMPT = 11, 6, 2
+SECTION = OptimizerSection(lr=1e-2, weight_decay=0.1, max_grad_norm=1e9)
+WIDE = AlgorithmSection(clip_low=0.1, clip_high=0.1, allow_wide_clip=True)
+
+
+def initial_weights() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    shapes = {"embedding": (VOCAB, HIDDEN), "head": (VOCAB, HIDDEN), "bias": (VOCAB,)}
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def make_policy():
+    """logits of the next token = head @ embedding[token] + bias."""
+    from mindspore import Parameter, Tensor, nn, ops
+
+    class Bigram(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            for name, value in initial_weights().items():
+                setattr(self, name, Parameter(Tensor(value), name=name))
+
+        def construct(self, ids_RT, positions_RT, segments_RT, predict_NK, targets_NK):
+            hidden = ops.gather(self.embedding, ops.gather(ids_RT.reshape(-1), predict_NK.reshape(-1), 0), 0)
+            log_probs = ops.log_softmax(ops.matmul(hidden, self.head.T) + self.bias, -1)
+            logp = ops.gather_elements(log_probs, 1, targets_NK.reshape(-1, 1))
+            entropy = -(ops.exp(log_probs) * log_probs).sum(-1)
+            return logp.reshape(targets_NK.shape), entropy.reshape(targets_NK.shape)
+
+    return Bigram()
+
+
+def bigram_log_probs(weights, tokens) -> np.ndarray:
+    """float64 [len(tokens), V] log-probs of what follows each token."""
+    weights = {name: value.astype(np.float64) for name, value in weights.items()}
+    logits = weights["embedding"][tokens] @ weights["head"].T + weights["bias"]
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+
+def make_batch(num_samples=6, num_slots=5, extra_slots=0, fillers=0, seed=1) -> Batch:
+    """One row per sample: two prompt tokens, then 1 .. num_slots response tokens; padding is token 0."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, num_slots + 1, size=num_samples)
+    responses = rng.integers(1, VOCAB, size=(num_samples, PROMPT + num_slots))
+    noise = 0.1 * rng.normal(size=(num_samples, num_slots))
+    advantages = rng.normal(size=num_samples)
+
+    rows, slots = num_samples + fillers, num_slots + extra_slots
+    ids = np.zeros((rows, PROMPT + slots), np.int32)
+    predict, targets = np.zeros((rows, slots), np.int32), np.zeros((rows, slots), np.int32)
+    mask = np.zeros((rows, slots), bool)
+    old_logp = np.zeros((rows, slots), np.float32)
+    for n, length in enumerate(lengths):
+        tokens = responses[n, : PROMPT + length]
+        ids[n, : PROMPT + length] = tokens
+        predict[n, :length] = n * ids.shape[1] + PROMPT - 1 + np.arange(length)
+        targets[n, :length] = tokens[PROMPT:]
+        mask[n, :length] = True
+        log_probs = bigram_log_probs(initial_weights(), tokens[PROMPT - 1 : -1])
+        old_logp[n, :length] = log_probs[np.arange(length), tokens[PROMPT:]] + noise[n, :length]
+    return Batch(
+        ids_RT=ids,
+        positions_RT=np.zeros_like(ids),
+        segments_RT=np.ones_like(ids),
+        predict_NK=predict,
+        targets_NK=targets,
+        mask_NK=mask,
+        advantages_N=np.pad(advantages, (0, fillers)).astype(np.float32),
+        old_logp_NK=old_logp,
+        rollout_logp_NK=old_logp,
+        num_sequences=num_samples,
+        num_tokens=int(lengths.sum()),
+    )
+
+
+def cut(batch: Batch, size: int) -> list[Batch]:
+    """Micro-batches of `size` samples with the denominators of the whole."""
+    width = batch.ids_RT.shape[1]
+    parts = []
+    for start in range(0, len(batch.mask_NK), size):
+        rows = slice(start, start + size)
+        names = ("ids_RT", "positions_RT", "segments_RT", "targets_NK", "mask_NK", "advantages_N")
+        fields = {name: getattr(batch, name)[rows] for name in (*names, "old_logp_NK", "rollout_logp_NK")}
+        predict = np.where(fields["mask_NK"], batch.predict_NK[rows] - start * width, 0).astype(np.int32)
+        parts.append(replace(batch, predict_NK=predict, **fields))
+    return parts
+
+
+def make_updater(loss=None, section=SECTION):
+    from mindgspo.algorithms.registry import build_policy_loss
+    from mindgspo.algorithms.update import PolicyUpdater
+
+    policy = make_policy()
+    return PolicyUpdater(policy, loss or build_policy_loss(WIDE), section), policy
+
+
+def weights_of(policy) -> dict[str, np.ndarray]:
+    return {parameter.name: parameter.asnumpy().copy() for parameter in policy.get_parameters()}
+
+
+def numpy_gspo(batch: Batch, weights) -> tuple[reference.Reference, dict[str, np.ndarray], float]:
+    """Loss, gradient by every weight, and entropy sum, in float64: the twin, then the bigram's chain rule."""
+    mask = batch.mask_NK
+    tokens, targets = batch.ids_RT.reshape(-1)[batch.predict_NK[mask]], batch.targets_NK[mask]
+    log_probs = bigram_log_probs(weights, tokens)
+    logp = np.zeros(mask.shape)
+    logp[mask] = log_probs[np.arange(len(tokens)), targets]
+    twin = reference.gspo(
+        logp, batch.old_logp_NK, batch.advantages_N, mask, Clip(low=0.1, high=0.1, log_ratio_max=10.0)
+    )
+    onehot = np.eye(VOCAB)[targets]
+    d_logits = twin.grad_logp_NK[mask][:, None] * (onehot - np.exp(log_probs))
+    hidden = weights["embedding"].astype(np.float64)[tokens]
+    d_embedding = np.zeros((VOCAB, HIDDEN))
+    np.add.at(d_embedding, tokens, d_logits @ weights["head"])
+    gradients = {"embedding": d_embedding, "head": d_logits.T @ hidden, "bias": d_logits.sum(axis=0)}
+    return twin, gradients, -(np.exp(log_probs) * log_probs).sum()
+
+
+def numpy_first_step(weights, gradients, lr) -> dict[str, np.ndarray]:
+    """The first AdamW step: bias-corrected moments are g and g^2."""
+    return {
+        name: value * (1 - lr * SECTION.weight_decay * (value.ndim >= 2))
+        - lr * gradients[name] / (np.abs(gradients[name]) + SECTION.eps)
+        for name, value in weights.items()
+    }
+
+
+def test_one_update_equals_numpy():
+    updater, policy = make_updater()
+    batch = make_batch()
+    twin, gradients, entropy = numpy_gspo(batch, initial_weights())
+    result = updater.update([batch], lr=1e-2)
+
+    assert result.loss == pytest.approx(twin.loss, rel=1e-5)
+    norm = np.sqrt(sum((gradient**2).sum() for gradient in gradients.values()))
+    assert result.grad_norm == pytest.approx(norm, rel=1e-4)
+    assert result.entropy == pytest.approx(entropy / batch.num_tokens, rel=1e-5)
+    assert 0 < result.metrics["pg_clipfrac_seq"] < 1, "the example should clip some sequences, not all"
+    assert dict(result.metrics) == pytest.approx(twin.metrics, rel=1e-4, abs=1e-6)
+    assert updater.updates == 1
+    state = updater.state()
+    for name, gradient in gradients.items():
+        scale = np.abs(gradient).max()
+        np.testing.assert_allclose(state[f"adamw.m.{name}"], 0.1 * gradient, rtol=0, atol=1e-5 * scale)
+    # Where a gradient is rounding noise the sign of the step is too.
+    for name, expected in numpy_first_step(initial_weights(), gradients, 1e-2).items():
+        clear = np.abs(gradients[name]) > 1e-3 * np.abs(gradients[name]).max()
+        np.testing.assert_allclose(weights_of(policy)[name][clear], expected[clear], atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_micro_batch_size_does_not_matter(size):
+    batch = make_batch()
+    whole, policy_whole = make_updater()
+    parts, policy_parts = make_updater()
+    for _ in range(3):
+        result_whole = whole.update([batch], lr=1e-3)
+        result_parts = parts.update(cut(batch, size), lr=1e-3)
+        assert result_parts.loss == pytest.approx(result_whole.loss, rel=1e-5)
+        assert result_parts.grad_norm == pytest.approx(result_whole.grad_norm, rel=1e-5)
+        assert result_parts.entropy == pytest.approx(result_whole.entropy, rel=1e-5)
+        assert dict(result_parts.metrics) == pytest.approx(dict(result_whole.metrics), rel=1e-4, abs=1e-6)
+    # The moments are linear in the gradients, so they tell whether three sums were right.
+    for name, value in whole.state().items():
+        np.testing.assert_allclose(
+            parts.state()[name], value, rtol=0, atol=1e-5 * np.abs(value).max(), err_msg=name
+        )
+    for name, value in weights_of(policy_whole).items():
+        np.testing.assert_allclose(weights_of(policy_parts)[name], value, atol=2e-5, err_msg=name)
+
+
+def test_padding_and_fillers_do_not_matter():
+    plain, _ = make_updater()
+    padded, _ = make_updater()
+    result = plain.update([make_batch()], lr=1e-3)
+    result_padded = padded.update([make_batch(extra_slots=3, fillers=2)], lr=1e-3)
+    assert result_padded.loss == pytest.approx(result.loss, rel=1e-5)
+    assert result_padded.entropy == pytest.approx(result.entropy, rel=1e-5)
+    for name, value in plain.state().items():
+        np.testing.assert_allclose(
+            padded.state()[name], value, rtol=0, atol=1e-5 * np.abs(value).max(), err_msg=name
+        )
+
+
+def test_an_update_does_not_remember_the_gradients_of_the_one_before():
+    """The same batch twice at lr 0: equal gradients, so m = 0.1 g, then 0.19 g."""
+    updater, policy = make_updater()
+    updater.update([make_batch()], lr=0.0)
+    first = updater.state()
+    updater.update([make_batch()], lr=0.0)
+    second = updater.state()
+    for name in initial_weights():
+        np.testing.assert_allclose(
+            second[f"adamw.m.{name}"], 1.9 * first[f"adamw.m.{name}"], rtol=1e-5, atol=1e-8
+        )
+    for name, value in initial_weights().items():
+        np.testing.assert_array_equal(weights_of(policy)[name], value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        pytest.param("advantages_N", np.nan, "loss of micro-batch 2 of 3 is nan", id="loss"),
+        pytest.param("advantages_N", 1e30, "gradient norm is inf", id="norm"),
+    ],
+)
+def test_a_non_finite_update_is_refused_and_leaves_no_trace(field, value, message):
+    updater, policy = make_updater()
+    good, poisoned = cut(make_batch(), 2), cut(make_batch(), 2)
+    updater.update(good, lr=1e-3)
+    before, state = weights_of(policy), updater.state()
+
+    poisoned[1] = replace(poisoned[1], **{field: np.full(2, value, np.float32)})
+    with pytest.raises(TrainingError, match=message):
+        updater.update(poisoned, lr=1e-3)
+    assert updater.updates == 1
+    for name, array in weights_of(policy).items():
+        np.testing.assert_array_equal(array, before[name], err_msg=name)
+    for name, array in updater.state().items():
+        np.testing.assert_array_equal(array, state[name], err_msg=name)
+
+    # The next update must be as if the refused one had never been: no nan left in the gradients.
+    twin, policy_twin = make_updater()
+    for each in (updater, twin):
+        each.update(good, lr=1e-3)
+    twin.update(good, lr=1e-3)
+    for name, array in twin.state().items():
+        np.testing.assert_array_equal(updater.state()[name], array, err_msg=name)
+    for name, array in weights_of(policy_twin).items():
+        np.testing.assert_array_equal(weights_of(policy)[name], array, err_msg=name)
+
+
+def test_micro_batches_with_different_denominators_are_refused():
+    updater, _ = make_updater()
+    parts = cut(make_batch(), 3)
+    with pytest.raises(AssertionError, match="denominators"):
+        updater.update([parts[0], replace(parts[1], num_sequences=3)], lr=1e-3)
+
+
+def test_a_loaded_state_continues_bit_for_bit():
+    from mindspore import Tensor
+
+    straight, policy_straight = make_updater()
+    for _ in range(2):
+        straight.update([make_batch()], lr=1e-3)
+    saved_state, saved_weights = straight.state(), weights_of(policy_straight)
+    straight.update([make_batch(seed=2)], lr=1e-3)
+
+    resumed, policy_resumed = make_updater()
+    for parameter in policy_resumed.get_parameters():
+        parameter.set_data(Tensor(saved_weights[parameter.name]))
+    resumed.load_state(saved_state)
+    assert resumed.updates == 2
+    resumed.update([make_batch(seed=2)], lr=1e-3)
+    for name, value in straight.state().items():
+        np.testing.assert_array_equal(resumed.state()[name], value, err_msg=name)
+    for name, value in weights_of(policy_straight).items():
+        np.testing.assert_array_equal(weights_of(policy_resumed)[name], value, err_msg=name)
+
+
+def test_state_has_documented_names_and_does_not_alias():
+    updater, _ = make_updater()
+    state = updater.state()
+    assert set(state) == {"adamw.updates"} | {f"adamw.{m}.{name}" for m in "mv" for name in initial_weights()}
+    updater.update([make_batch()], lr=1e-3)
+    assert state["adamw.updates"] == 0 and not state["adamw.m.head"].any()
+
+
+@pytest.mark.parametrize("change", ["missing", "unknown", "shape"])
+def test_a_foreign_state_is_refused_by_name(change):
+    updater, _ = make_updater()
+    state = updater.state()
+    if change == "missing":
+        del state["adamw.v.head"]
+    elif change == "unknown":
+        state["adamw.v.other"] = np.zeros(3, np.float32)
+    else:
+        state["adamw.v.head"] = np.zeros((2, 2), np.float32)
+    with pytest.raises(CheckpointError, match=r"adamw\.v\.(head|other)"):
+        updater.load_state(state)
+    assert updater.updates == 0
+
+
+def test_supervised_loss_is_the_mean_negative_log_likelihood():
+    from mindgspo.algorithms.supervised import SupervisedLoss
+
+    updater, _ = make_updater(SupervisedLoss())
+    batch = make_batch()
+    mask = batch.mask_NK
+    tokens, targets = batch.ids_RT.reshape(-1)[batch.predict_NK[mask]], batch.targets_NK[mask]
+    logp = bigram_log_probs(initial_weights(), tokens)[np.arange(len(tokens)), targets]
+    result = updater.update(cut(batch, 2), lr=1e-2)
+    assert result.loss == pytest.approx(-logp.mean(), rel=1e-5)
+    assert result.metrics["token_probability"] == pytest.approx(np.exp(logp).mean(), rel=1e-5)
+    losses = [updater.update([batch], lr=1e-1).loss for _ in range(30)]
+    assert losses[-1] < 0.5 * result.loss
+
+
+def test_gspo_updates_raise_the_probability_of_what_was_better():
+    """Ten updates on two responses to one prompt, one good, one bad."""
+    updater, policy = make_updater()
+    batch = replace(make_batch(num_samples=2), advantages_N=np.array([1, -1], np.float32))
+    mask = batch.mask_NK
+
+    def mean_logp():
+        tokens, targets = batch.ids_RT.reshape(-1)[batch.predict_NK], batch.targets_NK
+        log_probs = bigram_log_probs(weights_of(policy), tokens.reshape(-1)).reshape(*tokens.shape, VOCAB)
+        logp = np.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
+        return np.array([row[m].mean() for row, m in zip(logp, mask, strict=True)])
+
+    before = mean_logp()
+    for _ in range(10):
+        updater.update([batch], lr=1e-2)
+    rise = mean_logp() - before
+    assert rise[0] > 0.01 > -0.01 > rise[1]

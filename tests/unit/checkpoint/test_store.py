@@ -1,0 +1,297 @@
+"""Checkpoints: bit-exact round trips, retention, and what broken files and killed processes do to them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from mindgspo.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from mindgspo.errors import CheckpointError
+
+
+def save(folder: Path, step: int, keep: int = 2) -> Path:
+    """A small checkpoint whose every number is its step."""
+    return save_checkpoint(
+        folder,
+        step=step,
+        parameters={"w": np.full((3, 4), step, np.float32)},
+        optimizer={"m.w": np.full((3, 4), step, np.float32), "count": np.array(step, np.int64)},
+        state={"cursor": {"epoch": step}, "learning_rate": 0.1 + 0.2},
+        keep=keep,
+    )
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def flip_last_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+ARRAYS = st.dictionaries(
+    st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12).filter(
+        lambda name: name != "__metadata__"
+    ),
+    npst.arrays(
+        dtype=st.sampled_from(
+            [np.float16, np.float32, np.float64, np.int8, np.int32, np.int64, np.uint16, np.bool_]
+        ),
+        shape=npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+    ),
+    max_size=4,
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(parameters=ARRAYS, optimizer=ARRAYS)
+def test_any_arrays_come_back_bit_for_bit(
+    tmp_path: Path, parameters: dict[str, np.ndarray], optimizer: dict[str, np.ndarray]
+) -> None:
+    path = save_checkpoint(tmp_path, step=7, parameters=parameters, optimizer=optimizer, state={}, keep=1)
+    loaded = load_checkpoint(path)
+    for saved, found in ((parameters, loaded.parameters), (optimizer, loaded.optimizer)):
+        assert found.keys() == saved.keys()
+        for name, array in saved.items():
+            assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+            assert found[name].tobytes() == array.tobytes()
+
+
+def test_step_and_state_come_back(tmp_path: Path) -> None:
+    path = save(tmp_path / "made" / "on_demand", 10)
+    assert path.name == "step_00000010"
+    loaded = load_checkpoint(path)
+    assert loaded.step == 10
+    assert loaded.state == {"cursor": {"epoch": 10}, "learning_rate": 0.30000000000000004}
+
+
+@pytest.mark.parametrize("state", [{"pair": (1, 2)}, {"by_number": {1: "a"}}, {"loss": float("nan")}])
+def test_a_state_that_json_would_change_is_refused(tmp_path: Path, state: dict[str, object]) -> None:
+    with pytest.raises((AssertionError, ValueError)):
+        save_checkpoint(tmp_path, step=1, parameters={}, optimizer={}, state=state, keep=1)
+    assert names(tmp_path) == []
+
+
+def test_the_newest_keep_remain(tmp_path: Path) -> None:
+    for step in (1, 2, 10, 9):
+        save(tmp_path, step)
+    assert names(tmp_path) == ["step_00000009", "step_00000010"]
+    assert newest_checkpoint(tmp_path) == tmp_path / "step_00000010"
+
+
+def test_more_than_eight_digits_are_still_numbers(tmp_path: Path) -> None:
+    save(tmp_path, 99_999_999)
+    save(tmp_path, 100_000_000, keep=1)
+    assert names(tmp_path) == ["step_100000000"]
+
+
+def test_the_one_just_written_is_never_removed(tmp_path: Path) -> None:
+    save(tmp_path, 20)
+    save(tmp_path, 30)
+    save(tmp_path, 15)
+    assert names(tmp_path) == ["step_00000015", "step_00000020", "step_00000030"]
+
+
+def test_a_damaged_one_does_not_push_a_good_one_out(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    cut(save(tmp_path, 20) / "parameters.safetensors")
+    save(tmp_path, 15)
+    assert names(tmp_path) == ["step_00000010", "step_00000015", "step_00000020"]
+
+
+def test_the_same_step_again_replaces_it(tmp_path: Path) -> None:
+    cut(save(tmp_path, 5) / "optimizer.safetensors")
+    save(tmp_path, 5)
+    assert names(tmp_path) == ["step_00000005"]
+    assert load_checkpoint(tmp_path / "step_00000005").optimizer["count"] == 5
+
+
+def test_no_checkpoint_is_none(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path / "absent") is None
+    assert newest_checkpoint(tmp_path) is None
+
+
+# ---- damage
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "truncated parameters": (
+        lambda path: cut(path / "parameters.safetensors"),
+        r"parameters\.safetensors: truncated, \d+ bytes instead of \d+",
+    ),
+    "changed optimizer": (
+        lambda path: flip_last_bit(path / "optimizer.safetensors"),
+        r"optimizer\.safetensors: its content changed",
+    ),
+    "missing state": (lambda path: (path / "state.json").unlink(), r"state\.json: missing"),
+    "missing manifest": (lambda path: (path / "manifest.json").unlink(), r"no manifest\.json"),
+    "truncated manifest": (lambda path: cut(path / "manifest.json"), r"manifest\.json: damaged"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_named_and_the_older_checkpoint_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    inflict, message = DAMAGE[damage]
+    good, bad = save(tmp_path, 10), save(tmp_path, 20)
+    inflict(bad)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(bad)
+    with caplog.at_level(logging.WARNING):
+        assert newest_checkpoint(tmp_path) == good
+    assert str(bad) in caplog.text
+    assert load_checkpoint(good).step == 10
+    assert bad.is_dir()
+
+
+def test_checkpoints_that_are_all_damaged_are_not_the_same_as_none(tmp_path: Path) -> None:
+    cut(save(tmp_path, 10) / "state.json")
+    with pytest.raises(
+        CheckpointError, match=r"none of the 1 checkpoints is complete\n.*state\.json.*\n.*--overwrite"
+    ):
+        newest_checkpoint(tmp_path)
+
+
+def test_a_later_format_is_refused(tmp_path: Path) -> None:
+    manifest = save(tmp_path, 10) / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format_version": 2}))
+    with pytest.raises(CheckpointError, match="format version 2, this mindgspo reads 1"):
+        load_checkpoint(manifest.parent)
+
+
+def test_a_manifest_cannot_point_outside(tmp_path: Path) -> None:
+    manifest = save(tmp_path, 10) / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["files"]["../secret"] = {"size": 0, "sha256": ""}
+    manifest.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="strange names"):
+        load_checkpoint(manifest.parent)
+
+
+# ---- disk and processes
+
+
+def test_too_little_space_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    huge = np.broadcast_to(np.float32(0), (1 << 50,))  # 4 PiB that take no memory
+    with pytest.raises(CheckpointError, match="needs 4,294,967,312 MiB and .* MiB are free"):
+        save_checkpoint(tmp_path, step=2, parameters={"w": huge}, optimizer={}, state={}, keep=1)
+    assert names(tmp_path) == ["step_00000001"]
+
+
+def test_a_failed_write_leaves_the_older_checkpoint_and_no_rest(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(CheckpointError, match="could not be written"):
+            save_checkpoint(
+                tmp_path, step=2, parameters={"w": np.zeros(10**6)}, optimizer={}, state={}, keep=1
+            )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert names(tmp_path) == ["step_00000001"]
+    assert newest_checkpoint(tmp_path) == tmp_path / "step_00000001"
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:
+    dead = tmp_path / f".step_00000009.tmp-{dead_pid()}"
+    namesake = tmp_path / f".step_00000009.tmp-{os.getpid()}"
+    living = tmp_path / f".step_00000009.tmp-{os.getppid()}"
+    for folder in (dead, namesake, living):
+        folder.mkdir()
+        (folder / "parameters.safetensors").write_bytes(b"half")
+    assert newest_checkpoint(tmp_path) is None
+    save(tmp_path, 10)
+    assert names(tmp_path) == sorted([living.name, "step_00000010"])
+
+
+def test_a_checkpoint_moved_aside_by_the_dead_gets_its_name_back(tmp_path: Path) -> None:
+    path = save(tmp_path, 10)
+    path.rename(tmp_path / f".step_00000010.old-{dead_pid()}")
+    assert newest_checkpoint(tmp_path) == path
+
+
+ENDLESS_SAVER = """
+import sys
+from pathlib import Path
+import numpy as np
+from mindgspo.checkpoint import save_checkpoint
+
+folder, step = Path(sys.argv[1]), int(sys.argv[2])
+print("ready", flush=True)
+while True:
+    step += 1
+    arrays = {f"w{number}": np.full(400_000, step, np.float32) for number in range(4)}
+    save_checkpoint(folder, step=step, parameters=arrays, optimizer=arrays, state={"step": step}, keep=2)
+    print(step, flush=True)
+"""
+
+
+def test_kill_9_at_any_moment_leaves_a_loadable_newest_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    moments = random.Random(3)
+    interrupted, reached = 0, 0
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    for _ in range(6):
+        child = subprocess.Popen(
+            [sys.executable, "-c", ENDLESS_SAVER, str(folder), str(reached)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        assert int(child.stdout.readline()) == reached + 1  # a first save is through; kill during a later one
+        time.sleep(moments.uniform(0, 0.2))
+        child.kill()
+        acknowledged = [reached + 1, *(int(line) for line in child.stdout.read().split())]
+        assert child.wait() == -signal.SIGKILL
+        child.stdout.close()
+
+        interrupted += any(name.startswith(".") for name in names(folder))
+        newest = newest_checkpoint(folder)
+        assert newest is not None
+        loaded = load_checkpoint(newest)
+        assert loaded.step >= max(acknowledged)
+        assert loaded.state == {"step": loaded.step}
+        for array in (*loaded.parameters.values(), *loaded.optimizer.values()):
+            assert (array == loaded.step).all()
+        reached = loaded.step
+    assert interrupted > 0, "no kill hit a save; the test proved nothing"
+
+
+def test_a_copied_folder_is_still_a_checkpoint(tmp_path: Path) -> None:
+    copy = shutil.copytree(save(tmp_path / "a", 3), tmp_path / "b" / "renamed")
+    assert load_checkpoint(copy).step == 3

@@ -1,0 +1,63 @@
+"""A small legal experiment as a file, and the problems that a change to it causes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mindgspo.config import ExperimentConfig, load_config
+from mindgspo.errors import ConfigError
+
+EXPERIMENT = """
+experiment: small
+model:
+  vocab_size: 512
+  hidden_size: 96
+  intermediate_size: 256
+  num_hidden_layers: 4
+  num_attention_heads: 4
+  num_key_value_heads: 2
+  max_position_embeddings: 128
+data:
+  train: {format: arithmetic, split: train}
+  eval: {format: arithmetic, split: test, max_rows: 16}
+  max_prompt_length: 64
+rollout:
+  prompts_per_step: 12
+  num_generations: 4
+  max_new_tokens: 32
+trainer:
+  max_steps: 3
+  prompts_per_mini_batch: 6
+  samples_per_micro_batch: 8
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    """Path of the small experiment."""
+    path = tmp_path / "small.yaml"
+    path.write_text(EXPERIMENT, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def load(experiment: Path) -> Callable[..., ExperimentConfig]:
+    """load(*overrides): the small experiment with these overrides."""
+    return lambda *overrides: load_config(experiment, overrides)
+
+
+@pytest.fixture
+def problems(experiment: Path) -> Callable[..., list[str]]:
+    """problems(*overrides): the lines of the ConfigError that these overrides must cause, header left out."""
+
+    def lines_of_error(*overrides: str) -> list[str]:
+        with pytest.raises(ConfigError) as caught:
+            load_config(experiment, overrides)
+        header, *lines = str(caught.value).split("\n  ")
+        assert header.startswith(f"{experiment}: {len(lines)} problem"), str(caught.value)
+        return lines
+
+    return lines_of_error

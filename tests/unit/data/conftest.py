@@ -1,0 +1,53 @@
+"""Small sources and sections for the tests of the data room."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mindgspo.config.schema import DataSection, DataSourceSection, TokenizerSection
+from mindgspo.tokenization import Tokenizer, load_tokenizer
+
+GSM8K_ROWS = [
+    {"question": "Tom has 2 pens and buys 3 more. How many now?", "answer": "2+3=<<2+3=5>>5 pens\n#### 5"},
+    {"question": "小明有4个苹果。", "answer": "It is 1,000.\n#### 1,000"},
+    {"question": "Short?", "answer": "#### -7"},
+]
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(TokenizerSection())
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    folder = Path(__file__).resolve().parents[3] / ".." / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is absent: the real data sets lie beside the project")
+    return folder
+
+
+@pytest.fixture
+def gsm8k_file(tmp_path: Path) -> Path:
+    path = tmp_path / "gsm8k.jsonl"
+    path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in GSM8K_ROWS) + "\n")
+    return path
+
+
+@pytest.fixture
+def gsm8k(gsm8k_file: Path) -> DataSourceSection:
+    return DataSourceSection(format="gsm8k", path=gsm8k_file)
+
+
+@pytest.fixture
+def settings():
+    """Make a data section of which only the prompt settings matter."""
+
+    def make(**fields: object) -> DataSection:
+        source = DataSourceSection(format="arithmetic")
+        return DataSection(**{"train": source, "eval": source, "max_prompt_length": 200, **fields})
+
+    return make

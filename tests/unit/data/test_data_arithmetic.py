@@ -1,0 +1,102 @@
+"""The generated task: right, short, disjoint, and the same for the same seed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from mindgspo.data.arithmetic import SPLITS, generate_rows, problems
+from mindgspo.tokenization import Tokenizer
+
+
+def pair_of(row) -> tuple[str, frozenset[int]]:
+    return row.extra_info["operation"], frozenset(row.extra_info["operands"])
+
+
+def test_sizes_of_the_splits():
+    sizes = {split: len(problems(split)) for split in SPLITS}
+    assert sizes["test"] >= 512
+    assert sizes["dev"] >= 200
+    assert sizes["train"] > 0.8 * sum(sizes.values())
+    differences = sum(problem.operation == "-" for split in SPLITS for problem in problems(split))
+    assert 0.2 < differences / sum(sizes.values()) < 0.3
+
+
+def test_splits_share_no_pair_of_operands_whatever_the_seed():
+    seen = {
+        split: {pair_of(row) for seed in (1, 2) for row in generate_rows(split, None, seed)}
+        for split in SPLITS
+    }
+    assert (
+        not seen["train"] & seen["dev"]
+        and not seen["train"] & seen["test"]
+        and not seen["dev"] & seen["test"]
+    )
+    assert {split: len(pairs) for split, pairs in seen.items()} == {s: len(problems(s)) for s in SPLITS}
+
+
+def test_the_first_rows_of_a_split_are_distinct_problems():
+    assert len({pair_of(row) for row in generate_rows("test", 512, 3)}) == 512
+
+
+def test_a_problem_repeats_only_after_all_others():
+    size = len(problems("dev"))
+    rows = generate_rows("dev", 2 * size + 5, 4)
+    assert (
+        len({pair_of(row) for row in rows[:size]})
+        == len({pair_of(row) for row in rows[size : 2 * size]})
+        == size
+    )
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_every_line_of_every_solution_is_true(split):
+    for row in generate_rows(split, None, 5):
+        ones, tens, answer = row.solution.split("\n")
+        a, b = row.extra_info["operands"]
+        asked = [int(n) for n in re.findall(r"\d+", row.messages[0]["content"])]
+        assert asked == [a, b]
+        value = a + b if row.extra_info["operation"] == "+" else a - b
+        assert answer == f"#### {value}" and row.answer == str(value)
+        for line in (ones, tens):
+            left, right = line.split("=")
+            numbers = [int(n) for n in re.findall(r"\d+", left)]
+            signs = [1] + [1 if sign == "+" else -1 for sign in re.findall(r"[+-]", left)]
+            assert sum(s * n for s, n in zip(signs, numbers, strict=True)) == int(right) >= 0, row.solution
+        # The digits written down are those of the answer.
+        assert int(tens.split("=")[1]) * 10 + int(ones.split("=")[1]) % 10 == value
+
+
+def test_worked_examples():
+    rows = generate_rows("train", None, 1)
+    by_pair = {(row.extra_info["operation"], *row.extra_info["operands"]): row for row in rows}
+    carry = next(row for key, row in by_pair.items() if key[0] == "+" and key[1] % 10 + key[2] % 10 > 9)
+    borrow = next(row for key, row in by_pair.items() if key[0] == "-" and key[1] % 10 < key[2] % 10)
+    assert "+1=" in carry.solution.split("\n")[1]
+    assert borrow.solution.split("\n")[0].startswith("1") and "-1=" in borrow.solution.split("\n")[1]
+
+
+def test_rows_are_short_with_the_built_in_tokenizer(tokenizer: Tokenizer):
+    for row in generate_rows("train", None, 1):
+        assert len(tokenizer.encode(tokenizer.render_chat(row.messages))) <= 32
+        assert len(tokenizer.encode(row.solution)) + 1 <= 28
+
+
+def test_every_word_is_one_token(tokenizer: Tokenizer):
+    for row in generate_rows("train", 300, 1):
+        text = row.messages[0]["content"]
+        pieces = re.findall(r"\d| (?=\d)| ?[A-Za-z]+|[.?]", text)
+        assert [tokenizer.decode([i]) for i in tokenizer.encode(text)] == pieces
+
+
+def test_deterministic_in_the_seed():
+    assert generate_rows("train", 50, 1) == generate_rows("train", 50, 1)
+    assert generate_rows("train", 50, 1) != generate_rows("train", 50, 2)
+    assert generate_rows("train", 50, 1) == generate_rows("train", 80, 1)[:50]
+    # Frozen, so that a change of the generator is noticed: prepared data sets would no longer match.
+    first = generate_rows("test", 1, 1)[0]
+    assert (first.messages[0]["content"], first.solution) == FIRST
+
+
+FIRST = ("Mia had 77 apples and sold 59. How many are left?", "17-9=8\n7-5-1=1\n#### 18")

@@ -1,0 +1,114 @@
+"""Opening and showing a prepared folder, whole and damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mindgspo.config.schema import TokenizerSection
+from mindgspo.data import inspect_dataset, open_dataset, prepare_dataset
+from mindgspo.errors import DataError
+from mindgspo.tokenization import Tokenizer, load_tokenizer
+
+
+@pytest.fixture
+def folder(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path) -> Path:
+    prepare_dataset(gsm8k, settings(system_prompt="Be brief."), tokenizer, tmp_path / "out", seed=1)
+    return tmp_path / "out"
+
+
+def test_another_tokenizer_is_refused_by_name(folder: Path, tokenizer: Tokenizer, tmp_path: Path):
+    tokenizer.save(tmp_path / "copy")
+    same_files = load_tokenizer(TokenizerSection(path=tmp_path / "copy"))
+    assert len(open_dataset(folder, same_files)) == 3
+    (tmp_path / "copy" / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    other = load_tokenizer(TokenizerSection(path=tmp_path / "copy"))
+    with pytest.raises(DataError, match="another tokenizer") as raised:
+        open_dataset(folder, other)
+    for part in (str(folder), tokenizer.name, tokenizer.fingerprint[:12], other.name, other.fingerprint[:12]):
+        assert part in str(raised.value)
+
+
+def test_missing_folder_and_files(folder: Path, tokenizer: Tokenizer, tmp_path: Path):
+    with pytest.raises(DataError, match="nowhere: no such prepared data set"):
+        open_dataset(tmp_path / "nowhere", tokenizer)
+    with pytest.raises(DataError, match="is a file, not a prepared data set"):
+        open_dataset(folder / "dataset.json", tokenizer)
+    (folder / "prompts.mindrecord.db").unlink()
+    with pytest.raises(DataError, match="prompts.mindrecord.db: missing"):
+        open_dataset(folder, tokenizer)
+    (folder / "dataset.json").unlink()
+    with pytest.raises(DataError, match="holds no dataset.json"):
+        open_dataset(folder, tokenizer)
+
+
+def test_damaged_files(folder: Path, tokenizer: Tokenizer):
+    record = folder / "prompts.mindrecord"
+    content = record.read_bytes()
+    record.write_bytes(content[:-100])
+    with pytest.raises(DataError, match="prompts.mindrecord: .* bytes, dataset.json says"):
+        open_dataset(folder, tokenizer)
+    record.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(DataError, match="prompts.mindrecord: sha256 differs"):
+        inspect_dataset(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema_version": 2}, "dataset.json: schema_version is 2, this release reads 1"),
+        ({"counts": {}}, "dataset.json: counts.rows_in"),
+        ({"surprise": 1}, "dataset.json: surprise"),
+    ],
+)
+def test_damaged_dataset_json(folder: Path, tokenizer: Tokenizer, change: dict, message: str):
+    path = folder / "dataset.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(DataError, match=message):
+        open_dataset(folder, tokenizer)
+
+
+def test_settings_that_contradict_the_folder(folder: Path, settings, tokenizer: Tokenizer):
+    assert len(open_dataset(folder, tokenizer, settings())) == 3
+    assert len(open_dataset(folder, tokenizer, settings(system_prompt="Be brief."))) == 3
+    with pytest.raises(
+        DataError, match="longest prompt has .* tokens, data.max_prompt_length is 10: raise it to"
+    ):
+        open_dataset(folder, tokenizer, settings(max_prompt_length=10))
+    with pytest.raises(
+        DataError, match="made with data.system_prompt 'Be brief.', the configuration says 'Shout.'"
+    ):
+        open_dataset(folder, tokenizer, settings(system_prompt="Shout."))
+    with pytest.raises(DataError, match="made with data.instruction_suffix None, the configuration says '!'"):
+        open_dataset(folder, tokenizer, settings(instruction_suffix="!"))
+
+
+def test_a_moved_folder_opens(folder: Path, tokenizer: Tokenizer, tmp_path: Path):
+    moved = folder.rename(tmp_path / "elsewhere")
+    assert [prompt.answer for prompt in open_dataset(moved, tokenizer)] == ["5", "1,000", "-7"]
+
+
+def test_prompt_ids_are_read_only(folder: Path, tokenizer: Tokenizer):
+    with pytest.raises(ValueError, match="read-only"):
+        open_dataset(folder, tokenizer)[0].ids[0] = 1
+
+
+def test_inspect_shows_facts_and_exact_text(folder: Path, tokenizer: Tokenizer):
+    shown = inspect_dataset(folder, num_rows=2)
+    prompts = open_dataset(folder, tokenizer)
+    assert prompts[0].text in shown and prompts[1].text in shown and prompts[2].text not in shown
+    assert f"row 0: {prompts[0].ids.size} tokens, data_source openai/gsm8k" in shown
+    assert "answer: 1,000" in shown and "system_prompt 'Be brief.'" in shown and "3 in, 3 out" in shown
+
+
+def test_inspect_does_not_let_data_steer_the_terminal(settings, tokenizer: Tokenizer, tmp_path: Path):
+    from mindgspo.config.schema import DataSourceSection
+
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"question": "red \x1b[31m and \u202e back", "answer": "#### 5"}))
+    source = DataSourceSection(format="gsm8k", path=path)
+    prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1)
+    shown = inspect_dataset(tmp_path / "out")
+    assert "\x1b" not in shown and "\u202e" not in shown and "red \\x1b[31m and \\u202e back" in shown

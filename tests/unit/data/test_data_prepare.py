@@ -1,0 +1,285 @@
+"""From a source to a MindRecord folder and back, and every way in which that is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mindgspo.config.schema import DataSourceSection, TokenizerSection
+from mindgspo.data import open_dataset, prepare_dataset
+from mindgspo.errors import DataError
+from mindgspo.tokenization import Tokenizer, load_tokenizer
+
+
+def folder_bytes(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_round_trip(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+    out = tmp_path / "nested" / "out"
+    info = prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
+    dataset = open_dataset(out, tokenizer, settings())
+    assert len(dataset) == info.counts.rows_out == 3
+    assert [prompt.index for prompt in dataset] == [0, 1, 2]
+    first = dataset[0]
+    assert first.text == (
+        "<|im_start|>user\nTom has 2 pens and buys 3 more. How many now?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert first.ids.dtype == np.int32 and first.ids.tolist() == tokenizer.encode(first.text)
+    assert (first.answer, first.data_source, first.solution) == ("5", "openai/gsm8k", "2+3=5 pens\n#### 5")
+    assert dataset[1].text == "<|im_start|>user\n小明有4个苹果。<|im_end|>\n<|im_start|>assistant\n"
+    assert [prompt.answer for prompt in dataset] == ["5", "1,000", "-7"]
+    lengths = [prompt.ids.size for prompt in dataset]
+    assert (info.lengths.min, info.lengths.max) == (min(lengths), max(lengths))
+    assert info.lengths.mean == pytest.approx(sum(lengths) / 3)
+    assert dataset.info == info
+    assert not list(out.parent.glob(".*")), "a temporary folder was left behind"
+
+
+def test_arithmetic_rows_survive_the_trip(settings, tokenizer: Tokenizer, tmp_path: Path):
+    source = DataSourceSection(format="arithmetic", split="test", max_rows=20)
+    prepare_dataset(source, settings(max_prompt_length=32), tokenizer, tmp_path / "out", seed=3)
+    prompts = list(open_dataset(tmp_path / "out", tokenizer))
+    assert len(prompts) == 20
+    for prompt in prompts:
+        assert prompt.data_source == "arithmetic" and prompt.solution.endswith(f"#### {prompt.answer}")
+        assert prompt.extra_info["operation"] in "+-"
+
+
+def test_system_prompt_and_suffix(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+    data = settings(system_prompt="Be brief.", instruction_suffix="\nEnd with ####.")
+    info = prepare_dataset(gsm8k, data, tokenizer, tmp_path / "out", seed=1)
+    assert open_dataset(tmp_path / "out", tokenizer, data)[2].text == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nShort?\nEnd with ####.<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert (info.prompt.system_prompt, info.prompt.instruction_suffix) == ("Be brief.", "\nEnd with ####.")
+
+
+def test_verl_rows_use_their_own_messages(settings, tokenizer: Tokenizer, tmp_path: Path, caplog):
+    row = {"data_source": "math_dapo", "reward_model": {"ground_truth": "4"}, "extra_info": {"index": 7}}
+    own_system = [{"role": "system", "content": "Mine."}, {"role": "user", "content": "2+2?"}]
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        json.dumps({**row, "prompt": own_system})
+        + "\n"
+        + json.dumps({**row, "prompt": own_system[1:]})
+        + "\n"
+    )
+    data = settings(system_prompt="Yours.", instruction_suffix="unused")
+    with caplog.at_level(logging.WARNING):
+        info = prepare_dataset(
+            DataSourceSection(format="verl", path=path), data, tokenizer, tmp_path / "out", seed=1
+        )
+    assert "instruction_suffix is not used" in caplog.text and info.prompt.instruction_suffix == ""
+    dataset = open_dataset(tmp_path / "out", tokenizer, data)
+    assert [prompt.text.split("<|im_end|>")[0] for prompt in dataset] == [
+        "<|im_start|>system\nMine.",
+        "<|im_start|>system\nYours.",
+    ]
+    assert "unused" not in dataset[0].text and dataset[0].extra_info == {"index": 7}
+
+
+def test_long_prompts_stop_the_preparation_by_default(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+    with pytest.raises(DataError) as raised:
+        prepare_dataset(gsm8k, settings(max_prompt_length=20), tokenizer, tmp_path / "out", seed=1)
+    message = str(raised.value)
+    first = len(tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": GSM8K_QUESTION}])))
+    assert "2 of 3 prompts are longer than data.max_prompt_length = 20" in message
+    assert f"gsm8k.jsonl:1 with {first} tokens" in message and "left, right, middle or drop" in message
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
+
+
+GSM8K_QUESTION = "Tom has 2 pens and buys 3 more. How many now?"
+
+
+@pytest.mark.parametrize("limit", [9, 10])
+@pytest.mark.parametrize("side", ["left", "right", "middle"])
+def test_truncation(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path, side: str, limit: int):
+    whole = tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": GSM8K_QUESTION}]))
+    data = settings(max_prompt_length=limit, truncation=side)
+    info = prepare_dataset(gsm8k, data, tokenizer, tmp_path / "out", seed=1)
+    expected = {
+        "left": whole[len(whole) - limit :],
+        "right": whole[:limit],
+        "middle": whole[: limit // 2] + whole[len(whole) - (limit - limit // 2) :],
+    }[side]
+    first = open_dataset(tmp_path / "out", tokenizer)[0]
+    assert first.ids.tolist() == expected and first.text == tokenizer.decode(expected)
+    assert info.counts.truncated == {side: 3} and info.counts.dropped == {}
+    assert (info.lengths.max, info.prompt.truncation) == (limit, side)
+    assert info.lengths.max_before_truncation >= len(whole)
+
+
+def test_dropping_counts_and_renumbers(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+    data = settings(max_prompt_length=20, truncation="drop")
+    info = prepare_dataset(gsm8k, data, tokenizer, tmp_path / "out", seed=1)
+    assert (info.counts.rows_in, info.counts.rows_out) == (3, 1)
+    assert info.counts.dropped == {"longer than max_prompt_length": 2} and info.counts.truncated == {}
+    dataset = open_dataset(tmp_path / "out", tokenizer)
+    assert [(prompt.index, prompt.answer) for prompt in dataset] == [(0, "-7")]
+    assert "2 longer than max_prompt_length" in info.account()
+
+
+def test_empty_data_sets_are_refused(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n")
+    with pytest.raises(DataError, match="empty.jsonl: no rows"):
+        prepare_dataset(
+            DataSourceSection(format="gsm8k", path=empty), settings(), tokenizer, tmp_path / "out", seed=1
+        )
+    with pytest.raises(DataError, match="all 3 prompts are longer than data.max_prompt_length = 2 "):
+        prepare_dataset(
+            gsm8k, settings(max_prompt_length=2, truncation="drop"), tokenizer, tmp_path / "out", seed=1
+        )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.jsonl", "gsm8k.jsonl"]
+
+
+def test_a_row_without_an_answer_stops_and_leaves_nothing(
+    gsm8k, gsm8k_file: Path, settings, tokenizer: Tokenizer, tmp_path: Path
+):
+    with gsm8k_file.open("a") as file:
+        file.write('{"question": "q", "answer": "It is five."}\n')
+    with pytest.raises(DataError, match="gsm8k.jsonl:4: answer: no final"):
+        prepare_dataset(gsm8k, settings(), tokenizer, tmp_path / "out", seed=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["gsm8k.jsonl"]
+
+
+def test_a_row_beyond_a_mindrecord_page_is_named(settings, tokenizer: Tokenizer, tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"question": "q", "answer": "x" * (3 << 20) + "#### 5"}))
+    with pytest.raises(DataError, match="rows.jsonl:1: the row takes 3.* bytes"):
+        prepare_dataset(
+            DataSourceSection(format="gsm8k", path=path), settings(), tokenizer, tmp_path / "out", seed=1
+        )
+
+
+def test_the_same_inputs_are_reused_untouched(
+    gsm8k, gsm8k_file: Path, settings, tokenizer: Tokenizer, tmp_path: Path
+):
+    out = tmp_path / "out"
+    info = prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
+    before = folder_bytes(out)
+    # The same bytes elsewhere, another seed and other unrelated settings are the same inputs for a file.
+    moved = gsm8k_file.rename(tmp_path / "moved.jsonl")
+    again = prepare_dataset(
+        DataSourceSection(format="gsm8k", path=moved), settings(shuffle=False), tokenizer, out, seed=2
+    )
+    assert again == info and folder_bytes(out) == before
+
+
+@pytest.mark.parametrize(
+    ("fields", "difference"),
+    [
+        ({"system_prompt": "Hi"}, "prompt.system_prompt: was None, now 'Hi'"),
+        ({"instruction_suffix": "!"}, "prompt.instruction_suffix: was '', now '!'"),
+        ({"max_prompt_length": 100}, "prompt.max_prompt_length: was 200, now 100"),
+        ({"truncation": "drop"}, "prompt.truncation: was 'error', now 'drop'"),
+    ],
+)
+def test_other_settings_never_overwrite(
+    gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path, fields: dict, difference: str
+):
+    out = tmp_path / "out"
+    prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
+    before = folder_bytes(out)
+    with pytest.raises(DataError) as raised:
+        prepare_dataset(gsm8k, settings(**fields), tokenizer, out, seed=1)
+    assert difference in str(raised.value) and str(raised.value).count("was ") == 2  # the headline has one
+    assert "with force" in str(raised.value) and folder_bytes(out) == before
+
+
+def test_other_rows_or_tokenizer_never_overwrite(
+    gsm8k, gsm8k_file: Path, settings, tokenizer: Tokenizer, tmp_path: Path
+):
+    out = tmp_path / "out"
+    prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
+    other = load_tokenizer(TokenizerSection(eos_tokens=("<|im_end|>",)))
+    with pytest.raises(DataError, match="tokenizer.fingerprint: was "):
+        prepare_dataset(gsm8k, settings(), other, out, seed=1)
+    with pytest.raises(DataError, match="source.max_rows: was None, now 2"):
+        prepare_dataset(
+            DataSourceSection(format="gsm8k", path=gsm8k_file, max_rows=2), settings(), tokenizer, out, seed=1
+        )
+    gsm8k_file.write_text(gsm8k_file.read_text().replace("-7", "-8"))
+    with pytest.raises(DataError, match="source.sha256: was "):
+        prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
+
+
+def test_generated_rows_of_another_seed_are_other_inputs(settings, tokenizer: Tokenizer, tmp_path: Path):
+    source = DataSourceSection(format="arithmetic", max_rows=3)
+    prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1)
+    prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1)
+    with pytest.raises(DataError, match="source.seed: was 1, now 2"):
+        prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=2)
+
+
+def test_a_folder_of_something_else_is_not_touched(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.txt").write_text("years of work")
+    with pytest.raises(DataError, match="holds no dataset.json"):
+        prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
+    assert folder_bytes(out) == {"thesis.txt": b"years of work"}
+
+
+def test_an_empty_folder_is_filled(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+    (tmp_path / "out").mkdir()
+    prepare_dataset(gsm8k, settings(), tokenizer, tmp_path / "out", seed=1)
+    assert len(open_dataset(tmp_path / "out", tokenizer)) == 3
+
+
+def test_force_moves_the_old_folder_aside(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+    out = tmp_path / "out"
+    prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
+    before = folder_bytes(out)
+    for number in (1, 2):
+        info = prepare_dataset(gsm8k, settings(system_prompt=f"{number}"), tokenizer, out, seed=1, force=True)
+        assert info.prompt.system_prompt == f"{number}" and (tmp_path / f"out.old-{number}").is_dir()
+    assert folder_bytes(tmp_path / "out.old-1") == before
+    assert len(open_dataset(tmp_path / "out.old-2", tokenizer)) == 3
+
+
+def test_force_with_a_bad_source_leaves_the_old_folder_in_place(
+    gsm8k, gsm8k_file: Path, settings, tokenizer: Tokenizer, tmp_path: Path
+):
+    out = tmp_path / "out"
+    prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
+    before = folder_bytes(out)
+    gsm8k_file.write_text("{broken\n")
+    with pytest.raises(DataError, match="gsm8k.jsonl:1: not a line of JSON"):
+        prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1, force=True)
+    assert folder_bytes(out) == before and not list(tmp_path.glob("out.old*"))
+
+
+def test_rendering_errors_name_the_template(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+    tokenizer.save(tmp_path / "tok")
+    (tmp_path / "tok" / "chat_template.jinja").write_text(" ")
+    blank = load_tokenizer(TokenizerSection(path=tmp_path / "tok"))
+    info = prepare_dataset(gsm8k, settings(), blank, tmp_path / "blank", seed=1)
+    assert info.lengths.max == 1
+    (tmp_path / "tok" / "chat_template.jinja").write_text("")
+    empty = load_tokenizer(TokenizerSection(path=tmp_path / "tok"))
+    with pytest.raises(DataError, match="gsm8k.jsonl:1: the chat template of .*tok made an empty prompt"):
+        prepare_dataset(gsm8k, settings(), empty, tmp_path / "empty", seed=1)
+
+
+def test_losing_a_race_for_the_same_folder_is_harmless(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+    out = tmp_path / "out"
+
+    class OvertakenBackend:
+        """Prepares the folder itself while the slower call is in the middle of its rows."""
+
+        def encode(self, text: str) -> list[int]:
+            prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
+            return tokenizer.backend.encode(text)
+
+    slower = dataclasses.replace(tokenizer, backend=OvertakenBackend())
+    info = prepare_dataset(gsm8k, settings(), slower, out, seed=1)
+    assert info.counts.rows_out == 3 and len(open_dataset(out, tokenizer)) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gsm8k.jsonl", "out"]

@@ -1,0 +1,100 @@
+"""Reading jsonl and parquet, intact and damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from mindgspo.config.schema import DataSourceSection
+from mindgspo.data.source_files import read_file
+from mindgspo.data.sources import open_source
+from mindgspo.errors import DataError
+
+
+def test_jsonl_rows_with_their_lines(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes('\ufeff{"a": 1}\n\n{"a": "\u2028é"}\r\n'.encode())
+    assert list(read_file(path)) == [(f"{path}:1", {"a": 1}), (f"{path}:3", {"a": "\u2028é"})]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"a": 1', "rows.jsonl:2: not a line of JSON"),
+        (b"{'a': 1}", "rows.jsonl:2: not a line of JSON"),
+        (b'{"a": "\xff"}', "rows.jsonl:2: not a line of JSON"),
+        (b"[1, 2]", "rows.jsonl:2: expected a JSON object, got list"),
+        (b"[" * 100_000, "rows.jsonl:2: not a line of JSON"),
+    ],
+)
+def test_corrupt_line_is_named(tmp_path: Path, line: bytes, message: str):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 0}\n' + line + b'\n{"a": 2}\n')
+    rows = read_file(path)
+    assert next(rows)[1] == {"a": 0}
+    with pytest.raises(DataError, match=message):
+        next(rows)
+
+
+def test_parquet_equals_jsonl(tmp_path: Path):
+    rows = [{"question": f"q{i}", "prompt": [{"role": "user", "content": "é"}], "n": i} for i in range(3000)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    from_parquet = list(read_file(tmp_path / "rows.parquet"))
+    assert [row for _, row in from_parquet] == [row for _, row in read_file(tmp_path / "rows.jsonl")] == rows
+    assert from_parquet[-1][0] == f"{tmp_path / 'rows.parquet'} row 3000"
+
+
+def test_damaged_parquet(tmp_path: Path):
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"a": 1}]), path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match="rows.parquet: not a readable parquet file"):
+        list(read_file(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("absent.jsonl", "absent.jsonl: no such file"),
+        ("rows.csv", r"rows.csv: unknown kind of file; expected \*.jsonl"),
+    ],
+)
+def test_not_a_data_file(tmp_path: Path, name: str, message: str):
+    (tmp_path / "rows.csv").write_text("a,b\n")
+    with pytest.raises(DataError, match=message):
+        open_source(DataSourceSection(format="gsm8k", path=tmp_path / name), seed=1)
+
+
+def test_a_folder_is_not_a_file(tmp_path: Path):
+    with pytest.raises(DataError, match="is a folder, expected a file"):
+        open_source(DataSourceSection(format="verl", path=tmp_path), seed=1)
+
+
+def test_sections_that_make_no_source(tmp_path: Path):
+    with pytest.raises(DataError, match="format 'gsm8k' needs a path"):
+        open_source(DataSourceSection(format="gsm8k"), seed=1)
+    with pytest.raises(DataError, match="'arithmetic' is generated and takes no path"):
+        open_source(DataSourceSection(format="arithmetic", path=tmp_path), seed=1)
+    with pytest.raises(DataError, match="'prepared' is ready for use"):
+        open_source(DataSourceSection(format="prepared", path=tmp_path), seed=1)
+
+
+def test_max_rows_stops_before_a_later_bad_row(gsm8k_file: Path):
+    with gsm8k_file.open("a") as file:
+        file.write('{"question": "no answer"}\n')
+    few = open_source(DataSourceSection(format="gsm8k", path=gsm8k_file, max_rows=3), seed=1)
+    assert [row.answer for row in few.rows()] == ["5", "1,000", "-7"]
+    everything = open_source(DataSourceSection(format="gsm8k", path=gsm8k_file), seed=1)
+    with pytest.raises(DataError, match="gsm8k.jsonl:4: answer"):
+        list(everything.rows())
+
+
+def test_only_generated_sources_depend_on_the_seed(gsm8k: DataSourceSection):
+    generated = DataSourceSection(format="arithmetic", max_rows=5)
+    assert open_source(generated, seed=1).sha256 != open_source(generated, seed=2).sha256
+    assert open_source(gsm8k, seed=1) == open_source(gsm8k, seed=2)

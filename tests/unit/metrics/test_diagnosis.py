@@ -1,0 +1,93 @@
+"""Each rule fires on the run it is meant for, and only there."""
+
+from __future__ import annotations
+
+import pytest
+
+from mindgspo.metrics.diagnosis import Level, accuracy_span, diagnose
+from mindgspo.metrics.run_folder import RunRecord
+
+
+def run_with(summary: dict[str, object] | None = None, **series: list[float]) -> RunRecord:
+    """A record whose metrics are the given lists, "__" in a name standing for "/"."""
+    length = max((len(values) for values in series.values()), default=0)
+    rows = [
+        {"step": i + 1}
+        | {name.replace("__", "/"): values[i] for name, values in series.items() if i < len(values)}
+        for i in range(length)
+    ]
+    return RunRecord(
+        name="run",
+        metrics=tuple(rows),
+        first_samples=(),
+        last_samples=(),
+        summary=summary or {},
+        config_text="",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "level", "words"),
+    [
+        ("response_length__clip_ratio", 0.6, Level.ALARM, "60.0% of the responses were cut"),
+        ("response_length__clip_ratio", 0.2, Level.WARN, "20.0% of the responses were cut"),
+        ("response_length__clip_ratio", 0.05, Level.GOOD, "5.0% of the responses were cut"),
+        ("reward__zero_signal_group_ratio", 0.95, Level.ALARM, "equal rewards"),
+        ("reward__zero_signal_group_ratio", 0.5, Level.GOOD, "equal rewards"),
+        ("reward__no_answer_ratio", 0.3, Level.WARN, "no recognisable answer"),
+        ("reward__invalid_ratio", 0.0, Level.GOOD, "could not be judged"),
+        ("reward__invalid_ratio", 0.01, Level.WARN, "could not be judged"),
+        ("actor__pg_clipfrac_seq", 0.0, Level.WARN, "clipped ratio"),
+        ("actor__pg_clipfrac_seq", 0.01, Level.WARN, "clipped ratio"),
+        ("actor__pg_clipfrac_seq", 0.3, Level.GOOD, "clipped ratio"),
+        ("actor__pg_clipfrac", 0.7, Level.WARN, "clipped ratio"),
+        ("actor__first_ratio_error_max", 1e-6, Level.GOOD, "differed from 1"),
+        ("actor__first_ratio_error_max", 0.3, Level.ALARM, "differed from 1"),
+    ],
+)
+def test_a_steady_value(name: str, value: float, level: Level, words: str) -> None:
+    (finding,) = diagnose(run_with(**{name: [value] * 5}))
+    assert finding.level is level
+    assert words in finding.text
+    assert bool(finding.advice) == (level is not Level.GOOD)
+
+
+def test_only_the_last_steps_count() -> None:
+    (finding,) = diagnose(run_with(response_length__clip_ratio=[1.0] * 50 + [0.0] * 20))
+    assert finding.level is Level.GOOD
+
+
+@pytest.mark.parametrize(("last", "level"), [(0.9, Level.GOOD), (0.1, Level.WARN)])
+def test_trends(last: float, level: Level) -> None:
+    (finding,) = diagnose(run_with(critic__score__mean=[0.5] * 6 + [last] * 3))
+    assert finding.level is level
+    (finding,) = diagnose(run_with(summary={"accuracy_before": 0.5, "accuracy_after": last}, x=[1.0]))
+    assert finding.level is level
+    (finding,) = diagnose(run_with(actor__entropy=[2.0] * 6 + [last - 0.05] * 3))
+    assert finding.level is level
+
+
+def test_growing_memory() -> None:
+    (finding,) = diagnose(run_with(perf__cpu_memory_used_gb=[2.0 + 0.1 * step for step in range(20)]))
+    assert finding.level is Level.WARN
+    (finding,) = diagnose(run_with(perf__cpu_memory_used_gb=[1.0] * 5 + [3.0] * 15))
+    assert finding.level is Level.GOOD
+
+
+def test_the_gravest_comes_first_and_nothing_recorded_says_nothing() -> None:
+    findings = diagnose(
+        run_with(
+            actor__pg_clipfrac_seq=[0.3] * 3,
+            reward__no_answer_ratio=[0.9] * 3,
+            reward__invalid_ratio=[0.01] * 3,
+        )
+    )
+    assert [finding.level for finding in findings] == [Level.ALARM, Level.WARN, Level.GOOD]
+    assert diagnose(run_with(training__epoch=[1.0])) == []
+
+
+def test_accuracy_comes_from_the_summary_or_else_from_the_evaluations() -> None:
+    values = {"val-core__math__acc__mean@1": [0.2, 0.4, 0.6]}
+    assert accuracy_span(run_with(**values)) == (0.2, 0.6)
+    assert accuracy_span(run_with(summary={"accuracy_after": 0.7}, **values)) == (0.2, 0.7)
+    assert accuracy_span(run_with(x=[1.0])) == (None, None)

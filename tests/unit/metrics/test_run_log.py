@@ -1,0 +1,191 @@
+"""What RunLog leaves on disk and on the console."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from mindgspo.errors import ConfigError, RunFolderError
+from mindgspo.metrics import RunLog
+from mindgspo.metrics.console import step_line
+from mindgspo.metrics.files import read_records
+from mindgspo.types import Group, Int32Array, Verdict
+
+BuildGroup = Callable[..., Group]
+Decode = Callable[[Int32Array], str]
+
+
+def open_log(run_dir: Path, **options: object) -> RunLog:
+    settings = {"tensorboard": False, "progress": False, "console": Console(quiet=True)} | options
+    return RunLog(run_dir, **settings)
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+def test_one_line_per_call_step_first_then_sorted_names(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        log.log_metrics(1, {"b/x": 0.1, "a/y": np.float32(0.5), "c/z": np.int64(3)})
+        log.log_metrics(1, {"val-core/s/acc/mean@1": 1 / 3})
+    assert (tmp_path / "metrics.jsonl").read_text() == (
+        '{"step": 1, "a/y": 0.5, "b/x": 0.1, "c/z": 3}\n'
+        '{"step": 1, "val-core/s/acc/mean@1": 0.3333333333333333}\n'
+    )
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), np.float32("-inf")])
+def test_a_value_that_is_not_finite_is_refused_by_name_and_nothing_is_written(
+    tmp_path: Path, value: float
+) -> None:
+    with open_log(tmp_path) as log, pytest.raises(AssertionError, match="actor/pg_loss"):
+        log.log_metrics(1, {"a": 1.0, "actor/pg_loss": value})
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_second_log_appends_and_truncation_forgets_later_steps(
+    tmp_path: Path, build_group: BuildGroup, decode_ids: Decode
+) -> None:
+    group = build_group(0, [Verdict.CORRECT, Verdict.WRONG])
+    for first in (0, 3):
+        with open_log(tmp_path) as log:
+            for step in range(first, first + 3):
+                log.log_metrics(step, {"a": float(step)})
+                log.log_samples(step, [group], decode_ids)
+    with open_log(tmp_path) as log:
+        log.truncate_after(2)
+        log.log_metrics(3, {"a": 30.0})
+    assert [(row["step"], row["a"]) for row in lines(tmp_path / "metrics.jsonl")] == [
+        *((0, 0.0), (1, 1.0), (2, 2.0)),
+        (3, 30.0),
+    ]
+    assert [row["step"] for row in lines(tmp_path / "samples.jsonl")] == [0, 0, 1, 1, 2, 2]
+
+
+def test_truncation_drops_the_half_line_of_a_killed_run(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "a": 1.0}\n{"step": 2, "a"')
+    assert list(read_records(path)) == [{"step": 1, "a": 1.0}]
+    with open_log(tmp_path) as log:
+        log.truncate_after(7)
+        log.log_metrics(2, {"a": 2.0})
+    assert path.read_text() == '{"step": 1, "a": 1.0}\n{"step": 2, "a": 2.0}\n'
+    assert list(tmp_path.iterdir()) == [path]  # no temporary file is left
+
+
+def test_truncation_of_a_folder_without_files_does_nothing(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        log.truncate_after(3)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("nonsense\n", "line 2: not JSON"), ("[1]\n", "line 2: expected an object, got list")],
+)
+def test_a_broken_line_is_named_and_the_file_stays(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n' + line)
+    with open_log(tmp_path) as log, pytest.raises(RunFolderError, match=message):
+        log.truncate_after(1)
+    assert path.read_text() == '{"step": 1}\n' + line
+
+
+def test_a_sample_line_holds_the_whole_story(
+    tmp_path: Path, build_group: BuildGroup, decode_ids: Decode
+) -> None:
+    with open_log(tmp_path) as log:
+        log.log_samples(4, [build_group(11, [Verdict.CORRECT, Verdict.NO_ANSWER])], decode_ids)
+    correct, unanswered = lines(tmp_path / "samples.jsonl")
+    assert list(correct) == [
+        *("step", "prompt_index", "sample_index", "data_source", "prompt", "response", "extracted", "answer"),
+        *("verdict", "score", "parts", "advantage", "length", "finish_reason"),
+    ]
+    assert (correct["step"], correct["prompt_index"], correct["sample_index"]) == (4, 11, 0)
+    assert correct["response"].endswith("#### 85")
+    assert (correct["extracted"], correct["answer"], correct["verdict"]) == ("85", "85", "correct")
+    assert (correct["score"], correct["parts"]) == (1.0, {"gsm8k": 1.0})
+    # (1 - 0.5) / (sqrt(0.5) + 1e-6), one of two siblings being right
+    assert correct["advantage"] == pytest.approx(0.7071, abs=1e-4)
+    assert (correct["length"], correct["finish_reason"]) == (10, "stop")
+    assert (unanswered["extracted"], unanswered["answer"]) == (None, "85")
+    assert unanswered["finish_reason"] == "length"
+
+
+def test_any_text_survives_the_samples_file(tmp_path: Path, build_group: BuildGroup) -> None:
+    text = "line\nbreak \u2028 \u7b54\u6848 \ud83d \x00 \U0001f600"
+    with open_log(tmp_path) as log:
+        log.log_samples(1, [build_group(0, [Verdict.WRONG], text=text)], lambda ids: text)
+    content = (tmp_path / "samples.jsonl").read_bytes()
+    assert content.count(b"\n") == 1
+    assert "\u7b54\u6848" in content.decode("utf-8")  # readable without decoding escapes
+    (row,) = read_records(tmp_path / "samples.jsonl")
+    assert row["response"] == row["prompt"] == text
+
+
+def test_the_console_shows_one_line_per_step(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    with open_log(tmp_path, console=Console(file=screen, width=60), total_steps=12) as log:
+        log.log_metrics(
+            7,
+            {
+                "critic/score/mean": 0.52345,
+                "response_length/mean": 41.25,
+                "actor/pg_clipfrac_seq": 0.3312,
+                "actor/pg_clipfrac": 0.9,
+                "actor/grad_norm": 0.871,
+                "perf/throughput": 10234.4,
+                "timing_s/step": 3.414,
+            },
+        )
+        log.log_metrics(7, {"val-core/[bold]odd/acc/mean@1": 0.75})
+        log.log_metrics(8, {"training/epoch": 1.0})
+    assert screen.getvalue() == (
+        "step    7/12  score 0.523  length 41.2  clip 0.331  grad 0.871  tok/s 10,234  s 3.41\n"
+        "step    7/12  val-core/[bold]odd/acc/mean@1 0.7500\n"
+    )
+
+
+def test_a_line_without_anything_to_show_is_not_printed() -> None:
+    assert step_line(1, None, {"training/epoch": 1.0}) is None
+    assert step_line(1, None, {"critic/score/mean": 1.0}) == "step       1  score 1.000"
+
+
+def test_a_terminal_gets_a_progress_bar_and_other_outputs_do_not(tmp_path: Path) -> None:
+    shown = {}
+    for is_terminal in (True, False):
+        screen = io.StringIO()
+        console = Console(file=screen, force_terminal=is_terminal, width=100)
+        with open_log(tmp_path, console=console, progress=True, total_steps=5) as log:
+            log.log_metrics(3, {"critic/score/mean": 1.0})
+        shown[is_terminal] = screen.getvalue()
+    assert "training" in shown[True] and "3/5" in shown[True]
+    assert shown[False] == "step     3/5  score 1.000\n"
+
+
+def test_tensorboard_events_hold_the_scalars(tmp_path: Path) -> None:
+    with open_log(tmp_path, tensorboard=True) as log:
+        log.truncate_after(4)
+        log.log_metrics(5, {"actor/lr": 0.25})
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    assert b"actor/lr" in events.read_bytes()
+
+
+def test_missing_tensorboard_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_import = builtins.__import__
+
+    def without_tensorboard(name: str, *arguments: object, **options: object) -> object:
+        if name.startswith("tensorboardX"):
+            raise ImportError("No module named 'tensorboardX'")
+        return real_import(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without_tensorboard)
+    with pytest.raises(ConfigError, match=r"logging\.tensorboard.*pip install tensorboardX"):
+        open_log(tmp_path, tensorboard=True)

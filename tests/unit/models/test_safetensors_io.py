@@ -1,0 +1,330 @@
+"""Reading and writing safetensors with numpy: values, dtypes, and every way in which files can be broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from mindgspo.errors import WeightsError
+from mindgspo.models.safetensors_io import (
+    bfloat16_bits,
+    check_names,
+    read_safetensors,
+    widen_bfloat16,
+    write_safetensors,
+)
+
+
+def some_weights() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {
+        "embed.weight": rng.standard_normal((5, 3)).astype(np.float32),
+        "norm.weight": rng.standard_normal(3).astype(np.float32),
+    }
+
+
+def write_index(folder: Path, shard_of: dict[str, str]) -> Path:
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": shard_of}))
+    return index
+
+
+def write_two_shards(folder: Path) -> dict[str, np.ndarray]:
+    weights = some_weights()
+    shard_of = {}
+    for number, (name, tensor) in enumerate(weights.items(), start=1):
+        shard = f"model-0000{number}-of-00002.safetensors"
+        save_file({name: tensor}, folder / shard)
+        shard_of[name] = shard
+    write_index(folder, shard_of)
+    return weights
+
+
+def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape
+        assert found[name].tobytes() == tensor.tobytes()
+
+
+# ---- round trips
+
+
+def test_float32_comes_back_bit_for_bit_from_file_and_folder(tmp_path: Path) -> None:
+    weights = some_weights()
+    write_safetensors(tmp_path / "model.safetensors", weights)
+    assert_same(read_safetensors(tmp_path / "model.safetensors"), weights)
+    assert_same(read_safetensors(tmp_path), weights)
+
+
+def test_float16_is_kept(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model.safetensors", some_weights(), dtype="float16")
+    expected = {name: tensor.astype(np.float16) for name, tensor in some_weights().items()}
+    assert_same(read_safetensors(tmp_path), expected)
+
+
+def test_shards_are_joined(tmp_path: Path) -> None:
+    weights = write_two_shards(tmp_path)
+    assert_same(read_safetensors(tmp_path), weights)
+
+
+def test_transposed_and_scalar_tensors_keep_shape_and_values(tmp_path: Path) -> None:
+    matrix = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    write_safetensors(tmp_path / "model.safetensors", {"m": matrix, "s": np.array(2.5, np.float32)})
+    found = read_safetensors(tmp_path)
+    np.testing.assert_array_equal(found["m"], [[0, 3], [1, 4], [2, 5]])
+    assert found["s"].shape == () and found["s"] == 2.5
+
+
+def test_big_endian_input_keeps_its_values(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model.safetensors", {"w": np.array([1.0, 2.0], dtype=">f4")})
+    np.testing.assert_array_equal(read_safetensors(tmp_path)["w"], np.array([1.0, 2.0], np.float32))
+
+
+def test_arrays_outlive_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    write_safetensors(path, {"w": np.ones(4, np.float32)})
+    found = read_safetensors(path)
+    path.write_bytes(b"\0" * path.stat().st_size)
+    np.testing.assert_array_equal(found["w"], np.ones(4))
+
+
+def test_a_rewrite_replaces_the_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    write_safetensors(path, {"w": np.zeros(2, np.float32)})
+    write_safetensors(path, {"w": np.ones(3, np.float32)})
+    assert read_safetensors(path)["w"].shape == (3,)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    write_safetensors(path, {"w": np.zeros(2, np.float32)})
+    with pytest.raises(WeightsError, match="w is int32"):
+        write_safetensors(path, {"w": np.zeros(2, np.int32)})
+    assert read_safetensors(path)["w"].shape == (2,)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_the_file_follows_the_umask(tmp_path: Path) -> None:
+    old = os.umask(0o027)
+    try:
+        write_safetensors(tmp_path / "model.safetensors", some_weights())
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "model.safetensors").stat().st_mode) == 0o640
+
+
+# ---- bfloat16
+
+
+def test_bfloat16_rounds_ties_to_even() -> None:
+    # bfloat16 keeps 8 significant bits: between 1 and 2 its step is 1/128, so 1 + 1/256 lies halfway.
+    values = np.array([1.0, 1 + 1 / 256, 1 + 3 / 256, 1 + 1 / 256 + 2**-20, -(1 + 1 / 256)], np.float32)
+    expected = [1.0, 1.0, 1 + 2 / 128, 1 + 1 / 128, -1.0]
+    np.testing.assert_array_equal(widen_bfloat16(bfloat16_bits(values)), np.array(expected, np.float32))
+
+
+def test_bfloat16_keeps_nan_infinity_and_signed_zero() -> None:
+    # 0x7F800001 is a NaN whose payload lies in the lost half only: rounded as a number it gives infinity,
+    # and 0xFFFFFFFF would wrap to zero.
+    nans = np.array([0x7F800001, 0xFFFFFFFF, 0x7FC00000], np.uint32).view(np.float32)
+    assert np.isnan(widen_bfloat16(bfloat16_bits(nans))).all()
+    exact = np.array([np.inf, -np.inf, 0.0, -0.0], np.float32)
+    assert widen_bfloat16(bfloat16_bits(exact)).tobytes() == exact.tobytes()
+
+
+@given(st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=50))
+def test_every_bfloat16_number_survives_widening_and_rounding(bits: list[int]) -> None:
+    before = np.array(bits, np.uint16)
+    wide = widen_bfloat16(before)
+    after = bfloat16_bits(wide)
+    np.testing.assert_array_equal(after[~np.isnan(wide)], before[~np.isnan(wide)])
+    assert np.isnan(widen_bfloat16(after[np.isnan(wide)])).all()
+
+
+def test_bfloat16_file_beside_float32_tensors(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model.safetensors", some_weights(), dtype="bfloat16")
+    found = read_safetensors(tmp_path)
+    expected = {name: widen_bfloat16(bfloat16_bits(tensor)) for name, tensor in some_weights().items()}
+    assert_same(found, expected)
+
+
+def test_a_value_too_large_for_the_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="1 values of w are too large for float16.*70000"):
+        write_safetensors(
+            tmp_path / "m.safetensors", {"w": np.array([1, 70000.0, np.inf], np.float32)}, dtype="float16"
+        )
+
+
+@pytest.mark.parity
+def test_torch_reads_what_was_written_and_the_other_way_round(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file
+    from safetensors.torch import save_file as torch_save
+
+    rng = np.random.default_rng(1)
+    bits = rng.integers(0, 2**32, 20_000, dtype=np.uint64).astype(np.uint32)  # every kind of number, NaN too
+    values = bits.view(np.float32).reshape(100, 200)
+    theirs = torch.from_numpy(values.copy()).to(torch.bfloat16)
+
+    keep = np.abs(values) < 3.3e38  # an overflow to infinity is refused here, torch performs it
+    finite = np.where(keep, values, np.float32(0))
+    write_safetensors(tmp_path / "ours.safetensors", {"w": finite}, dtype="bfloat16")
+    loaded = load_file(tmp_path / "ours.safetensors")["w"]
+    assert loaded.dtype == torch.bfloat16
+    expected = torch.where(torch.from_numpy(keep), theirs, torch.zeros((), dtype=torch.bfloat16))
+    assert torch.equal(loaded.view(torch.int16), expected.view(torch.int16))
+
+    tensors = {"w": theirs, "v": torch.arange(3.0), "s": torch.tensor(1.5, dtype=torch.bfloat16)}
+    torch_save(tensors, tmp_path / "theirs.safetensors")
+    found = read_safetensors(tmp_path / "theirs.safetensors")
+    np.testing.assert_array_equal(found["w"], theirs.float().numpy())
+    np.testing.assert_array_equal(found["v"], np.array([0, 1, 2], np.float32))
+    assert found["s"].shape == () and found["s"] == 1.5
+
+
+# ---- damage
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kept", [0, 4, 60, -1])
+def test_a_truncated_file_is_named(tmp_path: Path, dtype: str, kept: int) -> None:
+    path = tmp_path / "model.safetensors"
+    write_safetensors(path, some_weights(), dtype=dtype)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(WeightsError, match=r"model\.safetensors: truncated, damaged.*bytes.*again"):
+        read_safetensors(tmp_path)
+
+
+def test_trailing_bytes_and_a_broken_header_are_damage_too(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    write_safetensors(path, some_weights())
+    whole = path.read_bytes()
+    for damaged in (whole + b"\0", whole[:8] + b"#" + whole[9:]):
+        path.write_bytes(damaged)
+        with pytest.raises(WeightsError, match="damaged"):
+            read_safetensors(path)
+
+
+def test_a_folder_without_weights_says_what_is_there(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="there is nothing"):
+        read_safetensors(tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(WeightsError, match="pytorch_model.bin is a pickle"):
+        read_safetensors(tmp_path)
+    save_file(some_weights(), tmp_path / "model-00001-of-00002.safetensors")
+    with pytest.raises(WeightsError, match="model-00001-of-00002.safetensors: shards need their index"):
+        read_safetensors(tmp_path)
+    with pytest.raises(WeightsError, match="no such file or folder"):
+        read_safetensors(tmp_path / "absent")
+
+
+def test_a_folder_with_both_kinds_is_ambiguous(tmp_path: Path) -> None:
+    write_two_shards(tmp_path)
+    write_safetensors(tmp_path / "model.safetensors", some_weights())
+    with pytest.raises(WeightsError, match="holds both"):
+        read_safetensors(tmp_path)
+
+
+def test_an_eight_bit_float_is_refused_by_name(tmp_path: Path) -> None:
+    header = b'{"w":{"dtype":"F8_E4M3","shape":[2],"data_offsets":[0,2]}}'
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0\0")
+    with pytest.raises(WeightsError, match="w: F8_E4M3"):
+        read_safetensors(tmp_path)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    write_two_shards(tmp_path)
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(WeightsError, match="1 of 2 shards are not there: model-00002-of-00002.safetensors"):
+        read_safetensors(tmp_path)
+
+
+def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
+    write_two_shards(tmp_path)
+    shard = tmp_path / "model-00002-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-3])
+    with pytest.raises(WeightsError, match=r"model-00002-of-00002\.safetensors: truncated"):
+        read_safetensors(tmp_path)
+
+
+def test_index_and_shard_must_agree(tmp_path: Path) -> None:
+    weights = some_weights()
+    save_file(weights, tmp_path / "a.safetensors")
+    write_index(tmp_path, {**dict.fromkeys(weights, "a.safetensors"), "lm_head.weight": "a.safetensors"})
+    with pytest.raises(
+        WeightsError, match=r"named by the index but not in the shard \(1\):\n.*lm_head.weight"
+    ):
+        read_safetensors(tmp_path)
+    write_index(tmp_path, {"norm.weight": "a.safetensors"})
+    with pytest.raises(WeightsError, match=r"not placed there by the index \(1\):\n.*embed.weight"):
+        read_safetensors(tmp_path)
+
+
+def test_a_weight_in_two_shards_is_refused(tmp_path: Path) -> None:
+    write_two_shards(tmp_path)
+    save_file(some_weights(), tmp_path / "model-00002-of-00002.safetensors")
+    with pytest.raises(WeightsError, match=r"00002-of-00002.*\n.*not placed there.*\n.*embed.weight"):
+        read_safetensors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not a readable index"),
+        ("[]", "not a readable index"),
+        ('{"weight_map": {"w": "a.safetensors", "w": "b.safetensors"}}', "'w' stands there twice"),
+        (
+            '{"weight_map": {"w": "../secret.safetensors"}}',
+            "not the name of a .safetensors file in this folder",
+        ),
+        ('{"weight_map": {"w": "/etc/passwd"}}', "not the name of a .safetensors file in this folder"),
+        ('{"weight_map": {}}', "weight_map is empty"),
+    ],
+)
+def test_a_bad_index_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(WeightsError, match=message):
+        read_safetensors(tmp_path)
+
+
+# ---- names
+
+
+def test_matching_names_pass() -> None:
+    weights = some_weights()
+    check_names({name: tensor.shape for name, tensor in weights.items()}, weights, where=Path("m"))
+
+
+def test_both_sides_are_listed_with_near_names() -> None:
+    expected = {"model.norm.weight": (3,), "lm_head.weight": (5, 3), "bias": (2,), "scale": (1,)}
+    found = {
+        "model.norm.weigth": np.zeros(3, np.float32),
+        "rotary.inv_freq": np.zeros(4, np.float32),
+        "bias": np.zeros(3, np.float32),
+        "scale": np.zeros(1, np.int8),
+    }
+    with pytest.raises(WeightsError) as caught:
+        check_names(expected, found, where=Path("some/folder"))
+    message = str(caught.value)
+    assert message.startswith("some/folder: ") and "4 weights expected, 4 found" in message
+    assert "missing (2):" in message and "    lm_head.weight\n" in message
+    assert "model.norm.weight (did you mean model.norm.weigth?)" in message
+    assert "unexpected (2):" in message and "    rotary.inv_freq\n" in message
+    assert "model.norm.weigth (did you mean model.norm.weight?)" in message
+    assert "bias: the model has (2,), the file (3,)" in message
+    assert "scale: int8" in message
+
+
+def test_a_long_list_is_cut_and_counted() -> None:
+    with pytest.raises(WeightsError, match=r"missing \(100\):(\n    w\d+){8}\n    ... and 92 more"):
+        check_names({f"w{number}": (1,) for number in range(100)}, {}, where=Path("m"))
