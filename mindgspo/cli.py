@@ -1,21 +1,32 @@
 """The command line: one function per command, each parses and calls the package.
 
 Heavy imports stay inside the functions, so that `--help` and configuration errors answer at once. A
-`MindGSPOError` is printed as one message with exit code 1; only a defect of ours shows a traceback.
+`MindGSPOError` is printed as one message with exit code 1, a wrong command line with exit code 2; only a defect of
+ours shows a traceback.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
+import platform
+import signal
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Literal, Optional
 
 import typer
 
+import mindgspo.parallel.runtime  # noqa: F401  (sets MindSpore's log level, which counts only before its import)
 from mindgspo.errors import MindGSPOError
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     help="GSPO reinforcement learning of language models on MindSpore.",
 )
 data_app = typer.Typer(no_args_is_help=True, help="Prepare and look at data sets.")
@@ -26,49 +37,220 @@ SetOption = Annotated[
     Optional[list[str]],  # noqa: UP045  (typer reads the annotation at run time on Python 3.10)
     typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. --set seed=2; may be repeated."),
 ]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Move an existing run folder aside.")]
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(
+            f"mindgspo {_version('mindgspo')} (MindSpore {_version('mindspore')}, Python {platform.python_version()})"
+        )
+        raise typer.Exit
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print versions and exit.")
+    ] = False,
+) -> None:
+    """Options that stand before a command."""
 
 
 @app.command()
-def run(
-    config: ConfigArgument,
-    set_: SetOption = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Move an existing run folder aside.")] = False,
-) -> None:
+def run(config: ConfigArgument, set_: SetOption = None, overwrite: OverwriteOption = False) -> None:
     """Run an experiment: prepare data, warm up, train, evaluate, export, report."""
     from mindgspo.config import load_config
 
     experiment = load_config(config, set_ or [])
     from mindgspo.trainer.loop import run_experiment
 
-    report = run_experiment(experiment, overwrite=overwrite)
+    _print_report(run_experiment(experiment, overwrite=overwrite))
+
+
+@app.command()
+def sft(config: ConfigArgument, set_: SetOption = None, overwrite: OverwriteOption = False) -> None:
+    """Run only the supervised warm-up of an experiment, into runs/<experiment>-sft unless run_dir is set."""
+    from mindgspo.config import load_config
+
+    experiment = load_config(config, set_ or [])
+    from mindgspo.trainer.loop import run_warm_up
+
+    _print_report(run_warm_up(experiment, overwrite=overwrite))
+
+
+def _print_report(report: Path | None) -> None:
     if report is not None:
         print(f"report: {report}")
 
 
 @app.command()
 def check(config: ConfigArgument, set_: SetOption = None) -> None:
-    """Check an experiment without starting MindSpore's graphs: configuration, files, tokenizer, batch table."""
-    from mindgspo.config import batch_table, load_config, notes
-    from mindgspo.tokenization import load_tokenizer
+    """Check an experiment without MindSpore: settings, tokenizer, data, prompts, reward, batch table."""
+    from mindgspo.config import load_config
+    from mindgspo.trainer.preflight import check_experiment
 
-    experiment = load_config(config, set_ or [])
-    tokenizer = load_tokenizer(experiment.tokenizer, experiment.model.vocab_size)
-    for name, text in batch_table(experiment, None):
-        print(f"{name:<26}{text}")
-    print(f"{'tokenizer':<26}{tokenizer.vocab_size} ids, eos {tokenizer.eos_ids}, pad {tokenizer.pad_id}")
-    for line in notes(experiment):
-        print(f"note: {line}")
+    for line in check_experiment(load_config(config, set_ or [])):
+        print(line)
     print("ok")
 
 
-def main() -> None:
-    """Entry point of the console script."""
+@app.command("eval")
+def evaluate(
+    config: ConfigArgument,
+    model: Annotated[Path, typer.Option("--model", help="Hugging Face folder, e.g. runs/<experiment>/export")],
+    set_: SetOption = None,
+) -> None:
+    """Measure a model on the held-out problems of an experiment: greedy, and pass@k if eval.num_samples > 1.
+
+    The last line is a JSON object with the same figures.
+    """
+    from mindgspo.config import load_config
+
+    experiment = load_config(config, set_ or [])
+    from mindgspo.trainer.measure import measure
+
+    found = measure(experiment, model)
+    figures = {"problems": len(found.groups), "accuracy": found.accuracy, **found.metrics}
+    width = max(len(name) for name in figures)
+    for name, value in figures.items():
+        print(f"{name:<{width}}  {value:.6g}")
+    print(json.dumps(figures))
+
+
+@app.command()
+def logprobs(
+    model_dir: Annotated[Path, typer.Argument(help="Hugging Face folder: config.json and *.safetensors")],
+    input: Annotated[Path, typer.Option("--input", help='JSON Lines file, rows {"ids": [...]} or {"text": "..."}')],
+) -> None:
+    """Print each row's token log-probs and its greedy next token, one JSON line per row and nothing else."""
+    from mindgspo.trainer.logprobs import log_probs_of_file
+
+    for scored in log_probs_of_file(model_dir, input):
+        print(json.dumps(scored))
+
+
+@app.command()
+def report(run_dir: Annotated[Path, typer.Argument(help="Run folder, e.g. runs/arithmetic-gspo")]) -> None:
+    """Draw reward.png and report.html of a run again, also while it is going on."""
+    from mindgspo.metrics import plot_run, write_report
+
+    print(f"plot: {plot_run(run_dir)}")
+    print(f"report: {write_report(run_dir)}")
+
+
+@data_app.command("prepare")
+def data_prepare(
+    format: Annotated[Literal["gsm8k", "verl", "arithmetic"], typer.Option(help="What the rows look like.")],
+    output: Annotated[Path, typer.Option(help="Folder to make; never overwritten.")],
+    input: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="*.jsonl or *.parquet file; none for arithmetic."),
+    ] = None,
+    tokenizer: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Folder of the tokenizer; none: the built-in one of the arithmetic task."),
+    ] = None,
+    eos_token: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="Token that ends a response; may be repeated."),
+    ] = None,
+    pad_token: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Token written into padded slots."),
+    ] = None,
+    split: Annotated[Literal["train", "dev", "test"], typer.Option(help="Split of the arithmetic task.")] = "train",
+    max_rows: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(help="Use at most this many rows, from the start."),
+    ] = None,
+    max_prompt_length: Annotated[int, typer.Option(help="Longest prompt in tokens.")] = 1024,
+    truncation: Annotated[
+        Literal["error", "left", "right", "middle", "drop"],
+        typer.Option(help="What happens to a longer prompt: stop, cut at that side, or drop the row."),
+    ] = "error",
+    system_prompt: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="System message put before the question."),
+    ] = None,
+    instruction_suffix: Annotated[
+        str, typer.Option(help="Text appended to the question of gsm8k and arithmetic rows.")
+    ] = "",
+    seed: Annotated[int, typer.Option(help="Draws the rows of the arithmetic task.")] = 1,
+    force: Annotated[bool, typer.Option("--force", help="Move an existing output folder aside.")] = False,
+) -> None:
+    """Turn GSM8K files, files in verl's schema, or the generated arithmetic task into a prepared data set."""
+    from mindgspo.data.command import prepare_from_options
+
+    info = prepare_from_options(
+        format=format,
+        output=output,
+        input=input,
+        tokenizer=tokenizer,
+        eos_tokens=tuple(eos_token) if eos_token else None,
+        pad_token=pad_token,
+        split=split,
+        max_rows=max_rows,
+        max_prompt_length=max_prompt_length,
+        truncation=truncation,
+        system_prompt=system_prompt,
+        instruction_suffix=instruction_suffix,
+        seed=seed,
+        force=force,
+    )
+    print(f"{info.account()}\nready      {output}")
+
+
+@data_app.command("inspect")
+def data_inspect(
+    folder: Annotated[Path, typer.Argument(help="Folder made by `mindgspo data prepare`")],
+    rows: Annotated[int, typer.Option(help="How many rows to show.", min=0)] = 3,
+) -> None:
+    """Show what a prepared data set was made of, and its first rows with the exact prompt text."""
+    from mindgspo.data import inspect_dataset
+
+    print(inspect_dataset(folder, rows))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code: 0, 1 for a `MindGSPOError`, 2 for usage, 130 for Ctrl-C."""
     try:
-        app(standalone_mode=True)
+        with _stopped_in_order():
+            app(args=arguments, prog_name="mindgspo", standalone_mode=True)
+    except SystemExit as ended:
+        if ended.code == _INTERRUPTED:
+            print("interrupted; what was saved stays", file=sys.stderr)
+        return int(ended.code or 0)
     except MindGSPOError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        return 1
+    raise AssertionError("typer ends every command with SystemExit")
+
+
+_INTERRUPTED = 130  # what typer exits with on KeyboardInterrupt: 128 + SIGINT
+
+
+@contextmanager
+def _stopped_in_order() -> Iterator[None]:
+    """While a MindSpore graph runs, its handler answers Ctrl-C with a SIGTERM to the own process. Here a SIGTERM,
+    whoever sent it, raises KeyboardInterrupt, so that locks, progress bar and temporary folders are cleared away."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -17,7 +17,7 @@ from mindspore import Tensor, nn, ops
 
 from mindgspo.algorithms.loss_metrics import POLICY_METRICS
 
-# Beyond every log-ratio. Not inf: in a graph with both inf and -inf as constants the compiler of MindSpore 2.10
+# Beyond every log-ratio. Not inf: where inf and -inf are both constants of a graph, MindSpore 2.10's compiler
 # puts, in about one compilation of a hundred, one in the other's place, or fails.
 _BEYOND = 3e38
 

@@ -90,6 +90,9 @@ class DataSourceSection(Section):
     """Arithmetic only: which split to generate. The splits are disjoint by construction."""
     max_rows: int | None = Field(default=None, ge=1)
     """Use at most this many rows, from the start (arithmetic: how many to generate). None: all."""
+    forgotten_carries: float = Field(default=0.0, ge=0, le=1)
+    """Share of the carries (and borrows) that the worked solutions of generated arithmetic rows forget, as a
+    careless teacher would. Gold answers stay right, so reinforcement learning can outdo its demonstrations."""
 
 
 class DataSection(Section):
@@ -121,11 +124,12 @@ class WarmupSection(Section):
     batch_size: int = Field(ge=1)
     """Rows per update."""
     lr: float = Field(gt=0)
-    """Peak learning rate of the warm-up (linear rise over 5 % of max_steps, then constant)."""
+    """Peak learning rate of the warm-up: linear rise over 5 % of max_steps, then a cosine down to
+    optimizer.min_lr_ratio of it, so that the model ends settled and not in the middle of a jump."""
     stop_at_accuracy: float | None = Field(default=None, gt=0, le=1)
     """Stop as soon as greedy accuracy on the rows of `check` reaches this. None: never early."""
     check_every: int = Field(default=10, ge=1)
-    """Updates between two looks at that accuracy."""
+    """Updates between two progress lines, each with the accuracy on `check` where that is set."""
     check: DataSourceSection | None = None
     """Rows for that accuracy; they must be neither training nor evaluation rows. Needed by
     stop_at_accuracy."""

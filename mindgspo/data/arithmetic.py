@@ -85,8 +85,12 @@ def problems(split: Split) -> tuple[Problem, ...]:
     return tuple(problem for problem in used if problem.split == split)
 
 
-def generate_rows(split: Split, num_rows: int | None, seed: int) -> list[SourceRow]:
+def generate_rows(
+    split: Split, num_rows: int | None, seed: int, forgotten_carries: float = 0.0
+) -> list[SourceRow]:
     """`num_rows` rows, a function of the arguments alone; None: each problem of the split once.
+
+    forgotten_carries: probability that a worked solution forgets its carry or borrow; the answer is always right.
 
     The split's problems are walked in random order, again and again, so that rows repeat a problem (with
     another story) only after every other one has come, and the first `len(problems(split))` rows are all
@@ -98,11 +102,12 @@ def generate_rows(split: Split, num_rows: int | None, seed: int) -> list[SourceR
     rows: list[SourceRow] = []
     while len(rows) < count:
         for i in random.permutation(len(pool))[: count - len(rows)]:
-            rows.append(_row(pool[int(i)], random, where=f"arithmetic {split} row {len(rows) + 1}"))
+            where = f"arithmetic {split} row {len(rows) + 1}"
+            rows.append(_row(pool[int(i)], random, forgotten_carries, where=where))
     return rows
 
 
-def _row(problem: Problem, random: np.random.Generator, where: str) -> SourceRow:
+def _row(problem: Problem, random: np.random.Generator, forgotten_carries: float, where: str) -> SourceRow:
     def choose(options: tuple[str, ...] | list[str]) -> str:
         return options[int(random.integers(len(options)))]
 
@@ -110,25 +115,29 @@ def _row(problem: Problem, random: np.random.Generator, where: str) -> SourceRow
     if problem.operation == "+" and random.integers(2):
         a, b = b, a
     question = choose(STORIES[problem.operation]).format(name=choose(NAMES), things=choose(THINGS), a=a, b=b)
-    answer = str(a + b if problem.operation == "+" else a - b)
-    steps = _sum_steps(a, b) if problem.operation == "+" else _difference_steps(a, b)
+    careful = random.random() >= forgotten_carries
+    steps, written = _sum_steps(a, b, careful) if problem.operation == "+" else _difference_steps(a, b, careful)
     return SourceRow(
         where=where,
         messages=({"role": "user", "content": question},),
-        answer=answer,
-        solution=f"{steps}\n#### {answer}",
+        answer=str(a + b if problem.operation == "+" else a - b),
+        solution=f"{steps}\n#### {written}",
         data_source=DATA_SOURCE,
         extra_info={"operation": problem.operation, "operands": [a, b]},
     )
 
 
-def _sum_steps(a: int, b: int) -> str:
+def _sum_steps(a: int, b: int, careful: bool) -> tuple[str, int]:
+    """The two lines of a sum and the result they lead to; not careful: without the carry."""
     ones = a % 10 + b % 10
-    carry = ones // 10
-    return f"{a % 10}+{b % 10}={ones}\n{a // 10}+{b // 10}+{carry}={a // 10 + b // 10 + carry}"
+    carry = ones // 10 if careful else 0
+    tens = a // 10 + b // 10 + carry
+    return f"{a % 10}+{b % 10}={ones}\n{a // 10}+{b // 10}+{carry}={tens}", 10 * tens + ones % 10
 
 
-def _difference_steps(a: int, b: int) -> str:
-    borrow = int(a % 10 < b % 10)
-    top = a % 10 + 10 * borrow
-    return f"{top}-{b % 10}={top - b % 10}\n{a // 10}-{b // 10}-{borrow}={a // 10 - b // 10 - borrow}"
+def _difference_steps(a: int, b: int, careful: bool) -> tuple[str, int]:
+    """The two lines of a difference and the result they lead to; not careful: without the borrow."""
+    top = a % 10 + 10 * (a % 10 < b % 10)
+    borrow = int(a % 10 < b % 10) if careful else 0
+    tens = a // 10 - b // 10 - borrow
+    return f"{top}-{b % 10}={top - b % 10}\n{a // 10}-{b // 10}-{borrow}={tens}", 10 * tens + top - b % 10

@@ -32,11 +32,12 @@ def inspect_dataset(folder: Path, num_rows: int = 3) -> str:
         f"files      {', '.join(facts.name for facts in info.files)}: sizes and sha256 as in {FILE_NAME}",
     ]
     for row in itertools.islice(read_records(folder), num_rows):
-        lines += ["", *_row_lines(row)]
+        lines += ["", *row_lines(row)]
     return "\n".join(lines)
 
 
-def _row_lines(row: Prompt) -> list[str]:
+def row_lines(row: Prompt) -> list[str]:
+    """One row as lines of text."""
     return [
         f"--- row {row.index}: {row.ids.size} tokens, data_source {_visible(row.data_source)}",
         _visible(row.text),

@@ -42,7 +42,7 @@ class Source:
     def rows(self) -> Iterator[SourceRow]:
         """The rows in order, at most `max_rows`. Raises DataError at the first row that cannot be used."""
         if self.seed is not None:
-            yield from generate_rows(self.section.split, self.section.max_rows, self.seed)
+            yield from _generated(self.section, self.seed)
             return
         parse = PARSERS[self.section.format]
         for where, row in itertools.islice(read_file(self.section.path), self.section.max_rows):
@@ -69,6 +69,10 @@ def open_source(section: DataSourceSection, seed: int) -> Source:
     return Source(section=section, seed=None, sha256=sha256_of(section.path))
 
 
+def _generated(section: DataSourceSection, seed: int) -> list[SourceRow]:
+    return generate_rows(section.split, section.max_rows, seed, section.forgotten_carries)
+
+
 def _hash_rows(section: DataSourceSection, seed: int) -> str:
-    rows = generate_rows(section.split, section.max_rows, seed)
+    rows = _generated(section, seed)
     return hashlib.sha256(json.dumps([asdict(row) for row in rows]).encode()).hexdigest()

@@ -55,10 +55,12 @@ def read_model_section(folder: Path) -> ModelSection:
     values.setdefault("num_key_value_heads", raw.get("num_attention_heads"))
     values.setdefault("tie_word_embeddings", False)
     try:
-        return ModelSection(path=folder, architecture=family, rope_theta=_rope_theta(raw), **values)
+        section = ModelSection(path=folder, architecture=family, rope_theta=_rope_theta(raw), **values)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise WeightsError(f"{path}: {problems}") from error
+    _refuse_odd_heads(section, path)
+    return section
 
 
 def huggingface_config(model: ModelSection, *, eos_ids: Sequence[int], pad_id: int) -> dict[str, object]:
@@ -88,12 +90,12 @@ def generation_config(*, eos_ids: Sequence[int], pad_id: int, max_new_tokens: in
     }
 
 
-def _rope_theta(raw: Mapping[str, object]) -> float:
+def _rope_theta(raw: Mapping[str, object]) -> object:
     """transformers 5 nests it in rope_parameters; before it stood at the top. Its own default is 10,000."""
     nested = raw.get("rope_parameters")
     if isinstance(nested, dict) and "rope_theta" in nested:
-        return float(nested["rope_theta"])
-    return float(raw.get("rope_theta", 10_000.0))  # type: ignore[arg-type]
+        return nested["rope_theta"]
+    return raw.get("rope_theta", 10_000.0)
 
 
 def _refuse_unimplemented(raw: Mapping[str, object], path: Path) -> None:
@@ -106,10 +108,22 @@ def _refuse_unimplemented(raw: Mapping[str, object], path: Path) -> None:
         if kind != "default":
             raise WeightsError(f"{path}: {key} of type {kind!r} is not implemented; only unscaled RoPE is")
     layer_types = raw.get("layer_types") or []
-    if isinstance(layer_types, list) and set(layer_types) - {"full_attention"}:
-        raise WeightsError(f"{path}: layer_types has {sorted(set(layer_types))}; only full_attention is implemented")
+    others = [kind for kind in layer_types if kind != "full_attention"] if isinstance(layer_types, list) else []
+    if others:
+        raise WeightsError(f"{path}: layer_types has {others[0]!r}; only full_attention is implemented")
     head_dim, hidden, heads = raw.get("head_dim"), raw.get("hidden_size"), raw.get("num_attention_heads")
     if head_dim is not None and isinstance(hidden, int) and isinstance(heads, int) and head_dim * heads != hidden:
         raise WeightsError(
             f"{path}: head_dim {head_dim} x {heads} heads is not hidden_size {hidden}; not implemented for qwen2"
         )
+
+
+def _refuse_odd_heads(model: ModelSection, path: Path) -> None:
+    hidden, heads, kv_heads = model.hidden_size, model.num_attention_heads, model.num_key_value_heads
+    if hidden % heads or (hidden // heads) % 2:
+        raise WeightsError(
+            f"{path}: hidden_size {hidden} / num_attention_heads {heads} = {hidden / heads:g} must be an even whole "
+            "number (RoPE turns pairs)"
+        )
+    if heads % kv_heads:
+        raise WeightsError(f"{path}: num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}")

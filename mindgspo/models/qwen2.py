@@ -102,7 +102,8 @@ class Qwen2Attention(nn.Cell):
         group = self.num_heads // self.num_kv_heads
         heads = (num_slots * self.num_kv_heads, group, self.head_dim)
         scores = self.scores((query_SAD * self.head_dim**-0.5).reshape(heads), keys)
-        scores = ops.cast(scores, ms.float32).reshape(num_slots, self.num_heads, -1) + bias_S1C
+        scores = ops.cast(scores, ms.float32).reshape(num_slots, self.num_heads, -1)
+        scores = scores + ops.tile(bias_S1C, (1, self.num_heads, 1))
         weights = ops.cast(ops.softmax(scores, -1), values.dtype).reshape(heads[0], group, -1)
         out = self.weigh(weights, values)
         return self.o_proj(out.reshape(num_slots, self.num_heads * self.head_dim))

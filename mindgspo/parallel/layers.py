@@ -107,9 +107,10 @@ class VocabParallelLogProb(nn.Cell):
             entropy_parts += (entropy_C,)
         return ops.concat(logp_parts, 0), ops.concat(entropy_parts, 0)
 
-    def bprop(self, hidden_MH, weight_VH, targets_M, out, dout):  # noqa: ANN001, ANN201  (MindSpore's own protocol)
+    def bprop(self, hidden_MH, weight_VH, targets_M, out, dout):
         # No branches below, variants override methods: one that is never taken inside a loop fails to compile here.
-        dhidden_MH, dweight_VH = self._backward(hidden_MH, weight_VH, targets_M, out[1], dout[0], dout[1])
+        entropy_M = ops.depend(out[1], out[0])
+        dhidden_MH, dweight_VH = self._backward(hidden_MH, weight_VH, targets_M, entropy_M, dout[0], dout[1])
         return dhidden_MH, dweight_VH, ops.zeros_like(targets_M)
 
     def _backward(
@@ -130,7 +131,8 @@ class VocabParallelLogProb(nn.Cell):
         zeros_VH = ops.zeros(weight_VH.shape, ms.float32)
         onehot_MH = ops.cast(-dlogp_M1 * hidden_MH, ms.float32)
         dweight_VH = ops.tensor_scatter_add(zeros_VH, targets_M.reshape(-1, 1), onehot_MH)
-        before = dweight_VH
+        # After the whole forward pass, on which a loss that is linear in its outputs would not depend.
+        before = ops.depend(dweight_VH, entropy_M)
         dhidden_parts = ()
         for start in range(0, hidden_MH.shape[0], chunk):
             stop = start + chunk
@@ -163,10 +165,8 @@ class VocabParallelLogProb(nn.Cell):
         return dhidden_CH, ops.cast(self.transposed_times(matrix_CV, hidden_CH * slope_C1), ms.float32)
 
     def _scaled_logits(self, hidden_CH: Tensor, weight: Tensor) -> Tensor:
-        logits_CV = ops.cast(self.logits(hidden_CH, weight), ms.float32)
-        if self.inverse_temperature == 1.0:
-            return logits_CV
-        return logits_CV * self.inverse_temperature
+        # The temperature, too, multiplies the [C, H] side: on [C, V] it would cost another chunk.
+        return ops.cast(self.logits(hidden_CH * self.inverse_temperature, weight), ms.float32)
 
     def _entropy(self, log_probs_CV: Tensor, logp_C: Tensor) -> Tensor:
         return logp_C * 0.0

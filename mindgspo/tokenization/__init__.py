@@ -4,7 +4,7 @@ What enters: the `tokenizer` section of the configuration. What leaves: a `Token
 (prompts), rollout and rewards (decoding), checkpoint (export).
 """
 
-from mindgspo.tokenization.load import load_tokenizer
-from mindgspo.tokenization.tokenizer import ChatMessage, Tokenizer
+from mindgspo.tokenization.load import load_backend, load_tokenizer
+from mindgspo.tokenization.tokenizer import Backend, ChatMessage, Tokenizer
 
-__all__ = ["ChatMessage", "Tokenizer", "load_tokenizer"]
+__all__ = ["Backend", "ChatMessage", "Tokenizer", "load_backend", "load_tokenizer"]

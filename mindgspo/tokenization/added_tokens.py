@@ -40,9 +40,7 @@ def _entry(where: str, key: str, value: object) -> AddedToken:
     if not key.isascii() or not key.isdigit():
         raise TokenizerError(f"{where}: the key {key!r} is not a token id")
     if not isinstance(value, dict) or not isinstance(value.get("content"), str) or not value["content"]:
-        raise TokenizerError(
-            f"{where}.{key}: expected an object with a non-empty text 'content', got {value!r}"
-        )
+        raise TokenizerError(f"{where}.{key}: expected an object with a non-empty text 'content', got {value!r}")
     flags = {flag: value.get(flag, False) for flag in FLAGS}
     wrong = [flag for flag, setting in flags.items() if not isinstance(setting, bool)]
     if wrong:

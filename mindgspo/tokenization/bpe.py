@@ -98,9 +98,7 @@ def _bpe_model(files: TokenizerFiles) -> models.BPE:
             continue
         pair = tuple(line.rstrip("\r").split(" "))
         if len(pair) != 2:
-            raise TokenizerError(
-                f"{files.where(MERGES)}:{number}: expected two tokens and one space, got {line!r}"
-            )
+            raise TokenizerError(f"{files.where(MERGES)}:{number}: expected two tokens and one space, got {line!r}")
         merges.append(pair)
     try:
         return models.BPE(vocab=vocab, merges=merges)

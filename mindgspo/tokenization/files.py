@@ -67,9 +67,7 @@ def read_files(folder: Path) -> TokenizerFiles:
     if not folder.is_dir():
         what = "is a file; name the folder that holds it" if folder.exists() else "no such folder"
         raise TokenizerError(f"tokenizer.path: {folder}: {what}")
-    wanted = [
-        path for path in sorted(folder.iterdir()) if path.name in NAMES or path.suffix == SENTENCEPIECE_SUFFIX
-    ]
+    wanted = [path for path in sorted(folder.iterdir()) if path.name in NAMES or path.suffix == SENTENCEPIECE_SUFFIX]
     try:
         contents = {path.name: path.read_bytes() for path in wanted}
     except OSError as error:

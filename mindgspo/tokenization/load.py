@@ -7,6 +7,7 @@ present, and the EOS set and the pad token are those named in the section.
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindgspo.errors import TokenizerError
@@ -30,8 +31,7 @@ def load_tokenizer(section: TokenizerSection, vocab_size: int | None = None) -> 
     files = arithmetic_files() if section.path is None else read_files(section.path)
     backend = _load_backend(files)
     eos_ids = tuple(
-        _id_of(token, f"tokenizer.eos_tokens[{i}]", backend, files)
-        for i, token in enumerate(section.eos_tokens)
+        _id_of(token, f"tokenizer.eos_tokens[{i}]", backend, files) for i, token in enumerate(section.eos_tokens)
     )
     tokenizer = Tokenizer(
         name=files.origin,
@@ -47,6 +47,11 @@ def load_tokenizer(section: TokenizerSection, vocab_size: int | None = None) -> 
             f"{tokenizer.vocab_size - 1}: set it to {tokenizer.vocab_size} or more"
         )
     return tokenizer
+
+
+def load_backend(folder: Path) -> Backend:
+    """The bare encoder of a folder, without a choice of EOS and pad tokens. Raises TokenizerError."""
+    return _load_backend(read_files(folder))
 
 
 def _load_backend(files: TokenizerFiles) -> Backend:
@@ -70,9 +75,5 @@ def _id_of(token: str, key: str, backend: Backend, files: TokenizerFiles) -> int
         return found
     names = backend.special_names()
     close = difflib.get_close_matches(token, names, n=1, cutoff=0.5)
-    hint = (
-        f"did you mean {close[0]!r}?"
-        if close
-        else f"its special tokens are {', '.join(names[:12]) or 'none'}"
-    )
+    hint = f"did you mean {close[0]!r}?" if close else f"its special tokens are {', '.join(names[:12]) or 'none'}"
     raise TokenizerError(f"{key}: {files.origin} has no token {token!r}; {hint}")

@@ -80,8 +80,7 @@ class Tokenizer:
         """
         if self.template is None:
             raise TokenizerError(
-                f"{self.name}: no chat template. Add {CHAT_TEMPLATE}, or the field chat_template to {CONFIG} "
-                "there"
+                f"{self.name}: no chat template. Add {CHAT_TEMPLATE}, or the field chat_template to {CONFIG} there"
             )
         return self.template.render(messages, add_generation_prompt=add_generation_prompt)
 

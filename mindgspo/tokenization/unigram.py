@@ -32,9 +32,7 @@ class SentencePieceBackend:
         self._later_decode = sentencepiece.SentencePieceProcessor(model_proto=proto.SerializeToString())
 
         kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
-        named = {
-            i: p.piece for i, p in enumerate(proto.pieces) if p.type in (kinds.CONTROL, kinds.USER_DEFINED)
-        }
+        named = {i: p.piece for i, p in enumerate(proto.pieces) if p.type in (kinds.CONTROL, kinds.USER_DEFINED)}
         named |= {token.id: token.content for token in added}
         self._name_of = named
         self._id_of = {name: i for i, name in named.items()}
@@ -92,9 +90,7 @@ def load_sentencepiece(files: TokenizerFiles) -> SentencePieceBackend:
     """The folder's one *.model. Raises TokenizerError where there are several or the model is unreadable."""
     names = files.sentencepiece_names()
     if len(names) != 1:
-        raise TokenizerError(
-            f"{files.origin}: {len(names)} sentencepiece models ({', '.join(names)}); keep one"
-        )
+        raise TokenizerError(f"{files.origin}: {len(names)} sentencepiece models ({', '.join(names)}); keep one")
     added = read_added_tokens(files)
     try:
         backend = SentencePieceBackend(files.contents[names[0]], added)

@@ -1,7 +1,8 @@
 """Configuration -> the parts of an experiment. The whole configuration stops here.
 
-What enters: a resolved `ExperimentConfig` and the run folder. What leaves: `TrainingParts`. Everything that a user
-may have got wrong in files (data, tokenizer, weights, gold answers) is checked before the first graph is compiled.
+What enters: a resolved `ExperimentConfig` and the run folder. What leaves: `TrainingParts`, `Warmup`, or the
+smaller `EvaluationParts`. Everything that a user may have got wrong in files (data, tokenizer, weights, gold
+answers) is checked before the first graph is compiled.
 """
 
 from __future__ import annotations
@@ -12,62 +13,56 @@ from mindspore import nn
 
 from mindgspo.algorithms.registry import build_policy_loss
 from mindgspo.algorithms.update import PolicyUpdater
-from mindgspo.config import DataSourceSection, ExperimentConfig, ModelSection, planned_steps
+from mindgspo.config import DataSourceSection, ExperimentConfig, planned_steps
 from mindgspo.data import PromptDataset, PromptStream, open_dataset, prepare_dataset
-from mindgspo.errors import ConfigError
+from mindgspo.errors import ConfigError, DataError
 from mindgspo.metrics import Timers
 from mindgspo.models.huggingface_config import read_model_section
 from mindgspo.models.policy import PolicyLogProbs, PolicyScorer, build_model
 from mindgspo.models.weights import initialize_weights, load_huggingface
 from mindgspo.parallel.runtime import set_up_runtime
-from mindgspo.rewards import build_scorer
+from mindgspo.rewards import Scorer, build_scorer
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.tokenization import Tokenizer, load_tokenizer
-from mindgspo.trainer.parts import TrainingParts
+from mindgspo.trainer.inputs import HELD_OUT_SEED, check_architecture
+from mindgspo.trainer.parts import EvaluationParts, TrainingParts
+from mindgspo.trainer.warmup import Warmup, supervised_sample
 
-# Held-out rows do not depend on the run's seed: runs with different seeds are compared on the same problems.
-_HELD_OUT_SEED = 0
 
+def build_parts(config: ExperimentConfig, *, data_dir: Path, failures_dir: Path, new_run: bool = True) -> TrainingParts:
+    """All parts, with initial weights.
 
-def build_parts(config: ExperimentConfig, *, data_dir: Path, failures_dir: Path) -> TrainingParts:
-    """All parts, with initial weights. data_dir: where raw data sets are prepared (reused if nothing changed)."""
+    data_dir: where raw data sets are prepared; they are reused if nothing changed. new_run: data that a start
+    with other settings left there is moved aside; a resumed run refuses it.
+    """
     tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
     scorer = build_scorer(config.reward)
-    train_set = dataset(config, config.data.train, tokenizer, data_dir / "train", seed=config.seed)
-    eval_set = dataset(config, config.data.eval, tokenizer, data_dir / "eval", seed=_HELD_OUT_SEED)
-    for rows in (train_set, eval_set):
-        scorer.check_rows(list(rows))
+    start_device(config)
+    train_set = judged_dataset(
+        config, config.data.train, tokenizer, scorer, data_dir / "train", seed=config.seed, new_run=new_run
+    )
+    eval_set = judged_dataset(
+        config, config.data.eval, tokenizer, scorer, data_dir / "eval", seed=HELD_OUT_SEED, new_run=new_run
+    )
+    _check_distinct_prompts(config, len(train_set))
     total_steps = planned_steps(config, len(train_set))
     assert total_steps is not None
-
-    set_up_runtime(config.device)
     model = policy_model(config)
-    rollout = config.rollout
+    temperature = config.rollout.temperature
     return TrainingParts(
         config=config,
         tokenizer=tokenizer,
         model=model,
-        engine=NativeEngine(
-            model,
-            eos_ids=tokenizer.eos_ids,
-            num_slots=rollout.slots,
-            # As many prompts as fill the slots with their siblings: one prefill then feeds all slots once.
-            prefill_width=max(1, rollout.slots // rollout.num_generations),
-            max_prompt_length=config.data.max_prompt_length,
-            max_new_tokens=rollout.max_new_tokens,
-            length_multiple=config.trainer.length_multiple,
-            top_k=rollout.top_k,
-            top_p=rollout.top_p,
-        ),
-        old_policy=PolicyScorer(model, temperature=rollout.temperature),
+        engine=native_engine(config, model, tokenizer),
+        scorer=scorer,
+        eval_set=eval_set,
+        old_policy=PolicyScorer(model, temperature=temperature),
         updater=PolicyUpdater(
-            PolicyLogProbs(model, temperature=rollout.temperature, with_entropy=False),
+            PolicyLogProbs(model, temperature=temperature, with_entropy=False),
             build_policy_loss(config.algorithm),
             config.optimizer,
         ),
-        scorer=scorer,
         train_set=train_set,
-        eval_set=eval_set,
         stream=PromptStream(len(train_set), config.seed, config.data.shuffle),
         timers=Timers(),
         total_steps=total_steps,
@@ -75,42 +70,131 @@ def build_parts(config: ExperimentConfig, *, data_dir: Path, failures_dir: Path)
     )
 
 
-def warmup_check_set(config: ExperimentConfig, tokenizer: Tokenizer, data_dir: Path) -> PromptDataset | None:
-    """The rows on which the warm-up watches its accuracy, None if it does not."""
-    if config.warmup is None or config.warmup.check is None:
+def build_warmup(parts: TrainingParts, *, data_dir: Path, new_run: bool = True) -> Warmup | None:
+    """What the warm-up of this experiment learns from, None if it has none. Raises DataError for a row without a
+    solution or with one that is too long."""
+    section = parts.config.warmup
+    if section is None:
         return None
-    return dataset(config, config.warmup.check, tokenizer, data_dir / "warmup_check", seed=_HELD_OUT_SEED)
+    check_set = None
+    if section.check is not None:
+        check_set = judged_dataset(
+            parts.config,
+            section.check,
+            parts.tokenizer,
+            parts.scorer,
+            data_dir / "warmup_check",
+            seed=HELD_OUT_SEED,
+            new_run=new_run,
+        )
+    samples = tuple(supervised_sample(row, parts.tokenizer, parts.config.model) for row in parts.train_set)
+    return Warmup(section=section, samples=samples, check_set=check_set)
 
 
-def dataset(
-    config: ExperimentConfig, source: DataSourceSection, tokenizer: Tokenizer, folder: Path, *, seed: int
+def build_evaluation_parts(config: ExperimentConfig, *, data_dir: Path) -> EvaluationParts:
+    """What it takes to measure the policy of `model.path` on data.eval."""
+    tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
+    scorer = build_scorer(config.reward)
+    start_device(config)
+    eval_set = judged_dataset(config, config.data.eval, tokenizer, scorer, data_dir / "eval", seed=HELD_OUT_SEED)
+    model = policy_model(config)
+    return EvaluationParts(
+        config=config,
+        tokenizer=tokenizer,
+        model=model,
+        engine=native_engine(config, model, tokenizer),
+        scorer=scorer,
+        eval_set=eval_set,
+    )
+
+
+def start_device(config: ExperimentConfig) -> None:
+    """Raises ConfigError where this machine does not offer the configured device."""
+    try:
+        set_up_runtime(config.device)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"device: {config.device} cannot be used here; set device=CPU ({reason})") from error
+
+
+def judged_dataset(
+    config: ExperimentConfig,
+    source: DataSourceSection,
+    tokenizer: Tokenizer,
+    scorer: Scorer,
+    folder: Path,
+    *,
+    seed: int,
+    new_run: bool = True,
 ) -> PromptDataset:
-    """Open a prepared folder, or prepare the raw rows into `folder` first."""
+    """Open a prepared folder, or prepare the raw rows into `folder` first; every row can be rewarded."""
     if source.format == "prepared":
         assert source.path is not None
-        return open_dataset(source.path, tokenizer, config.data)
-    prepare_dataset(source, config.data, tokenizer, folder, seed=seed)
-    return open_dataset(folder, tokenizer, config.data)
+        rows = open_dataset(source.path, tokenizer, config.data)
+    else:
+        _prepare(config, source, tokenizer, folder, seed=seed, new_run=new_run)
+        rows = open_dataset(folder, tokenizer, config.data)
+    try:
+        scorer.check_rows(list(rows))
+    except DataError as error:
+        raise DataError(f"{source.path or folder}: {error}") from error
+    return rows
+
+
+def _prepare(
+    config: ExperimentConfig,
+    source: DataSourceSection,
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    seed: int,
+    new_run: bool,
+) -> None:
+    try:
+        prepare_dataset(source, config.data, tokenizer, folder, seed=seed)
+    except DataError:
+        # Left by a start that failed with other settings: nothing was ever trained on it.
+        if not new_run or not folder.is_dir():
+            raise
+        prepare_dataset(source, config.data, tokenizer, folder, seed=seed, force=True)
+
+
+def _check_distinct_prompts(config: ExperimentConfig, num_rows: int) -> None:
+    """A prompt drawn twice in one step would be sampled with the same random numbers, hence counted double."""
+    prompts = config.rollout.prompts_per_step
+    if prompts > num_rows:
+        raise ConfigError(
+            f"rollout.prompts_per_step: {prompts} different prompts cannot be drawn from {num_rows} rows of "
+            f"data.train; largest legal: {num_rows}"
+        )
+
+
+def native_engine(config: ExperimentConfig, model: nn.Cell, tokenizer: Tokenizer) -> NativeEngine:
+    """The rollout engine on the model's own parameters."""
+    rollout = config.rollout
+    return NativeEngine(
+        model,
+        eos_ids=tokenizer.eos_ids,
+        num_slots=rollout.slots,
+        # As many prompts as fill the slots with their siblings: one prefill then feeds all slots once.
+        prefill_width=max(1, rollout.slots // rollout.num_generations),
+        max_prompt_length=config.data.max_prompt_length,
+        max_new_tokens=rollout.max_new_tokens,
+        length_multiple=config.trainer.length_multiple,
+        top_k=rollout.top_k,
+        top_p=rollout.top_p,
+    )
 
 
 def policy_model(config: ExperimentConfig) -> nn.Cell:
     """The policy with weights of model.path, or random ones. Raises ConfigError if that folder's architecture is
     not the one configured."""
     section = config.model
+    if section.path is not None:
+        check_architecture(section, read_model_section(section.path))
     model = build_model(section)
     if section.path is None:
         initialize_weights(model, section, config.seed)
     else:
-        _check_architecture(section, read_model_section(section.path))
         load_huggingface(model, section, section.path)
     return model
-
-
-def _check_architecture(configured: ModelSection, found: ModelSection) -> None:
-    ours = configured.model_dump(exclude={"path", "dtype", "initializer_range"})
-    theirs = found.model_dump(exclude={"path", "dtype", "initializer_range"})
-    differing = [f"model.{key}: {ours[key]!r}, there {theirs[key]!r}" for key in ours if ours[key] != theirs[key]]
-    if differing:
-        raise ConfigError(
-            f"{found.path}/config.json describes another model than the `model` section: " + "; ".join(differing)
-        )

@@ -16,7 +16,7 @@ import numpy as np
 from mindgspo.rollout.protocol import SamplingSettings
 from mindgspo.rollout.random import Purpose, RandomStream
 from mindgspo.trainer.judge import score_responses
-from mindgspo.trainer.parts import TrainingParts
+from mindgspo.trainer.parts import EvaluationParts
 from mindgspo.types import FinishReason, Group, Prompt, Verdict
 
 
@@ -30,17 +30,20 @@ class Evaluation:
     groups: tuple[Group, ...]
 
 
-def evaluate(parts: TrainingParts, prompts: Sequence[Prompt], step: int) -> Evaluation:
-    """Greedy accuracy of all prompts and, if eval.num_samples > 1, pass@k from that many samples."""
+def evaluate(parts: EvaluationParts, prompts: Sequence[Prompt], step: int) -> Evaluation:
+    """Greedy accuracy of all prompts and, if eval.num_samples > 1, mean and pass@k of that many samples."""
     section = parts.config.eval
     groups = _answers(parts, prompts, step, temperature=0.0, num_samples=1)
     metrics = _by_source(groups, _greedy_metrics)
     if section.num_samples > 1:
-        sampled = _answers(
-            parts, prompts, step, temperature=section.temperature, num_samples=section.num_samples
-        )
+        sampled = _answers(parts, prompts, step, temperature=section.temperature, num_samples=section.num_samples)
         metrics |= _by_source(sampled, lambda some: _pass_metrics(some, section.pass_at_k))
     return Evaluation(accuracy=_accuracy(groups), metrics=metrics, groups=groups)
+
+
+def greedy_accuracy(parts: EvaluationParts, prompts: Sequence[Prompt]) -> float:
+    """Share of problems whose greedy answer is correct."""
+    return _accuracy(_answers(parts, prompts, step=0, temperature=0.0, num_samples=1))
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
@@ -50,7 +53,7 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
 
 def _answers(
-    parts: TrainingParts, prompts: Sequence[Prompt], step: int, *, temperature: float, num_samples: int
+    parts: EvaluationParts, prompts: Sequence[Prompt], step: int, *, temperature: float, num_samples: int
 ) -> tuple[Group, ...]:
     settings = SamplingSettings(
         num_samples=num_samples,
@@ -95,8 +98,10 @@ def _greedy_metrics(groups: Sequence[Group]) -> dict[tuple[str, str], float]:
 def _pass_metrics(groups: Sequence[Group], ks: Iterable[int]) -> dict[tuple[str, str], float]:
     size = len(groups[0].scores)
     correct = [sum(score.verdict is Verdict.CORRECT for score in group.scores) for group in groups]
+    passed = {k: float(np.mean([pass_at_k(size, count, k) for count in correct])) for k in ks}
     return {
-        ("val-core", f"acc/pass@{k}"): float(np.mean([pass_at_k(size, count, k) for count in correct])) for k in ks
+        ("val-core", f"acc/mean@{size}"): float(np.mean(correct)) / size,
+        **{("val-core", f"acc/pass@{k}"): value for k, value in passed.items()},
     }
 
 

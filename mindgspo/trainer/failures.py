@@ -14,14 +14,16 @@ from mindgspo.types import Batch
 
 
 @contextmanager
-def saved_on_failure(folder: Path, step: int, batches: Sequence[Batch]) -> Iterator[None]:
-    """On a TrainingError write the micro-batches as `step_<n>_micro_batch_<i>.npz` (one array per field of `Batch`)
-    and raise it again, naming the files."""
+def saved_on_failure(folder: Path, name: str, batches: Sequence[Batch]) -> Iterator[None]:
+    """On a TrainingError write the micro-batches as `<name>_micro_batch_<i>.npz` (one array per field of
+    `Batch`) and raise it again, naming the files."""
     try:
         yield
     except TrainingError as error:
         folder.mkdir(parents=True, exist_ok=True)
-        paths = [folder / f"step_{step:08d}_micro_batch_{index}.npz" for index in range(len(batches))]
+        paths = [folder / f"{name}_micro_batch_{index}.npz" for index in range(len(batches))]
         for path, batch in zip(paths, batches, strict=True):
-            np.savez(path, **{field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)})
-        raise TrainingError(f"{error}\nThe batch is saved as {paths[0]}" + (" and its siblings" if paths[1:] else "")) from error
+            arrays = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+            np.savez(path, **arrays)
+        siblings = f" and {len(paths) - 1} more beside it" if paths[1:] else ""
+        raise TrainingError(f"{name}: {error}\nThe batch is saved as {paths[0]}{siblings}") from error

@@ -20,43 +20,65 @@ from mindgspo.checkpoint import (
 )
 from mindgspo.config import ExperimentConfig, batch_table, dump_config, notes
 from mindgspo.data import StreamState
-from mindgspo.errors import TrainingError
+from mindgspo.errors import ConfigError
 from mindgspo.metrics import RunLog, peak_rss_mb, plot_run, write_report, write_summary
 from mindgspo.metrics.files import replace_file
 from mindgspo.models.huggingface_config import generation_config, huggingface_config
 from mindgspo.models.weights import load_weights, weights_as_numpy
-from mindgspo.trainer.build import build_parts, warmup_check_set
-from mindgspo.trainer.evaluate import Evaluation, evaluate
+from mindgspo.trainer.build import build_parts, build_warmup
+from mindgspo.trainer.evaluate import evaluate
 from mindgspo.trainer.parts import TrainingParts
 from mindgspo.trainer.progress import Progress
 from mindgspo.trainer.resume import check_same_experiment
 from mindgspo.trainer.step import run_step
-from mindgspo.trainer.warmup import warm_up
+from mindgspo.trainer.warmup import Warmup, warm_up
 
 
-def run_experiment(config: ExperimentConfig, *, overwrite: bool = False) -> Path | None:
+def run_warm_up(config: ExperimentConfig, *, overwrite: bool = False) -> Path | None:
+    """Only the warm-up of an experiment, with its export; returns as `run_experiment`.
+
+    It gets a run folder of its own, runs/<experiment>-sft unless run_dir names another: in the experiment's
+    folder it would stand in the way of the experiment. Raises ConfigError where no warm-up is configured.
+    """
+    if config.warmup is None:
+        raise ConfigError("warmup: missing; `mindgspo sft` runs only the warm-up (max_steps, batch_size, lr)")
+    name = f"{config.experiment}-sft"
+    is_default = config.run_dir == Path("runs") / config.experiment
+    own = {"experiment": name, "run_dir": Path("runs") / name if is_default else config.run_dir}
+    return run_experiment(config.model_copy(update=own), overwrite=overwrite, only_warm_up=True)
+
+
+def run_experiment(config: ExperimentConfig, *, overwrite: bool = False, only_warm_up: bool = False) -> Path | None:
     """Run or continue an experiment; returns the report's path, None where the run was finished before.
 
-    Raises the errors of `mindgspo.errors`; TrainingError also where fewer steps were done than asked.
+    only_warm_up: no training steps; the accuracies before and after are then those around the warm-up. Raises the
+    errors of `mindgspo.errors`. What was saved before an error stays, and the run can be resumed.
     """
     assert config.run_dir is not None, "config is not resolved"
     folder = open_run_folder(config.run_dir, resume=config.resume, overwrite=overwrite)
     try:
         if folder.status is RunStatus.FINISHED:
+            if not folder.report.is_file():  # stopped between summary and report
+                _report(folder)
             print(f"{folder.root}: this run is finished; its report is {folder.report}")
             return None
         if folder.status is RunStatus.RESUMED:
             check_same_experiment(config, folder.config)
         if folder.moved_aside is not None:
             print(f"the former run was moved to {folder.moved_aside}")
-        return _run(config, folder)
+        return _run(config, folder, only_warm_up=only_warm_up)
     finally:
         folder.close()
 
 
-def _run(config: ExperimentConfig, folder: RunFolder) -> Path:
+def _run(config: ExperimentConfig, folder: RunFolder, *, only_warm_up: bool) -> Path:
     started = time.perf_counter()
-    parts = build_parts(config, data_dir=folder.data, failures_dir=folder.root / "failures")
+    new_run = folder.status is RunStatus.NEW
+    parts = build_parts(config, data_dir=folder.data, failures_dir=folder.root / "failures", new_run=new_run)
+    if only_warm_up:
+        parts.total_steps = 0
+    warmup = build_warmup(parts, data_dir=folder.data, new_run=new_run)
+    # From here on the folder holds a run. Whatever was wrong with the inputs has been said before.
     replace_file(folder.config, dump_config(config).encode())
     with RunLog(
         folder.root,
@@ -65,13 +87,16 @@ def _run(config: ExperimentConfig, folder: RunFolder) -> Path:
         total_steps=parts.total_steps,
     ) as log:
         _print_banner(parts, log)
-        progress = _resumed(parts, folder, log) if folder.status is RunStatus.RESUMED else None
+        progress = None if new_run else _resumed(parts, folder, log, started=started)
         if progress is None:
             log.truncate_after(-1)
-            progress = _prepared(parts, folder, log)
-        progress.seconds_before -= started
-        last = _train(parts, folder, log, progress)
-        _finish(parts, folder, progress, last)
+            progress = _prepared(parts, warmup, folder, log, started=started)
+        _train(parts, folder, log, progress)
+        _finish(parts, folder, progress)
+    return _report(folder)
+
+
+def _report(folder: RunFolder) -> Path:
     plot_run(folder.root)
     return write_report(folder.root)
 
@@ -85,19 +110,25 @@ def _print_banner(parts: TrainingParts, log: RunLog) -> None:
         log.note(f"note: {line}")
 
 
-def _prepared(parts: TrainingParts, folder: RunFolder, log: RunLog) -> Progress:
+def _prepared(
+    parts: TrainingParts, warmup: Warmup | None, folder: RunFolder, log: RunLog, *, started: float
+) -> Progress:
     """A new run up to its first step: warm-up, the accuracy before, a checkpoint to come back to."""
-    config = parts.config
-    if config.warmup is not None:
-        warm_up(parts, config.warmup, warmup_check_set(config, parts.tokenizer, folder.data), log)
     parts.engine.load_weights(parts.weight_version)
-    before = _evaluated(parts, log, step=0)
-    progress = Progress(accuracy_before=before.accuracy)
+    before = _evaluated(parts, log, step=0) if parts.total_steps == 0 else None
+    if warmup is not None:
+        with parts.timers("warm_up"):
+            warm_up(parts, warmup, log)
+        parts.engine.load_weights(parts.weight_version)
+    accuracy = _evaluated(parts, log, step=0)
+    progress = Progress(
+        accuracy_before=accuracy if before is None else before, accuracy=accuracy, seconds_before=-started
+    )
     _save(parts, folder, progress)
     return progress
 
 
-def _resumed(parts: TrainingParts, folder: RunFolder, log: RunLog) -> Progress | None:
+def _resumed(parts: TrainingParts, folder: RunFolder, log: RunLog, *, started: float) -> Progress | None:
     """Put the newest complete checkpoint into the parts; None where the run stopped before its first one."""
     path = newest_checkpoint(folder.checkpoints)
     if path is None:
@@ -106,7 +137,7 @@ def _resumed(parts: TrainingParts, folder: RunFolder, log: RunLog) -> Progress |
     saved = load_checkpoint(path)
     load_weights(parts.model, parts.config.model, saved.parameters, where=path)
     parts.updater.load_state(saved.optimizer)
-    progress = Progress.from_state(saved.state["progress"])
+    progress = Progress.from_state(saved.state["progress"], started=started)
     stream = dict(saved.state["stream"])
     parts.stream.restore(StreamState(**{**stream, "deferred": tuple(stream["deferred"])}))
     parts.weight_version = int(saved.state["weight_version"])
@@ -116,32 +147,32 @@ def _resumed(parts: TrainingParts, folder: RunFolder, log: RunLog) -> Progress |
     return progress
 
 
-def _train(parts: TrainingParts, folder: RunFolder, log: RunLog, progress: Progress) -> Evaluation:
-    """The remaining steps, with evaluations and checkpoints between them; returns the last evaluation."""
-    trainer, every = parts.config.trainer, parts.config.eval.every
-    evaluation = None
+def _train(parts: TrainingParts, folder: RunFolder, log: RunLog, progress: Progress) -> None:
+    """The remaining steps, with evaluations and checkpoints between them."""
+    config = parts.config
     while progress.step < parts.total_steps:
         result = run_step(parts, progress.step + 1)
-        progress.advance(result.metrics)
         log.log_metrics(result.step, result.metrics)
-        log.log_samples(
-            result.step, result.groups[: parts.config.logging.groups_per_step], parts.tokenizer.decode
-        )
-        last = progress.step == parts.total_steps
-        if last or (every is not None and progress.step % every == 0):
-            evaluation = _evaluated(parts, log, step=progress.step)
-        if last or (trainer.save_every is not None and progress.step % trainer.save_every == 0):
+        log.log_samples(result.step, result.groups[: config.logging.groups_per_step], parts.tokenizer.decode)
+        progress.advance(result.metrics)
+        is_last = progress.step == parts.total_steps
+        if is_last or _is_due(progress.step, config.eval.every):
+            progress.accuracy = _evaluated(parts, log, step=progress.step)
+        # After the evaluation: a run that is resumed here has it behind it.
+        if is_last or _is_due(progress.step, config.trainer.save_every):
             _save(parts, folder, progress)
-    if progress.step != parts.total_steps:
-        raise TrainingError(f"{progress.step} steps were done, {parts.total_steps} were asked for")
-    return evaluation or _evaluated(parts, log, step=progress.step)
 
 
-def _evaluated(parts: TrainingParts, log: RunLog, *, step: int) -> Evaluation:
+def _is_due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0
+
+
+def _evaluated(parts: TrainingParts, log: RunLog, *, step: int) -> float:
+    """Accuracy on data.eval, with all its metrics in the log."""
     with parts.timers("testing"):
         evaluation = evaluate(parts, list(parts.eval_set), step)
     log.log_metrics(step, {**evaluation.metrics, **parts.timers.collect()})
-    return evaluation
+    return evaluation.accuracy
 
 
 def _save(parts: TrainingParts, folder: RunFolder, progress: Progress) -> None:
@@ -159,7 +190,7 @@ def _save(parts: TrainingParts, folder: RunFolder, progress: Progress) -> None:
     )
 
 
-def _finish(parts: TrainingParts, folder: RunFolder, progress: Progress, last: Evaluation) -> None:
+def _finish(parts: TrainingParts, folder: RunFolder, progress: Progress) -> None:
     """Export in Hugging Face layout, then the summary, which marks the run as finished."""
     tokenizer = parts.tokenizer
     export_huggingface(
@@ -179,10 +210,10 @@ def _finish(parts: TrainingParts, folder: RunFolder, progress: Progress, last: E
         folder.root,
         finished=True,
         experiment=parts.config.experiment,
-        algorithm=parts.config.algorithm.name,
+        algorithm=parts.config.algorithm.name if parts.total_steps else "sft",
         seed=parts.config.seed,
         accuracy_before=progress.accuracy_before,
-        accuracy_after=last.accuracy,
+        accuracy_after=progress.accuracy,
         eval_problems=len(parts.eval_set),
         steps=progress.step,
         updates=parts.updater.updates,
@@ -192,5 +223,3 @@ def _finish(parts: TrainingParts, folder: RunFolder, progress: Progress, last: E
         tokens_per_second=progress.tokens / progress.training_seconds if progress.training_seconds else None,
         peak_rss_mb=peak_rss_mb(),
     )
-
-

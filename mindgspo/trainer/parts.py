@@ -1,4 +1,4 @@
-"""What a training step works with, built once by `build` and handed from function to function."""
+"""What evaluation and training work with, built once by `build` and handed from function to function."""
 
 from __future__ import annotations
 
@@ -18,28 +18,37 @@ from mindgspo.tokenization import Tokenizer
 
 
 @dataclass(slots=True, kw_only=True)
-class TrainingParts:
-    """The parts of one experiment. Only `weight_version` and the parts' own state change while it runs.
+class EvaluationParts:
+    """A policy that answers, and what judges its answers.
 
-    failures_dir: where a batch that broke an update is saved. old_policy: log-probs under the weights of the present, before an update. total_steps: steps of the whole run.
-    weight_version: number of updates that the policy's weights have behind them, warm-up included; what the engine
-    was last given bears the same number.
+    weight_version: number of updates that the policy's weights have behind them, warm-up included; what the
+    engine was last given bears the same number.
     """
 
     config: ExperimentConfig
     tokenizer: Tokenizer
     model: nn.Cell
     engine: RolloutEngine
+    scorer: Scorer
+    eval_set: PromptDataset
+    weight_version: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainingParts(EvaluationParts):
+    """The parts of one experiment. Only `weight_version` and the parts' own state change while it runs.
+
+    old_policy: log-probs under the weights of the present, before an update. total_steps: steps of the whole
+    run. failures_dir: where a batch that broke an update is saved.
+    """
+
     old_policy: PolicyScorer
     updater: PolicyUpdater
-    scorer: Scorer
     train_set: PromptDataset
-    eval_set: PromptDataset
     stream: PromptStream
     timers: Timers
     total_steps: int
     failures_dir: Path
-    weight_version: int = 0
 
     @property
     def updates_per_rollout(self) -> int:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """step: training steps done. accuracy_before: before the first one. training_seconds, tokens: summed over steps.
-    seconds_before: seconds spent before this process's clock read 0."""
+    """step: training steps done. accuracy_before: before the first one; accuracy: of the latest evaluation.
+    training_seconds, tokens: summed over steps. seconds_before: seconds that the run took before this process's
+    clock read 0, which is negative as soon as that clock started elsewhere."""
 
     accuracy_before: float
+    accuracy: float
     step: int = 0
     training_seconds: float = 0.0
     tokens: int = 0
@@ -31,6 +33,7 @@ class Progress:
         """JSON-able; `from_state` reads it back."""
         return {
             "accuracy_before": self.accuracy_before,
+            "accuracy": self.accuracy,
             "step": self.step,
             "training_seconds": self.training_seconds,
             "tokens": self.tokens,
@@ -38,12 +41,13 @@ class Progress:
         }
 
     @staticmethod
-    def from_state(state: Mapping[str, float]) -> Progress:
-        """The progress saved in a checkpoint."""
+    def from_state(state: Mapping[str, float], *, started: float) -> Progress:
+        """The progress saved in a checkpoint. started: this process's clock when it took the run over."""
         return Progress(
             accuracy_before=state["accuracy_before"],
+            accuracy=state["accuracy"],
             step=int(state["step"]),
             training_seconds=state["training_seconds"],
             tokens=int(state["tokens"]),
-            seconds_before=state["seconds"],
+            seconds_before=state["seconds"] - started,
         )

@@ -9,6 +9,7 @@ What enters: the parts of the experiment and the number of the step. What leaves
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,7 +25,13 @@ from mindgspo.rollout.random import Purpose, RandomStream
 from mindgspo.trainer.failures import saved_on_failure
 from mindgspo.trainer.judge import score_responses
 from mindgspo.trainer.parts import TrainingParts
-from mindgspo.trainer.step_metrics import mismatch_metrics, perf_metrics, rollout_metrics, update_metrics
+from mindgspo.trainer.step_metrics import (
+    account,
+    mismatch_metrics,
+    perf_metrics,
+    rollout_metrics,
+    update_metrics,
+)
 from mindgspo.types import Batch, Group, Prompt, StepResult
 
 
@@ -39,6 +46,7 @@ def run_step(parts: TrainingParts, step: int) -> StepResult:
             )
         with timers("reward"):
             groups = judge(parts, prompts, rollout)
+        refuse_unjudged(groups, step)
         with timers("old_log_prob"):
             mini_batches, entropy = with_old_log_probs(parts, mini_batches_of(parts, groups))
         with timers("update_actor"):
@@ -48,7 +56,8 @@ def run_step(parts: TrainingParts, step: int) -> StepResult:
     num_trained = sum(batches[0].num_sequences for batches in mini_batches)
     metrics = {
         **group_metrics(groups),
-        **rollout_metrics(rollout, num_trained=num_trained),
+        **account(groups, num_asked=len(prompts) * parts.config.rollout.num_generations, num_trained=num_trained),
+        **rollout_metrics(rollout),
         **mismatch_metrics([batch for batches in mini_batches for batch in batches]),
         **update_metrics(results),
         **perf_metrics(groups, timers),
@@ -87,15 +96,22 @@ def judge(parts: TrainingParts, prompts: Sequence[Prompt], rollout: Rollout) -> 
     )
 
 
+def refuse_unjudged(groups: Sequence[Group], step: int) -> None:
+    """Raises TrainingError if not one response has a reward: there is nothing to train on."""
+    verdicts = Counter(score.verdict.value for group in groups for score in group.scores if score.value is None)
+    if verdicts.total() == sum(len(group.scores) for group in groups):
+        counted = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
+        raise TrainingError(
+            f"step {step}: none of the {verdicts.total()} responses has a reward ({counted}), so nothing can be "
+            "trained; the first error of a reward function is logged above with its traceback"
+        )
+
+
 def mini_batches_of(parts: TrainingParts, groups: Sequence[Group]) -> list[list[Batch]]:
     """Micro-batches of every mini-batch; groups stay whole. A mini-batch without a valid sample is left out."""
     trainer = parts.config.trainer
     size = trainer.prompts_per_mini_batch
     cut = [training_samples(groups[start : start + size]) for start in range(0, len(groups), size)]
-    if not any(cut):
-        raise TrainingError(
-            "no response of this step has a reward: every scorer abstained or failed; see samples.jsonl"
-        )
     return [
         lay_out(
             samples,
@@ -129,7 +145,7 @@ def update(parts: TrainingParts, mini_batches: Sequence[Sequence[Batch]], step: 
     """One optimizer update per mini-batch, after a look at the ratio where it must still be 1."""
     results = []
     for batches in mini_batches:
-        with saved_on_failure(parts.failures_dir, step, batches):
+        with saved_on_failure(parts.failures_dir, f"step_{step:08d}", batches):
             result = parts.updater.update(batches, step_learning_rate(parts, parts.updater.updates))
         parts.weight_version += 1
         if not results:

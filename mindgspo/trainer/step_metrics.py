@@ -5,6 +5,7 @@ What enters: the parcels and results of one step. What leaves: flat metrics unde
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,14 +16,29 @@ from mindgspo.rollout.protocol import Rollout
 from mindgspo.types import Batch, Group
 
 
-def rollout_metrics(rollout: Rollout, *, num_trained: int) -> dict[str, float]:
-    """What the engine did, and the account: generated = trained + filtered, asserted by the caller's numbers."""
-    generated = sum(len(siblings) for siblings in rollout.responses)
-    counters = rollout.counters
+def account(groups: Sequence[Group], *, num_asked: int, num_trained: int) -> dict[str, float]:
+    """What became of every sample: generated = trained + filtered, by reason. A hole in it is a defect of ours.
+
+    num_asked: responses that the engine was asked for. num_trained: sequences that the updates counted.
+    """
+    generated = sum(len(group.responses) for group in groups)
+    filtered = Counter(score.verdict.value for group in groups for score in group.scores if score.value is None)
+    assert generated == num_asked, f"{generated} responses, {num_asked} were asked for"
+    assert generated == num_trained + filtered.total(), (
+        f"{generated} responses, but {num_trained} trained + {filtered.total()} filtered {dict(filtered)}"
+    )
     return {
         "samples/generated": generated,
         "samples/trained": num_trained,
-        "samples/filtered": generated - num_trained,
+        "samples/filtered": filtered.total(),
+        **{f"samples/filtered/{reason}": count for reason, count in sorted(filtered.items())},
+    }
+
+
+def rollout_metrics(rollout: Rollout) -> dict[str, float]:
+    """What the engine did."""
+    counters = rollout.counters
+    return {
         "rollout/prefill_calls": counters.prefilled_prompts,
         "rollout/decode_steps": counters.decode_steps,
         "rollout/busy_slot_share": counters.busy_share,

@@ -1,25 +1,27 @@
 """Supervised fine-tuning on worked solutions, before reinforcement learning.
 
-What enters: the experiment's parts and its `warmup` section. What leaves: changed weights, lines in the log. It uses
-the update cell of reinforcement learning with another loss, and stops early at a given accuracy on a set of its own.
+What enters: the experiment's parts and a `Warmup`. What leaves: changed weights, lines in the log. It uses the
+update cell of reinforcement learning with another loss, watches its accuracy on a set of its own, and may stop early.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from mindgspo.algorithms import learning_rate
 from mindgspo.algorithms.supervised import SupervisedLoss
-from mindgspo.algorithms.update import PolicyUpdater
-from mindgspo.config import WarmupSection
+from mindgspo.algorithms.update import PolicyUpdater, UpdateResult
+from mindgspo.config import ModelSection, WarmupSection
 from mindgspo.data import PromptDataset, PromptStream
 from mindgspo.data.rows import TrainingSample, lay_out
 from mindgspo.errors import DataError
 from mindgspo.metrics import RunLog
 from mindgspo.models.policy import PolicyLogProbs
-from mindgspo.trainer.evaluate import evaluate
+from mindgspo.tokenization import Tokenizer
+from mindgspo.trainer.evaluate import greedy_accuracy
+from mindgspo.trainer.failures import saved_on_failure
 from mindgspo.trainer.parts import TrainingParts
 from mindgspo.types import Prompt
 
@@ -27,49 +29,83 @@ from mindgspo.types import Prompt
 _WARMUP_STREAM = 0x5F7
 
 
-def warm_up(parts: TrainingParts, section: WarmupSection, check_set: PromptDataset | None, log: RunLog) -> None:
-    """Train until `max_steps` or until greedy accuracy on `check_set` reaches `stop_at_accuracy`."""
-    optimizer = parts.config.optimizer.model_copy(
-        update={"lr": section.lr, "schedule": "constant", "warmup_ratio": 0.05}
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warmup:
+    """What a warm-up learns from, checked. check_set: rows for its accuracy, None if it is not watched."""
+
+    section: WarmupSection
+    samples: tuple[TrainingSample, ...]
+    check_set: PromptDataset | None
+
+
+def warm_up(parts: TrainingParts, warmup: Warmup, log: RunLog) -> None:
+    """Train until `max_steps` or until greedy accuracy on `check_set` reaches `stop_at_accuracy`.
+
+    Raises TrainingError, with the batch saved, if a loss is not finite.
+    """
+    section = warmup.section
+    optimizer = parts.config.optimizer.model_copy(update={"lr": section.lr, "schedule": "cosine", "warmup_ratio": 0.05})
     policy = PolicyLogProbs(parts.model, temperature=1.0, with_entropy=False)
     updater = PolicyUpdater(policy, SupervisedLoss(), optimizer)
-    stream = PromptStream(len(parts.train_set), parts.config.seed ^ _WARMUP_STREAM)
+    stream = PromptStream(len(warmup.samples), parts.config.seed ^ _WARMUP_STREAM)
     for number in range(1, section.max_steps + 1):
-        rows = [parts.train_set[index] for index in stream.take(section.batch_size)]
         batches = lay_out(
-            [supervised_sample(row, parts) for row in rows],
+            [warmup.samples[index] for index in stream.take(section.batch_size)],
             samples_per_micro_batch=min(parts.config.trainer.samples_per_micro_batch, section.batch_size),
             length_multiple=parts.config.trainer.length_multiple,
             pad_id=parts.tokenizer.pad_id,
         )
-        result = updater.update(batches, learning_rate(number - 1, section.max_steps, optimizer))
+        lr = learning_rate(number - 1, section.max_steps, optimizer)
+        with saved_on_failure(parts.failures_dir, f"warmup_{number:08d}", batches):
+            result = updater.update(batches, lr)
         parts.weight_version += 1
         if number % section.check_every and number != section.max_steps:
             continue
-        accuracy = _check(parts, check_set)
-        shown = "" if accuracy is None else f"  accuracy {accuracy:.3f} on {len(check_set or ())} problems"
+        accuracy = _check(parts, warmup.check_set)
+        shown = "" if accuracy is None else f"  accuracy {accuracy:.3f} on {len(warmup.check_set)} problems"
         log.note(f"warm-up {number:>5}/{section.max_steps}  loss {result.loss:.4f}{shown}")
         if accuracy is not None and section.stop_at_accuracy is not None and accuracy >= section.stop_at_accuracy:
             break
+    log.log_metrics(0, _metrics(result, lr=lr, updates=number, accuracy=accuracy))
 
 
-def _check(parts: TrainingParts, check_set: Sequence[Prompt] | PromptDataset | None) -> float | None:
+def _check(parts: TrainingParts, check_set: PromptDataset | None) -> float | None:
     if check_set is None:
         return None
     parts.engine.load_weights(parts.weight_version)
-    return evaluate(parts, list(check_set), step=0).accuracy
+    return greedy_accuracy(parts, list(check_set))
 
 
-def supervised_sample(row: Prompt, parts: TrainingParts) -> TrainingSample:
-    """The row's prompt with its solution and an EOS behind it. Raises DataError for a row without a solution."""
+def _metrics(result: UpdateResult, *, lr: float, updates: int, accuracy: float | None) -> dict[str, float]:
+    """The warm-up's last update."""
+    metrics = {
+        "sft/loss": result.loss,
+        "sft/grad_norm": result.grad_norm,
+        "sft/lr": lr,
+        "sft/updates": updates,
+        **{f"sft/{name}": value for name, value in result.metrics.items()},
+    }
+    return metrics if accuracy is None else {**metrics, "sft/accuracy": accuracy}
+
+
+def supervised_sample(row: Prompt, tokenizer: Tokenizer, model: ModelSection) -> TrainingSample:
+    """The row's prompt with its solution and an EOS behind it.
+
+    Raises DataError for a row without a solution, or with more tokens than the model has positions for.
+    """
     if not row.solution:
         raise DataError(
             f"warmup: row {row.index} of the training data has no worked solution to learn from; "
             "remove the `warmup` section, or use data with solutions (gsm8k, arithmetic)"
         )
-    ids = [*parts.tokenizer.encode(row.solution), parts.tokenizer.eos_ids[0]]
-    response_ids = np.array(ids, dtype=np.int32)
+    response_ids = np.array([*tokenizer.encode(row.solution), tokenizer.eos_ids[0]], dtype=np.int32)
+    length = row.ids.size + response_ids.size
+    if length > model.max_position_embeddings:
+        raise DataError(
+            f"warmup: row {row.index} of the training data has {row.ids.size} prompt + {response_ids.size} "
+            f"solution = {length} tokens, model.max_position_embeddings is {model.max_position_embeddings}; "
+            "raise it where the model allows, or remove such rows"
+        )
     return TrainingSample(
         prompt_ids=row.ids,
         response_ids=response_ids,

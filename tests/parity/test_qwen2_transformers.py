@@ -1,17 +1,24 @@
-"""Tiny random Qwen2 models made and saved by Hugging Face transformers: same logits, same gradients."""
+"""Tiny random Qwen2 models made and saved by Hugging Face transformers: the same logits, tokens and gradients."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="extra `parity` is not installed")
-transformers = pytest.importorskip("transformers", reason="extra `parity` is not installed")
+from mindgspo.checkpoint import export_huggingface
+from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection
+from mindgspo.models.huggingface_config import generation_config, huggingface_config, read_model_section
 
-pytestmark = pytest.mark.parity
+torch = pytest.importorskip("torch", reason="needs the `parity` extra")
+transformers = pytest.importorskip("transformers", reason="needs the `parity` extra")
 
+pytestmark = [pytest.mark.parity, pytest.mark.usefixtures("cpu_runtime")]
+
+VOCAB_SIZE, HIDDEN_SIZE, ROPE_THETA = 97, 48, 12345.0
 SHAPES = {
     "tied": {"tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 2},
     "untied": {"tie_word_embeddings": False, "num_attention_heads": 4, "num_key_value_heads": 1},
@@ -19,45 +26,240 @@ SHAPES = {
 }
 
 
-def make_model(folder: Path, seed: int = 0, **shape: object):  # noqa: ANN201
+@dataclass(frozen=True)
+class Pair:
+    """One model twice: theirs in memory and saved in `folder`, ours loaded from there."""
+
+    folder: Path
+    reference: object
+    section: ModelSection
+    model: object
+
+
+def make_reference(shape: dict, seed: int = 0):
+    """Weights wide enough that no greedy choice is a near tie."""
     torch.manual_seed(seed)
     config = transformers.Qwen2Config(
-        vocab_size=97,
-        hidden_size=48,
+        vocab_size=VOCAB_SIZE,
+        hidden_size=HIDDEN_SIZE,
         intermediate_size=80,
         num_hidden_layers=3,
         max_position_embeddings=256,
-        rope_theta=12345.0,
+        rope_theta=ROPE_THETA,
         initializer_range=0.2,
         use_sliding_window=False,
         **shape,
     )
-    model = transformers.Qwen2ForCausalLM(config).eval()
+    reference = transformers.Qwen2ForCausalLM(config).eval()
     with torch.no_grad():  # biases and norm weights start as constants: give them values that can be told apart
-        for name, parameter in model.named_parameters():
+        for parameter in reference.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(folder)
-    return model
+    return reference
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_logits_equal_transformers(shape: dict, tmp_path: Path, cpu_runtime: None) -> None:
-    from mindspore import Tensor, ops
-
-    from mindgspo.models.huggingface_config import read_model_section
+def load_ours(folder: Path):
     from mindgspo.models.policy import build_model
     from mindgspo.models.weights import load_huggingface
 
-    reference = make_model(tmp_path, **shape)
-    section = read_model_section(tmp_path)
+    section = read_model_section(folder)
     model = build_model(section)
-    load_huggingface(model, section, tmp_path)
-    ids_RT = np.random.default_rng(1).integers(0, 97, (2, 40)).astype(np.int32)
-    positions_RT = np.tile(np.arange(40, dtype=np.int32), (2, 1))
-    hidden = model(Tensor(ids_RT), Tensor(positions_RT), Tensor(np.ones_like(ids_RT)))
-    logits = ops.matmul(hidden, model.output_weight().T).asnumpy().reshape(2, 40, 97)
+    load_huggingface(model, section, folder)
+    return section, model
+
+
+@pytest.fixture(scope="module", params=SHAPES.values(), ids=SHAPES)
+def pair(request, tmp_path_factory, cpu_runtime) -> Pair:
+    folder = tmp_path_factory.mktemp("qwen2")
+    reference = make_reference(request.param)
+    reference.save_pretrained(folder)
+    return Pair(folder, reference, *load_ours(folder))
+
+
+IDS_RT = np.random.default_rng(1).integers(0, VOCAB_SIZE, (2, 40)).astype(np.int32)
+
+
+def our_logits(model) -> np.ndarray:
+    from mindspore import Tensor
+
+    positions_RT = np.tile(np.arange(IDS_RT.shape[1], dtype=np.int32), (len(IDS_RT), 1))
+    hidden = model(Tensor(IDS_RT), Tensor(positions_RT), Tensor(np.ones_like(IDS_RT))).asnumpy()
+    return (hidden @ model.output_weight().asnumpy().T).reshape(*IDS_RT.shape, VOCAB_SIZE)
+
+
+def their_logits(reference) -> np.ndarray:
     with torch.no_grad():
-        expected = reference(torch.tensor(ids_RT, dtype=torch.long)).logits.numpy()
-    assert np.abs(logits - expected).max() < 1e-4
+        return reference(torch.tensor(IDS_RT, dtype=torch.long)).logits.float().numpy()
+
+
+def test_logits(pair: Pair) -> None:
+    expected = their_logits(pair.reference)
     assert np.abs(expected).max() > 1, "the comparison needs logits away from zero"
+    assert np.abs(our_logits(pair.model) - expected).max() < 1e-4
+
+
+def test_32_greedy_tokens_of_the_decode_graph(pair: Pair) -> None:
+    from mindgspo.rollout.engine import NativeEngine
+    from mindgspo.rollout.protocol import SamplingSettings
+    from mindgspo.rollout.random import Purpose, RandomStream
+    from mindgspo.types import Prompt
+
+    prompts = [
+        Prompt(index=i, ids=IDS_RT[i % 2, i : i + length], text="", answer="", data_source="test")
+        for i, length in enumerate([1, 2, 5, 11, 16])
+    ]
+    engine = NativeEngine(
+        pair.model,
+        eos_ids=(),
+        num_slots=3,
+        prefill_width=2,
+        max_prompt_length=16,
+        max_new_tokens=32,
+        length_multiple=16,
+    )
+    engine.load_weights(1)
+    stream = RandomStream(seed=0, purpose=Purpose.EVALUATION, step=0)
+    settings = SamplingSettings(num_samples=1, temperature=0.0, max_new_tokens=32, stream=stream)
+    responses = engine.generate(prompts, settings, weight_version=1).responses
+    varied = 0
+    for prompt, (response,) in zip(prompts, responses, strict=True):
+        ids = torch.tensor(prompt.ids[None], dtype=torch.long)
+        generated = pair.reference.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=32, pad_token_id=0
+        )
+        expected = generated[0, prompt.ids.size :].tolist()
+        assert len(expected) == 32 and response.ids.tolist() == expected
+        varied += len(set(expected))
+    assert varied > 20, "five loops over a single token would prove little"
+
+
+def torch_gspo_loss(reference, batch, *, temperature: float, clip_low: float, clip_high: float):
+    """Eq. 5 and 7 of arXiv 2507.18071, row by row; and how many sequences were clipped."""
+    loss, clipped = 0.0, 0
+    for row, mask in enumerate(batch.mask_NK):
+        if not mask.any():
+            continue
+        length = int((batch.segments_RT[row] == 1).sum())
+        ids = torch.tensor(batch.ids_RT[row, :length][None], dtype=torch.long)
+        log_probs = torch.log_softmax(reference(ids).logits[0] / temperature, dim=-1)
+        count = int(mask.sum())
+        logp = log_probs[length - count - 1 : length - 1].gather(1, ids[0, length - count :, None])[:, 0]
+        old_logp = torch.tensor(batch.old_logp_NK[row, :count], dtype=torch.float64)
+        ratio = torch.exp((logp - old_logp).mean())
+        advantage = float(batch.advantages_N[row])
+        bounded = torch.clamp(ratio, 1 - clip_low, 1 + clip_high)
+        loss = loss - torch.minimum(ratio * advantage, bounded * advantage) / batch.num_sequences
+        clipped += int(bounded * advantage < ratio * advantage)
+    return loss, clipped
+
+
+def test_gradients_of_the_gspo_loss(pair: Pair) -> None:
+    from mindgspo.algorithms.registry import build_policy_loss
+    from mindgspo.algorithms.update import PolicyUpdater
+    from mindgspo.data.rows import TrainingSample, lay_out
+    from mindgspo.models.names import hugging_face_names
+    from mindgspo.models.policy import PolicyLogProbs, PolicyScorer
+    from mindgspo.models.weights import load_huggingface
+
+    temperature, clip = 0.9, {"clip_low": 0.05, "clip_high": 0.08}
+    rng = np.random.default_rng(2)
+    samples = []
+    for _ in range(8):
+        ids = rng.integers(0, VOCAB_SIZE, rng.integers(6, 17)).astype(np.int32)
+        prompt = int(rng.integers(1, 5))
+        samples.append(
+            TrainingSample(
+                prompt_ids=ids[:prompt],
+                response_ids=ids[prompt:],
+                rollout_logp=np.zeros(ids.size - prompt, np.float32),
+                advantage=float(rng.normal()),
+            )
+        )
+    batches = lay_out(samples, samples_per_micro_batch=3, length_multiple=16, pad_id=0)
+    scores = PolicyScorer(pair.model, temperature=temperature).score(batches)
+    # The old policy differs from the present one by 0.1 in the mean log-prob: some sequences leave the clip range.
+    moved = [score.logp_NK + 0.1 * rng.normal(size=(len(score.logp_NK), 1)) for score in scores]
+    batches = [
+        replace(batch, old_logp_NK=np.where(batch.mask_NK, old, 0).astype(np.float32))
+        for batch, old in zip(batches, moved, strict=True)
+    ]
+
+    twin = make_reference({key: getattr(pair.section, key) for key in SHAPES["tied"]}).double()
+    total, clipped = 0.0, 0
+    for batch in batches:
+        loss, count = torch_gspo_loss(twin, batch, temperature=temperature, **clip)
+        loss.backward()
+        total, clipped = total + float(loss.detach()), clipped + count
+    assert 0 < clipped < len(samples), "some sequences must be clipped, others not"
+
+    # beta1 = 0 and no clipping of the norm: the first moment after one update is the gradient.
+    optimizer = OptimizerSection(lr=1e-5, beta1=0.0, max_grad_norm=1e9)
+    loss_cell = build_policy_loss(AlgorithmSection(**clip, allow_wide_clip=True))
+    policy = PolicyLogProbs(pair.model, temperature=temperature, with_entropy=False)
+    updater = PolicyUpdater(policy, loss_cell, optimizer)
+    try:
+        result = updater.update(batches, lr=1e-5)
+    finally:
+        load_huggingface(pair.model, pair.section, pair.folder)  # the other tests use this model too
+    names = hugging_face_names(pair.section)
+    moments = [array for array in updater.state().values() if array.ndim]
+    gradients = {
+        names[parameter.name]: moment
+        for parameter, moment in zip(pair.model.trainable_params(), moments[: len(names)], strict=True)
+    }
+
+    assert result.loss == pytest.approx(total, rel=1e-4)
+    assert result.metrics["pg_clipfrac_seq"] == pytest.approx(clipped / len(samples))
+    expected = {name: parameter.grad.numpy() for name, parameter in twin.named_parameters()}
+    assert gradients.keys() == expected.keys()
+    for name, gradient in expected.items():
+        largest = np.abs(gradient).max()
+        assert largest > 0, name
+        np.testing.assert_allclose(gradients[name], gradient, rtol=0, atol=1e-4 * largest, err_msg=name)
+
+
+class NoTokenizer:
+    """Stands where a tokenizer would write its files."""
+
+    def save(self, folder: Path) -> None:
+        pass
+
+
+def test_an_export_loads_in_transformers_with_the_same_logits(pair: Pair, tmp_path: Path) -> None:
+    from mindgspo.models.weights import weights_as_numpy
+
+    export_huggingface(
+        tmp_path / "export",
+        tensors=weights_as_numpy(pair.model, pair.section),
+        model_config=huggingface_config(pair.section, eos_ids=(5, 7), pad_id=3),
+        generation_config=generation_config(eos_ids=(5, 7), pad_id=3, max_new_tokens=17),
+        tokenizer=NoTokenizer(),
+    )
+    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "export", output_loading_info=True)
+    assert type(loaded) is transformers.Qwen2ForCausalLM and loaded.dtype == torch.float32
+    assert not any(report.values()), report
+    assert loaded.config.rope_parameters["rope_theta"] == ROPE_THETA
+    assert loaded.generation_config.eos_token_id == [5, 7] and loaded.generation_config.pad_token_id == 3
+    assert not loaded.generation_config.do_sample and loaded.generation_config.max_new_tokens == 17
+    np.testing.assert_array_equal(their_logits(loaded.eval()), their_logits(pair.reference))
+
+
+def test_the_old_style_of_config_json_describes_the_same_model(pair: Pair, tmp_path: Path) -> None:
+    raw = json.loads((pair.folder / "config.json").read_text())
+    assert "rope_theta" not in raw, "transformers 5 nests it"
+    assert raw.pop("rope_parameters")["rope_theta"] == ROPE_THETA
+    del raw["layer_types"], raw["dtype"]
+    old = raw | {"rope_theta": ROPE_THETA, "rope_scaling": None, "torch_dtype": "float32"}
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    assert read_model_section(tmp_path) == pair.section.model_copy(update={"path": tmp_path})
+    # transformers itself understands it in the same way.
+    assert transformers.AutoConfig.from_pretrained(tmp_path).rope_parameters["rope_theta"] == ROPE_THETA
+
+
+def test_shards_of_a_bfloat16_model(tmp_path: Path) -> None:
+    make_reference(SHAPES["untied"]).to(torch.bfloat16).save_pretrained(tmp_path, max_shard_size="50KB")
+    assert (tmp_path / "model.safetensors.index.json").is_file() and len(list(tmp_path.glob("*.safetensors"))) > 2
+    _, model = load_ours(tmp_path)
+    # Read back as float32: a model cast to bfloat16 has rounded its RoPE frequencies too.
+    reference = transformers.Qwen2ForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    assert np.abs(our_logits(model) - their_logits(reference)).max() < 1e-4

@@ -100,3 +100,27 @@ def test_deterministic_in_the_seed():
 
 
 FIRST = ("Mia had 77 apples and sold 59. How many are left?", "17-9=8\n7-5-1=1\n#### 18")
+
+
+def needs_carry(row) -> bool:
+    a, b = row.extra_info["operands"]
+    return a % 10 + b % 10 >= 10 if row.extra_info["operation"] == "+" else a % 10 < b % 10
+
+
+def test_a_careless_teacher_forgets_only_carries_and_the_gold_answer_stays_right():
+    careful, careless = generate_rows("train", None, 1), generate_rows("train", None, 1, 1.0)
+    assert [row.messages for row in careful] == [row.messages for row in careless]
+    assert [row.answer for row in careful] == [row.answer for row in careless]
+    for row, forgetful in zip(careful, careless, strict=True):
+        written = int(forgetful.solution.split("#### ")[1])
+        gap = 10 if needs_carry(row) else 0
+        assert abs(written - int(row.answer)) == gap, forgetful.solution
+        if not gap:
+            assert forgetful.solution == row.solution
+
+
+def test_the_share_of_forgotten_carries_is_the_one_asked_for():
+    rows = [row for seed in range(8) for row in generate_rows("train", None, seed, 0.65) if needs_carry(row)]
+    wrong = sum(row.solution.split("#### ")[1] != row.answer for row in rows)
+    standard_error = (0.65 * 0.35 / len(rows)) ** 0.5
+    assert abs(wrong / len(rows) - 0.65) < 4 * standard_error

@@ -1,0 +1,106 @@
+"""The work behind `mindgspo logprobs`: rows of ids or text in, their log-probs under a Hugging Face folder out.
+
+What enters: a folder (config.json, *.safetensors, for text a tokenizer) and a JSON Lines file. What leaves: one
+JSON-able mapping per row, in order. For comparing any folder with any other implementation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from mindgspo.config import ModelSection
+from mindgspo.errors import DataError, WeightsError
+from mindgspo.models.huggingface_config import read_model_section
+from mindgspo.tokenization import Backend, load_backend
+from mindgspo.types import Int32Array
+
+
+def log_probs_of_file(model_dir: Path, rows_file: Path) -> Iterator[dict[str, object]]:
+    """{"logprobs": [log-prob of ids[1], ids[2], ...], "next": greedy next id} per row; float32, temperature 1.
+
+    Every row is checked before the weights are read. Raises DataError naming file and line, WeightsError,
+    TokenizerError.
+    """
+    section = read_model_section(model_dir)
+    rows = read_rows(rows_file, section, model_dir)
+
+    from mindgspo.models.policy import build_model
+    from mindgspo.models.row_scores import score_rows
+    from mindgspo.models.weights import load_huggingface
+    from mindgspo.parallel.runtime import set_up_runtime
+
+    set_up_runtime("CPU")
+    model = build_model(section)
+    load_huggingface(model, section, model_dir)
+    for number, score in enumerate(score_rows(model, rows), start=1):
+        if not np.isfinite(score.logprobs).all():
+            raise WeightsError(f"{model_dir}: the log-probs of row {number} are not finite; look at its weights")
+        yield {"logprobs": score.logprobs.tolist(), "next": score.next_id}
+
+
+def read_rows(path: Path, section: ModelSection, model_dir: Path) -> list[Int32Array]:
+    """The ids of every line. Raises DataError for a missing or empty file and for the first unusable line."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); give a JSON Lines file") from error
+    if not lines:
+        raise DataError(f'{path}: is empty; give one row per line, e.g. {{"ids": [1, 2, 3]}}')
+    encoder = _Encoder(model_dir)
+    return [_ids(line, f"{path}, line {number}", section, encoder) for number, line in enumerate(lines, start=1)]
+
+
+class _Encoder:
+    """The tokenizer of a folder, loaded when the first text is met: rows of ids need none."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._backend: Backend | None = None
+
+    def encode(self, text: str) -> list[int]:
+        if self._backend is None:
+            self._backend = load_backend(self._folder)
+        return self._backend.encode(text)
+
+
+def _ids(line: bytes, where: str, section: ModelSection, encoder: _Encoder) -> Int32Array:
+    row = _object(line, where)
+    keys = [key for key in ("ids", "text") if key in row]
+    if len(keys) != 1:
+        raise DataError(f'{where}: expected either "ids" or "text", got {", ".join(keys) or "neither"}')
+    ids = row["ids"] if keys == ["ids"] else _encoded(row["text"], where, encoder)
+    if not isinstance(ids, list) or any(type(one) is not int for one in ids):
+        raise DataError(f'{where}: "ids" must be a list of whole numbers')
+    if not ids:
+        raise DataError(f"{where}: no ids; at least one is needed")
+    outside = [one for one in ids if not 0 <= one < section.vocab_size]
+    if outside:
+        raise DataError(f"{where}: id {outside[0]} is outside the vocabulary, 0 to {section.vocab_size - 1}")
+    if len(ids) > section.max_position_embeddings:
+        raise DataError(
+            f"{where}: {len(ids)} ids, the model has {section.max_position_embeddings} positions "
+            "(max_position_embeddings)"
+        )
+    return np.array(ids, dtype=np.int32)
+
+
+def _object(line: bytes, where: str) -> dict[str, object]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not JSON ({error})") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}")
+    return row
+
+
+def _encoded(text: object, where: str, encoder: _Encoder) -> list[int]:
+    if not isinstance(text, str):
+        raise DataError(f'{where}: "text" must be a text, got {type(text).__name__}')
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise DataError(f'{where}: "text" holds half of a surrogate pair, which is no character')
+    return encoder.encode(text)

@@ -1,0 +1,120 @@
+"""What `mindgspo check` looks at before a run: every input file that can be judged without MindSpore.
+
+What enters: a resolved configuration. What leaves: lines for people, or the error that the run would stop with.
+The rows are read as the run reads them; only the first ones are rendered, so the answer comes in seconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from mindgspo.config import DataSourceSection, ExperimentConfig, batch_table, notes
+from mindgspo.config.validate import data_sources
+from mindgspo.data.dataset_info import PromptFacts, read_info
+from mindgspo.data.inspect import row_lines
+from mindgspo.data.prompts import render_prompt
+from mindgspo.data.source_row import SourceRow
+from mindgspo.data.sources import open_source
+from mindgspo.errors import DataError
+from mindgspo.models.huggingface_config import read_model_section
+from mindgspo.rewards import Scorer, build_scorer
+from mindgspo.tokenization import Tokenizer, load_tokenizer
+from mindgspo.trainer.inputs import HELD_OUT_SEED, check_architecture
+from mindgspo.types import Prompt, Verdict
+
+NUM_ROWS = 2
+
+
+def check_experiment(config: ExperimentConfig) -> Iterator[str]:
+    """Lines about tokenizer, model, data, reward and batches. Raises the errors of `mindgspo.errors`."""
+    tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
+    yield f"tokenizer: {tokenizer.name}, {tokenizer.vocab_size} ids, eos {tokenizer.eos_ids}, pad {tokenizer.pad_id}"
+    if config.model.path is not None:
+        check_architecture(config.model, read_model_section(config.model.path))
+        yield f"model: {config.model.path}/config.json fits the `model` section"
+    scorer = build_scorer(config.reward)
+    num_train_rows = None
+    for key, source in data_sources(config):
+        yield ""
+        if source.format == "prepared":
+            num_rows = _check_prepared(source, tokenizer)
+            yield f"{key}: {num_rows} prepared rows; `mindgspo data inspect {source.path}` shows them"
+        else:
+            prompts, num_rows = _first_prompts(config, key, source, tokenizer)
+            yield f"{key}: {num_rows} rows, the first {len(prompts)}:"
+            for prompt in prompts:
+                yield from row_lines(prompt)
+                yield f"--- reward: {_judged(scorer, prompt, may_be_wrong=source.forgotten_carries > 0)}"
+        if key == "data.train":
+            num_train_rows = num_rows
+    yield ""
+    table = batch_table(config, num_train_rows)
+    width = max(len(name) for name, _ in table)
+    yield from (f"{name:<{width}}  {text}" for name, text in table)
+    yield from (f"note: {line}" for line in notes(config))
+
+
+def _check_prepared(source: DataSourceSection, tokenizer: Tokenizer) -> int:
+    assert source.path is not None
+    info = read_info(source.path)
+    if info.tokenizer.fingerprint != tokenizer.fingerprint:
+        raise DataError(
+            f"{source.path}: was made with another tokenizer, {info.tokenizer.name}, than this run's, "
+            f"{tokenizer.name}; use that tokenizer, or prepare the data again"
+        )
+    return info.counts.rows_out
+
+
+def _first_prompts(
+    config: ExperimentConfig, key: str, source: DataSourceSection, tokenizer: Tokenizer
+) -> tuple[list[Prompt], int]:
+    """The first rows as prompts, and the number of all rows, each of which was read."""
+    rows = open_source(source, config.seed if key == "data.train" else HELD_OUT_SEED).rows()
+    first = list(itertools.islice(rows, NUM_ROWS))
+    if not first:
+        raise DataError(f"{key}: {source.path} holds no rows")
+    facts = PromptFacts(
+        system_prompt=config.data.system_prompt,
+        instruction_suffix="" if source.format == "verl" else config.data.instruction_suffix,
+        max_prompt_length=config.data.max_prompt_length,
+        truncation=config.data.truncation,
+    )
+    prompts = [_prompt(index, row, facts, tokenizer) for index, row in enumerate(first)]
+    return prompts, len(first) + sum(1 for _ in rows)
+
+
+def _prompt(index: int, row: SourceRow, facts: PromptFacts, tokenizer: Tokenizer) -> Prompt:
+    rendered = render_prompt(row, facts, tokenizer)
+    if rendered.full_length > facts.max_prompt_length and facts.truncation == "error":
+        raise DataError(
+            f"{row.where}: the prompt has {rendered.full_length} tokens, data.max_prompt_length is "
+            f"{facts.max_prompt_length}; raise it, or set data.truncation to left, right, middle or drop"
+        )
+    return Prompt(
+        index=index,
+        ids=rendered.ids,
+        text=rendered.text,
+        answer=row.answer,
+        data_source=row.data_source,
+        solution=row.solution,
+        extra_info=row.extra_info,
+    )
+
+
+def _judged(scorer: Scorer, prompt: Prompt, *, may_be_wrong: bool) -> str:
+    """What the reward functions make of the row's gold answer and of its own solution.
+
+    may_be_wrong: the solutions are a careless teacher's, so only one without an answer is refused.
+    """
+    scorer.check_rows([prompt])
+    if not prompt.solution:
+        return f"the gold answer {prompt.answer!r} can be read; the row has no solution to judge"
+    score = scorer.score([prompt], [prompt.solution])[0]
+    accepted = {Verdict.CORRECT, Verdict.WRONG} if may_be_wrong else {Verdict.CORRECT}
+    if score.verdict not in accepted:
+        raise DataError(
+            f"row {prompt.index}: the reward functions call its own solution {score.verdict.value} (extracted "
+            f"{score.extracted!r}, gold {prompt.answer!r}); choose others under reward.functions"
+        )
+    return f"the row's own solution gets {score.value:g} (found {score.extracted!r}, gold {prompt.answer!r})"

@@ -1,0 +1,188 @@
+"""Bad input, as a user meets it: `mindgspo run` gives one clear error and leaves what was on disk as it was.
+
+The rooms' own tests look at many more mistakes; here one of each kind goes through the command line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mindgspo.cli import main
+
+
+def edit(path: Path, old: str, new: str) -> list[str]:
+    text = path.read_text()
+    assert old in text, f"{old!r} is not in {path}"
+    path.write_text(text.replace(old, new, 1))
+    return []
+
+
+def missing_weights(folder: Path, write_model: Callable) -> list[str]:
+    write_model(folder / "model", folder / "tiny.yaml", lambda weights: None)
+    (folder / "model" / "model.safetensors").unlink()
+    return ["--set", f"model.path={folder / 'model'}"]
+
+
+def changed_weights(change: Callable[[dict], object]) -> Callable[..., list[str]]:
+    def prepare(folder: Path, write_model: Callable) -> list[str]:
+        write_model(folder / "model", folder / "tiny.yaml", change)
+        return ["--set", f"model.path={folder / 'model'}"]
+
+    return prepare
+
+
+def truncated_weights(folder: Path, write_model: Callable) -> list[str]:
+    file = write_model(folder / "model", folder / "tiny.yaml", lambda weights: None) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    return ["--set", f"model.path={folder / 'model'}"]
+
+
+def other_architecture(folder: Path, write_model: Callable) -> list[str]:
+    write_model(folder / "model", folder / "tiny.yaml", lambda weights: None)
+    return ["--set", f"model.path={folder / 'model'}", "--set", "model.num_key_value_heads=4"]
+
+
+def missing_merges(folder: Path, write_model: Callable) -> list[str]:
+    (folder / "tokenizer" / "merges.txt").unlink()
+    return []
+
+
+def empty_data(folder: Path, write_model: Callable) -> list[str]:
+    (folder / "rows.jsonl").write_text("")
+    return []
+
+
+def row_without_answer(folder: Path, write_model: Callable) -> list[str]:
+    with (folder / "rows.jsonl").open("a") as file:
+        file.write(json.dumps({"question": "How many?", "answer": "nobody knows"}) + "\n")
+    return []
+
+
+def unreadable_gold(folder: Path, write_model: Callable) -> list[str]:
+    with (folder / "held_out.jsonl").open("a") as file:
+        file.write(json.dumps({"question": "How many?", "answer": "#### several"}) + "\n")
+    return []
+
+
+def long_prompt(folder: Path, write_model: Callable) -> list[str]:
+    with (folder / "rows.jsonl").open("a") as file:
+        file.write(json.dumps({"question": "pens " * 40, "answer": "#### 1"}) + "\n")
+    return []
+
+
+def long_solution(folder: Path, write_model: Callable) -> list[str]:
+    with (folder / "rows.jsonl").open("a") as file:
+        file.write(json.dumps({"question": "How many?", "answer": "1+1=2\n" * 20 + "#### 2"}) + "\n")
+    return []
+
+
+def data_of_another_tokenizer(folder: Path, write_model: Callable) -> list[str]:
+    code = main(
+        [
+            *("data", "prepare", "--format", "gsm8k", "--input", str(folder / "rows.jsonl")),
+            *("--tokenizer", str(folder / "tokenizer"), "--eos-token", "<|endoftext|>"),
+            *("--max-prompt-length", "32", "--output", str(folder / "prepared")),
+        ]
+    )
+    assert code == 0
+    return ["--set", "data.train={format: prepared, path: " + str(folder / "prepared") + "}"]
+
+
+MISTAKES = {
+    "unknown key": (
+        lambda folder, _: edit(folder / "tiny.yaml", "save_every: 2", "save_evry: 2"),
+        ["trainer.save_evry: unknown key", "did you mean trainer.save_every?"],
+    ),
+    "wrong type": (
+        lambda folder, _: ["--set", "rollout.num_generations=eight"],
+        ["rollout.num_generations: expected an integer, got 'eight'"],
+    ),
+    "a batch that does not divide": (
+        lambda folder, _: ["--set", "trainer.prompts_per_mini_batch=3"],
+        ["trainer.prompts_per_mini_batch: 3 does not divide rollout.prompts_per_step 4", "nearest legal: 2 or 4"],
+    ),
+    "more prompts per step than rows": (
+        lambda folder, _: ["--set", "rollout.prompts_per_step=12"],
+        ["rollout.prompts_per_step: 12 different prompts cannot be drawn from 10 rows", "largest legal: 10"],
+    ),
+    "missing weights file": (missing_weights, ["model: neither model.safetensors nor", "config.json"]),
+    "another architecture": (other_architecture, ["model.num_key_value_heads: 4, there 2"]),
+    "missing name in the weights": (
+        changed_weights(lambda weights: weights.pop("model.norm.weight")),
+        ["model: ", "model.norm.weight"],
+    ),
+    "extra name in the weights": (
+        changed_weights(lambda weights: weights.update({"model.extra.weight": weights["model.norm.weight"]})),
+        ["model: ", "model.extra.weight"],
+    ),
+    "truncated weights": (truncated_weights, ["model.safetensors", "truncated"]),
+    "missing tokenizer file": (missing_merges, ["tokenizer", "merges.txt"]),
+    "missing tokenizer folder": (
+        lambda folder, _: edit(folder / "tiny.yaml", "path: tokenizer", "path: tokeniser"),
+        ["tokenizer.path", "tokeniser does not exist"],
+    ),
+    "empty data set": (empty_data, ["rows.jsonl", "row"]),
+    "a row without an answer": (row_without_answer, ["rows.jsonl:11", "answer"]),
+    "a gold answer that is no number": (
+        unreadable_gold,
+        ["held_out.jsonl: 1 gold answers", "row 6 (gsm8k): answer 'several'"],
+    ),
+    "a prompt longer than allowed": (long_prompt, ["rows.jsonl:11", "max_prompt_length"]),
+    "a solution longer than the model": (long_solution, ["warmup: row 10", "max_position_embeddings is 64"]),
+    "data of another tokenizer": (data_of_another_tokenizer, ["prepared: was made with another tokenizer"]),
+    "a device that is not here": (
+        lambda folder, _: ["--set", "device=Ascend"],
+        ["device: Ascend cannot be used here"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("prepare", "said"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_gives_one_clear_error_and_no_run(
+    prepare: Callable,
+    said: list[str],
+    experiment: Path,
+    write_model: Callable,
+    tree: Callable,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = experiment.parent
+    monkeypatch.chdir(folder)
+    options = prepare(folder, write_model)
+    before = tree(folder)
+    capsys.readouterr()
+
+    assert main(["run", str(experiment), *options]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == "", "no line of a run may stand before the error"
+    assert printed.err.startswith("error: ") and printed.err.count("error: ") == 1
+    assert all(fragment in printed.err for fragment in said), printed.err
+    after = tree(folder)
+    assert {name: after.get(name) for name in before} == before
+    begun = {Path(name).parts[2] for name in after.keys() - before.keys() if name.startswith("runs/")}
+    assert begun <= {"run.json", "data"}, "a run must not have begun: the next start would be refused"
+
+
+def test_after_a_mistake_the_corrected_experiment_starts(
+    experiment: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, cpu_runtime: None
+) -> None:
+    """Data prepared by the start that failed must not stand in the way of other settings."""
+    from mindgspo.config import load_config
+    from mindgspo.trainer.build import build_parts
+
+    folder = experiment.parent
+    monkeypatch.chdir(folder)
+    unreadable_gold(folder, None)
+    assert main(["run", str(experiment)]) == 1
+    assert "answer 'several'" in capsys.readouterr().err
+    edit(folder / "held_out.jsonl", "#### several", "#### 7")
+    run_dir = folder / "runs" / "tiny"
+    parts = build_parts(
+        load_config(experiment), data_dir=run_dir / "data", failures_dir=run_dir / "failures", new_run=True
+    )
+    assert parts.eval_set[6].answer == "7"

@@ -1,0 +1,155 @@
+"""Runs that are stopped, resumed, repeated, refused or replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def stopped_at(environment):
+    """stopped_at(config, path, signal): start or resume a run, signal it as soon as `path` exists.
+
+    Returns exit code, standard output and standard error.
+    """
+
+    def start_and_stop(config: Path, path: Path, number: signal.Signals) -> tuple[int, str, str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mindgspo.cli", "run", config, "--set", "resume=auto"],
+            cwd=config.parent,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            deadline = time.monotonic() + 300
+            while not path.exists() and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.002)
+            os.kill(process.pid, number)
+            output, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+        assert path.exists(), f"{path} never appeared:\n{output}{errors}"
+        return process.returncode, output, errors
+
+    return start_and_stop
+
+
+def test_a_run_stopped_twice_ends_as_an_uninterrupted_one(
+    finished_run, experiment: Path, mindgspo, stopped_at, read_lines, reproducible
+) -> None:
+    root = experiment.parent / "runs" / "tiny"
+
+    # Ctrl-C after the warm-up, before the first step.
+    code, output, errors = stopped_at(experiment, root / "checkpoints" / "step_00000000", signal.SIGINT)
+    assert code == 130, errors
+    assert errors.strip() == "interrupted; what was saved stays"
+    assert "warm-up    40/40" in output
+
+    # kill -9 after the second step.
+    code, output, errors = stopped_at(experiment, root / "checkpoints" / "step_00000002", signal.SIGKILL)
+    assert code == -signal.SIGKILL, errors
+    assert "resumed at step 0" in output and "warm-up" not in output
+    assert not (root / "summary.json").exists()
+    # What a run that was killed later, in the middle of a line, would have left beyond its checkpoint.
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        with (root / name).open("a") as file:
+            file.write('{"step": 5, "actor/pg_loss": 9.0}\n{"step": 6, "act')
+
+    done = mindgspo("run", experiment, "--set", "resume=auto", cwd=experiment.parent)
+    assert done.returncode == 0, done.stderr
+    assert "resumed at step" in done.stdout and "warm-up" not in done.stdout
+    assert done.stdout.splitlines()[-1] == f"report: {root / 'report.html'}"
+
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        ours, theirs = read_lines(root / name), read_lines(finished_run.root / name)
+        assert reproducible(ours) == reproducible(theirs), name
+    weights = Path("export") / "model.safetensors"
+    assert (root / weights).read_bytes() == (finished_run.root / weights).read_bytes()
+    summary = json.loads((root / "summary.json").read_text())
+    whole = json.loads((finished_run.root / "summary.json").read_text())
+    clocks = {"seconds", "training_seconds", "tokens_per_second", "peak_rss_mb"}
+    assert {key: summary[key] for key in summary.keys() - clocks} == {key: whole[key] for key in whole.keys() - clocks}
+    assert summary["training_seconds"] < summary["seconds"] < 600, "seconds are those of the run's processes"
+
+
+def test_a_finished_run_says_so_and_does_nothing(finished_run, mindgspo, tree) -> None:
+    before = tree(finished_run.folder)
+    done = mindgspo("run", finished_run.config, "--set", "resume=auto", cwd=finished_run.folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "this run is finished" in done.stdout and str(finished_run.root / "report.html") in done.stdout
+    assert tree(finished_run.folder) == before
+
+
+def test_a_run_stopped_after_its_last_checkpoint_only_finishes(finished_run, mindgspo, tmp_path: Path, tree) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(finished_run.folder, folder)
+    root = folder / "runs" / "tiny"
+    for name in ("summary.json", "report.html", "reward.png"):
+        (root / name).unlink()
+    before = tree(root)
+    done = mindgspo("run", folder / "tiny.yaml", "--set", "resume=auto", cwd=folder)
+    assert done.returncode == 1, "the copied YAML names other data paths"
+    assert "data.train.path: " in done.stderr and tree(root) == before
+
+    config = root / "config.yaml"  # the run's own settings, which name the original data
+    done = mindgspo("run", config, "--set", "resume=auto", "--set", f"run_dir={root}", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    after = tree(root)
+    for name in ("metrics.jsonl", "samples.jsonl", "export/model.safetensors"):
+        assert after[name] == before[name], name
+    assert json.loads(after["summary.json"])["accuracy_after"] == pytest.approx(
+        json.loads((finished_run.root / "summary.json").read_text())["accuracy_after"]
+    )
+
+    (root / "report.html").unlink()
+    done = mindgspo("run", config, "--set", "resume=auto", "--set", f"run_dir={root}", cwd=folder)
+    assert done.returncode == 0 and (root / "report.html").is_file()
+
+
+def test_a_folder_that_holds_a_run_is_refused_with_three_ways_out(finished_run, mindgspo, tree) -> None:
+    before = tree(finished_run.folder)
+    done = mindgspo("run", finished_run.config, cwd=finished_run.folder)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: {finished_run.root} already holds a finished run")
+    for way_out in ("--set resume=auto", "--set run_dir=...", "--overwrite"):
+        assert way_out in done.stderr
+    assert tree(finished_run.folder) == before
+
+
+def test_overwrite_moves_the_run_aside_and_another_seed_gives_another_run(
+    finished_run, mindgspo, tmp_path: Path, tree, read_lines, reproducible
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(finished_run.folder, folder)
+    done = mindgspo("run", folder / "tiny.yaml", "--overwrite", "--set", "seed=2", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (aside,) = (folder / "runs").glob("tiny.old-*")
+    assert f"the former run was moved to {aside}" in done.stdout
+    assert tree(aside) == tree(finished_run.root)
+    ours = reproducible(read_lines(folder / "runs" / "tiny" / "metrics.jsonl"))
+    theirs = reproducible(read_lines(finished_run.root / "metrics.jsonl"))
+    assert [line["step"] for line in ours] == [line["step"] for line in theirs]
+    assert all(one != other for one, other in zip(ours, theirs, strict=True) if "actor/pg_loss" in one)
+
+
+def test_a_resumed_run_must_be_the_same_experiment(finished_run, mindgspo, tmp_path: Path, tree) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(finished_run.folder, folder)
+    (folder / "runs" / "tiny" / "summary.json").unlink()
+    before = tree(folder)
+    arguments = ("--set", "resume=auto", "--set", "trainer.max_steps=6", "--set", "logging.groups_per_step=1")
+    done = mindgspo("run", folder / "tiny.yaml", *arguments, cwd=folder)
+    assert done.returncode == 1
+    assert "trainer.max_steps: 6, the run has 4" in done.stderr
+    assert "groups_per_step" not in done.stderr, "what does not change the computation is free"
+    assert tree(folder) == before

@@ -1,0 +1,137 @@
+"""`mindgspo run` on a tiny experiment, as a user starts it: what the run folder holds and what is printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mindgspo.config import config_mapping, load_config
+from mindgspo.metrics import unknown_names
+from mindgspo.models.safetensors_io import read_safetensors
+
+
+def test_the_last_line_printed_is_the_reports_path(finished_run) -> None:
+    assert finished_run.output.splitlines()[-1] == f"report: {finished_run.root / 'report.html'}"
+
+
+def test_the_run_folder_holds_what_is_promised(finished_run) -> None:
+    names = {path.name for path in finished_run.root.iterdir()}
+    promised = {"config.yaml", "metrics.jsonl", "samples.jsonl", "summary.json", "reward.png", "report.html"}
+    assert names == promised | {"checkpoints", "export", "data", "run.json", ".lock"}
+    assert sorted(path.name for path in (finished_run.root / "checkpoints").iterdir()) == [
+        "step_00000002",
+        "step_00000004",
+    ]
+
+
+def test_the_resolved_configuration_loads_back(finished_run) -> None:
+    saved = load_config(finished_run.root / "config.yaml")
+    original = load_config(finished_run.config)
+    assert config_mapping(saved) == config_mapping(original)
+    assert (saved.algorithm.clip_low, saved.algorithm.clip_high) == (3e-4, 4e-4)
+
+
+def test_metrics_have_known_names_and_one_training_line_per_step(finished_run, read_lines) -> None:
+    lines = read_lines(finished_run.root / "metrics.jsonl")
+    assert unknown_names(key for line in lines for key in line) == []
+    training = [line for line in lines if "actor/pg_loss" in line]
+    assert [line["step"] for line in training] == [1, 2, 3, 4]
+    assert [line["step"] for line in lines if "val-core/openai/gsm8k/acc/mean@1" in line] == [0, 2, 4]
+    for line in training:
+        assert line["samples/generated"] == 16 == line["samples/trained"] + line["samples/filtered"]
+        assert line["rollout/prefill_calls"] == 4, "siblings share one prefill"
+        assert line["actor/updates"] == 2
+        assert line["actor/first_ratio_error_max"] < 1e-5
+        assert line["training/rollout_logprob_diff_max"] < 1e-4
+        assert line["actor/entropy"] > 0
+    assert [line["training/updates"] for line in training] == [2, 4, 6, 8]
+    assert [line["training/epoch"] for line in training] == pytest.approx([0.4, 0.8, 1.2, 1.6])
+    # Without unequal rewards nothing is trained, and other tests of this folder would show nothing.
+    assert all(line["actor/grad_norm"] > 0 for line in training)
+
+
+def test_the_warm_up_leaves_its_last_figures(finished_run, read_lines) -> None:
+    (line,) = [line for line in read_lines(finished_run.root / "metrics.jsonl") if "sft/loss" in line]
+    assert (line["step"], line["sft/updates"], line["sft/accuracy"]) == (0, 40, 0.0)
+    assert 0 < line["sft/loss"] < 1, "untrained it is ln(384) = 5.95"
+    assert "warm-up    20/40" in finished_run.output
+
+
+def test_samples_tell_every_logged_response(finished_run, read_lines) -> None:
+    lines = read_lines(finished_run.root / "samples.jsonl")
+    assert [line["step"] for line in lines] == [step for step in (1, 2, 3, 4) for _ in range(2 * 4)]
+    for line in lines:
+        assert line["prompt"].startswith("<|im_start|>user\nTom has ")
+        assert line["score"] == (1.0 if line["verdict"] == "correct" else 0.0)
+        assert (line["extracted"] == line["answer"]) == (line["verdict"] == "correct")
+        assert 1 <= line["length"] <= 8
+        assert line["response"].endswith("<|im_end|>") == (line["finish_reason"] == "stop")
+
+
+def test_the_summary_agrees_with_the_metrics(finished_run, read_lines) -> None:
+    summary = json.loads((finished_run.root / "summary.json").read_text())
+    lines = read_lines(finished_run.root / "metrics.jsonl")
+    accuracies = [line[key] for line in lines for key in line if key == "val-core/openai/gsm8k/acc/mean@1"]
+    assert summary["finished"] is True
+    assert (summary["accuracy_before"], summary["accuracy_after"]) == (accuracies[0], accuracies[-1])
+    assert (summary["steps"], summary["updates"], summary["eval_problems"], summary["seed"]) == (4, 8, 6, 1)
+    assert summary["tokens"] == sum(line.get("perf/total_num_tokens", 0) for line in lines)
+    assert summary["tokens_per_second"] == pytest.approx(summary["tokens"] / summary["training_seconds"])
+    assert 0 < summary["training_seconds"] < summary["seconds"] < 3600
+    assert summary["peak_rss_mb"] > 100
+
+
+def test_the_plot_is_a_png_and_the_report_has_its_headline(finished_run) -> None:
+    assert (finished_run.root / "reward.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    page = (finished_run.root / "report.html").read_text(encoding="utf-8")
+    assert "Held-out accuracy" in page and "data:image/png;base64," in page
+
+
+def test_the_export_is_the_last_checkpoint_in_hugging_faces_layout(finished_run) -> None:
+    export = read_safetensors(finished_run.root / "export")
+    checkpoint = read_safetensors(finished_run.root / "checkpoints/step_00000004/parameters.safetensors")
+    before = read_safetensors(finished_run.root / "checkpoints/step_00000002/parameters.safetensors")
+    assert export.keys() == checkpoint.keys()
+    assert all(np.array_equal(export[name], checkpoint[name]) for name in export)
+    assert any(not np.array_equal(export[name], before[name]) for name in export), "nothing was trained"
+
+
+def test_the_export_loads_again(finished_run, cpu_runtime: None) -> None:
+    from mindgspo.models.huggingface_config import read_model_section
+    from mindgspo.models.policy import build_model
+    from mindgspo.models.weights import load_huggingface, weights_as_numpy
+
+    export = finished_run.root / "export"
+    section = read_model_section(export)
+    model = build_model(section)
+    load_huggingface(model, section, export)
+    saved = read_safetensors(export)
+    assert all(np.array_equal(array, saved[name]) for name, array in weights_as_numpy(model, section).items())
+
+
+def test_eval_of_the_export_finds_the_runs_own_accuracy(finished_run, mindgspo, tmp_path: Path, tree) -> None:
+    before = tree(finished_run.folder)
+    done = mindgspo("eval", finished_run.config, "--model", finished_run.root / "export", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    summary = json.loads((finished_run.root / "summary.json").read_text())
+    assert (figures["problems"], figures["accuracy"]) == (6, summary["accuracy_after"])
+    assert figures["val-core/openai/gsm8k/acc/mean@1"] == summary["accuracy_after"]
+    assert figures["val-core/openai/gsm8k/acc/pass@2"] >= figures["val-core/openai/gsm8k/acc/mean@2"]
+    assert tree(finished_run.folder) == before and not list(tmp_path.iterdir()), "eval writes nothing"
+
+
+def test_sft_runs_the_warm_up_alone_in_a_folder_of_its_own(finished_run, mindgspo, experiment: Path) -> None:
+    done = mindgspo("sft", experiment, cwd=experiment.parent)
+    assert done.returncode == 0, done.stderr
+    root = experiment.parent / "runs" / "tiny-sft"
+    assert done.stdout.splitlines()[-1] == f"report: {root / 'report.html'}"
+    summary = json.loads((root / "summary.json").read_text())
+    whole = json.loads((finished_run.root / "summary.json").read_text())
+    assert (summary["algorithm"], summary["steps"], summary["updates"]) == ("sft", 0, 0)
+    assert (summary["accuracy_before"], summary["accuracy_after"]) == (0.0, whole["accuracy_before"])
+    assert (root / "export" / "model.safetensors").is_file()
+    assert (root / "reward.png").is_file()

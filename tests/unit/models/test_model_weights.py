@@ -1,0 +1,199 @@
+"""The name table, random initial weights, and strict loading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mindgspo.config import ModelSection
+from mindgspo.errors import WeightsError
+from mindgspo.models.names import hugging_face_names, weight_shapes
+
+pytestmark = pytest.mark.usefixtures("cpu_runtime")
+
+WHERE = Path("some/folder")
+
+
+def make_section(**changes: object) -> ModelSection:
+    shape: dict[str, object] = {
+        "vocab_size": 13,
+        "hidden_size": 8,
+        "intermediate_size": 12,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 16,
+    }
+    return ModelSection(**{**shape, **changes})
+
+
+def make_model(section: ModelSection):
+    from mindgspo.models.policy import build_model
+
+    return build_model(section)
+
+
+def random_arrays(section: ModelSection, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in weight_shapes(section).items()}
+
+
+def assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert list(found) == list(expected)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_the_table_names_every_trainable_parameter_and_no_other(tied: bool) -> None:
+    section = make_section(tie_word_embeddings=tied)
+    model = make_model(section)
+    parameters = {parameter.name: tuple(parameter.shape) for parameter in model.trainable_params()}
+    shapes = weight_shapes(section)
+    assert parameters == {ours: shapes[theirs] for ours, theirs in hugging_face_names(section).items()}
+    # Two tables, two layers with twelve weights each, one norm.
+    assert len(shapes) == (2 if tied else 3) + 2 * 12
+    assert {parameter.name for parameter in model.get_parameters()} == set(parameters)
+
+
+def test_names_and_shapes_are_those_of_hugging_face() -> None:
+    shapes = weight_shapes(make_section())
+    assert shapes["model.layers.1.self_attn.k_proj.weight"] == (4, 8)
+    assert shapes["model.layers.0.mlp.down_proj.weight"] == (8, 12)
+    assert shapes["lm_head.weight"] == shapes["model.embed_tokens.weight"] == (13, 8)
+    assert "lm_head.weight" not in weight_shapes(make_section(tie_word_embeddings=True))
+
+
+def initial_weights(section: ModelSection, seed: int) -> dict[str, np.ndarray]:
+    from mindgspo.models.weights import initialize_weights, weights_as_numpy
+
+    model = make_model(section)
+    initialize_weights(model, section, seed)
+    return weights_as_numpy(model, section)
+
+
+def test_initial_weights_depend_on_the_seed_and_the_name_only() -> None:
+    two_layers, three_layers = make_section(), make_section(num_hidden_layers=3)
+    weights = initial_weights(two_layers, seed=4)
+    assert_equal(initial_weights(two_layers, seed=4), weights)
+    deeper = initial_weights(three_layers, seed=4)
+    assert_equal({name: deeper[name] for name in weights}, weights)
+    other_seed = initial_weights(two_layers, seed=5)
+    matrices = [name for name, array in weights.items() if array.ndim == 2]
+    assert not any(np.array_equal(other_seed[name], weights[name]) for name in matrices)
+    # Matrices of one shape in different places must not be copies of each other.
+    streams = {weights[name].reshape(-1)[:4].tobytes() for name in matrices}
+    assert len(streams) == len(matrices)
+
+
+def test_initial_weights_have_the_values_hugging_face_starts_from() -> None:
+    section = make_section(vocab_size=500, hidden_size=64, intermediate_size=96, initializer_range=0.05)
+    for name, array in initial_weights(section, seed=0).items():
+        if array.ndim == 2:
+            assert array.std() == pytest.approx(0.05, rel=0.1), name
+            assert abs(array.mean()) < 0.005, name
+        else:
+            expected = 1.0 if "norm" in name else 0.0
+            assert (array == expected).all(), name
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_loaded_weights_come_back_bit_for_bit(tied: bool) -> None:
+    from mindgspo.models.weights import load_weights, weights_as_numpy
+
+    section = make_section(tie_word_embeddings=tied)
+    model, arrays = make_model(section), random_arrays(section)
+    load_weights(model, section, arrays, where=WHERE)
+    assert_equal(weights_as_numpy(model, section), arrays)
+
+
+def test_read_weights_are_copies() -> None:
+    from mindgspo.models.weights import load_weights, weights_as_numpy
+
+    section = make_section()
+    model = make_model(section)
+    load_weights(model, section, random_arrays(section, 0), where=WHERE)
+    before = weights_as_numpy(model, section)
+    load_weights(model, section, random_arrays(section, 1), where=WHERE)
+    assert_equal(before, random_arrays(section, 0))
+
+
+def test_half_precision_arrays_are_widened() -> None:
+    from mindgspo.models.weights import load_weights, weights_as_numpy
+
+    section = make_section()
+    model = make_model(section)
+    halves = {name: array.astype(np.float16) for name, array in random_arrays(section).items()}
+    load_weights(model, section, halves, where=WHERE)
+    assert_equal(weights_as_numpy(model, section), {name: a.astype(np.float32) for name, a in halves.items()})
+
+
+NORM, BIAS = "model.norm.weight", "model.layers.1.self_attn.q_proj.bias"
+
+
+def missing(arrays: dict[str, np.ndarray]) -> None:
+    del arrays[NORM]
+
+
+def unexpected(arrays: dict[str, np.ndarray]) -> None:
+    arrays["model.layers.2.mlp.up_proj.weight"] = np.zeros((12, 8), np.float32)
+
+
+def transposed(arrays: dict[str, np.ndarray]) -> None:
+    arrays["model.layers.0.mlp.up_proj.weight"] = arrays["model.layers.0.mlp.up_proj.weight"].T
+
+
+def misspelt(arrays: dict[str, np.ndarray]) -> None:
+    arrays["model.layers.1.self_attn.q_proj.biass"] = arrays.pop(BIAS)
+
+
+def quantised(arrays: dict[str, np.ndarray]) -> None:
+    arrays[BIAS] = arrays[BIAS].astype(np.int8)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (missing, r"missing \(1\):\s+model\.norm\.weight"),
+        (unexpected, r"unexpected \(1\):\s+model\.layers\.2\.mlp\.up_proj\.weight"),
+        (transposed, r"wrong shape \(1\):\s+model\.layers\.0\.mlp\.up_proj\.weight: the model has \(12, 8\)"),
+        (misspelt, r"q_proj\.bias \(did you mean model\.layers\.1\.self_attn\.q_proj\.biass\?\)"),
+        (quantised, r"not floating point.*\s+model\.layers\.1\.self_attn\.q_proj\.bias: int8"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused_and_nothing_changes(spoil, message: str) -> None:
+    from mindgspo.models.weights import load_weights, weights_as_numpy
+
+    section = make_section()
+    model = make_model(section)
+    load_weights(model, section, random_arrays(section, 0), where=WHERE)
+    arrays = random_arrays(section, 1)
+    spoil(arrays)
+    with pytest.raises(WeightsError, match=message) as caught:
+        load_weights(model, section, arrays, where=WHERE)
+    assert str(WHERE) in str(caught.value)
+    assert_equal(weights_as_numpy(model, section), random_arrays(section, 0))
+
+
+def test_a_tied_model_takes_a_copy_of_its_table_but_no_other_head() -> None:
+    from mindgspo.models.weights import load_weights, weights_as_numpy
+
+    section = make_section(tie_word_embeddings=True)
+    model, arrays = make_model(section), random_arrays(section)
+    table = arrays["model.embed_tokens.weight"]
+    load_weights(model, section, {**arrays, "lm_head.weight": table.copy()}, where=WHERE)
+    assert_equal(weights_as_numpy(model, section), arrays)
+    with pytest.raises(WeightsError, match="lm_head.weight"):
+        load_weights(model, section, {**arrays, "lm_head.weight": table + 1}, where=WHERE)
+
+
+def test_an_untied_model_needs_its_head() -> None:
+    from mindgspo.models.weights import load_weights
+
+    section = make_section(tie_word_embeddings=False)
+    arrays = random_arrays(section)
+    del arrays["lm_head.weight"]
+    with pytest.raises(WeightsError, match="lm_head.weight"):
+        load_weights(make_model(section), section, arrays, where=WHERE)

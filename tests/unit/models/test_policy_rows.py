@@ -1,0 +1,201 @@
+"""How samples are laid into rows changes neither log-probs nor the update: padding, packing, micro-batches, fillers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection
+from mindgspo.data.rows import TrainingSample, lay_out
+from mindgspo.types import Batch
+
+pytestmark = pytest.mark.usefixtures("cpu_runtime")
+
+SECTION = ModelSection(
+    vocab_size=41,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    max_position_embeddings=64,
+    tie_word_embeddings=True,
+    initializer_range=0.3,
+)
+TEMPERATURE = 0.8
+# Without clipping of the norm or decay the first moment after one update is (1 - beta1) times the gradient.
+OPTIMIZER = OptimizerSection(lr=1e-3, beta1=0.0, max_grad_norm=1e9, weight_decay=0.0)
+# Wide enough that some sequences are clipped and others are not.
+ALGORITHM = AlgorithmSection(clip_low=0.1, clip_high=0.1, allow_wide_clip=True)
+
+
+def make_model():
+    from mindgspo.models.policy import build_model
+    from mindgspo.models.weights import initialize_weights
+
+    model = build_model(SECTION)
+    initialize_weights(model, SECTION, seed=1)
+    return model
+
+
+@pytest.fixture(scope="module")
+def scorer(cpu_runtime):
+    from mindgspo.models.policy import PolicyScorer
+
+    return PolicyScorer(make_model(), temperature=TEMPERATURE)
+
+
+def make_samples(old_logp: dict[int, np.ndarray] | None = None) -> list[TrainingSample]:
+    """Ten samples of 4 to 15 tokens; `rollout_logp` carries the old policy's log-probs, if given."""
+    rng = np.random.default_rng(3)
+    samples = []
+    for number in range(10):
+        prompt, response = rng.integers(1, 6), rng.integers(1, 11)
+        ids = rng.integers(0, SECTION.vocab_size, prompt + response).astype(np.int32)
+        noise = rng.normal(scale=0.2, size=response)
+        old = np.zeros(response) if old_logp is None else old_logp[number] + noise
+        samples.append(
+            TrainingSample(
+                prompt_ids=ids[:prompt],
+                response_ids=ids[prompt:],
+                rollout_logp=old.astype(np.float32),
+                advantage=float(number + 1 if number % 2 else -number - 1) / 5,
+            )
+        )
+    return samples
+
+
+def score_by_sample(scorer, samples, **layout: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """{sample number: (log-probs, entropies)}; the advantage tells whose row it is."""
+    batches = lay_out(samples, pad_id=0, **layout)
+    numbers = {np.float32(sample.advantage): number for number, sample in enumerate(samples)}
+    found = {}
+    for batch, scores in zip(batches, scorer.score(batches), strict=True):
+        assert (scores.logp_NK[~batch.mask_NK] == 0).all() and (scores.entropy_NK[~batch.mask_NK] == 0).all()
+        for row, mask in enumerate(batch.mask_NK):
+            if mask.any():
+                number = numbers[batch.advantages_N[row]]
+                found[number] = (scores.logp_NK[row][mask], scores.entropy_NK[row][mask])
+    assert len(found) == len(samples)
+    return found
+
+
+LAYOUTS = [
+    {"samples_per_micro_batch": 4, "length_multiple": 8},
+    {"samples_per_micro_batch": 3, "length_multiple": 16},
+]
+WHOLE = {"samples_per_micro_batch": 10, "length_multiple": 1}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["micro-batches", "padded"])
+def test_log_probs_and_entropies_do_not_depend_on_the_layout(scorer, layout: dict[str, int]) -> None:
+    samples = make_samples()
+    expected = score_by_sample(scorer, samples, **WHOLE)
+    for number, (logp, entropy) in score_by_sample(scorer, samples, **layout).items():
+        np.testing.assert_allclose(logp, expected[number][0], rtol=1e-6, atol=2e-6)
+        np.testing.assert_allclose(entropy, expected[number][1], rtol=1e-6, atol=2e-6)
+
+
+def test_what_stands_in_padded_slots_does_not_matter(scorer) -> None:
+    samples = make_samples()
+    batch = lay_out(samples, samples_per_micro_batch=3, length_multiple=16, pad_id=0)[0]
+    rubbish = np.where(batch.segments_RT == 0, 33, batch.ids_RT).astype(np.int32)
+    assert (rubbish != batch.ids_RT).any()
+    expected, found = scorer.score([batch, replace(batch, ids_RT=rubbish)])
+    np.testing.assert_array_equal(found.logp_NK, expected.logp_NK)
+
+
+def test_samples_packed_into_one_row_do_not_see_each_other(scorer) -> None:
+    first, second = make_samples()[:2]
+    apart = score_by_sample(scorer, [first, second], samples_per_micro_batch=2, length_multiple=32)
+    width, slots = 32, 32
+    ids, positions, segments = (np.zeros((1, width), np.int32) for _ in range(3))
+    predict, targets = np.zeros((2, slots), np.int32), np.zeros((2, slots), np.int32)
+    mask, start = np.zeros((2, slots), bool), 0
+    for n, sample in enumerate((first, second)):
+        prompt, count, stop = sample.prompt_ids.size, sample.response_ids.size, start + sample.length
+        ids[0, start:stop] = np.concatenate([sample.prompt_ids, sample.response_ids])
+        positions[0, start:stop], segments[0, start:stop] = np.arange(sample.length), n + 1
+        predict[n, :count] = start + prompt - 1 + np.arange(count)
+        targets[n, :count], mask[n, :count] = sample.response_ids, True
+        start = stop
+    packed = Batch(
+        ids_RT=ids,
+        positions_RT=positions,
+        segments_RT=segments,
+        predict_NK=predict,
+        targets_NK=targets,
+        mask_NK=mask,
+        advantages_N=np.zeros(2, np.float32),
+        old_logp_NK=np.zeros((2, slots), np.float32),
+        rollout_logp_NK=np.zeros((2, slots), np.float32),
+        num_sequences=2,
+        num_tokens=int(mask.sum()),
+    )
+    (found,) = scorer.score([packed])
+    for n in range(2):
+        np.testing.assert_allclose(found.logp_NK[n][mask[n]], apart[n][0], rtol=1e-6, atol=2e-6)
+
+
+def test_entropy_and_log_prob_are_of_the_softmax_at_the_temperature(scorer) -> None:
+    from mindspore import Tensor
+
+    model, samples = make_model(), make_samples()
+    batch = lay_out(samples, samples_per_micro_batch=10, length_multiple=1, pad_id=0)[0]
+    hidden = model(Tensor(batch.ids_RT), Tensor(batch.positions_RT), Tensor(batch.segments_RT)).asnumpy()
+    hidden = hidden.astype(np.float64)[batch.predict_NK[batch.mask_NK]]
+    logits = hidden @ model.output_weight().asnumpy().astype(np.float64).T / TEMPERATURE
+    log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    (scores,) = scorer.score([batch])
+    expected = log_probs[np.arange(len(hidden)), batch.targets_NK[batch.mask_NK]]
+    np.testing.assert_allclose(scores.logp_NK[batch.mask_NK], expected, atol=1e-5)
+    entropy = -(np.exp(log_probs) * log_probs).sum(axis=1)
+    np.testing.assert_allclose(scores.entropy_NK[batch.mask_NK], entropy, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def updater(cpu_runtime):
+    """One updater for all layouts; `update_once` puts weights and optimizer back before it runs."""
+    from mindgspo.algorithms.registry import build_policy_loss
+    from mindgspo.algorithms.update import PolicyUpdater
+    from mindgspo.models.policy import PolicyLogProbs
+
+    policy = PolicyLogProbs(make_model(), temperature=TEMPERATURE, with_entropy=False)
+    return PolicyUpdater(policy, build_policy_loss(ALGORITHM), OPTIMIZER), policy.model
+
+
+def update_once(updater, samples, **layout: int):
+    """(result, gradient by weight) of one update from the initial weights."""
+    from mindgspo.models.weights import initialize_weights
+
+    optimizer, model = updater
+    initialize_weights(model, SECTION, seed=1)
+    state = optimizer.state()
+    optimizer.load_state({name: np.zeros_like(array) for name, array in state.items()})
+    batches = [replace(b, old_logp_NK=b.rollout_logp_NK) for b in lay_out(samples, pad_id=0, **layout)]
+    result = optimizer.update(batches, lr=1e-3)
+    names = [parameter.name for parameter in model.trainable_params()]
+    moments = {name: array for name, array in optimizer.state().items() if array.ndim}
+    first = dict(list(moments.items())[: len(names)])
+    assert result.grad_norm == pytest.approx(
+        np.sqrt(sum(np.square(array.astype(np.float64)).sum() for array in first.values())), rel=1e-5
+    ), "these arrays are not the gradients"
+    return result, first
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["micro-batches", "padded"])
+def test_loss_and_gradients_do_not_depend_on_the_layout(scorer, updater, layout: dict[str, int]) -> None:
+    scores = score_by_sample(scorer, make_samples(), **WHOLE)
+    samples = make_samples({number: logp for number, (logp, _) in scores.items()})
+    expected, expected_gradients = update_once(updater, samples, **WHOLE)
+    assert 0 < expected.metrics["pg_clipfrac_seq"] < 1, "some sequences must be clipped, others not"
+    found, gradients = update_once(updater, samples[::-1], **layout)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+    assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-6)
+    for name, gradient in expected_gradients.items():
+        largest = np.abs(gradient).max()
+        np.testing.assert_allclose(gradients[name], gradient, rtol=0, atol=1e-6 * largest, err_msg=name)
+    for name, value in expected.metrics.items():
+        assert found.metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name

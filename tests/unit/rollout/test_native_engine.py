@@ -1,0 +1,280 @@
+"""Generation by the compiled graphs: the same tokens and log-probs as the full forward pass, however it is laid out.
+
+One tiny random model with weights wide enough that its distributions are peaked; engines of several shapes share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from mindgspo.config import ModelSection
+from mindgspo.rollout.protocol import Rollout, SamplingSettings
+from mindgspo.rollout.random import Purpose, RandomStream
+from mindgspo.types import FinishReason, Prompt
+
+pytestmark = pytest.mark.usefixtures("cpu_runtime")
+
+SECTION = ModelSection(
+    vocab_size=61,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    rope_theta=10_000.0,
+    tie_word_embeddings=True,
+    initializer_range=0.2,
+)
+EOS_IDS = (3, 11, 20, 29, 47)
+MAX_PROMPT, MAX_NEW = 7, 12
+VERSION = 1
+
+
+@pytest.fixture(scope="module")
+def model(cpu_runtime):
+    from mindgspo.models.policy import build_model
+    from mindgspo.models.weights import initialize_weights
+
+    built = build_model(SECTION)
+    initialize_weights(built, SECTION, seed=5)
+    return built
+
+
+def make_engine(model, *, eos_ids=EOS_IDS, num_slots=5, prefill_width=2, length_multiple=4, **sampler):
+    from mindgspo.rollout.engine import NativeEngine
+
+    engine = NativeEngine(
+        model,
+        eos_ids=eos_ids,
+        num_slots=num_slots,
+        prefill_width=prefill_width,
+        max_prompt_length=MAX_PROMPT,
+        max_new_tokens=MAX_NEW,
+        length_multiple=length_multiple,
+        **sampler,
+    )
+    engine.load_weights(VERSION)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def engine(model):
+    return make_engine(model)
+
+
+@pytest.fixture(scope="module")
+def endless_engine(model):
+    """Without a stop token: every response has full length."""
+    return make_engine(model, eos_ids=())
+
+
+def make_prompts(num_prompts: int, seed: int = 0) -> list[Prompt]:
+    """Lengths 1, 2, ..., MAX_PROMPT, 1, ...; indices that are not positions."""
+    rng = np.random.default_rng(seed)
+    return [
+        Prompt(
+            index=100 + 3 * i,
+            ids=rng.integers(0, SECTION.vocab_size, 1 + i % MAX_PROMPT).astype(np.int32),
+            text="",
+            answer="",
+            data_source="test",
+        )
+        for i in range(num_prompts)
+    ]
+
+
+def sampling(num_samples=3, temperature=1.0, max_new_tokens=MAX_NEW, step=2) -> SamplingSettings:
+    stream = RandomStream(seed=9, purpose=Purpose.TRAINING, step=step)
+    return SamplingSettings(
+        num_samples=num_samples, temperature=temperature, max_new_tokens=max_new_tokens, stream=stream
+    )
+
+
+def generate(engine, prompts: Sequence[Prompt], settings: SamplingSettings) -> Rollout:
+    return engine.generate(prompts, settings, weight_version=VERSION)
+
+
+def tokens_of(rollout: Rollout) -> dict[tuple[int, int], list[int]]:
+    return {(r.prompt_index, r.sample_index): r.ids.tolist() for group in rollout.responses for r in group}
+
+
+def full_logits(model, prompts: Sequence[Prompt], rollout: Rollout) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(ids [L], logits [L, V] they were drawn from) of every response, by one full forward pass over all rows."""
+    from mindspore import Tensor
+
+    rows = [
+        (p.ids.size, np.concatenate([p.ids, r.ids])) for p, g in zip(prompts, rollout.responses, strict=True) for r in g
+    ]
+    width = MAX_PROMPT + MAX_NEW
+    ids = np.stack([np.pad(row, (0, width - row.size)) for _, row in rows]).astype(np.int32)
+    segments = np.stack([np.arange(width) < row.size for _, row in rows]).astype(np.int32)
+    positions = np.tile(np.arange(width, dtype=np.int32), (len(rows), 1))
+    hidden = model(Tensor(ids), Tensor(positions), Tensor(segments)).asnumpy()
+    logits = (hidden @ model.output_weight().asnumpy().T).reshape(len(rows), width, -1)
+    return [(row[start:], logits[i, start - 1 : row.size - 1]) for i, (start, row) in enumerate(rows)]
+
+
+def test_greedy_tokens_are_the_argmax_of_the_full_forward_pass(model, engine, endless_engine) -> None:
+    prompts = make_prompts(9)
+    for some_engine in (engine, endless_engine):
+        rollout = generate(some_engine, prompts, sampling(num_samples=1, temperature=0.0))
+        smallest_gap = np.inf
+        for ids, logits in full_logits(model, prompts, rollout):
+            assert ids.tolist() == logits.argmax(axis=1).tolist()
+            top_two = np.sort(logits, axis=1)[:, -2:]
+            smallest_gap = min(smallest_gap, (top_two[:, 1] - top_two[:, 0]).min())
+        assert smallest_gap > 1e-4, "a near tie: this model cannot tell right from wrong"
+    # The endless engine ran every row to the last column of its cache.
+    assert all(r.length == MAX_NEW for group in rollout.responses for r in group)
+
+
+def test_greedy_log_probs_are_those_at_temperature_one(model, endless_engine) -> None:
+    prompts = make_prompts(3)
+    rollout = generate(endless_engine, prompts, sampling(num_samples=1, temperature=0.0))
+    found = np.concatenate([r.logprobs for group in rollout.responses for r in group])
+    expected = []
+    for ids, logits in full_logits(model, prompts, rollout):
+        log_probs = logits - np.log(np.exp(logits.astype(np.float64)).sum(axis=1, keepdims=True))
+        expected.append(log_probs[np.arange(len(ids)), ids])
+    np.testing.assert_allclose(found, np.concatenate(expected), atol=1e-4)
+    assert all(r.temperature == 0 for group in rollout.responses for r in group)
+
+
+def trainer_gap(model, engine, temperature: float) -> float:
+    """Largest difference between the sampler's log-probs and the trainer's."""
+    from mindgspo.data.rows import TrainingSample, lay_out
+    from mindgspo.models.policy import PolicyScorer
+
+    prompts = make_prompts(8)
+    rollout = generate(engine, prompts, sampling(temperature=temperature))
+    samples = [
+        TrainingSample(prompt_ids=p.ids, response_ids=r.ids, rollout_logp=r.logprobs, advantage=0.0)
+        for p, group in zip(prompts, rollout.responses, strict=True)
+        for r in group
+    ]
+    batches = lay_out(samples, samples_per_micro_batch=12, length_multiple=MAX_PROMPT + MAX_NEW, pad_id=0)
+    scores = PolicyScorer(model, temperature=temperature).score(batches)
+    gaps = [np.abs(s.logp_NK - b.rollout_logp_NK).max() for s, b in zip(scores, batches, strict=True)]
+    assert min(b.rollout_logp_NK.min() for b in batches) < -1, "only certain tokens: nothing was compared"
+    return float(max(gaps))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_sampler_and_trainer_agree_on_log_probs(model, engine, temperature: float) -> None:
+    assert trainer_gap(model, engine, temperature) < 1e-4
+
+
+def test_the_graphs_read_the_present_weights(model, engine) -> None:
+    from mindgspo.models.weights import initialize_weights
+
+    prompts, settings = make_prompts(4), sampling()
+    before = tokens_of(generate(engine, prompts, settings))
+    initialize_weights(model, SECTION, seed=6)
+    try:
+        assert tokens_of(generate(engine, prompts, settings)) != before
+        assert trainer_gap(model, engine, 1.0) < 1e-4
+    finally:
+        initialize_weights(model, SECTION, seed=5)
+    assert tokens_of(generate(engine, prompts, settings)) == before
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "prefill_width", "length_multiple", "num_prompts"),
+    [(2, 1, 1, 3), (1, 3, 4, 9), (17, 4, 8, 9), (40, 16, 16, 9)],
+    ids=["no padding", "one slot", "wide", "more slots than samples"],
+)
+def test_a_sample_does_not_depend_on_the_engine_s_shape(
+    model, engine, num_slots: int, prefill_width: int, length_multiple: int, num_prompts: int
+) -> None:
+    prompts = make_prompts(num_prompts)
+    expected = tokens_of(generate(engine, prompts, sampling()))
+    other = make_engine(model, num_slots=num_slots, prefill_width=prefill_width, length_multiple=length_multiple)
+    rollout = generate(other, prompts, sampling())
+    assert tokens_of(rollout) == expected
+    assert rollout.counters.prefilled_prompts == len(prompts)
+    assert len({tuple(tokens) for tokens in expected.values()}) > 2 * num_prompts, "too many equal samples"
+
+
+def test_a_sample_does_not_depend_on_other_prompts_or_their_order(engine) -> None:
+    prompts = make_prompts(9)
+    expected = tokens_of(generate(engine, prompts, sampling()))
+    backwards = generate(engine, prompts[::-1], sampling())
+    assert [group[0].prompt_index for group in backwards.responses] == [p.index for p in prompts[::-1]]
+    assert tokens_of(backwards) == expected
+    for some in ([prompts[4]], prompts[3:8:2]):
+        alone = tokens_of(generate(engine, some, sampling()))
+        assert alone == {key: expected[key] for key in alone} and len(alone) == 3 * len(some)
+
+
+def test_a_sample_does_not_depend_on_how_many_siblings_it_has_or_on_the_length_limit(engine) -> None:
+    prompts = make_prompts(4)
+    many = tokens_of(generate(engine, prompts, sampling(num_samples=5)))
+    few = tokens_of(generate(engine, prompts, sampling(num_samples=2, max_new_tokens=4)))
+    assert few == {key: many[key][:4] for key in few}
+
+
+def test_another_step_draws_other_samples(engine) -> None:
+    prompts = make_prompts(4)
+    assert tokens_of(generate(engine, prompts, sampling())) != tokens_of(generate(engine, prompts, sampling(step=3)))
+
+
+def test_responses_end_with_their_first_eos_or_at_the_limit(engine) -> None:
+    rollout = generate(engine, make_prompts(9), sampling())
+    reasons = set()
+    for response in (r for group in rollout.responses for r in group):
+        *body, last = response.ids.tolist()
+        assert not set(body) & set(EOS_IDS), "a token was sampled behind an EOS"
+        if last in EOS_IDS:
+            assert response.finish_reason == FinishReason.STOP
+        else:
+            assert response.finish_reason == FinishReason.LENGTH and response.length == MAX_NEW
+        reasons.add(response.finish_reason)
+    assert reasons == set(FinishReason), "the samples must end in both ways"
+
+
+def test_one_new_token(model, engine) -> None:
+    prompts = make_prompts(6)
+    rollout = generate(engine, prompts, sampling(num_samples=1, temperature=0.0, max_new_tokens=1))
+    assert all(group[0].length == 1 for group in rollout.responses)
+    for ids, logits in full_logits(model, prompts, rollout):
+        assert ids.tolist() == [logits[0].argmax()]
+
+
+def test_top_k_of_one_is_greedy(model, endless_engine) -> None:
+    prompts = make_prompts(4)
+    greedy = tokens_of(generate(endless_engine, prompts, sampling(num_samples=1, temperature=0.0)))
+    first = make_engine(model, eos_ids=(), top_k=1)
+    assert tokens_of(generate(first, prompts, sampling(num_samples=1))) == greedy
+
+
+def test_counters_and_busy_slots_on_mixed_lengths(engine) -> None:
+    prompts = make_prompts(12)
+    rollout = generate(engine, prompts, sampling(num_samples=8))
+    lengths = [r.length for group in rollout.responses for r in group]
+    assert len(set(lengths)) > 6, "the lengths must be mixed"
+    counters = rollout.counters
+    assert counters.prefilled_prompts == len(prompts)
+    assert counters.generated_tokens == counters.busy_slot_steps == sum(lengths)
+    assert counters.slot_steps == 5 * counters.decode_steps
+    assert counters.busy_share >= 0.9
+
+
+def test_weights_of_another_version_are_refused(model, engine) -> None:
+    from mindgspo.rollout.engine import NativeEngine
+
+    with pytest.raises(AssertionError, match="version 1, trainer is at 2"):
+        engine.generate(make_prompts(1), sampling(), weight_version=2)
+    fresh = NativeEngine(
+        model, eos_ids=(), num_slots=1, prefill_width=1, max_prompt_length=1, max_new_tokens=1, length_multiple=1
+    )
+    with pytest.raises(AssertionError, match="version None"):
+        fresh.generate(make_prompts(1), sampling(max_new_tokens=1), weight_version=VERSION)
+
+
+def test_more_tokens_than_the_cache_holds_are_refused(engine) -> None:
+    with pytest.raises(AssertionError):
+        generate(engine, make_prompts(1), sampling(max_new_tokens=MAX_NEW + 1))

@@ -1,0 +1,136 @@
+"""The command line in this process: what each command parses, prints and returns. Whole runs: tests/integration."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindgspo.cli import app, main
+
+PROJECT = Path(__file__).resolve().parents[2]
+QUICKSTART = PROJECT / "examples" / "arithmetic" / "gspo.yaml"
+
+
+def test_every_command_has_a_help_text(capsys: pytest.CaptureFixture) -> None:
+    commands = [(command.name or command.callback.__name__,) for command in app.registered_commands]
+    assert ("run",) in commands
+    for command in [*commands, ("data", "prepare"), ("data", "inspect")]:
+        assert main([*command, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert text.startswith(f"Usage: mindgspo {' '.join(command)} "), text
+        assert len(text.splitlines()) > 6, text
+
+
+def test_version_names_what_a_bug_report_needs(capsys: pytest.CaptureFixture) -> None:
+    assert main(["--version"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("mindgspo ") and "MindSpore 2." in printed and "Python 3." in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run"], "Missing argument"),
+        (["run", "x.yaml", "--sett", "a=b"], "No such option"),
+        (["trian", "x.yaml"], "No such command"),
+        (["eval", "x.yaml"], "Missing option '--model'"),
+        (["logprobs", "model"], "Missing option '--input'"),
+        (["data", "prepare", "--format", "csv", "--output", "x"], "'csv'"),
+        (["data", "inspect", "x", "--rows", "-1"], "--rows"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_command_line_exits_with_2(arguments: list[str], said: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and said in printed.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "nowhere.yaml"], "error: nowhere.yaml: no such file"),
+        (["run", QUICKSTART, "--set", "seed"], "error: --set seed: expected section.key=value"),
+        (["check", QUICKSTART, "--set", "sed=2"], "did you mean seed?"),
+        (["sft", QUICKSTART, "--set", "warmup="], "error: warmup: missing"),
+        (["eval", QUICKSTART, "--model", "nowhere"], "error: nowhere/config.json: cannot be read"),
+        (["report", "nowhere"], "error: nowhere: no metrics.jsonl here"),
+        (["data", "inspect", "nowhere"], "error: nowhere: no such prepared data set"),
+        (["data", "prepare", "--format", "gsm8k", "--output", "x"], "error: "),
+        (["logprobs", "nowhere", "--input", "x"], "error: nowhere/config.json: cannot be read"),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
+)
+def test_a_users_mistake_is_one_message_with_exit_code_1(
+    arguments: list[object],
+    said: str,
+    capsys: pytest.CaptureFixture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([str(argument) for argument in arguments]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.startswith("error: ") and said in printed.err
+    assert not list(tmp_path.iterdir()), "nothing is written"
+
+
+def test_a_defect_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def defect(_: object) -> None:
+        raise AssertionError("an invariant")
+
+    monkeypatch.setattr("mindgspo.metrics.plot_run", defect)
+    with pytest.raises(AssertionError, match="an invariant"):
+        main(["report", "x"])
+
+
+def test_ctrl_c_is_one_line_and_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mindgspo.metrics.plot_run", interrupted)
+    assert main(["report", "x"]) == 130
+    assert capsys.readouterr().err == "interrupted; what was saved stays\n"
+
+
+def test_check_answers_without_mindspore() -> None:
+    program = (
+        "import sys; from mindgspo.cli import main; code = main(['check', sys.argv[1]]); "
+        "assert not [name for name in sys.modules if name.split('.')[0] == 'mindspore']; sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, QUICKSTART], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "ok"
+
+
+def test_data_is_prepared_inspected_and_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    prepare = ["data", "prepare", "--format", "arithmetic", "--output", "rows", "--max-rows", "9"]
+    assert main([*prepare, "--max-prompt-length", "32", "--seed", "3"]) == 0
+    assert "rows       9 in, 9 out" in capsys.readouterr().out
+
+    assert main(["data", "inspect", "rows", "--rows", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("<|im_start|>user\n") == 2 and shown.count("--- solution: ") == 2
+
+    settings = ["--set", "data.train={format: prepared, path: rows}", "--set", "trainer.max_steps="]
+    assert main(["check", str(QUICKSTART), *settings, "--set", "rollout.prompts_per_step=8"]) == 0
+    assert "data.train: 9 prepared rows" in capsys.readouterr().out
+    assert main([*prepare, "--seed", "4"]) == 1
+    assert "rows: was prepared from other inputs and is not overwritten" in capsys.readouterr().err
+
+
+def test_report_is_drawn_again(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    lines = [{"step": step, "critic/score/mean": 0.1 * step} for step in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"report: {tmp_path / 'report.html'}"
+    assert (tmp_path / "reward.png").is_file() and (tmp_path / "report.html").is_file()

@@ -1,0 +1,190 @@
+"""A training step without a model: scripted answers, and fakes that remember what they were given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mindgspo.config import ExperimentConfig, RewardSection, TokenizerSection, load_config
+from mindgspo.data import PromptStream
+from mindgspo.metrics import Timers
+from mindgspo.rewards import build_scorer
+from mindgspo.tokenization import Tokenizer, load_tokenizer
+from mindgspo.types import Batch, Prompt, Response, Score, Verdict
+
+EXPERIMENT = """
+experiment: scripted
+model:
+  vocab_size: 384
+  hidden_size: 32
+  intermediate_size: 64
+  num_hidden_layers: 2
+  num_attention_heads: 4
+  num_key_value_heads: 2
+  max_position_embeddings: 96
+data:
+  train: {format: arithmetic, split: train}
+  eval: {format: arithmetic, split: test, max_rows: 16}
+  max_prompt_length: 32
+rollout:
+  prompts_per_step: 4
+  num_generations: 2
+  max_new_tokens: 16
+optimizer:
+  lr: 1e-3
+  warmup_ratio: 0.5
+trainer:
+  max_steps: 3
+  prompts_per_mini_batch: 2
+  samples_per_micro_batch: 2
+  length_multiple: 16
+"""
+
+
+class FakeOldPolicy:
+    """Log-prob -1.25 and entropy 0.5 for every real token."""
+
+    def score(self, batches: Sequence[Batch]) -> list:
+        from mindgspo.models.policy import TokenScores
+
+        return [
+            TokenScores(
+                logp_NK=np.where(batch.mask_NK, np.float32(-1.25), np.float32(0)),
+                entropy_NK=np.where(batch.mask_NK, np.float32(0.5), np.float32(0)),
+            )
+            for batch in batches
+        ]
+
+
+class FakeUpdater:
+    """Remembers batches and learning rates; update number n reports the ratio error `ratio_errors[n]`, or 0."""
+
+    def __init__(self, ratio_errors: Sequence[float] = ()) -> None:
+        self.updates = 0
+        self.batches: list[Sequence[Batch]] = []
+        self.rates: list[float] = []
+        self._ratio_errors = dict(enumerate(ratio_errors))
+
+    def update(self, batches: Sequence[Batch], lr: float):
+        from mindgspo.algorithms.update import UpdateResult
+
+        error = self._ratio_errors.get(self.updates, 0.0)
+        self.updates += 1
+        self.batches.append(batches)
+        self.rates.append(lr)
+        metrics = {"pg_clipfrac_seq": 0.25, "log_ratio_max": error, "log_ratio_min": -error, "ratio_error_max": error}
+        return UpdateResult(loss=0.5, grad_norm=2.0, entropy=0.0, metrics=metrics)
+
+
+class AbstainingScorer:
+    """The gsm8k reward, but None with Verdict.TIMEOUT where `abstains(prompt, text)` says so."""
+
+    def __init__(self, abstains: Callable[[Prompt, str], bool]) -> None:
+        self._inner = build_scorer(RewardSection())
+        self._abstains = abstains
+
+    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Score]:
+        scores = self._inner.score(prompts, texts)
+        return [
+            replace(score, value=None, verdict=Verdict.TIMEOUT) if self._abstains(prompt, text) else score
+            for prompt, text, score in zip(prompts, texts, scores, strict=True)
+        ]
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(TokenizerSection())
+
+
+@pytest.fixture(scope="session")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ExperimentConfig]:
+    """load(*overrides): the scripted experiment with these overrides."""
+    path = tmp_path_factory.mktemp("experiment") / "scripted.yaml"
+    path.write_text(EXPERIMENT)
+    return lambda *overrides: load_config(path, overrides)
+
+
+@pytest.fixture(scope="session")
+def prompts(tokenizer: Tokenizer) -> tuple[Prompt, ...]:
+    """Eight sums of different lengths: 10+0, 11+11, 12+22, ...; half of another data source."""
+    sums = [(10 + number, 11 * number) for number in range(8)]
+    texts = [f"{'Tom has ' * (number % 3)}{a}+{b}?" for number, (a, b) in enumerate(sums)]
+    return tuple(
+        Prompt(
+            index=number,
+            ids=np.array(tokenizer.encode(text), np.int32),
+            text=text,
+            answer=str(a + b),
+            data_source=("arithmetic", "openai/gsm8k")[number % 2],
+            solution=f"{a}+{b}={a + b}\n#### {a + b}",
+        )
+        for number, (text, (a, b)) in enumerate(zip(texts, sums, strict=True))
+    )
+
+
+@pytest.fixture(scope="session")
+def answer(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    """answer("7"): the ids of "#### 7" with its EOS."""
+    return lambda text: [*tokenizer.encode(f"#### {text}"), tokenizer.eos_ids[0]]
+
+
+@pytest.fixture
+def make_parts(load, prompts, tokenizer, tmp_path: Path):
+    """make_parts(script, *overrides, **parts): TrainingParts around a scripted engine."""
+
+    def make(script: Callable[[Prompt, int], Sequence[int]], *overrides: str, **changed: object):
+        from mindgspo.rollout.scripted import ScriptedEngine
+        from mindgspo.trainer.parts import TrainingParts
+
+        config = load(*overrides)
+        parts = {
+            "config": config,
+            "tokenizer": tokenizer,
+            "model": None,
+            "engine": ScriptedEngine(script),
+            "scorer": build_scorer(config.reward),
+            "eval_set": prompts,
+            "old_policy": FakeOldPolicy(),
+            "updater": FakeUpdater(),
+            "train_set": prompts,
+            "stream": PromptStream(len(prompts), config.seed, shuffle=False),
+            "timers": Timers(),
+            "total_steps": config.trainer.max_steps,
+            "failures_dir": tmp_path / "failures",
+            **changed,
+        }
+        made = TrainingParts(**parts)
+        made.engine.load_weights(0)
+        return made
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def fakes():
+    """The fakes' classes: test modules cannot import a conftest."""
+
+    class Fakes:
+        old_policy, updater, abstaining_scorer = FakeOldPolicy, FakeUpdater, AbstainingScorer
+
+    return Fakes
+
+
+@pytest.fixture(scope="session")
+def response() -> Callable[..., Response]:
+    """response(ids, logprobs): a sampled response of prompt 0."""
+    from mindgspo.types import FinishReason
+
+    return lambda ids, logprobs: Response(
+        prompt_index=0,
+        sample_index=0,
+        ids=np.array(ids, np.int32),
+        logprobs=np.array(logprobs, np.float32),
+        finish_reason=FinishReason.STOP,
+        temperature=1.0,
+        weight_version=0,
+    )

@@ -1,0 +1,112 @@
+"""`mindgspo check`: what it shows and what it refuses, before MindSpore is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mindgspo.data.command import prepare_from_options
+from mindgspo.errors import ConfigError, DataError, TokenizerError, WeightsError
+from mindgspo.models.huggingface_config import huggingface_config
+from mindgspo.trainer.preflight import check_experiment
+
+ROWS = [{"question": f"Tom has {n} pens.", "answer": f"{n}+0={n}\n#### {n}"} for n in range(10, 15)]
+
+
+@pytest.fixture
+def check(load, tokenizer, tmp_path: Path):
+    """check(rows, *overrides): the lines about the experiment with these gsm8k rows as training data."""
+    tokenizer.save(tmp_path / "tokenizer")
+
+    def lines(rows: list[dict], *overrides: str) -> str:
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        source = "{format: gsm8k, path: " + str(path) + "}"
+        settings = (f"data.train={source}", f"tokenizer.path={tmp_path / 'tokenizer'}", *overrides)
+        return "\n".join(check_experiment(load(*settings)))
+
+    return lines
+
+
+def test_prompts_are_shown_as_the_model_will_see_them(check) -> None:
+    settings = ("data.instruction_suffix=' End with ####.'", "data.system_prompt=Be brief.")
+    shown = check(ROWS, *settings, "data.max_prompt_length=64")
+    assert (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nTom has 10 pens. End with ####.<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    ) in shown
+    assert "data.train: 5 rows, the first 2:" in shown and "Tom has 12 pens" not in shown
+    assert "--- reward: the row's own solution gets 1 (found '10', gold '10')" in shown
+    assert "data.eval: 16 rows, the first 2:" in shown
+    assert "3 (trainer.max_steps), 5 rows" in shown
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"question": "pens " * 40}, "the prompt has 5. tokens, data.max_prompt_length is 32"),
+        ({"answer": "10"}, "rows.jsonl:1: answer: no final"),
+        ({"answer": "#### several"}, "1 gold answers in 1 rows are not numbers: row 0"),
+        ({"answer": "#### 10\n\nThat is \\boxed{11}. #### 11 #### 1"}, None),
+    ],
+    ids=["long prompt", "no answer", "no number", "last mark"],
+)
+def test_first_rows_that_cannot_be_used_are_refused(check, change: dict, said: str | None) -> None:
+    rows = [{**ROWS[0], **change}, *ROWS[1:]]
+    if said is None:
+        assert "--- answer: 1\n" in check(rows)
+    else:
+        with pytest.raises(DataError, match=said):
+            check(rows)
+
+
+def test_a_broken_row_far_below_is_found_too(check) -> None:
+    with pytest.raises(DataError, match="rows.jsonl:6: answer: no final"):
+        check([*ROWS, {"question": "How many?", "answer": "?"}])
+
+
+def test_a_reward_that_refuses_the_rows_own_solution_is_refused(check) -> None:
+    with pytest.raises(DataError, match="row 0: the reward functions call its own solution no_answer"):
+        check(ROWS, "reward.functions=[math_dapo]")
+
+
+def test_a_careless_teachers_solution_may_be_wrong_but_must_have_an_answer(load) -> None:
+    shown = "\n".join(check_experiment(load("data.train.forgotten_carries=1.0", "data.train.max_rows=40")))
+    assert "data.train: 40 rows" in shown
+    with pytest.raises(DataError, match="its own solution no_answer"):
+        list(check_experiment(load("data.train.forgotten_carries=1.0", "reward.functions=[math_dapo]")))
+
+
+def test_an_empty_file_is_refused(check) -> None:
+    with pytest.raises(DataError, match="rows.jsonl"):
+        check([])
+
+
+def test_prepared_data_must_be_of_this_tokenizer(check, tmp_path: Path) -> None:
+    prepare_from_options(format="arithmetic", output=tmp_path / "prepared", max_rows=7)
+    source = "data.eval={format: prepared, path: " + str(tmp_path / "prepared") + "}"
+    assert "data.eval: 7 prepared rows" in check(ROWS, source)
+    with pytest.raises(DataError, match="prepared: was made with another tokenizer"):
+        check(ROWS, source, "tokenizer.eos_tokens=[<|endoftext|>]")
+
+
+def test_the_models_folder_must_fit_the_model_section(check, load, tmp_path: Path) -> None:
+    described = huggingface_config(load().model, eos_ids=[378], pad_id=376)
+    (tmp_path / "model").mkdir()
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps(described))
+    setting = f"model.path={tmp_path / 'model'}"
+    assert "config.json fits the `model` section" in check(ROWS, setting)
+    file.write_text(json.dumps({**described, "num_hidden_layers": 3}))
+    with pytest.raises(ConfigError, match=r"model.num_hidden_layers: 2, there 3"):
+        check(ROWS, setting)
+    file.unlink()
+    with pytest.raises(WeightsError, match="config.json: cannot be read"):
+        check(ROWS, setting)
+
+
+def test_a_vocabulary_larger_than_the_model_is_refused(check) -> None:
+    with pytest.raises(TokenizerError, match="model.vocab_size = 100 is too small"):
+        check(ROWS, "model.vocab_size=100")

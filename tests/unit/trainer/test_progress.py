@@ -1,0 +1,44 @@
+"""What survives a stop beside weights, optimizer and data cursor; and that a resumed run is the same experiment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mindgspo.config import dump_config
+from mindgspo.errors import ConfigError
+from mindgspo.trainer.progress import Progress
+from mindgspo.trainer.resume import check_same_experiment
+
+
+def test_seconds_are_summed_over_processes() -> None:
+    first = Progress(accuracy_before=0.25, accuracy=0.25, seconds_before=-1000.0)  # its clock read 1000 at the start
+    first.advance({"perf/time_per_step": 3.0, "perf/total_num_tokens": 70})
+    saved = json.loads(json.dumps(first.state(1010.0)))
+    assert saved["seconds"] == 10.0
+
+    second = Progress.from_state(saved, started=5.0)
+    second.advance({"perf/time_per_step": 4.0, "perf/total_num_tokens": 30})
+    second.accuracy = 0.5
+    assert (second.step, second.training_seconds, second.tokens) == (2, 7.0, 100)
+    assert second.seconds(7.5) == 12.5
+    assert (second.accuracy_before, second.accuracy) == (0.25, 0.5)
+
+
+def test_settings_that_change_the_computation_are_all_named(load, tmp_path: Path) -> None:
+    saved = tmp_path / "config.yaml"
+    saved.write_text(dump_config(load()))
+    check_same_experiment(load(), saved)
+    check_same_experiment(load("resume=auto", "run_dir=elsewhere", "trainer.save_every=7", "eval.every=1"), saved)
+    check_same_experiment(load("logging.tensorboard=true", "trainer.keep_checkpoints=9"), saved)
+    with pytest.raises(ConfigError) as caught:
+        check_same_experiment(load("seed=2", "rollout.max_new_tokens=8", "logging.progress=false"), saved)
+    assert "seed: 2, the run has 1" in str(caught.value)
+    assert "rollout.max_new_tokens: 8, the run has 16" in str(caught.value)
+    assert "progress" not in str(caught.value)
+
+
+def test_a_run_that_stopped_before_its_configuration_was_written_can_go_on(load, tmp_path: Path) -> None:
+    check_same_experiment(load(), tmp_path / "config.yaml")

@@ -1,0 +1,127 @@
+"""Warm-up and the self-check with a real two-layer model; what is sampled stays scripted."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mindgspo.config import WarmupSection
+from mindgspo.errors import DataError, TrainingError
+from mindgspo.metrics import RunLog, unknown_names
+
+
+@pytest.fixture(scope="module")
+def model(cpu_runtime: None, load):
+    from mindgspo.models.policy import build_model
+    from mindgspo.models.weights import initialize_weights
+
+    section = load().model
+    model = build_model(section)
+    initialize_weights(model, section, seed=1)
+    return model
+
+
+@pytest.fixture(scope="module")
+def updater(model, load):
+    from mindgspo.algorithms.registry import build_policy_loss
+    from mindgspo.algorithms.update import PolicyUpdater
+    from mindgspo.models.policy import PolicyLogProbs
+
+    config = load()
+    policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False)
+    return PolicyUpdater(policy, build_policy_loss(config.algorithm), config.optimizer)
+
+
+@pytest.fixture
+def one_of_two_right(answer):
+    return lambda prompt, sample: answer(prompt.answer if sample == 0 else "9")
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.9])
+def test_old_log_probs_at_another_temperature_are_found_out(
+    temperature: float, make_parts, model, updater, one_of_two_right
+) -> None:
+    from mindgspo.models.policy import PolicyScorer
+    from mindgspo.trainer.step import run_step
+
+    parts = make_parts(
+        one_of_two_right, model=model, updater=updater, old_policy=PolicyScorer(model, temperature=temperature)
+    )
+    if temperature == 1.0:
+        metrics = run_step(parts, 1).metrics
+        assert metrics["actor/first_ratio_error_max"] < 1e-5 < metrics["actor/ratio_error_max"]
+        assert metrics["actor/entropy"] == pytest.approx(math.log(384), rel=0.01), "random weights: nearly uniform"
+    else:
+        with pytest.raises(TrainingError, match="the importance ratio on the first mini-batch is off 1"):
+            run_step(parts, 1)
+
+
+@pytest.fixture
+def warm_up(make_parts, model, prompts, tokenizer, tmp_path: Path):
+    """warm_up(script, stop_at): run it on all prompts; returns the parts and the lines of metrics.jsonl."""
+    from mindgspo.trainer.warmup import Warmup, supervised_sample, warm_up
+
+    def start(script, stop_at: float | None):
+        parts = make_parts(script, model=model)
+        warmup = Warmup(
+            section=WarmupSection(
+                max_steps=30, batch_size=4, lr=1e-2, check_every=10, stop_at_accuracy=stop_at, check=None
+            ),
+            samples=tuple(supervised_sample(row, tokenizer, parts.config.model) for row in prompts),
+            check_set=None if stop_at is None else prompts,
+        )
+        with RunLog(tmp_path, tensorboard=False, progress=False) as log:
+            warm_up(parts, warmup, log)
+        return parts, [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+
+    return start
+
+
+def test_the_warm_up_learns_and_reports_its_last_update(warm_up, one_of_two_right) -> None:
+    parts, (line,) = warm_up(one_of_two_right, stop_at=None)
+    assert unknown_names(line) == []
+    assert (line["step"], line["sft/updates"], parts.weight_version) == (0, 30, 30)
+    assert 0 < line["sft/lr"] <= 1e-2
+    assert line["sft/loss"] < 2 < math.log(384), "it was trained"
+    assert math.exp(-line["sft/loss"]) < line["sft/token_probability"] < 1, "by Jensen's inequality"
+    assert "sft/accuracy" not in line
+    assert parts.stream.epochs == 0 and parts.updater.updates == 0, "reinforcement learning has not begun"
+
+
+def test_the_warm_up_stops_at_its_accuracy(warm_up, answer) -> None:
+    """The scripted policy is wrong when it is first looked at, after 10 updates, and right from then on."""
+    asked = []
+
+    def script(prompt, sample):
+        asked.append(prompt.index)
+        return answer("9" if len(asked) <= 8 else prompt.answer)
+
+    parts, (line,) = warm_up(script, stop_at=1.0)
+    assert (line["sft/updates"], line["sft/accuracy"], parts.weight_version) == (20, 1.0, 20)
+    assert asked == [*range(8), *range(8)], "greedy, one answer per problem"
+
+
+def test_a_solution_becomes_a_row_with_its_eos(prompts, tokenizer, load) -> None:
+    from mindgspo.trainer.warmup import supervised_sample
+
+    sample = supervised_sample(prompts[3], tokenizer, load().model)
+    np.testing.assert_array_equal(sample.prompt_ids, prompts[3].ids)
+    assert tokenizer.decode(sample.response_ids) == "13+33=46\n#### 46<|im_end|>"
+    assert not sample.rollout_logp.any() and sample.rollout_logp.size == sample.response_ids.size
+
+
+def test_rows_that_cannot_be_learnt_from_are_named(prompts, tokenizer, load) -> None:
+    from mindgspo.trainer.warmup import supervised_sample
+
+    model = load().model
+    with pytest.raises(DataError, match="row 3 of the training data has no worked solution"):
+        supervised_sample(replace(prompts[3], solution=""), tokenizer, model)
+    fitting = replace(prompts[3], solution="1" * (96 - prompts[3].ids.size - 1))
+    assert supervised_sample(fitting, tokenizer, model).length == 96
+    with pytest.raises(DataError, match="= 97 tokens, model.max_position_embeddings is 96"):
+        supervised_sample(replace(fitting, solution=fitting.solution + "1"), tokenizer, model)

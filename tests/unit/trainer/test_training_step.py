@@ -1,0 +1,155 @@
+"""One training step with a scripted engine: what is sampled, judged, counted, trained and reported."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import numpy as np
+import pytest
+
+from mindgspo.errors import TrainingError
+from mindgspo.metrics import unknown_names
+from mindgspo.trainer.step import run_step
+
+HALF = math.sqrt(0.5)  # rewards 1 and 0: (1 - 0.5) / std, ddof 1
+
+
+@pytest.fixture
+def one_of_two_right(answer):
+    """The first sibling is right, the second one says 999."""
+    return lambda prompt, sample: answer(prompt.answer if sample == 0 else "999")
+
+
+def test_a_step_by_hand(make_parts, one_of_two_right, prompts) -> None:
+    parts = make_parts(one_of_two_right)
+    result = run_step(parts, 1)
+
+    assert [group.prompt.index for group in result.groups] == [0, 1, 2, 3]
+    for group in result.groups:
+        np.testing.assert_allclose(group.advantages, [HALF, -HALF], rtol=1e-5)
+    metrics = result.metrics
+    assert unknown_names(metrics) == []
+    assert (metrics["critic/score/mean"], metrics["reward/correct_ratio"]) == (0.5, 0.5)
+    assert [metrics[f"samples/{name}"] for name in ("generated", "trained", "filtered")] == [8, 8, 0]
+    assert (metrics["actor/pg_loss"], metrics["actor/grad_norm"], metrics["actor/updates"]) == (0.5, 2.0, 2)
+    assert metrics["actor/entropy"] == pytest.approx(0.5)
+    # The script samples with log-prob -1, the old policy says -1.25.
+    assert metrics["training/rollout_logprob_diff_max"] == pytest.approx(0.25)
+    assert metrics["training/rollout_probs_diff_mean"] == pytest.approx(math.exp(-1) - math.exp(-1.25))
+    response_tokens = sum(response.length for group in result.groups for response in group.responses)
+    prompt_tokens = 2 * sum(prompt.ids.size for prompt in prompts[:4])
+    assert metrics["perf/total_num_tokens"] == response_tokens + prompt_tokens
+    assert metrics["training/epoch"] == 0.5
+
+
+def test_the_updater_gets_every_sample_once_with_its_old_log_probs(make_parts, one_of_two_right, prompts) -> None:
+    parts = make_parts(one_of_two_right)
+    result = run_step(parts, 1)
+
+    assert len(parts.updater.batches) == 2
+    for first_prompt, batches in zip((0, 2), parts.updater.batches, strict=True):
+        groups = result.groups[first_prompt : first_prompt + 2]
+        assert {batch.num_sequences for batch in batches} == {4}
+        assert {batch.num_tokens for batch in batches} == {
+            sum(response.length for group in groups for response in group.responses)
+        }
+        rows = [
+            (tuple(batch.targets_NK[row][batch.mask_NK[row]]), float(batch.advantages_N[row]))
+            for batch in batches
+            for row in range(len(batch.advantages_N))
+        ]
+        sampled = [
+            (tuple(response.ids), float(advantage))
+            for group in groups
+            for response, advantage in zip(group.responses, group.advantages, strict=True)
+        ]
+        assert sorted(rows) == sorted(sampled)
+        for batch in batches:
+            assert set(batch.old_logp_NK[batch.mask_NK]) == {np.float32(-1.25)}
+            assert not batch.old_logp_NK[~batch.mask_NK].any()
+
+
+def test_the_learning_rate_counts_updates_and_the_version_moves_with_them(make_parts, one_of_two_right) -> None:
+    parts = make_parts(one_of_two_right)
+    for step in (1, 2, 3):
+        result = run_step(parts, step)
+    # 6 updates in all, the rise takes half of them.
+    assert parts.updater.rates == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3, 1e-3, 1e-3])
+    assert result.metrics["actor/lr"] == 1e-3
+    assert result.metrics["training/updates"] == 6
+    assert parts.weight_version == 6
+    assert [response.weight_version for response in result.groups[0].responses] == [4, 4]
+
+
+def test_prompts_follow_the_stream(make_parts, one_of_two_right) -> None:
+    parts = make_parts(one_of_two_right)
+    drawn = [[group.prompt.index for group in run_step(parts, step).groups] for step in (1, 2, 3)]
+    assert drawn == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
+
+
+def test_responses_without_a_reward_are_filtered_and_counted_by_reason(make_parts, one_of_two_right, fakes) -> None:
+    scorer = fakes.abstaining_scorer(lambda prompt, text: prompt.index == 0 and "999" in text)
+    parts = make_parts(one_of_two_right, scorer=scorer)
+    result = run_step(parts, 1)
+
+    assert unknown_names(result.metrics) == []
+    names = ("samples/generated", "samples/trained", "samples/filtered", "samples/filtered/timeout")
+    assert [result.metrics[name] for name in names] == [8, 7, 1, 1]
+    assert result.metrics["reward/invalid_ratio"] == 1 / 8
+    # A sibling left alone has nothing to be compared with.
+    np.testing.assert_array_equal(result.groups[0].advantages, [0, 0])
+    assert parts.updater.batches[0][0].num_sequences == 3
+    rows = sum(int(batch.mask_NK.any(axis=1).sum()) for batch in parts.updater.batches[0])
+    assert rows == 3, "the filtered response must not be a row"
+
+
+def test_a_mini_batch_without_any_reward_is_left_out(make_parts, one_of_two_right, fakes) -> None:
+    scorer = fakes.abstaining_scorer(lambda prompt, text: prompt.index < 2)
+    parts = make_parts(one_of_two_right, scorer=scorer)
+    metrics = run_step(parts, 1).metrics
+    assert (metrics["actor/updates"], metrics["samples/trained"], metrics["samples/filtered"]) == (1, 4, 4)
+    assert parts.weight_version == 1
+
+
+def test_a_step_without_any_reward_stops_the_run(make_parts, one_of_two_right, fakes) -> None:
+    parts = make_parts(one_of_two_right, scorer=fakes.abstaining_scorer(lambda prompt, text: True))
+    with pytest.raises(TrainingError, match=r"step 7: none of the 8 responses has a reward \(8 timeout\)"):
+        run_step(parts, 7)
+    assert parts.updater.batches == [] and parts.weight_version == 0
+
+
+def test_a_reward_function_that_raises_filters_its_sample(make_parts, one_of_two_right, monkeypatch, caplog) -> None:
+    from mindgspo.rewards.registry import FUNCTIONS
+
+    class Raising:
+        def read_gold(self, gold: str) -> object:
+            return gold
+
+        def score(self, text: str, gold: str):
+            raise RuntimeError("broken")
+
+    monkeypatch.setitem(FUNCTIONS, "gsm8k", Raising())
+    with caplog.at_level(logging.ERROR), pytest.raises(TrainingError, match=r"\(8 error\)"):
+        run_step(make_parts(one_of_two_right), 1)
+    assert "RuntimeError: broken" in caplog.text
+
+
+def test_a_ratio_off_one_before_the_first_update_stops_the_run(make_parts, one_of_two_right, fakes) -> None:
+    parts = make_parts(one_of_two_right, updater=fakes.updater(ratio_errors=[2e-5]))
+    with pytest.raises(TrainingError, match=r"step 1: .* off 1 by 2e-05, allowed is trainer.max_ratio_error = 1e-05"):
+        run_step(parts, 1)
+
+
+def test_after_the_first_update_the_ratio_may_be_anything(make_parts, one_of_two_right, fakes) -> None:
+    parts = make_parts(one_of_two_right, updater=fakes.updater(ratio_errors=[1e-6, 0.5]))
+    metrics = run_step(parts, 1).metrics
+    assert (metrics["actor/first_ratio_error_max"], metrics["actor/ratio_error_max"]) == (1e-6, 0.5)
+    assert (metrics["actor/log_ratio_max"], metrics["actor/log_ratio_min"]) == (0.5, -0.5)
+
+
+def test_a_stale_engine_is_noticed(make_parts, one_of_two_right) -> None:
+    parts = make_parts(one_of_two_right)
+    parts.weight_version = 1
+    with pytest.raises(AssertionError):
+        run_step(parts, 1)

@@ -1,0 +1,175 @@
+"""Seconds and tokens per second of rollout, old log-probs and update on a small model, as JSON.
+
+    python tools/bench_step.py [--scenario full|mixed] [--max-new-tokens 64] [--steps 6] [--warmup-steps 2]
+
+Model: Qwen2, hidden 256, 4 layers, 8 heads, 4 kv heads, ffn 704, vocabulary 1024, tied, float32, random weights. One
+step is a rollout of 8 prompts of 32 tokens x 8 samples, old log-probs, and 4 GSPO updates of 16 samples.
+`full`: no token ends a response. `mixed`: so many tokens do that, the random model being nearly uniform, each draw
+ends its response with a fixed probability and the mean length is about a third of the maximum. Draws are seeded, so
+two commits time the same work. Compile time is reported apart; figures are medians over the counted steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from mindgspo.algorithms.registry import build_policy_loss
+from mindgspo.algorithms.update import PolicyUpdater
+from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection
+from mindgspo.data.rows import TrainingSample, lay_out
+from mindgspo.metrics import peak_rss_mb
+from mindgspo.models.policy import PolicyLogProbs, PolicyScorer, build_model
+from mindgspo.models.weights import initialize_weights
+from mindgspo.parallel.runtime import set_up_runtime
+from mindgspo.rollout.engine import NativeEngine
+from mindgspo.rollout.protocol import SamplingSettings
+from mindgspo.rollout.random import Purpose, RandomStream
+from mindgspo.types import Prompt, Response
+
+NUM_PROMPTS, PROMPT_LENGTH, GROUP, MINI_BATCH = 8, 32, 8, 16
+MODEL = ModelSection(
+    vocab_size=1024,
+    hidden_size=256,
+    intermediate_size=704,
+    num_hidden_layers=4,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    max_position_embeddings=512,
+    tie_word_embeddings=True,
+)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    set_up_runtime("CPU")
+    bench = StepBench(arguments.scenario, arguments.max_new_tokens, arguments.slots)
+    started = time.perf_counter()
+    for step in range(arguments.warmup_steps):
+        bench.run(step)
+    compiled = time.perf_counter() - started
+    counted = [bench.run(arguments.warmup_steps + step) for step in range(arguments.steps)]
+    median = {key: statistics.median(figures[key] for figures in counted) for key in counted[0]}
+    report = {
+        "scenario": arguments.scenario,
+        "max_new_tokens": arguments.max_new_tokens,
+        "slots": arguments.slots,
+        "counted_steps": arguments.steps,
+        "warmup_and_compile_s": round(compiled, 3),
+        **{key: round(value, 4) for key, value in median.items()},
+        "tokens_per_s_generated": round(median["tokens"] / median["generation_s"], 1),
+        "tokens_per_s_step": round(median["tokens"] / median["step_s"], 1),
+        "peak_rss_mb": round(peak_rss_mb(), 1),
+    }
+    print(json.dumps(report, indent=2))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scenario", choices=("full", "mixed"), default="full")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--slots", type=int, default=64, help="sequences decoded at once")
+    parser.add_argument("--steps", type=int, default=6, help="counted steps")
+    parser.add_argument("--warmup-steps", type=int, default=2)
+    return parser.parse_args()
+
+
+class StepBench:
+    """The parts of one step, without data, rewards and logging."""
+
+    def __init__(self, scenario: str, max_new_tokens: int, slots: int) -> None:
+        self.max_new_tokens = max_new_tokens
+        self.model = build_model(MODEL)
+        initialize_weights(self.model, MODEL, seed=0)
+        # (1 - exp(-p M)) / p, the mean length under a stop probability p and a maximum M, is M / 3 at p M = 2.82.
+        num_stops = round(2.82 / max_new_tokens * MODEL.vocab_size) if scenario == "mixed" else 0
+        self.engine = NativeEngine(
+            self.model,
+            eos_ids=range(num_stops),
+            num_slots=slots,
+            prefill_width=NUM_PROMPTS,
+            max_prompt_length=PROMPT_LENGTH,
+            max_new_tokens=max_new_tokens,
+            length_multiple=PROMPT_LENGTH,
+        )
+        self.old_policy = PolicyScorer(self.model, temperature=1.0)
+        self.updater = PolicyUpdater(
+            PolicyLogProbs(self.model, temperature=1.0, with_entropy=False),
+            build_policy_loss(AlgorithmSection(name="gspo", clip_low=3e-4, clip_high=4e-4)),
+            OptimizerSection(lr=1e-6),
+        )
+        random = np.random.default_rng(0)
+        self.prompts = [
+            Prompt(
+                index=index,
+                ids=random.integers(0, MODEL.vocab_size, PROMPT_LENGTH).astype(np.int32),
+                text="",
+                answer="",
+                data_source="bench",
+            )
+            for index in range(NUM_PROMPTS)
+        ]
+        self.version = 0
+
+    def run(self, step: int) -> dict[str, float]:
+        """Seconds of each phase of one step, and the response tokens it generated."""
+        times = [time.perf_counter()]
+        self.engine.load_weights(self.version)
+        responses = self.generate(step)
+        times.append(time.perf_counter())
+        mini_batches = self.score(responses)
+        times.append(time.perf_counter())
+        for batches in mini_batches:
+            self.updater.update(batches, 1e-6)
+            self.version += 1
+        times.append(time.perf_counter())
+        return {
+            "step_s": times[3] - times[0],
+            "generation_s": times[1] - times[0],
+            "old_log_probs_s": times[2] - times[1],
+            "update_s": times[3] - times[2],
+            "tokens": float(sum(response.length for response in responses)),
+        }
+
+    def generate(self, step: int) -> list[Response]:
+        settings = SamplingSettings(
+            num_samples=GROUP,
+            temperature=1.0,
+            max_new_tokens=self.max_new_tokens,
+            stream=RandomStream(seed=0, purpose=Purpose.TRAINING, step=step),
+        )
+        rollout = self.engine.generate(self.prompts, settings, weight_version=self.version)
+        return [response for siblings in rollout.responses for response in siblings]
+
+    def score(self, responses: Sequence[Response]) -> list[list]:
+        advantages = np.random.default_rng(2).standard_normal(len(responses))
+        samples = [
+            TrainingSample(
+                prompt_ids=self.prompts[response.prompt_index].ids,
+                response_ids=response.ids,
+                rollout_logp=response.logprobs,
+                advantage=float(advantage),
+            )
+            for response, advantage in zip(responses, advantages, strict=True)
+        ]
+        mini_batches = [
+            lay_out(
+                samples[start : start + MINI_BATCH],
+                samples_per_micro_batch=MINI_BATCH,
+                length_multiple=PROMPT_LENGTH,
+                pad_id=0,
+            )
+            for start in range(0, len(samples), MINI_BATCH)
+        ]
+        scores = iter(self.old_policy.score([batch for batches in mini_batches for batch in batches]))
+        return [[replace(batch, old_logp_NK=next(scores).logp_NK) for batch in batches] for batches in mini_batches]
+
+
+if __name__ == "__main__":
+    main()
