@@ -93,8 +93,7 @@ class Response:
 
     def __post_init__(self) -> None:
         assert self.ids.shape == self.logprobs.shape and self.ids.ndim == 1 and self.ids.size > 0, (
-            f"response {self.prompt_index}/{self.sample_index}: ids {self.ids.shape}, "
-            f"logprobs {self.logprobs.shape}"
+            f"response {self.prompt_index}/{self.sample_index}: ids {self.ids.shape}, logprobs {self.logprobs.shape}"
         )
 
     @property

@@ -128,9 +128,7 @@ def global_norm(tensors: tuple[Tensor, ...]) -> Tensor:
 def _zeros_beside(weights: ParameterTuple, prefix: str) -> ParameterTuple:
     return ParameterTuple(
         [
-            Parameter(
-                ops.zeros(weight.shape, ms.float32), name=f"{prefix}.{weight.name}", requires_grad=False
-            )
+            Parameter(ops.zeros(weight.shape, ms.float32), name=f"{prefix}.{weight.name}", requires_grad=False)
             for weight in weights
         ]
     )

@@ -79,9 +79,7 @@ class PolicyLoss(nn.Cell):
         # min(s A, clip(s) A) is s A unless s left the range on the side that A pushes it to. Written as a
         # choice, because the metrics need the side, and exactly on an edge the gradient is then whole.
         pessimistic = ops.where(above, self.ratio_high, ops.where(below, self.ratio_low, ratio))
-        loss = self.aggregate(
-            -advantages_N1 * pessimistic, mask_float_NK, share_NK, num_sequences, num_tokens
-        )
+        loss = self.aggregate(-advantages_N1 * pessimistic, mask_float_NK, share_NK, num_sequences, num_tokens)
 
         quantities = (
             ops.logical_or(above, below),
@@ -107,9 +105,7 @@ class PolicyLoss(nn.Cell):
         """
         return (token_loss * share_NK).sum() / num_sequences
 
-    def measure(
-        self, quantities: tuple[Tensor, ...], log_ratio: Tensor, mask_NK: Tensor, share_NK: Tensor
-    ) -> Tensor:
+    def measure(self, quantities: tuple[Tensor, ...], log_ratio: Tensor, mask_NK: Tensor, share_NK: Tensor) -> Tensor:
         """The vector of POLICY_METRICS.
 
         quantities: six, in the order of the table, each [N, 1] (spread over the row's tokens) or [N, K].

@@ -112,9 +112,7 @@ def grpo(
     return Reference(loss=-objective, grad_logp_NK=grad_NK, metrics=account.metrics())
 
 
-def _arrays(
-    logp: ArrayLike, old_logp: ArrayLike, advantages: ArrayLike, mask: ArrayLike
-) -> tuple[NDArray, ...]:
+def _arrays(logp: ArrayLike, old_logp: ArrayLike, advantages: ArrayLike, mask: ArrayLike) -> tuple[NDArray, ...]:
     float64 = [np.asarray(array, dtype=np.float64) for array in (logp, old_logp, advantages)]
     return (*float64, np.asarray(mask).astype(bool))
 
@@ -122,9 +120,7 @@ def _arrays(
 class _Account:
     """Collects, per real token, what the metrics average: once over tokens, once over sequences."""
 
-    def __init__(
-        self, mask_NK: NDArray[np.bool_], num_sequences: float | None, num_tokens: float | None
-    ) -> None:
+    def __init__(self, mask_NK: NDArray[np.bool_], num_sequences: float | None, num_tokens: float | None) -> None:
         self.num_sequences = num_sequences or max(int(mask_NK.any(axis=1).sum()), 1)
         self.num_tokens = num_tokens or max(int(mask_NK.sum()), 1)
         self.sequences: list[dict[str, Float64Array]] = []

@@ -47,9 +47,7 @@ def export_huggingface(
     that names one. Raises CheckpointError: the folder holds something else, or the write failed.
     """
     for key in ("dtype", "torch_dtype"):
-        assert model_config.get(key, dtype) == dtype, (
-            f"config.json says {model_config[key]}, the file {dtype}"
-        )
+        assert model_config.get(key, dtype) == dtype, f"config.json says {model_config[key]}, the file {dtype}"
     filled = temporary_name(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -43,8 +43,7 @@ def write_manifest(folder: Path, *, step: int) -> None:
             "format_version": FORMAT_VERSION,
             "step": step,
             "files": {
-                path.name: {"size": path.stat().st_size, "sha256": _sha256(path)}
-                for path in sorted(folder.iterdir())
+                path.name: {"size": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(folder.iterdir())
             },
         },
     )
@@ -66,9 +65,7 @@ def verify(folder: Path, *, required: tuple[str, ...], hashes: bool = True) -> M
             what = "truncated" if size < record.size else "too long"
             raise CheckpointError(f"{path}: {what}, {size:,} bytes instead of {record.size:,}; {_REMEDY}")
         if hashes and _sha256(path) != record.sha256:
-            raise CheckpointError(
-                f"{path}: its content changed after it was saved (sha256 differs); {_REMEDY}"
-            )
+            raise CheckpointError(f"{path}: its content changed after it was saved (sha256 differs); {_REMEDY}")
     return manifest
 
 

@@ -120,9 +120,7 @@ def open_run_folder(run_dir: Path, *, resume: Literal["never", "auto"], overwrit
     """
     root = Path(os.path.abspath(run_dir.expanduser()))
     if overwrite and resume == "auto":
-        raise RunFolderError(
-            f"{root}: --overwrite starts anew and resume=auto continues; ask for one of them"
-        )
+        raise RunFolderError(f"{root}: --overwrite starts anew and resume=auto continues; ask for one of them")
     _refuse_foreign(root)
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -159,9 +157,7 @@ def _open_locked(root: Path, lock: RunLock, *, resume: str, overwrite: bool) -> 
 def _replace(root: Path, lock: RunLock) -> RunFolder:
     """Move the old run aside, with its lock file (so that lock is given up); open a new one in its place."""
     if Path.cwd().is_relative_to(root.resolve()):
-        raise RunFolderError(
-            f"{root}: the current folder lies inside it; change to another one to use --overwrite"
-        )
+        raise RunFolderError(f"{root}: the current folder lies inside it; change to another one to use --overwrite")
     moved_aside = _free_name(root)
     os.rename(root, moved_aside)
     lock.release()

@@ -60,9 +60,7 @@ def _parse_file(path: Path, including: tuple[Path, ...]) -> Mapping[str, Any]:
     except FileNotFoundError:
         raise ConfigError(f"{named_by}{path}: no such file{_similar_files(path)}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{named_by}{path}: not UTF-8 text ({error.reason} at byte {error.start})"
-        ) from None
+        raise ConfigError(f"{named_by}{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     except OSError as error:
         raise ConfigError(f"{named_by}{path}: cannot be read: {error.strerror}") from None
     try:

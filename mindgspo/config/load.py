@@ -25,9 +25,7 @@ from mindgspo.errors import ConfigError
 _CLIP_RANGES = {"gspo": (3e-4, 4e-4), "grpo": (0.2, 0.27)}
 
 
-def load_config(
-    path: str | PathLike[str], overrides: Iterable[str] = (), check_files: bool = True
-) -> ExperimentConfig:
+def load_config(path: str | PathLike[str], overrides: Iterable[str] = (), check_files: bool = True) -> ExperimentConfig:
     """The experiment at `path` with `overrides` ("section.key=value", later wins), checked and resolved.
 
     A relative `path` in a file counts from that file's folder, one in an override from the current folder.

@@ -87,9 +87,7 @@ def _pipeline_problems(name: str, plan: ParallelPlan, model: ModelSection) -> li
     problems = []
     if layers % stages:
         legal = either(nearest(divisors(layers), stages))
-        problems.append(
-            f"{name}.pipeline_stage: {stages} does not divide {layers} layers; nearest legal: {legal}"
-        )
+        problems.append(f"{name}.pipeline_stage: {stages} does not divide {layers} layers; nearest legal: {legal}")
     if stages > 1 and plan.micro_batch_num < stages:
         problems.append(
             f"{name}.micro_batch_num: {plan.micro_batch_num} is less than pipeline_stage {stages}; "

@@ -105,6 +105,4 @@ def _check_size(prompt: Prompt, where: str) -> None:
         len(text.encode()) for text in (prompt.text, prompt.answer, prompt.solution, str(prompt.extra_info))
     )
     if size > PAGE_SIZE // 2:
-        raise DataError(
-            f"{where}: the row takes {size} bytes; a MindRecord row holds at most {PAGE_SIZE // 2} here"
-        )
+        raise DataError(f"{where}: the row takes {size} bytes; a MindRecord row holds at most {PAGE_SIZE // 2} here")

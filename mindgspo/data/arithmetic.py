@@ -59,20 +59,12 @@ class Problem:
     @property
     def hash(self) -> int:
         """A number that depends on nothing but the problem."""
-        return int.from_bytes(
-            hashlib.sha256(f"{self.operation} {self.low} {self.high}".encode()).digest()[:8], "big"
-        )
+        return int.from_bytes(hashlib.sha256(f"{self.operation} {self.low} {self.high}".encode()).digest()[:8], "big")
 
     @property
     def split(self) -> Split:
         percentile = self.hash % 100
-        return (
-            "test"
-            if percentile < TEST_PERCENT
-            else "dev"
-            if percentile < TEST_PERCENT + DEV_PERCENT
-            else "train"
-        )
+        return "test" if percentile < TEST_PERCENT else "dev" if percentile < TEST_PERCENT + DEV_PERCENT else "train"
 
 
 @functools.cache
@@ -85,9 +77,7 @@ def problems(split: Split) -> tuple[Problem, ...]:
     return tuple(problem for problem in used if problem.split == split)
 
 
-def generate_rows(
-    split: Split, num_rows: int | None, seed: int, forgotten_carries: float = 0.0
-) -> list[SourceRow]:
+def generate_rows(split: Split, num_rows: int | None, seed: int, forgotten_carries: float = 0.0) -> list[SourceRow]:
     """`num_rows` rows, a function of the arguments alone; None: each problem of the split once.
 
     forgotten_carries: probability that a worked solution forgets its carry or borrow; the answer is always right.

@@ -52,7 +52,5 @@ def prepare_from_options(
         )
     except ValidationError as error:
         first = error.errors()[0]
-        raise ConfigError(
-            f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}"
-        ) from error
+        raise ConfigError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}") from error
     return prepare_dataset(source, data, load_tokenizer(section), output, seed=seed, force=force)

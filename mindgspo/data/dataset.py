@@ -59,9 +59,7 @@ def open_dataset(folder: Path, tokenizer: Tokenizer, data: DataSection | None = 
         _check_settings(folder, info, data)
     prompts = tuple(read_records(folder))
     if len(prompts) != info.counts.rows_out or any(prompt.index != i for i, prompt in enumerate(prompts)):
-        raise DataError(
-            f"{folder}: holds {len(prompts)} rows, dataset.json says {info.counts.rows_out}; prepare again"
-        )
+        raise DataError(f"{folder}: holds {len(prompts)} rows, dataset.json says {info.counts.rows_out}; prepare again")
     return PromptDataset(prompts, info)
 
 

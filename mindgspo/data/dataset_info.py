@@ -136,9 +136,7 @@ def read_info(folder: Path) -> DatasetInfo:
         what = "is a file, not a prepared data set" if folder.exists() else "no such prepared data set"
         raise DataError(f"{folder}: {what}; make one with `mindgspo data prepare`")
     if not path.is_file():
-        raise DataError(
-            f"{folder}: holds no {FILE_NAME}, so it is no prepared data set (or an unfinished copy)"
-        )
+        raise DataError(f"{folder}: holds no {FILE_NAME}, so it is no prepared data set (or an unfinished copy)")
     try:
         info = _ADAPTER.validate_json(path.read_bytes())
     except ValidationError as error:
@@ -153,9 +151,7 @@ def read_info(folder: Path) -> DatasetInfo:
     return info
 
 
-def differences(
-    old: DatasetInfo, source: SourceFacts, tokenizer: TokenizerFacts, prompt: PromptFacts
-) -> list[str]:
+def differences(old: DatasetInfo, source: SourceFacts, tokenizer: TokenizerFacts, prompt: PromptFacts) -> list[str]:
     """The inputs in which a prepared data set differs from those given, one "name: was X, now Y" each.
 
     Names and paths do not count: the same bytes in another place are the same input.

@@ -55,9 +55,7 @@ def read_records(folder: Path) -> Iterator[Prompt]:
     """The prompts in the order in which they were written."""
     from mindspore.dataset import MindDataset
 
-    records = MindDataset(
-        str(folder / RECORD_NAME), columns_list=list(SCHEMA), shuffle=False, num_parallel_workers=1
-    )
+    records = MindDataset(str(folder / RECORD_NAME), columns_list=list(SCHEMA), shuffle=False, num_parallel_workers=1)
     for record in records.create_dict_iterator(num_epochs=1, output_numpy=True):
         ids = np.ascontiguousarray(record["prompt_ids"], dtype=np.int32)
         ids.flags.writeable = False

@@ -92,9 +92,7 @@ def _prompt_facts(source: DataSourceSection, data: DataSection) -> PromptFacts:
     """The settings as they take effect."""
     suffix = data.instruction_suffix
     if source.format == "verl" and suffix:
-        logger.warning(
-            "data.instruction_suffix is not used for %s: verl rows bring their own messages", source.path
-        )
+        logger.warning("data.instruction_suffix is not used for %s: verl rows bring their own messages", source.path)
         suffix = ""
     return PromptFacts(
         system_prompt=data.system_prompt,

@@ -44,9 +44,7 @@ def parse_verl(row: Mapping[str, object], where: str) -> SourceRow:
     """
     reward_model = row.get("reward_model")
     if not isinstance(reward_model, Mapping):
-        raise DataError(
-            f"{where}: reward_model: expected {{ground_truth, style}}, got {_shown(reward_model)}"
-        )
+        raise DataError(f"{where}: reward_model: expected {{ground_truth, style}}, got {_shown(reward_model)}")
     extra_info = row.get("extra_info") or {}
     if not isinstance(extra_info, Mapping):
         raise DataError(f"{where}: extra_info: expected an object, got {_shown(extra_info)}")
@@ -68,9 +66,7 @@ PARSERS: Mapping[str, Callable[[Mapping[str, object], str], SourceRow]] = {
 
 def _messages(prompt: object, where: str) -> tuple[ChatMessage, ...]:
     if not isinstance(prompt, list) or not prompt:
-        raise DataError(
-            f"{where}: prompt: expected a list of {{role, content}} messages, got {_shown(prompt)}"
-        )
+        raise DataError(f"{where}: prompt: expected a list of {{role, content}} messages, got {_shown(prompt)}")
     messages: list[ChatMessage] = []
     for i, message in enumerate(prompt):
         if not isinstance(message, Mapping):
@@ -85,9 +81,7 @@ def _ground_truth(value: object, where: str) -> str:
         return str(value)
     if isinstance(value, str) and value.strip():
         return value
-    raise DataError(
-        f"{where}: reward_model.ground_truth: the row has no gold answer (text or number), got {value!r}"
-    )
+    raise DataError(f"{where}: reward_model.ground_truth: the row has no gold answer (text or number), got {value!r}")
 
 
 def _text(row: Mapping[str, object], key: str, where: str) -> str:

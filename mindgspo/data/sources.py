@@ -56,9 +56,7 @@ def open_source(section: DataSourceSection, seed: int) -> Source:
     the format "prepared", whose folder has no raw rows.
     """
     if section.format == "prepared":
-        raise DataError(
-            f"data source {section.path}: format 'prepared' is ready for use; there is nothing to prepare"
-        )
+        raise DataError(f"data source {section.path}: format 'prepared' is ready for use; there is nothing to prepare")
     if section.format == "arithmetic":
         if section.path is not None:
             raise DataError(f"data source {section.path}: format 'arithmetic' is generated and takes no path")

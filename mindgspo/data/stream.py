@@ -117,7 +117,5 @@ class PromptStream:
             return list(range(self._num_rows))
         # Sorting raw words of the generator: numpy promises their sequence, but not that of its
         # `permutation`.
-        words = np.random.Philox(np.random.SeedSequence([STREAM_KEY, self._seed, epoch])).random_raw(
-            self._num_rows
-        )
+        words = np.random.Philox(np.random.SeedSequence([STREAM_KEY, self._seed, epoch])).random_raw(self._num_rows)
         return np.argsort(words, kind="stable").tolist()

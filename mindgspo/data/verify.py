@@ -20,8 +20,6 @@ def verify_files(folder: Path, info: DatasetInfo, *, hashes: bool = False) -> No
             raise DataError(f"{path}: missing, though dataset.json names it; copy it again or prepare again")
         size = path.stat().st_size
         if size != facts.size:
-            raise DataError(
-                f"{path}: {size} bytes, dataset.json says {facts.size}; copy it again or prepare again"
-            )
+            raise DataError(f"{path}: {size} bytes, dataset.json says {facts.size}; copy it again or prepare again")
         if hashes and sha256_of(path) != facts.sha256:
             raise DataError(f"{path}: sha256 differs from dataset.json's; copy it again or prepare again")

@@ -76,9 +76,7 @@ def _reward_trend(run: RunRecord) -> Finding | None:
     text = f"mean reward {early:.3f} in the first third of the steps, {late:.3f} in the last"
     if late > early:
         return Finding(Level.GOOD, text)
-    return Finding(
-        Level.WARN, text, "Look for an alarm in this list; otherwise raise optimizer.lr with care."
-    )
+    return Finding(Level.WARN, text, "Look for an alarm in this list; otherwise raise optimizer.lr with care.")
 
 
 def _clip_fraction(run: RunRecord) -> Finding | None:
@@ -97,9 +95,7 @@ def _clip_fraction(run: RunRecord) -> Finding | None:
     if share > high:
         return Finding(Level.WARN, text, "Lower optimizer.lr or use fewer updates per rollout.")
     if share < low:
-        return Finding(
-            Level.WARN, text, "Normal for grpo. For gspo: the clip range is too wide to act, or lr is tiny."
-        )
+        return Finding(Level.WARN, text, "Normal for grpo. For gspo: the clip range is too wide to act, or lr is tiny.")
     return Finding(Level.GOOD, text)
 
 

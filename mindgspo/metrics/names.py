@@ -47,12 +47,8 @@ METRICS: dict[str, MetricInfo] = {
     ),
     "actor/pg_clipfrac_pos": MetricInfo("tokens clipped above, where the advantage is positive", "share"),
     "actor/pg_clipfrac_neg": MetricInfo("tokens clipped below, where the advantage is negative", "share"),
-    "actor/pg_clipfrac_pos_seq": MetricInfo(
-        "responses clipped above, where the advantage is positive", "share"
-    ),
-    "actor/pg_clipfrac_neg_seq": MetricInfo(
-        "responses clipped below, where the advantage is negative", "share"
-    ),
+    "actor/pg_clipfrac_pos_seq": MetricInfo("responses clipped above, where the advantage is positive", "share"),
+    "actor/pg_clipfrac_neg_seq": MetricInfo("responses clipped below, where the advantage is negative", "share"),
     "actor/ppo_kl": MetricInfo(
         "mean of old minus new log-probability per token since the rollout",
         "nat",
@@ -143,9 +139,7 @@ METRICS: dict[str, MetricInfo] = {
         "above 0.9 on long runs",
         "fewer rollout.slots",
     ),
-    "rollout/slot_refills": MetricInfo(
-        "finished responses whose slot was given to a waiting one", "responses"
-    ),
+    "rollout/slot_refills": MetricInfo("finished responses whose slot was given to a waiting one", "responses"),
     "training/rollout_probs_diff_max": MetricInfo(
         "largest difference between the sampler's and the trainer's token probability",
         "",
@@ -183,9 +177,7 @@ METRICS: dict[str, MetricInfo] = {
     ),
     "perf/peak_rss_mb": MetricInfo("largest resident memory of this process so far", "MB"),
     "perf/max_memory_allocated_gb": MetricInfo("largest device memory in use so far", "GB"),
-    "perf/num_graph_compilations": MetricInfo(
-        "graphs compiled so far", "graphs", "stops rising after a few steps"
-    ),
+    "perf/num_graph_compilations": MetricInfo("graphs compiled so far", "graphs", "stops rising after a few steps"),
     # ----- evaluation
     "val-core/<source>/acc/mean@<n>": MetricInfo(
         "accuracy on held-out problems, mean over n samples each; mean@1 is greedy", "share", "rises"
@@ -197,9 +189,7 @@ METRICS: dict[str, MetricInfo] = {
         "evaluation responses without a recognisable answer", "share of responses", "below 0.2", _SEE_SAMPLES
     ),
     "val-aux/<source>/response_length/<stat>": MetricInfo("length of evaluation responses", "tokens"),
-    "val-aux/<source>/response_length/clip_ratio": MetricInfo(
-        "evaluation responses cut", "share of responses"
-    ),
+    "val-aux/<source>/response_length/clip_ratio": MetricInfo("evaluation responses cut", "share of responses"),
     "val-aux/<source>/num_problems": MetricInfo("held-out problems", "problems"),
     # ----- supervised warm-up
     "sft/loss": MetricInfo("mean negative log-likelihood of the solution tokens", "nat", "falls"),
@@ -207,9 +197,7 @@ METRICS: dict[str, MetricInfo] = {
     "sft/grad_norm": MetricInfo("global L2 norm of the gradient before clipping"),
     "sft/lr": MetricInfo("learning rate of the last warm-up update"),
     "sft/updates": MetricInfo("warm-up updates done", "updates"),
-    "sft/accuracy": MetricInfo(
-        "greedy accuracy on the rows that decide when the warm-up ends", "share", "rises"
-    ),
+    "sft/accuracy": MetricInfo("greedy accuracy on the rows that decide when the warm-up ends", "share", "rises"),
 }
 
 _PLACEHOLDERS = {

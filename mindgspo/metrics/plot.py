@@ -218,9 +218,7 @@ def _draw_length(axes: Axes, run: RunRecord, theme: Theme) -> None:
         return _not_recorded(axes, theme)
     lowest, highest = run.series("response_length/min"), run.series("response_length/max")
     if lowest.steps == series.steps == highest.steps:
-        axes.fill_between(
-            series.steps, lowest.values, highest.values, color=theme.series[3], alpha=0.12, linewidth=0
-        )
+        axes.fill_between(series.steps, lowest.values, highest.values, color=theme.series[3], alpha=0.12, linewidth=0)
     marker = "o" if len(series.steps) == 1 else ""
     axes.plot(series.steps, series.values, color=theme.series[3], linewidth=2, marker=marker)
     axes.set_ylim(bottom=0)

@@ -169,9 +169,7 @@ def group_samples(samples: Sequence[Mapping[str, object]]) -> list[SampleGroup]:
 def _shortened(text: object) -> str:
     text = "" if text is None else str(text)
     hidden = len(text) - MAX_TEXT_CHARS
-    return (
-        text if hidden <= 0 else f"{text[:MAX_TEXT_CHARS]}\n[... {hidden:,} more characters in samples.jsonl]"
-    )
+    return text if hidden <= 0 else f"{text[:MAX_TEXT_CHARS]}\n[... {hidden:,} more characters in samples.jsonl]"
 
 
 def _base64(data: bytes) -> str:

@@ -94,9 +94,7 @@ class RunLog:
         self._printer.print_text(text)
 
 
-def _sample_records(
-    step: int, group: Group, decode: Callable[[Int32Array], str]
-) -> Iterator[dict[str, object]]:
+def _sample_records(step: int, group: Group, decode: Callable[[Int32Array], str]) -> Iterator[dict[str, object]]:
     prompt = group.prompt
     for response, score, advantage in zip(group.responses, group.scores, group.advantages, strict=True):
         yield {

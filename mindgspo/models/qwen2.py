@@ -4,7 +4,7 @@ What enters: token ids with positions and segments (training, prefill) or one to
 (decode). What leaves: final hidden states; heads are separate (`models.policy`, `rollout.decode`). Parameter names
 and shapes are Hugging Face's. Matrices compute in `dtype`, norms' statistics and softmax in float32.
 
-Legend: R rows, T token slots, S decode slots, C cache positions, H hidden units, A query heads, B kv heads, D head size.
+Legend: R rows, T token slots, S decode slots, C cache positions, H hidden, A query heads, B kv heads, D head size.
 """
 
 from __future__ import annotations

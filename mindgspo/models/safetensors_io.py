@@ -29,9 +29,7 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 # The format's dtype names that can be read; numpy has all but BF16. 8-bit and 4-bit floats are refused.
-_READABLE = frozenset(
-    ["F64", "F32", "F16", "BF16", "I64", "U64", "I32", "U32", "I16", "U16", "I8", "U8", "BOOL"]
-)
+_READABLE = frozenset(["F64", "F32", "F16", "BF16", "I64", "U64", "I32", "U32", "I16", "U16", "I8", "U8", "BOOL"])
 # How many names of one kind a message shows.
 _LISTED = 8
 
@@ -131,9 +129,7 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def check_names(
-    expected: Mapping[str, tuple[int, ...]], found: Mapping[str, np.ndarray], *, where: Path
-) -> None:
+def check_names(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, np.ndarray], *, where: Path) -> None:
     """Refuse weights that do not fit the model exactly: names, shapes, and floating-point values.
 
     expected: shape of every weight of the model, by its name in the file. where: named in the message.
@@ -159,8 +155,7 @@ def check_names(
     if problems:
         raise WeightsError(
             f"{where}: the weights do not fit the configured model ({len(expected)} weights expected, "
-            f"{len(found)} found); compare the `model` section with the weights' config.json\n"
-            + "\n".join(problems)
+            f"{len(found)} found); compare the `model` section with the weights' config.json\n" + "\n".join(problems)
         )
 
 
@@ -281,9 +276,7 @@ def _what_is_there(folder: Path) -> str:
     names = sorted(entry.name for entry in folder.iterdir())
     shards = [name for name in names if name.endswith(".safetensors")]
     if shards:
-        return (
-            f"there is {', '.join(shards[:3])}: shards need their index, a single file the name {SINGLE_FILE}"
-        )
+        return f"there is {', '.join(shards[:3])}: shards need their index, a single file the name {SINGLE_FILE}"
     pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
     if pickled:
         return f"{pickled[0]} is a pickle, which is never loaded: save the model as safetensors first"
@@ -297,9 +290,7 @@ def _size(path: Path) -> str:
 def _cast(name: str, tensor: np.ndarray, dtype: WeightDtype, path: Path) -> np.ndarray:
     """The tensor in the file's dtype; bfloat16 as uint16 bits."""
     if tensor.dtype.kind != "f":
-        raise WeightsError(
-            f"{path}: weight {name} is {tensor.dtype}; only floating-point weights are written"
-        )
+        raise WeightsError(f"{path}: weight {name} is {tensor.dtype}; only floating-point weights are written")
     with np.errstate(over="ignore"):
         if dtype == "bfloat16":
             bits = bfloat16_bits(np.asarray(tensor, dtype=np.float32))

@@ -36,9 +36,7 @@ def initialize_weights(model: nn.Cell, section: ModelSection, seed: int) -> None
     load_weights(model, section, arrays, where=Path("random initialization"))
 
 
-def load_weights(
-    model: nn.Cell, section: ModelSection, arrays: Mapping[str, np.ndarray], *, where: Path
-) -> None:
+def load_weights(model: nn.Cell, section: ModelSection, arrays: Mapping[str, np.ndarray], *, where: Path) -> None:
     """Set every parameter from arrays under Hugging Face names.
 
     Raises WeightsError, before anything is changed, on a missing or unexpected name or another shape. A copy of the

@@ -114,8 +114,7 @@ def _line_markers(
     matches = list(pattern.finditer(text))
     ends = [*(match.start() for match in matches[1:]), len(text)][: len(matches)]
     return [
-        Occurrence(match.start(), marker_of(match), match.end(), end)
-        for match, end in zip(matches, ends, strict=True)
+        Occurrence(match.start(), marker_of(match), match.end(), end) for match, end in zip(matches, ends, strict=True)
     ]
 
 

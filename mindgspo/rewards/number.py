@@ -67,9 +67,7 @@ def read_number_prefix(text: str) -> NumberPrefix | None:
     percent = _PERCENT.match(head, end)
     if percent is not None:
         value, end = value / 100, percent.end()
-    return NumberPrefix(
-        value=-value if sign.group(1) == "-" else value, percent=percent is not None, rest=text[end:]
-    )
+    return NumberPrefix(value=-value if sign.group(1) == "-" else value, percent=percent is not None, rest=text[end:])
 
 
 def _magnitude(head: str, start: int) -> tuple[Fraction, int] | None:

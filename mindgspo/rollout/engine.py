@@ -73,7 +73,9 @@ class NativeEngine:
             weight_version=weight_version,
         )
         greedy = settings.temperature == 0
-        inverse_temperature_S = Tensor(np.full(self._num_slots, 1.0 if greedy else 1.0 / settings.temperature, np.float32))
+        inverse_temperature_S = Tensor(
+            np.full(self._num_slots, 1.0 if greedy else 1.0 / settings.temperature, np.float32)
+        )
         greedy_S = Tensor(np.full(self._num_slots, greedy))
         store = _PromptStore(self._prefill, prompts, self._prefill_width, self._length_multiple)
         steps = busy = 0
@@ -146,4 +148,3 @@ class _PromptStore:
         positions_QL = np.tile(np.arange(self.num_columns, dtype=np.int32), (self._width, 1))
         self.prefilled = self._prefill(Tensor(ids_QL), Tensor(positions_QL), Tensor(segments_QL))
         self.num_prefilled += len(prompts)
-

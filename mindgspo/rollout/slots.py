@@ -86,9 +86,7 @@ class SlotTable:
         self._lengths[slot] = 0
         self.ids_S[slot], self.positions_S[slot] = prompt.ids[-1], prompt.ids.size - 1
         if settings.temperature > 0:
-            self._uniforms[slot] = settings.stream.uniforms(
-                prompt.index, admission.sample, settings.max_new_tokens
-            )
+            self._uniforms[slot] = settings.stream.uniforms(prompt.index, admission.sample, settings.max_new_tokens)
 
     def uniforms(self) -> np.ndarray:
         """float32 [S]: each slot's uniform for the token it draws next; 1 in idle slots."""

@@ -32,9 +32,7 @@ def test_ten_steps_equal_torch(gradient_scale, beta2):
     step = OptimizerStep(AdamW(weights, section), gradients)
 
     # float64, so that torch's own rounding does not hide ours.
-    theirs = {
-        name: torch.tensor(value, dtype=torch.float64, requires_grad=True) for name, value in initial.items()
-    }
+    theirs = {name: torch.tensor(value, dtype=torch.float64, requires_grad=True) for name, value in initial.items()}
     optimizer = torch.optim.AdamW(
         [
             {"params": [p for p in theirs.values() if p.ndim >= 2], "weight_decay": section.weight_decay},
@@ -56,6 +54,4 @@ def test_ten_steps_equal_torch(gradient_scale, beta2):
         assert norm == pytest.approx(float(torch_norm), rel=1e-6)
     for weight, name in zip(weights, SHAPES, strict=True):
         expected = theirs[name].detach().numpy()
-        np.testing.assert_allclose(
-            weight.asnumpy(), expected, rtol=0, atol=1e-6 * np.abs(expected).max(), err_msg=name
-        )
+        np.testing.assert_allclose(weight.asnumpy(), expected, rtol=0, atol=1e-6 * np.abs(expected).max(), err_msg=name)

@@ -26,9 +26,7 @@ SETTINGS = {path for path, _ in known_keys()}
 SECTIONS = {path.split(".")[0] for path in SETTINGS if "." in path}
 
 each_readme = pytest.mark.parametrize("readme", READMES, ids=lambda path: path.name)
-each_document = pytest.mark.parametrize(
-    "document", DOCUMENTS, ids=lambda path: str(path.relative_to(PROJECT))
-)
+each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(PROJECT)))
 
 
 # ----- reading Markdown
@@ -49,9 +47,7 @@ def code_spans(text: str) -> list[str]:
 
 def headings(text: str) -> list[tuple[int, str]]:
     """(level, title) in order."""
-    return [
-        (len(marks), title) for marks, title in re.findall(r"^(#+) (.+)$", prose(text), flags=re.MULTILINE)
-    ]
+    return [(len(marks), title) for marks, title in re.findall(r"^(#+) (.+)$", prose(text), flags=re.MULTILINE)]
 
 
 def tables(text: str) -> list[list[list[str]]]:
@@ -124,9 +120,7 @@ def test_some_yaml_is_named_and_exists(readme: Path) -> None:
 def test_folders_of_the_drawing_exist(readme: Path) -> None:
     text = readme.read_text(encoding="utf-8")
     drawing = next(content for _, content in code_blocks(text) if "mindrecord" in content.lower())
-    rooms = [
-        name for line in re.findall(r"^   \|  (\S.*?)  ", drawing, re.MULTILINE) for name in line.split(", ")
-    ]
+    rooms = [name for line in re.findall(r"^   \|  (\S.*?)  ", drawing, re.MULTILINE) for name in line.split(", ")]
     assert len(rooms) >= 8
     assert [room for room in rooms if not (PROJECT / "mindgspo" / room).exists()] == []
 
@@ -219,9 +213,7 @@ def test_messages_shown_are_the_real_ones(readme: Path, monkeypatch: pytest.Monk
 @each_readme
 def test_settings_of_the_table_exist(readme: Path) -> None:
     rows = next(
-        table
-        for table in tables(readme.read_text(encoding="utf-8"))
-        if any("`rollout`" in row[0] for row in table)
+        table for table in tables(readme.read_text(encoding="utf-8")) if any("`rollout`" in row[0] for row in table)
     )
     described = set()
     for section_cell, keys_cell, _ in rows[1:]:
@@ -235,9 +227,7 @@ def test_settings_of_the_table_exist(readme: Path) -> None:
 
 @each_readme
 def test_batch_sizes_shown_are_those_of_the_quickstart(readme: Path) -> None:
-    lines = [
-        line for _, block in code_blocks(readme.read_text(encoding="utf-8")) for line in block.splitlines()
-    ]
+    lines = [line for _, block in code_blocks(readme.read_text(encoding="utf-8")) for line in block.splitlines()]
     table = dict(batch_table(load_config(PROJECT / "examples/arithmetic/gspo.yaml"), None))
     shown = [(name, line) for line in lines for name in table if re.match(rf"{name}  ", line)]
     assert len(shown) >= 3
@@ -277,9 +267,7 @@ def test_readmes_show_every_command_for_users() -> None:
 
 def floors() -> dict[str, int]:
     """{room: floor} from CONTRIBUTING.md."""
-    table = next(
-        t for t in tables((PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")) if "rooms" in t[0]
-    )
+    table = next(t for t in tables((PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")) if "rooms" in t[0])
     return {room: int(floor) for floor, rooms in table[1:] for room in re.findall(r"`(\w+)`", rooms)}
 
 

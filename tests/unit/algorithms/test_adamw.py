@@ -104,9 +104,7 @@ def test_ten_steps_equal_the_float64_twin(beta2, gradient_scale, lr):
         assert norm == pytest.approx(twin.update(number, rate, gradients), rel=1e-6)
     for name, weight in rig.weights.items():
         expected = twin.weights[name]
-        np.testing.assert_allclose(
-            weight.asnumpy(), expected, rtol=0, atol=1e-6 * np.abs(expected).max(), err_msg=name
-        )
+        np.testing.assert_allclose(weight.asnumpy(), expected, rtol=0, atol=1e-6 * np.abs(expected).max(), err_msg=name)
 
 
 def test_the_movement_itself_is_right_not_only_the_weights():
@@ -121,9 +119,7 @@ def test_the_movement_itself_is_right_not_only_the_weights():
         twin.update(number, 1e-6, gradients)
     for name, weight in rig.weights.items():
         expected = twin.weights[name]
-        np.testing.assert_allclose(
-            weight.asnumpy(), expected, rtol=0, atol=2e-6 * np.abs(expected).max(), err_msg=name
-        )
+        np.testing.assert_allclose(weight.asnumpy(), expected, rtol=0, atol=2e-6 * np.abs(expected).max(), err_msg=name)
 
 
 def test_the_first_update_by_hand():

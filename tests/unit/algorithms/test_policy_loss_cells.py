@@ -75,9 +75,7 @@ def run(cpu_runtime):
     def run_cell(name, inputs, clip=None, num_sequences=None, num_tokens=None) -> Outcome:
         clip = clip or CLIP[name]
         if (name, clip) not in graphs:
-            cell = RECIPES[name].cell(
-                clip_low=clip.low, clip_high=clip.high, log_ratio_max=clip.log_ratio_max
-            )
+            cell = RECIPES[name].cell(clip_low=clip.low, clip_high=clip.high, log_ratio_max=clip.log_ratio_max)
             graphs[name, clip] = ops.value_and_grad(cell, 0, None, has_aux=True)
         (loss, metrics), gradient = graphs[name, clip](
             Tensor(inputs.logp),
@@ -120,9 +118,7 @@ def test_random_inputs_reach_both_clip_sides(name):
     all_metrics = []
     for seed in range(8):
         inputs = random_inputs(name, seed)
-        all_metrics.append(
-            TWIN[name](inputs.logp, inputs.old_logp, inputs.advantages, inputs.mask, CLIP[name]).metrics
-        )
+        all_metrics.append(TWIN[name](inputs.logp, inputs.old_logp, inputs.advantages, inputs.mask, CLIP[name]).metrics)
     for key in ("pg_clipfrac_pos", "pg_clipfrac_neg"):
         assert 0 < np.mean([metrics[key] for metrics in all_metrics]) < 1
 
@@ -152,16 +148,10 @@ def test_wild_log_ratios_stay_finite_and_agree(run, name, log_ratio, sign):
     inputs.logp[1] = inputs.old_logp[1] + np.float32(log_ratio)
     inputs.advantages[1] = sign
     outcome = run(name, inputs)
-    assert (
-        np.isfinite(outcome.loss)
-        and np.isfinite(outcome.gradient).all()
-        and np.isfinite(outcome.metrics).all()
-    )
+    assert np.isfinite(outcome.loss) and np.isfinite(outcome.gradient).all() and np.isfinite(outcome.metrics).all()
     twin = TWIN[name](inputs.logp, inputs.old_logp, inputs.advantages, inputs.mask, CLIP[name])
     np.testing.assert_allclose(outcome.loss, twin.loss, rtol=1e-5)
-    np.testing.assert_allclose(
-        outcome.gradient, twin.grad_logp_NK, atol=1e-5 * np.abs(twin.grad_logp_NK).max()
-    )
+    np.testing.assert_allclose(outcome.gradient, twin.grad_logp_NK, atol=1e-5 * np.abs(twin.grad_logp_NK).max())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -235,9 +225,7 @@ def test_micro_batches_add_up_to_the_whole(run, name, size):
     ]
     scale = np.abs(whole.gradient).max()
     np.testing.assert_allclose(sum(part.loss for part in parts), whole.loss, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(
-        np.concatenate([part.gradient for part in parts]), whole.gradient, atol=1e-6 * scale
-    )
+    np.testing.assert_allclose(np.concatenate([part.gradient for part in parts]), whole.gradient, atol=1e-6 * scale)
     denominators = {"num_sequences": inputs.num_sequences, "num_tokens": inputs.num_tokens}
     together = summarize(POLICY_METRICS, [whole.metrics], **denominators)
     summed = summarize(POLICY_METRICS, [part.metrics for part in parts], **denominators)

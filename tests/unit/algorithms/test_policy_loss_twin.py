@@ -36,11 +36,7 @@ def is_plain(case) -> bool:
     if case["kind"] != "policy_loss":
         return False
     config, inputs = case["config"], case["inputs"]
-    if (
-        set(config) - UNDERSTOOD
-        or config["surrogate"] != "clip"
-        or config["loss_agg_mode"] != "seq-mean-token-mean"
-    ):
+    if set(config) - UNDERSTOOD or config["surrogate"] != "clip" or config["loss_agg_mode"] != "seq-mean-token-mean":
         return False
     if {"ref_logp", "rollout_is_weights"} & set(inputs) or np.ndim(inputs["advantages"]) != 1:
         return False
@@ -54,9 +50,7 @@ def is_plain(case) -> bool:
 
 def plain_cases():
     if not PUBLIC.is_file():
-        return [
-            pytest.param(None, marks=pytest.mark.skip(reason=f"conformance vectors not found at {PUBLIC}"))
-        ]
+        return [pytest.param(None, marks=pytest.mark.skip(reason=f"conformance vectors not found at {PUBLIC}"))]
     cases = json.loads(PUBLIC.read_text())
     return [pytest.param(case, id=case["name"]) for case in cases if is_plain(case)]
 
@@ -116,8 +110,7 @@ def test_analytic_gradient_equals_finite_differences(twin):
         up[index] += step
         down[index] -= step
         slope = (
-            twin(up, old_logp, advantages, mask, clip).loss
-            - twin(down, old_logp, advantages, mask, clip).loss
+            twin(up, old_logp, advantages, mask, clip).loss - twin(down, old_logp, advantages, mask, clip).loss
         ) / (2 * step)
         assert result.grad_logp_NK[index] == pytest.approx(slope, abs=1e-8)
 

@@ -179,9 +179,7 @@ def test_the_micro_batch_size_does_not_matter(size):
         assert dict(result_parts.metrics) == pytest.approx(dict(result_whole.metrics), rel=1e-4, abs=1e-6)
     # The moments are linear in the gradients, so they tell whether three sums were right.
     for name, value in whole.state().items():
-        np.testing.assert_allclose(
-            parts.state()[name], value, rtol=0, atol=1e-5 * np.abs(value).max(), err_msg=name
-        )
+        np.testing.assert_allclose(parts.state()[name], value, rtol=0, atol=1e-5 * np.abs(value).max(), err_msg=name)
     for name, value in weights_of(policy_whole).items():
         np.testing.assert_allclose(weights_of(policy_parts)[name], value, atol=2e-5, err_msg=name)
 
@@ -194,9 +192,7 @@ def test_padding_and_fillers_do_not_matter():
     assert result_padded.loss == pytest.approx(result.loss, rel=1e-5)
     assert result_padded.entropy == pytest.approx(result.entropy, rel=1e-5)
     for name, value in plain.state().items():
-        np.testing.assert_allclose(
-            padded.state()[name], value, rtol=0, atol=1e-5 * np.abs(value).max(), err_msg=name
-        )
+        np.testing.assert_allclose(padded.state()[name], value, rtol=0, atol=1e-5 * np.abs(value).max(), err_msg=name)
 
 
 def test_an_update_does_not_remember_the_gradients_of_the_one_before():
@@ -207,9 +203,7 @@ def test_an_update_does_not_remember_the_gradients_of_the_one_before():
     updater.update([make_batch()], lr=0.0)
     second = updater.state()
     for name in initial_weights():
-        np.testing.assert_allclose(
-            second[f"adamw.m.{name}"], 1.9 * first[f"adamw.m.{name}"], rtol=1e-5, atol=1e-8
-        )
+        np.testing.assert_allclose(second[f"adamw.m.{name}"], 1.9 * first[f"adamw.m.{name}"], rtol=1e-5, atol=1e-8)
     for name, value in initial_weights().items():
         np.testing.assert_array_equal(weights_of(policy)[name], value)
 

@@ -25,9 +25,7 @@ class FakeTokenizer:
             raise self.error
 
 
-def export(
-    folder: Path, value: float, run_id: str | None = "run-1", tokenizer: FakeTokenizer | None = None
-) -> None:
+def export(folder: Path, value: float, run_id: str | None = "run-1", tokenizer: FakeTokenizer | None = None) -> None:
     export_huggingface(
         folder,
         tensors={"w": np.full(2, value, np.float32)},

@@ -56,9 +56,7 @@ ARRAYS = st.dictionaries(
         lambda name: name != "__metadata__"
     ),
     npst.arrays(
-        dtype=st.sampled_from(
-            [np.float16, np.float32, np.float64, np.int8, np.int32, np.int64, np.uint16, np.bool_]
-        ),
+        dtype=st.sampled_from([np.float16, np.float32, np.float64, np.int8, np.int32, np.int64, np.uint16, np.bool_]),
         shape=npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
     ),
     max_size=4,
@@ -169,9 +167,7 @@ def test_damage_is_named_and_the_older_checkpoint_taken(
 
 def test_checkpoints_that_are_all_damaged_are_not_the_same_as_none(tmp_path: Path) -> None:
     cut(save(tmp_path, 10) / "state.json")
-    with pytest.raises(
-        CheckpointError, match=r"none of the 1 checkpoints is complete\n.*state\.json.*\n.*--overwrite"
-    ):
+    with pytest.raises(CheckpointError, match=r"none of the 1 checkpoints is complete\n.*state\.json.*\n.*--overwrite"):
         newest_checkpoint(tmp_path)
 
 
@@ -209,9 +205,7 @@ def test_a_failed_write_leaves_the_older_checkpoint_and_no_rest(tmp_path: Path) 
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
         with pytest.raises(CheckpointError, match="could not be written"):
-            save_checkpoint(
-                tmp_path, step=2, parameters={"w": np.zeros(10**6)}, optimizer={}, state={}, keep=1
-            )
+            save_checkpoint(tmp_path, step=2, parameters={"w": np.zeros(10**6)}, optimizer={}, state={}, keep=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)

@@ -19,9 +19,7 @@ MODEL_3B = ModelSection(
 
 
 def test_world_size_counts_every_axis_but_experts():
-    plan = ParallelPlan(
-        data_parallel=2, model_parallel=4, pipeline_stage=3, context_parallel=5, expert_parallel=7
-    )
+    plan = ParallelPlan(data_parallel=2, model_parallel=4, pipeline_stage=3, context_parallel=5, expert_parallel=7)
     assert plan.world_size == 2 * 4 * 3 * 5
     assert ParallelPlan().world_size == 1
     assert str(plan) == "2 x 4 x 3"

@@ -14,8 +14,7 @@ WARMUP = "warmup={max_steps: 5, batch_size: 4, lr: 1e-3, stop_at_accuracy: 0.5}"
     [
         (
             ["trainer.prompts_per_mini_batch=5", "trainer.samples_per_micro_batch=4"],
-            "trainer.prompts_per_mini_batch: 5 does not divide rollout.prompts_per_step 12; "
-            "nearest legal: 4 or 6",
+            "trainer.prompts_per_mini_batch: 5 does not divide rollout.prompts_per_step 12; nearest legal: 4 or 6",
         ),
         (
             ["trainer.samples_per_micro_batch=7"],
@@ -52,8 +51,7 @@ WARMUP = "warmup={max_steps: 5, batch_size: 4, lr: 1e-3, stop_at_accuracy: 0.5}"
         ),
         (
             ["eval.pass_at_k=[1, 8]", "eval.num_samples=4"],
-            "eval.pass_at_k: 8 needs as many samples, but eval.num_samples is 4; "
-            "set eval.num_samples=8 or drop 8",
+            "eval.pass_at_k: 8 needs as many samples, but eval.num_samples is 4; set eval.num_samples=8 or drop 8",
         ),
         (
             ["reward.weights=[1, 2]"],
@@ -61,8 +59,7 @@ WARMUP = "warmup={max_steps: 5, batch_size: 4, lr: 1e-3, stop_at_accuracy: 0.5}"
         ),
         (
             ["data.eval.split=train"],
-            "data.eval.split: train is already the split of data.train, so they share rows; "
-            "nearest legal: dev or test",
+            "data.eval.split: train is already the split of data.train, so they share rows; nearest legal: dev or test",
         ),
         (
             ["data.train.path=rows.jsonl"],
@@ -77,9 +74,7 @@ def test_one_violated_rule_gives_one_line_with_numbers_and_a_fix(problems, overr
 
 def test_limits_themselves_are_legal(load):
     load("rollout.max_new_tokens=64", "eval.num_samples=8", "eval.pass_at_k=[8]")
-    load(
-        "trainer.prompts_per_mini_batch=12", "trainer.samples_per_micro_batch=48", "rollout.num_generations=4"
-    )
+    load("trainer.prompts_per_mini_batch=12", "trainer.samples_per_micro_batch=48", "rollout.num_generations=4")
 
 
 def test_nearest_split_is_one_that_no_source_uses(problems):
@@ -129,9 +124,7 @@ def test_a_data_path_of_the_wrong_kind_is_refused(problems, tmp_path):
     (tmp_path / "rows.csv").write_text("")
     tokenizer = f"tokenizer.path={tmp_path}"
     (line,) = problems(f"data.train={{format: gsm8k, path: {tmp_path}/rows.csv}}", tokenizer)
-    assert line.startswith(
-        "data.train.path: gsm8k rows are read from a .jsonl or .parquet file, got rows.csv"
-    )
+    assert line.startswith("data.train.path: gsm8k rows are read from a .jsonl or .parquet file, got rows.csv")
     (line,) = problems(f"data.train={{format: prepared, path: {tmp_path}/rows.csv}}")
     assert "is a file; give the prepared folder" in line
     (line,) = problems(f"data.train={{format: verl, path: {tmp_path}/none.parquet}}", tokenizer)
@@ -169,6 +162,4 @@ def test_evaluation_on_trained_rows_is_noted(load, tmp_path):
     rows.write_text("")
     source = f"{{format: gsm8k, path: {rows}}}"
     config = load(f"data.train={source}", f"data.eval={source}", f"tokenizer.path={tmp_path}")
-    assert notes(config) == [
-        "data.eval.path: the same as data.train.path, so accuracy is measured on trained rows"
-    ]
+    assert notes(config) == ["data.eval.path: the same as data.train.path, so accuracy is measured on trained rows"]

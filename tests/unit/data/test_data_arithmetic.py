@@ -24,15 +24,8 @@ def test_sizes_of_the_splits():
 
 
 def test_splits_share_no_pair_of_operands_whatever_the_seed():
-    seen = {
-        split: {pair_of(row) for seed in (1, 2) for row in generate_rows(split, None, seed)}
-        for split in SPLITS
-    }
-    assert (
-        not seen["train"] & seen["dev"]
-        and not seen["train"] & seen["test"]
-        and not seen["dev"] & seen["test"]
-    )
+    seen = {split: {pair_of(row) for seed in (1, 2) for row in generate_rows(split, None, seed)} for split in SPLITS}
+    assert not seen["train"] & seen["dev"] and not seen["train"] & seen["test"] and not seen["dev"] & seen["test"]
     assert {split: len(pairs) for split, pairs in seen.items()} == {s: len(problems(s)) for s in SPLITS}
 
 
@@ -43,11 +36,7 @@ def test_the_first_rows_of_a_split_are_distinct_problems():
 def test_a_problem_repeats_only_after_all_others():
     size = len(problems("dev"))
     rows = generate_rows("dev", 2 * size + 5, 4)
-    assert (
-        len({pair_of(row) for row in rows[:size]})
-        == len({pair_of(row) for row in rows[size : 2 * size]})
-        == size
-    )
+    assert len({pair_of(row) for row in rows[:size]}) == len({pair_of(row) for row in rows[size : 2 * size]}) == size
 
 
 @pytest.mark.parametrize("split", SPLITS)

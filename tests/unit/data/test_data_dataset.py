@@ -73,13 +73,9 @@ def test_damaged_dataset_json(folder: Path, tokenizer: Tokenizer, change: dict, 
 def test_settings_that_contradict_the_folder(folder: Path, settings, tokenizer: Tokenizer):
     assert len(open_dataset(folder, tokenizer, settings())) == 3
     assert len(open_dataset(folder, tokenizer, settings(system_prompt="Be brief."))) == 3
-    with pytest.raises(
-        DataError, match="longest prompt has .* tokens, data.max_prompt_length is 10: raise it to"
-    ):
+    with pytest.raises(DataError, match="longest prompt has .* tokens, data.max_prompt_length is 10: raise it to"):
         open_dataset(folder, tokenizer, settings(max_prompt_length=10))
-    with pytest.raises(
-        DataError, match="made with data.system_prompt 'Be brief.', the configuration says 'Shout.'"
-    ):
+    with pytest.raises(DataError, match="made with data.system_prompt 'Be brief.', the configuration says 'Shout.'"):
         open_dataset(folder, tokenizer, settings(system_prompt="Shout."))
     with pytest.raises(DataError, match="made with data.instruction_suffix None, the configuration says '!'"):
         open_dataset(folder, tokenizer, settings(instruction_suffix="!"))

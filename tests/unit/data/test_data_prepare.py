@@ -66,16 +66,11 @@ def test_verl_rows_use_their_own_messages(settings, tokenizer: Tokenizer, tmp_pa
     own_system = [{"role": "system", "content": "Mine."}, {"role": "user", "content": "2+2?"}]
     path = tmp_path / "rows.jsonl"
     path.write_text(
-        json.dumps({**row, "prompt": own_system})
-        + "\n"
-        + json.dumps({**row, "prompt": own_system[1:]})
-        + "\n"
+        json.dumps({**row, "prompt": own_system}) + "\n" + json.dumps({**row, "prompt": own_system[1:]}) + "\n"
     )
     data = settings(system_prompt="Yours.", instruction_suffix="unused")
     with caplog.at_level(logging.WARNING):
-        info = prepare_dataset(
-            DataSourceSection(format="verl", path=path), data, tokenizer, tmp_path / "out", seed=1
-        )
+        info = prepare_dataset(DataSourceSection(format="verl", path=path), data, tokenizer, tmp_path / "out", seed=1)
     assert "instruction_suffix is not used" in caplog.text and info.prompt.instruction_suffix == ""
     dataset = open_dataset(tmp_path / "out", tokenizer, data)
     assert [prompt.text.split("<|im_end|>")[0] for prompt in dataset] == [
@@ -130,13 +125,9 @@ def test_empty_data_sets_are_refused(gsm8k, settings, tokenizer: Tokenizer, tmp_
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n")
     with pytest.raises(DataError, match="empty.jsonl: no rows"):
-        prepare_dataset(
-            DataSourceSection(format="gsm8k", path=empty), settings(), tokenizer, tmp_path / "out", seed=1
-        )
+        prepare_dataset(DataSourceSection(format="gsm8k", path=empty), settings(), tokenizer, tmp_path / "out", seed=1)
     with pytest.raises(DataError, match="all 3 prompts are longer than data.max_prompt_length = 2 "):
-        prepare_dataset(
-            gsm8k, settings(max_prompt_length=2, truncation="drop"), tokenizer, tmp_path / "out", seed=1
-        )
+        prepare_dataset(gsm8k, settings(max_prompt_length=2, truncation="drop"), tokenizer, tmp_path / "out", seed=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.jsonl", "gsm8k.jsonl"]
 
 
@@ -154,14 +145,10 @@ def test_a_row_beyond_a_mindrecord_page_is_named(settings, tokenizer: Tokenizer,
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"question": "q", "answer": "x" * (3 << 20) + "#### 5"}))
     with pytest.raises(DataError, match="rows.jsonl:1: the row takes 3.* bytes"):
-        prepare_dataset(
-            DataSourceSection(format="gsm8k", path=path), settings(), tokenizer, tmp_path / "out", seed=1
-        )
+        prepare_dataset(DataSourceSection(format="gsm8k", path=path), settings(), tokenizer, tmp_path / "out", seed=1)
 
 
-def test_the_same_inputs_are_reused_untouched(
-    gsm8k, gsm8k_file: Path, settings, tokenizer: Tokenizer, tmp_path: Path
-):
+def test_the_same_inputs_are_reused_untouched(gsm8k, gsm8k_file: Path, settings, tokenizer: Tokenizer, tmp_path: Path):
     out = tmp_path / "out"
     info = prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
     before = folder_bytes(out)

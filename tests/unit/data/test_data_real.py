@@ -35,9 +35,7 @@ def test_gsm8k_test_split(shared_data: Path, qwen: Tokenizer, settings, tmp_path
 def test_dapo_rows_in_verls_schema(shared_data: Path, qwen: Tokenizer, settings, tmp_path: Path):
     path = shared_data / "dapo-math-17k" / "dapo_math_512.jsonl"
     source = DataSourceSection(format="verl", path=path)
-    info = prepare_dataset(
-        source, settings(max_prompt_length=512, truncation="drop"), qwen, tmp_path / "a", seed=1
-    )
+    info = prepare_dataset(source, settings(max_prompt_length=512, truncation="drop"), qwen, tmp_path / "a", seed=1)
     assert info.counts.rows_in == 512 == info.counts.rows_out + sum(info.counts.dropped.values())
     prompt = open_dataset(tmp_path / "a", qwen)[0]
     row = json.loads(path.open(encoding="utf-8").readline())

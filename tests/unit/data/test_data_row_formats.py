@@ -55,9 +55,7 @@ def test_verl_row():
 
 
 def test_verl_numbers_are_answers_and_extra_info_may_be_absent():
-    row = parse_verl(
-        {**VERL, "reward_model": {"ground_truth": -3}, "extra_info": None, "ability": None}, "f:1"
-    )
+    row = parse_verl({**VERL, "reward_model": {"ground_truth": -3}, "extra_info": None, "ability": None}, "f:1")
     assert (row.answer, row.extra_info) == ("-3", {})
     assert parse_verl({**VERL, "reward_model": {"ground_truth": 0}}, "f:1").answer == "0"
 

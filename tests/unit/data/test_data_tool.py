@@ -55,8 +55,6 @@ def test_values_that_a_section_refuses(tmp_path: Path):
 
 
 def test_options_of_the_generated_task(tokenizer: Tokenizer, tmp_path: Path):
-    info = prepare_from_options(
-        format="arithmetic", output=tmp_path / "out", split="test", max_rows=7, seed=5
-    )
+    info = prepare_from_options(format="arithmetic", output=tmp_path / "out", split="test", max_rows=7, seed=5)
     assert (info.source.split, info.source.seed, info.counts.rows_out) == ("test", 5, 7)
     assert len(open_dataset(tmp_path / "out", tokenizer)) == 7

@@ -79,9 +79,7 @@ def make_run(run_dir: Path, *, steps: int = 60, end: bool = True) -> Path:
                 log.log_metrics(step, {"val-core/arithmetic/acc/mean@1": round(share * 0.99, 4)})
             if step % 20 == 1 or step == steps:
                 log.log_samples(step, groups[:3], decode)
-    (run_dir / "config.yaml").write_text(
-        "experiment: arithmetic\nrollout:\n  temperature: 1.0\n", encoding="utf-8"
-    )
+    (run_dir / "config.yaml").write_text("experiment: arithmetic\nrollout:\n  temperature: 1.0\n", encoding="utf-8")
     if end:
         write_summary(
             run_dir,

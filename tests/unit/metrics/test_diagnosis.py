@@ -12,8 +12,7 @@ def run_with(summary: dict[str, object] | None = None, **series: list[float]) ->
     """A record whose metrics are the given lists, "__" in a name standing for "/"."""
     length = max((len(values) for values in series.values()), default=0)
     rows = [
-        {"step": i + 1}
-        | {name.replace("__", "/"): values[i] for name, values in series.items() if i < len(values)}
+        {"step": i + 1} | {name.replace("__", "/"): values[i] for name, values in series.items() if i < len(values)}
         for i in range(length)
     ]
     return RunRecord(

@@ -83,10 +83,7 @@ def test_the_report_asks_nothing_of_the_network_and_runs_no_script(run_folder: P
     text, parsed = page(run_folder)
     assert not {tag for tag, _ in parsed.tags} & {"script", "link", "iframe", "object", "a", "form"}
     addresses = [
-        value
-        for _, attributes in parsed.tags
-        for key, value in attributes.items()
-        if key in ("src", "srcset")
+        value for _, attributes in parsed.tags for key, value in attributes.items() if key in ("src", "srcset")
     ]
     assert len(addresses) == 2
     for address in addresses:
@@ -95,22 +92,15 @@ def test_the_report_asks_nothing_of_the_network_and_runs_no_script(run_folder: P
     assert "default-src 'none'" in text
 
 
-HOSTILE = (
-    "</pre><script>alert(1)</script><img src=x onerror='alert(2)'>"
-    '" onmouseover="x {{ 7*7 }} {% raw %}\ud83d'
-)
+HOSTILE = "</pre><script>alert(1)</script><img src=x onerror='alert(2)'>\" onmouseover=\"x {{ 7*7 }} {% raw %}\ud83d"
 
 
 def test_hostile_text_is_shown_and_never_obeyed(tmp_path: Path, build_group: Callable[..., Group]) -> None:
     run_dir = tmp_path / "<em>run & co"
     run_dir.mkdir()
     with RunLog(run_dir, tensorboard=False, progress=False, console=Console(quiet=True)) as log:
-        log.log_metrics(
-            1, {"critic/score/mean": 0.5, "val-core/<u>$x$ \\bad{/acc/mean@1": 0.5, '"><script>': 1.0}
-        )
-        log.log_samples(
-            1, [build_group(0, [Verdict.CORRECT, Verdict.WRONG], text=HOSTILE)], lambda ids: HOSTILE
-        )
+        log.log_metrics(1, {"critic/score/mean": 0.5, "val-core/<u>$x$ \\bad{/acc/mean@1": 0.5, '"><script>': 1.0})
+        log.log_samples(1, [build_group(0, [Verdict.CORRECT, Verdict.WRONG], text=HOSTILE)], lambda ids: HOSTILE)
     (run_dir / "config.yaml").write_text("a: </pre><script>alert(3)</script>\n")
     plot_run(run_dir)
     text, parsed = page(run_dir)
@@ -180,9 +170,7 @@ def test_durations(seconds: float, text: str) -> None:
         ('{"step": 1, "a": "x"}\n', "line 1: 'a' is not a number"),
     ],
 )
-def test_a_folder_without_a_run_is_refused_and_left_alone(
-    tmp_path: Path, content: str | None, message: str
-) -> None:
+def test_a_folder_without_a_run_is_refused_and_left_alone(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
         (tmp_path / "metrics.jsonl").write_text(content)
     before = sorted(tmp_path.iterdir())

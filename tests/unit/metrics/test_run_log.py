@@ -36,15 +36,12 @@ def test_one_line_per_call_step_first_then_sorted_names(tmp_path: Path) -> None:
         log.log_metrics(1, {"b/x": 0.1, "a/y": np.float32(0.5), "c/z": np.int64(3)})
         log.log_metrics(1, {"val-core/s/acc/mean@1": 1 / 3})
     assert (tmp_path / "metrics.jsonl").read_text() == (
-        '{"step": 1, "a/y": 0.5, "b/x": 0.1, "c/z": 3}\n'
-        '{"step": 1, "val-core/s/acc/mean@1": 0.3333333333333333}\n'
+        '{"step": 1, "a/y": 0.5, "b/x": 0.1, "c/z": 3}\n{"step": 1, "val-core/s/acc/mean@1": 0.3333333333333333}\n'
     )
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), np.float32("-inf")])
-def test_a_value_that_is_not_finite_is_refused_by_name_and_nothing_is_written(
-    tmp_path: Path, value: float
-) -> None:
+def test_a_value_that_is_not_finite_is_refused_by_name_and_nothing_is_written(tmp_path: Path, value: float) -> None:
     with open_log(tmp_path) as log, pytest.raises(AssertionError, match="actor/pg_loss"):
         log.log_metrics(1, {"a": 1.0, "actor/pg_loss": value})
     assert not (tmp_path / "metrics.jsonl").exists()
@@ -98,9 +95,7 @@ def test_a_broken_line_is_named_and_the_file_stays(tmp_path: Path, line: str, me
     assert path.read_text() == '{"step": 1}\n' + line
 
 
-def test_a_sample_line_holds_the_whole_story(
-    tmp_path: Path, build_group: BuildGroup, decode_ids: Decode
-) -> None:
+def test_a_sample_line_holds_the_whole_story(tmp_path: Path, build_group: BuildGroup, decode_ids: Decode) -> None:
     with open_log(tmp_path) as log:
         log.log_samples(4, [build_group(11, [Verdict.CORRECT, Verdict.NO_ANSWER])], decode_ids)
     correct, unanswered = lines(tmp_path / "samples.jsonl")

@@ -38,9 +38,7 @@ def test_memory_figures_are_in_their_units() -> None:
 
 
 def test_summary_round_trip(tmp_path: Path) -> None:
-    path = write_summary(
-        tmp_path, accuracy_before=0.5, accuracy_after=None, steps=3, device="CPU", finished=True
-    )
+    path = write_summary(tmp_path, accuracy_before=0.5, accuracy_after=None, steps=3, device="CPU", finished=True)
     assert path == tmp_path / "summary.json"
     assert json.loads(path.read_text()) == {
         "accuracy_before": 0.5,

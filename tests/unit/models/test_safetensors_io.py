@@ -261,9 +261,7 @@ def test_index_and_shard_must_agree(tmp_path: Path) -> None:
     weights = some_weights()
     save_file(weights, tmp_path / "a.safetensors")
     write_index(tmp_path, {**dict.fromkeys(weights, "a.safetensors"), "lm_head.weight": "a.safetensors"})
-    with pytest.raises(
-        WeightsError, match=r"named by the index but not in the shard \(1\):\n.*lm_head.weight"
-    ):
+    with pytest.raises(WeightsError, match=r"named by the index but not in the shard \(1\):\n.*lm_head.weight"):
         read_safetensors(tmp_path)
     write_index(tmp_path, {"norm.weight": "a.safetensors"})
     with pytest.raises(WeightsError, match=r"not placed there by the index \(1\):\n.*embed.weight"):

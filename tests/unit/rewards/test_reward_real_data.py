@@ -43,9 +43,7 @@ def test_every_dapo_answer_is_readable() -> None:
 
 def confusion(name: str) -> Counter[tuple[bool, str]]:
     """(label of the source's grader, our verdict) -> rows."""
-    return Counter(
-        (row["correct"], GSM8K.score(row["response"], row["gold"]).verdict.value) for row in rows(name)
-    )
+    return Counter((row["correct"], GSM8K.score(row["response"], row["gold"]).verdict.value) for row in rows(name))
 
 
 def test_prose_answers_agree_with_their_published_labels() -> None:

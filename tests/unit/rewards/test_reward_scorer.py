@@ -125,9 +125,7 @@ def test_check_rows_names_the_row_of_an_unknown_source() -> None:
 
 def test_check_rows_lists_unreadable_answers_with_their_number() -> None:
     rows = [prompt(i, answer="72" if i < 3 else f"word {i}") for i in range(10)]
-    with pytest.raises(
-        DataError, match=r"7 gold answers in 10 rows .*row 3 \(gsm8k\): answer 'word 3'.*and 2 more"
-    ):
+    with pytest.raises(DataError, match=r"7 gold answers in 10 rows .*row 3 \(gsm8k\): answer 'word 3'.*and 2 more"):
         build_scorer(RewardSection()).check_rows(rows)
 
 

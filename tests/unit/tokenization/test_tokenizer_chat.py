@@ -40,9 +40,7 @@ def render(edit_config):
     ],
 )
 def test_malicious_templates_are_refused(render, template: str):
-    with pytest.raises(
-        TokenizerError, match=r"tokenizer_config.json: chat_template: the chat template failed"
-    ):
+    with pytest.raises(TokenizerError, match=r"tokenizer_config.json: chat_template: the chat template failed"):
         render(template)
 
 
@@ -63,14 +61,8 @@ def test_failing_templates_name_the_file_and_the_roles(render, template: str, me
 
 
 def test_the_helpers_that_templates_rely_on(render):
-    assert (
-        render("{%- for m in messages %}\n    {%- if loop.first %}{{ m.role }}{% endif %}\n{% endfor %}")
-        == "user"
-    )
-    assert (
-        render("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = 7 %}{% endfor %}{{ ns.n }}")
-        == "7"
-    )
+    assert render("{%- for m in messages %}\n    {%- if loop.first %}{{ m.role }}{% endif %}\n{% endfor %}") == "user"
+    assert render("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = 7 %}{% endfor %}{{ ns.n }}") == "7"
     assert render("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "01"
     assert render("{{ {'a': '<é>'} | tojson }}") == '{"a": "<é>"}'
     assert render("{{ bos_token is defined }} {{ eos_token }} {{ tools is none }}") == "False <|im_end|> True"

@@ -94,7 +94,5 @@ def test_unknown_eos_token_names_the_key_and_the_nearest(small_folder: Path):
 
 
 def test_unknown_pad_token_lists_what_there_is(small_folder: Path):
-    with pytest.raises(
-        TokenizerError, match=r"tokenizer.pad_token: .*'zzz'; its special tokens are <\|endoftext\|>, "
-    ):
+    with pytest.raises(TokenizerError, match=r"tokenizer.pad_token: .*'zzz'; its special tokens are <\|endoftext\|>, "):
         load(small_folder, pad_token="zzz")

@@ -61,16 +61,12 @@ def test_ids_and_text_equal_transformers(qwen: Tokenizer, theirs):
         ids = qwen.encode(text)
         assert ids == theirs.encode(text, add_special_tokens=False), text
         assert qwen.decode(ids) == theirs.decode(ids), text
-        assert qwen.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True), (
-            text
-        )
+        assert qwen.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True), text
 
 
 @pytest.mark.parity
 def test_chat_rendering_equals_transformers(qwen: Tokenizer, theirs):
-    conversations = [
-        [{"role": "user", "content": text}] for text in (*HAND_PICKED, "a system prompt comes by itself")
-    ]
+    conversations = [[{"role": "user", "content": text}] for text in (*HAND_PICKED, "a system prompt comes by itself")]
     conversations += [
         [{"role": "system", "content": "简洁。"}, {"role": "user", "content": "2+2?"}],
         [

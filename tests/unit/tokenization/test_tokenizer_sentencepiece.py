@@ -93,9 +93,7 @@ def test_added_tokens_of_the_configuration(folder: Path, tokenizer: Tokenizer):
 def test_an_id_that_contradicts_the_model_is_refused(folder: Path):
     table = {"5": {"content": "<|im_end|>", "special": True}}
     (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": table}))
-    with pytest.raises(
-        TokenizerError, match=r"gives '<\|im_end\|>' the id 5, but tokenizer.model gives that id to"
-    ):
+    with pytest.raises(TokenizerError, match=r"gives '<\|im_end\|>' the id 5, but tokenizer.model gives that id to"):
         load_tokenizer(TokenizerSection(path=folder, eos_tokens=("</s>",), pad_token="<unk>"))
 
 
