@@ -58,9 +58,6 @@ def _sampling_notes(config: ExperimentConfig) -> Iterator[str]:
 def _unread_notes(config: ExperimentConfig) -> Iterator[str]:
     if config.trainer.max_steps is not None and config.trainer.epochs != 1:
         yield f"trainer.epochs: {config.trainer.epochs} is not read, because trainer.max_steps is set"
-    warmup = config.warmup
-    if warmup is not None and warmup.check is not None and warmup.stop_at_accuracy is None:
-        yield "warmup.check: not read, because warmup.stop_at_accuracy is not set"
 
 
 def _same_rows_notes(config: ExperimentConfig) -> Iterator[str]:
