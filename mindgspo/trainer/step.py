@@ -9,22 +9,21 @@ What enters: the parts of the experiment and the number of the step. What leaves
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from mindgspo.algorithms import group_advantages, learning_rate
+from mindgspo.algorithms import learning_rate
 from mindgspo.algorithms.update import UpdateResult
 from mindgspo.data.rows import lay_out, training_samples
-from mindgspo.errors import TrainingError
 from mindgspo.metrics import group_metrics
-from mindgspo.rollout.protocol import Rollout, SamplingSettings
+from mindgspo.rollout.protocol import SamplingSettings
 from mindgspo.rollout.random import Purpose, RandomStream
 from mindgspo.trainer.failures import saved_on_failure
-from mindgspo.trainer.judge import score_responses
+from mindgspo.trainer.judge import judge
 from mindgspo.trainer.parts import TrainingParts
+from mindgspo.trainer.self_checks import check_first_ratio, refuse_unjudged
 from mindgspo.trainer.step_metrics import (
     account,
     mismatch_metrics,
@@ -32,7 +31,7 @@ from mindgspo.trainer.step_metrics import (
     rollout_metrics,
     update_metrics,
 )
-from mindgspo.types import Batch, Group, Prompt, StepResult
+from mindgspo.types import Batch, Group, StepResult
 
 
 def run_step(parts: TrainingParts, step: int) -> StepResult:
@@ -79,32 +78,6 @@ def sampling_settings(parts: TrainingParts, step: int) -> SamplingSettings:
         max_new_tokens=rollout.max_new_tokens,
         stream=RandomStream(seed=parts.config.seed, purpose=Purpose.TRAINING, step=step),
     )
-
-
-def judge(parts: TrainingParts, prompts: Sequence[Prompt], rollout: Rollout) -> tuple[Group, ...]:
-    """Score every response by its text up to the EOS, and turn each group's scores into advantages."""
-    scores = score_responses(parts.scorer, parts.tokenizer, prompts, rollout.responses)
-    section = parts.config.algorithm.advantage
-    return tuple(
-        Group(
-            prompt=prompt,
-            responses=siblings,
-            scores=judged,
-            advantages=group_advantages([score.value for score in judged], section),
-        )
-        for prompt, siblings, judged in zip(prompts, rollout.responses, scores, strict=True)
-    )
-
-
-def refuse_unjudged(groups: Sequence[Group], step: int) -> None:
-    """Raises TrainingError if not one response has a reward: there is nothing to train on."""
-    verdicts = Counter(score.verdict.value for group in groups for score in group.scores if score.value is None)
-    if verdicts.total() == sum(len(group.scores) for group in groups):
-        counted = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
-        raise TrainingError(
-            f"step {step}: none of the {verdicts.total()} responses has a reward ({counted}), so nothing can be "
-            "trained; the first error of a reward function is logged above with its traceback"
-        )
 
 
 def mini_batches_of(parts: TrainingParts, groups: Sequence[Group]) -> list[list[Batch]]:
@@ -158,15 +131,3 @@ def step_learning_rate(parts: TrainingParts, update_index: int) -> float:
     """Learning rate of the update number `update_index` (from 0) of the run."""
     total = parts.total_steps * parts.updates_per_rollout
     return learning_rate(update_index, total, parts.config.optimizer)
-
-
-def check_first_ratio(parts: TrainingParts, result: UpdateResult, step: int) -> None:
-    """Before the first update after a rollout old and new policy are one: every importance ratio must be 1."""
-    error, limit = result.metrics["ratio_error_max"], parts.config.trainer.max_ratio_error
-    if not np.isfinite(error) or error > limit:
-        raise TrainingError(
-            f"step {step}: the importance ratio on the first mini-batch is off 1 by {error:.3g}, allowed is "
-            f"trainer.max_ratio_error = {limit:g}. The old log-probs were not made by the weights that are trained: "
-            f"look at temperature (rollout.temperature = {parts.config.rollout.temperature:g}), padding, positions "
-            "and weight versions; in bfloat16 set trainer.max_ratio_error to about 2e-3"
-        )
