@@ -1,7 +1,7 @@
 """Door of the configuration room: YAML in, one frozen `ExperimentConfig` out. Imports neither MindSpore nor
 numpy."""
 
-from mindgspo.config.load import config_mapping, dump_config, load_config, resolve
+from mindgspo.config.load import config_mapping, dump_config, load_config, resolve, with_clip_range
 from mindgspo.config.notes import notes
 from mindgspo.config.plan import ParallelPlan, check_plan
 from mindgspo.config.schema import (
@@ -48,4 +48,5 @@ __all__ = [
     "notes",
     "planned_steps",
     "resolve",
+    "with_clip_range",
 ]

@@ -22,7 +22,7 @@ from mindgspo.config.yaml_dialect import write_document
 from mindgspo.errors import ConfigError
 
 # GSPO: arXiv 2507.18071, section 5.1, which also gives the range of its GRPO baseline.
-_CLIP_RANGES = {"gspo": (3e-4, 4e-4), "grpo": (0.2, 0.27)}
+CLIP_RANGES = {"gspo": (3e-4, 4e-4), "grpo": (0.2, 0.27)}
 
 
 def load_config(path: str | PathLike[str], overrides: Iterable[str] = (), check_files: bool = True) -> ExperimentConfig:
@@ -43,7 +43,7 @@ def load_config(path: str | PathLike[str], overrides: Iterable[str] = (), check_
 def resolve(config: ExperimentConfig) -> ExperimentConfig:
     """The config with its derived defaults filled in: run_dir and the clip range of the chosen algorithm."""
     run_dir = config.run_dir if config.run_dir is not None else Path("runs") / config.experiment
-    algorithm = _with_clip_range(config.algorithm)
+    algorithm = with_clip_range(config.algorithm)
     return config.model_copy(update={"run_dir": run_dir, "algorithm": algorithm})
 
 
@@ -58,8 +58,9 @@ def dump_config(config: ExperimentConfig) -> str:
     return write_document(config_mapping(config))
 
 
-def _with_clip_range(algorithm: AlgorithmSection) -> AlgorithmSection:
-    low, high = _CLIP_RANGES[algorithm.name]
+def with_clip_range(algorithm: AlgorithmSection) -> AlgorithmSection:
+    """The section with a clip bound that is None filled in: the value of the algorithm's paper."""
+    low, high = CLIP_RANGES[algorithm.name]
     filled = {
         "clip_low": low if algorithm.clip_low is None else algorithm.clip_low,
         "clip_high": high if algorithm.clip_high is None else algorithm.clip_high,

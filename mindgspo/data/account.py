@@ -46,15 +46,7 @@ class RowAccount:
                 continue
             if rendered.is_truncated:
                 self._truncated[self._facts.truncation] += 1
-            prompt = Prompt(
-                index=self._rows_out,
-                ids=rendered.ids,
-                text=rendered.text,
-                answer=row.answer,
-                data_source=row.data_source,
-                solution=row.solution,
-                extra_info=row.extra_info,
-            )
+            prompt = rendered.as_prompt(self._rows_out, row)
             _check_size(prompt, row.where)
             self._count(rendered.ids.size)
             yield prompt

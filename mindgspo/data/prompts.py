@@ -14,7 +14,7 @@ from mindgspo.data.dataset_info import PromptFacts
 from mindgspo.data.source_row import SourceRow
 from mindgspo.errors import DataError
 from mindgspo.tokenization import ChatMessage, Tokenizer
-from mindgspo.types import Int32Array
+from mindgspo.types import Int32Array, Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,18 @@ class RenderedPrompt:
     @property
     def is_truncated(self) -> bool:
         return self.ids.size < self.full_length
+
+    def as_prompt(self, index: int, row: SourceRow) -> Prompt:
+        """The prompt that row number `index` of a data set becomes."""
+        return Prompt(
+            index=index,
+            ids=self.ids,
+            text=self.text,
+            answer=row.answer,
+            data_source=row.data_source,
+            solution=row.solution,
+            extra_info=row.extra_info,
+        )
 
 
 def _middle(ids: list[int], limit: int) -> list[int]:

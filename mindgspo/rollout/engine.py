@@ -44,8 +44,7 @@ class NativeEngine:
         self._eos_ids = tuple(eos_ids)
         self._num_slots, self._prefill_width = num_slots, prefill_width
         self._max_new_tokens, self._length_multiple = max_new_tokens, length_multiple
-        self._max_prompt_columns = round_up(max_prompt_length, length_multiple)
-        num_columns = self._max_prompt_columns + max_new_tokens
+        num_columns = round_up(max_prompt_length, length_multiple) + max_new_tokens
         self._cache = SlotCache(model, num_slots=num_slots, num_columns=num_columns)
         self._first_rows_SB = self._cache.first_rows()
         self._prefill = Prefill(model)

@@ -91,15 +91,7 @@ def _prompt(index: int, row: SourceRow, facts: PromptFacts, tokenizer: Tokenizer
             f"{row.where}: the prompt has {rendered.full_length} tokens, data.max_prompt_length is "
             f"{facts.max_prompt_length}; raise it, or set data.truncation to left, right, middle or drop"
         )
-    return Prompt(
-        index=index,
-        ids=rendered.ids,
-        text=rendered.text,
-        answer=row.answer,
-        data_source=row.data_source,
-        solution=row.solution,
-        extra_info=row.extra_info,
-    )
+    return rendered.as_prompt(index, row)
 
 
 def _judged(scorer: Scorer, prompt: Prompt, *, may_be_wrong: bool) -> str:

@@ -68,14 +68,14 @@ def run(cpu_runtime):
     """run(name, inputs, clip=None, num_sequences=None, num_tokens=None) -> Outcome of the compiled cell."""
     from mindspore import Tensor, ops
 
-    from mindgspo.algorithms.registry import RECIPES
+    from mindgspo.algorithms.registry import POLICY_LOSSES
 
     graphs = {}
 
     def run_cell(name, inputs, clip=None, num_sequences=None, num_tokens=None) -> Outcome:
         clip = clip or CLIP[name]
         if (name, clip) not in graphs:
-            cell = RECIPES[name].cell(clip_low=clip.low, clip_high=clip.high, log_ratio_max=clip.log_ratio_max)
+            cell = POLICY_LOSSES[name](clip_low=clip.low, clip_high=clip.high, log_ratio_max=clip.log_ratio_max)
             graphs[name, clip] = ops.value_and_grad(cell, 0, None, has_aux=True)
         (loss, metrics), gradient = graphs[name, clip](
             Tensor(inputs.logp),
@@ -270,6 +270,6 @@ def test_registry_builds_by_name_with_the_papers_clip_ranges():
 
 
 def test_every_algorithm_of_the_schema_is_registered():
-    from mindgspo.algorithms.registry import RECIPES
+    from mindgspo.algorithms.registry import POLICY_LOSSES
 
-    assert set(AlgorithmSection.model_fields["name"].annotation.__args__) == set(RECIPES)
+    assert set(AlgorithmSection.model_fields["name"].annotation.__args__) == set(POLICY_LOSSES)
