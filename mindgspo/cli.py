@@ -31,6 +31,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Prepare and look at data sets.")
 app.add_typer(data_app, name="data")
+reward_app = typer.Typer(no_args_is_help=True, help="Try reward functions on files.")
+app.add_typer(reward_app, name="reward")
 
 ConfigArgument = Annotated[Path, typer.Argument(help="Experiment YAML, e.g. examples/arithmetic/gspo.yaml")]
 SetOption = Annotated[
@@ -185,14 +187,69 @@ def conformance(
         raise typer.Exit(1)
 
 
+@reward_app.command("score")
+def reward_score(
+    function: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME_OR_FILE",
+            help="gsm8k, math_dapo, math, multiple_choice, format, repetition, verl_strict, verl_flexible, auto, or "
+            "path/to/file.py:compute_score.",
+        ),
+    ],
+    input: Annotated[Path, typer.Option(help="*.jsonl or *.parquet file, one response per row.")],
+    output: Annotated[Path, typer.Option(help="JSON Lines file to write; an existing one is replaced.")],
+    response_key: Annotated[str, typer.Option(help="Key of the response.")] = "response",
+    gold_key: Annotated[str, typer.Option(help="Key of the gold answer.")] = "gold",
+    label_key: Annotated[str, typer.Option(help="Key of the label, true or false; rows may lack it.")] = "correct",
+    answer: Annotated[
+        Literal["strict", "flexible", "first", "last"], typer.Option(help="Where the answer is looked for.")
+    ] = "flexible",
+    workers: Annotated[int, typer.Option(help="Worker processes for slow functions.", min=1)] = 2,
+    timeout: Annotated[float, typer.Option(help="Seconds one response may take in a worker.", min=0.1)] = 10.0,
+    examples: Annotated[int, typer.Option(help="Examples to show of each kind of error.", min=0)] = 5,
+) -> None:
+    """Score a file of responses with one reward function; each row is written with its score and verdict.
+
+    Where rows have labels, the confusion table follows, with examples of false positives and false negatives.
+    """
+    from mindgspo.grading import RowKeys
+    from mindgspo.grading.command import grade
+
+    keys = RowKeys(response=response_key, gold=gold_key, label=label_key)
+    confusion = grade(
+        function=function,
+        input=input,
+        output=output,
+        keys=keys,
+        answer=answer,
+        workers=workers,
+        timeout_s=timeout,
+        examples=examples,
+    )
+    for line in confusion.lines():
+        print(line)
+    print(f"scored     {output}")
+
+
 @data_app.command("prepare")
 def data_prepare(
-    format: Annotated[Literal["gsm8k", "verl", "arithmetic"], typer.Option(help="What the rows look like.")],
+    format: Annotated[
+        Literal["gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns", "arithmetic"],
+        typer.Option(help="What the rows look like."),
+    ],
     output: Annotated[Path, typer.Option(help="Folder to make; never overwritten.")],
     input: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="*.jsonl or *.parquet file; none for arithmetic."),
     ] = None,
+    columns: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="YAML file that says which columns hold what, for the format columns."),
+    ] = None,
+    dedup: Annotated[
+        bool, typer.Option("--dedup", help="Keep the first of equal prompts, none of those whose answers differ.")
+    ] = False,
     tokenizer: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="Folder of the tokenizer; none: the built-in one of the arithmetic task."),
@@ -219,19 +276,32 @@ def data_prepare(
         Optional[str],  # noqa: UP045
         typer.Option(help="System message put before the question."),
     ] = None,
+    instruction_prefix: Annotated[
+        str, typer.Option(help="Text put before the question; verl and dapo rows bring their own.")
+    ] = "",
     instruction_suffix: Annotated[
-        str, typer.Option(help="Text appended to the question of gsm8k and arithmetic rows.")
+        str, typer.Option(help="Text appended to the question; verl and dapo rows bring their own.")
     ] = "",
     seed: Annotated[int, typer.Option(help="Draws the rows of the arithmetic task.")] = 1,
+    workers: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(help="Processes that tokenize; none: one per processor."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Move an existing output folder aside.")] = False,
 ) -> None:
-    """Turn GSM8K files, files in verl's schema, or the generated arithmetic task into a prepared data set."""
+    """Turn a file of questions and answers, or the generated arithmetic task, into a prepared data set.
+
+    Rows whose gold answer cannot be read are dropped and listed in dropped.jsonl; equal prompts are counted. After an
+    interruption, even by kill -9, the same command goes on where it was.
+    """
     from mindgspo.data.command import prepare_from_options
 
     info = prepare_from_options(
         format=format,
         output=output,
         input=input,
+        columns=columns,
+        dedup=dedup,
         tokenizer=tokenizer,
         eos_tokens=tuple(eos_token) if eos_token else None,
         pad_token=pad_token,
@@ -240,8 +310,10 @@ def data_prepare(
         max_prompt_length=max_prompt_length,
         truncation=truncation,
         system_prompt=system_prompt,
+        instruction_prefix=instruction_prefix,
         instruction_suffix=instruction_suffix,
         seed=seed,
+        workers=workers,
         force=force,
     )
     print(f"{info.account()}\nready      {output}")

@@ -20,6 +20,10 @@ class DataError(MindGSPOError, ValueError):
     """A data file or a row of it cannot be used: missing, empty, without an answer, overlong, other tokenizer."""
 
 
+class RewardError(MindGSPOError, RuntimeError):
+    """A user's reward function cannot be loaded, has another signature, or returns something that is no reward."""
+
+
 class TokenizerError(MindGSPOError, ValueError):
     """A tokenizer's files are missing or contradict the configuration."""
 

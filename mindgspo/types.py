@@ -108,13 +108,16 @@ class Score:
 
     value: the total reward; None abstains (the sample is invalid: left out of the group's statistics, counted).
     verdict: see Verdict. extracted: the answer that was found in the response, None if none was.
-    parts: value of every reward function before weighting, by name.
+    parts: value of every reward function before weighting, by name. extras: further numbers that a user's function
+    reported, by "function/key"; they are logged only. message: why a function failed, "" where none did.
     """
 
     value: float | None
     verdict: Verdict
     extracted: str | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
+    extras: Mapping[str, float] = field(default_factory=dict)
+    message: str = ""
 
     def __post_init__(self) -> None:
         assert self.value is None or np.isfinite(self.value), f"reward must be finite or None, got {self.value}"

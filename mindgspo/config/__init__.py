@@ -5,7 +5,9 @@ from mindgspo.config.algorithm_section import AdvantageSection, AlgorithmSection
 from mindgspo.config.load import config_mapping, dump_config, load_config, resolve, with_recipe
 from mindgspo.config.notes import notes
 from mindgspo.config.plan import ParallelPlan, check_plan
+from mindgspo.config.reward_section import RewardSection
 from mindgspo.config.schema import (
+    ColumnsSection,
     DataSection,
     DataSourceSection,
     EvalSection,
@@ -14,7 +16,6 @@ from mindgspo.config.schema import (
     ModelSection,
     OptimizerSection,
     PlansSection,
-    RewardSection,
     RolloutSection,
     TokenizerSection,
     TrainerSection,
@@ -25,6 +26,7 @@ from mindgspo.config.summary import batch_table, planned_steps
 __all__ = [
     "AdvantageSection",
     "AlgorithmSection",
+    "ColumnsSection",
     "DataSection",
     "DataSourceSection",
     "EvalSection",

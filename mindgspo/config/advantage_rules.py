@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from mindgspo.config.algorithm_rules import is_changed
 from mindgspo.config.schema import ExperimentConfig
+from mindgspo.config.section import is_changed
 
 # Which estimators read a key. The others would leave it without effect.
 READERS: Mapping[str, tuple[str, ...]] = {

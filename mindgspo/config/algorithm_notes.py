@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mindgspo.config.advantage_rules import is_per_token, unread_keys
-from mindgspo.config.algorithm_rules import WIDEST_GSPO_CLIP, has_sequence_ratio, is_changed, recipe_of
+from mindgspo.config.algorithm_rules import WIDEST_GSPO_CLIP, has_sequence_ratio, recipe_of
 from mindgspo.config.schema import ExperimentConfig
+from mindgspo.config.section import is_changed
 
 # With these a group of equal rewards has advantages other than 0.
 _SIGNAL_WITHOUT_DIFFERENCES = ("remax", "reinforce_plus_plus", "reinforce_plus_plus_baseline")

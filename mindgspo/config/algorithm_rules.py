@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from mindgspo.config.algorithm_section import AlgorithmSection
 from mindgspo.config.policy_losses import POLICY_LOSSES, LossRecipe
 from mindgspo.config.schema import ExperimentConfig
-from mindgspo.config.section import Section
+from mindgspo.config.section import is_changed
 
 # A sequence ratio is a geometric mean over a whole response: beyond this a range practically never clips it.
 WIDEST_GSPO_CLIP = 0.01
@@ -38,12 +38,6 @@ def recipe_of(algorithm: AlgorithmSection) -> LossRecipe:
 def has_sequence_ratio(algorithm: AlgorithmSection) -> bool:
     """Whether there is one ratio per response: gspo and gspo_token."""
     return recipe_of(algorithm).ratio_level in ("sequence", "sequence_token")
-
-
-def is_changed(section: Section, key: str) -> bool:
-    """Whether a key holds something else than its default. A resolved config was set in full, so that asking
-    pydantic what the user has set would not do."""
-    return getattr(section, key) != type(section).model_fields[key].default
 
 
 def names_with(surrogate: str) -> str:

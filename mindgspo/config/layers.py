@@ -1,7 +1,8 @@
 """From files and overrides to one plain mapping: included files < the file itself < `--set`, the later wins.
 
 What enters: a YAML path and texts such as "trainer.max_steps=20". What leaves: one mapping of plain values in
-which every relative `path` has become absolute. Called by `config.load`; nothing here knows the schema.
+which every relative `path` has become absolute, and so has the file of a function. Called by `config.load`; nothing
+here knows the schema.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from mindgspo.config.reward_section import file_function
 from mindgspo.config.yaml_dialect import explain, parse_document, parse_value
 from mindgspo.errors import ConfigError
 
@@ -98,16 +100,24 @@ def _read_override(override: str) -> dict[str, Any]:
 
 
 def _with_absolute_paths(mapping: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Every key named `path`, at any depth, made absolute."""
+    """Every key named `path`, at any depth, made absolute; so are the files of `functions`."""
 
     def absolute(key: str, value: Any) -> Any:
         if isinstance(value, Mapping):
             return {name: absolute(name, below) for name, below in value.items()}
         if key == "path" and isinstance(value, str):
             return str(_absolute_path(value, folder))
+        if key == "functions" and isinstance(value, list):
+            return [_absolute_function(text, folder) for text in value]
         return value
 
     return {key: absolute(key, value) for key, value in mapping.items()}
+
+
+def _absolute_function(text: Any, folder: Path) -> Any:
+    """A user's "file.py:function" with the file made absolute; anything else as it is."""
+    file = file_function(text) if isinstance(text, str) else None
+    return text if file is None else f"{_absolute_path(str(file.path), folder)}:{file.name}"
 
 
 def _absolute_path(text: str, folder: Path) -> Path:

@@ -19,6 +19,7 @@ from mindgspo.config.layers import read_layers
 from mindgspo.config.messages import schema_problems
 from mindgspo.config.penalty_rules import default_kl_agg_mode
 from mindgspo.config.policy_losses import POLICY_LOSSES
+from mindgspo.config.reward_section import RewardSection
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.config.validate import file_problems, joined_problems
 from mindgspo.config.yaml_dialect import write_document
@@ -41,10 +42,13 @@ def load_config(path: str | PathLike[str], overrides: Iterable[str] = (), check_
 
 
 def resolve(config: ExperimentConfig) -> ExperimentConfig:
-    """The config with its derived defaults filled in: run_dir, and what the chosen algorithm's paper says."""
+    """The config with its derived defaults filled in: run_dir, what the chosen algorithm's paper says, and the reward's
+    weights and lengths."""
     run_dir = config.run_dir if config.run_dir is not None else Path("runs") / config.experiment
-    algorithm = with_recipe(config.algorithm, max_new_tokens=config.rollout.max_new_tokens)
-    return config.model_copy(update={"run_dir": run_dir, "algorithm": algorithm})
+    longest = config.rollout.max_new_tokens
+    algorithm = with_recipe(config.algorithm, max_new_tokens=longest)
+    reward = with_lengths(config.reward, max_new_tokens=longest)
+    return config.model_copy(update={"run_dir": run_dir, "algorithm": algorithm, "reward": reward})
 
 
 def config_mapping(config: ExperimentConfig) -> dict[str, Any]:
@@ -76,6 +80,16 @@ def with_recipe(algorithm: AlgorithmSection, *, max_new_tokens: int) -> Algorith
         mode = algorithm.loss_agg_mode or recipe.agg_mode
         filled["kl"] = algorithm.kl.model_copy(update={"agg_mode": default_kl_agg_mode(mode)})
     return algorithm.model_copy(update=filled)
+
+
+def with_lengths(reward: RewardSection, *, max_new_tokens: int) -> RewardSection:
+    """The section with a weight for every function, and max_len where it is None."""
+    filled: dict[str, object] = {"weights": reward.weights or (1.0,) * len(reward.functions)}
+    for key in ("overlong", "length"):
+        section = getattr(reward, key)
+        if section.max_len is None:
+            filled[key] = section.model_copy(update={"max_len": max_new_tokens})
+    return reward.model_copy(update=filled)
 
 
 def _parse(source: str, mapping: dict[str, Any]) -> ExperimentConfig:

@@ -135,7 +135,7 @@ def _paths_ending_in(leaf: str) -> list[str]:
 
 def _paths_known_as(key: str) -> list[str]:
     """The texts of the schema name other suites' words as `(verl: train_batch_size; TRL: ...)`."""
-    word = re.compile(rf"(?:verl|TRL): {re.escape(key)}\b")
+    word = re.compile(rf"(?:verl|TRL|MindRLHF): {re.escape(key)}\b")
     return [path for path, text in known_keys() if word.search(" ".join(text.split()))]
 
 

@@ -1,8 +1,8 @@
 """The experiment's configuration: one pydantic model per section, text under every field.
 
 What enters: plain values from `config.load`. What leaves: a frozen `ExperimentConfig`, which stops at
-`trainer/build.py`; a room takes its own section. `algorithm` has a file of its own, `algorithm_section`. Rules that
-need one field only stand in these two, rules that join fields in `config.validate`. Neither MindSpore nor numpy is
+`trainer/build.py`; a room takes its own section. `algorithm` and `reward` have files of their own. Rules that need
+one field only stand in these three, rules that join fields in `config.validate`. Neither MindSpore nor numpy is
 imported. A field exists only if code reads it.
 
 A key named `path` that is relative is resolved against the folder of the YAML file it stands in
@@ -19,6 +19,7 @@ from pydantic import Field
 
 from mindgspo.config.algorithm_section import AlgorithmSection
 from mindgspo.config.plan import ParallelPlan
+from mindgspo.config.reward_section import RewardSection
 from mindgspo.config.section import Section
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -73,21 +74,48 @@ class TokenizerSection(Section):
     path: Path | None = None
     """Folder with vocab.json + merges.txt, or tokenizer.json, or one sentencepiece *.model; with
     tokenizer_config.json for the chat template. None: the small byte-level BPE built for the arithmetic task
-    (refused for gsm8k and verl rows)."""
+    (refused for rows from files)."""
     eos_tokens: tuple[str, ...] = Field(default=("<|im_end|>", "<|endoftext|>"), min_length=1)
     """Tokens that end a response; the first one is appended to supervised answers."""
     pad_token: str = "<|endoftext|>"
     """Token written into padded slots. It is never trained on and never searched for."""
 
 
+class ColumnsSection(Section):
+    """Which columns of a file hold what, for the format `columns`. A dot reaches into nested columns:
+    reward_model.ground_truth."""
+
+    prompt: str
+    """Column of the question: text, or a list of {role, content} messages."""
+    answer: str
+    """Column of the gold answer: text or a number."""
+    solution: str | None = None
+    """Column of the worked solution, which the supervised warm-up learns from."""
+    data_source: str | None = None
+    """Column whose text names the data source of each row."""
+    data_source_name: str | None = None
+    """One name for all rows instead of a column; reward.functions=[auto] and metrics go by it."""
+    extra_info: tuple[str, ...] = ()
+    """Further columns, kept for your own reward function as extra_info."""
+
+
+DataFormat = Literal["gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns", "arithmetic", "prepared"]
+
+
 class DataSourceSection(Section):
     """One data set: raw rows that are prepared on first use, or a folder prepared before."""
 
-    format: Literal["gsm8k", "verl", "arithmetic", "prepared"]
-    """gsm8k: rows {question, answer with '#### n'}. verl: rows {data_source, prompt, ability, reward_model,
-    extra_info}. arithmetic: generated. prepared: a folder made by `mindgspo data prepare`."""
+    format: DataFormat
+    r"""gsm8k: rows {question, answer with '#### n'}. verl: rows {data_source, prompt, ability, reward_model,
+    extra_info}. dapo: the same, put into DAPO's prompt where it is bare. math: MATH, MATH-lighteval, MATH-500:
+    {problem, solution with \boxed{}, answer}. aime: {problem, answer}. dianjin: DianJin-R1-Data, {instruction, output}.
+    columns: any rows, see `columns`. arithmetic: generated. prepared: a folder made by `mindgspo data prepare`."""
     path: Path | None = None
-    """File (*.jsonl, *.parquet) of gsm8k or verl rows, or a prepared folder; not set for arithmetic."""
+    """File (*.jsonl, *.parquet), or a prepared folder; not set for arithmetic."""
+    columns: ColumnsSection | None = None
+    """Which columns hold what; for the format `columns` only."""
+    dedup: bool = False
+    """Keep only the first of equal prompts, and none of those whose gold answers differ. Counted either way."""
     split: Literal["train", "dev", "test"] = "train"
     """Arithmetic only: which split to generate. The splits are disjoint by construction."""
     max_rows: int | None = Field(default=None, ge=1)
@@ -106,9 +134,10 @@ class DataSection(Section):
     """Held-out problems for accuracy before, during and after."""
     system_prompt: str | None = None
     """System message put before the question. None: what the chat template does by itself."""
+    instruction_prefix: str = ""
+    """Text put before the question; as instruction_suffix."""
     instruction_suffix: str = ""
-    """Text appended to the question of gsm8k rows, e.g. how to write the final answer (verl rows bring
-    theirs)."""
+    """Text appended to the question, e.g. how to write the final answer (verl and dapo rows bring theirs)."""
     max_prompt_length: int = Field(ge=1)
     """Longest prompt in tokens, chat template included; with rollout.max_new_tokens it must fit
     model.max_position_embeddings."""
@@ -158,15 +187,6 @@ class RolloutSection(Section):
     slots: int = Field(default=64, ge=1)
     """Sequences decoded at the same time; a finished sequence's slot is refilled at once. Sets the size of
     the key/value cache, not the result."""
-
-
-class RewardSection(Section):
-    """Which reward functions judge a response."""
-
-    functions: tuple[str, ...] = Field(default=("auto",), min_length=1)
-    """Names: gsm8k, math_dapo, or auto (chosen by each row's data_source)."""
-    weights: tuple[float, ...] = Field(default=(1.0,), min_length=1)
-    """One weight per function, in the same order; the reward is the weighted sum."""
 
 
 class OptimizerSection(Section):

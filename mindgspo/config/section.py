@@ -23,3 +23,9 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         protected_namespaces=(),
     )
+
+
+def is_changed(section: Section, key: str) -> bool:
+    """Whether a key holds something else than its default. A resolved config was set in full, so that asking
+    pydantic what the user has set would not do."""
+    return getattr(section, key) != type(section).model_fields[key].default

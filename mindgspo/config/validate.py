@@ -2,7 +2,7 @@
 
 What enters: a resolved config. What leaves: lines "key: what is wrong, with numbers; what to write instead",
 all of them at once, empty when all is well. Called by `config.load`. The rules of `algorithm` fill files of their own:
-`algorithm_rules`, `penalty_rules`, `advantage_rules`.
+`algorithm_rules`, `penalty_rules`, `advantage_rules`; those of `reward` are in `reward_rules`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from mindgspo.config.algorithm_rules import loss_problems
 from mindgspo.config.legal import divisors, either, nearest
 from mindgspo.config.penalty_rules import correction_problems, kl_problems
 from mindgspo.config.plan import check_plan
+from mindgspo.config.reward_rules import reward_file_problems, reward_problems
 from mindgspo.config.schema import DataSourceSection, ExperimentConfig
 
-_FILE_FORMATS = ("gsm8k", "verl")
+_FILE_FORMATS = ("gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns")
 _SUFFIXES = (".jsonl", ".parquet")
 
 
@@ -34,7 +35,7 @@ def joined_problems(config: ExperimentConfig) -> list[str]:
         *kl_problems(config),
         *correction_problems(config),
         *advantage_problems(config),
-        *_reward_problems(config),
+        *reward_problems(config.reward),
         *_data_problems(config),
     ]
 
@@ -44,7 +45,7 @@ def file_problems(config: ExperimentConfig) -> list[str]:
     paths = [("model.path", config.model.path), ("tokenizer.path", config.tokenizer.path)]
     paths += [(f"{key}.path", source.path) for key, source in data_sources(config)]
     missing = [_missing(key, path) for key, path in paths if path is not None and not path.exists()]
-    return [*missing, *_wrong_kinds(config)]
+    return [*missing, *_wrong_kinds(config), *reward_file_problems(config.reward)]
 
 
 def data_sources(config: ExperimentConfig) -> list[tuple[str, DataSourceSection]]:
@@ -131,15 +132,6 @@ def _sampling_problems(config: ExperimentConfig) -> Iterator[str]:
         )
 
 
-def _reward_problems(config: ExperimentConfig) -> Iterator[str]:
-    reward = config.reward
-    if len(reward.weights) != len(reward.functions):
-        yield (
-            f"reward.weights: {len(reward.weights)} weights for {len(reward.functions)} reward.functions; "
-            f"give one weight per function"
-        )
-
-
 def _data_problems(config: ExperimentConfig) -> Iterator[str]:
     sources = data_sources(config)
     for key, source in sources:
@@ -152,6 +144,9 @@ def _data_problems(config: ExperimentConfig) -> Iterator[str]:
                 f"{key}.path: {source.format} rows are read from a {' or '.join(_SUFFIXES)} file, got "
                 f"{source.path.name} (a folder made by `mindgspo data prepare` needs {key}.format=prepared)"
             )
+        yield from columns_problems(key, source)
+        if source.dedup and source.format == "prepared":
+            yield f"{key}.dedup: a prepared folder is used as it is; prepare it with --dedup, or name the raw file"
     raw = [f"{key} is {source.format}" for key, source in sources if source.format in _FILE_FORMATS]
     if raw and config.tokenizer.path is None:
         yield (
@@ -164,6 +159,30 @@ def _data_problems(config: ExperimentConfig) -> Iterator[str]:
         yield (
             "warmup.check: missing; stop_at_accuracy is measured on its rows, e.g. "
             "{format: arithmetic, split: dev, max_rows: 256}"
+        )
+
+
+def columns_problems(key: str, source: DataSourceSection) -> Iterator[str]:
+    """Rules of a source's `columns`: there if, and only if, the format reads them; one name of the data source."""
+    columns = source.columns
+    if columns is None:
+        if source.format == "columns":
+            yield (
+                f"{key}.columns: missing; format columns needs to know which columns hold what, e.g. "
+                "{prompt: question, answer: final_answer, data_source_name: math}"
+            )
+        return
+    if source.format != "columns":
+        yield (
+            f"{key}.columns: read with format columns only, but the format is {source.format}; remove it or set "
+            "format=columns"
+        )
+    if columns.data_source is not None and columns.data_source_name is not None:
+        yield f"{key}.columns.data_source_name: data_source names a column with it already; remove one of the two"
+    if columns.data_source is None and columns.data_source_name is None:
+        yield (
+            f"{key}.columns.data_source_name: missing; give one name for all rows (math, gsm8k, ...: "
+            "reward.functions=[auto] goes by it), or data_source, the column that holds it"
         )
 
 

@@ -1,95 +1,121 @@
-"""What becomes of every row while the prompts stream by: kept, truncated, or dropped for a reason.
+"""What becomes of every row: kept, truncated, or dropped for a reason.
 
-What enters: an open source. What leaves: prompts, then counts and lengths for dataset.json.
+What enters: the rendered rows of a source, in order. What leaves: `Account`, by which prepare writes the data set.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
-from mindgspo.data.dataset_info import LengthFacts, PromptFacts, RowCounts
+from mindgspo.data.chunks import RenderedRow
+from mindgspo.data.dataset_info import DuplicateFacts, LengthFacts, PromptFacts, RowCounts
+from mindgspo.data.duplicates import PromptIndex
 from mindgspo.data.mindrecord import PAGE_SIZE
-from mindgspo.data.prompts import render_prompt
-from mindgspo.data.sources import Source
+from mindgspo.data.source_row import DroppedRow
 from mindgspo.errors import DataError
-from mindgspo.tokenization import Tokenizer
 from mindgspo.types import Prompt
 
 OVERLONG = "longer than max_prompt_length"
+UNREADABLE = "gold answer cannot be read"
+
+GoldCheck = Callable[[str, str], "bool | None"]
+"""(data_source, gold answer) -> whether its reward function can read it; None: no function is known for the source."""
 
 
-class RowAccount:
-    """Counts what becomes of every row while the prompts stream through."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """reasons: row number in the source -> why it is dropped. counts, duplicates, lengths: as in dataset.json."""
 
-    def __init__(self, facts: PromptFacts) -> None:
-        self._facts = facts
-        self._rows_in = 0
-        self._rows_out = 0
-        self._truncated: Counter[str] = Counter()
-        self._dropped: Counter[str] = Counter()
-        self._tokens = 0
-        self._shortest = 0
-        self._longest = 0
-        self._longest_before = 0
-        self._overlong: list[str] = []
+    reasons: dict[int, str]
+    counts: RowCounts
+    duplicates: DuplicateFacts
+    lengths: LengthFacts
 
-    def prompts(self, opened: Source, tokenizer: Tokenizer) -> Iterator[Prompt]:
-        """The prompts that are kept, numbered from 0 on."""
-        for row in opened.rows():
-            rendered = render_prompt(row, self._facts, tokenizer)
-            self._rows_in += 1
-            self._longest_before = max(self._longest_before, rendered.full_length)
-            if rendered.ids.size > self._facts.max_prompt_length:
-                self._overlong.append(f"{row.where} with {rendered.full_length} tokens")
-                self._dropped[OVERLONG] += 1
-                continue
-            if rendered.is_truncated:
-                self._truncated[self._facts.truncation] += 1
-            prompt = rendered.as_prompt(self._rows_out, row)
-            _check_size(prompt, row.where)
-            self._count(rendered.ids.size)
-            yield prompt
+    def prompts(self, rows: Iterable[RenderedRow | DroppedRow]) -> Iterator[Prompt]:
+        """The prompts that are kept, numbered from 0 on. Raises DataError for a row too big for the file."""
+        index = 0
+        for number, row in enumerate(rows):
+            if number not in self.reasons:
+                assert isinstance(row, RenderedRow), "a row without an answer has a reason"
+                prompt = row.as_prompt(index)
+                _check_size(prompt, row.where)
+                yield prompt
+                index += 1
 
-    def _count(self, length: int) -> None:
-        self._rows_out += 1
-        self._tokens += length
-        self._shortest = min(self._shortest or length, length)
-        self._longest = max(self._longest, length)
+    def dropped(self, rows: Iterable[RenderedRow | DroppedRow]) -> Iterator[DroppedRow]:
+        """The others."""
+        for number, row in enumerate(rows):
+            if number in self.reasons:
+                yield DroppedRow(where=row.where, reason=self.reasons[number], answer=row.answer)
 
-    def check(self, opened: Source) -> None:
-        """Raise DataError for overlong prompts under "error", and for a data set without rows."""
-        limit = self._facts.max_prompt_length
-        if self._overlong and self._facts.truncation == "error":
-            raise DataError(
-                f"{opened.label}: {len(self._overlong)} of {self._rows_in} prompts are longer than "
-                f"data.max_prompt_length = {limit}, the first one {self._overlong[0]}. Raise the limit to "
-                f"{self._longest_before}, or set data.truncation to left, right, middle or drop"
-            )
-        if not self._rows_in:
-            raise DataError(f"{opened.label}: no rows, so the data set would be empty")
-        if not self._rows_out:
-            raise DataError(
-                f"{opened.label}: all {self._rows_in} prompts are longer than data.max_prompt_length = "
-                f"{limit} (the longest has {self._longest_before} tokens), so the data set would be empty"
-            )
 
-    def counts(self) -> RowCounts:
-        assert self._rows_in == self._rows_out + self._dropped.total(), "a row is unaccounted for"
-        return RowCounts(
-            rows_in=self._rows_in,
-            rows_out=self._rows_out,
-            truncated=dict(self._truncated),
-            dropped=dict(self._dropped),
+def take_account(
+    rows: Iterable[RenderedRow | DroppedRow], facts: PromptFacts, *, label: str, dedup: bool, is_readable: GoldCheck
+) -> Account:
+    """Judge every row. The first reason that applies counts: no answer, an unreadable one, length, dedup.
+
+    Raises DataError for overlong prompts under truncation "error", and where no row is left. label: the source's name.
+    """
+    reasons: dict[int, str] = {}
+    index = PromptIndex()
+    overlong: list[str] = []
+    lengths, full_lengths = array("l"), array("l")
+    for number, row in enumerate(rows):
+        lengths.append(0 if isinstance(row, DroppedRow) else row.ids.size)
+        full_lengths.append(0 if isinstance(row, DroppedRow) else row.full_length)
+        if isinstance(row, DroppedRow):
+            reasons[number] = row.reason
+        elif is_readable(row.data_source, row.answer) is False:
+            reasons[number] = UNREADABLE
+        elif row.ids.size > facts.max_prompt_length:
+            reasons[number] = OVERLONG
+            overlong.append(f"{row.where} with {row.full_length} tokens")
+        else:
+            index.add(row.prompt_key, number=number, where=row.where, answer=row.answer, text=row.text)
+    longest = max(full_lengths, default=0)
+    if overlong and facts.truncation == "error":
+        raise DataError(
+            f"{label}: {len(overlong)} of {len(lengths)} prompts are longer than data.max_prompt_length = "
+            f"{facts.max_prompt_length}, the first one {overlong[0]}. Raise the limit to {longest}, or set "
+            "data.truncation to left, right, middle or drop"
         )
+    if dedup:
+        reasons |= index.superfluous()
+    if len(reasons) == len(lengths):
+        raise DataError(f"{label}: {_why_empty(reasons, facts, longest)}, so the data set would be empty")
+    kept = [number for number in range(len(lengths)) if number not in reasons]
+    cut = sum(lengths[number] < full_lengths[number] for number in kept)
+    return Account(
+        reasons=reasons,
+        counts=RowCounts(
+            rows_in=len(lengths),
+            rows_out=len(kept),
+            truncated={facts.truncation: cut} if cut else {},
+            dropped=dict(Counter(reasons[number] for number in sorted(reasons))),
+        ),
+        duplicates=index.facts(),
+        lengths=LengthFacts(
+            min=min(lengths[number] for number in kept),
+            mean=sum(lengths[number] for number in kept) / len(kept),
+            max=max(lengths[number] for number in kept),
+            max_before_truncation=longest,
+        ),
+    )
 
-    def length_facts(self) -> LengthFacts:
-        return LengthFacts(
-            min=self._shortest,
-            mean=self._tokens / self._rows_out,
-            max=self._longest,
-            max_before_truncation=self._longest_before,
+
+def _why_empty(reasons: dict[int, str], facts: PromptFacts, longest: int) -> str:
+    if not reasons:
+        return "no rows"
+    counts = Counter(reasons.values())
+    if set(counts) == {OVERLONG}:
+        return (
+            f"all {len(reasons)} prompts are longer than data.max_prompt_length = {facts.max_prompt_length} (the "
+            f"longest has {longest} tokens)"
         )
+    return f"all {len(reasons)} rows are dropped ({', '.join(f'{n} {reason}' for reason, n in counts.items())})"
 
 
 def _check_size(prompt: Prompt, where: str) -> None:

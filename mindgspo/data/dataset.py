@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from mindgspo.data.dataset_info import DatasetInfo, read_info
 from mindgspo.data.mindrecord import read_records
+from mindgspo.data.prompts import FORMATS_WITH_INSTRUCTION
 from mindgspo.data.verify import verify_files
 from mindgspo.errors import DataError
 from mindgspo.tokenization import Tokenizer
@@ -42,17 +43,15 @@ def open_dataset(folder: Path, tokenizer: Tokenizer, data: DataSection | None = 
     """Load a prepared data set into memory.
 
     data: if given, its prompt settings are checked against those the folder was made with: prompts must fit
-    max_prompt_length, and a system prompt or suffix, where one is set, must be the folder's.
+    max_prompt_length, and a system prompt, prefix or suffix, where one is set, must be the folder's.
     Raises DataError: missing folder or file, another tokenizer, settings that contradict the folder.
     """
     info = read_info(folder)
     verify_files(folder, info)
     if info.tokenizer.fingerprint != tokenizer.fingerprint:
         raise DataError(
-            f"{folder}: was made with another tokenizer, {info.tokenizer.name} "
-            f"({info.tokenizer.fingerprint[:12]}), "
-            f"than this run's, {tokenizer.name} ({tokenizer.fingerprint[:12]}; files and EOS/pad choice "
-            "count). Use "
+            f"{folder}: was made with another tokenizer, {info.tokenizer.name} ({info.tokenizer.fingerprint[:12]}), "
+            f"than this run's, {tokenizer.name} ({tokenizer.fingerprint[:12]}; files and EOS/pad choice count). Use "
             "that tokenizer, or prepare the data again"
         )
     if data is not None:
@@ -71,12 +70,12 @@ def _check_settings(folder: Path, info: DatasetInfo, data: DataSection) -> None:
         )
     for key, wanted, made in (
         ("system_prompt", data.system_prompt, info.prompt.system_prompt),
+        ("instruction_prefix", data.instruction_prefix or None, info.prompt.instruction_prefix or None),
         ("instruction_suffix", data.instruction_suffix or None, info.prompt.instruction_suffix or None),
     ):
-        ignored = key == "instruction_suffix" and info.source.format == "verl"
+        ignored = key != "system_prompt" and info.source.format in FORMATS_WITH_INSTRUCTION
         if wanted is not None and wanted != made and not ignored:
             raise DataError(
                 f"{folder}: was made with data.{key} {made!r}, the configuration says {wanted!r}: remove the "
-                "setting, "
-                "or prepare the data again"
+                "setting, or prepare the data again"
             )

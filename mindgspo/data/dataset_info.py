@@ -6,6 +6,7 @@ its types checked. The columns of the MindRecord file are documented here, in `C
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ from mindgspo.errors import DataError
 
 FILE_NAME = "dataset.json"
 RECORD_NAME = "prompts.mindrecord"
-SCHEMA_VERSION = 1
+DROPPED_NAME = "dropped.jsonl"
+SCHEMA_VERSION = 2
 COLUMNS = {
     "index": "int64: row number in this data set, from 0 on",
     "prompt_ids": "int32 [L]: token ids of the chat-formatted prompt, after truncation",
@@ -30,13 +32,15 @@ COLUMNS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFacts:
-    """Where the rows came from. seed: only of generated rows."""
+    """Where the rows came from. columns: the mapping of the format `columns`. seed: only of generated rows."""
 
     format: str
     path: str | None
     sha256: str
     split: str | None
     max_rows: int | None
+    columns: Mapping[str, object] | None
+    dedup: bool
     seed: int | None
 
 
@@ -53,6 +57,7 @@ class PromptFacts:
     """How a row became a prompt; lengths in tokens."""
 
     system_prompt: str | None
+    instruction_prefix: str
     instruction_suffix: str
     max_prompt_length: int
     truncation: str
@@ -66,6 +71,39 @@ class RowCounts:
     rows_out: int
     truncated: Mapping[str, int]
     dropped: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatedPrompt:
+    """Places ("file:line") of a prompt and of a later row that asks the same."""
+
+    first: str
+    again: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConflictingPrompt:
+    """A prompt that occurs with different gold answers: place i says answer i."""
+
+    places: tuple[str, ...]
+    answers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DuplicateFacts:
+    """Equal prompts among the rows that are not dropped for another reason, whether dedup then dropped them or not.
+
+    repeated_rows: rows whose prompt occurred before. conflicting_prompts: prompts that occur with different answers,
+    their rows counted as repeated too. conflicting_letter_by_letter: those of them that disagree already where the
+    prompts are the same text, as a comparison of bytes would find. Prompts are equal if their messages are, whitespace
+    aside; answers if they are the same text or the same number. Examples: the first few of each.
+    """
+
+    repeated_rows: int
+    conflicting_prompts: int
+    conflicting_letter_by_letter: int
+    repeated_examples: tuple[RepeatedPrompt, ...]
+    conflicting_examples: tuple[ConflictingPrompt, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +134,7 @@ class DatasetInfo:
     tokenizer: TokenizerFacts
     prompt: PromptFacts
     counts: RowCounts
+    duplicates: DuplicateFacts
     lengths: LengthFacts
     files: tuple[FileFacts, ...]
     columns: Mapping[str, str]
@@ -106,20 +145,50 @@ class DatasetInfo:
     def account(self) -> str:
         """What became of the rows, in a few lines for people."""
         counts, lengths = self.counts, self.lengths
-        truncated = ", ".join(f"{n} on the {side}" for side, n in self.counts.truncated.items()) or "none"
-        dropped = ", ".join(f"{n} {reason}" for reason, n in self.counts.dropped.items()) or "none"
+        truncated = ", ".join(f"{n} on the {side}" for side, n in counts.truncated.items()) or "none"
+        dropped = ", ".join(f"{n} {reason}" for reason, n in counts.dropped.items()) or "none"
         return "\n".join(
             [
                 f"source     {self.source.path or f'arithmetic {self.source.split}'} ({self.source.format})",
                 f"tokenizer  {self.tokenizer.name} ({self.tokenizer.fingerprint[:12]})",
                 f"rows       {counts.rows_in} in, {counts.rows_out} out",
-                f"dropped    {dropped}",
+                f"dropped    {dropped}{f' (listed in {DROPPED_NAME})' if counts.dropped else ''}",
+                *self._duplicate_lines(),
                 f"truncated  {truncated}",
                 f"tokens     {lengths.min} to {lengths.max} per prompt, {lengths.mean:.1f} on average; limit "
                 f"{self.prompt.max_prompt_length}, longest before truncation {lengths.max_before_truncation}",
             ]
         )
 
+    def _duplicate_lines(self) -> list[str]:
+        found = self.duplicates
+        if not found.repeated_rows:
+            return ["duplicates none"]
+        fate = "dropped" if self.source.dedup else "kept; dedup drops them"
+        exact = found.conflicting_letter_by_letter
+        aside = f", {exact} of them letter by letter" if exact < found.conflicting_prompts else ""
+        return [
+            f"duplicates {found.repeated_rows} rows whose prompt occurred before, {found.conflicting_prompts} prompts "
+            f"with conflicting answers{aside} ({fate})",
+            *(
+                f"           {self._short(one.again)} asks the same as {self._short(one.first)}"
+                for one in found.repeated_examples[:SHOWN]
+            ),
+            *(f"           conflict: {self._conflict(one)}" for one in found.conflicting_examples[:SHOWN]),
+        ]
+
+    def _conflict(self, one: ConflictingPrompt) -> str:
+        pairs = list(zip(one.places, one.answers, strict=True))[:SHOWN]
+        return "; ".join(f"{self._short(place)} says {answer!r}" for place, answer in pairs)
+
+    def _short(self, place: str) -> str:
+        """A place without the source's folder, which stands in the first line."""
+        path = self.source.path
+        return place if path is None else place.replace(path, Path(path).name, 1)
+
+
+SHOWN = 3
+"""Examples of each kind of duplicate that `account` prints."""
 
 _ADAPTER = TypeAdapter(DatasetInfo)
 
@@ -137,18 +206,27 @@ def read_info(folder: Path) -> DatasetInfo:
         raise DataError(f"{folder}: {what}; make one with `mindgspo data prepare`")
     if not path.is_file():
         raise DataError(f"{folder}: holds no {FILE_NAME}, so it is no prepared data set (or an unfinished copy)")
+    content = path.read_bytes()
+    _check_version(path, content)
     try:
-        info = _ADAPTER.validate_json(path.read_bytes())
+        return _ADAPTER.validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise DataError(f"{path}: {place or 'file'}: {first['msg']}; prepare the data set again") from error
-    if info.schema_version != SCHEMA_VERSION:
+
+
+def _check_version(path: Path, content: bytes) -> None:
+    """First of all: a file of another version lacks fields, which would be a misleading complaint."""
+    try:
+        version = json.loads(content)["schema_version"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return  # the complaint about the whole file says more
+    if version != SCHEMA_VERSION:
         raise DataError(
-            f"{path}: schema_version is {info.schema_version}, this release reads {SCHEMA_VERSION}; "
-            "prepare the data again"
+            f"{path}: schema_version is {version!r}, this release reads {SCHEMA_VERSION}. Prepare the raw rows again, "
+            "into another folder or with --force, which moves this one aside"
         )
-    return info
 
 
 def differences(old: DatasetInfo, source: SourceFacts, tokenizer: TokenizerFacts, prompt: PromptFacts) -> list[str]:

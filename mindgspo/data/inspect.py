@@ -25,10 +25,9 @@ def inspect_dataset(folder: Path, num_rows: int = 3) -> str:
     prompt = info.prompt
     lines = [
         f"{folder} (schema version {info.schema_version})",
-        info.account(),
-        f"settings   system_prompt {prompt.system_prompt!r}, instruction_suffix "
-        f"{prompt.instruction_suffix!r}, "
-        f"truncation {prompt.truncation}, seed {info.seed}",
+        _visible(info.account()),
+        f"settings   system_prompt {prompt.system_prompt!r}, instruction_prefix {prompt.instruction_prefix!r}, "
+        f"instruction_suffix {prompt.instruction_suffix!r}, truncation {prompt.truncation}, seed {info.seed}",
         f"files      {', '.join(facts.name for facts in info.files)}: sizes and sha256 as in {FILE_NAME}",
     ]
     for row in itertools.islice(read_records(folder), num_rows):

@@ -3,21 +3,28 @@
 What enters: the sections of the configuration and a tokenizer. What leaves: a folder and its `DatasetInfo`.
 Called by trainer/build.py, `mindgspo data prepare` and tools/prepare_data.py.
 
-The folder is written beside its final place and renamed when complete, so a reader sees all of it or nothing,
-and an existing folder is never overwritten.
+    rows -> chunk files of tokenized rows -> account (what is dropped and why) -> MindRecord file, read back -> folder
+
+Everything is gathered in `<out>.partial-<key>` and renamed when it is complete, so a reader sees all of it or nothing,
+an existing folder is never overwritten, and an interrupted preparation goes on from its chunks.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import shutil
-import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindgspo.data.account import RowAccount
+from mindgspo.data.account import Account, GoldCheck, take_account
+from mindgspo.data.chunks import RenderedRow, read_chunk
 from mindgspo.data.dataset_info import (
     COLUMNS,
+    DROPPED_NAME,
     FILE_NAME,
     SCHEMA_VERSION,
     DatasetInfo,
@@ -30,16 +37,37 @@ from mindgspo.data.dataset_info import (
     write_info,
 )
 from mindgspo.data.mindrecord import write_records
+from mindgspo.data.partial_folder import PartialFolder, other_partials, partial_path
+from mindgspo.data.progress import PreparationProgress
+from mindgspo.data.prompts import prompt_facts
+from mindgspo.data.render_pool import WorkerDiedError
+from mindgspo.data.rendering import CHUNK_ROWS, default_workers, render_chunks
 from mindgspo.data.source_files import sha256_of
+from mindgspo.data.source_row import DroppedRow
 from mindgspo.data.sources import Source, open_source
-from mindgspo.data.verify import verify_files
-from mindgspo.errors import DataError
+from mindgspo.data.verify import verify_files, verify_records
+from mindgspo.errors import DataError, TokenizerError
+from mindgspo.rewards.registry import gold_is_readable
 from mindgspo.tokenization import Tokenizer
 
 if TYPE_CHECKING:
     from mindgspo.config.schema import DataSection, DataSourceSection
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Inputs:
+    """All that a data set's content depends on, as facts."""
+
+    source: SourceFacts
+    tokenizer: TokenizerFacts
+    prompt: PromptFacts
+
+    def key(self, chunk_rows: int) -> str:
+        """Names the chunks made of these inputs. What is decided after tokenizing has no part in it."""
+        facts = asdict(replace(self.source, dedup=False)), self.tokenizer.fingerprint, asdict(self.prompt)
+        return hashlib.sha256(json.dumps([SCHEMA_VERSION, chunk_rows, *facts]).encode()).hexdigest()[:12]
 
 
 def prepare_dataset(
@@ -50,56 +78,69 @@ def prepare_dataset(
     *,
     seed: int,
     force: bool = False,
+    is_readable: GoldCheck = gold_is_readable,
+    workers: int | None = None,
+    chunk_rows: int = CHUNK_ROWS,
+    show_progress: bool = True,
 ) -> DatasetInfo:
     """Make the prepared data set `out_dir`, or reuse it if it was made of exactly the same inputs.
 
-    Of `data`, only the prompt settings are read (system_prompt, instruction_suffix, max_prompt_length,
-    truncation). The suffix does not apply to verl rows, which bring their own messages; a system prompt does,
+    Of `data`, only the prompt settings are read (system_prompt, instruction_prefix and _suffix, max_prompt_length,
+    truncation). Prefix and suffix do not apply to verl and dapo rows, which bring their own; a system prompt does,
     where a row has none. seed: draws generated rows; files do not depend on it. force: an existing `out_dir`
-    is moved aside to `<out_dir>.old-<n>` once the new one is complete.
+    is moved aside to `<out_dir>.old-<n>` once the new one is complete. is_readable: rows whose gold answer it calls
+    unreadable are dropped. The result does not depend on the others: workers, processes that tokenize (None: one per
+    processor; small data needs none); chunk_rows, as many rows as an interruption can cost each of them; show_progress,
+    a bar on stderr if that is a terminal.
 
     Raises DataError: a source that is missing, malformed, empty or has a row without an answer; prompts
-    longer than allowed under truncation "error"; an `out_dir` that holds something else.
+    longer than allowed under truncation "error"; an `out_dir` that holds something else. What was tokenized is kept for
+    the next call only if neither the rows nor the settings are at fault.
     """
     opened = open_source(source, seed)
-    facts = _prompt_facts(source, data)
+    inputs = _Inputs(
+        source=_source_facts(opened),
+        tokenizer=TokenizerFacts(name=tokenizer.name, fingerprint=tokenizer.fingerprint),
+        prompt=prompt_facts(source, data),
+    )
+    _warn_of_unused(source, data, inputs.prompt)
+    key = inputs.key(chunk_rows)
     if _is_taken(out_dir) and not force:
-        return _reuse(out_dir, opened, tokenizer, facts)
-    aside = out_dir.parent / f".{out_dir.name}.tmp-{uuid.uuid4().hex[:8]}"
-    aside.mkdir(parents=True)
+        info = _reuse(out_dir, inputs)
+        if partial_path(out_dir, key).is_dir():
+            PartialFolder(out_dir, key).close(keep=False)
+        return info
+    partial = PartialFolder(out_dir, key)
+    keep = True
     try:
-        info = _write(opened, facts, tokenizer, aside, seed)
-        if force and _is_taken(out_dir):
-            _move_aside(out_dir)
-        try:
-            aside.rename(out_dir)
-        except OSError:
-            # Another process prepared the same folder in the meantime; anything else is a real failure.
-            if not out_dir.is_dir():
-                raise
-            return _reuse(out_dir, opened, tokenizer, facts)
+        with PreparationProgress(is_wanted=show_progress) as progress:
+            paths = render_chunks(
+                opened,
+                inputs.prompt,
+                tokenizer,
+                partial,
+                progress,
+                workers=default_workers() if workers is None else workers,
+                chunk_rows=chunk_rows,
+            )
+            ready = partial.empty_ready()
+            info = _write(opened, inputs, paths, ready, progress, seed=seed, is_readable=is_readable)
+            info = _put_in_place(ready, out_dir, inputs, info, force=force)
+        keep = False
+        _tell_of_leftovers(out_dir, partial, progress)
+    except WorkerDiedError:
+        raise
+    except (DataError, TokenizerError):
+        keep = False
+        raise
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        partial.close(keep=keep)
     return info
 
 
 def _is_taken(out_dir: Path) -> bool:
     """Whether something is there that must not be touched; an empty folder is not."""
     return out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir()))
-
-
-def _prompt_facts(source: DataSourceSection, data: DataSection) -> PromptFacts:
-    """The settings as they take effect."""
-    suffix = data.instruction_suffix
-    if source.format == "verl" and suffix:
-        logger.warning("data.instruction_suffix is not used for %s: verl rows bring their own messages", source.path)
-        suffix = ""
-    return PromptFacts(
-        system_prompt=data.system_prompt,
-        instruction_suffix=suffix,
-        max_prompt_length=data.max_prompt_length,
-        truncation=data.truncation,
-    )
 
 
 def _source_facts(opened: Source) -> SourceFacts:
@@ -110,18 +151,22 @@ def _source_facts(opened: Source) -> SourceFacts:
         sha256=opened.sha256,
         split=section.split if section.format == "arithmetic" else None,
         max_rows=section.max_rows,
+        columns=None if section.columns is None else section.columns.model_dump(mode="json"),
+        dedup=section.dedup,
         seed=opened.seed,
     )
 
 
-def _tokenizer_facts(tokenizer: Tokenizer) -> TokenizerFacts:
-    return TokenizerFacts(name=tokenizer.name, fingerprint=tokenizer.fingerprint)
+def _warn_of_unused(source: DataSourceSection, data: DataSection, facts: PromptFacts) -> None:
+    for key in ("instruction_prefix", "instruction_suffix"):
+        if getattr(data, key) != getattr(facts, key):
+            logger.warning("data.%s is not used for %s: %s rows bring their own", key, source.path, source.format)
 
 
-def _reuse(out_dir: Path, opened: Source, tokenizer: Tokenizer, facts: PromptFacts) -> DatasetInfo:
+def _reuse(out_dir: Path, inputs: _Inputs) -> DatasetInfo:
     """dataset.json of a folder made of the same inputs; DataError naming every difference otherwise."""
     info = read_info(out_dir)
-    changed = differences(info, _source_facts(opened), _tokenizer_facts(tokenizer), facts)
+    changed = differences(info, inputs.source, inputs.tokenizer, inputs.prompt)
     if changed:
         raise DataError(
             f"{out_dir}: was prepared from other inputs and is not overwritten:\n  "
@@ -132,17 +177,32 @@ def _reuse(out_dir: Path, opened: Source, tokenizer: Tokenizer, facts: PromptFac
     return info
 
 
-def _write(opened: Source, facts: PromptFacts, tokenizer: Tokenizer, folder: Path, seed: int) -> DatasetInfo:
-    account = RowAccount(facts)
-    write_records(account.prompts(opened, tokenizer), folder)
-    account.check(opened)
+def _write(
+    opened: Source,
+    inputs: _Inputs,
+    paths: list[Path],
+    folder: Path,
+    progress: PreparationProgress,
+    *,
+    seed: int,
+    is_readable: GoldCheck,
+) -> DatasetInfo:
+    """Fill `folder` from the chunks, and compare what can be read from it with them."""
+    account = take_account(
+        _rows(paths), inputs.prompt, label=opened.label, dedup=inputs.source.dedup, is_readable=is_readable
+    )
+    num_rows = account.counts.rows_out
+    write_records(progress.watched("write", account.prompts(_rows(paths)), num_rows), folder)
+    verify_records(folder, progress.watched("read back", account.prompts(_rows(paths)), num_rows))
+    _write_dropped(account, _rows(paths), folder)
     info = DatasetInfo(
         schema_version=SCHEMA_VERSION,
-        source=_source_facts(opened),
-        tokenizer=_tokenizer_facts(tokenizer),
-        prompt=facts,
-        counts=account.counts(),
-        lengths=account.length_facts(),
+        source=inputs.source,
+        tokenizer=inputs.tokenizer,
+        prompt=inputs.prompt,
+        counts=account.counts,
+        duplicates=account.duplicates,
+        lengths=account.lengths,
         files=tuple(
             FileFacts(name=path.name, size=path.stat().st_size, sha256=sha256_of(path))
             for path in sorted(folder.iterdir())
@@ -157,8 +217,40 @@ def _write(opened: Source, facts: PromptFacts, tokenizer: Tokenizer, folder: Pat
     return info
 
 
+def _rows(paths: Iterable[Path]) -> Iterator[RenderedRow | DroppedRow]:
+    for path in paths:
+        yield from read_chunk(path)
+
+
+def _write_dropped(account: Account, rows: Iterable[RenderedRow | DroppedRow], folder: Path) -> None:
+    """dropped.jsonl: {where, reason, answer} of every dropped row; no file where there is none."""
+    if account.reasons:
+        with (folder / DROPPED_NAME).open("w", encoding="utf-8") as file:
+            for row in account.dropped(rows):
+                file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
+
+
+def _put_in_place(ready: Path, out_dir: Path, inputs: _Inputs, info: DatasetInfo, *, force: bool) -> DatasetInfo:
+    if force and _is_taken(out_dir):
+        _move_aside(out_dir)
+    try:
+        ready.rename(out_dir)
+    except OSError:
+        # Another process prepared the same folder in the meantime; anything else is a real failure.
+        if not out_dir.is_dir():
+            raise
+        return _reuse(out_dir, inputs)
+    return info
+
+
 def _move_aside(out_dir: Path) -> None:
     number = 1
     while (old := out_dir.with_name(f"{out_dir.name}.old-{number}")).exists():
         number += 1
     out_dir.rename(old)
+
+
+def _tell_of_leftovers(out_dir: Path, own: PartialFolder, progress: PreparationProgress) -> None:
+    for path in other_partials(out_dir):
+        if path != own.path:
+            progress.note(f"{path}: left by a preparation of other inputs; remove it unless that one is to go on")

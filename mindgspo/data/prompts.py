@@ -1,12 +1,14 @@
 """From a source row to the ids of its prompt: chat rendering, tokenizing, truncation.
 
-What enters: a `SourceRow`. What leaves: a `RenderedPrompt`. Called by prepare for every row.
+What enters: a `SourceRow`. What leaves: a `RenderedPrompt`. Called for every row, in the process
+of prepare or in its workers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +17,9 @@ from mindgspo.data.source_row import SourceRow
 from mindgspo.errors import DataError
 from mindgspo.tokenization import ChatMessage, Tokenizer
 from mindgspo.types import Int32Array, Prompt
+
+if TYPE_CHECKING:
+    from mindgspo.config.schema import DataSection, DataSourceSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +61,31 @@ CUTS: Mapping[str, Callable[[list[int], int], list[int]]] = {
 }
 
 
+# Their prompts say already how the answer is to be written.
+FORMATS_WITH_INSTRUCTION = ("verl", "dapo")
+
+
+def prompt_facts(source: DataSourceSection, data: DataSection) -> PromptFacts:
+    """The prompt settings as they take effect on the rows of `source`."""
+    has_own = source.format in FORMATS_WITH_INSTRUCTION
+    return PromptFacts(
+        system_prompt=data.system_prompt,
+        instruction_prefix="" if has_own else data.instruction_prefix,
+        instruction_suffix="" if has_own else data.instruction_suffix,
+        max_prompt_length=data.max_prompt_length,
+        truncation=data.truncation,
+    )
+
+
 def conversation(row: SourceRow, facts: PromptFacts) -> list[ChatMessage]:
     """The messages of a row's chat.
 
-    The suffix is appended to the last one; the system prompt goes in front unless the row brings its own.
+    Prefix and suffix are put around the last one; the system prompt goes in front unless the row brings its own.
     """
     last = row.messages[-1]
     messages = [
         *row.messages[:-1],
-        {"role": last["role"], "content": last["content"] + facts.instruction_suffix},
+        {"role": last["role"], "content": facts.instruction_prefix + last["content"] + facts.instruction_suffix},
     ]
     if facts.system_prompt is not None and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": facts.system_prompt})

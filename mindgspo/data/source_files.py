@@ -10,8 +10,12 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mindgspo.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow
 
 JSONL = ".jsonl"
 PARQUET = ".parquet"
@@ -22,13 +26,35 @@ def check_file(path: Path) -> None:
     if not path.is_file():
         raise DataError(f"{path}: {'is a folder, expected a file' if path.is_dir() else 'no such file'}")
     if path.suffix not in (JSONL, PARQUET):
-        raise DataError(f"{path}: unknown kind of file; expected *{JSONL} or *{PARQUET}")
+        hint = " (a JSON list becomes one by `jq -c '.[]' rows.json > rows.jsonl`)" if path.suffix == ".json" else ""
+        raise DataError(f"{path}: unknown kind of file; expected *{JSONL} or *{PARQUET}{hint}")
 
 
 def read_file(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
     """Rows of a file in order. Raises DataError: not a known file, a line or file that cannot be parsed."""
     check_file(path)
     yield from _read_jsonl(path) if path.suffix == JSONL else _read_parquet(path)
+
+
+def read_schema(path: Path) -> pyarrow.Schema:
+    """The columns of a parquet file. Raises DataError where it is none."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.read_schema(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a readable parquet file ({error})") from error
+
+
+def count_rows(path: Path) -> int:
+    """How many rows a readable file holds, for a progress bar: of jsonl, blank lines count as well."""
+    if path.suffix == PARQUET:
+        import pyarrow.parquet
+
+        return pyarrow.parquet.read_metadata(path).num_rows
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
 
 def sha256_of(path: Path) -> str:

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from mindgspo.config.validate import columns_problems
 from mindgspo.data.arithmetic import generate_rows
-from mindgspo.data.row_formats import PARSERS
-from mindgspo.data.source_files import check_file, read_file, sha256_of
-from mindgspo.data.source_row import SourceRow
+from mindgspo.data.formats import parser_for
+from mindgspo.data.formats.columns import check_schema
+from mindgspo.data.source_files import PARQUET, check_file, count_rows, read_file, read_schema, sha256_of
+from mindgspo.data.source_row import DroppedRow, SourceRow
 from mindgspo.errors import DataError
 
 if TYPE_CHECKING:
@@ -40,23 +42,38 @@ class Source:
         return str(self.section.path) if self.section.path else f"arithmetic {self.section.split}"
 
     def rows(self) -> Iterator[SourceRow]:
-        """The rows in order, at most `max_rows`. Raises DataError at the first row that cannot be used."""
+        """The rows in order that state an answer. Raises DataError at the first row that cannot be used."""
+        return (row for row in self.parsed() if isinstance(row, SourceRow))
+
+    def parsed(self) -> Iterator[SourceRow | DroppedRow]:
+        """At most `max_rows` rows in order, those left out for want of an answer among them. Raises as `rows`."""
         if self.seed is not None:
             yield from _generated(self.section, self.seed)
             return
-        parse = PARSERS[self.section.format]
+        assert self.section.path is not None
+        parse = parser_for(self.section)
         for where, row in itertools.islice(read_file(self.section.path), self.section.max_rows):
             yield parse(row, where)
 
+    def count(self) -> int:
+        """About how many rows there are; the rows need not be readable as such."""
+        if self.seed is not None:
+            return len(_generated(self.section, self.seed))
+        assert self.section.path is not None
+        rows = count_rows(self.section.path)
+        return rows if self.section.max_rows is None else min(rows, self.section.max_rows)
+
 
 def open_source(section: DataSourceSection, seed: int) -> Source:
-    """Check that the source exists and take its hash.
+    """Check that the source exists, that a parquet file has the mapped columns, and take its hash.
 
-    Raises DataError: no such file, unknown kind of file, a path where none belongs or none where one does, or
-    the format "prepared", whose folder has no raw rows.
+    Raises DataError: no such file, unknown kind of file, a path where none belongs or none where one does, columns
+    missing in the section or in the file, or the format "prepared", whose folder has no raw rows.
     """
     if section.format == "prepared":
         raise DataError(f"data source {section.path}: format 'prepared' is ready for use; there is nothing to prepare")
+    for problem in columns_problems("data source", section):
+        raise DataError(problem)
     if section.format == "arithmetic":
         if section.path is not None:
             raise DataError(f"data source {section.path}: format 'arithmetic' is generated and takes no path")
@@ -64,6 +81,8 @@ def open_source(section: DataSourceSection, seed: int) -> Source:
     if section.path is None:
         raise DataError(f"data source: format {section.format!r} needs a path to a *.jsonl or *.parquet file")
     check_file(section.path)
+    if section.columns is not None and section.path.suffix == PARQUET:
+        check_schema(section.path, read_schema(section.path), section.columns)
     return Source(section=section, seed=None, sha256=sha256_of(section.path))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mindgspo.metrics.diagnosis_policy import POLICY_RULES
+from mindgspo.metrics.diagnosis_verdicts import VERDICT_RULES
 from mindgspo.metrics.finding import Finding, Level, ShareRule
 from mindgspo.metrics.run_folder import RunRecord
 
@@ -64,20 +65,7 @@ RULES: tuple[Callable[[RunRecord], Finding | None], ...] = (
         alarm=0.9,
         advice="Choose prompts that are solved sometimes, enlarge the group, or raise the temperature.",
     ),
-    ShareRule(
-        keys=("reward/no_answer_ratio",),
-        text="of the responses held no recognisable answer",
-        warn=0.2,
-        alarm=0.8,
-        advice="Read the samples below: is the answer format the one that the reward function reads?",
-    ),
-    ShareRule(
-        keys=("reward/invalid_ratio",),
-        text="of the responses could not be judged (error, timeout, unreadable gold answer)",
-        warn=0.0,
-        alarm=0.05,
-        advice="Look for these verdicts in samples.jsonl; the first error's traceback is in the log.",
-    ),
+    *VERDICT_RULES,
     *POLICY_RULES,
     _memory,
 )

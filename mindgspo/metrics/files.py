@@ -11,7 +11,9 @@ import math
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from mindgspo.errors import RunFolderError
 
@@ -23,12 +25,14 @@ PLOT_FILE = "reward.png"
 REPORT_FILE = "report.html"
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write `content` to `path` so that a reader sees the old file or the new one, never half of it."""
+@contextmanager
+def written_aside(path: Path) -> Iterator[BinaryIO]:
+    """A file beside `path` to write into, which takes its place when the block ends well: a reader sees the old file or
+    the new one, never half of it."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)  # mkstemp gives 0600; a run folder is read by colleagues
@@ -38,14 +42,21 @@ def replace_file(path: Path, content: bytes) -> None:
         raise
 
 
+def replace_file(path: Path, content: bytes) -> None:
+    """Write `content` to `path`, whole or not at all."""
+    with written_aside(path) as file:
+        file.write(content)
+
+
 def append_records(path: Path, records: Iterable[Mapping[str, object]]) -> None:
     """Append one JSON line per record."""
-    data = b"".join(_encode(record) for record in records)
+    data = b"".join(json_line(record) for record in records)
     with path.open("ab") as file:
         file.write(data)
 
 
-def _encode(record: Mapping[str, object]) -> bytes:
+def json_line(record: Mapping[str, object]) -> bytes:
+    """One line of JSON Lines. Raises ValueError for NaN and inf, which JSON does not have."""
     # A lone surrogate (a broken piece of a model's text) becomes its JSON escape, which reads back as itself.
     return json.dumps(record, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n"
 

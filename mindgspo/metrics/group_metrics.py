@@ -6,8 +6,9 @@ trainer.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -18,12 +19,15 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """critic/*, reward/*, response_length/* and prompt_length/* of all responses of `groups` (at least one).
 
     Responses without a reward (value None) count in reward/invalid_ratio and lengths, not in critic/*: if
-    none is left, the critic names are absent.
+    none is left, the critic names are absent. The shares of the six verdicts add up to 1. Names of functions and
+    of a user's further numbers enter the metrics' names with "_" for what is no letter, digit, "_", "." or "-".
     """
     assert groups, "metrics of no groups"
     responses = [response for group in groups for response in group.responses]
     scores = [score for group in groups for score in group.scores]
-    metrics = _verdict_shares(scores) | _part_means(scores)
+    metrics = _verdict_shares(scores)
+    metrics |= _means("reward/part", (score.parts for score in scores))
+    metrics |= _means("reward/extra", (score.extras for score in scores))
     valid = [score.value for score in scores if score.value is not None]
     if valid:
         metrics |= _statistics("critic/score", valid) | _statistics("critic/rewards", valid)
@@ -59,17 +63,19 @@ def _statistics(name: str, values: Iterable[float]) -> dict[str, float]:
 
 def _verdict_shares(scores: Sequence[Score]) -> dict[str, float]:
     counts = Counter(score.verdict for score in scores)
-    return {
-        "reward/correct_ratio": counts[Verdict.CORRECT] / len(scores),
-        "reward/wrong_ratio": counts[Verdict.WRONG] / len(scores),
-        "reward/no_answer_ratio": counts[Verdict.NO_ANSWER] / len(scores),
-        "reward/invalid_ratio": sum(score.value is None for score in scores) / len(scores),
-    }
+    shares = {f"reward/{verdict.value}_ratio": counts[verdict] / len(scores) for verdict in Verdict}
+    return shares | {"reward/invalid_ratio": sum(score.value is None for score in scores) / len(scores)}
 
 
-def _part_means(scores: Sequence[Score]) -> dict[str, float]:
+def _means(prefix: str, tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Mean of each name over the responses that have it; where two names become one, they are counted together."""
     values: dict[str, list[float]] = {}
-    for score in scores:
-        for name, value in score.parts.items():
-            values.setdefault(name, []).append(value)
-    return {f"reward/part/{name}/mean": float(np.mean(part)) for name, part in sorted(values.items())}
+    for table in tables:
+        for name, value in table.items():
+            values.setdefault(_metric_name(name), []).append(value)
+    return {f"{prefix}/{name}/mean": float(np.mean(found)) for name, found in sorted(values.items())}
+
+
+def _metric_name(name: str) -> str:
+    """The keys of a user's dict may be any text; the slash between function and key stays, further ones do not."""
+    return "/".join(re.sub(r"[^\w.-]", "_", part) or "_" for part in name.split("/", 1))

@@ -110,6 +110,8 @@ def _sample_records(step: int, group: Group, decode: Callable[[Int32Array], str]
             "verdict": score.verdict.value,
             "score": score.value,
             "parts": dict(score.parts),
+            **({"extras": dict(score.extras)} if score.extras else {}),
+            **({"message": score.message} if score.message else {}),
             "advantage": plain_number("advantage", advantages.mean(dtype=np.float64)),
             "length": response.length,
             "finish_reason": response.finish_reason.value,

@@ -1,66 +1,98 @@
 """Reward functions by name, and which of them fits a data source.
 
-What enters: names from the configuration, `data_source` of a row. What leaves: a `RewardFunction`.
-Called by `scorer`. To add a function: one entry in `FUNCTIONS`, and its data sources in `_SOURCES`.
+What enters: the `reward` section, the `data_source` of a row. What leaves: `Judge`s and `Shaper`s. Called by `scorer`
+and by the preparation of data sets. To add a function: its name in config/reward_section.py, its constructor here, and
+its data sources in `_SOURCES`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Protocol
+from functools import cache
 
-from mindgspo.errors import ConfigError, DataError
-from mindgspo.rewards.gsm8k import GSM8K
-from mindgspo.rewards.math_dapo import MATH_DAPO
-from mindgspo.types import Score
+from mindgspo.config.reward_section import RewardSection, file_function
+from mindgspo.errors import DataError
+from mindgspo.rewards.functions.from_file import FromFile
+from mindgspo.rewards.functions.gsm8k import Gsm8k
+from mindgspo.rewards.functions.length import CosineLength
+from mindgspo.rewards.functions.math import Math
+from mindgspo.rewards.functions.math_dapo import MathDapo
+from mindgspo.rewards.functions.multiple_choice import MultipleChoice
+from mindgspo.rewards.functions.overlong import Overlong
+from mindgspo.rewards.functions.repetition import Repetition
+from mindgspo.rewards.functions.think_format import ThinkFormat
+from mindgspo.rewards.functions.verl import VerlGsm8k
+from mindgspo.rewards.judgement import Judge, Shaper
 
-AUTO = "auto"
+_JUDGES: Mapping[str, Callable[[RewardSection], Judge]] = {
+    "gsm8k": lambda section: Gsm8k(section.answer),
+    "math_dapo": lambda section: MathDapo(section.answer, section.math_dapo.strict_box),
+    "math": lambda section: Math(section.answer),
+    "multiple_choice": lambda section: MultipleChoice(section.answer),
+    "verl_strict": lambda section: VerlGsm8k("strict"),
+    "verl_flexible": lambda section: VerlGsm8k("flexible"),
+}
+_SHAPERS: Mapping[str, Callable[[RewardSection], Shaper]] = {
+    "format": lambda section: ThinkFormat(),
+    "length": lambda section: CosineLength(section.length),
+    "overlong": lambda section: Overlong(section.overlong),
+    "repetition": lambda section: Repetition(section.repetition),
+}
 
-
-class RewardFunction(Protocol):
-    """Judges one response against its row's gold answer."""
-
-    def read_gold(self, gold: str) -> object | None:
-        """Whatever the gold answer means to this function; None: unreadable."""
-
-    def score(self, text: str, gold: str) -> Score:
-        """The reward of `text`, the response up to EOS, before weighting."""
-
-
-FUNCTIONS: dict[str, RewardFunction] = {"gsm8k": GSM8K, "math_dapo": MATH_DAPO}
-
-_SOURCES: dict[str, str] = {
+_SOURCES: Mapping[str, str] = {
     "openai/gsm8k": "gsm8k",
     "gsm8k": "gsm8k",
     "arithmetic": "gsm8k",
     "math_dapo": "math_dapo",
-    "BytedTsinghua-SIA/DAPO-Math-17k": "math_dapo",
+    "math": "math",
+    "lighteval/MATH": "math",
+    "DigitalLearningGmbH/MATH-lighteval": "math",
+    "HuggingFaceH4/MATH-500": "math",
+    "aime": "math_dapo",
+    "dianjin": "multiple_choice",
+    "dianjin_open": "math",
 }
-_SOURCE_PREFIXES = ("math_dapo", "BytedTsinghua-SIA/DAPO-Math-17k")
+_SOURCE_PREFIXES: Mapping[str, str] = {
+    "math_dapo": "math_dapo",
+    "BytedTsinghua-SIA/DAPO-Math-17k": "math_dapo",
+    "aime": "math_dapo",
+}
 
 
-def check_name(name: str) -> None:
-    """Raises ConfigError if `name` is neither a function nor "auto"."""
-    if name not in FUNCTIONS and name != AUTO:
-        raise ConfigError(
-            f"reward.functions: unknown reward function {name!r}{_did_you_mean(name, [*FUNCTIONS, AUTO])}; "
-            f"known: {', '.join(sorted(FUNCTIONS))}, {AUTO}"
-        )
+def build_function(text: str, section: RewardSection) -> Judge | Shaper:
+    """The function that an entry of `reward.functions` names, with its settings from the section."""
+    if text in _SHAPERS:
+        return _SHAPERS[text](section)
+    file = file_function(text)
+    return _JUDGES[text](section) if file is None else FromFile(file)
 
 
 def function_for(data_source: str) -> str:
     """Name of the function that "auto" chooses for a data source; DataError if there is none."""
+    name = _known_function_for(data_source)
+    if name is None:
+        close = get_close_matches(data_source, _SOURCES, n=1, cutoff=0.5)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise DataError(
+            f"no reward function for data_source {data_source!r}{hint}; known: {', '.join(_SOURCES)}. Or name one for "
+            "all rows: --set reward.functions=[gsm8k]"
+        )
+    return name
+
+
+def gold_is_readable(data_source: str, gold: str) -> bool | None:
+    """Whether the function that "auto" would choose can read a gold answer; None where it would choose none."""
+    name = _known_function_for(data_source)
+    return None if name is None else _default_judge(name).can_read(gold)
+
+
+def _known_function_for(data_source: str) -> str | None:
     if data_source in _SOURCES:
         return _SOURCES[data_source]
-    for prefix in _SOURCE_PREFIXES:
-        if data_source.startswith(prefix):
-            return _SOURCES[prefix]
-    raise DataError(
-        f"no reward function for data_source {data_source!r}{_did_you_mean(data_source, list(_SOURCES))}; "
-        f"known: {', '.join(_SOURCES)}. Or name one for all rows: --set reward.functions=[gsm8k]"
-    )
+    return next((name for prefix, name in _SOURCE_PREFIXES.items() if data_source.startswith(prefix)), None)
 
 
-def _did_you_mean(name: str, known: list[str]) -> str:
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+@cache
+def _default_judge(name: str) -> Judge:
+    return _JUDGES[name](RewardSection())

@@ -1,35 +1,83 @@
 """Scores a batch of responses with the functions that the configuration names.
 
-What enters: prompts with their gold answers, and the responses' texts up to EOS. What leaves: one `Score` per
-response, in input order. Called by the trainer's step and by evaluation; `check_rows` is called before any
-model loads, so that a row without a reward fails in the first second instead of after the first rollout.
+What enters: `Candidate`s. What leaves: one `Score` per candidate, in input order, whatever a response does to a
+function. Called by the trainer's step, by evaluation and by `mindgspo reward score`. `start`, `check_rows` and
+`try_out` are called before any model loads, so that a row without a reward or a broken reward file fails in the first
+seconds instead of after the first rollout.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
 
-from mindgspo.config.schema import RewardSection
-from mindgspo.errors import ConfigError, DataError
-from mindgspo.rewards.registry import AUTO, FUNCTIONS, check_name, function_for
+from mindgspo.config.reward_section import AUTO, SHAPERS, RewardSection, file_function, function_label
+from mindgspo.errors import DataError, RewardError
+from mindgspo.rewards.candidate import Candidate
+from mindgspo.rewards.functions.from_file import ABSTAINED
+from mindgspo.rewards.judgement import Job, Judge, Judgement, Outcome, Reply, Shaper
+from mindgspo.rewards.registry import build_function, function_for
+from mindgspo.rewards.workers import WorkerPool
 from mindgspo.types import Prompt, Score, Verdict
 
 logger = logging.getLogger(__name__)
 
 MAX_ROWS_NAMED = 5
+MATH_VERIFY = "math_verify"
+_RUN_MATH_VERIFY = ("math", AUTO)
+_VERDICT_OF = {Outcome.TIMEOUT: Verdict.TIMEOUT, Outcome.FAILED: Verdict.ERROR, Outcome.DIED: Verdict.ERROR}
+
+
+@dataclass(slots=True)
+class _Opinions:
+    """What the functions say about one candidate, by function."""
+
+    judgements: dict[str, Judgement] = field(default_factory=dict)
+    shapes: dict[str, float] = field(default_factory=dict)
 
 
 class Scorer:
-    """Weighted sum of reward functions.
+    """Weighted sum of reward functions. It owns the worker processes: close it, or use it in a `with` statement.
 
-    num_errors: samples whose scorer raised, since this object was made. They carry Verdict.ERROR and value
-    None: invalid, not wrong.
+    build, pool: what makes a function of a name, and what runs jobs; other than the defaults in tests only.
+    has_files: whether any function is a user's own.
+    labels: the name under which each entry of `reward.functions` is logged, in its order ("auto" has none of its own).
     """
 
-    def __init__(self, functions: Sequence[str], weights: Sequence[float]) -> None:
-        self._weights = dict(zip(functions, weights, strict=True))
-        self.num_errors = 0
+    def __init__(
+        self,
+        section: RewardSection,
+        *,
+        build: Callable[[str, RewardSection], Judge | Shaper] = build_function,
+        pool: WorkerPool | None = None,
+    ) -> None:
+        self._section = section
+        self._weights = dict(zip(section.functions, section.weights or _ones(section), strict=True))
+        self._build = build
+        self._functions: dict[str, Judge | Shaper] = {}
+        self._pool = _worker_pool(section) if pool is None else pool
+        self._has_told = False
+        self.has_files = any(file_function(text) is not None for text in section.functions)
+        self.labels = tuple(map(function_label, section.functions))
+
+    def __enter__(self) -> Scorer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._pool.close()
+
+    def start(self) -> None:
+        """Load the user's files, if there are any, in a worker process. Raises RewardError where one is broken."""
+        if self.has_files:
+            self._pool.start()
 
     def check_rows(self, prompts: Sequence[Prompt]) -> None:
         """Raises DataError unless every row has a reward function and a gold answer that it can read.
@@ -38,68 +86,147 @@ class Scorer:
         """
         unreadable = []
         for prompt in prompts:
-            for name in self._functions_of(prompt):
-                if FUNCTIONS[name].read_gold(prompt.answer) is None:
-                    unreadable.append(f"row {prompt.index} ({name}): answer {prompt.answer[:80]!r}")
+            for name in self._functions_of(prompt.data_source, prompt.index):
+                function = self._function(name)
+                if name not in SHAPERS and not function.can_read(prompt.answer):
+                    unreadable.append(f"row {prompt.index} ({function_label(name)}): answer {prompt.answer[:80]!r}")
         if unreadable:
             shown = "; ".join(unreadable[:MAX_ROWS_NAMED])
             hidden = len(unreadable) - MAX_ROWS_NAMED
             more = f"; and {hidden} more" if hidden > 0 else ""
             raise DataError(
-                f"{len(unreadable)} gold answers in {len(prompts)} rows are not numbers: {shown}{more}. "
+                f"{len(unreadable)} gold answers in {len(prompts)} rows cannot be read: {shown}{more}. "
                 "Remove these rows, or name a reward function that fits them under reward.functions"
             )
 
-    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Score]:
-        """One Score per (prompt, text), in input order; prompts repeat for the siblings of a group.
+    def try_out(self, candidates: Sequence[Candidate]) -> list[Score]:
+        """Score a few candidates at the start of a run. Raises RewardError if a function fails on one of them: what
+        fails on ordinary rows would fail all night."""
+        scores = self._scored(candidates)
+        for candidate, score in zip(candidates, scores, strict=True):
+            if score.verdict in (Verdict.ERROR, Verdict.TIMEOUT) and score.message != ABSTAINED:
+                raise RewardError(f"reward.functions: {score.message} (tried on row {candidate.index})")
+        return scores
 
-        Score.value is the weighted sum; None (invalid) as soon as one function abstains or raises. The
-        verdict and the extracted answer are those of the first function, or of the first that made the
-        sample invalid.
+    def score(self, candidates: Sequence[Candidate]) -> list[Score]:
+        """One Score per candidate, in input order.
+
+        Score.value is the weighted sum; None (invalid) as soon as one function abstains or fails. The verdict and the
+        extracted answer are those of the first function that judges the answer, or of the first that made the sample
+        invalid. Where no function judges the answer, a positive value counts as correct. The first failure of a
+        function is logged.
         """
-        assert len(prompts) == len(texts), f"{len(prompts)} prompts, {len(texts)} texts"
-        return [self._score_one(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
+        scores = self._scored(candidates)
+        self._log_first_failure(candidates, scores)
+        return scores
 
-    def _score_one(self, prompt: Prompt, text: str) -> Score:
-        scores = {}
-        for name, weight in self._functions_of(prompt).items():
-            scores[name] = (weight, self._guarded(name, prompt, text))
-        parts = {name: score.value for name, (_, score) in scores.items() if score.value is not None}
-        invalid = [score for _, score in scores.values() if score.value is None]
-        decisive = invalid[0] if invalid else next(score for _, score in scores.values())
-        total = None if invalid else sum(weight * score.value for weight, score in scores.values())
-        return Score(value=total, verdict=decisive.verdict, extracted=decisive.extracted, parts=parts)
+    def _scored(self, candidates: Sequence[Candidate]) -> list[Score]:
+        functions = [self._functions_of(candidate.data_source, candidate.index) for candidate in candidates]
+        opinions = [_Opinions() for _ in candidates]
+        pending: list[tuple[int, str, Job]] = []
+        for number, candidate in enumerate(candidates):
+            for name in functions[number]:
+                if name not in SHAPERS:
+                    found = self._judged(name, candidate)
+                    if isinstance(found, Job):
+                        pending.append((number, name, found))
+                    else:
+                        opinions[number].judgements[name] = found
+        replies = self._pool.run([job for _, _, job in pending])
+        for (number, name, _), reply in zip(pending, replies, strict=True):
+            opinions[number].judgements[name] = self._concluded(name, candidates[number], reply)
+        return [
+            self._joined(candidate, weights, opinion)
+            for candidate, weights, opinion in zip(candidates, functions, opinions, strict=True)
+        ]
 
-    def _guarded(self, name: str, prompt: Prompt, text: str) -> Score:
+    def _judged(self, name: str, candidate: Candidate) -> Judgement | Job:
         try:
-            return FUNCTIONS[name].score(text, prompt.answer)
-        except Exception:  # one broken sample must neither stop the run nor be paid as wrong
-            self.num_errors += 1
-            if self.num_errors == 1:
-                logger.exception("reward function %s raised on row %d; more are counted", name, prompt.index)
-            return Score(value=None, verdict=Verdict.ERROR)
+            return self._function(name).judge(candidate)
+        except Exception as error:  # one broken sample must neither stop the run nor be paid as wrong
+            return _failed(name, Verdict.ERROR, f"{type(error).__name__}: {error}")
 
-    def _functions_of(self, prompt: Prompt) -> dict[str, float]:
-        """Function name -> weight for this row, "auto" resolved by its data source."""
+    def _concluded(self, name: str, candidate: Candidate, reply: Reply) -> Judgement:
+        if reply.outcome is not Outcome.DONE:
+            return _failed(name, _VERDICT_OF[reply.outcome], reply.message)
+        judgement = self._function(name).conclude(candidate, reply)
+        if judgement.message and judgement.message != ABSTAINED:
+            return _failed(name, judgement.verdict, judgement.message)
+        return judgement
+
+    def _log_first_failure(self, candidates: Sequence[Candidate], scores: Sequence[Score]) -> None:
+        for candidate, score in zip(candidates, scores, strict=True):
+            if not self._has_told and score.message and score.message != ABSTAINED:
+                self._has_told = True
+                logger.warning(
+                    "%s, on row %d; this response is left out, as any more will be", score.message, candidate.index
+                )
+
+    def _joined(self, candidate: Candidate, weights: dict[str, float], opinions: _Opinions) -> Score:
+        judgements = [opinions.judgements[name] for name in weights if name not in SHAPERS]
+        first = judgements[0] if judgements else None
+        for name in weights:
+            if name in SHAPERS:
+                verdict = None if first is None else first.verdict
+                opinions.shapes[name] = self._function(name).value(candidate, verdict)
+        values = {name: judgement.value for name, judgement in opinions.judgements.items()} | opinions.shapes
+        parts = {function_label(name): values[name] for name in weights if values[name] is not None}
+        extras = {
+            f"{function_label(name)}/{key}": value
+            for name, judgement in opinions.judgements.items()
+            for key, value in judgement.extras.items()
+        }
+        invalid = [judgement for judgement in judgements if judgement.value is None]
+        total = None if invalid else sum(weight * values[name] for name, weight in weights.items())
+        decisive = invalid[0] if invalid else first
+        if decisive is None:
+            verdict = Verdict.CORRECT if total > 0 else Verdict.WRONG
+            return Score(value=total, verdict=verdict, parts=parts)
+        return Score(
+            value=total,
+            verdict=decisive.verdict,
+            extracted=decisive.extracted,
+            parts=parts,
+            extras=extras,
+            message=decisive.message,
+        )
+
+    def _function(self, name: str) -> Judge | Shaper:
+        if name not in self._functions:
+            self._functions[name] = self._build(name, self._section)
+        return self._functions[name]
+
+    def _functions_of(self, data_source: str, row: int) -> dict[str, float]:
+        """Function -> weight for this row, "auto" resolved by its data source."""
+        if AUTO not in self._weights:
+            return self._weights
         resolved: dict[str, float] = {}
         for name, weight in self._weights.items():
             try:
-                actual = function_for(prompt.data_source) if name == AUTO else name
+                actual = function_for(data_source) if name == AUTO else name
             except DataError as error:
-                raise DataError(f"row {prompt.index}: {error}") from error
+                raise DataError(f"row {row}: {error}") from error
             resolved[actual] = resolved.get(actual, 0.0) + weight
         return resolved
 
 
-def build_scorer(section: RewardSection) -> Scorer:
-    """Scorer for a configuration section; ConfigError for an unknown name or weights that do not fit."""
-    for name in section.functions:
-        check_name(name)
-    if len(section.weights) != len(section.functions):
-        raise ConfigError(
-            f"reward.weights: one weight per function; got {len(section.functions)} functions "
-            f"{list(section.functions)} and {len(section.weights)} weights {list(section.weights)}"
-        )
-    if len(set(section.functions)) != len(section.functions):
-        raise ConfigError(f"reward.functions: each function once; got {list(section.functions)}")
-    return Scorer(section.functions, section.weights)
+def _failed(name: str, verdict: Verdict, message: str) -> Judgement:
+    return Judgement(value=None, verdict=verdict, message=f"{function_label(name)}: {message}")
+
+
+def _ones(section: RewardSection) -> tuple[float, ...]:
+    return (1.0,) * len(section.functions)
+
+
+def _worker_pool(section: RewardSection) -> WorkerPool:
+    """A pool, not yet started, for whatever the functions may hand over."""
+    workers = section.workers
+    files = [f"{file.path}:{file.name}" for file in map(file_function, section.functions) if file is not None]
+    symbolic = any(name in _RUN_MATH_VERIFY for name in section.functions)
+    return WorkerPool(
+        [*files, *([MATH_VERIFY] if symbolic else [])],
+        count=workers.count,
+        timeout_s=workers.timeout_s,
+        startup_timeout_s=workers.startup_timeout_s,
+        memory_mb=workers.memory_mb,
+    )

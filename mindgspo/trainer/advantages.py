@@ -69,13 +69,12 @@ def with_group_advantages(
     rewards_N = np.where(counted_N, values, 0.0)
     kl_NL = _reward_kl(parts, batches, lengths_N)
     penalty_NL = None if kl_NL is None else parts.kl.coef * kl_NL
-    reward = parts.config.reward
-    parts_NF = [[score.parts.get(name, np.nan) for name in reward.functions] for score in scores]
+    parts_NF = [[score.parts.get(label, np.nan) for label in parts.scorer.labels] for score in scores]
     inputs = AdvantageInputs(
         rewards_N=rewards_N,
         counted_N=counted_N,
         part_rewards_NF=np.array(parts_NF, np.float64).reshape(len(scores), -1),
-        part_weights_F=np.array(reward.weights),
+        part_weights_F=np.array(parts.config.reward.weights),
         groups_N=np.repeat(np.arange(len(groups)), sizes),
         lengths_N=lengths_N,
         baselines_N=None if baselines is None else np.repeat([value or 0.0 for value in baselines], sizes),

@@ -7,6 +7,7 @@ answers) is checked before the first graph is compiled.
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 from mindspore import nn
@@ -22,10 +23,10 @@ from mindgspo.models.huggingface_config import read_model_section
 from mindgspo.models.policy import PolicyLogProbs, PolicyScorer, build_model
 from mindgspo.models.weights import initialize_weights, load_huggingface
 from mindgspo.parallel.runtime import set_up_runtime
-from mindgspo.rewards import Scorer, build_scorer
+from mindgspo.rewards import Scorer
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.tokenization import Tokenizer, load_tokenizer
-from mindgspo.trainer.inputs import HELD_OUT_SEED, check_architecture
+from mindgspo.trainer.inputs import HELD_OUT_SEED, NUM_TRIAL_ROWS, check_architecture, trial_candidate
 from mindgspo.trainer.parts import EvaluationParts, TrainingParts
 from mindgspo.trainer.reference import ReferencePolicy
 from mindgspo.trainer.warmup import Warmup, supervised_sample
@@ -38,7 +39,8 @@ def build_parts(config: ExperimentConfig, *, data_dir: Path, failures_dir: Path,
     with other settings left there is moved aside; a resumed run refuses it.
     """
     tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
-    scorer = build_scorer(config.reward)
+    scorer = Scorer(config.reward)
+    scorer.start()
     start_device(config)
     train_set = judged_dataset(
         config, config.data.train, tokenizer, scorer, data_dir / "train", seed=config.seed, new_run=new_run
@@ -47,6 +49,7 @@ def build_parts(config: ExperimentConfig, *, data_dir: Path, failures_dir: Path,
         config, config.data.eval, tokenizer, scorer, data_dir / "eval", seed=HELD_OUT_SEED, new_run=new_run
     )
     _check_distinct_prompts(config, len(train_set))
+    scorer.try_out([trial_candidate(prompt, tokenizer) for prompt in itertools.islice(train_set, NUM_TRIAL_ROWS)])
     total_steps = planned_steps(config, len(train_set))
     assert total_steps is not None
     model = policy_model(config)
@@ -100,7 +103,8 @@ def build_warmup(parts: TrainingParts, *, data_dir: Path, new_run: bool = True) 
 def build_evaluation_parts(config: ExperimentConfig, *, data_dir: Path) -> EvaluationParts:
     """What it takes to measure the policy of `model.path` on data.eval."""
     tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
-    scorer = build_scorer(config.reward)
+    scorer = Scorer(config.reward)
+    scorer.start()
     start_device(config)
     eval_set = judged_dataset(config, config.data.eval, tokenizer, scorer, data_dir / "eval", seed=HELD_OUT_SEED)
     model = policy_model(config)
@@ -156,13 +160,14 @@ def _prepare(
     seed: int,
     new_run: bool,
 ) -> None:
+    show = config.logging.progress
     try:
-        prepare_dataset(source, config.data, tokenizer, folder, seed=seed)
+        prepare_dataset(source, config.data, tokenizer, folder, seed=seed, show_progress=show)
     except DataError:
         # Left by a start that failed with other settings: nothing was ever trained on it.
         if not new_run or not folder.is_dir():
             raise
-        prepare_dataset(source, config.data, tokenizer, folder, seed=seed, force=True)
+        prepare_dataset(source, config.data, tokenizer, folder, seed=seed, force=True, show_progress=show)
 
 
 def _check_distinct_prompts(config: ExperimentConfig, num_rows: int) -> None:

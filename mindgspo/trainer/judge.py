@@ -7,21 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mindgspo.rewards import Candidate
 from mindgspo.rollout.protocol import Rollout
 from mindgspo.trainer.parts import EvaluationParts
-from mindgspo.types import Prompt, ScoredGroup
+from mindgspo.types import FinishReason, Prompt, Response, ScoredGroup
 
 
 def judge(parts: EvaluationParts, prompts: Sequence[Prompt], rollout: Rollout) -> tuple[ScoredGroup, ...]:
     """Score every response by its text up to the EOS."""
-    owners = [prompt for prompt, siblings in zip(prompts, rollout.responses, strict=True) for _ in siblings]
-    texts = [
-        parts.tokenizer.decode(response.ids.tolist(), skip_special_tokens=True)
-        for siblings in rollout.responses
+    candidates = [
+        _candidate(parts, prompt, response)
+        for prompt, siblings in zip(prompts, rollout.responses, strict=True)
         for response in siblings
     ]
-    scores = iter(parts.scorer.score(owners, texts))
+    scores = iter(parts.scorer.score(candidates))
     return tuple(
         ScoredGroup(prompt=prompt, responses=siblings, scores=tuple(next(scores) for _ in siblings))
         for prompt, siblings in zip(prompts, rollout.responses, strict=True)
+    )
+
+
+def _candidate(parts: EvaluationParts, prompt: Prompt, response: Response) -> Candidate:
+    return Candidate(
+        text=parts.tokenizer.decode(response.ids.tolist(), skip_special_tokens=True),
+        gold=prompt.answer,
+        data_source=prompt.data_source,
+        index=prompt.index,
+        num_tokens=response.length,
+        is_cut=response.finish_reason is FinishReason.LENGTH,
+        extra_info=prompt.extra_info,
     )

@@ -81,6 +81,12 @@ def _run(config: ExperimentConfig, folder: RunFolder, *, only_warm_up: bool) -> 
     started = time.perf_counter()
     new_run = folder.status is RunStatus.NEW
     parts = build_parts(config, data_dir=folder.data, failures_dir=folder.root / "failures", new_run=new_run)
+    with parts.scorer:
+        return _run_with(parts, folder, started=started, new_run=new_run, only_warm_up=only_warm_up)
+
+
+def _run_with(parts: TrainingParts, folder: RunFolder, *, started: float, new_run: bool, only_warm_up: bool) -> Path:
+    config = parts.config
     if only_warm_up:
         parts.total_steps = 0
     warmup = build_warmup(parts, data_dir=folder.data, new_run=new_run)

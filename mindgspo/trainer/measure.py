@@ -35,5 +35,6 @@ def measure(config: ExperimentConfig, folder: Path) -> Evaluation:
     """Greedy accuracy on data.eval and, if eval.num_samples > 1, pass@k. Raises the errors of `mindgspo.errors`."""
     with tempfile.TemporaryDirectory(prefix="mindgspo-eval-") as data_dir:
         parts = build_evaluation_parts(with_model(config, folder), data_dir=Path(data_dir))
-        parts.engine.load_weights(parts.weight_version)
-        return evaluate(parts, list(parts.eval_set), step=0)
+        with parts.scorer:
+            parts.engine.load_weights(parts.weight_version)
+            return evaluate(parts, list(parts.eval_set), step=0)

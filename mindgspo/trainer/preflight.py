@@ -7,23 +7,21 @@ The rows are read as the run reads them; only the first ones are rendered, so th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 from mindgspo.config import DataSourceSection, ExperimentConfig, batch_table, notes
 from mindgspo.config.validate import data_sources
 from mindgspo.data.dataset_info import PromptFacts, read_info
 from mindgspo.data.inspect import row_lines
-from mindgspo.data.prompts import render_prompt
+from mindgspo.data.prompts import prompt_facts, render_prompt
 from mindgspo.data.source_row import SourceRow
 from mindgspo.data.sources import open_source
 from mindgspo.errors import DataError
 from mindgspo.models.huggingface_config import read_model_section
-from mindgspo.rewards import Scorer, build_scorer
+from mindgspo.rewards import Scorer, gold_is_readable
 from mindgspo.tokenization import Tokenizer, load_tokenizer
-from mindgspo.trainer.inputs import HELD_OUT_SEED, check_architecture
+from mindgspo.trainer.inputs import HELD_OUT_SEED, NUM_TRIAL_ROWS, check_architecture, trial_candidate
 from mindgspo.types import Prompt, Verdict
-
-NUM_ROWS = 2
 
 
 def check_experiment(config: ExperimentConfig) -> Iterator[str]:
@@ -33,7 +31,20 @@ def check_experiment(config: ExperimentConfig) -> Iterator[str]:
     if config.model.path is not None:
         check_architecture(config.model, read_model_section(config.model.path))
         yield f"model: {config.model.path}/config.json fits the `model` section"
-    scorer = build_scorer(config.reward)
+    with Scorer(config.reward) as scorer:
+        scorer.start()
+        num_train_rows = yield from _checked_sources(config, tokenizer, scorer)
+    yield ""
+    table = batch_table(config, num_train_rows)
+    width = max(len(name) for name, _ in table)
+    yield from (f"{name:<{width}}  {text}" for name, text in table)
+    yield from (f"note: {line}" for line in notes(config))
+
+
+def _checked_sources(
+    config: ExperimentConfig, tokenizer: Tokenizer, scorer: Scorer
+) -> Generator[str, None, int | None]:
+    """Lines about every data set, and the number of training rows."""
     num_train_rows = None
     for key, source in data_sources(config):
         yield ""
@@ -45,14 +56,10 @@ def check_experiment(config: ExperimentConfig) -> Iterator[str]:
             yield f"{key}: {num_rows} rows, the first {len(prompts)}:"
             for prompt in prompts:
                 yield from row_lines(prompt)
-                yield f"--- reward: {_judged(scorer, prompt, may_be_wrong=source.forgotten_carries > 0)}"
+                yield f"--- reward: {_judged(scorer, prompt, tokenizer, may_be_wrong=source.forgotten_carries > 0)}"
         if key == "data.train":
             num_train_rows = num_rows
-    yield ""
-    table = batch_table(config, num_train_rows)
-    width = max(len(name) for name, _ in table)
-    yield from (f"{name:<{width}}  {text}" for name, text in table)
-    yield from (f"note: {line}" for line in notes(config))
+    return num_train_rows
 
 
 def _check_prepared(source: DataSourceSection, tokenizer: Tokenizer) -> int:
@@ -69,17 +76,13 @@ def _check_prepared(source: DataSourceSection, tokenizer: Tokenizer) -> int:
 def _first_prompts(
     config: ExperimentConfig, key: str, source: DataSourceSection, tokenizer: Tokenizer
 ) -> tuple[list[Prompt], int]:
-    """The first rows as prompts, and the number of all rows, each of which was read."""
-    rows = open_source(source, config.seed if key == "data.train" else HELD_OUT_SEED).rows()
-    first = list(itertools.islice(rows, NUM_ROWS))
+    """The first rows as prompts, and the number of all that the run would keep, each of which was read."""
+    opened = open_source(source, config.seed if key == "data.train" else HELD_OUT_SEED)
+    rows = (row for row in opened.rows() if gold_is_readable(row.data_source, row.answer) is not False)
+    first = list(itertools.islice(rows, NUM_TRIAL_ROWS))
     if not first:
-        raise DataError(f"{key}: {source.path} holds no rows")
-    facts = PromptFacts(
-        system_prompt=config.data.system_prompt,
-        instruction_suffix="" if source.format == "verl" else config.data.instruction_suffix,
-        max_prompt_length=config.data.max_prompt_length,
-        truncation=config.data.truncation,
-    )
+        raise DataError(f"{key}: {source.path} holds no row with a gold answer that can be read")
+    facts = prompt_facts(source, config.data)
     prompts = [_prompt(index, row, facts, tokenizer) for index, row in enumerate(first)]
     return prompts, len(first) + sum(1 for _ in rows)
 
@@ -94,19 +97,21 @@ def _prompt(index: int, row: SourceRow, facts: PromptFacts, tokenizer: Tokenizer
     return rendered.as_prompt(index, row)
 
 
-def _judged(scorer: Scorer, prompt: Prompt, *, may_be_wrong: bool) -> str:
-    """What the reward functions make of the row's gold answer and of its own solution.
+def _judged(scorer: Scorer, prompt: Prompt, tokenizer: Tokenizer, *, may_be_wrong: bool) -> str:
+    """What the reward functions make of the row's own solution, or else of its gold answer.
 
-    may_be_wrong: the solutions are a careless teacher's, so only one without an answer is refused.
+    may_be_wrong: the solutions are a careless teacher's, so only one without an answer is refused. A user's function is
+    taken at its word.
     """
     scorer.check_rows([prompt])
-    if not prompt.solution:
-        return f"the gold answer {prompt.answer!r} can be read; the row has no solution to judge"
-    score = scorer.score([prompt], [prompt.solution])[0]
-    accepted = {Verdict.CORRECT, Verdict.WRONG} if may_be_wrong else {Verdict.CORRECT}
+    score = scorer.try_out([trial_candidate(prompt, tokenizer)])[0]
+    accepted = {Verdict.CORRECT, Verdict.WRONG} if may_be_wrong or scorer.has_files else {Verdict.CORRECT}
+    what = "own solution" if prompt.solution else "gold answer"
     if score.verdict not in accepted:
         raise DataError(
-            f"row {prompt.index}: the reward functions call its own solution {score.verdict.value} (extracted "
+            f"row {prompt.index}: the reward functions call its {what} {score.verdict.value} (extracted "
             f"{score.extracted!r}, gold {prompt.answer!r}); choose others under reward.functions"
         )
-    return f"the row's own solution gets {score.value:g} (found {score.extracted!r}, gold {prompt.answer!r})"
+    value = "no reward" if score.value is None else f"{score.value:g}"
+    parts = " + ".join(f"{name} {part:g}" for name, part in score.parts.items()) if len(score.parts) > 1 else ""
+    return f"the row's {what} gets {value}{parts and f' ({parts})'}, found {score.extracted!r}, gold {prompt.answer!r}"

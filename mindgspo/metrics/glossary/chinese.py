@@ -62,7 +62,7 @@ _CLIP_SEQ = "同 actor/pg_clipfrac_seq"
 TEXTS: dict[str, MetricInfo] = {
     # ----- rewards and advantages
     "critic/score/<stat>": _cn(
-        "有效回答的奖励，未经任何整形",
+        "各奖励函数的加权和，只统计有奖励的回答",
         "均值上升",
         "不上升：看诊断结论（回答被截断、组内奖励全同、找不到答案）",
     ),
@@ -86,7 +86,22 @@ TEXTS: dict[str, MetricInfo] = {
     "reward/invalid_ratio": _cn(
         "因无法评分（出错、超时、标准答案无法解析）而剔除的回答",
         "0",
-        "在 samples.jsonl 中查找 error、timeout、unparseable_gold",
+        "看下面各判定的占比，以及 samples.jsonl 里的 message",
+    ),
+    "reward/unparseable_gold_ratio": _cn(
+        "奖励函数读不懂其标准答案的题目的回答，剔除",
+        "0",
+        "从数据中去掉这些题，或在 reward.functions 里换一个读得懂的函数",
+    ),
+    "reward/timeout_ratio": _cn(
+        "在 reward.workers.timeout_s 内没有判完、子进程因此被杀掉的回答，剔除",
+        "0 或接近 0",
+        "高于 0.02：让自己的奖励函数快一些，或增大 reward.workers.timeout_s；samples.jsonl 里的 message 写明是哪个函数",
+    ),
+    "reward/error_ratio": _cn(
+        "奖励函数出错（抛异常、崩溃、内存超过 reward.workers.memory_mb、返回值不是奖励）或弃权的回答，剔除",
+        "0",
+        "看 samples.jsonl 里的 message；第一条也在日志里",
     ),
     "reward/zero_signal_group_ratio": _cn(
         "组内奖励全部相同的组：优势为 0，没有梯度",
@@ -94,9 +109,12 @@ TEXTS: dict[str, MetricInfo] = {
         "换更易或更难的题、增大组、提高温度；algorithm.filter_groups 可让这些组不参与平均",
     ),
     "reward/part/<name>/mean": _cn(
-        "单个奖励函数加权前的均值",
+        "单个奖励函数加权前的均值；自己的函数以“文件名.函数名”命名",
         "各部分按自己的节奏变化",
         "某一项上升而你真正关心的一项下降：调整 reward.weights",
+    ),
+    "reward/extra/<name>/<key>/mean": _cn(
+        "自己的奖励函数随分数一起返回的其他数值的均值，按键名分开；只记录，不影响训练"
     ),
     # ----- evaluation
     "val-core/<source>/acc/mean@<n>": _cn(

@@ -10,7 +10,7 @@ REWARDS = GlossarySection(
     title="Rewards and advantages",
     metrics={
         "critic/score/<stat>": MetricInfo(
-            "reward of the valid responses, before shaping",
+            "weighted sum of the reward functions, of the responses that have a reward",
             "reward",
             "the mean rises",
             "flat: see the diagnosis lines (clipped responses, groups without signal, no answer found)",
@@ -41,7 +41,27 @@ REWARDS = GlossarySection(
             "responses left out because no reward could be given (error, timeout, unreadable gold answer)",
             "share of responses",
             "0",
-            "look for the verdicts error, timeout and unparseable_gold in samples.jsonl",
+            "see the ratios of the verdicts below, and the messages in samples.jsonl",
+        ),
+        "reward/unparseable_gold_ratio": MetricInfo(
+            "responses to rows whose gold answer the reward function cannot read; left out",
+            "share of responses",
+            "0",
+            "take these rows out of the data, or name a function that reads them under reward.functions",
+        ),
+        "reward/timeout_ratio": MetricInfo(
+            "responses that were not judged within reward.workers.timeout_s, so that their worker was killed; left out",
+            "share of responses",
+            "0 or close to it",
+            "above 0.02: make your reward function faster, or raise reward.workers.timeout_s; the messages in "
+            "samples.jsonl name the function",
+        ),
+        "reward/error_ratio": MetricInfo(
+            "responses on which a reward function failed (exception, crash, more memory than reward.workers.memory_mb, "
+            "a result that is no reward) or abstained; left out",
+            "share of responses",
+            "0",
+            "read the messages in samples.jsonl; the log has the first one",
         ),
         "reward/zero_signal_group_ratio": MetricInfo(
             "groups whose responses all have the same reward, hence advantage 0 and no gradient",
@@ -51,10 +71,13 @@ REWARDS = GlossarySection(
             "groups out of the mean",
         ),
         "reward/part/<name>/mean": MetricInfo(
-            "mean of one reward function before weighting",
+            "mean of one reward function before weighting; your own function goes by its file and its name",
             "reward",
             "each part moves in its own time",
             "one rises while the one you care about falls: change reward.weights",
+        ),
+        "reward/extra/<name>/<key>/mean": MetricInfo(
+            "mean of a further number that your own reward function returned beside its score, by its key; logged only"
         ),
     },
 )

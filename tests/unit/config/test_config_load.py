@@ -84,7 +84,8 @@ def test_an_unknown_key_is_answered_with_the_nearest_one(problems, key, fix):
 
 
 def test_an_unknown_key_without_a_near_one_lists_its_siblings(problems):
-    assert problems("reward.zzz=1") == ["reward.zzz: unknown key; keys here: functions, weights"]
+    siblings = "functions, weights, answer, math_dapo, overlong, length, repetition, workers"
+    assert problems("reward.zzz=1") == [f"reward.zzz: unknown key; keys here: {siblings}"]
 
 
 def test_a_misspelt_required_key_leads_the_list(tmp_path, experiment):

@@ -58,7 +58,9 @@ def test_damaged_files(folder: Path, tokenizer: Tokenizer):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 2}, "dataset.json: schema_version is 2, this release reads 1"),
+        ({"schema_version": 1}, "dataset.json: schema_version is 1, this release reads 2. Prepare .* with --force"),
+        ({"schema_version": 1, "duplicates": None}, "dataset.json: schema_version is 1, this release reads 2"),
+        ({"duplicates": None}, "dataset.json: duplicates"),
         ({"counts": {}}, "dataset.json: counts.rows_in"),
         ({"surprise": 1}, "dataset.json: surprise"),
     ],

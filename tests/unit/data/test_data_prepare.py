@@ -52,10 +52,10 @@ def test_arithmetic_rows_survive_the_trip(settings, tokenizer: Tokenizer, tmp_pa
 
 
 def test_system_prompt_and_suffix(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
-    data = settings(system_prompt="Be brief.", instruction_suffix="\nEnd with ####.")
+    data = settings(system_prompt="Be brief.", instruction_prefix="Solve: ", instruction_suffix="\nEnd with ####.")
     info = prepare_dataset(gsm8k, data, tokenizer, tmp_path / "out", seed=1)
     assert open_dataset(tmp_path / "out", tokenizer, data)[2].text == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nShort?\nEnd with ####.<|im_end|>\n"
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nSolve: Short?\nEnd with ####.<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
     assert (info.prompt.system_prompt, info.prompt.instruction_suffix) == ("Be brief.", "\nEnd with ####.")
@@ -68,10 +68,11 @@ def test_verl_rows_use_their_own_messages(settings, tokenizer: Tokenizer, tmp_pa
     path.write_text(
         json.dumps({**row, "prompt": own_system}) + "\n" + json.dumps({**row, "prompt": own_system[1:]}) + "\n"
     )
-    data = settings(system_prompt="Yours.", instruction_suffix="unused")
+    data = settings(system_prompt="Yours.", instruction_prefix="unused", instruction_suffix="unused")
     with caplog.at_level(logging.WARNING):
         info = prepare_dataset(DataSourceSection(format="verl", path=path), data, tokenizer, tmp_path / "out", seed=1)
-    assert "instruction_suffix is not used" in caplog.text and info.prompt.instruction_suffix == ""
+    assert "instruction_prefix is not used" in caplog.text and "instruction_suffix is not used" in caplog.text
+    assert (info.prompt.instruction_prefix, info.prompt.instruction_suffix) == ("", "")
     dataset = open_dataset(tmp_path / "out", tokenizer, data)
     assert [prompt.text.split("<|im_end|>")[0] for prompt in dataset] == [
         "<|im_start|>system\nMine.",
@@ -164,6 +165,7 @@ def test_the_same_inputs_are_reused_untouched(gsm8k, gsm8k_file: Path, settings,
     ("fields", "difference"),
     [
         ({"system_prompt": "Hi"}, "prompt.system_prompt: was None, now 'Hi'"),
+        ({"instruction_prefix": "?"}, "prompt.instruction_prefix: was '', now '?'"),
         ({"instruction_suffix": "!"}, "prompt.instruction_suffix: was '', now '!'"),
         ({"max_prompt_length": 100}, "prompt.max_prompt_length: was 200, now 100"),
         ({"truncation": "drop"}, "prompt.truncation: was 'error', now 'drop'"),

@@ -6,7 +6,8 @@ import datetime
 
 import pytest
 
-from mindgspo.data.row_formats import parse_gsm8k, parse_verl
+from mindgspo.data.formats.gsm8k import parse_gsm8k
+from mindgspo.data.formats.verl import parse_verl
 from mindgspo.errors import DataError
 
 VERL = {
@@ -27,7 +28,7 @@ def test_gsm8k_row():
 
 
 def test_gsm8k_gold_is_the_text_after_the_last_mark():
-    assert parse_gsm8k({"question": "q", "answer": "#### 1\n####  1,234.5 \n"}, "f:1").answer == "1,234.5"
+    assert parse_gsm8k({"question": "q", "answer": "#### 1\n####  1,234.5 \n"}, "f:1").answer == "1234.5"
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,8 @@ def test_verl_numbers_are_answers_and_extra_info_may_be_absent():
             "f:9: extra_info: holds something that JSON cannot",
         ),
         ({"extra_info": {"x": float("nan")}}, "f:9: extra_info: holds something that JSON cannot"),
+        ({"reward_model": {"ground_truth": float("nan")}}, "f:9: reward_model.ground_truth: .* got nan"),
+        ({"prompt": [{"role": "user", "content": "\ud800"}]}, "content: holds half a surrogate pair"),
     ],
 )
 def test_bad_verl_rows(change: dict, message: str):

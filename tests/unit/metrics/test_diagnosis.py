@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from mindgspo.config.messages import known_keys
+from mindgspo.metrics import unknown_names
 from mindgspo.metrics.diagnosis import accuracy_span, diagnose
 from mindgspo.metrics.finding import Level
 from mindgspo.metrics.run_folder import RunRecord
@@ -39,6 +43,10 @@ def run_with(
         ("reward__no_answer_ratio", 0.3, Level.WARN, "no recognisable answer"),
         ("reward__invalid_ratio", 0.0, Level.GOOD, "could not be judged"),
         ("reward__invalid_ratio", 0.01, Level.WARN, "could not be judged"),
+        ("reward__timeout_ratio", 0.05, Level.WARN, "5.0% of the responses ran out of time"),
+        ("reward__timeout_ratio", 0.3, Level.ALARM, "ran out of time"),
+        ("reward__error_ratio", 0.03, Level.WARN, "3.0% of the responses got no reward from a function that failed"),
+        ("reward__error_ratio", 0.5, Level.ALARM, "failed or abstained"),
         ("actor__pg_clipfrac_seq", 0.0, Level.WARN, "clipped ratio"),
         ("actor__pg_clipfrac_seq", 0.01, Level.WARN, "clipped ratio"),
         ("actor__pg_clipfrac_seq", 0.3, Level.GOOD, "clipped ratio"),
@@ -124,3 +132,23 @@ def test_accuracy_comes_from_the_summary_or_else_from_the_evaluations() -> None:
     assert accuracy_span(run_with(**values)) == (0.2, 0.6)
     assert accuracy_span(run_with(summary={"accuracy_after": 0.7}, **values)) == (0.2, 0.7)
     assert accuracy_span(run_with(x=[1.0])) == (None, None)
+
+
+def test_timeouts_and_errors_are_named_with_what_to_do_and_only_where_there_are_many() -> None:
+    rare = run_with(reward__invalid_ratio=[0.01], reward__timeout_ratio=[0.01], reward__error_ratio=[0.0])
+    assert [finding.level for finding in diagnose(rare)] == [Level.WARN]
+    often = run_with(reward__invalid_ratio=[0.5], reward__timeout_ratio=[0.2], reward__error_ratio=[0.3])
+    overall, timeouts, errors = diagnose(often)
+    assert {overall.level, timeouts.level, errors.level} == {Level.ALARM}
+    assert "reward.workers.timeout_s" in timeouts.advice
+    assert all("samples.jsonl" in finding.advice for finding in (overall, timeouts, errors))
+
+
+def test_settings_and_metrics_of_the_verdict_rules_exist() -> None:
+    settings = {path for path, _ in known_keys()}
+    everything = {f"reward__{name}_ratio": [1.0] for name in ("no_answer", "invalid", "timeout", "error")}
+    findings = diagnose(run_with(**everything))
+    assert len(findings) == 4
+    named = {word for finding in findings for word in re.findall(r"reward\.[a-z_.]*[a-z_]", finding.advice)}
+    assert named == {"reward.workers.timeout_s", "reward.workers.memory_mb"} and named <= settings
+    assert unknown_names(name.replace("__", "/") for name in everything) == []

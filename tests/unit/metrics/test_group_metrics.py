@@ -47,3 +47,64 @@ def test_responses_without_a_reward_count_as_invalid_only(build_group: BuildGrou
     metrics = group_metrics([nothing])
     assert "critic/score/mean" not in metrics
     assert metrics["reward/invalid_ratio"] == metrics["reward/zero_signal_group_ratio"] == 1.0
+
+
+def scored(group: Group, *scores: Score) -> Group:
+    return replace(group, scores=scores)
+
+
+def test_every_verdict_has_its_share_and_they_add_up_to_one(build_group: BuildGroup) -> None:
+    counts = {C: 3, W: 2, N: 1, Verdict.UNPARSEABLE_GOLD: 2, Verdict.TIMEOUT: 1, Verdict.ERROR: 1}
+    invalid = (Verdict.UNPARSEABLE_GOLD, Verdict.TIMEOUT, Verdict.ERROR)
+    scores = [
+        Score(value=None if verdict in invalid else 0.5, verdict=verdict)
+        for verdict, count in counts.items()
+        for _ in range(count)
+    ]
+    metrics = group_metrics([scored(build_group(0, [C] * 10), *scores)])
+    shares = {verdict: metrics[f"reward/{verdict.value}_ratio"] for verdict in Verdict}
+    assert shares == {verdict: count / 10 for verdict, count in counts.items()}
+    assert metrics["reward/invalid_ratio"] == 4 / 10
+    assert unknown_names(metrics) == []
+
+
+def test_parts_and_extras_are_means_over_the_responses_that_have_them(build_group: BuildGroup) -> None:
+    first = Score(
+        value=1.0, verdict=C, parts={"gsm8k": 1.0, "mine.f": 0.25}, extras={"mine.f/acc": 1.0, "mine.f/steps": 7}
+    )
+    second = Score(value=0.0, verdict=W, parts={"gsm8k": 0.0, "mine.f": 0.75}, extras={"mine.f/acc": 0.0})
+    third = Score(value=None, verdict=Verdict.TIMEOUT, parts={"gsm8k": 1.0}, message="mine.f: out of time")
+    metrics = group_metrics([scored(build_group(0, [C, W, W]), first, second, third)])
+    assert metrics["reward/part/gsm8k/mean"] == pytest.approx(2 / 3)
+    assert metrics["reward/part/mine.f/mean"] == 0.5
+    assert metrics["reward/extra/mine.f/acc/mean"] == 0.5
+    assert metrics["reward/extra/mine.f/steps/mean"] == 7.0
+    assert unknown_names(metrics) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("acc", "acc"),
+        ("two words", "two_words"),
+        ("a/b//c", "a_b__c"),
+        ("50%\n", "50__"),
+        ("", "_"),
+        ("<stat>", "_stat_"),
+        ("\u683c\u5f0f", "\u683c\u5f0f"),  # letters of any language
+        ("\ud800", "_"),
+        ("v1.2-x_y", "v1.2-x_y"),
+    ],
+)
+def test_names_from_a_users_dict_become_names_of_metrics(build_group: BuildGroup, key: str, name: str) -> None:
+    score = Score(value=1.0, verdict=C, extras={f"my file.f/{key}": 3.0})
+    metrics = group_metrics([scored(build_group(0, [C]), score)])
+    extras = {metric: value for metric, value in metrics.items() if metric.startswith("reward/extra/")}
+    assert extras == {f"reward/extra/my_file.f/{name}/mean": 3.0}
+    assert unknown_names(metrics) == []
+
+
+def test_keys_that_become_one_name_are_counted_together(build_group: BuildGroup) -> None:
+    score = Score(value=1.0, verdict=C, extras={"m.f/a b": 1.0, "m.f/a+b": 2.0})
+    metrics = group_metrics([scored(build_group(0, [C]), score)])
+    assert metrics["reward/extra/m.f/a_b/mean"] == 1.5

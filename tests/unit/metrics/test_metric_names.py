@@ -23,11 +23,14 @@ KNOWN = [
     *("actor/log_ratio_hist/below_-1e-1", "actor/log_ratio_hist/within_1e-4", "actor/log_ratio_hist/1e-3_to_1e-2"),
     *("actor/grad_share_length_decile/1", "actor/grad_share_length_decile/10", "samples/filtered/zero_signal"),
     *("rollout_corr/weight_mean", "rollout_corr/weight_max", "rollout_corr/weight_min", "rollout_corr/ess"),
-    *("rollout_corr/clipped_share", "reward/zero_signal_group_ratio"),
+    *("rollout_corr/clipped_share", "reward/zero_signal_group_ratio", "reward/part/my_reward.compute_score/mean"),
+    *("reward/unparseable_gold_ratio", "reward/timeout_ratio", "reward/error_ratio"),
+    *("reward/extra/my_reward.compute_score/acc/mean", "reward/extra/f.g/\u683c\u5f0f/mean"),
 ]
 UNKNOWN = [
     *("actor/pg_los", "critic/score/median", "timing_s/", "val-core/arithmetic/acc/mean@", "foo", ""),
     *("val-core//acc/pass@0", "actor/pg_loss ", "response_length", "ACTOR/LR"),
+    *("reward/extra/f.g/mean", "reward/extra/f.g/a b/mean", "reward/extra/f.g/a/b/mean", "reward/part/f g/mean"),
     *("actor/log_ratio_hist/1e-5", "actor/grad_share_length_decile/0", "actor/grad_share_length_decile/11"),
 ]
 

@@ -6,15 +6,60 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mindgspo.rewards.boxed import boxed_spans
-from mindgspo.rewards.gsm8k import GSM8K
-from mindgspo.rewards.math_dapo import MATH_DAPO
+from mindgspo.rewards.answers.boxed import boxed_spans
+from mindgspo.rewards.candidate import Candidate
+from mindgspo.rewards.functions.gsm8k import Gsm8k
+from mindgspo.rewards.functions.math_dapo import MathDapo
+from mindgspo.rewards.functions.numeric import NumericJudge
 from mindgspo.types import Verdict
+
+GSM8K, STRICT, MATH_DAPO = Gsm8k(), Gsm8k("strict"), MathDapo()
+JUDGES = [*(Gsm8k(mode) for mode in ("strict", "flexible", "first", "last")), MATH_DAPO, MathDapo(strict_box=True)]
+
+
+def verdict(judge: NumericJudge, text: str, gold: str) -> Verdict:
+    return judge.judge(Candidate(text=text, gold=gold, data_source="", index=0)).verdict
+
 
 PIECES = [
     *("####", "#### ", "Answer:", "answer is ", "The answer is", r"\boxed{", "}", "{", "\\"),
     *(r"\frac{", r"\text{", "$", "\ud800", "\x00", "\uff17", "\u7b54\u6848\uff1a"),
-    *("72", "1,000", "-", ".", "%", "/", "=", "\n", " ", "**", "x"),
+    *(
+        "72",
+        "1,000",
+        "-",
+        ".",
+        "%",
+        "/",
+        "=",
+        "\n",
+        " ",
+        "**",
+        "x",
+        "?",
+        "e5",
+        "x 10^3",
+        ":30",
+        "\u00bd",
+        " and ",
+        " or ",
+    ),
+    *(
+        "<answer>",
+        "</answer>",
+        "</think>",
+        "A: ",
+        "\n",
+        "Question:",
+        "because ",
+        "(",
+        ")",
+        "#",
+        "_",
+        "not ",
+        "*",
+        "1. ",
+    ),
 ]
 soup = st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
 NOISE_CHARS = 250_000
@@ -22,27 +67,44 @@ NOISE_CHARS = 250_000
 
 
 @settings(max_examples=300, deadline=None)
-@given(text=soup | st.text(), gold=soup | st.text())
-@example(text="#### 1/0", gold="1/0")
-@example(text="\\", gold="\\")
-def test_any_text_gives_a_score(text: str, gold: str) -> None:
-    for verifier in (GSM8K, MATH_DAPO):
-        score = verifier.score(text, gold)
-        assert (score.value is None) == (score.verdict is Verdict.UNPARSEABLE_GOLD)
+@given(text=soup | st.text(), gold=soup | st.text(), is_cut=st.booleans())
+@example(text="#### 1/0", gold="1/0", is_cut=False)
+@example(text="\\", gold="\\", is_cut=False)
+@example(text="1e9999", gold="1e-9999", is_cut=False)
+def test_any_text_gives_a_judgement(text: str, gold: str, is_cut: bool) -> None:
+    for judge in JUDGES:
+        candidate = Candidate(text=text, gold=gold, data_source="", index=0, is_cut=is_cut)
+        judgement = judge.judge(candidate)
+        assert (judgement.value is None) == (judgement.verdict is Verdict.UNPARSEABLE_GOLD)
+        assert judge.can_read(gold) == (judgement.verdict is not Verdict.UNPARSEABLE_GOLD)
 
 
 @settings(max_examples=100, deadline=None)
 @given(before=soup, value=st.integers(-(10**9), 10**9))
 def test_the_last_line_decides_whatever_stands_before(before: str, value: int) -> None:
-    assert GSM8K.score(f"{before}\n#### {value}", str(value)).verdict is Verdict.CORRECT
-    assert GSM8K.score(f"{before}\n#### {value}", str(value + 1)).verdict is Verdict.WRONG
+    before = before.replace("answer>", "").replace("think>", "")
+    for judge in (GSM8K, STRICT):
+        assert verdict(judge, f"{before}\n#### {value}", str(value)) is Verdict.CORRECT
+        assert verdict(judge, f"{before}\n#### {value}", str(value + 1)) is Verdict.WRONG
 
 
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(alphabet=st.characters(exclude_characters="#\\:\uff1a"), max_size=200))
-def test_no_marker_no_answer(text: str) -> None:
+def test_no_marker_no_answer_in_mode_strict_and_no_digit_no_answer_in_any(text: str) -> None:
     if "answer" not in text.lower() and "\u7b54\u6848" not in text:
-        assert GSM8K.score(text, "1").verdict is Verdict.NO_ANSWER
+        assert verdict(STRICT, text, "1") is Verdict.NO_ANSWER
+        without_digits = "".join(character for character in text if not character.isnumeric())
+        assert verdict(GSM8K, without_digits, "1") is Verdict.NO_ANSWER
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    prose=st.lists(st.sampled_from(["48", "24 ", "+", "=", "So", "she ", "clips ", "3 ", "\n"])).map("".join),
+    value=st.integers(0, 10**9),
+)
+def test_the_final_number_is_the_last_line_s(prose: str, value: int) -> None:
+    assert verdict(GSM8K, f"{prose}\nIn total she sold {value} clips.", str(value)) is Verdict.CORRECT
+    assert verdict(GSM8K, f"{prose}\nIn total she sold {value} clips.", str(value + 1)) is Verdict.WRONG
 
 
 HOSTILE = [
@@ -50,33 +112,28 @@ HOSTILE = [
     *(r"\boxed{", r"\boxed{x", "{", "}", r"\boxed{}", "\\", r"\text{", r"\frac{1}"),
     *("9", "9,", "9 ", "9/", "1,000", "Answer:\n"),
     *(" ", "\n", "*", "_", "$", ".", "\uff17", "=", "is ", "<", "<<", "<|", "the answer is 1 or "),
+    *("</think>", "<answer> ", "Question:\n", "Question: 1\n", "A: x\n", "answer to a ", "\u7b54\u6848"),
+    *("1? ", "1?\n", "x1\n", "not 1. ", "**1 or 2** ", "1+", "(1+1) ", "= 1 ", "because 1 ", "1.5e", "1 x 10^", "3:"),
 ]
 
 
 @pytest.mark.parametrize("unit", HOSTILE)
 def test_repeating_it_finishes_and_hides_no_answer(unit: str) -> None:
     noise = unit * (NOISE_CHARS // len(unit))
-    assert GSM8K.score("#### 1", noise).verdict in (Verdict.UNPARSEABLE_GOLD, Verdict.WRONG)
-    assert GSM8K.score(f"{noise}\n\n#### 41", "41").verdict is Verdict.CORRECT
-    assert MATH_DAPO.score(f"{noise}\n\nAnswer: 41", "41").verdict is Verdict.CORRECT
+    assert verdict(GSM8K, "#### 1", noise) in (Verdict.UNPARSEABLE_GOLD, Verdict.WRONG)
+    for judge in JUDGES:
+        verdict(judge, noise, "123456789")
+        verdict(judge, "#### 1", noise)
+    assert verdict(STRICT, f"{noise}\n\n#### 41", "41") is Verdict.CORRECT
+    assert verdict(GSM8K, f"{noise}\n\n#### 41", "41") is Verdict.CORRECT
+    assert verdict(MATH_DAPO, f"{noise}\n\nAnswer: 41", "41") is Verdict.CORRECT
 
 
 def test_a_megabyte_of_mixed_noise_finishes() -> None:
     noise = "".join(HOSTILE)
     noise *= 1_000_000 // len(noise)
-    for verifier in (GSM8K, MATH_DAPO):
-        assert verifier.score(noise, "123456789").verdict is Verdict.WRONG
-
-
-def test_the_answer_is_found_before_a_megabyte_of_tail() -> None:
-    tail = "\nwords without meaning" * 50_000
-    assert GSM8K.score("#### 42" + tail, "42").verdict is Verdict.CORRECT
-    assert MATH_DAPO.score("Answer: 42" + tail, "42").verdict is Verdict.CORRECT
-
-
-def test_a_ten_thousand_digit_answer_is_wrong_not_slow() -> None:
-    assert GSM8K.score("#### " + "7" * 10_000, "7").verdict is Verdict.WRONG
-    assert GSM8K.score(r"\boxed{" + "7" * 10_000 + "}", "7").verdict is Verdict.WRONG
+    for judge in JUDGES:
+        assert verdict(judge, noise, "123456789") in (Verdict.WRONG, Verdict.NO_ANSWER)
 
 
 def test_boxes_close_where_their_brace_closes() -> None:

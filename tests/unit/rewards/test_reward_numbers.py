@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindgspo.rewards.number import MAX_DIGITS, parse_number
+from mindgspo.rewards.answers.number import MAX_DIGITS, number_places, parse_number
+from mindgspo.rewards.answers.quantity import Quantity, read_quantity
 
 READABLE = {
     "72": Fraction(72),
@@ -32,9 +34,21 @@ READABLE = {
     r"\tfrac13": Fraction(1, 3),
     r"\frac{-1}{3}": Fraction(-1, 3),
     r"2\frac{1}{3}": Fraction(7, 3),
+    "1 and 1/2": Fraction(3, 2),
+    "50 percent": Fraction(1, 2),
+    "1e5": Fraction(10**5),
+    "1.5e3": Fraction(1500),
+    "-1.5E-3": Fraction(-15, 10**4),
+    "1.5 x 10^3": Fraction(1500),
+    "1.5*10^{3}": Fraction(1500),
+    r"1.5 \times 10^{-3}": Fraction(15, 10**4),
+    r"2 \cdot 10^4": Fraction(20_000),
+    "1.5\u00d710\u00b3": Fraction(1500),
+    "1.5\u00d710\u207b\u00b3": Fraction(15, 10**4),
+    "1,500e2": Fraction(150_000),
 }
 UNREADABLE = [
-    *("", " ", "-", ".", "5 5", "1,00", "1,0000", "1,,000", "--3", "1e5", "0x10", "1/0"),
+    *("", " ", "-", ".", "5 5", "1,00", "1,0000", "1,,000", "--3", "0x10", "1/0"),
     *(
         r"\frac{1}{0}",
         "1/2/3",
@@ -48,6 +62,16 @@ UNREADABLE = [
         "1_000",
         "5!",
         "2^10",
+        "1e",
+        "1e5x",
+        "1e1.5",
+        "1e101",
+        "1e9999",
+        "1e99999",
+        "1 x 11^2",
+        "1.5 x 10^",
+        "4:30",
+        "1/2/2024",
     ),
 ]
 
@@ -77,6 +101,75 @@ def test_decimals_are_exact(value: object) -> None:
 def test_fractions_in_both_notations(top: int, bottom: int) -> None:
     assert parse_number(f"{top}/{bottom}") == Fraction(top, bottom)
     assert parse_number(rf"\frac{{{top}}}{{{bottom}}}") == Fraction(top, bottom)
+
+
+@given(st.integers(-(10**9), 10**9), st.integers(-MAX_DIGITS, MAX_DIGITS))
+def test_scientific_notation_is_exact(value: int, power: int) -> None:
+    expected = value * Fraction(10) ** power
+    assert parse_number(f"{value}e{power}") == expected
+    assert parse_number(rf"{value} \times 10^{{{power}}}") == expected
+
+
+PLACES = {
+    "48 + 24 = 72": ["48", "24", "72"],
+    "1,000 and .5, 3/4; 50% of 1.5e3.": ["1,000", ".5", "3/4", "50%", "1.5e3"],
+    r"2\frac{1}{2} or \frac{x}{2}": [r"2\frac{1}{2}", r"\frac", "2"],
+    "4:30, 1/0": ["4", "30", "1/0"],
+    "7" * 500: ["7" * 500],
+    "none": [],
+}
+
+
+@pytest.mark.parametrize(("line", "literals"), PLACES.items())
+def test_number_places(line: str, literals: list[str]) -> None:
+    assert [line[start:end] for start, end in number_places(line)] == literals
+
+
+@given(st.text(alphabet="0123456789.,/ e^x{}\\frac%$-"))
+def test_number_places_do_not_overlap_and_miss_no_digit(line: str) -> None:
+    places = number_places(line)
+    assert all(start < end for start, end in places)
+    assert all(end <= start for (_, end), (start, _) in pairwise(places))
+    covered = {position for start, end in places for position in range(start, end)}
+    assert all(position in covered for position, character in enumerate(line) if character.isdigit())
+
+
+QUANTITIES = {
+    "72 clips": Fraction(72),
+    "$1,000 per day.": Fraction(1000),
+    "5 dollars and 50 cents": Fraction(11, 2),
+    "2 and a half hours": Fraction(5, 2),
+    "1 and a half million": Fraction(1_500_000),
+    "2 hundred thousand": Fraction(200_000),
+    "$70k": Fraction(70_000),
+    "3\u4e07\u5143": Fraction(30_000),
+    "2\u00bd cups": Fraction(5, 2),
+    "72 (48 + 24 = 72)": Fraction(72),
+    "72 = x": Fraction(72),
+    "(72)": Fraction(72),
+    "72 cm^2": Fraction(72),
+}
+NO_QUANTITIES = [
+    "72 or 73",
+    "2 hours and 5 minutes",
+    "5 feet 10",
+    "4:30 pm",
+    "5x",
+    "$70k$",
+    "48 + 24",
+    "2**10",
+    "(1, 2)",
+]
+
+
+@pytest.mark.parametrize(("text", "value"), QUANTITIES.items())
+def test_a_number_with_what_stands_around_it(text: str, value: Fraction) -> None:
+    assert read_quantity(text) == Quantity(value=value)
+
+
+@pytest.mark.parametrize("text", NO_QUANTITIES)
+def test_what_is_not_one_number_is_not_read_as_one(text: str) -> None:
+    assert read_quantity(text) is None
 
 
 def test_absurd_sizes_are_refused() -> None:

@@ -1,10 +1,15 @@
+"""DAPO's overlong penalty: the formula over many lengths, and the reward function for one response."""
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from mindgspo.config.reward_section import OverlongSection
 from mindgspo.errors import DataError
-from mindgspo.rewards.overlong import overlong_penalty
+from mindgspo.rewards.candidate import Candidate
+from mindgspo.rewards.functions.overlong import Overlong, overlong_penalty
+from mindgspo.types import Verdict
 
 
 def test_a_line_over_the_buffer_by_hand():
@@ -56,3 +61,42 @@ def test_no_lengths_no_penalties():
 def test_bad_settings_are_refused(lengths, settings, message):
     with pytest.raises(DataError, match=message):
         overlong_penalty(lengths, **{"max_len": 8, "buffer_len": 2, **settings})
+
+
+# ----- the reward function
+
+
+def of_length(num_tokens: int | None) -> Candidate:
+    return Candidate(text="", gold="", data_source="test", index=0, num_tokens=num_tokens)
+
+
+def test_one_response_by_hand_and_never_below_the_factor():
+    overlong = Overlong(OverlongSection(buffer_len=5, factor=0.5, max_len=20))
+    values = [overlong.value(of_length(length), None) for length in (0, 1, 15, 16, 18, 20, 21, 10**9)]
+    assert values == [0, 0, 0, -0.1, pytest.approx(-0.3), -0.5, -0.5, -0.5]
+    assert all(type(value) is float for value in values)
+
+
+@pytest.mark.parametrize(("max_len", "buffer_len", "factor"), [(20, 5, 1.0), (20, 20, 2.5), (7, 1, 0.3), (64, 16, 0)])
+def test_one_response_is_paid_as_many_are(max_len, buffer_len, factor):
+    overlong = Overlong(OverlongSection(buffer_len=buffer_len, factor=factor, max_len=max_len))
+    lengths = range(2 * max_len + 2)
+    many = overlong_penalty(lengths, max_len=max_len, buffer_len=buffer_len, factor=factor, floor=-factor)
+    assert [overlong.value(of_length(length), None) for length in lengths] == many.tolist()
+
+
+def test_the_verdict_does_not_matter():
+    overlong = Overlong(OverlongSection(buffer_len=4, max_len=8))
+    assert {overlong.value(of_length(6), verdict) for verdict in (*Verdict, None)} == {-0.5}
+
+
+def test_a_buffer_longer_than_the_response_is_refused():
+    with pytest.raises(DataError, match="buffer_len 9 must lie between 0 and max_len 8"):
+        Overlong(OverlongSection(buffer_len=9, max_len=8))
+
+
+def test_it_needs_the_length():
+    with pytest.raises(AssertionError, match="max_len"):
+        Overlong(OverlongSection())
+    with pytest.raises(AssertionError, match="tokens"):
+        Overlong(OverlongSection(max_len=5000)).value(of_length(None), None)

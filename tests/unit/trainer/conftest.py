@@ -13,7 +13,7 @@ from mindgspo.algorithms.kl_control import KLController
 from mindgspo.config import ExperimentConfig, RewardSection, TokenizerSection, load_config
 from mindgspo.data import PromptStream
 from mindgspo.metrics import Timers
-from mindgspo.rewards import build_scorer
+from mindgspo.rewards import Candidate, Scorer
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.types import Batch, Prompt, Response, Score, Verdict
 
@@ -105,17 +105,19 @@ class FakeUpdater:
 
 
 class AbstainingScorer:
-    """The gsm8k reward, but None with Verdict.TIMEOUT where `abstains(prompt, text)` says so."""
+    """The gsm8k reward, but None with Verdict.TIMEOUT where `abstains(candidate)` says so."""
 
-    def __init__(self, abstains: Callable[[Prompt, str], bool]) -> None:
-        self._inner = build_scorer(RewardSection())
+    labels = ("auto",)
+
+    def __init__(self, abstains: Callable[[Candidate], bool]) -> None:
+        self._inner = Scorer(RewardSection())
         self._abstains = abstains
 
-    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Score]:
-        scores = self._inner.score(prompts, texts)
+    def score(self, candidates: Sequence[Candidate]) -> list[Score]:
+        scores = self._inner.score(candidates)
         return [
-            replace(score, value=None, verdict=Verdict.TIMEOUT) if self._abstains(prompt, text) else score
-            for prompt, text, score in zip(prompts, texts, scores, strict=True)
+            replace(score, value=None, verdict=Verdict.TIMEOUT) if self._abstains(candidate) else score
+            for candidate, score in zip(candidates, scores, strict=True)
         ]
 
 
@@ -170,7 +172,7 @@ def make_parts(load, prompts, tokenizer, tmp_path: Path):
             "tokenizer": tokenizer,
             "model": None,
             "engine": ScriptedEngine(script),
-            "scorer": build_scorer(config.reward),
+            "scorer": Scorer(config.reward),
             "eval_set": prompts,
             "old_policy": FakeScorer(),
             "reference": None,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mindgspo.data.command import prepare_from_options
-from mindgspo.errors import ConfigError, DataError, TokenizerError, WeightsError
+from mindgspo.errors import ConfigError, DataError, RewardError, TokenizerError, WeightsError
 from mindgspo.models.huggingface_config import huggingface_config
 from mindgspo.trainer.preflight import check_experiment
 
@@ -38,7 +38,7 @@ def test_prompts_are_shown_as_the_model_will_see_them(check) -> None:
         "<|im_start|>assistant\n"
     ) in shown
     assert "data.train: 5 rows, the first 2:" in shown and "Tom has 12 pens" not in shown
-    assert "--- reward: the row's own solution gets 1 (found '10', gold '10')" in shown
+    assert "--- reward: the row's own solution gets 1, found '10', gold '10'" in shown
     assert "data.eval: 16 rows, the first 2:" in shown
     assert "3 (trainer.max_steps), 5 rows" in shown
 
@@ -48,10 +48,9 @@ def test_prompts_are_shown_as_the_model_will_see_them(check) -> None:
     [
         ({"question": "pens " * 40}, "the prompt has 5. tokens, data.max_prompt_length is 32"),
         ({"answer": "10"}, "rows.jsonl:1: answer: no final"),
-        ({"answer": "#### several"}, "1 gold answers in 1 rows are not numbers: row 0"),
         ({"answer": "#### 10\n\nThat is \\boxed{11}. #### 11 #### 1"}, None),
     ],
-    ids=["long prompt", "no answer", "no number", "last mark"],
+    ids=["long prompt", "no answer", "last mark"],
 )
 def test_first_rows_that_cannot_be_used_are_refused(check, change: dict, said: str | None) -> None:
     rows = [{**ROWS[0], **change}, *ROWS[1:]]
@@ -62,6 +61,35 @@ def test_first_rows_that_cannot_be_used_are_refused(check, change: dict, said: s
             check(rows)
 
 
+def test_a_row_whose_gold_answer_cannot_be_read_is_left_out_as_the_run_will(check) -> None:
+    shown = check([{**ROWS[0], "answer": "#### several"}, *ROWS[1:]])
+    assert "data.train: 4 rows, the first 2:" in shown and "several" not in shown
+    with pytest.raises(DataError, match="holds no row with a gold answer that can be read"):
+        check([{**ROWS[0], "answer": "#### several"}])
+
+
+def test_without_a_solution_the_gold_answer_itself_is_tried(check, tmp_path) -> None:
+    rows = tmp_path / "aime.jsonl"
+    rows.write_text('{"problem": "How many?", "answer": "073"}\n')
+    shown = check(ROWS, f"data.eval={{format: aime, path: {rows}}}", "data.max_prompt_length=64")
+    assert "the row's gold answer gets 1, found " in shown
+
+
+def test_a_reward_file_is_loaded_and_tried_on_two_rows(check, tmp_path) -> None:
+    reward = tmp_path / "mine.py"
+    body = "def score(data_source, solution_str, ground_truth, extra_info):\n    return {}\n"
+    reward.write_text(body.format("{'score': 0.5, 'acc': False, 'pred': ground_truth}"))
+    shown = check(ROWS, f"reward.functions=['{reward}:score']")
+    assert shown.count("--- reward: the row's own solution gets 0.5, found '1") == 2
+    for value, said in (("float('nan')", "mine.score: returned .*nan"), ("'good'", "mine.score: returned 'good'")):
+        reward.write_text(body.format(value))
+        with pytest.raises(RewardError, match=said):
+            check(ROWS, f"reward.functions=['{reward}:score']")
+    reward.write_text("import nowhere_to_be_found\n")
+    with pytest.raises(RewardError, match="nowhere_to_be_found"):
+        check(ROWS, f"reward.functions=['{reward}:score']")
+
+
 def test_a_broken_row_far_below_is_found_too(check) -> None:
     with pytest.raises(DataError, match="rows.jsonl:6: answer: no final"):
         check([*ROWS, {"question": "How many?", "answer": "?"}])
@@ -69,14 +97,15 @@ def test_a_broken_row_far_below_is_found_too(check) -> None:
 
 def test_a_reward_that_refuses_the_rows_own_solution_is_refused(check) -> None:
     with pytest.raises(DataError, match="row 0: the reward functions call its own solution no_answer"):
-        check(ROWS, "reward.functions=[math_dapo]")
+        check(ROWS, "reward.functions=[math_dapo]", "reward.answer=strict")
 
 
 def test_a_careless_teachers_solution_may_be_wrong_but_must_have_an_answer(load) -> None:
     shown = "\n".join(check_experiment(load("data.train.forgotten_carries=1.0", "data.train.max_rows=40")))
     assert "data.train: 40 rows" in shown
     with pytest.raises(DataError, match="its own solution no_answer"):
-        list(check_experiment(load("data.train.forgotten_carries=1.0", "reward.functions=[math_dapo]")))
+        settings = ("data.train.forgotten_carries=1.0", "reward.functions=[math_dapo]", "reward.answer=strict")
+        list(check_experiment(load(*settings)))
 
 
 def test_an_empty_file_is_refused(check) -> None:

@@ -94,7 +94,7 @@ def test_other_estimators_ask_for_no_greedy_response(make_parts, one_of_two_righ
 def test_a_prompt_whose_greedy_response_has_no_reward_is_left_out(make_parts, one_of_two_right, answer, fakes) -> None:
     engine = RecordingEngine(one_of_two_right, lambda prompt, sample: answer("998"))
     scorer = fakes.abstaining_scorer(
-        lambda prompt, text: (prompt.index == 1 and "998" in text) or (prompt.index == 2 and "999" in text)
+        lambda one: (one.index == 1 and "998" in one.text) or (one.index == 2 and "999" in one.text)
     )
     parts = make_parts(one_of_two_right, "algorithm.advantage.estimator=remax", engine=engine, scorer=scorer)
     result = run_step(parts, 1)
@@ -132,7 +132,7 @@ def test_discounted_returns_reach_the_rows_token_by_token(make_parts, one_of_two
 
 def test_returns_are_whitened_over_the_tokens_of_the_whole_step(make_parts, one_of_two_right, fakes) -> None:
     """Over both mini-batches, without the response whose reward abstained."""
-    scorer = fakes.abstaining_scorer(lambda prompt, text: prompt.index == 1 and "999" not in text)
+    scorer = fakes.abstaining_scorer(lambda one: one.index == 1 and "999" not in one.text)
     parts = make_parts(one_of_two_right, *REINFORCE, scorer=scorer)
     result = run_step(parts, 1)
     rewards = [1, 0, None, 0, 1, 0, 1, 0]

@@ -111,7 +111,7 @@ def test_reinforce_plus_plus_charges_every_token_its_own_penalty(make) -> None:
 
 
 def test_responses_that_are_not_trained_are_not_measured(make, fakes) -> None:
-    scorer = fakes.abstaining_scorer(lambda prompt, text: prompt.index == 0 and "999" in text)
+    scorer = fakes.abstaining_scorer(lambda one: one.index == 0 and "999" in one.text)
     parts = make(*KL_IN_REWARD, "algorithm.kl.estimator=k1", DR_GRPO, scorer=scorer)
     result = run_step(parts, 1)
     tokens = [0.01 * ids for number, ids in enumerate(responses_of(result)) if number != 1]
@@ -162,7 +162,7 @@ def test_an_adaptive_coefficient_answers_in_the_next_step(make, fakes) -> None:
 
 def test_it_answers_to_the_trained_responses_only_and_not_to_a_step_without_any(make, fakes) -> None:
     abstains = [1]
-    scorer = fakes.abstaining_scorer(lambda prompt, text: prompt.index in abstains and "999" in text)
+    scorer = fakes.abstaining_scorer(lambda candidate: candidate.index in abstains and "999" in candidate.text)
     settings = (*KL_IN_LOSS, *ADAPTIVE, "algorithm.filter_groups=zero_signal")
     parts = make(*settings, scorer=scorer, updater=fakes.updater(kls=[0.11, 0.11]))
     assert run_step(parts, 1).metrics["samples/trained"] == 6

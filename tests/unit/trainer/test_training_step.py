@@ -8,8 +8,11 @@ import math
 import numpy as np
 import pytest
 
+from mindgspo.config import RewardSection
 from mindgspo.errors import TrainingError
 from mindgspo.metrics import unknown_names
+from mindgspo.rewards import Candidate, Scorer
+from mindgspo.rewards.judgement import Judgement
 from mindgspo.trainer.step import run_step
 
 HALF = math.sqrt(0.5)  # rewards 1 and 0: (1 - 0.5) / std, ddof 1
@@ -92,7 +95,7 @@ def test_prompts_follow_the_stream(make_parts, one_of_two_right) -> None:
 
 
 def test_responses_without_a_reward_are_filtered_and_counted_by_reason(make_parts, one_of_two_right, fakes) -> None:
-    scorer = fakes.abstaining_scorer(lambda prompt, text: prompt.index == 0 and "999" in text)
+    scorer = fakes.abstaining_scorer(lambda one: one.index == 0 and "999" in one.text)
     parts = make_parts(one_of_two_right, scorer=scorer)
     result = run_step(parts, 1)
 
@@ -110,7 +113,7 @@ def test_responses_without_a_reward_are_filtered_and_counted_by_reason(make_part
 
 
 def test_a_mini_batch_without_any_reward_is_left_out(make_parts, one_of_two_right, fakes) -> None:
-    scorer = fakes.abstaining_scorer(lambda prompt, text: prompt.index < 2)
+    scorer = fakes.abstaining_scorer(lambda one: one.index < 2)
     parts = make_parts(one_of_two_right, scorer=scorer)
     metrics = run_step(parts, 1).metrics
     assert (metrics["actor/updates"], metrics["samples/trained"], metrics["samples/filtered"]) == (1, 4, 4)
@@ -118,25 +121,20 @@ def test_a_mini_batch_without_any_reward_is_left_out(make_parts, one_of_two_righ
 
 
 def test_a_step_without_any_reward_stops_the_run(make_parts, one_of_two_right, fakes) -> None:
-    parts = make_parts(one_of_two_right, scorer=fakes.abstaining_scorer(lambda prompt, text: True))
+    parts = make_parts(one_of_two_right, scorer=fakes.abstaining_scorer(lambda one: True))
     with pytest.raises(TrainingError, match=r"step 7: none of the 8 responses has a reward \(8 timeout\)"):
         run_step(parts, 7)
     assert parts.updater.batches == [] and parts.weight_version == 0
 
 
-def test_a_reward_function_that_raises_filters_its_sample(make_parts, one_of_two_right, monkeypatch, caplog) -> None:
-    from mindgspo.rewards.registry import FUNCTIONS
-
+def test_a_reward_function_that_raises_filters_its_sample(make_parts, one_of_two_right, caplog) -> None:
     class Raising:
-        def read_gold(self, gold: str) -> object:
-            return gold
-
-        def score(self, text: str, gold: str):
+        def judge(self, candidate: Candidate) -> Judgement:
             raise RuntimeError("broken")
 
-    monkeypatch.setitem(FUNCTIONS, "gsm8k", Raising())
-    with caplog.at_level(logging.ERROR), pytest.raises(TrainingError, match=r"\(8 error\)"):
-        run_step(make_parts(one_of_two_right), 1)
+    scorer = Scorer(RewardSection(), build=lambda name, section: Raising())
+    with caplog.at_level(logging.WARNING), pytest.raises(TrainingError, match=r"\(8 error\)"):
+        run_step(make_parts(one_of_two_right, scorer=scorer), 1)
     assert "RuntimeError: broken" in caplog.text
 
 

@@ -1,7 +1,7 @@
 """A soft penalty on responses that come close to the longest length, instead of a sudden one at the end.
 
-What enters: response lengths in tokens. What leaves: what is added to their rewards. Called by the command
-`mindgspo conformance`. numpy only.
+What enters: response lengths in tokens. What leaves: what is added to their rewards. The scorer calls `Overlong`, the
+command `mindgspo conformance` calls `overlong_penalty`.
 
     N responses
 """
@@ -13,7 +13,35 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mindgspo.config.reward_section import OverlongSection
 from mindgspo.errors import DataError
+from mindgspo.rewards.candidate import Candidate
+from mindgspo.types import Verdict
+
+
+class Overlong:
+    """`overlong_penalty` of one response, at most the section's factor, whether its answer is right or wrong.
+
+    The penalties of all lengths are computed once, because numpy's work on an array of one takes far longer than a
+    look-up in a list.
+    Raises DataError for a buffer that is longer than max_len.
+    """
+
+    def __init__(self, section: OverlongSection) -> None:
+        assert section.max_len is not None, "the configuration fills in overlong.max_len"
+        self._max_len = section.max_len
+        self._penalties: list[float] = overlong_penalty(
+            np.arange(section.max_len + 1),
+            max_len=section.max_len,
+            buffer_len=section.buffer_len,
+            factor=section.factor,
+            floor=-section.factor,
+        ).tolist()
+
+    def value(self, candidate: Candidate, verdict: Verdict | None) -> float:
+        """0 up to the buffer, then a line down to -factor at max_len and beyond."""
+        assert candidate.num_tokens is not None, "overlong needs the length in tokens"
+        return self._penalties[min(candidate.num_tokens, self._max_len)]
 
 
 def overlong_penalty(

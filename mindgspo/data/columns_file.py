@@ -1,0 +1,42 @@
+"""A YAML file that holds a `ColumnsSection`, for command lines.
+
+What enters: a path. What leaves: the section, read and complained about as the configuration is. Called by `command`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from mindgspo.config.layers import read_layers
+from mindgspo.config.messages import schema_problems
+from mindgspo.config.schema import ColumnsSection, ExperimentConfig
+from mindgspo.errors import ConfigError
+
+# Where the section stands in an experiment.
+_PLACE = "data.train.columns."
+
+
+def read_columns_file(path: Path) -> ColumnsSection:
+    """The mapping that stands in the file, keys `prompt`, `answer`, ... at its top level.
+
+    Raises ConfigError for a file that is missing or no such YAML, with every problem of its keys.
+    """
+    mapping = read_layers(path, ())
+    try:
+        return ColumnsSection.model_validate_json(json.dumps(mapping), strict=True)
+    except ValidationError:
+        problems = _problems(mapping)
+        raise ConfigError("\n  ".join([f"{path}: wrong columns", *problems])) from None
+
+
+def _problems(mapping: dict[str, object]) -> list[str]:
+    """The configuration's own words for what is wrong with the section, as part of an experiment."""
+    experiment = {"data": {"train": {"format": "columns", "columns": mapping}}}
+    try:
+        ExperimentConfig.model_validate_json(json.dumps(experiment), strict=True)
+    except ValidationError as error:
+        return [line.replace(_PLACE, "") for line in schema_problems(error) if line.startswith(_PLACE)]
+    raise AssertionError("an experiment without a model is refused")

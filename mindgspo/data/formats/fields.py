@@ -1,0 +1,93 @@
+"""Reading the fields of a row: each function returns a checked value or raises a DataError that names the place."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+
+from mindgspo.errors import DataError
+from mindgspo.tokenization import ChatMessage
+
+
+def text_of(row: Mapping[str, object], key: str, where: str) -> str:
+    """The non-empty text at `key`."""
+    if key not in row:
+        raise DataError(f"{where}: {key}: expected a non-empty text, got {only_fields(row)}")
+    return checked_text(row[key], f"{where}: {key}")
+
+
+def checked_text(value: object, place: str) -> str:
+    """`value` if it is a text with something in it that can be written as UTF-8."""
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{place}: expected a non-empty text, got {shown(value)}")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"{place}: holds half a surrogate pair, which is no character ({error.reason})") from None
+    return value
+
+
+def optional_text(value: object, place: str) -> str:
+    """As `checked_text`; nothing and the empty text are ""."""
+    return "" if value is None or value == "" else checked_text(value, place)
+
+
+def first_key(row: Mapping[str, object], keys: Iterable[str], where: str) -> str:
+    """The first of `keys` that the row has."""
+    for key in keys:
+        if key in row:
+            return key
+    raise DataError(f"{where}: {' or '.join(keys)}: missing; the row has {only_fields(row)}")
+
+
+def answer_text(value: object, place: str) -> str:
+    """A gold answer, text or number, as text. A whole float ("72.0") is written as the integer it is."""
+    if isinstance(value, str) and value.strip():
+        return checked_text(value, place)
+    if isinstance(value, (int, float, Decimal)) and not isinstance(value, bool) and math.isfinite(value):
+        return str(int(value)) if value == int(value) else str(value)
+    raise DataError(f"{place}: the row has no gold answer (text or number), got {value!r}")
+
+
+def messages_of(prompt: object, place: str) -> tuple[ChatMessage, ...]:
+    """A conversation: a non-empty list of {role, content}, both text."""
+    if not isinstance(prompt, list) or not prompt:
+        raise DataError(f"{place}: expected a list of {{role, content}} messages, got {shown(prompt)}")
+    messages: list[ChatMessage] = []
+    for i, message in enumerate(prompt):
+        if not isinstance(message, Mapping):
+            raise DataError(f"{place}[{i}]: expected {{role, content}}, got {shown(message)}")
+        one = f"{place}[{i}]"
+        messages.append({"role": text_of(message, "role", one), "content": text_of(message, "content", one)})
+    return tuple(messages)
+
+
+def asks(question: str) -> tuple[ChatMessage, ...]:
+    """The conversation that consists of a user's question."""
+    return ({"role": "user", "content": question},)
+
+
+def json_object(value: Mapping[str, object], place: str) -> dict[str, object]:
+    """`value` as JSON gives it back."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{place}: holds something that JSON cannot ({error})") from error
+
+
+def present(row: Mapping[str, object], keys: Iterable[str]) -> dict[str, object]:
+    """The fields of `keys` that the row has and that hold something."""
+    return {key: row[key] for key in keys if row.get(key) is not None}
+
+
+def only_fields(row: Mapping[str, object]) -> str:
+    """The row's fields for a message."""
+    return f"only the fields {', '.join(map(str, row)) or '(none)'}"
+
+
+def shown(value: object) -> str:
+    """A value for a message: its type and its beginning."""
+    return "nothing" if value is None else f"{type(value).__name__} {str(value)[:60]!r}"

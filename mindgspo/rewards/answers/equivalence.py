@@ -1,0 +1,178 @@
+r"""Whether two answers are the same, as far as that is quick and certain.
+
+What enters: the answer that a response gives, and the gold answer. What leaves: a `Comparison`. Called by
+`functions.math`, which hands what is UNDECIDED to a symbolic comparison in a worker process. Linear in the texts,
+exact: no floats.
+
+    1. the same text                           "x^2 + 1" twice
+    2. both numbers: decided                   0.5 and \frac{1}{2}, 50\% and 50, 72 clips and 72.0; 0.333 and 1/3 differ
+    3. times of day, numbers with a base       4:30 p.m. and 4:30; 52_8 and 52_{8}; a base or p.m. left out is implied
+    4. both words                              \text{(C)} and C, \text{east} and East; east and west differ
+    5. the same normal form                    see `latex`
+    6. numbers, lists and tuples of numbers    3,5,7 and 3,5 differ, (1,2) and (2,1) too
+    7. what no formula can contain differs     prose in another script, quotation marks
+    8. anything else is undecided              2\sqrt{2} and \sqrt{8}, x(x+1) and x^2+x
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import Enum
+from fractions import Fraction
+
+from mindgspo.rewards.answers.latex import NormalForm, answer_tokens, form_of_tokens
+from mindgspo.rewards.answers.latex_spelling import safe_latex
+from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, Kind, Token
+from mindgspo.rewards.answers.number import parse_number
+from mindgspo.rewards.answers.plain_text import plain
+from mindgspo.rewards.answers.quantity import Quantity, read_quantity, same_quantity
+
+
+class Comparison(Enum):
+    """UNDECIDED: only a symbolic comparison can tell."""
+
+    SAME = "same"
+    DIFFERENT = "different"
+    UNDECIDED = "undecided"
+
+
+_TIME = re.compile(r"([0-9]{1,2}):([0-9]{2})\s?(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
+_BASED = re.compile(r"\+(?P<digits>[0-9]+)_\{(?P<base>[^{}]*)\}")
+_HEDGES = frozenset(("or", "not", "if", "least", "most", "plus", "minus", "times", "base", "mod", "between", "less"))
+_ARTICLES = frozenset(("a", "an", "the"))
+
+
+def compare(answer: str, gold: str) -> Comparison:
+    """Compares two answers without looking at the question. Never raises."""
+    if max(len(answer), len(gold)) > MAX_EXPRESSION_CHARS:
+        return Comparison.SAME if answer.strip() == gold.strip() else Comparison.DIFFERENT
+    pair = [_Reading(answer), _Reading(gold)]
+    if not all(reading.tokens for reading in pair):
+        return Comparison.DIFFERENT
+    if answer.split() == gold.split():
+        return Comparison.SAME
+    for rung in (_compare_numbers, _compare_times, _compare_based, _compare_words, _compare_forms):
+        found = rung(*pair)
+        if found is not Comparison.UNDECIDED:
+            return found
+    can_be_formulas = all(safe_latex(reading.tokens) is not None for reading in pair)
+    return Comparison.UNDECIDED if can_be_formulas else Comparison.DIFFERENT
+
+
+class _Reading:
+    """One answer with all that the rungs ask about it."""
+
+    def __init__(self, text: str) -> None:
+        self.plain = plain(text)
+        self.tokens: Sequence[Token] = answer_tokens(text)
+        self.form: NormalForm | None = form_of_tokens(list(self.tokens))
+        self.number = self._number(text)
+
+    def _number(self, text: str) -> Quantity | None:
+        if self.form is not None and self.form.is_number:
+            return Quantity(value=Fraction(self.form.body))
+        if self.form is not None and self.form.is_percent:
+            return Quantity(value=Fraction(self.form.body.removesuffix(" %")) / 100, percent=True)
+        # A literal may be in a notation that the form does not know, such as 1.5e3.
+        is_number = parse_number(self.plain) is not None or self._is_number_with_words()
+        return read_quantity(text) if is_number else None
+
+    def _is_number_with_words(self) -> bool:
+        """Whether this can be "$1,000 per day" and cannot be "2ab", "x^2 = 4" or "5 or more"."""
+        has_words = False
+        for token in self.tokens:
+            words = frozenset(token.text.lower().split()) if token.kind is Kind.TEXT else frozenset()
+            if token.kind is Kind.LETTER or token.is_symbol(*"=<>:([^,;") or words & _HEDGES:
+                return False
+            if token.kind is Kind.COMMAND and token.text != "frac":
+                return False
+            has_words = has_words or token.kind is Kind.TEXT or not token.text.isascii()
+        return has_words
+
+    def has_name_of(self, other: _Reading) -> bool:
+        """Whether these may be answers for the same variable: not x = 5 and y = 5."""
+        names = {reading.form.name for reading in (self, other) if reading.form is not None} - {None}
+        return len(names) <= 1
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words of an answer that is nothing but words or one letter, without articles; () for any other."""
+        texts: list[str] = []
+        for token in self.tokens:
+            if token.kind is Kind.TEXT or token.kind is Kind.LETTER:
+                texts.append(token.text)
+            elif not token.is_symbol("(", ")", ".", ",") and not (
+                token.is_symbol("-") and texts and len(texts[-1]) > 1
+            ):
+                return ()  # a hyphen within words; -x is no word
+        if len(texts) > 1 and all(len(text) == 1 for text in texts):
+            return ()  # a product of variables
+        words = re.findall(r"[^\W\d_]+", self.plain)
+        return tuple(word for word in words if word.lower() not in _ARTICLES) if len(words) > 1 else tuple(words)
+
+
+def _compare_numbers(answer: _Reading, gold: _Reading) -> Comparison:
+    if answer.number is None or gold.number is None or not answer.has_name_of(gold):
+        return Comparison.UNDECIDED
+    return _decided(same_quantity(answer.number, gold.number))
+
+
+def _compare_times(answer: _Reading, gold: _Reading) -> Comparison:
+    times = [_TIME.fullmatch(reading.plain) for reading in (answer, gold)]
+    if times[0] is None or times[1] is None:
+        return Comparison.UNDECIDED
+    (hour, minute, half), (gold_hour, gold_minute, gold_half) = (time.groups() for time in times if time is not None)
+    same_half = half is None or gold_half is None or half.lower() == gold_half.lower()
+    return _decided(int(hour) == int(gold_hour) and minute == gold_minute and same_half)
+
+
+def _compare_based(answer: _Reading, gold: _Reading) -> Comparison:
+    """A base that is left out is the one that the question names; symbolic parsers ignore subscripts of numbers."""
+    numbers = [_based(reading) for reading in (answer, gold)]
+    if numbers[0] is None or numbers[1] is None or (numbers[0][1] is None and numbers[1][1] is None):
+        return Comparison.UNDECIDED
+    (digits, base), (gold_digits, gold_base) = numbers[0], numbers[1]
+    return _decided(digits == gold_digits and (base is None or gold_base is None or base == gold_base))
+
+
+def _based(reading: _Reading) -> tuple[str, str | None] | None:
+    """Digits and base of 52_8; no base for a whole number."""
+    if reading.form is None:
+        return None
+    if based := _BASED.fullmatch(reading.form.body):
+        return based["digits"], based["base"]
+    whole = reading.form.is_number and "/" not in reading.form.body
+    return (reading.form.body.removeprefix("+"), None) if whole else None
+
+
+def _compare_words(answer: _Reading, gold: _Reading) -> Comparison:
+    words, gold_words = answer.words, gold.words
+    if not words or not gold_words:
+        return Comparison.UNDECIDED
+    if words == gold_words or (max(map(len, words)) > 1 and _lower(words) == _lower(gold_words)):
+        return Comparison.SAME
+    are_alike = len(words) == len(gold_words) == 1 and (len(words[0]) > 1) == (len(gold_words[0]) > 1)
+    return _decided(False) if are_alike and _lower(words) != _lower(gold_words) else Comparison.UNDECIDED
+
+
+def _lower(words: tuple[str, ...]) -> list[str]:
+    return [word.lower() for word in words]
+
+
+def _compare_forms(answer: _Reading, gold: _Reading) -> Comparison:
+    form, gold_form = answer.form, gold.form
+    if form is None or gold_form is None:
+        return Comparison.UNDECIDED
+    if form.same_as(gold_form):
+        return Comparison.SAME
+    if form.body == gold_form.body:
+        return Comparison.UNDECIDED
+    pair = (form, gold_form)
+    are_sets = all(each.is_number or each.is_number_set for each in pair)
+    are_tuples = all(each.is_number or each.is_number_tuple for each in pair)
+    return _decided(False) if are_sets or are_tuples else Comparison.UNDECIDED
+
+
+def _decided(same: bool) -> Comparison:
+    return Comparison.SAME if same else Comparison.DIFFERENT

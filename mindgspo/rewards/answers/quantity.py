@@ -1,0 +1,179 @@
+r"""A number with what people write around it: "$1,000 per day.", "x = 72 clips", "\boxed{50\%}".
+
+What enters: the content of an answer marker. What leaves: a `Quantity`, or None where the content is not
+exactly one quantity. "72 or 73", "3, 4", "5x", "2 hours and 5 minutes" and "4:30" are not: a hedge must never be paid,
+nor the last piece of something that is read whole. Called by `markers`, `extract`, `final_number` and the judges.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from mindgspo.rewards.answers.boxed import boxed_spans
+from mindgspo.rewards.answers.number import parse_number, read_number_prefix
+from mindgspo.rewards.answers.plain_text import plain
+
+MAX_CONTENT_CHARS = 600
+"""A longer content is not one number."""
+
+_LEAD_IN = re.compile(
+    r"\A(?:\s*(?:rs\.?|usd|us|hk|rmb|cny|eur|gbp|inr|approximately|approx\.?|about|roughly|around|nearly|almost|exactly"
+    r"|only|just|a total of|equal to|therefore|thus|so|=|:|,|\([A-F]\)|(?:final )?answer ?:"
+    r"|\u5927\u7ea6|\u7ea6|\u603b\u5171|\u4e00\u5171|\u5171|\u4eba\u6c11\u5e01)(?![a-z]))+",
+    re.IGNORECASE,
+)
+_BRACKETED = re.compile(r"[(\[]\s?([^()\[\]]*)[)\]]")
+_STATED_BEFORE = re.compile(r"[0-9].*?\.\s", re.DOTALL)  # "34. A bound was \\boxed{40}" states 34
+_SENTENCE_END = re.compile(r"\.(?=\s|\Z)")
+_NUMBER_START = re.compile(r"[-+]?\s?(?:\.?[0-9]|\\[dt]?frac)")
+_EQUALS = re.compile(r"=|\b(?:is|are|equals|be)\b|\u662f|\u4e3a|\u7b49\u4e8e", re.IGNORECASE)
+_OPERATOR = re.compile(r"\s*[-+*/x\u00d7\u00f7]\s?\$?[0-9]")
+_VARIABLE = re.compile(r"[^\W\d]{1,20}")
+
+_DIGIT = re.compile(r"[0-9]")
+# "72 (-1)" is a product.
+_ASIDE = re.compile(r"\s\(\s?[0-9][0-9.,]*\s?[-+*/x=\u00d7\u00f7][-+*/x=\u00d7\u00f70-9., ]*[0-9]\)", re.IGNORECASE)
+
+_MULTIPLIER = re.compile(
+    r"\s*(?:(hundred|thousand|million|billion|trillion)\b|(\u767e\u4e07|\u5343\u4e07|\u4e07\u4ebf|\u4e07|\u4ebf))",
+    re.IGNORECASE,
+)
+_POWERS = {
+    **{"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12},
+    **{"\u4e07": 4, "\u767e\u4e07": 6, "\u5343\u4e07": 7, "\u4ebf": 8, "\u4e07\u4ebf": 12},
+}
+_AND_A_PART = re.compile(r"\s+and\s+(?:an?|one)[ -](half|third|quarter)\b", re.IGNORECASE)
+_PARTS = {"half": Fraction(1, 2), "third": Fraction(1, 3), "quarter": Fraction(1, 4)}
+_DOLLARS_AND_CENTS = re.compile(
+    r"([0-9][0-9,]{0,20})\s?(?:dollars?,?\s(?:and\s)?|and\s)([0-9]{1,2})\s?(?:cents?\b|\u00a2)", re.IGNORECASE
+)
+
+# A unit is words: no further digit (except an exponent), operator, brace or LaTeX command.
+_UNIT_EXPONENT = re.compile(r"(?<=[A-Za-z])\s?(?:\^\s?\{?-?[0-9]\}?|[\u00b2\u00b3])")
+_UNIT_TAIL = re.compile(r"[^0-9\\{}=+*^<>|\[\]]*")
+_WORD = r"(?!(?:pi|sqrt|sin|cos|tan|log|ln|exp|xy)\b)[^\W\d_]{2,}"
+_UNIT_HEAD = re.compile(
+    r"\s*[\u00b0\u00a2%]"  # degree, cent
+    r"|\s*[\u3400-\u9fff]"  # Chinese measure words need no space
+    rf"|\s*-?{_WORD}"
+    r"|\s+[mgshlLCFKVWANJ](?![^\W\d_])"  # single letters only after a space: "5 m" is metres, "5m" is algebra
+    rf"|\s*/\s*{_WORD}|\s+(?:per|a|an)\s|\s+\({_WORD}|\s*[,;:?\u2014]\s*{_WORD}|\s+-\s+{_WORD}|!\s+[A-Z]"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """value: exact value ("50%" is 1/2). percent: whether a percent sign was written."""
+
+    value: Fraction
+    percent: bool = False
+
+
+def read_quantity(content: str) -> Quantity | None:
+    """The one quantity that `content` states, or None. Linear; never raises."""
+    if len(content) > MAX_CONTENT_CHARS:
+        return None
+    sentence = _first_sentence_with_digit(plain(unboxed(content)))
+    whole = _number_and_unit(sentence)
+    return whole if whole is not None else _side_of_equation(sentence)
+
+
+def unboxed(content: str) -> str:
+    r"""What stands in the last box of `content`, as in "Answer: $\boxed{34}$."; all of it where nothing is boxed, or
+    where a value is stated before."""
+    boxes = boxed_spans(content)
+    if not boxes or _STATED_BEFORE.search(content, 0, min(boxes[0].start, MAX_CONTENT_CHARS)):
+        return content
+    return content[boxes[-1].start : boxes[-1].end]
+
+
+def starts_with_number(content: str) -> bool:
+    """Whether a number, readable or absurd, is the first thing in `content`, markup and "about" aside."""
+    return _NUMBER_START.match(_after_lead_in(plain(content[:MAX_CONTENT_CHARS]))) is not None
+
+
+def without_aside(text: str) -> str:
+    """`text` without the sum in brackets behind its number that says how it came about: "72 clips (48 + 24)"."""
+    aside = _ASIDE.search(text)
+    return text if aside is None or not _DIGIT.search(text, 0, aside.start()) else _ASIDE.sub("", text)
+
+
+def before_calculation(content: str) -> str:
+    """Of "35 + 70 = 105" what stands before the equals sign, which is no quantity; anything else as it is.
+
+    "The answer is n" names a number; a calculation behind these words is one more step of the solution, and graders of
+    GSM8K do not take it for an answer.
+    """
+    text = _after_lead_in(plain(content[:MAX_CONTENT_CHARS]))
+    number = read_number_prefix(text)
+    if number is None or not _OPERATOR.match(number.rest):
+        return content
+    left, equals, _ = text.partition("=")
+    return left if equals else content
+
+
+def same_quantity(answer: Quantity, gold: Quantity) -> bool:
+    """Equal values; a percent sign written on one side only may be a mere unit ("50%" for a gold of 50)."""
+    if answer.value == gold.value:
+        return True
+    if answer.percent == gold.percent:
+        return False
+    with_sign, without = (answer, gold) if answer.percent else (gold, answer)
+    return with_sign.value * 100 == without.value
+
+
+def _first_sentence_with_digit(text: str) -> str:
+    """`text` up to the first full stop after its first digit; a decimal point is no full stop."""
+    digit = _DIGIT.search(text)
+    if digit is None:
+        return text
+    end = _SENTENCE_END.search(text, digit.end())
+    return text if end is None else text[: end.start()].rstrip(" \"'*_.,;:")
+
+
+def _side_of_equation(sentence: str) -> Quantity | None:
+    """The last side of "x = 48 + 24 = 72" or "the sum is 72"; the first side of "72 = x"."""
+    sides = _EQUALS.split(sentence)
+    if len(sides) == 1:
+        return None
+    stated = _number_and_unit(sides[-1])
+    if stated is None and len(sides) == 2 and "=" in sentence and _VARIABLE.fullmatch(sides[1].strip()):
+        stated = _number_and_unit(sides[0])
+    return stated
+
+
+def _after_lead_in(text: str) -> str:
+    lead_in = _LEAD_IN.match(text)
+    text = (text[lead_in.end() :] if lead_in else text).strip()
+    bracketed = _BRACKETED.fullmatch(text)
+    return text if bracketed is None else bracketed[1]
+
+
+def _number_and_unit(text: str) -> Quantity | None:
+    text = without_aside(_after_lead_in(text))
+    if money := _DOLLARS_AND_CENTS.match(text):
+        return _dollars_and_cents(money, text[money.end() :])
+    number = read_number_prefix(text)
+    if number is None:
+        return None
+    value, rest = number.value, number.rest
+    if part := _AND_A_PART.match(rest):
+        value, rest = value + _PARTS[part[1].lower()], rest[part.end() :]
+    for _ in range(2):  # "2 hundred thousand"
+        if multiplier := _MULTIPLIER.match(rest):
+            value *= 10 ** _POWERS[(multiplier[1] or multiplier[2]).lower()]
+            rest = rest[multiplier.end() :]
+    return Quantity(value=value, percent=number.percent) if _is_unit(rest) else None
+
+
+def _dollars_and_cents(money: re.Match[str], rest: str) -> Quantity | None:
+    dollars = parse_number(money[1])
+    return Quantity(value=dollars + Fraction(int(money[2]), 100)) if dollars is not None and _is_unit(rest) else None
+
+
+def _is_unit(rest: str) -> bool:
+    """Whether the text after a number is nothing, or words that measure or explain it."""
+    rest = _UNIT_EXPONENT.sub("", rest)
+    return not rest.strip() or bool(_UNIT_HEAD.match(rest) and _UNIT_TAIL.fullmatch(rest))

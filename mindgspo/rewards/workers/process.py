@@ -1,0 +1,203 @@
+"""One child process as its parent sees it: three pipes that never block the parent, and its end.
+
+What enters: lines to send. What leaves: `Answer`s. Called by `crew`, which owns the children, and by `round`, which
+waits for them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindgspo.rewards.judgement import Outcome, Reply
+from mindgspo.rewards.workers.spawner import spawn
+
+MAX_REPLY_BYTES = 2**20
+READ_BYTES = 2**16
+ERROR_TAIL_BYTES = 2**14
+MAX_ERROR_LINES = 4
+MAX_ERROR_TEXT = 400
+# Between the end of a pipe and the moment at which its process counts as ended.
+DEATH_GRACE_S = 0.2
+
+_PROGRAM = Path(__file__).with_name("child.py")
+# Lines of faulthandler's report that do not help: frames of the child program and of the import system, libraries.
+_NOT_THE_USERS = (str(_PROGRAM.parent), "<frozen importlib", "Extension modules:")
+# More threads than children would only hinder each other.
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings:
+    """tasks: what every child loads. count: most children at a time. timeout_s, startup_timeout_s: wall-clock seconds
+    of one job and of all imports. memory_mb: MiB per child."""
+
+    tasks: tuple[str, ...]
+    count: int
+    timeout_s: float
+    startup_timeout_s: float
+    memory_mb: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """reply: to the job in hand, or to the order to load the tasks. is_last: the child cannot be used any more."""
+
+    reply: Reply
+    is_last: bool = False
+
+
+class Child:
+    """A child process. is_ready: it has loaded its tasks. job: number of the job in hand. num_answered: jobs it has
+    answered. deadline: on time.monotonic(), of the job in hand or of loading. Raises OSError if it cannot be made."""
+
+    def __init__(self, settings: PoolSettings) -> None:
+        self._memory_mb = settings.memory_mb
+        self._process = spawn([sys.executable, str(_PROGRAM)], os.environ | _ENVIRONMENT)
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        self.jobs, self.replies, self.errors = self._process.stdin, self._process.stdout, self._process.stderr
+        for pipe in (self.jobs, self.replies, self.errors):
+            os.set_blocking(pipe.fileno(), False)
+        self.is_ready = False
+        self.job: int | None = None
+        self.num_answered = 0
+        self.deadline = 0.0
+        self._unsent = memoryview(b"")
+        self._received = bytearray()
+        self._error_tail = b""
+        self.send(_setup_line(settings), settings.startup_timeout_s)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it can be given a job. Only of one that is not is `deadline` in force."""
+        return self.is_ready and self.job is None
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether `write` has something to do as soon as the pipe of jobs takes more."""
+        return bool(self._unsent)
+
+    def send(self, line: bytes, seconds: float) -> bool:
+        """Begin to send a line, to be answered within `seconds`. False: the child ended earlier and has not seen it."""
+        self.deadline = time.monotonic() + seconds
+        self._error_tail = b""
+        self._unsent = memoryview(line)
+        return self.write()
+
+    def write(self) -> bool:
+        """Send what the pipe takes. False: nobody holds its other end."""
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self.jobs.fileno(), self._unsent) :]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            self._unsent = memoryview(b"")
+            return False
+        return True
+
+    def receive(self) -> Answer | None:
+        """The answer, if it is complete; DIED if the pipe of replies ended instead."""
+        try:
+            piece = os.read(self.replies.fileno(), READ_BYTES)
+        except BlockingIOError:
+            return None
+        if not piece:
+            return self.died()
+        self._received += piece
+        if len(self._received) > MAX_REPLY_BYTES:
+            text = f"returned more than {MAX_REPLY_BYTES // 2**20} MiB"
+            return Answer(reply=Reply(outcome=Outcome.FAILED, message=text), is_last=True)
+        if not self._received.endswith(b"\n"):
+            return None
+        line = bytes(self._received)
+        self._received.clear()
+        return self._answer(line)
+
+    def _answer(self, line: bytes) -> Answer:
+        try:
+            fields = json.loads(line)
+            if "is_out_of_memory" in fields:
+                text = f"out of memory: a worker may take {self._memory_mb} MiB (reward.workers.memory_mb)"
+                return Answer(reply=Reply(outcome=Outcome.FAILED, message=text), is_last=True)
+            outcome, value = Outcome(fields["outcome"]), fields.get("value")
+            return Answer(reply=Reply(outcome=outcome, value=value, message=fields.get("message", "")))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            # The user's code has found the pipe, or sent a value that nests too deep.
+            text = f"the reply cannot be read: {type(error).__name__}: {error}"[:MAX_ERROR_TEXT]
+            return Answer(reply=Reply(outcome=Outcome.FAILED, message=text), is_last=True)
+
+    def read_errors(self) -> bool:
+        """Take what was printed, keep its end. False: the pipe has ended."""
+        try:
+            piece = os.read(self.errors.fileno(), READ_BYTES)
+        except BlockingIOError:
+            return True
+        self._error_tail = (self._error_tail + piece)[-ERROR_TAIL_BYTES:]
+        return bool(piece)
+
+    def has_ended(self) -> bool:
+        """Whether the process has ended. Its number stays taken, so that its group can still be killed."""
+        return self._how_it_ended() is not None
+
+    def _how_it_ended(self) -> str | None:
+        try:
+            end = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # the calling program ignores SIGCHLD, or waits for all its children itself
+            return "the worker ended"
+        if end is None:
+            return None
+        if end.si_code == os.CLD_EXITED:
+            return f"the worker ended with exit code {end.si_status}"
+        return f"the worker was ended by signal {end.si_status} ({signal.strsignal(end.si_status)})"
+
+    def died(self) -> Answer:
+        """The answer of a child that has ended, or whose pipe of replies has."""
+        give_up = time.monotonic() + DEATH_GRACE_S
+        while (how := self._how_it_ended()) is None and time.monotonic() < give_up:
+            time.sleep(0.001)
+        self.read_errors()
+        text = (how or "the worker closed the pipe of its replies") + self._last_errors()
+        return Answer(reply=Reply(outcome=Outcome.DIED, message=text), is_last=True)
+
+    def _last_errors(self) -> str:
+        """The end of what was printed; after a crash faulthandler's report, which begins with the innermost frame."""
+        lines = [line.strip() for line in self._error_tail.decode("utf-8", "replace").splitlines()]
+        told = [line for line in lines if line and not any(mark in line for mark in _NOT_THE_USERS)]
+        crashes = [number for number, line in enumerate(told) if line.startswith("Fatal Python error")]
+        begin = crashes[-1] if crashes else -MAX_ERROR_LINES
+        text = " | ".join(told[begin:][:MAX_ERROR_LINES])
+        return f"; it printed last: {text[:MAX_ERROR_TEXT]}" if text else ""
+
+    def kill(self) -> None:
+        """End the process and all that it started in its group, and let go of its pipes. Follow up by `reap`."""
+        with suppress(ProcessLookupError):  # the whole group has ended and is being reaped elsewhere
+            os.killpg(self._process.pid, signal.SIGKILL)
+        for pipe in (self.jobs, self.replies, self.errors):
+            pipe.close()
+
+    def reap(self, seconds: float) -> bool:
+        """Wait at most so long for the end of a killed process. False: it is still there."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+
+def _setup_line(settings: PoolSettings) -> bytes:
+    setup: Mapping[str, object] = {
+        "parent": os.getpid(),
+        "memory_mb": settings.memory_mb,
+        "sys_path": [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)],
+        "tasks": list(settings.tasks),
+    }
+    return json.dumps(setup).encode("ascii") + b"\n"

@@ -1,0 +1,177 @@
+"""Rows of any file by a mapping of columns: reading, dotted names, and columns that are not there."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from mindgspo.config.schema import ColumnsSection, DataSourceSection
+from mindgspo.data.columns_file import read_columns_file
+from mindgspo.data.formats.columns import parse_columns
+from mindgspo.data.sources import open_source
+from mindgspo.errors import ConfigError, DataError
+
+ROW = {
+    "q": "2+2?",
+    "gold": {"final": "4", "how": "2+2=4\n#### 4"},
+    "set": "mine",
+    "meta": {"id": 7, "tags": ["a"]},
+    "a.b": "dotted",
+}
+COLUMNS = ColumnsSection(prompt="q", answer="gold.final", data_source_name="math")
+
+
+def with_columns(**changes: object) -> ColumnsSection:
+    return COLUMNS.model_copy(update=changes)
+
+
+def test_the_smallest_mapping():
+    row = parse_columns(COLUMNS, ROW, "f:1")
+    assert row.messages == ({"role": "user", "content": "2+2?"},)
+    assert (row.answer, row.data_source, row.solution, row.extra_info) == ("4", "math", "", {})
+
+
+def test_every_key_of_the_mapping():
+    columns = ColumnsSection(
+        prompt="q", answer="a.b", solution="gold.how", data_source="set", extra_info=("meta.id", "meta", "gold.final")
+    )
+    row = parse_columns(columns, ROW, "f:1")
+    assert (row.answer, row.solution, row.data_source) == ("dotted", "2+2=4\n#### 4", "mine")
+    assert row.extra_info == {"meta.id": 7, "meta": {"id": 7, "tags": ["a"]}, "gold.final": "4"}
+
+
+def test_prompts_may_be_messages():
+    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "2+2?"}]
+    assert parse_columns(COLUMNS, {**ROW, "q": messages}, "f:1").messages == tuple(messages)
+
+
+@pytest.mark.parametrize(
+    ("given", "answer"), [(4, "4"), (-4.0, "-4"), (0.5, "0.5"), (Decimal("1.50"), "1.50"), (" 4 ", " 4 ")]
+)
+def test_answers_may_be_numbers(given: object, answer: str):
+    assert parse_columns(COLUMNS, {**ROW, "gold": {"final": given}}, "f:1").answer == answer
+
+
+@pytest.mark.parametrize("given", [None, "", " ", True, [4], float("nan"), {"x": 1}])
+def test_what_is_no_answer_is_refused(given: object):
+    with pytest.raises(DataError, match="f:1: gold.final: the row has no gold answer"):
+        parse_columns(COLUMNS, {**ROW, "gold": {"final": given}}, "f:1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"prompt": "Q"},
+            r"f:1: columns.prompt: there is no column 'Q' .there are: q, gold, gold.final, gold.how, set",
+        ),
+        ({"answer": "gold.finale"}, "columns.answer: .*'gold.finale'; did you mean 'gold.final'"),
+        ({"answer": "q.final"}, "columns.answer: there is no column 'q.final'"),
+        ({"solution": "how"}, "columns.solution: there is no column 'how'"),
+        ({"extra_info": ("meta.idd",)}, "columns.extra_info: .* did you mean 'meta.id'"),
+        ({"data_source_name": None, "data_source": "sett"}, "columns.data_source: .* did you mean 'set'"),
+        ({"data_source_name": None, "data_source": "meta"}, "f:1: meta: expected a non-empty text, got dict"),
+        ({"prompt": "meta"}, "f:1: meta: expected a list of {role, content} messages, got dict"),
+        ({"solution": "meta"}, "f:1: meta: expected a non-empty text, got dict"),
+    ],
+)
+def test_columns_that_a_row_lacks(changes: dict, message: str):
+    with pytest.raises(DataError, match=message):
+        parse_columns(with_columns(**changes), ROW, "f:1")
+
+
+def test_an_extra_column_must_be_json():
+    row = {**ROW, "when": datetime.date(2024, 1, 1)}
+    with pytest.raises(DataError, match="f:1: extra_info: holds something that JSON cannot"):
+        parse_columns(with_columns(extra_info=("when",)), row, "f:1")
+
+
+def section(path: Path, **changes: object) -> DataSourceSection:
+    return DataSourceSection(format="columns", path=path, columns=with_columns(**changes))
+
+
+def test_a_parquet_file_is_refused_by_its_schema_before_any_row(tmp_path: Path):
+    path = tmp_path / "rows.parquet"
+    rows = [{**ROW, "q": None}]  # the first row is bad, too: it must not be what is complained about
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    with pytest.raises(DataError) as raised:
+        open_source(section(path, prompt="questoin", answer="q"), seed=1)
+    assert str(raised.value) == (
+        f"{path}: columns.prompt: there is no column 'questoin' (there are: q, gold, gold.final, gold.how, set, meta, "
+        "meta.id, meta.tags, a.b)"
+    )
+    with pytest.raises(DataError, match="columns.answer: .* did you mean 'gold.final'"):
+        open_source(section(path, answer="gold.fin"), seed=1)
+    with pytest.raises(DataError, match="columns.extra_info: there is no column 'meta.tags.x'"):
+        open_source(section(path, extra_info=("meta.tags.x",)), seed=1)
+    with pytest.raises(DataError, match="rows.parquet row 1: q: expected a list of .* got nothing"):
+        list(open_source(section(path), seed=1).rows())
+
+
+def test_parquet_and_jsonl_give_the_same_rows(tmp_path: Path):
+    rows = [{**ROW, "q": f"{i}+2?"} for i in range(5)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    changes = {"solution": "gold.how", "extra_info": ("meta", "a.b")}
+    found = [
+        [(row.messages, row.answer, row.solution, row.extra_info) for row in open_source(source, seed=1).rows()]
+        for source in (section(tmp_path / name, **changes) for name in ("rows.parquet", "rows.jsonl"))
+    ]
+    assert found[0] == found[1] and len(found[0]) == 5 and found[0][3][0][0]["content"] == "3+2?"
+
+
+def test_what_is_no_parquet_file(tmp_path: Path):
+    for content in (b"", b"PAR1", b"question,answer\n"):
+        (tmp_path / "rows.parquet").write_bytes(content)
+        with pytest.raises(DataError, match="rows.parquet: not a readable parquet file"):
+            open_source(section(tmp_path / "rows.parquet"), seed=1)
+
+
+def test_sections_that_do_not_fit_the_format(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("{}")
+    for source, message in (
+        (DataSourceSection(format="columns", path=path), "columns: missing; format columns needs to know"),
+        (DataSourceSection(format="math", path=path, columns=COLUMNS), "read with format columns only, .* is math"),
+        (section(path, data_source="set"), "data_source_name: data_source names a column with it already"),
+        (section(path, data_source_name=None), "data_source_name: missing; give one name for all rows"),
+    ):
+        with pytest.raises(DataError, match=message):
+            open_source(source, seed=1)
+
+
+def test_a_columns_file(tmp_path: Path):
+    path = tmp_path / "columns.yaml"
+    path.write_text("prompt: q\nanswer: gold.final\ndata_source_name: math\nextra_info: [meta.id]\n")
+    assert read_columns_file(path) == with_columns(extra_info=("meta.id",))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("promt: q\nanswer: a\n", r"columns.yaml: wrong columns\n  promt: unknown key; did you mean prompt\?"),
+        ("answer: a\n", r"columns.yaml: wrong columns\n  prompt: missing; Column of the question"),
+        ("prompt: 3\nanswer: a\n", r"prompt: expected a text, got 3"),
+        ("prompt: q\nanswer: a\nextra_info: x\n", r"extra_info: expected a list, e.g. \[a, b\], got 'x'"),
+        ("- q\n", "columns.yaml: expected `section: ...` lines, got list"),
+        ("prompt: [\n", "columns.yaml: line "),
+        ("prompt: !!python/name:os.system\n", "columns.yaml: line 1, column 9: could not determine a constructor"),
+    ],
+)
+def test_bad_columns_files(tmp_path: Path, text: str, message: str):
+    path = tmp_path / "columns.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_columns_file(path)
+
+
+def test_a_columns_file_that_is_not_there(tmp_path: Path):
+    (tmp_path / "columns.yaml").write_text("prompt: q\n")
+    with pytest.raises(ConfigError, match=r"column.yaml: no such file; did you mean .*columns.yaml\?"):
+        read_columns_file(tmp_path / "column.yaml")

@@ -1,0 +1,180 @@
+"""Equal prompts and unreadable gold answers: counted, reported, dropped where asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mindgspo.config.schema import DataSourceSection
+from mindgspo.data import inspect_dataset, open_dataset, prepare_dataset
+from mindgspo.data.duplicates import PromptIndex
+from mindgspo.data.source_row import SourceRow
+from mindgspo.errors import DataError
+from mindgspo.tokenization import Tokenizer
+
+ROWS = [  # line, question, gold
+    ("Two plus two?", "4"),
+    ("Four plus four?", "8"),
+    (" Two  plus\ntwo? ", "4.0"),
+    ("Which number?", "1"),
+    ("Which number?", "2"),
+    ("Which number?", "1.0"),
+    ("Nine?", "9"),
+    ("nine?", "9"),
+]
+
+
+@pytest.fixture
+def rows_file(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"question": q, "answer": f"#### {a}"}) + "\n" for q, a in ROWS))
+    return path
+
+
+def key(*contents: str, role: str = "user") -> str:
+    messages = tuple({"role": role, "content": content} for content in contents)
+    return SourceRow(where="f:1", messages=messages, answer="1", data_source="d").prompt_key
+
+
+def test_prompts_are_equal_if_their_messages_are_whitespace_aside():
+    assert key("a  b\n") == key(" a b") == key("a\u3000b")
+    assert len({key("a b"), key("ab"), key("A b"), key("a", "b"), key("a b", role="system"), key("a b", "")}) == 6
+
+
+@pytest.mark.parametrize(
+    ("answers", "conflicts"),
+    [
+        (["4", "4.0", " 4 ", "04"], 0),
+        (["1/2", "0.5", "50%"], 0),
+        (["1,000", "1000"], 0),
+        (["x+1", " x+1"], 0),
+        (["x+1", "1+x"], 1),
+        (["4", "5"], 1),
+        (["4", "4", "four"], 1),
+    ],
+)
+def test_answers_are_equal_as_text_or_as_numbers(answers: list[str], conflicts: int):
+    index = PromptIndex()
+    for number, answer in enumerate(answers):
+        index.add("ab" * 16, number=number, where=f"f:{number}", answer=answer, text="a b")
+    facts = index.facts()
+    assert (facts.repeated_rows, facts.conflicting_prompts) == (len(answers) - 1, conflicts)
+
+
+def test_conflicts_of_equal_texts_are_told_from_those_that_white_space_hides():
+    index = PromptIndex()
+    rows = [("aa", "a b", "1"), ("aa", " a b", "2"), ("bb", "c", "1"), ("bb", "c", "2"), ("bb", "c ", "3")]
+    for number, (name, text, answer) in enumerate(rows):
+        index.add(name * 16, number=number, where=f"f:{number}", answer=answer, text=text)
+    facts = index.facts()
+    assert (facts.conflicting_prompts, facts.conflicting_letter_by_letter) == (2, 1)
+
+
+def test_duplicates_are_counted_and_shown_but_kept(rows_file: Path, settings, tokenizer: Tokenizer, tmp_path: Path):
+    source = DataSourceSection(format="gsm8k", path=rows_file)
+    info = prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1)
+    assert info.counts.rows_out == 8 and info.counts.dropped == {}
+    assert (info.duplicates.repeated_rows, info.duplicates.conflicting_prompts) == (3, 1)
+    assert [(one.again, one.first) for one in info.duplicates.repeated_examples] == [
+        (f"{rows_file}:3", f"{rows_file}:1"),
+        (f"{rows_file}:5", f"{rows_file}:4"),
+        (f"{rows_file}:6", f"{rows_file}:4"),
+    ]
+    (conflict,) = info.duplicates.conflicting_examples
+    assert conflict.places == (f"{rows_file}:4", f"{rows_file}:5") and conflict.answers == ("1", "2")
+    shown = inspect_dataset(tmp_path / "out")
+    assert "duplicates 3 rows whose prompt occurred before, 1 prompts with conflicting answers (kept; " in shown
+    assert "rows.jsonl:3 asks the same as rows.jsonl:1" in shown
+    assert "conflict: rows.jsonl:4 says '1'; rows.jsonl:5 says '2'" in shown
+    assert not (tmp_path / "out" / "dropped.jsonl").exists()
+
+
+def test_dedup_keeps_the_first_and_none_of_a_conflict(rows_file: Path, settings, tokenizer: Tokenizer, tmp_path: Path):
+    source = DataSourceSection(format="gsm8k", path=rows_file, dedup=True)
+    info = prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1)
+    assert [prompt.answer for prompt in open_dataset(tmp_path / "out", tokenizer)] == ["4", "8", "9", "9"]
+    assert info.counts.dropped == {"prompt occurred before": 1, "equal prompts with different answers": 3}
+    assert (info.duplicates.repeated_rows, info.duplicates.conflicting_prompts) == (3, 1)
+    dropped = [json.loads(line) for line in (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()]
+    assert dropped == [
+        {"where": f"{rows_file}:3", "reason": "prompt occurred before", "answer": "4.0"},
+        {"where": f"{rows_file}:4", "reason": "equal prompts with different answers", "answer": "1"},
+        {"where": f"{rows_file}:5", "reason": "equal prompts with different answers", "answer": "2"},
+        {"where": f"{rows_file}:6", "reason": "equal prompts with different answers", "answer": "1.0"},
+    ]
+    assert "dropped.jsonl" in [file.name for file in info.files] and "(listed in dropped.jsonl)" in info.account()
+
+
+def test_dedup_is_an_input(rows_file: Path, settings, tokenizer: Tokenizer, tmp_path: Path):
+    prepare_dataset(DataSourceSection(format="gsm8k", path=rows_file), settings(), tokenizer, tmp_path / "out", seed=1)
+    with pytest.raises(DataError, match="source.dedup: was False, now True"):
+        source = DataSourceSection(format="gsm8k", path=rows_file, dedup=True)
+        prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1)
+
+
+def test_unreadable_gold_answers_are_dropped_and_listed(
+    rows_file: Path, settings, tokenizer: Tokenizer, tmp_path: Path
+):
+    asked = []
+
+    def is_readable(data_source: str, gold: str) -> bool | None:
+        asked.append((data_source, gold))
+        return {"8": False, "1": None, "1.0": False}.get(gold, True)
+
+    source = DataSourceSection(format="gsm8k", path=rows_file, dedup=True)
+    info = prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1, is_readable=is_readable)
+    assert asked == [("openai/gsm8k", gold) for _, gold in ROWS]
+    # Line 6 takes no part in the conflict of lines 4 and 5, as it is dropped for a reason of its own.
+    assert info.counts.dropped == {
+        "gold answer cannot be read": 2,
+        "prompt occurred before": 1,
+        "equal prompts with different answers": 2,
+    }
+    assert (info.duplicates.repeated_rows, info.duplicates.conflicting_prompts) == (2, 1)
+    dropped = [json.loads(line) for line in (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()]
+    assert dropped[0] == {"where": f"{rows_file}:2", "reason": "gold answer cannot be read", "answer": "8"}
+    assert [row["where"].rpartition(":")[2] for row in dropped] == ["2", "3", "4", "5", "6"]
+
+
+def test_the_reward_that_fits_the_source_decides_by_default(settings, tokenizer: Tokenizer, tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    answers = ["five apples", "5"]
+    path.write_text("".join(json.dumps({"question": f"{a}?", "answer": f"#### {a}"}) + "\n" for a in answers))
+    source = DataSourceSection(format="gsm8k", path=path)
+    info = prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1)
+    assert info.counts.dropped == {"gold answer cannot be read": 1}
+    assert [prompt.answer for prompt in open_dataset(tmp_path / "out", tokenizer)] == ["5"]
+
+
+def test_rows_without_any_answer_are_listed_with_overlong_ones(settings, tokenizer: Tokenizer, tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    rows = [
+        {"problem": "Short?", "solution": "no box"},
+        {"problem": "Long? " * 50, "solution": r"\boxed{2}"},
+        {"problem": "Short?", "solution": r"\boxed{3}"},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = settings(max_prompt_length=60, truncation="drop")
+    source = DataSourceSection(format="math", path=path)
+    info = prepare_dataset(source, data, tokenizer, tmp_path / "out", seed=1, is_readable=lambda source, gold: None)
+    assert info.counts.dropped == {
+        r"the solution has no \boxed{} answer": 1,
+        "longer than max_prompt_length": 1,
+    }
+    assert info.duplicates.repeated_rows == 0
+    dropped = [json.loads(line) for line in (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()]
+    assert [(row["where"], row["answer"]) for row in dropped] == [(f"{path}:1", ""), (f"{path}:2", "2")]
+
+
+def test_a_data_set_of_nothing_but_dropped_rows_is_refused(settings, tokenizer: Tokenizer, tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    rows = [{"problem": "a", "solution": "no box"}, {"problem": "b", "solution": r"\boxed{2}"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = DataSourceSection(format="math", path=path)
+    with pytest.raises(
+        DataError, match=r"rows.jsonl: all 2 rows are dropped \(1 the solution has no .*, 1 gold answer"
+    ):
+        prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1, is_readable=lambda source, gold: False)
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]

@@ -1,0 +1,261 @@
+"""Preparations that are killed, by real processes, and the chunks they leave; workers and one process agree."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mindgspo.config.schema import DataSourceSection, TokenizerSection
+from mindgspo.data import open_dataset, prepare_dataset
+from mindgspo.data.chunks import is_whole_chunk, read_chunk
+from mindgspo.data.partial_folder import PartialFolder, partial_path
+from mindgspo.data.render_pool import WorkerDiedError
+from mindgspo.errors import DataError, TokenizerError
+from mindgspo.tokenization import Tokenizer, load_tokenizer
+
+NUM_ROWS = 400
+# So many turns of a loop for each prompt: slow enough to be killed in the middle.
+SLOW_TEMPLATE = "{% for i in range(99999) %}{% endfor %}{{ messages[0].content }}"
+# As a user might write it, without a __main__ guard. A fourth argument: MindSpore is there before the workers start.
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path[:0] = {path!r}
+if len(sys.argv) > 4:
+    import mindspore
+from mindgspo.config.schema import DataSection, DataSourceSection, TokenizerSection
+from mindgspo.data import prepare_dataset
+from mindgspo.tokenization import load_tokenizer
+source = DataSourceSection(format="gsm8k", path=Path(sys.argv[1]), dedup=True)
+data = DataSection(train=source, eval=source, max_prompt_length=300)
+tokenizer = load_tokenizer(TokenizerSection(path=Path(sys.argv[2])))
+info = prepare_dataset(source, data, tokenizer, Path(sys.argv[3]), seed=1, workers=2, chunk_rows=20)
+print("prepared", info.counts.rows_out)
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> DataSourceSection:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"question": f"What is {i % 390}?", "answer": f"It is\n#### {i % 390}"} for i in range(NUM_ROWS)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return DataSourceSection(format="gsm8k", path=path, dedup=True)
+
+
+def folder_bytes(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def slow_tokenizer(tokenizer: Tokenizer, tmp_path: Path) -> Path:
+    folder = tmp_path / "slow"
+    tokenizer.save(folder)
+    (folder / "chat_template.jinja").write_text(SLOW_TEMPLATE)
+    return folder
+
+
+def start(source: DataSourceSection, tokenizer: Path, out: Path, *more: str) -> subprocess.Popen[str]:
+    script = out.parent / "script.py"
+    script.write_text(SCRIPT.format(path=sys.path))
+    return subprocess.Popen(
+        [sys.executable, str(script), str(source.path), str(tokenizer), str(out), *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=out.parent,
+    )
+
+
+@pytest.mark.slow
+def test_a_killed_preparation_goes_on_and_ends_in_the_same_bytes(
+    source: DataSourceSection, slow_tokenizer: Path, settings, tmp_path: Path
+):
+    out = tmp_path / "out"
+    process = start(source, slow_tokenizer, out)
+    deadline = time.monotonic() + 120
+    while len(list(tmp_path.glob("out.partial-*/chunk-*.jsonl"))) < 4:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "no chunk in two minutes"
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL and not out.exists()
+    (partial,) = tmp_path.glob("out.partial-*")
+    found = sorted(partial.glob("chunk-*.jsonl"))
+    assert 4 <= len(found) < NUM_ROWS // 20
+    # Damage one finished chunk and cut another: both must be made again, the third must be taken over.
+    found[0].write_bytes(found[0].read_bytes().replace(b"What", b"Whot", 1))
+    found[1].write_bytes(found[1].read_bytes()[:-30])
+
+    again = start(source, slow_tokenizer, out, "with MindSpore")
+    printed, told = again.communicate(timeout=300)
+    assert again.returncode == 0, told
+    assert printed == "prepared 390\n"
+    assert f"going on with {partial}: " in told and " rows were tokenized before" in told
+    rows_found = int(told.partition("going on with")[2].partition(": ")[2].split()[0])
+    assert 40 <= rows_found <= NUM_ROWS - 60 and not partial.exists()
+
+    # The same inputs in one go, in this process, without workers.
+    tokenizer = load_tokenizer(TokenizerSection(path=slow_tokenizer))
+    prepare_dataset(
+        source, settings(max_prompt_length=300), tokenizer, tmp_path / "whole", seed=1, workers=1, chunk_rows=20
+    )
+    assert folder_bytes(out) == folder_bytes(tmp_path / "whole")
+
+
+def test_the_number_of_workers_changes_nothing(
+    source: DataSourceSection, tokenizer: Tokenizer, settings, tmp_path: Path
+):
+    for workers in (1, 2, 3):
+        out = tmp_path / f"out{workers}"
+        prepare_dataset(source, settings(), tokenizer, out, seed=1, workers=workers, chunk_rows=40)
+    assert folder_bytes(tmp_path / "out1") == folder_bytes(tmp_path / "out2") == folder_bytes(tmp_path / "out3")
+    prepare_dataset(source, settings(), tokenizer, tmp_path / "one", seed=1)
+    assert folder_bytes(tmp_path / "one") == folder_bytes(tmp_path / "out1")
+
+
+def test_chunks_of_other_inputs_are_not_taken_over(
+    source: DataSourceSection, tokenizer: Tokenizer, settings, tmp_path: Path, capfd
+):
+    """An interruption (here: while writing) leaves chunks; another setting starts anew and says what lies there."""
+    out = tmp_path / "out"
+
+    def interrupt(data_source: str, gold: str) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare_dataset(source, settings(), tokenizer, out, seed=1, chunk_rows=40, is_readable=interrupt)
+    (partial,) = tmp_path.glob("out.partial-*")
+    assert len(list(partial.glob("chunk-*.jsonl"))) == 10 and not out.exists()
+
+    prepare_dataset(source, settings(system_prompt="S"), tokenizer, out, seed=1, chunk_rows=40)
+    told = capfd.readouterr().err
+    assert f"{partial}: left by a preparation of other inputs" in told and "going on" not in told
+    assert partial.is_dir()
+
+    prepare_dataset(source, settings(), tokenizer, out, seed=1, chunk_rows=40, force=True)
+    assert f"going on with {partial}: {NUM_ROWS} rows were tokenized before" in capfd.readouterr().err
+    assert not list(tmp_path.glob("out.partial-*")) and len(open_dataset(out, tokenizer)) == 390
+
+
+def test_what_is_decided_after_tokenizing_does_not_cost_the_chunks(
+    source: DataSourceSection, tokenizer: Tokenizer, settings, tmp_path: Path, capfd
+):
+    def interrupt(data_source: str, gold: str) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1, is_readable=interrupt)
+    everything = source.model_copy(update={"dedup": False})
+    assert prepare_dataset(everything, settings(), tokenizer, tmp_path / "out", seed=1).counts.rows_out == NUM_ROWS
+    assert f"{NUM_ROWS} rows were tokenized before" in capfd.readouterr().err
+
+
+def test_a_held_folder_is_not_shared(source: DataSourceSection, tokenizer: Tokenizer, settings, tmp_path: Path):
+    """Two preparations of the same inputs at once: the second one works in a folder of its own."""
+    out = tmp_path / "out"
+    first = PartialFolder(out, "key")
+    second = PartialFolder(out, "key")
+    assert (first.is_private, second.is_private) == (False, True) and first.path != second.path
+    second.close(keep=True)
+    assert not second.path.exists() and first.path.is_dir()
+    first.close(keep=True)
+    third = PartialFolder(out, "key")
+    assert third.path == first.path == partial_path(out, "key") and not third.is_private
+    third.close(keep=False)
+    assert not first.path.exists()
+
+
+def test_errors_of_rows_are_the_same_from_workers(
+    source: DataSourceSection, tokenizer: Tokenizer, settings, tmp_path: Path
+):
+    folder = tmp_path / "tok"
+    tokenizer.save(folder)
+    template = "{% if '233' in messages[0].content %}{{ raise_exception('no 233') }}{% endif %}x"
+    (folder / "chat_template.jinja").write_text(template)
+    refusing = load_tokenizer(TokenizerSection(path=folder))
+    (folder / "chat_template.jinja").write_text("{{ '' if '233' in messages[0].content else 'x' }}")
+    emptying = load_tokenizer(TokenizerSection(path=folder))
+    for broken, kind in ((refusing, TokenizerError), (emptying, DataError)):
+        found = []
+        for workers in (1, 2):
+            with pytest.raises(kind) as raised:
+                out = tmp_path / "out"
+                prepare_dataset(source, settings(), broken, out, seed=1, workers=workers, chunk_rows=20)
+            found.append(str(raised.value))
+        assert found[0] == found[1] and str(folder) in found[0]
+    assert not list(tmp_path.glob("out*")), "the settings are at fault, so nothing is kept"
+
+
+def test_a_worker_that_dies_is_told_and_costs_nothing(
+    source: DataSourceSection, tokenizer: Tokenizer, settings, tmp_path: Path, monkeypatch
+):
+    monkeypatch.setattr("mindgspo.data.render_pool._START", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(WorkerDiedError, match=r"exit code -9 .* What is done is kept"):
+        prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1, workers=2, chunk_rows=20)
+    assert len(list(tmp_path.glob("out.partial-*"))) == 1
+    monkeypatch.undo()
+    prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1, workers=2, chunk_rows=20)
+    assert not list(tmp_path.glob("out.partial-*")) and len(open_dataset(tmp_path / "out", tokenizer)) == 390
+
+
+def test_reusing_a_folder_clears_what_a_kill_left_after_the_rename(
+    source: DataSourceSection, tokenizer: Tokenizer, settings, tmp_path: Path
+):
+    out = tmp_path / "out"
+
+    def interrupt(data_source: str, gold: str) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare_dataset(source, settings(), tokenizer, out, seed=1, is_readable=interrupt)
+    (partial,) = tmp_path.glob("out.partial-*")
+    partial.rename(tmp_path / "aside")
+    info = prepare_dataset(source, settings(), tokenizer, out, seed=1)
+    (tmp_path / "aside").rename(partial)
+    assert prepare_dataset(source, settings(), tokenizer, out, seed=1) == info
+    assert not partial.exists()
+
+
+def test_a_chunk_is_whole_or_not(source: DataSourceSection, tokenizer: Tokenizer, settings, tmp_path: Path):
+    def interrupt(data_source: str, gold: str) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1, chunk_rows=40, is_readable=interrupt)
+    path = sorted(tmp_path.glob("out.partial-*/chunk-*.jsonl"))[3]
+    content = path.read_bytes()
+    assert is_whole_chunk(path, 40) and not is_whole_chunk(path, 39)
+    assert [row.answer for row in read_chunk(path)] == [str(i) for i in range(120, 160)]
+    for damaged in (content[:-1], content[:-200], content[1:], content.replace(b"131", b"132", 1), b"", b"\n"):
+        path.write_bytes(damaged)
+        assert not is_whole_chunk(path, 40)
+    path.unlink()
+    assert not is_whole_chunk(path, 40)
+
+
+def test_a_text_that_mindrecord_cannot_hold_is_found_by_reading_back(settings, tokenizer: Tokenizer, tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"problem": "p", "solution": "\\boxed{1}\x00"}))
+    with pytest.raises(DataError, match="row 0 of the data set is not read back as it was written: solution was"):
+        prepare_dataset(
+            DataSourceSection(format="math", path=path),
+            settings(),
+            tokenizer,
+            tmp_path / "out",
+            seed=1,
+            is_readable=lambda source, gold: None,
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def test_a_worker_does_not_import_mindspore():
+    code = "import sys, mindgspo.data.render_worker; assert 'mindspore' not in sys.modules"
+    subprocess.run([sys.executable, "-c", f"import sys; sys.path[:] = sys.argv[1:]; {code}", *sys.path], check=True)

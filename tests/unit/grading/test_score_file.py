@@ -1,0 +1,146 @@
+"""`mindgspo reward score`: rows in, the same rows with score and verdict out, and labels that judge the function."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mindgspo.cli import main
+from mindgspo.errors import ConfigError, DataError, RewardError
+from mindgspo.grading import RowKeys
+from mindgspo.grading.command import grade
+
+ROWS = [
+    {"response": "#### 72", "gold": "72", "correct": True, "id": 0},
+    {"response": "#### 71", "gold": "72", "correct": False, "id": 1},
+    {"response": "#### 5", "gold": "72", "correct": True, "id": 2},
+    {"response": "The answer is 72.", "gold": "72", "correct": False, "id": 3},
+    {"response": "", "gold": "72", "correct": False, "id": 4},
+    {"response": "#### 1", "gold": "no number", "correct": False, "id": 5},
+    {"response": "#### 1", "gold": "1", "id": 6},
+]
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_every_row_keeps_its_keys_and_its_place(tmp_path: Path) -> None:
+    output = tmp_path / "scored.jsonl"
+    grade(function="gsm8k", input=write(tmp_path / "rows.jsonl", ROWS), output=output, keys=RowKeys())
+    scored = read(output)
+    assert [row["id"] for row in scored] == list(range(7))
+    assert [row["score"] for row in scored] == [1.0, 0.0, 0.0, 1.0, 0.0, None, 1.0]
+    assert [row["verdict"] for row in scored] == [
+        *("correct", "wrong", "wrong", "correct", "no_answer", "unparseable_gold", "correct")
+    ]
+    assert scored[0] == {**ROWS[0], "score": 1.0, "verdict": "correct", "extracted": "72"}
+    assert not list(tmp_path.glob(".scored*")), "a temporary file stayed behind"
+
+
+def test_labels_make_a_confusion_table_with_examples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = write(tmp_path / "rows.jsonl", ROWS)
+    code = main(
+        ["reward", "score", "--function", "gsm8k", "--input", str(rows), "--output", str(tmp_path / "scored.jsonl")]
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert code == 0
+    assert lines[0].split() == ["correct", "wrong", "no_answer", "unparseable_gold", "total"]
+    assert lines[1].split() == ["label", "true", "1", "1", "0", "0", "2"]
+    assert lines[2].split() == ["label", "false", "1", "1", "1", "1", "4"]
+    assert lines[3].split() == ["no", "label", "1", "0", "0", "0", "1"]
+    assert lines[4] == "agreement 3 of 6 labelled rows (50.00%)"
+    text = "\n".join(lines)
+    assert f"false positives (called correct, label false), the first 1:\n  {rows}:4: gold '72', found '72'" in text
+    assert f"false negatives (not called correct, label true), the first 1:\n  {rows}:3: gold '72', found '5'" in text
+
+
+def test_keys_may_have_other_names_and_modes_be_chosen(tmp_path: Path) -> None:
+    rows = write(tmp_path / "rows.jsonl", [{"output": "She has 72.", "answer": 72, "label": 1}])
+    keys = RowKeys(response="output", gold="answer", label="label")
+    output = tmp_path / "scored.jsonl"
+    for answer, verdict in (("flexible", "correct"), ("strict", "no_answer")):
+        grade(function="gsm8k", input=rows, output=output, keys=keys, answer=answer)
+        assert read(output)[0]["verdict"] == verdict
+
+
+def test_a_function_of_your_own_scores_in_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import time\n"
+        "def score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    if solution_str == 'hang':\n"
+        "        time.sleep(60)\n"
+        "    return {'score': len(solution_str) / 10, 'acc': solution_str == ground_truth}\n"
+    )
+    responses = ["72", "hang", "1234567890"]
+    rows = write(tmp_path / "rows.jsonl", [{"response": text, "gold": "72"} for text in responses])
+    monkeypatch.chdir(tmp_path)
+    output = tmp_path / "scored.jsonl"
+    grade(function="mine.py:score", input=rows, output=output, keys=RowKeys(), timeout_s=0.5)
+    scored = read(output)
+    assert [row["score"] for row in scored] == [0.2, None, 1.0]
+    assert [row["verdict"] for row in scored] == ["correct", "timeout", "wrong"]
+    assert "0.5" in scored[1]["message"]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"gold": "1"}, r"rows.jsonl:2: response: missing; keys there: gold. Another key: --response-key NAME"),
+        ({"response": "1"}, r"rows.jsonl:2: gold: missing"),
+        ({"response": ["1"], "gold": "1"}, r"rows.jsonl:2: response: holds list, expected text"),
+        ({"response": "1", "gold": "1", "correct": "yes"}, r"rows.jsonl:2: correct: expected a label true or false"),
+        ({"response": "1", "gold": "1", "extra_info": 3}, r"rows.jsonl:2: extra_info: expected an object, got int"),
+    ],
+)
+def test_a_bad_row_is_named_and_no_file_is_left(tmp_path: Path, row: dict, message: str) -> None:
+    rows = write(tmp_path / "rows.jsonl", [{"response": "#### 1", "gold": "1"}, row])
+    with pytest.raises(DataError, match=message):
+        grade(function="gsm8k", input=rows, output=tmp_path / "scored.jsonl", keys=RowKeys())
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def test_a_corrupt_line_is_named(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"response": "1", "gold": "1"}\n{"response": \n')
+    with pytest.raises(DataError, match=r"rows.jsonl:2: not a line of JSON"):
+        grade(function="gsm8k", input=rows, output=tmp_path / "scored.jsonl", keys=RowKeys())
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("gsm8", r"--function: unknown function 'gsm8'; did you mean 'gsm8k'\?"),
+        ("overlong", r"--function overlong: judges a length in tokens, and a file of texts has none"),
+        ("missing.py:f", r"--function: .*missing.py does not exist"),
+    ],
+)
+def test_an_impossible_function_is_refused_before_any_row_is_read(tmp_path: Path, function: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        grade(function=function, input=tmp_path / "absent", output=tmp_path / "scored.jsonl", keys=RowKeys())
+
+
+def test_a_broken_file_is_refused_before_any_row_is_read(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def scores(): pass\n")
+    with pytest.raises(RewardError, match=r"mine.py.*score.*did you mean.*scores"):
+        grade(
+            function=f"{tmp_path}/mine.py:score",
+            input=tmp_path / "absent",
+            output=tmp_path / "scored.jsonl",
+            keys=RowKeys(),
+        )
+
+
+def test_the_input_is_never_the_output(tmp_path: Path) -> None:
+    rows = write(tmp_path / "rows.jsonl", ROWS)
+    with pytest.raises(ConfigError, match="is the input; choose another file"):
+        grade(function="gsm8k", input=rows, output=rows, keys=RowKeys())
+    with pytest.raises(ConfigError, match="there is no folder"):
+        grade(function="gsm8k", input=rows, output=tmp_path / "no" / "scored.jsonl", keys=RowKeys())

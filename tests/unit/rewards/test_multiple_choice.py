@@ -1,0 +1,167 @@
+r"""The reward `multiple_choice`: exactly the right letters, in whatever way they are written."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mindgspo.config.reward_section import AnswerMode
+from mindgspo.rewards.answers.choices import read_choices
+from mindgspo.rewards.candidate import Candidate
+from mindgspo.rewards.functions.multiple_choice import MultipleChoice
+from mindgspo.types import Verdict
+
+CORRECT, WRONG, NO_ANSWER = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER
+
+
+def verdict(text: str, gold: str, mode: AnswerMode = "flexible", *, is_cut: bool = False) -> Verdict:
+    row = Candidate(text=text, gold=gold, data_source="dianjin", index=0, is_cut=is_cut)
+    found = MultipleChoice(mode).judge(row)
+    assert found.value == {CORRECT: 1.0, Verdict.UNPARSEABLE_GOLD: None}.get(found.verdict, 0.0)
+    return found.verdict
+
+
+@pytest.mark.parametrize(
+    ("text", "letters"),
+    [
+        *[(text, "ABD") for text in ("ABD", "DBA", "AABBD", "A, B, D", "A,B and D", "A, B, and D", "A B D", "A/B/D")],
+        *[
+            (text, "ABD")
+            for text in ("A\u3001B\u3001D", "A\uff0cB\uff0cD", "\uff21\uff22\uff24", "ABD\u9009\u9879", "\u9009ABD")
+        ],
+        *[
+            (text, "ABD")
+            for text in (r"\text{ABD}", r"\text{A}, \text{B}, \text{D}", "(A)(B)(D)", "Options A, B and D")
+        ],
+        *[(text, "B") for text in ("B", "(B)", "[B]", "B.", "b", "(b)", r"\text{B}", r"\mathrm{(B)}", r"\textbf{B}")],
+        *[
+            (text, "B")
+            for text in ("B. Paris", "B) Paris or London", "(B) 5", "B: 12", "B\u3001\u5df4\u9ece", "Option B")
+        ],
+        (r"\text{Both A and C}", "AC"),  # it names these two and nothing else
+        ("A\u548cC", "AC"),
+        ("A. red, C. blue", "AC"),
+    ],
+)
+def test_letters(text: str, letters: str) -> None:
+    assert read_choices(text) == frozenset(letters)
+    assert verdict(rf"\boxed{{{text}}}", letters, "strict") is CORRECT
+    assert MultipleChoice().can_read(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " ", "Paris", "BAD idea", "A or B", "A\u6216B", "K", "ABK", "A1", "72", "All of the above", "abd"),
+        *("A. red or C. blue", "not A", "None", "\u65e0", r"\boxed{}", "ABD" * 500),
+    ],
+)
+def test_no_letters(text: str) -> None:
+    assert read_choices(text) is None
+    assert not MultipleChoice().can_read(text)
+    assert verdict(r"\boxed{A}", text) is Verdict.UNPARSEABLE_GOLD
+
+
+@pytest.mark.parametrize("gold", ["ABD", r"\boxed{ABD}", "A, B, D", r"First A. Then \boxed{A}, no, \boxed{DBA}"])
+def test_gold_answers(gold: str) -> None:
+    assert verdict(r"\boxed{ABD}", gold) is CORRECT
+    assert verdict(r"\boxed{BDA}", gold) is CORRECT
+    for other in ("AB", "ABCD", "C", "A"):
+        assert verdict(rf"\boxed{{{other}}}", gold) is WRONG
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "flexible", "strict"),
+    [
+        (r"So \boxed{ABD}. Well done.", "ABD", CORRECT, CORRECT),
+        (r"\boxed{A}? No, \boxed{B}.", "B", CORRECT, CORRECT),
+        (r"<think>\boxed{A}</think><answer>\boxed{BD}</answer>", "BD", CORRECT, CORRECT),
+        (r"<answer>\boxed{BD}</answer> or \boxed{A}", "BD", CORRECT, CORRECT),
+        ("<answer>B, D</answer>", "BD", CORRECT, NO_ANSWER),
+        ("<answer>\nB\n</answer>", "B", CORRECT, NO_ANSWER),
+        ("\u7b54\u6848\u662fAB", "AB", CORRECT, NO_ANSWER),
+        ("\u6b63\u786e\u7b54\u6848\u662fB\u9009\u9879", "B", CORRECT, NO_ANSWER),
+        ("\u7b54\u6848\uff1aA\u3001C", "AC", CORRECT, NO_ANSWER),
+        ("\u7efc\u4e0a\uff0c\u6545\u9009BD\u3002", "BD", CORRECT, NO_ANSWER),
+        ("Answer: (B)", "B", CORRECT, NO_ANSWER),
+        ("Answer: A and C.", "AC", CORRECT, NO_ANSWER),
+        ("Answer: A or C", "A", NO_ANSWER, NO_ANSWER),
+        ("Answer: B. Paris is right", "B", CORRECT, NO_ANSWER),
+        ("The answer is B.", "B", CORRECT, NO_ANSWER),
+        ("The answer is **B**.", "B", CORRECT, NO_ANSWER),
+        ("The answer is B because A is false.", "B", CORRECT, NO_ANSWER),
+        ("The answer is B, not C.", "B", CORRECT, NO_ANSWER),
+        ("The answer is (B) and (D).", "BD", CORRECT, NO_ANSWER),
+        ("The correct answer is option C.", "C", CORRECT, NO_ANSWER),
+        ("The answer is not B.", "B", NO_ANSWER, NO_ANSWER),
+        ("The answer is A good one.", "A", NO_ANSWER, NO_ANSWER),
+        ("That was a BAD idea.", "ABD", NO_ANSWER, NO_ANSWER),
+        ("Answer: BAD idea", "ABD", NO_ANSWER, NO_ANSWER),
+        ("B", "B", CORRECT, NO_ANSWER),
+        ("Both fit.\nA, C", "AC", CORRECT, NO_ANSWER),
+        (r"\boxed{Paris}", "B", WRONG, WRONG),
+        (r"12 is \boxed{12}. Answer: B", "B", CORRECT, WRONG),
+        (r"\boxed{A}. The answer is B.", "B", WRONG, WRONG),
+        ("", "B", NO_ANSWER, NO_ANSWER),
+    ],
+)
+def test_responses(text: str, gold: str, flexible: Verdict, strict: Verdict) -> None:
+    assert verdict(text, gold) is flexible
+    assert verdict(text, gold, "strict") is strict
+
+
+def test_first_and_last() -> None:
+    text = "Answer: A\nQuestion: more?\nAnswer: B"
+    assert verdict(text, "A", "first") is CORRECT
+    assert verdict(text, "B", "last") is CORRECT
+
+
+def test_the_last_line_of_a_response_that_was_cut_is_no_answer() -> None:
+    assert verdict("We compare\nA", "A", is_cut=True) is NO_ANSWER
+
+
+PIECES = [
+    *(r"\boxed{", "}", "Answer:", "The answer is ", "<answer>", "</answer>", "A", "B.", "(C)", ",", " and ", " or "),
+    *("\u7b54\u6848\u662f", "\u3001", "\n", " ", "option", "\ud800", "BAD", ".", ")", "\u6545\u9009"),
+]
+soup = st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=soup | st.text(), gold=soup | st.text(), mode=st.sampled_from(["strict", "flexible", "first", "last"]))
+def test_any_text_gets_a_verdict(text: str, gold: str, mode: AnswerMode) -> None:
+    assert verdict(text, gold, mode) in Verdict
+
+
+@given(
+    letters=st.sets(st.sampled_from("ABCDEFGHIJ"), min_size=1),
+    others=st.sets(st.sampled_from("ABCDEFGHIJ"), min_size=1),
+)
+def test_exactly_the_same_set(letters: set[str], others: set[str]) -> None:
+    expected = CORRECT if letters == others else WRONG
+    text = "\u3001".join(letters)
+    assert verdict(rf"\boxed{{{text}}}", "".join(others)) is expected
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "A",
+        "A ",
+        "A,",
+        "A. ",
+        "(",
+        "Answer: A\n",
+        "Answer: A or ",
+        r"\boxed{A}",
+        r"\boxed{",
+        "the answer is B ",
+        "\n",
+        "<answer>",
+    ],
+)
+def test_a_megabyte_of_noise_finishes(unit: str) -> None:
+    noise = unit * (1_000_000 // len(unit))
+    assert verdict(noise, "AC") in (WRONG, NO_ANSWER)
+    assert verdict(r"\boxed{A}", noise) is Verdict.UNPARSEABLE_GOLD or unit in (r"\boxed{A}",)

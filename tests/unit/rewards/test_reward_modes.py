@@ -1,0 +1,220 @@
+"""What the modes, <answer> blocks, thinking and a cut response do; and the judges' side of the protocol."""
+
+from __future__ import annotations
+
+import pytest
+
+from mindgspo.config.reward_section import AnswerMode
+from mindgspo.rewards.answers.extract import USUAL_MARKERS, find_answer
+from mindgspo.rewards.answers.final_number import final_number
+from mindgspo.rewards.answers.markers import MAX_OCCURRENCES, Marker
+from mindgspo.rewards.candidate import Candidate
+from mindgspo.rewards.functions.gsm8k import Gsm8k
+from mindgspo.rewards.functions.math_dapo import MathDapo
+from mindgspo.rewards.judgement import Judgement, Outcome, Reply
+from mindgspo.types import Verdict
+
+C, W, N, U = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER, Verdict.UNPARSEABLE_GOLD
+
+
+def judged(text: str, gold: str = "72", *, mode: AnswerMode = "flexible", is_cut: bool = False) -> Judgement:
+    return Gsm8k(mode).judge(Candidate(text=text, gold=gold, data_source="", index=0, is_cut=is_cut))
+
+
+def found(text: str, mode: AnswerMode = "flexible", own: tuple[Marker, ...] = (Marker.HASHES,)) -> str | None:
+    return find_answer(text, own=own, others=USUAL_MARKERS, mode=mode)
+
+
+# All kinds at once, in no order of rank.
+EVERY_KIND = "The answer is 6.\nAnswer: 3\n\\boxed{1}\nA: 5\nI say, answer: 4\n#### 2\nSo there are 7 clips."
+
+
+def test_flexible_believes_its_own_marker_first_and_the_others_by_rank() -> None:
+    assert found(EVERY_KIND) == " 2"
+    assert found(EVERY_KIND, own=(Marker.ANSWER_LINE,)) == " 3"
+    left = EVERY_KIND.replace("#### 2\n", "")
+    for marker_line, answer in [
+        ("\\boxed{1}\n", "1"),
+        ("Answer: 3\n", " 3"),
+        ("I say, answer: 4\n", " 4"),
+        ("A: 5\n", " 5"),
+        ("The answer is 6.\n", "6."),
+        ("", "7"),
+    ]:
+        assert found(left) == answer
+        left = left.replace(marker_line, "", 1)
+
+
+def test_strict_believes_nothing_but_its_own_marker() -> None:
+    assert found(EVERY_KIND, "strict") == " 2"
+    assert found(EVERY_KIND.replace("#### 2\n", ""), "strict") is None
+
+
+def test_first_and_last_go_by_position_alone() -> None:
+    assert found(EVERY_KIND, "first") == "6."
+    assert found(EVERY_KIND, "last") == " 2"
+    assert found("48 clips.\nSo 72 clips.", "first") == found("48 clips.\nSo 72 clips.", "last") == "72"
+
+
+def test_own_kinds_are_of_equal_rank() -> None:
+    own = (Marker.HASHES, Marker.BOXED)
+    assert found(r"#### 1 " "\n" r"\boxed{2}", own=own) == "2"
+    assert found("\\boxed{2}\n#### 1", own=own) == " 1"
+
+
+RUN_ON = "{answer}\n\nQuestion: Tom has 3 apples and eats 2. How many are left?\n{more}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "more"),
+    [
+        ("So she sold 72 clips.", "Answer: 1"),
+        ("The answer is 72.", "The answer is 1."),
+        ("A: 72", "A: 1"),
+        ("#### 72", "3 - 2 = 1\n#### 1"),
+        ("She sold 48 + 24 = 72 clips.", "So 1 apple is left."),
+    ],
+)
+def test_mode_first_is_for_a_model_that_goes_on_with_questions_of_its_own(answer: str, more: str) -> None:
+    text = RUN_ON.format(answer=answer, more=more)
+    assert judged(text, mode="first").verdict is C
+    assert judged(text, mode="flexible").verdict is W
+    assert judged(text, mode="last").verdict is W
+
+
+def test_mode_first_does_not_stop_at_a_question_that_is_repeated() -> None:
+    assert judged("Question: She sold 48 and then 24 clips. How many?\nAnswer: 72", mode="first").verdict is C
+    assert judged("Let us see.\nQuestion: She sold 48, then 24.\nAnswer: 72", mode="first").verdict is C
+
+
+@pytest.mark.parametrize("mode", ["strict", "flexible", "first", "last"])
+def test_an_answer_block_is_searched_first_and_nothing_before_it_is_believed(mode: AnswerMode) -> None:
+    assert judged(r"<think>\boxed{71}</think><answer>\boxed{72}</answer>", mode=mode).verdict is C
+    assert judged(r"<think>\boxed{72}</think><answer>\boxed{71}</answer>", mode=mode).verdict is W
+    assert judged(r"<think>\boxed{72}</think><answer>71</answer>", mode=mode).verdict is (N if mode == "strict" else W)
+    assert judged(r"<answer>#### 72</answer> An upper bound is \boxed{80}.", mode=mode).verdict is C
+    assert judged("<ANSWER>\n#### 72\n</ANSWER>", mode=mode).verdict is C
+
+
+def test_of_several_blocks_the_last_decides_and_in_mode_first_the_first() -> None:
+    text = "<answer>71</answer> No. <answer>72</answer>"
+    assert judged(text).extracted == "72"
+    assert judged(text, mode="first").extracted == "71"
+
+
+def test_an_empty_block_or_a_tag_that_is_talked_about_is_no_block() -> None:
+    assert judged("#### 72\n<answer> </answer>").verdict is C
+    assert judged("I shall put it in <answer> tags: <answer>72</answer>").verdict is C
+
+
+def test_text_behind_a_block_counts_where_the_block_has_no_marker_of_its_own_in_mode_strict() -> None:
+    assert judged("<answer>72 clips</answer>\n#### 72", mode="strict").verdict is C
+
+
+def test_what_follows_the_thinking_decides() -> None:
+    assert judged("<think>\\boxed{71}? No.</think>\nShe sold 72 clips.").verdict is C
+    assert judged("<think>\\boxed{72}? No.</think>\nShe sold 71 clips.").verdict is W
+    assert judged("<think>\\boxed{72}? No.</think>\nShe sold 71 clips.", mode="strict").verdict is N
+    assert judged("<think>So it is \\boxed{72}.</think>\nSee above.").verdict is C
+
+
+def test_the_end_of_a_cut_response_is_no_final_number() -> None:
+    text = "48 / 2 = 24, and 48 + 24 = 72"
+    assert judged(text).verdict is C
+    assert judged(text, is_cut=True).verdict is N
+    assert judged("#### 72\nTo check: 48", is_cut=True).verdict is C
+    assert judged("Answer: she sold 72", is_cut=True).verdict is W
+    assert judged("<answer>She sold 72", is_cut=True).verdict is N
+    assert judged("<answer>72</answer> and", is_cut=True).verdict is C
+
+
+def test_words_behind_a_marker_lead_to_the_number_in_or_behind_them_never_to_one_before() -> None:
+    assert judged("Answer: Natalia sold 72 clips.").verdict is C
+    assert judged("Answer: we add up.\n48 + 24 = 72").verdict is C
+    assert judged("It could be 72. Answer: there is no solution").verdict is W
+    assert judged("She sold 72.\n\u7b54\uff1a\u4e0d\u77e5\u9053").verdict is W
+
+
+def test_only_so_many_occurrences_of_a_kind_are_looked_at() -> None:
+    headings = "\n#### Step" * MAX_OCCURRENCES
+    assert judged("#### 72" + headings[: -len("\n#### Step")], mode="strict").verdict is C
+    assert judged("#### 72" + headings, mode="strict").verdict is N
+
+
+FINAL_NUMBERS = {
+    "48 in April and 24 in May make 72 in all": "72",
+    "She has 72 clips.\n\nStep 3: done": "72",
+    "2. Add up\n": None,
+    "1. Eggs: 16\n2. Sold: 9": "9",
+    "x_1 = 5 and x_2 = x_1": "5",
+    "72 it is, not 73": "72",
+    "5 feet and 10 inches": "5 feet and 10 inches",
+    "$48 and $24": "48 and 24",
+    "3.": "3",
+    "0.5": "0.5",
+    ".5": ".5",
+    "between 5-10": "5-10",
+    "Total - 72": "72",
+    "down by -72": "-72",
+    "She reads 8 * 3 = 24 pages in 3 days": "24",
+    "2 * 4 = 8, so 24 in 3 days": "3",
+    "He keeps 9 of them because 10 is too many": "9",
+    "He keeps 9 because 20 - 11 = 9": "9",
+    "So **72** clips over 3 months": "72",
+    "Is it 72?": None,
+    "So it is 72. Is that 1 of your options?": "72",
+    "*72* clips": "72",
+    "\u4e00\u5171\uff17\uff12\u4e2a\u3002": "72\u4e2a",
+    "no number": None,
+    "": None,
+}
+
+
+@pytest.mark.parametrize(("text", "number"), FINAL_NUMBERS.items())
+def test_final_number(text: str, number: str | None) -> None:
+    assert final_number(text) == number
+
+
+def test_math_dapo_answers_that_are_no_numbers_must_be_the_same_without_doubt() -> None:
+    def verdict(text: str, gold: str) -> Verdict:
+        return MathDapo().judge(Candidate(text=text, gold=gold, data_source="", index=0)).verdict
+
+    assert verdict("Answer: $x+1$.", "x + 1") is C
+    assert verdict(r"Answer: $\boxed{x+1}$", "x+1") is C
+    assert verdict("<answer>x + 1</answer>", "x+1") is C
+    assert verdict(r"Answer: \frac{\sqrt{2}}{2}", r"\frac{\sqrt{2}}{2}") is C
+    assert verdict("Answer: x+2", "x+1") is W
+    assert verdict("Answer: 5", "x+1") is W
+    assert verdict(r"Answer: $\sqrt{8}$", r"2\sqrt{2}") is W  # `math` would ask a worker
+    assert verdict("Answer: 5", "?!") is U
+
+
+def test_strict_box_looks_at_the_last_box_whatever_the_mode() -> None:
+    for mode in ("strict", "flexible", "first", "last"):
+        judge = MathDapo(mode, strict_box=True)
+        candidate = Candidate(text=r"Answer: 34 \boxed{33} \boxed{34} 35", gold="34", data_source="", index=0)
+        assert judge.judge(candidate).value == 1.0
+    assert judge.judge(Candidate(text="Answer: 34", gold="34", data_source="", index=0)).verdict is N
+
+
+def test_can_read() -> None:
+    for gold in ("72", "$1,000", "1/2", r"\frac{1}{2}", "She sold 72.\n#### 72", "50%", "1e3"):
+        assert Gsm8k().can_read(gold) and MathDapo().can_read(gold)
+    for gold in ("", "seventy-two", "72 or 73", "x + 1", "4:30", "9" * 1000):
+        assert not Gsm8k().can_read(gold)
+    assert MathDapo().can_read("x + 1")
+    assert not MathDapo().can_read("") and not MathDapo().can_read("\n$$ \\[")
+
+
+def test_the_extracted_answer_is_what_the_reader_sees() -> None:
+    assert judged("#### **$1,000** per day.", "1000").extracted == "1,000 per day"
+    assert judged(r"\boxed{\text{yes}}", "1").extracted == "yes"
+    assert judged("So she has 72 clips.").extracted == "72"
+    assert len(judged(r"\boxed{" + "y" * 5000 + "}", "1").extracted or "") == 200
+
+
+@pytest.mark.parametrize("judge", [Gsm8k(), MathDapo()])
+def test_a_judge_without_jobs_has_nothing_to_conclude(judge: Gsm8k | MathDapo) -> None:
+    candidate = Candidate(text="", gold="1", data_source="", index=7)
+    with pytest.raises(AssertionError, match="row 7"):
+        judge.conclude(candidate, Reply(outcome=Outcome.DONE, value=1.0))

@@ -1,0 +1,263 @@
+"""What happens before the first job: files that cannot be used, slow imports, files that change while a run goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from mindgspo.errors import RewardError
+from mindgspo.rewards.judgement import Job, JSONValue, Outcome, Reply
+from mindgspo.rewards.workers.pool import WorkerPool
+
+ARGUMENTS: dict[str, JSONValue] = {"data_source": "s", "solution_str": "72", "ground_truth": "72", "extra_info": {}}
+SIGNATURE = "data_source, solution_str, ground_truth, extra_info"
+GOOD = f"def f({SIGNATURE}):\n    return 1.0\n"
+
+
+def write(folder: Path, text: str, name: str = "reward.py") -> Path:
+    """The file, written without leaving compiled code of an earlier one in force."""
+    file = folder / name
+    file.write_text(text)
+    for compiled in folder.glob(f"__pycache__/{file.stem}.*"):
+        compiled.unlink()
+    return file
+
+
+def a_pool(
+    *tasks: str, count: int = 1, timeout_s: float = 30.0, startup_timeout_s: float = 60.0, memory_mb: int = 256
+) -> WorkerPool:
+    return WorkerPool(tasks, count=count, timeout_s=timeout_s, startup_timeout_s=startup_timeout_s, memory_mb=memory_mb)
+
+
+def run(pool: WorkerPool, *tasks: str) -> list[Reply]:
+    return pool.run([Job(task=task, arguments=ARGUMENTS) for task in tasks])
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        ("import no_such_library\n", "f", "cannot be imported: line 1, `import no_such_library`: ModuleNotFoundError"),
+        ("x = 1\ny = undefined\n", "f", "cannot be imported: line 2, `y = undefined`: NameError: name 'undefined'"),
+        ("def f(:\n", "f", r"cannot be imported: SyntaxError: .*reward\.py, line 1"),
+        ("raise SystemExit(3)\n", "f", "cannot be imported: line 1, .*: SystemExit: 3$"),
+        ("raise KeyboardInterrupt\n", "f", "cannot be imported: line 1, .*: KeyboardInterrupt$"),
+        (
+            GOOD + "def g():\n    pass\nimport os\nx = 1\n",
+            "ff",
+            r"no function 'ff'; did you mean 'f'\? .*there: f, g\)",
+        ),
+        ("import os\n", "compute_score", r"no function 'compute_score' \(there are no functions in it\)"),
+        ("f = 1.0\n", "f", r"reward\.py:f is a float, not a function"),
+        (f"async def f({SIGNATURE}):\n    return 1.0\n", "f", r"reward\.py:f is async; write it as an ordinary"),
+        (
+            "def f(response, answer):\n    return 1.0\n",
+            "f",
+            r"f\(response, answer\), but is called with .*missing a required argument: 'response'\. Write: "
+            r"def f\(data_source, solution_str, ground_truth, extra_info\)",
+        ),
+        ("def f(solution_str, ground_truth):\n    pass\n", "f", r"Write: def f\("),
+        (f"def f({SIGNATURE}, tokenizer):\n    pass\n", "f", "missing a required argument: 'tokenizer'"),
+        (f"def f({SIGNATURE}, /):\n    pass\n", "f", r"Write: def f\("),
+        ("import os\nos._exit(7)\n", "f", r"while a worker loaded .*reward\.py:f: the worker ended with exit code 7"),
+        (
+            "print('on the way')\nimport os\nos.abort()\n",
+            "f",
+            r"ended by signal 6 .*printed last: .*line 3 in <module>",
+        ),
+        ("x = bytearray(2**30)\n", "f", r"line 1, `x = bytearray.*`: MemoryError"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path, text: str, name: str, message: str) -> None:
+    file = write(tmp_path, text)
+    with a_pool(f"{file}:{name}") as pool, pytest.raises(RewardError) as caught:
+        pool.start()
+    assert re.search(message, str(caught.value)), str(caught.value)
+    assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    write(tmp_path, GOOD, "rewards.py")
+    with (
+        a_pool(f"{tmp_path}/reward.py:f") as pool,
+        pytest.raises(RewardError, match=r"reward\.py: there is no such file; did you mean .*rewards\.py\?"),
+    ):
+        pool.start()
+
+
+def test_the_second_task_is_checked_as_well(tmp_path: Path) -> None:
+    file = write(tmp_path, GOOD)
+    with a_pool(f"{file}:f", f"{file}:g") as pool, pytest.raises(RewardError, match="no function 'g'"):
+        pool.start()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n",
+        "def f(**kwargs):\n    return 1.0\n",
+        "def f(solution_str, ground_truth, **kwargs):\n    return 1.0\n",
+        "def f(ground_truth, extra_info, solution_str, data_source, strict=True):\n    return 1.0\n",
+        "class Judge:\n    def __call__(self, solution_str, **kwargs):\n        return 1.0\nf = Judge()\n",
+        "import functools\ndef g(scale, **kwargs):\n    return scale\nf = functools.partial(g, 1.0)\n",
+    ],
+)
+def test_signatures_that_take_the_four_arguments(tmp_path: Path, text: str) -> None:
+    file = write(tmp_path, text)
+    with a_pool(f"{file}:f") as pool:
+        pool.start()
+        assert run(pool, f"{file}:f") == [Reply(outcome=Outcome.DONE, value=1.0)]
+
+
+def test_the_files_own_folder_comes_first_and_a_file_is_imported_once(tmp_path: Path) -> None:
+    write(tmp_path, "LIMIT = 5.0\n", "helper_of_reward.py")
+    text = (
+        "from dataclasses import dataclass\nfrom helper_of_reward import LIMIT\nseen = []\n"
+        "@dataclass\nclass Box:\n    value: 'float'\n"
+        "def f(**kwargs):\n    seen.append(Box(LIMIT).value)\n    return seen\n"
+        "def g(**kwargs):\n    return len(seen)\n"
+    )
+    file = write(tmp_path, text)
+    with a_pool(f"{file}:f", f"{file}:g") as pool:
+        assert [reply.value for reply in run(pool, f"{file}:f", f"{file}:g")] == [[5.0], 1]
+
+
+def test_the_callers_search_path_is_the_childs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules on it are found, also those that are named like files of the pool's own folder."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("process", "child", "user_function"):
+        write(elsewhere, f"NAME = {name!r}\n", f"{name}.py")
+    text = "import process, child, user_function\ndef f(**kwargs):\n    return [process.NAME, child.NAME]\n"
+    file = write(tmp_path, text + "assert user_function.NAME\n")
+    monkeypatch.syspath_prepend(elsewhere)
+    with a_pool(f"{file}:f") as pool:
+        pool.start()
+        assert [reply.value for reply in run(pool, f"{file}:f")] == [["process", "child"]]
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("numpy.float32(0.5)", 0.5),
+        ("numpy.int64(3)", 3),
+        ("numpy.bool_(True)", True),
+        ("numpy.array(2.0)", 2.0),
+        ("{'score': numpy.float64(1.5), 'pred': numpy.str_('72')}", {"score": 1.5, "pred": "72"}),
+        ("(1, 2)", [1, 2]),
+        ("fractions.Fraction(1, 4)", 0.25),
+        ("{1: True}", {"1": True}),
+        ("None", None),
+    ],
+)
+def test_values_become_plain(tmp_path: Path, expression: str, value: JSONValue) -> None:
+    file = write(tmp_path, f"import fractions, numpy\ndef f(**kwargs):\n    return {expression}\n")
+    with a_pool(f"{file}:f") as pool:
+        (reply,) = run(pool, f"{file}:f")
+    assert (reply.outcome, reply.value, type(reply.value)) == (Outcome.DONE, value, type(value))
+
+
+def test_imports_out_of_time(tmp_path: Path) -> None:
+    file = write(tmp_path, "import time\ntime.sleep(60)\n" + GOOD)
+    message = r"not ready within 0\.4 s \(reward\.workers\.startup_timeout_s\)"
+    with a_pool(f"{file}:f", startup_timeout_s=0.4) as pool:
+        with pytest.raises(RewardError, match=message):
+            pool.start()
+        replies = run(pool, *[f"{file}:f"] * 5)
+    assert {reply.outcome for reply in replies} == {Outcome.FAILED}
+    assert all(re.search(message, reply.message) for reply in replies)
+
+
+def test_imports_are_not_charged_to_a_job(tmp_path: Path) -> None:
+    text = (
+        "import os, time\ntime.sleep(0.7)\ndef f(solution_str, **kwargs):\n    time.sleep(60)\n"
+        "def g(**kwargs):\n    return 1.0\n"
+    )
+    file = write(tmp_path, text)
+    with a_pool(f"{file}:f", f"{file}:g", timeout_s=0.5) as pool:
+        replies = run(pool, f"{file}:g", f"{file}:f", f"{file}:g")
+    assert [reply.outcome for reply in replies] == [Outcome.DONE, Outcome.TIMEOUT, Outcome.DONE]
+
+
+def test_loud_imports(tmp_path: Path) -> None:
+    file = write(tmp_path, "import sys\nprint('x' * 500_000)\nsys.stderr.write('y' * 500_000)\n" + GOOD)
+    with a_pool(f"{file}:f") as pool:
+        pool.start()
+        assert run(pool, f"{file}:f")[0].outcome is Outcome.DONE
+
+
+def test_a_second_start_is_free(tmp_path: Path) -> None:
+    file = write(tmp_path, f"import os\ndef f({SIGNATURE}):\n    return os.getpid()\n")
+    with a_pool(f"{file}:f", count=2) as pool:
+        pool.start()
+        (first,) = run(pool, f"{file}:f")
+        pool.start()
+        assert run(pool, f"{file}:f") == [first]
+
+
+def test_a_file_broken_while_the_run_goes_on_fails_the_rest_with_the_reason(tmp_path: Path) -> None:
+    log = tmp_path / "imports"
+    start = f"with open({str(log)!r}, 'a') as log:\n    log.write('x')\n"
+    good = start + "import os\ndef f(**kwargs):\n    return 1.0\ndef die(**kwargs):\n    os._exit(1)\n"
+    file = write(tmp_path, good)
+    with a_pool(f"{file}:f", f"{file}:die") as pool:
+        pool.start()
+        write(tmp_path, start + "raise ValueError('edited too early')\n")
+        replies = run(pool, f"{file}:f", f"{file}:die", *[f"{file}:f"] * 20)
+        assert [reply.outcome for reply in replies] == [Outcome.DONE, Outcome.DIED] + [Outcome.FAILED] * 20
+        assert all("line 3, `raise ValueError('edited too early')`" in reply.message for reply in replies[2:])
+        assert len(log.read_text()) <= 4, "a file that cannot be imported is tried a few times only"
+        write(tmp_path, good)
+        assert [reply.value for reply in run(pool, f"{file}:f")] == [1.0]
+
+
+def test_healthy_children_go_on_when_no_more_can_start(tmp_path: Path) -> None:
+    file = write(tmp_path, "import time\ndef f(**kwargs):\n    time.sleep(0.02)\n    return 1.0\n")
+    with a_pool(f"{file}:f", count=3) as pool:
+        pool.start()
+        write(tmp_path, "import\n")
+        assert [reply.value for reply in run(pool, *[f"{file}:f"] * 20)] == [1.0] * 20
+
+
+def test_children_that_die_as_soon_as_they_are_ready(tmp_path: Path) -> None:
+    """A thread of the file's ends the process a moment after loading: no endless replacing, whoever is to blame."""
+    text = (
+        "import os, threading, time\ndef end():\n    time.sleep(0.05)\n    os._exit(9)\n"
+        "threading.Thread(target=end).start()\ndef f(**kwargs):\n    time.sleep(60)\n"
+    )
+    file = write(tmp_path, text)
+    with a_pool(f"{file}:f", count=2) as pool:
+        replies = run(pool, *[f"{file}:f"] * 6)
+    assert {reply.outcome for reply in replies} <= {Outcome.DIED, Outcome.FAILED}
+    assert all("exit code 9" in reply.message for reply in replies)
+
+
+def test_ctrl_c_during_the_start(tmp_path: Path) -> None:
+    file = write(
+        tmp_path, f"import os, time\nif not os.path.exists({str(tmp_path / 'quick')!r}):\n    time.sleep(60)\n" + GOOD
+    )
+    with a_pool(f"{file}:f") as pool:
+        sender = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        sender.start()
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            pool.start()
+        sender.join()
+        assert time.monotonic() - began < 30, "it waited for the import"
+        (tmp_path / "quick").touch()
+        pool.start()
+        assert run(pool, f"{file}:f")[0].outcome is Outcome.DONE
+
+
+def test_the_memory_limit_leaves_what_it_says(tmp_path: Path) -> None:
+    body = "(**kwargs):\n    return len(bytearray({} * 2**20))\n"
+    file = write(tmp_path, f"def f{body.format(150)}def g{body.format(260)}")
+    with a_pool(f"{file}:f", f"{file}:g", memory_mb=256) as pool:
+        replies = run(pool, f"{file}:f", f"{file}:g", f"{file}:f")
+    assert [reply.outcome for reply in replies] == [Outcome.DONE, Outcome.FAILED, Outcome.DONE]
+    assert "256 MiB" in replies[1].message
