@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
+
+SHARED_DATA = Path(__file__).resolve().parents[1] / ".." / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def shared_rows() -> Callable[[str], list[dict]]:
+    """shared_rows(name): the rows of a JSON Lines file of the published data beside the project; skips without it."""
+
+    def rows(name: str) -> list[dict]:
+        path = SHARED_DATA / name
+        if not path.is_file():
+            pytest.skip(f"needs {name} of the shared data folder, absent at {SHARED_DATA}")
+        with path.open(encoding="utf-8") as lines:
+            return [json.loads(line) for line in lines]
+
+    return rows
 
 
 @pytest.fixture(scope="session")

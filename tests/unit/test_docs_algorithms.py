@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from markdown_pages import prose, tables
 
 from mindgspo.config.advantage_rules import READERS
 from mindgspo.config.algorithm_rules import LENGTH_FACTORS
@@ -22,24 +23,13 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 with_losses = pytest.mark.parametrize("page", PAGES + READMES, ids=lambda path: path.name)
 
 
-def prose(page: Path) -> str:
-    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-
-
-def tables(page: Path) -> list[list[list[str]]]:
-    """Rows of cells of every table, without its ruler."""
-    found: list[list[list[str]]] = [[]]
-    for line in prose(page).splitlines():
-        if not line.startswith("|"):
-            found.append([])
-        elif not re.fullmatch(r"[|\s:-]+", line):
-            found[-1].append([cell.strip() for cell in line.strip("|").split("|")])
-    return [table for table in found if table]
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
 
 
 def table_of(page: Path, first_names: set[str]) -> dict[str, list[str]]:
     """{name: other cells} of the table whose first column holds these names."""
-    for table in tables(page):
+    for table in tables(text_of(page)):
         rows = {row[0].strip("`"): row[1:] for row in table[1:]}
         if set(rows) == first_names:
             return rows
@@ -74,15 +64,15 @@ def test_every_estimator_is_shown_with_the_keys_it_reads(page: Path) -> None:
 @each_page
 def test_settings_named_exist(page: Path) -> None:
     settings = {path for path, _ in known_keys()}
-    named = set(re.findall(r"`((?:algorithm|rollout|trainer)\.[a-z_.]+)", prose(page)))
+    named = set(re.findall(r"`((?:algorithm|rollout|trainer)\.[a-z_.]+)", prose(text_of(page))))
     assert len(named) > 15 and named <= settings, named - settings
 
 
 @each_page
 def test_links_lead_somewhere(page: Path) -> None:
-    titles = re.findall(r"^#+ (.+)$", prose(page), flags=re.MULTILINE)
+    titles = re.findall(r"^#+ (.+)$", prose(text_of(page)), flags=re.MULTILINE)
     anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(text_of(page))):
         if target.startswith("#"):
             assert target[1:] in anchors
         elif "://" not in target:
@@ -92,10 +82,10 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_both_pages_say_the_same() -> None:
     english, chinese = PAGES
     for pattern in (r"^(#+) ", r"\]\((https://[^)]+)\)", r"^(- )"):
-        found = [re.findall(pattern, prose(page), flags=re.MULTILINE) for page in PAGES]
+        found = [re.findall(pattern, prose(text_of(page)), flags=re.MULTILINE) for page in PAGES]
         assert found[0] == found[1], pattern
-    shapes = [[(len(table), len(table[0])) for table in tables(page)] for page in PAGES]
+    shapes = [[(len(table), len(table[0])) for table in tables(text_of(page))] for page in PAGES]
     assert shapes[0] == shapes[1]
-    spans = [{span for span in re.findall(r"`([^`\n]+)`", prose(page)) if span.isascii()} for page in PAGES]
+    spans = [{span for span in re.findall(r"`([^`\n]+)`", prose(text_of(page))) if span.isascii()} for page in PAGES]
     assert spans[0] == spans[1], spans[0] ^ spans[1]
     assert english.read_text().splitlines()[0] != chinese.read_text().splitlines()[0]

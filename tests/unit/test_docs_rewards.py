@@ -9,6 +9,7 @@ from typing import get_args
 
 import pytest
 import yaml
+from markdown_pages import code_blocks, prose, tables
 
 from mindgspo.config.messages import known_keys
 from mindgspo.config.reward_section import JUDGES, SHAPERS, AnswerMode, RewardSection, file_function
@@ -23,24 +24,8 @@ PAGES = [PROJECT / "docs" / "rewards.md", PROJECT / "docs" / "rewards_cn.md"]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 
 
-def blocks(page: Path) -> list[tuple[str, str]]:
-    """(language, content) of every fenced block."""
-    return re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-
-
-def prose(page: Path) -> str:
-    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-
-
-def tables(page: Path) -> list[list[list[str]]]:
-    """Rows of cells of every table, without its ruler."""
-    found: list[list[list[str]]] = [[]]
-    for line in prose(page).splitlines():
-        if not line.startswith("|"):
-            found.append([])
-        elif not re.fullmatch(r"[|\s:-]+", line):
-            found[-1].append([cell.strip() for cell in line.strip("|").split("|")])
-    return [table for table in found if table]
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
 
 
 def names_of(table: list[list[str]]) -> list[str]:
@@ -49,7 +34,7 @@ def names_of(table: list[list[str]]) -> list[str]:
 
 @each_page
 def test_every_function_mode_verdict_and_worker_setting_has_its_row(page: Path) -> None:
-    shown = [names_of(table) for table in tables(page)]
+    shown = [names_of(table) for table in tables(text_of(page))]
     workers = [path for path, _ in known_keys() if path.startswith("reward.workers.")]
     for expected in (JUDGES, SHAPERS, get_args(AnswerMode), [verdict.value for verdict in Verdict], workers):
         assert list(expected) in shown
@@ -58,13 +43,15 @@ def test_every_function_mode_verdict_and_worker_setting_has_its_row(page: Path) 
 @each_page
 def test_settings_named_exist(page: Path) -> None:
     settings = {path for path, _ in known_keys()}
-    named = set(re.findall(r"`((?:reward|rollout|algorithm|data)\.[a-z_.]+)", prose(page)))
+    named = set(re.findall(r"`((?:reward|rollout|algorithm|data)\.[a-z_.]+)", prose(text_of(page))))
     assert len(named) > 10 and named <= settings, named - settings
 
 
 @each_page
 def test_settings_shown_can_be_loaded(page: Path) -> None:
-    shown = [yaml.safe_load(content)["reward"] for language, content in blocks(page) if language == "yaml"]
+    shown = [
+        yaml.safe_load(content)["reward"] for language, content in code_blocks(text_of(page)) if language == "yaml"
+    ]
     assert len(shown) == 3
     for section in shown:
         reward = RewardSection.model_validate_json(json.dumps(section))
@@ -75,7 +62,7 @@ def test_settings_shown_can_be_loaded(page: Path) -> None:
 
 @each_page
 def test_the_function_shown_does_what_the_page_says(page: Path) -> None:
-    (source,) = (content for language, content in blocks(page) if language == "python")
+    (source,) = (content for language, content in code_blocks(text_of(page)) if language == "python")
     names: dict[str, object] = {}
     exec(source, names)
     returned = names["compute_score"](
@@ -94,7 +81,7 @@ def cell_text(cell: str) -> str:
 
 @each_page
 def test_the_comparison_with_verl_is_true(page: Path) -> None:
-    header, *rows = tables(page)[-1]
+    header, *rows = tables(text_of(page))[-1]
     functions = [build_function(cell.strip("`"), RewardSection()) for cell in header[1:]]
     assert len(rows) == 7 and len(functions) == 3
     for response, *verdicts in rows:
@@ -107,16 +94,18 @@ def test_the_comparison_with_verl_is_true(page: Path) -> None:
 
 def test_both_pages_say_the_same() -> None:
     for pattern in (r"^(#+) ", r"\]\((https://[^)]+)\)", r"^(- |\d\. )"):
-        english, chinese = (re.findall(pattern, prose(page), flags=re.MULTILINE) for page in PAGES)
+        english, chinese = (re.findall(pattern, prose(text_of(page)), flags=re.MULTILINE) for page in PAGES)
         assert english == chinese and english, pattern
-    english, chinese = ([(len(table), len(table[0])) for table in tables(page)] for page in PAGES)
+    english, chinese = ([(len(table), len(table[0])) for table in tables(text_of(page))] for page in PAGES)
     assert english == chinese
-    english, chinese = ({span for span in re.findall(r"`([^`\n]+)`", prose(page)) if span.isascii()} for page in PAGES)
+    english, chinese = (
+        {span for span in re.findall(r"`([^`\n]+)`", prose(text_of(page))) if span.isascii()} for page in PAGES
+    )
     assert english == chinese, english ^ chinese
-    assert blocks(PAGES[0]) == blocks(PAGES[1])
+    assert code_blocks(text_of(PAGES[0])) == code_blocks(text_of(PAGES[1]))
 
 
 @each_page
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(text_of(page))):
         assert "://" in target or (page.parent / target).exists(), target

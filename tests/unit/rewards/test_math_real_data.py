@@ -2,10 +2,8 @@ r"""The reward `math` on published data: graded model outputs, and the solutions
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -14,17 +12,7 @@ from mindgspo.rewards.functions.math import Math
 from mindgspo.rewards.judgement import Job, Judgement, Outcome, Reply
 from mindgspo.types import Verdict
 
-DATA = Path(__file__).resolve().parents[3] / ".." / "shared" / "data"
-
 pytestmark = pytest.mark.shared_data
-
-
-def rows(name: str) -> list[dict]:
-    path = DATA / name
-    if not path.is_file():
-        pytest.skip(f"needs {name} of the shared data folder, absent at {DATA}")
-    with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +41,10 @@ def judged(text: str, gold: str, task: Callable) -> Judgement:
 DISAGREEMENTS: list[tuple[int, str, str]] = []
 
 
-def test_boxed_answers_agree_with_their_published_labels(task: Callable) -> None:
+def test_boxed_answers_agree_with_their_published_labels(shared_rows, task: Callable) -> None:
     counts: Counter[tuple[bool, Verdict]] = Counter()
     disagreements = []
-    for row in rows("model-outputs/math_qwen25math_boxed.jsonl"):
+    for row in shared_rows("model-outputs/math_qwen25math_boxed.jsonl"):
         found = judged(row["response"], row["gold"], task)
         counts[row["correct"], found.verdict] += 1
         if row["correct"] != (found.verdict is Verdict.CORRECT):
@@ -65,10 +53,10 @@ def test_boxed_answers_agree_with_their_published_labels(task: Callable) -> None
     assert counts == Counter({(True, Verdict.CORRECT): 295, (False, Verdict.WRONG): 25})
 
 
-def test_only_the_mutilated_gold_answer_needs_the_symbolic_comparison() -> None:
+def test_only_the_mutilated_gold_answer_needs_the_symbolic_comparison(shared_rows) -> None:
     jobs = Counter(
         row["gold"]
-        for row in rows("model-outputs/math_qwen25math_boxed.jsonl")
+        for row in shared_rows("model-outputs/math_qwen25math_boxed.jsonl")
         if isinstance(at_once(row["response"], row["gold"]), Job)
     )
     assert jobs == Counter({"4:30p..": 8})
@@ -77,8 +65,8 @@ def test_only_the_mutilated_gold_answer_needs_the_symbolic_comparison() -> None:
 @pytest.mark.parametrize(
     "wrapping", ["{solution}", "The answer is ${answer}$.", "Answer: {answer}", r"\boxed{{{answer}}}"]
 )
-def test_every_math500_answer_equals_its_own_solution_without_algebra(wrapping: str) -> None:
-    math500 = rows("math500/math500.jsonl")
+def test_every_math500_answer_equals_its_own_solution_without_algebra(shared_rows, wrapping: str) -> None:
+    math500 = shared_rows("math500/math500.jsonl")
     assert len(math500) == 500
     for row in math500:
         for gold in (row["answer"], row["solution"]):
@@ -86,14 +74,16 @@ def test_every_math500_answer_equals_its_own_solution_without_algebra(wrapping: 
             assert isinstance(found, Judgement) and found.verdict is Verdict.CORRECT, (row["answer"], found)
 
 
-def test_math500_answers_can_be_read_by_the_symbolic_comparison(task: Callable) -> None:
-    answers = sorted({row["answer"] for row in rows("math500/math500.jsonl") if not row["answer"].isdigit()})[::2]
+def test_math500_answers_can_be_read_by_the_symbolic_comparison(shared_rows, task: Callable) -> None:
+    answers = sorted({row["answer"] for row in shared_rows("math500/math500.jsonl") if not row["answer"].isdigit()})[
+        ::2
+    ]
     replies = [task({"answer": answer, "gold": answer}) for answer in answers]
     assert [answer for answer, reply in zip(answers, replies, strict=True) if not reply["same"]] == []
 
 
-def test_answers_to_other_problems_are_not_taken_for_right(task: Callable) -> None:
-    answers = [row["answer"].replace("x=5", "5") for row in rows("math500/math500.jsonl")]
+def test_answers_to_other_problems_are_not_taken_for_right(shared_rows, task: Callable) -> None:
+    answers = [row["answer"].replace("x=5", "5") for row in shared_rows("math500/math500.jsonl")]
     same = [
         (answer, gold)
         for answer, gold in list(zip(answers, answers[1:] + answers[:1], strict=True))[::4]

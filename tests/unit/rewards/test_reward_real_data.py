@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -20,18 +18,9 @@ from mindgspo.types import Verdict
 
 CALCULATOR_NOTES = re.compile(r"<<[^<>]*>>")
 LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-DATA = Path(__file__).resolve().parents[3] / ".." / "shared" / "data"
 
 
 pytestmark = pytest.mark.shared_data
-
-
-def rows(name: str) -> list[dict]:
-    path = DATA / name
-    if not path.is_file():
-        pytest.skip(f"needs {name} of the shared data folder, absent at {DATA}")
-    with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
 
 
 def verdict(judge: NumericJudge, text: str, gold: str) -> Verdict:
@@ -39,18 +28,18 @@ def verdict(judge: NumericJudge, text: str, gold: str) -> Verdict:
 
 
 @pytest.mark.parametrize("mode", ["strict", "flexible", "first", "last"])
-def test_every_gsm8k_solution_is_correct_against_its_own_answer(mode: AnswerMode) -> None:
-    test = rows("gsm8k/test.jsonl")
+def test_every_gsm8k_solution_is_correct_against_its_own_answer(shared_rows, mode: AnswerMode) -> None:
+    test = shared_rows("gsm8k/test.jsonl")
     assert len(test) == 1319
     for row in test:
         gold = row["answer"].rpartition("####")[2].strip()
         assert verdict(Gsm8k(mode), row["answer"], gold) is Verdict.CORRECT, row["answer"]
 
 
-def test_the_final_number_of_a_human_solution_is_its_answer() -> None:
+def test_the_final_number_of_a_human_solution_is_its_answer(shared_rows) -> None:
     """7,473 solutions without their line "#### n": nobody wrote these for a rule of ours."""
     agreed = last_agreed = 0
-    for row in rows("gsm8k/train.jsonl"):
+    for row in shared_rows("gsm8k/train.jsonl"):
         solution, _, gold = row["answer"].rpartition("\n####")
         solution = CALCULATOR_NOTES.sub("", solution)
         expected = read_quantity(gold)
@@ -64,8 +53,8 @@ def test_the_final_number_of_a_human_solution_is_its_answer() -> None:
     assert last_agreed < 0.975 * 7473  # what a plain search for the last number reaches
 
 
-def test_every_dapo_answer_is_readable() -> None:
-    golds = [row["reward_model"]["ground_truth"] for row in rows("dapo-math-17k/dapo_math_512.jsonl")]
+def test_every_dapo_answer_is_readable(shared_rows) -> None:
+    golds = [row["reward_model"]["ground_truth"] for row in shared_rows("dapo-math-17k/dapo_math_512.jsonl")]
     assert len(golds) == 512
     for gold in golds:
         assert verdict(MathDapo("strict"), f"Answer: {gold}", gold) is Verdict.CORRECT
@@ -97,16 +86,16 @@ WRONG_LABELS = [
 ]
 
 
-def test_answers_of_the_form_a_n_agree_with_all_their_labels() -> None:
-    graded = rows("model-outputs/gsm8k_openai_6b.jsonl")
+def test_answers_of_the_form_a_n_agree_with_all_their_labels(shared_rows) -> None:
+    graded = shared_rows("model-outputs/gsm8k_openai_6b.jsonl")
     assert len(graded) == 1319
     for index, row in enumerate(graded):
         is_correct = verdict(Gsm8k(), row["response"], row["gold"]) is Verdict.CORRECT
         assert is_correct == row["correct"], (index, row["response"][-200:], row["gold"])
 
 
-def test_prose_answers_agree_with_all_labels_but_the_wrong_ones() -> None:
-    graded = rows("model-outputs/gsm8k_rho7b_cot.jsonl")
+def test_prose_answers_agree_with_all_labels_but_the_wrong_ones(shared_rows) -> None:
+    graded = shared_rows("model-outputs/gsm8k_rho7b_cot.jsonl")
     assert len(graded) == 1316
     differing = {}
     for index, row in enumerate(graded):
@@ -119,9 +108,9 @@ def test_prose_answers_agree_with_all_labels_but_the_wrong_ones() -> None:
         assert response.endswith(end) and (row_gold, found) == (gold, expected)
 
 
-def test_mode_last_believes_the_result_of_a_calculation_too() -> None:
+def test_mode_last_believes_the_result_of_a_calculation_too(shared_rows) -> None:
     """Five more labels are wrong if the last number counts: "The answer is 520 - 480 = 40." against a gold 40."""
-    graded = rows("model-outputs/gsm8k_rho7b_cot.jsonl")
+    graded = shared_rows("model-outputs/gsm8k_rho7b_cot.jsonl")
     paid = [
         index
         for index, row in enumerate(graded)
@@ -132,14 +121,16 @@ def test_mode_last_believes_the_result_of_a_calculation_too() -> None:
     assert paid == [53, 138, 508, 667, 842]
 
 
-def test_mode_strict_finds_no_answer_in_the_prose_of_other_data_sets() -> None:
+def test_mode_strict_finds_no_answer_in_the_prose_of_other_data_sets(shared_rows) -> None:
     for name in ("gsm8k_openai_6b", "gsm8k_rho7b_cot"):
-        found = {verdict(Gsm8k("strict"), row["response"], row["gold"]) for row in rows(f"model-outputs/{name}.jsonl")}
+        found = {
+            verdict(Gsm8k("strict"), row["response"], row["gold"]) for row in shared_rows(f"model-outputs/{name}.jsonl")
+        }
         assert found == {Verdict.NO_ANSWER}
 
 
-def test_boxed_answers_agree_with_their_published_labels() -> None:
-    graded = rows("model-outputs/math_qwen25math_boxed.jsonl")
+def test_boxed_answers_agree_with_their_published_labels(shared_rows) -> None:
+    graded = shared_rows("model-outputs/math_qwen25math_boxed.jsonl")
     counts = Counter((row["correct"], verdict(Gsm8k("strict"), row["response"], row["gold"]).value) for row in graded)
     # Three problems have a gold that is no number ("4t", "4a-2", "4:30p.."): 24 rows abstain.
     assert counts == Counter(

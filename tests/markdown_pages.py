@@ -1,0 +1,50 @@
+"""Markdown taken apart, for the tests that hold documents against the code."""
+
+from __future__ import annotations
+
+import re
+
+
+def code_blocks(text: str) -> list[tuple[str, str]]:
+    """(language, content) of every fenced block."""
+    return re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def prose(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def code_spans(text: str) -> list[str]:
+    return re.findall(r"`([^`\n]+)`", prose(text))
+
+
+def headings(text: str) -> list[tuple[int, str]]:
+    """(level, title) in order."""
+    return [(len(marks), title) for marks, title in re.findall(r"^(#+) (.+)$", prose(text), flags=re.MULTILINE)]
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """Rows of cells of every table, the header first, the ruler left out."""
+    found: list[list[list[str]]] = [[]]
+    for line in prose(text).splitlines():
+        if line.startswith("|"):
+            if not re.fullmatch(r"[|\s:-]+", line):
+                found[-1].append([cell.strip() for cell in line.strip("|").split("|")])
+        elif found[-1]:
+            found.append([])
+    return [table for table in found if table]
+
+
+def shell_lines(text: str) -> list[str]:
+    """Commands of the bash and console blocks, continuation lines joined, comments and output left out."""
+    lines = []
+    for language, content in code_blocks(text):
+        if language not in ("bash", "console"):
+            continue
+        for line in content.replace("\\\n", " ").splitlines():
+            if language == "console" and not line.startswith("$ "):
+                continue
+            command = re.sub(r"(^|\s)# .*", "", line.removeprefix("$ ")).strip()
+            if command:
+                lines.append(re.sub(r"\s+", " ", command))
+    return lines
