@@ -33,7 +33,7 @@ def test_round_trip(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
     assert first.ids.dtype == np.int32 and first.ids.tolist() == tokenizer.encode(first.text)
     assert (first.answer, first.data_source, first.solution) == ("5", "openai/gsm8k", "2+3=5 pens\n#### 5")
     assert dataset[1].text == "<|im_start|>user\n小明有4个苹果。<|im_end|>\n<|im_start|>assistant\n"
-    assert [prompt.answer for prompt in dataset] == ["5", "1,000", "-7"]
+    assert [prompt.answer for prompt in dataset] == ["5", "1000", "-7"]
     lengths = [prompt.ids.size for prompt in dataset]
     assert (info.lengths.min, info.lengths.max) == (min(lengths), max(lengths))
     assert info.lengths.mean == pytest.approx(sum(lengths) / 3)

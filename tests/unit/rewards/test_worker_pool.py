@@ -373,6 +373,7 @@ def test_a_forgotten_pool_ends_its_children(hostile: str) -> None:
     assert not is_running(pid)
 
 
+@pytest.mark.usefixtures("ctrl_c_interrupts")
 def test_ctrl_c_ends_the_work_and_leaves_the_pool_usable(pool: WorkerPool, hostile: str) -> None:
     values(pool.run([ask(f"{hostile}:f", "a")] * 20))
     before = children_of(os.getpid())

@@ -237,6 +237,7 @@ def test_children_that_die_as_soon_as_they_are_ready(tmp_path: Path) -> None:
     assert all("exit code 9" in reply.message for reply in replies)
 
 
+@pytest.mark.usefixtures("ctrl_c_interrupts")
 def test_ctrl_c_during_the_start(tmp_path: Path) -> None:
     file = write(
         tmp_path, f"import os, time\nif not os.path.exists({str(tmp_path / 'quick')!r}):\n    time.sleep(60)\n" + GOOD
