@@ -8,6 +8,7 @@ ours shows a traceback.
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import json
 import platform
 import signal
@@ -332,6 +333,8 @@ def data_inspect(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code: 0, 1 for a `MindGSPOError`, 2 for usage, 130 for Ctrl-C."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a GBK terminal must not stop a command at a character it lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with _stopped_in_order():
             app(args=arguments, prog_name="mindgspo", standalone_mode=True)

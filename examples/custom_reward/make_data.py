@@ -21,7 +21,8 @@ from pathlib import Path
 
 EVAL_SHARE = 0.1
 NUM_GENERATED = 96
-BOX = re.compile(r"\\boxed\{\s*([A-J]{1,10})\s*\}")
+# One or more letters: AB, or A, B, or with the Chinese enumeration comma.
+BOX = re.compile(r"\\boxed\{\s*[A-J](?:[\s,\u3001]*[A-J])*\s*\}")
 INSTRUCTION = (
     "{question}\n{choices}\nThink first, then give the letter: <think>...</think><answer>\\boxed{{X}}</answer>"
 )
@@ -33,7 +34,11 @@ def main() -> None:
     parser.add_argument("--input", type=Path, help="JSON Lines with instruction and output; none: generate questions")
     parser.add_argument("--output", type=Path, default=Path(__file__).resolve().parent / "data", help="folder to write")
     options = parser.parse_args()
+    if options.input is not None and not options.input.is_file():
+        parser.error(f"--input {options.input}: no such file")
     rows = list(generated_rows() if options.input is None else choice_rows(options.input))
+    if not rows:
+        parser.error(f"--input {options.input}: no row has an output with letters in a \\boxed{{}}")
     options.output.mkdir(parents=True, exist_ok=True)
     for name, is_eval in (("train.jsonl", False), ("eval.jsonl", True)):
         chosen = [row for row in rows if is_held_out(row["instruction"]) is is_eval]
@@ -50,11 +55,15 @@ def is_held_out(question: str) -> bool:
 
 def choice_rows(path: Path) -> Iterator[dict[str, str]]:
     """The rows whose answer is one or more letters in a box."""
+    num_others = 0
     with path.open(encoding="utf-8") as lines:
-        for line in lines:
+        for line in filter(str.strip, lines):
             row = json.loads(line)
             if BOX.search(row["output"]):
                 yield {"instruction": row["instruction"], "output": row["output"]}
+            else:
+                num_others += 1
+    print(f"{path}: {num_others} rows without letters in a box are left out")
 
 
 def generated_rows(seed: int = 1) -> Iterator[dict[str, str]]:

@@ -9,22 +9,31 @@ from __future__ import annotations
 
 import re
 
-STRUCTURE = re.compile(r"\s*(?:<think>)?(?P<think>[^<]*)</think>\s*<answer>(?P<answer>[^<]*)</answer>\s*")
 BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> dict:
     """0 to 2: 1 for <think>...</think><answer>...</answer>, 1 for the right letters in the answer's last box."""
-    structure = STRUCTURE.fullmatch(solution_str)
-    boxes = BOX.findall(solution_str if structure is None else structure["answer"])
+    answer = answer_block(solution_str)
+    boxes = BOX.findall(solution_str if answer is None else answer)
     chosen = letters(boxes[-1]) if boxes else ""
     is_right = bool(chosen) and chosen == letters(ground_truth)
     return {
-        "score": float(structure is not None) + float(is_right),
+        "score": float(answer is not None) + float(is_right),
         "acc": is_right,
         "pred": chosen,
-        "structure": float(structure is not None),
+        "structure": float(answer is not None),
     }
+
+
+def answer_block(response: str) -> str | None:
+    """What stands in <answer>...</answer> of a response of the right structure, else None. The opening <think> may
+    belong to the prompt."""
+    thought, end_of_thought, rest = response.partition("</think>")
+    rest = rest.strip()
+    is_whole = rest.startswith("<answer>") and rest.endswith("</answer>") and rest.count("answer>") == 2
+    is_one_thought = "<think>" not in thought.strip().removeprefix("<think>") and "</think>" not in rest
+    return rest[len("<answer>") : -len("</answer>")] if end_of_thought and is_whole and is_one_thought else None
 
 
 def letters(text: str) -> str:

@@ -5,6 +5,7 @@ What enters: the rendered rows of a source, in order. What leaves: `Account`, by
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -27,12 +28,14 @@ GoldCheck = Callable[[str, str], "bool | None"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """reasons: row number in the source -> why it is dropped. counts, duplicates, lengths: as in dataset.json."""
+    """reasons: row number in the source -> why it is dropped. counts, duplicates, lengths: as in dataset.json.
+    unchecked: data sources whose gold answers nothing was known to read, in the order of their first rows."""
 
     reasons: dict[int, str]
     counts: RowCounts
     duplicates: DuplicateFacts
     lengths: LengthFacts
+    unchecked: tuple[str, ...]
 
     def prompts(self, rows: Iterable[RenderedRow | DroppedRow]) -> Iterator[Prompt]:
         """The prompts that are kept, numbered from 0 on. Raises DataError for a row too big for the file."""
@@ -62,13 +65,18 @@ def take_account(
     reasons: dict[int, str] = {}
     index = PromptIndex()
     overlong: list[str] = []
+    unchecked: dict[str, None] = {}
     lengths, full_lengths = array("l"), array("l")
     for number, row in enumerate(rows):
         lengths.append(0 if isinstance(row, DroppedRow) else row.ids.size)
         full_lengths.append(0 if isinstance(row, DroppedRow) else row.full_length)
         if isinstance(row, DroppedRow):
             reasons[number] = row.reason
-        elif is_readable(row.data_source, row.answer) is False:
+            continue
+        readable = is_readable(row.data_source, row.answer)
+        if readable is None:
+            unchecked[row.data_source] = None
+        if readable is False:
             reasons[number] = UNREADABLE
         elif row.ids.size > facts.max_prompt_length:
             reasons[number] = OVERLONG
@@ -80,7 +88,7 @@ def take_account(
         raise DataError(
             f"{label}: {len(overlong)} of {len(lengths)} prompts are longer than data.max_prompt_length = "
             f"{facts.max_prompt_length}, the first one {overlong[0]}. Raise the limit to {longest}, or set "
-            "data.truncation to left, right, middle or drop"
+            "data.truncation to left, right, middle or drop (of `data prepare`: --max-prompt-length, --truncation)"
         )
     if dedup:
         reasons |= index.superfluous()
@@ -97,6 +105,7 @@ def take_account(
             dropped=dict(Counter(reasons[number] for number in sorted(reasons))),
         ),
         duplicates=index.facts(),
+        unchecked=tuple(unchecked),
         lengths=LengthFacts(
             min=min(lengths[number] for number in kept),
             mean=sum(lengths[number] for number in kept) / len(kept),
@@ -115,12 +124,13 @@ def _why_empty(reasons: dict[int, str], facts: PromptFacts, longest: int) -> str
             f"all {len(reasons)} prompts are longer than data.max_prompt_length = {facts.max_prompt_length} (the "
             f"longest has {longest} tokens)"
         )
-    return f"all {len(reasons)} rows are dropped ({', '.join(f'{n} {reason}' for reason, n in counts.items())})"
+    return f"all {len(reasons)} rows are dropped ({', '.join(f'{n}: {reason}' for reason, n in counts.items())})"
 
 
 def _check_size(prompt: Prompt, where: str) -> None:
     size = prompt.ids.nbytes + sum(
-        len(text.encode()) for text in (prompt.text, prompt.answer, prompt.solution, str(prompt.extra_info))
+        len(text.encode())
+        for text in (prompt.text, prompt.answer, prompt.solution, json.dumps(dict(prompt.extra_info)))
     )
     if size > PAGE_SIZE // 2:
         raise DataError(f"{where}: the row takes {size} bytes; a MindRecord row holds at most {PAGE_SIZE // 2} here")

@@ -5,6 +5,7 @@ What enters: a path. What leaves: the section, read and complained about as the 
 
 from __future__ import annotations
 
+import difflib
 import json
 from pathlib import Path
 
@@ -28,8 +29,18 @@ def read_columns_file(path: Path) -> ColumnsSection:
     try:
         return ColumnsSection.model_validate_json(json.dumps(mapping), strict=True)
     except ValidationError:
-        problems = _problems(mapping)
+        known = {key: value for key, value in mapping.items() if key in ColumnsSection.model_fields}
+        problems = [*(_unknown_key(key) for key in mapping if key not in known), *_problems(known)]
         raise ConfigError("\n  ".join([f"{path}: wrong columns", *problems])) from None
+
+
+def _unknown_key(key: str) -> str:
+    """The nearest key of this file; an experiment's other sections have no place here."""
+    names = list(ColumnsSection.model_fields)
+    if key in ("data", "columns"):
+        return f"{key}: unknown key; {', '.join(names)} stand at the top of this file, not below {key!r}"
+    close = difflib.get_close_matches(key, names, n=1)
+    return f"{key}: unknown key; " + (f"did you mean {close[0]}?" if close else f"keys here: {', '.join(names)}")
 
 
 def _problems(mapping: dict[str, object]) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from mindgspo.config.schema import DataSection, DataSourceSection, TokenizerSection
+from mindgspo.config.validate import columns_problems
 from mindgspo.data.columns_file import read_columns_file
 from mindgspo.data.dataset_info import DatasetInfo
 from mindgspo.data.prepare import prepare_dataset
@@ -47,6 +48,8 @@ def prepare_from_options(
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers: must be >= 1, got {workers}")
     chosen = {"path": tokenizer, "eos_tokens": eos_tokens, "pad_token": pad_token}
+    if seed < 0:
+        raise ConfigError(f"--seed: must be >= 0, got {seed}")
     mapping = None if columns is None else read_columns_file(columns)
     try:
         section = TokenizerSection(**{key: value for key, value in chosen.items() if value is not None})
@@ -65,4 +68,13 @@ def prepare_from_options(
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}") from error
+    for problem in columns_problems("", source):
+        place = "--columns" if columns is None or format != "columns" else str(columns)
+        rest = problem.removeprefix(".columns").removeprefix(".").removeprefix(": ")
+        raise ConfigError(f"{place}: {rest.replace('format=columns', '--format columns')}")
+    if tokenizer is None and format not in ("arithmetic", "prepared"):
+        raise ConfigError(
+            f"--tokenizer: missing; the built-in tokenizer knows only the arithmetic task, but --format is {format} "
+            "(a Hugging Face model folder usually holds its tokenizer)"
+        )
     return prepare_dataset(source, data, load_tokenizer(section), output, seed=seed, force=force, workers=workers)

@@ -39,8 +39,10 @@ class PromptDataset:
         return iter(self._prompts)
 
 
-def open_dataset(folder: Path, tokenizer: Tokenizer, data: DataSection | None = None) -> PromptDataset:
-    """Load a prepared data set into memory.
+def open_dataset(
+    folder: Path, tokenizer: Tokenizer, data: DataSection | None = None, *, max_rows: int | None = None
+) -> PromptDataset:
+    """Load a prepared data set into memory; max_rows: at most so many of its rows, from the start.
 
     data: if given, its prompt settings are checked against those the folder was made with: prompts must fit
     max_prompt_length, and a system prompt, prefix or suffix, where one is set, must be the folder's.
@@ -55,14 +57,17 @@ def open_dataset(folder: Path, tokenizer: Tokenizer, data: DataSection | None = 
             "that tokenizer, or prepare the data again"
         )
     if data is not None:
-        _check_settings(folder, info, data)
+        check_settings(folder, info, data)
     prompts = tuple(read_records(folder))
     if len(prompts) != info.counts.rows_out or any(prompt.index != i for i, prompt in enumerate(prompts)):
-        raise DataError(f"{folder}: holds {len(prompts)} rows, dataset.json says {info.counts.rows_out}; prepare again")
-    return PromptDataset(prompts, info)
+        raise DataError(
+            f"{folder}: holds {len(prompts)} rows, dataset.json says {info.counts.rows_out}; prepare again with --force"
+        )
+    return PromptDataset(prompts[:max_rows], info)
 
 
-def _check_settings(folder: Path, info: DatasetInfo, data: DataSection) -> None:
+def check_settings(folder: Path, info: DatasetInfo, data: DataSection) -> None:
+    """Raise DataError where the prompt settings of a configuration contradict those that the folder was made with."""
     if info.lengths.max > data.max_prompt_length:
         raise DataError(
             f"{folder}: its longest prompt has {info.lengths.max} tokens, data.max_prompt_length is "

@@ -96,7 +96,7 @@ class DuplicateFacts:
     repeated_rows: rows whose prompt occurred before. conflicting_prompts: prompts that occur with different answers,
     their rows counted as repeated too. conflicting_letter_by_letter: those of them that disagree already where the
     prompts are the same text, as a comparison of bytes would find. Prompts are equal if their messages are, whitespace
-    aside; answers if they are the same text or the same number. Examples: the first few of each.
+    aside; answers if they are the same text, number, formula or choice of letters. Examples: the first few of each.
     """
 
     repeated_rows: int
@@ -145,8 +145,11 @@ class DatasetInfo:
     def account(self) -> str:
         """What became of the rows, in a few lines for people."""
         counts, lengths = self.counts, self.lengths
-        truncated = ", ".join(f"{n} on the {side}" for side, n in counts.truncated.items()) or "none"
-        dropped = ", ".join(f"{n} {reason}" for reason, n in counts.dropped.items()) or "none"
+        truncated = (
+            ", ".join(f"{n} {'in' if side == 'middle' else 'on'} the {side}" for side, n in counts.truncated.items())
+            or "none"
+        )
+        dropped = ", ".join(f"{n}: {reason}" for reason, n in counts.dropped.items()) or "none"
         return "\n".join(
             [
                 f"source     {self.source.path or f'arithmetic {self.source.split}'} ({self.source.format})",
@@ -205,7 +208,10 @@ def read_info(folder: Path) -> DatasetInfo:
         what = "is a file, not a prepared data set" if folder.exists() else "no such prepared data set"
         raise DataError(f"{folder}: {what}; make one with `mindgspo data prepare`")
     if not path.is_file():
-        raise DataError(f"{folder}: holds no {FILE_NAME}, so it is no prepared data set (or an unfinished copy)")
+        raise DataError(
+            f"{folder}: holds no {FILE_NAME}, so it is no prepared data set (or an unfinished copy); choose another "
+            "folder, or prepare with --force, which moves this one aside"
+        )
     content = path.read_bytes()
     _check_version(path, content)
     try:
@@ -213,7 +219,9 @@ def read_info(folder: Path) -> DatasetInfo:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise DataError(f"{path}: {place or 'file'}: {first['msg']}; prepare the data set again") from error
+        raise DataError(
+            f"{path}: {place or 'file'}: {first['msg']}; prepare again with --force, which moves this one aside"
+        ) from error
 
 
 def _check_version(path: Path, content: bytes) -> None:

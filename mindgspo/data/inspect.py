@@ -42,7 +42,7 @@ def row_lines(row: Prompt) -> list[str]:
         _visible(row.text),
         f"--- answer: {_visible(row.answer)}",
         f"--- solution: {_visible(row.solution) or '(none)'}",
-        f"--- extra_info: {json.dumps(dict(row.extra_info))}",
+        f"--- extra_info: {_visible(json.dumps(dict(row.extra_info), ensure_ascii=False))}",
     ]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import glob
 import os
+import re
 import shutil
 import uuid
 from pathlib import Path
@@ -19,6 +20,7 @@ from mindgspo.data.chunks import is_whole_chunk
 _LOCK = "lock"
 _READY = "ready"
 _CHUNK = "chunk-{:05d}.jsonl"
+_PRIVATE = re.compile(r"\.partial-[0-9a-f]+-[0-9a-f]{8}\Z")
 
 
 class PartialFolder:
@@ -65,9 +67,28 @@ def partial_path(out_dir: Path, key: str) -> Path:
 
 
 def other_partials(out_dir: Path) -> list[Path]:
-    """Folders with chunks that processes left beside `out_dir`, whatever their inputs were."""
+    """Folders with chunks that interrupted processes left beside `out_dir`, whatever their inputs were: neither private
+    ones nor those that a process holds."""
     chunks = out_dir.parent.glob(f"{glob.escape(out_dir.name)}.partial-*/{_CHUNK.format(0)}")
-    return sorted(chunk.parent for chunk in chunks)
+    shared = (chunk.parent for chunk in chunks if _PRIVATE.search(chunk.parent.name) is None)
+    return sorted(folder for folder in shared if not _is_held(folder))
+
+
+def _is_held(folder: Path) -> bool:
+    """Whether a process has the folder's lock, or that cannot be told."""
+    try:
+        descriptor = os.open(folder / _LOCK, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _locked(folder: Path) -> int | None:

@@ -37,6 +37,7 @@ from mindgspo.data.dataset_info import (
     write_info,
 )
 from mindgspo.data.mindrecord import write_records
+from mindgspo.data.output_folder import OutputError, check_out_dir, is_taken, named_os_errors
 from mindgspo.data.partial_folder import PartialFolder, other_partials, partial_path
 from mindgspo.data.progress import PreparationProgress
 from mindgspo.data.prompts import prompt_facts
@@ -97,6 +98,7 @@ def prepare_dataset(
     longer than allowed under truncation "error"; an `out_dir` that holds something else. What was tokenized is kept for
     the next call only if neither the rows nor the settings are at fault.
     """
+    check_out_dir(out_dir)
     opened = open_source(source, seed)
     inputs = _Inputs(
         source=_source_facts(opened),
@@ -105,15 +107,16 @@ def prepare_dataset(
     )
     _warn_of_unused(source, data, inputs.prompt)
     key = inputs.key(chunk_rows)
-    if _is_taken(out_dir) and not force:
+    if is_taken(out_dir) and not force:
         info = _reuse(out_dir, inputs)
         if partial_path(out_dir, key).is_dir():
             PartialFolder(out_dir, key).close(keep=False)
         return info
-    partial = PartialFolder(out_dir, key)
+    with named_os_errors(out_dir):
+        partial = PartialFolder(out_dir, key)
     keep = True
     try:
-        with PreparationProgress(is_wanted=show_progress) as progress:
+        with named_os_errors(out_dir), PreparationProgress(is_wanted=show_progress) as progress:
             paths = render_chunks(
                 opened,
                 inputs.prompt,
@@ -128,7 +131,7 @@ def prepare_dataset(
             info = _put_in_place(ready, out_dir, inputs, info, force=force)
         keep = False
         _tell_of_leftovers(out_dir, partial, progress)
-    except WorkerDiedError:
+    except (WorkerDiedError, OutputError):
         raise
     except (DataError, TokenizerError):
         keep = False
@@ -136,11 +139,6 @@ def prepare_dataset(
     finally:
         partial.close(keep=keep)
     return info
-
-
-def _is_taken(out_dir: Path) -> bool:
-    """Whether something is there that must not be touched; an empty folder is not."""
-    return out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir()))
 
 
 def _source_facts(opened: Source) -> SourceFacts:
@@ -163,6 +161,11 @@ def _warn_of_unused(source: DataSourceSection, data: DataSection, facts: PromptF
             logger.warning("data.%s is not used for %s: %s rows bring their own", key, source.path, source.format)
 
 
+def _warn_of_unchecked(data_sources: tuple[str, ...]) -> None:
+    names = ", ".join(map(repr, data_sources[:5])) + (", ..." if len(data_sources) > 5 else "")
+    logger.warning("no reward function is known for data_source %s: gold answers were not checked", names)
+
+
 def _reuse(out_dir: Path, inputs: _Inputs) -> DatasetInfo:
     """dataset.json of a folder made of the same inputs; DataError naming every difference otherwise."""
     info = read_info(out_dir)
@@ -171,7 +174,7 @@ def _reuse(out_dir: Path, inputs: _Inputs) -> DatasetInfo:
         raise DataError(
             f"{out_dir}: was prepared from other inputs and is not overwritten:\n  "
             + "\n  ".join(changed)
-            + "\nChoose another folder, or prepare with force, which moves this one aside"
+            + "\nChoose another folder, or prepare with --force, which moves this one aside"
         )
     verify_files(out_dir, info)
     return info
@@ -191,6 +194,8 @@ def _write(
     account = take_account(
         _rows(paths), inputs.prompt, label=opened.label, dedup=inputs.source.dedup, is_readable=is_readable
     )
+    if account.unchecked:
+        _warn_of_unchecked(account.unchecked)
     num_rows = account.counts.rows_out
     write_records(progress.watched("write", account.prompts(_rows(paths)), num_rows), folder)
     verify_records(folder, progress.watched("read back", account.prompts(_rows(paths)), num_rows))
@@ -231,7 +236,7 @@ def _write_dropped(account: Account, rows: Iterable[RenderedRow | DroppedRow], f
 
 
 def _put_in_place(ready: Path, out_dir: Path, inputs: _Inputs, info: DatasetInfo, *, force: bool) -> DatasetInfo:
-    if force and _is_taken(out_dir):
+    if force and is_taken(out_dir):
         _move_aside(out_dir)
     try:
         ready.rename(out_dir)
@@ -253,4 +258,6 @@ def _move_aside(out_dir: Path) -> None:
 def _tell_of_leftovers(out_dir: Path, own: PartialFolder, progress: PreparationProgress) -> None:
     for path in other_partials(out_dir):
         if path != own.path:
-            progress.note(f"{path}: left by a preparation of other inputs; remove it unless that one is to go on")
+            progress.note(
+                f"{path}: left by an interrupted preparation of other inputs; remove it unless that one is to go on"
+            )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 JSONL = ".jsonl"
 PARQUET = ".parquet"
+_FROM_LIST = " (a JSON list becomes a file of lines by `jq -c '.[]' rows.json > rows.jsonl`)"
 
 
 def check_file(path: Path) -> None:
@@ -26,7 +28,7 @@ def check_file(path: Path) -> None:
     if not path.is_file():
         raise DataError(f"{path}: {'is a folder, expected a file' if path.is_dir() else 'no such file'}")
     if path.suffix not in (JSONL, PARQUET):
-        hint = " (a JSON list becomes one by `jq -c '.[]' rows.json > rows.jsonl`)" if path.suffix == ".json" else ""
+        hint = _FROM_LIST if path.suffix == ".json" else ""
         raise DataError(f"{path}: unknown kind of file; expected *{JSONL} or *{PARQUET}{hint}")
 
 
@@ -72,13 +74,27 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
             where = f"{path}:{number}"
             if not line.strip():
                 continue
-            try:
-                row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-            except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-                raise DataError(f"{where}: not a line of JSON ({error})") from error
+            row = _parsed(line.rstrip(b"\r\n"), where, encoding="utf-8-sig" if number == 1 else "utf-8")
             if not isinstance(row, dict):
-                raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}")
+                hint = _FROM_LIST if isinstance(row, list) else ""
+                raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}{hint}")
             yield where, row
+
+
+def _parsed(line: bytes, where: str, *, encoding: str) -> object:
+    try:
+        return json.loads(line.decode(encoding))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not UTF-8; convert the file, e.g. by `iconv -f GBK -t UTF-8`") from error
+    except json.JSONDecodeError as error:
+        hint = _FROM_LIST if line.strip() == b"[" else ""
+        raise DataError(f"{where}: not a line of JSON (column {error.colno}: {error.msg}){hint}") from error
+    except RecursionError as error:
+        raise DataError(f"{where}: not a line of JSON that can be read (nested too deeply)") from error
+    except ValueError as error:
+        # Python refuses to read longer integers, which takes quadratic time.
+        digits = sys.get_int_max_str_digits()
+        raise DataError(f"{where}: holds an integer of more than {digits} digits; write it as text") from error
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
@@ -89,8 +105,24 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
         number = 0
         with pyarrow.parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=1024):
-                for row in batch.to_pylist():
+                for row in _row_values(batch, path, number):
                     number += 1
                     yield f"{path} row {number}", row
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable parquet file ({error})") from error
+
+
+def _row_values(batch: pyarrow.RecordBatch, path: Path, rows_before: int) -> list[dict[str, object]]:
+    """The rows of a batch. Raises DataError for the first value that Python has nothing for: text that is not UTF-8, a
+    time in parts of a microsecond, a year beyond 9999."""
+    try:
+        return batch.to_pylist()
+    except (ValueError, OverflowError):
+        for i in range(batch.num_rows):
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                try:
+                    column[i].as_py()
+                except (ValueError, OverflowError) as error:
+                    place = f"{path} row {rows_before + i + 1}: {name}"
+                    raise DataError(f"{place}: a value that cannot be read ({error})") from error
+        raise

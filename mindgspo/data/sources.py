@@ -16,6 +16,7 @@ from mindgspo.config.validate import columns_problems
 from mindgspo.data.arithmetic import generate_rows
 from mindgspo.data.formats import parser_for
 from mindgspo.data.formats.columns import check_schema
+from mindgspo.data.formats.fields import checked_text
 from mindgspo.data.source_files import PARQUET, check_file, count_rows, read_file, read_schema, sha256_of
 from mindgspo.data.source_row import DroppedRow, SourceRow
 from mindgspo.errors import DataError
@@ -74,12 +75,14 @@ def open_source(section: DataSourceSection, seed: int) -> Source:
         raise DataError(f"data source {section.path}: format 'prepared' is ready for use; there is nothing to prepare")
     for problem in columns_problems("data source", section):
         raise DataError(problem)
+    if section.columns is not None and section.columns.data_source is None:
+        checked_text(section.columns.data_source_name, "data source.columns.data_source_name")
     if section.format == "arithmetic":
         if section.path is not None:
-            raise DataError(f"data source {section.path}: format 'arithmetic' is generated and takes no path")
+            raise DataError(f"data source {section.path}: format 'arithmetic' is generated and takes no path (--input)")
         return Source(section=section, seed=seed, sha256=_hash_rows(section, seed))
     if section.path is None:
-        raise DataError(f"data source: format {section.format!r} needs a path to a *.jsonl or *.parquet file")
+        raise DataError(f"data source: format {section.format!r} needs a path (--input) to a *.jsonl or *.parquet file")
     check_file(section.path)
     if section.columns is not None and section.path.suffix == PARQUET:
         check_schema(section.path, read_schema(section.path), section.columns)

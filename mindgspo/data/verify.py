@@ -22,12 +22,16 @@ def verify_files(folder: Path, info: DatasetInfo, *, hashes: bool = False) -> No
     for facts in info.files:
         path = folder / facts.name
         if not path.is_file():
-            raise DataError(f"{path}: missing, though dataset.json names it; copy it again or prepare again")
+            raise DataError(
+                f"{path}: missing, though dataset.json names it; copy it again or prepare again with --force"
+            )
         size = path.stat().st_size
         if size != facts.size:
-            raise DataError(f"{path}: {size} bytes, dataset.json says {facts.size}; copy it again or prepare again")
+            raise DataError(
+                f"{path}: {size} bytes, dataset.json says {facts.size}; copy it again or prepare again with --force"
+            )
         if hashes and sha256_of(path) != facts.sha256:
-            raise DataError(f"{path}: sha256 differs from dataset.json's; copy it again or prepare again")
+            raise DataError(f"{path}: sha256 differs from dataset.json's; copy it again or prepare again with --force")
 
 
 def verify_records(folder: Path, written: Iterable[Prompt]) -> None:

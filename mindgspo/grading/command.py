@@ -33,6 +33,8 @@ def grade(
     """
     if input.resolve() == output.resolve():
         raise ConfigError(f"--output {output}: is the input; choose another file")
+    if output.is_dir():
+        raise ConfigError(f"--output {output}: is a folder; give the file to write, e.g. {output / 'scored.jsonl'}")
     if not output.parent.is_dir():
         raise ConfigError(f"--output {output}: there is no folder {output.parent}")
     file = file_function(function)

@@ -44,6 +44,8 @@ def score_file(scorer: Scorer, path: Path, output: Path, keys: RowKeys, *, max_e
     with written_aside(output) as file:
         for chunk in _chunks(read_file(path), CHUNK_ROWS):
             candidates = [_candidate(row, where, index, keys) for index, (where, row) in chunk]
+            for (_, (where, _)), candidate in zip(chunk, candidates, strict=True):
+                scorer.check_source(where, candidate.data_source)
             labels = [_label(row.get(keys.label), where, keys.label) for _, (where, row) in chunk]
             scores = scorer.score(candidates)
             for (_, (where, row)), candidate, label, score in zip(chunk, candidates, labels, scores, strict=True):

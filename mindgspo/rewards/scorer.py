@@ -42,7 +42,7 @@ class Scorer:
     """Weighted sum of reward functions. It owns the worker processes: close it, or use it in a `with` statement.
 
     build, pool: what makes a function of a name, and what runs jobs; other than the defaults in tests only.
-    has_files: whether any function is a user's own.
+    has_files: whether any function is a user's own. judges_answers: whether any compares with the gold answer.
     labels: the name under which each entry of `reward.functions` is logged, in its order ("auto" has none of its own).
     """
 
@@ -60,6 +60,7 @@ class Scorer:
         self._pool = _worker_pool(section) if pool is None else pool
         self._has_told = False
         self.has_files = any(file_function(text) is not None for text in section.functions)
+        self.judges_answers = any(text not in SHAPERS for text in section.functions)
         self.labels = tuple(map(function_label, section.functions))
 
     def __enter__(self) -> Scorer:
@@ -84,12 +85,8 @@ class Scorer:
 
         An unknown data_source stops at its first row; unreadable gold answers are listed with their number.
         """
-        unreadable = []
-        for prompt in prompts:
-            for name in self._functions_of(prompt.data_source, prompt.index):
-                function = self._function(name)
-                if name not in SHAPERS and not function.can_read(prompt.answer):
-                    unreadable.append(f"row {prompt.index} ({function_label(name)}): answer {prompt.answer[:80]!r}")
+        found = (self.unreadable(f"row {prompt.index}", prompt.data_source, prompt.answer) for prompt in prompts)
+        unreadable = [problem for problem in found if problem is not None]
         if unreadable:
             shown = "; ".join(unreadable[:MAX_ROWS_NAMED])
             hidden = len(unreadable) - MAX_ROWS_NAMED
@@ -98,6 +95,18 @@ class Scorer:
                 f"{len(unreadable)} gold answers in {len(prompts)} rows cannot be read: {shown}{more}. "
                 "Remove these rows, or name a reward function that fits them under reward.functions"
             )
+
+    def check_source(self, where: str, data_source: str) -> None:
+        """Raises DataError, naming `where`, for a row that "auto" finds no function for."""
+        self._functions_of(data_source, where)
+
+    def unreadable(self, where: str, data_source: str, gold: str) -> str | None:
+        """None where every function that judges a row's answers can read its gold answer, else `where` and the first
+        that cannot. Raises DataError for a data_source without a function."""
+        for name in self._functions_of(data_source, where):
+            if name not in SHAPERS and not self._function(name).can_read(gold):
+                return f"{where} ({function_label(name)}): answer {gold[:80]!r}"
+        return None
 
     def try_out(self, candidates: Sequence[Candidate]) -> list[Score]:
         """Score a few candidates at the start of a run. Raises RewardError if a function fails on one of them: what
@@ -121,7 +130,7 @@ class Scorer:
         return scores
 
     def _scored(self, candidates: Sequence[Candidate]) -> list[Score]:
-        functions = [self._functions_of(candidate.data_source, candidate.index) for candidate in candidates]
+        functions = [self._functions_of(candidate.data_source, f"row {candidate.index}") for candidate in candidates]
         opinions = [_Opinions() for _ in candidates]
         pending: list[tuple[int, str, Job]] = []
         for number, candidate in enumerate(candidates):
@@ -196,7 +205,7 @@ class Scorer:
             self._functions[name] = self._build(name, self._section)
         return self._functions[name]
 
-    def _functions_of(self, data_source: str, row: int) -> dict[str, float]:
+    def _functions_of(self, data_source: str, where: str) -> dict[str, float]:
         """Function -> weight for this row, "auto" resolved by its data source."""
         if AUTO not in self._weights:
             return self._weights
@@ -205,7 +214,7 @@ class Scorer:
             try:
                 actual = function_for(data_source) if name == AUTO else name
             except DataError as error:
-                raise DataError(f"row {row}: {error}") from error
+                raise DataError(f"{where}: {error}") from error
             resolved[actual] = resolved.get(actual, 0.0) + weight
         return resolved
 

@@ -140,7 +140,7 @@ def judged_dataset(
     """Open a prepared folder, or prepare the raw rows into `folder` first; every row can be rewarded."""
     if source.format == "prepared":
         assert source.path is not None
-        rows = open_dataset(source.path, tokenizer, config.data)
+        rows = open_dataset(source.path, tokenizer, config.data, max_rows=source.max_rows)
     else:
         _prepare(config, source, tokenizer, folder, seed=seed, new_run=new_run)
         rows = open_dataset(folder, tokenizer, config.data)

@@ -6,6 +6,7 @@ What enters: a resolved configuration. What leaves: a complete run folder. Calle
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from mindgspo.trainer.progress import Progress
 from mindgspo.trainer.resume import check_same_experiment
 from mindgspo.trainer.step import run_step
 from mindgspo.trainer.warmup import Warmup, warm_up
+from mindgspo.types import Group
 
 
 def run_warm_up(config: ExperimentConfig, *, overwrite: bool = False) -> Path | None:
@@ -118,6 +120,14 @@ def _print_banner(parts: TrainingParts, log: RunLog) -> None:
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         log.note(f"{name:<{width}}  {text}")
+    for key, rows in (("data.train", parts.train_set), ("data.eval", parts.eval_set)):
+        counts = rows.info.counts
+        if counts.dropped:
+            reasons = ", ".join(f"{number}: {reason}" for reason, number in counts.dropped.items())
+            log.note(
+                f"note: {key}: {counts.rows_in - counts.rows_out} of {counts.rows_in} rows are dropped ({reasons}); "
+                "dropped.jsonl beside the prepared rows lists them"
+            )
     for line in notes(parts.config):
         log.note(f"note: {line}")
 
@@ -164,13 +174,22 @@ def _resumed(parts: TrainingParts, folder: RunFolder, log: RunLog, *, started: f
     return progress
 
 
+def logged_groups(groups: Sequence[Group], count: int) -> tuple[Group, ...]:
+    """The first `count` groups, and as many of the others in which a reward function failed: its message must be found
+    somewhere."""
+    failed = [group for group in groups[count:] if any(score.message for score in group.scores)]
+    return (*groups[:count], *failed[:count])
+
+
 def _train(parts: TrainingParts, folder: RunFolder, log: RunLog, progress: Progress) -> None:
     """The remaining steps, with evaluations and checkpoints between them."""
     config = parts.config
     while progress.step < parts.total_steps:
         result = run_step(parts, progress.step + 1)
         log.log_metrics(result.step, result.metrics)
-        log.log_samples(result.step, result.groups[: config.logging.groups_per_step], parts.tokenizer.decode)
+        log.log_samples(
+            result.step, logged_groups(result.groups, config.logging.groups_per_step), parts.tokenizer.decode
+        )
         progress.advance(result.metrics)
         is_last = progress.step == parts.total_steps
         if is_last or _is_due(progress.step, config.eval.every):

@@ -6,16 +6,18 @@ The rows are read as the run reads them; only the first ones are rendered, so th
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Generator, Iterator
 
 from mindgspo.config import DataSourceSection, ExperimentConfig, batch_table, notes
 from mindgspo.config.validate import data_sources
+from mindgspo.data.dataset import check_settings
 from mindgspo.data.dataset_info import PromptFacts, read_info
+from mindgspo.data.duplicates import PromptIndex
 from mindgspo.data.inspect import row_lines
 from mindgspo.data.prompts import prompt_facts, render_prompt
-from mindgspo.data.source_row import SourceRow
+from mindgspo.data.source_row import DroppedRow, SourceRow
 from mindgspo.data.sources import open_source
+from mindgspo.data.verify import verify_files
 from mindgspo.errors import DataError
 from mindgspo.models.huggingface_config import read_model_section
 from mindgspo.rewards import Scorer, gold_is_readable
@@ -49,11 +51,12 @@ def _checked_sources(
     for key, source in data_sources(config):
         yield ""
         if source.format == "prepared":
-            num_rows = _check_prepared(source, tokenizer)
+            num_rows = _check_prepared(config, source, tokenizer)
             yield f"{key}: {num_rows} prepared rows; `mindgspo data inspect {source.path}` shows them"
         else:
-            prompts, num_rows = _first_prompts(config, key, source, tokenizer)
-            yield f"{key}: {num_rows} rows, the first {len(prompts)}:"
+            prompts, num_rows, num_dropped = _first_prompts(config, key, source, tokenizer, scorer)
+            left_out = f" ({num_dropped} more will be dropped)" if num_dropped else ""
+            yield f"{key}: {num_rows} rows{left_out}, the first {len(prompts)}:"
             for prompt in prompts:
                 yield from row_lines(prompt)
                 yield f"--- reward: {_judged(scorer, prompt, tokenizer, may_be_wrong=source.forgotten_carries > 0)}"
@@ -62,29 +65,48 @@ def _checked_sources(
     return num_train_rows
 
 
-def _check_prepared(source: DataSourceSection, tokenizer: Tokenizer) -> int:
+def _check_prepared(config: ExperimentConfig, source: DataSourceSection, tokenizer: Tokenizer) -> int:
     assert source.path is not None
     info = read_info(source.path)
+    verify_files(source.path, info)
+    check_settings(source.path, info, config.data)
     if info.tokenizer.fingerprint != tokenizer.fingerprint:
         raise DataError(
             f"{source.path}: was made with another tokenizer, {info.tokenizer.name}, than this run's, "
             f"{tokenizer.name}; use that tokenizer, or prepare the data again"
         )
-    return info.counts.rows_out
+    return min(info.counts.rows_out, source.max_rows or info.counts.rows_out)
 
 
 def _first_prompts(
-    config: ExperimentConfig, key: str, source: DataSourceSection, tokenizer: Tokenizer
-) -> tuple[list[Prompt], int]:
-    """The first rows as prompts, and the number of all that the run would keep, each of which was read."""
+    config: ExperimentConfig, key: str, source: DataSourceSection, tokenizer: Tokenizer, scorer: Scorer
+) -> tuple[list[Prompt], int, int]:
+    """The first rows as prompts, and the numbers of those that the run would keep and drop, long prompts aside. Every
+    row is read, and its gold answer by the functions of the configuration."""
     opened = open_source(source, config.seed if key == "data.train" else HELD_OUT_SEED)
-    rows = (row for row in opened.rows() if gold_is_readable(row.data_source, row.answer) is not False)
-    first = list(itertools.islice(rows, NUM_TRIAL_ROWS))
+    index, first, num_rows, num_dropped, unreadable = PromptIndex(), [], 0, 0, []
+    for row in opened.parsed():
+        if isinstance(row, DroppedRow) or gold_is_readable(row.data_source, row.answer) is False:
+            num_dropped += 1
+            continue
+        if len(first) < NUM_TRIAL_ROWS:
+            first.append(row)
+        if source.dedup:
+            text = row.messages[-1]["content"]
+            index.add(row.prompt_key, number=num_rows, where=row.where, answer=row.answer, text=text)
+        unreadable += filter(None, [scorer.unreadable(row.where, row.data_source, row.answer)])
+        num_rows += 1
     if not first:
         raise DataError(f"{key}: {source.path} holds no row with a gold answer that can be read")
+    if unreadable:
+        raise DataError(
+            f"{key}: {len(unreadable)} gold answers in {num_rows} rows cannot be read, the first at {unreadable[0]}; "
+            "remove these rows, or name a reward function that fits them under reward.functions"
+        )
     facts = prompt_facts(source, config.data)
-    prompts = [_prompt(index, row, facts, tokenizer) for index, row in enumerate(first)]
-    return prompts, len(first) + sum(1 for _ in rows)
+    prompts = [_prompt(number, row, facts, tokenizer) for number, row in enumerate(first)]
+    num_repeated = len(index.superfluous())
+    return prompts, num_rows - num_repeated, num_dropped + num_repeated
 
 
 def _prompt(index: int, row: SourceRow, facts: PromptFacts, tokenizer: Tokenizer) -> Prompt:
@@ -103,15 +125,16 @@ def _judged(scorer: Scorer, prompt: Prompt, tokenizer: Tokenizer, *, may_be_wron
     may_be_wrong: the solutions are a careless teacher's, so only one without an answer is refused. A user's function is
     taken at its word.
     """
-    scorer.check_rows([prompt])
     score = scorer.try_out([trial_candidate(prompt, tokenizer)])[0]
-    accepted = {Verdict.CORRECT, Verdict.WRONG} if may_be_wrong or scorer.has_files else {Verdict.CORRECT}
-    what = "own solution" if prompt.solution else "gold answer"
+    accepted = {Verdict.CORRECT, *([Verdict.WRONG] if may_be_wrong else [])}
+    if scorer.has_files or not scorer.judges_answers:
+        accepted = set(Verdict)
+    what = "own solution" if prompt.solution else "gold answer, written in three usual forms,"
     if score.verdict not in accepted:
         raise DataError(
             f"row {prompt.index}: the reward functions call its {what} {score.verdict.value} (extracted "
             f"{score.extracted!r}, gold {prompt.answer!r}); choose others under reward.functions"
         )
-    value = "no reward" if score.value is None else f"{score.value:g}"
+    value = f"no reward ({score.message})" if score.value is None else f"{score.value:g}"
     parts = " + ".join(f"{name} {part:g}" for name, part in score.parts.items()) if len(score.parts) > 1 else ""
     return f"the row's {what} gets {value}{parts and f' ({parts})'}, found {score.extracted!r}, gold {prompt.answer!r}"

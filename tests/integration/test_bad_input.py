@@ -58,14 +58,24 @@ def empty_data(folder: Path, write_model: Callable) -> list[str]:
 
 def row_without_answer(folder: Path, write_model: Callable) -> list[str]:
     with (folder / "rows.jsonl").open("a") as file:
-        file.write(json.dumps({"question": "How many?", "answer": "nobody knows"}) + "\n")
+        file.write(json.dumps({"question": "How many?"}) + "\n")
     return []
 
 
 def unreadable_gold(folder: Path, write_model: Callable) -> list[str]:
-    with (folder / "held_out.jsonl").open("a") as file:
-        file.write(json.dumps({"question": "How many?", "answer": "#### several"}) + "\n")
-    return []
+    row = {
+        "data_source": "my/own",
+        "prompt": [{"role": "user", "content": "How many?"}],
+        "reward_model": {"ground_truth": "several"},
+    }
+    (folder / "verl.jsonl").write_text(json.dumps(row) + "\n")
+    source = "{format: verl, path: " + str(folder / "verl.jsonl") + "}"
+    return ["--set", f"data.eval={source}", "--set", "reward.functions=[gsm8k]"]
+
+
+def broken_reward_file(folder: Path, write_model: Callable) -> list[str]:
+    (folder / "mine.py").write_text("def scores(): pass\n")
+    return ["--set", "reward.functions=['mine.py:score']"]
 
 
 def long_prompt(folder: Path, write_model: Callable) -> list[str]:
@@ -129,8 +139,9 @@ MISTAKES = {
     "a row without an answer": (row_without_answer, ["rows.jsonl:11", "answer"]),
     "a gold answer that is no number": (
         unreadable_gold,
-        ["held_out.jsonl: 1 gold answers", "row 6 (gsm8k): answer 'several'"],
+        ["verl.jsonl: 1 gold answers", "row 0 (gsm8k): answer 'several'"],
     ),
+    "a reward file without the function": (broken_reward_file, ["mine.py has no function 'score'", "'scores'"]),
     "a prompt longer than allowed": (long_prompt, ["rows.jsonl:11", "max_prompt_length"]),
     "a solution longer than the model": (long_solution, ["warmup: row 10", "max_position_embeddings is 64"]),
     "data of another tokenizer": (data_of_another_tokenizer, ["prepared: was made with another tokenizer"]),
@@ -177,10 +188,11 @@ def test_after_a_mistake_the_corrected_experiment_starts(
 
     folder = experiment.parent
     monkeypatch.chdir(folder)
-    unreadable_gold(folder, None)
+    with (folder / "held_out.jsonl").open("a") as file:
+        file.write(json.dumps({"question": "pens " * 40, "answer": "#### 7"}) + "\n")
     assert main(["run", str(experiment)]) == 1
-    assert "answer 'several'" in capsys.readouterr().err
-    edit(folder / "held_out.jsonl", "#### several", "#### 7")
+    assert "held_out.jsonl:7 with" in capsys.readouterr().err
+    edit(folder / "held_out.jsonl", "pens " * 40, "Seven?")
     run_dir = folder / "runs" / "tiny"
     parts = build_parts(
         load_config(experiment), data_dir=run_dir / "data", failures_dir=run_dir / "failures", new_run=True

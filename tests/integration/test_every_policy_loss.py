@@ -16,7 +16,8 @@ import pytest
 from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.config.policy_losses import POLICY_LOSSES
 from mindgspo.metrics import unknown_names
-from mindgspo.types import Prompt, Score, Verdict
+from mindgspo.rewards import Candidate
+from mindgspo.types import Score, Verdict
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
@@ -53,7 +54,10 @@ trainer:
 class EvenIds:
     """Share of characters with an even code point."""
 
-    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Score]:
+    labels = ("auto",)
+
+    def score(self, candidates: Sequence[Candidate]) -> list[Score]:
+        texts = [candidate.text for candidate in candidates]
         shares = [sum(ord(character) % 2 == 0 for character in text) / max(len(text), 1) for text in texts]
         return [Score(value=share, verdict=Verdict.WRONG) for share in shares]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mindgspo.data.formats.fields import asks, checked_text, messages_of
-from mindgspo.data.formats.verl import extra_info, ground_truth
-from mindgspo.data.source_row import SourceRow
+from mindgspo.data.formats.verl import NO_GOLD, extra_info, ground_truth
+from mindgspo.data.source_row import DroppedRow, SourceRow
 from mindgspo.tokenization import ChatMessage
 
 DATA_SOURCE = "math_dapo"
@@ -18,15 +18,18 @@ PREFIX = (
 SUFFIX = '\n\nRemember to put your answer on its own line after "Answer:".'
 
 
-def parse_dapo(row: Mapping[str, object], where: str) -> SourceRow:
+def parse_dapo(row: Mapping[str, object], where: str) -> SourceRow | DroppedRow:
     """verl's schema; `prompt` may also be the question as text. The data source is always "math_dapo"."""
     prompt = row.get("prompt")
     place = f"{where}: prompt"
     messages = asks(checked_text(prompt, place)) if isinstance(prompt, str) else messages_of(prompt, place)
+    answer = ground_truth(row, where)
+    if answer is None:
+        return DroppedRow(where=where, reason=NO_GOLD, answer="")
     return SourceRow(
         where=where,
         messages=(*messages[:-1], in_template(messages[-1])),
-        answer=ground_truth(row, where),
+        answer=answer,
         data_source=DATA_SOURCE,
         extra_info=extra_info(row, where),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -9,6 +10,12 @@ from decimal import Decimal
 
 from mindgspo.errors import DataError
 from mindgspo.tokenization import ChatMessage
+
+ROLES = ("system", "user", "assistant", "tool")
+"""What chat templates know; they leave a message of any other role out without a word."""
+
+# What other suites call these roles.
+_OTHER_NAMES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "function": "tool"}
 
 
 def text_of(row: Mapping[str, object], key: str, where: str) -> str:
@@ -47,13 +54,21 @@ def answer_text(value: object, place: str) -> str:
     """A gold answer, text or number, as text. A whole float ("72.0") is written as the integer it is."""
     if isinstance(value, str) and value.strip():
         return checked_text(value, place)
-    if isinstance(value, (int, float, Decimal)) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, (float, Decimal)) and math.isfinite(value):
         return str(int(value)) if value == int(value) else str(value)
     raise DataError(f"{place}: the row has no gold answer (text or number), got {value!r}")
 
 
+def is_blank(value: object) -> bool:
+    """Whether a field is there but says nothing: null, or text of nothing but white space."""
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
 def messages_of(prompt: object, place: str) -> tuple[ChatMessage, ...]:
-    """A conversation: a non-empty list of {role, content}, both text."""
+    """A conversation: a non-empty list of {role, content}, both text, of known roles, that ends with what is to be
+    answered."""
     if not isinstance(prompt, list) or not prompt:
         raise DataError(f"{place}: expected a list of {{role, content}} messages, got {shown(prompt)}")
     messages: list[ChatMessage] = []
@@ -61,8 +76,21 @@ def messages_of(prompt: object, place: str) -> tuple[ChatMessage, ...]:
         if not isinstance(message, Mapping):
             raise DataError(f"{place}[{i}]: expected {{role, content}}, got {shown(message)}")
         one = f"{place}[{i}]"
-        messages.append({"role": text_of(message, "role", one), "content": text_of(message, "content", one)})
+        role = _checked_role(text_of(message, "role", one), f"{one}: role")
+        messages.append({"role": role, "content": text_of(message, "content", one)})
+    if messages[-1]["role"] not in ("user", "tool"):
+        last = f"{place}[{len(messages) - 1}]: role"
+        raise DataError(f"{last}: the last message must be of user or tool, got {messages[-1]['role']!r}")
     return tuple(messages)
+
+
+def _checked_role(role: str, place: str) -> str:
+    if role in ROLES:
+        return role
+    name = role.strip().lower()
+    meant = _OTHER_NAMES.get(name) or next(iter(difflib.get_close_matches(name, ROLES, n=1)), None)
+    hint = f"; did you mean {meant!r}?" if meant else ""
+    raise DataError(f"{place}: expected one of {', '.join(ROLES)}, got {role[:60]!r}{hint}")
 
 
 def asks(question: str) -> tuple[ChatMessage, ...]:

@@ -81,7 +81,7 @@ TEXTS: dict[str, MetricInfo] = {
     "reward/no_answer_ratio": _cn(
         "找不到可识别答案的回答",
         "低于 0.2 且下降",
-        f"max_new_tokens 太短，或奖励函数读不懂这种答案格式；{_SEE_SAMPLES}",
+        f"max_new_tokens 太短，或奖励函数不认这种答案格式；{_SEE_SAMPLES}",
     ),
     "reward/invalid_ratio": _cn(
         "因无法评分（出错、超时、标准答案无法解析）而剔除的回答",
@@ -89,7 +89,7 @@ TEXTS: dict[str, MetricInfo] = {
         "看下面各判定的占比，以及 samples.jsonl 里的 message",
     ),
     "reward/unparseable_gold_ratio": _cn(
-        "奖励函数读不懂其标准答案的题目的回答，剔除",
+        "奖励函数无法解析其标准答案的题目的回答，剔除",
         "0",
         "从数据中去掉这些题，或在 reward.functions 里换一个读得懂的函数",
     ),

@@ -125,6 +125,8 @@ def _answer(line: bytes, loaded: Mapping[str, Task], user_function: ModuleType) 
         return OUT_OF_MEMORY
     except BaseException as error:  # sys.exit() in a reward function costs its sample, no more
         return _line({"outcome": "failed", "message": user_function.describe(error)})
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that the function left running would hit the next response
 
 
 def _line(reply: Mapping[str, object]) -> bytes:

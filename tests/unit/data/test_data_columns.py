@@ -141,6 +141,7 @@ def test_sections_that_do_not_fit_the_format(tmp_path: Path):
         (DataSourceSection(format="math", path=path, columns=COLUMNS), "read with format columns only, .* is math"),
         (section(path, data_source="set"), "data_source_name: data_source names a column with it already"),
         (section(path, data_source_name=None), "data_source_name: missing; give one name for all rows"),
+        (section(path, data_source_name=" "), "columns.data_source_name: expected a non-empty text, got str ' '"),
     ):
         with pytest.raises(DataError, match=message):
             open_source(source, seed=1)
@@ -159,6 +160,9 @@ def test_a_columns_file(tmp_path: Path):
         ("answer: a\n", r"columns.yaml: wrong columns\n  prompt: missing; Column of the question"),
         ("prompt: 3\nanswer: a\n", r"prompt: expected a text, got 3"),
         ("prompt: q\nanswer: a\nextra_info: x\n", r"extra_info: expected a list, e.g. \[a, b\], got 'x'"),
+        ("columns:\n  prompt: q\n", r"columns: unknown key; prompt, answer, .* stand at the top of this file"),
+        ("data: q\nprompt: q\nanswer: a\n", r"columns\n  data: unknown key; prompt, answer, .* not below 'data'$"),
+        ("rollout: q\nprompt: q\nanswer: a\n", r"rollout: unknown key; keys here: prompt, answer, solution"),
         ("- q\n", "columns.yaml: expected `section: ...` lines, got list"),
         ("prompt: [\n", "columns.yaml: line "),
         ("prompt: !!python/name:os.system\n", "columns.yaml: line 1, column 9: could not determine a constructor"),

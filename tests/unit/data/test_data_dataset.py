@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.config.schema import TokenizerSection
+from mindgspo.config.schema import ColumnsSection, DataSourceSection, TokenizerSection
 from mindgspo.data import inspect_dataset, open_dataset, prepare_dataset
 from mindgspo.errors import DataError
 from mindgspo.tokenization import Tokenizer, load_tokenizer
@@ -85,7 +85,7 @@ def test_settings_that_contradict_the_folder(folder: Path, settings, tokenizer: 
 
 def test_a_moved_folder_opens(folder: Path, tokenizer: Tokenizer, tmp_path: Path):
     moved = folder.rename(tmp_path / "elsewhere")
-    assert [prompt.answer for prompt in open_dataset(moved, tokenizer)] == ["5", "1,000", "-7"]
+    assert [prompt.answer for prompt in open_dataset(moved, tokenizer)] == ["5", "1000", "-7"]
 
 
 def test_prompt_ids_are_read_only(folder: Path, tokenizer: Tokenizer):
@@ -98,7 +98,7 @@ def test_inspect_shows_facts_and_exact_text(folder: Path, tokenizer: Tokenizer):
     prompts = open_dataset(folder, tokenizer)
     assert prompts[0].text in shown and prompts[1].text in shown and prompts[2].text not in shown
     assert f"row 0: {prompts[0].ids.size} tokens, data_source openai/gsm8k" in shown
-    assert "answer: 1,000" in shown and "system_prompt 'Be brief.'" in shown and "3 in, 3 out" in shown
+    assert "answer: 1000" in shown and "system_prompt 'Be brief.'" in shown and "3 in, 3 out" in shown
 
 
 def test_inspect_does_not_let_data_steer_the_terminal(settings, tokenizer: Tokenizer, tmp_path: Path):
@@ -110,3 +110,18 @@ def test_inspect_does_not_let_data_steer_the_terminal(settings, tokenizer: Token
     prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1)
     shown = inspect_dataset(tmp_path / "out")
     assert "\x1b" not in shown and "\u202e" not in shown and "red \\x1b[31m and \\u202e back" in shown
+
+
+def test_inspect_shows_extra_info_as_text_and_no_control_characters(settings, tokenizer: Tokenizer, tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    columns = ColumnsSection(prompt="q", answer="a", data_source_name="gsm8k", extra_info=("x",))
+    path.write_text(json.dumps({"q": "2+2?", "a": 4, "x": "\u6570\u202e"}))
+    source = DataSourceSection(format="columns", path=path, columns=columns)
+    prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1)
+    assert '--- extra_info: {"x": "\u6570\\u202e"}' in inspect_dataset(tmp_path / "out")
+
+
+def test_rows_cut_in_the_middle_are_called_so(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+    data = settings(max_prompt_length=20, truncation="middle")
+    info = prepare_dataset(gsm8k, data, tokenizer, tmp_path / "out", seed=1)
+    assert "truncated  2 in the middle" in info.account()

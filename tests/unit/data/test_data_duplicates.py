@@ -50,7 +50,13 @@ def test_prompts_are_equal_if_their_messages_are_whitespace_aside():
         (["1/2", "0.5", "50%"], 0),
         (["1,000", "1000"], 0),
         (["x+1", " x+1"], 0),
-        (["x+1", "1+x"], 1),
+        ([r"\dfrac{\pi}{2}", r"\frac{\pi}{2}"], 0),
+        (["(1,2)", "(1, 2)"], 0),
+        (["(1,2)", "(2,1)"], 1),
+        (["AB", "A\u3001B", "B, A"], 0),
+        (["AB", "AC"], 1),
+        (["x+1", "1+x"], 0),
+        (["x+1", "x+2"], 1),
         (["4", "5"], 1),
         (["4", "4", "four"], 1),
     ],
@@ -70,6 +76,19 @@ def test_conflicts_of_equal_texts_are_told_from_those_that_white_space_hides():
         index.add(name * 16, number=number, where=f"f:{number}", answer=answer, text=text)
     facts = index.facts()
     assert (facts.conflicting_prompts, facts.conflicting_letter_by_letter) == (2, 1)
+
+
+def test_examples_show_each_answer_once_and_a_few_of_many():
+    index = PromptIndex()
+    for number in range(100):
+        index.add("ab" * 16, number=number, where=f"f:{number}", answer=f"{number // 2}.0", text="a b")
+    (example,) = index.facts().conflicting_examples
+    assert example.answers == ("0.0", "1.0", "2.0", "3.0", "4.0")
+    assert example.places == ("f:0", "f:2", "f:4", "f:6", "f:8")
+    assert len(index.superfluous()) == 100
+    index.add("cd" * 16, number=100, where="f:100", answer="1", text="c")
+    index.add("cd" * 16, number=101, where="f:101", answer="1", text="c")
+    assert len(index.superfluous()) == 101 and index.facts().repeated_rows == 100
 
 
 def test_duplicates_are_counted_and_shown_but_kept(rows_file: Path, settings, tokenizer: Tokenizer, tmp_path: Path):
@@ -174,7 +193,7 @@ def test_a_data_set_of_nothing_but_dropped_rows_is_refused(settings, tokenizer: 
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = DataSourceSection(format="math", path=path)
     with pytest.raises(
-        DataError, match=r"rows.jsonl: all 2 rows are dropped \(1 the solution has no .*, 1 gold answer"
+        DataError, match=r"rows.jsonl: all 2 rows are dropped \(1: the solution has no .*, 1: gold answer"
     ):
         prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1, is_readable=lambda source, gold: False)
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]

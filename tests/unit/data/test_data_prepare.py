@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import logging
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindgspo.config.schema import DataSourceSection, TokenizerSection
+from mindgspo.config.schema import ColumnsSection, DataSourceSection, TokenizerSection
 from mindgspo.data import open_dataset, prepare_dataset
 from mindgspo.errors import DataError
 from mindgspo.tokenization import Tokenizer, load_tokenizer
@@ -119,7 +120,7 @@ def test_dropping_counts_and_renumbers(gsm8k, settings, tokenizer: Tokenizer, tm
     assert info.counts.dropped == {"longer than max_prompt_length": 2} and info.counts.truncated == {}
     dataset = open_dataset(tmp_path / "out", tokenizer)
     assert [(prompt.index, prompt.answer) for prompt in dataset] == [(0, "-7")]
-    assert "2 longer than max_prompt_length" in info.account()
+    assert "2: longer than max_prompt_length" in info.account()
 
 
 def test_empty_data_sets_are_refused(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
@@ -132,14 +133,85 @@ def test_empty_data_sets_are_refused(gsm8k, settings, tokenizer: Tokenizer, tmp_
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.jsonl", "gsm8k.jsonl"]
 
 
-def test_a_row_without_an_answer_stops_and_leaves_nothing(
+def test_a_row_without_an_answer_field_stops_and_leaves_nothing(
+    gsm8k, gsm8k_file: Path, settings, tokenizer: Tokenizer, tmp_path: Path
+):
+    with gsm8k_file.open("a") as file:
+        file.write('{"question": "q"}\n')
+    with pytest.raises(DataError, match="gsm8k.jsonl:4: answer: expected a non-empty text"):
+        prepare_dataset(gsm8k, settings(), tokenizer, tmp_path / "out", seed=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["gsm8k.jsonl"]
+
+
+def test_a_row_without_a_gold_answer_is_dropped_and_listed(
     gsm8k, gsm8k_file: Path, settings, tokenizer: Tokenizer, tmp_path: Path
 ):
     with gsm8k_file.open("a") as file:
         file.write('{"question": "q", "answer": "It is five."}\n')
-    with pytest.raises(DataError, match="gsm8k.jsonl:4: answer: no final"):
-        prepare_dataset(gsm8k, settings(), tokenizer, tmp_path / "out", seed=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["gsm8k.jsonl"]
+    info = prepare_dataset(gsm8k, settings(), tokenizer, tmp_path / "out", seed=1)
+    assert info.counts.dropped == {"the answer has no final '#### <number>'": 1} and info.counts.rows_out == 3
+    (line,) = (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()
+    assert json.loads(line)["where"] == f"{gsm8k_file}:4"
+
+
+def test_the_size_of_a_row_is_what_is_written(settings, tokenizer: Tokenizer, tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    prompt = [{"role": "user", "content": "2+2?"}]
+    row = {"data_source": "d", "prompt": prompt, "reward_model": {"ground_truth": "4"}}
+    path.write_text(json.dumps({**row, "extra_info": {"faces": "\U0001f600" * 450_000}}))
+    with pytest.raises(DataError, match="rows.jsonl:1: the row takes 54.* bytes"):
+        prepare_dataset(DataSourceSection(format="verl", path=path), settings(), tokenizer, tmp_path / "out", seed=1)
+
+
+def test_unknown_data_sources_are_told_once(settings, tokenizer: Tokenizer, tmp_path: Path, caplog):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"q": f"{i}?", "a": i}) + "\n" for i in range(3)))
+    for name, told in (("gsmk", 1), ("gsm8k", 0)):
+        caplog.clear()
+        columns = ColumnsSection(prompt="q", answer="a", data_source_name=name)
+        source = DataSourceSection(format="columns", path=path, columns=columns)
+        prepare_dataset(source, settings(), tokenizer, tmp_path / name, seed=1)
+        message = "no reward function is known for data_source 'gsmk': gold answers were not checked"
+        assert [record.getMessage() for record in caplog.records] == [message] * told
+
+
+def test_output_paths_that_no_folder_can_take(gsm8k, gsm8k_file: Path, settings, tokenizer: Tokenizer, tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "to_empty").symlink_to(tmp_path / "empty")
+    (tmp_path / "to_nothing").symlink_to(tmp_path / "absent")
+    before = sorted(tmp_path.iterdir())
+    for out, message in (
+        (gsm8k_file / "x" / "y", f"gsm8k.jsonl/x/y: {gsm8k_file} is a file, not a folder"),
+        (tmp_path / "to_empty", "to_empty: is a symbolic link to an empty folder"),
+        (tmp_path / "to_nothing", "to_nothing: is a symbolic link to nothing"),
+        (tmp_path / "to_nothing" / "x", "to_nothing/x: .*to_nothing is a symbolic link to nothing"),
+        (tmp_path / ("n" * 300), "nnn: File name too long"),
+        (tmp_path / ("n" * 240), "n.partial-.*: File name too long"),
+    ):
+        with pytest.raises(DataError, match=message):
+            prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_full_disk_is_told_and_keeps_the_chunks(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+    def fill(data_source: str, gold: str) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(DataError, match=f"^{tmp_path / 'out'}: No space left on device$"):
+        prepare_dataset(gsm8k, settings(), tokenizer, tmp_path / "out", seed=1, is_readable=fill)
+    assert len(list(tmp_path.glob("out.partial-*/chunk-00000.jsonl"))) == 1
+
+
+def test_what_is_damaged_is_made_anew_by_force(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+    out = tmp_path / "out"
+    prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
+    (out / "dataset.json").write_text("{}")
+    with pytest.raises(DataError, match="prepare again with --force, which moves this one aside"):
+        prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
+    prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1, force=True)
+    (out / "prompts.mindrecord").unlink()
+    with pytest.raises(DataError, match="prompts.mindrecord: missing, .* prepare again with --force"):
+        prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
 
 
 def test_a_row_beyond_a_mindrecord_page_is_named(settings, tokenizer: Tokenizer, tmp_path: Path):
@@ -180,7 +252,7 @@ def test_other_settings_never_overwrite(
     with pytest.raises(DataError) as raised:
         prepare_dataset(gsm8k, settings(**fields), tokenizer, out, seed=1)
     assert difference in str(raised.value) and str(raised.value).count("was ") == 2  # the headline has one
-    assert "with force" in str(raised.value) and folder_bytes(out) == before
+    assert "with --force" in str(raised.value) and folder_bytes(out) == before
 
 
 def test_other_rows_or_tokenizer_never_overwrite(
@@ -212,7 +284,7 @@ def test_a_folder_of_something_else_is_not_touched(gsm8k, settings, tokenizer: T
     out = tmp_path / "out"
     out.mkdir()
     (out / "thesis.txt").write_text("years of work")
-    with pytest.raises(DataError, match="holds no dataset.json"):
+    with pytest.raises(DataError, match="holds no dataset.json, .* choose another folder, or prepare with --force"):
         prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
     assert folder_bytes(out) == {"thesis.txt": b"years of work"}
 

@@ -15,7 +15,7 @@ import pytest
 from mindgspo.config.schema import DataSourceSection, TokenizerSection
 from mindgspo.data import open_dataset, prepare_dataset
 from mindgspo.data.chunks import is_whole_chunk, read_chunk
-from mindgspo.data.partial_folder import PartialFolder, partial_path
+from mindgspo.data.partial_folder import PartialFolder, other_partials, partial_path
 from mindgspo.data.render_pool import WorkerDiedError
 from mindgspo.errors import DataError, TokenizerError
 from mindgspo.tokenization import Tokenizer, load_tokenizer
@@ -137,7 +137,7 @@ def test_chunks_of_other_inputs_are_not_taken_over(
 
     prepare_dataset(source, settings(system_prompt="S"), tokenizer, out, seed=1, chunk_rows=40)
     told = capfd.readouterr().err
-    assert f"{partial}: left by a preparation of other inputs" in told and "going on" not in told
+    assert f"{partial}: left by an interrupted preparation of other inputs" in told and "going on" not in told
     assert partial.is_dir()
 
     prepare_dataset(source, settings(), tokenizer, out, seed=1, chunk_rows=40, force=True)
@@ -171,6 +171,21 @@ def test_a_held_folder_is_not_shared(source: DataSourceSection, tokenizer: Token
     assert third.path == first.path == partial_path(out, "key") and not third.is_private
     third.close(keep=False)
     assert not first.path.exists()
+
+
+def test_folders_of_living_processes_are_no_leftovers(tmp_path: Path):
+    out = tmp_path / "out"
+    left = PartialFolder(out, "a" * 12)
+    held = PartialFolder(out, "b" * 12)
+    private = PartialFolder(out, "b" * 12)
+    for folder in (left, held, private):
+        folder.chunk(0).write_bytes(b"")
+    assert private.is_private and other_partials(out) == []
+    left.close(keep=True)
+    assert other_partials(out) == [left.path]
+    held.close(keep=True)
+    assert other_partials(out) == [left.path, held.path]
+    private.close(keep=False)
 
 
 def test_errors_of_rows_are_the_same_from_workers(

@@ -24,10 +24,13 @@ def test_jsonl_rows_with_their_lines(tmp_path: Path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"a": 1', "rows.jsonl:2: not a line of JSON"),
+        (b'{"a": 1', "rows.jsonl:2: not a line of JSON .column 8: Expecting"),
         (b"{'a': 1}", "rows.jsonl:2: not a line of JSON"),
-        (b'{"a": "\xff"}', "rows.jsonl:2: not a line of JSON"),
-        (b"[1, 2]", "rows.jsonl:2: expected a JSON object, got list"),
+        (b'{"a": "\xff"}', "rows.jsonl:2: not UTF-8; convert the file, e.g. by `iconv -f GBK -t UTF-8`"),
+        ('{"a": "\u6570"}'.encode("gbk"), "rows.jsonl:2: not UTF-8"),
+        (b"[1, 2]", "rows.jsonl:2: expected a JSON object, got list .a JSON list becomes .* `jq -c"),
+        (b"[", "rows.jsonl:2: not a line of JSON .column 2: .* `jq -c"),
+        (b'{"a": ' + b"7" * 5000 + b"}", "rows.jsonl:2: holds an integer of more than 4300 digits"),
         (b"[" * 100_000, "rows.jsonl:2: not a line of JSON"),
     ],
 )
@@ -47,6 +50,25 @@ def test_parquet_equals_jsonl(tmp_path: Path):
     from_parquet = list(read_file(tmp_path / "rows.parquet"))
     assert [row for _, row in from_parquet] == [row for _, row in read_file(tmp_path / "rows.jsonl")] == rows
     assert from_parquet[-1][0] == f"{tmp_path / 'rows.parquet'} row 3000"
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        # Bytes under the name of a text, as a careless writer makes them.
+        (pyarrow.Array.from_buffers(pyarrow.string(), 2, pyarrow.array([b"a", b"\xff"]).buffers()), "utf-8"),
+        (pyarrow.array([0, 2**62], pyarrow.int64()).cast(pyarrow.timestamp("us")), "out of range"),
+        (pyarrow.array([0, 2**30], pyarrow.int32()).cast(pyarrow.date32()), "days="),
+    ],
+)
+def test_parquet_values_that_python_has_nothing_for(tmp_path: Path, column: pyarrow.Array, message: str):
+    first = pyarrow.array([column[0].as_py()] * 1024, column.type)
+    table = pyarrow.table({"good": list(range(1026)), "bad": pyarrow.chunked_array([first, column])})
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    rows = read_file(tmp_path / "rows.parquet")
+    assert [next(rows)[1]["good"] for _ in range(1024)] == list(range(1024))
+    with pytest.raises(DataError, match=rf"rows.parquet row 1026: bad: a value that cannot be read .*{message}"):
+        next(rows)
 
 
 def test_damaged_parquet(tmp_path: Path):
@@ -88,7 +110,7 @@ def test_max_rows_stops_before_a_later_bad_row(gsm8k_file: Path):
     with gsm8k_file.open("a") as file:
         file.write('{"question": "no answer"}\n')
     few = open_source(DataSourceSection(format="gsm8k", path=gsm8k_file, max_rows=3), seed=1)
-    assert [row.answer for row in few.rows()] == ["5", "1,000", "-7"]
+    assert [row.answer for row in few.rows()] == ["5", "1000", "-7"]
     everything = open_source(DataSourceSection(format="gsm8k", path=gsm8k_file), seed=1)
     with pytest.raises(DataError, match="gsm8k.jsonl:4: answer"):
         list(everything.rows())

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
 import inspect
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from typing import get_args
 
 import pytest
 
@@ -20,13 +18,6 @@ from mindgspo.errors import ConfigError
 from mindgspo.tokenization import Tokenizer
 
 TOOL = Path(__file__).resolve().parents[3] / "tools" / "prepare_data.py"
-
-
-def argument_parser() -> argparse.ArgumentParser:
-    spec = importlib.util.spec_from_file_location("prepare_data_tool", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.argument_parser()
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -56,8 +47,10 @@ def test_prepares_and_prints_the_account(gsm8k_file: Path, tokenizer: Tokenizer,
     assert open_dataset(tmp_path / "out", tokenizer)[0].text.startswith("<|im_start|>system\nS<|im_end|>")
 
 
-def test_mistakes_give_one_line_and_exit_code_1(tmp_path: Path):
-    done = run("--format", "gsm8k", "--input", tmp_path / "no.jsonl", "--output", tmp_path / "out")
+def test_mistakes_give_one_line_and_exit_code_1(tokenizer: Tokenizer, tmp_path: Path):
+    tokenizer.save(tmp_path / "tok")
+    options = ("--format", "gsm8k", "--output", tmp_path / "out", "--tokenizer", tmp_path / "tok")
+    done = run(*options, "--input", tmp_path / "no.jsonl")
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr == f"error: {tmp_path / 'no.jsonl'}: no such file\n"
 
@@ -73,34 +66,48 @@ def test_options_of_the_generated_task(tokenizer: Tokenizer, tmp_path: Path):
     assert len(open_dataset(tmp_path / "out", tokenizer)) == 7
 
 
-def choices(annotation: object) -> tuple[str, ...] | None:
-    """Of Annotated[Literal[...], ...]."""
-    kind = get_args(annotation)[0]
-    return get_args(kind) if get_origin(kind) is Literal else None
-
-
-def test_the_command_and_the_tool_take_the_same_options():
-    """Names, defaults and choices; both hand all of them to `prepare_from_options`."""
+def test_the_command_hands_all_its_options_on():
     from mindgspo.cli import data_prepare
 
-    of_command = {
-        name: (None if option.default is option.empty else option.default or None, choices(option.annotation))
-        for name, option in inspect.signature(data_prepare, eval_str=True).parameters.items()
-    }
-    of_tool = {
-        action.option_strings[-1].removeprefix("--").replace("-", "_"): (action.default or None, action.choices)
-        for action in argument_parser()._actions
-        if action.dest != "help"
-    }
-    assert of_command == of_tool
-    assert {*of_tool, "eos_tokens"} - {"eos_token"} == set(inspect.signature(prepare_from_options).parameters)
-    formats = of_tool["format"][1]
+    options = inspect.signature(data_prepare, eval_str=True).parameters
+    wanted = inspect.signature(prepare_from_options).parameters
+    assert {*options, "eos_tokens"} - {"eos_token"} == set(wanted)
+    defaults = {name: option.default for name, option in options.items() if name != "eos_token"}
+    assert defaults == {name: option.default for name, option in wanted.items() if name != "eos_tokens"}
+    formats = get_args(get_args(options["format"].annotation)[0])
     assert {*formats, "prepared"} == set(get_args(DataFormat)) and len(formats) == len(set(formats))
+
+
+def test_the_tool_is_the_command():
+    done = run("--help")
+    assert done.returncode == 0 and "mindgspo data prepare [OPTIONS]" in done.stdout and "--dedup" in done.stdout
+
+
+def test_raw_files_need_a_tokenizer_of_their_own(gsm8k_file: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match="--tokenizer: missing; .* only the arithmetic task, but --format is gsm8k"):
+        prepare_from_options(format="gsm8k", input=gsm8k_file, output=tmp_path / "out")
+
+
+def test_a_negative_seed_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="--seed: must be >= 0, got -1"):
+        prepare_from_options(format="arithmetic", output=tmp_path / "out", seed=-1)
+
+
+def test_problems_of_the_columns_name_the_option_or_its_file(gsm8k_file: Path, tmp_path: Path):
+    columns = tmp_path / "columns.yaml"
+    columns.write_text("prompt: question\nanswer: answer\n")
+    for format, mapping, message in (
+        ("columns", None, "^--columns: missing; format columns needs"),
+        ("math", columns, "^--columns: read with format columns only, .* set --format columns$"),
+        ("columns", columns, f"^{columns}: data_source_name: missing; give one name"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            prepare_from_options(format=format, input=gsm8k_file, columns=mapping, output=tmp_path / "out")
 
 
 def test_unknown_formats_are_refused(tmp_path: Path):
     done = run("--format", "gsm8", "--output", tmp_path / "out")
-    assert done.returncode == 2 and "invalid choice: 'gsm8'" in done.stderr
+    assert done.returncode == 2 and "'gsm8' is not one of 'gsm8k', 'verl'" in done.stderr
     with pytest.raises(ConfigError, match="format: .* got 'gsm8'"):
         prepare_from_options(format="gsm8", output=tmp_path / "out")
 
@@ -117,11 +124,13 @@ def test_columns_dedup_and_workers_from_the_command_line(tmp_path: Path, tokeniz
         *("--output", tmp_path / "out"),
     )
     assert done.returncode == 0, done.stderr
-    assert "rows       3 in, 1 out" in done.stdout and "2 prompt occurred before" in done.stdout
+    assert "rows       3 in, 1 out" in done.stdout and "2: prompt occurred before" in done.stdout
     (prompt,) = open_dataset(tmp_path / "out", tokenizer)
     assert "Solve: 2+2?" in prompt.text and (prompt.answer, prompt.data_source) == ("4", "gsm8k")
     without = run(*options, "--output", tmp_path / "out2")
-    assert without.returncode == 1 and "columns: missing; format columns needs to know" in without.stderr
+    assert without.returncode == 1 and without.stderr.startswith(
+        "error: --columns: missing; format columns needs to know"
+    )
 
 
 def test_workers_must_be_positive(tmp_path: Path):

@@ -107,6 +107,13 @@ def test_a_bad_row_is_named_and_no_file_is_left(tmp_path: Path, row: dict, messa
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
+def test_auto_needs_a_data_source_and_names_the_line_without_one(tmp_path: Path) -> None:
+    row = {"response": "#### 1", "gold": "1"}
+    rows = write(tmp_path / "rows.jsonl", [{**row, "data_source": "openai/gsm8k"}, row])
+    with pytest.raises(DataError, match=r"rows.jsonl:2: no reward function for data_source ''.*instead of auto"):
+        grade(function="auto", input=rows, output=tmp_path / "scored.jsonl", keys=RowKeys())
+
+
 def test_a_corrupt_line_is_named(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"response": "1", "gold": "1"}\n{"response": \n')
@@ -142,5 +149,7 @@ def test_the_input_is_never_the_output(tmp_path: Path) -> None:
     rows = write(tmp_path / "rows.jsonl", ROWS)
     with pytest.raises(ConfigError, match="is the input; choose another file"):
         grade(function="gsm8k", input=rows, output=rows, keys=RowKeys())
+    with pytest.raises(ConfigError, match="is a folder; give the file to write"):
+        grade(function="gsm8k", input=rows, output=tmp_path, keys=RowKeys())
     with pytest.raises(ConfigError, match="there is no folder"):
         grade(function="gsm8k", input=rows, output=tmp_path / "no" / "scored.jsonl", keys=RowKeys())

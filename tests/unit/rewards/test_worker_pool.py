@@ -54,6 +54,14 @@ def bad_address():
 def sys_exit():
     sys.exit()
 
+def half_second():
+    time.sleep(0.5)
+    return "slept"
+
+def alarm():
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    return "set"
+
 def ten_gigabytes():
     return len(bytearray(10 * 2**30))
 
@@ -371,6 +379,12 @@ def test_a_forgotten_pool_ends_its_children(hostile: str) -> None:
     (pid,) = values(pool.run([ask(f"{hostile}:pid", "")]))
     del pool
     assert not is_running(pid)
+
+
+def test_an_alarm_that_a_function_leaves_running_does_not_hit_the_next_response(hostile: str) -> None:
+    with WorkerPool([f"{hostile}:f"], count=1, timeout_s=5.0, startup_timeout_s=30.0, memory_mb=256) as pool:
+        replies = pool.run([ask(f"{hostile}:f", "alarm"), ask(f"{hostile}:f", "half_second")])
+    assert [reply.outcome for reply in replies] == [Outcome.DONE, Outcome.DONE], replies
 
 
 @pytest.mark.usefixtures("ctrl_c_interrupts")

@@ -47,10 +47,9 @@ def test_prompts_are_shown_as_the_model_will_see_them(check) -> None:
     ("change", "said"),
     [
         ({"question": "pens " * 40}, "the prompt has 5. tokens, data.max_prompt_length is 32"),
-        ({"answer": "10"}, "rows.jsonl:1: answer: no final"),
         ({"answer": "#### 10\n\nThat is \\boxed{11}. #### 11 #### 1"}, None),
     ],
-    ids=["long prompt", "no answer", "last mark"],
+    ids=["long prompt", "last mark"],
 )
 def test_first_rows_that_cannot_be_used_are_refused(check, change: dict, said: str | None) -> None:
     rows = [{**ROWS[0], **change}, *ROWS[1:]]
@@ -63,7 +62,7 @@ def test_first_rows_that_cannot_be_used_are_refused(check, change: dict, said: s
 
 def test_a_row_whose_gold_answer_cannot_be_read_is_left_out_as_the_run_will(check) -> None:
     shown = check([{**ROWS[0], "answer": "#### several"}, *ROWS[1:]])
-    assert "data.train: 4 rows, the first 2:" in shown and "several" not in shown
+    assert "data.train: 4 rows (1 more will be dropped), the first 2:" in shown and "several" not in shown
     with pytest.raises(DataError, match="holds no row with a gold answer that can be read"):
         check([{**ROWS[0], "answer": "#### several"}])
 
@@ -72,7 +71,7 @@ def test_without_a_solution_the_gold_answer_itself_is_tried(check, tmp_path) -> 
     rows = tmp_path / "aime.jsonl"
     rows.write_text('{"problem": "How many?", "answer": "073"}\n')
     shown = check(ROWS, f"data.eval={{format: aime, path: {rows}}}", "data.max_prompt_length=64")
-    assert "the row's gold answer gets 1, found " in shown
+    assert "the row's gold answer, written in three usual forms, gets 1, found " in shown
 
 
 def test_a_reward_file_is_loaded_and_tried_on_two_rows(check, tmp_path) -> None:
@@ -91,8 +90,13 @@ def test_a_reward_file_is_loaded_and_tried_on_two_rows(check, tmp_path) -> None:
 
 
 def test_a_broken_row_far_below_is_found_too(check) -> None:
-    with pytest.raises(DataError, match="rows.jsonl:6: answer: no final"):
-        check([*ROWS, {"question": "How many?", "answer": "?"}])
+    with pytest.raises(DataError, match="rows.jsonl:6: answer: expected a non-empty text"):
+        check([*ROWS, {"question": "How many?"}])
+
+
+def test_rows_without_a_gold_answer_are_counted_as_dropped(check) -> None:
+    shown = check([{**ROWS[0], "answer": "10"}, *ROWS, {"question": "When?", "answer": "#### noon"}])
+    assert "data.train: 5 rows (2 more will be dropped), the first 2:" in shown
 
 
 def test_a_reward_that_refuses_the_rows_own_solution_is_refused(check) -> None:
@@ -139,3 +143,53 @@ def test_the_models_folder_must_fit_the_model_section(check, load, tmp_path: Pat
 def test_a_vocabulary_larger_than_the_model_is_refused(check) -> None:
     with pytest.raises(TokenizerError, match="model.vocab_size = 100 is too small"):
         check(ROWS, "model.vocab_size=100")
+
+
+def test_the_gold_answer_of_every_row_is_read_by_the_functions_named(check) -> None:
+    rows = [*ROWS, {"question": "When?", "answer": "#### 4:30"}]
+    assert "data.train: 5 rows" in check(rows)  # by auto such a row is dropped, as the run does
+    verl = {
+        "data_source": "my/own",
+        "prompt": [{"role": "user", "content": "When?"}],
+        "reward_model": {"ground_truth": "4:30"},
+    }
+    with pytest.raises(
+        DataError, match=r"data.train: 1 gold answers in 1 rows .*rows.jsonl:1 \(gsm8k\): answer '4:30'"
+    ):
+        check([verl], "data.train.format=verl", "reward.functions=[gsm8k]")
+    with pytest.raises(DataError, match="rows.jsonl:1: no reward function for data_source 'my/own'"):
+        check([verl], "data.train.format=verl")
+
+
+def test_rows_that_dedup_drops_are_not_counted(check) -> None:
+    again = {**ROWS[0], "question": f" {ROWS[0]['question']}"}
+    assert "data.train: 6 rows" in check([*ROWS, again])
+    assert "data.train: 5 rows (1 more will be dropped)" in check([*ROWS, again], "data.train.dedup=true")
+
+
+def test_a_reward_file_may_abstain(check, tmp_path) -> None:
+    reward = tmp_path / "mine.py"
+    reward.write_text("def score(data_source, solution_str, ground_truth, extra_info):\n    return None\n")
+    assert "gets no reward (abstained" in check(ROWS, f"reward.functions=['{reward}:score']")
+
+
+def test_a_prepared_folder_must_fit_the_settings_and_be_whole(load, tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path / "tokenizer")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    folder = tmp_path / "prepared"
+    prepare_from_options(format="gsm8k", input=rows, output=folder, tokenizer=tmp_path / "tokenizer")
+    source = f"data.train={{format: prepared, path: {folder}}}"
+    settings = (source, f"tokenizer.path={tmp_path / 'tokenizer'}", "rollout.prompts_per_step=2")
+    assert "data.train: 5 prepared rows" in "\n".join(check_experiment(load(*settings)))
+    assert "data.train: 3 prepared rows" in "\n".join(check_experiment(load(*settings, "data.train.max_rows=3")))
+    with pytest.raises(DataError, match="was made with data.instruction_suffix"):
+        list(check_experiment(load(*settings, "data.instruction_suffix=' Think.'")))
+    (folder / "prompts.mindrecord").write_bytes(b"cut")
+    with pytest.raises(DataError, match="3 bytes, dataset.json says"):
+        list(check_experiment(load(*settings)))
+
+
+def test_functions_that_judge_no_answer_are_accepted(check) -> None:
+    shown = check(ROWS, "reward.functions=[format, repetition]")
+    assert "the row's own solution gets 0 (format 0 + repetition " in shown
