@@ -75,8 +75,8 @@ def function_for(data_source: str) -> str:
         close = get_close_matches(data_source, _SOURCES, n=1, cutoff=0.5)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise DataError(
-            f"no reward function for data_source {data_source!r}{hint}; known: {', '.join(_SOURCES)}. Or name a function "
-            "for all rows instead of auto, e.g. --set reward.functions=[gsm8k]"
+            f"no reward function for data_source {data_source!r}{hint}; known: {', '.join(_SOURCES)}. Or name one for "
+            "all rows instead of auto, e.g. --set reward.functions=[gsm8k]"
         )
     return name
 

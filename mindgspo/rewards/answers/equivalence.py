@@ -10,8 +10,10 @@ exact: no floats.
     4. both words                              \text{(C)} and C, \text{east} and East; east and west differ
     5. the same normal form                    see `latex`
     6. numbers, lists and tuples of numbers    3,5,7 and 3,5 differ, (1,2) and (2,1) too
-    7. what no formula can contain differs     prose in another script, quotation marks
-    8. anything else is undecided              2\sqrt{2} and \sqrt{8}, x(x+1) and x^2+x
+    7. tuples and sets, orders of capitals     (1,2) and \{1,2\} differ, ABC and BCA, 3:1 and 3
+    8. what is not worked out differs          \gcd(12,18) for 6, x+3=8 for 5, see `latex_unsolved`
+    9. what no formula can contain differs     prose in another script, quotation marks
+   10. anything else is undecided              2\sqrt{2} and \sqrt{8}, x(x+1) and x^2+x
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from fractions import Fraction
 from mindgspo.rewards.answers.latex import NormalForm, answer_tokens, form_of_tokens
 from mindgspo.rewards.answers.latex_spelling import safe_latex
 from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, Kind, Token
+from mindgspo.rewards.answers.latex_units import denies
+from mindgspo.rewards.answers.latex_unsolved import is_unsolved
 from mindgspo.rewards.answers.number import parse_number
 from mindgspo.rewards.answers.plain_text import plain
 from mindgspo.rewards.answers.quantity import Quantity, read_quantity, same_quantity
@@ -39,12 +43,16 @@ class Comparison(Enum):
 
 _TIME = re.compile(r"([0-9]{1,2}):([0-9]{2})\s?(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _BASED = re.compile(r"\+(?P<digits>[0-9]+)_\{(?P<base>[^{}]*)\}")
+_OPTION = re.compile(r"\(?([A-F])\)?\.?")
 _HEDGES = frozenset(("or", "not", "if", "least", "most", "plus", "minus", "times", "base", "mod", "between", "less"))
 _ARTICLES = frozenset(("a", "an", "the"))
 
 
 def compare(answer: str, gold: str) -> Comparison:
-    """Compares two answers without looking at the question. Never raises."""
+    """Compares two answers without looking at the question. Never raises.
+
+    SAME does not depend on which of the two is the gold answer; DIFFERENT does where the answer is not worked out.
+    """
     if max(len(answer), len(gold)) > MAX_EXPRESSION_CHARS:
         return Comparison.SAME if answer.strip() == gold.strip() else Comparison.DIFFERENT
     pair = [_Reading(answer), _Reading(gold)]
@@ -52,10 +60,12 @@ def compare(answer: str, gold: str) -> Comparison:
         return Comparison.DIFFERENT
     if answer.split() == gold.split():
         return Comparison.SAME
-    for rung in (_compare_numbers, _compare_times, _compare_based, _compare_words, _compare_forms):
+    for rung in (_compare_numbers, _compare_times, _compare_based, _compare_options, _compare_words, _compare_forms):
         found = rung(*pair)
         if found is not Comparison.UNDECIDED:
             return found
+    if is_unsolved(pair[0].tokens, pair[1].tokens):
+        return Comparison.DIFFERENT
     can_be_formulas = all(safe_latex(reading.tokens) is not None for reading in pair)
     return Comparison.UNDECIDED if can_be_formulas else Comparison.DIFFERENT
 
@@ -85,10 +95,35 @@ class _Reading:
             words = frozenset(token.text.lower().split()) if token.kind is Kind.TEXT else frozenset()
             if token.kind is Kind.LETTER or token.is_symbol(*"=<>:([^,;") or words & _HEDGES:
                 return False
+            if token.kind is Kind.TEXT and denies(token.text, is_first=not has_words):
+                return False
             if token.kind is Kind.COMMAND and token.text != "frac":
                 return False
             has_words = has_words or token.kind is Kind.TEXT or not token.text.isascii()
         return has_words
+
+    @property
+    def option(self) -> str | None:
+        """The letter of an option of a choice, alone or before what the option says."""
+        first, *others = self.tokens
+        option = _OPTION.fullmatch(first.text) if first.kind is Kind.TEXT or not others else None
+        is_alone = all(token.kind is not Kind.TEXT and not token.is_symbol(",", ";", "?") for token in others)
+        return option[1] if option is not None and is_alone else None
+
+    @property
+    def is_order(self) -> bool:
+        """Whether this is nothing but capital letters, which name an order of things rather than a product."""
+        return len(self.tokens) > 1 and all(token.kind is Kind.LETTER and token.text.isupper() for token in self.tokens)
+
+    @property
+    def is_ratio(self) -> bool:
+        """Whether this is 3:1."""
+        return [token.text for token in self.tokens if token.kind is not Kind.NUMBER] == [":"]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is one whole number."""
+        return self.form is not None and self.form.is_number and "/" not in self.form.body
 
     def has_name_of(self, other: _Reading) -> bool:
         """Whether these may be answers for the same variable: not x = 5 and y = 5."""
@@ -142,8 +177,14 @@ def _based(reading: _Reading) -> tuple[str, str | None] | None:
         return None
     if based := _BASED.fullmatch(reading.form.body):
         return based["digits"], based["base"]
-    whole = reading.form.is_number and "/" not in reading.form.body
-    return (reading.form.body.removeprefix("+"), None) if whole else None
+    return (reading.form.body.removeprefix("+"), None) if reading.is_whole else None
+
+
+def _compare_options(answer: _Reading, gold: _Reading) -> Comparison:
+    r"""Of \textbf{(B)}\ 5 the letter of the option is the answer where the other one is such a letter."""
+    option, gold_option = answer.option, gold.option
+    is_one = [len(reading.tokens) == 1 for reading in (answer, gold)]
+    return _decided(True) if option is not None and option == gold_option and any(is_one) else Comparison.UNDECIDED
 
 
 def _compare_words(answer: _Reading, gold: _Reading) -> Comparison:
@@ -169,9 +210,21 @@ def _compare_forms(answer: _Reading, gold: _Reading) -> Comparison:
     if form.body == gold_form.body:
         return Comparison.UNDECIDED
     pair = (form, gold_form)
+    if _is_tuple_and_set(form, gold_form) or _is_tuple_and_set(gold_form, form):
+        return Comparison.DIFFERENT
+    if answer.is_order and gold.is_order:
+        return Comparison.DIFFERENT
+    if (answer.is_ratio and gold.is_whole) or (answer.is_whole and gold.is_ratio):
+        return Comparison.DIFFERENT
     are_sets = all(each.is_number or each.is_number_set for each in pair)
     are_tuples = all(each.is_number or each.is_number_tuple for each in pair)
     return _decided(False) if are_sets or are_tuples else Comparison.UNDECIDED
+
+
+def _is_tuple_and_set(form: NormalForm, other: NormalForm) -> bool:
+    """Whether one is a tuple or interval, the other a set of values; x = 2, y = 3 may be the point (2,3)."""
+    is_set_of_values = other.body.startswith("set{") and "=" not in other.body and "relation(" not in other.body
+    return form.body.startswith("+tuple") and is_set_of_values
 
 
 def _decided(same: bool) -> Comparison:

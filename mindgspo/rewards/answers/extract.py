@@ -22,13 +22,31 @@ response that was cut is no final number.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from mindgspo.config.reward_section import AnswerMode
 from mindgspo.rewards.answers.final_number import final_number
 from mindgspo.rewards.answers.markers import Marker, Occurrence, Strength, content_of, occurrences, strength_of
 from mindgspo.rewards.answers.passages import Passage, passages
-from mindgspo.rewards.answers.quantity import MAX_CONTENT_CHARS, before_calculation, read_quantity
+from mindgspo.rewards.answers.plain_text import plain
+from mindgspo.rewards.answers.quantity import (
+    MAX_CONTENT_CHARS,
+    before_calculation,
+    hedged_spans,
+    read_quantity,
+    states_several,
+)
+
+_HAS_DIGIT = re.compile(r"\d")
+_STATES_SOMETHING = re.compile(r"\d|[-\\+*/=^(]|\A\W*\w{1,3}\W*\Z")
+_REFUSES = re.compile(
+    r"(?:none|no|not|nothing|unknown|undefined|undetermined|unclear|impossible|infinite|infinity|cannot|can't|never"
+    r"|there (?:is|are) no|it (?:is|does|can)\s?(?:not|impossible|unknown|n't)|i (?:do not|don't|cannot|can't))\b"
+    r"|\u4e0d|\u65e0|\u6ca1\u6709|\u672a\u77e5",
+    re.IGNORECASE,
+)
+_COMPARES = re.compile(r"[<>\u2264\u2265\u2260]|\\(?:leq?|geq?|neq?|lt|gt)(?:slant)?(?![A-Za-z])")
 
 USUAL_MARKERS: tuple[Marker, ...] = (
     Marker.BOXED,
@@ -53,11 +71,16 @@ def find_answer(
     """
     ranks = _ranks(own, others, mode)
     takes_number = Marker.FINAL_NUMBER in others and mode != "strict" and not is_cut
+    words: str | None = None
     for passage in passages(text, from_start=mode == "first", is_cut=is_cut):
         answer = _answer_in(passage, ranks, mode, takes_number)
-        if answer is not None:
+        if answer is None:
+            continue
+        if not passage.is_block or _STATES_SOMETHING.search(answer):
             return answer
-    return None
+        # Words in a block ("see below") are the answer unless a marker behind the block says more.
+        words, takes_number = answer, False
+    return words
 
 
 def _ranks(own: Sequence[Marker], others: Sequence[Marker], mode: AnswerMode) -> list[Sequence[Marker]]:
@@ -71,8 +94,15 @@ def _ranks(own: Sequence[Marker], others: Sequence[Marker], mode: AnswerMode) ->
 def _answer_in(passage: Passage, ranks: Sequence[Sequence[Marker]], mode: AnswerMode, takes_number: bool) -> str | None:
     text = passage.text
     vague: tuple[Occurrence, str] | None = None
+    # A box that is one of several alternatives announces all of them.
+    has_boxes = any(Marker.BOXED in markers for markers in ranks)
+    boxes = hedged_spans(text) if has_boxes else []
+    firsts, lasts = {span.start: span for span in boxes}, {span.end: span for span in boxes}
     for markers in ranks:
         for occurrence in occurrences(text, markers, from_start=mode == "first"):
+            if occurrence.marker is Marker.BOXED:
+                span = firsts.get(occurrence.start) or lasts.get(occurrence.end)
+                occurrence = occurrence if span is None else occurrence._replace(start=span.start, end=span.end)
             content = content_of(text, occurrence)
             if occurrence.marker is Marker.ANSWER_IS and mode != "last":
                 content = before_calculation(content)
@@ -84,11 +114,20 @@ def _answer_in(passage: Passage, ranks: Sequence[Sequence[Marker]], mode: Answer
     if vague is not None:
         # Words behind a marker, as in "Answer: She sold 72 clips.": the number is looked for in and behind them.
         occurrence, content = vague
-        number = final_number(text[occurrence.start :]) if takes_number else None
+        number = _number_in_words(text[occurrence.start :], content) if takes_number else None
         return number if number is not None and read_quantity(number) is not None else content
     if passage.is_block:
         return None if mode == "strict" else _whole_block(text, takes_number)
     return final_number(text) if takes_number else None
+
+
+def _number_in_words(text: str, line: str) -> str | None:
+    """The number in a line of words behind a marker, with which `text` starts; of a line without any, the number
+    behind it. None where the line refuses to answer, bounds the answer or offers several."""
+    words = plain(line)
+    if _REFUSES.match(words) or _COMPARES.search(words) or states_several(words):
+        return None
+    return final_number(line if _HAS_DIGIT.search(line) else text)
 
 
 def _whole_block(text: str, takes_number: bool) -> str:

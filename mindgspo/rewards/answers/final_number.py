@@ -39,11 +39,23 @@ _NAMED = re.compile(
 )
 _INDEXED = re.compile(r"[A-Za-z]\s?\^\s?\{?-?\Z|[A-Za-z\])]_\{?\Z|[A-Za-z]\Z")
 _CURRENCY = re.compile(r"(?<![A-Za-z])(?:USD?|Rs|EUR|GBP|CNY|RMB|HK|RM)\Z", re.IGNORECASE)
-_DENIED = re.compile(r"(?:\b(?:not|instead of|rather than)|n't(?: be)?|\\neq?|\u2260|\u4e0d\u662f)\s?\Z", re.IGNORECASE)
+_DENIED = re.compile(
+    r"(?:\b(?:not|never|cannot|instead of|rather than|neither|nor)(?: be| equal(?: to)?)?|n't(?: be| equal)?"
+    r"|(?:n't|\bnot) (?:think|believe)(?: that)? (?:it|the answer)(?: is|'s)|\\neq?|\u2260"
+    r"|\u4e0d(?:\u53ef\u80fd|\u4f1a|\u5e94\u8be5|\u5e94)?(?:\u662f|\u4e3a|\u7b49\u4e8e))\s?\Z",
+    re.IGNORECASE,
+)
+_DENIED_AFTER = re.compile(
+    r"\s?(?:is|are|was|were|would be|seems)(?:n't|\s(?:not|wrong|incorrect|impossible|invalid|false|too\s))"
+    r"|\s?(?:does|do|did|can|could)(?:n't|\s?not)\s|\s?(?:\u662f\u9519|\u4e0d\u5bf9|\u4e0d\u662f)",
+    re.IGNORECASE,
+)
 _SIGN = re.compile(r"(?P<word>[^\W\d_]*)(?P<char>\S?)(?P<gap>\s?)(?P<sign>[-+])(?P<space>\s?)\Z")
 _OPERATOR_BEFORE = re.compile(
     r"(?:[+*/^\u00d7\u00f7\u00b7\u221a{]|[0-9)\s]x|\\(?:times|cdot|div|pm|sqrt|log|ln)\s?[\[({]?"
     r"|\b(?:sqrt|plus|minus|times|divided by|multiplied by|twice|double|half)\s?\(?"
+    r"|\b(?:more|less|fewer|greater|larger|smaller|higher|lower) than|\b(?:square|cube) root of(?:\sthe number)?"
+    r"|(?<=[\w)}])\s?[<>\u2264\u2265]|\\(?:leq?|geq?|lt|gt)"
     r"|(?:%|\bhalf|\bthirds?|\bquarters?|[0-9]/[0-9]{1,9})\sof(?:\sthe)?)\s?\Z",
     re.IGNORECASE,
 )
@@ -52,7 +64,11 @@ _GOES_ON = re.compile(
     r"[,;:=()+*/]|\s-\s|\b(?:so|thus|then|therefore|which|that|or|leav\w+|left with)\b", re.IGNORECASE
 )
 _REASON = re.compile(r"\bbecause\b.*", re.DOTALL)
-_FROM = re.compile(r"\bfrom\s?\Z", re.IGNORECASE)
+_CHANGED_FROM = re.compile(
+    r"\b(?:up|down|went|goes|go|rose|rises?|grew|grows?|fell|falls?|(?:rais|increas|decreas|reduc|chang|drop|mov|improv)\w{0,5})"
+    r"\b[^.,;]{0,20}\bfrom\s?\Z",
+    re.IGNORECASE,
+)
 
 # What stands behind it.
 _OPERATOR_AFTER = re.compile(
@@ -69,7 +85,7 @@ _NEXT_WORD = re.compile(r"\s?[^\W\d_]{0,20}")
 # What stands between two numbers that are one answer, or one hedge.
 _UNITS = r"(?:feet|foot|ft|hours?|hrs?|minutes?|mins?|pounds?|lbs?|dollars?|days?|weeks?|months?|years?)\.?\s"
 _ONE_ANSWER = re.compile(
-    r"\s?(?:,|:|-|\u5230|\u6216)\s?|\s|\s?" + _UNITS + r"|"
+    r"\s?(?:,|;|\||:|-|\u5230|\u6216)\s?|\s|\s?" + _UNITS + r"|"
     r"(?:\s[^\W\d_]{1,20}){0,2},?\s?(?:\bor|\band|&|\bto|\bout of|\u548c|\u6216)\s?(?:about\s|approximately\s)?",
     re.IGNORECASE,
 )
@@ -113,7 +129,8 @@ def _in_sentence(sentence: str) -> str | None:
     sentence = _without_reason(without_aside(sentence))
     places = number_places(sentence)
     for index in reversed(range(len(places))):
-        if not _is_passed_over(_before(sentence, places[index][0])):
+        start, end = places[index]
+        if not _is_passed_over(_before(sentence, start)) and not _DENIED_AFTER.match(sentence, end):
             index = _result_before(sentence, places, index)
             return _with_its_context(sentence, *places[index], places[index - 1] if index else None)
     return None
@@ -182,4 +199,4 @@ def _is_one_answer(sentence: str, previous: tuple[int, int], start: int) -> bool
         return False
     if ":" in between and not _CLOCK.match(sentence, previous[0]):
         return False  # "Week 3: 210 pages"
-    return "to" not in between or not _FROM.search(_before(sentence, previous[0]))
+    return "to" not in between or not _CHANGED_FROM.search(_before(sentence, previous[0]))

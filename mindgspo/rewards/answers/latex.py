@@ -29,6 +29,7 @@ _IS_NUMBER = re.compile(_NUMBER)
 _IS_PERCENT = re.compile(rf"{_NUMBER} %")
 _IS_NUMBER_SET = re.compile(rf"set\{{{_NUMBER}(?:; {_NUMBER})*\}}")
 _IS_NUMBER_TUPLE = re.compile(rf"\+tuple[(\[]{_NUMBER}(?:; {_NUMBER})*[)\]]")
+_SAME_BODY = {r"+\mathbb{+R}": r"+tuple(-\infty; +\infty)"}
 _EDGES = (".", ",", ";", ":", "?", "'", '"', "`", "!")
 _EDGES_BEFORE = (",", ";", ":", "=", '"', "`")
 
@@ -111,7 +112,7 @@ def form_of_tokens(tokens: list[Token]) -> NormalForm | None:
 def _body(texts: list[str]) -> str:
     """A list without brackets is a set, and a set of one is its element."""
     only = texts[0] if len(texts) == 1 else f"set{{{'; '.join(texts)}}}"
-    return only.removeprefix("+") if only.startswith("+set{") else only
+    return only.removeprefix("+") if only.startswith("+set{") else _SAME_BODY.get(only, only)
 
 
 def _is_mathematical(tokens: list[Token], index: int) -> bool:

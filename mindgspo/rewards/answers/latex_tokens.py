@@ -64,6 +64,7 @@ _CHARACTERS |= {0x3B1 + offset: rf"\{name} " for offset, name in enumerate(_GREE
 _DEGREES = re.compile(r"\^\s?\{?\s?\\circ(?![A-Za-z])\s?\}?|\\degrees?(?![A-Za-z])|\\textdegree(?![A-Za-z])")
 # "10,\!080", "10{,}080" and "10\,080" are single numbers, whatever stands around them.
 _TYPESET_THOUSANDS = re.compile(r"(?<=[0-9])(?:,\\! ?|\{,\} ?|\\[,;:](?=[0-9]{3}(?![0-9])))(?=[0-9]{3})")
+_REPEATING = re.compile(r"(?<![0-9.])([0-9]{0,20})\.([0-9]{0,20})\\(?:overline|bar)\s?\{([0-9]{1,20})\}")
 
 _WORD_WRAPPERS = r"text(?:bf|it|rm|normal|sf|tt|up|sc)?|mbox|hbox|mathrm|mathbf|mathit|mathsf|operatorname|emph"
 _IGNORED_COMMANDS = (
@@ -119,7 +120,7 @@ def tokens_of(text: str) -> list[Token]:
         return []
     if not text.isascii():
         text = text.translate(_CHARACTERS)
-    text = _TYPESET_THOUSANDS.sub("", _DEGREES.sub(" ", text))
+    text = _REPEATING.sub(_as_fraction, _TYPESET_THOUSANDS.sub("", _DEGREES.sub(" ", text)))
     tokens: list[Token] = []
     depth = position = 0
     while position < len(text):
@@ -133,6 +134,13 @@ def tokens_of(text: str) -> list[Token]:
             tokens.append(token)
             depth += token.is_symbol("(", "[", r"\{") - token.is_symbol(")", "]", r"\}")
     return tokens
+
+
+def _as_fraction(repeating: re.Match[str]) -> str:
+    r"""0.1\overline{6} as {\frac{15}{90}}, whose braces keep a number before it from making it mixed."""
+    whole, fixed, period = repeating.groups()
+    top = int(f"{whole}{fixed}{period}") - int(f"0{whole}{fixed}")
+    return rf"{{\frac{{{top}}}{{{'9' * len(period)}{'0' * len(fixed)}}}}}"
 
 
 def _read(match: re.Match[str], before: Sequence[Token]) -> list[Token]:

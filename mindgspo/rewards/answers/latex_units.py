@@ -15,6 +15,8 @@ _WORDS = (
     "or and not if no when for with base mod remainder hundred thousand million billion trillion dozen am pm a.m p.m "
     "a.m. p.m. is are times plus minus over to than least most less more"
 )
+_DENIALS = frozenset(("wrong", "incorrect", "false", "maybe", "cannot"))
+_POWERS = frozenset(("squared", "cubed"))
 _TELLING_WORDS = frozenset(_WORDS.split())
 _TELLING_CHARACTERS = frozenset("\u6216\u4e0d\u5341\u767e\u5343\u4e07\u4ebf\u534a")  # or, not, ten, hundred, ..., half
 _ELEMENT_ENDS = (",", ";", "&", LINE_BREAK, ")", "]", r"\}", "}")
@@ -35,6 +37,13 @@ def without_units(tokens: Sequence[Token]) -> list[Token]:
     return result
 
 
+def denies(text: str, *, is_first: bool) -> bool:
+    """Whether words behind a value say that it is another one or none. is_first: whether they stand right behind it,
+    as those of "5 squared" do and those of "5 cm squared" do not."""
+    words = text.lower().split()
+    return bool(_DENIALS & set(words)) or (is_first and bool(words) and words[0] in _POWERS)
+
+
 def _ends_value(token: Token) -> bool:
     return token.kind in (Kind.NUMBER, Kind.LETTER, Kind.COMMAND) or token.is_symbol(*_VALUE_ENDS)
 
@@ -46,6 +55,8 @@ def _unit_length(tokens: Sequence[Token], start: int) -> int:
         token = tokens[at]
         if token.kind is Kind.TEXT:
             if _TELLING_WORDS & set(token.text.lower().split()) or _TELLING_CHARACTERS & set(token.text):
+                return 0
+            if denies(token.text, is_first=at == start):
                 return 0
             at += 1
         elif at > start and token.is_symbol("^") and [each.text for each in tokens[at + 1 : at + 4 : 2]] == ["{", "}"]:

@@ -25,7 +25,13 @@ from typing import NamedTuple, TypeVar
 
 from mindgspo.rewards.answers.boxed import boxed_spans
 from mindgspo.rewards.answers.plain_text import plain
-from mindgspo.rewards.answers.quantity import MAX_CONTENT_CHARS, read_quantity, starts_with_number
+from mindgspo.rewards.answers.quantity import (
+    MAX_CONTENT_CHARS,
+    box_content,
+    read_quantity,
+    starts_with_number,
+    states_several,
+)
 
 Item = TypeVar("Item")
 
@@ -60,7 +66,7 @@ class Occurrence(NamedTuple):
     end: int
 
 
-MAX_OCCURRENCES = 1000
+MAX_OCCURRENCES = 300
 """How many occurrences of one kind are looked at, from the end that decides: a bound on the work for a text that
 consists of markers."""
 
@@ -117,7 +123,7 @@ def content_of(text: str, occurrence: Occurrence) -> str:
     if occurrence.marker is Marker.BOXED:
         # A box is one quantity or none, so one character too many makes it unreadable; a line may go on and on
         # after its first sentence.
-        return text[occurrence.start : min(occurrence.end, occurrence.start + MAX_CONTENT_CHARS + 1)]
+        return box_content(text, occurrence.start, min(occurrence.end, occurrence.start + MAX_CONTENT_CHARS + 1))
     return _line_after(text[occurrence.start : min(occurrence.end, occurrence.start + MAX_CONTENT_CHARS)])
 
 
@@ -135,6 +141,8 @@ def strength_of(text: str, occurrence: Occurrence, content: str) -> Strength:
         if read_quantity(content) is not None:
             # "#### Case 1: n = 4" reads as a quantity, yet is more likely a heading.
             return Strength.VAGUE if occurrence.marker is Marker.HASHES else Strength.STATED
+        if states_several(plain(content)):
+            return Strength.VAGUE
     return _strength_without_number(occurrence.marker, plain(content))
 
 

@@ -3,9 +3,10 @@
 What enters: a whole response. What leaves: passages, the most telling one first. Called by `extract`,
 `choices` and `functions.math`.
 
-The last <answer>...</answer> block that holds a word is searched first, then the text from there on, and nothing
-before it: an answer that was thought of and dropped is no answer. Of a response that ends its thinking with </think>,
-what follows is searched, unless it holds no digit; then the thinking is searched too.
+Thinking is no answer: of a response with </think> only what follows is searched, even if that is nothing, and of one
+that starts with a <think> that is never closed nothing is. Of what remains, the last <answer>...</answer> block that
+holds a word is searched first, then the text from there on, and nothing before it: an answer that was dropped is no
+answer. A block of placeholder words ("<answer> answer here </answer>", "<answer> and </answer>") only talks about tags.
 """
 
 from __future__ import annotations
@@ -24,14 +25,17 @@ class Passage(NamedTuple):
 
 
 _ANSWER_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
-_THINK_END = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
+_THINK_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
+_OPENS_THINKING = re.compile(r"\s*<think(?:ing)?>", re.IGNORECASE)
 _NEXT_QUESTION = re.compile(
     r"^[ \t>*_#]{0,8}(?:question|problem|exercise|example|q|human|user|\u95ee\u9898|\u95ee|\u9898\u76ee)"
     r"[ \t*_]{0,4}[0-9]{0,4}[ \t*_.]{0,4}[:\uff1a]",
     re.IGNORECASE | re.MULTILINE,
 )
 _HAS_DIGIT = re.compile(r"\d")
-_HAS_WORD = re.compile(r"\w")
+_PLACEHOLDERS = {"and", "or", "your", "my", "the", "a", "final", "answer", "here", "goes", "tag", "tags", "block"}
+_MAX_WORDS = 20
+_WORD = re.compile(r"\w+")
 
 
 def passages(text: str, *, from_start: bool, is_cut: bool) -> Iterator[Passage]:
@@ -40,16 +44,20 @@ def passages(text: str, *, from_start: bool, is_cut: bool) -> Iterator[Passage]:
     from_start: of several blocks the first counts, and what follows a new "Question:" line is another matter, as long
     as the text before it holds a digit. is_cut: a block that is not closed is unfinished, not the answer.
     """
-    if from_start:
-        text = _first_turn(text)
+    tag = _THINK_TAG.search(text) if from_start else None
+    if tag is not None and (tag[1] or not text[: tag.start()].strip()):
+        text = _first_turn(_after_thinking(text, from_start))  # the thinking may itself repeat the question
+    else:
+        text = _after_thinking(_first_turn(text) if from_start else text, from_start)
+    if not text:
+        return
     block = _answer_block(text, from_start, is_cut)
     if block is not None:
         start, end = block
         yield Passage(text[start:end], True)
         yield Passage(text[start:], False)
         return
-    after_thinking = _after_thinking(text, from_start)
-    yield Passage(text if after_thinking is None else after_thinking, False)
+    yield Passage(text, False)
 
 
 def _first_turn(text: str) -> str:
@@ -67,15 +75,15 @@ def _answer_block(text: str, from_start: bool, is_cut: bool) -> tuple[int, int] 
     if tags and not tags[-1][1] and not is_cut:
         blocks.append((tags[-1].end(), len(text)))
     for start, end in blocks if from_start else reversed(blocks):
-        if _HAS_WORD.search(text, start, end):
+        words = {word[0].lower() for word, _ in zip(_WORD.finditer(text, start, end), range(_MAX_WORDS), strict=False)}
+        if words - _PLACEHOLDERS:
             return start, end
     return None
 
 
-def _after_thinking(text: str, from_start: bool) -> str | None:
-    """What follows the last </think> (from_start: the first), or None where it holds no digit."""
-    ends = [match.end() for match in _THINK_END.finditer(text)]
-    if not ends:
-        return None
-    end = ends[0] if from_start else ends[-1]
-    return text[end:] if _HAS_DIGIT.search(text, end) else None
+def _after_thinking(text: str, from_start: bool) -> str:
+    """What follows the last </think> (from_start: the first); empty where thinking is still going on."""
+    ends = [tag.end() for tag in _THINK_TAG.finditer(text) if tag[1]]
+    if ends:
+        text = text[ends[0] if from_start else ends[-1] :]
+    return "" if _OPENS_THINKING.match(text) else text

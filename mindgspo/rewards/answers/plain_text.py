@@ -41,6 +41,11 @@ _WRAPPER = re.compile(rf"\\(?:{_FONTS}|boxed|fbox)\s*\{{([^{{}}]*)\}}")
 _WRAPPER_OPENING = re.compile(rf"\\(?:{_FONTS}|boxed|fbox)\s*\{{")
 _APPROXIMATELY = re.compile(r"\\(?:approx|simeq|equiv)(?![A-Za-z])")
 _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![A-Za-z])")
+# "48 minus 24" is a difference; "is negative 72" a sign.
+_SIGN_WORD = re.compile(
+    r"(\A\s{0,4}|\b(?:is|be|equals)\s|[:=#]\s?)(?:negative|minus)\s{1,2}(?=\$?\.?[0-9])", re.IGNORECASE
+)
+_CHINESE_MINUS = re.compile(r"(?<!\u6b63)\u8d1f\s?(?=[0-9])")
 _WHITESPACE = re.compile(r"\s+")
 _MARKUP_CHARACTERS = re.compile(r"[\\*_`$<~{}]")
 
@@ -55,6 +60,7 @@ def plain(text: str) -> str:
     text = ascii_forms(text)
     if _MARKUP_CHARACTERS.search(text):
         text = _without_markup(text)
+    text = _CHINESE_MINUS.sub("-", _SIGN_WORD.sub(r"\1-", text))
     # A leading point may open a decimal (".5"), so only the right edge loses full stops.
     return _WHITESPACE.sub(" ", text).strip(" \"'*_,;:").rstrip(" \"'*_.,;:")
 

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from mindgspo.rewards.answers.boxed import boxed_spans
+from mindgspo.rewards.answers.boxed import Span, boxed_spans
 from mindgspo.rewards.answers.number import parse_number, read_number_prefix
 from mindgspo.rewards.answers.plain_text import plain
 
@@ -24,25 +24,45 @@ _LEAD_IN = re.compile(
     r"|\u5927\u7ea6|\u7ea6|\u603b\u5171|\u4e00\u5171|\u5171|\u4eba\u6c11\u5e01)(?![a-z]))+",
     re.IGNORECASE,
 )
-_BRACKETED = re.compile(r"[(\[]\s?([^()\[\]]*)[)\]]")
+_BRACKETED = re.compile(r"(-?)[(\[]\s?([^()\[\]]*)[)\]]")
 _STATED_BEFORE = re.compile(r"[0-9].*?\.\s", re.DOTALL)  # "34. A bound was \\boxed{40}" states 34
 _SENTENCE_END = re.compile(r"\.(?=\s|\Z)")
 _NUMBER_START = re.compile(r"[-+]?\s?(?:\.?[0-9]|\\[dt]?frac)")
 _EQUALS = re.compile(r"=|\b(?:is|are|equals|be)\b|\u662f|\u4e3a|\u7b49\u4e8e", re.IGNORECASE)
 _OPERATOR = re.compile(r"\s*[-+*/x\u00d7\u00f7]\s?\$?[0-9]")
 _VARIABLE = re.compile(r"[^\W\d]{1,20}")
+_CALCULATION = re.compile(r"[0-9][0-9., ()]*(?:[-+*/x\u00d7\u00f7][0-9., ()]+)+")
+_MULTIPLE_OR_POWER = re.compile(r"[0-9]+\s?\*?\s?[A-Za-z]|[0-9]*[A-Za-z]\s?\^\s?(?:[0-9]{1,4}|\{\s?[0-9]{1,4}\s?\})")
+_OR = re.compile(r"\bor\b|\u6216", re.IGNORECASE)
+_NEXT_STATEMENT = re.compile(r"[,;]\s?[^\W\d]|\band\b|\u548c", re.IGNORECASE)
+_CONCLUSION = re.compile(
+    r"\b(?:so|thus|hence|therefore|then|which|giving)\b|\u6240\u4ee5|\u56e0\u6b64|\u6545|\u5219|\u5373", re.IGNORECASE
+)
+
+# "\\boxed{71}$ or $\\boxed{72}": what stands between the contents of two boxes that are one answer.
+_MARKUP = r"(?:[\s$,*]|\\[()\[\],; ]|\\q?quad(?![A-Za-z])|\\text\{){0,12}"
+_OR_BETWEEN_BOXES = re.compile(
+    rf"\}}{_MARKUP}(?:or|\u6216\u8005?)[\s}}]{{0,3}}{_MARKUP}\\{{1,2}}(?:boxed|fbox)\s{{0,4}}\{{", re.IGNORECASE
+)
+_MAX_BETWEEN = 60
+_MAX_FORM_CHARS = 100
+_MINUS_BEFORE_BOX = re.compile(r"(?<![\w)}\]-])[-\u2212]\$?\\{1,2}(?:boxed|fbox)\s{0,4}\{\Z")
+_SIMPLE = re.compile(r"\s*[0-9.,]+\s*")
+_LETTERS = re.compile(r"[A-Z\s,]*")
 
 _DIGIT = re.compile(r"[0-9]")
 # "72 (-1)" is a product.
 _ASIDE = re.compile(r"\s\(\s?[0-9][0-9.,]*\s?[-+*/x=\u00d7\u00f7][-+*/x=\u00d7\u00f70-9., ]*[0-9]\)", re.IGNORECASE)
 
+# A thousand grams, metres, watts, calories and hertz are a unit in Chinese.
 _MULTIPLIER = re.compile(
-    r"\s*(?:(hundred|thousand|million|billion|trillion)\b|(\u767e\u4e07|\u5343\u4e07|\u4e07\u4ebf|\u4e07|\u4ebf))",
+    r"\s*(?:(hundred|thousand|million|billion|trillion)\b|(\u767e\u4e07|\u5343\u4e07|\u4e07\u4ebf|\u4e07|\u4ebf|\u767e"
+    r"|\u5343(?![\u514b\u7c73\u74e6\u5361\u8d6b])))",
     re.IGNORECASE,
 )
 _POWERS = {
     **{"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12},
-    **{"\u4e07": 4, "\u767e\u4e07": 6, "\u5343\u4e07": 7, "\u4ebf": 8, "\u4e07\u4ebf": 12},
+    **{"\u767e": 2, "\u5343": 3, "\u4e07": 4, "\u767e\u4e07": 6, "\u5343\u4e07": 7, "\u4ebf": 8, "\u4e07\u4ebf": 12},
 }
 _AND_A_PART = re.compile(r"\s+and\s+(?:an?|one)[ -](half|third|quarter)\b", re.IGNORECASE)
 _PARTS = {"half": Fraction(1, 2), "third": Fraction(1, 3), "quarter": Fraction(1, 4)}
@@ -61,6 +81,18 @@ _UNIT_HEAD = re.compile(
     r"|\s+[mgshlLCFKVWANJ](?![^\W\d_])"  # single letters only after a space: "5 m" is metres, "5m" is algebra
     rf"|\s*/\s*{_WORD}|\s+(?:per|a|an)\s|\s+\({_WORD}|\s*[,;:?\u2014]\s*{_WORD}|\s+-\s+{_WORD}|!\s+[A-Z]"
 )
+# Words that take the number back, or go on calculating with it.
+_NO_UNIT = re.compile(
+    r"\b(?:or|nor|not|no|never|cannot|wrong|incorrect|impossible|invalid|false|squared|cubed|plus|minus|divided|multiplied"
+    r"|base|factorial|lakhs?|crores?|hundreds|thousands|millions|billions)\b|n't\b|\u6216|\u4e0d|\u9519"
+    r"|\band\s(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]{3,5}teen|twenty|thirty|forty"
+    r"|fifty|sixty|seventy|eighty|ninety)\b",
+    re.IGNORECASE,
+)
+_REASON = re.compile(r"[\s,(]\s?(?:because|since)\b|\s?,?\s?\u56e0\u4e3a", re.IGNORECASE)
+_EXPLANATION = re.compile(r"([^()]*)\s\(([^()]*)\)[\s.]*")
+_NUMBER = re.compile(r"[0-9][0-9.,]*")
+_UNSURE = re.compile(r"\b(?:maybe|perhaps|possibly|alternatively|if)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +115,37 @@ def read_quantity(content: str) -> Quantity | None:
 def unboxed(content: str) -> str:
     r"""What stands in the last box of `content`, as in "Answer: $\boxed{34}$."; all of it where nothing is boxed, or
     where a value is stated before."""
-    boxes = boxed_spans(content)
+    boxes = hedged_spans(content)
     if not boxes or _STATED_BEFORE.search(content, 0, min(boxes[0].start, MAX_CONTENT_CHARS)):
         return content
-    return content[boxes[-1].start : boxes[-1].end]
+    return box_content(content, boxes[-1].start, boxes[-1].end)
+
+
+def hedged_spans(text: str) -> list[Span]:
+    r"""`boxed_spans`, where "\boxed{71} or \boxed{72}" is one span: a hedge is one answer, read by `box_content`."""
+    spans: list[Span] = []
+    for span in boxed_spans(text):
+        between = text[spans[-1].end : span.start] if spans and span.start - spans[-1].end <= _MAX_BETWEEN else ""
+        if _OR_BETWEEN_BOXES.fullmatch(between) and not _are_equal(text, spans[-1], span):
+            span = Span(spans.pop().start, span.end)
+        spans.append(span)
+    return spans
+
+
+def _are_equal(text: str, one: Span, other: Span) -> bool:
+    r"""Whether two short boxes are one number in two forms: "\boxed{0.5} or \boxed{\frac{1}{2}}"."""
+    if max(one.end - one.start, other.end - other.start) > _MAX_FORM_CHARS:
+        return False
+    first, second = (_number_and_unit(plain(text[span.start : span.end])) for span in (one, other))
+    return first is not None and second is not None and same_quantity(first, second)
+
+
+def box_content(text: str, start: int, end: int) -> str:
+    r"""The content of the box at [start, end) with the minus sign right before the box: "-\boxed{34}" says -34."""
+    content = _OR_BETWEEN_BOXES.sub(" or ", text[start:end])
+    if _LETTERS.fullmatch(content) or not _MINUS_BEFORE_BOX.search(text[max(0, start - 20) : start]):
+        return content
+    return f"-{content}" if _SIMPLE.fullmatch(content) else f"-({content})"
 
 
 def starts_with_number(content: str) -> bool:
@@ -134,21 +193,34 @@ def _first_sentence_with_digit(text: str) -> str:
 
 
 def _side_of_equation(sentence: str) -> Quantity | None:
-    """The last side of "x = 48 + 24 = 72" or "the sum is 72"; the first side of "72 = x"."""
+    """The last side of "x = 48 + 24 = 72" or "the sum is 72"; the first side of "72 = x" or "72 = 48 + 24"."""
     sides = _EQUALS.split(sentence)
-    if len(sides) == 1:
+    if len(sides) == 1 or states_several(sentence):
+        return None
+    if any(_MULTIPLE_OR_POWER.fullmatch(_CONCLUSION.split(side)[-1].strip(" ,")) for side in sides[:-1]):
         return None
     stated = _number_and_unit(sides[-1])
-    if stated is None and len(sides) == 2 and "=" in sentence and _VARIABLE.fullmatch(sides[1].strip()):
-        stated = _number_and_unit(sides[0])
+    if stated is None and len(sides) == 2 and "=" in sentence:
+        other = sides[1].strip()
+        if _VARIABLE.fullmatch(other) or _CALCULATION.fullmatch(other):
+            stated = _number_and_unit(sides[0])
     return stated
+
+
+def states_several(sentence: str) -> bool:
+    """Whether `sentence` offers several values: "x = 33 or x = 34", "a = 5, b = 34"; not "m = 3, so m + 31 = 34"."""
+    sides = _EQUALS.split(sentence)
+    if len(sides) > 1 and _OR.search(sentence):
+        return True
+    joints = [side for side in sides[1:-1] if _NEXT_STATEMENT.search(side) or _CONCLUSION.search(side)]
+    return bool(joints) and not _CONCLUSION.search(joints[-1])
 
 
 def _after_lead_in(text: str) -> str:
     lead_in = _LEAD_IN.match(text)
     text = (text[lead_in.end() :] if lead_in else text).strip()
     bracketed = _BRACKETED.fullmatch(text)
-    return text if bracketed is None else bracketed[1]
+    return text if bracketed is None else bracketed[1] + bracketed[2]
 
 
 def _number_and_unit(text: str) -> Quantity | None:
@@ -175,5 +247,17 @@ def _dollars_and_cents(money: re.Match[str], rest: str) -> Quantity | None:
 
 def _is_unit(rest: str) -> bool:
     """Whether the text after a number is nothing, or words that measure or explain it."""
+    reason = _REASON.search(rest)
+    rest = _without_explanation(rest if reason is None else rest[: reason.start()])
+    if _NO_UNIT.search(rest):
+        return False
     rest = _UNIT_EXPONENT.sub("", rest)
     return not rest.strip() or bool(_UNIT_HEAD.match(rest) and _UNIT_TAIL.fullmatch(rest))
+
+
+def _without_explanation(rest: str) -> str:
+    """Of " clips (48 in April and 24 in May)" the part before the bracket, which must hold numbers and words."""
+    explained = _EXPLANATION.fullmatch(rest)
+    if explained is None or len(_NUMBER.findall(explained[2])) < 2 or not re.search(_WORD, explained[2]):
+        return rest
+    return rest if _NO_UNIT.search(explained[2]) or _UNSURE.search(explained[2]) else explained[1]

@@ -12,7 +12,7 @@ import re
 from mindgspo.config.reward_section import AnswerMode
 from mindgspo.rewards.answers.boxed import boxed_spans
 from mindgspo.rewards.answers.equivalence import Comparison, compare
-from mindgspo.rewards.answers.expression import expression_in
+from mindgspo.rewards.answers.expression import expression_in, takes_back
 from mindgspo.rewards.answers.extract import USUAL_MARKERS, find_answer
 from mindgspo.rewards.answers.latex import answer_tokens, normal_form
 from mindgspo.rewards.answers.latex_tokens import Kind
@@ -79,7 +79,10 @@ class Math:
         r"""What is announced in a text without a box. `find_answer` looks for numbers and for formulas that start like
         one, so that it would pass over "The answer is $\{1,2\}$." and "The answer is east." to the last number."""
         for occurrence in occurrences(text, _LINES, from_start=self._mode == "first")[:_MAX_LINES]:
-            expression = expression_in(content_of(text, occurrence))
+            content = content_of(text, occurrence)
+            if takes_back(content):
+                return content.strip()
+            expression = expression_in(content)
             if (takes_words and _is_words(expression)) or _is_formula(expression):
                 return expression
         return None

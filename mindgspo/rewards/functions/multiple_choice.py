@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from mindgspo.config.reward_section import AnswerMode
 from mindgspo.rewards.answers.boxed import boxed_spans
-from mindgspo.rewards.answers.choices import Choice, find_choices, read_choices
+from mindgspo.rewards.answers.choices import Choice, boxed_choices, find_choices, read_choices
 from mindgspo.rewards.candidate import Candidate
 from mindgspo.rewards.judgement import Judgement, Reply
 from mindgspo.types import Verdict
@@ -49,5 +49,4 @@ class MultipleChoice:
 
 
 def _gold_choices(gold: str) -> Choice | None:
-    boxes = boxed_spans(gold)
-    return read_choices(gold[boxes[-1].start : boxes[-1].end] if boxes else gold)
+    return boxed_choices(gold) if boxed_spans(gold) else read_choices(gold)

@@ -32,9 +32,11 @@ def load() -> MathVerifyTask:
     Raises ImportError where the package math-verify is not installed.
     """
     from latex2sympy2_extended import latex2sympy
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
     from math_verify import verify
     from math_verify.grader import should_treat_as_complex
-    from sympy import Basic, Expr, Float, MatrixBase
+    from sympy import Basic, Expr, Float, MatrixBase, false
+    from sympy.core.relational import Relational
 
     # It warns once that its time limits are off, which is how they are meant to be.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -47,7 +49,11 @@ def load() -> MathVerifyTask:
         try:
             # No normalization: that of the library takes letters at the end for units (4t for 4).
             tree = latex2sympy(
-                latex, is_real=not should_treat_as_complex(latex), convert_degrees=False, normalization_config=None
+                latex,
+                is_real=not should_treat_as_complex(latex),
+                convert_degrees=False,
+                normalization_config=None,
+                conversion_config=ConversionConfig(lowercase_symbols=False),  # X is not x
             )
         except MemoryError:
             raise
@@ -63,8 +69,16 @@ def load() -> MathVerifyTask:
         difference = (gold - answer).doit().evalf()
         return not difference.is_number or bool(abs(difference) <= RELATIVE_TOLERANCE * abs(gold.doit().evalf()))
 
+    def is_false(tree: Basic | MatrixBase) -> bool:
+        """Whether a relation of numbers within does not hold; the library takes the last side of 2 + 2 = 5."""
+        relations = tree.atoms(Relational) if isinstance(tree, Basic) else set()
+        closed = [each for each in relations if not each.free_symbols and not each.has(Float)]
+        return any(each.func(each.lhs.doit(), each.rhs.doit()) == false for each in closed)
+
     def are_same(gold: Basic | MatrixBase, answer: Basic | MatrixBase) -> bool:
         try:
+            if is_false(answer):
+                return False
             # Without allow_set_relation_comp, -2 < x < 3 equals the interval (-2, 3) in one direction only.
             same = verify(gold, answer, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True)
             return same and are_close(gold, answer)

@@ -25,7 +25,7 @@ class WorkerPool:
     """Child processes that load `tasks` and answer jobs: at most `count` of them, started when jobs need them.
 
     tasks: "math_verify", or "/path/file.py:function" for a user's function: all that the children will be asked for.
-    timeout_s: wall-clock seconds that one job may take; then its child is killed with all that it started and replaced.
+    timeout_s: wall-clock seconds that one job may take; then its child is killed with its process group and replaced.
     startup_timeout_s: the same for loading the tasks; no job pays for it. memory_mb: MiB that one child may write to
     (not the libraries it maps, nor memory it shares or gives to programs of its own).
 

@@ -124,6 +124,13 @@ SAME = [
     (r"\text{even}", "Even"),
     ("an ellipse", r"\text{ellipse}"),
     ("5!", "5!"),
+    (r"\textbf{(B)}\ 5", "B"),
+    (r"\mathbb{R}", r"(-\infty,\infty)"),
+    (r"x \in \mathbb{R}", r"(-\infty,\infty)"),
+    (r"0.\overline{3}", r"\frac{1}{3}"),
+    (r"1.1\overline{6}", "7/6"),
+    (r"-.\overline{09}", r"-\frac{1}{11}"),
+    (r"5\text{ cm squared}", "5"),
 ]
 
 DIFFERENT = [
@@ -165,7 +172,47 @@ DIFFERENT = [
     ("$$", "5"),
     ("5", 'six, he said "maybe"'),
     ("7" * (MAX_EXPRESSION_CHARS + 1), "7"),
+    ("BCA", "ABC"),
+    ("3:1", "3"),
+    ("(1,2)", "1,2"),
+    ("[1,2]", r"\{1,2\}"),
+    ("(2,1)", r"\{1,2\}"),
+    (r"(-1,\sqrt2)", r"-1,\sqrt2"),
 ]
+
+# The answer is not worked out; with the two exchanged, it is a matter for the symbolic comparison.
+NOT_WORKED_OUT = [
+    (r"\sum_{k=1}^{100} k", "5050"),
+    (r"\prod_{k=1}^{3} k", "6"),
+    (r"\int_0^1 x\,dx", r"\frac{1}{2}"),
+    (r"\lim_{x\to0}\frac{\sin x}{x}", "1"),
+    (r"\gcd(12,18)", "6"),
+    (r"\operatorname{lcm}(2,3)", "6"),
+    (r"\det\begin{pmatrix}1&2\\3&4\end{pmatrix}", "-2"),
+    (r"\begin{vmatrix} 1 & 2 \\ 3 & 4 \end{vmatrix}", "-2"),
+    (r"\lceil\sqrt{20}\rceil^2", "25"),
+    (r"\lfloor \pi \rfloor", "3"),
+    ("|x|<2", "(-2,2)"),
+    ("|x|<2", "-2<x<2"),
+    ("-4<x^4+4x^2<21", r"(-\sqrt3,\sqrt3)"),
+    (r"\frac{1}{x-5}>0", r"(5,\infty)"),
+    ("x+3=8", "x=5"),
+    ("x+3=8", "8"),
+    ("x=2x-5", "x=5"),
+    ("x^2 + y^2 = 4", "4"),
+    ("2x = 4", "4"),
+    ("x^2 = 4", "2,-2"),
+    ("5x - 7y + 11z + 4 = 0", "0"),
+]
+
+# What a problem may ask for, with its value: not the question, so it is compared.
+ASKED_FOR = [("m+n=13", "13"), ("a - b + c = -2", "-2"), (r"\cos A = \frac{3}{5}", r"\frac35")]
+
+
+@pytest.mark.parametrize(("answer", "gold"), ASKED_FOR)
+def test_the_value_of_what_is_asked_for_is_an_answer(answer: str, gold: str) -> None:
+    assert compare(answer, gold) is not Comparison.DIFFERENT
+
 
 # A symbolic matter: the first nine are equal, the others are not. Here only: never wrongly decided.
 UNDECIDED = [
@@ -180,9 +227,6 @@ UNDECIDED = [
     ("ba", "ab"),
     (r"2\sqrt{2}", r"2\sqrt{3}"),
     ("2ab", "2"),
-    ("x^2 + y^2 = 4", "4"),
-    ("2x = 4", "4"),
-    ("5x - 7y + 11z + 4 = 0", "0"),
     ("x=5", "y=5"),
     ("4t", "4"),
     (r"|a+b|+c", "|a+c+b|"),
@@ -193,16 +237,29 @@ UNDECIDED = [
     (r"\sin x \cdot y", r"\sin xy"),
     ("-x", "x"),
     (r"-\text{east}", r"\text{east}"),
-    ("(1,2)", "1,2"),
     ("x2", "2x"),
     ("1/2x", "x/2"),
-    ("[1,2]", r"\{1,2\}"),
     ("5 or more", "5"),
     ("not 5", "5"),
     (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 1 & 2 \end{pmatrix}"),
-    (r"\begin{vmatrix} 1 & 2 \\ 3 & 4 \end{vmatrix}", r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}"),
     ("x^{10}", "x^1 0"),
     ("A", r"\text{Anna}"),
+    (r"\lfloor 2n/2 \rfloor", r"\lfloor n \rfloor"),
+    ("f(x) = x(x+1)", "x^2+x"),
+    (r"AB = 2\sqrt{2}", r"\sqrt{8}"),
+    (r"\angle ABC = 60", "60"),
+    ("(x,y) = (1,2)", "(1,2)"),
+    ("-2 < x < 2", "(-2,2)"),
+    ("x = 2, y = 3", "(2,3)"),
+    ("2x - y + 3 = 0", "y = 2x+3"),
+    (r"5 \text{ is wrong}", "5"),
+    (r"5 \text{ squared}", "5"),
+    ("5 squared", "5"),
+    (r"\pi \text{ squared}", r"\pi"),
+    (r"\frac{1}{2} \text{ is incorrect}", "0.5"),
+    ("2A", "2a"),
+    (r"\textbf{(C)}\ 5", "B"),
+    (r"\textbf{(B)}\ 5 \text{ or (C)}", "B"),
 ]
 
 
@@ -216,6 +273,12 @@ def test_the_same(answer: str, gold: str) -> None:
 def test_certainly_different(answer: str, gold: str) -> None:
     assert compare(answer, gold) is Comparison.DIFFERENT
     assert compare(gold, answer) is Comparison.DIFFERENT
+
+
+@pytest.mark.parametrize(("answer", "gold"), NOT_WORKED_OUT)
+def test_the_question_is_no_answer(answer: str, gold: str) -> None:
+    assert compare(answer, gold) is Comparison.DIFFERENT
+    assert compare(gold, answer) is Comparison.UNDECIDED
 
 
 @pytest.mark.parametrize(("answer", "gold"), UNDECIDED)
@@ -244,7 +307,8 @@ soup = st.lists(st.sampled_from(PIECES), max_size=25).map("".join)
 @example(answer=r"\frac" * 160, gold="^" * 900)
 @example(answer="1_", gold="1^")
 def test_any_two_texts_can_be_compared_either_way_round(answer: str, gold: str) -> None:
-    assert compare(answer, gold) is compare(gold, answer)
+    found = {compare(answer, gold), compare(gold, answer)}
+    assert len(found) == 1 or found == {Comparison.DIFFERENT, Comparison.UNDECIDED}  # one of them is not worked out
 
 
 @settings(max_examples=200, deadline=None)

@@ -170,6 +170,14 @@ def test_what_a_symbolic_parser_gets(text: str, expected: str | None) -> None:
         ("x+1, where x is", "x+1"),
         ("0.5", "0.5"),
         ("", ""),
+        ("the interval $(1,2)$", "(1,2)"),
+        ("not $x+1$", "not $x+1$"),
+        (r"more than $\sqrt2$", r"more than $\sqrt2$"),
+        ("cannot be $x$", "cannot be $x$"),
+        ("twice $x$", "twice $x$"),
+        (r"$\pi$ is not correct", r"$\pi$ is not correct"),
+        (r"$\pi$? or $e$?", r"$\pi$? or $e$?"),
+        (r"$\pi$, maybe $e$", r"$\pi$, maybe $e$"),
     ],
 )
 def test_the_formula_in_a_line(content: str, expected: str) -> None:

@@ -61,6 +61,26 @@ def test_verdicts(text: str, gold: str, flexible: Verdict, strict: Verdict) -> N
     assert verdict(text, gold, "strict") is strict
 
 
+@pytest.mark.parametrize(
+    ("text", "gold"),
+    [
+        ("The answer is not $x+1$.", "x+1"),
+        (r"The answer is more than $\sqrt2$", r"\sqrt2"),
+        ("The answer is more than $5$.", "5"),
+        ("The answer is not $5$.", "5"),
+        ("The answer is twice $5$", "5"),
+        ("The answer is half of $5$", "5"),
+        (r"Answer: $\pi$ is not correct", r"\pi"),
+        (r"Answer: $\pi$? or $e$?", r"\pi"),
+        ("Answer: it cannot be $5$", "5"),
+    ],
+)
+def test_what_prose_takes_back_is_not_paid(text: str, gold: str) -> None:
+    found = Math().judge(candidate(text, gold))
+    assert isinstance(found, Job) or found.verdict is not CORRECT
+    assert not isinstance(found, Job) or found.arguments["answer"] != gold  # the words go along
+
+
 def test_first_and_last() -> None:
     text = r"Answer: \boxed{3}. Wait: \boxed{4}"
     assert verdict(text, "3", "first") is CORRECT

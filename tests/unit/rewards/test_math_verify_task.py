@@ -57,6 +57,8 @@ EQUAL = [
     (r"6.72 \times 10^{-5}", ".0000672"),
     ("1.4142136", r"\sqrt{2}"),
     ("x=2,y=3", "(2,3)"),
+    ("2+2=4", "4"),
+    ("A=2B", "A=B+B"),
 ]
 
 UNEQUAL = [
@@ -77,6 +79,17 @@ UNEQUAL = [
     ("}{", "5"),
     ("x" * (MAX_EXPRESSION_CHARS + 1), "x"),
     (r"\text{ei", "e"),
+    ("X+Y", "x+y"),
+    ("2A", "2a"),
+    ("T", "t"),
+    ("4=5", "5"),
+    ("2+2=5", "5"),
+    (r"\sqrt{4}=5", "5"),
+    (r"5 \text{ is wrong}", "5"),
+    (r"5 \text{ squared}", "5"),
+    (r"\pi \text{ squared}", r"\pi"),
+    (r"\pi \text{ is not correct}", r"\pi"),
+    (r"\textbf{(C)}\ 5", "B"),
 ]
 
 

@@ -111,6 +111,97 @@ def test_responses(text: str, gold: str, flexible: Verdict, strict: Verdict) -> 
     assert verdict(text, gold, "strict") is strict
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("Answer: (B) 72", "The answer is (B) $72$.", "The correct answer is (B) Paris.", "Answer: B) 72"),
+        *("<answer>B. Paris</answer>", "<answer>(B) Paris</answer>", "<answer>Think: A no.\nB</answer>"),
+        *("\u3010\u7b54\u6848\u3011B", "\u3010\u7b54\u6848\u3011B\n\u3010\u89e3\u6790\u3011A\u9519\u8bef\u3002"),
+        *("\u672c\u9898\u9009B\u3002", "\u6240\u4ee5\u7b54\u6848\u9009B", "\u5e94\u9009\u62e9 B \u9009\u9879"),
+        *("\u6b63\u786e\u7684\u9009\u9879\u662fB", "The correct option is B.", "Option B is correct."),
+        *("So option B is correct.", "The correct option is B because A is false.\nDone."),
+        # An option's own text, and another letter that is turned down, take nothing back.
+        *("Answer: B. No", "Answer: (B) False", "Answer: B, not C", "\u7b54\u6848\u662fB\u4e0d\u662fC"),
+        *("Answer: B (or equivalently 72)", "\u7b54\u6848\uff1aB\u4e0d\u53d8", "Answer: (B) Paris or London"),
+    ],
+)
+def test_common_forms(text: str) -> None:
+    assert verdict(text, "B") is CORRECT
+    assert verdict(text, "C") is WRONG
+    assert verdict(text, "B", "strict") is NO_ANSWER
+
+
+@pytest.mark.parametrize("frame", ["{}", "Answer: {}", "The answer is {}", r"\boxed{{{}}}", "<answer>{}</answer>"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("B is wrong", "(B) is wrong", "B is not right", "B isn't right", "B is incorrect because of X, so C."),
+        *("B (or C)", "B, maybe C", "B? or C?", "B. No, C.", "(B) or (C)", "B. Wait, it is C.", "B. Or C."),
+        *("B\u9519\u8bef", "B\u4e0d\u5bf9", "B\u662f\u9519\u8bef\u7684", "B\u9009\u9879\u4e0d\u6b63\u786e"),
+        *(
+            "B is the wrong one",
+            "B would be incorrect",
+            "B\u8fd8\u662f\u9009C",
+            "B\u6216C",
+            "B\uff0c\u4e5f\u53ef\u80fd\u662fC",
+        ),
+    ],
+)
+def test_what_is_taken_back_is_no_choice(frame: str, text: str) -> None:
+    for gold in ("B", "C", "BC"):
+        assert verdict(frame.format(text), gold) in (WRONG, NO_ANSWER)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("\u7b54\u6848\uff1aB\u9519\u8bef", "\u7b54\u6848\uff1aB\u4e0d\u5bf9", "\u672c\u9898\u4e0d\u5e94\u9009B"),
+        *("We reject option B", "The correct option is not B.", "So option B is wrong."),
+    ],
+)
+def test_what_is_turned_down_is_no_choice(text: str) -> None:
+    assert verdict(text, "B") is NO_ANSWER
+
+
+def test_letters_that_nothing_announces_are_a_word_unless_in_order() -> None:
+    for word in ("BAD", "(BAD)", "**BAD**", "Hm.\nBAD.", "ADD"):
+        assert verdict(word, "".join(set(word) & set("ABD"))) is NO_ANSWER
+    for text in ("ABD", "Hm.\n(ABD)", "B, A, D", r"\boxed{BAD}", "Answer: BAD", "<answer>BAD</answer>"):
+        assert verdict(text, "ABD") is CORRECT
+
+
+@pytest.mark.parametrize(
+    ("text", "letters"),
+    [
+        *[
+            (rf"\boxed{{A}}{link}\boxed{{B}}{link}\boxed{{D}}", "ABD")
+            for link in (", ", ",", "\u3001", "\uff0c", " and ", ", and ", "$, $", "\u548c")
+        ],
+        (r"$\boxed{A}$, $\boxed{B}$ and $\boxed{D}$.", "ABD"),
+        (r"\boxed{C}. No: \boxed{A}, \boxed{B}", "AB"),
+        (r"\boxed{A}, no, \boxed{B}", "B"),
+        (r"\boxed{72}, \boxed{B}", "B"),
+        (r"\boxed{72} or \boxed{B}", "B"),
+        (r"\boxed{B} or \boxed{(B) 72}", "B"),
+        (r"\boxed{A} or \boxed{B}? It is \boxed{B}", "B"),
+    ],
+)
+def test_boxes_in_a_row_are_one_choice(text: str, letters: str) -> None:
+    for frame in ("{}", "The answer is {}", "<answer>{}</answer>"):
+        assert verdict(frame.format(text), letters) is CORRECT
+        assert verdict(frame.format(text), letters, "strict") is CORRECT
+    assert verdict(rf"\boxed{{{letters}}}", text) is CORRECT
+
+
+@pytest.mark.parametrize("link", [" or ", ", or ", "\u6216", "\u6216\u8005", "$ or $", " or maybe "])
+@pytest.mark.parametrize("frame", ["{}", "Answer: {}", "The answer is {}.", "<answer>{}</answer>"])
+@pytest.mark.parametrize("mode", ["strict", "flexible", "first", "last"])
+def test_boxes_that_are_alternatives_choose_nothing(frame: str, link: str, mode: AnswerMode) -> None:
+    for text in (rf"\boxed{{A}}{link}\boxed{{B}}", rf"\boxed{{A}}, \boxed{{C}}{link}\boxed{{B}}"):
+        for gold in ("A", "B", "AB", "ABC", "AC"):
+            assert verdict(frame.format(text), gold, mode) is WRONG
+
+
 def test_first_and_last() -> None:
     text = "Answer: A\nQuestion: more?\nAnswer: B"
     assert verdict(text, "A", "first") is CORRECT
@@ -155,6 +246,10 @@ def test_exactly_the_same_set(letters: set[str], others: set[str]) -> None:
         "Answer: A\n",
         "Answer: A or ",
         r"\boxed{A}",
+        r"\boxed{A}, ",
+        r"\boxed{A} or ",
+        "\u3010\u7b54\u6848\u3011",
+        "\u672c\u9898\u9009A",
         r"\boxed{",
         "the answer is B ",
         "\n",
@@ -164,4 +259,4 @@ def test_exactly_the_same_set(letters: set[str], others: set[str]) -> None:
 def test_a_megabyte_of_noise_finishes(unit: str) -> None:
     noise = unit * (1_000_000 // len(unit))
     assert verdict(noise, "AC") in (WRONG, NO_ANSWER)
-    assert verdict(r"\boxed{A}", noise) is Verdict.UNPARSEABLE_GOLD or unit in (r"\boxed{A}",)
+    assert verdict(r"\boxed{A}", noise) is Verdict.UNPARSEABLE_GOLD or unit.startswith(r"\boxed{A}")

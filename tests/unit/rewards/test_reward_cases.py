@@ -255,7 +255,7 @@ NUMBERS = [
 ]
 
 BOXES = [
-    ("WWCW NWW NW", r"\boxed{71} or \boxed{72}", "71"),
+    ("WWWW NWW NW", r"\boxed{71} or \boxed{72}", "71"),
     ("CCCC NCC NC", r"\boxed{\boxed{72}}", "72"),
     ("CCCC NCC NC", r"\\boxed{72}", "72"),
     ("CCCC NCC NC", r"\boxed {72}", "72"),

@@ -10,7 +10,9 @@ from mindgspo.rewards.answers.final_number import final_number
 from mindgspo.rewards.answers.markers import MAX_OCCURRENCES, Marker
 from mindgspo.rewards.candidate import Candidate
 from mindgspo.rewards.functions.gsm8k import Gsm8k
+from mindgspo.rewards.functions.math import Math
 from mindgspo.rewards.functions.math_dapo import MathDapo
+from mindgspo.rewards.functions.multiple_choice import MultipleChoice
 from mindgspo.rewards.judgement import Judgement, Outcome, Reply
 from mindgspo.types import Verdict
 
@@ -115,7 +117,137 @@ def test_what_follows_the_thinking_decides() -> None:
     assert judged("<think>\\boxed{71}? No.</think>\nShe sold 72 clips.").verdict is C
     assert judged("<think>\\boxed{72}? No.</think>\nShe sold 71 clips.").verdict is W
     assert judged("<think>\\boxed{72}? No.</think>\nShe sold 71 clips.", mode="strict").verdict is N
-    assert judged("<think>So it is \\boxed{72}.</think>\nSee above.").verdict is C
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"<think>\boxed{72}</think>" "\n\nI don't know.",
+        "<think>So it is \\boxed{72}.</think>\nSee above.",
+        r"<think>\boxed{72}</think>",
+        r"It is \boxed{72}</think> ",  # the prompt opened the block
+        r"<think>It is \boxed{72}, I will check",
+        "\n<think>She sold 72.\n#### 72",
+        r"<think>\boxed{71}</think> <think>\boxed{72}",
+    ],
+)
+@pytest.mark.parametrize("mode", ["strict", "flexible", "first", "last"])
+def test_thinking_alone_is_no_answer(text: str, mode: AnswerMode) -> None:
+    assert judged(text, mode=mode).verdict is N
+    assert judged(text, mode=mode, is_cut=True).verdict is N
+
+
+def test_answers_without_a_digit_follow_thinking_too() -> None:
+    def verdict(judge: Math | MultipleChoice, text: str, gold: str) -> Verdict:
+        judgement = judge.judge(Candidate(text=text, gold=gold, data_source="", index=0))
+        assert isinstance(judgement, Judgement)
+        return judgement.verdict
+
+    assert verdict(MultipleChoice(), "<think>I think \\boxed{B}</think>\n\nAnswer: C", "C") is C
+    assert verdict(Math(), "<think>..\\boxed{5}</think>\n\nThe answer is $\\pi$.", r"\pi") is C
+
+
+def test_mode_first_looks_for_the_next_question_behind_the_thinking() -> None:
+    thinking = "The 3 parts.\nQuestion: how many?</think>\nShe sold 72.\n\nQuestion: and 5?\nAnswer: 5"
+    assert judged(thinking, mode="first").verdict is C
+    assert judged("<think>" + thinking, mode="first").verdict is C
+    assert judged("72 clips\n\nQuestion: and 5?\n<think>Well.</think> 5", mode="first").verdict is C
+
+
+def test_tags_that_are_quoted_are_no_block() -> None:
+    quoted = "<think>The format is <answer>72</answer>, but I get 73.</think>\n\nThe answer is \\boxed{73}."
+    assert judged(quoted).verdict is W
+    assert judged(quoted, "73").verdict is C
+    assert judged(r"<think>I must reply with <answer> answer here </answer>.</think> \boxed{72}").verdict is C
+    assert judged("I will use <answer> answer here </answer> tags.\n\n#### 72").verdict is C
+    assert judged("I put it between <answer> and </answer>. She sold 72.").verdict is C
+    assert judged("<answer>see below</answer>\n#### 72").verdict is C
+    assert judged("<answer>see below</answer>\nShe sold 72.").verdict is W
+
+
+NOT_PAID_34 = [
+    "Answer: x = 33 or x = 34",
+    r"\boxed{x = 33 \text{ or } x = 34}",
+    "Answer: n is 33 or n is 34",
+    "The answer is x = 33 or x = 34.",
+    "#### x = 33 or x = 34",
+    "Answer: The maximum is 35 and the minimum is 34",
+    r"\boxed{a=5, b=34}",
+    "#### a=5, b=34",
+    "Answer: $n^2 = 34$",
+    "Answer: $2x=34$",
+    r"\boxed{33} or \boxed{34}",
+    r"\boxed{34} or \boxed{33}",
+    r"$\boxed{33}$ or $\boxed{34}$",
+    r"\boxed{33} \text{ or } \boxed{34}",
+    r"Answer: \boxed{33} or \boxed{34}",
+    "\\boxed{33} \u6216 \\boxed{34}",
+    "Answer: None of the above (34 is too large)",
+    "Answer: unknown\n\nWe have 34 cases.",
+    "Answer: there is no solution.\n\nWe have 34 cases.",
+    r"Answer: $n \le 34$",
+    "Answer: n < 34",
+    "The answer is not equal to 34.",
+    "The answer cannot be 34.",
+    "It is never 34.",
+    "I don't think it is 34.",
+    "So 34 is wrong.",
+    "\u4e0d\u53ef\u80fd\u662f34",
+    "She sold three fewer than 34.",
+    "5 more than 34",
+    "the square root of 34",
+    "So x > 34",
+    "32; 33; 34",
+    "32 | 33 | 34",
+    "from 30 to 34",
+    *(
+        f"{marker}34{words}"
+        for marker in ("#### ", "Answer: ")
+        for words in (
+            *(" is wrong", " is incorrect.", " or thirty-five", " squared", " minus twelve", " divided by seven"),
+            *(" does not work", " in base five", " lakh", " thousands", " dollars and fifty cents"),
+            *("\u5343\u5143", "\u767e"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("judge", [Gsm8k(), Gsm8k("first"), Gsm8k("last"), MathDapo()])
+@pytest.mark.parametrize("text", NOT_PAID_34)
+def test_hedges_denials_and_other_quantities_are_not_paid(judge: Gsm8k | MathDapo, text: str) -> None:
+    assert judge.judge(Candidate(text=text, gold="34", data_source="", index=0)).verdict in (W, N)
+
+
+PAID = [
+    ("Answer: $m=3$, $n=31$, so $m+n=34$", "34"),
+    ("Answer: The sum of 3 and 31 is 34", "34"),
+    (r"\boxed{0.5} or \boxed{\frac{1}{2}}", "0.5"),
+    ("The answer is negative 72.", "-72"),
+    ("#### minus 72", "-72"),
+    ("\u7b54\u6848\u662f\u8d1f72", "-72"),
+    (r"So $-\boxed{34}$", "-34"),
+    (r"Answer: $-\boxed{34}$", "-34"),
+    ("Answer: $-(34)$", "-34"),
+    (r"- \boxed{34}", "34"),  # an item of a list
+    (r"40 - 6 = 34-\boxed{34}", "34"),
+    ("#### 3\u5343", "3000"),
+    ("#### 3\u5343\u514b", "3"),
+    ("#### 72 more clips", "72"),
+    ("#### 72 is the answer", "72"),
+    ("#### 72 times", "72"),
+    ("#### 72 (48 in April and 24 in May)", "72"),
+    ("The answer is 72, because she sold 48 in April and 24 in May.", "72"),
+    ("Answer: 72 = 48 + 24", "72"),
+    ("The price rose from 70 to 72.", "72"),
+]
+
+
+@pytest.mark.parametrize("judge", [Gsm8k(), Gsm8k("first"), Gsm8k("last"), MathDapo()])
+@pytest.mark.parametrize(("text", "gold"), PAID)
+def test_signs_units_and_explanations_are_read(judge: Gsm8k | MathDapo, text: str, gold: str) -> None:
+    assert judge.judge(Candidate(text=text, gold=gold, data_source="", index=0)).verdict is C
+    if gold.startswith("-"):
+        assert judge.judge(Candidate(text=text, gold=gold[1:], data_source="", index=0)).verdict is W
 
 
 def test_the_end_of_a_cut_response_is_no_final_number() -> None:
