@@ -1,0 +1,190 @@
+"""The layout of every parameter of a model, and of its optimizer moments, under a parallel plan.
+
+What enters: names and full shapes of the parameters, the model section, the plan. What leaves: {name: Layout}. Called
+by the parallel layers, strategy files, resharding and checkpoints; pure Python.
+
+Matrices are [out, in]. Column-parallel ones are split by out (axis 0, bias too), row-parallel ones by in (axis 1), the
+output table by vocabulary, the input table as `vocab_emb_dp` says; norms are whole everywhere. Layers go to pipeline
+stages in equal runs, the input table to the first, the last norm and the output table to the last; a table that is both
+(tied embeddings) to the first and the last.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from enum import Enum, auto
+
+from mindgspo.config.legal import divisors, either, nearest
+from mindgspo.config.plan import ParallelPlan
+from mindgspo.config.schema import ModelSection
+from mindgspo.errors import ConfigError, WeightsError
+from mindgspo.parallel.layout import NOT_SPLIT, Layout, Shape
+from mindgspo.parallel.ranks import RankGrid, Ranks
+
+
+class Split(Enum):
+    """How model_parallel acts on a parameter."""
+
+    WHOLE = auto()
+    """Every rank of the stage holds all of it."""
+    COLUMN = auto()
+    """Axis 0 (output features) over model_parallel."""
+    KEY_VALUE = auto()
+    """Axis 0 by key/value heads: over model_parallel, or, where heads are fewer than that, over the heads only."""
+    ROW = auto()
+    """Axis 1 (input features) over model_parallel."""
+    INPUT_TABLE = auto()
+    """Axis 0 (vocabulary) over model_parallel, or whole under vocab_emb_dp."""
+
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+
+# By our parameter names, without `model.layers.{i}.` in front.
+_QWEN2 = {
+    "model.embed_tokens.weight": Split.INPUT_TABLE,
+    "input_layernorm.weight": Split.WHOLE,
+    "self_attn.q_proj.weight": Split.COLUMN,
+    "self_attn.q_proj.bias": Split.COLUMN,
+    "self_attn.k_proj.weight": Split.KEY_VALUE,
+    "self_attn.k_proj.bias": Split.KEY_VALUE,
+    "self_attn.v_proj.weight": Split.KEY_VALUE,
+    "self_attn.v_proj.bias": Split.KEY_VALUE,
+    "self_attn.o_proj.weight": Split.ROW,
+    "post_attention_layernorm.weight": Split.WHOLE,
+    "mlp.gate_proj.weight": Split.COLUMN,
+    "mlp.up_proj.weight": Split.COLUMN,
+    "mlp.down_proj.weight": Split.ROW,
+    "model.norm.weight": Split.WHOLE,
+    "lm_head.weight": Split.COLUMN,
+}
+
+SPLITS: Mapping[str, Mapping[str, Split]] = {"qwen2": _QWEN2}
+
+
+def parameter_layouts(shapes: Mapping[str, Shape], model: ModelSection, plan: ParallelPlan) -> dict[str, Layout]:
+    """{name: layout} of every weight, in the order of `shapes` ({our parameter name: full shape}).
+
+    Raises ConfigError where the plan does not fit the model, WeightsError for a name the architecture does not have.
+    """
+    grid = RankGrid.of(plan)
+    for problem in _head_and_stage_problems(model, plan):
+        raise ConfigError(problem)
+    return {name: _layout(name, shape, model, plan, grid) for name, shape in shapes.items()}
+
+
+def moment_layouts(shapes: Mapping[str, Shape], model: ModelSection, plan: ParallelPlan) -> dict[str, Layout]:
+    """{name: layout} of each optimizer moment of the weight of that name; errors as `parameter_layouts`.
+
+    Equal to the weight's without `optimizer_shard`. With it, axis 0 of the weight's slice is split further over the
+    data-parallel ranks; where it does not divide, the moment is kept whole and the layout's remark says so.
+    """
+    weights = parameter_layouts(shapes, model, plan)
+    if not plan.optimizer_shard or plan.data_parallel == 1:
+        return weights
+    return {
+        name: _over_data_parallel(layout, _inner_axes(_split(name, model), model, plan), plan)
+        for name, layout in weights.items()
+    }
+
+
+def _layout(name: str, shape: Shape, model: ModelSection, plan: ParallelPlan, grid: RankGrid) -> Layout:
+    split = _split(name, model)
+    stages = _stages(name, model, plan)
+    inner = _inner_axes(split, model, plan)
+    outer = (len(stages), plan.data_parallel) if len(stages) > 1 else (plan.data_parallel,)
+    ranks: Ranks = sum((grid.stage_ranks(stage) for stage in stages), ())
+    return Layout(
+        parameter=name,
+        shape=shape,
+        device_matrix=(*outer, *inner),
+        tensor_map=_tensor_map(split, len(shape), len(inner), plan),
+        rank_list=ranks,
+    )
+
+
+def _split(name: str, model: ModelSection) -> Split:
+    table = SPLITS[model.architecture]
+    in_layer = _LAYER.fullmatch(name)
+    key = in_layer.group(2) if in_layer else name
+    if key not in table:
+        close = difflib.get_close_matches(key, table, n=1)
+        fix = f"did you mean {name.removesuffix(key)}{close[0]}?" if close else f"known: {', '.join(table)}"
+        raise WeightsError(f"{name}: no parameter of {model.architecture}; {fix}")
+    return table[key]
+
+
+def _stages(name: str, model: ModelSection, plan: ParallelPlan) -> tuple[int, ...]:
+    """The pipeline stages that hold a parameter."""
+    last = plan.pipeline_stage - 1
+    in_layer = _LAYER.fullmatch(name)
+    if in_layer:
+        layer = int(in_layer.group(1))
+        if layer >= model.num_hidden_layers:
+            raise WeightsError(
+                f"{name}: the model has {model.num_hidden_layers} layers, 0 to {model.num_hidden_layers - 1}"
+            )
+        return (layer * plan.pipeline_stage // model.num_hidden_layers,)
+    if _split(name, model) is not Split.INPUT_TABLE:
+        return (last,)
+    return (0, last) if model.tie_word_embeddings and last > 0 else (0,)
+
+
+def _inner_axes(split: Split, model: ModelSection, plan: ParallelPlan) -> tuple[int, ...]:
+    """The device axes inside data_parallel: model_parallel, or (kv heads, ranks that share one) where heads are few."""
+    kv_heads = model.num_key_value_heads
+    if split is Split.KEY_VALUE and plan.model_parallel > kv_heads:
+        return (kv_heads, plan.model_parallel // kv_heads)
+    return (plan.model_parallel,)
+
+
+def _tensor_map(split: Split, num_axes: int, num_inner: int, plan: ParallelPlan) -> tuple[int, ...]:
+    whole = (NOT_SPLIT,) * num_axes
+    if split is Split.WHOLE or (split is Split.INPUT_TABLE and plan.vocab_emb_dp):
+        return whole
+    if split is Split.ROW:
+        return (NOT_SPLIT, 0)
+    # The outermost inner axis: model_parallel, or the kv heads.
+    return (num_inner - 1, *whole[1:])
+
+
+def _over_data_parallel(layout: Layout, inner: tuple[int, ...], plan: ParallelPlan) -> Layout:
+    rows = layout.slice_shape[0]
+    if rows % plan.data_parallel:
+        remark = (
+            f"optimizer_shard: axis 0 of the slice, {rows}, does not divide over data_parallel "
+            f"{plan.data_parallel}; kept whole"
+        )
+        return replace(layout, remark=remark)
+    data_axis = len(inner)
+    axis = layout.tensor_map[0]
+    first = data_axis if axis == NOT_SPLIT else (axis, data_axis)
+    return replace(layout, tensor_map=(first, *layout.tensor_map[1:]))
+
+
+def _head_and_stage_problems(model: ModelSection, plan: ParallelPlan) -> Iterator[str]:
+    """What the shapes alone would not show: heads are never cut, layers spread evenly."""
+    size, heads, kv_heads = plan.model_parallel, model.num_attention_heads, model.num_key_value_heads
+    if heads % size:
+        legal = [mp for mp in divisors(heads) if _kv_heads_fit(mp, kv_heads)]
+        yield _head_problem("q_proj", f"{heads} attention heads", size, legal)
+    if not _kv_heads_fit(size, kv_heads):
+        legal = [mp for mp in divisors(heads) if _kv_heads_fit(mp, kv_heads)]
+        yield _head_problem("k_proj", f"{kv_heads} key/value heads", size, legal)
+    layers, stages = model.num_hidden_layers, plan.pipeline_stage
+    if layers % stages:
+        legal = either(nearest(divisors(layers), stages))
+        yield f"model.layers: {layers} layers do not divide over pipeline_stage {stages}; nearest legal: {legal}"
+
+
+def _head_problem(projection: str, heads: str, size: int, legal: list[int]) -> str:
+    return (
+        f"model.layers.*.self_attn.{projection}.weight axis 0: {heads} do not divide over model_parallel {size}; "
+        f"nearest legal: {either(nearest(legal, size))}"
+    )
+
+
+def _kv_heads_fit(model_parallel: int, kv_heads: int) -> bool:
+    return kv_heads % model_parallel == 0 or model_parallel % kv_heads == 0

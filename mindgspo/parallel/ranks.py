@@ -1,0 +1,119 @@
+"""Rank arithmetic, all of it: which rank stands where in a plan, and who forms a group with whom.
+
+What enters: sizes of a plan. What leaves: coordinates and groups of ranks. MindSpore's order: pipeline stages outermost
+(a stage is a run of consecutive ranks), then data_parallel, model_parallel innermost. Pure Python; nobody else divides
+a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from mindgspo.config.plan import ParallelPlan
+from mindgspo.errors import ConfigError
+
+Ranks = tuple[int, ...]
+
+
+def device_coordinate(position: int, device_matrix: tuple[int, ...], axis: int) -> int:
+    """Coordinate on one axis of the device at `position` in row-major order; axes are counted from the right end, as in
+    MindSpore's tensor maps (0 is the last axis)."""
+    first = len(device_matrix) - 1 - axis
+    return position // prod(device_matrix[first + 1 :]) % device_matrix[first]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinates:
+    """Where a rank stands: pipeline stage, data-parallel replica, model-parallel slice; each from 0."""
+
+    stage: int
+    data: int
+    model: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankGrid:
+    """All ranks of one plan as a grid [stage, data, model].
+
+    Example: in 1 x 4 x 2 (data x model x pipeline) ranks 0 to 3 are stage 0, 4 to 7 stage 1; rank 6 is model slice 2.
+    """
+
+    data_parallel: int
+    model_parallel: int
+    pipeline_stage: int
+
+    @classmethod
+    def of(cls, plan: ParallelPlan) -> RankGrid:
+        """The grid of a plan. Raises ConfigError for an axis that has no place in it."""
+        for axis in ("context_parallel", "expert_parallel"):
+            if getattr(plan, axis) != 1:
+                raise ConfigError(
+                    f"{axis}: {getattr(plan, axis)} has no layout in this version; the only legal value is 1"
+                )
+        return cls(
+            data_parallel=plan.data_parallel, model_parallel=plan.model_parallel, pipeline_stage=plan.pipeline_stage
+        )
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.data_parallel * self.model_parallel * self.pipeline_stage
+
+    @property
+    def stage_size(self) -> int:
+        """Ranks per pipeline stage."""
+        return self.data_parallel * self.model_parallel
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Where a rank stands."""
+        assert 0 <= rank < self.world_size, f"rank {rank} of {self.world_size}"
+        matrix = (self.pipeline_stage, self.data_parallel, self.model_parallel)
+        return Coordinates(
+            stage=device_coordinate(rank, matrix, 2),
+            data=device_coordinate(rank, matrix, 1),
+            model=device_coordinate(rank, matrix, 0),
+        )
+
+    def rank(self, *, stage: int, data: int, model: int) -> int:
+        """The rank that stands there."""
+        assert 0 <= stage < self.pipeline_stage, f"stage {stage} of {self.pipeline_stage}"
+        assert 0 <= data < self.data_parallel, f"replica {data} of {self.data_parallel}"
+        assert 0 <= model < self.model_parallel, f"model slice {model} of {self.model_parallel}"
+        return (stage * self.data_parallel + data) * self.model_parallel + model
+
+    def stage_ranks(self, stage: int) -> Ranks:
+        """All ranks of one pipeline stage, ascending."""
+        first = self.rank(stage=stage, data=0, model=0)
+        return tuple(range(first, first + self.stage_size))
+
+    def model_group(self, rank: int) -> Ranks:
+        """The ranks that hold one replica of the rank's stage together: sums of row-parallel layers run over them."""
+        at = self.coordinates(rank)
+        return tuple(self.rank(stage=at.stage, data=at.data, model=model) for model in range(self.model_parallel))
+
+    def data_group(self, rank: int) -> Ranks:
+        """The ranks that hold the same weights for other samples: gradients are summed over them."""
+        at = self.coordinates(rank)
+        return tuple(self.rank(stage=at.stage, data=data, model=at.model) for data in range(self.data_parallel))
+
+    def pipeline_group(self, rank: int) -> Ranks:
+        """The ranks that a sample passes through, first stage to last, at the rank's replica and slice."""
+        at = self.coordinates(rank)
+        return tuple(self.rank(stage=stage, data=at.data, model=at.model) for stage in range(self.pipeline_stage))
+
+    def model_groups(self) -> tuple[Ranks, ...]:
+        """Every model-parallel group, in order of its first rank."""
+        return self._groups(self.model_group)
+
+    def data_groups(self) -> tuple[Ranks, ...]:
+        """Every data-parallel group, in order of its first rank."""
+        return self._groups(self.data_group)
+
+    def pipeline_groups(self) -> tuple[Ranks, ...]:
+        """Every pipeline group, in order of its first rank."""
+        return self._groups(self.pipeline_group)
+
+    def _groups(self, group_of: Callable[[int], Ranks]) -> tuple[Ranks, ...]:
+        return tuple(dict.fromkeys(group_of(rank) for rank in range(self.world_size)))

@@ -1,0 +1,142 @@
+"""The finished plan of a reshard: who sends which blocks of which parameters to whom, in which order.
+
+What enters: the planner's decisions. What leaves: steps of buckets, local copies, groups, byte counts, a fingerprint.
+Read by every executor (collectives on real ranks, numpy in one process) and by benchmarks. Pure Python.
+
+The order is one for all ranks: a rank walks through the steps and their buckets and takes part in those that name it.
+Since every rank meets them in the same order, blocking broadcasts cannot wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from mindgspo.parallel.layout import Layout
+from mindgspo.parallel.ranks import Ranks
+from mindgspo.parallel.tensor_slice import TensorSlice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One block of one parameter on its way."""
+
+    parameter: str
+    source: TensorSlice
+    """Where it lies in the sender's slice."""
+    destination: TensorSlice
+    """Where it goes in each receiver's slice."""
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """One broadcast: its pieces, end to end in row-major order, are one buffer."""
+
+    sender: int
+    receivers: Ranks
+    """Ascending; the sender is not among them. All of them put the buffer to the same places."""
+    pieces: tuple[Piece, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the pieces: what each receiver gets."""
+        return sum(piece.num_bytes for piece in self.pieces)
+
+    @property
+    def group(self) -> Ranks:
+        """Sender and receivers, ascending: the group of the broadcast."""
+        return tuple(sorted((self.sender, *self.receivers)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Parameters that are brought over together. After it, their source slices are no longer read.
+
+    A rank's new slices of one step are at most one bucket's bytes, except where a single parameter is larger.
+    """
+
+    parameters: tuple[str, ...]
+    buckets: tuple[Bucket, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalCopy:
+    """The block that a rank needs and already holds, in its source and in its destination slice."""
+
+    source: TensorSlice
+    destination: TensorSlice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReshardPlan:
+    """All of a reshard, equal on every rank."""
+
+    source: Mapping[str, Layout]
+    destination: Mapping[str, Layout]
+    item_bytes: Mapping[str, int]
+    """Bytes per element, by parameter."""
+    bucket_bytes: int
+    """Upper bound of a bucket's bytes."""
+    steps: tuple[Step, ...]
+
+    def buckets(self) -> Iterator[Bucket]:
+        """Every bucket in the order of execution."""
+        return (bucket for step in self.steps for bucket in step.buckets)
+
+    def groups(self) -> tuple[Ranks, ...]:
+        """Every distinct group of a broadcast, in one order for all ranks, to be created before the first step."""
+        return tuple(sorted({bucket.group for bucket in self.buckets()}))
+
+    def is_kept(self, parameter: str, rank: int) -> bool:
+        """Whether the rank's old slice is its new one: nothing is sent to it and nothing need be copied."""
+        needed = self.destination[parameter].slice_of(rank)
+        return needed is not None and needed == self.source[parameter].slice_of(rank)
+
+    def local_copy(self, parameter: str, rank: int) -> LocalCopy | None:
+        """What the rank copies from its old slice to its new one; None where there is nothing or the slice is kept."""
+        held, needed = self.source[parameter].slice_of(rank), self.destination[parameter].slice_of(rank)
+        common = held.intersection(needed) if held and needed and held != needed else None
+        if held is None or needed is None or common is None:
+            return None
+        return LocalCopy(source=common.relative_to(held.starts), destination=common.relative_to(needed.starts))
+
+    def lacking_bytes(self) -> Counter[int]:
+        """{rank: bytes of its new slices that its old slices do not hold}: the lower bound of what it receives.
+
+        Computed from the layouts alone, without a look at the buckets.
+        """
+        lacking: Counter[int] = Counter()
+        for name, layout in self.destination.items():
+            for rank in layout.rank_list:
+                needed, held = layout.slice_of(rank), self.source[name].slice_of(rank)
+                assert needed is not None
+                common = held.intersection(needed) if held else None
+                lacking[rank] += (needed.size - (common.size if common else 0)) * self.item_bytes[name]
+        return +lacking
+
+    def received_bytes(self) -> Counter[int]:
+        """{rank: bytes it receives}; ranks that receive nothing are left out."""
+        received: Counter[int] = Counter()
+        for bucket in self.buckets():
+            received.update(dict.fromkeys(bucket.receivers, bucket.num_bytes))
+        return received
+
+    def sent_bytes(self) -> Counter[int]:
+        """{rank: bytes it sends}, a broadcast counted once; ranks that send nothing are left out."""
+        sent: Counter[int] = Counter()
+        for bucket in self.buckets():
+            sent[bucket.sender] += bucket.num_bytes
+        return sent
+
+    def digest(self) -> str:
+        """SHA-256 over every step, for ranks to compare before they start."""
+        lines = [f"{self.bucket_bytes}"]
+        for step in self.steps:
+            lines.append(f"step {step.parameters}")
+            for bucket in step.buckets:
+                lines.append(f"bucket {bucket.sender} {bucket.receivers}")
+                lines += [f"{piece.parameter} {piece.source} {piece.destination}" for piece in bucket.pieces]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()

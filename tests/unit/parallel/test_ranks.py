@@ -1,0 +1,71 @@
+"""Rank arithmetic: MindSpore's order of axes, groups by hand and as partitions."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mindgspo.config.plan import ParallelPlan
+from mindgspo.errors import ConfigError
+from mindgspo.parallel.ranks import Coordinates, RankGrid, device_coordinate
+
+
+def grid(data: int, model: int, stages: int) -> RankGrid:
+    return RankGrid.of(ParallelPlan(data_parallel=data, model_parallel=model, pipeline_stage=stages))
+
+
+def test_pipeline_is_outermost_and_model_parallel_innermost():
+    small = grid(2, 2, 2)
+    assert [small.coordinates(rank) for rank in (0, 1, 2, 5, 7)] == [
+        Coordinates(stage=0, data=0, model=0),
+        Coordinates(stage=0, data=0, model=1),
+        Coordinates(stage=0, data=1, model=0),
+        Coordinates(stage=1, data=0, model=1),
+        Coordinates(stage=1, data=1, model=1),
+    ]
+    assert small.stage_ranks(1) == (4, 5, 6, 7)
+
+
+def test_groups_of_the_training_plan_1_x_4_x_2():
+    train = grid(1, 4, 2)
+    assert train.model_groups() == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert train.data_groups() == tuple((rank,) for rank in range(8))
+    assert train.pipeline_groups() == ((0, 4), (1, 5), (2, 6), (3, 7))
+
+
+def test_groups_of_the_rollout_plan_2_x_4_x_1():
+    infer = grid(2, 4, 1)
+    assert infer.model_groups() == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert infer.data_groups() == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert infer.pipeline_groups() == tuple((rank,) for rank in range(8))
+
+
+def test_device_axes_are_counted_from_the_right():
+    # Matrix (2, 3, 4): position 17 is (1, 1, 1).
+    assert [device_coordinate(17, (2, 3, 4), axis) for axis in (0, 1, 2)] == [1, 1, 1]
+    assert [device_coordinate(11, (2, 3, 4), axis) for axis in (0, 1, 2)] == [3, 2, 0]
+
+
+@settings(deadline=None)
+@given(data=st.integers(1, 5), model=st.integers(1, 5), stages=st.integers(1, 5))
+def test_coordinates_and_groups_are_consistent(data: int, model: int, stages: int):
+    any_grid = grid(data, model, stages)
+    assert any_grid.world_size == data * model * stages
+    for rank in range(any_grid.world_size):
+        at = any_grid.coordinates(rank)
+        assert any_grid.rank(stage=at.stage, data=at.data, model=at.model) == rank
+        assert rank in any_grid.stage_ranks(at.stage)
+    for groups, size in (
+        (any_grid.model_groups(), model),
+        (any_grid.data_groups(), data),
+        (any_grid.pipeline_groups(), stages),
+    ):
+        assert {len(group) for group in groups} == {size}
+        assert sorted(rank for group in groups for rank in group) == list(range(any_grid.world_size))
+
+
+@pytest.mark.parametrize("axis", ["context_parallel", "expert_parallel"])
+def test_an_axis_without_a_layout_is_refused(axis: str):
+    with pytest.raises(ConfigError, match=f"{axis}: 2 has no layout.*the only legal value is 1"):
+        RankGrid.of(ParallelPlan(**{axis: 2}))

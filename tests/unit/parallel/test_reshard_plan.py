@@ -1,0 +1,353 @@
+"""Reshard plans: small ones by hand, the example plans of Qwen2.5-7B by their byte counts, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mindgspo.config import ModelSection, ParallelPlan
+from mindgspo.errors import ConfigError, WeightsError
+from mindgspo.models.names import weight_shapes
+from mindgspo.parallel.layout import Layout, Shape
+from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
+from mindgspo.parallel.reshard_plan import Bucket, LocalCopy, Piece
+from mindgspo.parallel.reshard_planner import plan_reshard
+from mindgspo.parallel.reshard_senders import Load, choose_senders
+from mindgspo.parallel.tensor_slice import TensorSlice
+
+MIB = 1 << 20
+
+QWEN_7B = ModelSection(
+    vocab_size=152064,
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_hidden_layers=28,
+    num_attention_heads=28,
+    num_key_value_heads=4,
+)
+
+
+def rows_over(ranks: Iterable[int], shape: Shape = (8, 2), *, replicas: int = 1, name: str = "w") -> Layout:
+    """Rows of a matrix in equal runs over the ranks; replicas are the outer device axis."""
+    rank_list = tuple(ranks)
+    return Layout(
+        parameter=name,
+        shape=shape,
+        device_matrix=(replicas, len(rank_list) // replicas),
+        tensor_map=(0, *(-1,) * (len(shape) - 1)),
+        rank_list=rank_list,
+    )
+
+
+def whole_on(ranks: Iterable[int], shape: Shape = (8, 2), name: str = "w") -> Layout:
+    rank_list = tuple(ranks)
+    return Layout(
+        parameter=name,
+        shape=shape,
+        device_matrix=(len(rank_list),),
+        tensor_map=(-1,) * len(shape),
+        rank_list=rank_list,
+    )
+
+
+def piece(parameter: str, source: tuple[int, int], destination: tuple[int, int], *, columns: int = 2) -> Piece:
+    """A run of rows, float32."""
+    (a, b), (c, d) = source, destination
+    return Piece(
+        parameter=parameter,
+        source=TensorSlice((a, 0), (b, columns)),
+        destination=TensorSlice((c, 0), (d, columns)),
+        num_bytes=(b - a) * columns * 4,
+    )
+
+
+# ----- by hand
+
+
+def test_gathering_halves_exchanges_them_and_copies_the_local_one():
+    plan = plan_reshard({"w": rows_over((0, 1))}, {"w": whole_on((0, 1))}, bucket_bytes=64)
+    assert list(plan.buckets()) == [
+        Bucket(sender=0, receivers=(1,), pieces=(piece("w", (0, 4), (0, 4)),)),
+        Bucket(sender=1, receivers=(0,), pieces=(piece("w", (0, 4), (4, 8)),)),
+    ]
+    rows = TensorSlice((0, 0), (4, 2))
+    assert plan.local_copy("w", 1) == LocalCopy(source=rows, destination=TensorSlice((4, 0), (8, 2)))
+    assert not plan.is_kept("w", 1)
+    assert plan.groups() == ((0, 1),)
+
+
+def test_splitting_what_everybody_holds_moves_nothing():
+    plan = plan_reshard({"w": whole_on(range(4))}, {"w": rows_over(range(4))}, bucket_bytes=64)
+    assert list(plan.buckets()) == []
+    assert plan.local_copy("w", 3) == LocalCopy(
+        source=TensorSlice((6, 0), (8, 2)), destination=TensorSlice((0, 0), (2, 2))
+    )
+
+
+def test_equal_layouts_move_nothing_and_copy_nothing():
+    # The same placement under another device matrix.
+    source = {"w": rows_over(range(4), replicas=2)}
+    respelt = Layout(parameter="w", shape=(8, 2), device_matrix=(2, 2, 1), tensor_map=(1, -1), rank_list=(0, 1, 2, 3))
+    plan = plan_reshard(source, {"w": respelt}, bucket_bytes=64)
+    assert list(plan.buckets()) == []
+    assert all(plan.is_kept("w", rank) and plan.local_copy("w", rank) is None for rank in range(4))
+    assert plan.lacking_bytes() == Counter()
+
+
+def test_one_broadcast_serves_all_who_lack_the_same_block():
+    plan = plan_reshard({"w": whole_on((1,))}, {"w": whole_on(range(4))}, bucket_bytes=64)
+    assert list(plan.buckets()) == [Bucket(sender=1, receivers=(0, 2, 3), pieces=(piece("w", (0, 8), (0, 8)),))]
+    assert plan.sent_bytes() == {1: 64}
+    assert plan.received_bytes() == plan.lacking_bytes() == {0: 64, 2: 64, 3: 64}
+
+
+def test_different_cuts_share_only_their_overlaps():
+    # Thirds on ranks 0 to 2 become halves on ranks 2 and 3.
+    plan = plan_reshard({"w": rows_over(range(3), (6, 2))}, {"w": rows_over((2, 3), (6, 2))}, bucket_bytes=64)
+    assert list(plan.buckets()) == [
+        Bucket(sender=0, receivers=(2,), pieces=(piece("w", (0, 2), (0, 2)),)),
+        Bucket(sender=1, receivers=(2,), pieces=(piece("w", (0, 1), (2, 3)),)),
+        Bucket(sender=1, receivers=(3,), pieces=(piece("w", (1, 2), (0, 1)),)),
+        Bucket(sender=2, receivers=(3,), pieces=(piece("w", (0, 2), (1, 3)),)),
+    ]
+    assert plan.local_copy("w", 2) is None, "its old rows are the last ones, its new rows the first"
+
+
+def test_rows_become_columns():
+    columns = Layout(parameter="w", shape=(4, 4), device_matrix=(2,), tensor_map=(-1, 0), rank_list=(0, 1))
+    plan = plan_reshard({"w": rows_over((0, 1), (4, 4))}, {"w": columns}, bucket_bytes=64)
+    first, second = plan.buckets()
+    # Rank 1 gives the left half of its rows, rank 0 the right half of its own.
+    assert (first.sender, first.receivers) == (1, (0,))
+    assert first.pieces[0].source == TensorSlice((0, 0), (2, 2))
+    assert first.pieces[0].destination == TensorSlice((2, 0), (4, 2))
+    assert (second.sender, second.receivers) == (0, (1,))
+    assert second.pieces[0].source == TensorSlice((0, 2), (2, 4))
+    assert second.pieces[0].destination == TensorSlice((0, 0), (2, 2))
+
+
+def test_a_large_slice_is_cut_and_small_ones_travel_together():
+    large, small = (64, 2), (4, 2)
+    source = {name: whole_on((0,), shape, name) for name, shape in (("a", small), ("b", small), ("c", large))}
+    destination = {name: whole_on((1,), layout.shape, name) for name, layout in source.items()}
+    plan = plan_reshard(source, destination, bucket_bytes=128)
+    assert [(step.parameters, [bucket.num_bytes for bucket in step.buckets]) for step in plan.steps] == [
+        (("a", "b"), [64]),
+        (("c",), [128, 128, 128, 128]),
+    ]
+
+
+def test_disjoint_groups_take_turns():
+    plan = plan_reshard({"w": rows_over((0, 1))}, {"w": rows_over((2, 3))}, bucket_bytes=16)
+    assert [bucket.sender for bucket in plan.buckets()] == [0, 1, 0, 1]
+
+
+def test_layers_of_different_stages_take_turns():
+    source = {f"layers.{i}": whole_on((i // 6,), name=f"layers.{i}") for i in range(12)}
+    destination = {name: whole_on((0, 1), name=name) for name in source}
+    plan = plan_reshard(source, destination, bucket_bytes=64)
+    assert [step.parameters[0] for step in plan.steps][:4] == ["layers.0", "layers.6", "layers.1", "layers.7"]
+
+
+# ----- senders
+
+
+def test_replicas_share_the_sending():
+    source = {f"w{i}": whole_on(range(4), (16, 4), f"w{i}") for i in range(10)}
+    destination = {name: whole_on((4, 5), (16, 4), name) for name in source}
+    plan = plan_reshard(source, destination, bucket_bytes=64)
+    # 10 slices of 256 bytes, in pieces of 64: 2560 / 4 each.
+    assert plan.sent_bytes() == dict.fromkeys(range(4), 640)
+
+
+def test_those_without_a_choice_are_loaded_first():
+    loads = [
+        Load(holders=(4, 5), receivers=(3,), num_bytes=40),  # rank 4 is nearer, but alone holds the other block
+        Load(holders=(4,), receivers=(3,), num_bytes=40),
+    ]
+    assert choose_senders(loads, grain_bytes=1) == [5, 4]
+
+
+def test_large_blocks_are_given_out_first():
+    loads = [Load(holders=(0, 1), receivers=(9,), num_bytes=size) for size in (10, 10, 20)]
+    assert choose_senders(loads, grain_bytes=1) == [0, 0, 1]
+
+
+def test_a_group_in_use_is_preferred_to_a_nearer_rank():
+    loads = [Load(holders=holders, receivers=(7, 8), num_bytes=8) for holders in ((3,), (3, 6))]
+    assert choose_senders(loads, grain_bytes=64) == [3, 3]
+    assert choose_senders(loads, grain_bytes=8) == [3, 6], "unless it has more to send"
+
+
+@settings(deadline=None)
+@given(
+    loads=st.lists(
+        st.builds(
+            Load,
+            holders=st.sets(st.integers(0, 7), min_size=1).map(lambda ranks: tuple(sorted(ranks))),
+            receivers=st.just((8, 9)),
+            num_bytes=st.integers(1, 100),
+        ),
+        max_size=40,
+    ),
+    grain_bytes=st.sampled_from([1, 8, 64]),
+)
+def test_nobody_sends_much_more_than_another_who_could_have(loads: list[Load], grain_bytes: int):
+    senders = choose_senders(loads, grain_bytes=grain_bytes)
+    sent: Counter[int] = Counter()
+    for load, sender in zip(loads, senders, strict=True):
+        assert sender in load.holders
+        sent[sender] += load.num_bytes
+    for sender in sent:
+        # Without the load it was given last, no other holder of that load has less, up to the grain.
+        assert any(
+            sent[sender] - load.num_bytes < sent[other] + grain_bytes
+            for load, chosen in zip(loads, senders, strict=True)
+            if chosen == sender
+            for other in [min(load.holders, key=sent.__getitem__)]
+        )
+
+
+def test_among_equals_a_group_in_use_then_the_nearest_rank_is_taken():
+    near = Load(holders=(0, 3, 8), receivers=(4, 5), num_bytes=8)
+    assert choose_senders([near], grain_bytes=64) == [3]
+    assert choose_senders([near, near, near], grain_bytes=64) == [3, 3, 3], "8 and 16 bytes are no difference of weight"
+    assert choose_senders([near, near, near], grain_bytes=8) == [3, 8, 0]
+
+
+# ----- the plans of the 8-card example
+
+
+def layouts_7b(data: int, model: int, stages: int) -> dict[str, Layout]:
+    plan = ParallelPlan(data_parallel=data, model_parallel=model, pipeline_stage=stages)
+    return parameter_layouts(weight_shapes(QWEN_7B), QWEN_7B, plan)
+
+
+def test_qwen_7b_from_1_x_4_x_2_to_2_x_4_x_1():
+    plan = plan_reshard(layouts_7b(1, 4, 2), layouts_7b(2, 4, 1), bucket_bytes=256 * MIB)
+    # Rank r has slice r % 4 of its stage's 14 layers and lacks that slice of the other 14, with their whole norms.
+    split = 14 * (2 * 3584 * 3584 + 3584 + 2 * (512 * 3584 + 512) + 3 * 18944 * 3584) // 4
+    norms = 14 * 2 * 3584
+    table = 152064 * 3584
+    # Stage 0 also lacks the last norm and a quarter of the output table, stage 1 the whole input table.
+    lacking = {0: split + norms + 3584 + table // 4, 4: split + norms + table}
+    assert plan.received_bytes() == {rank: 4 * lacking[rank - rank % 4] for rank in range(8)}
+    assert plan.received_bytes() == plan.lacking_bytes()
+    # Slices travel between the two ranks that share them; whole parameters are broadcast to the other stage.
+    assert {len(group) for group in plan.groups()} == {2, 5}
+    assert {(0, 4), (1, 5), (2, 6), (3, 7)} <= set(plan.groups())
+    # Stage 0 shares out the whole table: each of its ranks sends a quarter of it.
+    sent = plan.sent_bytes()
+    assert max(sent[rank] for rank in range(4)) - min(sent[rank] for rank in range(4)) < 256 * MIB
+
+
+def test_qwen_7b_to_fewer_replicas_is_free():
+    plan = plan_reshard(layouts_7b(2, 4, 1), layouts_7b(1, 4, 2), bucket_bytes=256 * MIB)
+    assert list(plan.buckets()) == []
+    kept = [name for name in plan.destination if plan.is_kept(name, 5)]
+    assert kept == [name for name, layout in plan.destination.items() if 5 in layout.rank_list]
+
+
+def test_qwen_7b_over_64_ranks():
+    shapes = weight_shapes(QWEN_7B)
+    sharded = ParallelPlan(data_parallel=4, model_parallel=4, pipeline_stage=4, optimizer_shard=True)
+    other = ParallelPlan(data_parallel=32, model_parallel=2, optimizer_shard=True)
+    moments = plan_reshard(
+        moment_layouts(shapes, QWEN_7B, sharded), moment_layouts(shapes, QWEN_7B, other), bucket_bytes=64 * MIB
+    )
+    weights = plan_reshard(layouts_7b(4, 4, 4), layouts_7b(32, 2, 1), bucket_bytes=64 * MIB)
+    for plan in (moments, weights):
+        assert plan.received_bytes() == plan.lacking_bytes()
+        assert len(plan.received_bytes()) == 64
+        assert max(bucket.num_bytes for bucket in plan.buckets()) <= 64 * MIB
+
+
+# ----- one plan for all ranks
+
+
+def test_the_order_of_the_layouts_does_not_matter():
+    source, destination = layouts_7b(1, 4, 2), layouts_7b(2, 2, 2)
+    shuffled = list(source)
+    random.Random(1).shuffle(shuffled)
+    plans = [
+        plan_reshard(source, destination, bucket_bytes=MIB * 64),
+        plan_reshard({name: source[name] for name in shuffled}, destination, bucket_bytes=MIB * 64),
+    ]
+    assert plans[0].steps == plans[1].steps
+    assert plans[0].digest() == plans[1].digest()
+
+
+def test_processes_with_other_hash_seeds_compute_the_same_plan():
+    code = (
+        "from mindgspo.config import ModelSection, ParallelPlan\n"
+        "from mindgspo.models.names import weight_shapes\n"
+        "from mindgspo.parallel.parameter_layouts import parameter_layouts\n"
+        "from mindgspo.parallel.reshard_planner import plan_reshard\n"
+        "m = ModelSection(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=4,\n"
+        "                 num_attention_heads=8, num_key_value_heads=2)\n"
+        "sides = [parameter_layouts(weight_shapes(m), m, ParallelPlan(data_parallel=d, model_parallel=t,\n"
+        "         pipeline_stage=p)) for d, t, p in ((2, 4, 2), (4, 2, 2))]\n"
+        "import sys\n"
+        "assert 'mindspore' not in sys.modules and 'numpy' not in sys.modules\n"
+        "print(plan_reshard(*sides, bucket_bytes=1024).digest())\n"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(digests) == 1
+
+
+def test_the_digest_tells_plans_apart():
+    source, destination = {"w": rows_over((0, 1))}, {"w": whole_on((0, 1))}
+    digests = {
+        plan_reshard(source, destination, bucket_bytes=64).digest(),
+        plan_reshard(source, destination, bucket_bytes=32).digest(),
+        plan_reshard(source, {"w": whole_on((0,))}, bucket_bytes=64).digest(),
+    }
+    assert len(digests) == 3
+
+
+# ----- what is refused
+
+
+def test_missing_and_unexpected_names_are_both_listed():
+    source = {name: whole_on((0,), name=name) for name in ("a", "b")}
+    destination = {name: whole_on((0,), name=name) for name in ("b", "c")}
+    with pytest.raises(WeightsError, match="only in the destination: c; only in the source: a"):
+        plan_reshard(source, destination, bucket_bytes=64)
+
+
+def test_a_long_list_of_names_is_cut():
+    source = {f"w{i}": whole_on((0,)) for i in range(9)}
+    with pytest.raises(WeightsError, match="only in the source: w0, w1, w2, w3 and 5 more"):
+        plan_reshard(source, {}, bucket_bytes=64)
+
+
+def test_another_shape_is_refused():
+    with pytest.raises(WeightsError, match=r"w has shape \(8, 2\) in the source and \(8, 4\) in the destination"):
+        plan_reshard({"w": whole_on((0,))}, {"w": whole_on((0,), (8, 4))}, bucket_bytes=64)
+
+
+@pytest.mark.parametrize(("bucket_bytes", "item_bytes", "legal"), [(6, 4, 8), (4, 8, 8), (0, 2, 4), (-4, 4, 4)])
+def test_an_impossible_bucket_size_is_refused(bucket_bytes: int, item_bytes: int, legal: int):
+    with pytest.raises(ConfigError, match=f"bucket_bytes: {bucket_bytes} must be .*; nearest legal: {legal}$"):
+        plan_reshard({"w": whole_on((0,))}, {"w": whole_on((1,))}, bucket_bytes=bucket_bytes, item_bytes=item_bytes)
+
+
+def test_a_model_without_parameters_is_a_plan_without_steps():
+    assert plan_reshard({}, {}, bucket_bytes=64).steps == ()

@@ -1,0 +1,81 @@
+"""Blocks of tensors: intersections, shifts and cuts, against numpy's own indexing."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mindgspo.parallel.tensor_slice import TensorSlice
+
+
+def test_a_block_knows_its_shape_size_and_index():
+    block = TensorSlice((4, 0), (6, 3))
+    assert block.shape == (2, 3)
+    assert block.size == 6
+    assert np.arange(32).reshape(8, 4)[block.index].tolist() == [[16, 17, 18], [20, 21, 22]]
+
+
+def test_intersection_by_hand():
+    rows = TensorSlice((0, 0), (4, 8))
+    assert rows.intersection(TensorSlice((2, 4), (6, 8))) == TensorSlice((2, 4), (4, 8))
+    assert rows.intersection(TensorSlice((4, 0), (8, 8))) is None, "neighbours share a border, no element"
+
+
+def test_relative_to_shifts_into_the_coordinates_of_a_slice():
+    assert TensorSlice((6, 4), (8, 8)).relative_to((4, 4)) == TensorSlice((2, 0), (4, 4))
+
+
+def test_a_scalar_is_one_element():
+    scalar = TensorSlice((), ())
+    assert scalar.size == 1
+    assert scalar.intersection(scalar) == scalar
+    assert list(scalar.blocks(1)) == [scalar]
+
+
+def test_blocks_are_even_runs_of_rows():
+    assert list(TensorSlice((10, 0), (17, 3)).blocks(9)) == [
+        TensorSlice((10, 0), (12, 3)),
+        TensorSlice((12, 0), (14, 3)),
+        TensorSlice((14, 0), (17, 3)),
+    ]
+
+
+def test_blocks_cut_within_a_row_only_where_a_row_is_too_large():
+    assert list(TensorSlice((0, 0), (2, 5)).blocks(3)) == [
+        TensorSlice((0, 0), (1, 2)),
+        TensorSlice((0, 2), (1, 5)),
+        TensorSlice((1, 0), (2, 2)),
+        TensorSlice((1, 2), (2, 5)),
+    ]
+
+
+@st.composite
+def blocks_of_tensors(draw: st.DrawFn) -> TensorSlice:
+    bounds = draw(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), max_size=3))
+    return TensorSlice(tuple(start for start, _ in bounds), tuple(start + length for start, length in bounds))
+
+
+@settings(deadline=None)
+@given(block=blocks_of_tensors(), max_size=st.integers(1, 200))
+def test_blocks_cover_every_element_once_within_the_bound(block: TensorSlice, max_size: int):
+    counts = np.zeros(block.stops, dtype=int)
+    for part in block.blocks(max_size):
+        assert 1 <= part.size <= max_size
+        counts[part.index] += 1
+    assert counts.sum() == block.size
+    assert (counts[block.index] == 1).all()
+
+
+@settings(deadline=None)
+@given(a=blocks_of_tensors(), b=blocks_of_tensors())
+def test_intersection_is_that_of_the_elements(a: TensorSlice, b: TensorSlice):
+    if len(a.starts) != len(b.starts):
+        return
+    marks = np.zeros(tuple(map(max, a.stops, b.stops)), dtype=int)
+    marks[a.index] += 1
+    marks[b.index] += 1
+    common = a.intersection(b)
+    assert (marks == 2).sum() == (common.size if common else 0)
+    if common:
+        assert (marks[common.index] == 2).all()
