@@ -45,11 +45,11 @@ def draw_policy(run: RunRecord, theme: Theme) -> bytes | None:
         return None
     rows = math.ceil(len(panels) / 2)
     figure = new_figure(theme, 11, 3.25 * rows)
-    cells = figure.subplots(rows, 2, squeeze=False).flat
+    cells = list(figure.subplots(rows, 2, squeeze=False).flat)
     for axes, panel in zip(cells, panels, strict=False):
         style(axes, theme)
         panel(axes, run, theme)
-    for axes in list(cells)[len(panels) :]:
+    for axes in cells[len(panels) :]:
         axes.set_visible(False)
     return png_bytes(figure, theme)
 

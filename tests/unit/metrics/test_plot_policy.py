@@ -6,9 +6,11 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
 import pytest
+from matplotlib.image import imread
 
 from mindgspo.metrics import write_report
 from mindgspo.metrics.plot import draw
@@ -44,6 +46,15 @@ def test_four_panels_two_panels_none(run_folder: Path) -> None:
         assert size(draw_policy(without(run, *missing), DARK)) == (width, pytest.approx(height / 2, abs=1))
     assert size(draw_policy(without(run, NEW[0]), LIGHT)) == (width, height), "three panels need two rows"
     assert draw_policy(without(run, *NEW, *OLD), LIGHT) is None
+
+
+def test_the_place_of_a_missing_panel_is_empty(run_folder: Path) -> None:
+    three = draw_policy(without(read_run(run_folder), NEW[0]), LIGHT)
+    assert three is not None
+    pixels = imread(BytesIO(three), format="png")
+    height, width = pixels.shape[:2]
+    corner = pixels[height * 6 // 10 :, width * 6 // 10 :]
+    assert (corner == corner[-1, -1]).all(), "something is drawn where the fourth panel would be"
 
 
 def test_the_same_run_gives_the_same_picture_and_themes_differ(run_folder: Path) -> None:
