@@ -84,7 +84,7 @@ def with_recipe(algorithm: AlgorithmSection, *, max_new_tokens: int) -> Algorith
 
 def with_lengths(reward: RewardSection, *, max_new_tokens: int) -> RewardSection:
     """The section with a weight for every function, and max_len where it is None."""
-    filled: dict[str, object] = {"weights": reward.weights or (1.0,) * len(reward.functions)}
+    filled: dict[str, object] = {"weights": reward.resolved_weights}
     for key in ("overlong", "length"):
         section = getattr(reward, key)
         if section.max_len is None:

@@ -52,6 +52,11 @@ class FileFunction(NamedTuple):
         """The name under which its values are logged."""
         return f"{self.path.stem}.{self.name}"
 
+    @property
+    def task(self) -> str:
+        """The name by which worker processes know it."""
+        return f"{self.path}:{self.name}"
+
 
 def file_function(text: str) -> FileFunction | None:
     """ "folder/file.py:compute_score" taken apart; None for anything else, which must be a name of the tables."""
@@ -144,3 +149,8 @@ class RewardSection(Section):
     """Settings of the function repetition."""
     workers: RewardWorkersSection = RewardWorkersSection()
     """Child processes for whatever may take long."""
+
+    @property
+    def resolved_weights(self) -> tuple[float, ...]:
+        """One weight per function, also where none are set."""
+        return self.weights or (1.0,) * len(self.functions)

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from mindgspo.data.chunks import RenderedRow
 from mindgspo.data.dataset_info import DuplicateFacts, LengthFacts, PromptFacts, RowCounts
 from mindgspo.data.duplicates import PromptIndex
 from mindgspo.data.mindrecord import PAGE_SIZE
+from mindgspo.data.prompts import RenderedRow
 from mindgspo.data.source_row import DroppedRow
 from mindgspo.errors import DataError
 from mindgspo.types import Prompt

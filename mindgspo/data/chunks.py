@@ -10,66 +10,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from mindgspo.data.dataset_info import PromptFacts
-from mindgspo.data.prompts import render_prompt
+from mindgspo.data.prompts import RenderedRow, render_row
 from mindgspo.data.source_row import DroppedRow, SourceRow
 from mindgspo.tokenization import Tokenizer
-from mindgspo.types import Int32Array, Prompt
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RenderedRow:
-    """A row that states an answer, tokenized.
-
-    where: file and row. prompt_key: equal for rows that ask the same. full_length: tokens before truncation.
-    ids: int32 [L], after it; text: what they stand for. The others as in `Prompt`.
-    """
-
-    where: str
-    prompt_key: str
-    full_length: int
-    ids: Int32Array
-    text: str
-    answer: str
-    data_source: str
-    solution: str
-    extra_info: Mapping[str, object]
-
-    def as_prompt(self, index: int) -> Prompt:
-        """The prompt that becomes row `index` of the data set."""
-        return Prompt(
-            index=index,
-            ids=self.ids,
-            text=self.text,
-            answer=self.answer,
-            data_source=self.data_source,
-            solution=self.solution,
-            extra_info=self.extra_info,
-        )
 
 
 def render(row: SourceRow | DroppedRow, facts: PromptFacts, tokenizer: Tokenizer) -> RenderedRow | DroppedRow:
-    """Tokenize a row that states an answer. Raises as `render_prompt`."""
+    """Tokenize a row that states an answer. Raises as `render_row`."""
     if isinstance(row, DroppedRow):
         return row
-    prompt = render_prompt(row, facts, tokenizer)
-    return RenderedRow(
-        where=row.where,
-        prompt_key=row.prompt_key,
-        full_length=prompt.full_length,
-        ids=prompt.ids,
-        text=prompt.text,
-        answer=row.answer,
-        data_source=row.data_source,
-        solution=row.solution,
-        extra_info=row.extra_info,
-    )
+    return render_row(row, facts, tokenizer)
 
 
 def write_chunk(path: Path, rows: Iterable[RenderedRow | DroppedRow]) -> None:

@@ -44,6 +44,20 @@ def open_dataset(
 ) -> PromptDataset:
     """Load a prepared data set into memory; max_rows: at most so many of its rows, from the start.
 
+    Raises DataError as `check_folder`, and for a file with other rows than dataset.json says.
+    """
+    info = check_folder(folder, tokenizer, data)
+    prompts = tuple(read_records(folder))
+    if len(prompts) != info.counts.rows_out or any(prompt.index != i for i, prompt in enumerate(prompts)):
+        raise DataError(
+            f"{folder}: holds {len(prompts)} rows, dataset.json says {info.counts.rows_out}; prepare again with --force"
+        )
+    return PromptDataset(prompts[:max_rows], info)
+
+
+def check_folder(folder: Path, tokenizer: Tokenizer, data: DataSection | None = None) -> DatasetInfo:
+    """dataset.json of a folder that is whole and fits this run, without MindSpore.
+
     data: if given, its prompt settings are checked against those the folder was made with: prompts must fit
     max_prompt_length, and a system prompt, prefix or suffix, where one is set, must be the folder's.
     Raises DataError: missing folder or file, another tokenizer, settings that contradict the folder.
@@ -57,17 +71,11 @@ def open_dataset(
             "that tokenizer, or prepare the data again"
         )
     if data is not None:
-        check_settings(folder, info, data)
-    prompts = tuple(read_records(folder))
-    if len(prompts) != info.counts.rows_out or any(prompt.index != i for i, prompt in enumerate(prompts)):
-        raise DataError(
-            f"{folder}: holds {len(prompts)} rows, dataset.json says {info.counts.rows_out}; prepare again with --force"
-        )
-    return PromptDataset(prompts[:max_rows], info)
+        _check_settings(folder, info, data)
+    return info
 
 
-def check_settings(folder: Path, info: DatasetInfo, data: DataSection) -> None:
-    """Raise DataError where the prompt settings of a configuration contradict those that the folder was made with."""
+def _check_settings(folder: Path, info: DatasetInfo, data: DataSection) -> None:
     if info.lengths.max > data.max_prompt_length:
         raise DataError(
             f"{folder}: its longest prompt has {info.lengths.max} tokens, data.max_prompt_length is "

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindgspo.data.account import Account, GoldCheck, take_account
-from mindgspo.data.chunks import RenderedRow, read_chunk
+from mindgspo.data.chunks import read_chunk
 from mindgspo.data.dataset_info import (
     COLUMNS,
     DROPPED_NAME,
@@ -40,7 +40,7 @@ from mindgspo.data.mindrecord import write_records
 from mindgspo.data.output_folder import OutputError, check_out_dir, is_taken, named_os_errors
 from mindgspo.data.partial_folder import PartialFolder, other_partials, partial_path
 from mindgspo.data.progress import PreparationProgress
-from mindgspo.data.prompts import prompt_facts
+from mindgspo.data.prompts import RenderedRow, prompt_facts
 from mindgspo.data.render_pool import WorkerDiedError
 from mindgspo.data.rendering import CHUNK_ROWS, default_workers, render_chunks
 from mindgspo.data.source_files import sha256_of

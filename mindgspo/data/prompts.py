@@ -1,7 +1,7 @@
 """From a source row to the ids of its prompt: chat rendering, tokenizing, truncation.
 
-What enters: a `SourceRow`. What leaves: a `RenderedPrompt`. Called for every row, in the process
-of prepare or in its workers.
+What enters: a `SourceRow`. What leaves: a `RenderedRow`. Called for every row, in the process of
+prepare or in its workers, and by `mindgspo check`.
 """
 
 from __future__ import annotations
@@ -23,27 +23,33 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RenderedPrompt:
-    """ids: int32 [L], after truncation. text: what they stand for. full_length: tokens before truncation."""
+class RenderedRow:
+    """A row that states an answer, tokenized.
 
+    where: file and row. prompt_key: equal for rows that ask the same. full_length: tokens before truncation.
+    ids: int32 [L], after it; text: what they stand for. The others as in `Prompt`.
+    """
+
+    where: str
+    prompt_key: str
+    full_length: int
     ids: Int32Array
     text: str
-    full_length: int
+    answer: str
+    data_source: str
+    solution: str
+    extra_info: Mapping[str, object]
 
-    @property
-    def is_truncated(self) -> bool:
-        return self.ids.size < self.full_length
-
-    def as_prompt(self, index: int, row: SourceRow) -> Prompt:
-        """The prompt that row number `index` of a data set becomes."""
+    def as_prompt(self, index: int) -> Prompt:
+        """The prompt that becomes row `index` of the data set."""
         return Prompt(
             index=index,
             ids=self.ids,
             text=self.text,
-            answer=row.answer,
-            data_source=row.data_source,
-            solution=row.solution,
-            extra_info=row.extra_info,
+            answer=self.answer,
+            data_source=self.data_source,
+            solution=self.solution,
+            extra_info=self.extra_info,
         )
 
 
@@ -92,7 +98,7 @@ def conversation(row: SourceRow, facts: PromptFacts) -> list[ChatMessage]:
     return messages
 
 
-def render_prompt(row: SourceRow, facts: PromptFacts, tokenizer: Tokenizer) -> RenderedPrompt:
+def render_row(row: SourceRow, facts: PromptFacts, tokenizer: Tokenizer) -> RenderedRow:
     """Tokenize a row; a longer prompt is cut where `facts.truncation` names a side, else returned whole.
 
     Raises DataError for a prompt without any token, TokenizerError where the chat template fails.
@@ -105,4 +111,14 @@ def render_prompt(row: SourceRow, facts: PromptFacts, tokenizer: Tokenizer) -> R
     if full_length > facts.max_prompt_length and facts.truncation in CUTS:
         ids = CUTS[facts.truncation](ids, facts.max_prompt_length)
         text = tokenizer.decode(ids)
-    return RenderedPrompt(ids=np.array(ids, dtype=np.int32), text=text, full_length=full_length)
+    return RenderedRow(
+        where=row.where,
+        prompt_key=row.prompt_key,
+        full_length=full_length,
+        ids=np.array(ids, dtype=np.int32),
+        text=text,
+        answer=row.answer,
+        data_source=row.data_source,
+        solution=row.solution,
+        extra_info=row.extra_info,
+    )

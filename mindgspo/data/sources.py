@@ -42,10 +42,6 @@ class Source:
         """The source for messages: its path, or the generated task's name."""
         return str(self.section.path) if self.section.path else f"arithmetic {self.section.split}"
 
-    def rows(self) -> Iterator[SourceRow]:
-        """The rows in order that state an answer. Raises DataError at the first row that cannot be used."""
-        return (row for row in self.parsed() if isinstance(row, SourceRow))
-
     def parsed(self) -> Iterator[SourceRow | DroppedRow]:
         """At most `max_rows` rows in order, those left out for want of an answer among them. Raises as `rows`."""
         if self.seed is not None:

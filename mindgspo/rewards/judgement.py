@@ -15,13 +15,16 @@ from typing import Protocol, Union
 from mindgspo.rewards.candidate import Candidate
 from mindgspo.types import Verdict
 
+MAX_EXTRACTED_CHARS = 200
+"""How much of an answer is kept in the sample record."""
+
 JSONValue = Union[None, bool, int, float, str, "list[JSONValue]", "dict[str, JSONValue]"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
     """value: reward before weighting; None abstains (TIMEOUT, ERROR, UNPARSEABLE_GOLD). extracted: the answer that was
-    found, at most 200 characters. extras: further numbers that a user's function reports; they are logged only.
+    found, at most MAX_EXTRACTED_CHARS. extras: further numbers that a user's function reports; they are logged only.
     message: why a function failed, "" where it did not."""
 
     value: float | None

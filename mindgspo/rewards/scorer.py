@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 
 from mindgspo.config.reward_section import AUTO, SHAPERS, RewardSection, file_function, function_label
 from mindgspo.errors import DataError, RewardError
 from mindgspo.rewards.candidate import Candidate
 from mindgspo.rewards.functions.from_file import ABSTAINED
+from mindgspo.rewards.functions.math import TASK as MATH_VERIFY_TASK
 from mindgspo.rewards.judgement import Job, Judge, Judgement, Outcome, Reply, Shaper
 from mindgspo.rewards.registry import build_function, function_for
 from mindgspo.rewards.workers import WorkerPool
@@ -25,17 +25,8 @@ from mindgspo.types import Prompt, Score, Verdict
 logger = logging.getLogger(__name__)
 
 MAX_ROWS_NAMED = 5
-MATH_VERIFY = "math_verify"
 _RUN_MATH_VERIFY = ("math", AUTO)
 _VERDICT_OF = {Outcome.TIMEOUT: Verdict.TIMEOUT, Outcome.FAILED: Verdict.ERROR, Outcome.DIED: Verdict.ERROR}
-
-
-@dataclass(slots=True)
-class _Opinions:
-    """What the functions say about one candidate, by function."""
-
-    judgements: dict[str, Judgement] = field(default_factory=dict)
-    shapes: dict[str, float] = field(default_factory=dict)
 
 
 class Scorer:
@@ -54,7 +45,7 @@ class Scorer:
         pool: WorkerPool | None = None,
     ) -> None:
         self._section = section
-        self._weights = dict(zip(section.functions, section.weights or _ones(section), strict=True))
+        self._weights = dict(zip(section.functions, section.resolved_weights, strict=True))
         self._build = build
         self._functions: dict[str, Judge | Shaper] = {}
         self._pool = _worker_pool(section) if pool is None else pool
@@ -131,7 +122,7 @@ class Scorer:
 
     def _scored(self, candidates: Sequence[Candidate]) -> list[Score]:
         functions = [self._functions_of(candidate.data_source, f"row {candidate.index}") for candidate in candidates]
-        opinions = [_Opinions() for _ in candidates]
+        judgements: list[dict[str, Judgement]] = [{} for _ in candidates]
         pending: list[tuple[int, str, Job]] = []
         for number, candidate in enumerate(candidates):
             for name in functions[number]:
@@ -140,13 +131,13 @@ class Scorer:
                     if isinstance(found, Job):
                         pending.append((number, name, found))
                     else:
-                        opinions[number].judgements[name] = found
+                        judgements[number][name] = found
         replies = self._pool.run([job for _, _, job in pending])
         for (number, name, _), reply in zip(pending, replies, strict=True):
-            opinions[number].judgements[name] = self._concluded(name, candidates[number], reply)
+            judgements[number][name] = self._concluded(name, candidates[number], reply)
         return [
-            self._joined(candidate, weights, opinion)
-            for candidate, weights, opinion in zip(candidates, functions, opinions, strict=True)
+            self._joined(candidate, weights, said)
+            for candidate, weights, said in zip(candidates, functions, judgements, strict=True)
         ]
 
     def _judged(self, name: str, candidate: Candidate) -> Judgement | Job:
@@ -171,18 +162,18 @@ class Scorer:
                     "%s, on row %d; this response is left out, as any more will be", score.message, candidate.index
                 )
 
-    def _joined(self, candidate: Candidate, weights: dict[str, float], opinions: _Opinions) -> Score:
-        judgements = [opinions.judgements[name] for name in weights if name not in SHAPERS]
+    def _joined(self, candidate: Candidate, weights: dict[str, float], said: dict[str, Judgement]) -> Score:
+        judgements = [said[name] for name in weights if name not in SHAPERS]
         first = judgements[0] if judgements else None
-        for name in weights:
-            if name in SHAPERS:
-                verdict = None if first is None else first.verdict
-                opinions.shapes[name] = self._function(name).value(candidate, verdict)
-        values = {name: judgement.value for name, judgement in opinions.judgements.items()} | opinions.shapes
+        verdict = None if first is None else first.verdict
+        values = {
+            name: self._function(name).value(candidate, verdict) if name in SHAPERS else said[name].value
+            for name in weights
+        }
         parts = {function_label(name): values[name] for name in weights if values[name] is not None}
         extras = {
             f"{function_label(name)}/{key}": value
-            for name, judgement in opinions.judgements.items()
+            for name, judgement in said.items()
             for key, value in judgement.extras.items()
         }
         invalid = [judgement for judgement in judgements if judgement.value is None]
@@ -223,17 +214,13 @@ def _failed(name: str, verdict: Verdict, message: str) -> Judgement:
     return Judgement(value=None, verdict=verdict, message=f"{function_label(name)}: {message}")
 
 
-def _ones(section: RewardSection) -> tuple[float, ...]:
-    return (1.0,) * len(section.functions)
-
-
 def _worker_pool(section: RewardSection) -> WorkerPool:
     """A pool, not yet started, for whatever the functions may hand over."""
     workers = section.workers
-    files = [f"{file.path}:{file.name}" for file in map(file_function, section.functions) if file is not None]
+    files = [file.task for file in map(file_function, section.functions) if file is not None]
     symbolic = any(name in _RUN_MATH_VERIFY for name in section.functions)
     return WorkerPool(
-        [*files, *([MATH_VERIFY] if symbolic else [])],
+        [*files, *([MATH_VERIFY_TASK] if symbolic else [])],
         count=workers.count,
         timeout_s=workers.timeout_s,
         startup_timeout_s=workers.startup_timeout_s,

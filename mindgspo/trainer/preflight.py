@@ -10,14 +10,13 @@ from collections.abc import Generator, Iterator
 
 from mindgspo.config import DataSourceSection, ExperimentConfig, batch_table, notes
 from mindgspo.config.validate import data_sources
-from mindgspo.data.dataset import check_settings
-from mindgspo.data.dataset_info import PromptFacts, read_info
+from mindgspo.data.dataset import check_folder
+from mindgspo.data.dataset_info import PromptFacts
 from mindgspo.data.duplicates import PromptIndex
 from mindgspo.data.inspect import row_lines
-from mindgspo.data.prompts import prompt_facts, render_prompt
+from mindgspo.data.prompts import prompt_facts, render_row
 from mindgspo.data.source_row import DroppedRow, SourceRow
 from mindgspo.data.sources import open_source
-from mindgspo.data.verify import verify_files
 from mindgspo.errors import DataError
 from mindgspo.models.huggingface_config import read_model_section
 from mindgspo.rewards import Scorer, gold_is_readable
@@ -67,15 +66,8 @@ def _checked_sources(
 
 def _check_prepared(config: ExperimentConfig, source: DataSourceSection, tokenizer: Tokenizer) -> int:
     assert source.path is not None
-    info = read_info(source.path)
-    verify_files(source.path, info)
-    check_settings(source.path, info, config.data)
-    if info.tokenizer.fingerprint != tokenizer.fingerprint:
-        raise DataError(
-            f"{source.path}: was made with another tokenizer, {info.tokenizer.name}, than this run's, "
-            f"{tokenizer.name}; use that tokenizer, or prepare the data again"
-        )
-    return min(info.counts.rows_out, source.max_rows or info.counts.rows_out)
+    num_rows = check_folder(source.path, tokenizer, config.data).counts.rows_out
+    return min(num_rows, source.max_rows or num_rows)
 
 
 def _first_prompts(
@@ -110,13 +102,13 @@ def _first_prompts(
 
 
 def _prompt(index: int, row: SourceRow, facts: PromptFacts, tokenizer: Tokenizer) -> Prompt:
-    rendered = render_prompt(row, facts, tokenizer)
+    rendered = render_row(row, facts, tokenizer)
     if rendered.full_length > facts.max_prompt_length and facts.truncation == "error":
         raise DataError(
             f"{row.where}: the prompt has {rendered.full_length} tokens, data.max_prompt_length is "
             f"{facts.max_prompt_length}; raise it, or set data.truncation to left, right, middle or drop"
         )
-    return rendered.as_prompt(index, row)
+    return rendered.as_prompt(index)
 
 
 def _judged(scorer: Scorer, prompt: Prompt, tokenizer: Tokenizer, *, may_be_wrong: bool) -> str:

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 
 from mindgspo.config.reward_section import FileFunction
 from mindgspo.rewards.candidate import Candidate
-from mindgspo.rewards.judgement import Job, JSONValue, Judgement, Reply
+from mindgspo.rewards.judgement import MAX_EXTRACTED_CHARS, Job, JSONValue, Judgement, Reply
 from mindgspo.types import Verdict
 
-MAX_EXTRACTED = 200
 MAX_SHOWN = 80
 _MEANINGFUL_KEYS = frozenset({"score", "acc", "verdict", "pred"})
 _VERDICTS = frozenset(verdict.value for verdict in Verdict)
@@ -44,7 +43,7 @@ class FromFile:
     """
 
     def __init__(self, function: FileFunction) -> None:
-        self._task = f"{function.path}:{function.name}"
+        self._task = function.task
 
     def can_read(self, gold: str) -> bool:
         """Always True: what an answer may be, only the file knows."""
@@ -103,7 +102,7 @@ def _verdict(fields: Mapping[str, JSONValue], score: float) -> Verdict:
 
 
 def _extracted(found: JSONValue) -> str | None:
-    return None if found is None else str(found)[:MAX_EXTRACTED]
+    return None if found is None else str(found)[:MAX_EXTRACTED_CHARS]
 
 
 def _extras(fields: Mapping[str, JSONValue]) -> dict[str, float]:

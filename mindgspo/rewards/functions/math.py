@@ -19,11 +19,10 @@ from mindgspo.rewards.answers.latex_tokens import Kind
 from mindgspo.rewards.answers.markers import Marker, content_of, occurrences
 from mindgspo.rewards.answers.passages import passages
 from mindgspo.rewards.candidate import Candidate
-from mindgspo.rewards.judgement import Job, Judgement, Reply
+from mindgspo.rewards.judgement import MAX_EXTRACTED_CHARS, Job, Judgement, Reply
 from mindgspo.types import Verdict
 
 TASK = "math_verify"
-MAX_EXTRACTED_CHARS = 200
 _CORRECT, _WRONG = 1.0, 0.0
 _MAX_WORDS = 3
 _MAX_LINES = 20

@@ -10,10 +10,9 @@ from mindgspo.config.reward_section import AnswerMode
 from mindgspo.rewards.answers.boxed import boxed_spans
 from mindgspo.rewards.answers.choices import Choice, boxed_choices, find_choices, read_choices
 from mindgspo.rewards.candidate import Candidate
-from mindgspo.rewards.judgement import Judgement, Reply
+from mindgspo.rewards.judgement import MAX_EXTRACTED_CHARS, Judgement, Reply
 from mindgspo.types import Verdict
 
-MAX_EXTRACTED_CHARS = 200
 _CORRECT, _WRONG = 1.0, 0.0
 
 

@@ -13,11 +13,8 @@ from mindgspo.rewards.answers.markers import Marker
 from mindgspo.rewards.answers.plain_text import plain
 from mindgspo.rewards.answers.quantity import Quantity, read_quantity, same_quantity
 from mindgspo.rewards.candidate import Candidate
-from mindgspo.rewards.judgement import Judgement, Reply
+from mindgspo.rewards.judgement import MAX_EXTRACTED_CHARS, Judgement, Reply
 from mindgspo.types import Verdict
-
-MAX_EXTRACTED_CHARS = 200
-"""How much of an answer is kept in the sample record."""
 
 
 class NumericJudge:

@@ -11,13 +11,12 @@ import re
 from typing import Literal
 
 from mindgspo.rewards.candidate import Candidate
-from mindgspo.rewards.judgement import Judgement, Reply
+from mindgspo.rewards.judgement import MAX_EXTRACTED_CHARS, Judgement, Reply
 from mindgspo.types import Verdict
 
 TAIL_CHARS = 300
 """How much of a response verl looks at."""
 
-MAX_EXTRACTED_CHARS = 200
 
 _MARKED = re.compile(r"#### (-?[0-9.,]+)")
 _NUMBER = re.compile(r"-?[0-9.,]+")

@@ -111,7 +111,7 @@ def test_a_parquet_file_is_refused_by_its_schema_before_any_row(tmp_path: Path):
     with pytest.raises(DataError, match="columns.extra_info: there is no column 'meta.tags.x'"):
         open_source(section(path, extra_info=("meta.tags.x",)), seed=1)
     with pytest.raises(DataError, match="rows.parquet row 1: q: expected a list of .* got nothing"):
-        list(open_source(section(path), seed=1).rows())
+        list(open_source(section(path), seed=1).parsed())
 
 
 def test_parquet_and_jsonl_give_the_same_rows(tmp_path: Path):
@@ -120,7 +120,7 @@ def test_parquet_and_jsonl_give_the_same_rows(tmp_path: Path):
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     changes = {"solution": "gold.how", "extra_info": ("meta", "a.b")}
     found = [
-        [(row.messages, row.answer, row.solution, row.extra_info) for row in open_source(source, seed=1).rows()]
+        [(row.messages, row.answer, row.solution, row.extra_info) for row in open_source(source, seed=1).parsed()]
         for source in (section(tmp_path / name, **changes) for name in ("rows.parquet", "rows.jsonl"))
     ]
     assert found[0] == found[1] and len(found[0]) == 5 and found[0][3][0][0]["content"] == "3+2?"

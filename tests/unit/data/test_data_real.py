@@ -62,7 +62,7 @@ def test_the_17917_dapo_rows(shared_data: Path):
     answers = {row["prompt"][-1]["content"]: row["reward_model"]["ground_truth"] for row in published}
     index, exact = PromptIndex(), {}
     num_rows = 0
-    for number, row in enumerate(open_source(DataSourceSection(format="dapo", path=path), seed=1).rows()):
+    for number, row in enumerate(open_source(DataSourceSection(format="dapo", path=path), seed=1).parsed()):
         text = row.messages[-1]["content"]
         index.add(row.prompt_key, number=number, where=row.where, answer=row.answer, text=text)
         exact.setdefault(row.messages[-1]["content"], set()).add(row.answer)

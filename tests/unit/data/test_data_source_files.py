@@ -110,10 +110,10 @@ def test_max_rows_stops_before_a_later_bad_row(gsm8k_file: Path):
     with gsm8k_file.open("a") as file:
         file.write('{"question": "no answer"}\n')
     few = open_source(DataSourceSection(format="gsm8k", path=gsm8k_file, max_rows=3), seed=1)
-    assert [row.answer for row in few.rows()] == ["5", "1000", "-7"]
+    assert [row.answer for row in few.parsed()] == ["5", "1000", "-7"]
     everything = open_source(DataSourceSection(format="gsm8k", path=gsm8k_file), seed=1)
     with pytest.raises(DataError, match="gsm8k.jsonl:4: answer"):
-        list(everything.rows())
+        list(everything.parsed())
 
 
 def test_only_generated_sources_depend_on_the_seed(gsm8k: DataSourceSection):
