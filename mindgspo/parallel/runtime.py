@@ -1,6 +1,6 @@
 """The one place that sets MindSpore's context, an environment variable, or touches a private API.
 
-Called once per process by the command line and by tests, before any cell is built.
+Called once per process by the command line, by the worker entry and by tests, before any cell is built.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ os.environ.setdefault("MS_OM_PATH", os.path.join(tempfile.gettempdir(), "mindgsp
 Device = Literal["CPU", "Ascend"]
 
 _device: Device | None = None
+_in_cluster = False
 
 
 def set_up_runtime(device: Device = "CPU") -> None:
@@ -43,3 +44,41 @@ def current_device() -> Device:
     """The device chosen by `set_up_runtime`; an assertion fails if nobody called it."""
     assert _device is not None, "set_up_runtime() was not called"
     return _device
+
+
+def is_worker() -> bool:
+    """Whether msrun started this process as a worker (its scheduler runs the same command under another role)."""
+    return os.environ.get("MS_ROLE") == "MS_WORKER"
+
+
+def join_cluster() -> None:
+    """Meet the other workers; waits until all have come. `set_up_runtime` comes first; a second call does nothing.
+
+    Raises RuntimeError where the cluster does not form (a worker is missing, the scheduler's port is taken).
+    """
+    global _in_cluster
+    if _in_cluster:
+        return
+    assert _device is not None, "set_up_runtime() comes before join_cluster()"
+    from mindspore import communication
+
+    communication.init()
+    _in_cluster = True
+
+
+def rank() -> int:
+    """Number of this process among the workers, from 0; 0 for a process that is alone."""
+    if not _in_cluster:
+        return 0
+    from mindspore import communication
+
+    return communication.get_rank()
+
+
+def world_size() -> int:
+    """Number of workers; 1 for a process that is alone."""
+    if not _in_cluster:
+        return 1
+    from mindspore import communication
+
+    return communication.get_group_size()
