@@ -7,15 +7,19 @@ looks at loss and norm before the step.
 
 from __future__ import annotations
 
-from mindspore import ParameterTuple, Tensor, nn, ops
+from collections.abc import Sequence
 
-from mindgspo.algorithms.adamw import AdamW, global_norm
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+
+from mindgspo.algorithms.adamw import squared_norm
 
 
 class Objective(nn.Cell):
     """policy -> loss, in one forward graph.
 
-    policy: construct(ids_RT, positions_RT, segments_RT, predict_NK, targets_NK) -> (logp_NK, entropy_NK).
+    policy: construct(inputs, positions_RT, segments_RT, predict_NK, targets_NK) -> (logp_NK, entropy_NK); its inputs are
+    ids_RT, or on the last of several pipeline stages the hidden states of the stage before.
     loss: see `losses.body.PolicyLoss.construct`; `loss.metrics` is the table of its metrics vector.
     """
 
@@ -27,7 +31,7 @@ class Objective(nn.Cell):
     def construct(
         self,
         probe_NK: Tensor,
-        ids_RT: Tensor,
+        inputs: Tensor,
         positions_RT: Tensor,
         segments_RT: Tensor,
         predict_NK: Tensor,
@@ -45,7 +49,7 @@ class Objective(nn.Cell):
 
         probe_NK: zeros, added to the log-probs. The gradient with respect to it is d loss / d logp as it flowed.
         """
-        logp_NK, entropy_NK = self.policy(ids_RT, positions_RT, segments_RT, predict_NK, targets_NK)
+        logp_NK, entropy_NK = self.policy(inputs, positions_RT, segments_RT, predict_NK, targets_NK)
         loss, metrics, log_ratio = self.loss(
             logp_NK + probe_NK,
             entropy_NK,
@@ -65,18 +69,21 @@ class Objective(nn.Cell):
 class GradientAccumulator(nn.Cell):
     """Gradient of one micro-batch, added to `gradients`, which `OptimizerStep` leaves at zero."""
 
-    def __init__(self, objective: Objective, weights: ParameterTuple) -> None:
+    def __init__(self, objective: Objective, weights: ParameterTuple, gradients: ParameterTuple) -> None:
         super().__init__(auto_prefix=False)
         self.objective = objective
         self.weights = weights
-        self.gradients = weights.clone(prefix="gradient", init="zeros")
+        self.gradients = gradients
         self.count = len(weights)
-        self.value_and_grad = ops.value_and_grad(objective, 0, weights, has_aux=True)
+        self.value_and_grad = ops.value_and_grad(objective, self.differentiated, weights, has_aux=True)
+
+    differentiated: int | tuple[int, ...] = 0
+    """Positions of the inputs whose gradients are returned: the probe's."""
 
     def construct(
         self,
         probe_NK: Tensor,
-        ids_RT: Tensor,
+        inputs: Tensor,
         positions_RT: Tensor,
         segments_RT: Tensor,
         predict_NK: Tensor,
@@ -91,9 +98,9 @@ class GradientAccumulator(nn.Cell):
         kl_coef: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Takes what `Objective` does; returns that and, last, d loss / d logp [N, K], 0 where masked."""
-        (loss, metrics, log_ratio, entropy), (grad_logp_NK, gradients) = self.value_and_grad(
+        (loss, metrics, log_ratio, entropy), (input_gradients, gradients) = self.value_and_grad(
             probe_NK,
-            ids_RT,
+            inputs,
             positions_RT,
             segments_RT,
             predict_NK,
@@ -109,30 +116,51 @@ class GradientAccumulator(nn.Cell):
         )
         for i in range(self.count):
             ops.assign_add(self.gradients[i], gradients[i])
-        return loss, metrics, log_ratio, entropy, grad_logp_NK
+        return loss, metrics, log_ratio, entropy, input_gradients
 
-    def discard(self) -> None:
-        """Zero the gradients from the host, after an update that was not finished."""
-        for gradient in self.gradients:
-            gradient.set_data(ops.zeros(gradient.shape, gradient.dtype))
+
+class LastStageAccumulator(GradientAccumulator):
+    """The same on the last of several pipeline stages: the last result is a pair, d loss / d logp and the gradient of the
+    hidden states that entered, [R * T, H]."""
+
+    differentiated = (0, 1)
+
+
+def gradients_of(weights: ParameterTuple) -> ParameterTuple:
+    """A zero Parameter beside every weight."""
+    return weights.clone(prefix="gradient", init="zeros")
+
+
+def discard(gradients: ParameterTuple) -> None:
+    """Zero the gradients from the host, after an update that was not finished."""
+    for gradient in gradients:
+        gradient.set_data(ops.zeros(gradient.shape, gradient.dtype))
 
 
 class GradientNorm(nn.Cell):
-    """Global L2 norm of the accumulated gradients."""
+    """Global L2 norm of the accumulated gradients.
 
-    def __init__(self, gradients: ParameterTuple) -> None:
+    gradients: those that count on this rank. group: the ranks that have the others; None for a rank that has all.
+    """
+
+    def __init__(self, gradients: Sequence[Parameter], group: str | None = None) -> None:
         super().__init__(auto_prefix=False)
-        self.gradients = gradients
+        self.gradients = ParameterTuple(gradients)
+        self.sum = None if group is None else ops.AllReduce(group=group)
+        self.zero = Tensor(np.float32(0))
 
     def construct(self) -> Tensor:
         """float32 scalar; not finite if any gradient is not, or if their squares overflow."""
-        return global_norm(self.gradients)
+        total = squared_norm(self.gradients) if len(self.gradients) > 0 else self.zero
+        if self.sum is not None:
+            total = self.sum(total.reshape(1))[0]
+        return ops.sqrt(total)
 
 
 class OptimizerStep(nn.Cell):
     """Applies the accumulated gradients and zeroes them for the next update."""
 
-    def __init__(self, optimizer: AdamW, gradients: ParameterTuple) -> None:
+    def __init__(self, optimizer: nn.Cell, gradients: ParameterTuple) -> None:
         super().__init__(auto_prefix=False)
         self.optimizer = optimizer
         self.gradients = gradients

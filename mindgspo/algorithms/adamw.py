@@ -7,6 +7,7 @@ gradient norm. What leaves: changed weights and moments. Called by the cells of 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import mindspore as ms
@@ -35,14 +36,17 @@ class AdamW(nn.Cell):
     root_eps = eps sqrt(1 - b2^t): the same fraction, multiplied by sqrt(1 - b2^t) above and below.
 
     weights: what is trained. section: betas, eps, weight decay, max_grad_norm; its schedule is not read here.
-    Moments are float32 Parameters named adamw.m.<weight>, adamw.v.<weight>.
+    Moments are float32 Parameters named adamw.m.<weight>, adamw.v.<weight>; names: other names for <weight>.
     """
 
-    def __init__(self, weights: ParameterTuple, section: OptimizerSection) -> None:
+    def __init__(
+        self, weights: ParameterTuple, section: OptimizerSection, names: Sequence[str] | None = None
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.weights = weights
-        self.first_moments = _zeros_beside(weights, "adamw.m")
-        self.second_moments = _zeros_beside(weights, "adamw.v")
+        names = [weight.name for weight in weights] if names is None else names
+        self.first_moments = _zeros_beside(weights, names, "adamw.m")
+        self.second_moments = _zeros_beside(weights, names, "adamw.v")
         self.count = len(weights)
         self.decays = tuple(section.weight_decay > 0 and decays(weight) for weight in weights)
         self.max_grad_norm = section.max_grad_norm
@@ -87,23 +91,29 @@ class AdamW(nn.Cell):
         Parameters, without a word. Whoever calls looks at the norm first.
         """
         for i in range(self.count):
-            if self.decays[i]:
-                # p - (lr wd) p, not p (1 - lr wd): for lr = 1e-6 float32 would round the factor by a fifth.
-                ops.assign_sub(self.weights[i], self.weights[i] * decay)
-            # Bias corrections are in step_size, so the kernel's own are switched off by powers of 0.
-            self.adam(
-                self.weights[i],
-                self.first_moments[i],
-                self.second_moments[i],
-                self.zero,
-                self.zero,
-                step_size,
-                self.beta1_tensor,
-                self.beta2_tensor,
-                root_eps,
-                gradients[i] * clip_scale,
-            )
+            self.update_one(i, gradients[i], clip_scale, step_size, root_eps, decay)
         return step_size
+
+    def update_one(
+        self, i: int, gradient: Tensor, clip_scale: Tensor, step_size: Tensor, root_eps: Tensor, decay: Tensor
+    ) -> None:
+        """Update weight number i and its moments."""
+        if self.decays[i]:
+            # p - (lr wd) p, not p (1 - lr wd): for lr = 1e-6 float32 would round the factor by a fifth.
+            ops.assign_sub(self.weights[i], self.weights[i] * decay)
+        # Bias corrections are in step_size, so the kernel's own are switched off by powers of 0.
+        self.adam(
+            self.weights[i],
+            self.first_moments[i],
+            self.second_moments[i],
+            self.zero,
+            self.zero,
+            step_size,
+            self.beta1_tensor,
+            self.beta2_tensor,
+            root_eps,
+            gradient * clip_scale,
+        )
 
 
 def decays(weight: Parameter) -> bool:
@@ -111,8 +121,8 @@ def decays(weight: Parameter) -> bool:
     return len(weight.shape) >= 2
 
 
-def global_norm(tensors: tuple[Tensor, ...]) -> Tensor:
-    """L2 norm over all elements of all tensors.
+def squared_norm(tensors: tuple[Tensor, ...]) -> Tensor:
+    """Sum of the squares of all elements of all tensors.
 
     Rows first, then one sum over all rows: on CPU five times faster than a full sum per tensor, as exact.
     """
@@ -122,14 +132,14 @@ def global_norm(tensors: tuple[Tensor, ...]) -> Tensor:
         if len(tensor.shape) > 1:
             square = square.sum(axis=-1).reshape(-1)
         rows = (*rows, square)
-    return ops.sqrt(ops.concat(rows).sum())
+    return ops.concat(rows).sum()
 
 
-def _zeros_beside(weights: ParameterTuple, prefix: str) -> ParameterTuple:
+def _zeros_beside(weights: ParameterTuple, names: Sequence[str], prefix: str) -> ParameterTuple:
     return ParameterTuple(
         [
-            Parameter(ops.zeros(weight.shape, ms.float32), name=f"{prefix}.{weight.name}", requires_grad=False)
-            for weight in weights
+            Parameter(ops.zeros(weight.shape, ms.float32), name=f"{prefix}.{name}", requires_grad=False)
+            for weight, name in zip(weights, names, strict=True)
         ]
     )
 

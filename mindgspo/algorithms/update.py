@@ -13,14 +13,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from mindspore import ParameterTuple, Tensor, nn
+from mindspore import Parameter, Tensor, nn
 
-from mindgspo.algorithms.accumulator import GradientAccumulator, GradientNorm, Objective, OptimizerStep
-from mindgspo.algorithms.adamw import AdamW
+from mindgspo.algorithms.accumulator import discard
 from mindgspo.algorithms.loss_metrics import summarize
+from mindgspo.algorithms.rank_part import OwnPart, RankPart
 from mindgspo.algorithms.telemetry import UpdateTelemetry, collect
 from mindgspo.config.schema import OptimizerSection
 from mindgspo.errors import CheckpointError, TrainingError
+from mindgspo.parallel.placement import ALONE
+from mindgspo.parallel.replicas import Replicas
+from mindgspo.parallel.training_layout import TrainingLayout
 from mindgspo.types import Batch
 
 UPDATES_KEY = "adamw.updates"
@@ -46,16 +49,16 @@ class PolicyUpdater:
     """Drives the compiled graphs: gradient per micro-batch, norm of their sum, one clipped AdamW step.
 
     policy, loss: see `accumulator.Objective`. The updater trains every parameter of `policy` that requires a
-    gradient, in place, and owns gradients and moments.
+    gradient, in place, and owns gradients and moments. layout: where this rank stands in the training plan; None for a
+    rank that is alone.
     """
 
-    def __init__(self, policy: nn.Cell, loss: nn.Cell, section: OptimizerSection) -> None:
-        weights = ParameterTuple(policy.trainable_params())
+    def __init__(
+        self, policy: nn.Cell, loss: nn.Cell, section: OptimizerSection, layout: TrainingLayout | None = None
+    ) -> None:
         self._table = loss.metrics
-        self._accumulate = GradientAccumulator(Objective(policy, loss), weights)
-        self._optimizer = AdamW(weights, section)
-        self._norm = GradientNorm(self._accumulate.gradients)
-        self._step = OptimizerStep(self._optimizer, self._accumulate.gradients)
+        self._part = OwnPart(policy, loss, section) if layout is None else RankPart(policy, loss, section, layout)
+        self._replicas = Replicas(ALONE if layout is None else layout.place)
         self._updates = 0
         self._gradients_are_zero = True
 
@@ -67,59 +70,66 @@ class PolicyUpdater:
     @property
     def compiled_graphs(self) -> int:
         """Gradient graphs compiled so far: one per shape of a micro-batch."""
-        return len(self._accumulate.compile_cache)
+        return len(self._part.accumulator.compile_cache)
+
+    @property
+    def moments(self) -> tuple[Parameter, ...]:
+        """First and second moments, of this rank's part."""
+        return (*self._part.optimizer.first_moments, *self._part.optimizer.second_moments)
+
+    @property
+    def gradients(self) -> tuple[Parameter, ...]:
+        """The accumulated gradients, zero between two updates."""
+        return tuple(self._part.gradients)
 
     def update(self, batches: Sequence[Batch], lr: float, *, kl_coef: float = 0.0) -> UpdateResult:
-        """Apply one update. The result does not depend on how the mini-batch was cut into `batches`.
+        """Apply one update. The result does not depend on how the mini-batch was cut into `batches`, nor on the plan.
 
-        kl_coef: weight of the loss's KL term, if it has one. Raises TrainingError if the loss or the gradient norm is
-        not finite; no weight, moment or counter has changed then.
+        batches: of the whole mini-batch, equal on all ranks; each replica computes its share. kl_coef: weight of the
+        loss's KL term, if it has one. Raises TrainingError if the loss or the gradient norm is not finite; no weight,
+        moment or counter has changed then.
         """
         denominators = {(batch.num_sequences, batch.num_tokens) for batch in batches}
         assert len(denominators) == 1, f"micro-batches of one update disagree on denominators: {denominators}"
         (num_sequences, num_tokens) = denominators.pop()
 
         if not self._gradients_are_zero:
-            self._accumulate.discard()
+            discard(self._part.gradients)
         self._gradients_are_zero = False
-        # All graphs are launched before the first result is read: the device does not wait for the host.
-        pending = [_Pending(*self._accumulate(*_inputs(batch, kl_coef))) for batch in batches]
-        losses = [float(micro.loss.asnumpy()) for micro in pending]
-        grad_norm = float(self._norm().asnumpy())
+        results = self._part.run(self._replicas.own(batches), lambda batch: _inputs(batch, kl_coef))
+        micros = [_Micro(*arrays) for arrays in self._replicas.collect(results, num_items=len(batches))]
+        losses = [float(micro.loss) for micro in micros]
+        grad_norm = self._part.summed_norm()
         self._refuse_non_finite(losses, grad_norm)
 
-        self._step(*self._optimizer.scalars(self._updates + 1, lr, grad_norm))
+        self._part.step(*self._part.optimizer.scalars(self._updates + 1, lr, grad_norm))
         self._updates += 1
         self._gradients_are_zero = True
         return UpdateResult(
             loss=sum(losses),
             grad_norm=grad_norm,
-            entropy=sum(float(micro.entropy.asnumpy()) for micro in pending) / num_tokens,
+            entropy=sum(float(micro.entropy) for micro in micros) / num_tokens,
             metrics=summarize(
                 self._table,
-                [micro.metrics.asnumpy() for micro in pending],
+                [micro.metrics for micro in micros],
                 num_sequences=num_sequences,
                 num_tokens=num_tokens,
             ),
             telemetry=tuple(
-                collect(
-                    log_ratio=micro.log_ratio.asnumpy(),
-                    grad_logp_NK=micro.grad_logp_NK.asnumpy(),
-                    mask_NK=batch.mask_NK,
-                )
-                for micro, batch in zip(pending, batches, strict=True)
+                collect(log_ratio=micro.log_ratio, grad_logp_NK=micro.grad_logp_NK, mask_NK=batch.mask_NK)
+                for micro, batch in zip(micros, batches, strict=True)
             ),
         )
 
     def state(self) -> dict[str, np.ndarray]:
-        """Copies of the moments by name, and the number of updates as an int64 scalar."""
-        moments = {parameter.name: parameter.asnumpy().copy() for parameter in self._moments()}
-        return moments | {UPDATES_KEY: np.array(self._updates, dtype=np.int64)}
+        """Copies of the whole moments by name, and the number of updates as an int64 scalar. Where ranks hold parts of
+        the moments, all of them call this, and rank 0 gets the whole; the others get the number alone."""
+        return self._part.whole_moments() | {UPDATES_KEY: np.array(self._updates, dtype=np.int64)}
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from what `state` returned. Raises CheckpointError on any other names or shapes."""
-        moments = {parameter.name: parameter for parameter in self._moments()}
-        expected = {name: tuple(parameter.shape) for name, parameter in moments.items()} | {UPDATES_KEY: ()}
+        """Continue from what `state` returned, on the same or on another plan. Raises CheckpointError on any other
+        names or shapes."""
+        expected = self._part.moment_shapes() | {UPDATES_KEY: ()}
         given = {name: np.shape(array) for name, array in state.items()}
         if expected != given:
             differing = sorted(name for name in expected | given if expected.get(name) != given.get(name))
@@ -129,12 +139,8 @@ class PolicyUpdater:
                 f"shape {given.get(name, 'none (missing)')}, expected "
                 f"{expected.get(name, 'none (unknown name)')}"
             )
-        for name, parameter in moments.items():
-            parameter.set_data(Tensor(np.asarray(state[name], dtype=np.float32)))
+        self._part.load_moments(state)
         self._updates = int(state[UPDATES_KEY])
-
-    def _moments(self) -> tuple:
-        return (*self._optimizer.first_moments, *self._optimizer.second_moments)
 
     def _refuse_non_finite(self, losses: Sequence[float], grad_norm: float) -> None:
         where = f"update {self._updates + 1}"
@@ -148,14 +154,14 @@ class PolicyUpdater:
         raise TrainingError(f"{where}; weights and optimizer are unchanged")
 
 
-class _Pending(NamedTuple):
-    """What the graph of one micro-batch returns, perhaps still being computed."""
+class _Micro(NamedTuple):
+    """What the graph of one micro-batch returned."""
 
-    loss: Tensor
-    metrics: Tensor
-    log_ratio: Tensor
-    entropy: Tensor
-    grad_logp_NK: Tensor
+    loss: np.ndarray
+    metrics: np.ndarray
+    log_ratio: np.ndarray
+    entropy: np.ndarray
+    grad_logp_NK: np.ndarray
 
 
 def _inputs(batch: Batch, kl_coef: float) -> tuple[Tensor, ...]:

@@ -55,13 +55,39 @@ def check_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
     return [
         *_model_parallel_problems(f"{name}.model_parallel", plan, model),
         *_pipeline_problems(name, plan, model),
-        *_not_single_process(name, plan),
+        *_not_built(name, plan),
     ]
+
+
+def check_infer_plan(name: str, plan: ParallelPlan) -> list[str]:
+    """Entries that mean nothing while responses are generated, one line per problem."""
+    problems = []
+    if plan.pipeline_stage > 1:
+        problems.append(
+            f"{name}.pipeline_stage: {plan.pipeline_stage}; decoding runs on one stage; set it to 1 and multiply "
+            f"data_parallel or model_parallel by {plan.pipeline_stage}"
+        )
+    if plan.optimizer_shard:
+        problems.append(f"{name}.optimizer_shard: there is no optimizer while generating; remove it")
+    if plan.micro_batch_num > 1:
+        problems.append(f"{name}.micro_batch_num: {plan.micro_batch_num}; there are no micro-batches while generating")
+    return problems
+
+
+def check_same_world(train: ParallelPlan, infer: ParallelPlan) -> list[str]:
+    """Both plans share the same cards, so their products must agree."""
+    if train.world_size == infer.world_size:
+        return []
+    sizes = f"plans.train {train} needs {train.world_size} workers, plans.infer {infer} needs {infer.world_size}"
+    if train.world_size % (infer.world_size // infer.data_parallel) == 0:
+        replicas = train.world_size // (infer.world_size // infer.data_parallel)
+        return [f"plans.infer: {sizes}; they share the same cards; set plans.infer.data_parallel={replicas}"]
+    return [f"plans.infer: {sizes}; they share the same cards, so data x model x pipeline must be equal"]
 
 
 def _model_parallel_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
     size = plan.model_parallel
-    legal = [mp for mp in divisors(model.num_attention_heads) if _fits(mp, plan, model)]
+    legal = [mp for mp in divisors(model.num_attention_heads) if _fits(mp, model)]
     if size in legal:
         return []
     sizes = f"{model.num_attention_heads} attention heads, {model.num_key_value_heads} key/value heads"
@@ -72,13 +98,14 @@ def _model_parallel_problems(name: str, plan: ParallelPlan, model: ModelSection)
     ]
 
 
-def _fits(model_parallel: int, plan: ParallelPlan, model: ModelSection) -> bool:
-    """Few key/value heads may be shared by several cards, but then evenly: one size divides the other."""
+def _fits(model_parallel: int, model: ModelSection) -> bool:
+    """Few key/value heads may be shared by several cards, but then evenly: one size divides the other. The vocabulary
+    is always divided over the output table's logits, whether or not the input table is."""
     kv_heads = model.num_key_value_heads
     return (
         (kv_heads % model_parallel == 0 or model_parallel % kv_heads == 0)
         and model.intermediate_size % model_parallel == 0
-        and (plan.vocab_emb_dp or model.vocab_size % model_parallel == 0)
+        and model.vocab_size % model_parallel == 0
     )
 
 
@@ -93,18 +120,21 @@ def _pipeline_problems(name: str, plan: ParallelPlan, model: ModelSection) -> li
             f"{name}.micro_batch_num: {plan.micro_batch_num} is less than pipeline_stage {stages}; "
             f"smallest legal: {stages}"
         )
+    if stages == 1 and plan.micro_batch_num > 1:
+        problems.append(
+            f"{name}.micro_batch_num: {plan.micro_batch_num} micro-batches are in flight between pipeline stages, and "
+            "there is one stage; remove it (trainer.samples_per_micro_batch cuts mini-batches)"
+        )
     return problems
 
 
-def _not_single_process(name: str, plan: ParallelPlan) -> list[str]:
-    """Only the default plan runs yet; every other entry is named, so that nothing set is silently without
-    effect."""
+def _not_built(name: str, plan: ParallelPlan) -> list[str]:
+    """Entries that no code acts on yet are refused, so that nothing set is silently without effect."""
+    entries = ("context_parallel", "expert_parallel", "use_seq_parallel")
     default = ParallelPlan()
-    changed = [
-        f"{field} {str(getattr(plan, field)).lower()}"
-        for field in ParallelPlan.model_fields
+    return [
+        f"{name}.{field}: {str(getattr(plan, field)).lower()} is not built in this version; "
+        f"the only legal value is {str(getattr(default, field)).lower()}"
+        for field in entries
         if getattr(plan, field) != getattr(default, field)
     ]
-    if not changed:
-        return []
-    return [f"{name}: {', '.join(changed)}: only single-process plans run in this version; remove the entry"]

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from mindgspo.config.algorithm_section import AlgorithmSection
 from mindgspo.config.plan import ParallelPlan
+from mindgspo.config.reshard_section import ReshardSection
 from mindgspo.config.reward_section import RewardSection
 from mindgspo.config.section import Section
 
@@ -65,7 +66,8 @@ class PlansSection(Section):
     train: ParallelPlan = ParallelPlan()
     """Plan of the policy while it is trained."""
     infer: ParallelPlan = ParallelPlan()
-    """Plan of the policy while it generates."""
+    """Plan of the policy while it generates. The same cards: its product equals that of `train`. Equal plans share one
+    set of weights; otherwise weights are laid out anew after each step."""
 
 
 class TokenizerSection(Section):
@@ -283,6 +285,8 @@ class ExperimentConfig(Section):
     """The policy."""
     plans: PlansSection = PlansSection()
     """Parallel plans; one process by default."""
+    reshard: ReshardSection = ReshardSection()
+    """How weights go from the train plan to the infer plan."""
     tokenizer: TokenizerSection = TokenizerSection()
     """Text to token ids and back."""
     data: DataSection

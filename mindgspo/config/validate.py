@@ -14,7 +14,7 @@ from mindgspo.config.advantage_rules import advantage_problems, group_problems
 from mindgspo.config.algorithm_rules import loss_problems
 from mindgspo.config.legal import divisors, either, nearest
 from mindgspo.config.penalty_rules import correction_problems, kl_problems
-from mindgspo.config.plan import check_plan
+from mindgspo.config.plan import check_infer_plan, check_plan, check_same_world
 from mindgspo.config.reward_rules import reward_file_problems, reward_problems
 from mindgspo.config.schema import DataSourceSection, ExperimentConfig
 
@@ -28,6 +28,8 @@ def joined_problems(config: ExperimentConfig) -> list[str]:
         *_model_problems(config),
         *check_plan("plans.train", config.plans.train, config.model),
         *check_plan("plans.infer", config.plans.infer, config.model),
+        *check_infer_plan("plans.infer", config.plans.infer),
+        *check_same_world(config.plans.train, config.plans.infer),
         *_batch_problems(config),
         *_length_problems(config),
         *_sampling_problems(config),
@@ -102,6 +104,34 @@ def _batch_problems(config: ExperimentConfig) -> Iterator[str]:
         yield (
             f"trainer.samples_per_micro_batch: {micro} does not divide the {mini} x {group} = {mini * group} "
             f"samples of a mini-batch; nearest legal: {either(nearest(divisors(mini * group), micro))}"
+        )
+        return
+    yield from _replica_problems(config, num_micro_batches=mini * group // micro)
+
+
+def _replica_problems(config: ExperimentConfig, *, num_micro_batches: int) -> Iterator[str]:
+    """Every replica must get the same work: prompts to answer, and whole rounds of micro-batches to train on."""
+    train, infer = config.plans.train, config.plans.infer
+    prompts = config.rollout.prompts_per_step
+    if prompts % infer.data_parallel:
+        yield (
+            f"plans.infer.data_parallel: {infer.data_parallel} replicas do not share rollout.prompts_per_step {prompts} "
+            f"evenly; nearest legal: {either(nearest(divisors(prompts), infer.data_parallel))}"
+        )
+    parts = train.data_parallel * train.micro_batch_num
+    if num_micro_batches % parts:
+        samples = config.trainer.prompts_per_mini_batch * config.rollout.num_generations
+        legal = [samples // number for number in divisors(samples) if number % parts == 0]
+        fix = (
+            f"nearest legal trainer.samples_per_micro_batch: "
+            f"{either(nearest(sorted(legal), config.trainer.samples_per_micro_batch))}"
+            if legal
+            else f"make the samples of a mini-batch, {samples}, a multiple of {parts}"
+        )
+        yield (
+            f"trainer.samples_per_micro_batch: {config.trainer.samples_per_micro_batch} makes {num_micro_batches} "
+            f"micro-batches per update, which data_parallel {train.data_parallel} x micro_batch_num "
+            f"{train.micro_batch_num} = {parts} of plans.train does not divide; {fix}"
         )
 
 

@@ -16,13 +16,19 @@ from mindspore import Tensor, nn, ops
 
 from mindgspo.config import ModelSection
 from mindgspo.models.qwen2 import Qwen2Model
-from mindgspo.parallel.layers import VocabParallelLogProb, VocabParallelLogProbEntropy
+from mindgspo.parallel.collectives import GraphOfRanks
+from mindgspo.parallel.model_parallel_ops import enter_model_parallel
+from mindgspo.parallel.placement import ALONE, Placement
+from mindgspo.parallel.replicas import Replicas
+from mindgspo.parallel.sharded_logprob import log_prob_head
+from mindgspo.parallel.stage_links import StageLinks
 from mindgspo.types import Batch, Float32Array
 
 
-def build_model(section: ModelSection) -> nn.Cell:
-    """The transformer of a family; its parameters are zero until `models.weights` fills them."""
-    return {"qwen2": Qwen2Model}[section.architecture](section)
+def build_model(section: ModelSection, place: Placement = ALONE) -> nn.Cell:
+    """The transformer of a family, or this rank's part of it; its parameters are zero until `models.weights` fills
+    them."""
+    return {"qwen2": Qwen2Model}[section.architecture](section, place)
 
 
 class PolicyLogProbs(nn.Cell):
@@ -31,16 +37,16 @@ class PolicyLogProbs(nn.Cell):
     def __init__(self, model: nn.Cell, *, temperature: float, with_entropy: bool) -> None:
         super().__init__(auto_prefix=False)
         self.model = model
-        head = VocabParallelLogProbEntropy if with_entropy else VocabParallelLogProb
-        self.head = head(temperature=temperature)
+        self.head = log_prob_head(model.place, temperature=temperature, with_entropy=with_entropy)
+        self.enter = enter_model_parallel(model.place)
         self.gather = ops.Gather()
 
     def construct(
-        self, ids_RT: Tensor, positions_RT: Tensor, segments_RT: Tensor, predict_NK: Tensor, targets_NK: Tensor
+        self, inputs: Tensor, positions_RT: Tensor, segments_RT: Tensor, predict_NK: Tensor, targets_NK: Tensor
     ) -> tuple[Tensor, Tensor]:
         """logp_NK and entropy_NK, float32; masked slots hold values of position 0 that mean nothing."""
-        hidden_MH = self.model(ids_RT, positions_RT, segments_RT)
-        hidden_MH = self.gather(hidden_MH, predict_NK.reshape(-1), 0)
+        hidden_MH = self.model(inputs, positions_RT, segments_RT)
+        hidden_MH = self.enter(self.gather(hidden_MH, predict_NK.reshape(-1), 0))
         logp_M, entropy_M = self.head(hidden_MH, self.model.output_weight(), targets_NK.reshape(-1))
         return logp_M.reshape(predict_NK.shape), entropy_M.reshape(predict_NK.shape)
 
@@ -54,27 +60,45 @@ class TokenScores:
 
 
 class PolicyScorer:
-    """Log-probs under the present weights, without gradients: the old policy's, or a finished model's."""
+    """Log-probs under the present weights, without gradients: the old policy's, or a finished model's.
+
+    Every replica of the model's plan scores its share of the batches, through all of its pipeline stages.
+    """
 
     def __init__(self, model: nn.Cell, *, temperature: float) -> None:
-        self._policy = PolicyLogProbs(model, temperature=temperature, with_entropy=True)
+        self._model = model
+        team = model.place.model_ranks
+        self._stage = GraphOfRanks(model, team)
+        self._policy = GraphOfRanks(PolicyLogProbs(model, temperature=temperature, with_entropy=True), team)
+        self._replicas = Replicas(model.place)
+        self._links = StageLinks(model.place)
 
     def score(self, batches: Sequence[Batch]) -> list[TokenScores]:
-        """One result per batch; all graphs are launched before the first result is awaited."""
-        pending = [
-            self._policy(
-                Tensor(batch.ids_RT),
-                Tensor(batch.positions_RT),
-                Tensor(batch.segments_RT),
-                Tensor(batch.predict_NK),
-                Tensor(batch.targets_NK),
-            )
-            for batch in batches
-        ]
+        """One result per batch, on every rank; all graphs are launched before the first result is awaited."""
+        pending = [self._launched(batch) for batch in self._replicas.own(batches)]
+        found = [(logp.asnumpy(), entropy.asnumpy()) for logp, entropy in pending if logp is not None]
         return [
             TokenScores(
-                logp_NK=np.where(batch.mask_NK, logp.asnumpy(), np.float32(0)),
-                entropy_NK=np.where(batch.mask_NK, entropy.asnumpy(), np.float32(0)),
+                logp_NK=np.where(batch.mask_NK, logp_NK, np.float32(0)),
+                entropy_NK=np.where(batch.mask_NK, entropy_NK, np.float32(0)),
             )
-            for batch, (logp, entropy) in zip(batches, pending, strict=True)
+            for batch, (logp_NK, entropy_NK) in zip(
+                batches, self._replicas.collect(found, num_items=len(batches)), strict=True
+            )
         ]
+
+    def _launched(self, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
+        """Log-probs and entropies of one batch; nothing on a stage that is not the last."""
+        start = entered_stage(self._model, self._links, batch)
+        rows = (Tensor(start), Tensor(batch.positions_RT), Tensor(batch.segments_RT))
+        if self._model.is_last:
+            return self._policy(*rows, Tensor(batch.predict_NK), Tensor(batch.targets_NK))
+        self._links.send_output(self._stage(*rows).asnumpy())
+        return None, None
+
+
+def entered_stage(model: nn.Cell, links: StageLinks, batch: Batch) -> np.ndarray:
+    """What this stage starts from: ids_RT, or the hidden states [R * T, H] of the stage before."""
+    if model.is_first:
+        return batch.ids_RT
+    return links.receive_input((batch.ids_RT.size, model.hidden_size))

@@ -2,7 +2,8 @@
 
 What enters: token ids with positions and segments (training, prefill) or one token per slot with a key/value cache
 (decode). What leaves: final hidden states; heads are separate (`models.policy`, `rollout.decode`). Parameter names
-and shapes are Hugging Face's. Matrices compute in `dtype`, norms' statistics and softmax in float32.
+and shapes are Hugging Face's. Matrices compute in `dtype`, norms' statistics and softmax in float32. A placement says
+which layers and heads are this process's; on a later pipeline stage hidden states enter instead of ids.
 
 Legend: R rows, T token slots, S decode slots, C cache positions, H hidden, A query heads, B kv heads, D head size.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Tensor, nn, ops
 
 from mindgspo.config import ModelSection
 from mindgspo.parallel.device_ops import (
@@ -27,6 +28,8 @@ from mindgspo.parallel.layers import (
     VocabParallelEmbedding,
     empty_parameter,
 )
+from mindgspo.parallel.model_parallel_ops import Unchanged, enter_model_parallel
+from mindgspo.parallel.placement import ALONE, Placement
 
 DTYPES = {"float32": ms.float32, "bfloat16": ms.bfloat16, "float16": ms.float16}
 
@@ -47,16 +50,19 @@ class RMSNorm(nn.Cell):
 class Qwen2Attention(nn.Cell):
     """Grouped-query self-attention; q, k, v carry a bias, o does not."""
 
-    def __init__(self, config: ModelSection, dtype: ms.Type, name: str) -> None:
+    def __init__(self, config: ModelSection, dtype: ms.Type, name: str, place: Placement) -> None:
         super().__init__(auto_prefix=False)
-        hidden = config.hidden_size
-        self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.head_dim = hidden // self.num_heads
-        kv_size = self.num_kv_heads * self.head_dim
-        self.q_proj = ColumnParallelLinear(hidden, hidden, bias=True, dtype=dtype, name=f"{name}.q_proj")
-        self.k_proj = ColumnParallelLinear(hidden, kv_size, bias=True, dtype=dtype, name=f"{name}.k_proj")
-        self.v_proj = ColumnParallelLinear(hidden, kv_size, bias=True, dtype=dtype, name=f"{name}.v_proj")
-        self.o_proj = RowParallelLinear(hidden, hidden, bias=False, dtype=dtype, name=f"{name}.o_proj")
+        hidden, kv_heads = config.hidden_size, config.num_key_value_heads
+        self.head_dim = hidden // config.num_attention_heads
+        kv_size = kv_heads * self.head_dim
+        self.num_heads = place.share(config.num_attention_heads)
+        self.num_kv_heads = place.share(kv_heads, units=kv_heads)
+        column = {"bias": True, "dtype": dtype, "place": place}
+        self.enter = enter_model_parallel(place)
+        self.q_proj = ColumnParallelLinear(hidden, hidden, name=f"{name}.q_proj", **column)
+        self.k_proj = ColumnParallelLinear(hidden, kv_size, units=kv_heads, name=f"{name}.k_proj", **column)
+        self.v_proj = ColumnParallelLinear(hidden, kv_size, units=kv_heads, name=f"{name}.v_proj", **column)
+        self.o_proj = RowParallelLinear(hidden, hidden, dtype=dtype, name=f"{name}.o_proj", place=place)
         self.rotary = RotaryOp(self.head_dim)
         self.attention = CausalAttentionOp(self.num_heads, self.num_kv_heads, self.head_dim)
         self.scores = ops.BatchMatMul(transpose_b=True)
@@ -64,6 +70,7 @@ class Qwen2Attention(nn.Cell):
 
     def project(self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [M, A, D], rotated keys [M, B, D] and values [M, B, D] of M flattened tokens."""
+        x_MH = self.enter(x_MH)
         query = self.q_proj(x_MH).reshape(-1, self.num_heads, self.head_dim)
         key = self.k_proj(x_MH).reshape(-1, self.num_kv_heads, self.head_dim)
         value = self.v_proj(x_MH).reshape(-1, self.num_kv_heads, self.head_dim)
@@ -112,29 +119,32 @@ class Qwen2Attention(nn.Cell):
 class Qwen2MLP(nn.Cell):
     """down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, config: ModelSection, dtype: ms.Type, name: str) -> None:
+    def __init__(self, config: ModelSection, dtype: ms.Type, name: str, place: Placement) -> None:
         super().__init__(auto_prefix=False)
         hidden, inner = config.hidden_size, config.intermediate_size
-        self.gate_proj = ColumnParallelLinear(hidden, inner, bias=False, dtype=dtype, name=f"{name}.gate_proj")
-        self.up_proj = ColumnParallelLinear(hidden, inner, bias=False, dtype=dtype, name=f"{name}.up_proj")
-        self.down_proj = RowParallelLinear(inner, hidden, bias=False, dtype=dtype, name=f"{name}.down_proj")
+        column = {"bias": False, "dtype": dtype, "place": place}
+        self.enter = enter_model_parallel(place)
+        self.gate_proj = ColumnParallelLinear(hidden, inner, name=f"{name}.gate_proj", **column)
+        self.up_proj = ColumnParallelLinear(hidden, inner, name=f"{name}.up_proj", **column)
+        self.down_proj = RowParallelLinear(inner, hidden, dtype=dtype, name=f"{name}.down_proj", place=place)
         self.swiglu = SwiGLUOp()
 
     def construct(self, x_MH: Tensor) -> Tensor:
+        x_MH = self.enter(x_MH)
         return self.down_proj(self.swiglu(self.gate_proj(x_MH), self.up_proj(x_MH)))
 
 
 class Qwen2DecoderLayer(nn.Cell):
     """Pre-norm attention and feed-forward blocks with residual connections."""
 
-    def __init__(self, config: ModelSection, dtype: ms.Type, name: str) -> None:
+    def __init__(self, config: ModelSection, dtype: ms.Type, name: str, place: Placement) -> None:
         super().__init__(auto_prefix=False)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, f"{name}.input_layernorm")
-        self.self_attn = Qwen2Attention(config, dtype, f"{name}.self_attn")
+        self.self_attn = Qwen2Attention(config, dtype, f"{name}.self_attn", place)
         self.post_attention_layernorm = RMSNorm(
             config.hidden_size, config.rms_norm_eps, dtype, f"{name}.post_attention_layernorm"
         )
-        self.mlp = Qwen2MLP(config, dtype, f"{name}.mlp")
+        self.mlp = Qwen2MLP(config, dtype, f"{name}.mlp", place)
 
     def construct(self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, forbidden_RTT: Tensor) -> Tensor:
         attended = self.self_attn(self.input_layernorm(x_MH), cos_M1D, sin_M1D, forbidden_RTT)
@@ -151,43 +161,68 @@ class Qwen2DecoderLayer(nn.Cell):
 
 
 class Qwen2Model(nn.Cell):
-    """The transformer without a head. `embed_tokens.weight` is also the output table when embeddings are tied."""
+    """The layers of one pipeline stage, without a head; all of the transformer where there is one stage.
 
-    def __init__(self, config: ModelSection) -> None:
+    The first stage has the input table, the last one the final norm and the output table, which is the input table
+    again when embeddings are tied: two stages then hold a copy of it under one name.
+    """
+
+    def __init__(self, config: ModelSection, place: Placement = ALONE) -> None:
         super().__init__(auto_prefix=False)
         dtype = DTYPES[config.dtype]
         self.config = config
+        self.place = place
         self.dtype = dtype
         self.hidden_size = config.hidden_size
-        self.embed_tokens = VocabParallelEmbedding(
-            config.vocab_size, config.hidden_size, dtype=dtype, name="model.embed_tokens"
-        )
+        self.tied = config.tie_word_embeddings
+        self.is_first, self.is_last = place.is_first_stage, place.is_last_stage
+        if self.is_first or (self.is_last and self.tied):
+            self.embed_tokens = VocabParallelEmbedding(
+                config.vocab_size, config.hidden_size, dtype=dtype, name="model.embed_tokens", place=place
+            )
         self.layers = nn.CellList(
-            [Qwen2DecoderLayer(config, dtype, f"model.layers.{i}") for i in range(config.num_hidden_layers)],
+            [
+                Qwen2DecoderLayer(config, dtype, f"model.layers.{i}", place)
+                for i in place.own_layers(config.num_hidden_layers)
+            ],
             auto_prefix=False,
         )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, "model.norm")
-        if not config.tie_word_embeddings:
-            self.lm_head = empty_parameter((config.vocab_size, config.hidden_size), "lm_head.weight")
-        self.tied = config.tie_word_embeddings
+        self.norm = (
+            RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, "model.norm") if self.is_last else Unchanged()
+        )
+        output_rows = place.share(config.vocab_size)
+        if self.is_last and not self.tied:
+            self.lm_head = empty_parameter((output_rows, config.hidden_size), "lm_head.weight")
+        # A whole table is the output table by its own rows alone.
+        self.takes_rows = self.is_last and self.tied and self.embed_tokens.weight.shape[0] > output_rows
+        self.first_output, self.last_output = place.at.model * output_rows, (place.at.model + 1) * output_rows
         head_dim = config.hidden_size // config.num_attention_heads
         self.rope_cos, self.rope_sin = rope_tables(head_dim, config.max_position_embeddings, config.rope_theta)
         self.gather = ops.Gather()
 
-    def output_weight(self) -> Parameter:
-        """The [V, H] table that turns hidden states into logits."""
+    def output_weight(self) -> Tensor:
+        """The table that turns hidden states into this rank's logits, [V / model_parallel, H]."""
+        if self.takes_rows:
+            return self.embed_tokens.weight[self.first_output : self.last_output]
         return self.embed_tokens.weight if self.tied else self.lm_head
+
+    def entered(self, inputs: Tensor) -> Tensor:
+        """Hidden states [M, H] before the stage's layers, from ids of any shape or from those of the stage before."""
+        return self.embed_tokens(inputs.reshape(-1)) if self.is_first else inputs
 
     def rotation(self, positions_M: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [M, 1, D] at the given positions."""
         cos = self.gather(self.rope_cos, positions_M, 0).expand_dims(1)
         return cos, self.gather(self.rope_sin, positions_M, 0).expand_dims(1)
 
-    def construct(self, ids_RT: Tensor, positions_RT: Tensor, segments_RT: Tensor) -> Tensor:
-        """Final hidden states, normed, [R * T, H]."""
+    def construct(self, inputs: Tensor, positions_RT: Tensor, segments_RT: Tensor) -> Tensor:
+        """Hidden states behind the stage's layers, normed on the last stage, [R * T, H].
+
+        inputs: ids_RT on the first stage, what the stage before returned on the others.
+        """
         cos, sin = self.rotation(positions_RT.reshape(-1))
         forbidden_RTT = forbidden_pairs(segments_RT)
-        x_MH = self.embed_tokens(ids_RT.reshape(-1))
+        x_MH = self.entered(inputs)
         for layer in self.layers:
             x_MH = layer(x_MH, cos, sin, forbidden_RTT)
         return self.norm(x_MH)

@@ -1,43 +1,65 @@
 """Values of a model's parameters: drawn from the seed, loaded from Hugging Face names, or read back.
 
-What enters: a model cell and named arrays. What leaves: changed parameters, or named float32 arrays. Called by the
-trainer's build, by checkpoints, exports and the `logprobs` command.
+What enters: a model cell (all of a model, or one rank's part of it) and named arrays. What leaves: changed parameters, or
+named float32 arrays. Called by the trainer's build, by checkpoints, exports and the `logprobs` command. Arrays are whole
+tensors under Hugging Face names; each rank takes its own slices of them.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Parameter, nn
 
 from mindgspo.config import ModelSection
-from mindgspo.models.names import hugging_face_names, weight_shapes
+from mindgspo.models.names import Shape, hugging_face_names, weight_shapes
 from mindgspo.models.safetensors_io import check_names, read_safetensors
+from mindgspo.parallel.layout import Layout
+from mindgspo.parallel.parameter_layouts import parameter_layouts
+from mindgspo.parallel.parameter_memory import set_values, values_of
+from mindgspo.parallel.placement import Placement
+from mindgspo.parallel.resharder import gather_to_first_rank
 
 _INITIALIZATION_STREAM = 0x1717
+
+
+def parameter_shapes(section: ModelSection) -> dict[str, Shape]:
+    """{our parameter name: shape of the whole tensor} of every weight of this model, in table order."""
+    shapes = weight_shapes(section)
+    return {ours: shapes[theirs] for ours, theirs in hugging_face_names(section).items()}
+
+
+def weight_layouts(section: ModelSection, place: Placement) -> dict[str, Layout]:
+    """{our parameter name: layout} of every weight of this model under the plan of `place`."""
+    return parameter_layouts(parameter_shapes(section), section, place.plan)
 
 
 def initialize_weights(model: nn.Cell, section: ModelSection, seed: int) -> None:
     """Random weights as Hugging Face draws them: matrices N(0, initializer_range^2), norms 1, biases 0.
 
-    Every parameter has its own stream, keyed by (seed, its name): the order of creation does not matter.
+    Every parameter has its own stream, keyed by (seed, its name): neither the order of creation nor the plan matters.
     """
-    arrays = {}
-    for name, shape in weight_shapes(section).items():
-        if len(shape) == 2:
-            key = [seed, _INITIALIZATION_STREAM, zlib.crc32(name.encode())]
-            random = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
-            arrays[name] = random.standard_normal(shape, dtype=np.float32) * np.float32(section.initializer_range)
-        else:
-            arrays[name] = np.full(shape, float(name.endswith("norm.weight")), dtype=np.float32)
-    load_weights(model, section, arrays, where=Path("random initialization"))
+    names = hugging_face_names(section)
+    for own in _own_slices(model, section):
+        set_values(own.parameter, _initial_values(names[own.name], own.shape, section, seed)[own.index])
+
+
+def _initial_values(name: str, shape: Shape, section: ModelSection, seed: int) -> np.ndarray:
+    if len(shape) != 2:
+        return np.full(shape, float(name.endswith("norm.weight")), dtype=np.float32)
+    key = [seed, _INITIALIZATION_STREAM, zlib.crc32(name.encode())]
+    random = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+    values = random.standard_normal(shape, dtype=np.float32)
+    values *= np.float32(section.initializer_range)
+    return values
 
 
 def load_weights(model: nn.Cell, section: ModelSection, arrays: Mapping[str, np.ndarray], *, where: Path) -> None:
-    """Set every parameter from arrays under Hugging Face names.
+    """Set every parameter from whole arrays under Hugging Face names.
 
     Raises WeightsError, before anything is changed, on a missing or unexpected name or another shape. A copy of the
     embedding table under `lm_head.weight` is accepted for a tied model only if it equals that table.
@@ -47,9 +69,9 @@ def load_weights(model: nn.Cell, section: ModelSection, arrays: Mapping[str, np.
     if section.tie_word_embeddings and head is not None and table is not None and np.array_equal(head, table):
         del found["lm_head.weight"]
     check_names(weight_shapes(section), found, where=where)
-    parameters = {parameter.name: parameter for parameter in model.get_parameters()}
-    for ours, theirs in hugging_face_names(section).items():
-        parameters[ours].set_data(Tensor(found[theirs].astype(np.float32)))
+    names = hugging_face_names(section)
+    for own in _own_slices(model, section):
+        set_values(own.parameter, found[names[own.name]][own.index].astype(np.float32))
 
 
 def load_huggingface(model: nn.Cell, section: ModelSection, folder: Path) -> None:
@@ -58,6 +80,36 @@ def load_huggingface(model: nn.Cell, section: ModelSection, folder: Path) -> Non
 
 
 def weights_as_numpy(model: nn.Cell, section: ModelSection) -> dict[str, np.ndarray]:
-    """Copies of all parameters under Hugging Face names, float32."""
+    """Copies of all parameters under Hugging Face names, float32. Where ranks hold parts of the model, all of them
+    call this, and only rank 0 gets the whole; the others get {}."""
+    views = weight_views(model)
+    if model.place.plan.world_size > 1:
+        views = gather_to_first_rank(weight_layouts(section, model.place), views)
+    return {theirs: np.array(views[ours]) for ours, theirs in hugging_face_names(section).items() if ours in views}
+
+
+def weight_views(model: nn.Cell) -> dict[str, np.ndarray]:
+    """{our parameter name: its values} of what this rank holds, without a copy where memory is shared."""
+    return {parameter.name: values_of(parameter) for parameter in model.get_parameters()}
+
+
+class _OwnSlice(NamedTuple):
+    """name: our parameter name. shape: of the whole tensor. index: the parameter's place in it."""
+
+    name: str
+    shape: Shape
+    parameter: Parameter
+    index: tuple[slice, ...]
+
+
+def _own_slices(model: nn.Cell, section: ModelSection) -> Iterator[_OwnSlice]:
+    """The parameters that this rank holds, in table order."""
     parameters = {parameter.name: parameter for parameter in model.get_parameters()}
-    return {theirs: parameters[ours].asnumpy().copy() for ours, theirs in hugging_face_names(section).items()}
+    rank = model.place.rank
+    for name, layout in weight_layouts(section, model.place).items():
+        parameter, held = parameters.pop(name, None), layout.slice_of(rank)
+        assert (parameter is None) == (held is None), f"{name}: model and layout of rank {rank} disagree"
+        if parameter is not None and held is not None:
+            assert tuple(parameter.shape) == held.shape, f"{name}: {parameter.shape}, the layout says {held.shape}"
+            yield _OwnSlice(name, layout.shape, parameter, held.index)
+    assert not parameters, f"parameters without a layout: {sorted(parameters)}"

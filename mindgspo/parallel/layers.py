@@ -1,10 +1,11 @@
 """The layers that know how a model is laid over processes. Models are written with them and never ask.
 
-What enters and leaves are full tensors in this version: every plan is one process. Column-parallel layers are those
-whose output features are split under model_parallel, row-parallel ones those whose input features are split; the
-names stand where the plans will act. Parameter names and shapes are Hugging Face's ([out, in]).
+Each process holds its slice of every weight and calls the collectives itself. Column-parallel layers compute their own
+output features, row-parallel ones take their own input features and add the ranks' results up; between the two a rank
+never sees the others' activations. Parameter names are Hugging Face's, shapes its ([out, in]) or a slice of that as
+`parallel.parameter_layouts` says. A rank that is alone compiles the graph of a model without any of this.
 
-Legend: M flattened tokens, V vocabulary entries, H hidden units, I and O in- and output features.
+Legend: M flattened tokens, V vocabulary entries (of this rank), H hidden units, I and O in- and output features.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops import constexpr
+
+from mindgspo.parallel.model_parallel_ops import leave_model_parallel
+from mindgspo.parallel.placement import Placement
 
 
 def empty_parameter(shape: tuple[int, ...], name: str) -> Parameter:
@@ -24,6 +28,7 @@ class _Linear(nn.Cell):
     """x W^T (+ b) in the compute type `dtype`; master weights stay float32."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool, dtype: ms.Type, name: str) -> None:
+        """in_features, out_features: of this rank."""
         super().__init__(auto_prefix=False)
         self.weight = empty_parameter((out_features, in_features), f"{name}.weight")
         self.has_bias = bias
@@ -40,24 +45,61 @@ class _Linear(nn.Cell):
 
 
 class ColumnParallelLinear(_Linear):
-    """Linear layer whose output features are split under model_parallel (q, k, v, gate, up)."""
+    """Linear layer whose output features are split under model_parallel (q, k, v, gate, up).
+
+    Its input is the same on all ranks and has passed `enter_model_parallel`, once for all layers that read it.
+    units: indivisible pieces of the output features (key/value heads); see `Placement.share`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        dtype: ms.Type,
+        name: str,
+        place: Placement,
+        units: int | None = None,
+    ) -> None:
+        super().__init__(in_features, place.share(out_features, units=units), bias=bias, dtype=dtype, name=name)
 
 
 class RowParallelLinear(_Linear):
-    """Linear layer whose input features are split under model_parallel (o, down); its output is summed."""
+    """Linear layer whose input features are split under model_parallel (o, down); the ranks' outputs are added up."""
+
+    def __init__(self, in_features: int, out_features: int, *, dtype: ms.Type, name: str, place: Placement) -> None:
+        super().__init__(place.share(in_features), out_features, bias=False, dtype=dtype, name=name)
+        self.leave = leave_model_parallel(place)
+
+    def construct(self, x_MI: Tensor) -> Tensor:
+        return self.leave(self.matmul(x_MI, ops.cast(self.weight, self.dtype)))
 
 
 class VocabParallelEmbedding(nn.Cell):
     """Embedding table [V, H], split over V under model_parallel unless the plan says vocab_emb_dp."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, dtype: ms.Type, name: str) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, *, dtype: ms.Type, name: str, place: Placement) -> None:
         super().__init__(auto_prefix=False)
-        self.weight = empty_parameter((vocab_size, hidden_size), f"{name}.weight")
+        self.is_split = place.model_parallel > 1 and not place.plan.vocab_emb_dp
+        rows = place.share(vocab_size) if self.is_split else vocab_size
+        self.weight = empty_parameter((rows, hidden_size), f"{name}.weight")
+        self.first_row, self.num_rows = place.at.model * rows if self.is_split else 0, rows
+        # A whole table is read alike by all ranks of the group. Where it is the output table too, its gradients are
+        # summed over them, and reading must count once.
+        self.is_silent = place.model_parallel > 1 and not self.is_split and place.at.model > 0
         self.dtype = dtype
         self.gather = ops.Gather()
+        self.leave = leave_model_parallel(place)
 
     def construct(self, ids: Tensor) -> Tensor:
-        return ops.cast(self.gather(self.weight, ids, 0), self.dtype)
+        if self.is_split:
+            rows = ids - self.first_row
+            is_own = ops.logical_and(rows >= 0, rows < self.num_rows)
+            found = self.gather(self.weight, ops.where(is_own, rows, 0), 0)
+            return ops.cast(self.leave(found * ops.cast(is_own, ms.float32).expand_dims(-1)), self.dtype)
+        weight = ops.stop_gradient(self.weight) if self.is_silent else self.weight
+        return ops.cast(self.gather(weight, ids, 0), self.dtype)
 
 
 @constexpr

@@ -83,6 +83,13 @@ class Layout:
         """The ranks that hold the slice with this number on every axis, ascending."""
         return _placement(self).holders[index]
 
+    def ranks_with_slice_of(self, rank: int) -> Ranks:
+        """The ranks that hold the same slice as `rank`, itself among them, ascending; empty if it holds none."""
+        for ranks in _placement(self).holders.values():
+            if rank in ranks:
+                return ranks
+        return ()
+
     def slice_indices(self) -> tuple[SliceIndex, ...]:
         """The numbers of all slices, in row-major order."""
         return tuple(_placement(self).holders)

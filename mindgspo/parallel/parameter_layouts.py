@@ -90,6 +90,24 @@ def moment_layouts(shapes: Mapping[str, Shape], model: ModelSection, plan: Paral
     }
 
 
+def gradient_ranks(
+    layouts: Mapping[str, Layout], model: ModelSection, plan: ParallelPlan, rank: int
+) -> dict[str, Ranks]:
+    """{name: ranks over which its gradient is summed} of the weights that `rank` holds; the rank itself among them.
+
+    Norms see whole activations: all model-parallel ranks find the same gradient, and data-parallel ones add theirs up.
+    Of every other weight each rank finds only what its own samples, heads, vocabulary or stage contribute, so that all
+    holders of a slice add theirs up.
+    """
+    grid = RankGrid.of(plan)
+    held = {name: layout.ranks_with_slice_of(rank) for name, layout in layouts.items()}
+    return {
+        name: grid.data_group(rank) if _split(name, model) is Split.WHOLE else ranks
+        for name, ranks in held.items()
+        if ranks
+    }
+
+
 def _layout(name: str, shape: Shape, model: ModelSection, plan: ParallelPlan, grid: RankGrid) -> Layout:
     split = _split(name, model)
     stages = _stages(name, model, plan)

@@ -5,9 +5,23 @@ Called once per process by the command line, by the worker entry and by tests, b
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import dataclasses
+import json
 import os
+import shutil
+import signal
+import socket
 import tempfile
-from typing import Literal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from mindspore import Parameter, Tensor
 
 # Errors only: MindSpore's deprecation warnings about its own context API drown the run's output.
 os.environ.setdefault("GLOG_v", "3")
@@ -82,3 +96,170 @@ def world_size() -> int:
     from mindspore import communication
 
     return communication.get_group_size()
+
+
+def broadcast_in_place(array: np.ndarray, *, sender: int, group: str) -> None:
+    """Fill a contiguous float32 or int32 array with the one of rank `sender`; both are members of `group`."""
+    from mindspore.mint import distributed
+
+    tensor = _aliasing_tensor(array)
+    distributed.broadcast(tensor, sender, group=group)
+    _wait_for(tensor, array)
+
+
+def sum_in_place(array: np.ndarray, *, group: str) -> None:
+    """Replace a contiguous float32 or int32 array by its sum over the members of `group`."""
+    from mindspore.mint import distributed
+
+    tensor = _aliasing_tensor(array)
+    distributed.all_reduce(tensor, group=group)
+    _wait_for(tensor, array)
+
+
+def _aliasing_tensor(array: np.ndarray) -> Tensor:
+    from mindspore import Tensor
+
+    assert array.flags.c_contiguous and array.dtype in (np.float32, np.int32), (array.dtype, array.flags)
+    return Tensor.from_numpy(array)
+
+
+def _wait_for(tensor: Tensor, array: np.ndarray) -> None:
+    """The functional collectives run in a thread of their own: reading waits for them. Where the device is the host
+    the tensor is the array; elsewhere it is copied back."""
+    result = tensor.asnumpy()
+    if not np.may_share_memory(result, array):
+        array[...] = result
+
+
+def synchronize_device() -> None:
+    """Wait for the graphs that were launched. On CPU a call of a graph returns when it is done."""
+    if _device == "Ascend":
+        from mindspore import runtime
+
+        runtime.synchronize()
+
+
+def offload_parameter(parameter: Parameter) -> None:
+    """Copy a parameter to host memory and free its memory on the device; MindSpore changes nothing on CPU."""
+    parameter._offload()
+
+
+def load_parameter(parameter: Parameter) -> None:
+    """Bring a parameter back to the device, after `offload_parameter`."""
+    parameter._load()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOrders:
+    """What the launcher tells its workers. launcher: its process id. is_terminal: rank 0 writes for a terminal."""
+
+    log_dir: str
+    state_dir: str
+    launcher: int
+    node_rank: int
+    is_terminal: bool
+
+
+_LAUNCH = "MINDGSPO_LAUNCH"
+# A collective on CPU gives up after 30 s by default, also when a rank merely compiles or evaluates for longer. Who
+# died is found out by the launcher at once, and who is slow is reported by its watch: both limits can be a day.
+_NO_LIMIT_S = "86400"
+# More workers than this leave MindSpore's interval of messages to the scheduler (3 to 5 s) as it is.
+_MAX_WORKERS_OF_SHORT_INTERVAL = 64
+
+
+def worker_environment(orders: LaunchOrders, *, num_workers: int, nodes: int) -> dict[str, str]:
+    """The environment in which msrun is to start workers; what the user has set of MindSpore's variables stays."""
+    environment = dict(os.environ)
+    environment[_LAUNCH] = json.dumps(dataclasses.asdict(orders))
+    environment["PATH"] = os.pathsep.join([orders.state_dir, os.environ.get("PATH", os.defpath)])
+    environment.setdefault("MS_CPU_COMM_OP_TIMEOUT", _NO_LIMIT_S)
+    if nodes == 1:  # with several nodes the scheduler alone notices that another machine is gone, after 30 s
+        environment.setdefault("MS_NODE_TIMEOUT", _NO_LIMIT_S)
+    if num_workers <= _MAX_WORKERS_OF_SHORT_INTERVAL:  # saves seconds while the cluster forms
+        environment.setdefault("MS_RETRY_INTERVAL_LOWER", "1")
+        environment.setdefault("MS_RETRY_INTERVAL_UPPER", "1")
+    if orders.is_terminal:  # rank 0 writes to a file, which the launcher copies to the terminal
+        columns, lines = shutil.get_terminal_size()
+        environment |= {"TTY_COMPATIBLE": "1", "COLUMNS": str(columns), "LINES": str(lines)}
+    return environment
+
+
+def launch_orders() -> LaunchOrders | None:
+    """What the launcher told this worker; None in a process that it did not start."""
+    text = os.environ.get(_LAUNCH)
+    return LaunchOrders(**json.loads(text)) if text else None
+
+
+def launched_rank() -> int:
+    """Number of this worker among all, known from the start; `rank()` is known when the cluster has formed."""
+    return int(os.environ["MS_NODE_ID"])
+
+
+def is_scheduler() -> bool:
+    """Whether msrun started this process as the scheduler, which must not do a worker's work."""
+    return os.environ.get("MS_ROLE") == "MS_SCHED"
+
+
+def is_launched() -> bool:
+    """Whether msrun started this process, in either role: `worker.run_worker` knows what to do in both."""
+    return is_worker() or is_scheduler()
+
+
+def settle_worker(orders: LaunchOrders, rank: int) -> None:
+    """Undo in this worker what `worker_environment` did for all: the search path, and the terminal unless rank 0."""
+    entries = os.environ["PATH"].split(os.pathsep)
+    os.environ["PATH"] = os.pathsep.join(entry for entry in entries if entry != orders.state_dir)
+    if orders.is_terminal and rank != 0:
+        del os.environ["TTY_COMPATIBLE"]
+
+
+def await_scheduler(poll_s: float = 0.05) -> None:
+    """Wait until the scheduler listens. `join_cluster` alone would come back 3 s later after one refused connection.
+
+    Gives up after msrun's limit for the forming of a cluster; then `join_cluster` says what is wrong.
+    """
+    address = os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"])
+    give_up = time.monotonic() + float(os.environ["MS_TOPO_TIMEOUT"])
+    while time.monotonic() < give_up:
+        try:
+            socket.create_connection(address, timeout=5.0).close()
+            return
+        except OSError:
+            time.sleep(poll_s)
+
+
+def serve_as_scheduler() -> None:
+    """MindSpore's scheduler: returns, or ends the process, when all workers have left the cluster.
+
+    Raises RuntimeError where the port is taken or a worker is lost. Holds Python's lock all the time.
+    """
+    from mindspore import communication
+
+    communication.init()
+
+
+def run_exit_functions() -> None:
+    """What Python would call at its end; MindSpore's own takes this process out of the cluster in order."""
+    atexit._run_exitfuncs()
+
+
+def adopt_orphans(is_on: bool) -> None:
+    """Descendants whose parent ends become this process's children instead of init's (Linux)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(is_on))
+
+
+def die_with_parent() -> None:
+    """The kernel kills this process when its parent ends, even while it hangs in C code (Linux)."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option: int, argument: int) -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.prctl(option, ctypes.c_ulong(argument), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}): {os.strerror(code)}")

@@ -1,7 +1,8 @@
 """The native rollout engine: the host keeps slots busy, compiled graphs do the work.
 
 What enters: prompts and sampling settings. What leaves: responses with the sampler's log-probs, and counters. It
-runs on the trainer's own parameters when both live in one process: loading weights then moves no byte.
+runs on the parameters of the model it was given, the trainer's own or a copy laid out for generating; who fills that
+copy is not its business (`rollout.replicated`).
 
 Legend: S slots, Q prompts of one prefill, L prompt columns, C cache columns, B kv heads.
 """
@@ -14,6 +15,7 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from mindgspo.data.rows import round_up
+from mindgspo.parallel.collectives import GraphOfRanks
 from mindgspo.rollout.graphs import Admit, DecodeStep, Prefill, SlotCache
 from mindgspo.rollout.protocol import Rollout, RolloutCounters, SamplingSettings
 from mindgspo.rollout.sampling import TokenSampler
@@ -47,15 +49,16 @@ class NativeEngine:
         num_columns = round_up(max_prompt_length, length_multiple) + max_new_tokens
         self._cache = SlotCache(model, num_slots=num_slots, num_columns=num_columns)
         self._first_rows_SB = self._cache.first_rows()
-        self._prefill = Prefill(model)
+        team = model.place.model_ranks
+        self._prefill = GraphOfRanks(Prefill(model), team)
         self._admit = Admit(self._cache)
-        self._decode = DecodeStep(model, self._cache, TokenSampler(top_k=top_k, top_p=top_p))
+        self._decode = GraphOfRanks(DecodeStep(model, self._cache, TokenSampler(top_k=top_k, top_p=top_p)), team)
         # Copying a few slots per graph keeps refilling cheap; a wider graph would mostly copy padding.
         self._admit_width = min(8, num_slots)
         self._weight_version: int | None = None
 
     def load_weights(self, version: int) -> None:
-        """Stamp the weights. The graphs read the trainer's parameters, so there is nothing to copy."""
+        """Stamp the weights that the model's parameters hold now."""
         self._weight_version = version
 
     def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, weight_version: int) -> Rollout:
@@ -129,7 +132,7 @@ class NativeEngine:
 class _PromptStore:
     """Keys and values of the prompts [start, stop), from the latest prefill."""
 
-    def __init__(self, prefill: Prefill, prompts: Sequence[Prompt], width: int, length_multiple: int) -> None:
+    def __init__(self, prefill: GraphOfRanks, prompts: Sequence[Prompt], width: int, length_multiple: int) -> None:
         self._prefill, self._prompts, self._width, self._multiple = prefill, prompts, width, length_multiple
         self.start = self.stop = self.num_prefilled = self.num_columns = 0
         self.prefilled: tuple[Tensor, ...] = ()

@@ -15,6 +15,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindgspo.parallel.device_ops import MASKED_SCORE
+from mindgspo.parallel.model_parallel_ops import from_first_rank, gather_columns
 from mindgspo.rollout.sampling import TokenSampler
 
 
@@ -27,7 +28,8 @@ class SlotCache:
     def __init__(self, model: nn.Cell, *, num_slots: int, num_columns: int) -> None:
         config = model.config
         self.num_slots, self.num_columns = num_slots, num_columns
-        self.num_kv_heads = config.num_key_value_heads
+        # Of this rank: key/value heads are split, or shared, as the model's layers are.
+        self.num_kv_heads = model.place.share(config.num_key_value_heads, units=config.num_key_value_heads)
         self.head_dim = config.hidden_size // config.num_attention_heads
         shape = (num_slots * self.num_kv_heads * num_columns, self.head_dim)
         names = [f"cache.{i}.{kind}" for i in range(config.num_hidden_layers) for kind in ("keys", "values")]
@@ -76,7 +78,8 @@ class Admit(nn.Cell):
 
 
 class DecodeStep(nn.Cell):
-    """Feeds one token per slot and samples the next one."""
+    """Feeds one token per slot and samples the next one. The ranks of a model-parallel group share the slots: each
+    holds its heads' part of the cache, the first one draws, and all go on with its tokens."""
 
     def __init__(self, model: nn.Cell, cache: SlotCache, sampler: TokenSampler) -> None:
         super().__init__(auto_prefix=False)
@@ -88,6 +91,8 @@ class DecodeStep(nn.Cell):
         self.columns_11C = Tensor(np.arange(cache.num_columns, dtype=np.int32).reshape(1, 1, -1))
         self.scatter = ops.ScatterUpdate()
         self.logits = ops.MatMul(transpose_b=True)
+        self.gather_columns = gather_columns(model.place)
+        self.from_first_rank = from_first_rank(model.place)
 
     def construct(
         self,
@@ -115,4 +120,6 @@ class DecodeStep(nn.Cell):
             values = values.reshape(-1, self.num_columns, self.head_dim)
             x_SH = layer.feed_forward(x_SH + layer.self_attn.attend_cache(query, keys, values, bias_S1C))
         logits_SV = self.logits(model.norm(x_SH), ops.cast(model.output_weight(), model.dtype))
-        return self.sampler(ops.cast(logits_SV, ms.float32), uniforms_S, inverse_temperature_S, greedy_S)
+        logits_SV = self.gather_columns(ops.cast(logits_SV, ms.float32))
+        drawn_S, logprobs_S = self.sampler(logits_SV, uniforms_S, inverse_temperature_S, greedy_S)
+        return self.from_first_rank(drawn_S, logprobs_S)

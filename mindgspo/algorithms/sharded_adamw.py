@@ -1,0 +1,106 @@
+"""AdamW whose moments are spread over the data-parallel replicas: each updates its rows and hands them to the others.
+
+What enters: gradients, already summed over the replicas, and the scalars of `adamw`. What leaves: changed weights, equal
+on all replicas, and the own part of the moments. Called by the cells of `accumulator`, in the place of `AdamW`.
+
+Legend: D replicas, F elements of a flat bucket of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+
+from mindgspo.algorithms.adamw import AdamW, StepScalars, decays
+from mindgspo.algorithms.gradient_sum import BUCKET_BYTES, runs_within
+from mindgspo.config.schema import OptimizerSection
+from mindgspo.parallel.process_groups import group_name
+from mindgspo.parallel.ranks import Ranks
+
+Rows = tuple[int, int]
+
+
+class ShardedAdamW(nn.Cell):
+    """As `AdamW`; the update of a row is the same to the last bit.
+
+    weights: this rank's slices. rows: for each the rows whose moments are this rank's, None for a weight whose moments
+    every replica keeps (its rows do not divide). replicas: the data-parallel group, in order.
+    """
+
+    def __init__(
+        self,
+        weights: ParameterTuple,
+        section: OptimizerSection,
+        *,
+        rows: Sequence[Rows | None],
+        replicas: Ranks,
+        index: int,
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        self.weights = weights
+        self.rows = tuple(rows)
+        self.count = len(weights)
+        own = ParameterTuple(
+            [
+                weight if bounds is None else _rows_of(weight, bounds)
+                for weight, bounds in zip(weights, rows, strict=True)
+            ]
+        )
+        self.adamw = AdamW(own, section, names=[weight.name for weight in weights])
+        assert self.adamw.decays == tuple(section.weight_decay > 0 and decays(weight) for weight in weights)
+        self.own = own
+        self.num_replicas = len(replicas)
+        self.sum = ops.AllReduce(group=group_name(replicas))
+        placed = np.zeros((len(replicas), 1), np.float32)
+        placed[index] = 1.0
+        self.placed_D1 = Tensor(placed)
+        sharded = [i for i, bounds in enumerate(rows) if bounds is not None]
+        sizes = {i: prod(own[i].shape) * len(replicas) * 4 for i in sharded}
+        self.buckets = tuple(runs_within(sharded, sizes, BUCKET_BYTES))
+
+    @property
+    def first_moments(self) -> ParameterTuple:
+        """See `AdamW`; of the own rows."""
+        return self.adamw.first_moments
+
+    @property
+    def second_moments(self) -> ParameterTuple:
+        """See `AdamW`; of the own rows."""
+        return self.adamw.second_moments
+
+    def scalars(self, step: int, lr: float, grad_norm: float) -> StepScalars:
+        """See `AdamW`."""
+        return self.adamw.scalars(step, lr, grad_norm)
+
+    def construct(
+        self, gradients: tuple[Tensor, ...], clip_scale: Tensor, step_size: Tensor, root_eps: Tensor, decay: Tensor
+    ) -> Tensor:
+        for i in range(self.count):
+            gradient = gradients[i]
+            if self.rows[i] is not None:
+                first, last = self.rows[i]
+                ops.assign(self.own[i], self.weights[i][first:last])
+                gradient = gradient[first:last]
+            self.adamw.update_one(i, gradient, clip_scale, step_size, root_eps, decay)
+        done = step_size
+        for bucket in self.buckets:
+            parts = ()
+            for i in bucket:
+                parts += (self.own[i].reshape(1, -1),)
+            flat_DF = self.sum(ops.depend(ops.concat(parts, 1), done) * self.placed_D1)
+            first = 0
+            for i in bucket:
+                size = self.own[i].size
+                ops.assign(self.weights[i], flat_DF[:, first : first + size].reshape(self.weights[i].shape))
+                first += size
+            done = flat_DF[0, 0]
+        return step_size
+
+
+def _rows_of(weight: Parameter, bounds: Rows) -> Parameter:
+    shape = (bounds[1] - bounds[0], *weight.shape[1:])
+    return Parameter(ops.zeros(shape, ms.float32), name=f"adamw.rows.{weight.name}", requires_grad=False)

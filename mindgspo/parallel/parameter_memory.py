@@ -1,0 +1,37 @@
+"""The numbers of MindSpore parameters as numpy arrays, read and written where they lie.
+
+What enters: a parameter. What leaves: its array. On CPU the array is the parameter's own memory (mapped or pooled), so
+neither way costs a copy; a device with memory of its own hands out a copy and takes one back.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from mindspore import Parameter, Tensor
+
+from mindgspo.parallel.runtime import current_device
+
+
+def values_of(parameter: Parameter) -> np.ndarray:
+    """The parameter's array; to be read before the next graph runs. Writing needs `set_values`."""
+    return parameter.asnumpy()
+
+
+def writable_values_of(parameter: Parameter) -> np.ndarray:
+    """An array of the parameter's shape to be filled; `commit_values` makes it the parameter's. On CPU it is so at once."""
+    return parameter.asnumpy()
+
+
+def commit_values(parameter: Parameter, array: np.ndarray) -> None:
+    """Make the array of `writable_values_of` the parameter's values."""
+    if current_device() != "CPU":
+        parameter.set_data(Tensor(array))
+
+
+def set_values(parameter: Parameter, array: np.ndarray) -> None:
+    """Write `array` (of the parameter's shape) into the parameter."""
+    assert tuple(parameter.shape) == array.shape, f"{parameter.name}: {parameter.shape} is not {array.shape}"
+    if current_device() == "CPU":
+        parameter.asnumpy()[...] = array
+    else:
+        parameter.set_data(Tensor(array.astype(np.float32)))

@@ -1,0 +1,75 @@
+"""Data-parallel work: every replica does its share of a list, and everybody gets all results.
+
+What enters: a list that is equal on all ranks. What leaves: this replica's part of it, then the results of all, in the
+order of the list, on every rank. Called wherever ranks share work: sampling, judging, log-probs, updates. Results are
+numpy arrays; only the speaker of a replica sends them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from mindgspo.parallel.collectives import exchange
+from mindgspo.parallel.placement import ALONE, Placement
+
+Item = TypeVar("Item")
+Arrays = tuple[np.ndarray, ...]
+"""One result: a few arrays of any shape and of numeric or bool type."""
+
+
+class Replicas:
+    """The data-parallel replicas of one plan, seen from one rank."""
+
+    def __init__(self, place: Placement = ALONE) -> None:
+        self._count, self._own = place.plan.data_parallel, place.at.data
+        self._is_alone = place.plan.world_size == 1
+        self._speaks, self._speakers = place.is_speaker, place.speakers()
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank's results are those that are sent."""
+        return self._speaks
+
+    def own(self, items: Sequence[Item]) -> list[Item]:
+        """This replica's items, dealt out in turn: a list sorted by cost is shared evenly."""
+        return list(items[self._own :: self._count])
+
+    def collect(self, results: Sequence[Arrays], *, num_items: int) -> list[Arrays]:
+        """The results of all items. results: of `own`, in order; what ranks that do not speak give is not read."""
+        if self._is_alone:
+            return list(results)
+        if self._speaks:
+            expected = len(range(self._own, num_items, self._count))
+            assert len(results) == expected, f"{len(results)} results for {expected} items"
+        parcels = exchange(_packed(results) if self._speaks else b"", speakers=self._speakers)
+        by_replica = [list(_unpacked(parcel)) for parcel in parcels]
+        return [by_replica[number % self._count][number // self._count] for number in range(num_items)]
+
+
+    def collect_each(self, result: Arrays) -> list[Arrays]:
+        """One result of every replica, in order, on every rank."""
+        return self.collect([result], num_items=self._count)
+
+
+def _packed(results: Sequence[Arrays]) -> bytes:
+    """A line of JSON with types and shapes, then the arrays' bytes."""
+    header = [[[array.dtype.str, list(array.shape)] for array in arrays] for arrays in results]
+    bodies = [np.ascontiguousarray(array).tobytes() for arrays in results for array in arrays]
+    return b"".join([json.dumps(header).encode(), b"\n", *bodies])
+
+
+def _unpacked(parcel: bytes) -> Iterator[Arrays]:
+    header, _, body = parcel.partition(b"\n")
+    start = 0
+    for described in json.loads(header):
+        arrays = []
+        for dtype, shape in described:
+            size = int(np.prod(shape))
+            array = np.frombuffer(body, np.dtype(dtype), count=size, offset=start).reshape(shape).copy()
+            start += array.nbytes
+            arrays.append(array)
+        yield tuple(arrays)

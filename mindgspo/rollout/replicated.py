@@ -1,0 +1,85 @@
+"""Generation over all replicas of the infer plan: each answers its share of the prompts, everybody gets all responses.
+
+What enters: prompts that are equal on all ranks. What leaves: a `Rollout` of all of them, equal on all ranks. The
+ranks of one model-parallel group run one native engine together. Weights come over from the training plan first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mindgspo.parallel.placement import Placement
+from mindgspo.parallel.replicas import Arrays, Replicas
+from mindgspo.rollout.protocol import Rollout, RolloutCounters, RolloutEngine, SamplingSettings
+from mindgspo.types import FinishReason, Prompt, Response
+
+_REASONS = tuple(FinishReason)
+
+
+class ReplicatedEngine:
+    """Implements `RolloutEngine` around this rank's own engine.
+
+    bring_weights: called with the version, on all ranks at once; it fills the parameters of the engine's model.
+    """
+
+    def __init__(self, engine: RolloutEngine, place: Placement, bring_weights: Callable[[int], None]) -> None:
+        self._engine, self._bring_weights = engine, bring_weights
+        self._replicas = Replicas(place)
+
+    def load_weights(self, version: int) -> None:
+        """Bring the trained weights over, then stamp them."""
+        self._bring_weights(version)
+        self._engine.load_weights(version)
+
+    def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, weight_version: int) -> Rollout:
+        """See `RolloutEngine`. The responses do not depend on how many replicas there are."""
+        own = self._replicas.own(prompts)
+        found: list[Arrays] = []
+        counted = np.zeros(len(_COUNTERS), np.int64)
+        if own:
+            rollout = self._engine.generate(own, settings, weight_version=weight_version)
+            found = [_packed(siblings) for siblings in rollout.responses]
+            counted = np.array([getattr(rollout.counters, name) for name in _COUNTERS], np.int64)
+        groups = self._replicas.collect(found, num_items=len(prompts))
+        totals = sum(total for (total,) in self._replicas.collect_each((counted,)))
+        return Rollout(
+            responses=tuple(
+                _unpacked(arrays, prompt, settings, weight_version)
+                for prompt, arrays in zip(prompts, groups, strict=True)
+            ),
+            counters=RolloutCounters(**dict(zip(_COUNTERS, map(int, totals), strict=True))),
+        )
+
+
+_COUNTERS = ("prefilled_prompts", "decode_steps", "busy_slot_steps", "slot_steps", "generated_tokens")
+
+
+def _packed(siblings: Sequence[Response]) -> Arrays:
+    """Lengths and finish reasons [G], then ids and log-probs of all siblings end to end."""
+    return (
+        np.array([response.length for response in siblings], np.int64),
+        np.array([_REASONS.index(response.finish_reason) for response in siblings], np.int64),
+        np.concatenate([response.ids for response in siblings]),
+        np.concatenate([response.logprobs for response in siblings]),
+    )
+
+
+def _unpacked(arrays: Arrays, prompt: Prompt, settings: SamplingSettings, weight_version: int) -> tuple[Response, ...]:
+    lengths, reasons, ids, logprobs = arrays
+    stops = np.cumsum(lengths)[:-1]
+    return tuple(
+        Response(
+            prompt_index=prompt.index,
+            sample_index=sample,
+            ids=own_ids,
+            logprobs=own_logprobs,
+            finish_reason=_REASONS[reason],
+            temperature=settings.temperature,
+            weight_version=weight_version,
+        )
+        for sample, (reason, own_ids, own_logprobs) in enumerate(
+            zip(reasons, np.split(ids, stops), np.split(logprobs, stops), strict=True)
+        )
+    )

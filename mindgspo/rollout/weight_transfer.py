@@ -1,0 +1,51 @@
+"""Trained weights on their way to the model that generates, over the same processes.
+
+What enters: both models, each with its placement, and the version. What leaves: the second model filled, and a report.
+Called by `ReplicatedEngine` before the first rollout with new weights, on all ranks at once.
+"""
+
+from __future__ import annotations
+
+from mindspore import nn
+
+from mindgspo.config.reshard_section import ReshardSection
+from mindgspo.config.schema import ModelSection
+from mindgspo.models.weights import weight_layouts, weight_views
+from mindgspo.parallel.resharder import Residency, Resharder, ReshardReport
+from mindgspo.parallel.reshard_verify import sampled_names, verify_reshard
+
+
+class WeightTransfer:
+    """From the training model's plan to the generating model's. Planned once.
+
+    Raises WeightsError where a transfer that is verified did not arrive bit for bit.
+    """
+
+    def __init__(
+        self,
+        trained: nn.Cell,
+        generating: nn.Cell,
+        model: ModelSection,
+        section: ReshardSection,
+        residency: Residency | None = None,
+    ) -> None:
+        self._trained, self._generating = trained, generating
+        self._source = weight_layouts(model, trained.place)
+        self._destination = weight_layouts(model, generating.place)
+        self._verify = section.verify
+        self._resharder = Resharder(
+            self._source, self._destination, bucket_bytes=section.bucket_mb << 20, residency=residency
+        )
+        self.last: ReshardReport | None = None
+
+    def bring(self, version: int) -> None:
+        """Fill the generating model with the weights of the trained one."""
+        old, new = weight_views(self._trained), weight_views(self._generating)
+        self.last = self._resharder.run(old, new)
+        names = self._names(version)
+        if names:
+            verify_reshard(names, self._source, self._destination, old, new)
+
+    def _names(self, version: int) -> list[str]:
+        names = list(self._source)
+        return {"off": [], "sampled": sampled_names(names, version), "full": names}[self._verify]

@@ -1,0 +1,63 @@
+"""A toy of a training: steps with two stages and a sum over all ranks; arguments say what goes wrong.
+
+python toy_training.py STEPS [ACTION RANK STEP]
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+from mindgspo.errors import DataError
+from mindgspo.parallel import heartbeat, runtime
+from mindgspo.parallel.worker import meet_others, run_worker
+
+CHILD = "import time; time.sleep(600)"
+
+
+def misbehave(action: str) -> None:
+    if action == "raise":
+        raise ValueError("the toy broke")
+    elif action == "user_error":
+        raise DataError("rows.jsonl:3: no answer")
+    elif action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "segfault":
+        import ctypes
+
+        ctypes.string_at(0)
+    elif action == "sleep":
+        print("dozing", flush=True)
+        time.sleep(float(os.environ.get("TOY_SLEEP_S", "600")))
+    elif action == "child":  # in a session of its own, as reward workers are
+        subprocess.Popen([sys.executable, "-c", CHILD], start_new_session=True)
+
+
+def train() -> int:
+    num_steps = int(sys.argv[1])
+    action, bad_rank, bad_step = (sys.argv[2], int(sys.argv[3]), int(sys.argv[4])) if len(sys.argv) > 2 else ("", -1, 0)
+    runtime.set_up_runtime("CPU")
+    meet_others()
+    rank, size = runtime.rank(), runtime.world_size()
+    assert rank == runtime.launched_rank()
+    print(f"rank {rank} of {size} with {sys.executable}")
+    for step in range(1, num_steps + 1):
+        heartbeat.enter("generate", step)
+        for _ in range(3):
+            heartbeat.tick()
+        if bad_rank in (rank, -2) and step == bad_step:
+            misbehave(action)
+        heartbeat.enter("update", step)
+        total = np.full(3, rank + step, np.float32)
+        runtime.sum_in_place(total, group="mccl_world_group")
+        print(f"step {step} sum {total[0]:.0f}")
+    return 0
+
+
+if __name__ == "__main__":
+    run_worker(train)

@@ -1,0 +1,253 @@
+"""Strategy files written and read: hand-worked entries, round trips, merging, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindgspo.config import ModelSection, ParallelPlan
+from mindgspo.errors import CheckpointError, WeightsError
+from mindgspo.models.names import weight_shapes
+from mindgspo.parallel.layout import Layout
+from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
+from mindgspo.parallel.strategy_file import (
+    merge_strategies,
+    read_strategy,
+    save_strategy,
+    write_strategies,
+    write_strategy,
+)
+from mindgspo.parallel.strategy_layouts import stage_strategy, strategy_layouts
+from mindgspo.parallel.strategy_record import StoredLayout, Strategy
+from mindgspo.parallel.tensor_slice import TensorSlice
+
+TINY = ModelSection(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=4,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+)
+TIED = TINY.model_copy(update={"tie_word_embeddings": True})
+
+Q, K = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"
+OUT, NORM = "model.layers.0.self_attn.o_proj.weight", "model.norm.weight"
+
+
+def plan(data: int, model: int, stages: int, **changes: Any) -> ParallelPlan:
+    return ParallelPlan(data_parallel=data, model_parallel=model, pipeline_stage=stages, **changes)
+
+
+def weights(parallel_plan: ParallelPlan, model: ModelSection = TINY) -> dict[str, Layout]:
+    return parameter_layouts(weight_shapes(model), model, parallel_plan)
+
+
+def moments(parallel_plan: ParallelPlan, model: ModelSection = TINY) -> dict[str, Layout]:
+    return moment_layouts(weight_shapes(model), model, parallel_plan)
+
+
+def without_shapes(strategy: Strategy) -> Strategy:
+    """What protobuf can hold of a record."""
+    return Strategy(
+        stages={
+            stage: {name: replace(stored, shape=None) for name, stored in entries.items()}
+            for stage, entries in strategy.stages.items()
+        }
+    )
+
+
+def assert_same_placement(found: dict[str, Layout], expected: dict[str, Layout]) -> None:
+    assert list(found) == list(expected)
+    for name, layout in expected.items():
+        assert found[name].same_placement(layout), f"{name}: {found[name]}, not {layout}"
+
+
+# ----- what is in a file
+
+
+def test_a_file_of_2_x_4_x_1_by_hand(tmp_path: Path):
+    write_strategy(tmp_path / "strategy_3.ckpt", weights(plan(2, 4, 1)), plan=plan(2, 4, 1), rank=3)
+    strategy = read_strategy(tmp_path / "strategy_3.ckpt")
+    assert list(strategy.stages) == [0] and list(strategy.stages[0]) == list(weight_shapes(TINY))
+    entries = strategy.stages[0]
+    assert entries[Q] == StoredLayout(device_matrix=(2, 4), tensor_map=(0, -1))
+    assert entries[OUT] == StoredLayout(device_matrix=(2, 4), tensor_map=(-1, 0))
+    # Two kv heads for four ranks: pairs of ranks share one.
+    assert entries[K] == StoredLayout(device_matrix=(2, 2, 2), tensor_map=(1, -1))
+    assert entries[NORM] == StoredLayout(device_matrix=(2, 4), tensor_map=(-1,))
+    assert strategy.stage_size == 8
+
+
+def test_a_json_file_by_hand(tmp_path: Path):
+    path = tmp_path / "strategy.json"
+    write_strategy(path, {Q: weights(plan(1, 4, 2))[Q]}, plan=plan(1, 4, 2), rank=2)
+    assert json.loads(path.read_text()) == {
+        "current_stage": 1,
+        "parallel_strategy_item": {"stage_0": {"stage": 0, "parallel_strategy": []}},
+        "parallel_layout_item": {
+            Q: {
+                "dev_matrix": [1, 4],
+                "tensor_map": [0, -1],
+                "tensor_shape": [32, 32],
+                "field": 0,
+                "opt_weight_shard_step": 0,
+                "opt_weight_shard_size": 0,
+            }
+        },
+    }
+
+
+def test_a_rank_gets_the_parameters_of_its_stage(tmp_path: Path):
+    train, layouts = plan(1, 4, 2), weights(plan(1, 4, 2))
+    for rank, stage in ((0, 0), (3, 0), (4, 1), (7, 1)):
+        write_strategy(tmp_path / f"{rank}.ckpt", layouts, plan=train, rank=rank)
+        entries = read_strategy(tmp_path / f"{rank}.ckpt").stages
+        assert list(entries) == [stage]
+        assert list(entries[stage]) == [name for name, layout in layouts.items() if rank in layout.rank_list]
+        assert entries[stage][f"model.layers.{2 * stage}.mlp.up_proj.weight"].device_matrix == (1, 4)
+
+
+def test_a_tied_table_is_on_both_stages_with_the_matrix_of_one(tmp_path: Path):
+    layouts, train = weights(plan(1, 4, 2), TIED), plan(1, 4, 2)
+    paths = write_strategies(tmp_path, layouts, plan=train)
+    table = "model.embed_tokens.weight"
+    assert layouts[table].device_matrix == (2, 1, 4)
+    assert [read_strategy(paths[rank]).stages[rank // 4][table].device_matrix for rank in (0, 7)] == [(1, 4)] * 2
+    back = strategy_layouts(merge_strategies(paths), weight_shapes(TIED))
+    assert back[table] == layouts[table]
+
+
+def test_moments_go_into_the_optimizer_shard_fields_where_mindspore_reads_them_so():
+    sharded = plan(2, 4, 1, optimizer_shard=True)
+    entries = stage_strategy(moments(sharded), plan=sharded, rank=0).stages[0]
+    matrix = {"device_matrix": (2, 4)}
+    fields = {"opt_weight_shard_step": 4, "opt_weight_shard_size": 2}
+    assert replace(entries[Q], shape=None) == StoredLayout(tensor_map=(0, -1), **matrix, **fields)
+    assert replace(entries[OUT], shape=None) == StoredLayout(tensor_map=(-1, 0), **matrix, **fields)
+    # MindSpore would take the innermost replicas first: the ranks that share a kv head, the whole stage of a norm.
+    assert entries[NORM] == StoredLayout(tensor_map=(1,), **matrix, shape=(32,))
+    assert entries[K] == StoredLayout(device_matrix=(2, 2, 2), tensor_map=((1, 2), -1), shape=(8, 32))
+
+
+def test_weights_of_such_a_plan_are_written_as_they_are_laid_out():
+    sharded = plan(2, 4, 1, optimizer_shard=True)
+    entries = stage_strategy(weights(sharded), plan=sharded, rank=0).stages[0]
+    assert {stored.opt_weight_shard_size for stored in entries.values()} == {0}
+
+
+# ----- round trips
+
+
+@pytest.mark.parametrize("suffix", [".ckpt", ".json"])
+@pytest.mark.parametrize("model", [TINY, TIED], ids=["untied", "tied"])
+def test_what_is_written_reads_back_equal(tmp_path: Path, suffix: str, model: ModelSection):
+    train = plan(2, 2, 2, optimizer_shard=True, vocab_emb_dp=False)
+    layouts = {**weights(train, model), **{f"adam_m.{name}": layout for name, layout in moments(train, model).items()}}
+    for rank in range(train.world_size):
+        write_strategy(tmp_path / f"s{suffix}", layouts, plan=train, rank=rank)
+        written = stage_strategy(layouts, plan=train, rank=rank)
+        assert read_strategy(tmp_path / f"s{suffix}") == (written if suffix == ".json" else without_shapes(written))
+
+
+@pytest.mark.parametrize("suffix", [".ckpt", ".json"])
+def test_a_merged_record_saves_and_reads_back_equal(tmp_path: Path, suffix: str):
+    train = plan(2, 2, 2)
+    merged = merge_strategies(write_strategies(tmp_path, weights(train, TIED), plan=train, suffix=suffix))
+    save_strategy(tmp_path / f"merged{suffix}", merged)
+    assert read_strategy(tmp_path / f"merged{suffix}") == merged
+    assert read_strategy(tmp_path / f"merged{suffix}").stages.keys() == {0, 1}
+
+
+def test_the_kind_is_told_by_the_content(tmp_path: Path):
+    train = plan(2, 2, 1)
+    write_strategy(tmp_path / "a.json", weights(train), plan=train, rank=0)
+    write_strategy(tmp_path / "b.ckpt", weights(train), plan=train, rank=0)
+    (tmp_path / "a.json").rename(tmp_path / "a.ckpt")
+    (tmp_path / "b.ckpt").rename(tmp_path / "b.json")
+    assert without_shapes(read_strategy(tmp_path / "a.ckpt")) == read_strategy(tmp_path / "b.json")
+
+
+def test_uneven_tables_survive_but_have_no_layout(tmp_path: Path):
+    stored = StoredLayout(
+        device_matrix=(2,), tensor_map=(0, -1), shape=(10, 4), param_split_shape=(4, 6), indices_offset=(0, 4)
+    )
+    for name in ("s.ckpt", "s.json"):
+        save_strategy(tmp_path / name, Strategy(stages={0: {"table": stored}}))
+        strategy = read_strategy(tmp_path / name)
+        assert replace(strategy.stages[0]["table"], shape=(10, 4)) == stored
+        with pytest.raises(CheckpointError, match=r"table is split unevenly"):
+            strategy_layouts(strategy, {"table": (10, 4)})
+
+
+def test_without_mindspore_and_numpy():
+    code = (
+        "import sys\n"
+        "from mindgspo.parallel import strategy_compare, strategy_file, strategy_fit, strategy_layouts\n"
+        "assert 'mindspore' not in sys.modules and 'numpy' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ----- layouts
+
+
+def test_layouts_of_given_names_on_given_ranks(tmp_path: Path):
+    write_strategy(tmp_path / "s.ckpt", weights(plan(1, 4, 2)), plan=plan(1, 4, 2), rank=6)
+    strategy = read_strategy(tmp_path / "s.ckpt")
+    name = "model.layers.3.mlp.up_proj.weight"
+    assert strategy_layouts(strategy, {name: (48, 32)}) == {name: weights(plan(1, 4, 2))[name]}
+    elsewhere = strategy_layouts(strategy, {name: (48, 32)}, rank_lists={1: (10, 11, 12, 13)})[name]
+    assert elsewhere.slice_of(12) == TensorSlice((24, 0), (36, 32))
+
+
+def test_layouts_need_shapes_that_fit(tmp_path: Path):
+    train = plan(2, 2, 1)
+    for suffix in ("ckpt", "json"):
+        write_strategy(tmp_path / f"s.{suffix}", {Q: weights(train)[Q]}, plan=train, rank=0)
+    protobuf, document = read_strategy(tmp_path / "s.ckpt"), read_strategy(tmp_path / "s.json")
+    assert strategy_layouts(document) == {Q: weights(train)[Q]}
+    with pytest.raises(WeightsError, match=r"s.ckpt: a protobuf strategy file holds no shapes, so model.*give the sha"):
+        strategy_layouts(protobuf)
+    with pytest.raises(WeightsError, match=r"s.json: .*q_proj.weight has the shapes \(32, 32\) and \(32, 64\)"):
+        strategy_layouts(document, {Q: (32, 64)})
+    with pytest.raises(WeightsError, match=r"s.ckpt: .* axis 0: 33 elements do not divide into 2 equal slices"):
+        strategy_layouts(protobuf, {Q: (33, 32)})
+
+
+def test_a_parameter_that_two_stages_split_differently_has_no_layout():
+    halves = StoredLayout(device_matrix=(2,), tensor_map=(0,), shape=(4,))
+    whole = StoredLayout(device_matrix=(2,), tensor_map=(-1,), shape=(4,))
+    with pytest.raises(CheckpointError, match=r"w is on the stages 0, 1 and split differently there"):
+        strategy_layouts(Strategy(stages={0: {"w": halves}, 1: {"w": whole}}))
+
+
+# ----- merging
+
+
+def test_files_of_all_ranks_merge_into_the_plan(tmp_path: Path):
+    train = plan(2, 4, 2)
+    paths = write_strategies(tmp_path, weights(train), plan=train)
+    assert [path.name for path in paths] == [f"strategy_{rank}.ckpt" for rank in range(16)]
+    for chosen in (paths, [paths[9], paths[2]]):
+        assert_same_placement(strategy_layouts(merge_strategies(chosen), weight_shapes(TINY)), weights(train))
+
+
+def test_merging_refuses_gaps_and_contradictions(tmp_path: Path):
+    train, other = plan(1, 2, 4), plan(2, 2, 4)
+    paths = write_strategies(tmp_path / "one", weights(train), plan=train)
+    others = write_strategies(tmp_path / "other", weights(other), plan=other)
+    with pytest.raises(CheckpointError, match=r"no strategy files to merge"):
+        merge_strategies([])
+    with pytest.raises(CheckpointError, match=r"of the stages 0 to 3, 1, 2 is missing in 2 file\(s\); add the file"):
+        merge_strategies([paths[0], paths[7]])
+    with pytest.raises(CheckpointError, match=r"one/strategy_0.ckpt and .*other/strategy_0.ckpt describe stage 0 diff"):
+        merge_strategies([paths[0], others[0]])
+    with pytest.raises(CheckpointError, match=r"stages of different sizes: 2 ranks in .*, 4 ranks in .*strategy_4"):
+        merge_strategies([paths[0], others[4]])

@@ -1,0 +1,296 @@
+"""MindSpore as the judge of our strategy files: its readers take them and cut the slices that our layouts say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mindgspo.parallel.strategy_messages as messages
+from mindgspo.config import ModelSection, ParallelPlan
+from mindgspo.errors import CheckpointError
+from mindgspo.models.names import weight_shapes
+from mindgspo.parallel.layout import Layout
+from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
+from mindgspo.parallel.strategy_file import (
+    merge_strategies,
+    read_strategy,
+    save_strategy,
+    write_strategies,
+)
+from mindgspo.parallel.strategy_layouts import strategy_layouts
+from mindgspo.parallel.strategy_record import StoredLayout, Strategy
+
+TINY = ModelSection(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+)
+TIED = TINY.model_copy(update={"tie_word_embeddings": True})
+
+
+def plan(data: int, model: int, stages: int, **changes: Any) -> ParallelPlan:
+    return ParallelPlan(data_parallel=data, model_parallel=model, pipeline_stage=stages, **changes)
+
+
+def sharded(data: int, model: int, stages: int) -> ParallelPlan:
+    return plan(data, model, stages, optimizer_shard=True, vocab_emb_dp=False)
+
+
+def all_layouts(model: ModelSection, parallel_plan: ParallelPlan) -> dict[str, Layout]:
+    """Weights and one moment of each."""
+    shapes = weight_shapes(model)
+    moments = moment_layouts(shapes, model, parallel_plan)
+    return {
+        **parameter_layouts(shapes, model, parallel_plan),
+        **{f"adamw.m.{name}": layout for name, layout in moments.items()},
+    }
+
+
+def full_tensor(name: str, layout: Layout) -> np.ndarray:
+    """Every element another number, the same ones for a name on every call."""
+    start = sum(name.encode()) * 1000
+    return np.arange(start, start + int(np.prod(layout.shape)), dtype=np.float32).reshape(layout.shape)
+
+
+def held_by(rank: int, layouts: dict[str, Layout]) -> dict[str, np.ndarray]:
+    """What a rank's checkpoint has in it."""
+    return {
+        name: np.ascontiguousarray(full_tensor(name, layout)[held.index])
+        for name, layout in layouts.items()
+        if (held := layout.slice_of(rank)) is not None
+    }
+
+
+def write_checkpoints(folder: Path, layouts: dict[str, Layout], num_ranks: int) -> list[Path]:
+    import mindspore as ms
+
+    paths = [folder / f"rank_{rank}" / "weights.ckpt" for rank in range(num_ranks)]
+    for rank, path in enumerate(paths):
+        path.parent.mkdir(parents=True)
+        tensors = held_by(rank, layouts).items()
+        ms.save_checkpoint([{"name": name, "data": ms.Tensor(array)} for name, array in tensors], str(path))
+    return paths
+
+
+def assert_checkpoints(folder: Path, layouts: dict[str, Layout], num_ranks: int) -> None:
+    """Every rank's checkpoint has the slices of these layouts and no others."""
+    import mindspore as ms
+
+    assert sorted(path.name for path in folder.iterdir()) == sorted(f"rank_{rank}" for rank in range(num_ranks))
+    for rank in range(num_ranks):
+        (path,) = (folder / f"rank_{rank}").glob("*.ckpt")
+        found = ms.load_checkpoint(str(path))
+        expected = held_by(rank, layouts)
+        assert found.keys() == expected.keys()
+        for name, array in expected.items():
+            np.testing.assert_array_equal(found[name].asnumpy(), array, err_msg=f"rank {rank}: {name}")
+
+
+# ----- the messages
+
+
+def test_our_messages_are_mindspore_s_field_by_field():
+    from mindspore.train import node_strategy_pb2
+
+    def fields(message: Any) -> list[tuple[Any, ...]]:
+        return [
+            (field.name, field.number, field.label, field.type, field.type_name)
+            for field in sorted(message.field, key=lambda field: field.number)
+        ]
+
+    installed = messages.descriptor_pb2.FileDescriptorProto()
+    node_strategy_pb2.DESCRIPTOR.CopyToProto(installed)
+    ours = messages.file_descriptor()
+    theirs = {message.name: message for message in installed.message_type}
+    assert ours.package == installed.package
+    assert installed.syntax in ("", "proto2") and ours.syntax == "proto2"
+    for message in ours.message_type:
+        assert fields(message) == fields(theirs[message.name]), message.name
+    # Left out are the messages of the group-info file.
+    assert theirs.keys() - {message.name for message in ours.message_type} == {
+        "ParallelGroupRanks",
+        "ParallelGroupItem",
+        "ParallelGroupMap",
+    }
+
+
+# ----- the readers
+
+
+@pytest.mark.parametrize("suffix", [".ckpt", ".json"])
+def test_build_searched_strategy_reads_what_was_written(tmp_path: Path, suffix: str):
+    import mindspore as ms
+
+    train = sharded(2, 2, 2)
+    paths = write_strategies(tmp_path, all_layouts(TINY, train), plan=train, suffix=suffix)
+    for rank in (0, 7):
+        found = ms.build_searched_strategy(str(paths[rank]))
+        written = read_strategy(paths[rank]).stages[rank // 4]
+        assert list(found) == list(written)
+        for name, stored in written.items():
+            assert tuple(found[name].dev_matrix[0].dim) == stored.device_matrix
+            assert tuple(found[name].tensor_map[0].dim) == stored.tensor_map
+            assert found[name].opt_weight_shard_step == stored.opt_weight_shard_step
+            assert found[name].opt_weight_shard_size == stored.opt_weight_shard_size
+
+
+@pytest.mark.parametrize("suffix", [".ckpt", ".json"])
+def test_merge_pipeline_strategys_gives_our_merged_record(tmp_path: Path, suffix: str):
+    import mindspore as ms
+
+    train = plan(2, 4, 2)
+    paths = write_strategies(tmp_path / "ranks", all_layouts(TIED, train), plan=train, suffix=suffix)
+    ms.merge_pipeline_strategys(str(tmp_path / "ranks"), str(tmp_path / f"merged{suffix}"))
+    merged = read_strategy(tmp_path / f"merged{suffix}")
+    assert merged == merge_strategies(paths)
+    save_strategy(tmp_path / f"ours{suffix}", merged)
+    theirs, ours = (ms.build_searched_strategy(str(tmp_path / f"{name}{suffix}")) for name in ("merged", "ours"))
+    assert theirs == ours and "1-model.embed_tokens.weight" in ours
+
+
+# ----- slices
+
+
+@pytest.mark.parametrize(
+    ("model", "source", "target", "suffix"),
+    [
+        (TINY, plan(2, 4, 1), plan(4, 2, 1), ".ckpt"),
+        (TINY, plan(2, 4, 1), plan(4, 2, 1), ".json"),
+        (TINY, plan(1, 4, 2), plan(2, 4, 1), ".ckpt"),
+        (TIED, plan(2, 4, 1), plan(1, 4, 2), ".json"),
+        (TIED, sharded(2, 4, 2), sharded(4, 2, 2), ".ckpt"),
+        (TINY, sharded(4, 2, 1), sharded(2, 8, 1), ".ckpt"),
+        (TINY, sharded(2, 2, 1), sharded(4, 1, 1), ".json"),
+        (TINY, sharded(3, 4, 1), sharded(6, 2, 1), ".ckpt"),
+        (TINY, plan(1, 1, 2), sharded(2, 2, 2), ".ckpt"),
+    ],
+    ids=lambda value: getattr(value, "suffix", str(value)) if isinstance(value, ParallelPlan | str) else "",
+)
+def test_transform_checkpoints_cuts_our_slices(
+    tmp_path: Path, model: ModelSection, source: ParallelPlan, target: ParallelPlan, suffix: str
+):
+    import mindspore as ms
+
+    files = []
+    for side, parallel_plan in (("source", source), ("target", target)):
+        paths = write_strategies(tmp_path / side, all_layouts(model, parallel_plan), plan=parallel_plan, suffix=suffix)
+        files.append(str(tmp_path / f"{side}{suffix}"))
+        save_strategy(files[-1], merge_strategies(paths))
+    write_checkpoints(tmp_path / "in", all_layouts(model, source), source.world_size)
+    ms.transform_checkpoints(str(tmp_path / "in"), str(tmp_path / "out"), "weights", *files)
+    assert_checkpoints(tmp_path / "out", all_layouts(model, target), target.world_size)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "tensor_map", "step", "size"),
+    [
+        ((2, 4), (0, -1), 4, -1),
+        ((2, 4), (-1, 0), 4, 2),
+        ((4, 2), (0, -1), 2, 2),
+        ((2, 4), (1, -1), 1, 2),
+        ((2, 4), (1, -1), 1, -1),
+        ((2, 4), (-1, -1), 1, -1),
+        ((2, 4), (-1, -1), 1, 2),
+        ((8,), (-1, -1), 1, 4),
+        ((2, 2, 2), (1, -1), 1, -1),
+        ((2, 2, 2), (1, -1), 1, 2),
+        ((2, 2, 2), (-1, 1), 1, -1),
+        ((2, 2, 2), ((1, 0), -1), 4, -1),
+        ((2, 2, 2), ((0, 1), -1), 4, 2),
+        ((2, 2, 2), ((2, 0), 1), 0, 0),
+        ((2, 2, 2), (-1, (0, 2)), 2, -1),
+    ],
+)
+def test_every_spelling_means_to_mindspore_what_it_means_here(
+    tmp_path: Path, matrix: tuple[int, ...], tensor_map: Any, step: int, size: int
+):
+    import mindspore as ms
+
+    stored = StoredLayout(
+        device_matrix=matrix, tensor_map=tensor_map, opt_weight_shard_step=step, opt_weight_shard_size=size
+    )
+    save_strategy(tmp_path / "s.ckpt", Strategy(stages={0: {"w": stored}}))
+    layouts = strategy_layouts(read_strategy(tmp_path / "s.ckpt"), {"w": (16, 32)})
+    whole = replace(layouts["w"], device_matrix=(1,), tensor_map=(-1, -1), rank_list=(0,))
+    write_checkpoints(tmp_path / "in", {"w": whole}, 1)
+    write_checkpoints(tmp_path / "cut", layouts, 8)
+    ms.transform_checkpoints(str(tmp_path / "in"), str(tmp_path / "out"), "w", None, str(tmp_path / "s.ckpt"))
+    assert_checkpoints(tmp_path / "out", layouts, 8)
+    ms.transform_checkpoints(str(tmp_path / "cut"), str(tmp_path / "back"), "w", str(tmp_path / "s.ckpt"), None)
+    assert_checkpoints(tmp_path / "back", {"w": whole}, 1)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (plan(2, 4, 1), plan(4, 2, 1)),
+        (plan(1, 4, 2), plan(2, 4, 1)),
+        (sharded(2, 4, 1), plan(1, 4, 2)),
+    ],
+    ids=str,
+)
+def test_rank_list_for_transform_names_ranks_that_hold_what_is_needed(
+    tmp_path: Path, source: ParallelPlan, target: ParallelPlan
+):
+    import mindspore as ms
+
+    files = []
+    for side, parallel_plan in (("source", source), ("target", target)):
+        paths = write_strategies(tmp_path / side, all_layouts(TINY, parallel_plan), plan=parallel_plan)
+        files.append(str(tmp_path / f"{side}.ckpt"))
+        save_strategy(files[-1], merge_strategies(paths))
+    old, new = all_layouts(TINY, source), all_layouts(TINY, target)
+    for rank in range(target.world_size):
+        named = ms.rank_list_for_transform(rank, *files)
+        for name, layout in new.items():
+            wanted = layout.slice_of(rank)
+            if wanted is None:
+                continue
+            # Distinct slices of one layout do not overlap, so their sizes add up to what is covered.
+            parts = {
+                part for sender in named if (held := old[name].slice_of(sender)) and (part := held.intersection(wanted))
+            }
+            assert sum(part.size for part in parts) == wanted.size, (rank, name)
+
+
+@pytest.mark.parametrize("train", [plan(2, 4, 1), sharded(2, 2, 1), sharded(4, 2, 1)], ids=str)
+def test_load_distributed_checkpoint_joins_our_slices(tmp_path: Path, train: ParallelPlan):
+    import mindspore as ms
+    from mindspore import Parameter, Tensor, nn
+
+    layouts = all_layouts(TINY, train)
+
+    class Whole(nn.Cell):
+        """All parameters in full, zeros."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            for i, (name, layout) in enumerate(layouts.items()):
+                setattr(self, f"parameter_{i}", Parameter(Tensor(np.zeros(layout.shape, np.float32)), name=name))
+
+    network = Whole()
+    (path, *_) = write_strategies(tmp_path / "strategies", layouts, plan=train)
+    checkpoints = [str(each) for each in write_checkpoints(tmp_path / "in", layouts, train.world_size)]
+    ms.load_distributed_checkpoint(network, checkpoints, None, str(path))
+    assert [parameter.name for parameter in network.get_parameters()] == list(layouts)
+    for parameter in network.get_parameters():
+        expected = full_tensor(parameter.name, layouts[parameter.name])
+        np.testing.assert_array_equal(parameter.asnumpy(), expected, err_msg=parameter.name)
+
+
+# ----- what is no strategy
+
+
+def test_a_checkpoint_of_weights_is_refused(tmp_path: Path):
+    (path,) = write_checkpoints(tmp_path, all_layouts(TINY, plan(1, 1, 1)), 1)
+    with pytest.raises(
+        CheckpointError, match=r"weights.ckpt: .*\(weights have the same suffix\); expected a MindSpore"
+    ):
+        read_strategy(path)
