@@ -31,7 +31,7 @@ _LOCK = ".lock"
 _IDENTITY = "run.json"
 # Any of these says that a run has begun here. Prepared data alone does not: it is made before the run.
 _RUN_MARKS = (CONFIG_FILE, METRICS_FILE, SAMPLES_FILE, SUMMARY_FILE, "checkpoints", "export")
-_OWN_NAMES = (*_RUN_MARKS, _IDENTITY, "data", "failures", "reference", "tensorboard")
+_OWN_NAMES = (*_RUN_MARKS, _IDENTITY, "data", "failures", "logs", "reference", "tensorboard")
 
 
 class RunStatus(str, Enum):
@@ -44,7 +44,8 @@ class RunStatus(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFolder:
-    """An open run folder. The process holds its lock until `close()` or its end.
+    """An open run folder. The process holds its lock until `close()` or its end; the other ranks of a run see it
+    without one.
 
     root: absolute path. run_id: made once per run, kept on resume. moved_aside: where the former run of
     this name went, None if there was none.
@@ -54,7 +55,7 @@ class RunFolder:
     status: RunStatus
     run_id: str
     moved_aside: Path | None = None
-    _lock: RunLock = field(repr=False, compare=False)
+    _lock: RunLock | None = field(default=None, repr=False, compare=False)
 
     @property
     def config(self) -> Path:
@@ -107,13 +108,19 @@ class RunFolder:
         return self.root / "data"
 
     @property
+    def logs(self) -> Path:
+        """Folder of the workers' logs."""
+        return self.root / "logs"
+
+    @property
     def tensorboard(self) -> Path:
         """Folder of TensorBoard event files."""
         return self.root / "tensorboard"
 
     def close(self) -> None:
         """Let another process open the folder."""
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
 
 def open_run_folder(run_dir: Path, *, resume: Literal["never", "auto"], overwrite: bool) -> RunFolder:

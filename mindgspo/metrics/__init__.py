@@ -11,7 +11,7 @@ from mindgspo.metrics.group_metrics import group_metrics
 from mindgspo.metrics.names import METRICS, MetricInfo, unknown_names
 from mindgspo.metrics.plot import plot_run
 from mindgspo.metrics.report import write_report
-from mindgspo.metrics.sinks import RunLog
+from mindgspo.metrics.sinks import RunLog, SilentLog
 from mindgspo.metrics.summary import read_summary, write_summary
 from mindgspo.metrics.timers import Timers, peak_rss_mb, rss_gb
 
@@ -19,6 +19,7 @@ __all__ = [
     "METRICS",
     "MetricInfo",
     "RunLog",
+    "SilentLog",
     "Timers",
     "group_metrics",
     "peak_rss_mb",

@@ -95,6 +95,28 @@ class RunLog:
         self._printer.print_text(text)
 
 
+class SilentLog(RunLog):
+    """The log of a rank that is not the first: nothing is written, nothing is printed."""
+
+    def __init__(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def truncate_after(self, step: int) -> None:
+        pass
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        pass
+
+    def log_samples(self, step: int, groups: Sequence[Group], decode: Callable[[Int32Array], str]) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+
 def _sample_records(step: int, group: Group, decode: Callable[[Int32Array], str]) -> Iterator[dict[str, object]]:
     prompt = group.prompt
     for response, score, advantages in zip(group.responses, group.scores, group.advantages, strict=True):

@@ -8,7 +8,7 @@ numpy arrays; only the speaker of a replica sends them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -49,6 +49,19 @@ class Replicas:
         by_replica = [list(_unpacked(parcel)) for parcel in parcels]
         return [by_replica[number % self._count][number // self._count] for number in range(num_items)]
 
+    def collect_objects(
+        self,
+        results: Sequence[Item],
+        *,
+        num_items: int,
+        encode: Callable[[Item], str],
+        decode: Callable[[str], Item],
+    ) -> list[Item]:
+        """As `collect`, for results that a text can carry."""
+        if self._is_alone:
+            return list(results)
+        texts = [(np.frombuffer(encode(result).encode(), np.uint8),) for result in results]
+        return [decode(text.tobytes().decode()) for (text,) in self.collect(texts, num_items=num_items)]
 
     def collect_each(self, result: Arrays) -> list[Arrays]:
         """One result of every replica, in order, on every rank."""

@@ -2,12 +2,14 @@
 
 What enters: a resolved `ExperimentConfig` and the run folder. What leaves: `TrainingParts`, `Warmup`, or the
 smaller `EvaluationParts`. Everything that a user may have got wrong in files (data, tokenizer, weights, gold
-answers) is checked before the first graph is compiled.
+answers) is checked before the first graph is compiled. Every rank builds its own parts from the same configuration.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 from pathlib import Path
 
 from mindspore import nn
@@ -21,13 +23,20 @@ from mindgspo.errors import ConfigError, DataError
 from mindgspo.metrics import Timers
 from mindgspo.models.huggingface_config import read_model_section
 from mindgspo.models.policy import PolicyLogProbs, PolicyScorer, build_model
-from mindgspo.models.weights import initialize_weights, load_huggingface
-from mindgspo.parallel.runtime import set_up_runtime
+from mindgspo.models.weights import initialize_weights, load_huggingface, parameter_shapes
+from mindgspo.parallel.agreement import require_agreement
+from mindgspo.parallel.placement import ALONE, Placement
+from mindgspo.parallel.replicas import Replicas
+from mindgspo.parallel.training_layout import TrainingLayout
 from mindgspo.rewards import Scorer
 from mindgspo.rollout.engine import NativeEngine
+from mindgspo.rollout.protocol import RolloutEngine
+from mindgspo.rollout.replicated import ReplicatedEngine
+from mindgspo.rollout.weight_transfer import WeightTransfer
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.trainer.inputs import HELD_OUT_SEED, NUM_TRIAL_ROWS, check_architecture, trial_candidate
 from mindgspo.trainer.parts import EvaluationParts, TrainingParts
+from mindgspo.trainer.ranks import first_rank_first, infer_place, start_device, train_place
 from mindgspo.trainer.reference import ReferencePolicy
 from mindgspo.trainer.warmup import Warmup, supervised_sample
 
@@ -38,10 +47,9 @@ def build_parts(config: ExperimentConfig, *, data_dir: Path, failures_dir: Path,
     data_dir: where raw data sets are prepared; they are reused if nothing changed. new_run: data that a start
     with other settings left there is moved aside; a resumed run refuses it.
     """
-    tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
-    scorer = Scorer(config.reward)
-    scorer.start()
     start_device(config)
+    tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
+    scorer = started_scorer(config)
     train_set = judged_dataset(
         config, config.data.train, tokenizer, scorer, data_dir / "train", seed=config.seed, new_run=new_run
     )
@@ -49,28 +57,49 @@ def build_parts(config: ExperimentConfig, *, data_dir: Path, failures_dir: Path,
         config, config.data.eval, tokenizer, scorer, data_dir / "eval", seed=HELD_OUT_SEED, new_run=new_run
     )
     _check_distinct_prompts(config, len(train_set))
-    scorer.try_out([trial_candidate(prompt, tokenizer) for prompt in itertools.islice(train_set, NUM_TRIAL_ROWS)])
+    if infer_place(config).is_speaker:
+        scorer.try_out([trial_candidate(prompt, tokenizer) for prompt in itertools.islice(train_set, NUM_TRIAL_ROWS)])
     total_steps = planned_steps(config, len(train_set))
     assert total_steps is not None
-    model = policy_model(config)
+    require_agreement(
+        "data and batch counts",
+        {
+            "data.train": _digest(train_set),
+            "data.eval": _digest(eval_set),
+            "rows of data.train": len(train_set),
+            "rows of data.eval": len(eval_set),
+            "steps": total_steps,
+        },
+        "Give every rank the same data: files of one content, and one run_dir on a file system that all nodes share",
+    )
+    place = train_place(config)
+    model = policy_model(config, place)
     temperature = config.rollout.temperature
+    layout = None
+    if place.plan.world_size > 1:
+        layout = TrainingLayout.of(parameter_shapes(config.model), config.model, place)
     return TrainingParts(
         config=config,
         tokenizer=tokenizer,
         model=model,
-        engine=native_engine(config, model, tokenizer),
+        engine=rollout_engine(config, model, tokenizer),
         scorer=scorer,
+        judges=Replicas(infer_place(config)),
         eval_set=eval_set,
         old_policy=PolicyScorer(model, temperature=temperature),
         reference=(
-            None if config.algorithm.kl.placement == "none" else ReferencePolicy(config.model, temperature=temperature)
+            None
+            if config.algorithm.kl.placement == "none"
+            else ReferencePolicy(config.model, place, temperature=temperature)
         ),
         kl=KLController(config.algorithm.kl),
         updater=PolicyUpdater(
             PolicyLogProbs(model, temperature=temperature, with_entropy=config.algorithm.entropy_coef > 0),
             build_policy_loss(config.algorithm),
             config.optimizer,
+            layout,
         ),
+        layout=layout,
         train_set=train_set,
         stream=PromptStream(len(train_set), config.seed, config.data.shuffle),
         timers=Timers(),
@@ -101,30 +130,29 @@ def build_warmup(parts: TrainingParts, *, data_dir: Path, new_run: bool = True) 
 
 
 def build_evaluation_parts(config: ExperimentConfig, *, data_dir: Path) -> EvaluationParts:
-    """What it takes to measure the policy of `model.path` on data.eval."""
-    tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
-    scorer = Scorer(config.reward)
-    scorer.start()
+    """What it takes to measure the policy of `model.path` on data.eval, in one process."""
     start_device(config)
+    tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
+    scorer = started_scorer(config)
     eval_set = judged_dataset(config, config.data.eval, tokenizer, scorer, data_dir / "eval", seed=HELD_OUT_SEED)
-    model = policy_model(config)
+    model = policy_model(config, ALONE)
     return EvaluationParts(
         config=config,
         tokenizer=tokenizer,
         model=model,
-        engine=native_engine(config, model, tokenizer),
+        engine=rollout_engine(config, model, tokenizer),
         scorer=scorer,
+        judges=Replicas(),
         eval_set=eval_set,
     )
 
 
-def start_device(config: ExperimentConfig) -> None:
-    """Raises ConfigError where this machine does not offer the configured device."""
-    try:
-        set_up_runtime(config.device)
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"device: {config.device} cannot be used here; set device=CPU ({reason})") from error
+def started_scorer(config: ExperimentConfig) -> Scorer:
+    """The reward functions. Only ranks that judge start its worker processes."""
+    scorer = Scorer(config.reward)
+    if infer_place(config).is_speaker:
+        scorer.start()
+    return scorer
 
 
 def judged_dataset(
@@ -142,7 +170,7 @@ def judged_dataset(
         assert source.path is not None
         rows = open_dataset(source.path, tokenizer, config.data, max_rows=source.max_rows)
     else:
-        _prepare(config, source, tokenizer, folder, seed=seed, new_run=new_run)
+        first_rank_first(lambda: _prepare(config, source, tokenizer, folder, seed=seed, new_run=new_run))
         rows = open_dataset(folder, tokenizer, config.data)
     try:
         scorer.check_rows(list(rows))
@@ -180,15 +208,44 @@ def _check_distinct_prompts(config: ExperimentConfig, num_rows: int) -> None:
         )
 
 
-def native_engine(config: ExperimentConfig, model: nn.Cell, tokenizer: Tokenizer) -> NativeEngine:
-    """The rollout engine on the model's own parameters."""
+def _digest(rows: PromptDataset) -> str:
+    """Over everything of the rows that training reads."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(row.ids.tobytes())
+        digest.update(json.dumps([row.index, row.answer, row.data_source, row.solution]).encode())
+    return digest.hexdigest()
+
+
+def rollout_engine(config: ExperimentConfig, trained: nn.Cell, tokenizer: Tokenizer) -> RolloutEngine:
+    """The engine of the infer plan: on the trained model's own parameters where both plans hold them alike, else on a
+    model of its own that the trained weights are brought to."""
+    place = infer_place(config)
+    if place.plan.world_size == 1:
+        return _native_engine(config, trained, tokenizer)
+    if _same_weights(config):
+        return ReplicatedEngine(_native_engine(config, trained, tokenizer), place, lambda version: None)
+    model = build_model(config.model, place)
+    transfer = WeightTransfer(trained, model, config.model, config.reshard)
+    return ReplicatedEngine(_native_engine(config, model, tokenizer), place, transfer.bring)
+
+
+def _same_weights(config: ExperimentConfig) -> bool:
+    """Whether every rank holds the same slices, computed on in the same way, under both plans."""
+    train, infer = config.plans.train, config.plans.infer
+    sizes = ("data_parallel", "model_parallel", "pipeline_stage", "vocab_emb_dp")
+    return all(getattr(train, size) == getattr(infer, size) for size in sizes)
+
+
+def _native_engine(config: ExperimentConfig, model: nn.Cell, tokenizer: Tokenizer) -> NativeEngine:
     rollout = config.rollout
+    slots = max(1, rollout.slots // model.place.plan.data_parallel)
     return NativeEngine(
         model,
         eos_ids=tokenizer.eos_ids,
-        num_slots=rollout.slots,
+        num_slots=slots,
         # As many prompts as fill the slots with their siblings: one prefill then feeds all slots once.
-        prefill_width=max(1, rollout.slots // rollout.num_generations),
+        prefill_width=max(1, slots // rollout.num_generations),
         max_prompt_length=config.data.max_prompt_length,
         max_new_tokens=rollout.max_new_tokens,
         length_multiple=config.trainer.length_multiple,
@@ -197,13 +254,13 @@ def native_engine(config: ExperimentConfig, model: nn.Cell, tokenizer: Tokenizer
     )
 
 
-def policy_model(config: ExperimentConfig) -> nn.Cell:
-    """The policy with weights of model.path, or random ones. Raises ConfigError if that folder's architecture is
-    not the one configured."""
+def policy_model(config: ExperimentConfig, place: Placement) -> nn.Cell:
+    """This rank's part of the policy with weights of model.path, or random ones. Raises ConfigError if that folder's
+    architecture is not the one configured."""
     section = config.model
     if section.path is not None:
         check_architecture(section, read_model_section(section.path))
-    model = build_model(section)
+    model = build_model(section, place)
     if section.path is None:
         initialize_weights(model, section, config.seed)
     else:

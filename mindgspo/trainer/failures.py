@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mindgspo.errors import TrainingError
+from mindgspo.trainer.ranks import is_first
 from mindgspo.types import Batch
 
 
@@ -20,6 +21,8 @@ def saved_on_failure(folder: Path, name: str, batches: Sequence[Batch]) -> Itera
     try:
         yield
     except TrainingError as error:
+        if not is_first():  # rank 0 has the same batches
+            raise
         folder.mkdir(parents=True, exist_ok=True)
         paths = [folder / f"{name}_micro_batch_{index}.npz" for index in range(len(batches))]
         for path, batch in zip(paths, batches, strict=True):

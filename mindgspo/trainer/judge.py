@@ -5,26 +5,39 @@ What enters: prompts with what the engine sampled for them. What leaves: `Scored
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from mindgspo.rewards import Candidate
 from mindgspo.rollout.protocol import Rollout
 from mindgspo.trainer.parts import EvaluationParts
-from mindgspo.types import FinishReason, Prompt, Response, ScoredGroup
+from mindgspo.types import FinishReason, Prompt, Response, Score, ScoredGroup, Verdict
 
 
 def judge(parts: EvaluationParts, prompts: Sequence[Prompt], rollout: Rollout) -> tuple[ScoredGroup, ...]:
-    """Score every response by its text up to the EOS."""
+    """Score every response by its text up to the EOS. Each judging rank scores its share; all get all scores."""
     candidates = [
         _candidate(parts, prompt, response)
         for prompt, siblings in zip(prompts, rollout.responses, strict=True)
         for response in siblings
     ]
-    scores = iter(parts.scorer.score(candidates))
+    own = parts.scorer.score(parts.judges.own(candidates)) if parts.judges.speaks else []
+    collected = parts.judges.collect_objects(own, num_items=len(candidates), encode=_as_json, decode=_from_json)
+    scores = iter(collected)
     return tuple(
         ScoredGroup(prompt=prompt, responses=siblings, scores=tuple(next(scores) for _ in siblings))
         for prompt, siblings in zip(prompts, rollout.responses, strict=True)
     )
+
+
+def _as_json(score: Score) -> str:
+    return json.dumps({**asdict(score), "verdict": score.verdict.value})
+
+
+def _from_json(text: str) -> Score:
+    fields = json.loads(text)
+    return Score(**{**fields, "verdict": Verdict(fields["verdict"])})
 
 
 def _candidate(parts: EvaluationParts, prompt: Prompt, response: Response) -> Candidate:

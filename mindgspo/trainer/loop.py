@@ -1,28 +1,30 @@
 """A whole experiment: warm-up, evaluation, steps, checkpoints, export, report.
 
-What enters: a resolved configuration. What leaves: a complete run folder. Called by `mindgspo run` and `mindgspo sft`.
+What enters: a resolved configuration. What leaves: a complete run folder. Called by `mindgspo run` and `mindgspo sft`,
+on every rank of the plans; rank 0 alone writes.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+
+import numpy as np
 
 from mindgspo.checkpoint import (
     RunFolder,
     RunStatus,
     export_huggingface,
     load_checkpoint,
-    newest_checkpoint,
     open_run_folder,
     save_checkpoint,
 )
 from mindgspo.config import ExperimentConfig, KLSection, batch_table, dump_config, notes
 from mindgspo.data import StreamState
 from mindgspo.errors import ConfigError
-from mindgspo.metrics import RunLog, peak_rss_mb, plot_run, write_report, write_summary
+from mindgspo.metrics import RunLog, SilentLog, peak_rss_mb, plot_run, write_report, write_summary
 from mindgspo.metrics.files import replace_file
 from mindgspo.models.huggingface_config import generation_config, huggingface_config
 from mindgspo.models.weights import load_weights, weights_as_numpy
@@ -30,6 +32,7 @@ from mindgspo.trainer.build import build_parts, build_warmup
 from mindgspo.trainer.evaluate import evaluate
 from mindgspo.trainer.parts import TrainingParts
 from mindgspo.trainer.progress import Progress
+from mindgspo.trainer.ranks import first_rank_first, is_first, newest_for_all, opened_for_all, start_device
 from mindgspo.trainer.resume import check_same_experiment
 from mindgspo.trainer.step import run_step
 from mindgspo.trainer.warmup import Warmup, warm_up
@@ -63,12 +66,15 @@ def run_experiment(config: ExperimentConfig, *, overwrite: bool = False, only_wa
     errors of `mindgspo.errors`. What was saved before an error stays, and the run can be resumed.
     """
     assert config.run_dir is not None, "config is not resolved"
-    folder = open_run_folder(config.run_dir, resume=config.resume, overwrite=overwrite)
+    start_device(config)
+    run_dir = config.run_dir
+    folder = opened_for_all(lambda: open_run_folder(run_dir, resume=config.resume, overwrite=overwrite))
     try:
         if folder.status is RunStatus.FINISHED:
-            if not folder.report.is_file():  # stopped between summary and report
+            if is_first() and not folder.report.is_file():  # stopped between summary and report
                 _report(folder)
-            print(f"{folder.root}: this run is finished; its report is {folder.report}")
+            if is_first():
+                print(f"{folder.root}: this run is finished; its report is {folder.report}")
             return None
         if folder.status is RunStatus.RESUMED:
             check_same_experiment(config, folder.config)
@@ -79,7 +85,7 @@ def run_experiment(config: ExperimentConfig, *, overwrite: bool = False, only_wa
         folder.close()
 
 
-def _run(config: ExperimentConfig, folder: RunFolder, *, only_warm_up: bool) -> Path:
+def _run(config: ExperimentConfig, folder: RunFolder, *, only_warm_up: bool) -> Path | None:
     started = time.perf_counter()
     new_run = folder.status is RunStatus.NEW
     parts = build_parts(config, data_dir=folder.data, failures_dir=folder.root / "failures", new_run=new_run)
@@ -87,19 +93,16 @@ def _run(config: ExperimentConfig, folder: RunFolder, *, only_warm_up: bool) -> 
         return _run_with(parts, folder, started=started, new_run=new_run, only_warm_up=only_warm_up)
 
 
-def _run_with(parts: TrainingParts, folder: RunFolder, *, started: float, new_run: bool, only_warm_up: bool) -> Path:
+def _run_with(
+    parts: TrainingParts, folder: RunFolder, *, started: float, new_run: bool, only_warm_up: bool
+) -> Path | None:
     config = parts.config
     if only_warm_up:
         parts.total_steps = 0
     warmup = build_warmup(parts, data_dir=folder.data, new_run=new_run)
     # From here on the folder holds a run. Whatever was wrong with the inputs has been said before.
-    replace_file(folder.config, dump_config(config).encode())
-    with RunLog(
-        folder.root,
-        tensorboard=config.logging.tensorboard,
-        progress=config.logging.progress,
-        total_steps=parts.total_steps,
-    ) as log:
+    first_rank_first(lambda: replace_file(folder.config, dump_config(config).encode()))
+    with _log(parts, folder) as log:
         _print_banner(parts, log)
         progress = None if new_run else _resumed(parts, folder, log, started=started)
         if progress is None:
@@ -107,7 +110,16 @@ def _run_with(parts: TrainingParts, folder: RunFolder, *, started: float, new_ru
             progress = _prepared(parts, warmup, folder, log, started=started)
         _train(parts, folder, log, progress)
         _finish(parts, folder, progress)
-    return _report(folder)
+    return _report(folder) if is_first() else None
+
+
+def _log(parts: TrainingParts, folder: RunFolder) -> RunLog:
+    if not is_first():
+        return SilentLog()
+    logging = parts.config.logging
+    return RunLog(
+        folder.root, tensorboard=logging.tensorboard, progress=logging.progress, total_steps=parts.total_steps
+    )
 
 
 def _report(folder: RunFolder) -> Path:
@@ -154,7 +166,7 @@ def _prepared(
 
 def _resumed(parts: TrainingParts, folder: RunFolder, log: RunLog, *, started: float) -> Progress | None:
     """Put the newest complete checkpoint into the parts; None where the run stopped before its first one."""
-    path = newest_checkpoint(folder.checkpoints)
+    path = newest_for_all(folder.checkpoints)
     if path is None:
         log.note(f"{folder.root}: no checkpoint yet; starting from the beginning")
         return None
@@ -212,27 +224,39 @@ def _evaluated(parts: TrainingParts, log: RunLog, *, step: int) -> float:
 
 
 def _save(parts: TrainingParts, folder: RunFolder, progress: Progress) -> None:
-    save_checkpoint(
-        folder.checkpoints,
-        step=progress.step,
-        parameters=weights_as_numpy(parts.model, parts.config.model),
-        optimizer=parts.updater.state(),
-        state={
-            "progress": progress.state(time.perf_counter()),
-            "stream": {**asdict(parts.stream.state()), "deferred": list(parts.stream.state().deferred)},
-            "weight_version": parts.weight_version,
-            "kl": parts.kl.state(),
-        },
-        keep=parts.config.trainer.keep_checkpoints,
+    """A checkpoint that any plan can read: rank 0 gathers the whole and writes it, the others wait."""
+    parameters = weights_as_numpy(parts.model, parts.config.model)
+    optimizer = parts.updater.state()
+    first_rank_first(
+        lambda: save_checkpoint(
+            folder.checkpoints,
+            step=progress.step,
+            parameters=parameters,
+            optimizer=optimizer,
+            state={
+                "progress": progress.state(time.perf_counter()),
+                "stream": {**asdict(parts.stream.state()), "deferred": list(parts.stream.state().deferred)},
+                "weight_version": parts.weight_version,
+                "kl": parts.kl.state(),
+            },
+            keep=parts.config.trainer.keep_checkpoints,
+        )
     )
 
 
 def _finish(parts: TrainingParts, folder: RunFolder, progress: Progress) -> None:
     """Export in Hugging Face layout, then the summary, which marks the run as finished."""
+    tensors = weights_as_numpy(parts.model, parts.config.model)
+    first_rank_first(lambda: _write_results(parts, folder, progress, tensors))
+
+
+def _write_results(
+    parts: TrainingParts, folder: RunFolder, progress: Progress, tensors: Mapping[str, np.ndarray]
+) -> None:
     tokenizer = parts.tokenizer
     export_huggingface(
         folder.export,
-        tensors=weights_as_numpy(parts.model, parts.config.model),
+        tensors=tensors,
         model_config=huggingface_config(parts.config.model, eos_ids=tokenizer.eos_ids, pad_id=tokenizer.pad_id),
         generation_config=generation_config(
             eos_ids=tokenizer.eos_ids,

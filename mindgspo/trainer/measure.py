@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from mindgspo.config import ExperimentConfig
+from mindgspo.config import ExperimentConfig, PlansSection
 from mindgspo.errors import ConfigError
 from mindgspo.models.huggingface_config import read_model_section
 from mindgspo.trainer.build import build_evaluation_parts
@@ -17,7 +17,7 @@ from mindgspo.trainer.evaluate import Evaluation, evaluate
 
 
 def with_model(config: ExperimentConfig, folder: Path) -> ExperimentConfig:
-    """The experiment with the policy of `folder`, whatever its architecture.
+    """The experiment with the policy of `folder`, whatever its architecture, in one process.
 
     Raises WeightsError for a folder that is no model, ConfigError where its positions are too few.
     """
@@ -28,7 +28,7 @@ def with_model(config: ExperimentConfig, folder: Path) -> ExperimentConfig:
             f"{folder}: {found.max_position_embeddings} positions, but data.max_prompt_length + "
             f"rollout.max_new_tokens = {longest}; lower one of them with --set"
         )
-    return config.model_copy(update={"model": found})
+    return config.model_copy(update={"model": found, "plans": PlansSection()})
 
 
 def measure(config: ExperimentConfig, folder: Path) -> Evaluation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mindspore import nn
@@ -13,6 +13,8 @@ from mindgspo.config import ExperimentConfig
 from mindgspo.data import PromptDataset, PromptStream
 from mindgspo.metrics import Timers
 from mindgspo.models.policy import PolicyScorer
+from mindgspo.parallel.replicas import Replicas
+from mindgspo.parallel.training_layout import TrainingLayout
 from mindgspo.rewards import Scorer
 from mindgspo.rollout.protocol import RolloutEngine
 from mindgspo.tokenization import Tokenizer
@@ -21,9 +23,9 @@ from mindgspo.trainer.reference import ReferencePolicy
 
 @dataclass(slots=True, kw_only=True)
 class EvaluationParts:
-    """A policy that answers, and what judges its answers.
+    """A policy that answers, and what judges its answers: this rank's part of them.
 
-    weight_version: number of updates that the policy's weights have behind them, warm-up included; what the
+    judges: how the ranks share judging out. weight_version: number of updates that the policy's weights have behind them, warm-up included; what the
     engine was last given bears the same number.
     """
 
@@ -33,15 +35,17 @@ class EvaluationParts:
     engine: RolloutEngine
     scorer: Scorer
     eval_set: PromptDataset
+    judges: Replicas = field(default_factory=Replicas)
     weight_version: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
 class TrainingParts(EvaluationParts):
-    """The parts of one experiment. Only `weight_version` and the parts' own state change while it runs.
+    """The parts of one experiment, on one rank. Only `weight_version` and the parts' own state change while it runs.
 
     old_policy: log-probs under the weights of the present, before an update. reference: the frozen policy of the KL
-    term, None without one. kl: its coefficient. total_steps: steps of the whole run. failures_dir: where a batch that
+    term, None without one. kl: its coefficient. layout: where this rank stands in the training plan, None for a process
+    that is alone. total_steps: steps of the whole run. failures_dir: where a batch that
     broke an update is saved.
     """
 
@@ -54,6 +58,7 @@ class TrainingParts(EvaluationParts):
     timers: Timers
     total_steps: int
     failures_dir: Path
+    layout: TrainingLayout | None = None
 
     @property
     def updates_per_rollout(self) -> int:

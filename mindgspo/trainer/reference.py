@@ -10,30 +10,35 @@ from pathlib import Path
 
 from mindspore import nn
 
-from mindgspo.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from mindgspo.checkpoint import load_checkpoint, save_checkpoint
 from mindgspo.config import ModelSection
 from mindgspo.errors import CheckpointError
 from mindgspo.models.policy import PolicyScorer, build_model
-from mindgspo.models.weights import load_weights, weights_as_numpy
+from mindgspo.models.weights import load_weights, weight_views, weights_as_numpy
+from mindgspo.parallel.parameter_memory import set_values
+from mindgspo.parallel.placement import Placement
+from mindgspo.trainer.ranks import first_rank_first, newest_for_all
 
 
 class ReferencePolicy:
-    """A second copy of the model, never trained. `scorer` must not be used before `freeze` or `restore`."""
+    """A second copy of the model, laid out as the trained one, never trained. `scorer` must not be used before `freeze` or `restore`."""
 
-    def __init__(self, section: ModelSection, *, temperature: float) -> None:
+    def __init__(self, section: ModelSection, place: Placement, *, temperature: float) -> None:
         self._section = section
-        self._model = build_model(section)
+        self._model = build_model(section, place)
         self.scorer = PolicyScorer(self._model, temperature=temperature)
 
     def freeze(self, policy: nn.Cell, folder: Path) -> None:
-        """Copy the policy's weights, and save them in `folder` for a resumed run."""
+        """Copy the policy's weights, and save them in `folder` for a resumed run. All ranks call it."""
+        views = weight_views(policy)
+        for parameter in self._model.get_parameters():
+            set_values(parameter, views[parameter.name])
         weights = weights_as_numpy(policy, self._section)
-        load_weights(self._model, self._section, weights, where=folder)
-        save_checkpoint(folder, step=0, parameters=weights, optimizer={}, state={}, keep=1)
+        first_rank_first(lambda: save_checkpoint(folder, step=0, parameters=weights, optimizer={}, state={}, keep=1))
 
     def restore(self, folder: Path) -> None:
         """Load what `freeze` saved. Raises CheckpointError where nothing complete is left of it."""
-        path = newest_checkpoint(folder)
+        path = newest_for_all(folder)
         if path is None:
             raise CheckpointError(
                 f"{folder}: the reference policy of this run is missing; without it the KL term has nothing to compare "

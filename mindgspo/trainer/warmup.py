@@ -46,7 +46,7 @@ def warm_up(parts: TrainingParts, warmup: Warmup, log: RunLog) -> None:
     section = warmup.section
     optimizer = parts.config.optimizer.model_copy(update={"lr": section.lr, "schedule": "cosine", "warmup_ratio": 0.05})
     policy = PolicyLogProbs(parts.model, temperature=1.0, with_entropy=False)
-    updater = PolicyUpdater(policy, SupervisedLoss(), optimizer)
+    updater = PolicyUpdater(policy, SupervisedLoss(), optimizer, parts.layout)
     stream = PromptStream(len(warmup.samples), parts.config.seed ^ _WARMUP_STREAM)
     for number in range(1, section.max_steps + 1):
         batches = lay_out(

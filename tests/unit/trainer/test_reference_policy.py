@@ -10,6 +10,7 @@ import pytest
 from mindgspo.data.rows import TrainingSample, lay_out
 from mindgspo.errors import CheckpointError
 from mindgspo.metrics import unknown_names
+from mindgspo.parallel.placement import ALONE
 
 IDS = np.random.default_rng(5).integers(1, 300, 14).astype(np.int32)
 
@@ -29,7 +30,7 @@ def model(cpu_runtime: None, load):
 def make_reference(cpu_runtime: None, load):
     from mindgspo.trainer.reference import ReferencePolicy
 
-    return lambda: ReferencePolicy(load().model, temperature=0.8)
+    return lambda: ReferencePolicy(load().model, ALONE, temperature=0.8)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +117,7 @@ def test_the_kl_starts_at_zero_and_grows(placement: str, model, make_parts, answ
     )
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False)
     parts.updater = PolicyUpdater(policy, build_policy_loss(parts.config.algorithm), parts.config.optimizer)
-    parts.reference = ReferencePolicy(parts.config.model, temperature=1.0)
+    parts.reference = ReferencePolicy(parts.config.model, ALONE, temperature=1.0)
     parts.reference.freeze(model, tmp_path / "reference")
     before = log_probs(parts.reference.scorer, batch)
 

@@ -1,0 +1,96 @@
+"""Who does what among the workers of a run: all of them train, rank 0 alone writes.
+
+What enters: a configuration. What leaves: a started device, a cluster of the plans' size, agreement about it; and small
+helpers for what rank 0 does while the others wait. In a process that is alone all of this costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from mindgspo.checkpoint import RunFolder, RunStatus, newest_checkpoint
+from mindgspo.config import ExperimentConfig, config_mapping
+from mindgspo.errors import ConfigError
+from mindgspo.parallel import runtime
+from mindgspo.parallel.agreement import require_agreement
+from mindgspo.parallel.collectives import barrier, exchange, open_meeting
+from mindgspo.parallel.placement import Placement
+
+# What may differ between ranks without changing what they compute together.
+_FREE = ("run_dir", "logging")
+
+
+def start_device(config: ExperimentConfig) -> None:
+    """Set the device up and meet the other workers of the plans.
+
+    Raises ConfigError where this machine does not offer the configured device, the number of workers is not the plans',
+    or a worker was started with another configuration.
+    """
+    try:
+        runtime.set_up_runtime(config.device)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"device: {config.device} cannot be used here; set device=CPU ({reason})") from error
+    needed = config.plans.train.world_size
+    if needed > 1 and runtime.is_worker():
+        runtime.join_cluster()
+        open_meeting()
+    if runtime.world_size() != needed:
+        raise ConfigError(
+            f"plans: train {config.plans.train} and infer {config.plans.infer} need {needed} workers, there "
+            f"{'is' if runtime.world_size() == 1 else 'are'} {runtime.world_size()}; start the run with `mindgspo run` "
+            "or run_gspo.sh, which start as many as the plans need"
+        )
+    if needed > 1:
+        mapping = {key: value for key, value in config_mapping(config).items() if key not in _FREE}
+        require_agreement(
+            "configuration", mapping, "Start every rank with the same YAML files and the same --set overrides"
+        )
+
+
+def is_first() -> bool:
+    """Whether this process writes logs, checkpoints and reports."""
+    return runtime.rank() == 0
+
+
+def train_place(config: ExperimentConfig) -> Placement:
+    """Where this process stands while it trains."""
+    return Placement(plan=config.plans.train, rank=runtime.rank())
+
+
+def infer_place(config: ExperimentConfig) -> Placement:
+    """Where this process stands while it generates."""
+    return Placement(plan=config.plans.infer, rank=runtime.rank())
+
+
+def first_rank_first(action: Callable[[], None]) -> None:
+    """Rank 0 does it; the others go on when it is done."""
+    if is_first():
+        action()
+    if runtime.world_size() > 1:
+        barrier()
+
+
+def newest_for_all(folder: Path) -> Path | None:
+    """The newest complete checkpoint of a folder, looked for by rank 0 (it also clears away what was left half
+    written). Errors as `newest_checkpoint`."""
+    path = newest_checkpoint(folder) if is_first() else None
+    if runtime.world_size() == 1:
+        return path
+    told = exchange(str(path or "").encode(), speakers=(0,))[0].decode()
+    return Path(told) if told else None
+
+
+def opened_for_all(open_folder: Callable[[], RunFolder]) -> RunFolder:
+    """The run folder, opened and locked by rank 0, known to all."""
+    own = open_folder() if is_first() else None
+    if runtime.world_size() == 1:
+        assert own is not None
+        return own
+    facts = {} if own is None else {"root": str(own.root), "status": own.status.value, "run_id": own.run_id}
+    told = json.loads(exchange(json.dumps(facts).encode(), speakers=(0,))[0])
+    if own is not None:
+        return own
+    return RunFolder(root=Path(told["root"]), status=RunStatus(told["status"]), run_id=told["run_id"])
