@@ -43,6 +43,19 @@ SetOption = Annotated[
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Move an existing run folder aside.")]
 
 
+WorkersOption = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--workers", min=1, help="Stop unless the plans need exactly so many worker processes."),
+]
+NodesOption = Annotated[int, typer.Option("--nodes", min=1, help="Machines that the workers are spread over.")]
+NodeRankOption = Annotated[int, typer.Option("--node-rank", min=0, help="Which of them this is; 0 has rank 0.")]
+MasterAddrOption = Annotated[str, typer.Option("--master-addr", help="Address of the machine with --node-rank 0.")]
+MasterPortOption = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--master-port", help="Port there; needed with several machines, else a free one is taken."),
+]
+
+
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
         print(
@@ -68,30 +81,59 @@ def options(
 
 
 @app.command()
-def run(config: ConfigArgument, set_: SetOption = None, overwrite: OverwriteOption = False) -> None:
-    """Run an experiment: prepare data, warm up, train, evaluate, export, report."""
-    from mindgspo.config import load_config
+def run(
+    config: ConfigArgument,
+    set_: SetOption = None,
+    overwrite: OverwriteOption = False,
+    workers: WorkersOption = None,
+    nodes: NodesOption = 1,
+    node_rank: NodeRankOption = 0,
+    master_addr: MasterAddrOption = "127.0.0.1",
+    master_port: MasterPortOption = None,
+) -> None:
+    """Run an experiment: prepare data, warm up, train, evaluate, export, report.
 
-    experiment = load_config(config, set_ or [])
-    from mindgspo.trainer.loop import run_experiment
-
-    _print_report(run_experiment(experiment, overwrite=overwrite))
+    As many worker processes are started as its plans need, on this machine, or with --nodes on each of several machines
+    by the same command with another --node-rank.
+    """
+    _start("run", config, set_, overwrite, workers, nodes, node_rank, master_addr, master_port)
 
 
 @app.command()
-def sft(config: ConfigArgument, set_: SetOption = None, overwrite: OverwriteOption = False) -> None:
+def sft(
+    config: ConfigArgument,
+    set_: SetOption = None,
+    overwrite: OverwriteOption = False,
+    workers: WorkersOption = None,
+    nodes: NodesOption = 1,
+    node_rank: NodeRankOption = 0,
+    master_addr: MasterAddrOption = "127.0.0.1",
+    master_port: MasterPortOption = None,
+) -> None:
     """Run only the supervised warm-up of an experiment, into runs/<experiment>-sft unless run_dir is set."""
-    from mindgspo.config import load_config
-
-    experiment = load_config(config, set_ or [])
-    from mindgspo.trainer.loop import run_warm_up
-
-    _print_report(run_warm_up(experiment, overwrite=overwrite))
+    _start("sft", config, set_, overwrite, workers, nodes, node_rank, master_addr, master_port)
 
 
-def _print_report(report: Path | None) -> None:
-    if report is not None:
-        print(f"report: {report}")
+def _start(
+    command: str,
+    config: Path,
+    set_: list[str] | None,
+    overwrite: bool,
+    workers: int | None,
+    nodes: int,
+    node_rank: int,
+    master_addr: str,
+    master_port: int | None,
+) -> None:
+    from mindgspo.trainer.start import ClusterOptions, RunRequest, start
+
+    request = RunRequest(command=command, config=config, overrides=tuple(set_ or ()), overwrite=overwrite)
+    options = ClusterOptions(
+        workers=workers, nodes=nodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
+    )
+    code = start(request, options)
+    if code:
+        raise typer.Exit(code)
 
 
 @app.command()

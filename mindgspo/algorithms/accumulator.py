@@ -18,9 +18,9 @@ from mindgspo.algorithms.adamw import squared_norm
 class Objective(nn.Cell):
     """policy -> loss, in one forward graph.
 
-    policy: construct(inputs, positions_RT, segments_RT, predict_NK, targets_NK) -> (logp_NK, entropy_NK); its inputs are
-    ids_RT, or on the last of several pipeline stages the hidden states of the stage before.
-    loss: see `losses.body.PolicyLoss.construct`; `loss.metrics` is the table of its metrics vector.
+    policy: construct(inputs, positions_RT, segments_RT, predict_NK, targets_NK) -> (logp_NK, entropy_NK); its inputs
+    are ids_RT, or on the last of several pipeline stages the hidden states of the stage before. loss: see
+    `losses.body.PolicyLoss.construct`; `loss.metrics` is the table of its metrics vector.
     """
 
     def __init__(self, policy: nn.Cell, loss: nn.Cell) -> None:
@@ -120,8 +120,8 @@ class GradientAccumulator(nn.Cell):
 
 
 class LastStageAccumulator(GradientAccumulator):
-    """The same on the last of several pipeline stages: the last result is a pair, d loss / d logp and the gradient of the
-    hidden states that entered, [R * T, H]."""
+    """The same on the last of several pipeline stages: the last result is a pair, d loss / d logp and the gradient of
+    the hidden states that entered, [R * T, H]."""
 
     differentiated = (0, 1)
 

@@ -39,9 +39,7 @@ class AdamW(nn.Cell):
     Moments are float32 Parameters named adamw.m.<weight>, adamw.v.<weight>; names: other names for <weight>.
     """
 
-    def __init__(
-        self, weights: ParameterTuple, section: OptimizerSection, names: Sequence[str] | None = None
-    ) -> None:
+    def __init__(self, weights: ParameterTuple, section: OptimizerSection, names: Sequence[str] | None = None) -> None:
         super().__init__(auto_prefix=False)
         self.weights = weights
         names = [weight.name for weight in weights] if names is None else names

@@ -1,7 +1,7 @@
 """Gradients of all ranks -> their sum on every rank that holds the weight, in flat buckets.
 
-What enters: accumulated gradients and, for each, the ranks that add theirs up. What leaves: changed gradients. Called by
-`update` once per optimizer update, whatever the number of micro-batches.
+What enters: accumulated gradients and, for each, the ranks that add theirs up. What leaves: changed gradients. Called
+by `update` once per optimizer update, whatever the number of micro-batches.
 """
 
 from __future__ import annotations

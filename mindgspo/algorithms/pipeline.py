@@ -1,8 +1,8 @@
 """Gradients of a replica's micro-batches over pipeline stages, driven from the host.
 
-What enters: the micro-batches of one replica, on every rank of it. What leaves: gradients added up on each stage, and on
-the last stage what the micro-batches' graphs return. Called by `update`. A stage keeps the inputs of the micro-batches
-in flight and nothing else: its backward graph computes its forward pass again.
+What enters: the micro-batches of one replica, on every rank of it. What leaves: gradients added up on each stage, and
+on the last stage what the micro-batches' graphs return. Called by `update`. A stage keeps the inputs of the
+micro-batches in flight and nothing else: its backward graph computes its forward pass again.
 
     first stage     ids  -> FORWARD -> hidden ==>             <== gradient -> BACKWARD
     last stage                         ==> hidden -> BACKWARD (loss and gradients) ==> gradient

@@ -1,7 +1,7 @@
 """AdamW whose moments are spread over the data-parallel replicas: each updates its rows and hands them to the others.
 
-What enters: gradients, already summed over the replicas, and the scalars of `adamw`. What leaves: changed weights, equal
-on all replicas, and the own part of the moments. Called by the cells of `accumulator`, in the place of `AdamW`.
+What enters: gradients, already summed over the replicas, and the scalars of `adamw`. What leaves: changed weights,
+equal on all replicas, and the own part of the moments. Called by the cells of `accumulator`, in the place of `AdamW`.
 
 Legend: D replicas, F elements of a flat bucket of rows.
 """

@@ -115,8 +115,8 @@ def _replica_problems(config: ExperimentConfig, *, num_micro_batches: int) -> It
     prompts = config.rollout.prompts_per_step
     if prompts % infer.data_parallel:
         yield (
-            f"plans.infer.data_parallel: {infer.data_parallel} replicas do not share rollout.prompts_per_step {prompts} "
-            f"evenly; nearest legal: {either(nearest(divisors(prompts), infer.data_parallel))}"
+            f"plans.infer.data_parallel: {infer.data_parallel} replicas do not share rollout.prompts_per_step "
+            f"{prompts} evenly; nearest legal: {either(nearest(divisors(prompts), infer.data_parallel))}"
         )
     parts = train.data_parallel * train.micro_batch_num
     if num_micro_batches % parts:

@@ -14,15 +14,18 @@ import psutil
 class Timers:
     """Sums wall time by phase: `with timers("gen"): ...` adds to timing_s/gen. Phases may nest.
 
-    clock: seconds from an arbitrary origin; a fake in tests.
+    clock: seconds from an arbitrary origin; a fake in tests. on_enter: told the name of every phase that begins.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, on_enter: Callable[[str], None] = lambda phase: None
+    ) -> None:
+        self._clock, self._on_enter = clock, on_enter
         self._seconds: dict[str, float] = {}
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
+        self._on_enter(phase)
         start = self._clock()
         try:
             yield

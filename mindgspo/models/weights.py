@@ -1,8 +1,8 @@
 """Values of a model's parameters: drawn from the seed, loaded from Hugging Face names, or read back.
 
-What enters: a model cell (all of a model, or one rank's part of it) and named arrays. What leaves: changed parameters, or
-named float32 arrays. Called by the trainer's build, by checkpoints, exports and the `logprobs` command. Arrays are whole
-tensors under Hugging Face names; each rank takes its own slices of them.
+What enters: a model cell (all of a model, or one rank's part of it) and named arrays. What leaves: changed parameters,
+or named float32 arrays. Called by the trainer's build, by checkpoints, exports and the `logprobs` command. Arrays are
+whole tensors under Hugging Face names; each rank takes its own slices of them.
 """
 
 from __future__ import annotations

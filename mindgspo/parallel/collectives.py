@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from mindspore import Tensor, nn
 
-from mindgspo.parallel import runtime
+from mindgspo.parallel import heartbeat, runtime
 from mindgspo.parallel.meeting import Meeting, new_meeting_file
 from mindgspo.parallel.process_groups import group_name
 from mindgspo.parallel.ranks import Ranks
@@ -94,14 +94,15 @@ def sum_over_world(array: np.ndarray) -> None:
 
 
 class GraphOfRanks:
-    """A compiled cell in which several ranks talk to each other. Compiling takes each of them its own time, so they meet
-    before the first run with new shapes."""
+    """A compiled cell in which several ranks talk to each other. Compiling takes each of them its own time, so they
+    meet before the first run with new shapes."""
 
     def __init__(self, cell: nn.Cell, ranks: Ranks) -> None:
         self.cell, self._ranks = cell, ranks
         self._compiled: set[tuple] = set()
 
     def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        heartbeat.tick()
         if len(self._ranks) > 1:
             shapes = tuple((tuple(tensor.shape), str(tensor.dtype)) for tensor in inputs)
             if shapes not in self._compiled:

@@ -18,7 +18,8 @@ def values_of(parameter: Parameter) -> np.ndarray:
 
 
 def writable_values_of(parameter: Parameter) -> np.ndarray:
-    """An array of the parameter's shape to be filled; `commit_values` makes it the parameter's. On CPU it is so at once."""
+    """An array of the parameter's shape to be filled; `commit_values` makes it the parameter's. On CPU it is so at
+    once."""
     return parameter.asnumpy()
 
 

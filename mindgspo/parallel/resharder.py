@@ -1,7 +1,7 @@
 """Carries out a reshard over real ranks: the same steps on all of them, each taking part in the buckets that name it.
 
-What enters: a plan, and this rank's slices on both sides as numpy arrays. What leaves: filled destination slices and what
-it cost. Called when weights go to the rollout engine, and when a checkpoint is gathered. One buffer of at most a
+What enters: a plan, and this rank's slices on both sides as numpy arrays. What leaves: filled destination slices and
+what it cost. Called when weights go to the rollout engine, and when a checkpoint is gathered. One buffer of at most a
 bucket's bytes exists at a time.
 """
 

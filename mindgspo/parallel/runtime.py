@@ -181,7 +181,8 @@ def worker_environment(orders: LaunchOrders, *, num_workers: int, nodes: int) ->
         environment.setdefault("MS_RETRY_INTERVAL_UPPER", "1")
     if orders.is_terminal:  # rank 0 writes to a file, which the launcher copies to the terminal
         columns, lines = shutil.get_terminal_size()
-        environment |= {"TTY_COMPATIBLE": "1", "COLUMNS": str(columns), "LINES": str(lines)}
+        environment.setdefault("TTY_COMPATIBLE", "1")
+        environment |= {"COLUMNS": str(columns), "LINES": str(lines)}
     return environment
 
 
@@ -211,7 +212,7 @@ def settle_worker(orders: LaunchOrders, rank: int) -> None:
     entries = os.environ["PATH"].split(os.pathsep)
     os.environ["PATH"] = os.pathsep.join(entry for entry in entries if entry != orders.state_dir)
     if orders.is_terminal and rank != 0:
-        del os.environ["TTY_COMPATIBLE"]
+        os.environ.pop("TTY_COMPATIBLE", None)
 
 
 def await_scheduler(poll_s: float = 0.05) -> None:

@@ -62,7 +62,8 @@ class ShardedLogProb(VocabParallelLogProb):
         dlogp_M: Tensor,
         dentropy_M: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """This rank's part of hidden's gradient (`enter_model_parallel` adds the parts up), and its rows of weight's."""
+        """This rank's part of hidden's gradient (`enter_model_parallel` adds the parts up), and its rows of
+        weight's."""
         weight = ops.cast(weight_VH, hidden_MH.dtype)
         chunk = chunk_tokens(weight_VH.shape[0], self.chunk_bytes)
         rows_M, is_own_M = self._own_targets(targets_M, weight_VH.shape[0])

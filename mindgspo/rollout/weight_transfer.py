@@ -11,8 +11,8 @@ from mindspore import nn
 from mindgspo.config.reshard_section import ReshardSection
 from mindgspo.config.schema import ModelSection
 from mindgspo.models.weights import weight_layouts, weight_views
-from mindgspo.parallel.resharder import Residency, Resharder, ReshardReport
 from mindgspo.parallel.reshard_verify import sampled_names, verify_reshard
+from mindgspo.parallel.resharder import Resharder, ReshardReport, Residency
 
 
 class WeightTransfer:

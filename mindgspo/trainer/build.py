@@ -24,6 +24,7 @@ from mindgspo.metrics import Timers
 from mindgspo.models.huggingface_config import read_model_section
 from mindgspo.models.policy import PolicyLogProbs, PolicyScorer, build_model
 from mindgspo.models.weights import initialize_weights, load_huggingface, parameter_shapes
+from mindgspo.parallel import heartbeat
 from mindgspo.parallel.agreement import require_agreement
 from mindgspo.parallel.placement import ALONE, Placement
 from mindgspo.parallel.replicas import Replicas
@@ -102,7 +103,7 @@ def build_parts(config: ExperimentConfig, *, data_dir: Path, failures_dir: Path,
         layout=layout,
         train_set=train_set,
         stream=PromptStream(len(train_set), config.seed, config.data.shuffle),
-        timers=Timers(),
+        timers=Timers(on_enter=heartbeat.enter_stage),
         total_steps=total_steps,
         failures_dir=failures_dir,
     )

@@ -25,8 +25,8 @@ from mindgspo.trainer.reference import ReferencePolicy
 class EvaluationParts:
     """A policy that answers, and what judges its answers: this rank's part of them.
 
-    judges: how the ranks share judging out. weight_version: number of updates that the policy's weights have behind them, warm-up included; what the
-    engine was last given bears the same number.
+    judges: how the ranks share judging out. weight_version: number of updates that the policy's weights have behind
+    them, warm-up included; what the engine was last given bears the same number.
     """
 
     config: ExperimentConfig

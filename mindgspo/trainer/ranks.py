@@ -17,6 +17,7 @@ from mindgspo.parallel import runtime
 from mindgspo.parallel.agreement import require_agreement
 from mindgspo.parallel.collectives import barrier, exchange, open_meeting
 from mindgspo.parallel.placement import Placement
+from mindgspo.parallel.worker import meet_others
 
 # What may differ between ranks without changing what they compute together.
 _FREE = ("run_dir", "logging")
@@ -35,7 +36,7 @@ def start_device(config: ExperimentConfig) -> None:
         raise ConfigError(f"device: {config.device} cannot be used here; set device=CPU ({reason})") from error
     needed = config.plans.train.world_size
     if needed > 1 and runtime.is_worker():
-        runtime.join_cluster()
+        meet_others()
         open_meeting()
     if runtime.world_size() != needed:
         raise ConfigError(

@@ -21,7 +21,8 @@ from mindgspo.trainer.ranks import first_rank_first, newest_for_all
 
 
 class ReferencePolicy:
-    """A second copy of the model, laid out as the trained one, never trained. `scorer` must not be used before `freeze` or `restore`."""
+    """A second copy of the model, laid out as the trained one, never trained. `scorer` must not be used before `freeze`
+    or `restore`."""
 
     def __init__(self, section: ModelSection, place: Placement, *, temperature: float) -> None:
         self._section = section

@@ -4,7 +4,9 @@
             -> rows of each mini-batch -> log-probs of the old (and reference) policy -> advantages
             -> one update per mini-batch -> weights, with a new version, to the engine -> metrics
 
-What enters: the parts of the experiment and the number of the step. What leaves: a `StepResult`. Called by `loop`.
+What enters: the parts of the experiment and the number of the step. What leaves: a `StepResult`. Called by `loop`, on
+every rank at once: engine, judge, scorers and updater share their work out and give all ranks all results, so that this
+page is the same on one process and on many.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Mapping
 
 from mindgspo.algorithms import learning_rate
 from mindgspo.algorithms.update import UpdateResult
+from mindgspo.parallel import heartbeat
 from mindgspo.rollout.protocol import SamplingSettings
 from mindgspo.rollout.random import Purpose, RandomStream
 from mindgspo.trainer.advantages import greedy_rewards, with_group_advantages
@@ -29,6 +32,7 @@ from mindgspo.types import StepResult
 def run_step(parts: TrainingParts, step: int) -> StepResult:
     """Sample, judge, train. `step` counts from 1. Raises TrainingError on a failed self-check or a non-finite loss."""
     timers, algorithm = parts.timers, parts.config.algorithm
+    heartbeat.begin_step(step)
     with timers("step"):
         prompts = [parts.train_set[index] for index in parts.stream.take(parts.config.rollout.prompts_per_step)]
         with timers("gen"):

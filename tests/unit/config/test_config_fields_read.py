@@ -15,9 +15,6 @@ PACKAGE = Path(__file__).resolve().parents[3] / "mindgspo"
 READ_BY_CONFIG_ALONE = {
     "AlgorithmSection.allow_wide_clip": "lifts a rule of config.validate",
     "AlgorithmSection.allow_token_weighting": "lifts a rule of config.validate",
-    "ExperimentConfig.plans": "config.plan refuses all but one process, so nobody else has a choice to read",
-    "PlansSection.train": "as above",
-    "PlansSection.infer": "as above",
 }
 
 

@@ -1,4 +1,4 @@
-"""Parallel plans: sizes, legal values, and what does not run yet."""
+"""Parallel plans: sizes, legal values, and what is not built yet."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from mindgspo.config import ModelSection, ParallelPlan, check_plan
 from mindgspo.config.legal import divisors, nearest
+from mindgspo.config.plan import check_infer_plan, check_same_world
 
 MODEL_3B = ModelSection(
     vocab_size=151936,
@@ -30,30 +31,17 @@ def test_one_process_is_legal():
 
 
 @pytest.mark.parametrize(
-    ("plan", "named"),
+    "plan",
     [
-        (ParallelPlan(data_parallel=2), "data_parallel 2"),
-        (ParallelPlan(model_parallel=4), "model_parallel 4"),
-        (
-            ParallelPlan(model_parallel=8),
-            "model_parallel 8",
-        ),  # more than the 2 key/value heads, evenly shared
-        (ParallelPlan(context_parallel=2), "context_parallel 2"),
-        (ParallelPlan(expert_parallel=2), "expert_parallel 2"),
-        (ParallelPlan(micro_batch_num=4), "micro_batch_num 4"),
-        (ParallelPlan(use_seq_parallel=True), "use_seq_parallel true"),
-        (ParallelPlan(optimizer_shard=True), "optimizer_shard true"),
-        (ParallelPlan(vocab_emb_dp=False), "vocab_emb_dp false"),
-        (
-            ParallelPlan(model_parallel=4, pipeline_stage=2, micro_batch_num=4),
-            "model_parallel 4, pipeline_stage 2, micro_batch_num 4",
-        ),
+        ParallelPlan(data_parallel=3),
+        ParallelPlan(model_parallel=4),
+        ParallelPlan(model_parallel=8),  # more than the 2 key/value heads, evenly shared
+        ParallelPlan(model_parallel=4, pipeline_stage=2, micro_batch_num=4),
+        ParallelPlan(data_parallel=2, optimizer_shard=True, vocab_emb_dp=False),
     ],
 )
-def test_what_fits_but_does_not_run_yet_is_refused_in_one_line(plan, named):
-    assert check_plan("plans.train", plan, MODEL_3B) == [
-        f"plans.train: {named}: only single-process plans run in this version; remove the entry"
-    ]
+def test_what_fits_is_legal(plan):
+    assert check_plan("plans.train", plan, MODEL_3B) == []
 
 
 @pytest.mark.parametrize(
@@ -72,18 +60,56 @@ def test_what_fits_but_does_not_run_yet_is_refused_in_one_line(plan, named):
             ParallelPlan(pipeline_stage=4, micro_batch_num=2),
             "p.micro_batch_num: 2 is less than pipeline_stage 4; smallest legal: 4",
         ),
+        (
+            ParallelPlan(micro_batch_num=2),
+            "p.micro_batch_num: 2 micro-batches are in flight between pipeline stages, and there is one stage; "
+            "remove it (trainer.samples_per_micro_batch cuts mini-batches)",
+        ),
+        (
+            ParallelPlan(context_parallel=2),
+            "p.context_parallel: 2 is not built in this version; the only legal value is 1",
+        ),
+        (
+            ParallelPlan(expert_parallel=2),
+            "p.expert_parallel: 2 is not built in this version; the only legal value is 1",
+        ),
+        (
+            ParallelPlan(use_seq_parallel=True),
+            "p.use_seq_parallel: true is not built in this version; the only legal value is false",
+        ),
     ],
 )
-def test_what_does_not_fit_the_model_names_legal_values(plan, line):
-    first, *rest = check_plan("p", plan, MODEL_3B)
-    assert first == line
-    assert len(rest) == 1 and "only single-process plans" in rest[0]
+def test_what_does_not_fit_names_legal_values_in_one_line(plan, line):
+    assert check_plan("p", plan, MODEL_3B) == [line]
 
 
-def test_a_split_vocabulary_must_divide():
+def test_the_vocabulary_must_divide_over_the_output_table():
     odd = MODEL_3B.model_copy(update={"vocab_size": 151937})
-    assert len(check_plan("p", ParallelPlan(model_parallel=2), odd)) == 1
-    assert "nearest legal: 1" in check_plan("p", ParallelPlan(model_parallel=2, vocab_emb_dp=False), odd)[0]
+    assert "nearest legal: 1" in check_plan("p", ParallelPlan(model_parallel=2), odd)[0]
+
+
+def test_what_means_nothing_while_generating_is_refused():
+    plan = ParallelPlan(pipeline_stage=2, micro_batch_num=2, optimizer_shard=True)
+    assert [line.split(":")[0] for line in check_infer_plan("plans.infer", plan)] == [
+        "plans.infer.pipeline_stage",
+        "plans.infer.optimizer_shard",
+        "plans.infer.micro_batch_num",
+    ]
+    assert check_infer_plan("plans.infer", ParallelPlan(data_parallel=2, model_parallel=4)) == []
+
+
+@pytest.mark.parametrize(
+    ("infer", "fix"),
+    [
+        (ParallelPlan(model_parallel=4), "they share the same cards; set plans.infer.data_parallel=2"),
+        (ParallelPlan(model_parallel=3), "they share the same cards, so data x model x pipeline must be equal"),
+    ],
+)
+def test_both_plans_take_the_same_cards(infer, fix):
+    train = ParallelPlan(model_parallel=4, pipeline_stage=2, micro_batch_num=2)
+    (line,) = check_same_world(train, infer)
+    assert "plans.train 1 x 4 x 2 needs 8 workers" in line and line.endswith(fix)
+    assert check_same_world(train, ParallelPlan(data_parallel=2, model_parallel=4)) == []
 
 
 def test_sizes_start_at_one():

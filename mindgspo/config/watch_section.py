@@ -1,0 +1,24 @@
+"""The section `watch`: when a stage of a job on several workers counts as stalled.
+
+What enters: plain values from `config.load`. What leaves: a frozen `WatchSection`. Read by
+`parallel.launcher_stalls`.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from mindgspo.config.section import Section
+
+
+class WatchSection(Section):
+    """A stall is reported with the ranks that the others wait for, and nothing is ended: that is for the user."""
+
+    factor: float = Field(default=10.0, ge=1.0)
+    """Multiple of the median step time without progress of any worker that is a stall. 10: evaluations and
+    checkpoints take a few steps' time, and a report is no harm. Below 1 every step would be one."""
+    min_seconds: float = Field(default=300.0, gt=0.0)
+    """Seconds without progress before which nothing is a stall; before the first step has ended this alone counts.
+    300: graphs of large models take minutes to compile."""
+    poll_seconds: float = Field(default=1.0, gt=0.0)
+    """Seconds between two looks at the workers' heartbeats. 1: a look reads one small file per worker."""

@@ -1,0 +1,100 @@
+"""From the command line to a run: here, or in as many workers as the plans need.
+
+What enters: a configuration file with overrides, and how the cluster is reached. What leaves: an exit code. Called by
+`mindgspo run` and `mindgspo sft`, and by each of the workers that they start, with the same arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindgspo.checkpoint.run_folder import RunStatus, open_run_folder
+from mindgspo.config import ExperimentConfig, load_config
+from mindgspo.errors import ConfigError
+from mindgspo.parallel import runtime
+from mindgspo.parallel.launcher import launch
+from mindgspo.parallel.worker import run_worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """workers: what the user expects the plans to need; None: whatever they need. The others as msrun's: number of
+    machines, which of them this is, where rank 0's machine is reached, at which port (None: a free one)."""
+
+    workers: int | None = None
+    nodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """command: "run" or "sft". config, overrides, overwrite: as on the command line."""
+
+    command: str
+    config: Path
+    overrides: tuple[str, ...]
+    overwrite: bool
+
+    def experiment(self) -> ExperimentConfig:
+        """The resolved configuration. Raises ConfigError."""
+        return load_config(self.config, self.overrides)
+
+    def arguments(self) -> list[str]:
+        """For a worker: the same experiment; what had to be moved aside has been."""
+        sets = [word for override in self.overrides for word in ("--set", override)]
+        return ["-m", "mindgspo.cli", self.command, str(self.config), *sets]
+
+
+def start(request: RunRequest, options: ClusterOptions) -> int:
+    """Run an experiment and return the exit code. Raises the errors of `mindgspo.errors`."""
+    if runtime.is_launched():
+        run_worker(lambda: _work(request, request.experiment()))
+    config = request.experiment()
+    needed = config.plans.train.world_size
+    if options.workers not in (None, needed):
+        raise ConfigError(
+            f"--workers {options.workers}: plans.train {config.plans.train} and plans.infer {config.plans.infer} "
+            f"(data x model x pipeline) need {needed}; leave the option out, or change the plans"
+        )
+    if needed == 1:
+        return _work(request, config)
+    return _launch(request, config, options, num_workers=needed)
+
+
+def _launch(request: RunRequest, config: ExperimentConfig, options: ClusterOptions, *, num_workers: int) -> int:
+    assert config.run_dir is not None, "config is not resolved"
+    logs = config.run_dir / "logs"
+    if options.node_rank == 0:
+        # What a former run left is dealt with before anything is started; rank 0 opens and locks the folder again.
+        folder = open_run_folder(config.run_dir, resume=config.resume, overwrite=request.overwrite)
+        folder.close()
+        if folder.moved_aside is not None:
+            print(f"the former run was moved to {folder.moved_aside}")
+        if folder.status is RunStatus.FINISHED:
+            print(f"{folder.root}: this run is finished; its report is {folder.report}")
+            return 0
+    return launch(
+        request.arguments(),
+        num_workers=num_workers,
+        log_dir=logs,
+        watch=config.watch,
+        nodes=options.nodes,
+        node_rank=options.node_rank,
+        master_addr=options.master_addr,
+        master_port=options.master_port,
+    )
+
+
+def _work(request: RunRequest, config: ExperimentConfig) -> int:
+    # MindSpore comes with them.
+    from mindgspo.trainer.loop import run_experiment, run_warm_up
+
+    runs: dict[str, Callable[..., Path | None]] = {"run": run_experiment, "sft": run_warm_up}
+    report = runs[request.command](config, overwrite=request.overwrite)
+    if report is not None:
+        print(f"report: {report}")
+    return 0
