@@ -82,6 +82,11 @@ class PolicyUpdater:
         """The accumulated gradients, zero between two updates."""
         return tuple(self._part.gradients)
 
+    @property
+    def gradients_are_zero(self) -> bool:
+        """Whether all accumulated gradients are; not so after an update that was not finished."""
+        return self._gradients_are_zero
+
     def update(self, batches: Sequence[Batch], lr: float, *, kl_coef: float = 0.0) -> UpdateResult:
         """Apply one update. The result does not depend on how the mini-batch was cut into `batches`, nor on the plan.
 

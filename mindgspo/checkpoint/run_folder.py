@@ -31,7 +31,7 @@ _LOCK = ".lock"
 _IDENTITY = "run.json"
 # Any of these says that a run has begun here. Prepared data alone does not: it is made before the run.
 _RUN_MARKS = (CONFIG_FILE, METRICS_FILE, SAMPLES_FILE, SUMMARY_FILE, "checkpoints", "export")
-_OWN_NAMES = (*_RUN_MARKS, _IDENTITY, "data", "failures", "logs", "reference", "tensorboard")
+_OWN_NAMES = (*_RUN_MARKS, _IDENTITY, "data", "failures", "logs", "reference", "swap", "tensorboard")
 
 
 class RunStatus(str, Enum):

@@ -22,6 +22,7 @@ from mindgspo.config.plan import ParallelPlan
 from mindgspo.config.reshard_section import ReshardSection
 from mindgspo.config.reward_section import RewardSection
 from mindgspo.config.section import Section
+from mindgspo.config.swap_section import SwapSection
 from mindgspo.config.watch_section import WatchSection
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -288,6 +289,8 @@ class ExperimentConfig(Section):
     """Parallel plans; one process by default."""
     reshard: ReshardSection = ReshardSection()
     """How weights go from the train plan to the infer plan."""
+    swap: SwapSection = SwapSection()
+    """What leaves the device while no graph reads it."""
     watch: WatchSection = WatchSection()
     """When a stage of a run on several workers counts as stalled."""
     tokenizer: TokenizerSection = TokenizerSection()

@@ -10,6 +10,7 @@ end before, and the kernel keeps the exit codes of all of them for the launcher.
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -25,7 +26,7 @@ _POLL_S = 0.02
 _MAX_NOTE_S = 10.0
 
 # The file is `LaunchFolder.process_id`. The program comes here again when a child of a worker asks for `python`: then
-# the file is there, and so is the sign. It gives up after a minute without a launcher.
+# the file is there, and so is the sign. It gives up without a launcher, or after a minute.
 _STAND_IN = """#!/bin/sh
 folder="${{0%/*}}"
 file="$folder/pid_${{MS_ROLE}}_${{RANK_ID}}"
@@ -33,7 +34,7 @@ file="$folder/pid_${{MS_ROLE}}_${{RANK_ID}}"
 tries=0
 until [ -e "$folder/go" ]; do
     tries=$((tries + 1))
-    [ $tries -lt 3000 ] || exit 1
+    [ $tries -lt 3000 ] && kill -0 {launcher} || exit 1
     sleep 0.02
 done
 exec {interpreter} "$@"
@@ -77,6 +78,7 @@ def start_processes(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
+            preexec_fn=runtime.die_with_parent,
             start_new_session=True,  # Ctrl-C reaches the launcher alone, which ends the others in order
         )
         while msrun.poll() is None:
@@ -94,7 +96,9 @@ def start_processes(
 
 def _write_stand_in(folder: LaunchFolder) -> None:
     program = folder.state_dir / "python"
-    program.write_text(_STAND_IN.format(interpreter=shlex.quote(sys.executable)), encoding="utf-8")
+    program.write_text(
+        _STAND_IN.format(interpreter=shlex.quote(sys.executable), launcher=os.getpid()), encoding="utf-8"
+    )
     program.chmod(0o755)
 
 

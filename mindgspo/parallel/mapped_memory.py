@@ -29,6 +29,7 @@ import psutil
 from mindspore import Parameter, Tensor
 
 from mindgspo.errors import ConfigError, TrainingError
+from mindgspo.parallel.free_memory import free_memory_bytes
 
 # Linux 5.14: page in at once, and report what would be a deadly signal at the first access as an error.
 _MADV_POPULATE_READ = 22
@@ -119,8 +120,8 @@ class MappedMemory:
         _libc.malloc_trim(ctypes.c_size_t(0))
 
     def free_bytes(self) -> int:
-        """Memory of the machine that is free, or that the kernel would free."""
-        return psutil.virtual_memory().available
+        """See `MemoryTier`. Pages of files that are not mapped count as free: the kernel would drop them."""
+        return free_memory_bytes()
 
     def close(self) -> None:
         """See `MemoryTier`. Memory and room on the disk are freed with the parameters."""

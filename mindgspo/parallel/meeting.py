@@ -1,9 +1,9 @@
 """Where the ranks of a CPU cluster wait for each other, as long as it takes.
 
-MindSpore's CPU collectives give up after 30 seconds, which cannot be set, and a rank that gave up leaves messages
-behind that the next collective takes for its own: numbers then are wrong without an error. So nobody enters a
-collective before all members are at its door. A compile, a reward function or a slow disk may hold any of them up for
-longer than that.
+MindSpore's CPU collectives give up after a time (30 seconds, where no launcher of ours has set another limit), and a
+rank that gave up leaves messages behind that the next collective takes for its own: numbers then are wrong without an
+error. So nobody enters a collective before all members are at its door. A compile, a reward function or a slow disk may
+hold any of them up for longer than that.
 
 What enters: the ranks that are about to communicate. What leaves: nothing, once they are all there. The counters lie in
 shared memory: int64 [2, world, world], who has come to a meeting with whom how often, and who has sent how many

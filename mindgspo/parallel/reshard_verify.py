@@ -17,6 +17,7 @@ from mindgspo.errors import WeightsError
 from mindgspo.parallel import runtime
 from mindgspo.parallel.collectives import exchange
 from mindgspo.parallel.layout import Layout
+from mindgspo.parallel.resharder import Residency, everything_stays
 from mindgspo.parallel.tensor_slice import TensorSlice
 
 SAMPLE_SIZE = 4
@@ -36,10 +37,11 @@ def verify_reshard(
     destination: Mapping[str, Layout],
     old: Mapping[str, np.ndarray],
     new: Mapping[str, np.ndarray],
+    residency: Residency = everything_stays,
 ) -> dict[str, str]:
-    """{name: SHA-256 of the logical parameter} on every rank. Raises WeightsError where two holders of a block, on
-    whichever side, hold different bytes."""
-    parcels = exchange(_own_digests(names, source, destination, old, new))
+    """{name: SHA-256 of the logical parameter} on every rank. residency: as `Resharder`'s. Raises WeightsError where
+    two holders of a block, on whichever side, hold different bytes."""
+    parcels = exchange(_own_digests(names, source, destination, old, new, residency))
     readers = [_Reader(parcel) for parcel in parcels]
     hashes, damaged = {}, []
     for name in names:
@@ -65,16 +67,18 @@ def _own_digests(
     destination: Mapping[str, Layout],
     old: Mapping[str, np.ndarray],
     new: Mapping[str, np.ndarray],
+    residency: Residency,
 ) -> bytes:
     """This rank's hashes, in the order in which every rank reads them."""
     rank, digests = runtime.rank(), []
     for name in names:
-        for block in _blocks(source[name], destination[name]):
-            for side, slices in ((source, old), (destination, new)):
-                held = side[name].slice_of(rank)
-                if held is not None and held.intersection(block) is not None:
-                    values = np.ascontiguousarray(slices[name][block.relative_to(held.starts).index])
-                    digests.append(hashlib.sha256(values.view(np.uint8)).digest())
+        with residency((name,)):
+            for block in _blocks(source[name], destination[name]):
+                for side, slices in ((source, old), (destination, new)):
+                    held = side[name].slice_of(rank)
+                    if held is not None and held.intersection(block) is not None:
+                        values = np.ascontiguousarray(slices[name][block.relative_to(held.starts).index])
+                        digests.append(hashlib.sha256(values.view(np.uint8)).digest())
     return b"".join(digests)
 
 

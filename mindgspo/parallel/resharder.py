@@ -27,6 +27,11 @@ Residency = Callable[[tuple[str, ...]], AbstractContextManager[None]]
 """Called around every step with its parameters' names: makes them resident on both sides, and lets them go."""
 
 
+def everything_stays(names: tuple[str, ...]) -> AbstractContextManager[None]:
+    """The `Residency` of a process that swaps nothing."""
+    return nullcontext()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReshardReport:
     """What one rank did. Bytes: received over collectives, sent (a broadcast once), copied locally, and the largest
@@ -52,10 +57,10 @@ class Resharder:
         destination: Mapping[str, Layout],
         *,
         bucket_bytes: int,
-        residency: Residency | None = None,
+        residency: Residency = everything_stays,
     ) -> None:
         self.plan = plan_reshard(source, destination, bucket_bytes=bucket_bytes)
-        self._residency: Residency = residency or (lambda names: nullcontext())
+        self._residency = residency
         self._rank = runtime.rank()
         _compare_digests(self.plan)
         for ranks in self.plan.groups():
@@ -110,6 +115,11 @@ class Resharder:
                 raise WeightsError(
                     f"{side} of a reshard, rank {self._rank}: {name} has shape {given.get(name, 'none (missing)')}, "
                     f"the plan says {expected.get(name, 'none (not on this rank)')}"
+                )
+            if slices[name].dtype != np.float32:  # a copy would convert it, and a buffer's bytes would be misread
+                raise WeightsError(
+                    f"{side} of a reshard, rank {self._rank}: {name} is {slices[name].dtype}; both sides must be "
+                    "float32"
                 )
 
 

@@ -77,7 +77,7 @@ class Swap:
         assert is_zero is None or holding is Holding.GRADIENTS, holding
         distinct = {id(parameter): parameter for parameter in parameters}
         new = [parameter for key, parameter in distinct.items() if key not in self._blocks]
-        if self._mover:
+        if self._mover and new:
             self._mover.tier.take_over(new, keeps_content=keeps_content)
         added = [Block(parameter=parameter, owner=holding, num_bytes=parameter.nbytes) for parameter in new]
         self._blocks |= {id(block.parameter): block for block in added}
@@ -85,7 +85,7 @@ class Swap:
         for block in self._holdings[holding]:
             self.ledger.register(holding, block.owner, block.num_bytes)
         self._gradients_are_zero = is_zero or self._gradients_are_zero
-        if self._mover:
+        if self._mover and added:
             self._mover.evict(added)
 
     @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import io
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -77,7 +78,8 @@ def _report_to_launcher(orders: runtime.LaunchOrders) -> LaunchFolder:
     stack = folder.stack(rank).open("w")
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
     heartbeat.start(folder.heartbeat(rank))
-    threading.Thread(target=_end_with_launcher, args=(orders.launcher,), name="mindgspo-launcher", daemon=True).start()
+    watched = (orders.launcher, folder)
+    threading.Thread(target=_end_with_launcher, args=watched, name="mindgspo-launcher", daemon=True).start()
     return folder
 
 
@@ -150,12 +152,13 @@ def _tie_to_launcher(process_id: int) -> None:
         _end(1)
 
 
-def _end_with_launcher(process_id: int) -> None:
+def _end_with_launcher(process_id: int, folder: LaunchFolder) -> None:
     """Thread of a worker: end it when the launcher, its parent, is gone; gently at first. MindSpore lets other threads
     run while it compiles, and while it waits in a collective."""
     while os.getppid() == process_id:
         time.sleep(_LOOK_S)
     print("the launcher is gone; this worker ends", file=sys.stderr)
+    shutil.rmtree(folder.state_dir, ignore_errors=True)  # all workers do so at this moment
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_GRACE_S)
     _end(128 + signal.SIGTERM)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn
 
 from mindgspo.data.rows import round_up
 from mindgspo.parallel.collectives import GraphOfRanks
@@ -56,6 +56,11 @@ class NativeEngine:
         # Copying a few slots per graph keeps refilling cheap; a wider graph would mostly copy padding.
         self._admit_width = min(8, num_slots)
         self._weight_version: int | None = None
+
+    @property
+    def cache(self) -> tuple[Parameter, ...]:
+        """Keys and values of all slots; nothing in them is needed between two calls of `generate`."""
+        return tuple(self._cache.matrices)
 
     def load_weights(self, version: int) -> None:
         """Stamp the weights that the model's parameters hold now."""

@@ -12,7 +12,7 @@ from mindgspo.config.reshard_section import ReshardSection
 from mindgspo.config.schema import ModelSection
 from mindgspo.models.weights import weight_layouts, weight_views
 from mindgspo.parallel.reshard_verify import sampled_names, verify_reshard
-from mindgspo.parallel.resharder import Resharder, ReshardReport, Residency
+from mindgspo.parallel.resharder import Resharder, ReshardReport, Residency, everything_stays
 
 
 class WeightTransfer:
@@ -27,12 +27,12 @@ class WeightTransfer:
         generating: nn.Cell,
         model: ModelSection,
         section: ReshardSection,
-        residency: Residency | None = None,
+        residency: Residency = everything_stays,
     ) -> None:
         self._trained, self._generating = trained, generating
         self._source = weight_layouts(model, trained.place)
         self._destination = weight_layouts(model, generating.place)
-        self._verify = section.verify
+        self._verify, self._residency = section.verify, residency
         self._resharder = Resharder(
             self._source, self._destination, bucket_bytes=section.bucket_mb << 20, residency=residency
         )
@@ -44,7 +44,7 @@ class WeightTransfer:
         self.last = self._resharder.run(old, new)
         names = self._names(version)
         if names:
-            verify_reshard(names, self._source, self._destination, old, new)
+            verify_reshard(names, self._source, self._destination, old, new, self._residency)
 
     def _names(self, version: int) -> list[str]:
         names = list(self._source)

@@ -10,14 +10,16 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
-from mindspore import nn
+from mindspore import Parameter, nn
 
 from mindgspo.algorithms.kl_control import KLController
 from mindgspo.algorithms.registry import build_policy_loss
 from mindgspo.algorithms.update import PolicyUpdater
 from mindgspo.config import DataSourceSection, ExperimentConfig, planned_steps
+from mindgspo.config.swap_section import SwapSection
 from mindgspo.data import PromptDataset, PromptStream, open_dataset, prepare_dataset
 from mindgspo.errors import ConfigError, DataError
 from mindgspo.metrics import Timers
@@ -28,6 +30,8 @@ from mindgspo.parallel import heartbeat
 from mindgspo.parallel.agreement import require_agreement
 from mindgspo.parallel.placement import ALONE, Placement
 from mindgspo.parallel.replicas import Replicas
+from mindgspo.parallel.swap import Swap, open_swap
+from mindgspo.parallel.swap_states import Holding
 from mindgspo.parallel.training_layout import TrainingLayout
 from mindgspo.rewards import Scorer
 from mindgspo.rollout.engine import NativeEngine
@@ -42,11 +46,14 @@ from mindgspo.trainer.reference import ReferencePolicy
 from mindgspo.trainer.warmup import Warmup, supervised_sample
 
 
-def build_parts(config: ExperimentConfig, *, data_dir: Path, failures_dir: Path, new_run: bool = True) -> TrainingParts:
+def build_parts(
+    config: ExperimentConfig, *, data_dir: Path, failures_dir: Path, swap_dir: Path, new_run: bool = True
+) -> TrainingParts:
     """All parts, with initial weights.
 
-    data_dir: where raw data sets are prepared; they are reused if nothing changed. new_run: data that a start
-    with other settings left there is moved aside; a resumed run refuses it.
+    swap_dir: where evicted memory waits on CPU, unless swap.path names a folder. data_dir: where raw data sets are
+    prepared; they are reused if nothing changed. new_run: data that a start with other settings left there is moved
+    aside; a resumed run refuses it.
     """
     start_device(config)
     tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
@@ -76,30 +83,41 @@ def build_parts(config: ExperimentConfig, *, data_dir: Path, failures_dir: Path,
     place = train_place(config)
     model = policy_model(config, place)
     temperature = config.rollout.temperature
+    swap = open_swap(config.swap, swap_dir)
     layout = None
     if place.plan.world_size > 1:
         layout = TrainingLayout.of(parameter_shapes(config.model), config.model, place)
+    generator = generating_part(config, model, tokenizer, swap)
+    reference = None
+    if config.algorithm.kl.placement != "none":
+        reference = ReferencePolicy(config.model, place, temperature=temperature)
+    updater = PolicyUpdater(
+        PolicyLogProbs(model, temperature=temperature, with_entropy=config.algorithm.entropy_coef > 0),
+        build_policy_loss(config.algorithm),
+        config.optimizer,
+        layout,
+    )
+    # Before any graph is compiled: on CPU a parameter that is swapped gets memory of its own.
+    swap.register(Holding.ACTOR_WEIGHTS, model.get_parameters())
+    swap.register(Holding.GRADIENTS, updater.gradients, keeps_content=False, is_zero=lambda: updater.gradients_are_zero)
+    swap.register(Holding.MOMENTS, updater.moments)
+    if reference is not None:
+        swap.register(Holding.REFERENCE_WEIGHTS, reference.parameters)
+    swap.register(Holding.ROLLOUT_WEIGHTS, generator.model.get_parameters())
+    swap.register(Holding.KV_CACHE, generator.cache, keeps_content=False)
     return TrainingParts(
         config=config,
         tokenizer=tokenizer,
         model=model,
-        engine=rollout_engine(config, model, tokenizer),
+        engine=generator.engine,
+        swap=swap,
         scorer=scorer,
         judges=Replicas(infer_place(config)),
         eval_set=eval_set,
         old_policy=PolicyScorer(model, temperature=temperature),
-        reference=(
-            None
-            if config.algorithm.kl.placement == "none"
-            else ReferencePolicy(config.model, place, temperature=temperature)
-        ),
+        reference=reference,
         kl=KLController(config.algorithm.kl),
-        updater=PolicyUpdater(
-            PolicyLogProbs(model, temperature=temperature, with_entropy=config.algorithm.entropy_coef > 0),
-            build_policy_loss(config.algorithm),
-            config.optimizer,
-            layout,
-        ),
+        updater=updater,
         layout=layout,
         train_set=train_set,
         stream=PromptStream(len(train_set), config.seed, config.data.shuffle),
@@ -141,7 +159,7 @@ def build_evaluation_parts(config: ExperimentConfig, *, data_dir: Path) -> Evalu
         config=config,
         tokenizer=tokenizer,
         model=model,
-        engine=rollout_engine(config, model, tokenizer),
+        engine=generating_part(config, model, tokenizer, Swap(SwapSection(), None)).engine,
         scorer=scorer,
         judges=Replicas(),
         eval_set=eval_set,
@@ -218,17 +236,29 @@ def _digest(rows: PromptDataset) -> str:
     return digest.hexdigest()
 
 
-def rollout_engine(config: ExperimentConfig, trained: nn.Cell, tokenizer: Tokenizer) -> RolloutEngine:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratingPart:
+    """engine: what the trainer asks. model: whose parameters it reads. cache: its keys and values."""
+
+    engine: RolloutEngine
+    model: nn.Cell
+    cache: tuple[Parameter, ...]
+
+
+def generating_part(config: ExperimentConfig, trained: nn.Cell, tokenizer: Tokenizer, swap: Swap) -> GeneratingPart:
     """The engine of the infer plan: on the trained model's own parameters where both plans hold them alike, else on a
     model of its own that the trained weights are brought to."""
     place = infer_place(config)
-    if place.plan.world_size == 1:
-        return _native_engine(config, trained, tokenizer)
-    if _same_weights(config):
-        return ReplicatedEngine(_native_engine(config, trained, tokenizer), place, lambda version: None)
+    if place.plan.world_size == 1 or _same_weights(config):
+        native = _native_engine(config, trained, tokenizer)
+        spread = ReplicatedEngine(native, place, lambda version: None)
+        return GeneratingPart(
+            engine=native if place.plan.world_size == 1 else spread, model=trained, cache=native.cache
+        )
     model = build_model(config.model, place)
-    transfer = WeightTransfer(trained, model, config.model, config.reshard)
-    return ReplicatedEngine(_native_engine(config, model, tokenizer), place, transfer.bring)
+    native = _native_engine(config, model, tokenizer)
+    transfer = WeightTransfer(trained, model, config.model, config.reshard, swap.reshard_step)
+    return GeneratingPart(engine=ReplicatedEngine(native, place, transfer.bring), model=model, cache=native.cache)
 
 
 def _same_weights(config: ExperimentConfig) -> bool:

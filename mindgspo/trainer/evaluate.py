@@ -13,6 +13,7 @@ from math import comb
 
 import numpy as np
 
+from mindgspo.parallel.swap_states import Phase
 from mindgspo.rollout.protocol import SamplingSettings
 from mindgspo.rollout.random import Purpose, RandomStream
 from mindgspo.trainer.judge import judge
@@ -61,7 +62,8 @@ def _answers(
         max_new_tokens=parts.config.rollout.max_new_tokens,
         stream=RandomStream(seed=parts.config.seed, purpose=Purpose.EVALUATION, step=step),
     )
-    rollout = parts.engine.generate(prompts, settings, weight_version=parts.weight_version)
+    with parts.swap.phase(Phase.EVALUATE):
+        rollout = parts.engine.generate(prompts, settings, weight_version=parts.weight_version)
     return judge(parts, prompts, rollout)
 
 

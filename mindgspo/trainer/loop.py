@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from mindgspo.metrics import RunLog, SilentLog, peak_rss_mb, plot_run, write_rep
 from mindgspo.metrics.files import replace_file
 from mindgspo.models.huggingface_config import generation_config, huggingface_config
 from mindgspo.models.weights import load_weights, weights_as_numpy
+from mindgspo.parallel.swap_states import Phase
 from mindgspo.trainer.build import build_parts, build_warmup
 from mindgspo.trainer.evaluate import evaluate
 from mindgspo.trainer.parts import TrainingParts
@@ -88,8 +90,14 @@ def run_experiment(config: ExperimentConfig, *, overwrite: bool = False, only_wa
 def _run(config: ExperimentConfig, folder: RunFolder, *, only_warm_up: bool) -> Path | None:
     started = time.perf_counter()
     new_run = folder.status is RunStatus.NEW
-    parts = build_parts(config, data_dir=folder.data, failures_dir=folder.root / "failures", new_run=new_run)
-    with parts.scorer:
+    parts = build_parts(
+        config,
+        data_dir=folder.data,
+        failures_dir=folder.root / "failures",
+        swap_dir=folder.root / "swap",
+        new_run=new_run,
+    )
+    with parts.scorer, closing(parts.swap):
         return _run_with(parts, folder, started=started, new_run=new_run, only_warm_up=only_warm_up)
 
 
@@ -109,6 +117,8 @@ def _run_with(
             log.truncate_after(-1)
             progress = _prepared(parts, warmup, folder, log, started=started)
         _train(parts, folder, log, progress)
+        if parts.config.swap.enabled:
+            log.note(parts.swap.ledger.table())
         _finish(parts, folder, progress)
     return _report(folder) if is_first() else None
 
@@ -148,14 +158,15 @@ def _prepared(
     parts: TrainingParts, warmup: Warmup | None, folder: RunFolder, log: RunLog, *, started: float
 ) -> Progress:
     """A new run up to its first step: warm-up, the accuracy before, a checkpoint to come back to."""
-    parts.engine.load_weights(parts.weight_version)
+    parts.bring_weights()
     before = _evaluated(parts, log, step=0) if parts.total_steps == 0 else None
     if warmup is not None:
         with parts.timers("warm_up"):
             warm_up(parts, warmup, log)
-        parts.engine.load_weights(parts.weight_version)
+        parts.bring_weights()
     if parts.reference is not None:
-        parts.reference.freeze(parts.model, folder.reference)
+        with parts.swap.phase(Phase.SCORE):
+            parts.reference.freeze(parts.model, folder.reference)
     accuracy = _evaluated(parts, log, step=0)
     progress = Progress(
         accuracy_before=accuracy if before is None else before, accuracy=accuracy, seconds_before=-started
@@ -171,16 +182,18 @@ def _resumed(parts: TrainingParts, folder: RunFolder, log: RunLog, *, started: f
         log.note(f"{folder.root}: no checkpoint yet; starting from the beginning")
         return None
     saved = load_checkpoint(path)
-    load_weights(parts.model, parts.config.model, saved.parameters, where=path)
-    parts.updater.load_state(saved.optimizer)
+    with parts.swap.phase(Phase.SAVE):
+        load_weights(parts.model, parts.config.model, saved.parameters, where=path)
+        parts.updater.load_state(saved.optimizer)
     parts.kl.load_state(saved.state.get("kl", {}))
     if parts.reference is not None:
-        parts.reference.restore(folder.reference)
+        with parts.swap.phase(Phase.SCORE):
+            parts.reference.restore(folder.reference)
     progress = Progress.from_state(saved.state["progress"], started=started)
     stream = dict(saved.state["stream"])
     parts.stream.restore(StreamState(**{**stream, "deferred": tuple(stream["deferred"])}))
     parts.weight_version = int(saved.state["weight_version"])
-    parts.engine.load_weights(parts.weight_version)
+    parts.bring_weights()
     log.truncate_after(progress.step)
     log.note(f"resumed at step {progress.step} from {path}")
     return progress
@@ -225,8 +238,9 @@ def _evaluated(parts: TrainingParts, log: RunLog, *, step: int) -> float:
 
 def _save(parts: TrainingParts, folder: RunFolder, progress: Progress) -> None:
     """A checkpoint that any plan can read: rank 0 gathers the whole and writes it, the others wait."""
-    parameters = weights_as_numpy(parts.model, parts.config.model)
-    optimizer = parts.updater.state()
+    with parts.swap.phase(Phase.SAVE):
+        parameters = weights_as_numpy(parts.model, parts.config.model)
+        optimizer = parts.updater.state()
     first_rank_first(
         lambda: save_checkpoint(
             folder.checkpoints,
@@ -246,7 +260,8 @@ def _save(parts: TrainingParts, folder: RunFolder, progress: Progress) -> None:
 
 def _finish(parts: TrainingParts, folder: RunFolder, progress: Progress) -> None:
     """Export in Hugging Face layout, then the summary, which marks the run as finished."""
-    tensors = weights_as_numpy(parts.model, parts.config.model)
+    with parts.swap.phase(Phase.SAVE):
+        tensors = weights_as_numpy(parts.model, parts.config.model)
     first_rank_first(lambda: _write_results(parts, folder, progress, tensors))
 
 

@@ -36,5 +36,5 @@ def measure(config: ExperimentConfig, folder: Path) -> Evaluation:
     with tempfile.TemporaryDirectory(prefix="mindgspo-eval-") as data_dir:
         parts = build_evaluation_parts(with_model(config, folder), data_dir=Path(data_dir))
         with parts.scorer:
-            parts.engine.load_weights(parts.weight_version)
+            parts.bring_weights()
             return evaluate(parts, list(parts.eval_set), step=0)

@@ -10,10 +10,13 @@ from mindspore import nn
 from mindgspo.algorithms.kl_control import KLController
 from mindgspo.algorithms.update import PolicyUpdater
 from mindgspo.config import ExperimentConfig
+from mindgspo.config.swap_section import SwapSection
 from mindgspo.data import PromptDataset, PromptStream
 from mindgspo.metrics import Timers
 from mindgspo.models.policy import PolicyScorer
 from mindgspo.parallel.replicas import Replicas
+from mindgspo.parallel.swap import Swap
+from mindgspo.parallel.swap_states import Phase
 from mindgspo.parallel.training_layout import TrainingLayout
 from mindgspo.rewards import Scorer
 from mindgspo.rollout.protocol import RolloutEngine
@@ -25,8 +28,8 @@ from mindgspo.trainer.reference import ReferencePolicy
 class EvaluationParts:
     """A policy that answers, and what judges its answers: this rank's part of them.
 
-    judges: how the ranks share judging out. weight_version: number of updates that the policy's weights have behind
-    them, warm-up included; what the engine was last given bears the same number.
+    judges: how the ranks share judging out. swap: what is resident in which phase. weight_version: number of updates
+    that the policy's weights have behind them, warm-up included; what the engine was last given bears the same number.
     """
 
     config: ExperimentConfig
@@ -36,7 +39,13 @@ class EvaluationParts:
     scorer: Scorer
     eval_set: PromptDataset
     judges: Replicas = field(default_factory=Replicas)
+    swap: Swap = field(default_factory=lambda: Swap(SwapSection(), None))
     weight_version: int = 0
+
+    def bring_weights(self) -> None:
+        """Let the engine generate with the policy's weights as they are now. All ranks call it."""
+        with self.swap.phase(Phase.RESHARD):
+            self.engine.load_weights(self.weight_version)
 
 
 @dataclass(slots=True, kw_only=True)

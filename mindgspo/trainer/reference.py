@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mindspore import nn
+from mindspore import Parameter, nn
 
 from mindgspo.checkpoint import load_checkpoint, save_checkpoint
 from mindgspo.config import ModelSection
@@ -28,6 +28,11 @@ class ReferencePolicy:
         self._section = section
         self._model = build_model(section, place)
         self.scorer = PolicyScorer(self._model, temperature=temperature)
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The frozen weights, of this rank."""
+        return tuple(self._model.get_parameters())
 
     def freeze(self, policy: nn.Cell, folder: Path) -> None:
         """Copy the policy's weights, and save them in `folder` for a resumed run. All ranks call it."""

@@ -8,8 +8,22 @@ from pathlib import Path
 from mindgspo.config import ExperimentConfig, config_mapping, load_config
 from mindgspo.errors import ConfigError
 
-# What may change between two processes of one run without changing what it computes.
-_FREE = ("resume", "run_dir", "logging.", "trainer.save_every", "trainer.keep_checkpoints", "eval.every")
+# What may change between two processes of one run without changing what it computes, but for rounding: checkpoints are
+# whole, so that any plan reads them.
+_FREE = (
+    "resume",
+    "run_dir",
+    "logging.",
+    "trainer.save_every",
+    "trainer.keep_checkpoints",
+    "trainer.samples_per_micro_batch",
+    "rollout.slots",
+    "eval.every",
+    "plans.",
+    "reshard.",
+    "swap.",
+    "watch.",
+)
 
 
 def check_same_experiment(config: ExperimentConfig, saved: Path) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from mindgspo.algorithms import learning_rate
 from mindgspo.algorithms.update import UpdateResult
 from mindgspo.parallel import heartbeat
+from mindgspo.parallel.swap_states import Phase
 from mindgspo.rollout.protocol import SamplingSettings
 from mindgspo.rollout.random import Purpose, RandomStream
 from mindgspo.trainer.advantages import greedy_rewards, with_group_advantages
@@ -35,7 +36,7 @@ def run_step(parts: TrainingParts, step: int) -> StepResult:
     heartbeat.begin_step(step)
     with timers("step"):
         prompts = [parts.train_set[index] for index in parts.stream.take(parts.config.rollout.prompts_per_step)]
-        with timers("gen"):
+        with timers("gen"), parts.swap.phase(Phase.ROLLOUT):
             rollout = parts.engine.generate(
                 prompts, sampling_settings(parts, step), weight_version=parts.weight_version
             )
@@ -44,15 +45,15 @@ def run_step(parts: TrainingParts, step: int) -> StepResult:
             scored = judge(parts, prompts, rollout)
         refuse_unjudged(scored, step)
         selection = select(scored, algorithm, baselines)
-        with timers("old_log_prob"):
+        with timers("old_log_prob"), parts.swap.phase(Phase.SCORE):
             mini_batches, entropy = with_log_probs(parts, mini_batches_of(parts, scored, selection))
         with timers("adv"):
             judgement = with_group_advantages(parts, scored, selection, flattened(mini_batches), baselines)
             mini_batches = with_advantages(parts, mini_batches, judgement.advantages)
-        with timers("update_actor"):
+        with timers("update_actor"), parts.swap.phase(Phase.UPDATE):
             results = update(parts, mini_batches, step)
         with timers("update_weights"):
-            parts.engine.load_weights(parts.weight_version)
+            parts.bring_weights()
     metrics = {
         **step_metrics(
             parts, rollout=rollout, selection=selection, judgement=judgement, mini_batches=mini_batches, results=results

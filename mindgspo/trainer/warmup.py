@@ -19,6 +19,7 @@ from mindgspo.data.rows import TrainingSample, lay_out
 from mindgspo.errors import DataError
 from mindgspo.metrics import RunLog
 from mindgspo.models.policy import PolicyLogProbs
+from mindgspo.parallel.swap_states import Phase
 from mindgspo.tokenization import Tokenizer
 from mindgspo.trainer.evaluate import greedy_accuracy
 from mindgspo.trainer.failures import saved_on_failure
@@ -56,7 +57,8 @@ def warm_up(parts: TrainingParts, warmup: Warmup, log: RunLog) -> None:
             pad_id=parts.tokenizer.pad_id,
         )
         lr = learning_rate(number - 1, section.max_steps, optimizer)
-        with saved_on_failure(parts.failures_dir, f"warmup_{number:08d}", batches):
+        update_phase = parts.swap.phase(Phase.UPDATE)
+        with update_phase, saved_on_failure(parts.failures_dir, f"warmup_{number:08d}", batches):
             result = updater.update(batches, lr)
         parts.weight_version += 1
         if number % section.check_every and number != section.max_steps:
@@ -72,7 +74,7 @@ def warm_up(parts: TrainingParts, warmup: Warmup, log: RunLog) -> None:
 def _check(parts: TrainingParts, check_set: PromptDataset | None) -> float | None:
     if check_set is None:
         return None
-    parts.engine.load_weights(parts.weight_version)
+    parts.bring_weights()
     return greedy_accuracy(parts, list(check_set))
 
 

@@ -62,7 +62,8 @@ class Launched:
     def kill_rank(self, rank: int) -> None:
         for process in self.processes():
             environment = process.environ()
-            if environment.get("MS_NODE_ID") == str(rank) and environment["MS_ROLE"] == "MS_WORKER":
+            is_rank = environment.get("MS_ROLE") == "MS_WORKER" and environment["MS_NODE_ID"] == str(rank)
+            if is_rank and process.ppid() == self.process.pid:  # its children inherit the environment
                 process.kill()
 
     def end(self, seconds: float = START_S) -> Ended:

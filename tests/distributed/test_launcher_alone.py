@@ -16,10 +16,11 @@ END_S = 10.0
 
 
 def test_user_error_is_one_message(start_launcher):
-    launched = start_launcher("toy_alone.py", "user_error", 1)
+    launched = start_launcher("toy_alone.py", "user_error", 0)
     ended = launched.end()
     assert (ended.code, ended.errors) == (1, "error: rows.jsonl:3: no answer\n")
-    assert launched.log(1).endswith("error: rows.jsonl:3: no answer\n")
+    assert ended.output == ""  # rank 0's log is copied there, but not what is told already
+    assert launched.log(0) == "error: rows.jsonl:3: no answer\n"
     assert launched.processes() == []
 
 
@@ -67,6 +68,16 @@ def test_no_process_outlives_the_launcher(start_launcher, event: signal.Signals)
         give_up = time.monotonic() + END_S
         while launched.processes() and time.monotonic() < give_up:
             time.sleep(0.1)
+    assert launched.processes() == []
+
+
+def test_orphans_of_a_killed_rank_end_too(start_launcher):
+    launched = start_launcher("toy_alone.py", "child", 1)
+    launched.wait_for(1, "lingers")
+    launched.kill_rank(1)
+    ended = launched.end()
+    assert ended.code == 128 + signal.SIGKILL
+    assert ended.seconds < END_S
     assert launched.processes() == []
 
 

@@ -195,6 +195,10 @@ def test_after_a_mistake_the_corrected_experiment_starts(
     edit(folder / "held_out.jsonl", "pens " * 40, "Seven?")
     run_dir = folder / "runs" / "tiny"
     parts = build_parts(
-        load_config(experiment), data_dir=run_dir / "data", failures_dir=run_dir / "failures", new_run=True
+        load_config(experiment),
+        data_dir=run_dir / "data",
+        failures_dir=run_dir / "failures",
+        swap_dir=run_dir / "swap",
+        new_run=True,
     )
     assert parts.eval_set[6].answer == "7"

@@ -73,7 +73,9 @@ def parts(cpu_runtime: None, tmp_path_factory: pytest.TempPathFactory):
     from mindgspo.trainer.build import build_parts
 
     folder = tmp_path_factory.mktemp("family")
-    parts = build_parts(load(folder), data_dir=folder / "data", failures_dir=folder / "failures")
+    parts = build_parts(
+        load(folder), data_dir=folder / "data", failures_dir=folder / "failures", swap_dir=folder / "swap"
+    )
     parts.scorer = EvenIds()
     return parts
 

@@ -1,0 +1,123 @@
+"""Every plan makes the same numbers as one process: losses, log-probs, gradients, weights, sampled tokens.
+
+One launch per world size runs all plans of that size on real workers, after each other.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mindgspo.config.watch_section import WatchSection
+from mindgspo.parallel.launcher import launch
+
+WORKERS = Path(__file__).parent / "workers"
+
+# (name, training plan, generating plan) by number of workers.
+PLANS = {
+    2: [
+        ("2x1x1", {"data_parallel": 2}, {"model_parallel": 2}),
+        ("1x2x1", {"model_parallel": 2}, {"data_parallel": 2}),
+        ("1x1x2", {"pipeline_stage": 2, "micro_batch_num": 4}, {"model_parallel": 2, "vocab_emb_dp": False}),
+    ],
+    4: [
+        ("1x4x1", {"model_parallel": 4}, {"model_parallel": 2, "data_parallel": 2}),
+        ("2x2x1", {"data_parallel": 2, "model_parallel": 2, "vocab_emb_dp": False}, {"data_parallel": 4}),
+        (
+            "2x2x1 with sharded moments",
+            {"data_parallel": 2, "model_parallel": 2, "optimizer_shard": True},
+            {"data_parallel": 2, "model_parallel": 2},
+        ),
+        (
+            "1x2x2",
+            {"model_parallel": 2, "pipeline_stage": 2, "micro_batch_num": 2, "vocab_emb_dp": False},
+            {"model_parallel": 4, "vocab_emb_dp": False},
+        ),
+    ],
+    8: [
+        (
+            "2x2x2",
+            {
+                "data_parallel": 2,
+                "model_parallel": 2,
+                "pipeline_stage": 2,
+                "micro_batch_num": 2,
+                "optimizer_shard": True,
+            },
+            {"data_parallel": 4, "model_parallel": 2},
+        ),
+        (
+            "1x4x2",
+            {"model_parallel": 4, "pipeline_stage": 2, "micro_batch_num": 4},
+            {"data_parallel": 2, "model_parallel": 4},
+        ),
+    ],
+}
+
+CASES = [(size, name) for size, plans in PLANS.items() for name, _, _ in plans]
+
+
+@pytest.fixture(scope="module")
+def alone(cpu_runtime: None) -> dict[str, np.ndarray]:
+    """The figures of one process."""
+    sys.path.insert(0, str(WORKERS))
+    try:
+        from plan_results import results_of_plan
+    finally:
+        sys.path.remove(str(WORKERS))
+    return results_of_plan({}, {})
+
+
+@pytest.fixture(scope="module")
+def over_ranks(tmp_path_factory: pytest.TempPathFactory):
+    """(number of workers, name of a plan) -> its figures; all plans of a size are run at the first question."""
+    folders: dict[int, Path] = {}
+
+    def ask(size: int, name: str) -> dict[str, np.ndarray]:
+        if size not in folders:
+            folders[size] = folder = tmp_path_factory.mktemp(f"ranks{size}")
+            job = [{"name": plan, "train": train, "infer": infer} for plan, train, infer in PLANS[size]]
+            (folder / "job.json").write_text(json.dumps(job))
+            script = str(WORKERS / "plan_numbers.py")
+            code = launch([script, str(folder)], num_workers=size, log_dir=folder / "logs", watch=WatchSection())
+            assert code == 0, (folder / "logs" / "rank_0.log").read_text()[-3000:]
+        with np.load(folders[size] / f"{name}.npz") as arrays:
+            return dict(arrays)
+
+    return ask
+
+
+@pytest.mark.parametrize(("size", "name"), CASES, ids=[name for _, name in CASES])
+def test_losses_log_probs_gradients_and_weights_are_those_of_one_process(alone, over_ranks, size: int, name: str):
+    found = over_ranks(size, name)
+    assert found.keys() == alone.keys() - {"margin"}
+    for key, expected in alone.items():
+        kind = key.split("/")[0]
+        if kind in ("logp", "loss", "parameter", "moment"):
+            np.testing.assert_allclose(found[key], expected, rtol=0, atol=1e-5, err_msg=f"{name}: {key}")
+        elif kind == "gradient":
+            error = np.linalg.norm(found[key] - expected) / np.linalg.norm(expected)
+            assert error <= 1e-5, f"{name}: {key} is off by {error:.2e} of its norm"
+
+
+@pytest.mark.parametrize(("size", "name"), CASES, ids=[name for _, name in CASES])
+def test_sampled_tokens_are_those_of_one_process(alone, over_ranks, size: int, name: str):
+    found = over_ranks(size, name)
+    differing = np.flatnonzero((found["sampled/ids"] != alone["sampled/ids"]).any(axis=1))
+    for row in differing:
+        first = int(np.flatnonzero(found["sampled/ids"][row] != alone["sampled/ids"][row])[0])
+        margin = alone["margin"][row, first]
+        assert margin <= 1e-5, f"{name}: sequence {row} differs at token {first}, {margin:.1e} from an edge"
+    assert len(differing) <= 0.001 * len(found["sampled/ids"]), f"{name}: sequences {differing} differ"
+    np.testing.assert_allclose(found["sampled/logp"], alone["sampled/logp"], rtol=0, atol=1e-5)
+
+
+def test_the_common_case_trains_and_samples_something(alone):
+    """The comparison above would be empty on a model that does not move or always ends at once."""
+    assert len(set(alone["loss/loss"])) == 5 and alone["loss/grad_norm"].min() > 1e-3
+    lengths = (alone["sampled/ids"] >= 0).sum(axis=1)
+    assert lengths.mean() > 8 and len(np.unique(alone["sampled/ids"])) > 40

@@ -1,0 +1,360 @@
+"""Reshards over real workers: bit-exact, no byte too many, within the bucket; and what must not go unnoticed does not.
+
+One launch of 8 workers carries out all pairs of plans, one after the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mindgspo.config import ModelSection, ParallelPlan
+from mindgspo.config.watch_section import WatchSection
+from mindgspo.models.names import weight_shapes
+from mindgspo.parallel.launcher import launch
+from mindgspo.parallel.layout import Layout
+from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
+from mindgspo.parallel.reshard_plan import ReshardPlan
+from mindgspo.parallel.reshard_planner import plan_reshard
+
+NUM_WORKERS = 8
+WORKER = Path(__file__).parent / "workers" / "reshard_pairs.py"
+
+MODELS = {
+    "untied": ModelSection(
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+    ),
+    # Not everything divides over four replicas: some moments stay whole.
+    "tied": ModelSection(
+        vocab_size=40,
+        hidden_size=24,
+        intermediate_size=36,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    ),
+}
+
+# Zeros and infinities of both signs, the smallest and the largest subnormal, quiet and signalling NaNs with payloads.
+PATTERNS = np.array(
+    [0, 1 << 31, 0x7F800000, 0xFF800000, 1, 0x807FFFFF, 0x7FC00000, 0xFFC12345, 0x7F800001, 0xFFBFFFFF], np.uint32
+)
+
+WHOLE = 1 << 20
+"""A bucket that is larger than any model here."""
+
+
+def plan_of(sizes: str, *, split_table: bool = False, shard: bool = False) -> ParallelPlan:
+    """data x model x pipeline."""
+    data, model, stages = map(int, sizes.split("x"))
+    return ParallelPlan(
+        data_parallel=data,
+        model_parallel=model,
+        pipeline_stage=stages,
+        micro_batch_num=stages,
+        vocab_emb_dp=not split_table,
+        optimizer_shard=shard,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A reshard. shared: the new slices are the old arrays."""
+
+    name: str
+    source: ParallelPlan
+    destination: ParallelPlan = field(default_factory=ParallelPlan)
+    bucket_bytes: int = 4096
+    model: str = "untied"
+    moments: bool = False
+    shared: bool = False
+
+    def layouts(self, side: str) -> dict[str, Layout]:
+        model = MODELS[self.model]
+        layouts_of = moment_layouts if self.moments else parameter_layouts
+        return layouts_of(weight_shapes(model), model, getattr(self, side))
+
+    def plan(self) -> ReshardPlan:
+        """What every rank must have planned."""
+        return plan_reshard(self.layouts("source"), self.layouts("destination"), bucket_bytes=self.bucket_bytes)
+
+    def entry(self) -> dict[str, object]:
+        """For the worker."""
+        plans = {side: getattr(self, side).model_dump() for side in ("source", "destination")}
+        return {**vars(self), **plans}
+
+
+PAIRS = [
+    Pair(name="more model parallel", source=plan_of("4x2x1"), destination=plan_of("2x4x1")),
+    Pair(name="less model parallel", source=plan_of("1x8x1"), destination=plan_of("4x2x1"), bucket_bytes=256),
+    Pair(name="stages to none", source=plan_of("1x4x2"), destination=plan_of("2x4x1"), bucket_bytes=WHOLE),
+    Pair(name="none to stages", source=plan_of("2x4x1"), destination=plan_of("2x1x4"), bucket_bytes=1000),
+    Pair(name="stages for replicas", source=plan_of("2x4x1"), destination=plan_of("1x4x2")),
+    Pair(name="table to whole", source=plan_of("2x4x1", split_table=True), destination=plan_of("2x4x1")),
+    Pair(name="table to slices", source=plan_of("4x2x1"), destination=plan_of("2x4x1", split_table=True)),
+    Pair(name="kv heads on two ranks each", source=plan_of("2x4x1"), destination=plan_of("2x2x2"), bucket_bytes=512),
+    Pair(name="tied", model="tied", source=plan_of("1x4x2"), destination=plan_of("2x2x2"), bucket_bytes=516),
+    Pair(name="tied to no stages", model="tied", source=plan_of("2x2x2"), destination=plan_of("8x1x1")),
+    Pair(name="more replicas", source=plan_of("1x2x2"), destination=plan_of("2x2x2"), bucket_bytes=WHOLE),
+    Pair(name="fewer replicas", source=plan_of("4x1x2", split_table=True), destination=plan_of("2x1x2")),
+    Pair(name="equal, shared", source=plan_of("2x2x2"), destination=plan_of("2x2x2"), shared=True),
+    Pair(name="equal, not shared", source=plan_of("2x2x2"), destination=plan_of("2x2x2")),
+    Pair(
+        name="sharded moments",
+        model="tied",
+        moments=True,
+        source=plan_of("4x2x1", shard=True),
+        destination=plan_of("2x2x2", shard=True),
+    ),
+]
+PROOF = Pair(name="proof", source=plan_of("1x4x2"), destination=plan_of("2x4x1"))
+GATHERS = [
+    Pair(name="gathered weights", source=plan_of("2x2x2", split_table=True)),
+    Pair(name="gathered moments", model="tied", moments=True, source=plan_of("4x2x1", shard=True)),
+]
+UP = "model.layers.{}.mlp.up_proj.weight"
+FLIPS = [
+    {"rank": 5, "side": "new", "bit": 0, "parameters": [UP.format(0)]},
+    {"rank": 2, "side": "old", "bit": 31, "parameters": ["model.layers.1.input_layernorm.weight"]},
+    {"rank": 7, "side": "new", "bit": 22, "parameters": ["model.embed_tokens.weight", UP.format(3)]},
+    {"rank": 0, "side": "new", "bit": 3, "parameters": [f"model.layers.{i}.self_attn.k_proj.bias" for i in range(4)]},
+]
+ODD_RANKS = [3, 0]
+
+
+def whole_tensors(model: ModelSection, seed: int) -> dict[str, np.ndarray]:
+    """Random bits, every third element one of PATTERNS: each pattern is in every tensor."""
+    random = np.random.default_rng(seed)
+    tensors = {}
+    for name, shape in weight_shapes(model).items():
+        bits = random.integers(0, 1 << 32, prod(shape), np.uint32)
+        bits[::3] = np.resize(PATTERNS, bits[::3].size)
+        tensors[name] = bits.reshape(shape).view(np.float32)
+    return tensors
+
+
+WHOLE_TENSORS = {name: whole_tensors(model, seed) for seed, (name, model) in enumerate(MODELS.items())}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What the workers left behind. told: by rank."""
+
+    folder: Path
+    told: list[dict]
+
+    def slices(self, case: str, rank: int) -> dict[str, np.ndarray]:
+        with np.load(self.folder / f"{case}_{rank}.npz") as slices:
+            return dict(slices)
+
+    def of(self, case: str) -> list[dict]:
+        """What the ranks were told of a pair."""
+        return [told["pairs"][case] for told in self.told]
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    folder = tmp_path_factory.mktemp("reshards")
+    for name, tensors in WHOLE_TENSORS.items():
+        np.savez(folder / f"{name}.npz", **tensors)
+    job = {
+        "models": {name: model.model_dump() for name, model in MODELS.items()},
+        "pairs": [pair.entry() for pair in PAIRS],
+        "gathers": [pair.entry() for pair in GATHERS],
+        "proof": PROOF.entry(),
+        "flips": FLIPS,
+        "odd_ranks": ODD_RANKS,
+    }
+    (folder / "job.json").write_text(json.dumps(job))
+    code = launch([str(WORKER), str(folder)], num_workers=NUM_WORKERS, log_dir=folder / "logs", watch=WatchSection())
+    assert code == 0
+    told = [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(NUM_WORKERS)]
+    return Outcome(folder=folder, told=told)
+
+
+def assert_slices(
+    found: Mapping[str, np.ndarray], whole: Mapping[str, np.ndarray], layouts: Mapping[str, Layout], rank: int
+) -> None:
+    """Bit for bit what the layouts give this rank."""
+    held = {name: layout.slice_of(rank) for name, layout in layouts.items() if layout.slice_of(rank) is not None}
+    assert found.keys() == held.keys()
+    for name, block in held.items():
+        assert (found[name].dtype, found[name].shape) == (np.float32, block.shape)
+        wrong = np.argwhere(found[name].view(np.int32) != whole[name][block.index].view(np.int32))
+        assert wrong.size == 0, f"{name} on rank {rank}: {len(wrong)} elements, first {wrong[0]}"
+
+
+def by_name(pairs: list[Pair]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("pair", pairs, ids=[pair.name for pair in pairs])
+
+
+def test_patterns_are_in_every_tensor():
+    for name, tensor in chain.from_iterable(tensors.items() for tensors in WHOLE_TENSORS.values()):
+        bits = tensor.view(np.uint32)
+        missing = [hex(pattern) for pattern in PATTERNS[: bits.size // 3] if pattern not in bits]
+        assert not missing, f"{name}: {missing}"
+
+
+# ----- what arrives, and at what cost
+
+
+@by_name([*PAIRS, Pair(**{**vars(PROOF), "name": "afterwards"})])
+def test_every_rank_gets_its_slices_bit_for_bit(outcome: Outcome, pair: Pair):
+    for rank in range(NUM_WORKERS):
+        assert_slices(outcome.slices(pair.name, rank), WHOLE_TENSORS[pair.model], pair.layouts("destination"), rank)
+
+
+@by_name(PAIRS)
+def test_no_byte_too_many_and_no_buffer_too_large(outcome: Outcome, pair: Pair):
+    plan = pair.plan()
+    received, sent, lacking = plan.received_bytes(), plan.sent_bytes(), plan.lacking_bytes()
+    for rank, told in enumerate(outcome.of(pair.name)):
+        for report in (told["first"], told["second"]):
+            assert report["received"] == lacking[rank] == received[rank]
+            assert report["sent"] == sent[rank]
+            assert report["peak_buffer"] <= pair.bucket_bytes
+            assert (report["peak_buffer"] == 0) == (rank not in received and rank not in sent)
+
+
+@by_name(PAIRS)
+def test_all_ranks_walk_through_the_same_steps(outcome: Outcome, pair: Pair):
+    plan = pair.plan()
+    steps = [list(step.parameters) for step in plan.steps]
+    for told in outcome.of(pair.name):
+        assert told["digest"] == plan.digest()
+        assert told["steps"] == 2 * steps
+
+
+@by_name(PAIRS)
+def test_all_ranks_find_the_same_hashes(outcome: Outcome, pair: Pair):
+    hashes = [told["hashes"] for told in outcome.of(pair.name)]
+    assert hashes == NUM_WORKERS * [hashes[0]]
+    assert list(hashes[0]) == list(WHOLE_TENSORS[pair.model])
+    # A norm that no plan splits is one block.
+    norm = WHOLE_TENSORS[pair.model]["model.norm.weight"]
+    if not pair.moments:
+        assert hashes[0]["model.norm.weight"] == hashlib.sha256(hashlib.sha256(norm).digest()).hexdigest()
+
+
+def test_bytes_by_hand(outcome: Outcome):
+    # A table of 96 x 32 floats of which every rank holds a quarter; the rest of the model stays as it is.
+    reports = [told["second"] for told in outcome.of("table to whole")]
+    assert [report["received"] for report in reports] == 8 * [96 * 32 * 4 * 3 // 4]
+    # Ranks 0 to 3 hold everything that the stages of 1 x 4 x 2 need, and so do their replicas 4 to 7.
+    reports = [told["second"] for told in outcome.of("stages for replicas")]
+    assert [report["received"] + report["sent"] for report in reports] == 8 * [0]
+    # Ranks 4 to 7 have nothing of two stages' weights before, and all of the second stage's afterwards; stages are
+    # ranks 0 to 1 and 2 to 3 before, 0 to 3 and 4 to 7 afterwards.
+    layer = 2 * 32 + 2 * (32 * 32 // 2) + 32 // 2 + 2 * (8 * 32 + 8) // 2 + 3 * (48 * 32 // 2)
+    table, norm = 96 * 32, 32
+    reports = [told["second"] for told in outcome.of("more replicas")]
+    assert [report["received"] for report in reports] == [
+        *(0, 0),
+        *2 * (4 * (2 * layer + table),),
+        *4 * (4 * (2 * layer + norm + table // 2),),
+    ]
+
+
+def test_equal_layouts_move_nothing_and_copy_nothing_where_arrays_are_shared(outcome: Outcome):
+    for shared, own in zip(outcome.of("equal, shared"), outcome.of("equal, not shared"), strict=True):
+        assert {shared["second"][key] for key in ("received", "sent", "copied", "peak_buffer")} == {0}
+        assert {own["second"][key] for key in ("received", "sent", "peak_buffer")} == {0}
+    for rank, own in enumerate(outcome.of("equal, not shared")):
+        slices = outcome.slices("equal, not shared", rank)
+        assert own["second"]["copied"] == sum(array.nbytes for array in slices.values()) > 0
+
+
+def test_what_a_rank_gets_is_copied_or_received(outcome: Outcome):
+    for pair in PAIRS:
+        if not pair.shared:
+            for rank, told in enumerate(outcome.of(pair.name)):
+                slices = outcome.slices(pair.name, rank)
+                report = told["second"]
+                assert report["copied"] + report["received"] == sum(array.nbytes for array in slices.values())
+
+
+@by_name(GATHERS)
+def test_rank_0_gathers_whole_tensors(outcome: Outcome, pair: Pair):
+    found = outcome.slices(pair.name, 0)
+    whole = WHOLE_TENSORS[pair.model]
+    assert found.keys() == whole.keys()
+    for name, array in found.items():
+        assert array.tobytes() == whole[name].tobytes(), name
+    assert [told["gathers"][pair.name] for told in outcome.told[1:]] == 7 * [[]]
+
+
+def test_some_moments_are_split_and_some_stay_whole():
+    layouts = GATHERS[1].layouts("source")
+    assert {bool(layout.remark) for layout in layouts.values()} == {False, True}
+
+
+# ----- what must not go unnoticed
+
+
+def test_sound_slices_are_accepted(outcome: Outcome):
+    for told in outcome.told:
+        assert (told["proof"][0], told["proof"][-1]) == (None, None)
+
+
+@pytest.mark.parametrize("number", range(len(FLIPS)))
+def test_one_flipped_bit_is_noticed_by_all_ranks(outcome: Outcome, number: int):
+    names = FLIPS[number]["parameters"]
+    assert len(outcome.told[0]["proof"]) == len(FLIPS) + 2
+    answers = {told["proof"][1 + number] for told in outcome.told}
+    assert len(answers) == 1
+    answer = str(answers.pop())
+    total = len(WHOLE_TENSORS["untied"])
+    assert answer.startswith(f"WeightsError: after the reshard {len(names)} of {total} compared parameters differ")
+    told = answer.split(": ", 2)[2].split(";")[0].split(", ")
+    assert sorted(told) == sorted(names)
+
+
+@pytest.mark.parametrize(
+    ("kind", "side", "name", "numbers"),
+    [
+        ("missing", "destination", "model.layers.0.input_layernorm.weight", ("none (missing)", "(32,)")),
+        ("unexpected", "source", "model.layers.9.mlp.up_proj.weight", ("(4,)", "none (not on this rank)")),
+        ("shape", "destination", "model.layers.0.input_layernorm.weight", ("(3,)", "(32,)")),
+    ],
+)
+def test_slices_that_do_not_fit_are_refused(
+    outcome: Outcome, kind: str, side: str, name: str, numbers: tuple[str, str]
+):
+    given, planned = numbers
+    for rank, told in enumerate(outcome.told):
+        assert told["refusals"][kind] == (
+            f"WeightsError: {side} of a reshard, rank {rank}: {name} has shape {given}, the plan says {planned}"
+        )
+
+
+def test_slices_of_another_type_are_refused(outcome: Outcome):
+    """A kept slice would be converted on the way, and everything else be misread."""
+    name = "model.layers.0.input_layernorm.weight"
+    for rank, told in enumerate(outcome.told):
+        assert told["refusals"]["type"] == (
+            f"WeightsError: destination of a reshard, rank {rank}: {name} is float64; both sides must be float32"
+        )
+
+
+@pytest.mark.parametrize("number", range(len(ODD_RANKS)))
+def test_ranks_that_planned_differently_are_told_so(outcome: Outcome, number: int):
+    odd = ODD_RANKS[number]
+    others = [odd] if odd else list(range(1, NUM_WORKERS))
+    for told in outcome.told:
+        answer = told["disagreements"][number]
+        assert answer.startswith(f"WeightsError: ranks {others} have planned another reshard than rank 0")

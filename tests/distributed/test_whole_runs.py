@@ -1,0 +1,140 @@
+"""Whole runs over several processes, started as a user starts them, and what stops them before the first step."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+WORKERS = Path(__file__).parent / "workers"
+ARITHMETIC = PROJECT / "examples" / "arithmetic"
+SHORT = ("warmup.max_steps=40", "warmup.check_every=40", "data.eval.max_rows=64", "warmup.check.max_rows=64")
+ONE_PROCESS = (
+    "plans.train.data_parallel=1",
+    "plans.train.model_parallel=1",
+    "plans.train.pipeline_stage=1",
+    "plans.train.micro_batch_num=1",
+    "plans.train.optimizer_shard=false",
+    "plans.infer.data_parallel=1",
+    "plans.infer.model_parallel=1",
+)
+
+
+def mindgspo(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mindgspo.cli", *map(str, words)],
+        cwd=cwd,
+        env=None,
+        capture_output=True,
+        text=True,
+        timeout=1500,
+    )
+
+
+def run(config: Path, run_dir: Path, *overrides: str) -> list[dict]:
+    """The training lines of a run's metrics."""
+    sets = [word for override in (*overrides, f"run_dir={run_dir}") for word in ("--set", override)]
+    ended = mindgspo("run", config, *sets, cwd=PROJECT)
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "actor/loss" in line or "samples/generated" in line]
+
+
+def sampled(run_dir: Path) -> dict[tuple[int, int, int], str]:
+    rows = [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
+    return {(row["step"], row["prompt_index"], row["sample_index"]): row["response"] for row in rows}
+
+
+def compare(config: Path, tmp_path: Path, *, num_steps: int, extra: tuple[str, ...] = ()) -> None:
+    """Over ranks and in one process: the same responses and rewards, up to the first draw that rounding decides."""
+    overrides = (*SHORT, f"trainer.max_steps={num_steps}", "logging.groups_per_step=null", *extra)
+    many = run(config, tmp_path / "many", *overrides)
+    one = run(config, tmp_path / "one", *overrides, *ONE_PROCESS)
+    assert len(many) == len(one) == num_steps
+    responses, expected = sampled(tmp_path / "many"), sampled(tmp_path / "one")
+    assert responses.keys() == expected.keys()
+    differing = sorted(key for key in expected if responses[key] != expected[key])
+    first_step = differing[0][0] if differing else num_steps + 1
+    for ours, theirs in zip(many, one, strict=True):
+        if ours["training/global_step"] < first_step:
+            assert ours["critic/score/mean"] == theirs["critic/score/mean"]
+            assert ours["actor/loss"] == pytest.approx(theirs["actor/loss"], abs=1e-5)
+            assert ours["actor/grad_norm"] == pytest.approx(theirs["actor/grad_norm"], rel=1e-3, abs=1e-6)
+    assert first_step > 3, f"responses differ from step {first_step} on: {differing[:3]}"
+    in_first_step = [key for key in differing if key[0] == first_step]
+    assert len(in_first_step) <= 2, f"{len(in_first_step)} responses differ at once: not one near-tie draw"
+
+
+def test_four_processes_make_the_rewards_of_one(tmp_path: Path):
+    compare(ARITHMETIC / "gspo_4.yaml", tmp_path, num_steps=4, extra=("swap.enabled=true", "swap.reshard_level=1"))
+    logs = sorted(path.name for path in (tmp_path / "many" / "logs").glob("*.log"))
+    assert logs == ["msrun.log", "rank_0.log", "rank_1.log", "rank_2.log", "rank_3.log", "scheduler.log"]
+
+
+@pytest.mark.slow
+def test_eight_processes_make_the_rewards_of_one(tmp_path: Path):
+    compare(ARITHMETIC / "gspo_8.yaml", tmp_path, num_steps=10)
+
+
+def small(tmp_path: Path, **plans: object) -> Path:
+    """An experiment of two replicas on the arithmetic task."""
+    config = tmp_path / "small.yaml"
+    config.write_text(
+        f"include: {ARITHMETIC / 'gspo.yaml'}\nexperiment: small\nrun_dir: {tmp_path / 'run'}\n"
+        "plans: {train: {data_parallel: 2}, infer: {data_parallel: 2}}\n"
+        "trainer: {max_steps: 1, samples_per_micro_batch: 32}\nwarmup: {max_steps: 1}\n"
+        "data: {eval: {max_rows: 16}}\n"
+    )
+    return config
+
+
+def launch(script: str, *words: object, log_dir: Path) -> subprocess.CompletedProcess[str]:
+    code = (
+        "import sys; from pathlib import Path; from mindgspo.config.watch_section import WatchSection; "
+        "from mindgspo.parallel.launcher import launch; "
+        "sys.exit(launch(sys.argv[2:], num_workers=2, log_dir=Path(sys.argv[1]), watch=WatchSection()))"
+    )
+    command = [sys.executable, "-c", code, str(log_dir), str(WORKERS / script), *map(str, words)]
+    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300)
+
+
+def test_ranks_with_other_settings_stop_before_the_first_step(tmp_path: Path):
+    ended = launch("disagreeing_run.py", "config", small(tmp_path), tmp_path, log_dir=tmp_path / "logs")
+    assert ended.returncode == 1
+    assert "the ranks differ in their configuration:" in ended.stderr
+    assert "rank 1: optimizer.lr is 0.0001, on rank 0 5e-05" in ended.stderr
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_data_set_that_is_a_batch_short_stops_before_the_first_step(tmp_path: Path):
+    for rank, rows in ((0, 96), (1, 64)):
+        folder = tmp_path / f"rank_{rank}"
+        folder.mkdir()
+        options = ("--format", "arithmetic", "--output", folder / "train", "--max-rows", rows)
+        prepared = mindgspo("data", "prepare", *options, "--max-prompt-length", 32, cwd=tmp_path)
+        assert prepared.returncode == 0, prepared.stderr
+    ended = launch("disagreeing_run.py", "data", small(tmp_path), tmp_path, log_dir=tmp_path / "logs")
+    assert ended.returncode == 1
+    assert "the ranks differ in their data and batch counts:" in ended.stderr
+    assert "rank 1: rows of data.train is 64, on rank 0 96" in ended.stderr
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_number_of_workers_that_is_not_the_plans_is_refused_at_once(tmp_path: Path):
+    ended = mindgspo("run", small(tmp_path), "--workers", 4, cwd=tmp_path)
+    assert ended.returncode == 1
+    assert "--workers 4: plans.train 2 x 1 x 1 and plans.infer 2 x 1 x 1" in ended.stderr
+    assert "need 2" in ended.stderr and not (tmp_path / "run").exists()
+
+
+def test_a_stale_run_folder_is_refused_before_any_worker_starts(tmp_path: Path):
+    config = small(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
+    ended = mindgspo("run", config, cwd=tmp_path)
+    assert ended.returncode == 1
+    assert "already holds a begun run" in ended.stderr and not (tmp_path / "run" / "logs").exists()

@@ -1,0 +1,138 @@
+"""What one plan makes of the common case: five updates, then sampling under the infer plan.
+
+Called by every rank of a worker script, and in the test's own process for the plan of one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from mindspore import Tensor, nn
+from plan_cases import MODEL, batches_of, definition, prompts_of
+
+from mindgspo.algorithms.losses.gspo import GSPOLoss
+from mindgspo.algorithms.update import PolicyUpdater
+from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
+from mindgspo.config.reshard_section import ReshardSection
+from mindgspo.models.policy import PolicyLogProbs, PolicyScorer, build_model
+from mindgspo.models.weights import initialize_weights, parameter_shapes, weights_as_numpy
+from mindgspo.parallel import runtime
+from mindgspo.parallel.placement import Placement
+from mindgspo.parallel.resharder import gather_to_first_rank
+from mindgspo.parallel.training_layout import TrainingLayout
+from mindgspo.rollout.engine import NativeEngine
+from mindgspo.rollout.protocol import Rollout, RolloutEngine, SamplingSettings
+from mindgspo.rollout.random import Purpose, RandomStream
+from mindgspo.rollout.replicated import ReplicatedEngine
+from mindgspo.rollout.weight_transfer import WeightTransfer
+from mindgspo.types import Prompt
+
+Arrays = dict[str, np.ndarray]
+
+NUM_UPDATES = 5
+LEARNING_RATE = 5e-5
+NUM_SAMPLES, MAX_NEW_TOKENS = 16, 12
+
+
+def results_of_plan(train: Mapping[str, object], infer: Mapping[str, object]) -> Arrays:
+    """Everything that is compared, whole, on rank 0; on the other ranks what they need not know may be missing."""
+    section = ModelSection(**MODEL)
+    place = Placement(plan=ParallelPlan(**train), rank=runtime.rank())
+    model = build_model(section, place)
+    initialize_weights(model, section, seed=3)
+    layout = TrainingLayout.of(parameter_shapes(section), section, place) if place.plan.world_size > 1 else None
+    policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False)
+    updater = PolicyUpdater(policy, GSPOLoss(definition()), OptimizerSection(lr=LEARNING_RATE), layout)
+    scorer = PolicyScorer(model, temperature=1.0)
+    gradients = _first_gradients(updater, layout)
+    batches = batches_of(section)
+    arrays: Arrays = {}
+    results = []
+    for number in range(NUM_UPDATES):
+        scores = scorer.score(batches)
+        for name in ("logp_NK", "entropy_NK"):
+            rows = [getattr(found, name)[batch.mask_NK] for found, batch in zip(scores, batches, strict=True)]
+            arrays[f"logp/{name}/{number}"] = np.concatenate(rows)
+        results.append(updater.update(batches, LEARNING_RATE))
+    arrays |= {
+        "loss/loss": np.array([result.loss for result in results]),
+        "loss/grad_norm": np.array([result.grad_norm for result in results]),
+        "loss/log_ratio_max": np.array([result.metrics["log_ratio_max"] for result in results]),
+    }
+    arrays |= {f"gradient/{name}": array for name, array in gradients.items()}
+    arrays |= {f"parameter/{name}": array for name, array in weights_as_numpy(model, section).items()}
+    arrays |= {f"moment/{name}": array for name, array in updater.state().items()}
+    return arrays | _sampled(infer, section, model)
+
+
+def _first_gradients(updater: PolicyUpdater, layout: TrainingLayout | None) -> Arrays:
+    """Filled, at the first update, with the gradients as the optimizer sees them."""
+    part, found = updater._part, {}
+    step = part.step
+
+    def looked_at(*scalars: Tensor) -> Tensor:
+        if not updater.updates:
+            own = {
+                weight.name: gradient.asnumpy() for weight, gradient in zip(part.weights, part.gradients, strict=True)
+            }
+            whole = own if layout is None else gather_to_first_rank(layout.weights, own)
+            found.update({name: array.copy() for name, array in whole.items()})
+        return step(*scalars)
+
+    part.step = looked_at
+    return found
+
+
+def _sampled(infer: Mapping[str, object], section: ModelSection, trained: nn.Cell) -> Arrays:
+    plan = ParallelPlan(**infer)
+    place = Placement(plan=plan, rank=runtime.rank())
+    model = build_model(section, place) if plan.world_size > 1 else trained
+    native = NativeEngine(
+        model,
+        eos_ids=(1,),
+        num_slots=16,
+        prefill_width=4,
+        max_prompt_length=8,
+        max_new_tokens=MAX_NEW_TOKENS,
+        length_multiple=8,
+    )
+    engine: RolloutEngine = native
+    if plan.world_size > 1:
+        transfer = WeightTransfer(trained, model, section, ReshardSection(bucket_mb=1, verify="full"))
+        engine = ReplicatedEngine(native, place, transfer.bring)
+    engine.load_weights(NUM_UPDATES)
+    stream = RandomStream(seed=7, purpose=Purpose.TRAINING, step=1)
+    settings = SamplingSettings(num_samples=NUM_SAMPLES, temperature=1.0, max_new_tokens=MAX_NEW_TOKENS, stream=stream)
+    prompts = prompts_of(section)
+    rollout = engine.generate(prompts, settings, weight_version=NUM_UPDATES)
+    shape = (len(prompts) * NUM_SAMPLES, MAX_NEW_TOKENS)
+    arrays = {
+        "sampled/ids": np.full(shape, -1, np.int32),
+        "sampled/logp": np.zeros(shape, np.float32),
+    }
+    for row, response in enumerate(response for group in rollout.responses for response in group):
+        arrays["sampled/ids"][row, : response.length] = response.ids
+        arrays["sampled/logp"][row, : response.length] = response.logprobs
+    if plan.world_size == 1:
+        arrays["margin"] = _margins(trained, prompts, rollout, settings)
+    return arrays
+
+
+def _margins(model: nn.Cell, prompts: list[Prompt], rollout: Rollout, settings: SamplingSettings) -> np.ndarray:
+    """How far each draw's uniform was from the nearest edge of the cumulative distribution, by numpy in float64."""
+    table = model.output_weight().asnumpy().astype(np.float64)
+    margins = np.ones((len(prompts) * NUM_SAMPLES, MAX_NEW_TOKENS))
+    for row, response in enumerate(response for group in rollout.responses for response in group):
+        prompt = prompts[row // NUM_SAMPLES]
+        ids = np.zeros((1, 24), np.int32)
+        length = prompt.ids.size + response.length
+        ids[0, :length] = np.concatenate([prompt.ids, response.ids])
+        segments = (np.arange(24) < length).astype(np.int32)[None]
+        hidden = model(Tensor(ids), Tensor(np.arange(24, dtype=np.int32)[None]), Tensor(segments)).asnumpy()
+        logits = hidden.astype(np.float64)[prompt.ids.size - 1 : length - 1] @ table.T
+        probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
+        cdf = np.cumsum(probabilities / probabilities.sum(axis=1, keepdims=True), axis=1)
+        uniforms = settings.stream.uniforms(prompt.index, response.sample_index, MAX_NEW_TOKENS)[: response.length]
+        margins[row, : response.length] = np.abs(cdf - uniforms[:, None]).min(axis=1)
+    return margins

@@ -1,0 +1,224 @@
+"""Nobody goes on before all have come: ranks that are threads, then ranks that are processes, on one file."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mindgspo.errors import ConfigError
+from mindgspo.parallel.meeting import Meeting, new_meeting_file
+
+CHILD = Path(__file__).with_name("meeting_child.py")
+WAIT_S = 60.0
+# Long enough for a rank that does not wait to show it.
+MOMENT_S = 0.05
+
+
+@pytest.fixture
+def file() -> Iterator[Path]:
+    path = new_meeting_file(4)
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def ranks(file: Path) -> list[Meeting]:
+    """Four of them."""
+    return [Meeting(file, rank=rank, world_size=4) for rank in range(4)]
+
+
+@pytest.fixture
+def aside() -> Iterator[Callable[..., Future]]:
+    """aside(function, *arguments): its future, in a thread."""
+    with ThreadPoolExecutor(8) as pool:
+        yield pool.submit
+
+
+def assert_waits(*futures: Future) -> None:
+    time.sleep(MOMENT_S)
+    assert not any(future.done() for future in futures)
+
+
+def assert_goes_on(*futures: Future) -> None:
+    for future in futures:
+        future.result(timeout=WAIT_S)
+
+
+# ----- meetings
+
+
+def test_all_wait_for_the_last(ranks: list[Meeting], aside: Callable[..., Future]):
+    group = (0, 1, 3)
+    first, second = aside(ranks[0].meet, group), aside(ranks[3].meet, group)
+    assert_waits(first, second)
+    assert_goes_on(aside(ranks[1].meet, group), first, second)
+
+
+def test_the_next_meeting_waits_again(ranks: list[Meeting], aside: Callable[..., Future]):
+    for _ in range(3):
+        early = aside(ranks[0].meet, (0, 1))
+        assert_waits(early)
+        assert_goes_on(aside(ranks[1].meet, (0, 1)), early)
+
+
+def test_who_is_not_asked_need_not_come(ranks: list[Meeting], aside: Callable[..., Future]):
+    assert_goes_on(*(aside(ranks[rank].meet, (0, 2)) for rank in (0, 2)))
+    assert_goes_on(aside(ranks[1].meet, (1,)))
+    ranks[3].meet((3,))
+
+
+def test_other_groups_do_not_disturb(ranks: list[Meeting], aside: Callable[..., Future]):
+    """Rank 0 waits for rank 1 while rank 1 still meets ranks 2 and 3."""
+    early = aside(ranks[0].meet, (0, 1))
+    late = aside(lambda: (ranks[1].meet((1, 2, 3)), ranks[1].meet((0, 1))))
+    aside(ranks[2].meet, (1, 2, 3))
+    assert_waits(early, late)
+    assert_goes_on(aside(ranks[3].meet, (1, 2, 3)), early, late)
+
+
+def test_a_pair_in_two_groups_counts_both_meetings(ranks: list[Meeting], aside: Callable[..., Future]):
+    """Having met rank 1 with everybody, rank 0 waits for it when they are to meet alone."""
+    assert_goes_on(*(aside(meeting.meet, (0, 1, 2, 3)) for meeting in ranks))
+    alone = aside(ranks[0].meet, (0, 1))
+    assert_waits(alone)
+    assert_goes_on(aside(ranks[1].meet, (0, 1)), alone)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nobody_is_early_in_a_thousand_meetings(ranks: list[Meeting], aside: Callable[..., Future], seed: int):
+    drawn = random.Random(seed)
+    groups = [tuple(sorted(drawn.sample(range(4), drawn.randint(2, 4)))) for _ in range(1000)]
+    begun = [-1] * 4
+
+    def walk(rank: int) -> int:
+        early = 0
+        for number, group in enumerate(groups):
+            if rank in group:
+                begun[rank] = number
+                ranks[rank].meet(group)
+                early += any(begun[other] < number for other in group)
+        return early
+
+    walks = [aside(walk, rank) for rank in range(4)]
+    assert [walk.result(timeout=WAIT_S) for walk in walks] == [0, 0, 0, 0]
+
+
+# ----- messages
+
+
+def test_the_receiver_waits_and_the_sender_does_not(ranks: list[Meeting], aside: Callable[..., Future]):
+    for _ in range(2):
+        waiting = aside(ranks[2].await_message, 0)
+        assert_waits(waiting)
+        ranks[0].has_sent(2)
+        assert_goes_on(waiting)
+
+
+def test_messages_wait_for_their_receiver(ranks: list[Meeting], aside: Callable[..., Future]):
+    for _ in range(3):
+        ranks[1].has_sent(3)
+    for _ in range(3):
+        ranks[3].await_message(1)
+    fourth = aside(ranks[3].await_message, 1)
+    assert_waits(fourth)
+    ranks[1].has_sent(3)
+    assert_goes_on(fourth)
+
+
+def test_a_message_is_for_one_receiver_and_of_one_sender(ranks: list[Meeting], aside: Callable[..., Future]):
+    ranks[0].has_sent(1)
+    ranks[1].has_sent(0)
+    other_sender, other_receiver = aside(ranks[1].await_message, 2), aside(ranks[3].await_message, 0)
+    assert_waits(other_sender, other_receiver)
+    ranks[1].await_message(0)
+    ranks[0].await_message(1)
+    ranks[2].has_sent(1)
+    ranks[0].has_sent(3)
+    assert_goes_on(other_sender, other_receiver)
+
+
+def test_messages_are_no_meetings(ranks: list[Meeting], aside: Callable[..., Future]):
+    ranks[1].has_sent(0)
+    meeting = aside(ranks[0].meet, (0, 1))
+    assert_waits(meeting)
+    assert_goes_on(aside(ranks[1].meet, (0, 1)), meeting)
+    ranks[0].await_message(1)
+
+
+# ----- the file
+
+
+def test_a_new_file_holds_zeros_for_every_pair(file: Path):
+    assert np.fromfile(file, np.int64).tolist() == [0] * (2 * 4 * 4)
+    assert file.stat().st_mode & 0o077 == 0, "nobody else's"
+
+
+def test_a_file_may_go_once_all_have_opened_it(ranks: list[Meeting], file: Path, aside: Callable[..., Future]):
+    file.unlink()
+    assert_goes_on(*(aside(meeting.meet, (0, 1, 2, 3)) for meeting in ranks))
+
+
+def test_two_clusters_do_not_share_a_file(ranks: list[Meeting], aside: Callable[..., Future]):
+    other = new_meeting_file(4)
+    try:
+        stranger = Meeting(other, rank=1, world_size=4)
+        early, alone = aside(ranks[0].meet, (0, 1)), aside(stranger.meet, (0, 1))
+        assert_waits(early, alone)
+        assert_goes_on(aside(ranks[1].meet, (0, 1)), early)
+        assert_goes_on(aside(Meeting(other, rank=0, world_size=4).meet, (0, 1)), alone)
+    finally:
+        other.unlink()
+
+
+def test_a_file_that_is_not_there_names_file_and_rank(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"elsewhere: rank 3 cannot open .* \(No such file .*; the workers .* one
+    host"):
+        Meeting(tmp_path / "elsewhere", rank=3, world_size=4)
+
+
+# ----- processes
+
+
+def test_processes_wait_for_each_other(file: Path, tmp_path: Path):
+    diary = tmp_path / "diary"
+    np.full(4, -1, np.int64).tofile(diary)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(CHILD), str(file), str(rank), "4", str(diary), "500"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(4)
+    ]
+    try:
+        assert [process.communicate(timeout=WAIT_S)[0] for process in processes] == ["0\n"] * 4
+        assert [process.returncode for process in processes] == [0] * 4
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def test_waiting_leaves_the_processor_to_others(ranks: list[Meeting]):
+    """Ranks wait for minutes while another compiles; a loop without a pause would take a core each."""
+    spent: list[float] = []
+
+    def wait() -> None:
+        before = time.thread_time()
+        ranks[0].meet((0, 1))
+        spent.append(time.thread_time() - before)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(1.0)
+    ranks[1].meet((0, 1))
+    waiting.join(WAIT_S)
+    assert spent[0] < 0.5
