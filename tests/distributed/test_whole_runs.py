@@ -12,7 +12,8 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[2]
 WORKERS = Path(__file__).parent / "workers"
 ARITHMETIC = PROJECT / "examples" / "arithmetic"
-SHORT = ("warmup.max_steps=40", "warmup.check_every=40", "data.eval.max_rows=64", "warmup.check.max_rows=64")
+FEW_ROWS = ("data.eval.max_rows=64",)
+WARM_UP = ("warmup.max_steps=200", "warmup.check_every=200", "warmup.check.max_rows=64")
 ONE_PROCESS = (
     "plans.train.data_parallel=1",
     "plans.train.model_parallel=1",
@@ -51,10 +52,19 @@ def sampled(run_dir: Path) -> dict[tuple[int, int, int], str]:
 
 def compare(config: Path, tmp_path: Path, *, num_steps: int, extra: tuple[str, ...] = ()) -> None:
     """Over ranks and in one process: the same responses and rewards, up to the first draw that rounding decides."""
-    overrides = (*SHORT, f"trainer.max_steps={num_steps}", "logging.groups_per_step=null", *extra)
+    # From the same weights: two hundred updates at the warm-up's rate make more of rounding than a few steps do.
+    start = tmp_path / "start"
+    sets = [
+        word for override in (*FEW_ROWS, *WARM_UP, *ONE_PROCESS, f"run_dir={start}") for word in ("--set", override)
+    ]
+    warmed = mindgspo("sft", config, *sets, cwd=PROJECT)
+    assert warmed.returncode == 0, warmed.stderr[-4000:]
+    steps = (f"trainer.max_steps={num_steps}", "logging.groups_per_step=null")
+    overrides = (*FEW_ROWS, *steps, f"model.path={start / 'export'}", "warmup=null", *extra)
     many = run(config, tmp_path / "many", *overrides)
     one = run(config, tmp_path / "one", *overrides, *ONE_PROCESS)
     assert len(many) == len(one) == num_steps
+    assert 0 < one[0]["critic/score/mean"] < 1, "nothing is learned from"
     responses, expected = sampled(tmp_path / "many"), sampled(tmp_path / "one")
     assert responses.keys() == expected.keys()
     differing = sorted(key for key in expected if responses[key] != expected[key])

@@ -2,9 +2,9 @@
 
     python meeting_child.py FILE RANK WORLD_SIZE DIARY ROUNDS
 
-Rank 0 says in DIARY, int64 [WORLD_SIZE], how many rounds it has begun, and so does everybody; a round is a meeting of
-the ranks that `members` names, before which every rank may be held up. Prints how often a member went on before all
-others had come; then a message goes round once.
+A round is a meeting of the ranks that `members` names; some are held up before it. Every rank notes in DIARY, int64
+[WORLD_SIZE], the round that it begins. Prints how often this rank went on before all others of a round had begun it.
+At the end a message goes round once.
 """
 
 from __future__ import annotations
@@ -26,9 +26,13 @@ def members(round_number: int, world_size: int) -> tuple[int, ...]:
 
 
 def main() -> None:
-    file, rank, world_size, diary, rounds = (kind(text) for kind, text in zip((Path, int, int, Path, int),
-    sys.argv[1:])) meeting = Meeting(file, rank=rank, world_size=world_size) begun = np.memmap(diary, np.int64, "r+",
-    shape=(world_size,)) delays = random.Random(1000 + rank) too_early = 0 for number in range(rounds):
+    file, diary = Path(sys.argv[1]), Path(sys.argv[4])
+    rank, world_size, num_rounds = int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[5])
+    meeting = Meeting(file, rank=rank, world_size=world_size)
+    begun = np.memmap(diary, np.int64, "r+", shape=(world_size,))
+    delays = random.Random(1000 + rank)
+    too_early = 0
+    for number in range(num_rounds):
         group = members(number, world_size)
         if rank not in group:
             continue

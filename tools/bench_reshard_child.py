@@ -1,0 +1,166 @@
+"""One worker of `bench_reshard.py`.
+
+    python tools/bench_reshard_child.py JOB-AS-JSON RESULT
+
+Rank 0 writes RESULT, JSON: sizes in bytes, seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from mindgspo.config import ModelSection, ParallelPlan
+from mindgspo.models.names import weight_shapes
+from mindgspo.parallel import runtime
+from mindgspo.parallel.collectives import broadcast, exchange, meet, open_meeting, world_ranks
+from mindgspo.parallel.layout import Layout
+from mindgspo.parallel.parameter_layouts import parameter_layouts
+from mindgspo.parallel.reshard_plan import ReshardPlan
+from mindgspo.parallel.reshard_planner import plan_reshard
+from mindgspo.parallel.resharder import Resharder, ReshardReport
+from mindgspo.parallel.worker import meet_others, run_worker
+
+MIB = 2**20
+Slices = dict[str, np.ndarray]
+
+
+def body(job: Mapping, result: Path) -> int:
+    """Every pair of the job, one after the other."""
+    runtime.set_up_runtime("CPU")
+    meet_others()
+    open_meeting()
+    model = model_section(job["hidden"], job["layers"])
+    pairs = []
+    for sizes in job["pairs"]:
+        pair = Pair(model, *sizes, bucket_bytes=job["bucket_mb"] * MIB)
+        pairs.append(pair.measure(job["runs"]))
+        del pair
+    if runtime.rank() == 0:
+        parameters = sum(prod(shape) for shape in weight_shapes(model).values())
+        report = {"workers": runtime.world_size(), "parameters": parameters, **job, "pairs": pairs}
+        result.write_text(json.dumps(report), encoding="utf-8")
+    meet(world_ranks())
+    return 0
+
+
+def model_section(hidden: int, layers: int) -> ModelSection:
+    """100 M parameters at 768 x 10."""
+    return ModelSection(
+        vocab_size=16384,
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        num_key_value_heads=4,
+        tie_word_embeddings=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Seconds of one run, from the moment when all ranks were there to that when all were done."""
+
+    reshard: float
+    copy: float
+    broadcast: float
+
+
+class Pair:
+    """Two plans, and this rank's slices under both."""
+
+    def __init__(self, model: ModelSection, source: list[int], destination: list[int], *, bucket_bytes: int) -> None:
+        self.name = "->".join("x".join(map(str, sizes)) for sizes in (source, destination))
+        self.source, self.destination = layouts_of(model, source), layouts_of(model, destination)
+        started = time.perf_counter()
+        plan_reshard(self.source, self.destination, bucket_bytes=bucket_bytes)
+        self.plan_s = time.perf_counter() - started
+        self.setup_s = timed(self._set_up(bucket_bytes))
+        self.plan = self.resharder.plan
+        self.old, self.new = slices_of(self.source, seed=1), slices_of(self.destination, seed=2)
+
+    def measure(self, num_runs: int) -> dict[str, object]:
+        """The figures of all ranks, on all ranks."""
+        report, grown = self._watched_warm_up()
+        runs = [self._run() for _ in range(num_runs)]
+        told = [
+            json.loads(parcel)
+            for parcel in exchange(json.dumps({"grown": grown, "buffer": report.peak_buffer}).encode())
+        ]
+        received, bound = (sum(bytes_of.values()) for bytes_of in (self.plan.received_bytes(), self.plan.lacking_bytes()))
+        seconds = statistics.median(run.reshard for run in runs)
+        return {
+            "name": self.name,
+            "received": received,
+            "bound": bound,
+            "ratio": received / bound if bound else None,
+            "messages": sum(1 for _ in self.plan.buckets()),
+            "groups": len(self.plan.groups()),
+            "buffer": max(rank["buffer"] for rank in told),
+            "step": max(step_bytes(self.plan)),
+            "new": max(new_bytes(self.plan, tuple(self.plan.destination))),
+            "grown": max(rank["grown"] for rank in told),
+            "plan_s": self.plan_s,
+            "setup_s": self.setup_s,
+            "reshard": seconds,
+            "copy": statistics.median(run.copy for run in runs),
+            "broadcast": statistics.median(run.broadcast for run in runs),
+            "x_copy": statistics.median(run.reshard / run.copy for run in runs),
+            "x_broadcast": statistics.median(run.reshard / run.broadcast for run in runs),
+            "GB/s": received / seconds / 1e9,
+            "runs": [vars(run) for run in runs],
+        }
+
+    def _set_up(self, bucket_bytes: int) -> Callable[[], None]:
+        def act() -> None:
+            self.resharder = Resharder(self.source, self.destination, bucket_bytes=bucket_bytes)
+
+        return act
+
+    def _watched_warm_up(self) -> tuple[ReshardReport, int]:
+        """Each way once. The second reshard's growth of resident memory: the first one opens connections."""
+        self.resharder.run(self.old, self.new)
+        before = reset_peak()
+        report = self.resharder.run(self.old, self.new)
+        grown = peak_bytes() - before
+        self._copy()
+        self._broadcast()
+        return report, grown
+
+    def _run(self) -> Run:
+        return Run(
+            reshard=timed(lambda: self.resharder.run(self.old, self.new)),
+            copy=timed(self._copy),
+            broadcast=timed(self._broadcast),
+        )
+
+    def _copy(self) -> None:
+        for array in self.new.values():
+            # From itself would be faster than from elsewhere.
+            other = next(held for held in self.elsewhere if held.size >= array.size)
+            np.copyto(array.reshape(-1), other[: array.size])
+
+    def _broadcast(self) -> None:
+        rank = runtime.rank()
+        for name, layout in self.source.items():
+            needed = self.destination[name].slice_of(rank)
+            for index in layout.slice_indices():
+                sender, sent = layout.holders(index)[0], layout.slice_at(index)
+                buffer = self.old[name] if rank == sender else np.empty(sent.shape, np.float32)
+                broadcast(buffer, sender=sender, ranks=world_ranks())
+                common = needed.intersection(sent) if needed else None
+                if needed and common:
+                    block = buffer[common.relative_to(sent.starts).index]
+                    self.new[name][common.relative_to(needed.starts).index] = block
+
+
+if __name__ == "__main__":
+    run_worker(lambda: body(json.loads(sys.argv[1]), Path(sys.argv[2])))
