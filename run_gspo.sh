@@ -43,5 +43,5 @@ fi
 
 set_up_environment "$project"
 
-# One worker: the plans of this version fit into one process. Several workers are to be started here.
+# `mindgspo run` starts as many workers as the experiment's plans need.
 exec "$MINDGSPO_PYTHON" -m mindgspo.cli run "$@"

@@ -8,10 +8,11 @@ source "$project/tools/setup_env.sh"
 
 usage() {
     cat <<'TEXT'
-Usage: run_tests.sh [--parity] [PYTEST_ARGUMENT...]
+Usage: run_tests.sh [--parity] [--all] [PYTEST_ARGUMENT...]
 
 Sets the environment up as run_gspo.sh does, with the development tools, then runs ruff and the test suite:
-  ./run_tests.sh                          everything
+  ./run_tests.sh                          everything but the tests marked slow
+  ./run_tests.sh --all                    those too
   ./run_tests.sh tests/unit -k checkpoint part of it; paths are relative to this script's folder
 
   --parity  also install torch 2.13.0 and transformers, with which results are compared. Without them those
@@ -21,16 +22,26 @@ TEXT
 }
 
 extras=(dev)
-case ${1-} in
-    -h | --help)
-        usage
-        exit 0
-        ;;
-    --parity)
-        extras+=(parity)
-        shift
-        ;;
-esac
+selection=(-m "not slow")
+while true; do
+    case ${1-} in
+        -h | --help)
+            usage
+            exit 0
+            ;;
+        --parity)
+            extras+=(parity)
+            shift
+            ;;
+        --all)
+            selection=()
+            shift
+            ;;
+        *)
+            break
+            ;;
+    esac
+done
 
 set_up_environment "$project" "${extras[@]}"
 cd "$project"
@@ -41,4 +52,4 @@ echo "== ruff check"
 echo "== ruff format"
 "$python" -m ruff format --check .
 echo "== pytest"
-"$python" -m pytest --durations=10 "$@"
+"$python" -m pytest --durations=10 "${selection[@]}" "$@"

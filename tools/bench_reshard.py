@@ -94,7 +94,7 @@ def as_text(report: dict) -> str:
         lines.append(f"{pair['name']:<16}" + "".join(f"{shown(pair, *column)}" for column in COLUMNS))
     lines.append("")
     lines += [
-        f"{pair['name']}: planned in {pair['plan_s']:.2f} s, {pair['groups']} groups ready after {pair['setup_s']:.2f} s"
+        f"{pair['name']}: planned in {pair['plan_s']:.2f} s, {pair['groups']} groups, ready in {pair['setup_s']:.2f} s"
         for pair in report["pairs"]
     ]
     return "\n".join(lines)

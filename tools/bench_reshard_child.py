@@ -11,7 +11,8 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -24,13 +25,13 @@ from mindgspo.parallel import runtime
 from mindgspo.parallel.collectives import broadcast, exchange, meet, open_meeting, world_ranks
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import parameter_layouts
-from mindgspo.parallel.reshard_plan import ReshardPlan
 from mindgspo.parallel.reshard_planner import plan_reshard
 from mindgspo.parallel.resharder import Resharder, ReshardReport
 from mindgspo.parallel.worker import meet_others, run_worker
 
 MIB = 2**20
-Slices = dict[str, np.ndarray]
+# What `copy` reads; larger than caches.
+ELSEWHERE_BYTES = 64 * MIB
 
 
 def body(job: Mapping, result: Path) -> int:
@@ -83,19 +84,22 @@ class Pair:
         started = time.perf_counter()
         plan_reshard(self.source, self.destination, bucket_bytes=bucket_bytes)
         self.plan_s = time.perf_counter() - started
-        self.setup_s = timed(self._set_up(bucket_bytes))
+        meet(world_ranks())
+        started = time.perf_counter()
+        self.resharder = Resharder(self.source, self.destination, bucket_bytes=bucket_bytes)
+        meet(world_ranks())
+        self.setup_s = time.perf_counter() - started
         self.plan = self.resharder.plan
+        self.elsewhere = np.ones(ELSEWHERE_BYTES // 4, np.float32)
         self.old, self.new = slices_of(self.source, seed=1), slices_of(self.destination, seed=2)
 
     def measure(self, num_runs: int) -> dict[str, object]:
         """The figures of all ranks, on all ranks."""
         report, grown = self._watched_warm_up()
         runs = [self._run() for _ in range(num_runs)]
-        told = [
-            json.loads(parcel)
-            for parcel in exchange(json.dumps({"grown": grown, "buffer": report.peak_buffer}).encode())
-        ]
-        received, bound = (sum(bytes_of.values()) for bytes_of in (self.plan.received_bytes(), self.plan.lacking_bytes()))
+        own = {"received": report.received, "buffer": report.peak_buffer, "grown": grown}
+        told = [json.loads(parcel) for parcel in exchange(json.dumps(own).encode())]
+        received, bound = sum(rank["received"] for rank in told), sum(self.plan.lacking_bytes().values())
         seconds = statistics.median(run.reshard for run in runs)
         return {
             "name": self.name,
@@ -105,8 +109,8 @@ class Pair:
             "messages": sum(1 for _ in self.plan.buckets()),
             "groups": len(self.plan.groups()),
             "buffer": max(rank["buffer"] for rank in told),
-            "step": max(step_bytes(self.plan)),
-            "new": max(new_bytes(self.plan, tuple(self.plan.destination))),
+            "step": max(new_bytes(self.destination, step.parameters) for step in self.plan.steps),
+            "new": new_bytes(self.destination, tuple(self.destination)),
             "grown": max(rank["grown"] for rank in told),
             "plan_s": self.plan_s,
             "setup_s": self.setup_s,
@@ -118,12 +122,6 @@ class Pair:
             "GB/s": received / seconds / 1e9,
             "runs": [vars(run) for run in runs],
         }
-
-    def _set_up(self, bucket_bytes: int) -> Callable[[], None]:
-        def act() -> None:
-            self.resharder = Resharder(self.source, self.destination, bucket_bytes=bucket_bytes)
-
-        return act
 
     def _watched_warm_up(self) -> tuple[ReshardReport, int]:
         """Each way once. The second reshard's growth of resident memory: the first one opens connections."""
@@ -143,10 +141,14 @@ class Pair:
         )
 
     def _copy(self) -> None:
+        first = 0
         for array in self.new.values():
-            # From itself would be faster than from elsewhere.
-            other = next(held for held in self.elsewhere if held.size >= array.size)
-            np.copyto(array.reshape(-1), other[: array.size])
+            flat = array.reshape(-1)
+            for start in range(0, flat.size, self.elsewhere.size):
+                part = flat[start : start + self.elsewhere.size]
+                first = first if first + part.size <= self.elsewhere.size else 0
+                part[...] = self.elsewhere[first : first + part.size]
+                first += part.size
 
     def _broadcast(self) -> None:
         rank = runtime.rank()
@@ -160,6 +162,53 @@ class Pair:
                 if needed and common:
                     block = buffer[common.relative_to(sent.starts).index]
                     self.new[name][common.relative_to(needed.starts).index] = block
+
+
+def layouts_of(model: ModelSection, sizes: list[int]) -> dict[str, Layout]:
+    """sizes: data, model, pipeline."""
+    data, split, stages = sizes
+    plan = ParallelPlan(data_parallel=data, model_parallel=split, pipeline_stage=stages, micro_batch_num=stages)
+    return parameter_layouts(weight_shapes(model), model, plan)
+
+
+def slices_of(layouts: Mapping[str, Layout], seed: int) -> dict[str, np.ndarray]:
+    """This rank's, with anything in them."""
+    random = np.random.default_rng([seed, runtime.rank()])
+    return {
+        name: random.random(layout.slice_shape, np.float32)
+        for name, layout in layouts.items()
+        if layout.slice_of(runtime.rank()) is not None
+    }
+
+
+def new_bytes(layouts: Mapping[str, Layout], names: Sequence[str]) -> int:
+    """Of these parameters' slices, on the rank that has most."""
+    held: Counter[int] = Counter()
+    for name in names:
+        held.update(dict.fromkeys(layouts[name].rank_list, 4 * prod(layouts[name].slice_shape)))
+    return max(held.values())
+
+
+def timed(act: Callable[[], object]) -> float:
+    """Seconds until all ranks have done it, having begun together."""
+    meet(world_ranks())
+    started = time.perf_counter()
+    act()
+    meet(world_ranks())
+    return time.perf_counter() - started
+
+
+def peak_bytes() -> int:
+    """The most that was resident since `reset_peak`."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+def reset_peak() -> int:
+    """Let the kernel's high-water mark begin anew; what is resident now."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return peak_bytes()
 
 
 if __name__ == "__main__":

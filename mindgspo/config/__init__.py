@@ -4,7 +4,7 @@ numpy."""
 from mindgspo.config.algorithm_section import AdvantageSection, AlgorithmSection, KLSection, RolloutCorrectionSection
 from mindgspo.config.load import config_mapping, dump_config, load_config, resolve, with_recipe
 from mindgspo.config.notes import notes
-from mindgspo.config.plan import ParallelPlan, check_plan
+from mindgspo.config.plan import ParallelPlan, check_infer_plan, check_train_plan
 from mindgspo.config.reward_section import RewardSection
 from mindgspo.config.schema import (
     ColumnsSection,
@@ -44,7 +44,8 @@ __all__ = [
     "TrainerSection",
     "WarmupSection",
     "batch_table",
-    "check_plan",
+    "check_infer_plan",
+    "check_train_plan",
     "config_mapping",
     "dump_config",
     "load_config",

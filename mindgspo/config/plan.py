@@ -1,7 +1,7 @@
 """The parallel plan of one graph and the rules that need no device: sizes, products, divisibility.
 
 What enters: the `plans` section of an experiment. What leaves: a frozen record and, for an illegal one, lines
-that name the legal values. `config.validate` calls `check_plan`; the parallel room derives ranks and device
+that name the legal values. `config.validate` calls the checks; the parallel room derives ranks and device
 matrices.
 """
 
@@ -33,7 +33,8 @@ class ParallelPlan(Section):
     """Cards that split the experts of a mixture-of-experts layer; taken from data_parallel x model_parallel,
     so it does not count in `world_size`."""
     micro_batch_num: int = Field(default=1, ge=1)
-    """Micro-batches in flight in the pipeline; at least `pipeline_stage`, or stages stand idle."""
+    """Micro-batches that go through the pipeline between two drains of it, of which at most `pipeline_stage` are in
+    flight; at least that many, or stages stand idle. More means less idle time at no cost of memory."""
     use_seq_parallel: bool = False
     """Split activations along the sequence between tensor-parallel regions."""
     optimizer_shard: bool = False
@@ -50,18 +51,21 @@ class ParallelPlan(Section):
         return f"{self.data_parallel} x {self.model_parallel} x {self.pipeline_stage}"
 
 
-def check_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
-    """Everything wrong with the plan at `name` (e.g. "plans.train") for `model`, one line per problem."""
-    return [
-        *_model_parallel_problems(f"{name}.model_parallel", plan, model),
-        *_pipeline_problems(name, plan, model),
-        *_not_built(name, plan),
-    ]
+def check_train_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
+    """Everything wrong with the plan at `name` (e.g. "plans.train") for training `model`, one line per problem."""
+    problems = [*_common_problems(name, plan, model), *_pipeline_problems(name, plan, model)]
+    if plan.optimizer_shard and plan.data_parallel == 1:
+        problems.append(f"{name}.optimizer_shard: there is one replica, which keeps all moments; remove it")
+    return problems
 
 
-def check_infer_plan(name: str, plan: ParallelPlan) -> list[str]:
-    """Entries that mean nothing while responses are generated, one line per problem."""
-    problems = []
+def _common_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
+    return [*_model_parallel_problems(f"{name}.model_parallel", plan, model), *_not_built(name, plan)]
+
+
+def check_infer_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
+    """Everything wrong with a plan that generates, with entries that mean nothing then, one line per problem."""
+    problems = _common_problems(name, plan, model)
     if plan.pipeline_stage > 1:
         problems.append(
             f"{name}.pipeline_stage: {plan.pipeline_stage}; decoding runs on one stage; set it to 1 and multiply "

@@ -14,7 +14,7 @@ from mindgspo.config.advantage_rules import advantage_problems, group_problems
 from mindgspo.config.algorithm_rules import loss_problems
 from mindgspo.config.legal import divisors, either, nearest
 from mindgspo.config.penalty_rules import correction_problems, kl_problems
-from mindgspo.config.plan import check_infer_plan, check_plan, check_same_world
+from mindgspo.config.plan import check_infer_plan, check_same_world, check_train_plan
 from mindgspo.config.reward_rules import reward_file_problems, reward_problems
 from mindgspo.config.schema import DataSourceSection, ExperimentConfig
 
@@ -26,9 +26,8 @@ def joined_problems(config: ExperimentConfig) -> list[str]:
     """Every violated rule that needs no file."""
     return [
         *_model_problems(config),
-        *check_plan("plans.train", config.plans.train, config.model),
-        *check_plan("plans.infer", config.plans.infer, config.model),
-        *check_infer_plan("plans.infer", config.plans.infer),
+        *check_train_plan("plans.train", config.plans.train, config.model),
+        *check_infer_plan("plans.infer", config.plans.infer, config.model),
         *check_same_world(config.plans.train, config.plans.infer),
         *_batch_problems(config),
         *_length_problems(config),

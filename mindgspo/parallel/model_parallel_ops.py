@@ -18,6 +18,7 @@ from mindspore import Tensor, nn, ops
 
 from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.process_groups import group_name
+from mindgspo.parallel.runtime import current_device
 
 
 class Unchanged(nn.Cell):
@@ -73,6 +74,20 @@ class GatherColumns(nn.Cell):
         return self.sum(spread).reshape(num_slots, -1)
 
 
+class AllGatherColumns(nn.Cell):
+    """As `GatherColumns`, where collectives of graphs gather in groups; never run on a card."""
+
+    def __init__(self, place: Placement) -> None:
+        super().__init__(auto_prefix=False)
+        self.gather = ops.AllGather(group=group_name(place.model_ranks))
+        self.count = place.model_parallel
+
+    def construct(self, part: Tensor) -> Tensor:
+        num_slots, width = part.shape
+        parts = self.gather(part).reshape(self.count, num_slots, width)
+        return parts.transpose(1, 0, 2).reshape(num_slots, -1)
+
+
 class FromFirstRank(nn.Cell):
     """What the first rank of the group has drawn, on every rank: (ids int32 [S], log-probs float32 [S])."""
 
@@ -111,7 +126,9 @@ def leave_model_parallel(place: Placement) -> nn.Cell:
 
 def gather_columns(place: Placement) -> nn.Cell:
     """To be applied to logits [S, V / ranks]."""
-    return Unchanged() if place.model_parallel == 1 else GatherColumns(place)
+    if place.model_parallel == 1:
+        return Unchanged()
+    return AllGatherColumns(place) if current_device() == "Ascend" else GatherColumns(place)
 
 
 def from_first_rank(place: Placement) -> nn.Cell:

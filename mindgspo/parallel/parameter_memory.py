@@ -13,18 +13,13 @@ from mindgspo.parallel.runtime import current_device
 
 
 def values_of(parameter: Parameter) -> np.ndarray:
-    """The parameter's array; to be read before the next graph runs. Writing needs `set_values`."""
-    return parameter.asnumpy()
-
-
-def writable_values_of(parameter: Parameter) -> np.ndarray:
-    """An array of the parameter's shape to be filled; `commit_values` makes it the parameter's. On CPU it is so at
-    once."""
+    """The parameter's array, to be read before the next graph runs, or filled: `commit_values` then makes it the
+    parameter's. On CPU it is so at once."""
     return parameter.asnumpy()
 
 
 def commit_values(parameter: Parameter, array: np.ndarray) -> None:
-    """Make the array of `writable_values_of` the parameter's values."""
+    """Make an array that `values_of` gave, and that was filled, the parameter's values."""
     if current_device() != "CPU":
         parameter.set_data(Tensor(array))
 

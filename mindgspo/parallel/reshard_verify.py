@@ -25,9 +25,9 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 _MAX_NAMED = 5
 
 
-def sampled_names(names: Sequence[str], version: int) -> list[str]:
-    """A few parameters, others at every version, all of them in turn."""
-    first = version * SAMPLE_SIZE
+def sampled_names(names: Sequence[str], number: int) -> list[str]:
+    """A few parameters for reshard number 0, 1, 2, ...: others every time, all of them in turn."""
+    first = number * SAMPLE_SIZE
     return [names[(first + i) % len(names)] for i in range(min(SAMPLE_SIZE, len(names)))]
 
 

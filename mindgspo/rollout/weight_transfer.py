@@ -11,6 +11,7 @@ from mindspore import nn
 from mindgspo.config.reshard_section import ReshardSection
 from mindgspo.config.schema import ModelSection
 from mindgspo.models.weights import weight_layouts, weight_views
+from mindgspo.parallel.parameter_memory import commit_values
 from mindgspo.parallel.reshard_verify import sampled_names, verify_reshard
 from mindgspo.parallel.resharder import Resharder, ReshardReport, Residency, everything_stays
 
@@ -36,16 +37,22 @@ class WeightTransfer:
         self._resharder = Resharder(
             self._source, self._destination, bucket_bytes=section.bucket_mb << 20, residency=residency
         )
+        self._transfers = 0
         self.last: ReshardReport | None = None
 
     def bring(self, version: int) -> None:
-        """Fill the generating model with the weights of the trained one."""
+        """Fill the generating model with the weights of the trained one, which bear the number `version`."""
         old, new = weight_views(self._trained), weight_views(self._generating)
         self.last = self._resharder.run(old, new)
-        names = self._names(version)
+        for parameter in self._generating.get_parameters():
+            commit_values(parameter, new[parameter.name])
+        names = self._names()
+        self._transfers += 1
         if names:
+            # Read again: what is compared is what the engine will read.
+            new = weight_views(self._generating)
             verify_reshard(names, self._source, self._destination, old, new, self._residency)
 
-    def _names(self, version: int) -> list[str]:
+    def _names(self) -> list[str]:
         names = list(self._source)
-        return {"off": [], "sampled": sampled_names(names, version), "full": names}[self._verify]
+        return {"off": [], "sampled": sampled_names(names, self._transfers), "full": names}[self._verify]

@@ -22,9 +22,8 @@ from mindgspo.checkpoint import (
     open_run_folder,
     save_checkpoint,
 )
-from mindgspo.config import ExperimentConfig, KLSection, batch_table, dump_config, notes
+from mindgspo.config import ExperimentConfig, batch_table, dump_config, notes
 from mindgspo.data import StreamState
-from mindgspo.errors import ConfigError
 from mindgspo.metrics import RunLog, SilentLog, peak_rss_mb, plot_run, write_report, write_summary
 from mindgspo.metrics.files import replace_file
 from mindgspo.models.huggingface_config import generation_config, huggingface_config
@@ -39,26 +38,6 @@ from mindgspo.trainer.resume import check_same_experiment
 from mindgspo.trainer.step import run_step
 from mindgspo.trainer.warmup import Warmup, warm_up
 from mindgspo.types import Group
-
-
-def run_warm_up(config: ExperimentConfig, *, overwrite: bool = False) -> Path | None:
-    """Only the warm-up of an experiment, with its export; returns as `run_experiment`.
-
-    It gets a run folder of its own, runs/<experiment>-sft unless run_dir names another: in the experiment's
-    folder it would stand in the way of the experiment. Raises ConfigError where no warm-up is configured.
-    """
-    if config.warmup is None:
-        raise ConfigError("warmup: missing; `mindgspo sft` runs only the warm-up (max_steps, batch_size, lr)")
-    name = f"{config.experiment}-sft"
-    is_default = config.run_dir == Path("runs") / config.experiment
-    # No step is trained, so no reference policy is needed.
-    algorithm = config.algorithm.model_copy(update={"kl": KLSection(agg_mode=config.algorithm.kl.agg_mode)})
-    own = {
-        "experiment": name,
-        "run_dir": Path("runs") / name if is_default else config.run_dir,
-        "algorithm": algorithm,
-    }
-    return run_experiment(config.model_copy(update=own), overwrite=overwrite, only_warm_up=True)
 
 
 def run_experiment(config: ExperimentConfig, *, overwrite: bool = False, only_warm_up: bool = False) -> Path | None:

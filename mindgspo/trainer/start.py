@@ -6,15 +6,15 @@ What enters: a configuration file with overrides, and how the cluster is reached
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from mindgspo.checkpoint.run_folder import RunStatus, open_run_folder
-from mindgspo.config import ExperimentConfig, load_config
+from mindgspo.config import ExperimentConfig, KLSection, load_config
 from mindgspo.errors import ConfigError
 from mindgspo.parallel import runtime
 from mindgspo.parallel.launcher import launch
+from mindgspo.parallel.launcher_cluster import plan_cluster
 from mindgspo.parallel.worker import run_worker
 
 
@@ -40,8 +40,9 @@ class RunRequest:
     overwrite: bool
 
     def experiment(self) -> ExperimentConfig:
-        """The resolved configuration. Raises ConfigError."""
-        return load_config(self.config, self.overrides)
+        """The resolved configuration of the run that is asked for. Raises ConfigError."""
+        config = load_config(self.config, self.overrides)
+        return warm_up_alone(config) if self.command == "sft" else config
 
     def arguments(self) -> list[str]:
         """For a worker: the same experiment; what had to be moved aside has been."""
@@ -67,7 +68,14 @@ def start(request: RunRequest, options: ClusterOptions) -> int:
 
 def _launch(request: RunRequest, config: ExperimentConfig, options: ClusterOptions, *, num_workers: int) -> int:
     assert config.run_dir is not None, "config is not resolved"
-    logs = config.run_dir / "logs"
+    cluster = {
+        "num_workers": num_workers,
+        "nodes": options.nodes,
+        "node_rank": options.node_rank,
+        "master_addr": options.master_addr,
+        "master_port": options.master_port,
+    }
+    plan_cluster(**cluster)  # refuses what cannot be, before a folder is touched
     if options.node_rank == 0:
         # What a former run left is dealt with before anything is started; rank 0 opens and locks the folder again.
         folder = open_run_folder(config.run_dir, resume=config.resume, overwrite=request.overwrite)
@@ -77,24 +85,33 @@ def _launch(request: RunRequest, config: ExperimentConfig, options: ClusterOptio
         if folder.status is RunStatus.FINISHED:
             print(f"{folder.root}: this run is finished; its report is {folder.report}")
             return 0
-    return launch(
-        request.arguments(),
-        num_workers=num_workers,
-        log_dir=logs,
-        watch=config.watch,
-        nodes=options.nodes,
-        node_rank=options.node_rank,
-        master_addr=options.master_addr,
-        master_port=options.master_port,
-    )
+    return launch(request.arguments(), log_dir=config.run_dir / "logs", watch=config.watch, **cluster)
 
 
 def _work(request: RunRequest, config: ExperimentConfig) -> int:
-    # MindSpore comes with them.
-    from mindgspo.trainer.loop import run_experiment, run_warm_up
+    from mindgspo.trainer.loop import run_experiment  # MindSpore comes with it
 
-    runs: dict[str, Callable[..., Path | None]] = {"run": run_experiment, "sft": run_warm_up}
-    report = runs[request.command](config, overwrite=request.overwrite)
+    report = run_experiment(config, overwrite=request.overwrite, only_warm_up=request.command == "sft")
     if report is not None:
         print(f"report: {report}")
     return 0
+
+
+def warm_up_alone(config: ExperimentConfig) -> ExperimentConfig:
+    """The configuration of `mindgspo sft`: only the warm-up of an experiment, with its export.
+
+    It gets a run folder of its own, runs/<experiment>-sft unless run_dir names another: in the experiment's folder it
+    would stand in the way of the experiment. Raises ConfigError where no warm-up is configured.
+    """
+    if config.warmup is None:
+        raise ConfigError("warmup: missing; `mindgspo sft` runs only the warm-up (max_steps, batch_size, lr)")
+    name = f"{config.experiment}-sft"
+    is_default = config.run_dir == Path("runs") / config.experiment
+    # No step is trained, so no reference policy is needed.
+    algorithm = config.algorithm.model_copy(update={"kl": KLSection(agg_mode=config.algorithm.kl.agg_mode)})
+    own = {
+        "experiment": name,
+        "run_dir": Path("runs") / name if is_default else config.run_dir,
+        "algorithm": algorithm,
+    }
+    return config.model_copy(update=own)

@@ -41,12 +41,14 @@ def run_step(parts: TrainingParts, step: int) -> StepResult:
                 prompts, sampling_settings(parts, step), weight_version=parts.weight_version
             )
             baselines = greedy_rewards(parts, prompts, step)
+            parts.swap.prefetch(Phase.SCORE)
         with timers("reward"):
             scored = judge(parts, prompts, rollout)
         refuse_unjudged(scored, step)
         selection = select(scored, algorithm, baselines)
         with timers("old_log_prob"), parts.swap.phase(Phase.SCORE):
             mini_batches, entropy = with_log_probs(parts, mini_batches_of(parts, scored, selection))
+            parts.swap.prefetch(Phase.UPDATE)
         with timers("adv"):
             judgement = with_group_advantages(parts, scored, selection, flattened(mini_batches), baselines)
             mini_batches = with_advantages(parts, mini_batches, judgement.advantages)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from mindgspo.config import ModelSection, ParallelPlan, check_plan
+from mindgspo.config import ModelSection, ParallelPlan, check_infer_plan, check_train_plan
 from mindgspo.config.legal import divisors, nearest
-from mindgspo.config.plan import check_infer_plan, check_same_world
+from mindgspo.config.plan import check_same_world
 
 MODEL_3B = ModelSection(
     vocab_size=151936,
@@ -27,7 +27,7 @@ def test_world_size_counts_every_axis_but_experts():
 
 
 def test_one_process_is_legal():
-    assert check_plan("plans.train", ParallelPlan(), MODEL_3B) == []
+    assert check_train_plan("plans.train", ParallelPlan(), MODEL_3B) == []
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_one_process_is_legal():
     ],
 )
 def test_what_fits_is_legal(plan):
-    assert check_plan("plans.train", plan, MODEL_3B) == []
+    assert check_train_plan("plans.train", plan, MODEL_3B) == []
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,10 @@ def test_what_fits_is_legal(plan):
             "remove it (trainer.samples_per_micro_batch cuts mini-batches)",
         ),
         (
+            ParallelPlan(optimizer_shard=True),
+            "p.optimizer_shard: there is one replica, which keeps all moments; remove it",
+        ),
+        (
             ParallelPlan(context_parallel=2),
             "p.context_parallel: 2 is not built in this version; the only legal value is 1",
         ),
@@ -80,22 +84,22 @@ def test_what_fits_is_legal(plan):
     ],
 )
 def test_what_does_not_fit_names_legal_values_in_one_line(plan, line):
-    assert check_plan("p", plan, MODEL_3B) == [line]
+    assert check_train_plan("p", plan, MODEL_3B) == [line]
 
 
 def test_the_vocabulary_must_divide_over_the_output_table():
     odd = MODEL_3B.model_copy(update={"vocab_size": 151937})
-    assert "nearest legal: 1" in check_plan("p", ParallelPlan(model_parallel=2), odd)[0]
+    assert "nearest legal: 1" in check_train_plan("p", ParallelPlan(model_parallel=2), odd)[0]
 
 
 def test_what_means_nothing_while_generating_is_refused():
     plan = ParallelPlan(pipeline_stage=2, micro_batch_num=2, optimizer_shard=True)
-    assert [line.split(":")[0] for line in check_infer_plan("plans.infer", plan)] == [
+    assert [line.split(":")[0] for line in check_infer_plan("plans.infer", plan, MODEL_3B)] == [
         "plans.infer.pipeline_stage",
         "plans.infer.optimizer_shard",
         "plans.infer.micro_batch_num",
     ]
-    assert check_infer_plan("plans.infer", ParallelPlan(data_parallel=2, model_parallel=4)) == []
+    assert check_infer_plan("plans.infer", ParallelPlan(data_parallel=2, model_parallel=4), MODEL_3B) == []
 
 
 @pytest.mark.parametrize(
