@@ -13,6 +13,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindgspo.algorithms.adamw import squared_norm
+from mindgspo.parallel.parameter_memory import set_values, zero_parameter
 
 
 class Objective(nn.Cell):
@@ -128,13 +129,13 @@ class LastStageAccumulator(GradientAccumulator):
 
 def gradients_of(weights: ParameterTuple) -> ParameterTuple:
     """A zero Parameter beside every weight."""
-    return weights.clone(prefix="gradient", init="zeros")
+    return ParameterTuple([zero_parameter(weight.shape, f"gradient.{weight.name}") for weight in weights])
 
 
 def discard(gradients: ParameterTuple) -> None:
     """Zero the gradients from the host, after an update that was not finished."""
     for gradient in gradients:
-        gradient.set_data(ops.zeros(gradient.shape, gradient.dtype))
+        set_values(gradient, np.zeros(gradient.shape, np.float32))
 
 
 class GradientNorm(nn.Cell):
@@ -170,5 +171,7 @@ class OptimizerStep(nn.Cell):
         """Inputs as `AdamW.scalars`."""
         done = self.optimizer(self.gradients, clip_scale, step_size, root_eps, decay)
         for i in range(self.count):
-            ops.assign(self.gradients[i], ops.zeros_like(self.gradients[i]))
+            # Finite, as the norm has shown, so that the difference is 0. Zeros would be compiled in as constants, as
+            # large as all weights together.
+            ops.assign_sub(self.gradients[i], self.gradients[i])
         return done

@@ -15,6 +15,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindgspo.config.schema import OptimizerSection
+from mindgspo.parallel.parameter_memory import zero_parameter
 
 
 class StepScalars(NamedTuple):
@@ -58,6 +59,11 @@ class AdamW(nn.Cell):
         self.beta2_tensor = Tensor(self.beta2, ms.float32)
         self.zero = Tensor(0.0, ms.float32)
         self.adam = ops.Adam()
+
+    @property
+    def row_copies(self) -> tuple[Parameter, ...]:
+        """None: weights are updated where they lie (but see `ShardedAdamW`)."""
+        return ()
 
     def scalars(self, step: int, lr: float, grad_norm: float) -> StepScalars:
         """Inputs of update number `step` (1, 2, ...) at learning rate `lr`.
@@ -136,7 +142,7 @@ def squared_norm(tensors: tuple[Tensor, ...]) -> Tensor:
 def _zeros_beside(weights: ParameterTuple, names: Sequence[str], prefix: str) -> ParameterTuple:
     return ParameterTuple(
         [
-            Parameter(ops.zeros(weight.shape, ms.float32), name=f"{prefix}.{name}", requires_grad=False)
+            zero_parameter(weight.shape, f"{prefix}.{name}", requires_grad=False)
             for weight, name in zip(weights, names, strict=True)
         ]
     )

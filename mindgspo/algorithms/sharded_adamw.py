@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindgspo.algorithms.adamw import AdamW, StepScalars, decays
 from mindgspo.algorithms.gradient_sum import BUCKET_BYTES, runs_within
 from mindgspo.config.schema import OptimizerSection
+from mindgspo.parallel.parameter_memory import zero_parameter
 from mindgspo.parallel.process_groups import group_name
 from mindgspo.parallel.ranks import Ranks
 
@@ -72,6 +72,11 @@ class ShardedAdamW(nn.Cell):
         """See `AdamW`; of the own rows."""
         return self.adamw.second_moments
 
+    @property
+    def row_copies(self) -> tuple[Parameter, ...]:
+        """Copies of the own rows, which the update writes."""
+        return tuple(own for own, bounds in zip(self.own, self.rows, strict=True) if bounds is not None)
+
     def scalars(self, step: int, lr: float, grad_norm: float) -> StepScalars:
         """See `AdamW`."""
         return self.adamw.scalars(step, lr, grad_norm)
@@ -103,4 +108,4 @@ class ShardedAdamW(nn.Cell):
 
 def _rows_of(weight: Parameter, bounds: Rows) -> Parameter:
     shape = (bounds[1] - bounds[0], *weight.shape[1:])
-    return Parameter(ops.zeros(shape, ms.float32), name=f"adamw.rows.{weight.name}", requires_grad=False)
+    return zero_parameter(shape, f"adamw.rows.{weight.name}", requires_grad=False)

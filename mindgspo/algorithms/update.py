@@ -74,8 +74,9 @@ class PolicyUpdater:
 
     @property
     def moments(self) -> tuple[Parameter, ...]:
-        """First and second moments, of this rank's part."""
-        return (*self._part.optimizer.first_moments, *self._part.optimizer.second_moments)
+        """What the optimizer holds on this rank: first and second moments, and copies of rows if they are sharded."""
+        optimizer = self._part.optimizer
+        return (*optimizer.first_moments, *optimizer.second_moments, *optimizer.row_copies)
 
     @property
     def gradients(self) -> tuple[Parameter, ...]:

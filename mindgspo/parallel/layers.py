@@ -11,17 +11,17 @@ Legend: M flattened tokens, V vocabulary entries (of this rank), H hidden units,
 from __future__ import annotations
 
 import mindspore as ms
-import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops import constexpr
 
 from mindgspo.parallel.model_parallel_ops import leave_model_parallel
+from mindgspo.parallel.parameter_memory import zero_parameter
 from mindgspo.parallel.placement import Placement
 
 
 def empty_parameter(shape: tuple[int, ...], name: str) -> Parameter:
     """float32 zeros; values come from `models.weights` (drawn from the seed, or loaded)."""
-    return Parameter(Tensor(np.zeros(shape, np.float32)), name=name)
+    return zero_parameter(shape, name)
 
 
 class _Linear(nn.Cell):

@@ -6,10 +6,20 @@ neither way costs a copy; a device with memory of its own hands out a copy and t
 
 from __future__ import annotations
 
+import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor
+from mindspore.common.initializer import initializer
 
 from mindgspo.parallel.runtime import current_device
+
+
+def zero_parameter(
+    shape: tuple[int, ...], name: str, dtype: ms.Type = ms.float32, *, requires_grad: bool = True
+) -> Parameter:
+    """Zeros that take no memory until they are first read or written, and none of MindSpore's pool, which gives nothing
+    back."""
+    return Parameter(initializer("zeros", shape, dtype), name=name, requires_grad=requires_grad)
 
 
 def values_of(parameter: Parameter) -> np.ndarray:

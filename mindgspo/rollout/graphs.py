@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import ParameterTuple, Tensor, nn, ops
 
 from mindgspo.parallel.device_ops import MASKED_SCORE
 from mindgspo.parallel.model_parallel_ops import from_first_rank, gather_columns
+from mindgspo.parallel.parameter_memory import zero_parameter
 from mindgspo.rollout.sampling import TokenSampler
 
 
@@ -33,8 +34,7 @@ class SlotCache:
         self.head_dim = config.hidden_size // config.num_attention_heads
         shape = (num_slots * self.num_kv_heads * num_columns, self.head_dim)
         names = [f"cache.{i}.{kind}" for i in range(config.num_hidden_layers) for kind in ("keys", "values")]
-        zeros = ops.zeros(shape, model.dtype)
-        self.matrices = ParameterTuple([Parameter(zeros.copy(), name=n, requires_grad=False) for n in names])
+        self.matrices = ParameterTuple([zero_parameter(shape, n, model.dtype, requires_grad=False) for n in names])
 
     def first_rows(self) -> np.ndarray:
         """int32 [S, B]: row of column 0 of each slot and kv head."""

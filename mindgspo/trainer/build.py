@@ -83,28 +83,27 @@ def build_parts(
     place = train_place(config)
     model = policy_model(config, place)
     temperature = config.rollout.temperature
+    # Before any graph is compiled, and part by part: on CPU a parameter that is swapped gets memory of its own.
     swap = open_swap(config.swap, swap_dir)
+    swap.register(Holding.ACTOR_WEIGHTS, model.get_parameters())
     layout = None
     if place.plan.world_size > 1:
         layout = TrainingLayout.of(parameter_shapes(config.model), config.model, place)
     generator = generating_part(config, model, tokenizer, swap)
+    swap.register(Holding.ROLLOUT_WEIGHTS, generator.model.get_parameters())
+    swap.register(Holding.KV_CACHE, generator.cache, keeps_content=False)
     reference = None
     if config.algorithm.kl.placement != "none":
         reference = ReferencePolicy(config.model, place, temperature=temperature)
+        swap.register(Holding.REFERENCE_WEIGHTS, reference.parameters)
     updater = PolicyUpdater(
         PolicyLogProbs(model, temperature=temperature, with_entropy=config.algorithm.entropy_coef > 0),
         build_policy_loss(config.algorithm),
         config.optimizer,
         layout,
     )
-    # Before any graph is compiled: on CPU a parameter that is swapped gets memory of its own.
-    swap.register(Holding.ACTOR_WEIGHTS, model.get_parameters())
     swap.register(Holding.GRADIENTS, updater.gradients, keeps_content=False, is_zero=lambda: updater.gradients_are_zero)
     swap.register(Holding.MOMENTS, updater.moments)
-    if reference is not None:
-        swap.register(Holding.REFERENCE_WEIGHTS, reference.parameters)
-    swap.register(Holding.ROLLOUT_WEIGHTS, generator.model.get_parameters())
-    swap.register(Holding.KV_CACHE, generator.cache, keeps_content=False)
     return TrainingParts(
         config=config,
         tokenizer=tokenizer,

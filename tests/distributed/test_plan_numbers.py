@@ -97,7 +97,9 @@ def test_losses_log_probs_gradients_and_weights_are_those_of_one_process(alone, 
     assert found.keys() == alone.keys() - {"margin"}
     for key, expected in alone.items():
         kind = key.split("/")[0]
-        if kind in ("logp", "loss", "parameter", "moment"):
+        if "entropy" in key:  # about 4 nats; the CPU's exp alone is off by 4e-6 of its value
+            np.testing.assert_allclose(found[key], expected, rtol=1e-5, atol=0, err_msg=f"{name}: {key}")
+        elif kind in ("logp", "loss", "parameter", "moment"):
             np.testing.assert_allclose(found[key], expected, rtol=0, atol=1e-5, err_msg=f"{name}: {key}")
         elif kind == "gradient":
             error = np.linalg.norm(found[key] - expected) / np.linalg.norm(expected)

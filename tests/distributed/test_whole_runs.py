@@ -85,9 +85,9 @@ def test_four_processes_make_the_rewards_of_one(tmp_path: Path):
     assert logs == ["msrun.log", "rank_0.log", "rank_1.log", "rank_2.log", "rank_3.log", "scheduler.log"]
 
 
-@pytest.mark.slow
 def test_eight_processes_make_the_rewards_of_one(tmp_path: Path):
-    compare(ARITHMETIC / "gspo_8.yaml", tmp_path, num_steps=10)
+    smaller = ("rollout.prompts_per_step=8", "trainer.prompts_per_mini_batch=4", "trainer.samples_per_micro_batch=16")
+    compare(ARITHMETIC / "gspo_8.yaml", tmp_path, num_steps=10, extra=(*smaller, "eval.every=10"))
 
 
 def small(tmp_path: Path, **plans: object) -> Path:

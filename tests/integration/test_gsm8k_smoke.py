@@ -12,7 +12,6 @@ SHARED_DATA = PROJECT / ".." / "shared" / "data"
 
 
 @pytest.mark.shared_data
-@pytest.mark.slow
 def test_two_steps_on_real_rows_fit_into_memory(mindgspo, tmp_path: Path, read_lines) -> None:
     if not SHARED_DATA.is_dir():
         pytest.skip(f"{SHARED_DATA} is absent: the real data sets lie beside the project")

@@ -30,7 +30,6 @@ def test_the_skipped_cases_are_those_that_the_format_names() -> None:
     assert counts == {"log_ratio_overflow": 51, "float64_only": 49, "edge_margin < 1e-06": 14}
 
 
-@pytest.mark.slow
 def test_the_whole_command(capsys: pytest.CaptureFixture, cpu_runtime: None) -> None:
     """Compiles some 170 graphs: a minute or two on two cores."""
     assert main(["conformance", str(PUBLIC)]) == 0
