@@ -1,0 +1,89 @@
+"""Where a rank stands, what it computes, and with whom it adds gradients up."""
+
+from __future__ import annotations
+
+import pytest
+
+from mindgspo.config import ModelSection, ParallelPlan
+from mindgspo.parallel.placement import ALONE, Placement
+from mindgspo.parallel.training_layout import TrainingLayout
+
+SEED = ParallelPlan(model_parallel=4, pipeline_stage=2, micro_batch_num=2)
+MODEL = ModelSection(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    tie_word_embeddings=True,
+)
+LAYER = "model.layers.2."
+SHAPES = {
+    "model.embed_tokens.weight": (64, 32),
+    f"{LAYER}input_layernorm.weight": (32,),
+    f"{LAYER}self_attn.q_proj.weight": (32, 32),
+    f"{LAYER}self_attn.k_proj.weight": (16, 32),
+    "model.norm.weight": (32,),
+}
+
+
+def test_alone_has_everything():
+    assert (ALONE.at.stage, ALONE.at.data, ALONE.at.model) == (0, 0, 0)
+    assert ALONE.is_first_stage and ALONE.is_last_stage and ALONE.is_speaker
+    assert ALONE.own_layers(7) == range(7) and ALONE.share(12) == 12 and ALONE.speakers() == (0,)
+
+
+def test_rank_six_of_one_by_four_by_two():
+    place = Placement(plan=SEED, rank=6)
+    assert (place.at.stage, place.at.model) == (1, 2) and place.model_ranks == (4, 5, 6, 7)
+    assert place.own_layers(28) == range(14, 28) and not place.is_first_stage and place.is_last_stage
+    assert not place.is_speaker and place.speakers() == (4,)
+    assert place.share(3584) == 896
+
+
+@pytest.mark.parametrize(("kv_heads", "expected"), [(2, 1), (4, 1), (8, 2)])
+def test_few_key_value_heads_are_computed_by_several_ranks(kv_heads: int, expected: int):
+    assert Placement(plan=SEED, rank=0).share(kv_heads, units=kv_heads) == expected
+
+
+def test_features_that_do_not_divide_are_our_own_mistake():
+    with pytest.raises(AssertionError, match="10 features over 4 slices"):
+        Placement(plan=SEED, rank=0).share(10)
+
+
+def layout(plan: ParallelPlan, rank: int) -> TrainingLayout:
+    return TrainingLayout.of(SHAPES, MODEL, Placement(plan=plan, rank=rank))
+
+
+def test_gradients_are_summed_over_those_who_found_a_part():
+    # 2 x 4 (data x model): ranks 0-3 are replica 0, 4-7 replica 1; heads 0 and 1 are shared by two ranks each.
+    plan = ParallelPlan(data_parallel=2, model_parallel=4)
+    found = layout(plan, 5).gradient_ranks
+    assert found[f"{LAYER}input_layernorm.weight"] == (1, 5)  # found whole by all model ranks
+    assert found[f"{LAYER}self_attn.q_proj.weight"] == (1, 5)
+    assert found[f"{LAYER}self_attn.k_proj.weight"] == (0, 1, 4, 5)
+    assert found["model.embed_tokens.weight"] == (0, 1, 2, 3, 4, 5, 6, 7)  # each has its own part of the vocabulary
+
+
+def test_tied_tables_of_two_stages_are_summed_together():
+    split = SEED.model_copy(update={"vocab_emb_dp": False})
+    assert layout(SEED, 6).gradient_ranks["model.embed_tokens.weight"] == tuple(range(8))
+    assert layout(split, 6).gradient_ranks["model.embed_tokens.weight"] == (2, 6)
+    assert "model.norm.weight" not in layout(split, 2).gradient_ranks
+
+
+def test_one_copy_of_each_slice_counts_in_the_norm():
+    plan = ParallelPlan(data_parallel=2, model_parallel=4)
+    for name in SHAPES:
+        places = [layout(plan, rank) for rank in range(8)]
+        counting = [place.place.rank for place in places if place.counts_in_norm(name)]
+        slices = {places[0].weights[name].slice_of(rank) for rank in range(8)}
+        assert len(counting) == len(slices), name
+
+
+def test_own_rows_of_sharded_moments():
+    plan = ParallelPlan(data_parallel=2, model_parallel=4, optimizer_shard=True)
+    assert layout(plan, 1).own_rows(f"{LAYER}self_attn.q_proj.weight") == (0, 4)
+    assert layout(plan, 5).own_rows(f"{LAYER}self_attn.q_proj.weight") == (4, 8)
+    assert layout(ParallelPlan(data_parallel=2), 1).own_rows(f"{LAYER}self_attn.q_proj.weight") is None
