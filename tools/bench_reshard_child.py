@@ -23,11 +23,11 @@ from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel import runtime
 from mindgspo.parallel.collectives import broadcast, exchange, meet, open_meeting, world_ranks
+from mindgspo.parallel.launch.worker import meet_others, run_worker
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import parameter_layouts
-from mindgspo.parallel.reshard_planner import plan_reshard
-from mindgspo.parallel.resharder import Resharder, ReshardReport
-from mindgspo.parallel.worker import meet_others, run_worker
+from mindgspo.parallel.reshard.planner import plan_reshard
+from mindgspo.parallel.reshard.resharder import Resharder, ReshardReport
 
 MIB = 2**20
 # What `copy` reads; larger than caches.

@@ -28,8 +28,8 @@ from mindgspo.data.rows import TrainingSample, lay_out, scattered
 from mindgspo.models.policy import PolicyLogProbs, PolicyScorer, build_model
 from mindgspo.models.weights import initialize_weights
 from mindgspo.parallel.runtime import set_up_runtime
-from mindgspo.parallel.swap import open_swap
-from mindgspo.parallel.swap_states import Holding, Phase
+from mindgspo.parallel.swap.states import Holding, Phase
+from mindgspo.parallel.swap.swap import open_swap
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.protocol import SamplingSettings
 from mindgspo.rollout.random import Purpose, RandomStream

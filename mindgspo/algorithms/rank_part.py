@@ -28,7 +28,7 @@ from mindgspo.parallel.layout import Layout, Shape
 from mindgspo.parallel.parameter_memory import set_values, values_of
 from mindgspo.parallel.process_groups import group_name
 from mindgspo.parallel.replicas import Arrays
-from mindgspo.parallel.resharder import gather_to_first_rank
+from mindgspo.parallel.reshard.resharder import gather_to_first_rank
 from mindgspo.parallel.training_layout import TrainingLayout
 from mindgspo.types import Batch
 

@@ -1,7 +1,7 @@
 """The section `swap`: whether weights, moments and caches leave the device while no graph reads them.
 
 What enters: plain values from `config.load`. What leaves: part of an `ExperimentConfig`, see `schema`. Read by
-`parallel.swap`.
+`parallel.swap.swap`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The section `watch`: when a stage of a job on several workers counts as stalled.
 
 What enters: plain values from `config.load`. What leaves: a frozen `WatchSection`. Read by
-`parallel.launcher_stalls`.
+`parallel.launch.stalls`.
 """
 
 from __future__ import annotations

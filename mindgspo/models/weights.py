@@ -22,7 +22,7 @@ from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import parameter_layouts
 from mindgspo.parallel.parameter_memory import set_values, values_of
 from mindgspo.parallel.placement import Placement
-from mindgspo.parallel.resharder import gather_to_first_rank
+from mindgspo.parallel.reshard.resharder import gather_to_first_rank
 
 _INITIALIZATION_STREAM = 0x1717
 

@@ -12,8 +12,8 @@ from mindgspo.config.reshard_section import ReshardSection
 from mindgspo.config.schema import ModelSection
 from mindgspo.models.weights import weight_layouts, weight_views
 from mindgspo.parallel.parameter_memory import commit_values
-from mindgspo.parallel.reshard_verify import sampled_names, verify_reshard
-from mindgspo.parallel.resharder import Resharder, ReshardReport, Residency, everything_stays
+from mindgspo.parallel.reshard.resharder import Resharder, ReshardReport, Residency, everything_stays
+from mindgspo.parallel.reshard.verify import sampled_names, verify_reshard
 
 
 class WeightTransfer:

@@ -26,12 +26,12 @@ from mindgspo.metrics import Timers
 from mindgspo.models.huggingface_config import read_model_section
 from mindgspo.models.policy import PolicyLogProbs, PolicyScorer, build_model
 from mindgspo.models.weights import initialize_weights, load_huggingface, parameter_shapes
-from mindgspo.parallel import heartbeat
 from mindgspo.parallel.agreement import require_agreement
+from mindgspo.parallel.launch import heartbeat
 from mindgspo.parallel.placement import ALONE, Placement
 from mindgspo.parallel.replicas import Replicas
-from mindgspo.parallel.swap import Swap, open_swap
-from mindgspo.parallel.swap_states import Holding
+from mindgspo.parallel.swap.states import Holding
+from mindgspo.parallel.swap.swap import Swap, open_swap
 from mindgspo.parallel.training_layout import TrainingLayout
 from mindgspo.rewards import Scorer
 from mindgspo.rollout.engine import NativeEngine

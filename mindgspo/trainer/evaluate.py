@@ -13,7 +13,7 @@ from math import comb
 
 import numpy as np
 
-from mindgspo.parallel.swap_states import Phase
+from mindgspo.parallel.swap.states import Phase
 from mindgspo.rollout.protocol import SamplingSettings
 from mindgspo.rollout.random import Purpose, RandomStream
 from mindgspo.trainer.judge import judge

@@ -28,7 +28,7 @@ from mindgspo.metrics import RunLog, SilentLog, peak_rss_mb, plot_run, write_rep
 from mindgspo.metrics.files import replace_file
 from mindgspo.models.huggingface_config import generation_config, huggingface_config
 from mindgspo.models.weights import load_weights, weights_as_numpy
-from mindgspo.parallel.swap_states import Phase
+from mindgspo.parallel.swap.states import Phase
 from mindgspo.trainer.build import build_parts, build_warmup
 from mindgspo.trainer.evaluate import evaluate
 from mindgspo.trainer.parts import TrainingParts

@@ -15,8 +15,8 @@ from mindgspo.data import PromptDataset, PromptStream
 from mindgspo.metrics import Timers
 from mindgspo.models.policy import PolicyScorer
 from mindgspo.parallel.replicas import Replicas
-from mindgspo.parallel.swap import Swap
-from mindgspo.parallel.swap_states import Phase
+from mindgspo.parallel.swap.states import Phase
+from mindgspo.parallel.swap.swap import Swap
 from mindgspo.parallel.training_layout import TrainingLayout
 from mindgspo.rewards import Scorer
 from mindgspo.rollout.protocol import RolloutEngine

@@ -16,8 +16,8 @@ from mindgspo.errors import ConfigError
 from mindgspo.parallel import runtime
 from mindgspo.parallel.agreement import require_agreement
 from mindgspo.parallel.collectives import barrier, exchange, open_meeting
+from mindgspo.parallel.launch.worker import meet_others
 from mindgspo.parallel.placement import Placement
-from mindgspo.parallel.worker import meet_others
 
 # What may differ between ranks without changing what they compute together.
 _FREE = ("run_dir", "logging")

@@ -13,9 +13,9 @@ from mindgspo.checkpoint.run_folder import RunStatus, open_run_folder
 from mindgspo.config import ExperimentConfig, KLSection, load_config
 from mindgspo.errors import ConfigError
 from mindgspo.parallel import runtime
-from mindgspo.parallel.launcher import launch
-from mindgspo.parallel.launcher_cluster import plan_cluster
-from mindgspo.parallel.worker import run_worker
+from mindgspo.parallel.launch.cluster import plan_cluster
+from mindgspo.parallel.launch.launcher import launch
+from mindgspo.parallel.launch.worker import run_worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 
 from mindgspo.algorithms import learning_rate
 from mindgspo.algorithms.update import UpdateResult
-from mindgspo.parallel import heartbeat
-from mindgspo.parallel.swap_states import Phase
+from mindgspo.parallel.launch import heartbeat
+from mindgspo.parallel.swap.states import Phase
 from mindgspo.rollout.protocol import SamplingSettings
 from mindgspo.rollout.random import Purpose, RandomStream
 from mindgspo.trainer.advantages import greedy_rewards, with_group_advantages

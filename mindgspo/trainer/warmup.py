@@ -19,7 +19,7 @@ from mindgspo.data.rows import TrainingSample, lay_out
 from mindgspo.errors import DataError
 from mindgspo.metrics import RunLog
 from mindgspo.models.policy import PolicyLogProbs
-from mindgspo.parallel.swap_states import Phase
+from mindgspo.parallel.swap.states import Phase
 from mindgspo.tokenization import Tokenizer
 from mindgspo.trainer.evaluate import greedy_accuracy
 from mindgspo.trainer.failures import saved_on_failure

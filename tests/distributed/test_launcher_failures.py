@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from mindgspo.errors import DataError
-from mindgspo.parallel.heartbeat import Record, State
-from mindgspo.parallel.launcher_failure_record import FailureRecord, read_failure
-from mindgspo.parallel.launcher_failures import Failure, explain, first_failure
-from mindgspo.parallel.launcher_folder import SCHEDULER, LaunchFolder
-from mindgspo.parallel.launcher_logs import LogFollower
-from mindgspo.parallel.launcher_positions import names, positions
+from mindgspo.parallel.launch.failure_record import FailureRecord, read_failure
+from mindgspo.parallel.launch.failures import Failure, explain, first_failure
+from mindgspo.parallel.launch.folder import SCHEDULER, LaunchFolder
+from mindgspo.parallel.launch.heartbeat import Record, State
+from mindgspo.parallel.launch.logs import LogFollower
+from mindgspo.parallel.launch.positions import names, positions
 
 
 def at(step: int, stage: str, state: State = State.RUNNING) -> Record:

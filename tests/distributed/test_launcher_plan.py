@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from mindgspo.errors import ConfigError
-from mindgspo.parallel.launcher_cluster import ClusterPlan, plan_cluster
-from mindgspo.parallel.launcher_folder import SCHEDULER, LaunchFolder
-from mindgspo.parallel.launcher_msrun import msrun_command
+from mindgspo.parallel.launch.cluster import ClusterPlan, plan_cluster
+from mindgspo.parallel.launch.folder import SCHEDULER, LaunchFolder
+from mindgspo.parallel.launch.msrun import msrun_command
 
 
 def plan(**changed: object) -> ClusterPlan:

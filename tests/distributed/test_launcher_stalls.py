@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from mindgspo.config.watch_section import WatchSection
-from mindgspo.parallel.heartbeat import MEETING, Record, State
-from mindgspo.parallel.launcher_stalls import GoesOn, Meeting, MeetingWatch, Stall, StallWatch
+from mindgspo.parallel.launch.heartbeat import MEETING, Record, State
+from mindgspo.parallel.launch.stalls import GoesOn, Meeting, MeetingWatch, Stall, StallWatch
 
 
 def at(step: int, entered: int, ticks: int = 0, *, stage: str = "generate", state: State = State.RUNNING) -> Record:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mindgspo.config.watch_section import WatchSection
-from mindgspo.parallel.launcher import launch
+from mindgspo.parallel.launch.launcher import launch
 
 WORKERS = Path(__file__).parent / "workers"
 

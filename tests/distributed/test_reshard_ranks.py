@@ -19,11 +19,11 @@ import pytest
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.config.watch_section import WatchSection
 from mindgspo.models.names import weight_shapes
-from mindgspo.parallel.launcher import launch
+from mindgspo.parallel.launch.launcher import launch
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
-from mindgspo.parallel.reshard_plan import ReshardPlan
-from mindgspo.parallel.reshard_planner import plan_reshard
+from mindgspo.parallel.reshard.plan import ReshardPlan
+from mindgspo.parallel.reshard.planner import plan_reshard
 
 NUM_WORKERS = 8
 WORKER = Path(__file__).parent / "workers" / "reshard_pairs.py"

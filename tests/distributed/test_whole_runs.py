@@ -105,7 +105,7 @@ def small(tmp_path: Path, **plans: object) -> Path:
 def launch(script: str, *words: object, log_dir: Path) -> subprocess.CompletedProcess[str]:
     code = (
         "import sys; from pathlib import Path; from mindgspo.config.watch_section import WatchSection; "
-        "from mindgspo.parallel.launcher import launch; "
+        "from mindgspo.parallel.launch.launcher import launch; "
         "sys.exit(launch(sys.argv[2:], num_workers=2, log_dir=Path(sys.argv[1]), watch=WatchSection()))"
     )
     command = [sys.executable, "-c", code, str(log_dir), str(WORKERS / script), *map(str, words)]

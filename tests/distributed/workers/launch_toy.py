@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mindgspo.config.watch_section import WatchSection
 from mindgspo.errors import MindGSPOError
-from mindgspo.parallel.launcher import launch
+from mindgspo.parallel.launch.launcher import launch
 
 assert "mindspore" not in sys.modules
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from mindgspo.parallel import runtime
-from mindgspo.parallel.worker import meet_others, run_worker
+from mindgspo.parallel.launch.worker import meet_others, run_worker
 
 
 def body(folder: Path) -> int:

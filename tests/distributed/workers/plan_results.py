@@ -19,7 +19,7 @@ from mindgspo.models.policy import PolicyLogProbs, PolicyScorer, build_model
 from mindgspo.models.weights import initialize_weights, parameter_shapes, weights_as_numpy
 from mindgspo.parallel import runtime
 from mindgspo.parallel.placement import Placement
-from mindgspo.parallel.resharder import gather_to_first_rank
+from mindgspo.parallel.reshard.resharder import gather_to_first_rank
 from mindgspo.parallel.training_layout import TrainingLayout
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.protocol import Rollout, RolloutEngine, SamplingSettings

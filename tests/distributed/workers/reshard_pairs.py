@@ -21,9 +21,9 @@ from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import MindGSPOError
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel import runtime
+from mindgspo.parallel.launch.worker import meet_others, run_worker
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
-from mindgspo.parallel.worker import meet_others, run_worker
 
 Slices = dict[str, np.ndarray]
 Entry = Mapping[str, object]
@@ -66,8 +66,8 @@ class Pairs:
 
     def travel(self, entry: Entry) -> dict[str, object]:
         """Twice on one plan: with every bit inverted, then with the right ones over them."""
-        from mindgspo.parallel.reshard_verify import verify_reshard
-        from mindgspo.parallel.resharder import Resharder
+        from mindgspo.parallel.reshard.resharder import Resharder
+        from mindgspo.parallel.reshard.verify import verify_reshard
 
         source, destination = self.layouts(entry, "source"), self.layouts(entry, "destination")
         steps: list[list[str]] = []
@@ -90,7 +90,7 @@ class Pairs:
 
     def gather(self, entry: Entry) -> list[str]:
         """Everything to rank 0; the names that arrived here."""
-        from mindgspo.parallel.resharder import gather_to_first_rank
+        from mindgspo.parallel.reshard.resharder import gather_to_first_rank
 
         layouts = self.layouts(entry, "source")
         whole = gather_to_first_rank(layouts, self.cut(entry, layouts))
@@ -100,7 +100,7 @@ class Pairs:
     def prove(self, entry: Entry, flips: list[Entry]) -> list[str | None]:
         """What `verify_reshard` says of the sound slices, and after each flip of single bits, which are flipped
         back."""
-        from mindgspo.parallel.reshard_verify import verify_reshard
+        from mindgspo.parallel.reshard.verify import verify_reshard
 
         source, destination = self.layouts(entry, "source"), self.layouts(entry, "destination")
         sides = {"old": self.cut(entry, source), "new": self.cut(entry, destination)}
@@ -120,7 +120,7 @@ class Pairs:
 
     def refuse(self, entry: Entry) -> dict[str, str | None]:
         """What the resharder says of slices that do not fit the plan; every rank finds out by itself."""
-        from mindgspo.parallel.resharder import Resharder
+        from mindgspo.parallel.reshard.resharder import Resharder
 
         source, destination = self.layouts(entry, "source"), self.layouts(entry, "destination")
         resharder = Resharder(source, destination, bucket_bytes=entry["bucket_bytes"])
@@ -137,7 +137,7 @@ class Pairs:
 
     def disagree(self, entry: Entry, odd: int) -> str | None:
         """What this rank hears where rank `odd` plans with buckets of another size."""
-        from mindgspo.parallel.resharder import Resharder
+        from mindgspo.parallel.reshard.resharder import Resharder
 
         source, destination = self.layouts(entry, "source"), self.layouts(entry, "destination")
         bucket_bytes = entry["bucket_bytes"] + 4 * (self.rank == odd)

@@ -13,8 +13,9 @@ import threading
 import time
 
 from mindgspo.errors import DataError
-from mindgspo.parallel import heartbeat, runtime
-from mindgspo.parallel.worker import run_worker
+from mindgspo.parallel import runtime
+from mindgspo.parallel.launch import heartbeat
+from mindgspo.parallel.launch.worker import run_worker
 
 
 def work() -> int:

@@ -14,8 +14,9 @@ import time
 import numpy as np
 
 from mindgspo.errors import DataError
-from mindgspo.parallel import heartbeat, runtime
-from mindgspo.parallel.worker import meet_others, run_worker
+from mindgspo.parallel import runtime
+from mindgspo.parallel.launch import heartbeat
+from mindgspo.parallel.launch.worker import meet_others, run_worker
 
 CHILD = "import time; time.sleep(600)"
 

@@ -14,7 +14,7 @@ import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindgspo.errors import ConfigError, TrainingError
-from mindgspo.parallel.mapped_memory import MappedMemory
+from mindgspo.parallel.swap.mapped_memory import MappedMemory
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
@@ -226,7 +226,7 @@ from pathlib import Path
 import numpy as np
 from mindspore import Parameter, Tensor
 from mindgspo.errors import ConfigError
-from mindgspo.parallel.mapped_memory import MappedMemory
+from mindgspo.parallel.swap.mapped_memory import MappedMemory
 from mindgspo.parallel.runtime import set_up_runtime
 
 set_up_runtime("CPU")

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.layout import Layout
-from mindgspo.parallel.numpy_executor import RankSlices, run_in_one_process, scatter
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
-from mindgspo.parallel.reshard_buffers import empty_buffer, pack, unpack
-from mindgspo.parallel.reshard_plan import ReshardPlan
-from mindgspo.parallel.reshard_planner import plan_reshard
+from mindgspo.parallel.reshard.buffers import empty_buffer, pack, unpack
+from mindgspo.parallel.reshard.numpy_executor import RankSlices, run_in_one_process, scatter
+from mindgspo.parallel.reshard.plan import ReshardPlan
+from mindgspo.parallel.reshard.planner import plan_reshard
 
 MAX_RANKS = 64
 

@@ -18,9 +18,9 @@ from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.layout import Layout, Shape
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
-from mindgspo.parallel.reshard_plan import Bucket, LocalCopy, Piece
-from mindgspo.parallel.reshard_planner import plan_reshard
-from mindgspo.parallel.reshard_senders import Load, choose_senders
+from mindgspo.parallel.reshard.plan import Bucket, LocalCopy, Piece
+from mindgspo.parallel.reshard.planner import plan_reshard
+from mindgspo.parallel.reshard.senders import Load, choose_senders
 from mindgspo.parallel.tensor_slice import TensorSlice
 
 MIB = 1 << 20
@@ -290,7 +290,7 @@ def test_processes_with_other_hash_seeds_compute_the_same_plan():
         "from mindgspo.config import ModelSection, ParallelPlan\n"
         "from mindgspo.models.names import weight_shapes\n"
         "from mindgspo.parallel.parameter_layouts import parameter_layouts\n"
-        "from mindgspo.parallel.reshard_planner import plan_reshard\n"
+        "from mindgspo.parallel.reshard.planner import plan_reshard\n"
         "m = ModelSection(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=4,\n"
         "                 num_attention_heads=8, num_key_value_heads=2)\n"
         "sides = [parameter_layouts(weight_shapes(m), m, ParallelPlan(data_parallel=d, model_parallel=t,\n"

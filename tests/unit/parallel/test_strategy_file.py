@@ -16,15 +16,15 @@ from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
-from mindgspo.parallel.strategy_file import (
+from mindgspo.parallel.strategy.file import (
     merge_strategies,
     read_strategy,
     save_strategy,
     write_strategies,
     write_strategy,
 )
-from mindgspo.parallel.strategy_layouts import stage_strategy, strategy_layouts
-from mindgspo.parallel.strategy_record import StoredLayout, Strategy
+from mindgspo.parallel.strategy.layouts import stage_strategy, strategy_layouts
+from mindgspo.parallel.strategy.record import StoredLayout, Strategy
 from mindgspo.parallel.tensor_slice import TensorSlice
 
 TINY = ModelSection(
@@ -189,7 +189,7 @@ def test_uneven_tables_survive_but_have_no_layout(tmp_path: Path):
 def test_without_mindspore_and_numpy():
     code = (
         "import sys\n"
-        "from mindgspo.parallel import strategy_compare, strategy_file, strategy_fit, strategy_layouts\n"
+        "from mindgspo.parallel.strategy import compare, file, fit, layouts\n"
         "assert 'mindspore' not in sys.modules and 'numpy' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,11 +13,11 @@ from mindgspo.errors import WeightsError
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
-from mindgspo.parallel.strategy_compare import compare_strategies, same_placement
-from mindgspo.parallel.strategy_file import merge_strategies, read_strategy, write_strategies
-from mindgspo.parallel.strategy_fit import check_fits
-from mindgspo.parallel.strategy_layouts import stage_strategy
-from mindgspo.parallel.strategy_record import StoredLayout, Strategy
+from mindgspo.parallel.strategy.compare import compare_strategies, same_placement
+from mindgspo.parallel.strategy.file import merge_strategies, read_strategy, write_strategies
+from mindgspo.parallel.strategy.fit import check_fits
+from mindgspo.parallel.strategy.layouts import stage_strategy
+from mindgspo.parallel.strategy.record import StoredLayout, Strategy
 
 TINY = ModelSection(
     vocab_size=64,

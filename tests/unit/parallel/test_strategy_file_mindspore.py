@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-import mindgspo.parallel.strategy_messages as messages
+import mindgspo.parallel.strategy.messages as messages
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import CheckpointError
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
-from mindgspo.parallel.strategy_file import (
+from mindgspo.parallel.strategy.file import (
     merge_strategies,
     read_strategy,
     save_strategy,
     write_strategies,
 )
-from mindgspo.parallel.strategy_layouts import strategy_layouts
-from mindgspo.parallel.strategy_record import StoredLayout, Strategy
+from mindgspo.parallel.strategy.layouts import strategy_layouts
+from mindgspo.parallel.strategy.record import StoredLayout, Strategy
 
 TINY = ModelSection(
     vocab_size=64,

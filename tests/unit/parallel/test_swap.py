@@ -10,8 +10,8 @@ import pytest
 
 from mindgspo.config.swap_section import SwapSection
 from mindgspo.errors import TrainingError
-from mindgspo.parallel.swap import Swap
-from mindgspo.parallel.swap_states import NEEDS, Holding, Phase
+from mindgspo.parallel.swap.states import NEEDS, Holding, Phase
+from mindgspo.parallel.swap.swap import Swap
 
 
 class FakeParameter:

@@ -13,8 +13,8 @@ import pytest
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindgspo.config.swap_section import SwapSection
-from mindgspo.parallel.swap import Swap, open_swap
-from mindgspo.parallel.swap_states import Holding, Phase
+from mindgspo.parallel.swap.states import Holding, Phase
+from mindgspo.parallel.swap.swap import Swap, open_swap
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 

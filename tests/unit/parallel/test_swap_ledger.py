@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mindgspo.parallel.swap_ledger import SwapLedger
-from mindgspo.parallel.swap_states import NEEDS, Holding, Phase
+from mindgspo.parallel.swap.ledger import SwapLedger
+from mindgspo.parallel.swap.states import NEEDS, Holding, Phase
 
 MIB = 2**20
 

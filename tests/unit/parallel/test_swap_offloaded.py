@@ -10,9 +10,9 @@ from mindspore import Parameter, Tensor
 
 from mindgspo.config.swap_section import SwapSection
 from mindgspo.errors import TrainingError
-from mindgspo.parallel.offloaded_memory import OffloadedMemory
-from mindgspo.parallel.swap import Swap
-from mindgspo.parallel.swap_states import Holding, Phase
+from mindgspo.parallel.swap.offloaded_memory import OffloadedMemory
+from mindgspo.parallel.swap.states import Holding, Phase
+from mindgspo.parallel.swap.swap import Swap
 
 
 @pytest.fixture

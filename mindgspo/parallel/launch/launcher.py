@@ -1,0 +1,196 @@
+"""Runs one command in several workers on this machine, and ends them all when one fails.
+
+What enters: a command for Python, the number of workers, where to log. What leaves: an exit code; rank 0's output and
+what the user must know on the screen. Called by the command line. MindSpore is not imported here: msrun forms the
+cluster, in processes of its own.
+
+    launcher -> msrun -> scheduler, workers          (msrun ends then; the launcher adopts its children)
+    launcher <- exit codes, failure records, heartbeats, logs
+    launcher -> SIGTERM, then SIGKILL
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from mindgspo.config.watch_section import WatchSection
+from mindgspo.parallel import runtime
+from mindgspo.parallel.launch.cluster import ClusterPlan, plan_cluster
+from mindgspo.parallel.launch.failure_record import read_failure
+from mindgspo.parallel.launch.failures import Failure, explain, first_failure
+from mindgspo.parallel.launch.folder import SCHEDULER, LaunchFolder, open_folder
+from mindgspo.parallel.launch.heartbeat import Record, State, awaited, read_record
+from mindgspo.parallel.launch.logs import last_lines, standard_output
+from mindgspo.parallel.launch.msrun import StartError, start_processes
+from mindgspo.parallel.launch.positions import names
+from mindgspo.parallel.launch.processes import Processes, children_now
+from mindgspo.parallel.launch.remote import RemoteScheduler
+from mindgspo.parallel.launch.watch import Watch
+
+_POLL_S = 0.05
+_NUM_MSRUN_LINES = 10
+
+
+def launch(
+    command: Sequence[str],
+    *,
+    num_workers: int,
+    log_dir: Path,
+    watch: WatchSection,
+    nodes: int = 1,
+    node_rank: int = 0,
+    master_addr: str = "127.0.0.1",
+    master_port: int | None = None,
+) -> int:
+    """Run `python <command>` in num_workers / nodes workers here; `command` calls `worker.run_worker` in each.
+
+    Returns when all processes of this node have ended: 0 if all went well; the exit code of the rank that failed first,
+    1 for an exception, 128 + number for a signal; 130 or 143 after SIGINT or SIGTERM to this process. One launcher per
+    node; node_rank 0 runs on the machine of master_addr. log_dir gets rank_<r>.log, scheduler.log, failure_<r>.json.
+    Called in the main thread. Raises ConfigError for sizes and ports that cannot be, before anything starts.
+    """
+    plan = plan_cluster(
+        num_workers=num_workers, nodes=nodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
+    )
+    with _noted_signals() as signals, open_folder(log_dir, plan.members) as folder, _orphans_adopted():
+        return _Launch(command, plan, folder, watch, signals).run()
+
+
+class _Launch:
+    """One launch on this node, from the start to the end of its processes."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        plan: ClusterPlan,
+        folder: LaunchFolder,
+        section: WatchSection,
+        signals: list[signal.Signals],
+    ) -> None:
+        self._command, self._plan, self._folder, self._section, self._signals = command, plan, folder, section, signals
+        self._processes = Processes({}, children_now())
+        self._follower = standard_output(folder.log(0))
+        self._remote = RemoteScheduler(plan.master_addr, plan.master_port)
+        self._last_poll = time.time()
+
+    def run(self) -> int:
+        try:
+            self._start()
+            return self._supervise()
+        except StartError as error:
+            self._tell([str(error), *last_lines(self._folder.msrun_log, _NUM_MSRUN_LINES)])
+            return 1
+        finally:
+            self._processes.end()
+            self._follower.close()
+
+    def _start(self) -> None:
+        orders = runtime.LaunchOrders(
+            log_dir=str(self._folder.log_dir),
+            state_dir=str(self._folder.state_dir),
+            launcher=os.getpid(),
+            node_rank=self._plan.node_rank,
+            is_terminal=sys.stdout.isatty(),
+        )
+        self._processes.process_ids = start_processes(
+            self._command, self._plan, self._folder, orders, stopped=lambda: bool(self._signals)
+        )
+
+    def _supervise(self) -> int:
+        watch = Watch(self._section, self._plan, self._folder, self._processes, self._tell)
+        while not self._signals:
+            size = self._follower.size()
+            failure = self._failure()
+            if failure is not None:
+                self._copy_output(size if failure.rank != 0 else failure.log_bytes)
+                self._tell(explain(failure, watch.records(), self._folder))
+                return failure.launcher_exit_code
+            # Looked at before the failures were: what is copied here holds no traceback, which is printed after the
+            # failure was recorded. So it is not shown twice.
+            self._copy_output(size)
+            if self._is_done():
+                self._copy_output(self._follower.size())
+                return 0
+            watch.look()
+            if watch.is_formed and self._is_alone(watch.records()):
+                address = f"{self._plan.master_addr}:{self._plan.master_port}"
+                self._tell([f"the run has ended on node 0: its scheduler at {address} is gone; see the log there"])
+                return 1
+            time.sleep(_POLL_S)
+        number = self._signals[0]
+        self._processes.end()
+        self._tell([f"stopped by {number.name}; {names(self._plan.ranks)} ended"])
+        return 128 + number
+
+    def _failure(self) -> Failure | None:
+        """The first of the failures since the last call. Of a rank that recorded nothing the time of that call is
+        taken: whoever then failed because of it has recorded a later one."""
+        ended = self._processes.poll()
+        failures = []
+        for rank in self._plan.members:
+            record = read_failure(self._folder.failure(rank))
+            if record is not None:
+                failures.append(Failure(rank=rank, time=record.time, record=record))
+            elif rank in ended and self._is_failure(rank, ended[rank]):
+                failures.append(Failure(rank=rank, time=self._last_poll, exit_code=ended[rank]))
+        self._last_poll = time.time()
+        return first_failure(failures)
+
+    def _is_failure(self, rank: int, exit_code: int) -> bool:
+        """A rank that has done its work may leave badly; so may the scheduler, once no rank needs it."""
+        if exit_code == 0 or (rank == SCHEDULER and self._is_done()):
+            return False
+        heartbeat = read_record(self._folder.heartbeat(rank))
+        return heartbeat is None or heartbeat.state is not State.FINISHED
+
+    def _is_done(self) -> bool:
+        """All ranks of this node have ended, and with other nodes the scheduler too, which they may still need."""
+        needed = self._plan.members if self._plan.nodes > 1 else self._plan.ranks
+        return all(rank in self._processes.exit_codes for rank in needed)
+
+    def _is_alone(self, records: Mapping[int, Record | None]) -> bool:
+        """Whether ranks at work have lost the scheduler of another node. It leaves when all ranks have finished."""
+        if self._plan.has_scheduler or not awaited(records):
+            return False
+        return self._remote.is_lost()
+
+    def _copy_output(self, end: int) -> None:
+        if 0 in self._plan.ranks:
+            self._follower.copy(end)
+
+    def _tell(self, lines: Sequence[str]) -> None:
+        self._follower.end_line()
+        print(*lines, sep="\n", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _noted_signals() -> Iterator[list[signal.Signals]]:
+    """The list grows by every SIGINT, SIGTERM and SIGHUP instead of what these would do."""
+    noted: list[signal.Signals] = []
+
+    def note(number: int, frame: object) -> None:
+        noted.append(signal.Signals(number))
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    # Where SIGCHLD is ignored, which a process inherits, the kernel keeps no exit codes.
+    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+
+@contextmanager
+def _orphans_adopted() -> Iterator[None]:
+    runtime.adopt_orphans(True)
+    try:
+        yield
+    finally:
+        runtime.adopt_orphans(False)

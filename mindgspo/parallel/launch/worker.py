@@ -1,0 +1,190 @@
+"""The entry of a process that msrun has started: does a worker's work, or serves as the scheduler, and ends.
+
+What enters: the work. What leaves: heartbeat and failure record for the launcher, an exit code. Called by the command
+line where `runtime.is_launched()`. Under an msrun that a user has called, there is no launcher, and no file is written.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import io
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+import psutil
+
+from mindgspo.errors import MindGSPOError
+from mindgspo.parallel import runtime
+from mindgspo.parallel.launch import heartbeat
+from mindgspo.parallel.launch.failure_record import FailureRecord
+from mindgspo.parallel.launch.folder import LaunchFolder
+
+_LOOK_S = 1.0
+# How long this worker may take to leave its contexts when the launcher is gone.
+_GRACE_S = 4.0
+# To leave the cluster takes 0.4 s.
+_MAX_EXIT_S = 15.0
+
+
+def run_worker(body: Callable[[], int]) -> NoReturn:
+    """Do `body` and end the process with the exit code that it returns, or with 1 after an exception. In the
+    scheduler's process serve, and do not call it. `body` joins its threads and clears its contexts: nobody waits."""
+    orders = runtime.launch_orders()
+    if runtime.is_scheduler():
+        _serve(orders)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # a file would get whole blocks, and lose the last in a crash
+    faulthandler.enable()
+    signal.signal(signal.SIGTERM, _raise_terminated)
+    folder = _report_to_launcher(orders) if orders is not None else None
+    code = _do(body, folder)
+    if code == 0:
+        heartbeat.finish()
+        _leave_cluster()
+    else:
+        heartbeat.fail()
+    _end(code)
+
+
+def meet_others() -> None:
+    """Join the cluster, and let the launcher see who has come. `runtime.set_up_runtime` comes first."""
+    heartbeat.enter(heartbeat.MEETING, 0)
+    runtime.await_scheduler()
+    runtime.join_cluster()
+    heartbeat.enter("setup", 0)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which clears contexts away as Ctrl-C does."""
+
+
+def _raise_terminated(number: int, frame: object) -> None:
+    raise _Terminated
+
+
+def _report_to_launcher(orders: runtime.LaunchOrders) -> LaunchFolder:
+    rank = runtime.launched_rank()
+    runtime.settle_worker(orders, rank)
+    folder = LaunchFolder(log_dir=Path(orders.log_dir), state_dir=Path(orders.state_dir))
+    # The launcher sends SIGUSR1 only to ranks that have a heartbeat, so this comes first.
+    stack = folder.stack(rank).open("w")
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+    heartbeat.start(folder.heartbeat(rank))
+    watched = (orders.launcher, folder)
+    threading.Thread(target=_end_with_launcher, args=watched, name="mindgspo-launcher", daemon=True).start()
+    return folder
+
+
+def _do(body: Callable[[], int], folder: LaunchFolder | None) -> int:
+    """The exit code. When the work has ended signals are ignored: the launcher sends SIGTERM as soon as it knows of a
+    failure."""
+    try:
+        code = body()
+        _ignore_signals()
+        return code
+    except SystemExit as ended:
+        _ignore_signals()
+        if ended.code is None or isinstance(ended.code, int):
+            return ended.code or 0
+        print(ended.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt as interrupted:
+        _ignore_signals()
+        number = signal.SIGTERM if isinstance(interrupted, _Terminated) else signal.SIGINT
+        print(f"ended by {number.name}", file=sys.stderr)
+        return 128 + number
+    except Exception as error:
+        _ignore_signals()
+        _tell_failure(error, folder)
+        return 1
+
+
+def _ignore_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _tell_failure(error: Exception, folder: LaunchFolder | None) -> None:
+    """Record, then print: so the launcher knows of the failure before it can copy a traceback from the log."""
+    if folder is not None:
+        sys.stdout.flush()
+        with suppress(OSError):  # a full disk, say; what is printed says the same
+            FailureRecord.of(error, log_bytes=_bytes_printed()).write(folder.failure(runtime.launched_rank()))
+    if isinstance(error, MindGSPOError):
+        print(f"error: {error}", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+
+
+def _bytes_printed() -> int:
+    """Length of the log, which standard output and error share; 0 where it is no file."""
+    with suppress(OSError):
+        return os.lseek(1, 0, os.SEEK_CUR)
+    return 0
+
+
+def _serve(orders: runtime.LaunchOrders | None) -> NoReturn:
+    if orders is not None and orders.node_rank > 0:
+        _end(0)  # msrun starts a scheduler on every node that master_addr belongs to; that of node 0 is the one
+    if orders is not None:
+        _tie_to_launcher(orders.launcher)
+    try:
+        runtime.serve_as_scheduler()
+    except Exception:
+        traceback.print_exc()
+        _end(1)
+    _end(0)
+
+
+def _tie_to_launcher(process_id: int) -> None:
+    """The scheduler hangs in C code and holds Python's lock, so that only the kernel can end it with the launcher, its
+    parent."""
+    runtime.die_with_parent()
+    if os.getppid() != process_id:
+        _end(1)
+
+
+def _end_with_launcher(process_id: int, folder: LaunchFolder) -> None:
+    """Thread of a worker: end it when the launcher, its parent, is gone; gently at first. MindSpore lets other threads
+    run while it compiles, and while it waits in a collective."""
+    while os.getppid() == process_id:
+        time.sleep(_LOOK_S)
+    print("the launcher is gone; this worker ends", file=sys.stderr)
+    shutil.rmtree(folder.state_dir, ignore_errors=True)  # all workers do so at this moment
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_GRACE_S)
+    _end(128 + signal.SIGTERM)
+
+
+def _leave_cluster() -> None:
+    """In order, so that the scheduler does not take this rank for lost while others still work. Where that hangs, a
+    thread outside Python ends the process; the launcher has seen that the work is finished."""
+    log = os.fdopen(os.dup(2), "w")
+    faulthandler.dump_traceback_later(_MAX_EXIT_S, exit=True, file=log)
+    # MindSpore tells here, at whatever log level, that its connections have ended: nothing to put on the user's screen.
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+        runtime.run_exit_functions()
+
+
+def _end(code: int) -> NoReturn:
+    """End this process and what it has started. Not by `sys.exit`: threads of MindSpore that hang, e.g. waiting for a
+    dead rank, would keep the process alive, and what its destructors print hides the failure in the log."""
+    with suppress(psutil.Error):
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)

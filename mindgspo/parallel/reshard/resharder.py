@@ -1,0 +1,151 @@
+"""Carries out a reshard over real ranks: the same steps on all of them, each taking part in the buckets that name it.
+
+What enters: a plan, and this rank's slices on both sides as numpy arrays. What leaves: filled destination slices and
+what it cost. Called when weights go to the rollout engine, and when a checkpoint is gathered. One buffer of at most a
+bucket's bytes exists at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindgspo.errors import WeightsError
+from mindgspo.parallel import runtime
+from mindgspo.parallel.collectives import broadcast, exchange
+from mindgspo.parallel.layout import Layout
+from mindgspo.parallel.process_groups import group_name
+from mindgspo.parallel.reshard.buffers import copy_local, empty_buffer, pack, unpack
+from mindgspo.parallel.reshard.plan import Bucket, ReshardPlan
+from mindgspo.parallel.reshard.planner import plan_reshard
+
+Residency = Callable[[tuple[str, ...]], AbstractContextManager[None]]
+"""Called around every step with its parameters' names: makes them resident on both sides, and lets them go."""
+
+
+def everything_stays(names: tuple[str, ...]) -> AbstractContextManager[None]:
+    """The `Residency` of a process that swaps nothing."""
+    return nullcontext()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReshardReport:
+    """What one rank did. Bytes: received over collectives, sent (a broadcast once), copied locally, and the largest
+    buffer. seconds: from the first to the last step, waiting included."""
+
+    received: int
+    sent: int
+    copied: int
+    peak_buffer: int
+    seconds: float
+
+
+class Resharder:
+    """One way between two sets of layouts, planned once and travelled as often as weights change.
+
+    Raises WeightsError where names or shapes of the two sides differ, ConfigError for an impossible bucket size, and
+    WeightsError where ranks have planned differently (they run other versions or other configurations).
+    """
+
+    def __init__(
+        self,
+        source: Mapping[str, Layout],
+        destination: Mapping[str, Layout],
+        *,
+        bucket_bytes: int,
+        residency: Residency = everything_stays,
+    ) -> None:
+        self.plan = plan_reshard(source, destination, bucket_bytes=bucket_bytes)
+        self._residency = residency
+        self._rank = runtime.rank()
+        _compare_digests(self.plan)
+        for ranks in self.plan.groups():
+            if self._rank in ranks:
+                group_name(ranks)
+
+    def run(self, old: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray]) -> ReshardReport:
+        """Fill this rank's slices `new` (contiguous) from everybody's `old`. A slice that both sides keep in one array
+        is left alone; kept slices in two arrays are copied."""
+        self._check_slices("source", self.plan.source, old)
+        self._check_slices("destination", self.plan.destination, new)
+        started = time.perf_counter()
+        received = sent = copied = peak = 0
+        for step in self.plan.steps:
+            with self._residency(step.parameters):
+                copied += sum(self._copy(name, old, new) for name in step.parameters)
+                for bucket in step.buckets:
+                    if self._rank == bucket.sender:
+                        sent += bucket.num_bytes
+                    elif self._rank in bucket.receivers:
+                        received += bucket.num_bytes
+                    else:
+                        continue
+                    peak = max(peak, self._pass_on(bucket, old, new))
+        seconds = time.perf_counter() - started
+        return ReshardReport(received=received, sent=sent, copied=copied, peak_buffer=peak, seconds=seconds)
+
+    def _copy(self, name: str, old: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray]) -> int:
+        if name not in old or name not in new or np.may_share_memory(old[name], new[name]):
+            return 0
+        if self.plan.is_kept(name, self._rank):
+            new[name][...] = old[name]
+            return new[name].nbytes
+        return copy_local(self.plan, name, self._rank, old[name], new[name])
+
+    def _pass_on(self, bucket: Bucket, old: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray]) -> int:
+        """Take part in one broadcast; returns the bytes of the buffer."""
+        is_sender = self._rank == bucket.sender
+        buffer = pack(bucket, old) if is_sender else empty_buffer(bucket)
+        broadcast(buffer, sender=bucket.sender, ranks=bucket.group)
+        if not is_sender:
+            unpack(bucket, buffer, new)
+        return buffer.nbytes
+
+    def _check_slices(self, side: str, layouts: Mapping[str, Layout], slices: Mapping[str, np.ndarray]) -> None:
+        expected = {
+            name: layout.slice_shape for name, layout in layouts.items() if layout.slice_of(self._rank) is not None
+        }
+        given = {name: array.shape for name, array in slices.items()}
+        for name in sorted(expected.keys() | given.keys()):
+            if expected.get(name) != given.get(name):
+                raise WeightsError(
+                    f"{side} of a reshard, rank {self._rank}: {name} has shape {given.get(name, 'none (missing)')}, "
+                    f"the plan says {expected.get(name, 'none (not on this rank)')}"
+                )
+            if slices[name].dtype != np.float32:  # a copy would convert it, and a buffer's bytes would be misread
+                raise WeightsError(
+                    f"{side} of a reshard, rank {self._rank}: {name} is {slices[name].dtype}; both sides must be "
+                    "float32"
+                )
+
+
+def gather_to_first_rank(layouts: Mapping[str, Layout], slices: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Whole tensors on rank 0, nothing on the others; e.g. for a checkpoint that any plan can read."""
+    whole = {name: _on_first_rank(layout) for name, layout in layouts.items()}
+    new = {name: np.empty(layout.shape, np.float32) for name, layout in whole.items()} if runtime.rank() == 0 else {}
+    Resharder(layouts, whole, bucket_bytes=64 << 20).run(slices, new)
+    return new
+
+
+def _on_first_rank(layout: Layout) -> Layout:
+    return Layout(
+        parameter=layout.parameter,
+        shape=layout.shape,
+        device_matrix=(1,),
+        tensor_map=(-1,) * len(layout.shape),
+        rank_list=(0,),
+    )
+
+
+def _compare_digests(plan: ReshardPlan) -> None:
+    digests = [digest.decode() for digest in exchange(plan.digest().encode())]
+    others = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+    if others:
+        raise WeightsError(
+            f"ranks {others} have planned another reshard than rank 0; start all ranks with one configuration and one "
+            "version of mindgspo"
+        )

@@ -1,0 +1,1 @@
+"""MindSpore strategy files by the layout algebra alone. Door: `file`, `layouts`, `compare`, `fit`."""

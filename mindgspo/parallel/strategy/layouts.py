@@ -1,0 +1,131 @@
+"""Layouts as a strategy record, and back.
+
+What enters: {parameter: Layout} of a plan, or a record. What leaves: the record of one rank's stage, or {parameter:
+Layout}. Called by `strategy.file`, checkpoints and conversions; pure Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from mindgspo.config.plan import ParallelPlan
+from mindgspo.errors import CheckpointError, ConfigError, WeightsError
+from mindgspo.parallel.layout import Layout, Shape
+from mindgspo.parallel.ranks import RankGrid, Ranks
+from mindgspo.parallel.strategy.optimizer_shard import DeviceMatrix, TensorMap, device_axes, with_fields
+from mindgspo.parallel.strategy.record import StoredLayout, Strategy
+
+
+def stage_strategy(layouts: Mapping[str, Layout], *, plan: ParallelPlan, rank: int) -> Strategy:
+    """What the file of a rank says: the parameters of its pipeline stage, in the order of `layouts`.
+
+    layouts: of this plan; weights and, under names of their own, optimizer moments. Under `optimizer_shard` a split of
+    axis 0 over data_parallel is written into the optimizer-shard fields where MindSpore reads the same placement from
+    them, and into the tensor map where not (key/value heads shared by several ranks, norms under model_parallel).
+    """
+    grid = RankGrid.of(plan)
+    if not 0 <= rank < grid.world_size:
+        raise ConfigError(f"rank {rank}: the plan {plan} has the ranks 0 to {grid.world_size - 1}")
+    stage = grid.coordinates(rank).stage
+    ranks = grid.stage_ranks(stage)
+    entries: dict[str, StoredLayout] = {}
+    for name, layout in layouts.items():
+        if rank not in layout.rank_list:
+            continue
+        entries[name] = _stored(layout, ranks, plan.optimizer_shard)
+    if not entries:
+        raise ConfigError(f"rank {rank}: none of the {len(layouts)} layouts has a parameter on stage {stage} of {plan}")
+    return Strategy(stages={stage: entries}, source=f"stage {stage} of {plan}")
+
+
+def strategy_layouts(
+    strategy: Strategy,
+    shapes: Mapping[str, Shape] | None = None,
+    *,
+    rank_lists: Mapping[int, Ranks] | None = None,
+) -> dict[str, Layout]:
+    """{parameter: Layout} of a record.
+
+    shapes: full shapes by name; only these parameters are returned, in this order, those of them that the record holds
+    (`check_fits` tells what is missing). Not needed for a JSON file, which holds shapes: None returns all in its order.
+    rank_lists: {stage: its ranks}, by default MindSpore's order: stages are equal runs of consecutive ranks.
+    A parameter on several stages gets the stage as outermost device axis.
+    Raises WeightsError where the shape is unknown, contradicts the file or does not divide, CheckpointError for what no
+    Layout can say.
+    """
+    ranks = rank_lists or {
+        stage: tuple(range(stage * strategy.stage_size, (stage + 1) * strategy.stage_size)) for stage in strategy.stages
+    }
+    parameters = strategy.parameters
+    layouts = {}
+    for name in parameters if shapes is None else shapes:
+        if name not in parameters:
+            continue
+        by_stage = parameters[name]
+        shape = _shape(strategy, name, by_stage, None if shapes is None else shapes[name])
+        matrix, tensor_map = _placement(strategy, name, by_stage)
+        try:
+            layouts[name] = Layout(
+                parameter=name,
+                shape=shape,
+                device_matrix=matrix,
+                tensor_map=tensor_map,
+                rank_list=sum((ranks[stage] for stage in by_stage), ()),
+            )
+        except ConfigError as error:
+            raise WeightsError(f"{strategy.source}: {error}") from error
+    return layouts
+
+
+def _stored(layout: Layout, ranks: Ranks, optimizer_shard: bool) -> StoredLayout:
+    matrix = _stage_matrix(layout, ranks)
+    stored = StoredLayout(device_matrix=matrix, tensor_map=layout.tensor_map, shape=layout.shape)
+    fields = with_fields(matrix, stored.tensor_map) if optimizer_shard else None
+    if fields is None:
+        return stored
+    tensor_map, step, size = fields
+    return replace(stored, tensor_map=tensor_map, opt_weight_shard_step=step, opt_weight_shard_size=size)
+
+
+def _stage_matrix(layout: Layout, ranks: Ranks) -> DeviceMatrix:
+    """The device matrix over one stage: without the outermost axis where the parameter is on several stages."""
+    if layout.rank_list == ranks:
+        return layout.device_matrix
+    outer, size = layout.device_matrix[0], len(ranks)
+    blocks = [layout.rank_list[i * size : (i + 1) * size] for i in range(outer)]
+    split = {axis for entry in layout.tensor_map for axis in device_axes(entry)}
+    assert ranks in blocks and len(layout.device_matrix) - 1 not in split, (
+        f"{layout.parameter}: its layout over the ranks {layout.rank_list} is not one of a plan whose stage has {ranks}"
+    )
+    return layout.device_matrix[1:]
+
+
+def _shape(strategy: Strategy, name: str, by_stage: Mapping[int, StoredLayout], given: Shape | None) -> Shape:
+    known = {stored.shape for stored in by_stage.values() if stored.shape is not None}
+    if given is not None:
+        known.add(tuple(given))
+    if not known:
+        raise WeightsError(
+            f"{strategy.source}: a protobuf strategy file holds no shapes, so {name} has no layout; give the shapes of "
+            "the model's parameters"
+        )
+    if len(known) > 1:
+        raise WeightsError(f"{strategy.source}: {name} has the shapes {' and '.join(map(str, sorted(known)))}")
+    return known.pop()
+
+
+def _placement(strategy: Strategy, name: str, by_stage: Mapping[int, StoredLayout]) -> tuple[DeviceMatrix, TensorMap]:
+    first, *others = by_stage.values()
+    if first.uneven:
+        raise CheckpointError(
+            f"{strategy.source}: {name} is split unevenly (field {first.field}, indices_offset "
+            f"{first.indices_offset}); layouts here have equal slices"
+        )
+    if any(other.placement != first.placement for other in others):
+        raise CheckpointError(
+            f"{strategy.source}: {name} is on the stages {', '.join(map(str, by_stage))} and split differently there: "
+            f"device matrix {first.device_matrix}, tensor map {first.tensor_map} on the first"
+        )
+    matrix, tensor_map = first.placement
+    return ((len(by_stage), *matrix) if others else matrix), tensor_map
