@@ -98,6 +98,7 @@ def test_a_folder_that_lost_it_is_refused(damage: str, model, make_reference, tm
     assert str(folder) in str(caught.value) and "--overwrite" in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["loss", "reward"])
 def test_the_kl_starts_at_zero_and_grows(placement: str, model, make_parts, answer, tmp_path: Path, batch) -> None:
     """Three steps of real updates with a learning rate that moves this model well away from where it began."""
