@@ -35,7 +35,9 @@ def start_device(config: ExperimentConfig) -> None:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"device: {config.device} cannot be used here; set device=CPU ({reason})") from error
     needed = config.plans.train.world_size
-    if needed > 1 and runtime.is_worker():
+    # Once per process: the loop starts the device before it opens the run folder, and the builder for whoever calls it.
+    is_to_join = needed > 1 and runtime.is_worker() and runtime.world_size() == 1
+    if is_to_join:
         meet_others()
         open_meeting()
     if runtime.world_size() != needed:
@@ -44,7 +46,7 @@ def start_device(config: ExperimentConfig) -> None:
             f"{'is' if runtime.world_size() == 1 else 'are'} {runtime.world_size()}; start the run with `mindgspo run` "
             "or run_gspo.sh, which start as many as the plans need"
         )
-    if needed > 1:
+    if is_to_join:
         mapping = {key: value for key, value in config_mapping(config).items() if key not in _FREE}
         require_agreement(
             "configuration", mapping, "Start every rank with the same YAML files and the same --set overrides"
