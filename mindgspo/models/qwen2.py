@@ -26,9 +26,9 @@ from mindgspo.parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
-    empty_parameter,
 )
 from mindgspo.parallel.model_parallel_ops import Unchanged, enter_model_parallel
+from mindgspo.parallel.parameter_memory import zero_parameter
 from mindgspo.parallel.placement import ALONE, Placement
 
 DTYPES = {"float32": ms.float32, "bfloat16": ms.bfloat16, "float16": ms.float16}
@@ -39,7 +39,7 @@ class RMSNorm(nn.Cell):
 
     def __init__(self, hidden_size: int, eps: float, dtype: ms.Type, name: str) -> None:
         super().__init__(auto_prefix=False)
-        self.weight = empty_parameter((hidden_size,), f"{name}.weight")
+        self.weight = zero_parameter((hidden_size,), f"{name}.weight")
         self.norm = RMSNormOp(eps)
         self.dtype = dtype
 
@@ -192,7 +192,7 @@ class Qwen2Model(nn.Cell):
         )
         output_rows = place.share(config.vocab_size)
         if self.is_last and not self.tied:
-            self.lm_head = empty_parameter((output_rows, config.hidden_size), "lm_head.weight")
+            self.lm_head = zero_parameter((output_rows, config.hidden_size), "lm_head.weight")
         # A whole table is the output table by its own rows alone.
         self.takes_rows = self.is_last and self.tied and self.embed_tokens.weight.shape[0] > output_rows
         self.first_output, self.last_output = place.at.model * output_rows, (place.at.model + 1) * output_rows

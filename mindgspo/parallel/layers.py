@@ -11,17 +11,12 @@ Legend: M flattened tokens, V vocabulary entries (of this rank), H hidden units,
 from __future__ import annotations
 
 import mindspore as ms
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Tensor, nn, ops
 from mindspore.ops import constexpr
 
 from mindgspo.parallel.model_parallel_ops import leave_model_parallel
 from mindgspo.parallel.parameter_memory import zero_parameter
 from mindgspo.parallel.placement import Placement
-
-
-def empty_parameter(shape: tuple[int, ...], name: str) -> Parameter:
-    """float32 zeros; values come from `models.weights` (drawn from the seed, or loaded)."""
-    return zero_parameter(shape, name)
 
 
 class _Linear(nn.Cell):
@@ -30,10 +25,10 @@ class _Linear(nn.Cell):
     def __init__(self, in_features: int, out_features: int, *, bias: bool, dtype: ms.Type, name: str) -> None:
         """in_features, out_features: of this rank."""
         super().__init__(auto_prefix=False)
-        self.weight = empty_parameter((out_features, in_features), f"{name}.weight")
+        self.weight = zero_parameter((out_features, in_features), f"{name}.weight")
         self.has_bias = bias
         if bias:
-            self.bias = empty_parameter((out_features,), f"{name}.bias")
+            self.bias = zero_parameter((out_features,), f"{name}.bias")
         self.dtype = dtype
         self.matmul = ops.MatMul(transpose_b=True)
 
@@ -83,7 +78,7 @@ class VocabParallelEmbedding(nn.Cell):
         super().__init__(auto_prefix=False)
         self.is_split = place.model_parallel > 1 and not place.plan.vocab_emb_dp
         rows = place.share(vocab_size) if self.is_split else vocab_size
-        self.weight = empty_parameter((rows, hidden_size), f"{name}.weight")
+        self.weight = zero_parameter((rows, hidden_size), f"{name}.weight")
         self.first_row, self.num_rows = place.at.model * rows if self.is_split else 0, rows
         # A whole table is read alike by all ranks of the group. Where it is the output table too, its gradients are
         # summed over them, and reading must count once.
