@@ -34,6 +34,8 @@ data_app = typer.Typer(no_args_is_help=True, help="Prepare and look at data sets
 app.add_typer(data_app, name="data")
 reward_app = typer.Typer(no_args_is_help=True, help="Try reward functions on files.")
 app.add_typer(reward_app, name="reward")
+strategy_app = typer.Typer(no_args_is_help=True, help="Look at MindSpore's strategy files: who holds what.")
+app.add_typer(strategy_app, name="strategy")
 
 ConfigArgument = Annotated[Path, typer.Argument(help="Experiment YAML, e.g. examples/arithmetic/gspo.yaml")]
 SetOption = Annotated[
@@ -183,6 +185,56 @@ def logprobs(
 
 
 @app.command()
+def dryrun(
+    config: ConfigArgument,
+    set_: SetOption = None,
+    ranks: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="0,4", help="Ranks to compile for; by default the first of each pipeline stage."),
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Compile for every rank.")] = False,
+    graphs: Annotated[
+        str, typer.Option(metavar="NAMES", help="Graphs to compile, of these.")
+    ] = "train,reference,prefill,decode",
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Folder for strategy files and logs; by default dryrun/<experiment>."),
+    ] = None,
+    time_limit: Annotated[float, typer.Option(help="Seconds that one graph may take.", min=1)] = 1800.0,
+) -> None:
+    """Compile an experiment's graphs for Ascend, with MindSpore's own front end, on a machine without Ascend.
+
+    Reports for each graph and rank: time and memory of the compile, parameters held, collectives, fused operators, and
+    the strategy file that MindSpore wrote; or what it refused, and the entry of the plan to change. Where CANN is not
+    installed, stand-ins for its libraries are built with gcc the first time. Nothing is run: weights and data need not
+    be there. The last line sums up; exit code 1 if a graph failed.
+    """
+    from mindgspo.dryrun import DryRun, DryRunRequest
+
+    request = DryRunRequest(
+        config=config,
+        overrides=tuple(set_ or ()),
+        graphs=tuple(name.strip() for name in graphs.split(",")),
+        ranks=_numbers("--ranks", ranks) if ranks is not None else None,
+        is_all_ranks=all_,
+        folder=out,
+        time_limit_s=time_limit,
+    )
+    dry_run = DryRun.prepare(request)
+    for line in dry_run.lines():
+        print(line, flush=True)
+    if dry_run.num_failed:
+        raise typer.Exit(1)
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no list of numbers such as 0,4", param_hint=option) from None
+
+
+@app.command()
 def report(run_dir: Annotated[Path, typer.Argument(help="Run folder, e.g. runs/arithmetic-gspo")]) -> None:
     """Draw reward.png and report.html of a run again, also while it is going on."""
     from mindgspo.metrics import plot_run, write_report
@@ -273,6 +325,63 @@ def reward_score(
     for line in confusion.lines():
         print(line)
     print(f"scored     {output}")
+
+
+StrategyArgument = Annotated[
+    Path, typer.Argument(help="Strategy file, folder of ranks' files, or folder of tools/generate_strategy.py")
+]
+AllEntriesOption = Annotated[
+    bool, typer.Option("--all", help="A line for every entry, also for layers and optimizer state that are alike.")
+]
+
+
+@strategy_app.command("show")
+def strategy_show(
+    path: StrategyArgument,
+    all_: AllEntriesOption = False,
+    config: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Experiment or file of model_configs/, for shapes; protobuf files have none."),
+    ] = None,
+) -> None:
+    """List what a strategy file says of every parameter: how it is cut, and which ranks hold it."""
+    from mindgspo.strategies import show_lines
+
+    for line in show_lines(path, shows_all=all_, config=config):
+        print(line)
+
+
+@strategy_app.command("diff")
+def strategy_diff(
+    left: StrategyArgument,
+    right: StrategyArgument,
+    all_: AllEntriesOption = False,
+    spelling: Annotated[
+        bool, typer.Option("--spelling", help="Also report equal layouts that are written differently.")
+    ] = False,
+    common: Annotated[
+        bool, typer.Option("--common", help="Leave out parameters that only one of the two has.")
+    ] = False,
+) -> None:
+    """Compare where two strategies put every parameter's slices; exit code 1 if anywhere on other ranks."""
+    from mindgspo.strategies import diff_lines
+
+    found = diff_lines(left, right, shows_all=all_, spelling=spelling, common=common)
+    for line in found.lines:
+        print(line)
+    if found.number:
+        raise typer.Exit(1)
+
+
+@strategy_app.command("merge")
+def strategy_merge(
+    folder: Annotated[Path, typer.Argument(help="Folder with the files of at least one rank of every stage")],
+    out: Annotated[Path, typer.Option(help="File to write: *.ckpt or *.json; an existing one is replaced.")],
+) -> None:
+    """Merge the files of all pipeline stages into one, as MindSpore's checkpoint tools want it."""
+    from mindgspo.strategies import merge_files
+
+    print(merge_files(folder, out))
 
 
 @data_app.command("prepare")

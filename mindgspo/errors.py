@@ -42,3 +42,11 @@ class RunFolderError(MindGSPOError, RuntimeError):
 
 class TrainingError(MindGSPOError, RuntimeError):
     """Training cannot go on: non-finite loss, a failed self-check, fewer steps than asked."""
+
+
+class DryRunUnavailable(MindGSPOError, RuntimeError):  # noqa: N818  (says what it is; nothing went wrong)
+    """This machine cannot compile for Ascend: another platform or MindSpore than the tested ones, no compiler."""
+
+
+class DryRunError(MindGSPOError, RuntimeError):
+    """A dry run cannot begin: unknown rank or graph, a folder that cannot be written, a C compiler that fails."""

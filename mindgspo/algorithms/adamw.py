@@ -15,7 +15,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindgspo.config.schema import OptimizerSection
-from mindgspo.parallel.parameter_memory import zero_parameter
+from mindgspo.parallel.parameter_memory import zero_parameter_beside
 
 
 class StepScalars(NamedTuple):
@@ -58,6 +58,7 @@ class AdamW(nn.Cell):
         self.beta1_tensor = Tensor(self.beta1, ms.float32)
         self.beta2_tensor = Tensor(self.beta2, ms.float32)
         self.zero = Tensor(0.0, ms.float32)
+        self.one = Tensor(1.0, ms.float32)
         self.adam = ops.Adam()
 
     @property
@@ -96,6 +97,42 @@ class AdamW(nn.Cell):
         """
         for i in range(self.count):
             self.update_one(i, gradients[i], clip_scale, step_size, root_eps, decay)
+        return step_size
+
+    def guarded(
+        self,
+        gradients: tuple[Tensor, ...],
+        is_good: Tensor,
+        clip_scale: Tensor,
+        step_size: Tensor,
+        root_eps: Tensor,
+        decay: Tensor,
+    ) -> Tensor:
+        """As `construct`; where `is_good` (bool scalar) is false, every weight and moment keeps its bits.
+
+        For graphs in which nobody can look at the norm before the step: gradients, step and decay are then 0 and the
+        betas 1, so that m = 1 m + 0, v = 1 v + 0 and p = p - 0.
+        """
+        beta1 = ops.select(is_good, self.beta1_tensor, self.one)
+        beta2 = ops.select(is_good, self.beta2_tensor, self.one)
+        step_size = ops.select(is_good, step_size, self.zero)
+        decay = ops.select(is_good, decay, self.zero)
+        for i in range(self.count):
+            gradient = ops.where(is_good, gradients[i] * clip_scale, self.zero)
+            if self.decays[i]:
+                ops.assign_sub(self.weights[i], self.weights[i] * decay)
+            self.adam(
+                self.weights[i],
+                self.first_moments[i],
+                self.second_moments[i],
+                self.zero,
+                self.zero,
+                step_size,
+                beta1,
+                beta2,
+                root_eps,
+                gradient,
+            )
         return step_size
 
     def update_one(
@@ -142,7 +179,7 @@ def squared_norm(tensors: tuple[Tensor, ...]) -> Tensor:
 def _zeros_beside(weights: ParameterTuple, names: Sequence[str], prefix: str) -> ParameterTuple:
     return ParameterTuple(
         [
-            zero_parameter(weight.shape, f"{prefix}.{name}", requires_grad=False)
+            zero_parameter_beside(weight, f"{prefix}.{name}", requires_grad=False)
             for weight, name in zip(weights, names, strict=True)
         ]
     )

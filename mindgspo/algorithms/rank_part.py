@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from mindspore import ParameterTuple, Tensor, nn
+from mindspore import Parameter, ParameterTuple, Tensor, nn
 
 from mindgspo.algorithms.accumulator import (
     GradientAccumulator,
@@ -27,18 +27,63 @@ from mindgspo.parallel.collectives import GraphOfRanks, meet, world_ranks
 from mindgspo.parallel.layout import Layout, Shape
 from mindgspo.parallel.parameter_memory import set_values, values_of
 from mindgspo.parallel.process_groups import group_name
-from mindgspo.parallel.replicas import Arrays
+from mindgspo.parallel.placement import ALONE, Placement
+from mindgspo.parallel.replicas import Arrays, Replicas
 from mindgspo.parallel.reshard.resharder import gather_to_first_rank
 from mindgspo.parallel.training_layout import TrainingLayout
 from mindgspo.types import Batch
 
-InputsOf = Callable[[Batch], tuple[Tensor, ...]]
+Judge = Callable[[Sequence[float], float], None]
+"""Hears the losses of all micro-batches and the norm before the step; raises to refuse it."""
 
 
-class OwnPart:
+class HeldMoments:
+    """The optimizer's moments on a rank: whole, or parts by layout."""
+
+    optimizer: AdamW | ShardedAdamW
+    rank = 0
+
+    def moment_shapes(self) -> dict[str, Shape]:
+        """{name: shape} of the whole moments."""
+        layouts = self._moment_layouts()
+        if layouts is not None:
+            return {name: layout.shape for name, layout in layouts.items()}
+        return {parameter.name: tuple(parameter.shape) for parameter in self._moments()}
+
+    def whole_moments(self) -> dict[str, np.ndarray]:
+        """Copies of the whole moments by name; where ranks hold parts, rank 0 gets them and the others nothing."""
+        own = {parameter.name: values_of(parameter) for parameter in self._moments()}
+        layouts = self._moment_layouts()
+        if layouts is not None:
+            return gather_to_first_rank(layouts, own)
+        return {name: array.copy() for name, array in own.items()}
+
+    def load_moments(self, whole: Mapping[str, np.ndarray]) -> None:
+        """Take the own part of whole moments."""
+        layouts = self._moment_layouts()
+        for parameter in self._moments():
+            array = whole[parameter.name]
+            if layouts is not None:
+                held = layouts[parameter.name].slice_of(self.rank)
+                assert held is not None, parameter.name
+                array = array[held.index]
+            set_values(parameter, np.ascontiguousarray(array, np.float32))
+
+    def _moments(self) -> tuple[Parameter, ...]:
+        return (*self.optimizer.first_moments, *self.optimizer.second_moments)
+
+    def _moment_layouts(self) -> dict[str, Layout] | None:
+        """By the moments' names; None where they are whole."""
+        return None
+
+
+class OwnPart(HeldMoments):
     """Everything is here."""
 
-    def __init__(self, policy: nn.Cell, loss: nn.Cell, section: OptimizerSection) -> None:
+    def __init__(
+        self, policy: nn.Cell, loss: nn.Cell, section: OptimizerSection, place: Placement = ALONE
+    ) -> None:
+        self._replicas = Replicas(place)
         self.weights = ParameterTuple(policy.trainable_params())
         self.gradients = gradients_of(self.weights)
         self._build(policy, loss, section)
@@ -54,40 +99,37 @@ class OwnPart:
         """The cell as it is called."""
         return cell
 
-    def run(self, batches: Sequence[Batch], inputs_of: InputsOf) -> list[Arrays]:
-        """Add the gradients of the micro-batches up; (loss, metrics, log-ratios, entropy, d loss / d logp) of each, or
-        [] on a rank where no loss comes out."""
+    def update(
+        self, batches: Sequence[Batch], *, kl_coef: float, number: int, lr: float, judge: Judge
+    ) -> tuple[list[Arrays], float]:
+        """Update number `number` (1, 2, ...) from the micro-batches of all replicas.
+
+        Returns (loss, metrics, log-ratios, entropy, d loss / d logp) of every micro-batch, and the gradient norm.
+        """
+        found = self.run(self._replicas.own(batches), kl_coef)
+        results = self._replicas.collect(found, num_items=len(batches))
+        grad_norm = self.summed_norm()
+        judge([float(result[0]) for result in results], grad_norm)
+        self.step(*self.optimizer.scalars(number, lr, grad_norm))
+        return results, grad_norm
+
+    def run(self, batches: Sequence[Batch], kl_coef: float) -> list[Arrays]:
+        """Add the gradients of the own micro-batches up; their results, or [] on a rank where no loss comes out."""
         # All graphs are launched before the first result is read: the device does not wait for the host.
-        pending = [self._accumulate(*inputs_of(batch)) for batch in batches]
+        pending = [self._accumulate(*as_tensors(inputs_of(batch, kl_coef))) for batch in batches]
         return [tuple(tensor.asnumpy() for tensor in result) for result in pending]
 
     def summed_norm(self) -> float:
         """Bring every rank's gradients together; their global norm."""
         return float(self.norm().asnumpy())
 
-    def moment_shapes(self) -> dict[str, Shape]:
-        """{name: shape} of the whole moments."""
-        return {parameter.name: tuple(parameter.shape) for parameter in self._moments()}
-
-    def whole_moments(self) -> dict[str, np.ndarray]:
-        """Copies of the whole moments by name."""
-        return {parameter.name: values_of(parameter).copy() for parameter in self._moments()}
-
-    def load_moments(self, whole: Mapping[str, np.ndarray]) -> None:
-        """Take the own part of whole moments."""
-        for parameter in self._moments():
-            set_values(parameter, np.asarray(whole[parameter.name], np.float32))
-
-    def _moments(self) -> tuple:
-        return (*self.optimizer.first_moments, *self.optimizer.second_moments)
-
 
 class RankPart(OwnPart):
     """One rank of a training plan."""
 
     def __init__(self, policy: nn.Cell, loss: nn.Cell, section: OptimizerSection, layout: TrainingLayout) -> None:
-        self._layout = layout
-        super().__init__(policy, loss, section)
+        self._layout, self.rank = layout, layout.place.rank
+        super().__init__(policy, loss, section, layout.place)
 
     def _build(self, policy: nn.Cell, loss: nn.Cell, section: OptimizerSection) -> None:
         layout, place = self._layout, self._layout.place
@@ -114,10 +156,11 @@ class RankPart(OwnPart):
     def _together(self, cell: nn.Cell) -> Callable[..., Tensor]:
         return GraphOfRanks(cell, world_ranks())
 
-    def run(self, batches: Sequence[Batch], inputs_of: InputsOf) -> list[Arrays]:
+    def run(self, batches: Sequence[Batch], kl_coef: float) -> list[Arrays]:
         if self._stage is None:
-            return super().run(batches, inputs_of)
-        return [tuple(tensor.asnumpy() for tensor in result) for result in self._stage.run(batches, inputs_of)]
+            return super().run(batches, kl_coef)
+        results = self._stage.run(batches, lambda batch: as_tensors(inputs_of(batch, kl_coef)))
+        return [tuple(tensor.asnumpy() for tensor in result) for result in results]
 
     def summed_norm(self) -> float:
         if self._sum.is_needed:
@@ -128,19 +171,29 @@ class RankPart(OwnPart):
             self._sum().asnumpy()
         return super().summed_norm()
 
-    def moment_shapes(self) -> dict[str, Shape]:
-        return {name: layout.shape for name, layout in self._moment_layouts().items()}
-
-    def whole_moments(self) -> dict[str, np.ndarray]:
-        own = {parameter.name: values_of(parameter) for parameter in self._moments()}
-        return gather_to_first_rank(self._moment_layouts(), own)
-
-    def load_moments(self, whole: Mapping[str, np.ndarray]) -> None:
-        layouts = self._moment_layouts()
-        for parameter in self._moments():
-            held = layouts[parameter.name].slice_of(self._layout.place.rank)
-            assert held is not None, parameter.name
-            set_values(parameter, np.ascontiguousarray(whole[parameter.name][held.index], np.float32))
-
     def _moment_layouts(self) -> dict[str, Layout]:
         return {f"adamw.{kind}.{name}": layout for kind in ("m", "v") for name, layout in self._layout.moments.items()}
+
+
+def inputs_of(batch: Batch, kl_coef: float = 0.0) -> tuple[np.ndarray, ...]:
+    """The arrays of a batch in the order of `Objective.construct`."""
+    return (
+        np.zeros(batch.mask_NK.shape, np.float32),
+        batch.ids_RT,
+        batch.positions_RT,
+        batch.segments_RT,
+        batch.predict_NK,
+        batch.targets_NK,
+        batch.mask_NK,
+        batch.old_logp_NK,
+        batch.ref_logp_NK,
+        batch.advantages_NK,
+        batch.correction_NK,
+        np.float32(batch.num_sequences),
+        np.float32(batch.num_tokens),
+        np.float32(kl_coef),
+    )
+
+
+def as_tensors(arrays: Sequence[np.ndarray]) -> tuple[Tensor, ...]:
+    return tuple(Tensor(array) for array in arrays)

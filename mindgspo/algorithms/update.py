@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, nn
 
 from mindgspo.algorithms.accumulator import discard
+from mindgspo.algorithms.logical_part import LogicalPart
 from mindgspo.algorithms.loss_metrics import summarize
 from mindgspo.algorithms.rank_part import OwnPart, RankPart
 from mindgspo.algorithms.telemetry import UpdateTelemetry, collect
 from mindgspo.config.schema import OptimizerSection
 from mindgspo.errors import CheckpointError, TrainingError
-from mindgspo.parallel.placement import ALONE
-from mindgspo.parallel.replicas import Replicas
 from mindgspo.parallel.training_layout import TrainingLayout
 from mindgspo.types import Batch
 
@@ -50,15 +49,25 @@ class PolicyUpdater:
 
     policy, loss: see `accumulator.Objective`. The updater trains every parameter of `policy` that requires a
     gradient, in place, and owns gradients and moments. layout: where this rank stands in the training plan; None for a
-    rank that is alone.
+    rank that is alone. part: another way to take part, e.g. `LogicalPart`, built from the same policy and loss.
     """
 
     def __init__(
-        self, policy: nn.Cell, loss: nn.Cell, section: OptimizerSection, layout: TrainingLayout | None = None
+        self,
+        policy: nn.Cell,
+        loss: nn.Cell,
+        section: OptimizerSection,
+        layout: TrainingLayout | None = None,
+        *,
+        part: OwnPart | LogicalPart | None = None,
     ) -> None:
         self._table = loss.metrics
-        self._part = OwnPart(policy, loss, section) if layout is None else RankPart(policy, loss, section, layout)
-        self._replicas = Replicas(ALONE if layout is None else layout.place)
+        if part is not None:
+            self._part = part
+        elif layout is not None:
+            self._part = RankPart(policy, loss, section, layout)
+        else:
+            self._part = OwnPart(policy, loss, section)
         self._updates = 0
         self._gradients_are_zero = True
 
@@ -102,17 +111,14 @@ class PolicyUpdater:
         if not self._gradients_are_zero:
             discard(self._part.gradients)
         self._gradients_are_zero = False
-        results = self._part.run(self._replicas.own(batches), lambda batch: _inputs(batch, kl_coef))
-        micros = [_Micro(*arrays) for arrays in self._replicas.collect(results, num_items=len(batches))]
-        losses = [float(micro.loss) for micro in micros]
-        grad_norm = self._part.summed_norm()
-        self._refuse_non_finite(losses, grad_norm)
-
-        self._part.step(*self._part.optimizer.scalars(self._updates + 1, lr, grad_norm))
+        results, grad_norm = self._part.update(
+            batches, kl_coef=kl_coef, number=self._updates + 1, lr=lr, judge=self._refuse_non_finite
+        )
+        micros = [_Micro(*arrays) for arrays in results]
         self._updates += 1
         self._gradients_are_zero = True
         return UpdateResult(
-            loss=sum(losses),
+            loss=sum(float(micro.loss) for micro in micros),
             grad_norm=grad_norm,
             entropy=sum(float(micro.entropy) for micro in micros) / num_tokens,
             metrics=summarize(
@@ -168,24 +174,3 @@ class _Micro(NamedTuple):
     log_ratio: np.ndarray
     entropy: np.ndarray
     grad_logp_NK: np.ndarray
-
-
-def _inputs(batch: Batch, kl_coef: float) -> tuple[Tensor, ...]:
-    """The arrays of a batch in the order of `Objective.construct`."""
-    arrays = (
-        np.zeros(batch.mask_NK.shape, np.float32),
-        batch.ids_RT,
-        batch.positions_RT,
-        batch.segments_RT,
-        batch.predict_NK,
-        batch.targets_NK,
-        batch.mask_NK,
-        batch.old_logp_NK,
-        batch.ref_logp_NK,
-        batch.advantages_NK,
-        batch.correction_NK,
-        np.float32(batch.num_sequences),
-        np.float32(batch.num_tokens),
-        np.float32(kl_coef),
-    )
-    return tuple(Tensor(array) for array in arrays)

@@ -3,6 +3,7 @@ numpy."""
 
 from mindgspo.config.algorithm_section import AdvantageSection, AlgorithmSection, KLSection, RolloutCorrectionSection
 from mindgspo.config.load import config_mapping, dump_config, load_config, resolve, with_recipe
+from mindgspo.config.model_and_plans import ModelAndPlans, load_model_and_plans
 from mindgspo.config.notes import notes
 from mindgspo.config.plan import ParallelPlan, check_infer_plan, check_train_plan
 from mindgspo.config.reward_section import RewardSection
@@ -33,6 +34,7 @@ __all__ = [
     "ExperimentConfig",
     "KLSection",
     "LoggingSection",
+    "ModelAndPlans",
     "ModelSection",
     "OptimizerSection",
     "ParallelPlan",
@@ -49,6 +51,7 @@ __all__ = [
     "config_mapping",
     "dump_config",
     "load_config",
+    "load_model_and_plans",
     "notes",
     "planned_steps",
     "resolve",

@@ -37,7 +37,7 @@ def load_config(path: str | PathLike[str], overrides: Iterable[str] = (), check_
     resolved = resolve(config)
     problems = joined_problems(resolved) + (file_problems(resolved) if check_files else [])
     if problems:
-        raise _config_error(str(path), problems)
+        raise config_error(str(path), problems)
     return resolved
 
 
@@ -97,9 +97,10 @@ def _parse(source: str, mapping: dict[str, Any]) -> ExperimentConfig:
     try:
         return ExperimentConfig.model_validate_json(json.dumps(mapping), strict=True)
     except ValidationError as error:
-        raise _config_error(source, schema_problems(error)) from None
+        raise config_error(source, schema_problems(error)) from None
 
 
-def _config_error(source: str, problems: list[str]) -> ConfigError:
+def config_error(source: str, problems: list[str]) -> ConfigError:
+    """The error that lists all problems of a file, one per line."""
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     return ConfigError("\n  ".join([f"{source}: {count}", *problems]))

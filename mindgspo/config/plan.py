@@ -7,7 +7,7 @@ matrices.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -41,6 +41,9 @@ class ParallelPlan(Section):
     """Split optimizer state over the data-parallel replicas (MindSpore's enable_parallel_optimizer)."""
     vocab_emb_dp: bool = True
     """Replicate the embedding table instead of splitting it over `model_parallel` (MindFormers' default)."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """What the backward pass computes again instead of keeping it. full: everything inside a decoder layer but its
+    input. selective: norms, rotary embedding, attention weights and SwiGLU products; outputs of matrix products stay."""
 
     @property
     def world_size(self) -> int:
@@ -75,6 +78,8 @@ def check_infer_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list
         problems.append(f"{name}.optimizer_shard: there is no optimizer while generating; remove it")
     if plan.micro_batch_num > 1:
         problems.append(f"{name}.micro_batch_num: {plan.micro_batch_num}; there are no micro-batches while generating")
+    if plan.recompute != "none":
+        problems.append(f"{name}.recompute: {plan.recompute}; there is no backward pass while generating; remove it")
     return problems
 
 

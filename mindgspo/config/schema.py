@@ -6,8 +6,8 @@ one field only stand in these three, rules that join fields in `config.validate`
 imported. A field exists only if code reads it.
 
 A key named `path` that is relative is resolved against the folder of the YAML file it stands in
-(`config.layers`). Fields documented "None: ..." with a derived default are filled in by `config.load`, so
-that no reader guesses.
+(`config.layers`). Fields documented "None: ..." with a derived default are filled in by `config.load` (the model's by
+itself), so that no reader guesses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mindgspo.config.algorithm_section import AlgorithmSection
 from mindgspo.config.plan import ParallelPlan
@@ -33,21 +33,25 @@ class ModelSection(Section):
 
     path: Path | None = None
     """Hugging Face folder (config.json + *.safetensors). None: random weights drawn from `seed`."""
-    architecture: Literal["qwen2"] = "qwen2"
-    """Model family. qwen2 covers Qwen2 and Qwen2.5."""
+    architecture: Literal["qwen2", "qwen3"] = "qwen2"
+    """Model family. qwen2 covers Qwen2 and Qwen2.5: biases on q, k and v. qwen3 covers the dense Qwen3: no biases, but
+    an RMSNorm of every query and key head."""
     vocab_size: int = Field(ge=2)
     """Rows of the embedding table; at least the tokenizer's size (Qwen2.5 pads its 151,665 tokens to
     151,936)."""
     hidden_size: int = Field(ge=1)
-    """Width of the residual stream; a multiple of num_attention_heads, with an even quotient (RoPE)."""
+    """Width of the residual stream; where head_dim is not set, a multiple of num_attention_heads."""
     intermediate_size: int = Field(ge=1)
     """Width inside the SwiGLU feed-forward block."""
     num_hidden_layers: int = Field(ge=1)
     """Decoder layers."""
     num_attention_heads: int = Field(ge=1)
-    """Query heads; divides hidden_size."""
+    """Query heads."""
     num_key_value_heads: int = Field(ge=1)
     """Key/value heads (grouped-query attention); divides num_attention_heads."""
+    head_dim: int | None = Field(default=None, ge=1)
+    """Width of one head; even (RoPE). None: hidden_size / num_attention_heads, which is the only legal value for qwen2
+    (Qwen3 has 128 whatever its width)."""
     max_position_embeddings: int = Field(default=32768, ge=1)
     """Longest sequence in tokens, prompt and response together."""
     rms_norm_eps: float = Field(default=1e-6, gt=0)
@@ -60,6 +64,14 @@ class ModelSection(Section):
     """Standard deviation of random initial weights (Hugging Face's default)."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of weights in the forward and backward pass. CPU has no bfloat16 kernels."""
+
+    @model_validator(mode="after")
+    def _with_head_dim(self) -> ModelSection:
+        """Filled in here and not by `config.load`, because Python code builds sections too. It stays None where the
+        quotient is not whole, which `config.validate` refuses."""
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads == 0:
+            object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
+        return self
 
 
 class PlansSection(Section):

@@ -16,7 +16,7 @@ from mindgspo.config.legal import divisors, either, nearest
 from mindgspo.config.penalty_rules import correction_problems, kl_problems
 from mindgspo.config.plan import check_infer_plan, check_same_world, check_train_plan
 from mindgspo.config.reward_rules import reward_file_problems, reward_problems
-from mindgspo.config.schema import DataSourceSection, ExperimentConfig
+from mindgspo.config.schema import DataSourceSection, ExperimentConfig, ModelSection, PlansSection
 
 _FILE_FORMATS = ("gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns")
 _SUFFIXES = (".jsonl", ".parquet")
@@ -25,10 +25,8 @@ _SUFFIXES = (".jsonl", ".parquet")
 def joined_problems(config: ExperimentConfig) -> list[str]:
     """Every violated rule that needs no file."""
     return [
-        *_model_problems(config),
-        *check_train_plan("plans.train", config.plans.train, config.model),
-        *check_infer_plan("plans.infer", config.plans.infer, config.model),
-        *check_same_world(config.plans.train, config.plans.infer),
+        *model_and_plan_problems(config.model, config.plans),
+        *_device_problems(config),
         *_batch_problems(config),
         *_length_problems(config),
         *_sampling_problems(config),
@@ -38,6 +36,16 @@ def joined_problems(config: ExperimentConfig) -> list[str]:
         *advantage_problems(config),
         *reward_problems(config.reward),
         *_data_problems(config),
+    ]
+
+
+def model_and_plan_problems(model: ModelSection, plans: PlansSection) -> list[str]:
+    """Every violated rule of these two sections, which need no experiment around them."""
+    return [
+        *_model_problems(model),
+        *check_train_plan("plans.train", plans.train, model),
+        *check_infer_plan("plans.infer", plans.infer, model),
+        *check_same_world(plans.train, plans.infer),
     ]
 
 
@@ -71,23 +79,42 @@ def _wrong_kinds(config: ExperimentConfig) -> Iterator[str]:
             yield f"{key}.path: {source.path} is a file; give the prepared folder, or set {key}.format"
 
 
-def _model_problems(config: ExperimentConfig) -> Iterator[str]:
-    model = config.model
-    hidden, heads, kv_heads = model.hidden_size, model.num_attention_heads, model.num_key_value_heads
-    if hidden % heads or (hidden // heads) % 2:
-        legal = [size for size in divisors(hidden) if (hidden // size) % 2 == 0]
-        fix = f"nearest legal heads: {either(nearest(legal, heads))}" if legal else "use an even width"
-        yield (
-            f"model.hidden_size: {hidden} / num_attention_heads {heads} = {hidden / heads:g} must be an even "
-            f"whole number (RoPE turns pairs); {fix}"
-        )
+def _model_problems(model: ModelSection) -> Iterator[str]:
+    heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
+    yield from _head_dim_problems(model)
     if heads % kv_heads:
         yield (
             f"model.num_key_value_heads: {kv_heads} does not divide num_attention_heads {heads}; "
             f"nearest legal: {either(nearest(divisors(heads), kv_heads))}"
         )
-    if config.device == "CPU" and model.dtype == "bfloat16":
+
+
+def _device_problems(config: ExperimentConfig) -> Iterator[str]:
+    if config.device == "CPU" and config.model.dtype == "bfloat16":
         yield "model.dtype: bfloat16 has no CPU kernels; set model.dtype=float32 or device=Ascend"
+
+
+def _head_dim_problems(model: ModelSection) -> Iterator[str]:
+    hidden, heads, head_dim = model.hidden_size, model.num_attention_heads, model.head_dim
+    if head_dim is None or head_dim * heads == hidden:
+        if hidden % heads or (hidden // heads) % 2:
+            legal = [size for size in divisors(hidden) if (hidden // size) % 2 == 0]
+            fix = f"nearest legal heads: {either(nearest(legal, heads))}" if legal else "use an even width"
+            own = "; or set model.head_dim" if model.architecture == "qwen3" else ""
+            yield (
+                f"model.hidden_size: {hidden} / num_attention_heads {heads} = {hidden / heads:g} must be an even "
+                f"whole number (RoPE turns pairs); {fix}{own}"
+            )
+    elif model.architecture == "qwen2":
+        yield (
+            f"model.head_dim: {head_dim} x {heads} attention heads = {head_dim * heads} is not hidden_size {hidden}, "
+            "as it must be for qwen2; remove it, or set model.architecture=qwen3"
+        )
+    elif head_dim % 2:
+        yield (
+            f"model.head_dim: {head_dim} must be even (RoPE turns pairs); nearest legal: "
+            f"{either([head_dim - 1, head_dim + 1] if head_dim > 1 else [2])}"
+        )
 
 
 def _batch_problems(config: ExperimentConfig) -> Iterator[str]:

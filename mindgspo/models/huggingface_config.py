@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from mindgspo.config import ModelSection
 from mindgspo.errors import WeightsError
 
-_ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM"}
+_ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 # Fields that mean the same under the same name.
 _SHARED = (
@@ -30,8 +30,11 @@ _SHARED = (
     "tie_word_embeddings",
     "initializer_range",
 )
-# What the cells assume of fields that they do not read.
+# What the cells assume of fields that they do not read. Qwen2's cells have biases and no switch for them.
 _ASSUMED: Mapping[str, object] = {"hidden_act": "silu", "use_sliding_window": False, "use_mrope": False}
+_ASSUMED_OF_QWEN3: Mapping[str, object] = {**_ASSUMED, "attention_bias": False}
+# What transformers takes for a Qwen3 whose config.json does not say.
+_QWEN3_HEAD_DIM = 128
 
 
 def read_model_section(folder: Path) -> ModelSection:
@@ -51,9 +54,11 @@ def read_model_section(folder: Path) -> ModelSection:
         raise WeightsError(f"{path}: model_type is {family!r}; supported: {', '.join(_ARCHITECTURES)}")
     _refuse_unimplemented(raw, path)
     values = {key: raw[key] for key in _SHARED if key in raw}
-    # Qwen2's own defaults, which a config.json may leave out.
+    # The families' own defaults, which a config.json may leave out.
     values.setdefault("num_key_value_heads", raw.get("num_attention_heads"))
     values.setdefault("tie_word_embeddings", False)
+    if family == "qwen3":
+        values["head_dim"] = raw.get("head_dim", _QWEN3_HEAD_DIM)
     try:
         section = ModelSection(path=folder, architecture=family, rope_theta=_rope_theta(raw), **values)
     except ValidationError as error:
@@ -65,10 +70,12 @@ def read_model_section(folder: Path) -> ModelSection:
 
 def huggingface_config(model: ModelSection, *, eos_ids: Sequence[int], pad_id: int) -> dict[str, object]:
     """The content of config.json for an export (float32 weights)."""
+    own = {"head_dim": model.head_dim, "attention_bias": False} if model.architecture == "qwen3" else {}
     return {
         "architectures": [_ARCHITECTURES[model.architecture]],
         "model_type": model.architecture,
         **{key: getattr(model, key) for key in _SHARED},
+        **own,
         "rope_theta": model.rope_theta,
         "hidden_act": "silu",
         "attention_dropout": 0.0,
@@ -99,7 +106,8 @@ def _rope_theta(raw: Mapping[str, object]) -> object:
 
 
 def _refuse_unimplemented(raw: Mapping[str, object], path: Path) -> None:
-    for key, assumed in _ASSUMED.items():
+    is_qwen2 = raw["model_type"] == "qwen2"
+    for key, assumed in (_ASSUMED if is_qwen2 else _ASSUMED_OF_QWEN3).items():
         if raw.get(key, assumed) != assumed:
             raise WeightsError(f"{path}: {key} is {raw[key]!r}; only {assumed!r} is implemented")
     for key in ("rope_scaling", "rope_parameters"):
@@ -112,7 +120,8 @@ def _refuse_unimplemented(raw: Mapping[str, object], path: Path) -> None:
     if others:
         raise WeightsError(f"{path}: layer_types has {others[0]!r}; only full_attention is implemented")
     head_dim, hidden, heads = raw.get("head_dim"), raw.get("hidden_size"), raw.get("num_attention_heads")
-    if head_dim is not None and isinstance(hidden, int) and isinstance(heads, int) and head_dim * heads != hidden:
+    numbers = all(isinstance(value, int) for value in (head_dim, hidden, heads))
+    if is_qwen2 and numbers and head_dim * heads != hidden:
         raise WeightsError(
             f"{path}: head_dim {head_dim} x {heads} heads is not hidden_size {hidden}; not implemented for qwen2"
         )
@@ -120,10 +129,12 @@ def _refuse_unimplemented(raw: Mapping[str, object], path: Path) -> None:
 
 def _refuse_odd_heads(model: ModelSection, path: Path) -> None:
     hidden, heads, kv_heads = model.hidden_size, model.num_attention_heads, model.num_key_value_heads
-    if hidden % heads or (hidden // heads) % 2:
+    if model.head_dim is None or (model.architecture == "qwen2" and model.head_dim % 2):
         raise WeightsError(
             f"{path}: hidden_size {hidden} / num_attention_heads {heads} = {hidden / heads:g} must be an even whole "
             "number (RoPE turns pairs)"
         )
+    if model.head_dim % 2:
+        raise WeightsError(f"{path}: head_dim {model.head_dim} must be even (RoPE turns pairs)")
     if heads % kv_heads:
         raise WeightsError(f"{path}: num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}")

@@ -21,6 +21,7 @@ from mindgspo.parallel.model_parallel_ops import enter_model_parallel
 from mindgspo.parallel.placement import ALONE, Placement
 from mindgspo.parallel.replicas import Replicas
 from mindgspo.parallel.sharded_logprob import log_prob_head
+from mindgspo.parallel.splits import DATA, WHOLE
 from mindgspo.parallel.stage_links import StageLinks
 from mindgspo.types import Batch, Float32Array
 
@@ -28,7 +29,7 @@ from mindgspo.types import Batch, Float32Array
 def build_model(section: ModelSection, place: Placement = ALONE) -> nn.Cell:
     """The transformer of a family, or this rank's part of it; its parameters are zero until `models.weights` fills
     them."""
-    return {"qwen2": Qwen2Model}[section.architecture](section, place)
+    return {"qwen2": Qwen2Model, "qwen3": Qwen2Model}[section.architecture](section, place)
 
 
 class PolicyLogProbs(nn.Cell):
@@ -39,16 +40,29 @@ class PolicyLogProbs(nn.Cell):
         self.model = model
         self.head = log_prob_head(model.place, temperature=temperature, with_entropy=with_entropy)
         self.enter = enter_model_parallel(model.place)
-        self.gather = ops.Gather()
+        self.num_replicas = model.place.parts(DATA)
+        if self.num_replicas == 1:
+            self.gather = model.place.split(ops.Gather(), (WHOLE, WHOLE), (WHOLE,))
+        else:
+            self.gather = model.place.split(ops.Gather(batch_dims=1), (DATA, WHOLE, WHOLE), (DATA, WHOLE))
 
     def construct(
         self, inputs: Tensor, positions_RT: Tensor, segments_RT: Tensor, predict_NK: Tensor, targets_NK: Tensor
     ) -> tuple[Tensor, Tensor]:
         """logp_NK and entropy_NK, float32; masked slots hold values of position 0 that mean nothing."""
         hidden_MH = self.model(inputs, positions_RT, segments_RT)
-        hidden_MH = self.enter(self.gather(hidden_MH, predict_NK.reshape(-1), 0))
+        hidden_MH = self.enter(self._responses(hidden_MH, predict_NK))
         logp_M, entropy_M = self.head(hidden_MH, self.model.output_weight(), targets_NK.reshape(-1))
         return logp_M.reshape(predict_NK.shape), entropy_M.reshape(predict_NK.shape)
+
+    def _responses(self, hidden_MH: Tensor, predict_NK: Tensor) -> Tensor:
+        """Hidden states [N * K, H] in front of the response tokens. In a graph that the compiler divides over replicas
+        each takes them from its own rows, into which its indices point."""
+        if self.num_replicas == 1:
+            return self.gather(hidden_MH, predict_NK.reshape(-1), 0)
+        hidden_size = hidden_MH.shape[-1]
+        hidden_DMH = hidden_MH.reshape(self.num_replicas, -1, hidden_size)
+        return self.gather(hidden_DMH, predict_NK.reshape(self.num_replicas, -1), 1).reshape(-1, hidden_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,12 @@
-"""Qwen2 / Qwen2.5: decoder-only transformer with grouped-query attention, RoPE, RMSNorm, SwiGLU and qkv bias.
+"""Qwen2 / Qwen2.5 and Qwen3 (dense): decoder-only transformers with grouped-query attention, RoPE, RMSNorm and SwiGLU.
 
 What enters: token ids with positions and segments (training, prefill) or one token per slot with a key/value cache
 (decode). What leaves: final hidden states; heads are separate (`models.policy`, `rollout.decode`). Parameter names
 and shapes are Hugging Face's. Matrices compute in `dtype`, norms' statistics and softmax in float32. A placement says
-which layers and heads are this process's; on a later pipeline stage hidden states enter instead of ids.
+which layers and heads are this process's, or how the compiler is to divide them; on a later pipeline stage hidden
+states enter instead of ids.
 
-Legend: R rows, T token slots, S decode slots, C cache positions, H hidden, A query heads, B kv heads, D head size.
+Legend: M = R * T flattened tokens, S decode slots, C cache positions, H hidden, A query heads, B kv heads, D head size.
 """
 
 from __future__ import annotations
@@ -15,13 +16,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindgspo.config import ModelSection
-from mindgspo.parallel.device_ops import (
-    CausalAttentionOp,
-    RMSNormOp,
-    RotaryOp,
-    SwiGLUOp,
-    forbidden_pairs,
-)
+from mindgspo.parallel.device_ops import CausalAttentionOp, RMSNormOp, RotaryOp, SegmentMask, SwiGLUOp
 from mindgspo.parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -30,17 +25,20 @@ from mindgspo.parallel.layers import (
 from mindgspo.parallel.model_parallel_ops import Unchanged, enter_model_parallel
 from mindgspo.parallel.parameter_memory import zero_parameter
 from mindgspo.parallel.placement import ALONE, Placement
+from mindgspo.parallel.splits import DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axes
 
 DTYPES = {"float32": ms.float32, "bfloat16": ms.bfloat16, "float16": ms.float16}
 
 
 class RMSNorm(nn.Cell):
-    """Root-mean-square norm with a learned scale of shape [H]."""
+    """Root-mean-square norm over the last axis, with a learned scale; axes: how the others are split."""
 
-    def __init__(self, hidden_size: int, eps: float, dtype: ms.Type, name: str) -> None:
+    def __init__(
+        self, size: int, eps: float, dtype: ms.Type, name: str, place: Placement, axes: Axes = (SEQUENCE,)
+    ) -> None:
         super().__init__(auto_prefix=False)
-        self.weight = zero_parameter((hidden_size,), f"{name}.weight")
-        self.norm = RMSNormOp(eps)
+        self.weight = zero_parameter((size,), f"{name}.weight")
+        self.norm = RMSNormOp(eps, place, axes)
         self.dtype = dtype
 
     def construct(self, x: Tensor) -> Tensor:
@@ -48,60 +46,52 @@ class RMSNorm(nn.Cell):
 
 
 class Qwen2Attention(nn.Cell):
-    """Grouped-query self-attention; q, k, v carry a bias, o does not."""
+    """Grouped-query self-attention. Qwen2's q, k, v carry a bias; Qwen3's none, but q and k are normed head by head."""
 
     def __init__(self, config: ModelSection, dtype: ms.Type, name: str, place: Placement) -> None:
         super().__init__(auto_prefix=False)
-        hidden, kv_heads = config.hidden_size, config.num_key_value_heads
-        self.head_dim = hidden // config.num_attention_heads
+        hidden, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = head_size(config)
         kv_size = kv_heads * self.head_dim
-        self.num_heads = place.share(config.num_attention_heads)
+        self.num_heads = place.share(heads)
         self.num_kv_heads = place.share(kv_heads, units=kv_heads)
-        column = {"bias": True, "dtype": dtype, "place": place}
+        is_qwen3 = config.architecture == "qwen3"
+        column = {"bias": not is_qwen3, "dtype": dtype, "place": place}
         self.enter = enter_model_parallel(place)
-        self.q_proj = ColumnParallelLinear(hidden, hidden, name=f"{name}.q_proj", **column)
+        self.q_proj = ColumnParallelLinear(hidden, heads * self.head_dim, name=f"{name}.q_proj", **column)
         self.k_proj = ColumnParallelLinear(hidden, kv_size, units=kv_heads, name=f"{name}.k_proj", **column)
         self.v_proj = ColumnParallelLinear(hidden, kv_size, units=kv_heads, name=f"{name}.v_proj", **column)
-        self.o_proj = RowParallelLinear(hidden, hidden, dtype=dtype, name=f"{name}.o_proj", place=place)
-        self.rotary = RotaryOp(self.head_dim)
-        self.attention = CausalAttentionOp(self.num_heads, self.num_kv_heads, self.head_dim)
+        self.o_proj = RowParallelLinear(heads * self.head_dim, hidden, dtype=dtype, name=f"{name}.o_proj", place=place)
+        norm = (self.head_dim, config.rms_norm_eps, dtype)
+        self.q_norm = RMSNorm(*norm, f"{name}.q_norm", place, (DATA, MODEL)) if is_qwen3 else Unchanged()
+        self.k_norm = RMSNorm(*norm, f"{name}.k_norm", place, (DATA, KEY_VALUE)) if is_qwen3 else Unchanged()
+        self.rotate_query = RotaryOp(self.head_dim, place, (MODEL,))
+        self.rotate_key = RotaryOp(self.head_dim, place, (KEY_VALUE,))
+        self.attention = CausalAttentionOp(
+            place.share(heads), place.share(kv_heads, units=kv_heads), self.head_dim, place
+        )
         self.scores = ops.BatchMatMul(transpose_b=True)
         self.weigh = ops.BatchMatMul()
 
     def project(self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [M, A, D], rotated keys [M, B, D] and values [M, B, D] of M flattened tokens."""
         x_MH = self.enter(x_MH)
-        query = self.q_proj(x_MH).reshape(-1, self.num_heads, self.head_dim)
-        key = self.k_proj(x_MH).reshape(-1, self.num_kv_heads, self.head_dim)
+        query = self.q_norm(self.q_proj(x_MH).reshape(-1, self.num_heads, self.head_dim))
+        key = self.k_norm(self.k_proj(x_MH).reshape(-1, self.num_kv_heads, self.head_dim))
         value = self.v_proj(x_MH).reshape(-1, self.num_kv_heads, self.head_dim)
-        return self.rotary(query, cos_M1D, sin_M1D), self.rotary(key, cos_M1D, sin_M1D), value
+        return self.rotate_query(query, cos_M1D, sin_M1D), self.rotate_key(key, cos_M1D, sin_M1D), value
 
-    def construct(self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, forbidden_RTT: Tensor) -> Tensor:
-        """Attention output [M, H] over whole rows; M = R * T."""
-        query, key, value = self._rows(x_MH, cos_M1D, sin_M1D, forbidden_RTT)
-        return self._attend_rows(query, key, value, forbidden_RTT)
+    def construct(self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, mask: Tensor) -> Tensor:
+        """Attention output [M, H] over whole rows; mask: see `SegmentMask`."""
+        query, key, value = self.project(x_MH, cos_M1D, sin_M1D)
+        return self.o_proj(self.attention(query, key, value, mask))
 
     def prefill(
-        self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, forbidden_RTT: Tensor
+        self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """As `construct`, with the keys and values [R, T, B, D] for a cache."""
-        query, key, value = self._rows(x_MH, cos_M1D, sin_M1D, forbidden_RTT)
-        return self._attend_rows(query, key, value, forbidden_RTT), key, value
-
-    def _rows(
-        self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, forbidden_RTT: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [R, T, A, D], keys and values [R, T, B, D]."""
+        """As `construct`, with the keys and values [M, B, D] for a cache."""
         query, key, value = self.project(x_MH, cos_M1D, sin_M1D)
-        rows = forbidden_RTT.shape[:2]
-        query = query.reshape((*rows, self.num_heads, self.head_dim))
-        key = key.reshape((*rows, self.num_kv_heads, self.head_dim))
-        value = value.reshape((*rows, self.num_kv_heads, self.head_dim))
-        return query, key, value
-
-    def _attend_rows(self, query: Tensor, key: Tensor, value: Tensor, forbidden_RTT: Tensor) -> Tensor:
-        out = self.attention(query, key, value, forbidden_RTT)
-        return self.o_proj(out.reshape(-1, self.num_heads * self.head_dim))
+        return self.o_proj(self.attention(query, key, value, mask)), key, value
 
     def attend_cache(self, query_SAD: Tensor, keys: Tensor, values: Tensor, bias_S1C: Tensor) -> Tensor:
         """One query per slot against its cached keys and values [S * B, C, D]; returns [S, H]."""
@@ -127,7 +117,7 @@ class Qwen2MLP(nn.Cell):
         self.gate_proj = ColumnParallelLinear(hidden, inner, name=f"{name}.gate_proj", **column)
         self.up_proj = ColumnParallelLinear(hidden, inner, name=f"{name}.up_proj", **column)
         self.down_proj = RowParallelLinear(inner, hidden, dtype=dtype, name=f"{name}.down_proj", place=place)
-        self.swiglu = SwiGLUOp()
+        self.swiglu = SwiGLUOp(place)
 
     def construct(self, x_MH: Tensor) -> Tensor:
         x_MH = self.enter(x_MH)
@@ -139,29 +129,47 @@ class Qwen2DecoderLayer(nn.Cell):
 
     def __init__(self, config: ModelSection, dtype: ms.Type, name: str, place: Placement) -> None:
         super().__init__(auto_prefix=False)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, f"{name}.input_layernorm")
+        norm = (config.hidden_size, config.rms_norm_eps, dtype)
+        self.input_layernorm = RMSNorm(*norm, f"{name}.input_layernorm", place)
         self.self_attn = Qwen2Attention(config, dtype, f"{name}.self_attn", place)
-        self.post_attention_layernorm = RMSNorm(
-            config.hidden_size, config.rms_norm_eps, dtype, f"{name}.post_attention_layernorm"
-        )
+        self.post_attention_layernorm = RMSNorm(*norm, f"{name}.post_attention_layernorm", place)
         self.mlp = Qwen2MLP(config, dtype, f"{name}.mlp", place)
+        self.add = place.split(ops.Add(), (SEQUENCE, WHOLE), (SEQUENCE, WHOLE))
 
-    def construct(self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, forbidden_RTT: Tensor) -> Tensor:
-        attended = self.self_attn(self.input_layernorm(x_MH), cos_M1D, sin_M1D, forbidden_RTT)
-        return self.feed_forward(x_MH + attended)
+    def set_recompute(self, extent: str) -> None:
+        """Have the backward pass compute again what `ParallelPlan.recompute` says."""
+        if extent == "full":
+            self.recompute()
+        elif extent == "selective":
+            attention = self.self_attn
+            for cell in (
+                self.input_layernorm,
+                self.post_attention_layernorm,
+                attention.rotate_query,
+                attention.rotate_key,
+                self.mlp.swiglu,
+            ):
+                cell.recompute()
+            if not attention.attention.fused:  # the fused op keeps no weights
+                attention.attention.recompute()
+
+    def construct(self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, mask: Tensor) -> Tensor:
+        attended = self.self_attn(self.input_layernorm(x_MH), cos_M1D, sin_M1D, mask)
+        return self.feed_forward(self.add(x_MH, attended))
 
     def prefill(
-        self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, forbidden_RTT: Tensor
+        self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        attended, key, value = self.self_attn.prefill(self.input_layernorm(x_MH), cos_M1D, sin_M1D, forbidden_RTT)
-        return self.feed_forward(x_MH + attended), key, value
+        attended, key, value = self.self_attn.prefill(self.input_layernorm(x_MH), cos_M1D, sin_M1D, mask)
+        return self.feed_forward(self.add(x_MH, attended)), key, value
 
     def feed_forward(self, x_MH: Tensor) -> Tensor:
-        return x_MH + self.mlp(self.post_attention_layernorm(x_MH))
+        return self.add(x_MH, self.mlp(self.post_attention_layernorm(x_MH)))
 
 
 class Qwen2Model(nn.Cell):
-    """The layers of one pipeline stage, without a head; all of the transformer where there is one stage.
+    """The layers of one pipeline stage, without a head; all of the transformer where there is one stage, or where the
+    compiler makes the stages.
 
     The first stage has the input table, the last one the final norm and the output table, which is the input table
     again when embeddings are tied: two stages then hold a copy of it under one name.
@@ -188,7 +196,9 @@ class Qwen2Model(nn.Cell):
             auto_prefix=False,
         )
         self.norm = (
-            RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, "model.norm") if self.is_last else Unchanged()
+            RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, "model.norm", place)
+            if self.is_last
+            else Unchanged()
         )
         output_rows = place.share(config.vocab_size)
         if self.is_last and not self.tied:
@@ -196,9 +206,14 @@ class Qwen2Model(nn.Cell):
         # A whole table is the output table by its own rows alone.
         self.takes_rows = self.is_last and self.tied and self.embed_tokens.weight.shape[0] > output_rows
         self.first_output, self.last_output = place.at.model * output_rows, (place.at.model + 1) * output_rows
-        head_dim = config.hidden_size // config.num_attention_heads
-        self.rope_cos, self.rope_sin = rope_tables(head_dim, config.max_position_embeddings, config.rope_theta)
-        self.gather = ops.Gather()
+        self.rope_cos, self.rope_sin = rope_tables(
+            head_size(config), config.max_position_embeddings, config.rope_theta
+        )
+        self.gather = place.split(ops.Gather(), (WHOLE, WHOLE), (DATA,))
+        self.segment_mask = SegmentMask()
+        place.assign_stages(self)
+        for layer in self.layers:
+            layer.set_recompute(place.recompute)
 
     def output_weight(self) -> Tensor:
         """The table that turns hidden states into this rank's logits, [V / model_parallel, H]."""
@@ -212,31 +227,38 @@ class Qwen2Model(nn.Cell):
 
     def rotation(self, positions_M: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [M, 1, D] at the given positions."""
-        cos = self.gather(self.rope_cos, positions_M, 0).expand_dims(1)
-        return cos, self.gather(self.rope_sin, positions_M, 0).expand_dims(1)
+        cos_MD, sin_MD = self.gather(self.rope_cos, positions_M, 0), self.gather(self.rope_sin, positions_M, 0)
+        table = (-1, 1, cos_MD.shape[-1])
+        return cos_MD.reshape(table), sin_MD.reshape(table)
 
-    def construct(self, inputs: Tensor, positions_RT: Tensor, segments_RT: Tensor) -> Tensor:
-        """Hidden states behind the stage's layers, normed on the last stage, [R * T, H].
+    def construct(self, inputs: Tensor, positions_RT: Tensor, segments: Tensor) -> Tensor:
+        """Hidden states behind the stage's layers, normed on the last stage, [M, H].
 
-        inputs: ids_RT on the first stage, what the stage before returned on the others.
+        inputs: ids_RT on the first stage, what the stage before returned on the others. segments: see
+        `attention_segments`.
         """
         cos, sin = self.rotation(positions_RT.reshape(-1))
-        forbidden_RTT = forbidden_pairs(segments_RT)
+        mask = self.segment_mask(segments)
         x_MH = self.entered(inputs)
         for layer in self.layers:
-            x_MH = layer(x_MH, cos, sin, forbidden_RTT)
+            x_MH = layer(x_MH, cos, sin, mask)
         return self.norm(x_MH)
 
-    def prefill(self, ids_RT: Tensor, positions_RT: Tensor, segments_RT: Tensor) -> tuple[Tensor, ...]:
-        """Keys and values of every layer: (k0, v0, k1, v1, ...), each [R, T, B, D]."""
+    def prefill(self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor) -> tuple[Tensor, ...]:
+        """Keys and values of every layer: (k0, v0, k1, v1, ...), each [M, B, D]."""
         cos, sin = self.rotation(positions_RT.reshape(-1))
-        forbidden_RTT = forbidden_pairs(segments_RT)
+        mask = self.segment_mask(segments)
         x_MH = self.embed_tokens(ids_RT.reshape(-1))
         cached = ()
         for layer in self.layers:
-            x_MH, key, value = layer.prefill(x_MH, cos, sin, forbidden_RTT)
+            x_MH, key, value = layer.prefill(x_MH, cos, sin, mask)
             cached += (key, value)
         return cached
+
+
+def head_size(config: ModelSection) -> int:
+    """Features of one attention head."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def rope_tables(head_dim: int, num_positions: int, theta: float) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ import numpy as np
 from mindspore import Parameter, nn
 
 from mindgspo.config import ModelSection
-from mindgspo.models.names import Shape, hugging_face_names, weight_shapes
+from mindgspo.models.names import Shape, hugging_face_names, parameter_shapes, weight_shapes
 from mindgspo.models.safetensors_io import check_names, read_safetensors
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import parameter_layouts
@@ -25,12 +25,6 @@ from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.reshard.resharder import gather_to_first_rank
 
 _INITIALIZATION_STREAM = 0x1717
-
-
-def parameter_shapes(section: ModelSection) -> dict[str, Shape]:
-    """{our parameter name: shape of the whole tensor} of every weight of this model, in table order."""
-    shapes = weight_shapes(section)
-    return {ours: shapes[theirs] for ours, theirs in hugging_face_names(section).items()}
 
 
 def weight_layouts(section: ModelSection, place: Placement) -> dict[str, Layout]:

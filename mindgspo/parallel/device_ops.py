@@ -1,9 +1,11 @@
 """Ops that exist fused on Ascend and are composed of small ops elsewhere: the one place where the device chooses.
 
 Each is a cell whose `__init__` fixes the branch, so a compiled graph holds only one of them. The composed forms
-are what CPU tests judge; the fused forms are compiled by the dry run.
+are what CPU tests judge, against numpy twins of what the fused ops' documentation says; the fused forms are compiled by
+the dry run. On the logical path the fused forms carry strategies; composed ones need none, one process runs them whole.
 
-Legend: R rows, S sequences, T token slots, H hidden units, A query heads, B key/value heads, g = A / B, D head size.
+Legend: R rows, T token slots, M = R * T flattened tokens, H hidden units, I inner features, A query heads, B key/value
+heads, D head size, E segment ends.
 """
 
 from __future__ import annotations
@@ -12,22 +14,32 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from mindgspo.parallel.placement import ALONE, Placement
 from mindgspo.parallel.runtime import current_device
+from mindgspo.parallel.splits import DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axes
 
 # Added to scores that must not be attended. Finite, so that a fully masked row stays free of NaN, and small
 # enough for bfloat16 and float16 after the scores were widened to float32.
 MASKED_SCORE = -1.0e9
 
 
-class RMSNormOp(nn.Cell):
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis of x [M, H], in float32 (arXiv 1910.07467)."""
+def is_fused() -> bool:
+    """Whether this process compiles for a device that has the fused ops."""
+    return current_device() == "Ascend"
 
-    def __init__(self, eps: float) -> None:
+
+class RMSNormOp(nn.Cell):
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis, in float32 (arXiv 1910.07467).
+
+    x: [M, H], or heads [M, A, D]. axes: how all but its last axis are split.
+    """
+
+    def __init__(self, eps: float, place: Placement = ALONE, axes: Axes = (SEQUENCE,)) -> None:
         super().__init__(auto_prefix=False)
         self.eps = eps
-        self.fused = current_device() == "Ascend"
+        self.fused = is_fused()
         if self.fused:
-            self.rms_norm = ops.auto_generate.RmsNorm(eps)
+            self.rms_norm = place.split(ops.auto_generate.RmsNorm(eps), (*axes, WHOLE), (WHOLE,))
         self.sum = ops.ReduceSum(keep_dims=True)
         self.outer = ops.MatMul()
 
@@ -36,31 +48,39 @@ class RMSNormOp(nn.Cell):
             return self.rms_norm(x, weight)[0]
         # On CPU a product of equal shapes costs half of one that broadcasts, and an outer product by matmul costs
         # less than either; its gradients are matmuls too, where a broadcast's are slow reductions.
-        x_MH = ops.cast(x, ms.float32)
+        x_MH = ops.cast(x, ms.float32).reshape(-1, x.shape[-1])
         scale_M1 = ops.rsqrt(self.sum(x_MH * x_MH, -1) * (1.0 / x.shape[-1]) + self.eps)
         scale_MH = self.outer(scale_M1, ops.cast(weight, ms.float32).reshape(1, -1))
-        return ops.cast(x_MH * scale_MH, x.dtype)
+        return ops.cast((x_MH * scale_MH).reshape(x.shape), x.dtype)
 
 
 class RotaryOp(nn.Cell):
     """Rotary position embedding in the rotate-half form: x * cos + rotate_half(x) * sin (arXiv 2104.09864).
 
-    x: [M, heads, D]; cos, sin: float32 [M, 1, D] tables with the two halves of D repeated.
+    x: [M, heads, D]; cos, sin: float32 [M, 1, D] tables with the two halves of D repeated. heads: how the heads of x
+    are split.
     """
 
-    def __init__(self, head_dim: int) -> None:
+    def __init__(self, head_dim: int, place: Placement = ALONE, heads: Axes = (MODEL,)) -> None:
         super().__init__(auto_prefix=False)
-        self.fused = current_device() == "Ascend"
+        self.fused = is_fused()
+        self.head_dim = head_dim
         if self.fused:
-            self.rotate = ops.auto_generate.RotaryPositionEmbedding()
+            tables = (WHOLE, DATA, WHOLE, WHOLE)
+            self.rotate = place.split(
+                ops.auto_generate.RotaryPositionEmbedding(), (WHOLE, DATA, *heads, WHOLE), tables, tables
+            )
+            self.cast = place.split(ops.Cast(), tables)
         else:
-            self.head_dim = head_dim
             self.rotate_half = Tensor(rotate_half_matrix(head_dim))
             self.matmul = ops.MatMul()
 
     def construct(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.fused:
-            return self.rotate(x, ops.cast(cos, x.dtype), ops.cast(sin, x.dtype), 0)
+            # All tokens as one sequence with a table of its own: the op wants four axes, and rows are of no concern.
+            one = (1, x.shape[0], 1, self.head_dim)
+            cos, sin = self.cast(cos.reshape(one), x.dtype), self.cast(sin.reshape(one), x.dtype)
+            return self.rotate(x.reshape((1, *x.shape)), cos, sin, 0).reshape(x.shape)
         # On CPU a small product beats slicing and joining, and equal shapes beat broadcasting; the tables spread
         # over the heads are the same in every layer, so the compiler keeps one copy of each.
         spread = (1, x.shape[1], 1)
@@ -78,68 +98,133 @@ def rotate_half_matrix(head_dim: int) -> np.ndarray:
 
 
 class SwiGLUOp(nn.Cell):
-    """silu(gate) * up (arXiv 2002.05202)."""
+    """silu(gate) * up (arXiv 2002.05202); gate, up: [M, I].
 
-    def __init__(self) -> None:
+    The fused op takes both as one tensor and keeps that alone for the backward pass. They are stacked on an axis of
+    their own, so that each rank's share of the features holds a share of both.
+    """
+
+    def __init__(self, place: Placement = ALONE) -> None:
         super().__init__(auto_prefix=False)
-        self.fused = current_device() == "Ascend"
+        self.fused = is_fused()
         if self.fused:
-            self.swiglu = ops.auto_generate.Swiglu()
+            self.stack = place.split(ops.Stack(axis=1), (DATA, MODEL), (DATA, MODEL))
+            self.swiglu = place.split(ops.auto_generate.Swiglu(), (DATA, WHOLE, MODEL))
 
     def construct(self, gate: Tensor, up: Tensor) -> Tensor:
         if self.fused:
-            return self.swiglu(ops.concat((gate, up), -1), -1)
+            return self.swiglu(self.stack((gate, up)), 1).reshape(gate.shape)
         return ops.silu(gate) * up
 
 
 class CausalAttentionOp(nn.Cell):
     """softmax(q k^T / sqrt(D) + mask) v with grouped key/value heads, causal and within segments.
 
-    query: [R, T, A, D]; key, value: [R, T, B, D]; segments_RT: int32, tokens attend only to earlier tokens of the
-    same segment. Returns [R, T, A * D]. Scores and softmax in float32.
+    query: [M, A, D]; key, value: [M, B, D]; mask: what `SegmentMask` made. Returns [M, A * D]. Scores and softmax in
+    float32. Where key/value heads are fewer than model_parallel, each is repeated for the ranks that share it.
     """
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, place: Placement = ALONE) -> None:
         super().__init__(auto_prefix=False)
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.group = num_heads // num_kv_heads
         self.scale = head_dim**-0.5
-        self.fused = current_device() == "Ascend"
+        self.fused = is_fused()
         if self.fused:
-            self.flash = ops.operations.nn_ops.FlashAttentionScore(
-                head_num=num_heads, scale_value=self.scale, input_layout="BSND"
+            self.flash = place.split(
+                ops.operations.nn_ops.FlashAttentionScore(
+                    head_num=num_heads, scale_value=self.scale, input_layout="TND", sparse_mode=CAUSAL_FROM_THE_END
+                ),
+                (DATA, MODEL, WHOLE),
+                (DATA, MODEL, WHOLE),
+                (DATA, MODEL, WHOLE),
+                (WHOLE, WHOLE),
+                (DATA,),
+                (DATA,),
             )
+            self.causal = Tensor(np.triu(np.ones((2048, 2048), np.uint8), k=1))
+            self.copies = place.parts(MODEL) // place.parts(KEY_VALUE)
+            self.tile = place.split(ops.Tile(), (DATA, KEY_VALUE, WHOLE, WHOLE))
         self.scores = ops.BatchMatMul(transpose_b=True)
         self.weigh = ops.BatchMatMul()
 
-    def construct(self, query: Tensor, key: Tensor, value: Tensor, forbidden_RTT: Tensor) -> Tensor:
-        num_rows, num_slots = query.shape[0], query.shape[1]
+    def construct(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         if self.fused:
-            mask = forbidden_RTT.expand_dims(1)
-            _, _, _, out = self.flash(query, key, value, None, None, None, mask)
-            return out.reshape(num_rows, num_slots, self.num_heads * self.head_dim)
+            if self.copies > 1:
+                key, value = self._repeated(key), self._repeated(value)
+            _, _, _, out = self.flash(query, key, value, None, None, None, self.causal, None, mask, mask)
+            return out.reshape(-1, self.num_heads * self.head_dim)
+        num_rows, num_slots = mask.shape[0], mask.shape[1]
         heads = (num_rows, num_slots, self.num_kv_heads, self.group, self.head_dim)
         queries = (query * self.scale).reshape(heads).transpose(0, 2, 3, 1, 4)
         queries = queries.reshape(num_rows, self.num_kv_heads, self.group * num_slots, self.head_dim)
-        scores = self.scores(queries, key.transpose(0, 2, 1, 3))
+        kv_heads = (num_rows, num_slots, self.num_kv_heads, self.head_dim)
+        scores = self.scores(queries, key.reshape(kv_heads).transpose(0, 2, 1, 3))
         scores = scores.reshape(num_rows, self.num_kv_heads, self.group, num_slots, num_slots)
         # Spread to the scores' own shape (once for all layers): adding equal shapes is twice as fast on CPU.
-        bias = (ops.cast(forbidden_RTT, ms.float32) * MASKED_SCORE).reshape(num_rows, 1, 1, num_slots, num_slots)
+        bias = (ops.cast(mask, ms.float32) * MASKED_SCORE).reshape(num_rows, 1, 1, num_slots, num_slots)
         scores = ops.cast(scores, ms.float32) + ops.tile(bias, (1, self.num_kv_heads, self.group, 1, 1))
         weights = ops.cast(ops.softmax(scores, -1), value.dtype)
         weights = weights.reshape(num_rows, self.num_kv_heads, self.group * num_slots, num_slots)
-        out = self.weigh(weights, value.transpose(0, 2, 1, 3))
+        out = self.weigh(weights, value.reshape(kv_heads).transpose(0, 2, 1, 3))
         out = out.reshape(num_rows, self.num_kv_heads, self.group, num_slots, self.head_dim)
-        return out.transpose(0, 3, 1, 2, 4).reshape(num_rows, num_slots, self.num_heads * self.head_dim)
+        return out.transpose(0, 3, 1, 2, 4).reshape(-1, self.num_heads * self.head_dim)
+
+    def _repeated(self, x_MBD: Tensor) -> Tensor:
+        """[M, B * copies, D], each head followed by its copies."""
+        one = x_MBD.reshape(-1, self.num_kv_heads, 1, self.head_dim)
+        return self.tile(one, (1, 1, self.copies, 1)).reshape(-1, self.num_kv_heads * self.copies, self.head_dim)
 
 
-def forbidden_pairs(segments_RT: Tensor) -> Tensor:
-    """uint8 [R, T, T]: 1 where query slot i must not see key slot j: j later than i, or in another segment.
+# Each segment's last query sees all of its keys: causal for queries and keys of equal number.
+CAUSAL_FROM_THE_END = 3
 
-    Padded slots (segment 0) see earlier padded slots, so that no softmax row is empty.
+
+class SegmentMask(nn.Cell):
+    """What `CausalAttentionOp` needs to know of the segments, made once per graph for all layers.
+
+    construct(segments): what `attention_segments` made. On Ascend the ends [E] pass as they are. Elsewhere segments_RT
+    become uint8 [R, T, T]: 1 where query slot i must not see key slot j: j later than i, or in another segment. Padded
+    slots (segment 0) see earlier padded slots, so that no softmax row is empty.
     """
-    num_slots = segments_RT.shape[1]
-    slots = ops.arange(num_slots)
-    later = slots.reshape(1, 1, num_slots) > slots.reshape(1, num_slots, 1)
-    other = ops.not_equal(segments_RT.expand_dims(1), segments_RT.expand_dims(2))
-    return ops.cast(ops.logical_or(later, other), ms.uint8)
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.fused = is_fused()
+
+    def construct(self, segments: Tensor) -> Tensor:
+        if self.fused:
+            return segments
+        num_slots = segments.shape[1]
+        slots = ops.arange(num_slots)
+        later = slots.reshape(1, 1, num_slots) > slots.reshape(1, num_slots, 1)
+        other = ops.not_equal(segments.expand_dims(1), segments.expand_dims(2))
+        return ops.cast(ops.logical_or(later, other), ms.uint8)
+
+
+def attention_segments(segments_RT: np.ndarray, *, num_replicas: int = 1) -> np.ndarray:
+    """The input of a graph that says which tokens belong together.
+
+    segments_RT itself where attention is composed of small ops. For the fused op the ends of its segments, see
+    `segment_ends`.
+    """
+    return segment_ends(segments_RT, num_replicas=num_replicas) if is_fused() else segments_RT
+
+
+def segment_ends(segments_RT: np.ndarray, *, num_replicas: int = 1) -> np.ndarray:
+    """int64 [num_replicas * E]: per replica, which has R / num_replicas of the rows, the number of flattened tokens up to
+    and including each segment; a run of padded slots is a segment too.
+
+    E is a power of two that suffices for every replica, so that few graphs are compiled; what is left over repeats the
+    last end, as empty segments.
+    """
+    ends = [_ends_of(rows) for rows in np.split(segments_RT, num_replicas)]
+    width = 1 << (max(len(of_replica) for of_replica in ends) - 1).bit_length()
+    padded = [np.pad(of_replica, (0, width - len(of_replica)), mode="edge") for of_replica in ends]
+    return np.concatenate(padded).astype(np.int64)
+
+
+def _ends_of(segments_RT: np.ndarray) -> np.ndarray:
+    is_last = np.ones(segments_RT.shape, bool)
+    is_last[:, :-1] = segments_RT[:, :-1] != segments_RT[:, 1:]
+    return np.flatnonzero(is_last.reshape(-1)) + 1

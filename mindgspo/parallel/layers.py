@@ -1,9 +1,12 @@
 """The layers that know how a model is laid over processes. Models are written with them and never ask.
 
-Each process holds its slice of every weight and calls the collectives itself. Column-parallel layers compute their own
-output features, row-parallel ones take their own input features and add the ranks' results up; between the two a rank
-never sees the others' activations. Parameter names are Hugging Face's, shapes its ([out, in]) or a slice of that as
-`parallel.parameter_layouts` says. A rank that is alone compiles the graph of a model without any of this.
+Column-parallel layers compute a part of the output features on each rank, row-parallel ones take a part of the input
+features and the ranks' results are added up; between the two a rank never sees the others' activations. There are two
+paths to that, and the `Placement` chooses. Each process holds its slices and calls the collectives itself (spmd: the
+CPU cluster, generation everywhere). Or the layers have full shapes and every op a strategy, by which MindSpore's
+compiler cuts them and inserts the collectives (logical: training and scoring on Ascend). Parameter names are Hugging
+Face's, shapes its ([out, in]) or a slice of that as `parallel.parameter_layouts` says. A rank that is alone compiles
+the graph of a model without any of this, on either path.
 
 Legend: M flattened tokens, V vocabulary entries (of this rank), H hidden units, I and O in- and output features.
 """
@@ -17,32 +20,14 @@ from mindspore.ops import constexpr
 from mindgspo.parallel.model_parallel_ops import leave_model_parallel
 from mindgspo.parallel.parameter_memory import zero_parameter
 from mindgspo.parallel.placement import Placement
+from mindgspo.parallel.splits import DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE
 
 
-class _Linear(nn.Cell):
-    """x W^T (+ b) in the compute type `dtype`; master weights stay float32."""
+class ColumnParallelLinear(nn.Cell):
+    """x W^T (+ b) whose output features are split under model_parallel (q, k, v, gate, up).
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool, dtype: ms.Type, name: str) -> None:
-        """in_features, out_features: of this rank."""
-        super().__init__(auto_prefix=False)
-        self.weight = zero_parameter((out_features, in_features), f"{name}.weight")
-        self.has_bias = bias
-        if bias:
-            self.bias = zero_parameter((out_features,), f"{name}.bias")
-        self.dtype = dtype
-        self.matmul = ops.MatMul(transpose_b=True)
-
-    def construct(self, x_MI: Tensor) -> Tensor:
-        out_MO = self.matmul(x_MI, ops.cast(self.weight, self.dtype))
-        if self.has_bias:
-            out_MO = out_MO + ops.cast(self.bias, self.dtype)
-        return out_MO
-
-
-class ColumnParallelLinear(_Linear):
-    """Linear layer whose output features are split under model_parallel (q, k, v, gate, up).
-
-    Its input is the same on all ranks and has passed `enter_model_parallel`, once for all layers that read it.
+    Its input is the same on all ranks and has passed `enter_model_parallel`, once for all layers that read it. It
+    computes in `dtype`; master weights stay float32.
     units: indivisible pieces of the output features (key/value heads); see `Placement.share`.
     """
 
@@ -57,14 +42,35 @@ class ColumnParallelLinear(_Linear):
         place: Placement,
         units: int | None = None,
     ) -> None:
-        super().__init__(in_features, place.share(out_features, units=units), bias=bias, dtype=dtype, name=name)
+        super().__init__(auto_prefix=False)
+        own_features = place.share(out_features, units=units)
+        self.weight = zero_parameter((own_features, in_features), f"{name}.weight")
+        self.has_bias = bias
+        features = MODEL if units is None else KEY_VALUE
+        if bias:
+            self.bias = zero_parameter((own_features,), f"{name}.bias")
+            self.add = place.split(ops.Add(), (DATA, features), (features,))
+        self.dtype = dtype
+        self.matmul = place.split(ops.MatMul(transpose_b=True), (DATA, WHOLE), (features, WHOLE))
+
+    def construct(self, x_MI: Tensor) -> Tensor:
+        out_MO = self.matmul(x_MI, ops.cast(self.weight, self.dtype))
+        if self.has_bias:
+            out_MO = self.add(out_MO, ops.cast(self.bias, self.dtype))
+        return out_MO
 
 
-class RowParallelLinear(_Linear):
-    """Linear layer whose input features are split under model_parallel (o, down); the ranks' outputs are added up."""
+class RowParallelLinear(nn.Cell):
+    """x W^T whose input features are split under model_parallel (o, down); the ranks' outputs are added up, and where
+    the sequence is split between layers each rank keeps its tokens of the sum."""
 
     def __init__(self, in_features: int, out_features: int, *, dtype: ms.Type, name: str, place: Placement) -> None:
-        super().__init__(place.share(in_features), out_features, bias=False, dtype=dtype, name=name)
+        super().__init__(auto_prefix=False)
+        self.weight = zero_parameter((out_features, place.share(in_features)), f"{name}.weight")
+        self.dtype = dtype
+        self.matmul = place.split(
+            ops.MatMul(transpose_b=True), (DATA, MODEL), (WHOLE, MODEL), output=(SEQUENCE, WHOLE)
+        )
         self.leave = leave_model_parallel(place)
 
     def construct(self, x_MI: Tensor) -> Tensor:
@@ -84,7 +90,10 @@ class VocabParallelEmbedding(nn.Cell):
         # summed over them, and reading must count once.
         self.is_silent = place.model_parallel > 1 and not self.is_split and place.at.model > 0
         self.dtype = dtype
-        self.gather = ops.Gather()
+        if place.is_embedding_whole:
+            self.gather = place.split(ops.Gather(), (WHOLE, WHOLE), (DATA,))
+        else:
+            self.gather = place.split(ops.Gather(), (MODEL, WHOLE), (DATA,), output=(SEQUENCE, WHOLE))
         self.leave = leave_model_parallel(place)
 
     def construct(self, ids: Tensor) -> Tensor:

@@ -4,9 +4,9 @@ What enters: names and full shapes of the parameters, the model section, the pla
 by the parallel layers, strategy files, resharding and checkpoints; pure Python.
 
 Matrices are [out, in]. Column-parallel ones are split by out (axis 0, bias too), row-parallel ones by in (axis 1), the
-output table by vocabulary, the input table as `vocab_emb_dp` says; norms are whole everywhere. Layers go to pipeline
-stages in equal runs, the input table to the first, the last norm and the output table to the last; a table that is both
-(tied embeddings) to the first and the last.
+output table by vocabulary, the input table as `vocab_emb_dp` says; norms are whole everywhere, those of heads (Qwen3)
+too, though each rank uses them on its own heads. Layers go to pipeline stages in equal runs, the input table to the
+first, the last norm and the output table to the last; a table that is both (tied embeddings) to the first and the last.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class Split(Enum):
     """How model_parallel acts on a parameter."""
 
     WHOLE = auto()
-    """Every rank of the stage holds all of it."""
+    """Every rank of the stage holds all of it and sees whole activations with it."""
+    WHOLE_FOR_OWN_HEADS = auto()
+    """Every rank of the stage holds all of it and sees its own heads with it."""
     COLUMN = auto()
     """Axis 0 (output features) over model_parallel."""
     KEY_VALUE = auto()
@@ -61,7 +63,14 @@ _QWEN2 = {
     "lm_head.weight": Split.COLUMN,
 }
 
-SPLITS: Mapping[str, Mapping[str, Split]] = {"qwen2": _QWEN2}
+_QWEN3 = {name: split for name, split in _QWEN2.items() if not name.endswith(".bias")} | {
+    "self_attn.q_norm.weight": Split.WHOLE_FOR_OWN_HEADS,
+    "self_attn.k_norm.weight": Split.WHOLE_FOR_OWN_HEADS,
+}
+
+SPLITS: Mapping[str, Mapping[str, Split]] = {"qwen2": _QWEN2, "qwen3": _QWEN3}
+# Not split over model_parallel.
+_WHOLE = (Split.WHOLE, Split.WHOLE_FOR_OWN_HEADS)
 
 
 def parameter_layouts(shapes: Mapping[str, Shape], model: ModelSection, plan: ParallelPlan) -> dict[str, Layout]:
@@ -95,9 +104,9 @@ def gradient_ranks(
 ) -> dict[str, Ranks]:
     """{name: ranks over which its gradient is summed} of the weights that `rank` holds; the rank itself among them.
 
-    Norms see whole activations: all model-parallel ranks find the same gradient, and data-parallel ones add theirs up.
-    Of every other weight each rank finds only what its own samples, heads, vocabulary or stage contribute, so that all
-    holders of a slice add theirs up.
+    Norms of the residual stream see whole activations: all model-parallel ranks find the same gradient, and
+    data-parallel ones add theirs up. Of every other weight, norms of heads among them, each rank finds only what its
+    own samples, heads, vocabulary or stage contribute, so that all holders of a slice add theirs up.
     """
     grid = RankGrid.of(plan)
     held = {name: layout.ranks_with_slice_of(rank) for name, layout in layouts.items()}
@@ -160,7 +169,7 @@ def _inner_axes(split: Split, model: ModelSection, plan: ParallelPlan) -> tuple[
 
 def _tensor_map(split: Split, num_axes: int, num_inner: int, plan: ParallelPlan) -> tuple[int, ...]:
     whole = (NOT_SPLIT,) * num_axes
-    if split is Split.WHOLE or (split is Split.INPUT_TABLE and plan.vocab_emb_dp):
+    if split in _WHOLE or (split is Split.INPUT_TABLE and plan.vocab_emb_dp):
         return whole
     if split is Split.ROW:
         return (NOT_SPLIT, 0)

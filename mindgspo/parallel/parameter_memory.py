@@ -22,6 +22,17 @@ def zero_parameter(
     return Parameter(initializer("zeros", shape, dtype), name=name, requires_grad=requires_grad)
 
 
+def zero_parameter_beside(weight: Parameter, name: str, *, requires_grad: bool = True) -> Parameter:
+    """Zeros of a weight's shape, float32, which the compiler of a logical graph lays out as it lays out the weight."""
+    parameter = zero_parameter(tuple(weight.shape), name, requires_grad=requires_grad)
+    # What `Parameter.clone` does; that would read the weight as well.
+    requires_grad, name = parameter.requires_grad, parameter.name
+    parameter.param_info = weight.param_info.clone()
+    parameter.param_info.obj = parameter
+    parameter.name, parameter.requires_grad = name, requires_grad
+    return parameter
+
+
 def values_of(parameter: Parameter) -> np.ndarray:
     """The parameter's array, to be read before the next graph runs, or filled: `commit_values` then makes it the
     parameter's. On CPU it is so at once."""

@@ -7,9 +7,15 @@ it works with. Pure Python.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.parallel.ranks import Coordinates, RankGrid, Ranks
+from mindgspo.parallel.splits import Axes, Axis, parts_of
+
+if TYPE_CHECKING:
+    from mindspore import nn
+    from mindspore.ops import Primitive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +83,75 @@ class Placement:
         parts = self.model_parallel if units is None else min(units, self.model_parallel)
         assert features % parts == 0, f"{features} features over {parts} slices"
         return features // parts
+
+    @property
+    def recompute(self) -> str:
+        """What the backward pass computes again: see `ParallelPlan.recompute`."""
+        return self.plan.recompute
+
+    @property
+    def is_embedding_whole(self) -> bool:
+        """Whether every rank of a first stage has the whole input table."""
+        return self.plan.vocab_emb_dp or self.plan.model_parallel == 1
+
+    def parts(self, axis: Axis) -> int:
+        """Into how many parts the compiler cuts an axis: one, where each process holds its own slices."""
+        return 1
+
+    def assign_stages(self, model: nn.Cell) -> None:
+        """Tell the compiler on which pipeline stage each part of a model (embed_tokens, layers, norm) belongs; nothing
+        to do where a process builds the layers of its own stage alone."""
+
+    def split(self, op: Primitive, *inputs: Axes, output: Axes | None = None) -> Primitive:
+        """The op as it belongs into a graph of this path: as it is, where each process holds its own slices."""
+        return op
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogicalPlacement(Placement):
+    """The logical path: one graph of full shapes for all ranks, which MindSpore's compiler divides by strategies.
+
+    To the layers it is a process that holds everything; `plan` and `rank` are a single process's. Where nothing divides
+    the graph (one process on CPU) it computes what `ALONE` computes.
+    """
+
+    divided: ParallelPlan
+    """The plan that the compiler is to realise."""
+    num_kv_heads: int
+
+    @property
+    def recompute(self) -> str:
+        return self.divided.recompute
+
+    @property
+    def is_embedding_whole(self) -> bool:
+        return self.divided.vocab_emb_dp or self.divided.model_parallel == 1
+
+    def parts(self, axis: Axis) -> int:
+        return parts_of(self.divided, self.num_kv_heads)[axis]
+
+    def assign_stages(self, model: nn.Cell) -> None:
+        stages, count = self.divided.pipeline_stage, len(model.layers)
+        if stages == 1:
+            return
+        model.embed_tokens.pipeline_stage = 0
+        for number, layer in enumerate(model.layers):
+            layer.pipeline_stage = number * stages // count
+        model.norm.pipeline_stage = stages - 1
+
+    def split(self, op: Primitive, *inputs: Axes, output: Axes | None = None) -> Primitive:
+        """The op under its strategy, one word per axis of each input; `output` where its result may lie in more than
+        one way (a sum over ranks that leaves each its share instead of all of it)."""
+        parts = parts_of(self.divided, self.num_kv_heads)
+        strategy = tuple(tuple(parts[axis] for axis in axes) for axes in inputs)
+        if output is None:
+            return op.shard(strategy)
+        return op.shard(strategy, (tuple(parts[axis] for axis in output),))
+
+
+def logical_placement(plan: ParallelPlan, num_kv_heads: int) -> LogicalPlacement:
+    """Where the one process stands that describes a whole plan to the compiler."""
+    return LogicalPlacement(plan=ParallelPlan(), rank=0, divided=plan, num_kv_heads=num_kv_heads)
 
 
 ALONE = Placement(plan=ParallelPlan(), rank=0)

@@ -98,6 +98,13 @@ def world_size() -> int:
     return communication.get_group_size()
 
 
+def world_group() -> str:
+    """The name of the group of all workers, for collectives inside a graph."""
+    from mindspore.communication import GlobalComm
+
+    return GlobalComm.WORLD_COMM_GROUP
+
+
 def broadcast_in_place(array: np.ndarray, *, sender: int, group: str) -> None:
     """Fill a contiguous float32 or int32 array with the one of rank `sender`; both are members of `group`."""
     from mindspore.mint import distributed

@@ -19,7 +19,8 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindgspo.parallel.layers import VocabParallelLogProb, VocabParallelLogProbEntropy, chunk_tokens
-from mindgspo.parallel.placement import Placement
+from mindgspo.parallel.logical_logprob import LogicalLogProb
+from mindgspo.parallel.placement import LogicalPlacement, Placement
 from mindgspo.parallel.process_groups import group_name
 
 
@@ -139,6 +140,8 @@ class ShardedLogProbEntropy(ShardedLogProb):
 
 def log_prob_head(place: Placement, *, temperature: float, with_entropy: bool) -> nn.Cell:
     """The head of a rank: (hidden_MH, weight_VH, targets_M) -> (logp_M, entropy_M); see `VocabParallelLogProb`."""
+    if isinstance(place, LogicalPlacement):
+        return LogicalLogProb(place, temperature=temperature, with_entropy=with_entropy)
     if place.model_parallel == 1:
         alone = VocabParallelLogProbEntropy if with_entropy else VocabParallelLogProb
         return alone(temperature=temperature)

@@ -53,8 +53,9 @@ class Prefill(nn.Cell):
     def construct(self, ids_QL: Tensor, positions_QL: Tensor, segments_QL: Tensor) -> tuple[Tensor, ...]:
         """(k0, v0, k1, v1, ...), each [Q * B * L, D]; columns beyond a prompt's length hold values nobody reads."""
         rows = ()
+        prompts = (*ids_QL.shape, -1, self.head_dim)
         for cached in self.model.prefill(ids_QL, positions_QL, segments_QL):
-            rows += (cached.transpose(0, 2, 1, 3).reshape(-1, self.head_dim),)
+            rows += (cached.reshape(prompts).transpose(0, 2, 1, 3).reshape(-1, self.head_dim),)
         return rows
 
 

@@ -37,6 +37,7 @@ from mindgspo.rewards import Scorer
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.protocol import RolloutEngine
 from mindgspo.rollout.replicated import ReplicatedEngine
+from mindgspo.rollout.sizes import rollout_sizes
 from mindgspo.rollout.weight_transfer import WeightTransfer
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.trainer.inputs import HELD_OUT_SEED, NUM_TRIAL_ROWS, check_architecture, trial_candidate
@@ -268,14 +269,12 @@ def _same_weights(config: ExperimentConfig) -> bool:
 
 
 def _native_engine(config: ExperimentConfig, model: nn.Cell, tokenizer: Tokenizer) -> NativeEngine:
-    rollout = config.rollout
-    slots = max(1, rollout.slots // model.place.plan.data_parallel)
+    rollout, sizes = config.rollout, rollout_sizes(config)
     return NativeEngine(
         model,
         eos_ids=tokenizer.eos_ids,
-        num_slots=slots,
-        # As many prompts as fill the slots with their siblings: one prefill then feeds all slots once.
-        prefill_width=max(1, slots // rollout.num_generations),
+        num_slots=sizes.num_slots,
+        prefill_width=sizes.prefill_width,
         max_prompt_length=config.data.max_prompt_length,
         max_new_tokens=rollout.max_new_tokens,
         length_multiple=config.trainer.length_multiple,

@@ -24,9 +24,9 @@ tensor_shape
 opt_weight_shard_step, opt_weight_shard_size
     The rank stores one of `size` parts of axis 0 of its slice, weights and moments alike; replicas that share a slice
     are `step` ranks apart. -1: as many parts as replicas, which is the compiler's default and counts the model_parallel
-    ranks of a norm [C]. 0: whole. Which replicas: `strategy.optimizer_shard` [T, with hand-made entries too]. `step`
-    only repeats what the device matrix says; readers ask for non-zero, and for the right one where a single device axis
-    is free [R].
+    ranks of a norm [C]. 0: whole. Which replicas: `strategy.optimizer_shard` [T, with hand-made entries too]; which
+    parameters the compiler cuts: `strategy.hsdp` [C]. `step` only repeats what the device matrix says; readers ask for
+    non-zero, and for the right one where a single device axis is free [R].
 field; param_split_shape, indices_offset
     Tables split by fields; rows per slice and first rows of tables split unevenly. 0 and empty for all others [C].
     Others' hand-written files put shapes into param_split_shape, so it counts with indices_offset only.
@@ -91,28 +91,54 @@ def write_strategy(path: Path | str, layouts: Mapping[str, Layout], *, plan: Par
 
 
 def write_strategies(
-    folder: Path | str, layouts: Mapping[str, Layout], *, plan: ParallelPlan, suffix: str = ".ckpt"
+    folder: Path | str,
+    layouts: Mapping[str, Layout],
+    *,
+    plan: ParallelPlan,
+    suffix: str = ".ckpt",
+    strategy_of: Callable[..., Strategy] = stage_strategy,
 ) -> list[Path]:
-    """Write `strategy_<rank><suffix>` for every rank of the plan; returns the paths, by rank.
+    """Write the file of every rank of the plan; returns the paths, by rank: see `rank_paths`.
 
-    The files of a stage are equal, so each is worked out once. Errors as `write_strategy`; CheckpointError also for a
-    folder with strategy files of other ranks or of the other form, because MindSpore merges all that a folder holds.
+    strategy_of: `stage_strategy` or `compiled_strategy`. The files of a stage are equal, so each is worked out once.
+    Errors as `write_strategy` and `rank_paths`.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     grid = RankGrid.of(plan)
-    paths = [folder / f"strategy_{rank}{suffix}" for rank in range(grid.world_size)]
+    paths = rank_paths(Path(folder), plan, suffix)
+    for stage in range(plan.pipeline_stage):
+        ranks = grid.stage_ranks(stage)
+        content = _content(Path(folder, f"*{suffix}"), strategy_of(layouts, plan=plan, rank=ranks[0]))
+        for rank in ranks:
+            _replace(paths[rank], content)
+    return paths
+
+
+def copy_strategy(source: Path, paths: Sequence[Path]) -> Strategy:
+    """Write a file that MindSpore wrote for one rank under other names, byte for byte; returns what it says."""
+    strategy = read_strategy(source)
+    content = source.read_bytes()
+    for path in paths:
+        _replace(path, content)
+    return strategy
+
+
+def rank_paths(folder: Path, plan: ParallelPlan, suffix: str) -> list[Path]:
+    """`<folder>/ckpt_strategy_rank_<rank><suffix>` of all ranks, as MindFormers names them, in a folder made for them.
+
+    Raises CheckpointError for a folder that cannot be made, or with files of other ranks or of the other form, because
+    MindSpore merges all that a folder holds.
+    """
+    paths = [folder / f"ckpt_strategy_rank_{rank}{suffix}" for rank in range(plan.world_size)]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be made ({error.strerror}); give another folder") from error
     others = sorted({path for path in folder.iterdir() if path.suffix in _WRITERS} - set(paths))
     if others:
         raise CheckpointError(
-            f"{folder}: holds {len(others)} file(s) beside those of the {grid.world_size} ranks of {plan}, first "
+            f"{folder}: holds {len(others)} file(s) beside those of the {plan.world_size} ranks of {plan}, first "
             f"{others[0].name}; MindSpore would merge them all: give another folder"
         )
-    for stage in range(plan.pipeline_stage):
-        ranks = grid.stage_ranks(stage)
-        content = _content(folder / f"strategy_*{suffix}", stage_strategy(layouts, plan=plan, rank=ranks[0]))
-        for rank in ranks:
-            _replace(paths[rank], content)
     return paths
 
 
@@ -171,5 +197,7 @@ def _replace(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be written ({error.strerror}); give another place") from error
     finally:
         aside.unlink(missing_ok=True)

@@ -2,6 +2,9 @@
 
 What enters: {parameter: Layout} of a plan, or a record. What leaves: the record of one rank's stage, or {parameter:
 Layout}. Called by `strategy.file`, checkpoints and conversions; pure Python.
+
+Two records of a plan: `stage_strategy` says what our own collectives do, `compiled_strategy` what MindSpore's compiler
+does with the same plan. They differ in optimizer shards alone.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from mindgspo.config.plan import ParallelPlan
 from mindgspo.errors import CheckpointError, ConfigError, WeightsError
 from mindgspo.parallel.layout import Layout, Shape
 from mindgspo.parallel.ranks import RankGrid, Ranks
+from mindgspo.parallel.strategy.hsdp import hsdp_call, hsdp_shards, without_single_devices
 from mindgspo.parallel.strategy.optimizer_shard import DeviceMatrix, TensorMap, device_axes, with_fields
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
 
@@ -24,19 +28,35 @@ def stage_strategy(layouts: Mapping[str, Layout], *, plan: ParallelPlan, rank: i
     axis 0 over data_parallel is written into the optimizer-shard fields where MindSpore reads the same placement from
     them, and into the tensor map where not (key/value heads shared by several ranks, norms under model_parallel).
     """
+    return _stage_record(layouts, plan, rank, plan.optimizer_shard)
+
+
+def compiled_strategy(layouts: Mapping[str, Layout], *, plan: ParallelPlan, rank: int) -> Strategy:
+    """What the compiler's own file for a rank of a graph of this plan says, letter for letter but for the order.
+
+    layouts: without optimizer shards, of this plan; weights and, under names of their own, what is kept beside them and
+    laid out alike. Under `optimizer_shard` they are cut as `strategy.hsdp` says.
+    """
+    record = _stage_record(layouts, plan, rank, False)
+    call = hsdp_call(plan)
+    stages = {
+        stage: {
+            name: without_single_devices(stored if call is None else hsdp_shards(stored, call))
+            for name, stored in entries.items()
+        }
+        for stage, entries in record.stages.items()
+    }
+    return replace(record, stages=stages)
+
+
+def compiled_layouts(layouts: Mapping[str, Layout], *, plan: ParallelPlan) -> dict[str, Layout]:
+    """The layouts with the cuts of `compiled_strategy` in them: what every rank of a compiled graph really holds."""
     grid = RankGrid.of(plan)
-    if not 0 <= rank < grid.world_size:
-        raise ConfigError(f"rank {rank}: the plan {plan} has the ranks 0 to {grid.world_size - 1}")
-    stage = grid.coordinates(rank).stage
-    ranks = grid.stage_ranks(stage)
-    entries: dict[str, StoredLayout] = {}
-    for name, layout in layouts.items():
-        if rank not in layout.rank_list:
-            continue
-        entries[name] = _stored(layout, ranks, plan.optimizer_shard)
-    if not entries:
-        raise ConfigError(f"rank {rank}: none of the {len(layouts)} layouts has a parameter on stage {stage} of {plan}")
-    return Strategy(stages={stage: entries}, source=f"stage {stage} of {plan}")
+    records = [
+        compiled_strategy(layouts, plan=plan, rank=grid.stage_ranks(stage)[0]) for stage in range(grid.pipeline_stage)
+    ]
+    merged = Strategy(stages={stage: entries for record in records for stage, entries in record.stages.items()})
+    return strategy_layouts(merged, {name: layout.shape for name, layout in layouts.items()})
 
 
 def strategy_layouts(
@@ -76,6 +96,20 @@ def strategy_layouts(
         except ConfigError as error:
             raise WeightsError(f"{strategy.source}: {error}") from error
     return layouts
+
+
+def _stage_record(layouts: Mapping[str, Layout], plan: ParallelPlan, rank: int, optimizer_shard: bool) -> Strategy:
+    grid = RankGrid.of(plan)
+    if not 0 <= rank < grid.world_size:
+        raise ConfigError(f"rank {rank}: the plan {plan} has the ranks 0 to {grid.world_size - 1}")
+    stage = grid.coordinates(rank).stage
+    ranks = grid.stage_ranks(stage)
+    entries = {
+        name: _stored(layout, ranks, optimizer_shard) for name, layout in layouts.items() if rank in layout.rank_list
+    }
+    if not entries:
+        raise ConfigError(f"rank {rank}: none of the {len(layouts)} layouts has a parameter on stage {stage} of {plan}")
+    return Strategy(stages={stage: entries}, source=f"stage {stage} of {plan}")
 
 
 def _stored(layout: Layout, ranks: Ranks, optimizer_shard: bool) -> StoredLayout:

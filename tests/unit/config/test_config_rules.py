@@ -43,6 +43,20 @@ WARMUP = "warmup={max_steps: 5, batch_size: 4, lr: 1e-3, stop_at_accuracy: 0.5}"
             "(RoPE turns pairs); nearest legal heads: 3 or 6",
         ),
         (
+            ["model.architecture=qwen3", "model.num_attention_heads=10"],
+            "model.hidden_size: 96 / num_attention_heads 10 = 9.6 must be an even whole number "
+            "(RoPE turns pairs); nearest legal heads: 8 or 12; or set model.head_dim",
+        ),
+        (
+            ["model.head_dim=32"],
+            "model.head_dim: 32 x 4 attention heads = 128 is not hidden_size 96, as it must be for qwen2; remove it, "
+            "or set model.architecture=qwen3",
+        ),
+        (
+            ["model.architecture=qwen3", "model.head_dim=33"],
+            "model.head_dim: 33 must be even (RoPE turns pairs); nearest legal: 32 or 34",
+        ),
+        (
             ["model.num_key_value_heads=3"],
             "model.num_key_value_heads: 3 does not divide num_attention_heads 4; nearest legal: 2 or 4",
         ),

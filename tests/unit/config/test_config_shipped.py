@@ -36,7 +36,9 @@ def test_example_loads(path):
 def test_model_config_fits_into_an_experiment(path, tmp_path, experiment):
     own = read_layers(experiment, ())
     del own["model"]
-    own["trainer"]["samples_per_micro_batch"] = 1  # whatever the plans' product, it divides
+    # Whatever the plans, replicas and micro-batches divide these.
+    own["rollout"]["prompts_per_step"] = own["trainer"]["prompts_per_mini_batch"] = 16
+    own["trainer"]["samples_per_micro_batch"] = 1
     standalone = tmp_path / "with_model.yaml"
     standalone.write_text(f"include: {path}\n" + write_document(own))
     assert load_config(standalone).model.vocab_size == read_layers(path, ())["model"]["vocab_size"]

@@ -46,6 +46,34 @@ NEW_STYLE = {key: value for key, value in OLD_STYLE.items() if key not in ("rope
     "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
     "sliding_window": None,
 }
+# As Qwen3-8B ships it.
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 12288,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 36,
+    "model_type": "qwen3",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
 
 
 def write(folder: Path, config: object) -> Path:
@@ -92,7 +120,7 @@ def test_fields_left_out_take_the_family_s_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "llama"}, "model_type is 'llama'; supported: qwen2"),
+        ({"model_type": "llama"}, "model_type is 'llama'; supported: qwen2, qwen3"),
         ({"model_type": None}, "model_type is None"),
         ({"use_sliding_window": True}, "use_sliding_window is True"),
         ({"use_mrope": True}, "use_mrope is True"),
@@ -126,6 +154,27 @@ def test_a_detail_that_says_what_is_implemented_is_accepted(harmless: dict, tmp_
     assert read_model_section(write(tmp_path, OLD_STYLE | harmless)).hidden_size == 896
 
 
+def test_a_qwen3_keeps_its_own_head_width(tmp_path: Path) -> None:
+    section = read_model_section(write(tmp_path, QWEN3 | {"num_attention_heads": 64}))
+    assert (section.architecture, section.head_dim, section.hidden_size) == ("qwen3", 128, 4096)
+    left_out = {key: value for key, value in QWEN3.items() if key != "head_dim"}
+    assert read_model_section(write(tmp_path, left_out | {"hidden_size": 2048})).head_dim == 128
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention_bias": True}, "attention_bias is True; only False is implemented"),
+        ({"head_dim": 127}, "head_dim 127 must be even"),
+        ({"head_dim": "wide"}, "head_dim: .*integer"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads 5 does not divide num_attention_heads 32"),
+    ],
+)
+def test_what_is_wrong_with_a_qwen3_is_refused(changes: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=message):
+        read_model_section(write(tmp_path, QWEN3 | changes))
+
+
 @pytest.mark.parametrize("missing", ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"])
 def test_a_missing_size_is_named(missing: str, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=missing):
@@ -147,6 +196,16 @@ def test_an_exported_config_reads_back(tmp_path: Path) -> None:
     exported = huggingface_config(section, eos_ids=(151645, 151643), pad_id=151643)
     assert exported["architectures"] == ["Qwen2ForCausalLM"]
     assert exported["eos_token_id"] == [151645, 151643] and exported["pad_token_id"] == 151643
+    (tmp_path / "export").mkdir()
+    again = read_model_section(write(tmp_path / "export", exported))
+    assert again == section.model_copy(update={"path": tmp_path / "export"})
+
+
+def test_an_exported_qwen3_reads_back(tmp_path: Path) -> None:
+    section = read_model_section(write(tmp_path, QWEN3 | {"num_attention_heads": 64}))
+    exported = huggingface_config(section, eos_ids=(151645,), pad_id=151643)
+    assert exported["architectures"] == ["Qwen3ForCausalLM"]
+    assert (exported["head_dim"], exported["attention_bias"]) == (128, False)
     (tmp_path / "export").mkdir()
     again = read_model_section(write(tmp_path / "export", exported))
     assert again == section.model_copy(update={"path": tmp_path / "export"})

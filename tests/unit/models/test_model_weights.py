@@ -66,6 +66,14 @@ def test_names_and_shapes_are_those_of_hugging_face() -> None:
     assert "lm_head.weight" not in weight_shapes(make_section(tie_word_embeddings=True))
 
 
+def test_qwen3_has_norms_of_heads_instead_of_biases() -> None:
+    shapes = weight_shapes(make_section(architecture="qwen3", head_dim=6))
+    attention = "model.layers.1.self_attn."
+    assert shapes[f"{attention}q_norm.weight"] == shapes[f"{attention}k_norm.weight"] == (6,)
+    assert shapes[f"{attention}q_proj.weight"] == (24, 8) and shapes[f"{attention}o_proj.weight"] == (8, 24)
+    assert not [name for name in shapes if name.endswith("bias")] and len(shapes) == 3 + 2 * 11
+
+
 def initial_weights(section: ModelSection, seed: int) -> dict[str, np.ndarray]:
     from mindgspo.models.weights import initialize_weights, weights_as_numpy
 

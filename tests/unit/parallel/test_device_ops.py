@@ -1,4 +1,7 @@
-"""The composed forms of the fused ops, against numpy in float64."""
+"""The composed forms of the fused ops, against what the documentation of the fused ops says, in numpy and float64.
+
+Legend: M flattened tokens, A query heads, B key/value heads, D head size, E segment ends.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,47 @@ def run(cell, *arrays: np.ndarray) -> np.ndarray:
     return cell(*map(Tensor, arrays)).asnumpy()
 
 
+def normal(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def rms_norm(x: np.ndarray, gamma: np.ndarray, epsilon: float) -> np.ndarray:
+    """`RmsNorm`, its first output."""
+    x = x.astype(np.float64)
+    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + epsilon) * gamma
+
+
+def swiglu(stacked: np.ndarray, dim: int) -> np.ndarray:
+    """`Swiglu`: swish of the first half along `dim`, times the second half."""
+    a, b = np.split(stacked.astype(np.float64), 2, axis=dim)
+    return a / (1 + np.exp(-a)) * b
+
+
+def rotate_half(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """`RotaryPositionEmbedding` in mode 0; x: (1, S, N, D), tables (1, S, 1, D)."""
+    x = x.astype(np.float64)
+    first, second = np.split(x, 2, axis=-1)
+    return x * cos + np.concatenate([-second, first], axis=-1) * sin
+
+
+def flash_attention(
+    query: np.ndarray, key: np.ndarray, value: np.ndarray, ends: np.ndarray, *, scale: float
+) -> np.ndarray:
+    """`FlashAttentionScore`, its last output, in layout TND and sparse mode 3: sequences lie behind each other, number
+    b up to the cumulative length ends[b] of queries and of keys alike; aligned at their ends, a query sees no later key.
+    Head a reads key/value head a // (A / B)."""
+    query, key, value = (x.astype(np.float64) for x in (query, key, value))
+    assert ends[-1] == len(query) == len(key) and (np.diff(ends) >= 0).all()
+    group, out = query.shape[1] // key.shape[1], np.full(query.shape, np.nan)
+    for start, stop in zip([0, *ends[:-1]], ends, strict=True):
+        allowed = np.tri(stop - start, dtype=bool)
+        for head in range(query.shape[1]):
+            scores = scale * query[start:stop, head] @ key[start:stop, head // group].T
+            weights = np.exp(np.where(allowed, scores, -np.inf))
+            out[start:stop, head] = weights / weights.sum(axis=1, keepdims=True) @ value[start:stop, head // group]
+    return out
+
+
 def test_rms_norm_divides_by_the_root_mean_square() -> None:
     from mindgspo.parallel.device_ops import RMSNormOp
 
@@ -21,6 +65,14 @@ def test_rms_norm_divides_by_the_root_mean_square() -> None:
     x, weight = np.array([[3, 4, 0, 0]], np.float32), np.array([1, 2, 3, 4], np.float32)
     np.testing.assert_allclose(run(RMSNormOp(0.0), x, weight), [[1.2, 3.2, 0, 0]], rtol=1e-6)
     np.testing.assert_allclose(run(RMSNormOp(2.75), x, weight), [[1, 8 / 3, 0, 0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(7, 10), (5, 3, 8)], ids=["hidden states", "heads"])
+def test_rms_norm_is_that_of_the_fused_op(shape: tuple[int, ...]) -> None:
+    from mindgspo.parallel.device_ops import RMSNormOp
+
+    x, gamma = normal(0, *shape), normal(1, shape[-1])
+    np.testing.assert_allclose(run(RMSNormOp(1e-2), x, gamma), rms_norm(x, gamma, 1e-2), rtol=1e-5, atol=1e-6)
 
 
 def test_rotary_turns_pairs_half_a_head_apart() -> None:
@@ -32,20 +84,29 @@ def test_rotary_turns_pairs_half_a_head_apart() -> None:
     np.testing.assert_array_equal(turned, [[[-3, 2, 1, 4], [-7, 6, 5, 8]]])
 
 
+@pytest.mark.parametrize("num_heads", [1, 3])
+def test_rotary_is_that_of_the_fused_op(num_heads: int) -> None:
+    from mindgspo.parallel.device_ops import RotaryOp
+
+    # Tables whose halves differ would be told apart too.
+    x, cos, sin = normal(0, 9, num_heads, 6), normal(1, 9, 1, 6), normal(2, 9, 1, 6)
+    found = run(RotaryOp(6), x, cos, sin)
+    np.testing.assert_allclose(found, rotate_half(x[None], cos[None], sin[None])[0], rtol=1e-5, atol=1e-6)
+
+
 def test_swiglu_gates_with_silu() -> None:
     from mindgspo.parallel.device_ops import SwiGLUOp
 
-    gate, up = np.array([-30, -1, 0, 2], np.float32), np.array([1, 2, 3, 4], np.float32)
-    np.testing.assert_allclose(run(SwiGLUOp(), gate, up), gate / (1 + np.exp(-gate.astype(float))) * up, rtol=1e-5)
+    gate, up = np.array([[-30, -1, 0, 2]], np.float32), np.array([[1, 2, 3, 4]], np.float32)
+    expected = swiglu(np.stack([gate, up], axis=1), 1).reshape(gate.shape)
+    np.testing.assert_allclose(run(SwiGLUOp(), gate, up), expected, rtol=1e-5)
+    assert expected[0, 3] == pytest.approx(2 / (1 + np.exp(-2)) * 4), "the gate, and not the other, is silu's"
 
 
-def test_pairs_are_forbidden_later_and_across_segments() -> None:
-    from mindspore import Tensor
+def test_pairs_are_masked_later_and_across_segments() -> None:
+    from mindgspo.parallel.device_ops import SegmentMask
 
-    from mindgspo.parallel.device_ops import forbidden_pairs
-
-    segments = np.array([[1, 1, 2, 0, 0]], np.int32)
-    assert forbidden_pairs(Tensor(segments)).asnumpy().tolist() == [
+    assert run(SegmentMask(), np.array([[1, 1, 2, 0, 0]], np.int32)).tolist() == [
         [
             [0, 1, 1, 1, 1],
             [0, 0, 1, 1, 1],
@@ -56,35 +117,73 @@ def test_pairs_are_forbidden_later_and_across_segments() -> None:
     ]
 
 
-def attend(query: np.ndarray, key: np.ndarray, value: np.ndarray, forbidden: np.ndarray) -> np.ndarray:
-    """One row, head by head: query head a reads key/value head a // (A / B)."""
-    num_slots, num_heads, head_dim = query.shape
-    group = num_heads // key.shape[1]
-    out = np.zeros((num_slots, num_heads, head_dim))
-    for head in range(num_heads):
-        scores = query[:, head] @ key[:, head // group].T / np.sqrt(head_dim)
-        scores = np.where(forbidden, -np.inf, scores)
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        out[:, head] = weights / weights.sum(axis=1, keepdims=True) @ value[:, head // group]
-    return out.reshape(num_slots, num_heads * head_dim)
+def test_segments_end_where_their_number_changes_and_with_the_row() -> None:
+    from mindgspo.parallel.device_ops import segment_ends
+
+    # The second row's segment 1 is not the first row's; padding is a segment; 5 ends are filled up to 8.
+    segments = np.array([[1, 1, 2, 2], [1, 1, 1, 0], [1, 1, 1, 1]], np.int32)
+    ends = segment_ends(segments)
+    assert ends.tolist() == [2, 4, 7, 8, 12, 12, 12, 12] and ends.dtype == np.int64
+    # A replica counts from its own first token, and has as many ends as the one with most.
+    two = segment_ends(np.concatenate([segments[:1], segments[2:]]), num_replicas=2)
+    assert two.tolist() == [2, 4, 4, 4]
+    assert segment_ends(np.ones((3, 5), np.int32), num_replicas=3).tolist() == [5, 5, 5]
 
 
+# Rows of one and of several segments, padded and full.
+SEGMENTS_RT = np.array(
+    [
+        [1, 1, 1, 2, 2, 0, 0],
+        [1, 1, 1, 1, 1, 1, 1],
+        [1, 2, 2, 3, 3, 3, 3],
+        [1, 1, 0, 0, 0, 0, 0],
+    ],
+    np.int32,
+)
+
+
+def attended(num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """query, key, value of all rows; and what the composed form makes of them, [M, A * D]."""
+    from mindspore import nn
+
+    from mindgspo.parallel.device_ops import CausalAttentionOp, SegmentMask
+
+    class Attention(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.mask = SegmentMask()
+            self.attention = CausalAttentionOp(num_heads, num_kv_heads, head_dim)
+
+        def construct(self, query, key, value, segments):
+            return self.attention(query, key, value, self.mask(segments))
+
+    heads = (num_heads, num_kv_heads, num_kv_heads)
+    tensors = [normal(seed, SEGMENTS_RT.size, count, head_dim) for seed, count in enumerate(heads)]
+    return tensors, run(Attention(), *tensors, SEGMENTS_RT)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 4])
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
-def test_attention_shares_kv_heads_and_stays_in_its_segment(num_kv_heads: int) -> None:
-    from mindspore import Tensor
+def test_attention_is_that_of_the_fused_op(num_kv_heads: int, num_replicas: int) -> None:
+    from mindgspo.parallel.device_ops import segment_ends
 
-    from mindgspo.parallel.device_ops import CausalAttentionOp, forbidden_pairs
+    (query, key, value), found = attended(4, num_kv_heads, 6)
+    ends = segment_ends(SEGMENTS_RT, num_replicas=num_replicas)
+    per_replica = [np.split(array, num_replicas) for array in (query, key, value, ends)]
+    expected = np.concatenate(
+        [flash_attention(q, k, v, own_ends, scale=6**-0.5) for q, k, v, own_ends in zip(*per_replica, strict=True)]
+    )
+    is_real = SEGMENTS_RT.reshape(-1) > 0
+    assert found.shape == (SEGMENTS_RT.size, 24) and np.isfinite(found).all()
+    np.testing.assert_allclose(found[is_real], expected.reshape(-1, 24)[is_real], rtol=1e-5, atol=1e-5)
 
-    rng = np.random.default_rng(0)
-    shape = (2, 7, 4, 6)
-    query = rng.normal(size=shape).astype(np.float32)
-    key, value = rng.normal(size=(2, *shape[:2], num_kv_heads, 6)).astype(np.float32)
-    segments = np.array([[1, 1, 1, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 1]], np.int32)
-    forbidden = forbidden_pairs(Tensor(segments)).asnumpy()
-    found = run(CausalAttentionOp(4, num_kv_heads, 6), query, key, value, forbidden)
-    for row in range(2):
-        expected = attend(*(x[row].astype(np.float64) for x in (query, key, value)), forbidden[row])
-        np.testing.assert_allclose(found[row], expected, rtol=1e-5, atol=1e-5)
+
+def test_the_twin_of_attention_by_hand() -> None:
+    # One head of size 1, two segments of 2 and 1: e^0 against e^(0.5 * 2 * ln 3) = 3 in the second query.
+    query, key = np.array([[[5.0]], [[2.0]], [[7.0]]]), np.array([[[0.0]], [[np.log(3)]], [[1.0]]])
+    value = np.array([[[4.0]], [[8.0]], [[9.0]]])
+    found = flash_attention(query, key, value, np.array([2, 3, 3, 3]), scale=0.5)
+    np.testing.assert_allclose(found.reshape(-1), [4, (4 + 3 * 8) / 4, 9])
 
 
 def test_a_process_stays_on_its_device() -> None:

@@ -234,7 +234,7 @@ def test_a_parameter_that_two_stages_split_differently_has_no_layout():
 def test_files_of_all_ranks_merge_into_the_plan(tmp_path: Path):
     train = plan(2, 4, 2)
     paths = write_strategies(tmp_path, weights(train), plan=train)
-    assert [path.name for path in paths] == [f"strategy_{rank}.ckpt" for rank in range(16)]
+    assert [path.name for path in paths] == [f"ckpt_strategy_rank_{rank}.ckpt" for rank in range(16)]
     for chosen in (paths, [paths[9], paths[2]]):
         assert_same_placement(strategy_layouts(merge_strategies(chosen), weight_shapes(TINY)), weights(train))
 
@@ -247,7 +247,12 @@ def test_merging_refuses_gaps_and_contradictions(tmp_path: Path):
         merge_strategies([])
     with pytest.raises(CheckpointError, match=r"of the stages 0 to 3, 1, 2 is missing in 2 file\(s\); add the file"):
         merge_strategies([paths[0], paths[7]])
-    with pytest.raises(CheckpointError, match=r"one/strategy_0.ckpt and .*other/strategy_0.ckpt describe stage 0 diff"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"one/ckpt_strategy_rank_0.ckpt and .*other/ckpt_strategy_rank_0.ckpt describe stage 0 diff",
+    ):
         merge_strategies([paths[0], others[0]])
-    with pytest.raises(CheckpointError, match=r"stages of different sizes: 2 ranks in .*, 4 ranks in .*strategy_4"):
+    with pytest.raises(
+        CheckpointError, match=r"stages of different sizes: 2 ranks in .*, 4 ranks in .*strategy_rank_4"
+    ):
         merge_strategies([paths[0], others[4]])

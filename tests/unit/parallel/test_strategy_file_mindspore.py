@@ -21,7 +21,7 @@ from mindgspo.parallel.strategy.file import (
     save_strategy,
     write_strategies,
 )
-from mindgspo.parallel.strategy.layouts import strategy_layouts
+from mindgspo.parallel.strategy.layouts import compiled_layouts, compiled_strategy, strategy_layouts
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
 
 TINY = ModelSection(
@@ -186,6 +186,33 @@ def test_transform_checkpoints_cuts_our_slices(
     write_checkpoints(tmp_path / "in", all_layouts(model, source), source.world_size)
     ms.transform_checkpoints(str(tmp_path / "in"), str(tmp_path / "out"), "weights", *files)
     assert_checkpoints(tmp_path / "out", all_layouts(model, target), target.world_size)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        # Whole tables and shared heads are cut over consecutive ranks, matrices over data_parallel, norms not at all.
+        (plan(2, 4, 2, optimizer_shard=True), plan(1, 2, 1)),
+        (plan(4, 1, 1), plan(2, 4, 1, optimizer_shard=True)),
+    ],
+    ids=str,
+)
+def test_transform_checkpoints_cuts_as_the_compiler(tmp_path: Path, source: ParallelPlan, target: ParallelPlan):
+    import mindspore as ms
+
+    # Above 64 KB, below which nothing is cut.
+    model = TIED.model_copy(update={"vocab_size": 512, "hidden_size": 256, "intermediate_size": 128, "head_dim": 32})
+    held = {}
+    for side, parallel_plan in (("source", source), ("target", target)):
+        layouts = parameter_layouts(weight_shapes(model), model, parallel_plan)
+        held[side] = compiled_layouts(layouts, plan=parallel_plan)
+        paths = write_strategies(tmp_path / side, layouts, plan=parallel_plan, strategy_of=compiled_strategy)
+        save_strategy(tmp_path / f"{side}.ckpt", merge_strategies(paths))
+    assert any(layout.replicas > 1 for layout in held["source"].values())
+    write_checkpoints(tmp_path / "in", held["source"], source.world_size)
+    files = [str(tmp_path / f"{side}.ckpt") for side in held]
+    ms.transform_checkpoints(str(tmp_path / "in"), str(tmp_path / "out"), "weights", *files)
+    assert_checkpoints(tmp_path / "out", held["target"], target.world_size)
 
 
 @pytest.mark.parametrize(

@@ -203,8 +203,8 @@ def test_a_folder_with_files_of_other_ranks_is_refused(tmp_path: Path):
     small, large = plan(1, 4, 1), plan(2, 4, 1)
     paths = write_strategies(tmp_path, weights(large), plan=large)
     assert write_strategies(tmp_path, weights(large), plan=large) == paths
-    said = r"holds 4 file\(s\) beside those of the 4 ranks of 1 x 4 x 1, first strategy_4.ckpt; MindSpore would merge"
+    said = r"holds 4 file\(s\) beside those of the 4 ranks of 1 x 4 x 1, first ckpt_strategy_rank_4.ckpt; MindSpore"
     with pytest.raises(CheckpointError, match=said):
         write_strategies(tmp_path, weights(small), plan=small)
-    with pytest.raises(CheckpointError, match=r"holds 8 file\(s\) beside .*strategy_0.ckpt"):
+    with pytest.raises(CheckpointError, match=r"holds 8 file\(s\) beside .*strategy_rank_0.ckpt"):
         write_strategies(tmp_path, weights(large), plan=large, suffix=".json")

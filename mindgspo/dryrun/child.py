@@ -1,0 +1,107 @@
+"""The process that compiles one graph: `python -m mindgspo.dryrun.child JOB.json`.
+
+What enters: a job file, and an environment in which MindSpore finds CANN's libraries. What leaves: a file with the
+answer. Started by `runner`, once per graph and rank, because a process is one rank of one cluster.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import resource
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from mindgspo.dryrun.facts import GraphFacts
+from mindgspo.dryrun.graph_text import read_graph
+from mindgspo.dryrun.job import Answer, Failure, Job, read_job, write_record
+from mindgspo.dryrun.simulated_rank import compiled_text, join_simulated_cluster
+from mindgspo.dryrun.stand_in_packages import install_stand_in_packages
+from mindgspo.parallel.runtime import die_with_parent, set_up_runtime
+
+if TYPE_CHECKING:
+    from mindgspo.config import ExperimentConfig
+
+
+def main() -> None:
+    """Compile, answer, end at once: stand-ins cannot be taken down in order."""
+    die_with_parent()
+    job = read_job(Path(sys.argv[1]))
+    sys.path[:0] = job.import_folders
+    if job.is_stand_in:
+        install_stand_in_packages()
+    write_record(Path(job.result_path), _Compile(job).answer())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+class _Compile:
+    """One graph on its way; `phase` says how far it came, for the case that it does not arrive."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.phase = "set-up"
+        self.seconds = 0.0
+
+    def answer(self) -> Answer:
+        failure, facts = None, GraphFacts()
+        try:
+            facts = self._compile()
+        except Exception as error:
+            traceback.print_exc()
+            failure = Failure(
+                phase=self.phase, kind=type(error).__name__, text=str(error), place=_place(error.__traceback__)
+            )
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return Answer(seconds=self.seconds, peak_rss=peak, failure=failure, facts=facts)
+
+    def _compile(self) -> GraphFacts:
+        job = self.job
+        set_up_runtime("Ascend")
+        join_simulated_cluster()
+        self.phase = "build"
+        graph = _builder(job.builder)(_config(job), job.graph, job.rank, strategy_path=Path(job.strategy_path))
+        self.phase = "compile"
+        started = time.monotonic()
+        try:
+            graph.cell.compile(*graph.inputs)
+        finally:
+            self.seconds = time.monotonic() - started
+        self.phase = "reading the graph"
+        return read_graph(compiled_text(graph.cell), job.world_size)
+
+
+def _config(job: Job) -> ExperimentConfig | None:
+    """The experiment, as the parent read it: weights and data need not be there."""
+    if job.config is None:
+        return None
+    from mindgspo.config import load_config
+
+    before = os.getcwd()
+    os.chdir(job.working_folder)  # relative paths in overrides count from there
+    try:
+        return load_config(job.config, job.overrides, check_files=False)
+    finally:
+        os.chdir(before)
+
+
+def _builder(name: str) -> Any:
+    module, function = name.split(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def _place(trace: TracebackType | None) -> str:
+    """The innermost line outside of installed packages and of this file; "" if there is none."""
+    for frame in reversed(traceback.extract_tb(trace)):
+        if "site-packages" not in frame.filename and frame.filename != __file__:
+            return f"{frame.filename}:{frame.lineno}: {frame.line}"
+    return ""
+
+
+if __name__ == "__main__":
+    main()

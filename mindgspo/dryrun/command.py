@@ -1,0 +1,157 @@
+"""`mindgspo dryrun`: an experiment -> its graphs compiled for Ascend, one process after the other.
+
+What enters: a configuration, ranks and graphs. What leaves: the report, line by line as it is known, and strategy
+files. Called by the command line and by the strategy tool.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from mindgspo.config import ExperimentConfig, ParallelPlan, dump_config, load_config
+from mindgspo.dryrun.report import block, summary
+from mindgspo.dryrun.runner import BUILDER, TIME_LIMIT_S, Result, run_child
+from mindgspo.dryrun.toolchain import Toolchain, find_toolchain
+from mindgspo.errors import DryRunError
+from mindgspo.parallel.ranks import RankGrid
+
+# Each graph, and where its plan stands.
+SECTIONS = {"train": "plans.train", "reference": "plans.train", "prefill": "plans.infer", "decode": "plans.infer"}
+_CONFIG_FILE = "config.yaml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRunRequest:
+    """What to compile.
+
+    ranks: of every graph; None: the first of each pipeline stage for train and reference, 0 for prefill and decode.
+    folder: for strategy files and logs; None: dryrun/<experiment>. builder: as in `Job`.
+    """
+
+    config: Path
+    overrides: tuple[str, ...] = ()
+    graphs: tuple[str, ...] = tuple(SECTIONS)
+    ranks: tuple[int, ...] | None = None
+    is_all_ranks: bool = False
+    folder: Path | None = None
+    time_limit_s: float = TIME_LIMIT_S
+    builder: str = BUILDER
+    import_folders: tuple[Path, ...] = ()
+
+
+@dataclass(slots=True)
+class DryRun:
+    """Compiles as `lines` or `results` is read. done: what was compiled so far."""
+
+    request: DryRunRequest
+    config: ExperimentConfig
+    toolchain: Toolchain
+    folder: Path
+    done: list[Result] = field(default_factory=list)
+
+    @classmethod
+    def prepare(cls, request: DryRunRequest) -> DryRun:
+        """Check all that can be checked before the first compile.
+
+        Raises ConfigError, DryRunUnavailable where nothing can be compiled, DryRunError for a rank or a graph that does
+        not exist and for a folder that cannot be used.
+        """
+        config = load_config(request.config, request.overrides, check_files=False)
+        if request.is_all_ranks and request.ranks is not None:
+            raise DryRunError("--ranks and --all: give one of them")
+        _check_graphs(request.graphs)
+        for rank in request.ranks or ():
+            _check_rank(rank, config.plans.train)
+        toolchain = find_toolchain()
+        return cls(request, config, toolchain, _folder(request, config))
+
+    @property
+    def num_failed(self) -> int:
+        """Of `done`."""
+        return sum(result.failure is not None for result in self.done)
+
+    def lines(self) -> Iterator[str]:
+        """The report; its last line sums up."""
+        started = time.monotonic()
+        yield str(self.toolchain)
+        for result in self.results():
+            section = SECTIONS[result.graph]
+            yield ""
+            yield from block(result, section=section, plan=_plan(self.config, section), world_size=self._world_size)
+        yield ""
+        yield summary(self.done, seconds=time.monotonic() - started, folder=str(self.folder))
+
+    def results(self) -> Iterator[Result]:
+        """Every graph and rank asked for, in order. Progress is shown on the terminal, if there is one."""
+        jobs = [(graph, rank) for graph in self.request.graphs for rank in self._ranks(graph)]
+        console = Console(stderr=True)
+        for number, (graph, rank) in enumerate(jobs, start=1):
+            with console.status(f"compiling {graph} for rank {rank} ({number} of {len(jobs)})"):
+                self.done.append(self._compile(graph, rank))
+            yield self.done[-1]
+
+    def _compile(self, graph: str, rank: int) -> Result:
+        return run_child(
+            self.toolchain,
+            self.folder,
+            config=self.request.config,
+            overrides=self.request.overrides,
+            graph=graph,
+            rank=rank,
+            world_size=self._world_size,
+            builder=self.request.builder,
+            import_folders=self.request.import_folders,
+            time_limit_s=self.request.time_limit_s,
+        )
+
+    @property
+    def _world_size(self) -> int:
+        """Train and infer plans share the cards, so one number holds for all graphs."""
+        return self.config.plans.train.world_size
+
+    def _ranks(self, graph: str) -> Sequence[int]:
+        if self.request.is_all_ranks:
+            return range(self._world_size)
+        if self.request.ranks is not None:
+            return self.request.ranks
+        grid = RankGrid.of(_plan(self.config, SECTIONS[graph]))
+        return [grid.stage_ranks(stage)[0] for stage in range(grid.pipeline_stage)]
+
+
+def _plan(config: ExperimentConfig, section: str) -> ParallelPlan:
+    return getattr(config.plans, section.removeprefix("plans."))
+
+
+def _check_graphs(graphs: Sequence[str]) -> None:
+    for graph in graphs:
+        if graph not in SECTIONS:
+            raise DryRunError(f"--graphs: {graph!r} is none of {', '.join(SECTIONS)}")
+
+
+def _check_rank(rank: int, plan: ParallelPlan) -> None:
+    if not 0 <= rank < plan.world_size:
+        raise DryRunError(f"--ranks: {rank}; plans.train {plan} has ranks 0 to {plan.world_size - 1}")
+
+
+def _folder(request: DryRunRequest, config: ExperimentConfig) -> Path:
+    """The output folder with the configuration in it. One that was made for another configuration is moved aside, for
+    MindSpore takes all strategy files of a folder for parts of one model."""
+    folder = request.folder or Path("dryrun") / config.experiment
+    text = dump_config(config)
+    written = folder / _CONFIG_FILE
+    try:
+        if written.is_file() and written.read_text(encoding="utf-8") != text:
+            os.rename(folder, folder.with_name(f"{folder.name}.old-{time.strftime('%Y%m%d-%H%M%S')}"))
+        elif not written.is_file() and folder.is_dir() and any(folder.iterdir()):
+            raise DryRunError(f"{folder}: holds something else than a dry run; give another --out")
+        folder.mkdir(parents=True, exist_ok=True)
+        written.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DryRunError(f"{error.filename or folder}: {error.strerror or error}") from error
+    return folder

@@ -1,0 +1,153 @@
+"""MindSpore's text of a compiled graph -> `GraphFacts`.
+
+The text lists the top graph's parameters, then functions, of which the last is called from outside and others once or
+many times (with lazy_inline one function stands for every micro-batch). Each node takes lines such as
+
+      %5(CNode_35) = AllReduce(%4) {...} primitive_attrs: {group: "4-630117", group_rank_ids: (0, 1), ...} ...
+          : (<Tensor[Float32], (4, 64)>) -> (<Tensor[Float32], (4, 64)>)
+
+Called by `child`, because the text of a large model is not worth writing down.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from mindgspo.dryrun.facts import Collective, GraphFacts, HeldParameter, TensorType, total_bytes
+
+COLLECTIVES = frozenset(
+    (
+        *("AllGather", "AllGatherV", "AllReduce", "AllToAll", "AlltoAll", "AlltoAllV", "AllToAllv", "Barrier"),
+        *("Broadcast", "CollectiveGather", "CollectiveScatter", "NeighborExchange", "NeighborExchangeV2"),
+        *("Receive", "Reduce", "ReduceScatter", "ReduceScatterV", "Send"),
+    )
+)
+_PRODUCTS = frozenset(
+    ("Addmm", "BatchMatMul", "BatchMatMulExt", "Dense", "GroupedMatmul", "MatMul", "MatMulExt", "Matmul", "Mm")
+)
+_WORLD = "hccl_world_group"
+
+_ENTRY = re.compile(r"# IR entry: @(\S+)")
+_PARAMETER = re.compile(r"%para\d+_\S*: <Ref\[Tensor\[(\w+)\]\], \(([-\d, ]*)\), ref_key=([^,>\s]+)")
+_FUNCTION = re.compile(r"subgraph @([^(\s]+)\(")
+_NODE = re.compile(r"  %\d+(?:\([^)]*\))? = (?P<callee>call @[^(\s]+|%\d+\[[^\]]*\]|[^(\s]+)\(")
+_PREFIX = re.compile(r"^(?:PrimFunc|PrimAlias|S_Prim)_")
+_TENSOR = re.compile(r"<(?:Ref\[)?Tensor\[(\w+)\]\]?, \(([-\d, ]*)\)")
+_TUPLE = re.compile(r"<Tuple\[(.+?)\], TupleShape\((.*?\))\)")
+_ELEMENT = re.compile(r"Tensor\[(\w+)\](?:\*(\d+))?")
+_SHAPE = re.compile(r"\(([-\d, ]*)\)")
+_GROUP = re.compile(r'[{ ]group: "([^"]*)"')
+_RANKS = re.compile(r"[{ ](?:group_rank_ids|rank_list): \(([\d, ]*)\)")
+
+
+@dataclass
+class _Function:
+    """What stands in one function: operators, matrix products by dtype, collectives with bytes, calls."""
+
+    operators: Counter[str] = field(default_factory=Counter)
+    products: Counter[str] = field(default_factory=Counter)
+    collectives: Counter[tuple[str, str, tuple[int, ...], int | None]] = field(default_factory=Counter)
+    calls: Counter[str] = field(default_factory=Counter)
+
+
+def read_graph(text: str, world_size: int) -> GraphFacts:
+    """Facts of one call of the graph; a loop's body counts once, for nobody knows how often it runs."""
+    entry, parameters, functions = _parse(text, world_size)
+    times = _times_called(entry, functions)
+    operators: Counter[str] = Counter()
+    products: Counter[str] = Counter()
+    counts: Counter[tuple[str, str, tuple[int, ...]]] = Counter()
+    sizes: dict[tuple[str, str, tuple[int, ...]], int | None] = {}
+    for name, function in functions.items():
+        for operator, count in function.operators.items():
+            operators[operator] += count * times[name]
+        for dtype, count in function.products.items():
+            products[dtype] += count * times[name]
+        for (kind, group, ranks, size), count in function.collectives.items():
+            key = (kind, group, ranks)
+            counts[key] += count * times[name]
+            before = sizes.get(key, 0)
+            sizes[key] = None if before is None or size is None else before + size * count * times[name]
+    return GraphFacts(
+        parameters=parameters,
+        collectives=tuple(
+            Collective(kind=kind, group=group, ranks=ranks, count=counts[kind, group, ranks], bytes=size)
+            for (kind, group, ranks), size in sorted(sizes.items(), key=lambda item: item[0])
+        ),
+        operators=dict(sorted(operators.items())),
+        products=dict(sorted(products.items())),
+    )
+
+
+def _parse(text: str, world_size: int) -> tuple[str, tuple[HeldParameter, ...], dict[str, _Function]]:
+    entry = ""
+    parameters = []
+    functions: dict[str, _Function] = {}
+    current = _Function()
+    lines = iter(text.splitlines())
+    for line in lines:
+        if (node := _NODE.match(line)) is not None:
+            _add_node(current, node["callee"], line, next(lines, ""), world_size)
+        elif (match := _FUNCTION.match(line)) is not None:
+            current = functions.setdefault(match[1], _Function())
+        elif (match := _PARAMETER.match(line)) is not None:
+            parameters.append(HeldParameter(name=match[3], dtype=match[1], shape=_shape(match[2])))
+        elif (match := _ENTRY.match(line)) is not None:
+            entry = match[1]
+    assert entry in functions, f"no function {entry!r} in MindSpore's text of the graph"
+    return entry, tuple(parameters), functions
+
+
+def _add_node(function: _Function, callee: str, line: str, types: str, world_size: int) -> None:
+    if callee.startswith(("call @", "%")):
+        function.calls.update(re.findall(r"@([^@()\[\],\s]+)", callee))
+        return
+    name = _PREFIX.sub("", callee)
+    function.operators[name] += 1
+    before, _, after = types.partition(") -> (")
+    if name in _PRODUCTS:
+        function.products[next(_tensors(before)).dtype] += 1
+    if name in COLLECTIVES:
+        group = match[1] if (match := _GROUP.search(line)) else _WORLD
+        ranks = _shape(match[1]) if (match := _RANKS.search(line)) else ()
+        if not ranks and group == _WORLD:
+            ranks = tuple(range(world_size))
+        size = total_bytes(_tensors(after if name == "Receive" else before))
+        function.collectives[name, group, ranks, size] += 1
+
+
+def _tensors(types: str) -> Iterator[TensorType]:
+    """Tensors in the text of types, those in tuples after the others."""
+    for dtype, shape in _TENSOR.findall(types):
+        yield TensorType(dtype=dtype, shape=_shape(shape))
+    for elements, shapes in _TUPLE.findall(types):
+        dtypes: list[str] = []
+        for dtype, times in _ELEMENT.findall(elements):
+            dtypes += [dtype] * int(times or 1)
+        for dtype, shape in zip(dtypes, _SHAPE.findall(shapes), strict=False):
+            yield TensorType(dtype=dtype, shape=_shape(shape))
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    return tuple(int(axis) for axis in text.split(",") if axis.strip())
+
+
+def _times_called(entry: str, functions: dict[str, _Function]) -> Counter[str]:
+    """How often each function runs in one call of `entry`; 1 for those that are only handed around."""
+    times: Counter[str] = Counter()
+
+    def call(name: str, count: int, callers: tuple[str, ...]) -> None:
+        if name not in functions or name in callers:
+            return
+        times[name] += count
+        for callee, calls in functions[name].calls.items():
+            call(callee, count * calls, (*callers, name))
+
+    call(entry, 1, ())
+    for name in functions:
+        if name not in times:
+            call(name, 1, ())
+    return times

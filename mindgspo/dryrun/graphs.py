@@ -1,0 +1,154 @@
+"""The graphs of an experiment as a rank would compile them: the shipped cells, with inputs of the sizes it will see.
+
+What enters: a configuration, the name of a graph, a rank. What leaves: a cell and its inputs. Called in the processes
+of the dry run, which have chosen the device and joined their simulated cluster.
+
+train: the GSPO update with its optimizer, a round of micro-batches. reference: log-probs without gradients, which also
+scores the old policy. prefill, decode: the rollout's, of one model-parallel group of the infer plan.
+
+Legend: R rows, T token slots, N samples, K response-token slots; S decode slots; Q prompts of a prefill, L their columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from mindspore import Tensor, nn
+
+from mindgspo.algorithms.logical_part import LogicalPart
+from mindgspo.algorithms.registry import build_policy_loss
+from mindgspo.config import ExperimentConfig
+from mindgspo.config.plan import ParallelPlan
+from mindgspo.data.rows import round_up
+from mindgspo.models.names import parameter_shapes
+from mindgspo.models.policy import PolicyLogProbs, build_model
+from mindgspo.parallel.auto_parallel import divided
+from mindgspo.parallel.device_ops import attention_segments
+from mindgspo.parallel.parameter_layouts import parameter_layouts
+from mindgspo.parallel.placement import Placement, logical_placement
+from mindgspo.parallel.strategy.layouts import compiled_layouts
+from mindgspo.rollout.graphs import DecodeStep, Prefill, SlotCache
+from mindgspo.rollout.sampling import TokenSampler
+from mindgspo.rollout.sizes import rollout_sizes
+from mindgspo.types import Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilableGraph:
+    """cell: has `compile(*inputs)`."""
+
+    cell: nn.Cell
+    inputs: tuple[Tensor, ...]
+
+
+def build_graph(config: ExperimentConfig, graph: str, rank: int, *, strategy_path: Path | None = None) -> CompilableGraph:
+    """graph: a name of the table above. strategy_path: where the compiler writes its strategy file, for graphs that it
+    divides: train, reference, and rollout, which is the reference's graph under the infer plan."""
+    return _BUILDERS[graph](config, rank, strategy_path)
+
+
+def _train(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
+    plan = config.plans.train
+    place = logical_placement(plan, config.model.num_key_value_heads)
+    policy = PolicyLogProbs(
+        build_model(config.model, place),
+        temperature=config.rollout.temperature,
+        with_entropy=config.algorithm.entropy_coef > 0,
+    )
+    part = LogicalPart(
+        policy,
+        build_policy_loss(config.algorithm),
+        config.optimizer,
+        num_micro_batches=plan.micro_batch_num,
+        layouts=_layouts(config, plan) if plan.world_size > 1 else None,
+        rank=rank,
+        strategy_path=strategy_path,
+    )
+    batch = _longest_batch(config)
+    inputs = part.inputs([batch] * (plan.micro_batch_num * plan.data_parallel), 0.0)
+    return CompilableGraph(cell=part.graph, inputs=inputs)
+
+
+def _reference(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
+    return _scoring(config, config.plans.train, strategy_path)
+
+
+def _rollout(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
+    return _scoring(config, config.plans.infer, strategy_path)
+
+
+def _scoring(config: ExperimentConfig, plan: ParallelPlan, strategy_path: Path | None) -> CompilableGraph:
+    plan = plan.model_copy(update={"optimizer_shard": False})
+    place = logical_placement(plan, config.model.num_key_value_heads)
+    policy = PolicyLogProbs(
+        build_model(config.model, place), temperature=config.rollout.temperature, with_entropy=True
+    )
+    policy.set_train(False)
+    batch = _longest_batch(config)
+    copies = plan.data_parallel
+    arrays = (batch.ids_RT, batch.positions_RT, batch.segments_RT, batch.predict_NK, batch.targets_NK)
+    ids, positions, segments, predict, targets = (np.concatenate([array] * copies) for array in arrays)
+    inputs = (ids, positions, attention_segments(segments, num_replicas=copies), predict, targets)
+    cell = divided(policy, place, strategy_path=strategy_path)
+    return CompilableGraph(cell=cell, inputs=tuple(Tensor(array) for array in inputs))
+
+
+def _prefill(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
+    model = build_model(config.model, Placement(plan=config.plans.infer, rank=rank))
+    sizes = rollout_sizes(config)
+    shape = (sizes.prefill_width, sizes.prompt_columns)
+    ids_QL = np.zeros(shape, np.int32)
+    positions_QL = np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1))
+    inputs = (ids_QL, positions_QL, attention_segments(np.ones(shape, np.int32)))
+    return CompilableGraph(cell=Prefill(model), inputs=tuple(Tensor(array) for array in inputs))
+
+
+def _decode(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
+    model = build_model(config.model, Placement(plan=config.plans.infer, rank=rank))
+    sizes = rollout_sizes(config)
+    cache = SlotCache(model, num_slots=sizes.num_slots, num_columns=sizes.cache_columns)
+    sampler = TokenSampler(top_k=config.rollout.top_k, top_p=config.rollout.top_p)
+    ids_S = np.zeros(sizes.num_slots, np.int32)
+    floats_S = np.ones(sizes.num_slots, np.float32)
+    inputs = (ids_S, ids_S, floats_S, floats_S, np.zeros(sizes.num_slots, bool))
+    return CompilableGraph(cell=DecodeStep(model, cache, sampler), inputs=tuple(Tensor(array) for array in inputs))
+
+
+_BUILDERS: Mapping[str, Callable[[ExperimentConfig, int, Path | None], CompilableGraph]] = {
+    "train": _train,
+    "reference": _reference,
+    "rollout": _rollout,
+    "prefill": _prefill,
+    "decode": _decode,
+}
+
+
+def _layouts(config: ExperimentConfig, plan: ParallelPlan) -> dict:
+    weights = parameter_layouts(parameter_shapes(config.model), config.model, plan)
+    return compiled_layouts(weights, plan=plan)
+
+
+def _longest_batch(config: ExperimentConfig) -> Batch:
+    """A micro-batch of rows as long as they may become, without a meaning."""
+    rows, slots = config.trainer.samples_per_micro_batch, config.rollout.max_new_tokens
+    width = round_up(config.data.max_prompt_length + slots, config.trainer.length_multiple)
+    zeros_NK, floats_NK = np.zeros((rows, slots), np.int32), np.zeros((rows, slots), np.float32)
+    return Batch(
+        ids_RT=np.zeros((rows, width), np.int32),
+        positions_RT=np.tile(np.arange(width, dtype=np.int32), (rows, 1)),
+        segments_RT=np.ones((rows, width), np.int32),
+        predict_NK=zeros_NK,
+        targets_NK=zeros_NK,
+        mask_NK=np.ones((rows, slots), bool),
+        samples_N=np.arange(rows, dtype=np.int32),
+        rollout_logp_NK=floats_NK,
+        old_logp_NK=floats_NK,
+        ref_logp_NK=floats_NK,
+        advantages_NK=floats_NK,
+        correction_NK=floats_NK,
+        num_sequences=rows,
+        num_tokens=rows * slots,
+    )

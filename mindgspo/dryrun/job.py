@@ -1,0 +1,85 @@
+"""What a child process is told and what it answers, as JSON files that are whole or absent.
+
+Written and read by `runner` and `child`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindgspo.dryrun.facts import GraphFacts, facts_from_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One graph of one rank to compile.
+
+    config, overrides: experiment YAML and `--set` entries, read in `working_folder`; no config: the builder gets None.
+    builder: "module:function", called as builder(config, graph, rank, strategy_path=...); it returns an object whose
+    `cell.compile(*inputs)` compiles. import_folders: where else its module is looked for.
+    strategy_path: where the builder lets MindSpore write its strategy file.
+    """
+
+    config: str | None
+    overrides: tuple[str, ...]
+    working_folder: str
+    graph: str
+    rank: int
+    world_size: int
+    builder: str
+    import_folders: tuple[str, ...]
+    strategy_path: str
+    result_path: str
+    is_stand_in: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """phase: "set-up", "build", "compile", "reading the graph", or "process" if the process gave no answer.
+
+    kind: class of the exception. text: all that it says. place: the last line of ours that Python was in, as
+    "file:line: code", or "".
+    """
+
+    phase: str
+    kind: str
+    text: str
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a child found out: a failure, or the facts of a compiled graph.
+
+    seconds: of the compile alone. peak_rss: bytes of memory that the process held at most.
+    """
+
+    seconds: float
+    peak_rss: int
+    failure: Failure | None = None
+    facts: GraphFacts = dataclasses.field(default_factory=GraphFacts)
+
+
+def write_record(path: Path, record: Job | Answer) -> None:
+    """Aside, then renamed: a reader finds all of it or nothing."""
+    aside = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    aside.write_text(json.dumps(dataclasses.asdict(record)), encoding="utf-8")
+    os.replace(aside, path)
+
+
+def read_job(path: Path) -> Job:
+    """The job that `write_record` wrote."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    lists = {key: tuple(content[key]) for key in ("overrides", "import_folders")}
+    return Job(**content | lists)
+
+
+def read_answer(path: Path) -> Answer:
+    """The answer that `write_record` wrote."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    failure = Failure(**content["failure"]) if content["failure"] else None
+    return Answer(**content | {"failure": failure, "facts": facts_from_json(content["facts"])})

@@ -1,0 +1,119 @@
+"""What became of each graph, as aligned lines for people.
+
+What enters: a `Result` and the plan it was compiled for. What leaves: lines. Called by `command`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from mindgspo.config import ParallelPlan
+from mindgspo.dryrun.error_text import cut
+from mindgspo.dryrun.facts import GraphFacts
+from mindgspo.dryrun.plan_hints import plan_hints
+from mindgspo.dryrun.runner import Result
+
+_LABEL = 13
+_UNITS = ("B", "KB", "MB", "GB", "TB")
+_MOST_RANKS = 6
+
+
+def block(result: Result, *, section: str, plan: ParallelPlan, world_size: int) -> Iterator[str]:
+    """Lines on one graph of one rank. section: where its plan stands in the configuration, e.g. "plans.train"."""
+    head = f"{result.graph}, rank {result.rank} of {world_size}"
+    if result.failure is None:
+        yield head
+        yield from _entry("compile", [f"{result.seconds:.1f} s, {size_text(result.peak_rss)} of host memory"])
+        yield from _facts(result.facts)
+        yield from _entry("strategy", [str(result.strategy or "none written")])
+        return
+    log = result.log.read_text(encoding="utf-8", errors="replace") if result.log.is_file() else ""
+    refusal = cut(result.failure, log)
+    yield f"{head}: FAILED ({result.failure.phase})"
+    yield from _entry("error", refusal.message.splitlines())
+    yield from _entry("because", refusal.reasons)
+    yield from _entry("at", [refusal.place] if refusal.place else [])
+    yield from _entry("change", plan_hints(refusal.text(), section, plan))
+    yield from _entry("log", [str(result.log)])
+
+
+def summary(results: Sequence[Result], *, seconds: float, folder: str) -> str:
+    """The last line: what compiled, what failed, where the strategy files are."""
+    failed = sum(result.failure is not None for result in results)
+    compiled = len(results) - failed
+    files = f"; strategy files in {folder}" if any(result.strategy for result in results) else ""
+    if failed:
+        return f"{failed} of {len(results)} failed, {compiled} compiled for Ascend, in {seconds:.0f} s{files}"
+    ranks = len({result.rank for result in results})
+    what = f"{_counted(compiled, 'graph')} of {_counted(ranks, 'rank')}"
+    return f"{what} compiled for Ascend in {seconds:.0f} s{files}"
+
+
+def _facts(facts: GraphFacts) -> Iterator[str]:
+    numbers = sum(parameter.type.count for parameter in facts.parameters)
+    by_dtype: Counter[str] = Counter()
+    for parameter in facts.parameters:
+        by_dtype[parameter.dtype] += parameter.type.bytes or 0
+    sizes = ", ".join(f"{dtype} {size_text(size)}" for dtype, size in sorted(by_dtype.items()))
+    yield from _entry(
+        "parameters",
+        [
+            f"{_counted(len(facts.parameters), 'tensor')}, {numbers:,} numbers, {size_text(facts.parameter_bytes)}"
+            + (f" ({sizes})" if sizes else "")
+        ],
+    )
+    rows = [
+        (entry.kind, f"ranks {rank_text(entry.ranks)}", _counted(entry.count, "time"), size_text(entry.bytes))
+        for entry in facts.collectives
+    ]
+    yield from _entry("collectives", _aligned(rows) or ["none"])
+    yield from _entry("fused", [_counts(facts.fused) or "none"])
+    yield from _entry("products", [_counts(facts.products) or "none"])
+
+
+def size_text(size: int | None) -> str:
+    """Bytes in the unit that leaves the fewest digits; 1 GB is 2**30 bytes."""
+    if size is None:
+        return "size known at run time"
+    value, unit = float(size), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{size} B" if unit == 0 else f"{value:.2f} {_UNITS[unit]}"
+
+
+def rank_text(ranks: Sequence[int]) -> str:
+    """0-3 for neighbours, 0,8,..,56 for many in equal steps, otherwise all."""
+    if not ranks:
+        return "?"
+    steps = {later - earlier for earlier, later in pairwise(ranks)}
+    if steps == {1} and len(ranks) > 2:
+        return f"{ranks[0]}-{ranks[-1]}"
+    if len(steps) == 1 and len(ranks) > _MOST_RANKS:
+        return f"{ranks[0]},{ranks[1]},..,{ranks[-1]}"
+    return ",".join(map(str, ranks))
+
+
+def _entry(label: str, lines: Sequence[str]) -> Iterator[str]:
+    for number, line in enumerate(lines):
+        yield f"  {label if number == 0 else '':<{_LABEL}}{line}"
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Columns, the first two to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
+        cells += [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
+        lines.append("  ".join(cells))
+    return lines
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()))
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

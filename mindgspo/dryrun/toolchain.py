@@ -1,0 +1,74 @@
+"""What MindSpore's Ascend front end needs in order to load: real CANN where it is installed, stand-ins elsewhere.
+
+What enters: the environment and the installed wheel. What leaves: a `Toolchain`, or DryRunUnavailable with one line
+that says what is missing. Called by `command` and by tests.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindgspo.dryrun.stand_ins import stand_ins
+from mindgspo.dryrun.wheel import Wheel, installed_wheel
+from mindgspo.errors import DryRunUnavailable
+
+# Where the tests passed. Stand-ins are built for this processor only; with real CANN any processor will do.
+SUPPORTED = ("linux", "x86_64", "2.10.")
+_USUAL_CANN = "/usr/local/Ascend/ascend-toolkit/latest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Toolchain:
+    """libraries: folder for the library path. is_stand_in: nothing of it can run, only be loaded.
+    mindspore: version of the wheel."""
+
+    libraries: Path
+    is_stand_in: bool
+    mindspore: str
+
+    def __str__(self) -> str:
+        what = "stand-ins for CANN" if self.is_stand_in else f"CANN of {self.libraries.parent}"
+        return f"MindSpore {self.mindspore}, {what}"
+
+
+def find_toolchain(environment: Mapping[str, str] = os.environ, wheel: Wheel | None = None) -> Toolchain:
+    """Ready for use; builds the stand-ins the first time. wheel: by default the MindSpore that this Python imports.
+
+    Raises DryRunUnavailable where nothing can be compiled, DryRunError where the stand-ins cannot be built.
+    """
+    wheel = wheel or installed_wheel()
+    _check_supported("MindSpore", wheel.version, wheel.version.startswith(SUPPORTED[2]))
+    wheel.ascend_libraries()
+    if (libraries := real_cann(environment)) is not None:
+        return Toolchain(libraries=libraries, is_stand_in=False, mindspore=wheel.version)
+    machine = platform.machine()
+    _check_supported("system", sys.platform, sys.platform == SUPPORTED[0])
+    _check_supported("processor", machine, machine == SUPPORTED[1])
+    return Toolchain(libraries=stand_ins(wheel, cache_folder(environment)), is_stand_in=True, mindspore=wheel.version)
+
+
+def _check_supported(what: str, found: str, is_supported: bool) -> None:
+    if not is_supported:
+        system, machine, version = SUPPORTED
+        raise DryRunUnavailable(
+            f"the dry run was tested on {system} {machine} with MindSpore {version}x; this {what} is {found}"
+        )
+
+
+def real_cann(environment: Mapping[str, str]) -> Path | None:
+    """Folder of CANN's libraries: of the variables that its set_env.sh sets, else of the usual place."""
+    for root in (environment.get("ASCEND_HOME_PATH"), environment.get("ASCEND_TOOLKIT_HOME"), _USUAL_CANN):
+        if root and (Path(root) / "lib64" / "libascendcl.so").is_file():
+            return Path(root) / "lib64"
+    return None
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Ours below the user's cache; $XDG_CACHE_HOME counts only if it is absolute, as its specification says."""
+    base = environment.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "mindgspo"

@@ -1,0 +1,126 @@
+"""An estimate of what the graphs of one rank take on an Ascend card beside the holdings. Nothing here was measured.
+
+What enters: a rank's work and a phase. What leaves: bytes by part. Same interface as `cpu_memory`; called by
+`expected`. The counting is that of "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198),
+for this model: grouped-query attention, SwiGLU, RMSNorm, no dropout, and flash attention, which keeps no [T, T].
+
+Per token and layer the backward pass needs, in the compute type, with all widths but `hidden` divided by
+model_parallel, and `hidden` too where use_seq_parallel splits the tokens:
+    recompute none        4 hidden + 2 query + 2 key_value + 3 inner: inputs and results of two norms; queries, keys,
+                          values and the attention's output; gate and up; their product
+    recompute selective   2 hidden + 2 query + 2 key_value + 2 inner: without norms' results and the product
+    recompute full        hidden: the layer's input; and once all of the above, for the layer that is computed again
+and from flash attention two float32 statistics of 8 numbers per query head. Of every micro-batch in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from mindgspo.parallel.swap.states import Phase
+from mindgspo.planner.holdings import weight_sizes
+from mindgspo.planner.memory_plan import GIB, MIB, Part, Parts
+from mindgspo.planner.rank_work import FLOAT, TYPE_BYTES, RankWidths, RankWork
+
+KEEPS_POOL = False
+"""Memory that graphs give back to the pool serves parameters that are swapped in."""
+
+# CANN's context, the drivers' share of the card and the pool's blocks: a round figure, not measured.
+_RUNTIME = 3 * GIB
+# HCCL_BUFFSIZE is 200 MB by default, and each group of ranks takes it twice (CANN's documentation).
+_GROUP_BUFFERS = 2 * 200 * MIB
+_CHUNK_BYTES = 64 * MIB
+_FLASH_STATISTICS = 2 * 8
+
+
+def reserve(work: RankWork) -> int:
+    """Runtime, and buffers of the rank's groups of more than one: all ranks, and those that share an axis of a plan."""
+    sizes = {"world": work.plan.world_size}
+    for name, plan in (("train", work.plan), ("infer", work.config.plans.infer)):
+        for axis in ("data_parallel", "model_parallel", "pipeline_stage"):
+            sizes[f"{name} {axis}"] = getattr(plan, axis)
+    return _RUNTIME + _GROUP_BUFFERS * sum(size > 1 for size in sizes.values())
+
+
+def temporary(work: RankWork, phase: Phase) -> Parts:
+    """What the phase's graphs use at their peak."""
+    if phase is Phase.ROLLOUT:
+        return _rollout(work)
+    if phase is Phase.SCORE:
+        return _score(work)
+    return _update(work) if phase is Phase.UPDATE else {}
+
+
+def standing(work: RankWork, phases: Collection[Phase]) -> Parts:
+    """Nothing: kernels keep no memory, graphs are in host memory."""
+    return {}
+
+
+def _update(work: RankWork) -> Parts:
+    width, size = work.train, TYPE_BYTES[work.config.model.dtype]
+    everything = _layer_bytes(work, "none")
+    per_layer = _layer_bytes(work, work.plan.recompute)
+    again = 0 if work.plan.recompute == "none" else everything - per_layer
+    # Gradients of activations on their way through one layer: those of SwiGLU are the widest.
+    passing = work.tokens * size * (3 * width.inner + 2 * width.hidden)
+    ends = work.tokens * 2 * width.hidden * size
+    sizes = weight_sizes(work)
+    # A layer's gradients, or a table's, on their way to the accumulated ones; or the step on the largest weight.
+    waiting = FLOAT * max(sum(sizes) // (2 * width.layers), max(sizes))
+    return {
+        Part.COMPUTE_WEIGHTS: 0 if size == FLOAT else size * sum(sizes),
+        Part.NEW_GRADIENTS: waiting,
+        Part.ACTIVATIONS: work.in_flight * (width.layers * per_layer + ends) + again + passing,
+        Part.LOGITS: _head(work, is_update=True),
+    }
+
+
+def _layer_bytes(work: RankWork, recompute: str) -> int:
+    """What one layer keeps of one micro-batch."""
+    width, size = work.train, TYPE_BYTES[work.config.model.dtype]
+    hidden = width.hidden // (work.plan.model_parallel if work.plan.use_seq_parallel else 1)
+    if recompute == "full":
+        return work.tokens * size * hidden
+    heads = 2 * width.query + 2 * width.key_value
+    wide = 4 * hidden + heads + 3 * width.inner if recompute == "none" else 2 * hidden + heads + 2 * width.inner
+    return work.tokens * (size * wide + FLOAT * _FLASH_STATISTICS * width.heads)
+
+
+def _head(work: RankWork, *, is_update: bool) -> int:
+    """Three chunks of logits; in the update three tables more: the gradient so far, its product, their sum."""
+    if not work.train.is_last:
+        return 0
+    table = FLOAT * work.train.output_rows * work.train.hidden
+    return 3 * _CHUNK_BYTES + (3 * table if is_update else 0)
+
+
+def _score(work: RankWork) -> Parts:
+    return {
+        Part.COMPUTE_WEIGHTS: _largest_in_compute_type(work),
+        Part.ACTIVATIONS: _forward(work, work.train, work.tokens),
+        Part.LOGITS: _head(work, is_update=False),
+    }
+
+
+def _rollout(work: RankWork) -> Parts:
+    """A prefill's activations, its keys and values; or one step's logits, in float32, and what sampling makes of them."""
+    width, size = work.infer, TYPE_BYTES[work.config.model.dtype]
+    tokens = work.prompts * work.prompt_length
+    prefilled = 2 * width.layers * tokens * width.key_value * size
+    return {
+        Part.COMPUTE_WEIGHTS: _largest_in_compute_type(work),
+        Part.ACTIVATIONS: prefilled + _forward(work, width, tokens),
+        Part.LOGITS: 4 * FLOAT * work.slots * work.config.model.vocab_size,
+    }
+
+
+def _forward(work: RankWork, width: RankWidths, tokens: int) -> int:
+    """One layer at a time."""
+    size = TYPE_BYTES[work.config.model.dtype]
+    return tokens * size * (3 * width.hidden + 2 * width.query + 2 * width.key_value + 4 * width.inner)
+
+
+def _largest_in_compute_type(work: RankWork) -> int:
+    """Without a backward pass the copy of a weight lives as long as its product."""
+    size = TYPE_BYTES[work.config.model.dtype]
+    return 0 if size == FLOAT else size * max(weight_sizes(work))

@@ -1,0 +1,118 @@
+"""The memory that a run is expected to need, by phase and rank.
+
+What enters: a configuration. What leaves: a `MemoryPlan`. Called by `command`, by the search for a change that fits,
+and by whoever wants to know before a run. Which holdings a phase reads is the swap's own table; their bytes follow from
+the layouts; the rest is `cpu_memory` or `ascend_memory`. Without MindSpore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from types import ModuleType
+
+import psutil
+
+from mindgspo.config import ExperimentConfig
+from mindgspo.parallel.placement import Placement
+from mindgspo.parallel.swap.states import NEEDS, Holding, Phase
+from mindgspo.planner import ascend_memory, cpu_memory
+from mindgspo.planner.holdings import held_bytes, reshard_bytes
+from mindgspo.planner.memory_plan import GIB, Level, MemoryPlan, Part, Parts, PhaseMemory, RankMemory
+from mindgspo.planner.rank_work import RankWork
+
+PHASES = (Phase.ROLLOUT, Phase.SCORE, Phase.UPDATE, Phase.RESHARD, Phase.SAVE)
+"""In the order of a step. Evaluation needs what a rollout does."""
+
+CARD_BYTES = 64 * GIB
+"""Memory of an Atlas 800T A2 card."""
+
+_DEVICES: Mapping[str, ModuleType] = {"CPU": cpu_memory, "Ascend": ascend_memory}
+
+_PART_OF = {
+    Holding.ACTOR_WEIGHTS: Part.WEIGHTS,
+    Holding.ROLLOUT_WEIGHTS: Part.ROLLOUT_WEIGHTS,
+    Holding.REFERENCE_WEIGHTS: Part.REFERENCE_WEIGHTS,
+    Holding.GRADIENTS: Part.GRADIENTS,
+    Holding.MOMENTS: Part.MOMENTS,
+    Holding.KV_CACHE: Part.KV_CACHE,
+}
+
+
+def expected_memory(
+    config: ExperimentConfig, *, capacity: int | None = None, phases: Collection[Phase] = PHASES
+) -> MemoryPlan:
+    """The plan of a resolved configuration.
+
+    capacity: bytes of a card, or on CPU of the machine; None: 64 GiB, or what the machine has. phases: those that the
+    process goes through; what only others need does not exist in it.
+    """
+    if capacity is None:
+        capacity = psutil.virtual_memory().total if config.device == "CPU" else CARD_BYTES
+    ordered = [phase for phase in PHASES if phase in phases]
+    return MemoryPlan(
+        device=config.device,
+        capacity=capacity,
+        level=level_of(config),
+        classes=tuple(_rank_memory(config, ranks, ordered) for ranks in _rank_classes(config)),
+    )
+
+
+def level_of(config: ExperimentConfig) -> Level:
+    """The memory level that is configured."""
+    if not config.swap.enabled:
+        return Level.EVERYTHING
+    return Level.BY_STEP if config.swap.reshard_level == 1 else Level.BY_PHASE
+
+
+def _rank_classes(config: ExperimentConfig) -> list[tuple[int, ...]]:
+    """Ranks of one stage hold slices of equal size; on CPU rank 0 also gathers checkpoints in the memory they share."""
+    grid = Placement(plan=config.plans.train, rank=0).grid
+    classes = [grid.stage_ranks(stage) for stage in range(grid.pipeline_stage)]
+    if config.device == "CPU" and len(classes[0]) > 1:
+        first, *rest = classes
+        classes = [first[:1], first[1:], *rest]
+    return classes
+
+
+def _rank_memory(config: ExperimentConfig, ranks: tuple[int, ...], phases: list[Phase]) -> RankMemory:
+    work = RankWork.of(config, ranks[0])
+    place = Placement(plan=config.plans.train, rank=ranks[0])
+    return RankMemory(
+        ranks=ranks,
+        layers=place.own_layers(config.model.num_hidden_layers),
+        levels={level: _phases_of(work, level, phases) for level in Level},
+    )
+
+
+def _phases_of(work: RankWork, level: Level, phases: list[Phase]) -> tuple[PhaseMemory, ...]:
+    device = _DEVICES[work.config.device]
+    passing = {phase: device.temporary(work, phase) for phase in phases}
+    pool = max(_pooled(parts) for parts in passing.values()) if device.KEEPS_POOL else 0
+    lasting = {**device.standing(work, phases), Part.RESERVE: device.reserve(work)}
+    found = []
+    for phase in phases:
+        parts = {**_resident(work, level, phase, phases), **passing[phase], **lasting}
+        parts[Part.POOL] = max(0, pool - _pooled(passing[phase]))
+        found.append(PhaseMemory(phase=phase, parts={part: parts[part] for part in Part if parts.get(part)}))
+    return tuple(found)
+
+
+def _pooled(parts: Parts) -> int:
+    """What of a phase's own memory comes from the pool."""
+    return sum(size for part, size in parts.items() if part is not Part.COPIES)
+
+
+def _resident(work: RankWork, level: Level, phase: Phase, phases: list[Phase]) -> dict[Part, int]:
+    """The holdings that are in memory during a phase, and what a reshard adds to them."""
+    held, reshard = held_bytes(work), reshard_bytes(work)
+    needed = NEEDS[phase]
+    if level is Level.EVERYTHING:
+        needed = tuple(dict.fromkeys(holding for each in phases for holding in NEEDS[each]))
+    if held[Holding.ROLLOUT_WEIGHTS] == 0 and Holding.ROLLOUT_WEIGHTS in needed:
+        needed = (*needed, Holding.ACTOR_WEIGHTS)  # they are the same parameters
+    if phase is Phase.RESHARD and level is Level.BY_STEP:
+        return {Part.WEIGHTS: reshard.step, Part.BUCKET: reshard.bucket}
+    parts = {_PART_OF[holding]: held[holding] for holding in needed}
+    if phase is Phase.RESHARD:
+        parts[Part.BUCKET] = reshard.bucket
+    return parts

@@ -1,0 +1,111 @@
+"""What a run is expected to hold in memory: by rank class, memory level, phase and part. Frozen records, bytes.
+
+Made by `expected`, printed by `table`, searched by `smallest_change`. Pure Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from mindgspo.parallel.ranks import Ranks
+from mindgspo.parallel.swap.states import Phase
+
+GIB = 2**30
+MIB = 2**20
+
+
+class Part(Enum):
+    """What memory is used for. The order is that of the printed table."""
+
+    WEIGHTS = "trained weights (float32)"
+    GRADIENTS = "gradients (float32)"
+    MOMENTS = "AdamW's moments"
+    REFERENCE_WEIGHTS = "reference weights"
+    ROLLOUT_WEIGHTS = "rollout weights"
+    KV_CACHE = "key/value cache"
+    COMPUTE_WEIGHTS = "weights in the compute type"
+    NEW_GRADIENTS = "gradients of one micro-batch"
+    ACTIVATIONS = "activations"
+    LOGITS = "logits chunk, its gradient"
+    BUCKET = "reshard bucket"
+    COPIES = "copies for a checkpoint"
+    POOL = "kept by the pool for other phases"
+    KERNELS = "index tables and scratch of kernels"
+    GRAPHS = "compiled graphs"
+    RESERVE = "framework"
+
+
+Parts = Mapping[Part, int]
+"""Bytes by part; what is missing is 0."""
+
+
+class Level(Enum):
+    """How much of what a phase does not read stays in memory: section `swap`."""
+
+    EVERYTHING = "swap off"
+    BY_PHASE = "swap, reshard_level 0"
+    BY_STEP = "swap, reshard_level 1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseMemory:
+    """One phase of one rank at its peak."""
+
+    phase: Phase
+    parts: Parts
+
+    @property
+    def total(self) -> int:
+        """All parts together."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Ranks that need the same memory. layers: their decoder layers in training."""
+
+    ranks: Ranks
+    layers: range
+    levels: Mapping[Level, tuple[PhaseMemory, ...]]
+
+    def at(self, level: Level, phase: Phase) -> PhaseMemory:
+        """One phase at one level."""
+        return next(memory for memory in self.levels[level] if memory.phase is phase)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """The whole run.
+
+    level: the configured one. capacity: bytes of one card; on CPU of the machine, which all ranks share. classes: in
+    order of their first ranks.
+    """
+
+    device: str
+    capacity: int
+    level: Level
+    classes: tuple[RankMemory, ...]
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """In order."""
+        return tuple(memory.phase for memory in self.classes[0].levels[self.level])
+
+    def needed(self, level: Level, phase: Phase) -> int:
+        """Bytes to be held against the capacity: those of the fullest card, on CPU those of all ranks together."""
+        totals = [(each.at(level, phase).total, len(each.ranks)) for each in self.classes]
+        if self.device == "CPU":
+            return sum(total * count for total, count in totals)
+        return max(total for total, _ in totals)
+
+    def peak(self, level: Level | None = None) -> tuple[Phase, int]:
+        """The phase that needs most at a level (None: the configured one), and what it needs."""
+        level = level or self.level
+        phase = max(self.phases, key=lambda phase: self.needed(level, phase))
+        return phase, self.needed(level, phase)
+
+    def fits(self, level: Level | None = None) -> bool:
+        """Whether every phase does."""
+        return self.peak(level)[1] <= self.capacity

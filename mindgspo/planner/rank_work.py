@@ -1,0 +1,142 @@
+"""The sizes that one rank computes with: its share of every width, and the rows, tokens and slots of its graphs.
+
+What enters: a configuration and a rank. What leaves: a frozen record of numbers, read by `holdings`, `cpu_memory` and
+`ascend_memory`. Lengths are the longest that the configuration allows. Pure Python.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mindgspo.config import ExperimentConfig, ModelSection, ParallelPlan
+from mindgspo.parallel.placement import Placement
+
+FLOAT = 4
+"""Bytes of a float32."""
+TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWidths:
+    """One rank's part of a model under one plan. query, key_value: features of its heads. inner: of SwiGLU. output_rows:
+    vocabulary entries of its logits, input_rows: of its input table."""
+
+    layers: int
+    hidden: int
+    query: int
+    key_value: int
+    inner: int
+    heads: int
+    kv_heads: int
+    output_rows: int
+    input_rows: int
+    is_first: bool
+    is_last: bool
+
+    @classmethod
+    def of(cls, model: ModelSection, place: Placement) -> RankWidths:
+        """The part that `place` computes."""
+        assert model.head_dim is not None, "config.validate refuses a width that its heads do not divide"
+        kv_heads = place.share(model.num_key_value_heads, units=model.num_key_value_heads)
+        heads = place.share(model.num_attention_heads)
+        output_rows = place.share(model.vocab_size)
+        return cls(
+            layers=len(place.own_layers(model.num_hidden_layers)),
+            hidden=model.hidden_size,
+            query=heads * model.head_dim,
+            key_value=kv_heads * model.head_dim,
+            inner=place.share(model.intermediate_size),
+            heads=heads,
+            kv_heads=kv_heads,
+            output_rows=output_rows,
+            input_rows=model.vocab_size if place.is_embedding_whole else output_rows,
+            is_first=place.is_first_stage,
+            is_last=place.is_last_stage,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWork:
+    """One rank's work.
+
+    rows, row_length, responses: of a micro-batch, and response-token slots per row. in_flight: micro-batches between
+    their forward and backward pass here. prompts, prompt_length: of one prefill. slots, columns: of the key/value cache.
+    """
+
+    config: ExperimentConfig
+    rank: int
+    train: RankWidths
+    infer: RankWidths
+    rows: int
+    row_length: int
+    responses: int
+    in_flight: int
+    prompts: int
+    prompt_length: int
+    slots: int
+    columns: int
+
+    @classmethod
+    def of(cls, config: ExperimentConfig, rank: int) -> RankWork:
+        """As `trainer.build` sizes its parts."""
+        train, infer = (Placement(plan=plan, rank=rank) for plan in (config.plans.train, config.plans.infer))
+        trainer, rollout = config.trainer, config.rollout
+        multiple = trainer.length_multiple
+        slots = max(1, rollout.slots // infer.plan.data_parallel)
+        prompt_length = _round_up(config.data.max_prompt_length, multiple)
+        stages_behind = train.plan.pipeline_stage - train.at.stage
+        return cls(
+            config=config,
+            rank=rank,
+            train=RankWidths.of(config.model, train),
+            infer=RankWidths.of(config.model, infer),
+            rows=trainer.samples_per_micro_batch,
+            row_length=_round_up(config.data.max_prompt_length + rollout.max_new_tokens, multiple),
+            responses=_round_up(rollout.max_new_tokens, multiple),
+            in_flight=min(stages_behind, train.plan.micro_batch_num),
+            prompts=max(1, slots // rollout.num_generations),
+            prompt_length=prompt_length,
+            slots=slots,
+            columns=prompt_length + rollout.max_new_tokens,
+        )
+
+    @property
+    def plan(self) -> ParallelPlan:
+        """The training plan."""
+        return self.config.plans.train
+
+    @property
+    def tokens(self) -> int:
+        """Of a micro-batch, padding included."""
+        return self.rows * self.row_length
+
+    @property
+    def scored_tokens(self) -> int:
+        """Response-token slots of a micro-batch, which reach the log-prob head."""
+        return self.rows * self.responses
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether there is a frozen second policy."""
+        return self.config.algorithm.kl.placement != "none"
+
+    @property
+    def has_entropy(self) -> bool:
+        """Whether the update computes entropies."""
+        return self.config.algorithm.entropy_coef > 0
+
+    @property
+    def prefills(self) -> int:
+        """Of one rollout on this rank's replica."""
+        prompts = self.config.rollout.prompts_per_step // self.config.plans.infer.data_parallel
+        return -(-prompts // self.prompts)
+
+
+def holds_one_set_of_weights(train: ParallelPlan, infer: ParallelPlan) -> bool:
+    """Whether generation reads the trained weights where they lie (the rule of `trainer.build.generating_part`)."""
+    sizes = ("data_parallel", "model_parallel", "pipeline_stage", "vocab_emb_dp")
+    return infer.world_size == 1 or all(getattr(train, size) == getattr(infer, size) for size in sizes)
+
+
+def _round_up(length: int, multiple: int) -> int:
+    return -(-length // multiple) * multiple

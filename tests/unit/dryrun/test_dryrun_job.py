@@ -1,0 +1,65 @@
+"""Jobs and answers as files, and CANN's Python packages as empty modules."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from mindgspo.dryrun.facts import Collective, GraphFacts, HeldParameter
+from mindgspo.dryrun.job import Answer, Failure, Job, read_answer, read_job, write_record
+
+
+def test_jobs_survive_their_file(tmp_path: Path) -> None:
+    job = Job(
+        config="a.yaml",
+        overrides=("seed=2", "plans.train.model_parallel=4"),
+        working_folder="/w",
+        graph="train",
+        rank=3,
+        world_size=8,
+        builder="m:f",
+        import_folders=("/x",),
+        strategy_path="/s",
+        result_path="/r",
+        is_stand_in=True,
+    )
+    write_record(tmp_path / "job.json", job)
+    assert read_job(tmp_path / "job.json") == job
+    assert [entry.name for entry in tmp_path.iterdir()] == ["job.json"]
+
+
+def test_answers_survive_their_file(tmp_path: Path) -> None:
+    facts = GraphFacts(
+        parameters=(HeldParameter(name="w", dtype="Float32", shape=(2, 3)),),
+        collectives=(Collective(kind="Send", group="g", ranks=(0, 4), count=2, bytes=None),),
+        operators={"Send": 2},
+        products={},
+    )
+    for answer in (
+        Answer(seconds=1.5, peak_rss=7, facts=facts),
+        Answer(seconds=0.0, peak_rss=7, failure=Failure(phase="build", kind="ValueError", text="x", place="y")),
+    ):
+        write_record(tmp_path / "answer.json", answer)
+        assert read_answer(tmp_path / "answer.json") == answer
+
+
+def test_packages_of_cann_are_empty_modules() -> None:
+    code = """
+from mindgspo.dryrun.stand_in_packages import install_stand_in_packages
+install_stand_in_packages()
+import te.platform.cce_conf
+from tbe.common.register import register_op
+from te import version
+from hccl import sys_version
+assert version.version == sys_version.__sys_version__ == "8.5.0"
+@register_op("Add")
+def kept(x): return x + 1
+@te.decorator
+def plain(x): return x + 2
+assert plain(1) == 3
+assert te.anything.at_all(1, key=2).goes(3) is not None
+import json, importlib.util
+assert importlib.util.find_spec("terminal_of_nobody") is None
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
