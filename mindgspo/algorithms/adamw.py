@@ -119,26 +119,27 @@ class AdamW(nn.Cell):
         decay = ops.select(is_good, decay, self.zero)
         for i in range(self.count):
             gradient = ops.where(is_good, gradients[i] * clip_scale, self.zero)
-            if self.decays[i]:
-                ops.assign_sub(self.weights[i], self.weights[i] * decay)
-            self.adam(
-                self.weights[i],
-                self.first_moments[i],
-                self.second_moments[i],
-                self.zero,
-                self.zero,
-                step_size,
-                beta1,
-                beta2,
-                root_eps,
-                gradient,
-            )
+            self.apply_one(i, gradient, step_size, beta1, beta2, root_eps, decay)
         return step_size
 
     def update_one(
         self, i: int, gradient: Tensor, clip_scale: Tensor, step_size: Tensor, root_eps: Tensor, decay: Tensor
     ) -> None:
         """Update weight number i and its moments."""
+        gradient = gradient * clip_scale
+        self.apply_one(i, gradient, step_size, self.beta1_tensor, self.beta2_tensor, root_eps, decay)
+
+    def apply_one(
+        self,
+        i: int,
+        gradient: Tensor,
+        step_size: Tensor,
+        beta1: Tensor,
+        beta2: Tensor,
+        root_eps: Tensor,
+        decay: Tensor,
+    ) -> None:
+        """The same with a gradient that is clipped already, and with these betas."""
         if self.decays[i]:
             # p - (lr wd) p, not p (1 - lr wd): for lr = 1e-6 float32 would round the factor by a fifth.
             ops.assign_sub(self.weights[i], self.weights[i] * decay)
@@ -150,10 +151,10 @@ class AdamW(nn.Cell):
             self.zero,
             self.zero,
             step_size,
-            self.beta1_tensor,
-            self.beta2_tensor,
+            beta1,
+            beta2,
             root_eps,
-            gradient * clip_scale,
+            gradient,
         )
 
 

@@ -244,12 +244,16 @@ class LogicalUpdate(nn.Cell):
         """`gradients` with those of the round, which the accumulators no longer hold."""
         totals = ()
         for i in range(self.count):
-            total = ops.assign_add(self.gradients[i], gradients[i])
-            if self.accumulates:
-                accumulated = ops.depend(self.accu_grads[i], total)
-                total = ops.depend(total, ops.assign(self.accu_grads[i], accumulated * 0.0))
-            totals += (total,)
+            totals += (self.added_one(i, gradients[i]),)
         return totals
+
+    def added_one(self, i: int, gradient: Tensor) -> Tensor:
+        # A branch inside a loop would nest a graph per round of the loop: hence a method.
+        total = ops.assign_add(self.gradients[i], gradient)
+        if self.accumulates:
+            accumulated = ops.depend(self.accu_grads[i], total)
+            total = ops.depend(total, ops.assign(self.accu_grads[i], accumulated * 0.0))
+        return total
 
     def norm(self, gradients: tuple[Tensor, ...]) -> Tensor:
         """float32 scalar; not finite if any gradient is not. Without a reshape: the compiler takes those of the whole

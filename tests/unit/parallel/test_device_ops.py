@@ -1,12 +1,13 @@
-"""The composed forms of the fused ops, against what the documentation of the fused ops says, in numpy and float64.
+"""The composed forms of the fused ops, against what the documentation of the fused ops says (`fused_ops`).
 
-Legend: M flattened tokens, A query heads, B key/value heads, D head size, E segment ends.
+Legend: M flattened tokens, A query heads, D head size.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from fused_ops import flash_attention, rms_norm, rotate_half, swiglu
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
@@ -19,43 +20,6 @@ def run(cell, *arrays: np.ndarray) -> np.ndarray:
 
 def normal(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-def rms_norm(x: np.ndarray, gamma: np.ndarray, epsilon: float) -> np.ndarray:
-    """`RmsNorm`, its first output."""
-    x = x.astype(np.float64)
-    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + epsilon) * gamma
-
-
-def swiglu(stacked: np.ndarray, dim: int) -> np.ndarray:
-    """`Swiglu`: swish of the first half along `dim`, times the second half."""
-    a, b = np.split(stacked.astype(np.float64), 2, axis=dim)
-    return a / (1 + np.exp(-a)) * b
-
-
-def rotate_half(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    """`RotaryPositionEmbedding` in mode 0; x: (1, S, N, D), tables (1, S, 1, D)."""
-    x = x.astype(np.float64)
-    first, second = np.split(x, 2, axis=-1)
-    return x * cos + np.concatenate([-second, first], axis=-1) * sin
-
-
-def flash_attention(
-    query: np.ndarray, key: np.ndarray, value: np.ndarray, ends: np.ndarray, *, scale: float
-) -> np.ndarray:
-    """`FlashAttentionScore`, its last output, in layout TND and sparse mode 3: sequences lie behind each other, number
-    b up to the cumulative length ends[b] of queries and of keys alike; aligned at their ends, a query sees no later key.
-    Head a reads key/value head a // (A / B)."""
-    query, key, value = (x.astype(np.float64) for x in (query, key, value))
-    assert ends[-1] == len(query) == len(key) and (np.diff(ends) >= 0).all()
-    group, out = query.shape[1] // key.shape[1], np.full(query.shape, np.nan)
-    for start, stop in zip([0, *ends[:-1]], ends, strict=True):
-        allowed = np.tri(stop - start, dtype=bool)
-        for head in range(query.shape[1]):
-            scores = scale * query[start:stop, head] @ key[start:stop, head // group].T
-            weights = np.exp(np.where(allowed, scores, -np.inf))
-            out[start:stop, head] = weights / weights.sum(axis=1, keepdims=True) @ value[start:stop, head // group]
-    return out
 
 
 def test_rms_norm_divides_by_the_root_mean_square() -> None:
@@ -72,7 +36,7 @@ def test_rms_norm_is_that_of_the_fused_op(shape: tuple[int, ...]) -> None:
     from mindgspo.parallel.device_ops import RMSNormOp
 
     x, gamma = normal(0, *shape), normal(1, shape[-1])
-    np.testing.assert_allclose(run(RMSNormOp(1e-2), x, gamma), rms_norm(x, gamma, 1e-2), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(run(RMSNormOp(1e-2), x, gamma), rms_norm(x, gamma, epsilon=1e-2), rtol=1e-5, atol=1e-6)
 
 
 def test_rotary_turns_pairs_half_a_head_apart() -> None:
