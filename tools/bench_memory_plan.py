@@ -130,7 +130,9 @@ def experiment(model: ModelSection, arguments: argparse.Namespace) -> Experiment
     """Two updates per step of two micro-batches each; every prompt fills the slots with its share of siblings."""
     siblings, prompts = 4, 4
     source = {"format": "arithmetic"}
-    algorithm = AlgorithmSection(kl=KLSection(placement="loss", coef=0.01)) if arguments.reference else AlgorithmSection()
+    algorithm = (
+        AlgorithmSection(kl=KLSection(placement="loss", coef=0.01)) if arguments.reference else AlgorithmSection()
+    )
     return resolve(
         ExperimentConfig(
             experiment="bench-memory-plan",

@@ -86,7 +86,12 @@ class Process:
 
     def peak_of(self, phase: Phase, number: int, meter: MemoryMeter) -> float:
         """MiB above the base, after the moves of the phase's entry."""
-        act = {Phase.ROLLOUT: self._generate, Phase.SCORE: self._score, Phase.UPDATE: self._update, Phase.SAVE: self._copy}
+        act = {
+            Phase.ROLLOUT: self._generate,
+            Phase.SCORE: self._score,
+            Phase.UPDATE: self._update,
+            Phase.SAVE: self._copy,
+        }
         with self.swap.phase(phase):
             meter.note()
             meter.reset()
@@ -109,8 +114,7 @@ class Process:
         generated = self.engine.generate(prompts, settings, weight_version=self.version)
         responses = [response for siblings in generated.responses for response in siblings]
         self.samples = [
-            replace(sample, response_ids=response.ids)
-            for sample, response in zip(self.samples, responses, strict=True)
+            replace(sample, response_ids=response.ids) for sample, response in zip(self.samples, responses, strict=True)
         ]
 
     def _score(self, number: int) -> None:
@@ -124,9 +128,7 @@ class Process:
 
     def _update(self, number: int) -> None:
         batches = self.batches or self._laid_out()
-        advantages = [
-            np.full(sample.response_ids.size, (-1.0) ** sample.number, np.float32) for sample in self.samples
-        ]
+        advantages = [np.full(sample.response_ids.size, (-1.0) ** sample.number, np.float32) for sample in self.samples]
         batches = [replace(batch, advantages_NK=scattered(batch, advantages)) for batch in batches]
         half = len(batches) // 2
         for mini_batch in (batches[:half], batches[half:]):

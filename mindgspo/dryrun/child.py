@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from mindgspo.dryrun.facts import GraphFacts
 from mindgspo.dryrun.graph_text import read_graph
 from mindgspo.dryrun.job import Answer, Failure, Job, read_job, write_record
-from mindgspo.dryrun.simulated_rank import compiled_text, join_simulated_cluster
 from mindgspo.dryrun.stand_in_packages import install_stand_in_packages
-from mindgspo.parallel.runtime import die_with_parent, set_up_runtime
+from mindgspo.parallel.process_groups import made_groups
+from mindgspo.parallel.runtime import compiled_text, die_with_parent, join_cluster, set_up_runtime
 
 if TYPE_CHECKING:
     from mindgspo.config import ExperimentConfig
@@ -63,7 +63,7 @@ class _Compile:
     def _compile(self) -> GraphFacts:
         job = self.job
         set_up_runtime("Ascend")
-        join_simulated_cluster()
+        join_cluster()  # rank RANK_ID of RANK_SIZE; no other process is met
         self.phase = "build"
         graph = _builder(job.builder)(_config(job), job.graph, job.rank, strategy_path=Path(job.strategy_path))
         self.phase = "compile"
@@ -73,7 +73,7 @@ class _Compile:
         finally:
             self.seconds = time.monotonic() - started
         self.phase = "reading the graph"
-        return read_graph(compiled_text(graph.cell), job.world_size)
+        return read_graph(compiled_text(graph.cell), job.world_size, made_groups())
 
 
 def _config(job: Job) -> ExperimentConfig | None:

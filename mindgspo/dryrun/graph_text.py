@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from mindgspo.dryrun.facts import Collective, GraphFacts, HeldParameter, TensorType, total_bytes
@@ -53,8 +53,11 @@ class _Function:
     calls: Counter[str] = field(default_factory=Counter)
 
 
-def read_graph(text: str, world_size: int) -> GraphFacts:
-    """Facts of one call of the graph; a loop's body counts once, for nobody knows how often it runs."""
+def read_graph(text: str, world_size: int, groups: Mapping[str, tuple[int, ...]] | None = None) -> GraphFacts:
+    """Facts of one call of the graph; a loop's body counts once, for nobody knows how often it runs.
+
+    groups: ranks by name, of groups that the compiler did not make and whose ranks are not in the text.
+    """
     entry, parameters, functions = _parse(text, world_size)
     times = _times_called(entry, functions)
     operators: Counter[str] = Counter()
@@ -74,7 +77,13 @@ def read_graph(text: str, world_size: int) -> GraphFacts:
     return GraphFacts(
         parameters=parameters,
         collectives=tuple(
-            Collective(kind=kind, group=group, ranks=ranks, count=counts[kind, group, ranks], bytes=size)
+            Collective(
+                kind=kind,
+                group=group,
+                ranks=ranks or (groups or {}).get(group, ()),
+                count=counts[kind, group, ranks],
+                bytes=size,
+            )
             for (kind, group, ranks), size in sorted(sizes.items(), key=lambda item: item[0])
         ),
         operators=dict(sorted(operators.items())),

@@ -30,9 +30,10 @@ from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.parameter_layouts import parameter_layouts
 from mindgspo.parallel.placement import Placement, logical_placement
 from mindgspo.parallel.strategy.layouts import compiled_layouts
-from mindgspo.rollout.graphs import DecodeStep, Prefill, SlotCache
+from mindgspo.rollout.cache import SlotCache, slot_cache
+from mindgspo.rollout.graphs import DecodeStep, Prefill
 from mindgspo.rollout.sampling import TokenSampler
-from mindgspo.rollout.sizes import rollout_sizes
+from mindgspo.rollout.sizes import RolloutSizes, rollout_sizes
 from mindgspo.types import Batch
 
 
@@ -103,18 +104,22 @@ def _prefill(config: ExperimentConfig, rank: int, strategy_path: Path | None) ->
     ids_QL = np.zeros(shape, np.int32)
     positions_QL = np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1))
     inputs = (ids_QL, positions_QL, attention_segments(np.ones(shape, np.int32)))
-    return CompilableGraph(cell=Prefill(model), inputs=tuple(Tensor(array) for array in inputs))
+    return CompilableGraph(cell=Prefill(model, _cache(model, sizes)), inputs=tuple(Tensor(array) for array in inputs))
 
 
 def _decode(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
     model = build_model(config.model, Placement(plan=config.plans.infer, rank=rank))
     sizes = rollout_sizes(config)
-    cache = SlotCache(model, num_slots=sizes.num_slots, num_columns=sizes.cache_columns)
+    cache = _cache(model, sizes)
     sampler = TokenSampler(top_k=config.rollout.top_k, top_p=config.rollout.top_p)
     ids_S = np.zeros(sizes.num_slots, np.int32)
     floats_S = np.ones(sizes.num_slots, np.float32)
     inputs = (ids_S, ids_S, floats_S, floats_S, np.zeros(sizes.num_slots, bool))
     return CompilableGraph(cell=DecodeStep(model, cache, sampler), inputs=tuple(Tensor(array) for array in inputs))
+
+
+def _cache(model: nn.Cell, sizes: RolloutSizes) -> SlotCache:
+    return slot_cache(model, num_slots=sizes.num_slots, num_columns=sizes.cache_columns)
 
 
 _BUILDERS: Mapping[str, Callable[[ExperimentConfig, int, Path | None], CompilableGraph]] = {

@@ -68,10 +68,8 @@ class Qwen2Attention(nn.Cell):
         self.rotate_query = RotaryOp(self.head_dim, place, (MODEL,))
         self.rotate_key = RotaryOp(self.head_dim, place, (KEY_VALUE,))
         self.attention = CausalAttentionOp(
-            place.share(heads), place.share(kv_heads, units=kv_heads), self.head_dim, place
+            self.num_heads, self.num_kv_heads, self.head_dim, place
         )
-        self.scores = ops.BatchMatMul(transpose_b=True)
-        self.weigh = ops.BatchMatMul()
 
     def project(self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [M, A, D], rotated keys [M, B, D] and values [M, B, D] of M flattened tokens."""
@@ -92,18 +90,6 @@ class Qwen2Attention(nn.Cell):
         """As `construct`, with the keys and values [M, B, D] for a cache."""
         query, key, value = self.project(x_MH, cos_M1D, sin_M1D)
         return self.o_proj(self.attention(query, key, value, mask)), key, value
-
-    def attend_cache(self, query_SAD: Tensor, keys: Tensor, values: Tensor, bias_S1C: Tensor) -> Tensor:
-        """One query per slot against its cached keys and values [S * B, C, D]; returns [S, H]."""
-        num_slots = query_SAD.shape[0]
-        group = self.num_heads // self.num_kv_heads
-        heads = (num_slots * self.num_kv_heads, group, self.head_dim)
-        scores = self.scores((query_SAD * self.head_dim**-0.5).reshape(heads), keys)
-        scores = ops.cast(scores, ms.float32).reshape(num_slots, self.num_heads, -1)
-        scores = scores + ops.tile(bias_S1C, (1, self.num_heads, 1))
-        weights = ops.cast(ops.softmax(scores, -1), values.dtype).reshape(heads[0], group, -1)
-        out = self.weigh(weights, values)
-        return self.o_proj(out.reshape(num_slots, self.num_heads * self.head_dim))
 
 
 class Qwen2MLP(nn.Cell):
@@ -181,7 +167,7 @@ class Qwen2Model(nn.Cell):
         self.config = config
         self.place = place
         self.dtype = dtype
-        self.hidden_size = config.hidden_size
+        self.hidden_size, self.head_dim = config.hidden_size, head_size(config)
         self.tied = config.tie_word_embeddings
         self.is_first, self.is_last = place.is_first_stage, place.is_last_stage
         if self.is_first or (self.is_last and self.tied):

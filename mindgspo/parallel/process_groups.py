@@ -27,6 +27,11 @@ def group_name(ranks: Ranks) -> str:
     return _names[ranks]
 
 
+def made_groups() -> dict[str, Ranks]:
+    """{name: ranks} of the groups made so far."""
+    return {name: ranks for ranks, name in _names.items()}
+
+
 def _made(ranks: Ranks) -> str:
     from mindspore import communication
 

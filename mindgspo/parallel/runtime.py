@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 if TYPE_CHECKING:
-    from mindspore import Parameter, Tensor
+    from mindspore import Parameter, Tensor, nn
 
 # Errors only: MindSpore's deprecation warnings about its own context API drown the run's output.
 os.environ.setdefault("GLOG_v", "3")
@@ -96,6 +96,14 @@ def world_size() -> int:
     from mindspore import communication
 
     return communication.get_group_size()
+
+
+def compiled_text(cell: nn.Cell) -> str:
+    """MindSpore's text of the graph that `cell.compile` made last, functions and local shapes included."""
+    from mindspore._c_expression import dump_func_graph
+    from mindspore.graph.api import _cell_graph_executor
+
+    return dump_func_graph(_cell_graph_executor._get_func_graph(cell, cell.current_phase))
 
 
 def world_group() -> str:

@@ -1,7 +1,7 @@
 """What the graphs of one rank take on CPU beside the holdings: the composed float32 ops of MindSpore 2.10.
 
 What enters: a rank's work and a phase. What leaves: bytes by part. Same interface as `ascend_memory`; called by
-`expected`. Read off the execution order of the compiled graphs and the allocations of MindSpore's pool; checked by
+`expected`. Read off the execution order of the compiled graphs and the allocations of MindSpore's pool; judged by
 `tools/bench_memory_plan.py` in one process. Ranks of a cluster are taken to do the same with their slices.
 
 - The pool gives nothing back, so what the largest phase needed stays for all others.
@@ -9,10 +9,10 @@ What enters: a rank's work and a phase. What leaves: bytes by part. Same interfa
   scaled queries and attention output (2 query); keys and values as attention reads them (2 key/value); gate, its
   sigmoid, silu, up and their product (5 inner); and per row and head the softmax of the scores [T, T].
 - Gradients of weights are computed as soon as they can be, but added to the accumulated ones in the order of the
-  parameters, hence from the input table on, whose gradient comes last: all wait for it.
-- A transpose keeps a table of its elements' places and a broadcast op two (8 bytes per element), for as long as the
-  graph lives: the price of splitting heads, of biases, and of the softmax's backward pass.
-- Compiling leaves the graph, and freed memory that malloc keeps and the next compilation uses again.
+  parameters, the input table first, whose gradient comes last: all of them wait for it.
+- A transpose keeps a table of its elements' places and a broadcast op two (8 bytes per element) as long as its graph
+  lives: the price of splitting heads, of biases, and of the softmax's backward pass.
+- Compiling leaves a graph, and freed memory that malloc keeps and the next compilation uses again.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from mindgspo.parallel.swap.states import Phase
+from mindgspo.planner.cpu_kernels import compiled_bytes, forward_kernels, rollout_kernels, update_kernels
 from mindgspo.planner.holdings import weight_sizes, whole_bytes
 from mindgspo.planner.memory_plan import MIB, Part, Parts
 from mindgspo.planner.rank_work import FLOAT, RankWidths, RankWork
 
 KEEPS_POOL = True
+"""Memory that a graph has given back serves other graphs alone."""
 
-# Measured: the process after importing MindSpore and a first small graph.
+# Measured: the process with MindSpore imported and a first small graph behind it.
 _PROCESS = 450 * MIB
 # Best fit leaves holes: pages touched over the most bytes in use, 1.01 to 1.12 in traces of the pool.
 _HOLES = 1.04
-_INDEX_BYTES = 8
 _CHUNK_BYTES = 64 * MIB
 
 
@@ -58,15 +59,15 @@ def temporary(work: RankWork, phase: Phase) -> Parts:
 
 def standing(work: RankWork, phases: Collection[Phase]) -> Parts:
     """What the graphs of these phases keep as long as the process lives."""
-    kernels = {Phase.ROLLOUT: _rollout_kernels, Phase.SCORE: _score_kernels, Phase.UPDATE: _update_kernels}
-    compiled = [_compiled(work, phase) for phase in phases if phase in kernels]
+    kernels = {Phase.ROLLOUT: rollout_kernels, Phase.SCORE: forward_kernels, Phase.UPDATE: update_kernels}
+    graphs = [compiled_bytes(work, phase) for phase in phases if phase in kernels]
     constants = 0
     if Phase.UPDATE in phases and work.train.is_last:
-        constants = FLOAT * work.train.output_rows * work.train.hidden  # zeros that the table's gradient begins with
+        constants = FLOAT * work.train.output_rows * work.train.hidden  # zeros, with which the table's gradient begins
     return {
-        Part.KERNELS: int(sum(kernels[phase](work) for phase in phases if phase in kernels)),
-        Part.GRAPHS: sum(lasting for lasting, _ in compiled)
-        + max((passing for _, passing in compiled), default=0)
+        Part.KERNELS: sum(kernels[phase](work) for phase in phases if phase in kernels),
+        Part.GRAPHS: sum(graph.lasting for graph in graphs)
+        + max((graph.passing for graph in graphs), default=0)
         + constants,
     }
 
@@ -84,88 +85,82 @@ class _Peak:
         return self.activations + self.gradients + self.logits
 
 
-# ----- update
-
-
 def _update_peaks(work: RankWork) -> list[_Peak]:
     """Where one of the update's graphs may need most."""
-    width, tokens = work.train, work.tokens
-    sizes, scores = weight_sizes(work), _scores(work)
-    kept = tokens * (6 * width.hidden + 2 * width.query + 2 * width.key_value + 5 * width.inner) + scores
-    # The rotary tables spread over the heads, the final norm; on a later stage inputs wait in host memory.
-    shared = 2 * tokens * (width.query + width.key_value) + 2 * tokens * width.hidden
+    width, tokens, scores = work.train, work.tokens, work.scores
+    inner = tokens * width.inner
+    kept = _kept_of_a_layer(work)
+    # The rotary tables spread over the heads; the final norm; inputs that wait for their backward pass.
+    shared = 2 * tokens * (width.query + width.key_value + (width.hidden if width.is_last else 0))
     waiting = work.in_flight * tokens * width.hidden if work.plan.pipeline_stage > 1 else 0
-    before = width.layers * kept + shared + waiting
-    table = width.output_rows * width.hidden if width.is_last else 0
-    input_table = width.input_rows * width.hidden if width.is_first else 0
-    tables = table + input_table if work.config.model.tie_word_embeddings or width.layers == 0 else table + input_table
-    per_layer = (sum(sizes) - (_distinct_tables(work))) / width.layers
+    forward = width.layers * kept + shared + waiting
+    output_table, input_table = _tables(work)
+    is_one_table = work.config.model.tie_word_embeddings and width.is_first and width.is_last
+    sizes = weight_sizes(work)
+    per_layer = (sum(sizes) - (input_table if is_one_table else output_table + input_table)) / width.layers
     feed_forward = 3 * width.hidden * width.inner
     return [
-        # Forward pass, softmax of the last layer: scores, their mask and their sum.
-        _Peak(activations=before - tokens * 5 * width.inner + 2 * scores),
-        # Log-prob head, behind the forward pass.
-        _Peak(activations=before + 2 * work.scored_tokens * width.hidden, logits=_head_backward(work)),
-        # Last layer's SwiGLU, then its softmax, backwards; the table's gradient waits.
-        _Peak(activations=before + 3 * tokens * width.inner, logits=table),
-        _Peak(activations=before - 5 * tokens * width.inner + 2 * scores, gradients=feed_forward, logits=table),
-        # First layer backwards: all others' gradients wait.
+        # Forward pass, the last layer's softmax: scores, mask, and their sum.
+        _Peak(activations=forward - 5 * inner + 2 * scores),
+        # The log-prob head, forwards and backwards, behind the forward pass.
+        _Peak(activations=forward + 2 * work.scored_tokens * width.hidden, logits=_head(work, output_table)),
+        # The last layer's SwiGLU, then its softmax, backwards. The output table's gradient waits from here on.
+        _Peak(activations=forward + 3 * inner, logits=output_table),
+        _Peak(activations=forward - 5 * inner + 2 * scores, gradients=feed_forward, logits=output_table),
+        # The first layer's softmax backwards: the gradients of all other layers wait.
         _Peak(
-            activations=kept + shared + 2 * scores, gradients=(width.layers - 1) * per_layer + feed_forward, logits=table
+            activations=kept + shared - 5 * inner + 2 * scores,
+            gradients=(width.layers - 1) * per_layer + feed_forward,
+            logits=output_table,
         ),
-        # The input table's gradient, and its sum with the output table's where they are one.
-        _Peak(gradients=width.layers * per_layer, logits=table + (2 if _is_tied_here(work) else 1) * input_table),
-        # The step on the largest weight: decay, its product, the clipped gradient, Adam's own.
+        # The input table's gradient; where both tables are one, the sum of their gradients too.
+        _Peak(
+            gradients=width.layers * per_layer, logits=output_table + (2 * input_table if is_one_table else input_table)
+        ),
+        # The optimizer's step on the largest weight: its decay, the clipped gradient, and Adam's own.
         _Peak(gradients=4 * max(sizes)),
     ]
 
 
-def _distinct_tables(work: RankWork) -> int:
-    """Elements of the rank's input and output tables; one table that is both counts once."""
+def _kept_of_a_layer(work: RankWork) -> int:
+    """Elements that one layer keeps for its backward pass; see the head of this file."""
     width = work.train
-    output = width.output_rows if width.is_last and not work.config.model.tie_word_embeddings else 0
-    reads = width.is_first or (width.is_last and work.config.model.tie_word_embeddings)
-    return (output + (width.input_rows if reads else 0)) * width.hidden
+    heads = 2 * width.query + 2 * width.key_value
+    if width.has_head_norms:
+        heads *= 2  # what is normed, and the norm's scale
+    return work.tokens * (6 * width.hidden + heads + 5 * width.inner) + work.scores
 
 
-def _is_tied_here(work: RankWork) -> bool:
-    return work.config.model.tie_word_embeddings and work.train.is_first and work.train.is_last
-
-
-def _head_backward(work: RankWork) -> float:
-    """Chunk by chunk: logits and log-probs; then a chunk of probabilities, the table's gradient so far, the product to
-    be added; then the sum."""
+def _tables(work: RankWork) -> tuple[int, int]:
+    """Elements of the rank's output and input tables; 0 where its stage does not read them."""
     width = work.train
-    if not width.is_last:
+    output_table = width.output_rows * width.hidden if width.is_last else 0
+    return output_table, width.input_rows * width.hidden if width.is_first else 0
+
+
+def _head(work: RankWork, table: int) -> int:
+    """Chunk by chunk: logits and log-probs beside the table's gradient so far; then probabilities, and their product
+    that is to be added; then the sum."""
+    if not work.train.is_last:
         return 0
-    table, chunk = width.output_rows * width.hidden, _chunk(work, entropy=work.has_entropy)
+    chunk = _chunk(work, entropy=work.has_entropy)
     if work.has_entropy:
         return max(table + 4 * chunk, 3 * table + chunk, 4 * table)
     return max(table + 2 * chunk, 2 * table + chunk, 3 * table)
 
 
-def _update_kernels(work: RankWork) -> float:
-    width, tokens = work.train, work.tokens
-    forward, backward = _forward_tables(width, tokens), _forward_tables(width, tokens, is_biased=False)
-    softmax = 2 * _scores(work) * width.layers
-    head = 8 * work.scored_tokens * width.hidden if width.is_last else 0
-    graphs = 1 if width.is_last or width.layers == 0 else 2  # an earlier stage also has a forward graph of its own
-    return (
-        _INDEX_BYTES * (graphs * forward + backward + softmax + head)
-        + graphs * _forward_scratch(width)
-        + _backward_scratch(width, tokens)
-    )
-
-
-# ----- forward passes: log-probs, prompts, tokens
+def _chunk(work: RankWork, *, entropy: bool) -> int:
+    """Elements of one chunk of logits (`parallel.layers.VocabParallelLogProb`)."""
+    limit = _CHUNK_BYTES // (2 if entropy else 1)
+    vocabulary = work.train.output_rows
+    return min(max(1, limit // (FLOAT * vocabulary)), work.scored_tokens) * vocabulary
 
 
 def _score_peaks(work: RankWork) -> list[_Peak]:
-    width, scores = work.train, _scores(work)
-    peaks = _forward_peaks(width, work.tokens, scores)
-    if width.is_last:
-        chunk = _chunk(work, entropy=True)
-        peaks.append(_Peak(activations=work.scored_tokens * width.hidden, logits=3 * chunk))
+    peaks = _forward_peaks(work.train, work.tokens, work.scores)
+    if work.train.is_last:
+        activations = work.scored_tokens * work.train.hidden
+        peaks.append(_Peak(activations=activations, logits=3 * _chunk(work, entropy=True)))
     return peaks
 
 
@@ -178,78 +173,20 @@ def _forward_peaks(width: RankWidths, tokens: int, scores: float, held: float = 
     ]
 
 
-def _score_kernels(work: RankWork) -> float:
-    policies = 2 if work.has_reference else 1
-    return policies * (_INDEX_BYTES * _forward_tables(work.train, work.tokens) + _forward_scratch(work.train))
-
-
 def _rollout_peaks(work: RankWork) -> list[_Peak]:
-    """A prefill, whose keys and values wait for their slots (the last one's too, if there are several), or a step."""
+    """A prefill, whose keys and values wait for their slots (the last one's, too, if there are several), or a step."""
     width, rollout = work.infer, work.config.rollout
     tokens = work.prompts * work.prompt_length
     prefilled = 2 * width.layers * tokens * width.key_value
     scores = work.prompts * width.heads * work.prompt_length**2
-    before = prefilled if work.prefills > 1 else 0
-    # Scores, mask, sum and softmax of a layer; logits, log-probs, probabilities and their sums.
+    earlier = prefilled if work.prefills > 1 else 0
+    # A layer's scores, mask, their sum and softmax. Logits, log-probs, probabilities and their running sum; a cut by
+    # top-k or top-p sorts and compares besides.
     step = 4 * work.slots * width.heads * work.columns
     is_cut = rollout.top_k > 0 or rollout.top_p < 1
     logits = (10 if is_cut else 4) * work.slots * work.config.model.vocab_size
     return [
-        *_forward_peaks(width, tokens, scores, held=before + prefilled),
+        *_forward_peaks(width, tokens, scores, held=earlier + prefilled),
         _Peak(activations=prefilled + step),
         _Peak(activations=prefilled, logits=logits),
     ]
-
-
-def _rollout_kernels(work: RankWork) -> float:
-    width = work.infer
-    tables = _forward_tables(width, work.prompts * work.prompt_length)
-    tables += 2 * width.layers * work.slots * (width.query + 2 * width.key_value)
-    tables += 2 * work.slots * work.config.model.vocab_size
-    return _INDEX_BYTES * tables + 2 * _forward_scratch(width)
-
-
-# ----- common
-
-
-def _scores(work: RankWork) -> int:
-    """Elements of one layer's attention scores."""
-    return work.rows * work.train.heads * work.row_length**2
-
-
-def _chunk(work: RankWork, *, entropy: bool) -> int:
-    """Elements of one chunk of logits (`parallel.layers.VocabParallelLogProb`)."""
-    limit = _CHUNK_BYTES // (2 if entropy else 1)
-    vocabulary = work.train.output_rows
-    return min(max(1, limit // (FLOAT * vocabulary)), work.scored_tokens) * vocabulary
-
-
-def _forward_tables(width: RankWidths, tokens: int, *, is_biased: bool = True) -> float:
-    """Entries of index tables: four transposes per layer (q, k, v, output), two for each bias."""
-    entries = 2 * width.query + 2 * width.key_value
-    if is_biased:
-        entries += 2 * (width.query + 2 * width.key_value)
-    return width.layers * tokens * entries
-
-
-# oneDNN keeps a buffer per matrix product, at most about 1.3 MB, whatever the matrices' sizes: measured sums per layer
-# (two cores, AVX-512). Those of weights' gradients grow with the tokens up to 512.
-def _forward_scratch(width: RankWidths) -> float:
-    return 2.7 * MIB * width.layers
-
-
-def _backward_scratch(width: RankWidths, tokens: int) -> float:
-    return (2 + 9 * min(1, tokens / 512)) * MIB * width.layers
-
-
-# Measured on 2 to 36 layers: what stays of the graphs of a phase, and what their compilation needs besides.
-def _compiled(work: RankWork, phase: Phase) -> tuple[int, int]:
-    """Bytes that last, bytes that the next compilation uses again."""
-    if phase is Phase.ROLLOUT:
-        layers = work.infer.layers
-        return int((2 + 5.5 * layers) * MIB), int((63 + 5.9 * layers) * MIB)
-    layers = work.train.layers
-    if phase is Phase.SCORE:
-        policies = 2 if work.has_reference else 1
-        return int(policies * (2 + 3.8 * layers) * MIB), int((65 + 5 * layers) * MIB)
-    return int((23 + 5.8 * layers) * MIB), int((75 + 16.5 * layers + 25 * max(0, layers - 12)) * MIB)

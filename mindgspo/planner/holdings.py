@@ -38,7 +38,7 @@ def held_bytes(work: RankWork) -> dict[Holding, int]:
         Holding.ACTOR_WEIGHTS: trained,
         Holding.GRADIENTS: trained,
         Holding.MOMENTS: 2 * moments + row_copies,
-        Holding.REFERENCE_WEIGHTS: own if work.has_reference else 0,
+        Holding.REFERENCE_WEIGHTS: own * (work.policies - 1),
         Holding.ROLLOUT_WEIGHTS: _rollout_bytes(work),
         Holding.KV_CACHE: cache * TYPE_BYTES[config.model.dtype],
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindgspo.config import ExperimentConfig, ModelSection, ParallelPlan
+from mindgspo.models.names import parameter_shapes
 from mindgspo.parallel.placement import Placement
 
 FLOAT = 4
@@ -19,7 +20,8 @@ TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWidths:
     """One rank's part of a model under one plan. query, key_value: features of its heads. inner: of SwiGLU. output_rows:
-    vocabulary entries of its logits, input_rows: of its input table."""
+    vocabulary entries of its logits, input_rows: of its input table. has_biases: of q, k and v. has_head_norms: of
+    queries and keys."""
 
     layers: int
     hidden: int
@@ -32,6 +34,8 @@ class RankWidths:
     input_rows: int
     is_first: bool
     is_last: bool
+    has_biases: bool
+    has_head_norms: bool
 
     @classmethod
     def of(cls, model: ModelSection, place: Placement) -> RankWidths:
@@ -40,6 +44,7 @@ class RankWidths:
         kv_heads = place.share(model.num_key_value_heads, units=model.num_key_value_heads)
         heads = place.share(model.num_attention_heads)
         output_rows = place.share(model.vocab_size)
+        names = parameter_shapes(model)
         return cls(
             layers=len(place.own_layers(model.num_hidden_layers)),
             hidden=model.hidden_size,
@@ -52,6 +57,8 @@ class RankWidths:
             input_rows=model.vocab_size if place.is_embedding_whole else output_rows,
             is_first=place.is_first_stage,
             is_last=place.is_last_stage,
+            has_biases="model.layers.0.self_attn.q_proj.bias" in names,
+            has_head_norms="model.layers.0.self_attn.q_norm.weight" in names,
         )
 
 
@@ -116,9 +123,14 @@ class RankWork:
         return self.rows * self.responses
 
     @property
-    def has_reference(self) -> bool:
-        """Whether there is a frozen second policy."""
-        return self.config.algorithm.kl.placement != "none"
+    def scores(self) -> int:
+        """Elements of one training layer's attention scores, where these exist."""
+        return self.rows * self.train.heads * self.row_length**2
+
+    @property
+    def policies(self) -> int:
+        """Policies that score: the trained one, and the reference if there is one."""
+        return 1 if self.config.algorithm.kl.placement == "none" else 2
 
     @property
     def has_entropy(self) -> bool:

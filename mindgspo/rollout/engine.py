@@ -4,7 +4,7 @@ What enters: prompts and sampling settings. What leaves: responses with the samp
 runs on the parameters of the model it was given, the trainer's own or a copy laid out for generating; who fills that
 copy is not its business (`rollout.replicated`).
 
-Legend: S slots, Q prompts of one prefill, L prompt columns, C cache columns, B kv heads.
+Legend: S slots, Q prompts of one prefill, L prompt columns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from mindspore import Parameter, Tensor, nn
 
 from mindgspo.data.rows import round_up
 from mindgspo.parallel.collectives import GraphOfRanks
-from mindgspo.rollout.graphs import Admit, DecodeStep, Prefill, SlotCache
+from mindgspo.parallel.device_ops import attention_segments
+from mindgspo.rollout.cache import admission, slot_cache
+from mindgspo.rollout.graphs import DecodeStep, Prefill
 from mindgspo.rollout.protocol import Rollout, RolloutCounters, SamplingSettings
 from mindgspo.rollout.sampling import TokenSampler
 from mindgspo.rollout.slots import Admission, SlotTable
@@ -47,11 +49,10 @@ class NativeEngine:
         self._num_slots, self._prefill_width = num_slots, prefill_width
         self._max_new_tokens, self._length_multiple = max_new_tokens, length_multiple
         num_columns = round_up(max_prompt_length, length_multiple) + max_new_tokens
-        self._cache = SlotCache(model, num_slots=num_slots, num_columns=num_columns)
-        self._first_rows_SB = self._cache.first_rows()
+        self._cache = slot_cache(model, num_slots=num_slots, num_columns=num_columns)
         team = model.place.model_ranks
-        self._prefill = GraphOfRanks(Prefill(model), team)
-        self._admit = Admit(self._cache)
+        self._prefill = GraphOfRanks(Prefill(model, self._cache), team)
+        self._admit = admission(self._cache)
         self._decode = GraphOfRanks(DecodeStep(model, self._cache, TokenSampler(top_k=top_k, top_p=top_p)), team)
         # Copying a few slots per graph keeps refilling cheap; a wider graph would mostly copy padding.
         self._admit_width = min(8, num_slots)
@@ -115,23 +116,17 @@ class NativeEngine:
         while admissions := table.admissions(self._admit_width):
             if admissions[0].prompt >= store.stop:
                 store.prefill_next()
-            admissions = [admission for admission in admissions if admission.prompt < store.stop]
-            for admission in admissions:
-                table.place(admission)
+            admissions = [admitted for admitted in admissions if admitted.prompt < store.stop]
+            for admitted in admissions:
+                table.place(admitted)
             source_rows, target_rows = self._rows(admissions, store)
             self._admit(Tensor(source_rows), Tensor(target_rows), *store.prefilled)
 
     def _rows(self, admissions: Sequence[Admission], store: _PromptStore) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of the prefill and of the cache, int32 [width * B * L]; repeats of the last one fill the width."""
+        """Rows of the prefill and of the cache; repeats of the last admission fill the width."""
         padded = [*admissions, *[admissions[-1]] * (self._admit_width - len(admissions))]
-        columns = np.arange(store.num_columns, dtype=np.int32)
-        prompts = np.array([admission.prompt - store.start for admission in padded], dtype=np.int32)
-        num_kv_heads = self._first_rows_SB.shape[1]
-        heads = prompts[:, None] * num_kv_heads + np.arange(num_kv_heads, dtype=np.int32)
-        source = heads[:, :, None] * store.num_columns + columns
-        slots = [admission.slot for admission in padded]
-        target = self._first_rows_SB[slots][:, :, None] + columns
-        return source.reshape(-1).astype(np.int32), target.reshape(-1).astype(np.int32)
+        prompts = [admitted.prompt - store.start for admitted in padded]
+        return self._cache.admission_rows(prompts, [admitted.slot for admitted in padded], store.num_columns)
 
 
 class _PromptStore:
@@ -153,5 +148,6 @@ class _PromptStore:
             ids_QL[row, : prompt.ids.size] = prompt.ids
             segments_QL[row, : prompt.ids.size] = 1
         positions_QL = np.tile(np.arange(self.num_columns, dtype=np.int32), (self._width, 1))
-        self.prefilled = self._prefill(Tensor(ids_QL), Tensor(positions_QL), Tensor(segments_QL))
+        segments = Tensor(attention_segments(segments_QL))
+        self.prefilled = self._prefill(Tensor(ids_QL), Tensor(positions_QL), segments)
         self.num_prefilled += len(prompts)
