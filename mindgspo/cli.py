@@ -149,6 +149,31 @@ def check(config: ConfigArgument, set_: SetOption = None) -> None:
     print("ok")
 
 
+@app.command()
+def plan(
+    config: ConfigArgument,
+    set_: SetOption = None,
+    memory_gb: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--memory-gb",
+            min=0.1,
+            help="Memory of one card in GiB, 64 (Atlas 800T A2) by default; for device CPU the machine's, by default "
+            "what it has.",
+        ),
+    ] = None,
+) -> None:
+    """Print the memory that an experiment is expected to need by phase, rank and use, in seconds, without MindSpore.
+
+    The last line says whether it fits, and if not the smallest change of settings with which it does: many are tried.
+    On Ascend all of it is an estimate. Weights and data need not be there.
+    """
+    from mindgspo.planner import plan_of_file
+
+    for line in plan_of_file(config, set_ or [], memory_gb=memory_gb):
+        print(line)
+
+
 @app.command("eval")
 def evaluate(
     config: ConfigArgument,

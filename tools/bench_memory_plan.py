@@ -130,9 +130,7 @@ def experiment(model: ModelSection, arguments: argparse.Namespace) -> Experiment
     """Two updates per step of two micro-batches each; every prompt fills the slots with its share of siblings."""
     siblings, prompts = 4, 4
     source = {"format": "arithmetic"}
-    algorithm = (
-        AlgorithmSection(kl=KLSection(placement="loss", coef=0.01)) if arguments.reference else AlgorithmSection()
-    )
+    kl = KLSection(placement="loss") if arguments.reference else KLSection()
     return resolve(
         ExperimentConfig(
             experiment="bench-memory-plan",
@@ -148,7 +146,7 @@ def experiment(model: ModelSection, arguments: argparse.Namespace) -> Experiment
                 max_new_tokens=arguments.response,
                 slots=arguments.slots,
             ),
-            algorithm=algorithm,
+            algorithm=AlgorithmSection(kl=kl),
             swap=SwapSection(enabled=arguments.swap),
             trainer=TrainerSection(
                 prompts_per_mini_batch=2,

@@ -36,7 +36,8 @@ class ParallelPlan(Section):
     """Micro-batches that go through the pipeline between two drains of it, of which at most `pipeline_stage` are in
     flight; at least that many, or stages stand idle. More means less idle time at no cost of memory."""
     use_seq_parallel: bool = False
-    """Split activations along the sequence between tensor-parallel regions."""
+    """Split activations along the sequence between tensor-parallel regions: norms and residuals take 1/model_parallel
+    of the memory. Training on Ascend only."""
     optimizer_shard: bool = False
     """Split optimizer state over the data-parallel replicas (MindSpore's enable_parallel_optimizer)."""
     vocab_emb_dp: bool = True
@@ -59,6 +60,8 @@ def check_train_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list
     problems = [*_common_problems(name, plan, model), *_pipeline_problems(name, plan, model)]
     if plan.optimizer_shard and plan.data_parallel == 1:
         problems.append(f"{name}.optimizer_shard: there is one replica, which keeps all moments; remove it")
+    if plan.use_seq_parallel and plan.model_parallel == 1:
+        problems.append(f"{name}.use_seq_parallel: model_parallel is 1, so nothing splits the sequence; remove it")
     return problems
 
 
@@ -80,6 +83,8 @@ def check_infer_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list
         problems.append(f"{name}.micro_batch_num: {plan.micro_batch_num}; there are no micro-batches while generating")
     if plan.recompute != "none":
         problems.append(f"{name}.recompute: {plan.recompute}; there is no backward pass while generating; remove it")
+    if plan.use_seq_parallel:
+        problems.append(f"{name}.use_seq_parallel: decoding takes one token per sequence; remove it")
     return problems
 
 
@@ -96,7 +101,7 @@ def check_same_world(train: ParallelPlan, infer: ParallelPlan) -> list[str]:
 
 def _model_parallel_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
     size = plan.model_parallel
-    legal = [mp for mp in divisors(model.num_attention_heads) if _fits(mp, model)]
+    legal = legal_model_parallel(model)
     if size in legal:
         return []
     sizes = f"{model.num_attention_heads} attention heads, {model.num_key_value_heads} key/value heads"
@@ -105,6 +110,11 @@ def _model_parallel_problems(name: str, plan: ParallelPlan, model: ModelSection)
         f"{model.intermediate_size}, vocab_size {model.vocab_size}); nearest legal: "
         f"{either(nearest(legal, size))}"
     ]
+
+
+def legal_model_parallel(model: ModelSection) -> list[int]:
+    """Into how many slices the model's matrices can be cut, ascending."""
+    return [size for size in divisors(model.num_attention_heads) if _fits(size, model)]
 
 
 def _fits(model_parallel: int, model: ModelSection) -> bool:
@@ -139,11 +149,8 @@ def _pipeline_problems(name: str, plan: ParallelPlan, model: ModelSection) -> li
 
 def _not_built(name: str, plan: ParallelPlan) -> list[str]:
     """Entries that no code acts on yet are refused, so that nothing set is silently without effect."""
-    entries = ("context_parallel", "expert_parallel", "use_seq_parallel")
-    default = ParallelPlan()
     return [
-        f"{name}.{field}: {str(getattr(plan, field)).lower()} is not built in this version; "
-        f"the only legal value is {str(getattr(default, field)).lower()}"
-        for field in entries
-        if getattr(plan, field) != getattr(default, field)
+        f"{name}.{field}: {getattr(plan, field)} is not built in this version; the only legal value is 1"
+        for field in ("context_parallel", "expert_parallel")
+        if getattr(plan, field) != 1
     ]

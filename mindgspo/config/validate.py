@@ -2,7 +2,8 @@
 
 What enters: a resolved config. What leaves: lines "key: what is wrong, with numbers; what to write instead",
 all of them at once, empty when all is well. Called by `config.load`. The rules of `algorithm` fill files of their own:
-`algorithm_rules`, `penalty_rules`, `advantage_rules`; those of `reward` are in `reward_rules`.
+`algorithm_rules`, `penalty_rules`, `advantage_rules`; those of `reward` are in `reward_rules`, those of one device in
+`ascend_rules`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from mindgspo.config.advantage_rules import advantage_problems, group_problems
 from mindgspo.config.algorithm_rules import loss_problems
+from mindgspo.config.ascend_rules import device_problems
 from mindgspo.config.legal import divisors, either, nearest
 from mindgspo.config.penalty_rules import correction_problems, kl_problems
 from mindgspo.config.plan import check_infer_plan, check_same_world, check_train_plan
@@ -26,7 +28,7 @@ def joined_problems(config: ExperimentConfig) -> list[str]:
     """Every violated rule that needs no file."""
     return [
         *model_and_plan_problems(config.model, config.plans),
-        *_device_problems(config),
+        *device_problems(config),
         *_batch_problems(config),
         *_length_problems(config),
         *_sampling_problems(config),
@@ -87,11 +89,6 @@ def _model_problems(model: ModelSection) -> Iterator[str]:
             f"model.num_key_value_heads: {kv_heads} does not divide num_attention_heads {heads}; "
             f"nearest legal: {either(nearest(divisors(heads), kv_heads))}"
         )
-
-
-def _device_problems(config: ExperimentConfig) -> Iterator[str]:
-    if config.device == "CPU" and config.model.dtype == "bfloat16":
-        yield "model.dtype: bfloat16 has no CPU kernels; set model.dtype=float32 or device=Ascend"
 
 
 def _head_dim_problems(model: ModelSection) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -28,7 +28,7 @@ _CONFIG_FILE = "config.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRunRequest:
-    """What to compile.
+    """What to compile: the experiment as it is on Ascend, whatever device its file names.
 
     ranks: of every graph; None: the first of each pipeline stage for train and reference, 0 for prefill and decode.
     folder: for strategy files and logs; None: dryrun/<experiment>. builder: as in `Job`.
@@ -62,6 +62,7 @@ class DryRun:
         Raises ConfigError, DryRunUnavailable where nothing can be compiled, DryRunError for a rank or a graph that does
         not exist and for a folder that cannot be used.
         """
+        request = replace(request, overrides=(*request.overrides, "device=Ascend"))
         config = load_config(request.config, request.overrides, check_files=False)
         if request.is_all_ranks and request.ranks is not None:
             raise DryRunError("--ranks and --all: give one of them")

@@ -28,6 +28,8 @@ def divided(cell: nn.Cell, place: LogicalPlacement, *, strategy_path: Path | Non
     graph = AutoParallel(cell, parallel_mode="semi_auto")
     # Every rank is fed the whole batch. The default would take each rank's input for a part of it.
     graph.dataset_strategy("full_batch")
+    # Compiling gives every parameter the shape of this rank's slice; whoever loads weights fills it.
+    graph.no_init_parameters_in_compile()
     if plan.pipeline_stage > 1:
         graph.pipeline(stages=plan.pipeline_stage, scheduler="1f1b")
     shards = hsdp_call(plan)

@@ -27,8 +27,11 @@ def zero_parameter_beside(weight: Parameter, name: str, *, requires_grad: bool =
     parameter = zero_parameter(tuple(weight.shape), name, requires_grad=requires_grad)
     # What `Parameter.clone` does; that would read the weight as well.
     requires_grad, name = parameter.requires_grad, parameter.name
-    parameter.param_info = weight.param_info.clone()
+    own = weight.param_info
+    parameter.param_info = own.clone()
     parameter.param_info.obj = parameter
+    own.cloned_obj = [*getattr(own, "cloned_obj", ()), parameter]
+    weight.param_info = own
     parameter.name, parameter.requires_grad = name, requires_grad
     return parameter
 
@@ -42,7 +45,7 @@ def values_of(parameter: Parameter) -> np.ndarray:
 def commit_values(parameter: Parameter, array: np.ndarray) -> None:
     """Make an array that `values_of` gave, and that was filled, the parameter's values."""
     if current_device() != "CPU":
-        parameter.set_data(Tensor(array))
+        parameter.set_data(Tensor(array), slice_shape=parameter.sliced)
 
 
 def set_values(parameter: Parameter, array: np.ndarray) -> None:
@@ -51,4 +54,4 @@ def set_values(parameter: Parameter, array: np.ndarray) -> None:
     if current_device() == "CPU":
         parameter.asnumpy()[...] = array
     else:
-        parameter.set_data(Tensor(array.astype(np.float32)))
+        parameter.set_data(Tensor(array.astype(np.float32)), slice_shape=parameter.sliced)

@@ -1,7 +1,9 @@
-"""Door of the memory planner: configuration in, expected memory out. Without MindSpore."""
+"""Door of the memory planner: a configuration in, the memory that a run is expected to need out. Without MindSpore."""
 
+from mindgspo.planner.command import plan_of_file
 from mindgspo.planner.expected import PHASES, expected_memory
 from mindgspo.planner.memory_plan import GIB, MIB, Level, MemoryPlan, Part, PhaseMemory, RankMemory
+from mindgspo.planner.smallest_change import set_options, smallest_change
 
 __all__ = [
     "GIB",
@@ -13,4 +15,7 @@ __all__ = [
     "PhaseMemory",
     "RankMemory",
     "expected_memory",
+    "plan_of_file",
+    "set_options",
+    "smallest_change",
 ]

@@ -7,7 +7,8 @@ for this model: grouped-query attention, SwiGLU, RMSNorm, no dropout, and flash 
 Per token and layer the backward pass needs, in the compute type, with all widths but `hidden` divided by
 model_parallel, and `hidden` too where use_seq_parallel splits the tokens:
     recompute none        4 hidden + 2 query + 2 key_value + 3 inner: inputs and results of two norms; queries, keys,
-                          values and the attention's output; gate and up; their product
+                          values and the attention's output; gate and up; their product; with head norms queries
+                          and keys before these, too
     recompute selective   2 hidden + 2 query + 2 key_value + 2 inner: without norms' results and the product
     recompute full        hidden: the layer's input; and once all of the above, for the layer that is computed again
 and from flash attention two float32 statistics of 8 numbers per query head. Of every micro-batch in flight.
@@ -15,7 +16,7 @@ and from flash attention two float32 statistics of 8 numbers per query head. Of 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.planner.holdings import weight_sizes
@@ -64,12 +65,12 @@ def _update(work: RankWork) -> Parts:
     # Gradients of activations on their way through one layer: those of SwiGLU are the widest.
     passing = work.tokens * size * (3 * width.inner + 2 * width.hidden)
     ends = work.tokens * 2 * width.hidden * size
-    sizes = weight_sizes(work)
-    # A layer's gradients, or a table's, on their way to the accumulated ones; or the step on the largest weight.
-    waiting = FLOAT * max(sum(sizes) // (2 * width.layers), max(sizes))
+    weights = weight_sizes(work, work.plan)
+    in_layers = sum(size for name, size in weights.items() if ".layers." in name)
     return {
-        Part.COMPUTE_WEIGHTS: 0 if size == FLOAT else size * sum(sizes),
-        Part.NEW_GRADIENTS: waiting,
+        Part.COMPUTE_WEIGHTS: _compute_type(work, sum(_cast(work, weights))),
+        # Those of one layer, or of a table, on their way to the accumulated ones.
+        Part.NEW_GRADIENTS: FLOAT * max(in_layers // width.layers, *weights.values()),
         Part.ACTIVATIONS: work.in_flight * (width.layers * per_layer + ends) + again + passing,
         Part.LOGITS: _head(work, is_update=True),
     }
@@ -82,7 +83,9 @@ def _layer_bytes(work: RankWork, recompute: str) -> int:
     if recompute == "full":
         return work.tokens * size * hidden
     heads = 2 * width.query + 2 * width.key_value
-    wide = 4 * hidden + heads + 3 * width.inner if recompute == "none" else 2 * hidden + heads + 2 * width.inner
+    wide = 2 * hidden + heads + 2 * width.inner
+    if recompute == "none":
+        wide += 2 * hidden + width.inner + (width.query + width.key_value if width.has_head_norms else 0)
     return work.tokens * (size * wide + FLOAT * _FLASH_STATISTICS * width.heads)
 
 
@@ -96,19 +99,19 @@ def _head(work: RankWork, *, is_update: bool) -> int:
 
 def _score(work: RankWork) -> Parts:
     return {
-        Part.COMPUTE_WEIGHTS: _largest_in_compute_type(work),
+        Part.COMPUTE_WEIGHTS: _compute_type(work, max(_cast(work, weight_sizes(work, work.plan)))),
         Part.ACTIVATIONS: _forward(work, work.train, work.tokens),
         Part.LOGITS: _head(work, is_update=False),
     }
 
 
 def _rollout(work: RankWork) -> Parts:
-    """A prefill's activations, its keys and values; or one step's logits, in float32, and what sampling makes of them."""
+    """A prefill's activations, keys and values; a step's logits, in float32, and what sampling makes of them."""
     width, size = work.infer, TYPE_BYTES[work.config.model.dtype]
     tokens = work.prompts * work.prompt_length
     prefilled = 2 * width.layers * tokens * width.key_value * size
     return {
-        Part.COMPUTE_WEIGHTS: _largest_in_compute_type(work),
+        Part.COMPUTE_WEIGHTS: _compute_type(work, max(_cast(work, weight_sizes(work, work.config.plans.infer)))),
         Part.ACTIVATIONS: prefilled + _forward(work, width, tokens),
         Part.LOGITS: 4 * FLOAT * work.slots * work.config.model.vocab_size,
     }
@@ -120,7 +123,13 @@ def _forward(work: RankWork, width: RankWidths, tokens: int) -> int:
     return tokens * size * (3 * width.hidden + 2 * width.query + 2 * width.key_value + 4 * width.inner)
 
 
-def _largest_in_compute_type(work: RankWork) -> int:
-    """Without a backward pass the copy of a weight lives as long as its product."""
+def _cast(work: RankWork, sizes: Mapping[str, int]) -> list[int]:
+    """Elements of the weights that are cast before they are used: all but an input table, of which rows are read."""
+    is_tied = work.config.model.tie_word_embeddings
+    return [size for name, size in sizes.items() if is_tied or name != "model.embed_tokens.weight"]
+
+
+def _compute_type(work: RankWork, elements: int) -> int:
+    """Bytes of copies of weights. Without a backward pass a copy lives as long as its product."""
     size = TYPE_BYTES[work.config.model.dtype]
-    return 0 if size == FLOAT else size * max(weight_sizes(work))
+    return 0 if size == FLOAT else size * elements

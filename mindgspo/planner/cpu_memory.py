@@ -96,8 +96,8 @@ def _update_peaks(work: RankWork) -> list[_Peak]:
     forward = width.layers * kept + shared + waiting
     output_table, input_table = _tables(work)
     is_one_table = work.config.model.tie_word_embeddings and width.is_first and width.is_last
-    sizes = weight_sizes(work)
-    per_layer = (sum(sizes) - (input_table if is_one_table else output_table + input_table)) / width.layers
+    weights = weight_sizes(work, work.plan)
+    per_layer = sum(size for name, size in weights.items() if ".layers." in name) / width.layers
     feed_forward = 3 * width.hidden * width.inner
     return [
         # Forward pass, the last layer's softmax: scores, mask, and their sum.
@@ -118,7 +118,7 @@ def _update_peaks(work: RankWork) -> list[_Peak]:
             gradients=width.layers * per_layer, logits=output_table + (2 * input_table if is_one_table else input_table)
         ),
         # The optimizer's step on the largest weight: its decay, the clipped gradient, and Adam's own.
-        _Peak(gradients=4 * max(sizes)),
+        _Peak(gradients=4 * max(weights.values())),
     ]
 
 
@@ -186,7 +186,8 @@ def _rollout_peaks(work: RankWork) -> list[_Peak]:
     is_cut = rollout.top_k > 0 or rollout.top_p < 1
     logits = (10 if is_cut else 4) * work.slots * work.config.model.vocab_size
     return [
-        *_forward_peaks(width, tokens, scores, held=earlier + prefilled),
+        # Of the last layer only keys and values are computed.
+        *_forward_peaks(width, tokens, scores, held=earlier + prefilled * (width.layers - 1) / width.layers),
         _Peak(activations=prefilled + step),
         _Peak(activations=prefilled, logits=logits),
     ]

@@ -31,12 +31,12 @@ def held_bytes(work: RankWork) -> dict[Holding, int]:
     moments = _held(_moment_layouts(config.model, plan), work.rank)
     # Moments of rows alone are updated beside a copy of these rows (algorithms.sharded_adamw).
     row_copies = moments if moments < own and config.device == "CPU" else 0
-    # The compiler's optimizer shards cut weight and accumulated gradient with the moments (parallel.strategy.hsdp).
+    # Optimizer shards of the compiler cut the weights with their moments (parallel.strategy.hsdp).
     trained = moments if config.device == "Ascend" else own
     cache = work.slots * work.columns * work.infer.key_value * 2 * work.infer.layers
     return {
         Holding.ACTOR_WEIGHTS: trained,
-        Holding.GRADIENTS: trained,
+        Holding.GRADIENTS: own,
         Holding.MOMENTS: 2 * moments + row_copies,
         Holding.REFERENCE_WEIGHTS: own * (work.policies - 1),
         Holding.ROLLOUT_WEIGHTS: _rollout_bytes(work),
@@ -79,9 +79,9 @@ def weight_layouts(model: ModelSection, plan: ParallelPlan) -> Layouts:
     return parameter_layouts(parameter_shapes(model), model, plan)
 
 
-def weight_sizes(work: RankWork) -> list[int]:
-    """Elements of the rank's slice of each of its trained weights."""
-    return [prod(shape) for _, shape in _slices(weight_layouts(work.config.model, work.plan), work.rank)]
+def weight_sizes(work: RankWork, plan: ParallelPlan) -> dict[str, int]:
+    """{name: elements} of the rank's slices of the weights under a plan."""
+    return {name: prod(shape) for name, shape in _slices(weight_layouts(work.config.model, plan), work.rank)}
 
 
 @lru_cache(maxsize=256)

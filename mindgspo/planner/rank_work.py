@@ -19,9 +19,11 @@ TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWidths:
-    """One rank's part of a model under one plan. query, key_value: features of its heads. inner: of SwiGLU. output_rows:
-    vocabulary entries of its logits, input_rows: of its input table. has_biases: of q, k and v. has_head_norms: of
-    queries and keys."""
+    """One rank's part of a model under one plan.
+
+    query, key_value: features of its heads. inner: of SwiGLU. output_rows: vocabulary entries of its logits.
+    input_rows: of its input table. has_biases: of q, k and v. has_head_norms: of queries and keys.
+    """
 
     layers: int
     hidden: int
@@ -66,8 +68,8 @@ class RankWidths:
 class RankWork:
     """One rank's work.
 
-    rows, row_length, responses: of a micro-batch, and response-token slots per row. in_flight: micro-batches between
-    their forward and backward pass here. prompts, prompt_length: of one prefill. slots, columns: of the key/value cache.
+    rows, row_length: of a micro-batch. responses: response-token slots per row. in_flight: micro-batches between their
+    forward and backward pass here. prompts, prompt_length: of one prefill. slots, columns: of the key/value cache.
     """
 
     config: ExperimentConfig
