@@ -9,7 +9,7 @@ from mindgspo.config.policy_losses import POLICY_LOSSES
 
 ONE_UPDATE = "trainer.prompts_per_mini_batch=12"
 KL_IN_LOSS = "algorithm.kl.placement=loss"
-ASCEND = "device=Ascend"
+ASCEND = ("device=Ascend", "model.hidden_size=128")
 
 
 @pytest.mark.parametrize("name", sorted(POLICY_LOSSES.keys() - {"gpg"}))
@@ -53,7 +53,7 @@ def test_several_updates_are_noted_where_there_is_no_ratio(load):
             ["algorithm.name=cispo", "algorithm.clip_low=0", "algorithm.clip_high=0"],
             "algorithm.clip_low / clip_high: 0 / 0 makes every weight of cispo 1",
         ),
-        (["model.dtype=bfloat16", ASCEND], "model.dtype: bfloat16 rounds the sequence ratio"),
+        (["model.dtype=bfloat16", *ASCEND], "model.dtype: bfloat16 rounds the sequence ratio"),
         (["algorithm.clip_ratio_c=3"], "algorithm.clip_ratio_c: 3 bounds only responses with a ratio above it"),
         (["algorithm.entropy_coef=0.01"], "algorithm.entropy_coef: 0.01 takes the entropy of every token through"),
         (["algorithm.filter_groups=zero_signal"], "algorithm.filter_groups: zero_signal takes groups of equal rewards"),
@@ -90,11 +90,11 @@ def test_several_updates_are_noted_where_there_is_no_ratio(load):
             "algorithm.rollout_correction.level: sequence, but on the CPU sampler and trainer compute the same",
         ),
         (
-            ["algorithm.rollout_correction.level=token", ASCEND],
+            ["algorithm.rollout_correction.level=token", *ASCEND],
             "algorithm.rollout_correction.level: token weights act in gspo through their mean over a response",
         ),
         (
-            ["algorithm.rollout_correction.level=geometric", ASCEND],
+            ["algorithm.rollout_correction.level=geometric", *ASCEND],
             "algorithm.rollout_correction.max: 2 hardly ever bounds a geometric mean",
         ),
     ],
@@ -113,8 +113,8 @@ def test_a_surprising_setting_is_noted(load, overrides, expected):
         ["algorithm.advantage.estimator=reinforce_plus_plus"],
         ["algorithm.kl.placement=reward"],
         [KL_IN_LOSS, "algorithm.kl={exponent_clamp: 5, target: 0.1, horizon: 99}"],
-        [ASCEND, "algorithm.rollout_correction.level=sequence"],
-        [ASCEND, "algorithm.rollout_correction={level: geometric, mode: mask, max: 1.001}"],
+        [*ASCEND, "algorithm.rollout_correction.level=sequence"],
+        [*ASCEND, "algorithm.rollout_correction={level: geometric, mode: mask, max: 1.001}"],
     ],
 )
 def test_settings_that_do_what_they_say_are_not_noted(load, overrides):

@@ -38,6 +38,7 @@ def test_one_process_is_legal():
         ParallelPlan(model_parallel=8),  # more than the 2 key/value heads, evenly shared
         ParallelPlan(model_parallel=4, pipeline_stage=2, micro_batch_num=4),
         ParallelPlan(data_parallel=2, optimizer_shard=True, vocab_emb_dp=False),
+        ParallelPlan(data_parallel=2, model_parallel=4, use_seq_parallel=True),
     ],
 )
 def test_what_fits_is_legal(plan):
@@ -79,7 +80,7 @@ def test_what_fits_is_legal(plan):
         ),
         (
             ParallelPlan(use_seq_parallel=True),
-            "p.use_seq_parallel: true is not built in this version; the only legal value is false",
+            "p.use_seq_parallel: model_parallel is 1, so nothing splits the sequence; remove it",
         ),
     ],
 )
@@ -93,11 +94,14 @@ def test_the_vocabulary_must_divide_over_the_output_table():
 
 
 def test_what_means_nothing_while_generating_is_refused():
-    plan = ParallelPlan(pipeline_stage=2, micro_batch_num=2, optimizer_shard=True)
+    plan = ParallelPlan(
+        model_parallel=2, pipeline_stage=2, micro_batch_num=2, optimizer_shard=True, use_seq_parallel=True
+    )
     assert [line.split(":")[0] for line in check_infer_plan("plans.infer", plan, MODEL_3B)] == [
         "plans.infer.pipeline_stage",
         "plans.infer.optimizer_shard",
         "plans.infer.micro_batch_num",
+        "plans.infer.use_seq_parallel",
     ]
     assert check_infer_plan("plans.infer", ParallelPlan(data_parallel=2, model_parallel=4), MODEL_3B) == []
 

@@ -8,7 +8,7 @@ import pytest
 
 from mindgspo.cli import main
 
-CONFIG = str(Path(__file__).parents[3] / "examples" / "arithmetic" / "gspo_8.yaml")
+CONFIG = str(Path(__file__).parents[3] / "examples" / "gsm8k" / "gspo_qwen2_5_7b.yaml")
 
 
 def test_ranks_are_numbers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,108 @@
+"""What MindSpore's compiler for Ascend, and the fused ops there, ask of plans and shapes.
+
+What enters: a resolved config. What leaves: lines as of `config.validate`, which calls this. The numbers are those of
+MindSpore 2.10; the dry run's tests compare them with the compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import gcd
+
+from mindgspo.config.legal import divisors, either, nearest
+from mindgspo.config.plan import ParallelPlan, legal_model_parallel
+from mindgspo.config.schema import ExperimentConfig, ModelSection
+
+_GROUPS = "on Ascend ranks work together by 1, 2, 4 or whole servers of 8"
+_SERVER = 8
+_HEAD_STEP = 16
+
+
+def device_problems(config: ExperimentConfig) -> Iterator[str]:
+    """Every rule that holds on one device only."""
+    if config.device == "CPU":
+        yield from _cpu_problems(config)
+        return
+    model, plans = config.model, config.plans
+    yield from _head_dim_problems(model)
+    yield from _rank_problems("plans.train", plans.train, model)
+    yield from _rank_problems("plans.infer", plans.infer, model)
+    yield from _tied_problems("plans.train", plans.train, model)
+    yield from _sequence_problems("plans.train", config)
+
+
+def _cpu_problems(config: ExperimentConfig) -> Iterator[str]:
+    if config.model.dtype == "bfloat16":
+        yield "model.dtype: bfloat16 has no CPU kernels; set model.dtype=float32 or device=Ascend"
+    if config.plans.train.use_seq_parallel:
+        yield (
+            "plans.train.use_seq_parallel: CPU has no reduce-scatter, by which ranks split the sequence; set it to "
+            "false (the result is the same), or device=Ascend"
+        )
+
+
+def _head_dim_problems(model: ModelSection) -> Iterator[str]:
+    head_dim, heads = model.head_dim, model.num_attention_heads
+    if head_dim is None or head_dim % _HEAD_STEP == 0:
+        return
+    below = head_dim // _HEAD_STEP * _HEAD_STEP
+    legal = [size for size in (below, below + _HEAD_STEP) if size]
+    fix = f"nearest legal: {either(legal)}"
+    if model.architecture == "qwen2":
+        fix += f" (model.hidden_size={either([size * heads for size in legal])} for {heads} heads)"
+    yield f"model.head_dim: {head_dim}; FlashAttentionScore takes heads of a multiple of {_HEAD_STEP}; {fix}"
+
+
+def _rank_problems(name: str, plan: ParallelPlan, model: ModelSection) -> Iterator[str]:
+    """Model-parallel groups, stages and the whole, the first of them that is wrong: all are runs of consecutive ranks."""
+    slices, replicas, stages = plan.model_parallel, plan.data_parallel, plan.pipeline_stage
+    legal = [size for size in legal_model_parallel(model) if _is_group(size)]
+    if not _is_group(slices):
+        yield f"{name}.model_parallel: {slices}; {_GROUPS}; nearest legal: {either(nearest(legal, slices))}"
+        return
+    if not _is_group(replicas * slices):
+        legal = [number for number in range(1, replicas + _SERVER) if _is_group(number * slices)]
+        yield (
+            f"{name}.data_parallel: {replicas} x model_parallel {slices} = {replicas * slices} ranks; {_GROUPS}; "
+            f"nearest legal: {either(nearest(legal, replicas))}"
+        )
+        return
+    if not _is_group(replicas * slices * stages):
+        legal = [number for number in divisors(model.num_hidden_layers) if _is_group(replicas * slices * number)]
+        yield (
+            f"{name}.pipeline_stage: {stages} stages of {replicas} x {slices} ranks = {replicas * slices * stages}; "
+            f"{_GROUPS}; nearest legal: {either(nearest(legal, stages))}"
+        )
+
+
+def _is_group(num_ranks: int) -> bool:
+    return num_ranks in (1, 2, 4) or num_ranks % _SERVER == 0
+
+
+def _tied_problems(name: str, plan: ParallelPlan, model: ModelSection) -> Iterator[str]:
+    stages = plan.pipeline_stage
+    if not model.tie_word_embeddings or stages == 1:
+        return
+    more = plan.model_parallel * stages
+    by_slices = f"model_parallel={more} or " if more in legal_model_parallel(model) and _is_group(more) else ""
+    yield (
+        f"{name}.pipeline_stage: {stages} stages, but model.tie_word_embeddings makes one table of the first stage's "
+        f"and the last one's, which MindSpore's compiler cannot share; set pipeline_stage=1, micro_batch_num=1 and "
+        f"{by_slices}data_parallel={plan.data_parallel * stages}"
+    )
+
+
+def _sequence_problems(name: str, config: ExperimentConfig) -> Iterator[str]:
+    """Tokens of a micro-batch, flattened, are split; its width is any multiple of length_multiple."""
+    plan, rows, multiple = config.plans.train, config.trainer.samples_per_micro_batch, config.trainer.length_multiple
+    slices = plan.model_parallel
+    if not plan.use_seq_parallel or rows * multiple % slices == 0:
+        return
+    step = slices // gcd(slices, rows)
+    below = multiple // step * step
+    legal = [number for number in (below, below + step) if number]
+    yield (
+        f"{name}.use_seq_parallel: model_parallel {slices} does not divide the tokens of a micro-batch, "
+        f"trainer.samples_per_micro_batch {rows} x trainer.length_multiple {multiple} = {rows * multiple}; nearest "
+        f"legal trainer.length_multiple: {either(legal)}"
+    )

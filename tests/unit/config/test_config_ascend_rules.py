@@ -1,0 +1,135 @@
+"""Rules of one device: what MindSpore's compiler for Ascend and its fused ops ask for, and what CPU lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mindgspo.config import load_config
+
+# What suits Ascend: heads of 32, and as many prompts, samples and layers as plans may divide them by.
+SUITABLE = """include: small.yaml
+experiment: suitable
+device: Ascend
+model: {hidden_size: 256, num_attention_heads: 8, num_hidden_layers: 12, vocab_size: 768, intermediate_size: 768}
+rollout: {prompts_per_step: 48}
+trainer: {prompts_per_mini_batch: 48, samples_per_micro_batch: 1}
+"""
+GROUPS = "on Ascend ranks work together by 1, 2, 4 or whole servers of 8"
+
+
+@pytest.fixture
+def experiment(experiment: Path) -> Path:
+    path = experiment.with_name("suitable.yaml")
+    path.write_text(SUITABLE, encoding="utf-8")
+    return path
+
+
+def plans(data: int, model: int, stages: int = 1, more: str = "") -> list[str]:
+    """Overrides: a train plan, and an infer plan of as many ranks."""
+    micro_batches = f", micro_batch_num: {stages}" if stages > 1 else ""
+    sizes = f"data_parallel: {data}, model_parallel: {model}, pipeline_stage: {stages}{micro_batches}"
+    return [
+        f"plans.train={{{sizes}{more}}}",
+        f"plans.infer={{data_parallel: {data * stages}, model_parallel: {model}}}",
+    ]
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, 1), (2, 1), (4, 1), (2, 4), (8, 1), (1, 8), (3, 8), (6, 4), (1, 4, 2), (2, 2, 2), (1, 4, 6), (1, 1, 4)]
+)
+def test_plans_that_the_compiler_takes_are_legal(experiment: Path, sizes: tuple[int, ...]) -> None:
+    assert load_config(experiment, plans(*sizes)).plans.train.world_size == sizes[0] * sizes[1] * (*sizes, 1)[2]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "lines"),
+    [
+        (
+            (3, 2),
+            [
+                f"plans.train.data_parallel: 3 x model_parallel 2 = 6 ranks; {GROUPS}; nearest legal: 2 or 4",
+                f"plans.infer.data_parallel: 3 x model_parallel 2 = 6 ranks; {GROUPS}; nearest legal: 2 or 4",
+            ],
+        ),
+        (
+            (3, 4, 2),  # 24 ranks would do, but not stages of 12
+            [f"plans.train.data_parallel: 3 x model_parallel 4 = 12 ranks; {GROUPS}; nearest legal: 2 or 4"],
+        ),
+        (
+            (1, 4, 3),
+            [
+                f"plans.train.pipeline_stage: 3 stages of 1 x 4 ranks = 12; {GROUPS}; nearest legal: 2 or 4",
+                f"plans.infer.data_parallel: 3 x model_parallel 4 = 12 ranks; {GROUPS}; nearest legal: 2 or 4",
+            ],
+        ),
+    ],
+)
+def test_groups_of_ranks_are_1_2_4_or_servers(
+    problems: Callable[..., list[str]], sizes: tuple[int, ...], lines: list[str]
+) -> None:
+    assert problems(*plans(*sizes)) == lines
+
+
+def test_a_model_parallel_group_is_1_2_4_or_servers(problems: Callable[..., list[str]]) -> None:
+    heads = ["model.num_attention_heads=12", "model.num_key_value_heads=4", "model.hidden_size=384"]
+    assert problems(*heads, *plans(2, 12)) == [
+        f"{name}.model_parallel: 12; {GROUPS}; nearest legal: 4" for name in ("plans.train", "plans.infer")
+    ]
+
+
+def test_a_table_is_not_shared_between_stages(problems: Callable[..., list[str]]) -> None:
+    tied = "model.tie_word_embeddings=true"
+    why = (
+        "2 stages, but model.tie_word_embeddings makes one table of the first stage's and the last one's, which "
+        "MindSpore's compiler cannot share"
+    )
+    assert problems(tied, *plans(1, 4, 2)) == [
+        f"plans.train.pipeline_stage: {why}; set pipeline_stage=1, micro_batch_num=1 and model_parallel=8 or "
+        "data_parallel=2"
+    ]
+    # 16 slices of 8 heads are none.
+    assert problems(tied, *plans(1, 8, 2)) == [
+        f"plans.train.pipeline_stage: {why}; set pipeline_stage=1, micro_batch_num=1 and data_parallel=2"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (
+            ["model.hidden_size=192"],
+            "model.head_dim: 24; FlashAttentionScore takes heads of a multiple of 16; nearest legal: 16 or 32 "
+            "(model.hidden_size=128 or 256 for 8 heads)",
+        ),
+        (
+            ["model.architecture=qwen3", "model.head_dim=8"],
+            "model.head_dim: 8; FlashAttentionScore takes heads of a multiple of 16; nearest legal: 16",
+        ),
+    ],
+)
+def test_heads_are_multiples_of_16(
+    problems: Callable[..., list[str]], experiment: Path, overrides: list[str], line: str
+) -> None:
+    assert problems(*overrides) == [line]
+    assert load_config(experiment, [*overrides, "device=CPU"]).device == "CPU"
+
+
+def test_the_tokens_of_a_micro_batch_are_split(problems: Callable[..., list[str]], experiment: Path) -> None:
+    split = plans(1, 4, more=", use_seq_parallel: true")
+    assert problems(*split, "trainer.length_multiple=6") == [
+        "plans.train.use_seq_parallel: model_parallel 4 does not divide the tokens of a micro-batch, "
+        "trainer.samples_per_micro_batch 1 x trainer.length_multiple 6 = 6; nearest legal trainer.length_multiple: 4 "
+        "or 8"
+    ]
+    legal = ["trainer.length_multiple=6", "trainer.samples_per_micro_batch=2"]
+    assert load_config(experiment, [*split, *legal]).plans.train.use_seq_parallel
+
+
+def test_cpu_does_not_split_the_sequence(problems: Callable[..., list[str]]) -> None:
+    assert problems("device=CPU", *plans(1, 4, more=", use_seq_parallel: true")) == [
+        "plans.train.use_seq_parallel: CPU has no reduce-scatter, by which ranks split the sequence; set it to false "
+        "(the result is the same), or device=Ascend"
+    ]
