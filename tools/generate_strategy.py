@@ -22,7 +22,7 @@ from pathlib import Path
 
 from mindgspo.config import load_model_and_plans
 from mindgspo.errors import MindGSPOError
-from mindgspo.strategies import COMPILED_GRAPHS, place_compiled, write_plan_files
+from mindgspo.strategies import GRAPHS, place_compiled, write_plan_files
 
 
 def main() -> int:
@@ -65,7 +65,7 @@ def _compiled(options: argparse.Namespace) -> Iterator[str]:
     request = DryRunRequest(
         config=options.config,
         overrides=tuple(options.set),
-        graphs=tuple(COMPILED_GRAPHS),
+        graphs=GRAPHS,
         folder=options.out / "dryrun",
     )
     dry_run = DryRun.prepare(request)

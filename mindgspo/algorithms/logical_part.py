@@ -9,7 +9,6 @@ Legend: U micro-batches of a replica, D replicas; N and K as in `types.Batch`, o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +20,13 @@ from mindgspo.algorithms.logical_update import Division, LogicalObjective, Logic
 from mindgspo.algorithms.loss_probe import LossProbe
 from mindgspo.algorithms.rank_part import HeldMoments, Judge, inputs_of
 from mindgspo.config.schema import OptimizerSection
+from mindgspo.data.rows import evened, filler_like
 from mindgspo.parallel.auto_parallel import divided
 from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_memory import set_values
 from mindgspo.parallel.placement import LogicalPlacement
-from mindgspo.parallel.replicas import Arrays
+from mindgspo.parallel.replicas import Arrays, Replicas
 from mindgspo.parallel.runtime import current_device
 from mindgspo.types import Batch
 
@@ -35,7 +35,7 @@ class LogicalPart(HeldMoments):
     """Builds the graph for a number of micro-batches and runs it.
 
     num_micro_batches: U. layouts: by weight, where the compiler puts its gradient and its moments; None where nothing
-    is divided. rank: of this process. strategy_path: see `divided`.
+    is divided. strategy_path: see `divided`.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class LogicalPart(HeldMoments):
         *,
         num_micro_batches: int,
         layouts: Mapping[str, Layout] | None = None,
-        rank: int = 0,
         strategy_path: Path | None = None,
     ) -> None:
         self._place: LogicalPlacement = policy.model.place
         plan = self._place.divided
         self.weights = ParameterTuple(policy.trainable_params())
         self.optimizer = AdamW(self.weights, section)
-        self.rank, self._layouts = rank, layouts
+        self.rank, self._layouts = self._place.held.rank, layouts
+        self._replicas = Replicas(self._place.held)
         objective = SharedObjective if current_device() == "Ascend" else LogicalObjective
         self.cell = LogicalUpdate(
             objective(policy, loss, last_stage=plan.pipeline_stage - 1),
@@ -61,7 +61,7 @@ class LogicalPart(HeldMoments):
             self.optimizer,
             num_micro_batches=num_micro_batches,
             is_pipeline=plan.pipeline_stage > 1,
-            division=None if layouts is None else Division.of(layouts, plan, rank),
+            division=None if layouts is None else Division.of(layouts, plan),
         )
         self.cell.set_train()
         self.graph = divided(self.cell, self._place, strategy_path=strategy_path)
@@ -83,22 +83,20 @@ class LogicalPart(HeldMoments):
     def update(
         self, batches: Sequence[Batch], *, kl_coef: float, number: int, lr: float, judge: Judge
     ) -> tuple[list[Arrays], float]:
-        """One update; see `OwnPart.update`. Whether the step counts is decided in the graph: one with a norm that is not
-        finite has changed nothing when `judge` hears of it."""
+        """One update; see `OwnPart.update`. Whether the step counts is decided in the graph: one with a norm that is
+        not finite has changed nothing when `judge` hears of it."""
         scalars = self.optimizer.scalars(number, lr, 0.0)
         for name in ("step_size", "root_eps", "decay"):
             set_values(getattr(self.cell, name), getattr(scalars, name).asnumpy())
-        filled = [*batches, *[_masked(batches[-1])] * (-len(batches) % self._round)]
+        filled = [*batches, *[filler_like(batches[-1])] * (-len(batches) % self._round)]
         pending = []
         for start in range(0, len(filled), self._round):
             is_last = np.float32(start + self._round == len(filled))
             set_values(self.cell.is_last, np.asarray(is_last))
             pending.append(self.graph(*self.inputs(filled[start : start + self._round], kl_coef)))
         grad_norm = float(pending[-1][1].asnumpy())
-        results = []
-        for index, (measured, _) in enumerate(pending):
-            own = batches[index * self._round : (index + 1) * self._round]
-            results += self._results(measured.asnumpy(), own, kl_coef)
+        found = self._results([measured.asnumpy() for measured, _ in pending], batches, kl_coef)
+        results = self._replicas.collect(found, num_items=len(batches))
         try:
             judge([float(result[0]) for result in results], grad_norm)
         except Exception:
@@ -106,12 +104,16 @@ class LogicalPart(HeldMoments):
             raise
         return results, grad_norm
 
+    def compile(self, batch: Batch) -> None:
+        """Compile for micro-batches of this shape; each parameter then has the shape of this rank's slice."""
+        self.graph.compile(*self.inputs([batch] * self._round, 0.0))
+
     def inputs(self, batches: Sequence[Batch], kl_coef: float) -> tuple[Tensor, ...]:
         """The inputs of a round: U x D micro-batches, the replicas' first ones first; shorter ones are padded."""
         assert len(batches) == self._round, f"{len(batches)} micro-batches in a round of {self._round}"
         replicas = self._round // self._num_micro_batches
         # Without the probe and the three scalars of each.
-        stacked = zip(*(inputs_of(batch)[1:11] for batch in _even(batches)), strict=True)
+        stacked = zip(*(inputs_of(batch)[1:11] for batch in evened(batches)), strict=True)
         ids, positions, segments, *rest = (np.concatenate(arrays) for arrays in stacked)
         scalars_U3 = [(batch.num_sequences, batch.num_tokens, kl_coef) for batch in batches[::replicas]]
         ends = attention_segments(segments, num_replicas=len(batches))
@@ -119,39 +121,17 @@ class LogicalPart(HeldMoments):
         arrays = (ids, positions, ends, *rest, np.array(scalars_U3, np.float32), own_UU)
         return tuple(Tensor(array) for array in arrays)
 
-    def _results(self, measured: np.ndarray, batches: Sequence[Batch], kl_coef: float) -> list[Arrays]:
-        """Loss, metrics, log-ratios, entropy and d loss / d logp of each micro-batch, from its log-probs.
-
-        batches: of the round, without what was filled in.
-        """
-        rows = batches[0].mask_NK.shape[0]
-        by_kind = measured[1:].reshape(self._num_micro_batches, 2, self._round // self._num_micro_batches, rows, -1)
-        logp, entropy = (by_kind[:, kind].reshape(self._round, rows, -1) for kind in (0, 1))
-        return [
-            self._probe(batch, logp[index], entropy[index], kl_coef) for index, batch in enumerate(batches)
-        ]
-
-
-def _masked(batch: Batch) -> Batch:
-    """The same rows without a real token: they fill a round up and add nothing."""
-    nothing = np.zeros_like(batch.mask_NK)
-    return replace(batch, mask_NK=nothing, samples_N=np.full_like(batch.samples_N, -1))
-
-
-def _even(batches: Sequence[Batch]) -> list[Batch]:
-    """The batches, all padded to the longest rows and responses of them."""
-    width = max(batch.ids_RT.shape[1] for batch in batches)
-    slots = max(batch.mask_NK.shape[1] for batch in batches)
-    return [replace(batch, **_padded(batch, width, slots)) for batch in batches]
-
-
-def _padded(batch: Batch, width: int, slots: int) -> dict[str, np.ndarray]:
-    own = batch.ids_RT.shape[1]
-    arrays = {
-        name: np.pad(array, ((0, 0), (0, (width if name.endswith("_RT") else slots) - array.shape[1])))
-        for name in batch.__slots__
-        if name.endswith(("_RT", "_NK")) and (array := getattr(batch, name)) is not None
-    }
-    # Indices into the flattened rows, which are longer now.
-    arrays["predict_NK"] = arrays["predict_NK"] // own * width + arrays["predict_NK"] % own
-    return arrays
+    def _results(self, rounds: Sequence[np.ndarray], batches: Sequence[Batch], kl_coef: float) -> list[Arrays]:
+        """Loss, metrics, log-ratios, entropy and d loss / d logp of this replica's micro-batches, from their log-probs;
+        [] on a rank that has none to tell."""
+        if not self._replicas.speaks:
+            return []
+        rows, num_replicas = batches[0].mask_NK.shape[0], self._round // self._num_micro_batches
+        found = []
+        for number in self._replicas.own(range(len(batches))):
+            of_round, index = divmod(number, self._round)
+            micro, replica = divmod(index, num_replicas)
+            measured = rounds[of_round][1:].reshape(self._num_micro_batches, 2, num_replicas, rows, -1)
+            logp, entropy = measured[micro, :, replica]
+            found.append(self._probe(batches[number], logp, entropy, kl_coef))
+        return found

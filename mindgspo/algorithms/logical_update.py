@@ -11,6 +11,7 @@ inside the objective.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -51,8 +52,8 @@ class LogicalObjective(nn.Cell):
         scalars_13: Tensor,
         own_1U: Tensor,
     ) -> Tensor:
-        """float32 [1 + 2 U N K]: the loss, and behind it [U, 2, N, K] with this micro-batch's log-probs and entropies in
-        its own place. Only the loss is to be differentiated.
+        """float32 [1 + 2 U N K]: the loss, and behind it [U, 2, N, K] with this micro-batch's log-probs and entropies
+        in its own place. Only the loss is to be differentiated.
 
         scalars_13: num_sequences, num_tokens, kl_coef. own_1U: 1 in this micro-batch's place, else 0.
         """
@@ -99,8 +100,12 @@ def undivided_loss(loss: nn.Cell) -> Callable[..., Tensor]:
             scalars_13[0, 1],
             scalars_13[0, 2],
         )
+        # A loss may be infinite and its gradient not, where a clip holds the ratio. The norm must tell of it: nothing
+        # else decides about the step.
+        found = found * ops.where(ops.isfinite(ops.stop_gradient(found)), 1.0, math.nan)
         measured = ops.stop_gradient(ops.concat((logp_NK.reshape(1, -1), entropy_NK.reshape(1, -1)), 1))
-        placed = own_1U.reshape(-1, 1) * measured
+        # No product: what is not finite would be so in the others' places too.
+        placed = ops.where(own_1U.reshape(-1, 1) > 0, measured, 0.0)
         return ops.concat((found.reshape(1), placed.reshape(-1)))
 
     def infer_shape(*shapes):
@@ -131,7 +136,7 @@ class Division:
     group: str
 
     @classmethod
-    def of(cls, layouts: Mapping[str, Layout], plan: ParallelPlan, rank: int) -> Division:
+    def of(cls, layouts: Mapping[str, Layout], plan: ParallelPlan) -> Division:
         """layouts: of the gradients, by weight, those of all stages."""
         return cls(
             copies={name: _num_copies(layout) for name, layout in layouts.items()},
@@ -149,8 +154,8 @@ def _num_copies(layout: Layout) -> int:
 class LogicalUpdate(nn.Cell):
     """Gradient of a round, added to `gradients`; behind the last round clipping by their norm and AdamW.
 
-    A norm that is not finite changes no weight and no moment. num_micro_batches: U. division: None where nothing divides
-    the graph.
+    A norm that is not finite changes no weight and no moment. num_micro_batches: U. division: None where nothing
+    divides the graph.
     """
 
     def __init__(
@@ -167,18 +172,15 @@ class LogicalUpdate(nn.Cell):
         self.network = objective
         if is_pipeline or num_micro_batches > 1:
             self.network = nn.PipelineCell(objective, num_micro_batches)
-        # The compiler of a pipeline adds a round's gradients up in parameters of this name. They cannot stay there until
-        # the next round: those of weights that several ranks share would be summed over the ranks once more.
+        # The compiler of a pipeline adds a round's gradients up in parameters named accu_grads. They cannot stay there
+        # until the next round: those of weights that several ranks share would be summed over the ranks once more.
         self.accumulates = division is not None and is_pipeline
         self.network.set_grad()
         self.weights = weights
         self.count = len(weights)
         self.optimizer = optimizer
-        self.gradients = ParameterTuple([zero_parameter_beside(weight, f"gradient.{weight.name}") for weight in weights])
-        self.accu_grads = ()
-        if self.accumulates:
-            accumulators = [zero_parameter_beside(weight, f"accu_grads.{weight.name}") for weight in weights]
-            self.accu_grads = ParameterTuple(accumulators)
+        self.gradients = _zeros_beside(weights, "gradient")
+        self.accu_grads = _zeros_beside(weights, "accu_grads") if self.accumulates else ()
         self.takes_accumulators = self.accumulates and not division.shards_gradients
         # Parameters, because the compiler of pipelines takes every input of the graph for one of the network's.
         self.step_size, self.root_eps, self.decay, self.is_last = (
@@ -281,3 +283,7 @@ class LogicalUpdate(nn.Cell):
 def first_of(length: int) -> Tensor:
     """float32 [length]: 1, 0, 0, ..."""
     return Tensor(np.arange(length) == 0, ms.float32)
+
+
+def _zeros_beside(weights: ParameterTuple, prefix: str) -> ParameterTuple:
+    return ParameterTuple([zero_parameter_beside(weight, f"{prefix}.{weight.name}") for weight in weights])

@@ -18,6 +18,7 @@ from mindspore import ParameterTuple, Tensor, nn, ops
 
 from mindgspo.algorithms.accumulator import LastStageAccumulator, Objective
 from mindgspo.parallel.collectives import GraphOfRanks
+from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.pipeline_schedule import Act, one_forward_one_backward
 from mindgspo.parallel.stage_links import StageLinks
 from mindgspo.types import Batch, Float32Array
@@ -110,7 +111,7 @@ class PipelineStage:
 
     def _stage_inputs(self, batch: Batch, entered: Float32Array | None) -> tuple[Tensor, Tensor, Tensor]:
         first = Tensor(batch.ids_RT if entered is None else entered)
-        return first, Tensor(batch.positions_RT), Tensor(batch.segments_RT)
+        return first, Tensor(batch.positions_RT), Tensor(attention_segments(batch.segments_RT))
 
     def _hidden_shape(self, batch: Batch) -> tuple[int, int]:
         return batch.ids_RT.size, self._model.hidden_size

@@ -24,10 +24,11 @@ from mindgspo.algorithms.pipeline import PipelineStage
 from mindgspo.algorithms.sharded_adamw import ShardedAdamW
 from mindgspo.config.schema import OptimizerSection
 from mindgspo.parallel.collectives import GraphOfRanks, meet, world_ranks
+from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.layout import Layout, Shape
 from mindgspo.parallel.parameter_memory import set_values, values_of
-from mindgspo.parallel.process_groups import group_name
 from mindgspo.parallel.placement import ALONE, Placement
+from mindgspo.parallel.process_groups import group_name
 from mindgspo.parallel.replicas import Arrays, Replicas
 from mindgspo.parallel.reshard.resharder import gather_to_first_rank
 from mindgspo.parallel.training_layout import TrainingLayout
@@ -52,8 +53,8 @@ class HeldMoments:
 
     def whole_moments(self) -> dict[str, np.ndarray]:
         """Copies of the whole moments by name; where ranks hold parts, rank 0 gets them and the others nothing."""
-        own = {parameter.name: values_of(parameter) for parameter in self._moments()}
         layouts = self._moment_layouts()
+        own = {parameter.name: values_of(parameter) for parameter in self._moments()}
         if layouts is not None:
             return gather_to_first_rank(layouts, own)
         return {name: array.copy() for name, array in own.items()}
@@ -70,7 +71,12 @@ class HeldMoments:
             set_values(parameter, np.ascontiguousarray(array, np.float32))
 
     def _moments(self) -> tuple[Parameter, ...]:
-        return (*self.optimizer.first_moments, *self.optimizer.second_moments)
+        """Those that this rank has values of."""
+        moments = (*self.optimizer.first_moments, *self.optimizer.second_moments)
+        layouts = self._moment_layouts()
+        if layouts is None:
+            return moments
+        return tuple(parameter for parameter in moments if self.rank in layouts[parameter.name].rank_list)
 
     def _moment_layouts(self) -> dict[str, Layout] | None:
         """By the moments' names; None where they are whole."""
@@ -80,9 +86,7 @@ class HeldMoments:
 class OwnPart(HeldMoments):
     """Everything is here."""
 
-    def __init__(
-        self, policy: nn.Cell, loss: nn.Cell, section: OptimizerSection, place: Placement = ALONE
-    ) -> None:
+    def __init__(self, policy: nn.Cell, loss: nn.Cell, section: OptimizerSection, place: Placement = ALONE) -> None:
         self._replicas = Replicas(place)
         self.weights = ParameterTuple(policy.trainable_params())
         self.gradients = gradients_of(self.weights)
@@ -116,7 +120,7 @@ class OwnPart(HeldMoments):
     def run(self, batches: Sequence[Batch], kl_coef: float) -> list[Arrays]:
         """Add the gradients of the own micro-batches up; their results, or [] on a rank where no loss comes out."""
         # All graphs are launched before the first result is read: the device does not wait for the host.
-        pending = [self._accumulate(*as_tensors(inputs_of(batch, kl_coef))) for batch in batches]
+        pending = [self._accumulate(*tensors_of(batch, kl_coef)) for batch in batches]
         return [tuple(tensor.asnumpy() for tensor in result) for result in pending]
 
     def summed_norm(self) -> float:
@@ -159,7 +163,7 @@ class RankPart(OwnPart):
     def run(self, batches: Sequence[Batch], kl_coef: float) -> list[Arrays]:
         if self._stage is None:
             return super().run(batches, kl_coef)
-        results = self._stage.run(batches, lambda batch: as_tensors(inputs_of(batch, kl_coef)))
+        results = self._stage.run(batches, lambda batch: tensors_of(batch, kl_coef))
         return [tuple(tensor.asnumpy() for tensor in result) for result in results]
 
     def summed_norm(self) -> float:
@@ -195,5 +199,7 @@ def inputs_of(batch: Batch, kl_coef: float = 0.0) -> tuple[np.ndarray, ...]:
     )
 
 
-def as_tensors(arrays: Sequence[np.ndarray]) -> tuple[Tensor, ...]:
-    return tuple(Tensor(array) for array in arrays)
+def tensors_of(batch: Batch, kl_coef: float) -> tuple[Tensor, ...]:
+    """The same as a graph of one micro-batch wants them on this device."""
+    probe, ids, positions, segments, *rest = inputs_of(batch, kl_coef)
+    return tuple(Tensor(array) for array in (probe, ids, positions, attention_segments(segments), *rest))

@@ -97,6 +97,10 @@ class PolicyUpdater:
         """Whether all accumulated gradients are; not so after an update that was not finished."""
         return self._gradients_are_zero
 
+    def compile(self, batch: Batch) -> None:
+        """Compile ahead for micro-batches of this shape, where the compiler lays parameters out on the ranks."""
+        self._part.compile(batch)
+
     def update(self, batches: Sequence[Batch], lr: float, *, kl_coef: float = 0.0) -> UpdateResult:
         """Apply one update. The result does not depend on how the mini-batch was cut into `batches`, nor on the plan.
 

@@ -54,7 +54,8 @@ def _head_dim_problems(model: ModelSection) -> Iterator[str]:
 
 
 def _rank_problems(name: str, plan: ParallelPlan, model: ModelSection) -> Iterator[str]:
-    """Model-parallel groups, stages and the whole, the first of them that is wrong: all are runs of consecutive ranks."""
+    """Model-parallel groups, stages and the whole, the first of them that is wrong: all are runs of consecutive
+    ranks."""
     slices, replicas, stages = plan.model_parallel, plan.data_parallel, plan.pipeline_stage
     legal = [size for size in legal_model_parallel(model) if _is_group(size)]
     if not _is_group(slices):

@@ -44,7 +44,8 @@ class ParallelPlan(Section):
     """Replicate the embedding table instead of splitting it over `model_parallel` (MindFormers' default)."""
     recompute: Literal["none", "selective", "full"] = "none"
     """What the backward pass computes again instead of keeping it. full: everything inside a decoder layer but its
-    input. selective: norms, rotary embedding, attention weights and SwiGLU products; outputs of matrix products stay."""
+    input. selective: norms, rotary embedding, attention weights and SwiGLU products; outputs of matrix products
+    stay."""
 
     @property
     def world_size(self) -> int:

@@ -11,7 +11,7 @@ Legend: N samples of a micro-batch (= rows R), T token slots per row, K response
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -127,3 +127,28 @@ def scattered(batch: Batch, rows: Sequence[Float32Array]) -> Float32Array:
 def round_up(length: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that is at least `length`."""
     return -(-length // multiple) * multiple
+
+
+def evened(batches: Sequence[Batch]) -> list[Batch]:
+    """The same batches, all padded to the longest rows and the longest responses among them, to be stacked."""
+    width = max(batch.ids_RT.shape[1] for batch in batches)
+    slots = max(batch.mask_NK.shape[1] for batch in batches)
+    return [_widened(batch, width, slots) for batch in batches]
+
+
+def filler_like(batch: Batch) -> Batch:
+    """The same rows without a real token, for a graph that wants a fixed number of batches."""
+    return replace(batch, mask_NK=np.zeros_like(batch.mask_NK), samples_N=np.full_like(batch.samples_N, -1))
+
+
+def _widened(batch: Batch, width: int, slots: int) -> Batch:
+    own = batch.ids_RT.shape[1]
+    arrays = {}
+    for name in batch.__slots__:
+        if name.endswith(("_RT", "_NK")):
+            array = getattr(batch, name)
+            more = (width if name.endswith("_RT") else slots) - array.shape[1]
+            arrays[name] = np.pad(array, ((0, 0), (0, more)))
+    # Indices into the flattened rows, which are longer now.
+    arrays["predict_NK"] = arrays["predict_NK"] // own * width + arrays["predict_NK"] % own
+    return replace(batch, **arrays)

@@ -22,7 +22,15 @@ from mindgspo.errors import DryRunError
 from mindgspo.parallel.ranks import RankGrid
 
 # Each graph, and where its plan stands.
-SECTIONS = {"train": "plans.train", "reference": "plans.train", "prefill": "plans.infer", "decode": "plans.infer"}
+SECTIONS = {
+    "train": "plans.train",
+    "reference": "plans.train",
+    "prefill": "plans.infer",
+    "decode": "plans.infer",
+    "rollout": "plans.infer",
+}
+# Those that a run compiles. rollout is for its strategy file: the reference's graph under the infer plan.
+RUN_GRAPHS = ("train", "reference", "prefill", "decode")
 _CONFIG_FILE = "config.yaml"
 
 
@@ -30,13 +38,14 @@ _CONFIG_FILE = "config.yaml"
 class DryRunRequest:
     """What to compile: the experiment as it is on Ascend, whatever device its file names.
 
-    ranks: of every graph; None: the first of each pipeline stage for train and reference, 0 for prefill and decode.
+    ranks: of every graph; None: the first of each pipeline stage for train and reference, 0 for those of
+    the infer plan.
     folder: for strategy files and logs; None: dryrun/<experiment>. builder: as in `Job`.
     """
 
     config: Path
     overrides: tuple[str, ...] = ()
-    graphs: tuple[str, ...] = tuple(SECTIONS)
+    graphs: tuple[str, ...] = RUN_GRAPHS
     ranks: tuple[int, ...] | None = None
     is_all_ranks: bool = False
     folder: Path | None = None

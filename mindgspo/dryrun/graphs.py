@@ -6,7 +6,8 @@ of the dry run, which have chosen the device and joined their simulated cluster.
 train: the GSPO update with its optimizer, a round of micro-batches. reference: log-probs without gradients, which also
 scores the old policy. prefill, decode: the rollout's, of one model-parallel group of the infer plan.
 
-Legend: R rows, T token slots, N samples, K response-token slots; S decode slots; Q prompts of a prefill, L their columns.
+Legend: R rows, T token slots, N samples, K response-token slots; S decode slots; Q prompts of a prefill, L their
+columns.
 """
 
 from __future__ import annotations
@@ -22,19 +23,16 @@ from mindgspo.algorithms.logical_part import LogicalPart
 from mindgspo.algorithms.registry import build_policy_loss
 from mindgspo.config import ExperimentConfig
 from mindgspo.config.plan import ParallelPlan
-from mindgspo.data.rows import round_up
-from mindgspo.models.names import parameter_shapes
 from mindgspo.models.policy import PolicyLogProbs, build_model
+from mindgspo.models.weights import weight_layouts
 from mindgspo.parallel.auto_parallel import divided
 from mindgspo.parallel.device_ops import attention_segments
-from mindgspo.parallel.parameter_layouts import parameter_layouts
 from mindgspo.parallel.placement import Placement, logical_placement
-from mindgspo.parallel.strategy.layouts import compiled_layouts
 from mindgspo.rollout.cache import SlotCache, slot_cache
 from mindgspo.rollout.graphs import DecodeStep, Prefill
 from mindgspo.rollout.sampling import TokenSampler
 from mindgspo.rollout.sizes import RolloutSizes, rollout_sizes
-from mindgspo.types import Batch
+from mindgspo.trainer.longest_batch import longest_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +43,9 @@ class CompilableGraph:
     inputs: tuple[Tensor, ...]
 
 
-def build_graph(config: ExperimentConfig, graph: str, rank: int, *, strategy_path: Path | None = None) -> CompilableGraph:
+def build_graph(
+    config: ExperimentConfig, graph: str, rank: int, *, strategy_path: Path | None = None
+) -> CompilableGraph:
     """graph: a name of the table above. strategy_path: where the compiler writes its strategy file, for graphs that it
     divides: train, reference, and rollout, which is the reference's graph under the infer plan."""
     return _BUILDERS[graph](config, rank, strategy_path)
@@ -53,7 +53,7 @@ def build_graph(config: ExperimentConfig, graph: str, rank: int, *, strategy_pat
 
 def _train(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
     plan = config.plans.train
-    place = logical_placement(plan, config.model.num_key_value_heads)
+    place = logical_placement(plan, config.model.num_key_value_heads, rank=rank)
     policy = PolicyLogProbs(
         build_model(config.model, place),
         temperature=config.rollout.temperature,
@@ -64,11 +64,10 @@ def _train(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> C
         build_policy_loss(config.algorithm),
         config.optimizer,
         num_micro_batches=plan.micro_batch_num,
-        layouts=_layouts(config, plan) if plan.world_size > 1 else None,
-        rank=rank,
+        layouts=weight_layouts(config.model, place) if plan.world_size > 1 else None,
         strategy_path=strategy_path,
     )
-    batch = _longest_batch(config)
+    batch = longest_batch(config)
     inputs = part.inputs([batch] * (plan.micro_batch_num * plan.data_parallel), 0.0)
     return CompilableGraph(cell=part.graph, inputs=inputs)
 
@@ -84,11 +83,9 @@ def _rollout(config: ExperimentConfig, rank: int, strategy_path: Path | None) ->
 def _scoring(config: ExperimentConfig, plan: ParallelPlan, strategy_path: Path | None) -> CompilableGraph:
     plan = plan.model_copy(update={"optimizer_shard": False})
     place = logical_placement(plan, config.model.num_key_value_heads)
-    policy = PolicyLogProbs(
-        build_model(config.model, place), temperature=config.rollout.temperature, with_entropy=True
-    )
+    policy = PolicyLogProbs(build_model(config.model, place), temperature=config.rollout.temperature, with_entropy=True)
     policy.set_train(False)
-    batch = _longest_batch(config)
+    batch = longest_batch(config)
     copies = plan.data_parallel
     arrays = (batch.ids_RT, batch.positions_RT, batch.segments_RT, batch.predict_NK, batch.targets_NK)
     ids, positions, segments, predict, targets = (np.concatenate([array] * copies) for array in arrays)
@@ -129,31 +126,3 @@ _BUILDERS: Mapping[str, Callable[[ExperimentConfig, int, Path | None], Compilabl
     "prefill": _prefill,
     "decode": _decode,
 }
-
-
-def _layouts(config: ExperimentConfig, plan: ParallelPlan) -> dict:
-    weights = parameter_layouts(parameter_shapes(config.model), config.model, plan)
-    return compiled_layouts(weights, plan=plan)
-
-
-def _longest_batch(config: ExperimentConfig) -> Batch:
-    """A micro-batch of rows as long as they may become, without a meaning."""
-    rows, slots = config.trainer.samples_per_micro_batch, config.rollout.max_new_tokens
-    width = round_up(config.data.max_prompt_length + slots, config.trainer.length_multiple)
-    zeros_NK, floats_NK = np.zeros((rows, slots), np.int32), np.zeros((rows, slots), np.float32)
-    return Batch(
-        ids_RT=np.zeros((rows, width), np.int32),
-        positions_RT=np.tile(np.arange(width, dtype=np.int32), (rows, 1)),
-        segments_RT=np.ones((rows, width), np.int32),
-        predict_NK=zeros_NK,
-        targets_NK=zeros_NK,
-        mask_NK=np.ones((rows, slots), bool),
-        samples_N=np.arange(rows, dtype=np.int32),
-        rollout_logp_NK=floats_NK,
-        old_logp_NK=floats_NK,
-        ref_logp_NK=floats_NK,
-        advantages_NK=floats_NK,
-        correction_NK=floats_NK,
-        num_sequences=rows,
-        num_tokens=rows * slots,
-    )

@@ -17,6 +17,7 @@ from mindspore import Tensor, nn, ops
 from mindgspo.config import ModelSection
 from mindgspo.models.qwen2 import Qwen2Model
 from mindgspo.parallel.collectives import GraphOfRanks
+from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.model_parallel_ops import enter_model_parallel
 from mindgspo.parallel.placement import ALONE, Placement
 from mindgspo.parallel.replicas import Replicas
@@ -104,7 +105,7 @@ class PolicyScorer:
     def _launched(self, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
         """Log-probs and entropies of one batch; nothing on a stage that is not the last."""
         start = entered_stage(self._model, self._links, batch)
-        rows = (Tensor(start), Tensor(batch.positions_RT), Tensor(batch.segments_RT))
+        rows = (Tensor(start), Tensor(batch.positions_RT), Tensor(attention_segments(batch.segments_RT)))
         if self._model.is_last:
             return self._policy(*rows, Tensor(batch.predict_NK), Tensor(batch.targets_NK))
         self._links.send_output(self._stage(*rows).asnumpy())

@@ -67,9 +67,7 @@ class Qwen2Attention(nn.Cell):
         self.k_norm = RMSNorm(*norm, f"{name}.k_norm", place, (DATA, KEY_VALUE)) if is_qwen3 else Unchanged()
         self.rotate_query = RotaryOp(self.head_dim, place, (MODEL,))
         self.rotate_key = RotaryOp(self.head_dim, place, (KEY_VALUE,))
-        self.attention = CausalAttentionOp(
-            self.num_heads, self.num_kv_heads, self.head_dim, place
-        )
+        self.attention = CausalAttentionOp(self.num_heads, self.num_kv_heads, self.head_dim, place)
 
     def project(self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [M, A, D], rotated keys [M, B, D] and values [M, B, D] of M flattened tokens."""
@@ -84,9 +82,7 @@ class Qwen2Attention(nn.Cell):
         query, key, value = self.project(x_MH, cos_M1D, sin_M1D)
         return self.o_proj(self.attention(query, key, value, mask))
 
-    def prefill(
-        self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, mask: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def prefill(self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """As `construct`, with the keys and values [M, B, D] for a cache."""
         query, key, value = self.project(x_MH, cos_M1D, sin_M1D)
         return self.o_proj(self.attention(query, key, value, mask)), key, value
@@ -131,6 +127,7 @@ class Qwen2DecoderLayer(nn.Cell):
             for cell in (
                 self.input_layernorm,
                 self.post_attention_layernorm,
+                *(norm for norm in (attention.q_norm, attention.k_norm) if isinstance(norm, RMSNorm)),
                 attention.rotate_query,
                 attention.rotate_key,
                 self.mlp.swiglu,
@@ -143,9 +140,7 @@ class Qwen2DecoderLayer(nn.Cell):
         attended = self.self_attn(self.input_layernorm(x_MH), cos_M1D, sin_M1D, mask)
         return self.feed_forward(self.add(x_MH, attended))
 
-    def prefill(
-        self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, mask: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def prefill(self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         attended, key, value = self.self_attn.prefill(self.input_layernorm(x_MH), cos_M1D, sin_M1D, mask)
         return self.feed_forward(self.add(x_MH, attended)), key, value
 
@@ -192,9 +187,7 @@ class Qwen2Model(nn.Cell):
         # A whole table is the output table by its own rows alone.
         self.takes_rows = self.is_last and self.tied and self.embed_tokens.weight.shape[0] > output_rows
         self.first_output, self.last_output = place.at.model * output_rows, (place.at.model + 1) * output_rows
-        self.rope_cos, self.rope_sin = rope_tables(
-            head_size(config), config.max_position_embeddings, config.rope_theta
-        )
+        self.rope_cos, self.rope_sin = rope_tables(head_size(config), config.max_position_embeddings, config.rope_theta)
         self.gather = place.split(ops.Gather(), (WHOLE, WHOLE), (DATA,))
         self.segment_mask = SegmentMask()
         place.assign_stages(self)

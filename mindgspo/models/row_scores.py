@@ -16,6 +16,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.layers import VocabParallelLogProb
 from mindgspo.types import Float32Array, Int32Array
 
@@ -90,7 +91,7 @@ def _score_padded(cell: LogProbsAndNext, rows: Sequence[Int32Array], *, width: i
         segments_RT[index, : row.size] = 1
         last_R[index] += row.size - 1
     positions_RT = np.tile(np.arange(length, dtype=np.int32), (width, 1))
-    inputs = (ids_RT, positions_RT, segments_RT, targets_RT, last_R)
+    inputs = (ids_RT, positions_RT, attention_segments(segments_RT), targets_RT, last_R)
     logp, next_ids, _ = cell(*(Tensor(array) for array in inputs))
     logp_RT, next_R = logp.asnumpy(), next_ids.asnumpy()
     return [

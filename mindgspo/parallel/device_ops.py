@@ -212,8 +212,8 @@ def attention_segments(segments_RT: np.ndarray, *, num_replicas: int = 1) -> np.
 
 
 def segment_ends(segments_RT: np.ndarray, *, num_replicas: int = 1) -> np.ndarray:
-    """int64 [num_replicas * E]: per replica, which has R / num_replicas of the rows, the number of flattened tokens up to
-    and including each segment; a run of padded slots is a segment too.
+    """int64 [num_replicas * E]: per replica, which has R / num_replicas of the rows, the number of flattened tokens up
+    to and including each segment; a run of padded slots is a segment too.
 
     E is a power of two that suffices for every replica, so that few graphs are compiled; what is left over repeats the
     last end, as empty segments.

@@ -68,9 +68,7 @@ class RowParallelLinear(nn.Cell):
         super().__init__(auto_prefix=False)
         self.weight = zero_parameter((out_features, place.share(in_features)), f"{name}.weight")
         self.dtype = dtype
-        self.matmul = place.split(
-            ops.MatMul(transpose_b=True), (DATA, MODEL), (WHOLE, MODEL), output=(SEQUENCE, WHOLE)
-        )
+        self.matmul = place.split(ops.MatMul(transpose_b=True), (DATA, MODEL), (WHOLE, MODEL), output=(SEQUENCE, WHOLE))
         self.leave = leave_model_parallel(place)
 
     def construct(self, x_MI: Tensor) -> Tensor:

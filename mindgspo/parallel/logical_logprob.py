@@ -2,9 +2,9 @@
 [tokens, vocabulary].
 
 What enters: hidden states, the whole output table, target ids. What leaves: log-probs and entropies, as
-`layers.VocabParallelLogProb` has them. Built by `sharded_logprob.log_prob_head`. It is composed of ops that the compiler
-can cut along the vocabulary (softmax kernels are not among them), with its own derivatives: the compiler does not look
-into a hand-written backward pass. A chunk's logits are computed again there instead of being kept.
+`layers.VocabParallelLogProb` has them. Built by `sharded_logprob.log_prob_head`. It is composed of ops that the
+compiler can cut along the vocabulary (softmax kernels are not among them), with its own derivatives: the compiler does
+not look into a hand-written backward pass. A chunk's logits are computed again there instead of being kept.
 
 Legend: M tokens, D data-parallel replicas, C tokens of one chunk and replica, V vocabulary entries, H hidden units.
 """

@@ -94,6 +94,11 @@ class Placement:
         """Whether every rank of a first stage has the whole input table."""
         return self.plan.vocab_emb_dp or self.plan.model_parallel == 1
 
+    @property
+    def held(self) -> Placement:
+        """Where the slices that this process really holds stand: here."""
+        return self
+
     def parts(self, axis: Axis) -> int:
         """Into how many parts the compiler cuts an axis: one, where each process holds its own slices."""
         return 1
@@ -118,6 +123,15 @@ class LogicalPlacement(Placement):
     divided: ParallelPlan
     """The plan that the compiler is to realise."""
     num_kv_heads: int
+    held_rank: int | None = None
+    """Number of this process among the ranks of that plan; None where nothing divides the graph."""
+
+    @property
+    def held(self) -> Placement:
+        """Where the slices stand that compiling leaves this process with."""
+        if self.held_rank is None:
+            return ALONE
+        return Placement(plan=self.divided, rank=self.held_rank)
 
     @property
     def recompute(self) -> str:
@@ -149,9 +163,10 @@ class LogicalPlacement(Placement):
         return op.shard(strategy, (tuple(parts[axis] for axis in output),))
 
 
-def logical_placement(plan: ParallelPlan, num_kv_heads: int) -> LogicalPlacement:
-    """Where the one process stands that describes a whole plan to the compiler."""
-    return LogicalPlacement(plan=ParallelPlan(), rank=0, divided=plan, num_kv_heads=num_kv_heads)
+def logical_placement(plan: ParallelPlan, num_kv_heads: int, *, rank: int | None = None) -> LogicalPlacement:
+    """Where a process stands that describes a whole plan to the compiler. rank: of that plan; None where nothing
+    divides the graph (one process on CPU)."""
+    return LogicalPlacement(plan=ParallelPlan(), rank=0, divided=plan, num_kv_heads=num_kv_heads, held_rank=rank)
 
 
 ALONE = Placement(plan=ParallelPlan(), rank=0)

@@ -55,7 +55,8 @@ class SlotCache:
         """Rows of a prefill's output and of the cache, int32 of equal length: every column of each prompt goes into its
         slot. prompts: numbers within the prefill."""
         columns = np.arange(prompt_columns, dtype=np.int32)
-        heads = np.asarray(prompts, np.int32)[:, None] * self.num_kv_heads + np.arange(self.num_kv_heads, dtype=np.int32)
+        own_heads = np.arange(self.num_kv_heads, dtype=np.int32)
+        heads = np.asarray(prompts, np.int32)[:, None] * self.num_kv_heads + own_heads
         source = heads[:, :, None] * prompt_columns + columns
         target = self.first_rows()[list(slots)][:, :, None] + columns
         return source.reshape(-1).astype(np.int32), target.reshape(-1).astype(np.int32)

@@ -2,11 +2,10 @@
 MindSpore."""
 
 from mindgspo.strategies.commands import Differences, diff_lines, merge_files, show_lines
-from mindgspo.strategies.compiled_files import COMPILED_GRAPHS, place_compiled
+from mindgspo.strategies.compiled_files import place_compiled
 from mindgspo.strategies.plan_files import GRAPHS, WrittenFolder, graph_layouts, write_plan_files
 
 __all__ = [
-    "COMPILED_GRAPHS",
     "GRAPHS",
     "Differences",
     "WrittenFolder",

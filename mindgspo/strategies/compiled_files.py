@@ -6,7 +6,6 @@ ranks, copies within a stage. Called by `tools/generate_strategy.py --compile`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,12 +15,10 @@ from mindgspo.parallel.ranks import RankGrid
 from mindgspo.parallel.strategy.file import copy_strategy, rank_paths, read_strategy
 from mindgspo.strategies.folding import ranges
 
-# The dry run's graph behind each of our folders: prefill and decode share their weights' layouts.
-COMPILED_GRAPHS: Mapping[str, str] = {"train": "train", "reference": "reference", "decode": "rollout"}
-
 
 class CompiledGraph(Protocol):
-    """What the dry run tells of one graph of one rank. failure: None if it compiled. strategy: MindSpore's file."""
+    """What the dry run tells of one graph of one rank. graph: one of GRAPHS. failure: None if it compiled. strategy:
+    MindSpore's file."""
 
     graph: str
     rank: int
@@ -36,7 +33,6 @@ def place_compiled(compiled: CompiledGraph, plans: PlansSection, folder: Path) -
 
     Raises CheckpointError where the graph did not compile, or wrote no file.
     """
-    graph = COMPILED_GRAPHS[compiled.graph]
     if compiled.failure is not None:
         raise CheckpointError(
             f"{compiled.graph}, rank {compiled.rank}: does not compile ({compiled.failure.phase}: "
@@ -46,6 +42,7 @@ def place_compiled(compiled: CompiledGraph, plans: PlansSection, folder: Path) -
         raise CheckpointError(
             f"{compiled.graph}, rank {compiled.rank}: MindSpore wrote no strategy file; {compiled.log}"
         )
+    graph = compiled.graph
     plan = plans.infer if graph == "rollout" else plans.train
     grid = RankGrid.of(plan)
     ranks = grid.stage_ranks(grid.coordinates(compiled.rank).stage)

@@ -17,22 +17,22 @@ from mindspore import Parameter, nn
 
 from mindgspo.algorithms.kl_control import KLController
 from mindgspo.algorithms.registry import build_policy_loss
-from mindgspo.algorithms.update import PolicyUpdater
+from mindgspo.algorithms.taking_part import updater_of
 from mindgspo.config import DataSourceSection, ExperimentConfig, planned_steps
 from mindgspo.config.swap_section import SwapSection
 from mindgspo.data import PromptDataset, PromptStream, open_dataset, prepare_dataset
 from mindgspo.errors import ConfigError, DataError
 from mindgspo.metrics import Timers
 from mindgspo.models.huggingface_config import read_model_section
-from mindgspo.models.policy import PolicyLogProbs, PolicyScorer, build_model
-from mindgspo.models.weights import initialize_weights, load_huggingface, parameter_shapes
+from mindgspo.models.logical_scorer import scorer_of
+from mindgspo.models.policy import PolicyLogProbs, build_model
+from mindgspo.models.weights import held_parameters, initialize_weights, load_huggingface
 from mindgspo.parallel.agreement import require_agreement
 from mindgspo.parallel.launch import heartbeat
 from mindgspo.parallel.placement import ALONE, Placement
 from mindgspo.parallel.replicas import Replicas
 from mindgspo.parallel.swap.states import Holding
 from mindgspo.parallel.swap.swap import Swap, open_swap
-from mindgspo.parallel.training_layout import TrainingLayout
 from mindgspo.rewards import Scorer
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.protocol import RolloutEngine
@@ -41,6 +41,7 @@ from mindgspo.rollout.sizes import rollout_sizes
 from mindgspo.rollout.weight_transfer import WeightTransfer
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.trainer.inputs import HELD_OUT_SEED, NUM_TRIAL_ROWS, check_architecture, trial_candidate
+from mindgspo.trainer.longest_batch import longest_batch
 from mindgspo.trainer.parts import EvaluationParts, TrainingParts
 from mindgspo.trainer.ranks import first_rank_first, infer_place, start_device, train_place
 from mindgspo.trainer.reference import ReferencePolicy
@@ -82,27 +83,27 @@ def build_parts(
         "Give every rank the same data: files of one content, and one run_dir on a file system that all nodes share",
     )
     place = train_place(config)
-    model = policy_model(config, place)
+    model = build_model(config.model, place)
     temperature = config.rollout.temperature
+    updater = updater_of(
+        PolicyLogProbs(model, temperature=temperature, with_entropy=config.algorithm.entropy_coef > 0),
+        build_policy_loss(config.algorithm),
+        config.optimizer,
+    )
+    longest = longest_batch(config) if place.held is not place else None
+    if longest is not None:  # compiling leaves this rank with the slices that weights are then loaded into
+        updater.compile(longest)
+    fill(model, config)
     # Before any graph is compiled, and part by part: on CPU a parameter that is swapped gets memory of its own.
     swap = open_swap(config.swap, swap_dir)
-    swap.register(Holding.ACTOR_WEIGHTS, model.get_parameters())
-    layout = None
-    if place.plan.world_size > 1:
-        layout = TrainingLayout.of(parameter_shapes(config.model), config.model, place)
+    swap.register(Holding.ACTOR_WEIGHTS, held_parameters(model))
     generator = generating_part(config, model, tokenizer, swap)
     swap.register(Holding.ROLLOUT_WEIGHTS, generator.model.get_parameters())
     swap.register(Holding.KV_CACHE, generator.cache, keeps_content=False)
     reference = None
     if config.algorithm.kl.placement != "none":
-        reference = ReferencePolicy(config.model, place, temperature=temperature)
+        reference = ReferencePolicy(config.model, place, temperature=temperature, longest=longest)
         swap.register(Holding.REFERENCE_WEIGHTS, reference.parameters)
-    updater = PolicyUpdater(
-        PolicyLogProbs(model, temperature=temperature, with_entropy=config.algorithm.entropy_coef > 0),
-        build_policy_loss(config.algorithm),
-        config.optimizer,
-        layout,
-    )
     swap.register(Holding.GRADIENTS, updater.gradients, keeps_content=False, is_zero=lambda: updater.gradients_are_zero)
     swap.register(Holding.MOMENTS, updater.moments)
     return TrainingParts(
@@ -114,11 +115,10 @@ def build_parts(
         scorer=scorer,
         judges=Replicas(infer_place(config)),
         eval_set=eval_set,
-        old_policy=PolicyScorer(model, temperature=temperature),
+        old_policy=scorer_of(model, temperature=temperature),
         reference=reference,
         kl=KLController(config.algorithm.kl),
         updater=updater,
-        layout=layout,
         train_set=train_set,
         stream=PromptStream(len(train_set), config.seed, config.data.shuffle),
         timers=Timers(on_enter=heartbeat.enter_stage),
@@ -249,7 +249,7 @@ def generating_part(config: ExperimentConfig, trained: nn.Cell, tokenizer: Token
     """The engine of the infer plan: on the trained model's own parameters where both plans hold them alike, else on a
     model of its own that the trained weights are brought to."""
     place = infer_place(config)
-    if place.plan.world_size == 1 or _same_weights(config):
+    if trained.place.held is trained.place and (place.plan.world_size == 1 or _same_weights(config)):
         native = _native_engine(config, trained, tokenizer)
         spread = ReplicatedEngine(native, place, lambda version: None)
         return GeneratingPart(
@@ -284,14 +284,18 @@ def _native_engine(config: ExperimentConfig, model: nn.Cell, tokenizer: Tokenize
 
 
 def policy_model(config: ExperimentConfig, place: Placement) -> nn.Cell:
-    """This rank's part of the policy with weights of model.path, or random ones. Raises ConfigError if that folder's
-    architecture is not the one configured."""
+    """This rank's part of the policy, filled; see `fill`."""
+    model = build_model(config.model, place)
+    fill(model, config)
+    return model
+
+
+def fill(model: nn.Cell, config: ExperimentConfig) -> None:
+    """Weights of model.path, or random ones. Raises ConfigError if that folder's architecture is not the one
+    configured."""
     section = config.model
-    if section.path is not None:
-        check_architecture(section, read_model_section(section.path))
-    model = build_model(section, place)
     if section.path is None:
         initialize_weights(model, section, config.seed)
-    else:
-        load_huggingface(model, section, section.path)
-    return model
+        return
+    check_architecture(section, read_model_section(section.path))
+    load_huggingface(model, section, section.path)

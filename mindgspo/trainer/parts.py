@@ -13,11 +13,11 @@ from mindgspo.config import ExperimentConfig
 from mindgspo.config.swap_section import SwapSection
 from mindgspo.data import PromptDataset, PromptStream
 from mindgspo.metrics import Timers
+from mindgspo.models.logical_scorer import LogicalScorer
 from mindgspo.models.policy import PolicyScorer
 from mindgspo.parallel.replicas import Replicas
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.parallel.swap.swap import Swap
-from mindgspo.parallel.training_layout import TrainingLayout
 from mindgspo.rewards import Scorer
 from mindgspo.rollout.protocol import RolloutEngine
 from mindgspo.tokenization import Tokenizer
@@ -53,12 +53,11 @@ class TrainingParts(EvaluationParts):
     """The parts of one experiment, on one rank. Only `weight_version` and the parts' own state change while it runs.
 
     old_policy: log-probs under the weights of the present, before an update. reference: the frozen policy of the KL
-    term, None without one. kl: its coefficient. layout: where this rank stands in the training plan, None for a process
-    that is alone. total_steps: steps of the whole run. failures_dir: where a batch that
+    term, None without one. kl: its coefficient. total_steps: steps of the whole run. failures_dir: where a batch that
     broke an update is saved.
     """
 
-    old_policy: PolicyScorer
+    old_policy: PolicyScorer | LogicalScorer
     reference: ReferencePolicy | None
     kl: KLController
     updater: PolicyUpdater
@@ -67,7 +66,6 @@ class TrainingParts(EvaluationParts):
     timers: Timers
     total_steps: int
     failures_dir: Path
-    layout: TrainingLayout | None = None
 
     @property
     def updates_per_rollout(self) -> int:

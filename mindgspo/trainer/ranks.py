@@ -17,7 +17,7 @@ from mindgspo.parallel import runtime
 from mindgspo.parallel.agreement import require_agreement
 from mindgspo.parallel.collectives import barrier, exchange, open_meeting
 from mindgspo.parallel.launch.worker import meet_others
-from mindgspo.parallel.placement import Placement
+from mindgspo.parallel.placement import Placement, logical_placement
 
 # What may differ between ranks without changing what they compute together.
 _FREE = ("run_dir", "logging")
@@ -59,8 +59,11 @@ def is_first() -> bool:
 
 
 def train_place(config: ExperimentConfig) -> Placement:
-    """Where this process stands while it trains."""
-    return Placement(plan=config.plans.train, rank=runtime.rank())
+    """Where this process stands while it trains: on Ascend it describes the whole plan to the compiler."""
+    plan = config.plans.train
+    if config.device == "Ascend" and plan.world_size > 1:
+        return logical_placement(plan, config.model.num_key_value_heads, rank=runtime.rank())
+    return Placement(plan=plan, rank=runtime.rank())
 
 
 def infer_place(config: ExperimentConfig) -> Placement:

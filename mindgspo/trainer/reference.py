@@ -13,31 +13,38 @@ from mindspore import Parameter, nn
 from mindgspo.checkpoint import load_checkpoint, save_checkpoint
 from mindgspo.config import ModelSection
 from mindgspo.errors import CheckpointError
-from mindgspo.models.policy import PolicyScorer, build_model
-from mindgspo.models.weights import load_weights, weight_views, weights_as_numpy
+from mindgspo.models.logical_scorer import scorer_of
+from mindgspo.models.policy import build_model
+from mindgspo.models.weights import held_parameters, load_weights, weight_views, weights_as_numpy
 from mindgspo.parallel.parameter_memory import set_values
 from mindgspo.parallel.placement import Placement
 from mindgspo.trainer.ranks import first_rank_first, newest_for_all
+from mindgspo.types import Batch
 
 
 class ReferencePolicy:
     """A second copy of the model, laid out as the trained one, never trained. `scorer` must not be used before `freeze`
     or `restore`."""
 
-    def __init__(self, section: ModelSection, place: Placement, *, temperature: float) -> None:
+    def __init__(
+        self, section: ModelSection, place: Placement, *, temperature: float, longest: Batch | None = None
+    ) -> None:
+        """longest: compile for batches of this shape at once, where compiling lays the weights out on the ranks."""
         self._section = section
         self._model = build_model(section, place)
-        self.scorer = PolicyScorer(self._model, temperature=temperature)
+        self.scorer = scorer_of(self._model, temperature=temperature)
+        if longest is not None:
+            self.scorer.compile(longest)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """The frozen weights, of this rank."""
-        return tuple(self._model.get_parameters())
+        return tuple(held_parameters(self._model))
 
     def freeze(self, policy: nn.Cell, folder: Path) -> None:
         """Copy the policy's weights, and save them in `folder` for a resumed run. All ranks call it."""
         views = weight_views(policy)
-        for parameter in self._model.get_parameters():
+        for parameter in held_parameters(self._model):
             set_values(parameter, views[parameter.name])
         weights = weights_as_numpy(policy, self._section)
         first_rank_first(lambda: save_checkpoint(folder, step=0, parameters=weights, optimizer={}, state={}, keep=1))

@@ -12,7 +12,8 @@ import numpy as np
 
 from mindgspo.algorithms import learning_rate
 from mindgspo.algorithms.supervised import SupervisedLoss
-from mindgspo.algorithms.update import PolicyUpdater, UpdateResult
+from mindgspo.algorithms.taking_part import updater_of
+from mindgspo.algorithms.update import UpdateResult
 from mindgspo.config import ModelSection, WarmupSection
 from mindgspo.data import PromptDataset, PromptStream
 from mindgspo.data.rows import TrainingSample, lay_out
@@ -47,7 +48,7 @@ def warm_up(parts: TrainingParts, warmup: Warmup, log: RunLog) -> None:
     section = warmup.section
     optimizer = parts.config.optimizer.model_copy(update={"lr": section.lr, "schedule": "cosine", "warmup_ratio": 0.05})
     policy = PolicyLogProbs(parts.model, temperature=1.0, with_entropy=False)
-    updater = PolicyUpdater(policy, SupervisedLoss(), optimizer, parts.layout)
+    updater = updater_of(policy, SupervisedLoss(), optimizer)
     stream = PromptStream(len(warmup.samples), parts.config.seed ^ _WARMUP_STREAM)
     for number in range(1, section.max_steps + 1):
         batches = lay_out(

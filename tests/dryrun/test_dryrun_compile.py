@@ -151,7 +151,10 @@ def until(condition: Callable[[], str | bool], limit_s: float = 120.0) -> str | 
 def config(tmp_path: Path) -> Path:
     """The shipped example for 8 ranks: train 1 x 4 x 2, infer 2 x 4 x 1."""
     path = tmp_path / "toy.yaml"
-    path.write_text(f"include: {HERE.parents[1]}/examples/arithmetic/gspo_8.yaml\nexperiment: toy\n")
+    path.write_text(
+        f"include: {HERE.parents[1]}/examples/arithmetic/gspo_8.yaml\nexperiment: toy\n"
+        "model: {hidden_size: 128, tie_word_embeddings: false}\n"
+    )
     return path
 
 
@@ -221,7 +224,7 @@ def test_a_folder_with_other_things_is_refused(cached: None, config: Path) -> No
     [
         ({"ranks": (0, 8)}, "--ranks: 8; plans.train 1 x 4 x 2 has ranks 0 to 7"),
         ({"ranks": (-1,)}, "--ranks: -1; plans.train 1 x 4 x 2 has ranks 0 to 7"),
-        ({"graphs": ("train", "draw")}, "--graphs: 'draw' is none of train, reference, prefill, decode"),
+        ({"graphs": ("train", "draw")}, "--graphs: 'draw' is none of train, reference, prefill, decode, rollout"),
     ],
 )
 def test_what_does_not_exist_is_refused_at_once(config: Path, options: dict, message: str) -> None:
@@ -233,3 +236,10 @@ def test_what_does_not_exist_is_refused_at_once(config: Path, options: dict, mes
 def test_the_configuration_is_checked_first(config: Path) -> None:
     with pytest.raises(ConfigError, match=r"plans\.train\.model_parallel"):
         DryRun.prepare(request(config, overrides=("plans.train.model_parallel=3",)))
+
+
+def test_the_device_of_the_file_is_of_no_concern(cached: None, config: Path) -> None:
+    """What CPU has no kernels for is compiled, what Ascend refuses is not."""
+    assert DryRun.prepare(request(config, overrides=("model.dtype=bfloat16",))).config.device == "Ascend"
+    with pytest.raises(ConfigError, match=r"plans\.train\.pipeline_stage: 2 stages, but model\.tie_word_embeddings"):
+        DryRun.prepare(request(config, overrides=("model.tie_word_embeddings=true",)))

@@ -146,7 +146,7 @@ MISTAKES = {
     "a solution longer than the model": (long_solution, ["warmup: row 10", "max_position_embeddings is 64"]),
     "data of another tokenizer": (data_of_another_tokenizer, ["prepared: was made with another tokenizer"]),
     "a device that is not here": (
-        lambda folder, _: ["--set", "device=Ascend"],
+        lambda folder, _: ["--set", "device=Ascend", "--set", "model.hidden_size=64"],
         ["device: Ascend cannot be used here"],
     ),
 }

@@ -36,13 +36,15 @@ ALGORITHM = with_recipe(
 )
 SEQUENCE_SPLIT = ParallelPlan(data_parallel=2, model_parallel=2, use_seq_parallel=True)
 SHARDED = ParallelPlan(data_parallel=2, pipeline_stage=2, micro_batch_num=2, optimizer_shard=True, vocab_emb_dp=False)
-PLANS = [
-    pytest.param(ParallelPlan(), id="1x1x1"),
-    pytest.param(ParallelPlan(model_parallel=4, pipeline_stage=2, micro_batch_num=4), id="1x4x2"),
-    pytest.param(ParallelPlan(data_parallel=2, model_parallel=2), id="2x2x1"),
-    pytest.param(ParallelPlan(data_parallel=4), id="4x1x1", marks=pytest.mark.slow),
-    pytest.param(SEQUENCE_SPLIT, id="2x2x1 with the sequence split", marks=pytest.mark.slow),
-    pytest.param(SHARDED, id="2x1x2 with sharded moments", marks=pytest.mark.slow),
+# Plans, and micro-batches per replica and round. There are four in all, so that some updates take several rounds.
+CASES = [
+    pytest.param((ParallelPlan(model_parallel=4, pipeline_stage=2, micro_batch_num=4), 4), id="1x4x2"),
+    pytest.param((ParallelPlan(data_parallel=2, model_parallel=2), 2), id="2x2x1"),
+    pytest.param((ParallelPlan(data_parallel=3), 1), id="3x1x1 in two rounds, one filled up"),
+    pytest.param((ParallelPlan(), 4), id="1x1x1", marks=pytest.mark.slow),
+    pytest.param((ParallelPlan(data_parallel=4), 1), id="4x1x1", marks=pytest.mark.slow),
+    pytest.param((SEQUENCE_SPLIT, 1), id="2x2x1 with the sequence split, in two rounds", marks=pytest.mark.slow),
+    pytest.param((SHARDED, 2), id="2x1x2 with sharded moments", marks=pytest.mark.slow),
 ]
 
 
@@ -105,7 +107,7 @@ class Listening:
         return results, norm
 
 
-def updated(plan: ParallelPlan | None) -> Found:
+def updated(plan: ParallelPlan | None, num_micro_batches: int = 0) -> Found:
     """Three updates; plan: of the logical path, None for `OwnPart`."""
     from mindgspo.algorithms.logical_part import LogicalPart
     from mindgspo.algorithms.rank_part import OwnPart
@@ -122,8 +124,7 @@ def updated(plan: ParallelPlan | None) -> Found:
     if plan is None:
         part = Listening(OwnPart(policy, loss, OPTIMIZER))
     else:
-        count = 4 // plan.data_parallel
-        part = Listening(LogicalPart(policy, loss, OPTIMIZER, num_micro_batches=count))
+        part = Listening(LogicalPart(policy, loss, OPTIMIZER, num_micro_batches=num_micro_batches))
     updater = PolicyUpdater(policy, loss, OPTIMIZER, part=part)
     results = [updater.update(make_batches(number), LR, kl_coef=KL_COEF) for number in range(NUM_UPDATES)]
     return Found(
@@ -143,9 +144,9 @@ def alone(cpu_runtime) -> Found:
     return updated(None)
 
 
-@pytest.fixture(scope="module", params=PLANS)
+@pytest.fixture(scope="module", params=CASES)
 def found(request: pytest.FixtureRequest, cpu_runtime) -> Found:
-    return updated(request.param)
+    return updated(*request.param)
 
 
 def test_figures(alone: Found, found: Found) -> None:
@@ -187,4 +188,3 @@ def test_the_common_case_shows_something(alone: Found) -> None:
     assert all(figures["kl_loss"] > 1e-3 for figures in alone.figures)
     moved = sum(np.abs(moment).max() > 1e-4 for name, moment in alone.moments.items() if ".m." in name)
     assert moved > 20, "most first moments are well away from zero"
-

@@ -38,7 +38,8 @@ def plans(data: int, model: int, stages: int = 1, more: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "sizes", [(1, 1), (2, 1), (4, 1), (2, 4), (8, 1), (1, 8), (3, 8), (6, 4), (1, 4, 2), (2, 2, 2), (1, 4, 6), (1, 1, 4)]
+    "sizes",
+    [(1, 1), (2, 1), (4, 1), (2, 4), (8, 1), (1, 8), (3, 8), (6, 4), (1, 4, 2), (2, 2, 2), (1, 4, 6), (1, 1, 4)],
 )
 def test_plans_that_the_compiler_takes_are_legal(experiment: Path, sizes: tuple[int, ...]) -> None:
     assert load_config(experiment, plans(*sizes)).plans.train.world_size == sizes[0] * sizes[1] * (*sizes, 1)[2]

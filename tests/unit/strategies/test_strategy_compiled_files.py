@@ -12,7 +12,7 @@ from mindgspo.config.schema import PlansSection
 from mindgspo.errors import CheckpointError
 from mindgspo.parallel.strategy.file import save_strategy
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
-from mindgspo.strategies import COMPILED_GRAPHS, place_compiled
+from mindgspo.strategies import place_compiled
 
 PLANS = PlansSection(
     train=ParallelPlan(model_parallel=2, pipeline_stage=2, micro_batch_num=2),
@@ -53,10 +53,9 @@ def test_a_stage_s_ranks_get_the_file_byte_for_byte(tmp_path: Path):
     assert contents == [sources[0], sources[0], sources[1], sources[1]]
 
 
-def test_decode_stands_for_the_rollout(tmp_path: Path):
-    place_compiled(Compiled("decode", 0, written(tmp_path, 0, 4)), PLANS, tmp_path / "out")
+def test_the_rollout_has_the_ranks_of_the_infer_plan(tmp_path: Path):
+    place_compiled(Compiled("rollout", 0, written(tmp_path, 0, 4)), PLANS, tmp_path / "out")
     assert len(list((tmp_path / "out" / "rollout").iterdir())) == 4
-    assert set(COMPILED_GRAPHS.values()) == {"train", "reference", "rollout"}
 
 
 @pytest.mark.parametrize(

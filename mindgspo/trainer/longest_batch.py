@@ -1,0 +1,35 @@
+"""A micro-batch as large as an experiment can make one, to compile graphs with before the first rollout.
+
+What enters: a configuration. What leaves: a `Batch` without a meaning. Called where graphs are compiled ahead.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mindgspo.config import ExperimentConfig
+from mindgspo.data.rows import round_up
+from mindgspo.types import Batch
+
+
+def longest_batch(config: ExperimentConfig) -> Batch:
+    """Rows of the longest prompt and the longest response."""
+    rows, slots = config.trainer.samples_per_micro_batch, config.rollout.max_new_tokens
+    width = round_up(config.data.max_prompt_length + slots, config.trainer.length_multiple)
+    zeros_NK, floats_NK = np.zeros((rows, slots), np.int32), np.zeros((rows, slots), np.float32)
+    return Batch(
+        ids_RT=np.zeros((rows, width), np.int32),
+        positions_RT=np.tile(np.arange(width, dtype=np.int32), (rows, 1)),
+        segments_RT=np.ones((rows, width), np.int32),
+        predict_NK=zeros_NK,
+        targets_NK=zeros_NK,
+        mask_NK=np.ones((rows, slots), bool),
+        samples_N=np.arange(rows, dtype=np.int32),
+        rollout_logp_NK=floats_NK,
+        old_logp_NK=floats_NK,
+        ref_logp_NK=floats_NK,
+        advantages_NK=floats_NK,
+        correction_NK=floats_NK,
+        num_sequences=rows,
+        num_tokens=rows * slots,
+    )

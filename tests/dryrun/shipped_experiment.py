@@ -1,0 +1,41 @@
+"""A small experiment of the shipped cells, whose sizes the tests of their graphs work with by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ARITHMETIC = Path(__file__).parents[2] / "examples" / "arithmetic" / "gspo.yaml"
+NUM_RANKS = 8
+
+# 2 rows of 64 slots (prompts of 32, responses of 22) are the 128 tokens of a micro-batch. Every weight is split by 8;
+# all but the key/value weights and the norms have 64 KB or more, from which on MindSpore cuts them over replicas.
+_TEXT = """
+include: {include}
+experiment: small
+device: Ascend
+model:
+  architecture: {architecture}
+  hidden_size: 128
+  intermediate_size: 256
+  num_hidden_layers: 2
+  num_attention_heads: 8
+  num_key_value_heads: 2
+  head_dim: {head_dim}
+  tie_word_embeddings: false
+  dtype: bfloat16
+plans:
+  train: {{{train}}}
+  infer: {{{infer}}}
+rollout: {{slots: 16}}
+trainer: {{samples_per_micro_batch: 2}}
+"""
+HEAD_DIM = {"qwen2": 16, "qwen3": 32}
+
+
+def write_experiment(path: Path, *, architecture: str, train: str, infer: str) -> Path:
+    """train, infer: entries of the plans as YAML, e.g. "model_parallel: 4"."""
+    text = _TEXT.format(
+        include=ARITHMETIC, architecture=architecture, head_dim=HEAD_DIM[architecture], train=train, infer=infer
+    )
+    path.write_text(text, encoding="utf-8")
+    return path

@@ -1,0 +1,329 @@
+"""The shipped cells compiled by MindSpore's Ascend front end for 8 ranks, under every kind of plan.
+
+What each rank holds and what MindSpore's strategy file says must be what the layout algebra says; collectives and
+operators are counted by hand.
+
+Legend of the numbers: 128 tokens of a micro-batch (see `shipped_experiment`), 44 response slots, 128 hidden units, 512
+vocabulary entries, 2 layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from dryrun.shipped_experiment import NUM_RANKS, write_experiment
+
+from mindgspo.config import ExperimentConfig, load_config
+from mindgspo.dryrun import Result, Toolchain, run_child
+from mindgspo.models.names import parameter_shapes
+from mindgspo.parallel.layout import Shape
+from mindgspo.parallel.parameter_layouts import parameter_layouts
+from mindgspo.parallel.strategy.compare import compare_strategies
+from mindgspo.parallel.strategy.file import read_strategy
+from mindgspo.parallel.strategy.layouts import compiled_layouts, compiled_strategy
+from mindgspo.strategies import GRAPHS, graph_layouts
+
+
+@dataclass(frozen=True)
+class Case:
+    """An architecture and two plans, as entries in YAML."""
+
+    architecture: str
+    train: str
+    infer: str
+
+
+CASES = {
+    # 2 key/value heads on 4 ranks.
+    "1x4x2": Case(
+        "qwen2",
+        "model_parallel: 4, pipeline_stage: 2, micro_batch_num: 2",
+        "data_parallel: 2, model_parallel: 4",
+    ),
+    "2x4x1, sequence split": Case(
+        "qwen3",
+        "data_parallel: 2, model_parallel: 4, use_seq_parallel: true, vocab_emb_dp: false, recompute: selective",
+        "data_parallel: 8",
+    ),
+    "2x2x2, optimizer sharded": Case(
+        "qwen2",
+        "data_parallel: 2, model_parallel: 2, pipeline_stage: 2, micro_batch_num: 2, optimizer_shard: true, "
+        "recompute: full",
+        "data_parallel: 4, model_parallel: 2, vocab_emb_dp: false",
+    ),
+    "2x4x1, all at once": Case(
+        "qwen3",
+        "data_parallel: 2, model_parallel: 4, use_seq_parallel: true, optimizer_shard: true, recompute: full",
+        "data_parallel: 2, model_parallel: 4",
+    ),
+    "1x8x1": Case("qwen2", "model_parallel: 8", "model_parallel: 8, vocab_emb_dp: false"),
+    "8x1x1": Case("qwen3", "data_parallel: 8, optimizer_shard: true", "data_parallel: 8"),
+}
+FAST = [
+    *(("1x4x2", graph, rank) for graph in ("train", "reference") for rank in (0, 4)),
+    *(("1x4x2", graph, 0) for graph in ("rollout", "prefill", "decode")),
+    *(("2x4x1, sequence split", graph, 5) for graph in ("train", "reference", "prefill", "decode")),
+    ("2x2x2, optimizer sharded", "train", 6),
+]
+SLOW = [
+    ("2x4x1, sequence split", "rollout", 5),
+    ("2x2x2, optimizer sharded", "train", 1),
+    *(("2x2x2, optimizer sharded", "reference", rank) for rank in (1, 6)),
+    *(("2x2x2, optimizer sharded", graph, 3) for graph in ("rollout", "prefill", "decode")),
+    *((case, graph, 7) for case in list(CASES)[3:] for graph in ("train", "reference", "rollout", "prefill", "decode")),
+]
+ALL = [*FAST, *(pytest.param(*compiled, marks=pytest.mark.slow) for compiled in SLOW)]
+
+Compiled = Callable[[str, str, int], Result]
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """experiment(case): its file."""
+    folder = tmp_path_factory.mktemp("experiments")
+
+    @cache
+    def written(name: str) -> Path:
+        case = CASES[name]
+        path = folder / f"{list(CASES).index(name)}.yaml"
+        return write_experiment(path, architecture=case.architecture, train=case.train, infer=case.infer)
+
+    return written
+
+
+@pytest.fixture(scope="module")
+def compiled(toolchain: Toolchain, experiment: Callable[[str], Path]) -> Compiled:
+    """compiled(case, graph, rank): that graph, compiled once."""
+
+    @cache
+    def compile_(case: str, graph: str, rank: int) -> Result:
+        path = experiment(case)
+        result = run_child(
+            toolchain, path.with_suffix(""), config=path, graph=graph, rank=rank, world_size=NUM_RANKS, time_limit_s=300
+        )
+        assert result.failure is None, result.failure
+        return result
+
+    return compile_
+
+
+def config_of(experiment: Callable[[str], Path], case: str) -> ExperimentConfig:
+    return load_config(experiment(case), check_files=False)
+
+
+def slices(config: ExperimentConfig, graph: str, rank: int) -> dict[str, Shape]:
+    """Weights on a rank and the shape of what it holds of them, by the layout algebra."""
+    if graph in GRAPHS:
+        plan, layouts = graph_layouts(config.model, config.plans, graph)
+        layouts = compiled_layouts(layouts, plan=plan)
+    else:
+        layouts = parameter_layouts(parameter_shapes(config.model), config.model, config.plans.infer)
+    return {name: held.shape for name, layout in layouts.items() if (held := layout.slice_of(rank)) is not None}
+
+
+@pytest.mark.parametrize(("case", "graph", "rank"), ALL)
+def test_a_rank_holds_the_slices_of_the_algebra(
+    compiled: Compiled, experiment: Callable[[str], Path], case: str, graph: str, rank: int
+) -> None:
+    config = config_of(experiment, case)
+    held = {entry.name: entry.shape for entry in compiled(case, graph, rank).facts.parameters}
+    expected = slices(config, graph, rank)
+    if graph == "train":
+        weights = {name: shape for name, shape in expected.items() if not name.startswith("adamw.")}
+        expected |= {f"gradient.{name}": shape for name, shape in weights.items()}
+        expected |= {f"adamw.{name}": () for name in ("is_last", "step_size", "root_eps", "decay")}
+        if config.plans.train.pipeline_stage > 1:  # accumulated over the micro-batches before replicas share them out
+            whole = slices(config.model_copy(update={"plans": _whole(config)}), graph, rank)
+            expected |= {f"accu_grads.{name}": whole[name] for name in weights}
+    if graph == "prefill":  # keys and values are all it wants; the last layer's rest stays unread
+        assert held.keys() == expected.keys() - {"model.norm.weight", "lm_head.weight"}
+        expected = {name: expected[name] for name in held}
+    if graph == "decode":
+        plan = config.plans.infer
+        kv_heads = max(1, 2 // plan.model_parallel)
+        blocks = (16 // plan.data_parallel, 128, kv_heads, config.model.head_dim)
+        expected |= {f"cache.{layer}.{kind}": blocks for layer in range(2) for kind in ("keys", "values")}
+    assert held == expected
+
+
+def _whole(config: ExperimentConfig):
+    train = config.plans.train.model_copy(update={"optimizer_shard": False})
+    return config.plans.model_copy(update={"train": train})
+
+
+@pytest.mark.parametrize(
+    ("case", "graph", "rank"),
+    [entry for entry in ALL if (entry[1] if isinstance(entry, tuple) else entry.values[1]) in GRAPHS],
+)
+def test_mindspores_strategy_file_is_the_algebras(
+    compiled: Compiled, experiment: Callable[[str], Path], case: str, graph: str, rank: int
+) -> None:
+    config = config_of(experiment, case)
+    plan, layouts = graph_layouts(config.model, config.plans, graph)
+    ours = compiled_strategy(layouts, plan=plan, rank=rank)
+    theirs = read_strategy(compiled(case, graph, rank).strategy)
+    (stage,) = ours.stages
+    entries = theirs.stages[stage]
+    # Beside the weights and moments: what their gradients are added up in.
+    more = {name.split(".", 1)[1]: entry for name, entry in entries.items() if name.startswith("gradient.")}
+    kinds = {name.split(".")[0] for name in entries.keys() - ours.stages[stage].keys()}
+    pipeline = {"accu_grads"} if plan.pipeline_stage > 1 else set()
+    assert kinds == ({"gradient", *pipeline} if graph == "train" else set())
+    common = {name: entries[name] for name in ours.stages[stage]}
+    assert compare_strategies(ours, replace(theirs, stages={stage: common})) == []
+    for name, entry in more.items():
+        assert entry == entries[name], name
+    assert len(more) == (len(ours.stages[stage]) // 3 if graph == "train" else 0)
+
+
+# Bytes that one rank hands in: hidden states of a micro-batch or of a quarter of it, in bfloat16; a number per response
+# slot.
+HIDDEN = 128 * 128 * 2
+QUARTER = HIDDEN // 4
+NUMBERS = 44 * 4
+WORLD = tuple(range(8))
+
+
+@pytest.mark.parametrize(
+    ("case", "graph", "rank", "expected"),
+    [
+        # Two sums per layer, behind attention and behind the feed-forward block; hidden states go to the next stage.
+        ("1x4x2", "reference", 0, {("AllReduce", (0, 1, 2, 3)): (2, 2 * HIDDEN), ("Send", WORLD): (1, HIDDEN)}),
+        # And those of the head: largest logit, sum of exponentials, the target's logit, mean logit.
+        (
+            "1x4x2",
+            "reference",
+            4,
+            {("AllReduce", (4, 5, 6, 7)): (6, 2 * HIDDEN + 4 * NUMBERS), ("Receive", WORLD): (1, HIDDEN)},
+        ),
+        # Replicas hand each other log-probs and entropies.
+        (
+            "1x4x2",
+            "rollout",
+            0,
+            {("AllReduce", (0, 1, 2, 3)): (8, 4 * HIDDEN + 4 * NUMBERS), ("AllGather", (0, 4)): (2, 2 * NUMBERS)},
+        ),
+        # 1 prompt of 32 tokens; behind the last layer's keys and values nothing is wanted.
+        ("1x4x2", "prefill", 0, {("AllReduce", (0, 1, 2, 3)): (2, 2 * 32 * 128 * 2)}),
+        # 8 slots; all logits of all of them, and the tokens drawn by the first rank with their log-probs.
+        (
+            "1x4x2",
+            "decode",
+            0,
+            {
+                ("AllReduce", (0, 1, 2, 3)): (5, 4 * 8 * 128 * 2 + 8 * 2 * 4),
+                ("AllGather", (0, 1, 2, 3)): (1, 8 * 128 * 4),
+            },
+        ),
+        # Gathered before q, k, v, before gate and up, before the head; scattered sums behind the blocks and the table,
+        # whose rows are float32.
+        (
+            "2x4x1, sequence split",
+            "reference",
+            5,
+            {
+                ("AllGather", (4, 5, 6, 7)): (5, 5 * QUARTER),
+                ("ReduceScatter", (4, 5, 6, 7)): (5, 4 * HIDDEN + 2 * HIDDEN),
+                ("AllReduce", (4, 5, 6, 7)): (4, 4 * NUMBERS),
+                ("AllGather", (1, 5)): (2, 2 * NUMBERS),
+            },
+        ),
+        ("2x4x1, sequence split", "prefill", 5, {}),
+        ("2x4x1, sequence split", "decode", 5, {}),
+        # Two micro-batches. Each: two sums forward, two backward. Once: sums of what ranks find alike but count in
+        # parts (table, two norms), the shared key/value heads' gradients, the gradient norm.
+        (
+            "1x4x2",
+            "train",
+            0,
+            {
+                ("AllReduce", (0, 1, 2, 3)): (11, 8 * HIDDEN + 4 * (512 * 128 + 2 * 128)),
+                ("AllReduce", (0, 1)): (4, 2 * 4 * (16 * 128 + 16)),
+                ("AllReduce", WORLD): (1, 4),
+                ("Send", (0, 4)): (2, 2 * HIDDEN),
+                ("Receive", (0, 4)): (2, 2 * HIDDEN),
+            },
+        ),
+    ],
+)
+def test_collectives_are_those_of_the_plan(
+    compiled: Compiled, case: str, graph: str, rank: int, expected: dict[tuple[str, tuple[int, ...]], tuple[int, int]]
+) -> None:
+    found = compiled(case, graph, rank).facts.collectives
+    assert {(entry.kind, entry.ranks): (entry.count, entry.bytes) for entry in found} == expected
+
+
+def test_training_splits_the_sequence_both_ways(compiled: Compiled) -> None:
+    found = {
+        (entry.kind, entry.ranks): entry.count
+        for entry in compiled("2x4x1, sequence split", "train", 5).facts.collectives
+    }
+    # Five gathers forward and five scatters of the sums, and backward each one's opposite.
+    assert found["AllGather", (4, 5, 6, 7)] == found["ReduceScatter", (4, 5, 6, 7)] == 10
+
+
+@pytest.mark.parametrize("rank, stage", [(6, 1), pytest.param(1, 0, marks=pytest.mark.slow)])
+def test_replicas_share_the_optimizer_out(compiled: Compiled, rank: int, stage: int) -> None:
+    found = {
+        (entry.kind, entry.ranks): entry.count
+        for entry in compiled("2x2x2, optimizer sharded", "train", rank).facts.collectives
+    }
+    peers = (4, 6) if stage else (1, 3)
+    # q, o, gate, up, down: weights gathered once, gradients summed and scattered; on the last stage the output table,
+    # too, for each micro-batch.
+    assert found["AllGather", peers] >= 5 and found["ReduceScatter", peers] >= 5
+    # Whole on all ranks of the first stage, but cut in two: among neighbours.
+    assert stage or found["AllGather", (0, 1)] == found["ReduceScatter", (0, 1)] == 1
+
+
+@pytest.mark.parametrize(
+    ("case", "graph", "rank", "expected"),
+    [
+        # Per layer and micro-batch: one attention, two norms, two rotations, one SwiGLU; forward and backward.
+        ("1x4x2", "train", 0, {"FlashAttentionScore": (2, 2), "RmsNorm": (4, 4), "RotaryPositionEmbedding": (4, 4)}),
+        ("1x4x2", "train", 4, {"RmsNorm": (6, 6), "Swiglu": (2, 2)}),
+        ("1x4x2", "reference", 4, {"FlashAttentionScore": (1, 0), "RmsNorm": (3, 0), "Swiglu": (1, 0)}),
+        (
+            "1x4x2",
+            "decode",
+            0,
+            {"PagedAttention": (2, 0), "ReshapeAndCache": (2, 0), "RmsNorm": (5, 0)},
+        ),
+        # Layers again in the backward pass: two micro-batches of one layer.
+        (
+            "2x2x2, optimizer sharded",
+            "train",
+            6,
+            {"FlashAttentionScore": (4, 2), "Swiglu": (4, 2), "RmsNorm": (10, 6), "RotaryPositionEmbedding": (8, 4)},
+        ),
+        # Norms, rotations and SwiGLU again, attention not; two layers, with norms of heads, and the last norm.
+        (
+            "2x4x1, sequence split",
+            "train",
+            5,
+            {"FlashAttentionScore": (2, 2), "Swiglu": (4, 2), "RmsNorm": (13, 9), "RotaryPositionEmbedding": (8, 4)},
+        ),
+    ],
+)
+def test_fused_ops_forward_and_backward(
+    compiled: Compiled, case: str, graph: str, rank: int, expected: dict[str, tuple[int, int]]
+) -> None:
+    fused = compiled(case, graph, rank).facts.fused
+    assert {name: (fused.get(name, 0), fused.get(f"{name}Grad", 0)) for name in expected} == expected
+
+
+@pytest.mark.parametrize(("case", "graph", "rank"), ALL)
+def test_matrix_products_are_in_bfloat16_over_float32_weights(
+    compiled: Compiled, case: str, graph: str, rank: int
+) -> None:
+    facts = compiled(case, graph, rank).facts
+    assert set(facts.products) == {"BFloat16"}
+    kept = {entry.dtype for entry in facts.parameters if not entry.name.startswith("cache.")}
+    assert kept == {"Float32"}
+    if graph == "reference":  # 7 per layer, and the head
+        layers = 2 if "x1" in case else 1
+        assert facts.products["BFloat16"] == 7 * layers + (rank >= 4 or layers == 2)
