@@ -35,7 +35,7 @@ def flash_attention(
     other, number b up to the cumulative length ends[b] of queries and of keys alike; aligned at their ends, a query
     sees no later key. With N1 heads of queries and N2 of keys, head n reads key/value head n // (N1 / N2)."""
     query, key, value = (x.astype(np.float64) for x in (query, key, value))
-    assert ends[-1] == len(query) == len(key) and (np.diff(ends) >= 0).all(), ends
+    assert ends[-1] == len(query) == len(key) and (np.diff(ends) > 0).all(), ends
     group, out = query.shape[1] // key.shape[1], np.full(query.shape, np.nan)
     for start, stop in zip([0, *ends[:-1]], ends, strict=True):
         allowed = np.tri(stop - start, dtype=bool)

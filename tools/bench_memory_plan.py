@@ -1,13 +1,14 @@
 """Memory that `mindgspo plan` expects of one process on CPU, beside what such a process really has.
 
     python tools/bench_memory_plan.py [--parameters 30000000 100000000] [--rows 4] [--prompt 64] [--response 64]
-                                      [--slots 16] [--layers 0] [--reference] [--swap] [--alone]
+                                      [--slots 16] [--layers 0] [--recompute none|selective|full]
+                                      [--reference] [--swap] [--alone]
 
 For each size a Qwen2 of about so many parameters, float32, random weights, goes through two steps of rollout,
 log-probs, updates and the copies of a checkpoint in a process of its own (`bench_memory_plan_child.py`); with --alone
 each of the first three phases also runs in a process that does nothing else. All prompts and responses have the
 greatest length that the configuration allows, which is what a plan assumes. --layers: instead of a number that suits
-the size. --reference: with a KL term. --swap: what a phase does not read is evicted.
+the size. --recompute: as in plans.train. --reference: with a KL term. --swap: what a phase does not read is evicted.
 
 Prints one JSON object. MiB above the process's base, which is taken after imports and one small graph: `expected` is
 the plan's figure without its part for the process, `measured` the kernel's high-water mark of the resident set during
@@ -31,6 +32,8 @@ from mindgspo.config import (
     ExperimentConfig,
     KLSection,
     ModelSection,
+    ParallelPlan,
+    PlansSection,
     RolloutSection,
     TrainerSection,
     dump_config,
@@ -66,6 +69,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--response", type=int, default=64, help="tokens")
     parser.add_argument("--slots", type=int, default=16)
     parser.add_argument("--layers", type=int, default=0, help="0: a number that suits the size")
+    parser.add_argument("--recompute", choices=("none", "selective", "full"), default="none")
     parser.add_argument("--reference", action="store_true", help="with a reference policy")
     parser.add_argument("--swap", action="store_true")
     parser.add_argument("--alone", action="store_true", help="also each phase in a process of its own")
@@ -147,6 +151,7 @@ def experiment(model: ModelSection, arguments: argparse.Namespace) -> Experiment
                 slots=arguments.slots,
             ),
             algorithm=AlgorithmSection(kl=kl),
+            plans=PlansSection(train=ParallelPlan(recompute=arguments.recompute)),
             swap=SwapSection(enabled=arguments.swap),
             trainer=TrainerSection(
                 prompts_per_mini_batch=2,

@@ -26,13 +26,13 @@ from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.data.rows import TrainingSample, lay_out, scattered
 from mindgspo.models.policy import PolicyLogProbs, PolicyScorer, build_model
 from mindgspo.models.weights import initialize_weights, weights_as_numpy
-from mindgspo.parallel.placement import ALONE
 from mindgspo.parallel.runtime import set_up_runtime
 from mindgspo.parallel.swap.states import Holding, Phase
 from mindgspo.parallel.swap.swap import open_swap
 from mindgspo.rollout.protocol import SamplingSettings
 from mindgspo.rollout.random import Purpose, RandomStream
 from mindgspo.trainer.build import generating_part
+from mindgspo.trainer.ranks import train_place
 from mindgspo.trainer.reference import ReferencePolicy
 from mindgspo.types import Batch, Prompt
 
@@ -59,7 +59,8 @@ class Process:
     def __init__(self, config: ExperimentConfig, phases: Sequence[Phase], folder: Path) -> None:
         self.config = config
         self.swap = open_swap(config.swap, folder)
-        self.model = build_model(config.model)
+        place = train_place(config)
+        self.model = build_model(config.model, place)
         initialize_weights(self.model, config.model, config.seed)
         self.num_parameters = sum(weight.size for weight in self.model.get_parameters())
         self.swap.register(Holding.ACTOR_WEIGHTS, self.model.get_parameters())
@@ -73,7 +74,7 @@ class Process:
         if Phase.SCORE in phases:
             self.scorer = PolicyScorer(self.model, temperature=1.0)
             if config.algorithm.kl.placement != "none":
-                self.reference = ReferencePolicy(config.model, ALONE, temperature=1.0)
+                self.reference = ReferencePolicy(config.model, place, temperature=1.0)
                 self.swap.register(Holding.REFERENCE_WEIGHTS, self.reference.parameters)
                 with self.swap.phase(Phase.SCORE):
                     for weight, frozen in zip(self.model.get_parameters(), self.reference.parameters, strict=True):

@@ -9,10 +9,11 @@ Legend: U micro-batches of a replica, D replicas; N and K as in `types.Batch`, o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
-from mindspore import ParameterTuple, Tensor, nn
+from mindspore import Parameter, ParameterTuple, Tensor, nn
 
 from mindgspo.algorithms.accumulator import discard
 from mindgspo.algorithms.adamw import AdamW
@@ -27,7 +28,7 @@ from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_memory import set_values
 from mindgspo.parallel.placement import LogicalPlacement
 from mindgspo.parallel.replicas import Arrays, Replicas
-from mindgspo.parallel.runtime import current_device
+from mindgspo.parallel.runtime import current_device, give_values, without_values
 from mindgspo.types import Batch
 
 
@@ -51,18 +52,19 @@ class LogicalPart(HeldMoments):
         self._place: LogicalPlacement = policy.model.place
         plan = self._place.divided
         self.weights = ParameterTuple(policy.trainable_params())
-        self.optimizer = AdamW(self.weights, section)
-        self.rank, self._layouts = self._place.held.rank, layouts
-        self._replicas = Replicas(self._place.held)
-        objective = SharedObjective if current_device() == "Ascend" else LogicalObjective
-        self.cell = LogicalUpdate(
-            objective(policy, loss, last_stage=plan.pipeline_stage - 1),
-            self.weights,
-            self.optimizer,
-            num_micro_batches=num_micro_batches,
-            is_pipeline=plan.pipeline_stage > 1,
-            division=None if layouts is None else Division.of(layouts, plan),
-        )
+        with without_values() if layouts is not None else nullcontext():
+            self.optimizer = AdamW(self.weights, section)
+            self.rank, self._layouts = self._place.held.rank, layouts
+            self._replicas = Replicas(self._place.held)
+            objective = SharedObjective if current_device() == "Ascend" else LogicalObjective
+            self.cell = LogicalUpdate(
+                objective(policy, loss, last_stage=plan.pipeline_stage - 1),
+                self.weights,
+                self.optimizer,
+                num_micro_batches=num_micro_batches,
+                is_pipeline=plan.pipeline_stage > 1,
+                division=None if layouts is None else Division.of(layouts, plan),
+            )
         self.cell.set_train()
         self.graph = divided(self.cell, self._place, strategy_path=strategy_path)
         self.gradients = self.cell.gradients
@@ -107,6 +109,17 @@ class LogicalPart(HeldMoments):
     def compile(self, batch: Batch) -> None:
         """Compile for micro-batches of this shape; each parameter then has the shape of this rank's slice."""
         self.graph.compile(*self.inputs([batch] * self._round, 0.0))
+        give_values([*self._moments(), *self._held(self.gradients), *self._held(self.cell.accu_grads)])
+
+    def _held(self, gradients: Sequence[Parameter]) -> list[Parameter]:
+        """Those of weights on this rank's stage."""
+        if self._layouts is None:
+            return list(gradients)
+        return [
+            gradient
+            for weight, gradient in zip(self.weights, gradients, strict=False)
+            if self.rank in self._layouts[weight.name].rank_list
+        ]
 
     def inputs(self, batches: Sequence[Batch], kl_coef: float) -> tuple[Tensor, ...]:
         """The inputs of a round: U x D micro-batches, the replicas' first ones first; shorter ones are padded."""

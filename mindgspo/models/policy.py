@@ -21,6 +21,7 @@ from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.model_parallel_ops import enter_model_parallel
 from mindgspo.parallel.placement import ALONE, Placement
 from mindgspo.parallel.replicas import Replicas
+from mindgspo.parallel.runtime import without_values
 from mindgspo.parallel.sharded_logprob import log_prob_head
 from mindgspo.parallel.splits import DATA, WHOLE
 from mindgspo.parallel.stage_links import StageLinks
@@ -29,8 +30,12 @@ from mindgspo.types import Batch, Float32Array
 
 def build_model(section: ModelSection, place: Placement = ALONE) -> nn.Cell:
     """The transformer of a family, or this rank's part of it; its parameters are zero until `models.weights` fills
-    them."""
-    return {"qwen2": Qwen2Model, "qwen3": Qwen2Model}[section.architecture](section, place)
+    them. Those of a graph that is to be divided take no memory before it is compiled."""
+    family = {"qwen2": Qwen2Model, "qwen3": Qwen2Model}[section.architecture]
+    if place.held is place:
+        return family(section, place)
+    with without_values():
+        return family(section, place)
 
 
 class PolicyLogProbs(nn.Cell):

@@ -213,18 +213,32 @@ def attention_segments(segments_RT: np.ndarray, *, num_replicas: int = 1) -> np.
 
 def segment_ends(segments_RT: np.ndarray, *, num_replicas: int = 1) -> np.ndarray:
     """int64 [num_replicas * E]: per replica, which has R / num_replicas of the rows, the number of flattened tokens up
-    to and including each segment; a run of padded slots is a segment too.
+    to and including each segment.
 
-    E is a power of two that suffices for every replica, so that few graphs are compiled; what is left over repeats the
-    last end, as empty segments.
+    Padding behind the last sample of a row belongs to that sample's segment: it comes later, so no sample sees it. A
+    row without a sample is one segment. So rows of one sample each always have E = R, and one graph. Where replicas
+    have different numbers of segments, those with fewer give tokens of padding segments of their own: the fused op
+    takes no empty ones.
     """
     ends = [_ends_of(rows) for rows in np.split(segments_RT, num_replicas)]
-    width = 1 << (max(len(of_replica) for of_replica in ends) - 1).bit_length()
-    padded = [np.pad(of_replica, (0, width - len(of_replica)), mode="edge") for of_replica in ends]
-    return np.concatenate(padded).astype(np.int64)
+    width = max(len(of_replica) for of_replica in ends)
+    parts = np.split(segments_RT, num_replicas)
+    return np.concatenate(
+        [_with_more(of_replica, rows, width) for of_replica, rows in zip(ends, parts, strict=True)]
+    ).astype(np.int64)
 
 
 def _ends_of(segments_RT: np.ndarray) -> np.ndarray:
     is_last = np.ones(segments_RT.shape, bool)
     is_last[:, :-1] = segments_RT[:, :-1] != segments_RT[:, 1:]
+    # The step from the last sample to the padding is none.
+    is_last[:, :-1] &= segments_RT[:, 1:] != 0
     return np.flatnonzero(is_last.reshape(-1)) + 1
+
+
+def _with_more(ends: np.ndarray, segments_RT: np.ndarray, width: int) -> np.ndarray:
+    """The same ends and others behind tokens of padding, `width` in all."""
+    padding = np.flatnonzero(segments_RT.reshape(-1) == 0)  # an end in front of a token of padding cuts only padding
+    free = np.setdiff1d(padding, [0, *ends])[::-1][: width - len(ends)]
+    assert len(ends) + len(free) == width, f"{len(ends)} segments and {len(free)} tokens of padding, {width} are needed"
+    return np.sort(np.concatenate([ends, free]))

@@ -15,6 +15,8 @@ import signal
 import socket
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -96,6 +98,24 @@ def world_size() -> int:
     from mindspore import communication
 
     return communication.get_group_size()
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Parameters made inside have a shape and no memory, until the compiler has cut the shape and somebody fills them:
+    see `give_values`."""
+    from mindspore.nn.utils import no_init_parameters
+
+    with no_init_parameters():
+        yield
+
+
+def give_values(parameters: Iterable[Parameter]) -> None:
+    """Zeros for those of the parameters that were made without values and have been laid out."""
+    for parameter in parameters:
+        if parameter.has_init:
+            same = parameter.init_data(set_sliced=parameter.sliced)
+            assert same is parameter, f"{parameter.name}: MindSpore made another parameter of it"
 
 
 def compiled_text(cell: nn.Cell) -> str:

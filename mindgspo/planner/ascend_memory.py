@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from mindgspo.parallel.swap.states import Phase
-from mindgspo.planner.holdings import weight_sizes
+from mindgspo.parallel.swap.states import Holding, Phase
+from mindgspo.planner.holdings import held_bytes, weight_sizes
 from mindgspo.planner.memory_plan import GIB, MIB, Part, Parts
 from mindgspo.planner.rank_work import FLOAT, TYPE_BYTES, RankWidths, RankWork
 
@@ -30,7 +30,7 @@ KEEPS_POOL = False
 _RUNTIME = 3 * GIB
 # HCCL_BUFFSIZE is 200 MB by default, and each group of ranks takes it twice (CANN's documentation).
 _GROUP_BUFFERS = 2 * 200 * MIB
-_CHUNK_BYTES = 64 * MIB
+_CHUNK_BYTES = 512 * MIB  # parallel.logical_logprob
 _FLASH_STATISTICS = 2 * 8
 
 
@@ -53,8 +53,10 @@ def temporary(work: RankWork, phase: Phase) -> Parts:
 
 
 def standing(work: RankWork, phases: Collection[Phase]) -> Parts:
-    """Nothing: kernels keep no memory, graphs are in host memory."""
-    return {}
+    """What no swap moves: a pipeline adds the gradients of a round up in parameters of its own."""
+    if Phase.UPDATE not in phases or work.plan.pipeline_stage == 1:
+        return {}
+    return {Part.ROUND_GRADIENTS: held_bytes(work)[Holding.GRADIENTS]}
 
 
 def _update(work: RankWork) -> Parts:
@@ -64,13 +66,16 @@ def _update(work: RankWork) -> Parts:
     again = 0 if work.plan.recompute == "none" else everything - per_layer
     # Gradients of activations on their way through one layer: those of SwiGLU are the widest.
     passing = work.tokens * size * (3 * width.inner + 2 * width.hidden)
-    ends = work.tokens * 2 * width.hidden * size
+    ends = work.tokens * 2 * _hidden(work) * size
     weights = weight_sizes(work, work.plan)
-    in_layers = sum(size for name, size in weights.items() if ".layers." in name)
+    # A pipeline's compiler adds each gradient up where it comes out: one layer's wait, or a table's. Elsewhere they are
+    # added in the order of the parameters, the input table's first, which comes out last.
+    in_layers = sum(elements for name, elements in weights.items() if ".layers." in name)
+    is_pipeline = work.plan.pipeline_stage > 1
+    waiting = max(in_layers // width.layers, *weights.values()) if is_pipeline else sum(weights.values())
     return {
         Part.COMPUTE_WEIGHTS: _compute_type(work, sum(_cast(work, weights))),
-        # Those of one layer, or of a table, on their way to the accumulated ones.
-        Part.NEW_GRADIENTS: FLOAT * max(in_layers // width.layers, *weights.values()),
+        Part.NEW_GRADIENTS: (FLOAT if is_pipeline else size) * waiting,
         Part.ACTIVATIONS: work.in_flight * (width.layers * per_layer + ends) + again + passing,
         Part.LOGITS: _head(work, is_update=True),
     }
@@ -79,7 +84,7 @@ def _update(work: RankWork) -> Parts:
 def _layer_bytes(work: RankWork, recompute: str) -> int:
     """What one layer keeps of one micro-batch."""
     width, size = work.train, TYPE_BYTES[work.config.model.dtype]
-    hidden = width.hidden // (work.plan.model_parallel if work.plan.use_seq_parallel else 1)
+    hidden = _hidden(work)
     if recompute == "full":
         return work.tokens * size * hidden
     heads = 2 * width.query + 2 * width.key_value
@@ -89,12 +94,23 @@ def _layer_bytes(work: RankWork, recompute: str) -> int:
     return work.tokens * (size * wide + FLOAT * _FLASH_STATISTICS * width.heads)
 
 
+def _hidden(work: RankWork) -> int:
+    """Features per token that a rank keeps between the tensor-parallel regions, on average over the tokens."""
+    return work.train.hidden // (work.plan.model_parallel if work.plan.use_seq_parallel else 1)
+
+
 def _head(work: RankWork, *, is_update: bool) -> int:
-    """Three chunks of logits; in the update three tables more: the gradient so far, its product, their sum."""
+    """A chunk of logits: in the compute type, widened, shifted, their exponentials. In the update its gradient too, and
+    one gradient of the table per chunk, which are added up in the end."""
     if not work.train.is_last:
         return 0
-    table = FLOAT * work.train.output_rows * work.train.hidden
-    return 3 * _CHUNK_BYTES + (3 * table if is_update else 0)
+    size, vocabulary = TYPE_BYTES[work.config.model.dtype], work.train.output_rows
+    tokens = min(work.scored_tokens, max(1, _CHUNK_BYTES // (FLOAT * vocabulary)))
+    logits = tokens * vocabulary * (size + (4 if is_update else 3) * FLOAT)
+    if not is_update:
+        return logits
+    table, chunks = vocabulary * work.train.hidden, -(-work.scored_tokens // tokens)
+    return logits + (chunks * size + FLOAT) * table
 
 
 def _score(work: RankWork) -> Parts:

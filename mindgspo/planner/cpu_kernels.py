@@ -28,15 +28,19 @@ def forward_kernels(work: RankWork) -> int:
 
 
 def update_kernels(work: RankWork) -> int:
-    """Of the forward and the backward pass; an earlier stage has a forward graph of its own besides."""
+    """Of the forward and the backward pass; an earlier stage has a forward graph of its own besides. What is computed
+    again is done by kernels of its own."""
     width, tokens = work.train, work.tokens
+    passes = {"none": 1, "selective": 1, "full": 2}[work.plan.recompute] + (0 if width.is_last else 1)
     forward = _ENTRY_BYTES * _forward_entries(width, tokens, width.layers) + _FORWARD_SCRATCH * width.layers
     # Transposes of the gradients of queries, keys, values and attention's output; the softmax's difference.
     entries = width.layers * (tokens * (2 * width.query + 2 * width.key_value) + 2 * work.scores)
     if width.is_last:
         entries += 8 * work.scored_tokens * width.hidden  # four products by a column in the log-prob head
+    if work.plan.recompute == "selective":
+        entries += width.layers * tokens * (width.query + 2 * width.key_value)
     scratch = _BACKWARD_SCRATCH + _GRADIENT_SCRATCH * min(1, tokens / _SCRATCH_TOKENS)
-    return int(forward * (1 if width.is_last else 2) + _ENTRY_BYTES * entries + scratch * width.layers)
+    return int(forward * passes + _ENTRY_BYTES * entries + scratch * width.layers)
 
 
 def rollout_kernels(work: RankWork) -> int:
@@ -79,5 +83,6 @@ def compiled_bytes(work: RankWork, phase: Phase) -> GraphBytes:
         lasting, passing = work.policies * (2 + 3.8 * layers), 65 + 5.0 * layers
     else:
         # The optimizer's step is a loop over all weights, whose compilation needs more than their number would say.
-        lasting, passing = 23 + 5.8 * layers, 75 + 16.5 * layers + 25 * max(0, layers - 12)
+        again = {"none": 0, "selective": 7.8, "full": 8.9}[work.plan.recompute]
+        lasting, passing = 23 + 5.8 * layers, 75 + (16.5 + again) * layers + 25 * max(0, layers - 12)
     return GraphBytes(int(lasting * MIB), int(passing * MIB))

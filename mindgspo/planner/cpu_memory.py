@@ -31,8 +31,9 @@ KEEPS_POOL = True
 
 # Measured: the process with MindSpore imported and a first small graph behind it.
 _PROCESS = 450 * MIB
-# Best fit leaves holes: pages touched over the most bytes in use, 1.01 to 1.12 in traces of the pool.
-_HOLES = 1.04
+# Best fit leaves holes: pages touched over the most bytes in use, 1.01 to 1.12 in traces of the pool, more where layers
+# are computed again.
+_HOLES, _HOLES_OF_RECOMPUTE = 1.04, 1.14
 _CHUNK_BYTES = 64 * MIB
 
 
@@ -50,10 +51,12 @@ def temporary(work: RankWork, phase: Phase) -> Parts:
     if phase not in peaks:
         return {}
     peak = max(peaks[phase](work), key=lambda peak: peak.total)
+    is_recomputed = phase is Phase.UPDATE and work.plan.recompute != "none"
+    bytes_each = FLOAT * (_HOLES_OF_RECOMPUTE if is_recomputed else _HOLES)
     return {
-        Part.ACTIVATIONS: int(_HOLES * FLOAT * peak.activations),
-        Part.NEW_GRADIENTS: int(_HOLES * FLOAT * peak.gradients),
-        Part.LOGITS: int(_HOLES * FLOAT * peak.logits),
+        Part.ACTIVATIONS: int(bytes_each * peak.activations),
+        Part.NEW_GRADIENTS: int(bytes_each * peak.gradients),
+        Part.LOGITS: int(bytes_each * peak.logits),
     }
 
 
@@ -88,44 +91,49 @@ class _Peak:
 def _update_peaks(work: RankWork) -> list[_Peak]:
     """Where one of the update's graphs may need most."""
     width, tokens, scores = work.train, work.tokens, work.scores
-    inner = tokens * width.inner
-    kept = _kept_of_a_layer(work)
+    last, inner = width.layers - 1, tokens * width.inner
+    everything, kept = _layer(work, "none"), _layer(work, work.plan.recompute)
+    in_attention, in_feed_forward = everything - 5 * inner + 2 * scores, everything + 3 * inner
     # The rotary tables spread over the heads; the final norm; inputs that wait for their backward pass.
     shared = 2 * tokens * (width.query + width.key_value + (width.hidden if width.is_last else 0))
-    waiting = work.in_flight * tokens * width.hidden if work.plan.pipeline_stage > 1 else 0
-    forward = width.layers * kept + shared + waiting
-    output_table, input_table = _tables(work)
+    if work.plan.pipeline_stage > 1:
+        shared += work.in_flight * tokens * width.hidden
+    table, input_table = _tables(work)
     is_one_table = work.config.model.tie_word_embeddings and width.is_first and width.is_last
     weights = weight_sizes(work, work.plan)
-    per_layer = sum(size for name, size in weights.items() if ".layers." in name) / width.layers
+    gradients = sum(size for name, size in weights.items() if ".layers." in name)
     feed_forward = 3 * width.hidden * width.inner
     return [
-        # Forward pass, the last layer's softmax: scores, mask, and their sum.
-        _Peak(activations=forward - 5 * inner + 2 * scores),
+        # Forward pass, in the last layer's softmax: scores, mask, and their sum.
+        _Peak(activations=last * kept + shared + in_attention),
         # The log-prob head, forwards and backwards, behind the forward pass.
-        _Peak(activations=forward + 2 * work.scored_tokens * width.hidden, logits=_head(work, output_table)),
-        # The last layer's SwiGLU, then its softmax, backwards. The output table's gradient waits from here on.
-        _Peak(activations=forward + 3 * inner, logits=output_table),
-        _Peak(activations=forward - 5 * inner + 2 * scores, gradients=feed_forward, logits=output_table),
-        # The first layer's softmax backwards: the gradients of all other layers wait.
         _Peak(
-            activations=kept + shared - 5 * inner + 2 * scores,
-            gradients=(width.layers - 1) * per_layer + feed_forward,
-            logits=output_table,
+            activations=width.layers * kept + shared + 2 * work.scored_tokens * width.hidden, logits=_head(work, table)
+        ),
+        # Backwards in the last layer's SwiGLU and softmax. The output table's gradient waits from here on.
+        _Peak(activations=last * kept + shared + in_feed_forward, logits=table),
+        _Peak(activations=last * kept + shared + in_attention, gradients=feed_forward, logits=table),
+        # The same in the first layer: the gradients of all others wait.
+        _Peak(activations=shared + in_feed_forward, gradients=gradients * last / width.layers, logits=table),
+        _Peak(
+            activations=shared + in_attention, gradients=gradients * last / width.layers + feed_forward, logits=table
         ),
         # The input table's gradient; where both tables are one, the sum of their gradients too.
-        _Peak(
-            gradients=width.layers * per_layer, logits=output_table + (2 * input_table if is_one_table else input_table)
-        ),
+        _Peak(gradients=gradients, logits=table + (2 if is_one_table else 1) * input_table),
         # The optimizer's step on the largest weight: its decay, the clipped gradient, and Adam's own.
         _Peak(gradients=4 * max(weights.values())),
     ]
 
 
-def _kept_of_a_layer(work: RankWork) -> int:
-    """Elements that one layer keeps for its backward pass; see the head of this file."""
+def _layer(work: RankWork, recompute: str) -> int:
+    """Elements that a layer keeps for its backward pass; see the head of this file. recompute=selective: without the
+    norms' results, a product of SwiGLU and the softmax; full: its input."""
     width = work.train
+    if recompute == "full":
+        return work.tokens * width.hidden
     heads = 2 * width.query + 2 * width.key_value
+    if recompute == "selective":
+        return work.tokens * (4 * width.hidden + heads + 4 * width.inner)
     if width.has_head_norms:
         heads *= 2  # what is normed, and the norm's scale
     return work.tokens * (6 * width.hidden + heads + 5 * width.inner) + work.scores

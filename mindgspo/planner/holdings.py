@@ -31,12 +31,12 @@ def held_bytes(work: RankWork) -> dict[Holding, int]:
     moments = _held(_moment_layouts(config.model, plan), work.rank)
     # Moments of rows alone are updated beside a copy of these rows (algorithms.sharded_adamw).
     row_copies = moments if moments < own and config.device == "CPU" else 0
-    # Optimizer shards of the compiler cut the weights with their moments (parallel.strategy.hsdp).
+    # Optimizer shards of the compiler cut weights and gradients with the moments (`parallel.strategy.hsdp`).
     trained = moments if config.device == "Ascend" else own
     cache = work.slots * work.columns * work.infer.key_value * 2 * work.infer.layers
     return {
         Holding.ACTOR_WEIGHTS: trained,
-        Holding.GRADIENTS: own,
+        Holding.GRADIENTS: trained,
         Holding.MOMENTS: 2 * moments + row_copies,
         Holding.REFERENCE_WEIGHTS: own * (work.policies - 1),
         Holding.ROLLOUT_WEIGHTS: _rollout_bytes(work),

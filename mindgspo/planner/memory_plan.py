@@ -26,6 +26,7 @@ class Part(Enum):
     ROLLOUT_WEIGHTS = "rollout weights"
     KV_CACHE = "key/value cache"
     COMPUTE_WEIGHTS = "weights in the compute type"
+    ROUND_GRADIENTS = "gradients of one pipeline round"
     NEW_GRADIENTS = "gradients of one micro-batch"
     ACTIVATIONS = "activations"
     LOGITS = "logits chunk, its gradient"

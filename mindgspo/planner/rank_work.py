@@ -9,12 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindgspo.config import ExperimentConfig, ModelSection, ParallelPlan
+from mindgspo.data.rows import round_up
 from mindgspo.models.names import parameter_shapes
 from mindgspo.parallel.placement import Placement
+from mindgspo.rollout.sizes import rollout_sizes
 
 FLOAT = 4
 """Bytes of a float32."""
 TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+# Positions per block of the cache on Ascend (`rollout.cache.BLOCK`, behind MindSpore).
+_BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +95,7 @@ class RankWork:
         """As `trainer.build` sizes its parts."""
         train, infer = (Placement(plan=plan, rank=rank) for plan in (config.plans.train, config.plans.infer))
         trainer, rollout = config.trainer, config.rollout
-        multiple = trainer.length_multiple
-        slots = max(1, rollout.slots // infer.plan.data_parallel)
-        prompt_length = _round_up(config.data.max_prompt_length, multiple)
+        multiple, sizes = trainer.length_multiple, rollout_sizes(config)
         stages_behind = train.plan.pipeline_stage - train.at.stage
         return cls(
             config=config,
@@ -100,13 +103,13 @@ class RankWork:
             train=RankWidths.of(config.model, train),
             infer=RankWidths.of(config.model, infer),
             rows=trainer.samples_per_micro_batch,
-            row_length=_round_up(config.data.max_prompt_length + rollout.max_new_tokens, multiple),
-            responses=_round_up(rollout.max_new_tokens, multiple),
+            row_length=round_up(config.data.max_prompt_length + rollout.max_new_tokens, multiple),
+            responses=round_up(rollout.max_new_tokens, multiple),
             in_flight=min(stages_behind, train.plan.micro_batch_num),
-            prompts=max(1, slots // rollout.num_generations),
-            prompt_length=prompt_length,
-            slots=slots,
-            columns=prompt_length + rollout.max_new_tokens,
+            prompts=sizes.prefill_width,
+            prompt_length=sizes.prompt_columns,
+            slots=sizes.num_slots,
+            columns=round_up(sizes.cache_columns, _BLOCK) if config.device == "Ascend" else sizes.cache_columns,
         )
 
     @property
@@ -150,7 +153,3 @@ def holds_one_set_of_weights(train: ParallelPlan, infer: ParallelPlan) -> bool:
     """Whether generation reads the trained weights where they lie (the rule of `trainer.build.generating_part`)."""
     sizes = ("data_parallel", "model_parallel", "pipeline_stage", "vocab_emb_dp")
     return infer.world_size == 1 or all(getattr(train, size) == getattr(infer, size) for size in sizes)
-
-
-def _round_up(length: int, multiple: int) -> int:
-    return -(-length // multiple) * multiple

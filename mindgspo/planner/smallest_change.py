@@ -24,7 +24,7 @@ Settings = Mapping[str, Any]
 Rung = tuple[int, Settings]
 """Price, and settings in the place of those of lower rungs."""
 
-_OPTIMIZER_SHARD = 1
+_OPTIMIZER_SHARD, _SEQUENCE = 1, 1
 _SELECTIVE, _FULL_RECOMPUTE = 2, 4
 _HALF_MICRO_BATCH, _HALF_SLOTS = 2, 2
 _SWAP, _RESHARD_BY_STEP = 3, 5
@@ -102,7 +102,14 @@ def _combined(ladders: Sequence[Sequence[Rung]], rungs: Sequence[int]) -> tuple[
 
 def _ladders(config: ExperimentConfig) -> list[list[Rung]]:
     """What may change under the plans' sizes; the lowest rung changes nothing."""
-    ladders = (_shard(config), _recompute(config), _micro_batch(config), _swap(config), _slots(config))
+    ladders = (
+        _shard(config),
+        _sequence(config),
+        _recompute(config),
+        _micro_batch(config),
+        _swap(config),
+        _slots(config),
+    )
     return [[(0, {}), *ladder] for ladder in ladders]
 
 
@@ -111,6 +118,12 @@ def _shard(config: ExperimentConfig) -> list[Rung]:
     if plan.optimizer_shard or plan.data_parallel == 1:
         return []
     return [(_OPTIMIZER_SHARD, {"plans.train.optimizer_shard": True})]
+
+
+def _sequence(config: ExperimentConfig) -> list[Rung]:
+    rung = (_SEQUENCE, {"plans.train.use_seq_parallel": True})
+    is_legal = config.device == "Ascend" and not joined_problems(changed(config, rung[1]))
+    return [rung] if is_legal and not config.plans.train.use_seq_parallel else []
 
 
 def _recompute(config: ExperimentConfig) -> list[Rung]:
