@@ -67,7 +67,7 @@ def _update(work: RankWork) -> Parts:
     # Gradients of activations on their way through one layer: those of SwiGLU are the widest.
     passing = work.tokens * size * (3 * width.inner + 2 * width.hidden)
     ends = work.tokens * 2 * _hidden(work) * size
-    weights = weight_sizes(work, work.plan)
+    weights = weight_sizes(work.config.model, work.plan, work.rank)
     # A pipeline's compiler adds each gradient up where it comes out: one layer's wait, or a table's. Elsewhere they are
     # added in the order of the parameters, the input table's first, which comes out last.
     in_layers = sum(elements for name, elements in weights.items() if ".layers." in name)
@@ -115,7 +115,9 @@ def _head(work: RankWork, *, is_update: bool) -> int:
 
 def _score(work: RankWork) -> Parts:
     return {
-        Part.COMPUTE_WEIGHTS: _compute_type(work, max(_cast(work, weight_sizes(work, work.plan)))),
+        Part.COMPUTE_WEIGHTS: _compute_type(
+            work, max(_cast(work, weight_sizes(work.config.model, work.plan, work.rank)))
+        ),
         Part.ACTIVATIONS: _forward(work, work.train, work.tokens),
         Part.LOGITS: _head(work, is_update=False),
     }
@@ -127,7 +129,9 @@ def _rollout(work: RankWork) -> Parts:
     tokens = work.prompts * work.prompt_length
     prefilled = 2 * width.layers * tokens * width.key_value * size
     return {
-        Part.COMPUTE_WEIGHTS: _compute_type(work, max(_cast(work, weight_sizes(work, work.config.plans.infer)))),
+        Part.COMPUTE_WEIGHTS: _compute_type(
+            work, max(_cast(work, weight_sizes(work.config.model, work.config.plans.infer, work.rank)))
+        ),
         Part.ACTIVATIONS: prefilled + _forward(work, width, tokens),
         Part.LOGITS: 4 * FLOAT * work.slots * work.config.model.vocab_size,
     }

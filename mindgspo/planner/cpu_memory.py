@@ -100,7 +100,7 @@ def _update_peaks(work: RankWork) -> list[_Peak]:
         shared += work.in_flight * tokens * width.hidden
     table, input_table = _tables(work)
     is_one_table = work.config.model.tie_word_embeddings and width.is_first and width.is_last
-    weights = weight_sizes(work, work.plan)
+    weights = weight_sizes(work.config.model, work.plan, work.rank)
     gradients = sum(size for name, size in weights.items() if ".layers." in name)
     feed_forward = 3 * width.hidden * width.inner
     return [

@@ -7,16 +7,17 @@ the layouts; the rest is `cpu_memory` or `ascend_memory`. Without MindSpore.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import ModuleType
 
 import psutil
 
 from mindgspo.config import ExperimentConfig
 from mindgspo.parallel.placement import Placement
+from mindgspo.parallel.ranks import Ranks
 from mindgspo.parallel.swap.states import NEEDS, Holding, Phase
 from mindgspo.planner import ascend_memory, cpu_memory
-from mindgspo.planner.holdings import held_bytes, reshard_bytes
+from mindgspo.planner.holdings import ReshardBytes, held_bytes, reshard_bytes
 from mindgspo.planner.memory_plan import GIB, Level, MemoryPlan, Part, Parts, PhaseMemory, RankMemory
 from mindgspo.planner.rank_work import RankWork
 
@@ -39,12 +40,17 @@ _PART_OF = {
 
 
 def expected_memory(
-    config: ExperimentConfig, *, capacity: int | None = None, phases: Collection[Phase] = PHASES
+    config: ExperimentConfig,
+    *,
+    capacity: int | None = None,
+    phases: Collection[Phase] = PHASES,
+    levels: Sequence[Level] = tuple(Level),
 ) -> MemoryPlan:
     """The plan of a resolved configuration.
 
     capacity: bytes of a card, or on CPU of the machine; None: 64 GiB, or what the machine has. phases: those that the
-    process goes through; what only others need does not exist in it.
+    process goes through; what only others need does not exist in it. levels: to be worked out, the configured one
+    among them.
     """
     if capacity is None:
         capacity = psutil.virtual_memory().total if config.device == "CPU" else CARD_BYTES
@@ -53,7 +59,7 @@ def expected_memory(
         device=config.device,
         capacity=capacity,
         level=level_of(config),
-        classes=tuple(_rank_memory(config, ranks, ordered) for ranks in _rank_classes(config)),
+        classes=tuple(_rank_memory(config, ranks, ordered, levels) for ranks in _rank_classes(config)),
     )
 
 
@@ -64,7 +70,7 @@ def level_of(config: ExperimentConfig) -> Level:
     return Level.BY_STEP if config.swap.reshard_level == 1 else Level.BY_PHASE
 
 
-def _rank_classes(config: ExperimentConfig) -> list[tuple[int, ...]]:
+def _rank_classes(config: ExperimentConfig) -> list[Ranks]:
     """Ranks of one stage hold slices of equal size; on CPU rank 0 also gathers checkpoints in the memory they share."""
     grid = Placement(plan=config.plans.train, rank=0).grid
     classes = [grid.stage_ranks(stage) for stage in range(grid.pipeline_stage)]
@@ -74,27 +80,32 @@ def _rank_classes(config: ExperimentConfig) -> list[tuple[int, ...]]:
     return classes
 
 
-def _rank_memory(config: ExperimentConfig, ranks: tuple[int, ...], phases: list[Phase]) -> RankMemory:
+def _rank_memory(config: ExperimentConfig, ranks: Ranks, phases: list[Phase], levels: Sequence[Level]) -> RankMemory:
     work = RankWork.of(config, ranks[0])
     place = Placement(plan=config.plans.train, rank=ranks[0])
     return RankMemory(
         ranks=ranks,
         layers=place.own_layers(config.model.num_hidden_layers),
-        levels={level: _phases_of(work, level, phases) for level in Level},
+        levels=_phases_of(work, phases, levels),
     )
 
 
-def _phases_of(work: RankWork, level: Level, phases: list[Phase]) -> tuple[PhaseMemory, ...]:
+def _phases_of(work: RankWork, phases: list[Phase], levels: Sequence[Level]) -> dict[Level, tuple[PhaseMemory, ...]]:
     device = _DEVICES[work.config.device]
     passing = {phase: device.temporary(work, phase) for phase in phases}
     pool = max(_pooled(parts) for parts in passing.values()) if device.KEEPS_POOL else 0
     lasting = {**device.standing(work, phases), Part.RESERVE: device.reserve(work)}
-    found = []
-    for phase in phases:
-        parts = {**_resident(work, level, phase, phases), **passing[phase], **lasting}
-        parts[Part.POOL] = max(0, pool - _pooled(passing[phase]))
-        found.append(PhaseMemory(phase=phase, parts={part: parts[part] for part in Part if parts.get(part)}))
-    return tuple(found)
+    held, reshard = held_bytes(work), reshard_bytes(work)
+    found = {}
+    for level in levels:
+        memories = []
+        for phase in phases:
+            resident = _resident(held, reshard, level, phase, phases)
+            kept = {Part.POOL: max(0, pool - _pooled(passing[phase]))}
+            parts = {**resident, **passing[phase], **kept, **lasting}
+            memories.append(PhaseMemory(phase=phase, parts={part: parts[part] for part in Part if parts.get(part)}))
+        found[level] = tuple(memories)
+    return found
 
 
 def _pooled(parts: Parts) -> int:
@@ -102,16 +113,17 @@ def _pooled(parts: Parts) -> int:
     return sum(size for part, size in parts.items() if part is not Part.COPIES)
 
 
-def _resident(work: RankWork, level: Level, phase: Phase, phases: list[Phase]) -> dict[Part, int]:
+def _resident(
+    held: Mapping[Holding, int], reshard: ReshardBytes, level: Level, phase: Phase, phases: list[Phase]
+) -> dict[Part, int]:
     """The holdings that are in memory during a phase, and what a reshard adds to them."""
-    held, reshard = held_bytes(work), reshard_bytes(work)
+    if phase is Phase.RESHARD and level is Level.BY_STEP:
+        return {Part.WEIGHTS: reshard.step, Part.BUCKET: reshard.bucket}
     needed = NEEDS[phase]
     if level is Level.EVERYTHING:
         needed = tuple(dict.fromkeys(holding for each in phases for holding in NEEDS[each]))
     if held[Holding.ROLLOUT_WEIGHTS] == 0 and Holding.ROLLOUT_WEIGHTS in needed:
         needed = (*needed, Holding.ACTOR_WEIGHTS)  # they are the same parameters
-    if phase is Phase.RESHARD and level is Level.BY_STEP:
-        return {Part.WEIGHTS: reshard.step, Part.BUCKET: reshard.bucket}
     parts = {_PART_OF[holding]: held[holding] for holding in needed}
     if phase is Phase.RESHARD:
         parts[Part.BUCKET] = reshard.bucket

@@ -17,7 +17,7 @@ from typing import Any
 from mindgspo.config import ExperimentConfig
 from mindgspo.config.section import Section
 from mindgspo.config.validate import joined_problems
-from mindgspo.planner.expected import expected_memory
+from mindgspo.planner.expected import expected_memory, level_of
 
 Settings = Mapping[str, Any]
 """Values by key, as in --set."""
@@ -91,7 +91,7 @@ def _cheapest(base: ExperimentConfig, capacity: int, limit: int | None) -> tuple
 
 def _fits(base: ExperimentConfig, settings: Settings, capacity: int) -> bool:
     config = changed(base, settings)
-    return not joined_problems(config) and expected_memory(config, capacity=capacity).fits()
+    return not joined_problems(config) and expected_memory(config, capacity=capacity, levels=[level_of(config)]).fits()
 
 
 def _combined(ladders: Sequence[Sequence[Rung]], rungs: Sequence[int]) -> tuple[int, dict[str, Any]]:

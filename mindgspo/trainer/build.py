@@ -43,7 +43,7 @@ from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.trainer.inputs import HELD_OUT_SEED, NUM_TRIAL_ROWS, check_architecture, trial_candidate
 from mindgspo.trainer.longest_batch import longest_batch
 from mindgspo.trainer.parts import EvaluationParts, TrainingParts
-from mindgspo.trainer.ranks import first_rank_first, infer_place, start_device, train_place
+from mindgspo.trainer.ranks import first_rank_first, infer_place, reference_place, start_device, train_place
 from mindgspo.trainer.reference import ReferencePolicy
 from mindgspo.trainer.warmup import Warmup, supervised_sample
 
@@ -102,7 +102,7 @@ def build_parts(
     swap.register(Holding.KV_CACHE, generator.cache, keeps_content=False)
     reference = None
     if config.algorithm.kl.placement != "none":
-        reference = ReferencePolicy(config.model, place, temperature=temperature, longest=longest)
+        reference = ReferencePolicy(config.model, reference_place(config), temperature=temperature, longest=longest)
         swap.register(Holding.REFERENCE_WEIGHTS, reference.parameters)
     swap.register(Holding.GRADIENTS, updater.gradients, keeps_content=False, is_zero=lambda: updater.gradients_are_zero)
     swap.register(Holding.MOMENTS, updater.moments)

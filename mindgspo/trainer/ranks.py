@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from mindgspo.checkpoint import RunFolder, RunStatus, newest_checkpoint
@@ -17,7 +18,7 @@ from mindgspo.parallel import runtime
 from mindgspo.parallel.agreement import require_agreement
 from mindgspo.parallel.collectives import barrier, exchange, open_meeting
 from mindgspo.parallel.launch.worker import meet_others
-from mindgspo.parallel.placement import Placement, logical_placement
+from mindgspo.parallel.placement import LogicalPlacement, Placement, logical_placement
 
 # What may differ between ranks without changing what they compute together.
 _FREE = ("run_dir", "logging")
@@ -64,6 +65,15 @@ def train_place(config: ExperimentConfig) -> Placement:
     if config.device == "Ascend" and plan.world_size > 1:
         return logical_placement(plan, config.model.num_key_value_heads, rank=runtime.rank())
     return Placement(plan=plan, rank=runtime.rank())
+
+
+def reference_place(config: ExperimentConfig) -> Placement:
+    """Where this process stands while it scores with frozen weights: as it trains, but there is no optimizer whose
+    shards the compiler would make shards of the weights."""
+    place = train_place(config)
+    if not isinstance(place, LogicalPlacement):
+        return place
+    return replace(place, divided=place.divided.model_copy(update={"optimizer_shard": False}))
 
 
 def infer_place(config: ExperimentConfig) -> Placement:

@@ -15,7 +15,7 @@ from mindgspo.config import ModelSection
 from mindgspo.errors import CheckpointError
 from mindgspo.models.logical_scorer import scorer_of
 from mindgspo.models.policy import build_model
-from mindgspo.models.weights import held_parameters, load_weights, weight_views, weights_as_numpy
+from mindgspo.models.weights import held_parameters, load_weights, weight_layouts, weight_views, weights_as_numpy
 from mindgspo.parallel.parameter_memory import set_values
 from mindgspo.parallel.placement import Placement
 from mindgspo.trainer.ranks import first_rank_first, newest_for_all
@@ -43,11 +43,14 @@ class ReferencePolicy:
 
     def freeze(self, policy: nn.Cell, folder: Path) -> None:
         """Copy the policy's weights, and save them in `folder` for a resumed run. All ranks call it."""
+        weights = weights_as_numpy(policy, self._section)
+        first_rank_first(lambda: save_checkpoint(folder, step=0, parameters=weights, optimizer={}, state={}, keep=1))
+        if weight_layouts(self._section, policy.place) != weight_layouts(self._section, self._model.place):
+            self.restore(folder)  # the policy's shards of the optimizer are shards of its weights too
+            return
         views = weight_views(policy)
         for parameter in held_parameters(self._model):
             set_values(parameter, views[parameter.name])
-        weights = weights_as_numpy(policy, self._section)
-        first_rank_first(lambda: save_checkpoint(folder, step=0, parameters=weights, optimizer={}, state={}, keep=1))
 
     def restore(self, folder: Path) -> None:
         """Load what `freeze` saved. Raises CheckpointError where nothing complete is left of it."""

@@ -15,7 +15,13 @@ from mindgspo.dryrun.error_text import cut
 from mindgspo.errors import ConfigError
 
 TESTS = Path(__file__).parents[1]
-FAST = ("attention heads", "3 key/value heads on 2 ranks", "6 ranks", "54 tokens in 4 parts", "plans of different sizes")
+FAST = (
+    "attention heads",
+    "3 key/value heads on 2 ranks",
+    "6 ranks",
+    "54 tokens in 4 parts",
+    "plans of different sizes",
+)
 
 
 def test_without_a_mistake_the_experiment_is_legal(tmp_path: Path) -> None:

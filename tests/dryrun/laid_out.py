@@ -1,0 +1,64 @@
+"""Builders that go further than compiling: what a rank of a run does between compiling and its first step.
+
+`build(config, graph, rank, strategy_path=...)`; imported in child processes only. An assertion that fails is the
+child's failure.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from mindgspo.algorithms.logical_part import LogicalPart
+from mindgspo.algorithms.registry import build_policy_loss
+from mindgspo.config import ExperimentConfig
+from mindgspo.dryrun.graphs import CompilableGraph
+from mindgspo.models.logical_scorer import LogicalScorer
+from mindgspo.models.policy import PolicyLogProbs, build_model
+from mindgspo.models.weights import held_parameters, initialize_weights, weight_layouts, weight_views
+from mindgspo.parallel.placement import logical_placement
+from mindgspo.trainer.longest_batch import longest_batch
+
+
+def build(config: ExperimentConfig, graph: str, rank: int, *, strategy_path: Path) -> CompilableGraph:
+    """Compile the update, fill the slices it left, and hand out the scoring graph of the same model."""
+    plan, batch = config.plans.train, longest_batch(config)
+    place = logical_placement(plan, config.model.num_key_value_heads, rank=rank)
+    model = build_model(config.model, place)
+    layouts = weight_layouts(config.model, place)
+    assert all(parameter.has_init for parameter in model.get_parameters()), "parameters have memory before compiling"
+    part = LogicalPart(
+        PolicyLogProbs(model, temperature=1.0, with_entropy=False),
+        build_policy_loss(config.algorithm),
+        config.optimizer,
+        num_micro_batches=plan.micro_batch_num,
+        layouts=layouts,
+    )
+    part.compile(batch)
+    held = {parameter.name: parameter for parameter in held_parameters(model)}
+    expected = {name: layout.slice_of(rank) for name, layout in layouts.items()}
+    assert {name: tuple(parameter.shape) for name, parameter in held.items()} == {
+        name: own.shape for name, own in expected.items() if own is not None
+    }
+    for name in held:
+        for moment in part.optimizer.first_moments:
+            if moment.name == f"adamw.m.{name}":
+                assert tuple(moment.shape) == expected[name].shape and not moment.asnumpy().any(), moment
+    initialize_weights(model, config.model, config.seed)
+    whole = _whole_weights(config)
+    for name, values in weight_views(model).items():
+        np.testing.assert_array_equal(values, whole[name][expected[name].index])
+    scorer = LogicalScorer(model, temperature=1.0)
+    return CompilableGraph(cell=scorer._graph, inputs=scorer._inputs([batch] * plan.data_parallel))
+
+
+def _whole_weights(config: ExperimentConfig) -> dict[str, np.ndarray]:
+    from mindgspo.models.names import hugging_face_names, parameter_shapes
+    from mindgspo.models.weights import _initial_values
+
+    names = hugging_face_names(config.model)
+    return {
+        name: _initial_values(names[name], shape, config.model, config.seed)
+        for name, shape in parameter_shapes(config.model).items()
+    }
