@@ -1,0 +1,81 @@
+"""Experiments whose memory the tests of `tests/unit/planner` plan: model, plans, and the sizes that count. No files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindgspo.config import ExperimentConfig, ModelSection, resolve
+
+QWEN2_5_7B = {
+    "vocab_size": 152064,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131072,
+    "dtype": "bfloat16",
+}
+
+
+def qwen2(**changes: Any) -> dict[str, Any]:
+    """The model section of a small Qwen2."""
+    small = {
+        "vocab_size": 1024,
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+    }
+    return small | changes
+
+
+def experiment_of(
+    model: dict[str, Any],
+    *,
+    train: dict[str, Any] | None = None,
+    infer: dict[str, Any] | None = None,
+    device: str = "CPU",
+    rows: int = 4,
+    prompt: int = 64,
+    response: int = 64,
+    slots: int = 16,
+    group: int = 4,
+    multiple: int = 16,
+    prompts: int | None = None,
+    **sections: Any,
+) -> ExperimentConfig:
+    """A resolved experiment. prompts: per step and update; None: as many as fill the slots with their siblings."""
+    prompts = prompts or max(1, slots // group)
+    source = {"format": "arithmetic"}
+    return resolve(
+        ExperimentConfig.model_validate(
+            {
+                "experiment": "planned",
+                "device": device,
+                "model": ModelSection(**model),
+                "plans": {"train": train or {}, "infer": infer or {}},
+                "data": {
+                    "train": {**source, "split": "train"},
+                    "eval": {**source, "split": "test"},
+                    "max_prompt_length": prompt,
+                },
+                "rollout": {
+                    "prompts_per_step": prompts,
+                    "num_generations": group,
+                    "max_new_tokens": response,
+                    "slots": slots,
+                },
+                "trainer": {
+                    "max_steps": 1,
+                    "prompts_per_mini_batch": prompts,
+                    "samples_per_micro_batch": rows,
+                    "length_multiple": multiple,
+                },
+                **sections,
+            }
+        )
+    )

@@ -1,0 +1,138 @@
+"""Bytes of holdings, worked by hand for Qwen2.5-7B on 1 x 4 x 2 and 2 x 4 x 1, and what must hold for any plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from planned_experiments import experiment_of, qwen2
+
+from mindgspo.config import ExperimentConfig
+from mindgspo.parallel.swap.states import NEEDS, Holding, Phase
+from mindgspo.planner import Level, Part, expected_memory
+from mindgspo.planner.holdings import held_bytes, reshard_bytes
+from mindgspo.planner.rank_work import RankWork
+
+# One layer on one of four slices: q 896 x 3584 + 896, k and v 128 x 3584 + 128 each, o 3584 x 896, gate and up
+# 4736 x 3584 each, down 3584 x 4736, two norms of 3584.
+LAYER = 3_212_160 + 2 * 458_880 + 3_211_264 + 3 * 16_973_824 + 2 * 3584
+INPUT_TABLE = 152_064 * 3584
+OUTPUT_ROWS = 38_016 * 3584
+STAGE_0 = 14 * LAYER + INPUT_TABLE
+STAGE_1 = 14 * LAYER + 3584 + OUTPUT_ROWS
+
+
+@pytest.mark.parametrize(("rank", "elements"), [(0, STAGE_0), (3, STAGE_0), (4, STAGE_1), (7, STAGE_1)])
+def test_seven_billion_weights_gradients_and_moments_by_hand(
+    seven_billion: ExperimentConfig, rank: int, elements: int
+) -> None:
+    assert (STAGE_0, STAGE_1) == (1_360_774_912, 952_030_464)
+    held = held_bytes(RankWork.of(seven_billion, rank))
+    assert held[Holding.ACTOR_WEIGHTS] == held[Holding.GRADIENTS] == 4 * elements
+    assert held[Holding.MOMENTS] == 8 * elements
+    assert held[Holding.REFERENCE_WEIGHTS] == 0
+
+
+def test_seven_billion_rollout_weights_and_cache_by_hand(seven_billion: ExperimentConfig) -> None:
+    held = held_bytes(RankWork.of(seven_billion, 5))
+    assert held[Holding.ROLLOUT_WEIGHTS] == 4 * (28 * LAYER + INPUT_TABLE + 3584 + OUTPUT_ROWS) == 9_251_221_504
+    # 64 slots of each of two replicas, 2048 + 8192 columns, one key/value head of 128, keys and values, bfloat16.
+    assert held[Holding.KV_CACHE] == 64 * 10_240 * 128 * 2 * 28 * 2 == 9_395_240_960
+
+
+def test_reshard_of_seven_billion_is_bounded_by_its_bucket(seven_billion: ExperimentConfig) -> None:
+    first, second = (reshard_bytes(RankWork.of(seven_billion, rank)) for rank in (0, 4))
+    assert 0 < first.bucket <= 64 << 20 and 0 < second.bucket <= 64 << 20
+    # The largest parameter of a step is the whole input table, on stage 0 on both sides, on stage 1 on the new one.
+    assert first.step == 2 * 4 * INPUT_TABLE
+    assert second.step == 4 * INPUT_TABLE
+
+
+def test_one_process_and_equal_plans_hold_one_set_of_weights() -> None:
+    alone = experiment_of(qwen2())
+    equal = experiment_of(qwen2(), train={"model_parallel": 2}, infer={"model_parallel": 2})
+    for config in (alone, equal):
+        work = RankWork.of(config, 0)
+        assert held_bytes(work)[Holding.ROLLOUT_WEIGHTS] == reshard_bytes(work).step == 0
+        plan = expected_memory(config)
+        for level in Level:
+            rollout = plan.classes[0].at(level, Phase.ROLLOUT)
+            assert rollout.parts[Part.WEIGHTS] == held_bytes(work)[Holding.ACTOR_WEIGHTS]
+            assert Part.ROLLOUT_WEIGHTS not in rollout.parts
+
+
+def test_a_reference_policy_is_a_second_set_of_weights() -> None:
+    config = experiment_of(qwen2(), algorithm={"kl": {"placement": "loss"}})
+    held = held_bytes(RankWork.of(config, 0))
+    assert held[Holding.REFERENCE_WEIGHTS] == held[Holding.ACTOR_WEIGHTS] > 0
+
+
+@pytest.mark.parametrize("device", ["CPU", "Ascend"])
+def test_more_model_parallel_never_needs_more_weights(device: str) -> None:
+    for vocab_emb_dp in (True, False):
+        found = []
+        for size in (1, 2, 4, 8):
+            plan = {"model_parallel": size, "vocab_emb_dp": vocab_emb_dp}
+            config = experiment_of(qwen2(), train=plan, infer=plan, device=device)
+            found.append([held_bytes(RankWork.of(config, rank))[Holding.ACTOR_WEIGHTS] for rank in range(size)])
+        assert all(len(set(of_ranks)) == 1 for of_ranks in found)
+        sizes = [of_ranks[0] for of_ranks in found]
+        assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]
+
+
+def test_optimizer_shard_divides_the_moments() -> None:
+    """Rows of this model divide by 4. On CPU a copy of the own rows comes with it, on Ascend weights are cut too."""
+    for device, copies in (("CPU", 1), ("Ascend", 0)):
+        infer = {"data_parallel": 4}
+        whole = experiment_of(qwen2(), train={"data_parallel": 4}, infer=infer, device=device)
+        cut = experiment_of(qwen2(), train={"data_parallel": 4, "optimizer_shard": True}, infer=infer, device=device)
+        before, after = (held_bytes(RankWork.of(config, 0)) for config in (whole, cut))
+        own = before[Holding.ACTOR_WEIGHTS]
+        assert before[Holding.MOMENTS] == 2 * own
+        assert after[Holding.MOMENTS] == (2 + copies) * own // 4
+        assert after[Holding.ACTOR_WEIGHTS] == (own // 4 if device == "Ascend" else own)
+
+
+@pytest.mark.parametrize("device", ["CPU", "Ascend"])
+def test_ranks_of_a_class_are_alike(device: str) -> None:
+    config = experiment_of(
+        qwen2(),
+        train={"data_parallel": 2, "model_parallel": 2, "pipeline_stage": 2, "micro_batch_num": 2},
+        infer={"data_parallel": 4, "model_parallel": 2},
+        device=device,
+    )
+    plan = expected_memory(config)
+    assert sorted(rank for each in plan.classes for rank in each.ranks) == list(range(8))
+    for each in plan.classes:
+        works = [RankWork.of(config, rank) for rank in each.ranks]
+        assert len({tuple(held_bytes(work).items()) for work in works}) == 1
+        assert len({replace(work, rank=0) for work in works}) == 1
+
+
+def test_levels_hold_what_the_swap_declares(seven_billion: ExperimentConfig) -> None:
+    config = seven_billion.model_copy(
+        update={
+            "algorithm": seven_billion.algorithm.model_copy(
+                update={"kl": seven_billion.algorithm.kl.model_copy(update={"placement": "loss"})}
+            )
+        }
+    )
+    part_of = {
+        Holding.ACTOR_WEIGHTS: Part.WEIGHTS,
+        Holding.GRADIENTS: Part.GRADIENTS,
+        Holding.MOMENTS: Part.MOMENTS,
+        Holding.REFERENCE_WEIGHTS: Part.REFERENCE_WEIGHTS,
+        Holding.ROLLOUT_WEIGHTS: Part.ROLLOUT_WEIGHTS,
+        Holding.KV_CACHE: Part.KV_CACHE,
+    }
+    (first, _) = expected_memory(config).classes
+    held = {part_of[holding]: size for holding, size in held_bytes(RankWork.of(config, 0)).items()}
+    for phase in NEEDS:
+        if phase is Phase.EVALUATE:
+            continue
+        everything, by_phase = first.at(Level.EVERYTHING, phase).parts, first.at(Level.BY_PHASE, phase).parts
+        assert held.items() <= everything.items()
+        resident = {part for part in by_phase if part in held}
+        assert resident == {part_of[holding] for holding in NEEDS[phase]}
+        assert first.at(Level.BY_STEP, phase).total <= first.at(Level.BY_PHASE, phase).total
+        assert first.at(Level.BY_PHASE, phase).total <= first.at(Level.EVERYTHING, phase).total

@@ -1,0 +1,97 @@
+"""The smallest change that fits: it fits, it is legal, and nothing cheaper does."""
+
+from __future__ import annotations
+
+import pytest
+from planned_experiments import experiment_of, qwen2
+
+from mindgspo.config import ExperimentConfig
+from mindgspo.config.validate import joined_problems
+from mindgspo.planner import GIB, MIB, expected_memory, set_options, smallest_change
+from mindgspo.planner.smallest_change import changed
+
+
+def fits(config: ExperimentConfig, capacity: int) -> bool:
+    return expected_memory(config, capacity=capacity).fits()
+
+
+def test_nothing_need_change_where_all_fits(seven_billion: ExperimentConfig) -> None:
+    assert smallest_change(seven_billion, capacity=100 * GIB) == {}
+
+
+@pytest.mark.parametrize("capacity", [60, 50, 40, 32])
+def test_the_change_fits_and_is_legal(seven_billion: ExperimentConfig, capacity: int) -> None:
+    assert not fits(seven_billion, capacity * GIB)
+    change = smallest_change(seven_billion, capacity=capacity * GIB)
+    assert change
+    config = changed(seven_billion, change)
+    assert fits(config, capacity * GIB)
+    assert joined_problems(config) == []
+
+
+def test_every_setting_of_a_change_is_needed(seven_billion: ExperimentConfig) -> None:
+    change = smallest_change(seven_billion, capacity=40 * GIB)
+    assert len(change) == 2
+    for key in change:
+        rest = {other: value for other, value in change.items() if other != key}
+        assert not fits(changed(seven_billion, rest), 40 * GIB), key
+
+
+def test_one_cheap_setting_is_preferred_to_a_dear_one(seven_billion: ExperimentConfig) -> None:
+    """Splitting the sequence costs nothing; swap, half a micro-batch and other plans would do as well."""
+    assert smallest_change(seven_billion, capacity=60 * GIB) == {"plans.train.use_seq_parallel": True}
+    for dearer in ({"swap.enabled": True}, {"trainer.samples_per_micro_batch": 2}):
+        assert fits(changed(seven_billion, dearer), 60 * GIB)
+
+
+def test_activations_that_overflow_are_computed_again(seven_billion: ExperimentConfig) -> None:
+    """Where micro-batches cannot be halved, and swap alone does not do."""
+    config = changed(
+        seven_billion,
+        {
+            "plans.train.recompute": "none",
+            "plans.train.use_seq_parallel": True,
+            "trainer.samples_per_micro_batch": 1,
+            "swap.enabled": True,
+        },
+    )
+    capacity = expected_memory(config).peak()[1] - MIB
+    assert smallest_change(config, capacity=capacity) == {"plans.train.recompute": "selective"}
+
+
+def test_moments_are_sharded_before_anything_else() -> None:
+    config = experiment_of(
+        qwen2(hidden_size=2048, intermediate_size=8192),
+        train={"data_parallel": 4},
+        infer={"data_parallel": 4},
+        device="Ascend",
+        slots=64,
+    )
+    needed = expected_memory(config).peak()[1]
+    assert smallest_change(config, capacity=needed - MIB) == {"plans.train.optimizer_shard": True}
+
+
+def test_a_cache_that_overflows_gets_fewer_slots() -> None:
+    """Without swap: it would make room for the cache too, and is cheaper than three halvings."""
+    config = experiment_of(qwen2(), slots=512, group=4, prompts=128, response=1024, rows=1, multiple=64)
+    smaller = changed(config, {"rollout.slots": 256})
+    capacity = expected_memory(smaller).peak()[1]
+    assert smallest_change(config, capacity=capacity) == {"rollout.slots": 256}
+
+
+def test_more_cards_are_the_last_resort(seven_billion: ExperimentConfig) -> None:
+    change = smallest_change(seven_billion, capacity=24 * GIB)
+    config = changed(seven_billion, change)
+    assert config.plans.train.world_size == config.plans.infer.world_size > 8
+    assert fits(config, 24 * GIB)
+
+
+def test_no_change_makes_seven_billion_fit_a_gigabyte(seven_billion: ExperimentConfig) -> None:
+    assert smallest_change(seven_billion, capacity=GIB) is None
+
+
+def test_settings_are_spelled_as_on_the_command_line() -> None:
+    settings = {"swap.enabled": True, "trainer.samples_per_micro_batch": 2, "plans.train.recompute": "full"}
+    assert set_options(settings) == (
+        "--set swap.enabled=true --set trainer.samples_per_micro_batch=2 --set plans.train.recompute=full"
+    )
