@@ -33,8 +33,8 @@ def stage_strategy(layouts: Mapping[str, Layout], *, plan: ParallelPlan, rank: i
 
 def compiled_strategy(layouts: Mapping[str, Layout], *, plan: ParallelPlan, rank: int) -> Strategy:
     """What the compiler's own file for a rank of a graph of this plan says, letter for letter but for the order and the
-    device matrices of whole norms: behind a sequence split over model_parallel it has one axis for both, and that of key
-    heads shared by several ranks is divided as the heads are.
+    device matrices of whole norms: behind a sequence split over model_parallel it has one axis for both, and that of
+    key heads shared by several ranks is divided as the heads are.
 
     layouts: without optimizer shards, of this plan; weights and, under names of their own, what is kept beside them and
     laid out alike. Under `optimizer_shard` they are cut as `strategy.hsdp` says.
