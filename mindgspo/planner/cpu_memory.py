@@ -29,8 +29,9 @@ from mindgspo.planner.rank_work import FLOAT, RankWidths, RankWork
 KEEPS_POOL = True
 """Memory that a graph has given back serves other graphs alone."""
 
-# Measured: the process with MindSpore imported and a first small graph behind it.
-_PROCESS = 450 * MIB
+# Measured: the process with MindSpore imported and a first small graph behind it; and what ranks of a cluster of four
+# (1 x 2 x 2) had beyond the rest of this estimate, 90 to 250 MiB: messages, and graphs with collectives in them.
+_PROCESS, _CLUSTER = 450 * MIB, 150 * MIB
 # Best fit leaves holes: pages touched over the most bytes in use, 1.01 to 1.12 in traces of the pool, more where layers
 # are computed again.
 _HOLES, _HOLES_OF_RECOMPUTE = 1.04, 1.14
@@ -38,8 +39,8 @@ _CHUNK_BYTES = 64 * MIB
 
 
 def reserve(work: RankWork) -> int:
-    """The process before its first graph."""
-    return _PROCESS
+    """The process before its first graph, and what it takes to be one of several."""
+    return _PROCESS + (_CLUSTER if work.plan.world_size > 1 else 0)
 
 
 def temporary(work: RankWork, phase: Phase) -> Parts:

@@ -181,7 +181,8 @@ class PagedSlotAttention(nn.Cell):
         new_rows_S: Tensor,
         lengths_S: Tensor,
     ) -> Tensor:
-        stored = self.store(key_SBD, value_SBD, keys, values, new_rows_S)
+        rows = (key_SBD.shape[0], -1)  # the op takes three axes for batch, sequence and features
+        stored = self.store(key_SBD.reshape(rows), value_SBD.reshape(rows), keys, values, new_rows_S)
         query_SAD = ops.depend(query_SAD, stored)
         out = self.attend(query_SAD, keys, values, self.block_table_SP, lengths_S)
         return out.reshape(-1, self.size)
@@ -216,8 +217,8 @@ class PagedAdmit(Admit):
     def construct(self, source_rows: Tensor, target_rows: Tensor, *prefilled: Tensor) -> Tensor:
         done = ()
         for i in range(len(prefilled) // 2):
-            key = self.gather(prefilled[2 * i], source_rows, 0)
-            value = self.gather(prefilled[2 * i + 1], source_rows, 0)
+            key = self.gather(prefilled[2 * i], source_rows, 0).reshape(source_rows.shape[0], -1)
+            value = self.gather(prefilled[2 * i + 1], source_rows, 0).reshape(source_rows.shape[0], -1)
             done += (self.store(key, value, self.cache[2 * i], self.cache[2 * i + 1], target_rows),)
         return ops.depend(source_rows, done)
 
