@@ -20,7 +20,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, lazy_inline, nn, ops
 from mindspore.ops import constexpr
 
-from mindgspo.algorithms.adamw import AdamW
+from mindgspo.algorithms.adamw import AdamW, short_runs
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_memory import zero_parameter_beside
@@ -177,7 +177,7 @@ class LogicalUpdate(nn.Cell):
         self.accumulates = division is not None and is_pipeline
         self.network.set_grad()
         self.weights = weights
-        self.count = len(weights)
+        self.runs = short_runs(len(weights))
         self.optimizer = optimizer
         self.gradients = _zeros_beside(weights, "gradient")
         self.accu_grads = _zeros_beside(weights, "accu_grads") if self.accumulates else ()
@@ -245,12 +245,17 @@ class LogicalUpdate(nn.Cell):
     def added(self, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """`gradients` with those of the round, which the accumulators no longer hold."""
         totals = ()
-        for i in range(self.count):
+        for first, last in self.runs:
+            totals += self.added_run(gradients, first, last)
+        return totals
+
+    def added_run(self, gradients: tuple[Tensor, ...], first: int, last: int) -> tuple[Tensor, ...]:
+        totals = ()
+        for i in range(first, last):
             totals += (self.added_one(i, gradients[i]),)
         return totals
 
     def added_one(self, i: int, gradient: Tensor) -> Tensor:
-        # A branch inside a loop would nest a graph per round of the loop: hence a method.
         total = ops.assign_add(self.gradients[i], gradient)
         if self.accumulates:
             accumulated = ops.depend(self.accu_grads[i], total)
@@ -261,8 +266,8 @@ class LogicalUpdate(nn.Cell):
         """float32 scalar; not finite if any gradient is not. Without a reshape: the compiler takes those of the whole
         graph for the layers'."""
         squares = ()
-        for i in range(self.count):
-            squares += (self.reduce_sum(ops.square(gradients[i])) * self.shares[i],)
+        for first, last in self.runs:
+            squares += self.squares_of_run(gradients, first, last)
         # One number for every stage, whatever the weights on it.
         total = self.reduce_sum_keeping(ops.stack(squares))
         if self.sum is not None:
@@ -273,10 +278,22 @@ class LogicalUpdate(nn.Cell):
         """Zero `gradients` behind the last round. Those of a refused update stay not finite: `discard` is for them."""
         keep = 1.0 - self.is_last
         zeroed = ()
-        for i in range(self.count):
+        for first, last in self.runs:
+            zeroed += self.cleared_run(keep, done, first, last)
+        return zeroed
+
+    def cleared_run(self, keep: Tensor, done: Tensor, first: int, last: int) -> tuple[Tensor, ...]:
+        zeroed = ()
+        for i in range(first, last):
             total = ops.depend(self.gradients[i], done)
             zeroed += (ops.assign(self.gradients[i], total * keep),)
         return zeroed
+
+    def squares_of_run(self, gradients: tuple[Tensor, ...], first: int, last: int) -> tuple[Tensor, ...]:
+        squares = ()
+        for i in range(first, last):
+            squares += (self.reduce_sum(ops.square(gradients[i])) * self.shares[i],)
+        return squares
 
 
 @constexpr

@@ -32,8 +32,6 @@ os.environ.setdefault("MS_OM_PATH", os.path.join(tempfile.gettempdir(), "mindgsp
 
 Device = Literal["CPU", "Ascend"]
 
-_MAX_CALL_DEPTH = 10_000
-
 _device: Device | None = None
 _in_cluster = False
 
@@ -55,8 +53,6 @@ def set_up_runtime(device: Device = "CPU") -> None:
 
     ms.set_device(device)
     ms.set_context(mode=ms.GRAPH_MODE, jit_config={"jit_level": "O0"})
-    # The compiler unrolls a loop into calls within calls, and an update loops over the weights: 771 of a 32B model.
-    ms.set_recursion_limit(_MAX_CALL_DEPTH)
     _device = device
 
 
