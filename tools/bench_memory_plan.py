@@ -112,18 +112,17 @@ def measure(config: ExperimentConfig, phases: Sequence[Phase]) -> dict:
 
 def model_section(parameters: int, arguments: argparse.Namespace) -> ModelSection:
     """A Qwen2 whose width goes with its size, with as many layers as that takes."""
-    vocab, hidden = 8192, 256 if parameters < 20e6 else 512 if parameters < 80e6 else 768
-    heads, kv_heads = hidden // 64, hidden // 192 or 1
-    inner, kv = 4 * hidden, kv_heads * 64
+    vocab, hidden, kv_heads = 8192, 768, 4
+    if parameters < 80e6:
+        hidden, kv_heads = (256, 1) if parameters < 20e6 else (512, 2)
+    inner, kv = 4 * hidden, 64 * kv_heads
     per_layer = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * inner + 3 * hidden + 2 * kv
-    while heads % kv_heads:
-        kv_heads -= 1
     return ModelSection(
         vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=inner,
         num_hidden_layers=arguments.layers or max(1, round((parameters - vocab * hidden) / per_layer)),
-        num_attention_heads=heads,
+        num_attention_heads=hidden // 64,
         num_key_value_heads=kv_heads,
         max_position_embeddings=arguments.prompt + arguments.response,
         tie_word_embeddings=True,

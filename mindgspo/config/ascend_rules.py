@@ -88,7 +88,7 @@ def _tied_problems(name: str, plan: ParallelPlan, model: ModelSection) -> Iterat
     by_slices = f"model_parallel={more} or " if more in legal_model_parallel(model) and _is_group(more) else ""
     yield (
         f"{name}.pipeline_stage: {stages} stages, but model.tie_word_embeddings makes one table of the first stage's "
-        f"and the last one's, whose gradients are not added up on Ascend; set pipeline_stage=1, micro_batch_num=1 and "
+        f"and the last one's, and their two copies are not kept equal on Ascend; set pipeline_stage=1, micro_batch_num=1 and "
         f"{by_slices}data_parallel={plan.data_parallel * stages}"
     )
 
