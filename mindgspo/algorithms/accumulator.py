@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from mindgspo.algorithms.adamw import squared_norm
+from mindgspo.algorithms.adamw import short_runs, squared_norm
 from mindgspo.parallel.parameter_memory import set_values, zero_parameter
 
 
@@ -75,7 +75,7 @@ class GradientAccumulator(nn.Cell):
         self.objective = objective
         self.weights = weights
         self.gradients = gradients
-        self.count = len(weights)
+        self.runs = short_runs(len(weights))
         self.value_and_grad = ops.value_and_grad(objective, self.differentiated, weights, has_aux=True)
 
     differentiated: int | tuple[int, ...] = 0
@@ -115,9 +115,14 @@ class GradientAccumulator(nn.Cell):
             num_tokens,
             kl_coef,
         )
-        for i in range(self.count):
-            ops.assign_add(self.gradients[i], gradients[i])
+        for first, last in self.runs:
+            self.add_run(gradients, first, last)
         return loss, metrics, log_ratio, entropy, input_gradients
+
+    def add_run(self, gradients: tuple[Tensor, ...], first: int, last: int) -> None:
+        """Add the gradients of the weights number `first` to `last` - 1."""
+        for i in range(first, last):
+            ops.assign_add(self.gradients[i], gradients[i])
 
 
 class LastStageAccumulator(GradientAccumulator):
@@ -165,13 +170,18 @@ class OptimizerStep(nn.Cell):
         super().__init__(auto_prefix=False)
         self.optimizer = optimizer
         self.gradients = gradients
-        self.count = len(gradients)
+        self.runs = short_runs(len(gradients))
 
     def construct(self, clip_scale: Tensor, step_size: Tensor, root_eps: Tensor, decay: Tensor) -> Tensor:
         """Inputs as `AdamW.scalars`."""
         done = self.optimizer(self.gradients, clip_scale, step_size, root_eps, decay)
-        for i in range(self.count):
+        for first, last in self.runs:
+            self.clear_run(first, last)
+        return done
+
+    def clear_run(self, first: int, last: int) -> None:
+        """Zero the gradients number `first` to `last` - 1."""
+        for i in range(first, last):
             # Finite, as the norm has shown, so that the difference is 0. Zeros would be compiled in as constants, as
             # large as all weights together.
             ops.assign_sub(self.gradients[i], self.gradients[i])
-        return done

@@ -96,9 +96,23 @@ class AdamW(nn.Cell):
         There is no branch on the norm in here: MindSpore 2.10 may drop a run-time branch that only changes
         Parameters, without a word. Whoever calls looks at the norm first.
         """
-        for i in range(self.count):
-            self.update_one(i, gradients[i], clip_scale, step_size, root_eps, decay)
+        for first, last in self.runs:
+            self.update_run(first, last, gradients, clip_scale, step_size, root_eps, decay)
         return step_size
+
+    def update_run(
+        self,
+        first: int,
+        last: int,
+        gradients: tuple[Tensor, ...],
+        clip_scale: Tensor,
+        step_size: Tensor,
+        root_eps: Tensor,
+        decay: Tensor,
+    ) -> None:
+        """Weights number `first` to `last` - 1 of `construct`."""
+        for i in range(first, last):
+            self.update_one(i, gradients[i], clip_scale, step_size, root_eps, decay)
 
     def guarded(
         self,
