@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from mindgspo.algorithms.adamw import short_runs, squared_norm
+from mindgspo.algorithms.adamw import short_runs, squared_rows
 from mindgspo.parallel.parameter_memory import set_values, zero_parameter
 
 
@@ -152,15 +152,25 @@ class GradientNorm(nn.Cell):
     def __init__(self, gradients: Sequence[Parameter], group: str | None = None) -> None:
         super().__init__(auto_prefix=False)
         self.gradients = ParameterTuple(gradients)
+        self.runs = short_runs(len(self.gradients))
         self.sum = None if group is None else ops.AllReduce(group=group)
         self.zero = Tensor(np.float32(0))
 
     def construct(self) -> Tensor:
         """float32 scalar; not finite if any gradient is not, or if their squares overflow."""
-        total = squared_norm(self.gradients) if len(self.gradients) > 0 else self.zero
+        rows = ()
+        for first, last in self.runs:
+            rows += self.rows_of_run(first, last)
+        total = ops.concat(rows).sum() if len(rows) > 0 else self.zero
         if self.sum is not None:
             total = self.sum(total.reshape(1))[0]
         return ops.sqrt(total)
+
+    def rows_of_run(self, first: int, last: int) -> tuple[Tensor, ...]:
+        rows = ()
+        for i in range(first, last):
+            rows += (squared_rows(self.gradients[i]),)
+        return rows
 
 
 class OptimizerStep(nn.Cell):

@@ -204,18 +204,16 @@ def short_runs(count: int, length: int = 32) -> tuple[tuple[int, int], ...]:
     return tuple((first, min(first + length, count)) for first in range(0, count, length))
 
 
-def squared_norm(tensors: tuple[Tensor, ...]) -> Tensor:
-    """Sum of the squares of all elements of all tensors.
+def squared_rows(tensor: Tensor) -> Tensor:
+    """The squares of a tensor, summed over its last axis, flat; a vector's as they are.
 
-    Rows first, then one sum over all rows: on CPU five times faster than a full sum per tensor, as exact.
+    All rows of all tensors are then joined and summed at once: on CPU five times faster than a full sum per tensor, as
+    exact.
     """
-    rows = ()
-    for tensor in tensors:
-        square = ops.square(tensor)
-        if len(tensor.shape) > 1:
-            square = square.sum(axis=-1).reshape(-1)
-        rows = (*rows, square)
-    return ops.concat(rows).sum()
+    square = ops.square(tensor)
+    if len(tensor.shape) > 1:
+        square = square.sum(axis=-1).reshape(-1)
+    return square
 
 
 def _zeros_beside(weights: ParameterTuple, names: Sequence[str], prefix: str) -> ParameterTuple:

@@ -88,8 +88,8 @@ def _tied_problems(name: str, plan: ParallelPlan, model: ModelSection) -> Iterat
     by_slices = f"model_parallel={more} or " if more in legal_model_parallel(model) and _is_group(more) else ""
     yield (
         f"{name}.pipeline_stage: {stages} stages, but model.tie_word_embeddings makes one table of the first stage's "
-        f"and the last one's, and their two copies are not kept equal on Ascend; set pipeline_stage=1, micro_batch_num=1 and "
-        f"{by_slices}data_parallel={plan.data_parallel * stages}"
+        f"and the last one's, and their two copies are not kept equal on Ascend; set pipeline_stage=1, "
+        f"micro_batch_num=1 and {by_slices}data_parallel={plan.data_parallel * stages}"
     )
 
 
