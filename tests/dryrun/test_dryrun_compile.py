@@ -119,6 +119,8 @@ def test_no_compile_outlives_who_asked_for_it(
 ) -> None:
     """Ctrl-C, and the end that nobody can react to."""
     code = (
+        # A shell's background jobs, and what they start, ignore Ctrl-C unless told otherwise.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "import sys; from pathlib import Path; from mindgspo.dryrun import find_toolchain, run_child; "
         "run_child(find_toolchain(), Path(sys.argv[1]), config=None, graph='sleep', rank=0, world_size=8, "
         "builder='toy_cells:build', import_folders=(Path(sys.argv[2]),))"
