@@ -84,8 +84,8 @@ def test_a_model_parallel_group_is_1_2_4_or_servers(problems: Callable[..., list
 def test_a_table_is_not_shared_between_stages(problems: Callable[..., list[str]]) -> None:
     tied = "model.tie_word_embeddings=true"
     why = (
-        "2 stages, but model.tie_word_embeddings makes one table of the first stage's and the last one's, whose "
-        "gradients are not added up on Ascend"
+        "2 stages, but model.tie_word_embeddings makes one table of the first stage's and the last one's, and "
+        "their two copies are not kept equal on Ascend"
     )
     assert problems(tied, *plans(1, 4, 2)) == [
         f"plans.train.pipeline_stage: {why}; set pipeline_stage=1, micro_batch_num=1 and model_parallel=8 or "
