@@ -27,7 +27,7 @@ def updater_of(policy: nn.Cell, loss: nn.Cell, section: OptimizerSection) -> Pol
             loss,
             section,
             num_micro_batches=place.divided.micro_batch_num,
-            layouts=weight_layouts(model.config, place) if place.held_rank is not None else None,
+            layouts=weight_layouts(model.config, place) if place.is_divided else None,
         )
         return PolicyUpdater(policy, loss, section, part=part)
     if place.plan.world_size == 1:

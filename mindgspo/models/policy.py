@@ -9,6 +9,7 @@ Legend: R rows, T token slots, N samples, K response-token slots, H hidden units
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,9 +33,7 @@ def build_model(section: ModelSection, place: Placement = ALONE) -> nn.Cell:
     """The transformer of a family, or this rank's part of it; its parameters are zero until `models.weights` fills
     them. Those of a graph that is to be divided take no memory before it is compiled."""
     family = {"qwen2": Qwen2Model, "qwen3": Qwen2Model}[section.architecture]
-    if place.held is place:
-        return family(section, place)
-    with without_values():
+    with without_values() if place.is_divided else nullcontext():
         return family(section, place)
 
 

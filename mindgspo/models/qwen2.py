@@ -51,7 +51,7 @@ class Qwen2Attention(nn.Cell):
     def __init__(self, config: ModelSection, dtype: ms.Type, name: str, place: Placement) -> None:
         super().__init__(auto_prefix=False)
         hidden, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
-        self.head_dim = head_size(config)
+        self.head_dim = config.head_dim
         kv_size = kv_heads * self.head_dim
         self.num_heads = place.share(heads)
         self.num_kv_heads = place.share(kv_heads, units=kv_heads)
@@ -162,7 +162,7 @@ class Qwen2Model(nn.Cell):
         self.config = config
         self.place = place
         self.dtype = dtype
-        self.hidden_size, self.head_dim = config.hidden_size, head_size(config)
+        self.hidden_size, self.head_dim = config.hidden_size, config.head_dim
         self.tied = config.tie_word_embeddings
         self.is_first, self.is_last = place.is_first_stage, place.is_last_stage
         if self.is_first or (self.is_last and self.tied):
@@ -187,7 +187,7 @@ class Qwen2Model(nn.Cell):
         # A whole table is the output table by its own rows alone.
         self.takes_rows = self.is_last and self.tied and self.embed_tokens.weight.shape[0] > output_rows
         self.first_output, self.last_output = place.at.model * output_rows, (place.at.model + 1) * output_rows
-        self.rope_cos, self.rope_sin = rope_tables(head_size(config), config.max_position_embeddings, config.rope_theta)
+        self.rope_cos, self.rope_sin = rope_tables(config.head_dim, config.max_position_embeddings, config.rope_theta)
         self.gather = place.split(ops.Gather(), (WHOLE, WHOLE), (DATA,))
         self.segment_mask = SegmentMask()
         place.assign_stages(self)
@@ -233,11 +233,6 @@ class Qwen2Model(nn.Cell):
             x_MH, key, value = layer.prefill(x_MH, cos, sin, mask)
             cached += (key, value)
         return cached
-
-
-def head_size(config: ModelSection) -> int:
-    """Features of one attention head."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def rope_tables(head_dim: int, num_positions: int, theta: float) -> tuple[Tensor, Tensor]:

@@ -94,11 +94,10 @@ def held_parameters(model: nn.Cell) -> list[Parameter]:
     """Those whose values this rank has. A graph that the compiler divides names the parameters of all stages; whole
     they are until it is compiled, and where this rank's stage does not use them ever after."""
     parameters = list(model.get_parameters())
-    held = model.place.held
-    if held is model.place or held.plan.pipeline_stage == 1:
+    if not model.place.is_divided:
         return parameters
-    layouts = weight_layouts(model.config, model.place)
-    return [parameter for parameter in parameters if held.rank in layouts[parameter.name].rank_list]
+    layouts, rank = weight_layouts(model.config, model.place), model.place.held.rank
+    return [parameter for parameter in parameters if rank in layouts[parameter.name].rank_list]
 
 
 class _OwnSlice(NamedTuple):

@@ -95,6 +95,11 @@ class Placement:
         return self.plan.vocab_emb_dp or self.plan.model_parallel == 1
 
     @property
+    def is_divided(self) -> bool:
+        """Whether the compiler divides this process's graphs, and so decides on its slices: no."""
+        return False
+
+    @property
     def held(self) -> Placement:
         """Where the slices that this process really holds stand: here."""
         return self
@@ -125,6 +130,10 @@ class LogicalPlacement(Placement):
     num_kv_heads: int
     held_rank: int | None = None
     """Number of this process among the ranks of that plan; None where nothing divides the graph."""
+
+    @property
+    def is_divided(self) -> bool:
+        return self.held_rank is not None
 
     @property
     def held(self) -> Placement:

@@ -17,7 +17,8 @@ from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
 from mindgspo.parallel.reshard.planner import plan_reshard
 from mindgspo.parallel.swap.states import Holding
-from mindgspo.planner.rank_work import FLOAT, TYPE_BYTES, RankWork, holds_one_set_of_weights
+from mindgspo.planner.rank_work import FLOAT, TYPE_BYTES, RankWork
+from mindgspo.rollout.sizes import reads_trained_weights
 
 Sizes = Mapping[str, int]
 """Elements by parameter name."""
@@ -29,7 +30,7 @@ def held_bytes(work: RankWork) -> dict[Holding, int]:
     own = FLOAT * sum(weight_sizes(config.model, plans.train, work.rank).values())
     moments = FLOAT * sum(_moment_sizes(config.model, plans.train, work.rank).values())
     rollout = 0
-    if not holds_one_set_of_weights(plans.train, plans.infer):
+    if not reads_trained_weights(config):
         rollout = FLOAT * sum(weight_sizes(config.model, plans.infer, work.rank).values())
     # Moments of rows alone are updated beside a copy of these rows (algorithms.sharded_adamw).
     row_copies = moments if moments < own and config.device == "CPU" else 0
@@ -58,7 +59,7 @@ class ReshardBytes:
 def reshard_bytes(work: RankWork) -> ReshardBytes:
     """What the way of the weights to generation needs; nothing where both plans share one set."""
     config = work.config
-    if holds_one_set_of_weights(config.plans.train, config.plans.infer):
+    if reads_trained_weights(config):
         return ReshardBytes(bucket=0, step=0)
     return _reshard(config.model, config.plans.train, config.plans.infer, config.reshard.bucket_mb << 20)[work.rank]
 

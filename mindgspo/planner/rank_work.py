@@ -12,14 +12,11 @@ from mindgspo.config import ExperimentConfig, ModelSection, ParallelPlan
 from mindgspo.data.rows import round_up
 from mindgspo.models.names import parameter_shapes
 from mindgspo.parallel.placement import Placement
-from mindgspo.rollout.sizes import rollout_sizes
+from mindgspo.rollout.sizes import BLOCK, rollout_sizes
 
 FLOAT = 4
 """Bytes of a float32."""
 TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-# Positions per block of the cache on Ascend (`rollout.cache.BLOCK`, behind MindSpore).
-_BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +106,7 @@ class RankWork:
             prompts=sizes.prefill_width,
             prompt_length=sizes.prompt_columns,
             slots=sizes.num_slots,
-            columns=round_up(sizes.cache_columns, _BLOCK) if config.device == "Ascend" else sizes.cache_columns,
+            columns=round_up(sizes.cache_columns, BLOCK) if config.device == "Ascend" else sizes.cache_columns,
         )
 
     @property
@@ -147,9 +144,3 @@ class RankWork:
         """Of one rollout on this rank's replica."""
         prompts = self.config.rollout.prompts_per_step // self.config.plans.infer.data_parallel
         return -(-prompts // self.prompts)
-
-
-def holds_one_set_of_weights(train: ParallelPlan, infer: ParallelPlan) -> bool:
-    """Whether generation reads the trained weights where they lie (the rule of `trainer.build.generating_part`)."""
-    sizes = ("data_parallel", "model_parallel", "pipeline_stage", "vocab_emb_dp")
-    return infer.world_size == 1 or all(getattr(train, size) == getattr(infer, size) for size in sizes)

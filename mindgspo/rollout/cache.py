@@ -18,9 +18,7 @@ from mindspore import ParameterTuple, Tensor, nn, ops
 
 from mindgspo.parallel.device_ops import MASKED_SCORE, is_fused
 from mindgspo.parallel.parameter_memory import zero_parameter
-
-BLOCK = 128
-"""Tokens per block of a paged cache."""
+from mindgspo.rollout.sizes import BLOCK
 
 
 class SlotCache:

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from mindgspo.config import ExperimentConfig
 from mindgspo.data.rows import round_up
 
+BLOCK = 128
+"""Positions per block of the paged cache on Ascend; a slot has whole blocks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSizes:
     """Of one replica. num_slots: sequences decoded at once. prefill_width: prompts per prefill. prompt_columns: the
-    longest prompt, padded. cache_columns: positions of a slot."""
+    longest prompt, padded. cache_columns: positions of a slot that are asked for; see `BLOCK`."""
 
     num_slots: int
     prefill_width: int
@@ -33,3 +36,13 @@ def rollout_sizes(config: ExperimentConfig) -> RolloutSizes:
         prompt_columns=columns,
         cache_columns=columns + config.rollout.max_new_tokens,
     )
+
+
+def reads_trained_weights(config: ExperimentConfig) -> bool:
+    """Whether generation reads the trained weights where they lie: where every rank holds the same slices under both
+    plans and computes on them in the same way. Slices that the compiler of a graph cut are that graph's own."""
+    train, infer = config.plans.train, config.plans.infer
+    if train.world_size == 1:
+        return True
+    sizes = ("data_parallel", "model_parallel", "pipeline_stage", "vocab_emb_dp")
+    return config.device != "Ascend" and all(getattr(train, size) == getattr(infer, size) for size in sizes)

@@ -37,7 +37,7 @@ from mindgspo.rewards import Scorer
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.protocol import RolloutEngine
 from mindgspo.rollout.replicated import ReplicatedEngine
-from mindgspo.rollout.sizes import rollout_sizes
+from mindgspo.rollout.sizes import reads_trained_weights, rollout_sizes
 from mindgspo.rollout.weight_transfer import WeightTransfer
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.trainer.inputs import HELD_OUT_SEED, NUM_TRIAL_ROWS, check_architecture, trial_candidate
@@ -90,7 +90,7 @@ def build_parts(
         build_policy_loss(config.algorithm),
         config.optimizer,
     )
-    longest = longest_batch(config) if place.held is not place else None
+    longest = longest_batch(config) if place.is_divided else None
     if longest is not None:  # compiling leaves this rank with the slices that weights are then loaded into
         updater.compile(longest)
     fill(model, config)
@@ -249,7 +249,7 @@ def generating_part(config: ExperimentConfig, trained: nn.Cell, tokenizer: Token
     """The engine of the infer plan: on the trained model's own parameters where both plans hold them alike, else on a
     model of its own that the trained weights are brought to."""
     place = infer_place(config)
-    if trained.place.held is trained.place and (place.plan.world_size == 1 or _same_weights(config)):
+    if reads_trained_weights(config):
         native = _native_engine(config, trained, tokenizer)
         spread = ReplicatedEngine(native, place, lambda version: None)
         return GeneratingPart(
@@ -259,13 +259,6 @@ def generating_part(config: ExperimentConfig, trained: nn.Cell, tokenizer: Token
     native = _native_engine(config, model, tokenizer)
     transfer = WeightTransfer(trained, model, config.model, config.reshard, swap.reshard_step)
     return GeneratingPart(engine=ReplicatedEngine(native, place, transfer.bring), model=model, cache=native.cache)
-
-
-def _same_weights(config: ExperimentConfig) -> bool:
-    """Whether every rank holds the same slices, computed on in the same way, under both plans."""
-    train, infer = config.plans.train, config.plans.infer
-    sizes = ("data_parallel", "model_parallel", "pipeline_stage", "vocab_emb_dp")
-    return all(getattr(train, size) == getattr(infer, size) for size in sizes)
 
 
 def _native_engine(config: ExperimentConfig, model: nn.Cell, tokenizer: Tokenizer) -> NativeEngine:
