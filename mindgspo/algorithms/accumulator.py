@@ -13,7 +13,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindgspo.algorithms.adamw import short_runs, squared_rows
-from mindgspo.parallel.parameter_memory import set_values, zero_parameter
+from mindgspo.parallel.parameter_memory import set_values, zeros_beside
 
 
 class Objective(nn.Cell):
@@ -134,10 +134,10 @@ class LastStageAccumulator(GradientAccumulator):
 
 def gradients_of(weights: ParameterTuple) -> ParameterTuple:
     """A zero Parameter beside every weight."""
-    return ParameterTuple([zero_parameter(weight.shape, f"gradient.{weight.name}") for weight in weights])
+    return zeros_beside(weights, "gradient")
 
 
-def discard(gradients: ParameterTuple) -> None:
+def discard(gradients: Sequence[Parameter]) -> None:
     """Zero the gradients from the host, after an update that was not finished."""
     for gradient in gradients:
         set_values(gradient, np.zeros(gradient.shape, np.float32))

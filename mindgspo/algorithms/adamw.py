@@ -15,7 +15,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindgspo.config.schema import OptimizerSection
-from mindgspo.parallel.parameter_memory import zero_parameter_beside
+from mindgspo.parallel.parameter_memory import zeros_beside
 
 
 class StepScalars(NamedTuple):
@@ -43,9 +43,8 @@ class AdamW(nn.Cell):
     def __init__(self, weights: ParameterTuple, section: OptimizerSection, names: Sequence[str] | None = None) -> None:
         super().__init__(auto_prefix=False)
         self.weights = weights
-        names = [weight.name for weight in weights] if names is None else names
-        self.first_moments = _zeros_beside(weights, names, "adamw.m")
-        self.second_moments = _zeros_beside(weights, names, "adamw.v")
+        self.first_moments = zeros_beside(weights, "adamw.m", names=names, requires_grad=False)
+        self.second_moments = zeros_beside(weights, "adamw.v", names=names, requires_grad=False)
         self.count = len(weights)
         self.runs = short_runs(len(weights))
         self.decays = tuple(section.weight_decay > 0 and decays(weight) for weight in weights)
@@ -214,15 +213,6 @@ def squared_rows(tensor: Tensor) -> Tensor:
     if len(tensor.shape) > 1:
         square = square.sum(axis=-1).reshape(-1)
     return square
-
-
-def _zeros_beside(weights: ParameterTuple, names: Sequence[str], prefix: str) -> ParameterTuple:
-    return ParameterTuple(
-        [
-            zero_parameter_beside(weight, f"{prefix}.{name}", requires_grad=False)
-            for weight, name in zip(weights, names, strict=True)
-        ]
-    )
 
 
 def _scalar(value: float) -> Tensor:

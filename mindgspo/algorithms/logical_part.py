@@ -25,7 +25,7 @@ from mindgspo.data.rows import evened, filler_like
 from mindgspo.parallel.auto_parallel import divided
 from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.layout import Layout
-from mindgspo.parallel.parameter_memory import set_values
+from mindgspo.parallel.parameter_memory import forget_neighbours, set_values
 from mindgspo.parallel.placement import LogicalPlacement
 from mindgspo.parallel.replicas import Arrays, Replicas
 from mindgspo.parallel.runtime import current_device, give_values, without_values
@@ -67,7 +67,8 @@ class LogicalPart(HeldMoments):
             )
         self.cell.set_train()
         self.graph = divided(self.cell, self._place, strategy_path=strategy_path)
-        self.gradients = self.cell.gradients
+        self.gradients = self._held(self.cell.gradients)
+        self._is_laid_out = layouts is None
         self._num_micro_batches = num_micro_batches
         self._round = num_micro_batches * plan.data_parallel
         self._probe = LossProbe(loss)
@@ -91,6 +92,8 @@ class LogicalPart(HeldMoments):
         for name in ("step_size", "root_eps", "decay"):
             set_values(getattr(self.cell, name), getattr(scalars, name).asnumpy())
         filled = [*batches, *[filler_like(batches[-1])] * (-len(batches) % self._round)]
+        if not self._is_laid_out:
+            self.compile(evened(filled)[0])
         pending = []
         for start in range(0, len(filled), self._round):
             is_last = np.float32(start + self._round == len(filled))
@@ -102,22 +105,26 @@ class LogicalPart(HeldMoments):
         try:
             judge([float(result[0]) for result in results], grad_norm)
         except Exception:
-            discard(self.gradients)
+            # They are cleared by a product, which leaves what is not finite.
+            discard(self._held(self.cell.accu_grads))
             raise
         return results, grad_norm
 
     def compile(self, batch: Batch) -> None:
         """Compile for micro-batches of this shape; each parameter then has the shape of this rank's slice."""
         self.graph.compile(*self.inputs([batch] * self._round, 0.0))
-        give_values([*self._moments(), *self._held(self.gradients), *self._held(self.cell.accu_grads)])
+        if not self._is_laid_out:
+            give_values([*self.held_moments(), *self.gradients, *self._held(self.cell.accu_grads)])
+            forget_neighbours(self.weights)
+            self._is_laid_out = True
 
     def _held(self, gradients: Sequence[Parameter]) -> list[Parameter]:
-        """Those of weights on this rank's stage."""
-        if self._layouts is None:
+        """Those of weights on this rank's stage. gradients: of all weights, or none."""
+        if self._layouts is None or not gradients:
             return list(gradients)
         return [
             gradient
-            for weight, gradient in zip(self.weights, gradients, strict=False)
+            for weight, gradient in zip(self.weights, gradients, strict=True)
             if self.rank in self._layouts[weight.name].rank_list
         ]
 

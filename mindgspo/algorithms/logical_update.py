@@ -20,10 +20,11 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, lazy_inline, nn, ops
 from mindspore.ops import constexpr
 
+from mindgspo.algorithms.accumulator import gradients_of
 from mindgspo.algorithms.adamw import AdamW, short_runs
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.parallel.layout import Layout
-from mindgspo.parallel.parameter_memory import zero_parameter_beside
+from mindgspo.parallel.parameter_memory import zeros_beside
 from mindgspo.parallel.runtime import world_group
 
 
@@ -179,8 +180,8 @@ class LogicalUpdate(nn.Cell):
         self.weights = weights
         self.runs = short_runs(len(weights))
         self.optimizer = optimizer
-        self.gradients = _zeros_beside(weights, "gradient")
-        self.accu_grads = _zeros_beside(weights, "accu_grads") if self.accumulates else ()
+        self.gradients = gradients_of(weights)
+        self.accu_grads = zeros_beside(weights, "accu_grads") if self.accumulates else ()
         self.takes_accumulators = self.accumulates and not division.shards_gradients
         # Parameters, because the compiler of pipelines takes every input of the graph for one of the network's.
         self.step_size, self.root_eps, self.decay, self.is_last = (
@@ -300,7 +301,3 @@ class LogicalUpdate(nn.Cell):
 def first_of(length: int) -> Tensor:
     """float32 [length]: 1, 0, 0, ..."""
     return Tensor(np.arange(length) == 0, ms.float32)
-
-
-def _zeros_beside(weights: ParameterTuple, prefix: str) -> ParameterTuple:
-    return ParameterTuple([zero_parameter_beside(weight, f"{prefix}.{weight.name}") for weight in weights])

@@ -49,12 +49,12 @@ class HeldMoments:
         layouts = self._moment_layouts()
         if layouts is not None:
             return {name: layout.shape for name, layout in layouts.items()}
-        return {parameter.name: tuple(parameter.shape) for parameter in self._moments()}
+        return {parameter.name: tuple(parameter.shape) for parameter in self.held_moments()}
 
     def whole_moments(self) -> dict[str, np.ndarray]:
         """Copies of the whole moments by name; where ranks hold parts, rank 0 gets them and the others nothing."""
         layouts = self._moment_layouts()
-        own = {parameter.name: values_of(parameter) for parameter in self._moments()}
+        own = {parameter.name: values_of(parameter) for parameter in self.held_moments()}
         if layouts is not None:
             return gather_to_first_rank(layouts, own)
         return {name: array.copy() for name, array in own.items()}
@@ -62,7 +62,7 @@ class HeldMoments:
     def load_moments(self, whole: Mapping[str, np.ndarray]) -> None:
         """Take the own part of whole moments."""
         layouts = self._moment_layouts()
-        for parameter in self._moments():
+        for parameter in self.held_moments():
             array = whole[parameter.name]
             if layouts is not None:
                 held = layouts[parameter.name].slice_of(self.rank)
@@ -70,7 +70,7 @@ class HeldMoments:
                 array = array[held.index]
             set_values(parameter, np.ascontiguousarray(array, np.float32))
 
-    def _moments(self) -> tuple[Parameter, ...]:
+    def held_moments(self) -> tuple[Parameter, ...]:
         """Those that this rank has values of."""
         moments = (*self.optimizer.first_moments, *self.optimizer.second_moments)
         layouts = self._moment_layouts()

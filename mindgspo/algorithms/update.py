@@ -84,8 +84,7 @@ class PolicyUpdater:
     @property
     def moments(self) -> tuple[Parameter, ...]:
         """What the optimizer holds on this rank: first and second moments, and copies of rows if they are sharded."""
-        optimizer = self._part.optimizer
-        return (*optimizer.first_moments, *optimizer.second_moments, *optimizer.row_copies)
+        return (*self._part.held_moments(), *self._part.optimizer.row_copies)
 
     @property
     def gradients(self) -> tuple[Parameter, ...]:

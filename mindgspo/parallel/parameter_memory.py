@@ -6,9 +6,11 @@ neither way costs a copy; a device with memory of its own hands out a copy and t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor
+from mindspore import Parameter, ParameterTuple, Tensor
 from mindspore.common.initializer import initializer
 
 from mindgspo.parallel.runtime import current_device
@@ -22,18 +24,40 @@ def zero_parameter(
     return Parameter(initializer("zeros", shape, dtype), name=name, requires_grad=requires_grad)
 
 
-def zero_parameter_beside(weight: Parameter, name: str, *, requires_grad: bool = True) -> Parameter:
-    """Zeros of a weight's shape, float32, which the compiler of a logical graph lays out as it lays out the weight."""
-    parameter = zero_parameter(tuple(weight.shape), name, requires_grad=requires_grad)
-    # What `Parameter.clone` does; that would read the weight as well.
-    requires_grad, name = parameter.requires_grad, parameter.name
+def zeros_beside(
+    weights: Sequence[Parameter], prefix: str, *, names: Sequence[str] | None = None, requires_grad: bool = True
+) -> ParameterTuple:
+    """Zeros of the shapes of the weights, float32, named <prefix>.<weight>; names: other names for <weight>.
+
+    Made without values (`runtime.without_values`), for a graph that the compiler divides, they are laid out as their
+    weights are, from the first compile until `forget_neighbours`.
+    """
+    names = [weight.name for weight in weights] if names is None else names
+    zeros = [
+        zero_parameter(tuple(weight.shape), f"{prefix}.{name}", requires_grad=requires_grad)
+        for weight, name in zip(weights, names, strict=True)
+    ]
+    for weight, parameter in zip(weights, zeros, strict=True):
+        if parameter.has_init:
+            _be_laid_out_beside(weight, parameter)
+    return ParameterTuple(zeros)
+
+
+def _be_laid_out_beside(weight: Parameter, parameter: Parameter) -> None:
+    """What `Parameter.clone` does; that would read the weight as well."""
+    name, requires_grad = parameter.name, parameter.requires_grad
     own = weight.param_info
     parameter.param_info = own.clone()
     parameter.param_info.obj = parameter
+    parameter.name, parameter.requires_grad = name, requires_grad
     own.cloned_obj = [*getattr(own, "cloned_obj", ()), parameter]
     weight.param_info = own
-    parameter.name, parameter.requires_grad = name, requires_grad
-    return parameter
+
+
+def forget_neighbours(weights: Sequence[Parameter]) -> None:
+    """Let the parameters go that were laid out beside these weights: each weight holds them, longer than they live."""
+    for weight in weights:
+        weight.param_info.cloned_obj = []
 
 
 def values_of(parameter: Parameter) -> np.ndarray:

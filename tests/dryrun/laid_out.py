@@ -6,17 +6,20 @@ child's failure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from mindgspo.algorithms.logical_part import LogicalPart
 from mindgspo.algorithms.registry import build_policy_loss
+from mindgspo.algorithms.supervised import SupervisedLoss
 from mindgspo.config import ExperimentConfig
 from mindgspo.dryrun.graphs import CompilableGraph
 from mindgspo.models.logical_scorer import LogicalScorer
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.weights import held_parameters, initialize_weights, weight_layouts, weight_views
+from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.placement import logical_placement
 from mindgspo.trainer.longest_batch import longest_batch
 
@@ -36,21 +39,43 @@ def build(config: ExperimentConfig, graph: str, rank: int, *, strategy_path: Pat
         layouts=layouts,
     )
     part.compile(batch)
+    _check_moments(part, layouts, rank)
     held = {parameter.name: parameter for parameter in held_parameters(model)}
     expected = {name: layout.slice_of(rank) for name, layout in layouts.items()}
     assert {name: tuple(parameter.shape) for name, parameter in held.items()} == {
         name: own.shape for name, own in expected.items() if own is not None
     }
-    for name in held:
-        for moment in part.optimizer.first_moments:
-            if moment.name == f"adamw.m.{name}":
-                assert tuple(moment.shape) == expected[name].shape and not moment.asnumpy().any(), moment
     initialize_weights(model, config.model, config.seed)
     whole = _whole_weights(config)
     for name, values in weight_views(model).items():
         np.testing.assert_array_equal(values, whole[name][expected[name].index])
+    # A warm-up's update: another loss and other moments, over weights that are cut and filled already.
+    warm_up = LogicalPart(
+        PolicyLogProbs(model, temperature=1.0, with_entropy=False),
+        SupervisedLoss(),
+        config.optimizer,
+        num_micro_batches=plan.micro_batch_num,
+        layouts=layouts,
+    )
+    warm_up.compile(batch)
+    _check_moments(warm_up, layouts, rank)
+    for name, values in weight_views(model).items():
+        np.testing.assert_array_equal(values, whole[name][expected[name].index])
     scorer = LogicalScorer(model, temperature=1.0)
     return CompilableGraph(cell=scorer._graph, inputs=scorer._inputs([batch] * plan.data_parallel))
+
+
+def _check_moments(part: LogicalPart, layouts: Mapping[str, Layout], rank: int) -> None:
+    """Zeros of the slices' shapes, for the weights on this rank alone."""
+    shapes = {name: own.shape for name, layout in layouts.items() if (own := layout.slice_of(rank)) is not None}
+    moments = {moment.name: moment for moment in part.held_moments()}
+    assert {name: tuple(moment.shape) for name, moment in moments.items()} == {
+        f"adamw.{kind}.{name}": shape for kind in ("m", "v") for name, shape in shapes.items()
+    }
+    assert not any(moment.asnumpy().any() for moment in moments.values())
+    assert [tuple(gradient.shape) for gradient in part.gradients] == [
+        shapes[weight.name] for weight in part.weights if weight.name in shapes
+    ]
 
 
 def _whole_weights(config: ExperimentConfig) -> dict[str, np.ndarray]:
