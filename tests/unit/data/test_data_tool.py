@@ -67,7 +67,7 @@ def test_options_of_the_generated_task(tokenizer: Tokenizer, tmp_path: Path):
 
 
 def test_the_command_hands_all_its_options_on():
-    from mindgspo.cli import data_prepare
+    from mindgspo.cli.data import data_prepare
 
     options = inspect.signature(data_prepare, eval_str=True).parameters
     wanted = inspect.signature(prepare_from_options).parameters

@@ -1,0 +1,164 @@
+"""Commands that take an experiment: run it, check it, plan its memory, compile its graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from mindgspo.cli.options import (
+    ConfigArgument,
+    MasterAddrOption,
+    MasterPortOption,
+    NodeRankOption,
+    NodesOption,
+    OverwriteOption,
+    SetOption,
+    WorkersOption,
+)
+
+
+def run(
+    config: ConfigArgument,
+    set_: SetOption = None,
+    overwrite: OverwriteOption = False,
+    workers: WorkersOption = None,
+    nodes: NodesOption = 1,
+    node_rank: NodeRankOption = 0,
+    master_addr: MasterAddrOption = "127.0.0.1",
+    master_port: MasterPortOption = None,
+) -> None:
+    """Run an experiment: prepare data, warm up, train, evaluate, export, report.
+
+    As many worker processes are started as its plans need, on this machine, or with --nodes on each of several machines
+    by the same command with another --node-rank.
+    """
+    _start("run", config, set_, overwrite, workers, nodes, node_rank, master_addr, master_port)
+
+
+def sft(
+    config: ConfigArgument,
+    set_: SetOption = None,
+    overwrite: OverwriteOption = False,
+    workers: WorkersOption = None,
+    nodes: NodesOption = 1,
+    node_rank: NodeRankOption = 0,
+    master_addr: MasterAddrOption = "127.0.0.1",
+    master_port: MasterPortOption = None,
+) -> None:
+    """Run only the supervised warm-up of an experiment, into runs/<experiment>-sft unless run_dir is set."""
+    _start("sft", config, set_, overwrite, workers, nodes, node_rank, master_addr, master_port)
+
+
+def _start(
+    command: str,
+    config: Path,
+    set_: list[str] | None,
+    overwrite: bool,
+    workers: int | None,
+    nodes: int,
+    node_rank: int,
+    master_addr: str,
+    master_port: int | None,
+) -> None:
+    from mindgspo.trainer.start import ClusterOptions, RunRequest, start
+
+    request = RunRequest(command=command, config=config, overrides=tuple(set_ or ()), overwrite=overwrite)
+    options = ClusterOptions(
+        workers=workers, nodes=nodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
+    )
+    code = start(request, options)
+    if code:
+        raise typer.Exit(code)
+
+
+def check(config: ConfigArgument, set_: SetOption = None) -> None:
+    """Check an experiment without MindSpore: settings, tokenizer, data, prompts, reward, batch table."""
+    from mindgspo.config import load_config
+    from mindgspo.trainer.preflight import check_experiment
+
+    for line in check_experiment(load_config(config, set_ or [])):
+        print(line)
+    print("ok")
+
+
+def plan(
+    config: ConfigArgument,
+    set_: SetOption = None,
+    memory_gb: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--memory-gb",
+            min=0.1,
+            help="Memory of one card in GiB, 64 (Atlas 800T A2) by default; for device CPU the machine's, by default "
+            "what it has.",
+        ),
+    ] = None,
+) -> None:
+    """Print the memory that an experiment is expected to need by phase, rank and use, in seconds, without MindSpore.
+
+    The last line says whether it fits, and if not the smallest change of settings with which it does: many are tried.
+    On Ascend all of it is an estimate. Weights and data need not be there.
+    """
+    from mindgspo.planner import plan_of_file
+
+    for line in plan_of_file(config, set_ or [], memory_gb=memory_gb):
+        print(line)
+
+
+def dryrun(
+    config: ConfigArgument,
+    set_: SetOption = None,
+    ranks: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="0,4", help="Ranks to compile for; by default the first of each pipeline stage."),
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Compile for every rank.")] = False,
+    graphs: Annotated[
+        str, typer.Option(metavar="NAMES", help="Graphs to compile, of these.")
+    ] = "train,reference,prefill,decode",
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Folder for strategy files and logs; by default dryrun/<experiment>."),
+    ] = None,
+    time_limit: Annotated[float, typer.Option(help="Seconds that one graph may take.", min=1)] = 1800.0,
+) -> None:
+    """Compile an experiment's graphs for Ascend, with MindSpore's own front end, on a machine without Ascend.
+
+    Reports for each graph and rank: time and memory of the compile, parameters held, collectives, fused operators, and
+    the strategy file that MindSpore wrote; or what it refused, and the entry of the plan to change. Where CANN is not
+    installed, stand-ins for its libraries are built with gcc the first time. Nothing is run: weights and data need not
+    be there. The last line sums up; exit code 1 if a graph failed.
+    """
+    from mindgspo.dryrun import DryRun, DryRunRequest
+
+    request = DryRunRequest(
+        config=config,
+        overrides=tuple(set_ or ()),
+        graphs=tuple(name.strip() for name in graphs.split(",")),
+        ranks=_numbers("--ranks", ranks) if ranks is not None else None,
+        is_all_ranks=all_,
+        folder=out,
+        time_limit_s=time_limit,
+    )
+    dry_run = DryRun.prepare(request)
+    for line in dry_run.lines():
+        print(line, flush=True)
+    if dry_run.num_failed:
+        raise typer.Exit(1)
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no list of numbers such as 0,4", param_hint=option) from None
+
+
+def report(run_dir: Annotated[Path, typer.Argument(help="Run folder, e.g. runs/arithmetic-gspo")]) -> None:
+    """Draw reward.png and report.html of a run again, also while it is going on."""
+    from mindgspo.metrics import plot_run, write_report
+
+    print(f"plot: {plot_run(run_dir)}")
+    print(f"report: {write_report(run_dir)}")

@@ -1,0 +1,102 @@
+"""The command line: one function per command, each parses and calls the package.
+
+Heavy imports stay inside the functions, so that `--help` and configuration errors answer at once. A
+`MindGSPOError` is printed as one message with exit code 1, a wrong command line with exit code 2; only a defect of
+ours shows a traceback. Commands stand in files by what they take; this one puts them together.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import platform
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+import mindgspo.parallel.runtime  # noqa: F401  (sets MindSpore's log level, which counts only before its import)
+from mindgspo.cli import experiment, model, proof
+from mindgspo.cli.data import data_app
+from mindgspo.cli.reward import reward_app
+from mindgspo.cli.strategy import strategy_app
+from mindgspo.errors import MindGSPOError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="GSPO reinforcement learning of language models on MindSpore.",
+)
+
+for command in (experiment.run, experiment.sft, experiment.check, experiment.plan):
+    app.command()(command)
+app.command("eval")(model.evaluate)
+for command in (model.logprobs, experiment.dryrun, experiment.report, proof.conformance):
+    app.command()(command)
+app.add_typer(data_app, name="data")
+app.add_typer(reward_app, name="reward")
+app.add_typer(strategy_app, name="strategy")
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(
+            f"mindgspo {_version('mindgspo')} (MindSpore {_version('mindspore')}, Python {platform.python_version()})"
+        )
+        raise typer.Exit
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print versions and exit.")
+    ] = False,
+) -> None:
+    """Options that stand before a command."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code: 0, 1 for a `MindGSPOError`, 2 for usage, 130 for Ctrl-C."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a GBK terminal must not stop a command at a character it lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        with _stopped_in_order():
+            app(args=arguments, prog_name="mindgspo", standalone_mode=True)
+    except SystemExit as ended:
+        if ended.code == _INTERRUPTED:
+            print("interrupted; what was saved stays", file=sys.stderr)
+        return int(ended.code or 0)
+    except MindGSPOError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    raise AssertionError("typer ends every command with SystemExit")
+
+
+_INTERRUPTED = 130  # what typer exits with on KeyboardInterrupt: 128 + SIGINT
+
+
+@contextmanager
+def _stopped_in_order() -> Iterator[None]:
+    """While a MindSpore graph runs, its handler answers Ctrl-C with a SIGTERM to the own process. Here a SIGTERM,
+    whoever sent it, raises KeyboardInterrupt, so that locks, progress bar and temporary folders are cleared away."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)

@@ -1,0 +1,69 @@
+"""`mindgspo strategy`: look at MindSpore's strategy files, which say who holds what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+strategy_app = typer.Typer(no_args_is_help=True, help="Look at MindSpore's strategy files: who holds what.")
+
+
+StrategyArgument = Annotated[
+    Path, typer.Argument(help="Strategy file, folder of ranks' files, or folder of tools/generate_strategy.py")
+]
+
+
+AllEntriesOption = Annotated[
+    bool, typer.Option("--all", help="A line for every entry, also for layers and optimizer state that are alike.")
+]
+
+
+@strategy_app.command("show")
+def strategy_show(
+    path: StrategyArgument,
+    all_: AllEntriesOption = False,
+    config: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Experiment or file of model_configs/, for shapes; protobuf files have none."),
+    ] = None,
+) -> None:
+    """List what a strategy file says of every parameter: how it is cut, and which ranks hold it."""
+    from mindgspo.strategies import show_lines
+
+    for line in show_lines(path, shows_all=all_, config=config):
+        print(line)
+
+
+@strategy_app.command("diff")
+def strategy_diff(
+    left: StrategyArgument,
+    right: StrategyArgument,
+    all_: AllEntriesOption = False,
+    spelling: Annotated[
+        bool, typer.Option("--spelling", help="Also report equal layouts that are written differently.")
+    ] = False,
+    common: Annotated[
+        bool, typer.Option("--common", help="Leave out parameters that only one of the two has.")
+    ] = False,
+) -> None:
+    """Compare where two strategies put every parameter's slices; exit code 1 if anywhere on other ranks."""
+    from mindgspo.strategies import diff_lines
+
+    found = diff_lines(left, right, shows_all=all_, spelling=spelling, common=common)
+    for line in found.lines:
+        print(line)
+    if found.number:
+        raise typer.Exit(1)
+
+
+@strategy_app.command("merge")
+def strategy_merge(
+    folder: Annotated[Path, typer.Argument(help="Folder with the files of at least one rank of every stage")],
+    out: Annotated[Path, typer.Option(help="File to write: *.ckpt or *.json; an existing one is replaced.")],
+) -> None:
+    """Merge the files of all pipeline stages into one, as MindSpore's checkpoint tools want it."""
+    from mindgspo.strategies import merge_files
+
+    print(merge_files(folder, out))
