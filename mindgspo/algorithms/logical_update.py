@@ -25,6 +25,7 @@ from mindgspo.algorithms.adamw import AdamW, short_runs
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_memory import zeros_beside
+from mindgspo.parallel.placement import pure
 from mindgspo.parallel.runtime import world_group
 
 
@@ -116,11 +117,7 @@ def undivided_loss(loss: nn.Cell) -> Callable[..., Tensor]:
     def infer_dtype(*dtypes):
         return dtypes[0]
 
-    morph = ops.Morph(whole, infer_shape, infer_dtype)
-    # It claims side effects for collectives inside; with them it would have inputs that the compiler cannot lay out.
-    for effect in ("side_effect_backprop", "side_effect_mem", "side_effect_io"):
-        morph.add_prim_attr(effect, False)
-    return morph
+    return pure(ops.Morph(whole, infer_shape, infer_dtype))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 numpy."""
 
 from mindgspo.config.algorithm_section import AdvantageSection, AlgorithmSection, KLSection, RolloutCorrectionSection
-from mindgspo.config.load import config_mapping, dump_config, load_config, resolve, with_recipe
+from mindgspo.config.load import config_mapping, dump_config, load_config, load_mapping, resolve, with_recipe
 from mindgspo.config.model_and_plans import ModelAndPlans, load_model_and_plans
 from mindgspo.config.notes import notes
 from mindgspo.config.plan import ParallelPlan, check_infer_plan, check_train_plan
@@ -51,6 +51,7 @@ __all__ = [
     "config_mapping",
     "dump_config",
     "load_config",
+    "load_mapping",
     "load_model_and_plans",
     "notes",
     "planned_steps",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
+from mindgspo.config.families import FAMILIES
 from mindgspo.config.legal import divisors, either, nearest
 from mindgspo.config.plan import ParallelPlan, legal_model_parallel
 from mindgspo.config.schema import ExperimentConfig, ModelSection
@@ -34,6 +35,11 @@ def device_problems(config: ExperimentConfig) -> Iterator[str]:
 def _cpu_problems(config: ExperimentConfig) -> Iterator[str]:
     if config.model.dtype == "bfloat16":
         yield "model.dtype: bfloat16 has no CPU kernels; set model.dtype=float32 or device=Ascend"
+    if config.plans.train.expert_parallel > 1:
+        yield (
+            f"plans.train.expert_parallel: {config.plans.train.expert_parallel}; experts are split by the compiler for "
+            "Ascend only; set it to 1 (the result is the same), or device=Ascend"
+        )
     if config.plans.train.use_seq_parallel:
         yield (
             "plans.train.use_seq_parallel: CPU has no reduce-scatter, by which ranks split the sequence; set it to "
@@ -48,7 +54,7 @@ def _head_dim_problems(model: ModelSection) -> Iterator[str]:
     below = head_dim // _HEAD_STEP * _HEAD_STEP
     legal = [size for size in (below, below + _HEAD_STEP) if size]
     fix = f"nearest legal: {either(legal)}"
-    if model.architecture == "qwen2":
+    if not FAMILIES[model.architecture].has_own_head_dim:
         fix += f" (model.hidden_size={either([size * heads for size in legal])} for {heads} heads)"
     yield f"model.head_dim: {head_dim}; FlashAttentionScore takes heads of a multiple of {_HEAD_STEP}; {fix}"
 

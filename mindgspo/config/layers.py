@@ -25,7 +25,12 @@ def read_layers(path: Path, overrides: Iterable[str]) -> dict[str, Any]:
     Raises ConfigError for a missing or unreadable file, an include cycle, an override that is not
     `a.b=value`.
     """
-    merged = _read_file(path, including=())
+    return with_overrides(_read_file(path, including=()), overrides)
+
+
+def with_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """The mapping with the overrides in their order. Raises ConfigError for one that is not `a.b=value`."""
+    merged = dict(mapping)
     for override in overrides:
         merged = merge(merged, _read_override(override))
     return merged

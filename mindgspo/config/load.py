@@ -7,7 +7,7 @@ reads.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mindgspo.config.algorithm_section import AlgorithmSection
-from mindgspo.config.layers import read_layers
+from mindgspo.config.layers import read_layers, with_overrides
 from mindgspo.config.messages import schema_problems
 from mindgspo.config.penalty_rules import default_kl_agg_mode
 from mindgspo.config.policy_losses import POLICY_LOSSES
@@ -33,11 +33,22 @@ def load_config(path: str | PathLike[str], overrides: Iterable[str] = (), check_
     check_files: also refuse data, tokenizer and weight paths that do not exist.
     Raises ConfigError with every problem found, one per line.
     """
-    config = _parse(str(path), read_layers(Path(path), overrides))
-    resolved = resolve(config)
+    return _checked(str(path), read_layers(Path(path), overrides), check_files=check_files)
+
+
+def load_mapping(source: str, mapping: Mapping[str, Any], overrides: Iterable[str] = ()) -> ExperimentConfig:
+    """As `load_config`, of an experiment that a program puts together instead of a file; its paths are absolute.
+
+    source: what errors call it.
+    """
+    return _checked(source, with_overrides(mapping, overrides), check_files=True)
+
+
+def _checked(source: str, mapping: dict[str, Any], *, check_files: bool) -> ExperimentConfig:
+    resolved = resolve(_parse(source, mapping))
     problems = joined_problems(resolved) + (file_problems(resolved) if check_files else [])
     if problems:
-        raise config_error(str(path), problems)
+        raise config_error(source, problems)
     return resolved
 
 

@@ -30,8 +30,8 @@ class ParallelPlan(Section):
     context_parallel: int = Field(default=1, ge=1)
     """Cards that split one sequence in attention."""
     expert_parallel: int = Field(default=1, ge=1)
-    """Cards that split the experts of a mixture-of-experts layer; taken from data_parallel x model_parallel,
-    so it does not count in `world_size`."""
+    """Consecutive data-parallel replicas that split the experts of a mixture between them; taken from data_parallel, so
+    it does not count in `world_size`. Training on Ascend only."""
     micro_batch_num: int = Field(default=1, ge=1)
     """Micro-batches that go through the pipeline between two drains of it, of which at most `pipeline_stage` are in
     flight; at least that many, or stages stand idle. More means less idle time at no cost of memory."""
@@ -63,7 +63,7 @@ def check_train_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list
         problems.append(f"{name}.optimizer_shard: there is one replica, which keeps all moments; remove it")
     if plan.use_seq_parallel and plan.model_parallel == 1:
         problems.append(f"{name}.use_seq_parallel: model_parallel is 1, so nothing splits the sequence; remove it")
-    return problems
+    return [*problems, *_expert_problems(f"{name}.expert_parallel", plan, model)]
 
 
 def _common_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
@@ -84,6 +84,11 @@ def check_infer_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list
         problems.append(f"{name}.micro_batch_num: {plan.micro_batch_num}; there are no micro-batches while generating")
     if plan.recompute != "none":
         problems.append(f"{name}.recompute: {plan.recompute}; there is no backward pass while generating; remove it")
+    if plan.expert_parallel > 1:
+        problems.append(
+            f"{name}.expert_parallel: {plan.expert_parallel}; replicas generate on their own, each with all experts; "
+            "remove it"
+        )
     if plan.use_seq_parallel:
         problems.append(f"{name}.use_seq_parallel: decoding takes one token per sequence; remove it")
     return problems
@@ -106,11 +111,17 @@ def _model_parallel_problems(name: str, plan: ParallelPlan, model: ModelSection)
     if size in legal:
         return []
     sizes = f"{model.num_attention_heads} attention heads, {model.num_key_value_heads} key/value heads"
+    inner = "moe_intermediate_size" if model.moe_intermediate_size else "intermediate_size"
     return [
-        f"{name}: {size} does not split the model evenly ({sizes}, intermediate_size "
-        f"{model.intermediate_size}, vocab_size {model.vocab_size}); nearest legal: "
+        f"{name}: {size} does not split the model evenly ({sizes}, {inner} "
+        f"{inner_size(model)}, vocab_size {model.vocab_size}); nearest legal: "
         f"{either(nearest(legal, size))}"
     ]
+
+
+def inner_size(model: ModelSection) -> int:
+    """Width inside a feed-forward block: of each expert where there are experts."""
+    return model.moe_intermediate_size or model.intermediate_size
 
 
 def legal_model_parallel(model: ModelSection) -> list[int]:
@@ -124,9 +135,24 @@ def _fits(model_parallel: int, model: ModelSection) -> bool:
     kv_heads = model.num_key_value_heads
     return (
         (kv_heads % model_parallel == 0 or model_parallel % kv_heads == 0)
-        and model.intermediate_size % model_parallel == 0
+        and inner_size(model) % model_parallel == 0
         and model.vocab_size % model_parallel == 0
     )
+
+
+def _expert_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
+    size, experts = plan.expert_parallel, model.num_experts
+    if size == 1:
+        return []
+    if experts is None:
+        return [f"{name}: {size}, but {model.architecture} has no experts; remove it"]
+    legal = [number for number in divisors(plan.data_parallel) if experts % number == 0]
+    if size in legal:
+        return []
+    return [
+        f"{name}: {size} must divide data_parallel {plan.data_parallel} and the {experts} experts; nearest legal: "
+        f"{either(nearest(legal, size))}"
+    ]
 
 
 def _pipeline_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
@@ -150,8 +176,6 @@ def _pipeline_problems(name: str, plan: ParallelPlan, model: ModelSection) -> li
 
 def _not_built(name: str, plan: ParallelPlan) -> list[str]:
     """Entries that no code acts on yet are refused, so that nothing set is silently without effect."""
-    return [
-        f"{name}.{field}: {getattr(plan, field)} is not built in this version; the only legal value is 1"
-        for field in ("context_parallel", "expert_parallel")
-        if getattr(plan, field) != 1
-    ]
+    if plan.context_parallel == 1:
+        return []
+    return [f"{name}.context_parallel: {plan.context_parallel} is not built in this version; the only legal value is 1"]

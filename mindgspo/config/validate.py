@@ -3,7 +3,7 @@
 What enters: a resolved config. What leaves: lines "key: what is wrong, with numbers; what to write instead",
 all of them at once, empty when all is well. Called by `config.load`. The rules of `algorithm` fill files of their own:
 `algorithm_rules`, `penalty_rules`, `advantage_rules`; those of `reward` are in `reward_rules`, those of one device in
-`ascend_rules`.
+`ascend_rules`, those of `model.backend` in `backend_rules`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 from mindgspo.config.advantage_rules import advantage_problems, group_problems
 from mindgspo.config.algorithm_rules import loss_problems
 from mindgspo.config.ascend_rules import device_problems
+from mindgspo.config.backend_rules import backend_problems
+from mindgspo.config.families import FAMILIES
 from mindgspo.config.legal import divisors, either, nearest
 from mindgspo.config.penalty_rules import correction_problems, kl_problems
 from mindgspo.config.plan import check_infer_plan, check_same_world, check_train_plan
@@ -29,6 +31,7 @@ def joined_problems(config: ExperimentConfig) -> list[str]:
     return [
         *model_and_plan_problems(config.model, config.plans),
         *device_problems(config),
+        *backend_problems(config),
         *_batch_problems(config),
         *_length_problems(config),
         *_sampling_problems(config),
@@ -84,6 +87,8 @@ def _wrong_kinds(config: ExperimentConfig) -> Iterator[str]:
 def _model_problems(model: ModelSection) -> Iterator[str]:
     heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
     yield from _head_dim_problems(model)
+    yield from _expert_problems(model)
+    yield from _rope_scaling_problems(model)
     if heads % kv_heads:
         yield (
             f"model.num_key_value_heads: {kv_heads} does not divide num_attention_heads {heads}; "
@@ -97,20 +102,52 @@ def _head_dim_problems(model: ModelSection) -> Iterator[str]:
         if hidden % heads or (hidden // heads) % 2:
             legal = [size for size in divisors(hidden) if (hidden // size) % 2 == 0]
             fix = f"nearest legal heads: {either(nearest(legal, heads))}" if legal else "use an even width"
-            own = "; or set model.head_dim" if model.architecture == "qwen3" else ""
+            own = "; or set model.head_dim" if FAMILIES[model.architecture].has_own_head_dim else ""
             yield (
                 f"model.hidden_size: {hidden} / num_attention_heads {heads} = {hidden / heads:g} must be an even "
                 f"whole number (RoPE turns pairs); {fix}{own}"
             )
-    elif model.architecture == "qwen2":
+    elif not FAMILIES[model.architecture].has_own_head_dim:
         yield (
             f"model.head_dim: {head_dim} x {heads} attention heads = {head_dim * heads} is not hidden_size {hidden}, "
-            "as it must be for qwen2; remove it, or set model.architecture=qwen3"
+            f"as it must be for {model.architecture}; remove it, or set model.architecture=qwen3"
         )
     elif head_dim % 2:
         yield (
             f"model.head_dim: {head_dim} must be even (RoPE turns pairs); nearest legal: "
             f"{either([head_dim - 1, head_dim + 1] if head_dim > 1 else [2])}"
+        )
+
+
+def _expert_problems(model: ModelSection) -> Iterator[str]:
+    sizes = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    if not FAMILIES[model.architecture].has_experts:
+        for name in (*sizes, "norm_topk_prob"):
+            if getattr(model, name):
+                yield (
+                    f"model.{name}: {model.architecture} has no experts; remove it, or set model.architecture=qwen3_moe"
+                )
+        return
+    missing = [name for name in sizes if getattr(model, name) is None]
+    for name in missing:
+        yield f"model.{name}: {model.architecture} needs it; take it from the model's config.json"
+    if not missing and model.num_experts_per_tok > model.num_experts:
+        yield (
+            f"model.num_experts_per_tok: {model.num_experts_per_tok} is more than num_experts {model.num_experts}; "
+            f"largest legal: {model.num_experts}"
+        )
+
+
+def _rope_scaling_problems(model: ModelSection) -> Iterator[str]:
+    scaling = model.rope_scaling
+    if scaling is None:
+        return
+    if not FAMILIES[model.architecture].scales_rope:
+        yield f"model.rope_scaling: not implemented for {model.architecture}; remove it"
+    if scaling.high_freq_factor <= scaling.low_freq_factor:
+        yield (
+            f"model.rope_scaling.high_freq_factor: {scaling.high_freq_factor:g} must be more than low_freq_factor "
+            f"{scaling.low_freq_factor:g}"
         )
 
 

@@ -56,7 +56,7 @@ class _Function:
 def read_graph(text: str, world_size: int, groups: Mapping[str, tuple[int, ...]] | None = None) -> GraphFacts:
     """Facts of one call of the graph; a loop's body counts once, for nobody knows how often it runs.
 
-    groups: ranks by name, of groups that the compiler did not make and whose ranks are not in the text.
+    groups: ranks by name, of groups that the compiler did not make; what the text says of their ranks may be all ranks.
     """
     entry, parameters, functions = _parse(text, world_size)
     times = _times_called(entry, functions)
@@ -80,7 +80,7 @@ def read_graph(text: str, world_size: int, groups: Mapping[str, tuple[int, ...]]
             Collective(
                 kind=kind,
                 group=group,
-                ranks=ranks or (groups or {}).get(group, ()),
+                ranks=(groups or {}).get(group, ranks),
                 count=counts[kind, group, ranks],
                 bytes=size,
             )
@@ -118,7 +118,8 @@ def _add_node(function: _Function, callee: str, line: str, types: str, world_siz
     function.operators[name] += 1
     before, _, after = types.partition(") -> (")
     if name in _PRODUCTS:
-        function.products[next(_tensors(before)).dtype] += 1
+        # A grouped product has its factors in tuples, behind the integers that say where the groups end.
+        function.products[next(entry.dtype for entry in _tensors(before) if "Int" not in entry.dtype)] += 1
     if name in COLLECTIVES:
         group = match[1] if (match := _GROUP.search(line)) else _WORLD
         ranks = _shape(match[1]) if (match := _RANKS.search(line)) else ()

@@ -73,16 +73,16 @@ def _train(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> C
 
 
 def _reference(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
-    return _scoring(config, config.plans.train, strategy_path)
+    return _scoring(config, config.plans.train, rank, strategy_path)
 
 
 def _rollout(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
-    return _scoring(config, config.plans.infer, strategy_path)
+    return _scoring(config, config.plans.infer, rank, strategy_path)
 
 
-def _scoring(config: ExperimentConfig, plan: ParallelPlan, strategy_path: Path | None) -> CompilableGraph:
+def _scoring(config: ExperimentConfig, plan: ParallelPlan, rank: int, strategy_path: Path | None) -> CompilableGraph:
     plan = plan.model_copy(update={"optimizer_shard": False})
-    place = logical_placement(plan, config.model.num_key_value_heads)
+    place = logical_placement(plan, config.model.num_key_value_heads, rank=rank)
     policy = PolicyLogProbs(build_model(config.model, place), temperature=config.rollout.temperature, with_entropy=True)
     policy.set_train(False)
     batch = longest_batch(config)

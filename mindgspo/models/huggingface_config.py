@@ -7,15 +7,15 @@ MindSpore nor numpy. An architecture detail that the cells do not implement is r
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from mindgspo.config import ModelSection
+from mindgspo.config.families import FAMILIES
+from mindgspo.config.schema import RopeScalingSection
 from mindgspo.errors import WeightsError
-
-_ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 # Fields that mean the same under the same name.
 _SHARED = (
@@ -30,11 +30,23 @@ _SHARED = (
     "tie_word_embeddings",
     "initializer_range",
 )
-# What the cells assume of fields that they do not read. Qwen2's cells have biases and no switch for them.
-_ASSUMED: Mapping[str, object] = {"hidden_act": "silu", "use_sliding_window": False, "use_mrope": False}
-_ASSUMED_OF_QWEN3: Mapping[str, object] = {**_ASSUMED, "attention_bias": False}
-# What transformers takes for a Qwen3 whose config.json does not say.
-_QWEN3_HEAD_DIM = 128
+_EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
+# What transformers takes where a config.json does not say, and the cells assume of fields that they do not read.
+# Qwen2's attention has biases and no switch for them.
+_QWEN: Mapping[str, object] = {"hidden_act": "silu", "use_sliding_window": False, "use_mrope": False}
+_ASSUMED: Mapping[str, Mapping[str, object]] = {
+    "qwen2": _QWEN,
+    "qwen3": {**_QWEN, "attention_bias": False},
+    "qwen3_moe": {**_QWEN, "attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1},
+}
+_DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    "qwen2": {},
+    "qwen3": {"head_dim": 128},
+    "qwen3_moe": {},
+    "llama": {"max_position_embeddings": 2048},
+}
+_SCALING = tuple(RopeScalingSection.model_fields)
 
 
 def read_model_section(folder: Path) -> ModelSection:
@@ -49,37 +61,48 @@ def read_model_section(folder: Path) -> ModelSection:
         raise WeightsError(f"{path}: cannot be read ({error.strerror}); give a Hugging Face model folder") from error
     except ValueError as error:
         raise WeightsError(f"{path}: is not JSON ({error})") from error
-    family = raw.get("model_type") if isinstance(raw, dict) else None
-    if family not in _ARCHITECTURES:
-        raise WeightsError(f"{path}: model_type is {family!r}; supported: {', '.join(_ARCHITECTURES)}")
-    _refuse_unimplemented(raw, path)
-    values = {key: raw[key] for key in _SHARED if key in raw}
+    architecture = raw.get("model_type") if isinstance(raw, dict) else None
+    if not isinstance(architecture, str) or architecture not in FAMILIES:
+        raise WeightsError(f"{path}: model_type is {architecture!r}; supported: {', '.join(FAMILIES)}")
+    for problem in _unimplemented(raw):
+        raise WeightsError(f"{path}: {problem}")
+    values = {**_DEFAULTS[architecture], **{key: raw[key] for key in _read_keys(architecture) if key in raw}}
     # The families' own defaults, which a config.json may leave out.
     values.setdefault("num_key_value_heads", raw.get("num_attention_heads"))
     values.setdefault("tie_word_embeddings", False)
-    if family == "qwen3":
-        values["head_dim"] = raw.get("head_dim", _QWEN3_HEAD_DIM)
+    if FAMILIES[architecture].has_experts and "num_experts" not in values:
+        values["num_experts"] = raw.get("num_local_experts")  # as transformers 5 writes it
+    if values.get("head_dim") is None:
+        values.pop("head_dim", None)
     try:
-        section = ModelSection(path=folder, architecture=family, rope_theta=_rope_theta(raw), **values)
+        section = ModelSection(
+            path=folder, architecture=architecture, rope_theta=_rope_theta(raw), rope_scaling=_scaling(raw), **values
+        )
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise WeightsError(f"{path}: {problems}") from error
-    _refuse_odd_heads(section, path)
+    for problem in _impossible(section):
+        raise WeightsError(f"{path}: {problem}")
     return section
 
 
 def huggingface_config(model: ModelSection, *, eos_ids: Sequence[int], pad_id: int) -> dict[str, object]:
     """The content of config.json for an export (float32 weights)."""
-    own = {"head_dim": model.head_dim, "attention_bias": False} if model.architecture == "qwen3" else {}
+    family = FAMILIES[model.architecture]
+    own: dict[str, object] = {"head_dim": model.head_dim} if family.has_own_head_dim else {}
+    if family.has_experts:
+        own |= {key: getattr(model, key) for key in _EXPERTS}
+    scaling = model.rope_scaling
     return {
-        "architectures": [_ARCHITECTURES[model.architecture]],
+        "architectures": [family.huggingface_class],
         "model_type": model.architecture,
         **{key: getattr(model, key) for key in _SHARED},
         **own,
+        **{key: value for key, value in _ASSUMED[model.architecture].items() if key not in ("use_mrope", "hidden_act")},
         "rope_theta": model.rope_theta,
+        **({} if scaling is None else {"rope_scaling": scaling.model_dump()}),
         "hidden_act": "silu",
         "attention_dropout": 0.0,
-        "use_sliding_window": False,
         "use_cache": True,
         "eos_token_id": list(eos_ids),
         "pad_token_id": pad_id,
@@ -97,44 +120,78 @@ def generation_config(*, eos_ids: Sequence[int], pad_id: int, max_new_tokens: in
     }
 
 
+def _read_keys(architecture: str) -> tuple[str, ...]:
+    family = FAMILIES[architecture]
+    return (
+        *_SHARED,
+        *(("head_dim",) if family.has_own_head_dim else ()),
+        *(_EXPERTS if family.has_experts else ()),
+    )
+
+
+def _rope(raw: Mapping[str, object]) -> Mapping[str, object]:
+    """What config.json says of the rotary embedding beside its base: transformers 5 has rope_parameters, before it was
+    rope_scaling."""
+    for key in ("rope_parameters", "rope_scaling"):
+        found = raw.get(key)
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _rope_type(raw: Mapping[str, object]) -> object:
+    rope = _rope(raw)
+    return rope.get("rope_type", rope.get("type", "default"))
+
+
 def _rope_theta(raw: Mapping[str, object]) -> object:
     """transformers 5 nests it in rope_parameters; before it stood at the top. Its own default is 10,000."""
-    nested = raw.get("rope_parameters")
-    if isinstance(nested, dict) and "rope_theta" in nested:
-        return nested["rope_theta"]
-    return raw.get("rope_theta", 10_000.0)
+    return _rope(raw).get("rope_theta", raw.get("rope_theta", 10_000.0))
 
 
-def _refuse_unimplemented(raw: Mapping[str, object], path: Path) -> None:
-    is_qwen2 = raw["model_type"] == "qwen2"
-    for key, assumed in (_ASSUMED if is_qwen2 else _ASSUMED_OF_QWEN3).items():
-        if raw.get(key, assumed) != assumed:
-            raise WeightsError(f"{path}: {key} is {raw[key]!r}; only {assumed!r} is implemented")
-    for key in ("rope_scaling", "rope_parameters"):
-        scaling = raw.get(key)
-        kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, dict) else "default"
-        if kind != "default":
-            raise WeightsError(f"{path}: {key} of type {kind!r} is not implemented; only unscaled RoPE is")
+def _scaling(raw: Mapping[str, object]) -> dict[str, object] | None:
+    if _rope_type(raw) == "default":
+        return None
+    return {key: value for key, value in _rope(raw).items() if key in _SCALING} | {"rope_type": _rope_type(raw)}
+
+
+def _unimplemented(raw: Mapping[str, object]) -> Iterator[str]:
+    architecture = str(raw["model_type"])
+    family = FAMILIES[architecture]
+    for key, assumed in _ASSUMED[architecture].items():
+        if (raw.get(key, assumed) or None) != (assumed or None):  # null is the same as false and as an empty list
+            yield f"{key} is {raw[key]!r}; only {assumed!r} is implemented"
+    kinds = ("default", "llama3") if family.scales_rope else ("default",)
+    if _rope_type(raw) not in kinds:
+        key = "rope_parameters" if isinstance(raw.get("rope_parameters"), dict) else "rope_scaling"
+        only = "unscaled RoPE and llama3 are" if family.scales_rope else "unscaled RoPE is"
+        yield f"{key} of type {_rope_type(raw)!r} is not implemented; only {only}"
     layer_types = raw.get("layer_types") or []
     others = [kind for kind in layer_types if kind != "full_attention"] if isinstance(layer_types, list) else []
     if others:
-        raise WeightsError(f"{path}: layer_types has {others[0]!r}; only full_attention is implemented")
+        yield f"layer_types has {others[0]!r}; only full_attention is implemented"
     head_dim, hidden, heads = raw.get("head_dim"), raw.get("hidden_size"), raw.get("num_attention_heads")
     numbers = all(isinstance(value, int) for value in (head_dim, hidden, heads))
-    if is_qwen2 and numbers and head_dim * heads != hidden:
-        raise WeightsError(
-            f"{path}: head_dim {head_dim} x {heads} heads is not hidden_size {hidden}; not implemented for qwen2"
-        )
+    if not family.has_own_head_dim and numbers and head_dim * heads != hidden:
+        yield f"head_dim {head_dim} x {heads} heads is not hidden_size {hidden}; not implemented for {architecture}"
 
 
-def _refuse_odd_heads(model: ModelSection, path: Path) -> None:
+def _impossible(model: ModelSection) -> Iterator[str]:
+    """Numbers that no model can have, as config.json spells them."""
     hidden, heads, kv_heads = model.hidden_size, model.num_attention_heads, model.num_key_value_heads
-    if model.head_dim is None or (model.architecture == "qwen2" and model.head_dim % 2):
-        raise WeightsError(
-            f"{path}: hidden_size {hidden} / num_attention_heads {heads} = {hidden / heads:g} must be an even whole "
+    if model.head_dim is None or (not FAMILIES[model.architecture].has_own_head_dim and model.head_dim % 2):
+        yield (
+            f"hidden_size {hidden} / num_attention_heads {heads} = {hidden / heads:g} must be an even whole "
             "number (RoPE turns pairs)"
         )
-    if model.head_dim % 2:
-        raise WeightsError(f"{path}: head_dim {model.head_dim} must be even (RoPE turns pairs)")
+    elif model.head_dim % 2:
+        yield f"head_dim {model.head_dim} must be even (RoPE turns pairs)"
     if heads % kv_heads:
-        raise WeightsError(f"{path}: num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}")
+        yield f"num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}"
+    if not FAMILIES[model.architecture].has_experts:
+        return
+    for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
+        if getattr(model, key) is None:
+            yield f"{key} is missing"
+    if model.num_experts and model.num_experts_per_tok and model.num_experts_per_tok > model.num_experts:
+        yield f"num_experts_per_tok {model.num_experts_per_tok} is more than num_experts {model.num_experts}"

@@ -1,23 +1,28 @@
 """Weight names and shapes of every model family, as tables: ours on the left, Hugging Face's on the right.
 
 What enters: the model section. What leaves: for each parameter its name in a Hugging Face file and its shape. `{i}`
-stands for the layer. Called by `models.weights`, which refuses whatever a table does not name, and by the makers of
-strategy files. Needs no MindSpore.
+stands for the layer, `{e}` for the expert: the experts' matrices are one parameter [experts, out, in] here, and one
+tensor per expert in a file. Called by `models.weights`, which refuses whatever a table does not name, and by the makers
+of strategy files. Needs no MindSpore.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from mindgspo.config import ModelSection
+from mindgspo.config.families import FAMILIES, Family
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightName:
-    """One kind of weight: our parameter's name, its name in a Hugging Face file, and its shape."""
+    """One kind of weight: our parameter's name, its name in a Hugging Face file, and the shape of the latter's
+    tensors."""
 
     ours: str
     hugging_face: str
@@ -37,12 +42,23 @@ def _kv_size(model: ModelSection) -> int:
     return _head_dim(model) * model.num_key_value_heads
 
 
+def _num_experts(model: ModelSection) -> int:
+    assert model.num_experts is not None, "config.validate refuses experts without their number"
+    return model.num_experts
+
+
+def _expert_size(model: ModelSection) -> int:
+    assert model.moe_intermediate_size is not None, "config.validate refuses experts without their width"
+    return model.moe_intermediate_size
+
+
 def _same(name: str, shape: Callable[[ModelSection], Shape]) -> WeightName:
-    return WeightName(ours=name, hugging_face=name, shape=shape)
+    """A weight whose parameter is named as in the file; of experts' names the number is left out."""
+    return WeightName(ours=name.replace(".{e}", ""), hugging_face=name, shape=shape)
 
 
-_QWEN2 = (
-    _same("model.embed_tokens.weight", lambda m: (m.vocab_size, m.hidden_size)),
+_TABLES = (_same("model.embed_tokens.weight", lambda m: (m.vocab_size, m.hidden_size)),)
+_ATTENTION = (
     _same("model.layers.{i}.input_layernorm.weight", lambda m: (m.hidden_size,)),
     _same("model.layers.{i}.self_attn.q_proj.weight", lambda m: (_query_size(m), m.hidden_size)),
     _same("model.layers.{i}.self_attn.q_proj.bias", lambda m: (_query_size(m),)),
@@ -52,47 +68,111 @@ _QWEN2 = (
     _same("model.layers.{i}.self_attn.v_proj.bias", lambda m: (_kv_size(m),)),
     _same("model.layers.{i}.self_attn.o_proj.weight", lambda m: (m.hidden_size, _query_size(m))),
     _same("model.layers.{i}.post_attention_layernorm.weight", lambda m: (m.hidden_size,)),
+)
+_FEED_FORWARD = (
     _same("model.layers.{i}.mlp.gate_proj.weight", lambda m: (m.intermediate_size, m.hidden_size)),
     _same("model.layers.{i}.mlp.up_proj.weight", lambda m: (m.intermediate_size, m.hidden_size)),
     _same("model.layers.{i}.mlp.down_proj.weight", lambda m: (m.hidden_size, m.intermediate_size)),
+)
+_EXPERTS = (
+    _same("model.layers.{i}.mlp.gate.weight", lambda m: (_num_experts(m), m.hidden_size)),
+    _same("model.layers.{i}.mlp.experts.{e}.gate_proj.weight", lambda m: (_expert_size(m), m.hidden_size)),
+    _same("model.layers.{i}.mlp.experts.{e}.up_proj.weight", lambda m: (_expert_size(m), m.hidden_size)),
+    _same("model.layers.{i}.mlp.experts.{e}.down_proj.weight", lambda m: (m.hidden_size, _expert_size(m))),
+)
+_OUTPUT = (
     _same("model.norm.weight", lambda m: (m.hidden_size,)),
     _same("lm_head.weight", lambda m: (m.vocab_size, m.hidden_size)),
 )
-
-# No biases; every query head is normed by one weight, every key head by another.
-_QWEN3 = (
-    *(row for row in _QWEN2 if not row.ours.endswith(".bias")),
+# Every query head is normed by one weight, every key head by another.
+_HEAD_NORMS = (
     _same("model.layers.{i}.self_attn.q_norm.weight", lambda m: (_head_dim(m),)),
     _same("model.layers.{i}.self_attn.k_norm.weight", lambda m: (_head_dim(m),)),
 )
 
-WEIGHT_NAMES: Mapping[str, tuple[WeightName, ...]] = {"qwen2": _QWEN2, "qwen3": _QWEN3}
+
+def _table(family: Family) -> tuple[WeightName, ...]:
+    return (
+        *_TABLES,
+        *(row for row in _ATTENTION if family.has_attention_bias or not row.ours.endswith(".bias")),
+        *(_EXPERTS if family.has_experts else _FEED_FORWARD),
+        *_OUTPUT,
+        *(_HEAD_NORMS if family.has_head_norms else ()),
+    )
+
+
+WEIGHT_NAMES: Mapping[str, tuple[WeightName, ...]] = {name: _table(family) for name, family in FAMILIES.items()}
 
 # The output table is the embedding table where embeddings are tied: one weight under one name.
 _UNTIED_ONLY = "lm_head.weight"
 
 
-def hugging_face_names(model: ModelSection) -> dict[str, str]:
-    """{our parameter name: Hugging Face name} for every weight of this model, in table order."""
-    return {ours: name for ours, name, _ in _expand(model)}
+def hugging_face_names(model: ModelSection) -> dict[str, tuple[str, ...]]:
+    """{our parameter name: its name in a Hugging Face file} for every weight of this model, in table order; of experts'
+    matrices the names of all experts, whose tensors the parameter stacks."""
+    return {weight.ours: weight.theirs for weight in _expand(model)}
 
 
 def weight_shapes(model: ModelSection) -> dict[str, Shape]:
-    """{Hugging Face name: shape} for every weight of this model, in table order."""
-    return {name: shape for _, name, shape in _expand(model)}
+    """{Hugging Face name: shape} for every tensor of a file of this model, in table order."""
+    return {name: weight.shape for weight in _expand(model) for name in weight.theirs}
 
 
 def parameter_shapes(model: ModelSection) -> dict[str, Shape]:
     """{our parameter name: shape of the whole tensor} of every weight of this model, in table order."""
-    return {ours: shape for ours, _, shape in _expand(model)}
+    return {
+        weight.ours: (len(weight.theirs), *weight.shape) if weight.is_stacked else weight.shape
+        for weight in _expand(model)
+    }
 
 
-def _expand(model: ModelSection) -> list[tuple[str, str, Shape]]:
+def from_hugging_face(
+    model: ModelSection, tensors: Mapping[str, np.ndarray], *, only: Container[str]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """(our parameter name, whole array) of the parameters in `only`, one by one, in table order; `tensors` must have
+    every name of `weight_shapes`. Experts are copied into one array, everything else is passed on as it is."""
+    for weight in _expand(model):
+        if weight.ours in only:
+            found = [tensors[name] for name in weight.theirs]
+            yield weight.ours, np.stack(found) if weight.is_stacked else found[0]
+
+
+def to_hugging_face(model: ModelSection, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """{Hugging Face name: tensor} of whole arrays under our names; a view where experts are taken apart. Parameters
+    that `arrays` lacks are left out."""
+    return {
+        name: arrays[weight.ours][number] if weight.is_stacked else arrays[weight.ours]
+        for weight in _expand(model)
+        if weight.ours in arrays
+        for number, name in enumerate(weight.theirs)
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weight:
+    """One parameter of one layer. theirs: names of its tensors in a file. shape: of each of them."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    shape: Shape
+    is_stacked: bool
+
+
+def _expand(model: ModelSection) -> list[_Weight]:
     expanded = []
     for row in WEIGHT_NAMES[model.architecture]:
         if row.ours == _UNTIED_ONLY and model.tie_word_embeddings:
             continue
+        is_stacked = "{e}" in row.hugging_face
         layers = range(model.num_hidden_layers) if "{i}" in row.ours else (0,)
+        experts = range(_num_experts(model)) if is_stacked else (0,)
         for i in layers:
-            expanded.append((row.ours.format(i=i), row.hugging_face.format(i=i), row.shape(model)))
+            expanded.append(
+                _Weight(
+                    ours=row.ours.format(i=i),
+                    theirs=tuple(row.hugging_face.format(i=i, e=e) for e in experts),
+                    shape=row.shape(model),
+                    is_stacked=is_stacked,
+                )
+            )
     return expanded

@@ -16,7 +16,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindgspo.config import ModelSection
-from mindgspo.models.qwen2 import Qwen2Model
+from mindgspo.models.transformer import Transformer
 from mindgspo.parallel.collectives import GraphOfRanks
 from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.model_parallel_ops import enter_model_parallel
@@ -30,11 +30,10 @@ from mindgspo.types import Batch, Float32Array
 
 
 def build_model(section: ModelSection, place: Placement = ALONE) -> nn.Cell:
-    """The transformer of a family, or this rank's part of it; its parameters are zero until `models.weights` fills
+    """The transformer, or this rank's part of it; its parameters are zero until `models.weights` fills
     them. Those of a graph that is to be divided take no memory before it is compiled."""
-    family = {"qwen2": Qwen2Model, "qwen3": Qwen2Model}[section.architecture]
     with without_values() if place.is_divided else nullcontext():
-        return family(section, place)
+        return Transformer(section, place)
 
 
 class PolicyLogProbs(nn.Cell):

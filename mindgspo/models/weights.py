@@ -16,14 +16,15 @@ import numpy as np
 from mindspore import Parameter, nn
 
 from mindgspo.config import ModelSection
-from mindgspo.models.names import Shape, hugging_face_names, parameter_shapes, weight_shapes
-from mindgspo.models.safetensors_io import check_names, read_safetensors
+from mindgspo.models.names import Shape, from_hugging_face, parameter_shapes, to_hugging_face, weight_shapes
+from mindgspo.models.weight_check import check_names
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import parameter_layouts
 from mindgspo.parallel.parameter_memory import set_values, values_of
 from mindgspo.parallel.placement import LogicalPlacement, Placement
 from mindgspo.parallel.reshard.resharder import gather_to_first_rank
 from mindgspo.parallel.strategy.layouts import compiled_layouts
+from mindgspo.tensor_files import info_of, read_safetensors
 
 _INITIALIZATION_STREAM = 0x1717
 
@@ -40,13 +41,12 @@ def initialize_weights(model: nn.Cell, section: ModelSection, seed: int) -> None
 
     Every parameter has its own stream, keyed by (seed, its name): neither the order of creation nor the plan matters.
     """
-    names = hugging_face_names(section)
     for own in _own_slices(model, section):
-        set_values(own.parameter, _initial_values(names[own.name], own.shape, section, seed)[own.index])
+        set_values(own.parameter, _initial_values(own.name, own.shape, section, seed)[own.index])
 
 
 def _initial_values(name: str, shape: Shape, section: ModelSection, seed: int) -> np.ndarray:
-    if len(shape) != 2:
+    if len(shape) == 1:
         return np.full(shape, float(name.endswith("norm.weight")), dtype=np.float32)
     key = [seed, _INITIALIZATION_STREAM, zlib.crc32(name.encode())]
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
@@ -65,10 +65,10 @@ def load_weights(model: nn.Cell, section: ModelSection, arrays: Mapping[str, np.
     head, table = found.get("lm_head.weight"), found.get("model.embed_tokens.weight")
     if section.tie_word_embeddings and head is not None and table is not None and np.array_equal(head, table):
         del found["lm_head.weight"]
-    check_names(weight_shapes(section), found, where=where)
-    names = hugging_face_names(section)
-    for own in _own_slices(model, section):
-        set_values(own.parameter, found[names[own.name]][own.index].astype(np.float32))
+    check_names(weight_shapes(section), {name: info_of(array) for name, array in found.items()}, where=where)
+    own = {own.name: own for own in _own_slices(model, section)}
+    for name, whole in from_hugging_face(section, found, only=own.keys()):
+        set_values(own[name].parameter, whole[own[name].index].astype(np.float32))
 
 
 def load_huggingface(model: nn.Cell, section: ModelSection, folder: Path) -> None:
@@ -82,7 +82,7 @@ def weights_as_numpy(model: nn.Cell, section: ModelSection) -> dict[str, np.ndar
     views = weight_views(model)
     if model.place.held.plan.world_size > 1:
         views = gather_to_first_rank(weight_layouts(section, model.place), views)
-    return {theirs: np.array(views[ours]) for ours, theirs in hugging_face_names(section).items() if ours in views}
+    return {name: np.array(view) for name, view in to_hugging_face(section, views).items()}
 
 
 def weight_views(model: nn.Cell) -> dict[str, np.ndarray]:

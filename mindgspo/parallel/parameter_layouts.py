@@ -3,10 +3,11 @@
 What enters: names and full shapes of the parameters, the model section, the plan. What leaves: {name: Layout}. Called
 by the parallel layers, strategy files, resharding and checkpoints; pure Python.
 
-Matrices are [out, in]. Column-parallel ones are split by out (axis 0, bias too), row-parallel ones by in (axis 1), the
-output table by vocabulary, the input table as `vocab_emb_dp` says; norms are whole everywhere, those of heads (Qwen3)
-too, though each rank uses them on its own heads. Layers go to pipeline stages in equal runs, the input table to the
-first, the last norm and the output table to the last; a table that is both (tied embeddings) to the first and the last.
+Matrices are [out, in], those of experts [experts, out, in]. Column-parallel ones are split by out (bias too),
+row-parallel ones by in, the output table by vocabulary, the input table as `vocab_emb_dp` says; norms are whole
+everywhere, those of heads (Qwen3) too, though each rank uses them on its own heads, and so are routers. Layers go to
+pipeline stages in equal runs, the input table to the first, the last norm and the output table to the last; a table
+that is both (tied embeddings) to the first and the last.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from enum import Enum, auto
+from math import prod
 
+from mindgspo.config.families import FAMILIES, Family
 from mindgspo.config.legal import divisors, either, nearest
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.config.schema import ModelSection
@@ -30,14 +33,19 @@ class Split(Enum):
 
     WHOLE = auto()
     """Every rank of the stage holds all of it and sees whole activations with it."""
-    WHOLE_FOR_OWN_HEADS = auto()
-    """Every rank of the stage holds all of it and sees its own heads with it."""
+    WHOLE_FOR_OWN_PART = auto()
+    """Every rank of the stage holds all of it and finds the part of its gradient that its own heads or features give
+    (norms of heads, routers)."""
     COLUMN = auto()
     """Axis 0 (output features) over model_parallel."""
     KEY_VALUE = auto()
     """Axis 0 by key/value heads: over model_parallel, or, where heads are fewer than that, over the heads only."""
     ROW = auto()
     """Axis 1 (input features) over model_parallel."""
+    EXPERT_COLUMN = auto()
+    """Axis 0 (experts) over expert_parallel, axis 1 (output features of each) over model_parallel."""
+    EXPERT_ROW = auto()
+    """Axis 0 (experts) over expert_parallel, axis 2 (input features of each) over model_parallel."""
     INPUT_TABLE = auto()
     """Axis 0 (vocabulary) over model_parallel, or whole under vocab_emb_dp."""
 
@@ -45,13 +53,15 @@ class Split(Enum):
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 # By our parameter names, without `model.layers.{i}.` in front.
-_QWEN2 = {
+_ALL: Mapping[str, Split] = {
     "model.embed_tokens.weight": Split.INPUT_TABLE,
     "input_layernorm.weight": Split.WHOLE,
     "self_attn.q_proj.weight": Split.COLUMN,
     "self_attn.q_proj.bias": Split.COLUMN,
+    "self_attn.q_norm.weight": Split.WHOLE_FOR_OWN_PART,
     "self_attn.k_proj.weight": Split.KEY_VALUE,
     "self_attn.k_proj.bias": Split.KEY_VALUE,
+    "self_attn.k_norm.weight": Split.WHOLE_FOR_OWN_PART,
     "self_attn.v_proj.weight": Split.KEY_VALUE,
     "self_attn.v_proj.bias": Split.KEY_VALUE,
     "self_attn.o_proj.weight": Split.ROW,
@@ -59,18 +69,34 @@ _QWEN2 = {
     "mlp.gate_proj.weight": Split.COLUMN,
     "mlp.up_proj.weight": Split.COLUMN,
     "mlp.down_proj.weight": Split.ROW,
+    "mlp.gate.weight": Split.WHOLE_FOR_OWN_PART,
+    "mlp.experts.gate_proj.weight": Split.EXPERT_COLUMN,
+    "mlp.experts.up_proj.weight": Split.EXPERT_COLUMN,
+    "mlp.experts.down_proj.weight": Split.EXPERT_ROW,
     "model.norm.weight": Split.WHOLE,
     "lm_head.weight": Split.COLUMN,
 }
 
-_QWEN3 = {name: split for name, split in _QWEN2.items() if not name.endswith(".bias")} | {
-    "self_attn.q_norm.weight": Split.WHOLE_FOR_OWN_HEADS,
-    "self_attn.k_norm.weight": Split.WHOLE_FOR_OWN_HEADS,
-}
 
-SPLITS: Mapping[str, Mapping[str, Split]] = {"qwen2": _QWEN2, "qwen3": _QWEN3}
+def _has(family: Family, name: str) -> bool:
+    if "experts" in name or name == "mlp.gate.weight":
+        return family.has_experts
+    if name.startswith("mlp."):
+        return not family.has_experts
+    if name.endswith(".bias"):
+        return family.has_attention_bias
+    return family.has_head_norms or name not in ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+
+
+SPLITS: Mapping[str, Mapping[str, Split]] = {
+    architecture: {name: split for name, split in _ALL.items() if _has(family, name)}
+    for architecture, family in FAMILIES.items()
+}
+# The axis that model_parallel splits where it is not the first.
+_LATER_AXIS = {Split.ROW: 1, Split.EXPERT_COLUMN: 1, Split.EXPERT_ROW: 2}
+_EXPERTS = (Split.EXPERT_COLUMN, Split.EXPERT_ROW)
 # Not split over model_parallel.
-_WHOLE = (Split.WHOLE, Split.WHOLE_FOR_OWN_HEADS)
+_WHOLE = (Split.WHOLE, Split.WHOLE_FOR_OWN_PART)
 
 
 def parameter_layouts(shapes: Mapping[str, Shape], model: ModelSection, plan: ParallelPlan) -> dict[str, Layout]:
@@ -94,8 +120,7 @@ def moment_layouts(shapes: Mapping[str, Shape], model: ModelSection, plan: Paral
     if not plan.optimizer_shard or plan.data_parallel == 1:
         return weights
     return {
-        name: _over_data_parallel(layout, _inner_axes(_split(name, model), model, plan), plan)
-        for name, layout in weights.items()
+        name: _over_replicas(layout, _inner_axes(_split(name, model), model, plan)) for name, layout in weights.items()
     }
 
 
@@ -121,7 +146,8 @@ def _layout(name: str, shape: Shape, model: ModelSection, plan: ParallelPlan, gr
     split = _split(name, model)
     stages = _stages(name, model, plan)
     inner = _inner_axes(split, model, plan)
-    outer = (len(stages), plan.data_parallel) if len(stages) > 1 else (plan.data_parallel,)
+    replicas = plan.data_parallel * plan.model_parallel // prod(inner)
+    outer = (len(stages), replicas) if len(stages) > 1 else (replicas,)
     ranks: Ranks = sum((grid.stage_ranks(stage) for stage in stages), ())
     return Layout(
         parameter=name,
@@ -133,9 +159,9 @@ def _layout(name: str, shape: Shape, model: ModelSection, plan: ParallelPlan, gr
 
 
 def _split(name: str, model: ModelSection) -> Split:
-    table = SPLITS[model.architecture]
     in_layer = _LAYER.fullmatch(name)
     key = in_layer.group(2) if in_layer else name
+    table = SPLITS[model.architecture]
     if key not in table:
         close = difflib.get_close_matches(key, table, n=1)
         fix = f"did you mean {name.removesuffix(key)}{close[0]}?" if close else f"known: {', '.join(table)}"
@@ -160,10 +186,13 @@ def _stages(name: str, model: ModelSection, plan: ParallelPlan) -> tuple[int, ..
 
 
 def _inner_axes(split: Split, model: ModelSection, plan: ParallelPlan) -> tuple[int, ...]:
-    """The device axes inside data_parallel: model_parallel, or (kv heads, ranks that share one) where heads are few."""
+    """The device axes inside the replicas: model_parallel, or (kv heads, ranks that share one) where heads are few, or
+    with experts split (expert_parallel, model_parallel)."""
     kv_heads = model.num_key_value_heads
     if split is Split.KEY_VALUE and plan.model_parallel > kv_heads:
         return (kv_heads, plan.model_parallel // kv_heads)
+    if split in _EXPERTS and plan.expert_parallel > 1:
+        return (plan.expert_parallel, plan.model_parallel)
     return (plan.model_parallel,)
 
 
@@ -171,21 +200,22 @@ def _tensor_map(split: Split, num_axes: int, num_inner: int, plan: ParallelPlan)
     whole = (NOT_SPLIT,) * num_axes
     if split in _WHOLE or (split is Split.INPUT_TABLE and plan.vocab_emb_dp):
         return whole
-    if split is Split.ROW:
-        return (NOT_SPLIT, 0)
+    if split in _LATER_AXIS:
+        axis = _LATER_AXIS[split]
+        first = 1 if num_inner > 1 else NOT_SPLIT  # experts
+        return (first, *whole[1:axis], 0, *whole[axis + 1 :])
     # The outermost inner axis: model_parallel, or the kv heads.
     return (num_inner - 1, *whole[1:])
 
 
-def _over_data_parallel(layout: Layout, inner: tuple[int, ...], plan: ParallelPlan) -> Layout:
-    rows = layout.slice_shape[0]
-    if rows % plan.data_parallel:
-        remark = (
-            f"optimizer_shard: axis 0 of the slice, {rows}, does not divide over data_parallel "
-            f"{plan.data_parallel}; kept whole"
-        )
+def _over_replicas(layout: Layout, inner: tuple[int, ...]) -> Layout:
+    rows, data_axis = layout.slice_shape[0], len(inner)
+    replicas = layout.device_matrix[-1 - data_axis]
+    if replicas == 1:
+        return layout
+    if rows % replicas:
+        remark = f"optimizer_shard: axis 0 of the slice, {rows}, does not divide over {replicas} replicas; kept whole"
         return replace(layout, remark=remark)
-    data_axis = len(inner)
     axis = layout.tensor_map[0]
     first = data_axis if axis == NOT_SPLIT else (axis, data_axis)
     return replace(layout, tensor_map=(first, *layout.tensor_map[1:]))

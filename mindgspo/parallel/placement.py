@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.parallel.ranks import Coordinates, RankGrid, Ranks
-from mindgspo.parallel.splits import Axes, Axis, parts_of
+from mindgspo.parallel.splits import Axes, Axis, function_layout, parts_of
 
 if TYPE_CHECKING:
-    from mindspore import nn
+    from collections.abc import Callable
+
+    from mindspore import Tensor, nn
     from mindspore.ops import Primitive
 
 
@@ -116,6 +118,10 @@ class Placement:
         """The op as it belongs into a graph of this path: as it is, where each process holds its own slices."""
         return op
 
+    def split_function(self, function: Callable[..., Tensor], *inputs: Axes) -> Callable[..., Tensor]:
+        """A function of tensors written for one rank's slices, as it belongs into a graph of this path: as it is."""
+        return function
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogicalPlacement(Placement):
@@ -170,6 +176,29 @@ class LogicalPlacement(Placement):
         if output is None:
             return op.shard(strategy)
         return op.shard(strategy, (tuple(parts[axis] for axis in output),))
+
+    def split_function(self, function: Callable[..., Tensor], *inputs: Axes) -> Callable[..., Tensor]:
+        """The function as one op of the divided graph, called with each rank's slices and calling the collectives
+        itself. It returns what is as large as its first input, and lies as that one does."""
+        if not self.is_divided:
+            return function
+        from mindspore.ops import Morph
+
+        def like_first(*infos):
+            return infos[0]
+
+        op = pure(Morph(function, like_first, like_first))
+        op.add_prim_attr("self_define_shard", True)
+        layouts = tuple(function_layout(self.divided, axes) for axes in inputs)
+        return op.shard(in_strategy=layouts, out_strategy=layouts[:1])
+
+
+def pure(morph: Primitive) -> Primitive:
+    """A `Morph` that no longer claims side effects: with them it has inputs that the compiler cannot lay out, or loses
+    on later pipeline stages. Collectives inside are ordered by their data."""
+    for effect in ("side_effect_backprop", "side_effect_mem", "side_effect_io"):
+        morph.add_prim_attr(effect, False)
+    return morph
 
 
 def logical_placement(plan: ParallelPlan, num_kv_heads: int, *, rank: int | None = None) -> LogicalPlacement:

@@ -47,11 +47,10 @@ class RankGrid:
     @classmethod
     def of(cls, plan: ParallelPlan) -> RankGrid:
         """The grid of a plan. Raises ConfigError for an axis that has no place in it."""
-        for axis in ("context_parallel", "expert_parallel"):
-            if getattr(plan, axis) != 1:
-                raise ConfigError(
-                    f"{axis}: {getattr(plan, axis)} has no layout in this version; the only legal value is 1"
-                )
+        if plan.context_parallel != 1:
+            raise ConfigError(
+                f"context_parallel: {plan.context_parallel} has no layout in this version; the only legal value is 1"
+            )
         return cls(
             data_parallel=plan.data_parallel, model_parallel=plan.model_parallel, pipeline_stage=plan.pipeline_stage
         )
@@ -97,6 +96,13 @@ class RankGrid:
         """The ranks that hold the same weights for other samples: gradients are summed over them."""
         at = self.coordinates(rank)
         return tuple(self.rank(stage=at.stage, data=data, model=at.model) for data in range(self.data_parallel))
+
+    def expert_group(self, rank: int, expert_parallel: int) -> Ranks:
+        """The ranks of consecutive replicas that have all experts together, at the rank's slice of each."""
+        at = self.coordinates(rank)
+        first = at.data // expert_parallel * expert_parallel
+        replicas = range(first, first + expert_parallel)
+        return tuple(self.rank(stage=at.stage, data=data, model=at.model) for data in replicas)
 
     def pipeline_group(self, rank: int) -> Ranks:
         """The ranks that a sample passes through, first stage to last, at the rank's replica and slice."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import dataclasses
+import importlib.metadata
 import json
 import os
 import shutil
@@ -29,6 +30,20 @@ if TYPE_CHECKING:
 os.environ.setdefault("GLOG_v", "3")
 # A failed compile writes rank_0/om/analyze_fail.ir: keep it out of the user's working folder.
 os.environ.setdefault("MS_OM_PATH", os.path.join(tempfile.gettempdir(), "mindgspo-compile"))
+# MindFormers, where it is used, writes logs: into the working folder, if nobody says otherwise.
+os.environ.setdefault("LOG_MF_PATH", os.path.join(tempfile.gettempdir(), f"mindgspo-mindformers-{os.getuid()}"))
+
+
+def _is_mindspore(series: str) -> bool:
+    try:
+        return importlib.metadata.version("mindspore").startswith(series)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+if _is_mindspore("2.9."):
+    # It aborts the process where protobuf was imported before it without this. It sets it itself, too late for that.
+    os.environ.setdefault("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "python")
 
 Device = Literal["CPU", "Ascend"]
 

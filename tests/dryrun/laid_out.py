@@ -79,11 +79,10 @@ def _check_moments(part: LogicalPart, layouts: Mapping[str, Layout], rank: int) 
 
 
 def _whole_weights(config: ExperimentConfig) -> dict[str, np.ndarray]:
-    from mindgspo.models.names import hugging_face_names, parameter_shapes
+    from mindgspo.models.names import parameter_shapes
     from mindgspo.models.weights import _initial_values
 
-    names = hugging_face_names(config.model)
     return {
-        name: _initial_values(names[name], shape, config.model, config.seed)
+        name: _initial_values(name, shape, config.model, config.seed)
         for name, shape in parameter_shapes(config.model).items()
     }

@@ -22,6 +22,7 @@ model:
   num_key_value_heads: 2
   head_dim: {head_dim}
   tie_word_embeddings: false
+  {experts}
   dtype: bfloat16
 plans:
   train: {{{train}}}
@@ -29,13 +30,23 @@ plans:
 rollout: {{slots: 16}}
 trainer: {{samples_per_micro_batch: 2}}
 """
-HEAD_DIM = {"qwen2": 16, "qwen3": 32}
+HEAD_DIM = {"qwen2": 16, "qwen3": 32, "qwen3_moe": 32, "llama": 16}
+# 16 x 64 x 128 numbers of each of an expert layer's three matrices.
+_EXPERTS = """num_experts: 16
+  num_experts_per_tok: 2
+  moe_intermediate_size: 64
+  norm_topk_prob: true"""
 
 
 def write_experiment(path: Path, *, architecture: str, train: str, infer: str) -> Path:
     """train, infer: entries of the plans as YAML, e.g. "model_parallel: 4"."""
     text = _TEXT.format(
-        include=ARITHMETIC, architecture=architecture, head_dim=HEAD_DIM[architecture], train=train, infer=infer
+        include=ARITHMETIC,
+        architecture=architecture,
+        head_dim=HEAD_DIM[architecture],
+        experts=_EXPERTS if architecture == "qwen3_moe" else "",
+        train=train,
+        infer=infer,
     )
     path.write_text(text, encoding="utf-8")
     return path

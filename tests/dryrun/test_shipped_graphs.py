@@ -62,12 +62,32 @@ CASES = {
     ),
     "1x8x1": Case("qwen2", "model_parallel: 8", "model_parallel: 8, vocab_emb_dp: false"),
     "8x1x1": Case("qwen3", "data_parallel: 8, optimizer_shard: true", "data_parallel: 8"),
+    "2x4x1, experts split": Case(
+        "qwen3_moe", "data_parallel: 2, model_parallel: 4, expert_parallel: 2", "data_parallel: 2, model_parallel: 4"
+    ),
+    "4x2x1, experts and all at once": Case(
+        "qwen3_moe",
+        "data_parallel: 4, model_parallel: 2, expert_parallel: 2, use_seq_parallel: true, optimizer_shard: true, "
+        "recompute: selective",
+        "data_parallel: 8",
+    ),
+    "4x1x2, experts split": Case(
+        "qwen3_moe",
+        "data_parallel: 4, pipeline_stage: 2, micro_batch_num: 2, expert_parallel: 4, recompute: full",
+        "data_parallel: 8",
+    ),
+    "1x4x2, llama": Case(
+        "llama", "model_parallel: 4, pipeline_stage: 2, micro_batch_num: 2", "data_parallel: 2, model_parallel: 4"
+    ),
 }
 FAST = [
     *(("1x4x2", graph, rank) for graph in ("train", "reference") for rank in (0, 4)),
     *(("1x4x2", graph, 0) for graph in ("rollout", "prefill", "decode")),
     *(("2x4x1, sequence split", graph, 5) for graph in ("train", "reference", "prefill", "decode")),
     ("2x2x2, optimizer sharded", "train", 6),
+    *(("2x4x1, experts split", graph, 5) for graph in ("train", "reference", "prefill", "decode")),
+    ("4x1x2, experts split", "train", 6),
+    ("1x4x2, llama", "reference", 4),
 ]
 SLOW = [
     ("2x4x1, sequence split", "rollout", 5),
@@ -148,6 +168,27 @@ def test_a_rank_holds_the_slices_of_the_algebra(
         blocks = (16 // plan.data_parallel, 128, kv_heads, config.model.head_dim)
         expected |= {f"cache.{layer}.{kind}": blocks for layer in range(2) for kind in ("keys", "values")}
     assert held == expected
+
+
+def test_experts_see_the_tokens_of_all_replicas_that_share_them(compiled: Compiled) -> None:
+    """Of each replica's 128 tokens: hidden states in bfloat16, the numbers of 2 experts and their weights; and back."""
+    found = {
+        (entry.kind, entry.ranks): (entry.count, entry.bytes)
+        for entry in compiled("2x4x1, experts split", "reference", 5).facts.collectives
+    }
+    of_layer = HIDDEN + 2 * 128 * 2 * 4
+    assert found == {
+        ("AllGather", (1, 5)): (2 * 3 + 2, 2 * of_layer + 2 * NUMBERS),
+        ("ReduceScatter", (1, 5)): (2, 2 * 2 * HIDDEN),
+        # Behind attention and behind the experts, and the head's four numbers.
+        ("AllReduce", (4, 5, 6, 7)): (8, 4 * HIDDEN + 4 * NUMBERS),
+    }
+
+
+def test_experts_are_multiplied_in_groups_forward_and_backward(compiled: Compiled) -> None:
+    assert compiled("2x4x1, experts split", "decode", 5).facts.operators["GroupedMatmul"] == 2 * 3
+    # Each product, its two gradients, of two layers.
+    assert compiled("2x4x1, experts split", "train", 5).facts.operators["GroupedMatmul"] == 2 * 9
 
 
 def _whole(config: ExperimentConfig):
@@ -323,9 +364,12 @@ def test_matrix_products_are_in_bfloat16_over_float32_weights(
     compiled: Compiled, case: str, graph: str, rank: int
 ) -> None:
     facts = compiled(case, graph, rank).facts
-    assert set(facts.products) == {"BFloat16"}
+    with_experts = "experts" in case
+    assert set(facts.products) == ({"BFloat16", "Float32"} if with_experts else {"BFloat16"})
+    if with_experts and graph == "reference":  # the routers'
+        assert facts.products["Float32"] == (1 if "x2," in case else 2)
     kept = {entry.dtype for entry in facts.parameters if not entry.name.startswith("cache.")}
     assert kept == {"Float32"}
     if graph == "reference":  # 7 per layer, and the head
-        layers = 2 if "x1" in case else 1
+        layers = 2 if case.split(",")[0].endswith("x1") else 1
         assert facts.products["BFloat16"] == 7 * layers + (rank >= 4 or layers == 2)

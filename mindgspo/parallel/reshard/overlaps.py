@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from mindgspo.parallel.layout import Layout, SliceIndex
+from mindgspo.parallel.layout import Layout, Shape, SliceIndex
 from mindgspo.parallel.ranks import Ranks
 from mindgspo.parallel.tensor_slice import TensorSlice
 
@@ -52,7 +52,7 @@ def missing_overlaps(source: Layout, destination: Layout) -> tuple[Overlap, ...]
 
 def _of_destination_slice(source: Layout, destination: Layout, index: SliceIndex) -> Iterator[Overlap]:
     needed = destination.slice_at(index)
-    for source_index in _touching(source, needed):
+    for source_index in touching_slices(source.slice_shape, needed):
         holders = source.holders(source_index)
         held = set(holders)
         receivers = tuple(rank for rank in destination.holders(index) if rank not in held)
@@ -70,11 +70,11 @@ def _of_destination_slice(source: Layout, destination: Layout, index: SliceIndex
         )
 
 
-def _touching(layout: Layout, block: TensorSlice) -> Iterator[SliceIndex]:
-    """The numbers of the slices that have elements of `block`."""
+def touching_slices(slice_shape: Shape, block: TensorSlice) -> Iterator[SliceIndex]:
+    """The numbers of the slices of this shape that have elements of `block`."""
     return product(
         *(
             range(start // length, (stop - 1) // length + 1)
-            for start, stop, length in zip(block.starts, block.stops, layout.slice_shape, strict=True)
+            for start, stop, length in zip(block.starts, block.stops, slice_shape, strict=True)
         )
     )

@@ -75,8 +75,8 @@ def test_what_fits_is_legal(plan):
             "p.context_parallel: 2 is not built in this version; the only legal value is 1",
         ),
         (
-            ParallelPlan(expert_parallel=2),
-            "p.expert_parallel: 2 is not built in this version; the only legal value is 1",
+            ParallelPlan(data_parallel=2, expert_parallel=2),
+            "p.expert_parallel: 2, but qwen2 has no experts; remove it",
         ),
         (
             ParallelPlan(use_seq_parallel=True),

@@ -76,6 +76,57 @@ QWEN3 = {
 }
 
 
+# As Qwen3-30B-A3B and Llama-3.1-8B ship it.
+QWEN3_MOE = QWEN3 | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "output_router_logits": False,
+    "router_aux_loss_coef": 0.001,
+}
+LLAMA31 = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 128000,
+    "eos_token_id": [128001, 128008, 128009],
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 128256,
+}
+
+
 def write(folder: Path, config: object) -> Path:
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
@@ -120,7 +171,7 @@ def test_fields_left_out_take_the_family_s_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "llama"}, "model_type is 'llama'; supported: qwen2, qwen3"),
+        ({"model_type": "gpt2"}, "model_type is 'gpt2'; supported: qwen2, qwen3, qwen3_moe, llama"),
         ({"model_type": None}, "model_type is None"),
         ({"use_sliding_window": True}, "use_sliding_window is True"),
         ({"use_mrope": True}, "use_mrope is True"),
@@ -173,6 +224,71 @@ def test_a_qwen3_keeps_its_own_head_width(tmp_path: Path) -> None:
 def test_what_is_wrong_with_a_qwen3_is_refused(changes: dict, message: str, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=message):
         read_model_section(write(tmp_path, QWEN3 | changes))
+
+
+def test_a_mixture_of_experts_keeps_its_sizes(tmp_path: Path) -> None:
+    section = read_model_section(write(tmp_path, QWEN3_MOE))
+    sizes = (section.num_experts, section.num_experts_per_tok, section.moe_intermediate_size, section.norm_topk_prob)
+    assert (section.architecture, sizes) == ("qwen3_moe", (128, 8, 768, True))
+    renamed = {key: value for key, value in QWEN3_MOE.items() if key != "num_experts"}  # transformers 5 writes this
+    assert read_model_section(write(tmp_path, renamed | {"num_local_experts": 128})) == section
+    assert read_model_section(write(tmp_path, QWEN3_MOE | {"mlp_only_layers": None})) == section
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step is 2; only 1 is implemented"),
+        ({"mlp_only_layers": [0]}, "mlp_only_layers is \\[0\\]; only \\[\\] is implemented"),
+        ({"num_experts_per_tok": 129}, "num_experts_per_tok 129 is more than num_experts 128"),
+        ({"num_experts": None}, "num_experts is missing"),
+        ({"moe_intermediate_size": None}, "moe_intermediate_size is missing"),
+    ],
+)
+def test_what_is_wrong_with_a_mixture_of_experts_is_refused(changes: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=message):
+        read_model_section(write(tmp_path, QWEN3_MOE | changes))
+
+
+def test_a_llama_keeps_its_stretched_positions(tmp_path: Path) -> None:
+    section = read_model_section(write(tmp_path, LLAMA31))
+    assert (section.architecture, section.head_dim, section.rope_theta) == ("llama", 128, 500_000)
+    scaling = section.rope_scaling
+    assert (scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor) == (8, 1, 4)
+    assert scaling.original_max_position_embeddings == 8192
+    nested = {key: value for key, value in LLAMA31.items() if key not in ("rope_theta", "rope_scaling")}
+    nested["rope_parameters"] = LLAMA31["rope_scaling"] | {"rope_theta": 500000.0}
+    assert read_model_section(write(tmp_path, nested)) == section
+    assert read_model_section(write(tmp_path, LLAMA31 | {"rope_scaling": None})).rope_scaling is None
+    assert read_model_section(write(tmp_path, LLAMA31 | {"head_dim": None})).head_dim == 128
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mlp_bias": True}, "mlp_bias is True; only False is implemented"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn' is not implemented; .* and llama3 are"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling.low_freq_factor"),
+    ],
+)
+def test_what_is_wrong_with_a_llama_is_refused(changes: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=message):
+        read_model_section(write(tmp_path, LLAMA31 | changes))
+
+
+@pytest.mark.parametrize("config", [QWEN3_MOE, LLAMA31], ids=["qwen3_moe", "llama"])
+def test_exported_families_read_back(config: dict, tmp_path: Path) -> None:
+    section = read_model_section(write(tmp_path, config))
+    exported = huggingface_config(section, eos_ids=(2,), pad_id=0)
+    assert exported["architectures"] == config["architectures"]
+    assert exported.items() >= {key: config[key] for key in config.keys() & exported.keys() - _OF_THE_RUN}.items()
+    (tmp_path / "export").mkdir()
+    again = read_model_section(write(tmp_path / "export", exported))
+    assert again == section.model_copy(update={"path": tmp_path / "export"})
+
+
+_OF_THE_RUN = {"eos_token_id", "pad_token_id", "torch_dtype"}
 
 
 @pytest.mark.parametrize("missing", ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"])

@@ -9,7 +9,7 @@ import pytest
 
 from mindgspo.config import ModelSection
 from mindgspo.errors import WeightsError
-from mindgspo.models.names import hugging_face_names, weight_shapes
+from mindgspo.models.names import hugging_face_names, parameter_shapes, weight_shapes
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
@@ -52,7 +52,8 @@ def test_the_table_names_every_trainable_parameter_and_no_other(tied: bool) -> N
     model = make_model(section)
     parameters = {parameter.name: tuple(parameter.shape) for parameter in model.trainable_params()}
     shapes = weight_shapes(section)
-    assert parameters == {ours: shapes[theirs] for ours, theirs in hugging_face_names(section).items()}
+    assert parameters == {ours: shapes[theirs] for ours, (theirs,) in hugging_face_names(section).items()}
+    assert parameters == parameter_shapes(section)
     # Two tables, two layers with twelve weights each, one norm.
     assert len(shapes) == (2 if tied else 3) + 2 * 12
     assert {parameter.name for parameter in model.get_parameters()} == set(parameters)
@@ -168,7 +169,7 @@ def quantised(arrays: dict[str, np.ndarray]) -> None:
         (unexpected, r"unexpected \(1\):\s+model\.layers\.2\.mlp\.up_proj\.weight"),
         (transposed, r"wrong shape \(1\):\s+model\.layers\.0\.mlp\.up_proj\.weight: the model has \(12, 8\)"),
         (misspelt, r"q_proj\.bias \(did you mean model\.layers\.1\.self_attn\.q_proj\.biass\?\)"),
-        (quantised, r"not floating point.*\s+model\.layers\.1\.self_attn\.q_proj\.bias: int8"),
+        (quantised, r"not floating point.*\s+model\.layers\.1\.self_attn\.q_proj\.bias: I8"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused_and_nothing_changes(spoil, message: str) -> None:

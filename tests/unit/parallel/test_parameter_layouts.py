@@ -8,7 +8,7 @@ import pytest
 
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import ConfigError, WeightsError
-from mindgspo.models.names import WEIGHT_NAMES, hugging_face_names, weight_shapes
+from mindgspo.models.names import WEIGHT_NAMES, parameter_shapes
 from mindgspo.parallel.layout import Layout, Shape
 from mindgspo.parallel.parameter_layouts import SPLITS, moment_layouts, parameter_layouts
 from mindgspo.parallel.tensor_slice import TensorSlice
@@ -48,8 +48,7 @@ def plan(data: int, model: int, stages: int, **changes: Any) -> ParallelPlan:
 
 def shapes(model: ModelSection) -> dict[str, Shape]:
     """{our parameter name: full shape}."""
-    by_file_name = weight_shapes(model)
-    return {ours: by_file_name[theirs] for ours, theirs in hugging_face_names(model).items()}
+    return parameter_shapes(model)
 
 
 def layouts(model: ModelSection, parallel_plan: ParallelPlan) -> dict[str, Layout]:
@@ -217,7 +216,7 @@ def test_a_moment_that_does_not_divide_is_kept_whole_and_says_so():
     moments = moment_layouts(shapes(TINY), TINY, three)
     query = moments[in_layer(0, "self_attn.q_proj.weight")]
     assert query == layouts(TINY, three)[in_layer(0, "self_attn.q_proj.weight")]
-    assert query.remark == "optimizer_shard: axis 0 of the slice, 16, does not divide over data_parallel 3; kept whole"
+    assert query.remark == "optimizer_shard: axis 0 of the slice, 16, does not divide over 3 replicas; kept whole"
     gate = moments[in_layer(0, "mlp.gate_proj.weight")]
     assert (gate.slice_shape, gate.remark) == ((8, 32), "")
 

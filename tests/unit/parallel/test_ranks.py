@@ -65,7 +65,12 @@ def test_coordinates_and_groups_are_consistent(data: int, model: int, stages: in
         assert sorted(rank for group in groups for rank in group) == list(range(any_grid.world_size))
 
 
-@pytest.mark.parametrize("axis", ["context_parallel", "expert_parallel"])
-def test_an_axis_without_a_layout_is_refused(axis: str):
-    with pytest.raises(ConfigError, match=f"{axis}: 2 has no layout.*the only legal value is 1"):
-        RankGrid.of(ParallelPlan(**{axis: 2}))
+def test_an_axis_without_a_layout_is_refused():
+    with pytest.raises(ConfigError, match="context_parallel: 2 has no layout.*the only legal value is 1"):
+        RankGrid.of(ParallelPlan(context_parallel=2))
+
+
+def test_replicas_that_split_the_experts_are_consecutive():
+    grid = RankGrid(data_parallel=4, model_parallel=2, pipeline_stage=2)
+    assert [grid.expert_group(rank, 2) for rank in (0, 3, 5, 14)] == [(0, 2), (1, 3), (5, 7), (12, 14)]
+    assert grid.expert_group(9, 4) == grid.data_group(9) == (9, 11, 13, 15)

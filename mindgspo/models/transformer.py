@@ -1,4 +1,5 @@
-"""Qwen2 / Qwen2.5 and Qwen3 (dense): decoder-only transformers with grouped-query attention, RoPE, RMSNorm and SwiGLU.
+"""Decoder-only transformers with grouped-query attention, RoPE, RMSNorm and SwiGLU: Qwen2 / Qwen2.5, Qwen3, Qwen3-MoE
+and Llama. What tells them apart is in `config.families`.
 
 What enters: token ids with positions and segments (training, prefill) or one token per slot with a key/value cache
 (decode). What leaves: final hidden states; heads are separate (`models.policy`, `rollout.decode`). Parameter names
@@ -12,10 +13,12 @@ Legend: M = R * T flattened tokens, S decode slots, C cache positions, H hidden,
 from __future__ import annotations
 
 import mindspore as ms
-import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindgspo.config import ModelSection
+from mindgspo.config.families import FAMILIES
+from mindgspo.models.mixture_of_experts import MixtureOfExperts
+from mindgspo.models.rotary import rope_tables
 from mindgspo.parallel.device_ops import CausalAttentionOp, RMSNormOp, RotaryOp, SegmentMask, SwiGLUOp
 from mindgspo.parallel.layers import (
     ColumnParallelLinear,
@@ -45,8 +48,8 @@ class RMSNorm(nn.Cell):
         return self.norm(x, ops.cast(self.weight, self.dtype))
 
 
-class Qwen2Attention(nn.Cell):
-    """Grouped-query self-attention. Qwen2's q, k, v carry a bias; Qwen3's none, but q and k are normed head by head."""
+class Attention(nn.Cell):
+    """Grouped-query self-attention. Some families have biases of q, k and v, some norm queries and keys by head."""
 
     def __init__(self, config: ModelSection, dtype: ms.Type, name: str, place: Placement) -> None:
         super().__init__(auto_prefix=False)
@@ -55,16 +58,16 @@ class Qwen2Attention(nn.Cell):
         kv_size = kv_heads * self.head_dim
         self.num_heads = place.share(heads)
         self.num_kv_heads = place.share(kv_heads, units=kv_heads)
-        is_qwen3 = config.architecture == "qwen3"
-        column = {"bias": not is_qwen3, "dtype": dtype, "place": place}
+        family = FAMILIES[config.architecture]
+        column = {"bias": family.has_attention_bias, "dtype": dtype, "place": place}
         self.enter = enter_model_parallel(place)
         self.q_proj = ColumnParallelLinear(hidden, heads * self.head_dim, name=f"{name}.q_proj", **column)
         self.k_proj = ColumnParallelLinear(hidden, kv_size, units=kv_heads, name=f"{name}.k_proj", **column)
         self.v_proj = ColumnParallelLinear(hidden, kv_size, units=kv_heads, name=f"{name}.v_proj", **column)
         self.o_proj = RowParallelLinear(heads * self.head_dim, hidden, dtype=dtype, name=f"{name}.o_proj", place=place)
-        norm = (self.head_dim, config.rms_norm_eps, dtype)
-        self.q_norm = RMSNorm(*norm, f"{name}.q_norm", place, (DATA, MODEL)) if is_qwen3 else Unchanged()
-        self.k_norm = RMSNorm(*norm, f"{name}.k_norm", place, (DATA, KEY_VALUE)) if is_qwen3 else Unchanged()
+        norm, has_norms = (self.head_dim, config.rms_norm_eps, dtype), family.has_head_norms
+        self.q_norm = RMSNorm(*norm, f"{name}.q_norm", place, (DATA, MODEL)) if has_norms else Unchanged()
+        self.k_norm = RMSNorm(*norm, f"{name}.k_norm", place, (DATA, KEY_VALUE)) if has_norms else Unchanged()
         self.rotate_query = RotaryOp(self.head_dim, place, (MODEL,))
         self.rotate_key = RotaryOp(self.head_dim, place, (KEY_VALUE,))
         self.attention = CausalAttentionOp(self.num_heads, self.num_kv_heads, self.head_dim, place)
@@ -88,7 +91,7 @@ class Qwen2Attention(nn.Cell):
         return self.o_proj(self.attention(query, key, value, mask)), key, value
 
 
-class Qwen2MLP(nn.Cell):
+class FeedForward(nn.Cell):
     """down(silu(gate(x)) * up(x))."""
 
     def __init__(self, config: ModelSection, dtype: ms.Type, name: str, place: Placement) -> None:
@@ -105,17 +108,22 @@ class Qwen2MLP(nn.Cell):
         x_MH = self.enter(x_MH)
         return self.down_proj(self.swiglu(self.gate_proj(x_MH), self.up_proj(x_MH)))
 
+    def cheap_cells(self) -> tuple[nn.Cell, ...]:
+        """What `recompute: selective` computes again."""
+        return (self.swiglu,)
 
-class Qwen2DecoderLayer(nn.Cell):
+
+class DecoderLayer(nn.Cell):
     """Pre-norm attention and feed-forward blocks with residual connections."""
 
     def __init__(self, config: ModelSection, dtype: ms.Type, name: str, place: Placement) -> None:
         super().__init__(auto_prefix=False)
         norm = (config.hidden_size, config.rms_norm_eps, dtype)
         self.input_layernorm = RMSNorm(*norm, f"{name}.input_layernorm", place)
-        self.self_attn = Qwen2Attention(config, dtype, f"{name}.self_attn", place)
+        self.self_attn = Attention(config, dtype, f"{name}.self_attn", place)
         self.post_attention_layernorm = RMSNorm(*norm, f"{name}.post_attention_layernorm", place)
-        self.mlp = Qwen2MLP(config, dtype, f"{name}.mlp", place)
+        block = MixtureOfExperts if FAMILIES[config.architecture].has_experts else FeedForward
+        self.mlp = block(config, dtype, f"{name}.mlp", place)
         self.add = place.split(ops.Add(), (SEQUENCE, WHOLE), (SEQUENCE, WHOLE))
 
     def set_recompute(self, extent: str) -> None:
@@ -130,7 +138,7 @@ class Qwen2DecoderLayer(nn.Cell):
                 *(norm for norm in (attention.q_norm, attention.k_norm) if isinstance(norm, RMSNorm)),
                 attention.rotate_query,
                 attention.rotate_key,
-                self.mlp.swiglu,
+                *self.mlp.cheap_cells(),
             ):
                 cell.recompute()
             if not attention.attention.fused:  # the fused op keeps no weights
@@ -148,7 +156,7 @@ class Qwen2DecoderLayer(nn.Cell):
         return self.add(x_MH, self.mlp(self.post_attention_layernorm(x_MH)))
 
 
-class Qwen2Model(nn.Cell):
+class Transformer(nn.Cell):
     """The layers of one pipeline stage, without a head; all of the transformer where there is one stage, or where the
     compiler makes the stages.
 
@@ -171,7 +179,7 @@ class Qwen2Model(nn.Cell):
             )
         self.layers = nn.CellList(
             [
-                Qwen2DecoderLayer(config, dtype, f"model.layers.{i}", place)
+                DecoderLayer(config, dtype, f"model.layers.{i}", place)
                 for i in place.own_layers(config.num_hidden_layers)
             ],
             auto_prefix=False,
@@ -187,7 +195,7 @@ class Qwen2Model(nn.Cell):
         # A whole table is the output table by its own rows alone.
         self.takes_rows = self.is_last and self.tied and self.embed_tokens.weight.shape[0] > output_rows
         self.first_output, self.last_output = place.at.model * output_rows, (place.at.model + 1) * output_rows
-        self.rope_cos, self.rope_sin = rope_tables(config.head_dim, config.max_position_embeddings, config.rope_theta)
+        self.rope_cos, self.rope_sin = (Tensor(table) for table in rope_tables(config))
         self.gather = place.split(ops.Gather(), (WHOLE, WHOLE), (DATA,))
         self.segment_mask = SegmentMask()
         place.assign_stages(self)
@@ -233,14 +241,3 @@ class Qwen2Model(nn.Cell):
             x_MH, key, value = layer.prefill(x_MH, cos, sin, mask)
             cached += (key, value)
         return cached
-
-
-def rope_tables(head_dim: int, num_positions: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * theta^(-2i/D), float32 [positions, D], the two halves of D repeated.
-
-    The angle is formed in float32, as Hugging Face does, so that logits agree at long positions too.
-    """
-    frequency = (1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)).astype(np.float32)
-    angle = np.outer(np.arange(num_positions, dtype=np.float32), frequency).astype(np.float32)
-    angle = np.concatenate([angle, angle], axis=1)
-    return Tensor(np.cos(angle)), Tensor(np.sin(angle))

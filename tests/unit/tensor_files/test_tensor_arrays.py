@@ -14,13 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from mindgspo.errors import WeightsError
-from mindgspo.models.safetensors_io import (
-    bfloat16_bits,
-    check_names,
-    read_safetensors,
-    widen_bfloat16,
-    write_safetensors,
-)
+from mindgspo.tensor_files import bfloat16_bits, read_safetensors, widen_bfloat16, write_safetensors
 
 
 def some_weights() -> dict[str, np.ndarray]:
@@ -293,36 +287,3 @@ def test_a_bad_index_is_refused(tmp_path: Path, text: str, message: str) -> None
     (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(WeightsError, match=message):
         read_safetensors(tmp_path)
-
-
-# ---- names
-
-
-def test_matching_names_pass() -> None:
-    weights = some_weights()
-    check_names({name: tensor.shape for name, tensor in weights.items()}, weights, where=Path("m"))
-
-
-def test_both_sides_are_listed_with_near_names() -> None:
-    expected = {"model.norm.weight": (3,), "lm_head.weight": (5, 3), "bias": (2,), "scale": (1,)}
-    found = {
-        "model.norm.weigth": np.zeros(3, np.float32),
-        "rotary.inv_freq": np.zeros(4, np.float32),
-        "bias": np.zeros(3, np.float32),
-        "scale": np.zeros(1, np.int8),
-    }
-    with pytest.raises(WeightsError) as caught:
-        check_names(expected, found, where=Path("some/folder"))
-    message = str(caught.value)
-    assert message.startswith("some/folder: ") and "4 weights expected, 4 found" in message
-    assert "missing (2):" in message and "    lm_head.weight\n" in message
-    assert "model.norm.weight (did you mean model.norm.weigth?)" in message
-    assert "unexpected (2):" in message and "    rotary.inv_freq\n" in message
-    assert "model.norm.weigth (did you mean model.norm.weight?)" in message
-    assert "bias: the model has (2,), the file (3,)" in message
-    assert "scale: int8" in message
-
-
-def test_a_long_list_is_cut_and_counted() -> None:
-    with pytest.raises(WeightsError, match=r"missing \(100\):(\n    w\d+){8}\n    ... and 92 more"):
-        check_names({f"w{number}": (1,) for number in range(100)}, {}, where=Path("m"))

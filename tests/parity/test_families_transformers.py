@@ -1,4 +1,4 @@
-"""Tiny random Qwen2 models made and saved by Hugging Face transformers: the same logits, tokens and gradients."""
+"""Tiny random models made and saved by Hugging Face transformers: the same logits, tokens and gradients."""
 
 from __future__ import annotations
 
@@ -20,42 +20,89 @@ transformers = pytest.importorskip("transformers", reason="needs the `parity` ex
 pytestmark = [pytest.mark.parity, pytest.mark.usefixtures("cpu_runtime")]
 
 VOCAB_SIZE, HIDDEN_SIZE, ROPE_THETA = 97, 48, 12345.0
-SHAPES = {
-    "tied": {"tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 2},
-    "untied": {"tie_word_embeddings": False, "num_attention_heads": 4, "num_key_value_heads": 1},
-    "all heads": {"tie_word_embeddings": False, "num_attention_heads": 2, "num_key_value_heads": 2},
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
 }
+EXPERTS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "moe_intermediate_size": 24}
+# By architecture: heads shared by all, some or one; heads wider and narrower than hidden_size / heads, which is 12.
+SHAPES = {
+    "qwen2, tied": {"tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "qwen2, untied": {"tie_word_embeddings": False, "num_attention_heads": 4, "num_key_value_heads": 1},
+    "qwen2, all heads": {"tie_word_embeddings": False, "num_attention_heads": 2, "num_key_value_heads": 2},
+    "qwen3, tied, wide heads": {
+        "tie_word_embeddings": True,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+    },
+    "qwen3, untied, narrow heads": {
+        "tie_word_embeddings": False,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 10,
+    },
+    "llama, stretched": {
+        "tie_word_embeddings": False,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rope_parameters": {"rope_theta": ROPE_THETA, **LLAMA3},
+    },
+    "llama, tied, narrow heads": {
+        "tie_word_embeddings": True,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 8,
+    },
+    "qwen3_moe, 2 of 8, normed": {**EXPERTS, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True},
+    "qwen3_moe, 3 of 5": {**EXPERTS, "num_experts": 5, "num_experts_per_tok": 3, "norm_topk_prob": False},
+    "qwen3_moe, 1 of 4, tied": {
+        **EXPERTS,
+        "num_experts": 4,
+        "num_experts_per_tok": 1,
+        "norm_topk_prob": False,
+        "tie_word_embeddings": True,
+    },
+}
+CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "qwen3_moe": "Qwen3Moe"}
 
 
 @dataclass(frozen=True)
 class Pair:
     """One model twice: theirs in memory and saved in `folder`, ours loaded from there."""
 
+    case: str
     folder: Path
     reference: object
     section: ModelSection
     model: object
 
 
-def make_reference(shape: dict, seed: int = 0):
+def make_reference(case: str, seed: int = 0):
     """Weights wide enough that no greedy choice is a near tie."""
     torch.manual_seed(seed)
-    config = transformers.Qwen2Config(
+    kind = CLASSES[case.split(",")[0]]
+    sizes = {"rope_parameters": {"rope_theta": ROPE_THETA, "rope_type": "default"}} | SHAPES[case]
+    config = getattr(transformers, f"{kind}Config")(
         vocab_size=VOCAB_SIZE,
         hidden_size=HIDDEN_SIZE,
         intermediate_size=80,
         num_hidden_layers=3,
         max_position_embeddings=256,
-        rope_theta=ROPE_THETA,
         initializer_range=0.2,
-        use_sliding_window=False,
-        **shape,
+        eos_token_id=None,
+        **sizes,
     )
-    reference = transformers.Qwen2ForCausalLM(config).eval()
+    reference = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     with torch.no_grad():  # biases and norm weights start as constants: give them values that can be told apart
-        for parameter in reference.parameters():
+        for name, parameter in reference.named_parameters():
             if parameter.ndim == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+            elif name.endswith("mlp.gate.weight"):  # the router: choices far from a tie in every precision
+                torch.nn.init.normal_(parameter, std=0.5)
     return reference
 
 
@@ -69,12 +116,12 @@ def load_ours(folder: Path):
     return section, model
 
 
-@pytest.fixture(scope="module", params=SHAPES.values(), ids=SHAPES)
+@pytest.fixture(scope="module", params=SHAPES)
 def pair(request, tmp_path_factory, cpu_runtime) -> Pair:
-    folder = tmp_path_factory.mktemp("qwen2")
+    folder = tmp_path_factory.mktemp("model")
     reference = make_reference(request.param)
     reference.save_pretrained(folder)
-    return Pair(folder, reference, *load_ours(folder))
+    return Pair(request.param, folder, reference, *load_ours(folder))
 
 
 IDS_RT = np.random.default_rng(1).integers(0, VOCAB_SIZE, (2, 40)).astype(np.int32)
@@ -91,6 +138,18 @@ def our_logits(model) -> np.ndarray:
 def their_logits(reference) -> np.ndarray:
     with torch.no_grad():
         return reference(torch.tensor(IDS_RT, dtype=torch.long)).logits.float().numpy()
+
+
+def test_the_section_is_the_models(pair: Pair) -> None:
+    section, config = pair.section, pair.reference.config
+    assert section.architecture == pair.case.split(",")[0]
+    assert section.head_dim == SHAPES[pair.case].get("head_dim", HIDDEN_SIZE // section.num_attention_heads)
+    assert section.rope_theta == ROPE_THETA and (section.rope_scaling is not None) == ("stretched" in pair.case)
+    assert (section.num_experts, section.norm_topk_prob) == (
+        SHAPES[pair.case].get("num_experts"),
+        SHAPES[pair.case].get("norm_topk_prob", False),
+    )
+    assert section.tie_word_embeddings == config.tie_word_embeddings
 
 
 def test_logits(pair: Pair) -> None:
@@ -134,6 +193,18 @@ def test_32_greedy_tokens_of_the_decode_graph(pair: Pair) -> None:
     assert varied > 20, "five loops over a single token would prove little"
 
 
+def test_log_probs_of_the_command(pair: Pair, tmp_path: Path) -> None:
+    from mindgspo.trainer.logprobs import log_probs_of_file
+
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"ids": ids.tolist()}) + "\n" for ids in IDS_RT))
+    log_probs = torch.log_softmax(torch.tensor(their_logits(pair.reference), dtype=torch.float64), dim=-1).numpy()
+    for ids, expected, found in zip(IDS_RT, log_probs, log_probs_of_file(pair.folder, rows), strict=True):
+        chosen = expected[np.arange(ids.size - 1), ids[1:]]
+        np.testing.assert_allclose(found["logprobs"], chosen, rtol=0, atol=1e-4)
+        assert found["next"] == expected[-1].argmax()
+
+
 def torch_gspo_loss(reference, batch, *, temperature: float, clip_low: float, clip_high: float):
     """Eq. 5 and 7 of arXiv 2507.18071, row by row; and how many sequences were clipped."""
     loss, clipped = 0.0, 0
@@ -158,7 +229,7 @@ def test_gradients_of_the_gspo_loss(pair: Pair) -> None:
     from mindgspo.algorithms.registry import build_policy_loss
     from mindgspo.algorithms.update import PolicyUpdater
     from mindgspo.data.rows import TrainingSample, lay_out, scattered
-    from mindgspo.models.names import hugging_face_names
+    from mindgspo.models.names import parameter_shapes, to_hugging_face
     from mindgspo.models.policy import PolicyLogProbs, PolicyScorer
     from mindgspo.models.weights import load_huggingface
 
@@ -190,7 +261,9 @@ def test_gradients_of_the_gspo_loss(pair: Pair) -> None:
         for batch, old in zip(batches, moved, strict=True)
     ]
 
-    twin = make_reference({key: getattr(pair.section, key) for key in SHAPES["tied"]}).double()
+    twin = make_reference(pair.case).double()
+    if pair.section.num_experts:
+        twin.set_experts_implementation("eager")  # their grouped product knows no float64
     total, clipped = 0.0, 0
     for batch in batches:
         loss, count = torch_gspo_loss(twin, batch, temperature=temperature, **clip)
@@ -207,21 +280,34 @@ def test_gradients_of_the_gspo_loss(pair: Pair) -> None:
         result = updater.update(batches, lr=1e-5)
     finally:
         load_huggingface(pair.model, pair.section, pair.folder)  # the other tests use this model too
-    names = hugging_face_names(pair.section)
-    moments = [array for array in updater.state().values() if array.ndim]
-    gradients = {
-        names[parameter.name]: moment
-        for parameter, moment in zip(pair.model.trainable_params(), moments[: len(names)], strict=True)
-    }
+    state = updater.state()
+    gradients = to_hugging_face(
+        pair.section, {name: state[f"adamw.m.{name}"] for name in parameter_shapes(pair.section)}
+    )
 
     assert result.loss == pytest.approx(total, rel=1e-4)
     assert result.metrics["pg_clipfrac_seq"] == pytest.approx(clipped / len(samples))
-    expected = {name: parameter.grad.numpy() for name, parameter in twin.named_parameters()}
+    expected = by_file_name({name: parameter.grad.numpy() for name, parameter in twin.named_parameters()})
     assert gradients.keys() == expected.keys()
     for name, gradient in expected.items():
         largest = np.abs(gradient).max()
         assert largest > 0, name
         np.testing.assert_allclose(gradients[name], gradient, rtol=0, atol=1e-4 * largest, err_msg=name)
+
+
+def by_file_name(tensors: dict) -> dict:
+    """transformers holds the experts of a layer as two arrays; its files have three matrices of each."""
+    found = {}
+    for name, array in tensors.items():
+        prefix, _, kind = name.rpartition(".")
+        if not prefix.endswith(".experts"):
+            found[name] = array
+            continue
+        for expert, matrix in enumerate(array):
+            halves = np.split(matrix, 2) if kind == "gate_up_proj" else [matrix]
+            for part, half in zip(kind.removesuffix("_proj").split("_"), halves, strict=True):
+                found[f"{prefix}.{expert}.{part}_proj.weight"] = half
+    return found
 
 
 class NoTokenizer:
@@ -242,7 +328,7 @@ def test_an_export_loads_in_transformers_with_the_same_logits(pair: Pair, tmp_pa
         tokenizer=NoTokenizer(),
     )
     loaded, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "export", output_loading_info=True)
-    assert type(loaded) is transformers.Qwen2ForCausalLM and loaded.dtype == torch.float32
+    assert type(loaded) is type(pair.reference) and loaded.dtype == torch.float32
     assert not any(report.values()), report
     assert loaded.config.rope_parameters["rope_theta"] == ROPE_THETA
     assert loaded.generation_config.eos_token_id == [5, 7] and loaded.generation_config.pad_token_id == 3
@@ -254,8 +340,10 @@ def test_the_old_style_of_config_json_describes_the_same_model(pair: Pair, tmp_p
     raw = json.loads((pair.folder / "config.json").read_text())
     assert "rope_theta" not in raw, "transformers 5 nests it"
     assert raw.pop("rope_parameters")["rope_theta"] == ROPE_THETA
-    del raw["layer_types"], raw["dtype"]
-    old = raw | {"rope_theta": ROPE_THETA, "rope_scaling": None, "torch_dtype": "float32"}
+    raw.pop("layer_types", None), raw.pop("dtype")
+    scaling = SHAPES[pair.case].get("rope_parameters", {}).copy()
+    scaling.pop("rope_theta", None)
+    old = raw | {"rope_theta": ROPE_THETA, "rope_scaling": scaling or None, "torch_dtype": "float32"}
     (tmp_path / "config.json").write_text(json.dumps(old))
     assert read_model_section(tmp_path) == pair.section.model_copy(update={"path": tmp_path})
     # transformers itself understands it in the same way.
@@ -263,7 +351,7 @@ def test_the_old_style_of_config_json_describes_the_same_model(pair: Pair, tmp_p
 
 
 def test_shards_of_a_bfloat16_model(tmp_path: Path) -> None:
-    make_reference(SHAPES["untied"]).to(torch.bfloat16).save_pretrained(tmp_path, max_shard_size="50KB")
+    make_reference("qwen2, untied").to(torch.bfloat16).save_pretrained(tmp_path, max_shard_size="50KB")
     assert (tmp_path / "model.safetensors.index.json").is_file() and len(list(tmp_path.glob("*.safetensors"))) > 2
     _, model = load_ours(tmp_path)
     # Read back as float32: a model cast to bfloat16 has rounded its RoPE frequencies too.

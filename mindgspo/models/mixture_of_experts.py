@@ -1,0 +1,114 @@
+"""The feed-forward block of Qwen3-MoE: each token goes to a few of many experts, none is ever dropped.
+
+What enters: hidden states of flattened tokens. What leaves: for each token the sum of its experts' outputs, weighted by
+the router. Called by the decoder layers. Under model_parallel every rank routes all tokens alike and has a share of the
+inner features of every expert, so that the ranks' outputs add up as those of a dense block do.
+
+Legend: M flattened tokens, E experts, K experts per token, S slots, H hidden, I inner features of one expert.
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+
+from mindgspo.config import ModelSection
+from mindgspo.parallel.device_ops import SwiGLUOp
+from mindgspo.parallel.expert_ops import ExpertCollectives, ExpertSlots, GroupedMatMul
+from mindgspo.parallel.parameter_memory import zero_parameter
+from mindgspo.parallel.placement import Placement
+from mindgspo.parallel.splits import DATA, EXPERT, MODEL, WHOLE
+
+
+class Router(nn.Cell):
+    """softmax(x W^T) over the experts, in float32, and the K largest; Hugging Face's Qwen3MoeTopKRouter."""
+
+    def __init__(self, num_chosen: int, is_normed: bool) -> None:
+        super().__init__(auto_prefix=False)
+        self.num_chosen, self.is_normed = num_chosen, is_normed
+        self.logits = ops.MatMul(transpose_b=True)
+        self.softmax = ops.Softmax(axis=-1)
+        self.top_k = ops.TopK(sorted=True)
+
+    def construct(self, x_MH: Tensor, weight_EH: Tensor) -> tuple[Tensor, Tensor]:
+        """experts_MK: int32, the chosen ones. weights_MK: float32, their probabilities, or, normed, their shares of the
+        chosen ones' sum."""
+        probs_ME = self.softmax(self.logits(ops.cast(x_MH, ms.float32), weight_EH))
+        _, experts_MK = self.top_k(ops.stop_gradient(probs_ME), self.num_chosen)
+        weights_MK = ops.gather_elements(probs_ME, 1, experts_MK)
+        if self.is_normed:
+            weights_MK = weights_MK / weights_MK.sum(-1, keepdims=True)
+        return experts_MK, weights_MK
+
+
+class ExpertShare(nn.Cell):
+    """What the experts of one rank, or its slices of them, add to the block's output: for each token the sum over its
+    own experts of weight * down(silu(gate(x)) * up(x)), [M, H]."""
+
+    def __init__(self, slots: ExpertSlots, dtype: ms.Type) -> None:
+        super().__init__(auto_prefix=False)
+        self.slots = slots
+        self.dtype = dtype
+        self.product = GroupedMatMul()
+        self.swiglu = SwiGLUOp()
+        self.gather = ops.Gather()
+
+    def construct(
+        self,
+        x_MH: Tensor,
+        experts_MK: Tensor,
+        weights_MK: Tensor,
+        gate_EIH: Tensor,
+        up_EIH: Tensor,
+        down_EHI: Tensor,
+    ) -> Tensor:
+        slot_MK, token_S, own_S1, groups = self.slots(experts_MK)
+        x_SH = self._own(self.gather(x_MH, token_S, 0), own_S1)
+        gate_SI = self.product(x_SH, ops.cast(gate_EIH, self.dtype), groups)
+        up_SI = self.product(x_SH, ops.cast(up_EIH, self.dtype), groups)
+        out_SH = self.product(self.swiglu(gate_SI, up_SI), ops.cast(down_EHI, self.dtype), groups)
+        out_MKH = self.gather(self._own(out_SH, own_S1), slot_MK.reshape(-1), 0).reshape(*experts_MK.shape, -1)
+        # As Hugging Face: each expert's output is weighted in the model's type, and the sum is formed in it.
+        return (out_MKH * ops.cast(weights_MK, self.dtype).expand_dims(-1)).sum(1)
+
+    def _own(self, x_SH: Tensor, own_S1: Tensor) -> Tensor:
+        """Zeros in the slots of other ranks' experts, in the gradient too: nothing else is known of them."""
+        if self.slots.is_all:
+            return x_SH
+        return ops.where(own_S1, x_SH, ops.zeros_like(x_SH))
+
+
+class MixtureOfExperts(nn.Cell):
+    """Router and experts; the parameters of the experts are stacked, [E, I, H] and [E, H, I]."""
+
+    def __init__(self, config: ModelSection, dtype: ms.Type, name: str, place: Placement) -> None:
+        super().__init__(auto_prefix=False)
+        num_experts, num_chosen = config.num_experts, config.num_experts_per_tok
+        assert num_experts is not None and num_chosen is not None and config.moe_intermediate_size is not None
+        hidden, inner = config.hidden_size, place.share(config.moe_intermediate_size)
+        self.gate = zero_parameter((num_experts, hidden), f"{name}.gate.weight")
+        self.gate_proj = zero_parameter((num_experts, inner, hidden), f"{name}.experts.gate_proj.weight")
+        self.up_proj = zero_parameter((num_experts, inner, hidden), f"{name}.experts.up_proj.weight")
+        self.down_proj = zero_parameter((num_experts, hidden, inner), f"{name}.experts.down_proj.weight")
+        ranks = ExpertCollectives(place, num_experts)
+        slots = ExpertSlots(num_experts=num_experts, num_chosen=num_chosen, first=ranks.first, own=ranks.own)
+        self.share = share = ExpertShare(slots, dtype)
+        router = Router(num_chosen, config.norm_topk_prob)
+        enter, gather, scatter, leave = ranks.enter, ranks.gather, ranks.scatter, ranks.leave
+
+        def routed(x_MH, gate_EH, gate_EIH, up_EIH, down_EHI):
+            # The router, too, reads what has entered: through its weights each slice finds a part of the gradient.
+            x_MH = enter(x_MH)
+            experts_MK, weights_MK = router(x_MH, gate_EH)
+            x_MH, experts_MK, weights_MK = gather(x_MH), gather(experts_MK), gather(weights_MK)
+            return leave(scatter(share(x_MH, experts_MK, weights_MK, gate_EIH, up_EIH, down_EHI)))
+
+        column, row = (EXPERT, MODEL, WHOLE), (EXPERT, WHOLE, MODEL)
+        self.routed = place.split_function(routed, (DATA, WHOLE), (WHOLE, WHOLE), column, column, row)
+
+    def construct(self, x_MH: Tensor) -> Tensor:
+        return self.routed(x_MH, self.gate, self.gate_proj, self.up_proj, self.down_proj)
+
+    def cheap_cells(self) -> tuple[nn.Cell, ...]:
+        """What `recompute: selective` computes again."""
+        return (self.share.swiglu,)
