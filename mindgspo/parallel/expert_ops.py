@@ -1,0 +1,137 @@
+"""Tokens brought to their experts, and one matrix product per expert, in graphs of fixed shapes.
+
+What enters: which experts each token goes to. What leaves: slots in which the tokens of an expert stand side by side,
+and the products of each slot's token with its expert's matrix. Called by the mixture of experts. Nothing is dropped,
+whatever the router does.
+
+On Ascend the slots are the assignments sorted by expert, and GroupedMatmul takes the matrices' products in one op. On
+CPU every expert's slots are filled up to whole blocks, so that a block has one expert and all of them are one batched
+product; empty slots hold token 0 and nobody reads what comes out of them.
+
+Legend: M tokens, K experts per token, A = M * K assignments, S slots, B slots of a block, N blocks, E experts, G groups
+of slots (one for each own expert, and one for those of others), I and O in- and output features.
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+from mindspore.ops import constexpr
+
+from mindgspo.parallel.device_ops import is_fused
+from mindgspo.parallel.model_parallel_ops import Unchanged, enter_model_parallel, leave_model_parallel
+from mindgspo.parallel.placement import LogicalPlacement, Placement
+from mindgspo.parallel.process_groups import group_name
+
+_SMALLEST_BLOCK, _LARGEST_BLOCK = 8, 256
+
+
+@constexpr
+def block_size(num_assignments: int, num_experts: int) -> int:
+    """The power of two nearest below half of an expert's mean load, from 8 to 256: larger blocks stand half empty,
+    smaller ones copy the experts' matrices more often (measured on CPU)."""
+    wanted = num_assignments // (2 * num_experts)
+    return min(max(1 << max(wanted.bit_length() - 1, 0), _SMALLEST_BLOCK), _LARGEST_BLOCK)
+
+
+class ExpertSlots(nn.Cell):
+    """construct(experts_MK) -> (slot_MK, token_S, own_S1, groups).
+
+    first, own: this rank's experts, all of them or a run. slot_MK: int32, where each assignment stands. token_S: int32,
+    the token in each slot. own_S1: bool, which slots are those of own experts; the others stand behind them. groups:
+    what `GroupedMatMul` needs: the expert of each block, int32 [N], or on Ascend, int64 [own], the number of slots up
+    to and including each own expert's.
+    """
+
+    def __init__(self, *, num_experts: int, num_chosen: int, first: int = 0, own: int | None = None) -> None:
+        super().__init__(auto_prefix=False)
+        self.first, self.own = first, num_experts if own is None else own
+        self.num_chosen = num_chosen
+        self.is_all = self.own == num_experts
+        self.num_groups = self.own if self.is_all else self.own + 1
+        self.fused = is_fused()
+        self.sort = ops.Sort()
+        self.count = ops.UnsortedSegmentSum()
+        self.gather = ops.Gather()
+
+    def construct(self, experts_MK: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        num_assignments = experts_MK.shape[0] * self.num_chosen
+        group_A = self._groups(experts_MK.reshape(-1))
+        block = 1 if self.fused else block_size(num_assignments, self.num_groups)
+        num_blocks = (num_assignments + self.num_groups * (block - 1)) // block
+        # CPU sorts floats only; they hold the groups' numbers exactly.
+        sorted_A, order_A = self.sort(ops.cast(group_A, ms.float32))
+        ones_A = ops.ones((num_assignments,), ms.float32)
+        load_G = ops.cast(self.count(ones_A, group_A, self.num_groups), ms.int32)
+        room_G = (load_G + (block - 1)) // block * block
+        end_G = ops.cast(ops.cumsum(room_G, 0), ms.int32)
+        shift_G = (end_G - room_G) - (ops.cast(ops.cumsum(load_G, 0), ms.int32) - load_G)
+        in_order_A = ops.cast(ops.arange(num_assignments), ms.int32)
+        slot_A = in_order_A + self.gather(shift_G, ops.cast(sorted_A, ms.int32), 0)  # of sorted assignments
+        order_A = ops.cast(order_A, ms.int32)
+        slot_MK = ops.tensor_scatter_elements(ops.zeros_like(in_order_A), order_A, slot_A).reshape(experts_MK.shape)
+        empty_S = ops.zeros((num_blocks * block,), ms.int32)
+        token_S = ops.tensor_scatter_elements(empty_S, slot_A, order_A // self.num_chosen)
+        own_S1 = (ops.arange(num_blocks * block) < end_G[self.own - 1]).reshape(-1, 1)
+        if self.fused:
+            return slot_MK, token_S, own_S1, ops.cast(end_G[: self.own], ms.int64)
+        first_N1 = (ops.arange(num_blocks) * block).reshape(-1, 1)
+        # Blocks behind the last expert's are empty, or other ranks'.
+        expert_N = ops.cast(ops.cast(first_N1 >= end_G.reshape(1, -1), ms.float32).sum(-1), ms.int32)
+        return slot_MK, token_S, own_S1, ops.minimum(expert_N, self.own - 1)
+
+    def _groups(self, expert_A: Tensor) -> Tensor:
+        if self.is_all:
+            return expert_A
+        number_A = expert_A - self.first
+        is_own_A = ops.logical_and(number_A >= 0, number_A < self.own)
+        return ops.where(is_own_A, number_A, ops.full_like(number_A, self.own))
+
+
+class GroupedMatMul(nn.Cell):
+    """construct(x_SI, weight_EOI, groups) -> [S, O]: each slot's row times its expert's matrix, transposed. What comes
+    out of other slots than `own_S1` means nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.fused = is_fused()
+        if self.fused:
+            # One tensor of sorted rows for all experts, split along its rows, one tensor of results.
+            self.grouped = ops.auto_generate.GroupedMatmul(split_item=3, group_type=0)
+            self.transpose = ops.Transpose()
+        self.batched = ops.BatchMatMul(transpose_b=True)
+        self.gather = ops.Gather()
+
+    def construct(self, x_SI: Tensor, weight_EOI: Tensor, groups: Tensor) -> Tensor:
+        if self.fused:
+            weight_EIO = self.transpose(weight_EOI, (0, 2, 1))
+            return self.grouped((x_SI,), (weight_EIO,), None, None, None, None, None, groups)[0]
+        blocks = x_SI.reshape(groups.shape[0], -1, x_SI.shape[-1])
+        return self.batched(blocks, self.gather(weight_EOI, groups, 0)).reshape(x_SI.shape[0], -1)
+
+
+class ExpertCollectives:
+    """What the ranks of a mixture tell each other; cells that cost nothing where there is nothing to tell.
+
+    first, own: the rank's experts. enter: applied to the tokens before everything. gather, scatter: applied to tokens
+    before their experts and to results behind them, where replicas have different experts: each sees all their tokens,
+    and gets back the sums for its own. leave: sums the slices of each expert's features.
+
+    Where each process holds its own slices, gradients of what ranks share are kept whole on each of them. In a graph
+    that the compiler divides, copies of a gradient add up to it, which is what the collectives' own derivatives do.
+    """
+
+    def __init__(self, place: Placement, num_experts: int) -> None:
+        self.enter, self.leave = enter_model_parallel(place), leave_model_parallel(place)
+        self.gather, self.scatter = Unchanged(), Unchanged()
+        self.first, self.own = 0, num_experts
+        if not (isinstance(place, LogicalPlacement) and place.is_divided):
+            return
+        held, size = place.held, place.divided.expert_parallel
+        if held.model_parallel > 1:
+            self.leave = ops.AllReduce(group=group_name(held.model_ranks))
+        if size > 1:
+            group = group_name(held.grid.expert_group(held.rank, size))
+            self.gather, self.scatter = ops.AllGather(group=group), ops.ReduceScatter(group=group)
+            self.own = num_experts // size
+            self.first = held.at.data % size * self.own
