@@ -1,13 +1,17 @@
-"""Crash-safe checkpoints, the Hugging Face export, and the run folder that holds them."""
+"""Crash-safe checkpoints, the Hugging Face export, conversions of weights, and the run folder that holds them."""
 
+from mindgspo.checkpoint.convert import Conversion, Converted, convert_weights
 from mindgspo.checkpoint.export import export_huggingface
 from mindgspo.checkpoint.run_folder import RunFolder, RunStatus, open_run_folder
 from mindgspo.checkpoint.store import Checkpoint, load_checkpoint, newest_checkpoint, save_checkpoint
 
 __all__ = [
     "Checkpoint",
+    "Conversion",
+    "Converted",
     "RunFolder",
     "RunStatus",
+    "convert_weights",
     "export_huggingface",
     "load_checkpoint",
     "newest_checkpoint",

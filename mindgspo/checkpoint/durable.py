@@ -16,7 +16,7 @@ import re
 import shutil
 from pathlib import Path
 
-from mindgspo.models.safetensors_io import flush_to_disk
+from mindgspo.tensor_files import flush_to_disk
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<pid>\d+)")
 
@@ -28,15 +28,20 @@ def temporary_name(path: Path) -> Path:
 
 def write_json(path: Path, content: object) -> None:
     """Write JSON aside, flush it, rename it to `path`. NaN and infinities are refused (ValueError)."""
-    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    content_bytes = json_bytes(content)
     aside = temporary_name(path)
     try:
-        aside.write_text(text, encoding="utf-8")
+        aside.write_bytes(content_bytes)
         flush_to_disk(aside)
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
     flush_to_disk(path.parent)
+
+
+def json_bytes(content: object) -> bytes:
+    """What `write_json` writes."""
+    return (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def flush_tree(folder: Path) -> None:

@@ -28,12 +28,12 @@ from mindgspo.checkpoint.durable import (
 )
 from mindgspo.checkpoint.manifest import verify, write_manifest
 from mindgspo.errors import CheckpointError
-from mindgspo.models.safetensors_io import flush_to_disk, read_safetensors, write_tensor_file
+from mindgspo.tensor_files import flush_to_disk, read_safetensors, write_tensor_file
 
-_PARAMETERS = "parameters.safetensors"
-_OPTIMIZER = "optimizer.safetensors"
-_STATE = "state.json"
-_FILES = (_PARAMETERS, _OPTIMIZER, _STATE)
+PARAMETERS_FILE = "parameters.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+STATE_FILE = "state.json"
+CHECKPOINT_FILES = (PARAMETERS_FILE, OPTIMIZER_FILE, STATE_FILE)
 _NAME = re.compile(r"step_(\d{8,})")
 # Room for headers, the state, the manifest and the file system's own records.
 _SPARE_BYTES = 16 << 20
@@ -79,9 +79,9 @@ def save_checkpoint(
         clear_leftovers(checkpoints_dir)
         _require_space(checkpoints_dir, [*parameters.values(), *optimizer.values()])
         filled.mkdir()
-        write_tensor_file(filled / _PARAMETERS, parameters)
-        write_tensor_file(filled / _OPTIMIZER, optimizer)
-        write_json(filled / _STATE, state)
+        write_tensor_file(filled / PARAMETERS_FILE, parameters)
+        write_tensor_file(filled / OPTIMIZER_FILE, optimizer)
+        write_json(filled / STATE_FILE, state)
         write_manifest(filled, step=step)
         put_in_place(filled, target)
     except OSError as error:
@@ -105,9 +105,9 @@ def newest_checkpoint(checkpoints_dir: Path) -> Path | None:
         return None
     clear_leftovers(checkpoints_dir)
     problems = []
-    for path in _newest_first(checkpoints_dir):
+    for path in steps_newest_first(checkpoints_dir):
         try:
-            verify(path, required=_FILES)
+            verify(path, required=CHECKPOINT_FILES)
         except CheckpointError as error:
             _log.warning("checkpoint passed over: %s", error)
             problems.append(str(error))
@@ -124,16 +124,16 @@ def newest_checkpoint(checkpoints_dir: Path) -> Path | None:
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read one checkpoint. Raises CheckpointError naming the file that is absent, truncated or changed."""
-    manifest = verify(path, required=_FILES)
+    manifest = verify(path, required=CHECKPOINT_FILES)
     return Checkpoint(
         step=manifest.step,
-        parameters=read_safetensors(path / _PARAMETERS),
-        optimizer=read_safetensors(path / _OPTIMIZER),
-        state=json.loads((path / _STATE).read_text(encoding="utf-8")),
+        parameters=read_safetensors(path / PARAMETERS_FILE),
+        optimizer=read_safetensors(path / OPTIMIZER_FILE),
+        state=json.loads((path / STATE_FILE).read_text(encoding="utf-8")),
     )
 
 
-def _newest_first(checkpoints_dir: Path) -> list[Path]:
+def steps_newest_first(checkpoints_dir: Path) -> list[Path]:
     """Folders that bear a checkpoint's name, most steps first."""
     steps = {
         path: int(match[1])
@@ -145,7 +145,7 @@ def _newest_first(checkpoints_dir: Path) -> list[Path]:
 
 def _remove_old(checkpoints_dir: Path, *, just_written: Path, keep: int) -> None:
     """Keep the newest `keep` complete checkpoints. Damaged ones neither count nor go: people may look."""
-    complete = [path for path in _newest_first(checkpoints_dir) if _looks_complete(path)]
+    complete = [path for path in steps_newest_first(checkpoints_dir) if _looks_complete(path)]
     for path in complete[keep:]:
         if path != just_written:
             remove_folder(path)
@@ -155,7 +155,7 @@ def _remove_old(checkpoints_dir: Path, *, just_written: Path, keep: int) -> None
 def _looks_complete(path: Path) -> bool:
     """Judged by manifest and sizes: hashing every kept checkpoint would cost more than the save itself."""
     try:
-        verify(path, required=_FILES, hashes=False)
+        verify(path, required=CHECKPOINT_FILES, hashes=False)
     except CheckpointError:
         return False
     return True

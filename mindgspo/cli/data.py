@@ -16,10 +16,10 @@ def data_prepare(
         Literal["gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns", "arithmetic"],
         typer.Option(help="What the rows look like."),
     ],
-    output: Annotated[Path, typer.Option(help="Folder to make; never overwritten.")],
+    output: Annotated[Path, typer.Option("--output", "--output_path", help="Folder to make; never overwritten.")],
     input: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="*.jsonl or *.parquet file; none for arithmetic."),
+        typer.Option("--input", "--file_path", help="*.jsonl or *.parquet file; none for arithmetic."),
     ] = None,
     columns: Annotated[
         Optional[Path],  # noqa: UP045
@@ -31,6 +31,14 @@ def data_prepare(
     tokenizer: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="Folder of the tokenizer; none: the built-in one of the arithmetic task."),
+    ] = None,
+    vocab_path: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--vocab_path", help="vocab.json of the tokenizer, in place of --tokenizer (MindRLHF's words)."),
+    ] = None,
+    merges_file_path: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--merges_file_path", help="merges.txt beside it."),
     ] = None,
     eos_token: Annotated[
         Optional[list[str]],  # noqa: UP045
@@ -81,6 +89,8 @@ def data_prepare(
         columns=columns,
         dedup=dedup,
         tokenizer=tokenizer,
+        vocab_path=vocab_path,
+        merges_file_path=merges_file_path,
         eos_tokens=tuple(eos_token) if eos_token else None,
         pad_token=pad_token,
         split=split,

@@ -4,41 +4,173 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, Optional
 
 import typer
 
-from mindgspo.cli.options import ConfigArgument, SetOption
+from mindgspo.cli.options import SetOption
+
+if TYPE_CHECKING:
+    from mindgspo.trainer.measured_experiments import Task
 
 
 def evaluate(
-    config: ConfigArgument,
-    model: Annotated[Path, typer.Option("--model", help="Hugging Face folder, e.g. runs/<experiment>/export")],
+    model_dir: Annotated[Path, typer.Argument(help="Hugging Face folder, e.g. runs/<experiment>/export")],
+    data: Annotated[
+        Optional[list[str]],  # noqa: UP045  (typer reads the annotation at run time on Python 3.10)
+        typer.Option(
+            metavar="NAME_OR_FILE",
+            help="gsm8k, math500, aime24 (also NAME=FILE), arithmetic, or a *.jsonl, *.parquet or prepared folder of "
+            "your own; may be repeated.",
+        ),
+    ] = None,
+    config: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Instead: measure on the held-out rows of this experiment, as it would."),
+    ] = None,
+    data_dir: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            envvar="MINDGSPO_DATA", help="Folder below which named data lie, e.g. DIR/gsm8k/test.jsonl.", metavar="DIR"
+        ),
+    ] = None,
+    format: Annotated[
+        Optional[Literal["gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns"]],  # noqa: UP045
+        typer.Option(help="What the rows of your own files look like; none: recognised from their columns."),
+    ] = None,
+    columns: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="YAML file that says which columns hold what, for the format columns."),
+    ] = None,
+    num_samples: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="Samples per problem beside the greedy answer; 1: greedy only (default)."),
+    ] = None,
+    pass_at_k: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="K,K,...", help="Values of k for pass@k, e.g. 1,4,8; none: the number of samples."),
+    ] = None,
+    temperature: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(help="Temperature of the samples (default 1)."),
+    ] = None,
+    top_p: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(help="Nucleus of the samples (default 1: off)."),
+    ] = None,
+    max_new_tokens: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="Longest response; none: the folder's generation_config.json, else 2048."),
+    ] = None,
+    max_rows: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="Use at most this many rows of each data set, from the start."),
+    ] = None,
+    seed: Annotated[Optional[int], typer.Option(min=0, help="Draws the samples (default 1).")] = None,  # noqa: UP045
+    batch: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="Responses generated at the same time (default 32); changes speed and memory only."),
+    ] = None,
+    device: Annotated[
+        Optional[Literal["CPU", "Ascend"]],  # noqa: UP045
+        typer.Option(help="Where graphs run (default CPU)."),
+    ] = None,
+    tokenizer: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Folder of the tokenizer, if the model's folder has none."),
+    ] = None,
+    eos_token: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="Token that ends a response, instead of those that the folder names; may be repeated."),
+    ] = None,
+    system_prompt: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="System message put before each question."),
+    ] = None,
+    instruction_suffix: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Text appended to each question, instead of the data set's own."),
+    ] = None,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Folder to make, with eval.json and every response in generations.jsonl.", metavar="DIR"),
+    ] = None,
     set_: SetOption = None,
 ) -> None:
-    """Measure a model on the held-out problems of an experiment: greedy, and pass@k if eval.num_samples > 1.
+    """Measure a model: greedy accuracy and, with --num-samples, mean@k, maj@k and pass@k, with 95 % intervals.
 
-    The last line is a JSON object with the same figures.
+    Prints a table; the last line is a JSON object with the same figures and the settings.
     """
-    from mindgspo.config import load_config
+    from mindgspo.data.columns_file import read_columns_file
+    from mindgspo.trainer.measured_experiments import DataChoice, MeasureOptions, task_of_experiment, tasks_of_data
 
-    experiment = load_config(config, set_ or [])
+    if bool(data) == (config is not None):
+        raise typer.BadParameter("give either --data (NAME or FILE, repeatable) or --config EXPERIMENT.yaml")
+    options = MeasureOptions(
+        num_samples=num_samples,
+        pass_at_k=None if pass_at_k is None else _whole_numbers(pass_at_k),
+        temperature=temperature,
+        top_p=top_p,
+        max_new_tokens=max_new_tokens,
+        max_rows=max_rows,
+        seed=seed,
+        batch=batch,
+        device=device,
+        tokenizer=tokenizer,
+        eos_tokens=tuple(eos_token or ()),
+        system_prompt=system_prompt,
+        instruction_suffix=instruction_suffix,
+    )
+    if config is not None:
+        if format is not None or columns is not None:
+            raise typer.BadParameter("--format and --columns go with --data; with --config use --set data.eval.format=")
+        tasks = [task_of_experiment(model_dir, config, options, set_ or [])]
+    else:
+        mapped = None if columns is None else read_columns_file(columns)
+        choice = DataChoice(texts=data or [], folder=data_dir, format=format, columns=mapped)
+        tasks = tasks_of_data(model_dir, choice, options, set_ or [])
+    _measure_and_print(tasks, out)
+
+
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    """ "1,4,8" as numbers."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and int(part) >= 1 for part in parts):
+        raise typer.BadParameter(f"expected whole numbers, e.g. 1,4,8, got {text!r}", param_hint="--pass-at-k")
+    return tuple(int(part) for part in parts)
+
+
+def _measure_and_print(tasks: list[Task], out: Path | None) -> None:
     from mindgspo.trainer.measure import measure
+    from mindgspo.trainer.measure_folder import MeasureFolder
+    from mindgspo.trainer.measure_report import generation_records, remarks, report, table_lines
 
-    found = measure(experiment, model)
-    figures = {"problems": len(found.groups), "accuracy": found.accuracy, **found.metrics}
-    width = max(len(name) for name in figures)
-    for name, value in figures.items():
-        print(f"{name:<{width}}  {value:.6g}")
-    print(json.dumps(figures))
+    if out is None:
+        found = measure(tasks)
+    else:
+        with MeasureFolder(out) as folder:
+            found = measure(tasks, lambda *answered: folder.write(generation_records(*answered)))
+            folder.finish(report(found))
+    for line in table_lines(found):
+        print(line)
+    for line in remarks(found):
+        print(f"note: {line}")
+    print(json.dumps(report(found)))
 
 
 def logprobs(
     model_dir: Annotated[Path, typer.Argument(help="Hugging Face folder: config.json and *.safetensors")],
     input: Annotated[Path, typer.Option("--input", help='JSON Lines file, rows {"ids": [...]} or {"text": "..."}')],
+    backend: Annotated[
+        Literal["native", "mindformers"],
+        typer.Option(help="Whose transformer: ours, or MindFormers' (its own environment: docs/integrations.md)."),
+    ] = "native",
 ) -> None:
     """Print each row's token log-probs and its greedy next token, one JSON line per row and nothing else."""
-    from mindgspo.trainer.logprobs import log_probs_of_file
+    from mindgspo.trainer.logprobs import log_probs_by_our_cells, log_probs_of_file
 
-    for scored in log_probs_of_file(model_dir, input):
+    judge = log_probs_by_our_cells
+    if backend == "mindformers":
+        from mindgspo.integrations.mindformers import log_probs_by_mindformers as judge
+    for scored in log_probs_of_file(model_dir, input, judge):
         print(json.dumps(scored))

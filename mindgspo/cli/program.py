@@ -20,6 +20,9 @@ import typer
 
 import mindgspo.parallel.runtime  # noqa: F401  (sets MindSpore's log level, which counts only before its import)
 from mindgspo.cli import experiment, model, proof
+from mindgspo.cli.checkpoint import checkpoint_app
+from mindgspo.cli.convert import convert_app
+from mindgspo.cli.convert_config import convert_config
 from mindgspo.cli.data import data_app
 from mindgspo.cli.reward import reward_app
 from mindgspo.cli.strategy import strategy_app
@@ -38,7 +41,10 @@ for command in (experiment.run, experiment.sft, experiment.check, experiment.pla
 app.command("eval")(model.evaluate)
 for command in (model.logprobs, experiment.dryrun, experiment.report, proof.conformance):
     app.command()(command)
+app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(data_app, name="data")
+convert_app.command("config")(convert_config)
+app.add_typer(convert_app, name="convert")
 app.add_typer(reward_app, name="reward")
 app.add_typer(strategy_app, name="strategy")
 

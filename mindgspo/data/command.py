@@ -26,6 +26,8 @@ def prepare_from_options(
     columns: Path | None = None,
     dedup: bool = False,
     tokenizer: Path | None = None,
+    vocab_path: Path | None = None,
+    merges_file_path: Path | None = None,
     eos_tokens: tuple[str, ...] | None = None,
     pad_token: str | None = None,
     split: str = "train",
@@ -42,11 +44,13 @@ def prepare_from_options(
     """Prepare a data set from the values of a command line; None means the configuration's default.
 
     Meanings as in the configuration's sections of the same names; output: the folder to make; columns: a YAML file that
-    holds the section of that name; workers: processes that tokenize, None: one per processor.
+    holds the section of that name; vocab_path and merges_file_path: the tokenizer's files in place of its folder;
+    workers: processes that tokenize, None: one per processor.
     Raises ConfigError for a value that its section refuses, else as `load_tokenizer` and `prepare_dataset`.
     """
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers: must be >= 1, got {workers}")
+    tokenizer = _tokenizer_folder(tokenizer, vocab_path, merges_file_path)
     chosen = {"path": tokenizer, "eos_tokens": eos_tokens, "pad_token": pad_token}
     if seed < 0:
         raise ConfigError(f"--seed: must be >= 0, got {seed}")
@@ -78,3 +82,28 @@ def prepare_from_options(
             "(a Hugging Face model folder usually holds its tokenizer)"
         )
     return prepare_dataset(source, data, load_tokenizer(section), output, seed=seed, force=force, workers=workers)
+
+
+def _tokenizer_folder(folder: Path | None, vocab: Path | None, merges: Path | None) -> Path | None:
+    """The folder that is named, or that of the two files, which are read by their usual names."""
+    if vocab is None and merges is None:
+        return folder
+    if vocab is None or merges is None:
+        given, other = (
+            ("--merges_file_path", "--vocab_path") if vocab is None else ("--vocab_path", "--merges_file_path")
+        )
+        raise ConfigError(f"{other}: missing; {given} names one of the tokenizer's two files")
+    if folder is not None:
+        raise ConfigError(
+            f"--tokenizer: {folder}, but --vocab_path and --merges_file_path name a tokenizer too; drop one"
+        )
+    for option, path, name in (("--vocab_path", vocab, "vocab.json"), ("--merges_file_path", merges, "merges.txt")):
+        if path.name != name:
+            raise ConfigError(f"{option}: {path} must be called {name}; rename it, or give the folder as --tokenizer")
+        if not path.is_file():
+            raise ConfigError(f"{option}: {path} does not exist")
+    if vocab.parent.resolve() != merges.parent.resolve():
+        raise ConfigError(
+            f"--merges_file_path: {merges} is not in the folder of --vocab_path, {vocab.parent}; put both in one"
+        )
+    return vocab.parent

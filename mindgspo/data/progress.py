@@ -1,4 +1,5 @@
-"""Progress of a preparation, on stderr: a bar where that is a terminal, and notes anywhere. Called by prepare."""
+"""Progress of a preparation, on stderr: a bar where that is a terminal, and notes anywhere. Called by prepare, and
+by evaluation for bars of its own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Configuration -> the parts of an experiment. The whole configuration stops here.
 
-What enters: a resolved `ExperimentConfig` and the run folder. What leaves: `TrainingParts`, `Warmup`, or the
-smaller `EvaluationParts`. Everything that a user may have got wrong in files (data, tokenizer, weights, gold
+What enters: a resolved `ExperimentConfig` and the run folder. What leaves: `TrainingParts` or `Warmup`;
+evaluation takes single parts. Everything that a user may have got wrong in files (data, tokenizer, weights, gold
 answers) is checked before the first graph is compiled. Every rank builds its own parts from the same configuration.
 """
 
@@ -19,7 +19,6 @@ from mindgspo.algorithms.kl_control import KLController
 from mindgspo.algorithms.registry import build_policy_loss
 from mindgspo.algorithms.taking_part import updater_of
 from mindgspo.config import DataSourceSection, ExperimentConfig, planned_steps
-from mindgspo.config.swap_section import SwapSection
 from mindgspo.data import PromptDataset, PromptStream, open_dataset, prepare_dataset
 from mindgspo.errors import ConfigError, DataError
 from mindgspo.metrics import Timers
@@ -29,7 +28,7 @@ from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.weights import held_parameters, initialize_weights, load_huggingface
 from mindgspo.parallel.agreement import require_agreement
 from mindgspo.parallel.launch import heartbeat
-from mindgspo.parallel.placement import ALONE, Placement
+from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.replicas import Replicas
 from mindgspo.parallel.swap.states import Holding
 from mindgspo.parallel.swap.swap import Swap, open_swap
@@ -42,9 +41,10 @@ from mindgspo.rollout.weight_transfer import WeightTransfer
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.trainer.inputs import HELD_OUT_SEED, NUM_TRIAL_ROWS, check_architecture, trial_candidate
 from mindgspo.trainer.longest_batch import longest_batch
-from mindgspo.trainer.parts import EvaluationParts, TrainingParts
+from mindgspo.trainer.parts import TrainingParts
 from mindgspo.trainer.ranks import first_rank_first, infer_place, reference_place, start_device, train_place
 from mindgspo.trainer.reference import ReferencePolicy
+from mindgspo.trainer.trained_model import build_trained_model
 from mindgspo.trainer.warmup import Warmup, supervised_sample
 
 
@@ -83,7 +83,7 @@ def build_parts(
         "Give every rank the same data: files of one content, and one run_dir on a file system that all nodes share",
     )
     place = train_place(config)
-    model = build_model(config.model, place)
+    model = build_trained_model(config, place)
     temperature = config.rollout.temperature
     updater = updater_of(
         PolicyLogProbs(model, temperature=temperature, with_entropy=config.algorithm.entropy_coef > 0),
@@ -146,24 +146,6 @@ def build_warmup(parts: TrainingParts, *, data_dir: Path, new_run: bool = True) 
         )
     samples = tuple(supervised_sample(row, parts.tokenizer, parts.config.model) for row in parts.train_set)
     return Warmup(section=section, samples=samples, check_set=check_set)
-
-
-def build_evaluation_parts(config: ExperimentConfig, *, data_dir: Path) -> EvaluationParts:
-    """What it takes to measure the policy of `model.path` on data.eval, in one process."""
-    start_device(config)
-    tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
-    scorer = started_scorer(config)
-    eval_set = judged_dataset(config, config.data.eval, tokenizer, scorer, data_dir / "eval", seed=HELD_OUT_SEED)
-    model = policy_model(config, ALONE)
-    return EvaluationParts(
-        config=config,
-        tokenizer=tokenizer,
-        model=model,
-        engine=generating_part(config, model, tokenizer, Swap(SwapSection(), None)).engine,
-        scorer=scorer,
-        judges=Replicas(),
-        eval_set=eval_set,
-    )
 
 
 def started_scorer(config: ExperimentConfig) -> Scorer:

@@ -1,4 +1,4 @@
-"""Accuracy on held-out problems: greedy, and pass@k where samples are asked for.
+"""Accuracy on held-out problems: greedy, and mean@n, maj@n and pass@k where samples are asked for.
 
 What enters: parts of an experiment, a data set, the step. What leaves: metrics under `val-core/<source>/...` and the
 greedy groups. Called before, during and after training, and by the warm-up.
@@ -7,15 +7,15 @@ greedy groups. Called before, during and after training, and by the warm-up.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import comb
 
 import numpy as np
 
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.rollout.protocol import SamplingSettings
 from mindgspo.rollout.random import Purpose, RandomStream
+from mindgspo.trainer.figures import Answered, figures_of
 from mindgspo.trainer.judge import judge
 from mindgspo.trainer.parts import EvaluationParts
 from mindgspo.types import FinishReason, Prompt, ScoredGroup, Verdict
@@ -32,30 +32,25 @@ class Evaluation:
 
 
 def evaluate(parts: EvaluationParts, prompts: Sequence[Prompt], step: int) -> Evaluation:
-    """Greedy accuracy of all prompts and, if eval.num_samples > 1, mean and pass@k of that many samples."""
+    """Greedy accuracy of all prompts and, if eval.num_samples > 1, mean, vote and pass@k of that many samples."""
     section = parts.config.eval
-    groups = _answers(parts, prompts, step, temperature=0.0, num_samples=1)
+    groups = answers(parts, prompts, step, temperature=0.0, num_samples=1)
     metrics = _by_source(groups, _greedy_metrics)
     if section.num_samples > 1:
-        sampled = _answers(parts, prompts, step, temperature=section.temperature, num_samples=section.num_samples)
-        metrics |= _by_source(sampled, lambda some: _pass_metrics(some, section.pass_at_k))
+        sampled = answers(parts, prompts, step, temperature=section.temperature, num_samples=section.num_samples)
+        metrics |= _by_source(sampled, lambda some: _sampled_metrics(some, section.pass_at_k))
     return Evaluation(accuracy=_accuracy(groups), metrics=metrics, groups=groups)
 
 
 def greedy_accuracy(parts: EvaluationParts, prompts: Sequence[Prompt]) -> float:
     """Share of problems whose greedy answer is correct."""
-    return _accuracy(_answers(parts, prompts, step=0, temperature=0.0, num_samples=1))
+    return _accuracy(answers(parts, prompts, step=0, temperature=0.0, num_samples=1))
 
 
-def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Probability that at least one of k samples drawn without replacement is correct (arXiv 2107.03374, eq. 1)."""
-    assert 1 <= k <= num_samples and 0 <= num_correct <= num_samples, (num_samples, num_correct, k)
-    return 1.0 - comb(num_samples - num_correct, k) / comb(num_samples, k)
-
-
-def _answers(
+def answers(
     parts: EvaluationParts, prompts: Sequence[Prompt], step: int, *, temperature: float, num_samples: int
 ) -> tuple[ScoredGroup, ...]:
+    """The judged answers to `prompts`, in their order. temperature: 0 takes the likeliest token."""
     settings = SamplingSettings(
         num_samples=num_samples,
         temperature=temperature,
@@ -93,14 +88,10 @@ def _greedy_metrics(groups: Sequence[ScoredGroup]) -> dict[tuple[str, str], floa
     }
 
 
-def _pass_metrics(groups: Sequence[ScoredGroup], ks: Iterable[int]) -> dict[tuple[str, str], float]:
-    size = len(groups[0].scores)
-    correct = [sum(score.verdict is Verdict.CORRECT for score in group.scores) for group in groups]
-    passed = {k: float(np.mean([pass_at_k(size, count, k) for count in correct])) for k in ks}
-    return {
-        ("val-core", f"acc/mean@{size}"): float(np.mean(correct)) / size,
-        **{("val-core", f"acc/pass@{k}"): value for k, value in passed.items()},
-    }
+def _sampled_metrics(groups: Sequence[ScoredGroup], ks: Sequence[int]) -> dict[tuple[str, str], float]:
+    """Figures of rewards are left out: a run has those of its training prompts."""
+    estimates = figures_of([Answered.of(group) for group in groups], ks).estimates
+    return {("val-core", name): found.value for name, found in estimates.items() if name.startswith("acc/")}
 
 
 def _accuracy(groups: Sequence[ScoredGroup]) -> float:

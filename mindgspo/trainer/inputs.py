@@ -14,8 +14,8 @@ NUM_TRIAL_ROWS = 2
 # Seed of generated held-out rows. Not the run's: runs with different seeds are compared on the same problems.
 HELD_OUT_SEED = 0
 
-# Not part of the architecture: where weights lie, in which type they compute, how random ones are drawn.
-_FREE = {"path", "dtype", "initializer_range"}
+# Not part of the architecture: where weights lie, whose cells compute, in which type, how random ones are drawn.
+_FREE = {"path", "backend", "dtype", "initializer_range"}
 
 
 def check_architecture(configured: ModelSection, found: ModelSection) -> None:

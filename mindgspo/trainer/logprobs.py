@@ -7,8 +7,9 @@ JSON-able mapping per row, in order. For comparing any folder with any other imp
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,25 +19,39 @@ from mindgspo.models.huggingface_config import read_model_section
 from mindgspo.tokenization import Backend, load_backend
 from mindgspo.types import Int32Array
 
+if TYPE_CHECKING:
+    from mindgspo.models.row_scores import RowScore
 
-def log_probs_of_file(model_dir: Path, rows_file: Path) -> Iterator[dict[str, object]]:
+Judge = Callable[[ModelSection, Path, Sequence[Int32Array]], "Iterable[RowScore]"]
+"""Scores rows under the model of a folder, one result per row, in order."""
+
+
+def log_probs_by_our_cells(section: ModelSection, folder: Path, rows: Sequence[Int32Array]) -> Iterable[RowScore]:
+    """The `Judge` that is asked where no other is named. Raises WeightsError."""
+    from mindgspo.models.policy import build_model
+    from mindgspo.models.row_scores import score_rows
+    from mindgspo.models.weights import load_huggingface
+
+    model = build_model(section)
+    load_huggingface(model, section, folder)
+    return score_rows(model, rows)
+
+
+def log_probs_of_file(
+    model_dir: Path, rows_file: Path, judge: Judge = log_probs_by_our_cells
+) -> Iterator[dict[str, object]]:
     """{"logprobs": [log-prob of ids[1], ids[2], ...], "next": greedy next id} per row; float32, temperature 1.
 
     Every row is checked before the weights are read. Raises DataError naming file and line, WeightsError,
-    TokenizerError.
+    TokenizerError, and what the judge raises.
     """
     section = read_model_section(model_dir)
     rows = read_rows(rows_file, section, model_dir)
 
-    from mindgspo.models.policy import build_model
-    from mindgspo.models.row_scores import score_rows
-    from mindgspo.models.weights import load_huggingface
     from mindgspo.parallel.runtime import set_up_runtime
 
     set_up_runtime("CPU")
-    model = build_model(section)
-    load_huggingface(model, section, model_dir)
-    for number, score in enumerate(score_rows(model, rows), start=1):
+    for number, score in enumerate(judge(section, model_dir, rows), start=1):
         if not np.isfinite(score.logprobs).all():
             raise WeightsError(f"{model_dir}: the log-probs of row {number} are not finite; look at its weights")
         yield {"logprobs": score.logprobs.tolist(), "next": score.next_id}

@@ -18,7 +18,7 @@ import pytest
 from mindgspo.config import TokenizerSection, load_config
 from mindgspo.models.huggingface_config import huggingface_config
 from mindgspo.models.names import weight_shapes
-from mindgspo.models.safetensors_io import write_safetensors
+from mindgspo.tensor_files import write_safetensors
 from mindgspo.tokenization import load_tokenizer
 
 PROJECT = Path(__file__).resolve().parents[2]

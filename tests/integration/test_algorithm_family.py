@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from mindgspo.metrics import unknown_names
-from mindgspo.models.safetensors_io import read_safetensors
+from mindgspo.tensor_files import read_safetensors
 
 ALGORITHM = """
 algorithm:

@@ -127,6 +127,11 @@ TEXTS: dict[str, MetricInfo] = {
         "不低于 mean@n",
         "下降而 mean@n 上升：策略失去多样性，注意 actor/entropy",
     ),
+    "val-core/<source>/acc/maj@<n>": _cn(
+        "n 个样本中出现次数最多的答案正确的题目，次数相同则视为抽签",
+        "高于 mean@n",
+        "低于 mean@n：策略在错误答案上意见一致，在这类题目上多训练",
+    ),
     "val-aux/<source>/no_answer_ratio": _cn("评测中找不到可识别答案的回答", "低于 0.2", _SEE_SAMPLES),
     "val-aux/<source>/response_length/<stat>": _cn("评测回答的长度", "同 response_length"),
     "val-aux/<source>/response_length/clip_ratio": _cn("评测中被截断的回答", "低于 0.1", "增大 rollout.max_new_tokens"),

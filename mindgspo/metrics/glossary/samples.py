@@ -150,6 +150,12 @@ EVALUATION = GlossarySection(
             "at least mean@n",
             "falls while mean@n rises: the policy loses variety; watch actor/entropy",
         ),
+        "val-core/<source>/acc/maj@<n>": MetricInfo(
+            "problems whose most frequent answer among n samples is right, ties drawn by lot",
+            "share of problems",
+            "above mean@n",
+            "below mean@n: the policy agrees with itself on wrong answers; longer training on such problems",
+        ),
         "val-aux/<source>/no_answer_ratio": MetricInfo(
             "evaluation responses without a recognisable answer", "share of responses", "below 0.2", _SEE_SAMPLES
         ),

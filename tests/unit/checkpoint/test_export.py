@@ -10,7 +10,7 @@ import pytest
 
 from mindgspo.checkpoint import export_huggingface
 from mindgspo.errors import CheckpointError
-from mindgspo.models.safetensors_io import read_safetensors
+from mindgspo.tensor_files import read_safetensors
 
 
 class FakeTokenizer:
@@ -63,7 +63,7 @@ def test_an_empty_folder_may_be_filled(tmp_path: Path) -> None:
 @pytest.mark.parametrize("second", ["run-2", None])
 def test_an_export_of_another_run_is_kept(tmp_path: Path, second: str | None) -> None:
     export(tmp_path / "export", 1.0)
-    with pytest.raises(CheckpointError, match="no export of this run"):
+    with pytest.raises(CheckpointError, match="already there.*so it is not replaced"):
         export(tmp_path / "export", 2.0, run_id=second)
     assert read_safetensors(tmp_path / "export")["w"][0] == 1
 

@@ -78,6 +78,47 @@ def test_the_command_hands_all_its_options_on():
     assert {*formats, "prepared"} == set(get_args(DataFormat)) and len(formats) == len(set(formats))
 
 
+def test_the_words_of_mindrlhf(gsm8k_file: Path, tokenizer: Tokenizer, tmp_path: Path):
+    tokenizer.save(tmp_path / "tok")
+    files = ("--vocab_path", tmp_path / "tok" / "vocab.json", "--merges_file_path", tmp_path / "tok" / "merges.txt")
+    done = run("--format", "gsm8k", "--file_path", gsm8k_file, *files, "--output_path", tmp_path / "theirs")
+    assert done.returncode == 0, done.stderr
+    ours = ("--input", gsm8k_file, "--tokenizer", tmp_path / "tok", "--output", tmp_path / "ours")
+    assert run("--format", "gsm8k", *ours).returncode == 0
+    theirs, wanted = (open_dataset(tmp_path / name, tokenizer) for name in ("theirs", "ours"))
+    assert [prompt.text for prompt in theirs] == [prompt.text for prompt in wanted] and len(theirs) > 0
+
+
+def test_files_of_a_tokenizer_that_do_not_go_together(gsm8k_file: Path, tokenizer: Tokenizer, tmp_path: Path):
+    for name in ("tok", "other"):
+        tokenizer.save(tmp_path / name)
+    vocab, merges = tmp_path / "tok" / "vocab.json", tmp_path / "tok" / "merges.txt"
+    (tmp_path / "tok" / "words.json").write_bytes(vocab.read_bytes())
+    for given, message in (
+        ({"vocab_path": vocab}, "^--merges_file_path: missing; --vocab_path names one of"),
+        ({"merges_file_path": merges}, "^--vocab_path: missing; --merges_file_path names one of"),
+        (
+            {"vocab_path": vocab, "merges_file_path": tmp_path / "other" / "merges.txt"},
+            "^--merges_file_path: .*other/merges.txt is not in the folder of --vocab_path, .*tok; put both in one$",
+        ),
+        (
+            {"vocab_path": vocab, "merges_file_path": merges, "tokenizer": tmp_path / "tok"},
+            "^--tokenizer: .*tok, but --vocab_path and --merges_file_path name a tokenizer too; drop one$",
+        ),
+        (
+            {"vocab_path": tmp_path / "tok" / "words.json", "merges_file_path": merges},
+            "^--vocab_path: .*words.json must be called vocab.json; rename it, or give the folder as --tokenizer$",
+        ),
+        (
+            {"vocab_path": tmp_path / "none" / "vocab.json", "merges_file_path": merges},
+            "^--vocab_path: .*none/vocab.json does not exist$",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            prepare_from_options(format="gsm8k", input=gsm8k_file, output=tmp_path / "out", **given)
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_tool_is_the_command():
     done = run("--help")
     assert done.returncode == 0 and "mindgspo data prepare [OPTIONS]" in done.stdout and "--dedup" in done.stdout

@@ -1,0 +1,20 @@
+"""A bar for work that is measured in bytes, on stderr where that is a terminal. Called by the conversion of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+
+@contextmanager
+def byte_progress(name: str, total: int, *, is_wanted: bool) -> Iterator[Callable[[int], None]]:
+    """The function to call with the bytes just done. The bar is gone when the block ends."""
+    console = Console(stderr=True)
+    columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True, disable=not (is_wanted and console.is_terminal))
+    with bar:
+        task = bar.add_task(name, total=total)
+        yield lambda num_bytes: bar.advance(task, num_bytes)

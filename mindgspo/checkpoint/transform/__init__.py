@@ -1,0 +1,1 @@
+"""Checkpoints from any plan to any plan, file by file in bounded memory. Door: `transform`, `verify`, `listing`."""

@@ -1,0 +1,112 @@
+"""A checkpoint of one plan becomes one of another.
+
+What enters: paths and strategies of both sides. What leaves: a new file or folder that holds the same tensors, cut
+anew, and a report. Called by `mindgspo checkpoint transform | merge | shard` and tools/transform_checkpoint.py.
+
+    find files -> open headers, compare with the strategy -> check the destination and the space -> write every file
+    aside -> read it back -> compare with the source (deep) -> rename
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindgspo.checkpoint.store import STATE_FILE
+from mindgspo.checkpoint.transform.destination import NewFile, rank_files_to_write, whole_files_to_write
+from mindgspo.checkpoint.transform.logical_checkpoint import LogicalCheckpoint, open_logical
+from mindgspo.checkpoint.transform.new_checkpoint import NewCheckpoint, is_one_file, require_absent, require_room
+from mindgspo.checkpoint.transform.placement import without_entry
+from mindgspo.checkpoint.transform.stored_checkpoint import find_checkpoint
+from mindgspo.parallel.strategy.record import Strategy
+
+_LISTED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformRequest:
+    """source, destination: paths. The strategies: None for whole. suffix: of ranks' files; None: as the source's.
+    prefix: of the names of ranks' files that are written; source_prefix: of those that are read. weights_only: leave
+    optimizer state out. jobs: files that are written at a time; None: one per processor. deep: prove in the end that
+    source and destination hold the same."""
+
+    source: Path
+    destination: Path
+    source_strategy: Strategy | None = None
+    destination_strategy: Strategy | None = None
+    suffix: str | None = None
+    prefix: str = "checkpoint_"
+    source_prefix: str = ""
+    weights_only: bool = False
+    jobs: int | None = None
+    deep: bool = False
+
+
+def transform(request: TransformRequest, *, note: Callable[[str], None], shows_bar: bool = True) -> None:
+    """Do it, and tell by `note` what was picked and done.
+
+    Raises CheckpointError or WeightsError: the source is not whole or not of its strategy, the destination's strategy
+    is of another model, something stands at the destination, there is no room, writing fails. Nothing is then left at
+    the destination.
+    """
+    started = time.perf_counter()
+    stored = find_checkpoint(request.source, prefix=request.source_prefix)
+    for line in stored.notes:
+        note(line)
+    with open_logical(stored, request.source_strategy, weights_only=request.weights_only) as source:
+        files = _files_to_write(source, request)
+        for line in _plan_notes(source, files, request):
+            note(line)
+        NewCheckpoint(
+            source,
+            files,
+            request.destination,
+            strategy=request.destination_strategy,
+            jobs=request.jobs or os.cpu_count() or 1,
+            shows_bar=shows_bar,
+        ).write(deep=request.deep)
+    seconds = time.perf_counter() - started
+    num_bytes = sum(new.num_bytes for new in files)
+    proof = "; every tensor compared with the source" if request.deep else ""
+    note(
+        f"done     {num_bytes / 2**20:,.1f} MiB in {seconds:.1f} s ({num_bytes / 2**20 / seconds:,.0f} MiB/s), read "
+        f"back and compared by XXH3{proof}"
+    )
+
+
+def _files_to_write(source: LogicalCheckpoint, request: TransformRequest) -> tuple[NewFile, ...]:
+    """The files, once it is known that they fit and that nothing stands in their place."""
+    strategy = request.destination_strategy
+    if strategy is None:
+        files = whole_files_to_write(source, request.destination)
+    else:
+        suffix = request.suffix or source.stored.suffix
+        files = rank_files_to_write(source, strategy, suffix=suffix, prefix=request.prefix)
+    require_absent(request.destination)
+    require_room(request.destination, sum(new.num_bytes for new in files))
+    return files
+
+
+def _plan_notes(source: LogicalCheckpoint, files: Sequence[NewFile], request: TransformRequest) -> Iterator[str]:
+    """What will be done, for people."""
+    strategy = request.destination_strategy
+    names = "" if len(files) == 1 else f": {files[0].name} to {files[-1].name}"
+    by = "" if strategy is None else f" by {strategy.source}"
+    yield f"writes   {request.destination}{names}, {_counted(source.tensors, 'tensor')}{by}"
+    for side, one in (("source", request.source_strategy), ("destination", strategy)):
+        whole = without_entry(source.tensors, one)
+        if whole:
+            yield f"whole    {_counted(whole, 'tensor')} without an entry in the {side}'s strategy: {_shortened(whole)}"
+    if source.stored.state is not None and is_one_file(request.destination, strategy):
+        yield f"left out {STATE_FILE}, for which a single file has no room"
+
+
+def _counted(items: Collection, noun: str) -> str:
+    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
+
+
+def _shortened(names: Sequence[str]) -> str:
+    return ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")

@@ -1,0 +1,244 @@
+"""`mindgspo checkpoint`: look at checkpoints, prove them whole, cut and merge them, export them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from mindgspo.cli.convert import Dtype
+from mindgspo.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from mindgspo.parallel.strategy.record import Strategy
+
+checkpoint_app = typer.Typer(no_args_is_help=True, help="List, verify, merge, shard, transform and export checkpoints.")
+
+SourceArgument = Annotated[
+    Path, typer.Argument(help="Tensor file, model folder, step or folder of a run, or folder with rank_0, rank_1, ...")
+]
+NewArgument = Annotated[Path, typer.Argument(help="What to write; must not exist.")]
+WholeArgument = Annotated[
+    Path, typer.Argument(help="File to write, *.safetensors or *.ckpt; or a folder, for a step of a run.")
+]
+StrategyOption = Annotated[
+    Optional[Path],  # noqa: UP045  (typer reads the annotation at run time on Python 3.10)
+    typer.Option("--strategy", help="Strategy of the ranks: merged file, or folder of ranks' files."),
+]
+PlanOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--plan", help="Instead: train, reference or rollout of --config, or data x model x pipeline, 1x4x2."),
+]
+ConfigOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--config", help="Experiment or file of model_configs/ whose model a plan is for."),
+]
+FormatOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--format", metavar="ckpt|safetensors", help="Of ranks' files; by default as the source's."),
+]
+PrefixOption = Annotated[str, typer.Option("--prefix", help="Only files of ranks whose names begin so.")]
+WeightsOnlyOption = Annotated[bool, typer.Option("--weights-only", help="Leave optimizer state out.")]
+JobsOption = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--jobs", min=1, help="Files at a time; by default one per processor."),
+]
+VerifyOption = Annotated[
+    str,
+    typer.Option(
+        "--verify", metavar="written|deep", help="deep: also compare every tensor with the source, and all replicas."
+    ),
+]
+
+
+@checkpoint_app.command("list")
+def checkpoint_list(path: SourceArgument) -> None:
+    """List the steps of a run, complete or damaged, or the files of another checkpoint."""
+    from mindgspo.checkpoint.transform.listing import list_lines
+
+    for line in list_lines(path):
+        print(line)
+
+
+@checkpoint_app.command("verify")
+def checkpoint_verify(
+    path: SourceArgument,
+    strategy: StrategyOption = None,
+    plan: PlanOption = None,
+    config: ConfigOption = None,
+    prefix: PrefixOption = "",
+) -> None:
+    """Prove that files are whole, by their hashes where these are known; exit code 1 if one is not.
+
+    With a strategy, also that the ranks' files agree with it.
+    """
+    from mindgspo.checkpoint.transform.verify import verify_checkpoint
+
+    wanted = strategy_from(strategy, plan, config)
+    is_sound = True
+    for finding in verify_checkpoint(path, strategy=wanted, prefix=prefix):
+        print(finding.line)
+        is_sound &= finding.is_sound
+    if not is_sound:
+        raise typer.Exit(1)
+
+
+@checkpoint_app.command("merge")
+def checkpoint_merge(
+    source: SourceArgument,
+    destination: WholeArgument,
+    strategy: StrategyOption = None,
+    plan: PlanOption = None,
+    config: ConfigOption = None,
+    prefix: PrefixOption = "",
+    weights_only: WeightsOnlyOption = False,
+    jobs: JobsOption = None,
+    verify: VerifyOption = "written",
+) -> None:
+    """Make one file of the files of ranks."""
+    run_transform(
+        source,
+        destination,
+        source_strategy=strategy_from(strategy, plan, config),
+        source_prefix=prefix,
+        weights_only=weights_only,
+        jobs=jobs,
+        verify=verify,
+    )
+
+
+@checkpoint_app.command("shard")
+def checkpoint_shard(
+    source: SourceArgument,
+    destination: NewArgument,
+    strategy: StrategyOption = None,
+    plan: PlanOption = None,
+    config: ConfigOption = None,
+    format_: FormatOption = None,
+    weights_only: WeightsOnlyOption = False,
+    jobs: JobsOption = None,
+    verify: VerifyOption = "written",
+) -> None:
+    """Cut a whole checkpoint into the files of ranks, as MindSpore's graphs load them."""
+    wanted = strategy_from(strategy, plan, config)
+    if wanted is None:
+        raise typer.BadParameter("say how to cut: --strategy PATH, or --plan 1x4x2 --config FILE")
+    run_transform(
+        source,
+        destination,
+        destination_strategy=wanted,
+        format_=format_,
+        weights_only=weights_only,
+        jobs=jobs,
+        verify=verify,
+    )
+
+
+@checkpoint_app.command("transform")
+def checkpoint_transform(
+    source: SourceArgument,
+    destination: NewArgument,
+    src_strategy: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--src-strategy", help="Of the source; without it the source is whole."),
+    ] = None,
+    dst_strategy: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--dst-strategy", help="Of the destination; without it one file is written."),
+    ] = None,
+    src_plan: Annotated[Optional[str], typer.Option("--src-plan", help="Instead of --src-strategy.")] = None,  # noqa: UP045
+    dst_plan: Annotated[Optional[str], typer.Option("--dst-plan", help="Instead of --dst-strategy.")] = None,  # noqa: UP045
+    config: ConfigOption = None,
+    format_: FormatOption = None,
+    prefix: PrefixOption = "",
+    weights_only: WeightsOnlyOption = False,
+    jobs: JobsOption = None,
+    verify: VerifyOption = "written",
+) -> None:
+    """Turn a checkpoint of one plan into one of another."""
+    run_transform(
+        source,
+        destination,
+        source_strategy=strategy_from(src_strategy, src_plan, config),
+        destination_strategy=strategy_from(dst_strategy, dst_plan, config),
+        format_=format_,
+        source_prefix=prefix,
+        weights_only=weights_only,
+        jobs=jobs,
+        verify=verify,
+    )
+
+
+@checkpoint_app.command("export")
+def checkpoint_export(
+    source: Annotated[Path, typer.Argument(help="Run folder (its newest step), or checkpoints/step_XXXXXXXX of one.")],
+    out: Annotated[Path, typer.Argument(help="New folder; one that holds something is never touched.")],
+    dtype: Annotated[Dtype, typer.Option(help="Type of the weights; overflow is refused.")] = Dtype.keep,
+    model_folder: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Where config.json and the tokenizer are, if the step lies outside of its run."),
+    ] = None,
+) -> None:
+    """Write a step of a run as a Hugging Face folder, with configuration, tokenizer and generation config.
+
+    `mindgspo convert weights` takes other sources, and writes other layouts.
+    """
+    from mindgspo.checkpoint import Conversion, convert_weights
+    from mindgspo.checkpoint.transform.stored_checkpoint import find_checkpoint
+
+    step = find_checkpoint(source)
+    for line in step.notes:
+        print(line)
+    if step.num_ranks > 1:
+        raise CheckpointError(f"{source}: holds the files of {step.num_ranks} ranks; merge them first, then export")
+    wanted = None if dtype is Dtype.keep else dtype.value
+    conversion = Conversion(source=step.path, out=out, model_folder=model_folder, dtype=wanted)
+    done = convert_weights(conversion, shows_progress=True)
+    print(f"exported {out}: {done.num_weights} weights, {done.num_bytes:,} bytes; with {', '.join(done.travelled)}")
+
+
+def strategy_from(path: Path | None, plan: str | None, config: Path | None) -> Strategy | None:
+    """What --strategy or --plan with --config name; None for neither."""
+    from mindgspo.strategies.plan_strategy import plan_strategy, single_source
+
+    if path is not None and plan is not None:
+        raise typer.BadParameter("give a strategy or a plan, not both")
+    if plan is not None:
+        if config is None:
+            raise typer.BadParameter("a plan is for a model: add --config FILE")
+        return plan_strategy(config, plan)
+    return None if path is None else single_source(path)
+
+
+def run_transform(
+    source: Path,
+    destination: Path,
+    *,
+    source_strategy: Strategy | None = None,
+    destination_strategy: Strategy | None = None,
+    format_: str | None = None,
+    source_prefix: str = "",
+    weights_only: bool = False,
+    jobs: int | None = None,
+    verify: str = "written",
+) -> None:
+    """What transform, merge, shard and tools/transform_checkpoint.py do."""
+    from mindgspo.checkpoint.transform.transform import TransformRequest, transform
+
+    if format_ not in (None, "ckpt", "safetensors"):
+        raise typer.BadParameter(f"--format {format_}: ckpt or safetensors")
+    if verify not in ("written", "deep"):
+        raise typer.BadParameter(f"--verify {verify}: written or deep")
+    request = TransformRequest(
+        source=source,
+        destination=destination,
+        source_strategy=source_strategy,
+        destination_strategy=destination_strategy,
+        suffix=None if format_ is None else f".{format_}",
+        source_prefix=source_prefix,
+        weights_only=weights_only,
+        jobs=jobs,
+        deep=verify == "deep",
+    )
+    transform(request, note=lambda line: print(line, flush=True))

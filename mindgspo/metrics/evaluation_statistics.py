@@ -1,0 +1,111 @@
+r"""Figures of an evaluation and how far they can be trusted: intervals of 95 % over problems.
+
+What enters: one number per problem. What leaves: an `Estimate`. Pure numpy; called by evaluation, in training and by
+`mindgspo eval`.
+
+The samples of one problem are alike, so 30 problems with 16 samples are not 480 independent answers. Every interval
+therefore rests on the spread between problems. For shares it is Wilson's interval with the effective number of answers
+
+    n_eff = p (1 - p) / (s^2 / P)        s^2: variance of the P problems' values around p, ddof 0
+
+which is P where every problem's value is 0 or 1 (a greedy accuracy: Wilson's interval as it is known) and P times the
+number of samples where problems do not differ. Against the plain p +- 1.96 s / sqrt(P), it stays within 0 and 1, and a
+model that solves 0 of 30 problems is not said to solve none for certain. Against a bootstrap over problems, which also
+respects the dependence, it needs no random numbers, and it does not shrink to nothing at 0 and 1.
+
+Legend: P problems.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb, sqrt
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+CONFIDENCE = 0.95
+_Z = 1.959963984540054  # the normal distribution's quantile at 0.975
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """value: over the problems measured. low, high: where it would lie over all problems like these, in 95 of 100
+    evaluations; None where a single problem cannot say."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+def share_estimate(values_P: ArrayLike, draws_per_problem: int = 1) -> Estimate:
+    """Mean of one share per problem, each within 0 and 1, with Wilson's interval (see above).
+
+    draws_per_problem: how many independent draws a problem's value is a mean of; it bounds n_eff, which by chance may
+    come out larger.
+    """
+    values = np.asarray(values_P, np.float64)
+    assert values.ndim == 1 and values.size and draws_per_problem >= 1, (values.shape, draws_per_problem)
+    assert values.min() >= 0 and values.max() <= 1, "a share lies within 0 and 1"
+    return wilson(float(values.mean()), effective_number(values, draws_per_problem))
+
+
+def effective_number(values_P: np.ndarray, draws_per_problem: int) -> float:
+    """How many independent answers the problems' values are worth: between P and P * draws_per_problem."""
+    num_problems, mean = values_P.size, values_P.mean()
+    binomial, variance = mean * (1 - mean), values_P.var()
+    if binomial == 0:  # nobody differs and nothing can be estimated: one answer per problem claims the least
+        return float(num_problems)
+    most = float(num_problems * draws_per_problem)
+    return most if variance == 0 else float(np.clip(num_problems * binomial / variance, num_problems, most))
+
+
+def wilson(share: float, number: float) -> Estimate:
+    """Wilson's score interval (1927) of a share among `number` independent answers."""
+    weight = _Z**2 / number
+    middle = (share + weight / 2) / (1 + weight)
+    half = _Z * sqrt(share * (1 - share) / number + weight / (4 * number)) / (1 + weight)
+    # At 0 and 1 one end is the share itself, which rounding would miss.
+    return Estimate(value=share, low=max(0.0, min(share, middle - half)), high=min(1.0, max(share, middle + half)))
+
+
+def mean_estimate(values_P: ArrayLike) -> Estimate:
+    """Mean of one number per problem without bounds, such as a reward, with mean +- 1.96 s / sqrt(P), ddof 1."""
+    values = np.asarray(values_P, np.float64)
+    assert values.ndim == 1 and values.size, values.shape
+    mean = float(values.mean())
+    if values.size == 1:
+        return Estimate(value=mean, low=None, high=None)
+    half = _Z * float(values.std(ddof=1)) / sqrt(values.size)
+    return Estimate(value=mean, low=mean - half, high=mean + half)
+
+
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """Probability that at least one of k samples drawn without replacement is correct (arXiv 2107.03374, eq. 1)."""
+    assert 1 <= k <= num_samples and 0 <= num_correct <= num_samples, (num_samples, num_correct, k)
+    return 1.0 - comb(num_samples - num_correct, k) / comb(num_samples, k)
+
+
+def mean_at_n(num_correct_P: Sequence[int], num_samples: int) -> Estimate:
+    """Share of correct samples among `num_samples` per problem."""
+    return share_estimate(np.asarray(num_correct_P) / num_samples, num_samples)
+
+
+def pass_at_k_estimate(num_correct_P: Sequence[int], num_samples: int, k: int) -> Estimate:
+    """Mean of `pass_at_k` over problems; num_samples // k disjoint draws of k go into each."""
+    return share_estimate([pass_at_k(num_samples, count, k) for count in num_correct_P], num_samples // k)
+
+
+def majority_is_right(votes: Sequence[int | None], right: int) -> float:
+    """Expected correctness of the answer that most samples of one problem give.
+
+    votes: a number per sample, equal for equal answers, None for a sample without an answer, which does not vote.
+    right: the number of the right answer. Of n answers with equally many votes each is taken with probability 1/n, as
+    tossing a coin would on average. 0 where nobody votes.
+    """
+    counts = Counter(vote for vote in votes if vote is not None)
+    most = max(counts.values(), default=0)
+    first = [vote for vote, count in counts.items() if count == most]
+    return 1 / len(first) if right in first else 0.0

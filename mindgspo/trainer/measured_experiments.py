@@ -1,0 +1,210 @@
+"""From the command line of `mindgspo eval` to experiments that are only measured.
+
+What enters: a model folder, options, and either an experiment or data sets. What leaves: one `Task` per data set, its
+configuration checked like any other. Called by the command line, before MindSpore is imported. What an option sets, a
+`--set` sets too, and wins.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mindgspo.config import ColumnsSection, ExperimentConfig, ModelSection, PlansSection, load_config, load_mapping
+from mindgspo.config.schema import DataFormat
+from mindgspo.data.benchmarks import NAMES, NUM_GENERATED_ROWS, Benchmark, find_benchmark
+from mindgspo.errors import ConfigError, WeightsError
+from mindgspo.models.huggingface_config import read_model_section
+from mindgspo.tokenization.end_tokens import read_json, tokenizer_section_of
+
+MAX_NEW_TOKENS = 2048
+"""Longest response where neither an option nor the folder's generation_config.json says; half of the model's positions
+where these are few."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """label: the data set's name in tables. config: its rows are those of data.eval. any_length: prompts may be as long
+    as the model's positions allow; data.max_prompt_length says nothing."""
+
+    label: str
+    config: ExperimentConfig
+    any_length: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureOptions:
+    """Options of the command line under the names that they have there; None: not given."""
+
+    num_samples: int | None = None
+    pass_at_k: tuple[int, ...] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_new_tokens: int | None = None
+    max_rows: int | None = None
+    seed: int | None = None
+    batch: int | None = None
+    device: str | None = None
+    tokenizer: Path | None = None
+    eos_tokens: tuple[str, ...] = ()
+    system_prompt: str | None = None
+    instruction_suffix: str | None = None
+
+    def overrides(self) -> list[str]:
+        """The options as "section.key=value"."""
+        ks = self.pass_at_k if self.pass_at_k is not None or self.num_samples is None else (self.num_samples,)
+        values = {
+            "eval.num_samples": self.num_samples,
+            "eval.pass_at_k": None if ks is None else list(ks),
+            "eval.temperature": self.temperature,
+            "rollout.top_p": self.top_p,
+            "rollout.max_new_tokens": self.max_new_tokens,
+            "data.eval.max_rows": self.max_rows,
+            "seed": self.seed,
+            "rollout.slots": self.batch,
+            "device": self.device,
+            "tokenizer.path": None if self.tokenizer is None else str(self.tokenizer),
+            "tokenizer.eos_tokens": list(self.eos_tokens) or None,
+            "data.system_prompt": self.system_prompt,
+            "data.instruction_suffix": self.instruction_suffix,
+        }
+        return [f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataChoice:
+    """texts: what stands behind --data. folder: where names are looked up. format, columns: of the files among them."""
+
+    texts: Sequence[str]
+    folder: Path | None = None
+    format: DataFormat | None = None
+    columns: ColumnsSection | None = None
+
+
+def task_of_experiment(model_dir: Path, path: Path, options: MeasureOptions, overrides: Sequence[str]) -> Task:
+    """The held-out rows of an experiment, measured as it would measure them, on the model of `model_dir`.
+
+    Raises ConfigError, also where the model's positions are too few; WeightsError for a folder that is no model.
+    """
+    found = read_model_folder(model_dir)
+    config = load_config(path, [*options.overrides(), *overrides])
+    longest = config.data.max_prompt_length + config.rollout.max_new_tokens
+    if longest > found.max_position_embeddings:
+        raise ConfigError(
+            f"{model_dir}: {found.max_position_embeddings} positions, but data.max_prompt_length + "
+            f"rollout.max_new_tokens = {longest}; lower one of them with --set"
+        )
+    _refuse_unused(options, config)
+    model = found.model_copy(update={"dtype": config.model.dtype})
+    config = config.model_copy(update={"model": model, "plans": PlansSection()})
+    return Task(label=config.experiment, config=config, any_length=False)
+
+
+def tasks_of_data(model_dir: Path, choice: DataChoice, options: MeasureOptions, overrides: Sequence[str]) -> list[Task]:
+    """One task per data set, without any YAML.
+
+    Raises WeightsError for a folder that is no model, DataError for data that are not there, TokenizerError,
+    ConfigError.
+    """
+    model = read_model_folder(model_dir)
+    benchmarks = _benchmarks(choice)
+    tokenizer = tokenizer_section_of(model_dir, options.tokenizer or model_dir, options.eos_tokens)
+    sections = {
+        "experiment": "eval",
+        "model": model.model_dump(mode="json"),
+        "tokenizer": tokenizer.model_dump(mode="json"),
+        "rollout": {
+            "prompts_per_step": 1,
+            "num_generations": 2,
+            "max_new_tokens": _default_length(model_dir, model, options),
+            "slots": 32,
+        },
+        "trainer": {"max_steps": 1, "prompts_per_mini_batch": 1, "samples_per_micro_batch": 1},
+    }
+    texts = [*options.overrides(), *overrides]
+    tasks = [
+        Task(
+            label=benchmark.label,
+            config=load_mapping(
+                f"--data {benchmark.label}", {**sections, **_data_sections(benchmark, choice.columns)}, texts
+            ),
+            any_length=True,
+        )
+        for benchmark in benchmarks
+    ]
+    _refuse_unused(options, tasks[0].config)
+    return tasks
+
+
+def read_model_folder(folder: Path) -> ModelSection:
+    """The architecture in config.json, `path` made absolute. Raises WeightsError for a folder without one or without
+    weights."""
+    section = read_model_section(folder)
+    if not any(folder.glob("*.safetensors")):
+        raise WeightsError(f"{folder}: holds no *.safetensors; give a Hugging Face folder with config.json and weights")
+    return section.model_copy(update={"path": folder.absolute()})
+
+
+def _benchmarks(choice: DataChoice) -> list[Benchmark]:
+    """What the words behind --data mean, each under a label of its own."""
+    texts, format = choice.texts, choice.format
+    if (format == "columns") != (choice.columns is not None):
+        raise ConfigError("--format columns and --columns map.yaml go together: the file says which column holds what")
+    found = [find_benchmark(text, folder=choice.folder, format=format) for text in texts]
+    sources = [(one.path, one.format) for one in found]
+    for number, source in enumerate(sources):
+        if source in sources[:number]:
+            raise ConfigError(f"--data {texts[number]}: is there twice; name each data set once")
+    if format is not None and all(text.partition("=")[0] in NAMES for text in texts):
+        raise ConfigError(f"--format {format}: a named data set has its own; give the file's path instead of a name")
+    labels = [one.label for one in found]
+    return [
+        one if labels.count(one.label) == 1 else replace(one, label=text)
+        for one, text in zip(found, texts, strict=True)
+    ]
+
+
+def _data_sections(benchmark: Benchmark, columns: ColumnsSection | None) -> dict[str, Any]:
+    source: dict[str, Any] = {"format": benchmark.format}
+    if benchmark.path is not None:
+        source["path"] = str(benchmark.path)
+    if benchmark.format == "arithmetic":
+        source |= {"split": "test", "max_rows": NUM_GENERATED_ROWS}
+    if benchmark.format == "columns" and columns is not None:
+        source["columns"] = columns.model_dump(mode="json")
+    return {
+        "data": {
+            "train": {"format": "arithmetic"},  # never read; an experiment has one
+            "eval": source,
+            "max_prompt_length": 1,  # its place is taken by what the rows need
+            "instruction_suffix": benchmark.instruction_suffix,
+        },
+        "reward": {"functions": [benchmark.function]},
+    }
+
+
+def _default_length(model_dir: Path, model: ModelSection, options: MeasureOptions) -> int:
+    if options.max_new_tokens is not None:
+        if options.max_new_tokens >= model.max_position_embeddings:
+            raise ConfigError(
+                f"--max-new-tokens {options.max_new_tokens}: {model_dir} has {model.max_position_embeddings} positions "
+                f"for prompt and response together; give less than {model.max_position_embeddings}"
+            )
+        return options.max_new_tokens
+    named = read_json(model_dir / "generation_config.json").get("max_new_tokens")
+    if type(named) is int and 1 <= named < model.max_position_embeddings:
+        return named
+    return max(1, min(MAX_NEW_TOKENS, model.max_position_embeddings // 2))
+
+
+def _refuse_unused(options: MeasureOptions, config: ExperimentConfig) -> None:
+    """Settings of samples where there are none; greedy answers do not read them."""
+    given: Mapping[str, object] = {"temperature": options.temperature, "top-p": options.top_p}
+    unused = [name for name, value in given.items() if value is not None]
+    if unused and config.eval.num_samples == 1:
+        raise ConfigError(
+            f"--{unused[0]}: greedy answers do not depend on it, and eval.num_samples is 1; add e.g. --num-samples 8"
+        )

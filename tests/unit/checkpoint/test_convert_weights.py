@@ -1,0 +1,425 @@
+"""Conversions of a tiny model: there and back byte for byte, dtypes, shards, and sources that cannot be converted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mindgspo.checkpoint import Conversion, convert_weights, export_huggingface
+from mindgspo.cli import main
+from mindgspo.config import ModelSection
+from mindgspo.errors import CheckpointError, WeightsError
+from mindgspo.models.huggingface_config import generation_config, huggingface_config
+from mindgspo.models.names import weight_shapes
+from mindgspo.tensor_files import bfloat16_bits, open_tensors, read_safetensors, write_safetensors
+
+
+class FakeTokenizer:
+    """A tokenizer's files; only their bytes matter here."""
+
+    def save(self, folder: Path) -> None:
+        (folder / "tokenizer.json").write_text('{"of": "the test"}')
+        (folder / "chat_template.jinja").write_text("{{ messages }}")
+
+
+def section(*, architecture: str = "qwen2", tied: bool = False) -> ModelSection:
+    return ModelSection(
+        architecture=architecture,
+        vocab_size=16,
+        hidden_size=8,
+        intermediate_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=tied,
+    )
+
+
+def some_weights(model: ModelSection) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    return {name: random.standard_normal(shape, dtype=np.float32) for name, shape in weight_shapes(model).items()}
+
+
+def exported(folder: Path, model: ModelSection | None = None, **options: object) -> Path:
+    model = model or section()
+    export_huggingface(
+        folder,
+        tensors=some_weights(model),
+        model_config=huggingface_config(model, eos_ids=[2], pad_id=0),
+        generation_config=generation_config(eos_ids=[2], pad_id=0, max_new_tokens=5),
+        tokenizer=FakeTokenizer(),
+        **options,
+    )
+    return folder
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def assert_nothing_is_left(parent: Path, *names: str) -> None:
+    assert sorted(path.name for path in parent.iterdir()) == sorted(names)
+
+
+# ---- there and back
+
+
+def test_an_export_converts_to_itself(tmp_path: Path) -> None:
+    source = exported(tmp_path / "source")
+    done = convert_weights(Conversion(source=source, out=tmp_path / "out"))
+    assert files(tmp_path / "out") == files(source)
+    assert done.files == (tmp_path / "out" / "model.safetensors",)
+    assert done.travelled == ("chat_template.jinja", "config.json", "generation_config.json", "tokenizer.json")
+    assert (done.num_weights, done.num_bytes) == (27, sum(array.nbytes for array in some_weights(section()).values()))
+
+
+def test_shards_and_back_are_the_same_bytes(tmp_path: Path) -> None:
+    source = exported(tmp_path / "source")
+    convert_weights(Conversion(source=source, out=tmp_path / "shards", max_shard_bytes=1500))
+    names = sorted(path.name for path in (tmp_path / "shards").glob("*.safetensors"))
+    count = len(names)
+    assert count > 2 and names == [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    index = json.loads((tmp_path / "shards" / "model.safetensors.index.json").read_text())
+    assert index["metadata"] == {"total_size": sum(array.nbytes for array in some_weights(section()).values())}
+    for name in names:
+        with open_tensors(tmp_path / "shards" / name) as shard:
+            assert sum(info.num_bytes for info in shard.tensors.values()) <= 1500
+    convert_weights(Conversion(source=tmp_path / "shards", out=tmp_path / "back"))
+    assert files(tmp_path / "back") == files(source)
+
+
+def test_an_export_may_be_sharded_as_well(tmp_path: Path) -> None:
+    source = exported(tmp_path / "source")
+    convert_weights(Conversion(source=source, out=tmp_path / "out", max_shard_bytes=1500))
+    assert files(exported(tmp_path / "sharded", max_shard_bytes=1500)) == files(tmp_path / "out")
+
+
+@pytest.mark.parametrize("file_format", ["safetensors", "ckpt"])
+@pytest.mark.parametrize("model", [section(), section(tied=True), section(architecture="llama")], ids=repr)
+def test_mindformers_and_back_are_the_same_bytes(tmp_path: Path, model: ModelSection, file_format: str) -> None:
+    source = exported(tmp_path / "source", model)
+    between = Conversion(source=source, out=tmp_path / "mf", layout="mindformers", file_format=file_format)
+    convert_weights(between)
+    with open_tensors(tmp_path / "mf" / f"model.{file_format}") as found:
+        embedding = found.read("model.tok_embeddings.embedding_weight")
+    assert np.array_equal(embedding, some_weights(model)["model.embed_tokens.weight"])
+    convert_weights(Conversion(source=tmp_path / "mf", out=tmp_path / "back"))
+    assert files(tmp_path / "back") == files(source)
+
+
+def test_mindspore_loads_what_is_written_for_mindformers(tmp_path: Path) -> None:
+    mindspore = pytest.importorskip("mindspore")
+    source = exported(tmp_path / "source")
+    for file_format in ("ckpt", "safetensors"):
+        out = tmp_path / file_format
+        convert_weights(Conversion(source=source, out=out, layout="mindformers", file_format=file_format))
+        loaded = mindspore.load_checkpoint(str(out / f"model.{file_format}"), format=file_format)
+        assert len(loaded) == 27
+        theirs = loaded["model.layers.1.feed_forward.w2.weight"].asnumpy()
+        assert np.array_equal(theirs, some_weights(section())["model.layers.1.mlp.down_proj.weight"])
+
+
+def test_mindspore_finds_the_shards_by_its_own_index(tmp_path: Path) -> None:
+    source = exported(tmp_path / "source")
+    convert_weights(Conversion(source=source, out=tmp_path / "mf", layout="mindformers", max_shard_bytes=1500))
+    content = files(tmp_path / "mf")
+    assert content["param_name_map.json"] == content["model.safetensors.index.json"]
+    assert "model.norm_out.weight" in json.loads(content["param_name_map.json"])["weight_map"]
+
+
+def test_a_bare_file_takes_its_description_from_another_folder(tmp_path: Path) -> None:
+    source = exported(tmp_path / "source")
+    (tmp_path / "bare").mkdir()
+    weights = (source / "model.safetensors").rename(tmp_path / "bare" / "w.safetensors")
+    with pytest.raises(WeightsError, match="w.safetensors: a file with weights alone.*--model-folder"):
+        convert_weights(Conversion(source=weights, out=tmp_path / "out"))
+    convert_weights(Conversion(source=weights, out=tmp_path / "out", model_folder=source))
+    assert files(tmp_path / "out") == {**files(source), "model.safetensors": weights.read_bytes()}
+
+
+# ---- dtypes
+
+
+def test_bfloat16_is_rounded_and_named(tmp_path: Path) -> None:
+    source = exported(tmp_path / "source")
+    convert_weights(Conversion(source=source, out=tmp_path / "half", dtype="bfloat16"))
+    with open_tensors(tmp_path / "half") as found:
+        for name, array in some_weights(section()).items():
+            assert found.tensors[name].dtype == "BF16"
+            assert np.array_equal(found.read(name), bfloat16_bits(array))
+    before, after = (json.loads((folder / "config.json").read_text()) for folder in (source, tmp_path / "half"))
+    assert after == {**before, "torch_dtype": "bfloat16"}
+    convert_weights(Conversion(source=tmp_path / "half", out=tmp_path / "wide", dtype="float32"))
+    assert files(tmp_path / "wide")["config.json"] == files(source)["config.json"]
+    assert files(tmp_path / "wide").keys() == files(source).keys()
+
+
+def test_mixed_dtypes_are_kept_and_a_config_without_dtype_gets_one(tmp_path: Path) -> None:
+    source = exported(tmp_path / "source")
+    weights = some_weights(section())
+    weights["model.norm.weight"] = weights["model.norm.weight"].astype(np.float16)
+    mixed_file(source / "model.safetensors", weights)
+    config = json.loads((source / "config.json").read_text())
+    del config["torch_dtype"]
+    (source / "config.json").write_text(json.dumps(config))
+    convert_weights(Conversion(source=source, out=tmp_path / "kept"))
+    assert files(tmp_path / "kept") == files(source)
+    convert_weights(Conversion(source=source, out=tmp_path / "wide", dtype="float32"))
+    assert json.loads((tmp_path / "wide" / "config.json").read_text())["torch_dtype"] == "float32"
+    assert read_safetensors(tmp_path / "wide")["model.norm.weight"].dtype == np.float32
+
+
+def mixed_file(path: Path, weights: dict[str, np.ndarray]) -> None:
+    from safetensors.numpy import save_file
+
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def test_overflow_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    source = exported(tmp_path / "source")
+    weights = some_weights(section())
+    weights["lm_head.weight"][3, 4] = 70000
+    write_safetensors(source / "model.safetensors", weights)
+    with pytest.raises(WeightsError, match="1 values of lm_head.weight are too large for float16.*70000"):
+        convert_weights(Conversion(source=source, out=tmp_path / "out", dtype="float16"))
+    assert_nothing_is_left(tmp_path, "source")
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("target", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("source_dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_rounding_is_torchs(tmp_path: Path, source_dtype: str, target: str) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file, save_file
+
+    source = exported(tmp_path / "source")
+    random = np.random.default_rng(5)
+    weights = {}
+    for name, shape in weight_shapes(section()).items():
+        values = random.standard_normal(shape) * 2.0 ** random.integers(-30, 14, shape)
+        ties = np.abs(values) < 2**-12
+        values[ties] = np.round(values[ties] * 2**20) / 2**20 + 2.0**-21  # halfway between coarser numbers
+        weights[name] = torch.from_numpy(values).to(getattr(torch, source_dtype))
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    convert_weights(Conversion(source=source, out=tmp_path / "out", dtype=target))
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    for name, tensor in weights.items():
+        expected = tensor.to(getattr(torch, target))
+        assert found[name].dtype == expected.dtype
+        assert torch.equal(found[name].contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8)), name
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(
+    ("family", "own"),
+    [
+        ("Qwen2", {"tie_word_embeddings": False}),
+        ("Qwen2", {"tie_word_embeddings": True}),
+        ("Llama", {}),
+        ("Qwen3", {"head_dim": 16}),
+        ("Qwen3Moe", {"head_dim": 16, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 20}),
+    ],
+)
+def test_what_transformers_saved_is_written_again_byte_for_byte(tmp_path: Path, family: str, own: dict) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = getattr(transformers, f"{family}Config")(vocab_size=64, num_hidden_layers=2, **sizes, **own)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "whole")
+    model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) >= 2
+    for kind in ("whole", "shards"):
+        convert_weights(Conversion(source=tmp_path / kind, out=tmp_path / f"from_{kind}"))
+        found, theirs = files(tmp_path / f"from_{kind}"), files(tmp_path / "whole")
+        del found["mindgspo_export.json"]
+        assert found == theirs
+    convert_weights(Conversion(source=tmp_path / "whole", out=tmp_path / "ours", max_shard_bytes=20_000))
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.bfloat16)
+    for (name, one), (_, other) in zip(model.named_parameters(), loaded.named_parameters(), strict=True):
+        assert torch.equal(one, other), name
+
+
+# ---- tied weights
+
+
+def test_a_copy_of_the_tied_table_is_left_out_if_it_is_one(tmp_path: Path) -> None:
+    source = exported(tmp_path / "source", section(tied=True))
+    expected = files(source)
+    weights = some_weights(section(tied=True))
+    write_safetensors(
+        source / "model.safetensors", {**weights, "lm_head.weight": weights["model.embed_tokens.weight"].copy()}
+    )
+    convert_weights(Conversion(source=source, out=tmp_path / "out"))
+    assert files(tmp_path / "out") == expected
+
+    write_safetensors(
+        source / "model.safetensors", {**weights, "lm_head.weight": weights["model.embed_tokens.weight"] + 1}
+    )
+    with pytest.raises(WeightsError, match="lm_head.weight differs from model.embed_tokens.weight; set tie"):
+        convert_weights(Conversion(source=source, out=tmp_path / "other"))
+
+
+# ---- what cannot be converted
+
+
+def test_a_target_that_holds_something_is_never_touched(tmp_path: Path) -> None:
+    source = exported(tmp_path / "source")
+    (tmp_path / "out").mkdir()
+    convert_weights(Conversion(source=source, out=tmp_path / "out"))  # an empty folder may be filled
+    before = files(tmp_path / "out")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="out: already there, so it is not replaced"):
+            convert_weights(Conversion(source=source, out=tmp_path / "out"))
+        (tmp_path / "out" / "thesis.txt").write_text("years of work")
+        before["thesis.txt"] = b"years of work"
+    assert files(tmp_path / "out") == before
+    with pytest.raises(CheckpointError, match="source: already there"):
+        convert_weights(Conversion(source=source, out=source))
+
+
+def break_shard(folder: Path) -> None:
+    shard = sorted(folder.glob("*.safetensors"))[1]
+    shard.write_bytes(shard.read_bytes()[:-5])
+
+
+def drop_index_entry(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    del content["weight_map"]["model.norm.weight"]
+    index.write_text(json.dumps(content))
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (break_shard, r"model-00002-of-\d+\.safetensors: truncated.*bytes"),
+        (drop_index_entry, r"does not agree with .*index.json.*\n.*not placed there.*\n.*model.norm.weight"),
+        (lambda folder: change_config(folder, model_type="mamba"), "model_type is 'mamba'; supported: qwen2, qwen3"),
+        (lambda folder: change_config(folder, hidden_size=16), r"wrong shape.*\n.*the model has \(.*16"),
+        (lambda folder: change_config(folder, num_hidden_layers=3), r"missing \(12\)"),
+        (
+            lambda folder: (folder / "config.json").unlink(),
+            "source: holds no config.json; name a folder .* by --model-folder",
+        ),
+    ],
+)
+def test_a_damaged_source_is_named_and_leaves_nothing(tmp_path: Path, damage, message: str) -> None:
+    source = exported(tmp_path / "source", max_shard_bytes=1500)
+    damage(source)
+    with pytest.raises(WeightsError, match=message):
+        convert_weights(Conversion(source=source, out=tmp_path / "deep" / "out"))
+    assert_nothing_is_left(tmp_path, "source")
+
+
+def test_what_a_killed_conversion_left_is_cleared_away(tmp_path: Path) -> None:
+    source = exported(tmp_path / "source")
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        dead.wait(timeout=60)
+    left = tmp_path / f".out.tmp-{dead.pid}"
+    left.mkdir()
+    (left / "model.safetensors").write_bytes(b"half")
+    convert_weights(Conversion(source=source, out=tmp_path / "out"))
+    assert_nothing_is_left(tmp_path, "out", "source")
+
+
+def test_a_model_without_names_in_mindformers_is_refused(tmp_path: Path) -> None:
+    source = exported(tmp_path / "source", section(architecture="qwen3"))
+    with pytest.raises(WeightsError, match="q_norm.weight: MindFormers has no name"):
+        convert_weights(Conversion(source=source, out=tmp_path / "out", layout="mindformers"))
+    assert_nothing_is_left(tmp_path, "source")
+
+
+def test_optimizer_state_beside_mindformers_weights_is_refused(tmp_path: Path) -> None:
+    source = exported(tmp_path / "source")
+    convert_weights(Conversion(source=source, out=tmp_path / "mf", layout="mindformers"))
+    weights = read_safetensors(tmp_path / "mf")
+    write_safetensors(
+        tmp_path / "mf" / "model.safetensors", {**weights, "adam_m.lm_head.weight": weights["lm_head.weight"]}
+    )
+    with pytest.raises(WeightsError, match=r"checkpoint_network.*\n.*unknown \(1\):\n.*adam_m.lm_head.weight"):
+        convert_weights(Conversion(source=tmp_path / "mf", out=tmp_path / "out"))
+
+
+LIMITED = """
+import resource, signal, sys
+from mindgspo.cli import main
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+sys.exit(main(["convert", "weights", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--layout", "mindformers", "--format", "ckpt"], ["--max-shard-size", "6KB"]])
+def test_a_full_disk_leaves_nothing(tmp_path: Path, options: list[str]) -> None:
+    source = exported(tmp_path / "source")
+    command = [sys.executable, "-c", LIMITED, source, tmp_path / "out", *options]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert child.returncode == 1
+    assert f"error: {tmp_path / 'out'}: the model could not be exported ([Errno 27]" in child.stderr
+    assert_nothing_is_left(tmp_path, "source")
+
+
+# ---- the command
+
+
+def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = exported(tmp_path / "source"), tmp_path / "out"
+    assert main(["convert", "weights", str(source), str(out), "--dtype", "bfloat16", "--max-shard-size", "3KB"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:-1] == [str(path) for path in sorted(out.glob("*.safetensors"))]
+    assert lines[-1].startswith("27 weights, ") and lines[-1].endswith("generation_config.json, tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-shard-size", "5 gigabytes"], "is no size; write 5GB"),
+        (["--max-shard-size", "0GB"], "is no size"),
+        (["--format", "ckpt"], "ckpt goes with --layout mindformers"),
+        (["--format", "ckpt", "--layout", "mindformers", "--max-shard-size", "1GB"], "nothing reads shards of ckpt"),
+    ],
+)
+def test_wrong_options_are_usage_errors(
+    tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["convert", "weights", "source", str(tmp_path / "out"), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+# Of getrusage the peak would begin with that of this process, which forks the child.
+MEASURED = """
+import re, sys
+from pathlib import Path
+from mindgspo.checkpoint import Conversion, convert_weights
+
+def peak_kib() -> int:
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+
+before = peak_kib()
+source, out = map(Path, sys.argv[1:3])
+convert_weights(Conversion(source=source, out=out, dtype="bfloat16", max_shard_bytes=40_000_000))
+print(peak_kib() - before)
+"""
+
+
+def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
+    """200 MiB of weights, the largest of 50 MiB, in less memory than that one has."""
+    model = section(tied=True).model_copy(update={"vocab_size": 1_638_400, "intermediate_size": 800_000})
+    source = exported(tmp_path / "source", model)
+    size = (source / "model.safetensors").stat().st_size
+    assert size > 190 << 20
+    command = [sys.executable, "-c", MEASURED, source, tmp_path / "out"]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert child.returncode == 0, child.stderr
+    assert int(child.stdout) < 48 << 10, f"{child.stdout} KiB more than before, for {size >> 10} KiB"

@@ -1,0 +1,199 @@
+"""MindSpore as the judge of transforms: the same files from the same files, tensor for tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from planned_checkpoints import (
+    MODEL,
+    SHAPES,
+    layouts_of,
+    plan,
+    random_tensors,
+    rank_tensors,
+    write_ranks,
+    write_strategy_files,
+)
+
+from mindgspo.checkpoint.transform.logical_checkpoint import open_logical
+from mindgspo.checkpoint.transform.stored_checkpoint import find_checkpoint
+from mindgspo.checkpoint.transform.transform import TransformRequest, transform
+from mindgspo.config import ParallelPlan
+from mindgspo.parallel.strategy.file import save_strategy
+from mindgspo.parallel.strategy.record import StoredLayout, Strategy
+from mindgspo.strategies.plan_strategy import single_source
+from mindgspo.tensor_files import TensorInfo, open_tensor_file, write_tensors
+
+
+def sharded(data: int, model: int, stages: int) -> ParallelPlan:
+    return plan(data, model, stages, optimizer_shard=True, vocab_emb_dp=False)
+
+
+def ours(source: Path, destination: Path, one: Path | None, two: Path | None) -> None:
+    request = TransformRequest(
+        source=source,
+        destination=destination,
+        source_strategy=None if one is None else single_source(one),
+        destination_strategy=None if two is None else single_source(two),
+        prefix="w",
+    )
+    transform(request, note=lambda line: None, shows_bar=False)
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    return {str(path.relative_to(folder)): path for path in sorted(folder.glob("rank_*/*"))}
+
+
+def assert_same_files(left: Path, right: Path) -> None:
+    """The same names; in each the same tensors with the same dtype, shape and bytes."""
+    assert files_of(left).keys() == files_of(right).keys()
+    for name, path in files_of(left).items():
+        with open_tensor_file(path) as one, open_tensor_file(files_of(right)[name]) as other:
+            assert dict(one.tensors) == dict(other.tensors), name
+            for tensor in one.tensors:
+                assert one.read(tensor).tobytes() == other.read(tensor).tobytes(), (name, tensor)
+
+
+@pytest.mark.parametrize("suffix", [".ckpt", ".safetensors"])
+@pytest.mark.parametrize(
+    ("source", "target", "compiled"),
+    [
+        (plan(1, 4, 2), plan(2, 4, 1), False),
+        (sharded(2, 2, 2), sharded(4, 2, 1), False),
+        (plan(2, 2, 2, optimizer_shard=True), plan(1, 2, 1), True),
+    ],
+    ids=["plain", "optimizer shards", "the compiler's shards"],
+)
+def test_transform_checkpoints_makes_the_same_files(
+    tmp_path: Path, source: ParallelPlan, target: ParallelPlan, compiled: bool, suffix: str
+):
+    import mindspore as ms
+
+    one, two = (
+        write_strategy_files(tmp_path / side, side_plan, compiled=compiled, merged=True)
+        for side, side_plan in (("one", source), ("two", target))
+    )
+    tensors = random_tensors()
+    del tensors["adamw.updates"]  # of tensors without an entry MindSpore's safetensors path knows nothing
+    write_ranks(tmp_path / "in", tensors, layouts_of(source, compiled=compiled), name=f"w{suffix}")
+    kinds = {} if suffix == ".ckpt" else {"output_format": "safetensors"}
+    ms.transform_checkpoints(str(tmp_path / "in"), str(tmp_path / "theirs"), "w", str(one), str(two), **kinds)
+    ours(tmp_path / "in", tmp_path / "ours", one, two)
+    assert_same_files(tmp_path / "ours", tmp_path / "theirs")
+    assert len(files_of(tmp_path / "ours")) == target.world_size
+
+
+def test_whole_to_ranks_and_back_with_scalars_and_bfloat16(tmp_path: Path):
+    import mindspore as ms
+
+    random = np.random.default_rng(2)
+    infos = {
+        "w": TensorInfo(dtype="BF16", shape=(16, 8)),
+        "adam_m.w": TensorInfo(dtype="F32", shape=(16, 8)),
+        "global_step": TensorInfo(dtype="I32", shape=(1,)),
+    }
+    finite = random.integers(0, 0x7F00, (16, 8), dtype=np.uint16)
+    values = {"w": finite, "adam_m.w": random.random((16, 8), np.float32), "global_step": np.array([9], np.int32)}
+    (tmp_path / "in" / "rank_0").mkdir(parents=True)
+    write_tensors(tmp_path / "in" / "rank_0" / "w.ckpt", infos, values.items())
+    stored = StoredLayout(device_matrix=(2, 4), tensor_map=(0, -1), opt_weight_shard_step=4, opt_weight_shard_size=2)
+    strategy = Strategy(stages={0: {"w": StoredLayout(device_matrix=(2, 4), tensor_map=(-1, 0)), "adam_m.w": stored}})
+    save_strategy(tmp_path / "s.ckpt", strategy)
+    ms.transform_checkpoints(str(tmp_path / "in"), str(tmp_path / "theirs"), "w", None, str(tmp_path / "s.ckpt"))
+    ours(tmp_path / "in", tmp_path / "ours", None, tmp_path / "s.ckpt")
+    assert_same_files(tmp_path / "ours", tmp_path / "theirs")
+
+    ms.transform_checkpoints(str(tmp_path / "ours"), str(tmp_path / "merged"), "w", str(tmp_path / "s.ckpt"), None)
+    ours(tmp_path / "theirs", tmp_path / "merged.ckpt", tmp_path / "s.ckpt", None)
+    (theirs,) = files_of(tmp_path / "merged").values()
+    with open_tensor_file(theirs) as one, open_tensor_file(tmp_path / "merged.ckpt") as other:
+        assert dict(one.tensors) == dict(other.tensors)
+        assert all(one.read(name).tobytes() == other.read(name).tobytes() for name in infos)
+        np.testing.assert_array_equal(other.read("w"), finite)
+
+
+def test_merge_sliced_parameter_joins_what_we_join(tmp_path: Path):
+    import mindspore as ms
+    from mindspore import Parameter, Tensor
+
+    train = plan(2, 4, 1)
+    path = write_strategy_files(tmp_path / "s", train, merged=True)
+    slices = rank_tensors(random_tensors(), layouts_of(train))
+    write_ranks(tmp_path / "in", random_tensors(), layouts_of(train))
+    ours(tmp_path / "in", tmp_path / "w.safetensors", path, None)
+    strategy = ms.build_searched_strategy(str(path))
+    with open_tensor_file(tmp_path / "w.safetensors") as file:
+        for name in [*SHAPES, *(f"adamw.m.{name}" for name in SHAPES)]:
+            parts = [Parameter(Tensor(slices[rank][name]), name=name) for rank in range(train.world_size)]
+            # It takes every entry of a tensor map to be the stage's own; one entry at a time keeps it quick.
+            merged = ms.merge_sliced_parameter(parts, {name: strategy[name]})
+            np.testing.assert_array_equal(file.read(name), merged.asnumpy(), err_msg=name)
+
+
+@pytest.mark.parametrize("train", [plan(2, 4, 1), sharded(2, 2, 1)], ids=str)
+def test_load_distributed_checkpoint_loads_what_we_cut(tmp_path: Path, train: ParallelPlan):
+    import mindspore as ms
+    from mindspore import Parameter, Tensor, nn
+
+    tensors = {name: array for name, array in random_tensors().items() if name != "adamw.updates"}
+    (tmp_path / "in").mkdir()
+    write_tensors(
+        tmp_path / "in.ckpt",
+        {name: TensorInfo(dtype="F32", shape=array.shape) for name, array in tensors.items()},
+        tensors.items(),
+    )
+    path = write_strategy_files(tmp_path / "s", train)
+    ours(tmp_path / "in.ckpt", tmp_path / "ranks", None, path)
+
+    class Whole(nn.Cell):
+        """All parameters in full, zeros."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            for number, (name, array) in enumerate(tensors.items()):
+                setattr(self, f"parameter_{number}", Parameter(Tensor(np.zeros_like(array)), name=name))
+
+    network = Whole()
+    files = [str(tmp_path / "ranks" / f"rank_{rank}" / f"w{rank}.ckpt") for rank in range(train.world_size)]
+    ms.load_distributed_checkpoint(network, files, None, str(path / "ckpt_strategy_rank_0.ckpt"))
+    for parameter in network.get_parameters():
+        np.testing.assert_array_equal(parameter.asnumpy(), tensors[parameter.name], err_msg=parameter.name)
+
+
+def test_rank_list_for_transform_names_the_ranks_that_we_read(tmp_path: Path):
+    """All that it names hold what we read, and what we read is of ranks that it names, or of replicas of those."""
+    import mindspore as ms
+
+    source, target = plan(1, 4, 2), plan(2, 4, 1)
+    one, two = (write_strategy_files(tmp_path / str(p), p, merged=True) for p in (source, target))
+    write_ranks(tmp_path / "in", random_tensors(), layouts_of(source))
+    wanted = layouts_of(target)
+    with open_logical(find_checkpoint(tmp_path / "in"), single_source(one)) as checkpoint:
+        for rank in range(target.world_size):
+            named = set(ms.rank_list_for_transform(rank, str(one), str(two)))
+            for name, layout in wanted.items():
+                blocks = checkpoint.blocks(name, near=rank)
+                block = layout.slice_of(rank)
+                assert block is not None
+                blocks.fill(block, np.empty(block.shape, np.float32))
+                for index in blocks._held:
+                    assert named & set(checkpoint.tensors[name].layout.holders(index)), (rank, name)
+
+
+def test_mindspore_loads_the_files_and_its_own_files_are_read(tmp_path: Path):
+    import mindspore as ms
+    from mindspore import Tensor
+
+    tensors = random_tensors(())
+    saved = tmp_path / "theirs.ckpt"
+    ms.save_checkpoint([{"name": name, "data": Tensor(array)} for name, array in tensors.items()], str(saved))
+    strategy = write_strategy_files(tmp_path / "s", plan(1, 2, 1))
+    ours(saved, tmp_path / "ranks", None, strategy)
+    ours(tmp_path / "ranks", tmp_path / "back.ckpt", strategy, None)
+    assert (tmp_path / "back.ckpt").read_bytes() == saved.read_bytes()
+    found = ms.load_checkpoint(str(tmp_path / "ranks" / "rank_1" / "w1.ckpt"))
+    half = MODEL.intermediate_size // 2
+    name = "model.layers.0.mlp.up_proj.weight"
+    np.testing.assert_array_equal(found[name].asnumpy(), tensors[name][half:])

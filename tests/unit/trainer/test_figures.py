@@ -1,0 +1,116 @@
+"""Figures of answers whose verdicts are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mindgspo.metrics.evaluation_statistics import mean_at_n, share_estimate
+from mindgspo.trainer.figures import Answered, figures_of
+from mindgspo.types import FinishReason, Prompt, Response, Score, ScoredGroup, Verdict
+
+RIGHT, WRONG, NONE, LATE = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER, Verdict.TIMEOUT
+
+
+def score(verdict: Verdict, extracted: str | None = None, value: float | None = None) -> Score:
+    paid = {RIGHT: 1.0, WRONG: 0.0, NONE: 0.0, LATE: None}[verdict]
+    return Score(value=paid if value is None else value, verdict=verdict, extracted=extracted)
+
+
+def problem(*scores: Score, lengths: tuple[int, ...] | None = None, num_cut: int = 0) -> Answered:
+    lengths = (1,) * len(scores) if lengths is None else lengths
+    return Answered(data_source="math", scores=scores, lengths=lengths, num_cut=num_cut)
+
+
+PROBLEMS = (
+    problem(score(RIGHT, "4"), score(RIGHT, "4"), score(WRONG, "5"), score(NONE)),
+    problem(score(RIGHT, "1/2"), score(WRONG, "7"), score(WRONG, "7.0"), score(WRONG, "8")),
+    problem(score(NONE), score(NONE), score(LATE), score(WRONG, "3")),
+)
+
+
+def test_sampled_figures_by_hand() -> None:
+    figures = figures_of(PROBLEMS, pass_at_k=(1, 2, 4))
+    values = {name: estimate.value for name, estimate in figures.estimates.items()}
+    assert values == pytest.approx(
+        {
+            "acc/mean@4": 3 / 12,
+            "acc/pass@1": 3 / 12,
+            "acc/pass@2": (5 / 6 + 1 / 2 + 0) / 3,
+            "acc/pass@4": 2 / 3,
+            "acc/maj@4": 1 / 3,
+        }
+    ), "the second problem's vote goes to 7, however it is written"
+    assert figures.estimates["acc/mean@4"] == mean_at_n([2, 1, 0], 4)
+    assert figures.estimates["acc/maj@4"] == share_estimate([1, 0, 0])
+    assert (figures.num_problems, figures.num_correct) == (3, 3)
+    assert (figures.no_answer, figures.failed) == pytest.approx((3 / 12, 1 / 12))
+
+
+def test_greedy_figures_have_neither_vote_nor_best() -> None:
+    figures = figures_of([problem(score(RIGHT, "1")), problem(score(NONE))])
+    assert figures.estimates == {"acc/mean@1": share_estimate([1, 0])}
+
+
+def test_a_tie_is_drawn_by_lot() -> None:
+    figures = figures_of([problem(score(RIGHT, "1"), score(WRONG, "2"), score(WRONG, "3"))], pass_at_k=(3,))
+    assert figures.estimates["acc/maj@3"].value == pytest.approx(1 / 3)
+
+
+def test_no_vote_where_answers_are_not_told() -> None:
+    """A user's function may judge without saying what it found."""
+    figures = figures_of([problem(score(RIGHT), score(WRONG), score(WRONG))], pass_at_k=(3,))
+    assert set(figures.estimates) == {"acc/mean@3", "acc/pass@3"}
+
+
+def test_rewards_that_say_more_than_the_verdict() -> None:
+    """Of -1, 0.5 and a failed judgement (the lowest, -1), and of 1, 1, 1: means -0.5 and 1, best 0.5 and 1."""
+    late = score(LATE)
+    figures = figures_of(
+        [
+            problem(score(WRONG, "2", value=-1.0), score(RIGHT, "1", value=0.5), late),
+            problem(*[score(RIGHT, "1", value=1.0)] * 3),
+        ],
+        pass_at_k=(3,),
+    )
+    assert figures.estimates["reward/mean@3"].value == pytest.approx((-0.5 + 1) / 2)
+    assert figures.estimates["reward/best@3"].value == pytest.approx((0.5 + 1) / 2)
+
+
+def test_rewards_that_say_no_more_are_left_out() -> None:
+    """DAPO pays +1 and -1."""
+    paid = problem(score(WRONG, "2", value=-1.0), score(RIGHT, "1", value=1.0), score(NONE, value=-1.0))
+    assert set(figures_of([paid], pass_at_k=(3,)).estimates) == {"acc/mean@3", "acc/pass@3", "acc/maj@3"}
+
+
+def test_nothing_could_be_judged() -> None:
+    figures = figures_of([problem(score(LATE), score(LATE))], pass_at_k=(2,))
+    assert figures.failed == 1 and figures.estimates["acc/mean@2"].value == 0
+
+
+def test_lengths_and_cuts() -> None:
+    answers = [score(RIGHT, "1"), score(NONE)]
+    figures = figures_of([problem(*answers, lengths=(3, 16), num_cut=1), problem(*answers, lengths=(4, 5))])
+    assert (figures.mean_length, figures.cut) == (28 / 4, 1 / 4)
+
+
+def test_what_is_kept_of_a_group() -> None:
+    def response(number: int, length: int, reason: FinishReason) -> Response:
+        return Response(
+            prompt_index=0,
+            sample_index=number,
+            ids=np.zeros(length, np.int32),
+            logprobs=np.zeros(length, np.float32),
+            finish_reason=reason,
+            temperature=1.0,
+            weight_version=0,
+        )
+
+    prompt = Prompt(index=0, ids=np.ones(1, np.int32), text="?", answer="1", data_source="math")
+    scores = (score(RIGHT, "1"), score(NONE))
+    group = ScoredGroup(
+        prompt=prompt,
+        responses=(response(0, 3, FinishReason.STOP), response(1, 16, FinishReason.LENGTH)),
+        scores=scores,
+    )
+    assert Answered.of(group) == problem(*scores, lengths=(3, 16), num_cut=1)

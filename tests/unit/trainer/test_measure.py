@@ -1,0 +1,115 @@
+"""Measuring with scripted answers: figures, table, JSON and records agree, and calls of the engine do not matter."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mindgspo.trainer.measure import measure_parts
+from mindgspo.trainer.measure_report import generation_records, remarks, report, table_lines
+from mindgspo.trainer.measured_experiments import Task
+
+SETTINGS = ("eval.num_samples=4", "eval.pass_at_k=[1, 4]")
+
+
+@pytest.fixture
+def measured(make_parts):
+    """measured(script, *overrides): what is found, and the groups that were told on the way."""
+
+    def run(script, *overrides: str, dropped: dict[str, int] | None = None, **changed: object):
+        parts = make_parts(script, *overrides, **changed)
+        task = Task(label="rows", config=parts.config, any_length=True)
+        told = []
+        found = measure_parts(parts, task, lambda *heard: told.append(heard), dropped=dropped or {})
+        return found, told
+
+    return run
+
+
+@pytest.fixture
+def script(answer):
+    """Arithmetic rows: sample 1 right, 2 and 3 the same wrong number; the others: all right. Sample 0 is greedy too."""
+
+    def said(prompt, sample):
+        if prompt.data_source != "arithmetic":
+            return answer(prompt.answer)
+        return answer({1: prompt.answer, 2: "999", 3: "999.0"}.get(sample, "7"))
+
+    return said
+
+
+def test_figures_by_data_source(measured, script, prompts) -> None:
+    found, _ = measured(script, *SETTINGS, eval_set=prompts[::-1])
+    assert [one.source for one in found] == ["arithmetic", "openai/gsm8k"]
+    arithmetic, gsm8k = found
+    assert (arithmetic.greedy.num_problems, arithmetic.greedy.num_correct) == (4, 0)
+    values = {name: estimate.value for name, estimate in arithmetic.sampled.estimates.items()}
+    assert values == {"acc/mean@4": 0.25, "acc/pass@1": 0.25, "acc/pass@4": 1, "acc/maj@4": 0}
+    assert {estimate.value for estimate in gsm8k.sampled.estimates.values()} == {1}
+
+
+def test_greedy_alone(measured, script) -> None:
+    found, told = measured(script)
+    assert [one.sampled for one in found] == [None, None]
+    assert len(told) == 8
+
+
+def test_the_number_of_calls_changes_nothing(measured, script) -> None:
+    """8 prompts x 4 samples: with one slot a call takes 2 prompts, with 64 all of them."""
+    few, told_few = measured(script, *SETTINGS, "rollout.slots=1")
+    many, told_many = measured(script, *SETTINGS, "rollout.slots=64")
+    assert [(one.greedy, one.sampled) for one in few] == [(one.greedy, one.sampled) for one in many]
+    assert [group.prompt.index for _, _, group in told_few] == [*range(8), *range(8)]
+    assert [group.prompt.index for _, _, group in told_many] == [*range(8), *range(8)]
+
+
+def test_the_table_has_a_line_per_figure(measured, script) -> None:
+    found, _ = measured(script, *SETTINGS)
+    lines = table_lines(found)
+    assert " ".join(lines[0].split()) == "data problems answers figure value 95 % interval cut no answer tokens"
+    assert len(lines) == 1 + 2 * (1 + 4)
+    assert lines[1].startswith("rows (arithmetic)") and "greedy" in lines[1] and "0.000  0.000 to 0.490" in lines[1]
+    assert lines[2].split()[:3] == ["4", "samples", "acc/mean@4"]
+    assert len({len(line) for line in lines if "%" in line}) <= 2, "columns stand below each other"
+
+
+def test_the_report_says_what_the_table_says(measured, script) -> None:
+    found, _ = measured(script, *SETTINGS)
+    said = json.loads(json.dumps(report(found), allow_nan=False))
+    assert (said["problems"], said["accuracy"]) == (8, 0.5)
+    assert said["settings"]["num_samples"] == 4 and said["settings"]["max_new_tokens"] == 16
+    first = said["results"][0]
+    assert (first["data"], first["data_source"], first["problems"]) == ("rows", "arithmetic", 4)
+    assert first["greedy"]["acc/mean@1"]["value"] == 0 and first["greedy"]["cut"] == 0
+    assert first["sampled"]["acc/mean@4"].keys() == {"value", "low", "high"}
+
+
+def test_records_of_every_answer(measured, script) -> None:
+    _, told = measured(script, *SETTINGS)
+    records = [record for heard in told for record in generation_records(*heard)]
+    assert len(records) == 8 * (1 + 4)
+    first = records[0]
+    assert (first["temperature"], first["sample"], first["verdict"], first["extracted"]) == (0.0, 0, "wrong", "7")
+    assert first["response"] == "#### 7<|im_end|>" and first["finish_reason"] == "stop"
+    assert [record["verdict"] for record in records if record["index"] == 0] == ["wrong", "wrong", "correct"] + [
+        "wrong"
+    ] * 2
+
+
+def test_remarks_say_what_to_do(measured, tokenizer) -> None:
+    found, _ = measured(lambda prompt, sample: tokenizer.encode("pens " * 30), dropped={"no answer": 2, "too long": 1})
+    lines = list(remarks(found))
+    assert lines[0] == "rows: 3 rows were left out (2 x no answer, 1 x too long)"
+    assert lines[1] == "rows (arithmetic), greedy: 100 % cut at 16 tokens: raise --max-new-tokens"
+    assert sum("left out" in line for line in lines) == 1, "once, not per data source"
+    assert not any("no answer was found" in line for line in lines), "the cut explains it"
+
+
+def test_a_prompt_that_asks_for_another_form_is_suspected(measured, tokenizer) -> None:
+    found, _ = measured(lambda prompt, sample: [*tokenizer.encode("Tom"), tokenizer.eos_ids[0]])
+    assert any("no answer was found in 100 %" in line for line in remarks(found))
+
+
+def test_a_good_evaluation_has_no_remark(measured, script) -> None:
+    assert list(remarks(measured(script, *SETTINGS)[0])) == []
