@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ PLANS = {
         ("2x1x1", {"data_parallel": 2}, {"model_parallel": 2}),
         ("1x2x1", {"model_parallel": 2}, {"data_parallel": 2}),
         ("1x1x2", {"pipeline_stage": 2, "micro_batch_num": 4}, {"model_parallel": 2, "vocab_emb_dp": False}),
+        ("1x2x1 of experts", {"model_parallel": 2}, {"data_parallel": 2}),
     ],
     4: [
         ("1x4x1", {"model_parallel": 4}, {"model_parallel": 2, "data_parallel": 2}),
@@ -39,6 +42,17 @@ PLANS = {
         ),
     ],
     8: [
+        (
+            "2x2x2 of experts",
+            {
+                "data_parallel": 2,
+                "model_parallel": 2,
+                "pipeline_stage": 2,
+                "micro_batch_num": 2,
+                "optimizer_shard": True,
+            },
+            {"data_parallel": 2, "model_parallel": 4},
+        ),
         (
             "2x2x2",
             {
@@ -58,18 +72,23 @@ PLANS = {
     ],
 }
 
+
+def model_of(name: str) -> str:
+    return "experts" if "experts" in name else "dense"
+
+
 CASES = [(size, name) for size, plans in PLANS.items() for name, _, _ in plans]
 
 
 @pytest.fixture(scope="module")
-def alone(cpu_runtime: None) -> dict[str, np.ndarray]:
-    """The figures of one process."""
+def alone(cpu_runtime: None) -> Callable[[str], dict[str, np.ndarray]]:
+    """Name of a plan -> the figures of one process."""
     sys.path.insert(0, str(WORKERS))
     try:
         from plan_results import results_of_plan
     finally:
         sys.path.remove(str(WORKERS))
-    return results_of_plan({}, {})
+    return cache(lambda name: results_of_plan({}, {}, model_of(name)))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +99,10 @@ def over_ranks(tmp_path_factory: pytest.TempPathFactory):
     def ask(size: int, name: str) -> dict[str, np.ndarray]:
         if size not in folders:
             folders[size] = folder = tmp_path_factory.mktemp(f"ranks{size}")
-            job = [{"name": plan, "train": train, "infer": infer} for plan, train, infer in PLANS[size]]
+            job = [
+                {"name": plan, "train": train, "infer": infer, "model": model_of(plan)}
+                for plan, train, infer in PLANS[size]
+            ]
             (folder / "job.json").write_text(json.dumps(job))
             script = str(WORKERS / "plan_numbers.py")
             code = launch([script, str(folder)], num_workers=size, log_dir=folder / "logs", watch=WatchSection())
@@ -93,9 +115,9 @@ def over_ranks(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.mark.parametrize(("size", "name"), CASES, ids=[name for _, name in CASES])
 def test_losses_log_probs_gradients_and_weights_are_those_of_one_process(alone, over_ranks, size: int, name: str):
-    found = over_ranks(size, name)
-    assert found.keys() == alone.keys() - {"margin"}
-    for key, expected in alone.items():
+    found, wanted = over_ranks(size, name), alone(name)
+    assert found.keys() == wanted.keys() - {"margin"}
+    for key, expected in wanted.items():
         kind = key.split("/")[0]
         if "entropy" in key:  # about 4 nats; the CPU's exp alone is off by 4e-6 of its value
             np.testing.assert_allclose(found[key], expected, rtol=1e-5, atol=0, err_msg=f"{name}: {key}")
@@ -108,18 +130,20 @@ def test_losses_log_probs_gradients_and_weights_are_those_of_one_process(alone, 
 
 @pytest.mark.parametrize(("size", "name"), CASES, ids=[name for _, name in CASES])
 def test_sampled_tokens_are_those_of_one_process(alone, over_ranks, size: int, name: str):
-    found = over_ranks(size, name)
-    differing = np.flatnonzero((found["sampled/ids"] != alone["sampled/ids"]).any(axis=1))
+    found, wanted = over_ranks(size, name), alone(name)
+    differing = np.flatnonzero((found["sampled/ids"] != wanted["sampled/ids"]).any(axis=1))
     for row in differing:
-        first = int(np.flatnonzero(found["sampled/ids"][row] != alone["sampled/ids"][row])[0])
-        margin = alone["margin"][row, first]
+        first = int(np.flatnonzero(found["sampled/ids"][row] != wanted["sampled/ids"][row])[0])
+        margin = wanted["margin"][row, first]
         assert margin <= 1e-5, f"{name}: sequence {row} differs at token {first}, {margin:.1e} from an edge"
     assert len(differing) <= 0.001 * len(found["sampled/ids"]), f"{name}: sequences {differing} differ"
-    np.testing.assert_allclose(found["sampled/logp"], alone["sampled/logp"], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found["sampled/logp"], wanted["sampled/logp"], rtol=0, atol=1e-5)
 
 
-def test_the_common_case_trains_and_samples_something(alone):
+@pytest.mark.parametrize("name", ["1x2x1", "1x2x1 of experts"])
+def test_the_common_case_trains_and_samples_something(alone, name: str):
     """The comparison above would be empty on a model that does not move or always ends at once."""
-    assert len(set(alone["loss/loss"])) == 5 and alone["loss/grad_norm"].min() > 1e-3
-    lengths = (alone["sampled/ids"] >= 0).sum(axis=1)
-    assert lengths.mean() > 8 and len(np.unique(alone["sampled/ids"])) > 40
+    found = alone(name)
+    assert len(set(found["loss/loss"])) == 5 and found["loss/grad_norm"].min() > 1e-3
+    lengths = (found["sampled/ids"] >= 0).sum(axis=1)
+    assert lengths.mean() > 8 and len(np.unique(found["sampled/ids"])) > 40

@@ -22,6 +22,20 @@ MODEL = {
     "initializer_range": 0.1,
 }
 
+# By the name of a model; of the experts' features model_parallel splits 24.
+MODELS = {
+    "dense": MODEL,
+    "experts": MODEL
+    | {
+        "architecture": "qwen3_moe",
+        "head_dim": 12,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+    },
+}
+
 
 def definition() -> LossDefinition:
     """GSPO with a range wide enough that some responses are inside, some outside."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 from mindspore import Tensor, nn
-from plan_cases import MODEL, batches_of, definition, prompts_of
+from plan_cases import MODELS, batches_of, definition, prompts_of
 
 from mindgspo.algorithms.losses.gspo import GSPOLoss
 from mindgspo.algorithms.update import PolicyUpdater
@@ -35,16 +35,16 @@ LEARNING_RATE = 5e-5
 NUM_SAMPLES, MAX_NEW_TOKENS = 16, 12
 
 
-def results_of_plan(train: Mapping[str, object], infer: Mapping[str, object]) -> Arrays:
+def results_of_plan(train: Mapping[str, object], infer: Mapping[str, object], model: str = "dense") -> Arrays:
     """Everything that is compared, whole, on rank 0; on the other ranks what they need not know may be missing."""
-    section = ModelSection(**MODEL)
+    section = ModelSection(**MODELS[model])
     place = Placement(plan=ParallelPlan(**train), rank=runtime.rank())
-    model = build_model(section, place)
-    initialize_weights(model, section, seed=3)
+    policy_model = build_model(section, place)
+    initialize_weights(policy_model, section, seed=3)
     layout = TrainingLayout.of(parameter_shapes(section), section, place) if place.plan.world_size > 1 else None
-    policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False)
+    policy = PolicyLogProbs(policy_model, temperature=1.0, with_entropy=False)
     updater = PolicyUpdater(policy, GSPOLoss(definition()), OptimizerSection(lr=LEARNING_RATE), layout)
-    scorer = PolicyScorer(model, temperature=1.0)
+    scorer = PolicyScorer(policy_model, temperature=1.0)
     gradients = _first_gradients(updater, layout)
     batches = batches_of(section)
     arrays: Arrays = {}
@@ -61,9 +61,9 @@ def results_of_plan(train: Mapping[str, object], infer: Mapping[str, object]) ->
         "loss/log_ratio_max": np.array([result.metrics["log_ratio_max"] for result in results]),
     }
     arrays |= {f"gradient/{name}": array for name, array in gradients.items()}
-    arrays |= {f"parameter/{name}": array for name, array in weights_as_numpy(model, section).items()}
+    arrays |= {f"parameter/{name}": array for name, array in weights_as_numpy(policy_model, section).items()}
     arrays |= {f"moment/{name}": array for name, array in updater.state().items()}
-    return arrays | _sampled(infer, section, model)
+    return arrays | _sampled(infer, section, policy_model)
 
 
 def _first_gradients(updater: PolicyUpdater, layout: TrainingLayout | None) -> Arrays:
