@@ -8,7 +8,7 @@ source "$project/tools/setup_env.sh"
 
 usage() {
     cat <<'TEXT'
-Usage: run_tests.sh [--parity] [--all] [PYTEST_ARGUMENT...]
+Usage: run_tests.sh [--parity] [--mindformers] [--all] [PYTEST_ARGUMENT...]
 
 Sets the environment up as run_gspo.sh does, with the development tools, then runs ruff and the test suite:
   ./run_tests.sh                          everything but the tests marked slow
@@ -18,11 +18,15 @@ Sets the environment up as run_gspo.sh does, with the development tools, then ru
   --parity  also install torch 2.13.0 and transformers, with which results are compared. Without them those
             tests are skipped. A machine without GPU saves gigabytes with torch's CPU build:
             PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu ./run_tests.sh --parity
+  --mindformers
+            also make an environment with MindFormers 1.9.0 and MindSpore 2.9.0 (3.5 GB; $MINDGSPO_MINDFORMERS_VENV, by
+            default .venv-mindformers), whose cells ours are compared with. Without it those tests are skipped.
 TEXT
 }
 
 extras=(dev)
 selection=(-m "not slow")
+with_mindformers=
 while true; do
     case ${1-} in
         -h | --help)
@@ -31,6 +35,10 @@ while true; do
             ;;
         --parity)
             extras+=(parity)
+            shift
+            ;;
+        --mindformers)
+            with_mindformers=yes
             shift
             ;;
         --all)
@@ -46,6 +54,16 @@ done
 set_up_environment "$project" "${extras[@]}"
 cd "$project"
 python=$MINDGSPO_PYTHON
+
+if [[ -n $with_mindformers ]]; then
+    second=${MINDGSPO_MINDFORMERS_VENV:-$project/.venv-mindformers}
+    if ! "$second/bin/python" -m pip show --quiet mindformers mindgspo >/dev/null 2>&1; then
+        echo "== making $second"
+        "$python" -m venv "$second"
+        "$second/bin/python" -m pip install --no-input --quiet --editable ".[mindformers]"
+    fi
+    export MINDGSPO_MINDFORMERS_PYTHON=$second/bin/python
+fi
 
 echo "== ruff check"
 "$python" -m ruff check .

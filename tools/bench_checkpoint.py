@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Seconds and memory of cutting and merging a checkpoint, beside `cp` on the same bytes. Prints JSON.
 
-    python tools/bench_checkpoint.py [--gib 2] [--runs 5] [--jobs 2] [--format safetensors] [--folder DIR]
+    python tools/bench_checkpoint.py [--gib 2] [--runs 5] [--jobs 2] [--format ckpt] [--folder DIR] [--patience 60]
 
 The checkpoint is random: weights and AdamW's moments of a Qwen2 by its shapes, float32. It is cut for 1x4x2 (8 ranks,
 no replicas of matrices), and merged again. Every transform runs in a process of its own: `seconds` is the transform
@@ -11,6 +11,9 @@ bytes, whose data are not on the disk when it ends; `cp_sync` is `cp -r` and `sy
 a transform, without the reading back. What is copied lies in the page cache, and what is read back does so too; a
 `sync` of the whole machine stands before every measurement. The four ways take turns, `--runs` times; all figures are
 medians, and `share_of_cp` is the median over rounds of cp's seconds by the transform's: 0.5 means half of cp's speed.
+Before each measurement at most --patience seconds are waited for other processes to rest; `quiet` is how many
+measurements then began while they did. A transform works on all processors and `cp` on one, so a busy machine slows the
+transform more.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.models.names import weight_shapes
@@ -39,6 +43,8 @@ from mindgspo.tensor_files import TensorInfo, library_order, write_tensors
 
 PLAN = ParallelPlan(data_parallel=1, model_parallel=4, pipeline_stage=2, vocab_emb_dp=False)
 CHUNK = 1 << 24
+_LOOK_S = 0.5
+_RESTING_PERCENT = 10.0
 
 
 def main() -> int:
@@ -48,6 +54,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="files at a time")
     parser.add_argument("--format", choices=("safetensors", "ckpt"), default="safetensors")
     parser.add_argument("--folder", type=Path, help="on the disk to measure; by default the system's temporary folder")
+    parser.add_argument("--patience", type=float, default=0.0, help="seconds to wait for a quiet machine, each time")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -73,11 +80,13 @@ def measure(folder: Path, options: argparse.Namespace) -> dict:
         "merge": lambda: run_transform(sharded, out.with_suffix(whole.suffix), strategy, None, options),
         "cp_shards_sync": lambda: run_copy(sharded, out, durable=True),
     }
-    rounds = []
+    rounds: list[dict] = []
+    num_quiet = 0
     for _ in range(options.runs):
         rounds.append({})
         for name, way in ways.items():
             os.sync()
+            num_quiet += is_quiet(options.patience)
             rounds[-1][name] = way()
             remove(out), remove(out.with_suffix(whole.suffix))
     return {
@@ -85,6 +94,8 @@ def measure(folder: Path, options: argparse.Namespace) -> dict:
         "format": options.format,
         "jobs": options.jobs,
         "runs": options.runs,
+        "measurements": options.runs * len(ways),
+        "quiet": num_quiet,
         "bytes": whole.stat().st_size,
         "ranks": PLAN.world_size,
         "largest_shard": largest,
@@ -148,6 +159,15 @@ def run_child(
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if peak is None else peak
     print(json.dumps({"seconds": seconds, "peak_rss": peak * 1024}))
     return 0
+
+
+def is_quiet(patience: float) -> bool:
+    """Whether other processes rest; waits for it."""
+    deadline = time.monotonic() + patience
+    while psutil.cpu_percent(_LOOK_S) > _RESTING_PERCENT:
+        if time.monotonic() >= deadline:
+            return False
+    return True
 
 
 def run_copy(source: Path, destination: Path, *, durable: bool) -> dict:

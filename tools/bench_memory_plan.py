@@ -1,14 +1,15 @@
 """Memory that `mindgspo plan` expects of one process on CPU, beside what such a process really has.
 
     python tools/bench_memory_plan.py [--parameters 30000000 100000000] [--rows 4] [--prompt 64] [--response 64]
-                                      [--slots 16] [--layers 0] [--recompute none|selective|full]
+                                      [--slots 16] [--layers 0] [--experts 0] [--recompute none|selective|full]
                                       [--reference] [--swap] [--alone]
 
 For each size a Qwen2 of about so many parameters, float32, random weights, goes through two steps of rollout,
 log-probs, updates and the copies of a checkpoint in a process of its own (`bench_memory_plan_child.py`); with --alone
 each of the first three phases also runs in a process that does nothing else. All prompts and responses have the
 greatest length that the configuration allows, which is what a plan assumes. --layers: instead of a number that suits
-the size. --recompute: as in plans.train. --reference: with a KL term. --swap: what a phase does not read is evicted.
+the size. --experts: a Qwen3-MoE with so many, of which 2 per token. --recompute: as in plans.train. --reference: with a
+KL term. --swap: what a phase does not read is evicted.
 
 Prints one JSON object. MiB above the process's base, which is taken after imports and one small graph: `expected` is
 the plan's figure without its part for the process, `measured` the kernel's high-water mark of the resident set during
@@ -69,6 +70,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--response", type=int, default=64, help="tokens")
     parser.add_argument("--slots", type=int, default=16)
     parser.add_argument("--layers", type=int, default=0, help="0: a number that suits the size")
+    parser.add_argument("--experts", type=int, default=0, help="of every layer; 0: none")
     parser.add_argument("--recompute", choices=("none", "selective", "full"), default="none")
     parser.add_argument("--reference", action="store_true", help="with a reference policy")
     parser.add_argument("--swap", action="store_true")
@@ -116,8 +118,19 @@ def model_section(parameters: int, arguments: argparse.Namespace) -> ModelSectio
     if parameters < 80e6:
         hidden, kv_heads = (256, 1) if parameters < 20e6 else (512, 2)
     inner, kv = 4 * hidden, 64 * kv_heads
-    per_layer = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * inner + 3 * hidden + 2 * kv
+    experts, wide = {}, inner
+    if arguments.experts:
+        experts = {
+            "architecture": "qwen3_moe",
+            "num_experts": arguments.experts,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": inner // 4,
+            "norm_topk_prob": True,
+        }
+        wide = inner // 4 * arguments.experts
+    per_layer = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * wide + 3 * hidden + 2 * kv
     return ModelSection(
+        **experts,
         vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=inner,

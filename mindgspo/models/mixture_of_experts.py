@@ -14,7 +14,7 @@ from mindspore import Tensor, nn, ops
 
 from mindgspo.config import ModelSection
 from mindgspo.parallel.device_ops import SwiGLUOp
-from mindgspo.parallel.expert_ops import ExpertCollectives, ExpertSlots, GroupedMatMul
+from mindgspo.parallel.expert_ops import ExpertCollectives, ExpertSlots, grouped_matmul
 from mindgspo.parallel.parameter_memory import zero_parameter
 from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.splits import DATA, EXPERT, MODEL, WHOLE
@@ -49,9 +49,10 @@ class ExpertShare(nn.Cell):
         super().__init__(auto_prefix=False)
         self.slots = slots
         self.dtype = dtype
-        self.product = GroupedMatMul()
+        self.product = grouped_matmul()
         self.swiglu = SwiGLUOp()
         self.gather = ops.Gather()
+        self.weigh = ops.BatchMatMul()
 
     def construct(
         self,
@@ -68,8 +69,10 @@ class ExpertShare(nn.Cell):
         up_SI = self.product(x_SH, ops.cast(up_EIH, self.dtype), groups)
         out_SH = self.product(self.swiglu(gate_SI, up_SI), ops.cast(down_EHI, self.dtype), groups)
         out_MKH = self.gather(self._own(out_SH, own_S1), slot_MK.reshape(-1), 0).reshape(*experts_MK.shape, -1)
-        # As Hugging Face: each expert's output is weighted in the model's type, and the sum is formed in it.
-        return (out_MKH * ops.cast(weights_MK, self.dtype).expand_dims(-1)).sum(1)
+        # As Hugging Face: each expert's output is weighted in the model's type, and the sum is formed in it. As a product
+        # it costs a tenth of multiplying and adding up on CPU.
+        weights_M1K = ops.cast(weights_MK, self.dtype).expand_dims(1)
+        return self.weigh(weights_M1K, out_MKH).reshape(x_MH.shape)
 
     def _own(self, x_SH: Tensor, own_S1: Tensor) -> Tensor:
         """Zeros in the slots of other ranks' experts, in the gradient too: nothing else is known of them."""

@@ -19,19 +19,13 @@ from mindspore import Tensor, nn, ops
 from mindspore.ops import constexpr
 
 from mindgspo.parallel.device_ops import is_fused
+from mindgspo.parallel.expert_blocks import expert_block_slots, num_expert_blocks
 from mindgspo.parallel.model_parallel_ops import Unchanged, enter_model_parallel, leave_model_parallel
 from mindgspo.parallel.placement import LogicalPlacement, Placement
 from mindgspo.parallel.process_groups import group_name
 
-_SMALLEST_BLOCK, _LARGEST_BLOCK = 8, 256
-
-
-@constexpr
-def block_size(num_assignments: int, num_experts: int) -> int:
-    """The power of two nearest below half of an expert's mean load, from 8 to 256: larger blocks stand half empty,
-    smaller ones copy the experts' matrices more often (measured on CPU)."""
-    wanted = num_assignments // (2 * num_experts)
-    return min(max(1 << max(wanted.bit_length() - 1, 0), _SMALLEST_BLOCK), _LARGEST_BLOCK)
+# Evaluated while the graph is compiled.
+block_slots, block_count = constexpr(expert_block_slots), constexpr(num_expert_blocks)
 
 
 class ExpertSlots(nn.Cell):
@@ -57,8 +51,10 @@ class ExpertSlots(nn.Cell):
     def construct(self, experts_MK: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         num_assignments = experts_MK.shape[0] * self.num_chosen
         group_A = self._groups(experts_MK.reshape(-1))
-        block = 1 if self.fused else block_size(num_assignments, self.num_groups)
-        num_blocks = (num_assignments + self.num_groups * (block - 1)) // block
+        block, num_blocks = 1, num_assignments
+        if not self.fused:
+            block = block_slots(num_assignments, self.num_groups)
+            num_blocks = block_count(num_assignments, self.num_groups)
         # CPU sorts floats only; they hold the groups' numbers exactly.
         sorted_A, order_A = self.sort(ops.cast(group_A, ms.float32))
         ones_A = ops.ones((num_assignments,), ms.float32)
@@ -90,24 +86,50 @@ class ExpertSlots(nn.Cell):
 
 class GroupedMatMul(nn.Cell):
     """construct(x_SI, weight_EOI, groups) -> [S, O]: each slot's row times its expert's matrix, transposed. What comes
-    out of other slots than `own_S1` means nothing."""
+    out of other slots than `own_S1` means nothing. On Ascend."""
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
-        self.fused = is_fused()
-        if self.fused:
-            # One tensor of sorted rows for all experts, split along its rows, one tensor of results.
-            self.grouped = ops.auto_generate.GroupedMatmul(split_item=3, group_type=0)
-            self.transpose = ops.Transpose()
-        self.batched = ops.BatchMatMul(transpose_b=True)
-        self.gather = ops.Gather()
+        # One tensor of sorted rows for all experts, split along its rows, one tensor of results.
+        self.grouped = ops.auto_generate.GroupedMatmul(split_item=3, group_type=0)
+        self.transpose = ops.Transpose()
 
     def construct(self, x_SI: Tensor, weight_EOI: Tensor, groups: Tensor) -> Tensor:
-        if self.fused:
-            weight_EIO = self.transpose(weight_EOI, (0, 2, 1))
-            return self.grouped((x_SI,), (weight_EIO,), None, None, None, None, None, groups)[0]
-        blocks = x_SI.reshape(groups.shape[0], -1, x_SI.shape[-1])
-        return self.batched(blocks, self.gather(weight_EOI, groups, 0)).reshape(x_SI.shape[0], -1)
+        weight_EIO = self.transpose(weight_EOI, (0, 2, 1))
+        return self.grouped((x_SI,), (weight_EIO,), None, None, None, None, None, groups)[0]
+
+
+class BlockMatMul(nn.Cell):
+    """`GroupedMatMul` where every block of slots has one expert: a batched product with copies of the matrices, which
+    the backward pass makes again instead of keeping them."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.product = ops.BatchMatMul()
+        self.transposed_product = ops.BatchMatMul(transpose_b=True)
+        self.of_weights = ops.BatchMatMul(transpose_a=True)
+        self.gather = ops.Gather()
+        self.sum_by_expert = ops.UnsortedSegmentSum()
+
+    def construct(self, x_SI: Tensor, weight_EOI: Tensor, expert_N: Tensor) -> Tensor:
+        x_NBI = x_SI.reshape(expert_N.shape[0], -1, x_SI.shape[-1])
+        expert_N = ops.depend(expert_N, x_SI)  # copies are not made before they are needed
+        out_NBO = self.transposed_product(x_NBI, self.gather(weight_EOI, expert_N, 0))
+        return out_NBO.reshape(x_SI.shape[0], -1)
+
+    def bprop(self, x_SI, weight_EOI, expert_N, out, dout):
+        num_blocks, num_experts = expert_N.shape[0], weight_EOI.shape[0]
+        x_NBI = x_SI.reshape(num_blocks, -1, x_SI.shape[-1])
+        dout_NBO = dout.reshape(num_blocks, -1, dout.shape[-1])
+        expert_N = ops.depend(expert_N, dout)
+        dx_NBI = self.product(dout_NBO, self.gather(weight_EOI, expert_N, 0))
+        dweight_EOI = self.sum_by_expert(self.of_weights(dout_NBO, x_NBI), expert_N, num_experts)
+        return dx_NBI.reshape(x_SI.shape), dweight_EOI, ops.zeros_like(expert_N)
+
+
+def grouped_matmul() -> nn.Cell:
+    """The product for this device."""
+    return GroupedMatMul() if is_fused() else BlockMatMul()
 
 
 class ExpertCollectives:

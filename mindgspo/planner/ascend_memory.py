@@ -11,6 +11,7 @@ model_parallel, and `hidden` too where use_seq_parallel splits the tokens:
                           and keys before these, too
     recompute selective   2 hidden + 2 query + 2 key_value + 2 inner: without norms' results and the product
     recompute full        hidden: the layer's input; and once all of the above, for the layer that is computed again
+with experts hidden states of their tokens, before and behind them, and inner counts for each of them;
 and from flash attention two float32 statistics of 8 numbers per query head. Of every micro-batch in flight.
 """
 
@@ -65,7 +66,8 @@ def _update(work: RankWork) -> Parts:
     per_layer = _layer_bytes(work, work.plan.recompute)
     again = 0 if work.plan.recompute == "none" else everything - per_layer
     # Gradients of activations on their way through one layer: those of SwiGLU are the widest.
-    passing = work.tokens * size * (3 * width.inner + 2 * width.hidden)
+    block = width.feed_forward(work.tokens, in_blocks=False)
+    passing = size * (3 * block.inner + 2 * block.routed + 2 * work.tokens * width.hidden)
     ends = work.tokens * 2 * _hidden(work) * size
     weights = weight_sizes(work.config.model, work.plan, work.rank)
     # A pipeline's compiler adds each gradient up where it comes out: one layer's wait, or a table's. Elsewhere they are
@@ -88,10 +90,12 @@ def _layer_bytes(work: RankWork, recompute: str) -> int:
     if recompute == "full":
         return work.tokens * size * hidden
     heads = 2 * width.query + 2 * width.key_value
-    wide = 2 * hidden + heads + 2 * width.inner
+    wide, block = 2 * hidden + heads, width.feed_forward(work.tokens, in_blocks=False)
+    inner = 2 * block.inner + 2 * block.routed
     if recompute == "none":
-        wide += 2 * hidden + width.inner + (width.query + width.key_value if width.has_head_norms else 0)
-    return work.tokens * (size * wide + FLOAT * _FLASH_STATISTICS * width.heads)
+        wide += 2 * hidden + (width.query + width.key_value if width.has_head_norms else 0)
+        inner += block.inner
+    return size * inner + work.tokens * (size * wide + FLOAT * _FLASH_STATISTICS * width.heads)
 
 
 def _hidden(work: RankWork) -> int:
@@ -140,13 +144,20 @@ def _rollout(work: RankWork) -> Parts:
 def _forward(work: RankWork, width: RankWidths, tokens: int) -> int:
     """One layer at a time."""
     size = TYPE_BYTES[work.config.model.dtype]
-    return tokens * size * (3 * width.hidden + 2 * width.query + 2 * width.key_value + 4 * width.inner)
+    block = width.feed_forward(tokens, in_blocks=False)
+    streams = tokens * (3 * width.hidden + 2 * width.query + 2 * width.key_value)
+    return size * (streams + 4 * block.inner + 2 * block.routed)
 
 
 def _cast(work: RankWork, sizes: Mapping[str, int]) -> list[int]:
-    """Elements of the weights that are cast before they are used: all but an input table, of which rows are read."""
+    """Elements of the weights that are cast before they are used: all but an input table, of which rows are read.
+    Experts' matrices are transposed besides."""
     is_tied = work.config.model.tie_word_embeddings
-    return [size for name, size in sizes.items() if is_tied or name != "model.embed_tokens.weight"]
+    return [
+        size * (2 if ".experts." in name else 1)
+        for name, size in sizes.items()
+        if is_tied or name != "model.embed_tokens.weight"
+    ]
 
 
 def _compute_type(work: RankWork, elements: int) -> int:

@@ -8,6 +8,8 @@ What enters: a rank's work and a phase. What leaves: bytes by part. Same interfa
 - Of a layer the backward pass keeps, per token: the layer's input, the norm's scale and its result, twice (6 hidden);
   scaled queries and attention output (2 query); keys and values as attention reads them (2 key/value); gate, its
   sigmoid, silu, up and their product (5 inner); and per row and head the softmax of the scores [T, T].
+  Experts: the same for each slot (inner), the hidden states of the slots before and behind them (2 routed), and on the
+  way through a layer copies of their matrices for every block of slots.
 - Gradients of weights are computed as soon as they can be, but added to the accumulated ones in the order of the
   parameters, the input table first, whose gradient comes last: all of them wait for it.
 - A transpose keeps a table of its elements' places and a broadcast op two (8 bytes per element) as long as its graph
@@ -92,9 +94,10 @@ class _Peak:
 def _update_peaks(work: RankWork) -> list[_Peak]:
     """Where one of the update's graphs may need most."""
     width, tokens, scores = work.train, work.tokens, work.scores
-    last, inner = width.layers - 1, tokens * width.inner
+    last, block = width.layers - 1, width.feed_forward(tokens, in_blocks=True)
     everything, kept = _layer(work, "none"), _layer(work, work.plan.recompute)
-    in_attention, in_feed_forward = everything - 5 * inner + 2 * scores, everything + 3 * inner
+    in_attention = everything - 5 * block.inner - 2 * block.routed + 2 * scores
+    in_feed_forward = everything + 3 * block.inner + 2 * block.routed + 2 * block.copied
     # The rotary tables spread over the heads; the final norm; inputs that wait for their backward pass.
     shared = 2 * tokens * (width.query + width.key_value + (width.hidden if width.is_last else 0))
     if work.plan.pipeline_stage > 1:
@@ -103,7 +106,7 @@ def _update_peaks(work: RankWork) -> list[_Peak]:
     is_one_table = work.config.model.tie_word_embeddings and width.is_first and width.is_last
     weights = weight_sizes(work.config.model, work.plan, work.rank)
     gradients = sum(size for name, size in weights.items() if ".layers." in name)
-    feed_forward = 3 * width.hidden * width.inner
+    feed_forward = 3 * width.hidden * width.inner * max(width.experts, 1)
     return [
         # Forward pass, in the last layer's softmax: scores, mask, and their sum.
         _Peak(activations=last * kept + shared + in_attention),
@@ -132,12 +135,12 @@ def _layer(work: RankWork, recompute: str) -> int:
     width = work.train
     if recompute == "full":
         return work.tokens * width.hidden
-    heads = 2 * width.query + 2 * width.key_value
+    heads, block = 2 * width.query + 2 * width.key_value, width.feed_forward(work.tokens, in_blocks=True)
     if recompute == "selective":
-        return work.tokens * (4 * width.hidden + heads + 4 * width.inner)
+        return work.tokens * (4 * width.hidden + heads) + 4 * block.inner + 2 * block.routed
     if width.has_head_norms:
         heads *= 2  # what is normed, and the norm's scale
-    return work.tokens * (6 * width.hidden + heads + 5 * width.inner) + work.scores
+    return work.tokens * (6 * width.hidden + heads) + 5 * block.inner + 2 * block.routed + work.scores
 
 
 def _tables(work: RankWork) -> tuple[int, int]:
@@ -175,9 +178,13 @@ def _score_peaks(work: RankWork) -> list[_Peak]:
 
 def _forward_peaks(width: RankWidths, tokens: int, scores: float, held: float = 0) -> list[_Peak]:
     """Of one layer: in its feed-forward block, in its attention. held: elements that stay beside it."""
-    streams = tokens * (3 * width.hidden + 2 * width.key_value) + held
+    streams, block = (
+        tokens * (3 * width.hidden + 2 * width.key_value) + held,
+        width.feed_forward(tokens, in_blocks=True),
+    )
+    # Copies of three matrices of an expert layer: two are in use together, and the pool takes about as much again.
     return [
-        _Peak(activations=streams + 4 * tokens * width.inner + scores),
+        _Peak(activations=streams + 4 * block.inner + 2 * block.routed + 3 * block.copied + scores),
         _Peak(activations=streams + tokens * width.key_value + 3 * scores),
     ]
 

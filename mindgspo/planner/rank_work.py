@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindgspo.config import ExperimentConfig, ModelSection, ParallelPlan
+from mindgspo.config.plan import inner_size
 from mindgspo.data.rows import round_up
 from mindgspo.models.names import parameter_shapes
+from mindgspo.parallel.expert_blocks import expert_block_slots, num_expert_blocks
 from mindgspo.parallel.placement import Placement
 from mindgspo.rollout.sizes import BLOCK, rollout_sizes
 
@@ -23,8 +25,9 @@ TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 class RankWidths:
     """One rank's part of a model under one plan.
 
-    query, key_value: features of its heads. inner: of SwiGLU. output_rows: vocabulary entries of its logits.
-    input_rows: of its input table. has_biases: of q, k and v. has_head_norms: of queries and keys.
+    query, key_value: features of its heads. inner: of SwiGLU, or of each expert's. experts: own ones, 0 where there are
+    none; chosen: of them per token, counted over all tokens that come to this rank. output_rows: vocabulary entries of
+    its logits. input_rows: of its input table. has_biases: of q, k and v. has_head_norms: of queries and keys.
     """
 
     layers: int
@@ -32,6 +35,8 @@ class RankWidths:
     query: int
     key_value: int
     inner: int
+    experts: int
+    chosen: int
     heads: int
     kv_heads: int
     output_rows: int
@@ -54,7 +59,9 @@ class RankWidths:
             hidden=model.hidden_size,
             query=heads * model.head_dim,
             key_value=kv_heads * model.head_dim,
-            inner=place.share(model.intermediate_size),
+            inner=place.share(inner_size(model)),
+            experts=(model.num_experts or 0) // place.plan.expert_parallel,
+            chosen=(model.num_experts_per_tok or 0) * place.plan.expert_parallel,
             heads=heads,
             kv_heads=kv_heads,
             output_rows=output_rows,
@@ -64,6 +71,26 @@ class RankWidths:
             has_biases="model.layers.0.self_attn.q_proj.bias" in names,
             has_head_norms="model.layers.0.self_attn.q_norm.weight" in names,
         )
+
+    def feed_forward(self, tokens: int, *, in_blocks: bool) -> FeedForwardSizes:
+        """What one feed-forward block of so many tokens works with. in_blocks: experts as CPU computes them."""
+        if not self.experts:
+            return FeedForwardSizes(inner=tokens * self.inner, routed=0, copied=0)
+        slots, copied = tokens * self.chosen, 0
+        if in_blocks:
+            blocks = num_expert_blocks(slots, self.experts)
+            slots, copied = blocks * expert_block_slots(slots, self.experts), blocks * self.inner * self.hidden
+        return FeedForwardSizes(inner=slots * self.inner, routed=slots * self.hidden, copied=copied)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedForwardSizes:
+    """Elements. inner: one tensor of inner features. routed: one tensor of hidden states before or behind the experts;
+    0 where there are none. copied: one of an expert layer's three matrices, for each block of tokens."""
+
+    inner: int
+    routed: int
+    copied: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

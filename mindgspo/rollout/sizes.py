@@ -40,7 +40,10 @@ def rollout_sizes(config: ExperimentConfig) -> RolloutSizes:
 
 def reads_trained_weights(config: ExperimentConfig) -> bool:
     """Whether generation reads the trained weights where they lie: where every rank holds the same slices under both
-    plans and computes on them in the same way. Slices that the compiler of a graph cut are that graph's own."""
+    plans and computes on them in the same way. Slices that the compiler of a graph cut are that graph's own, and so are
+    the parameters of another suite's cells."""
+    if config.model.backend != "native":
+        return False
     train, infer = config.plans.train, config.plans.infer
     if train.world_size == 1:
         return True

@@ -88,7 +88,8 @@ def alone(cpu_runtime: None) -> Callable[[str], dict[str, np.ndarray]]:
         from plan_results import results_of_plan
     finally:
         sys.path.remove(str(WORKERS))
-    return cache(lambda name: results_of_plan({}, {}, model_of(name)))
+    of_model = cache(lambda model: results_of_plan({}, {}, model))
+    return lambda name: of_model(model_of(name))
 
 
 @pytest.fixture(scope="module")

@@ -49,11 +49,15 @@ def files_of(folder: Path) -> dict[str, Path]:
 def assert_same_files(left: Path, right: Path) -> None:
     """The same names; in each the same tensors with the same dtype, shape and bytes."""
     assert files_of(left).keys() == files_of(right).keys()
-    for name, path in files_of(left).items():
-        with open_tensor_file(path) as one, open_tensor_file(files_of(right)[name]) as other:
-            assert dict(one.tensors) == dict(other.tensors), name
-            for tensor in one.tensors:
-                assert one.read(tensor).tobytes() == other.read(tensor).tobytes(), (name, tensor)
+    for name in files_of(left):
+        assert differing(files_of(left)[name], files_of(right)[name]) == [], name
+
+
+def differing(left: Path, right: Path) -> list[str]:
+    """Names of tensors whose bytes differ; both files must have the same tensors."""
+    with open_tensor_file(left) as one, open_tensor_file(right) as other:
+        assert dict(one.tensors) == dict(other.tensors), (left, right)
+        return [name for name in one.tensors if one.read(name).tobytes() != other.read(name).tobytes()]
 
 
 @pytest.mark.parametrize("suffix", [".ckpt", ".safetensors"])
@@ -76,13 +80,31 @@ def test_transform_checkpoints_makes_the_same_files(
         for side, side_plan in (("one", source), ("two", target))
     )
     tensors = random_tensors()
-    del tensors["adamw.updates"]  # of tensors without an entry MindSpore's safetensors path knows nothing
     write_ranks(tmp_path / "in", tensors, layouts_of(source, compiled=compiled), name=f"w{suffix}")
     kinds = {} if suffix == ".ckpt" else {"output_format": "safetensors"}
     ms.transform_checkpoints(str(tmp_path / "in"), str(tmp_path / "theirs"), "w", str(one), str(two), **kinds)
     ours(tmp_path / "in", tmp_path / "ours", one, two)
     assert_same_files(tmp_path / "ours", tmp_path / "theirs")
     assert len(files_of(tmp_path / "ours")) == target.world_size
+
+
+def test_where_its_way_for_safetensors_is_wrong_its_way_for_ckpt_judges(tmp_path: Path):
+    """MindSpore 2.10.0 joins two slices of columns wrongly in safetensors, and rightly in ckpt."""
+    import mindspore as ms
+
+    source, target = plan(2, 4, 1), plan(1, 2, 2)
+    one, two = (write_strategy_files(tmp_path / str(side), side, merged=True) for side in (source, target))
+    for suffix in (".ckpt", ".safetensors"):
+        folder = write_ranks(tmp_path / f"in{suffix}", random_tensors(), layouts_of(source), name=f"w{suffix}")
+        kinds = {} if suffix == ".ckpt" else {"output_format": "safetensors"}
+        ms.transform_checkpoints(str(folder), str(tmp_path / f"theirs{suffix}"), "w", str(one), str(two), **kinds)
+        ours(folder, tmp_path / f"ours{suffix}", one, two)
+    assert_same_files(tmp_path / "ours.ckpt", tmp_path / "theirs.ckpt")
+    for rank in range(target.world_size):
+        judge = tmp_path / "theirs.ckpt" / f"rank_{rank}" / f"w{rank}.ckpt"
+        assert differing(tmp_path / "ours.safetensors" / f"rank_{rank}" / f"w{rank}.safetensors", judge) == []
+        wrong = differing(tmp_path / "theirs.safetensors" / f"rank_{rank}" / f"w{rank}.safetensors", judge)
+        assert wrong and all("o_proj" in name or "down_proj" in name for name in wrong), "take it into the test above"
 
 
 def test_whole_to_ranks_and_back_with_scalars_and_bfloat16(tmp_path: Path):

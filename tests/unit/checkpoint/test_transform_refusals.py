@@ -225,7 +225,7 @@ def test_state_that_the_strategy_forgets(tmp_path: Path, whole: Path):
     layouts = layouts_of(plan(1, 2, 1), prefixes=())
     bare = merge_strategies(write_strategies(tmp_path / "s", layouts, plan=plan(1, 2, 1)))
     with pytest.raises(
-        CheckpointError, match=r"adamw.m.* and 4\d more have no entry, .* leave it out with --weights-only"
+        CheckpointError, match=r"adamw.m.* and 39 more have no entry, .* leave it out with --weights-only"
     ):
         run(whole, tmp_path / "out", destination_strategy=bare)
     run(whole, tmp_path / "out", destination_strategy=bare, weights_only=True)

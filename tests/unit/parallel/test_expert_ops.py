@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mindspore import Tensor
 
-from mindgspo.parallel.expert_ops import ExpertSlots, GroupedMatMul
+from mindgspo.parallel.expert_ops import ExpertSlots, grouped_matmul
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
@@ -57,7 +57,7 @@ def test_the_grouped_product_by_hand() -> None:
     # Two blocks of two slots: the first is expert 1's, the second expert 0's.
     x_SI = np.array([[1, 2], [3, 4], [5, 6], [7, 8]], np.float32)
     weight_EOI = np.array([[[1, 0]], [[0, 10]]], np.float32)
-    found = GroupedMatMul()(Tensor(x_SI), Tensor(weight_EOI), Tensor(np.array([1, 0], np.int32)))
+    found = grouped_matmul()(Tensor(x_SI), Tensor(weight_EOI), Tensor(np.array([1, 0], np.int32)))
     assert found.asnumpy().tolist() == [[20], [40], [5], [7]]
 
 

@@ -1,0 +1,280 @@
+"""`mindgspo checkpoint` and tools/transform_checkpoint.py as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from planned_checkpoints import (
+    MODEL,
+    contents,
+    layouts_of,
+    plan,
+    random_tensors,
+    write_ranks,
+    write_step,
+    write_strategy_files,
+    write_whole,
+)
+
+from mindgspo.cli import main
+from mindgspo.config import load_model_and_plans
+from mindgspo.metrics.files import CONFIG_FILE
+from mindgspo.models.names import weight_shapes
+from mindgspo.strategies import write_plan_files
+from mindgspo.tensor_files import open_tensor_file
+
+TOOL = Path(__file__).resolve().parents[3] / "tools" / "transform_checkpoint.py"
+CONFIG = """
+model:
+  vocab_size: 512
+  hidden_size: 256
+  intermediate_size: 128
+  num_hidden_layers: 2
+  num_attention_heads: 8
+  num_key_value_heads: 2
+plans:
+  train: {data_parallel: 2, model_parallel: 2, pipeline_stage: 2, micro_batch_num: 2, optimizer_shard: true}
+  infer: {data_parallel: 4, model_parallel: 2}
+"""
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    """call(*words): exit code, stdout and stderr of `mindgspo checkpoint <words>`."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        code = main(["checkpoint", *map(str, words)])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "model.yaml"
+    path.write_text(CONFIG, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> Path:
+    return write_step(tmp_path / "run", random_tensors())
+
+
+def flip(path: Path, position: int = -1) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+# ----- list and verify
+
+
+def test_steps_of_a_run(tmp_path: Path, step: Path, call: Call):
+    for number in (5, 12):
+        write_step(tmp_path / "run", random_tensors(), step=number)
+    broken = tmp_path / "run" / "checkpoints" / "step_00000012" / "optimizer.safetensors"
+    broken.write_bytes(broken.read_bytes()[:-7])
+    for path in (tmp_path / "run", tmp_path / "run" / "checkpoints"):
+        code, out, _ = call("list", path)
+        rows = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in out.splitlines()]
+        assert code == 0
+        assert [(row[0], row[1], row[-1]) for row in rows[1:3]] == [
+            ("step_00000003", "3", "complete"),
+            ("step_00000005", "5", "complete, newest"),
+        ]
+        assert rows[3][-1].startswith("damaged: optimizer.safetensors: truncated, ")
+        assert rows[1][2] == "9.0 MiB"
+
+
+def test_verify_reads_every_step(tmp_path: Path, step: Path, call: Call):
+    write_step(tmp_path / "run", random_tensors(), step=4)
+    assert call("verify", tmp_path / "run")[0] == 0
+    flip(step / "optimizer.safetensors")
+    code, out, _ = call("verify", tmp_path / "run")
+    lines = out.splitlines()
+    assert code == 1
+    assert lines[0].startswith(f"damaged  {step / 'optimizer.safetensors'}: its content changed after it was saved")
+    assert lines[1].startswith("sound    ") and "step_00000004" in lines[1]
+    assert call("verify", step)[0] == 1
+    (step / "optimizer.safetensors").write_bytes(b"")
+    code, out, _ = call("verify", step)
+    assert code == 1 and "truncated, 0 bytes instead of" in out
+
+
+@pytest.mark.parametrize("form", ["ckpt", "safetensors"])
+def test_verify_finds_a_flipped_bit_in_one_rank_s_file(tmp_path: Path, step: Path, call: Call, form: str):
+    strategy = write_strategy_files(tmp_path / "s", plan(1, 2, 2))
+    call("shard", step, tmp_path / "out", "--strategy", strategy, "--format", form)
+    code, out, _ = call("verify", tmp_path / "out", "--strategy", strategy)
+    assert code == 0 and len(out.splitlines()) == 5 and "82 tensors lie where" in out
+    flip(tmp_path / "out" / "rank_3" / f"checkpoint_3.{form}")
+    code, out, _ = call("verify", tmp_path / "out")
+    damaged = [line for line in out.splitlines() if line.startswith("damaged")]
+    assert code == 1 and len(damaged) == 1 and f"rank_3/checkpoint_3.{form}: its content changed" in damaged[0]
+    (tmp_path / "out" / "rank_1" / f"checkpoint_1.{form}").unlink()
+    code, out, _ = call("verify", tmp_path / "out")
+    assert code == 1 and "missing, though checkpoint.json names it" in out
+
+
+def test_verify_without_a_known_hash(tmp_path: Path, call: Call):
+    train = plan(2, 2, 1)
+    folder = write_ranks(tmp_path / "in", random_tensors(), layouts_of(train))
+    strategy = write_strategy_files(tmp_path / "s", train)
+    other = write_strategy_files(tmp_path / "other", plan(4, 1, 1))
+    code, out, _ = call("verify", folder)
+    assert code == 0 and out.count("header and sizes (no hash known)") == 4
+    assert call("verify", folder, "--strategy", strategy)[0] == 0
+    code, out, _ = call("verify", folder, "--strategy", other)
+    assert code == 1 and "give the strategy of the run that wrote this checkpoint" in out
+    path = folder / "rank_2" / "w.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    code, out, _ = call("verify", folder)
+    assert code == 1 and "damaged  rank 2:" in out and "truncated" in out
+    code, _, err = call("verify", tmp_path / "nowhere")
+    assert code == 1 and "error: " in err
+
+
+def test_list_of_ranks_and_of_a_file(tmp_path: Path, step: Path, call: Call):
+    call("shard", step, tmp_path / "out", "--strategy", write_strategy_files(tmp_path / "s", plan(1, 2, 1)))
+    code, out, _ = call("list", tmp_path / "out")
+    assert code == 0 and "2 ranks, rank_*/checkpoint_*.safetensors" in out
+    assert [line.split()[:3] for line in out.splitlines()[-2:]] == [
+        ["0", "rank_0/checkpoint_0.safetensors", "82"],
+        ["1", "rank_1/checkpoint_1.safetensors", "82"],
+    ]
+    whole = write_whole(tmp_path / "w.ckpt", random_tensors())
+    assert call("list", whole)[1].splitlines()[-1].split() == ["0", "w.ckpt", "82", "9.0", "MiB", "F32,", "I64"]
+
+
+# ----- shard, transform, merge
+
+
+def test_shard_transform_merge_by_plans(tmp_path: Path, step: Path, config: Path, call: Call):
+    code, out, err = call("shard", step, tmp_path / "a", "--plan", "1x4x2", "--config", config)
+    assert (code, err) == (0, "")
+    assert "writes   " in out and f"by plan 1x4x2 of {config}" in out and "read back and compared by XXH3" in out
+    words = ("--src-plan", "1x4x2", "--dst-plan", "train", "--config", config, "--format", "ckpt", "--verify", "deep")
+    code, out, _ = call("transform", tmp_path / "a", tmp_path / "b", *words)
+    assert code == 0 and "every tensor compared with the source" in out
+    assert call("merge", tmp_path / "b", tmp_path / "c", "--plan", "train", "--config", config)[0] == 0
+    assert contents(tmp_path / "c") == contents(step)
+    code, out, _ = call("merge", tmp_path / "b", tmp_path / "c.safetensors", "--plan", "train", "--config", config)
+    assert code == 0 and "left out state.json" in out
+
+
+def test_the_folder_of_generate_strategy(tmp_path: Path, step: Path, config: Path, call: Call):
+    write_plan_files(*load_model_and_plans(config), tmp_path / "strategies")
+    code, _, err = call("shard", step, tmp_path / "a", "--strategy", tmp_path / "strategies")
+    assert code == 1 and "holds the strategies of reference, rollout, train; give one of them" in err
+    code, _, err = call("shard", step, tmp_path / "a", "--strategy", tmp_path / "strategies" / "rollout")
+    assert code == 1 and "--weights-only" in err
+    words = ("--strategy", tmp_path / "strategies" / "rollout", "--weights-only", "--jobs", "1")
+    assert call("shard", step, tmp_path / "a", *words)[0] == 0
+    with open_tensor_file(tmp_path / "a" / "rank_7" / "checkpoint_7.safetensors") as file:
+        assert not any(name.startswith("adamw.") for name in file.tensors)
+        assert file.tensors["model.layers.1.mlp.up_proj.weight"].shape == (MODEL.intermediate_size // 2, 256)
+    assert call("shard", step, tmp_path / "b", "--strategy", tmp_path / "strategies" / "train")[0] == 0
+
+
+def test_the_newest_step_of_a_run_is_taken_and_told(tmp_path: Path, step: Path, call: Call):
+    write_step(tmp_path / "run", random_tensors(seed=1), step=8)
+    code, out, _ = call("transform", tmp_path / "run", tmp_path / "w.safetensors")
+    assert code == 0 and f"source   {step.parent / 'step_00000008'}: whole, step 8 of a run" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("shard", "x", "y"), "say how to cut"),
+        (("shard", "x", "y", "--plan", "1x2x1"), "a plan is for a model"),
+        (("shard", "x", "y", "--plan", "1x2x1", "--strategy", "s", "--config", "c"), "not both"),
+        (("transform", "x", "y", "--format", "bin"), "ckpt or safetensors"),
+        (("merge", "x", "y", "--verify", "maybe"), "written or deep"),
+    ],
+)
+def test_wrong_words(call: Call, words: tuple[str, ...], said: str):
+    code, _, err = call(*words)
+    assert code == 2 and said in err.replace("\n", " ")
+
+
+def test_a_plan_that_is_none_or_does_not_fit(tmp_path: Path, step: Path, config: Path, call: Call):
+    code, _, err = call("shard", step, tmp_path / "a", "--plan", "big", "--config", config)
+    assert code == 1 and "big: no plan; give train, reference, rollout, or data x model x pipeline" in err
+    code, _, err = call("shard", step, tmp_path / "a", "--plan", "1x3x1", "--config", config)
+    assert code == 1 and "do not divide over model_parallel 3" in err
+
+
+def test_the_tool_with_its_own_option_names(tmp_path: Path, step: Path):
+    train = plan(2, 2, 1, optimizer_shard=True, vocab_emb_dp=False)
+    strategy = write_strategy_files(tmp_path / "s", train, suffix=".json")
+
+    def tool(*words: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(TOOL), *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    ended = tool("--src_checkpoint", step, "--dst_checkpoint", tmp_path / "a", "--dst_strategy", strategy)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[0].startswith(f"source   {step}: whole, step 3 of a run")
+    words = ("--src_checkpoint", tmp_path / "a", "--src_strategy", strategy, "--dst_checkpoint")
+    ended = tool(*words, tmp_path / "back", "--verify", "deep", "--jobs", 1)
+    assert ended.returncode == 0, ended.stderr
+    assert contents(tmp_path / "back") == contents(step)
+    ended = tool(*words, tmp_path / "back")
+    assert ended.returncode == 1 and ended.stderr.startswith("error: ") and "already there" in ended.stderr
+
+
+def test_record_that_is_damaged(tmp_path: Path, step: Path, call: Call):
+    strategy = write_strategy_files(tmp_path / "s", plan(1, 2, 1))
+    call("shard", step, tmp_path / "a", "--strategy", strategy)
+    record = tmp_path / "a" / "checkpoint.json"
+    content = json.loads(record.read_text())
+    content["files"]["../outside"] = {"size": 1, "xxh3_128": "0"}
+    record.write_text(json.dumps(content))
+    code, _, err = call("merge", tmp_path / "a", tmp_path / "w.safetensors", "--strategy", strategy)
+    assert code == 1 and "checkpoint.json: damaged" in err and "outside" in err and "remove this file" in err
+    record.unlink()
+    assert call("merge", tmp_path / "a", tmp_path / "w.safetensors", "--strategy", strategy)[0] == 0
+    with open_tensor_file(tmp_path / "w.safetensors") as file:
+        np.testing.assert_array_equal(file.read("adamw.updates"), 7)
+
+
+# ----- export
+
+
+def test_export_of_the_newest_step(tmp_path: Path, call: Call):
+    run = tmp_path / "run"
+    run.mkdir()
+    example = Path(__file__).resolve().parents[3] / "examples" / "arithmetic" / "gspo.yaml"
+    text = example.read_text(encoding="utf-8").replace("../../", f"{example.parents[2]}/")
+    (run / CONFIG_FILE).write_text(text, encoding="utf-8")
+    shapes = weight_shapes(load_model_and_plans(example).model)
+    for step in (1, 2):
+        weights = {name: np.full(shape, step, np.float32) for name, shape in shapes.items()}
+        write_step(run, {**weights, "adamw.updates": np.array(step, np.int64)}, step=step)
+    code, out, err = call("export", run, tmp_path / "model", "--dtype", "bfloat16")
+    assert (code, err) == (0, "")
+    assert "step 2 of a run" in out and f"{len(shapes)} weights" in out
+    assert {"config.json", "generation_config.json", "model.safetensors"} <= {
+        path.name for path in (tmp_path / "model").iterdir()
+    }
+    with open_tensor_file(tmp_path / "model" / "model.safetensors") as file:
+        assert file.tensors.keys() == shapes.keys()
+        assert file.read("model.norm.weight")[0] == 0x4000  # 2.0 in bfloat16
+    code, _, err = call("export", run, tmp_path / "model")
+    assert code == 1 and "already there" in err
+
+
+def test_export_of_ranks_is_refused(tmp_path: Path, call: Call):
+    folder = write_ranks(tmp_path / "in", random_tensors(), layouts_of(plan(1, 2, 1)))
+    code, _, err = call("export", folder, tmp_path / "model")
+    assert code == 1 and "holds the files of 2 ranks; merge them first" in err

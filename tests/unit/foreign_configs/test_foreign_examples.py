@@ -1,0 +1,247 @@
+"""Whole files in the manner of each suite: they convert, and pass this project's own check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from foreign_cases.looking import FILES, findings_of, flat
+
+from mindgspo.config import load_config
+from mindgspo.integrations.foreign_configs import Conversion, convert, report_lines
+from mindgspo.integrations.foreign_configs.table import Fate
+from mindgspo.trainer.preflight import check_experiment
+
+SHARED = Path(__file__).resolve().parents[3] / ".." / "shared" / "data"
+EXAMPLES = {
+    "mindformers": ("finetune_qwen2_5_7b.yaml",),
+    "mindformers, both": ("finetune_qwen2_5_7b.yaml", "predict_qwen2_5_7b.yaml"),
+    "mindrlhf": ("grpo_qwen2_5_7b.yaml",),
+    "verl gspo": ("verl_gspo_gsm8k_3b.sh",),
+    "verl dapo": ("verl_dapo_math_32b.sh",),
+    "verl math": ("verl_math_lighteval_7b.txt",),
+}
+each_example = pytest.mark.parametrize("names", EXAMPLES.values(), ids=EXAMPLES)
+
+GENERATED = (
+    "data.train.format=arithmetic",
+    "data.train.path=",
+    "data.eval.format=arithmetic",
+    "data.eval.split=test",
+    "data.eval.path=",
+    "tokenizer.path=",
+    "tokenizer.eos_tokens=['<|im_end|>', '<|endoftext|>']",
+    "tokenizer.pad_token=<|endoftext|>",
+    "model.path=",
+    "trainer.max_steps=3",
+)
+
+
+def of_files(names: tuple[str, ...], overrides: tuple[str, ...] = ()) -> Conversion:
+    return convert([FILES / name for name in names], None, overrides)
+
+
+def check(found: Conversion, folder: Path) -> str:
+    """The lines of `mindgspo check` on the result; its errors are the test's."""
+    path = folder / "experiment.yaml"
+    path.write_text(found.yaml, encoding="utf-8")
+    return "\n".join(check_experiment(load_config(path)))
+
+
+@each_example
+def test_examples_pass_the_check_with_generated_rows(names: tuple[str, ...], tmp_path: Path) -> None:
+    found = of_files(names, GENERATED)
+    assert (found.missing, found.refused) == ([], [])
+    assert "updates per rollout" in check(found, tmp_path)
+
+
+@each_example
+@pytest.mark.shared_data
+def test_examples_pass_the_check_with_published_rows(
+    names: tuple[str, ...], tmp_path: Path, shared_rows: Callable[[str], list[dict]]
+) -> None:
+    train, eval_ = (
+        ("dapo-math-17k/dapo_math_512.jsonl", "aime2024/aime24.jsonl")
+        if "dapo" in names[0]
+        else (
+            ("math500/math500.jsonl", "aime2024/aime24.jsonl")
+            if "math" in names[0]
+            else ("gsm8k/train.jsonl", "gsm8k/test.jsonl")
+        )
+    )
+    shared_rows(train), shared_rows(eval_)
+    formats = {"dapo-math-17k": "dapo", "aime2024": "aime", "math500": "math", "gsm8k": "gsm8k"}
+    overrides = [
+        *(f"data.{key}.path={SHARED / file}" for key, file in (("train", train), ("eval", eval_))),
+        *(f"data.{key}.format={formats[file.split('/')[0]]}" for key, file in (("train", train), ("eval", eval_))),
+        f"tokenizer.path={SHARED / 'qwen2.5-tokenizer'}",
+        "model.path=",
+        "trainer.max_steps=3",
+    ]
+    said = check(of_files(names, tuple(overrides)), tmp_path)
+    assert "reward: " in said and "151643" in said
+
+
+def test_mindformers_finetune_and_predict_are_two_plans() -> None:
+    found = of_files(EXAMPLES["mindformers, both"])
+    values = flat(found)
+    assert {key: value for key, value in values.items() if key.startswith("plans.train.")} == {
+        "plans.train.data_parallel": 2,
+        "plans.train.model_parallel": 2,
+        "plans.train.pipeline_stage": 2,
+        "plans.train.context_parallel": 1,
+        "plans.train.expert_parallel": 1,
+        "plans.train.micro_batch_num": 4,
+        "plans.train.use_seq_parallel": True,
+        "plans.train.optimizer_shard": True,
+        "plans.train.vocab_emb_dp": False,
+        "plans.train.recompute": "full",
+    }
+    # Two slices as the predict file says; replicas fill the 8 cards of training.
+    assert (values["plans.infer.model_parallel"], values["plans.infer.data_parallel"]) == (2, 4)
+    assert values["tokenizer.path"] == "/models/Qwen2.5-7B" and values["tokenizer.eos_tokens"] == ["<|im_end|>"]
+    assert (values["seed"], values["model.max_position_embeddings"]) == (7, 131072), "the finetune file counts"
+    assert (values["optimizer.min_lr_ratio"], values["optimizer.warmup_ratio"]) == (0.25, 0.02)
+    assert values["trainer.samples_per_micro_batch"] == 2
+    # Whole rounds of 2 replicas x 4 micro-batches x 2 responses: 16 responses, so any number of prompts x 16.
+    assert values["trainer.prompts_per_mini_batch"] == 32 and values["rollout.prompts_per_step"] == 128
+    assert found.missing == ["data.train", "data.eval"]
+    assert findings_of(found, "seed")[-1].text == "the other file's 7 counts"
+
+
+def test_the_order_of_two_files_does_not_matter() -> None:
+    names = EXAMPLES["mindformers, both"]
+    assert flat(of_files(names)) == flat(of_files(names[::-1]))
+
+
+def test_a_predict_file_alone_gives_both_plans_its_cards() -> None:
+    values = flat(of_files(("predict_qwen2_5_7b.yaml",)))
+    assert {key: values[key] for key in values if key.endswith("_parallel")} == {
+        "plans.train.data_parallel": 1,
+        "plans.train.model_parallel": 2,
+        "plans.infer.data_parallel": 1,
+        "plans.infer.model_parallel": 2,
+    }
+    assert values["data.max_prompt_length"] + values["rollout.max_new_tokens"] == 32768
+
+
+def test_mindrlhf_reads_the_files_that_it_names() -> None:
+    found = of_files(EXAMPLES["mindrlhf"])
+    values = flat(found)
+    assert (values["model.hidden_size"], values["model.architecture"], values["model.dtype"]) == (
+        3584,
+        "qwen2",
+        "bfloat16",
+    )
+    assert (values["experiment"], values["seed"], values["model.path"]) == ("qwen2.5-grpo", 11, "/models/Qwen2.5-7B")
+    # 2 x 2 x 4 prompts; 2 x 1 x 2 responses of an update are less than a group of 8.
+    assert (values["rollout.prompts_per_step"], values["trainer.prompts_per_mini_batch"]) == (16, 1)
+    assert values["reward.functions"] == ["math", "format"] and values["reward.weights"] == [1.0, 0.5]
+    assert values["rollout.slots"] == 128
+    assert "plans.train.optimizer_shard" not in values, "one replica keeps all moments"
+    assert findings_of(found, "runner_config.epochs")[0].fate is Fate.NOT_NEEDED
+    assert values["tokenizer.path"] == "/models/Qwen2.5-7B"
+
+
+def test_files_of_mindrlhf_may_be_given_instead(tmp_path: Path) -> None:
+    (tmp_path / "grpo.yaml").write_text(
+        (FILES / "grpo_qwen2_5_7b.yaml").read_text().replace('"finetune_', '"none/finetune_')
+    )
+    alone = convert([tmp_path / "grpo.yaml"])
+    assert findings_of(alone, "actor_config.model_config")[-1].fate is Fate.UNREADABLE
+    beside = convert([tmp_path / "grpo.yaml", FILES / "finetune_qwen2_5_7b.yaml", FILES / "predict_qwen2_5_7b.yaml"])
+    assert flat(beside) == flat(of_files(EXAMPLES["mindrlhf"]))
+
+
+def test_verl_gspo_of_the_seed() -> None:
+    values = flat(of_files(EXAMPLES["verl gspo"]))
+    wanted = {
+        "experiment": "gsm8k-gspo-3b",
+        "device": "Ascend",
+        "resume": "never",
+        "algorithm.name": "gspo",
+        "algorithm.clip_low": 0.0003,
+        "algorithm.clip_high": 0.0004,
+        "algorithm.loss_agg_mode": "seq-mean-token-mean",
+        "rollout.prompts_per_step": 512,
+        "rollout.num_generations": 16,
+        "rollout.max_new_tokens": 8192,
+        "rollout.slots": 128,
+        "data.max_prompt_length": 2048,
+        "data.train.format": "verl",
+        "data.train.path": "/data/gsm8k/train.parquet",
+        "data.truncation": "drop",
+        "trainer.prompts_per_mini_batch": 128,
+        "trainer.samples_per_micro_batch": 4,
+        "trainer.epochs": 10,
+        "plans.train.data_parallel": 4,
+        "plans.train.model_parallel": 2,
+        "plans.infer.data_parallel": 4,
+        "plans.infer.model_parallel": 2,
+        "optimizer.beta2": 0.999,
+        "logging.tensorboard": True,
+        "model.num_hidden_layers": 36,
+    }
+    assert {key: values.get(key) for key in wanted} == wanted
+    assert "algorithm.clip_ratio_c" not in values and "algorithm.log_ratio_max" not in values
+
+
+def test_verl_dapo_of_the_seed() -> None:
+    found = of_files(EXAMPLES["verl dapo"])
+    values = flat(found)
+    wanted = {
+        "algorithm.name": "grpo",
+        "algorithm.clip_low": 0.2,
+        "algorithm.clip_high": 0.28,
+        "algorithm.clip_ratio_c": 10.0,
+        "algorithm.loss_agg_mode": "token-mean",
+        "algorithm.filter_groups": "zero_signal",
+        "reward.functions": ["auto", "overlong"],
+        "reward.overlong.buffer_len": 4096,
+        "reward.overlong.max_len": 20480,
+        "optimizer.warmup_ratio": 0.05,
+        "eval.num_samples": 32,
+        "eval.pass_at_k": [1, 32],
+        "eval.temperature": 0.6,
+        "plans.train.data_parallel": 32,
+        "model.path": "/data/models/Qwen2.5-32B",
+        "model.num_hidden_layers": 64,
+    }
+    assert {key: values.get(key) for key in wanted} == wanted
+    for key in ("data.gen_batch_size", "algorithm.filter_groups.metric", "trainer.logger"):
+        assert findings_of(found, key)[0].fate is Fate.NOT_BUILT
+
+
+def test_refused_values_stay_and_the_nearest_legal_one_is_named(tmp_path: Path) -> None:
+    text = (FILES / "verl_gspo_gsm8k_3b.sh").read_text().replace("=0.0003 ", "=0.2 ")
+    (tmp_path / "wide.sh").write_text(text.replace("tensor_model_parallel_size=2", "tensor_model_parallel_size=3"))
+    found = convert([tmp_path / "wide.sh"], None, GENERATED)
+    assert flat(found)["algorithm.clip_low"] == 0.2
+    refused = "\n".join(found.refused)
+    assert "algorithm.clip_low=3e-4 and algorithm.clip_high=4e-4 (paper)" in refused
+    assert (
+        "plans.train.model_parallel: 3 does not split the model evenly" in refused
+        and "nearest legal: 2 or 4" in refused
+    )
+    assert "refused here" in "\n".join(report_lines(found))
+
+
+def test_nothing_is_silent() -> None:
+    """Every key of every example is in the report, and every value of the result has an origin beside it."""
+    for names in EXAMPLES.values():
+        found = of_files(names)
+        reported = {finding.source for finding in found.findings}
+        for name in names:
+            for line in (FILES / name).read_text().splitlines():
+                key = line.strip().removeprefix("+").partition("=")[0]
+                if (
+                    name.startswith("verl")
+                    and "." in key
+                    and " " not in key
+                    and "=" in line
+                    and not line.startswith("#")
+                ):
+                    assert key in reported, f"{name}: {key}"
+        report = "\n".join(report_lines(found))
+        assert all(source in report for source in reported if source.isprintable())

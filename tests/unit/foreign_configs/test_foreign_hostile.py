@@ -1,0 +1,140 @@
+"""Files that mean harm, or are broken: an error or a report in bounded time and memory, and nothing is made or run."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from foreign_cases.looking import converted, findings_of, flat
+
+from mindgspo.errors import ConfigError
+from mindgspo.integrations.foreign_configs import convert, report_lines
+from mindgspo.integrations.foreign_configs.table import Fate
+from mindgspo.integrations.foreign_configs.yaml_source import read_yaml
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 10)}]\n" for n in range(30)
+)
+MAPS = "a0: &a0 {type: t, v: 1}\n" + "".join(
+    f"a{n + 1}: &a{n + 1} {{type: t, b: [{', '.join([f'*a{n}'] * 10)}]}}\n" for n in range(30)
+)
+MERGES = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{n + 1}: &a{n + 1} {{<<: [{', '.join([f'*a{n}'] * 10)}]}}\n" for n in range(30)
+)
+
+
+PAIRS = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n + 1}: &a{n + 1} !!pairs [{', '.join([f'k: *a{n}'] * 8)}]\n" for n in range(30)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (PAIRS, "could not determine a constructor for the tag 'tag:yaml.org,2002:pairs'"),
+        ("run_mode: !!binary AAAA", "could not determine a constructor for the tag 'tag:yaml.org,2002:binary'"),
+        (BOMB, "holds more than 20,000 values, its aliases written out"),
+        (MAPS, "holds more than 20,000 values, its aliases written out"),
+        (MERGES, r"merge keys \(<<\) are not read; write the keys out"),
+        ("run_mode: &a [*a]", "nests deeper than 40 levels"),
+        ("run_mode: &a {b: *a}", "nests deeper than 40 levels"),
+        ("run_mode: " + "[" * 5000 + "]" * 5000, "nests deeper than 40 levels"),
+        ("run_mode: !!python/object/apply:os.system ['touch made']", "could not determine a constructor for the tag"),
+        ("run_mode: !!python/name:os.system", "could not determine a constructor for the tag"),
+        ("- a\n- b", "expected `key: value` lines, got list"),
+        ("just text", "expected `key: value` lines, got str"),
+        ("", "expected `key: value` lines, got NoneType"),
+        ("a: [1", "line 1"),
+        ("run_mode: *missing", "found undefined alias"),
+        ("a: 1\n---\nb: 2", "line 2, column 1: but found another document"),
+        ("? [a, b]\n: 1", "unhashable key"),
+        ("a: 1", "no key of MindFormers .* or MindRLHF"),
+    ],
+)
+def test_yaml_that_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match=message):
+        converted(tmp_path, text, name="given.yaml")
+    assert time.monotonic() - started < 60
+    assert [path.name for path in tmp_path.iterdir()] == ["given.yaml"]
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "large.yaml").write_text("a: 1\n" + "#" * 1_000_001)
+    for path, message in (
+        (tmp_path / "none.yaml", "none.yaml: cannot be read: No such file"),
+        (tmp_path, "cannot be read: Is a directory"),
+        (tmp_path / "binary.yaml", "binary.yaml: not UTF-8 text"),
+        (tmp_path / "large.yaml", "large.yaml: has 1,000,006 bytes, a configuration at most 1,000,000"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            convert([path])
+
+
+def test_keys_that_stand_twice_are_named() -> None:
+    values, twice = read_yaml("a:\n  b: 1\n  b: 2\nc: 3\n")
+    assert (values, twice) == ({"a.b": 2, "c": 3}, ["b"])
+
+
+def test_entries_of_one_type_do_not_hide_each_other() -> None:
+    values, _ = read_yaml("callbacks:\n  - {type: A, x: 1}\n  - {type: B, x: 2}\n  - {type: B, x: 3}\n")
+    assert values["callbacks.A.x"] == 1
+    assert sorted(value for key, value in values.items() if key.endswith(".x")) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "text", ["a\n# b: c\nplans: {}", "\x1b[2J\x07", "x\u2028plans:", "# %s", "a: b", "'\"", "a\x85b"]
+)
+def test_texts_stay_texts_in_the_result_and_on_the_terminal(tmp_path: Path, text: str) -> None:
+    found = converted(
+        tmp_path, f"run_mode: finetune\nprocessor: {{tokenizer: {{pad_token: {quoted(text)}}}}}\n", name="x.yaml"
+    )
+    assert flat(found)["tokenizer.pad_token"] == text
+    assert all(line.isascii() and line.isprintable() for line in report_lines(found))
+
+
+def test_reasons_that_repeat_the_source_stay_on_their_line(tmp_path: Path) -> None:
+    line = "python3 -m verl.trainer.main_ppo trainer.logger='[\"a\\nb\\x1b[2J\"]' data.prompt_key='x\x1b[2J' \x1b[2J=1"
+    found = converted(tmp_path, f"{line} actor_rollout_ref.actor.loss_agg_mode='\x1b[2J'", "verl")
+    assert all(one.isascii() and one.isprintable() for one in report_lines(found))
+    assert len(found.refused) > 0
+
+
+def test_sizes_without_end_do_not_keep_anybody_waiting(tmp_path: Path) -> None:
+    started = time.monotonic()
+    for number in (9_999_991, 10_000_001, 2**53, 10**40):
+        line = (
+            f"python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.ppo_mini_batch_size={number} data.seed=20240101"
+        )
+        line += f" actor_rollout_ref.rollout.n={number} data.train_batch_size={number} trainer.nnodes={number}"
+        found = converted(tmp_path, f"{line} actor_rollout_ref.actor.use_dynamic_bsz=True", "verl")
+        assert flat(found)["seed"] == 20240101
+    assert time.monotonic() - started < 120
+
+
+def quoted(text: str) -> str:
+    escaped = "".join(one if one.isalnum() else f"\\u{ord(one):04x}" for one in text)
+    return f'"{escaped}"'
+
+
+def test_names_of_files_cannot_write_into_the_result(tmp_path: Path) -> None:
+    found = converted(tmp_path, "run_mode: finetune\n", name="a\nseed: 666\n.yaml")
+    assert "seed" not in flat(found)
+
+
+def test_numbers_out_of_all_bounds(tmp_path: Path) -> None:
+    for word in (".nan", ".inf", "1e999", "9" * 400, "-.inf", "2020-01-01", "[1]", "null"):
+        found = converted(tmp_path, f"run_mode: finetune\nrunner_config: {{epochs: {word}}}\n", name="x.yaml")
+        assert findings_of(found, "runner_config.epochs")[0].fate is Fate.UNREADABLE, word
+        found = converted(tmp_path, f"run_mode: finetune\nlr_schedule: {{learning_rate: {word}}}\n", name="x.yaml")
+        assert findings_of(found, "lr_schedule.learning_rate")[0].fate is Fate.UNREADABLE, word
+        assert "optimizer.lr" not in flat(found), word
+
+
+def test_the_environment_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "value-of-the-environment")
+    found = converted(tmp_path, "python3 -m verl.trainer.main_ppo trainer.experiment_name=$SECRET data.seed=1", "verl")
+    assert "value-of-the-environment" not in found.yaml + "".join(report_lines(found))
+    assert findings_of(found, "trainer.experiment_name")[0].text == "$SECRET has no value in the file"

@@ -1,0 +1,94 @@
+"""Our model section in MindFormers' words, and what is said where MindFormers is not there. Neither is imported."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mindgspo.config import ModelSection
+from mindgspo.errors import ConfigError
+from mindgspo.integrations.mindformers import llama_settings, require_mindformers
+from mindgspo.integrations.mindformers.judge import chosen_logprobs
+
+SIZES = {
+    "vocab_size": 11,
+    "hidden_size": 12,
+    "intermediate_size": 13,
+    "num_hidden_layers": 14,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 77.0,
+}
+
+
+def test_sizes_of_a_qwen2() -> None:
+    settings = llama_settings(ModelSection(**SIZES), longest_row=32)
+    expected = {
+        "vocab_size": 11,
+        "hidden_size": 12,
+        "intermediate_size": 13,
+        "num_layers": 14,
+        "num_heads": 6,
+        "n_kv_heads": 3,
+        "seq_length": 32,
+        "max_position_embedding": 64,
+        "rms_norm_eps": 1e-5,
+        "theta": 77.0,
+        "qkv_has_bias": True,
+        "tie_word_embeddings": False,
+    }
+    assert {key: settings[key] for key in expected} == expected
+    assert "extend_method" not in settings
+
+
+def test_no_token_is_ever_taken_for_padding() -> None:
+    assert llama_settings(ModelSection(**SIZES), longest_row=32)["pad_token_id"] not in range(SIZES["vocab_size"])
+
+
+def test_a_llama_has_no_biases_and_its_rope_may_be_stretched() -> None:
+    scaling = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 16}
+    section = ModelSection(**SIZES, architecture="llama", rope_scaling=scaling, tie_word_embeddings=True)
+    settings = llama_settings(section, longest_row=8)
+    assert settings["qkv_has_bias"] is False and settings["tie_word_embeddings"] is True
+    assert (settings["extend_method"], settings["scaling_factor"]) == ("LLAMA3", scaling)
+    assert isinstance(settings["scaling_factor"]["factor"], float), "MindFormers refuses a whole number"
+
+
+def test_other_families_are_refused() -> None:
+    with pytest.raises(ConfigError, match="model.architecture: qwen3 .* qwen2, llama"):
+        llama_settings(ModelSection(**SIZES, architecture="qwen3"), longest_row=8)
+
+
+def test_the_absent_package_is_named_with_its_pair_and_its_extra() -> None:
+    try:
+        importlib.metadata.version("mindformers")
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    else:
+        pytest.skip("MindFormers is installed here")
+    with pytest.raises(ConfigError, match=r"mindformers 1.9.0 and mindspore 2.9.0.*\[mindformers\]"):
+        require_mindformers()
+
+
+def test_the_judges_softmax_by_hand() -> None:
+    logits = np.zeros((300, 4), np.float32)
+    logits[299] = [0.0, np.log(2.0), 1e4, np.log(4.0)]  # more rows than one block; nothing overflows
+    logits[298, 1] = np.log(5.0)
+    targets = np.zeros(300, np.int32)
+    targets[298:] = (1, 2)
+    found = chosen_logprobs(logits, targets)
+    np.testing.assert_allclose(found[:298], np.log(1 / 4), rtol=1e-6)
+    np.testing.assert_allclose(found[298:], [np.log(5 / 8), 0.0], atol=1e-7)
+    assert chosen_logprobs(logits[:0], targets[:0]).shape == (0,)
+
+
+def test_the_door_opens_without_mindspore() -> None:
+    program = "import sys, mindgspo.integrations.mindformers as m; print(sum('mindspore' in n for n in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "0", done.stderr
