@@ -180,7 +180,7 @@ class LogicalPlacement(Placement):
     def split_function(self, function: Callable[..., Tensor], *inputs: Axes) -> Callable[..., Tensor]:
         """The function as one op of the divided graph, called with each rank's slices and calling the collectives
         itself. It returns what is as large as its first input, and lies as that one does."""
-        if not self.is_divided:
+        if not self.is_divided or self.divided.world_size == 1:
             return function
         from mindspore.ops import Morph
 
@@ -194,8 +194,8 @@ class LogicalPlacement(Placement):
 
 
 def pure(morph: Primitive) -> Primitive:
-    """A `Morph` that no longer claims side effects: with them it has inputs that the compiler cannot lay out, or loses
-    on later pipeline stages. Collectives inside are ordered by their data."""
+    """A `Morph` that no longer claims side effects. With them it has inputs that MindSpore 2.10 cannot lay out, and on
+    later pipeline stages fails to find. What is inside has none: collectives are ordered by their data."""
     for effect in ("side_effect_backprop", "side_effect_mem", "side_effect_io"):
         morph.add_prim_attr(effect, False)
     return morph

@@ -25,6 +25,8 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Div: operator.floordiv,
 }
 _WITH_DEFAULT = re.compile(r"([A-Za-z_]\w*|\d+)(:?-|:?=)(.*)", re.DOTALL)
+_BLANKS = re.compile(r"[ \t\n]+")
+_CUT = "\0"  # in no file: a text with it is refused
 _ARRAY = re.compile(r"([A-Za-z_]\w*)\[[@*]\]")
 
 
@@ -91,9 +93,17 @@ class Variables:
         raise value if isinstance(value, Unresolved) else Unresolved(f"the list {name} is not in the file")
 
     def _split(self, word: Word) -> list[Word]:
-        if len(word.pieces) != 1 or word.pieces[0].kind is not Kind.VARIABLE or word.pieces[0].is_quoted:
+        """The word as bash hands it on: cut at blanks of variables outside of quotes, gone where nothing is left."""
+        if not any(map(_is_cut, word.pieces)):
             return [word]
-        return [Word((Piece(Kind.TEXT, text),), word.line) for text in self.text(word).split()]
+        try:
+            texts = [(self._piece(piece), _is_cut(piece)) for piece in word.pieces]
+        except Unresolved:
+            return [word]  # whoever asks for its text learns why
+        self._count(sum(len(text) for text, _ in texts))
+        marked = "".join(_BLANKS.sub(_CUT, text) if is_cut else text for text, is_cut in texts)
+        fields = [field for field in marked.split(_CUT) if field]
+        return [Word((Piece(Kind.TEXT, field),), word.line) for field in fields]
 
     def text(self, word: Word) -> str:
         """The word with everything put in. Raises Unresolved."""
@@ -173,6 +183,10 @@ class Variables:
         if abs(value) >= _LARGEST:
             raise ValueError("too large")
         return value
+
+
+def _is_cut(piece: Piece) -> bool:
+    return piece.kind is Kind.VARIABLE and not piece.is_quoted
 
 
 def leading_text(word: Word) -> str:

@@ -73,10 +73,12 @@ def statements(text: str) -> Iterator[tuple[list[Word], bool]]:
 
     An array (a b c) is part of its statement.
 
-    Raises ValueError for an open quote or bracket, and for too many characters.
+    Raises ValueError for an open quote or bracket, and for too many characters or a zero byte.
     """
     if len(text) > _MOST_CHARACTERS:
         raise ValueError(f"is longer than {_MOST_CHARACTERS:,} characters, so it is no command line")
+    if "\0" in text:
+        raise ValueError("holds a zero byte, so it is no command line")
     statement: list[Word] = []
     depth, is_conditional = 0, False
     for word in _Scanner(text.replace("\r\n", "\n")).words():

@@ -108,6 +108,8 @@ ALL=("${FIRST[@]}" a.e=6)
 def test_an_unquoted_variable_is_as_many_words_as_it_holds() -> None:
     text = f'MORE=" a.b=1\n  a.c=2 "\nNONE=\n{TRAIN} $MORE $NONE ${{MORE}} a.d=3'
     assert values(text) == {"a.b": 1, "a.c": 2, "a.d": 3}
+    glued = f'A="1 a.c=2 "\nB=" a.d=3 a.e="\n{TRAIN} a.b=$A${{B}}4 a.f="$A"'
+    assert values(glued) == {"a.b": 1, "a.c": 2, "a.d": 3, "a.e": 4, "a.f": "1 a.c=2"}
 
 
 def test_one_setting_without_a_value_does_not_take_the_list_with_it() -> None:
@@ -207,6 +209,7 @@ def test_arguments_of_the_caller_are_not_in_the_file() -> None:
         (f"{TRAIN} a.b=$(x", r"line 1: the bracket \( is not closed"),
         (f"{TRAIN} a.b=${{x", "line 1: the bracket { is not closed"),
         (f"{TRAIN} a.b=1\n{TRAIN} a.b=2", r"holds 2 training commands \(lines 1, 2\)"),
+        (f"{TRAIN} a.b=1\0", "holds a zero byte"),
         (f"{TRAIN} a.b=1 <<END\nx\nEND", "line 1: a here-document"),
         ("x" * 200_001, "is longer than 200,000 characters"),
     ],

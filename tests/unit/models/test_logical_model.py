@@ -24,6 +24,10 @@ SHAPE = {
 SECTIONS = {
     "qwen2": ModelSection(**SHAPE, tie_word_embeddings=True),
     "qwen3": ModelSection(**SHAPE, architecture="qwen3", head_dim=6),
+    "qwen3_moe": ModelSection(
+        **SHAPE, architecture="qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8
+    ),
+    "llama": ModelSection(**SHAPE, architecture="llama"),
 }
 PLANS = {
     "1x4x2": ParallelPlan(model_parallel=4, pipeline_stage=2, micro_batch_num=2, vocab_emb_dp=False),
@@ -138,7 +142,10 @@ def test_what_is_computed_again(section: ModelSection, extent: str, expected: se
     from mindgspo.parallel.placement import Placement
 
     model = build_model(section, Placement(plan=ParallelPlan(recompute=extent), rank=0))
-    of_family = {name for name in expected if section.architecture == "qwen3" or name.split(".")[-1][1:] != "_norm"}
+    has_norms = section.architecture in ("qwen3", "qwen3_moe")
+    of_family = {name for name in expected if has_norms or name.split(".")[-1][1:] != "_norm"}
+    if section.num_experts:
+        of_family = {name.replace("mlp.swiglu", "mlp.share.swiglu") for name in of_family}
     for layer in model.layers:
         wrapped = {
             name.removesuffix("_recompute_cell").rstrip(".")
