@@ -39,7 +39,7 @@ def reserve(work: RankWork) -> int:
     """Runtime, and buffers of the rank's groups of more than one: all ranks, and those that share an axis of a plan."""
     sizes = {"world": work.plan.world_size}
     for name, plan in (("train", work.plan), ("infer", work.config.plans.infer)):
-        for axis in ("data_parallel", "model_parallel", "pipeline_stage"):
+        for axis in ("data_parallel", "expert_parallel", "model_parallel", "pipeline_stage"):
             sizes[f"{name} {axis}"] = getattr(plan, axis)
     return _RUNTIME + _GROUP_BUFFERS * sum(size > 1 for size in sizes.values())
 
