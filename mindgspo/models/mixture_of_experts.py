@@ -69,8 +69,8 @@ class ExpertShare(nn.Cell):
         up_SI = self.product(x_SH, ops.cast(up_EIH, self.dtype), groups)
         out_SH = self.product(self.swiglu(gate_SI, up_SI), ops.cast(down_EHI, self.dtype), groups)
         out_MKH = self.gather(self._own(out_SH, own_S1), slot_MK.reshape(-1), 0).reshape(*experts_MK.shape, -1)
-        # As Hugging Face: each expert's output is weighted in the model's type, and the sum is formed in it. As a product
-        # it costs a tenth of multiplying and adding up on CPU.
+        # As Hugging Face: outputs are weighted in the model's type, and the sum is formed in it. A product of matrices
+        # costs a tenth of multiplying and adding up on CPU.
         weights_M1K = ops.cast(weights_MK, self.dtype).expand_dims(1)
         return self.weigh(weights_M1K, out_MKH).reshape(x_MH.shape)
 

@@ -8,7 +8,7 @@ of strategy files. Needs no MindSpore.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,17 +124,6 @@ def parameter_shapes(model: ModelSection) -> dict[str, Shape]:
         weight.ours: (len(weight.theirs), *weight.shape) if weight.is_stacked else weight.shape
         for weight in _expand(model)
     }
-
-
-def from_hugging_face(
-    model: ModelSection, tensors: Mapping[str, np.ndarray], *, only: Container[str]
-) -> Iterator[tuple[str, np.ndarray]]:
-    """(our parameter name, whole array) of the parameters in `only`, one by one, in table order; `tensors` must have
-    every name of `weight_shapes`. Experts are copied into one array, everything else is passed on as it is."""
-    for weight in _expand(model):
-        if weight.ours in only:
-            found = [tensors[name] for name in weight.theirs]
-            yield weight.ours, np.stack(found) if weight.is_stacked else found[0]
 
 
 def to_hugging_face(model: ModelSection, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
