@@ -7,13 +7,14 @@ blocks may be read from several threads.
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 
 from mindgspo.checkpoint.transform.placement import full_shapes, is_optimizer_state, num_ranks, place
-from mindgspo.checkpoint.transform.rank_agreement import RankTensors, check_ranks, held_layout
+from mindgspo.checkpoint.transform.rank_agreement import RankTensors, check_ranks, held_layouts
 from mindgspo.checkpoint.transform.stored_checkpoint import StoredCheckpoint
 from mindgspo.checkpoint.transform.tensor_blocks import TensorBlocks
 from mindgspo.errors import CheckpointError
@@ -22,6 +23,9 @@ from mindgspo.parallel.strategy.record import Strategy
 from mindgspo.tensor_files.tensor_file import TensorFile
 from mindgspo.tensor_files.tensor_folder import open_tensors
 from mindgspo.tensor_files.tensor_info import TensorInfo
+
+# Files that a process has open beside those of a checkpoint, those that are written among them.
+_OTHER_FILES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +82,7 @@ def open_logical(
     model's; CheckpointError: another number of ranks, tensors that are missing or have another shape on some rank.
     """
     _check_number(stored, strategy)
+    _allow_open_files(sum(len(paths) for paths in stored.files.values()))
     with ExitStack() as opened:
         ranks = {}
         for rank, paths in stored.files.items():
@@ -106,6 +111,16 @@ def _check_number(stored: StoredCheckpoint, strategy: Strategy | None) -> None:
     )
 
 
+def _allow_open_files(number: int) -> None:
+    """Raise this process's limit, which is often 1,024, as far as it may be raised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = number + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+        )
+
+
 def _joined(stored: StoredCheckpoint, rank: int, files: Sequence[RankTensors]) -> RankTensors:
     """The tensors of all files of a rank."""
     joined: dict[str, TensorFile] = {}
@@ -132,7 +147,7 @@ def _tensors(
     shapes = full_shapes({name: info.shape for name, info in infos.items()}, strategy)
     layouts = place(shapes, strategy)
     if strategy is not None:
-        layouts = {name: held_layout(layout, ranks, strategy) for name, layout in layouts.items()}
+        layouts = held_layouts(layouts, ranks, strategy)
         check_ranks(layouts, ranks, strategy.source)
     order = stored.record.order if stored.record is not None else ()
     known = [name for name in order if name in infos]

@@ -83,7 +83,8 @@ def full_shapes(slices: Mapping[str, Shape], strategy: Strategy | None) -> dict[
 
 def without_entry(shapes: Mapping[str, Shape], strategy: Strategy | None) -> list[str]:
     """What the strategy does not name."""
-    return [] if strategy is None else [name for name in shapes if name not in strategy.parameters]
+    named = None if strategy is None else strategy.parameters
+    return [] if named is None else [name for name in shapes if name not in named]
 
 
 def is_optimizer_state(name: str, names: Container[str]) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mindgspo.checkpoint.transform.placement import whole_layout
+from mindgspo.checkpoint.transform.placement import whole_layout, without_entry
 from mindgspo.errors import CheckpointError
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.strategy.record import Strategy
@@ -23,12 +23,15 @@ _SAMPLE_BYTES = 4096
 _REMEDY = "give the strategy of the run that wrote this checkpoint"
 
 
-def held_layout(layout: Layout, ranks: Mapping[int, RankTensors], strategy: Strategy) -> Layout:
-    """The layout, for a tensor without an entry over the ranks that do hold it."""
-    name = layout.parameter
-    if name in strategy.parameters:
-        return layout
-    return whole_layout(name, layout.shape, tuple(sorted(rank for rank, tensors in ranks.items() if name in tensors)))
+def held_layouts(
+    layouts: Mapping[str, Layout], ranks: Mapping[int, RankTensors], strategy: Strategy
+) -> dict[str, Layout]:
+    """The layouts, those of tensors without an entry over the ranks that do hold them."""
+    held = dict(layouts)
+    for name in without_entry(layouts, strategy):
+        holders = tuple(sorted(rank for rank, tensors in ranks.items() if name in tensors))
+        held[name] = whole_layout(name, layouts[name].shape, holders)
+    return held
 
 
 def check_ranks(layouts: Mapping[str, Layout], ranks: Mapping[int, RankTensors], source: str) -> None:

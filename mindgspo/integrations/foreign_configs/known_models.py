@@ -52,7 +52,7 @@ def sizes_of(path: str) -> tuple[Mapping[str, Any], str] | None:
     if known is None or file is None or not file.is_file():
         return None
     sizes = {key: value for key, value in read_layers(file, ())["model"].items() if key not in ("path", "dtype")}
-    return {**sizes, **known[1]}, f"model_configs/{file.name}, by the name {Path(path).name}"
+    return _dotted({**sizes, **known[1]}), f"model_configs/{file.name}, by the name {Path(path).name}"
 
 
 def _from_folder(folder: Path) -> tuple[Mapping[str, Any], str] | None:
@@ -63,4 +63,15 @@ def _from_folder(folder: Path) -> tuple[Mapping[str, Any], str] | None:
     except MindGSPOError as error:
         raise ValueError(str(error)) from error
     sizes = section.model_dump(mode="json", exclude={"path", "dtype"}, exclude_unset=True)
-    return sizes, f"{folder / 'config.json'}"
+    return _dotted(sizes), f"{folder / 'config.json'}"
+
+
+def _dotted(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections below `model` by dotted keys, so that one of their values can be set alone."""
+    made: dict[str, Any] = {}
+    for key, value in sizes.items():
+        if isinstance(value, Mapping):
+            made.update({f"{key}.{name}": below for name, below in value.items()})
+        else:
+            made[key] = value
+    return made

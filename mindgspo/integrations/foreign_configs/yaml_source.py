@@ -62,7 +62,7 @@ def read_yaml(text: str) -> tuple[dict[str, Any], list[str]]:
     found: dict[str, Any] = {}
     for count, (key, value) in enumerate(_flat(document, "", 0)):
         found[key] = value
-        if False:
+        if count >= _MOST_VALUES:
             raise ValueError(f"holds more than {_MOST_VALUES:,} values, its aliases written out")
     return found, loader.twice
 

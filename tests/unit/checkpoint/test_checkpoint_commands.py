@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -231,6 +232,23 @@ def test_the_tool_with_its_own_option_names(tmp_path: Path, step: Path):
     assert contents(tmp_path / "back") == contents(step)
     ended = tool(*words, tmp_path / "back")
     assert ended.returncode == 1 and ended.stderr.startswith("error: ") and "already there" in ended.stderr
+
+
+def test_more_ranks_than_files_may_be_open(tmp_path: Path):
+    """64 ranks in a process that begins with a limit of 48 open files."""
+    weights = random_tensors(())
+    write_ranks(tmp_path / "in", weights, layouts_of(plan(8, 8, 1), prefixes=()))
+    strategy = write_strategy_files(tmp_path / "s", plan(8, 8, 1))
+    command = [sys.executable, str(TOOL), "--src_checkpoint", str(tmp_path / "in"), "--src_strategy", str(strategy)]
+    command += ["--dst_checkpoint", str(tmp_path / "w.safetensors")]
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (48, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+    ended = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    with open_tensor_file(tmp_path / "w.safetensors") as file:
+        assert all(file.read(name).tobytes() == array.tobytes() for name, array in weights.items())
 
 
 def test_record_that_is_damaged(tmp_path: Path, step: Path, call: Call):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from foreign_cases.looking import FILES, findings_of, flat
 
-from mindgspo.config import load_config
+from mindgspo.config import load_config, load_model_and_plans
 from mindgspo.integrations.foreign_configs import Conversion, convert, report_lines
+from mindgspo.integrations.foreign_configs.known_models import KNOWN
 from mindgspo.integrations.foreign_configs.table import Fate
 from mindgspo.trainer.preflight import check_experiment
 
-SHARED = Path(__file__).resolve().parents[3] / ".." / "shared" / "data"
+PROJECT = Path(__file__).resolve().parents[3]
+SHARED = PROJECT / ".." / "shared" / "data"
 EXAMPLES = {
     "mindformers": ("finetune_qwen2_5_7b.yaml",),
     "mindformers, both": ("finetune_qwen2_5_7b.yaml", "predict_qwen2_5_7b.yaml"),
@@ -42,11 +45,15 @@ def of_files(names: tuple[str, ...], overrides: tuple[str, ...] = ()) -> Convers
     return convert([FILES / name for name in names], None, overrides)
 
 
-def check(found: Conversion, folder: Path) -> str:
-    """The lines of `mindgspo check` on the result; its errors are the test's."""
+def written(found: Conversion, folder: Path) -> Path:
     path = folder / "experiment.yaml"
     path.write_text(found.yaml, encoding="utf-8")
-    return "\n".join(check_experiment(load_config(path)))
+    return path
+
+
+def check(found: Conversion, folder: Path) -> str:
+    """The lines of `mindgspo check` on the result; its errors are the test's."""
+    return "\n".join(check_experiment(load_config(written(found, folder))))
 
 
 @each_example
@@ -211,6 +218,42 @@ def test_verl_dapo_of_the_seed() -> None:
     assert {key: values.get(key) for key in wanted} == wanted
     for key in ("data.gen_batch_size", "algorithm.filter_groups.metric", "trainer.logger"):
         assert findings_of(found, key)[0].fate is Fate.NOT_BUILT
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_models_that_are_known_by_name(name: str, tmp_path: Path) -> None:
+    line = f"python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=/m/{name} algorithm.adv_estimator=grpo"
+    (tmp_path / "train.sh").write_text(f"{line} actor_rollout_ref.rollout.n=8 trainer.device=npu")
+    found = convert([tmp_path / "train.sh"], None, GENERATED)
+    assert (found.missing, found.refused) == ([], [])
+    file = PROJECT / "model_configs" / f"{KNOWN[name][0]}.yaml"
+    model = load_config(written(found, tmp_path)).model
+    published = load_model_and_plans(file).model.model_dump(exclude={"path", "dtype"}) | dict(KNOWN[name][1])
+    assert model.model_dump(exclude={"path", "dtype"}) == published
+
+
+def test_one_size_of_a_known_model_can_be_set(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text("python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=/m/Llama-3.1-8B")
+    values = flat(convert([tmp_path / "train.sh"], None, ["model.rope_scaling.factor=4.0"]))
+    assert values["model.rope_scaling.factor"] == 4.0
+    assert values["model.rope_scaling.original_max_position_embeddings"] == 8192
+
+
+def test_sizes_of_a_folder_are_those_of_its_config(tmp_path: Path) -> None:
+    sizes = {
+        "model_type": "qwen2", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "rope_theta": 10000.0,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    (tmp_path / "train.sh").write_text(f"python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path={tmp_path}")
+    found = convert([tmp_path / "train.sh"])
+    values = flat(found)
+    assert (values["model.path"], values["tokenizer.path"]) == (str(tmp_path), str(tmp_path))
+    assert (values["model.hidden_size"], values["model.rope_theta"]) == (64, 10000.0)
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "model_type": "something"}))
+    found = convert([tmp_path / "train.sh"])
+    assert "model_type is 'something'" in findings_of(found, "actor_rollout_ref.model.path")[-1].text
+    assert "model.hidden_size" not in flat(found)
 
 
 def test_refused_values_stay_and_the_nearest_legal_one_is_named(tmp_path: Path) -> None:

@@ -119,6 +119,13 @@ def quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
+def test_no_default_stands_for_a_value_that_is_not_in_the_file(tmp_path: Path) -> None:
+    line = "python3 -m verl.trainer.main_ppo data.train_batch_size=$x actor_rollout_ref.rollout.n=$(nproc) data.seed=1"
+    found = converted(tmp_path, line, "verl")
+    assert {"rollout.prompts_per_step", "rollout.num_generations"} <= set(found.missing)
+    assert not {"rollout.prompts_per_step", "rollout.num_generations"} & set(flat(found))
+
+
 def test_names_of_files_cannot_write_into_the_result(tmp_path: Path) -> None:
     found = converted(tmp_path, "run_mode: finetune\n", name="a\nseed: 666\n.yaml")
     assert "seed" not in flat(found)
