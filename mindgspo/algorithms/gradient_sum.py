@@ -15,6 +15,8 @@ from mindgspo.parallel.process_groups import group_name
 from mindgspo.parallel.ranks import Ranks
 
 BUCKET_BYTES = 64 << 20
+# Of a bucket; see `adamw.short_runs`.
+_MOST_MEMBERS = 128
 _FLOAT_BYTES = 4
 
 
@@ -49,18 +51,22 @@ class GradientSum(nn.Cell):
         """Replaces the gradients; returns the last bucket's first number, for the caller to wait on."""
         done = self.gradients[0].reshape(-1)[:1]
         for number in range(len(self.buckets)):
-            bucket = self.buckets[number]
-            parts = ()
-            for i in bucket:
-                parts += (self.gradients[i].reshape(-1),)
-            flat = self.sums[number](ops.depend(ops.concat(parts), done))
-            first = 0
-            for i in bucket:
-                shape = self.gradients[i].shape
-                ops.assign(self.gradients[i], flat[first : first + self.gradients[i].size].reshape(shape))
-                first += self.gradients[i].size
-            done = flat[:1]
+            done = self.sum_bucket(number, done)
         return done
+
+    def sum_bucket(self, number: int, done: Tensor) -> Tensor:
+        """One bucket, once `done` is; see `short_runs` for why it is a method."""
+        bucket = self.buckets[number]
+        parts = ()
+        for i in bucket:
+            parts += (self.gradients[i].reshape(-1),)
+        flat = self.sums[number](ops.depend(ops.concat(parts), done))
+        first = 0
+        for i in bucket:
+            shape = self.gradients[i].shape
+            ops.assign(self.gradients[i], flat[first : first + self.gradients[i].size].reshape(shape))
+            first += self.gradients[i].size
+        return flat[:1]
 
 
 class _Sum(nn.Cell):
@@ -75,11 +81,12 @@ class _Sum(nn.Cell):
 
 
 def runs_within(members: Sequence[int], sizes: Mapping[int, int], limit: int) -> Iterator[tuple[int, ...]]:
-    """Consecutive members whose sizes add up to at most `limit`; a larger member is a run of its own."""
+    """Consecutive members, few enough for a compiled loop, whose sizes add up to at most `limit`; a larger member is a
+    run of its own."""
     run: list[int] = []
     filled = 0
     for member in members:
-        if run and filled + sizes[member] > limit:
+        if run and (filled + sizes[member] > limit or len(run) == _MOST_MEMBERS):
             yield tuple(run)
             run, filled = [], 0
         run.append(member)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from mindgspo.algorithms.accumulator import LastStageAccumulator, Objective
+from mindgspo.algorithms.adamw import short_runs
 from mindgspo.parallel.collectives import GraphOfRanks
 from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.pipeline_schedule import Act, one_forward_one_backward
@@ -41,7 +42,7 @@ class StageBackward(nn.Cell):
     def __init__(self, model: nn.Cell, weights: ParameterTuple, gradients: ParameterTuple) -> None:
         super().__init__(auto_prefix=False)
         self.weights, self.gradients = weights, gradients
-        self.count = len(weights)
+        self.runs = short_runs(len(weights))
         self.is_first = model.is_first
         # Token ids have no gradient.
         self.grad = ops.grad(StageObjective(model), None if self.is_first else 0, weights)
@@ -50,9 +51,14 @@ class StageBackward(nn.Cell):
         """Adds to the gradients; returns the gradient of the inputs [M, H], on the first stage just any number."""
         found = self.grad(inputs, positions_RT, segments_RT, dhidden_MH)
         gradients = found if self.is_first else found[1]
-        for i in range(self.count):
-            ops.assign_add(self.gradients[i], gradients[i])
+        for first, last in self.runs:
+            self.add_run(first, last, gradients)
         return dhidden_MH[0, 0] if self.is_first else found[0]
+
+    def add_run(self, first: int, last: int, gradients: tuple[Tensor, ...]) -> None:
+        """Gradients number `first` to `last` - 1."""
+        for i in range(first, last):
+            ops.assign_add(self.gradients[i], gradients[i])
 
 
 class PipelineStage:

@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from mindgspo.algorithms.adamw import AdamW, StepScalars, decays
+from mindgspo.algorithms.adamw import AdamW, StepScalars, decays, short_runs
 from mindgspo.algorithms.gradient_sum import BUCKET_BYTES, runs_within
 from mindgspo.config.schema import OptimizerSection
 from mindgspo.parallel.parameter_memory import zero_parameter
@@ -43,7 +43,7 @@ class ShardedAdamW(nn.Cell):
         super().__init__(auto_prefix=False)
         self.weights = weights
         self.rows = tuple(rows)
-        self.count = len(weights)
+        self.runs = short_runs(len(weights))
         own = ParameterTuple(
             [
                 weight if bounds is None else _rows_of(weight, bounds)
@@ -84,26 +84,47 @@ class ShardedAdamW(nn.Cell):
     def construct(
         self, gradients: tuple[Tensor, ...], clip_scale: Tensor, step_size: Tensor, root_eps: Tensor, decay: Tensor
     ) -> Tensor:
-        for i in range(self.count):
-            gradient = gradients[i]
-            if self.rows[i] is not None:
-                first, last = self.rows[i]
-                ops.assign(self.own[i], self.weights[i][first:last])
-                gradient = gradient[first:last]
-            self.adamw.update_one(i, gradient, clip_scale, step_size, root_eps, decay)
+        for first, last in self.runs:
+            self.update_run(first, last, gradients, clip_scale, step_size, root_eps, decay)
         done = step_size
         for bucket in self.buckets:
-            parts = ()
-            for i in bucket:
-                parts += (self.own[i].reshape(1, -1),)
-            flat_DF = self.sum(ops.depend(ops.concat(parts, 1), done) * self.placed_D1)
-            first = 0
-            for i in bucket:
-                size = self.own[i].size
-                ops.assign(self.weights[i], flat_DF[:, first : first + size].reshape(self.weights[i].shape))
-                first += size
-            done = flat_DF[0, 0]
+            done = self.share_bucket(bucket, done)
         return step_size
+
+    def update_run(
+        self,
+        first: int,
+        last: int,
+        gradients: tuple[Tensor, ...],
+        clip_scale: Tensor,
+        step_size: Tensor,
+        root_eps: Tensor,
+        decay: Tensor,
+    ) -> None:
+        """The own rows of weights number `first` to `last` - 1."""
+        for i in range(first, last):
+            self.adamw.update_one(i, self.own_rows(i, gradients[i]), clip_scale, step_size, root_eps, decay)
+
+    def own_rows(self, i: int, gradient: Tensor) -> Tensor:
+        """The gradient of the own rows, which are copied beside the weight."""
+        if self.rows[i] is None:
+            return gradient
+        first, last = self.rows[i]
+        ops.assign(self.own[i], self.weights[i][first:last])
+        return gradient[first:last]
+
+    def share_bucket(self, bucket: tuple[int, ...], done: Tensor) -> Tensor:
+        """Changed rows to and from the other replicas, once `done` is."""
+        parts = ()
+        for i in bucket:
+            parts += (self.own[i].reshape(1, -1),)
+        flat_DF = self.sum(ops.depend(ops.concat(parts, 1), done) * self.placed_D1)
+        first = 0
+        for i in bucket:
+            size = self.own[i].size
+            ops.assign(self.weights[i], flat_DF[:, first : first + size].reshape(self.weights[i].shape))
+            first += size
+        return flat_DF[0, 0]
 
 
 def _rows_of(weight: Parameter, bounds: Rows) -> Parameter:

@@ -20,6 +20,7 @@ from mindgspo.checkpoint.export import METADATA
 from mindgspo.checkpoint.model_folder import filled_folder
 from mindgspo.checkpoint.model_source import Description, ModelSource, open_model_source
 from mindgspo.checkpoint.weight_files import MINDSPORE_INDEX_FILE, FileFormat, Weight, num_bytes, write_weights
+from mindgspo.errors import WeightsError
 from mindgspo.models.mindformers_names import mindformers_name
 from mindgspo.tensor_files import FILE_DTYPES, INDEX_FILE, WeightDtype
 
@@ -121,4 +122,7 @@ def _config(description: Description, dtype: WeightDtype | None) -> bytes:
     present = [key for key in _DTYPE_KEYS if key in content]
     if dtype is None or (present and all(content[key] == dtype for key in present)):
         return description.config
-    return json_bytes({**content, **dict.fromkeys(present or _DTYPE_KEYS[-1:], dtype)})
+    try:
+        return json_bytes({**content, **dict.fromkeys(present or _DTYPE_KEYS[-1:], dtype)})
+    except ValueError as error:
+        raise WeightsError(f"config.json: cannot be written with another dtype ({error}); repair it first") from error

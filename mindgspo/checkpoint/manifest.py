@@ -89,7 +89,7 @@ def _read_manifest(folder: Path, required: tuple[str, ...]) -> Manifest:
             for name, record in content["files"].items()
         }
         manifest = Manifest(step=int(content["step"]), files=files)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: damaged ({type(error).__name__}: {error}); {_REMEDY}") from error
     absent = [name for name in required if name not in files]
     outside = [name for name in files if Path(name).name != name]

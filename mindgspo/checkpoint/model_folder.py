@@ -29,6 +29,8 @@ def filled_folder(folder: Path, *, run_id: str | None, num_bytes: int) -> Iterat
     weights, for which there must be space. Raises CheckpointError: the folder holds something else, too little space,
     or the write failed.
     """
+    if not folder.name or folder.is_symlink():
+        raise CheckpointError(f"{folder}: is a link or has no name of its own; name a new folder")
     filled = temporary_name(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -95,9 +95,12 @@ def _read_description(folder: Path) -> Description:
         raise WeightsError(f"{folder}: holds no config.json; name a folder that does by --model-folder")
     section = read_model_section(folder)
     files = dict(read_files(folder).contents)
-    if (folder / _GENERATION_CONFIG).is_file():
-        files[_GENERATION_CONFIG] = (folder / _GENERATION_CONFIG).read_bytes()
-    return Description(section=section, config=(folder / "config.json").read_bytes(), files=files)
+    try:
+        if (folder / _GENERATION_CONFIG).is_file():
+            files[_GENERATION_CONFIG] = (folder / _GENERATION_CONFIG).read_bytes()
+        return Description(section=section, config=(folder / "config.json").read_bytes(), files=files)
+    except OSError as error:
+        raise WeightsError(f"{folder}: cannot be read ({error})") from error
 
 
 def _describe_run(checkpoint: Path) -> Description:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Optional
 
@@ -145,17 +146,19 @@ def _measure_and_print(tasks: list[Task], out: Path | None) -> None:
     from mindgspo.trainer.measure_folder import MeasureFolder
     from mindgspo.trainer.measure_report import generation_records, remarks, report, table_lines
 
-    if out is None:
-        found = measure(tasks)
-    else:
-        with MeasureFolder(out) as folder:
+    with nullcontext() if out is None else MeasureFolder(out) as folder:
+        if folder is None:
+            found = measure(tasks)
+        else:
             found = measure(tasks, lambda *answered: folder.write(generation_records(*answered)))
+        # Printed first: where the folder cannot be finished, hours of work are not lost.
+        for line in table_lines(found):
+            print(line)
+        for line in remarks(found):
+            print(f"note: {line}")
+        print(json.dumps(report(found), allow_nan=False), flush=True)
+        if folder is not None:
             folder.finish(report(found))
-    for line in table_lines(found):
-        print(line)
-    for line in remarks(found):
-        print(f"note: {line}")
-    print(json.dumps(report(found)))
 
 
 def logprobs(

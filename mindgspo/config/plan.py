@@ -44,7 +44,7 @@ class ParallelPlan(Section):
     """Replicate the embedding table instead of splitting it over `model_parallel` (MindFormers' default)."""
     recompute: Literal["none", "selective", "full"] = "none"
     """What the backward pass computes again instead of keeping it. full: everything inside a decoder layer but its
-    input. selective: norms, on CPU also what lies inside rotary embedding, attention and SwiGLU; outputs of products
+    input. selective: norms, rotary embedding and SwiGLU, on CPU also what lies inside attention; outputs of products
     stay."""
 
     @property

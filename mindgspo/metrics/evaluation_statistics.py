@@ -56,7 +56,7 @@ def effective_number(values_P: np.ndarray, draws_per_problem: int) -> float:
     """How many independent answers the problems' values are worth: between P and P * draws_per_problem."""
     num_problems, mean = values_P.size, values_P.mean()
     binomial, variance = mean * (1 - mean), values_P.var()
-    if binomial == 0:  # nobody differs and nothing can be estimated: one answer per problem claims the least
+    if binomial == 0 or num_problems == 1:  # no spread to estimate from: one answer per problem claims the least
         return float(num_problems)
     most = float(num_problems * draws_per_problem)
     return most if variance == 0 else float(np.clip(num_problems * binomial / variance, num_problems, most))

@@ -59,7 +59,7 @@ def read_model_section(folder: Path) -> ModelSection:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read ({error.strerror}); give a Hugging Face model folder") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WeightsError(f"{path}: is not JSON ({error})") from error
     architecture = raw.get("model_type") if isinstance(raw, dict) else None
     if not isinstance(architecture, str) or architecture not in FAMILIES:
@@ -132,9 +132,9 @@ def _read_keys(architecture: str) -> tuple[str, ...]:
 def _rope(raw: Mapping[str, object]) -> Mapping[str, object]:
     """What config.json says of the rotary embedding beside its base: transformers 5 has rope_parameters, before it was
     rope_scaling."""
-    for key in ("rope_parameters", "rope_scaling"):
+    for key in ("rope_scaling", "rope_parameters"):  # where both are there, transformers takes the former
         found = raw.get(key)
-        if isinstance(found, dict):
+        if isinstance(found, dict) and found:
             return found
     return {}
 
@@ -163,9 +163,12 @@ def _unimplemented(raw: Mapping[str, object]) -> Iterator[str]:
             yield f"{key} is {raw[key]!r}; only {assumed!r} is implemented"
     kinds = ("default", "llama3") if family.scales_rope else ("default",)
     if _rope_type(raw) not in kinds:
-        key = "rope_parameters" if isinstance(raw.get("rope_parameters"), dict) else "rope_scaling"
+        key = "rope_scaling" if isinstance(raw.get("rope_scaling"), dict) else "rope_parameters"
         only = "unscaled RoPE and llama3 are" if family.scales_rope else "unscaled RoPE is"
         yield f"{key} of type {_rope_type(raw)!r} is not implemented; only {only}"
+    partial = _rope(raw).get("partial_rotary_factor", raw.get("partial_rotary_factor"))
+    if partial not in (None, 1):
+        yield f"partial_rotary_factor is {partial!r}; only 1 is implemented"
     layer_types = raw.get("layer_types") or []
     others = [kind for kind in layer_types if kind != "full_attention"] if isinstance(layer_types, list) else []
     if others:
@@ -188,6 +191,12 @@ def _impossible(model: ModelSection) -> Iterator[str]:
         yield f"head_dim {model.head_dim} must be even (RoPE turns pairs)"
     if heads % kv_heads:
         yield f"num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}"
+    scaling = model.rope_scaling
+    if scaling is not None and scaling.high_freq_factor <= scaling.low_freq_factor:
+        yield (
+            f"rope_scaling: high_freq_factor {scaling.high_freq_factor:g} must be more than low_freq_factor "
+            f"{scaling.low_freq_factor:g}"
+        )
     if not FAMILIES[model.architecture].has_experts:
         return
     for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):

@@ -14,7 +14,7 @@ from mindspore import Tensor, nn, ops
 
 from mindgspo.config import ModelSection
 from mindgspo.parallel.device_ops import SwiGLUOp
-from mindgspo.parallel.expert_ops import ExpertCollectives, ExpertSlots, grouped_matmul
+from mindgspo.parallel.expert_ops import ExpertCollectives, ExpertSlots, OwnSlots, grouped_matmul
 from mindgspo.parallel.parameter_memory import zero_parameter
 from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.splits import DATA, EXPERT, MODEL, WHOLE
@@ -48,6 +48,7 @@ class ExpertShare(nn.Cell):
     def __init__(self, slots: ExpertSlots, dtype: ms.Type) -> None:
         super().__init__(auto_prefix=False)
         self.slots = slots
+        self.own_slots = OwnSlots()
         self.dtype = dtype
         self.product = grouped_matmul()
         self.swiglu = SwiGLUOp()
@@ -78,7 +79,7 @@ class ExpertShare(nn.Cell):
         """Zeros in the slots of other ranks' experts, in the gradient too: nothing else is known of them."""
         if self.slots.is_all:
             return x_SH
-        return ops.where(own_S1, x_SH, ops.zeros_like(x_SH))
+        return self.own_slots(x_SH, own_S1)
 
 
 class MixtureOfExperts(nn.Cell):
@@ -95,8 +96,9 @@ class MixtureOfExperts(nn.Cell):
         self.down_proj = zero_parameter((num_experts, hidden, inner), f"{name}.experts.down_proj.weight")
         ranks = ExpertCollectives(place, num_experts)
         slots = ExpertSlots(num_experts=num_experts, num_chosen=num_chosen, first=ranks.first, own=ranks.own)
-        self.share = share = ExpertShare(slots, dtype)
+        share = ExpertShare(slots, dtype)
         router = Router(num_chosen, config.norm_topk_prob)
+        self.share = share
         enter, gather, scatter, leave = ranks.enter, ranks.gather, ranks.scatter, ranks.leave
 
         def routed(x_MH, gate_EH, gate_EIH, up_EIH, down_EHI):

@@ -3,18 +3,20 @@
 What enters: the model section. What leaves: for each parameter its name in a Hugging Face file and its shape. `{i}`
 stands for the layer, `{e}` for the expert: the experts' matrices are one parameter [experts, out, in] here, and one
 tensor per expert in a file. Called by `models.weights`, which refuses whatever a table does not name, and by the makers
-of strategy files. Needs no MindSpore.
+of strategy files. Pure Python.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from mindgspo.config import ModelSection
 from mindgspo.config.families import FAMILIES, Family
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Shape = tuple[int, ...]
 

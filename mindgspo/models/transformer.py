@@ -140,7 +140,8 @@ class DecoderLayer(nn.Cell):
                 attention.rotate_key,
                 *self.mlp.cheap_cells(),
             ):
-                cell.recompute()
+                # A fused cell is one op, and by default a cell's own output is kept.
+                cell.recompute(output_recompute=attention.attention.fused)
             if not attention.attention.fused:  # the fused op keeps no weights
                 attention.attention.recompute()
 

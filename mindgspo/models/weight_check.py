@@ -7,12 +7,15 @@ lists every difference. Called by `models.weights` and by the conversion of weig
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from mindgspo.errors import WeightsError
 from mindgspo.tensor_files import FLOAT_DTYPES, TensorInfo
 from mindgspo.tensor_files.damage import listed
+
+_NUMBER = re.compile(r"[0-9]+")
 
 
 def check_names(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, TensorInfo], *, where: Path) -> None:
@@ -47,5 +50,7 @@ def check_names(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, Ten
 
 def _near(name: str, candidates: list[str]) -> str:
     """A `did you mean` for one name, or nothing."""
-    close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.8)
+    numbers = _NUMBER.findall(name)  # of the same layer and expert: there are tens of thousands of weights
+    near = [one for one in candidates if _NUMBER.findall(one) == numbers]
+    close = difflib.get_close_matches(name, near, n=1, cutoff=0.8)
     return f" (did you mean {close[0]}?)" if close else ""

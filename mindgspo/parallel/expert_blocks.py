@@ -17,6 +17,6 @@ def expert_block_slots(num_assignments: int, num_experts: int) -> int:
 
 
 def num_expert_blocks(num_assignments: int, num_experts: int) -> int:
-    """Blocks that hold any way of handing the assignments out."""
+    """Blocks that hold any way of handing the assignments out; no more than the assignments, for none is empty."""
     block = expert_block_slots(num_assignments, num_experts)
-    return (num_assignments + num_experts * (block - 1)) // block
+    return min(num_assignments, (num_assignments + num_experts * (block - 1)) // block)

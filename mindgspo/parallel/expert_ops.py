@@ -84,6 +84,24 @@ class ExpertSlots(nn.Cell):
         return ops.where(is_own_A, number_A, ops.full_like(number_A, self.own))
 
 
+class OwnSlots(nn.Cell):
+    """construct(x_SH, own_S1) -> x_SH with zeros in other slots than the own ones; its gradient likewise.
+
+    Filled with a number: with a tensor of zeros, here or in the derivative that MindSpore knows, compiling makes it a
+    constant as large as the slots, one for each use.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.fill = ops.MaskedFill()
+
+    def construct(self, x_SH: Tensor, own_S1: Tensor) -> Tensor:
+        return self.fill(x_SH, ops.logical_not(own_S1), 0.0)
+
+    def bprop(self, x_SH, own_S1, out, dout):
+        return self.fill(dout, ops.logical_not(own_S1), 0.0), ops.zeros_like(own_S1)
+
+
 class GroupedMatMul(nn.Cell):
     """construct(x_SI, weight_EOI, groups) -> [S, O]: each slot's row times its expert's matrix, transposed. What comes
     out of other slots than `own_S1` means nothing. On Ascend."""

@@ -166,16 +166,19 @@ def _plan_changes(config: ExperimentConfig) -> Iterator[Rung]:
         return
     doublings = range(_MAX_DOUBLINGS + 1)
     for cards, slices, stages, infer_slices in product(doublings, repeat=4):
-        settings = _other_plans(config, cards=cards, slices=slices, stages=stages, infer_slices=infer_slices)
-        if settings and not joined_problems(changed(config, settings)):
-            yield _TWICE_THE_CARDS * cards + _OTHER_PLAN * (slices + stages + infer_slices), settings
+        for experts in doublings if config.model.num_experts else (0,):
+            settings = _other_plans(
+                config, cards=cards, slices=slices, stages=stages, infer_slices=infer_slices, experts=experts
+            )
+            if settings and not joined_problems(changed(config, settings)):
+                yield _TWICE_THE_CARDS * cards + _OTHER_PLAN * (slices + stages + infer_slices + experts), settings
 
 
 def _other_plans(
-    config: ExperimentConfig, *, cards: int, slices: int, stages: int, infer_slices: int
+    config: ExperimentConfig, *, cards: int, slices: int, stages: int, infer_slices: int, experts: int
 ) -> dict[str, Any]:
-    """How often cards, the training plan's slices and stages, and the infer plan's slices are doubled; replicas make up
-    for it. Empty where they cannot."""
+    """How often cards, the training plan's slices, stages and replicas that split the experts, and the infer plan's
+    slices are doubled; replicas make up for it. Empty where they cannot."""
     train, infer = config.plans.train, config.plans.infer
     replicas = _scaled(train.data_parallel, cards - slices - stages)
     infer_replicas = _scaled(infer.data_parallel, cards - infer_slices)
@@ -187,6 +190,7 @@ def _other_plans(
         "plans.train.model_parallel": train.model_parallel << slices,
         "plans.train.pipeline_stage": pipeline,
         "plans.train.micro_batch_num": max(train.micro_batch_num, pipeline) if pipeline > 1 else 1,
+        "plans.train.expert_parallel": min(train.expert_parallel << experts, replicas),
         "plans.train.optimizer_shard": train.optimizer_shard and replicas > 1,
         "plans.infer.data_parallel": infer_replicas,
         "plans.infer.model_parallel": infer.model_parallel << infer_slices,

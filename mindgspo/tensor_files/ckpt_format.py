@@ -19,7 +19,7 @@ from mindgspo.errors import WeightsError
 from mindgspo.tensor_files.damage import damaged, refused_dtypes
 from mindgspo.tensor_files.extents import Extent, FileContent, PlacedBytes
 from mindgspo.tensor_files.protobuf_wire import BYTES, VARINT, WireError, field, fields, varint, varints_of
-from mindgspo.tensor_files.tensor_info import STORED_BITS, TensorInfo
+from mindgspo.tensor_files.tensor_info import MAX_AXES, STORED_BITS, TensorInfo
 
 # MindSpore writes larger tensors in parts of this size.
 PART_BYTES = 512 << 20
@@ -125,11 +125,13 @@ def _part(content: FileContent, *, name: str, tensor: Extent) -> _Part:
     type_name, values = None, None
     for number, kind, value in fields(content, tensor.start, tensor.start + tensor.length):
         if number == 1:
-            dims += [value.start] if kind == VARINT else varints_of(content, value)
+            dims += [value.start] if kind == VARINT else varints_of(content, value, most=MAX_AXES)
         elif (number, kind) == (2, BYTES):
             type_name = _utf8(content, value)
         elif (number, kind) == (3, BYTES):
             values = value
+        if len(dims) > MAX_AXES:
+            raise WireError(f"tensor {name} with more than {MAX_AXES} axes")
     if type_name is None or values is None:
         raise WireError(f"tensor {name} without type or content")
     return _Part(name, type_name, tuple(dims), values)

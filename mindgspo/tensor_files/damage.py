@@ -19,7 +19,7 @@ LISTED = 8
 def damaged(path: Path, what: object) -> WeightsError:
     """The error for a file that is not whole."""
     return WeightsError(
-        f"{path}: truncated, damaged or unreadable ({what}); its size is {_size(path)}. "
+        f"{path}: truncated, damaged or unreadable ({_shown(str(what))}); its size is {_size(path)}. "
         "Copy or download the file again and compare its size and checksum with the source"
     )
 
@@ -29,7 +29,7 @@ def listed(title: str, names: Sequence[str], describe: Callable[[str], str] = st
     if not names:
         return []
     more = [f"    ... and {len(names) - LISTED} more"] if len(names) > LISTED else []
-    return [f"  {title} ({len(names)}):", *(f"    {describe(name)}" for name in names[:LISTED]), *more]
+    return [f"  {title} ({len(names)}):", *(f"    {_shown(describe(name))}" for name in names[:LISTED]), *more]
 
 
 def refused_dtypes(path: Path, dtypes: Sequence[tuple[str, str]]) -> WeightsError:
@@ -39,6 +39,12 @@ def refused_dtypes(path: Path, dtypes: Sequence[tuple[str, str]]) -> WeightsErro
         f"{path}: dtypes that cannot be read here (use float32, float16 or bfloat16 weights)\n"
         + "\n".join(listed("refused", list(of), lambda name: f"{name}: {of[name]}"))
     )
+
+
+def _shown(text: str) -> str:
+    """Text out of a file for a message: no control characters for the terminal, no endless names."""
+    plain = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text[:400])
+    return plain if len(text) <= 400 else f"{plain}..."
 
 
 def _size(path: Path) -> str:

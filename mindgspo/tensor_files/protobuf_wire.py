@@ -42,10 +42,10 @@ def fields(content: FileContent, start: int, end: int) -> Iterator[tuple[int, in
         position += length
 
 
-def varints_of(content: FileContent, place: Extent) -> list[int]:
-    """The numbers of a packed repeated field."""
+def varints_of(content: FileContent, place: Extent, *, most: int) -> list[int]:
+    """The numbers of a packed repeated field, and one too many where there are more than `most`."""
     position, end, values = place.start, place.start + place.length, []
-    while position < end:
+    while position < end and len(values) <= most:
         value, position = _read_varint(content, position, end)
         values.append(value)
     return values

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mindgspo.tensor_files.damage import damaged, refused_dtypes
 from mindgspo.tensor_files.extents import Extent, FileContent, PlacedBytes
-from mindgspo.tensor_files.tensor_info import STORED_BITS, TensorInfo
+from mindgspo.tensor_files.tensor_info import MAX_AXES, STORED_BITS, TensorInfo
 
 # The library's own limit: a longer header is damage or an attack on memory.
 MAX_HEADER_BYTES = 100_000_000
@@ -94,12 +94,14 @@ def _entry(name: str, entry: object) -> tuple[str, tuple[int, ...], int, int]:
         raise ValueError(f"{name!r} must have {', '.join(sorted(_FIELDS))}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
-        raise ValueError(f"{name!r} has dtype {dtype!r}, shape {shape!r}, data_offsets {offsets!r}")
+        raise ValueError(f"{name!r} has dtype {dtype!r:.40}, shape {shape!r:.80}, data_offsets {offsets!r:.80}")
     return dtype, tuple(shape), offsets[0], offsets[1]
 
 
 def _are_counts(values: object) -> bool:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+    if not isinstance(values, list) or len(values) > MAX_AXES:
+        return False
+    return all(type(value) is int and 0 <= value < 1 << 63 for value in values)
 
 
 def _placed(

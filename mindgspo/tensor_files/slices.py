@@ -69,8 +69,8 @@ def _read_blocks(info: TensorInfo, ranges: list[tuple[int, int]], part: np.ndarr
     step = max(_BLOCK_BYTES // (row_elements * info.bits.itemsize), 1)
     first, stop = ranges[0]
     wanted = tuple(slice(*bounds) for bounds in ranges[1:])
+    buffer = np.empty((min(step, stop - first), *info.shape[1:]), dtype=info.bits)
     for row in range(first, stop, step):
-        count = min(step, stop - row)
-        block = np.empty((count, *info.shape[1:]), dtype=info.bits)
+        block = buffer[: stop - row]
         read_into(row * row_elements * info.bits.itemsize, block)
-        part[row - first : row - first + count] = block[(slice(None), *wanted)]
+        part[row - first : row - first + len(block)] = block[(slice(None), *wanted)]

@@ -23,7 +23,7 @@ from mindgspo.tensor_files.tensor_info import CHUNK_BYTES, TensorInfo
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-_SHARD_NAME = re.compile(r"[^/\\\0]+\.safetensors")
+_SHARD_NAME = re.compile(r"[^/\\\x00-\x1f\x7f]{1,200}\.safetensors")
 
 
 class TensorFolder:
@@ -126,7 +126,7 @@ def _read_index(index: Path) -> dict[str, str]:
     try:
         content = json.loads(index.read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
         shard_of = {str(name): str(shard) for name, shard in content["weight_map"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise WeightsError(
             f'{index}: not a readable index ({error}); expected JSON with "weight_map": {{name: shard}}. '
             "Copy or download it again"

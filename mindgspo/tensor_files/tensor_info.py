@@ -33,6 +33,9 @@ STORED_BITS: Mapping[str, np.dtype] = {
 }
 FLOAT_DTYPES = frozenset(["F64", "F32", "F16", "BF16"])
 
+# More is damage or an attack on time: numpy has at most 64.
+MAX_AXES = 32
+
 # How many bytes a copy holds at once.
 CHUNK_BYTES = 16 << 20
 

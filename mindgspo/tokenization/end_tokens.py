@@ -58,7 +58,7 @@ def read_json(path: Path) -> Mapping[str, object]:
     """The object of a JSON file; empty where the file is absent. Raises TokenizerError where it holds no object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(value, dict):
         raise TokenizerError(f"{path}: expected a JSON object, got {type(value).__name__}")

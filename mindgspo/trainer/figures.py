@@ -29,6 +29,7 @@ from mindgspo.metrics.evaluation_statistics import (
 from mindgspo.rewards.answers.voting import RIGHT, votes_of
 from mindgspo.types import FinishReason, Score, ScoredGroup, Verdict
 
+_LARGEST_REWARD = 1e100
 _JUDGED = (Verdict.CORRECT, Verdict.WRONG)
 
 
@@ -118,5 +119,7 @@ def _rewards(answered: Sequence[Answered], size: int) -> dict[str, Estimate]:
         return {}
     lowest = min(value for _, value in kinds)
     values = [[lowest if score.value is None else score.value for score in one.scores] for one in answered]
+    if np.abs(values).max() > _LARGEST_REWARD:  # sums and squares would overflow
+        return {}
     mean = {f"reward/mean@{size}": mean_estimate(np.mean(values, axis=1))}
     return mean if size == 1 else mean | {f"reward/best@{size}": mean_estimate(np.max(values, axis=1))}

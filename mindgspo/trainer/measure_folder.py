@@ -71,5 +71,6 @@ class MeasureFolder:
             raise ConfigError(f"--out {self._path}: cannot be written ({error}); choose another folder") from error
 
     def _refuse_taken(self) -> None:
-        if self._path.exists() and not (self._path.is_dir() and not any(self._path.iterdir())):
+        is_empty = self._path.is_dir() and not any(self._path.iterdir())
+        if self._path.is_symlink() or (self._path.exists() and not is_empty):
             raise ConfigError(f"--out {self._path}: is there already and is not overwritten; choose another folder")

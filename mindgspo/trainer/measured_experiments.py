@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mindgspo.checkpoint.manifest import MANIFEST_FILE as MANIFEST
 from mindgspo.config import ColumnsSection, ExperimentConfig, ModelSection, PlansSection, load_config, load_mapping
 from mindgspo.config.schema import DataFormat
 from mindgspo.data.benchmarks import NAMES, NUM_GENERATED_ROWS, Benchmark, find_benchmark
@@ -142,6 +143,10 @@ def tasks_of_data(model_dir: Path, choice: DataChoice, options: MeasureOptions, 
 def read_model_folder(folder: Path) -> ModelSection:
     """The architecture in config.json, `path` made absolute. Raises WeightsError for a folder without one or without
     weights."""
+    if (folder / MANIFEST).is_file():
+        raise WeightsError(f"{folder}: a checkpoint of a run; `mindgspo checkpoint export {folder} DIR`, then give DIR")
+    if (folder / "checkpoints").is_dir() and not (folder / "config.json").is_file():
+        raise WeightsError(f"{folder}: a run; give its export folder, or `mindgspo checkpoint export` one of its steps")
     section = read_model_section(folder)
     if not any(folder.glob("*.safetensors")):
         raise WeightsError(f"{folder}: holds no *.safetensors; give a Hugging Face folder with config.json and weights")

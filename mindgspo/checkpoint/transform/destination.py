@@ -63,7 +63,7 @@ def whole_files_to_write(source: LogicalCheckpoint, path: Path) -> tuple[NewFile
     if source.stored.state is None:
         raise CheckpointError(
             f"{path}: without a strategy the checkpoint becomes one file; end its name in {' or '.join(SUFFIXES)} (a "
-            "folder is made of a run's step only, and this checkpoint brings no state.json)"
+            "folder is made only of a run's step with its state.json and all optimizer state)"
         )
     is_state = {name: name.startswith(OPTIMIZER_PREFIX) for name in source.tensors}
     return tuple(

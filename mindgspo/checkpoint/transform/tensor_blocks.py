@@ -27,6 +27,7 @@ class TensorBlocks:
         self._slice_shape = layout.slice_shape
         self._files = files
         self._near = near
+        self._scratch = np.empty(0, dtype=np.uint8)
         self._held: dict[SliceIndex, tuple[TensorSlice, TensorFile]] = {}
 
     def fill(self, block: TensorSlice, out: np.ndarray) -> None:
@@ -36,7 +37,18 @@ class TensorBlocks:
             part = block.intersection(held)
             assert part is not None, (self._name, index, block)
             target = out[(*part.relative_to(block.starts).index, ...)]  # the dots keep a scalar an array
-            read_block(file, self._name, part.relative_to(held.starts), target)
+            self._read(file, part.relative_to(held.starts), target)
+
+    def _read(self, file: TensorFile, block: TensorSlice, target: np.ndarray) -> None:
+        """A block of one rank's slice, by way of a scratch array where it does not lie in one piece in the target."""
+        if target.flags.c_contiguous:
+            read_block(file, self._name, block, target)
+            return
+        if self._scratch.nbytes < target.nbytes:
+            self._scratch = np.empty(target.nbytes, dtype=np.uint8)
+        piece = self._scratch[: target.nbytes].view(target.dtype).reshape(target.shape)
+        read_block(file, self._name, block, piece)
+        target[...] = piece
 
     def _look_up(self, index: SliceIndex) -> tuple[TensorSlice, TensorFile]:
         holders = self._layout.holders(index)
@@ -46,15 +58,13 @@ class TensorBlocks:
 
 
 def read_block(file: TensorFile, name: str, block: TensorSlice, out: np.ndarray) -> None:
-    """Fill `out` with a block of a tensor, in the tensor's own coordinates."""
+    """Fill a contiguous array with a block of a tensor, in the tensor's own coordinates."""
     info = file.tensors[name]
     start = first_element(block, info.shape)
-    if start is not None and out.flags.c_contiguous:
-        file.read_into(name, start * info.bits.itemsize, memoryview(out.reshape(-1).view(np.uint8)))
-    elif out.flags.c_contiguous:
+    if start is None:
         file.read_slice(name, block.index, out)
     else:
-        out[...] = file.read_slice(name, block.index)
+        file.read_into(name, start * info.bits.itemsize, memoryview(out.reshape(-1).view(np.uint8)))
 
 
 def first_element(block: TensorSlice, shape: Shape) -> int | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mindgspo.checkpoint.store import STATE_FILE
@@ -20,7 +20,9 @@ from mindgspo.checkpoint.transform.destination import NewFile, rank_files_to_wri
 from mindgspo.checkpoint.transform.logical_checkpoint import LogicalCheckpoint, open_logical
 from mindgspo.checkpoint.transform.new_checkpoint import NewCheckpoint, is_one_file, require_absent, require_room
 from mindgspo.checkpoint.transform.placement import without_entry
-from mindgspo.checkpoint.transform.stored_checkpoint import find_checkpoint
+from mindgspo.checkpoint.transform.stored_checkpoint import StoredCheckpoint, find_checkpoint
+from mindgspo.checkpoint.transform.verify import verify_checkpoint
+from mindgspo.errors import CheckpointError
 from mindgspo.parallel.strategy.record import Strategy
 
 _LISTED = 3
@@ -30,8 +32,8 @@ _LISTED = 3
 class TransformRequest:
     """source, destination: paths. The strategies: None for whole. suffix: of ranks' files; None: as the source's.
     prefix: of the names of ranks' files that are written; source_prefix: of those that are read. weights_only: leave
-    optimizer state out. jobs: files that are written at a time; None: one per processor. deep: prove in the end that
-    source and destination hold the same."""
+    optimizer state out. jobs: files that are written at a time; None: one per processor. deep: compare the source with
+    the hashes that are known of it, and prove in the end that source and destination hold the same."""
 
     source: Path
     destination: Path
@@ -56,6 +58,10 @@ def transform(request: TransformRequest, *, note: Callable[[str], None], shows_b
     stored = find_checkpoint(request.source, prefix=request.source_prefix)
     for line in stored.notes:
         note(line)
+    if request.deep:
+        _require_sound(stored)
+    if request.weights_only:  # a run does not go on from that
+        stored = replace(stored, step=None, state=None)
     with open_logical(stored, request.source_strategy, weights_only=request.weights_only) as source:
         files = _files_to_write(source, request)
         for line in _plan_notes(source, files, request):
@@ -75,6 +81,13 @@ def transform(request: TransformRequest, *, note: Callable[[str], None], shows_b
         f"done     {num_bytes / 2**20:,.1f} MiB in {seconds:.1f} s ({num_bytes / 2**20 / seconds:,.0f} MiB/s), read "
         f"back and compared by XXH3{proof}"
     )
+
+
+def _require_sound(stored: StoredCheckpoint) -> None:
+    """Compare the source with the hashes that are known of it, or its headers. Raises CheckpointError."""
+    for finding in verify_checkpoint(stored.path):
+        if not finding.is_sound:
+            raise CheckpointError(finding.line.removeprefix("damaged  "))
 
 
 def _files_to_write(source: LogicalCheckpoint, request: TransformRequest) -> tuple[NewFile, ...]:

@@ -50,6 +50,9 @@ def _named_files(given: Given, own: Source, draft: Draft) -> list[Source]:
         name = given[key]
         if not isinstance(name, str) or not name:
             continue
+        if len(name) > 200:
+            draft.say(Fate.UNREADABLE, key, name, "no path: longer than 200 characters")
+            continue
         places = (own.path.parent / name, Path(name))
         path = next((place for place in places if place.is_file()), None)
         if path is None:

@@ -16,13 +16,14 @@ from mindgspo.integrations.foreign_configs.shell_words import Kind, Piece, Word,
 
 _MOST_CHARACTERS = 65_536
 _MOST_ALTOGETHER = 4_000_000
+_MOST_DEFAULTS = 20  # within one default
 _LARGEST = 2**63
 _ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Mod: operator.mod,
-    ast.Div: operator.floordiv,
+    ast.Mod: lambda left, right: left - right * _quotient(left, right),
+    ast.Div: lambda left, right: _quotient(left, right),
 }
 _WITH_DEFAULT = re.compile(r"([A-Za-z_]\w*|\d+)(:?-|:?=)(.*)", re.DOTALL)
 _BLANKS = re.compile(r"[ \t\n]+")
@@ -154,6 +155,8 @@ class Variables:
     def _nested(self, text: str) -> str:
         """The default of ${name:-default}, which may hold variables itself."""
         try:
+            if text.count("${") > _MOST_DEFAULTS:
+                raise ValueError("defaults within defaults")
             return self.text(quoted_word(text))
         except (ValueError, RecursionError):
             raise Unresolved(f"the default {_short(text)} is not read") from None
@@ -173,7 +176,10 @@ class Variables:
         if isinstance(node, ast.Constant) and type(node.value) is int:
             value = node.value
         elif isinstance(node, ast.Name):
-            value = int(self._variable(node.id))
+            text = self._variable(node.id).strip()
+            if re.fullmatch(r"[+-]?0\d+", text):
+                raise ValueError("octal")
+            value = int(text)
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             value = -self._number(node.operand)
         elif isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
@@ -183,6 +189,11 @@ class Variables:
         if abs(value) >= _LARGEST:
             raise ValueError("too large")
         return value
+
+
+def _quotient(left: int, right: int) -> int:
+    """Cut towards 0, as the shell divides."""
+    return abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
 
 
 def _is_cut(piece: Piece) -> bool:

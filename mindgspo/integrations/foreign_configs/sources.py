@@ -55,7 +55,11 @@ def _text(path: Path) -> str:
     try:
         if path.is_file() and path.stat().st_size > _MOST_BYTES:
             raise ConfigError(f"{path}: has {path.stat().st_size:,} bytes, a configuration at most {_MOST_BYTES:,}")
-        return path.read_text(encoding="utf-8-sig")
+        with path.open("rb") as file:  # a pipe or device does not say how long it is
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise ConfigError(f"{path}: longer than the {_MOST_BYTES:,} bytes that a configuration has at most")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     except OSError as error:

@@ -64,6 +64,9 @@ class _Script:
             self._arguments(words[trainer + 1 :])
         elif not self._commands and _OVERRIDE.fullmatch(leading_text(words[0])):
             self._arguments(words)
+        elif _OVERRIDE.fullmatch(leading_text(words[0])):
+            why = "stands behind the end of the training command; the line above it must end with a backslash"
+            self._reading.unread(leading_text(words[0]).partition("=")[0], str(words[0]).partition("=")[2], why)
         else:
             self._others.append(str(words[0]))
 

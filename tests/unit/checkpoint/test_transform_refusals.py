@@ -25,9 +25,11 @@ from planned_checkpoints import (
     write_whole,
 )
 
-from mindgspo.checkpoint.transform.destination import whole_files_to_write
-from mindgspo.checkpoint.transform.logical_checkpoint import open_logical
+from mindgspo.checkpoint.transform.destination import rank_files_to_write, whole_files_to_write
+from mindgspo.checkpoint.transform.logical_checkpoint import LogicalCheckpoint, open_logical
+from mindgspo.checkpoint.transform.new_checkpoint import NewCheckpoint
 from mindgspo.checkpoint.transform.stored_checkpoint import find_checkpoint
+from mindgspo.checkpoint.transform.tensor_blocks import TensorBlocks
 from mindgspo.checkpoint.transform.transform import TransformRequest, transform
 from mindgspo.checkpoint.transform.writing import check_file, write_file
 from mindgspo.errors import CheckpointError, WeightsError
@@ -251,6 +253,49 @@ def test_what_stands_at_the_destination_stays(tmp_path: Path, whole: Path, strat
 def test_a_folder_without_a_run_s_state(tmp_path: Path, whole: Path):
     with pytest.raises(CheckpointError, match=r"out: without a strategy .* end its name in .safetensors or .ckpt"):
         run(whole, tmp_path / "out")
+
+
+def test_a_run_s_step_without_its_optimizer_state_is_no_step(tmp_path: Path, strategy: Strategy):
+    step = write_step(tmp_path / "run", random_tensors())
+    with pytest.raises(CheckpointError, match=r"made only of a run's step with its state.json and all optimizer state"):
+        run(step, tmp_path / "out", weights_only=True)
+    run(step, tmp_path / "ranks", destination_strategy=strategy, weights_only=True)
+    with pytest.raises(CheckpointError, match=r"made only of a run's step"):
+        run(tmp_path / "ranks", tmp_path / "out", source_strategy=strategy)
+
+
+def test_a_source_that_is_not_what_its_manifest_says(tmp_path: Path, strategy: Strategy):
+    """Seen by the deep proof alone: SHA-256 takes longer than the transform."""
+    step = write_step(tmp_path / "run", random_tensors())
+    content = bytearray((step / "parameters.safetensors").read_bytes())
+    content[-1] ^= 1
+    (step / "parameters.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"parameters.safetensors: its content changed after it was saved"):
+        run(step, tmp_path / "out", destination_strategy=strategy, deep=True)
+    assert names(tmp_path) == {"run", "s"}
+
+
+def test_ctrl_c_while_files_are_written(tmp_path: Path, whole: Path, strategy: Strategy):
+    class Interrupted(LogicalCheckpoint):
+        """Every thread's third tensor brings the interrupt."""
+
+        count = 0
+
+        def blocks(self, name: str, *, near: int = 0) -> TensorBlocks:
+            self.count += 1
+            if self.count == 3:
+                raise KeyboardInterrupt
+            return super().blocks(name, near=near)
+
+    before = names(tmp_path)
+    for jobs in (2, 20):  # 20: tensors are read in a thread of their own
+        with open_logical(find_checkpoint(whole), None) as opened:
+            source = Interrupted(opened.stored, opened.ranks, opened.tensors)
+            files = rank_files_to_write(source, strategy, suffix=".ckpt", prefix="w")
+            new = NewCheckpoint(source, files, tmp_path / "out", strategy=strategy, jobs=jobs, shows_bar=False)
+            with pytest.raises(KeyboardInterrupt):
+                new.write(deep=False)
+        assert_nothing_new(tmp_path, before)
 
 
 def test_too_little_room_is_seen_before(tmp_path: Path):

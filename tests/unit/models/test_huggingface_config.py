@@ -270,6 +270,15 @@ def test_a_llama_keeps_its_stretched_positions(tmp_path: Path) -> None:
         ({"attention_bias": True}, "attention_bias is True"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn' is not implemented; .* and llama3 are"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling.low_freq_factor"),
+        (
+            {"rope_scaling": LLAMA31["rope_scaling"] | {"low_freq_factor": 4.0}},
+            "high_freq_factor 4 must be more than low_freq_factor 4",
+        ),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; only 1 is implemented"),
+        (
+            {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            "'yarn' is not implemented",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_llama_is_refused(changes: dict, message: str, tmp_path: Path) -> None:

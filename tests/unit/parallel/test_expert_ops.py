@@ -3,13 +3,16 @@ the experts, and the shares add up to the whole."""
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mindspore import Tensor
 
-from mindgspo.parallel.expert_ops import ExpertSlots, grouped_matmul
+from mindgspo.parallel.expert_blocks import expert_block_slots, num_expert_blocks
+from mindgspo.parallel.expert_ops import ExpertSlots, OwnSlots, grouped_matmul
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
@@ -24,7 +27,7 @@ def choices(num_tokens: int, num_experts: int, num_chosen: int, *, seed: int, fa
 @settings(max_examples=12, deadline=None)
 @given(
     num_tokens=st.sampled_from([1, 7, 40]),
-    num_experts=st.sampled_from([2, 5, 8]),
+    num_experts=st.sampled_from([2, 5, 8, 40]),
     num_chosen=st.integers(1, 2),
     favourite=st.sampled_from([0.0, 10.0]),
     seed=st.integers(0, 99),
@@ -53,12 +56,33 @@ def test_a_share_of_the_experts_keeps_to_its_own_slots(first: int, own: int) -> 
     np.testing.assert_array_equal(expert_N[slot_MK // block][is_own_MK], experts_MK[is_own_MK] - first)
 
 
+def test_there_are_no_more_blocks_than_assignments() -> None:
+    assert [num_expert_blocks(assignments, 128) for assignments in (8, 64, 128)] == [8, 64, 128]
+    assert (expert_block_slots(4096, 8), num_expert_blocks(4096, 8)) == (128, (4096 + 8 * 127) // 128)
+
+
 def test_the_grouped_product_by_hand() -> None:
     # Two blocks of two slots: the first is expert 1's, the second expert 0's.
     x_SI = np.array([[1, 2], [3, 4], [5, 6], [7, 8]], np.float32)
     weight_EOI = np.array([[[1, 0]], [[0, 10]]], np.float32)
     found = grouped_matmul()(Tensor(x_SI), Tensor(weight_EOI), Tensor(np.array([1, 0], np.int32)))
     assert found.asnumpy().tolist() == [[20], [40], [5], [7]]
+
+
+def test_slots_of_other_ranks_become_zeros_whatever_they_hold() -> None:
+    import mindspore as ms
+
+    x_SH = np.array([[1, 2], [np.nan, np.inf], [3, 4]], np.float32)
+    own_S1 = np.array([[True], [False], [True]])
+    cell = OwnSlots()
+
+    def weighed(x):
+        out = cell(x, Tensor(own_S1))
+        return (out * Tensor(np.array([[5, 6], [9, 7], [8, 9]], np.float32))).sum(), out
+
+    (_, out), gradient = ms.value_and_grad(weighed, has_aux=True)(Tensor(x_SH))
+    assert out.asnumpy().tolist() == [[1, 2], [0, 0], [3, 4]]
+    assert gradient.asnumpy().tolist() == [[5, 6], [0, 0], [8, 9]]
 
 
 NUM_TOKENS, NUM_EXPERTS, NUM_CHOSEN, HIDDEN, INNER = 23, 6, 2, 8, 4
@@ -141,3 +165,32 @@ def test_shares_add_up_to_the_whole(cuts: tuple[int, int]) -> None:
     np.testing.assert_allclose(of_x, gradients[0], rtol=0, atol=1e-5)
     np.testing.assert_allclose(of_weights, gradients[1], rtol=0, atol=1e-5)
     assert min(np.abs(gradient).max() for gradient in gradients) > 0.1
+
+
+def test_no_constant_of_a_graph_is_as_large_as_the_hidden_states_in_the_slots() -> None:
+    """Compiling folds zeros of a known shape into constants: with long rows of a large model 1 GB for each of them."""
+    import mindspore as ms
+    from mindspore import nn, ops
+
+    from mindgspo.models.mixture_of_experts import ExpertShare
+    from mindgspo.parallel.runtime import compiled_text
+
+    class Gradients(nn.Cell):
+        def __init__(self) -> None:
+            super().__init__(auto_prefix=False)
+            slots = ExpertSlots(num_experts=NUM_EXPERTS, num_chosen=NUM_CHOSEN, own=NUM_EXPERTS // 2)
+            self.share = ExpertShare(slots, ms.float32)
+            self.gradients = ops.GradOperation(get_all=True, sens_param=True)
+
+        def construct(self, *inputs):
+            return self.gradients(self.share)(*inputs)
+
+    x_MH = Tensor(np.ones((NUM_TOKENS, HIDDEN), np.float32))
+    experts_MK = Tensor(choices(NUM_TOKENS, NUM_EXPERTS, NUM_CHOSEN, seed=4))
+    weights_MK = Tensor(np.ones((NUM_TOKENS, NUM_CHOSEN), np.float32))
+    parts = (Tensor(part[: NUM_EXPERTS // 2]) for part in weights(5))
+    cell = Gradients()
+    cell.compile(x_MH, experts_MK, weights_MK, *parts, x_MH)
+    shapes = re.findall(r"Tensor\(shape=\[([\d, ]+)\]", compiled_text(cell))
+    sizes = [int(np.prod([int(length) for length in shape.split(",")])) for shape in shapes]
+    assert sizes and max(sizes) < NUM_TOKENS * NUM_CHOSEN * HIDDEN
