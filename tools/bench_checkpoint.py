@@ -7,13 +7,13 @@ The checkpoint is random: weights and AdamW's moments of a Qwen2 by its shapes, 
 no replicas of matrices), and merged again. Every transform runs in a process of its own: `seconds` is the transform
 (find, compare with the strategy, write, fsync, read back and compare by hash, rename), `process_seconds` the process
 from start to end, Python's imports included, `peak_rss` the most resident memory of it. `cp` is `cp -r` of the same
-bytes, whose data are not on the disk when it ends; `cp_sync` is `cp -r` and `sync` of what it wrote, so as durable as
-a transform, without the reading back. What is copied lies in the page cache, and what is read back does so too; a
-`sync` of the whole machine stands before every measurement. The four ways take turns, `--runs` times; all figures are
-medians, and `share_of_cp` is the median over rounds of cp's seconds by the transform's: 0.5 means half of cp's speed.
-Before each measurement at most --patience seconds are waited for other processes to rest; `quiet` is how many
-measurements then began while they did. A transform works on all processors and `cp` on one, so a busy machine slows the
-transform more.
+bytes, whose data are not on the disk when it ends, and `no_sync` a transform with --no-sync, which ends so too;
+`cp_sync` is `cp -r` and `sync` of what it wrote, as durable as a transform. `cp` never reads back. What is copied lies
+in the page cache, and what is read back does so too; a `sync` of the whole machine stands before every measurement. The ways take
+turns, `--runs` times; all figures are medians. `share_of_cp` is the median over rounds of cp's seconds by no_sync's,
+`share_of_cp_sync` of cp_sync's by the transform's: 0.5 means half of cp's speed. Before each measurement at most
+--patience seconds are waited for other processes to rest; `quiet` is how many measurements then began while they did.
+A transform works on all processors and `cp` on one, so a busy machine slows the transform more.
 """
 
 from __future__ import annotations
@@ -75,9 +75,13 @@ def measure(folder: Path, options: argparse.Namespace) -> dict:
     ways: dict[str, Callable[[], dict]] = {
         "cp_whole": lambda: run_copy(whole, out, durable=False),
         "shard": lambda: run_transform(whole, out, None, strategy, options),
+        "shard_no_sync": lambda: run_transform(whole, out, None, strategy, options, syncs=False),
         "cp_whole_sync": lambda: run_copy(whole, out, durable=True),
         "cp_shards": lambda: run_copy(sharded, out, durable=False),
         "merge": lambda: run_transform(sharded, out.with_suffix(whole.suffix), strategy, None, options),
+        "merge_no_sync": lambda: run_transform(
+            sharded, out.with_suffix(whole.suffix), strategy, None, options, syncs=False
+        ),
         "cp_shards_sync": lambda: run_copy(sharded, out, durable=True),
     }
     rounds: list[dict] = []
@@ -112,10 +116,11 @@ def summary(rounds: list[dict], name: str, copy: str, largest: int) -> dict:
 
     return {
         "seconds": median(lambda one: one[name]["seconds"]),
+        "no_sync": median(lambda one: one[f"{name}_no_sync"]["seconds"]),
         "process_seconds": median(lambda one: one[name]["process_seconds"]),
         "cp": median(lambda one: one[copy]["seconds"]),
         "cp_sync": median(lambda one: one[f"{copy}_sync"]["seconds"]),
-        "share_of_cp": median(lambda one: one[copy]["seconds"] / one[name]["seconds"]),
+        "share_of_cp": median(lambda one: one[copy]["seconds"] / one[f"{name}_no_sync"]["seconds"]),
         "share_of_cp_sync": median(lambda one: one[f"{copy}_sync"]["seconds"] / one[name]["seconds"]),
         "peak_rss": max(one[name]["peak_rss"] for one in rounds),
         "peak_by_largest_shard": round(max(one[name]["peak_rss"] for one in rounds) / largest, 3),
@@ -123,7 +128,13 @@ def summary(rounds: list[dict], name: str, copy: str, largest: int) -> dict:
 
 
 def run_transform(
-    source: Path, destination: Path, source_strategy: Path | None, strategy: Path | None, options: argparse.Namespace
+    source: Path,
+    destination: Path,
+    source_strategy: Path | None,
+    strategy: Path | None,
+    options: argparse.Namespace,
+    *,
+    syncs: bool = True,
 ) -> dict:
     """One transform in its own process."""
     job = {
@@ -132,6 +143,7 @@ def run_transform(
         "source_strategy": source_strategy and str(source_strategy),
         "destination_strategy": strategy and str(strategy),
         "jobs": options.jobs,
+        "syncs": syncs,
     }
     started = time.perf_counter()
     output = subprocess.run([sys.executable, __file__, "--child", json.dumps(job)], check=True, capture_output=True)
@@ -139,7 +151,12 @@ def run_transform(
 
 
 def run_child(
-    source: str, destination: str, source_strategy: str | None, destination_strategy: str | None, jobs: int
+    source: str,
+    destination: str,
+    source_strategy: str | None,
+    destination_strategy: str | None,
+    jobs: int,
+    syncs: bool,
 ) -> int:
     from mindgspo.checkpoint.transform.transform import TransformRequest, transform
 
@@ -149,6 +166,7 @@ def run_child(
         source_strategy=None if source_strategy is None else read_strategy(source_strategy),
         destination_strategy=None if destination_strategy is None else read_strategy(destination_strategy),
         jobs=jobs,
+        syncs=syncs,
     )
     started = time.perf_counter()
     transform(request, note=lambda line: None, shows_bar=False)

@@ -37,6 +37,7 @@ def main() -> int:
     parser.add_argument("--weights_only", action="store_true", help="leave optimizer state out")
     parser.add_argument("--jobs", type=int, help="files at a time; by default one per processor")
     parser.add_argument("--verify", choices=("written", "deep"), default="written", help="deep: compare every tensor")
+    parser.add_argument("--no_sync", action="store_true", help="do not wait until everything is on the disk")
     options = parser.parse_args()
     if options.jobs is not None and options.jobs < 1:
         parser.error("--jobs must be at least 1")
@@ -51,6 +52,7 @@ def main() -> int:
             weights_only=options.weights_only,
             jobs=options.jobs,
             verify=options.verify,
+            sync=not options.no_sync,
         )
     except MindGSPOError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -50,6 +50,10 @@ VerifyOption = Annotated[
         "--verify", metavar="written|deep", help="deep: also compare every tensor with the source, and all replicas."
     ),
 ]
+SyncOption = Annotated[
+    bool,
+    typer.Option(help="End when everything is on the disk; --no-sync: when the kernel has it, as cp does."),
+]
 
 
 @checkpoint_app.command("list")
@@ -95,6 +99,7 @@ def checkpoint_merge(
     weights_only: WeightsOnlyOption = False,
     jobs: JobsOption = None,
     verify: VerifyOption = "written",
+    sync: SyncOption = True,
 ) -> None:
     """Make one file of the files of ranks."""
     run_transform(
@@ -105,6 +110,7 @@ def checkpoint_merge(
         weights_only=weights_only,
         jobs=jobs,
         verify=verify,
+        sync=sync,
     )
 
 
@@ -119,6 +125,7 @@ def checkpoint_shard(
     weights_only: WeightsOnlyOption = False,
     jobs: JobsOption = None,
     verify: VerifyOption = "written",
+    sync: SyncOption = True,
 ) -> None:
     """Cut a whole checkpoint into the files of ranks, as MindSpore's graphs load them."""
     wanted = strategy_from(strategy, plan, config)
@@ -132,6 +139,7 @@ def checkpoint_shard(
         weights_only=weights_only,
         jobs=jobs,
         verify=verify,
+        sync=sync,
     )
 
 
@@ -155,6 +163,7 @@ def checkpoint_transform(
     weights_only: WeightsOnlyOption = False,
     jobs: JobsOption = None,
     verify: VerifyOption = "written",
+    sync: SyncOption = True,
 ) -> None:
     """Turn a checkpoint of one plan into one of another."""
     run_transform(
@@ -167,6 +176,7 @@ def checkpoint_transform(
         weights_only=weights_only,
         jobs=jobs,
         verify=verify,
+        sync=sync,
     )
 
 
@@ -222,6 +232,7 @@ def run_transform(
     weights_only: bool = False,
     jobs: int | None = None,
     verify: str = "written",
+    sync: bool = True,
 ) -> None:
     """What transform, merge, shard and tools/transform_checkpoint.py do."""
     from mindgspo.checkpoint.transform.transform import TransformRequest, transform
@@ -240,5 +251,6 @@ def run_transform(
         weights_only=weights_only,
         jobs=jobs,
         deep=verify == "deep",
+        syncs=sync,
     )
     transform(request, note=lambda line: print(line, flush=True))

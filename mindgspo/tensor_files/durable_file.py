@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO
 
@@ -18,18 +18,21 @@ _FLUSH_EVERY_S = 0.02
 
 
 @contextmanager
-def written_aside(path: Path) -> Iterator[IO[bytes]]:
-    """An unbuffered file that becomes `path` where the block ends well, and vanishes where it does not."""
+def written_aside(path: Path, *, syncs: bool = True) -> Iterator[IO[bytes]]:
+    """An unbuffered file that becomes `path` where the block ends well, and vanishes where it does not. syncs: it is on
+    the disk in the end; otherwise the kernel writes it later, and a power cut may leave part of it."""
     aside = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         with aside.open("wb", buffering=0) as file:
-            with flushed_meanwhile(file.fileno()):
+            with flushed_meanwhile(file.fileno()) if syncs else nullcontext():
                 yield file
-            os.fsync(file.fileno())
+            if syncs:
+                os.fsync(file.fileno())
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
-    flush_to_disk(path.parent)
+    if syncs:
+        flush_to_disk(path.parent)
 
 
 @contextmanager

@@ -27,15 +27,16 @@ def write_tensors(
     parts: Iterable[tuple[str, Piece]],
     *,
     metadata: Mapping[str, str] | None = None,
+    syncs: bool = True,
 ) -> None:
     """Write tensors in the order of `infos`; the suffix chooses the format, `.safetensors` or `.ckpt`.
 
     parts: (name, piece of that tensor), tensors in the order of `infos`, each in one piece or several; an empty
     tensor may have none. `path` is the old or the new file, never part of it. metadata: text pairs of the header; in
-    a ckpt, the texts beside the tensors. Raises OSError where the file system refuses.
+    a ckpt, the texts beside the tensors. syncs: see `written_aside`. Raises OSError where the file system refuses.
     """
     assert path.suffix in (".safetensors", ".ckpt"), f"{path}: no suffix of a tensor file"
-    with written_aside(path) as file:
+    with written_aside(path, syncs=syncs) as file:
         if path.suffix == ".safetensors":
             write_all(file, header_bytes(infos, metadata))
             for _, piece in _checked(infos, parts):

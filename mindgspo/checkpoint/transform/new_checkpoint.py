@@ -38,7 +38,8 @@ _SPARE_BYTES = 16 << 20
 
 
 class NewCheckpoint:
-    """One checkpoint whose files are known. strategy: by which they are cut, None for whole ones. jobs: threads."""
+    """One checkpoint whose files are known. strategy: by which they are cut, None for whole ones. jobs: threads. syncs:
+    it is on the disk in the end."""
 
     def __init__(
         self,
@@ -48,13 +49,14 @@ class NewCheckpoint:
         *,
         strategy: Strategy | None,
         jobs: int,
+        syncs: bool,
         shows_bar: bool,
     ) -> None:
         self._source = source
         self._files = files
         self._target = target
         self._strategy = strategy
-        self._jobs = jobs
+        self._jobs, self._syncs = jobs, syncs
         # Where there is no terminal nobody looks at a bar, and its lock would hold threads up.
         self._shows_bar = shows_bar and sys.stderr.isatty()
         self._report: Callable[[int], None] = _unseen
@@ -105,6 +107,7 @@ class NewCheckpoint:
             metadata=self._metadata,
             advance=self._advance,
             reads_ahead=self._has_idle_threads,
+            syncs=self._syncs,
         )
         if not self._has_idle_threads:
             self._read_back(new, digests)
@@ -145,9 +148,11 @@ class NewCheckpoint:
         require_absent(target)
         if self._is_one_file:
             os.rename(self._filled / self._files[0].name, target)
-            flush_to_disk(target.parent)
+            if self._syncs:
+                flush_to_disk(target.parent)
             return
-        flush_tree(self._filled)
+        if self._syncs:
+            flush_tree(self._filled)
         put_in_place(self._filled, target)
 
     def _all(self, work: Callable[..., Result], arguments: Sequence[tuple]) -> list[Result]:

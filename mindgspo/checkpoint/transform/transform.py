@@ -33,7 +33,8 @@ class TransformRequest:
     """source, destination: paths. The strategies: None for whole. suffix: of ranks' files; None: as the source's.
     prefix: of the names of ranks' files that are written; source_prefix: of those that are read. weights_only: leave
     optimizer state out. jobs: files that are written at a time; None: one per processor. deep: compare the source with
-    the hashes that are known of it, and prove in the end that source and destination hold the same."""
+    the hashes that are known of it, and prove in the end that source and destination hold the same. syncs: end when
+    everything is on the disk; otherwise, as `cp` does, when the kernel has it."""
 
     source: Path
     destination: Path
@@ -45,6 +46,7 @@ class TransformRequest:
     weights_only: bool = False
     jobs: int | None = None
     deep: bool = False
+    syncs: bool = True
 
 
 def transform(request: TransformRequest, *, note: Callable[[str], None], shows_bar: bool = True) -> None:
@@ -72,6 +74,7 @@ def transform(request: TransformRequest, *, note: Callable[[str], None], shows_b
             request.destination,
             strategy=request.destination_strategy,
             jobs=request.jobs or os.cpu_count() or 1,
+            syncs=request.syncs,
             shows_bar=shows_bar,
         ).write(deep=request.deep)
     seconds = time.perf_counter() - started

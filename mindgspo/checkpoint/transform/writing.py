@@ -37,15 +37,16 @@ def write_file(
     metadata: Mapping[str, str] | None,
     advance: Advance,
     reads_ahead: bool,
+    syncs: bool,
 ) -> dict[str, str]:
     """Write one file; returns the digests of its tensors. Raises OSError where the file system refuses.
 
-    reads_ahead: read in a thread of its own while another chunk is written.
+    reads_ahead: read in a thread of its own while another chunk is written. syncs: wait until it is on the disk.
     """
     digests: dict[str, str] = {}
     parts = _parts(source, new, digests, advance, num_buffers=_AHEAD + 2 if reads_ahead else 1)
     with ahead(parts, depth=_AHEAD) if reads_ahead else nullcontext(parts) as ready:
-        write_tensors(path, new.infos, ready, metadata=metadata)
+        write_tensors(path, new.infos, ready, metadata=metadata, syncs=syncs)
     return digests
 
 

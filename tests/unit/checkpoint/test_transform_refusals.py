@@ -292,7 +292,7 @@ def test_ctrl_c_while_files_are_written(tmp_path: Path, whole: Path, strategy: S
         with open_logical(find_checkpoint(whole), None) as opened:
             source = Interrupted(opened.stored, opened.ranks, opened.tensors)
             files = rank_files_to_write(source, strategy, suffix=".ckpt", prefix="w")
-            new = NewCheckpoint(source, files, tmp_path / "out", strategy=strategy, jobs=jobs, shows_bar=False)
+            new = NewCheckpoint(source, files, tmp_path / "out", strategy=strategy, jobs=jobs, syncs=True, shows_bar=False)
             with pytest.raises(KeyboardInterrupt):
                 new.write(deep=False)
         assert_nothing_new(tmp_path, before)

@@ -89,6 +89,21 @@ def test_a_single_file_comes_back_byte_for_byte_from_the_other_format(tmp_path: 
     assert (tmp_path / f"back{suffix}").read_bytes() == whole.read_bytes()
 
 
+def test_not_waiting_for_the_disk_changes_nothing_but_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    calls = []
+    monkeypatch.setattr("os.fsync", lambda descriptor: calls.append(descriptor))
+    whole = write_whole(tmp_path / "w.safetensors", random_tensors())
+    strategy = single_source(write_strategy_files(tmp_path / "s", plan(1, 4, 2)))
+    calls.clear()
+    run(whole, tmp_path / "quick", destination_strategy=strategy, syncs=False)
+    num_record = len(calls)  # the small record beside the files is made as always
+    run(whole, tmp_path / "waiting", destination_strategy=strategy)
+    assert num_record < 8 < len(calls) - num_record
+    assert (tmp_path / "quick/checkpoint.json").read_bytes() == (tmp_path / "waiting/checkpoint.json").read_bytes()
+    for file in (tmp_path / "waiting").glob("rank_*/*"):
+        assert (tmp_path / "quick" / file.relative_to(tmp_path / "waiting")).read_bytes() == file.read_bytes()
+
+
 @pytest.mark.parametrize("jobs", [1, 2, 5])
 def test_the_number_of_threads_changes_nothing(tmp_path: Path, jobs: int):
     tensors = random_tensors()
