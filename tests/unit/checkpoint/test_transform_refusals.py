@@ -292,7 +292,9 @@ def test_ctrl_c_while_files_are_written(tmp_path: Path, whole: Path, strategy: S
         with open_logical(find_checkpoint(whole), None) as opened:
             source = Interrupted(opened.stored, opened.ranks, opened.tensors)
             files = rank_files_to_write(source, strategy, suffix=".ckpt", prefix="w")
-            new = NewCheckpoint(source, files, tmp_path / "out", strategy=strategy, jobs=jobs, syncs=True, shows_bar=False)
+            new = NewCheckpoint(
+                source, files, tmp_path / "out", strategy=strategy, jobs=jobs, syncs=True, shows_bar=False
+            )
             with pytest.raises(KeyboardInterrupt):
                 new.write(deep=False)
         assert_nothing_new(tmp_path, before)
@@ -349,7 +351,8 @@ def test_a_file_that_reads_back_differently(tmp_path: Path, whole: Path):
     path = tmp_path / "out.safetensors"
     with open_logical(find_checkpoint(whole), None) as source:
         (new,) = whole_files_to_write(source, path)
-        digests = write_file(source, new, path, metadata=None, advance=lambda count: None, reads_ahead=True)
+        how = {"metadata": None, "reads_ahead": True, "syncs": True}
+        digests = write_file(source, new, path, advance=lambda count: None, **how)
     check_file(path, new, digests, new.infos, advance=lambda count: None)
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
