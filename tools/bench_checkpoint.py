@@ -11,8 +11,9 @@ bytes, whose data are not on the disk when it ends, and `no_sync` a transform wi
 `cp_sync` is `cp -r` and `sync` of what it wrote, as durable as a transform. `cp` never reads back. What is copied lies
 in the page cache, and what is read back does so too; a `sync` of the whole machine stands before every measurement. The
 ways take turns, `--runs` times; all figures are medians. `share_of_cp` is the median over rounds of cp's seconds by
-no_sync's, `share_of_cp_sync` of cp_sync's by the transform's: 0.5 means half of cp's speed. Before each measurement at most
---patience seconds are waited for other processes to rest; `quiet` is how many measurements then began while they did.
+no_sync's, `share_of_cp_sync` of cp_sync's by the transform's: 0.5 means half of cp's speed. Before each measurement
+at most --patience seconds are waited for other processes to rest; `quiet` is how many measurements then began while
+they did.
 A transform works on all processors and `cp` on one, so a busy machine slows the transform more.
 """
 
