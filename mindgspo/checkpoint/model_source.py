@@ -62,7 +62,10 @@ def open_model_source(source: Path, *, model_folder: Path | None) -> Iterator[Mo
     Raises WeightsError, CheckpointError, TokenizerError: something is missing or damaged, the architecture is unknown,
     names or shapes do not fit it.
     """
-    is_checkpoint = (source / MANIFEST_FILE).is_file()
+    try:
+        is_checkpoint = (source / MANIFEST_FILE).is_file()
+    except OSError as error:
+        raise WeightsError(f"{source}: cannot be read ({error.strerror}); give a folder that you may read") from error
     if model_folder is not None:
         description = _read_description(model_folder)
     elif is_checkpoint:

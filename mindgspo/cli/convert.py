@@ -40,7 +40,7 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "M
 
 def _num_bytes(text: str) -> int:
     """Bytes of a size such as 5GB (10^9, as Hugging Face counts) or 5GiB (2^30)."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]*)", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?) ?([a-z]*)", text.strip(), re.IGNORECASE)
     if match is None or match[2].upper() not in _UNITS or float(match[1]) == 0:
         raise typer.BadParameter(f"{text!r} is no size; write 5GB, 500MB or 2GiB")
     return max(int(float(match[1]) * _UNITS[match[2].upper()]), 1)

@@ -136,7 +136,7 @@ def evaluate(
 def _whole_numbers(text: str) -> tuple[int, ...]:
     """ "1,4,8" as numbers."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and int(part) >= 1 for part in parts):
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 and int(part) >= 1 for part in parts):
         raise typer.BadParameter(f"expected whole numbers, e.g. 1,4,8, got {text!r}", param_hint="--pass-at-k")
     return tuple(int(part) for part in parts)
 

@@ -40,6 +40,8 @@ def test_version_names_what_a_bug_report_needs(capsys: pytest.CaptureFixture) ->
         (["eval", "model"], "give either --data"),
         (["eval", "model", "--data", "gsm8k", "--config", "x.yaml"], "give either --data"),
         (["eval", "model", "--data", "gsm8k", "--pass-at-k", "1,x"], "expected whole numbers, e.g. 1,4,8, got '1,x'"),
+        (["eval", "model", "--data", "gsm8k", "--pass-at-k", "9" * 5000], "expected whole numbers"),
+        (["convert", "weights", "model", "out", "--max-shard-size", "9" * 400], "is no size; write 5GB"),
         (["eval", "model", "--config", "x.yaml", "--format", "math"], "--format and --columns go with --data"),
         (["logprobs", "model"], "Missing option '--input'"),
         (["data", "prepare", "--format", "csv", "--output", "x"], "'csv'"),
