@@ -8,9 +8,9 @@ import pytest
 
 from mindgspo.config import ParallelPlan
 from mindgspo.parallel.placement import ALONE, LogicalPlacement, Placement, logical_placement
-from mindgspo.parallel.splits import DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axis
+from mindgspo.parallel.splits import DATA, EXPERT, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axis
 
-WORDS = (WHOLE, DATA, SEQUENCE, MODEL, KEY_VALUE)
+WORDS = (WHOLE, DATA, SEQUENCE, MODEL, KEY_VALUE, EXPERT)
 
 
 class RecordingOp:
@@ -33,19 +33,20 @@ def parts(plan: ParallelPlan, num_kv_heads: int) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     ("plan", "num_kv_heads", "expected"),
     [
-        # whole, data, sequence, model, key/value
-        ({}, 2, (1, 1, 1, 1, 1)),
-        ({"data_parallel": 4}, 2, (1, 4, 4, 1, 1)),
-        ({"data_parallel": 2, "model_parallel": 4}, 8, (1, 2, 2, 4, 4)),
+        # whole, data, sequence, model, key/value, expert
+        ({}, 2, (1, 1, 1, 1, 1, 1)),
+        ({"data_parallel": 4}, 2, (1, 4, 4, 1, 1, 1)),
+        ({"data_parallel": 4, "expert_parallel": 2}, 2, (1, 4, 4, 1, 1, 2)),
+        ({"data_parallel": 2, "model_parallel": 4}, 8, (1, 2, 2, 4, 4, 1)),
         # two heads for four ranks: each head is cut off once and computed by two
-        ({"data_parallel": 2, "model_parallel": 4}, 2, (1, 2, 2, 4, 2)),
-        ({"data_parallel": 2, "model_parallel": 4, "use_seq_parallel": True}, 2, (1, 2, 8, 4, 2)),
-        ({"model_parallel": 4, "use_seq_parallel": True}, 4, (1, 1, 4, 4, 4)),
+        ({"data_parallel": 2, "model_parallel": 4}, 2, (1, 2, 2, 4, 2, 1)),
+        ({"data_parallel": 2, "model_parallel": 4, "use_seq_parallel": True}, 2, (1, 2, 8, 4, 2, 1)),
+        ({"model_parallel": 4, "use_seq_parallel": True}, 4, (1, 1, 4, 4, 4, 1)),
         # stages and shards of the optimizer do not cut an op
         (
             {"data_parallel": 2, "model_parallel": 2, "pipeline_stage": 2, "optimizer_shard": True},
             2,
-            (1, 2, 2, 2, 2),
+            (1, 2, 2, 2, 2, 1),
         ),
     ],
 )
