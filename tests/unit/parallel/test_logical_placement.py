@@ -61,7 +61,7 @@ def test_a_process_with_its_own_slices_tells_the_compiler_nothing():
         op = RecordingOp()
         assert place.split(op, (DATA, MODEL), (WHOLE,), output=(SEQUENCE, WHOLE)) is op
         assert op.strategies is None
-        assert [place.parts(word) for word in WORDS] == [1] * 5
+        assert [place.parts(word) for word in WORDS] == [1] * 6
         model = staged_model(4)
         place.assign_stages(model)
         assert not any(hasattr(cell, "pipeline_stage") for cell in cells(model))
