@@ -25,7 +25,7 @@ from mindgspo.algorithms.adamw import AdamW, short_runs
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_memory import zeros_beside
-from mindgspo.parallel.placement import pure
+from mindgspo.parallel.rank_functions import pure
 from mindgspo.parallel.runtime import world_group
 
 

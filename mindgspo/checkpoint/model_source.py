@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from mindgspo.checkpoint.durable import json_bytes
 from mindgspo.checkpoint.manifest import MANIFEST_FILE, verify
 from mindgspo.checkpoint.store import CHECKPOINT_FILES, PARAMETERS_FILE
@@ -21,8 +19,7 @@ from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.metrics.files import CONFIG_FILE
 from mindgspo.models.huggingface_config import generation_config, huggingface_config, read_model_section
 from mindgspo.models.mindformers_names import hugging_face_name
-from mindgspo.models.names import weight_shapes
-from mindgspo.models.weight_check import check_names
+from mindgspo.models.weight_check import require_weights
 from mindgspo.tensor_files import INDEX_FILE, SINGLE_FILE, TensorSource, open_tensors
 from mindgspo.tensor_files.damage import listed
 from mindgspo.tokenization import load_tokenizer
@@ -32,7 +29,6 @@ from mindgspo.tokenization.files import read_files
 CKPT_FILE = "model.ckpt"
 _GENERATION_CONFIG = "generation_config.json"
 _MARK_OF_MINDFORMERS = "model.tok_embeddings.embedding_weight"
-_HEAD, _TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,16 +126,7 @@ def _stored_names(tensors: TensorSource, section: ModelSection, *, where: Path) 
     stored = {name: name for name in tensors.tensors}
     if _MARK_OF_MINDFORMERS in stored:
         stored = _translated(stored, where)
-    if section.tie_word_embeddings and {_HEAD, _TABLE} <= stored.keys():
-        if not _are_equal(tensors, stored[_HEAD], stored[_TABLE]):
-            raise WeightsError(
-                f"{where}: config.json ties the output table to the embedding (tie_word_embeddings), but {_HEAD} "
-                f"differs from {_TABLE}; set tie_word_embeddings to false there if both belong to the model"
-            )
-        del stored[_HEAD]
-    shapes = weight_shapes(section)
-    check_names(shapes, {name: tensors.tensors[theirs] for name, theirs in stored.items()}, where=where)
-    return {name: stored[name] for name in shapes}
+    return require_weights(section, tensors, stored)
 
 
 def _translated(names: Iterable[str], where: Path) -> dict[str, str]:
@@ -158,10 +145,3 @@ def _translated(names: Iterable[str], where: Path) -> dict[str, str]:
             + "\n".join(listed("unknown", sorted(unknown)))
         )
     return translated
-
-
-def _are_equal(tensors: TensorSource, left: str, right: str) -> bool:
-    """Whether two tensors have the same bits; read in chunks."""
-    if tensors.tensors[left] != tensors.tensors[right]:
-        return False
-    return all(map(np.array_equal, tensors.chunks(left), tensors.chunks(right)))

@@ -11,11 +11,43 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
+from mindgspo.config import ModelSection
 from mindgspo.errors import WeightsError
-from mindgspo.tensor_files import FLOAT_DTYPES, TensorInfo
+from mindgspo.models.names import weight_shapes
+from mindgspo.tensor_files import FLOAT_DTYPES, TensorInfo, TensorSource
 from mindgspo.tensor_files.damage import listed
 
+_HEAD, _TABLE = "lm_head.weight", "model.embed_tokens.weight"
+
 _NUMBER = re.compile(r"[0-9]+")
+
+
+def require_weights(model: ModelSection, source: TensorSource, names: Mapping[str, str]) -> dict[str, str]:
+    """{Hugging Face name: name in the source} of exactly the weights of this model, in the table's order.
+
+    names: the same of all that the source has. A tied model may have a copy of its embedding table as `lm_head.weight`,
+    which is left out. Raises WeightsError as `check_names`, and where that copy is none.
+    """
+    stored = dict(names)
+    if model.tie_word_embeddings and {_HEAD, _TABLE} <= stored.keys():
+        if not _are_equal(source, stored[_HEAD], stored[_TABLE]):
+            raise WeightsError(
+                f"{source.path}: the output table is tied to the embedding (tie_word_embeddings), but {_HEAD} differs "
+                f"from {_TABLE}; set tie_word_embeddings to false if both belong to the model"
+            )
+        del stored[_HEAD]
+    shapes = weight_shapes(model)
+    check_names(shapes, {name: source.tensors[theirs] for name, theirs in stored.items()}, where=source.path)
+    return {name: stored[name] for name in shapes}
+
+
+def _are_equal(source: TensorSource, left: str, right: str) -> bool:
+    """Whether two tensors have the same bits; read in chunks."""
+    if source.tensors[left] != source.tensors[right]:
+        return False
+    return all(map(np.array_equal, source.chunks(left), source.chunks(right)))
 
 
 def check_names(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, TensorInfo], *, where: Path) -> None:

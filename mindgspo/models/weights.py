@@ -10,25 +10,23 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from mindspore import Parameter, nn
 
 from mindgspo.config import ModelSection
-from mindgspo.models.names import Shape, hugging_face_names, parameter_shapes, to_hugging_face, weight_shapes
-from mindgspo.models.weight_check import check_names
+from mindgspo.models.names import Shape, hugging_face_names, parameter_shapes, to_hugging_face
+from mindgspo.models.weight_check import require_weights
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import parameter_layouts
 from mindgspo.parallel.parameter_memory import set_values, values_of
 from mindgspo.parallel.placement import LogicalPlacement, Placement
 from mindgspo.parallel.reshard.resharder import gather_to_first_rank
 from mindgspo.parallel.strategy.layouts import compiled_layouts
-from mindgspo.tensor_files import CHUNK_BYTES, TensorInfo, TensorSource, info_of, open_tensors, widen_bfloat16
+from mindgspo.tensor_files import ArraySource, TensorSource, open_tensors, widen_bfloat16
 
 _INITIALIZATION_STREAM = 0x1717
-# What a tied model may have twice in a file.
-_HEAD, _TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def weight_layouts(section: ModelSection, place: Placement) -> dict[str, Layout]:
@@ -63,75 +61,30 @@ def load_weights(model: nn.Cell, section: ModelSection, arrays: Mapping[str, np.
     Raises WeightsError, before anything is changed, on a missing or unexpected name or another shape. A copy of the
     embedding table under `lm_head.weight` is accepted for a tied model only if it equals that table.
     """
-    _fill(model, section, _Arrays(arrays), where)
+    _fill(model, section, ArraySource(arrays, path=where))
 
 
 def load_huggingface(model: nn.Cell, section: ModelSection, folder: Path) -> None:
     """Set every parameter from a folder's files, strictly, in memory for one parameter: of every tensor only the rows
     that this rank holds are read. Errors as `load_weights`."""
     with open_tensors(folder) as stored:
-        _fill(model, section, _Stored(stored), folder)
+        _fill(model, section, stored)
 
 
-class _Source(Protocol):
-    """Tensors under Hugging Face names."""
-
-    @property
-    def infos(self) -> Mapping[str, TensorInfo]:
-        """What is there."""
-
-    def part(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """A part of one, float32."""
-
-
-class _Arrays:
-    """Of memory."""
-
-    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self._arrays = arrays
-        self.infos = {name: info_of(array) for name, array in arrays.items()}
-
-    def part(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        return self._arrays[name][index].astype(np.float32)
-
-
-class _Stored:
-    """Of files."""
-
-    def __init__(self, stored: TensorSource) -> None:
-        self._stored = stored
-        self.infos = stored.tensors
-
-    def part(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        bits = self._stored.read_slice(name, index)
-        return widen_bfloat16(bits) if self.infos[name].dtype == "BF16" else bits.astype(np.float32, copy=False)
-
-
-def _fill(model: nn.Cell, section: ModelSection, source: _Source, where: Path) -> None:
-    infos = dict(source.infos)
-    if section.tie_word_embeddings and _is_copied(source, _HEAD, _TABLE):
-        del infos[_HEAD]
-    check_names(weight_shapes(section), infos, where=where)
+def _fill(model: nn.Cell, section: ModelSection, source: TensorSource) -> None:
+    require_weights(section, source, {name: name for name in source.tensors})
     names = hugging_face_names(section)
     for own in _own_slices(model, section):
         set_values(own.parameter, _part(source, names[own.name], own.index))
 
 
-def _part(source: _Source, names: tuple[str, ...], index: tuple[slice, ...]) -> np.ndarray:
-    """A part of a parameter, from its tensor, or from those that it stacks."""
-    if len(index) == len(source.infos[names[0]].shape):
-        return source.part(names[0], index)
-    return np.stack([source.part(name, index[1:]) for name in names[index[0]]])
-
-
-def _is_copied(source: _Source, name: str, original: str) -> bool:
-    """Whether two tensors are there and equal, looked at by a few rows at a time."""
-    one, other = source.infos.get(name), source.infos.get(original)
-    if one is None or other is None or one.shape != other.shape or not one.shape:
-        return False
-    step = max(1, CHUNK_BYTES * one.shape[0] // max(one.num_bytes, 1))
-    rows = [(slice(start, start + step),) for start in range(0, one.shape[0], step)]
-    return all(np.array_equal(source.part(name, row), source.part(original, row)) for row in rows)
+def _part(source: TensorSource, names: tuple[str, ...], index: tuple[slice, ...]) -> np.ndarray:
+    """A part of a parameter, float32, from its tensor, or from those that it stacks."""
+    if len(index) > len(source.tensors[names[0]].shape):
+        return np.stack([_part(source, (name,), index[1:]) for name in names[index[0]]])
+    bits = source.read_slice(names[0], index)
+    is_bfloat16 = source.tensors[names[0]].dtype == "BF16"
+    return widen_bfloat16(bits) if is_bfloat16 else bits.astype(np.float32, copy=False)
 
 
 def weights_as_numpy(model: nn.Cell, section: ModelSection) -> dict[str, np.ndarray]:

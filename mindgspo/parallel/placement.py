@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.parallel.ranks import Coordinates, RankGrid, Ranks
-from mindgspo.parallel.splits import Axes, Axis, function_layout, parts_of
+from mindgspo.parallel.splits import Axes, Axis, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -182,23 +182,9 @@ class LogicalPlacement(Placement):
         itself. It returns what is as large as its first input, and lies as that one does."""
         if not self.is_divided or self.divided.world_size == 1:
             return function
-        from mindspore.ops import Morph
+        from mindgspo.parallel.rank_functions import rank_function
 
-        def like_first(*infos):
-            return infos[0]
-
-        op = pure(Morph(function, like_first, like_first))
-        op.add_prim_attr("self_define_shard", True)
-        layouts = tuple(function_layout(self.divided, axes) for axes in inputs)
-        return op.shard(in_strategy=layouts, out_strategy=layouts[:1])
-
-
-def pure(morph: Primitive) -> Primitive:
-    """A `Morph` that no longer claims side effects. With them it has inputs that MindSpore 2.10 cannot lay out, and on
-    later pipeline stages fails to find. What is inside has none: collectives are ordered by their data."""
-    for effect in ("side_effect_backprop", "side_effect_mem", "side_effect_io"):
-        morph.add_prim_attr(effect, False)
-    return morph
+        return rank_function(function, self.divided, inputs)
 
 
 def logical_placement(plan: ParallelPlan, num_kv_heads: int, *, rank: int | None = None) -> LogicalPlacement:

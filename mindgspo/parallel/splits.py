@@ -9,12 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
 from mindgspo.config.plan import ParallelPlan
-
-if TYPE_CHECKING:
-    from mindspore.parallel import Layout
 
 
 class Axis(Enum):
@@ -37,26 +33,6 @@ class Axis(Enum):
 
 WHOLE, DATA, SEQUENCE, MODEL, KEY_VALUE, EXPERT = Axis
 Axes = tuple[Axis, ...]
-
-
-# Axes of the ranks of a stage, as `function_layout` arranges them, outermost first.
-_RANK_AXES = ("replicas", "experts", "slices")
-_SPLIT_BY: Mapping[Axis, str | tuple[str, str]] = {
-    WHOLE: "None",
-    DATA: ("replicas", "experts"),
-    MODEL: "slices",
-    EXPERT: "experts",
-}
-
-
-def function_layout(plan: ParallelPlan, axes: Axes) -> Layout:
-    """The layout of an input of a function that is called with slices, over the ranks of a stage arranged as
-    [data_parallel / expert_parallel, expert_parallel, model_parallel]."""
-    from mindspore.parallel import Layout
-
-    experts = plan.expert_parallel
-    matrix = (plan.data_parallel // experts, experts, plan.model_parallel)
-    return Layout(matrix, _RANK_AXES)(*(_SPLIT_BY[axis] for axis in axes))
 
 
 def parts_of(plan: ParallelPlan, num_kv_heads: int) -> Mapping[Axis, int]:

@@ -1,5 +1,6 @@
 """Files of tensors: safetensors and MindSpore's ckpt, read by need and written in a stream, with numpy alone."""
 
+from mindgspo.tensor_files.array_source import ArraySource
 from mindgspo.tensor_files.arrays import WeightDtype, read_safetensors, write_safetensors, write_tensor_file
 from mindgspo.tensor_files.bfloat16 import bfloat16_bits, widen_bfloat16
 from mindgspo.tensor_files.durable_file import flush_to_disk
@@ -16,6 +17,7 @@ __all__ = [
     "FLOAT_DTYPES",
     "INDEX_FILE",
     "SINGLE_FILE",
+    "ArraySource",
     "TensorFile",
     "TensorFolder",
     "TensorInfo",
