@@ -20,7 +20,7 @@ from mindgspo.algorithms.adamw import AdamW
 from mindgspo.algorithms.logical_update import Division, LogicalObjective, LogicalUpdate, SharedObjective
 from mindgspo.algorithms.loss_probe import LossProbe
 from mindgspo.algorithms.rank_part import HeldMoments, Judge, inputs_of
-from mindgspo.config.schema import OptimizerSection
+from mindgspo.config.optimizer_section import OptimizerSection
 from mindgspo.data.rows import evened, filler_like
 from mindgspo.parallel.auto_parallel import divided
 from mindgspo.parallel.device_ops import attention_segments

@@ -22,7 +22,7 @@ from mindgspo.algorithms.adamw import AdamW
 from mindgspo.algorithms.gradient_sum import GradientSum
 from mindgspo.algorithms.pipeline import PipelineStage
 from mindgspo.algorithms.sharded_adamw import ShardedAdamW
-from mindgspo.config.schema import OptimizerSection
+from mindgspo.config.optimizer_section import OptimizerSection
 from mindgspo.parallel.collectives import GraphOfRanks, meet, world_ranks
 from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.layout import Layout, Shape

@@ -16,7 +16,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindgspo.algorithms.adamw import AdamW, StepScalars, decays, short_runs
 from mindgspo.algorithms.gradient_sum import BUCKET_BYTES, runs_within
-from mindgspo.config.schema import OptimizerSection
+from mindgspo.config.optimizer_section import OptimizerSection
 from mindgspo.parallel.parameter_memory import zero_parameter
 from mindgspo.parallel.process_groups import group_name
 from mindgspo.parallel.ranks import Ranks

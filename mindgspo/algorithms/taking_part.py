@@ -10,7 +10,7 @@ from mindspore import nn
 
 from mindgspo.algorithms.logical_part import LogicalPart
 from mindgspo.algorithms.update import PolicyUpdater
-from mindgspo.config.schema import OptimizerSection
+from mindgspo.config.optimizer_section import OptimizerSection
 from mindgspo.models.names import parameter_shapes
 from mindgspo.models.weights import weight_layouts
 from mindgspo.parallel.placement import LogicalPlacement

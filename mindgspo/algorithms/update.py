@@ -20,7 +20,7 @@ from mindgspo.algorithms.logical_part import LogicalPart
 from mindgspo.algorithms.loss_metrics import summarize
 from mindgspo.algorithms.rank_part import OwnPart, RankPart
 from mindgspo.algorithms.telemetry import UpdateTelemetry, collect
-from mindgspo.config.schema import OptimizerSection
+from mindgspo.config.optimizer_section import OptimizerSection
 from mindgspo.errors import CheckpointError, TrainingError
 from mindgspo.parallel.training_layout import TrainingLayout
 from mindgspo.types import Batch

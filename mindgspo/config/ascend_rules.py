@@ -11,8 +11,9 @@ from math import gcd
 
 from mindgspo.config.families import FAMILIES
 from mindgspo.config.legal import divisors, either, nearest
+from mindgspo.config.model_section import ModelSection
 from mindgspo.config.plan import ParallelPlan, legal_model_parallel
-from mindgspo.config.schema import ExperimentConfig, ModelSection
+from mindgspo.config.schema import ExperimentConfig
 
 _GROUPS = "on Ascend ranks work together by 1, 2, 4 or whole servers of 8"
 _SERVER = 8

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mindgspo.config.schema import ExperimentConfig, ModelSection
+from mindgspo.config.model_section import ModelSection
+from mindgspo.config.schema import ExperimentConfig
 
 _ARCHITECTURES = ("qwen2", "llama")
 

@@ -17,7 +17,8 @@ from pydantic import ValidationError
 from mindgspo.config.layers import read_layers
 from mindgspo.config.load import config_error, load_config
 from mindgspo.config.messages import schema_problems
-from mindgspo.config.schema import ModelSection, PlansSection
+from mindgspo.config.model_section import ModelSection
+from mindgspo.config.schema import PlansSection
 from mindgspo.config.section import Section
 from mindgspo.config.validate import model_and_plan_problems
 

@@ -15,7 +15,7 @@ from mindgspo.config.legal import divisors, either, nearest
 from mindgspo.config.section import Section
 
 if TYPE_CHECKING:
-    from mindgspo.config.schema import ModelSection
+    from mindgspo.config.model_section import ModelSection
 
 
 class ParallelPlan(Section):

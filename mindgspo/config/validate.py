@@ -15,12 +15,14 @@ from mindgspo.config.advantage_rules import advantage_problems, group_problems
 from mindgspo.config.algorithm_rules import loss_problems
 from mindgspo.config.ascend_rules import device_problems
 from mindgspo.config.backend_rules import backend_problems
+from mindgspo.config.data_section import DataSourceSection
 from mindgspo.config.families import FAMILIES
 from mindgspo.config.legal import divisors, either, nearest
+from mindgspo.config.model_section import ModelSection
 from mindgspo.config.penalty_rules import correction_problems, kl_problems
 from mindgspo.config.plan import check_infer_plan, check_same_world, check_train_plan
 from mindgspo.config.reward_rules import reward_file_problems, reward_problems
-from mindgspo.config.schema import DataSourceSection, ExperimentConfig, ModelSection, PlansSection
+from mindgspo.config.schema import ExperimentConfig, PlansSection
 
 _FILE_FORMATS = ("gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns")
 _SUFFIXES = (".jsonl", ".parquet")

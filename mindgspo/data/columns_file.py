@@ -11,9 +11,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from mindgspo.config.data_section import ColumnsSection
 from mindgspo.config.layers import read_layers
 from mindgspo.config.messages import schema_problems
-from mindgspo.config.schema import ColumnsSection, ExperimentConfig
+from mindgspo.config.schema import ExperimentConfig
 from mindgspo.errors import ConfigError
 
 # Where the section stands in an experiment.

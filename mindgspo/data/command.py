@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from mindgspo.config.schema import DataSection, DataSourceSection, TokenizerSection
+from mindgspo.config.data_section import DataSection, DataSourceSection, TokenizerSection
 from mindgspo.config.validate import columns_problems
 from mindgspo.data.columns_file import read_columns_file
 from mindgspo.data.dataset_info import DatasetInfo

@@ -22,7 +22,7 @@ from mindgspo.data.source_row import DroppedRow, SourceRow
 from mindgspo.errors import DataError
 
 if TYPE_CHECKING:
-    from mindgspo.config.schema import DataSourceSection
+    from mindgspo.config.data_section import DataSourceSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from mindgspo.config import ModelSection
 from mindgspo.config.families import FAMILIES
-from mindgspo.config.schema import RopeScalingSection
+from mindgspo.config.model_section import RopeScalingSection
 from mindgspo.errors import WeightsError
 
 # Fields that mean the same under the same name.

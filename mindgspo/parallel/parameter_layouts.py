@@ -21,8 +21,8 @@ from math import prod
 
 from mindgspo.config.families import FAMILIES, Family
 from mindgspo.config.legal import divisors, either, nearest
+from mindgspo.config.model_section import ModelSection
 from mindgspo.config.plan import ParallelPlan
-from mindgspo.config.schema import ModelSection
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.parallel.layout import NOT_SPLIT, Layout, Shape
 from mindgspo.parallel.ranks import RankGrid, Ranks

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mindgspo.config.schema import ModelSection
+from mindgspo.config.model_section import ModelSection
 from mindgspo.parallel.layout import Layout, Shape
 from mindgspo.parallel.parameter_layouts import gradient_ranks, moment_layouts, parameter_layouts
 from mindgspo.parallel.placement import Placement

@@ -7,35 +7,28 @@ on every rank of the plans; rank 0 alone writes.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
-
-import numpy as np
 
 from mindgspo.checkpoint import (
     RunFolder,
     RunStatus,
-    export_huggingface,
-    load_checkpoint,
     open_run_folder,
-    save_checkpoint,
 )
 from mindgspo.config import ExperimentConfig, batch_table, dump_config, notes
-from mindgspo.data import StreamState
-from mindgspo.metrics import RunLog, SilentLog, peak_rss_mb, plot_run, write_report, write_summary
+from mindgspo.metrics import RunLog, SilentLog, plot_run, write_report
 from mindgspo.metrics.files import replace_file
-from mindgspo.models.huggingface_config import generation_config, huggingface_config
-from mindgspo.models.weights import load_weights, weights_as_numpy
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.trainer.build import build_parts, build_warmup
-from mindgspo.trainer.evaluate import evaluate
+from mindgspo.trainer.finishing import finish
 from mindgspo.trainer.parts import TrainingParts
 from mindgspo.trainer.progress import Progress
-from mindgspo.trainer.ranks import first_rank_first, is_first, newest_for_all, opened_for_all, start_device
+from mindgspo.trainer.ranks import first_rank_first, is_first, opened_for_all, start_device
 from mindgspo.trainer.resume import check_same_experiment
+from mindgspo.trainer.saving import resumed, save
 from mindgspo.trainer.step import run_step
+from mindgspo.trainer.validation import validated
 from mindgspo.trainer.warmup import Warmup, warm_up
 from mindgspo.types import Group
 
@@ -91,14 +84,14 @@ def _run_with(
     first_rank_first(lambda: replace_file(folder.config, dump_config(config).encode()))
     with _log(parts, folder) as log:
         _print_banner(parts, log)
-        progress = None if new_run else _resumed(parts, folder, log, started=started)
+        progress = None if new_run else resumed(parts, folder, log, started=started)
         if progress is None:
             log.truncate_after(-1)
             progress = _prepared(parts, warmup, folder, log, started=started)
         _train(parts, folder, log, progress)
         if parts.config.swap.enabled:
             log.note(parts.swap.ledger.table())
-        _finish(parts, folder, progress)
+        finish(parts, folder, progress)
     return _report(folder) if is_first() else None
 
 
@@ -138,7 +131,7 @@ def _prepared(
 ) -> Progress:
     """A new run up to its first step: warm-up, the accuracy before, a checkpoint to come back to."""
     parts.bring_weights()
-    before = _evaluated(parts, log, step=0) if parts.total_steps == 0 else None
+    before = validated(parts, log, step=0) if parts.total_steps == 0 else None
     if warmup is not None:
         with parts.timers("warm_up"):
             warm_up(parts, warmup, log)
@@ -146,35 +139,11 @@ def _prepared(
     if parts.reference is not None:
         with parts.swap.phase(Phase.SCORE):
             parts.reference.freeze(parts.model, folder.reference)
-    accuracy = _evaluated(parts, log, step=0)
+    accuracy = validated(parts, log, step=0)
     progress = Progress(
         accuracy_before=accuracy if before is None else before, accuracy=accuracy, seconds_before=-started
     )
-    _save(parts, folder, progress)
-    return progress
-
-
-def _resumed(parts: TrainingParts, folder: RunFolder, log: RunLog, *, started: float) -> Progress | None:
-    """Put the newest complete checkpoint into the parts; None where the run stopped before its first one."""
-    path = newest_for_all(folder.checkpoints)
-    if path is None:
-        log.note(f"{folder.root}: no checkpoint yet; starting from the beginning")
-        return None
-    saved = load_checkpoint(path)
-    with parts.swap.phase(Phase.SAVE):
-        load_weights(parts.model, parts.config.model, saved.parameters, where=path)
-        parts.updater.load_state(saved.optimizer)
-    parts.kl.load_state(saved.state.get("kl", {}))
-    if parts.reference is not None:
-        with parts.swap.phase(Phase.SCORE):
-            parts.reference.restore(folder.reference)
-    progress = Progress.from_state(saved.state["progress"], started=started)
-    stream = dict(saved.state["stream"])
-    parts.stream.restore(StreamState(**{**stream, "deferred": tuple(stream["deferred"])}))
-    parts.weight_version = int(saved.state["weight_version"])
-    parts.bring_weights()
-    log.truncate_after(progress.step)
-    log.note(f"resumed at step {progress.step} from {path}")
+    save(parts, folder, progress)
     return progress
 
 
@@ -197,84 +166,11 @@ def _train(parts: TrainingParts, folder: RunFolder, log: RunLog, progress: Progr
         progress.advance(result.metrics)
         is_last = progress.step == parts.total_steps
         if is_last or _is_due(progress.step, config.eval.every):
-            progress.accuracy = _evaluated(parts, log, step=progress.step)
+            progress.accuracy = validated(parts, log, step=progress.step)
         # After the evaluation: a run that is resumed here has it behind it.
         if is_last or _is_due(progress.step, config.trainer.save_every):
-            _save(parts, folder, progress)
+            save(parts, folder, progress)
 
 
 def _is_due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
-
-
-def _evaluated(parts: TrainingParts, log: RunLog, *, step: int) -> float:
-    """Accuracy on data.eval, with all its metrics in the log."""
-    with parts.timers("testing"):
-        evaluation = evaluate(parts, list(parts.eval_set), step)
-    log.log_metrics(step, {**evaluation.metrics, **parts.timers.collect()})
-    return evaluation.accuracy
-
-
-def _save(parts: TrainingParts, folder: RunFolder, progress: Progress) -> None:
-    """A checkpoint that any plan can read: rank 0 gathers the whole and writes it, the others wait."""
-    with parts.swap.phase(Phase.SAVE):
-        parameters = weights_as_numpy(parts.model, parts.config.model)
-        optimizer = parts.updater.state()
-    first_rank_first(
-        lambda: save_checkpoint(
-            folder.checkpoints,
-            step=progress.step,
-            parameters=parameters,
-            optimizer=optimizer,
-            state={
-                "progress": progress.state(time.perf_counter()),
-                "stream": {**asdict(parts.stream.state()), "deferred": list(parts.stream.state().deferred)},
-                "weight_version": parts.weight_version,
-                "kl": parts.kl.state(),
-            },
-            keep=parts.config.trainer.keep_checkpoints,
-        )
-    )
-
-
-def _finish(parts: TrainingParts, folder: RunFolder, progress: Progress) -> None:
-    """Export in Hugging Face layout, then the summary, which marks the run as finished."""
-    with parts.swap.phase(Phase.SAVE):
-        tensors = weights_as_numpy(parts.model, parts.config.model)
-    first_rank_first(lambda: _write_results(parts, folder, progress, tensors))
-
-
-def _write_results(
-    parts: TrainingParts, folder: RunFolder, progress: Progress, tensors: Mapping[str, np.ndarray]
-) -> None:
-    tokenizer = parts.tokenizer
-    export_huggingface(
-        folder.export,
-        tensors=tensors,
-        model_config=huggingface_config(parts.config.model, eos_ids=tokenizer.eos_ids, pad_id=tokenizer.pad_id),
-        generation_config=generation_config(
-            eos_ids=tokenizer.eos_ids,
-            pad_id=tokenizer.pad_id,
-            max_new_tokens=parts.config.rollout.max_new_tokens,
-        ),
-        tokenizer=tokenizer,
-        run_id=folder.run_id,
-    )
-    seconds = progress.seconds(time.perf_counter())
-    write_summary(
-        folder.root,
-        finished=True,
-        experiment=parts.config.experiment,
-        algorithm=parts.config.algorithm.name if parts.total_steps else "sft",
-        seed=parts.config.seed,
-        accuracy_before=progress.accuracy_before,
-        accuracy_after=progress.accuracy,
-        eval_problems=len(parts.eval_set),
-        steps=progress.step,
-        updates=parts.updater.updates,
-        seconds=seconds,
-        training_seconds=progress.training_seconds,
-        tokens=progress.tokens,
-        tokens_per_second=progress.tokens / progress.training_seconds if progress.training_seconds else None,
-        peak_rss_mb=peak_rss_mb(),
-    )

@@ -15,7 +15,7 @@ from typing import Any
 
 from mindgspo.checkpoint.manifest import MANIFEST_FILE as MANIFEST
 from mindgspo.config import ColumnsSection, ExperimentConfig, ModelSection, PlansSection, load_config, load_mapping
-from mindgspo.config.schema import DataFormat
+from mindgspo.config.data_section import DataFormat
 from mindgspo.data.benchmarks import NAMES, NUM_GENERATED_ROWS, Benchmark, find_benchmark
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.models.huggingface_config import read_model_section

@@ -22,7 +22,7 @@ from mindgspo.data.formats.verl import parse_verl
 from mindgspo.data.source_row import DroppedRow, SourceRow
 
 if TYPE_CHECKING:
-    from mindgspo.config.schema import DataSourceSection
+    from mindgspo.config.data_section import DataSourceSection
 
 Parser = Callable[[Mapping[str, object], str], "SourceRow | DroppedRow"]
 

@@ -18,7 +18,7 @@ from mindgspo.errors import DataError
 if TYPE_CHECKING:
     import pyarrow
 
-    from mindgspo.config.schema import ColumnsSection
+    from mindgspo.config.data_section import ColumnsSection
 
 
 def parse_columns(columns: ColumnsSection, row: Mapping[str, object], where: str) -> SourceRow:

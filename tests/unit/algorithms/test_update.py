@@ -12,7 +12,7 @@ from mindgspo.algorithms.telemetry import telemetry_metrics
 from mindgspo.algorithms.twins import PolicyLossResult, policy_loss
 from mindgspo.config.algorithm_section import AlgorithmSection, KLSection
 from mindgspo.config.load import with_recipe
-from mindgspo.config.schema import OptimizerSection
+from mindgspo.config.optimizer_section import OptimizerSection
 from mindgspo.errors import CheckpointError, TrainingError
 from mindgspo.types import Batch
 

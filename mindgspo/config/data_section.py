@@ -1,0 +1,92 @@
+"""The sections `tokenizer` and `data`: text to ids, where prompts come from, how a row becomes one.
+
+What enters: plain values from `config.load`. What leaves: frozen sections, which tokenization and data take.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from mindgspo.config.section import Section
+
+
+class ColumnsSection(Section):
+    """Which columns of a file hold what, for the format `columns`. A dot reaches into nested columns:
+    reward_model.ground_truth."""
+
+    prompt: str
+    """Column of the question: text, or a list of {role, content} messages."""
+    answer: str
+    """Column of the gold answer: text or a number."""
+    solution: str | None = None
+    """Column of the worked solution, which the supervised warm-up learns from."""
+    data_source: str | None = None
+    """Column whose text names the data source of each row."""
+    data_source_name: str | None = None
+    """One name for all rows instead of a column; reward.functions=[auto] and metrics go by it."""
+    extra_info: tuple[str, ...] = ()
+    """Further columns, kept for your own reward function as extra_info."""
+
+
+DataFormat = Literal["gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns", "arithmetic", "prepared"]
+
+
+class DataSourceSection(Section):
+    """One data set: raw rows that are prepared on first use, or a folder prepared before."""
+
+    format: DataFormat
+    r"""gsm8k: rows {question, answer with '#### n'}. verl: rows {data_source, prompt, ability, reward_model,
+    extra_info}. dapo: the same, put into DAPO's prompt where it is bare. math: MATH, MATH-lighteval, MATH-500:
+    {problem, solution with \boxed{}, answer}. aime: {problem, answer}. dianjin: DianJin-R1-Data, {instruction, output}.
+    columns: any rows, see `columns`. arithmetic: generated. prepared: a folder made by `mindgspo data prepare`."""
+    path: Path | None = None
+    """File (*.jsonl, *.parquet), or a prepared folder; not set for arithmetic."""
+    columns: ColumnsSection | None = None
+    """Which columns hold what; for the format `columns` only."""
+    dedup: bool = False
+    """Keep only the first of equal prompts, and none of those whose gold answers differ. Counted either way."""
+    split: Literal["train", "dev", "test"] = "train"
+    """Arithmetic only: which split to generate. The splits are disjoint by construction."""
+    max_rows: int | None = Field(default=None, ge=1)
+    """Use at most this many rows, from the start (arithmetic: how many to generate). None: all."""
+    forgotten_carries: float = Field(default=0.0, ge=0, le=1)
+    """Share of the carries (and borrows) that the worked solutions of generated arithmetic rows forget, as a
+    careless teacher would. Gold answers stay right, so reinforcement learning can outdo its demonstrations."""
+
+
+class DataSection(Section):
+    """Data sets and how a row becomes a prompt."""
+
+    train: DataSourceSection
+    """Prompts for reinforcement learning (and rows for the supervised warm-up, if they hold solutions)."""
+    eval: DataSourceSection
+    """Held-out problems for accuracy before, during and after."""
+    system_prompt: str | None = None
+    """System message put before the question. None: what the chat template does by itself."""
+    instruction_prefix: str = ""
+    """Text put before the question; as instruction_suffix."""
+    instruction_suffix: str = ""
+    """Text appended to the question, e.g. how to write the final answer (verl and dapo rows bring theirs)."""
+    max_prompt_length: int = Field(ge=1)
+    """Longest prompt in tokens, chat template included; with rollout.max_new_tokens it must fit
+    model.max_position_embeddings."""
+    truncation: Literal["error", "left", "right", "middle", "drop"] = "error"
+    """What happens to a longer prompt: stop, cut at that side, or drop the row; counted in dataset.json."""
+    shuffle: bool = True
+    """Draw prompts in an order seeded by `seed` and the epoch; false: file order."""
+
+
+class TokenizerSection(Section):
+    """Which tokenizer, and which of its tokens end or pad a sequence. Nothing is guessed."""
+
+    path: Path | None = None
+    """Folder with vocab.json + merges.txt, or tokenizer.json, or one sentencepiece *.model; with
+    tokenizer_config.json for the chat template. None: the small byte-level BPE built for the arithmetic task
+    (refused for rows from files)."""
+    eos_tokens: tuple[str, ...] = Field(default=("<|im_end|>", "<|endoftext|>"), min_length=1)
+    """Tokens that end a response; the first one is appended to supervised answers."""
+    pad_token: str = "<|endoftext|>"
+    """Token written into padded slots. It is never trained on and never searched for."""

@@ -1,0 +1,28 @@
+"""The section `eval`: accuracy on held-out problems.
+
+What enters: plain values from `config.load`. What leaves: a frozen `EvalSection`, read by the trainer.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from mindgspo.config.section import Section
+
+PositiveInt = Annotated[int, Field(ge=1)]
+
+
+class EvalSection(Section):
+    """Accuracy on the held-out problems."""
+
+    every: int | None = Field(default=None, ge=1)
+    """Steps between evaluations. None: only before the first and after the last step, where there is always
+    one (verl: test_freq; TRL: eval_steps)."""
+    num_samples: int = Field(default=1, ge=1)
+    """Samples per problem for pass@k; 1: greedy accuracy only."""
+    pass_at_k: tuple[PositiveInt, ...] = Field(default=(1,), min_length=1)
+    """Values of k reported as pass@k; each at most num_samples."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Temperature of those samples (greedy accuracy ignores it)."""

@@ -1,0 +1,96 @@
+"""The section `model`: the policy's architecture, and where its weights come from.
+
+What enters: plain values from `config.load`. What leaves: a frozen `ModelSection`, which models, parallel and rollout
+take.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from mindgspo.config.section import Section
+
+
+class RopeScalingSection(Section):
+    """Llama 3.1's stretched rotary embedding, in Hugging Face's field names.
+
+    With wavelength w of a pair of features and L = original_max_position_embeddings: pairs with w below
+    L / high_freq_factor turn as they did, those with w above L / low_freq_factor turn `factor` times slower, and
+    between the two the frequencies are interpolated linearly in L / w.
+    """
+
+    rope_type: Literal["llama3"] = "llama3"
+    """Which rule; Llama 3.1's is the only one that is implemented."""
+    factor: float = Field(gt=1)
+    """How many times slower the long waves turn (Llama 3.1: 8)."""
+    low_freq_factor: float = Field(gt=0)
+    """Llama 3.1: 1."""
+    high_freq_factor: float = Field(gt=0)
+    """Llama 3.1: 4; more than low_freq_factor."""
+    original_max_position_embeddings: int = Field(ge=1)
+    """Longest sequence before stretching (Llama 3.1: 8192)."""
+
+
+class ModelSection(Section):
+    """The policy's architecture, in Hugging Face's field names, and where its weights come from."""
+
+    path: Path | None = None
+    """Hugging Face folder (config.json + *.safetensors). None: random weights drawn from `seed`."""
+    backend: Literal["native", "mindformers"] = "native"
+    """Whose transformer is trained: ours, or MindFormers' (qwen2 and llama, on CPU in one process; see
+    docs/integrations.md). Generation is ours with either."""
+    architecture: Literal["qwen2", "qwen3", "qwen3_moe", "llama"] = "qwen2"
+    """Model family. qwen2 covers Qwen2 and Qwen2.5: biases on q, k and v. qwen3 covers the dense Qwen3: no biases, but
+    an RMSNorm of every query and key head; qwen3_moe is the same with a mixture of experts in every layer. llama covers
+    Llama 2 and 3: neither biases nor norms of heads."""
+    vocab_size: int = Field(ge=2)
+    """Rows of the embedding table; at least the tokenizer's size (Qwen2.5 pads its 151,665 tokens to
+    151,936)."""
+    hidden_size: int = Field(ge=1)
+    """Width of the residual stream; where head_dim is not set, a multiple of num_attention_heads."""
+    intermediate_size: int = Field(ge=1)
+    """Width inside the SwiGLU feed-forward block. Not used where every layer has experts, but Hugging Face's
+    config.json names it."""
+    num_hidden_layers: int = Field(ge=1)
+    """Decoder layers."""
+    num_attention_heads: int = Field(ge=1)
+    """Query heads."""
+    num_key_value_heads: int = Field(ge=1)
+    """Key/value heads (grouped-query attention); divides num_attention_heads."""
+    head_dim: int | None = Field(default=None, ge=1)
+    """Width of one head; even (RoPE). None: hidden_size / num_attention_heads, which is the only legal value for qwen2
+    (Qwen3 has 128 whatever its width)."""
+    num_experts: int | None = Field(default=None, ge=2)
+    """qwen3_moe only: experts of every layer."""
+    num_experts_per_tok: int | None = Field(default=None, ge=1)
+    """qwen3_moe only: how many of them each token goes to; at most num_experts."""
+    moe_intermediate_size: int | None = Field(default=None, ge=1)
+    """qwen3_moe only: width inside each expert's SwiGLU."""
+    norm_topk_prob: bool = False
+    """qwen3_moe only: whether the router's weights of a token's experts are scaled to a sum of 1 (Qwen3-30B-A3B:
+    true)."""
+    max_position_embeddings: int = Field(default=32768, ge=1)
+    """Longest sequence in tokens, prompt and response together."""
+    rms_norm_eps: float = Field(default=1e-6, gt=0)
+    """Added to the mean square in RMSNorm."""
+    rope_theta: float = Field(default=1_000_000.0, gt=0)
+    """Base of the rotary position embedding (Qwen2.5: 1e6, Llama 3: 5e5)."""
+    rope_scaling: RopeScalingSection | None = None
+    """llama only: stretched rotary embedding for long contexts. None: as trained."""
+    tie_word_embeddings: bool = False
+    """Whether the output head is the embedding table (Qwen2.5 up to 3B: true)."""
+    initializer_range: float = Field(default=0.02, gt=0)
+    """Standard deviation of random initial weights (Hugging Face's default)."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type of weights in the forward and backward pass. CPU has no bfloat16 kernels."""
+
+    @model_validator(mode="after")
+    def _with_head_dim(self) -> ModelSection:
+        """Filled in here and not by `config.load`, because Python code builds sections too. It stays None where the
+        quotient is not whole, which `config.validate` refuses."""
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads == 0:
+            object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
+        return self

@@ -1,0 +1,37 @@
+"""The section `trainer`: length of the run, sizes of its batches, saving, self-checks.
+
+What enters: plain values from `config.load`. What leaves: a frozen `TrainerSection`, read by the trainer.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from mindgspo.config.section import Section
+
+
+class TrainerSection(Section):
+    """Length of the run, batches, saving and checks."""
+
+    max_steps: int | None = Field(default=None, ge=1)
+    """Training steps; one step is one rollout and all updates made from it. None: `epochs` decides
+    (verl: total_training_steps)."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the prompts; only read when max_steps is None (verl: total_epochs; TRL:
+    num_train_epochs)."""
+    prompts_per_mini_batch: int = Field(ge=1)
+    """Prompts (with all their responses) per optimizer update; divides rollout.prompts_per_step.
+    The quotient is the number of updates per rollout; the paper makes 4 (verl: ppo_mini_batch_size)."""
+    samples_per_micro_batch: int = Field(ge=1)
+    """Responses per forward and backward pass; divides a mini-batch. Changes memory and speed, not the
+    result (verl: ppo_micro_batch_size_per_gpu)."""
+    length_multiple: int = Field(default=32, ge=1)
+    """Sequence lengths are padded up to a multiple of this, so that few graphs are compiled."""
+    save_every: int | None = Field(default=None, ge=1)
+    """Steps between checkpoints; one is always written at the end. None: only at the end
+    (verl: save_freq; TRL: save_steps)."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Newest checkpoints kept."""
+    max_ratio_error: float = Field(default=1e-5, gt=0)
+    """The run stops when |s - 1| exceeds this on the first mini-batch after a rollout, where the ratio s must
+    be 1. 1e-5 suits float32; bfloat16 needs about 2e-3."""

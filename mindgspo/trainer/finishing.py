@@ -1,0 +1,64 @@
+"""What a finished run leaves: the model in Hugging Face layout, then the summary, which marks the run as finished.
+
+What enters: the parts after the last step. What leaves: `export/` and `summary.json`. Called by `loop`, on every rank;
+rank 0 writes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import numpy as np
+
+from mindgspo.checkpoint import RunFolder, export_huggingface
+from mindgspo.metrics import peak_rss_mb, write_summary
+from mindgspo.models.huggingface_config import generation_config, huggingface_config
+from mindgspo.models.weights import weights_as_numpy
+from mindgspo.parallel.swap.states import Phase
+from mindgspo.trainer.parts import TrainingParts
+from mindgspo.trainer.progress import Progress
+from mindgspo.trainer.ranks import first_rank_first
+
+
+def finish(parts: TrainingParts, folder: RunFolder, progress: Progress) -> None:
+    """Export in Hugging Face layout, then the summary, which marks the run as finished."""
+    with parts.swap.phase(Phase.SAVE):
+        tensors = weights_as_numpy(parts.model, parts.config.model)
+    first_rank_first(lambda: _write_results(parts, folder, progress, tensors))
+
+
+def _write_results(
+    parts: TrainingParts, folder: RunFolder, progress: Progress, tensors: Mapping[str, np.ndarray]
+) -> None:
+    tokenizer = parts.tokenizer
+    export_huggingface(
+        folder.export,
+        tensors=tensors,
+        model_config=huggingface_config(parts.config.model, eos_ids=tokenizer.eos_ids, pad_id=tokenizer.pad_id),
+        generation_config=generation_config(
+            eos_ids=tokenizer.eos_ids,
+            pad_id=tokenizer.pad_id,
+            max_new_tokens=parts.config.rollout.max_new_tokens,
+        ),
+        tokenizer=tokenizer,
+        run_id=folder.run_id,
+    )
+    seconds = progress.seconds(time.perf_counter())
+    write_summary(
+        folder.root,
+        finished=True,
+        experiment=parts.config.experiment,
+        algorithm=parts.config.algorithm.name if parts.total_steps else "sft",
+        seed=parts.config.seed,
+        accuracy_before=progress.accuracy_before,
+        accuracy_after=progress.accuracy,
+        eval_problems=len(parts.eval_set),
+        steps=progress.step,
+        updates=parts.updater.updates,
+        seconds=seconds,
+        training_seconds=progress.training_seconds,
+        tokens=progress.tokens,
+        tokens_per_second=progress.tokens / progress.training_seconds if progress.training_seconds else None,
+        peak_rss_mb=peak_rss_mb(),
+    )
