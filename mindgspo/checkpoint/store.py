@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mindgspo import faults
 from mindgspo.checkpoint.durable import (
     clear_leftovers,
     put_in_place,
@@ -80,9 +81,13 @@ def save_checkpoint(
         _require_space(checkpoints_dir, [*parameters.values(), *optimizer.values()])
         filled.mkdir()
         write_tensor_file(filled / PARAMETERS_FILE, parameters)
+        faults.reach("save.inside")
         write_tensor_file(filled / OPTIMIZER_FILE, optimizer)
+        faults.reach("save.inside")
         write_json(filled / STATE_FILE, state)
+        faults.reach("save.inside")
         write_manifest(filled, step=step)
+        faults.reach("save.rename")
         put_in_place(filled, target)
     except OSError as error:
         raise CheckpointError(

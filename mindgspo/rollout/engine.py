@@ -14,12 +14,14 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
+from mindgspo import faults
 from mindgspo.data.rows import round_up
 from mindgspo.parallel.collectives import GraphOfRanks
 from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.rollout.cache import admission, slot_cache
 from mindgspo.rollout.graphs import DecodeStep, Prefill
 from mindgspo.rollout.protocol import Rollout, RolloutCounters, SamplingSettings
+from mindgspo.rollout.random import Purpose
 from mindgspo.rollout.sampling import TokenSampler
 from mindgspo.rollout.slots import Admission, SlotTable
 from mindgspo.types import Prompt
@@ -73,6 +75,8 @@ class NativeEngine:
             f"rollout with weights of version {self._weight_version}, trainer is at {weight_version}"
         )
         assert settings.max_new_tokens <= self._max_new_tokens, settings
+        fault = "rollout" if settings.stream.purpose is Purpose.TRAINING else "eval"
+        faults.reach(f"{fault}.before")
         table = SlotTable(
             prompts,
             settings,
@@ -99,6 +103,7 @@ class NativeEngine:
                 greedy_S,
             )
             table.advance(ids_S.asnumpy(), logprobs_S.asnumpy())
+            faults.reach(f"{fault}.inside")
         responses = table.responses()
         return Rollout(
             responses=responses,

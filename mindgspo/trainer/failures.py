@@ -9,9 +9,19 @@ from pathlib import Path
 
 import numpy as np
 
+from mindgspo import faults
 from mindgspo.errors import TrainingError
 from mindgspo.trainer.ranks import is_first
 from mindgspo.types import Batch
+
+
+def with_faults(batches: Sequence[Batch]) -> Sequence[Batch]:
+    """The micro-batches of an update; where `update.batch` is armed with nan, a NaN is the first advantage."""
+    if not faults.reach("update.batch"):
+        return batches
+    advantages = batches[0].advantages_NK.copy()
+    advantages[tuple(np.argwhere(batches[0].mask_NK)[0])] = np.nan
+    return [dataclasses.replace(batches[0], advantages_NK=advantages), *batches[1:]]
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from mindgspo import faults
 from mindgspo.checkpoint import RunFolder, export_huggingface
 from mindgspo.metrics import peak_rss_mb, write_summary
 from mindgspo.models.huggingface_config import generation_config, huggingface_config
@@ -23,6 +24,7 @@ from mindgspo.trainer.ranks import first_rank_first
 
 def finish(parts: TrainingParts, folder: RunFolder, progress: Progress) -> None:
     """Export in Hugging Face layout, then the summary, which marks the run as finished."""
+    faults.reach("finish.before")
     with parts.swap.phase(Phase.SAVE):
         tensors = weights_as_numpy(parts.model, parts.config.model)
     first_rank_first(lambda: _write_results(parts, folder, progress, tensors))
@@ -44,6 +46,7 @@ def _write_results(
         tokenizer=tokenizer,
         run_id=folder.run_id,
     )
+    faults.reach("finish.inside")
     seconds = progress.seconds(time.perf_counter())
     write_summary(
         folder.root,

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from mindgspo import faults
 from mindgspo.rewards import Candidate
 from mindgspo.rollout.protocol import Rollout
 from mindgspo.trainer.parts import EvaluationParts
@@ -17,12 +18,14 @@ from mindgspo.types import FinishReason, Prompt, Response, Score, ScoredGroup, V
 
 def judge(parts: EvaluationParts, prompts: Sequence[Prompt], rollout: Rollout) -> tuple[ScoredGroup, ...]:
     """Score every response by its text up to the EOS. Each judging rank scores its share; all get all scores."""
+    faults.reach("reward.before")
     candidates = [
         _candidate(parts, prompt, response)
         for prompt, siblings in zip(prompts, rollout.responses, strict=True)
         for response in siblings
     ]
     own = parts.scorer.score(parts.judges.own(candidates)) if parts.judges.speaks else []
+    faults.reach("reward.inside")
     collected = parts.judges.collect_objects(own, num_items=len(candidates), encode=_as_json, decode=_from_json)
     scores = iter(collected)
     return tuple(

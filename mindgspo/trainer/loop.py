@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+from mindgspo import faults
 from mindgspo.checkpoint import (
     RunFolder,
     RunStatus,
@@ -19,6 +20,7 @@ from mindgspo.checkpoint import (
 from mindgspo.config import ExperimentConfig, batch_table, dump_config, notes
 from mindgspo.metrics import RunLog, SilentLog, plot_run, write_report
 from mindgspo.metrics.files import replace_file
+from mindgspo.parallel import runtime
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.trainer.build import build_parts, build_warmup
 from mindgspo.trainer.finishing import finish
@@ -41,6 +43,7 @@ def run_experiment(config: ExperimentConfig, *, overwrite: bool = False, only_wa
     """
     assert config.run_dir is not None, "config is not resolved"
     start_device(config)
+    warning = faults.arm(runtime.rank())
     run_dir = config.run_dir
     folder = opened_for_all(lambda: open_run_folder(run_dir, resume=config.resume, overwrite=overwrite))
     try:
@@ -54,6 +57,8 @@ def run_experiment(config: ExperimentConfig, *, overwrite: bool = False, only_wa
             check_same_experiment(config, folder.config)
         if folder.moved_aside is not None:
             print(f"the former run was moved to {folder.moved_aside}")
+        if warning is not None and is_first():
+            print(warning)
         return _run(config, folder, only_warm_up=only_warm_up)
     finally:
         folder.close()
@@ -163,6 +168,7 @@ def _train(parts: TrainingParts, folder: RunFolder, log: RunLog, progress: Progr
         log.log_samples(
             result.step, logged_groups(result.groups, config.logging.groups_per_step), parts.tokenizer.decode
         )
+        faults.reach("log.after")
         progress.advance(result.metrics)
         is_last = progress.step == parts.total_steps
         if is_last or _is_due(progress.step, config.eval.every):

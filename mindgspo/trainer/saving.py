@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 
+from mindgspo import faults
 from mindgspo.checkpoint import RunFolder, load_checkpoint, save_checkpoint
 from mindgspo.data import StreamState
 from mindgspo.metrics import RunLog
@@ -21,6 +22,7 @@ from mindgspo.trainer.ranks import first_rank_first, newest_for_all
 
 def save(parts: TrainingParts, folder: RunFolder, progress: Progress) -> None:
     """A checkpoint that any plan can read: rank 0 gathers the whole and writes it, the others wait."""
+    faults.reach("save.before")
     with parts.swap.phase(Phase.SAVE):
         parameters = weights_as_numpy(parts.model, parts.config.model)
         optimizer = parts.updater.state()
@@ -39,6 +41,7 @@ def save(parts: TrainingParts, folder: RunFolder, progress: Progress) -> None:
             keep=parts.config.trainer.keep_checkpoints,
         )
     )
+    faults.reach("save.after")
 
 
 def resumed(parts: TrainingParts, folder: RunFolder, log: RunLog, *, started: float) -> Progress | None:
@@ -62,4 +65,5 @@ def resumed(parts: TrainingParts, folder: RunFolder, log: RunLog, *, started: fl
     parts.bring_weights()
     log.truncate_after(progress.step)
     log.note(f"resumed at step {progress.step} from {path}")
+    faults.reach("resume.after")
     return progress

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mindgspo import faults
 from mindgspo.algorithms import learning_rate
 from mindgspo.algorithms.update import UpdateResult
 from mindgspo.parallel.launch import heartbeat
@@ -20,7 +21,7 @@ from mindgspo.parallel.swap.states import Phase
 from mindgspo.rollout.protocol import SamplingSettings
 from mindgspo.rollout.random import Purpose, RandomStream
 from mindgspo.trainer.advantages import greedy_rewards, with_group_advantages
-from mindgspo.trainer.failures import saved_on_failure
+from mindgspo.trainer.failures import saved_on_failure, with_faults
 from mindgspo.trainer.judge import judge
 from mindgspo.trainer.mini_batches import MiniBatches, flattened, mini_batches_of, with_advantages, with_log_probs
 from mindgspo.trainer.parts import TrainingParts
@@ -56,6 +57,7 @@ def run_step(parts: TrainingParts, step: int) -> StepResult:
             results = update(parts, mini_batches, step)
         with timers("update_weights"):
             parts.bring_weights()
+        faults.reach("weights.after")
     metrics = {
         **step_metrics(
             parts, rollout=rollout, selection=selection, judgement=judgement, mini_batches=mini_batches, results=results
@@ -83,13 +85,18 @@ def update(parts: TrainingParts, mini_batches: MiniBatches, step: int) -> list[U
     """One optimizer update per mini-batch, with a look at the ratio where it must still be 1."""
     results: list[UpdateResult] = []
     kl_coef = parts.kl.coef if parts.config.algorithm.kl.placement == "loss" else 0.0
+    faults.reach("update.before")
     for batches in mini_batches:
+        if results:
+            faults.reach("update.inside")
+        batches = with_faults(batches)
         with saved_on_failure(parts.failures_dir, f"step_{step:08d}", batches):
             result = parts.updater.update(batches, step_learning_rate(parts, parts.updater.updates), kl_coef=kl_coef)
         parts.weight_version += 1
         if not results:
             check_first_ratio(parts, result, step)
         results.append(result)
+    faults.reach("update.after")
     return results
 
 
