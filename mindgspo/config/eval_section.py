@@ -17,9 +17,12 @@ PositiveInt = Annotated[int, Field(ge=1)]
 class EvalSection(Section):
     """Accuracy on the held-out problems."""
 
+    before: bool = True
+    """Evaluate before the first step, too, so that there is something to compare with (verl: val_before_train; TRL:
+    eval_on_start). After the last step there is always an evaluation."""
     every: int | None = Field(default=None, ge=1)
-    """Steps between evaluations. None: only before the first and after the last step, where there is always
-    one (verl: test_freq; TRL: eval_steps)."""
+    """Steps between evaluations. None: only before the first and after the last step (verl: test_freq; TRL:
+    eval_steps)."""
     num_samples: int = Field(default=1, ge=1)
     """Samples per problem for pass@k; 1: greedy accuracy only."""
     pass_at_k: tuple[PositiveInt, ...] = Field(default=(1,), min_length=1)

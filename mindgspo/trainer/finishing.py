@@ -56,6 +56,8 @@ def _write_results(
         seed=parts.config.seed,
         accuracy_before=progress.accuracy_before,
         accuracy_after=progress.accuracy,
+        best_step=None if progress.best is None else progress.best.step,
+        best_value=None if progress.best is None else progress.best.value,
         eval_problems=len(parts.eval_set),
         steps=progress.step,
         updates=parts.updater.updates,

@@ -30,7 +30,7 @@ from mindgspo.trainer.ranks import first_rank_first, is_first, opened_for_all, s
 from mindgspo.trainer.resume import check_same_experiment
 from mindgspo.trainer.saving import resumed, save
 from mindgspo.trainer.step import run_step
-from mindgspo.trainer.validation import validated
+from mindgspo.trainer.validation import validate
 from mindgspo.trainer.warmup import Warmup, warm_up
 from mindgspo.types import Group
 
@@ -135,8 +135,11 @@ def _prepared(
     parts: TrainingParts, warmup: Warmup | None, folder: RunFolder, log: RunLog, *, started: float
 ) -> Progress:
     """A new run up to its first step: warm-up, the accuracy before, a checkpoint to come back to."""
+    progress = Progress(seconds_before=-started)
+    is_wanted = parts.config.eval.before
     parts.bring_weights()
-    before = validated(parts, log, step=0) if parts.total_steps == 0 else None
+    if is_wanted and parts.total_steps == 0:
+        validate(parts, log, progress)
     if warmup is not None:
         with parts.timers("warm_up"):
             warm_up(parts, warmup, log)
@@ -144,10 +147,8 @@ def _prepared(
     if parts.reference is not None:
         with parts.swap.phase(Phase.SCORE):
             parts.reference.freeze(parts.model, folder.reference)
-    accuracy = validated(parts, log, step=0)
-    progress = Progress(
-        accuracy_before=accuracy if before is None else before, accuracy=accuracy, seconds_before=-started
-    )
+    if is_wanted or parts.total_steps == 0:
+        validate(parts, log, progress)
     save(parts, folder, progress)
     return progress
 
@@ -172,7 +173,7 @@ def _train(parts: TrainingParts, folder: RunFolder, log: RunLog, progress: Progr
         progress.advance(result.metrics)
         is_last = progress.step == parts.total_steps
         if is_last or _is_due(progress.step, config.eval.every):
-            progress.accuracy = validated(parts, log, step=progress.step)
+            validate(parts, log, progress)
         # After the evaluation: a run that is resumed here has it behind it.
         if is_last or _is_due(progress.step, config.trainer.save_every):
             save(parts, folder, progress)

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The best evaluation. step: training steps behind its weights. value: of eval.best_metric; higher is better."""
+
+    step: int
+    value: float
 
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """step: training steps done. accuracy_before: before the first one; accuracy: of the latest evaluation.
-    training_seconds, tokens: summed over steps. seconds_before: seconds that the run took before this process's
-    clock read 0, which is negative as soon as that clock started elsewhere."""
+    """step: training steps done. accuracy_before: before the first one, None where nothing was evaluated then.
+    accuracy: of the latest evaluation. best: over all evaluations, None before the first. training_seconds, tokens:
+    summed over steps. seconds_before: seconds that the run took before this process's clock read 0, which is negative
+    as soon as that clock started elsewhere."""
 
-    accuracy_before: float
-    accuracy: float
+    accuracy_before: float | None = None
+    accuracy: float | None = None
+    best: Best | None = None
     step: int = 0
     training_seconds: float = 0.0
     tokens: int = 0
@@ -25,15 +36,27 @@ class Progress:
         self.training_seconds += metrics["perf/time_per_step"]
         self.tokens += int(metrics["perf/total_num_tokens"])
 
+    def evaluated(self, accuracy: float, value: float | None) -> None:
+        """Take note of an evaluation at the present step. value: of eval.best_metric, None where it came to nothing.
+
+        Of equally good ones the first is best. A second one at a step, around a warm-up, replaces the first.
+        """
+        if self.step == 0 and self.accuracy_before is None:
+            self.accuracy_before = accuracy
+        self.accuracy = accuracy
+        if value is not None and (self.best is None or self.best.step == self.step or value > self.best.value):
+            self.best = Best(step=self.step, value=value)
+
     def seconds(self, now: float) -> float:
         """Wall seconds of the run over all its processes; now: this process's clock."""
         return self.seconds_before + now
 
-    def state(self, now: float) -> dict[str, float]:
+    def state(self, now: float) -> dict[str, object]:
         """JSON-able; `from_state` reads it back."""
         return {
             "accuracy_before": self.accuracy_before,
             "accuracy": self.accuracy,
+            "best": None if self.best is None else asdict(self.best),
             "step": self.step,
             "training_seconds": self.training_seconds,
             "tokens": self.tokens,
@@ -41,11 +64,12 @@ class Progress:
         }
 
     @staticmethod
-    def from_state(state: Mapping[str, float], *, started: float) -> Progress:
+    def from_state(state: Mapping[str, Any], *, started: float) -> Progress:
         """The progress saved in a checkpoint. started: this process's clock when it took the run over."""
         return Progress(
             accuracy_before=state["accuracy_before"],
             accuracy=state["accuracy"],
+            best=None if state.get("best") is None else Best(**state["best"]),
             step=int(state["step"]),
             training_seconds=state["training_seconds"],
             tokens=int(state["tokens"]),

@@ -181,7 +181,7 @@ CASES: list[Case] = [
         ("trainer.n_gpus_per_node=16", f"{R}.tensor_model_parallel_size=4"),
         {"plans.infer.data_parallel": 4},
     ),
-    ("trainer.val_before_train", ("trainer.val_before_train=True",), {"eval.every": None}),
+    ("trainer.val_before_train", ("trainer.val_before_train=False",), {"eval.before": False}),
     (
         f"{A}.policy_loss.loss_mode",
         (f"{A}.policy_loss.loss_mode=gspo",),

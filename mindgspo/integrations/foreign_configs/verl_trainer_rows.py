@@ -7,7 +7,6 @@ from typing import Any
 
 from mindgspo.integrations.foreign_configs.given import Given, flag, local_path, whole
 from mindgspo.integrations.foreign_configs.table import (
-    Outcome,
     adjusted,
     joined,
     left_out,
@@ -28,12 +27,6 @@ def _resume(value: Any, given: Given) -> Any:
     if value in ("auto", "disable"):
         return "auto" if value == "auto" else "never"
     return not_built("resume=auto continues from the newest checkpoint of run_dir; model.path starts from weights")
-
-
-def _val_before_train(value: Any, given: Given) -> Outcome:
-    if flag(value):
-        return left_out("there is always an evaluation before the first step")
-    return not_built("there is always an evaluation before the first step; data.eval.max_rows makes it short")
 
 
 def _device(value: Any, given: Given) -> Any:
@@ -70,7 +63,7 @@ ROWS = (
     to("trainer.device", "device", _device, note="npu: Ascend", default="npu"),
     joined("trainer.nnodes", "plans.train, plans.infer", "cards = nnodes x n_gpus_per_node", default=1),
     joined("trainer.n_gpus_per_node", "plans.train, plans.infer", "cards = nnodes x n_gpus_per_node", default=8),
-    to("trainer.val_before_train", "", _val_before_train, note="always done here"),
+    to("trainer.val_before_train", "eval.before", flag),
     unbuilt("trainer.val_only", "`mindgspo eval` measures a model", harmless=(False,)),
     unbuilt("trainer.resume_from_path", "resume=auto continues the run of run_dir", harmless=(None, False)),
     needless("trainer.project_name", "runs are named by `experiment`"),

@@ -9,7 +9,7 @@ import pytest
 
 from mindgspo.config import dump_config
 from mindgspo.errors import ConfigError
-from mindgspo.trainer.progress import Progress
+from mindgspo.trainer.progress import Best, Progress
 from mindgspo.trainer.resume import check_same_experiment
 
 
@@ -25,6 +25,30 @@ def test_seconds_are_summed_over_processes() -> None:
     assert (second.step, second.training_seconds, second.tokens) == (2, 7.0, 100)
     assert second.seconds(7.5) == 12.5
     assert (second.accuracy_before, second.accuracy) == (0.25, 0.5)
+
+
+def test_the_best_evaluation_is_the_first_of_equals_and_survives_a_stop() -> None:
+    progress = Progress()
+    found = []
+    for value in (0.5, 0.25, 0.75, None, 0.75):
+        progress.evaluated(accuracy=0.125, value=value)
+        found.append(progress.best)
+        progress.advance({"perf/time_per_step": 1.0, "perf/total_num_tokens": 1})
+    first, third = Best(step=0, value=0.5), Best(step=2, value=0.75)
+    assert found == [first, first, third, third, third]
+    saved = json.loads(json.dumps(progress.state(0.0)))
+    assert Progress.from_state(saved, started=0.0).best == third
+
+
+def test_the_accuracy_before_is_the_first_at_step_0_and_a_warm_up_replaces_the_best() -> None:
+    progress = Progress()
+    assert Progress.from_state(json.loads(json.dumps(progress.state(0.0))), started=0.0).best is None
+    progress.evaluated(0.75, 0.75)
+    progress.evaluated(0.5, 0.5)
+    assert (progress.accuracy_before, progress.accuracy, progress.best) == (0.75, 0.5, Best(step=0, value=0.5))
+    late = Progress(step=4)
+    late.evaluated(0.5, 0.5)
+    assert late.accuracy_before is None, "nothing was evaluated before the first step"
 
 
 def test_settings_that_change_the_computation_are_all_named(load, tmp_path: Path) -> None:
