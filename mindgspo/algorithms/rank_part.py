@@ -6,7 +6,7 @@ weights, whole moments for a checkpoint. Driven by `update`, which knows no plan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn
@@ -32,6 +32,7 @@ from mindgspo.parallel.process_groups import group_name
 from mindgspo.parallel.replicas import Arrays, Replicas
 from mindgspo.parallel.reshard.resharder import gather_to_first_rank
 from mindgspo.parallel.training_layout import TrainingLayout
+from mindgspo.tensor_files import TensorSource
 from mindgspo.types import Batch
 
 Judge = Callable[[Sequence[float], float], None]
@@ -59,15 +60,16 @@ class HeldMoments:
             return gather_to_first_rank(layouts, own)
         return {name: array.copy() for name, array in own.items()}
 
-    def load_moments(self, whole: Mapping[str, np.ndarray]) -> None:
-        """Take the own part of whole moments."""
+    def load_moments(self, whole: TensorSource) -> None:
+        """Take the own part of whole moments; no more of each is read."""
         layouts = self._moment_layouts()
         for parameter in self.held_moments():
-            array = whole[parameter.name]
+            index: tuple[slice, ...] = ()
             if layouts is not None:
                 held = layouts[parameter.name].slice_of(self.rank)
                 assert held is not None, parameter.name
-                array = array[held.index]
+                index = held.index
+            array = whole.read_slice(parameter.name, index)
             set_values(parameter, np.ascontiguousarray(array, np.float32))
 
     def held_moments(self) -> tuple[Parameter, ...]:

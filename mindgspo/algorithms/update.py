@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from mindgspo.algorithms.telemetry import UpdateTelemetry, collect
 from mindgspo.config.optimizer_section import OptimizerSection
 from mindgspo.errors import CheckpointError, TrainingError
 from mindgspo.parallel.training_layout import TrainingLayout
+from mindgspo.tensor_files import ArraySource, TensorSource
 from mindgspo.types import Batch
 
 UPDATES_KEY = "adamw.updates"
@@ -142,20 +144,25 @@ class PolicyUpdater:
         return self._part.whole_moments() | {UPDATES_KEY: np.array(self._updates, dtype=np.int64)}
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from what `state` returned, on the same or on another plan. Raises CheckpointError on any other
-        names or shapes."""
+        """Continue from what `state` returned; see `load_tensors`."""
+        arrays = {name: np.asarray(array) for name, array in state.items()}
+        self.load_tensors(ArraySource(arrays, path=Path("optimizer state")))
+
+    def load_tensors(self, state: TensorSource) -> None:
+        """Continue from what `state` returned, on the same or on another plan; each rank reads what it holds. Raises
+        CheckpointError on any other names or shapes."""
         expected = self._part.moment_shapes() | {UPDATES_KEY: ()}
-        given = {name: np.shape(array) for name, array in state.items()}
+        given = {name: info.shape for name, info in state.tensors.items()}
         if expected != given:
             differing = sorted(name for name in expected | given if expected.get(name) != given.get(name))
             name = differing[0]
             raise CheckpointError(
-                f"optimizer state does not fit this model: {len(differing)} entries differ, e.g. {name} has "
-                f"shape {given.get(name, 'none (missing)')}, expected "
+                f"{state.path}: optimizer state does not fit this model: {len(differing)} entries differ, e.g. "
+                f"{name} has shape {given.get(name, 'none (missing)')}, expected "
                 f"{expected.get(name, 'none (unknown name)')}"
             )
         self._part.load_moments(state)
-        self._updates = int(state[UPDATES_KEY])
+        self._updates = int(state.read(UPDATES_KEY))
 
     def _refuse_non_finite(self, losses: Sequence[float], grad_norm: float) -> None:
         where = f"update {self._updates + 1}"

@@ -2,6 +2,7 @@
 
 from mindgspo.checkpoint.convert import Conversion, Converted, convert_weights
 from mindgspo.checkpoint.export import export_huggingface
+from mindgspo.checkpoint.opened import OpenCheckpoint, open_checkpoint
 from mindgspo.checkpoint.run_folder import RunFolder, RunStatus, open_run_folder
 from mindgspo.checkpoint.store import Checkpoint, load_checkpoint, newest_checkpoint, save_checkpoint
 
@@ -9,12 +10,14 @@ __all__ = [
     "Checkpoint",
     "Conversion",
     "Converted",
+    "OpenCheckpoint",
     "RunFolder",
     "RunStatus",
     "convert_weights",
     "export_huggingface",
     "load_checkpoint",
     "newest_checkpoint",
+    "open_checkpoint",
     "open_run_folder",
     "save_checkpoint",
 ]

@@ -4,7 +4,8 @@ What enters: named numpy arrays of the model and the optimizer, and a small JSON
 the folder `step_00000010`, or the same arrays bit for bit. Called by the trainer and by the `checkpoint`
 command.
 
-    step_00000010/  parameters.safetensors  optimizer.safetensors  state.json  manifest.json (written last)
+    step_00000010/  parameters.safetensors  optimizer.safetensors  <kept>.safetensors ...  state.json
+                    manifest.json (written last)
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ PARAMETERS_FILE = "parameters.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
 CHECKPOINT_FILES = (PARAMETERS_FILE, OPTIMIZER_FILE, STATE_FILE)
+_KEPT_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _NAME = re.compile(r"step_(\d{8,})")
 # Room for headers, the state, the manifest and the file system's own records.
 _SPARE_BYTES = 16 << 20
@@ -64,26 +66,29 @@ def save_checkpoint(
     optimizer: Mapping[str, np.ndarray],
     state: Mapping[str, object],
     keep: int,
+    kept: Mapping[str, Mapping[str, np.ndarray]] | None = None,
 ) -> Path:
     """Write one checkpoint, then remove complete ones older than the newest `keep`; returns its folder.
 
-    state must come back from JSON unchanged (no tuples, no integer keys, no NaN).
+    state must come back from JSON unchanged (no tuples, no integer keys, no NaN). kept: {name: arrays} of what else a
+    run keeps, each in a file of its own, which an empty one does not get.
     Raises CheckpointError: not enough space (checked first), or the write failed. Older checkpoints then
     stay.
     """
     assert keep >= 1 and step >= 0, f"keep={keep}, step={step}"
     assert json.loads(json.dumps(state, allow_nan=False)) == state, "state does not survive JSON unchanged"
     target = checkpoints_dir / f"step_{step:08d}"
+    extra = {kept_file(name): arrays for name, arrays in (kept or {}).items() if arrays}
+    arrays_of = {PARAMETERS_FILE: parameters, OPTIMIZER_FILE: optimizer, **extra}
     filled = temporary_name(target)
     try:
         checkpoints_dir.mkdir(parents=True, exist_ok=True)
         clear_leftovers(checkpoints_dir)
-        _require_space(checkpoints_dir, [*parameters.values(), *optimizer.values()])
+        _require_space(checkpoints_dir, [array for arrays in arrays_of.values() for array in arrays.values()])
         filled.mkdir()
-        write_tensor_file(filled / PARAMETERS_FILE, parameters)
-        faults.reach("save.inside")
-        write_tensor_file(filled / OPTIMIZER_FILE, optimizer)
-        faults.reach("save.inside")
+        for name, arrays in arrays_of.items():
+            write_tensor_file(filled / name, arrays)
+            faults.reach("save.inside")
         write_json(filled / STATE_FILE, state)
         faults.reach("save.inside")
         write_manifest(filled, step=step)
@@ -97,6 +102,13 @@ def save_checkpoint(
         shutil.rmtree(filled, ignore_errors=True)
     _remove_old(checkpoints_dir, just_written=target, keep=keep)
     return target
+
+
+def kept_file(name: str) -> str:
+    """The file with the arrays of what a run keeps under this name."""
+    file = f"{name}.safetensors"
+    assert _KEPT_NAME.fullmatch(name) and file not in CHECKPOINT_FILES, f"no name for a file of its own: {name!r}"
+    return file
 
 
 def newest_checkpoint(checkpoints_dir: Path) -> Path | None:

@@ -61,17 +61,19 @@ def load_weights(model: nn.Cell, section: ModelSection, arrays: Mapping[str, np.
     Raises WeightsError, before anything is changed, on a missing or unexpected name or another shape. A copy of the
     embedding table under `lm_head.weight` is accepted for a tied model only if it equals that table.
     """
-    _fill(model, section, ArraySource(arrays, path=where))
+    load_tensors(model, section, ArraySource(arrays, path=where))
 
 
 def load_huggingface(model: nn.Cell, section: ModelSection, folder: Path) -> None:
     """Set every parameter from a folder's files, strictly, in memory for one parameter: of every tensor only the rows
     that this rank holds are read. Errors as `load_weights`."""
     with open_tensors(folder) as stored:
-        _fill(model, section, stored)
+        load_tensors(model, section, stored)
 
 
-def _fill(model: nn.Cell, section: ModelSection, source: TensorSource) -> None:
+def load_tensors(model: nn.Cell, section: ModelSection, source: TensorSource) -> None:
+    """As `load_weights`, from whole tensors under Hugging Face names that are read by need: of each only the rows that
+    this rank holds."""
     require_weights(section, source, {name: name for name in source.tensors})
     names = hugging_face_names(section)
     for own in _own_slices(model, section):

@@ -40,6 +40,7 @@ from mindgspo.rollout.sizes import reads_trained_weights, rollout_sizes
 from mindgspo.rollout.weight_transfer import WeightTransfer
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.trainer.inputs import HELD_OUT_SEED, NUM_TRIAL_ROWS, check_architecture, trial_candidate
+from mindgspo.trainer.kept_state import KeptCoefficient, KeptStream
 from mindgspo.trainer.longest_batch import longest_batch
 from mindgspo.trainer.parts import TrainingParts
 from mindgspo.trainer.ranks import first_rank_first, infer_place, reference_place, start_device, train_place
@@ -106,6 +107,7 @@ def build_parts(
         swap.register(Holding.REFERENCE_WEIGHTS, reference.parameters)
     swap.register(Holding.GRADIENTS, updater.gradients, keeps_content=False, is_zero=lambda: updater.gradients_are_zero)
     swap.register(Holding.MOMENTS, updater.moments)
+    kl, stream = KLController(config.algorithm.kl), PromptStream(len(train_set), config.seed, config.data.shuffle)
     return TrainingParts(
         config=config,
         tokenizer=tokenizer,
@@ -117,13 +119,14 @@ def build_parts(
         eval_set=eval_set,
         old_policy=scorer_of(model, temperature=temperature),
         reference=reference,
-        kl=KLController(config.algorithm.kl),
+        kl=kl,
         updater=updater,
         train_set=train_set,
-        stream=PromptStream(len(train_set), config.seed, config.data.shuffle),
+        stream=stream,
         timers=Timers(on_enter=heartbeat.enter_stage),
         total_steps=total_steps,
         failures_dir=failures_dir,
+        kept={"stream": KeptStream(stream), "kl": KeptCoefficient(kl)},
     )
 
 

@@ -21,6 +21,7 @@ from mindgspo.parallel.swap.swap import Swap
 from mindgspo.rewards import Scorer
 from mindgspo.rollout.protocol import RolloutEngine
 from mindgspo.tokenization import Tokenizer
+from mindgspo.trainer.kept_state import KeptState
 from mindgspo.trainer.reference import ReferencePolicy
 
 
@@ -54,7 +55,7 @@ class TrainingParts(EvaluationParts):
 
     old_policy: log-probs under the weights of the present, before an update. reference: the frozen policy of the KL
     term, None without one. kl: its coefficient. total_steps: steps of the whole run. failures_dir: where a batch that
-    broke an update is saved.
+    broke an update is saved. kept: what else checkpoints hold, by name.
     """
 
     old_policy: PolicyScorer | LogicalScorer
@@ -66,6 +67,7 @@ class TrainingParts(EvaluationParts):
     timers: Timers
     total_steps: int
     failures_dir: Path
+    kept: dict[str, KeptState] = field(default_factory=dict)
 
     @property
     def updates_per_rollout(self) -> int:

@@ -7,13 +7,11 @@ where one left off. Called by `loop`, on every rank; rank 0 writes.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 
 from mindgspo import faults
-from mindgspo.checkpoint import RunFolder, load_checkpoint, save_checkpoint
-from mindgspo.data import StreamState
+from mindgspo.checkpoint import OpenCheckpoint, RunFolder, open_checkpoint, save_checkpoint
 from mindgspo.metrics import RunLog
-from mindgspo.models.weights import load_weights, weights_as_numpy
+from mindgspo.models.weights import load_tensors, weights_as_numpy
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.trainer.parts import TrainingParts
 from mindgspo.trainer.progress import Progress
@@ -26,18 +24,20 @@ def save(parts: TrainingParts, folder: RunFolder, progress: Progress) -> None:
     with parts.swap.phase(Phase.SAVE):
         parameters = weights_as_numpy(parts.model, parts.config.model)
         optimizer = parts.updater.state()
+    kept = {name: part.arrays() for name, part in parts.kept.items()}
+    state = {
+        "progress": progress.state(time.perf_counter()),
+        "weight_version": parts.weight_version,
+        "kept": {name: part.state() for name, part in parts.kept.items()},
+    }
     first_rank_first(
         lambda: save_checkpoint(
             folder.checkpoints,
             step=progress.step,
             parameters=parameters,
             optimizer=optimizer,
-            state={
-                "progress": progress.state(time.perf_counter()),
-                "stream": {**asdict(parts.stream.state()), "deferred": list(parts.stream.state().deferred)},
-                "weight_version": parts.weight_version,
-                "kl": parts.kl.state(),
-            },
+            state=state,
+            kept=kept,
             keep=parts.config.trainer.keep_checkpoints,
         )
     )
@@ -50,20 +50,27 @@ def resumed(parts: TrainingParts, folder: RunFolder, log: RunLog, *, started: fl
     if path is None:
         log.note(f"{folder.root}: no checkpoint yet; starting from the beginning")
         return None
-    saved = load_checkpoint(path)
-    with parts.swap.phase(Phase.SAVE):
-        load_weights(parts.model, parts.config.model, saved.parameters, where=path)
-        parts.updater.load_state(saved.optimizer)
-    parts.kl.load_state(saved.state.get("kl", {}))
+    with open_checkpoint(path) as saved:
+        _load(parts, saved, log)
+        progress = Progress.from_state(saved.state["progress"], started=started)
     if parts.reference is not None:
         with parts.swap.phase(Phase.SCORE):
             parts.reference.restore(folder.reference)
-    progress = Progress.from_state(saved.state["progress"], started=started)
-    stream = dict(saved.state["stream"])
-    parts.stream.restore(StreamState(**{**stream, "deferred": tuple(stream["deferred"])}))
-    parts.weight_version = int(saved.state["weight_version"])
     parts.bring_weights()
     log.truncate_after(progress.step)
     log.note(f"resumed at step {progress.step} from {path}")
     faults.reach("resume.after")
     return progress
+
+
+def _load(parts: TrainingParts, saved: OpenCheckpoint, log: RunLog) -> None:
+    """Everything that `save` took out of the parts; each rank reads its own rows."""
+    with parts.swap.phase(Phase.SAVE):
+        load_tensors(parts.model, parts.config.model, saved.parameters)
+        parts.updater.load_tensors(saved.optimizer)
+    for name, part in parts.kept.items():
+        if name in saved.kept:
+            part.load(saved.kept[name], saved.arrays_of(name))
+        else:
+            log.note(f"note: {saved.path} holds no state of `{name}`, which starts anew")
+    parts.weight_version = int(saved.state["weight_version"])
