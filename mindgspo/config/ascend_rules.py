@@ -30,22 +30,26 @@ def device_problems(config: ExperimentConfig) -> Iterator[str]:
     yield from _rank_problems("plans.train", plans.train, model)
     yield from _rank_problems("plans.infer", plans.infer, model)
     yield from _tied_problems("plans.train", plans.train, model)
-    yield from _sequence_problems("plans.train", config)
+    yield from _sequence_problems("plans.train", plans.train, config)
+    if plans.reference is not None:
+        yield from _rank_problems("plans.reference", plans.reference, model)
+        yield from _sequence_problems("plans.reference", plans.reference, config)
 
 
 def _cpu_problems(config: ExperimentConfig) -> Iterator[str]:
     if config.model.dtype == "bfloat16":
         yield "model.dtype: bfloat16 has no CPU kernels; set model.dtype=float32 or device=Ascend"
-    if config.plans.train.expert_parallel > 1:
-        yield (
-            f"plans.train.expert_parallel: {config.plans.train.expert_parallel}; experts are split by the compiler for "
-            "Ascend only; set it to 1 (the result is the same), or device=Ascend"
-        )
-    if config.plans.train.use_seq_parallel:
-        yield (
-            "plans.train.use_seq_parallel: CPU has no reduce-scatter, by which ranks split the sequence; set it to "
-            "false (the result is the same), or device=Ascend"
-        )
+    for name, plan in (("plans.train", config.plans.train), ("plans.reference", config.plans.reference)):
+        if plan is not None and plan.expert_parallel > 1:
+            yield (
+                f"{name}.expert_parallel: {plan.expert_parallel}; experts are split by the compiler for Ascend only; "
+                "set it to 1 (the result is the same), or device=Ascend"
+            )
+        if plan is not None and plan.use_seq_parallel:
+            yield (
+                f"{name}.use_seq_parallel: CPU has no reduce-scatter, by which ranks split the sequence; set it to "
+                "false (the result is the same), or device=Ascend"
+            )
 
 
 def _head_dim_problems(model: ModelSection) -> Iterator[str]:
@@ -100,9 +104,9 @@ def _tied_problems(name: str, plan: ParallelPlan, model: ModelSection) -> Iterat
     )
 
 
-def _sequence_problems(name: str, config: ExperimentConfig) -> Iterator[str]:
+def _sequence_problems(name: str, plan: ParallelPlan, config: ExperimentConfig) -> Iterator[str]:
     """Tokens of a micro-batch, flattened, are split; its width is any multiple of length_multiple."""
-    plan, rows, multiple = config.plans.train, config.trainer.samples_per_micro_batch, config.trainer.length_multiple
+    rows, multiple = config.trainer.samples_per_micro_batch, config.trainer.length_multiple
     slices = plan.model_parallel
     if not plan.use_seq_parallel or rows * multiple % slices == 0:
         return

@@ -61,9 +61,13 @@ def check_train_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list
     problems = [*_common_problems(name, plan, model), *_pipeline_problems(name, plan, model)]
     if plan.optimizer_shard and plan.data_parallel == 1:
         problems.append(f"{name}.optimizer_shard: there is one replica, which keeps all moments; remove it")
+    return [*problems, *_sequence_problems(name, plan), *_expert_problems(f"{name}.expert_parallel", plan, model)]
+
+
+def _sequence_problems(name: str, plan: ParallelPlan) -> list[str]:
     if plan.use_seq_parallel and plan.model_parallel == 1:
-        problems.append(f"{name}.use_seq_parallel: model_parallel is 1, so nothing splits the sequence; remove it")
-    return [*problems, *_expert_problems(f"{name}.expert_parallel", plan, model)]
+        return [f"{name}.use_seq_parallel: model_parallel is 1, so nothing splits the sequence; remove it"]
+    return []
 
 
 def _common_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
@@ -94,15 +98,32 @@ def check_infer_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list
     return problems
 
 
-def check_same_world(train: ParallelPlan, infer: ParallelPlan) -> list[str]:
-    """Both plans share the same cards, so their products must agree."""
-    if train.world_size == infer.world_size:
+def check_reference_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
+    """Everything wrong with a plan that only scores, with entries that mean nothing then, one line per problem."""
+    problems = _common_problems(name, plan, model)
+    if model.num_hidden_layers % plan.pipeline_stage:
+        problems.append(_stage_problem(name, plan, model))
+    if plan.optimizer_shard:
+        problems.append(f"{name}.optimizer_shard: there is no optimizer while scoring; remove it")
+    if plan.micro_batch_num > 1:
+        problems.append(
+            f"{name}.micro_batch_num: {plan.micro_batch_num}; without a backward pass micro-batches follow each other "
+            "through the stages as they are; remove it"
+        )
+    if plan.recompute != "none":
+        problems.append(f"{name}.recompute: {plan.recompute}; there is no backward pass while scoring; remove it")
+    return [*problems, *_sequence_problems(name, plan), *_expert_problems(f"{name}.expert_parallel", plan, model)]
+
+
+def check_same_world(train: ParallelPlan, other: ParallelPlan, name: str = "plans.infer") -> list[str]:
+    """Both plans share the same cards, so their products must agree. name: of the other one."""
+    if train.world_size == other.world_size:
         return []
-    sizes = f"plans.train {train} needs {train.world_size} workers, plans.infer {infer} needs {infer.world_size}"
-    if train.world_size % (infer.world_size // infer.data_parallel) == 0:
-        replicas = train.world_size // (infer.world_size // infer.data_parallel)
-        return [f"plans.infer: {sizes}; they share the same cards; set plans.infer.data_parallel={replicas}"]
-    return [f"plans.infer: {sizes}; they share the same cards, so data x model x pipeline must be equal"]
+    sizes = f"plans.train {train} needs {train.world_size} workers, {name} {other} needs {other.world_size}"
+    if train.world_size % (other.world_size // other.data_parallel) == 0:
+        replicas = train.world_size // (other.world_size // other.data_parallel)
+        return [f"{name}: {sizes}; they share the same cards; set {name}.data_parallel={replicas}"]
+    return [f"{name}: {sizes}; they share the same cards, so data x model x pipeline must be equal"]
 
 
 def _model_parallel_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
@@ -156,11 +177,10 @@ def _expert_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list
 
 
 def _pipeline_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
-    stages, layers = plan.pipeline_stage, model.num_hidden_layers
+    stages = plan.pipeline_stage
     problems = []
-    if layers % stages:
-        legal = either(nearest(divisors(layers), stages))
-        problems.append(f"{name}.pipeline_stage: {stages} does not divide {layers} layers; nearest legal: {legal}")
+    if model.num_hidden_layers % stages:
+        problems.append(_stage_problem(name, plan, model))
     if stages > 1 and plan.micro_batch_num < stages:
         problems.append(
             f"{name}.micro_batch_num: {plan.micro_batch_num} is less than pipeline_stage {stages}; "
@@ -172,6 +192,12 @@ def _pipeline_problems(name: str, plan: ParallelPlan, model: ModelSection) -> li
             "there is one stage; remove it (trainer.samples_per_micro_batch cuts mini-batches)"
         )
     return problems
+
+
+def _stage_problem(name: str, plan: ParallelPlan, model: ModelSection) -> str:
+    stages, layers = plan.pipeline_stage, model.num_hidden_layers
+    legal = either(nearest(divisors(layers), stages))
+    return f"{name}.pipeline_stage: {stages} does not divide {layers} layers; nearest legal: {legal}"
 
 
 def _not_built(name: str, plan: ParallelPlan) -> list[str]:

@@ -41,6 +41,17 @@ class PlansSection(Section):
     infer: ParallelPlan = ParallelPlan()
     """Plan of the policy while it generates. The same cards: its product equals that of `train`. Equal plans share one
     set of weights; otherwise weights are laid out anew after each step."""
+    reference: ParallelPlan | None = None
+    """Plan of the reference policy of a KL term, which only scores. The same cards: its product equals that of `train`.
+    Its replicas share the micro-batches; its weights are laid out anew from the trained ones. None: as `train`, without
+    optimizer shards (verl: actor_rollout_ref.ref; MindRLHF: ref_config.parallel_config)."""
+
+    @property
+    def scoring(self) -> ParallelPlan:
+        """The plan that the reference policy scores with."""
+        if self.reference is not None:
+            return self.reference
+        return self.train.model_copy(update={"optimizer_shard": False})
 
 
 class LoggingSection(Section):

@@ -55,8 +55,15 @@ def batch_table(config: ExperimentConfig, num_rows: int | None) -> list[tuple[st
         ("advantage", advantage(config)),
         *([("reference policy", reference_policy(config))] if config.algorithm.kl.placement != "none" else []),
         *([("rollout correction", correction(config))] if config.algorithm.rollout_correction.level != "none" else []),
-        ("plans", f"train {config.plans.train}, infer {config.plans.infer} (data x model x pipeline)"),
+        ("plans", _plans_text(config)),
     ]
+
+
+def _plans_text(config: ExperimentConfig) -> str:
+    plans = config.plans
+    own = plans.reference is not None and config.algorithm.kl.placement != "none"
+    reference = f", reference {plans.reference}" if own else ""
+    return f"train {plans.train}, infer {plans.infer}{reference} (data x model x pipeline)"
 
 
 def _length_text(config: ExperimentConfig) -> str:

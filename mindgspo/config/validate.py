@@ -20,7 +20,7 @@ from mindgspo.config.families import FAMILIES
 from mindgspo.config.legal import divisors, either, nearest
 from mindgspo.config.model_section import ModelSection
 from mindgspo.config.penalty_rules import correction_problems, kl_problems
-from mindgspo.config.plan import check_infer_plan, check_same_world, check_train_plan
+from mindgspo.config.plan import check_infer_plan, check_reference_plan, check_same_world, check_train_plan
 from mindgspo.config.reward_rules import reward_file_problems, reward_problems
 from mindgspo.config.schema import ExperimentConfig, PlansSection
 
@@ -48,12 +48,16 @@ def joined_problems(config: ExperimentConfig) -> list[str]:
 
 def model_and_plan_problems(model: ModelSection, plans: PlansSection) -> list[str]:
     """Every violated rule of these two sections, which need no experiment around them."""
-    return [
+    problems = [
         *_model_problems(model),
         *check_train_plan("plans.train", plans.train, model),
         *check_infer_plan("plans.infer", plans.infer, model),
-        *check_same_world(plans.train, plans.infer),
+        *check_same_world(plans.train, plans.infer, "plans.infer"),
     ]
+    if plans.reference is not None:
+        problems += check_reference_plan("plans.reference", plans.reference, model)
+        problems += check_same_world(plans.train, plans.reference, "plans.reference")
+    return problems
 
 
 def file_problems(config: ExperimentConfig) -> list[str]:

@@ -21,15 +21,17 @@ from mindgspo.dryrun.toolchain import Toolchain, find_toolchain
 from mindgspo.errors import DryRunError
 from mindgspo.parallel.ranks import RankGrid
 
-# Each graph, and where its plan stands.
+# Each graph, and where its plan stands; a reference policy without a plan of its own has that of training.
 SECTIONS = {
     "train": "plans.train",
-    "reference": "plans.train",
+    "reference": "plans.reference",
     "prefill": "plans.infer",
     "decode": "plans.infer",
     "rollout": "plans.infer",
+    "old_policy": "plans.train",
 }
-# Those that a run compiles. rollout is for its strategy file: the reference's graph under the infer plan.
+# Those that a run compiles, with old_policy where the reference has a plan of its own. rollout is for its strategy
+# file: the reference's graph under the infer plan.
 RUN_GRAPHS = ("train", "reference", "prefill", "decode")
 _CONFIG_FILE = "config.yaml"
 
@@ -78,6 +80,8 @@ class DryRun:
         _check_graphs(request.graphs)
         for rank in request.ranks or ():
             _check_rank(rank, config.plans.train)
+        if request.graphs == RUN_GRAPHS and config.plans.reference is not None:
+            request = replace(request, graphs=(*RUN_GRAPHS, "old_policy"))
         toolchain = find_toolchain()
         return cls(request, config, toolchain, _folder(request, config))
 
@@ -91,7 +95,7 @@ class DryRun:
         started = time.monotonic()
         yield str(self.toolchain)
         for result in self.results():
-            section = SECTIONS[result.graph]
+            section = _section(self.config, result.graph)
             yield ""
             yield from block(result, section=section, plan=_plan(self.config, section), world_size=self._world_size)
         yield ""
@@ -130,8 +134,14 @@ class DryRun:
             return range(self._world_size)
         if self.request.ranks is not None:
             return self.request.ranks
-        grid = RankGrid.of(_plan(self.config, SECTIONS[graph]))
+        grid = RankGrid.of(_plan(self.config, _section(self.config, graph)))
         return [grid.stage_ranks(stage)[0] for stage in range(grid.pipeline_stage)]
+
+
+def _section(config: ExperimentConfig, graph: str) -> str:
+    section = SECTIONS[graph]
+    is_shared = section == "plans.reference" and config.plans.reference is None
+    return "plans.train" if is_shared else section
 
 
 def _plan(config: ExperimentConfig, section: str) -> ParallelPlan:

@@ -4,7 +4,8 @@ What enters: a configuration, the name of a graph, a rank. What leaves: a cell a
 of the dry run, which have chosen the device and joined their simulated cluster.
 
 train: the GSPO update with its optimizer, a round of micro-batches. reference: log-probs without gradients, which also
-scores the old policy. prefill, decode: the rollout's, of one model-parallel group of the infer plan.
+scores the old policy; where it has a plan of its own, old_policy is the graph that does. prefill, decode: the
+rollout's, of one model-parallel group of the infer plan.
 
 Legend: R rows, T token slots, N samples, K response-token slots; S decode slots; Q prompts of a prefill, L their
 columns.
@@ -47,7 +48,7 @@ def build_graph(
     config: ExperimentConfig, graph: str, rank: int, *, strategy_path: Path | None = None
 ) -> CompilableGraph:
     """graph: a name of the table above. strategy_path: where the compiler writes its strategy file, for graphs that it
-    divides: train, reference, and rollout, which is the reference's graph under the infer plan."""
+    divides: train, reference, old_policy, and rollout, which is the reference's graph under the infer plan."""
     return _BUILDERS[graph](config, rank, strategy_path)
 
 
@@ -73,7 +74,11 @@ def _train(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> C
 
 
 def _reference(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
-    return _scoring(config, config.plans.train, rank, strategy_path)
+    return _scoring(config, config.plans.scoring, rank, strategy_path)
+
+
+def _old_policy(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
+    return _scoring(config, config.plans.train.model_copy(update={"optimizer_shard": False}), rank, strategy_path)
 
 
 def _rollout(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
@@ -81,7 +86,6 @@ def _rollout(config: ExperimentConfig, rank: int, strategy_path: Path | None) ->
 
 
 def _scoring(config: ExperimentConfig, plan: ParallelPlan, rank: int, strategy_path: Path | None) -> CompilableGraph:
-    plan = plan.model_copy(update={"optimizer_shard": False})
     place = logical_placement(plan, config.model.num_key_value_heads, rank=rank)
     policy = PolicyLogProbs(build_model(config.model, place), temperature=config.rollout.temperature, with_entropy=True)
     policy.set_train(False)
@@ -122,6 +126,7 @@ def _cache(model: nn.Cell, sizes: RolloutSizes) -> SlotCache:
 _BUILDERS: Mapping[str, Callable[[ExperimentConfig, int, Path | None], CompilableGraph]] = {
     "train": _train,
     "reference": _reference,
+    "old_policy": _old_policy,
     "rollout": _rollout,
     "prefill": _prefill,
     "decode": _decode,

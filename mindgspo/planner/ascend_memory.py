@@ -38,7 +38,10 @@ _FLASH_STATISTICS = 2 * 8
 def reserve(work: RankWork) -> int:
     """Runtime, and buffers of the rank's groups of more than one: all ranks, and those that share an axis of a plan."""
     sizes = {"world": work.plan.world_size}
-    for name, plan in (("train", work.plan), ("infer", work.config.plans.infer)):
+    plans = {"train": work.plan, "infer": work.config.plans.infer}
+    if len(work.scoring) > 1 and work.config.plans.reference is not None:
+        plans["reference"] = work.config.plans.reference
+    for name, plan in plans.items():
         for axis in ("data_parallel", "expert_parallel", "model_parallel", "pipeline_stage"):
             sizes[f"{name} {axis}"] = getattr(plan, axis)
     return _RUNTIME + _GROUP_BUFFERS * sum(size > 1 for size in sizes.values())
@@ -79,7 +82,7 @@ def _update(work: RankWork) -> Parts:
         Part.COMPUTE_WEIGHTS: _compute_type(work, sum(_cast(work, weights))),
         Part.NEW_GRADIENTS: (FLOAT if is_pipeline else size) * waiting,
         Part.ACTIVATIONS: work.in_flight * (width.layers * per_layer + ends) + again + passing,
-        Part.LOGITS: _head(work, is_update=True),
+        Part.LOGITS: _head(work, work.train, is_update=True),
     }
 
 
@@ -103,27 +106,28 @@ def _hidden(work: RankWork) -> int:
     return work.train.hidden // (work.plan.model_parallel if work.plan.use_seq_parallel else 1)
 
 
-def _head(work: RankWork, *, is_update: bool) -> int:
+def _head(work: RankWork, width: RankWidths, *, is_update: bool) -> int:
     """A chunk of logits: in the compute type, widened, shifted, their exponentials. In the update its gradient too, and
     one gradient of the table per chunk, which are added up in the end."""
-    if not work.train.is_last:
+    if not width.is_last:
         return 0
-    size, vocabulary = TYPE_BYTES[work.config.model.dtype], work.train.output_rows
+    size, vocabulary = TYPE_BYTES[work.config.model.dtype], width.output_rows
     tokens = min(work.scored_tokens, max(1, _CHUNK_BYTES // (FLOAT * vocabulary)))
     logits = tokens * vocabulary * (size + (4 if is_update else 3) * FLOAT)
     if not is_update:
         return logits
-    table, chunks = vocabulary * work.train.hidden, -(-work.scored_tokens // tokens)
+    table, chunks = vocabulary * width.hidden, -(-work.scored_tokens // tokens)
     return logits + (chunks * size + FLOAT) * table
 
 
 def _score(work: RankWork) -> Parts:
+    """The old policy's graph or the reference's, whichever needs more of each."""
+    plans = (work.plan, work.config.plans.scoring)[: len(work.scoring)]
+    weights = [max(_cast(work, weight_sizes(work.config.model, plan, work.rank))) for plan in plans]
     return {
-        Part.COMPUTE_WEIGHTS: _compute_type(
-            work, max(_cast(work, weight_sizes(work.config.model, work.plan, work.rank)))
-        ),
-        Part.ACTIVATIONS: _forward(work, work.train, work.tokens),
-        Part.LOGITS: _head(work, is_update=False),
+        Part.COMPUTE_WEIGHTS: _compute_type(work, max(weights)),
+        Part.ACTIVATIONS: max(_forward(work, width, work.tokens) for width in work.scoring),
+        Part.LOGITS: max(_head(work, width, is_update=False) for width in work.scoring),
     }
 
 

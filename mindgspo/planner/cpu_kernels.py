@@ -22,9 +22,12 @@ _SCRATCH_TOKENS = 512
 
 def forward_kernels(work: RankWork) -> int:
     """Of log-probs, for each policy."""
-    width = work.train
-    own = _ENTRY_BYTES * _forward_entries(width, work.tokens, width.layers) + _FORWARD_SCRATCH * width.layers
-    return int(own * work.policies)
+    return int(
+        sum(
+            _ENTRY_BYTES * _forward_entries(width, work.tokens, width.layers) + _FORWARD_SCRATCH * width.layers
+            for width in work.scoring
+        )
+    )
 
 
 def update_kernels(work: RankWork) -> int:
@@ -80,7 +83,8 @@ def compiled_bytes(work: RankWork, phase: Phase) -> GraphBytes:
     if phase is Phase.ROLLOUT:
         lasting, passing = 2 + 5.5 * layers, 63 + 5.9 * layers
     elif phase is Phase.SCORE:
-        lasting, passing = work.policies * (2 + 3.8 * layers), 65 + 5.0 * layers
+        lasting = sum(2 + 3.8 * width.layers for width in work.scoring)
+        passing = 65 + 5.0 * max(width.layers for width in work.scoring)
     else:
         # The optimizer's step is a loop over all weights, whose compilation needs more than their number would say.
         again = {"none": 0, "selective": 7.8, "full": 8.9}[work.plan.recompute]

@@ -155,24 +155,26 @@ def _head(work: RankWork, table: int) -> int:
     that is to be added; then the sum."""
     if not work.train.is_last:
         return 0
-    chunk = _chunk(work, entropy=work.has_entropy)
+    chunk = _chunk(work, work.train, entropy=work.has_entropy)
     if work.has_entropy:
         return max(table + 4 * chunk, 3 * table + chunk, 4 * table)
     return max(table + 2 * chunk, 2 * table + chunk, 3 * table)
 
 
-def _chunk(work: RankWork, *, entropy: bool) -> int:
+def _chunk(work: RankWork, width: RankWidths, *, entropy: bool) -> int:
     """Elements of one chunk of logits (`parallel.layers.VocabParallelLogProb`)."""
     limit = _CHUNK_BYTES // (2 if entropy else 1)
-    vocabulary = work.train.output_rows
+    vocabulary = width.output_rows
     return min(max(1, limit // (FLOAT * vocabulary)), work.scored_tokens) * vocabulary
 
 
 def _score_peaks(work: RankWork) -> list[_Peak]:
-    peaks = _forward_peaks(work.train, work.tokens, work.scores)
-    if work.train.is_last:
-        activations = work.scored_tokens * work.train.hidden
-        peaks.append(_Peak(activations=activations, logits=3 * _chunk(work, entropy=True)))
+    peaks = []
+    for width in work.scoring:
+        peaks += _forward_peaks(width, work.tokens, work.scores_of(width))
+        if width.is_last:
+            activations = work.scored_tokens * width.hidden
+            peaks.append(_Peak(activations=activations, logits=3 * _chunk(work, width, entropy=True)))
     return peaks
 
 

@@ -74,6 +74,11 @@ def _rank_classes(config: ExperimentConfig) -> list[Ranks]:
     """Ranks of one stage hold slices of equal size; on CPU rank 0 also gathers checkpoints in the memory they share."""
     grid = Placement(plan=config.plans.train, rank=0).grid
     classes = [grid.stage_ranks(stage) for stage in range(grid.pipeline_stage)]
+    if config.algorithm.kl.placement != "none":
+        scoring = Placement(plan=config.plans.scoring, rank=0).grid
+        stages = [frozenset(scoring.stage_ranks(stage)) for stage in range(scoring.pipeline_stage)]
+        parts = [tuple(rank for rank in ranks if rank in stage) for ranks in classes for stage in stages]
+        classes = [ranks for ranks in parts if ranks]
     if config.device == "CPU" and len(classes[0]) > 1:
         first, *rest = classes
         classes = [first[:1], first[1:], *rest]

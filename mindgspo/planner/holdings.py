@@ -15,6 +15,7 @@ from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.models.names import parameter_shapes
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
+from mindgspo.parallel.reshard.plan import ReshardPlan
 from mindgspo.parallel.reshard.planner import plan_reshard
 from mindgspo.parallel.swap.states import Holding
 from mindgspo.planner.rank_work import FLOAT, TYPE_BYTES, RankWork
@@ -32,6 +33,9 @@ def held_bytes(work: RankWork) -> dict[Holding, int]:
     rollout = 0
     if not reads_trained_weights(config):
         rollout = FLOAT * sum(weight_sizes(config.model, plans.infer, work.rank).values())
+    reference = 0
+    if config.algorithm.kl.placement != "none":
+        reference = FLOAT * sum(weight_sizes(config.model, plans.scoring, work.rank).values())
     # Moments of rows alone are updated beside a copy of these rows (algorithms.sharded_adamw).
     row_copies = moments if moments < own and config.device == "CPU" else 0
     # Optimizer shards of the compiler cut weights and gradients with the moments (parallel.strategy.hsdp).
@@ -41,7 +45,7 @@ def held_bytes(work: RankWork) -> dict[Holding, int]:
         Holding.ACTOR_WEIGHTS: trained,
         Holding.GRADIENTS: trained,
         Holding.MOMENTS: 2 * moments + row_copies,
-        Holding.REFERENCE_WEIGHTS: own * (work.policies - 1),
+        Holding.REFERENCE_WEIGHTS: reference,
         Holding.ROLLOUT_WEIGHTS: rollout,
         Holding.KV_CACHE: cache * TYPE_BYTES[config.model.dtype],
     }
@@ -61,7 +65,7 @@ def reshard_bytes(work: RankWork) -> ReshardBytes:
     config = work.config
     if reads_trained_weights(config):
         return ReshardBytes(bucket=0, step=0)
-    return _reshard(config.model, config.plans.train, config.plans.infer, config.reshard.bucket_mb << 20)[work.rank]
+    return _reshard(config.model, config.plans.train, config.plans.infer, config.reshard.bucket_mb << 20, work.rank)
 
 
 def whole_bytes(model: ModelSection) -> int:
@@ -89,18 +93,17 @@ def _sizes(layouts: Mapping[str, Layout], rank: int) -> Sizes:
     return {name: prod(layout.slice_shape) for name, layout in layouts.items() if rank in layout.rank_list}
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def _reshard(
-    model: ModelSection, train: ParallelPlan, infer: ParallelPlan, bucket_bytes: int
-) -> Mapping[int, ReshardBytes]:
-    """By rank, of the first rank of each stage of the training plan."""
-    plan = plan_reshard(_weight_layouts(model, train), _weight_layouts(model, infer), bucket_bytes=bucket_bytes)
-    stage_size = train.world_size // train.pipeline_stage
-    ranks = {0, 1, *range(0, train.world_size, stage_size)} & set(range(train.world_size))
-    found = {}
-    for rank in ranks:
-        old, new = weight_sizes(model, train, rank), weight_sizes(model, infer, rank)
-        steps = [FLOAT * sum(old.get(name, 0) + new.get(name, 0) for name in step.parameters) for step in plan.steps]
-        buckets = [bucket.num_bytes for bucket in plan.buckets() if rank in (bucket.sender, *bucket.receivers)]
-        found[rank] = ReshardBytes(bucket=max(buckets, default=0), step=max(steps, default=0))
-    return found
+    model: ModelSection, train: ParallelPlan, infer: ParallelPlan, bucket_bytes: int, rank: int
+) -> ReshardBytes:
+    plan = _reshard_plan(model, train, infer, bucket_bytes)
+    old, new = weight_sizes(model, train, rank), weight_sizes(model, infer, rank)
+    steps = [FLOAT * sum(old.get(name, 0) + new.get(name, 0) for name in step.parameters) for step in plan.steps]
+    buckets = [bucket.num_bytes for bucket in plan.buckets() if rank in (bucket.sender, *bucket.receivers)]
+    return ReshardBytes(bucket=max(buckets, default=0), step=max(steps, default=0))
+
+
+@lru_cache(maxsize=64)
+def _reshard_plan(model: ModelSection, train: ParallelPlan, infer: ParallelPlan, bucket_bytes: int) -> ReshardPlan:
+    return plan_reshard(_weight_layouts(model, train), _weight_layouts(model, infer), bucket_bytes=bucket_bytes)

@@ -105,6 +105,7 @@ class RankWork:
     rank: int
     train: RankWidths
     infer: RankWidths
+    reference: RankWidths
     rows: int
     row_length: int
     responses: int
@@ -117,7 +118,10 @@ class RankWork:
     @classmethod
     def of(cls, config: ExperimentConfig, rank: int) -> RankWork:
         """As `trainer.build` sizes its parts."""
-        train, infer = (Placement(plan=plan, rank=rank) for plan in (config.plans.train, config.plans.infer))
+        plans = config.plans
+        train, infer, reference = (
+            Placement(plan=plan, rank=rank) for plan in (plans.train, plans.infer, plans.scoring)
+        )
         trainer, rollout = config.trainer, config.rollout
         multiple, sizes = trainer.length_multiple, rollout_sizes(config)
         stages_behind = train.plan.pipeline_stage - train.at.stage
@@ -126,6 +130,7 @@ class RankWork:
             rank=rank,
             train=RankWidths.of(config.model, train),
             infer=RankWidths.of(config.model, infer),
+            reference=RankWidths.of(config.model, reference),
             rows=trainer.samples_per_micro_batch,
             row_length=round_up(config.data.max_prompt_length + rollout.max_new_tokens, multiple),
             responses=round_up(rollout.max_new_tokens, multiple),
@@ -154,12 +159,16 @@ class RankWork:
     @property
     def scores(self) -> int:
         """Elements of one training layer's attention scores, where these exist."""
-        return self.rows * self.train.heads * self.row_length**2
+        return self.scores_of(self.train)
+
+    def scores_of(self, width: RankWidths) -> int:
+        """Those of a layer of these widths."""
+        return self.rows * width.heads * self.row_length**2
 
     @property
-    def policies(self) -> int:
-        """Policies that score: the trained one, and the reference if there is one."""
-        return 1 if self.config.algorithm.kl.placement == "none" else 2
+    def scoring(self) -> tuple[RankWidths, ...]:
+        """The policies that score: the trained one, and the reference if there is one."""
+        return (self.train,) if self.config.algorithm.kl.placement == "none" else (self.train, self.reference)
 
     @property
     def has_entropy(self) -> bool:

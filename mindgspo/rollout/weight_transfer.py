@@ -1,7 +1,8 @@
-"""Trained weights on their way to the model that generates, over the same processes.
+"""Trained weights on their way to the model that generates, or to the reference policy, over the same processes.
 
 What enters: both models, each with its placement, and the version. What leaves: the second model filled, and a report.
-Called by `ReplicatedEngine` before the first rollout with new weights, on all ranks at once.
+Called by `ReplicatedEngine` before the first rollout with new weights, and where the reference policy takes the trained
+one's, on all ranks at once.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from mindspore import nn
 
 from mindgspo.config.model_section import ModelSection
 from mindgspo.config.reshard_section import ReshardSection
-from mindgspo.models.weights import weight_layouts, weight_views
+from mindgspo.models.weights import held_parameters, weight_layouts, weight_views
 from mindgspo.parallel.parameter_memory import commit_values
 from mindgspo.parallel.reshard.resharder import Resharder, ReshardReport, Residency, everything_stays
 from mindgspo.parallel.reshard.verify import sampled_names, verify_reshard
@@ -44,7 +45,7 @@ class WeightTransfer:
         """Fill the generating model with the weights of the trained one, which bear the number `version`."""
         old, new = weight_views(self._trained), weight_views(self._generating)
         self.last = self._resharder.run(old, new)
-        for parameter in self._generating.get_parameters():
+        for parameter in held_parameters(self._generating):
             commit_values(parameter, new[parameter.name])
         names = self._names()
         self._transfers += 1

@@ -43,7 +43,7 @@ def place_compiled(compiled: CompiledGraph, plans: PlansSection, folder: Path) -
             f"{compiled.graph}, rank {compiled.rank}: MindSpore wrote no strategy file; {compiled.log}"
         )
     graph = compiled.graph
-    plan = plans.infer if graph == "rollout" else plans.train
+    plan = {"reference": plans.scoring, "rollout": plans.infer}.get(graph, plans.train)
     grid = RankGrid.of(plan)
     ranks = grid.stage_ranks(grid.coordinates(compiled.rank).stage)
     size = read_strategy(compiled.strategy).stage_size

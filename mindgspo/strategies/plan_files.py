@@ -54,12 +54,10 @@ class GraphLayouts(NamedTuple):
 
 
 def graph_layouts(model: ModelSection, plans: PlansSection, graph: str) -> GraphLayouts:
-    """What one of GRAPHS is compiled with. The reference is the train plan without an optimizer; only `train` has
+    """What one of GRAPHS is compiled with. The reference has no optimizer; only `train` has
     AdamW's moments. Raises ConfigError where a plan does not fit the model."""
     assert graph in GRAPHS, graph
-    plan = plans.infer if graph == "rollout" else plans.train
-    if graph == "reference":
-        plan = plan.model_copy(update={"optimizer_shard": False})
+    plan = {"train": plans.train, "reference": plans.scoring, "rollout": plans.infer}[graph]
     weights = parameter_layouts(parameter_shapes(model), model, plan)
     if graph != "train":
         return GraphLayouts(plan, weights)

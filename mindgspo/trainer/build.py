@@ -103,7 +103,13 @@ def build_parts(
     swap.register(Holding.KV_CACHE, generator.cache, keeps_content=False)
     reference = None
     if config.algorithm.kl.placement != "none":
-        reference = ReferencePolicy(config.model, reference_place(config), temperature=temperature, longest=longest)
+        reference = ReferencePolicy(
+            config.model,
+            reference_place(config),
+            temperature=temperature,
+            reshard=config.reshard,
+            longest=longest,
+        )
         swap.register(Holding.REFERENCE_WEIGHTS, reference.parameters)
     swap.register(Holding.GRADIENTS, updater.gradients, keeps_content=False, is_zero=lambda: updater.gradients_are_zero)
     swap.register(Holding.MOMENTS, updater.moments)

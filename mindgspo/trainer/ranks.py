@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from mindgspo.checkpoint import RunFolder, RunStatus, newest_checkpoint
-from mindgspo.config import ExperimentConfig, config_mapping
+from mindgspo.config import ExperimentConfig, ParallelPlan, config_mapping
 from mindgspo.errors import ConfigError
 from mindgspo.parallel import runtime
 from mindgspo.parallel.agreement import require_agreement
 from mindgspo.parallel.collectives import barrier, exchange, open_meeting
 from mindgspo.parallel.launch.worker import meet_others
-from mindgspo.parallel.placement import LogicalPlacement, Placement, logical_placement
+from mindgspo.parallel.placement import Placement, logical_placement
 
 # What may differ between ranks without changing what they compute together.
 _FREE = ("run_dir", "logging")
@@ -61,19 +60,18 @@ def is_first() -> bool:
 
 def train_place(config: ExperimentConfig) -> Placement:
     """Where this process stands while it trains: on Ascend it describes the whole plan to the compiler."""
-    plan = config.plans.train
+    return _divided_place(config, config.plans.train)
+
+
+def _divided_place(config: ExperimentConfig, plan: ParallelPlan) -> Placement:
     if config.device == "Ascend" and plan.world_size > 1:
         return logical_placement(plan, config.model.num_key_value_heads, rank=runtime.rank())
     return Placement(plan=plan, rank=runtime.rank())
 
 
 def reference_place(config: ExperimentConfig) -> Placement:
-    """Where this process stands while it scores with frozen weights: as it trains, but there is no optimizer whose
-    shards the compiler would make shards of the weights."""
-    place = train_place(config)
-    if not isinstance(place, LogicalPlacement):
-        return place
-    return replace(place, divided=place.divided.model_copy(update={"optimizer_shard": False}))
+    """Where this process stands while it scores with the reference policy's weights."""
+    return _divided_place(config, config.plans.scoring)
 
 
 def infer_place(config: ExperimentConfig) -> Placement:

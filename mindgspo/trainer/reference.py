@@ -12,25 +12,33 @@ from mindspore import Parameter, nn
 
 from mindgspo.checkpoint import load_checkpoint, save_checkpoint
 from mindgspo.config import ModelSection
+from mindgspo.config.reshard_section import ReshardSection
 from mindgspo.errors import CheckpointError
 from mindgspo.models.logical_scorer import scorer_of
 from mindgspo.models.policy import build_model
-from mindgspo.models.weights import held_parameters, load_weights, weight_layouts, weight_views, weights_as_numpy
-from mindgspo.parallel.parameter_memory import set_values
+from mindgspo.models.weights import held_parameters, load_weights, weights_as_numpy
 from mindgspo.parallel.placement import Placement
+from mindgspo.rollout.weight_transfer import WeightTransfer
 from mindgspo.trainer.ranks import first_rank_first, newest_for_all
 from mindgspo.types import Batch
 
 
 class ReferencePolicy:
-    """A second copy of the model, laid out as the trained one, never trained. `scorer` must not be used before `freeze`
-    or `restore`."""
+    """A second copy of the model under a plan of its own, never trained. `scorer` must not be used before `freeze` or
+    `restore`; it shares batches out among this plan's replicas."""
 
     def __init__(
-        self, section: ModelSection, place: Placement, *, temperature: float, longest: Batch | None = None
+        self,
+        section: ModelSection,
+        place: Placement,
+        *,
+        temperature: float,
+        reshard: ReshardSection | None = None,
+        longest: Batch | None = None,
     ) -> None:
-        """longest: compile for batches of this shape at once, where compiling lays the weights out on the ranks."""
-        self._section = section
+        """reshard: how weights come from the policy's plan. longest: compile for batches of this shape at once, where
+        compiling lays the weights out on the ranks."""
+        self._section, self._reshard = section, reshard or ReshardSection()
         self._model = build_model(section, place)
         self.scorer = scorer_of(self._model, temperature=temperature)
         if longest is not None:
@@ -42,15 +50,10 @@ class ReferencePolicy:
         return tuple(held_parameters(self._model))
 
     def freeze(self, policy: nn.Cell, folder: Path) -> None:
-        """Copy the policy's weights, and save them in `folder` for a resumed run. All ranks call it."""
+        """Copy the policy's weights, slice by slice, and save them in `folder` for a resumed run. All ranks call it."""
+        WeightTransfer(policy, self._model, self._section, self._reshard).bring(0)
         weights = weights_as_numpy(policy, self._section)
         first_rank_first(lambda: save_checkpoint(folder, step=0, parameters=weights, optimizer={}, state={}, keep=1))
-        if weight_layouts(self._section, policy.place) != weight_layouts(self._section, self._model.place):
-            self.restore(folder)  # the policy's shards of the optimizer are shards of its weights too
-            return
-        views = weight_views(policy)
-        for parameter in held_parameters(self._model):
-            set_values(parameter, views[parameter.name])
 
     def restore(self, folder: Path) -> None:
         """Load what `freeze` saved. Raises CheckpointError where nothing complete is left of it."""
