@@ -21,7 +21,10 @@ def test_ranks_are_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--ranks", "0,8"], "error: --ranks: 8; plans.train 1 x 4 x 2 has ranks 0 to 7"),
         (["--ranks", "0", "--all"], "error: --ranks and --all: give one of them"),
-        (["--graphs", "train,draw"], "error: --graphs: 'draw' is none of train, reference, prefill, decode, rollout, old_policy"),
+        (
+            ["--graphs", "train,draw"],
+            "error: --graphs: 'draw' is none of train, reference, prefill, decode, rollout, old_policy",
+        ),
     ],
 )
 def test_mistakes_are_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
