@@ -44,6 +44,10 @@ class TrainingError(MindGSPOError, RuntimeError):
     """Training cannot go on: non-finite loss, a failed self-check, fewer steps than asked."""
 
 
+class NonFiniteError(TrainingError):
+    """The loss or the gradient of an update is not finite; weights and optimizer are as before it."""
+
+
 class DryRunUnavailable(MindGSPOError, RuntimeError):  # noqa: N818  (says what it is; nothing went wrong)
     """This machine cannot compile for Ascend: another platform or MindSpore than the tested ones, no compiler."""
 

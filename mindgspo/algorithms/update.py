@@ -22,7 +22,7 @@ from mindgspo.algorithms.loss_metrics import summarize
 from mindgspo.algorithms.rank_part import OwnPart, RankPart
 from mindgspo.algorithms.telemetry import UpdateTelemetry, collect
 from mindgspo.config.optimizer_section import OptimizerSection
-from mindgspo.errors import CheckpointError, TrainingError
+from mindgspo.errors import CheckpointError, NonFiniteError
 from mindgspo.parallel.training_layout import TrainingLayout
 from mindgspo.tensor_files import ArraySource, TensorSource
 from mindgspo.types import Batch
@@ -106,8 +106,8 @@ class PolicyUpdater:
         """Apply one update. The result does not depend on how the mini-batch was cut into `batches`, nor on the plan.
 
         batches: of the whole mini-batch, equal on all ranks; each replica computes its share. kl_coef: weight of the
-        loss's KL term, if it has one. Raises TrainingError if the loss or the gradient norm is not finite; no weight,
-        moment or counter has changed then.
+        loss's KL term, if it has one. Raises NonFiniteError, on all ranks alike, if the loss or the gradient norm is
+        not finite; no weight, moment or counter has changed then, and the accumulated gradients are zero.
         """
         denominators = {(batch.num_sequences, batch.num_tokens) for batch in batches}
         assert len(denominators) == 1, f"micro-batches of one update disagree on denominators: {denominators}"
@@ -116,9 +116,14 @@ class PolicyUpdater:
         if not self._gradients_are_zero:
             discard(self._part.gradients)
         self._gradients_are_zero = False
-        results, grad_norm = self._part.update(
-            batches, kl_coef=kl_coef, number=self._updates + 1, lr=lr, judge=self._refuse_non_finite
-        )
+        try:
+            results, grad_norm = self._part.update(
+                batches, kl_coef=kl_coef, number=self._updates + 1, lr=lr, judge=self._refuse_non_finite
+            )
+        except NonFiniteError:
+            discard(self._part.gradients)
+            self._gradients_are_zero = True
+            raise
         micros = [_Micro(*arrays) for arrays in results]
         self._updates += 1
         self._gradients_are_zero = True
@@ -173,7 +178,7 @@ class PolicyUpdater:
             where += f": the gradient norm is {grad_norm}, although the loss is {sum(losses):.6g}"
         else:
             return
-        raise TrainingError(f"{where}; weights and optimizer are unchanged")
+        raise NonFiniteError(f"{where}; weights and optimizer are unchanged")
 
 
 class _Micro(NamedTuple):

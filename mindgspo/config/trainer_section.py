@@ -5,6 +5,8 @@ What enters: plain values from `config.load`. What leaves: a frozen `TrainerSect
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from mindgspo.config.section import Section
@@ -35,3 +37,12 @@ class TrainerSection(Section):
     max_ratio_error: float = Field(default=1e-5, gt=0)
     """The run stops when |s - 1| exceeds this on the first mini-batch after a rollout, where the ratio s must
     be 1. 1e-5 suits float32; bfloat16 needs about 2e-3."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """What an update does whose loss or gradient is not finite. Its batch is saved in run_dir/failures either way, and
+    no weight, moment or update number changes. stop: the run ends, and can be resumed. skip: the run goes on with the
+    next update; its samples count as dropped (verl: always skips, without a bound)."""
+    max_nonfinite_skips: int = Field(default=20, ge=1)
+    """Updates that a run may skip with on_nonfinite=skip; one more stops it. Counted over all its processes."""
+    max_nonfinite_skips_in_a_row: int = Field(default=3, ge=1)
+    """Updates that may be skipped one after the other; one more stops the run, because then it is not the batch but
+    the weights that are broken."""

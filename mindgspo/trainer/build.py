@@ -45,6 +45,7 @@ from mindgspo.trainer.longest_batch import longest_batch
 from mindgspo.trainer.parts import TrainingParts
 from mindgspo.trainer.ranks import first_rank_first, infer_place, reference_place, start_device, train_place
 from mindgspo.trainer.reference import ReferencePolicy
+from mindgspo.trainer.skipped_updates import SkippedUpdates
 from mindgspo.trainer.trained_model import build_trained_model
 from mindgspo.trainer.warmup import Warmup, supervised_sample
 
@@ -113,6 +114,7 @@ def build_parts(
         swap.register(Holding.REFERENCE_WEIGHTS, reference.parameters)
     swap.register(Holding.GRADIENTS, updater.gradients, keeps_content=False, is_zero=lambda: updater.gradients_are_zero)
     swap.register(Holding.MOMENTS, updater.moments)
+    skips = SkippedUpdates()
     kl, stream = KLController(config.algorithm.kl), PromptStream(len(train_set), config.seed, config.data.shuffle)
     return TrainingParts(
         config=config,
@@ -132,7 +134,8 @@ def build_parts(
         timers=Timers(on_enter=heartbeat.enter_stage),
         total_steps=total_steps,
         failures_dir=failures_dir,
-        kept={"stream": KeptStream(stream), "kl": KeptCoefficient(kl)},
+        skips=skips,
+        kept={"stream": KeptStream(stream), "kl": KeptCoefficient(kl), "skipped_updates": skips},
     )
 
 

@@ -1,4 +1,8 @@
-"""Keeps the batch that broke an update, so that the failure can be looked at after the run has stopped."""
+"""Keeps the batch that broke an update, so that the failure can be looked at later.
+
+What enters: the micro-batches of an update. What leaves: `<name>_micro_batch_<i>.npz` below `failures` in the run
+folder, one array per field of `Batch`. Called by `guarded_update` and the warm-up, on every rank; rank 0 writes.
+"""
 
 from __future__ import annotations
 
@@ -9,34 +13,35 @@ from pathlib import Path
 
 import numpy as np
 
-from mindgspo import faults
-from mindgspo.errors import TrainingError
+from mindgspo.errors import NonFiniteError, TrainingError
+from mindgspo.metrics.files import written_aside
 from mindgspo.trainer.ranks import is_first
 from mindgspo.types import Batch
 
+MAX_SAVED_UPDATES = 8
+_FIRST = "_micro_batch_0.npz"
 
-def with_faults(batches: Sequence[Batch]) -> Sequence[Batch]:
-    """The micro-batches of an update; where `update.batch` is armed with nan, a NaN is the first advantage."""
-    if not faults.reach("update.batch"):
-        return batches
-    advantages = batches[0].advantages_NK.copy()
-    advantages[tuple(np.argwhere(batches[0].mask_NK)[0])] = np.nan
-    return [dataclasses.replace(batches[0], advantages_NK=advantages), *batches[1:]]
+
+def save_batches(folder: Path, name: str, batches: Sequence[Batch]) -> str:
+    """Save the micro-batches of an update and say where; not if there are those of `MAX_SAVED_UPDATES` others."""
+    if not is_first():  # rank 0 has the same batches
+        return "rank 0 saves the batch"
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}_micro_batch_{index}.npz" for index in range(len(batches))]
+    if not paths[0].exists() and len(list(folder.glob(f"*{_FIRST}"))) >= MAX_SAVED_UPDATES:
+        return f"the batch is not saved: {folder} holds those of {MAX_SAVED_UPDATES} updates already"
+    for path, batch in reversed(list(zip(paths, batches, strict=True))):
+        arrays = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+        with written_aside(path) as file:
+            np.savez(file, **arrays)
+    siblings = f" and {len(paths) - 1} more beside it" if paths[1:] else ""
+    return f"the batch is saved as {paths[0]}{siblings}"
 
 
 @contextmanager
 def saved_on_failure(folder: Path, name: str, batches: Sequence[Batch]) -> Iterator[None]:
-    """On a TrainingError write the micro-batches as `<name>_micro_batch_<i>.npz` (one array per field of
-    `Batch`) and raise it again, naming the files."""
+    """On a NonFiniteError save the micro-batches, and raise a TrainingError that names the files."""
     try:
         yield
-    except TrainingError as error:
-        if not is_first():  # rank 0 has the same batches
-            raise
-        folder.mkdir(parents=True, exist_ok=True)
-        paths = [folder / f"{name}_micro_batch_{index}.npz" for index in range(len(batches))]
-        for path, batch in zip(paths, batches, strict=True):
-            arrays = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-            np.savez(path, **arrays)
-        siblings = f" and {len(paths) - 1} more beside it" if paths[1:] else ""
-        raise TrainingError(f"{name}: {error}\nThe batch is saved as {paths[0]}{siblings}") from error
+    except NonFiniteError as error:
+        raise TrainingError(f"{name}: {error}; {save_batches(folder, name, batches)}") from error

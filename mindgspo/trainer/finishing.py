@@ -61,6 +61,7 @@ def _write_results(
         eval_problems=len(parts.eval_set),
         steps=progress.step,
         updates=parts.updater.updates,
+        updates_skipped=parts.skips.total,
         seconds=seconds,
         training_seconds=progress.training_seconds,
         tokens=progress.tokens,

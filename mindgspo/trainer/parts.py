@@ -23,6 +23,7 @@ from mindgspo.rollout.protocol import RolloutEngine
 from mindgspo.tokenization import Tokenizer
 from mindgspo.trainer.kept_state import KeptState
 from mindgspo.trainer.reference import ReferencePolicy
+from mindgspo.trainer.skipped_updates import SkippedUpdates
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,7 +56,8 @@ class TrainingParts(EvaluationParts):
 
     old_policy: log-probs under the weights of the present, before an update. reference: the frozen policy of the KL
     term, None without one. kl: its coefficient. total_steps: steps of the whole run. failures_dir: where a batch that
-    broke an update is saved. kept: what else checkpoints hold, by name.
+    broke an update is saved. skips: updates left out because they were not finite. kept: what else checkpoints hold, by
+    name.
     """
 
     old_policy: PolicyScorer | LogicalScorer
@@ -67,9 +69,15 @@ class TrainingParts(EvaluationParts):
     timers: Timers
     total_steps: int
     failures_dir: Path
+    skips: SkippedUpdates = field(default_factory=SkippedUpdates)
     kept: dict[str, KeptState] = field(default_factory=dict)
 
     @property
     def updates_per_rollout(self) -> int:
         """Mini-batches, hence optimizer updates, per training step."""
         return self.config.rollout.prompts_per_step // self.config.trainer.prompts_per_mini_batch
+
+    @property
+    def updates_tried(self) -> int:
+        """Updates applied and skipped so far. The learning rate goes by it, so that a schedule ends with the run."""
+        return self.updater.updates + self.skips.total

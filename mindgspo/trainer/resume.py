@@ -17,6 +17,8 @@ _FREE = (
     "trainer.save_every",
     "trainer.keep_checkpoints",
     "trainer.samples_per_micro_batch",
+    "trainer.on_nonfinite",
+    "trainer.max_nonfinite_skips",
     "rollout.slots",
     "eval.every",
     "plans.",

@@ -21,7 +21,7 @@ from mindgspo.parallel.swap.states import Phase
 from mindgspo.rollout.protocol import SamplingSettings
 from mindgspo.rollout.random import Purpose, RandomStream
 from mindgspo.trainer.advantages import greedy_rewards, with_group_advantages
-from mindgspo.trainer.failures import saved_on_failure, with_faults
+from mindgspo.trainer.guarded_update import guarded_update, reported
 from mindgspo.trainer.judge import judge
 from mindgspo.trainer.mini_batches import MiniBatches, flattened, mini_batches_of, with_advantages, with_log_probs
 from mindgspo.trainer.parts import TrainingParts
@@ -63,9 +63,10 @@ def run_step(parts: TrainingParts, step: int) -> StepResult:
             parts, rollout=rollout, selection=selection, judgement=judgement, mini_batches=mini_batches, results=results
         ),
         **entropy,
-        "actor/lr": step_learning_rate(parts, max(parts.updater.updates - 1, 0)),
+        "actor/lr": step_learning_rate(parts, max(parts.updates_tried - 1, 0)),
         "training/global_step": step,
     }
+    metrics = reported(metrics, num_skipped=results.count(None))
     steer_kl(parts, metrics)
     return StepResult(step=step, metrics=metrics, groups=judgement.groups)
 
@@ -81,19 +82,19 @@ def sampling_settings(parts: TrainingParts, step: int) -> SamplingSettings:
     )
 
 
-def update(parts: TrainingParts, mini_batches: MiniBatches, step: int) -> list[UpdateResult]:
-    """One optimizer update per mini-batch, with a look at the ratio where it must still be 1."""
-    results: list[UpdateResult] = []
+def update(parts: TrainingParts, mini_batches: MiniBatches, step: int) -> list[UpdateResult | None]:
+    """One optimizer update per mini-batch, None where it was skipped; with a look at the ratio where it must still be
+    1."""
+    results: list[UpdateResult | None] = []
     kl_coef = parts.kl.coef if parts.config.algorithm.kl.placement == "loss" else 0.0
     faults.reach("update.before")
     for batches in mini_batches:
         if results:
             faults.reach("update.inside")
-        batches = with_faults(batches)
-        with saved_on_failure(parts.failures_dir, f"step_{step:08d}", batches):
-            result = parts.updater.update(batches, step_learning_rate(parts, parts.updater.updates), kl_coef=kl_coef)
-        parts.weight_version += 1
-        if not results:
+        name = f"step_{step:08d}_update_{len(results) + 1}"
+        lr = step_learning_rate(parts, parts.updates_tried)
+        result = guarded_update(parts, batches, name=name, lr=lr, kl_coef=kl_coef)
+        if result is not None and all(earlier is None for earlier in results):
             check_first_ratio(parts, result, step)
         results.append(result)
     faults.reach("update.after")

@@ -6,7 +6,7 @@ What enters: the parcels and results of one step. What leaves: flat metrics unde
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -30,19 +30,23 @@ def step_metrics(
     selection: Selection,
     judgement: Judgement,
     mini_batches: MiniBatches,
-    results: Sequence[UpdateResult],
+    results: Sequence[UpdateResult | None],
 ) -> dict[str, float]:
-    """All metrics of the step that follow from its parcels."""
+    """All metrics of the step that follow from its parcels. results: of the updates in their order, None where one was
+    skipped."""
     algorithm, groups, batches = parts.config.algorithm, judgement.groups, flattened(mini_batches)
+    num_nonfinite = num_lost(mini_batches, results)
     metrics = {
         **group_metrics(groups),
         **account(
             selection,
             num_asked=len(groups) * parts.config.rollout.num_generations,
-            num_trained=sum(micro_batches[0].num_sequences for micro_batches in mini_batches),
+            num_trained=sum(batches[0].num_sequences for batches in mini_batches) - num_nonfinite,
+            dropped={"nonfinite": num_nonfinite} if num_nonfinite else {},
         ),
         **rollout_metrics(rollout),
-        **update_metrics(results, algorithm),
+        **update_metrics([result for result in results if result is not None], algorithm),
+        **({"actor/updates_skipped": results.count(None)} if parts.config.trainer.on_nonfinite == "skip" else {}),
         **perf_metrics(groups, parts.timers),
         "training/epoch": parts.stream.epochs,
         "training/updates": parts.updater.updates,
@@ -61,22 +65,39 @@ def step_metrics(
     return metrics
 
 
-def account(selection: Selection, *, num_asked: int, num_trained: int) -> dict[str, float]:
-    """What became of every sample: generated = trained + filtered, by reason. A hole in it is a defect of ours.
+def num_lost(mini_batches: MiniBatches, results: Sequence[UpdateResult | None]) -> int:
+    """Samples of the mini-batches whose updates were all skipped. results: pass by pass over the mini-batches."""
+    return sum(
+        batches[0].num_sequences
+        for index, batches in enumerate(mini_batches)
+        if all(result is None for result in results[index :: len(mini_batches)])
+    )
 
-    num_asked: responses that the engine was asked for. num_trained: sequences that the updates counted.
+
+def account(
+    selection: Selection, *, num_asked: int, num_trained: int, dropped: Mapping[str, int] | None = None
+) -> dict[str, float]:
+    """What became of every sample: generated = trained + filtered + dropped, by reason. A hole in it is a defect of
+    ours.
+
+    num_asked: responses that the engine was asked for. num_trained: sequences that the updates counted. dropped: by
+    reason, those that were to be trained and could not be.
     """
+    lost = Counter(dropped or {})
     generated = len(selection.responses)
     filtered = Counter(reason for reason in selection.reasons if reason is not None)
     assert generated == num_asked, f"{generated} responses, {num_asked} were asked for"
-    assert generated == num_trained + filtered.total(), (
-        f"{generated} responses, but {num_trained} trained + {filtered.total()} filtered {dict(filtered)}"
+    assert generated == num_trained + filtered.total() + lost.total(), (
+        f"{generated} responses, but {num_trained} trained + {filtered.total()} filtered {dict(filtered)} + "
+        f"{lost.total()} dropped {dict(lost)}"
     )
     return {
         "samples/generated": generated,
         "samples/trained": num_trained,
         "samples/filtered": filtered.total(),
         **{f"samples/filtered/{reason}": count for reason, count in sorted(filtered.items())},
+        **({"samples/dropped": lost.total()} if lost else {}),
+        **{f"samples/dropped/{reason}": count for reason, count in sorted(lost.items())},
     }
 
 

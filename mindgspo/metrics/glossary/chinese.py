@@ -191,6 +191,11 @@ TEXTS: dict[str, MetricInfo] = {
         "为 1：比率恒为 1，永远不会裁剪，合法但等同于普通策略梯度；大于 8：注意 actor/pg_clipfrac_seq，"
         "降低 optimizer.lr",
     ),
+    "actor/updates_skipped": _cn(
+        "本步因损失或梯度不是有限数而跳过的更新数（trainer.on_nonfinite=skip）",
+        "0",
+        "看 run_dir/failures 中的批次；连续多次：降低 optimizer.lr 或 optimizer.max_grad_norm",
+    ),
     # ----- gradient
     "actor/grad_norm": _cn(
         "裁剪前梯度的全局 L2 范数",
@@ -298,7 +303,11 @@ TEXTS: dict[str, MetricInfo] = {
         "zero_signal 高：选有时能答对的题；其余：同 reward/invalid_ratio",
     ),
     "samples/dropped": _cn("丢失的回答", "0", "见 samples/dropped/<reason>"),
-    "samples/dropped/<reason>": _cn("丢失的回答，按原因", "0", "程序缺陷或机器故障：看日志"),
+    "samples/dropped/<reason>": _cn(
+        "丢失的回答，按原因：nonfinite（所在更新被跳过，见 trainer.on_nonfinite）",
+        "0",
+        "nonfinite：看 run_dir/failures 中的批次；其余：程序缺陷或机器故障，看日志",
+    ),
     # ----- rollout engine
     "rollout/prefill_calls": _cn("prefill 次数", "每个提示词一次：同组回答共用"),
     "rollout/decode_steps": _cn(

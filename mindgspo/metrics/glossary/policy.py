@@ -103,6 +103,12 @@ RATIO = GlossarySection(
             "1: the ratio is always 1 and nothing is clipped, which is legal but plain policy gradient; more than 8: "
             "watch actor/pg_clipfrac_seq, lower optimizer.lr",
         ),
+        "actor/updates_skipped": MetricInfo(
+            "updates of the step that were skipped because loss or gradient was not finite (trainer.on_nonfinite=skip)",
+            "updates",
+            "0",
+            "look at the batches in run_dir/failures; several in a row: lower optimizer.lr or optimizer.max_grad_norm",
+        ),
     },
 )
 

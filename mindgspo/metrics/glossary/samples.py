@@ -104,7 +104,11 @@ ACCOUNT = GlossarySection(
         ),
         "samples/dropped": MetricInfo("responses lost", "responses", "0", "see samples/dropped/<reason>"),
         "samples/dropped/<reason>": MetricInfo(
-            "responses lost, by reason", "responses", "0", "a defect or a machine that fails: look into the log"
+            "responses lost, by reason: nonfinite (their update was skipped, trainer.on_nonfinite)",
+            "responses",
+            "0",
+            "nonfinite: look at the batches in run_dir/failures; another: a defect or a machine that fails, look into "
+            "the log",
         ),
     },
 )

@@ -5,7 +5,8 @@ Called by every rank of a worker script, and in the test's own process for the p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from mindspore import Tensor, nn
@@ -15,6 +16,7 @@ from mindgspo.algorithms.losses.gspo import GSPOLoss
 from mindgspo.algorithms.update import PolicyUpdater
 from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
 from mindgspo.config.reshard_section import ReshardSection
+from mindgspo.errors import NonFiniteError
 from mindgspo.models.policy import PolicyLogProbs, PolicyScorer, build_model
 from mindgspo.models.weights import initialize_weights, parameter_shapes, weights_as_numpy
 from mindgspo.parallel import runtime
@@ -26,11 +28,13 @@ from mindgspo.rollout.protocol import Rollout, RolloutEngine, SamplingSettings
 from mindgspo.rollout.random import Purpose, RandomStream
 from mindgspo.rollout.replicated import ReplicatedEngine
 from mindgspo.rollout.weight_transfer import WeightTransfer
-from mindgspo.types import Prompt
+from mindgspo.types import Batch, Prompt
 
 Arrays = dict[str, np.ndarray]
 
 NUM_UPDATES = 5
+REFUSED_BEFORE = 2
+"""The update before which, where there are ranks, another one is refused: nothing may show of it."""
 LEARNING_RATE = 5e-5
 NUM_SAMPLES, MAX_NEW_TOKENS = 16, 12
 
@@ -54,6 +58,8 @@ def results_of_plan(train: Mapping[str, object], infer: Mapping[str, object], mo
         for name in ("logp_NK", "entropy_NK"):
             rows = [getattr(found, name)[batch.mask_NK] for found, batch in zip(scores, batches, strict=True)]
             arrays[f"logp/{name}/{number}"] = np.concatenate(rows)
+        if place.plan.world_size > 1 and number == REFUSED_BEFORE:
+            _refused(updater, batches)
         results.append(updater.update(batches, LEARNING_RATE))
     arrays |= {
         "loss/loss": np.array([result.loss for result in results]),
@@ -64,6 +70,20 @@ def results_of_plan(train: Mapping[str, object], infer: Mapping[str, object], mo
     arrays |= {f"parameter/{name}": array for name, array in weights_as_numpy(policy_model, section).items()}
     arrays |= {f"moment/{name}": array for name, array in updater.state().items()}
     return arrays | _sampled(infer, section, policy_model)
+
+
+def _refused(updater: PolicyUpdater, batches: Sequence[Batch]) -> None:
+    """An update with a NaN in its last micro-batch, which one replica has: every rank must refuse it and change
+    nothing."""
+    last = batches[-1]
+    broken = replace(last, advantages_NK=np.where(last.mask_NK, np.float32(np.nan), last.advantages_NK))
+    try:
+        updater.update([*batches[:-1], broken], LEARNING_RATE)
+    except NonFiniteError:
+        assert updater.updates == REFUSED_BEFORE and updater.gradients_are_zero
+        assert not any(gradient.asnumpy().any() for gradient in updater.gradients)
+    else:
+        raise AssertionError(f"rank {runtime.rank()} applied an update that is not finite")
 
 
 def _first_gradients(updater: PolicyUpdater, layout: TrainingLayout | None) -> Arrays:

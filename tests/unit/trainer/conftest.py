@@ -12,6 +12,7 @@ import pytest
 from mindgspo.algorithms.kl_control import KLController
 from mindgspo.config import ExperimentConfig, RewardSection, TokenizerSection, load_config
 from mindgspo.data import PromptStream
+from mindgspo.errors import NonFiniteError
 from mindgspo.metrics import Timers
 from mindgspo.rewards import Candidate, Scorer
 from mindgspo.tokenization import Tokenizer, load_tokenizer
@@ -73,10 +74,13 @@ class FakeReference:
 
 class FakeUpdater:
     """Remembers batches, learning rates and KL coefficients. Update number n reports the ratio error
-    `ratio_errors[n]`, or 0, and the mean KL `kls[n]`, or 0."""
+    `ratio_errors[n]`, or 0, and the mean KL `kls[n]`, or 0. The calls numbered `nonfinite` (from 1) are refused."""
 
-    def __init__(self, ratio_errors: Sequence[float] = (), kls: Sequence[float] = ()) -> None:
-        self.updates = 0
+    def __init__(
+        self, ratio_errors: Sequence[float] = (), kls: Sequence[float] = (), nonfinite: Sequence[int] = ()
+    ) -> None:
+        self.updates = self.calls = 0
+        self._nonfinite = nonfinite
         self.batches: list[Sequence[Batch]] = []
         self.rates: list[float] = []
         self.kl_coefs: list[float] = []
@@ -86,6 +90,9 @@ class FakeUpdater:
     def update(self, batches: Sequence[Batch], lr: float, *, kl_coef: float = 0.0):
         from mindgspo.algorithms.update import UpdateResult
 
+        self.calls += 1
+        if self.calls in self._nonfinite:
+            raise NonFiniteError(f"update {self.updates + 1}: the loss of micro-batch 1 of 2 is nan")
         error, kl = self._ratio_errors.get(self.updates, 0.0), self._kls.get(self.updates, 0.0)
         self.updates += 1
         self.batches.append(batches)

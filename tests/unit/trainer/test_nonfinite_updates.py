@@ -1,0 +1,119 @@
+"""Updates that are not finite: the run stops or skips them, and the books stay right. Refusals by a fake updater."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mindgspo import faults
+from mindgspo.errors import TrainingError
+from mindgspo.metrics import unknown_names
+from mindgspo.trainer.failures import MAX_SAVED_UPDATES, save_batches
+from mindgspo.trainer.guarded_update import reported
+from mindgspo.trainer.skipped_updates import SkippedUpdates
+from mindgspo.trainer.step import run_step
+
+SKIP = "trainer.on_nonfinite=skip"
+
+
+@pytest.fixture
+def one_of_two_right(answer):
+    return lambda prompt, sample: answer(prompt.answer if sample == 0 else "9")
+
+
+def test_the_run_stops_and_says_where_the_batch_is(make_parts, one_of_two_right, fakes) -> None:
+    parts = make_parts(one_of_two_right, updater=fakes.updater(nonfinite=[2]))
+    with pytest.raises(
+        TrainingError, match="step_00000001_update_2: update 2: the loss of micro-batch 1 of 2"
+    ) as error:
+        run_step(parts, 1)
+    saved = sorted(parts.failures_dir.iterdir())
+    assert [path.name for path in saved] == [f"step_00000001_update_2_micro_batch_{index}.npz" for index in (0, 1)]
+    assert f"{saved[0]} and 1 more beside it" in str(error.value) and "trainer.on_nonfinite=skip" in str(error.value)
+    with np.load(saved[1], allow_pickle=False) as arrays:
+        assert arrays["num_sequences"] == 4 and arrays["mask_NK"].any()
+    assert (parts.weight_version, parts.skips.total) == (1, 0)
+
+
+def test_a_skipped_update_leaves_the_books_right(make_parts, one_of_two_right, fakes, caplog) -> None:
+    updater = fakes.updater(nonfinite=[1, 4])
+    parts = make_parts(one_of_two_right, SKIP, updater=updater)
+    with caplog.at_level(logging.WARNING):
+        metrics = [run_step(parts, step).metrics for step in (1, 2, 3)]
+    assert [(one["actor/updates"], one["actor/updates_skipped"]) for one in metrics] == [(1, 1), (1, 1), (2, 0)]
+    assert [one["training/updates"] for one in metrics] == [1, 2, 4]
+    assert [(one["samples/generated"], one["samples/trained"]) for one in metrics] == [(8, 4), (8, 4), (8, 8)]
+    assert [one.get("samples/dropped/nonfinite") for one in metrics] == [4, 4, None]
+    assert all(unknown_names(one) == [] for one in metrics)
+    # The first update that is applied sees the weights of the rollout, whether or not one was skipped before it.
+    assert metrics[0]["actor/first_ratio_error_max"] == 0
+    assert (parts.weight_version, parts.skips) == (4, SkippedUpdates(total=2, in_a_row=0))
+    # The schedule goes by updates tried: 6 in all, the rise takes half of them, and tries 1 and 4 were refused.
+    assert updater.rates == pytest.approx([2e-3 / 3, 1e-3, 1e-3, 1e-3])
+    assert metrics[1]["actor/lr"] == 1e-3
+    assert "the update is skipped, number 2 of this run" in caplog.text
+
+
+def test_a_step_may_lose_all_its_updates(make_parts, one_of_two_right, fakes) -> None:
+    parts = make_parts(one_of_two_right, SKIP, updater=fakes.updater(nonfinite=[1, 2]))
+    metrics = run_step(parts, 1).metrics
+    assert (metrics["samples/trained"], metrics["samples/dropped"], metrics["actor/updates"]) == (0, 8, 0)
+    assert parts.weight_version == 0 and parts.skips.in_a_row == 2
+    assert run_step(parts, 2).metrics["actor/updates"] == 2
+    assert parts.skips == SkippedUpdates(total=2, in_a_row=0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "nonfinite", "said"),
+    [
+        ("trainer.max_nonfinite_skips_in_a_row=2", [2, 3, 4], "max_nonfinite_skips_in_a_row = 2 updates were skipped"),
+        ("trainer.max_nonfinite_skips=2", [1, 3, 5], "max_nonfinite_skips = 2 updates were skipped before"),
+    ],
+)
+def test_skips_are_bounded(make_parts, one_of_two_right, fakes, limit: str, nonfinite: list[int], said: str) -> None:
+    parts = make_parts(one_of_two_right, SKIP, limit, updater=fakes.updater(nonfinite=nonfinite))
+    with pytest.raises(TrainingError, match=said):
+        for step in (1, 2, 3):
+            run_step(parts, step)
+    assert parts.updater.calls == nonfinite[-1] and parts.skips.total == 2
+
+
+def test_the_count_survives_a_stop() -> None:
+    before = SkippedUpdates(total=7, in_a_row=2)
+    after = SkippedUpdates()
+    after.load(before.state(), {})
+    assert after == before and before.arrays() == {}
+
+
+def test_only_so_many_batches_are_saved(make_parts, one_of_two_right, tmp_path: Path) -> None:
+    parts = make_parts(one_of_two_right)
+    run_step(parts, 1)
+    batches, folder = parts.updater.batches[0], tmp_path / "many"
+    said = [save_batches(folder, f"update_{number}", batches) for number in range(MAX_SAVED_UPDATES + 2)]
+    assert [text.startswith("the batch is saved as") for text in said] == [True] * MAX_SAVED_UPDATES + [False] * 2
+    assert f"holds those of {MAX_SAVED_UPDATES} updates already" in said[-1]
+    assert len(list(folder.iterdir())) == MAX_SAVED_UPDATES * len(batches)
+    assert save_batches(folder, "update_0", batches).startswith("the batch is saved as"), "the same one again"
+
+
+def test_what_a_skipped_batch_made_nan_is_not_reported() -> None:
+    metrics = {"actor/entropy": math.nan, "actor/loss": 1.0, "training/rollout_logprob_diff_max": math.inf}
+    assert reported(metrics, num_skipped=1) == {"actor/loss": 1.0}
+    assert reported(metrics, num_skipped=0) is not metrics and len(reported(metrics, num_skipped=0)) == 3
+
+
+def test_the_fault_nan_is_one_advantage_of_a_real_token(make_parts, one_of_two_right) -> None:
+    parts = make_parts(one_of_two_right)
+    faults.arm(0, "update.batch:2=nan")
+    try:
+        run_step(parts, 1)
+    finally:
+        faults.arm(0, "")
+    counts = [[int(np.isnan(batch.advantages_NK).sum()) for batch in batches] for batches in parts.updater.batches]
+    assert counts == [[0, 0], [1, 0]]
+    broken = parts.updater.batches[1][0]
+    assert broken.mask_NK[np.isnan(broken.advantages_NK)].all()
