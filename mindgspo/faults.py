@@ -37,6 +37,7 @@ POINTS = {
     "save.before": "before a checkpoint is begun",
     "save.inside": "after each file of a checkpoint that is being written; rank 0 only",
     "save.rename": "a checkpoint is complete under its hidden name; rank 0 only",
+    "save.remove": "a checkpoint has its name, an older one is about to be removed; rank 0 only",
     "save.after": "a checkpoint has its name, and older ones were removed",
     "finish.before": "after the last step, before the model is exported",
     "finish.inside": "the model is exported; the summary that marks the run as finished is not written",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mindgspo.checkpoint import save_checkpoint
+from mindgspo.checkpoint import Keep, save_checkpoint
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.layout import Layout
@@ -86,7 +86,7 @@ def write_step(run: Path, tensors: Mapping[str, np.ndarray], step: int = 3) -> P
         parameters={name: array for name, array in tensors.items() if not is_state[name]},
         optimizer={name: array for name, array in tensors.items() if is_state[name]},
         state={"cursor": step},
-        keep=9,
+        keep=Keep(last=9),
     )
 
 

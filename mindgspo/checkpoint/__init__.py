@@ -3,13 +3,16 @@
 from mindgspo.checkpoint.convert import Conversion, Converted, convert_weights
 from mindgspo.checkpoint.export import export_huggingface
 from mindgspo.checkpoint.opened import OpenCheckpoint, open_checkpoint
+from mindgspo.checkpoint.retention import Keep
 from mindgspo.checkpoint.run_folder import RunFolder, RunStatus, open_run_folder
-from mindgspo.checkpoint.store import Checkpoint, load_checkpoint, newest_checkpoint, save_checkpoint
+from mindgspo.checkpoint.steps import newest_checkpoint
+from mindgspo.checkpoint.store import Checkpoint, load_checkpoint, save_checkpoint
 
 __all__ = [
     "Checkpoint",
     "Conversion",
     "Converted",
+    "Keep",
     "OpenCheckpoint",
     "RunFolder",
     "RunStatus",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mindgspo.checkpoint.durable import json_bytes
 from mindgspo.checkpoint.manifest import MANIFEST_FILE, verify
-from mindgspo.checkpoint.store import CHECKPOINT_FILES, PARAMETERS_FILE
+from mindgspo.checkpoint.steps import CHECKPOINT_FILES, PARAMETERS_FILE
 from mindgspo.config import ModelSection, load_config
 from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.metrics.files import CONFIG_FILE

@@ -6,7 +6,6 @@ run goes on. Hashes are not looked at here: rank 0 has verified the folder befor
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mindgspo.checkpoint.manifest import verify
-from mindgspo.checkpoint.store import CHECKPOINT_FILES, OPTIMIZER_FILE, PARAMETERS_FILE, STATE_FILE, kept_file
-from mindgspo.errors import CheckpointError
+from mindgspo.checkpoint.steps import CHECKPOINT_FILES, OPTIMIZER_FILE, PARAMETERS_FILE, kept_file, read_state
 from mindgspo.tensor_files import ArraySource, TensorSource, open_tensors
 
 
@@ -42,10 +40,7 @@ def open_checkpoint(path: Path) -> Iterator[OpenCheckpoint]:
     """Open all files of a checkpoint for the block. Raises CheckpointError, WeightsError where sizes or headers say
     that one is damaged."""
     manifest = verify(path, required=CHECKPOINT_FILES, hashes=False)
-    try:
-        state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path / STATE_FILE}: damaged ({error})") from error
+    state = read_state(path)
     kept = _kept(state)
     with ExitStack() as files:
         yield OpenCheckpoint(

@@ -8,7 +8,7 @@ numpy has no bfloat16, so such tensors are read as float32, which holds every bf
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -73,11 +73,12 @@ def write_tensor_file(
     *,
     metadata: Mapping[str, str] | None = None,
     bfloat16_bits: bool = False,
+    seen: Callable[[memoryview], None] | None = None,
 ) -> None:
     """Write arrays bit for bit, each in its own dtype, aside and flushed to disk; then rename to `path`.
 
-    bfloat16_bits: the arrays are uint16 and hold the bits of bfloat16 numbers.
+    bfloat16_bits: the arrays are uint16 and hold the bits of bfloat16 numbers. seen: see `write_tensors`.
     Raises OSError where the file system refuses.
     """
     infos = library_order({name: info_of(tensor, bfloat16_bits=bfloat16_bits) for name, tensor in tensors.items()})
-    write_tensors(path, infos, ((name, tensors[name]) for name in infos), metadata=metadata)
+    write_tensors(path, infos, ((name, tensors[name]) for name in infos), metadata=metadata, seen=seen)

@@ -6,9 +6,10 @@ the end. Called by the writers of this room; `checkpoint.durable` does the same 
 
 from __future__ import annotations
 
+import io
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO
@@ -18,14 +19,17 @@ _FLUSH_EVERY_S = 0.02
 
 
 @contextmanager
-def written_aside(path: Path, *, syncs: bool = True) -> Iterator[IO[bytes]]:
+def written_aside(
+    path: Path, *, syncs: bool = True, seen: Callable[[memoryview], None] | None = None
+) -> Iterator[IO[bytes]]:
     """An unbuffered file that becomes `path` where the block ends well, and vanishes where it does not. syncs: it is on
-    the disk in the end; otherwise the kernel writes it later, and a power cut may leave part of it."""
+    the disk in the end; otherwise the kernel writes it later, and a power cut may leave part of it. seen: is shown what
+    was written, e.g. to hash it without reading it back."""
     aside = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         with aside.open("wb", buffering=0) as file:
             with flushed_meanwhile(file.fileno()) if syncs else nullcontext():
-                yield file
+                yield file if seen is None else _SeenFile(file, seen)
             if syncs:
                 os.fsync(file.fileno())
         os.replace(aside, path)
@@ -33,6 +37,18 @@ def written_aside(path: Path, *, syncs: bool = True) -> Iterator[IO[bytes]]:
         aside.unlink(missing_ok=True)
     if syncs:
         flush_to_disk(path.parent)
+
+
+class _SeenFile(io.RawIOBase):
+    """Writes to a file, and shows what was written."""
+
+    def __init__(self, file: IO[bytes], seen: Callable[[memoryview], None]) -> None:
+        self._file, self._seen = file, seen
+
+    def write(self, content: memoryview | bytes) -> int:
+        count = self._file.write(content)
+        self._seen(memoryview(content)[:count])
+        return count
 
 
 @contextmanager

@@ -6,7 +6,7 @@ Called by `arrays`, conversions and checkpoint tools. The file is written aside,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -28,15 +28,17 @@ def write_tensors(
     *,
     metadata: Mapping[str, str] | None = None,
     syncs: bool = True,
+    seen: Callable[[memoryview], None] | None = None,
 ) -> None:
     """Write tensors in the order of `infos`; the suffix chooses the format, `.safetensors` or `.ckpt`.
 
     parts: (name, piece of that tensor), tensors in the order of `infos`, each in one piece or several; an empty
     tensor may have none. `path` is the old or the new file, never part of it. metadata: text pairs of the header; in
-    a ckpt, the texts beside the tensors. syncs: see `written_aside`. Raises OSError where the file system refuses.
+    a ckpt, the texts beside the tensors. syncs: see `written_aside`. seen: is shown every byte of the file, in order.
+    Raises OSError where the file system refuses.
     """
     assert path.suffix in (".safetensors", ".ckpt"), f"{path}: no suffix of a tensor file"
-    with written_aside(path, syncs=syncs) as file:
+    with written_aside(path, syncs=syncs, seen=seen) as file:
         if path.suffix == ".safetensors":
             write_all(file, header_bytes(infos, metadata))
             for _, piece in _checked(infos, parts):

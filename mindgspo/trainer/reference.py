@@ -10,13 +10,13 @@ from pathlib import Path
 
 from mindspore import Parameter, nn
 
-from mindgspo.checkpoint import load_checkpoint, save_checkpoint
+from mindgspo.checkpoint import Keep, open_checkpoint, save_checkpoint
 from mindgspo.config import ModelSection
 from mindgspo.config.reshard_section import ReshardSection
 from mindgspo.errors import CheckpointError
 from mindgspo.models.logical_scorer import scorer_of
 from mindgspo.models.policy import build_model
-from mindgspo.models.weights import held_parameters, load_weights, weights_as_numpy
+from mindgspo.models.weights import held_parameters, load_tensors, weights_as_numpy
 from mindgspo.parallel.placement import Placement
 from mindgspo.rollout.weight_transfer import WeightTransfer
 from mindgspo.trainer.ranks import first_rank_first, newest_for_all
@@ -53,7 +53,9 @@ class ReferencePolicy:
         """Copy the policy's weights, slice by slice, and save them in `folder` for a resumed run. All ranks call it."""
         WeightTransfer(policy, self._model, self._section, self._reshard).bring(0)
         weights = weights_as_numpy(policy, self._section)
-        first_rank_first(lambda: save_checkpoint(folder, step=0, parameters=weights, optimizer={}, state={}, keep=1))
+        first_rank_first(
+            lambda: save_checkpoint(folder, step=0, parameters=weights, optimizer={}, state={}, keep=Keep(last=1))
+        )
 
     def restore(self, folder: Path) -> None:
         """Load what `freeze` saved. Raises CheckpointError where nothing complete is left of it."""
@@ -63,4 +65,5 @@ class ReferencePolicy:
                 f"{folder}: the reference policy of this run is missing; without it the KL term has nothing to compare "
                 "with. Restore the folder, or start the run again with --overwrite (it moves the run folder aside)"
             )
-        load_weights(self._model, self._section, load_checkpoint(path).parameters, where=path)
+        with open_checkpoint(path) as saved:
+            load_tensors(self._model, self._section, saved.parameters)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from mindgspo import faults
-from mindgspo.checkpoint import OpenCheckpoint, RunFolder, open_checkpoint, save_checkpoint
+from mindgspo.checkpoint import Keep, OpenCheckpoint, RunFolder, open_checkpoint, save_checkpoint
 from mindgspo.metrics import RunLog
 from mindgspo.models.weights import load_tensors, weights_as_numpy
 from mindgspo.parallel.swap.states import Phase
@@ -38,7 +38,7 @@ def save(parts: TrainingParts, folder: RunFolder, progress: Progress) -> None:
             optimizer=optimizer,
             state=state,
             kept=kept,
-            keep=parts.config.trainer.keep_checkpoints,
+            keep=Keep(last=parts.config.trainer.keep_checkpoints),
         )
     )
     faults.reach("save.after")

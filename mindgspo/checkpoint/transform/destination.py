@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindgspo.checkpoint.store import OPTIMIZER_FILE, PARAMETERS_FILE
+from mindgspo.checkpoint.steps import OPTIMIZER_FILE, PARAMETERS_FILE
 from mindgspo.checkpoint.transform.logical_checkpoint import LogicalCheckpoint, LogicalTensor
 from mindgspo.checkpoint.transform.placement import OPTIMIZER_PREFIX, num_ranks, place
 from mindgspo.checkpoint.transform.rank_files import SUFFIXES

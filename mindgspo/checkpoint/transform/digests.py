@@ -1,8 +1,8 @@
 """Hashes that tell damage, at the speed of memory.
 
 What enters: tensors in pieces. What leaves: XXH3 digests of 128 bits of a tensor, and of a file by its tensors. Called
-by the writer of checkpoints and by whoever compares them. SHA-256, which a run's own manifest holds, takes longer
-than copying; XXH3 does not, and against accidents (no forger works on one's own checkpoints) 128 bits are as good.
+by the writer of checkpoints and by whoever compares them. SHA-256 takes longer than copying; XXH3 does not, and against
+accidents (no forger works on one's own checkpoints) 128 bits are as good.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mindgspo.checkpoint.manifest import verify
-from mindgspo.checkpoint.store import CHECKPOINT_FILES, steps_newest_first
+from mindgspo.checkpoint.steps import CHECKPOINT_FILES, steps_newest_first
 from mindgspo.checkpoint.transform.stored_checkpoint import StoredCheckpoint, find_checkpoint, steps_folder
 from mindgspo.errors import CheckpointError
 from mindgspo.tensor_files.tensor_folder import open_tensors

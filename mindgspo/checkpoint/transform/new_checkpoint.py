@@ -18,7 +18,6 @@ from typing import TypeVar
 from mindgspo.checkpoint.byte_progress import byte_progress
 from mindgspo.checkpoint.durable import clear_leftovers, flush_tree, put_in_place, temporary_name
 from mindgspo.checkpoint.manifest import write_manifest
-from mindgspo.checkpoint.store import STATE_FILE
 from mindgspo.checkpoint.transform.destination import NewFile
 from mindgspo.checkpoint.transform.digests import file_digest
 from mindgspo.checkpoint.transform.logical_checkpoint import LogicalCheckpoint, open_logical
@@ -26,7 +25,7 @@ from mindgspo.checkpoint.transform.proof import prove_equal, work_bytes
 from mindgspo.checkpoint.transform.rank_files import SUFFIXES
 from mindgspo.checkpoint.transform.record import RecordedFile, ShardRecord, write_record
 from mindgspo.checkpoint.transform.stored_checkpoint import find_checkpoint
-from mindgspo.checkpoint.transform.writing import check_file, write_file
+from mindgspo.checkpoint.transform.writing import check_file, recorded_file, write_file
 from mindgspo.errors import CheckpointError
 from mindgspo.parallel.strategy.record import Strategy
 from mindgspo.tensor_files.durable_file import flush_to_disk
@@ -119,12 +118,14 @@ class NewCheckpoint:
         check_file(self._filled / new.name, new, digests, names, advance=self._advance)
 
     def _add_what_belongs_to_it(self, digests: Sequence[Mapping[str, str]]) -> None:
-        """Beside ranks' files our record, beside a run's files its state and manifest."""
+        """Beside ranks' files our record, beside a run's files its manifest; with both a run's state and what else it
+        keeps, as they are."""
         if self._is_one_file:
             return
         stored = self._source.stored
         if stored.state is not None:
-            shutil.copyfile(stored.state, self._filled / STATE_FILE)
+            for path in (stored.state, *stored.kept):
+                shutil.copyfile(path, self._filled / path.name)
         if self._strategy is None:
             assert stored.step is not None, "only a run's step becomes a folder"
             write_manifest(self._filled, step=stored.step)
@@ -133,6 +134,8 @@ class NewCheckpoint:
             new.name: RecordedFile(size=(self._filled / new.name).stat().st_size, digest=file_digest(new.infos, digest))
             for new, digest in zip(self._files, digests, strict=True)
         }
+        for path in stored.kept:
+            files[path.name] = recorded_file(self._filled / path.name)
         write_record(self._filled, ShardRecord(order=tuple(self._source.tensors), step=stored.step, files=files))
 
     def _prove(self) -> None:

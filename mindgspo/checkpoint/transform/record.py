@@ -36,6 +36,11 @@ class ShardRecord:
     step: int | None
     files: Mapping[str, RecordedFile]
 
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Files with what the run keeps beside weights and optimizer: those that belong to no rank."""
+        return tuple(name for name in self.files if "/" not in name)
+
 
 def write_record(folder: Path, record: ShardRecord) -> None:
     """Write `checkpoint.json`."""

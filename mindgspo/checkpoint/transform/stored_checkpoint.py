@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindgspo.checkpoint.manifest import MANIFEST_FILE, verify
-from mindgspo.checkpoint.store import CHECKPOINT_FILES, OPTIMIZER_FILE, PARAMETERS_FILE, STATE_FILE, steps_newest_first
+from mindgspo.checkpoint.steps import CHECKPOINT_FILES, OPTIMIZER_FILE, PARAMETERS_FILE, STATE_FILE, steps_newest_first
 from mindgspo.checkpoint.transform.rank_files import SUFFIXES, is_sharded, pick_rank_files
 from mindgspo.checkpoint.transform.record import RECORD_FILE, ShardRecord, read_record
 from mindgspo.errors import CheckpointError
@@ -27,7 +27,8 @@ class StoredCheckpoint:
 
     path: what was found, e.g. the step folder of a run that was named. files: what `open_tensors` takes, by rank; names
     in several files of one rank are read as one. notes: how they were picked, for people. step, state: of a training
-    run, with its `state.json`; None for mere tensors. record: what our own sharded folders say of themselves.
+    run, with its `state.json`; None for mere tensors. kept: what else that run keeps, whole, whatever the plan. record:
+    what our own sharded folders say of themselves.
     """
 
     path: Path
@@ -35,6 +36,7 @@ class StoredCheckpoint:
     notes: tuple[str, ...]
     step: int | None = None
     state: Path | None = None
+    kept: tuple[Path, ...] = ()
     record: ShardRecord | None = None
 
     @property
@@ -87,13 +89,15 @@ def _step_folder(path: Path) -> StoredCheckpoint:
         notes=(f"source   {path}: whole, step {manifest.step} of a run, {PARAMETERS_FILE} and {OPTIMIZER_FILE}",),
         step=manifest.step,
         state=path / STATE_FILE,
+        kept=tuple(path / name for name in sorted(manifest.files.keys() - set(CHECKPOINT_FILES))),
     )
 
 
 def _sharded(path: Path, prefix: str) -> StoredCheckpoint:
     record = read_record(path) if (path / RECORD_FILE).is_file() else None
     has_state = record is not None and record.step is not None and (path / STATE_FILE).is_file()
-    used = (() if record is None else (RECORD_FILE,)) + ((STATE_FILE,) if has_state else ())
+    kept = record.kept if record is not None and has_state else ()
+    used = (() if record is None else (RECORD_FILE,)) + ((STATE_FILE, *kept) if has_state else ())
     picked = pick_rank_files(path, prefix=prefix, used=used)
     return StoredCheckpoint(
         path=path,
@@ -101,6 +105,7 @@ def _sharded(path: Path, prefix: str) -> StoredCheckpoint:
         notes=(*picked.notes, *(f"with     {path / name}" for name in used)),
         step=record.step if record is not None and has_state else None,
         state=path / STATE_FILE if has_state else None,
+        kept=tuple(path / name for name in kept),
         record=record,
     )
 

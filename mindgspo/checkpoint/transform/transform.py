@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mindgspo.checkpoint.store import STATE_FILE
+from mindgspo.checkpoint.steps import STATE_FILE
 from mindgspo.checkpoint.transform.destination import NewFile, rank_files_to_write, whole_files_to_write
 from mindgspo.checkpoint.transform.logical_checkpoint import LogicalCheckpoint, open_logical
 from mindgspo.checkpoint.transform.new_checkpoint import NewCheckpoint, is_one_file, require_absent, require_room
@@ -63,7 +63,7 @@ def transform(request: TransformRequest, *, note: Callable[[str], None], shows_b
     if request.deep:
         _require_sound(stored)
     if request.weights_only:  # a run does not go on from that
-        stored = replace(stored, step=None, state=None)
+        stored = replace(stored, step=None, state=None, kept=())
     with open_logical(stored, request.source_strategy, weights_only=request.weights_only) as source:
         files = _files_to_write(source, request)
         for line in _plan_notes(source, files, request):
@@ -117,7 +117,8 @@ def _plan_notes(source: LogicalCheckpoint, files: Sequence[NewFile], request: Tr
         if whole:
             yield f"whole    {_counted(whole, 'tensor')} without an entry in the {side}'s strategy: {_shortened(whole)}"
     if source.stored.state is not None and is_one_file(request.destination, strategy):
-        yield f"left out {STATE_FILE}, for which a single file has no room"
+        names = [STATE_FILE, *(path.name for path in source.stored.kept)]
+        yield f"left out {', '.join(names)}, for which a single file has no room"
 
 
 def _counted(items: Collection, noun: str) -> str:

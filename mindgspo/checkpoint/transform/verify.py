@@ -1,8 +1,8 @@
 """Whether a checkpoint is still what was written.
 
 What enters: a path, and the strategy of ranks' files where one is at hand. What leaves: one finding per part, sound or
-not. Called by `mindgspo checkpoint verify`. A run's steps are compared with the SHA-256 of their manifest, ranks' files
-that were written here with the XXH3 digests of their record; of other files no hash is known, and what can be said is
+not. Called by `mindgspo checkpoint verify`. A run's steps are compared with the digests of their manifest, ranks' files
+that were written here with those of their record; of other files no hash is known, and what can be said is
 that their headers cover them exactly and that ranks agree.
 """
 
@@ -15,16 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindgspo.checkpoint.manifest import verify
-from mindgspo.checkpoint.store import CHECKPOINT_FILES, steps_newest_first
-from mindgspo.checkpoint.transform.digests import file_digest
+from mindgspo.checkpoint.steps import CHECKPOINT_FILES, steps_newest_first
 from mindgspo.checkpoint.transform.logical_checkpoint import open_logical
 from mindgspo.checkpoint.transform.rank_files import is_sharded
 from mindgspo.checkpoint.transform.record import RECORD_FILE, RecordedFile, read_record
 from mindgspo.checkpoint.transform.stored_checkpoint import StoredCheckpoint, find_checkpoint, steps_folder
-from mindgspo.checkpoint.transform.writing import tensor_digest
+from mindgspo.checkpoint.transform.writing import recorded_file
 from mindgspo.errors import CheckpointError, MindGSPOError
 from mindgspo.parallel.strategy.record import Strategy
-from mindgspo.tensor_files.tensor_file import open_tensor_file
 from mindgspo.tensor_files.tensor_folder import open_tensors
 
 
@@ -69,7 +67,8 @@ def _step(path: Path) -> Finding:
     except CheckpointError as error:
         return Finding(line=f"damaged  {error}", is_sound=False)
     size = sum(file.size for file in manifest.files.values())
-    return Finding(line=f"sound    {path}: {len(manifest.files)} files, {_mib(size)}, SHA-256 as saved", is_sound=True)
+    digest = "SHA-256" if manifest.hash_name == "sha256" else "XXH3"
+    return Finding(line=f"sound    {path}: {len(manifest.files)} files, {_mib(size)}, {digest} as saved", is_sound=True)
 
 
 def _recorded(path: Path) -> Iterator[Finding]:
@@ -87,10 +86,8 @@ def _recorded_file(path: Path, expected: RecordedFile) -> Finding:
         if size != expected.size:
             what = "truncated" if size < expected.size else "too long"
             raise CheckpointError(f"{path}: {what}, {size:,} bytes instead of {expected.size:,}")
-        with open_tensor_file(path) as file:
-            digests = {name: tensor_digest(file, name, advance=lambda num_bytes: None) for name in file.tensors}
-            if file_digest(file.tensors, digests) != expected.digest:
-                raise CheckpointError(f"{path}: its content changed after it was written (XXH3 differs)")
+        if recorded_file(path) != expected:
+            raise CheckpointError(f"{path}: its content changed after it was written (XXH3 differs)")
     except MindGSPOError as error:
         return Finding(line=f"damaged  {error}", is_sound=False)
     return Finding(line=f"sound    {path}: {_mib(expected.size)}, XXH3 as written", is_sound=True)

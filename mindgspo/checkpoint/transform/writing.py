@@ -16,8 +16,9 @@ import numpy as np
 
 from mindgspo.checkpoint.transform.ahead import ahead
 from mindgspo.checkpoint.transform.destination import NewFile
-from mindgspo.checkpoint.transform.digests import TensorDigest
+from mindgspo.checkpoint.transform.digests import TensorDigest, file_digest
 from mindgspo.checkpoint.transform.logical_checkpoint import LogicalCheckpoint
+from mindgspo.checkpoint.transform.record import RecordedFile
 from mindgspo.errors import CheckpointError
 from mindgspo.tensor_files.tensor_file import TensorFile, open_tensor_file
 from mindgspo.tensor_files.writer import write_tensors
@@ -82,6 +83,13 @@ def check_file(path: Path, new: NewFile, digests: Mapping[str, str], names: Iter
 
 
 _REMEDY = "the disk or the memory is failing: write to another one"
+
+
+def recorded_file(path: Path) -> RecordedFile:
+    """Size and digest of a written file, by its tensors. Raises WeightsError where it is damaged."""
+    with open_tensor_file(path) as file:
+        digests = {name: tensor_digest(file, name, advance=lambda num_bytes: None) for name in file.tensors}
+        return RecordedFile(size=path.stat().st_size, digest=file_digest(file.tensors, digests))
 
 
 def tensor_digest(file: TensorFile, name: str, *, advance: Advance) -> str:

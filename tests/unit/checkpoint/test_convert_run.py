@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindgspo.checkpoint import Conversion, convert_weights, export_huggingface, save_checkpoint
+from mindgspo.checkpoint import Conversion, Keep, convert_weights, export_huggingface, save_checkpoint
 from mindgspo.config import ExperimentConfig, dump_config, load_config
 from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.models.huggingface_config import generation_config, huggingface_config
@@ -26,7 +26,9 @@ def run_with_checkpoint(run: Path) -> tuple[ExperimentConfig, dict[str, np.ndarr
     run.mkdir()
     (run / "config.yaml").write_text(dump_config(config))
     moments = {"step": np.array(3, np.int64)}
-    step = save_checkpoint(run / "checkpoints", step=3, parameters=weights, optimizer=moments, state={}, keep=1)
+    step = save_checkpoint(
+        run / "checkpoints", step=3, parameters=weights, optimizer=moments, state={}, keep=Keep(last=1)
+    )
     return config, weights, step
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from mindgspo.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from mindgspo.checkpoint import Keep, load_checkpoint, newest_checkpoint, save_checkpoint
 from mindgspo.errors import CheckpointError
 
 
@@ -33,7 +34,7 @@ def save(folder: Path, step: int, keep: int = 2) -> Path:
         parameters={"w": np.full((3, 4), step, np.float32)},
         optimizer={"m.w": np.full((3, 4), step, np.float32), "count": np.array(step, np.int64)},
         state={"cursor": {"epoch": step}, "learning_rate": 0.1 + 0.2},
-        keep=keep,
+        keep=Keep(last=keep),
     )
 
 
@@ -68,7 +69,7 @@ ARRAYS = st.dictionaries(
 def test_any_arrays_come_back_bit_for_bit(
     tmp_path: Path, parameters: dict[str, np.ndarray], optimizer: dict[str, np.ndarray]
 ) -> None:
-    path = save_checkpoint(tmp_path, step=7, parameters=parameters, optimizer=optimizer, state={}, keep=1)
+    path = save_checkpoint(tmp_path, step=7, parameters=parameters, optimizer=optimizer, state={}, keep=Keep(last=1))
     loaded = load_checkpoint(path)
     for saved, found in ((parameters, loaded.parameters), (optimizer, loaded.optimizer)):
         assert found.keys() == saved.keys()
@@ -88,7 +89,7 @@ def test_step_and_state_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("state", [{"pair": (1, 2)}, {"by_number": {1: "a"}}, {"loss": float("nan")}])
 def test_a_state_that_json_would_change_is_refused(tmp_path: Path, state: dict[str, object]) -> None:
     with pytest.raises((AssertionError, ValueError)):
-        save_checkpoint(tmp_path, step=1, parameters={}, optimizer={}, state=state, keep=1)
+        save_checkpoint(tmp_path, step=1, parameters={}, optimizer={}, state=state, keep=Keep(last=1))
     assert names(tmp_path) == []
 
 
@@ -171,17 +172,32 @@ def test_checkpoints_that_are_all_damaged_are_not_the_same_as_none(tmp_path: Pat
         newest_checkpoint(tmp_path)
 
 
-def test_a_later_format_is_refused(tmp_path: Path) -> None:
+def test_a_later_format_is_refused_and_not_passed_over(tmp_path: Path) -> None:
+    save(tmp_path, 5)
     manifest = save(tmp_path, 10) / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format_version": 2}))
-    with pytest.raises(CheckpointError, match="format version 2, this mindgspo reads 1"):
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format_version": 3}))
+    with pytest.raises(CheckpointError, match="format version 3, this mindgspo reads 2 and older"):
         load_checkpoint(manifest.parent)
+    with pytest.raises(CheckpointError, match="format version 3"):
+        newest_checkpoint(tmp_path)
+
+
+def test_the_format_with_sha256_is_read(tmp_path: Path) -> None:
+    path = save(tmp_path, 10)
+    names_of = [file for file in path.iterdir() if file.name != "manifest.json"]
+    hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in names_of}
+    files = {file.name: {"size": file.stat().st_size, "sha256": hashes[file.name]} for file in names_of}
+    (path / "manifest.json").write_text(json.dumps({"format_version": 1, "step": 10, "files": files}))
+    assert load_checkpoint(path).optimizer["count"] == 10
+    flip_last_bit(path / "optimizer.safetensors")
+    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors: its content changed .*sha256 differs"):
+        load_checkpoint(path)
 
 
 def test_a_manifest_cannot_point_outside(tmp_path: Path) -> None:
     manifest = save(tmp_path, 10) / "manifest.json"
     content = json.loads(manifest.read_text())
-    content["files"]["../secret"] = {"size": 0, "sha256": ""}
+    content["files"]["../secret"] = {"size": 0, "xxh3_128": ""}
     manifest.write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match="strange names"):
         load_checkpoint(manifest.parent)
@@ -194,7 +210,7 @@ def test_too_little_space_is_told_before_anything_is_written(tmp_path: Path) -> 
     save(tmp_path, 1)
     huge = np.broadcast_to(np.float32(0), (1 << 50,))  # 4 PiB that take no memory
     with pytest.raises(CheckpointError, match="needs 4,294,967,312 MiB and .* MiB are free"):
-        save_checkpoint(tmp_path, step=2, parameters={"w": huge}, optimizer={}, state={}, keep=1)
+        save_checkpoint(tmp_path, step=2, parameters={"w": huge}, optimizer={}, state={}, keep=Keep(last=1))
     assert names(tmp_path) == ["step_00000001"]
 
 
@@ -205,7 +221,9 @@ def test_a_failed_write_leaves_the_older_checkpoint_and_no_rest(tmp_path: Path) 
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
         with pytest.raises(CheckpointError, match="could not be written"):
-            save_checkpoint(tmp_path, step=2, parameters={"w": np.zeros(10**6)}, optimizer={}, state={}, keep=1)
+            save_checkpoint(
+                tmp_path, step=2, parameters={"w": np.zeros(10**6)}, optimizer={}, state={}, keep=Keep(last=1)
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
@@ -241,14 +259,14 @@ ENDLESS_SAVER = """
 import sys
 from pathlib import Path
 import numpy as np
-from mindgspo.checkpoint import save_checkpoint
+from mindgspo.checkpoint import Keep, save_checkpoint
 
 folder, step = Path(sys.argv[1]), int(sys.argv[2])
 print("ready", flush=True)
 while True:
     step += 1
     arrays = {f"w{number}": np.full(400_000, step, np.float32) for number in range(4)}
-    save_checkpoint(folder, step=step, parameters=arrays, optimizer=arrays, state={"step": step}, keep=2)
+    save_checkpoint(folder, step=step, parameters=arrays, optimizer=arrays, state={"step": step}, keep=Keep(last=2))
     print(step, flush=True)
 """
 
