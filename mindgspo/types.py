@@ -7,6 +7,7 @@ Legend of the shape suffixes used here and in every tensor file:
     L  tokens of one prompt or one response          G  responses per prompt (the group)
     N  responses (samples) in a batch                K  response-token slots per response
     R  rows of a batch                               T  token slots per row
+    P  predicted tokens of a batch
     V  vocabulary entries                            H  hidden units
 
 A parcel is frozen, built by keyword, and checks its lengths when it is made. Lengths are always explicit:
@@ -157,14 +158,17 @@ class Group(ScoredGroup):
 class Batch:
     """Numpy rows for the train graph: the samples of one micro-batch, padded to static shapes.
 
-    Rows hold tokens (right-padded, causal attention never looks right); samples hold responses. The two are
-    joined by `predict_NK`, so that the loss does not know how samples were laid into rows.
+    Rows hold tokens (right-padded, causal attention never looks right), one sample or several; samples hold responses.
+    The two are joined by the P predictions that reach the vocabulary: `predict_P` says where in the rows each is made,
+    `place_NK` which of them each response token is. So the loss does not know how samples were laid into rows, and the
+    head computes no slot twice that responses of different length leave empty.
 
     ids_RT: int32, prompt + response tokens, padded with the tokenizer's pad id.
     positions_RT: int32, position of each token within its own sample; 0 where padded.
     segments_RT: int32, 1, 2, ... per sample within the row, 0 where padded; attention stays within a segment.
-    predict_NK: int32, index into the flattened [R*T] positions whose hidden state predicts response token k;
-        0 where masked. targets_NK: int32, the response tokens; 0 where masked. mask_NK: bool, real tokens.
+    predict_P: int32, index into the flattened [R*T] positions whose hidden state predicts a token; 0 where padded.
+    targets_P: int32, that token; 0 where padded. place_NK: int32, index into P of response token k; where masked any
+        index. mask_NK: bool, real tokens.
     samples_N: int32, the number that the maker of the batch knows each sample by; -1 for a filler sample, whose row
         of `mask_NK` has no True and which is not counted anywhere.
     rollout_logp_NK, old_logp_NK, ref_logp_NK: float32 log-probs of the targets under the sampler, the policy before
@@ -177,8 +181,9 @@ class Batch:
     ids_RT: Int32Array
     positions_RT: Int32Array
     segments_RT: Int32Array
-    predict_NK: Int32Array
-    targets_NK: Int32Array
+    predict_P: Int32Array
+    targets_P: Int32Array
+    place_NK: Int32Array
     mask_NK: BoolArray
     samples_N: Int32Array
     rollout_logp_NK: Float32Array
@@ -194,8 +199,20 @@ class Batch:
         assert len(set(shapes_NK.values())) == 1, f"batch: {shapes_NK}"
         shapes_RT = {name: getattr(self, name).shape for name in ("ids_RT", "positions_RT", "segments_RT")}
         assert len(set(shapes_RT.values())) == 1, f"batch: {shapes_RT}"
+        shapes_P = (self.predict_P.shape, self.targets_P.shape)
+        assert self.predict_P.ndim == 1 and len(set(shapes_P)) == 1, f"batch: {shapes_P}"
         assert self.samples_N.shape == self.mask_NK.shape[:1], f"batch: samples {self.samples_N.shape}"
         assert self.num_sequences > 0 and self.num_tokens > 0, "a batch without a single response token"
+
+    @property
+    def predict_NK(self) -> Int32Array:  # noqa: N802  (an array as its siblings)
+        """`predict_P` by response token; 0 where masked."""
+        return np.where(self.mask_NK, self.predict_P[self.place_NK], 0)
+
+    @property
+    def targets_NK(self) -> Int32Array:  # noqa: N802  (an array as its siblings)
+        """The response tokens; 0 where masked."""
+        return np.where(self.mask_NK, self.targets_P[self.place_NK], 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

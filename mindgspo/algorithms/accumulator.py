@@ -19,8 +19,8 @@ from mindgspo.parallel.parameter_memory import set_values, zeros_beside
 class Objective(nn.Cell):
     """policy -> loss, in one forward graph.
 
-    policy: construct(inputs, positions_RT, segments_RT, predict_NK, targets_NK) -> (logp_NK, entropy_NK); its inputs
-    are ids_RT, or on the last of several pipeline stages the hidden states of the stage before. loss: see
+    policy: construct(inputs, positions_RT, segments_RT, predict_P, targets_P, place_NK) -> (logp_NK, entropy_NK); its
+    inputs are ids_RT, or on the last of several pipeline stages the hidden states of the stage before. loss: see
     `losses.body.PolicyLoss.construct`; `loss.metrics` is the table of its metrics vector.
     """
 
@@ -35,8 +35,9 @@ class Objective(nn.Cell):
         inputs: Tensor,
         positions_RT: Tensor,
         segments_RT: Tensor,
-        predict_NK: Tensor,
-        targets_NK: Tensor,
+        predict_P: Tensor,
+        targets_P: Tensor,
+        place_NK: Tensor,
         mask_NK: Tensor,
         old_logp_NK: Tensor,
         ref_logp_NK: Tensor,
@@ -50,7 +51,7 @@ class Objective(nn.Cell):
 
         probe_NK: zeros, added to the log-probs. The gradient with respect to it is d loss / d logp as it flowed.
         """
-        logp_NK, entropy_NK = self.policy(inputs, positions_RT, segments_RT, predict_NK, targets_NK)
+        logp_NK, entropy_NK = self.policy(inputs, positions_RT, segments_RT, predict_P, targets_P, place_NK)
         loss, metrics, log_ratio = self.loss(
             logp_NK + probe_NK,
             entropy_NK,
@@ -87,8 +88,9 @@ class GradientAccumulator(nn.Cell):
         inputs: Tensor,
         positions_RT: Tensor,
         segments_RT: Tensor,
-        predict_NK: Tensor,
-        targets_NK: Tensor,
+        predict_P: Tensor,
+        targets_P: Tensor,
+        place_NK: Tensor,
         mask_NK: Tensor,
         old_logp_NK: Tensor,
         ref_logp_NK: Tensor,
@@ -104,8 +106,9 @@ class GradientAccumulator(nn.Cell):
             inputs,
             positions_RT,
             segments_RT,
-            predict_NK,
-            targets_NK,
+            predict_P,
+            targets_P,
+            place_NK,
             mask_NK,
             old_logp_NK,
             ref_logp_NK,

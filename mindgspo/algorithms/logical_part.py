@@ -133,10 +133,11 @@ class LogicalPart(HeldMoments):
         assert len(batches) == self._round, f"{len(batches)} micro-batches in a round of {self._round}"
         replicas = self._round // self._num_micro_batches
         # Without the probe and the three scalars of each.
-        stacked = zip(*(inputs_of(batch)[1:11] for batch in evened(batches)), strict=True)
+        even = evened(batches)
+        stacked = zip(*(inputs_of(batch)[1:12] for batch in even), strict=True)
         ids, positions, segments, *rest = (np.concatenate(arrays) for arrays in stacked)
         scalars_U3 = [(batch.num_sequences, batch.num_tokens, kl_coef) for batch in batches[::replicas]]
-        ends = attention_segments(segments, num_replicas=len(batches))
+        ends = attention_segments(segments, num_replicas=len(batches), num_segments=even[0].samples_N.size)
         own_UU = np.eye(self._num_micro_batches, dtype=np.float32)
         arrays = (ids, positions, ends, *rest, np.array(scalars_U3, np.float32), own_UU)
         return tuple(Tensor(array) for array in arrays)
@@ -146,12 +147,15 @@ class LogicalPart(HeldMoments):
         [] on a rank that has none to tell."""
         if not self._replicas.speaks:
             return []
-        rows, num_replicas = batches[0].mask_NK.shape[0], self._round // self._num_micro_batches
+        num_replicas = self._round // self._num_micro_batches
         found = []
         for number in self._replicas.own(range(len(batches))):
             of_round, index = divmod(number, self._round)
             micro, replica = divmod(index, num_replicas)
-            measured = rounds[of_round][1:].reshape(self._num_micro_batches, 2, num_replicas, rows, -1)
+            start = of_round * self._round
+            # The batches of a round were evened to the largest.
+            samples = max(batch.samples_N.size for batch in batches[start : start + self._round])
+            measured = rounds[of_round][1:].reshape(self._num_micro_batches, 2, num_replicas, samples, -1)
             logp, entropy = measured[micro, :, replica]
             found.append(self._probe(batches[number], logp, entropy, kl_coef))
         return found

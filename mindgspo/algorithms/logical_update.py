@@ -44,8 +44,9 @@ class LogicalObjective(nn.Cell):
         ids_RT: Tensor,
         positions_RT: Tensor,
         segments: Tensor,
-        predict_NK: Tensor,
-        targets_NK: Tensor,
+        predict_P: Tensor,
+        targets_P: Tensor,
+        place_NK: Tensor,
         mask_NK: Tensor,
         old_logp_NK: Tensor,
         ref_logp_NK: Tensor,
@@ -59,7 +60,7 @@ class LogicalObjective(nn.Cell):
 
         scalars_13: num_sequences, num_tokens, kl_coef. own_1U: 1 in this micro-batch's place, else 0.
         """
-        logp_NK, entropy_NK = self.policy(ids_RT, positions_RT, segments, predict_NK, targets_NK)
+        logp_NK, entropy_NK = self.policy(ids_RT, positions_RT, segments, predict_P, targets_P, place_NK)
         return self.measured_loss(
             logp_NK,
             entropy_NK,
@@ -198,8 +199,9 @@ class LogicalUpdate(nn.Cell):
         ids_RT: Tensor,
         positions_RT: Tensor,
         segments: Tensor,
-        predict_NK: Tensor,
-        targets_NK: Tensor,
+        predict_P: Tensor,
+        targets_P: Tensor,
+        place_NK: Tensor,
         mask_NK: Tensor,
         old_logp_NK: Tensor,
         ref_logp_NK: Tensor,
@@ -217,8 +219,9 @@ class LogicalUpdate(nn.Cell):
             ids_RT,
             positions_RT,
             segments,
-            predict_NK,
-            targets_NK,
+            predict_P,
+            targets_P,
+            place_NK,
             mask_NK,
             old_logp_NK,
             ref_logp_NK,

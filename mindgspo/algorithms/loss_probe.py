@@ -19,7 +19,13 @@ class _Known(nn.Cell):
     """A policy that returns what it is given."""
 
     def construct(
-        self, logp_NK: Tensor, entropy_NK: Tensor, segments: Tensor, predict_NK: Tensor, targets_NK: Tensor
+        self,
+        logp_NK: Tensor,
+        entropy_NK: Tensor,
+        segments: Tensor,
+        predict_P: Tensor,
+        targets_P: Tensor,
+        place_NK: Tensor,
     ) -> tuple[Tensor, Tensor]:
         return logp_NK, entropy_NK
 
@@ -31,11 +37,11 @@ class LossProbe:
         self._cell = _Differentiated(Objective(_Known(), loss))
 
     def __call__(self, batch: Batch, logp_NK: Float32Array, entropy_NK: Float32Array, kl_coef: float) -> Arrays:
-        """(loss, metrics, log-ratios, entropy, d loss / d logp [N, K]). logp_NK, entropy_NK: at least as wide as the
-        batch."""
-        slots = batch.mask_NK.shape[1]
+        """(loss, metrics, log-ratios, entropy, d loss / d logp [N, K]). logp_NK, entropy_NK: at least as large as the
+        batch's arrays."""
+        samples, slots = batch.mask_NK.shape
         probe, _, _, segments, *rest = inputs_of(batch, kl_coef)
-        arrays = (probe, logp_NK[:, :slots], entropy_NK[:, :slots], segments, *rest)
+        arrays = (probe, logp_NK[:samples, :slots], entropy_NK[:samples, :slots], segments, *rest)
         return tuple(tensor.asnumpy() for tensor in self._cell(*(Tensor(np.array(a)) for a in arrays)))
 
 

@@ -117,7 +117,8 @@ class PipelineStage:
 
     def _stage_inputs(self, batch: Batch, entered: Float32Array | None) -> tuple[Tensor, Tensor, Tensor]:
         first = Tensor(batch.ids_RT if entered is None else entered)
-        return first, Tensor(batch.positions_RT), Tensor(attention_segments(batch.segments_RT))
+        segments = attention_segments(batch.segments_RT, num_segments=batch.samples_N.size)
+        return first, Tensor(batch.positions_RT), Tensor(segments)
 
     def _hidden_shape(self, batch: Batch) -> tuple[int, int]:
         return batch.ids_RT.size, self._model.hidden_size

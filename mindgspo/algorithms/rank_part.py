@@ -188,8 +188,9 @@ def inputs_of(batch: Batch, kl_coef: float = 0.0) -> tuple[np.ndarray, ...]:
         batch.ids_RT,
         batch.positions_RT,
         batch.segments_RT,
-        batch.predict_NK,
-        batch.targets_NK,
+        batch.predict_P,
+        batch.targets_P,
+        batch.place_NK,
         batch.mask_NK,
         batch.old_logp_NK,
         batch.ref_logp_NK,
@@ -204,4 +205,5 @@ def inputs_of(batch: Batch, kl_coef: float = 0.0) -> tuple[np.ndarray, ...]:
 def tensors_of(batch: Batch, kl_coef: float) -> tuple[Tensor, ...]:
     """The same as a graph of one micro-batch wants them on this device."""
     probe, ids, positions, segments, *rest = inputs_of(batch, kl_coef)
-    return tuple(Tensor(array) for array in (probe, ids, positions, attention_segments(segments), *rest))
+    ends = attention_segments(segments, num_segments=batch.samples_N.size)
+    return tuple(Tensor(array) for array in (probe, ids, positions, ends, *rest))

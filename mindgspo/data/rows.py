@@ -5,12 +5,12 @@ the log-probs and advantages that the trainer fills in by `scattered`. Called by
 sample per row; rows of similar length share a micro-batch, so that little padding is computed, and every length is
 rounded up, so that few graphs are compiled.
 
-Legend: N samples of a micro-batch (= rows R), T token slots per row, K response-token slots.
+Legend: N samples of a micro-batch (= rows R), T token slots per row, P predicted tokens, K response-token slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -73,6 +73,7 @@ def _rows(
     ids_RT = np.full((num_rows, row_length), pad_id, dtype=np.int32)
     positions_RT = np.zeros((num_rows, row_length), dtype=np.int32)
     segments_RT = np.zeros((num_rows, row_length), dtype=np.int32)
+    # Without packing there is a prediction for every slot of every response: P = N * K.
     predict_NK = np.zeros((num_rows, num_slots), dtype=np.int32)
     targets_NK = np.zeros((num_rows, num_slots), dtype=np.int32)
     mask_NK = np.zeros((num_rows, num_slots), dtype=np.bool_)
@@ -91,8 +92,9 @@ def _rows(
         ids_RT=ids_RT,
         positions_RT=positions_RT,
         segments_RT=segments_RT,
-        predict_NK=predict_NK,
-        targets_NK=targets_NK,
+        predict_P=predict_NK.reshape(-1),
+        targets_P=targets_NK.reshape(-1),
+        place_NK=np.arange(mask_NK.size, dtype=np.int32).reshape(mask_NK.shape),
         mask_NK=mask_NK,
         samples_N=samples_N,
         rollout_logp_NK=rollout_logp_NK,
@@ -130,10 +132,14 @@ def round_up(length: int, multiple: int) -> int:
 
 
 def evened(batches: Sequence[Batch]) -> list[Batch]:
-    """The same batches, all padded to the longest rows and the longest responses among them, to be stacked."""
-    width = max(batch.ids_RT.shape[1] for batch in batches)
-    slots = max(batch.mask_NK.shape[1] for batch in batches)
-    return [_widened(batch, width, slots) for batch in batches]
+    """The same batches, all padded to the most rows, samples, predictions and slots among them, to be stacked."""
+    rows, width = np.max([batch.ids_RT.shape for batch in batches], axis=0)
+    samples, slots = np.max([batch.mask_NK.shape for batch in batches], axis=0)
+    predictions = max(batch.predict_P.size for batch in batches)
+    return [
+        _padded(batch, {"_RT": (rows, width), "_NK": (samples, slots), "_P": (predictions,), "_N": (samples,)})
+        for batch in batches
+    ]
 
 
 def filler_like(batch: Batch) -> Batch:
@@ -141,14 +147,16 @@ def filler_like(batch: Batch) -> Batch:
     return replace(batch, mask_NK=np.zeros_like(batch.mask_NK), samples_N=np.full_like(batch.samples_N, -1))
 
 
-def _widened(batch: Batch, width: int, slots: int) -> Batch:
-    own = batch.ids_RT.shape[1]
+def _padded(batch: Batch, shapes: Mapping[str, tuple[int, ...]]) -> Batch:
+    """shapes: by the end of an array's name."""
+    own, width = batch.ids_RT.shape[1], shapes["_RT"][1]
     arrays = {}
     for name in batch.__slots__:
-        if name.endswith(("_RT", "_NK")):
+        shape = shapes.get(name[name.rfind("_") :])
+        if shape is not None:
             array = getattr(batch, name)
-            more = (width if name.endswith("_RT") else slots) - array.shape[1]
-            arrays[name] = np.pad(array, ((0, 0), (0, more)))
+            more = [(0, wanted - size) for wanted, size in zip(shape, array.shape, strict=True)]
+            arrays[name] = np.pad(array, more, constant_values=-1 if name == "samples_N" else 0)
     # Indices into the flattened rows, which are longer now.
-    arrays["predict_NK"] = arrays["predict_NK"] // own * width + arrays["predict_NK"] % own
+    arrays["predict_P"] = arrays["predict_P"] // own * width + arrays["predict_P"] % own
     return replace(batch, **arrays)

@@ -7,8 +7,7 @@ train: the GSPO update with its optimizer, a round of micro-batches. reference: 
 scores the old policy; where it has a plan of its own, old_policy is the graph that does. prefill, decode: the
 rollout's, of one model-parallel group of the infer plan.
 
-Legend: R rows, T token slots, N samples, K response-token slots; S decode slots; Q prompts of a prefill, L their
-columns.
+Legend: S decode slots; Q prompts of a prefill, L their columns.
 """
 
 from __future__ import annotations
@@ -91,9 +90,10 @@ def _scoring(config: ExperimentConfig, plan: ParallelPlan, rank: int, strategy_p
     policy.set_train(False)
     batch = longest_batch(config)
     copies = plan.data_parallel
-    arrays = (batch.ids_RT, batch.positions_RT, batch.segments_RT, batch.predict_NK, batch.targets_NK)
-    ids, positions, segments, predict, targets = (np.concatenate([array] * copies) for array in arrays)
-    inputs = (ids, positions, attention_segments(segments, num_replicas=copies), predict, targets)
+    names = ("ids_RT", "positions_RT", "segments_RT", "predict_P", "targets_P", "place_NK")
+    ids, positions, segments, *rest = (np.concatenate([getattr(batch, name)] * copies) for name in names)
+    ends = attention_segments(segments, num_replicas=copies, num_segments=batch.samples_N.size)
+    inputs = (ids, positions, ends, *rest)
     cell = divided(policy, place, strategy_path=strategy_path)
     return CompilableGraph(cell=cell, inputs=tuple(Tensor(array) for array in inputs))
 

@@ -53,17 +53,19 @@ class LogicalScorer:
 
     def _own(self, rounds: Sequence[Arrays], number: int, batch: Batch) -> Arrays:
         of_round, replica = divmod(number, self._num_replicas)
-        rows, slots = batch.mask_NK.shape
-        return tuple(array[replica * rows : (replica + 1) * rows, :slots] for array in rounds[of_round])
+        samples, slots = batch.mask_NK.shape
+        # The batches of a round were evened to the largest.
+        by_replica = (np.split(array, self._num_replicas)[replica] for array in rounds[of_round])
+        return tuple(array[:samples, :slots] for array in by_replica)
 
     def _inputs(self, batches: Sequence[Batch]) -> tuple[Tensor, ...]:
         even = evened(batches)
-        ids, positions, segments, predict, targets = (
+        ids, positions, segments, *rest = (
             np.concatenate([getattr(batch, name) for batch in even])
-            for name in ("ids_RT", "positions_RT", "segments_RT", "predict_NK", "targets_NK")
+            for name in ("ids_RT", "positions_RT", "segments_RT", "predict_P", "targets_P", "place_NK")
         )
-        arrays = (ids, positions, attention_segments(segments, num_replicas=len(batches)), predict, targets)
-        return tuple(Tensor(array) for array in arrays)
+        ends = attention_segments(segments, num_replicas=len(batches), num_segments=even[0].samples_N.size)
+        return tuple(Tensor(array) for array in (ids, positions, ends, *rest))
 
 
 def scorer_of(model: nn.Cell, *, temperature: float) -> PolicyScorer | LogicalScorer:

@@ -3,7 +3,7 @@
 What enters: the arrays of a `types.Batch`. What leaves: log-prob and entropy of every response token. Called by the
 update cell (differentiated) and by `PolicyScorer` (old log-probs, the `logprobs` command).
 
-Legend: R rows, T token slots, N samples, K response-token slots, H hidden units.
+Legend: R rows, T token slots, P predicted tokens, N samples, K response-token slots, H hidden units.
 """
 
 from __future__ import annotations
@@ -47,26 +47,41 @@ class PolicyLogProbs(nn.Cell):
         self.num_replicas = model.place.parts(DATA)
         if self.num_replicas == 1:
             self.gather = model.place.split(ops.Gather(), (WHOLE, WHOLE), (WHOLE,))
+            self.take = model.place.split(ops.Gather(), (WHOLE,), (WHOLE,))
         else:
             self.gather = model.place.split(ops.Gather(batch_dims=1), (DATA, WHOLE, WHOLE), (DATA, WHOLE))
+            self.take = model.place.split(ops.Gather(batch_dims=1), (DATA, WHOLE), (DATA, WHOLE))
 
     def construct(
-        self, inputs: Tensor, positions_RT: Tensor, segments_RT: Tensor, predict_NK: Tensor, targets_NK: Tensor
+        self,
+        inputs: Tensor,
+        positions_RT: Tensor,
+        segments_RT: Tensor,
+        predict_P: Tensor,
+        targets_P: Tensor,
+        place_NK: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """logp_NK and entropy_NK, float32; masked slots hold values of position 0 that mean nothing."""
+        """logp_NK and entropy_NK, float32; masked slots hold values of some prediction that mean nothing."""
         hidden_MH = self.model(inputs, positions_RT, segments_RT)
-        hidden_MH = self.enter(self._responses(hidden_MH, predict_NK))
-        logp_M, entropy_M = self.head(hidden_MH, self.model.output_weight(), targets_NK.reshape(-1))
-        return logp_M.reshape(predict_NK.shape), entropy_M.reshape(predict_NK.shape)
+        hidden_PH = self.enter(self._predicting(hidden_MH, predict_P))
+        logp_P, entropy_P = self.head(hidden_PH, self.model.output_weight(), targets_P)
+        return self._by_sample(logp_P, place_NK), self._by_sample(entropy_P, place_NK)
 
-    def _responses(self, hidden_MH: Tensor, predict_NK: Tensor) -> Tensor:
-        """Hidden states [N * K, H] in front of the response tokens. In a graph that the compiler divides over replicas
+    def _predicting(self, hidden_MH: Tensor, predict_P: Tensor) -> Tensor:
+        """Hidden states [P, H] in front of the response tokens. In a graph that the compiler divides over replicas
         each takes them from its own rows, into which its indices point."""
         if self.num_replicas == 1:
-            return self.gather(hidden_MH, predict_NK.reshape(-1), 0)
+            return self.gather(hidden_MH, predict_P, 0)
         hidden_size = hidden_MH.shape[-1]
         hidden_DMH = hidden_MH.reshape(self.num_replicas, -1, hidden_size)
-        return self.gather(hidden_DMH, predict_NK.reshape(self.num_replicas, -1), 1).reshape(-1, hidden_size)
+        return self.gather(hidden_DMH, predict_P.reshape(self.num_replicas, -1), 1).reshape(-1, hidden_size)
+
+    def _by_sample(self, values_P: Tensor, place_NK: Tensor) -> Tensor:
+        """What the head found, [N, K]; a replica's indices point into its own predictions."""
+        if self.num_replicas == 1:
+            return self.take(values_P, place_NK.reshape(-1), 0).reshape(place_NK.shape)
+        values_DP = values_P.reshape(self.num_replicas, -1)
+        return self.take(values_DP, place_NK.reshape(self.num_replicas, -1), 1).reshape(place_NK.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +123,10 @@ class PolicyScorer:
     def _launched(self, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
         """Log-probs and entropies of one batch; nothing on a stage that is not the last."""
         start = entered_stage(self._model, self._links, batch)
-        rows = (Tensor(start), Tensor(batch.positions_RT), Tensor(attention_segments(batch.segments_RT)))
+        segments = attention_segments(batch.segments_RT, num_segments=batch.samples_N.size)
+        rows = (Tensor(start), Tensor(batch.positions_RT), Tensor(segments))
         if self._model.is_last:
-            return self._policy(*rows, Tensor(batch.predict_NK), Tensor(batch.targets_NK))
+            return self._policy(*rows, Tensor(batch.predict_P), Tensor(batch.targets_P), Tensor(batch.place_NK))
         self._links.send_output(self._stage(*rows).asnumpy())
         return None, None
 

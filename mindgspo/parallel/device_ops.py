@@ -202,27 +202,31 @@ class SegmentMask(nn.Cell):
         return ops.cast(ops.logical_or(later, other), ms.uint8)
 
 
-def attention_segments(segments_RT: np.ndarray, *, num_replicas: int = 1) -> np.ndarray:
+def attention_segments(
+    segments_RT: np.ndarray, *, num_replicas: int = 1, num_segments: int | None = None
+) -> np.ndarray:
     """The input of a graph that says which tokens belong together.
 
     segments_RT itself where attention is composed of small ops. For the fused op the ends of its segments, see
     `segment_ends`.
     """
-    return segment_ends(segments_RT, num_replicas=num_replicas) if is_fused() else segments_RT
+    if not is_fused():
+        return segments_RT
+    return segment_ends(segments_RT, num_replicas=num_replicas, num_segments=num_segments)
 
 
-def segment_ends(segments_RT: np.ndarray, *, num_replicas: int = 1) -> np.ndarray:
+def segment_ends(segments_RT: np.ndarray, *, num_replicas: int = 1, num_segments: int | None = None) -> np.ndarray:
     """int64 [num_replicas * E]: per replica, which has R / num_replicas of the rows, the number of flattened tokens up
     to and including each segment.
 
     Padding behind the last sample of a row belongs to that sample's segment: it comes later, so no sample sees it. A
-    row without a sample is one segment. So rows of one sample each always have E = R, and one graph. Where replicas
-    have different numbers of segments, those with fewer give tokens of padding segments of their own: the fused op
-    takes no empty ones.
+    row without a sample is one segment. num_segments: E, by default that of the replica with most; a batch of N sample
+    slots has E = N, however many samples are in it, and so one graph. Where segments are fewer, tokens of padding
+    become segments of their own: the fused op takes no empty ones. Whoever lays rows out leaves that many.
     """
-    ends = [_ends_of(rows) for rows in np.split(segments_RT, num_replicas)]
-    width = max(len(of_replica) for of_replica in ends)
     parts = np.split(segments_RT, num_replicas)
+    ends = [_ends_of(rows) for rows in parts]
+    width = max(len(of_replica) for of_replica in ends) if num_segments is None else num_segments
     return np.concatenate(
         [_with_more(of_replica, rows, width) for of_replica, rows in zip(ends, parts, strict=True)]
     ).astype(np.int64)

@@ -41,12 +41,12 @@ def make_policy():
             for name, shape in {"embedding": (VOCAB, HIDDEN), "head": (VOCAB, HIDDEN), "bias": (VOCAB,)}.items():
                 setattr(self, name, Parameter(Tensor(random.normal(size=shape).astype(np.float32)), name=name))
 
-        def construct(self, ids_RT, positions_RT, segments, predict_NK, targets_NK):
-            hidden = ops.gather(self.embedding, ops.gather(ids_RT.reshape(-1), predict_NK.reshape(-1), 0), 0)
+        def construct(self, ids_RT, positions_RT, segments, predict_P, targets_P, place_NK):
+            hidden = ops.gather(self.embedding, ops.gather(ids_RT.reshape(-1), predict_P, 0), 0)
             log_probs = ops.log_softmax(ops.matmul(hidden, self.head.T) + self.bias, -1)
-            logp = ops.gather_elements(log_probs, 1, targets_NK.reshape(-1, 1))
+            logp = ops.gather_elements(log_probs, 1, targets_P.reshape(-1, 1))
             entropy = -(ops.exp(log_probs) * log_probs).sum(-1)
-            return logp.reshape(targets_NK.shape), entropy.reshape(targets_NK.shape)
+            return ops.gather(logp.reshape(-1), place_NK, 0), ops.gather(entropy, place_NK, 0)
 
     return Bigram()
 
@@ -65,8 +65,9 @@ def make_batch(random: np.random.Generator) -> Batch:
         ids_RT=ids,
         positions_RT=np.zeros_like(ids),
         segments_RT=np.ones_like(ids),
-        predict_NK=np.arange(5, dtype=np.int32) + np.array([[0], [6]], np.int32),
-        targets_NK=ids[:, 1:],
+        predict_P=(np.arange(5, dtype=np.int32) + np.array([[0], [6]], np.int32)).reshape(-1),
+        targets_P=ids[:, 1:].reshape(-1),
+        place_NK=np.arange(old.size, dtype=np.int32).reshape(old.shape),
         mask_NK=np.ones(shape, bool),
         samples_N=np.arange(2, dtype=np.int32),
         rollout_logp_NK=old,

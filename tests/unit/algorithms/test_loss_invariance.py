@@ -187,7 +187,7 @@ VOCAB = 13
 
 
 def bigram_objective(definition: LossDefinition):
-    """A policy whose logits are a row of a table, so that only `predict_NK` knows where a token stands."""
+    """A policy whose logits are a row of a table, so that only `predict_P` knows where a token stands."""
     import mindspore as ms
     from mindspore import Parameter, Tensor, nn, ops
 
@@ -200,12 +200,12 @@ def bigram_objective(definition: LossDefinition):
             table = np.random.default_rng(0).normal(size=(VOCAB, VOCAB)).astype(np.float32)
             self.table = Parameter(Tensor(table), name="table")
 
-        def construct(self, ids_RT, positions_RT, segments_RT, predict_NK, targets_NK):
-            before = ops.gather(ids_RT.reshape(-1), predict_NK.reshape(-1), 0)
+        def construct(self, ids_RT, positions_RT, segments_RT, predict_P, targets_P, place_NK):
+            before = ops.gather(ids_RT.reshape(-1), predict_P, 0)
             log_probs = ops.log_softmax(ops.gather(self.table, before, 0), -1)
-            logp = ops.gather_elements(log_probs, 1, targets_NK.reshape(-1, 1))
+            logp = ops.gather_elements(log_probs, 1, targets_P.reshape(-1, 1))
             entropy = -(ops.exp(log_probs) * log_probs).sum(-1)
-            return logp.reshape(targets_NK.shape), entropy.reshape(targets_NK.shape)
+            return ops.gather(logp.reshape(-1), place_NK, 0), ops.gather(entropy, place_NK, 0)
 
     policy = Bigram()
     weights = ms.ParameterTuple(policy.trainable_params())
@@ -252,7 +252,9 @@ def test_packed_rows(cpu_runtime, name):
     for per_row in (1, 2, 4):
         ids, positions, segments, predict, targets, mask = packed_rows(samples, per_row, width=64)
         np.testing.assert_array_equal(mask, inputs.mask)
-        arrays = (np.zeros(mask.shape, np.float32), ids, positions, segments, predict, targets, mask)
+        place = np.arange(mask.size, dtype=np.int32).reshape(mask.shape)
+        rows = (ids, positions, segments, predict.reshape(-1), targets.reshape(-1), place)
+        arrays = (np.zeros(mask.shape, np.float32), *rows, mask)
         tensors = [Tensor(a) for a in (*arrays, old_logp, ref_logp, advantages, correction, *scalars)]
         (loss, _, _, _), (by_logp, by_weight) = gradient(*tensors)
         found[per_row] = (float(loss.asnumpy()), by_logp.asnumpy(), by_weight[0].asnumpy())

@@ -46,12 +46,12 @@ def make_policy():
             for name, value in initial_weights().items():
                 setattr(self, name, Parameter(Tensor(value), name=name))
 
-        def construct(self, ids_RT, positions_RT, segments_RT, predict_NK, targets_NK):
-            hidden = ops.gather(self.embedding, ops.gather(ids_RT.reshape(-1), predict_NK.reshape(-1), 0), 0)
+        def construct(self, ids_RT, positions_RT, segments_RT, predict_P, targets_P, place_NK):
+            hidden = ops.gather(self.embedding, ops.gather(ids_RT.reshape(-1), predict_P, 0), 0)
             log_probs = ops.log_softmax(ops.matmul(hidden, self.head.T) + self.bias, -1)
-            logp = ops.gather_elements(log_probs, 1, targets_NK.reshape(-1, 1))
+            logp = ops.gather_elements(log_probs, 1, targets_P.reshape(-1, 1))
             entropy = -(ops.exp(log_probs) * log_probs).sum(-1)
-            return logp.reshape(targets_NK.shape), entropy.reshape(targets_NK.shape)
+            return ops.gather(logp.reshape(-1), place_NK, 0), ops.gather(entropy, place_NK, 0)
 
     return Bigram()
 
@@ -88,8 +88,9 @@ def make_batch(num_samples=6, num_slots=5, extra_slots=0, fillers=0, seed=1) -> 
         ids_RT=ids,
         positions_RT=np.zeros_like(ids),
         segments_RT=np.ones_like(ids),
-        predict_NK=predict,
-        targets_NK=targets,
+        predict_P=predict.reshape(-1),
+        targets_P=targets.reshape(-1),
+        place_NK=np.arange(mask.size, dtype=np.int32).reshape(mask.shape),
         mask_NK=mask,
         samples_N=np.where(np.arange(rows) < num_samples, np.arange(rows), -1).astype(np.int32),
         rollout_logp_NK=old_logp,
@@ -110,8 +111,11 @@ def cut(batch: Batch, size: int) -> list[Batch]:
         rows = slice(start, start + size)
         names = [name for name in batch.__slots__ if name.endswith(("_N", "_NK", "_RT"))]
         fields = {name: getattr(batch, name)[rows] for name in names}
-        predict = np.where(fields["mask_NK"], batch.predict_NK[rows] - start * width, 0).astype(np.int32)
-        parts.append(replace(batch, **{**fields, "predict_NK": predict}))
+        mask, targets = fields["mask_NK"], batch.targets_NK[rows]
+        predict = np.where(mask, batch.predict_NK[rows] - start * width, 0).astype(np.int32)
+        place = np.arange(mask.size, dtype=np.int32).reshape(mask.shape)
+        fields |= {"predict_P": predict.reshape(-1), "targets_P": targets.reshape(-1), "place_NK": place}
+        parts.append(replace(batch, **fields))
     return parts
 
 
