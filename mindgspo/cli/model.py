@@ -103,7 +103,7 @@ def evaluate(
     Prints a table; the last line is a JSON object with the same figures and the settings.
     """
     from mindgspo.data.columns_file import read_columns_file
-    from mindgspo.trainer.measured_experiments import DataChoice, MeasureOptions, task_of_experiment, tasks_of_data
+    from mindgspo.trainer.measured_experiments import DataChoice, MeasureOptions, tasks_of_data, tasks_of_experiment
 
     if bool(data) == (config is not None):
         raise typer.BadParameter("give either --data (NAME or FILE, repeatable) or --config EXPERIMENT.yaml")
@@ -125,7 +125,7 @@ def evaluate(
     if config is not None:
         if format is not None or columns is not None:
             raise typer.BadParameter("--format and --columns go with --data; with --config use --set data.eval.format=")
-        tasks = [task_of_experiment(model_dir, config, options, set_ or [])]
+        tasks = tasks_of_experiment(model_dir, config, options, set_ or [])
     else:
         mapped = None if columns is None else read_columns_file(columns)
         choice = DataChoice(texts=data or [], folder=data_dir, format=format, columns=mapped)

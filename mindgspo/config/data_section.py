@@ -5,10 +5,11 @@ What enters: plain values from `config.load`. What leaves: frozen sections, whic
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from mindgspo.config.section import Section
 
@@ -57,13 +58,33 @@ class DataSourceSection(Section):
     careless teacher would. Gold answers stay right, so reinforcement learning can outdo its demonstrations."""
 
 
+ONE_SOURCE, NAMED_SOURCES = "<one>", "<named>"
+"""Tags of the two forms of `data.eval`, which pydantic puts into the places of its complaints."""
+
+SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+
+
+def _form(value: Any) -> str:
+    """A source is known by its keys, whatever else stands beside them; names of sets are none of these."""
+    is_named = isinstance(value, Mapping) and value and not value.keys() & DataSourceSection.model_fields.keys()
+    return NAMED_SOURCES if is_named else ONE_SOURCE
+
+
+EvalSources = Annotated[
+    Annotated[DataSourceSection, Tag(ONE_SOURCE)] | Annotated[dict[SetName, DataSourceSection], Tag(NAMED_SOURCES)],
+    Discriminator(_form),
+]
+
+
 class DataSection(Section):
     """Data sets and how a row becomes a prompt."""
 
     train: DataSourceSection
     """Prompts for reinforcement learning (and rows for the supervised warm-up, if they hold solutions)."""
-    eval: DataSourceSection
-    """Held-out problems for accuracy before, during and after."""
+    eval: EvalSources
+    """Held-out problems for accuracy before, during and after: one source, or several by names of your own, e.g.
+    {gsm8k: {format: gsm8k, path: ...}, aime: {format: aime, path: ...}}. Metrics go by these names (verl:
+    val_files)."""
     system_prompt: str | None = None
     """System message put before the question. None: what the chat template does by itself."""
     instruction_prefix: str = ""
@@ -77,6 +98,16 @@ class DataSection(Section):
     """What happens to a longer prompt: stop, cut at that side, or drop the row; counted in dataset.json."""
     shuffle: bool = True
     """Draw prompts in an order seeded by `seed` and the epoch; false: file order."""
+
+    @property
+    def names_eval_sets(self) -> bool:
+        """Whether the held-out problems come as sets with names."""
+        return not isinstance(self.eval, DataSourceSection)
+
+    @property
+    def eval_sets(self) -> dict[str, DataSourceSection]:
+        """The sets of held-out problems by name; a single source that has none is called eval."""
+        return {"eval": self.eval} if isinstance(self.eval, DataSourceSection) else dict(self.eval)
 
 
 class TokenizerSection(Section):

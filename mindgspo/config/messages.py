@@ -10,11 +10,12 @@ import difflib
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from mindgspo.config.data_section import NAMED_SOURCES, ONE_SOURCE
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.config.section import Section
 
@@ -38,6 +39,11 @@ _BOUNDS = {
     "less_than_equal": ("<=", "le"),
 }
 
+_NAME_THEM_ALL = (
+    "give that one a name, too: data.eval: {NAME: {format: ..., ...}, ...} (--set data.eval=null first drops what the "
+    "file says)"
+)
+
 # Values that other suites have and this one has not, with the reason.
 _NOT_BUILT = {("estimator", "gae"): "it needs a value model, which this suite does not train"}
 
@@ -59,9 +65,12 @@ def known_keys(section: type[Section] = ExperimentConfig, prefix: str = "") -> I
 
 
 def section_of(section: type[Section], name: str) -> type[Section] | None:
-    """The class of the subsection at key `name`, None where the key holds a value."""
+    """The class of the subsection at key `name`, None where the key holds a value. Of a key that holds a section or
+    several by name, the class of one."""
     annotation = section.model_fields[name].annotation
     for option in (annotation, *get_args(annotation)):
+        if get_origin(option) is Annotated:
+            option = get_args(option)[0]
         if isinstance(option, type) and issubclass(option, Section):
             return option
     return None
@@ -74,6 +83,8 @@ def _follows_from_another(detail: ErrorDetails) -> bool:
 
 def _sentence(detail: ErrorDetails) -> str:
     kind, given, context = detail["type"], detail["input"], detail.get("ctx", {})
+    if kind == "extra_forbidden" and ONE_SOURCE in detail["loc"] and isinstance(given, dict):
+        return "a set of held-out problems beside the keys of a single one; " + _NAME_THEM_ALL
     if kind == "extra_forbidden":
         return f"unknown key; {_unknown_key_fix(detail['loc'])}"
     if kind == "missing":
@@ -103,14 +114,19 @@ def _shown(value: Any) -> str:
 
 def _dotted(location: tuple[int | str, ...]) -> str:
     """("reward", "weights", 0) -> "reward.weights[0]"."""
-    dotted = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
+    shown = (step for step in location if step not in (ONE_SOURCE, NAMED_SOURCES, "[key]"))
+    dotted = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in shown)
     return dotted.removeprefix(".") or "the file"
 
 
 def _section_at(location: tuple[int | str, ...]) -> type[Section]:
     """The section that a key location (without the key itself) leads to."""
-    section = ExperimentConfig
-    for step in location:
+    section, steps = ExperimentConfig, iter(location)
+    for step in steps:
+        if step == NAMED_SOURCES:
+            next(steps, None)  # a name of the user's
+        if step in (ONE_SOURCE, NAMED_SOURCES):
+            continue
         below = section_of(section, str(step))
         assert below is not None, f"pydantic reported a key below the value at {location}"
         section = below

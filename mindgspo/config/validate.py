@@ -2,8 +2,8 @@
 
 What enters: a resolved config. What leaves: lines "key: what is wrong, with numbers; what to write instead",
 all of them at once, empty when all is well. Called by `config.load`. The rules of `algorithm` fill files of their own:
-`algorithm_rules`, `penalty_rules`, `advantage_rules`; those of `reward` are in `reward_rules`, those of one device in
-`ascend_rules`, those of `model.backend` in `backend_rules`.
+`algorithm_rules`, `penalty_rules`, `advantage_rules`; those of `reward` are in `reward_rules`, those of `eval` in
+`eval_rules`, those of one device in `ascend_rules`, those of `model.backend` in `backend_rules`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from mindgspo.config.algorithm_rules import loss_problems
 from mindgspo.config.ascend_rules import device_problems
 from mindgspo.config.backend_rules import backend_problems
 from mindgspo.config.data_section import DataSourceSection
+from mindgspo.config.eval_rules import eval_problems
 from mindgspo.config.families import FAMILIES
 from mindgspo.config.legal import divisors, either, nearest
 from mindgspo.config.model_section import ModelSection
@@ -37,6 +38,7 @@ def joined_problems(config: ExperimentConfig) -> list[str]:
         *_batch_problems(config),
         *_length_problems(config),
         *_sampling_problems(config),
+        *eval_problems(config),
         *loss_problems(config),
         *kl_problems(config),
         *correction_problems(config),
@@ -70,10 +72,16 @@ def file_problems(config: ExperimentConfig) -> list[str]:
 
 def data_sources(config: ExperimentConfig) -> list[tuple[str, DataSourceSection]]:
     """(key, section) of every data set the run reads."""
-    sources = [("data.train", config.data.train), ("data.eval", config.data.eval)]
+    sources = [("data.train", config.data.train), *eval_sources(config)]
     if config.warmup is not None and config.warmup.check is not None:
         sources.append(("warmup.check", config.warmup.check))
     return sources
+
+
+def eval_sources(config: ExperimentConfig) -> list[tuple[str, DataSourceSection]]:
+    """(key, section) of every set of held-out problems."""
+    is_named = config.data.names_eval_sets
+    return [(f"data.eval.{name}" if is_named else "data.eval", found) for name, found in config.data.eval_sets.items()]
 
 
 def _missing(key: str, path: Path) -> str:
@@ -219,12 +227,6 @@ def _sampling_problems(config: ExperimentConfig) -> Iterator[str]:
         yield (
             "rollout.temperature: 0 makes all responses of a group equal, so there is nothing to compare; set 1.0 "
             "(paper). Evaluation is greedy by itself"
-        )
-    most = max(config.eval.pass_at_k)
-    if most > config.eval.num_samples:
-        yield (
-            f"eval.pass_at_k: {most} needs as many samples, but eval.num_samples is "
-            f"{config.eval.num_samples}; set eval.num_samples={most} or drop {most}"
         )
 
 

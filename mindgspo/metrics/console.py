@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from rich.console import Console
@@ -18,6 +19,8 @@ _COLUMNS = (  # (label, keys of which the first that is present is shown, format
     ("sft accuracy", ("sft/accuracy",), "{:.3f}"),
 )
 
+_SHOWN_FIGURE = re.compile(r"val-core/.+/acc/[a-z]+@[0-9]+")
+
 
 def step_line(step: int, total_steps: int | None, metrics: Mapping[str, float]) -> str | None:
     """The console line of a step; None where `metrics` holds nothing that it shows."""
@@ -26,7 +29,7 @@ def step_line(step: int, total_steps: int | None, metrics: Mapping[str, float]) 
         key = next((key for key in keys if key in metrics), None)
         if key is not None:
             cells.append(f"{label} {form.format(metrics[key])}")
-    cells += [f"{key} {value:.4f}" for key, value in metrics.items() if key.startswith("val-core/")]
+    cells += [f"{key} {value:.4f}" for key, value in metrics.items() if _SHOWN_FIGURE.fullmatch(key)]
     if not cells:
         return None
     position = f"{step}/{total_steps}" if total_steps else f"{step}"

@@ -18,13 +18,14 @@ Legend: P problems.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb, sqrt
+from math import sqrt
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from mindgspo.metrics.sample_subsets import best_at_k, majority_at_k, pass_at_k
 
 CONFIDENCE = 0.95
 _Z = 1.959963984540054  # the normal distribution's quantile at 0.975
@@ -82,12 +83,6 @@ def mean_estimate(values_P: ArrayLike) -> Estimate:
     return Estimate(value=mean, low=mean - half, high=mean + half)
 
 
-def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Probability that at least one of k samples drawn without replacement is correct (arXiv 2107.03374, eq. 1)."""
-    assert 1 <= k <= num_samples and 0 <= num_correct <= num_samples, (num_samples, num_correct, k)
-    return 1.0 - comb(num_samples - num_correct, k) / comb(num_samples, k)
-
-
 def mean_at_n(num_correct_P: Sequence[int], num_samples: int) -> Estimate:
     """Share of correct samples among `num_samples` per problem."""
     return share_estimate(np.asarray(num_correct_P) / num_samples, num_samples)
@@ -98,14 +93,28 @@ def pass_at_k_estimate(num_correct_P: Sequence[int], num_samples: int, k: int) -
     return share_estimate([pass_at_k(num_samples, count, k) for count in num_correct_P], num_samples // k)
 
 
-def majority_is_right(votes: Sequence[int | None], right: int) -> float:
-    """Expected correctness of the answer that most samples of one problem give.
+def majority_at_k_estimate(votes_P: Sequence[Sequence[int | None]], right: int, k: int) -> Estimate:
+    """Mean of `majority_at_k` over problems with equally many votes."""
+    return share_estimate([majority_at_k(votes, right, k) for votes in votes_P], len(votes_P[0]) // k)
 
-    votes: a number per sample, equal for equal answers, None for a sample without an answer, which does not vote.
-    right: the number of the right answer. Of n answers with equally many votes each is taken with probability 1/n, as
-    tossing a coin would on average. 0 where nobody votes.
+
+def best_at_k_estimate(values_PN: ArrayLike, k: int) -> Estimate:
+    """Mean of `best_at_k` over problems. N: samples."""
+    return mean_estimate([best_at_k(values, k) for values in np.asarray(values_PN, np.float64).tolist()])
+
+
+def change_estimate(before_P: ArrayLike, after_P: ArrayLike) -> Estimate:
+    """Change of the share of solved problems between two evaluations on the same problems; True: solved.
+
+    The two are no independent samples, so only problems whose outcome changed count. The interval is Agresti and Min's
+    (2005): with half a problem added to each of the four outcomes, d +- 1.96 sqrt(c - d^2) / sqrt(P + 2), where c is
+    the share of problems that changed and d the difference. It is not empty where nothing changed.
     """
-    counts = Counter(vote for vote in votes if vote is not None)
-    most = max(counts.values(), default=0)
-    first = [vote for vote, count in counts.items() if count == most]
-    return 1 / len(first) if right in first else 0.0
+    before, after = np.asarray(before_P, bool), np.asarray(after_P, bool)
+    assert before.shape == after.shape and before.ndim == 1 and before.size, (before.shape, after.shape)
+    number = before.size + 2.0
+    gained, lost = int((after & ~before).sum()), int((before & ~after).sum())
+    changed, difference = (gained + lost + 1) / number, (gained - lost) / number
+    half = _Z * sqrt(changed - difference**2) / sqrt(number)
+    low, high = max(-1.0, difference - half), min(1.0, difference + half)
+    return Estimate(value=(gained - lost) / before.size, low=low, high=high)

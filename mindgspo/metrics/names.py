@@ -40,6 +40,8 @@ assert len(METRICS) == sum(len(section.metrics) for section in SECTIONS), "a met
 _PLACEHOLDERS = {
     "<stat>": r"(?:mean|max|min|std)",
     "<source>": r".+",
+    "<figure>": r"(?:acc|reward)/[a-z]+@[1-9][0-9]*",
+    "<bound>": r"(?:low|high)",
     "<n>": r"[1-9][0-9]*",
     "<reason>": r"[a-z0-9_]+",
     "<name>": r"[\w.-]+",

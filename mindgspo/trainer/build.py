@@ -47,6 +47,7 @@ from mindgspo.trainer.ranks import first_rank_first, infer_place, reference_plac
 from mindgspo.trainer.reference import ReferencePolicy
 from mindgspo.trainer.skipped_updates import SkippedUpdates
 from mindgspo.trainer.trained_model import build_trained_model
+from mindgspo.trainer.validation import check_best_metric
 from mindgspo.trainer.warmup import Warmup, supervised_sample
 
 
@@ -65,9 +66,8 @@ def build_parts(
     train_set = judged_dataset(
         config, config.data.train, tokenizer, scorer, data_dir / "train", seed=config.seed, new_run=new_run
     )
-    eval_set = judged_dataset(
-        config, config.data.eval, tokenizer, scorer, data_dir / "eval", seed=HELD_OUT_SEED, new_run=new_run
-    )
+    eval_sets = _eval_sets(config, tokenizer, scorer, data_dir / "eval", new_run=new_run)
+    check_best_metric(config, eval_sets)
     _check_distinct_prompts(config, len(train_set))
     if infer_place(config).is_speaker:
         scorer.try_out([trial_candidate(prompt, tokenizer) for prompt in itertools.islice(train_set, NUM_TRIAL_ROWS)])
@@ -77,9 +77,9 @@ def build_parts(
         "data and batch counts",
         {
             "data.train": _digest(train_set),
-            "data.eval": _digest(eval_set),
             "rows of data.train": len(train_set),
-            "rows of data.eval": len(eval_set),
+            **{f"data.eval ({name})": _digest(rows) for name, rows in eval_sets.items()},
+            **{f"rows of data.eval ({name})": len(rows) for name, rows in eval_sets.items()},
             "steps": total_steps,
         },
         "Give every rank the same data: files of one content, and one run_dir on a file system that all nodes share",
@@ -124,12 +124,12 @@ def build_parts(
         swap=swap,
         scorer=scorer,
         judges=Replicas(infer_place(config)),
-        eval_set=eval_set,
         old_policy=scorer_of(model, temperature=temperature),
         reference=reference,
         kl=kl,
         updater=updater,
         train_set=train_set,
+        eval_sets=eval_sets,
         stream=stream,
         timers=Timers(on_enter=heartbeat.enter_stage),
         total_steps=total_steps,
@@ -137,6 +137,24 @@ def build_parts(
         skips=skips,
         kept={"stream": KeptStream(stream), "kl": KeptCoefficient(kl), "skipped_updates": skips},
     )
+
+
+def _eval_sets(
+    config: ExperimentConfig, tokenizer: Tokenizer, scorer: Scorer, folder: Path, *, new_run: bool
+) -> dict[str, PromptDataset]:
+    """The held-out problems by set; sets that have names are prepared in folders of their own."""
+    return {
+        name: judged_dataset(
+            config,
+            source,
+            tokenizer,
+            scorer,
+            folder / name if config.data.names_eval_sets else folder,
+            seed=HELD_OUT_SEED,
+            new_run=new_run,
+        )
+        for name, source in config.data.eval_sets.items()
+    }
 
 
 def build_warmup(parts: TrainingParts, *, data_dir: Path, new_run: bool = True) -> Warmup | None:

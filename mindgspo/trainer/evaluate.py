@@ -1,50 +1,76 @@
-"""Accuracy on held-out problems: greedy, and mean@n, maj@n and pass@k where samples are asked for.
+"""Figures of the policy on held-out problems: greedy, and mean@n, maj@k, pass@k, best@k where samples are asked for.
 
-What enters: parts of an experiment, a data set, the step. What leaves: metrics under `val-core/<source>/...` and the
-greedy groups. Called before, during and after training, and by the warm-up.
+What enters: parts of an experiment, sets of problems, the step. What leaves: metrics under `val-core/<part>/...` with
+the ends of their intervals, and all answers. Called before, during and after training, and by the warm-up.
+
+A part is what figures are made of: each data source of a single set, each set where sets have names, and below such a
+set `<set>/<source>` where it holds several sources.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from mindgspo.config import ExperimentConfig
+from mindgspo.config.eval_section import OVERALL
+from mindgspo.metrics.evaluation_statistics import Estimate, share_estimate
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.rollout.protocol import SamplingSettings
 from mindgspo.rollout.random import Purpose, RandomStream
-from mindgspo.trainer.figures import Answered, figures_of
+from mindgspo.trainer.figures import Answered, Figures, figures_of
 from mindgspo.trainer.judge import judge
 from mindgspo.trainer.parts import EvaluationParts
-from mindgspo.types import FinishReason, Prompt, ScoredGroup, Verdict
+from mindgspo.types import Prompt, ScoredGroup, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatedSet:
+    """name: of the set. greedy: one answer per problem. sampled: eval.num_samples of them, none where that is 1."""
+
+    name: str
+    greedy: tuple[ScoredGroup, ...]
+    sampled: tuple[ScoredGroup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """accuracy: share of problems whose greedy answer is correct, over all sources. metrics: by data source.
-    groups: one greedy response per problem."""
+    """sets: all answers. solved: whether the greedy answer is correct, by problem, set after set. metrics: by name,
+    with the ends of intervals."""
 
-    accuracy: float
-    metrics: dict[str, float]
-    groups: tuple[ScoredGroup, ...]
+    sets: tuple[EvaluatedSet, ...]
+    solved: tuple[bool, ...]
+    metrics: Mapping[str, float]
+
+    @property
+    def accuracy(self) -> float:
+        """Share of problems whose greedy answer is correct, over all sets."""
+        return float(np.mean(self.solved))
 
 
-def evaluate(parts: EvaluationParts, prompts: Sequence[Prompt], step: int) -> Evaluation:
-    """Greedy accuracy of all prompts and, if eval.num_samples > 1, mean, vote and pass@k of that many samples."""
+def evaluate(parts: EvaluationParts, sets: Mapping[str, Sequence[Prompt]], step: int) -> Evaluation:
+    """Greedy answers to all problems and, if eval.num_samples > 1, that many samples, with their figures."""
     section = parts.config.eval
-    groups = answers(parts, prompts, step, temperature=0.0, num_samples=1)
-    metrics = _by_source(groups, _greedy_metrics)
-    if section.num_samples > 1:
-        sampled = answers(parts, prompts, step, temperature=section.temperature, num_samples=section.num_samples)
-        metrics |= _by_source(sampled, lambda some: _sampled_metrics(some, section.pass_at_k))
-    return Evaluation(accuracy=_accuracy(groups), metrics=metrics, groups=groups)
+    found, metrics = [], {}
+    for name, prompts in sets.items():
+        greedy = answers(parts, prompts, step, temperature=0.0, num_samples=1)
+        sampled: tuple[ScoredGroup, ...] = ()
+        if section.num_samples > 1:
+            sampled = answers(parts, prompts, step, temperature=section.temperature, num_samples=section.num_samples)
+        one = EvaluatedSet(name=name, greedy=greedy, sampled=sampled)
+        found.append(one)
+        metrics |= _set_metrics(parts.config, one)
+    solved = tuple(_is_solved(group) for one in found for group in one.greedy)
+    metrics |= with_bounds(OVERALL, share_estimate(solved))
+    return Evaluation(sets=tuple(found), solved=solved, metrics=metrics)
 
 
 def greedy_accuracy(parts: EvaluationParts, prompts: Sequence[Prompt]) -> float:
     """Share of problems whose greedy answer is correct."""
-    return _accuracy(answers(parts, prompts, step=0, temperature=0.0, num_samples=1))
+    return float(np.mean([_is_solved(one) for one in answers(parts, prompts, step=0, temperature=0.0, num_samples=1)]))
 
 
 def answers(
@@ -62,37 +88,54 @@ def answers(
     return judge(parts, prompts, rollout)
 
 
-def _by_source(
-    groups: Sequence[ScoredGroup], measure: Callable[[Sequence[ScoredGroup]], dict[tuple[str, str], float]]
-) -> dict[str, float]:
-    by_source: dict[str, list[ScoredGroup]] = defaultdict(list)
+def part_names(config: ExperimentConfig, set_name: str, sources: Iterable[str]) -> dict[str, list[str]]:
+    """The parts of one set, each with the data sources that it holds. sources: of the set's rows."""
+    distinct = sorted(set(sources))
+    if not config.data.names_eval_sets:
+        return {source: [source] for source in distinct}
+    whole = {set_name: distinct}
+    return whole if len(distinct) == 1 else whole | {f"{set_name}/{source}": [source] for source in distinct}
+
+
+def with_bounds(name: str, estimate: Estimate) -> dict[str, float]:
+    """The estimate as metrics: its value, and the ends of its interval where it has one."""
+    ends = {f"{name}/low": estimate.low, f"{name}/high": estimate.high}
+    return {name: estimate.value, **{key: end for key, end in ends.items() if end is not None}}
+
+
+def _set_metrics(config: ExperimentConfig, one: EvaluatedSet) -> dict[str, float]:
+    greedy, sampled = _by_source(one.greedy), _by_source(one.sampled)
+    metrics: dict[str, float] = {}
+    for part, sources in part_names(config, one.name, greedy).items():
+        figures = figures_of([some for source in sources for some in greedy[source]], all_rewards=True)
+        metrics |= dict(_core_metrics(part, figures)) | _greedy_metrics(part, figures)
+        if sampled:
+            some = [some for source in sources for some in sampled[source]]
+            metrics |= dict(_core_metrics(part, figures_of(some, config.eval.pass_at_k, all_rewards=True)))
+    return metrics
+
+
+def _by_source(groups: Sequence[ScoredGroup]) -> dict[str, list[Answered]]:
+    by_source: dict[str, list[Answered]] = defaultdict(list)
     for group in groups:
-        by_source[group.prompt.data_source].append(group)
+        by_source[group.prompt.data_source].append(Answered.of(group))
+    return by_source
+
+
+def _core_metrics(part: str, figures: Figures) -> Iterator[tuple[str, float]]:
+    for name, estimate in figures.estimates.items():
+        yield from with_bounds(f"val-core/{part}/{name}", estimate).items()
+
+
+def _greedy_metrics(part: str, figures: Figures) -> dict[str, float]:
     return {
-        f"{prefix}/{source}/{name}": value
-        for source, some in sorted(by_source.items())
-        for (prefix, name), value in measure(some).items()
+        f"val-aux/{part}/num_problems": figures.num_problems,
+        f"val-aux/{part}/no_answer_ratio": figures.no_answer,
+        f"val-aux/{part}/failed_ratio": figures.failed,
+        f"val-aux/{part}/response_length/mean": figures.mean_length,
+        f"val-aux/{part}/response_length/clip_ratio": figures.cut,
     }
 
 
-def _greedy_metrics(groups: Sequence[ScoredGroup]) -> dict[tuple[str, str], float]:
-    responses = [response for group in groups for response in group.responses]
-    lengths = [response.length for response in responses]
-    unanswered = sum(group.scores[0].verdict is Verdict.NO_ANSWER for group in groups)
-    cut = sum(response.finish_reason is FinishReason.LENGTH for response in responses)
-    return {
-        ("val-core", "acc/mean@1"): _accuracy(groups),
-        ("val-aux", "no_answer_ratio"): unanswered / len(groups),
-        ("val-aux", "response_length/mean"): float(np.mean(lengths)),
-        ("val-aux", "response_length/clip_ratio"): cut / len(responses),
-    }
-
-
-def _sampled_metrics(groups: Sequence[ScoredGroup], ks: Sequence[int]) -> dict[tuple[str, str], float]:
-    """Figures of rewards are left out: a run has those of its training prompts."""
-    estimates = figures_of([Answered.of(group) for group in groups], ks).estimates
-    return {("val-core", name): found.value for name, found in estimates.items() if name.startswith("acc/")}
-
-
-def _accuracy(groups: Sequence[ScoredGroup]) -> float:
-    return float(np.mean([group.scores[0].verdict is Verdict.CORRECT for group in groups]))
+def _is_solved(group: ScoredGroup) -> bool:
+    return group.scores[0].verdict is Verdict.CORRECT

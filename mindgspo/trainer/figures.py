@@ -5,10 +5,14 @@ whether they can be trusted. Called by `measure` and, in training, by `evaluate`
 
     acc/mean@n      share of correct answers; of greedy ones (n = 1), or of n samples per problem
     acc/pass@k      probability that one of k samples is correct
-    acc/maj@n       share of problems whose most frequent answer is correct; equally frequent ones are drawn by lot
-    reward/mean@n   mean reward, and
-    reward/best@n   the highest reward among a problem's n samples; both only where rewards say more than right or
-                    wrong. A failed judgement counts as the lowest reward there is
+    acc/maj@k       share of problems whose most frequent answer among k samples is correct; equally frequent ones are
+                    drawn by lot
+    reward/mean@n   mean reward
+    reward/best@k   the highest reward among k samples of a problem. A failed judgement counts as the lowest reward
+                    there is
+
+Figures of k samples are expectations over all ways of taking k from the n that were drawn; maj and best are given for
+k = n, too, and not for k = 1, where they are the mean.
 """
 
 from __future__ import annotations
@@ -20,11 +24,11 @@ import numpy as np
 
 from mindgspo.metrics.evaluation_statistics import (
     Estimate,
-    majority_is_right,
+    best_at_k_estimate,
+    majority_at_k_estimate,
     mean_at_n,
     mean_estimate,
     pass_at_k_estimate,
-    share_estimate,
 )
 from mindgspo.rewards.answers.voting import RIGHT, votes_of
 from mindgspo.types import FinishReason, Score, ScoredGroup, Verdict
@@ -72,16 +76,20 @@ class Figures:
     mean_length: float
 
 
-def figures_of(answered: Sequence[Answered], pass_at_k: Sequence[int] = ()) -> Figures:
-    """The figures of problems with equally many answers. pass_at_k: for which k; none for greedy answers."""
+def figures_of(answered: Sequence[Answered], ks: Sequence[int] = (), *, all_rewards: bool = False) -> Figures:
+    """The figures of problems with equally many answers. ks: of pass@k, maj@k and best@k; none for greedy answers.
+
+    all_rewards: figures of rewards also where these say no more than right or wrong.
+    """
     size = len(answered[0].scores)
     assert all(len(one.scores) == size for one in answered), "problems with different numbers of answers"
     correct = [one.num_correct for one in answered]
     estimates = {f"acc/mean@{size}": mean_at_n(correct, size)}
-    estimates |= {f"acc/pass@{k}": pass_at_k_estimate(correct, size, k) for k in pass_at_k}
+    estimates |= {f"acc/pass@{k}": pass_at_k_estimate(correct, size, k) for k in ks}
+    several = sorted({*ks, size} - {1})
     if size > 1:
-        estimates |= _vote(answered, size)
-    estimates |= _rewards(answered, size)
+        estimates |= _vote(answered, several)
+    estimates |= _rewards(answered, size, several, with_plain_ones=all_rewards)
     verdicts = [score.verdict for one in answered for score in one.scores]
     lengths = [length for one in answered for length in one.lengths]
     num_found = sum(verdict in (*_JUDGED, Verdict.NO_ANSWER) for verdict in verdicts)
@@ -96,30 +104,32 @@ def figures_of(answered: Sequence[Answered], pass_at_k: Sequence[int] = ()) -> F
     )
 
 
-def _vote(answered: Sequence[Answered], size: int) -> dict[str, Estimate]:
+def _vote(answered: Sequence[Answered], ks: Sequence[int]) -> dict[str, Estimate]:
     """Nothing where a reward function judges answers without saying what they are: then nobody knows who voted for
     what."""
     scores = [score for one in answered for score in one.scores]
     if any(score.verdict in _JUDGED and score.extracted is None for score in scores):
         return {}
-    shares = []
-    for one in answered:
-        votes = votes_of(
-            [score.extracted for score in one.scores], [score.verdict is Verdict.CORRECT for score in one.scores]
-        )
-        shares.append(majority_is_right(votes, RIGHT))
-    return {f"acc/maj@{size}": share_estimate(shares)}
+    votes_P = [
+        votes_of([score.extracted for score in one.scores], [score.verdict is Verdict.CORRECT for score in one.scores])
+        for one in answered
+    ]
+    return {f"acc/maj@{k}": majority_at_k_estimate(votes_P, RIGHT, k) for k in ks}
 
 
-def _rewards(answered: Sequence[Answered], size: int) -> dict[str, Estimate]:
-    """Nothing where all right answers have one reward and all others one: acc/mean@n and acc/pass@n say as much."""
+def _rewards(
+    answered: Sequence[Answered], size: int, ks: Sequence[int], *, with_plain_ones: bool
+) -> dict[str, Estimate]:
+    """Nothing where all right answers have one reward and all others one, unless these are asked for: acc/mean@n and
+    acc/pass@k say as much."""
     scores = [score for one in answered for score in one.scores if score.value is not None]
     kinds = {(score.verdict is Verdict.CORRECT, score.value) for score in scores}
-    if len(kinds) == len({is_correct for is_correct, _ in kinds}):
+    is_plain = len(kinds) == len({is_correct for is_correct, _ in kinds})
+    if not kinds or (is_plain and not with_plain_ones):
         return {}
     lowest = min(value for _, value in kinds)
     values = [[lowest if score.value is None else score.value for score in one.scores] for one in answered]
     if np.abs(values).max() > _LARGEST_REWARD:  # sums and squares would overflow
         return {}
-    mean = {f"reward/mean@{size}": mean_estimate(np.mean(values, axis=1))}
-    return mean if size == 1 else mean | {f"reward/best@{size}": mean_estimate(np.max(values, axis=1))}
+    estimates = {f"reward/mean@{size}": mean_estimate(np.mean(values, axis=1))}
+    return estimates | {f"reward/best@{k}": best_at_k_estimate(values, k) for k in ks}

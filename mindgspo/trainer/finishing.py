@@ -58,7 +58,7 @@ def _write_results(
         accuracy_after=progress.accuracy,
         best_step=None if progress.best is None else progress.best.step,
         best_value=None if progress.best is None else progress.best.value,
-        eval_problems=len(parts.eval_set),
+        eval_problems=sum(len(rows) for rows in parts.eval_sets.values()),
         steps=progress.step,
         updates=parts.updater.updates,
         updates_skipped=parts.skips.total,

@@ -18,6 +18,7 @@ from mindgspo.checkpoint import (
     open_run_folder,
 )
 from mindgspo.config import ExperimentConfig, batch_table, dump_config, notes
+from mindgspo.config.validate import data_sources
 from mindgspo.metrics import RunLog, SilentLog, plot_run, write_report
 from mindgspo.metrics.files import replace_file
 from mindgspo.parallel import runtime
@@ -119,7 +120,8 @@ def _print_banner(parts: TrainingParts, log: RunLog) -> None:
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         log.note(f"{name:<{width}}  {text}")
-    for key, rows in (("data.train", parts.train_set), ("data.eval", parts.eval_set)):
+    data_sets = [parts.train_set, *parts.eval_sets.values()]
+    for (key, _), rows in zip(data_sources(parts.config), data_sets, strict=False):  # the warm-up's check set is last
         counts = rows.info.counts
         if counts.dropped:
             reasons = ", ".join(f"{number}: {reason}" for reason, number in counts.dropped.items())

@@ -72,22 +72,22 @@ def measure(tasks: Sequence[Task], keep: Keep = lambda *_: None) -> list[Measure
         engine = generating_part(config, model, tokenizer, Swap(SwapSection(), None)).engine
         found = []
         for task, scorer, rows in opened:
-            parts = EvaluationParts(
-                config=task.config, tokenizer=tokenizer, model=model, engine=engine, scorer=scorer, eval_set=rows
-            )
+            parts = EvaluationParts(config=task.config, tokenizer=tokenizer, model=model, engine=engine, scorer=scorer)
             parts.bring_weights()
-            found += measure_parts(parts, task, keep, dropped=dict(rows.info.counts.dropped))
+            found += measure_parts(parts, task, list(rows), keep, dropped=dict(rows.info.counts.dropped))
         return found
 
 
-def measure_parts(parts: EvaluationParts, task: Task, keep: Keep, *, dropped: dict[str, int]) -> list[Measured]:
+def measure_parts(
+    parts: EvaluationParts, task: Task, prompts: Sequence[Prompt], keep: Keep, *, dropped: dict[str, int]
+) -> list[Measured]:
     """The figures of one data set by data source, in alphabetical order."""
     section = parts.config.eval
-    greedy = _by_source(_answered(parts, task, keep, temperature=0.0, num_samples=1))
+    greedy = _by_source(_answered(parts, task, prompts, keep, temperature=0.0, num_samples=1))
     sampled: dict[str, list[Answered]] = {}
     if section.num_samples > 1:
         sampled = _by_source(
-            _answered(parts, task, keep, temperature=section.temperature, num_samples=section.num_samples)
+            _answered(parts, task, prompts, keep, temperature=section.temperature, num_samples=section.num_samples)
         )
     return [
         Measured(
@@ -102,10 +102,15 @@ def measure_parts(parts: EvaluationParts, task: Task, keep: Keep, *, dropped: di
 
 
 def _answered(
-    parts: EvaluationParts, task: Task, keep: Keep, *, temperature: float, num_samples: int
+    parts: EvaluationParts,
+    task: Task,
+    prompts: Sequence[Prompt],
+    keep: Keep,
+    *,
+    temperature: float,
+    num_samples: int,
 ) -> list[Answered]:
     """Call by call; what is sampled depends on the prompt alone, so the cut changes nothing."""
-    prompts = list(parts.eval_set)
     size = max(1, ROUNDS_PER_CALL * parts.config.rollout.slots // num_samples)
     found: list[Answered] = []
     with PreparationProgress(is_wanted=parts.config.logging.progress) as progress:
@@ -135,7 +140,8 @@ def _rows(task: Task, tokenizer: Tokenizer, scorer: Scorer, folder: Path) -> Pro
         room = config.model.max_position_embeddings - config.rollout.max_new_tokens
         limit = _NO_LIMIT if config.data.truncation == "error" else room
         config = config.model_copy(update={"data": config.data.model_copy(update={"max_prompt_length": limit})})
-    return judged_dataset(config, config.data.eval, tokenizer, scorer, folder, seed=HELD_OUT_SEED)
+    (source,) = config.data.eval_sets.values()
+    return judged_dataset(config, source, tokenizer, scorer, folder, seed=HELD_OUT_SEED)
 
 
 def _sized(config: ExperimentConfig, opened: Sequence[tuple[Task, PromptDataset]]) -> ExperimentConfig:

@@ -138,7 +138,7 @@ def _percent(share: float) -> str:
 
 def _result(one: Measured) -> dict[str, object]:
     config = one.task.config
-    source = config.data.eval
+    (source,) = config.data.eval_sets.values()
     return {
         "data": one.task.label,
         "data_source": one.source,

@@ -16,6 +16,7 @@ from typing import Any
 from mindgspo.checkpoint.manifest import MANIFEST_FILE as MANIFEST
 from mindgspo.config import ColumnsSection, ExperimentConfig, ModelSection, PlansSection, load_config, load_mapping
 from mindgspo.config.data_section import DataFormat
+from mindgspo.config.validate import eval_sources
 from mindgspo.data.benchmarks import NAMES, NUM_GENERATED_ROWS, Benchmark, find_benchmark
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.models.huggingface_config import read_model_section
@@ -28,8 +29,8 @@ where these are few."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """label: the data set's name in tables. config: its rows are those of data.eval. any_length: prompts may be as long
-    as the model's positions allow; data.max_prompt_length says nothing."""
+    """label: the data set's name in tables. config: its rows are those of data.eval, which is one set. any_length:
+    prompts may be as long as the model's positions allow; data.max_prompt_length says nothing."""
 
     label: str
     config: ExperimentConfig
@@ -54,8 +55,8 @@ class MeasureOptions:
     system_prompt: str | None = None
     instruction_suffix: str | None = None
 
-    def overrides(self) -> list[str]:
-        """The options as "section.key=value"."""
+    def overrides(self, eval_keys: Sequence[str] = ("data.eval",)) -> list[str]:
+        """The options as "section.key=value". eval_keys: of the data sets that are measured."""
         ks = self.pass_at_k if self.pass_at_k is not None or self.num_samples is None else (self.num_samples,)
         values = {
             "eval.num_samples": self.num_samples,
@@ -63,7 +64,7 @@ class MeasureOptions:
             "eval.temperature": self.temperature,
             "rollout.top_p": self.top_p,
             "rollout.max_new_tokens": self.max_new_tokens,
-            "data.eval.max_rows": self.max_rows,
+            **{f"{key}.max_rows": self.max_rows for key in eval_keys},
             "seed": self.seed,
             "rollout.slots": self.batch,
             "device": self.device,
@@ -85,13 +86,14 @@ class DataChoice:
     columns: ColumnsSection | None = None
 
 
-def task_of_experiment(model_dir: Path, path: Path, options: MeasureOptions, overrides: Sequence[str]) -> Task:
-    """The held-out rows of an experiment, measured as it would measure them, on the model of `model_dir`.
+def tasks_of_experiment(model_dir: Path, path: Path, options: MeasureOptions, overrides: Sequence[str]) -> list[Task]:
+    """The held-out sets of an experiment, measured as it would measure them, on the model of `model_dir`.
 
     Raises ConfigError, also where the model's positions are too few; WeightsError for a folder that is no model.
     """
     found = read_model_folder(model_dir)
-    config = load_config(path, [*options.overrides(), *overrides])
+    keys = [key for key, _ in eval_sources(load_config(path, overrides, check_files=False))]
+    config = load_config(path, [*options.overrides(keys), *overrides])
     longest = config.data.max_prompt_length + config.rollout.max_new_tokens
     if longest > found.max_position_embeddings:
         raise ConfigError(
@@ -101,7 +103,14 @@ def task_of_experiment(model_dir: Path, path: Path, options: MeasureOptions, ove
     _refuse_unused(options, config)
     model = found.model_copy(update={"dtype": config.model.dtype})
     config = config.model_copy(update={"model": model, "plans": PlansSection()})
-    return Task(label=config.experiment, config=config, any_length=False)
+    return [
+        Task(
+            label=name if config.data.names_eval_sets else config.experiment,
+            config=config.model_copy(update={"data": config.data.model_copy(update={"eval": source})}),
+            any_length=False,
+        )
+        for name, source in config.data.eval_sets.items()
+    ]
 
 
 def tasks_of_data(model_dir: Path, choice: DataChoice, options: MeasureOptions, overrides: Sequence[str]) -> list[Task]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,7 +40,6 @@ class EvaluationParts:
     model: nn.Cell
     engine: RolloutEngine
     scorer: Scorer
-    eval_set: PromptDataset
     judges: Replicas = field(default_factory=Replicas)
     swap: Swap = field(default_factory=lambda: Swap(SwapSection(), None))
     weight_version: int = 0
@@ -57,7 +57,7 @@ class TrainingParts(EvaluationParts):
     old_policy: log-probs under the weights of the present, before an update. reference: the frozen policy of the KL
     term, None without one. kl: its coefficient. total_steps: steps of the whole run. failures_dir: where a batch that
     broke an update is saved. skips: updates left out because they were not finite. kept: what else checkpoints hold, by
-    name.
+    name. eval_sets: held-out problems by the name of their set.
     """
 
     old_policy: PolicyScorer | LogicalScorer
@@ -65,6 +65,7 @@ class TrainingParts(EvaluationParts):
     kl: KLController
     updater: PolicyUpdater
     train_set: PromptDataset
+    eval_sets: Mapping[str, PromptDataset]
     stream: PromptStream
     timers: Timers
     total_steps: int

@@ -6,8 +6,14 @@ in the progress. Called by `loop` before, between and after the training steps.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from mindgspo.config import ExperimentConfig
+from mindgspo.config.eval_rules import part_of
+from mindgspo.data import PromptDataset
+from mindgspo.errors import ConfigError
 from mindgspo.metrics import RunLog
-from mindgspo.trainer.evaluate import evaluate
+from mindgspo.trainer.evaluate import evaluate, part_names
 from mindgspo.trainer.parts import TrainingParts
 from mindgspo.trainer.progress import Progress
 
@@ -15,6 +21,22 @@ from mindgspo.trainer.progress import Progress
 def validate(parts: TrainingParts, log: RunLog, progress: Progress) -> None:
     """Accuracy on data.eval with the weights of the present, noted in `progress`, with all its metrics in the log."""
     with parts.timers("testing"):
-        evaluation = evaluate(parts, list(parts.eval_set), progress.step)
-    progress.evaluated(evaluation.accuracy, evaluation.accuracy)
+        sets = {name: list(rows) for name, rows in parts.eval_sets.items()}
+        evaluation = evaluate(parts, sets, progress.step)
+    best_metric = parts.config.eval.best_metric
+    progress.evaluated(evaluation.accuracy, evaluation.metrics.get(best_metric))
     log.log_metrics(progress.step, {**evaluation.metrics, **parts.timers.collect()})
+
+
+def check_best_metric(config: ExperimentConfig, eval_sets: Mapping[str, PromptDataset]) -> None:
+    """Raises ConfigError where eval.best_metric is about a data source that no set holds."""
+    part = part_of(config.eval.best_metric)
+    names = [
+        name
+        for set_name, rows in eval_sets.items()
+        for name in part_names(config, set_name, (row.data_source for row in rows))
+    ]
+    if part is not None and part not in names:
+        raise ConfigError(
+            f"eval.best_metric: {config.eval.best_metric} is not measured: data.eval holds {', '.join(names)}"
+        )

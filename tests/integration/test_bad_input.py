@@ -201,4 +201,4 @@ def test_after_a_mistake_the_corrected_experiment_starts(
         swap_dir=run_dir / "swap",
         new_run=True,
     )
-    assert parts.eval_set[6].answer == "7"
+    assert parts.eval_sets["eval"][6].answer == "7"

@@ -117,8 +117,14 @@ TEXTS: dict[str, MetricInfo] = {
         "自己的奖励函数随分数一起返回的其他数值的均值，按键名分开；只记录，不影响训练"
     ),
     # ----- evaluation
+    "val-core/acc/mean@1": _cn(
+        "全部评测集所有留出题目上的贪心准确率；默认据此选出最佳步",
+        "上升",
+        "变化是否超出噪声，见 val-core/acc/change",
+    ),
+    "val-core/acc/mean@1/<bound>": _cn("上一项的 95% 区间端点，针对同类题目"),
     "val-core/<source>/acc/mean@<n>": _cn(
-        "留出题目上的准确率，每题 n 个样本取平均；mean@1 为贪心解码",
+        "某个评测集或数据来源的留出题目上的准确率，每题 n 个样本取平均；mean@1 为贪心解码",
         "上升",
         "critic/score/mean 上升而它不动：策略只拟合了训练题，增加训练题",
     ),
@@ -128,9 +134,15 @@ TEXTS: dict[str, MetricInfo] = {
         "下降而 mean@n 上升：策略失去多样性，注意 actor/entropy",
     ),
     "val-core/<source>/acc/maj@<n>": _cn(
-        "n 个样本中出现次数最多的答案正确的题目，次数相同则视为抽签",
+        "n 个样本中出现次数最多的答案正确的题目，次数相同则视为抽签；对所有取法求期望",
         "高于 mean@n",
         "低于 mean@n：策略在错误答案上意见一致，在这类题目上多训练",
+    ),
+    "val-core/<source>/reward/mean@<n>": _cn("留出题目上回答的平均奖励，每题 n 个回答；@1 为贪心解码", "上升"),
+    "val-core/<source>/reward/best@<n>": _cn("留出题目的 n 个样本中的最高奖励，对所有取法求期望", "高于 mean@n"),
+    "val-core/<source>/<figure>/<bound>": _cn("该指标的 95% 区间端点，针对同类题目：见 docs/evaluation_cn.md"),
+    "val-aux/<source>/failed_ratio": _cn(
+        "评测中无法判分的回答（超时、出错），按答错计", "0", "增大 reward.workers.timeout_s，或修好奖励函数"
     ),
     "val-aux/<source>/no_answer_ratio": _cn("评测中找不到可识别答案的回答", "低于 0.2", _SEE_SAMPLES),
     "val-aux/<source>/response_length/<stat>": _cn("评测回答的长度", "同 response_length"),

@@ -142,8 +142,17 @@ LENGTHS = GlossarySection(
 EVALUATION = GlossarySection(
     title="Evaluation on held-out problems",
     metrics={
+        "val-core/acc/mean@1": MetricInfo(
+            "accuracy over all held-out problems of all sets, greedy answers; by default the best step is chosen by it",
+            "share of problems",
+            "rises",
+            "see val-core/acc/change: is it more than noise?",
+        ),
+        "val-core/acc/mean@1/<bound>": MetricInfo(
+            "ends of its 95 % interval, over problems like these", "share of problems"
+        ),
         "val-core/<source>/acc/mean@<n>": MetricInfo(
-            "accuracy on held-out problems, mean over n samples each; mean@1 is greedy",
+            "accuracy on held-out problems of one set or data source, mean over n samples each; mean@1 is greedy",
             "share of problems",
             "rises",
             "flat while critic/score/mean rises: the policy fits the training prompts only; use more of them",
@@ -155,10 +164,28 @@ EVALUATION = GlossarySection(
             "falls while mean@n rises: the policy loses variety; watch actor/entropy",
         ),
         "val-core/<source>/acc/maj@<n>": MetricInfo(
-            "problems whose most frequent answer among n samples is right, ties drawn by lot",
+            "problems whose most frequent answer among n samples is right, ties drawn by lot, expected over all ways "
+            "of taking n",
             "share of problems",
             "above mean@n",
             "below mean@n: the policy agrees with itself on wrong answers; longer training on such problems",
+        ),
+        "val-core/<source>/reward/mean@<n>": MetricInfo(
+            "mean reward of the answers to held-out problems, n per problem; @1 is greedy", "", "rises"
+        ),
+        "val-core/<source>/reward/best@<n>": MetricInfo(
+            "highest reward among n samples of a held-out problem, expected over all ways of taking n",
+            "",
+            "above mean@n",
+        ),
+        "val-core/<source>/<figure>/<bound>": MetricInfo(
+            "ends of the 95 % interval of that figure, over problems like these: docs/evaluation.md"
+        ),
+        "val-aux/<source>/failed_ratio": MetricInfo(
+            "evaluation responses that could not be judged (time limit, error); they count as not correct",
+            "share of responses",
+            "0",
+            "raise reward.workers.timeout_s, or repair the reward function",
         ),
         "val-aux/<source>/no_answer_ratio": MetricInfo(
             "evaluation responses without a recognisable answer", "share of responses", "below 0.2", _SEE_SAMPLES

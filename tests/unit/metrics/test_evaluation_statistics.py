@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 
 from mindgspo.metrics.evaluation_statistics import (
+    best_at_k_estimate,
+    change_estimate,
     effective_number,
-    majority_is_right,
+    majority_at_k_estimate,
     mean_at_n,
     mean_estimate,
-    pass_at_k,
     pass_at_k_estimate,
     share_estimate,
     wilson,
@@ -86,17 +85,6 @@ def test_a_mean_without_bounds() -> None:
     assert bounds(mean_estimate([4.0])) == (4, None, None)
 
 
-# ----- pass@k
-
-
-@pytest.mark.parametrize("num_correct", range(6))
-@pytest.mark.parametrize("k", range(1, 6))
-def test_pass_at_k_counts_the_subsets_with_a_correct_sample(num_correct: int, k: int) -> None:
-    samples = [True] * num_correct + [False] * (5 - num_correct)
-    subsets = list(itertools.combinations(samples, k))
-    assert pass_at_k(5, num_correct, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
-
-
 def test_pass_at_k_over_problems() -> None:
     """Of 4 samples 0, 1, 4 right: pass@2 = 0, 1/2, 1; mean 1/2, variance 1/6, n_eff = 3 * 0.25 * 6 = 4.5 of 6."""
     assert bounds(pass_at_k_estimate([0, 1, 4], 4, 2)) == pytest.approx(bounds(wilson(0.5, 4.5)))
@@ -105,24 +93,44 @@ def test_pass_at_k_over_problems() -> None:
     assert pass_at_k_estimate([0, 1, 4], 4, 4) == share_estimate([0, 1, 1])
 
 
-# ----- majority
+# ----- k of n samples over problems, and changes
 
 
-@pytest.mark.parametrize(
-    ("votes", "expected"),
-    [
-        ([RIGHT, RIGHT, WRONG], 1),
-        ([RIGHT, WRONG, WRONG], 0),
-        ([RIGHT, WRONG], 1 / 2),
-        ([RIGHT, WRONG, OTHER], 1 / 3),
-        ([RIGHT, RIGHT, WRONG, WRONG, OTHER], 1 / 2),
-        ([WRONG, OTHER], 0),
-        ([None, None, None, RIGHT], 1),
-        ([None, None, RIGHT, WRONG, WRONG], 0),
-        ([None, None], 0),
-        ([], 0),
-    ],
-)
-def test_majority_by_hand(votes: list[int | None], expected: float) -> None:
-    assert majority_is_right(votes, RIGHT) == expected
-    assert majority_is_right(votes[::-1], RIGHT) == expected, "whatever the order"
+def test_votes_and_best_over_problems() -> None:
+    """Votes of 2 of 4: 1/2 where half are right and half agree on another; best of 2 of 1, 3: 3."""
+    assert majority_at_k_estimate([[0, 0, 1, 1], [0, 0, 0, 0]], 0, 2) == share_estimate([1 / 2, 1], 2)
+    assert best_at_k_estimate([[1, 3], [5, 5]], 2) == mean_estimate([3, 5])
+
+
+def test_a_change_by_hand() -> None:
+    """10 problems: 3 gained, 1 lost. With two more: c = 5/12, d = 2/12, half = 1.95996 sqrt(5/12 - 1/36) / sqrt(12)."""
+    before, after = [0, 0, 0, 1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 0, 1, 1, 1, 0, 0, 0]
+    half = 1.959964 * (5 / 12 - 1 / 36) ** 0.5 / 12**0.5
+    assert bounds(change_estimate(before, after)) == pytest.approx((0.2, 1 / 6 - half, 1 / 6 + half), abs=1e-6)
+
+
+def test_problems_that_stay_as_they_are_make_a_change_more_certain() -> None:
+    """Against the accuracies' own intervals: 20 of 500 gained is beyond doubt, though both intervals overlap."""
+    before, after = np.zeros(500), np.zeros(500)
+    before[:250], after[:270] = 1, 1
+    change = change_estimate(before, after)
+    assert change.value == 0.04 and change.low > 0.02
+    assert share_estimate(before).high > share_estimate(after).low
+
+
+def test_nothing_changed_is_not_certainly_no_change() -> None:
+    change = change_estimate([1, 0] * 15, [1, 0] * 15)
+    assert change.value == 0 and change.low == -change.high and 0.05 < change.high < 0.15
+
+
+@pytest.mark.parametrize("chance", [0.02, 0.2])
+def test_the_interval_of_a_change_covers_the_truth(chance: float) -> None:
+    """64 problems, half solved; each changes with that chance, gains twice as likely as losses."""
+    random, covered, rounds = np.random.default_rng(3), 0, 2000
+    for _ in range(rounds):
+        before = random.random(64) < 0.5
+        gained, lost = random.random(64) < 2 * chance, random.random(64) < chance
+        after = np.where(before, ~lost, gained)
+        change = change_estimate(before, after)
+        covered += change.low <= chance / 2 <= change.high
+    assert covered / rounds >= 0.93

@@ -180,7 +180,7 @@ def make_parts(load, prompts, tokenizer, tmp_path: Path):
             "model": None,
             "engine": ScriptedEngine(script),
             "scorer": Scorer(config.reward),
-            "eval_set": prompts,
+            "eval_sets": {"eval": prompts},
             "old_policy": FakeScorer(),
             "reference": None,
             "kl": KLController(config.algorithm.kl),

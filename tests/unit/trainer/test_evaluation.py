@@ -12,7 +12,7 @@ def test_accuracy_by_source_and_over_all(make_parts, answer, prompts, tokenizer)
     """Prompts 0, 2, 4, 6 are arithmetic: two right, one wrong, one without an answer. The others are all right."""
     said = {2: answer("999"), 6: tokenizer.encode("Tom")}
     parts = make_parts(lambda prompt, sample: said.get(prompt.index, answer(prompt.answer)))
-    evaluation = evaluate(parts, prompts, step=3)
+    evaluation = evaluate(parts, {"eval": prompts}, step=3)
 
     assert evaluation.accuracy == 6 / 8 == greedy_accuracy(parts, prompts)
     metrics = evaluation.metrics
@@ -21,13 +21,13 @@ def test_accuracy_by_source_and_over_all(make_parts, answer, prompts, tokenizer)
     assert metrics["val-core/openai/gsm8k/acc/mean@1"] == 1
     assert metrics["val-aux/arithmetic/no_answer_ratio"] == 1 / 4
     assert not any("pass@" in name for name in metrics), "num_samples is 1: greedy only"
-    assert [group.prompt.index for group in evaluation.groups] == list(range(8))
-    assert {response.temperature for group in evaluation.groups for response in group.responses} == {0.0}
+    assert [group.prompt.index for group in evaluation.sets[0].greedy] == list(range(8))
+    assert {response.temperature for group in evaluation.sets[0].greedy for response in group.responses} == {0.0}
 
 
 def test_a_response_that_was_cut_counts_as_cut(make_parts, prompts, tokenizer) -> None:
     parts = make_parts(lambda prompt, sample: tokenizer.encode("pens " * 30))
-    metrics = evaluate(parts, prompts, step=0).metrics
+    metrics = evaluate(parts, {"eval": prompts}, step=0).metrics
     assert metrics["val-aux/arithmetic/response_length/clip_ratio"] == 1
     assert metrics["val-aux/arithmetic/response_length/mean"] == 16
 
@@ -39,10 +39,14 @@ def test_pass_at_k_of_sampled_answers(make_parts, answer, prompts) -> None:
         lambda prompt, sample: answer(prompt.answer if sample == 1 and prompt.data_source == "arithmetic" else "999"),
         *settings,
     )
-    evaluation = evaluate(parts, prompts, step=0)
+    evaluation = evaluate(parts, {"eval": prompts}, step=0)
     assert unknown_names(evaluation.metrics) == []
     assert evaluation.accuracy == 0
-    found = {name: value for name, value in evaluation.metrics.items() if name.startswith("val-core/arithmetic")}
+    found = {
+        name: value
+        for name, value in evaluation.metrics.items()
+        if name.startswith("val-core/arithmetic/acc") and name[-1].isdigit()
+    }
     assert found == pytest.approx(
         {
             "val-core/arithmetic/acc/mean@1": 0,
@@ -50,6 +54,7 @@ def test_pass_at_k_of_sampled_answers(make_parts, answer, prompts) -> None:
             "val-core/arithmetic/acc/pass@1": 0.25,
             "val-core/arithmetic/acc/pass@2": 0.5,
             "val-core/arithmetic/acc/pass@4": 1.0,
+            "val-core/arithmetic/acc/maj@2": 0.25,
             "val-core/arithmetic/acc/maj@4": 0,
         }
     )

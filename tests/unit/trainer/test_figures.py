@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mindgspo.metrics.evaluation_statistics import mean_at_n, share_estimate
+from mindgspo.metrics.evaluation_statistics import mean_at_n, mean_estimate, share_estimate
 from mindgspo.trainer.figures import Answered, figures_of
 from mindgspo.types import FinishReason, Prompt, Response, Score, ScoredGroup, Verdict
 
@@ -30,7 +30,7 @@ PROBLEMS = (
 
 
 def test_sampled_figures_by_hand() -> None:
-    figures = figures_of(PROBLEMS, pass_at_k=(1, 2, 4))
+    figures = figures_of(PROBLEMS, ks=(1, 2, 4))
     values = {name: estimate.value for name, estimate in figures.estimates.items()}
     assert values == pytest.approx(
         {
@@ -38,9 +38,13 @@ def test_sampled_figures_by_hand() -> None:
             "acc/pass@1": 3 / 12,
             "acc/pass@2": (5 / 6 + 1 / 2 + 0) / 3,
             "acc/pass@4": 2 / 3,
+            "acc/maj@2": (4 / 6 + 1 / 4 + 0) / 3,
             "acc/maj@4": 1 / 3,
         }
-    ), "the second problem's vote goes to 7, however it is written"
+    ), (
+        "maj@2: of 6 pairs of the first problem RR and two R- are right, two RW even; of the second three are even; "
+        "its vote of 4 goes to 7, however that is written"
+    )
     assert figures.estimates["acc/mean@4"] == mean_at_n([2, 1, 0], 4)
     assert figures.estimates["acc/maj@4"] == share_estimate([1, 0, 0])
     assert (figures.num_problems, figures.num_correct) == (3, 3)
@@ -53,38 +57,48 @@ def test_greedy_figures_have_neither_vote_nor_best() -> None:
 
 
 def test_a_tie_is_drawn_by_lot() -> None:
-    figures = figures_of([problem(score(RIGHT, "1"), score(WRONG, "2"), score(WRONG, "3"))], pass_at_k=(3,))
+    figures = figures_of([problem(score(RIGHT, "1"), score(WRONG, "2"), score(WRONG, "3"))], ks=(3,))
     assert figures.estimates["acc/maj@3"].value == pytest.approx(1 / 3)
 
 
 def test_no_vote_where_answers_are_not_told() -> None:
     """A user's function may judge without saying what it found."""
-    figures = figures_of([problem(score(RIGHT), score(WRONG), score(WRONG))], pass_at_k=(3,))
+    figures = figures_of([problem(score(RIGHT), score(WRONG), score(WRONG))], ks=(3,))
     assert set(figures.estimates) == {"acc/mean@3", "acc/pass@3"}
 
 
 def test_rewards_that_say_more_than_the_verdict() -> None:
-    """Of -1, 0.5 and a failed judgement (the lowest, -1), and of 1, 1, 1: means -0.5 and 1, best 0.5 and 1."""
+    """Of -1, 0.5 and a failed judgement (the lowest, -1), and of 1, 1, 1: means -0.5 and 1, best 0.5 and 1; of two
+    samples the best of the first problem is 0.5 in two of three pairs, -1 in the third."""
     late = score(LATE)
     figures = figures_of(
         [
             problem(score(WRONG, "2", value=-1.0), score(RIGHT, "1", value=0.5), late),
             problem(*[score(RIGHT, "1", value=1.0)] * 3),
         ],
-        pass_at_k=(3,),
+        ks=(1, 2),
     )
     assert figures.estimates["reward/mean@3"].value == pytest.approx((-0.5 + 1) / 2)
+    assert figures.estimates["reward/best@2"] == mean_estimate([(0.5 + 0.5 - 1) / 3, 1])
+    assert "reward/best@1" not in figures.estimates, "it is the mean"
     assert figures.estimates["reward/best@3"].value == pytest.approx((0.5 + 1) / 2)
 
 
 def test_rewards_that_say_no_more_are_left_out() -> None:
     """DAPO pays +1 and -1."""
     paid = problem(score(WRONG, "2", value=-1.0), score(RIGHT, "1", value=1.0), score(NONE, value=-1.0))
-    assert set(figures_of([paid], pass_at_k=(3,)).estimates) == {"acc/mean@3", "acc/pass@3", "acc/maj@3"}
+    assert set(figures_of([paid], ks=(3,)).estimates) == {"acc/mean@3", "acc/pass@3", "acc/maj@3"}
+
+
+def test_plain_rewards_can_be_asked_for() -> None:
+    paid = problem(score(WRONG, "2"), score(RIGHT, "1"), score(NONE))
+    found = figures_of([paid, paid], ks=(2,), all_rewards=True).estimates
+    assert {name for name in found if name.startswith("reward")} == {"reward/mean@3", "reward/best@2", "reward/best@3"}
+    assert figures_of([problem(score(LATE))], all_rewards=True).estimates.keys() == {"acc/mean@1"}
 
 
 def test_nothing_could_be_judged() -> None:
-    figures = figures_of([problem(score(LATE), score(LATE))], pass_at_k=(2,))
+    figures = figures_of([problem(score(LATE), score(LATE))], ks=(2,))
     assert figures.failed == 1 and figures.estimates["acc/mean@2"].value == 0
 
 

@@ -14,14 +14,14 @@ SETTINGS = ("eval.num_samples=4", "eval.pass_at_k=[1, 4]")
 
 
 @pytest.fixture
-def measured(make_parts):
+def measured(make_parts, prompts):
     """measured(script, *overrides): what is found, and the groups that were told on the way."""
 
-    def run(script, *overrides: str, dropped: dict[str, int] | None = None, **changed: object):
+    def run(script, *overrides: str, rows=prompts, dropped: dict[str, int] | None = None, **changed: object):
         parts = make_parts(script, *overrides, **changed)
         task = Task(label="rows", config=parts.config, any_length=True)
         told = []
-        found = measure_parts(parts, task, lambda *heard: told.append(heard), dropped=dropped or {})
+        found = measure_parts(parts, task, rows, lambda *heard: told.append(heard), dropped=dropped or {})
         return found, told
 
     return run
@@ -40,7 +40,7 @@ def script(answer):
 
 
 def test_figures_by_data_source(measured, script, prompts) -> None:
-    found, _ = measured(script, *SETTINGS, eval_set=prompts[::-1])
+    found, _ = measured(script, *SETTINGS, rows=prompts[::-1])
     assert [one.source for one in found] == ["arithmetic", "openai/gsm8k"]
     arithmetic, gsm8k = found
     assert (arithmetic.greedy.num_problems, arithmetic.greedy.num_correct) == (4, 0)

@@ -11,7 +11,7 @@ from mindgspo.config import ColumnsSection, ModelSection, TokenizerSection, load
 from mindgspo.errors import ConfigError, DataError, MindGSPOError, WeightsError
 from mindgspo.models.huggingface_config import huggingface_config
 from mindgspo.tokenization import load_tokenizer
-from mindgspo.trainer.measured_experiments import DataChoice, MeasureOptions, task_of_experiment, tasks_of_data
+from mindgspo.trainer.measured_experiments import DataChoice, MeasureOptions, tasks_of_data, tasks_of_experiment
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "arithmetic" / "gspo.yaml"
 ARITHMETIC = DataChoice(texts=("arithmetic",))
@@ -79,7 +79,7 @@ def test_every_option_arrives_and_set_wins(model_dir: Path, tmp_path: Path) -> N
     )
     for task in (
         tasks_of_data(model_dir, ARITHMETIC, options, ["seed=4", "model.head_dim=8", "device=CPU"])[0],
-        task_of_experiment(model_dir, QUICKSTART, options, ["seed=4", "device=CPU"]),
+        *tasks_of_experiment(model_dir, QUICKSTART, options, ["seed=4", "device=CPU"]),
     ):
         config = task.config
         assert (config.eval.num_samples, config.eval.pass_at_k, config.eval.temperature) == (8, (1, 8), 0.6)
@@ -95,7 +95,7 @@ def test_pass_at_k_follows_the_number_of_samples(model_dir: Path) -> None:
 
 
 def test_an_experiment_is_measured_as_it_measures_itself(model_dir: Path) -> None:
-    task = task_of_experiment(model_dir, QUICKSTART, MeasureOptions(), [])
+    (task,) = tasks_of_experiment(model_dir, QUICKSTART, MeasureOptions(), [])
     own = load_config(QUICKSTART)
     assert task.config.model.num_hidden_layers == 1 and task.config.model.path == model_dir
     assert (task.config.data, task.config.eval, task.config.reward) == (own.data, own.eval, own.reward)
@@ -144,7 +144,7 @@ def test_a_folder_without_weights(model_dir: Path) -> None:
     (model_dir / "model.safetensors").unlink()
     assert "holds no *.safetensors" in str(refused(model_dir, ARITHMETIC, MeasureOptions()))
     with pytest.raises(WeightsError, match="holds no"):
-        task_of_experiment(model_dir, QUICKSTART, MeasureOptions(), [])
+        tasks_of_experiment(model_dir, QUICKSTART, MeasureOptions(), [])
 
 
 def test_data_that_are_not_there(model_dir: Path, tmp_path: Path) -> None:
@@ -163,4 +163,4 @@ def test_data_twice_and_a_format_for_a_name(model_dir: Path) -> None:
 def test_an_experiment_with_longer_rows_than_the_model_has_positions(tmp_path: Path) -> None:
     small = write_model(tmp_path / "small", positions=48)
     with pytest.raises(ConfigError, match=r"48 positions, but .* = 54; lower one of them with --set"):
-        task_of_experiment(small, QUICKSTART, MeasureOptions(), [])
+        tasks_of_experiment(small, QUICKSTART, MeasureOptions(), [])
