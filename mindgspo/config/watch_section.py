@@ -1,10 +1,12 @@
-"""The section `watch`: when a stage of a job on several workers counts as stalled.
+"""The section `watch`: when a run counts as stalled, and when its memory counts as growing.
 
-What enters: plain values from `config.load`. What leaves: a frozen `WatchSection`. Read by
-`parallel.launch.stalls`.
+What enters: plain values from `config.load`. What leaves: a frozen `WatchSection`. Read by `parallel.launch.stalls` and
+`trainer.memory_alarm`.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 from pydantic import Field
 
@@ -12,7 +14,7 @@ from mindgspo.config.section import Section
 
 
 class WatchSection(Section):
-    """A stall is reported with the ranks that the others wait for, and nothing is ended: that is for the user."""
+    """A stall is reported with the ranks that the others wait for and the Python lines where they are."""
 
     factor: float = Field(default=10.0, ge=1.0)
     """Multiple of the median step time without progress of any worker that is a stall. 10: evaluations and
@@ -20,5 +22,9 @@ class WatchSection(Section):
     min_seconds: float = Field(default=300.0, gt=0.0)
     """Seconds without progress before which nothing is a stall; before the first step has ended this alone counts.
     300: graphs of large models take minutes to compile."""
+    on_stall: Literal["report", "stop"] = "report"
+    """What follows a report. report: nothing, the run may go on. stop: all workers of this machine are ended and the
+    exit code is 124, so that whatever started the run can start it again with resume=auto. With stop, min_seconds must
+    exceed the longest compilation and the longest job of a reward function."""
     poll_seconds: float = Field(default=1.0, gt=0.0)
     """Seconds between two looks at the workers' heartbeats. 1: a look reads one small file per worker."""

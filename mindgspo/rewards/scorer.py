@@ -32,7 +32,8 @@ _VERDICT_OF = {Outcome.TIMEOUT: Verdict.TIMEOUT, Outcome.FAILED: Verdict.ERROR, 
 class Scorer:
     """Weighted sum of reward functions. It owns the worker processes: close it, or use it in a `with` statement.
 
-    build, pool: what makes a function of a name, and what runs jobs; other than the defaults in tests only.
+    build, pool: what makes a function of a name, and what runs jobs; other than the defaults in tests only. on_answer:
+    called whenever a job of the worker processes has its reply.
     has_files: whether any function is a user's own. judges_answers: whether any compares with the gold answer.
     labels: the name under which each entry of `reward.functions` is logged, in its order ("auto" has none of its own).
     """
@@ -43,12 +44,13 @@ class Scorer:
         *,
         build: Callable[[str, RewardSection], Judge | Shaper] = build_function,
         pool: WorkerPool | None = None,
+        on_answer: Callable[[], None] = lambda: None,
     ) -> None:
         self._section = section
         self._weights = dict(zip(section.functions, section.resolved_weights, strict=True))
         self._build = build
         self._functions: dict[str, Judge | Shaper] = {}
-        self._pool = _worker_pool(section) if pool is None else pool
+        self._pool = _worker_pool(section, on_answer) if pool is None else pool
         self._has_told = False
         self.has_files = any(file_function(text) is not None for text in section.functions)
         self.judges_answers = any(text not in SHAPERS for text in section.functions)
@@ -214,7 +216,7 @@ def _failed(name: str, verdict: Verdict, message: str) -> Judgement:
     return Judgement(value=None, verdict=verdict, message=f"{function_label(name)}: {message}")
 
 
-def _worker_pool(section: RewardSection) -> WorkerPool:
+def _worker_pool(section: RewardSection, on_answer: Callable[[], None]) -> WorkerPool:
     """A pool, not yet started, for whatever the functions may hand over."""
     workers = section.workers
     files = [file.task for file in map(file_function, section.functions) if file is not None]
@@ -225,4 +227,5 @@ def _worker_pool(section: RewardSection) -> WorkerPool:
         timeout_s=workers.timeout_s,
         startup_timeout_s=workers.startup_timeout_s,
         memory_mb=workers.memory_mb,
+        on_answer=on_answer,
     )

@@ -180,7 +180,7 @@ def build_warmup(parts: TrainingParts, *, data_dir: Path, new_run: bool = True) 
 
 def started_scorer(config: ExperimentConfig) -> Scorer:
     """The reward functions. Only ranks that judge start its worker processes."""
-    scorer = Scorer(config.reward)
+    scorer = Scorer(config.reward, on_answer=heartbeat.tick)
     if infer_place(config).is_speaker:
         scorer.start()
     return scorer

@@ -12,6 +12,7 @@ from mindgspo import faults
 from mindgspo.checkpoint import Keep, OpenCheckpoint, RunFolder, open_checkpoint, save_checkpoint
 from mindgspo.metrics import RunLog
 from mindgspo.models.weights import load_tensors, weights_as_numpy
+from mindgspo.parallel.launch import heartbeat
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.trainer.parts import TrainingParts
 from mindgspo.trainer.progress import Progress
@@ -20,6 +21,7 @@ from mindgspo.trainer.ranks import first_rank_first, newest_for_all
 
 def save(parts: TrainingParts, folder: RunFolder, progress: Progress) -> None:
     """A checkpoint that any plan can read: rank 0 gathers the whole and writes it, the others wait."""
+    heartbeat.enter_stage("save")
     faults.reach("save.before")
     with parts.swap.phase(Phase.SAVE):
         parameters = weights_as_numpy(parts.model, parts.config.model)

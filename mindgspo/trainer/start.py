@@ -6,6 +6,7 @@ What enters: a configuration file with overrides, and how the cluster is reached
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from mindgspo.errors import ConfigError
 from mindgspo.parallel import runtime
 from mindgspo.parallel.launch.cluster import plan_cluster
 from mindgspo.parallel.launch.launcher import launch
+from mindgspo.parallel.launch.own_watch import watched_by_itself
 from mindgspo.parallel.launch.worker import run_worker
 
 
@@ -91,7 +93,9 @@ def _launch(request: RunRequest, config: ExperimentConfig, options: ClusterOptio
 def _work(request: RunRequest, config: ExperimentConfig) -> int:
     from mindgspo.trainer.loop import run_experiment  # MindSpore comes with it
 
-    report = run_experiment(config, overwrite=request.overwrite, only_warm_up=request.command == "sft")
+    is_watched = runtime.launch_orders() is not None  # the launcher looks at the heartbeats of its workers
+    with nullcontext() if is_watched else watched_by_itself(config.watch):
+        report = run_experiment(config, overwrite=request.overwrite, only_warm_up=request.command == "sft")
     if report is not None:
         print(f"report: {report}")
     return 0

@@ -109,6 +109,23 @@ def test_stall_is_told_once_and_its_end(start_launcher):
     assert 'toy_alone.py", line' in ended.errors  # where rank 1 sleeps
 
 
+def test_stall_ends_all_ranks_where_that_is_wanted(start_launcher):
+    launched = start_launcher(
+        "toy_alone.py",
+        "stop",
+        1,
+        watch={"min_seconds": 1.5, "factor": 1, "poll_seconds": 0.1, "on_stall": "stop"},
+    )
+    ended = launched.end()
+    assert ended.code == 124
+    assert (
+        "awaited: rank 1 at step 2, generate\nwaiting: rank 0 at step 2, update\nrank 1 is stopped by a signal\n"
+        in (ended.errors)
+    )
+    assert ended.errors.endswith("the run is ended (watch.on_stall=stop, exit code 124); resume=auto continues it\n")
+    assert launched.processes() == []
+
+
 def test_rank_0_writes_for_the_terminal_of_the_launcher(tmp_path: Path):
     workers = Path(__file__).parent / "workers"
     master, terminal = pty.openpty()

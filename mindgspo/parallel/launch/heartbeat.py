@@ -1,7 +1,8 @@
 """How far a worker has come, for the launcher to read.
 
 What enters: stages, steps and ticks from the trainer and the rollout. What leaves: one small file per worker. The
-launcher reads the files of all workers and finds out who is awaited; a process that was not launched writes nothing.
+launcher reads the files of all workers and finds out who is awaited; a process that was not launched reads its own
+(`launch.own_watch`).
 """
 
 from __future__ import annotations
@@ -56,10 +57,14 @@ class Record:
 
 
 class Heartbeat:
-    """The writing side; one per process. `enter` and `tick` cost 1 microsecond and are called by one thread."""
+    """The writing side; one per process. `enter` and `tick` cost 1 microsecond and are called by one thread.
 
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    path: None where only this process reads, by `record`.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        self._file = None if path is None else os.open(path, flags, 0o644)
         self._process_id = os.getpid()
         self._state = State.STARTING
         self._stage = b""
@@ -90,9 +95,30 @@ class Heartbeat:
         self._state = State.FAILED
         self._write()
 
+    @property
+    def record(self) -> Record:
+        """What was written last; for other threads."""
+        return Record(
+            process_id=self._process_id,
+            state=self._state,
+            step=self._step,
+            stage=self._stage.decode(errors="ignore"),
+            entered=self._entered,
+            ticks=self._ticks,
+            changed_at=self._changed_at,
+        )
+
+    def close(self) -> None:
+        """Write no more."""
+        if self._file is not None:
+            os.close(self._file)
+
     def _write(self) -> None:
+        self._changed_at = time.monotonic()
+        if self._file is None:
+            return
         body = _BODY.pack(
-            self._process_id, self._state, self._step, self._entered, self._ticks, time.monotonic(), self._stage
+            self._process_id, self._state, self._step, self._entered, self._ticks, self._changed_at, self._stage
         )
         os.pwrite(self._file, _HEAD.pack(_MARK, zlib.crc32(body)) + body, 0)
 
@@ -149,10 +175,20 @@ _heartbeat: Heartbeat | None = None
 _step = 0
 
 
-def start(path: Path) -> None:
-    """From now on the functions below write to `path`; without it they do nothing, as in a process that is alone."""
+def start(path: Path | None) -> Heartbeat:
+    """From now on the functions below write to `path`, or with None into the memory of what is returned; without this
+    call they do nothing."""
     global _heartbeat
     _heartbeat = Heartbeat(path)
+    return _heartbeat
+
+
+def stop() -> None:
+    """The functions below do nothing again."""
+    global _heartbeat
+    if _heartbeat is not None:
+        _heartbeat.close()
+    _heartbeat = None
 
 
 def enter(stage: str, step: int) -> None:

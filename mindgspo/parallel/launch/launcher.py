@@ -31,7 +31,7 @@ from mindgspo.parallel.launch.msrun import StartError, start_processes
 from mindgspo.parallel.launch.positions import names
 from mindgspo.parallel.launch.processes import Processes, children_now
 from mindgspo.parallel.launch.remote import RemoteScheduler
-from mindgspo.parallel.launch.watch import Watch
+from mindgspo.parallel.launch.watch import STALLED, Watch
 
 _POLL_S = 0.05
 _NUM_MSRUN_LINES = 10
@@ -51,7 +51,8 @@ def launch(
     """Run `python <command>` in num_workers / nodes workers here; `command` calls `worker.run_worker` in each.
 
     Returns when all processes of this node have ended: 0 if all went well; the exit code of the rank that failed first,
-    1 for an exception, 128 + number for a signal; 130 or 143 after SIGINT or SIGTERM to this process. One launcher per
+    1 for an exception, 128 + number for a signal; 124 after a stall with watch.on_stall=stop; 130 or 143 after SIGINT
+    or SIGTERM to this process. One launcher per
     node; node_rank 0 runs on the machine of master_addr. log_dir gets rank_<r>.log, scheduler.log, failure_<r>.json.
     Called in the main thread. Raises ConfigError for sizes and ports that cannot be, before anything starts.
     """
@@ -117,7 +118,8 @@ class _Launch:
             if self._is_done():
                 self._copy_output(self._follower.size())
                 return 0
-            watch.look()
+            if watch.look():
+                return STALLED
             if watch.is_formed and self._is_alone(watch.records()):
                 address = f"{self._plan.master_addr}:{self._plan.master_port}"
                 self._tell([f"the run has ended on node 0: its scheduler at {address} is gone; see the log there"])

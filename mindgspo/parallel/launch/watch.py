@@ -1,7 +1,7 @@
 """Looks at the heartbeats while a launch runs, and tells the user who is awaited.
 
-What enters: heartbeat files, the section `watch`. What leaves: lines for the screen; nothing is ended. Called by
-`launcher`.
+What enters: heartbeat files, the section `watch`. What leaves: lines for the screen, and whether the launch must end.
+Called by `launcher`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,24 @@ from mindgspo.parallel.launch.processes import Processes
 from mindgspo.parallel.launch.stalls import GoesOn, Meeting, MeetingWatch, Stall, StallWatch
 
 _MAX_STACKS = 4
-_MAX_STACK_LINES = 12
+MAX_STACK_LINES = 12
 _STACK_WAIT_S = 1.0
 _NOTABLE_STATUS = {
     psutil.STATUS_STOPPED: "stopped by a signal",
     psutil.STATUS_TRACING_STOP: "held by a debugger",
     psutil.STATUS_DISK_SLEEP: "waiting for a disk or a network file system",
 }
+
+
+STALLED = 124
+"""Exit code of a run that was ended because it stalled; also that of timeout(1)."""
+
+
+def what_follows(section: WatchSection) -> str:
+    """The last line about a stall."""
+    if section.on_stall == "stop":
+        return f"the run is ended (watch.on_stall=stop, exit code {STALLED}); resume=auto continues it"
+    return "nothing was ended; Ctrl-C ends the run (watch.on_stall=stop would)"
 
 
 class Watch:
@@ -58,11 +69,11 @@ class Watch:
         """Whether all ranks of this node have been seen past the meeting."""
         return self._meeting.is_over
 
-    def look(self) -> None:
-        """Speak if something has begun or ended."""
+    def look(self) -> bool:
+        """Speak if something has begun or ended. True: it is a stall, and the section wants it to end the launch."""
         now = time.monotonic()
         if now < self._next:
-            return
+            return False
         self._next = now + self._section.poll_seconds
         records = self.records()
         meeting = self._meeting.observe(records, now)
@@ -73,6 +84,8 @@ class Watch:
             self._tell([f"the run goes on, after {event.seconds:.0f} s without progress"])
         elif isinstance(event, Stall):
             self._tell(self._about_stall(event, records))
+            return self._section.on_stall == "stop"
+        return False
 
     def _about_meeting(self, meeting: Meeting) -> list[str]:
         begin = f"the cluster has not formed after {meeting.seconds:.0f} s"
@@ -97,7 +110,7 @@ class Watch:
             lines.append(f"all are equally far, so that nobody can be named: {positions(awaited)}")
         for rank in stall.ranks[:_MAX_STACKS]:
             lines += self._about_awaited(rank, records[rank])
-        return [*lines, "nothing was ended; Ctrl-C ends the run"]
+        return [*lines, what_follows(self._section)]
 
     def _about_awaited(self, rank: int, record: Record | None) -> list[str]:
         status = _NOTABLE_STATUS.get(self._processes.status(rank) or "")
@@ -107,7 +120,7 @@ class Watch:
         stack = self._stack(rank) if record is not None else []
         if not stack:
             return [log]
-        return [f"rank {rank} is here, innermost first:", *(f"  {line}" for line in stack[:_MAX_STACK_LINES]), log]
+        return [f"rank {rank} is here, innermost first:", *(f"  {line}" for line in stack[:MAX_STACK_LINES]), log]
 
     def _stack(self, rank: int) -> list[str]:
         """Ask a worker that has a heartbeat, and so answers, for its Python stack; empty if it does not in time."""

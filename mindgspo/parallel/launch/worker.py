@@ -52,7 +52,7 @@ def run_worker(body: Callable[[], int]) -> NoReturn:
         _leave_cluster()
     else:
         heartbeat.fail()
-    _end(code)
+    end_process(code)
 
 
 def meet_others() -> None:
@@ -134,15 +134,15 @@ def _bytes_printed() -> int:
 
 def _serve(orders: runtime.LaunchOrders | None) -> NoReturn:
     if orders is not None and orders.node_rank > 0:
-        _end(0)  # msrun starts a scheduler on every node that master_addr belongs to; that of node 0 is the one
+        end_process(0)  # msrun starts a scheduler on every node that master_addr belongs to; that of node 0 is the one
     if orders is not None:
         _tie_to_launcher(orders.launcher)
     try:
         runtime.serve_as_scheduler()
     except Exception:
         traceback.print_exc()
-        _end(1)
-    _end(0)
+        end_process(1)
+    end_process(0)
 
 
 def _tie_to_launcher(process_id: int) -> None:
@@ -150,7 +150,7 @@ def _tie_to_launcher(process_id: int) -> None:
     parent."""
     runtime.die_with_parent()
     if os.getppid() != process_id:
-        _end(1)
+        end_process(1)
 
 
 def _end_with_launcher(process_id: int, folder: LaunchFolder) -> None:
@@ -162,7 +162,7 @@ def _end_with_launcher(process_id: int, folder: LaunchFolder) -> None:
     shutil.rmtree(folder.state_dir, ignore_errors=True)  # all workers do so at this moment
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_GRACE_S)
-    _end(128 + signal.SIGTERM)
+    end_process(128 + signal.SIGTERM)
 
 
 def _leave_cluster() -> None:
@@ -176,7 +176,7 @@ def _leave_cluster() -> None:
         runtime.run_exit_functions()
 
 
-def _end(code: int) -> NoReturn:
+def end_process(code: int) -> NoReturn:
     """End this process and what it has started. Not by `sys.exit`: threads of MindSpore that hang, e.g. waiting for a
     dead rank, would keep the process alive, and what its destructors print hides the failure in the log."""
     with suppress(psutil.Error):

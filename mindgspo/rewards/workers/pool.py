@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from mindgspo.errors import RewardError
@@ -27,14 +27,23 @@ class WorkerPool:
     tasks: "math_verify", or "/path/file.py:function" for a user's function: all that the children will be asked for.
     timeout_s: wall-clock seconds that one job may take; then its child is killed with its process group and replaced.
     startup_timeout_s: the same for loading the tasks; no job pays for it. memory_mb: MiB that one child may write to
-    (not the libraries it maps, nor memory it shares or gives to programs of its own).
+    (not the libraries it maps, nor memory it shares or gives to programs of its own). on_answer: called whenever a job
+    has its reply, in the thread that called `run`.
 
     The children end with the pool, with this process however it ends, and at exit. One thread at a time is served.
     """
 
     def __init__(
-        self, tasks: Sequence[str], *, count: int, timeout_s: float, startup_timeout_s: float, memory_mb: int
+        self,
+        tasks: Sequence[str],
+        *,
+        count: int,
+        timeout_s: float,
+        startup_timeout_s: float,
+        memory_mb: int,
+        on_answer: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_answer = on_answer
         self._settings = PoolSettings(
             tasks=tuple(tasks),
             count=count,
@@ -81,7 +90,7 @@ class WorkerPool:
         with self._lock:
             self._crew.disown_copies()
             try:
-                return Round(self._crew, self._settings, [_line(job) for job in jobs]).run()
+                return Round(self._crew, self._settings, [_line(job) for job in jobs], self._on_answer).run()
             finally:
                 self._crew.reap()
 

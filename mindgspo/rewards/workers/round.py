@@ -9,7 +9,7 @@ from __future__ import annotations
 import selectors
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from mindgspo.rewards.judgement import Outcome, Reply
@@ -23,9 +23,16 @@ MAX_FAILED_STARTS = 2
 
 class Round:
     """lines: a job each, or at once its reply. failure: why the last child that could not be started was not, None
-    while all could."""
+    while all could. on_answer: called whenever a job has its reply."""
 
-    def __init__(self, crew: Crew, settings: PoolSettings, lines: Sequence[bytes | Reply]) -> None:
+    def __init__(
+        self,
+        crew: Crew,
+        settings: PoolSettings,
+        lines: Sequence[bytes | Reply],
+        on_answer: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_answer = on_answer
         self._crew = crew
         self._settings = settings
         self._lines = lines
@@ -149,6 +156,7 @@ class Round:
             self._num_open -= 1
             child.job = None
             child.num_answered += 1
+            self._on_answer()
         else:  # it has ended, or speaks unasked
             is_usable = False
             if child.num_answered == 0:  # it loads, but does not live long enough to be of use

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -26,7 +27,7 @@ def work() -> int:
             act(action)
         heartbeat.enter("update", step)
     print("terminal" if os.environ.get("TTY_COMPATIBLE") else "no terminal")
-    if action in ("linger", "child", "stall"):
+    if action in ("linger", "child", "stall", "stop"):
         print("lingers")
         time.sleep(float(os.environ.get("TOY_SLEEP_S", "600")))
         heartbeat.enter("generate", 3)
@@ -38,6 +39,8 @@ def act(action: str) -> None:
         raise DataError("rows.jsonl:3: no answer")
     elif action == "stall":
         time.sleep(float(os.environ["TOY_SLEEP_S"]))
+    elif action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     elif action == "child":  # in a session of its own, as reward workers are
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     elif action == "thread":
