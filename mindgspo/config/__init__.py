@@ -4,6 +4,7 @@ numpy."""
 from mindgspo.config.algorithm_section import AdvantageSection, AlgorithmSection, KLSection, RolloutCorrectionSection
 from mindgspo.config.data_section import ColumnsSection, DataSection, DataSourceSection, TokenizerSection
 from mindgspo.config.eval_section import EvalSection
+from mindgspo.config.filter_section import FilterGroupsSection
 from mindgspo.config.load import config_mapping, dump_config, load_config, load_mapping, resolve, with_recipe
 from mindgspo.config.model_and_plans import ModelAndPlans, load_model_and_plans
 from mindgspo.config.model_section import ModelSection
@@ -25,6 +26,7 @@ __all__ = [
     "DataSourceSection",
     "EvalSection",
     "ExperimentConfig",
+    "FilterGroupsSection",
     "KLSection",
     "LoggingSection",
     "ModelAndPlans",

@@ -39,13 +39,15 @@ def algorithm_notes(config: ExperimentConfig) -> Iterator[str]:
 
 def _update_notes(config: ExperimentConfig) -> Iterator[str]:
     algorithm, prompts = config.algorithm, config.rollout.prompts_per_step
-    is_single = config.trainer.prompts_per_mini_batch == prompts
+    epochs = config.trainer.epochs_per_rollout
+    updates = prompts // config.trainer.prompts_per_mini_batch * epochs
+    is_single = updates == 1
     if recipe_of(algorithm).ratio_level == "none":
         if not is_single:
-            updates = prompts // config.trainer.prompts_per_mini_batch
             yield (
                 f"algorithm.name: {algorithm.name} has no ratio, so all but the first of the {updates} updates per "
-                f"rollout are off-policy and nothing corrects that; trainer.prompts_per_mini_batch={prompts} makes one"
+                f"rollout are off-policy and nothing corrects that; trainer.prompts_per_mini_batch={prompts} "
+                f"{'and trainer.epochs_per_rollout=1 make' if epochs > 1 else 'makes'} one"
             )
     elif is_single and algorithm.name == "sapo":
         yield (
@@ -131,16 +133,28 @@ def _entropy_and_filter_notes(config: ExperimentConfig) -> Iterator[str]:
             f"algorithm.entropy_coef: {algorithm.entropy_coef:g} takes the entropy of every token through the "
             "backward pass, which costs time in the log-prob head"
         )
-    if algorithm.filter_groups != "none":
-        yield (
-            "algorithm.filter_groups: zero_signal takes groups of equal rewards out of the denominators as well, so "
-            "the others count for more, the more such groups there are; left in, they count as responses with "
-            "advantage 0"
-        )
+    section = algorithm.filter_groups
+    if section.metric != "none":
+        if not section.refill:
+            yield (
+                "algorithm.filter_groups: groups of equal rewards leave the denominators as well, so the others count "
+                "for more, the more such groups there are; left in, they count as responses with advantage 0. "
+                "refill=true draws others in their place"
+            )
+        elif config.trainer.max_steps is None:
+            yield (
+                "algorithm.filter_groups: trainer.epochs counts the prompts of full batches; those drawn in place of "
+                "others come on top, so the data is passed over more often"
+            )
+        if section.keep_surplus_steps:
+            yield (
+                f"algorithm.filter_groups: kept groups are up to {section.keep_surplus_steps} steps older than the "
+                "weights; their old log-probs are computed anew, so the ratio starts at 1 and does not see that age"
+            )
         if algorithm.advantage.estimator in _SIGNAL_WITHOUT_DIFFERENCES:
             yield (
                 f"algorithm.filter_groups: with estimator {algorithm.advantage.estimator} groups of equal rewards do "
-                "have advantages, which zero_signal throws away"
+                "have advantages, which the filter throws away"
             )
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from mindgspo.config.filter_section import FilterGroupsSection
 from mindgspo.config.policy_losses import POLICY_LOSSES, AggregationMode
 from mindgspo.config.section import Section
 
@@ -138,9 +139,8 @@ class AlgorithmSection(Section):
     """Permit gspo with an aggregation that weighs responses by their length."""
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the mean entropy per response token, which is added to the objective."""
-    filter_groups: Literal["none", "zero_signal"] = "none"
-    """zero_signal: groups whose rewards are all equal leave the batch and its denominators; otherwise they count as
-    responses with advantage 0."""
+    filter_groups: FilterGroupsSection = FilterGroupsSection()
+    """Groups without a signal, and prompts drawn in their place."""
     advantage: AdvantageSection = AdvantageSection()
     """How rewards become advantages."""
     kl: KLSection = KLSection()

@@ -38,7 +38,7 @@ def batch_table(config: ExperimentConfig, num_rows: int | None) -> list[tuple[st
     rollout, trainer = config.rollout, config.trainer
     samples = rollout.prompts_per_step * rollout.num_generations
     mini_samples = trainer.prompts_per_mini_batch * rollout.num_generations
-    updates = rollout.prompts_per_step // trainer.prompts_per_mini_batch
+    updates = rollout.prompts_per_step // trainer.prompts_per_mini_batch * trainer.epochs_per_rollout
     micro = mini_samples // trainer.samples_per_micro_batch
     mini_batch = f"{mini_samples:,} samples ({trainer.prompts_per_mini_batch} prompts)"
     longest = config.data.max_prompt_length + rollout.max_new_tokens
@@ -46,7 +46,7 @@ def batch_table(config: ExperimentConfig, num_rows: int | None) -> list[tuple[st
     return [
         ("prompts per step", f"{rollout.prompts_per_step:,}"),
         ("samples per step", f"{samples:,} = {rollout.prompts_per_step} prompts x {rollout.num_generations}"),
-        ("updates per rollout", f"{updates:,} of {mini_batch}"),
+        ("updates per rollout", f"{updates:,} of {mini_batch}{_epochs_text(trainer.epochs_per_rollout)}"),
         ("micro-batches per update", f"{micro:,} of {trainer.samples_per_micro_batch:,} samples"),
         ("max tokens per step", f"{samples * longest:,} = {samples:,} x ({_length_text(config)})"),
         ("steps", _steps_text(config, steps, num_rows)),
@@ -64,6 +64,10 @@ def _plans_text(config: ExperimentConfig) -> str:
     own = plans.reference is not None and config.algorithm.kl.placement != "none"
     reference = f", reference {plans.reference}" if own else ""
     return f"train {plans.train}, infer {plans.infer}{reference} (data x model x pipeline)"
+
+
+def _epochs_text(epochs: int) -> str:
+    return f", {epochs} times over the rollout" if epochs > 1 else ""
 
 
 def _length_text(config: ExperimentConfig) -> str:

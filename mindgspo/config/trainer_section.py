@@ -24,6 +24,9 @@ class TrainerSection(Section):
     prompts_per_mini_batch: int = Field(ge=1)
     """Prompts (with all their responses) per optimizer update; divides rollout.prompts_per_step.
     The quotient is the number of updates per rollout; the paper makes 4 (verl: ppo_mini_batch_size)."""
+    epochs_per_rollout: int = Field(default=1, ge=1)
+    """How often the mini-batches of a rollout are gone through; beyond the first time the responses are off-policy,
+    which the ratio and its clipping take into account. (verl: ppo_epochs; TRL: num_iterations)"""
     samples_per_micro_batch: int = Field(ge=1)
     """Responses per forward and backward pass; divides a mini-batch. Changes memory and speed, not the
     result (verl: ppo_micro_batch_size_per_gpu)."""

@@ -18,6 +18,7 @@ from mindgspo.config.backend_rules import backend_problems
 from mindgspo.config.data_section import DataSourceSection
 from mindgspo.config.eval_rules import eval_problems
 from mindgspo.config.families import FAMILIES
+from mindgspo.config.filter_rules import filter_problems
 from mindgspo.config.legal import divisors, either, nearest
 from mindgspo.config.model_section import ModelSection
 from mindgspo.config.penalty_rules import correction_problems, kl_problems
@@ -43,6 +44,7 @@ def joined_problems(config: ExperimentConfig) -> list[str]:
         *kl_problems(config),
         *correction_problems(config),
         *advantage_problems(config),
+        *filter_problems(config),
         *reward_problems(config.reward),
         *_data_problems(config),
     ]

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from mindgspo.metrics.glossary.entry import GlossarySection, MetricInfo
 from mindgspo.metrics.glossary.machine import MISMATCH, PROGRESS, ROLLOUT, WARMUP
 from mindgspo.metrics.glossary.policy import CLIP_BAND, CLIPPING, GRADIENT, LOSS, RATIO
-from mindgspo.metrics.glossary.samples import ACCOUNT, EVALUATION, LENGTHS, REWARDS
+from mindgspo.metrics.glossary.samples import ACCOUNT, EVALUATION, LENGTHS, REWARDS, SAMPLING
 from mindgspo.metrics.log_ratio_bins import NAMES as LOG_RATIO_BINS
 
 __all__ = ["CLIP_BAND", "METRICS", "SECTIONS", "GlossarySection", "MetricInfo", "glossary_name", "unknown_names"]
@@ -28,6 +28,7 @@ SECTIONS: tuple[GlossarySection, ...] = (
     MISMATCH,
     LENGTHS,
     ACCOUNT,
+    SAMPLING,
     ROLLOUT,
     PROGRESS,
     WARMUP,

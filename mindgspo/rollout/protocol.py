@@ -6,8 +6,8 @@ of the prompts, with counters. The trainer and evaluation call any engine throug
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
 from typing import Protocol
 
 from mindgspo.rollout.random import RandomStream
@@ -48,8 +48,16 @@ class RolloutCounters:
 
     @property
     def busy_share(self) -> float:
-        """Share of slot steps that worked on a sequence."""
-        return self.busy_slot_steps / self.slot_steps
+        """Share of slot steps that worked on a sequence; 0 where there was none."""
+        return self.busy_slot_steps / self.slot_steps if self.slot_steps else 0.0
+
+    @staticmethod
+    def total(counters: Iterable[RolloutCounters]) -> RolloutCounters:
+        """Of several calls."""
+        rows = [astuple(one) for one in counters]
+        return RolloutCounters(
+            **{field.name: sum(row[place] for row in rows) for place, field in enumerate(fields(RolloutCounters))}
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

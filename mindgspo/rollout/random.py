@@ -24,11 +24,13 @@ class Purpose(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomStream:
-    """seed: the run's. step: training step. Both are below 2**48."""
+    """seed: the run's. step: training step. Both are below 2**48. draw: how often prompts were drawn before in this
+    step, so that a prompt that comes twice is answered anew."""
 
     seed: int
     purpose: Purpose
     step: int
+    draw: int = 0
 
     def uniforms(self, prompt_index: int, sample_index: int, num_tokens: int) -> Float32Array:
         """float32 [num_tokens] in (0, 1]; entry t belongs to response token t, whatever num_tokens is.
@@ -36,6 +38,6 @@ class RandomStream:
         Zero is left out: an inverse CDF at 0 could pick a token of probability 0.
         """
         key = np.array([self.seed, (self.step << 8) | int(self.purpose)], dtype=np.uint64)
-        counter = np.array([0, 0, prompt_index, sample_index], dtype=np.uint64)
+        counter = np.array([0, self.draw, prompt_index, sample_index], dtype=np.uint64)
         draws = np.random.Generator(np.random.Philox(key=key, counter=counter)).random(num_tokens)
         return (1.0 - draws).astype(np.float32)

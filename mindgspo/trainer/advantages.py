@@ -1,6 +1,6 @@
 """Rewards of a step -> the advantages of its responses.
 
-What enters: scored groups, the selection, rows with log-probs, greedy baselines. What leaves: `Group`s, each response
+What enters: the samples of the step, rows with log-probs. What leaves: `Group`s, each response
 with one advantage per token, and what the KL penalty did to the rewards. Called by `step`.
 
     N  responses of the step    F  reward functions    L  tokens of the longest response
@@ -17,12 +17,9 @@ from numpy.typing import NDArray
 from mindgspo.algorithms import AdvantageInputs, estimate_advantages
 from mindgspo.algorithms.kl_control import reward_penalty
 from mindgspo.data.rows import gathered
-from mindgspo.rollout.protocol import SamplingSettings
-from mindgspo.rollout.random import Purpose, RandomStream
-from mindgspo.trainer.judge import judge
+from mindgspo.trainer.collect import StepSamples
 from mindgspo.trainer.parts import TrainingParts
-from mindgspo.trainer.selection import Selection
-from mindgspo.types import Batch, Float32Array, Group, Prompt, ScoredGroup
+from mindgspo.types import Batch, Float32Array, Group, ScoredGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,31 +33,12 @@ class Judgement:
     kl: float | None
 
 
-def greedy_rewards(parts: TrainingParts, prompts: Sequence[Prompt], step: int) -> tuple[float | None, ...] | None:
-    """Reward of the greedy response to each prompt, for the estimator that compares with it; else None."""
-    if parts.config.algorithm.advantage.estimator != "remax":
-        return None
-    settings = SamplingSettings(
-        num_samples=1,
-        temperature=0.0,
-        max_new_tokens=parts.config.rollout.max_new_tokens,
-        stream=RandomStream(seed=parts.config.seed, purpose=Purpose.TRAINING, step=step),
-    )
-    rollout = parts.engine.generate(prompts, settings, weight_version=parts.weight_version)
-    return tuple(group.scores[0].value for group in judge(parts, prompts, rollout))
-
-
-def with_group_advantages(
-    parts: TrainingParts,
-    groups: Sequence[ScoredGroup],
-    selection: Selection,
-    batches: Sequence[Batch],
-    baselines: Sequence[float | None] | None,
-) -> Judgement:
+def with_group_advantages(parts: TrainingParts, samples: StepSamples, batches: Sequence[Batch]) -> Judgement:
     """Estimate the advantages of all responses of a step; those that are not trained have zeros.
 
     batches: the trained responses with the log-probs of the old and the reference policy, any order.
     """
+    groups, selection, baselines = samples.groups, samples.selection, samples.baselines
     scores = [score for group in groups for score in group.scores]
     sizes = [len(group.responses) for group in groups]
     counted_N = np.array([reason is None for reason in selection.reasons])

@@ -46,6 +46,7 @@ from mindgspo.trainer.parts import TrainingParts
 from mindgspo.trainer.ranks import first_rank_first, infer_place, reference_place, start_device, train_place
 from mindgspo.trainer.reference import ReferencePolicy
 from mindgspo.trainer.skipped_updates import SkippedUpdates
+from mindgspo.trainer.surplus import Surplus
 from mindgspo.trainer.trained_model import build_trained_model
 from mindgspo.trainer.validation import check_best_metric
 from mindgspo.trainer.warmup import Warmup, supervised_sample
@@ -115,6 +116,7 @@ def build_parts(
     swap.register(Holding.GRADIENTS, updater.gradients, keeps_content=False, is_zero=lambda: updater.gradients_are_zero)
     swap.register(Holding.MOMENTS, updater.moments)
     skips = SkippedUpdates()
+    surplus = Surplus(config.algorithm.filter_groups.keep_surplus_steps, train_set)
     kl, stream = KLController(config.algorithm.kl), PromptStream(len(train_set), config.seed, config.data.shuffle)
     return TrainingParts(
         config=config,
@@ -131,11 +133,12 @@ def build_parts(
         train_set=train_set,
         eval_sets=eval_sets,
         stream=stream,
+        surplus=surplus,
         timers=Timers(on_enter=heartbeat.enter_stage),
         total_steps=total_steps,
         failures_dir=failures_dir,
         skips=skips,
-        kept={"stream": KeptStream(stream), "kl": KeptCoefficient(kl), "skipped_updates": skips},
+        kept={"stream": KeptStream(stream), "kl": KeptCoefficient(kl), "skipped_updates": skips, "surplus": surplus},
     )
 
 

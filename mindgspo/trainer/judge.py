@@ -5,15 +5,14 @@ What enters: prompts with what the engine sampled for them. What leaves: `Scored
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from mindgspo import faults
 from mindgspo.rewards import Candidate
 from mindgspo.rollout.protocol import Rollout
 from mindgspo.trainer.parts import EvaluationParts
-from mindgspo.types import FinishReason, Prompt, Response, Score, ScoredGroup, Verdict
+from mindgspo.trainer.score_text import score_from_json, score_to_json
+from mindgspo.types import FinishReason, Prompt, Response, ScoredGroup
 
 
 def judge(parts: EvaluationParts, prompts: Sequence[Prompt], rollout: Rollout) -> tuple[ScoredGroup, ...]:
@@ -26,21 +25,14 @@ def judge(parts: EvaluationParts, prompts: Sequence[Prompt], rollout: Rollout) -
     ]
     own = parts.scorer.score(parts.judges.own(candidates)) if parts.judges.speaks else []
     faults.reach("reward.inside")
-    collected = parts.judges.collect_objects(own, num_items=len(candidates), encode=_as_json, decode=_from_json)
+    collected = parts.judges.collect_objects(
+        own, num_items=len(candidates), encode=score_to_json, decode=score_from_json
+    )
     scores = iter(collected)
     return tuple(
         ScoredGroup(prompt=prompt, responses=siblings, scores=tuple(next(scores) for _ in siblings))
         for prompt, siblings in zip(prompts, rollout.responses, strict=True)
     )
-
-
-def _as_json(score: Score) -> str:
-    return json.dumps({**asdict(score), "verdict": score.verdict.value})
-
-
-def _from_json(text: str) -> Score:
-    fields = json.loads(text)
-    return Score(**{**fields, "verdict": Verdict(fields["verdict"])})
 
 
 def _candidate(parts: EvaluationParts, prompt: Prompt, response: Response) -> Candidate:

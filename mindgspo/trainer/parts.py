@@ -25,6 +25,7 @@ from mindgspo.tokenization import Tokenizer
 from mindgspo.trainer.kept_state import KeptState
 from mindgspo.trainer.reference import ReferencePolicy
 from mindgspo.trainer.skipped_updates import SkippedUpdates
+from mindgspo.trainer.surplus import Surplus
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class TrainingParts(EvaluationParts):
     old_policy: log-probs under the weights of the present, before an update. reference: the frozen policy of the KL
     term, None without one. kl: its coefficient. total_steps: steps of the whole run. failures_dir: where a batch that
     broke an update is saved. skips: updates left out because they were not finite. kept: what else checkpoints hold, by
-    name. eval_sets: held-out problems by the name of their set.
+    name. eval_sets: held-out problems by the name of their set. surplus: groups that wait for a later step.
     """
 
     old_policy: PolicyScorer | LogicalScorer
@@ -67,6 +68,7 @@ class TrainingParts(EvaluationParts):
     train_set: PromptDataset
     eval_sets: Mapping[str, PromptDataset]
     stream: PromptStream
+    surplus: Surplus
     timers: Timers
     total_steps: int
     failures_dir: Path
@@ -75,8 +77,9 @@ class TrainingParts(EvaluationParts):
 
     @property
     def updates_per_rollout(self) -> int:
-        """Mini-batches, hence optimizer updates, per training step."""
-        return self.config.rollout.prompts_per_step // self.config.trainer.prompts_per_mini_batch
+        """Optimizer updates per training step: mini-batches, times how often they are gone through."""
+        trainer = self.config.trainer
+        return self.config.rollout.prompts_per_step // trainer.prompts_per_mini_batch * trainer.epochs_per_rollout
 
     @property
     def updates_tried(self) -> int:

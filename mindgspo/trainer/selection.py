@@ -1,17 +1,32 @@
 """Which responses of a step are trained on, and why the others are not.
 
-What enters: scored groups, the algorithm's filter, greedy baselines where the estimator needs them. What leaves: a
-`Selection`. Called by `step`. Responses are numbered through the step, group by group.
+What enters: judged groups, the algorithm's filter. What leaves: a `Selection`. Called by `collect`. Responses are
+numbered through the step, group by group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mindgspo.algorithms import has_signal
-from mindgspo.config import AlgorithmSection
-from mindgspo.types import Response, ScoredGroup
+from mindgspo.config import FilterGroupsSection
+from mindgspo.types import Response, Score, ScoredGroup, Verdict
+
+SURPLUS, SHORT, KEPT = "surplus", "short", "kept"
+"""Whole groups with a signal that are not trained: beyond the full batch; in a step that found too few of them and is
+skipped; put aside for a later step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedGroup:
+    """A group as it was generated. baseline: reward of the greedy response, None where there is none; has_baseline:
+    whether the estimator has what it compares with. step: in which it was generated."""
+
+    group: ScoredGroup
+    baseline: float | None
+    has_baseline: bool
+    step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,22 +41,44 @@ class Selection:
         return [number for number in range(start, stop) if self.reasons[number] is None]
 
 
-def select(
-    groups: Sequence[ScoredGroup], section: AlgorithmSection, baselines: Sequence[float | None] | None
-) -> Selection:
-    """A response without a reward is left out by its verdict; a group whose greedy answer has none as `no_baseline`;
-    a group of equal rewards, with `filter_groups: zero_signal`, by that name.
+def left_out_by(section: FilterGroupsSection, label: str | None) -> Callable[[JudgedGroup], str | None]:
+    """The rule that says why a whole group is left out: `no_baseline` where its greedy answer has no reward,
+    `zero_signal` where its responses do not differ in the filter's metric, None for a group that is trained.
 
-    baselines: one per group, None where the estimator needs none.
+    label: the name of the filter's reward function in scores, None where the metric is none of them.
     """
+
+    def reason(judged: JudgedGroup) -> str | None:
+        if not judged.has_baseline:
+            return "no_baseline"
+        if section.metric == "none":
+            return None
+        values = [_value(score, section.metric, label) for score in judged.group.scores]
+        return None if has_signal(values) else "zero_signal"
+
+    return reason
+
+
+def _value(score: Score, metric: str, label: str | None) -> float | None:
+    """What the filter compares; None for a response that has none, which then does not count."""
+    if score.value is None:
+        return None
+    if metric == "reward":
+        return score.value
+    if metric == "accuracy":
+        return float(score.verdict is Verdict.CORRECT)
+    return score.parts.get(label)
+
+
+def selection_of(groups: Sequence[tuple[JudgedGroup, str | None]]) -> Selection:
+    """groups: each with the reason why it is left out as a whole. A response without a reward is left out by its
+    verdict, unless its group is kept: then a later step counts it."""
     reasons: list[str | None] = []
-    for index, group in enumerate(groups):
-        whole = None
-        if baselines is not None and baselines[index] is None:
-            whole = "no_baseline"
-        elif section.filter_groups == "zero_signal" and not has_signal([score.value for score in group.scores]):
-            whole = "zero_signal"
-        reasons += [score.verdict.value if score.value is None else whole for score in group.scores]
+    for judged, whole in groups:
+        reasons += [
+            score.verdict.value if score.value is None and whole != KEPT else whole for score in judged.group.scores
+        ]
     return Selection(
-        responses=tuple(response for group in groups for response in group.responses), reasons=tuple(reasons)
+        responses=tuple(response for judged, _ in groups for response in judged.group.responses),
+        reasons=tuple(reasons),
     )

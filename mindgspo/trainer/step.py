@@ -1,6 +1,6 @@
 """One training step, on one page.
 
-    prompts -> engine.generate -> responses -> reward -> scored groups -> what is trained
+    prompts -> engine.generate -> responses -> reward -> judged groups -> what is trained (`collect`)
             -> rows of each mini-batch -> log-probs of the old (and reference) policy -> advantages
             -> one update per mini-batch -> weights, with a new version, to the engine -> metrics
 
@@ -18,14 +18,11 @@ from mindgspo.algorithms import learning_rate
 from mindgspo.algorithms.update import UpdateResult
 from mindgspo.parallel.launch import heartbeat
 from mindgspo.parallel.swap.states import Phase
-from mindgspo.rollout.protocol import SamplingSettings
-from mindgspo.rollout.random import Purpose, RandomStream
-from mindgspo.trainer.advantages import greedy_rewards, with_group_advantages
+from mindgspo.trainer.advantages import with_group_advantages
+from mindgspo.trainer.collect import collect
 from mindgspo.trainer.guarded_update import guarded_update, reported
-from mindgspo.trainer.judge import judge
 from mindgspo.trainer.mini_batches import MiniBatches, flattened, mini_batches_of, with_advantages, with_log_probs
 from mindgspo.trainer.parts import TrainingParts
-from mindgspo.trainer.selection import select
 from mindgspo.trainer.self_checks import check_first_ratio, refuse_unjudged
 from mindgspo.trainer.step_metrics import step_metrics
 from mindgspo.types import StepResult
@@ -33,25 +30,16 @@ from mindgspo.types import StepResult
 
 def run_step(parts: TrainingParts, step: int) -> StepResult:
     """Sample, judge, train. `step` counts from 1. Raises TrainingError on a failed self-check or a non-finite loss."""
-    timers, algorithm = parts.timers, parts.config.algorithm
+    timers = parts.timers
     heartbeat.begin_step(step)
     with timers("step"):
-        prompts = [parts.train_set[index] for index in parts.stream.take(parts.config.rollout.prompts_per_step)]
-        with timers("gen"), parts.swap.phase(Phase.ROLLOUT):
-            rollout = parts.engine.generate(
-                prompts, sampling_settings(parts, step), weight_version=parts.weight_version
-            )
-            baselines = greedy_rewards(parts, prompts, step)
-            parts.swap.prefetch(Phase.SCORE)
-        with timers("reward"):
-            scored = judge(parts, prompts, rollout)
-        refuse_unjudged(scored, step)
-        selection = select(scored, algorithm, baselines)
+        samples = collect(parts, step)
+        refuse_unjudged(samples.groups, step)
         with timers("old_log_prob"), parts.swap.phase(Phase.SCORE):
-            mini_batches, entropy = with_log_probs(parts, mini_batches_of(parts, scored, selection))
+            mini_batches, entropy = with_log_probs(parts, mini_batches_of(parts, samples.groups, samples.selection))
             parts.swap.prefetch(Phase.UPDATE)
         with timers("adv"):
-            judgement = with_group_advantages(parts, scored, selection, flattened(mini_batches), baselines)
+            judgement = with_group_advantages(parts, samples, flattened(mini_batches))
             mini_batches = with_advantages(parts, mini_batches, judgement.advantages)
         with timers("update_actor"), parts.swap.phase(Phase.UPDATE):
             results = update(parts, mini_batches, step)
@@ -59,9 +47,7 @@ def run_step(parts: TrainingParts, step: int) -> StepResult:
             parts.bring_weights()
         faults.reach("weights.after")
     metrics = {
-        **step_metrics(
-            parts, rollout=rollout, selection=selection, judgement=judgement, mini_batches=mini_batches, results=results
-        ),
+        **step_metrics(parts, samples=samples, judgement=judgement, mini_batches=mini_batches, results=results),
         **entropy,
         "actor/lr": step_learning_rate(parts, max(parts.updates_tried - 1, 0)),
         "training/global_step": step,
@@ -71,24 +57,13 @@ def run_step(parts: TrainingParts, step: int) -> StepResult:
     return StepResult(step=step, metrics=metrics, groups=judgement.groups)
 
 
-def sampling_settings(parts: TrainingParts, step: int) -> SamplingSettings:
-    """How the training responses of a step are drawn."""
-    rollout = parts.config.rollout
-    return SamplingSettings(
-        num_samples=rollout.num_generations,
-        temperature=rollout.temperature,
-        max_new_tokens=rollout.max_new_tokens,
-        stream=RandomStream(seed=parts.config.seed, purpose=Purpose.TRAINING, step=step),
-    )
-
-
 def update(parts: TrainingParts, mini_batches: MiniBatches, step: int) -> list[UpdateResult | None]:
-    """One optimizer update per mini-batch, None where it was skipped; with a look at the ratio where it must still be
-    1."""
+    """One optimizer update per mini-batch, as often as the rollout is gone through; None where it was skipped. With a
+    look at the ratio where it must still be 1."""
     results: list[UpdateResult | None] = []
     kl_coef = parts.kl.coef if parts.config.algorithm.kl.placement == "loss" else 0.0
     faults.reach("update.before")
-    for batches in mini_batches:
+    for batches in [*mini_batches] * parts.config.trainer.epochs_per_rollout:
         if results:
             faults.reach("update.inside")
         name = f"step_{step:08d}_update_{len(results) + 1}"

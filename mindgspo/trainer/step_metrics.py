@@ -6,7 +6,7 @@ What enters: the parcels and results of one step. What leaves: flat metrics unde
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -15,36 +15,40 @@ from mindgspo.algorithms.telemetry import telemetry_metrics
 from mindgspo.algorithms.update import UpdateResult
 from mindgspo.config import AlgorithmSection
 from mindgspo.metrics import Timers, group_metrics, peak_rss_mb, rss_gb
-from mindgspo.rollout.protocol import Rollout
+from mindgspo.rollout.protocol import RolloutCounters
 from mindgspo.trainer.advantages import Judgement
+from mindgspo.trainer.collect import StepSamples, sampling_metrics
 from mindgspo.trainer.mini_batches import MiniBatches, flattened
 from mindgspo.trainer.parts import TrainingParts
-from mindgspo.trainer.selection import Selection
+from mindgspo.trainer.selection import KEPT, SHORT, SURPLUS, Selection
 from mindgspo.types import Batch, Group
 
 
 def step_metrics(
     parts: TrainingParts,
     *,
-    rollout: Rollout,
-    selection: Selection,
+    samples: StepSamples,
     judgement: Judgement,
     mini_batches: MiniBatches,
     results: Sequence[UpdateResult | None],
 ) -> dict[str, float]:
     """All metrics of the step that follow from its parcels. results: of the updates in their order, None where one was
     skipped."""
-    algorithm, groups, batches = parts.config.algorithm, judgement.groups, flattened(mini_batches)
+    algorithm, batches = parts.config.algorithm, flattened(mini_batches)
+    # Of this step's own rollouts; where the batch was full without any, of what it trains.
+    groups = judgement.groups[samples.num_earlier :] or judgement.groups
     num_nonfinite = num_lost(mini_batches, results)
     metrics = {
         **group_metrics(groups),
         **account(
-            selection,
-            num_asked=len(groups) * parts.config.rollout.num_generations,
-            num_trained=sum(batches[0].num_sequences for batches in mini_batches) - num_nonfinite,
-            dropped={"nonfinite": num_nonfinite} if num_nonfinite else {},
+            samples.selection,
+            num_earlier=sum(len(group.responses) for group in samples.groups[: samples.num_earlier]),
+            num_asked=len(samples.generated) * parts.config.rollout.num_generations,
+            num_trained=sum(micro_batches[0].num_sequences for micro_batches in mini_batches) - num_nonfinite,
+            num_nonfinite=num_nonfinite,
         ),
-        **rollout_metrics(rollout),
+        **sampling_metrics(parts, samples),
+        **rollout_metrics(samples.counters),
         **update_metrics([result for result in results if result is not None], algorithm),
         **({"actor/updates_skipped": results.count(None)} if parts.config.trainer.on_nonfinite == "skip" else {}),
         **perf_metrics(groups, parts.timers),
@@ -75,35 +79,39 @@ def num_lost(mini_batches: MiniBatches, results: Sequence[UpdateResult | None]) 
 
 
 def account(
-    selection: Selection, *, num_asked: int, num_trained: int, dropped: Mapping[str, int] | None = None
+    selection: Selection, *, num_earlier: int = 0, num_asked: int, num_trained: int, num_nonfinite: int = 0
 ) -> dict[str, float]:
-    """What became of every sample: generated = trained + filtered + dropped, by reason. A hole in it is a defect of
-    ours.
+    """What became of every sample: generated + earlier = trained + filtered + dropped + kept, filtered and dropped by
+    reason. A hole in it is a defect of ours.
 
-    num_asked: responses that the engine was asked for. num_trained: sequences that the updates counted. dropped: by
-    reason, those that were to be trained and could not be.
+    num_earlier: responses that earlier steps generated. num_asked: those that the engine was asked for. num_trained:
+    sequences that the updates counted. num_nonfinite: those of skipped updates.
     """
-    lost = Counter(dropped or {})
-    generated = len(selection.responses)
-    filtered = Counter(reason for reason in selection.reasons if reason is not None)
+    generated = len(selection.responses) - num_earlier
+    left_out = Counter(reason for reason in selection.reasons if reason is not None)
+    kept = left_out.pop(KEPT, 0)
+    dropped = {reason: left_out.pop(reason) for reason in (SHORT, SURPLUS) if reason in left_out}
+    dropped |= {"nonfinite": num_nonfinite} if num_nonfinite else {}
     assert generated == num_asked, f"{generated} responses, {num_asked} were asked for"
-    assert generated == num_trained + filtered.total() + lost.total(), (
-        f"{generated} responses, but {num_trained} trained + {filtered.total()} filtered {dict(filtered)} + "
-        f"{lost.total()} dropped {dict(lost)}"
+    assert generated + num_earlier == num_trained + left_out.total() + sum(dropped.values()) + kept, (
+        f"{generated} responses and {num_earlier} earlier ones, but {num_trained} trained + {left_out.total()} "
+        f"filtered {dict(left_out)} + dropped {dropped} + {kept} kept"
     )
-    return {
+    metrics = {
         "samples/generated": generated,
         "samples/trained": num_trained,
-        "samples/filtered": filtered.total(),
-        **{f"samples/filtered/{reason}": count for reason, count in sorted(filtered.items())},
-        **({"samples/dropped": lost.total()} if lost else {}),
-        **{f"samples/dropped/{reason}": count for reason, count in sorted(lost.items())},
+        "samples/filtered": left_out.total(),
+        **{f"samples/filtered/{reason}": count for reason, count in sorted(left_out.items())},
     }
+    if dropped:
+        metrics["samples/dropped"] = sum(dropped.values())
+        metrics |= {f"samples/dropped/{reason}": count for reason, count in sorted(dropped.items())}
+    moved = {"samples/kept": kept, "samples/earlier": num_earlier}
+    return metrics | {name: count for name, count in moved.items() if count}
 
 
-def rollout_metrics(rollout: Rollout) -> dict[str, float]:
+def rollout_metrics(counters: RolloutCounters) -> dict[str, float]:
     """What the engine did."""
-    counters = rollout.counters
     return {
         "rollout/prefill_calls": counters.prefilled_prompts,
         "rollout/decode_steps": counters.decode_steps,
@@ -157,12 +165,15 @@ def perf_metrics(groups: Sequence[Group], timers: Timers) -> dict[str, float]:
     response_tokens = sum(response.length for group in groups for response in group.responses)
     prompt_tokens = sum(group.prompt.ids.size * len(group.responses) for group in groups)
     timings = timers.collect()
+    generation = {}
+    if "timing_s/gen" in timings:
+        generation["perf/gen_tokens_per_second"] = response_tokens / timings["timing_s/gen"]
     return {
         **timings,
         "perf/total_num_tokens": prompt_tokens + response_tokens,
         "perf/throughput": (prompt_tokens + response_tokens) / timings["timing_s/step"],
         "perf/time_per_step": timings["timing_s/step"],
-        "perf/gen_tokens_per_second": response_tokens / timings["timing_s/gen"],
+        **generation,
         "perf/cpu_memory_used_gb": rss_gb(),
         "perf/peak_rss_mb": peak_rss_mb(),
     }

@@ -258,10 +258,51 @@ CASES: list[Case] = [
     ("algorithm.gamma", ("algorithm.adv_estimator=grpo", "algorithm.gamma=0.99"), {"algorithm.advantage.gamma": None}),
     (
         "algorithm.filter_groups.enable",
-        ("algorithm.filter_groups.enable=True",),
-        {"algorithm.filter_groups": "zero_signal"},
+        ("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=acc"),
+        {"algorithm.filter_groups.refill": True, "algorithm.filter_groups.when_short": "stop"},
     ),
-    ("algorithm.filter_groups.enable", ("algorithm.filter_groups.enable=False",), {"algorithm.filter_groups": None}),
+    (
+        "algorithm.filter_groups.enable",
+        ("algorithm.filter_groups.enable=False",),
+        {"algorithm.filter_groups.refill": None},
+    ),
+    *(
+        (
+            "algorithm.filter_groups.metric",
+            ("algorithm.filter_groups.enable=True", f"algorithm.filter_groups.metric={theirs}"),
+            {"algorithm.filter_groups.metric": ours},
+        )
+        for theirs, ours in (("acc", "accuracy"), ("score", "reward"), ("seq_final_reward", "reward"), ("x", None))
+    ),
+    (
+        "algorithm.filter_groups.metric",
+        ("algorithm.filter_groups.metric=acc",),
+        {"algorithm.filter_groups.metric": None},
+    ),
+    *(
+        (
+            "algorithm.filter_groups.max_num_gen_batches",
+            (
+                "algorithm.filter_groups.enable=True",
+                "algorithm.filter_groups.metric=acc",
+                f"algorithm.filter_groups.max_num_gen_batches={theirs}",
+            ),
+            {"algorithm.filter_groups.max_num_gen_batches": ours},
+        )
+        for theirs, ours in ((10, 10), (0, 1000))
+    ),
+    (
+        "data.gen_batch_size",
+        (
+            "algorithm.filter_groups.enable=True",
+            "algorithm.filter_groups.metric=acc",
+            "data.train_batch_size=512",
+            "data.gen_batch_size=1536",
+        ),
+        {"algorithm.filter_groups.prompts_per_draw": 1536},
+    ),
+    ("data.gen_batch_size", ("data.gen_batch_size=1536",), {"algorithm.filter_groups.prompts_per_draw": None}),
+    (f"{A}.ppo_epochs", (f"{A}.ppo_epochs=2",), {"trainer.epochs_per_rollout": 2}),
     (f"{A}.use_kl_loss", (f"{A}.use_kl_loss=True",), {"algorithm.kl.placement": "loss"}),
     (f"{A}.kl_loss_coef", (f"{A}.use_kl_loss=True", f"{A}.kl_loss_coef=0.005"), {"algorithm.kl.coef": 0.005}),
     (f"{A}.kl_loss_coef", (f"{A}.kl_loss_coef=0.005",), {"algorithm.kl.coef": None}),

@@ -21,7 +21,7 @@ ALGORITHM = """
 algorithm:
   name: gspo_token
   entropy_coef: 0.01
-  filter_groups: zero_signal
+  filter_groups: {metric: reward}
   advantage: {estimator: reinforce_plus_plus, gamma: 0.9}
   kl: {placement: loss, coef: 0.1, target: 1e-3, horizon: 100}
   rollout_correction: {level: token}

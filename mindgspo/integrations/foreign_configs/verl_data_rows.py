@@ -88,7 +88,6 @@ ROWS = (
         "tokenizer.path",
         lambda value, given: left_out("that of the model") if value is None else local_path(value),
     ),
-    unbuilt("data.gen_batch_size", "no prompts are drawn in place of groups that algorithm.filter_groups leaves out"),
     unbuilt("data.custom_cls.*", "data.train.format=columns reads any rows", harmless=(None,)),
     unbuilt("data.apply_chat_template_kwargs*", "data.system_prompt and instruction_prefix/suffix", harmless=({},)),
     unbuilt("data.return_multi_modal_inputs", "text only", harmless=(True, False)),

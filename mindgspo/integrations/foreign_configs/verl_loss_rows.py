@@ -22,6 +22,7 @@ from mindgspo.integrations.foreign_configs.table import (
 from mindgspo.integrations.foreign_configs.verl_names import ACTOR, LOSS_MODES, loss_name
 
 _CORRECTION = "algorithm.rollout_correction"
+_FILTER = "algorithm.filter_groups"
 ESTIMATORS = {
     **{name: name for name in ("grpo", "rloo", "opo", "gpg", "remax", "reinforce_plus_plus")},
     "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
@@ -152,10 +153,33 @@ def _corrects(given: Given) -> bool:
 def _filter_groups(value: Any, given: Given) -> Any:
     if not flag(value):
         return left_out("groups without signal stay in the batch, as by default here")
-    return adjusted(
-        {"algorithm.filter_groups": "zero_signal"},
-        "groups whose rewards are all equal leave the batch; no further prompts are drawn in their place",
-    )
+    return mapped({f"{_FILTER}.refill": True, f"{_FILTER}.when_short": "stop"}, "stop: as its DAPO recipe does")
+
+
+def _filter_metric(value: Any, given: Given) -> Any:
+    if not flag(given[f"{_FILTER}.enable"]):
+        return left_out("filter_groups is off")
+    if value == "acc":
+        return "accuracy"
+    if value in ("score", "seq_reward"):
+        return "reward"
+    if value == "seq_final_reward":
+        return adjusted({f"{_FILTER}.metric": "reward"}, "compared before a KL penalty is taken off")
+    return not_built(f"{_FILTER}.metric is reward, accuracy or one of reward.functions")
+
+
+def _most_draws(value: Any, given: Given) -> Any:
+    if not flag(given[f"{_FILTER}.enable"]):
+        return left_out("filter_groups is off")
+    if whole(value) > 0:
+        return whole(value)
+    return adjusted({f"{_FILTER}.max_num_gen_batches": 1000}, "0 is no limit there; 1,000 draws come close")
+
+
+def _prompts_per_draw(value: Any, given: Given) -> Any:
+    if value is None or not flag(given[f"{_FILTER}.enable"]):
+        return left_out("filter_groups is off, so every step draws its batch at once")
+    return whole(value)
 
 
 ROWS = (
@@ -209,8 +233,10 @@ ROWS = (
         note="reinforce_plus_plus only",
     ),
     needless("algorithm.lam", "read with a value model only"),
-    to("algorithm.filter_groups.enable", "algorithm.filter_groups", _filter_groups, note="true: zero_signal"),
-    unbuilt("algorithm.filter_groups.*", "rewards of a group are compared as they are; nothing is drawn again"),
+    to(f"{_FILTER}.enable", f"{_FILTER}.refill", _filter_groups, note="with when_short: stop", default=False),
+    to(f"{_FILTER}.metric", f"{_FILTER}.metric", _filter_metric, note="acc: accuracy; score, seq_reward: reward"),
+    to(f"{_FILTER}.max_num_gen_batches", f"{_FILTER}.max_num_gen_batches", _most_draws, note="0: 1,000"),
+    to("data.gen_batch_size", f"{_FILTER}.prompts_per_draw", _prompts_per_draw),
     unbuilt("algorithm.use_pf_ppo", "no reweighting of samples", harmless=(False,)),
     needless("algorithm.pf_ppo.*", "read with use_pf_ppo only"),
     # KL penalty

@@ -129,7 +129,7 @@ ROWS = (
         note="with use_dynamic_bsz: responses of full length that fit",
         default=16384,
     ),
-    unbuilt(f"{ACTOR}.ppo_epochs", "every rollout is trained on once", harmless=(1,)),
+    to(f"{ACTOR}.ppo_epochs", "trainer.epochs_per_rollout"),
     unbuilt(f"{ACTOR}.shuffle", "mini-batches are made in the order of the prompts", harmless=(False,)),
     needless(f"{ACTOR}.data_loader_seed", "one seed for everything"),
     unbuilt(

@@ -18,6 +18,7 @@ TITLES: dict[str, str] = {
     "Sampler against trainer": "采样端与训练端的一致性",
     "Lengths": "长度",
     "Account of the samples": "样本去向",
+    "Dynamic sampling": "动态采样",
     "Rollout engine": "采样引擎",
     "Progress, time and memory": "进度、时间与内存",
     "Supervised warm-up": "监督预热",
@@ -31,6 +32,9 @@ UNITS: dict[str, str] = {
     "epochs": "轮",
     "graphs": "张图",
     "nat": "nat",
+    "prompts": "个提示词",
+    "rollouts": "次采样",
+    "groups": "个组",
     "problems": "道题",
     "responses": "个回答",
     "reward": "奖励值",
@@ -306,19 +310,52 @@ TEXTS: dict[str, MetricInfo] = {
         "被截到 data.max_prompt_length 的提示词", "0", "增大 data.max_prompt_length，或把 data.truncation 设为 drop"
     ),
     # ----- account
-    "samples/generated": _cn("采样得到的回答", "= trained + filtered + dropped"),
+    "samples/generated": _cn("采样得到的回答", "加上 samples/earlier = trained + filtered + dropped + kept"),
     "samples/trained": _cn("进入损失的回答", "接近 samples/generated", "见 samples/filtered/<reason>"),
     "samples/filtered": _cn("有意剔除的回答", "未设过滤时为 0", "见 samples/filtered/<reason>"),
     "samples/filtered/<reason>": _cn(
-        "有意剔除的回答，按原因：zero_signal（组内奖励全部相同，需设 algorithm.filter_groups），或导致没有奖励的判定",
+        "有意剔除的回答，按原因：zero_signal（组内没有差别，需设 algorithm.filter_groups）、no_baseline，"
+        "或导致没有奖励的判定",
         "zero_signal 同 reward/zero_signal_group_ratio；其余为 0",
         "zero_signal 高：选有时能答对的题；其余：同 reward/invalid_ratio",
     ),
-    "samples/dropped": _cn("丢失的回答", "0", "见 samples/dropped/<reason>"),
+    "samples/dropped": _cn("有信号但不训练的回答", "0", "见 samples/dropped/<reason>"),
     "samples/dropped/<reason>": _cn(
-        "丢失的回答，按原因：nonfinite（所在更新被跳过，见 trainer.on_nonfinite）",
+        "有信号但不训练的回答，按原因：surplus（批次已满），short（凑不满批次、跳过的一步），"
+        "nonfinite（所在更新被跳过，见 trainer.on_nonfinite）",
+        "surplus：少于一个批次；其余为 0",
+        "surplus：每次少抽一些，或设 algorithm.filter_groups.keep_surplus_steps；"
+        "short：增大 algorithm.filter_groups.max_num_gen_batches；nonfinite：看 run_dir/failures 中的批次",
+    ),
+    "samples/kept": _cn("留到之后的步再训练的回答", "少于一个批次"),
+    "samples/earlier": _cn("批次中由之前的步生成的回答", "等于上一步留下的"),
+    # ----- dynamic sampling
+    "sampling/num_gen_batches": _cn(
+        "这一步的采样次数", "1 到 3", "接近 algorithm.filter_groups.max_num_gen_batches：几乎没有题能教会什么，换题"
+    ),
+    "sampling/prompts": _cn("这一步抽取的提示词", "批次大小除以 signal_share"),
+    "sampling/signal_share": _cn(
+        "这一步采样的组中，回答在过滤指标上有差别的比例",
+        "随着题目被学会而下降",
+        "见 all_correct_share 与 none_correct_share",
+    ),
+    "sampling/all_correct_share": _cn("这一步采样的组中全部答对的比例", "随训练上升", "一开始就高：换更难的题"),
+    "sampling/none_correct_share": _cn(
+        "这一步采样的组中无一答对的比例", "随训练下降", "高：换更易的题、增大组，或增大 rollout.max_new_tokens"
+    ),
+    "sampling/groups_earlier": _cn("批次中由之前的步生成的组", "0"),
+    "sampling/groups_waiting": _cn("等待之后的步训练的组", "少于一个批次"),
+    "sampling/groups_expired": _cn(
+        "留下后过期的组，整个训练累计",
         "0",
-        "nonfinite：看 run_dir/failures 中的批次；其余：程序缺陷或机器故障，看日志",
+        "每次少抽一些，或增大 algorithm.filter_groups.keep_surplus_steps",
+    ),
+    "sampling/score_shift": _cn(
+        "训练的回答的平均奖励减去生成的回答的平均奖励：筛选带来的偏差",
+        "趋向中间：多数组失败时为正，多数组成功时为负",
+    ),
+    "sampling/length_shift": _cn(
+        "训练的回答的平均长度减去生成的回答的平均长度：筛选带来的偏差", "难题的回答较长时为正"
     ),
     # ----- rollout engine
     "rollout/prefill_calls": _cn("prefill 次数", "每个提示词一次：同组回答共用"),

@@ -85,7 +85,9 @@ REWARDS = GlossarySection(
 ACCOUNT = GlossarySection(
     title="Account of the samples",
     metrics={
-        "samples/generated": MetricInfo("responses sampled", "responses", "= trained + filtered + dropped"),
+        "samples/generated": MetricInfo(
+            "responses sampled", "responses", "with samples/earlier = trained + filtered + dropped + kept"
+        ),
         "samples/trained": MetricInfo(
             "responses that entered the loss",
             "responses",
@@ -96,19 +98,75 @@ ACCOUNT = GlossarySection(
             "responses taken out on purpose", "responses", "0 without filters", "see samples/filtered/<reason>"
         ),
         "samples/filtered/<reason>": MetricInfo(
-            "responses taken out on purpose, by reason: zero_signal (all rewards of the group equal, with "
-            "algorithm.filter_groups), or the verdict that left them without a reward",
+            "responses taken out on purpose, by reason: zero_signal (no difference in the group, with "
+            "algorithm.filter_groups), no_baseline, or the verdict that left them without a reward",
             "responses",
             "zero_signal as reward/zero_signal_group_ratio; verdicts 0",
             "zero_signal high: choose prompts that are solved sometimes; a verdict: as reward/invalid_ratio",
         ),
-        "samples/dropped": MetricInfo("responses lost", "responses", "0", "see samples/dropped/<reason>"),
+        "samples/dropped": MetricInfo(
+            "responses with a signal that are not trained", "responses", "0", "see samples/dropped/<reason>"
+        ),
         "samples/dropped/<reason>": MetricInfo(
-            "responses lost, by reason: nonfinite (their update was skipped, trainer.on_nonfinite)",
+            "responses with a signal that are not trained, by reason: surplus (beyond the full batch), short (a step "
+            "that found too few and is skipped), nonfinite (their update was skipped, trainer.on_nonfinite)",
             "responses",
+            "surplus: less than a batch; others 0",
+            "surplus: draw fewer prompts at once, or set algorithm.filter_groups.keep_surplus_steps; short: raise "
+            "algorithm.filter_groups.max_num_gen_batches; nonfinite: look at the batches in run_dir/failures",
+        ),
+        "samples/kept": MetricInfo("responses put aside for a later step", "responses", "less than a batch"),
+        "samples/earlier": MetricInfo(
+            "responses of the batch that an earlier step generated", "responses", "what the step before kept"
+        ),
+    },
+)
+
+SAMPLING = GlossarySection(
+    title="Dynamic sampling",
+    metrics={
+        "sampling/num_gen_batches": MetricInfo(
+            "rollouts of the step",
+            "rollouts",
+            "1 to 3",
+            "near algorithm.filter_groups.max_num_gen_batches: hardly any prompt teaches; choose others",
+        ),
+        "sampling/prompts": MetricInfo("prompts drawn in the step", "prompts", "the batch divided by signal_share"),
+        "sampling/signal_share": MetricInfo(
+            "groups of the step's rollouts whose responses differ in the filter's metric",
+            "share of groups",
+            "falls as the policy learns the prompts",
+            "see all_correct_share and none_correct_share",
+        ),
+        "sampling/all_correct_share": MetricInfo(
+            "groups of the step's rollouts in which every response is right",
+            "share of groups",
+            "rises as the policy learns",
+            "high from the start: harder prompts",
+        ),
+        "sampling/none_correct_share": MetricInfo(
+            "groups of the step's rollouts in which no response is right",
+            "share of groups",
+            "falls as the policy learns",
+            "high: easier prompts, a larger group, or a longer rollout.max_new_tokens",
+        ),
+        "sampling/groups_earlier": MetricInfo("groups of the batch that an earlier step generated", "groups", "0"),
+        "sampling/groups_waiting": MetricInfo("groups that wait for a later step", "groups", "less than a batch"),
+        "sampling/groups_expired": MetricInfo(
+            "groups that were kept and became too old, over the whole run",
+            "groups",
             "0",
-            "nonfinite: look at the batches in run_dir/failures; another: a defect or a machine that fails, look into "
-            "the log",
+            "draw fewer prompts at once, or raise algorithm.filter_groups.keep_surplus_steps",
+        ),
+        "sampling/score_shift": MetricInfo(
+            "mean reward of the trained responses minus that of the generated ones: the selection's bias",
+            "reward",
+            "towards the middle: positive while most groups fail, negative when most succeed",
+        ),
+        "sampling/length_shift": MetricInfo(
+            "mean length of the trained responses minus that of the generated ones: the selection's bias",
+            "tokens",
+            "positive where hard prompts have longer answers",
         ),
     },
 )

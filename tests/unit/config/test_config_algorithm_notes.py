@@ -56,7 +56,10 @@ def test_several_updates_are_noted_where_there_is_no_ratio(load):
         (["model.dtype=bfloat16", *ASCEND], "model.dtype: bfloat16 rounds the sequence ratio"),
         (["algorithm.clip_ratio_c=3"], "algorithm.clip_ratio_c: 3 bounds only responses with a ratio above it"),
         (["algorithm.entropy_coef=0.01"], "algorithm.entropy_coef: 0.01 takes the entropy of every token through"),
-        (["algorithm.filter_groups=zero_signal"], "algorithm.filter_groups: zero_signal takes groups of equal rewards"),
+        (
+            ["algorithm.filter_groups.metric=reward"],
+            "algorithm.filter_groups: groups of equal rewards leave",
+        ),
         (["algorithm.loss_scale_factor=7"], "algorithm.loss_scale_factor: 7 is not read by"),
         (
             ["algorithm.advantage={estimator: rloo, ddof: 0, eps: 1e-4}"],
@@ -132,6 +135,6 @@ def test_a_cap_that_silences_the_only_wrong_answer_is_noted(load, ddof):
 
 @pytest.mark.parametrize("estimator", ["remax", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
 def test_filtering_groups_that_have_a_signal_is_noted(load, estimator):
-    first, second = notes(load("algorithm.filter_groups=zero_signal", f"algorithm.advantage.estimator={estimator}"))
-    assert first.startswith("algorithm.filter_groups: zero_signal takes")
+    first, second = notes(load("algorithm.filter_groups.metric=reward", f"algorithm.advantage.estimator={estimator}"))
+    assert first.startswith("algorithm.filter_groups: groups of equal rewards leave")
     assert second.startswith(f"algorithm.filter_groups: with estimator {estimator} groups of equal rewards do have")

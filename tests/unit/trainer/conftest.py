@@ -172,6 +172,7 @@ def make_parts(load, prompts, tokenizer, tmp_path: Path):
     def make(script: Callable[[Prompt, int], Sequence[int]], *overrides: str, **changed: object):
         from mindgspo.rollout.scripted import ScriptedEngine
         from mindgspo.trainer.parts import TrainingParts
+        from mindgspo.trainer.surplus import Surplus
 
         config = load(*overrides)
         parts = {
@@ -187,6 +188,7 @@ def make_parts(load, prompts, tokenizer, tmp_path: Path):
             "updater": FakeUpdater(),
             "train_set": prompts,
             "stream": PromptStream(len(prompts), config.seed, shuffle=False),
+            "surplus": Surplus(config.algorithm.filter_groups.keep_surplus_steps, prompts),
             "timers": Timers(),
             "total_steps": config.trainer.max_steps,
             "failures_dir": tmp_path / "failures",

@@ -8,13 +8,28 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from mindgspo.config import AlgorithmSection
+from mindgspo.config import FilterGroupsSection
 from mindgspo.metrics import unknown_names
-from mindgspo.trainer.selection import select
+from mindgspo.trainer.selection import JudgedGroup, left_out_by, selection_of
 from mindgspo.trainer.step import run_step
 from mindgspo.types import Score, ScoredGroup, Verdict
 
-ZERO_SIGNAL = AlgorithmSection(filter_groups="zero_signal")
+NO_FILTER, BY_REWARD = FilterGroupsSection(), FilterGroupsSection(metric="reward")
+
+
+def select(groups, section, baselines, label=None):
+    """The reasons by which responses of these groups are left out."""
+    judged = [
+        JudgedGroup(
+            group=group,
+            baseline=None if baselines is None else baselines[index],
+            has_baseline=baselines is None or baselines[index] is not None,
+            step=1,
+        )
+        for index, group in enumerate(groups)
+    ]
+    reason = left_out_by(section, label)
+    return selection_of([(one, reason(one)) for one in judged])
 
 
 @pytest.fixture
@@ -41,7 +56,7 @@ def by_prompt(answer):
 
 
 def test_without_a_filter_only_abstained_rewards_are_left_out(group) -> None:
-    selection = select([group(1.0, 1.0), group(None, 0.0)], AlgorithmSection(), None)
+    selection = select([group(1.0, 1.0), group(None, 0.0)], NO_FILTER, None)
     assert selection.reasons == (None, None, "timeout", None)
     assert len(selection.responses) == 4
     assert (selection.trained(0, 4), selection.trained(2, 4), selection.trained(2, 3)) == ([0, 1, 3], [3], [])
@@ -50,18 +65,18 @@ def test_without_a_filter_only_abstained_rewards_are_left_out(group) -> None:
 def test_groups_that_tell_nothing_apart_are_filtered_by_name(group) -> None:
     groups = [group(1.0, 1.0), group(0.0, 1.0), group(None, 1.0), group(None, 0.1, 0.2), group(0.1, 0.1)]
     expected = ["zero_signal"] * 2 + [None] * 2 + ["timeout", "zero_signal"] + ["timeout", None, None]
-    assert list(select(groups, ZERO_SIGNAL, None).reasons) == [*expected, "zero_signal", "zero_signal"]
+    assert list(select(groups, BY_REWARD, None).reasons) == [*expected, "zero_signal", "zero_signal"]
 
 
 def test_a_group_without_a_baseline_has_nothing_to_be_compared_with(group) -> None:
     groups = [group(0.0, 1.0), group(None, 1.0), group(1.0, 1.0)]
-    assert select(groups, AlgorithmSection(), [0.0, None, None]).reasons == (
+    assert select(groups, NO_FILTER, [0.0, None, None]).reasons == (
         *(None, None),
         *("timeout", "no_baseline"),
         *("no_baseline", "no_baseline"),
     )
     # The baseline is missing whatever the filter says; a baseline of 0 is one.
-    assert select(groups, ZERO_SIGNAL, [None, 1.0, 0.0]).reasons == (
+    assert select(groups, BY_REWARD, [None, 1.0, 0.0]).reasons == (
         *("no_baseline", "no_baseline"),
         *("timeout", "zero_signal"),
         *("zero_signal", "zero_signal"),
@@ -70,7 +85,7 @@ def test_a_group_without_a_baseline_has_nothing_to_be_compared_with(group) -> No
 
 def test_filtered_groups_leave_the_rows_and_the_denominators(make_parts, by_prompt) -> None:
     """Prompts 0 and 2 have one right answer; both answers of 1 are right, both of 3 wrong."""
-    parts = make_parts(by_prompt({0: 1, 1: 2, 2: 1, 3: 0}), "algorithm.filter_groups=zero_signal")
+    parts = make_parts(by_prompt({0: 1, 1: 2, 2: 1, 3: 0}), "algorithm.filter_groups.metric=reward")
     result = run_step(parts, 1)
 
     metrics = result.metrics
@@ -101,7 +116,7 @@ def test_unfiltered_groups_without_signal_count_with_advantage_zero(make_parts, 
 
 
 def test_a_mini_batch_without_signal_makes_no_update(make_parts, by_prompt) -> None:
-    parts = make_parts(by_prompt({0: 0, 1: 2, 2: 1, 3: 1}), "algorithm.filter_groups=zero_signal")
+    parts = make_parts(by_prompt({0: 0, 1: 2, 2: 1, 3: 1}), "algorithm.filter_groups.metric=reward")
     metrics = run_step(parts, 1).metrics
     assert (metrics["actor/updates"], metrics["training/updates"], parts.weight_version) == (1, 1, 1)
     numbers = {int(number) for batch in parts.updater.batches[0] for number in batch.samples_N}
@@ -124,7 +139,7 @@ def test_a_step_in_which_nothing_is_left_trains_nothing_and_says_so(
 ) -> None:
     parts = make_parts(
         by_prompt({0: 2, 1: 0, 2: 2, 3: 0}),
-        "algorithm.filter_groups=zero_signal",
+        "algorithm.filter_groups.metric=reward",
         *settings,
         reference=fakes.reference(lambda ids: -0.5 - 0.01 * ids) if "kl" in "".join(settings) else None,
     )

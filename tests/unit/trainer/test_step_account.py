@@ -33,10 +33,26 @@ def test_every_sample_is_trained_or_filtered_for_a_reason(selection) -> None:
     }
 
 
+def test_groups_move_between_steps_without_a_hole(selection) -> None:
+    some = selection(None, None, None, "kept", "surplus", "short", "kept", "error", "zero_signal")
+    assert account(some, num_earlier=2, num_asked=7, num_trained=3) == {
+        "samples/generated": 7,
+        "samples/trained": 3,
+        "samples/filtered": 2,
+        "samples/filtered/error": 1,
+        "samples/filtered/zero_signal": 1,
+        "samples/dropped": 2,
+        "samples/dropped/short": 1,
+        "samples/dropped/surplus": 1,
+        "samples/kept": 2,
+        "samples/earlier": 2,
+    }
+
+
 def test_a_hole_in_the_account_is_a_defect(selection) -> None:
-    with pytest.raises(AssertionError, match="2 responses, but 1 trained"):
+    with pytest.raises(AssertionError, match="2 responses and 0 earlier ones, but 1 trained"):
         account(selection(None, None), num_asked=2, num_trained=1)
-    with pytest.raises(AssertionError, match="2 responses, but 2 trained"):
+    with pytest.raises(AssertionError, match="2 responses and 0 earlier ones, but 2 trained"):
         account(selection(None, "error"), num_asked=2, num_trained=2)
     with pytest.raises(AssertionError, match="2 responses, 3 were asked for"):
         account(selection(None, None), num_asked=3, num_trained=2)

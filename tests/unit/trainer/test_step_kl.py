@@ -163,7 +163,7 @@ def test_an_adaptive_coefficient_answers_in_the_next_step(make, fakes) -> None:
 def test_it_answers_to_the_trained_responses_only_and_not_to_a_step_without_any(make, fakes) -> None:
     abstains = [1]
     scorer = fakes.abstaining_scorer(lambda candidate: candidate.index in abstains and "999" in candidate.text)
-    settings = (*KL_IN_LOSS, *ADAPTIVE, "algorithm.filter_groups=zero_signal")
+    settings = (*KL_IN_LOSS, *ADAPTIVE, "algorithm.filter_groups.metric=reward")
     parts = make(*settings, scorer=scorer, updater=fakes.updater(kls=[0.11, 0.11]))
     assert run_step(parts, 1).metrics["samples/trained"] == 6
     moved = 0.5 * (1 + 0.1 * 6 / 80)
