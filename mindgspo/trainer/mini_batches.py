@@ -28,7 +28,7 @@ def mini_batches_of(parts: TrainingParts, groups: Sequence[ScoredGroup], selecti
     cut = [
         [
             _sample(number, prompts[number], selection.responses[number])
-            for number in selection.trained(start, start + size)
+            for number in selection.trained(start, min(start + size, len(prompts)))
         ]
         for start in range(0, len(prompts), size)
     ]
