@@ -9,6 +9,7 @@ Where the experiment has a supervised warm-up, it is run once per seed, and all 
 same weights. Finished runs are reused, stopped ones continued. Below --output:
 
     comparison.png, comparison.md     the picture and the table, also printed
+    comparison_cost.png               accuracy against updates and against generated responses
     seed1/warm-up, seed1/gspo, ...    run folders; their output on the terminal is in seed1/warm-up.log, seed1/gspo.log
 
 Exit codes: 0; 1 if a run fails (its log is named) or a setting is wrong; 2 for a wrong command line; 130 for Ctrl-C.
@@ -28,6 +29,7 @@ from pathlib import Path
 from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.errors import ConfigError, MindGSPOError, TrainingError
 from mindgspo.metrics.comparison import ComparedRun, comparison_table, draw_comparison
+from mindgspo.metrics.comparison_cost import draw_costs
 from mindgspo.metrics.files import replace_file
 from mindgspo.metrics.plot_style import LIGHT
 from mindgspo.metrics.run_folder import read_run
@@ -159,7 +161,8 @@ def report(jobs: Sequence[Job], output: Path) -> None:
     table = comparison_table(runs)
     replace_file(output / "comparison.md", f"{table}\n".encode())
     replace_file(output / "comparison.png", draw_comparison(runs, LIGHT))
-    print(f"\n{table}\n\npicture: {output / 'comparison.png'}")
+    replace_file(output / "comparison_cost.png", draw_costs(runs, LIGHT))
+    print(f"\n{table}\n\npictures: {output / 'comparison.png'}, {output / 'comparison_cost.png'}")
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:

@@ -75,6 +75,11 @@ def _run_mean(metric: str) -> Callable[[RunRecord], float | None]:
     return mean
 
 
+def _generated(run: RunRecord) -> float | None:
+    series = run.series("samples/generated")
+    return sum(series.values) if series else None
+
+
 def _seconds(run: RunRecord) -> float | None:
     value = run.summary.get("seconds")
     return float(value) if isinstance(value, (int, float)) else None
@@ -85,6 +90,7 @@ _COLUMNS = (
     _Column("accuracy after", lambda run: accuracy_span(run)[1], "{:.3f}", "{:.3f}"),
     _Column("responses clipped", _run_mean("actor/pg_clipfrac_seq"), "{:.2g}", "{:.1g}"),
     _Column("tokens clipped", _run_mean("actor/pg_clipfrac"), "{:.2g}", "{:.1g}"),
+    _Column("responses generated", _generated, "{:,.0f}", "{:,.0f}"),
     _Column("seconds", _seconds, "{:.0f}", "{:.0f}"),
 )
 
@@ -97,14 +103,15 @@ def comparison_table(runs: Sequence[ComparedRun]) -> str:
     lines = [["algorithm", "seed", *(column.heading for column in _COLUMNS)], ["---"] * (len(_COLUMNS) + 2)]
     for one in runs:
         lines.append([one.variant, str(one.seed), *(_cell(column, column.figure(one.run)) for column in _COLUMNS)])
-    for variant, siblings in _by_variant(runs).items():
+    for variant, siblings in by_variant(runs).items():
         if len(siblings) > 1:
             cells = [_summary_cell(column, [column.figure(one.run) for one in siblings]) for column in _COLUMNS]
             lines.append([variant, f"mean of {len(siblings)}", *cells])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _by_variant(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
+def by_variant(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
+    """The runs of each variant, in the order in which they are given."""
     found: dict[str, list[ComparedRun]] = {}
     for one in runs:
         found.setdefault(one.variant, []).append(one)
@@ -131,7 +138,7 @@ def draw_comparison(runs: Sequence[ComparedRun], theme: Theme) -> bytes:
     assert runs, "a comparison of no runs"
     figure = new_figure(theme, 13, 3.9)
     reward, accuracy, clip = figure.subplots(1, 3)
-    seeds = max(len(siblings) for siblings in _by_variant(runs).values())
+    seeds = max(len(siblings) for siblings in by_variant(runs).values())
     band = f"; mean and range of {seeds} seeds" if seeds > 1 else ""
     for axes, title, subtitle in (
         (reward, "Reward", f"smoothed{band}"),
@@ -167,7 +174,7 @@ def _draw_lines(
 ) -> None:
     bands = {
         variant: _band([series_of(one.run) for one in siblings], is_smooth=is_smooth)
-        for variant, siblings in _by_variant(runs).items()
+        for variant, siblings in by_variant(runs).items()
     }
     if not any(band.steps for band in bands.values()):
         return not_recorded(axes, theme)

@@ -14,6 +14,7 @@ import pytest
 
 from mindgspo.config import dump_config, load_config
 from mindgspo.metrics.comparison import ComparedRun, comparison_table, display_name, draw_comparison
+from mindgspo.metrics.comparison_cost import draw_costs, spent
 from mindgspo.metrics.plot_style import DARK, LIGHT
 from mindgspo.metrics.run_folder import RunRecord, read_run
 
@@ -49,6 +50,8 @@ def write_run(run_dir: Path, *, variant: str = "gspo", seed: int = 1, steps: int
                 "critic/score/mean": 0.5 + 0.4 * step / steps + seed / 100,
                 "actor/pg_clipfrac": clip,
                 "actor/pg_clipfrac_seq": clip,
+                "actor/updates": 4,
+                "samples/generated": 100 * seed,
             }
         )
     rows.append({"step": steps, "val-core/arithmetic/acc/mean@1": after})
@@ -81,10 +84,11 @@ def cells(table: str) -> list[list[str]]:
 def test_the_table_by_hand(tmp_path: Path) -> None:
     header, ruler, *rows = cells(comparison_table(compared(tmp_path)))
     assert header[:2] == ["algorithm", "seed"] and set(ruler) == {"---"}
-    assert rows[0] == ["gspo", "1", "0.500", "0.910", "0.24", "0.24", "101"]
-    assert rows[5] == ["grpo", "3", "0.500", "0.930", "0.0012", "0.0012", "103"]
-    # 0.91, 0.92, 0.93 and 101, 102, 103: mean and deviation (ddof 1) are 0.92, 0.01 and 102, 1
-    assert rows[6] == ["gspo", "mean of 3", "0.500 ± 0.000", "0.920 ± 0.010", "0.24 ± 0", "0.24 ± 0", "102 ± 1"]
+    assert rows[0] == ["gspo", "1", "0.500", "0.910", "0.24", "0.24", "1,200", "101"]
+    assert rows[5] == ["grpo", "3", "0.500", "0.930", "0.0012", "0.0012", "3,600", "103"]
+    # 0.91, 0.92, 0.93; 1,200, 2,400, 3,600; 101, 102, 103: means and deviations (ddof 1)
+    clipped = ["0.24 ± 0", "0.24 ± 0"]
+    assert rows[6] == ["gspo", "mean of 3", "0.500 ± 0.000", "0.920 ± 0.010", *clipped, "2,400 ± 1,200", "102 ± 1"]
     assert [row[0] for row in rows[6:]] == ["gspo", "grpo"]
 
 
@@ -93,8 +97,8 @@ def test_one_seed_needs_no_mean_and_what_was_not_recorded_is_a_dash(tmp_path: Pa
     assert len(comparison_table(runs).splitlines()) == 2 + 2
     bare = RunRecord(name="bare", metrics=({"step": 1},), first_samples=(), last_samples=(), summary={}, config_text="")
     *_, row, mean = cells(comparison_table([*runs, ComparedRun(variant="gspo", seed=5, run=bare)]))
-    assert row == ["gspo", "5", *["-"] * 5]
-    assert mean == ["gspo", "mean of 2", *["-"] * 5]
+    assert row == ["gspo", "5", *["-"] * 6]
+    assert mean == ["gspo", "mean of 2", *["-"] * 6]
 
 
 @pytest.mark.parametrize(("seeds", "steps"), [((1, 2, 3), 40), ((1,), 12), ((1, 2), 1)])
@@ -104,6 +108,16 @@ def test_the_picture(tmp_path: Path, seeds: tuple[int, ...], steps: int) -> None
     assert content.startswith(PNG)
     assert int.from_bytes(content[16:20], "big") >= 1500
     assert draw_comparison(runs, LIGHT) == content != draw_comparison(runs, DARK)
+
+
+def test_what_accuracy_cost(tmp_path: Path) -> None:
+    runs = compared(tmp_path, seeds=(1, 3))
+    assert spent(runs[1].run, "samples/generated", [0, 1, 12]) == [0, 300, 3600]
+    assert spent(runs[0].run, "actor/updates", [0, 5, 12]) == [0, 20, 48]
+    content = draw_costs(runs, LIGHT)
+    assert content.startswith(PNG) and draw_costs(runs, LIGHT) == content != draw_costs(runs[:2], LIGHT)
+    bare = RunRecord(name="bare", metrics=({"step": 1},), first_samples=(), last_samples=(), summary={}, config_text="")
+    assert draw_costs([ComparedRun(variant="gspo", seed=5, run=bare)], LIGHT).startswith(PNG)
 
 
 def test_runs_that_never_clip_or_recorded_nothing_can_be_drawn(tmp_path: Path) -> None:
