@@ -59,8 +59,22 @@ class AdvantageSection(Section):
     step; unbiased as verl, biased as OpenRLHF."""
 
 
+class ReferenceSection(Section):
+    """What becomes of the reference policy while the policy is trained. It begins as the policy is when reinforcement
+    learning begins, and changes before a step's responses are scored."""
+
+    mode: Literal["frozen", "sync", "ema"] = "frozen"
+    """frozen: it stays what it is. sync: it becomes the policy of the moment (TRL, MindRLHF: sync_ref_model). ema: it
+    moves towards the policy, reference + (1 - decay) (policy - reference), in float32."""
+    every: int | None = Field(default=None, ge=1)
+    """Steps of the run from one change to the next (TRL, MindRLHF: ref_model_sync_steps; slime: ref-update-interval).
+    None: 1 for ema; sync has to say."""
+    decay: float | None = Field(default=None, gt=0, lt=1)
+    """ema only: share of the reference that a change keeps (TRL: 1 - ref_model_mixup_alpha). None: 0.99."""
+
+
 class KLSection(Section):
-    """Penalty on the distance to the reference policy: the policy as it is when reinforcement learning begins."""
+    """Penalty on the distance to the reference policy."""
 
     placement: Literal["none", "loss", "reward"] = "none"
     """none, as in GSPO's paper: no reference policy is kept. loss: added to the loss. reward: subtracted from the
@@ -83,6 +97,8 @@ class KLSection(Section):
     """Bound of |u| in the exponent of k3; beyond it the gradient is 0 (verl: 20). None: no bound."""
     value_clamp: float | None = Field(default=10.0, gt=0)
     """Bound of the absolute estimate of k3; beyond it the gradient is 0 (verl, slime: 10). None: no bound."""
+    reference: ReferenceSection = ReferenceSection()
+    """Whether the reference policy follows the policy."""
     agg_mode: AggregationMode | None = None
     """Loss only: aggregation of the penalty. None: as the policy loss (seq-mean-token-mean for gmpo)."""
 

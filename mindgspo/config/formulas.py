@@ -10,7 +10,7 @@ maximised; sources stand in `policy_losses` and, in full, in the cells of `algor
 from __future__ import annotations
 
 from mindgspo.config.advantage_rules import is_per_token
-from mindgspo.config.algorithm_section import AdvantageSection, AlgorithmSection
+from mindgspo.config.algorithm_section import AdvantageSection, AlgorithmSection, ReferenceSection
 from mindgspo.config.policy_losses import POLICY_LOSSES, AggregationMode
 from mindgspo.config.schema import ExperimentConfig
 
@@ -74,7 +74,17 @@ def reference_policy(config: ExperimentConfig) -> str:
     if kl.target is not None:
         steered = f"steered to a mean KL of {kl.target:g} per token"
         coefficient = f"coefficient beta = {kl.coef:g} at first, {steered} (horizon {kl.horizon:,})"
-    return f"the policy before the first step; {kl.estimator} in the {kl.placement}, {coefficient}"
+    return f"{_reference_text(kl.reference)}; {kl.estimator} in the {kl.placement}, {coefficient}"
+
+
+def _reference_text(reference: ReferenceSection) -> str:
+    if reference.mode == "frozen":
+        return "the policy before the first step"
+    when = "each step" if reference.every == 1 else f"every {reference.every} steps"
+    if reference.mode == "sync":
+        return f"the policy, taken anew {when}"
+    share = 1 - (reference.decay or 0)
+    return f"a moving average: ref + {share:g} (policy - ref), {when}"
 
 
 def correction(config: ExperimentConfig) -> str:

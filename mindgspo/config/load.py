@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mindgspo.config.algorithm_section import AlgorithmSection
+from mindgspo.config.algorithm_section import AlgorithmSection, ReferenceSection
 from mindgspo.config.layers import read_layers, with_overrides
 from mindgspo.config.messages import schema_problems
 from mindgspo.config.penalty_rules import default_kl_agg_mode
@@ -87,10 +87,19 @@ def with_recipe(algorithm: AlgorithmSection, *, max_new_tokens: int) -> Algorith
     filled = {key: value for key, value in defaults.items() if getattr(algorithm, key) is None}
     if algorithm.advantage.estimator is None:
         filled["advantage"] = algorithm.advantage.model_copy(update={"estimator": recipe.advantage})
+    kl: dict[str, object] = {"reference": with_averaging(algorithm.kl.reference)}
     if algorithm.kl.agg_mode is None:
-        mode = algorithm.loss_agg_mode or recipe.agg_mode
-        filled["kl"] = algorithm.kl.model_copy(update={"agg_mode": default_kl_agg_mode(mode)})
+        kl["agg_mode"] = default_kl_agg_mode(algorithm.loss_agg_mode or recipe.agg_mode)
+    filled["kl"] = algorithm.kl.model_copy(update=kl)
     return algorithm.model_copy(update=filled)
+
+
+def with_averaging(reference: ReferenceSection) -> ReferenceSection:
+    """The section of a moving average with whatever is None filled in."""
+    if reference.mode != "ema":
+        return reference
+    every, decay = reference.every or 1, reference.decay or 0.99
+    return reference.model_copy(update={"every": every, "decay": decay})
 
 
 def with_lengths(reward: RewardSection, *, max_new_tokens: int) -> RewardSection:

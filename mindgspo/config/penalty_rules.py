@@ -32,6 +32,7 @@ def kl_problems(config: ExperimentConfig) -> Iterator[str]:
             "set algorithm.kl.agg_mode=seq-mean-token-mean"
         )
     yield from _adaptive_problems(config)
+    yield from _reference_problems(kl)
 
 
 def default_kl_agg_mode(loss_agg_mode: AggregationMode) -> AggregationMode:
@@ -73,6 +74,30 @@ def _adaptive_problems(config: ExperimentConfig) -> Iterator[str]:
             f"algorithm.kl.horizon: {kl.horizon} is too short for the {samples} responses of a step, after which "
             f"the coefficient could be 0 or negative; legal: above {samples // _MOST_HORIZONS}; usual: at least "
             f"{samples}"
+        )
+
+
+def _reference_problems(kl: KLSection) -> Iterator[str]:
+    """Of a reference policy that follows the policy."""
+    key, reference = "algorithm.kl.reference", kl.reference
+    if reference.mode != "frozen" and kl.placement == "none":
+        yield (
+            f"{key}.mode: {reference.mode}, but algorithm.kl.placement is none, so there is no reference policy; set "
+            "algorithm.kl.placement to loss or reward, or remove it"
+        )
+    if reference.mode == "frozen" and reference.every is not None:
+        yield f"{key}.every: {reference.every}, but a frozen reference never changes; set {key}.mode=sync, or remove it"
+    if reference.mode != "ema" and reference.decay is not None:
+        yield (
+            f"{key}.decay: {reference.decay:g} belongs to a moving average, but {key}.mode is {reference.mode}; set "
+            f"{key}.mode=ema, or remove it"
+        )
+    if reference.mode == "sync" and reference.every is None:
+        yield f"{key}.every: missing; after how many steps does the reference become the policy? e.g. {key}.every=100"
+    if reference.mode == "sync" and reference.every == 1 and kl.placement == "reward":
+        yield (
+            f"{key}.every: 1 makes the old policy of each step its reference, from which it has no distance: the "
+            "penalty in the reward would always be 0; smallest legal: 2"
         )
 
 

@@ -40,11 +40,11 @@ from mindgspo.rollout.sizes import reads_trained_weights, rollout_sizes
 from mindgspo.rollout.weight_transfer import WeightTransfer
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.trainer.inputs import HELD_OUT_SEED, NUM_TRIAL_ROWS, check_architecture, trial_candidate
-from mindgspo.trainer.kept_state import KeptCoefficient, KeptStream
+from mindgspo.trainer.kept_state import KeptCoefficient, KeptState, KeptStream
 from mindgspo.trainer.longest_batch import longest_batch
 from mindgspo.trainer.parts import TrainingParts
 from mindgspo.trainer.ranks import first_rank_first, infer_place, reference_place, start_device, train_place
-from mindgspo.trainer.reference import ReferencePolicy
+from mindgspo.trainer.reference import KeptReference, ReferencePolicy
 from mindgspo.trainer.skipped_updates import SkippedUpdates
 from mindgspo.trainer.surplus import Surplus
 from mindgspo.trainer.trained_model import build_trained_model
@@ -103,21 +103,26 @@ def build_parts(
     generator = generating_part(config, model, tokenizer, swap)
     swap.register(Holding.ROLLOUT_WEIGHTS, generator.model.get_parameters())
     swap.register(Holding.KV_CACHE, generator.cache, keeps_content=False)
+    kl, stream = KLController(config.algorithm.kl), PromptStream(len(train_set), config.seed, config.data.shuffle)
+    kept: dict[str, KeptState] = {"stream": KeptStream(stream), "kl": KeptCoefficient(kl)}
     reference = None
     if config.algorithm.kl.placement != "none":
         reference = ReferencePolicy(
             config.model,
             reference_place(config),
             temperature=temperature,
+            changes=config.algorithm.kl.reference,
             reshard=config.reshard,
             longest=longest,
         )
         swap.register(Holding.REFERENCE_WEIGHTS, reference.parameters)
+        if not reference.is_frozen:
+            kept["reference"] = KeptReference(reference, swap)
     swap.register(Holding.GRADIENTS, updater.gradients, keeps_content=False, is_zero=lambda: updater.gradients_are_zero)
     swap.register(Holding.MOMENTS, updater.moments)
     skips = SkippedUpdates()
     surplus = Surplus(config.algorithm.filter_groups.keep_surplus_steps, train_set)
-    kl, stream = KLController(config.algorithm.kl), PromptStream(len(train_set), config.seed, config.data.shuffle)
+    kept |= {"skipped_updates": skips, "surplus": surplus}
     return TrainingParts(
         config=config,
         tokenizer=tokenizer,
@@ -138,7 +143,7 @@ def build_parts(
         total_steps=total_steps,
         failures_dir=failures_dir,
         skips=skips,
-        kept={"stream": KeptStream(stream), "kl": KeptCoefficient(kl), "skipped_updates": skips, "surplus": surplus},
+        kept=kept,
     )
 
 

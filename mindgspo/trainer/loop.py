@@ -148,7 +148,7 @@ def _prepared(
         parts.bring_weights()
     if parts.reference is not None:
         with parts.swap.phase(Phase.SCORE):
-            parts.reference.freeze(parts.model, folder.reference)
+            parts.reference.freeze(parts.model, folder.reference, version=parts.weight_version)
     if is_wanted or parts.total_steps == 0:
         validate(parts, log, progress)
     save(parts, folder, progress)

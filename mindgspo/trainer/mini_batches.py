@@ -14,6 +14,7 @@ import numpy as np
 from mindgspo.algorithms.rollout_correction import correction_weights
 from mindgspo.data.rows import TrainingSample, lay_out, scattered
 from mindgspo.trainer.parts import TrainingParts
+from mindgspo.trainer.reference import ReferencePolicy
 from mindgspo.trainer.selection import Selection
 from mindgspo.types import Batch, Float32Array, Prompt, Response, ScoredGroup
 
@@ -52,18 +53,28 @@ def _sample(number: int, prompt: Prompt, response: Response) -> TrainingSample:
 
 def with_log_probs(parts: TrainingParts, mini_batches: MiniBatches) -> tuple[MiniBatches, dict[str, float]]:
     """The same batches with log-probs under the present weights (the old policy of all updates to come) and, where a
-    KL term needs them, under the reference policy; and the entropy metric, if there is a token to take it over."""
+    KL term needs them, under the reference policy; and what there is to say about both, if there is a token."""
     if not mini_batches:
         return [], {}
     flat = flattened(mini_batches)
     old = parts.old_policy.score(flat)
     scored = [replace(batch, old_logp_NK=tokens.logp_NK) for batch, tokens in zip(flat, old, strict=True)]
+    metrics: dict[str, float] = {}
     if parts.reference is not None:
+        metrics = reference_metrics(parts.reference, parts.weight_version)
         reference = parts.reference.scorer.score(scored)
         scored = [replace(batch, ref_logp_NK=tokens.logp_NK) for batch, tokens in zip(scored, reference, strict=True)]
     entropy = sum(float(tokens.entropy_NK.sum(dtype=np.float64)) for tokens in old)
     num_tokens = sum(batches[0].num_tokens for batches in mini_batches)
-    return _regrouped(scored, mini_batches), {"actor/entropy": entropy / num_tokens}
+    return _regrouped(scored, mini_batches), {**metrics, "actor/entropy": entropy / num_tokens}
+
+
+def reference_metrics(reference: ReferencePolicy, weight_version: int) -> dict[str, float]:
+    """How far the reference lags behind the policy, in updates. weight_version: of the policy that is scored."""
+    return {
+        "critic/reference_version": reference.version,
+        "critic/reference_age": weight_version - reference.version,
+    }
 
 
 def with_advantages(parts: TrainingParts, mini_batches: MiniBatches, advantages: Sequence[Float32Array]) -> MiniBatches:

@@ -55,10 +55,10 @@ class EvaluationParts:
 class TrainingParts(EvaluationParts):
     """The parts of one experiment, on one rank. Only `weight_version` and the parts' own state change while it runs.
 
-    old_policy: log-probs under the weights of the present, before an update. reference: the frozen policy of the KL
-    term, None without one. kl: its coefficient. total_steps: steps of the whole run. failures_dir: where a batch that
-    broke an update is saved. skips: updates left out because they were not finite. kept: what else checkpoints hold, by
-    name. eval_sets: held-out problems by the name of their set. surplus: groups that wait for a later step.
+    old_policy: log-probs under the weights of the present, before an update. reference: the policy that a KL term
+    refers to, None without one. kl: its coefficient. total_steps: steps of the whole run. failures_dir: where a batch
+    that broke an update is saved. skips: updates left out because they were not finite. kept: what else checkpoints
+    hold, by name. eval_sets: held-out problems by the name of their set. surplus: groups that wait for a later step.
     """
 
     old_policy: PolicyScorer | LogicalScorer
@@ -74,6 +74,11 @@ class TrainingParts(EvaluationParts):
     failures_dir: Path
     skips: SkippedUpdates = field(default_factory=SkippedUpdates)
     kept: dict[str, KeptState] = field(default_factory=dict)
+
+    def let_reference_follow(self, step: int) -> None:
+        """Before the scoring of step number `step`, in its phase. All ranks call it."""
+        if self.reference is not None:
+            self.reference.follow(self.model, steps_done=step - 1, version=self.weight_version)
 
     @property
     def updates_per_rollout(self) -> int:

@@ -1,31 +1,46 @@
-"""The reference policy of the KL term: the policy as it is when reinforcement learning begins, frozen.
+"""The reference policy of the KL term: the policy as it is when reinforcement learning begins, and what follows it.
 
-What enters: the policy's weights after the warm-up, or those that the run saved. What leaves: log-probs under them.
-Built only where a KL term is configured; `loop` freezes it in a new run and restores it in a resumed one.
+What enters: the policy's weights after the warm-up, or those that the run saved; later, where it is not frozen, the
+policy's weights again. What leaves: log-probs. Built only where a KL term is configured; `loop` freezes it in a new run
+and restores it in a resumed one, `step` lets it follow.
+
+It changes when a step begins to score: policy and reference are both in memory then, so that no swap moves anything for
+it, and nothing has been scored with the new policy yet. The step that scores next is the first that could tell.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from mindspore import Parameter, nn
 
 from mindgspo.checkpoint import Keep, open_checkpoint, save_checkpoint
 from mindgspo.config import ModelSection
+from mindgspo.config.algorithm_section import ReferenceSection
 from mindgspo.config.reshard_section import ReshardSection
 from mindgspo.errors import CheckpointError
 from mindgspo.models.logical_scorer import scorer_of
 from mindgspo.models.policy import build_model
 from mindgspo.models.weights import held_parameters, load_tensors, weights_as_numpy
 from mindgspo.parallel.placement import Placement
+from mindgspo.parallel.swap.states import Phase
+from mindgspo.parallel.swap.swap import Swap
 from mindgspo.rollout.weight_transfer import WeightTransfer
+from mindgspo.tensor_files import TensorSource
+from mindgspo.trainer.moving_average import MovingAverage
 from mindgspo.trainer.ranks import first_rank_first, newest_for_all
 from mindgspo.types import Batch
 
 
 class ReferencePolicy:
-    """A second copy of the model under a plan of its own, never trained. `scorer` must not be used before `freeze` or
-    `restore`; it shares batches out among this plan's replicas."""
+    """A second copy of the model under a plan of its own, never trained. `scorer` must not be used before `freeze`,
+    `restore` or `load`; it shares batches out among this plan's replicas.
+
+    version: of the weights; where it is a moving average, the same average of the policy's versions.
+    """
 
     def __init__(
         self,
@@ -33,33 +48,52 @@ class ReferencePolicy:
         place: Placement,
         *,
         temperature: float,
+        changes: ReferenceSection | None = None,
         reshard: ReshardSection | None = None,
         longest: Batch | None = None,
     ) -> None:
-        """reshard: how weights come from the policy's plan. longest: compile for batches of this shape at once, where
-        compiling lays the weights out on the ranks."""
+        """changes: when it follows the policy. reshard: how weights come from the policy's plan. longest: compile for
+        batches of this shape at once, where compiling lays the weights out on the ranks."""
         self._section, self._reshard = section, reshard or ReshardSection()
+        self._changes = changes or ReferenceSection()
         self._model = build_model(section, place)
         self.scorer = scorer_of(self._model, temperature=temperature)
+        self.version = 0.0
+        self._steps_at_change = 0
+        self._is_filled = False
+        self._transfer: WeightTransfer | None = None
+        self._average: MovingAverage | None = None
         if longest is not None:
             self.scorer.compile(longest)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """The frozen weights, of this rank."""
+        """The weights, of this rank."""
         return tuple(held_parameters(self._model))
 
-    def freeze(self, policy: nn.Cell, folder: Path) -> None:
-        """Copy the policy's weights, slice by slice, and save them in `folder` for a resumed run. All ranks call it."""
-        WeightTransfer(policy, self._model, self._section, self._reshard).bring(0)
-        weights = weights_as_numpy(policy, self._section)
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it stays what it is, so that a run saves it once."""
+        return self._changes.mode == "frozen"
+
+    def freeze(self, policy: nn.Cell, folder: Path, *, version: int) -> None:
+        """Take the policy's weights, slice by slice; they bear the number `version`. What stays frozen is saved in
+        `folder` for a resumed run; what does not is part of every checkpoint. All ranks call it."""
+        self._take(policy, version)
+        self._is_filled = True
+        if not self.is_frozen:
+            return
+        weights, state = weights_as_numpy(policy, self._section), {"version": version}
         first_rank_first(
-            lambda: save_checkpoint(folder, step=0, parameters=weights, optimizer={}, state={}, keep=Keep(last=1))
+            lambda: save_checkpoint(folder, step=0, parameters=weights, optimizer={}, state=state, keep=Keep(last=1))
         )
 
     def restore(self, folder: Path) -> None:
-        """Load what `freeze` saved. Raises CheckpointError where nothing complete is left of it."""
-        path = newest_for_all(folder)
+        """Load what `freeze` saved; what follows the policy came with the checkpoint. Raises CheckpointError where
+        nothing complete is left of either."""
+        if self._is_filled and not self.is_frozen:
+            return
+        path = newest_for_all(folder) if self.is_frozen else None
         if path is None:
             raise CheckpointError(
                 f"{folder}: the reference policy of this run is missing; without it the KL term has nothing to compare "
@@ -67,3 +101,65 @@ class ReferencePolicy:
             )
         with open_checkpoint(path) as saved:
             load_tensors(self._model, self._section, saved.parameters)
+            self.version, self._is_filled = float(saved.state.get("version", 0)), True
+
+    def follow(self, policy: nn.Cell, *, steps_done: int, version: int) -> None:
+        """Change as configured, once for this number of steps of the run. All ranks call it, in a phase in which both
+        sets of weights are in memory. version: of the policy's weights."""
+        changes = self._changes
+        if self.is_frozen or steps_done == self._steps_at_change:
+            return
+        assert changes.every is not None, "config is not resolved"
+        if steps_done % changes.every:
+            return
+        if changes.mode == "sync":
+            self._take(policy, version)
+        else:
+            self._approach(policy, version)
+        self._steps_at_change = steps_done
+
+    def _take(self, policy: nn.Cell, version: int) -> None:
+        if self._transfer is None:
+            self._transfer = WeightTransfer(policy, self._model, self._section, self._reshard)
+        self._transfer.bring(version)
+        self.version = float(version)
+
+    def _approach(self, policy: nn.Cell, version: int) -> None:
+        decay = self._changes.decay
+        assert decay is not None, "config is not resolved"
+        if self._average is None:
+            self._average = MovingAverage(policy, self._model, self._section, self._reshard)
+        self._average.mix(decay)
+        self.version += (1 - decay) * (version - self.version)
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Copies of the whole weights on rank 0; see `weights_as_numpy`."""
+        return weights_as_numpy(self._model, self._section)
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint must keep beside the weights."""
+        return {"version": self.version, "steps_at_change": self._steps_at_change}
+
+    def load(self, state: Mapping[str, Any], weights: TensorSource) -> None:
+        """Go on from `state` and `weights`."""
+        load_tensors(self._model, self._section, weights)
+        self.version, self._steps_at_change = float(state["version"]), int(state["steps_at_change"])
+        self._is_filled = True
+
+
+class KeptReference:
+    """A `KeptState`: the reference policy of a run in which it follows the policy."""
+
+    def __init__(self, reference: ReferencePolicy, swap: Swap) -> None:
+        self._reference, self._swap = reference, swap
+
+    def state(self) -> dict[str, Any]:
+        return dict(self._reference.state())
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        with self._swap.phase(Phase.SCORE):
+            return self._reference.weights()
+
+    def load(self, state: Mapping[str, Any], arrays: TensorSource) -> None:
+        with self._swap.phase(Phase.SCORE):
+            self._reference.load(state, arrays)

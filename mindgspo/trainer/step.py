@@ -36,6 +36,7 @@ def run_step(parts: TrainingParts, step: int) -> StepResult:
         samples = collect(parts, step)
         refuse_unjudged(samples.groups, step)
         with timers("old_log_prob"), parts.swap.phase(Phase.SCORE):
+            parts.let_reference_follow(step)
             mini_batches, entropy = with_log_probs(parts, mini_batches_of(parts, samples.groups, samples.selection))
             parts.swap.prefetch(Phase.UPDATE)
         with timers("adv"):

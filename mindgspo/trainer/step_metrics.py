@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from mindgspo.algorithms.mismatch import mismatch_metrics
 from mindgspo.algorithms.rollout_correction import step_correction_metrics
 from mindgspo.algorithms.telemetry import telemetry_metrics
 from mindgspo.algorithms.update import UpdateResult
@@ -56,7 +57,7 @@ def step_metrics(
         "training/updates": parts.updater.updates,
     }
     if batches:
-        metrics |= mismatch_metrics(batches)
+        metrics |= step_mismatch(batches)
     if batches and algorithm.rollout_correction.level != "none":
         correction = step_correction_metrics(algorithm.rollout_correction, batches)
         metrics |= {f"rollout_corr/{name}": value for name, value in correction.items()}
@@ -119,18 +120,11 @@ def rollout_metrics(counters: RolloutCounters) -> dict[str, float]:
     }
 
 
-def mismatch_metrics(batches: Sequence[Batch]) -> dict[str, float]:
+def step_mismatch(batches: Sequence[Batch]) -> dict[str, float]:
     """How far the sampler's log-probs lie from the trainer's, over all response tokens of the step."""
-    sampler = np.concatenate([batch.rollout_logp_NK[batch.mask_NK] for batch in batches]).astype(np.float64)
-    trainer = np.concatenate([batch.old_logp_NK[batch.mask_NK] for batch in batches]).astype(np.float64)
-    probability_gap = np.abs(np.exp(sampler) - np.exp(trainer))
-    return {
-        "training/rollout_logprob_diff_max": float(np.abs(sampler - trainer).max()),
-        "training/rollout_logprob_diff_mean": float(np.abs(sampler - trainer).mean()),
-        "training/rollout_probs_diff_max": float(probability_gap.max()),
-        "training/rollout_probs_diff_mean": float(probability_gap.mean()),
-        "training/rollout_probs_diff_std": float(probability_gap.std()),
-    }
+    sampler = np.concatenate([batch.rollout_logp_NK[batch.mask_NK] for batch in batches])
+    trainer = np.concatenate([batch.old_logp_NK[batch.mask_NK] for batch in batches])
+    return mismatch_metrics(sampler, trainer)
 
 
 _EXTREMES = {"log_ratio_max": max, "log_ratio_min": min, "ratio_error_max": max}

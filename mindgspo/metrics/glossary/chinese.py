@@ -254,6 +254,16 @@ TEXTS: dict[str, MetricInfo] = {
         "同 actor/kl",
         "过高：增大 algorithm.kl.coef 或降低 optimizer.lr",
     ),
+    "critic/reference_version": _cn(
+        "参考策略权重的版本，以更新次数计；滑动平均时为版本的同样平均",
+        "参考策略冻结时不变，否则上升",
+    ),
+    "critic/reference_age": _cn(
+        "参考策略落后于当前打分策略的更新次数",
+        "参考策略冻结时随训练增长；否则不超过 algorithm.kl.reference.every 乘每步更新次数，"
+        "滑动平均时约为每步更新次数除以 1 - decay",
+        "数值很大且 actor/kl 与奖励相抵触：让参考策略跟随（algorithm.kl.reference.mode）",
+    ),
     "actor/entropy": _cn(
         "策略在回答 token 处的平均熵",
         "缓慢下降",
@@ -269,6 +279,22 @@ TEXTS: dict[str, MetricInfo] = {
     ),
     "training/rollout_probs_diff_mean": _cn("上述差的均值", "float32 低于 1e-5；bfloat16 低于 0.01", _MISMATCH),
     "training/rollout_probs_diff_std": _cn("上述差的标准差", "与其均值同量级", _MISMATCH),
+    "training/rollout_actor_probs_pearson_corr": _cn(
+        "采样端与训练端 token 概率的相关系数；其中一方没有变化时不给出",
+        "0.999 以上",
+        "低于 0.99：两端的权重、位置编号或温度不同，而不只是舍入不同",
+    ),
+    "rollout_corr/kl": _cn(
+        "采样端到训练端的每个回答 token 的 KL 散度，以对数概率之差的均值估计",
+        "与下一项同量级，可略为负",
+        _MISMATCH,
+    ),
+    "rollout_corr/k3_kl": _cn(
+        "同一散度的另一种估计，永不为负；个别相差很大的 token 最先在这里显现",
+        "float32 低于 1e-8；bfloat16 低于 0.005",
+        "高于 0.01：由 training/rollout_actor_probs_pearson_corr 判断差异的种类，由最大差值查看个别 token；"
+        "algorithm.rollout_correction 可限制其影响",
+    ),
     "rollout_corr/weight_mean": _cn(
         "修正采样端与训练端差异的权重均值（algorithm.rollout_correction）",
         "0.95 到 1.05",

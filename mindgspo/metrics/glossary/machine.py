@@ -30,6 +30,25 @@ MISMATCH = GlossarySection(
         "training/rollout_probs_diff_std": MetricInfo(
             "standard deviation of that difference", "", "of the order of its mean", _MISMATCH
         ),
+        "training/rollout_actor_probs_pearson_corr": MetricInfo(
+            "correlation of the sampler's and the trainer's token probabilities; absent where one does not vary",
+            "",
+            "above 0.999",
+            "below 0.99: the two compute with other weights, positions or temperatures, not only with other rounding",
+        ),
+        "rollout_corr/kl": MetricInfo(
+            "KL divergence from sampler to trainer per response token, estimated by the mean log-probability gap",
+            "nat",
+            "of the order of the next one; may be slightly negative",
+            _MISMATCH,
+        ),
+        "rollout_corr/k3_kl": MetricInfo(
+            "the same divergence by the estimate that is never negative; one token that is far off shows here first",
+            "nat",
+            "float32 below 1e-8; bfloat16 below 0.005",
+            "above 0.01: look at training/rollout_actor_probs_pearson_corr for the kind, and at the largest "
+            "differences for single tokens; algorithm.rollout_correction bounds what they do",
+        ),
         "rollout_corr/weight_mean": MetricInfo(
             "mean weight that corrects the mismatch of sampler and trainer (algorithm.rollout_correction)",
             "",

@@ -151,6 +151,18 @@ LOSS = GlossarySection(
             "as actor/kl",
             "above: raise algorithm.kl.coef or lower optimizer.lr",
         ),
+        "critic/reference_version": MetricInfo(
+            "version of the reference policy's weights, counted in updates; of a moving average the average version",
+            "updates",
+            "constant where the reference is frozen, else rising",
+        ),
+        "critic/reference_age": MetricInfo(
+            "updates by which the reference policy lags behind the policy that is scored",
+            "updates",
+            "grows with the run where the reference is frozen; else at most algorithm.kl.reference.every times the "
+            "updates per step, of a moving average about updates per step / (1 - decay)",
+            "large while actor/kl presses against the reward: let the reference follow (algorithm.kl.reference.mode)",
+        ),
         "actor/entropy": MetricInfo(
             "mean entropy of the policy at the response tokens",
             "nat",

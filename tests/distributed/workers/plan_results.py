@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from mindspore import Tensor, nn
 from plan_cases import MODELS, batches_of, definition, prompts_of
 
+from mindgspo.algorithms.kl_control import reward_penalty
 from mindgspo.algorithms.losses.gspo import GSPOLoss
 from mindgspo.algorithms.update import PolicyUpdater
 from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
+from mindgspo.config.algorithm_section import KLSection, ReferenceSection
 from mindgspo.config.reshard_section import ReshardSection
 from mindgspo.errors import NonFiniteError
-from mindgspo.models.policy import PolicyLogProbs, PolicyScorer, build_model
+from mindgspo.models.policy import PolicyLogProbs, PolicyScorer, TokenScores, build_model
 from mindgspo.models.weights import initialize_weights, parameter_shapes, weights_as_numpy
 from mindgspo.parallel import runtime
 from mindgspo.parallel.placement import Placement
@@ -28,6 +31,7 @@ from mindgspo.rollout.protocol import Rollout, RolloutEngine, SamplingSettings
 from mindgspo.rollout.random import Purpose, RandomStream
 from mindgspo.rollout.replicated import ReplicatedEngine
 from mindgspo.rollout.weight_transfer import WeightTransfer
+from mindgspo.trainer.reference import ReferencePolicy
 from mindgspo.types import Batch, Prompt
 
 Arrays = dict[str, np.ndarray]
@@ -39,8 +43,16 @@ LEARNING_RATE = 5e-5
 NUM_SAMPLES, MAX_NEW_TOKENS = 16, 12
 
 
-def results_of_plan(train: Mapping[str, object], infer: Mapping[str, object], model: str = "dense") -> Arrays:
-    """Everything that is compared, whole, on rank 0; on the other ranks what they need not know may be missing."""
+def results_of_plan(
+    train: Mapping[str, object],
+    infer: Mapping[str, object],
+    model: str = "dense",
+    reference: Mapping[str, object] | None = None,
+) -> Arrays:
+    """Everything that is compared, whole, on rank 0; on the other ranks what they need not know may be missing.
+
+    reference: plan of a reference policy that is a moving average of the policy; None: there is none.
+    """
     section = ModelSection(**MODELS[model])
     place = Placement(plan=ParallelPlan(**train), rank=runtime.rank())
     policy_model = build_model(section, place)
@@ -53,8 +65,12 @@ def results_of_plan(train: Mapping[str, object], infer: Mapping[str, object], mo
     batches = batches_of(section)
     arrays: Arrays = {}
     results = []
+    averaged = None if reference is None else _frozen(policy_model, section, ParallelPlan(**reference))
     for number in range(NUM_UPDATES):
         scores = scorer.score(batches)
+        if averaged is not None:
+            averaged.follow(policy_model, steps_done=number, version=number)
+            arrays[f"kl/{number}"] = _mean_kl(scores, averaged.scorer.score(batches), batches)
         for name in ("logp_NK", "entropy_NK"):
             rows = [getattr(found, name)[batch.mask_NK] for found, batch in zip(scores, batches, strict=True)]
             arrays[f"logp/{name}/{number}"] = np.concatenate(rows)
@@ -69,6 +85,8 @@ def results_of_plan(train: Mapping[str, object], infer: Mapping[str, object], mo
     arrays |= {f"gradient/{name}": array for name, array in gradients.items()}
     arrays |= {f"parameter/{name}": array for name, array in weights_as_numpy(policy_model, section).items()}
     arrays |= {f"moment/{name}": array for name, array in updater.state().items()}
+    if averaged is not None:
+        arrays |= {f"reference/{name}": array for name, array in averaged.weights().items()}
     return arrays | _sampled(infer, section, policy_model)
 
 
@@ -84,6 +102,30 @@ def _refused(updater: PolicyUpdater, batches: Sequence[Batch]) -> None:
         assert not any(gradient.asnumpy().any() for gradient in updater.gradients)
     else:
         raise AssertionError(f"rank {runtime.rank()} applied an update that is not finite")
+
+
+def _frozen(policy: nn.Cell, section: ModelSection, plan: ParallelPlan) -> ReferencePolicy:
+    changes = ReferenceSection(mode="ema", every=2, decay=0.75)
+    place, reshard = Placement(plan=plan, rank=runtime.rank()), ReshardSection(bucket_mb=1, verify="full")
+    reference = ReferencePolicy(section, place, temperature=1.0, changes=changes, reshard=reshard)
+    reference.freeze(policy, Path("unused"), version=0)
+    return reference
+
+
+def _mean_kl(policy: list[TokenScores], reference: list[TokenScores], batches: list[Batch]) -> np.ndarray:
+    """Estimates k1 and k3, mean over the response tokens."""
+    section = {name: KLSection(placement="reward", estimator=name) for name in ("k1", "k3")}
+    return np.array(
+        [
+            np.concatenate(
+                [
+                    reward_penalty(section[name], new.logp_NK, old.logp_NK, batch.mask_NK)[batch.mask_NK]
+                    for new, old, batch in zip(policy, reference, batches, strict=True)
+                ]
+            ).mean()
+            for name in section
+        ]
+    )
 
 
 def _first_gradients(updater: PolicyUpdater, layout: TrainingLayout | None) -> Arrays:

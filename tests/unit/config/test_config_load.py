@@ -71,7 +71,7 @@ def test_a_wrong_value_is_named_with_its_rule(problems, override, line):
         ("optimzer", "optimizer"),
         ("plans.infer.model_paralel", "plans.infer.model_parallel"),
         ("rollout.clip_low", "algorithm.clip_low"),  # the same key in another section
-        ("warmup.every", "warmup.check_every or eval.every"),  # both
+        ("warmup.every", "warmup.check_every or algorithm.kl.reference.every or eval.every"),  # both
         ("trainer.train_batch_size", "rollout.prompts_per_step"),  # another suite's word
         ("rollout.n", "rollout.num_generations"),
         ("learning_rate", "optimizer.lr"),

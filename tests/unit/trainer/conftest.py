@@ -66,10 +66,15 @@ class FakeScorer:
 
 
 class FakeReference:
-    """A reference policy that gives its log-probs by a function of the tokens' ids."""
+    """A reference policy that gives its log-probs by a function of the tokens' ids, and follows nobody."""
+
+    version = 0.0
 
     def __init__(self, logp: Callable[[np.ndarray], np.ndarray]) -> None:
         self.scorer = FakeScorer(logp)
+
+    def follow(self, policy: object, *, steps_done: int, version: int) -> None:
+        pass
 
 
 class FakeUpdater:

@@ -55,7 +55,7 @@ def test_it_is_the_policy_of_the_moment_it_was_frozen(model, make_reference, bat
     from mindgspo.models.policy import PolicyScorer
 
     policy, reference = PolicyScorer(model, temperature=0.8), make_reference()
-    reference.freeze(model, tmp_path / "reference")
+    reference.freeze(model, tmp_path / "reference", version=0)
     frozen = log_probs(policy, batch)
     assert np.ptp(frozen[batch.mask_NK]) > 1e-3, "log-probs that are all alike would prove little"
     np.testing.assert_array_equal(log_probs(reference.scorer, batch), frozen)
@@ -73,10 +73,10 @@ def test_it_is_the_policy_of_the_moment_it_was_frozen(model, make_reference, bat
 def test_a_run_that_begins_again_freezes_again(model, make_reference, batch, load, tmp_path: Path) -> None:
     """A run stopped between freezing and its first checkpoint starts anew, in the same folder."""
     reference = make_reference()
-    reference.freeze(model, tmp_path)
+    reference.freeze(model, tmp_path, version=0)
     first = log_probs(reference.scorer, batch)
     redraw(model, load)
-    reference.freeze(model, tmp_path)
+    reference.freeze(model, tmp_path, version=0)
     second = log_probs(reference.scorer, batch)
     assert (first != second).any()
     restored = make_reference()
@@ -90,7 +90,7 @@ def test_a_folder_that_lost_it_is_refused(damage: str, model, make_reference, tm
     if damage == "empty":
         folder.mkdir()
     if damage == "truncated":
-        reference.freeze(model, folder)
+        reference.freeze(model, folder, version=0)
         (weights,) = folder.rglob("parameters.safetensors")
         weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(CheckpointError) as caught:
@@ -119,7 +119,7 @@ def test_the_kl_starts_at_zero_and_grows(placement: str, model, make_parts, answ
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False)
     parts.updater = PolicyUpdater(policy, build_policy_loss(parts.config.algorithm), parts.config.optimizer)
     parts.reference = ReferencePolicy(parts.config.model, ALONE, temperature=1.0)
-    parts.reference.freeze(model, tmp_path / "reference")
+    parts.reference.freeze(model, tmp_path / "reference", version=0)
     before = log_probs(parts.reference.scorer, batch)
 
     name = {"loss": "actor/kl", "reward": "critic/kl"}[placement]

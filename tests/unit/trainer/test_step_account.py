@@ -13,7 +13,7 @@ from mindgspo.config import AlgorithmSection, KLSection
 from mindgspo.data.rows import TrainingSample, lay_out
 from mindgspo.metrics import unknown_names
 from mindgspo.trainer.selection import Selection
-from mindgspo.trainer.step_metrics import account, mismatch_metrics, update_metrics
+from mindgspo.trainer.step_metrics import account, step_mismatch, update_metrics
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_mismatch_looks_at_real_tokens_only() -> None:
     (batch,) = lay_out([sample], samples_per_micro_batch=2, length_multiple=4, pad_id=0)
     batch.old_logp_NK[...] = 77.0  # padded slots must not count
     batch.old_logp_NK[0, :2] = np.log([0.25, 0.25])
-    metrics = mismatch_metrics([batch])
+    metrics = step_mismatch([batch])
     assert metrics["training/rollout_logprob_diff_max"] == pytest.approx(math.log(2), rel=1e-6)
     assert metrics["training/rollout_logprob_diff_mean"] == pytest.approx(math.log(2) / 2, rel=1e-6)
     assert metrics["training/rollout_probs_diff_max"] == pytest.approx(0.25, rel=1e-6)
