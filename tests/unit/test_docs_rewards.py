@@ -90,22 +90,3 @@ def test_the_comparison_with_verl_is_true(page: Path) -> None:
             judgement = function.judge(candidate)
             assert isinstance(judgement, Judgement)
             assert judgement.verdict.value == expected, f"{response}: {function}"
-
-
-def test_both_pages_say_the_same() -> None:
-    for pattern in (r"^(#+) ", r"\]\((https://[^)]+)\)", r"^(- |\d\. )"):
-        english, chinese = (re.findall(pattern, prose(text_of(page)), flags=re.MULTILINE) for page in PAGES)
-        assert english == chinese and english, pattern
-    english, chinese = ([(len(table), len(table[0])) for table in tables(text_of(page))] for page in PAGES)
-    assert english == chinese
-    english, chinese = (
-        {span for span in re.findall(r"`([^`\n]+)`", prose(text_of(page))) if span.isascii()} for page in PAGES
-    )
-    assert english == chinese, english ^ chinese
-    assert code_blocks(text_of(PAGES[0])) == code_blocks(text_of(PAGES[1]))
-
-
-@each_page
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose(text_of(page))):
-        assert "://" in target or (page.parent / target).exists(), target
