@@ -26,5 +26,9 @@ class WatchSection(Section):
     """What follows a report. report: nothing, the run may go on. stop: all workers of this machine are ended and the
     exit code is 124, so that whatever started the run can start it again with resume=auto. With stop, min_seconds must
     exceed the longest compilation and the longest job of a reward function."""
+    memory_growth: float | None = Field(default=0.05, gt=0.0)
+    """Share of its resident memory by which a worker may grow per 100 steps; a steady growth beyond it, over 48 steps
+    from the 11th of a process on, is told once per worker. 0.05: runs that compile no new graphs grow by less than
+    0.01. None: no alarm."""
     poll_seconds: float = Field(default=1.0, gt=0.0)
     """Seconds between two looks at the workers' heartbeats. 1: a look reads one small file per worker."""

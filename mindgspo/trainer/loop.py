@@ -25,6 +25,7 @@ from mindgspo.parallel import runtime
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.trainer.build import build_parts, build_warmup
 from mindgspo.trainer.finishing import finish
+from mindgspo.trainer.memory_alarm import MemoryAlarm, memory_metrics, resident_gb_of_ranks
 from mindgspo.trainer.parts import TrainingParts
 from mindgspo.trainer.progress import Progress
 from mindgspo.trainer.ranks import first_rank_first, is_first, opened_for_all, start_device
@@ -165,9 +166,13 @@ def logged_groups(groups: Sequence[Group], count: int) -> tuple[Group, ...]:
 def _train(parts: TrainingParts, folder: RunFolder, log: RunLog, progress: Progress) -> None:
     """The remaining steps, with evaluations and checkpoints between them."""
     config = parts.config
+    alarm = MemoryAlarm(config.watch.memory_growth)
     while progress.step < parts.total_steps:
         result = run_step(parts, progress.step + 1)
-        log.log_metrics(result.step, result.metrics)
+        resident_gb = resident_gb_of_ranks()
+        log.log_metrics(result.step, result.metrics | memory_metrics(resident_gb))
+        if (warning := alarm.observe(resident_gb)) is not None:
+            log.note(warning)
         log.log_samples(
             result.step, logged_groups(result.groups, config.logging.groups_per_step), parts.tokenizer.decode
         )

@@ -411,6 +411,11 @@ TEXTS: dict[str, MetricInfo] = {
         "生成阶段每秒的回答 token 数", "随 rollout.slots 增大而提高，有上限", "偏低：内存允许时增大 rollout.slots"
     ),
     "perf/cpu_memory_used_gb": _cn("本进程常驻内存", "几步之后平稳", "持续增长即内存泄漏，请报告"),
+    "perf/cpu_memory_used_max_gb": _cn(
+        "多个 rank 时，各 rank 常驻内存的最大值",
+        "几步之后平稳",
+        "持续增长时会指出是哪个 rank（watch.memory_growth）",
+    ),
     "perf/peak_rss_mb": _cn("本进程至今的最大常驻内存", "低于机器内存"),
     "perf/max_memory_allocated_gb": _cn(
         "至今占用的最大设备内存",

@@ -145,6 +145,12 @@ PROGRESS = GlossarySection(
             "steady after a few steps",
             "steady growth is a leak: report it",
         ),
+        "perf/cpu_memory_used_max_gb": MetricInfo(
+            "the largest resident memory of any rank, where there are several",
+            "GB",
+            "steady after a few steps",
+            "steady growth is told with its rank (watch.memory_growth)",
+        ),
         "perf/peak_rss_mb": MetricInfo(
             "largest resident memory of this process so far", "MB", "below the machine's memory"
         ),
