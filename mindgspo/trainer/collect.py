@@ -180,6 +180,8 @@ def sampling_metrics(parts: TrainingParts, samples: StepSamples) -> dict[str, fl
     if generated:
         metrics |= {
             "sampling/signal_share": samples.num_with_signal / len(generated),
+            # By advantages alone, groups beyond the batch would seem to have no signal.
+            "reward/zero_signal_group_ratio": 1 - samples.num_with_signal / len(generated),
             "sampling/all_correct_share": float(np.mean([all(of_group) for of_group in correct])),
             "sampling/none_correct_share": float(np.mean([not any(of_group) for of_group in correct])),
         }

@@ -64,6 +64,7 @@ def test_a_step_trains_full_mini_batches_and_accounts_for_everything(make_parts,
     assert metrics["sampling/signal_share"] == pytest.approx(5 / 6)
     assert metrics["sampling/all_correct_share"] == pytest.approx(1 / 6)
     assert metrics["sampling/none_correct_share"] == 0
+    assert metrics["reward/zero_signal_group_ratio"] == pytest.approx(1 / 6), "the group beyond the batch has a signal"
     # Trained: 4 right, 4 wrong. Generated: 7 right, 5 wrong.
     assert metrics["sampling/score_shift"] == pytest.approx(0.5 - 7 / 12)
     assert metrics["critic/score/mean"] == pytest.approx(7 / 12)
