@@ -17,6 +17,9 @@ PositiveInt = Annotated[int, Field(ge=1)]
 OVERALL = "val-core/acc/mean@1"
 """The greedy accuracy over all problems of all sets."""
 
+CHANGE = "val-core/acc/change"
+"""Its change since the first evaluation of the run."""
+
 
 class EvalSection(Section):
     """Accuracy on the held-out problems."""

@@ -14,6 +14,7 @@ from mindgspo.metrics.report import write_report
 from mindgspo.metrics.sinks import RunLog, SilentLog
 from mindgspo.metrics.summary import read_summary, write_summary
 from mindgspo.metrics.timers import Timers, peak_rss_mb, rss_gb
+from mindgspo.metrics.verdict import verdict_lines
 
 __all__ = [
     "METRICS",
@@ -27,6 +28,7 @@ __all__ = [
     "read_summary",
     "rss_gb",
     "unknown_names",
+    "verdict_lines",
     "write_report",
     "write_summary",
 ]

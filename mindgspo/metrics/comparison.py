@@ -29,7 +29,8 @@ from mindgspo.metrics.plot_style import (
     style,
     window_of,
 )
-from mindgspo.metrics.run_folder import RunRecord, Series
+from mindgspo.metrics.recorded import Series
+from mindgspo.metrics.run_folder import RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

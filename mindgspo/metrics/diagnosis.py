@@ -1,20 +1,24 @@
 """Why a run does or does not learn, in words: a small table of rules over the last steps' metrics.
 
-What enters: a `RunRecord`. What leaves: findings, the gravest first. Called by `report`. A rule whose
-metric was not recorded says nothing.
+What enters: what a run has recorded. What leaves: findings, the gravest first. Called by `report`, and by `verdict`
+after each evaluation. A rule whose metric was not recorded says nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from mindgspo.metrics.diagnosis_evaluation import EVALUATION_RULES, accuracy_change
 from mindgspo.metrics.diagnosis_policy import POLICY_RULES
 from mindgspo.metrics.diagnosis_verdicts import VERDICT_RULES
-from mindgspo.metrics.finding import Finding, Level, ShareRule
-from mindgspo.metrics.run_folder import RunRecord
+from mindgspo.metrics.finding import Finding, Level, Rule, ShareRule, recent
+from mindgspo.metrics.recorded import Recorded, accuracies
+from mindgspo.metrics.run_settings import run_settings
 
 
-def _accuracy(run: RunRecord) -> Finding | None:
+def _accuracy(run: Recorded) -> Finding | None:
+    """With its interval where that was recorded."""
+    judged = accuracy_change(run)
+    if judged is not None:
+        return judged
     before, after = accuracy_span(run)
     if before is None or after is None:
         return None
@@ -24,7 +28,7 @@ def _accuracy(run: RunRecord) -> Finding | None:
     return Finding(Level.WARN, text, "If the training reward rose, the policy fits the training set only.")
 
 
-def _reward_trend(run: RunRecord) -> Finding | None:
+def _reward_trend(run: Recorded) -> Finding | None:
     series = run.series("critic/score/mean")
     if len(series.values) < 6:
         return None
@@ -36,7 +40,37 @@ def _reward_trend(run: RunRecord) -> Finding | None:
     return Finding(Level.WARN, text, "Look for an alarm in this list; otherwise raise optimizer.lr with care.")
 
 
-def _memory(run: RunRecord) -> Finding | None:
+def _cut(run: Recorded) -> Finding | None:
+    limit = run_settings(run).max_new_tokens
+    rule = ShareRule(
+        keys=("response_length/clip_ratio",),
+        text="of the responses were cut at " + ("max_new_tokens" if limit is None else f"{limit:,} tokens"),
+        warn=0.1,
+        alarm=0.5,
+        advice="Raise rollout.max_new_tokens: a cut response seldom holds an answer, so nothing is rewarded.",
+    )
+    return rule(run)
+
+
+def _no_signal(run: Recorded) -> Finding | None:
+    solved = recent(run, "reward/correct_ratio")
+    if solved is not None and solved > 0.9:
+        cause = f"{solved:.0%} of the responses are correct: choose harder prompts"
+    elif solved is not None and solved < 0.1:
+        cause = f"{solved:.0%} of the responses are correct: choose easier prompts, or begin with a supervised warm-up"
+    else:
+        cause = "Choose prompts that are solved sometimes"
+    rule = ShareRule(
+        keys=("reward/zero_signal_group_ratio",),
+        text="of the groups had equal rewards, hence no gradient",
+        warn=0.7,
+        alarm=0.9,
+        advice=f"{cause}, enlarge the group, or raise the temperature.",
+    )
+    return rule(run)
+
+
+def _memory(run: Recorded) -> Finding | None:
     series = run.series("perf/cpu_memory_used_gb")
     if len(series.values) < 12:
         return None
@@ -48,24 +82,13 @@ def _memory(run: RunRecord) -> Finding | None:
     return Finding(Level.WARN, text, "A leak, or ever more compiled graphs: raise trainer.length_multiple.")
 
 
-RULES: tuple[Callable[[RunRecord], Finding | None], ...] = (
+RULES: tuple[Rule, ...] = (
     _accuracy,
     _reward_trend,
-    ShareRule(
-        keys=("response_length/clip_ratio",),
-        text="of the responses were cut at max_new_tokens",
-        warn=0.1,
-        alarm=0.5,
-        advice="Raise rollout.max_new_tokens: a cut response seldom holds an answer, so nothing is rewarded.",
-    ),
-    ShareRule(
-        keys=("reward/zero_signal_group_ratio",),
-        text="of the groups had equal rewards, hence no gradient",
-        warn=0.7,
-        alarm=0.9,
-        advice="Choose prompts that are solved sometimes, enlarge the group, or raise the temperature.",
-    ),
+    _cut,
+    _no_signal,
     *VERDICT_RULES,
+    *EVALUATION_RULES,
     *POLICY_RULES,
     _memory,
 )
@@ -73,16 +96,16 @@ RULES: tuple[Callable[[RunRecord], Finding | None], ...] = (
 _GRAVITY = {Level.ALARM: 0, Level.WARN: 1, Level.GOOD: 2}
 
 
-def diagnose(run: RunRecord) -> list[Finding]:
+def diagnose(run: Recorded) -> list[Finding]:
     """All findings, the gravest first, otherwise in the order of `RULES`."""
     findings = [finding for rule in RULES if (finding := rule(run)) is not None]
     return sorted(findings, key=lambda finding: _GRAVITY[finding.level])
 
 
-def accuracy_span(run: RunRecord) -> tuple[float | None, float | None]:
+def accuracy_span(run: Recorded) -> tuple[float | None, float | None]:
     """Accuracy before and after: from the summary, else the first source's first and last evaluation."""
     before, after = run.summary.get("accuracy_before"), run.summary.get("accuracy_after")
-    series = next(iter(run.accuracies().values()), None)
+    series = next(iter(accuracies(run).values()), None)
     if series is not None and len(series.values) > 1:
         before = series.values[0] if before is None else before
         after = series.values[-1] if after is None else after

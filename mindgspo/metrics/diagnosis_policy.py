@@ -5,18 +5,16 @@ Called by `diagnosis`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from mindgspo.metrics.finding import Finding, Level, ShareRule, recent
+from mindgspo.metrics.finding import Finding, Level, Rule, ShareRule, recent
 from mindgspo.metrics.names import CLIP_BAND
-from mindgspo.metrics.run_folder import RunRecord
+from mindgspo.metrics.recorded import Recorded
 from mindgspo.metrics.run_settings import run_settings
 
 TOKEN_CLIP_LIMIT = 0.05
 """Share of clipped tokens that is still usual where every token has a ratio of its own."""
 
 
-def _clip_fraction(run: RunRecord) -> Finding | None:
+def _clip_fraction(run: Recorded) -> Finding | None:
     settings = run_settings(run)
     if settings.clips_responses is False:
         return _token_clip_fraction(run, settings.algorithm)
@@ -41,7 +39,7 @@ def _clip_fraction(run: RunRecord) -> Finding | None:
     return Finding(Level.GOOD, text)
 
 
-def _token_clip_fraction(run: RunRecord, algorithm: str | None) -> Finding | None:
+def _token_clip_fraction(run: Recorded, algorithm: str | None) -> Finding | None:
     share = recent(run, "actor/pg_clipfrac")
     if share is None:
         return None
@@ -51,7 +49,7 @@ def _token_clip_fraction(run: RunRecord, algorithm: str | None) -> Finding | Non
     return Finding(Level.WARN, text, "Lower optimizer.lr or use fewer updates per rollout.")
 
 
-def _kl(run: RunRecord) -> Finding | None:
+def _kl(run: Recorded) -> Finding | None:
     distance = recent(run, "actor/kl", "critic/kl")
     if distance is None:
         return None
@@ -61,7 +59,7 @@ def _kl(run: RunRecord) -> Finding | None:
     return Finding(level, text, "" if level is Level.GOOD else advice)
 
 
-def _effective_sample_size(run: RunRecord) -> Finding | None:
+def _effective_sample_size(run: Recorded) -> Finding | None:
     share = recent(run, "rollout_corr/ess")
     if share is None:
         return None
@@ -74,7 +72,7 @@ def _effective_sample_size(run: RunRecord) -> Finding | None:
     return Finding(level, text, "" if level is Level.GOOD else advice)
 
 
-def _gradient_by_length(run: RunRecord) -> Finding | None:
+def _gradient_by_length(run: Recorded) -> Finding | None:
     longest = recent(run, "actor/grad_share_length_decile/10")
     if longest is None:
         return None
@@ -85,7 +83,7 @@ def _gradient_by_length(run: RunRecord) -> Finding | None:
     return Finding(Level.WARN, text, advice)
 
 
-def _first_ratio(run: RunRecord) -> Finding | None:
+def _first_ratio(run: Recorded) -> Finding | None:
     series = run.series("actor/first_ratio_error_max")
     if not series:
         return None
@@ -97,7 +95,7 @@ def _first_ratio(run: RunRecord) -> Finding | None:
     return Finding(Level.ALARM, text, advice)
 
 
-def _entropy(run: RunRecord) -> Finding | None:
+def _entropy(run: Recorded) -> Finding | None:
     series = run.series("actor/entropy")
     if len(series.values) < 6 or series.values[0] <= 0:
         return None
@@ -108,7 +106,7 @@ def _entropy(run: RunRecord) -> Finding | None:
     return Finding(Level.WARN, text, "The policy hardly explores now: lower optimizer.lr or raise clip_high.")
 
 
-POLICY_RULES: tuple[Callable[[RunRecord], Finding | None], ...] = (
+POLICY_RULES: tuple[Rule, ...] = (
     _clip_fraction,
     ShareRule(
         keys=("actor/pg_clipfrac_lower",),

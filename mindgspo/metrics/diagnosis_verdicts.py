@@ -6,21 +6,19 @@ what to do about it, and say nothing while there is no cause to name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from mindgspo.metrics.finding import Finding, Level, ShareRule
-from mindgspo.metrics.run_folder import RunRecord
+from mindgspo.metrics.finding import Finding, Level, Rule, ShareRule
+from mindgspo.metrics.recorded import Recorded
 
 
-def _only_if_high(rule: ShareRule) -> Callable[[RunRecord], Finding | None]:
-    def judged(run: RunRecord) -> Finding | None:
+def _only_if_high(rule: ShareRule) -> Rule:
+    def judged(run: Recorded) -> Finding | None:
         finding = rule(run)
         return None if finding is None or finding.level is Level.GOOD else finding
 
     return judged
 
 
-VERDICT_RULES: tuple[Callable[[RunRecord], Finding | None], ...] = (
+VERDICT_RULES: tuple[Rule, ...] = (
     ShareRule(
         keys=("reward/no_answer_ratio",),
         text="of the responses held no recognisable answer",

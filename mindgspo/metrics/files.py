@@ -19,6 +19,7 @@ from mindgspo.errors import RunFolderError
 
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
+VALIDATION_FILE = "validation.jsonl"
 SUMMARY_FILE = "summary.json"
 CONFIG_FILE = "config.yaml"
 PLOT_FILE = "reward.png"

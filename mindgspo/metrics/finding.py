@@ -1,11 +1,12 @@
-"""What a rule of the diagnosis says, and the means that rules share. Called by `diagnosis` and `diagnosis_policy`."""
+"""What a rule of the diagnosis says, and the means that rules share. Called by the files of rules."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from mindgspo.metrics.run_folder import RunRecord
+from mindgspo.metrics.recorded import Recorded
 
 RECENT_STEPS = 20
 """Rules judge the mean over this many last steps."""
@@ -28,6 +29,10 @@ class Finding:
     advice: str = ""
 
 
+Rule = Callable[[Recorded], "Finding | None"]
+"""Looks at a run; None where it has nothing to say."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareRule:
     """A share that must not be high. Above `alarm` or `warn` (shares in [0, 1]) it becomes a finding."""
@@ -38,7 +43,7 @@ class ShareRule:
     alarm: float
     advice: str
 
-    def __call__(self, run: RunRecord) -> Finding | None:
+    def __call__(self, run: Recorded) -> Finding | None:
         share = recent(run, *self.keys)
         if share is None:
             return None
@@ -46,6 +51,6 @@ class ShareRule:
         return Finding(level, f"{share:.1%} {self.text}", "" if level is Level.GOOD else self.advice)
 
 
-def recent(run: RunRecord, *keys: str) -> float | None:
-    """Mean over the last RECENT_STEPS of the first of `keys` that was recorded."""
-    return next((series.recent_mean(RECENT_STEPS) for key in keys if (series := run.series(key))), None)
+def recent(run: Recorded, *keys: str, count: int = RECENT_STEPS) -> float | None:
+    """Mean over the last `count` values of the first of `keys` that was recorded."""
+    return next((series.recent_mean(count) for key in keys if (series := run.series(key))), None)

@@ -24,7 +24,8 @@ from mindgspo.metrics.plot_style import (
     step_limits,
     style,
 )
-from mindgspo.metrics.run_folder import RunRecord, Series, read_run
+from mindgspo.metrics.recorded import Series, accuracies
+from mindgspo.metrics.run_folder import RunRecord, read_run
 from mindgspo.metrics.run_settings import run_settings
 
 if TYPE_CHECKING:
@@ -66,10 +67,10 @@ def _draw_reward(axes: Axes, series: Series, theme: Theme) -> None:
 
 def _draw_accuracy(axes: Axes, run: RunRecord, theme: Theme) -> None:
     entitle(axes, theme, "Held-out accuracy", "greedy answers, before, during and after training")
-    accuracies = run.accuracies()
-    if not accuracies:
+    found = accuracies(run)
+    if not found:
         return not_recorded(axes, theme)
-    for index, (source, series) in enumerate(accuracies.items()):
+    for index, (source, series) in enumerate(found.items()):
         colour = theme.series[(index + 2) % len(theme.series)]
         axes.plot(
             series.steps,
@@ -86,7 +87,7 @@ def _draw_accuracy(axes: Axes, run: RunRecord, theme: Theme) -> None:
     axes.set_ylim(0, 1.1)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"])
     label_y(axes, theme, "problems solved")
-    if len(accuracies) > 1:
+    if len(found) > 1:
         axes.legend(frameon=False, fontsize=9, labelcolor=theme.ink, loc="lower right")
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mindgspo.metrics.run_folder import RunRecord, Series
+from mindgspo.metrics.recorded import Series
+from mindgspo.metrics.run_folder import RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,40 +1,19 @@
 """A run folder as data, for the plot and the report.
 
-What enters: metrics.jsonl, samples.jsonl, summary.json, config.yaml, whichever exist. What leaves: a
+What enters: metrics.jsonl, samples.jsonl, validation.jsonl, summary.json, config.yaml, whichever exist. What leaves: a
 `RunRecord`. The text in it comes from models and data sets and is untrusted.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from mindgspo.errors import RunFolderError
-from mindgspo.metrics.files import CONFIG_FILE, METRICS_FILE, SAMPLES_FILE, read_records
+from mindgspo.metrics.files import CONFIG_FILE, METRICS_FILE, SAMPLES_FILE, VALIDATION_FILE, read_records
+from mindgspo.metrics.recorded import Series
 from mindgspo.metrics.summary import read_summary
-
-ACCURACY = re.compile(r"val-core/(?P<source>.+)/acc/mean@1")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    """Values of one metric over steps, in the order of the file; equal lengths."""
-
-    steps: tuple[int, ...]
-    values: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        assert len(self.steps) == len(self.values), f"{len(self.steps)} steps, {len(self.values)} values"
-
-    def __bool__(self) -> bool:
-        return bool(self.steps)
-
-    def recent_mean(self, count: int = 20) -> float:
-        """Mean of the last `count` values."""
-        recent = self.values[-count:]
-        return sum(recent) / len(recent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +22,8 @@ class RunRecord:
 
     name: the folder's name. metrics: lines of metrics.jsonl. first_samples, last_samples: lines of
     samples.jsonl of the first and of the last logged step (the last is empty if there is one step only).
-    summary: {} while the run goes on. config_text: the resolved YAML, "" if absent.
+    first_validation, last_validation: the same of validation.jsonl. summary: {} while the run goes on.
+    config_text: the resolved YAML, "" if absent.
     """
 
     name: str
@@ -52,16 +32,17 @@ class RunRecord:
     last_samples: tuple[Mapping[str, object], ...]
     summary: Mapping[str, object]
     config_text: str
+    first_validation: tuple[Mapping[str, object], ...] = ()
+    last_validation: tuple[Mapping[str, object], ...] = ()
+
+    def names(self) -> Iterable[str]:
+        """Every metric that was written, in the order of first appearance."""
+        return dict.fromkeys(key for row in self.metrics for key in row if key != "step")
 
     def series(self, key: str) -> Series:
         """All values of a metric; empty if it was never written."""
         rows = [(row["step"], row[key]) for row in self.metrics if key in row]
         return Series(steps=tuple(row[0] for row in rows), values=tuple(row[1] for row in rows))
-
-    def accuracies(self) -> dict[str, Series]:
-        """Greedy accuracy by data source, in the order of first appearance."""
-        keys = dict.fromkeys(key for row in self.metrics for key in row if ACCURACY.fullmatch(key))
-        return {ACCURACY.fullmatch(key)["source"]: self.series(key) for key in keys}
 
 
 def read_run(run_dir: Path) -> RunRecord:
@@ -78,6 +59,7 @@ def read_run(run_dir: Path) -> RunRecord:
         raise RunFolderError(f"{metrics_path}: no complete line yet; wait for the first step to end")
     _check(metrics, metrics_path)
     first, last = _first_and_last_samples(run_dir / SAMPLES_FILE)
+    first_validation, last_validation = _first_and_last_samples(run_dir / VALIDATION_FILE)
     config = run_dir / CONFIG_FILE
     return RunRecord(
         name=run_dir.resolve().name,
@@ -86,6 +68,8 @@ def read_run(run_dir: Path) -> RunRecord:
         last_samples=last,
         summary=read_summary(run_dir),
         config_text=config.read_text(encoding="utf-8") if config.is_file() else "",
+        first_validation=first_validation,
+        last_validation=last_validation,
     )
 
 

@@ -39,6 +39,7 @@ from mindgspo.rollout.replicated import ReplicatedEngine
 from mindgspo.rollout.sizes import reads_trained_weights, rollout_sizes
 from mindgspo.rollout.weight_transfer import WeightTransfer
 from mindgspo.tokenization import Tokenizer, load_tokenizer
+from mindgspo.trainer.baseline import Baseline
 from mindgspo.trainer.inputs import HELD_OUT_SEED, NUM_TRIAL_ROWS, check_architecture, trial_candidate
 from mindgspo.trainer.kept_state import KeptCoefficient, KeptState, KeptStream
 from mindgspo.trainer.longest_batch import longest_batch
@@ -120,9 +121,9 @@ def build_parts(
             kept["reference"] = KeptReference(reference, swap)
     swap.register(Holding.GRADIENTS, updater.gradients, keeps_content=False, is_zero=lambda: updater.gradients_are_zero)
     swap.register(Holding.MOMENTS, updater.moments)
-    skips = SkippedUpdates()
+    skips, baseline = SkippedUpdates(), Baseline()
     surplus = Surplus(config.algorithm.filter_groups.keep_surplus_steps, train_set)
-    kept |= {"skipped_updates": skips, "surplus": surplus}
+    kept |= {"skipped_updates": skips, "surplus": surplus, "baseline": baseline}
     return TrainingParts(
         config=config,
         tokenizer=tokenizer,
@@ -143,6 +144,7 @@ def build_parts(
         total_steps=total_steps,
         failures_dir=failures_dir,
         skips=skips,
+        baseline=baseline,
         kept=kept,
     )
 

@@ -56,6 +56,7 @@ def _write_results(
         seed=parts.config.seed,
         accuracy_before=progress.accuracy_before,
         accuracy_after=progress.accuracy,
+        best_metric=parts.config.eval.best_metric,
         best_step=None if progress.best is None else progress.best.step,
         best_value=None if progress.best is None else progress.best.value,
         eval_problems=sum(len(rows) for rows in parts.eval_sets.values()),

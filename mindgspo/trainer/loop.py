@@ -7,7 +7,6 @@ on every rank of the plans; rank 0 alone writes.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from mindgspo.parallel import runtime
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.trainer.build import build_parts, build_warmup
 from mindgspo.trainer.finishing import finish
+from mindgspo.trainer.logged_groups import logged_groups
 from mindgspo.trainer.memory_alarm import MemoryAlarm, memory_metrics, resident_gb_of_ranks
 from mindgspo.trainer.parts import TrainingParts
 from mindgspo.trainer.progress import Progress
@@ -34,7 +34,6 @@ from mindgspo.trainer.saving import resumed, save
 from mindgspo.trainer.step import run_step
 from mindgspo.trainer.validation import validate
 from mindgspo.trainer.warmup import Warmup, warm_up
-from mindgspo.types import Group
 
 
 def run_experiment(config: ExperimentConfig, *, overwrite: bool = False, only_warm_up: bool = False) -> Path | None:
@@ -154,13 +153,6 @@ def _prepared(
         validate(parts, log, progress)
     save(parts, folder, progress)
     return progress
-
-
-def logged_groups(groups: Sequence[Group], count: int) -> tuple[Group, ...]:
-    """The first `count` groups, and as many of the others in which a reward function failed: its message must be found
-    somewhere."""
-    failed = [group for group in groups[count:] if any(score.message for score in group.scores)]
-    return (*groups[:count], *failed[:count])
 
 
 def _train(parts: TrainingParts, folder: RunFolder, log: RunLog, progress: Progress) -> None:

@@ -1,7 +1,7 @@
 """Accuracy on the held-out problems while a run goes on.
 
-What enters: the parts of an experiment and how far it has come. What leaves: metrics in the log, accuracy and best step
-in the progress. Called by `loop` before, between and after the training steps.
+What enters: the parts of an experiment and how far it has come. What leaves: metrics, answers and a verdict
+in the log, accuracy and best step in the progress. Called by `loop` before, between and after the training steps.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from collections.abc import Mapping
 
 from mindgspo.config import ExperimentConfig
 from mindgspo.config.eval_rules import part_of
+from mindgspo.config.eval_section import CHANGE, OVERALL
 from mindgspo.data import PromptDataset
 from mindgspo.errors import ConfigError
-from mindgspo.metrics import RunLog
-from mindgspo.trainer.evaluate import evaluate, part_names
+from mindgspo.metrics import RunLog, verdict_lines
+from mindgspo.trainer.evaluate import evaluate, part_names, with_bounds
+from mindgspo.trainer.logged_groups import logged_groups
 from mindgspo.trainer.parts import TrainingParts
 from mindgspo.trainer.progress import Progress
 
@@ -23,9 +25,28 @@ def validate(parts: TrainingParts, log: RunLog, progress: Progress) -> None:
     with parts.timers("testing"):
         sets = {name: list(rows) for name, rows in parts.eval_sets.items()}
         evaluation = evaluate(parts, sets, progress.step)
-    best_metric = parts.config.eval.best_metric
-    progress.evaluated(evaluation.accuracy, evaluation.metrics.get(best_metric))
-    log.log_metrics(progress.step, {**evaluation.metrics, **parts.timers.collect()})
+    metrics = {**evaluation.metrics, **parts.timers.collect()}
+    change = parts.baseline.change(evaluation.solved)
+    if change is not None:
+        metrics |= with_bounds(CHANGE, change)
+    section = parts.config.eval
+    progress.evaluated(evaluation.accuracy, metrics.get(section.best_metric))
+    log.log_metrics(progress.step, metrics)
+    for one in evaluation.sets:
+        for groups in (one.greedy, one.sampled):
+            shown = logged_groups(groups, section.logged_problems)
+            log.log_validation(progress.step, one.name, shown, parts.tokenizer.decode)
+    for line in verdict_lines(log.history, step=progress.step, best=_best_text(section.best_metric, progress)):
+        log.note(line)
+
+
+def _best_text(name: str, progress: Progress) -> str:
+    best = progress.best
+    if best is None:
+        return f"{name} was not measured"
+    where = "here" if best.step == progress.step else f"at step {best.step}"
+    value = f"{best.value:.1%}" if "/acc/" in name else f"{best.value:.4g}"
+    return f"best {'' if name == OVERALL else f'{name} '}{value} {where}"
 
 
 def check_best_metric(config: ExperimentConfig, eval_sets: Mapping[str, PromptDataset]) -> None:

@@ -19,8 +19,9 @@ def test_the_last_line_printed_is_the_reports_path(finished_run) -> None:
 
 def test_the_run_folder_holds_what_is_promised(finished_run) -> None:
     names = {path.name for path in finished_run.root.iterdir()}
-    promised = {"config.yaml", "metrics.jsonl", "samples.jsonl", "summary.json", "reward.png", "report.html"}
-    assert names == promised | {"checkpoints", "export", "data", "run.json", ".lock"}
+    lines = {"metrics.jsonl", "samples.jsonl", "validation.jsonl"}
+    promised = {"config.yaml", "summary.json", "reward.png", "report.html"}
+    assert names == lines | promised | {"checkpoints", "export", "data", "run.json", ".lock"}
     assert sorted(path.name for path in (finished_run.root / "checkpoints").iterdir()) == [
         "step_00000002",
         "step_00000004",
@@ -71,6 +72,41 @@ def test_samples_tell_every_logged_response(finished_run, read_lines) -> None:
         assert line["response"].endswith("<|im_end|>") == (line["finish_reason"] == "stop")
 
 
+def test_answers_to_held_out_problems_are_written_down(finished_run, read_lines) -> None:
+    lines = read_lines(finished_run.root / "validation.jsonl")
+    assert [line["step"] for line in lines] == [step for step in (0, 2, 4) for _ in range(6 * 3)]
+    assert [line["sample"] for line in lines[:18]] == ["greedy"] * 6 + [0, 1] * 6
+    assert {line["set"] for line in lines} == {"eval"}
+    accuracy = {step: [] for step in (0, 2, 4)}
+    for line in lines:
+        if line["sample"] == "greedy":
+            accuracy[line["step"]].append(line["verdict"] == "correct")
+    logged = read_lines(finished_run.root / "metrics.jsonl")
+    evaluations = [line for line in logged if "val-core/acc/mean@1" in line]
+    assert [sum(found) / 6 for found in accuracy.values()] == [line["val-core/acc/mean@1"] for line in evaluations]
+    changes = [line.get("val-core/acc/change") for line in evaluations]
+    assert changes[0] is None
+    assert changes[1:] == pytest.approx(
+        [line["val-core/acc/mean@1"] - evaluations[0]["val-core/acc/mean@1"] for line in evaluations[1:]]
+    )
+
+
+def test_every_evaluation_ends_in_a_verdict(finished_run, read_lines) -> None:
+    said = [line for line in finished_run.output.splitlines() if line.startswith("evaluation at step")]
+    assert [line.split(":")[0] for line in said] == [f"evaluation at step {step}" for step in (0, 2, 4)]
+    assert all("points since the first (95 % interval" in line for line in said[1:])
+    summary = json.loads((finished_run.root / "summary.json").read_text())
+    accuracies = {
+        line["step"]: line["val-core/acc/mean@1"]
+        for line in read_lines(finished_run.root / "metrics.jsonl")
+        if "val-core/acc/mean@1" in line
+    }
+    best = max(accuracies.values())
+    assert (summary["best_metric"], summary["best_value"]) == ("val-core/acc/mean@1", best)
+    assert summary["best_step"] == min(step for step, value in accuracies.items() if value == best)
+    assert f"best {best:.1%}" in said[-1]
+
+
 def test_the_summary_agrees_with_the_metrics(finished_run, read_lines) -> None:
     summary = json.loads((finished_run.root / "summary.json").read_text())
     lines = read_lines(finished_run.root / "metrics.jsonl")
@@ -112,15 +148,29 @@ def test_the_export_loads_again(finished_run, cpu_runtime: None) -> None:
     assert all(np.array_equal(array, saved[name]) for name, array in weights_as_numpy(model, section).items())
 
 
-def test_sft_runs_the_warm_up_alone_in_a_folder_of_its_own(finished_run, mindgspo, experiment: Path) -> None:
-    done = mindgspo("sft", experiment, cwd=experiment.parent)
+def test_sft_runs_the_warm_up_alone_on_several_held_out_sets(
+    finished_run, mindgspo, experiment: Path, read_lines
+) -> None:
+    """The same held-out rows as the whole run's, under a name, and others that are too hard."""
+    sets = "{held: {format: gsm8k, path: held_out.jsonl}, sums: {format: arithmetic, split: test, max_rows: 10}}"
+    best = ("--set", "eval.best_metric=val-core/held/acc/mean@2", "--set", "eval.logged_problems=1")
+    done = mindgspo(
+        "sft", experiment, "--set", "data.eval=null", "--set", f"data.eval={sets}", *best, cwd=experiment.parent
+    )
     assert done.returncode == 0, done.stderr
     root = experiment.parent / "runs" / "tiny-sft"
     assert done.stdout.splitlines()[-1] == f"report: {root / 'report.html'}"
     summary = json.loads((root / "summary.json").read_text())
     whole = json.loads((finished_run.root / "summary.json").read_text())
     assert (summary["algorithm"], summary["steps"], summary["updates"]) == ("sft", 0, 0)
-    assert (summary["accuracy_before"], summary["accuracy_after"]) == (0.0, whole["accuracy_before"])
+    before, after = [line for line in read_lines(root / "metrics.jsonl") if "val-core/held/acc/mean@1" in line]
+    assert before["val-core/held/acc/mean@1"] == before["val-core/sums/acc/mean@1"] == 0
+    assert after["val-core/held/acc/mean@1"] == whole["accuracy_before"] > after["val-core/sums/acc/mean@1"] == 0
+    assert after["val-core/acc/mean@1"] == summary["accuracy_after"] == pytest.approx(6 / 16 * whole["accuracy_before"])
+    assert summary["best_value"] == after["val-core/held/acc/mean@2"]
+    assert "warn: none of the 10 problems of sums is solved" in done.stdout
+    logged = [(line["set"], line["prompt_index"]) for line in read_lines(root / "validation.jsonl")]
+    assert logged == 2 * (3 * [("held", 0)] + 3 * [("sums", 0)])
     assert (root / "export" / "model.safetensors").is_file()
     assert (root / "reward.png").is_file()
 

@@ -127,6 +127,12 @@ TEXTS: dict[str, MetricInfo] = {
         "变化是否超出噪声，见 val-core/acc/change",
     ),
     "val-core/acc/mean@1/<bound>": _cn("上一项的 95% 区间端点，针对同类题目"),
+    "val-core/acc/change": _cn(
+        "自本次运行第一次评测以来 val-core/acc/mean@1 的变化，逐题比较",
+        "下端点大于 0",
+        "区间含 0：不能断言有变化；用更多题目评测，或训练更久",
+    ),
+    "val-core/acc/change/<bound>": _cn("上一项的 95% 区间端点；题目相同，所以比两个准确率各自的区间窄"),
     "val-core/<source>/acc/mean@<n>": _cn(
         "某个评测集或数据来源的留出题目上的准确率，每题 n 个样本取平均；mean@1 为贪心解码",
         "上升",

@@ -209,6 +209,16 @@ EVALUATION = GlossarySection(
         "val-core/acc/mean@1/<bound>": MetricInfo(
             "ends of its 95 % interval, over problems like these", "share of problems"
         ),
+        "val-core/acc/change": MetricInfo(
+            "change of val-core/acc/mean@1 since the first evaluation of the run, problem by problem",
+            "share of problems",
+            "its low end above 0",
+            "0 between its ends: no change can be claimed; evaluate on more problems or train longer",
+        ),
+        "val-core/acc/change/<bound>": MetricInfo(
+            "ends of its 95 % interval; narrower than the accuracies' own, because the problems are the same",
+            "share of problems",
+        ),
         "val-core/<source>/acc/mean@<n>": MetricInfo(
             "accuracy on held-out problems of one set or data source, mean over n samples each; mean@1 is greedy",
             "share of problems",
