@@ -22,6 +22,7 @@ EXIT_CODE = 70
 
 POINTS = {
     "resume.after": "a checkpoint was put into the parts; nothing was trained yet",
+    "going_back.inside": "a run goes back to an earlier step; before each later checkpoint is set aside; rank 0 only",
     "rollout.before": "before the responses of a step are generated",
     "rollout.inside": "after each decode step of these",
     "reward.before": "before responses are judged, those of a step or of an evaluation",

@@ -2,7 +2,9 @@
 
 from mindgspo.checkpoint.convert import Conversion, Converted, convert_weights
 from mindgspo.checkpoint.export import export_huggingface
+from mindgspo.checkpoint.going_back import go_back
 from mindgspo.checkpoint.opened import OpenCheckpoint, open_checkpoint
+from mindgspo.checkpoint.origin import Origin
 from mindgspo.checkpoint.retention import Keep
 from mindgspo.checkpoint.run_folder import RunFolder, RunStatus, open_run_folder
 from mindgspo.checkpoint.steps import newest_checkpoint
@@ -14,10 +16,12 @@ __all__ = [
     "Converted",
     "Keep",
     "OpenCheckpoint",
+    "Origin",
     "RunFolder",
     "RunStatus",
     "convert_weights",
     "export_huggingface",
+    "go_back",
     "load_checkpoint",
     "newest_checkpoint",
     "open_checkpoint",

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from mindgspo.checkpoint.durable import write_json
+from mindgspo.checkpoint.going_back import finish_going_back
+from mindgspo.checkpoint.origin import CHECKPOINTS, Origin, Restore, find_origin
 from mindgspo.checkpoint.run_lock import RunLock
 from mindgspo.errors import RunFolderError
 from mindgspo.metrics.files import (
@@ -30,7 +32,7 @@ from mindgspo.metrics.files import (
 _LOCK = ".lock"
 _IDENTITY = "run.json"
 # Any of these says that a run has begun here. Prepared data alone does not: it is made before the run.
-_RUN_MARKS = (CONFIG_FILE, METRICS_FILE, SAMPLES_FILE, SUMMARY_FILE, "checkpoints", "export")
+_RUN_MARKS = (CONFIG_FILE, METRICS_FILE, SAMPLES_FILE, SUMMARY_FILE, CHECKPOINTS, "export")
 _OWN_NAMES = (*_RUN_MARKS, _IDENTITY, "data", "failures", "logs", "reference", "swap", "tensorboard")
 
 
@@ -48,13 +50,15 @@ class RunFolder:
     without one.
 
     root: absolute path. run_id: made once per run, kept on resume. moved_aside: where the former run of
-    this name went, None if there was none.
+    this name went, None if there was none. origin: where its state comes from: of a new run its beginning, of a resumed
+    one the step to go back to, or what it began with and must begin with again as long as it has no checkpoint.
     """
 
     root: Path
     status: RunStatus
     run_id: str
     moved_aside: Path | None = None
+    origin: Origin | None = None
     _lock: RunLock | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -90,7 +94,7 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         """Folder of checkpoints."""
-        return self.root / "checkpoints"
+        return self.root / CHECKPOINTS
 
     @property
     def reference(self) -> Path:
@@ -123,22 +127,29 @@ class RunFolder:
             self._lock.release()
 
 
-def open_run_folder(run_dir: Path, *, resume: Literal["never", "auto"], overwrite: bool) -> RunFolder:
+def open_run_folder(
+    run_dir: Path, *, resume: Literal["never", "auto"] | Path, overwrite: bool, restore: Restore = "all"
+) -> RunFolder:
     """Make, continue or replace a run folder, and lock it.
 
     A folder that holds a run is refused with resume="never", continued with "auto", and with overwrite
-    moved to `<run_dir>.old-<timestamp>`. A folder with other files and no run is always refused.
-    Raises RunFolderError: refused, locked by a live process, not writable.
+    moved to `<run_dir>.old-<timestamp>`. A folder with other files and no run is always refused. resume as a path: a
+    run goes back to a checkpoint of its own, or a new one begins with another run's, with as much of it as `restore`
+    says. Raises RunFolderError: refused, locked by a live process, not writable.
     """
     root = Path(os.path.abspath(run_dir.expanduser()))
     if overwrite and resume == "auto":
         raise RunFolderError(f"{root}: --overwrite starts anew and resume=auto continues; ask for one of them")
     _refuse_foreign(root)
     try:
+        origin = None if isinstance(resume, str) else find_origin(resume, root, restore=restore)
+        if overwrite and origin is not None and origin.path.is_relative_to(root):
+            raise RunFolderError(f"{root}: --overwrite would move {origin.path} aside, from which the run is to begin")
+        how = resume if isinstance(resume, str) else "auto" if origin is None or origin.is_own else "never"
         root.mkdir(parents=True, exist_ok=True)
         lock = RunLock(root / _LOCK)
         try:
-            return _open_locked(root, lock, resume=resume, overwrite=overwrite)
+            return _open_locked(root, lock, resume=how, overwrite=overwrite, origin=origin)
         except BaseException:
             lock.release()
             raise
@@ -148,12 +159,14 @@ def open_run_folder(run_dir: Path, *, resume: Literal["never", "auto"], overwrit
         ) from error
 
 
-def _open_locked(root: Path, lock: RunLock, *, resume: str, overwrite: bool) -> RunFolder:
+def _open_locked(root: Path, lock: RunLock, *, resume: str, overwrite: bool, origin: Origin | None) -> RunFolder:
+    finish_going_back(root)
     if not _run_marks(root):
-        return RunFolder(root=root, status=RunStatus.NEW, run_id=_new_identity(root), _lock=lock)
+        run_id = _new_identity(root, origin)
+        return RunFolder(root=root, status=RunStatus.NEW, run_id=run_id, origin=origin, _lock=lock)
     finished = _is_finished(root)
     if overwrite:
-        return _replace(root, lock)
+        return _replace(root, lock, origin)
     if resume == "never":
         kind = "finished" if finished else "begun"
         raise RunFolderError(
@@ -162,11 +175,11 @@ def _open_locked(root: Path, lock: RunLock, *, resume: str, overwrite: bool) -> 
             "  --set run_dir=...     start this run in another folder\n"
             f"  --overwrite           start anew here; the old folder is kept as {root.name}.old-<timestamp>"
         )
-    status = RunStatus.FINISHED if finished else RunStatus.RESUMED
-    return RunFolder(root=root, status=status, run_id=_identity(root), _lock=lock)
+    status = RunStatus.FINISHED if finished and origin is None else RunStatus.RESUMED
+    return RunFolder(root=root, status=status, run_id=_identity(root), origin=origin or _beginning(root), _lock=lock)
 
 
-def _replace(root: Path, lock: RunLock) -> RunFolder:
+def _replace(root: Path, lock: RunLock, origin: Origin | None) -> RunFolder:
     """Move the old run aside, with its lock file (so that lock is given up); open a new one in its place."""
     if Path.cwd().is_relative_to(root.resolve()):
         raise RunFolderError(f"{root}: the current folder lies inside it; change to another one to use --overwrite")
@@ -178,8 +191,9 @@ def _replace(root: Path, lock: RunLock) -> RunFolder:
     return RunFolder(
         root=root,
         status=RunStatus.NEW,
-        run_id=_new_identity(root),
+        run_id=_new_identity(root, origin),
         moved_aside=moved_aside,
+        origin=origin,
         _lock=new_lock,
     )
 
@@ -235,10 +249,24 @@ def _identity(root: Path) -> str:
     return run_id
 
 
-def _new_identity(root: Path) -> str:
+def _new_identity(root: Path, origin: Origin | None = None) -> str:
     run_id = uuid.uuid4().hex
-    write_json(root / _IDENTITY, {"run_id": run_id})
+    begins = {} if origin is None else {"started_from": {"path": str(origin.path), "restore": origin.restore}}
+    write_json(root / _IDENTITY, {"run_id": run_id, **begins})
     return run_id
+
+
+def _beginning(root: Path) -> Origin | None:
+    """The other run's checkpoint that this run began with."""
+    path = root / _IDENTITY
+    begun = _read_object(path).get("started_from") if path.is_file() else None
+    if not isinstance(begun, dict):
+        return None
+    return Origin(
+        path=Path(str(begun.get("path"))),
+        is_own=False,
+        restore="weights" if begun.get("restore") == "weights" else "all",
+    )
 
 
 def _read_object(path: Path) -> dict[str, object]:

@@ -68,17 +68,19 @@ def complete_steps(checkpoints_dir: Path) -> Iterator[Path]:
         yield path
 
 
-def newest_checkpoint(checkpoints_dir: Path) -> Path | None:
+def newest_checkpoint(checkpoints_dir: Path, *, clears: bool = True) -> Path | None:
     """The complete checkpoint with the most steps, its content verified; None where there is no checkpoint
     at all.
 
     Damaged ones are passed over with a warning that names the broken file. Raises NewerFormatError where the newest is
     of a format that this version cannot read: passing it over would lose its steps without need. Raises CheckpointError
-    where checkpoints exist and none is complete: starting anew would hide the loss.
+    where checkpoints exist and none is complete: starting anew would hide the loss. clears: remove what dead processes
+    left half written; not in another run's folder.
     """
     if not checkpoints_dir.is_dir():
         return None
-    clear_leftovers(checkpoints_dir)
+    if clears:
+        clear_leftovers(checkpoints_dir)
     problems = []
     for path in steps_newest_first(checkpoints_dir):
         try:

@@ -76,8 +76,14 @@ class ExperimentConfig(Section):
     """Master seed: weights, data order and sampling derive their streams from it."""
     device: Literal["CPU", "Ascend"] = "CPU"
     """Where graphs run."""
-    resume: Literal["never", "auto"] = "never"
-    """never: a run folder that holds a run is refused. auto: continue from its newest complete checkpoint."""
+    resume: Literal["never", "auto"] | Path = "never"
+    """never: a run folder that holds a run is refused. auto: continue from its newest complete checkpoint. Or a path,
+    relative to the current folder: a checkpoint, a folder of checkpoints or a run, whose newest complete one counts. To
+    an earlier checkpoint of its own a run goes back, and what came later is set aside; with another run's a new run
+    begins (verl: resume_mode, resume_from_path; TRL: resume_from_checkpoint)."""
+    restore: Literal["all", "weights"] = "all"
+    """What a new run takes from another run's checkpoint that `resume` names. all: it goes on at that step, with its
+    optimizer, counters and place in the data. weights: the weights alone; it begins at step 0, without a warm-up."""
     model: ModelSection
     """The policy."""
     plans: PlansSection = PlansSection()

@@ -36,7 +36,14 @@ class TrainerSection(Section):
     """Steps between checkpoints; one is always written at the end. None: only at the end
     (verl: save_freq; TRL: save_steps)."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """Newest checkpoints kept."""
+    """Newest checkpoints kept (verl: max_actor_ckpt_to_keep; TRL: save_total_limit)."""
+    keep_best: int = Field(default=0, ge=0)
+    """Checkpoints kept beside those because their evaluation was among this many best ones. From 1 on, every evaluation
+    that is the best so far is saved at once (TRL: load_best_model_at_end)."""
+    save_in_background: bool = False
+    """Write checkpoints in a thread of rank 0 while the run goes on. Its host memory then holds the copy of weights and
+    moments, 12 bytes per parameter, beside the next rollout; and an error of the disk is told at the next save or at
+    the end."""
     max_ratio_error: float = Field(default=1e-5, gt=0)
     """The run stops when |s - 1| exceeds this on the first mini-batch after a rollout, where the ratio s must
     be 1. 1e-5 suits float32; bfloat16 needs about 2e-3."""

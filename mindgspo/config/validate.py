@@ -47,7 +47,16 @@ def joined_problems(config: ExperimentConfig) -> list[str]:
         *filter_problems(config),
         *reward_problems(config.reward),
         *_data_problems(config),
+        *_resume_problems(config),
     ]
+
+
+def _resume_problems(config: ExperimentConfig) -> Iterator[str]:
+    if config.restore == "weights" and config.resume == "never":
+        yield (
+            "restore: weights of which checkpoint is for resume to say; set resume=runs/<run>/checkpoints/"
+            "step_XXXXXXXX, or restore=all"
+        )
 
 
 def model_and_plan_problems(model: ModelSection, plans: PlansSection) -> list[str]:

@@ -77,15 +77,20 @@ def read_records(path: Path) -> Iterator[dict[str, object]]:
 
 def drop_records_after(path: Path, step: int) -> None:
     """Rewrite the file without the records beyond `step` and without a half-written last line."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        kept = [
-            line
-            for number, line in enumerate(file, start=1)
-            if line.endswith(b"\n") and _step(_decode(line, path, number), path, number) <= step
-        ]
-    replace_file(path, b"".join(kept))
+    if path.exists():
+        replace_file(path, b"".join(split_records(path, step)[0]))
+
+
+def split_records(path: Path, step: int) -> tuple[list[bytes], list[bytes]]:
+    """The lines up to `step`, and those beyond it; none if absent. A half-written last line is in neither."""
+    until: list[bytes] = []
+    beyond: list[bytes] = []
+    if path.exists():
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.endswith(b"\n"):
+                    (until if _step(_decode(line, path, number), path, number) <= step else beyond).append(line)
+    return until, beyond
 
 
 def _decode(line: bytes, path: Path, number: int) -> dict[str, object]:

@@ -7,9 +7,7 @@ answers) is checked before the first graph is compiled. Every rank builds its ow
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +38,7 @@ from mindgspo.rollout.sizes import reads_trained_weights, rollout_sizes
 from mindgspo.rollout.weight_transfer import WeightTransfer
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.trainer.baseline import Baseline
+from mindgspo.trainer.fingerprints import fingerprints, rows_digest
 from mindgspo.trainer.inputs import HELD_OUT_SEED, NUM_TRIAL_ROWS, check_architecture, trial_candidate
 from mindgspo.trainer.kept_state import KeptCoefficient, KeptState, KeptStream
 from mindgspo.trainer.longest_batch import longest_batch
@@ -73,14 +72,15 @@ def build_parts(
     _check_distinct_prompts(config, len(train_set))
     if infer_place(config).is_speaker:
         scorer.try_out([trial_candidate(prompt, tokenizer) for prompt in itertools.islice(train_set, NUM_TRIAL_ROWS)])
+    train_digest = rows_digest(train_set)
     total_steps = planned_steps(config, len(train_set))
     assert total_steps is not None
     require_agreement(
         "data and batch counts",
         {
-            "data.train": _digest(train_set),
+            "data.train": train_digest,
             "rows of data.train": len(train_set),
-            **{f"data.eval ({name})": _digest(rows) for name, rows in eval_sets.items()},
+            **{f"data.eval ({name})": rows_digest(rows) for name, rows in eval_sets.items()},
             **{f"rows of data.eval ({name})": len(rows) for name, rows in eval_sets.items()},
             "steps": total_steps,
         },
@@ -145,6 +145,7 @@ def build_parts(
         failures_dir=failures_dir,
         skips=skips,
         baseline=baseline,
+        fingerprints=fingerprints(config, tokenizer, train_set, digest=train_digest),
         kept=kept,
     )
 
@@ -247,15 +248,6 @@ def _check_distinct_prompts(config: ExperimentConfig, num_rows: int) -> None:
             f"rollout.prompts_per_step: {prompts} different prompts cannot be drawn from {num_rows} rows of "
             f"data.train; largest legal: {num_rows}"
         )
-
-
-def _digest(rows: PromptDataset) -> str:
-    """Over everything of the rows that training reads."""
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(row.ids.tobytes())
-        digest.update(json.dumps([row.index, row.answer, row.data_source, row.solution]).encode())
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

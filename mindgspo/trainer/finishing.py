@@ -13,6 +13,7 @@ import numpy as np
 
 from mindgspo import faults
 from mindgspo.checkpoint import RunFolder, export_huggingface
+from mindgspo.errors import TrainingError
 from mindgspo.metrics import peak_rss_mb, write_summary
 from mindgspo.models.huggingface_config import generation_config, huggingface_config
 from mindgspo.models.weights import weights_as_numpy
@@ -20,6 +21,15 @@ from mindgspo.parallel.swap.states import Phase
 from mindgspo.trainer.parts import TrainingParts
 from mindgspo.trainer.progress import Progress
 from mindgspo.trainer.ranks import first_rank_first
+
+
+def require_all_steps(progress: Progress, total_steps: int) -> None:
+    """Raises TrainingError where the run ends with fewer steps than it was asked for: it is not finished then."""
+    if progress.step < total_steps:
+        raise TrainingError(
+            f"the run ended at step {progress.step} of {total_steps}: it is not finished. What was saved stays; look "
+            "for the reason above, and continue it with resume=auto"
+        )
 
 
 def finish(parts: TrainingParts, folder: RunFolder, progress: Progress) -> None:

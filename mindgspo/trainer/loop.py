@@ -23,14 +23,15 @@ from mindgspo.metrics.files import replace_file
 from mindgspo.parallel import runtime
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.trainer.build import build_parts, build_warmup
-from mindgspo.trainer.finishing import finish
+from mindgspo.trainer.finishing import finish, require_all_steps
 from mindgspo.trainer.logged_groups import logged_groups
 from mindgspo.trainer.memory_alarm import MemoryAlarm, memory_metrics, resident_gb_of_ranks
 from mindgspo.trainer.parts import TrainingParts
 from mindgspo.trainer.progress import Progress
 from mindgspo.trainer.ranks import first_rank_first, is_first, opened_for_all, start_device
-from mindgspo.trainer.resume import check_same_experiment
-from mindgspo.trainer.saving import resumed, save
+from mindgspo.trainer.restoring import restored
+from mindgspo.trainer.resume import check_config
+from mindgspo.trainer.saving import Saver
 from mindgspo.trainer.step import run_step
 from mindgspo.trainer.validation import validate
 from mindgspo.trainer.warmup import Warmup, warm_up
@@ -46,20 +47,22 @@ def run_experiment(config: ExperimentConfig, *, overwrite: bool = False, only_wa
     start_device(config)
     warning = faults.arm(runtime.rank())
     run_dir = config.run_dir
-    folder = opened_for_all(lambda: open_run_folder(run_dir, resume=config.resume, overwrite=overwrite))
+    folder = opened_for_all(
+        lambda: open_run_folder(run_dir, resume=config.resume, overwrite=overwrite, restore=config.restore)
+    )
     try:
+        warnings = check_config(config, folder)
         if folder.status is RunStatus.FINISHED:
             if is_first() and not folder.report.is_file():  # stopped between summary and report
                 _report(folder)
             if is_first():
                 print(f"{folder.root}: this run is finished; its report is {folder.report}")
             return None
-        if folder.status is RunStatus.RESUMED:
-            check_same_experiment(config, folder.config)
         if folder.moved_aside is not None:
             print(f"the former run was moved to {folder.moved_aside}")
-        if warning is not None and is_first():
-            print(warning)
+        if is_first():
+            for line in (*([] if warning is None else [warning]), *warnings):
+                print(line)
         return _run(config, folder, only_warm_up=only_warm_up)
     finally:
         folder.close()
@@ -86,15 +89,19 @@ def _run_with(
     if only_warm_up:
         parts.total_steps = 0
     warmup = build_warmup(parts, data_dir=folder.data, new_run=new_run)
-    # From here on the folder holds a run. Whatever was wrong with the inputs has been said before.
-    first_rank_first(lambda: replace_file(folder.config, dump_config(config).encode()))
-    with _log(parts, folder) as log:
+    with _log(parts, folder) as log, Saver(parts, folder) as saver:
         _print_banner(parts, log)
-        progress = None if new_run else resumed(parts, folder, log, started=started)
+        start = restored(parts, folder, log, saver, started=started)
+        # From here on the folder holds a run. Whatever was wrong with the inputs has been said before.
+        first_rank_first(lambda: replace_file(folder.config, dump_config(config).encode()))
+        start.settle()
+        progress = start.progress
         if progress is None:
             log.truncate_after(-1)
-            progress = _prepared(parts, warmup, folder, log, started=started)
-        _train(parts, folder, log, progress)
+            progress = _prepared(parts, None if start.has_weights else warmup, folder, log, saver, started=started)
+        _train(parts, log, saver, progress)
+        saver.wait()
+        require_all_steps(progress, parts.total_steps)
         if parts.config.swap.enabled:
             log.note(parts.swap.ledger.table())
         finish(parts, folder, progress)
@@ -134,7 +141,7 @@ def _print_banner(parts: TrainingParts, log: RunLog) -> None:
 
 
 def _prepared(
-    parts: TrainingParts, warmup: Warmup | None, folder: RunFolder, log: RunLog, *, started: float
+    parts: TrainingParts, warmup: Warmup | None, folder: RunFolder, log: RunLog, saver: Saver, *, started: float
 ) -> Progress:
     """A new run up to its first step: warm-up, the accuracy before, a checkpoint to come back to."""
     progress = Progress(seconds_before=-started)
@@ -151,11 +158,11 @@ def _prepared(
             parts.reference.freeze(parts.model, folder.reference, version=parts.weight_version)
     if is_wanted or parts.total_steps == 0:
         validate(parts, log, progress)
-    save(parts, folder, progress)
+    saver.save(progress)
     return progress
 
 
-def _train(parts: TrainingParts, folder: RunFolder, log: RunLog, progress: Progress) -> None:
+def _train(parts: TrainingParts, log: RunLog, saver: Saver, progress: Progress) -> None:
     """The remaining steps, with evaluations and checkpoints between them."""
     config = parts.config
     alarm = MemoryAlarm(config.watch.memory_growth)
@@ -174,8 +181,9 @@ def _train(parts: TrainingParts, folder: RunFolder, log: RunLog, progress: Progr
         if is_last or _is_due(progress.step, config.eval.every):
             validate(parts, log, progress)
         # After the evaluation: a run that is resumed here has it behind it.
-        if is_last or _is_due(progress.step, config.trainer.save_every):
-            save(parts, folder, progress)
+        is_best = config.trainer.keep_best > 0 and progress.is_at_best
+        if is_last or is_best or _is_due(progress.step, config.trainer.save_every):
+            saver.save(progress)
 
 
 def _is_due(step: int, every: int | None) -> bool:

@@ -23,6 +23,7 @@ from mindgspo.rewards import Scorer
 from mindgspo.rollout.protocol import RolloutEngine
 from mindgspo.tokenization import Tokenizer
 from mindgspo.trainer.baseline import Baseline
+from mindgspo.trainer.fingerprints import Fingerprints
 from mindgspo.trainer.kept_state import KeptState
 from mindgspo.trainer.reference import ReferencePolicy
 from mindgspo.trainer.skipped_updates import SkippedUpdates
@@ -60,7 +61,7 @@ class TrainingParts(EvaluationParts):
     refers to, None without one. kl: its coefficient. total_steps: steps of the whole run. failures_dir: where a batch
     that broke an update is saved. skips: updates left out because they were not finite. kept: what else checkpoints
     hold, by name. eval_sets: held-out problems by the name of their set. surplus: groups that wait for a later step.
-    baseline: what the first evaluation solved.
+    baseline: what the first evaluation solved. fingerprints: of what the run learns from.
     """
 
     old_policy: PolicyScorer | LogicalScorer
@@ -77,6 +78,7 @@ class TrainingParts(EvaluationParts):
     skips: SkippedUpdates = field(default_factory=SkippedUpdates)
     baseline: Baseline = field(default_factory=Baseline)
     kept: dict[str, KeptState] = field(default_factory=dict)
+    fingerprints: Fingerprints = field(default_factory=dict)
 
     def let_reference_follow(self, step: int) -> None:
         """Before the scoring of step number `step`, in its phase. All ranks call it."""

@@ -9,7 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """The best evaluation. step: training steps behind its weights. value: of eval.best_metric; higher is better."""
+    """An evaluation, usually the best. step: training steps behind its weights. value: of eval.best_metric; higher is
+    better."""
 
     step: int
     value: float
@@ -18,13 +19,14 @@ class Best:
 @dataclass(slots=True, kw_only=True)
 class Progress:
     """step: training steps done. accuracy_before: before the first one, None where nothing was evaluated then.
-    accuracy: of the latest evaluation. best: over all evaluations, None before the first. training_seconds, tokens:
-    summed over steps. seconds_before: seconds that the run took before this process's clock read 0, which is negative
-    as soon as that clock started elsewhere."""
+    accuracy: of the latest evaluation. best: over all evaluations, None before the first; latest: the last one.
+    training_seconds, tokens: summed over steps. seconds_before: seconds that the run took before this process's clock
+    read 0, which is negative as soon as that clock started elsewhere."""
 
     accuracy_before: float | None = None
     accuracy: float | None = None
     best: Best | None = None
+    latest: Best | None = None
     step: int = 0
     training_seconds: float = 0.0
     tokens: int = 0
@@ -44,8 +46,14 @@ class Progress:
         if self.step == 0 and self.accuracy_before is None:
             self.accuracy_before = accuracy
         self.accuracy = accuracy
+        self.latest = None if value is None else Best(step=self.step, value=value)
         if value is not None and (self.best is None or self.best.step == self.step or value > self.best.value):
             self.best = Best(step=self.step, value=value)
+
+    @property
+    def is_at_best(self) -> bool:
+        """Whether the present weights were evaluated, and are the best so far."""
+        return self.best is not None and self.best.step == self.step
 
     def seconds(self, now: float) -> float:
         """Wall seconds of the run over all its processes; now: this process's clock."""
@@ -57,6 +65,7 @@ class Progress:
             "accuracy_before": self.accuracy_before,
             "accuracy": self.accuracy,
             "best": None if self.best is None else asdict(self.best),
+            "latest": None if self.latest is None else asdict(self.latest),
             "step": self.step,
             "training_seconds": self.training_seconds,
             "tokens": self.tokens,
@@ -70,6 +79,7 @@ class Progress:
             accuracy_before=state["accuracy_before"],
             accuracy=state["accuracy"],
             best=None if state.get("best") is None else Best(**state["best"]),
+            latest=None if state.get("latest") is None else Best(**state["latest"]),
             step=int(state["step"]),
             training_seconds=state["training_seconds"],
             tokens=int(state["tokens"]),

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from mindgspo.checkpoint import RunFolder, RunStatus, newest_checkpoint
+from mindgspo.checkpoint import Origin, RunFolder, RunStatus, newest_checkpoint
 from mindgspo.config import ExperimentConfig, ParallelPlan, config_mapping
 from mindgspo.errors import ConfigError
 from mindgspo.parallel import runtime
@@ -90,7 +92,12 @@ def first_rank_first(action: Callable[[], None]) -> None:
 def newest_for_all(folder: Path) -> Path | None:
     """The newest complete checkpoint of a folder, looked for by rank 0 (it also clears away what was left half
     written). Errors as `newest_checkpoint`."""
-    path = newest_checkpoint(folder) if is_first() else None
+    return path_for_all(lambda: newest_checkpoint(folder))
+
+
+def path_for_all(find: Callable[[], Path | None]) -> Path | None:
+    """What rank 0 finds, known to all."""
+    path = find() if is_first() else None
     if runtime.world_size() == 1:
         return path
     told = exchange(str(path or "").encode(), speakers=(0,))[0].decode()
@@ -103,8 +110,18 @@ def opened_for_all(open_folder: Callable[[], RunFolder]) -> RunFolder:
     if runtime.world_size() == 1:
         assert own is not None
         return own
-    facts = {} if own is None else {"root": str(own.root), "status": own.status.value, "run_id": own.run_id}
+    facts: dict[str, Any] = {}
+    if own is not None:
+        facts = {"root": str(own.root), "status": own.status.value, "run_id": own.run_id}
+        if own.origin is not None:
+            facts["origin"] = {**asdict(own.origin), "path": str(own.origin.path)}
     told = json.loads(exchange(json.dumps(facts).encode(), speakers=(0,))[0])
     if own is not None:
         return own
-    return RunFolder(root=Path(told["root"]), status=RunStatus(told["status"]), run_id=told["run_id"])
+    begun = told.get("origin")
+    return RunFolder(
+        root=Path(told["root"]),
+        status=RunStatus(told["status"]),
+        run_id=told["run_id"],
+        origin=None if begun is None else Origin(**{**begun, "path": Path(begun["path"])}),
+    )

@@ -1,78 +1,106 @@
-"""A run's state into a checkpoint, and out of it.
+"""A run's state into checkpoints.
 
-What enters: the parts of an experiment and how far the run has come. What leaves: a checkpoint, or parts that go on
-where one left off. Called by `loop`, on every rank; rank 0 writes.
+What enters: the parts of an experiment and how far the run has come. What leaves: a checkpoint that any plan can read,
+written while the run waits, or in a thread while it goes on. Called by `loop`, on every rank; rank 0 writes.
+`restoring` is the way back.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
 
 from mindgspo import faults
-from mindgspo.checkpoint import Keep, OpenCheckpoint, RunFolder, open_checkpoint, save_checkpoint
-from mindgspo.metrics import RunLog
-from mindgspo.models.weights import load_tensors, weights_as_numpy
-from mindgspo.parallel.launch import heartbeat
+from mindgspo.checkpoint import Keep, RunFolder, save_checkpoint
+from mindgspo.models.weights import weights_as_numpy
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.trainer.parts import TrainingParts
 from mindgspo.trainer.progress import Progress
-from mindgspo.trainer.ranks import first_rank_first, newest_for_all
+from mindgspo.trainer.ranks import first_rank_first, is_first
 
 
-def save(parts: TrainingParts, folder: RunFolder, progress: Progress) -> None:
-    """A checkpoint that any plan can read: rank 0 gathers the whole and writes it, the others wait."""
-    heartbeat.enter_stage("save")
-    faults.reach("save.before")
-    with parts.swap.phase(Phase.SAVE):
-        parameters = weights_as_numpy(parts.model, parts.config.model)
-        optimizer = parts.updater.state()
-    kept = {name: part.arrays() for name, part in parts.kept.items()}
-    state = {
-        "progress": progress.state(time.perf_counter()),
-        "weight_version": parts.weight_version,
-        "kept": {name: part.state() for name, part in parts.kept.items()},
-    }
-    first_rank_first(
-        lambda: save_checkpoint(
-            folder.checkpoints,
+class Saver:
+    """Saves one run; a context manager, behind whose end nothing is being written any more.
+
+    In the background an error of the disk comes up at the next `save`, or at the latest in `wait`.
+    """
+
+    def __init__(self, parts: TrainingParts, folder: RunFolder) -> None:
+        self._parts, self._folder = parts, folder
+        self._writer: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def save(self, progress: Progress) -> None:
+        """A checkpoint of the present. All ranks call it: rank 0 gathers the whole."""
+        faults.reach("save.before")
+        with self._parts.timers("save_checkpoint"):
+            self.wait()
+            write = self._prepared(progress)
+            if self._parts.config.trainer.save_in_background:
+                self._start(write)
+            else:
+                first_rank_first(write)
+                faults.reach("save.after")
+
+    def wait(self) -> None:
+        """Until the last checkpoint has its name. Raises what has gone wrong with it."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.wait()
+        elif self._writer is not None:  # what was saved stays, also when the run ends with an error
+            self._writer.join()
+
+    def _prepared(self, progress: Progress) -> Callable[[], object]:
+        """The writing, with copies of everything that the run will change."""
+        parts = self._parts
+        with parts.swap.phase(Phase.SAVE):
+            parameters = weights_as_numpy(parts.model, parts.config.model)
+            optimizer = parts.updater.state()
+        state = {
+            "progress": progress.state(time.perf_counter()),
+            "weight_version": parts.weight_version,
+            "inputs": parts.fingerprints,
+            "kept": {name: part.state() for name, part in parts.kept.items()},
+        }
+        trainer = parts.config.trainer
+        return partial(
+            save_checkpoint,
+            self._folder.checkpoints,
             step=progress.step,
             parameters=parameters,
             optimizer=optimizer,
             state=state,
-            kept=kept,
-            keep=Keep(last=parts.config.trainer.keep_checkpoints),
+            kept={name: part.arrays() for name, part in parts.kept.items()},
+            keep=Keep(last=trainer.keep_checkpoints, best=trainer.keep_best),
         )
-    )
-    faults.reach("save.after")
 
+    def _start(self, write: Callable[[], object]) -> None:
+        """Rank 0 writes in a thread; the others have nothing to wait for."""
 
-def resumed(parts: TrainingParts, folder: RunFolder, log: RunLog, *, started: float) -> Progress | None:
-    """Put the newest complete checkpoint into the parts; None where the run stopped before its first one."""
-    path = newest_for_all(folder.checkpoints)
-    if path is None:
-        log.note(f"{folder.root}: no checkpoint yet; starting from the beginning")
-        return None
-    with open_checkpoint(path) as saved:
-        _load(parts, saved, log)
-        progress = Progress.from_state(saved.state["progress"], started=started)
-    if parts.reference is not None:
-        with parts.swap.phase(Phase.SCORE):
-            parts.reference.restore(folder.reference)
-    parts.bring_weights()
-    log.truncate_after(progress.step)
-    log.note(f"resumed at step {progress.step} from {path}")
-    faults.reach("resume.after")
-    return progress
+        def work() -> None:
+            try:
+                write()
+                faults.reach("save.after")
+            except BaseException as error:
+                self._failure = error
 
-
-def _load(parts: TrainingParts, saved: OpenCheckpoint, log: RunLog) -> None:
-    """Everything that `save` took out of the parts; each rank reads its own rows."""
-    with parts.swap.phase(Phase.SAVE):
-        load_tensors(parts.model, parts.config.model, saved.parameters)
-        parts.updater.load_tensors(saved.optimizer)
-    for name, part in parts.kept.items():
-        if name in saved.kept:
-            part.load(saved.kept[name], saved.arrays_of(name))
-        else:
-            log.note(f"note: {saved.path} holds no state of `{name}`, which starts anew")
-    parts.weight_version = int(saved.state["weight_version"])
+        if not is_first():
+            faults.reach("save.after")
+            return
+        self._writer = threading.Thread(target=work, name="writes a checkpoint")
+        self._writer.start()

@@ -18,6 +18,7 @@ from mindgspo.parallel.launch.cluster import plan_cluster
 from mindgspo.parallel.launch.launcher import launch
 from mindgspo.parallel.launch.own_watch import watched_by_itself
 from mindgspo.parallel.launch.worker import run_worker
+from mindgspo.trainer.resume import check_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +81,13 @@ def _launch(request: RunRequest, config: ExperimentConfig, options: ClusterOptio
     plan_cluster(**cluster)  # refuses what cannot be, before a folder is touched
     if options.node_rank == 0:
         # What a former run left is dealt with before anything is started; rank 0 opens and locks the folder again.
-        folder = open_run_folder(config.run_dir, resume=config.resume, overwrite=request.overwrite)
+        folder = open_run_folder(
+            config.run_dir, resume=config.resume, overwrite=request.overwrite, restore=config.restore
+        )
         folder.close()
         if folder.moved_aside is not None:
             print(f"the former run was moved to {folder.moved_aside}")
+        check_config(config, folder)
         if folder.status is RunStatus.FINISHED:
             print(f"{folder.root}: this run is finished; its report is {folder.report}")
             return 0

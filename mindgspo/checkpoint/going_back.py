@@ -1,0 +1,108 @@
+"""A run goes back to an earlier step of its own: what came after that step is given up, and set aside.
+
+What enters: the run's folder and the step. What leaves: a folder in which that step is the newest. Called by rank 0,
+which holds the lock: by the trainer once the checkpoint is loaded, and by the run folder, to end what a killed process
+began.
+
+One small file decides. From the moment `going_back.json` stands, the later checkpoints do not count
+(`steps_newest_first`), so that no resume jumps to the future that was given up; moving things aside only follows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+from mindgspo import faults
+from mindgspo.checkpoint.durable import remove_folder, write_json
+from mindgspo.checkpoint.origin import CHECKPOINTS
+from mindgspo.checkpoint.steps import GOING_BACK_FILE, step_of
+from mindgspo.errors import RunFolderError
+from mindgspo.metrics.files import (
+    METRICS_FILE,
+    PLOT_FILE,
+    REPORT_FILE,
+    SAMPLES_FILE,
+    SUMMARY_FILE,
+    VALIDATION_FILE,
+    drop_records_after,
+    replace_file,
+    split_records,
+)
+from mindgspo.tensor_files import flush_to_disk
+
+# They tell of the run's end.
+_OF_THE_END = (SUMMARY_FILE, REPORT_FILE, PLOT_FILE, "export")
+_BY_STEP = (METRICS_FILE, SAMPLES_FILE, VALIDATION_FILE)
+
+
+def go_back(root: Path, step: int) -> Path:
+    """Make `step` the newest one of the run; returns the folder in which everything later now lies."""
+    checkpoints = root / CHECKPOINTS
+    write_json(checkpoints / GOING_BACK_FILE, {"to": step, "aside": _free_name(checkpoints)})
+    aside = finish_going_back(root)
+    assert aside is not None
+    return aside
+
+
+def finish_going_back(root: Path) -> Path | None:
+    """End what `go_back` began, from whatever point; None where nothing was begun. Raises RunFolderError."""
+    marker = root / CHECKPOINTS / GOING_BACK_FILE
+    if not marker.is_file():
+        return None
+    step, aside = _read(marker)
+    aside.mkdir(exist_ok=True)
+    for path in sorted(marker.parent.iterdir()):
+        if (number := step_of(path)) is not None and number > step:
+            faults.reach("going_back.inside")
+            os.rename(path, aside / path.name)
+    for name in _OF_THE_END:
+        _move(root / name, aside / name)
+    for name in _BY_STEP:
+        _cut(root / name, aside / name, step)
+    flush_to_disk(aside)
+    marker.unlink()
+    flush_to_disk(marker.parent)
+    return aside
+
+
+def _read(marker: Path) -> tuple[int, Path]:
+    try:
+        content = json.loads(marker.read_text(encoding="utf-8"))
+        step, name = int(content["to"]), str(content["aside"])
+        if Path(name).name != name:
+            raise ValueError(f"strange name {name!r}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(f"{marker}: damaged ({error}); remove this file and try again") from error
+    return step, marker.parent / name
+
+
+def _move(source: Path, target: Path) -> None:
+    """Also to another file system, and again where a copy was left unfinished."""
+    if not source.exists():
+        return
+    if target.is_dir():
+        remove_folder(target)
+    shutil.move(source, target)
+
+
+def _cut(source: Path, target: Path, step: int) -> None:
+    """Lines beyond the step go; the first time, not when this is done once more."""
+    if not source.exists():
+        return
+    _, later = split_records(source, step)
+    if later:
+        replace_file(target, b"".join(later))
+        drop_records_after(source, step)
+
+
+def _free_name(checkpoints: Path) -> str:
+    """`abandoned-<timestamp>`, with a number behind it if two fall into one second."""
+    stem = f"abandoned-{time.strftime('%Y%m%d-%H%M%S')}"
+    name, number = stem, 2
+    while (checkpoints / name).exists():
+        name, number = f"{stem}-{number}", number + 1
+    return name
