@@ -106,15 +106,18 @@ def _tied_problems(name: str, plan: ParallelPlan, model: ModelSection) -> Iterat
 
 def _sequence_problems(name: str, plan: ParallelPlan, config: ExperimentConfig) -> Iterator[str]:
     """Tokens of a micro-batch, flattened, are split; its width is any multiple of length_multiple."""
-    rows, multiple = config.trainer.samples_per_micro_batch, config.trainer.length_multiple
+    multiple = config.trainer.length_multiple
+    rows = config.trainer.samples_per_micro_batch or 1  # under a token budget any number
     slices = plan.model_parallel
     if not plan.use_seq_parallel or rows * multiple % slices == 0:
         return
+    given = f"trainer.length_multiple {multiple}"
+    if config.trainer.samples_per_micro_batch is not None:
+        given = f"trainer.samples_per_micro_batch {rows} x {given} = {rows * multiple}"
     step = slices // gcd(slices, rows)
     below = multiple // step * step
     legal = [number for number in (below, below + step) if number]
     yield (
         f"{name}.use_seq_parallel: model_parallel {slices} does not divide the tokens of a micro-batch, "
-        f"trainer.samples_per_micro_batch {rows} x trainer.length_multiple {multiple} = {rows * multiple}; nearest "
-        f"legal trainer.length_multiple: {either(legal)}"
+        f"{given}; nearest legal trainer.length_multiple: {either(legal)}"
     )

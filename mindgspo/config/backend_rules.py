@@ -24,6 +24,8 @@ def backend_problems(config: ExperimentConfig) -> Iterator[str]:
         yield f"model.backend: mindformers is tested on CPU alone; set device=CPU, {use_native}"
     if config.plans.train.world_size > 1:
         yield f"model.backend: mindformers trains in one process; leave out plans, {use_native}"
+    if config.trainer.packing:
+        yield f"trainer.packing: rows of MindFormers' cells hold one sample each; set it to false, {use_native}"
 
 
 def mindformers_problems(model: ModelSection) -> Iterator[str]:

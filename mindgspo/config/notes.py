@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mindgspo.config.algorithm_notes import algorithm_notes
+from mindgspo.config.batch_rules import longest_row
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.config.validate import data_sources
 
 
 def notes(config: ExperimentConfig) -> list[str]:
     """Advice about legal settings that may not do what they seem to."""
-    rules = (algorithm_notes, _sampling_notes, _unread_notes, _same_rows_notes)
+    rules = (algorithm_notes, _sampling_notes, _unread_notes, _packing_notes, _same_rows_notes)
     return [line for rule in rules for line in rule(config)]
 
 
@@ -34,6 +35,15 @@ def _sampling_notes(config: ExperimentConfig) -> Iterator[str]:
 def _unread_notes(config: ExperimentConfig) -> Iterator[str]:
     if config.trainer.max_steps is not None and config.trainer.epochs != 1:
         yield f"trainer.epochs: {config.trainer.epochs} is not read, because trainer.max_steps is set"
+
+
+def _packing_notes(config: ExperimentConfig) -> Iterator[str]:
+    tokens, longest = config.trainer.max_tokens_per_micro_batch, longest_row(config)
+    if config.trainer.packing and tokens is not None and tokens < 2 * longest:
+        yield (
+            f"trainer.max_tokens_per_micro_batch: {tokens} token slots leave little to pack beside a sample of up to "
+            f"{longest}; {2 * longest} or more pack better, where memory allows"
+        )
 
 
 def _same_rows_notes(config: ExperimentConfig) -> Iterator[str]:

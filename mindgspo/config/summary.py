@@ -39,7 +39,6 @@ def batch_table(config: ExperimentConfig, num_rows: int | None) -> list[tuple[st
     samples = rollout.prompts_per_step * rollout.num_generations
     mini_samples = trainer.prompts_per_mini_batch * rollout.num_generations
     updates = rollout.prompts_per_step // trainer.prompts_per_mini_batch * trainer.epochs_per_rollout
-    micro = mini_samples // trainer.samples_per_micro_batch
     mini_batch = f"{mini_samples:,} samples ({trainer.prompts_per_mini_batch} prompts)"
     longest = config.data.max_prompt_length + rollout.max_new_tokens
     steps = planned_steps(config, num_rows)
@@ -47,7 +46,7 @@ def batch_table(config: ExperimentConfig, num_rows: int | None) -> list[tuple[st
         ("prompts per step", f"{rollout.prompts_per_step:,}"),
         ("samples per step", f"{samples:,} = {rollout.prompts_per_step} prompts x {rollout.num_generations}"),
         ("updates per rollout", f"{updates:,} of {mini_batch}{_epochs_text(trainer.epochs_per_rollout)}"),
-        ("micro-batches per update", f"{micro:,} of {trainer.samples_per_micro_batch:,} samples"),
+        ("micro-batches per update", _micro_batches(config, mini_samples)),
         ("max tokens per step", f"{samples * longest:,} = {samples:,} x ({_length_text(config)})"),
         ("steps", _steps_text(config, steps, num_rows)),
         ("total samples", "known when the rows are counted" if steps is None else f"{steps * samples:,}"),
@@ -68,6 +67,17 @@ def _plans_text(config: ExperimentConfig) -> str:
 
 def _epochs_text(epochs: int) -> str:
     return f", {epochs} times over the rollout" if epochs > 1 else ""
+
+
+def _micro_batches(config: ExperimentConfig, samples: int) -> str:
+    trainer, replicas = config.trainer, config.plans.train.data_parallel
+    balanced = f", balanced over {replicas} replicas" if trainer.balance_batches and replicas > 1 else ""
+    if trainer.max_tokens_per_micro_batch is None:
+        assert trainer.samples_per_micro_batch is not None
+        number = samples // trainer.samples_per_micro_batch
+        return f"{number:,} of {trainer.samples_per_micro_batch:,} samples{balanced}"
+    rows = "several samples per row" if trainer.packing else "one sample per row"
+    return f"as lengths ask for, of up to {trainer.max_tokens_per_micro_batch:,} token slots, {rows}{balanced}"
 
 
 def _length_text(config: ExperimentConfig) -> str:

@@ -27,9 +27,19 @@ class TrainerSection(Section):
     epochs_per_rollout: int = Field(default=1, ge=1)
     """How often the mini-batches of a rollout are gone through; beyond the first time the responses are off-policy,
     which the ratio and its clipping take into account. (verl: ppo_epochs; TRL: num_iterations)"""
-    samples_per_micro_batch: int = Field(ge=1)
+    samples_per_micro_batch: int | None = Field(default=None, ge=1)
     """Responses per forward and backward pass; divides a mini-batch. Changes memory and speed, not the
-    result (verl: ppo_micro_batch_size_per_gpu)."""
+    result. Either this or max_tokens_per_micro_batch is set (verl: ppo_micro_batch_size_per_gpu)."""
+    max_tokens_per_micro_batch: int | None = Field(default=None, ge=1)
+    """Token slots of a replica's forward and backward pass, padding included: as many responses as fit, so that short
+    ones do not wait for long ones. At least the longest prompt and response together. Changes memory and speed, not the
+    result (verl: ppo_max_token_len_per_gpu, with use_dynamic_bsz)."""
+    packing: bool = False
+    """Several responses with their prompts share a row, and none sees another: hardly any padding is computed, and few
+    graphs are compiled. With max_tokens_per_micro_batch (verl: use_remove_padding; MindRLHF: packing)."""
+    balance_batches: bool = True
+    """The replicas of plans.train get equal numbers of tokens in each update. false: samples are dealt out by length.
+    Changes speed, not the result (verl: balance_batch)."""
     length_multiple: int = Field(default=32, ge=1)
     """Sequence lengths are padded up to a multiple of this, so that few graphs are compiled."""
     save_every: int | None = Field(default=None, ge=1)

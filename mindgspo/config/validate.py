@@ -3,7 +3,8 @@
 What enters: a resolved config. What leaves: lines "key: what is wrong, with numbers; what to write instead",
 all of them at once, empty when all is well. Called by `config.load`. The rules of `algorithm` fill files of their own:
 `algorithm_rules`, `penalty_rules`, `advantage_rules`; those of `reward` are in `reward_rules`, those of `eval` in
-`eval_rules`, those of one device in `ascend_rules`, those of `model.backend` in `backend_rules`.
+`eval_rules`, those of one device in `ascend_rules`, those of `model.backend` in `backend_rules`, those of a
+step's batches in `batch_rules`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from mindgspo.config.advantage_rules import advantage_problems, group_problems
 from mindgspo.config.algorithm_rules import loss_problems
 from mindgspo.config.ascend_rules import device_problems
 from mindgspo.config.backend_rules import backend_problems
+from mindgspo.config.batch_rules import batch_problems
 from mindgspo.config.data_section import DataSourceSection
 from mindgspo.config.eval_rules import eval_problems
 from mindgspo.config.families import FAMILIES
@@ -36,7 +38,7 @@ def joined_problems(config: ExperimentConfig) -> list[str]:
         *model_and_plan_problems(config.model, config.plans),
         *device_problems(config),
         *backend_problems(config),
-        *_batch_problems(config),
+        *batch_problems(config),
         *_length_problems(config),
         *_sampling_problems(config),
         *eval_problems(config),
@@ -173,50 +175,6 @@ def _rope_scaling_problems(model: ModelSection) -> Iterator[str]:
         yield (
             f"model.rope_scaling.high_freq_factor: {scaling.high_freq_factor:g} must be more than low_freq_factor "
             f"{scaling.low_freq_factor:g}"
-        )
-
-
-def _batch_problems(config: ExperimentConfig) -> Iterator[str]:
-    prompts, group = config.rollout.prompts_per_step, config.rollout.num_generations
-    mini = config.trainer.prompts_per_mini_batch
-    if prompts % mini:
-        yield (
-            f"trainer.prompts_per_mini_batch: {mini} does not divide rollout.prompts_per_step {prompts}; "
-            f"nearest legal: {either(nearest(divisors(prompts), mini))}"
-        )
-    micro = config.trainer.samples_per_micro_batch
-    if (mini * group) % micro:
-        yield (
-            f"trainer.samples_per_micro_batch: {micro} does not divide the {mini} x {group} = {mini * group} "
-            f"samples of a mini-batch; nearest legal: {either(nearest(divisors(mini * group), micro))}"
-        )
-        return
-    yield from _replica_problems(config, num_micro_batches=mini * group // micro)
-
-
-def _replica_problems(config: ExperimentConfig, *, num_micro_batches: int) -> Iterator[str]:
-    """Every replica must get the same work: prompts to answer, and whole rounds of micro-batches to train on."""
-    train, infer = config.plans.train, config.plans.infer
-    prompts = config.rollout.prompts_per_step
-    if prompts % infer.data_parallel:
-        yield (
-            f"plans.infer.data_parallel: {infer.data_parallel} replicas do not share rollout.prompts_per_step "
-            f"{prompts} evenly; nearest legal: {either(nearest(divisors(prompts), infer.data_parallel))}"
-        )
-    parts = train.data_parallel * train.micro_batch_num
-    if num_micro_batches % parts:
-        samples = config.trainer.prompts_per_mini_batch * config.rollout.num_generations
-        legal = [samples // number for number in divisors(samples) if number % parts == 0]
-        fix = (
-            f"nearest legal trainer.samples_per_micro_batch: "
-            f"{either(nearest(sorted(legal), config.trainer.samples_per_micro_batch))}"
-            if legal
-            else f"make the samples of a mini-batch, {samples}, a multiple of {parts}"
-        )
-        yield (
-            f"trainer.samples_per_micro_batch: {config.trainer.samples_per_micro_batch} makes {num_micro_batches} "
-            f"micro-batches per update, which data_parallel {train.data_parallel} x micro_batch_num "
-            f"{train.micro_batch_num} = {parts} of plans.train does not divide; {fix}"
         )
 
 

@@ -1,16 +1,16 @@
-"""Samples of one mini-batch -> the numpy rows of its micro-batches.
+"""Samples in rows -> the numpy arrays of a micro-batch.
 
 What enters: prompt and response ids. What leaves: `types.Batch`es that share their global denominators, still without
-the log-probs and advantages that the trainer fills in by `scattered`. Called by the trainer's step and warm-up. One
-sample per row; rows of similar length share a micro-batch, so that little padding is computed, and every length is
-rounded up, so that few graphs are compiled.
+the log-probs and advantages that the trainer fills in by `scattered`. Called by `micro_batches`, which decides who
+stands where. In the plain layout, `lay_out`, every row holds one sample; rows of similar length share a micro-batch, so
+that little padding is computed, and every length is rounded up, so that few graphs are compiled.
 
-Legend: N samples of a micro-batch (= rows R), T token slots per row, P predicted tokens, K response-token slots.
+Legend: R rows, T token slots per row, N samples, K response-token slots per sample, P predicted tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,6 +34,20 @@ class TrainingSample:
         return self.prompt_ids.size + self.response_ids.size
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSize:
+    """Shape of a micro-batch: R rows of T token slots, N samples of K response-token slots, P predictions.
+
+    predictions: None where every slot of every response has one of its own, P = N * K.
+    """
+
+    rows: int
+    row_length: int
+    samples: int
+    slots: int
+    predictions: int | None = None
+
+
 def lay_out(
     samples: Sequence[TrainingSample],
     *,
@@ -41,60 +55,74 @@ def lay_out(
     length_multiple: int,
     pad_id: int,
 ) -> list[Batch]:
-    """Micro-batches of exactly `samples_per_micro_batch` rows, longest samples first.
+    """Micro-batches of exactly `samples_per_micro_batch` rows of one sample, longest samples first.
 
     The last one is filled up with rows without a real token. old_logp, ref_logp and advantages are 0, corrections 1.
     Longest first, so that a lack of memory shows in the first micro-batch.
     """
-    assert samples, "a mini-batch without samples"
-    num_tokens = sum(sample.response_ids.size for sample in samples)
-    by_length = sorted(samples, key=lambda sample: (-sample.length, -sample.response_ids.size))
-    return [
-        _rows(part, samples_per_micro_batch, length_multiple, pad_id, len(samples), num_tokens)
-        for part in _parts(by_length, samples_per_micro_batch)
+    whole, ordered = denominators(samples), longest_first(samples)
+    parts = [
+        ordered[start : start + samples_per_micro_batch] for start in range(0, len(ordered), samples_per_micro_batch)
     ]
+    sizes = [unpacked_size(part, samples_per_micro_batch, length_multiple) for part in parts]
+    return [batch_of([[one] for one in part], size, pad_id, whole) for part, size in zip(parts, sizes, strict=True)]
 
 
-def _parts(samples: Sequence[TrainingSample], size: int) -> Iterator[Sequence[TrainingSample]]:
-    for start in range(0, len(samples), size):
-        yield samples[start : start + size]
+def longest_first(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+    """Of equal length those with the longer response; then in the order given."""
+    return sorted(samples, key=lambda sample: (-sample.length, -sample.response_ids.size))
 
 
-def _rows(
-    samples: Sequence[TrainingSample],
-    num_rows: int,
-    multiple: int,
-    pad_id: int,
-    num_sequences: int,
-    num_tokens: int,
-) -> Batch:
-    row_length = round_up(max(sample.length for sample in samples), multiple)
-    num_slots = round_up(max(sample.response_ids.size for sample in samples), multiple)
-    ids_RT = np.full((num_rows, row_length), pad_id, dtype=np.int32)
-    positions_RT = np.zeros((num_rows, row_length), dtype=np.int32)
-    segments_RT = np.zeros((num_rows, row_length), dtype=np.int32)
-    # Without packing there is a prediction for every slot of every response: P = N * K.
-    predict_NK = np.zeros((num_rows, num_slots), dtype=np.int32)
-    targets_NK = np.zeros((num_rows, num_slots), dtype=np.int32)
-    mask_NK = np.zeros((num_rows, num_slots), dtype=np.bool_)
-    rollout_logp_NK = np.zeros((num_rows, num_slots), dtype=np.float32)
-    samples_N = np.full(num_rows, -1, dtype=np.int32)
-    for row, sample in enumerate(samples):
-        prompt, length, count = sample.prompt_ids.size, sample.length, sample.response_ids.size
-        ids_RT[row, :prompt], ids_RT[row, prompt:length] = sample.prompt_ids, sample.response_ids
-        positions_RT[row, :length] = np.arange(length)
-        segments_RT[row, :length] = 1
-        # Response token k stands at column prompt + k and is predicted one column earlier.
-        predict_NK[row, :count] = row * row_length + prompt - 1 + np.arange(count)
-        targets_NK[row, :count], mask_NK[row, :count] = sample.response_ids, True
-        rollout_logp_NK[row, :count], samples_N[row] = sample.rollout_logp, sample.number
+def unpacked_size(samples: Sequence[TrainingSample], num_rows: int, multiple: int) -> BatchSize:
+    """Of one sample per row."""
+    return BatchSize(
+        rows=num_rows,
+        row_length=round_up(max(sample.length for sample in samples), multiple),
+        samples=num_rows,
+        slots=round_up(max(sample.response_ids.size for sample in samples), multiple),
+    )
+
+
+def denominators(samples: Sequence[TrainingSample]) -> tuple[int, int]:
+    """Sequences and response tokens of a mini-batch, by which its loss is divided."""
+    assert samples, "a mini-batch without samples"
+    return len(samples), sum(sample.response_ids.size for sample in samples)
+
+
+def batch_of(rows: Sequence[Sequence[TrainingSample]], size: BatchSize, pad_id: int, whole: tuple[int, int]) -> Batch:
+    """Samples in rows, which may be fewer or shorter than those of `size`. whole: `denominators` of the mini-batch."""
+    is_dense = size.predictions is None
+    num_slots = size.samples * size.slots
+    ids_RT = np.full((size.rows, size.row_length), pad_id, dtype=np.int32)
+    positions_RT, segments_RT = np.zeros_like(ids_RT), np.zeros_like(ids_RT)
+    predict_P = np.zeros(num_slots if is_dense else size.predictions, dtype=np.int32)
+    targets_P = np.zeros_like(predict_P)
+    place_NK = np.arange(num_slots, dtype=np.int32) if is_dense else np.zeros(num_slots, dtype=np.int32)
+    place_NK = place_NK.reshape(size.samples, size.slots)
+    mask_NK = np.zeros(place_NK.shape, dtype=np.bool_)
+    rollout_logp_NK = np.zeros(place_NK.shape, dtype=np.float32)
+    samples_N = np.full(size.samples, -1, dtype=np.int32)
+    number, first = 0, 0
+    for row, samples in enumerate(rows):
+        start = 0
+        for segment, sample in enumerate(samples, start=1):
+            answer, end, count = start + sample.prompt_ids.size, start + sample.length, sample.response_ids.size
+            ids_RT[row, start:answer], ids_RT[row, answer:end] = sample.prompt_ids, sample.response_ids
+            positions_RT[row, start:end], segments_RT[row, start:end] = np.arange(sample.length), segment
+            place_NK[number, :count] = np.arange(count) + (number * size.slots if is_dense else first)
+            # Response token k stands at column answer + k and is predicted one column earlier.
+            predict_P[place_NK[number, :count]] = row * size.row_length + answer - 1 + np.arange(count)
+            targets_P[place_NK[number, :count]] = sample.response_ids
+            rollout_logp_NK[number, :count], mask_NK[number, :count] = sample.rollout_logp, True
+            samples_N[number] = sample.number
+            number, first, start = number + 1, first + count, end
     return Batch(
         ids_RT=ids_RT,
         positions_RT=positions_RT,
         segments_RT=segments_RT,
-        predict_P=predict_NK.reshape(-1),
-        targets_P=targets_NK.reshape(-1),
-        place_NK=np.arange(mask_NK.size, dtype=np.int32).reshape(mask_NK.shape),
+        predict_P=predict_P,
+        targets_P=targets_P,
+        place_NK=place_NK,
         mask_NK=mask_NK,
         samples_N=samples_N,
         rollout_logp_NK=rollout_logp_NK,
@@ -102,8 +130,8 @@ def _rows(
         ref_logp_NK=np.zeros_like(rollout_logp_NK),
         advantages_NK=np.zeros_like(rollout_logp_NK),
         correction_NK=np.ones_like(rollout_logp_NK),
-        num_sequences=num_sequences,
-        num_tokens=num_tokens,
+        num_sequences=whole[0],
+        num_tokens=whole[1],
     )
 
 

@@ -97,8 +97,9 @@ class FeedForwardSizes:
 class RankWork:
     """One rank's work.
 
-    rows, row_length: of a micro-batch. responses: response-token slots per row. in_flight: micro-batches between their
-    forward and backward pass here. prompts, prompt_length: of one prefill. slots, columns: of the key/value cache.
+    rows, row_length: of a micro-batch of the longest samples. responses: response-token slots per row. in_flight:
+    micro-batches between their forward and backward pass here. prompts, prompt_length: of one prefill. slots, columns:
+    of the key/value cache.
     """
 
     config: ExperimentConfig
@@ -124,6 +125,7 @@ class RankWork:
         )
         trainer, rollout = config.trainer, config.rollout
         multiple, sizes = trainer.length_multiple, rollout_sizes(config)
+        row_length = round_up(config.data.max_prompt_length + rollout.max_new_tokens, multiple)
         stages_behind = train.plan.pipeline_stage - train.at.stage
         return cls(
             config=config,
@@ -131,8 +133,8 @@ class RankWork:
             train=RankWidths.of(config.model, train),
             infer=RankWidths.of(config.model, infer),
             reference=RankWidths.of(config.model, reference),
-            rows=trainer.samples_per_micro_batch,
-            row_length=round_up(config.data.max_prompt_length + rollout.max_new_tokens, multiple),
+            rows=trainer.samples_per_micro_batch or (trainer.max_tokens_per_micro_batch or 0) // row_length,
+            row_length=row_length,
             responses=round_up(rollout.max_new_tokens, multiple),
             in_flight=min(stages_behind, train.plan.micro_batch_num),
             prompts=sizes.prefill_width,
@@ -149,12 +151,13 @@ class RankWork:
     @property
     def tokens(self) -> int:
         """Of a micro-batch, padding included."""
-        return self.rows * self.row_length
+        return self.config.trainer.max_tokens_per_micro_batch or self.rows * self.row_length
 
     @property
     def scored_tokens(self) -> int:
-        """Response-token slots of a micro-batch, which reach the log-prob head."""
-        return self.rows * self.responses
+        """Response-token slots of a micro-batch, which reach the log-prob head. Under a token budget that does not say
+        how many of its tokens are prompts, all of them."""
+        return self.config.trainer.max_tokens_per_micro_batch or self.rows * self.responses
 
     @property
     def scores(self) -> int:

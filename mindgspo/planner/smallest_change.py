@@ -15,6 +15,7 @@ from itertools import product
 from typing import Any
 
 from mindgspo.config import ExperimentConfig
+from mindgspo.config.batch_rules import longest_row
 from mindgspo.config.section import Section
 from mindgspo.config.validate import joined_problems
 from mindgspo.planner.expected import expected_memory, level_of
@@ -140,7 +141,13 @@ def _swap(config: ExperimentConfig) -> list[Rung]:
 
 
 def _micro_batch(config: ExperimentConfig) -> list[Rung]:
-    return list(_halvings("trainer.samples_per_micro_batch", config.trainer.samples_per_micro_batch, _HALF_MICRO_BATCH))
+    trainer = config.trainer
+    if trainer.max_tokens_per_micro_batch is None:
+        assert trainer.samples_per_micro_batch is not None
+        return list(_halvings("trainer.samples_per_micro_batch", trainer.samples_per_micro_batch, _HALF_MICRO_BATCH))
+    key, lowest = "trainer.max_tokens_per_micro_batch", longest_row(config)
+    rungs = _halvings(key, trainer.max_tokens_per_micro_batch, _HALF_MICRO_BATCH)
+    return [rung for rung in rungs if rung[1][key] >= lowest]
 
 
 def _slots(config: ExperimentConfig) -> list[Rung]:

@@ -185,7 +185,11 @@ def build_warmup(parts: TrainingParts, *, data_dir: Path, new_run: bool = True) 
             seed=HELD_OUT_SEED,
             new_run=new_run,
         )
-    samples = tuple(supervised_sample(row, parts.tokenizer, parts.config.model) for row in parts.train_set)
+    budget, multiple = parts.config.trainer.max_tokens_per_micro_batch, parts.config.trainer.length_multiple
+    longest = None if budget is None else budget // multiple * multiple
+    samples = tuple(
+        supervised_sample(row, parts.tokenizer, parts.config.model, max_tokens=longest) for row in parts.train_set
+    )
     return Warmup(section=section, samples=samples, check_set=check_set)
 
 

@@ -12,7 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from mindgspo.algorithms.rollout_correction import correction_weights
-from mindgspo.data.rows import TrainingSample, lay_out, scattered
+from mindgspo.data.micro_batches import micro_batches
+from mindgspo.data.rows import TrainingSample, scattered
+from mindgspo.trainer.batch_layout import batch_layout
 from mindgspo.trainer.parts import TrainingParts
 from mindgspo.trainer.reference import ReferencePolicy
 from mindgspo.trainer.selection import Selection
@@ -33,16 +35,8 @@ def mini_batches_of(parts: TrainingParts, groups: Sequence[ScoredGroup], selecti
         ]
         for start in range(0, len(prompts), size)
     ]
-    return [
-        lay_out(
-            samples,
-            samples_per_micro_batch=trainer.samples_per_micro_batch,
-            length_multiple=trainer.length_multiple,
-            pad_id=parts.tokenizer.pad_id,
-        )
-        for samples in cut
-        if samples
-    ]
+    layout = batch_layout(parts.config, pad_id=parts.tokenizer.pad_id)
+    return [micro_batches(samples, layout) for samples in cut if samples]
 
 
 def _sample(number: int, prompt: Prompt, response: Response) -> TrainingSample:

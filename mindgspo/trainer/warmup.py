@@ -6,7 +6,7 @@ update cell of reinforcement learning with another loss, watches its accuracy on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,12 +16,14 @@ from mindgspo.algorithms.taking_part import updater_of
 from mindgspo.algorithms.update import UpdateResult
 from mindgspo.config import ModelSection, WarmupSection
 from mindgspo.data import PromptDataset, PromptStream
-from mindgspo.data.rows import TrainingSample, lay_out
+from mindgspo.data.micro_batches import BatchLayout, micro_batches
+from mindgspo.data.rows import TrainingSample
 from mindgspo.errors import DataError
 from mindgspo.metrics import RunLog
 from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.tokenization import Tokenizer
+from mindgspo.trainer.batch_layout import batch_layout
 from mindgspo.trainer.evaluate import greedy_accuracy
 from mindgspo.trainer.failures import saved_on_failure
 from mindgspo.trainer.parts import TrainingParts
@@ -50,13 +52,9 @@ def warm_up(parts: TrainingParts, warmup: Warmup, log: RunLog) -> None:
     policy = PolicyLogProbs(parts.model, temperature=1.0, with_entropy=False)
     updater = updater_of(policy, SupervisedLoss(), optimizer)
     stream = PromptStream(len(warmup.samples), parts.config.seed ^ _WARMUP_STREAM)
+    layout = _layout(parts, section)
     for number in range(1, section.max_steps + 1):
-        batches = lay_out(
-            [warmup.samples[index] for index in stream.take(section.batch_size)],
-            samples_per_micro_batch=min(parts.config.trainer.samples_per_micro_batch, section.batch_size),
-            length_multiple=parts.config.trainer.length_multiple,
-            pad_id=parts.tokenizer.pad_id,
-        )
+        batches = micro_batches([warmup.samples[index] for index in stream.take(section.batch_size)], layout)
         lr = learning_rate(number - 1, section.max_steps, optimizer)
         update_phase = parts.swap.phase(Phase.UPDATE)
         with update_phase, saved_on_failure(parts.failures_dir, f"warmup_{number:08d}", batches):
@@ -70,6 +68,13 @@ def warm_up(parts: TrainingParts, warmup: Warmup, log: RunLog) -> None:
         if accuracy is not None and section.stop_at_accuracy is not None and accuracy >= section.stop_at_accuracy:
             break
     log.log_metrics(0, _metrics(result, lr=lr, updates=number, accuracy=accuracy))
+
+
+def _layout(parts: TrainingParts, section: WarmupSection) -> BatchLayout:
+    layout = batch_layout(parts.config, pad_id=parts.tokenizer.pad_id)
+    if layout.samples_per_micro_batch is None:
+        return layout
+    return replace(layout, samples_per_micro_batch=min(layout.samples_per_micro_batch, section.batch_size))
 
 
 def _check(parts: TrainingParts, check_set: PromptDataset | None) -> float | None:
@@ -91,10 +96,13 @@ def _metrics(result: UpdateResult, *, lr: float, updates: int, accuracy: float |
     return metrics if accuracy is None else {**metrics, "sft/accuracy": accuracy}
 
 
-def supervised_sample(row: Prompt, tokenizer: Tokenizer, model: ModelSection) -> TrainingSample:
+def supervised_sample(
+    row: Prompt, tokenizer: Tokenizer, model: ModelSection, *, max_tokens: int | None = None
+) -> TrainingSample:
     """The row's prompt with its solution and an EOS behind it.
 
-    Raises DataError for a row without a solution, or with more tokens than the model has positions for.
+    max_tokens: the token budget of a micro-batch, if there is one. Raises DataError for a row without a solution, or
+    with more tokens than the model has positions for or the budget holds.
     """
     if not row.solution:
         raise DataError(
@@ -108,6 +116,12 @@ def supervised_sample(row: Prompt, tokenizer: Tokenizer, model: ModelSection) ->
             f"warmup: row {row.index} of the training data has {row.ids.size} prompt + {response_ids.size} "
             f"solution = {length} tokens, model.max_position_embeddings is {model.max_position_embeddings}; "
             "raise it where the model allows, or remove such rows"
+        )
+    if max_tokens is not None and length > max_tokens:
+        raise DataError(
+            f"warmup: row {row.index} of the training data has {row.ids.size} prompt + {response_ids.size} "
+            f"solution = {length} tokens, trainer.max_tokens_per_micro_batch holds {max_tokens}; "
+            f"raise it to {length} or more, or remove such rows"
         )
     return TrainingSample(
         prompt_ids=row.ids,

@@ -1,0 +1,160 @@
+"""Packed rows compute what rows of one sample do: log-probs, losses and all gradients; and no sample sees another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, with_recipe
+from mindgspo.data.micro_batches import BatchLayout, micro_batches
+from mindgspo.data.rows import TrainingSample, gathered, scattered
+from mindgspo.types import Batch
+
+pytestmark = pytest.mark.usefixtures("cpu_runtime")
+
+DENSE = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.15,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
+FAMILIES = {
+    "qwen2": DENSE | {"tie_word_embeddings": True},
+    "qwen3": DENSE | {"architecture": "qwen3", "head_dim": 12, "tie_word_embeddings": True},
+    "qwen3_moe": DENSE | EXPERTS | {"architecture": "qwen3_moe", "head_dim": 12},
+    "llama": DENSE | {"architecture": "llama"},
+}
+PLAIN = BatchLayout(samples_per_micro_batch=12, length_multiple=8, pad_id=0)
+PACKED = BatchLayout(max_tokens_per_micro_batch=64, packing=True, length_multiple=8, pad_id=0)
+ONE_ROW = replace(PACKED, in_one_row=True)
+# No clipping of the norm, so that the gradients are those of the loss.
+OPTIMIZER = OptimizerSection(lr=1e-3, max_grad_norm=1e9)
+
+
+def samples() -> list[TrainingSample]:
+    """Twelve of 4 to 20 tokens, but for one of 30."""
+    random = np.random.default_rng(5)
+    found = []
+    for number in range(12):
+        prompt, response = random.integers(2, 9), random.integers(2, 13)
+        if number == 4:
+            prompt, response = 8, 22
+        ids = random.integers(1, DENSE["vocab_size"], prompt + response).astype(np.int32)
+        logp = random.uniform(-5, -3, response).astype(np.float32)
+        found.append(
+            TrainingSample(prompt_ids=ids[:prompt], response_ids=ids[prompt:], rollout_logp=logp, number=number)
+        )
+    return found
+
+
+def model_of(family: str):
+    from mindgspo.models.policy import build_model
+    from mindgspo.models.weights import initialize_weights
+
+    section = ModelSection(**FAMILIES[family])
+    model = build_model(section)
+    initialize_weights(model, section, seed=2)
+    return model
+
+
+def updated(family: str, algorithm: str, layout: BatchLayout, old: list[np.ndarray]):
+    """(result, gradient by weight) of one update."""
+    from mindgspo.algorithms.registry import build_policy_loss
+    from mindgspo.algorithms.update import PolicyUpdater
+    from mindgspo.models.policy import PolicyLogProbs
+
+    section = with_recipe(AlgorithmSection(name=algorithm, entropy_coef=0.01), max_new_tokens=22)
+    policy = PolicyLogProbs(model_of(family), temperature=0.9, with_entropy=True)
+    updater = PolicyUpdater(policy, build_policy_loss(section), OPTIMIZER)
+    part, gradients = updater._part, {}
+    step = part.step
+
+    def looked_at(*scalars):
+        for weight, gradient in zip(part.weights, part.gradients, strict=True):
+            gradients[weight.name] = gradient.asnumpy().copy()
+        return step(*scalars)
+
+    part.step = looked_at
+    advantages = [
+        np.full(one.size, value, np.float32) for one, value in zip(old, np.linspace(-2, 2, len(old)), strict=True)
+    ]
+    batches = [
+        replace(batch, old_logp_NK=scattered(batch, old), advantages_NK=scattered(batch, advantages))
+        for batch in micro_batches(samples(), layout)
+    ]
+    return updater.update(batches, lr=1e-3), gradients
+
+
+def log_probs(scorer, batches: list[Batch]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Log-probs and entropies by sample."""
+    scores = scorer.score(batches)
+    return tuple(gathered(batches, [getattr(one, name) for one in scores], 12) for name in ("logp_NK", "entropy_NK"))
+
+
+@pytest.fixture(scope="module")
+def scorer(cpu_runtime):
+    from mindgspo.models.policy import PolicyScorer
+
+    return PolicyScorer(model_of("qwen2"), temperature=0.9)
+
+
+@pytest.mark.parametrize("layout", [PACKED, ONE_ROW], ids=["rows", "one row"])
+def test_packed_log_probs_are_those_of_rows_of_one_sample(scorer, layout: BatchLayout) -> None:
+    batches = micro_batches(samples(), layout)
+    assert max(batch.segments_RT.max() for batch in batches) >= 3, "hardly packed"
+    for found, expected in zip(
+        log_probs(scorer, batches), log_probs(scorer, micro_batches(samples(), PLAIN)), strict=True
+    ):
+        for one, other in zip(found, expected, strict=True):
+            assert one.size > 1
+            np.testing.assert_allclose(one, other, rtol=1e-6, atol=2e-6)
+
+
+def test_a_sample_does_not_see_its_neighbours_in_the_row(scorer) -> None:
+    batches = micro_batches(samples(), PACKED)
+    batch = max(batches, key=lambda batch: batch.segments_RT.max())
+    changed = batch.segments_RT == 2
+    other = replace(batch, ids_RT=np.where(changed, (batch.ids_RT + 7) % 60, batch.ids_RT).astype(np.int32))
+    before, after = (scorer.score([one])[0].logp_NK for one in (batch, other))
+    in_segment = changed.reshape(-1)[batch.predict_NK] & batch.mask_NK
+    assert in_segment.any() and (before[in_segment] != after[in_segment]).any()
+    np.testing.assert_array_equal(before[~in_segment], after[~in_segment])
+
+
+CASES = [
+    ("qwen2", "gspo"),
+    ("qwen3_moe", "dapo"),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in [("llama", "gspo"), ("qwen3", "dapo"), ("qwen3_moe", "gspo")]
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "algorithm"), CASES)
+def test_packed_loss_and_gradients_are_those_of_rows_of_one_sample(family: str, algorithm: str) -> None:
+    random = np.random.default_rng(6)
+    # Near the policy's own log-probs, so that some ratios are clipped and others not.
+    from mindgspo.models.policy import PolicyScorer
+
+    own, _ = log_probs(PolicyScorer(model_of(family), temperature=0.9), micro_batches(samples(), PLAIN))
+    width = {"gspo": 1e-3, "dapo": 0.3}[algorithm]
+    old = [(one + random.normal(scale=width, size=one.size)).astype(np.float32) for one in own]
+    expected, gradients = updated(family, algorithm, PLAIN, old)
+    found, packed = updated(family, algorithm, PACKED, old)
+    assert 0 < expected.metrics["pg_clipfrac"] < 1
+    assert found.loss == pytest.approx(expected.loss, abs=1e-6)
+    assert found.entropy == pytest.approx(expected.entropy, rel=1e-6)
+    assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
+    assert packed.keys() == gradients.keys() and len(packed) > 20
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(packed[name], gradient, rtol=0, atol=1e-5 * np.abs(gradient).max(), err_msg=name)
+    for name, value in expected.metrics.items():
+        assert found.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
