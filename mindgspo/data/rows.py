@@ -159,6 +159,17 @@ def round_up(length: int, multiple: int) -> int:
     return -(-length // multiple) * multiple
 
 
+def stackable(batches: Sequence[Batch], size: int) -> list[list[int]]:
+    """Their numbers in runs of at most `size` that have equally many rows and samples, for graphs that take several."""
+    runs: list[list[int]] = []
+    for number, batch in enumerate(batches):
+        shape, last = (len(batch.ids_RT), len(batch.samples_N)), batches[number - 1]
+        if not runs or len(runs[-1]) == size or shape != (len(last.ids_RT), len(last.samples_N)):
+            runs.append([])
+        runs[-1].append(number)
+    return runs
+
+
 def evened(batches: Sequence[Batch]) -> list[Batch]:
     """The same batches, all padded to the most rows, samples, predictions and slots among them, to be stacked."""
     rows, width = np.max([batch.ids_RT.shape for batch in batches], axis=0)

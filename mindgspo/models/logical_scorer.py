@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from mindspore import Tensor, nn
 
-from mindgspo.data.rows import evened, filler_like
+from mindgspo.data.rows import evened, filler_like, stackable
 from mindgspo.models.policy import PolicyLogProbs, PolicyScorer, TokenScores
 from mindgspo.parallel.auto_parallel import divided
 from mindgspo.parallel.device_ops import attention_segments
@@ -36,11 +36,15 @@ class LogicalScorer:
 
     def score(self, batches: Sequence[Batch]) -> list[TokenScores]:
         """One result per batch, on every rank."""
-        count = self._num_replicas
-        filled = [*batches, *[filler_like(batches[-1])] * (-len(batches) % count)] if batches else []
-        pending = [self._graph(*self._inputs(filled[start : start + count])) for start in range(0, len(filled), count)]
+        numbers = stackable(batches, self._num_replicas)
+        pending = [self._graph(*self._inputs(self._filled([batches[i] for i in of_round]))) for of_round in numbers]
         rounds = [(logp.asnumpy(), entropy.asnumpy()) for logp, entropy in pending]
-        found = [self._own(rounds, number, batches[number]) for number in self._replicas.own(range(len(batches)))]
+        by_number = [
+            self._cut(arrays, replica, batches[number])
+            for of_round, arrays in zip(numbers, rounds, strict=True)
+            for replica, number in enumerate(of_round)
+        ]
+        found = self._replicas.own(by_number)
         return [
             TokenScores(
                 logp_NK=np.where(batch.mask_NK, logp_NK, np.float32(0)),
@@ -51,12 +55,13 @@ class LogicalScorer:
             )
         ]
 
-    def _own(self, rounds: Sequence[Arrays], number: int, batch: Batch) -> Arrays:
-        of_round, replica = divmod(number, self._num_replicas)
+    def _filled(self, batches: Sequence[Batch]) -> list[Batch]:
+        return [*batches, *[filler_like(batches[-1])] * (self._num_replicas - len(batches))]
+
+    def _cut(self, arrays: Arrays, replica: int, batch: Batch) -> Arrays:
+        """A batch's part of what a round returned; the batches of a round were evened to the largest."""
         samples, slots = batch.mask_NK.shape
-        # The batches of a round were evened to the largest.
-        by_replica = (np.split(array, self._num_replicas)[replica] for array in rounds[of_round])
-        return tuple(array[:samples, :slots] for array in by_replica)
+        return tuple(np.split(array, self._num_replicas)[replica][:samples, :slots] for array in arrays)
 
     def _inputs(self, batches: Sequence[Batch]) -> tuple[Tensor, ...]:
         even = evened(batches)
