@@ -105,7 +105,7 @@ def _budgeted(samples: Samples, layout: BatchLayout) -> list[Batch]:
     return [
         batch_of([[one] for one in part], size, layout.pad_id, whole)
         for parts, rows in cut
-        for size in [unpacked_size(parts[0], rows, multiple)]
+        for size in [unpacked_size([sample for part in parts for sample in part], rows, multiple)]
         for part in parts
     ]
 
