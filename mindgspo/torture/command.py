@@ -16,11 +16,10 @@ from mindgspo.errors import TrainingError
 from mindgspo.torture.experiment import write_experiment
 from mindgspo.torture.judge import after_kill, at_the_end
 from mindgspo.torture.kills import Kill, planned_kills
-from mindgspo.torture.life import Life, lived
+from mindgspo.torture.life import Life, Pace, lived
 
 _SPARE_STEPS = 6
 _PATIENCE = 10.0  # times the uninterrupted run, and a minute, before a life counts as hanging
-_EARLY = 1.8  # times the first checkpoint's, within which kills at any time fall
 _NUM_LAST_LINES = 15
 
 
@@ -44,7 +43,7 @@ class Torture:
             self.folder / "experiment", max_steps=2 * self.kills + _SPARE_STEPS, workers=self.workers
         )
         reference = self.folder / "uninterrupted"
-        whole = self._lived(config, reference, None, 0.0, limit_s=24 * 3600.0)
+        whole = self._lived(config, reference, None, Pace(), limit_s=24 * 3600.0)
         if whole.exit_code != 0:
             raise TrainingError(f"the uninterrupted run ended with exit code {whole.exit_code}:\n{_last(whole.text)}")
         yield f"uninterrupted run: {whole.seconds:.0f} s"
@@ -70,13 +69,11 @@ class Torture:
     def _killed(self, config: Path, run_dir: Path, reference: Path, waiting: list[Kill], whole: Life) -> Iterator[str]:
         """Lives of one run until it has ended. Takes the kills that happened out of `waiting`."""
         limit_s = _PATIENCE * whole.seconds + 60.0
-        # The first checkpoint is made before the first step, whose graphs are then still to be compiled.
-        early_s = min(whole.seconds, _EARLY * (whole.first_save_s or whole.seconds))
+        pace = Pace.of(reference, whole.seconds)
         newest: int | None = None
         while True:
             kill = waiting[0] if waiting else None
-            after_s = 0.0 if kill is None else kill.share * early_s
-            life = self._lived(config, run_dir, kill, after_s, limit_s=limit_s)
+            life = self._lived(config, run_dir, kill, pace, limit_s=limit_s)
             if not life.was_hit:
                 if life.exit_code != 0:
                     raise TrainingError(
@@ -111,10 +108,10 @@ class Torture:
             )
             yield from (f"  {problem}" for problem in problems)
 
-    def _lived(self, config: Path, run_dir: Path, kill: Kill | None, after_s: float, *, limit_s: float) -> Life:
+    def _lived(self, config: Path, run_dir: Path, kill: Kill | None, pace: Pace, *, limit_s: float) -> Life:
         log = self.folder / f"{run_dir.name}_{len(self.entries)}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        return lived(config, run_dir, self.overrides, log, kill=kill, after_s=after_s, limit_s=limit_s)
+        return lived(config, run_dir, self.overrides, log, kill=kill, pace=pace, limit_s=limit_s)
 
     def _table(self) -> Iterator[str]:
         yield "hit        kills  where"

@@ -1,7 +1,6 @@
 """Where and when a run is killed: drawn by a seed, so that every part of a step is hit often enough.
 
-What enters: a number of kills, a seed, a number of workers. What leaves: `Kill`s in an order that lets each life go on
-for two steps at most. Pure. Called by `command`.
+What enters: a number of kills, a seed, a number of workers. What leaves: `Kill`s in an order of their own. Pure. Called by `command`.
 """
 
 from __future__ import annotations
@@ -10,36 +9,36 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# {kind: {point: up to the how manieth time}}: all within the first two steps, two evaluations or one checkpoint of a
-# life of the built-in experiment.
+# {kind: {point: up to the how manieth time}}: within about three steps or two checkpoints of a life of the built-in
+# experiment.
 KINDS: Mapping[str, Mapping[str, int]] = {
-    "save": {"save.before": 1, "save.inside": 3, "save.rename": 1, "save.after": 1},
-    "rollout": {"rollout.before": 2, "rollout.inside": 14},
-    "reward": {"reward.before": 3, "reward.inside": 3},
-    "update": {"update.before": 2, "update.batch": 4, "update.inside": 2, "update.after": 2, "weights.after": 2},
-    "eval": {"eval.before": 1, "eval.inside": 7},
-    "other": {"log.after": 2, "resume.after": 1},
+    "save": {"save.before": 2, "save.inside": 6, "save.rename": 2, "save.remove": 2, "save.after": 2},
+    "rollout": {"rollout.before": 3, "rollout.inside": 22},
+    "reward": {"reward.before": 4, "reward.inside": 4},
+    "update": {"update.before": 3, "update.batch": 6, "update.inside": 3, "update.after": 3, "weights.after": 3},
+    "eval": {"eval.before": 2, "eval.inside": 14},
+    "other": {"log.after": 3, "resume.after": 1},
 }
 REQUIRED = ("save", "rollout", "reward", "update")
 """Kinds of which each gets at least three kills of twenty."""
 _RANDOM = "any time"
 _FINISH = "finish"
 _FINISH_POINTS = ("finish.before", "finish.inside")
-_RANK_0_ONLY = ("save.inside", "save.rename", "finish.inside")
+_RANK_0_ONLY = ("save.inside", "save.rename", "save.remove", "finish.inside")
 # Where ranks that judge and ranks that do not differ, rank 0 always does.
 _NEEDS_SPEAKER = ("reward.before", "reward.inside")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """kind: of `KINDS`, "any time" or "finish". fault: for MINDGSPO_FAULT, None for a kill from outside after `share`
-    of what a start and a few steps take. is_whole: all processes of the run at once; else one, and the run must end by
-    itself."""
+    """kind: of `KINDS`, "any time" or "finish". fault: for MINDGSPO_FAULT; None for a kill from outside, of all
+    processes at once: after `share` of what a start takes, or, with steps, after that many steps and `share` of
+    another."""
 
     kind: str
     fault: str | None = None
     share: float = 0.0
-    is_whole: bool = False
+    steps: int = 0
 
     @property
     def point(self) -> str:
@@ -61,7 +60,7 @@ def planned_kills(number: int, seed: int, workers: int) -> list[Kill]:
 
 def _kill(kind: str, choose: random.Random, workers: int, *, is_first: bool) -> Kill:
     if kind == _RANDOM:
-        return Kill(kind=kind, share=choose.uniform(0.05, 1.0), is_whole=True)
+        return Kill(kind=kind, share=choose.random(), steps=choose.choice((0, 1, 1, 2)))
     if kind == _FINISH:
         return Kill(kind=kind, fault=_fault(choose.choice(_FINISH_POINTS), 1, choose, workers))
     points = [point for point in KINDS[kind] if not (is_first and point == "resume.after")]

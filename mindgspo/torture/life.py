@@ -6,6 +6,7 @@ What enters: a command, a `Kill`. What leaves: how it ended, and which checkpoin
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import psutil
 
@@ -31,13 +33,11 @@ _END_S = 60.0  # for what is left of a run after its first process was killed
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
     """exit_code: of the command. seconds: that it lived. was_hit: whether the kill happened; False where the run ended
-    before. first_save_s: when the first checkpoint had its name, None if none had. seen: steps whose checkpoint had its
-    name while it lived. is_left: a process outlived it. text: printed."""
+    before. seen: steps whose checkpoint had its name while it lived. is_left: a process outlived it. text: printed."""
 
     exit_code: int
     seconds: float
     was_hit: bool
-    first_save_s: float | None
     seen: frozenset[int]
     is_left: bool
     text: str
@@ -56,11 +56,14 @@ def lived(
     log: Path,
     *,
     kill: Kill | None,
-    after_s: float,
+    pace: Pace,
     limit_s: float,
 ) -> Life:
-    """Start or resume the run, and wait for its end. after_s: when to kill it from outside, where `kill` says so.
-    limit_s: seconds after which it counts as hanging; all of it is then killed (exit code -9, not hit)."""
+    """Start or resume the run, and wait for its end.
+
+    pace: of the uninterrupted run, for kills from outside. limit_s: seconds after which it counts as hanging; all of it
+    is then killed (exit code -9, not hit).
+    """
     mark = uuid.uuid4().hex
     environment = {name: value for name, value in os.environ.items() if name != faults.VARIABLE} | {_MARK: mark}
     if kill is not None and kill.fault is not None:
@@ -72,14 +75,12 @@ def lived(
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
         seen: set[int] = set()
-        was_killed, first_save_s = False, None
-        kill_at = began + after_s if kill is not None and kill.is_whole else None
+        was_killed = False
+        moment = None if kill is None or kill.fault is not None else _Moment(kill, pace, run_dir / "metrics.jsonl")
         while process.poll() is None:
             seen |= _steps(run_dir / "checkpoints")
             now = time.monotonic()
-            if first_save_s is None and seen:
-                first_save_s = now - began
-            if now - began > limit_s or (kill_at is not None and now >= kill_at):
+            if now - began > limit_s or (moment is not None and moment.has_come(now - began)):
                 was_killed = now - began <= limit_s
                 kill_all(mark)
                 break
@@ -94,11 +95,50 @@ def lived(
         exit_code=process.returncode,
         seconds=seconds,
         was_hit=was_hit,
-        first_save_s=first_save_s,
         seen=frozenset(seen),
         is_left=is_left,
         text=text,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """start_s: what a process does but steps, most of it before the first. step_s: of one step."""
+
+    start_s: float = 0.0
+    step_s: float = 0.0
+
+    @staticmethod
+    def of(run_dir: Path, seconds: float) -> Pace:
+        """Of a run that ended after so many seconds."""
+        records = map(json.loads, (run_dir / "metrics.jsonl").read_bytes().splitlines())
+        steps = [record["timing_s/step"] for record in records if "timing_s/step" in record]
+        return Pace(start_s=max(0.0, seconds - sum(steps)), step_s=median(steps))
+
+
+class _Moment:
+    """When a kill from outside is due."""
+
+    def __init__(self, kill: Kill, pace: Pace, metrics: Path) -> None:
+        self._kill, self._pace, self._metrics = kill, pace, metrics
+        self._first: int | None = None
+        self._due: float | None = None if kill.steps else kill.share * pace.start_s
+
+    def has_come(self, seconds: float) -> bool:
+        """seconds: since the start of the process."""
+        if self._due is None:
+            step = self._newest_step()
+            # A run that is resumed first forgets what was logged beyond its checkpoint.
+            self._first = step if self._first is None else min(self._first, step)
+            if step < self._first + self._kill.steps:
+                return False
+            self._due = seconds + self._kill.share * self._pace.step_s
+        return seconds >= self._due
+
+    def _newest_step(self) -> int:
+        with suppress(OSError, ValueError, IndexError):
+            return int(json.loads(self._metrics.read_bytes().splitlines()[-1])["step"])
+        return 0
 
 
 def kill_all(mark: str) -> None:

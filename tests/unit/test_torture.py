@@ -14,8 +14,8 @@ from mindgspo.checkpoint import Keep, save_checkpoint
 from mindgspo.metrics import write_summary
 from mindgspo.tensor_files import write_safetensors
 from mindgspo.torture.judge import after_kill, at_the_end
-from mindgspo.torture.kills import REQUIRED, planned_kills
-from mindgspo.torture.life import Life
+from mindgspo.torture.kills import REQUIRED, Kill, planned_kills
+from mindgspo.torture.life import Life, Pace, _Moment
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -29,7 +29,7 @@ def test_each_part_of_a_step_is_hit_three_times_in_twenty(seed: int) -> None:
         if kill.fault is not None:
             assert [fault.what for fault in faults.faults_of(kill.fault)] == ["kill"]
         else:
-            assert 0 < kill.share <= 1 and kill.is_whole
+            assert 0 <= kill.share < 1 and kill.steps in (0, 1, 2)
     assert planned_kills(20, seed, workers=1) == kills != planned_kills(20, seed + 1, workers=1)
 
 
@@ -39,7 +39,7 @@ def test_any_number_of_kills_on_several_ranks(number: int) -> None:
     assert len(kills) == number
     for fault in (faults.faults_of(kill.fault)[0] for kill in kills if kill.fault is not None):
         assert fault.rank in range(4)
-        assert fault.rank == 0 or fault.point not in ("save.inside", "save.rename", "finish.inside")
+        assert fault.rank == 0 or fault.point not in ("save.inside", "save.rename", "save.remove")
 
 
 def life(*seen: int, resumed_at: int | None = None) -> Life:
@@ -48,7 +48,6 @@ def life(*seen: int, resumed_at: int | None = None) -> Life:
         exit_code=-9,
         seconds=1.0,
         was_hit=True,
-        first_save_s=None,
         seen=frozenset(seen),
         is_left=False,
         text=text,
@@ -132,3 +131,29 @@ def test_the_end_must_be_bit_equal(tmp_path: Path, reference: Path) -> None:
         "the last checkpoints are step_00000002 and step_00000004" in text for text in at_the_end(shorter, reference)
     )
     assert any(text.startswith("summary.json") for text in at_the_end(shorter, reference))
+
+
+def test_a_kill_from_outside_waits_for_steps_of_this_life(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    pace = Pace(start_s=20.0, step_s=2.0)
+    early = _Moment(Kill(kind="any time", share=0.5), pace, metrics)
+    assert [early.has_come(seconds) for seconds in (0.0, 9.9, 10.0)] == [False, False, True]
+
+    def write(*steps: int) -> None:
+        metrics.write_text("".join(json.dumps({"step": step}) + "\n" for step in steps))
+
+    late = _Moment(Kill(kind="any time", share=0.5, steps=2), pace, metrics)
+    write(1, 2, 3)
+    assert not late.has_come(5.0)
+    write(1, 2)  # resumed at step 2
+    assert not late.has_come(15.0)
+    write(1, 2, 3)
+    assert not late.has_come(17.0)
+    write(1, 2, 3, 4)
+    assert [late.has_come(seconds) for seconds in (19.0, 19.9, 20.0)] == [False, False, True]
+
+
+def test_the_pace_of_a_run(tmp_path: Path) -> None:
+    lines = [{"step": 0, "timing_s/testing": 9.0}, *({"step": step, "timing_s/step": 2.0} for step in (1, 2, 3))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert Pace.of(tmp_path, 30.0) == Pace(start_s=24.0, step_s=2.0)
