@@ -90,8 +90,8 @@ def prompts_to_draw(parts: TrainingParts, *, missing: int, drawn: Sequence[Judge
     if section.prompts_per_draw is not None:
         return section.prompts_per_draw
     share = max(sum(reason(judged) is None for judged in drawn), 1) / len(drawn) if drawn else 1.0
-    replicas = parts.config.plans.infer.data_parallel
-    return min(math.ceil(math.ceil(missing / share) / replicas) * replicas, most)
+    # Not rounded to the replicas' number: what a run draws does not depend on its plan.
+    return min(math.ceil(missing / share), most)
 
 
 def sampling_settings(parts: TrainingParts, step: int, draw: int = 0) -> SamplingSettings:
