@@ -1,7 +1,7 @@
 """The three graphs of one optimizer update: gradient of a micro-batch, norm of the sum, step.
 
 What enters: a policy cell, a loss cell, and the arrays of a `types.Batch` as tensors. What leaves: loss, metrics,
-log-ratios, entropy and the gradient of the log-probs per micro-batch, and changed weights. `update` drives them: it
+log-ratios, entropy, log-probs and their gradient per micro-batch, and changed weights. `update` drives them: it
 looks at loss and norm before the step.
 """
 
@@ -46,8 +46,9 @@ class Objective(nn.Cell):
         num_sequences: Tensor,
         num_tokens: Tensor,
         kl_coef: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Loss, metrics vector, log-ratios, and entropy summed over real tokens; only the loss is differentiated.
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Loss, metrics vector, log-ratios, entropy summed over real tokens, and log-probs [N, K]; only the loss is
+        differentiated.
 
         probe_NK: zeros, added to the log-probs. The gradient with respect to it is d loss / d logp as it flowed.
         """
@@ -65,7 +66,7 @@ class Objective(nn.Cell):
             kl_coef,
         )
         entropy = ops.where(mask_NK, ops.stop_gradient(entropy_NK), 0.0).sum()
-        return loss, metrics, log_ratio, entropy
+        return loss, metrics, log_ratio, entropy, ops.stop_gradient(logp_NK)
 
 
 class GradientAccumulator(nn.Cell):
@@ -99,9 +100,9 @@ class GradientAccumulator(nn.Cell):
         num_sequences: Tensor,
         num_tokens: Tensor,
         kl_coef: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Takes what `Objective` does; returns that and, last, d loss / d logp [N, K], 0 where masked."""
-        (loss, metrics, log_ratio, entropy), (input_gradients, gradients) = self.value_and_grad(
+        (loss, metrics, log_ratio, entropy, logp_NK), (input_gradients, gradients) = self.value_and_grad(
             probe_NK,
             inputs,
             positions_RT,
@@ -120,7 +121,7 @@ class GradientAccumulator(nn.Cell):
         )
         for first, last in self.runs:
             self.add_run(gradients, first, last)
-        return loss, metrics, log_ratio, entropy, input_gradients
+        return loss, metrics, log_ratio, entropy, logp_NK, input_gradients
 
     def add_run(self, gradients: tuple[Tensor, ...], first: int, last: int) -> None:
         """Add the gradients of the weights number `first` to `last` - 1."""

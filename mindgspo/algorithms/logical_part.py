@@ -143,7 +143,7 @@ class LogicalPart(HeldMoments):
         return tuple(Tensor(array) for array in arrays)
 
     def _results(self, rounds: Sequence[np.ndarray], batches: Sequence[Batch], kl_coef: float) -> list[Arrays]:
-        """Loss, metrics, log-ratios, entropy and d loss / d logp of this replica's micro-batches, from their log-probs;
+        """What `OwnPart.update` gives of this replica's micro-batches, from their log-probs;
         [] on a rank that has none to tell."""
         if not self._replicas.speaks:
             return []

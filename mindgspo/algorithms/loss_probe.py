@@ -37,8 +37,8 @@ class LossProbe:
         self._cell = _Differentiated(Objective(_Known(), loss))
 
     def __call__(self, batch: Batch, logp_NK: Float32Array, entropy_NK: Float32Array, kl_coef: float) -> Arrays:
-        """(loss, metrics, log-ratios, entropy, d loss / d logp [N, K]). logp_NK, entropy_NK: at least as large as the
-        batch's arrays."""
+        """(loss, metrics, log-ratios, entropy, log-probs, d loss / d logp [N, K]). logp_NK, entropy_NK: at least as
+        large as the batch's arrays."""
         samples, slots = batch.mask_NK.shape
         probe, _, _, segments, *rest = inputs_of(batch, kl_coef)
         arrays = (probe, logp_NK[:samples, :slots], entropy_NK[:samples, :slots], segments, *rest)
@@ -51,5 +51,5 @@ class _Differentiated(nn.Cell):
         self.value_and_grad = ops.value_and_grad(objective, 0, None, has_aux=True)
 
     def construct(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        (loss, metrics, log_ratio, entropy), gradient_NK = self.value_and_grad(*inputs)
-        return loss, metrics, log_ratio, entropy, gradient_NK
+        (loss, metrics, log_ratio, entropy, logp_NK), gradient_NK = self.value_and_grad(*inputs)
+        return loss, metrics, log_ratio, entropy, logp_NK, gradient_NK

@@ -110,7 +110,8 @@ class OwnPart(HeldMoments):
     ) -> tuple[list[Arrays], float]:
         """Update number `number` (1, 2, ...) from the micro-batches of all replicas.
 
-        Returns (loss, metrics, log-ratios, entropy, d loss / d logp) of every micro-batch, and the gradient norm.
+        Returns (loss, metrics, log-ratios, entropy, log-probs, d loss / d logp) of every micro-batch, and the gradient
+        norm.
         """
         found = self.run(self._replicas.own(batches), kl_coef)
         results = self._replicas.collect(found, num_items=len(batches))

@@ -25,7 +25,7 @@ from mindgspo.config.optimizer_section import OptimizerSection
 from mindgspo.errors import CheckpointError, NonFiniteError
 from mindgspo.parallel.training_layout import TrainingLayout
 from mindgspo.tensor_files import ArraySource, TensorSource
-from mindgspo.types import Batch
+from mindgspo.types import Batch, Float32Array
 
 UPDATES_KEY = "adamw.updates"
 
@@ -36,7 +36,8 @@ class UpdateResult:
 
     loss: over the whole mini-batch. grad_norm: global L2 norm before clipping. entropy: mean per response
     token, in nats; 0 if the policy does not compute it. metrics: the loss cell's table by name, averaged with the
-    global denominators. telemetry: ratios and gradients, by micro-batch.
+    global denominators. telemetry: ratios and gradients, by micro-batch. logp_NK: log-probs of the response tokens
+    before the update, by micro-batch; anything may stand in masked slots.
     """
 
     loss: float
@@ -44,6 +45,7 @@ class UpdateResult:
     entropy: float
     metrics: Mapping[str, float]
     telemetry: tuple[UpdateTelemetry, ...]
+    logp_NK: tuple[Float32Array, ...]
 
 
 class PolicyUpdater:
@@ -141,6 +143,7 @@ class PolicyUpdater:
                 collect(log_ratio=micro.log_ratio, grad_logp_NK=micro.grad_logp_NK, mask_NK=batch.mask_NK)
                 for micro, batch in zip(micros, batches, strict=True)
             ),
+            logp_NK=tuple(micro.logp_NK for micro in micros),
         )
 
     def state(self) -> dict[str, np.ndarray]:
@@ -188,4 +191,5 @@ class _Micro(NamedTuple):
     metrics: np.ndarray
     log_ratio: np.ndarray
     entropy: np.ndarray
+    logp_NK: np.ndarray
     grad_logp_NK: np.ndarray

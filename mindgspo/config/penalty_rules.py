@@ -1,4 +1,4 @@
-"""Rules of `algorithm.kl` and `algorithm.rollout_correction` that join several keys.
+"""Rules of `algorithm.kl`, `old_log_probs` and `rollout_correction` that join several keys.
 
 What enters: a resolved config. What leaves: lines as in `config.validate`, which calls this.
 """
@@ -98,6 +98,27 @@ def _reference_problems(kl: KLSection) -> Iterator[str]:
         yield (
             f"{key}.every: 1 makes the old policy of each step its reference, from which it has no distance: the "
             "penalty in the reward would always be 0; smallest legal: 2"
+        )
+
+
+def old_log_prob_problems(config: ExperimentConfig) -> Iterator[str]:
+    """Violated rules of old log-probs that come from the sampler: they must be those that tokens were drawn with."""
+    if config.algorithm.old_log_probs != "sampler":
+        return
+    key, rollout = "algorithm.old_log_probs", config.rollout
+    cuts = [f"rollout.top_p {rollout.top_p:g}"] if rollout.top_p < 1 else []
+    cuts += [f"rollout.top_k {rollout.top_k}"] if rollout.top_k > 0 else []
+    if cuts:
+        yield (
+            f"{key}: sampler, but {' and '.join(cuts)} cut the distribution that tokens are drawn from, and the "
+            "sampler's log-probs are those before the cut: the ratio would compare with a policy that sampled nothing; "
+            f"set rollout.top_p=1 and rollout.top_k=0, or {key}=recompute"
+        )
+    if config.algorithm.rollout_correction.level != "none":
+        yield (
+            f"{key}: sampler makes the sampler the old policy, so that every weight of algorithm.rollout_correction."
+            f"level {config.algorithm.rollout_correction.level}, exp(old - sampler), is 1; "
+            f"set algorithm.rollout_correction.level=none (the ratio carries the mismatch), or {key}=recompute"
         )
 
 

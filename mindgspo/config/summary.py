@@ -53,6 +53,11 @@ def batch_table(config: ExperimentConfig, num_rows: int | None) -> list[tuple[st
         ("objective", objective(config)),
         ("advantage", advantage(config)),
         *([("reference policy", reference_policy(config))] if config.algorithm.kl.placement != "none" else []),
+        *(
+            [("old log-probs", "the sampler's, without a scoring pass")]
+            if config.algorithm.old_log_probs == "sampler"
+            else []
+        ),
         *([("rollout correction", correction(config))] if config.algorithm.rollout_correction.level != "none" else []),
         ("plans", _plans_text(config)),
     ]

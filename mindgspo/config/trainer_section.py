@@ -57,6 +57,10 @@ class TrainerSection(Section):
     max_ratio_error: float = Field(default=1e-5, gt=0)
     """The run stops when |s - 1| exceeds this on the first mini-batch after a rollout, where the ratio s must
     be 1. 1e-5 suits float32; bfloat16 needs about 2e-3."""
+    max_rollout_mismatch: float = Field(default=0.1, gt=0)
+    """Only with algorithm.old_log_probs=sampler, where that ratio tells nothing: the run stops when sampler and trainer
+    differ by more than this in the log-probs of the first mini-batch, in nats, mean of the absolute difference per
+    token. float32: about 1e-6; bfloat16: 0.01 to 0.02."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """What an update does whose loss or gradient is not finite. Its batch is saved in run_dir/failures either way, and
     no weight, moment or update number changes. stop: the run ends, and can be resumed. skip: the run goes on with the

@@ -23,7 +23,7 @@ from mindgspo.config.families import FAMILIES
 from mindgspo.config.filter_rules import filter_problems
 from mindgspo.config.legal import divisors, either, nearest
 from mindgspo.config.model_section import ModelSection
-from mindgspo.config.penalty_rules import correction_problems, kl_problems
+from mindgspo.config.penalty_rules import correction_problems, kl_problems, old_log_prob_problems
 from mindgspo.config.plan import check_infer_plan, check_reference_plan, check_same_world, check_train_plan
 from mindgspo.config.reward_rules import reward_file_problems, reward_problems
 from mindgspo.config.schema import ExperimentConfig, PlansSection
@@ -44,6 +44,7 @@ def joined_problems(config: ExperimentConfig) -> list[str]:
         *eval_problems(config),
         *loss_problems(config),
         *kl_problems(config),
+        *old_log_prob_problems(config),
         *correction_problems(config),
         *advantage_problems(config),
         *filter_problems(config),

@@ -39,7 +39,7 @@ def reserve(work: RankWork) -> int:
     """Runtime, and buffers of the rank's groups of more than one: all ranks, and those that share an axis of a plan."""
     sizes = {"world": work.plan.world_size}
     plans = {"train": work.plan, "infer": work.config.plans.infer}
-    if len(work.scoring) > 1 and work.config.plans.reference is not None:
+    if work.config.algorithm.kl.placement != "none" and work.config.plans.reference is not None:
         plans["reference"] = work.config.plans.reference
     for name, plan in plans.items():
         for axis in ("data_parallel", "expert_parallel", "model_parallel", "pipeline_stage"):
@@ -122,12 +122,13 @@ def _head(work: RankWork, width: RankWidths, *, is_update: bool) -> int:
 
 def _score(work: RankWork) -> Parts:
     """The old policy's graph or the reference's, whichever needs more of each."""
-    plans = (work.plan, work.config.plans.scoring)[: len(work.scoring)]
-    weights = [max(_cast(work, weight_sizes(work.config.model, plan, work.rank))) for plan in plans]
+    if not work.scoring:
+        return {}
+    weights = [max(_cast(work, weight_sizes(work.config.model, plan, work.rank))) for plan, _ in work.scoring]
     return {
         Part.COMPUTE_WEIGHTS: _compute_type(work, max(weights)),
-        Part.ACTIVATIONS: max(_forward(work, width, work.tokens) for width in work.scoring),
-        Part.LOGITS: max(_head(work, width, is_update=False) for width in work.scoring),
+        Part.ACTIVATIONS: max(_forward(work, width, work.tokens) for _, width in work.scoring),
+        Part.LOGITS: max(_head(work, width, is_update=False) for _, width in work.scoring),
     }
 
 

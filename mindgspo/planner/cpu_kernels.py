@@ -25,7 +25,7 @@ def forward_kernels(work: RankWork) -> int:
     return int(
         sum(
             _ENTRY_BYTES * _forward_entries(width, work.tokens, width.layers) + _FORWARD_SCRATCH * width.layers
-            for width in work.scoring
+            for _, width in work.scoring
         )
     )
 
@@ -83,8 +83,10 @@ def compiled_bytes(work: RankWork, phase: Phase) -> GraphBytes:
     if phase is Phase.ROLLOUT:
         lasting, passing = 2 + 5.5 * layers, 63 + 5.9 * layers
     elif phase is Phase.SCORE:
-        lasting = sum(2 + 3.8 * width.layers for width in work.scoring)
-        passing = 65 + 5.0 * max(width.layers for width in work.scoring)
+        if not work.scoring:
+            return GraphBytes(0, 0)
+        lasting = sum(2 + 3.8 * width.layers for _, width in work.scoring)
+        passing = 65 + 5.0 * max(width.layers for _, width in work.scoring)
     else:
         # The optimizer's step is a loop over all weights, whose compilation needs more than their number would say.
         again = {"none": 0, "selective": 7.8, "full": 8.9}[work.plan.recompute]

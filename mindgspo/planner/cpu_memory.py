@@ -53,7 +53,7 @@ def temporary(work: RankWork, phase: Phase) -> Parts:
     peaks = {Phase.ROLLOUT: _rollout_peaks, Phase.SCORE: _score_peaks, Phase.UPDATE: _update_peaks}
     if phase not in peaks:
         return {}
-    peak = max(peaks[phase](work), key=lambda peak: peak.total)
+    peak = max(peaks[phase](work), key=lambda peak: peak.total, default=_Peak())
     is_recomputed = phase is Phase.UPDATE and work.plan.recompute != "none"
     bytes_each = FLOAT * (_HOLES_OF_RECOMPUTE if is_recomputed else _HOLES)
     return {
@@ -170,7 +170,7 @@ def _chunk(work: RankWork, width: RankWidths, *, entropy: bool) -> int:
 
 def _score_peaks(work: RankWork) -> list[_Peak]:
     peaks = []
-    for width in work.scoring:
+    for _, width in work.scoring:
         peaks += _forward_peaks(width, work.tokens, work.scores_of(width))
         if width.is_last:
             activations = work.scored_tokens * width.hidden

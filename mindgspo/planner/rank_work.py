@@ -169,9 +169,12 @@ class RankWork:
         return self.rows * width.heads * self.row_length**2
 
     @property
-    def scoring(self) -> tuple[RankWidths, ...]:
-        """The policies that score: the trained one, and the reference if there is one."""
-        return (self.train,) if self.config.algorithm.kl.placement == "none" else (self.train, self.reference)
+    def scoring(self) -> tuple[tuple[ParallelPlan, RankWidths], ...]:
+        """Plan and widths of the policies that score: the trained one, unless the sampler's log-probs stand for its,
+        and the reference if there is one."""
+        algorithm, plans = self.config.algorithm, self.config.plans
+        trained = () if algorithm.old_log_probs == "sampler" else ((plans.train, self.train),)
+        return trained if algorithm.kl.placement == "none" else (*trained, (plans.scoring, self.reference))
 
     @property
     def has_entropy(self) -> bool:

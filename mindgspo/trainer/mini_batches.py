@@ -46,21 +46,28 @@ def _sample(number: int, prompt: Prompt, response: Response) -> TrainingSample:
 
 
 def with_log_probs(parts: TrainingParts, mini_batches: MiniBatches) -> tuple[MiniBatches, dict[str, float]]:
-    """The same batches with log-probs under the present weights (the old policy of all updates to come) and, where a
-    KL term needs them, under the reference policy; and what there is to say about both, if there is a token."""
+    """The same batches with log-probs under the old policy of all updates to come (the present weights, or as the
+    sampler found them) and, where a KL term needs them, under the reference policy; and what there is to say about
+    both, if there is a token."""
     if not mini_batches:
         return [], {}
-    flat = flattened(mini_batches)
-    old = parts.old_policy.score(flat)
-    scored = [replace(batch, old_logp_NK=tokens.logp_NK) for batch, tokens in zip(flat, old, strict=True)]
-    metrics: dict[str, float] = {}
+    scored, metrics = _with_old_log_probs(parts, mini_batches)
     if parts.reference is not None:
-        metrics = reference_metrics(parts.reference, parts.weight_version)
+        metrics |= reference_metrics(parts.reference, parts.weight_version)
         reference = parts.reference.scorer.score(scored)
         scored = [replace(batch, ref_logp_NK=tokens.logp_NK) for batch, tokens in zip(scored, reference, strict=True)]
+    return _regrouped(scored, mini_batches), metrics
+
+
+def _with_old_log_probs(parts: TrainingParts, mini_batches: MiniBatches) -> tuple[list[Batch], dict[str, float]]:
+    flat = flattened(mini_batches)
+    if parts.config.algorithm.old_log_probs == "sampler":
+        return [replace(batch, old_logp_NK=batch.rollout_logp_NK) for batch in flat], {}
+    old = parts.old_policy.score(flat)
     entropy = sum(float(tokens.entropy_NK.sum(dtype=np.float64)) for tokens in old)
     num_tokens = sum(batches[0].num_tokens for batches in mini_batches)
-    return _regrouped(scored, mini_batches), {**metrics, "actor/entropy": entropy / num_tokens}
+    scored = [replace(batch, old_logp_NK=tokens.logp_NK) for batch, tokens in zip(flat, old, strict=True)]
+    return scored, {"actor/entropy": entropy / num_tokens}
 
 
 def reference_metrics(reference: ReferencePolicy, weight_version: int) -> dict[str, float]:

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mindgspo.algorithms.mismatch import mismatch_metrics
 from mindgspo.algorithms.update import UpdateResult
 from mindgspo.errors import TrainingError
 from mindgspo.trainer.parts import TrainingParts
-from mindgspo.types import ScoredGroup
+from mindgspo.types import Batch, ScoredGroup
 
 
 def refuse_unjudged(groups: Sequence[ScoredGroup], step: int) -> None:
@@ -28,8 +29,17 @@ def refuse_unjudged(groups: Sequence[ScoredGroup], step: int) -> None:
         )
 
 
-def check_first_ratio(parts: TrainingParts, result: UpdateResult, step: int) -> None:
-    """Before the first update after a rollout old and new policy are one: every importance ratio must be 1."""
+def check_first_update(parts: TrainingParts, batches: Sequence[Batch], result: UpdateResult, step: int) -> None:
+    """Before the first update after a rollout the policy is the old one: its log-probs must be the old ones, as far as
+    rounding, or sampler and trainer, allow. batches: of that update. Raises TrainingError."""
+    if parts.config.algorithm.old_log_probs == "sampler":
+        _check_mismatch(parts, batches, result, step)
+    else:
+        _check_ratio(parts, result, step)
+
+
+def _check_ratio(parts: TrainingParts, result: UpdateResult, step: int) -> None:
+    """Every importance ratio must be 1."""
     error, limit = result.metrics["ratio_error_max"], parts.config.trainer.max_ratio_error
     if not np.isfinite(error) or error > limit:
         raise TrainingError(
@@ -38,3 +48,24 @@ def check_first_ratio(parts: TrainingParts, result: UpdateResult, step: int) -> 
             f"look at temperature (rollout.temperature = {parts.config.rollout.temperature:g}), padding, positions "
             "and weight versions; in bfloat16 set trainer.max_ratio_error to about 2e-3"
         )
+
+
+def _check_mismatch(parts: TrainingParts, batches: Sequence[Batch], result: UpdateResult, step: int) -> None:
+    found = first_mismatch(batches, result)
+    error, limit = found["training/rollout_logprob_diff_mean"], parts.config.trainer.max_rollout_mismatch
+    if not np.isfinite(error) or error > limit:
+        raise TrainingError(
+            f"step {step}: on the first mini-batch the log-probs of sampler and trainer differ by {error:.3g} nat per "
+            f"token, allowed is trainer.max_rollout_mismatch = {limit:g}; at most by "
+            f"{found['training/rollout_logprob_diff_max']:.3g}. algorithm.old_log_probs=sampler takes the sampler's "
+            "for those of the old policy, and these are not: look at temperature "
+            f"(rollout.temperature = {parts.config.rollout.temperature:g}), positions and weight versions, or set "
+            "algorithm.old_log_probs=recompute"
+        )
+
+
+def first_mismatch(batches: Sequence[Batch], result: UpdateResult) -> dict[str, float]:
+    """How far the sampler's log-probs lie from those that the first update of a rollout found."""
+    sampler = np.concatenate([batch.rollout_logp_NK[batch.mask_NK] for batch in batches])
+    trainer = np.concatenate([logp_NK[batch.mask_NK] for batch, logp_NK in zip(batches, result.logp_NK, strict=True)])
+    return mismatch_metrics(sampler, trainer)

@@ -23,7 +23,7 @@ from mindgspo.trainer.collect import collect
 from mindgspo.trainer.guarded_update import guarded_update, reported
 from mindgspo.trainer.mini_batches import MiniBatches, flattened, mini_batches_of, with_advantages, with_log_probs
 from mindgspo.trainer.parts import TrainingParts
-from mindgspo.trainer.self_checks import check_first_ratio, refuse_unjudged
+from mindgspo.trainer.self_checks import check_first_update, refuse_unjudged
 from mindgspo.trainer.step_metrics import step_metrics
 from mindgspo.types import StepResult
 
@@ -71,7 +71,7 @@ def update(parts: TrainingParts, mini_batches: MiniBatches, step: int) -> list[U
         lr = step_learning_rate(parts, parts.updates_tried)
         result = guarded_update(parts, batches, name=name, lr=lr, kl_coef=kl_coef)
         if result is not None and all(earlier is None for earlier in results):
-            check_first_ratio(parts, result, step)
+            check_first_update(parts, batches, result, step)
         results.append(result)
     faults.reach("update.after")
     return results

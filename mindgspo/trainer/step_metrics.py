@@ -22,7 +22,8 @@ from mindgspo.trainer.collect import StepSamples, sampling_metrics
 from mindgspo.trainer.mini_batches import MiniBatches, flattened
 from mindgspo.trainer.parts import TrainingParts
 from mindgspo.trainer.selection import KEPT, SHORT, SURPLUS, Selection
-from mindgspo.types import Batch, Group
+from mindgspo.trainer.self_checks import first_mismatch
+from mindgspo.types import Group
 
 
 def step_metrics(
@@ -56,8 +57,7 @@ def step_metrics(
         "training/epoch": parts.stream.epochs,
         "training/updates": parts.updater.updates,
     }
-    if batches:
-        metrics |= step_mismatch(batches)
+    metrics |= step_mismatch(mini_batches, results, algorithm)
     if batches and algorithm.rollout_correction.level != "none":
         correction = step_correction_metrics(algorithm.rollout_correction, batches)
         metrics |= {f"rollout_corr/{name}": value for name, value in correction.items()}
@@ -120,8 +120,21 @@ def rollout_metrics(counters: RolloutCounters) -> dict[str, float]:
     }
 
 
-def step_mismatch(batches: Sequence[Batch]) -> dict[str, float]:
-    """How far the sampler's log-probs lie from the trainer's, over all response tokens of the step."""
+def step_mismatch(
+    mini_batches: MiniBatches, results: Sequence[UpdateResult | None], algorithm: AlgorithmSection
+) -> dict[str, float]:
+    """How far the sampler's log-probs lie from the trainer's, over all response tokens of the step; where nothing was
+    scored, over those of the first update, which finds the policy as it sampled."""
+    if algorithm.old_log_probs == "sampler":
+        applied = [index for index, result in enumerate(results) if result is not None]
+        if not applied:
+            return {}
+        first = results[applied[0]]
+        assert first is not None
+        return first_mismatch(mini_batches[applied[0] % len(mini_batches)], first)
+    batches = flattened(mini_batches)
+    if not batches:
+        return {}
     sampler = np.concatenate([batch.rollout_logp_NK[batch.mask_NK] for batch in batches])
     trainer = np.concatenate([batch.old_logp_NK[batch.mask_NK] for batch in batches])
     return mismatch_metrics(sampler, trainer)
@@ -138,7 +151,10 @@ def update_metrics(results: Sequence[UpdateResult], algorithm: AlgorithmSection)
         return metrics
     metrics["actor/loss"] = float(np.mean([result.loss for result in results]))
     metrics["actor/grad_norm"] = float(np.mean([result.grad_norm for result in results]))
-    metrics["actor/first_ratio_error_max"] = results[0].metrics["ratio_error_max"]
+    if algorithm.old_log_probs == "recompute":
+        metrics["actor/first_ratio_error_max"] = results[0].metrics["ratio_error_max"]
+    elif algorithm.entropy_coef > 0:
+        metrics["actor/entropy"] = float(np.mean([result.entropy for result in results]))
     absent = set(_absent(algorithm))
     for name in results[0].metrics.keys() - absent:
         values = [result.metrics[name] for result in results]

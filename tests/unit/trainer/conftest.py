@@ -79,11 +79,17 @@ class FakeReference:
 
 class FakeUpdater:
     """Remembers batches, learning rates and KL coefficients. Update number n reports the ratio error
-    `ratio_errors[n]`, or 0, and the mean KL `kls[n]`, or 0. The calls numbered `nonfinite` (from 1) are refused."""
+    `ratio_errors[n]`, or 0, and the mean KL `kls[n]`, or 0. The calls numbered `nonfinite` (from 1) are refused.
+    All tokens have the log-prob `logp`."""
 
     def __init__(
-        self, ratio_errors: Sequence[float] = (), kls: Sequence[float] = (), nonfinite: Sequence[int] = ()
+        self,
+        ratio_errors: Sequence[float] = (),
+        kls: Sequence[float] = (),
+        nonfinite: Sequence[int] = (),
+        logp: float = -1.25,
     ) -> None:
+        self._logp = logp
         self.updates = self.calls = 0
         self._nonfinite = nonfinite
         self.batches: list[Sequence[Batch]] = []
@@ -113,7 +119,8 @@ class FakeUpdater:
             "log_ratio_min": -error,
             "ratio_error_max": error,
         }
-        return UpdateResult(loss=0.75, grad_norm=2.0, entropy=0.0, metrics=metrics, telemetry=())
+        logp = tuple(np.where(batch.mask_NK, np.float32(self._logp), np.float32(np.nan)) for batch in batches)
+        return UpdateResult(loss=0.75, grad_norm=2.0, entropy=0.25, metrics=metrics, telemetry=(), logp_NK=logp)
 
 
 class AbstainingScorer:

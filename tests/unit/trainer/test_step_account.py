@@ -68,7 +68,7 @@ def test_mismatch_looks_at_real_tokens_only() -> None:
     (batch,) = lay_out([sample], samples_per_micro_batch=2, length_multiple=4, pad_id=0)
     batch.old_logp_NK[...] = 77.0  # padded slots must not count
     batch.old_logp_NK[0, :2] = np.log([0.25, 0.25])
-    metrics = step_mismatch([batch])
+    metrics = step_mismatch([[batch]], [], AlgorithmSection())
     assert metrics["training/rollout_logprob_diff_max"] == pytest.approx(math.log(2), rel=1e-6)
     assert metrics["training/rollout_logprob_diff_mean"] == pytest.approx(math.log(2) / 2, rel=1e-6)
     assert metrics["training/rollout_probs_diff_max"] == pytest.approx(0.25, rel=1e-6)
@@ -83,7 +83,9 @@ def result(loss: float, norm: float, high: float, **metrics: float) -> UpdateRes
         mask_NK=np.ones((1, 2), bool),
     )
     extremes = {"log_ratio_max": high, "log_ratio_min": -high, "ratio_error_max": high}
-    return UpdateResult(loss=loss, grad_norm=norm, entropy=0.0, metrics={**metrics, **extremes}, telemetry=(telemetry,))
+    return UpdateResult(
+        loss=loss, grad_norm=norm, entropy=0.0, metrics={**metrics, **extremes}, telemetry=(telemetry,), logp_NK=()
+    )
 
 
 def test_updates_are_averaged_and_extremes_kept() -> None:

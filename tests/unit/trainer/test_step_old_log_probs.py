@@ -1,0 +1,100 @@
+"""Old log-probs from the sampler: no scoring pass, the ratio carries the mismatch, and a mismatch too large stops.
+
+The script samples every token with log-prob -1; the updater finds -1.05 in its first pass.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from mindgspo.errors import ConfigError, TrainingError
+from mindgspo.metrics import unknown_names
+from mindgspo.trainer.step import run_step
+
+SAMPLER = "algorithm.old_log_probs=sampler"
+
+
+class NeverAsked:
+    def score(self, batches):
+        raise AssertionError("the old policy is not scored")
+
+
+@pytest.fixture
+def make(make_parts, answer, fakes):
+    def with_updater(*overrides: str, logp: float = -1.05, **changed: object):
+        return make_parts(
+            lambda prompt, sample: answer(prompt.answer if sample == 0 else "999"),
+            SAMPLER,
+            *overrides,
+            old_policy=NeverAsked(),
+            **{"updater": fakes.updater(ratio_errors=[0.5], logp=logp), **changed},
+        )
+
+    return with_updater
+
+
+def test_the_samplers_log_probs_are_the_old_ones_and_nothing_is_scored(make) -> None:
+    parts = make()
+    metrics = run_step(parts, 1).metrics
+    for batch in (batch for batches in parts.updater.batches for batch in batches):
+        np.testing.assert_array_equal(batch.old_logp_NK, np.where(batch.mask_NK, np.float32(-1), 0))
+        assert (batch.correction_NK == 1).all()
+    assert unknown_names(metrics) == []
+    gone = {"actor/entropy", "actor/first_ratio_error_max"}
+    assert not metrics.keys() & gone, "neither is known; the ratio of the first update is the mismatch"
+
+
+def test_the_mismatch_is_that_of_the_first_update(make) -> None:
+    metrics = run_step(make(), 1).metrics
+    assert metrics["training/rollout_logprob_diff_mean"] == pytest.approx(0.05, rel=1e-5)
+    assert metrics["training/rollout_logprob_diff_max"] == pytest.approx(0.05, rel=1e-5)
+    assert metrics["rollout_corr/kl"] == pytest.approx(0.05, rel=1e-5)
+    assert metrics["rollout_corr/k3_kl"] == pytest.approx(math.exp(-0.05) - 1 + 0.05, rel=1e-4)
+    assert metrics["training/rollout_probs_diff_max"] == pytest.approx(math.exp(-1) - math.exp(-1.05), rel=1e-5)
+
+
+def test_a_mismatch_beyond_its_limit_stops_the_run(make) -> None:
+    with pytest.raises(TrainingError, match=r"step 3: .* differ by 0.5 nat .* trainer.max_rollout_mismatch = 0.1; .*"):
+        run_step(make(logp=-1.5), 3)
+    assert run_step(make("trainer.max_rollout_mismatch=0.6", logp=-1.5), 3).metrics["actor/updates"] == 2
+
+
+def test_a_log_prob_that_is_not_finite_stops_the_run(make) -> None:
+    with pytest.raises(TrainingError, match="differ by nan"):
+        run_step(make(logp=math.nan), 1)
+
+
+def test_where_the_first_update_was_skipped_the_second_one_tells(make, fakes) -> None:
+    updater = fakes.updater(nonfinite=[1], logp=-1.05)
+    metrics = run_step(make("trainer.on_nonfinite=skip", updater=updater), 1).metrics
+    assert metrics["actor/updates_skipped"] == 1
+    assert metrics["training/rollout_logprob_diff_mean"] == pytest.approx(0.05, rel=1e-5)
+
+
+def test_the_entropy_is_the_updates_where_they_have_one(make) -> None:
+    metrics = run_step(make("algorithm.entropy_coef=0.01"), 1).metrics
+    assert metrics["actor/entropy"] == 0.25
+
+
+def test_the_reference_is_still_scored(make, fakes) -> None:
+    parts = make("algorithm.kl.placement=reward", reference=fakes.reference(lambda ids: -0.03 * ids))
+    metrics = run_step(parts, 1).metrics
+    assert "critic/kl" in metrics and parts.updater.batches[0][0].ref_logp_NK.any()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("rollout.top_p=0.9",), "rollout.top_p 0.9 cut the distribution"),
+        (("rollout.top_k=20", "rollout.top_p=0.9"), "rollout.top_p 0.9 and rollout.top_k 20 cut"),
+        (("algorithm.rollout_correction.level=token",), "level token, exp(old - sampler), is 1"),
+    ],
+)
+def test_what_it_does_not_go_with(overrides: tuple[str, ...], said: str, load) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(SAMPLER, *overrides)
+    assert "algorithm.old_log_probs: sampler" in str(caught.value) and said in str(caught.value)
+    load(*overrides)
