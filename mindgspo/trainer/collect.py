@@ -10,7 +10,6 @@ out, so what is trained is not what was drawn: `sampling_metrics` says by how mu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -89,9 +88,9 @@ def prompts_to_draw(parts: TrainingParts, *, missing: int, drawn: Sequence[Judge
         return 0
     if section.prompts_per_draw is not None:
         return section.prompts_per_draw
-    share = max(sum(reason(judged) is None for judged in drawn), 1) / len(drawn) if drawn else 1.0
+    num_useful = max(sum(reason(judged) is None for judged in drawn), 1)
     # Not rounded to the replicas' number: what a run draws does not depend on its plan.
-    return min(math.ceil(missing / share), most)
+    return min(-(-missing * max(len(drawn), 1) // num_useful), most)
 
 
 def sampling_settings(parts: TrainingParts, step: int, draw: int = 0) -> SamplingSettings:
