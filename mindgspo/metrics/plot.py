@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from mindgspo.metrics.files import PLOT_FILE, replace_file
 from mindgspo.metrics.names import CLIP_BAND
+from mindgspo.metrics.plot_accuracy import draw_accuracy
 from mindgspo.metrics.plot_style import (
     LIGHT,
     Theme,
@@ -24,7 +25,7 @@ from mindgspo.metrics.plot_style import (
     step_limits,
     style,
 )
-from mindgspo.metrics.recorded import Series, accuracies
+from mindgspo.metrics.recorded import Series
 from mindgspo.metrics.run_folder import RunRecord, read_run
 from mindgspo.metrics.run_settings import run_settings
 
@@ -46,7 +47,7 @@ def draw(run: RunRecord, theme: Theme) -> bytes:
     for axes in (reward, accuracy, clip, length):
         style(axes, theme)
     _draw_reward(reward, run.series("critic/score/mean"), theme)
-    _draw_accuracy(accuracy, run, theme)
+    draw_accuracy(accuracy, run, theme)
     _draw_clip_fraction(clip, run, theme)
     _draw_length(length, run, theme)
     limits = step_limits(run)
@@ -63,55 +64,6 @@ def _draw_reward(axes: Axes, series: Series, theme: Theme) -> None:
         return not_recorded(axes, theme)
     draw_smoothed(axes, series, theme.series[0])
     label_y(axes, theme, "reward")
-
-
-def _draw_accuracy(axes: Axes, run: RunRecord, theme: Theme) -> None:
-    entitle(axes, theme, "Held-out accuracy", "greedy answers, before, during and after training")
-    found = accuracies(run)
-    if not found:
-        return not_recorded(axes, theme)
-    for index, (source, series) in enumerate(found.items()):
-        colour = theme.series[(index + 2) % len(theme.series)]
-        axes.plot(
-            series.steps,
-            series.values,
-            "o-",
-            color=colour,
-            linewidth=1.6,
-            markersize=7,
-            markeredgecolor=theme.surface,
-            markeredgewidth=1.5,
-            label=_literal(source),
-        )
-        _label_first_and_last(axes, series, theme)
-    axes.set_ylim(0, 1.1)
-    axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"])
-    label_y(axes, theme, "problems solved")
-    if len(found) > 1:
-        axes.legend(frameon=False, fontsize=9, labelcolor=theme.ink, loc="lower right")
-
-
-def _literal(text: str) -> str:
-    """Names come from data files: without this, "$" would start matplotlib's formula parser."""
-    return text[:40].replace("$", r"\$")
-
-
-def _label_first_and_last(axes: Axes, series: Series, theme: Theme) -> None:
-    """Write the values beside the two ends, on the side of the point where the line does not run."""
-    last = len(series.values) - 1
-    for index, neighbour in {0: min(1, last), last: max(0, last - 1)}.items():
-        is_above = series.values[index] >= series.values[neighbour]
-        is_left = index == 0 and last > 0
-        axes.annotate(
-            f"{series.values[index]:.1%}",
-            xy=(series.steps[index], series.values[index]),
-            xytext=(-4 if is_left else 4, 9 if is_above else -17),
-            textcoords="offset points",
-            ha="left" if is_left else "right",
-            color=theme.ink,
-            fontsize=9,
-            fontweight="bold",
-        )
 
 
 def _draw_clip_fraction(axes: Axes, run: RunRecord, theme: Theme) -> None:

@@ -14,13 +14,16 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from mindgspo.metrics.best_evaluation import best_evaluation
 from mindgspo.metrics.diagnosis import accuracy_span, diagnose
 from mindgspo.metrics.files import REPORT_FILE, replace_file
 from mindgspo.metrics.glossary.chinese import TEXTS, TITLES
 from mindgspo.metrics.names import METRICS, SECTIONS, MetricInfo, glossary_name
 from mindgspo.metrics.plot import draw
+from mindgspo.metrics.plot_accuracy import draw_sampled
 from mindgspo.metrics.plot_policy import draw_policy
 from mindgspo.metrics.plot_style import DARK, LIGHT
+from mindgspo.metrics.report_validation import held_out_table
 from mindgspo.metrics.run_folder import RunRecord, read_run
 
 LAST_STEPS = 8
@@ -97,6 +100,7 @@ def render(run: RunRecord) -> str:
             for samples in (run.first_samples, run.last_samples)
             if samples
         ],
+        held_out=held_out_table(run),
         glossary=SECTIONS,
         chinese=chinese,
         chinese_titles=TITLES,
@@ -104,17 +108,22 @@ def render(run: RunRecord) -> str:
 
 
 def pictures(run: RunRecord) -> list[Picture]:
-    """The curves, and how the policy was updated where the run recorded that."""
+    """The curves, the figures of sampled answers, and how the policy was updated where the run recorded that."""
     curves = Picture(
         "Reward, held-out accuracy, clip fraction and response length against the training step",
         _base64(draw(run, LIGHT)),
         _base64(draw(run, DARK)),
     )
+    light, dark = draw_sampled(run, LIGHT), draw_sampled(run, DARK)
+    sampled = []
+    if light is not None and dark is not None:
+        description = "Greedy accuracy, mean, majority and pass of the samples against the training step, set by set"
+        sampled = [Picture(description, _base64(light), _base64(dark))]
     light, dark = draw_policy(run, LIGHT), draw_policy(run, DARK)
     if light is None or dark is None:
-        return [curves]
+        return [curves, *sampled]
     description = "Clip fraction by sign, log ratio and its histogram over the steps, gradient by response length"
-    return [curves, Picture(description, _base64(light), _base64(dark))]
+    return [curves, *sampled, Picture(description, _base64(light), _base64(dark))]
 
 
 def headlines(run: RunRecord) -> list[Headline]:
@@ -125,6 +134,10 @@ def headlines(run: RunRecord) -> list[Headline]:
     if before is not None and after is not None:
         change = f"{(after - before) * 100:+.1f} points"
         tiles.append(Headline("Held-out accuracy", f"{before:.1%} \u2192 {after:.1%}", change))
+    best = best_evaluation(run)
+    if best is not None and not best.is_only:
+        value = f"{best.value:.1%}" if "/acc/" in best.metric else f"{best.value:.4g}"
+        tiles.append(Headline("Best evaluation", value, f"step {best.step}"))
     if reward := run.series("critic/score/mean"):
         span = f"{reward.values[0]:.3f} \u2192 {reward.values[-1]:.3f}"
         tiles.append(Headline("Mean reward", span, "first and last step"))

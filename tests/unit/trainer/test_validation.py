@@ -1,0 +1,170 @@
+"""An evaluation during training: several sets, the change since the first, answers and verdict in the log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from mindgspo.errors import ConfigError
+from mindgspo.metrics import RunLog, unknown_names
+from mindgspo.metrics.evaluation_statistics import change_estimate
+from mindgspo.trainer.baseline import Baseline
+from mindgspo.trainer.evaluate import evaluate
+from mindgspo.trainer.progress import Best, Progress
+from mindgspo.trainer.validation import check_best_metric, validate
+
+SETS = (
+    "data.eval=null",
+    "data.eval.a={format: arithmetic, split: dev}",
+    "data.eval.b={format: arithmetic, split: test}",
+)
+
+
+@pytest.fixture
+def log(tmp_path: Path):
+    with RunLog(tmp_path, tensorboard=False, progress=False, console=Console(quiet=True)) as opened:
+        yield opened
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_sets_with_one_data_source_in_common_are_kept_apart(make_parts, answer, prompts) -> None:
+    """Set a: prompts 0, 2 (arithmetic) right; set b: 4 (arithmetic) wrong, 5 (gsm8k) right, 7 (gsm8k) wrong."""
+    parts = make_parts(lambda prompt, sample: answer("7" if prompt.index in (4, 7) else prompt.answer), *SETS)
+    sets = {"a": [prompts[0], prompts[2]], "b": [prompts[4], prompts[5], prompts[7]]}
+    evaluation = evaluate(parts, sets, step=0)
+    greedy = {name: value for name, value in evaluation.metrics.items() if name.endswith("acc/mean@1")}
+    assert greedy == pytest.approx(
+        {
+            "val-core/acc/mean@1": 3 / 5,
+            "val-core/a/acc/mean@1": 1,
+            "val-core/b/acc/mean@1": 1 / 3,
+            "val-core/b/arithmetic/acc/mean@1": 0,
+            "val-core/b/openai/gsm8k/acc/mean@1": 1 / 2,
+        }
+    )
+    assert evaluation.solved == (True, True, False, True, False)
+    assert unknown_names(evaluation.metrics) == []
+    low, high = (evaluation.metrics[f"val-core/a/acc/mean@1/{end}"] for end in ("low", "high"))
+    assert 0.3 < low < high == 1, "2 of 2 are not certainly all"
+
+
+def test_samples_of_an_evaluation_depend_on_nothing_but_seed_and_step(make_parts, prompts) -> None:
+    from mindgspo.rollout.random import Purpose
+
+    parts = make_parts(lambda prompt, sample: [sample + 1], "eval.num_samples=2")
+    asked = []
+    generate = parts.engine.generate
+
+    def remembered(prompts, settings, **kept):
+        asked.append(settings)
+        return generate(prompts, settings, **kept)
+
+    parts.engine.generate = remembered
+    evaluate(parts, {"eval": prompts}, step=3)
+    greedy, sampled = asked
+    assert (greedy.temperature, greedy.num_samples) == (0.0, 1)
+    assert (sampled.stream.purpose, sampled.stream.step, sampled.stream.seed) == (Purpose.EVALUATION, 3, 1)
+
+
+def test_what_an_evaluation_leaves_in_the_log(make_parts, answer, prompts, log: RunLog, tmp_path: Path) -> None:
+    """At step 0 only prompt 0 is right, at step 4 all but prompt 0."""
+    right = {0}
+    parts = make_parts(
+        lambda prompt, sample: answer(prompt.answer if prompt.index in right else "7"),
+        "eval.logged_problems=2",
+        "eval.num_samples=2",
+    )
+    progress = Progress()
+    validate(parts, log, progress)
+    assert (progress.accuracy_before, progress.best) == (1 / 8, Best(step=0, value=1 / 8))
+    right.clear()
+    right.update(range(1, 8))
+    progress.step = 4
+    validate(parts, log, progress)
+    assert (progress.accuracy, progress.best) == (7 / 8, Best(step=4, value=7 / 8))
+
+    first, second = lines(tmp_path / "metrics.jsonl")
+    assert "val-core/acc/change" not in first
+    expected = change_estimate([1] + [0] * 7, [0] + [1] * 7)
+    found = [second[f"val-core/acc/change{end}"] for end in ("", "/low", "/high")]
+    assert found == [expected.value, expected.low, expected.high]
+    told = lines(tmp_path / "validation.jsonl")
+    assert [(line["step"], line["prompt_index"], line["sample"]) for line in told[:6]] == [
+        (0, 0, "greedy"),
+        (0, 1, "greedy"),
+        *[(0, index, sample) for index in (0, 1) for sample in (0, 1)],
+    ]
+    assert [line["verdict"] for line in told if line["sample"] == "greedy"] == ["correct", "wrong", "wrong", "correct"]
+    assert told[0]["set"] == "eval" and told[0]["response"].startswith("#### ") and told[0]["extracted"] == "10"
+
+
+def test_the_best_goes_by_the_metric_of_choice(make_parts, answer, prompts, log: RunLog) -> None:
+    settings = ("eval.num_samples=2", "eval.pass_at_k=[1, 2]", "eval.best_metric=val-core/arithmetic/acc/pass@2")
+    parts = make_parts(lambda prompt, sample: answer(prompt.answer if sample == 1 else "7"), *settings)
+    progress = Progress()
+    validate(parts, log, progress)
+    assert (progress.accuracy, progress.best) == (0, Best(step=0, value=1.0))
+
+
+def test_a_best_metric_of_no_set_is_refused(load, prompts) -> None:
+    config = load("eval.best_metric=val-core/aime/acc/mean@1")
+    with pytest.raises(ConfigError, match="is not measured: data.eval holds arithmetic, openai/gsm8k"):
+        check_best_metric(config, {"eval": prompts})
+    check_best_metric(load("eval.best_metric=val-core/openai/gsm8k/acc/mean@1"), {"eval": prompts})
+    check_best_metric(load(), {"eval": prompts})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["eval.best_metric=accuracy"], "accuracy is no figure of an evaluation; e.g. val-core/acc/mean@1"),
+        (["eval.best_metric=val-core/x/acc/pass@4"], "acc/pass@4 is not measured with eval.num_samples 1"),
+        (
+            ["eval.num_samples=4", "eval.best_metric=val-core/x/acc/maj@2"],
+            r"eval.pass_at_k \[1\]; nearest: val-core/x/acc/maj@4",
+        ),
+        ([*SETS, "eval.best_metric=val-core/c/acc/mean@1"], "there is no set c under data.eval; there are a, b"),
+    ],
+)
+def test_a_best_metric_that_cannot_be_measured_is_refused(load, overrides: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load(*overrides)
+
+
+@pytest.mark.parametrize("number", [1, 8, 13])
+def test_the_baseline_survives_a_stop(number: int) -> None:
+    first, solved = Baseline(), np.arange(number) % 3 == 0
+    assert first.state() == {} and first.change(solved) is None
+    second = Baseline()
+    second.load(json.loads(json.dumps(first.state())), {})
+    after = np.arange(number) % 2 == 0
+    assert second.change(after) == first.change(after) == change_estimate(solved, after)
+
+
+def test_a_checkpoint_from_before_any_evaluation_leaves_no_baseline() -> None:
+    baseline = Baseline()
+    baseline.change([True, False])
+    baseline.load({}, {})
+    assert baseline.change([True, True]) is None
+
+
+def test_after_a_resume_the_log_knows_what_was_before(tmp_path: Path) -> None:
+    def opened() -> RunLog:
+        return RunLog(tmp_path, tensorboard=False, progress=False, console=Console(quiet=True))
+
+    with opened() as log:
+        for step in range(4):
+            log.log_metrics(step, {"a": step / 2})
+        log.log_validation(3, "eval", (), lambda ids: "")
+    with opened() as log:
+        log.truncate_after(2)
+        log.log_metrics(3, {"a": 7.0})
+        series = log.history.series("a")
+        assert (series.steps, series.values) == ((0, 1, 2, 3), (0.0, 0.5, 1.0, 7.0))
