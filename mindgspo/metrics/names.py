@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 
 from mindgspo.metrics.glossary.entry import GlossarySection, MetricInfo
-from mindgspo.metrics.glossary.machine import MISMATCH, PROGRESS, ROLLOUT, WARMUP
+from mindgspo.metrics.glossary.machine import BATCHES, MISMATCH, PROGRESS, ROLLOUT, WARMUP
 from mindgspo.metrics.glossary.policy import CLIP_BAND, CLIPPING, GRADIENT, LOSS, RATIO
 from mindgspo.metrics.glossary.samples import ACCOUNT, EVALUATION, LENGTHS, REWARDS, SAMPLING
 from mindgspo.metrics.log_ratio_bins import NAMES as LOG_RATIO_BINS
@@ -30,6 +30,7 @@ SECTIONS: tuple[GlossarySection, ...] = (
     ACCOUNT,
     SAMPLING,
     ROLLOUT,
+    BATCHES,
     PROGRESS,
     WARMUP,
 )

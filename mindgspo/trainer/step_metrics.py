@@ -15,6 +15,7 @@ from mindgspo.algorithms.rollout_correction import step_correction_metrics
 from mindgspo.algorithms.telemetry import telemetry_metrics
 from mindgspo.algorithms.update import UpdateResult
 from mindgspo.config import AlgorithmSection
+from mindgspo.data.batch_account import batch_metrics
 from mindgspo.metrics import Timers, group_metrics, peak_rss_mb, rss_gb
 from mindgspo.rollout.protocol import RolloutCounters
 from mindgspo.trainer.advantages import Judgement
@@ -54,6 +55,7 @@ def step_metrics(
         **update_metrics([result for result in results if result is not None], algorithm),
         **({"actor/updates_skipped": results.count(None)} if parts.config.trainer.on_nonfinite == "skip" else {}),
         **perf_metrics(groups, parts.timers),
+        **batch_metrics(mini_batches, parts.config.plans.train.data_parallel),
         "training/epoch": parts.stream.epochs,
         "training/updates": parts.updater.updates,
     }

@@ -20,6 +20,7 @@ TITLES: dict[str, str] = {
     "Account of the samples": "样本去向",
     "Dynamic sampling": "动态采样",
     "Rollout engine": "采样引擎",
+    "Batches of the updates": "更新的批次",
     "Progress, time and memory": "进度、时间与内存",
     "Supervised warm-up": "监督预热",
 }
@@ -397,6 +398,26 @@ TEXTS: dict[str, MetricInfo] = {
     "rollout/busy_slot_share": _cn("解码槽位中装有未完成回答的比例", "长时间训练时高于 0.9", "减少 rollout.slots"),
     "rollout/slot_refills": _cn("回答完成后槽位让给排队者的次数", "回答总数减 rollout.slots"),
     # ----- progress
+    "global_seqlen/min": _cn("若各副本按步内顺序取同样多的样本，一次更新中 token 最少的副本的 token 数"),
+    "global_seqlen/max": _cn("同上，token 最多的副本"),
+    "global_seqlen/minmax_diff": _cn("上两项之差：均衡所要消除的差距"),
+    "global_seqlen/balanced_min": _cn("实际分配下一次更新中 token 最少的副本的 token 数", "接近 global_seqlen/mean"),
+    "global_seqlen/balanced_max": _cn(
+        "实际分配下 token 最多的副本；其他副本要等它",
+        "接近 global_seqlen/mean",
+        "设 trainer.balance_batches=true、增加每次更新的样本，或开启 trainer.packing",
+    ),
+    "global_seqlen/mean": _cn("一次更新中每个副本的平均 token 数"),
+    "training/padding_share": _cn(
+        "更新的 token 槽位中填充所占的比例",
+        "开启 trainer.packing 时低于 0.1",
+        "trainer.packing 配合 trainer.max_tokens_per_micro_batch，见 docs/batches_cn.md",
+    ),
+    "training/micro_batches_per_update": _cn(
+        "一次更新中每个副本的前向与反向次数",
+        "少",
+        "内存允许时增大 trainer.max_tokens_per_micro_batch 或 trainer.samples_per_micro_batch",
+    ),
     "training/global_step": _cn("已完成的训练步：一次 rollout 及其全部更新为一步"),
     "training/epoch": _cn("训练题已过几遍", "少数几遍", "题少而遍数多：与留出题目的准确率对照"),
     "training/updates": _cn("开始以来的优化器更新次数"),

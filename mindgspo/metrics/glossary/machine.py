@@ -169,6 +169,40 @@ PROGRESS = GlossarySection(
     },
 )
 
+BATCHES = GlossarySection(
+    title="Batches of the updates",
+    metrics={
+        "global_seqlen/min": MetricInfo(
+            "tokens of the replica with fewest in an update, had each taken as many samples in the order of the step",
+            "tokens",
+        ),
+        "global_seqlen/max": MetricInfo("of the replica with most, likewise", "tokens"),
+        "global_seqlen/minmax_diff": MetricInfo("the difference of the two: what balancing has to even out", "tokens"),
+        "global_seqlen/balanced_min": MetricInfo(
+            "tokens of the replica with fewest in an update, as they are", "tokens", "close to global_seqlen/mean"
+        ),
+        "global_seqlen/balanced_max": MetricInfo(
+            "of the replica with most; the others wait for it",
+            "tokens",
+            "close to global_seqlen/mean",
+            "trainer.balance_batches=true, more samples per update, or trainer.packing",
+        ),
+        "global_seqlen/mean": MetricInfo("tokens of a replica in an update", "tokens"),
+        "training/padding_share": MetricInfo(
+            "token slots of the updates that hold padding",
+            "share",
+            "below 0.1 with trainer.packing",
+            "trainer.packing with trainer.max_tokens_per_micro_batch, see docs/batches.md",
+        ),
+        "training/micro_batches_per_update": MetricInfo(
+            "forward and backward passes of a replica in an update",
+            "calls",
+            "few",
+            "raise trainer.max_tokens_per_micro_batch or trainer.samples_per_micro_batch while memory allows",
+        ),
+    },
+)
+
 WARMUP = GlossarySection(
     title="Supervised warm-up",
     metrics={
