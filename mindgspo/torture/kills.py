@@ -1,6 +1,7 @@
 """Where and when a run is killed: drawn by a seed, so that every part of a step is hit often enough.
 
-What enters: a number of kills, a seed, a number of workers. What leaves: `Kill`s in an order of their own. Pure. Called by `command`.
+What enters: a number of kills, a seed, a number of workers. What leaves: `Kill`s in order. Pure. Called by
+`command`.
 """
 
 from __future__ import annotations
