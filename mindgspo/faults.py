@@ -28,7 +28,7 @@ POINTS = {
     "reward.before": "before responses are judged, those of a step or of an evaluation",
     "reward.inside": "the responses of this rank are judged; the ranks have not exchanged their scores",
     "update.before": "before the first update of a step",
-    "update.batch": "before each update; with nan an advantage in its first micro-batch is not finite",
+    "update.batch": "before each update; with nan its advantages are NaN on the ranks that are meant",
     "update.inside": "after each update but the last of a step",
     "update.after": "after the last update of a step, before generation has the weights",
     "weights.after": "generation has the weights; the metrics of the step are not written",

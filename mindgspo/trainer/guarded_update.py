@@ -72,9 +72,11 @@ def reported(metrics: Mapping[str, float], *, num_skipped: int) -> dict[str, flo
 
 
 def _with_faults(batches: Sequence[Batch]) -> Sequence[Batch]:
-    """The micro-batches of an update; where `update.batch` is armed with nan, a NaN is the first advantage."""
+    """The micro-batches of an update; where `update.batch` is armed with nan, none of them has a finite advantage: a
+    rank that is meant computes some of them, whichever these are."""
     if not faults.reach("update.batch"):
         return batches
-    advantages = batches[0].advantages_NK.copy()
-    advantages[tuple(np.argwhere(batches[0].mask_NK)[0])] = np.nan
-    return [dataclasses.replace(batches[0], advantages_NK=advantages), *batches[1:]]
+    return [
+        dataclasses.replace(batch, advantages_NK=np.where(batch.mask_NK, np.float32(np.nan), batch.advantages_NK))
+        for batch in batches
+    ]
