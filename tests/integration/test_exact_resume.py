@@ -1,0 +1,168 @@
+"""N steps are k steps, a stop, and N - k: bit for bit, whatever is under way at that moment.
+
+A whole run saves every step. From some of its checkpoints new runs begin in processes of their own and must end as it
+did: weights, moments, every figure and every sample.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mindgspo.checkpoint.steps import read_state, step_folder
+from mindgspo.torture.judge import at_the_end
+
+STEPS = 4
+# The reward of every third answer is always the same: those groups have no signal.
+REWARD = """
+def score(data_source, solution_str, ground_truth, extra_info):
+    if FLAT and int(ground_truth) % 3 == 0:
+        return 0.0
+    return sum(ord(letter) * (place % 5 + 1) for place, letter in enumerate(solution_str)) % 11 / 10
+"""
+COMMON = """
+experiment: exact
+seed: 3
+model:
+  vocab_size: 384
+  hidden_size: 32
+  intermediate_size: 64
+  num_hidden_layers: 2
+  num_attention_heads: 4
+  num_key_value_heads: 2
+  max_position_embeddings: 64
+reward: {functions: [reward.py:score], workers: {count: 1}}
+rollout: {prompts_per_step: 4, num_generations: 4, max_new_tokens: 8, slots: 16}
+optimizer: {lr: 1e-3, schedule: cosine, warmup_ratio: 0.2}
+eval: {every: 2}
+logging: {groups_per_step: null, progress: false}
+"""
+TRAINER = (
+    f"trainer: {{max_steps: {STEPS}, prompts_per_mini_batch: 2, samples_per_micro_batch: 4, length_multiple: 32, "
+    "save_every: 1, keep_checkpoints: 99"
+)
+KL = "kl: {placement: PLACE, coef: 0.05, target: 0.001, horizon: 100"
+# 8 rows by 4: every second step ends an epoch exactly.
+FROZEN = f"""
+data:
+  train: {{format: arithmetic, split: train, max_rows: 8}}
+  eval: {{format: arithmetic, split: test, max_rows: 4}}
+  max_prompt_length: 32
+algorithm: {{name: gspo, {KL.replace("PLACE", "loss")}}}}}
+{TRAINER}}}
+"""
+# 11 rows: prompts are deferred behind the end of an epoch, others drawn in their place, and groups wait for a later
+# step.
+MOVING = f"""
+data:
+  train: {{format: arithmetic, split: train, max_rows: 11}}
+  eval: {{format: arithmetic, split: test, max_rows: 4}}
+  max_prompt_length: 32
+algorithm:
+  name: gspo
+  {KL.replace("PLACE", "reward")}, reference: {{mode: ema, every: 1, decay: 0.9}}}}
+  filter_groups: {{metric: reward, refill: true, prompts_per_draw: 4, keep_surplus_steps: 2}}
+{TRAINER}, epochs_per_rollout: 2, save_in_background: true, keep_best: 1}}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """A run without interruption, with the checkpoints of all its steps."""
+
+    config: Path
+    root: Path
+
+    def checkpoint(self, step: int) -> Path:
+        return step_folder(self.root / "checkpoints", step)
+
+    def kept(self, step: int, name: str) -> dict:
+        return read_state(self.checkpoint(step))["kept"][name]
+
+
+@pytest.fixture(scope="module")
+def whole_run(mindgspo: Callable, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Whole]:
+    """whole_run("frozen"): made when it is first asked for."""
+    made: dict[str, Whole] = {}
+
+    def run(name: str) -> Whole:
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            is_flat = name == "moving"
+            (folder / "reward.py").write_text(f"FLAT = {is_flat}\n{REWARD}")
+            config = folder / "exact.yaml"
+            config.write_text(COMMON + (MOVING if is_flat else FROZEN))
+            done = mindgspo("run", config, cwd=folder)
+            assert done.returncode == 0, done.stderr + done.stdout
+            made[name] = Whole(config=config, root=folder / "runs" / "exact")
+        return made[name]
+
+    return run
+
+
+def begin_at(whole: Whole, step: int, root: Path, mindgspo: Callable) -> str:
+    """Another process, another folder: the rest of the run."""
+    sets = ("--set", f"resume={whole.checkpoint(step)}", "--set", f"run_dir={root}")
+    done = mindgspo("run", whole.config, *sets, cwd=whole.config.parent)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert f"began at step {step} with {whole.checkpoint(step)}" in done.stdout
+    return done.stdout
+
+
+def test_behind_an_epochs_end_with_a_frozen_reference(whole_run, mindgspo, tmp_path: Path) -> None:
+    whole = whole_run("frozen")
+    stream = whole.kept(2, "stream")
+    assert (stream["position"], stream["deferred"]) == (8, []), "the epoch has ended with this step"
+    assert whole.kept(2, "kl")["coef"] != whole.kept(0, "kl")["coef"], "the coefficient is adaptive"
+    begin_at(whole, 2, tmp_path / "run", mindgspo)
+    assert at_the_end(tmp_path / "run", whole.root) == []
+
+
+def test_in_the_middle_of_everything(whole_run, mindgspo, tmp_path: Path) -> None:
+    whole = whole_run("moving")
+    step = next(step for step in range(1, STEPS) if whole.kept(step, "surplus")["groups"])
+    assert (whole.checkpoint(step) / "surplus.safetensors").is_file()
+    assert (whole.checkpoint(step) / "reference.safetensors").is_file()
+    begin_at(whole, step, tmp_path / "run", mindgspo)
+    assert at_the_end(tmp_path / "run", whole.root) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["frozen", "moving"])
+@pytest.mark.parametrize("step", range(STEPS + 1))
+def test_at_every_step(whole_run, mindgspo, tmp_path: Path, name: str, step: int) -> None:
+    whole = whole_run(name)
+    begin_at(whole, step, tmp_path / "run", mindgspo)
+    assert at_the_end(tmp_path / "run", whole.root) == []
+
+
+def test_back_to_an_earlier_step_killed_on_the_way(whole_run, mindgspo, environment, tmp_path: Path) -> None:
+    """What was given up does not come back, although the process dies before the last of it is set aside."""
+    whole = whole_run("frozen")
+    root = tmp_path / "run"
+    shutil.copytree(whole.root, root)
+    sets = ("--set", f"run_dir={root}", "--set")
+    environment["MINDGSPO_FAULT"] = "going_back.inside:2=kill"
+    try:
+        killed = mindgspo(
+            "run", whole.config, *sets, f"resume={root / 'checkpoints' / 'step_00000002'}", cwd=whole.config.parent
+        )
+    finally:
+        del environment["MINDGSPO_FAULT"]
+    assert killed.returncode == -9 and "going back to step 2" in killed.stdout, killed.stderr
+    assert (root / "checkpoints" / "step_00000004").is_dir(), "it was not set aside yet"
+    assert json.loads((root / "summary.json").read_text())["finished"], "nor was the end of the run"
+
+    done = mindgspo("run", whole.config, *sets, "resume=auto", cwd=whole.config.parent)
+    assert done.returncode == 0, done.stderr
+    assert "resumed at step 2" in done.stdout
+    assert at_the_end(root, whole.root) == []
+    (aside,) = (root / "checkpoints").glob("abandoned-*")
+    names = {"step_00000003", "step_00000004", "summary.json", "metrics.jsonl", "samples.jsonl", "export"}
+    assert names <= {path.name for path in aside.iterdir()}
+    assert {json.loads(line)["step"] for line in (aside / "metrics.jsonl").read_text().splitlines()} == {3, 4}
