@@ -35,6 +35,8 @@ def _sampling_notes(config: ExperimentConfig) -> Iterator[str]:
 def _unread_notes(config: ExperimentConfig) -> Iterator[str]:
     if config.trainer.max_steps is not None and config.trainer.epochs != 1:
         yield f"trainer.epochs: {config.trainer.epochs} is not read, because trainer.max_steps is set"
+    if config.plans.reference is not None and config.algorithm.kl.placement == "none":
+        yield "plans.reference: not read, because algorithm.kl.placement is none, so there is no reference policy"
 
 
 def _packing_notes(config: ExperimentConfig) -> Iterator[str]:

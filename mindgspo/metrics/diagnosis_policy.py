@@ -72,6 +72,22 @@ def _effective_sample_size(run: Recorded) -> Finding | None:
     return Finding(level, text, "" if level is Level.GOOD else advice)
 
 
+def _mismatch(run: Recorded) -> Finding | None:
+    distance, gap = recent(run, "rollout_corr/k3_kl"), recent(run, "training/rollout_probs_diff_mean")
+    if distance is None or gap is None:
+        return None
+    text = (
+        f"sampler and trainer disagree on the same tokens by {distance:.2g} nat per token (k3), by {gap:.2g} in "
+        "probability"
+    )
+    level = Level.ALARM if distance > 0.1 else Level.WARN if distance > 0.01 or gap > 0.01 else Level.GOOD
+    advice = (
+        "Look at training/rollout_actor_probs_pearson_corr: far below 1 means other weights, positions or temperature; "
+        "near 1 means rounding, which algorithm.rollout_correction bounds."
+    )
+    return Finding(level, text, "" if level is Level.GOOD else advice)
+
+
 def _gradient_by_length(run: Recorded) -> Finding | None:
     longest = recent(run, "actor/grad_share_length_decile/10")
     if longest is None:
@@ -117,6 +133,7 @@ POLICY_RULES: tuple[Rule, ...] = (
     ),
     _first_ratio,
     _kl,
+    _mismatch,
     _effective_sample_size,
     _gradient_by_length,
     _entropy,

@@ -110,7 +110,18 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (f"{A}.lr_schedule.warmup_step", {f"{A}.lr_schedule.warmup_step": 10}, {"optimizer.warmup_ratio": None}),
     (f"{A}.lr_schedule.decay_steps", {f"{A}.lr_schedule.decay_steps": 500}, {"optimizer.schedule": "cosine"}),
     ("ref_config.load", {"ref_config.load": ""}, {"model.path": None}),
-    ("ref_config.ref_model_sync_steps", {"ref_config.ref_model_sync_steps": 50}, {"algorithm.name": "grpo"}),
+    ("ref_config.ref_model_sync_steps", {"ref_config.ref_model_sync_steps": 50}, {"algorithm.kl.reference": None}),
+    (
+        "ref_config.sync_ref_model",
+        {"ref_config.sync_ref_model": True, f"{RL}.beta": 0.01},
+        {"algorithm.kl.reference.mode": "sync", "algorithm.kl.reference.every": 50},
+    ),
+    (
+        "ref_config.ref_model_sync_steps",
+        {"ref_config.sync_ref_model": True, "ref_config.ref_model_sync_steps": 7, f"{RL}.beta": 0.01},
+        {"algorithm.kl.reference.every": 7},
+    ),
+    ("ref_config.sync_ref_model", {"ref_config.sync_ref_model": True, f"{RL}.beta": 0}, {"algorithm.kl": None}),
     (
         "reward_config.verifier_function",
         {"reward_config.verifier_function": ["accuracy_reward", "format_reward"]},

@@ -378,6 +378,20 @@ CASES: list[Case] = [
         ("algorithm.rollout_correction.rollout_is=sequence", "algorithm.rollout_correction.rollout_is_threshold=5.0"),
         {"algorithm.rollout_correction.level": "sequence", "algorithm.rollout_correction.max": 5.0},
     ),
+    (
+        "algorithm.rollout_correction.bypass_mode",
+        (
+            "algorithm.rollout_correction.bypass_mode=True",
+            "algorithm.rollout_correction.rollout_is=token",
+            "algorithm.rollout_correction.rollout_is_threshold=5.0",
+        ),
+        {"algorithm.old_log_probs": "sampler", "algorithm.rollout_correction": None},
+    ),
+    (
+        "algorithm.rollout_correction.bypass_mode",
+        ("algorithm.rollout_correction.bypass_mode=False",),
+        {"algorithm.old_log_probs": None},
+    ),
     (f"{A}.optim.lr", (f"{A}.optim.lr=2e-6",), {"optimizer.lr": 2e-6}),
     (f"{A}.optim.weight_decay", (f"{A}.optim.weight_decay=0.1",), {"optimizer.weight_decay": 0.1}),
     (f"{A}.optim.betas", (f"{A}.optim.betas=[0.8,0.9]",), {"optimizer.beta1": 0.8, "optimizer.beta2": 0.9}),

@@ -121,9 +121,15 @@ ROWS = (
     needless(f"{ACTOR}.use_eod_attn_mask_compression", "attention is this project's own"),
     # ref_config
     to(f"{REF}.load", "", values.ref_load, note="the first policy"),
-    unbuilt(f"{REF}.sync_ref_model", "the reference policy stays the first policy", harmless=(False,)),
-    to(f"{REF}.ref_model_sync_steps", "", values.sync_steps, note="read with sync_ref_model only"),
-    needless(f"{REF}.*", "the reference policy is the first policy, computed with plans.train"),
+    to(f"{REF}.sync_ref_model", "algorithm.kl.reference.mode", values.sync, note="true: sync", default=False),
+    to(
+        f"{REF}.ref_model_sync_steps",
+        "algorithm.kl.reference.every",
+        values.sync_steps,
+        note="with sync_ref_model",
+        default=50,
+    ),
+    needless(f"{REF}.*", "the reference is computed with plans.train, or set plans.reference"),
     # reward_config
     to(
         "reward_config.verifier_function",

@@ -147,8 +147,19 @@ def experiment(value: Any, given: Given) -> Any:
     return run_name(f"{text(value)}-grpo")
 
 
+def sync(value: Any, given: Given) -> Any:
+    """sync_ref_model: whether the reference follows the policy, where there is one."""
+    if not flag(value):
+        return left_out("the reference policy stays the first policy, as by default here")
+    return "sync" if _has_penalty(given) else left_out("no penalty, hence no reference policy")
+
+
 def sync_steps(value: Any, given: Given) -> Any:
     """ref_model_sync_steps."""
-    if is_on(given, f"{REF}.sync_ref_model"):
-        return not_built("the reference policy stays the first policy")
-    return left_out("read with sync_ref_model only")
+    if is_on(given, f"{REF}.sync_ref_model") and _has_penalty(given):
+        return mapped({"algorithm.kl.reference.every": whole(value)})
+    return left_out("read with sync_ref_model and a penalty only")
+
+
+def _has_penalty(given: Given) -> bool:
+    return number(given[f"{RL}.beta"] or 0) != 0

@@ -143,11 +143,18 @@ def _use_kl_loss(value: Any, given: Given) -> Any:
 def _level(value: Any, given: Given) -> Any:
     if value in (None, "null", "None"):
         return left_out("no correction")
+    if is_on(given, f"{_CORRECTION}.bypass_mode"):
+        return left_out("with bypass_mode the ratio carries the mismatch")
     return value if value in ("token", "sequence") else not_built(f"{_CORRECTION}.level is token or sequence")
 
 
 def _corrects(given: Given) -> bool:
-    return given[f"{_CORRECTION}.rollout_is"] in ("token", "sequence")
+    is_bypassed = is_on(given, f"{_CORRECTION}.bypass_mode")
+    return given[f"{_CORRECTION}.rollout_is"] in ("token", "sequence") and not is_bypassed
+
+
+def _bypass(value: Any, given: Given) -> Any:
+    return "sampler" if flag(value) else left_out("old log-probs are computed by the trainer, as by default here")
 
 
 def _filter_groups(value: Any, given: Given) -> Any:
@@ -291,6 +298,6 @@ ROWS = (
     unbuilt(
         f"{_CORRECTION}.rollout_rs", f"{_CORRECTION}.mode=mask leaves out weights beyond a range", harmless=(None,)
     ),
-    unbuilt(f"{_CORRECTION}.bypass_mode", "old log-probs are computed by the trainer", harmless=(False,)),
+    to(f"{_CORRECTION}.bypass_mode", "algorithm.old_log_probs", _bypass, note="true: sampler", default=False),
     unbuilt(f"{_CORRECTION}.*", f"{_CORRECTION} has level, mode, max and min", harmless=(None, False)),
 )

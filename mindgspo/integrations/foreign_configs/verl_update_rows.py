@@ -167,7 +167,7 @@ ROWS = (
     unbuilt(f"{ACTOR}.veomni.*", "set plans.train"),
     unbuilt(f"{ACTOR}.profiler.*", "timing_s/* metrics tell where time goes", harmless=(False,)),
     unbuilt(f"{ACTOR}.router_replay.*", "experts are routed anew", harmless=("disabled", None)),
-    needless(f"{REF}.*", "the reference policy is the first policy, computed with plans.train"),
+    needless(f"{REF}.*", "the reference policy is computed with plans.train, or set plans.reference"),
     needless("actor_rollout_ref.hybrid_engine", "training and generation always share the cards"),
     needless("actor_rollout_ref.nccl_timeout", "`watch` reports stalls"),
 )

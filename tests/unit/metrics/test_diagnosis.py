@@ -74,6 +74,23 @@ def test_a_steady_value(name: str, value: float, level: Level, words: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("k3", "gap", "level"),
+    [
+        (1e-9, 1e-6, Level.GOOD),
+        (0.002, 0.004, Level.GOOD),
+        (0.02, 0.004, Level.WARN),
+        (0.002, 0.03, Level.WARN),
+        (0.5, 0.03, Level.ALARM),
+    ],
+)
+def test_a_sampler_that_disagrees_with_the_trainer(k3: float, gap: float, level: Level) -> None:
+    series = {"rollout_corr__k3_kl": [k3] * 5, "training__rollout_probs_diff_mean": [gap] * 5}
+    (finding,) = diagnose(run_with(**series))
+    assert finding.level is level and f"{k3:.2g} nat per token" in finding.text
+    assert bool(finding.advice) == (level is not Level.GOOD)
+
+
+@pytest.mark.parametrize(
     ("algorithm", "series", "level", "words"),
     [
         ("gspo", {"actor__pg_clipfrac_seq": 0.01}, Level.WARN, "1.0% of the responses"),
