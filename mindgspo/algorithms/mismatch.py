@@ -3,15 +3,31 @@
 What enters: log-probs of a step's response tokens under the trainer, before any update, and under the sampler. What
 leaves: flat metrics under verl's names. Called by the trainer's step. numpy only, float64.
 
-    d = trainer - sampler of a token    I  response tokens
+    d = trainer - sampler of a token    I  response tokens    N  responses    K  response-token slots
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mindgspo.algorithms.rollout_correction import LARGEST_EXPONENT
+from mindgspo.types import Batch, Float32Array
+
+
+def batch_mismatch(
+    batches: Sequence[Batch], trainer_logp_NK: Sequence[Float32Array], *, first_number: int = 0
+) -> dict[str, float]:
+    """`mismatch_metrics` over the tokens of batches; {} if there are none. trainer_logp_NK: of each batch; anything may
+    stand in masked slots. first_number: samples with smaller numbers are left out, because other weights drew them."""
+    masks = [batch.mask_NK & (batch.samples_N >= first_number)[:, None] for batch in batches]
+    if not any(mask.any() for mask in masks):
+        return {}
+    sampler = np.concatenate([batch.rollout_logp_NK[mask] for batch, mask in zip(batches, masks, strict=True)])
+    trainer = np.concatenate([logp_NK[mask] for logp_NK, mask in zip(trainer_logp_NK, masks, strict=True)])
+    return mismatch_metrics(sampler, trainer)
 
 
 def mismatch_metrics(sampler_I: NDArray[np.floating], trainer_I: NDArray[np.floating]) -> dict[str, float]:
@@ -30,7 +46,7 @@ def mismatch_metrics(sampler_I: NDArray[np.floating], trainer_I: NDArray[np.floa
         "training/rollout_probs_diff_max": gap.max(),
         "training/rollout_probs_diff_mean": gap.mean(),
         "training/rollout_probs_diff_std": gap.std(),
-        "rollout_corr/kl": -difference.mean(),
+        "rollout_corr/kl": (sampler - trainer).mean(),
         "rollout_corr/k3_kl": (np.expm1(bounded) - bounded).mean(),
     }
     correlation = _correlation(np.exp(sampler), np.exp(trainer))

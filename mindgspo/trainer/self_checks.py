@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mindgspo.algorithms.mismatch import mismatch_metrics
+from mindgspo.algorithms.mismatch import batch_mismatch
 from mindgspo.algorithms.update import UpdateResult
 from mindgspo.errors import TrainingError
 from mindgspo.trainer.parts import TrainingParts
@@ -51,7 +51,7 @@ def _check_ratio(parts: TrainingParts, result: UpdateResult, step: int) -> None:
 
 
 def _check_mismatch(parts: TrainingParts, batches: Sequence[Batch], result: UpdateResult, step: int) -> None:
-    found = first_mismatch(batches, result)
+    found = batch_mismatch(batches, result.logp_NK)
     error, limit = found["training/rollout_logprob_diff_mean"], parts.config.trainer.max_rollout_mismatch
     if not np.isfinite(error) or error > limit:
         raise TrainingError(
@@ -62,10 +62,3 @@ def _check_mismatch(parts: TrainingParts, batches: Sequence[Batch], result: Upda
             f"(rollout.temperature = {parts.config.rollout.temperature:g}), positions and weight versions, or set "
             "algorithm.old_log_probs=recompute"
         )
-
-
-def first_mismatch(batches: Sequence[Batch], result: UpdateResult) -> dict[str, float]:
-    """How far the sampler's log-probs lie from those that the first update of a rollout found."""
-    sampler = np.concatenate([batch.rollout_logp_NK[batch.mask_NK] for batch in batches])
-    trainer = np.concatenate([logp_NK[batch.mask_NK] for batch, logp_NK in zip(batches, result.logp_NK, strict=True)])
-    return mismatch_metrics(sampler, trainer)

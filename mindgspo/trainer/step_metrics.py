@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from mindgspo.algorithms.mismatch import mismatch_metrics
+from mindgspo.algorithms.mismatch import batch_mismatch
 from mindgspo.algorithms.rollout_correction import step_correction_metrics
 from mindgspo.algorithms.telemetry import telemetry_metrics
 from mindgspo.algorithms.update import UpdateResult
@@ -23,7 +23,6 @@ from mindgspo.trainer.collect import StepSamples, sampling_metrics
 from mindgspo.trainer.mini_batches import MiniBatches, flattened
 from mindgspo.trainer.parts import TrainingParts
 from mindgspo.trainer.selection import KEPT, SHORT, SURPLUS, Selection
-from mindgspo.trainer.self_checks import first_mismatch
 from mindgspo.types import Group
 
 
@@ -40,12 +39,13 @@ def step_metrics(
     algorithm, batches = parts.config.algorithm, flattened(mini_batches)
     # Of this step's own rollouts; where the batch was full without any, of what it trains.
     groups = judgement.groups[samples.num_earlier :] or judgement.groups
+    num_earlier = sum(len(group.responses) for group in samples.groups[: samples.num_earlier])
     num_nonfinite = num_lost(mini_batches, results)
     metrics = {
         **group_metrics(groups),
         **account(
             samples.selection,
-            num_earlier=sum(len(group.responses) for group in samples.groups[: samples.num_earlier]),
+            num_earlier=num_earlier,
             num_asked=len(samples.generated) * parts.config.rollout.num_generations,
             num_trained=sum(micro_batches[0].num_sequences for micro_batches in mini_batches) - num_nonfinite,
             num_nonfinite=num_nonfinite,
@@ -59,7 +59,7 @@ def step_metrics(
         "training/epoch": parts.stream.epochs,
         "training/updates": parts.updater.updates,
     }
-    metrics |= step_mismatch(mini_batches, results, algorithm)
+    metrics |= step_mismatch(mini_batches, results, algorithm, first_number=num_earlier)
     if batches and algorithm.rollout_correction.level != "none":
         correction = step_correction_metrics(algorithm.rollout_correction, batches)
         metrics |= {f"rollout_corr/{name}": value for name, value in correction.items()}
@@ -123,23 +123,23 @@ def rollout_metrics(counters: RolloutCounters) -> dict[str, float]:
 
 
 def step_mismatch(
-    mini_batches: MiniBatches, results: Sequence[UpdateResult | None], algorithm: AlgorithmSection
+    mini_batches: MiniBatches,
+    results: Sequence[UpdateResult | None],
+    algorithm: AlgorithmSection,
+    *,
+    first_number: int = 0,
 ) -> dict[str, float]:
-    """How far the sampler's log-probs lie from the trainer's, over all response tokens of the step; where nothing was
-    scored, over those of the first update, which finds the policy as it sampled."""
-    if algorithm.old_log_probs == "sampler":
-        applied = [index for index, result in enumerate(results) if result is not None]
-        if not applied:
-            return {}
-        first = results[applied[0]]
-        assert first is not None
-        return first_mismatch(mini_batches[applied[0] % len(mini_batches)], first)
-    batches = flattened(mini_batches)
-    if not batches:
-        return {}
-    sampler = np.concatenate([batch.rollout_logp_NK[batch.mask_NK] for batch in batches])
-    trainer = np.concatenate([batch.old_logp_NK[batch.mask_NK] for batch in batches])
-    return mismatch_metrics(sampler, trainer)
+    """How far the sampler's log-probs lie from the trainer's, over all response tokens of the step's own rollouts;
+    where nothing was scored, over those of the first update, which finds the policy as it sampled. first_number: of
+    the first response that this step sampled."""
+    if algorithm.old_log_probs == "recompute":
+        batches = flattened(mini_batches)
+        return batch_mismatch(batches, [batch.old_logp_NK for batch in batches], first_number=first_number)
+    for index, result in enumerate(results):
+        if result is not None:
+            batches = mini_batches[index % len(mini_batches)]
+            return batch_mismatch(batches, result.logp_NK, first_number=first_number)
+    return {}
 
 
 _EXTREMES = {"log_ratio_max": max, "log_ratio_min": min, "ratio_error_max": max}

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from mindgspo.algorithms.mismatch import mismatch_metrics
+from mindgspo.algorithms.mismatch import batch_mismatch, mismatch_metrics
+from mindgspo.data.rows import TrainingSample, lay_out
 from mindgspo.metrics import unknown_names
 
 CORRELATION = "training/rollout_actor_probs_pearson_corr"
@@ -78,3 +79,23 @@ def test_the_sum_is_taken_in_float64() -> None:
     assert mismatch_metrics(sampler, trainer)["training/rollout_logprob_diff_mean"] == pytest.approx(
         expected, rel=1e-12
     )
+
+
+def test_tokens_that_other_weights_drew_are_left_out() -> None:
+    samples = [
+        TrainingSample(
+            prompt_ids=np.array([1], np.int32),
+            response_ids=np.array([2, 3], np.int32),
+            rollout_logp=np.full(2, -1.0 - number, np.float32),
+            number=number,
+        )
+        for number in range(3)
+    ]
+    batches = lay_out(samples, samples_per_micro_batch=2, length_multiple=4, pad_id=0)
+    trainer = [np.where(batch.mask_NK, np.float32(-1), np.float32(np.nan)) for batch in batches]
+    differences = [
+        batch_mismatch(batches, trainer, first_number=first)["training/rollout_logprob_diff_mean"]
+        for first in (0, 1, 2)
+    ]
+    assert differences == [1, 1.5, 2], "0, 1 and 2 nat per token of samples 0, 1 and 2"
+    assert batch_mismatch(batches, trainer, first_number=3) == {}
