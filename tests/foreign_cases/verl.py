@@ -43,6 +43,7 @@ CASES: list[Case] = [
         ("data.val_files=/d/v.parquet",),
         {"data.eval.format": "verl", "data.eval.path": "/d/v.parquet"},
     ),
+    ("data.val_files", ("data.val_files=\"['/d/a.parquet','/d/b.parquet']\"",), {"data.eval.path": None}),
     ("data.train_batch_size", ("data.train_batch_size=64",), {"rollout.prompts_per_step": 64}),
     ("data.max_prompt_length", ("data.max_prompt_length=2048",), {"data.max_prompt_length": 2048}),
     ("data.max_response_length", ("data.max_response_length=8192",), {"rollout.max_new_tokens": 8192}),
@@ -181,6 +182,7 @@ CASES: list[Case] = [
         ("trainer.n_gpus_per_node=16", f"{R}.tensor_model_parallel_size=4"),
         {"plans.infer.data_parallel": 4},
     ),
+    ("trainer.log_val_generations", ("trainer.log_val_generations=10",), {"eval.logged_problems": 10}),
     ("trainer.val_before_train", ("trainer.val_before_train=False",), {"eval.before": False}),
     (
         f"{A}.policy_loss.loss_mode",

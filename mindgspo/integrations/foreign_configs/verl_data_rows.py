@@ -24,11 +24,15 @@ from mindgspo.integrations.foreign_configs.values import file_list, unlimited_be
 from mindgspo.integrations.foreign_configs.verl_names import MODEL
 
 
-def _files(target: str) -> Any:
+_TOGETHER = "one file is read: put them together, then set data.train.path"
+_NAMED = "name each as a set of its own: data.eval.NAME.format=verl and data.eval.NAME.path=..."
+
+
+def _files(target: str, several: str) -> Any:
     def convert(value: Any, given: Given) -> Any:
         files = file_list(value)
         if len(files) > 1:
-            return not_built(f"{len(files)} files; one file is read: put them together, then set {target}.path")
+            return not_built(f"{len(files)} files; {several}")
         return mapped({f"{target}.format": "verl", f"{target}.path": local_path(files[0])})
 
     return convert
@@ -65,8 +69,13 @@ def _model_path(value: Any, given: Given) -> Any:
 
 ROWS = (
     # data
-    to("data.train_files", "data.train.format, data.train.path", _files("data.train"), note="one file of rows"),
-    to("data.val_files", "data.eval.format, data.eval.path", _files("data.eval"), note="one file of rows"),
+    to(
+        "data.train_files",
+        "data.train.format, data.train.path",
+        _files("data.train", _TOGETHER),
+        note="one file of rows",
+    ),
+    to("data.val_files", "data.eval.format, data.eval.path", _files("data.eval", _NAMED), note="one file of rows"),
     to("data.train_batch_size", "rollout.prompts_per_step", whole, default=1024),
     to("data.max_prompt_length", "data.max_prompt_length", whole, default=512),
     to("data.max_response_length", "rollout.max_new_tokens", whole, default=512),

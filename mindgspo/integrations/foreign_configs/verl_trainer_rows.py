@@ -69,7 +69,7 @@ ROWS = (
     needless("trainer.project_name", "runs are named by `experiment`"),
     needless("trainer.balance_batch", "every replica gets the same number of samples"),
     needless("trainer.critic_warmup", "there is no critic"),
-    needless("trainer.log_val_generations", "samples.jsonl holds the samples"),
+    to("trainer.log_val_generations", "eval.logged_problems", whole, note="of each set"),
     needless("trainer.*_data_dir", "samples.jsonl holds the samples"),
     needless("trainer.*hdfs*", "files are local"),
     needless("trainer.del_local_ckpt_after_load", "trainer.keep_checkpoints clears old ones"),
