@@ -49,7 +49,9 @@ def evaluate(
     ] = None,
     pass_at_k: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="K,K,...", help="Values of k for pass@k, e.g. 1,4,8; none: the number of samples."),
+        typer.Option(
+            metavar="K,K,...", help="The k of pass@k, maj@k and best@k, e.g. 1,4,8; none: the number of samples."
+        ),
     ] = None,
     temperature: Annotated[
         Optional[float],  # noqa: UP045
@@ -98,7 +100,7 @@ def evaluate(
     ] = None,
     set_: SetOption = None,
 ) -> None:
-    """Measure a model: greedy accuracy and, with --num-samples, mean@k, maj@k and pass@k, with 95 % intervals.
+    """Measure a model: greedy accuracy and, with --num-samples, mean@n, maj@k, pass@k and best@k, with 95 % intervals.
 
     Prints a table; the last line is a JSON object with the same figures and the settings.
     """

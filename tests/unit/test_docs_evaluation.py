@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 import typer
-from markdown_pages import code_spans, prose, shell_lines, tables
+import yaml
+from markdown_pages import code_blocks, code_spans, prose, shell_lines, tables
+from pydantic import TypeAdapter
 
 from mindgspo.cli import app
+from mindgspo.config.data_section import EvalSources
+from mindgspo.config.eval_rules import measured_figures
+from mindgspo.config.eval_section import CHANGE, OVERALL, EvalSection
 from mindgspo.config.messages import known_keys
 from mindgspo.data.benchmarks import DATA_FOLDER, NAMES, NUM_GENERATED_ROWS, find_benchmark
 from mindgspo.data.formats import PARSERS
-from mindgspo.metrics.evaluation_statistics import wilson
+from mindgspo.metrics import verdict_lines
+from mindgspo.metrics.evaluation_statistics import change_estimate, wilson
+from mindgspo.metrics.recorded import RunHistory
 from mindgspo.trainer.measured_experiments import MAX_NEW_TOKENS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -52,10 +60,44 @@ def test_options_and_settings_exist(page: Path) -> None:
     text = text_of(page)
     named = {word for place in [*shell_lines(text), *code_spans(text)] for word in re.findall(r"--[a-z-]+", place)}
     assert named <= options and len(named) > 10, named - options
-    assert set(re.findall(r"--set ([a-z_.]+)=", prose(text))) <= {key for key, _ in known_keys()}
+    shown = {key.replace("data.eval.aime.", "data.eval.") for key in re.findall(r"--set ([a-z_.]+)=", prose(text))}
+    assert shown <= {key for key, _ in known_keys()}
 
 
 @each_page
 def test_numbers_in_the_text(page: Path) -> None:
     text = text_of(page)
     assert f"{wilson(0, 30).high:.3f}" in text and str(MAX_NEW_TOKENS) in text
+    change = change_estimate([1] * 250 + [0] * 250, [1] * 270 + [0] * 230)
+    assert f"+{change.low * 100:.1f} .. +{change.high * 100:.1f}" in text and change.value == 0.04
+
+
+@each_page
+def test_settings_of_evaluations_in_training(page: Path) -> None:
+    rows = {row[0].strip("`"): row[1].strip("`") for row in tables(text_of(page))[-1][1:]}
+    assert rows.keys() == {key for key, _ in known_keys() if key.startswith("eval.")}
+    for key, shown in rows.items():
+        default = EvalSection.model_fields[key.partition(".")[2]].default
+        assert shown in (("none", "\u65e0") if default is None else (str(default), json.dumps(default))), key
+
+
+@each_page
+def test_the_experiment_with_two_sets_is_legal(page: Path) -> None:
+    (block,) = [content for language, content in code_blocks(text_of(page)) if language == "yaml"]
+    shown = yaml.safe_load(block)
+    evaluation = EvalSection(**shown["eval"])
+    assert set(TypeAdapter(EvalSources).validate_python(shown["data"]["eval"])) == {"gsm8k", "aime"}
+    part, figure = evaluation.best_metric.removeprefix("val-core/").split("/", 1)
+    assert part == "aime" and figure in measured_figures(evaluation)
+
+
+@each_page
+def test_the_verdict_is_what_is_printed(page: Path) -> None:
+    """The example's run, told to the rules."""
+    (block,) = [content for language, content in code_blocks(text_of(page)) if language == "text"]
+    run = RunHistory("rollout:\n  max_new_tokens: 256\n")
+    change = {CHANGE: 0.004, f"{CHANGE}/low": -0.019, f"{CHANGE}/high": 0.027}
+    run.add(40, {OVERALL: 0.442, f"{OVERALL}/low": 0.415, f"{OVERALL}/high": 0.469, **change})
+    shares = {"response_length/clip_ratio": 0.62, "reward/zero_signal_group_ratio": 0.91, "reward/correct_ratio": 0.02}
+    run.add(40, shares)
+    assert verdict_lines(run, step=40, best="best 44.6% at step 20") == block.splitlines()

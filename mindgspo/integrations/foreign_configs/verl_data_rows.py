@@ -23,7 +23,6 @@ from mindgspo.integrations.foreign_configs.table import (
 from mindgspo.integrations.foreign_configs.values import file_list, unlimited_below_one
 from mindgspo.integrations.foreign_configs.verl_names import MODEL
 
-
 _TOGETHER = "one file is read: put them together, then set data.train.path"
 _NAMED = "name each as a set of its own: data.eval.NAME.format=verl and data.eval.NAME.path=..."
 
