@@ -27,13 +27,14 @@ from mindgspo.metrics.files import (
     REPORT_FILE,
     SAMPLES_FILE,
     SUMMARY_FILE,
+    VALIDATION_FILE,
 )
 
 _LOCK = ".lock"
 _IDENTITY = "run.json"
 # Any of these says that a run has begun here. Prepared data alone does not: it is made before the run.
 _RUN_MARKS = (CONFIG_FILE, METRICS_FILE, SAMPLES_FILE, SUMMARY_FILE, CHECKPOINTS, "export")
-_OWN_NAMES = (*_RUN_MARKS, _IDENTITY, "data", "failures", "logs", "reference", "swap", "tensorboard")
+_OWN_NAMES = (*_RUN_MARKS, _IDENTITY, VALIDATION_FILE, "data", "failures", "logs", "reference", "swap", "tensorboard")
 
 
 class RunStatus(str, Enum):

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mindgspo.checkpoint.manifest import verify
-from mindgspo.checkpoint.steps import CHECKPOINT_FILES, steps_newest_first
+from mindgspo.checkpoint.retention import best_first, evaluation_of
+from mindgspo.checkpoint.steps import CHECKPOINT_FILES, complete_steps, steps_newest_first
 from mindgspo.checkpoint.transform.stored_checkpoint import StoredCheckpoint, find_checkpoint, steps_folder
 from mindgspo.errors import CheckpointError
 from mindgspo.tensor_files.tensor_folder import open_tensors
 
-_HEADER = ("folder", "step", "size", "saved", "state")
+_HEADER = ("folder", "step", "size", "saved", "evaluated", "state")
 
 
 def list_lines(path: Path) -> Iterator[str]:
@@ -31,19 +32,24 @@ def list_lines(path: Path) -> Iterator[str]:
 
 
 def _step_rows(folder: Path) -> Iterator[tuple[str, ...]]:
-    """Oldest first; the newest complete one is marked."""
-    rows, has_newest = [], False
+    """Oldest first; of the complete ones the newest and the best are marked."""
+    complete = list(complete_steps(folder))
+    best = best_first(complete)
+    marks: dict[Path, str] = dict.fromkeys(complete[:1], ", newest")
+    marks |= {step: marks.get(step, "") + ", best" for step in best[:1]}
+    rows = []
     for step in steps_newest_first(folder):
         size = sum(file.stat().st_size for file in step.iterdir() if file.is_file())
         saved = time.strftime("%Y-%m-%d %H:%M", time.localtime(step.stat().st_mtime))
         number = str(int(step.name.rpartition("_")[2]))
         try:
             verify(step, required=CHECKPOINT_FILES, hashes=False)
-            state = "complete" if has_newest else "complete, newest"
-            has_newest = True
+            state = "complete" + marks.get(step, "")
         except CheckpointError as error:
             state = f"damaged: {str(error).partition(';')[0].replace(f'{step}/', '')}"
-        rows.append((step.name, number, f"{size / 2**20:,.1f} MiB", saved, state))
+        value = evaluation_of(step)
+        evaluated = "-" if value is None else f"{value:.4f}"
+        rows.append((step.name, number, f"{size / 2**20:,.1f} MiB", saved, evaluated, state))
     return reversed(rows)
 
 
