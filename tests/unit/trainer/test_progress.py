@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from mindgspo.checkpoint import open_run_folder
 from mindgspo.config import dump_config
-from mindgspo.errors import ConfigError
+from mindgspo.errors import ConfigError, TrainingError
 from mindgspo.trainer.progress import Best, Progress
-from mindgspo.trainer.resume import check_same_experiment
+from mindgspo.trainer.resume import check_config, check_same_experiment
 
 
 def test_seconds_are_summed_over_processes() -> None:
@@ -66,3 +67,23 @@ def test_settings_that_change_the_computation_are_all_named(load, tmp_path: Path
 
 def test_a_run_that_stopped_before_its_configuration_was_written_can_go_on(load, tmp_path: Path) -> None:
     check_same_experiment(load(), tmp_path / "config.yaml")
+
+
+def test_a_run_with_fewer_steps_than_asked_is_not_finished(cpu_runtime: None) -> None:
+    from mindgspo.trainer.finishing import require_all_steps
+
+    require_all_steps(Progress(step=4), 4)
+    with pytest.raises(TrainingError, match="ended at step 3 of 4: it is not finished"):
+        require_all_steps(Progress(step=3), 4)
+
+
+def test_a_reward_setting_that_differs_is_told_where_a_run_goes_on(load, tmp_path: Path) -> None:
+    folder = open_run_folder(tmp_path / "run", resume="never", overwrite=False)
+    folder.config.write_text(dump_config(load()))
+    folder.close()
+    again = open_run_folder(tmp_path / "run", resume="auto", overwrite=False)
+    (line,) = check_config(load("reward.timeout_s=2"), again)
+    assert line.startswith("warning: reward.timeout_s: 2.0, the run has")
+    assert check_config(load("trainer.keep_best=2", "trainer.save_in_background=true"), again) == []
+    with pytest.raises(ConfigError, match="reward.timeout_s"):
+        check_same_experiment(load("reward.timeout_s=2"), folder.config)  # as comparisons ask
