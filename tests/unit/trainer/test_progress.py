@@ -82,8 +82,8 @@ def test_a_reward_setting_that_differs_is_told_where_a_run_goes_on(load, tmp_pat
     folder.config.write_text(dump_config(load()))
     folder.close()
     again = open_run_folder(tmp_path / "run", resume="auto", overwrite=False)
-    (line,) = check_config(load("reward.timeout_s=2"), again)
-    assert line.startswith("warning: reward.timeout_s: 2.0, the run has")
+    (line,) = check_config(load("reward.workers.timeout_s=2"), again)
+    assert line.startswith("warning: reward.workers.timeout_s: 2.0, the run has")
     assert check_config(load("trainer.keep_best=2", "trainer.save_in_background=true"), again) == []
-    with pytest.raises(ConfigError, match="reward.timeout_s"):
-        check_same_experiment(load("reward.timeout_s=2"), folder.config)  # as comparisons ask
+    with pytest.raises(ConfigError, match="reward.workers.timeout_s"):
+        check_same_experiment(load("reward.workers.timeout_s=2"), folder.config)  # as comparisons ask
