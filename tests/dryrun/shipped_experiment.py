@@ -27,6 +27,7 @@ model:
 plans:
   train: {{{train}}}
   infer: {{{infer}}}
+  {reference}
 rollout: {{slots: 16}}
 trainer: {{samples_per_micro_batch: 2}}
 """
@@ -38,8 +39,8 @@ _EXPERTS = """num_experts: 16
   norm_topk_prob: true"""
 
 
-def write_experiment(path: Path, *, architecture: str, train: str, infer: str) -> Path:
-    """train, infer: entries of the plans as YAML, e.g. "model_parallel: 4"."""
+def write_experiment(path: Path, *, architecture: str, train: str, infer: str, reference: str = "") -> Path:
+    """train, infer, reference: entries of the plans as YAML, e.g. "model_parallel: 4"; no reference: as train."""
     text = _TEXT.format(
         include=ARITHMETIC,
         architecture=architecture,
@@ -47,6 +48,7 @@ def write_experiment(path: Path, *, architecture: str, train: str, infer: str) -
         experts=_EXPERTS if architecture == "qwen3_moe" else "",
         train=train,
         infer=infer,
+        reference=f"reference: {{{reference}}}" if reference else "",
     )
     path.write_text(text, encoding="utf-8")
     return path

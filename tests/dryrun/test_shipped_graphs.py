@@ -30,11 +30,12 @@ from mindgspo.strategies import GRAPHS, graph_layouts
 
 @dataclass(frozen=True)
 class Case:
-    """An architecture and two plans, as entries in YAML."""
+    """An architecture and its plans, as entries in YAML; without a reference it has the plan of training."""
 
     architecture: str
     train: str
     infer: str
+    reference: str = ""
 
 
 CASES = {
@@ -80,6 +81,9 @@ CASES = {
         "llama", "model_parallel: 4, pipeline_stage: 2, micro_batch_num: 2", "data_parallel: 2, model_parallel: 4"
     ),
 }
+# The reference's plan is that of generation in "1x4x2", and so must its graph be.
+OWN = "8x1x1 with a reference of 2x4x1"
+CASES[OWN] = Case("qwen2", "data_parallel: 8", "data_parallel: 8", "data_parallel: 2, model_parallel: 4")
 FAST = [
     *(("1x4x2", graph, rank) for graph in ("train", "reference") for rank in (0, 4)),
     *(("1x4x2", graph, 0) for graph in ("rollout", "prefill", "decode")),
@@ -88,13 +92,18 @@ FAST = [
     *(("2x4x1, experts split", graph, 5) for graph in ("train", "reference", "prefill", "decode")),
     ("4x1x2, experts split", "train", 6),
     ("1x4x2, llama", "reference", 4),
+    (OWN, "reference", 0),
 ]
 SLOW = [
     ("2x4x1, sequence split", "rollout", 5),
     ("2x2x2, optimizer sharded", "train", 1),
     *(("2x2x2, optimizer sharded", "reference", rank) for rank in (1, 6)),
     *(("2x2x2, optimizer sharded", graph, 3) for graph in ("rollout", "prefill", "decode")),
-    *((case, graph, 7) for case in list(CASES)[3:] for graph in ("train", "reference", "rollout", "prefill", "decode")),
+    *(
+        (case, graph, 7)
+        for case in list(CASES)[3:-1]
+        for graph in ("train", "reference", "rollout", "prefill", "decode")
+    ),
 ]
 ALL = [*FAST, *(pytest.param(*compiled, marks=pytest.mark.slow) for compiled in SLOW)]
 
@@ -110,7 +119,9 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     def written(name: str) -> Path:
         case = CASES[name]
         path = folder / f"{list(CASES).index(name)}.yaml"
-        return write_experiment(path, architecture=case.architecture, train=case.train, infer=case.infer)
+        return write_experiment(
+            path, architecture=case.architecture, train=case.train, infer=case.infer, reference=case.reference
+        )
 
     return written
 
@@ -245,6 +256,12 @@ WORLD = tuple(range(8))
         (
             "1x4x2",
             "rollout",
+            0,
+            {("AllReduce", (0, 1, 2, 3)): (8, 4 * HIDDEN + 4 * NUMBERS), ("AllGather", (0, 4)): (2, 2 * NUMBERS)},
+        ),
+        (
+            OWN,
+            "reference",
             0,
             {("AllReduce", (0, 1, 2, 3)): (8, 4 * HIDDEN + 4 * NUMBERS), ("AllGather", (0, 4)): (2, 2 * NUMBERS)},
         ),
