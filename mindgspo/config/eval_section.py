@@ -35,7 +35,7 @@ class EvalSection(Section):
     pass_at_k: tuple[PositiveInt, ...] = Field(default=(1,), min_length=1)
     """Values of k for which pass@k, and from 2 on maj@k and best@k, are reported; each at most num_samples."""
     temperature: float = Field(default=1.0, gt=0)
-    """Temperature of those samples (greedy accuracy ignores it)."""
+    """Temperature of those samples (greedy accuracy ignores it). rollout.top_p and rollout.top_k hold for them, too."""
     best_metric: str = OVERALL
     """Metric by which the best evaluation is chosen; the higher the better. By default the greedy accuracy over all
     problems; val-core/aime/acc/mean@16, say, for one set or data source (TRL: metric_for_best_model)."""

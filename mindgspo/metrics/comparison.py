@@ -29,7 +29,7 @@ from mindgspo.metrics.plot_style import (
     style,
     window_of,
 )
-from mindgspo.metrics.recorded import Series, accuracies
+from mindgspo.metrics.recorded import Series, overall_accuracy
 from mindgspo.metrics.run_folder import RunRecord
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def draw_comparison(runs: Sequence[ComparedRun], theme: Theme) -> bytes:
 
 
 def _accuracy(run: RunRecord) -> Series:
-    return next(iter(accuracies(run).values()), Series(steps=(), values=()))
+    return overall_accuracy(run)
 
 
 def _draw_lines(

@@ -13,8 +13,7 @@ import numpy as np
 
 from mindgspo.metrics.comparison import ComparedRun, by_variant, display_name
 from mindgspo.metrics.plot_style import Theme, entitle, label_x, label_y, new_figure, not_recorded, png_bytes, style
-from mindgspo.metrics.recorded import Series
-from mindgspo.metrics.recorded import accuracies as accuracies_of
+from mindgspo.metrics.recorded import overall_accuracy
 from mindgspo.metrics.run_folder import RunRecord
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def draw_costs(runs: Sequence[ComparedRun], theme: Theme) -> bytes:
 def _draw(axes: Axes, runs: Sequence[ComparedRun], theme: Theme, metric: str) -> None:
     is_empty = True
     for index, (variant, siblings) in enumerate(by_variant(runs).items()):
-        accuracies = [next(iter(accuracies_of(one.run).values()), Series(steps=(), values=())) for one in siblings]
+        accuracies = [overall_accuracy(one.run) for one in siblings]
         shared = sorted(set.intersection(*(set(series.steps) for series in accuracies)))
         if not shared:
             continue

@@ -10,7 +10,7 @@ from mindgspo.metrics.diagnosis_evaluation import EVALUATION_RULES, accuracy_cha
 from mindgspo.metrics.diagnosis_policy import POLICY_RULES
 from mindgspo.metrics.diagnosis_verdicts import VERDICT_RULES
 from mindgspo.metrics.finding import Finding, Level, Rule, ShareRule, recent
-from mindgspo.metrics.recorded import Recorded, accuracies
+from mindgspo.metrics.recorded import Recorded, overall_accuracy
 from mindgspo.metrics.run_settings import run_settings
 
 
@@ -103,10 +103,10 @@ def diagnose(run: Recorded) -> list[Finding]:
 
 
 def accuracy_span(run: Recorded) -> tuple[float | None, float | None]:
-    """Accuracy before and after: from the summary, else the first source's first and last evaluation."""
+    """Accuracy before and after: from the summary, else the first and the last evaluation."""
     before, after = run.summary.get("accuracy_before"), run.summary.get("accuracy_after")
-    series = next(iter(accuracies(run).values()), None)
-    if series is not None and len(series.values) > 1:
+    series = overall_accuracy(run)
+    if len(series.values) > 1:
         before = series.values[0] if before is None else before
         after = series.values[-1] if after is None else after
     return _number(before), _number(after)

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from mindgspo.config.eval_section import OVERALL
+
 ACCURACY = re.compile(r"val-core/(?P<source>.+)/acc/mean@1")
 """Greedy accuracy of one set or data source."""
 
@@ -55,6 +57,11 @@ def accuracies(run: Recorded) -> dict[str, Series]:
     """Greedy accuracy by set or data source, in the order of first appearance."""
     found = {match["source"]: name for name in run.names() if (match := ACCURACY.fullmatch(name))}
     return {source: run.series(name) for source, name in found.items()}
+
+
+def overall_accuracy(run: Recorded) -> Series:
+    """Greedy accuracy over all problems; of the first set or data source in folders that do not have it."""
+    return run.series(OVERALL) or next(iter(accuracies(run).values()), Series(steps=(), values=()))
 
 
 def latest(run: Recorded, key: str) -> float | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from mindgspo.config.eval_section import CHANGE
 from mindgspo.metrics.best_evaluation import best_evaluation
 from mindgspo.metrics.diagnosis import accuracy_span, diagnose
 from mindgspo.metrics.files import REPORT_FILE, replace_file
@@ -23,6 +24,7 @@ from mindgspo.metrics.plot import draw
 from mindgspo.metrics.plot_accuracy import draw_sampled
 from mindgspo.metrics.plot_policy import draw_policy
 from mindgspo.metrics.plot_style import DARK, LIGHT
+from mindgspo.metrics.recorded import latest
 from mindgspo.metrics.report_validation import held_out_table
 from mindgspo.metrics.run_folder import RunRecord, read_run
 
@@ -133,6 +135,9 @@ def headlines(run: RunRecord) -> list[Headline]:
     before, after = accuracy_span(run)
     if before is not None and after is not None:
         change = f"{(after - before) * 100:+.1f} points"
+        low, high = latest(run, f"{CHANGE}/low"), latest(run, f"{CHANGE}/high")
+        if low is not None and high is not None:
+            change += f" ({low * 100:+.1f} .. {high * 100:+.1f})"
         tiles.append(Headline("Held-out accuracy", f"{before:.1%} \u2192 {after:.1%}", change))
     best = best_evaluation(run)
     if best is not None and not best.is_only:

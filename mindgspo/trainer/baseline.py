@@ -22,9 +22,10 @@ class Baseline:
         self._solved: np.ndarray | None = None
 
     def change(self, solved: Sequence[bool]) -> Estimate | None:
-        """Change of the accuracy since the first call, which only takes note and gives None."""
+        """Change of the accuracy since the first call, which only takes note and gives None; so does one about another
+        number of problems (a run that began with another's checkpoint, on other rows)."""
         outcome = np.asarray(solved, bool)
-        if self._solved is None:
+        if self._solved is None or self._solved.size != outcome.size:
             self._solved = outcome
             return None
         return change_estimate(self._solved, outcome)

@@ -1,7 +1,7 @@
 """Figures of the policy on held-out problems: greedy, and mean@n, maj@k, pass@k, best@k where samples are asked for.
 
 What enters: parts of an experiment, sets of problems, the step. What leaves: metrics under `val-core/<part>/...` with
-the ends of their intervals, and all answers. Called before, during and after training, and by the warm-up.
+the ends of their intervals, and answers to look at. Called before, during and after training, and by the warm-up.
 
 A part is what figures are made of: each data source of a single set, each set where sets have names, and below such a
 set `<set>/<source>` where it holds several sources.
@@ -23,13 +23,15 @@ from mindgspo.rollout.protocol import SamplingSettings
 from mindgspo.rollout.random import Purpose, RandomStream
 from mindgspo.trainer.figures import Answered, Figures, figures_of
 from mindgspo.trainer.judge import judge
+from mindgspo.trainer.logged_groups import logged_groups
 from mindgspo.trainer.parts import EvaluationParts
 from mindgspo.types import Prompt, ScoredGroup, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedSet:
-    """name: of the set. greedy: one answer per problem. sampled: eval.num_samples of them, none where that is 1."""
+    """What is written down of a set. greedy: one answer per problem. sampled: eval.num_samples of them, none where that
+    is 1. Of eval.logged_problems problems, and of as many others whose judgement failed."""
 
     name: str
     greedy: tuple[ScoredGroup, ...]
@@ -38,8 +40,8 @@ class EvaluatedSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """sets: all answers. solved: whether the greedy answer is correct, by problem, set after set. metrics: by name,
-    with the ends of intervals."""
+    """sets: answers to look at. solved: whether the greedy answer is correct, by problem, set after set. metrics: by
+    name, with the ends of intervals."""
 
     sets: tuple[EvaluatedSet, ...]
     solved: tuple[bool, ...]
@@ -54,18 +56,18 @@ class Evaluation:
 def evaluate(parts: EvaluationParts, sets: Mapping[str, Sequence[Prompt]], step: int) -> Evaluation:
     """Greedy answers to all problems and, if eval.num_samples > 1, that many samples, with their figures."""
     section = parts.config.eval
-    found, metrics = [], {}
+    found, solved, metrics = [], [], {}
     for name, prompts in sets.items():
         greedy = answers(parts, prompts, step, temperature=0.0, num_samples=1)
         sampled: tuple[ScoredGroup, ...] = ()
         if section.num_samples > 1:
             sampled = answers(parts, prompts, step, temperature=section.temperature, num_samples=section.num_samples)
-        one = EvaluatedSet(name=name, greedy=greedy, sampled=sampled)
-        found.append(one)
-        metrics |= _set_metrics(parts.config, one)
-    solved = tuple(_is_solved(group) for one in found for group in one.greedy)
+        metrics |= _set_metrics(parts.config, name, greedy, sampled)
+        solved += [_is_solved(group) for group in greedy]
+        shown, shown_samples = (logged_groups(groups, section.logged_problems) for groups in (greedy, sampled))
+        found.append(EvaluatedSet(name=name, greedy=shown, sampled=shown_samples))
     metrics |= with_bounds(OVERALL, share_estimate(solved))
-    return Evaluation(sets=tuple(found), solved=solved, metrics=metrics)
+    return Evaluation(sets=tuple(found), solved=tuple(solved), metrics=metrics)
 
 
 def greedy_accuracy(parts: EvaluationParts, prompts: Sequence[Prompt]) -> float:
@@ -103,10 +105,12 @@ def with_bounds(name: str, estimate: Estimate) -> dict[str, float]:
     return {name: estimate.value, **{key: end for key, end in ends.items() if end is not None}}
 
 
-def _set_metrics(config: ExperimentConfig, one: EvaluatedSet) -> dict[str, float]:
-    greedy, sampled = _by_source(one.greedy), _by_source(one.sampled)
+def _set_metrics(
+    config: ExperimentConfig, name: str, greedy_groups: Sequence[ScoredGroup], sampled_groups: Sequence[ScoredGroup]
+) -> dict[str, float]:
+    greedy, sampled = _by_source(greedy_groups), _by_source(sampled_groups)
     metrics: dict[str, float] = {}
-    for part, sources in part_names(config, one.name, greedy).items():
+    for part, sources in part_names(config, name, greedy).items():
         figures = figures_of([some for source in sources for some in greedy[source]], all_rewards=True)
         metrics |= dict(_core_metrics(part, figures)) | _greedy_metrics(part, figures)
         if sampled:

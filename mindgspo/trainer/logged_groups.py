@@ -1,4 +1,4 @@
-"""Which groups are worth writing down. Called by `loop` and `validation`."""
+"""Which groups are worth writing down. Called by `loop` and `evaluate`."""
 
 from __future__ import annotations
 

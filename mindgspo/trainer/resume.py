@@ -27,6 +27,7 @@ _FREE = (
     "trainer.max_nonfinite_skips",
     "rollout.slots",
     "eval.every",
+    "eval.logged_problems",
     "plans.",
     "reshard.",
     "swap.",

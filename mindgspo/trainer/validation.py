@@ -15,7 +15,6 @@ from mindgspo.data import PromptDataset
 from mindgspo.errors import ConfigError
 from mindgspo.metrics import RunLog, verdict_lines
 from mindgspo.trainer.evaluate import evaluate, part_names, with_bounds
-from mindgspo.trainer.logged_groups import logged_groups
 from mindgspo.trainer.parts import TrainingParts
 from mindgspo.trainer.progress import Progress
 
@@ -34,8 +33,7 @@ def validate(parts: TrainingParts, log: RunLog, progress: Progress) -> None:
     log.log_metrics(progress.step, metrics)
     for one in evaluation.sets:
         for groups in (one.greedy, one.sampled):
-            shown = logged_groups(groups, section.logged_problems)
-            log.log_validation(progress.step, one.name, shown, parts.tokenizer.decode)
+            log.log_validation(progress.step, one.name, groups, parts.tokenizer.decode)
     for line in verdict_lines(log.history, step=progress.step, best=_best_text(section.best_metric, progress)):
         log.note(line)
 

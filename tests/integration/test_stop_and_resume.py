@@ -27,7 +27,7 @@ def test_a_run_stopped_twice_ends_as_an_uninterrupted_one(
     assert "resumed at step 0" in output and "warm-up" not in output
     assert not (root / "summary.json").exists()
     # What a run that was killed later, in the middle of a line, would have left beyond its checkpoint.
-    for name in ("metrics.jsonl", "samples.jsonl"):
+    for name in ("metrics.jsonl", "samples.jsonl", "validation.jsonl"):
         with (root / name).open("a") as file:
             file.write('{"step": 5, "actor/pg_loss": 9.0}\n{"step": 6, "act')
 
@@ -36,7 +36,7 @@ def test_a_run_stopped_twice_ends_as_an_uninterrupted_one(
     assert "resumed at step" in done.stdout and "warm-up" not in done.stdout
     assert done.stdout.splitlines()[-1] == f"report: {root / 'report.html'}"
 
-    for name in ("metrics.jsonl", "samples.jsonl"):
+    for name in ("metrics.jsonl", "samples.jsonl", "validation.jsonl"):
         ours, theirs = read_lines(root / name), read_lines(finished_run.root / name)
         assert reproducible(ours) == reproducible(theirs), name
     weights = Path("export") / "model.safetensors"
@@ -71,7 +71,7 @@ def test_a_run_stopped_after_its_last_checkpoint_only_finishes(finished_run, min
     done = mindgspo("run", config, "--set", "resume=auto", "--set", f"run_dir={root}", cwd=folder)
     assert done.returncode == 0, done.stderr
     after = tree(root)
-    for name in ("metrics.jsonl", "samples.jsonl", "export/model.safetensors"):
+    for name in ("metrics.jsonl", "samples.jsonl", "validation.jsonl", "export/model.safetensors"):
         assert after[name] == before[name], name
     assert json.loads(after["summary.json"])["accuracy_after"] == pytest.approx(
         json.loads((finished_run.root / "summary.json").read_text())["accuracy_after"]
