@@ -49,6 +49,11 @@ def _update_notes(config: ExperimentConfig) -> Iterator[str]:
                 f"rollout are off-policy and nothing corrects that; trainer.prompts_per_mini_batch={prompts} "
                 f"{'and trainer.epochs_per_rollout=1 make' if epochs > 1 else 'makes'} one"
             )
+    elif is_single and algorithm.old_log_probs == "sampler":
+        yield (
+            "one update per rollout with algorithm.old_log_probs=sampler: every ratio is the mismatch of sampler and "
+            "trainer and nothing else"
+        )
     elif is_single and algorithm.name == "sapo":
         yield (
             "one update per rollout: every ratio is 1 when it is used, where sapo's gates are fully open, so it is a "
@@ -84,7 +89,13 @@ def _clip_notes(config: ExperimentConfig) -> Iterator[str]:
             f"algorithm.clip_low / clip_high: {low:g} / {high:g} is a range for gspo; {algorithm.name}'s token ratios "
             f"leave it almost at once (usual: {usual})"
         )
-    if config.model.dtype != "float32" and has_sequence_ratio(algorithm):
+    if config.model.dtype != "float32" and has_sequence_ratio(algorithm) and algorithm.old_log_probs == "sampler":
+        yield (
+            f"algorithm.old_log_probs: sampler puts the mismatch of sampler and trainer, in {config.model.dtype} about "
+            f"1e-2 per token, into a ratio whose clip range is {low:g} / {high:g}; watch actor/pg_clipfrac_seq of runs "
+            "with recompute beside it"
+        )
+    elif config.model.dtype != "float32" and has_sequence_ratio(algorithm):
         yield (
             f"model.dtype: {config.model.dtype} rounds the sequence ratio by up to about 2e-3, more than the "
             f"clip range {low:g} / {high:g}; watch the ratio of the first "

@@ -92,3 +92,12 @@ def test_the_banner_says_what_it_refers_to(load) -> None:
     assert "reference" not in dict(batch_table(unread, 96))["plans"], "nobody scores with it"
     assert any(line.startswith("plans.reference: not read") for line in notes(unread))
     assert dict(batch_table(load("algorithm.old_log_probs=sampler"), 96))["old log-probs"].startswith("the sampler's")
+
+
+def test_ratios_against_the_sampler_are_not_called_one(load) -> None:
+    sampler = "algorithm.old_log_probs=sampler"
+    single = notes(load(sampler, "trainer.prompts_per_mini_batch=12"))
+    assert any("every ratio is the mismatch of sampler and trainer" in line for line in single)
+    assert not any("every ratio is 1" in line for line in single)
+    bfloat16 = notes(load(sampler, "device=Ascend", "model.dtype=bfloat16", "model.num_attention_heads=2"))
+    assert any("in bfloat16 about 1e-2 per token, into a ratio whose clip range is 0.0003" in line for line in bfloat16)
