@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from mindgspo.errors import ConfigError
+from mindgspo.parallel.launch import heartbeat
 from mindgspo.parallel.ranks import Ranks
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -65,9 +66,13 @@ class Meeting:
         spins, pause = 0, _SHORTEST_SLEEP
         while counters[other, self._rank] < count:
             spins += 1
-            if spins > _SPINS:
+            if spins == _SPINS:
+                heartbeat.wait(True)
+            elif spins > _SPINS:
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_SLEEP)
+        if spins >= _SPINS:
+            heartbeat.wait(False)
 
 
 def new_meeting_file(world_size: int) -> Path:

@@ -19,8 +19,8 @@ from pathlib import Path
 MEETING = "meeting the other workers"
 """The stage from which a rank has come to the place where the cluster forms."""
 
-_MARK = b"mgh1"
-_BODY = struct.Struct("<qBqqqd64s")  # process id, state, step, entered, ticks, changed_at, stage
+_MARK = b"mgh2"
+_BODY = struct.Struct("<qBBqqqd64s")  # process id, state, waits, step, entered, ticks, changed_at, stage
 _HEAD = struct.Struct("<4sI")  # mark, checksum of the body
 _SIZE = _HEAD.size + _BODY.size
 _MAX_STAGE_BYTES = 64
@@ -39,7 +39,8 @@ class State(IntEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """The last sign of life. entered: stages entered so far. ticks: since the last of them. changed_at: on
-    time.monotonic(), which processes of one machine share."""
+    time.monotonic(), which processes of one machine share. waits: it is at a meeting to which another rank has not
+    come."""
 
     process_id: int
     state: State
@@ -48,6 +49,7 @@ class Record:
     entered: int
     ticks: int
     changed_at: float
+    waits: bool = False
 
     @property
     def sequence(self) -> tuple[int, int]:
@@ -69,6 +71,7 @@ class Heartbeat:
         self._state = State.STARTING
         self._stage = b""
         self._step = self._entered = self._ticks = 0
+        self._waits = False
         self._write()
 
     def enter(self, stage: str, step: int) -> None:
@@ -83,6 +86,11 @@ class Heartbeat:
     def tick(self) -> None:
         """Something was done within the stage, such as one decode step or one micro-batch."""
         self._ticks += 1
+        self._write()
+
+    def wait(self, waits: bool) -> None:
+        """From now on this process waits for other ranks, or no longer. That is no progress."""
+        self._waits = waits
         self._write()
 
     def finish(self) -> None:
@@ -106,6 +114,7 @@ class Heartbeat:
             entered=self._entered,
             ticks=self._ticks,
             changed_at=self._changed_at,
+            waits=self._waits,
         )
 
     def close(self) -> None:
@@ -118,7 +127,14 @@ class Heartbeat:
         if self._file is None:
             return
         body = _BODY.pack(
-            self._process_id, self._state, self._step, self._entered, self._ticks, self._changed_at, self._stage
+            self._process_id,
+            self._state,
+            self._waits,
+            self._step,
+            self._entered,
+            self._ticks,
+            self._changed_at,
+            self._stage,
         )
         os.pwrite(self._file, _HEAD.pack(_MARK, zlib.crc32(body)) + body, 0)
 
@@ -139,7 +155,7 @@ def read_record(path: Path) -> Record | None:
 
 
 def _record(content: bytes) -> Record:
-    process_id, state, step, entered, ticks, changed_at, stage = _BODY.unpack_from(content, _HEAD.size)
+    process_id, state, waits, step, entered, ticks, changed_at, stage = _BODY.unpack_from(content, _HEAD.size)
     return Record(
         process_id=process_id,
         state=State(state),
@@ -148,14 +164,16 @@ def _record(content: bytes) -> Record:
         entered=entered,
         ticks=ticks,
         changed_at=changed_at,
+        waits=bool(waits),
     )
 
 
 def awaited(records: Mapping[int, Record | None]) -> tuple[int, ...]:
     """The ranks that the others wait for: those that have not come, else those with the fewest sequence points.
 
-    All ranks walk through the same stages, so whoever is behind holds the others up. Where nobody is behind, all ranks
-    still at work are named; none where all have ended. `records`: by rank, None for one that has not come.
+    All ranks walk through the same stages, so whoever is behind holds the others up; not one that is known to wait
+    itself, unless all are. Where nobody is behind, all ranks still at work are named; none where all have ended.
+    `records`: by rank, None for one that has not come.
     """
     absent = tuple(sorted(rank for rank, record in records.items() if record is None))
     if absent:
@@ -167,8 +185,9 @@ def awaited(records: Mapping[int, Record | None]) -> tuple[int, ...]:
     }
     if not at_work:
         return ()
-    last = min(record.sequence for record in at_work.values())
-    return tuple(sorted(rank for rank, record in at_work.items() if record.sequence == last))
+    suspected = {rank: record for rank, record in at_work.items() if not record.waits} or at_work
+    last = min(record.sequence for record in suspected.values())
+    return tuple(sorted(rank for rank, record in suspected.items() if record.sequence == last))
 
 
 _heartbeat: Heartbeat | None = None
@@ -212,6 +231,12 @@ def tick() -> None:
     """`Heartbeat.tick` of this process."""
     if _heartbeat is not None:
         _heartbeat.tick()
+
+
+def wait(waits: bool) -> None:
+    """`Heartbeat.wait` of this process."""
+    if _heartbeat is not None:
+        _heartbeat.wait(waits)
 
 
 def finish() -> None:

@@ -14,8 +14,10 @@ from mindgspo.parallel.launch import heartbeat
 from mindgspo.parallel.launch.heartbeat import Heartbeat, Record, State, awaited, read_record
 
 
-def record(entered: int, ticks: int = 0, state: State = State.RUNNING) -> Record:
-    return Record(process_id=1, state=state, step=1, stage="s", entered=entered, ticks=ticks, changed_at=0.0)
+def record(entered: int, ticks: int = 0, state: State = State.RUNNING, *, waits: bool = False) -> Record:
+    return Record(
+        process_id=1, state=state, step=1, stage="s", entered=entered, ticks=ticks, changed_at=0.0, waits=waits
+    )
 
 
 def test_what_is_written_is_read(tmp_path: Path):
@@ -30,6 +32,10 @@ def test_what_is_written_is_read(tmp_path: Path):
     second = read_record(path)
     assert (second.state, second.stage, second.step, second.sequence) == (State.RUNNING, "generate", 7, (1, 2))
     assert before <= first.changed_at <= second.changed_at <= time.monotonic()
+    beat.wait(True)
+    assert read_record(path).waits and read_record(path) == beat.record
+    beat.wait(False)
+    assert not read_record(path).waits and read_record(path).sequence == (1, 2), "to wait is no progress"
     beat.enter("update", 8)
     beat.finish()
     last = read_record(path)
@@ -110,6 +116,9 @@ def test_a_tick_is_cheap(tmp_path: Path):
         ({0: record(9), 1: record(2, state=State.FINISHED)}, (0,)),  # the finished are awaited by nobody
         ({0: record(9, state=State.FAILED), 1: record(9, state=State.FINISHED)}, ()),
         ({0: record(1), 1: record(0, state=State.STARTING)}, (1,)),
+        ({0: record(3, 1), 1: record(3, 1, waits=True), 2: record(3, 1, waits=True)}, (0,)),
+        ({0: record(3, 2, waits=True), 1: record(3, 9)}, (1,)),  # it drew fewer tokens, and is done
+        ({0: record(3, waits=True), 1: record(2, waits=True)}, (1,)),  # all wait: a defect of ours
     ],
 )
 def test_awaited(records: dict[int, Record | None], expected: tuple[int, ...]):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from mindgspo.errors import ConfigError
+from mindgspo.parallel.launch import heartbeat
 from mindgspo.parallel.meeting import Meeting, new_meeting_file
 
 CHILD = Path(__file__).with_name("meeting_child.py")
@@ -230,3 +231,18 @@ def test_waiting_leaves_the_processor_to_others(ranks: list[Meeting], aside: Cal
     time.sleep(1.0)
     ranks[1].meet((0, 1))
     assert waiting.result(timeout=WAIT_S) < 0.3
+
+
+def test_who_waits_for_others_says_so(ranks: list[Meeting], aside) -> None:
+    beat = heartbeat.start(None)
+    try:
+        first = aside(ranks[0].meet, (0, 1))
+        give_up = time.monotonic() + WAIT_S
+        while not beat.record.waits and time.monotonic() < give_up:
+            time.sleep(0.001)
+        assert beat.record.waits and not first.done()
+        ranks[1].meet((0, 1))
+        first.result(WAIT_S)
+        assert not beat.record.waits
+    finally:
+        heartbeat.stop()
