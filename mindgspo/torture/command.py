@@ -36,6 +36,7 @@ class Torture:
     workers: int = 1
     num_lost: int = 0
     entries: list[dict[str, Any]] = field(default_factory=list)
+    _tried: Kill | None = None
 
     def lines(self) -> Iterator[str]:
         """Do it, and say what happens; the last line sums up. Raises TrainingError where a run ends badly by itself."""
@@ -80,6 +81,8 @@ class Torture:
                         f"{run_dir.name} ended by itself with exit code {life.exit_code} after {life.seconds:.0f} s "
                         f"(waiting for {kill}):\n{_last(life.text)}"
                     )
+                if kill is not None:
+                    yield from self._missed(waiting)
                 return
             assert kill is not None
             waiting.pop(0)
@@ -107,6 +110,15 @@ class Torture:
                 f"{'-' if newest is None else newest}: {'ok' if not problems else 'LOST'}"
             )
             yield from (f"  {problem}" for problem in problems)
+
+    def _missed(self, waiting: list[Kill]) -> Iterator[str]:
+        """The run ended before the first of `waiting` was reached. The next run tries it from its beginning, where it
+        has the most steps; where that is not enough either, it is left out."""
+        kill = waiting[0]
+        if kill is self._tried:
+            waiting.pop(0)
+            yield f"left out: {kill.fault or kill.kind} is not reached by this experiment"
+        self._tried = kill
 
     def _lived(self, config: Path, run_dir: Path, kill: Kill | None, pace: Pace, *, limit_s: float) -> Life:
         log = self.folder / f"{run_dir.name}_{len(self.entries)}.log"

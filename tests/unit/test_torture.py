@@ -13,6 +13,7 @@ from mindgspo import faults
 from mindgspo.checkpoint import Keep, save_checkpoint
 from mindgspo.metrics import write_summary
 from mindgspo.tensor_files import write_safetensors
+from mindgspo.torture import Torture
 from mindgspo.torture.judge import after_kill, at_the_end
 from mindgspo.torture.kills import REQUIRED, Kill, planned_kills
 from mindgspo.torture.life import Life, Pace, _Moment
@@ -157,3 +158,13 @@ def test_the_pace_of_a_run(tmp_path: Path) -> None:
     lines = [{"step": 0, "timing_s/testing": 9.0}, *({"step": step, "timing_s/step": 2.0} for step in (1, 2, 3))]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert Pace.of(tmp_path, 30.0) == Pace(start_s=24.0, step_s=2.0)
+
+
+def test_a_kill_that_is_never_reached_is_left_out_at_the_second_run(tmp_path: Path) -> None:
+    torture = Torture(folder=tmp_path, kills=2)
+    first, second = (Kill(kind="eval", fault=f"eval.before:{number}=kill") for number in (8, 9))
+    waiting = [first, second]
+    assert list(torture._missed(waiting)) == [] and waiting == [first, second]
+    assert list(torture._missed(waiting)) == ["left out: eval.before:8=kill is not reached by this experiment"]
+    assert waiting == [second]
+    assert list(torture._missed(waiting)) == [] and waiting == [second]
