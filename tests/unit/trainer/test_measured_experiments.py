@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.config import ColumnsSection, ModelSection, TokenizerSection, load_config
+from mindgspo.config import ColumnsSection, ModelSection, TokenizerSection, dump_config, load_config
 from mindgspo.errors import ConfigError, DataError, MindGSPOError, WeightsError
 from mindgspo.models.huggingface_config import huggingface_config
 from mindgspo.tokenization import load_tokenizer
@@ -87,6 +87,17 @@ def test_every_option_arrives_and_set_wins(model_dir: Path, tmp_path: Path) -> N
         assert (config.data.eval.max_rows, config.seed, config.device) == (5, 4, "CPU")
         assert (config.tokenizer.path, config.tokenizer.eos_tokens) == (other, ("<|endoftext|>",))
         assert (config.data.system_prompt, config.data.instruction_suffix) == ("Think.", '\nSay "#### n".')
+
+
+def test_every_held_out_set_of_an_experiment_is_a_task(model_dir: Path, tmp_path: Path) -> None:
+    sets = "{easy: {format: arithmetic, split: test, max_rows: 9}, dev: {format: arithmetic, split: dev}}"
+    experiment = tmp_path / "two_sets.yaml"
+    experiment.write_text(dump_config(load_config(QUICKSTART, ["warmup=null", "data.eval=null", f"data.eval={sets}"])))
+    tasks = tasks_of_experiment(model_dir, experiment, MeasureOptions(max_rows=5), ["data.eval.dev.max_rows=3"])
+    assert [(task.label, task.config.data.eval.split, task.config.data.eval.max_rows) for task in tasks] == [
+        ("easy", "test", 5),
+        ("dev", "dev", 3),
+    ]
 
 
 def test_pass_at_k_follows_the_number_of_samples(model_dir: Path) -> None:
