@@ -16,9 +16,8 @@ from mindspore import Parameter, nn
 from mindgspo.algorithms.kl_control import KLController
 from mindgspo.algorithms.registry import build_policy_loss
 from mindgspo.algorithms.taking_part import updater_of
-from mindgspo.config import DataSourceSection, ExperimentConfig, planned_steps
-from mindgspo.data import PromptDataset, PromptStream, open_dataset, prepare_dataset
-from mindgspo.errors import ConfigError, DataError
+from mindgspo.config import ExperimentConfig, planned_steps
+from mindgspo.data import PromptStream
 from mindgspo.metrics import Timers
 from mindgspo.models.huggingface_config import read_model_section
 from mindgspo.models.logical_scorer import scorer_of
@@ -42,8 +41,9 @@ from mindgspo.trainer.fingerprints import fingerprints, rows_digest
 from mindgspo.trainer.inputs import HELD_OUT_SEED, NUM_TRIAL_ROWS, check_architecture, trial_candidate
 from mindgspo.trainer.kept_state import KeptCoefficient, KeptState, KeptStream
 from mindgspo.trainer.longest_batch import longest_batch
+from mindgspo.trainer.opened_data import check_distinct_prompts, judged_dataset, open_eval_sets
 from mindgspo.trainer.parts import TrainingParts
-from mindgspo.trainer.ranks import first_rank_first, infer_place, reference_place, start_device, train_place
+from mindgspo.trainer.ranks import infer_place, reference_place, start_device, train_place
 from mindgspo.trainer.reference import KeptReference, ReferencePolicy
 from mindgspo.trainer.skipped_updates import SkippedUpdates
 from mindgspo.trainer.surplus import Surplus
@@ -67,9 +67,9 @@ def build_parts(
     train_set = judged_dataset(
         config, config.data.train, tokenizer, scorer, data_dir / "train", seed=config.seed, new_run=new_run
     )
-    eval_sets = _eval_sets(config, tokenizer, scorer, data_dir / "eval", new_run=new_run)
+    eval_sets = open_eval_sets(config, tokenizer, scorer, data_dir / "eval", new_run=new_run)
     check_best_metric(config, eval_sets)
-    _check_distinct_prompts(config, len(train_set))
+    check_distinct_prompts(config, len(train_set))
     if infer_place(config).is_speaker:
         scorer.try_out([trial_candidate(prompt, tokenizer) for prompt in itertools.islice(train_set, NUM_TRIAL_ROWS)])
     train_digest = rows_digest(train_set)
@@ -150,24 +150,6 @@ def build_parts(
     )
 
 
-def _eval_sets(
-    config: ExperimentConfig, tokenizer: Tokenizer, scorer: Scorer, folder: Path, *, new_run: bool
-) -> dict[str, PromptDataset]:
-    """The held-out problems by set; sets that have names are prepared in folders of their own."""
-    return {
-        name: judged_dataset(
-            config,
-            source,
-            tokenizer,
-            scorer,
-            folder / name if config.data.names_eval_sets else folder,
-            seed=HELD_OUT_SEED,
-            new_run=new_run,
-        )
-        for name, source in config.data.eval_sets.items()
-    }
-
-
 def build_warmup(parts: TrainingParts, *, data_dir: Path, new_run: bool = True) -> Warmup | None:
     """What the warm-up of this experiment learns from, None if it has none. Raises DataError for a row without a
     solution or with one that is too long."""
@@ -199,59 +181,6 @@ def started_scorer(config: ExperimentConfig) -> Scorer:
     if infer_place(config).is_speaker:
         scorer.start()
     return scorer
-
-
-def judged_dataset(
-    config: ExperimentConfig,
-    source: DataSourceSection,
-    tokenizer: Tokenizer,
-    scorer: Scorer,
-    folder: Path,
-    *,
-    seed: int,
-    new_run: bool = True,
-) -> PromptDataset:
-    """Open a prepared folder, or prepare the raw rows into `folder` first; every row can be rewarded."""
-    if source.format == "prepared":
-        assert source.path is not None
-        rows = open_dataset(source.path, tokenizer, config.data, max_rows=source.max_rows)
-    else:
-        first_rank_first(lambda: _prepare(config, source, tokenizer, folder, seed=seed, new_run=new_run))
-        rows = open_dataset(folder, tokenizer, config.data)
-    try:
-        scorer.check_rows(list(rows))
-    except DataError as error:
-        raise DataError(f"{source.path or folder}: {error}") from error
-    return rows
-
-
-def _prepare(
-    config: ExperimentConfig,
-    source: DataSourceSection,
-    tokenizer: Tokenizer,
-    folder: Path,
-    *,
-    seed: int,
-    new_run: bool,
-) -> None:
-    show = config.logging.progress
-    try:
-        prepare_dataset(source, config.data, tokenizer, folder, seed=seed, show_progress=show)
-    except DataError:
-        # Left by a start that failed with other settings: nothing was ever trained on it.
-        if not new_run or not folder.is_dir():
-            raise
-        prepare_dataset(source, config.data, tokenizer, folder, seed=seed, force=True, show_progress=show)
-
-
-def _check_distinct_prompts(config: ExperimentConfig, num_rows: int) -> None:
-    """A prompt drawn twice in one step would be sampled with the same random numbers, hence counted double."""
-    prompts = config.rollout.prompts_per_step
-    if prompts > num_rows:
-        raise ConfigError(
-            f"rollout.prompts_per_step: {prompts} different prompts cannot be drawn from {num_rows} rows of "
-            f"data.train; largest legal: {num_rows}"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

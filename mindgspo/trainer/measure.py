@@ -22,11 +22,12 @@ from mindgspo.parallel.placement import ALONE
 from mindgspo.parallel.swap.swap import Swap
 from mindgspo.rewards import Scorer
 from mindgspo.tokenization import Tokenizer, load_tokenizer
-from mindgspo.trainer.build import generating_part, judged_dataset, policy_model, started_scorer
+from mindgspo.trainer.build import generating_part, policy_model, started_scorer
 from mindgspo.trainer.evaluate import answers
 from mindgspo.trainer.figures import Answered, Figures, figures_of
 from mindgspo.trainer.inputs import HELD_OUT_SEED
 from mindgspo.trainer.measured_experiments import Task
+from mindgspo.trainer.opened_data import judged_dataset
 from mindgspo.trainer.parts import EvaluationParts
 from mindgspo.trainer.ranks import start_device
 from mindgspo.types import Prompt, ScoredGroup

@@ -169,9 +169,10 @@ def test_after_a_resume_the_log_knows_what_was_before(tmp_path: Path) -> None:
     with opened() as log:
         for step in range(4):
             log.log_metrics(step, {"a": step / 2})
-        log.log_validation(3, "eval", (), lambda ids: "")
+    (tmp_path / "validation.jsonl").write_text('{"step": 2}\n{"step": 3}\n')
     with opened() as log:
         log.truncate_after(2)
         log.log_metrics(3, {"a": 7.0})
         series = log.history.series("a")
         assert (series.steps, series.values) == ((0, 1, 2, 3), (0.0, 0.5, 1.0, 7.0))
+    assert lines(tmp_path / "validation.jsonl") == [{"step": 2}]
