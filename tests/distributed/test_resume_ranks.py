@@ -1,0 +1,75 @@
+"""Runs on four processes go on bit for bit on four, and within rounding on one; the other way round, too."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mindgspo.checkpoint.steps import step_folder
+from mindgspo.tensor_files import read_safetensors
+from mindgspo.torture.experiment import write_experiment
+from mindgspo.torture.judge import at_the_end
+
+PROJECT = Path(__file__).resolve().parents[2]
+FOUR = (
+    "plans.train={data_parallel: 2, model_parallel: 2, optimizer_shard: true}",
+    "plans.infer={data_parallel: 4}",
+    "trainer.save_in_background=true",
+)
+ONE = ("plans.train={}", "plans.infer={}")
+SETTINGS = (
+    "algorithm.kl={placement: loss, coef: 0.05, target: 0.001, horizon: 100}",
+    "optimizer.schedule=cosine",
+    "trainer.save_every=1",
+    "trainer.keep_checkpoints=9",
+    "eval.every=null",
+)
+
+
+def run(config: Path, root: Path, *overrides: str) -> Path:
+    sets = [word for override in (*SETTINGS, *overrides, f"run_dir={root}") for word in ("--set", override)]
+    ended = subprocess.run(
+        [sys.executable, "-m", "mindgspo.cli", "run", str(config), *sets],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=1500,
+    )
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+    return root
+
+
+def checkpoint(root: Path, step: int) -> Path:
+    return step_folder(root / "checkpoints", step)
+
+
+def assert_close(ours: Path, theirs: Path) -> None:
+    """Weights and moments of the last step, and its losses, within 1e-5."""
+    for name in ("parameters.safetensors", "optimizer.safetensors"):
+        one, other = (read_safetensors(checkpoint(root, 3) / name) for root in (ours, theirs))
+        assert one.keys() == other.keys()
+        for tensor in one:
+            np.testing.assert_allclose(one[tensor], other[tensor], rtol=0, atol=1e-5, err_msg=tensor)
+    lines = [(root / "metrics.jsonl").read_text().splitlines() for root in (ours, theirs)]
+    steps = [[line for line in map(json.loads, part) if "actor/loss" in line] for part in lines]
+    assert len(steps[0]) == len(steps[1]) == 3
+    for one, other in zip(*steps, strict=True):
+        assert one["actor/loss"] == pytest.approx(other["actor/loss"], abs=1e-5)
+        assert one["actor/lr"] == other["actor/lr"], "the schedule does not know where the run stopped"
+
+
+@pytest.mark.slow
+def test_the_rest_of_a_run_is_the_same_on_the_same_plan_and_close_on_another(tmp_path: Path) -> None:
+    config = write_experiment(tmp_path / "experiment", max_steps=3, workers=1)
+    whole = run(config, tmp_path / "whole", *FOUR)
+    same = run(config, tmp_path / "same", *FOUR, f"resume={checkpoint(whole, 1)}")
+    assert at_the_end(same, whole) == []
+    one = run(config, tmp_path / "one", *ONE, f"resume={checkpoint(whole, 1)}")
+    assert_close(one, whole)
+    four = run(config, tmp_path / "four", *FOUR, f"resume={checkpoint(one, 2)}")
+    assert_close(four, one)
