@@ -77,8 +77,13 @@ def write_whole(path: Path, tensors: Mapping[str, np.ndarray], dtypes: Mapping[s
     return path
 
 
-def write_step(run: Path, tensors: Mapping[str, np.ndarray], step: int = 3) -> Path:
-    """A run's checkpoint."""
+def write_step(
+    run: Path,
+    tensors: Mapping[str, np.ndarray],
+    step: int = 3,
+    kept: Mapping[str, Mapping[str, np.ndarray]] | None = None,
+) -> Path:
+    """A run's checkpoint. kept: what else the run keeps."""
     is_state = {name: name.startswith("adamw.") for name in tensors}
     return save_checkpoint(
         run / "checkpoints",
@@ -86,6 +91,7 @@ def write_step(run: Path, tensors: Mapping[str, np.ndarray], step: int = 3) -> P
         parameters={name: array for name, array in tensors.items() if not is_state[name]},
         optimizer={name: array for name, array in tensors.items() if is_state[name]},
         state={"cursor": step},
+        kept=kept,
         keep=Keep(last=9),
     )
 

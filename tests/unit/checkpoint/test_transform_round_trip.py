@@ -61,7 +61,8 @@ def assert_ranks(folder: Path, expected: dict[int, dict[str, np.ndarray]]) -> No
 def test_one_to_eight_to_other_eight_to_one_is_the_same(tmp_path: Path, suffix: str, kind: str):
     """kind: without optimizer shards, with ours, with those that MindSpore's compiler makes."""
     tensors = random_tensors()
-    step = write_step(tmp_path / "run", tensors)
+    kept = {"reference": {name: tensors[name] + 1 for name in SHAPES}, "surplus": {"ids": np.arange(5, dtype=np.int32)}}
+    step = write_step(tmp_path / "run", tensors, kept=kept)
     changes = {} if kind == "plain" else {"optimizer_shard": True, "vocab_emb_dp": False}
     first, second = plan(1, 4, 2, **changes), plan(2, 4, 1, **changes)
     compiled = kind == "compiled"
@@ -73,7 +74,10 @@ def test_one_to_eight_to_other_eight_to_one_is_the_same(tmp_path: Path, suffix: 
     run(tmp_path / "a", tmp_path / "b", source_strategy=one, destination_strategy=two)
     assert_ranks(tmp_path / "b", rank_tensors(tensors, layouts_of(second, compiled=compiled)))
     assert {path.suffix for path in (tmp_path / "b").glob("rank_*/*")} == {suffix}
+    assert {path.name for path in (tmp_path / "b").glob("*.safetensors")} == {f"{name}.safetensors" for name in kept}
     run(tmp_path / "b", tmp_path / "c", source_strategy=two, deep=True)
+    run(tmp_path / "b", tmp_path / "d", source_strategy=two, destination_strategy=one, weights_only=True)
+    assert not list((tmp_path / "d").glob("*.safetensors")), "they belong to a run that goes on"
 
     assert contents(tmp_path / "c") == contents(step)
     assert load_checkpoint(tmp_path / "c").state == {"cursor": 3}
