@@ -47,19 +47,22 @@ def reserve(work: RankWork) -> int:
 
 def temporary(work: RankWork, phase: Phase) -> Parts:
     """What the phase's graphs use at their peak and give back to the pool; for SAVE what numpy gives back."""
+    # Rank 0 gathers whole weights and both moments before they are written, in the background while the run goes on.
+    copies = {Part.COPIES: 3 * whole_bytes(work.config.model) if work.rank == 0 else 0}
     if phase is Phase.SAVE:
-        # Rank 0 gathers whole weights and both moments before they are written.
-        return {Part.COPIES: 3 * whole_bytes(work.config.model) if work.rank == 0 else 0}
+        return copies
     peaks = {Phase.ROLLOUT: _rollout_peaks, Phase.SCORE: _score_peaks, Phase.UPDATE: _update_peaks}
     if phase not in peaks:
         return {}
     peak = max(peaks[phase](work), key=lambda peak: peak.total, default=_Peak())
+    lasting = copies if work.config.trainer.save_in_background else {}
     is_recomputed = phase is Phase.UPDATE and work.plan.recompute != "none"
     bytes_each = FLOAT * (_HOLES_OF_RECOMPUTE if is_recomputed else _HOLES)
     return {
         Part.ACTIVATIONS: int(bytes_each * peak.activations),
         Part.NEW_GRADIENTS: int(bytes_each * peak.gradients),
         Part.LOGITS: int(bytes_each * peak.logits),
+        **lasting,
     }
 
 

@@ -141,6 +141,24 @@ def test_at_every_step(whole_run, mindgspo, tmp_path: Path, name: str, step: int
     assert at_the_end(tmp_path / "run", whole.root) == []
 
 
+@pytest.mark.slow
+def test_killed_while_a_thread_writes_the_checkpoint(whole_run, mindgspo, environment, tmp_path: Path) -> None:
+    whole = whole_run("moving")
+    root = tmp_path / "run"
+    sets = ("--set", "resume=auto", "--set", f"run_dir={root}")
+    num_files = len(list(whole.checkpoint(0).iterdir())) - 1  # each is a point, but for the manifest
+    environment["MINDGSPO_FAULT"] = f"save.inside:{num_files + 2}=kill"
+    try:
+        killed = mindgspo("run", whole.config, *sets, cwd=whole.config.parent)
+    finally:
+        del environment["MINDGSPO_FAULT"]
+    assert killed.returncode == -9
+    assert [path.name for path in (root / "checkpoints").glob("step_*")] == ["step_00000000"]
+    done = mindgspo("run", whole.config, *sets, cwd=whole.config.parent)
+    assert done.returncode == 0, done.stderr
+    assert "resumed at step 0" in done.stdout and at_the_end(root, whole.root) == []
+
+
 def test_back_to_an_earlier_step_killed_on_the_way(whole_run, mindgspo, environment, tmp_path: Path) -> None:
     """What was given up does not come back, although the process dies before the last of it is set aside."""
     whole = whole_run("frozen")

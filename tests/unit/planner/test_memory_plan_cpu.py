@@ -126,6 +126,16 @@ def test_rank_0_alone_copies_a_checkpoint() -> None:
     tables, layer = 2 * 1024 * 256, 256 * 256 * 2 + 2 * 128 * 256 + 3 * 256 * 768 + (256 + 2 * 128) + 2 * 256
     assert first.at(Level.EVERYTHING, Phase.SAVE).parts[Part.COPIES] == 3 * 4 * (tables + 8 * layer + 256)
     assert Part.COPIES not in other.at(Level.EVERYTHING, Phase.SAVE).parts
+    assert Part.COPIES not in first.at(Level.EVERYTHING, Phase.ROLLOUT).parts
+
+
+def test_copies_that_are_written_in_the_background_stand_beside_the_next_phases() -> None:
+    config = experiment_of(qwen2())
+    trainer = config.trainer.model_copy(update={"save_in_background": True})
+    (only,) = expected_memory(config.model_copy(update={"trainer": trainer})).classes
+    phases = (Phase.ROLLOUT, Phase.UPDATE, Phase.SAVE)
+    copies = [only.at(Level.EVERYTHING, phase).parts[Part.COPIES] for phase in phases]
+    assert copies[0] == copies[1] == copies[2] > 0
 
 
 @pytest.mark.parametrize(
