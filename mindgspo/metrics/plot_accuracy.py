@@ -47,7 +47,7 @@ class _Line:
     dashes: str = "-"
 
 
-def draw_accuracy(axes: Axes, run: Recorded, theme: Theme) -> None:
+def draw_accuracy(axes: Axes, run: RunRecord, theme: Theme) -> None:
     """Greedy accuracy of every set or data source; of all problems together, too, where there are several."""
     entitle(axes, theme, "Held-out accuracy", "greedy answers; shaded: 95 % interval; dotted: best step")
     parts = list(accuracies(run))
@@ -190,17 +190,19 @@ def _label_first_and_last(axes: Axes, series: Series, theme: Theme) -> None:
         )
 
 
-def _mark_best(axes: Axes, run: Recorded, theme: Theme) -> None:
+def _mark_best(axes: Axes, run: RunRecord, theme: Theme) -> None:
     """A dotted line through the step that was best so far; none where nothing is to choose from."""
     best = best_evaluation(run)
     if best is None or best.is_only:
         return
     axes.axvline(best.step, color=theme.ink, linewidth=0.9, linestyle=(0, (1, 2)), zorder=0.5)
+    is_late = best.step > sum(step_limits(run)) / 2  # then the text stands on the left
     axes.annotate(
         f"best: step {best.step}",
         xy=(best.step, axes.get_ylim()[1]),
-        xytext=(4, -9),
+        xytext=(-4 if is_late else 4, -9),
         textcoords="offset points",
+        ha="right" if is_late else "left",
         color=theme.muted,
         fontsize=8,
     )
