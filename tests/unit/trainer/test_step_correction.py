@@ -41,16 +41,23 @@ def rows_of(parts) -> Iterator[tuple[np.ndarray, np.ndarray]]:
                 yield ids[mask], weights[mask]
 
 
-def test_token_weights_are_truncated(make) -> None:
-    parts = make(f"{CORRECTION}.level=token", f"{CORRECTION}.max=1.5")
-    metrics = run_step(parts, 1).metrics
+PACKED = ("trainer.packing=true", "trainer.max_tokens_per_micro_batch=96", "trainer.samples_per_micro_batch=null")
 
-    rows = list(rows_of(parts))
-    assert len(rows) == 8
-    for ids, weights in rows:
+
+@pytest.mark.parametrize("rows", [(), PACKED], ids=["one per row", "packed"])
+def test_token_weights_are_truncated(rows: tuple[str, ...], make) -> None:
+    parts = make(f"{CORRECTION}.level=token", f"{CORRECTION}.max=1.5", *rows)
+    metrics = run_step(parts, 1).metrics
+    if rows:
+        batches = [batch for batches in parts.updater.batches for batch in batches]
+        assert any(batch.segments_RT.max() > 1 for batch in batches), "nothing is packed"
+
+    found = list(rows_of(parts))
+    assert len(found) == 8
+    for ids, weights in found:
         np.testing.assert_allclose(weights, np.minimum(np.exp(difference(ids)), 1.5), rtol=1e-6)
-    weights = np.concatenate([weights for _, weights in rows]).astype(np.float64)
-    capped = float(np.mean(np.concatenate([ids for ids, _ in rows]) % 2 == 0))
+    weights = np.concatenate([weights for _, weights in found]).astype(np.float64)
+    capped = float(np.mean(np.concatenate([ids for ids, _ in found]) % 2 == 0))
     assert 0 < capped < 1, "the example shows too little"
     assert unknown_names(metrics) == []
     found = {name: value for name, value in metrics.items() if name.startswith("rollout_corr/") and "kl" not in name}
