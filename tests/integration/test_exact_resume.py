@@ -114,15 +114,6 @@ def begin_at(whole: Whole, step: int, root: Path, mindgspo: Callable) -> str:
     return done.stdout
 
 
-def test_behind_an_epochs_end_with_a_frozen_reference(whole_run, mindgspo, tmp_path: Path) -> None:
-    whole = whole_run("frozen")
-    stream = whole.kept(2, "stream")
-    assert (stream["position"], stream["deferred"]) == (8, []), "the epoch has ended with this step"
-    assert whole.kept(2, "kl")["coef"] != whole.kept(0, "kl")["coef"], "the coefficient is adaptive"
-    begin_at(whole, 2, tmp_path / "run", mindgspo)
-    assert at_the_end(tmp_path / "run", whole.root) == []
-
-
 def test_in_the_middle_of_everything(whole_run, mindgspo, tmp_path: Path) -> None:
     whole = whole_run("moving")
     step = next(step for step in range(1, STEPS) if whole.kept(step, "surplus")["groups"])
@@ -160,8 +151,12 @@ def test_killed_while_a_thread_writes_the_checkpoint(whole_run, mindgspo, enviro
 
 
 def test_back_to_an_earlier_step_killed_on_the_way(whole_run, mindgspo, environment, tmp_path: Path) -> None:
-    """What was given up does not come back, although the process dies before the last of it is set aside."""
+    """What was given up does not come back, although the process dies before the last of it is set aside; and from the
+    end of an epoch the run goes on as it did before."""
     whole = whole_run("frozen")
+    stream = whole.kept(2, "stream")
+    assert (stream["position"], stream["deferred"]) == (8, []), "the epoch has ended with this step"
+    assert whole.kept(2, "kl")["coef"] != whole.kept(0, "kl")["coef"], "the coefficient is adaptive"
     root = tmp_path / "run"
     shutil.copytree(whole.root, root)
     sets = ("--set", f"run_dir={root}", "--set")
