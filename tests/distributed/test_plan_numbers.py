@@ -26,6 +26,8 @@ PLANS = {
         ("1x2x1", {"model_parallel": 2}, {"data_parallel": 2}),
         ("1x1x2", {"pipeline_stage": 2, "micro_batch_num": 4}, {"model_parallel": 2, "vocab_emb_dp": False}),
         ("1x2x1 of experts", {"model_parallel": 2}, {"data_parallel": 2}),
+        ("2x1x1 packed", {"data_parallel": 2}, {"data_parallel": 2}),
+        ("1x1x2 of experts, packed", {"pipeline_stage": 2, "micro_batch_num": 2}, {"data_parallel": 2}),
     ],
     4: [
         ("1x4x1", {"model_parallel": 4}, {"model_parallel": 2, "data_parallel": 2}),
@@ -35,6 +37,7 @@ PLANS = {
             {"data_parallel": 2, "model_parallel": 2, "optimizer_shard": True},
             {"data_parallel": 2, "model_parallel": 2},
         ),
+        ("2x2x1 packed", {"data_parallel": 2, "model_parallel": 2}, {"data_parallel": 4}),
         (
             "1x2x2",
             {"model_parallel": 2, "pipeline_stage": 2, "micro_batch_num": 2, "vocab_emb_dp": False},
@@ -86,6 +89,8 @@ def model_of(name: str) -> str:
 
 
 CASES = [(size, name) for size, plans in PLANS.items() for name, _, _ in plans]
+# One process lays out rows of one sample; some plans pack them.
+SAMPLING = [(size, name) for size, name in CASES if "packed" not in name]
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +120,7 @@ def over_ranks(tmp_path_factory: pytest.TempPathFactory):
                     "infer": infer,
                     "model": model_of(plan),
                     "reference": REFERENCES.get(plan),
+                    "is_packed": "packed" in plan,
                 }
                 for plan, train, infer in PLANS[size]
             ]
@@ -133,6 +139,8 @@ def test_losses_log_probs_gradients_and_weights_are_those_of_one_process(alone, 
     found, wanted = over_ranks(size, name), alone(name)
     if name not in REFERENCES:
         wanted = {key: array for key, array in wanted.items() if key.split("/")[0] not in ("kl", "reference")}
+    if "packed" in name:
+        wanted = {key: array for key, array in wanted.items() if not key.startswith("sampled")}
     assert found.keys() == wanted.keys() - {"margin"}
     for key, expected in wanted.items():
         kind = key.split("/")[0]
@@ -147,7 +155,7 @@ def test_losses_log_probs_gradients_and_weights_are_those_of_one_process(alone, 
             assert error <= 1e-5, f"{name}: {key} is off by {error:.2e} of its norm"
 
 
-@pytest.mark.parametrize(("size", "name"), CASES, ids=[name for _, name in CASES])
+@pytest.mark.parametrize(("size", "name"), SAMPLING, ids=[name for _, name in SAMPLING])
 def test_sampled_tokens_are_those_of_one_process(alone, over_ranks, size: int, name: str):
     found, wanted = over_ranks(size, name), alone(name)
     differing = np.flatnonzero((found["sampled/ids"] != wanted["sampled/ids"]).any(axis=1))

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from mindgspo.algorithms.definition import LossDefinition
-from mindgspo.data.rows import TrainingSample, lay_out
+from mindgspo.data.micro_batches import BatchLayout, micro_batches
+from mindgspo.data.rows import TrainingSample, scattered
 from mindgspo.types import Batch, Prompt
 
 MODEL = {
@@ -46,36 +47,36 @@ def definition() -> LossDefinition:
     return loss_definition(with_recipe(section, max_new_tokens=16))
 
 
-def batches_of(section) -> list[Batch]:
-    """Eight micro-batches of two responses, of several lengths."""
+def batches_of(section, *, packed_for: int | None = None) -> list[Batch]:
+    """Sixteen responses of several lengths, two in a micro-batch; or packed, and balanced over so many replicas."""
     random = np.random.default_rng(11)
     samples = [
         TrainingSample(
             prompt_ids=random.integers(2, section.vocab_size, random.integers(3, 9)).astype(np.int32),
-            response_ids=random.integers(2, section.vocab_size, random.integers(2, 14)).astype(np.int32),
-            rollout_logp=np.zeros(0, np.float32),
+            response_ids=(ids := random.integers(2, section.vocab_size, random.integers(2, 14)).astype(np.int32)),
+            rollout_logp=np.full(ids.size, -4.0, np.float32),
             number=number,
         )
         for number in range(16)
     ]
-    samples = [
-        TrainingSample(
-            prompt_ids=sample.prompt_ids,
-            response_ids=sample.response_ids,
-            rollout_logp=np.full(sample.response_ids.size, -4.0, np.float32),
-            number=sample.number,
+    lengths = [sample.response_ids.size for sample in samples]
+    old = [np.random.default_rng([12, n]).uniform(-6, -3, size).astype(np.float32) for n, size in enumerate(lengths)]
+    signs = np.random.default_rng(12).standard_normal(16)
+    advantages = [np.full(size, sign, np.float32) for size, sign in zip(lengths, signs, strict=True)]
+    layout = BatchLayout(samples_per_micro_batch=2, length_multiple=24, pad_id=0)
+    if packed_for is not None:
+        layout = BatchLayout(
+            max_tokens_per_micro_batch=48,
+            packing=True,
+            length_multiple=8,
+            pad_id=0,
+            replicas=packed_for,
+            balanced=True,
         )
-        for sample in samples
+    return [
+        replace(batch, old_logp_NK=scattered(batch, old), advantages_NK=scattered(batch, advantages))
+        for batch in micro_batches(samples, layout)
     ]
-    laid_out = lay_out(samples, samples_per_micro_batch=2, length_multiple=24, pad_id=0)
-    return [_judged(batch, np.random.default_rng([12, index])) for index, batch in enumerate(laid_out)]
-
-
-def _judged(batch: Batch, random: np.random.Generator) -> Batch:
-    shape = batch.mask_NK.shape
-    old = np.where(batch.mask_NK, random.uniform(-6, -3, shape), 0).astype(np.float32)
-    advantages = np.where(batch.mask_NK, random.standard_normal((shape[0], 1)) + np.zeros(shape), 0)
-    return replace(batch, old_logp_NK=old, advantages_NK=advantages.astype(np.float32))
 
 
 def prompts_of(section) -> list[Prompt]:

@@ -26,7 +26,8 @@ def body(folder: Path) -> int:
     meet_others()
     collectives.open_meeting()
     for entry in json.loads((folder / "job.json").read_text()):
-        arrays = results_of_plan(entry["train"], entry["infer"], entry["model"], entry["reference"])
+        plans = (entry["train"], entry["infer"], entry["model"], entry["reference"])
+        arrays = results_of_plan(*plans, is_packed=entry["is_packed"])
         if runtime.rank() == 0:
             np.savez(folder / f"{entry['name']}.npz", **arrays)
     collectives.barrier()

@@ -19,6 +19,7 @@ from mindgspo.algorithms.update import PolicyUpdater
 from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
 from mindgspo.config.algorithm_section import KLSection, ReferenceSection
 from mindgspo.config.reshard_section import ReshardSection
+from mindgspo.data.rows import gathered
 from mindgspo.errors import NonFiniteError
 from mindgspo.models.policy import PolicyLogProbs, PolicyScorer, TokenScores, build_model
 from mindgspo.models.weights import initialize_weights, parameter_shapes, weights_as_numpy
@@ -48,10 +49,13 @@ def results_of_plan(
     infer: Mapping[str, object],
     model: str = "dense",
     reference: Mapping[str, object] | None = None,
+    *,
+    is_packed: bool = False,
 ) -> Arrays:
     """Everything that is compared, whole, on rank 0; on the other ranks what they need not know may be missing.
 
-    reference: plan of a reference policy that is a moving average of the policy; None: there is none.
+    reference: plan of a reference policy that is a moving average of the policy; None: there is none. is_packed: the
+    same samples in packed rows; nothing is sampled then.
     """
     section = ModelSection(**MODELS[model])
     place = Placement(plan=ParallelPlan(**train), rank=runtime.rank())
@@ -62,7 +66,7 @@ def results_of_plan(
     updater = PolicyUpdater(policy, GSPOLoss(definition()), OptimizerSection(lr=LEARNING_RATE), layout)
     scorer = PolicyScorer(policy_model, temperature=1.0)
     gradients = _first_gradients(updater, layout)
-    batches = batches_of(section)
+    batches = batches_of(section, packed_for=place.plan.data_parallel if is_packed else None)
     arrays: Arrays = {}
     results = []
     averaged = None if reference is None else _frozen(policy_model, section, ParallelPlan(**reference))
@@ -72,7 +76,7 @@ def results_of_plan(
             averaged.follow(policy_model, steps_done=number, version=number)
             arrays[f"kl/{number}"] = _mean_kl(scores, averaged.scorer.score(batches), batches)
         for name in ("logp_NK", "entropy_NK"):
-            rows = [getattr(found, name)[batch.mask_NK] for found, batch in zip(scores, batches, strict=True)]
+            rows = gathered(batches, [getattr(found, name) for found in scores], 16)
             arrays[f"logp/{name}/{number}"] = np.concatenate(rows)
         if place.plan.world_size > 1 and number == REFUSED_BEFORE:
             _refused(updater, batches)
@@ -87,7 +91,7 @@ def results_of_plan(
     arrays |= {f"moment/{name}": array for name, array in updater.state().items()}
     if averaged is not None:
         arrays |= {f"reference/{name}": array for name, array in averaged.weights().items()}
-    return arrays | _sampled(infer, section, policy_model)
+    return arrays if is_packed else arrays | _sampled(infer, section, policy_model)
 
 
 def _refused(updater: PolicyUpdater, batches: Sequence[Batch]) -> None:
