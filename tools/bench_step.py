@@ -1,6 +1,7 @@
 """Seconds and tokens per second of rollout, old log-probs and update on a small model, as JSON.
 
     python tools/bench_step.py [--scenario full|mixed] [--max-new-tokens 64] [--steps 6] [--warmup-steps 2]
+    python tools/bench_step.py --layouts [--scenario gsm8k|mixed] [--max-new-tokens 64] [--steps 6]
 
 Model: Qwen2, hidden 256, 4 layers, 8 heads, 4 kv heads, ffn 704, vocabulary 1024, tied, float32, random weights. One
 step is a rollout of 8 prompts of 32 tokens x 8 samples, old log-probs, and 4 GSPO updates of 16 samples.
@@ -11,6 +12,9 @@ two commits time the same work. Compile time is reported apart; figures are medi
 `loss_cell` is the GSPO cell alone, forward and backward, as a graph of its own on the last step's batches, launch and
 transfer of its inputs included; `share_of_update` sets that against an update, of which it is a part.
 `update_graphs` counts the gradient graphs that were compiled: one per shape of a micro-batch.
+
+`--layouts` times nothing but updates and log-probs, of one mini-batch of 64 samples in every layout; see
+`bench_layouts`. `gsm8k`, for that alone: lengths like those of GSM8K.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from bench_layouts import compare_layouts, samples_of
 from mindspore import Tensor, ops
 
 from mindgspo.algorithms.registry import build_policy_loss
@@ -56,6 +61,11 @@ def main() -> None:
     arguments = parse_arguments()
     set_up_runtime("CPU")
     bench = StepBench(arguments.scenario, arguments.max_new_tokens, arguments.slots)
+    if arguments.layouts:
+        samples = samples_of(arguments.scenario, MODEL.vocab_size, PROMPT_LENGTH, arguments.max_new_tokens)
+        found = compare_layouts(bench.updater, bench.old_policy, samples, rounds=arguments.steps)
+        print(json.dumps({"scenario": arguments.scenario, **found}, indent=2))
+        return
     started = time.perf_counter()
     for step in range(arguments.warmup_steps):
         bench.run(step)
@@ -80,12 +90,17 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scenario", choices=("full", "mixed"), default="full")
+    parser.add_argument("--scenario", choices=("full", "mixed", "gsm8k"), default="full")
+    parser.add_argument("--layouts", action="store_true", help="compare layouts of one mini-batch")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--slots", type=int, default=64, help="sequences decoded at once")
     parser.add_argument("--steps", type=int, default=6, help="counted steps")
     parser.add_argument("--warmup-steps", type=int, default=2)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    known = ("mixed", "gsm8k") if arguments.layouts else ("full", "mixed")
+    if arguments.scenario not in known:
+        parser.error(f"--scenario {arguments.scenario}: only {' and '.join(known)} go with these options")
+    return arguments
 
 
 class StepBench:

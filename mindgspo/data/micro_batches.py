@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
 
 from mindgspo.data.partition import dealt, partition
@@ -36,8 +37,9 @@ class BatchLayout:
     """How samples are laid out.
 
     samples_per_micro_batch, max_tokens_per_micro_batch: one of them, the other is None. packing: several samples per
-    row, with max_tokens_per_micro_batch. in_one_row: a packed micro-batch is one row; else its rows are hardly longer
-    than the longest sample, since composed attention looks at all pairs of a row's slots. length_multiple: row lengths
+    row, with max_tokens_per_micro_batch. in_one_row: a packed micro-batch is one row; else its rows are little
+    longer than the longest sample, since composed attention looks at all pairs of a row's slots. costly_row: slots of a
+    row from which on that costs more than all the rest. length_multiple: row lengths
     are multiples of it. replicas: data-parallel ones. in_rounds: they compute `round_size` micro-batches each in one
     graph, which should have one shape. balanced: replicas get equal shares of the work, instead of what comes by turns.
     """
@@ -46,6 +48,7 @@ class BatchLayout:
     max_tokens_per_micro_batch: int | None = None
     packing: bool = False
     in_one_row: bool = False
+    costly_row: int = 640
     length_multiple: int
     pad_id: int
     replicas: int = 1
@@ -129,22 +132,11 @@ Rows = list[list[TrainingSample]]
 
 
 def _packed(samples: Samples, layout: BatchLayout) -> list[Batch]:
-    """Several samples per row. All micro-batches of the mini-batch have one shape."""
+    """Several samples per row; all micro-batches of one shape."""
     lengths = [sample.length for sample in samples]
     spread = partition if layout.balanced else dealt
     shares = [[samples[index] for index in part] for part in spread(lengths, layout.replicas)]
-    by_replica, row_length, samples_per_row = (_one_row_each if layout.in_one_row else _rows_each)(shares, layout)
-    every = [rows for batches in by_replica for rows in batches]
-    num_rows = max(map(len, every))
-    responses = [[sample.response_ids.size for row in rows for sample in row] for rows in every]
-    multiple = layout.length_multiple
-    size = BatchSize(
-        rows=num_rows,
-        row_length=row_length,
-        samples=num_rows * samples_per_row,
-        slots=few(max(max(own, default=1) for own in responses), multiple=multiple),
-        predictions=few(max(map(sum, responses)), multiple=multiple, parts=16),
-    )
+    by_replica, size = (_long_rows if layout.in_one_row else _short_rows)(shares, layout)
     whole = denominators(samples)
     # The first micro-batch of every replica, then the second of every replica, ...
     return [
@@ -152,56 +144,79 @@ def _packed(samples: Samples, layout: BatchLayout) -> list[Batch]:
     ]
 
 
-def _one_row_each(shares: Sequence[Samples], layout: BatchLayout) -> tuple[list[list[Rows]], int, int]:
-    """By replica the micro-batches, of equal numbers of tokens and of one row each; token slots and samples of a row.
+def _long_rows(shares: Sequence[Samples], layout: BatchLayout) -> tuple[list[list[Rows]], BatchSize]:
+    """By replica micro-batches of one row each, of equal numbers of tokens, as few as the budget allows.
 
-    As few micro-batches as the budget allows. Segments of padding, see `row_packing.packed`, need their slots too.
+    Fused attention wants N segments, whatever the number n of samples, and none of them empty: N - n slots of padding
+    are kept free. In other words a sample counts as one slot less than it has, and N slots are set aside.
     """
-    budget, multiple = layout.max_tokens_per_micro_batch, layout.length_multiple
-    assert budget is not None
+    most = _most_slots(layout)
     most_tokens = max(sum(sample.length for sample in share) for share in shares)
-    number = round_up(-(-most_tokens // budget), layout.round_size)
+    number = round_up(-(-most_tokens // most), layout.round_size)
     while True:
         parts = [partition([sample.length for sample in share], number) for share in shares]
         rows = [[[share[index] for index in part] for part in of] for share, of in zip(shares, parts, strict=True)]
         every = [row for of_replica in rows for row in of_replica]
-        samples_per_row = few(max(map(len, every)))
-        slots = max(sum(sample.length - 1 for sample in row) for row in every) + samples_per_row
-        if slots <= budget // multiple * multiple:
-            length = min(few(slots, multiple=multiple, parts=16), budget // multiple * multiple)
-            return [[[row] for row in of_replica] for of_replica in rows], length, samples_per_row
-        assert samples_per_row > 1, f"a sample of {slots} tokens, {budget} are allowed"
+        num_samples = few(max(map(len, every)))
+        slots = max(sum(sample.length - 1 for sample in row) for row in every) + num_samples
+        if slots <= most:
+            break
+        assert num_samples > 1, f"a sample of {slots} tokens, {most} are allowed"
         number += layout.round_size
+    row_length = min(few(slots, multiple=layout.length_multiple, parts=16), most)
+    by_replica = [[[row] for row in of_replica] for of_replica in rows]
+    return by_replica, replace(_packed_size(by_replica, row_length, layout), samples=num_samples)
 
 
-def _rows_each(shares: Sequence[Samples], layout: BatchLayout) -> tuple[list[list[Rows]], int, int]:
-    """By replica the micro-batches, of nearly equally many rows and response tokens; token slots and samples of a
-    row."""
-    assert layout.max_tokens_per_micro_batch is not None
-    lengths = [[sample.length for sample in share] for share in shares]
-    row_length, samples_per_row = _row_shape(lengths, layout)
-    rows = [
-        [[share[index] for index in row] for row in packed(own, row_length=row_length, samples_per_row=samples_per_row)]
-        for share, own in zip(shares, lengths, strict=True)
-    ]
-    most = layout.max_tokens_per_micro_batch // row_length
-    number = round_up(-(-max(map(len, rows)) // most), layout.round_size)
-    return [_spread_rows(of_replica, number) for of_replica in rows], row_length, samples_per_row
+# In multiples of the longest sample: longer rows have less padding, and dearer attention.
+_ROW_LENGTHS = (1.0, 1.125, 1.25, 1.5, 1.75, 2.0)
 
 
-def _row_shape(lengths: Sequence[Sequence[int]], layout: BatchLayout) -> tuple[int, int]:
-    """Token slots and samples of a row, hardly more than the longest sample needs."""
-    assert layout.max_tokens_per_micro_batch is not None
-    multiple = layout.length_multiple
-    most, longest = layout.max_tokens_per_micro_batch // multiple * multiple, max(map(max, filter(None, lengths)))
+def _short_rows(shares: Sequence[Samples], layout: BatchLayout) -> tuple[list[list[Rows]], BatchSize]:
+    """By replica micro-batches of rows that are not much longer than the longest sample: the length that costs least
+    in all."""
+    return min((_rows_of_length(shares, times, layout) for times in _ROW_LENGTHS), key=partial(_price, layout))
+
+
+def _price(layout: BatchLayout, found: tuple[list[list[Rows]], BatchSize]) -> float:
+    """Of a replica's micro-batches, in slots without attention."""
+    by_replica, size = found
+    return len(by_replica[0]) * size.rows * size.row_length * (1 + size.row_length / layout.costly_row)
+
+
+def _rows_of_length(shares: Sequence[Samples], times: float, layout: BatchLayout) -> tuple[list[list[Rows]], BatchSize]:
+    """Micro-batches of nearly equally many rows and response tokens."""
+    most, longest = _most_slots(layout), max(sample.length for share in shares for sample in share)
     assert longest <= most, f"a sample of {longest} tokens, {most} are allowed"
-    row_length = min(few(longest, multiple=multiple, parts=8), most)
-    samples_per_row = few(max(len(row) for own in lengths for row in packed(own, row_length=row_length)))
-    # Beside the longest sample there must be slots for segments of padding.
-    row_length = min(max(row_length, round_up(longest + samples_per_row - 1, multiple)), most)
-    return row_length, min(samples_per_row, row_length - longest + 1)
+    row_length = min(few(int(times * longest), multiple=layout.length_multiple), most)
+    rows = [
+        [[share[index] for index in row] for row in packed([one.length for one in share], row_length=row_length)]
+        for share in shares
+    ]
+    number = -(-max(map(len, rows)) // (most // row_length))
+    by_replica = [_spread_rows(of_replica, number) for of_replica in rows]
+    return by_replica, _packed_size(by_replica, row_length, layout)
 
 
 def _spread_rows(rows: Rows, number: int) -> list[Rows]:
     costs = [sum(sample.response_ids.size for sample in row) for row in rows]
     return [[rows[index] for index in part] for part in partition(costs, number, equal_counts=True)]
+
+
+def _most_slots(layout: BatchLayout) -> int:
+    assert layout.max_tokens_per_micro_batch is not None
+    return layout.max_tokens_per_micro_batch // layout.length_multiple * layout.length_multiple
+
+
+def _packed_size(by_replica: Sequence[Sequence[Rows]], row_length: int, layout: BatchLayout) -> BatchSize:
+    """For micro-batches of these rows."""
+    every = [rows for of_replica in by_replica for rows in of_replica]
+    responses = [[sample.response_ids.size for row in rows for sample in row] for rows in every]
+    multiple = layout.length_multiple
+    return BatchSize(
+        rows=max(map(len, every)),
+        row_length=row_length,
+        samples=few(max(map(len, responses)), parts=2),
+        slots=few(max(max(own, default=1) for own in responses), multiple=multiple, parts=2),
+        predictions=few(max(map(sum, responses)), multiple=multiple, parts=16),
+    )

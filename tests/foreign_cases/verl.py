@@ -425,16 +425,27 @@ CASES: list[Case] = [
         (f"{A}.ppo_micro_batch_size=64", f"{R}.tensor_model_parallel_size=1"),
         {"trainer.samples_per_micro_batch": 8},
     ),
-    # 16,384 tokens hold 16 sequences of 512 + 512; 256 prompts x 1 over 4 replicas are whole rounds of 16.
+    # Tokens count, where they are asked to; at least those of a sequence of 512 + 512.
     (
         f"{A}.use_dynamic_bsz",
         (f"{A}.use_dynamic_bsz=True", f"{A}.ppo_micro_batch_size_per_gpu=2"),
-        {"trainer.samples_per_micro_batch": 16},
+        {"trainer.max_tokens_per_micro_batch": 16384, "trainer.samples_per_micro_batch": None},
     ),
     (
         f"{A}.ppo_max_token_len_per_gpu",
         (f"{A}.use_dynamic_bsz=True", f"{A}.ppo_max_token_len_per_gpu=3000"),
-        {"trainer.samples_per_micro_batch": 2},
+        {"trainer.max_tokens_per_micro_batch": 3000, "trainer.samples_per_micro_batch": None},
+    ),
+    (
+        f"{A}.ppo_max_token_len_per_gpu",
+        (f"{A}.use_dynamic_bsz=True", f"{A}.ppo_max_token_len_per_gpu=1000"),
+        {"trainer.max_tokens_per_micro_batch": 1024},
+    ),
+    ("trainer.balance_batch", ("trainer.balance_batch=False",), {"trainer.balance_batches": False}),
+    (
+        f"{A}.ppo_max_token_len_per_gpu",
+        (f"{A}.ppo_max_token_len_per_gpu=3000",),
+        {"trainer.max_tokens_per_micro_batch": None},
     ),
     (
         "model_engine",

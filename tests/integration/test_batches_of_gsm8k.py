@@ -26,5 +26,5 @@ def test_packed_batches_are_even_and_dense() -> None:
     assert layouts["in order"]["spread"] > 0.1 and layouts["rows of one sample"]["spread"] > 0.1
     for name in ("packed, balanced", "packed in one row (Ascend), balanced"):
         found = layouts[name]
-        assert found["spread"] < 0.02 and found["padding"] < 0.1 and found["prediction_padding"] < 0.1
+        assert found["spread"] < 0.02 and found["padding"] < 0.1 and found["prediction_padding"] < 0.15
         assert found["shapes"] == 1 and found["passes"] <= layouts["rows of one sample"]["passes"]

@@ -47,8 +47,8 @@ ROWS = (
     to(f"{RL}.save_max_ckpt_num", "trainer.keep_checkpoints", whole, default=5),
     to(f"{RL}.tensorboard", "logging.tensorboard", flag),
     to(f"{RL}.reshard_mem_opt_level", "swap.reshard_level", whole, note="with swap.enabled"),
-    to(f"{RL}.packing", "", values.pack, note="one response per row"),
-    unbuilt(f"{RL}.pack_num", "one response per row", harmless=(1,)),
+    to(f"{RL}.packing", "", values.pack, note="false only; see trainer.packing"),
+    unbuilt(f"{RL}.pack_num", "trainer.packing fills rows up to trainer.max_tokens_per_micro_batch", harmless=(1,)),
     unbuilt(f"{RL}.micro_batch_interleaved", "micro-batches are not interleaved", harmless=(1,)),
     unbuilt(
         f"{RL}.dataset_file",

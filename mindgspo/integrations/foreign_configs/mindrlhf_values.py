@@ -139,7 +139,7 @@ def pack(value: Any, given: Given) -> Any:
     """packing."""
     if not flag(value):
         return left_out("one response per row, as here")
-    return not_built("one response per row; the result is the same")
+    return not_built("set trainer.packing with trainer.max_tokens_per_micro_batch; the result is the same")
 
 
 def experiment(value: Any, given: Given) -> Any:

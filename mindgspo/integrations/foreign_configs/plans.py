@@ -6,7 +6,6 @@ on those that had to change without a change of the result. Called by the suites
 
 from __future__ import annotations
 
-from mindgspo.config.legal import divisors
 from mindgspo.integrations.foreign_configs.draft import Draft
 from mindgspo.integrations.foreign_configs.table import Fate
 
@@ -67,12 +66,6 @@ def assume_pipeline_micro_batches(draft: Draft, why: str) -> None:
     stages = _size(draft, f"{TRAIN}.pipeline_stage")
     if stages > 1:
         draft.assume(f"{TRAIN}.micro_batch_num", stages, why, "the smallest legal number; more idle less")
-
-
-def fitting_micro_batch(wanted: int, *, samples: int, parts: int) -> int:
-    """The largest micro-batch of at most `wanted` samples that cuts `samples` into whole rounds of `parts`; 1 if none
-    does."""
-    return max((size for size in divisors(samples) if size <= wanted and samples // size % parts == 0), default=1)
 
 
 def _size(draft: Draft, key: str) -> int:

@@ -13,7 +13,7 @@ from mindgspo.integrations.foreign_configs import (
     verl_update_rows,
 )
 from mindgspo.integrations.foreign_configs.apply import apply
-from mindgspo.integrations.foreign_configs.draft import Draft
+from mindgspo.integrations.foreign_configs.draft import Draft, own_default
 from mindgspo.integrations.foreign_configs.given import Given, is_on, size
 from mindgspo.integrations.foreign_configs.known_models import sizes_of
 from mindgspo.integrations.foreign_configs.plans import (
@@ -21,7 +21,6 @@ from mindgspo.integrations.foreign_configs.plans import (
     TRAIN,
     assume_pipeline_micro_batches,
     drop_what_has_no_effect,
-    fitting_micro_batch,
 )
 from mindgspo.integrations.foreign_configs.reading import Reading
 from mindgspo.integrations.foreign_configs.table import Fate, Table
@@ -118,17 +117,17 @@ def _fill_replicas(draft: Draft, plan: str, cards: int, block: int, origin: str)
 
 
 def _fill_micro_batches(given: Given, draft: Draft) -> None:
-    """Responses of one pass: as given per card, or as many of full length as the tokens allow."""
+    """Responses of one pass as given per card, or its tokens: at least those of the longest sample."""
     key = "trainer.samples_per_micro_batch"
-    samples = _number(draft, "trainer.prompts_per_mini_batch") * _number(draft, "rollout.num_generations")
-    parts = _number(draft, f"{TRAIN}.data_parallel") * _number(draft, f"{TRAIN}.micro_batch_num")
     longest = _number(draft, "data.max_prompt_length") + _number(draft, "rollout.max_new_tokens")
     if is_on(given, f"{ACTOR}.use_dynamic_bsz"):
-        tokens = size(given, f"{ACTOR}.ppo_max_token_len_per_gpu")
-        wanted = max(1, tokens // longest)
-        found = fitting_micro_batch(wanted, samples=samples, parts=parts)
-        why = "use_dynamic_bsz packs by tokens, micro-batches here hold a fixed number of responses"
-        draft.assume(key, found, why, f"{tokens:,} tokens hold {wanted} of {longest:,}")
+        key, multiple = "trainer.max_tokens_per_micro_batch", own_default("trainer.length_multiple")
+        longest = -(-longest // multiple) * multiple
+        origin = f"{ACTOR}.ppo_max_token_len_per_gpu"
+        tokens = size(given, origin)
+        draft.place_from(given, origin, key, max(tokens, longest))
+        if tokens < longest:
+            draft.say(Fate.ADJUSTED, key, tokens, f"{longest}, the longest prompt and response; verl raises it as well")
         return
     altogether = f"{ACTOR}.ppo_micro_batch_size"
     if draft.get(key) is not None:

@@ -68,7 +68,7 @@ def _altogether(value: Any, given: Given) -> Any:
 def _tokens(value: Any, given: Given) -> Any:
     if not is_on(given, f"{ACTOR}.use_dynamic_bsz"):
         return left_out("read with use_dynamic_bsz only")
-    return mapped({}, f"{whole(value)} tokens / longest sequence")
+    return mapped({"trainer.max_tokens_per_micro_batch": whole(value)})
 
 
 def _offload(value: Any, given: Given) -> Any:
@@ -121,12 +121,17 @@ ROWS = (
         _altogether,
         note="altogether there, per replica here",
     ),
-    joined(f"{ACTOR}.use_dynamic_bsz", "trainer.samples_per_micro_batch", "true: from the tokens", default=False),
+    joined(
+        f"{ACTOR}.use_dynamic_bsz",
+        "trainer.max_tokens_per_micro_batch",
+        "true: in the place of trainer.samples_per_micro_batch",
+        default=False,
+    ),
     to(
         f"{ACTOR}.ppo_max_token_len_per_gpu",
-        "trainer.samples_per_micro_batch",
+        "trainer.max_tokens_per_micro_batch",
         _tokens,
-        note="with use_dynamic_bsz: responses of full length that fit",
+        note="with use_dynamic_bsz",
         default=16384,
     ),
     to(f"{ACTOR}.ppo_epochs", "trainer.epochs_per_rollout"),

@@ -180,7 +180,7 @@ def test_verl_gspo_of_the_seed() -> None:
         "data.train.path": "/data/gsm8k/train.parquet",
         "data.truncation": "drop",
         "trainer.prompts_per_mini_batch": 128,
-        "trainer.samples_per_micro_batch": 4,
+        "trainer.max_tokens_per_micro_batch": 40960,
         "trainer.epochs": 10,
         "plans.train.data_parallel": 4,
         "plans.train.model_parallel": 2,
