@@ -22,7 +22,7 @@ each_page = pytest.mark.parametrize("name", ["reliability.md", "reliability_cn.m
 
 @each_page
 def test_tables_are_those_of_the_code(name: str) -> None:
-    keys, points, whats = tables((DOCS / name).read_text("utf-8"))
+    keys, points, whats, _ = tables((DOCS / name).read_text("utf-8"))
     for key, default, _ in keys[1:]:
         assert str(TrainerSection.model_fields[key.strip("`").removeprefix("trainer.")].default) == default
     assert [row[0].strip("`") for row in points[1:]] == list(faults.POINTS)
