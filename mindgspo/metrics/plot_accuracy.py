@@ -199,8 +199,8 @@ def _mark_best(axes: Axes, run: RunRecord, theme: Theme) -> None:
     is_late = best.step > sum(step_limits(run)) / 2  # then the text stands on the left
     axes.annotate(
         f"best: step {best.step}",
-        xy=(best.step, axes.get_ylim()[1]),
-        xytext=(-4 if is_late else 4, -9),
+        xy=(best.step, axes.get_ylim()[0]),  # below: above the line stands its last value
+        xytext=(-4 if is_late else 4, 6),
         textcoords="offset points",
         ha="right" if is_late else "left",
         color=theme.muted,
