@@ -172,6 +172,7 @@ def test_the_common_case_trains_and_samples_something(alone, name: str):
     """The comparison above would be empty on a model that does not move or always ends at once."""
     found = alone(name)
     assert len(set(found["loss/loss"])) == 5 and found["loss/grad_norm"].min() > 1e-3
-    assert (found["kl/4"] > 1e-4).all(), "the policy should move away from its average"
+    k1, k3 = found["kl/4"]  # over tokens that no policy sampled, so that k1 has either sign
+    assert abs(k1) > 1e-4 and k3 > 1e-4, "the policy should move away from its average"
     lengths = (found["sampled/ids"] >= 0).sum(axis=1)
     assert lengths.mean() > 8 and len(np.unique(found["sampled/ids"])) > 40
