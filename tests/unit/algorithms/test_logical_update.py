@@ -155,7 +155,7 @@ def test_figures(alone: Found, found: Found) -> None:
 
 
 def test_every_micro_batch(alone: Found, found: Found) -> None:
-    names = ("loss", "metrics", "log-ratios", "entropy", "d loss / d logp")
+    names = ("loss", "metrics", "log-ratios", "entropy", "log-probs", "d loss / d logp")
     for expected_update, own_update in zip(alone.results, found.results, strict=True):
         for expected, own in zip(expected_update, own_update, strict=True):
             assert len(own) == len(expected) == len(names)
