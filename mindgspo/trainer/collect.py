@@ -10,7 +10,7 @@ out, so what is trained is not what was drawn: `sampling_metrics` says by how mu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,10 +22,8 @@ from mindgspo.rollout.protocol import RolloutCounters, SamplingSettings
 from mindgspo.rollout.random import Purpose, RandomStream
 from mindgspo.trainer.judge import judge
 from mindgspo.trainer.parts import TrainingParts
-from mindgspo.trainer.selection import KEPT, SHORT, SURPLUS, JudgedGroup, Selection, left_out_by, selection_of
+from mindgspo.trainer.selection import KEPT, SHORT, SURPLUS, JudgedGroup, Marked, Selection, left_out_by, selection_of
 from mindgspo.types import ScoredGroup, Verdict
-
-Reason = Callable[[JudgedGroup], str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,32 +51,33 @@ def collect(parts: TrainingParts, step: int) -> StepSamples:
     run."""
     section, wanted = parts.config.algorithm.filter_groups, parts.config.rollout.prompts_per_step
     label = dict(zip(parts.config.reward.functions, parts.scorer.labels, strict=True)).get(section.metric)
-    reason = left_out_by(section, label)
-    batch = parts.surplus.take(wanted, step=step)
-    num_earlier, drawn, counters = len(batch), [], []
-    while not drawn or (section.refill and len(batch) < wanted and len(counters) < section.max_num_gen_batches):
-        num_prompts = prompts_to_draw(parts, missing=wanted - len(batch), drawn=drawn, reason=reason)
+    reason = left_out_by(section, label, needs_baseline=_compares_with_greedy(parts))
+    found = parts.surplus.take(wanted, step=step)
+    num_earlier = len(found)
+    drawn: list[Marked] = []
+    counters: list[RolloutCounters] = []
+    while not drawn or (section.refill and len(found) < wanted and len(counters) < section.max_num_gen_batches):
+        num_prompts = prompts_to_draw(parts, missing=wanted - len(found), drawn=drawn)
         if not num_prompts:
             break
-        found, of_call = _draw(parts, step, num_prompts, draw=len(counters))
-        drawn, counters = [*drawn, *found], [*counters, of_call]
-        batch += [judged for judged in found if reason(judged) is None]
-    if section.refill:
-        marked = _marked(parts, batch, [judged for judged in drawn if reason(judged) is not None], reason, step)
-    else:
-        marked = [(judged, reason(judged)) for judged in drawn]
+        groups, of_call = _draw(parts, step, num_prompts, draw=len(counters))
+        marked = [(judged, reason(judged)) for judged in groups]
+        drawn += marked
+        counters.append(of_call)
+        found += [judged for judged, why in marked if why is None]
+    every = _divided(parts, found, drawn, step) if section.refill else drawn
     return StepSamples(
-        groups=tuple(judged.group for judged, _ in marked),
-        selection=selection_of(marked),
-        baselines=tuple(judged.baseline for judged, _ in marked) if _compares_with_greedy(parts) else None,
+        groups=tuple(judged.group for judged, _ in every),
+        selection=selection_of(every),
+        baselines=tuple(judged.baseline for judged, _ in every) if _compares_with_greedy(parts) else None,
         num_earlier=num_earlier,
-        num_with_signal=sum(reason(judged) is None for judged in drawn),
+        num_with_signal=sum(why is None for _, why in drawn),
         num_draws=len(counters),
         counters=RolloutCounters.total(counters),
     )
 
 
-def prompts_to_draw(parts: TrainingParts, *, missing: int, drawn: Sequence[JudgedGroup], reason: Reason) -> int:
+def prompts_to_draw(parts: TrainingParts, *, missing: int, drawn: Sequence[Marked]) -> int:
     """Prompts of the next draw: all of a step without refill; else as `filter_groups.prompts_per_draw` says, and 0
     where nothing is missing."""
     section, most = parts.config.algorithm.filter_groups, parts.config.rollout.prompts_per_step
@@ -88,7 +87,7 @@ def prompts_to_draw(parts: TrainingParts, *, missing: int, drawn: Sequence[Judge
         return 0
     if section.prompts_per_draw is not None:
         return section.prompts_per_draw
-    num_useful = max(sum(reason(judged) is None for judged in drawn), 1)
+    num_useful = max(sum(why is None for _, why in drawn), 1)
     # Not rounded to the replicas' number: what a run draws does not depend on its plan.
     return min(-(-missing * max(len(drawn), 1) // num_useful), most)
 
@@ -127,18 +126,17 @@ def _draw(parts: TrainingParts, step: int, num_prompts: int, *, draw: int) -> tu
         if greedy is not None:
             baselines = [group.scores[0].value for group in judge(parts, prompts, greedy)]
     judged = [
-        JudgedGroup(group=group, baseline=baseline, has_baseline=greedy is None or baseline is not None, step=step)
+        JudgedGroup(group=group, baseline=baseline, step=step)
         for group, baseline in zip(groups, baselines, strict=True)
     ]
     return judged, rollout.counters
 
 
-def _marked(
-    parts: TrainingParts, found: list[JudgedGroup], silent: list[JudgedGroup], reason: Reason, step: int
-) -> list[tuple[JudgedGroup, str | None]]:
+def _divided(parts: TrainingParts, found: list[JudgedGroup], drawn: Sequence[Marked], step: int) -> list[Marked]:
     """All groups of a step with refill, each with the reason why it is not trained: the batch, what is beyond it, and
-    those without a signal. What is to be kept is put aside here."""
+    those without a signal. found: with a signal, earlier ones first. What is to be kept is put aside here."""
     section, wanted = parts.config.algorithm.filter_groups, parts.config.rollout.prompts_per_step
+    silent = [(judged, why) for judged, why in drawn if why is not None]
     is_short = len(found) < wanted
     if is_short and section.when_short == "stop":
         raise TrainingError(_short_text(section, step, wanted, len(found), len(found) + len(silent)))
@@ -150,7 +148,7 @@ def _marked(
     return [
         *((judged, None) for judged in batch),
         *((judged, rest_reason) for judged in rest),
-        *((judged, reason(judged)) for judged in silent),
+        *silent,
     ]
 
 

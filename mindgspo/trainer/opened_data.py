@@ -79,11 +79,15 @@ def open_eval_sets(
 
 
 def check_distinct_prompts(config: ExperimentConfig, num_rows: int) -> None:
-    """A prompt drawn twice in one step would be sampled with the same random numbers, hence counted double. Raises
+    """A prompt that comes twice in one draw would be sampled with the same random numbers, hence counted double. Raises
     ConfigError; num_rows: of data.train."""
-    prompts = config.rollout.prompts_per_step
-    if prompts > num_rows:
+    for key, prompts in (
+        ("rollout.prompts_per_step", config.rollout.prompts_per_step),
+        ("algorithm.filter_groups.prompts_per_draw", config.algorithm.filter_groups.prompts_per_draw),
+    ):
+        if prompts is None or prompts <= num_rows:
+            continue
         raise ConfigError(
-            f"rollout.prompts_per_step: {prompts} different prompts cannot be drawn from {num_rows} rows of "
+            f"{key}: {prompts} different prompts cannot be drawn from {num_rows} rows of "
             f"data.train; largest legal: {num_rows}"
         )

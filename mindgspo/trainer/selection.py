@@ -20,12 +20,11 @@ skipped; put aside for a later step."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedGroup:
-    """A group as it was generated. baseline: reward of the greedy response, None where there is none; has_baseline:
-    whether the estimator has what it compares with. step: in which it was generated."""
+    """A group as it was generated. baseline: reward of the greedy response, None where there is none. step: in which it
+    was generated."""
 
     group: ScoredGroup
     baseline: float | None
-    has_baseline: bool
     step: int
 
 
@@ -41,15 +40,22 @@ class Selection:
         return [number for number in range(start, stop) if self.reasons[number] is None]
 
 
-def left_out_by(section: FilterGroupsSection, label: str | None) -> Callable[[JudgedGroup], str | None]:
+Marked = tuple[JudgedGroup, str | None]
+"""A group with the reason why it is left out as a whole, None for one that is trained."""
+
+
+def left_out_by(
+    section: FilterGroupsSection, label: str | None, *, needs_baseline: bool
+) -> Callable[[JudgedGroup], str | None]:
     """The rule that says why a whole group is left out: `no_baseline` where its greedy answer has no reward,
     `zero_signal` where its responses do not differ in the filter's metric, None for a group that is trained.
 
-    label: the name of the filter's reward function in scores, None where the metric is none of them.
+    label: the name of the filter's reward function in scores, None where the metric is none of them. needs_baseline:
+    whether the estimator compares with the greedy answer.
     """
 
     def reason(judged: JudgedGroup) -> str | None:
-        if not judged.has_baseline:
+        if needs_baseline and judged.baseline is None:
             return "no_baseline"
         if section.metric == "none":
             return None
@@ -70,9 +76,8 @@ def _value(score: Score, metric: str, label: str | None) -> float | None:
     return score.parts.get(label)
 
 
-def selection_of(groups: Sequence[tuple[JudgedGroup, str | None]]) -> Selection:
-    """groups: each with the reason why it is left out as a whole. A response without a reward is left out by its
-    verdict, unless its group is kept: then a later step counts it."""
+def selection_of(groups: Sequence[Marked]) -> Selection:
+    """A response without a reward is left out by its verdict, unless its group is kept: then a later step counts it."""
     reasons: list[str | None] = []
     for judged, whole in groups:
         reasons += [

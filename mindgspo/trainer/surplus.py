@@ -95,7 +95,6 @@ class Surplus:
         judged = JudgedGroup(
             group=ScoredGroup(prompt=prompt, responses=tuple(responses), scores=scores),
             baseline=described["baseline"],
-            has_baseline=True,
             step=described["step"],
         )
         return judged, start

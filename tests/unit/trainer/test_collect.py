@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from mindgspo.data import PromptStream
-from mindgspo.errors import TrainingError
+from mindgspo.errors import ConfigError, TrainingError
 from mindgspo.metrics import unknown_names
 from mindgspo.tensor_files import ArraySource
 from mindgspo.trainer.collect import collect
+from mindgspo.trainer.opened_data import check_distinct_prompts
 from mindgspo.trainer.step import run_step
 from mindgspo.trainer.surplus import Surplus
 
@@ -219,3 +220,10 @@ def test_each_stream_of_prompts_goes_on_where_the_draws_ended(make_parts, mixed,
     whole = PromptStream(len(prompts), 3)
     whole.take(parts.stream.state().position + 8 * parts.stream.state().epoch)
     assert parts.stream.take(3) == whole.take(3)
+
+
+def test_a_draw_larger_than_the_data_would_answer_prompts_twice_alike(load) -> None:
+    config = load(*REFILL, "algorithm.filter_groups.prompts_per_draw=9")
+    check_distinct_prompts(config, 9)
+    with pytest.raises(ConfigError, match=r"prompts_per_draw: 9 different prompts cannot be drawn from 8 rows"):
+        check_distinct_prompts(config, 8)

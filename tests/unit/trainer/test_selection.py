@@ -23,12 +23,11 @@ def select(groups, section, baselines, label=None):
         JudgedGroup(
             group=group,
             baseline=None if baselines is None else baselines[index],
-            has_baseline=baselines is None or baselines[index] is not None,
             step=1,
         )
         for index, group in enumerate(groups)
     ]
-    reason = left_out_by(section, label)
+    reason = left_out_by(section, label, needs_baseline=baselines is not None)
     return selection_of([(one, reason(one)) for one in judged])
 
 
