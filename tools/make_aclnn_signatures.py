@@ -1,11 +1,12 @@
 """Reads the C prototypes of CANN's operators from their open repositories, as the table of the emulated card.
 
-    python tools/make_aclnn_signatures.py OPS_MATH OPS_NN OPS_TRANSFORMER [--out mindgspo/ascend/emulator/signatures.txt]
+    python tools/make_aclnn_signatures.py OPS_MATH OPS_NN OPS_TRANSFORMER [--out FILE]
 
-Each argument is a git checkout or a bare mirror. What is read: every `aclnnXGetWorkspaceSize(...)` in headers (`*.h`)
-and, for operators without an open header, documents (`*.md`) of the commit checked out. What is written: one line per
-operator with a letter per argument and the arguments' names; the last two, workspace size and executor, are left out.
-A prototype with an argument of any other kind is left out and counted.
+Each repository is a git checkout or a bare mirror; FILE is the project's own table where it is not given. What is read:
+every `aclnnXGetWorkspaceSize(...)` in headers (`*.h`) and, for operators without an open header, documents (`*.md`) of
+the commit checked out. What is written: one line per operator with a letter per argument and the arguments' names; the
+last two, workspace size and executor, are left out. A prototype with an argument of any other kind is left out and
+counted.
 """
 
 from __future__ import annotations
