@@ -9,6 +9,7 @@ import typer
 
 from mindgspo.cli.options import (
     ConfigArgument,
+    EmulateOption,
     MasterAddrOption,
     MasterPortOption,
     NodeRankOption,
@@ -16,6 +17,7 @@ from mindgspo.cli.options import (
     OverwriteOption,
     SetOption,
     WorkersOption,
+    emulated_overrides,
 )
 
 
@@ -28,12 +30,14 @@ def run(
     node_rank: NodeRankOption = 0,
     master_addr: MasterAddrOption = "127.0.0.1",
     master_port: MasterPortOption = None,
+    emulate_ascend: EmulateOption = False,
 ) -> None:
     """Run an experiment: prepare data, warm up, train, evaluate, export, report.
 
     As many worker processes are started as its plans need, on this machine, or with --nodes on each of several machines
     by the same command with another --node-rank.
     """
+    set_ = emulated_overrides(emulate_ascend, set_)
     _start("run", config, set_, overwrite, workers, nodes, node_rank, master_addr, master_port)
 
 
@@ -46,15 +50,17 @@ def sft(
     node_rank: NodeRankOption = 0,
     master_addr: MasterAddrOption = "127.0.0.1",
     master_port: MasterPortOption = None,
+    emulate_ascend: EmulateOption = False,
 ) -> None:
     """Run only the supervised warm-up of an experiment, into runs/<experiment>-sft unless run_dir is set."""
+    set_ = emulated_overrides(emulate_ascend, set_)
     _start("sft", config, set_, overwrite, workers, nodes, node_rank, master_addr, master_port)
 
 
 def _start(
     command: str,
     config: Path,
-    set_: list[str] | None,
+    set_: list[str],
     overwrite: bool,
     workers: int | None,
     nodes: int,
@@ -64,7 +70,7 @@ def _start(
 ) -> None:
     from mindgspo.trainer.start import ClusterOptions, RunRequest, start
 
-    request = RunRequest(command=command, config=config, overrides=tuple(set_ or ()), overwrite=overwrite)
+    request = RunRequest(command=command, config=config, overrides=tuple(set_), overwrite=overwrite)
     options = ClusterOptions(
         workers=workers, nodes=nodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
     )
@@ -131,7 +137,7 @@ def dryrun(
     installed, stand-ins for its libraries are built with gcc the first time. Nothing is run: weights and data need not
     be there. The last line sums up; exit code 1 if a graph failed.
     """
-    from mindgspo.dryrun import DryRun, DryRunRequest
+    from mindgspo.ascend.dryrun import DryRun, DryRunRequest
 
     request = DryRunRequest(
         config=config,

@@ -24,3 +24,21 @@ MasterPortOption = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option("--master-port", help="Port there; needed with several machines, else a free one is taken."),
 ]
+EmulateOption = Annotated[
+    bool,
+    typer.Option(
+        "--emulate-ascend",
+        help="Run on emulated Ascend cards: device Ascend, executed by MindSpore's own Ascend backend, with operators "
+        "computed on this CPU. For tests; far slower than device CPU.",
+    ),
+]
+
+
+def emulated_overrides(is_wanted: bool, overrides: list[str] | None) -> list[str]:
+    """The `--set` entries of a command; with --emulate-ascend its process is on an emulated card from here on."""
+    if not is_wanted:
+        return overrides or []
+    from mindgspo.ascend.emulator.launcher import enter_emulated_cards
+
+    enter_emulated_cards()
+    return [*(overrides or []), "device=Ascend"]

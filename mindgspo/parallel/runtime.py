@@ -47,6 +47,8 @@ if _is_mindspore("2.9."):
 
 Device = Literal["CPU", "Ascend"]
 
+_DISPATCH_THREADS = 5
+
 _device: Device | None = None
 _in_cluster = False
 
@@ -68,6 +70,9 @@ def set_up_runtime(device: Device = "CPU") -> None:
 
     ms.set_device(device)
     ms.set_context(mode=ms.GRAPH_MODE, jit_config={"jit_level": "O0"})
+    if device == "Ascend" and (os.cpu_count() or 1) < _DISPATCH_THREADS:
+        # On so few cores MindSpore would launch kernels another way than on a server.
+        ms.runtime.dispatch_threads_num(_DISPATCH_THREADS)
     _device = device
 
 

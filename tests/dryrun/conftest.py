@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.dryrun import Result, Toolchain, find_toolchain, run_child
+from mindgspo.ascend.dryrun import Result, Toolchain, find_toolchain, run_child
 from mindgspo.errors import DryRunUnavailable
 
 NUM_RANKS = 8

@@ -14,8 +14,8 @@ import numpy as np
 from mindgspo.algorithms.logical_part import LogicalPart
 from mindgspo.algorithms.registry import build_policy_loss
 from mindgspo.algorithms.supervised import SupervisedLoss
+from mindgspo.ascend.dryrun.graphs import CompilableGraph
 from mindgspo.config import ExperimentConfig
-from mindgspo.dryrun.graphs import CompilableGraph
 from mindgspo.models.logical_scorer import LogicalScorer
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.weights import held_parameters, initialize_weights, weight_layouts, weight_views

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from dryrun.shipped_experiment import write_experiment
 
-from mindgspo.dryrun import Toolchain
+from mindgspo.ascend.dryrun import Toolchain
 from mindgspo.strategies import GRAPHS, diff_lines
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from dryrun.hsdp_weights import KV_HEADS, WEIGHTS, Weight
 
-from mindgspo.dryrun import Result
+from mindgspo.ascend.dryrun import Result
 from mindgspo.parallel.strategy.file import read_strategy
 from mindgspo.parallel.strategy.hsdp import HsdpCall, hsdp_shards, without_single_devices
 from mindgspo.parallel.strategy.record import StoredLayout

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from dryrun.shipped_experiment import NUM_RANKS, write_experiment
 
-from mindgspo.dryrun import Toolchain, run_child
+from mindgspo.ascend.dryrun import Toolchain, run_child
 
 PLANS = {
     "stages": ("model_parallel: 4, pipeline_stage: 2, micro_batch_num: 2", 4),

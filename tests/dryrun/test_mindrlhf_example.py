@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.dryrun import Result, Toolchain, run_child
+from mindgspo.ascend.dryrun import Result, Toolchain, run_child
 
 HERE = Path(__file__).parent
 FOLDERS = (HERE, HERE.parents[1] / "examples" / "mindrlhf")

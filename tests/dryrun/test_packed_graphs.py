@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from dryrun.shipped_experiment import NUM_RANKS, write_experiment
 
+from mindgspo.ascend.dryrun import Toolchain, run_child
 from mindgspo.config import load_config
-from mindgspo.dryrun import Toolchain, run_child
 from mindgspo.trainer.longest_batch import longest_batch
 
 PACKED = "trainer: {samples_per_micro_batch: null, max_tokens_per_micro_batch: 256, packing: true, length_multiple: 32}"

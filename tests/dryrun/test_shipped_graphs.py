@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from dryrun.shipped_experiment import NUM_RANKS, write_experiment
 
+from mindgspo.ascend.dryrun import Result, Toolchain, run_child
 from mindgspo.config import ExperimentConfig, load_config
-from mindgspo.dryrun import Result, Toolchain, run_child
 from mindgspo.models.names import parameter_shapes
 from mindgspo.parallel.layout import Shape
 from mindgspo.parallel.parameter_layouts import parameter_layouts

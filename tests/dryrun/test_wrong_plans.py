@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from dryrun.wrong_plans import WRONG_PLANS, write_base
 
+from mindgspo.ascend.dryrun import Result, Toolchain, run_child
+from mindgspo.ascend.dryrun.error_text import cut
 from mindgspo.config import load_config
-from mindgspo.dryrun import Result, Toolchain, run_child
-from mindgspo.dryrun.error_text import cut
 from mindgspo.errors import ConfigError
 
 TESTS = Path(__file__).parents[1]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from dryrun.wrong_plans import WRONG_PLANS, write_base
 
+from mindgspo.ascend.dryrun.graphs import CompilableGraph, build_graph
 from mindgspo.config import ExperimentConfig
 from mindgspo.config.layers import read_layers
 from mindgspo.config.load import resolve
-from mindgspo.dryrun.graphs import CompilableGraph, build_graph
 
 
 def build(config: None, graph: str, rank: int, *, strategy_path: Path) -> CompilableGraph:

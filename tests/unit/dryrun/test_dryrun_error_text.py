@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from mindgspo.config import ParallelPlan
-from mindgspo.dryrun.error_text import Refusal, cut
-from mindgspo.dryrun.job import Failure
-from mindgspo.dryrun.plan_hints import plan_hints
+from mindgspo.ascend.dryrun.error_text import Refusal, cut
+from mindgspo.ascend.dryrun.job import Failure
+from mindgspo.ascend.dryrun.plan_hints import plan_hints
 
 REFUSALS = json.loads(Path(__file__).with_name("refusals.json").read_text(encoding="utf-8"))
 PLAN = ParallelPlan(data_parallel=2, model_parallel=4)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.dryrun.facts import Collective, GraphFacts, HeldParameter, TensorType, facts_from_json
-from mindgspo.dryrun.graph_text import read_graph
+from mindgspo.ascend.dryrun.facts import Collective, GraphFacts, HeldParameter, TensorType, facts_from_json
+from mindgspo.ascend.dryrun.graph_text import read_graph
 
 # Rank 4 of 8, the second of two pipeline stages with model_parallel 4: one matrix product and a bias, a sum, two
 # micro-batches of 4 rows by lazy_inline, AdamWeightDecay. What MindSpore 2.10.0 made of tests/dryrun/toy_cells.py.

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mindgspo.dryrun.facts import Collective, GraphFacts, HeldParameter
-from mindgspo.dryrun.job import Answer, Failure, Job, read_answer, read_job, write_record
+from mindgspo.ascend.dryrun.facts import Collective, GraphFacts, HeldParameter
+from mindgspo.ascend.dryrun.job import Answer, Failure, Job, read_answer, read_job, write_record
 
 
 def test_jobs_survive_their_file(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_answers_survive_their_file(tmp_path: Path) -> None:
 
 def test_packages_of_cann_are_empty_modules() -> None:
     code = """
-from mindgspo.dryrun.stand_in_packages import install_stand_in_packages
+from mindgspo.ascend.python_packages import install_stand_in_packages
 install_stand_in_packages()
 import te.platform.cce_conf
 from tbe.common.register import register_op

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from mindgspo.config import ParallelPlan
-from mindgspo.dryrun.facts import Collective, GraphFacts, HeldParameter
-from mindgspo.dryrun.job import Failure
-from mindgspo.dryrun.report import block, rank_text, size_text, summary
-from mindgspo.dryrun.runner import Result
+from mindgspo.ascend.dryrun.facts import Collective, GraphFacts, HeldParameter
+from mindgspo.ascend.dryrun.job import Failure
+from mindgspo.ascend.dryrun.report import block, rank_text, size_text, summary
+from mindgspo.ascend.dryrun.runner import Result
 
 PLAN = ParallelPlan(data_parallel=1, model_parallel=4, pipeline_stage=2, micro_batch_num=2)
 FACTS = GraphFacts(

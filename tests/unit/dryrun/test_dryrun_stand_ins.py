@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.dryrun.stand_ins import stand_ins
-from mindgspo.dryrun.toolchain import cache_folder, find_toolchain, real_cann
-from mindgspo.dryrun.wheel import Wheel
+from mindgspo.ascend.stand_ins import stand_ins
+from mindgspo.ascend.toolchain import cache_folder, find_toolchain, real_cann
+from mindgspo.ascend.wheel import HEADERS, Wheel, installed_wheel
 from mindgspo.errors import DryRunError, DryRunUnavailable
 
 needs_compiler = pytest.mark.skipif(
@@ -26,10 +26,10 @@ PLUGIN = """
 #define _GLIBCXX_USE_CXX11_ABI 0
 #include <map>
 #include <string>
-extern "C" int aclrtMalloc();
+extern "C" int aclmdlUnload();
 namespace ge { struct StatusFactory { static StatusFactory* Instance(); std::map<unsigned, std::string> texts; }; }
 struct Insert { Insert() { ge::StatusFactory::Instance()->texts[7] = "seven"; } } insert;
-extern "C" int start() { return 10 * (int)ge::StatusFactory::Instance()->texts.size() + aclrtMalloc(); }
+extern "C" int start() { return 10 * (int)ge::StatusFactory::Instance()->texts.size() + aclmdlUnload(); }
 """
 
 
@@ -40,8 +40,11 @@ def wheel(tmp_path: Path) -> Wheel:
     plugin_folder.mkdir(parents=True)
     (tmp_path / "mindspore" / "version.py").write_text("__version__ = '2.10.0'\n")
     (tmp_path / "mindspore" / "__init__.py").write_text("raise ImportError('never imported')\n")
+    real = installed_wheel().folder / HEADERS
+    (tmp_path / "mindspore" / HEADERS).parent.mkdir(parents=True)
+    (tmp_path / "mindspore" / HEADERS).symlink_to(real)
     cann, plugin = tmp_path / "cann.cc", tmp_path / "plugin.cc"
-    cann.write_text('extern "C" int aclrtMalloc() { return 5; }\n')
+    cann.write_text('extern "C" int aclmdlUnload() { return 5; }\n')
     plugin.write_text(PLUGIN)
     run("g++", "-shared", "-fPIC", "-Wl,-soname,libascendcl.so", "-o", tmp_path / "libascendcl.so", cann)
     run(
@@ -72,7 +75,7 @@ def test_a_plugin_loads_with_its_stand_ins(wheel: Wheel, tmp_path: Path) -> None
     assert loads(wheel, tmp_path / "nowhere") != 10
     libraries = stand_ins(wheel, tmp_path / "cache")
     assert libraries.parts[-3:] == ("ascend-toolkit", "latest", "lib64"), "the plugin looks for such a path"
-    assert loads(wheel, libraries) == 10, "one text in a real map; aclrtMalloc returns 0"
+    assert loads(wheel, libraries) == 10, "one text in a real map; aclmdlUnload returns 0"
     assert (libraries / "libhccl.so").is_file(), "opened by name at run time"
 
 
@@ -106,8 +109,8 @@ def test_a_half_cleaned_cache_is_built_again(wheel: Wheel, tmp_path: Path, damag
 @needs_compiler
 def test_several_processes_may_build_at_once(wheel: Wheel, tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from mindgspo.dryrun.stand_ins import stand_ins; "
-        "from mindgspo.dryrun.wheel import Wheel; "
+        "import sys; from pathlib import Path; from mindgspo.ascend.stand_ins import stand_ins; "
+        "from mindgspo.ascend.wheel import Wheel; "
         "print(stand_ins(Wheel(folder=Path(sys.argv[1]), version='2.10.0'), Path(sys.argv[2])))"
     )
     command = [sys.executable, "-c", code, wheel.folder, tmp_path / "cache"]
@@ -215,7 +218,7 @@ def test_no_mindspore_and_no_version_are_said(tmp_path: Path) -> None:
 def asked(folder: Path) -> str:
     """What a process says that would import MindSpore from this folder."""
     code = (
-        "from mindgspo.dryrun.wheel import installed_wheel\n"
+        "from mindgspo.ascend.wheel import installed_wheel\n"
         "try: wheel = installed_wheel()\nexcept RuntimeError as error: print(error)\n"
         "else: print(wheel.folder, wheel.version)"
     )

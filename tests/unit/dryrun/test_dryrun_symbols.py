@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.dryrun.symbols import assembly, is_x86_64, missing_symbols, read_symbols
+from mindgspo.ascend.symbols import assembly, is_x86_64, missing_symbols, read_symbols
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64" or not shutil.which("gcc") or not shutil.which("nm"),

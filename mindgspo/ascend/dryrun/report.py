@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
+from mindgspo.ascend.dryrun.error_text import cut
+from mindgspo.ascend.dryrun.facts import GraphFacts
+from mindgspo.ascend.dryrun.plan_hints import plan_hints
+from mindgspo.ascend.dryrun.runner import Result
 from mindgspo.config import ParallelPlan
-from mindgspo.dryrun.error_text import cut
-from mindgspo.dryrun.facts import GraphFacts
-from mindgspo.dryrun.plan_hints import plan_hints
-from mindgspo.dryrun.runner import Result
 
 _LABEL = 13
 _UNITS = ("B", "KB", "MB", "GB", "TB")

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from mindgspo.ascend.dryrun.report import block, summary
+from mindgspo.ascend.dryrun.runner import BUILDER, TIME_LIMIT_S, Result, run_child
+from mindgspo.ascend.toolchain import Toolchain, find_toolchain
 from mindgspo.config import ExperimentConfig, ParallelPlan, dump_config, load_config
-from mindgspo.dryrun.report import block, summary
-from mindgspo.dryrun.runner import BUILDER, TIME_LIMIT_S, Result, run_child
-from mindgspo.dryrun.toolchain import Toolchain, find_toolchain
 from mindgspo.errors import DryRunError
 from mindgspo.parallel.ranks import RankGrid
 

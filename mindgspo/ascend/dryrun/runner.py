@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindgspo.dryrun.facts import GraphFacts
-from mindgspo.dryrun.job import Answer, Failure, Job, read_answer, write_record
-from mindgspo.dryrun.toolchain import Toolchain
+from mindgspo.ascend.dryrun.facts import GraphFacts
+from mindgspo.ascend.dryrun.job import Answer, Failure, Job, read_answer, write_record
+from mindgspo.ascend.toolchain import Toolchain
 
 # A simulated rank must not meet a real cluster, nor take a graph from a cache instead of compiling it.
 _NOT_PASSED_ON = frozenset(
@@ -27,7 +27,7 @@ _NOT_PASSED_ON = frozenset(
     )
 )
 
-BUILDER = "mindgspo.dryrun.graphs:build_graph"
+BUILDER = "mindgspo.ascend.dryrun.graphs:build_graph"
 TIME_LIMIT_S = 1800.0
 
 
@@ -104,7 +104,7 @@ def _answer(job: Job, scratch: Path, toolchain: Toolchain, log: Path, time_limit
     write_record(scratch / "job.json", job)
     with log.open("wb") as output:
         child = subprocess.Popen(
-            [sys.executable, "-m", "mindgspo.dryrun.child", str(scratch / "job.json")],
+            [sys.executable, "-m", "mindgspo.ascend.dryrun.child", str(scratch / "job.json")],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -139,7 +139,7 @@ def _environment(job: Job, scratch: Path, toolchain: Toolchain) -> dict[str, str
 
     GLOG_v 3: errors are logged, and only there stands why an operator refused its strategy.
     """
-    package = Path(__file__).resolve().parents[2]
+    package = Path(__file__).resolve().parents[3]
     passed_on = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
     return passed_on | {
         "LD_LIBRARY_PATH": _joined(toolchain.libraries, os.environ.get("LD_LIBRARY_PATH")),

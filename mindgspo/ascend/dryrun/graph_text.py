@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from mindgspo.dryrun.facts import Collective, GraphFacts, HeldParameter, TensorType, total_bytes
+from mindgspo.ascend.dryrun.facts import Collective, GraphFacts, HeldParameter, TensorType, total_bytes
 
 COLLECTIVES = frozenset(
     (

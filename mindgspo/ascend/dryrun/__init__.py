@@ -11,8 +11,8 @@ The door opens without MindSpore: graphs are compiled in child processes, one pe
 `Answer` and `Failure` are in job, `GraphFacts` in facts. Nothing here runs a graph.
 """
 
-from mindgspo.dryrun.command import DryRun, DryRunRequest
-from mindgspo.dryrun.runner import Result, run_child
-from mindgspo.dryrun.toolchain import Toolchain, find_toolchain
+from mindgspo.ascend.dryrun.command import DryRun, DryRunRequest
+from mindgspo.ascend.dryrun.runner import Result, run_child
+from mindgspo.ascend.toolchain import Toolchain, find_toolchain
 
 __all__ = ["DryRun", "DryRunRequest", "Result", "Toolchain", "find_toolchain", "run_child"]

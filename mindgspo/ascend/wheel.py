@@ -14,6 +14,9 @@ from pathlib import Path
 
 from mindgspo.errors import DryRunUnavailable
 
+# Of MindSpore's own kernels, below the package.
+HEADERS = Path("lib", "plugin", "ascend", "ms_kernels_internal", "internal_kernel")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wheel:

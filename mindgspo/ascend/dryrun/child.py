@@ -1,4 +1,4 @@
-"""The process that compiles one graph: `python -m mindgspo.dryrun.child JOB.json`.
+"""The process that compiles one graph: `python -m mindgspo.ascend.dryrun.child JOB.json`.
 
 What enters: a job file, and an environment in which MindSpore finds CANN's libraries. What leaves: a file with the
 answer. Started by `runner`, once per graph and rank, because a process is one rank of one cluster.
@@ -16,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from mindgspo.dryrun.facts import GraphFacts
-from mindgspo.dryrun.graph_text import read_graph
-from mindgspo.dryrun.job import Answer, Failure, Job, read_job, write_record
-from mindgspo.dryrun.stand_in_packages import install_stand_in_packages
+from mindgspo.ascend.dryrun.facts import GraphFacts
+from mindgspo.ascend.dryrun.graph_text import read_graph
+from mindgspo.ascend.dryrun.job import Answer, Failure, Job, read_job, write_record
+from mindgspo.ascend.python_packages import install_stand_in_packages
 from mindgspo.parallel.process_groups import made_groups
 from mindgspo.parallel.runtime import compiled_text, die_with_parent, join_cluster, set_up_runtime
 

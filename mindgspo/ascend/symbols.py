@@ -1,7 +1,7 @@
 """What shared objects want and offer, read with binutils, and assembly text that offers what is missing.
 
-What enters: paths of shared objects. What leaves: sets of symbols and sonames, text for the assembler. Called by
-`stand_ins`.
+What enters: paths of shared objects, names of operators. What leaves: sets of symbols and sonames, text for the
+assembler. Called by `stand_ins`.
 """
 
 from __future__ import annotations
@@ -68,6 +68,33 @@ def assembly(names: Iterable[str]) -> str:
     functions = [name for name in names if not name.startswith(_DATA_PREFIXES)]
     parts = [".text\n", *map(_function, functions), ".data\n.balign 16\n", *map(_table, tables)]
     return "".join([*parts, '.section .note.GNU-stack,"",@progbits\n'])
+
+
+# Saves the registers that can hold arguments and hands them on, with the operator's name (r11) and the caller's stack.
+_CAPTURE = "".join(
+    [
+        "emulator_common:\n push %rbp\n mov %rsp,%rbp\n sub $192,%rsp\n",
+        *(f" movups %xmm{i},{16 * i}(%rsp)\n" for i in range(8)),
+        *(f" mov %{name},{128 + 8 * i}(%rsp)\n" for i, name in enumerate(("rdi", "rsi", "rdx", "rcx", "r8", "r9"))),
+        " mov %r11,%rdi\n mov %rsp,%rsi\n lea 16(%rbp),%rdx\n call emulator_capture@PLT\n leave\n ret\n",
+    ]
+)
+
+
+def operator_stubs(names: Sequence[str]) -> str:
+    """Text for the assembler (x86-64): for each operator X, XGetWorkspaceSize goes to `emulator_capture` with all that
+    it was given, and X(workspace, size, executor, stream) to `emulator_launch` with the operator's name in front."""
+    parts, texts = [".text\n", _CAPTURE], [".section .rodata\n"]
+    for number, name in enumerate(names):
+        texts.append(f'operator_{number}: .asciz "{name}"\n')
+        parts.append(
+            f".globl {name}GetWorkspaceSize\n.type {name}GetWorkspaceSize,@function\n{name}GetWorkspaceSize:\n"
+            f" lea operator_{number}(%rip),%r11\n jmp emulator_common\n"
+            f".globl {name}\n.type {name},@function\n{name}:\n"
+            " mov %rcx,%r8\n mov %rdx,%rcx\n mov %rsi,%rdx\n mov %rdi,%rsi\n"
+            f" lea operator_{number}(%rip),%rdi\n jmp emulator_launch@PLT\n"
+        )
+    return "".join([*parts, *texts])
 
 
 def _function(name: str) -> str:

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindgspo.dryrun.stand_ins import stand_ins
-from mindgspo.dryrun.wheel import Wheel, installed_wheel
+from mindgspo.ascend.stand_ins import stand_ins
+from mindgspo.ascend.wheel import Wheel, installed_wheel
 from mindgspo.errors import DryRunUnavailable
 
 # Where the tests passed. Stand-ins are built for this processor only; with real CANN any processor will do.
@@ -36,15 +36,19 @@ class Toolchain:
         return f"MindSpore {self.mindspore}, {what}"
 
 
-def find_toolchain(environment: Mapping[str, str] = os.environ, wheel: Wheel | None = None) -> Toolchain:
+def find_toolchain(
+    environment: Mapping[str, str] = os.environ, wheel: Wheel | None = None, *, emulated: bool = False
+) -> Toolchain:
     """Ready for use; builds the stand-ins the first time. wheel: by default the MindSpore that this Python imports.
+
+    emulated: stand-ins even where CANN is installed.
 
     Raises DryRunUnavailable where nothing can be compiled, DryRunError where the stand-ins cannot be built.
     """
     wheel = wheel or installed_wheel()
     _check_supported("MindSpore", wheel.version, wheel.version.startswith(SUPPORTED[2]))
     wheel.ascend_libraries()
-    if (libraries := real_cann(environment)) is not None:
+    if not emulated and (libraries := real_cann(environment)) is not None:
         return Toolchain(libraries=libraries, is_stand_in=False, mindspore=wheel.version)
     machine = platform.machine()
     _check_supported("system", sys.platform, sys.platform == SUPPORTED[0])
@@ -56,7 +60,8 @@ def _check_supported(what: str, found: str, is_supported: bool) -> None:
     if not is_supported:
         system, machine, version = SUPPORTED
         raise DryRunUnavailable(
-            f"the dry run was tested on {system} {machine} with MindSpore {version}x; this {what} is {found}"
+            f"the dry run and emulated cards were tested on {system} {machine} with MindSpore {version}x; this {what} "
+            f"is {found}"
         )
 
 

@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindgspo.dryrun.facts import GraphFacts, facts_from_json
+from mindgspo.ascend.dryrun.facts import GraphFacts, facts_from_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindgspo.dryrun.job import Failure
+from mindgspo.ascend.dryrun.job import Failure
 
 _MOST_REASONS = 3
 _MOST_CHARACTERS = 600
@@ -71,7 +71,7 @@ def _place(text: str) -> str:
 
 def _shown(place: str) -> str:
     """Paths of our own package from its name on."""
-    package = Path(__file__).resolve().parents[2]
+    package = Path(__file__).resolve().parents[3]
     return place.removeprefix(f"{package}/")
 
 
