@@ -27,6 +27,7 @@ def device_problems(config: ExperimentConfig) -> Iterator[str]:
         return
     model, plans = config.model, config.plans
     yield from _head_dim_problems(model)
+    yield from _cache_problems(config)
     yield from _rank_problems("plans.train", plans.train, model)
     yield from _rank_problems("plans.infer", plans.infer, model)
     yield from _tied_problems("plans.train", plans.train, model)
@@ -39,6 +40,11 @@ def device_problems(config: ExperimentConfig) -> Iterator[str]:
 def _cpu_problems(config: ExperimentConfig) -> Iterator[str]:
     if config.model.dtype == "bfloat16":
         yield "model.dtype: bfloat16 has no CPU kernels; set model.dtype=float32 or device=Ascend"
+    elif config.rollout.cache_dtype == "bfloat16":
+        yield (
+            "rollout.cache_dtype: bfloat16 has no CPU kernels; set rollout.cache_dtype=float16, null "
+            f"(model.dtype, {config.model.dtype}), or device=Ascend"
+        )
     for name, plan in (("plans.train", config.plans.train), ("plans.reference", config.plans.reference)):
         if plan is not None and plan.expert_parallel > 1:
             yield (
@@ -62,6 +68,19 @@ def _head_dim_problems(model: ModelSection) -> Iterator[str]:
     if not FAMILIES[model.architecture].has_own_head_dim:
         fix += f" (model.hidden_size={either([size * heads for size in legal])} for {heads} heads)"
     yield f"model.head_dim: {head_dim}; FlashAttentionScore takes heads of a multiple of {_HEAD_STEP}; {fix}"
+
+
+def default_cache_dtype(config: ExperimentConfig) -> str:
+    """The model's, where the device's attention takes it."""
+    return "bfloat16" if config.device == "Ascend" and config.model.dtype == "float32" else config.model.dtype
+
+
+def _cache_problems(config: ExperimentConfig) -> Iterator[str]:
+    if config.rollout.cache_dtype == "float32":
+        yield (
+            "rollout.cache_dtype: float32; ReshapeAndCache and PagedAttention take a cache of bfloat16 or float16; set "
+            "rollout.cache_dtype=bfloat16"
+        )
 
 
 def _rank_problems(name: str, plan: ParallelPlan, model: ModelSection) -> Iterator[str]:

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mindgspo.config.algorithm_section import AlgorithmSection, ReferenceSection
+from mindgspo.config.ascend_rules import default_cache_dtype
 from mindgspo.config.layers import read_layers, with_overrides
 from mindgspo.config.messages import schema_problems
 from mindgspo.config.penalty_rules import default_kl_agg_mode
@@ -53,13 +54,16 @@ def _checked(source: str, mapping: dict[str, Any], *, check_files: bool) -> Expe
 
 
 def resolve(config: ExperimentConfig) -> ExperimentConfig:
-    """The config with its derived defaults filled in: run_dir, what the chosen algorithm's paper says, and the reward's
-    weights and lengths."""
+    """The config with its derived defaults filled in: run_dir, what the chosen algorithm's paper says, the reward's
+    weights and lengths, and the cache's type."""
     run_dir = config.run_dir if config.run_dir is not None else Path("runs") / config.experiment
     longest = config.rollout.max_new_tokens
     algorithm = with_recipe(config.algorithm, max_new_tokens=longest)
     reward = with_lengths(config.reward, max_new_tokens=longest)
-    return config.model_copy(update={"run_dir": run_dir, "algorithm": algorithm, "reward": reward})
+    rollout = config.rollout.model_copy(
+        update={"cache_dtype": config.rollout.cache_dtype or default_cache_dtype(config)}
+    )
+    return config.model_copy(update={"run_dir": run_dir, "algorithm": algorithm, "reward": reward, "rollout": rollout})
 
 
 def config_mapping(config: ExperimentConfig) -> dict[str, Any]:

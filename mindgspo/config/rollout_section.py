@@ -6,6 +6,8 @@ trainer.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from mindgspo.config.section import Section
@@ -32,3 +34,7 @@ class RolloutSection(Section):
     slots: int = Field(default=64, ge=1)
     """Sequences decoded at the same time; a finished sequence's slot is refilled at once. Sets the size of
     the key/value cache, not the result."""
+    cache_dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Type of the key/value cache; a smaller one than model.dtype takes less memory and rounds keys and values. On
+    Ascend bfloat16 or float16, on CPU float32 or float16. None: model.dtype, but bfloat16 where that is float32 on
+    Ascend; `mindgspo check` and the start of a run say so (vLLM: kv_cache_dtype)."""

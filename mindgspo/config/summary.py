@@ -59,6 +59,11 @@ def batch_table(config: ExperimentConfig, num_rows: int | None) -> list[tuple[st
             else []
         ),
         *([("rollout correction", correction(config))] if config.algorithm.rollout_correction.level != "none" else []),
+        *(
+            [("key/value cache", f"{rollout.cache_dtype}, and the model {config.model.dtype}")]
+            if rollout.cache_dtype != config.model.dtype
+            else []
+        ),
         ("plans", _plans_text(config)),
     ]
 

@@ -134,9 +134,9 @@ def _score(work: RankWork) -> Parts:
 
 def _rollout(work: RankWork) -> Parts:
     """A prefill's activations, keys and values; a step's logits, in float32, and what sampling makes of them."""
-    width, size = work.infer, TYPE_BYTES[work.config.model.dtype]
+    width = work.infer
     tokens = work.prompts * work.prompt_length
-    prefilled = 2 * width.layers * tokens * width.key_value * size
+    prefilled = 2 * width.layers * tokens * width.key_value * TYPE_BYTES[work.cache_dtype]
     return {
         Part.COMPUTE_WEIGHTS: _compute_type(
             work, max(_cast(work, weight_sizes(work.config.model, work.config.plans.infer, work.rank)))

@@ -47,7 +47,7 @@ def held_bytes(work: RankWork) -> dict[Holding, int]:
         Holding.MOMENTS: 2 * moments + row_copies,
         Holding.REFERENCE_WEIGHTS: reference,
         Holding.ROLLOUT_WEIGHTS: rollout,
-        Holding.KV_CACHE: cache * TYPE_BYTES[config.model.dtype],
+        Holding.KV_CACHE: cache * TYPE_BYTES[work.cache_dtype],
     }
 
 

@@ -98,8 +98,8 @@ class RankWork:
     """One rank's work.
 
     rows, row_length: of a micro-batch of the longest samples. responses: response-token slots per row. in_flight:
-    micro-batches between their forward and backward pass here. prompts, prompt_length: of one prefill. slots, columns:
-    of the key/value cache.
+    micro-batches between their forward and backward pass here. prompts, prompt_length: of one prefill. slots, columns,
+    cache_dtype: of the key/value cache.
     """
 
     config: ExperimentConfig
@@ -115,6 +115,7 @@ class RankWork:
     prompt_length: int
     slots: int
     columns: int
+    cache_dtype: str
 
     @classmethod
     def of(cls, config: ExperimentConfig, rank: int) -> RankWork:
@@ -141,6 +142,7 @@ class RankWork:
             prompt_length=sizes.prompt_columns,
             slots=sizes.num_slots,
             columns=round_up(sizes.cache_columns, BLOCK) if config.device == "Ascend" else sizes.cache_columns,
+            cache_dtype=sizes.cache_dtype,
         )
 
     @property

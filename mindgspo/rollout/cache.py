@@ -3,6 +3,8 @@
 What enters: a model and sizes. What leaves: parameters, the rows that an admission copies, and cells that read and
 write them. Called by `graphs` and `engine`. `SlotCache` is made of ops that every device has. On Ascend `PagedCache`
 uses the fused ReshapeAndCache and PagedAttention; a slot is then a fixed run of blocks, and the block table a constant.
+The cache may have another type than the model (`rollout.cache_dtype`): keys and values are cast when they are written,
+queries when they are compared, and attention's output is of the query's type again.
 
 Legend: S slots, Q prompts of one prefill, L prompt columns, C cache columns, P blocks of a slot; A query heads, B kv
 heads, D head size, M tokens.
@@ -16,6 +18,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
+from mindgspo.models.transformer import DTYPES
 from mindgspo.parallel.device_ops import MASKED_SCORE, is_fused
 from mindgspo.parallel.parameter_memory import zero_parameter
 from mindgspo.rollout.sizes import BLOCK
@@ -25,18 +28,20 @@ class SlotCache:
     """Keys and values of all layers and slots, one matrix [S * B * C, D] per layer and kind.
 
     Rows, not a four-axis tensor: one new token is then S * B whole rows, which `ScatterUpdate` writes in place.
+    dtype: a name of `DTYPES`; None: the model's.
     """
 
-    def __init__(self, model: nn.Cell, *, num_slots: int, num_columns: int) -> None:
+    def __init__(self, model: nn.Cell, *, num_slots: int, num_columns: int, dtype: str | None) -> None:
         config = model.config
         self.num_slots, self.num_columns = num_slots, num_columns
         # Of this rank: heads are split, or shared, as the model's layers are.
         self.num_heads = model.place.share(config.num_attention_heads)
         self.num_kv_heads = model.place.share(config.num_key_value_heads, units=config.num_key_value_heads)
         self.head_dim = model.head_dim
+        self.dtype = model.dtype if dtype is None else DTYPES[dtype]
         names = [f"cache.{i}.{kind}" for i in range(config.num_hidden_layers) for kind in ("keys", "values")]
         self.matrices = ParameterTuple(
-            [zero_parameter(self._shape(), name, model.dtype, requires_grad=False) for name in names]
+            [zero_parameter(self._shape(), name, self.dtype, requires_grad=False) for name in names]
         )
 
     def _shape(self) -> tuple[int, ...]:
@@ -65,16 +70,16 @@ class SlotCache:
 
     def rows_of_prefill(self, cached_MBD: Tensor, num_prompts: int) -> Tensor:
         """What a prefill keeps of a layer's keys or values [Q * L, B, D]: a row per prompt, kv head and column."""
-        by_prompt = cached_MBD.reshape(num_prompts, -1, self.num_kv_heads, self.head_dim)
+        by_prompt = ops.cast(cached_MBD, self.dtype).reshape(num_prompts, -1, self.num_kv_heads, self.head_dim)
         return by_prompt.transpose(0, 2, 1, 3).reshape(-1, self.head_dim)
 
 
 class PagedCache(SlotCache):
     """Keys and values [S * P, BLOCK, B, D] per layer and kind; slot s has the blocks s P .. s P + P - 1."""
 
-    def __init__(self, model: nn.Cell, *, num_slots: int, num_columns: int) -> None:
+    def __init__(self, model: nn.Cell, *, num_slots: int, num_columns: int, dtype: str | None) -> None:
         self.blocks_per_slot = -(-num_columns // BLOCK)
-        super().__init__(model, num_slots=num_slots, num_columns=self.blocks_per_slot * BLOCK)
+        super().__init__(model, num_slots=num_slots, num_columns=self.blocks_per_slot * BLOCK, dtype=dtype)
 
     def _shape(self) -> tuple[int, ...]:
         return (self.num_slots * self.blocks_per_slot, BLOCK, self.num_kv_heads, self.head_dim)
@@ -99,13 +104,13 @@ class PagedCache(SlotCache):
         return PagedSlotAttention(self)
 
     def rows_of_prefill(self, cached_MBD: Tensor, num_prompts: int) -> Tensor:
-        return cached_MBD
+        return ops.cast(cached_MBD, self.dtype)
 
 
-def slot_cache(model: nn.Cell, *, num_slots: int, num_columns: int) -> SlotCache:
+def slot_cache(model: nn.Cell, *, num_slots: int, num_columns: int, dtype: str | None = None) -> SlotCache:
     """The cache that this device's ops want."""
     kind = PagedCache if is_fused() else SlotCache
-    return kind(model, num_slots=num_slots, num_columns=num_columns)
+    return kind(model, num_slots=num_slots, num_columns=num_columns, dtype=dtype)
 
 
 class SlotAttention(nn.Cell):
@@ -126,7 +131,7 @@ class SlotAttention(nn.Cell):
         self.scores = ops.BatchMatMul(transpose_b=True)
         self.weigh = ops.BatchMatMul()
 
-    def places(self, positions_S: Tensor) -> tuple[Tensor, Tensor]:
+    def places(self, positions_S: Tensor, lengths_S: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of the new token [S * B], and what is added to the scores of each column [S, 1, C]."""
         new_rows = (self.first_rows_SB + positions_S.reshape(-1, 1)).reshape(-1)
         bias_S1C = ops.cast(self.columns_11C > positions_S.reshape(-1, 1, 1), ms.float32) * MASKED_SCORE
@@ -142,16 +147,17 @@ class SlotAttention(nn.Cell):
         new_rows: Tensor,
         bias_S1C: Tensor,
     ) -> Tensor:
-        keys = self.scatter(keys, new_rows, key_SBD.reshape(-1, self.head_dim))
-        values = self.scatter(values, new_rows, value_SBD.reshape(-1, self.head_dim))
+        keys = self.scatter(keys, new_rows, ops.cast(key_SBD, keys.dtype).reshape(-1, self.head_dim))
+        values = self.scatter(values, new_rows, ops.cast(value_SBD, values.dtype).reshape(-1, self.head_dim))
         keys = keys.reshape(-1, self.num_columns, self.head_dim)
         values = values.reshape(-1, self.num_columns, self.head_dim)
         heads = (self.num_slots * self.num_kv_heads, self.group, self.head_dim)
-        scores = self.scores((query_SAD * self.head_dim**-0.5).reshape(heads), keys)
+        scores = self.scores(ops.cast(query_SAD * self.head_dim**-0.5, keys.dtype).reshape(heads), keys)
         scores = ops.cast(scores, ms.float32).reshape(self.num_slots, self.num_heads, -1)
         scores = scores + ops.tile(bias_S1C, (1, self.num_heads, 1))
         weights = ops.cast(ops.softmax(scores, -1), values.dtype).reshape(heads[0], self.group, -1)
-        return self.weigh(weights, values).reshape(self.num_slots, self.num_heads * self.head_dim)
+        out = self.weigh(weights, values).reshape(self.num_slots, self.num_heads * self.head_dim)
+        return ops.cast(out, query_SAD.dtype)
 
 
 class PagedSlotAttention(nn.Cell):
@@ -165,9 +171,9 @@ class PagedSlotAttention(nn.Cell):
         self.store = ops.auto_generate.ReshapeAndCache()
         self.attend = ops.auto_generate.PagedAttention(cache.num_heads, cache.head_dim**-0.5, cache.num_kv_heads)
 
-    def places(self, positions_S: Tensor) -> tuple[Tensor, Tensor]:
+    def places(self, positions_S: Tensor, lengths_S: Tensor) -> tuple[Tensor, Tensor]:
         """Row of the new token [S], and how many tokens each slot has with it [S]."""
-        return self.first_rows_S + positions_S, positions_S + 1
+        return self.first_rows_S + positions_S, lengths_S
 
     def construct(
         self,
@@ -180,10 +186,12 @@ class PagedSlotAttention(nn.Cell):
         lengths_S: Tensor,
     ) -> Tensor:
         rows = (key_SBD.shape[0], -1)  # the op takes three axes for batch, sequence and features
-        stored = self.store(key_SBD.reshape(rows), value_SBD.reshape(rows), keys, values, new_rows_S)
-        query_SAD = ops.depend(query_SAD, stored)
-        out = self.attend(query_SAD, keys, values, self.block_table_SP, lengths_S)
-        return out.reshape(-1, self.size)
+        new_keys = ops.cast(key_SBD, keys.dtype).reshape(rows)
+        new_values = ops.cast(value_SBD, values.dtype).reshape(rows)
+        stored = self.store(new_keys, new_values, keys, values, new_rows_S)
+        queries = ops.depend(ops.cast(query_SAD, keys.dtype), stored)
+        out = self.attend(queries, keys, values, self.block_table_SP, lengths_S)
+        return ops.cast(out.reshape(-1, self.size), query_SAD.dtype)
 
 
 class Admit(nn.Cell):

@@ -18,6 +18,7 @@ from mindgspo import faults
 from mindgspo.data.rows import round_up
 from mindgspo.parallel.collectives import GraphOfRanks
 from mindgspo.parallel.device_ops import attention_segments
+from mindgspo.parallel.runtime import paged_kernels
 from mindgspo.rollout.cache import admission, slot_cache
 from mindgspo.rollout.graphs import DecodeStep, Prefill
 from mindgspo.rollout.protocol import Rollout, RolloutCounters, SamplingSettings
@@ -31,7 +32,8 @@ class NativeEngine:
     """Implements `RolloutEngine` with MindSpore graphs.
 
     num_slots: sequences decoded at once. prefill_width: prompts per prefill graph. max_prompt_length,
-    max_new_tokens: bounds that size the cache. length_multiple: prompts are padded to a multiple of it.
+    max_new_tokens: bounds that size the cache. length_multiple: prompts are padded to a multiple of it. cache_dtype:
+    None: the model's.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class NativeEngine:
         max_prompt_length: int,
         max_new_tokens: int,
         length_multiple: int,
+        cache_dtype: str | None = None,
         top_k: int = 0,
         top_p: float = 1.0,
     ) -> None:
@@ -51,7 +54,7 @@ class NativeEngine:
         self._num_slots, self._prefill_width = num_slots, prefill_width
         self._max_new_tokens, self._length_multiple = max_new_tokens, length_multiple
         num_columns = round_up(max_prompt_length, length_multiple) + max_new_tokens
-        self._cache = slot_cache(model, num_slots=num_slots, num_columns=num_columns)
+        self._cache = slot_cache(model, num_slots=num_slots, num_columns=num_columns, dtype=cache_dtype)
         team = model.place.model_ranks
         self._prefill = GraphOfRanks(Prefill(model, self._cache), team)
         self._admit = admission(self._cache)
@@ -95,13 +98,15 @@ class NativeEngine:
             self._admit_waiting(table, store)
             busy += table.num_busy
             steps += 1
-            ids_S, logprobs_S = self._decode(
-                Tensor(table.ids_S),
-                Tensor(table.positions_S),
-                Tensor(table.uniforms()),
-                inverse_temperature_S,
-                greedy_S,
-            )
+            with paged_kernels():
+                ids_S, logprobs_S = self._decode(
+                    Tensor(table.ids_S),
+                    Tensor(table.positions_S),
+                    Tensor(table.uniforms()),
+                    inverse_temperature_S,
+                    greedy_S,
+                    Tensor(table.positions_S + np.int32(1)),
+                )
             table.advance(ids_S.asnumpy(), logprobs_S.asnumpy())
             faults.reach(f"{fault}.inside")
         responses = table.responses()
@@ -125,7 +130,8 @@ class NativeEngine:
             for admitted in admissions:
                 table.place(admitted)
             source_rows, target_rows = self._rows(admissions, store)
-            self._admit(Tensor(source_rows), Tensor(target_rows), *store.prefilled)
+            with paged_kernels():
+                self._admit(Tensor(source_rows), Tensor(target_rows), *store.prefilled)
 
     def _rows(self, admissions: Sequence[Admission], store: _PromptStore) -> tuple[np.ndarray, np.ndarray]:
         """Rows of the prefill and of the cache; repeats of the last admission fill the width."""

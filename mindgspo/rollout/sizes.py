@@ -18,16 +18,19 @@ BLOCK = 128
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSizes:
     """Of one replica. num_slots: sequences decoded at once. prefill_width: prompts per prefill. prompt_columns: the
-    longest prompt, padded. cache_columns: positions of a slot that are asked for; see `BLOCK`."""
+    longest prompt, padded. cache_columns: positions of a slot that are asked for; see `BLOCK`. cache_dtype: of keys and
+    values."""
 
     num_slots: int
     prefill_width: int
     prompt_columns: int
     cache_columns: int
+    cache_dtype: str
 
 
 def rollout_sizes(config: ExperimentConfig) -> RolloutSizes:
     """Slots are dealt out to the replicas; a prefill takes as many prompts as fill them with their siblings once."""
+    assert config.rollout.cache_dtype is not None, "config.resolve fills it in"
     slots = max(1, config.rollout.slots // config.plans.infer.data_parallel)
     columns = round_up(config.data.max_prompt_length, config.trainer.length_multiple)
     return RolloutSizes(
@@ -35,6 +38,7 @@ def rollout_sizes(config: ExperimentConfig) -> RolloutSizes:
         prefill_width=max(1, slots // config.rollout.num_generations),
         prompt_columns=columns,
         cache_columns=columns + config.rollout.max_new_tokens,
+        cache_dtype=config.rollout.cache_dtype,
     )
 
 

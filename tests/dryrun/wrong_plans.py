@@ -110,6 +110,13 @@ WRONG_PLANS = {
         fix="nearest legal: 16 or 32 (model.hidden_size=128 or 256 for 8 heads)",
         refused=None,  # the op itself refuses, when it runs
     ),
+    "a float32 cache": WrongPlan(
+        overrides=("rollout.cache_dtype=float32",),
+        path="rollout.cache_dtype: float32; ReshapeAndCache and PagedAttention take a cache of bfloat16 or float16",
+        fix="set rollout.cache_dtype=bfloat16",
+        refused=("ReshapeAndCache", "Float32"),
+        graph="decode",
+    ),
     "54 tokens in 4 parts": WrongPlan(
         overrides=(
             "plans.train.use_seq_parallel=true",

@@ -115,12 +115,12 @@ def _decode(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> 
     sampler = TokenSampler(top_k=config.rollout.top_k, top_p=config.rollout.top_p)
     ids_S = np.zeros(sizes.num_slots, np.int32)
     floats_S = np.ones(sizes.num_slots, np.float32)
-    inputs = (ids_S, ids_S, floats_S, floats_S, np.zeros(sizes.num_slots, bool))
+    inputs = (ids_S, ids_S, floats_S, floats_S, np.zeros(sizes.num_slots, bool), ids_S + 1)
     return CompilableGraph(cell=DecodeStep(model, cache, sampler), inputs=tuple(Tensor(array) for array in inputs))
 
 
 def _cache(model: nn.Cell, sizes: RolloutSizes) -> SlotCache:
-    return slot_cache(model, num_slots=sizes.num_slots, num_columns=sizes.cache_columns)
+    return slot_cache(model, num_slots=sizes.num_slots, num_columns=sizes.cache_columns, dtype=sizes.cache_dtype)
 
 
 _BUILDERS: Mapping[str, Callable[[ExperimentConfig, int, Path | None], CompilableGraph]] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.config import load_config
+from mindgspo.config import batch_table, load_config
 
 # What suits Ascend: heads of 32, and as many prompts, samples and layers as plans may divide them by.
 SUITABLE = """include: small.yaml
@@ -116,6 +116,38 @@ def test_heads_are_multiples_of_16(
 ) -> None:
     assert problems(*overrides) == [line]
     assert load_config(experiment, [*overrides, "device=CPU"]).device == "CPU"
+
+
+@pytest.mark.parametrize(
+    ("device", "model", "given", "resolved"),
+    [
+        ("CPU", "float32", "null", "float32"),
+        ("CPU", "float16", "null", "float16"),
+        ("CPU", "float32", "float16", "float16"),
+        ("Ascend", "float32", "null", "bfloat16"),
+        ("Ascend", "float32", "float16", "float16"),
+        ("Ascend", "bfloat16", "null", "bfloat16"),
+        ("Ascend", "float16", "null", "float16"),
+    ],
+)
+def test_a_cache_type_that_the_device_takes(
+    experiment: Path, device: str, model: str, given: str, resolved: str
+) -> None:
+    config = load_config(experiment, [f"device={device}", f"model.dtype={model}", f"rollout.cache_dtype={given}"])
+    assert config.rollout.cache_dtype == resolved
+    told = {} if model == resolved else {"key/value cache": f"{resolved}, and the model {model}"}
+    assert {name: text for name, text in batch_table(config, None) if "cache" in name} == told
+
+
+def test_a_cache_type_that_the_device_does_not_take(problems: Callable[..., list[str]]) -> None:
+    assert problems("rollout.cache_dtype=float32") == [
+        "rollout.cache_dtype: float32; ReshapeAndCache and PagedAttention take a cache of bfloat16 or float16; set "
+        "rollout.cache_dtype=bfloat16"
+    ]
+    assert problems("device=CPU", "rollout.cache_dtype=bfloat16") == [
+        "rollout.cache_dtype: bfloat16 has no CPU kernels; set rollout.cache_dtype=float16, null (model.dtype, "
+        "float32), or device=Ascend"
+    ]
 
 
 def test_the_tokens_of_a_micro_batch_are_split(problems: Callable[..., list[str]], experiment: Path) -> None:

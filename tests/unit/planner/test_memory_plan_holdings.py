@@ -40,6 +40,17 @@ def test_seven_billion_rollout_weights_and_cache_by_hand(seven_billion: Experime
     assert held[Holding.KV_CACHE] == 64 * 10_240 * 128 * 2 * 28 * 2 == 9_395_240_960
 
 
+def test_the_cache_has_a_type_of_its_own() -> None:
+    # 16 slots of 128 columns, which are a block, four key/value heads of 32, keys and values of 8 layers.
+    numbers = 16 * 128 * 4 * 32 * 2 * 8
+    for device, bytes_each in (("CPU", 4), ("Ascend", 2)):
+        config = experiment_of(qwen2(), device=device)
+        assert held_bytes(RankWork.of(config, 0))[Holding.KV_CACHE] == numbers * bytes_each
+    rollout = config.rollout.model_copy(update={"cache_dtype": "float16"})
+    halves = config.model_copy(update={"device": "CPU", "rollout": rollout})
+    assert held_bytes(RankWork.of(halves, 0))[Holding.KV_CACHE] == numbers * 2
+
+
 def test_reshard_of_seven_billion_is_bounded_by_its_bucket(seven_billion: ExperimentConfig) -> None:
     first, second = (reshard_bytes(RankWork.of(seven_billion, rank)) for rank in (0, 4))
     assert 0 < first.bucket <= 64 << 20 and 0 < second.bucket <= 64 << 20

@@ -263,6 +263,16 @@ def test_counters_and_busy_slots_on_mixed_lengths(engine) -> None:
     assert counters.busy_share >= 0.9
 
 
+def test_a_cache_of_another_type_rounds_keys_and_values_alone(model, endless_engine) -> None:
+    import mindspore as ms
+
+    halves = make_engine(model, eos_ids=(), cache_dtype="float16")
+    assert {matrix.dtype for matrix in halves.cache} == {ms.float16}
+    assert {matrix.dtype for matrix in endless_engine.cache} == {ms.float32}
+    # float16 keeps 11 bits; over two layers the rounding of keys and values moves log-probs in the third digit.
+    assert 1e-5 < trainer_gap(model, halves, 1.0) < 1e-2
+
+
 def test_weights_of_another_version_are_refused(model, engine) -> None:
     from mindgspo.rollout.engine import NativeEngine
 
