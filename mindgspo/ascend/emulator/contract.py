@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mindgspo.ascend.emulator.tensors import DeviceTensor
+from mindgspo.ascend.emulator.tensors import DTYPE_NAMES, DeviceTensor
 
 Relation = Callable[[dict[str, Any]], str | None]
 
@@ -35,34 +35,50 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """rules: one per argument. relations: what arguments must be together; each tells what is wrong, or None.
+    """rules: one per argument; of `aclop` and `internal` names, per input and attribute, and with `outputs` apart if
+    the number of inputs varies. relations: what arguments must be together; each tells what is wrong, or None.
 
-    source: the document that the rules were read from. run: computes, in numpy or through `mindgspo.kernels`.
+    contents: relations that read what tensors hold, which is there only when the operator is launched.
+    source: the document that the rules were read from. compute: in numpy or through `mindgspo.kernels`.
     """
 
     name: str
     rules: tuple[Rule, ...]
+    outputs: tuple[Rule, ...]
     relations: tuple[Relation, ...]
+    contents: tuple[Relation, ...]
     source: str
-    run: Callable[..., None] = field(repr=False)
+    compute: Callable[..., None] = field(repr=False)
 
     def check(self, arguments: Sequence[Any]) -> None:
-        """Raises ContractError for the first rule that does not hold."""
-        if self.name.startswith("aclnn"):
-            given = list(arguments)
-        else:  # inputs, outputs, attributes: a rule finds its tensor by position, or its attribute by name
-            inputs, outputs, attributes = arguments
-            given = [*inputs, *outputs]
-        by_name = {rule.name: value for rule, value in zip(self.rules, given, strict=False)}
-        if not self.name.startswith("aclnn"):
-            by_name |= attributes
-        for rule in self.rules:
+        """Raises ContractError for the first rule that does not hold; memory is not read."""
+        by_name = self._by_name(arguments)
+        for rule in (*self.rules, *self.outputs):
             if rule.name not in by_name:
                 continue
             problem = rule.check(by_name[rule.name], by_name)
             if problem is not None:
                 raise ContractError(f"{self.name}: {rule.name} {problem} ({self.source})")
-        for relation in self.relations:
+        self._check_relations(self.relations, by_name)
+
+    def run(self, *arguments: Any) -> None:
+        """Compute, in the memory of the arguments. Raises ContractError for what they hold."""
+        if self.contents:
+            self._check_relations(self.contents, self._by_name(arguments))
+        self.compute(*arguments)
+
+    def _by_name(self, arguments: Sequence[Any]) -> dict[str, Any]:
+        if self.name.startswith("aclnn"):
+            return {rule.name: value for rule, value in zip(self.rules, arguments, strict=False)}
+        # A rule finds its tensor by position, or its attribute by name.
+        inputs, outputs, attributes = arguments
+        together = [*inputs] if self.outputs else [*inputs, *outputs]
+        by_name = {rule.name: value for rule, value in zip(self.rules, together, strict=False)}
+        by_name |= {rule.name: value for rule, value in zip(self.outputs, outputs, strict=False)}
+        return by_name | attributes
+
+    def _check_relations(self, relations: Sequence[Relation], by_name: dict[str, Any]) -> None:
+        for relation in relations:
             problem = relation(by_name)
             if problem is not None:
                 raise ContractError(f"{self.name}: {problem} ({self.source})")
@@ -74,18 +90,26 @@ OPERATORS: dict[str, Operator] = {}
 def operator(
     *names: str,
     takes: Sequence[Rule] = (),
+    outputs: Sequence[Rule] = (),
     relations: Sequence[Relation] = (),
+    contents: Sequence[Relation] = (),
     source: str,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator: enters the function into `OPERATORS` under each name."""
 
-    def enter(run: Callable[..., None]) -> Callable[..., None]:
+    def enter(compute: Callable[..., None]) -> Callable[..., None]:
         for name in names:
             assert name not in OPERATORS, f"{name} is in the table already"
             OPERATORS[name] = Operator(
-                name=name, rules=tuple(takes), relations=tuple(relations), source=source, run=run
+                name=name,
+                rules=tuple(takes),
+                outputs=tuple(outputs),
+                relations=tuple(relations),
+                contents=tuple(contents),
+                source=source,
+                compute=compute,
             )
-        return run
+        return compute
 
     return enter
 
@@ -118,6 +142,16 @@ def tensor(
         if multiple_of and value.rank and value.shape[-1] % multiple_of:
             return f"must have a last axis that is a multiple of {multiple_of}, not {value.shape[-1]}"
         return None
+
+    return Rule(name=name, check=check)
+
+
+def tensors(name: str, dtypes: frozenset[str] | None = None, *, rank: tuple[int, int] = (0, 8)) -> Rule:
+    """A list of tensors, at least one, each as `tensor` says."""
+    one = tensor(name, dtypes, rank=rank)
+
+    def check(given: Any, others: dict[str, Any]) -> str | None:
+        return next(filter(None, (one.check(each, others) for each in given)), None) if given else "must not be empty"
 
     return Rule(name=name, check=check)
 
@@ -191,11 +225,12 @@ def broadcasts(*names: str, to: str = "out") -> Relation:
 
 
 def deduces(*names: str, to: str | None = "out") -> Relation:
-    """A relation: a common dtype can be deduced from these tensors and numbers, and be converted to that of `to`."""
+    """A relation: a common dtype can be deduced from these tensors, lists of them and numbers, and be converted to
+    that of `to`."""
 
     def check(arguments: dict[str, Any]) -> str | None:
         given = {name: arguments[name] for name in names if arguments[name] is not None}
-        common = deduced_dtype(*given.values())
+        common = deduced_dtype(*(each for one in given.values() for each in (one if isinstance(one, list) else [one])))
         if common is None:
             return "no common dtype can be deduced: " + ", ".join(f"{name} {one}" for name, one in given.items())
         out = arguments[to] if to else None
@@ -212,6 +247,17 @@ _CONVERTIBLE = {"b": "iuf", "i": "iuf", "u": "iuf", "f": "iuf", "c": "c"}
 def _kind(dtype: str) -> str:
     """numpy's letter of a kind of dtype, which it does not have for bfloat16."""
     return "f" if dtype == "bfloat16" else np.dtype(dtype).kind
+
+
+def dtype_number(name: str, of: str = "out") -> Relation:
+    """A relation: the aclDataType `name` is that of the tensor `of`."""
+
+    def check(arguments: dict[str, Any]) -> str | None:
+        given = DTYPE_NAMES.get(arguments[name], f"aclDataType {arguments[name]}")
+        dtype = arguments[of].dtype
+        return None if given == dtype else f"{name} must be the dtype of {of}, {dtype}, not {given}"
+
+    return check
 
 
 def deduced_dtype(*operands: Any) -> str | None:

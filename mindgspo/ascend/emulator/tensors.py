@@ -32,6 +32,8 @@ DTYPE_NAMES = {
 }
 FLOATS = frozenset({"float32", "float16", "bfloat16"})
 INTEGERS = frozenset({"int8", "int16", "int32", "int64", "uint8"})
+REAL = FLOATS | INTEGERS | {"float64", "bool"}
+ANY = REAL | {"uint16", "uint32", "uint64"}
 _MAX_RANK = 16
 # tag, data, dtype, rank, offset, shape[16], strides[16], format: see `Tensor` in native/common.h.
 _DESCRIPTOR = struct.Struct(f"=qQiiq{_MAX_RANK}q{_MAX_RANK}qi")
@@ -92,6 +94,15 @@ class DeviceTensor:
     @property
     def size(self) -> int:
         return prod(self.shape)
+
+    def view(self, *shape: int) -> DeviceTensor:
+        """The same memory with other axes."""
+        return self.seen(self.bits.reshape(shape))
+
+    def seen(self, bits: np.ndarray) -> DeviceTensor:
+        """The part or the order of this tensor's memory that `bits` is."""
+        assert np.may_share_memory(bits, self.bits) or not bits.size, f"{self!r} has no view as {list(bits.shape)}"
+        return DeviceTensor(self.dtype, bits.shape, bits)
 
     def values(self) -> np.ndarray:
         """What to compute with: bfloat16 and float16 as float32 copies, everything else as a view of the memory."""

@@ -1,0 +1,5 @@
+"""Hot operators in C++ behind a plain C interface (`kernels.h`), for the emulated card and for graphs on CPU.
+
+build      compiles the sources for this processor, into the user's cache
+binding    the operators as Python functions of tensors
+"""

@@ -1,0 +1,229 @@
+"""The kernels as Python functions.
+
+What enters: tensors of any class with a dtype's name and its memory as a numpy array (`Bits`). What leaves: results in
+the memory of the output tensors. `kernels.h` says what each function computes. Called by the emulated card's operators.
+
+Every function takes `threads`; results do not depend on it. Raises ValueError with the reason for what cannot be
+computed, and KernelsUnavailable at the first call where nothing can be compiled.
+
+Legend: B batch, T tokens, N query heads, K key/value heads, D head size, S sequences.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from mindgspo.kernels.build import library
+
+_DTYPES = {"float32": 0, "float16": 1, "int32": 3, "uint8": 4, "int64": 9, "bool": 12, "bfloat16": 27}
+_MAX_RANK = 8
+_DESCRIPTOR = struct.Struct(f"@Pii{_MAX_RANK}q{_MAX_RANK}q")  # mindgspo_tensor
+_ANY = 1 << 40
+
+
+class Bits(Protocol):
+    """A tensor: dtype "float32", "bfloat16", ...; bits its memory, uint16 for bfloat16."""
+
+    dtype: str
+    bits: np.ndarray
+
+
+class Visible(NamedTuple):
+    """Which keys a query of a sequence sees: query i sees key j if -before <= j - i - shift <= after.
+
+    from_end: shift is the number of keys less the number of queries, so that the last ones are aligned; else it is 0.
+    """
+
+    before: int = _ANY
+    after: int = _ANY
+    from_end: bool = False
+
+
+class _Visible(ctypes.Structure):
+    _fields_ = (("before", ctypes.c_int64), ("after", ctypes.c_int64), ("from_end", ctypes.c_int64))
+
+
+def matmul(
+    a: Bits, b: Bits, out: Bits, *, bias: Bits | None = None, alpha: float = 1.0, beta: float = 1.0, threads: int = 1
+) -> None:
+    """out[..., M, N] = alpha * a @ b + beta * bias; batch axes and bias are spread to out's."""
+    _call("matmul", a, b, bias, out, alpha, beta, threads)
+
+
+def attention(
+    q: Bits,
+    k: Bits,
+    v: Bits,
+    *,
+    scale: float,
+    out: Bits,
+    highest: Bits,
+    total: Bits,
+    visible: Visible = Visible(),  # noqa: B008 - a constant
+    mask: Bits | None = None,
+    q_ends: Sequence[int] | None = None,
+    k_ends: Sequence[int] | None = None,
+    threads: int = 1,
+) -> None:
+    """out [B, T, N, Dv] of q [B, T, N, D], k [B, T2, K, D], v [B, T2, K, Dv]; highest, total: float32 [B, T, N, any].
+
+    mask: uint8 or bool [S, N, longest T, longest T2], 1 hides; its first two axes may be 1. Ends: cumulative lengths,
+    with B = 1; without them every batch entry is a sequence.
+    """
+    ends = _ends(q_ends), _ends(k_ends), len(q_ends or ())
+    _call("attention", q, k, v, mask, *ends, scale, _Visible(*visible), highest, total, out, threads)
+
+
+def attention_backward(
+    q: Bits,
+    k: Bits,
+    v: Bits,
+    *,
+    scale: float,
+    out: Bits,
+    highest: Bits,
+    total: Bits,
+    d_out: Bits,
+    d_q: Bits,
+    d_k: Bits,
+    d_v: Bits,
+    visible: Visible = Visible(),  # noqa: B008 - a constant
+    mask: Bits | None = None,
+    q_ends: Sequence[int] | None = None,
+    k_ends: Sequence[int] | None = None,
+    threads: int = 1,
+) -> None:
+    """Gradients of `attention`, whose results are given: out, highest, total."""
+    ends = _ends(q_ends), _ends(k_ends), len(q_ends or ())
+    outputs = highest, total, out, d_out, d_q, d_k, d_v
+    _call("attention_backward", q, k, v, mask, *ends, scale, _Visible(*visible), *outputs, threads)
+
+
+def paged_attention(
+    q: Bits,
+    key_cache: Bits,
+    value_cache: Bits,
+    table: Bits,
+    lengths: Bits,
+    *,
+    scale: float,
+    out: Bits,
+    threads: int = 1,
+) -> None:
+    """One query per sequence: q, out [S, N, D]; caches [blocks, block size, K, D]; table [S, blocks]; lengths [S]."""
+    _call("paged_attention", q, key_cache, value_cache, table, lengths, scale, out, threads)
+
+
+def rms_norm(
+    x: Bits,
+    gamma: Bits,
+    *,
+    epsilon: float,
+    y: Bits,
+    rstd: Bits | None = None,
+    other: Bits | None = None,
+    total: Bits | None = None,
+    threads: int = 1,
+) -> None:
+    """y = x * rstd * gamma [H] over the last axis; rstd [..., 1]. With other, of x + other, which goes to total."""
+    _call("rms_norm", x, other, gamma, epsilon, y, rstd, total, threads)
+
+
+def rms_norm_backward(
+    d_y: Bits, x: Bits, rstd: Bits, gamma: Bits, *, d_x: Bits, d_gamma: Bits, threads: int = 1
+) -> None:
+    """Gradients of `rms_norm` without `other`."""
+    _call("rms_norm_backward", d_y, x, rstd, gamma, d_x, d_gamma, threads)
+
+
+def softmax(x: Bits, axis: int, *, y: Bits, is_log: bool = False, threads: int = 1) -> None:
+    """Softmax, or its logarithm, along an axis."""
+    _call("softmax", x, axis, is_log, y, threads)
+
+
+def softmax_backward(d_y: Bits, y: Bits, axis: int, *, d_x: Bits, is_log: bool = False, threads: int = 1) -> None:
+    """Gradient of `softmax`, whose result y is given."""
+    _call("softmax_backward", d_y, y, axis, is_log, d_x, threads)
+
+
+def swiglu(x: Bits, axis: int, *, y: Bits, threads: int = 1) -> None:
+    """silu(first half of x along the axis) * second half."""
+    _call("swiglu", x, axis, y, threads)
+
+
+def swiglu_backward(d_y: Bits, x: Bits, axis: int, *, d_x: Bits, threads: int = 1) -> None:
+    """Gradient of `swiglu`."""
+    _call("swiglu_backward", d_y, x, axis, d_x, threads)
+
+
+def rotary(
+    x: Bits, cos: Bits, sin: Bits, *, y: Bits, interleaved: bool = False, backward: bool = False, threads: int = 1
+) -> None:
+    """x * cos + rotated(x) * sin over the last axis, or its transpose for gradients; the tables are spread to x."""
+    _call("rotary", x, cos, sin, interleaved, backward, y, threads)
+
+
+def add(a: Bits, b: Bits, *, out: Bits, threads: int = 1) -> None:
+    """a + b, both spread to out; they have as many axes."""
+    _call("elementwise", 0, a, b, out, threads)
+
+
+def mul(a: Bits, b: Bits, *, out: Bits, threads: int = 1) -> None:
+    """a * b, both spread to out; they have as many axes."""
+    _call("elementwise", 1, a, b, out, threads)
+
+
+def silu(x: Bits, *, y: Bits, threads: int = 1) -> None:
+    """x * sigmoid(x)."""
+    _call("elementwise", 2, x, None, y, threads)
+
+
+def silu_backward(d_y: Bits, x: Bits, *, d_x: Bits, threads: int = 1) -> None:
+    """Gradient of `silu`."""
+    _call("elementwise", 3, d_y, x, d_x, threads)
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    loaded = ctypes.CDLL(str(library()))
+    loaded.mindgspo_error.restype = ctypes.c_char_p
+    return loaded
+
+
+def _call(name: str, *arguments: object) -> None:
+    """Calls mindgspo_<name>; the order and the kinds of the arguments are those of `kernels.h`."""
+    loaded = _library()
+    if getattr(loaded, f"mindgspo_{name}")(*map(_argument, arguments)):
+        raise ValueError(f"{name}: {loaded.mindgspo_error().decode()}")
+
+
+def _argument(given: object) -> object:
+    if given is None or isinstance(given, (ctypes.Array, ctypes.Structure)):
+        return given
+    if isinstance(given, float):
+        return ctypes.c_double(given)
+    if isinstance(given, (int, np.integer)):  # flags too
+        return ctypes.c_int64(given)
+    return _descriptor(given)
+
+
+def _descriptor(tensor: Bits) -> bytes:
+    """A mindgspo_tensor; ctypes passes the address of the bytes, which live until the call returns."""
+    bits, number = tensor.bits, _DTYPES.get(tensor.dtype)
+    if bits is None:
+        raise ValueError(f"{tensor!r} has no memory")
+    if number is None or bits.ndim > _MAX_RANK:
+        raise ValueError(f"{tensor.dtype} with {bits.ndim} axes is not computed by the kernels")
+    size, padding = bits.itemsize, (0,) * (_MAX_RANK - bits.ndim)
+    strides = (stride // size for stride in bits.strides)
+    return _DESCRIPTOR.pack(bits.ctypes.data, number, bits.ndim, *bits.shape, *padding, *strides, *padding)
+
+
+def _ends(ends: Sequence[int] | None) -> ctypes.Array | None:
+    return None if ends is None else (ctypes.c_int64 * len(ends))(*ends)

@@ -1,0 +1,218 @@
+// What all operators share: dtypes, rows of strided tensors, threads, errors, and a vectorized exponential.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+
+namespace mindgspo {
+
+using Tensor = mindgspo_tensor;
+
+// Numbers of aclDataType (CANN's acl_base.h).
+enum Dtype : int32_t { kFloat32 = 0, kFloat16 = 1, kInt32 = 3, kUint8 = 4, kInt64 = 9, kBool = 12, kBFloat16 = 27 };
+
+constexpr int kMaxRank = 8;
+
+inline int64_t size_of(int32_t dtype) {
+  switch (dtype) {
+    case kFloat32:
+    case kInt32:
+      return 4;
+    case kFloat16:
+    case kBFloat16:
+      return 2;
+    case kInt64:
+      return 8;
+    case kUint8:
+    case kBool:
+      return 1;
+  }
+  throw std::invalid_argument("dtype " + std::to_string(dtype) + " is not known");
+}
+
+inline void require(bool holds, const std::string& problem) {
+  if (!holds) throw std::invalid_argument(problem);
+}
+
+std::string text_of_shape(const Tensor& tensor);
+// A tensor that is present, of float32, float16 or bfloat16 and of this rank (any rank if -1).
+const Tensor& floats(const char* name, const Tensor* tensor, int rank = -1);
+// The same for int32, int64, uint8 or bool.
+const Tensor& integers(const char* name, const Tensor* tensor, int rank = -1);
+int64_t integer_at(const Tensor& tensor, int64_t offset);
+void require_shape(const char* name, const Tensor& tensor, const std::vector<int64_t>& shape);
+// Not a negative one.
+int normalized_axis(int64_t axis, const Tensor& tensor);
+// Runs `body`; an exception becomes a message for mindgspo_error().
+int guarded_call(void (*body)(void*), void* context);
+template <class Body>
+int guarded(Body body) {
+  return guarded_call([](void* context) { (*static_cast<Body*>(context))(); }, &body);
+}
+
+inline char* element(const Tensor& tensor, int64_t offset) {
+  return static_cast<char*>(tensor.data) + offset * size_of(tensor.dtype);
+}
+
+// ---- numbers
+
+template <class To, class From>
+inline To bits_of(From value) {
+  static_assert(sizeof(To) == sizeof(From), "the same bits");
+  To result;
+  std::memcpy(&result, &value, sizeof result);
+  return result;
+}
+
+inline float from_bfloat16(uint16_t half) { return bits_of<float>(uint32_t(half) << 16); }
+
+inline uint16_t to_bfloat16(float value) {
+  const uint32_t bits = bits_of<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+  return uint16_t((bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC0u : rounded);  // a NaN must not round to infinity
+}
+
+inline float from_float16(uint16_t half) {
+  const uint32_t sign = uint32_t(half & 0x8000u) << 16, rest = uint32_t(half & 0x7FFFu);
+  const float scaled = bits_of<float>(rest << 13) * 0x1p112f;  // the exponent's bias: 127 in place of 15
+  const uint32_t finite = bits_of<uint32_t>(scaled), special = (rest << 13) | 0x7F800000u;
+  return bits_of<float>(sign | (rest >= 0x7C00u ? special : finite));
+}
+
+inline uint16_t to_float16(float value) {
+  const uint32_t bits = bits_of<uint32_t>(value), sign = (bits >> 16) & 0x8000u, rest = bits & 0x7FFFFFFFu;
+  // Normal results: round the 13 bits that go, exactly as for bfloat16, and change the exponent's bias.
+  const uint32_t normal = (rest + 0xFFFu + ((rest >> 13) & 1u) - (112u << 23)) >> 13;
+  // Results below 2^-14: adding 0.5 moves their last bit, 2^-24, to the end of float32's mantissa, rounded.
+  const uint32_t tiny = bits_of<uint32_t>(bits_of<float>(rest) + 0.5f) - bits_of<uint32_t>(0.5f);
+  const uint32_t finite = rest < (113u << 23) ? tiny : std::min(normal, 0x7C00u);
+  return uint16_t(sign | (rest > 0x7F800000u ? 0x7E00u : finite));
+}
+
+// e^x within 2 units in the last place; NaN, infinities, 0 below -103.97 and infinity above 88.72 as of std::exp.
+// Branch-free, so that loops over it are vectorized. The results below 2^-126 are reached in two steps of 2^n.
+inline float exp_of(float x) {
+  const float bounded = std::min(std::max(x, -104.0f), 89.0f);
+  const float shifted = bounded * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: rounds to an integer
+  const float n = shifted - 12582912.0f;
+  const float r = (bounded - n * 0.693145752f) - n * 1.42860677e-6f;
+  float p = 1.0f / 5040;
+  p = p * r + 1.0f / 720;
+  p = p * r + 1.0f / 120;
+  p = p * r + 1.0f / 24;
+  p = p * r + 1.0f / 6;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const int32_t whole = int32_t(n), half = whole >> 1, rest = whole - half;
+  const float result = p * bits_of<float>((half + 127) << 23) * bits_of<float>((rest + 127) << 23);
+  return x == x ? result : x;
+}
+
+inline float sigmoid(float x) { return 1.0f / (1.0f + exp_of(-x)); }
+
+// Sums and maxima by 16 lanes: the compiler may not reorder additions by itself, and the order is always the same.
+constexpr int kSumLanes = 16;
+template <class Term>
+inline float sum_of(int64_t n, Term term) {
+  float lanes[kSumLanes] = {};
+  int64_t i = 0;
+  for (; i + kSumLanes <= n; i += kSumLanes)
+    for (int lane = 0; lane < kSumLanes; ++lane) lanes[lane] += term(i + lane);
+  for (int lane = 0; i < n; ++i, ++lane) lanes[lane] += term(i);
+  for (int width = kSumLanes / 2; width > 0; width /= 2)
+    for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+  return lanes[0];
+}
+
+inline float max_of(const float* values, int64_t n) {  // NaN if there is one
+  float lanes[kSumLanes];
+  std::fill(lanes, lanes + kSumLanes, -INFINITY);
+  const auto larger = [](float x, float y) { return x > y || x != x ? x : y; };
+  int64_t i = 0;
+  for (; i + kSumLanes <= n; i += kSumLanes)
+    for (int lane = 0; lane < kSumLanes; ++lane) lanes[lane] = larger(values[i + lane], lanes[lane]);
+  for (; i < n; ++i) lanes[0] = larger(values[i], lanes[0]);
+  for (int lane = 1; lane < kSumLanes; ++lane) lanes[0] = larger(lanes[lane], lanes[0]);
+  return lanes[0];
+}
+
+// n numbers, `stride` elements apart.
+void load(const void* data, int32_t dtype, int64_t stride, int64_t n, float* out);
+void store(void* data, int32_t dtype, int64_t stride, int64_t n, const float* values);
+
+// ---- memory
+
+// Memory of the calling thread that is used again by the next call; `slot` tells apart what is in use at once. Valid
+// until the slot is asked for again.
+enum Slot { kPackA, kPackB, kProduct, kRow0, kRow1, kRow2, kRow3, kWork0, kWork1, kWork2, kWork3, kWork4, kWork5,
+            kWork6, kWork7, kWork8, kWork9, kSlots };
+float* scratch(Slot slot, int64_t floats);
+
+// ---- rows
+
+// One axis of several tensors, and all their other axes as one series of rows.
+class Rows {
+ public:
+  // The first tensor gives the shape; the others' axes have its size or, being spread, 1. Along `axis` sizes may differ.
+  Rows(std::vector<const Tensor*> tensors, int axis) : Rows(std::move(tensors), axis, false) {}
+  // Element by element: rows as long as the memory's order allows, in pieces.
+  static Rows of_elements(std::vector<const Tensor*> tensors) { return Rows(std::move(tensors), 0, true); }
+
+  int64_t count() const { return count_ * pieces_; }
+  int64_t length(int which, int64_t row) const;
+  // For reading: in place where it can be, else a float32 copy in `slot`.
+  const float* read(int which, int64_t row, Slot slot) const;
+  void write(int which, int64_t row, const float* values) const;
+
+ private:
+  static constexpr int64_t kPiece = 4096;
+  Rows(std::vector<const Tensor*> tensors, int axis, bool is_by_element);
+  char* start(int which, int64_t row) const;
+
+  std::vector<const Tensor*> tensors_;
+  std::vector<std::vector<int64_t>> strides_;  // by tensor, then by axis of `shape_`
+  std::vector<int64_t> shape_, lengths_, row_strides_;
+  int64_t count_ = 1, pieces_ = 1;
+};
+
+// ---- threads
+
+void parallel_call(int64_t tasks, int64_t threads, void (*body)(void*, int64_t), void* context);
+// body(task) for every task, on up to `threads` threads. An exception in one of them is thrown again here.
+template <class Body>
+void parallel(int64_t tasks, int64_t threads, Body body) {
+  parallel_call(tasks, threads, [](void* context, int64_t task) { (*static_cast<Body*>(context))(task); }, &body);
+}
+
+// body(row) for every row, in tasks of many.
+template <class Body>
+void for_rows(int64_t rows, int64_t threads, Body body) {
+  constexpr int64_t kTask = 64;
+  parallel((rows + kTask - 1) / kTask, threads, [&](int64_t task) {
+    const int64_t end = std::min(rows, (task + 1) * kTask);
+    for (int64_t row = task * kTask; row < end; ++row) body(row);
+  });
+}
+
+// ---- products
+
+// rows x columns numbers; strides in elements.
+struct Matrix {
+  const void* data;
+  int32_t dtype;
+  int64_t rows, columns, row_stride, column_stride;
+};
+
+// c (float32 [a.rows, b.columns], rows `c_stride` apart) = a @ b, or c + a @ b. On the calling thread.
+void multiply(const Matrix& a, const Matrix& b, float* c, int64_t c_stride, bool is_added);
+
+}  // namespace mindgspo

@@ -1,0 +1,301 @@
+// Matrix products: blocks of both operands are converted to float32 and packed, and a tile of registers multiplies them.
+//
+// Every sum over K runs from its start to its end in blocks of kDepth, whatever the other sizes and the threads are.
+#include "common.h"
+
+namespace mindgspo {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16, kTileRows = 14;
+#elif defined(__AVX__)
+constexpr int kLanes = 8, kTileRows = 6;
+#else
+constexpr int kLanes = 4, kTileRows = 6;
+#endif
+constexpr int kTileColumns = 2 * kLanes;
+constexpr int64_t kDepth = 256;
+// What a task computes: its block of `b` (kDepth x kBlockColumns) stays in the second-level cache.
+constexpr int64_t kBlockRows = 36 * 14, kBlockColumns = 256;
+// Rows of packed `a` that lie along K are a little longer than kDepth: at a power of two they would fight for cache sets.
+constexpr int64_t kRowStride = kDepth + 16;
+
+typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
+typedef float AnyVector __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
+
+// c[R, columns] (+)= a[R, depth] @ b[depth, V * kLanes]. kAlongK: a's rows lie along K, kRowStride apart; else its
+// columns are packed, kTileRows apart. b is packed, kTileColumns apart.
+template <int R, int V, bool kAlongK>
+void tile(int64_t depth, const float* a, const float* b, float* c, int64_t c_stride, int64_t columns, bool is_added) {
+  constexpr int64_t kRow = kAlongK ? kRowStride : 1, kStep = kAlongK ? 1 : kTileRows;
+  Vector sums[R][V] = {};
+  for (int64_t k = 0; k < depth; ++k, a += kStep, b += kTileColumns) {
+    Vector of_b[V];
+    for (int v = 0; v < V; ++v) of_b[v] = *reinterpret_cast<const Vector*>(b + v * kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) sums[r][v] += a[r * kRow] * of_b[v];
+  }
+  for (int r = 0; r < R; ++r, c += c_stride) {
+    if (columns == V * kLanes) {
+      for (int v = 0; v < V; ++v) {
+        AnyVector* out = reinterpret_cast<AnyVector*>(c + v * kLanes);
+        *out = is_added ? *out + sums[r][v] : sums[r][v];
+      }
+    } else {
+      const float* values = reinterpret_cast<const float*>(sums[r]);
+      for (int64_t j = 0; j < columns; ++j) c[j] = is_added ? c[j] + values[j] : values[j];
+    }
+  }
+}
+
+using Tile = void (*)(int64_t, const float*, const float*, float*, int64_t, int64_t, bool);
+
+template <int V, bool kAlongK, int... R>
+constexpr Tile tile_of(int rows, std::integer_sequence<int, R...>) {
+  constexpr Tile tiles[] = {tile<R + 1, V, kAlongK>...};
+  return tiles[rows - 1];
+}
+
+Tile tile_of(int rows, bool is_wide, bool along_k) {
+  constexpr auto all = std::make_integer_sequence<int, kTileRows>();
+  if (along_k) return is_wide ? tile_of<2, true>(rows, all) : tile_of<1, true>(rows, all);
+  return is_wide ? tile_of<2, false>(rows, all) : tile_of<1, false>(rows, all);
+}
+
+// Part of a matrix.
+Matrix part(const Matrix& whole, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+  const int64_t offset = row * whole.row_stride + column * whole.column_stride;
+  return {static_cast<const char*>(whole.data) + offset * size_of(whole.dtype), whole.dtype, rows, columns,
+          whole.row_stride, whole.column_stride};
+}
+
+Matrix transposed(const Matrix& x) { return {x.data, x.dtype, x.columns, x.rows, x.column_stride, x.row_stride}; }
+
+const char* row_of(const Matrix& x, int64_t row) {
+  return static_cast<const char*>(x.data) + row * x.row_stride * size_of(x.dtype);
+}
+
+// out[row, column] = x[row, column] in float32, as rows of 1 float `stride` apart in `out`: out[row * stride + column].
+void copy_rows(const Matrix& x, float* out, int64_t stride) {
+  for (int64_t row = 0; row < x.rows; ++row)
+    load(row_of(x, row), x.dtype, x.column_stride, x.columns, out + row * stride);
+}
+
+// out[column * stride + row] = x[row, column], read along x's rows, four by four.
+void copy_transposed(const Matrix& x, float* out, int64_t stride) {
+  constexpr int64_t kSide = 4;
+  typedef float Four __attribute__((vector_size(16)));
+  typedef float AnyFour __attribute__((vector_size(16), aligned(4), may_alias));
+  alignas(64) float rows[kSide][kDepth];
+  for (int64_t row = 0; row < x.rows; row += kSide) {
+    const int64_t some = std::min(kSide, x.rows - row);
+    for (int64_t first = 0; first < x.columns; first += kDepth) {
+      const int64_t columns = std::min(kDepth, x.columns - first);
+      const Matrix piece = part(x, row, some, first, columns);
+      const float* from[kSide];
+      for (int64_t i = 0; i < some; ++i) {
+        from[i] = rows[i];
+        if (x.dtype == kFloat32 && x.column_stride == 1)
+          from[i] = reinterpret_cast<const float*>(row_of(piece, i));
+        else
+          load(row_of(piece, i), x.dtype, x.column_stride, columns, rows[i]);
+      }
+      float* to = out + first * stride + row;
+      int64_t column = 0;
+      for (; some == kSide && column + kSide <= columns; column += kSide) {
+        Four in[kSide];
+        for (int i = 0; i < kSide; ++i) in[i] = *reinterpret_cast<const AnyFour*>(from[i] + column);
+        typedef int Picks __attribute__((vector_size(16)));
+        const Four low01 = __builtin_shuffle(in[0], in[1], Picks{0, 4, 1, 5});
+        const Four high01 = __builtin_shuffle(in[0], in[1], Picks{2, 6, 3, 7});
+        const Four low23 = __builtin_shuffle(in[2], in[3], Picks{0, 4, 1, 5});
+        const Four high23 = __builtin_shuffle(in[2], in[3], Picks{2, 6, 3, 7});
+        float* at = to + column * stride;
+        *reinterpret_cast<AnyFour*>(at) = __builtin_shuffle(low01, low23, Picks{0, 1, 4, 5});
+        *reinterpret_cast<AnyFour*>(at + stride) = __builtin_shuffle(low01, low23, Picks{2, 3, 6, 7});
+        *reinterpret_cast<AnyFour*>(at + 2 * stride) = __builtin_shuffle(high01, high23, Picks{0, 1, 4, 5});
+        *reinterpret_cast<AnyFour*>(at + 3 * stride) = __builtin_shuffle(high01, high23, Picks{2, 3, 6, 7});
+      }
+      for (; column < columns; ++column)
+        for (int64_t i = 0; i < some; ++i) to[column * stride + i] = from[i][column];
+    }
+  }
+}
+
+// A block of `b` as panels of kTileColumns columns, zeros behind its last column.
+void pack_columns(const Matrix& b, float* out) {
+  for (int64_t first = 0; first < b.columns; first += kTileColumns, out += b.rows * kTileColumns) {
+    const int64_t columns = std::min<int64_t>(kTileColumns, b.columns - first);
+    const Matrix panel = part(b, 0, b.rows, first, columns);
+    if (columns < kTileColumns) std::fill(out, out + b.rows * kTileColumns, 0.0f);
+    if (b.row_stride == 1 && b.column_stride != 1)
+      copy_transposed(transposed(panel), out, kTileColumns);
+    else
+      copy_rows(panel, out, kTileColumns);
+  }
+}
+
+// A block of `a`: rows along K, or panels of kTileRows rows where a's memory goes along its columns.
+bool pack_rows(const Matrix& a, float* out) {
+  const bool along_k = a.row_stride != 1 || a.column_stride == 1;
+  if (along_k) {
+    copy_rows(a, out, kRowStride);
+  } else {
+    for (int64_t first = 0; first < a.rows; first += kTileRows, out += a.columns * kTileRows)
+      copy_rows(transposed(part(a, first, std::min<int64_t>(kTileRows, a.rows - first), 0, a.columns)), out, kTileRows);
+  }
+  return along_k;
+}
+
+// A few rows times columns that lie along K: the packing would take longer than the product.
+constexpr int64_t kFewRows = 4;
+void multiply_by_dots(const Matrix& a, const Matrix& b, float* c, int64_t c_stride, bool is_added) {
+  float* rows = scratch(kPackA, kFewRows * kDepth);
+  float* column = scratch(kPackB, kDepth);
+  for (int64_t first = 0; first < a.columns; first += kDepth) {
+    const int64_t depth = std::min(kDepth, a.columns - first);
+    copy_rows(part(a, 0, a.rows, first, depth), rows, kDepth);
+    for (int64_t j = 0; j < b.columns; ++j) {
+      const Matrix piece = part(b, first, depth, j, 1);
+      const float* values = column;
+      if (b.dtype == kFloat32)
+        values = static_cast<const float*>(piece.data);
+      else
+        load(piece.data, b.dtype, 1, depth, column);
+      for (int64_t i = 0; i < a.rows; ++i) {
+        const float* row = rows + i * kDepth;
+        const float dot = sum_of(depth, [&](int64_t k) { return row[k] * values[k]; });
+        float& out = c[i * c_stride + j];
+        out = is_added || first > 0 ? out + dot : dot;
+      }
+    }
+  }
+}
+
+// One task's block; a.rows <= kBlockRows, b.columns <= kBlockColumns.
+void multiply_block(const Matrix& a, const Matrix& b, float* c, int64_t c_stride, bool is_added) {
+  float* of_a = scratch(kPackA, (a.rows + kTileRows) * kRowStride);
+  float* of_b = scratch(kPackB, (b.columns + kTileColumns) * kDepth);
+  const int64_t tiles = (a.rows + kTileRows - 1) / kTileRows;
+  for (int64_t first = 0; first < a.columns; first += kDepth) {
+    const int64_t depth = std::min(kDepth, a.columns - first);
+    pack_columns(part(b, first, depth, 0, b.columns), of_b);
+    const bool along_k = pack_rows(part(a, 0, a.rows, first, depth), of_a);
+    for (int64_t j = 0; j < b.columns; j += kTileColumns) {
+      const int64_t columns = std::min<int64_t>(kTileColumns, b.columns - j);
+      for (int64_t t = 0; t < tiles; ++t) {
+        const int64_t row = t * kTileRows;
+        const Tile run = tile_of(int(std::min<int64_t>(kTileRows, a.rows - row)), columns > kLanes, along_k);
+        run(depth, of_a + (along_k ? row * kRowStride : row * depth), of_b + j * depth, c + row * c_stride + j, c_stride,
+            columns, is_added || first > 0);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void multiply(const Matrix& a, const Matrix& b, float* c, int64_t c_stride, bool is_added) {
+  if (a.columns == 0 && !is_added)
+    for (int64_t row = 0; row < a.rows; ++row) std::fill(c + row * c_stride, c + row * c_stride + b.columns, 0.0f);
+  if (a.rows <= kFewRows && b.row_stride == 1) return multiply_by_dots(a, b, c, c_stride, is_added);
+  for (int64_t i = 0; i < a.rows; i += kBlockRows)
+    for (int64_t j = 0; j < b.columns; j += kBlockColumns) {
+      const int64_t rows = std::min(kBlockRows, a.rows - i), columns = std::min(kBlockColumns, b.columns - j);
+      multiply_block(part(a, i, rows, 0, a.columns), part(b, 0, b.rows, j, columns), c + i * c_stride + j, c_stride,
+                     is_added);
+    }
+}
+
+namespace {
+
+// The operands of out[.., M, N] = a @ b by batch entry.
+struct Batches {
+  const Tensor &a, &b, *bias, &out;
+  int64_t m, n, k, count = 1;
+
+  Batches(const Tensor& a, const Tensor& b, const Tensor* bias, const Tensor& out)
+      : a(a), b(b), bias(bias), out(out), m(out.shape[out.rank - 2]), n(out.shape[out.rank - 1]),
+        k(a.shape[a.rank - 1]) {
+    require(a.shape[a.rank - 2] == m && b.shape[b.rank - 2] == k && b.shape[b.rank - 1] == n,
+            "a " + text_of_shape(a) + " and b " + text_of_shape(b) + " do not make " + text_of_shape(out));
+    check_spread("a", a, 2);
+    check_spread("b", b, 2);
+    if (bias != nullptr) check_spread("bias", *bias, 0);
+    for (int64_t axis = 0; axis < out.rank - 2; ++axis) count *= out.shape[axis];
+  }
+
+  void check_spread(const char* name, const Tensor& x, int own) const {
+    require(x.rank <= out.rank, std::string(name) + " has more axes than out");
+    for (int64_t axis = 1 + own; axis <= x.rank; ++axis)
+      require(x.shape[x.rank - axis] == out.shape[out.rank - axis] || x.shape[x.rank - axis] == 1,
+              std::string(name) + " " + text_of_shape(x) + " cannot be spread to " + text_of_shape(out));
+  }
+
+  // Offset of batch entry `batch` in x, whose axes are aligned with out's at the end.
+  int64_t offset(const Tensor& x, int64_t batch) const {
+    int64_t offset = 0;
+    for (int64_t axis = 3; axis <= out.rank; ++axis) {
+      const int64_t size = out.shape[out.rank - axis], at = batch % size;
+      if (axis <= x.rank && x.shape[x.rank - axis] != 1) offset += at * x.strides[x.rank - axis];
+      batch /= size;
+    }
+    return offset;
+  }
+
+  Matrix matrix(const Tensor& x, int64_t batch) const {
+    return {element(x, offset(x, batch)), x.dtype,           x.shape[x.rank - 2], x.shape[x.rank - 1],
+            x.strides[x.rank - 2],        x.strides[x.rank - 1]};
+  }
+
+  // Writes rows of float32 products, or columns of them if `is_transposed`, as alpha * product + beta * bias.
+  void write(int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns, float* product, float alpha,
+             float beta) const {
+    const int64_t row_stride = out.strides[out.rank - 2], column_stride = out.strides[out.rank - 1];
+    float* added = bias ? scratch(kRow0, columns) : nullptr;
+    for (int64_t i = 0; i < rows; ++i) {
+      float* values = product + i * columns;
+      if (alpha != 1.0f)
+        for (int64_t j = 0; j < columns; ++j) values[j] *= alpha;
+      if (bias != nullptr) {
+        const auto stride = [&](int64_t axis) {
+          return bias->rank < axis || bias->shape[bias->rank - axis] == 1 ? 0 : bias->strides[bias->rank - axis];
+        };
+        const int64_t at = offset(*bias, batch) + (row + i) * stride(2) + column * stride(1);
+        load(element(*bias, at), bias->dtype, stride(1), columns, added);
+        for (int64_t j = 0; j < columns; ++j) values[j] += beta * added[j];
+      }
+      store(element(out, offset(out, batch) + (row + i) * row_stride + column * column_stride), out.dtype, column_stride,
+            columns, values);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace mindgspo
+
+using namespace mindgspo;
+
+extern "C" int mindgspo_matmul(const mindgspo_tensor* a, const mindgspo_tensor* b, const mindgspo_tensor* bias,
+                               const mindgspo_tensor* out, double alpha, double beta, int64_t threads) {
+  return guarded([&] {
+    require(floats("a", a).rank >= 2 && floats("b", b).rank >= 2 && floats("out", out).rank >= 2,
+            "a, b and out must have at least 2 axes");
+    if (bias != nullptr) floats("bias", bias);
+    const Batches batches(*a, *b, bias, *out);
+    const int64_t m = batches.m, n = batches.n;
+    const int64_t row_blocks = (m + kBlockRows - 1) / kBlockRows, column_blocks = (n + kBlockColumns - 1) / kBlockColumns;
+    parallel(batches.count * row_blocks * column_blocks, threads, [&](int64_t task) {
+      const int64_t batch = task / (row_blocks * column_blocks), block = task % (row_blocks * column_blocks);
+      const int64_t row = block % row_blocks * kBlockRows, column = block / row_blocks * kBlockColumns;
+      const int64_t rows = std::min(kBlockRows, m - row), columns = std::min(kBlockColumns, n - column);
+      const Matrix left = part(batches.matrix(*a, batch), row, rows, 0, batches.k);
+      const Matrix right = part(batches.matrix(*b, batch), 0, batches.k, column, columns);
+      float* product = scratch(kProduct, rows * columns);
+      multiply(left, right, product, columns, false);
+      batches.write(batch, row, rows, column, columns, product, float(alpha), float(beta));
+    });
+  });
+}
