@@ -75,7 +75,7 @@ class Operator:
         together = [*inputs] if self.outputs else [*inputs, *outputs]
         by_name = {rule.name: value for rule, value in zip(self.rules, together, strict=False)}
         by_name |= {rule.name: value for rule, value in zip(self.outputs, outputs, strict=False)}
-        return by_name | attributes
+        return by_name | attributes | {"inputs": inputs, "outputs": outputs}
 
     def _check_relations(self, relations: Sequence[Relation], by_name: dict[str, Any]) -> None:
         for relation in relations:
