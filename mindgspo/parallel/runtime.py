@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 os.environ.setdefault("GLOG_v", "3")
 # A failed compile writes rank_0/om/analyze_fail.ir: keep it out of the user's working folder.
 os.environ.setdefault("MS_OM_PATH", os.path.join(tempfile.gettempdir(), "mindgspo-compile"))
+# Inside `paged_kernels` MindSpore 2.10 would take its own kernel for Swiglu, too, and fail: nothing tells it how to fuse.
+os.environ.setdefault("MS_DISABLE_INTERNAL_KERNELS_LIST", "Swiglu")
 # MindFormers, where it is used, writes logs: into the working folder, if nobody says otherwise.
 os.environ.setdefault("LOG_MF_PATH", os.path.join(tempfile.gettempdir(), f"mindgspo-mindformers-{os.getuid()}"))
 
@@ -74,6 +76,26 @@ def set_up_runtime(device: Device = "CPU") -> None:
         # On so few cores MindSpore would launch kernels another way than on a server.
         ms.runtime.dispatch_threads_num(_DISPATCH_THREADS)
     _device = device
+
+
+@contextmanager
+def paged_kernels() -> Iterator[None]:
+    """Graphs that are compiled or run inside may use MindSpore's own kernels, the only ones that ReshapeAndCache and
+    PagedAttention have on Ascend.
+
+    The context is switched, and back, because a cell's own JitConfig(infer_boost="on") stays for all later graphs in
+    MindSpore 2.10, and FlashAttentionScore would then be given no lengths of its sequences.
+    """
+    if _device != "Ascend":
+        yield
+        return
+    import mindspore as ms
+
+    ms.set_context(jit_config={"jit_level": "O0", "infer_boost": "on"})
+    try:
+        yield
+    finally:
+        ms.set_context(jit_config={"jit_level": "O0", "infer_boost": "off"})
 
 
 def current_device() -> Device:

@@ -131,7 +131,7 @@ class SlotAttention(nn.Cell):
         self.scores = ops.BatchMatMul(transpose_b=True)
         self.weigh = ops.BatchMatMul()
 
-    def places(self, positions_S: Tensor) -> tuple[Tensor, Tensor]:
+    def places(self, positions_S: Tensor, lengths_S: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of the new token [S * B], and what is added to the scores of each column [S, 1, C]."""
         new_rows = (self.first_rows_SB + positions_S.reshape(-1, 1)).reshape(-1)
         bias_S1C = ops.cast(self.columns_11C > positions_S.reshape(-1, 1, 1), ms.float32) * MASKED_SCORE
@@ -171,9 +171,9 @@ class PagedSlotAttention(nn.Cell):
         self.store = ops.auto_generate.ReshapeAndCache()
         self.attend = ops.auto_generate.PagedAttention(cache.num_heads, cache.head_dim**-0.5, cache.num_kv_heads)
 
-    def places(self, positions_S: Tensor) -> tuple[Tensor, Tensor]:
+    def places(self, positions_S: Tensor, lengths_S: Tensor) -> tuple[Tensor, Tensor]:
         """Row of the new token [S], and how many tokens each slot has with it [S]."""
-        return self.first_rows_S + positions_S, positions_S + 1
+        return self.first_rows_S + positions_S, lengths_S
 
     def construct(
         self,

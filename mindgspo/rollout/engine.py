@@ -18,6 +18,7 @@ from mindgspo import faults
 from mindgspo.data.rows import round_up
 from mindgspo.parallel.collectives import GraphOfRanks
 from mindgspo.parallel.device_ops import attention_segments
+from mindgspo.parallel.runtime import paged_kernels
 from mindgspo.rollout.cache import admission, slot_cache
 from mindgspo.rollout.graphs import DecodeStep, Prefill
 from mindgspo.rollout.protocol import Rollout, RolloutCounters, SamplingSettings
@@ -97,13 +98,15 @@ class NativeEngine:
             self._admit_waiting(table, store)
             busy += table.num_busy
             steps += 1
-            ids_S, logprobs_S = self._decode(
-                Tensor(table.ids_S),
-                Tensor(table.positions_S),
-                Tensor(table.uniforms()),
-                inverse_temperature_S,
-                greedy_S,
-            )
+            with paged_kernels():
+                ids_S, logprobs_S = self._decode(
+                    Tensor(table.ids_S),
+                    Tensor(table.positions_S),
+                    Tensor(table.uniforms()),
+                    inverse_temperature_S,
+                    greedy_S,
+                    Tensor(table.positions_S + np.int32(1)),
+                )
             table.advance(ids_S.asnumpy(), logprobs_S.asnumpy())
             faults.reach(f"{fault}.inside")
         responses = table.responses()
@@ -127,7 +130,8 @@ class NativeEngine:
             for admitted in admissions:
                 table.place(admitted)
             source_rows, target_rows = self._rows(admissions, store)
-            self._admit(Tensor(source_rows), Tensor(target_rows), *store.prefilled)
+            with paged_kernels():
+                self._admit(Tensor(source_rows), Tensor(target_rows), *store.prefilled)
 
     def _rows(self, admissions: Sequence[Admission], store: _PromptStore) -> tuple[np.ndarray, np.ndarray]:
         """Rows of the prefill and of the cache; repeats of the last admission fill the width."""

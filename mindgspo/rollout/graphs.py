@@ -56,14 +56,17 @@ class DecodeStep(nn.Cell):
         uniforms_S: Tensor,
         inverse_temperature_S: Tensor,
         greedy_S: Tensor,
+        batch_valid_length: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Next ids int32 [S] and their log-probs float32 [S].
 
         ids_S, positions_S: int32, the token fed to each slot and its position; idle slots feed anything to column 0.
+        batch_valid_length: int32 [S], tokens of each slot with the one that is fed: positions_S + 1. MindSpore reads
+        the graph input of this name on the host, for PagedAttention.
         """
         model = self.model
         cos, sin = model.rotation(positions_S)
-        places = self.attend.places(positions_S)
+        places = self.attend.places(positions_S, batch_valid_length)
         x_SH = model.embed_tokens(ids_S)
         for i in range(len(model.layers)):
             layer = model.layers[i]
