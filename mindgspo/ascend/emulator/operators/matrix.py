@@ -3,7 +3,9 @@
 What enters: tensors of float32, float16 or bfloat16. What leaves: products that are summed in float32 and rounded once.
 cubeMathType allows a card to compute float32 in fewer bits (HFLOAT32, float16); that rounding is not emulated.
 
-Legend: M rows, K summed, N columns, B batch, E groups.
+Integers, which the documentation of some products allows, are not emulated but in Dot.
+
+Legend: M rows, K summed, N columns, B batch.
 """
 
 from __future__ import annotations
@@ -185,37 +187,44 @@ def _dot(a: DeviceTensor, b: DeviceTensor, out: DeviceTensor) -> None:
         out.store(np.dot(a.values(), b.values()))
 
 
+def _enter_sum(name: str, a: str, b: str, *, rank: int, added_rank: tuple[int, int], folder: str) -> None:
+    """beta * self + alpha * a @ b."""
+
+    @operator(
+        f"aclnn{name}",
+        takes=(
+            tensor("self", FLOATS, rank=added_rank),
+            tensor(a, FLOATS, rank=(rank, rank)),
+            tensor(b, FLOATS, rank=(rank, rank)),
+            anything("beta"),
+            anything("alpha"),
+            tensor("out", FLOATS, rank=(rank, rank)),
+            _cube_math_type(4),
+        ),
+        relations=(_one_precision(a, b), _product_shape(a, b), _spread_to_out("self")),
+        source=f"ops-nn matmul/{folder}/docs/aclnn{name}&aclnnInplace{name}.md",
+    )
+    def run(
+        added: DeviceTensor,
+        left: DeviceTensor,
+        right: DeviceTensor,
+        beta: float,
+        alpha: float,
+        out: DeviceTensor,
+        cube_math_type: int,
+    ) -> None:
+        _sum_of(added, beta, left, right, alpha, out)
+
+
 def _sum_of(
     added: DeviceTensor, beta: float, a: DeviceTensor, b: DeviceTensor, alpha: float, out: DeviceTensor
 ) -> None:
-    """beta * added + alpha * a @ b; what is not added may hold anything."""
+    """With beta 0, `added` may hold anything."""
     kernels.matmul(a, b, out, bias=added if beta else None, alpha=float(alpha), beta=float(beta))
 
 
-@operator(
-    "aclnnAddmm",
-    takes=(
-        tensor("self", FLOATS, rank=(1, 2)),
-        tensor("mat1", FLOATS, rank=(2, 2)),
-        tensor("mat2", FLOATS, rank=(2, 2)),
-        value("beta"),
-        value("alpha"),
-        tensor("out", FLOATS, rank=(2, 2)),
-        _cube_math_type(4),
-    ),
-    relations=(_one_precision("mat1", "mat2"), _product_shape("mat1", "mat2"), _spread_to_out("self")),
-    source="ops-nn matmul/mat_mul_v3/docs/aclnnAddmm&aclnnInplaceAddmm.md",
-)
-def _addmm(
-    added: DeviceTensor,
-    a: DeviceTensor,
-    b: DeviceTensor,
-    beta: float,
-    alpha: float,
-    out: DeviceTensor,
-    cube_math_type: int,
-) -> None:
-    _sum_of(added, beta, a, b, alpha, out)
+_enter_sum("Addmm", "mat1", "mat2", rank=2, added_rank=(1, 2), folder="mat_mul_v3")
+_enter_sum("Baddbmm", "batch1", "batch2", rank=3, added_rank=(1, 3), folder="batch_mat_mul_v3")
 
 
 @operator(
@@ -224,8 +233,8 @@ def _addmm(
         tensor("out", FLOATS, rank=(2, 2)),
         tensor("mat1", FLOATS, rank=(2, 2)),
         tensor("mat2", FLOATS, rank=(2, 2)),
-        value("beta"),
-        value("alpha"),
+        anything("beta"),
+        anything("alpha"),
         _cube_math_type(4),
     ),
     relations=(_one_precision("mat1", "mat2"), _product_shape("mat1", "mat2")),
@@ -237,21 +246,32 @@ def _addmm_in_place(
     _sum_of(out, beta, a, b, alpha, out)
 
 
+def _sum_of_batches_shape(given: dict[str, Any]) -> Sequence[int] | str:
+    left, right = given["batch1"].shape, given["batch2"].shape
+    if left[0] != right[0] or left[2] != right[1]:
+        return f"batch1 {list(left)} and batch2 {list(right)} must agree in batch and in the axis that is summed"
+    return left[1], right[2]
+
+
 @operator(
-    "aclnnBaddbmm",
+    "aclnnAddbmm",
     takes=(
-        tensor("self", FLOATS, rank=(1, 3)),
+        tensor("self", FLOATS, rank=(1, 2)),
         tensor("batch1", FLOATS, rank=(3, 3)),
         tensor("batch2", FLOATS, rank=(3, 3)),
-        value("beta"),
-        value("alpha"),
-        tensor("out", FLOATS, rank=(3, 3), like="self"),
+        anything("beta"),
+        anything("alpha"),
+        tensor("out", FLOATS, rank=(2, 2)),
         _cube_math_type(4),
     ),
-    relations=(_one_precision("batch1", "batch2"), _product_shape("batch1", "batch2"), _spread_to_out("self")),
-    source="ops-nn matmul/batch_mat_mul_v3/docs/aclnnBaddbmm&aclnnInplaceBaddbmm.md",
+    relations=(
+        _one_precision("batch1", "batch2"),
+        shape_is("out", _sum_of_batches_shape),
+        _spread_to_out("self"),
+    ),
+    source="ops-nn matmul/batch_mat_mul_v3/docs/aclnnAddbmm&aclnnInplaceAddbmm.md",
 )
-def _baddbmm(
+def _addbmm(
     added: DeviceTensor,
     a: DeviceTensor,
     b: DeviceTensor,
@@ -260,7 +280,39 @@ def _baddbmm(
     out: DeviceTensor,
     cube_math_type: int,
 ) -> None:
-    _sum_of(added, beta, a, b, alpha, out)
+    """The sum over batches is the product of the matrices laid side by side, and of those below each other."""
+    beside = a.bits.swapaxes(0, 1).reshape(a.shape[1], -1)
+    below = b.bits.reshape(-1, b.shape[2])
+    left, right = (DeviceTensor(of.dtype, bits.shape, bits) for of, bits in ((a, beside), (b, below)))
+    _sum_of(added, beta, left, right, alpha, out)
+
+
+@operator(
+    "aclnnAddmv",
+    takes=(
+        tensor("self", FLOATS, rank=(1, 1)),
+        tensor("mat", FLOATS, rank=(2, 2)),
+        tensor("vec", FLOATS, rank=(1, 1)),
+        anything("alpha"),
+        anything("beta"),
+        tensor("out", FLOATS, rank=(1, 1)),
+        _cube_math_type(3),
+    ),
+    relations=(_one_precision("mat", "vec"), _product_shape("mat", "vec"), _spread_to_out("self")),
+    source="ops-nn matmul/addmv/docs/aclnnAddmv.md",
+)
+def _addmv(
+    added: DeviceTensor,
+    a: DeviceTensor,
+    b: DeviceTensor,
+    alpha: float,
+    beta: float,
+    out: DeviceTensor,
+    cube_math_type: int,
+) -> None:
+    """alpha before beta: the one prototype that has them so."""
+    column = _matrix(added, is_column=True)
+    _sum_of(column, beta, a, _matrix(b, is_column=True), alpha, _matrix(out, is_column=True))
 
 
 @operator(

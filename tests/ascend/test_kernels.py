@@ -1,0 +1,521 @@
+"""The kernels against numpy in float64: numbers, roundings, strides, threads, and refusals instead of crashes.
+
+Legend: B batch, T tokens, N query heads, K key/value heads, D head size.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mindgspo.ascend.emulator.tensors import DeviceTensor, round_to_bfloat16
+from mindgspo.kernels import binding as kernels
+from mindgspo.kernels import build
+
+TOLERANCE = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}  # of a result's size
+DTYPES = tuple(TOLERANCE)
+
+
+def draw(*shape: int, dtype: str = "float32", seed: int = 0) -> DeviceTensor:
+    return DeviceTensor.of(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def exact(x: DeviceTensor) -> np.ndarray:
+    return x.values().astype(np.float64)
+
+
+def seen(x: DeviceTensor, bits: np.ndarray) -> DeviceTensor:
+    return DeviceTensor(x.dtype, bits.shape, bits)
+
+
+def is_close(out: DeviceTensor, expected: np.ndarray) -> bool:
+    assert out.shape == expected.shape
+    size = np.abs(expected).max(initial=1e-30)
+    return np.abs(exact(out) - expected).max(initial=0) <= TOLERANCE[out.dtype] * size
+
+
+# -------------------------------------------------------------------------------------------------- numbers
+
+
+def test_every_half_is_read_and_written_as_it_is() -> None:
+    bits = np.arange(65536, dtype=np.uint16)
+    zero = DeviceTensor.zeros((65536,))
+    for dtype, storage in (("float16", np.float16), ("bfloat16", np.uint16)):
+        x, out = DeviceTensor(dtype, bits.shape, bits.view(storage)), DeviceTensor.zeros(bits.shape)
+        kernels.add(x, zero, out=out)
+        np.testing.assert_array_equal(out.bits, x.values())
+        back = DeviceTensor.zeros(bits.shape, dtype)
+        kernels.add(out, zero, out=back)
+        numbers = ~np.isnan(out.bits) & (out.bits != 0)  # -0 + 0 is 0, and one NaN stands for all
+        np.testing.assert_array_equal(back.bits.view(np.uint16)[numbers], bits[numbers])
+        assert np.isnan(back.values()[np.isnan(out.bits)]).all()
+
+
+def test_results_are_rounded_once_to_the_nearest_and_ties_to_even() -> None:
+    random = np.random.default_rng(0).integers(0, 1 << 32, 200_000, dtype=np.uint32)
+    ties = np.arange(65536, dtype=np.uint32) << 16 | 0x8000  # halfway between two bfloat16
+    halfway = (np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float64) + np.float64(2.0**-25)).astype(
+        "f4"
+    )
+    values = np.concatenate(
+        [random.view(np.float32), ties.view(np.float32), halfway, -halfway, np.float32([65519.99, 65520.0])]
+    )
+    x = DeviceTensor.of(values)
+    for dtype in ("float16", "bfloat16"):
+        out = DeviceTensor.zeros(x.shape, dtype)
+        kernels.mul(x, DeviceTensor.of(np.ones_like(x.bits)), out=out)
+        with np.errstate(over="ignore", invalid="ignore"):
+            rounded = round_to_bfloat16(x.bits) if dtype == "bfloat16" else x.bits.astype(np.float16)
+        numbers = ~np.isnan(x.bits)
+        np.testing.assert_array_equal(out.bits[numbers], rounded[numbers])
+        assert np.isnan(out.values()[~numbers]).all()
+
+
+def test_exponentials_from_the_smallest_to_the_largest_number() -> None:
+    shifts = np.linspace(-104, 0, 20_001, dtype=np.float32)
+    out = DeviceTensor.zeros((20_001, 2))
+    kernels.softmax(DeviceTensor.of(np.stack([np.zeros_like(shifts), shifts], 1)), 1, y=out)
+    expected = np.exp(shifts.astype(np.float64)) / (1 + np.exp(shifts.astype(np.float64)))
+    np.testing.assert_allclose(out.bits[:, 1], expected, rtol=4e-7, atol=1.5e-45)
+
+
+def test_infinities_and_nan_in_softmax() -> None:
+    rows = DeviceTensor.of([[0.0, -np.inf, 1.0], [np.nan, 0.0, 1.0], [3e38, 3e38, -3e38]])
+    out = DeviceTensor.zeros(rows.shape)
+    kernels.softmax(rows, -1, y=out)
+    np.testing.assert_allclose(out.bits[0], [1 / (1 + np.e), 0, np.e / (1 + np.e)], rtol=1e-6)
+    assert np.isnan(out.bits[1]).all()
+    np.testing.assert_array_equal(out.bits[2], [0.5, 0.5, 0])
+
+
+# -------------------------------------------------------------------------------------------------- products
+
+SIZES = [(1, 1, 1), (3, 17, 5), (1, 300, 70), (4, 257, 33), (5, 40, 300), (14, 256, 32), (600, 70, 300), (37, 513, 45)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "k", "n"), SIZES)
+def test_products_of_every_orientation(m: int, k: int, n: int, dtype: str) -> None:
+    for a_down, b_down in itertools.product((False, True), repeat=2):
+        a, b = (
+            draw(*((k, m) if a_down else (m, k)), dtype=dtype),
+            draw(*((n, k) if b_down else (k, n)), dtype=dtype, seed=1),
+        )
+        a, b = (seen(a, a.bits.T) if a_down else a), (seen(b, b.bits.T) if b_down else b)
+        out = DeviceTensor.zeros((m, n), dtype)
+        kernels.matmul(a, b, out)
+        assert is_close(out, exact(a) @ exact(b)), (a_down, b_down)
+
+
+def test_a_product_is_summed_in_float32_and_rounded_once() -> None:
+    """4,096 ones: bfloat16 cannot count beyond 256."""
+    a, b = DeviceTensor.of(np.ones((8, 4096)), "bfloat16"), DeviceTensor.of(np.ones((4096, 40)), "bfloat16")
+    out = DeviceTensor.zeros((8, 40), "bfloat16")
+    kernels.matmul(a, b, out)
+    assert (out.values() == 4096).all()
+
+
+def test_batches_are_spread_and_biases_added() -> None:
+    a, b, bias = draw(3, 1, 20, 30), draw(2, 30, 10, seed=1), draw(2, 1, 10, seed=2)
+    out = DeviceTensor.zeros((3, 2, 20, 10))
+    kernels.matmul(a, b, out, bias=bias, alpha=0.5, beta=-2.0, threads=2)
+    assert is_close(out, 0.5 * exact(a) @ exact(b) - 2 * exact(bias))
+
+
+def test_a_product_of_views_with_gaps() -> None:
+    a, b, out = draw(40, 60), draw(90, 64, seed=1), DeviceTensor.zeros((20, 128))
+    left, right = seen(a, a.bits[::2, ::3]), seen(b, b.bits[:80:4, ::-1])
+    kernels.matmul(left, right, seen(out, out.bits[:, ::2]))
+    assert is_close(seen(out, out.bits[:, ::2]), exact(left) @ exact(right))
+    assert not out.bits[:, 1::2].any()
+
+
+def test_products_over_nothing_are_zero() -> None:
+    out = DeviceTensor.of(np.ones((6, 4)))
+    kernels.matmul(DeviceTensor.zeros((6, 0)), DeviceTensor.zeros((0, 4)), out)
+    assert not out.bits.any()
+    kernels.matmul(DeviceTensor.zeros((0, 5)), DeviceTensor.zeros((5, 4)), DeviceTensor.zeros((0, 4)))
+
+
+# ------------------------------------------------------------------------------------------------- attention
+
+
+def visible_to(visible: kernels.Visible, queries: int, keys: int) -> np.ndarray:
+    distance = np.arange(keys) - np.arange(queries)[:, None] - (keys - queries if visible.from_end else 0)
+    return (distance >= -visible.before) & (distance <= visible.after)
+
+
+def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, allowed: np.ndarray, scale: float) -> tuple[np.ndarray, ...]:
+    """Output, maximum and sum of one sequence: q [T, N, D], k, v [T2, K, D], allowed [N or 1, T, T2]."""
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat(group, 1), v.repeat(group, 1)
+    scores = np.where(allowed, scale * np.einsum("qnd,knd->nqk", q, k), -np.inf)
+    top = scores.max(-1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - np.where(np.isinf(top), 0, top))
+    total = weights.sum(-1, keepdims=True)
+    out = np.einsum("nqk,knd->qnd", weights / np.where(total == 0, 1, total), v)
+    return out, top[..., 0].T, total[..., 0].T
+
+
+CASES = {
+    "full": (kernels.Visible(), [70, 71, 200], [70, 71, 200]),
+    "causal": (kernels.Visible(after=0), [64, 200], [64, 200]),
+    "causal from the end": (kernels.Visible(after=0, from_end=True), [3, 130], [150, 290]),
+    "more queries than keys": (kernels.Visible(after=0, from_end=True), [150], [100]),
+    "band": (kernels.Visible(20, 7, True), [100, 230], [100, 300]),
+    "empty sequences": (kernels.Visible(after=0, from_end=True), [0, 5, 5, 60], [4, 9, 12, 80]),
+}
+
+
+def packed(case: str, *, value_size: int = 32, dtype: str = "float32") -> tuple[list[DeviceTensor], dict]:
+    visible, q_ends, k_ends = CASES[case]
+    q, k = draw(1, q_ends[-1], 4, 32, dtype=dtype), draw(1, k_ends[-1], 2, 32, dtype=dtype, seed=1)
+    v = draw(1, k_ends[-1], 2, value_size, dtype=dtype, seed=2)
+    return [q, k, v], {"visible": visible, "q_ends": q_ends, "k_ends": k_ends, "scale": 32**-0.5}
+
+
+def expected_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, settings: dict) -> list[np.ndarray]:
+    """Output, maximum and sum of packed sequences."""
+    ends = settings["q_ends"], settings["k_ends"]
+    starts = [[0, *one[:-1]] for one in ends]
+    parts = []
+    for q0, q1, k0, k1 in zip(starts[0], ends[0], starts[1], ends[1], strict=True):
+        allowed = visible_to(settings["visible"], q1 - q0, k1 - k0)
+        parts.append(attend(q[q0:q1], k[k0:k1], v[k0:k1], allowed, settings["scale"]))
+    return [np.concatenate(one) for one in zip(*parts, strict=True)]
+
+
+def results_for(q: DeviceTensor, v: DeviceTensor) -> dict[str, DeviceTensor]:
+    shape = q.shape[:3]
+    return {
+        "out": DeviceTensor.zeros((*shape, v.shape[3]), q.dtype),
+        "highest": DeviceTensor.zeros((*shape, 8)),
+        "total": DeviceTensor.zeros((*shape, 8)),
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_attention_of_packed_sequences(case: str) -> None:
+    inputs, settings = packed(case, value_size=16)
+    results = results_for(inputs[0], inputs[2])
+    kernels.attention(*inputs, **settings, **results)
+    out, top, total = expected_attention(*(exact(x)[0] for x in inputs), settings)
+    np.testing.assert_allclose(results["out"].bits[0], out, atol=3e-6)
+    for lane in range(8):
+        np.testing.assert_allclose(results["highest"].bits[0, ..., lane], top, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(results["total"].bits[0, ..., lane], total, rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_of_attention_are_its_slopes(case: str) -> None:
+    """Along random directions, by central differences of the float64 twin."""
+    inputs, settings = packed(case)
+    results, d_out = results_for(inputs[0], inputs[2]), draw(*inputs[0].shape, seed=3)
+    kernels.attention(*inputs, **settings, **results)
+    gradients = [DeviceTensor.zeros(x.shape) for x in inputs]
+    kernels.attention_backward(
+        *inputs, **settings, **results, d_out=d_out, **dict(zip(("d_q", "d_k", "d_v"), gradients, strict=True))
+    )
+
+    def loss(arrays: list[np.ndarray]) -> float:
+        return (expected_attention(*arrays, settings)[0] * exact(d_out)[0]).sum()
+
+    step = 1e-5
+    for which, gradient in enumerate(gradients):
+        direction = np.random.default_rng(which).standard_normal(gradient.shape[1:])
+        slopes = []
+        for sign in (1, -1):
+            moved = [exact(x)[0] for x in inputs]
+            moved[which] = moved[which] + sign * step * direction
+            slopes.append(loss(moved))
+        expected = (slopes[0] - slopes[1]) / (2 * step)
+        found = (exact(gradient)[0] * direction).sum()
+        size = np.linalg.norm(exact(gradient)) * np.linalg.norm(direction)
+        assert abs(found - expected) <= 1e-6 * size, (which, found, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_attention_and_its_gradients_in_halves_are_those_of_float32_rounded(dtype: str) -> None:
+    inputs, settings = packed("causal", dtype=dtype)
+    wide = [DeviceTensor.of(x.values()) for x in inputs]
+    d_out = draw(*inputs[0].shape, dtype=dtype, seed=3)
+    found = []
+    for tensors, upstream in ((inputs, d_out), (wide, DeviceTensor.of(d_out.values()))):
+        results = results_for(tensors[0], tensors[2])
+        kernels.attention(*tensors, **settings, **results)
+        gradients = [DeviceTensor.zeros(x.shape, x.dtype) for x in tensors]
+        names = dict(zip(("d_q", "d_k", "d_v"), gradients, strict=True))
+        kernels.attention_backward(*tensors, **settings, **results, d_out=upstream, **names)
+        found.append([results["out"], *gradients])
+    for half, full in zip(*found, strict=True):
+        assert is_close(half, exact(full))
+    np.testing.assert_array_equal(found[0][0].bits, DeviceTensor.of(found[1][0].bits, dtype).bits)
+
+
+def test_attention_of_a_batch_with_a_mask_in_any_layout() -> None:
+    """Heads before the sequence, as BNSD lies in memory; a mask for each entry and head."""
+    q, k, v = draw(2, 3, 40, 16), draw(2, 3, 150, 16, seed=1), draw(2, 3, 150, 16, seed=2)
+    hidden = np.random.default_rng(3).random((2, 3, 40, 150)) < 0.5
+    hidden[0, 0, 7] = True
+    mask, swapped = DeviceTensor.of(hidden, "bool"), [seen(x, x.bits.swapaxes(1, 2)) for x in (q, k, v)]
+    results = results_for(swapped[0], swapped[2])
+    kernels.attention(*swapped, scale=0.25, mask=mask, **results)
+    for entry in range(2):
+        out, top, _ = attend(*(exact(x)[entry] for x in swapped), ~hidden[entry], 0.25)
+        np.testing.assert_allclose(results["out"].bits[entry], out, atol=3e-6)
+        np.testing.assert_allclose(results["highest"].bits[entry, ..., 0], top, rtol=1e-5)
+    assert not results["out"].bits[0, 7, 0].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_paged_attention_reads_the_blocks_of_each_sequence(dtype: str) -> None:
+    lengths, size = [1, 0, 50, 33], 16
+    tables = np.random.default_rng(0).permutation(16).reshape(4, 4)
+    q, keys, values = (
+        draw(4, 6, 32, dtype=dtype),
+        draw(16, size, 2, 32, dtype=dtype),
+        draw(16, size, 2, 32, dtype=dtype),
+    )
+    out = DeviceTensor.zeros(q.shape, dtype)
+    kernels.paged_attention(
+        q, keys, values, DeviceTensor.of(tables, "int32"), DeviceTensor.of(lengths, "int32"), scale=0.2, out=out
+    )
+    expected = np.zeros(q.shape)
+    for row, length in enumerate(lengths):
+        if length:
+            k, v = (exact(x)[tables[row]].reshape(-1, 2, 32)[:length] for x in (keys, values))
+            expected[row] = attend(exact(q)[row][None], k, v, np.ones((1, 1, length), bool), 0.2)[0][0]
+    assert is_close(out, expected)
+
+
+# ------------------------------------------------------------------------------------------------------ rows
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(5, 7), (200, 96), (3, 4, 1000)])
+def test_rms_norm_of_a_sum(shape: tuple[int, ...], dtype: str) -> None:
+    x, other, gamma = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype, seed=1), draw(shape[-1], seed=2)
+    y, rstd = DeviceTensor.zeros(shape, dtype), DeviceTensor.zeros((*shape[:-1], 1))
+    total = DeviceTensor.zeros(shape, dtype)
+    kernels.rms_norm(x, gamma, epsilon=1e-3, y=y, rstd=rstd, other=other, total=total)
+    added = exact(x) + exact(other)
+    expected = 1 / np.sqrt((added**2).mean(-1, keepdims=True) + 1e-3)
+    assert is_close(y, added * expected * exact(gamma)) and is_close(rstd, expected) and is_close(total, added)
+
+
+def test_gradients_of_rms_norm_are_its_slopes() -> None:
+    shape = (150, 40)  # more rows than one task's
+    x, gamma, d_y = draw(*shape), draw(40, seed=1), draw(*shape, seed=2)
+    y, rstd, d_x, d_gamma = (DeviceTensor.zeros(s) for s in (shape, (150, 1), shape, (40,)))
+    kernels.rms_norm(x, gamma, epsilon=1e-6, y=y, rstd=rstd)
+    kernels.rms_norm_backward(d_y, x, rstd, gamma, d_x=d_x, d_gamma=d_gamma)
+
+    def loss(x: np.ndarray, gamma: np.ndarray) -> np.ndarray:
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * gamma * exact(d_y)
+
+    step = 1e-6
+    for column in range(40):
+        nudge = step * (np.arange(40) == column)
+        by_row = (loss(exact(x) + nudge, exact(gamma)) - loss(exact(x) - nudge, exact(gamma))).sum(-1) / (2 * step)
+        np.testing.assert_allclose(d_x.bits[:, column], by_row, atol=2e-5)
+        slope = (loss(exact(x), exact(gamma) + nudge) - loss(exact(x), exact(gamma) - nudge)).sum() / (2 * step)
+        np.testing.assert_allclose(d_gamma.bits[column], slope, rtol=1e-4, atol=1e-4)
+
+
+def softmax(x: np.ndarray, axis: int) -> np.ndarray:
+    weights = np.exp(x - x.max(axis, keepdims=True))
+    return weights / weights.sum(axis, keepdims=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "axis"), [((3, 50), -1), ((4, 30, 5), 1), ((6, 8), 0), ((2, 2000), 1)])
+def test_softmax_and_its_logarithm_along_any_axis(shape: tuple[int, ...], axis: int, dtype: str) -> None:
+    x, d_y = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype, seed=1)
+    for is_log in (False, True):
+        y, d_x = DeviceTensor.zeros(shape, dtype), DeviceTensor.zeros(shape, dtype)
+        kernels.softmax(x, axis, y=y, is_log=is_log)
+        expected = softmax(exact(x), axis)
+        assert is_close(y, np.log(expected) if is_log else expected)
+        kernels.softmax_backward(d_y, y, axis, d_x=d_x, is_log=is_log)
+        given, upstream = exact(y), exact(d_y)
+        if is_log:
+            slopes = upstream - np.exp(given) * upstream.sum(axis, keepdims=True)
+        else:
+            slopes = given * (upstream - (upstream * given).sum(axis, keepdims=True))
+        assert is_close(d_x, slopes)
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "axis"), [((3, 50), -1), ((4, 30, 5), 1), ((6, 9000), 1)])
+def test_swiglu_and_its_gradient_along_any_axis(shape: tuple[int, ...], axis: int, dtype: str) -> None:
+    x = draw(*shape, dtype=dtype)
+    gate, value = np.split(exact(x), 2, axis)
+    y, d_y = DeviceTensor.zeros(gate.shape, dtype), draw(*gate.shape, dtype=dtype, seed=1)
+    kernels.swiglu(x, axis, y=y)
+    assert is_close(y, silu(gate) * value)
+    d_x, step = DeviceTensor.zeros(shape, dtype), 1e-6
+    kernels.swiglu_backward(d_y, x, axis, d_x=d_x)
+    slope = (silu(gate + step) - silu(gate - step)) / (2 * step)
+    assert is_close(d_x, np.concatenate([exact(d_y) * value * slope, exact(d_y) * silu(gate)], axis))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotary_turns_pairs_and_its_transpose_turns_them_back(interleaved: bool, dtype: str) -> None:
+    angles = np.random.default_rng(0).uniform(0, 6, (1, 9, 1, 8))
+    angles = np.repeat(angles, 2, -1) if interleaved else np.concatenate([angles, angles], -1)
+    cos, sin = DeviceTensor.of(np.cos(angles), dtype), DeviceTensor.of(np.sin(angles), dtype)
+    x = draw(2, 9, 3, 16, dtype=dtype)
+    y, back = DeviceTensor.zeros(x.shape, dtype), DeviceTensor.zeros(x.shape, dtype)
+    kernels.rotary(x, cos, sin, y=y, interleaved=interleaved)
+    values = exact(x)
+    pairs = values.reshape(2, 9, 3, 8, 2) if interleaved else np.stack(np.split(values, 2, -1), -1)
+    turned = np.stack([-pairs[..., 1], pairs[..., 0]], -1)
+    turned = turned.reshape(x.shape) if interleaved else np.concatenate([turned[..., 0], turned[..., 1]], -1)
+    assert is_close(y, values * exact(cos) + turned * exact(sin))
+    kernels.rotary(y, cos, sin, y=back, interleaved=interleaved, backward=True)
+    assert np.abs(exact(back) - values).max() <= 4 * TOLERANCE[dtype] * np.abs(values).max()
+
+
+def test_the_transpose_of_rotary_with_tables_of_any_numbers() -> None:
+    """<y(x), g> = <x, backward(g)>, where cosines of a pair differ."""
+    for interleaved in (False, True):
+        x, g, cos, sin = draw(1, 5, 2, 8), draw(1, 5, 2, 8, seed=1), draw(1, 5, 1, 8, seed=2), draw(1, 5, 1, 8, seed=3)
+        y, d_x = DeviceTensor.zeros(x.shape), DeviceTensor.zeros(x.shape)
+        kernels.rotary(x, cos, sin, y=y, interleaved=interleaved)
+        kernels.rotary(g, cos, sin, y=d_x, interleaved=interleaved, backward=True)
+        np.testing.assert_allclose((exact(y) * exact(g)).sum(), (exact(x) * exact(d_x)).sum(), rtol=1e-5)
+
+
+def test_element_by_element_in_views_of_any_order() -> None:
+    a, b = draw(6, 5, 4), draw(5, 1, seed=1)
+    left, right = seen(a, a.bits.transpose(2, 1, 0)[::-1]), b.view(1, 5, 1)
+    out = DeviceTensor.zeros((4, 6, 5))
+    kernels.add(left, right, out=seen(out, out.bits.swapaxes(1, 2)))
+    np.testing.assert_array_equal(out.bits.swapaxes(1, 2), left.bits + right.bits)
+    kernels.mul(a, a, out=a)  # in its own memory
+    assert (a.bits >= 0).all()
+
+
+def test_silu_and_its_gradient() -> None:
+    x, d_y = draw(10_000), draw(10_000, seed=1)
+    y, d_x, step = DeviceTensor.zeros(x.shape), DeviceTensor.zeros(x.shape), 1e-6
+    kernels.silu(x, y=y)
+    kernels.silu_backward(d_y, x, d_x=d_x)
+    assert is_close(y, silu(exact(x)))
+    assert is_close(d_x, exact(d_y) * (silu(exact(x) + step) - silu(exact(x) - step)) / (2 * step))
+
+
+# --------------------------------------------------------------------------------------------------- threads
+
+
+def test_results_do_not_depend_on_the_number_of_threads() -> None:
+    a, b, x, gamma = draw(700, 300), draw(300, 600, seed=1), draw(3000, 64, seed=2), draw(64, seed=3)
+    inputs, settings = packed("causal from the end")
+    d_out = draw(*inputs[0].shape, seed=4)
+    found = []
+    for threads in (1, 2, 5):
+        product, y, rstd = DeviceTensor.zeros((700, 600)), DeviceTensor.zeros(x.shape), DeviceTensor.zeros((3000, 1))
+        d_x, d_gamma = DeviceTensor.zeros(x.shape), DeviceTensor.zeros((64,))
+        results = results_for(inputs[0], inputs[2])
+        gradients = {f"d_{name}": DeviceTensor.zeros(one.shape) for name, one in zip("qkv", inputs, strict=True)}
+        kernels.matmul(a, b, product, threads=threads)
+        kernels.rms_norm(x, gamma, epsilon=1e-6, y=y, rstd=rstd, threads=threads)
+        kernels.rms_norm_backward(x, x, rstd, gamma, d_x=d_x, d_gamma=d_gamma, threads=threads)
+        kernels.attention(*inputs, **settings, **results, threads=threads)
+        kernels.attention_backward(*inputs, **settings, **results, d_out=d_out, **gradients, threads=threads)
+        found.append([product, y, d_x, d_gamma, *results.values(), *gradients.values()])
+    for one, two, five in zip(*found, strict=True):
+        np.testing.assert_array_equal(one.bits, two.bits)
+        np.testing.assert_array_equal(one.bits, five.bits)
+
+
+# -------------------------------------------------------------------------------------------------- refusals
+
+
+def refused(call, *given: object, **named: object) -> str:
+    with pytest.raises(ValueError) as caught:
+        call(*given, **named)
+    return str(caught.value)
+
+
+def test_wrong_arguments_are_refused_by_name_and_value() -> None:
+    x, y = draw(4, 6), DeviceTensor.zeros((4, 6))
+    assert refused(kernels.matmul, x, x, y) == "matmul: a [4, 6] and b [4, 6] do not make [4, 6]"
+    assert "bias [3] cannot be spread to [4, 4]" in refused(
+        kernels.matmul, x, seen(x, x.bits.T), DeviceTensor.zeros((4, 4)), bias=draw(3)
+    )
+    assert "a must be float32, float16 or bfloat16, not dtype 9" in refused(
+        kernels.matmul, DeviceTensor.of(np.ones((4, 6)), "int64"), x, y
+    )
+    assert "axis 2 is not one of [4, 6]" in refused(kernels.softmax, x, 2, y=y)
+    assert "y must have the shape [4, 6], not [6, 4]" in refused(kernels.softmax, x, 1, y=DeviceTensor.zeros((6, 4)))
+    assert "x [4, 6] cannot be halved" not in refused(kernels.swiglu, x, 0, y=y)
+    assert "x [3, 5] cannot be halved" in refused(kernels.swiglu, draw(3, 5), 1, y=y)
+    assert "gamma must have the shape [6], not [4]" in refused(kernels.rms_norm, x, draw(4), epsilon=0.1, y=y)
+    assert "[4, 5] cannot be spread to [4, 6]" in refused(kernels.add, x, draw(4, 5), out=y)
+    assert "must have an even last axis, not 5" in refused(kernels.rotary, *[draw(3, 5)] * 3, y=draw(3, 5))
+    assert "has no memory" in refused(kernels.silu, DeviceTensor("float32", (4, 6), None), y=y)
+    assert "is not computed" in refused(kernels.silu, DeviceTensor.zeros((4, 6), "float64"), y=y)
+
+
+def test_wrong_sequences_are_refused() -> None:
+    inputs, settings = packed("causal")
+    results = results_for(inputs[0], inputs[2])
+
+    def answer(**changed: object) -> str:
+        return refused(kernels.attention, *inputs, **(settings | results | changed))
+
+    assert "the last ends, 199 and 200, must be the tokens, 200 and 200" in answer(q_ends=[64, 199])
+    assert "ends must not fall" in answer(q_ends=[201, 200])
+    assert "total must have 4 axes" in answer(total=DeviceTensor.zeros((1, 200, 4)))
+    assert "mask [1, 1, 64, 136] is smaller than a sequence" in answer(mask=DeviceTensor.zeros((1, 1, 64, 136), "bool"))
+    assert "4 heads of queries are not a multiple of 3" in refused(
+        kernels.attention, inputs[0], *[draw(1, 200, 3, 32)] * 2, **settings, **results
+    )
+    q, cache, out = draw(1, 2, 16), draw(4, 8, 1, 16), DeviceTensor.zeros((1, 2, 16))
+    for table, length, reason in (([[7]], 3, "block 7 of sequence 0"), ([[0]], 9, "length 9 and a table for 8")):
+        given = DeviceTensor.of(table, "int32"), DeviceTensor.of([length], "int32")
+        assert reason in refused(kernels.paged_attention, q, cache, cache, *given, scale=1.0, out=out)
+
+
+# ------------------------------------------------------------------------------------------------- the build
+
+
+def test_the_library_is_compiled_once_and_put_in_place_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment, compiled = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}, []
+
+    def compile_aside(target: Path) -> None:
+        compiled.append(target)
+        assert not (target.parent.parent / target.name).exists()  # no one may load a half-written file
+        target.write_bytes(b"half of the ")
+        if len(compiled) == 1:
+            build.library(environment)  # another process is faster
+        target.write_bytes(b"library")
+
+    monkeypatch.setattr(build, "_compile", compile_aside)
+    path = build.library(environment)
+    assert path == build.library(environment) and len(set(compiled)) == 2
+    assert path.read_bytes() == b"library" and list(path.parent.iterdir()) == [path]
+    monkeypatch.setattr(build, "_processor", lambda: "flags: another processor")
+    assert build.library(environment).parent != path.parent
+
+
+def test_without_a_compiler_or_a_place_to_write_the_reason_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    occupied = tmp_path / "file"
+    occupied.touch()
+    with pytest.raises(build.KernelsUnavailable, match="cannot be written below"):
+        build.library(os.environ | {"XDG_CACHE_HOME": str(occupied)})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(build.KernelsUnavailable, match="apt-get install g\\+\\+"):
+        build.library({"XDG_CACHE_HOME": str(tmp_path)})
