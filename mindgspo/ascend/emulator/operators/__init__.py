@@ -2,11 +2,14 @@
 
 from mindgspo.ascend.emulator.operators import (  # noqa: F401
     attention,
+    cache,
     creation,
     elementwise,
     graph_engine,
+    grouped_matrix,
     indexing,
     matrix,
     normalization,
     reduction,
+    rotary,
 )

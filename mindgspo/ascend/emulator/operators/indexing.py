@@ -48,8 +48,8 @@ def places(index: DeviceTensor, length: int, name: str, *, negative: bool = Fals
 
 
 def along(axis: int, rank: int, chosen: Any) -> tuple[Any, ...]:
-    """An index that takes `chosen` of one axis and everything of the others."""
-    return (slice(None),) * (axis % rank) + (chosen,)
+    """An index that takes `chosen` of one axis and everything of the others; always a view, also of one element."""
+    return (slice(None),) * (axis % rank) + (chosen, ...)
 
 
 # -------------------------------------------------------------------------------------------------- joining, cutting
