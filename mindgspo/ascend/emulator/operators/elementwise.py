@@ -149,6 +149,16 @@ def _floored_quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.floor(a / b) if np.result_type(a, b).kind == "f" else np.floor_divide(a, b)
 
 
+def _raises(arguments: dict[str, Any]) -> str | None:
+    """self to the power of exponent."""
+    first, second = arguments["self"], arguments["exponent"]
+    if first.dtype == "bool" and (isinstance(second, bool) or getattr(second, "dtype", "") == "bool"):
+        return "self and exponent must not both be bool"
+    if not isinstance(second, DeviceTensor) and second < 0 and deduced_dtype(first, second) in INTEGERS:
+        return f"exponent must not be negative for integers, not {second}"
+    return None
+
+
 _NUMBERS = _FLOATING | INTEGERS
 # name: function, dtypes of the operands, dtypes of the result, folder of the document. Names of tensor and tensor.
 _BINARY = {
@@ -204,6 +214,7 @@ def _enter_binary(name: str, function: Callable, dtypes: frozenset[str], results
 
     second = "exponent" if name.startswith("Pow") else "other"
     scalar_name, scalar_dtypes = _WITH_SCALAR.get(name, (None, dtypes))
+    further = (_raises,) if name.startswith("Pow") else ()
     forms = [(name, tensor(second, dtypes), dtypes)]
     if scalar_name:
         forms.append((scalar_name, anything(second), scalar_dtypes))
@@ -211,7 +222,7 @@ def _enter_binary(name: str, function: Callable, dtypes: frozenset[str], results
         operator(
             f"aclnn{form}",
             takes=(tensor("self", first_dtypes), rule, tensor("out", results)),
-            relations=(broadcasts("self", second), deduces("self", second, to=converts_to)),
+            relations=(broadcasts("self", second), deduces("self", second, to=converts_to), *further),
             source=f"ops-math {folder} aclnn{form}",
         )(run)
         if name in _BINARY_IN_PLACE:

@@ -66,8 +66,8 @@ def _one_element(name: str, *arguments: Any, **options: Any) -> Rule:
 # -------------------------------------------------------------------------------------------------- sums and means
 
 
-def total(values: np.ndarray, axes: int | Sequence[int] | None, dtype: str) -> np.ndarray:
-    """The sum along axes, which stay with length 1. dtype: of the result, in which integers wrap."""
+def total(values: np.ndarray, axes: int | Sequence[int] | None) -> np.ndarray:
+    """The sum along axes, which stay with length 1; integers wrap when it is stored."""
     kind = values.dtype if values.dtype.kind == "f" else np.dtype("int64")
     return np.sum(values, axes_tuple(axes, values.ndim), dtype=kind, keepdims=True)
 
@@ -79,7 +79,7 @@ def total(values: np.ndarray, axes: int | Sequence[int] | None, dtype: str) -> n
     source="ops-math math/reduce_sum aclnnReduceSum",
 )
 def _sum(self: DeviceTensor, dims: list[int] | None, keep: bool, dtype: int, out: DeviceTensor) -> None:
-    out.store(total(converted(self, out.dtype), dims, out.dtype))
+    out.store(total(converted(self, out.dtype), dims))
 
 
 @operator(
@@ -329,6 +329,13 @@ def top(self: DeviceTensor, k: int, axis: int, largest: bool, out: DeviceTensor,
     indices.store(order)
 
 
+def _counted_length(arguments: dict[str, Any]) -> Sequence[int] | str:
+    values, least = arguments["self"].values(), arguments["minlength"]
+    if values.size and values.min() < 0:
+        return f"self must not be negative, not {values.min()}"
+    return [max(least, int(values.max()) + 1 if values.size else 0)]
+
+
 @operator(
     "aclnnBincount",
     takes=(
@@ -338,10 +345,11 @@ def top(self: DeviceTensor, k: int, axis: int, largest: bool, out: DeviceTensor,
         tensor("out", frozenset({"int32", "int64", "float32", "float64"}), rank=(1, 1)),
     ),
     relations=(same_shape("self", "weights"),),
+    contents=(shape_is("out", _counted_length),),
     source="ops-math math/bincount aclnnBincount",
 )
 def _bincount(self: DeviceTensor, weights: DeviceTensor | None, minlength: int, out: DeviceTensor) -> None:
-    out.store(np.bincount(self.values(), weights and weights.values(), out.size)[: out.size])
+    out.store(np.bincount(self.values(), weights and weights.values(), out.size))
 
 
 @operator(
