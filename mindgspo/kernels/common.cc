@@ -75,40 +75,24 @@ int normalized_axis(int64_t axis, const Tensor& tensor) {
   return axis < 0 ? axis + tensor.rank : axis;
 }
 
-template <class From, class Convert>
-static void load_as(const void* data, int64_t stride, int64_t n, float* out, Convert convert) {
-  const From* from = static_cast<const From*>(data);
-  if (stride == 1)
-    for (int64_t i = 0; i < n; ++i) out[i] = convert(from[i]);
-  else
-    for (int64_t i = 0; i < n; ++i) out[i] = convert(from[i * stride]);
-}
-
 void load(const void* data, int32_t dtype, int64_t stride, int64_t n, float* out) {
-  if (dtype == kFloat32)
-    load_as<float>(data, stride, n, out, [](float x) { return x; });
-  else if (dtype == kBFloat16)
-    load_as<uint16_t>(data, stride, n, out, from_bfloat16);
-  else
-    load_as<uint16_t>(data, stride, n, out, from_float16);
-}
-
-template <class To, class Convert>
-static void store_as(void* data, int64_t stride, int64_t n, const float* values, Convert convert) {
-  To* to = static_cast<To*>(data);
-  if (stride == 1)
-    for (int64_t i = 0; i < n; ++i) to[i] = convert(values[i]);
-  else
-    for (int64_t i = 0; i < n; ++i) to[i * stride] = convert(values[i]);
+  with_dtype(dtype, [&](auto dtype) {
+    const auto* bits = static_cast<const typename decltype(dtype)::Bits*>(data);
+    if (stride == 1)
+      for (int64_t i = 0; i < n; ++i) out[i] = dtype.read(bits[i]);
+    else
+      for (int64_t i = 0; i < n; ++i) out[i] = dtype.read(bits[i * stride]);
+  });
 }
 
 void store(void* data, int32_t dtype, int64_t stride, int64_t n, const float* values) {
-  if (dtype == kFloat32)
-    store_as<float>(data, stride, n, values, [](float x) { return x; });
-  else if (dtype == kBFloat16)
-    store_as<uint16_t>(data, stride, n, values, to_bfloat16);
-  else
-    store_as<uint16_t>(data, stride, n, values, to_float16);
+  with_dtype(dtype, [&](auto dtype) {
+    auto* bits = static_cast<typename decltype(dtype)::Bits*>(data);
+    if (stride == 1)
+      for (int64_t i = 0; i < n; ++i) bits[i] = dtype.write(values[i]);
+    else
+      for (int64_t i = 0; i < n; ++i) bits[i * stride] = dtype.write(values[i]);
+  });
 }
 
 float* scratch(Slot slot, int64_t floats) {

@@ -100,7 +100,7 @@ inline uint16_t to_float16(float value) {
 // e^x within 2 units in the last place; NaN, infinities, 0 below -103.97 and infinity above 88.72 as of std::exp.
 // Branch-free, so that loops over it are vectorized. The results below 2^-126 are reached in two steps of 2^n.
 inline float exp_of(float x) {
-  const float bounded = std::min(std::max(x, -104.0f), 89.0f);
+  const float bounded = std::min(89.0f, std::max(-104.0f, x));  // in this order a NaN becomes a number
   const float shifted = bounded * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: rounds to an integer
   const float n = shifted - 12582912.0f;
   const float r = (bounded - n * 0.693145752f) - n * 1.42860677e-6f;
@@ -113,7 +113,7 @@ inline float exp_of(float x) {
   p = p * r + 1.0f;
   p = p * r + 1.0f;
   const int32_t whole = int32_t(n), half = whole >> 1, rest = whole - half;
-  const float result = p * bits_of<float>((half + 127) << 23) * bits_of<float>((rest + 127) << 23);
+  const float result = p * bits_of<float>(uint32_t(half + 127) << 23) * bits_of<float>(uint32_t(rest + 127) << 23);
   return x == x ? result : x;
 }
 
@@ -143,6 +143,32 @@ inline float max_of(const float* values, int64_t n) {  // NaN if there is one
   for (; i < n; ++i) lanes[0] = larger(values[i], lanes[0]);
   for (int lane = 1; lane < kSumLanes; ++lane) lanes[0] = larger(lanes[lane], lanes[0]);
   return lanes[0];
+}
+
+// The three dtypes as types, for loops that the compiler can see through: body(Float32()), ...
+struct Float32 {
+  using Bits = float;
+  static float read(float bits) { return bits; }
+  static float write(float value) { return value; }
+};
+struct Float16 {
+  using Bits = uint16_t;
+  static float read(uint16_t bits) { return from_float16(bits); }
+  static uint16_t write(float value) { return to_float16(value); }
+};
+struct BFloat16 {
+  using Bits = uint16_t;
+  static float read(uint16_t bits) { return from_bfloat16(bits); }
+  static uint16_t write(float value) { return to_bfloat16(value); }
+};
+template <class Body>
+inline void with_dtype(int32_t dtype, Body body) {
+  if (dtype == kFloat32)
+    body(Float32());
+  else if (dtype == kBFloat16)
+    body(BFloat16());
+  else
+    body(Float16());
 }
 
 // n numbers, `stride` elements apart.

@@ -23,34 +23,37 @@ constexpr int64_t kRowStride = kDepth + 16;
 typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
 typedef float AnyVector __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
 
-// c[R, columns] (+)= a[R, depth] @ b[depth, V * kLanes]. kAlongK: a's rows lie along K, kRowStride apart; else its
-// columns are packed, kTileRows apart. b is packed, kTileColumns apart.
+// c[R, columns] (+)= a[R, depth] @ b[depth, V * kLanes], b's rows b_stride apart. kAlongK: a's rows lie along K,
+// kRowStride apart; else its columns are packed, kTileRows apart.
 template <int R, int V, bool kAlongK>
-void tile(int64_t depth, const float* a, const float* b, float* c, int64_t c_stride, int64_t columns, bool is_added) {
+void tile(int64_t depth, const float* a, const float* b, int64_t b_stride, float* c, int64_t c_stride, int64_t columns,
+          bool is_added) {
   constexpr int64_t kRow = kAlongK ? kRowStride : 1, kStep = kAlongK ? 1 : kTileRows;
   Vector sums[R][V] = {};
-  for (int64_t k = 0; k < depth; ++k, a += kStep, b += kTileColumns) {
+  for (int64_t k = 0; k < depth; ++k, a += kStep, b += b_stride) {
     Vector of_b[V];
-    for (int v = 0; v < V; ++v) of_b[v] = *reinterpret_cast<const Vector*>(b + v * kLanes);
+    for (int v = 0; v < V; ++v) of_b[v] = *reinterpret_cast<const AnyVector*>(b + v * kLanes);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
       for (int v = 0; v < V; ++v) sums[r][v] += a[r * kRow] * of_b[v];
   }
-  for (int r = 0; r < R; ++r, c += c_stride) {
-    if (columns == V * kLanes) {
+  if (columns == V * kLanes) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
       for (int v = 0; v < V; ++v) {
-        AnyVector* out = reinterpret_cast<AnyVector*>(c + v * kLanes);
+        AnyVector* out = reinterpret_cast<AnyVector*>(c + r * c_stride + v * kLanes);
         *out = is_added ? *out + sums[r][v] : sums[r][v];
       }
-    } else {
-      const float* values = reinterpret_cast<const float*>(sums[r]);
-      for (int64_t j = 0; j < columns; ++j) c[j] = is_added ? c[j] + values[j] : values[j];
-    }
+    return;
   }
+  float values[R][V * kLanes];
+  std::memcpy(values, sums, sizeof values);
+  for (int r = 0; r < R; ++r, c += c_stride)
+    for (int64_t j = 0; j < columns; ++j) c[j] = is_added ? c[j] + values[r][j] : values[r][j];
 }
 
-using Tile = void (*)(int64_t, const float*, const float*, float*, int64_t, int64_t, bool);
+using Tile = void (*)(int64_t, const float*, const float*, int64_t, float*, int64_t, int64_t, bool);
 
 template <int V, bool kAlongK, int... R>
 constexpr Tile tile_of(int rows, std::integer_sequence<int, R...>) {
@@ -124,13 +127,27 @@ void copy_transposed(const Matrix& x, float* out, int64_t stride) {
   }
 }
 
+// The same of `kColumns` columns that lie side by side, in rows of as many floats.
+template <int kColumns>
+void copy_panel(const Matrix& x, float* out) {
+  with_dtype(x.dtype, [&](auto dtype) {
+    const auto* bits = static_cast<const typename decltype(dtype)::Bits*>(x.data);
+    for (int64_t row = 0; row < x.rows; ++row, bits += x.row_stride, out += kColumns)
+      for (int column = 0; column < kColumns; ++column) out[column] = dtype.read(bits[column]);
+  });
+}
+
 // A block of `b` as panels of kTileColumns columns, zeros behind its last column.
 void pack_columns(const Matrix& b, float* out) {
   for (int64_t first = 0; first < b.columns; first += kTileColumns, out += b.rows * kTileColumns) {
     const int64_t columns = std::min<int64_t>(kTileColumns, b.columns - first);
     const Matrix panel = part(b, 0, b.rows, first, columns);
+    if (columns == kTileColumns && b.column_stride == 1) {
+      copy_panel<kTileColumns>(panel, out);
+      continue;
+    }
     if (columns < kTileColumns) std::fill(out, out + b.rows * kTileColumns, 0.0f);
-    if (b.row_stride == 1 && b.column_stride != 1)
+    if (b.row_stride == 1)
       copy_transposed(transposed(panel), out, kTileColumns);
     else
       copy_rows(panel, out, kTileColumns);
@@ -142,11 +159,17 @@ bool pack_rows(const Matrix& a, float* out) {
   const bool along_k = a.row_stride != 1 || a.column_stride == 1;
   if (along_k) {
     copy_rows(a, out, kRowStride);
-  } else {
-    for (int64_t first = 0; first < a.rows; first += kTileRows, out += a.columns * kTileRows)
-      copy_rows(transposed(part(a, first, std::min<int64_t>(kTileRows, a.rows - first), 0, a.columns)), out, kTileRows);
+    return true;
   }
-  return along_k;
+  for (int64_t first = 0; first < a.rows; first += kTileRows, out += a.columns * kTileRows) {
+    const int64_t rows = std::min<int64_t>(kTileRows, a.rows - first);
+    const Matrix panel = transposed(part(a, first, rows, 0, a.columns));
+    if (rows == kTileRows)
+      copy_panel<kTileRows>(panel, out);
+    else
+      copy_rows(panel, out, kTileRows);
+  }
+  return false;
 }
 
 // A few rows times columns that lie along K: the packing would take longer than the product.
@@ -179,17 +202,22 @@ void multiply_block(const Matrix& a, const Matrix& b, float* c, int64_t c_stride
   float* of_a = scratch(kPackA, (a.rows + kTileRows) * kRowStride);
   float* of_b = scratch(kPackB, (b.columns + kTileColumns) * kDepth);
   const int64_t tiles = (a.rows + kTileRows - 1) / kTileRows;
+  // Columns that one row of tiles reads once are read where they are, as far as they fill a tile.
+  const bool in_place = tiles == 1 && b.dtype == kFloat32 && b.column_stride == 1;
+  const int64_t unpacked = in_place ? b.columns / kTileColumns * kTileColumns : 0;
   for (int64_t first = 0; first < a.columns; first += kDepth) {
     const int64_t depth = std::min(kDepth, a.columns - first);
-    pack_columns(part(b, first, depth, 0, b.columns), of_b);
+    const float* b_rows = reinterpret_cast<const float*>(row_of(b, first));
+    pack_columns(part(b, first, depth, unpacked, b.columns - unpacked), of_b);
     const bool along_k = pack_rows(part(a, 0, a.rows, first, depth), of_a);
     for (int64_t j = 0; j < b.columns; j += kTileColumns) {
       const int64_t columns = std::min<int64_t>(kTileColumns, b.columns - j);
+      const float* panel = j < unpacked ? b_rows + j : of_b + (j - unpacked) * depth;
       for (int64_t t = 0; t < tiles; ++t) {
         const int64_t row = t * kTileRows;
         const Tile run = tile_of(int(std::min<int64_t>(kTileRows, a.rows - row)), columns > kLanes, along_k);
-        run(depth, of_a + (along_k ? row * kRowStride : row * depth), of_b + j * depth, c + row * c_stride + j, c_stride,
-            columns, is_added || first > 0);
+        run(depth, of_a + (along_k ? row * kRowStride : row * depth), panel, j < unpacked ? b.row_stride : kTileColumns,
+            c + row * c_stride + j, c_stride, columns, is_added || first > 0);
       }
     }
   }

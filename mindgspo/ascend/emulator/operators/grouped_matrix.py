@@ -62,7 +62,7 @@ def _shapes(given: dict[str, Any]) -> str | None:
     """Tensors by groupType; what a sum is over and the sizes of the results are compared when it is computed."""
     kind, split = given["groupType"], given["splitItem"]
     x, weight, out = (given[name] for name in ("x", "weight", "out"))
-    groups = given["groupListOptional"]
+    groups = given["groupListOptional"] or None  # MindSpore gives an empty list for an absent one
     for name in ("x", "weight"):
         longest = max(max(one.shape[-1:], default=0) for one in given[name])
         if longest > _MOST_LAST:

@@ -88,7 +88,7 @@ def _rotary_grad(
     d_sin: DeviceTensor | None,
 ) -> None:
     kernels.rotary(d_y, cos, sin, y=d_x, interleaved=mode == _INTERLEAVED, backward=True)
-    if x is None or d_cos is None or d_sin is None:
+    if any(one is None or one.bits is None for one in (x, d_cos, d_sin)):
         return
     values, gradient = x.values(), d_y.values()
     spread = tuple(axis for axis in range(4) if cos.shape[axis] == 1 and x.shape[axis] > 1)
