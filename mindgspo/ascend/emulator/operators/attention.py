@@ -69,7 +69,7 @@ def _keep_all(given: float, others: Arguments) -> str | None:
     return None if given == 1 else f"{given} is not emulated, and must be 1"
 
 
-def _leading(is_varlen: bool, key: str, most: int) -> tuple[Rule, ...]:
+def _leading(is_varlen: bool, key: str) -> tuple[Rule, ...]:
     rank = (3, 3) if is_varlen else (3, 4)
     return (
         tensor("query", FLOATS, rank=rank),
@@ -293,7 +293,6 @@ def _enter_both(forward: str, backward: str, *, is_varlen: bool, is_v2: bool) ->
     rank = (3, 3) if is_varlen else (3, 4)
     most = 512 if is_v2 or is_varlen else 768
     masks = (
-        absent("realShiftOptional"),
         absent("dropMaskOptional"),
         anything("paddingMaskOptional"),
         tensor("attenMaskOptional", _FLAGS, rank=(2, 4), optional=True),
@@ -304,7 +303,8 @@ def _enter_both(forward: str, backward: str, *, is_varlen: bool, is_v2: bool) ->
         forward,
         _forward,
         (
-            *_leading(is_varlen, "key", most),
+            *_leading(is_varlen, "key"),
+            absent("realShiftOptional"),
             *masks,
             *_settings(is_varlen, is_v2),
             *(tensor(name, _FLOAT32) for name in statistics),
@@ -319,8 +319,9 @@ def _enter_both(forward: str, backward: str, *, is_varlen: bool, is_v2: bool) ->
         backward,
         _backward,
         (
-            *_leading(is_varlen, "keyIn", most),
+            *_leading(is_varlen, "keyIn"),
             tensor("dy", rank=rank, like="query"),
+            absent("pseShiftOptional"),
             *masks,
             *(tensor(name, _FLOAT32) for name in statistics),
             anything("softmaxInOptional"),

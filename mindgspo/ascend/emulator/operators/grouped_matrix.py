@@ -58,10 +58,14 @@ def _no_tensors(*names: str) -> tuple[Rule, ...]:
     )
 
 
+def _results(given: dict[str, Any]) -> list[DeviceTensor]:
+    return given["out"] if "out" in given else given["y"]  # so called since the fourth version
+
+
 def _shapes(given: dict[str, Any]) -> str | None:
     """Tensors by groupType; what a sum is over and the sizes of the results are compared when it is computed."""
     kind, split = given["groupType"], given["splitItem"]
-    x, weight, out = (given[name] for name in ("x", "weight", "out"))
+    x, weight, out = given["x"], given["weight"], _results(given)
     groups = given["groupListOptional"] or None  # MindSpore gives an empty list for an absent one
     for name in ("x", "weight"):
         longest = max(max(one.shape[-1:], default=0) for one in given[name])
@@ -107,7 +111,7 @@ def _groups_fit(given: dict[str, Any]) -> str | None:
 
 def _groups(given: dict[str, Any]) -> Iterator[tuple[DeviceTensor, DeviceTensor, DeviceTensor]]:
     """x, weight and out of each group, as parts of the tensors' memory."""
-    x, weight, out = given["x"], given["weight"], given["out"]
+    x, weight, out = given["x"], given["weight"], _results(given)
     if given["groupType"] == _SEPARATE:
         yield from zip(x, weight, out, strict=True)
         return
@@ -144,7 +148,7 @@ def _enter(version: str, groups: Rule, rest: Sequence[Rule], middle: Sequence[Ru
         *middle,
         groups,
         *rest,
-        _tensors("out", like="x"),
+        _tensors("out" if version == "V4" else "y", like="x"),
         *last,
     )
     names = [rule.name for rule in rules]

@@ -66,7 +66,7 @@ def _result_dtype(*names: str) -> Relation:
     return check
 
 
-def _product_shape(a: str, b: str) -> Relation:
+def _product_shape(a: str, b: str, out: str = "out") -> Relation:
     """The output has the shape of a @ b, where vectors are a row before and a column behind the sign."""
 
     def shape(arguments: dict[str, Any]) -> Sequence[int] | str:
@@ -79,7 +79,7 @@ def _product_shape(a: str, b: str) -> Relation:
             return f"the batch axes of {a} {list(left)} and {b} {list(right)} must broadcast"
         return [*batch, *left[-2:-1], *(right[-1:] if len(right) > 1 else ())]
 
-    return shape_is("out", shape)
+    return shape_is(out, shape)
 
 
 def _spread_to_out(name: str) -> Relation:
@@ -230,14 +230,14 @@ _enter_sum("Baddbmm", "batch1", "batch2", rank=3, added_rank=(1, 3), folder="bat
 @operator(
     "aclnnInplaceAddmm",
     takes=(
-        tensor("out", FLOATS, rank=(2, 2)),
+        tensor("selfRef", FLOATS, rank=(2, 2)),
         tensor("mat1", FLOATS, rank=(2, 2)),
         tensor("mat2", FLOATS, rank=(2, 2)),
         anything("beta"),
         anything("alpha"),
         _cube_math_type(4),
     ),
-    relations=(_one_precision("mat1", "mat2"), _product_shape("mat1", "mat2")),
+    relations=(_one_precision("mat1", "mat2"), _product_shape("mat1", "mat2", "selfRef")),
     source="ops-nn matmul/mat_mul_v3/docs/aclnnAddmm&aclnnInplaceAddmm.md",
 )
 def _addmm_in_place(
