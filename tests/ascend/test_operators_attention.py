@@ -240,11 +240,13 @@ def test_refused_packed_attention(changed: dict[str, object], reason: str) -> No
     assert reason in refusal(*one.backward(one.given["out"], gradients)).replace("keyIn", "key")
 
 
-@pytest.mark.parametrize("size", [24, 528])
-def test_refused_head_sizes(size: int) -> None:
+@pytest.mark.parametrize(("size", "version", "most"), [(24, "", 768), (784, "", 768), (528, "V2", 512)])
+def test_refused_head_sizes(size: int, version: str, most: int) -> None:
     heads = {"query": draw(30, 4, size), "key": draw(30, 2, size), "value": draw(30, 2, size)}
     one = Packed([10, 30], [10, 30], **heads)
-    assert f"the head size must be a multiple of 16 up to 512, not {size}" in refusal(*one.forward())
+    assert f"the head size must be a multiple of 16 up to {most}, not {size}" in refusal(*one.forward(version))
+    gradients = [zeros_like(x) for x in heads.values()]
+    assert "a multiple of 16 up to 512" in refusal(*one.backward(one.given["out"], gradients, version))
 
 
 def test_documented_and_not_emulated_inputs_are_refused() -> None:

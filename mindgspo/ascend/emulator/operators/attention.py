@@ -34,7 +34,8 @@ Arguments = dict[str, Any]
 
 _FLOAT32 = frozenset({"float32"})
 _FLAGS = frozenset({"bool", "uint8"})
-_MOST_HEADS, _MOST_SEQUENCES, _MOST_TOKENS, _HEAD_STEP = 256, 2048, 1 << 20, 16
+_MOST_HEADS, _MOST_SEQUENCES, _MOST_TOKENS = 256, 2048, 1 << 20
+_HEAD_STEP = 16  # of mindspore.ops.speed_fusion_attention; CANN's documents name none
 _DENSE = ("BSH", "SBH", "BSND", "BNSD")
 _TRIANGLE = 2048  # side of a compressed mask
 _ROWS_APART = 127
@@ -291,7 +292,7 @@ def _enter_attention(
 def _enter_both(forward: str, backward: str, *, is_varlen: bool, is_v2: bool) -> None:
     """An attention operator and its gradient."""
     rank = (3, 3) if is_varlen else (3, 4)
-    most = 512 if is_v2 or is_varlen else 768
+    most, most_backward = 512 if is_v2 else 768, 512 if is_v2 or is_varlen else 768  # head sizes
     masks = (
         absent("dropMaskOptional"),
         anything("paddingMaskOptional"),
@@ -334,7 +335,7 @@ def _enter_both(forward: str, backward: str, *, is_varlen: bool, is_v2: bool) ->
         ),
         (
             *ends,
-            _heads_fit("keyIn", most),
+            _heads_fit("keyIn", most_backward),
             _mask_fits("keyIn"),
             *map(_statistics_shape, statistics),
             same_shape("dy", "attentionInOptional"),
