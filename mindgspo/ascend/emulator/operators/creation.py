@@ -100,7 +100,9 @@ def _eye(n: int, m: int, out: DeviceTensor) -> None:
     out.store(np.eye(n, m))
 
 
-def coded_shape(self: DeviceTensor, classes: int, axis: int) -> list[int]:
+def coded_shape(self: DeviceTensor, classes: int, axis: int) -> Sequence[int] | str:
+    if axis > self.rank:
+        return f"axis must be at most the rank of self, {self.rank}, not {axis}"
     shape = list(self.shape)
     shape.insert(self.rank if axis == -1 else axis, classes)
     return shape

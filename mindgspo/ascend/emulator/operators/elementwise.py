@@ -90,17 +90,19 @@ _UNARY = {
     "Tanh": (_of_reals(np.tanh), REAL - {"float64"}, FLOATS, "math/tanh"),
     "Trunc": (np.trunc, FLOATS, None, "math/trunc"),
 }
+_ARGUMENTS = {"Cos": ("input", "out"), "IsInf": ("x", "out"), "Sign": ("self", "result")}  # of the others self, out
 _UNARY_IN_PLACE = ("Exp", "Floor", "Log", "Relu", "Sigmoid", "Tanh")
 
 
 def _enter_unary(name: str, function: Callable, dtypes: frozenset[str], results: Any, folder: str) -> None:
     repository = "ops-nn" if folder.startswith("activation") else "ops-math"
-    out = tensor("out", like="self") if results is None else tensor("out", frozenset(results))
+    first, last = _ARGUMENTS.get(name, ("self", "out"))
+    out_rule = tensor(last, like=first) if results is None else tensor(last, frozenset(results))
 
     @operator(
         f"aclnn{name}",
-        takes=(tensor("self", dtypes), out),
-        relations=(same_shape("self", "out"),),
+        takes=(tensor(first, dtypes), out_rule),
+        relations=(same_shape(first, last),),
         source=f"{repository} {folder} aclnn{name}",
     )
     def run(self: DeviceTensor, out: DeviceTensor) -> None:

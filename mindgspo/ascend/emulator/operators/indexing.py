@@ -262,6 +262,23 @@ def _scatter_value(
 
 
 @operator(
+    "aclnnInplaceScatterValue",
+    takes=(
+        tensor("selfRef", REAL),
+        axis_of("dim", "selfRef"),
+        _SCATTERED[1],
+        anything("value"),
+        value("reduce", among=(0, 1, 2)),
+    ),
+    relations=(_renamed(_within, self="selfRef"),),
+    source="ops-nn index/scatter_elements_v2 aclnnScatterValue&aclnnInplaceScatterValue",
+)
+def _scatter_value_in_place(self: DeviceTensor, dim: int, index: DeviceTensor, filling: float, reduce: int) -> None:
+    source = converted(filling, self.dtype)
+    self.store(scatter_elements(self, dim, index, source, _COMBINE[reduce], "aclnnInplaceScatterValue"))
+
+
+@operator(
     "aclnnScatterAdd",
     takes=(tensor("self", REAL), *_SCATTERED, tensor("out", like="self")),
     relations=(same_shape("self", "out"), _within),
