@@ -177,8 +177,8 @@ void forward_of(const Problem& p, int64_t task, const Tensor& highest, const Ten
         kv.scores(queries, head, query0, count, key0, n, scores);
         for (int64_t i = 0; i < count; ++i) {
           float* row = scores + i * kKeys;
-          const float old = top[i], now = max_of(row, n);
-          top[i] = old > now ? old : now;  // a NaN stays
+          const float old = top[i];
+          top[i] = std::max(old, max_of(row, n));  // a NaN comes back in the sum of exponentials
           const float anchor = top[i] == -INFINITY ? 0.0f : top[i], shrink = exp_of(old - anchor);
           for (int64_t j = 0; j < n; ++j) row[j] = exp_of(row[j] - anchor);
           weight[i] = weight[i] * shrink + sum_of(n, [&](int64_t j) { return row[j]; });

@@ -133,16 +133,20 @@ inline float sum_of(int64_t n, Term term) {
   return lanes[0];
 }
 
-inline float max_of(const float* values, int64_t n) {  // NaN if there is one
-  float lanes[kSumLanes];
-  std::fill(lanes, lanes + kSumLanes, -INFINITY);
-  const auto larger = [](float x, float y) { return x > y || x != x ? x : y; };
+inline float max_of(const float* values, int64_t n) {  // of the numbers among them; -inf if there is none
+  typedef float Lanes __attribute__((vector_size(kSumLanes * sizeof(float)), aligned(4), may_alias));
+  float top = -INFINITY;
   int64_t i = 0;
-  for (; i + kSumLanes <= n; i += kSumLanes)
-    for (int lane = 0; lane < kSumLanes; ++lane) lanes[lane] = larger(values[i + lane], lanes[lane]);
-  for (; i < n; ++i) lanes[0] = larger(values[i], lanes[0]);
-  for (int lane = 1; lane < kSumLanes; ++lane) lanes[0] = larger(lanes[lane], lanes[0]);
-  return lanes[0];
+  if (n >= kSumLanes) {
+    Lanes tops = top - Lanes{};
+    for (; i + kSumLanes <= n; i += kSumLanes) {
+      const Lanes some = *reinterpret_cast<const Lanes*>(values + i);
+      tops = tops < some ? some : tops;
+    }
+    for (int lane = 0; lane < kSumLanes; ++lane) top = std::max(top, tops[lane]);
+  }
+  for (; i < n; ++i) top = std::max(top, values[i]);
+  return top;
 }
 
 // The three dtypes as types, for loops that the compiler can see through: body(Float32()), ...
