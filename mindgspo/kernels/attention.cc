@@ -3,8 +3,6 @@
 // Scores exist for a block of kQueries x kKeys at a time. One task computes what belongs to one sequence and one
 // key/value head, in a fixed order, so that no two tasks write the same gradient.
 // Legend: T tokens, N query heads, K key/value heads, D head size of q and k, E of v.
-#include <limits>
-
 #include "common.h"
 
 namespace mindgspo {
