@@ -22,7 +22,7 @@ from mindgspo.algorithms.loss_probe import LossProbe
 from mindgspo.algorithms.rank_part import HeldMoments, Judge, inputs_of
 from mindgspo.config.optimizer_section import OptimizerSection
 from mindgspo.data.rows import evened, filler_like
-from mindgspo.parallel.auto_parallel import divided
+from mindgspo.parallel.auto_parallel import divided, set_mode
 from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_memory import forget_neighbours, set_values
@@ -65,7 +65,7 @@ class LogicalPart(HeldMoments):
                 is_pipeline=plan.pipeline_stage > 1,
                 division=None if layouts is None else Division.of(layouts, plan),
             )
-        self.cell.set_train()
+        self._model = policy.model
         self.graph = divided(self.cell, self._place, strategy_path=strategy_path)
         self.gradients = self._held(self.cell.gradients)
         self._is_laid_out = layouts is None
@@ -91,6 +91,7 @@ class LogicalPart(HeldMoments):
         scalars = self.optimizer.scalars(number, lr, 0.0)
         for name in ("step_size", "root_eps", "decay"):
             set_values(getattr(self.cell, name), getattr(scalars, name).asnumpy())
+        set_mode(self.cell, self._model, training=True)
         filled = [*batches, *[filler_like(batches[-1])] * (-len(batches) % self._round)]
         if not self._is_laid_out:
             self.compile(evened(filled)[0])
@@ -112,6 +113,7 @@ class LogicalPart(HeldMoments):
 
     def compile(self, batch: Batch) -> None:
         """Compile for micro-batches of this shape; each parameter then has the shape of this rank's slice."""
+        set_mode(self.cell, self._model, training=True)
         self.graph.compile(*self.inputs([batch] * self._round, 0.0))
         if not self._is_laid_out:
             give_values([*self.held_moments(), *self.gradients, *self._held(self.cell.accu_grads)])

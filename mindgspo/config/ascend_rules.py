@@ -112,7 +112,15 @@ def _is_group(num_ranks: int) -> bool:
 
 def _tied_problems(name: str, plan: ParallelPlan, model: ModelSection) -> Iterator[str]:
     stages = plan.pipeline_stage
-    if not model.tie_word_embeddings or stages == 1:
+    if not model.tie_word_embeddings:
+        return
+    if plan.vocab_emb_dp and plan.model_parallel > 1:
+        yield (
+            f"{name}.vocab_emb_dp: true, but model.tie_word_embeddings makes the embedding table the output table, which "
+            f"model_parallel {plan.model_parallel} splits, and the compiler keeps one layout per parameter: every "
+            f"log-prob would be wrong; set {name}.vocab_emb_dp=false, or leave it out"
+        )
+    if stages == 1:
         return
     more = plan.model_parallel * stages
     by_slices = f"model_parallel={more} or " if more in legal_model_parallel(model) and _is_group(more) else ""

@@ -21,7 +21,7 @@ from mindgspo.config.messages import schema_problems
 from mindgspo.config.penalty_rules import default_kl_agg_mode
 from mindgspo.config.policy_losses import POLICY_LOSSES
 from mindgspo.config.reward_section import RewardSection
-from mindgspo.config.schema import ExperimentConfig
+from mindgspo.config.schema import ExperimentConfig, PlansSection
 from mindgspo.config.validate import file_problems, joined_problems
 from mindgspo.config.yaml_dialect import write_document
 from mindgspo.errors import ConfigError
@@ -55,7 +55,7 @@ def _checked(source: str, mapping: dict[str, Any], *, check_files: bool) -> Expe
 
 def resolve(config: ExperimentConfig) -> ExperimentConfig:
     """The config with its derived defaults filled in: run_dir, what the chosen algorithm's paper says, the reward's
-    weights and lengths, and the cache's type."""
+    weights and lengths, the cache's type, and the layout of tied tables."""
     run_dir = config.run_dir if config.run_dir is not None else Path("runs") / config.experiment
     longest = config.rollout.max_new_tokens
     algorithm = with_recipe(config.algorithm, max_new_tokens=longest)
@@ -63,7 +63,18 @@ def resolve(config: ExperimentConfig) -> ExperimentConfig:
     rollout = config.rollout.model_copy(
         update={"cache_dtype": config.rollout.cache_dtype or default_cache_dtype(config)}
     )
-    return config.model_copy(update={"run_dir": run_dir, "algorithm": algorithm, "reward": reward, "rollout": rollout})
+    own = {"algorithm": algorithm, "reward": reward, "rollout": rollout, "plans": _with_tied_tables(config)}
+    return config.model_copy(update={"run_dir": run_dir, **own})
+
+
+def _with_tied_tables(config: ExperimentConfig) -> PlansSection:
+    """The plans, which split a tied table as the output table is split, unless they say otherwise."""
+    own = {}
+    for name, plan in config.plans:
+        is_said = plan is None or "vocab_emb_dp" in plan.model_fields_set
+        if config.model.tie_word_embeddings and not is_said and plan.model_parallel > 1:
+            own[name] = plan.model_copy(update={"vocab_emb_dp": False})
+    return config.plans.model_copy(update=own)
 
 
 def config_mapping(config: ExperimentConfig) -> dict[str, Any]:

@@ -41,7 +41,8 @@ class ParallelPlan(Section):
     optimizer_shard: bool = False
     """Split optimizer state over the data-parallel replicas (MindSpore's enable_parallel_optimizer)."""
     vocab_emb_dp: bool = True
-    """Replicate the embedding table instead of splitting it over `model_parallel` (MindFormers' default)."""
+    """Replicate the embedding table instead of splitting it over `model_parallel` (MindFormers' default). Where nothing
+    is said and model.tie_word_embeddings makes it the output table, which is split, it is split too."""
     recompute: Literal["none", "selective", "full"] = "none"
     """What the backward pass computes again instead of keeping it. full: everything inside a decoder layer but its
     input. selective: norms, rotary embedding and SwiGLU, on CPU also what lies inside attention; outputs of products

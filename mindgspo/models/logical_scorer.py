@@ -13,7 +13,7 @@ from mindspore import Tensor, nn
 
 from mindgspo.data.rows import evened, filler_like, stackable
 from mindgspo.models.policy import PolicyLogProbs, PolicyScorer, TokenScores
-from mindgspo.parallel.auto_parallel import divided
+from mindgspo.parallel.auto_parallel import divided, set_mode
 from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.placement import LogicalPlacement
 from mindgspo.parallel.replicas import Arrays, Replicas
@@ -26,16 +26,17 @@ class LogicalScorer:
     def __init__(self, model: nn.Cell, *, temperature: float) -> None:
         place: LogicalPlacement = model.place
         policy = PolicyLogProbs(model, temperature=temperature, with_entropy=True)
-        policy.set_train(False)
-        self._graph = divided(policy, place)
+        self._policy, self._graph = policy, divided(policy, place)
         self._num_replicas, self._replicas = place.divided.data_parallel, Replicas(place.held)
 
     def compile(self, batch: Batch) -> None:
         """Compile for batches of this shape, which lays the model's parameters out on the ranks."""
+        set_mode(self._policy, self._policy.model, training=False)
         self._graph.compile(*self._inputs([batch] * self._num_replicas))
 
     def score(self, batches: Sequence[Batch]) -> list[TokenScores]:
         """One result per batch, on every rank."""
+        set_mode(self._policy, self._policy.model, training=False)
         numbers = stackable(batches, self._num_replicas)
         pending = [self._graph(*self._inputs(self._filled([batches[i] for i in of_round]))) for of_round in numbers]
         rounds = [(logp.asnumpy(), entropy.asnumpy()) for logp, entropy in pending]

@@ -39,3 +39,10 @@ def divided(cell: nn.Cell, place: LogicalPlacement, *, strategy_path: Path | Non
         graph.save_param_strategy_file(str(strategy_path))
         graph.disable_strategy_file_only_for_trainable_params()
     return graph
+
+
+def set_mode(graph: nn.Cell, model: nn.Cell, *, training: bool) -> None:
+    """Before a graph is compiled or called: the flags of the model in it, which other graphs share, are for training or
+    not. The compiler takes a pipeline's graph for a training one wherever it finds that flag, and refuses to score."""
+    if graph.training != training or model.training != training:
+        graph.set_train(training)

@@ -47,8 +47,10 @@ def definition() -> LossDefinition:
     return loss_definition(with_recipe(section, max_new_tokens=16))
 
 
-def batches_of(section, *, packed_for: int | None = None) -> list[Batch]:
-    """Sixteen responses of several lengths, two in a micro-batch; or packed, and balanced over so many replicas."""
+def batches_of(section, *, packed_for: int | None = None, **layout_of_device: object) -> list[Batch]:
+    """Sixteen responses of several lengths, two in a micro-batch; or packed, and balanced over so many replicas.
+
+    layout_of_device: more of `BatchLayout`, for packed rows."""
     random = np.random.default_rng(11)
     samples = [
         TrainingSample(
@@ -72,6 +74,7 @@ def batches_of(section, *, packed_for: int | None = None) -> list[Batch]:
             pad_id=0,
             replicas=packed_for,
             balanced=True,
+            **layout_of_device,
         )
     return [
         replace(batch, old_logp_NK=scattered(batch, old), advantages_NK=scattered(batch, advantages))

@@ -166,3 +166,17 @@ def test_cpu_does_not_split_the_sequence(problems: Callable[..., list[str]]) -> 
         "plans.train.use_seq_parallel: CPU has no reduce-scatter, by which ranks split the sequence; set it to false "
         "(the result is the same), or device=Ascend"
     ]
+
+
+def test_a_tied_table_is_split_as_the_output_table_is(experiment: Path, problems: Callable[..., list[str]]) -> None:
+    tied = ["model.tie_word_embeddings=true", *plans(1, 4)]
+    resolved = load_config(experiment, tied)
+    assert [resolved.plans.train.vocab_emb_dp, resolved.plans.infer.vocab_emb_dp] == [False, False]
+    untied = load_config(experiment, ["model.tie_word_embeddings=false", *plans(1, 4)])
+    assert untied.plans.train.vocab_emb_dp, "MindFormers' default"
+    assert problems(*tied, "plans.train.vocab_emb_dp=true") == [
+        "plans.train.vocab_emb_dp: true, but model.tie_word_embeddings makes the embedding table the output table, which "
+        "model_parallel 4 splits, and the compiler keeps one layout per parameter: every log-prob would be wrong; set "
+        "plans.train.vocab_emb_dp=false, or leave it out"
+    ]
+    assert load_config(experiment, [*tied, "plans.infer.vocab_emb_dp=true"]), "generation reads rows of the whole table"

@@ -113,15 +113,13 @@ def _is_nan(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
     outputs[0].store(np.isnan(inputs[0].values()))
 
 
-@graph_operator(
-    "Identity",
-    (tensor("x", ANY),),
-    (tensor("y", like="x"),),
-    relations=(same_shape("x", "y"),),
-    source="conversion/identity",
-)
-def _identity(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
-    copy(inputs[0], outputs[0])
+for _name, _folder in {"Identity": "conversion/identity", "TensorMove": "conversion/tensor_move"}.items():
+
+    @graph_operator(
+        _name, (tensor("x", ANY),), (tensor("y", like="x"),), relations=(same_shape("x", "y"),), source=_folder
+    )
+    def _copied(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
+        copy(inputs[0], outputs[0])
 
 
 def alike(arguments: dict[str, Any]) -> str | None:

@@ -1,0 +1,18 @@
+"""Starts a worker script on emulated cards, as `mindgspo run --emulate-ascend` starts its workers.
+
+usage: launch_cards.py NUM_CARDS LOG_DIR SCRIPT [ARGUMENT...]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from mindgspo.ascend.emulator.launcher import enter_emulated_cards
+from mindgspo.config.watch_section import WatchSection
+from mindgspo.parallel.launch.launcher import launch
+
+if __name__ == "__main__":
+    enter_emulated_cards()
+    num_cards, log_dir, *command = sys.argv[1:]
+    sys.exit(launch(command, num_workers=int(num_cards), log_dir=Path(log_dir), watch=WatchSection()))
