@@ -6,6 +6,10 @@ What enters: hidden states, the whole output table, target ids. What leaves: log
 compiler can cut along the vocabulary (softmax kernels are not among them), with its own derivatives: the compiler does
 not look into a hand-written backward pass. A chunk's logits are computed again there instead of being kept.
 
+Nothing in the chunks' data says in which order they come, and MindSpore's order of execution is breadth first: it would
+compute the logits of all chunks before it is done with the first. So chunks are chained, in both passes. Hidden states
+and table go through the chain too, so that their gradients are added up chunk by chunk.
+
 Legend: M tokens, D data-parallel replicas, C tokens of one chunk and replica, V vocabulary entries, H hidden units.
 """
 
@@ -37,6 +41,8 @@ class LogicalLogProb(nn.Cell):
         self.chunk_bytes = chunk_bytes
         self.chunk = ChunkLogProb(place, temperature=temperature, with_entropy=with_entropy)
         self.chunk.recompute()
+        self.hidden_in_turn = place.split_function(in_turn, (DATA, WHOLE, WHOLE), _TOKENS, gradient=in_turn_gradient)
+        self.weight_in_turn = place.split_function(in_turn, (MODEL, WHOLE), _TOKENS, gradient=in_turn_gradient)
         self.take_hidden = place.split(ops.StridedSlice(), (DATA, WHOLE, WHOLE))
         self.take_targets = place.split(ops.StridedSlice(), (DATA, WHOLE))
         self.join = place.split(ops.Concat(axis=1), _TOKENS, _TOKENS)
@@ -50,6 +56,9 @@ class LogicalLogProb(nn.Cell):
         logp_DM, entropy_DM = None, None
         for start in range(0, own, chunk):
             stop = min(start + chunk, own)
+            if logp_DM is not None:
+                hidden_DMH = self.hidden_in_turn(hidden_DMH, logp_DM)
+                weight_VH = self.weight_in_turn(weight_VH, logp_DM)
             hidden_DCH = self.take_hidden(hidden_DMH, (0, start, 0), (replicas, stop, hidden_size), (1, 1, 1))
             targets_DC = self.take_targets(targets_DM, (0, start), (replicas, stop), (1, 1))
             logp, entropy = self.chunk(hidden_DCH.reshape(-1, hidden_size), weight_VH, targets_DC.reshape(-1, 1))
@@ -58,6 +67,16 @@ class LogicalLogProb(nn.Cell):
             logp_DM = logp if logp_DM is None else self.join((logp_DM, logp))
             entropy_DM = entropy if entropy_DM is None else self.join((entropy_DM, entropy))
         return logp_DM.reshape(-1), entropy_DM.reshape(-1)
+
+
+def in_turn(x: Tensor, done: Tensor) -> Tensor:
+    """x, when `done` has been computed."""
+    return ops.depend(x, done)
+
+
+def in_turn_gradient(x: Tensor, done: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
+    """Of x, and zeros for `done` when that of x has been computed: the backward pass of what made `done` waits."""
+    return dout, ops.depend(ops.zeros_like(done), dout)
 
 
 class ChunkLogProb(nn.Cell):

@@ -118,8 +118,11 @@ class Placement:
         """The op as it belongs into a graph of this path: as it is, where each process holds its own slices."""
         return op
 
-    def split_function(self, function: Callable[..., Tensor], *inputs: Axes) -> Callable[..., Tensor]:
+    def split_function(
+        self, function: Callable[..., Tensor], *inputs: Axes, gradient: Callable[..., tuple] | None = None
+    ) -> Callable[..., Tensor]:
         """A function of tensors written for one rank's slices, as it belongs into a graph of this path: as it is."""
+        assert gradient is None, "a gradient of its own is for ops of a logical graph"
         return function
 
 
@@ -177,14 +180,17 @@ class LogicalPlacement(Placement):
             return op.shard(strategy)
         return op.shard(strategy, (tuple(parts[axis] for axis in output),))
 
-    def split_function(self, function: Callable[..., Tensor], *inputs: Axes) -> Callable[..., Tensor]:
+    def split_function(
+        self, function: Callable[..., Tensor], *inputs: Axes, gradient: Callable[..., tuple] | None = None
+    ) -> Callable[..., Tensor]:
         """The function as one op of the divided graph, called with each rank's slices and calling the collectives
-        itself. It returns what is as large as its first input, and lies as that one does."""
-        if not self.is_divided or self.divided.world_size == 1:
-            return function
-        from mindgspo.parallel.rank_functions import rank_function
+        itself. It returns what is as large as its first input, and lies as that one does. gradient: see
+        `rank_functions.whole_function`."""
+        from mindgspo.parallel.rank_functions import rank_function, whole_function
 
-        return rank_function(function, self.divided, inputs)
+        if not self.is_divided or self.divided.world_size == 1:
+            return function if gradient is None else whole_function(function, gradient)
+        return rank_function(function, self.divided, inputs, gradient)
 
 
 def logical_placement(plan: ParallelPlan, num_kv_heads: int, *, rank: int | None = None) -> LogicalPlacement:

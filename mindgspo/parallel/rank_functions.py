@@ -33,17 +33,31 @@ def pure(morph: Primitive) -> Primitive:
     return morph
 
 
-def rank_function(function: Callable[..., Tensor], plan: ParallelPlan, inputs: tuple[Axes, ...]) -> Primitive:
-    """The function as an op that is called with each rank's slices and calls the collectives itself.
+def whole_function(function: Callable[..., Tensor], gradient: Callable[..., tuple] | None = None) -> Primitive:
+    """The function as an op of a graph that nothing divides. It returns what is as large as its first input.
 
-    inputs: how each input is cut. It returns what is as large as its first input, and lies as that one does. Gradients
-    follow the compiler's rule: copies on several ranks add up to the whole, as collectives' own derivatives have it.
+    gradient: called as gradient(*inputs, output, output's gradient); None: that of the function's own ops.
     """
 
     def like_first(*infos):
         return infos[0]
 
-    op = pure(Morph(function, like_first, like_first))
+    return pure(Morph(function, like_first, like_first, gradient))
+
+
+def rank_function(
+    function: Callable[..., Tensor],
+    plan: ParallelPlan,
+    inputs: tuple[Axes, ...],
+    gradient: Callable[..., tuple] | None = None,
+) -> Primitive:
+    """The function as an op that is called with each rank's slices and calls the collectives itself.
+
+    inputs: how each input is cut. It returns what is as large as its first input, and lies as that one does. Gradients
+    follow the compiler's rule: copies on several ranks add up to the whole, as collectives' own derivatives have it.
+    gradient: as in `whole_function`.
+    """
+    op = whole_function(function, gradient)
     op.add_prim_attr("self_define_shard", True)
     experts = plan.expert_parallel
     ranks = Layout((plan.data_parallel // experts, experts, plan.model_parallel), _RANK_AXES)

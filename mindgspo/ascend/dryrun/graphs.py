@@ -25,7 +25,7 @@ from mindgspo.config import ExperimentConfig
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.weights import weight_layouts
-from mindgspo.parallel.auto_parallel import divided
+from mindgspo.parallel.auto_parallel import divided, set_mode
 from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.placement import Placement, logical_placement
 from mindgspo.rollout.cache import SlotCache, slot_cache
@@ -69,6 +69,7 @@ def _train(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> C
     )
     batch = longest_batch(config)
     inputs = part.inputs([batch] * (plan.micro_batch_num * plan.data_parallel), 0.0)
+    set_mode(part.cell, policy.model, training=True)
     return CompilableGraph(cell=part.graph, inputs=inputs)
 
 
