@@ -39,6 +39,7 @@ def cases(dtype: str) -> list[Case]:
         ("aclop:SqrtGrad", [large, y], {}, lambda ops, a, b: 0.5 * b / a),
         ("aclop:IsNan", [DeviceTensor.of([1, np.nan, np.inf], dtype)], {}, lambda ops, a: ops.isnan(a)),
         ("aclop:Identity", [x], {}, lambda ops, a: a),
+        ("aclop:TensorMove", [x], {}, lambda ops, a: a),
         ("aclop:AddN", [x, y, large], {"N": 3}, lambda ops, *all_of_them: ops.addn(list(all_of_them))),
         ("aclop:OnesLike", [x], {}, lambda ops, a: ops.ones_like(a)),
         ("aclop:ZerosLike", [x], {}, lambda ops, a: ops.zeros_like(a)),

@@ -149,9 +149,7 @@ def change(reference: DeviceTensor, values: np.ndarray, outputs: Tensors, at: in
         copy(reference, outputs[at])
 
 
-def _enter_assign(
-    name: str, function: Callable, dtypes: frozenset[str], folder: str, *, widens: bool = False
-) -> None:
+def _enter_assign(name: str, function: Callable, dtypes: frozenset[str], folder: str, *, widens: bool = False) -> None:
     @graph_operator(
         name,
         (tensor("ref", dtypes), tensor("value", FLOATS | dtypes) if widens else tensor("value", like="ref")),
