@@ -42,6 +42,8 @@ class LogicalLogProb(nn.Cell):
         self.chunk = ChunkLogProb(place, temperature=temperature, with_entropy=with_entropy)
         self.chunk.recompute()
         self.hidden_in_turn = place.split_function(in_turn, (DATA, WHOLE, WHOLE), _TOKENS, gradient=in_turn_gradient)
+        # The compiler sums each use's gradient over the replicas by itself: so the parameter has one use.
+        self.read = place.split_function(unchanged, (MODEL, WHOLE))
         self.weight_in_turn = place.split_function(in_turn, (MODEL, WHOLE), _TOKENS, gradient=in_turn_gradient)
         self.take_hidden = place.split(ops.StridedSlice(), (DATA, WHOLE, WHOLE))
         self.take_targets = place.split(ops.StridedSlice(), (DATA, WHOLE))
@@ -53,6 +55,7 @@ class LogicalLogProb(nn.Cell):
         chunk = chunk_tokens(weight_VH.shape[0] // self.vocabulary_parts, self.chunk_bytes)
         hidden_DMH = hidden_MH.reshape(replicas, own, hidden_size)
         targets_DM = targets_M.reshape(replicas, own)
+        weight_VH = self.read(weight_VH)
         logp_DM, entropy_DM = None, None
         for start in range(0, own, chunk):
             stop = min(start + chunk, own)
@@ -67,6 +70,11 @@ class LogicalLogProb(nn.Cell):
             logp_DM = logp if logp_DM is None else self.join((logp_DM, logp))
             entropy_DM = entropy if entropy_DM is None else self.join((entropy_DM, entropy))
         return logp_DM.reshape(-1), entropy_DM.reshape(-1)
+
+
+def unchanged(x: Tensor) -> Tensor:
+    """x."""
+    return x
 
 
 def in_turn(x: Tensor, done: Tensor) -> Tensor:
