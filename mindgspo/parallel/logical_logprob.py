@@ -42,8 +42,6 @@ class LogicalLogProb(nn.Cell):
         self.chunk = ChunkLogProb(place, temperature=temperature, with_entropy=with_entropy)
         self.chunk.recompute()
         self.hidden_in_turn = place.split_function(in_turn, (DATA, WHOLE, WHOLE), _TOKENS, gradient=in_turn_gradient)
-        # The compiler sums each use's gradient over the replicas by itself: so the parameter has one use.
-        self.read = place.split_function(unchanged, (MODEL, WHOLE))
         self.weight_in_turn = place.split_function(in_turn, (MODEL, WHOLE), _TOKENS, gradient=in_turn_gradient)
         self.take_hidden = place.split(ops.StridedSlice(), (DATA, WHOLE, WHOLE))
         self.take_targets = place.split(ops.StridedSlice(), (DATA, WHOLE))
@@ -55,13 +53,12 @@ class LogicalLogProb(nn.Cell):
         chunk = chunk_tokens(weight_VH.shape[0] // self.vocabulary_parts, self.chunk_bytes)
         hidden_DMH = hidden_MH.reshape(replicas, own, hidden_size)
         targets_DM = targets_M.reshape(replicas, own)
-        weight_VH = self.read(weight_VH)
-        logp_DM, entropy_DM = None, None
+        logp_DM, entropy_DM, done = None, None, targets_DM
         for start in range(0, own, chunk):
             stop = min(start + chunk, own)
-            if logp_DM is not None:
-                hidden_DMH = self.hidden_in_turn(hidden_DMH, logp_DM)
-                weight_VH = self.weight_in_turn(weight_VH, logp_DM)
+            # Also before the first: the compiler sums each use of a parameter over the replicas by itself.
+            hidden_DMH = self.hidden_in_turn(hidden_DMH, done)
+            weight_VH = self.weight_in_turn(weight_VH, done)
             hidden_DCH = self.take_hidden(hidden_DMH, (0, start, 0), (replicas, stop, hidden_size), (1, 1, 1))
             targets_DC = self.take_targets(targets_DM, (0, start), (replicas, stop), (1, 1))
             logp, entropy = self.chunk(hidden_DCH.reshape(-1, hidden_size), weight_VH, targets_DC.reshape(-1, 1))
@@ -69,12 +66,8 @@ class LogicalLogProb(nn.Cell):
             # A strategy names every input, and how many chunks there are is known here alone: one by one.
             logp_DM = logp if logp_DM is None else self.join((logp_DM, logp))
             entropy_DM = entropy if entropy_DM is None else self.join((entropy_DM, entropy))
+            done = logp_DM
         return logp_DM.reshape(-1), entropy_DM.reshape(-1)
-
-
-def unchanged(x: Tensor) -> Tensor:
-    """x."""
-    return x
 
 
 def in_turn(x: Tensor, done: Tensor) -> Tensor:
