@@ -60,13 +60,14 @@ def _worked_out(options: argparse.Namespace) -> Iterator[str]:
 
 def _compiled(options: argparse.Namespace) -> Iterator[str]:
     """Files by MindSpore's compiler; logs and its own copies are left in <out>/dryrun."""
-    from mindgspo.dryrun import DryRun, DryRunRequest
+    from mindgspo.ascend.dryrun import DryRun, DryRunRequest
 
     request = DryRunRequest(
         config=options.config,
         overrides=tuple(options.set),
         graphs=GRAPHS,
         folder=options.out / "dryrun",
+        measures_memory=False,
     )
     dry_run = DryRun.prepare(request)
     yield str(dry_run.toolchain)

@@ -16,6 +16,7 @@ from pathlib import Path
 from mindgspo.ascend.stand_ins import stand_ins
 from mindgspo.ascend.wheel import Wheel, installed_wheel
 from mindgspo.errors import DryRunUnavailable
+from mindgspo.kernels.build import cache_folder
 
 # Where the tests passed. Stand-ins are built for this processor only; with real CANN any processor will do.
 SUPPORTED = ("linux", "x86_64", "2.10.")
@@ -71,9 +72,3 @@ def real_cann(environment: Mapping[str, str]) -> Path | None:
         if root and (Path(root) / "lib64" / "libascendcl.so").is_file():
             return Path(root) / "lib64"
     return None
-
-
-def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Ours below the user's cache; $XDG_CACHE_HOME counts only if it is absolute, as its specification says."""
-    base = environment.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "mindgspo"

@@ -25,13 +25,15 @@ from mindgspo.metrics.files import (
     METRICS_FILE,
     PLOT_FILE,
     REPORT_FILE,
+    RUN_FILE,
     SAMPLES_FILE,
     SUMMARY_FILE,
     VALIDATION_FILE,
 )
+from mindgspo.parallel.runtime import is_emulated
 
 _LOCK = ".lock"
-_IDENTITY = "run.json"
+_IDENTITY = RUN_FILE
 # Any of these says that a run has begun here. Prepared data alone does not: it is made before the run.
 _RUN_MARKS = (CONFIG_FILE, METRICS_FILE, SAMPLES_FILE, SUMMARY_FILE, CHECKPOINTS, "export")
 _OWN_NAMES = (*_RUN_MARKS, _IDENTITY, VALIDATION_FILE, "data", "failures", "logs", "reference", "swap", "tensorboard")
@@ -253,7 +255,8 @@ def _identity(root: Path) -> str:
 def _new_identity(root: Path, origin: Origin | None = None) -> str:
     run_id = uuid.uuid4().hex
     begins = {} if origin is None else {"started_from": {"path": str(origin.path), "restore": origin.restore}}
-    write_json(root / _IDENTITY, {"run_id": run_id, **begins})
+    device = {"emulated": True} if is_emulated() else {}
+    write_json(root / _IDENTITY, {"run_id": run_id, **begins, **device})
     return run_id
 
 

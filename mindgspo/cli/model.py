@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Optional
 
 import typer
 
-from mindgspo.cli.options import SetOption
+from mindgspo.cli.options import EmulateOption, SetOption, emulated_overrides
 
 if TYPE_CHECKING:
     from mindgspo.trainer.measured_experiments import Task
@@ -99,6 +99,7 @@ def evaluate(
         typer.Option(help="Folder to make, with eval.json and every response in generations.jsonl.", metavar="DIR"),
     ] = None,
     set_: SetOption = None,
+    emulate_ascend: EmulateOption = False,
 ) -> None:
     """Measure a model: greedy accuracy and, with --num-samples, mean@n, maj@k, pass@k and best@k, with 95 % intervals.
 
@@ -107,6 +108,9 @@ def evaluate(
     from mindgspo.data.columns_file import read_columns_file
     from mindgspo.trainer.measured_experiments import DataChoice, MeasureOptions, tasks_of_data, tasks_of_experiment
 
+    if emulate_ascend:
+        emulated_overrides(True, None)
+        device = "Ascend"
     if bool(data) == (config is not None):
         raise typer.BadParameter("give either --data (NAME or FILE, repeatable) or --config EXPERIMENT.yaml")
     options = MeasureOptions(
@@ -170,12 +174,14 @@ def logprobs(
         Literal["native", "mindformers"],
         typer.Option(help="Whose transformer: ours, or MindFormers' (its own environment: docs/integrations.md)."),
     ] = "native",
+    emulate_ascend: EmulateOption = False,
 ) -> None:
     """Print each row's token log-probs and its greedy next token, one JSON line per row and nothing else."""
     from mindgspo.trainer.logprobs import log_probs_by_our_cells, log_probs_of_file
 
     judge = log_probs_by_our_cells
+    emulated_overrides(emulate_ascend, None)
     if backend == "mindformers":
         from mindgspo.integrations.mindformers import log_probs_by_mindformers as judge
-    for scored in log_probs_of_file(model_dir, input, judge):
+    for scored in log_probs_of_file(model_dir, input, judge, device="Ascend" if emulate_ascend else "CPU"):
         print(json.dumps(scored))

@@ -26,7 +26,7 @@ from mindgspo.cli.data import data_app
 from mindgspo.cli.reward import reward_app
 from mindgspo.cli.strategy import strategy_app
 from mindgspo.errors import MindGSPOError
-from mindgspo.parallel.runtime import is_worker
+from mindgspo.parallel.runtime import is_emulated, is_worker
 
 app = typer.Typer(
     add_completion=False,
@@ -77,8 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code: 0, 1 for a `MindGSPOError`, 2 for usage, 130 for Ctrl-C."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a GBK terminal must not stop a command at a character it lacks
         sys.stdout.reconfigure(errors="backslashreplace")
-    if is_worker():  # its launcher may have chosen emulated cards
-        _follow_launcher()
+    if is_worker() and is_emulated():  # as its launcher is
+        from mindgspo.ascend.emulator.launcher import install_emulated_card
+
+        install_emulated_card()
     try:
         with _stopped_in_order():
             app(args=arguments, prog_name="mindgspo", standalone_mode=True)
@@ -90,13 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     raise AssertionError("typer ends every command with SystemExit")
-
-
-def _follow_launcher() -> None:
-    from mindgspo.ascend.emulator.launcher import install_emulated_card, is_emulated
-
-    if is_emulated():
-        install_emulated_card()
 
 
 _INTERRUPTED = 130  # what typer exits with on KeyboardInterrupt: 128 + SIGINT

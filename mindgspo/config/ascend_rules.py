@@ -116,9 +116,9 @@ def _tied_problems(name: str, plan: ParallelPlan, model: ModelSection) -> Iterat
         return
     if plan.vocab_emb_dp and plan.model_parallel > 1:
         yield (
-            f"{name}.vocab_emb_dp: true, but model.tie_word_embeddings makes the embedding table the output table, which "
-            f"model_parallel {plan.model_parallel} splits, and the compiler keeps one layout per parameter: every "
-            f"log-prob would be wrong; set {name}.vocab_emb_dp=false, or leave it out"
+            f"{name}.vocab_emb_dp: true, but model.tie_word_embeddings makes the embedding table the output table, "
+            f"which model_parallel {plan.model_parallel} splits, and the compiler keeps one layout per parameter: "
+            f"every log-prob would be wrong; set {name}.vocab_emb_dp=false, or leave it out"
         )
     if stages == 1:
         return

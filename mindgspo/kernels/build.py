@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from mindgspo.ascend.toolchain import cache_folder
 from mindgspo.errors import MindGSPOError
 
 _SOURCES = Path(__file__).parent
@@ -25,6 +24,12 @@ _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trappin
 
 class KernelsUnavailable(MindGSPOError, RuntimeError):  # noqa: N818  (says what it is; nothing went wrong)
     """There is no compiler, or it failed; the message says what to do."""
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Ours below the user's cache; $XDG_CACHE_HOME counts only if it is absolute, as its specification says."""
+    base = environment.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "mindgspo"
 
 
 def library(environment: Mapping[str, str] = os.environ) -> Path:

@@ -22,6 +22,7 @@ SAMPLES_FILE = "samples.jsonl"
 VALIDATION_FILE = "validation.jsonl"
 SUMMARY_FILE = "summary.json"
 CONFIG_FILE = "config.yaml"
+RUN_FILE = "run.json"
 PLOT_FILE = "reward.png"
 REPORT_FILE = "report.html"
 

@@ -6,12 +6,13 @@ What enters: metrics.jsonl, samples.jsonl, validation.jsonl, summary.json, confi
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from mindgspo.errors import RunFolderError
-from mindgspo.metrics.files import CONFIG_FILE, METRICS_FILE, SAMPLES_FILE, VALIDATION_FILE, read_records
+from mindgspo.metrics.files import CONFIG_FILE, METRICS_FILE, RUN_FILE, SAMPLES_FILE, VALIDATION_FILE, read_records
 from mindgspo.metrics.recorded import Series
 from mindgspo.metrics.summary import read_summary
 
@@ -20,9 +21,9 @@ from mindgspo.metrics.summary import read_summary
 class RunRecord:
     """What a run folder holds.
 
-    name: the folder's name. metrics: lines of metrics.jsonl. first_samples, last_samples: lines of
-    samples.jsonl of the first and of the last logged step (the last is empty if there is one step only).
-    first_validation, last_validation: the same of validation.jsonl. summary: {} while the run goes on.
+    name: the folder's name, and whether its cards were emulated. metrics: lines of metrics.jsonl. first_samples,
+    last_samples: lines of samples.jsonl of the first and of the last logged step (the last is empty if there is one
+    step only). first_validation, last_validation: the same of validation.jsonl. summary: {} while the run goes on.
     config_text: the resolved YAML, "" if absent.
     """
 
@@ -62,7 +63,7 @@ def read_run(run_dir: Path) -> RunRecord:
     first_validation, last_validation = _first_and_last_samples(run_dir / VALIDATION_FILE)
     config = run_dir / CONFIG_FILE
     return RunRecord(
-        name=run_dir.resolve().name,
+        name=run_dir.resolve().name + (" (emulated Ascend cards)" if _is_emulated(run_dir / RUN_FILE) else ""),
         metrics=metrics,
         first_samples=first,
         last_samples=last,
@@ -71,6 +72,14 @@ def read_run(run_dir: Path) -> RunRecord:
         first_validation=first_validation,
         last_validation=last_validation,
     )
+
+
+def _is_emulated(path: Path) -> bool:
+    """Whether the run began on emulated cards. A damaged file is an error for whoever continues the run."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8")).get("emulated") is True
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _check(metrics: tuple[Mapping[str, object], ...], path: Path) -> None:

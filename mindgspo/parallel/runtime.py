@@ -16,7 +16,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("GLOG_v", "3")
 # A failed compile writes rank_0/om/analyze_fail.ir: keep it out of the user's working folder.
 os.environ.setdefault("MS_OM_PATH", os.path.join(tempfile.gettempdir(), "mindgspo-compile"))
-# Inside `paged_kernels` MindSpore 2.10 would take its own kernel for Swiglu, too, and fail: nothing tells it how to fuse.
+# Inside `paged_kernels` MindSpore 2.10 would take its own kernel for Swiglu, too, and fail: it is not told how to fuse.
 os.environ.setdefault("MS_DISABLE_INTERNAL_KERNELS_LIST", "Swiglu")
 # MindFormers, where it is used, writes logs: into the working folder, if nobody says otherwise.
 os.environ.setdefault("LOG_MF_PATH", os.path.join(tempfile.gettempdir(), f"mindgspo-mindformers-{os.getuid()}"))
@@ -50,6 +50,8 @@ if _is_mindspore("2.9."):
 Device = Literal["CPU", "Ascend"]
 
 _DISPATCH_THREADS = 5
+# Set for a process on an emulated card, and for those that it starts, by `ascend.emulator.launcher`.
+EMULATED = "MINDGSPO_EMULATED_ASCEND"
 
 _device: Device | None = None
 _in_cluster = False
@@ -96,6 +98,11 @@ def paged_kernels() -> Iterator[None]:
         yield
     finally:
         ms.set_context(jit_config={"jit_level": "O0", "infer_boost": "off"})
+
+
+def is_emulated() -> bool:
+    """Whether an Ascend of this process is an emulated card."""
+    return EMULATED in os.environ
 
 
 def current_device() -> Device:
@@ -158,6 +165,28 @@ def give_values(parameters: Iterable[Parameter]) -> None:
         if parameter.has_init:
             same = parameter.init_data(set_sliced=parameter.sliced)
             assert same is parameter, f"{parameter.name}: MindSpore made another parameter of it"
+
+
+def give_untouched_zeros(parameters: Iterable[Parameter]) -> None:
+    """As `give_values`, in pages that the host does not have until somebody writes into them: for sizes alone."""
+    import mindspore as ms
+    from mindspore import Tensor
+
+    for parameter in parameters:
+        if parameter.has_init:
+            zeros = Tensor.from_numpy(np.zeros(parameter.shape, ms.dtype_to_nptype(parameter.dtype)))
+            parameter.init_mode = parameter.init = None
+            parameter.set_data(zeros, slice_shape=True)
+
+
+def call_for_memory(cell: nn.Cell, inputs: Sequence[Tensor]) -> tuple[int, int]:
+    """Call a compiled graph once; bytes that tensors took on the device at most, and bytes of the blocks that the
+    allocator had taken for them."""
+    import mindspore as ms
+
+    cell(*inputs)
+    ms.runtime.synchronize()
+    return ms.runtime.max_memory_allocated(), ms.runtime.max_memory_reserved()
 
 
 def compiled_text(cell: nn.Cell) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from mindgspo.config import ModelSection
 from mindgspo.errors import DataError, WeightsError
 from mindgspo.models.huggingface_config import read_model_section
+from mindgspo.parallel.runtime import Device, set_up_runtime
 from mindgspo.tokenization import Backend, load_backend
 from mindgspo.types import Int32Array
 
@@ -38,7 +39,7 @@ def log_probs_by_our_cells(section: ModelSection, folder: Path, rows: Sequence[I
 
 
 def log_probs_of_file(
-    model_dir: Path, rows_file: Path, judge: Judge = log_probs_by_our_cells
+    model_dir: Path, rows_file: Path, judge: Judge = log_probs_by_our_cells, *, device: Device = "CPU"
 ) -> Iterator[dict[str, object]]:
     """{"logprobs": [log-prob of ids[1], ids[2], ...], "next": greedy next id} per row; float32, temperature 1.
 
@@ -48,9 +49,7 @@ def log_probs_of_file(
     section = read_model_section(model_dir)
     rows = read_rows(rows_file, section, model_dir)
 
-    from mindgspo.parallel.runtime import set_up_runtime
-
-    set_up_runtime("CPU")
+    set_up_runtime(device)
     for number, score in enumerate(judge(section, model_dir, rows), start=1):
         if not np.isfinite(score.logprobs).all():
             raise WeightsError(f"{model_dir}: the log-probs of row {number} are not finite; look at its weights")

@@ -124,6 +124,8 @@ def _report(folder: RunFolder) -> Path:
 
 def _print_banner(parts: TrainingParts, log: RunLog) -> None:
     rows = batch_table(parts.config, len(parts.train_set))
+    if runtime.is_emulated():
+        rows.insert(0, ("device", "emulated Ascend cards: MindSpore's Ascend backend, operators computed on this CPU"))
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         log.note(f"{name:<{width}}  {text}")

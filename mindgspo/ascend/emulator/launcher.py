@@ -29,8 +29,8 @@ from mindgspo.ascend.emulator.tensors import DTYPE_NAMES, DeviceTensor, storage_
 from mindgspo.ascend.python_packages import install_stand_in_packages
 from mindgspo.ascend.stand_ins import INTERNAL_KERNELS, SIGNATURES
 from mindgspo.ascend.toolchain import Toolchain, find_toolchain
+from mindgspo.parallel.runtime import EMULATED, is_emulated
 
-_FLAG = "MINDGSPO_EMULATE_ASCEND"
 _FOLDER = "MINDGSPO_EMULATOR_FOLDER"
 _PREFIX = "mindgspo-cards-"  # of that folder; the rest is the process id of the job's first process
 # aclError values: CANN's for a parameter that an operator refuses, and for whatever else went wrong inside of it.
@@ -45,11 +45,6 @@ _CALLBACK = ctypes.CFUNCTYPE(
 )
 
 
-def is_emulated() -> bool:
-    """Whether this process was started with `emulated_environment`."""
-    return _FLAG in os.environ
-
-
 def emulated_environment(folder: Path) -> dict[str, str]:
     """The environment for a process on an emulated card, and for its children: the libraries must be on the path
     before it starts. folder: in shared memory, where the cards of one job exchange data; made if need be.
@@ -58,7 +53,7 @@ def emulated_environment(folder: Path) -> dict[str, str]:
     """
     toolchain = find_toolchain(emulated=True)
     own = {
-        _FLAG: "1",
+        EMULATED: "1",
         _FOLDER: str(folder),
         "MINDGSPO_EMULATOR_SIGNATURES": str(SIGNATURES),
         "LD_LIBRARY_PATH": _prefixed(toolchain),

@@ -117,7 +117,7 @@ def _sampled(plan, section, trained, device: str) -> Arrays:
         max_prompt_length=8,
         max_new_tokens=MAX_NEW_TOKENS,
         length_multiple=8,
-        cache_dtype="bfloat16" if device == "Ascend" else None,
+        cache_dtype="float16" if device == "Ascend" else None,
     )
     engine = native
     if plan.world_size > 1:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.config import ParallelPlan
 from mindgspo.ascend.dryrun.error_text import Refusal, cut
 from mindgspo.ascend.dryrun.job import Failure
 from mindgspo.ascend.dryrun.plan_hints import plan_hints
+from mindgspo.config import ParallelPlan
 
 REFUSALS = json.loads(Path(__file__).with_name("refusals.json").read_text(encoding="utf-8"))
 PLAN = ParallelPlan(data_parallel=2, model_parallel=4)

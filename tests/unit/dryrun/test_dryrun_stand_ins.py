@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from mindgspo.ascend.stand_ins import stand_ins
-from mindgspo.ascend.toolchain import cache_folder, find_toolchain, real_cann
+from mindgspo.ascend.toolchain import find_toolchain, real_cann
 from mindgspo.ascend.wheel import HEADERS, Wheel, installed_wheel
 from mindgspo.errors import DryRunError, DryRunUnavailable
+from mindgspo.kernels.build import cache_folder
 
 needs_compiler = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64" or not all(map(shutil.which, ("gcc", "g++", "nm"))),

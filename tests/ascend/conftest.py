@@ -1,0 +1,62 @@
+"""Starts scripts and commands on emulated cards, each in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mindgspo.errors import DryRunUnavailable
+
+WORKERS = Path(__file__).parent / "workers"
+sys.path[:0] = [str(WORKERS), str(WORKERS.parents[1] / "distributed" / "workers")]
+
+
+@pytest.fixture(scope="session")
+def cards() -> None:
+    """Skips where emulated cards cannot be had: no compiler, another processor, a MindSpore without the plugin."""
+    from mindgspo.ascend.toolchain import find_toolchain
+
+    try:
+        find_toolchain(emulated=True)
+    except DryRunUnavailable as reason:
+        pytest.skip(str(reason))
+
+
+Figures = Callable[[int, Sequence[Mapping]], dict[str, dict[str, np.ndarray]]]
+
+
+@pytest.fixture(scope="session")
+def figures_of_cards(cards: None, tmp_path_factory: pytest.TempPathFactory) -> Figures:
+    """(number of cards, cases of `plan_figures`) -> {name of a case: its figures}, by one job."""
+
+    def run(num_cards: int, cases: Sequence[Mapping]) -> dict[str, dict[str, np.ndarray]]:
+        folder = tmp_path_factory.mktemp(f"cards{num_cards}")
+        (folder / "job.json").write_text(json.dumps(list(cases)))
+        command = [str(WORKERS / "plan_figures.py"), str(folder)]
+        if num_cards > 1:
+            command = [str(WORKERS / "launch_cards.py"), str(num_cards), str(folder / "logs"), *command]
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+        found = {}
+        for case in cases:
+            with np.load(folder / f"{case['name']}.npz") as arrays:
+                found[case["name"]] = dict(arrays)
+        return found
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def figures_on_cpu(cpu_runtime: None) -> Callable[[str], dict[str, np.ndarray]]:
+    """Name of a model -> the figures of one process on CPU, without an emulated card."""
+    from functools import cache
+
+    from plan_figures import figures
+
+    return cache(lambda model: figures({"model": model, "train": {}, "infer": {}}, "CPU"))

@@ -1,0 +1,177 @@
+"""Whole jobs on emulated cards, started as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+# Small enough for eight cards on two cores. Two layers per stage, heads of 16, an untied table.
+EXPERIMENT = f"""include: {PROJECT}/model_configs/qwen2_tiny.yaml
+experiment: emulated
+seed: 1
+model: {{hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, tie_word_embeddings: false}}
+data:
+  train: {{format: arithmetic, split: train, forgotten_carries: 0.65}}
+  eval: {{format: arithmetic, split: test, max_rows: 8}}
+  max_prompt_length: 32
+warmup:
+  max_steps: 3
+  batch_size: 16
+  lr: 4e-3
+  check: {{format: arithmetic, split: dev, max_rows: 8}}
+  check_every: 3
+rollout: {{prompts_per_step: 4, num_generations: 4, max_new_tokens: 12, slots: 8}}
+algorithm: {{name: gspo}}
+optimizer: {{lr: 5e-5}}
+trainer:
+  max_steps: 2
+  prompts_per_mini_batch: 2
+  samples_per_micro_batch: 2
+  length_multiple: 16
+  save_every: 1
+eval: {{every: 2}}
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    path = tmp_path / "emulated.yaml"
+    path.write_text(EXPERIMENT, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def run(cards: None, experiment: Path) -> Callable[..., subprocess.CompletedProcess]:
+    """run(name of the run folder, settings...): `mindgspo run --emulate-ascend`, which must succeed."""
+
+    def start(name: str, *settings: str, emulate: bool = True) -> subprocess.CompletedProcess:
+        sets = [word for setting in (f"run_dir={experiment.parent / name}", *settings) for word in ("--set", setting)]
+        command = [sys.executable, "-m", "mindgspo.cli", "run", str(experiment), *sets]
+        command += ["--emulate-ascend"] if emulate else []
+        done = subprocess.run(command, capture_output=True, text=True, cwd=experiment.parent)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+        return done
+
+    return start
+
+
+def metrics(run_dir: Path) -> list[dict]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_whole_run_on_one_card(run: Callable, experiment: Path) -> None:
+    done = run("card")
+    run_dir = experiment.parent / "card"
+    assert "emulated Ascend cards" in done.stdout
+    assert "emulated Ascend cards" in (run_dir / "report.html").read_text()
+    assert json.loads((run_dir / "summary.json").read_text())["finished"] is True
+    assert (run_dir / "export" / "model.safetensors").is_file()
+    run("cpu", emulate=False)
+    found, wanted = metrics(run_dir), metrics(experiment.parent / "cpu")
+    assert [row["step"] for row in found] == [row["step"] for row in wanted]
+    for on_card, on_cpu in zip(found, wanted, strict=True):
+        for key in (
+            "sft/loss",
+            "sft/grad_norm",
+        ):  # of the same samples; what is drawn later differs by the cache's dtype
+            if key in on_cpu:
+                assert on_card[key] == pytest.approx(on_cpu[key], rel=1e-5), key
+    assert "emulated" not in (experiment.parent / "cpu" / "report.html").read_text()
+    left = [path.name for path in Path("/dev/shm").glob("mindgspo-cards-*")]
+    assert not [name for name in left if not psutil.pid_exists(int(name.rsplit("-", 1)[1]))], left
+
+
+EIGHT = (
+    "model.num_hidden_layers=4",
+    "plans.train={model_parallel: 4, pipeline_stage: 2, micro_batch_num: 2}",
+    "plans.infer={data_parallel: 2, model_parallel: 4}",
+    "swap.enabled=true",
+    "reshard.verify=full",
+)
+
+
+@pytest.mark.slow
+def test_the_eight_card_plans(run: Callable, experiment: Path) -> None:
+    """Warm-up, rollout, scores, updates, reshard, swap, evaluation, checkpoint; resume on another plan; export."""
+    run("cards", *EIGHT, "trainer.max_steps=1")
+    run_dir = experiment.parent / "cards"
+    kept = shutil.copytree(run_dir, experiment.parent / "kept")
+    run(
+        "cards",
+        "model.num_hidden_layers=4",
+        "plans.train.data_parallel=2",
+        "plans.infer.data_parallel=2",
+        "resume=auto",
+    )
+    assert [row["step"] for row in metrics(run_dir)] == [0, 1, 2]
+    assert (run_dir / "export" / "model.safetensors").is_file()
+    assert metrics(run_dir)[:2] == metrics(kept)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("plans.train.data_parallel=2", "plans.infer.model_parallel=2"),
+        ("plans.train={model_parallel: 2, use_seq_parallel: true}", "plans.infer.data_parallel=2"),
+        (
+            "plans.train={pipeline_stage: 2, micro_batch_num: 2}",
+            "plans.infer.data_parallel=2",
+            "plans.reference.data_parallel=2",
+            "algorithm.kl={placement: loss, coef: 0.1}",
+        ),
+        (
+            "model.dtype=bfloat16",
+            "plans.train={data_parallel: 2, optimizer_shard: true}",
+            "plans.infer.data_parallel=2",
+        ),
+    ],
+    ids=["data", "model", "stages and a reference policy", "sharded moments in bfloat16"],
+)
+def test_two_card_plans(run: Callable, experiment: Path, settings: tuple[str, ...]) -> None:
+    run("cards", *settings)
+    assert [row["step"] for row in metrics(experiment.parent / "cards")] == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_named_and_the_others_end(cards: None, experiment: Path) -> None:
+    run_dir = experiment.parent / "killed"
+    sets = [f"run_dir={run_dir}", "plans.train.data_parallel=2", "plans.infer.data_parallel=2"]
+    command = [sys.executable, "-m", "mindgspo.cli", "run", str(experiment), "--emulate-ascend"]
+    launcher = subprocess.Popen(
+        [*command, *(word for setting in sets for word in ("--set", setting))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    victim = None
+    while victim is None or not (run_dir / "metrics.jsonl").exists():
+        assert launcher.poll() is None, launcher.communicate()[0][-3000:]
+        time.sleep(0.2)
+        victim = next((child for child in psutil.Process(launcher.pid).children() if _rank(child) == "1"), None)
+    os.kill(victim.pid, signal.SIGKILL)
+    began = time.monotonic()
+    output, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode != 0 and "rank 1" in output, output[-3000:]
+    assert time.monotonic() - began < 30
+    assert not psutil.pid_exists(victim.pid)
+
+
+def _rank(process: psutil.Process) -> str | None:
+    try:
+        environment = process.environ()
+    except psutil.Error:
+        return None
+    return environment.get("MS_NODE_ID") if environment.get("MS_ROLE") == "MS_WORKER" else None
