@@ -19,7 +19,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 # Small enough for eight cards on two cores. Two layers per stage, heads of 16, an untied table.
 EXPERIMENT = f"""include: {PROJECT}/model_configs/qwen2_tiny.yaml
-experiment: emulated
+experiment: small
 seed: 1
 model: {{hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, tie_word_embeddings: false}}
 data:
@@ -82,13 +82,11 @@ def test_a_whole_run_on_one_card(run: Callable, experiment: Path) -> None:
     found, wanted = metrics(run_dir), metrics(experiment.parent / "cpu")
     assert [row["step"] for row in found] == [row["step"] for row in wanted]
     for on_card, on_cpu in zip(found, wanted, strict=True):
-        for key in (
-            "sft/loss",
-            "sft/grad_norm",
-        ):  # of the same samples; what is drawn later differs by the cache's dtype
+        # Of the same samples; what is drawn later differs by the dtype of the cache.
+        for key in ("sft/loss", "sft/grad_norm"):
             if key in on_cpu:
                 assert on_card[key] == pytest.approx(on_cpu[key], rel=1e-5), key
-    assert "emulated" not in (experiment.parent / "cpu" / "report.html").read_text()
+    assert "emulated Ascend cards" not in (experiment.parent / "cpu" / "report.html").read_text()
     left = [path.name for path in Path("/dev/shm").glob("mindgspo-cards-*")]
     assert not [name for name in left if not psutil.pid_exists(int(name.rsplit("-", 1)[1]))], left
 
