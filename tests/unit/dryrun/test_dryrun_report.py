@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.config import ParallelPlan
 from mindgspo.ascend.dryrun.facts import Collective, GraphFacts, HeldParameter
 from mindgspo.ascend.dryrun.job import Failure
 from mindgspo.ascend.dryrun.report import block, rank_text, size_text, summary
 from mindgspo.ascend.dryrun.runner import Result
+from mindgspo.config import ParallelPlan
 
 PLAN = ParallelPlan(data_parallel=1, model_parallel=4, pipeline_stage=2, micro_batch_num=2)
 FACTS = GraphFacts(
