@@ -1,23 +1,27 @@
-"""An estimate of what the graphs of one rank take on an Ascend card beside the holdings. Nothing here was measured.
+"""What the graphs of one rank take on an Ascend card beside the holdings: an estimate.
 
-What enters: a rank's work and a phase. What leaves: bytes by part. Same interface as `cpu_memory`; called by
-`expected`. The counting is that of "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198),
-for this model: grouped-query attention, SwiGLU, RMSNorm, no dropout, and flash attention, which keeps no [T, T].
+What enters: a rank's work and a phase or a graph. What leaves: bytes by part. Same interface as `cpu_memory`; called by
+`expected`. Which tensors are alive at once was read off the allocations of MindSpore 2.10's own allocator
+(`mindgspo dryrun`), whose order of execution is breadth first; `docs/memory_table.md` compares both.
 
 Per token and layer the backward pass needs, in the compute type, with all widths but `hidden` divided by
 model_parallel, and `hidden` too where use_seq_parallel splits the tokens:
     recompute none        4 hidden + 2 query + 2 key_value + 3 inner: inputs and results of two norms; queries, keys,
-                          values and the attention's output; gate and up; their product; with head norms queries
-                          and keys before these, too
+                          values and the attention's output; gate and up side by side; their product; with head norms
+                          queries and keys before these, too
     recompute selective   2 hidden + 2 query + 2 key_value + 2 inner: without norms' results and the product
     recompute full        hidden: the layer's input; and once all of the above, for the layer that is computed again
-with experts hidden states of their tokens, before and behind them, and inner counts for each of them;
-and from flash attention two float32 statistics of 8 numbers per query head. Of every micro-batch in flight.
+with experts hidden states of their tokens, before and behind them, and inner counts for each of them; and from flash
+attention two float32 statistics of 8 numbers per query head. Of every micro-batch in flight, as are the matrices in the
+compute type that a layer keeps where it is not computed again.
+
+An update has four moments at which it may need most: the head's backward pass, the last layer's, the first layer's with
+all gradients waiting, and the optimizer's step. The fullest one counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from mindgspo.parallel.swap.states import Holding, Phase
 from mindgspo.planner.holdings import held_bytes, weight_sizes
@@ -33,6 +37,13 @@ _RUNTIME = 3 * GIB
 _GROUP_BUFFERS = 2 * 200 * MIB
 _CHUNK_BYTES = 512 * MIB  # parallel.logical_logprob
 _FLASH_STATISTICS = 2 * 8
+_MASK_BYTES = 2048 * 2048  # parallel.device_ops.SegmentMask
+GRAPHS: Mapping[Phase, tuple[str, ...]] = {
+    Phase.ROLLOUT: ("prefill", "decode"),
+    Phase.SCORE: ("reference", "old_policy"),
+    Phase.UPDATE: ("train",),
+}
+"""The graphs of a phase, as the dry run calls them."""
 
 
 def reserve(work: RankWork) -> int:
@@ -48,12 +59,10 @@ def reserve(work: RankWork) -> int:
 
 
 def temporary(work: RankWork, phase: Phase) -> Parts:
-    """What the phase's graphs use at their peak."""
-    if phase is Phase.ROLLOUT:
-        return _rollout(work)
+    """What the phase's graphs use at their peak: they run one after the other."""
     if phase is Phase.SCORE:
-        return _score(work)
-    return _update(work) if phase is Phase.UPDATE else {}
+        return _fullest(_scoring(work, width) for _, width in work.scoring)
+    return _fullest(graph_parts(work, graph) for graph in GRAPHS.get(phase, ()))
 
 
 def standing(work: RankWork, phases: Collection[Phase]) -> Parts:
@@ -63,27 +72,109 @@ def standing(work: RankWork, phases: Collection[Phase]) -> Parts:
     return {Part.ROUND_GRADIENTS: held_bytes(work)[Holding.GRADIENTS]}
 
 
-def _update(work: RankWork) -> Parts:
-    width, size = work.train, TYPE_BYTES[work.config.model.dtype]
-    everything = _layer_bytes(work, "none")
-    per_layer = _layer_bytes(work, work.plan.recompute)
-    again = 0 if work.plan.recompute == "none" else everything - per_layer
-    # Gradients of activations on their way through one layer: those of SwiGLU are the widest.
+def graph_parts(work: RankWork, graph: str) -> Parts:
+    """What one graph uses at its peak, without the holdings."""
+    if graph == "train":
+        return _fullest(_moments_of_update(work))
+    if graph == "prefill":
+        return _prefill(work)
+    if graph == "decode":
+        return _decode(work)
+    return _scoring(work, {"reference": work.reference, "old_policy": work.train}[graph])
+
+
+def graph_bytes(work: RankWork, graph: str) -> int:
+    """What a process holds at most that has this graph alone."""
+    held, plans = held_bytes(work), work.config.plans
+    if graph == "train":
+        resident = sum(held[each] for each in (Holding.ACTOR_WEIGHTS, Holding.GRADIENTS, Holding.MOMENTS))
+        resident += sum(standing(work, (Phase.UPDATE,)).values())
+    else:
+        plan = {"reference": plans.scoring, "old_policy": plans.train}.get(graph, plans.infer)
+        weights = weight_sizes(work.config.model, plan, work.rank)
+        read = [size for name, size in weights.items() if graph != "prefill" or _is_prefilled(work, name)]
+        resident = FLOAT * sum(read)
+        resident += held[Holding.KV_CACHE] if graph == "decode" else 0
+    return resident + sum(graph_parts(work, graph).values())
+
+
+def _is_prefilled(work: RankWork, name: str) -> bool:
+    """Whether a prefill reads the weight: it wants keys and values alone of the last layer."""
+    last = f"model.layers.{work.config.model.num_hidden_layers - 1}."
+    if name.startswith(last):
+        return any(word in name for word in (".input_layernorm.", ".k_proj.", ".v_proj.", ".k_norm."))
+    return name not in ("model.norm.weight", "lm_head.weight")
+
+
+def _fullest(moments: Iterator[Parts]) -> Parts:
+    return max(moments, key=lambda parts: sum(parts.values()), default={})
+
+
+def _moments_of_update(work: RankWork) -> Iterator[Parts]:
+    plan, width, size = work.plan, work.train, TYPE_BYTES[work.config.model.dtype]
+    weights = weight_sizes(work.config.model, plan, work.rank)
+    in_layers = sum(_matrices(weights).values())
+    table = width.output_rows * width.hidden if width.is_last else 0
+    is_sharded, is_pipeline = plan.optimizer_shard and plan.data_parallel > 1, plan.pipeline_stage > 1
+    trained = held_bytes(work)[Holding.GRADIENTS]
+
+    everything, per_layer = _layer_bytes(work, "none"), _layer_bytes(work, plan.recompute)
+    states = work.tokens * _hidden(work) * size
+    kept = work.in_flight * (width.layers * per_layer + _rotation(work))
+    sent = 0 if width.is_last else 2 * states  # what an earlier stage has computed and is sending
     block = width.feed_forward(work.tokens, in_blocks=False)
-    passing = size * (3 * block.inner + 2 * block.routed + 2 * work.tokens * width.hidden)
-    ends = work.tokens * 2 * _hidden(work) * size
-    weights = weight_sizes(work.config.model, work.plan, work.rank)
-    # A pipeline's compiler adds each gradient up where it comes out: one layer's wait, or a table's. Elsewhere they are
-    # added in the order of the parameters, the input table's first, which comes out last.
-    in_layers = sum(elements for name, elements in weights.items() if ".layers." in name)
-    is_pipeline = work.plan.pipeline_stage > 1
-    waiting = max(in_layers // width.layers, *weights.values()) if is_pipeline else sum(weights.values())
-    return {
-        Part.COMPUTE_WEIGHTS: _compute_type(work, sum(_cast(work, weights))),
-        Part.NEW_GRADIENTS: (FLOAT if is_pipeline else size) * waiting,
-        Part.ACTIVATIONS: work.in_flight * (width.layers * per_layer + ends) + again + passing,
-        Part.LOGITS: _head(work, work.train, is_update=True),
+    # What is computed again of one layer, and gradients of activations on their way through it: those of SwiGLU are the
+    # widest, and where the product of gate and up was kept it is gone by then; with experts those of their tokens are.
+    again = 0 if plan.recompute == "none" else everything - per_layer
+    num_inner, num_states = (2, 1) if plan.recompute == "none" else (2 if is_pipeline else 3, 2)
+    passing = again + num_states * states + size * (block.routed if block.routed else num_inner * block.inner)
+    passing += _routing(work) if block.routed else 0
+
+    # Layers that are computed again cast their matrices again, from whole slices that were gathered in the beginning.
+    casts = 0 if plan.recompute == "full" else work.in_flight * in_layers
+    whole = FLOAT * in_layers if is_sharded and (plan.recompute == "full" or size == FLOAT) else 0
+    fixed = {Part.CONSTANTS: _constants(work, attentions=_attentions(work))}
+    if width.is_last:
+        # A chunk's logits, their exponentials and two gradients; or the gradients of the output table: this chunk's in
+        # both types, that of all chunks before, and their sum.
+        chunk = width.output_rows * _chunk(work, width)
+        logits = max(4 * FLOAT * chunk, size * chunk + (2 * FLOAT + size) * table)
+        yield fixed | {
+            Part.COMPUTE_WEIGHTS: _copies(work, casts + table) + whole + (FLOAT * table if is_sharded else 0),
+            Part.NEW_GRADIENTS: FLOAT * table,
+            Part.ACTIVATIONS: kept + states + 2 * work.scored_tokens * width.hidden * size,
+            Part.LOGITS: logits,
+        }
+    # The output table's gradient is added up first, at once where it need not be sent.
+    is_waiting = work.config.model.tie_word_embeddings or plan.data_parallel > 1
+    waiting = FLOAT * table if is_waiting and not is_pipeline else 0
+    yield fixed | {
+        Part.COMPUTE_WEIGHTS: _copies(work, casts or in_layers // width.layers) + whole,
+        Part.NEW_GRADIENTS: waiting,
+        Part.ACTIVATIONS: kept + sent + passing,
     }
+    # The input table's gradient. A pipeline adds up each gradient where it comes out, and other micro-batches are under
+    # way; elsewhere all gradients wait for the last one, with what was sent for them where ranks add them up.
+    inputs = FLOAT * width.input_rows * width.hidden if width.is_first else 0
+    if is_pipeline:
+        under_way = kept - kept // work.in_flight + sent
+        yield fixed | {
+            Part.COMPUTE_WEIGHTS: _copies(work, casts),
+            Part.NEW_GRADIENTS: inputs,
+            Part.ACTIVATIONS: under_way + work.tokens * _hidden(work) * (size + FLOAT),
+        }
+    else:
+        waiting = (waiting + FLOAT * in_layers) * (2 if plan.data_parallel > 1 and not is_sharded else 1)
+        waiting += trained if is_sharded else 0
+        yield fixed | {
+            Part.COMPUTE_WEIGHTS: _copies(work, in_layers // width.layers),
+            Part.NEW_GRADIENTS: waiting * (width.layers - 1) // width.layers,
+            Part.ACTIVATIONS: per_layer + passing,
+        }
+        inputs *= 2 if width.input_rows > width.output_rows else 1
+        yield fixed | {Part.NEW_GRADIENTS: waiting + inputs}
+    # Clipped gradients and decayed weights, of all weights before the first step is taken.
+    yield fixed | {Part.STEP: 2 * trained, Part.NEW_GRADIENTS: 0 if is_pipeline else inputs}
 
 
 def _layer_bytes(work: RankWork, recompute: str) -> int:
@@ -106,66 +197,105 @@ def _hidden(work: RankWork) -> int:
     return work.train.hidden // (work.plan.model_parallel if work.plan.use_seq_parallel else 1)
 
 
-def _head(work: RankWork, width: RankWidths, *, is_update: bool) -> int:
-    """A chunk of logits: in the compute type, widened, shifted, their exponentials. In the update its gradient too, and
-    one gradient of the table per chunk, which are added up in the end."""
+def _routing(work: RankWork) -> int:
+    """What experts read: a micro-batch's hidden states for the router, in float32, and gathered from all replicas that
+    share the experts."""
+    size = TYPE_BYTES[work.config.model.dtype]
+    return work.tokens * work.train.hidden * (FLOAT + size * work.plan.expert_parallel)
+
+
+def _rotation(work: RankWork) -> int:
+    """Cosines and sines of a micro-batch's tokens, float32."""
+    assert work.config.model.head_dim is not None
+    return 2 * FLOAT * work.tokens * work.config.model.head_dim
+
+
+def _constants(work: RankWork, *, attentions: int) -> int:
+    """Rotary tables of all positions, and a mask for each operator of attention that has its own."""
+    model = work.config.model
+    assert model.head_dim is not None
+    return 2 * FLOAT * model.max_position_embeddings * model.head_dim + attentions * _MASK_BYTES
+
+
+def _attentions(work: RankWork) -> int:
+    """A pipeline's graph has a mask per layer and pass, others have one."""
+    if work.plan.pipeline_stage == 1:
+        return 1
+    return work.train.layers * (3 if work.plan.recompute == "full" else 2)
+
+
+def _chunk(work: RankWork, width: RankWidths) -> int:
+    """Tokens of a chunk of logits."""
+    return min(work.scored_tokens, max(1, _CHUNK_BYTES // (FLOAT * width.output_rows)))
+
+
+def _scoring(work: RankWork, width: RankWidths) -> Parts:
+    """The old policy's graph or the reference's: the widest layer, or a chunk of logits behind the layers."""
+    size = TYPE_BYTES[work.config.model.dtype]
+    layer = {
+        Part.CONSTANTS: _constants(work, attentions=1),
+        Part.ACTIVATIONS: _forward(work, width, work.tokens) + _rotation(work) * size // FLOAT,
+    }
     if not width.is_last:
-        return 0
-    size, vocabulary = TYPE_BYTES[work.config.model.dtype], width.output_rows
-    tokens = min(work.scored_tokens, max(1, _CHUNK_BYTES // (FLOAT * vocabulary)))
-    logits = tokens * vocabulary * (size + (4 if is_update else 3) * FLOAT)
-    if not is_update:
-        return logits
-    table, chunks = vocabulary * width.hidden, -(-work.scored_tokens // tokens)
-    return logits + (chunks * size + FLOAT) * table
+        return layer
+    head = {
+        Part.CONSTANTS: _constants(work, attentions=1),
+        Part.ACTIVATIONS: work.scored_tokens * width.hidden * size,
+        Part.LOGITS: 3 * FLOAT * width.output_rows * _chunk(work, width),
+    }
+    return _fullest(iter((layer, head)))
 
 
-def _score(work: RankWork) -> Parts:
-    """The old policy's graph or the reference's, whichever needs more of each."""
-    if not work.scoring:
-        return {}
-    weights = [max(_cast(work, weight_sizes(work.config.model, plan, work.rank))) for plan, _ in work.scoring]
+def _prefill(work: RankWork) -> Parts:
+    """The widest layer, and the keys and values of all."""
+    width, tokens = work.infer, work.prompts * work.prompt_length
+    rows = 2 * width.layers * tokens * width.key_value * TYPE_BYTES[work.cache_dtype]
     return {
-        Part.COMPUTE_WEIGHTS: _compute_type(work, max(weights)),
-        Part.ACTIVATIONS: max(_forward(work, width, work.tokens) for _, width in work.scoring),
-        Part.LOGITS: max(_head(work, width, is_update=False) for _, width in work.scoring),
+        Part.CONSTANTS: _constants(work, attentions=1),
+        Part.COMPUTE_WEIGHTS: _expert_copies(work),
+        Part.ACTIVATIONS: rows + _forward(work, width, tokens),
     }
 
 
-def _rollout(work: RankWork) -> Parts:
-    """A prefill's activations, keys and values; a step's logits, in float32, and what sampling makes of them."""
-    width = work.infer
-    tokens = work.prompts * work.prompt_length
-    prefilled = 2 * width.layers * tokens * width.key_value * TYPE_BYTES[work.cache_dtype]
-    return {
-        Part.COMPUTE_WEIGHTS: _compute_type(
-            work, max(_cast(work, weight_sizes(work.config.model, work.config.plans.infer, work.rank)))
-        ),
-        Part.ACTIVATIONS: prefilled + _forward(work, width, tokens),
-        Part.LOGITS: 4 * FLOAT * work.slots * work.config.model.vocab_size,
+def _decode(work: RankWork) -> Parts:
+    """A step's logits: beside the output table in the compute type, or all of them, and what sampling makes of them."""
+    width, size, model = work.infer, TYPE_BYTES[work.config.model.dtype], work.config.model
+    head = {
+        Part.CONSTANTS: _constants(work, attentions=0),
+        Part.COMPUTE_WEIGHTS: _copies(work, width.output_rows * width.hidden),
+        Part.LOGITS: size * work.slots * width.output_rows,
     }
+    sampling = {
+        Part.CONSTANTS: _constants(work, attentions=0),
+        Part.LOGITS: 4 * FLOAT * work.slots * model.vocab_size,
+    }
+    experts = {Part.CONSTANTS: _constants(work, attentions=0), Part.COMPUTE_WEIGHTS: _expert_copies(work)}
+    return _fullest(iter((head, sampling, experts)))
 
 
 def _forward(work: RankWork, width: RankWidths, tokens: int) -> int:
-    """One layer at a time."""
+    """One layer at a time: gate and up, side by side once more, and the stream beside them; or inputs and results of
+    the norm in front of them; or queries, keys and values."""
     size = TYPE_BYTES[work.config.model.dtype]
     block = width.feed_forward(tokens, in_blocks=False)
-    streams = tokens * (3 * width.hidden + 2 * width.query + 2 * width.key_value)
-    return size * (streams + 4 * block.inner + 2 * block.routed)
+    inner, routed = 4 * block.inner + block.routed, 2 * block.routed
+    attention = tokens * (width.hidden + 3 * width.query + 3 * width.key_value)
+    return size * (max(inner, routed, attention, 3 * tokens * width.hidden) + tokens * width.hidden)
 
 
-def _cast(work: RankWork, sizes: Mapping[str, int]) -> list[int]:
-    """Elements of the weights that are cast before they are used: all but an input table, of which rows are read.
-    Experts' matrices are transposed besides."""
-    is_tied = work.config.model.tie_word_embeddings
-    return [
-        size * (2 if ".experts." in name else 1)
-        for name, size in sizes.items()
-        if is_tied or name != "model.embed_tokens.weight"
-    ]
+def _expert_copies(work: RankWork) -> int:
+    """Of generation: the three stacked matrices of a layer's experts, transposed, and one of them before that."""
+    sizes = weight_sizes(work.config.model, work.config.plans.infer, work.rank)
+    matrices = [size for name, size in sizes.items() if name.startswith("model.layers.0.") and ".experts." in name]
+    return _copies(work, sum(matrices) + max(matrices, default=0))
 
 
-def _compute_type(work: RankWork, elements: int) -> int:
-    """Bytes of copies of weights. Without a backward pass a copy lives as long as its product."""
+def _matrices(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Elements of the layers' weights, which are cast before they are used."""
+    return {name: size for name, size in sizes.items() if ".layers." in name}
+
+
+def _copies(work: RankWork, elements: int) -> int:
+    """Bytes of copies of weights in the compute type."""
     size = TYPE_BYTES[work.config.model.dtype]
     return 0 if size == FLOAT else size * elements

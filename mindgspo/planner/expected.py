@@ -63,6 +63,12 @@ def expected_memory(
     )
 
 
+def graph_memory(config: ExperimentConfig, graph: str, rank: int) -> int:
+    """Bytes that a process on an Ascend card holds at most if it has this one graph, as the dry run measures it:
+    without the framework."""
+    return ascend_memory.graph_bytes(RankWork.of(config, rank), graph)
+
+
 def level_of(config: ExperimentConfig) -> Level:
     """The memory level that is configured."""
     if not config.swap.enabled:

@@ -30,6 +30,8 @@ class Part(Enum):
     NEW_GRADIENTS = "gradients of one micro-batch"
     ACTIVATIONS = "activations"
     LOGITS = "logits chunk, its gradient"
+    STEP = "clipped gradients, decayed weights"
+    CONSTANTS = "rotary tables, masks"
     BUCKET = "reshard bucket"
     COPIES = "copies for a checkpoint"
     POOL = "kept by the pool for other phases"

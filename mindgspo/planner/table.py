@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from mindgspo.parallel.swap.states import Phase
+from mindgspo.planner.measured import MeasuredPeak
 from mindgspo.planner.memory_plan import GIB, MIB, Level, MemoryPlan, Part, RankMemory
 
 
@@ -19,6 +21,18 @@ def plan_lines(plan: MemoryPlan) -> Iterator[str]:
         yield from _class_lines(plan, each)
     yield ""
     yield from _level_lines(plan)
+
+
+def measured_lines(peaks: Sequence[tuple[Phase, MeasuredPeak, int]]) -> Iterator[str]:
+    """Each graph's peak by MindSpore's allocator beside the plan's. peaks: phase, what was measured, and the bytes that
+    the plan has for this graph alone."""
+    unit = _Unit(max(peak.allocated for _, peak, _ in peaks))
+    rows = [[f"graph by graph, {unit.name}", "MindSpore", "plan", "difference"]]
+    for phase, peak, planned in peaks:
+        more = 100 * (planned / peak.allocated - 1)
+        name = f"  {phase.value}: {peak.graph}, rank {peak.rank}"
+        rows.append([name, unit.text(peak.allocated), unit.text(planned), f"{more:+.1f} %"])
+    yield from _aligned(rows)
 
 
 def peak_text(plan: MemoryPlan, level: Level | None = None) -> str:

@@ -17,6 +17,7 @@ from mindgspo.ascend.dryrun import DryRun, DryRunRequest, Result, Toolchain
 from mindgspo.ascend.dryrun.error_text import cut
 from mindgspo.errors import ConfigError, DryRunError
 from mindgspo.parallel.strategy.file import read_strategy
+from mindgspo.planner.measured import stored_peaks
 
 HERE = Path(__file__).parent
 CompileToy = Callable[..., Result]
@@ -185,7 +186,18 @@ def test_the_report_of_an_experiment(cached: None, config: Path) -> None:
         "config.yaml",
         *("train/strategy_0.ckpt", "train/strategy_4.ckpt", "prefill/strategy_0.ckpt"),
         *("logs/train_0.log", "logs/train_4.log", "logs/prefill_0.log"),
+        *("memory/train_0.json", "memory/train_4.json", "memory/prefill_0.json"),
     }
+    assert sum(line.startswith("  memory ") for line in lines) == 3
+    assert [(peak.graph, peak.rank) for peak in stored_peaks(config.parent / "out", dry_run.config)] == [
+        *(("prefill", 0), ("train", 0), ("train", 4))
+    ]
+
+
+def test_memory_is_left_out_where_it_is_not_wanted(cached: None, config: Path) -> None:
+    lines = list(DryRun.prepare(request(config, graphs=("prefill",), measures_memory=False)).lines())
+    assert not any(line.startswith("  memory ") for line in lines)
+    assert not (config.parent / "out" / "memory").exists()
 
 
 def test_a_refusal_in_the_report_names_the_plan(cached: None, config: Path) -> None:

@@ -81,6 +81,19 @@ class TwoStages(nn.Cell):
         return self.sum(self.last(self.first(x)))
 
 
+class Uncallable(TwoMatMuls):
+    """Compiles; a call raises, or ends the process."""
+
+    def __init__(self, is_deadly: bool) -> None:
+        super().__init__()
+        self.is_deadly = is_deadly
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        if self.is_deadly:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        raise RuntimeError("no such kernel\nin no library")
+
+
 def auto_parallel(cell: nn.Cell, strategy_path: Path) -> AutoParallel:
     wrapped = AutoParallel(cell, parallel_mode="semi_auto")
     wrapped.dataset_strategy("full_batch")
@@ -104,6 +117,12 @@ def build(config: object, graph: str, rank: int, *, strategy_path: Path) -> Grap
         return Graph(auto_parallel(TwoMatMuls(), strategy_path), inputs)
     if graph in ("pipeline", "train"):
         return Graph(pipeline(strategy_path), inputs)
+    if graph in ("uncallable", "deadly"):
+        return Graph(Uncallable(is_deadly=graph == "deadly"), inputs)
+    if graph == "front end alone":
+        if os.environ["MS_SIMULATION_LEVEL"] != "0":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return Graph(auto_parallel(TwoMatMuls(), strategy_path), inputs)
     if graph == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     if graph == "sleep":

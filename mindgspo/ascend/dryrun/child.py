@@ -2,6 +2,9 @@
 
 What enters: a job file, and an environment in which MindSpore finds CANN's libraries. What leaves: a file with the
 answer. Started by `runner`, once per graph and rank, because a process is one rank of one cluster.
+
+Where memory is measured, MindSpore's simulation level is 1: the backend too makes its kernels of the graph, and a call
+takes memory for every tensor in the order of execution, but launches nothing.
 """
 
 from __future__ import annotations
@@ -12,16 +15,24 @@ import resource
 import sys
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mindgspo.ascend.dryrun.facts import GraphFacts
 from mindgspo.ascend.dryrun.graph_text import read_graph
-from mindgspo.ascend.dryrun.job import Answer, Failure, Job, read_job, write_record
+from mindgspo.ascend.dryrun.job import UNFINISHED, Answer, Failure, Job, Memory, read_job, write_record
 from mindgspo.ascend.python_packages import install_stand_in_packages
 from mindgspo.parallel.process_groups import made_groups
-from mindgspo.parallel.runtime import compiled_text, die_with_parent, join_cluster, set_up_runtime
+from mindgspo.parallel.runtime import (
+    call_for_memory,
+    compiled_text,
+    die_with_parent,
+    give_untouched_zeros,
+    join_cluster,
+    set_up_runtime,
+)
 
 if TYPE_CHECKING:
     from mindgspo.config import ExperimentConfig
@@ -34,7 +45,12 @@ def main() -> None:
     sys.path[:0] = job.import_folders
     if job.is_stand_in:
         install_stand_in_packages()
-    write_record(Path(job.result_path), _Compile(job).answer())
+    compile_ = _Compile(job)
+    answer, path = compile_.answer(), Path(job.result_path)
+    if job.measures_memory and answer.failure is None:
+        write_record(path, replace(answer, memory=Memory(why_not=UNFINISHED)))  # in case the call ends the process
+        answer = replace(answer, memory=compile_.memory())
+    write_record(path, answer)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -47,6 +63,7 @@ class _Compile:
         self.job = job
         self.phase = "set-up"
         self.seconds = 0.0
+        self.graph: Any = None
 
     def answer(self) -> Answer:
         failure, facts = None, GraphFacts()
@@ -66,6 +83,7 @@ class _Compile:
         join_cluster()  # rank RANK_ID of RANK_SIZE; no other process is met
         self.phase = "build"
         graph = _builder(job.builder)(_config(job), job.graph, job.rank, strategy_path=Path(job.strategy_path))
+        self.graph = graph
         self.phase = "compile"
         started = time.monotonic()
         try:
@@ -74,6 +92,16 @@ class _Compile:
             self.seconds = time.monotonic() - started
         self.phase = "reading the graph"
         return read_graph(compiled_text(graph.cell), job.world_size, made_groups())
+
+    def memory(self) -> Memory:
+        """Of one call of the graph that was compiled; nothing of it is executed."""
+        try:
+            give_untouched_zeros(self.graph.cell.get_parameters())
+            allocated, reserved = call_for_memory(self.graph.cell, self.graph.inputs)
+        except Exception as error:
+            traceback.print_exc()
+            return Memory(why_not=f"{type(error).__name__}: {error}".strip().splitlines()[0])
+        return Memory(allocated=allocated, reserved=reserved)
 
 
 def _config(job: Job) -> ExperimentConfig | None:

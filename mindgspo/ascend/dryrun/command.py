@@ -1,7 +1,7 @@
 """`mindgspo dryrun`: an experiment -> its graphs compiled for Ascend, one process after the other.
 
-What enters: a configuration, ranks and graphs. What leaves: the report, line by line as it is known, and strategy
-files. Called by the command line and by the strategy tool.
+What enters: a configuration, ranks and graphs. What leaves: the report, line by line as it is known, strategy files,
+and the memory of each graph for `mindgspo plan`. Called by the command line and by the strategy tool.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from mindgspo.ascend.toolchain import Toolchain, find_toolchain
 from mindgspo.config import ExperimentConfig, ParallelPlan, dump_config, load_config
 from mindgspo.errors import DryRunError
 from mindgspo.parallel.ranks import RankGrid
+from mindgspo.planner.command import DRY_RUNS
+from mindgspo.planner.measured import MeasuredPeak, fingerprint, store_peak
 
 # Each graph, and where its plan stands; a reference policy without a plan of its own has that of training.
 SECTIONS = {
@@ -42,7 +44,8 @@ class DryRunRequest:
 
     ranks: of every graph; None: the first of each pipeline stage for train and reference, 0 for those of
     the infer plan.
-    folder: for strategy files and logs; None: dryrun/<experiment>. builder: as in `Job`.
+    folder: for strategy files and logs; None: dryrun/<experiment>. measures_memory: see `run_child`. builder: as in
+    `Job`.
     """
 
     config: Path
@@ -52,6 +55,7 @@ class DryRunRequest:
     is_all_ranks: bool = False
     folder: Path | None = None
     time_limit_s: float = TIME_LIMIT_S
+    measures_memory: bool = True
     builder: str = BUILDER
     import_folders: tuple[Path, ...] = ()
 
@@ -108,6 +112,7 @@ class DryRun:
         for number, (graph, rank) in enumerate(jobs, start=1):
             with console.status(f"compiling {graph} for rank {rank} ({number} of {len(jobs)})"):
                 self.done.append(self._compile(graph, rank))
+            self._store_memory(self.done[-1])
             yield self.done[-1]
 
     def _compile(self, graph: str, rank: int) -> Result:
@@ -122,7 +127,25 @@ class DryRun:
             builder=self.request.builder,
             import_folders=self.request.import_folders,
             time_limit_s=self.request.time_limit_s,
+            measures_memory=self.request.measures_memory,
         )
+
+    def _store_memory(self, result: Result) -> None:
+        if result.memory is None or result.memory.why_not:
+            return
+        peak = MeasuredPeak(
+            fingerprint=fingerprint(self.config),
+            graph=result.graph,
+            rank=result.rank,
+            world_size=self._world_size,
+            mindspore=self.toolchain.mindspore,
+            allocated=result.memory.allocated,
+            reserved=result.memory.reserved,
+        )
+        try:
+            store_peak(self.folder, peak)
+        except OSError as error:
+            raise DryRunError(f"{error.filename or self.folder}: {error.strerror or error}") from error
 
     @property
     def _world_size(self) -> int:
@@ -162,7 +185,7 @@ def _check_rank(rank: int, plan: ParallelPlan) -> None:
 def _folder(request: DryRunRequest, config: ExperimentConfig) -> Path:
     """The output folder with the configuration in it. One that was made for another configuration is moved aside, for
     MindSpore takes all strategy files of a folder for parts of one model."""
-    folder = request.folder or Path("dryrun") / config.experiment
+    folder = request.folder or DRY_RUNS / config.experiment
     text = dump_config(config)
     written = folder / _CONFIG_FILE
     try:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from mindgspo.ascend.dryrun.facts import GraphFacts, facts_from_json
 
+UNFINISHED = "the process ended while the graph was called"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -21,7 +23,8 @@ class Job:
     config, overrides: experiment YAML and `--set` entries, read in `working_folder`; no config: the builder gets None.
     builder: "module:function", called as builder(config, graph, rank, strategy_path=...); it returns an object whose
     `cell.compile(*inputs)` compiles. import_folders: where else its module is looked for.
-    strategy_path: where the builder lets MindSpore write its strategy file.
+    strategy_path: where the builder lets MindSpore write its strategy file. measures_memory: whether the graph is
+    called too, with MindSpore's allocator and without a kernel.
     """
 
     config: str | None
@@ -35,6 +38,7 @@ class Job:
     strategy_path: str
     result_path: str
     is_stand_in: bool
+    measures_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +56,31 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What MindSpore's allocator had given out at the peak of one call.
+
+    allocated: bytes of all tensors. reserved: bytes of the blocks that it had taken for them. why_not: one line, where
+    it could not be measured.
+    """
+
+    allocated: int = 0
+    reserved: int = 0
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What a child found out: a failure, or the facts of a compiled graph.
 
-    seconds: of the compile alone. peak_rss: bytes of memory that the process held at most.
+    seconds: of the compile alone. peak_rss: bytes of memory that the process held at most. memory: None where it was
+    not asked for.
     """
 
     seconds: float
     peak_rss: int
     failure: Failure | None = None
     facts: GraphFacts = dataclasses.field(default_factory=GraphFacts)
+    memory: Memory | None = None
 
 
 def write_record(path: Path, record: Job | Answer) -> None:
@@ -82,4 +101,5 @@ def read_answer(path: Path) -> Answer:
     """The answer that `write_record` wrote."""
     content = json.loads(path.read_text(encoding="utf-8"))
     failure = Failure(**content["failure"]) if content["failure"] else None
-    return Answer(**content | {"failure": failure, "facts": facts_from_json(content["facts"])})
+    memory = Memory(**content["memory"]) if content["memory"] else None
+    return Answer(**content | {"failure": failure, "facts": facts_from_json(content["facts"]), "memory": memory})

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from mindgspo.ascend.dryrun.error_text import cut
 from mindgspo.ascend.dryrun.facts import GraphFacts
+from mindgspo.ascend.dryrun.job import Memory
 from mindgspo.ascend.dryrun.plan_hints import plan_hints
 from mindgspo.ascend.dryrun.runner import Result
 from mindgspo.config import ParallelPlan
@@ -27,6 +28,7 @@ def block(result: Result, *, section: str, plan: ParallelPlan, world_size: int) 
         yield head
         yield from _entry("compile", [f"{result.seconds:.1f} s, {size_text(result.peak_rss)} of host memory"])
         yield from _facts(result.facts)
+        yield from _entry("memory", [_memory_text(result.memory)] if result.memory else [])
         yield from _entry("strategy", [str(result.strategy or "none written")])
         return
     log = result.log.read_text(encoding="utf-8", errors="replace") if result.log.is_file() else ""
@@ -71,6 +73,14 @@ def _facts(facts: GraphFacts) -> Iterator[str]:
     yield from _entry("collectives", _aligned(rows) or ["none"])
     yield from _entry("fused", [_counts(facts.fused) or "none"])
     yield from _entry("products", [_counts(facts.products) or "none"])
+
+
+def _memory_text(memory: Memory) -> str:
+    if memory.why_not:
+        return f"not measured: {memory.why_not}"
+    return (
+        f"{size_text(memory.allocated)} peak on the device (MindSpore's allocator; without workspaces and HCCL buffers)"
+    )
 
 
 def size_text(size: int | None) -> str:

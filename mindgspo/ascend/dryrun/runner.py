@@ -12,11 +12,11 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mindgspo.ascend.dryrun.facts import GraphFacts
-from mindgspo.ascend.dryrun.job import Answer, Failure, Job, read_answer, write_record
+from mindgspo.ascend.dryrun.job import UNFINISHED, Answer, Failure, Job, Memory, read_answer, write_record
 from mindgspo.ascend.toolchain import Toolchain
 
 # A simulated rank must not meet a real cluster, nor take a graph from a cache instead of compiling it.
@@ -36,7 +36,7 @@ class Result:
     """What became of one graph of one rank.
 
     seconds: of the compile alone. peak_rss: bytes. strategy: MindSpore's file, None if it wrote none.
-    log: what the process said, in full.
+    log: what the process said, in full. memory: None where it was not asked for.
     """
 
     graph: str
@@ -47,6 +47,7 @@ class Result:
     facts: GraphFacts
     strategy: Path | None
     log: Path
+    memory: Memory | None = None
 
 
 def run_child(
@@ -61,11 +62,14 @@ def run_child(
     builder: str = BUILDER,
     import_folders: tuple[Path, ...] = (),
     time_limit_s: float = TIME_LIMIT_S,
+    measures_memory: bool = False,
 ) -> Result:
     """Compile one graph as `rank` of `world_size`; nothing of the process outlives this call.
 
     Writes <folder>/<graph>/strategy_<rank>.ckpt and <folder>/logs/<graph>_<rank>.log. builder, import_folders: as in
-    `Job`. Raises nothing for a graph that does not compile: that is in the result.
+    `Job`. measures_memory: also by MindSpore's backend, of which the memory of a call is asked; where that fails, the
+    graph is compiled once more without, so that the result tells of the front end in any case. Raises nothing for a
+    graph that does not compile: that is in the result.
     """
     strategy = (folder / graph / f"strategy_{rank}.ckpt").resolve()
     log = (folder / "logs" / f"{graph}_{rank}.log").resolve()
@@ -85,8 +89,11 @@ def run_child(
             strategy_path=str(strategy),
             result_path=str(Path(scratch, "answer.json")),
             is_stand_in=toolchain.is_stand_in,
+            measures_memory=measures_memory,
         )
         answer = _answer(job, Path(scratch), toolchain, log, time_limit_s)
+        if measures_memory and answer.failure is not None and answer.failure.phase in ("set-up", "compile", "process"):
+            answer = _without_memory(answer.failure, job, Path(scratch), toolchain, log, time_limit_s)
     return Result(
         graph=graph,
         rank=rank,
@@ -96,7 +103,19 @@ def run_child(
         facts=answer.facts,
         strategy=strategy if strategy.is_file() else None,
         log=log,
+        memory=answer.memory,
     )
+
+
+def _without_memory(
+    failure: Failure, job: Job, scratch: Path, toolchain: Toolchain, log: Path, time_limit_s: float
+) -> Answer:
+    """failure: that of the front end and the backend together."""
+    answer = _answer(replace(job, measures_memory=False), scratch, toolchain, log, time_limit_s)
+    if answer.failure is not None:
+        return answer
+    why_not = f"{failure.kind}: {failure.text}".strip().splitlines()[0]
+    return replace(answer, memory=Memory(why_not=why_not))
 
 
 def _answer(job: Job, scratch: Path, toolchain: Toolchain, log: Path, time_limit_s: float) -> Answer:
@@ -121,7 +140,9 @@ def _answer(job: Job, scratch: Path, toolchain: Toolchain, log: Path, time_limit
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
     if Path(job.result_path).is_file():
-        return read_answer(Path(job.result_path))
+        answer = read_answer(Path(job.result_path))
+        is_whole = answer.memory is None or answer.memory.why_not != UNFINISHED
+        return answer if is_whole else replace(answer, memory=Memory(why_not=_end(code, time_limit_s)))
     failure = Failure(phase="process", kind="no answer", text=_end(code, time_limit_s))
     return Answer(seconds=0.0, peak_rss=0, failure=failure)
 
@@ -144,7 +165,7 @@ def _environment(job: Job, scratch: Path, toolchain: Toolchain) -> dict[str, str
     return passed_on | {
         "LD_LIBRARY_PATH": _joined(toolchain.libraries, os.environ.get("LD_LIBRARY_PATH")),
         "PYTHONPATH": _joined(package, os.environ.get("PYTHONPATH")),
-        "MS_SIMULATION_LEVEL": "0",
+        "MS_SIMULATION_LEVEL": "1" if job.measures_memory else "0",
         "RANK_SIZE": str(job.world_size),
         "RANK_ID": str(job.rank),
         "GLOG_v": "3",

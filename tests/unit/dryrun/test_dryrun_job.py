@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from mindgspo.ascend.dryrun.facts import Collective, GraphFacts, HeldParameter
-from mindgspo.ascend.dryrun.job import Answer, Failure, Job, read_answer, read_job, write_record
+from mindgspo.ascend.dryrun.job import Answer, Failure, Job, Memory, read_answer, read_job, write_record
 
 
 def test_jobs_survive_their_file(tmp_path: Path) -> None:
@@ -23,6 +23,7 @@ def test_jobs_survive_their_file(tmp_path: Path) -> None:
         strategy_path="/s",
         result_path="/r",
         is_stand_in=True,
+        measures_memory=True,
     )
     write_record(tmp_path / "job.json", job)
     assert read_job(tmp_path / "job.json") == job
@@ -38,6 +39,7 @@ def test_answers_survive_their_file(tmp_path: Path) -> None:
     )
     for answer in (
         Answer(seconds=1.5, peak_rss=7, facts=facts),
+        Answer(seconds=1.5, peak_rss=7, facts=facts, memory=Memory(allocated=5, reserved=8)),
         Answer(seconds=0.0, peak_rss=7, failure=Failure(phase="build", kind="ValueError", text="x", place="y")),
     ):
         write_record(tmp_path / "answer.json", answer)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mindgspo.ascend.dryrun.facts import Collective, GraphFacts, HeldParameter
-from mindgspo.ascend.dryrun.job import Failure
+from mindgspo.ascend.dryrun.job import Failure, Memory
 from mindgspo.ascend.dryrun.report import block, rank_text, size_text, summary
 from mindgspo.ascend.dryrun.runner import Result
 from mindgspo.config import ParallelPlan
@@ -52,6 +53,21 @@ def test_block_of_a_compiled_graph(tmp_path: Path) -> None:
         "  products     BFloat16 98",
         "  strategy     dryrun/train/strategy_0.ckpt",
     ]
+
+
+@pytest.mark.parametrize(
+    "memory, line",
+    [
+        (
+            Memory(allocated=37 << 30, reserved=48 << 30),
+            "  memory       37.00 GB peak on the device (MindSpore's allocator; without workspaces and HCCL buffers)",
+        ),
+        (Memory(why_not="RuntimeError: no kernel"), "  memory       not measured: RuntimeError: no kernel"),
+    ],
+)
+def test_block_of_a_graph_whose_memory_was_asked_for(tmp_path: Path, memory: Memory, line: str) -> None:
+    lines = list(block(replace(result(tmp_path), memory=memory), section="plans.train", plan=PLAN, world_size=8))
+    assert lines[-2:] == [line, "  strategy     dryrun/train/strategy_0.ckpt"]
 
 
 def test_block_of_a_refused_graph_reads_the_log(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The estimate for Ascend: activations by hand, and what must hold whatever its constants are."""
+"""The estimate for Ascend: moments of each graph by hand, and what must hold whatever its constants are."""
 
 from __future__ import annotations
 
@@ -6,36 +6,103 @@ import pytest
 from planned_experiments import experiment_of, qwen2
 
 from mindgspo.config import ExperimentConfig
-from mindgspo.parallel.swap.states import Phase
-from mindgspo.planner import GIB, Level, Part, expected_memory
-from mindgspo.planner.ascend_memory import temporary
+from mindgspo.parallel.swap.states import Holding, Phase
+from mindgspo.planner import GIB, MIB, Level, Part, expected_memory
+from mindgspo.planner.ascend_memory import graph_parts, temporary
+from mindgspo.planner.holdings import held_bytes
 from mindgspo.planner.rank_work import RankWork
 from mindgspo.planner.smallest_change import changed
 
-TOKENS = 4 * 10_240
+# Qwen2.5-7B, 4 rows of 10,240 tokens, 4 slices; MiB of one tensor of a micro-batch.
+STATES, QUERY, KEY_VALUE, INNER = 280, 70, 10, 370
+STATISTICS, ROTATION = 8.75, 20
+SCORED_STATES = 224  # 4 x 8,192 response tokens
+TABLE, TABLE_FLOAT = 259.875, 519.75  # [38,016, 3,584]
+CHUNK = 3530 * 38_016 * 4 / MIB  # the tokens whose logits fit 512 MiB
+LAYER = 4 * STATES + 2 * QUERY + 2 * KEY_VALUE + 3 * INNER + 2 * STATISTICS
 
 
 def with_recompute(config: ExperimentConfig, recompute: str) -> ExperimentConfig:
     return changed(config, {"plans.train.recompute": recompute})
 
 
-def test_activations_of_seven_billion_by_hand(seven_billion: ExperimentConfig) -> None:
-    """Stage 0 of two keeps two micro-batches, stage 1 one; 7 query heads, one key/value head, 4736 inner features."""
+def update(config: ExperimentConfig, rank: int) -> dict[Part, float]:
+    """MiB by part."""
+    return {part: size / MIB for part, size in temporary(RankWork.of(config, rank), Phase.UPDATE).items()}
+
+
+def test_the_first_stage_keeps_inputs_and_one_layer(seven_billion: ExperimentConfig) -> None:
+    """Two micro-batches of 14 layers; results on their way to the next stage; one layer computed again, with the
+    gradients of its gate and up and of what lies before and behind it."""
+    found = update(seven_billion, 0)
+    again = LAYER - STATES + 2 * INNER + 2 * STATES
+    assert found[Part.ACTIVATIONS] == 2 * (14 * STATES + 2 * ROTATION) + 2 * STATES + again
+    assert found[Part.COMPUTE_WEIGHTS] == pytest.approx(3 * 32.375 + 2 * 6.125 + 2 * 0.875, rel=1e-3)
+    assert found[Part.NEW_GRADIENTS] == 0, "a pipeline adds them up at once"
+    assert found[Part.CONSTANTS] == 2 * 64 + 14 * 3 * 4
+
+
+def test_the_last_stage_is_fullest_in_its_head(seven_billion: ExperimentConfig) -> None:
+    """One micro-batch of 14 layers, the final norm's input, response tokens' states and their gradients."""
+    found = update(seven_billion, 4)
+    assert found[Part.ACTIVATIONS] == 14 * STATES + 2 * ROTATION + STATES + 2 * SCORED_STATES
+    assert found[Part.LOGITS] == pytest.approx(4 * CHUNK)
+    assert (found[Part.COMPUTE_WEIGHTS], found[Part.NEW_GRADIENTS]) == (TABLE, TABLE_FLOAT)
+
+
+def test_without_recompute_all_of_a_layer_is_kept(seven_billion: ExperimentConfig) -> None:
+    """Of both micro-batches, and the layers' matrices in bfloat16 with them."""
     config = with_recompute(seven_billion, "none")
-    per_token = 2 * (4 * 3584 + 2 * 896 + 2 * 128 + 3 * 4736) + 4 * 16 * 7
-    ends, passing = 2 * 3584 * 2, 2 * (3 * 4736 + 2 * 3584)
-    for rank, in_flight in ((0, 2), (4, 1)):
-        found = temporary(RankWork.of(config, rank), Phase.UPDATE)
-        assert found[Part.ACTIVATIONS] == TOKENS * (in_flight * (14 * per_token + ends) + passing)
+    found = update(config, 0)
+    assert found[Part.ACTIVATIONS] == 2 * (14 * LAYER + 2 * ROTATION) + 2 * STATES + 2 * INNER + STATES
+    assert found[Part.COMPUTE_WEIGHTS] == pytest.approx(2 * 14 * (3 * 32.375 + 2 * 6.125 + 2 * 0.875), rel=1e-3)
+    assert update(config, 4)[Part.ACTIVATIONS] == 14 * LAYER + 2 * ROTATION + STATES + 2 * SCORED_STATES
 
 
-def test_full_recompute_keeps_inputs_and_one_layer(seven_billion: ExperimentConfig) -> None:
-    none, full = (
-        temporary(RankWork.of(with_recompute(seven_billion, each), 4), Phase.UPDATE)[Part.ACTIVATIONS]
-        for each in ("none", "full")
-    )
-    per_token = 2 * (4 * 3584 + 2 * 896 + 2 * 128 + 3 * 4736) + 4 * 16 * 7
-    assert none - full == TOKENS * 13 * (per_token - 2 * 3584)
+def test_selective_recompute_keeps_products(seven_billion: ExperimentConfig) -> None:
+    found = update(with_recompute(seven_billion, "selective"), 4)
+    kept = 2 * STATES + 2 * QUERY + 2 * KEY_VALUE + 2 * INNER + 2 * STATISTICS
+    assert found[Part.ACTIVATIONS] == 14 * kept + 2 * ROTATION + STATES + 2 * SCORED_STATES
+
+
+def test_short_rows_leave_the_optimizer_as_the_fullest_moment(seven_billion: ExperimentConfig) -> None:
+    """Clipped gradients and decayed weights of all of a rank's 1.36e9 numbers."""
+    config = changed(seven_billion, {"trainer.samples_per_micro_batch": 1})
+    found, held = update(config, 0), held_bytes(RankWork.of(config, 0))
+    assert found[Part.STEP] == 2 * held[Holding.GRADIENTS] / MIB
+    assert Part.ACTIVATIONS not in found
+
+
+def test_optimizer_shards_are_gathered_before_layers_are_computed_again(seven_billion: ExperimentConfig) -> None:
+    plan = {"plans.train.data_parallel": 2, "plans.train.pipeline_stage": 1, "plans.train.micro_batch_num": 1}
+    config = changed(seven_billion, {**plan, "plans.train.optimizer_shard": True})
+    matrices = 28 * (3 * 32.375 + 2 * 6.125 + 2 * 0.875)
+    # Whole slices in float32, and those of one layer in bfloat16.
+    found = update(config, 0)
+    assert found[Part.COMPUTE_WEIGHTS] == pytest.approx(2 * matrices + matrices / 28, rel=1e-3)
+    # All in bfloat16; in the head its table in both.
+    kept = update(with_recompute(config, "selective"), 0)
+    assert kept[Part.COMPUTE_WEIGHTS] == pytest.approx(matrices + TABLE_FLOAT + TABLE, rel=1e-3)
+
+
+def test_graphs_of_generation(seven_billion: ExperimentConfig) -> None:
+    """4 prompts of 2,048 tokens: gate and up, twice, and the stream; keys and values of 28 layers. 64 slots: the output
+    table in bfloat16 and logits of a quarter of the vocabulary."""
+    work = RankWork.of(seven_billion, 0)
+    prefill = graph_parts(work, "prefill")
+    assert prefill[Part.ACTIVATIONS] / MIB == 4 * INNER / 5 + STATES / 5 + 2 * 28 * KEY_VALUE / 5
+    decode = graph_parts(work, "decode")
+    assert decode[Part.COMPUTE_WEIGHTS] / MIB == TABLE and decode[Part.LOGITS] == 64 * 38_016 * 2
+
+
+def test_scoring_goes_layer_by_layer(seven_billion: ExperimentConfig) -> None:
+    for rank in (0, 4):
+        found = temporary(RankWork.of(seven_billion, rank), Phase.SCORE)
+        assert found[Part.ACTIVATIONS] / MIB == 4 * INNER + STATES + ROTATION
+    few = changed(seven_billion, {"trainer.samples_per_micro_batch": 1})
+    found = temporary(RankWork.of(few, 4), Phase.SCORE)
+    assert found[Part.LOGITS] / MIB == pytest.approx(3 * CHUNK)
+    assert found[Part.ACTIVATIONS] / MIB == SCORED_STATES / 4
 
 
 @pytest.mark.parametrize("rank", [0, 4])
@@ -60,12 +127,12 @@ def test_micro_batches_in_flight_are_those_of_the_schedule() -> None:
 
 
 def test_sequence_parallel_splits_what_lies_between_the_layers(seven_billion: ExperimentConfig) -> None:
-    split = changed(seven_billion, {"plans.train.use_seq_parallel": True})
+    config = with_recompute(seven_billion, "selective")
     whole, quarter = (
-        temporary(RankWork.of(config, 4), Phase.UPDATE)[Part.ACTIVATIONS] for config in (seven_billion, split)
+        update(each, 4)[Part.ACTIVATIONS] for each in (config, changed(config, {"plans.train.use_seq_parallel": True}))
     )
-    # Inputs of 14 layers, what lies before and behind them, and the four tensors of the layer that is computed again.
-    assert whole - quarter == TOKENS * 2 * (3584 - 896) * (14 + 2 + 3)
+    # Inputs of both blocks of 14 layers, and what lies behind them.
+    assert whole - quarter == 29 * (STATES - STATES / 4)
 
 
 def test_a_card_has_less_than_all_to_give(seven_billion: ExperimentConfig) -> None:

@@ -1,0 +1,74 @@
+"""Peak memory that MindSpore's allocator reported in a dry run: a JSON file per graph and rank in the dry run's folder.
+
+What enters: peaks, written by the dry run. What leaves: those that belong to a configuration, beside which `plan` shows
+its own figures. Pure Python.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindgspo.config import ExperimentConfig
+from mindgspo.config.load import config_mapping
+from mindgspo.metrics.files import replace_file
+
+_FOLDER = "memory"
+# What graphs are made of; of `model` all but where its weights lie.
+_SECTIONS = ("model", "plans", "algorithm", "rollout")
+_KEYS = {
+    "data": ("max_prompt_length",),
+    "trainer": ("samples_per_micro_batch", "max_tokens_per_micro_batch", "packing", "length_multiple"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPeak:
+    """One call of one graph on one rank.
+
+    fingerprint: of its configuration. graph: "train", "reference", "prefill", ... mindspore: version. allocated: bytes
+    of all tensors at the peak. reserved: bytes of the blocks that the allocator had taken for them.
+    """
+
+    fingerprint: str
+    graph: str
+    rank: int
+    world_size: int
+    mindspore: str
+    allocated: int
+    reserved: int
+
+
+def fingerprint(config: ExperimentConfig) -> str:
+    """16 digits that are equal for configurations whose graphs are."""
+    everything = config_mapping(config)
+    content = {section: everything[section] for section in _SECTIONS}
+    content["model"] = {key: value for key, value in content["model"].items() if key != "path"}
+    content |= {section: {key: everything[section][key] for key in keys} for section, keys in _KEYS.items()}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def store_peak(folder: Path, peak: MeasuredPeak) -> None:
+    """folder: of the dry run. One that was measured before for this graph and rank is replaced."""
+    path = folder / _FOLDER / f"{peak.graph}_{peak.rank}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, json.dumps(dataclasses.asdict(peak), indent=2).encode() + b"\n")
+
+
+def stored_peaks(folder: Path, config: ExperimentConfig) -> list[MeasuredPeak]:
+    """Those in a dry run's folder that belong to the configuration, by graph and rank; files of others are left out."""
+    wanted = fingerprint(config)
+    found = [peak for peak in _read(folder) if peak.fingerprint == wanted]
+    return sorted(found, key=lambda peak: (peak.graph, peak.rank))
+
+
+def _read(folder: Path) -> Iterator[MeasuredPeak]:
+    for path in (folder / _FOLDER).glob("*.json"):
+        try:
+            yield MeasuredPeak(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):  # not ours, or of another version: as if it were not there
+            continue
