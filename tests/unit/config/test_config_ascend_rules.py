@@ -176,7 +176,7 @@ def test_a_tied_table_is_split_as_the_output_table_is(experiment: Path, problems
     assert untied.plans.train.vocab_emb_dp, "MindFormers' default"
     assert problems(*tied, "plans.train.vocab_emb_dp=true") == [
         "plans.train.vocab_emb_dp: true, but model.tie_word_embeddings makes the embedding table the output table, "
-        "which model_parallel 4 splits, and the compiler keeps one layout per parameter: every log-prob would be wrong; "
-        "set plans.train.vocab_emb_dp=false, or leave it out"
+        "which model_parallel 4 splits, and the compiler keeps one layout per parameter: every log-prob would be "
+        "wrong; set plans.train.vocab_emb_dp=false, or leave it out"
     ]
     assert load_config(experiment, [*tied, "plans.infer.vocab_emb_dp=true"]), "generation reads rows of the whole table"
