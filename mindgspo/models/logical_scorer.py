@@ -7,6 +7,7 @@ between the two.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from mindspore import Tensor, nn
@@ -23,16 +24,21 @@ from mindgspo.types import Batch
 class LogicalScorer:
     """As `PolicyScorer`. A call of the graph takes a batch of every replica."""
 
-    def __init__(self, model: nn.Cell, *, temperature: float) -> None:
+    def __init__(self, model: nn.Cell, *, temperature: float, strategy_path: Path | None = None) -> None:
         place: LogicalPlacement = model.place
         policy = PolicyLogProbs(model, temperature=temperature, with_entropy=True)
-        self._policy, self._graph = policy, divided(policy, place)
+        self._policy, self._graph = policy, divided(policy, place, strategy_path=strategy_path)
         self._num_replicas, self._replicas = place.divided.data_parallel, Replicas(place.held)
+
+    def graph_for(self, batch: Batch) -> tuple[nn.Cell, tuple[Tensor, ...]]:
+        """The graph, ready to be compiled or called, and inputs for it: `batch` on every replica."""
+        set_mode(self._policy, self._policy.model, training=False)
+        return self._graph, self._inputs([batch] * self._num_replicas)
 
     def compile(self, batch: Batch) -> None:
         """Compile for batches of this shape, which lays the model's parameters out on the ranks."""
-        set_mode(self._policy, self._policy.model, training=False)
-        self._graph.compile(*self._inputs([batch] * self._num_replicas))
+        graph, inputs = self.graph_for(batch)
+        graph.compile(*inputs)
 
     def score(self, batches: Sequence[Batch]) -> list[TokenScores]:
         """One result per batch, on every rank."""

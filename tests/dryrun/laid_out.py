@@ -61,8 +61,8 @@ def build(config: ExperimentConfig, graph: str, rank: int, *, strategy_path: Pat
     _check_moments(warm_up, layouts, rank)
     for name, values in weight_views(model).items():
         np.testing.assert_array_equal(values, whole[name][expected[name].index])
-    scorer = LogicalScorer(model, temperature=1.0)
-    return CompilableGraph(cell=scorer._graph, inputs=scorer._inputs([batch] * plan.data_parallel))
+    cell, inputs = LogicalScorer(model, temperature=1.0).graph_for(batch)
+    return CompilableGraph(cell=cell, inputs=inputs)
 
 
 def _check_moments(part: LogicalPart, layouts: Mapping[str, Layout], rank: int) -> None:

@@ -23,6 +23,7 @@ from mindgspo.algorithms.logical_part import LogicalPart
 from mindgspo.algorithms.registry import build_policy_loss
 from mindgspo.config import ExperimentConfig
 from mindgspo.config.plan import ParallelPlan
+from mindgspo.models.logical_scorer import LogicalScorer
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.weights import weight_layouts
 from mindgspo.parallel.auto_parallel import divided, set_mode
@@ -87,16 +88,10 @@ def _rollout(config: ExperimentConfig, rank: int, strategy_path: Path | None) ->
 
 def _scoring(config: ExperimentConfig, plan: ParallelPlan, rank: int, strategy_path: Path | None) -> CompilableGraph:
     place = logical_placement(plan, config.model.num_key_value_heads, rank=rank)
-    policy = PolicyLogProbs(build_model(config.model, place), temperature=config.rollout.temperature, with_entropy=True)
-    policy.set_train(False)
-    batch = longest_batch(config)
-    copies = plan.data_parallel
-    names = ("ids_RT", "positions_RT", "segments_RT", "predict_P", "targets_P", "place_NK")
-    ids, positions, segments, *rest = (np.concatenate([getattr(batch, name)] * copies) for name in names)
-    ends = attention_segments(segments, num_replicas=copies, num_segments=batch.samples_N.size)
-    inputs = (ids, positions, ends, *rest)
-    cell = divided(policy, place, strategy_path=strategy_path)
-    return CompilableGraph(cell=cell, inputs=tuple(Tensor(array) for array in inputs))
+    model = build_model(config.model, place)
+    scorer = LogicalScorer(model, temperature=config.rollout.temperature, strategy_path=strategy_path)
+    cell, inputs = scorer.graph_for(longest_batch(config))
+    return CompilableGraph(cell=cell, inputs=inputs)
 
 
 def _prefill(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
