@@ -30,10 +30,12 @@ def device_problems(config: ExperimentConfig) -> Iterator[str]:
     yield from _cache_problems(config)
     yield from _rank_problems("plans.train", plans.train, model)
     yield from _rank_problems("plans.infer", plans.infer, model)
-    yield from _tied_problems("plans.train", plans.train, model)
+    yield from _tied_layout_problems("plans.train", plans.train, model)
+    yield from _tied_stage_problems("plans.train", plans.train, model)
     yield from _sequence_problems("plans.train", plans.train, config)
     if plans.reference is not None:
         yield from _rank_problems("plans.reference", plans.reference, model)
+        yield from _tied_layout_problems("plans.reference", plans.reference, model)
         yield from _sequence_problems("plans.reference", plans.reference, config)
 
 
@@ -110,17 +112,18 @@ def _is_group(num_ranks: int) -> bool:
     return num_ranks in (1, 2, 4) or num_ranks % _SERVER == 0
 
 
-def _tied_problems(name: str, plan: ParallelPlan, model: ModelSection) -> Iterator[str]:
-    stages = plan.pipeline_stage
-    if not model.tie_word_embeddings:
-        return
-    if plan.vocab_emb_dp and plan.model_parallel > 1:
+def _tied_layout_problems(name: str, plan: ParallelPlan, model: ModelSection) -> Iterator[str]:
+    if model.tie_word_embeddings and plan.vocab_emb_dp and plan.model_parallel > 1:
         yield (
             f"{name}.vocab_emb_dp: true, but model.tie_word_embeddings makes the embedding table the output table, "
             f"which model_parallel {plan.model_parallel} splits, and the compiler keeps one layout per parameter: "
             f"every log-prob would be wrong; set {name}.vocab_emb_dp=false, or leave it out"
         )
-    if stages == 1:
+
+
+def _tied_stage_problems(name: str, plan: ParallelPlan, model: ModelSection) -> Iterator[str]:
+    stages = plan.pipeline_stage
+    if not model.tie_word_embeddings or stages == 1:
         return
     more = plan.model_parallel * stages
     by_slices = f"model_parallel={more} or " if more in legal_model_parallel(model) and _is_group(more) else ""

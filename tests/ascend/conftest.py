@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -28,20 +29,28 @@ def cards() -> None:
         pytest.skip(str(reason))
 
 
-Figures = Callable[[int, Sequence[Mapping]], dict[str, dict[str, np.ndarray]]]
+Figures = Callable[..., dict[str, dict[str, np.ndarray]]]
 
 
 @pytest.fixture(scope="session")
 def figures_of_cards(cards: None, tmp_path_factory: pytest.TempPathFactory) -> Figures:
-    """(number of cards, cases of `plan_figures`) -> {name of a case: its figures}, by one job."""
+    """(number of cards, cases of `plan_figures`) -> {name of a case: its figures}, by one job.
 
-    def run(num_cards: int, cases: Sequence[Mapping]) -> dict[str, dict[str, np.ndarray]]:
+    package_folder: of another copy of the package. A job that fails raises AssertionError with the end of its output.
+    """
+
+    def run(
+        num_cards: int, cases: Sequence[Mapping], package_folder: Path | None = None
+    ) -> dict[str, dict[str, np.ndarray]]:
         folder = tmp_path_factory.mktemp(f"cards{num_cards}")
         (folder / "job.json").write_text(json.dumps(list(cases)))
         command = [str(WORKERS / "plan_figures.py"), str(folder)]
         if num_cards > 1:
             command = [str(WORKERS / "launch_cards.py"), str(num_cards), str(folder / "logs"), *command]
-        done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+        environment = dict(os.environ)
+        if package_folder is not None:
+            environment["PYTHONPATH"] = str(package_folder)
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
         found = {}
         for case in cases:
@@ -53,10 +62,16 @@ def figures_of_cards(cards: None, tmp_path_factory: pytest.TempPathFactory) -> F
 
 
 @pytest.fixture(scope="session")
-def figures_on_cpu(cpu_runtime: None) -> Callable[[str], dict[str, np.ndarray]]:
-    """Name of a model -> the figures of one process on CPU, without an emulated card."""
-    from functools import cache
-
+def figures_on_cpu(cpu_runtime: None) -> Callable[[str | Mapping], dict[str, np.ndarray]]:
+    """A model of `plan_figures`, by name or section -> the figures of one process on CPU, without an emulated card."""
     from plan_figures import figures
 
-    return cache(lambda model: figures({"model": model, "train": {}, "infer": {}}, "CPU"))
+    made: dict[str, dict[str, np.ndarray]] = {}
+
+    def of_model(model: str | Mapping) -> dict[str, np.ndarray]:
+        key = json.dumps(model, sort_keys=True)
+        if key not in made:
+            made[key] = figures({"model": model, "train": {}, "infer": {}}, "CPU")
+        return made[key]
+
+    return of_model

@@ -1,4 +1,5 @@
-"""What plans make of one recorded rollout on emulated cards: scores, updates, weights, then tokens of the infer plan.
+"""What plans make of one recorded rollout on emulated cards: scores, updates, weights, and tokens of the infer plan
+before and after. On cards the trained weights, gradients and moments wait on the host whenever nothing reads them.
 
 usage: plan_figures.py FOLDER, in the environment of emulated cards. FOLDER/job.json is a list of cases; rank 0 writes
 FOLDER/<name>.npz. `figures` is also called by tests on CPU, for the plan of one process.
@@ -49,21 +50,27 @@ MODELS = {
 def figures(case: Mapping, device: str) -> Arrays:
     """Everything that is compared, whole, on rank 0.
 
-    case: model, train and infer (plans; no infer: nothing is sampled), is_packed, dtype.
+    case: model (a name of MODELS, or a section), train and infer (plans; no infer: nothing is sampled), is_packed,
+    dtype.
     """
     from plan_cases import batches_of, definition
 
     from mindgspo.algorithms.losses.gspo import GSPOLoss
     from mindgspo.algorithms.taking_part import updater_of
     from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
+    from mindgspo.config.swap_section import SwapSection
     from mindgspo.data.rows import gathered
     from mindgspo.models.logical_scorer import scorer_of
     from mindgspo.models.policy import PolicyLogProbs, build_model
-    from mindgspo.models.weights import initialize_weights, weights_as_numpy
+    from mindgspo.models.weights import held_parameters, initialize_weights, weights_as_numpy
     from mindgspo.parallel import runtime
     from mindgspo.parallel.placement import Placement, logical_placement
+    from mindgspo.parallel.swap.offloaded_memory import OffloadedMemory
+    from mindgspo.parallel.swap.states import Holding, Phase
+    from mindgspo.parallel.swap.swap import Swap
 
-    section = ModelSection(**MODELS[case["model"]], dtype=case.get("dtype", "float32"))
+    model_of_case = MODELS[case["model"]] if isinstance(case["model"], str) else case["model"]
+    section = ModelSection(**model_of_case, dtype=case.get("dtype", "float32"))
     plan = ParallelPlan(**case["train"])
     place = Placement(plan=plan, rank=runtime.rank())
     if device == "Ascend" and plan.world_size > 1:
@@ -78,62 +85,84 @@ def figures(case: Mapping, device: str) -> Arrays:
         updater.compile(batches[0])
     initialize_weights(model, section, seed=3)
     scorer = scorer_of(model, temperature=1.0)
+    is_card = device == "Ascend"
+    swap = Swap(SwapSection(enabled=is_card), OffloadedMemory() if is_card else None)
+    swap.register(Holding.ACTOR_WEIGHTS, held_parameters(model))
+    swap.register(Holding.GRADIENTS, updater.gradients, keeps_content=False)
+    swap.register(Holding.MOMENTS, updater.moments)
+    sampler = _Sampler(ParallelPlan(**case["infer"]), section, model, device) if "infer" in case else None
     arrays: Arrays = {}
+    if sampler:
+        with swap.phase(Phase.RESHARD):
+            arrays |= sampler.sample(0)
     results = []
     for number in range(NUM_UPDATES):
-        scores = scorer.score(batches)
+        with swap.phase(Phase.SCORE):
+            scores = scorer.score(batches)
         for name in ("logp_NK", "entropy_NK"):
             rows = gathered(batches, [getattr(found, name) for found in scores], 16)
             arrays[f"{name}/{number}"] = np.concatenate(rows)
-        results.append(updater.update(batches, LEARNING_RATE))
+        with swap.phase(Phase.UPDATE):
+            results.append(updater.update(batches, LEARNING_RATE))
     arrays["loss"] = np.array([result.loss for result in results])
     arrays["grad_norm"] = np.array([result.grad_norm for result in results])
-    arrays |= {f"weight/{name}": array for name, array in weights_as_numpy(model, section).items()}
-    if case.get("infer") is not None:
-        arrays |= _sampled(ParallelPlan(**case["infer"]), section, model, device)
+    with swap.phase(Phase.RESHARD):
+        arrays |= {f"weight/{name}": array for name, array in weights_as_numpy(model, section).items()}
+        if sampler:
+            arrays |= sampler.sample(NUM_UPDATES)
+    swap.close()
     return arrays
 
 
-def _sampled(plan, section, trained, device: str) -> Arrays:
-    from plan_cases import prompts_of
+class _Sampler:
+    """The infer plan's model and engine. sample(version) brings the trained weights, and generates."""
 
-    from mindgspo.config.reshard_section import ReshardSection
-    from mindgspo.models.policy import build_model
-    from mindgspo.parallel import runtime
-    from mindgspo.parallel.placement import Placement
-    from mindgspo.rollout.engine import NativeEngine
-    from mindgspo.rollout.protocol import SamplingSettings
-    from mindgspo.rollout.random import Purpose, RandomStream
-    from mindgspo.rollout.replicated import ReplicatedEngine
-    from mindgspo.rollout.weight_transfer import WeightTransfer
+    def __init__(self, plan, section, trained, device: str) -> None:
+        from plan_cases import prompts_of
 
-    place = Placement(plan=plan, rank=runtime.rank())
-    model = build_model(section, place) if plan.world_size > 1 else trained
-    native = NativeEngine(
-        model,
-        eos_ids=(1,),
-        num_slots=8,
-        prefill_width=4,
-        max_prompt_length=8,
-        max_new_tokens=MAX_NEW_TOKENS,
-        length_multiple=8,
-        cache_dtype="float16" if device == "Ascend" else None,
-    )
-    engine = native
-    if plan.world_size > 1:
-        transfer = WeightTransfer(trained, model, section, ReshardSection(bucket_mb=1, verify="full"))
-        engine = ReplicatedEngine(native, place, transfer.bring)
-    engine.load_weights(NUM_UPDATES)
-    stream = RandomStream(seed=7, purpose=Purpose.TRAINING, step=1)
-    settings = SamplingSettings(num_samples=NUM_SAMPLES, temperature=1.0, max_new_tokens=MAX_NEW_TOKENS, stream=stream)
-    rollout = engine.generate(prompts_of(section), settings, weight_version=NUM_UPDATES)
-    responses = [response for group in rollout.responses for response in group]
-    ids = np.full((len(responses), MAX_NEW_TOKENS), -1, np.int32)
-    logprobs = np.zeros(ids.shape, np.float32)
-    for row, response in enumerate(responses):
-        ids[row, : response.length] = response.ids
-        logprobs[row, : response.length] = response.logprobs
-    return {"sampled/ids": ids, "sampled/logp": logprobs}
+        from mindgspo.config.reshard_section import ReshardSection
+        from mindgspo.models.policy import build_model
+        from mindgspo.parallel import runtime
+        from mindgspo.parallel.placement import Placement
+        from mindgspo.rollout.engine import NativeEngine
+        from mindgspo.rollout.replicated import ReplicatedEngine
+        from mindgspo.rollout.weight_transfer import WeightTransfer
+
+        place = Placement(plan=plan, rank=runtime.rank())
+        model = build_model(section, place) if plan.world_size > 1 else trained
+        self.engine = NativeEngine(
+            model,
+            eos_ids=(1,),
+            num_slots=8,
+            prefill_width=4,
+            max_prompt_length=8,
+            max_new_tokens=MAX_NEW_TOKENS,
+            length_multiple=8,
+            cache_dtype="float16" if device == "Ascend" else None,
+        )
+        if plan.world_size > 1:
+            transfer = WeightTransfer(trained, model, section, ReshardSection(bucket_mb=1, verify="full"))
+            self.engine = ReplicatedEngine(self.engine, place, transfer.bring)
+        self.prompts = prompts_of(section)
+
+    def sample(self, version: int) -> Arrays:
+        """ids [sequences, MAX_NEW_TOKENS], -1 behind an end, and their log-probs."""
+        from mindgspo.rollout.protocol import SamplingSettings
+        from mindgspo.rollout.random import Purpose, RandomStream
+
+        self.engine.load_weights(version)
+        stream = RandomStream(seed=7, purpose=Purpose.TRAINING, step=1)
+        settings = SamplingSettings(
+            num_samples=NUM_SAMPLES, temperature=1.0, max_new_tokens=MAX_NEW_TOKENS, stream=stream
+        )
+        rollout = self.engine.generate(self.prompts, settings, weight_version=version)
+        responses = [response for group in rollout.responses for response in group]
+        ids = np.full((len(responses), MAX_NEW_TOKENS), -1, np.int32)
+        logprobs = np.zeros(ids.shape, np.float32)
+        for row, response in enumerate(responses):
+            ids[row, : response.length] = response.ids
+            logprobs[row, : response.length] = response.logprobs
+        return {f"sampled/{version}/ids": ids, f"sampled/{version}/logp": logprobs}
 
 
 def body(folder: Path) -> int:

@@ -180,3 +180,7 @@ def test_a_tied_table_is_split_as_the_output_table_is(experiment: Path, problems
         "wrong; set plans.train.vocab_emb_dp=false, or leave it out"
     ]
     assert load_config(experiment, [*tied, "plans.infer.vocab_emb_dp=true"]), "generation reads rows of the whole table"
+    reference = [*tied, "algorithm.kl={placement: loss, coef: 0.1}", "plans.reference={model_parallel: 4}"]
+    assert load_config(experiment, reference).plans.scoring.vocab_emb_dp is False
+    (problem,) = problems(*reference, "plans.reference.vocab_emb_dp=true")
+    assert problem.startswith("plans.reference.vocab_emb_dp: true, but model.tie_word_embeddings")

@@ -1,0 +1,193 @@
+"""The divisions that emulated cards are tested with, and what their figures must equal.
+
+Cases are those of `workers/plan_figures.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from mindgspo.config import ModelSection, ParallelPlan, load_config
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+# Cases by number of cards; one job runs all of a size.
+ONE = {
+    "one card": {"model": "dense", "train": {}, "infer": {}},
+    "one card, tied": {"model": "tied", "train": {}, "infer": {}},
+    "one card of experts": {"model": "experts", "train": {}, "infer": {}},
+    "one card, packed": {"model": "dense", "train": {}, "is_packed": True},
+}
+TWO = {
+    "2x1x1": {"model": "dense", "train": {"data_parallel": 2}, "infer": {"model_parallel": 2}},
+    "1x2x1": {"model": "dense", "train": {"model_parallel": 2}, "infer": {"data_parallel": 2}},
+    "1x2x1, split input table": {
+        "model": "dense",
+        "train": {"model_parallel": 2, "vocab_emb_dp": False},
+        "infer": {"model_parallel": 2, "vocab_emb_dp": False},
+    },
+    "1x2x1, tied": {
+        "model": "tied",
+        "train": {"model_parallel": 2, "vocab_emb_dp": False},
+        "infer": {"data_parallel": 2},
+    },
+    "1x2x1, split sequence": {
+        "model": "dense",
+        "train": {"model_parallel": 2, "use_seq_parallel": True},
+        "infer": {"data_parallel": 2},
+    },
+    "1x2x1, recomputed": {
+        "model": "dense",
+        "train": {"model_parallel": 2, "recompute": "full"},
+        "infer": {"data_parallel": 2},
+    },
+    "1x1x2": {
+        "model": "dense",
+        "train": {"pipeline_stage": 2, "micro_batch_num": 2},
+        "infer": {"data_parallel": 2},
+    },
+    "2x1x1, sharded moments": {
+        "model": "dense",
+        "train": {"data_parallel": 2, "optimizer_shard": True},
+        "infer": {"data_parallel": 2},
+    },
+    "2x1x1, split experts": {
+        "model": "experts",
+        "train": {"data_parallel": 2, "expert_parallel": 2},
+        "infer": {"data_parallel": 2},
+    },
+    "2x1x1, packed": {"model": "dense", "train": {"data_parallel": 2}, "is_packed": True},
+}
+FOUR = {
+    "2x2x1, tied, sharded moments": {
+        "model": "tied",
+        "train": {"data_parallel": 2, "model_parallel": 2, "optimizer_shard": True, "vocab_emb_dp": False},
+        "infer": {"data_parallel": 4},
+    },
+    "1x4x1": {"model": "dense", "train": {"model_parallel": 4}, "infer": {"data_parallel": 2, "model_parallel": 2}},
+    "1x2x2": {
+        "model": "dense",
+        "train": {"model_parallel": 2, "pipeline_stage": 2, "micro_batch_num": 2},
+        "infer": {"model_parallel": 4},
+    },
+    "2x2x1 of experts": {
+        "model": "experts",
+        "train": {"data_parallel": 2, "model_parallel": 2, "expert_parallel": 2},
+        "infer": {"data_parallel": 4},
+    },
+}
+EIGHT = {
+    "1x4x2": {
+        "model": "dense",
+        "train": {"model_parallel": 4, "pipeline_stage": 2, "micro_batch_num": 2},
+        "infer": {"data_parallel": 2, "model_parallel": 4},
+    },
+    "2x2x2": {
+        "model": "dense",
+        "train": {
+            "data_parallel": 2,
+            "model_parallel": 2,
+            "pipeline_stage": 2,
+            "micro_batch_num": 2,
+            "optimizer_shard": True,
+        },
+        "infer": {"data_parallel": 4, "model_parallel": 2},
+    },
+}
+
+
+def named(cases: Mapping[str, Mapping]) -> list[dict]:
+    return [{"name": name, **case} for name, case in cases.items()]
+
+
+def check(found: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], name: str) -> None:
+    for key in ("loss", "grad_norm"):
+        np.testing.assert_allclose(found[key], wanted[key], rtol=1e-5, atol=1e-6, err_msg=f"{name}: {key}")
+    for key in (key for key in wanted if key.startswith("logp_NK")):
+        np.testing.assert_allclose(found[key], wanted[key], rtol=0, atol=1e-5, err_msg=f"{name}: {key}")
+    for key in (key for key in wanted if key.startswith("entropy_NK")):
+        np.testing.assert_allclose(found[key], wanted[key], rtol=1e-5, atol=0, err_msg=f"{name}: {key}")
+    for key in (key for key in wanted if key.startswith("weight/")):
+        # The gradient of a key's bias is rounding alone, and Adam takes steps of the learning rate along it.
+        steps = 3 * 5e-4 if key.endswith("k_proj.bias") else 2e-5
+        np.testing.assert_allclose(found[key], wanted[key], rtol=0, atol=steps, err_msg=f"{name}: {key}")
+    for version in (0, 3):
+        if f"sampled/{version}/ids" in found:
+            check_samples(found, wanted, f"sampled/{version}", name)
+
+
+def check_samples(found: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], sampled: str, name: str) -> None:
+    """Equal tokens with log-probs within 2e-3 (the cache is float16), up to where a sequence draws another token."""
+    differs = found[f"{sampled}/ids"] != wanted[f"{sampled}/ids"]
+    rows = np.flatnonzero(differs.any(axis=1))
+    assert len(rows) <= 0.1 * len(differs), f"{name}: {sampled}: sequences {rows} differ"
+    same = np.cumsum(differs, axis=1) == 0
+    np.testing.assert_allclose(
+        np.where(same, found[f"{sampled}/logp"], 0),
+        np.where(same, wanted[f"{sampled}/logp"], 0),
+        rtol=0,
+        atol=2e-3,
+        err_msg=f"{name}: {sampled}",
+    )
+
+
+def some(cases: Mapping[str, Mapping], *names: str) -> dict[str, Mapping]:
+    return {name: cases[name] for name in names}
+
+
+@cache
+def shipped_in_miniature() -> dict[str, Mapping]:
+    """Each shipped model configuration for cards: its architecture with small sizes, under its own plans on 8 cards.
+
+    Plans of more cards lose half of their widest axis until they fit. As many layers as stages, two at least; heads as
+    many as model_parallel and the key/value heads need, so that they are shared by ranks where they are shipped so.
+    """
+    cases = {}
+    with TemporaryDirectory() as scratch:
+        for path in sorted((PROJECT / "model_configs").glob("*.yaml")):
+            if path.stem.endswith(("_tiny", "_smoke")):
+                continue
+            experiment = Path(scratch) / "experiment.yaml"
+            base = (PROJECT / "examples/gsm8k/gspo_qwen2_5_7b.yaml").read_text("utf-8")
+            experiment.write_text(base.replace("../../model_configs/qwen2_5_7b.yaml", str(path)), "utf-8")
+            config = load_config(experiment, check_files=False)
+            train, infer = _on_eight_cards(config.plans.train), _on_eight_cards(config.plans.infer)
+            cases[path.stem] = {
+                "model": _small(config.model, train),
+                "train": train.model_dump(),
+                "infer": infer.model_dump(),
+            }
+    return cases
+
+
+def _on_eight_cards(plan: ParallelPlan) -> ParallelPlan:
+    while plan.world_size > 8:
+        widest = max(("model_parallel", "pipeline_stage", "data_parallel"), key=lambda axis: getattr(plan, axis))
+        plan = plan.model_copy(update={widest: getattr(plan, widest) // 2})
+    return plan.model_copy(update={"expert_parallel": min(plan.expert_parallel, plan.data_parallel)})
+
+
+def _small(model: ModelSection, train: ParallelPlan) -> dict:
+    kv_heads = min(model.num_key_value_heads, 8)
+    heads = max(kv_heads * min(2, model.num_attention_heads // kv_heads), train.model_parallel)
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 16 * heads,
+        "intermediate_size": 128,
+        "num_hidden_layers": max(2, train.pipeline_stage),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 16,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.1,
+        "path": None,
+    }
+    if model.num_experts:
+        sizes |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    kept = model.model_dump(mode="json", exclude={"dtype", "backend"})
+    return kept | sizes

@@ -1,0 +1,141 @@
+"""Wrong changes of what only a card executes are caught on emulated cards: each ends the job or makes other numbers."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from ascend.divisions import FOUR, ONE, TWO, check, named, some
+
+PACKAGE = Path(__file__).resolve().parents[2] / "mindgspo"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """file: below the package. old: text that stands in it once; new: what replaces it. case: a plan that takes it."""
+
+    file: str
+    old: str
+    new: str
+    num_cards: int
+    case: str
+
+
+MUTATIONS = {
+    "decoding without MindSpore's own kernels": Mutation(
+        "parallel/runtime.py", '"infer_boost": "on"', '"infer_boost": "off"', 1, "one card"
+    ),
+    "the causal mask of another mode": Mutation(
+        "parallel/device_ops.py", "CAUSAL_FROM_THE_END = 3", "CAUSAL_FROM_THE_END = 0", 1, "one card"
+    ),
+    "segments that end a token early": Mutation(
+        "parallel/device_ops.py",
+        "return np.flatnonzero(is_last.reshape(-1)) + 1",
+        "return np.maximum(np.flatnonzero(is_last.reshape(-1)), 1)",
+        1,
+        "one card",
+    ),
+    "cos and sin swapped": Mutation(
+        "parallel/device_ops.py", "cos, sin, 0).reshape(x.shape)", "sin, cos, 0).reshape(x.shape)", 1, "one card"
+    ),
+    "gate and up swapped": Mutation("parallel/device_ops.py", "stack((gate, up))", "stack((up, gate))", 1, "one card"),
+    "keys stored as values": Mutation(
+        "rollout/cache.py",
+        "self.store(new_keys, new_values, keys, values",
+        "self.store(new_values, new_keys, keys, values",
+        1,
+        "one card",
+    ),
+    "attention without the newest token": Mutation(
+        "rollout/engine.py", "Tensor(table.positions_S + np.int32(1))", "Tensor(table.positions_S)", 1, "one card"
+    ),
+    "a swap that does not come back": Mutation(
+        "parallel/swap/offloaded_memory.py",
+        "self._offload(parameter)",
+        "parameter.set_data(parameter * 0)",
+        1,
+        "one card",
+    ),
+    "a missing AllReduce behind row-parallel layers": Mutation(
+        "parallel/model_parallel_ops.py",
+        "    def construct(self, x: Tensor) -> Tensor:\n        return self.sum(x)\n",
+        "    def construct(self, x: Tensor) -> Tensor:\n        return x\n",
+        2,
+        "2x1x1",
+    ),
+    "gathered logits in the order of ranks, not of columns": Mutation(
+        "parallel/model_parallel_ops.py", "parts.transpose(1, 0, 2)", "parts", 2, "2x1x1"
+    ),
+    "tokens of every rank added up": Mutation(
+        "parallel/model_parallel_ops.py", "np.float32(place.at.model == 0)", "np.float32(1)", 2, "2x1x1"
+    ),
+    "weights that stay those of the first reshard": Mutation(
+        "rollout/weight_transfer.py",
+        "            commit_values(parameter, new[parameter.name])\n",
+        "            if self._transfers == 0:\n"
+        "                commit_values(parameter, new[parameter.name])\n"
+        "        self._verify = 'off'\n",
+        2,
+        "2x1x1",
+    ),
+    "segments counted over all replicas": Mutation(
+        "models/logical_scorer.py",
+        "attention_segments(segments, num_replicas=len(batches), num_segments=even[0].samples_N.size)",
+        "attention_segments(segments, num_segments=len(batches) * even[0].samples_N.size)",
+        2,
+        "2x1x1",
+    ),
+    "a norm that counts copies": Mutation(
+        "algorithms/logical_update.py", "    return len(holders[0])\n", "    return 1\n", 2, "1x2x1, tied"
+    ),
+    "slices in the reverse order of ranks": Mutation(
+        "parallel/layout.py",
+        "tuple(number * length for number, length in zip(index, self.slice_shape, strict=True))",
+        "tuple((parts - 1 - number) * length for number, length, parts in zip(index, self.slice_shape, self.splits))",
+        2,
+        "1x2x1, tied",
+    ),
+    "scoring with the flags of training": Mutation(
+        "models/logical_scorer.py",
+        "    def score(self, batches: Sequence[Batch]) -> list[TokenScores]:\n"
+        '        """One result per batch, on every rank."""\n'
+        "        set_mode(self._policy, self._policy.model, training=False)\n",
+        "    def score(self, batches: Sequence[Batch]) -> list[TokenScores]:\n",
+        2,
+        "1x1x2",
+    ),
+    "key and value heads repeated for the wrong ranks": Mutation(
+        "parallel/device_ops.py",
+        "x_MBD.reshape(-1, self.num_kv_heads, 1, self.head_dim)\n        return self.tile(one, (1, 1, self.copies, 1))",
+        "x_MBD.reshape(-1, 1, self.num_kv_heads, self.head_dim)\n        return ops.tile(one, (1, self.copies, 1, 1))",
+        4,
+        "1x4x1",
+    ),
+}
+
+
+def mutated_package(mutation: Mutation, folder: Path) -> Path:
+    """A folder with a copy of the package that has the mutation."""
+    shutil.copytree(PACKAGE, folder / "mindgspo", ignore=shutil.ignore_patterns("__pycache__"))
+    path = folder / "mindgspo" / mutation.file
+    text = path.read_text(encoding="utf-8")
+    assert text.count(mutation.old) == 1, f"{mutation.file}: {text.count(mutation.old)} x {mutation.old!r}"
+    path.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_wrong_change_is_caught(
+    figures_of_cards: Callable, figures_on_cpu: Callable, tmp_path: Path, name: str
+) -> None:
+    mutation = MUTATIONS[name]
+    cases = some({1: ONE, 2: TWO, 4: FOUR}[mutation.num_cards], mutation.case)
+    folder = mutated_package(mutation, tmp_path)
+    with pytest.raises(AssertionError) as caught:
+        found = figures_of_cards(mutation.num_cards, named(cases), folder)
+        check(found[mutation.case], figures_on_cpu(cases[mutation.case]["model"]), mutation.case)
+    print(f"{name}: {[line for line in str(caught.value).splitlines() if line.strip()][:3]}")
