@@ -80,7 +80,7 @@ def stand_ins(wheel: Wheel, cache: Path) -> Path:
 def _key(wheel: Wheel) -> str:
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     digest = hashlib.sha256()
-    for path in [*sorted(_NATIVE.iterdir()), SIGNATURES, *_EMULATOR.parent / "symbols.py", Path(__file__)]:
+    for path in [*sorted(_NATIVE.iterdir()), SIGNATURES, _EMULATOR.parent / "symbols.py", Path(__file__)]:
         if path.is_file():
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return f"{wheel.version}-{python}-{platform.machine()}-{wheel.fingerprint()}-{digest.hexdigest()[:8]}"

@@ -26,7 +26,7 @@ from mindgspo.config.plan import ParallelPlan
 from mindgspo.models.logical_scorer import LogicalScorer
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.weights import weight_layouts
-from mindgspo.parallel.auto_parallel import divided, set_mode
+from mindgspo.parallel.auto_parallel import set_mode
 from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.placement import Placement, logical_placement
 from mindgspo.rollout.cache import SlotCache, slot_cache
