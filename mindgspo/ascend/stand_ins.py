@@ -52,9 +52,10 @@ _OPENED_BY_NAME = (
 )
 # Functions that it looks up by name: all texts of these forms in its libraries.
 _LOOKED_UP = re.compile(
-    rb"\0((?:Hccl|Hcom|aclrt|aclmdl|aclop|acltdt|aclprof|acldump|aclSet|aclGen)\w+"
+    rb"((?:Hccl|Hcom|aclrt|aclmdl|aclop|acltdt|aclprof|acldump|aclSet|aclGen)\w+"
     rb"|InitHcomGraphAdapter|FinalizeHcomGraphAdapter|GetHcclKernelInfoStore|GetAllKernelBuilder)(?=\0)"
 )
+_BEGINNINGS = (b"\0Hc", b"\0acl", b"\0InitHcom", b"\0FinalizeHcom", b"\0GetHccl", b"\0GetAll")
 _SYSTEM = ("libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "libdl.so.2", "libpthread.so.0")
 
 
@@ -142,7 +143,17 @@ def declared_operators() -> list[str]:
 
 
 def _looked_up(libraries: Iterable[Path]) -> set[str]:
-    return {name.decode() for path in libraries for name in _LOOKED_UP.findall(path.read_bytes())}
+    """Half a gigabyte is searched for the beginnings first, which is three times as fast as the expression alone."""
+    found = set()
+    for path in libraries:
+        content = path.read_bytes()
+        for beginning in _BEGINNINGS:
+            at = content.find(beginning)
+            while at >= 0:
+                if name := _LOOKED_UP.match(content, at + 1):
+                    found.add(name[0].decode())
+                at = content.find(beginning, at + 1)
+    return found
 
 
 def _compile_all(scratch: Path, wheel: Wheel) -> list[str]:
