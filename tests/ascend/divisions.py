@@ -16,6 +16,8 @@ from mindgspo.config import ModelSection, ParallelPlan, load_config
 
 PROJECT = Path(__file__).resolve().parents[2]
 
+SAMPLING_TOLERANCE = 2e-3
+
 # Cases by number of cards; one job runs all of a size.
 ONE = {
     "one card": {"model": "dense", "train": {}, "infer": {}},
@@ -122,16 +124,21 @@ def check(found: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], nam
 
 
 def check_samples(found: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], sampled: str, name: str) -> None:
-    """Equal tokens with log-probs within 2e-3 (the cache is float16), up to where a sequence draws another token."""
-    differs = found[f"{sampled}/ids"] != wanted[f"{sampled}/ids"]
-    rows = np.flatnonzero(differs.any(axis=1))
-    assert len(rows) <= 0.1 * len(differs), f"{name}: {sampled}: sequences {rows} differ"
+    """Log-probs within 2e-3 (the cache is float16), and equal tokens unless the uniform lies so close to the edge
+    between two tokens; behind such a token a sequence goes its own way."""
+    ids, margins = wanted[f"{sampled}/ids"], wanted[f"{sampled}/margin"]
+    assert margins.min() > -1e-5, f"{name}: {sampled}: CPU's own tokens miss their uniforms by {-margins.min()}"
+    differs = found[f"{sampled}/ids"] != ids
+    for row in np.flatnonzero(differs.any(axis=1)):
+        first = int(np.argmax(differs[row]))
+        print(f"{name}: {sampled}: sequence {row} draws another token {first}, {margins[row, first]:.1e} from an edge")
+        assert margins[row, first] < SAMPLING_TOLERANCE, f"{name}: {sampled}: token {first} of sequence {row}"
     same = np.cumsum(differs, axis=1) == 0
     np.testing.assert_allclose(
         np.where(same, found[f"{sampled}/logp"], 0),
         np.where(same, wanted[f"{sampled}/logp"], 0),
         rtol=0,
-        atol=2e-3,
+        atol=SAMPLING_TOLERANCE,
         err_msg=f"{name}: {sampled}",
     )
 

@@ -144,9 +144,10 @@ class _Sampler:
             transfer = WeightTransfer(trained, model, section, ReshardSection(bucket_mb=1, verify="full"))
             self.engine = ReplicatedEngine(self.engine, place, transfer.bring)
         self.prompts = prompts_of(section)
+        self.model, self.measures_margins = model, device == "CPU"
 
     def sample(self, version: int) -> Arrays:
-        """ids [sequences, MAX_NEW_TOKENS], -1 behind an end, and their log-probs."""
+        """ids [sequences, MAX_NEW_TOKENS], -1 behind an end, and their log-probs; on CPU also `_margins`."""
         from mindgspo.rollout.protocol import SamplingSettings
         from mindgspo.rollout.random import Purpose, RandomStream
 
@@ -162,7 +163,38 @@ class _Sampler:
         for row, response in enumerate(responses):
             ids[row, : response.length] = response.ids
             logprobs[row, : response.length] = response.logprobs
-        return {f"sampled/{version}/ids": ids, f"sampled/{version}/logp": logprobs}
+        arrays = {"ids": ids, "logp": logprobs}
+        if self.measures_margins:
+            arrays["margin"] = self._margins(ids, stream)
+        return {f"sampled/{version}/{name}": array for name, array in arrays.items()}
+
+    def _margins(self, ids_NT: np.ndarray, stream) -> np.ndarray:
+        """float64 [sequences, MAX_NEW_TOKENS]: how far the uniform of each token lies from the nearer edge of that
+        token's stretch of the cumulative distribution; at most rounding beyond it."""
+        from mindspore import Tensor
+
+        from mindgspo.parallel.device_ops import attention_segments
+
+        prompts = [prompt for prompt in self.prompts for _ in range(NUM_SAMPLES)]
+        width = max(prompt.ids.size for prompt in prompts) + MAX_NEW_TOKENS
+        ids_RT, segments_RT = np.zeros((2, len(prompts), width), np.int32)
+        for row, (prompt, ids_T) in enumerate(zip(prompts, ids_NT, strict=True)):
+            whole = np.concatenate([prompt.ids, ids_T[ids_T >= 0]])
+            ids_RT[row, : whole.size], segments_RT[row, : whole.size] = whole, 1
+        positions_RT = np.tile(np.arange(width, dtype=np.int32), (len(prompts), 1))
+        hidden = self.model(Tensor(ids_RT), Tensor(positions_RT), Tensor(attention_segments(segments_RT)))
+        table_VH = self.model.output_weight().asnumpy().astype(np.float64)
+        logits_RTV = hidden.asnumpy().reshape(len(prompts), width, -1) @ table_VH.T
+        probs_RTV = np.exp(logits_RTV - logits_RTV.max(-1, keepdims=True))
+        cdf_RTV = np.cumsum(probs_RTV / probs_RTV.sum(-1, keepdims=True), -1)
+        margins_NT = np.full(ids_NT.shape, np.inf)
+        for row, prompt in enumerate(prompts):
+            uniforms = stream.uniforms(prompt.index, row % NUM_SAMPLES, MAX_NEW_TOKENS)
+            for column in np.flatnonzero(ids_NT[row] >= 0):
+                cdf_V, token = cdf_RTV[row, prompt.ids.size + column - 1], ids_NT[row, column]
+                below = cdf_V[token - 1] if token > 0 else 0.0
+                margins_NT[row, column] = min(uniforms[column] - below, cdf_V[token] - uniforms[column])
+        return margins_NT
 
 
 def body(folder: Path) -> int:
