@@ -70,4 +70,5 @@ echo "== ruff check"
 echo "== ruff format"
 "$python" -m ruff format --check .
 echo "== pytest"
-"$python" -m pytest --durations=10 "${selection[@]}" "$@"
+# A worker per core, four at most: each holds a MindSpore. Tests of one file share fixtures and stay together.
+"$python" -m pytest -n logical --maxprocesses 4 --dist loadfile --durations=10 "${selection[@]}" "$@"

@@ -31,3 +31,22 @@ def cpu_runtime() -> None:
     from mindgspo.parallel.runtime import set_up_runtime
 
     set_up_runtime("CPU")
+
+
+# What takes longest, measured: node ids, or functions with all of their parameters. Marked slow while it is collected.
+SLOW_TESTS = Path(__file__).parent / "slow_tests.txt"
+
+
+def slow_tests() -> frozenset[str]:
+    """The lines of `slow_tests.txt`, without comments."""
+    lines = SLOW_TESTS.read_text(encoding="utf-8").splitlines()
+    return frozenset(line for line in lines if line and not line.startswith("#"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before pytest selects by marker."""
+    slow = slow_tests()
+    for item in items:
+        if item.nodeid in slow or item.nodeid.split("[")[0] in slow:
+            item.add_marker(pytest.mark.slow)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import resource
 import sys
 import time
 import traceback
@@ -74,8 +73,7 @@ class _Compile:
             failure = Failure(
                 phase=self.phase, kind=type(error).__name__, text=str(error), place=_place(error.__traceback__)
             )
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return Answer(seconds=self.seconds, peak_rss=peak, failure=failure, facts=facts)
+        return Answer(seconds=self.seconds, peak_rss=_peak_rss(), failure=failure, facts=facts)
 
     def _compile(self) -> GraphFacts:
         job = self.job
@@ -102,6 +100,13 @@ class _Compile:
             traceback.print_exc()
             return Memory(why_not=f"{type(error).__name__}: {error}".strip().splitlines()[0])
         return Memory(allocated=allocated, reserved=reserved)
+
+
+def _peak_rss() -> int:
+    """Bytes. Not getrusage's, which begins with what the parent held when it forked."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
 
 
 def _config(job: Job) -> ExperimentConfig | None:
