@@ -6,7 +6,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# Nothing asserts on time: a worker may wait for its neighbour.
+hypothesis.settings.register_profile("mindgspo", deadline=None)
+hypothesis.settings.load_profile("mindgspo")
 
 SHARED_DATA = Path(__file__).resolve().parents[1] / ".." / "shared" / "data"
 

@@ -48,6 +48,11 @@ TWO = {
         "train": {"model_parallel": 2, "recompute": "full"},
         "infer": {"data_parallel": 2},
     },
+    "1x2x1, recomputed in part": {
+        "model": "dense",
+        "train": {"model_parallel": 2, "recompute": "selective"},
+        "infer": {"data_parallel": 2},
+    },
     "1x1x2": {
         "model": "dense",
         "train": {"pipeline_stage": 2, "micro_batch_num": 2},
