@@ -71,6 +71,11 @@ def metrics(run_dir: Path) -> list[dict]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
+def steps(run_dir: Path) -> list[int]:
+    """Each once, though it may have a line for training and one for evaluation."""
+    return sorted({row["step"] for row in metrics(run_dir)})
+
+
 def test_a_whole_run_on_one_card(run: Callable, experiment: Path) -> None:
     done = run("card")
     run_dir = experiment.parent / "card"
@@ -113,9 +118,9 @@ def test_the_eight_card_plans(run: Callable, experiment: Path) -> None:
         "plans.infer.data_parallel=2",
         "resume=auto",
     )
-    assert [row["step"] for row in metrics(run_dir)] == [0, 1, 2]
+    assert steps(run_dir) == [0, 1, 2]
     assert (run_dir / "export" / "model.safetensors").is_file()
-    assert metrics(run_dir)[:2] == metrics(kept)
+    assert metrics(run_dir)[: len(metrics(kept))] == metrics(kept)
 
 
 @pytest.mark.slow
@@ -140,7 +145,7 @@ def test_the_eight_card_plans(run: Callable, experiment: Path) -> None:
 )
 def test_two_card_plans(run: Callable, experiment: Path, settings: tuple[str, ...]) -> None:
     run("cards", *settings)
-    assert [row["step"] for row in metrics(experiment.parent / "cards")] == [0, 1, 2]
+    assert steps(experiment.parent / "cards") == [0, 1, 2]
 
 
 @pytest.mark.slow
