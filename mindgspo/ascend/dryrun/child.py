@@ -23,6 +23,7 @@ from mindgspo.ascend.dryrun.facts import GraphFacts
 from mindgspo.ascend.dryrun.graph_text import read_graph
 from mindgspo.ascend.dryrun.job import UNFINISHED, Answer, Failure, Job, Memory, read_job, write_record
 from mindgspo.ascend.python_packages import install_stand_in_packages
+from mindgspo.metrics.timers import peak_rss_mb
 from mindgspo.parallel.process_groups import made_groups
 from mindgspo.parallel.runtime import (
     call_for_memory,
@@ -73,7 +74,7 @@ class _Compile:
             failure = Failure(
                 phase=self.phase, kind=type(error).__name__, text=str(error), place=_place(error.__traceback__)
             )
-        return Answer(seconds=self.seconds, peak_rss=_peak_rss(), failure=failure, facts=facts)
+        return Answer(seconds=self.seconds, peak_rss=round(peak_rss_mb() * 2**20), failure=failure, facts=facts)
 
     def _compile(self) -> GraphFacts:
         job = self.job
@@ -100,13 +101,6 @@ class _Compile:
             traceback.print_exc()
             return Memory(why_not=f"{type(error).__name__}: {error}".strip().splitlines()[0])
         return Memory(allocated=allocated, reserved=reserved)
-
-
-def _peak_rss() -> int:
-    """Bytes. Not getrusage's, which begins with what the parent held when it forked."""
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
 
 
 def _config(job: Job) -> ExperimentConfig | None:
