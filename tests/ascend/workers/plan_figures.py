@@ -18,7 +18,7 @@ Arrays = dict[str, np.ndarray]
 
 NUM_UPDATES = 3
 LEARNING_RATE = 5e-4
-NUM_SAMPLES, MAX_NEW_TOKENS = 4, 12
+NUM_SAMPLES = 4
 
 # Heads are as wide as attention on Ascend takes them.
 DENSE = {
@@ -54,6 +54,7 @@ def figures(case: Mapping, device: str) -> Arrays:
     dtype.
     """
     from plan_cases import batches_of, definition
+    from plan_sampling import PlanSampler
 
     from mindgspo.algorithms.losses.gspo import GSPOLoss
     from mindgspo.algorithms.taking_part import updater_of
@@ -90,11 +91,22 @@ def figures(case: Mapping, device: str) -> Arrays:
     swap.register(Holding.ACTOR_WEIGHTS, held_parameters(model))
     swap.register(Holding.GRADIENTS, updater.gradients, keeps_content=False)
     swap.register(Holding.MOMENTS, updater.moments)
-    sampler = _Sampler(ParallelPlan(**case["infer"]), section, model, device) if "infer" in case else None
+    sampler = None
+    if "infer" in case:
+        infer, cache_dtype = ParallelPlan(**case["infer"]), "float16" if is_card else None
+        sampler = PlanSampler(infer, section, model, num_samples=NUM_SAMPLES, cache_dtype=cache_dtype)
+
+    def sampled(version: int) -> Arrays:
+        assert sampler
+        found = sampler.sample(version)
+        if not is_card:
+            found["margin"] = sampler.margins(found["ids"])
+        return {f"sampled/{version}/{name}": array for name, array in found.items()}
+
     arrays: Arrays = {}
     if sampler:
         with swap.phase(Phase.RESHARD):
-            arrays |= sampler.sample(0)
+            arrays |= sampled(0)
     results = []
     for number in range(NUM_UPDATES):
         with swap.phase(Phase.SCORE):
@@ -109,92 +121,9 @@ def figures(case: Mapping, device: str) -> Arrays:
     with swap.phase(Phase.RESHARD):
         arrays |= {f"weight/{name}": array for name, array in weights_as_numpy(model, section).items()}
         if sampler:
-            arrays |= sampler.sample(NUM_UPDATES)
+            arrays |= sampled(NUM_UPDATES)
     swap.close()
     return arrays
-
-
-class _Sampler:
-    """The infer plan's model and engine. sample(version) brings the trained weights, and generates."""
-
-    def __init__(self, plan, section, trained, device: str) -> None:
-        from plan_cases import prompts_of
-
-        from mindgspo.config.reshard_section import ReshardSection
-        from mindgspo.models.policy import build_model
-        from mindgspo.parallel import runtime
-        from mindgspo.parallel.placement import Placement
-        from mindgspo.rollout.engine import NativeEngine
-        from mindgspo.rollout.replicated import ReplicatedEngine
-        from mindgspo.rollout.weight_transfer import WeightTransfer
-
-        place = Placement(plan=plan, rank=runtime.rank())
-        model = build_model(section, place) if plan.world_size > 1 else trained
-        self.engine = NativeEngine(
-            model,
-            eos_ids=(1,),
-            num_slots=8,
-            prefill_width=4,
-            max_prompt_length=8,
-            max_new_tokens=MAX_NEW_TOKENS,
-            length_multiple=8,
-            cache_dtype="float16" if device == "Ascend" else None,
-        )
-        if plan.world_size > 1:
-            transfer = WeightTransfer(trained, model, section, ReshardSection(bucket_mb=1, verify="full"))
-            self.engine = ReplicatedEngine(self.engine, place, transfer.bring)
-        self.prompts = prompts_of(section)
-        self.model, self.measures_margins = model, device == "CPU"
-
-    def sample(self, version: int) -> Arrays:
-        """ids [sequences, MAX_NEW_TOKENS], -1 behind an end, and their log-probs; on CPU also `_margins`."""
-        from mindgspo.rollout.protocol import SamplingSettings
-        from mindgspo.rollout.random import Purpose, RandomStream
-
-        self.engine.load_weights(version)
-        stream = RandomStream(seed=7, purpose=Purpose.TRAINING, step=1)
-        settings = SamplingSettings(
-            num_samples=NUM_SAMPLES, temperature=1.0, max_new_tokens=MAX_NEW_TOKENS, stream=stream
-        )
-        rollout = self.engine.generate(self.prompts, settings, weight_version=version)
-        responses = [response for group in rollout.responses for response in group]
-        ids = np.full((len(responses), MAX_NEW_TOKENS), -1, np.int32)
-        logprobs = np.zeros(ids.shape, np.float32)
-        for row, response in enumerate(responses):
-            ids[row, : response.length] = response.ids
-            logprobs[row, : response.length] = response.logprobs
-        arrays = {"ids": ids, "logp": logprobs}
-        if self.measures_margins:
-            arrays["margin"] = self._margins(ids, stream)
-        return {f"sampled/{version}/{name}": array for name, array in arrays.items()}
-
-    def _margins(self, ids_NT: np.ndarray, stream) -> np.ndarray:
-        """float64 [sequences, MAX_NEW_TOKENS]: how far the uniform of each token lies from the nearer edge of that
-        token's stretch of the cumulative distribution; at most rounding beyond it."""
-        from mindspore import Tensor
-
-        from mindgspo.parallel.device_ops import attention_segments
-
-        prompts = [prompt for prompt in self.prompts for _ in range(NUM_SAMPLES)]
-        width = max(prompt.ids.size for prompt in prompts) + MAX_NEW_TOKENS
-        ids_RT, segments_RT = np.zeros((2, len(prompts), width), np.int32)
-        for row, (prompt, ids_T) in enumerate(zip(prompts, ids_NT, strict=True)):
-            whole = np.concatenate([prompt.ids, ids_T[ids_T >= 0]])
-            ids_RT[row, : whole.size], segments_RT[row, : whole.size] = whole, 1
-        positions_RT = np.tile(np.arange(width, dtype=np.int32), (len(prompts), 1))
-        hidden = self.model(Tensor(ids_RT), Tensor(positions_RT), Tensor(attention_segments(segments_RT)))
-        table_VH = self.model.output_weight().asnumpy().astype(np.float64)
-        logits_RTV = hidden.asnumpy().reshape(len(prompts), width, -1) @ table_VH.T
-        probs_RTV = np.exp(logits_RTV - logits_RTV.max(-1, keepdims=True))
-        cdf_RTV = np.cumsum(probs_RTV / probs_RTV.sum(-1, keepdims=True), -1)
-        margins_NT = np.full(ids_NT.shape, np.inf)
-        for row, prompt in enumerate(prompts):
-            uniforms = stream.uniforms(prompt.index, row % NUM_SAMPLES, MAX_NEW_TOKENS)
-            for column in np.flatnonzero(ids_NT[row] >= 0):
-                cdf_V, token = cdf_RTV[row, prompt.ids.size + column - 1], ids_NT[row, column]
-                below = cdf_V[token - 1] if token > 0 else 0.0
-                margins_NT[row, column] = min(uniforms[column] - below, cdf_V[token] - uniforms[column])
-        return margins_NT
 
 
 def body(folder: Path) -> int:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 from mindspore import Tensor, nn
-from plan_cases import MODELS, batches_of, definition, prompts_of
+from plan_cases import MODELS, batches_of, definition
+from plan_sampling import PlanSampler
 
 from mindgspo.algorithms.kl_control import reward_penalty
 from mindgspo.algorithms.losses.gspo import GSPOLoss
@@ -27,13 +28,8 @@ from mindgspo.parallel import runtime
 from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.reshard.resharder import gather_to_first_rank
 from mindgspo.parallel.training_layout import TrainingLayout
-from mindgspo.rollout.engine import NativeEngine
-from mindgspo.rollout.protocol import Rollout, RolloutEngine, SamplingSettings
-from mindgspo.rollout.random import Purpose, RandomStream
-from mindgspo.rollout.replicated import ReplicatedEngine
-from mindgspo.rollout.weight_transfer import WeightTransfer
 from mindgspo.trainer.reference import ReferencePolicy
-from mindgspo.types import Batch, Prompt
+from mindgspo.types import Batch
 
 Arrays = dict[str, np.ndarray]
 
@@ -41,7 +37,7 @@ NUM_UPDATES = 5
 REFUSED_BEFORE = 2
 """The update before which, where there are ranks, another one is refused: nothing may show of it."""
 LEARNING_RATE = 5e-5
-NUM_SAMPLES, MAX_NEW_TOKENS = 16, 12
+NUM_SAMPLES = 16
 
 
 def results_of_plan(
@@ -151,54 +147,7 @@ def _first_gradients(updater: PolicyUpdater, layout: TrainingLayout | None) -> A
 
 
 def _sampled(infer: Mapping[str, object], section: ModelSection, trained: nn.Cell) -> Arrays:
-    plan = ParallelPlan(**infer)
-    place = Placement(plan=plan, rank=runtime.rank())
-    model = build_model(section, place) if plan.world_size > 1 else trained
-    native = NativeEngine(
-        model,
-        eos_ids=(1,),
-        num_slots=16,
-        prefill_width=4,
-        max_prompt_length=8,
-        max_new_tokens=MAX_NEW_TOKENS,
-        length_multiple=8,
-    )
-    engine: RolloutEngine = native
-    if plan.world_size > 1:
-        transfer = WeightTransfer(trained, model, section, ReshardSection(bucket_mb=1, verify="full"))
-        engine = ReplicatedEngine(native, place, transfer.bring)
-    engine.load_weights(NUM_UPDATES)
-    stream = RandomStream(seed=7, purpose=Purpose.TRAINING, step=1)
-    settings = SamplingSettings(num_samples=NUM_SAMPLES, temperature=1.0, max_new_tokens=MAX_NEW_TOKENS, stream=stream)
-    prompts = prompts_of(section)
-    rollout = engine.generate(prompts, settings, weight_version=NUM_UPDATES)
-    shape = (len(prompts) * NUM_SAMPLES, MAX_NEW_TOKENS)
-    arrays = {
-        "sampled/ids": np.full(shape, -1, np.int32),
-        "sampled/logp": np.zeros(shape, np.float32),
-    }
-    for row, response in enumerate(response for group in rollout.responses for response in group):
-        arrays["sampled/ids"][row, : response.length] = response.ids
-        arrays["sampled/logp"][row, : response.length] = response.logprobs
-    if plan.world_size == 1:
-        arrays["margin"] = _margins(trained, prompts, rollout, settings)
-    return arrays
-
-
-def _margins(model: nn.Cell, prompts: list[Prompt], rollout: Rollout, settings: SamplingSettings) -> np.ndarray:
-    """How far each draw's uniform was from the nearest edge of the cumulative distribution, by numpy in float64."""
-    table = model.output_weight().asnumpy().astype(np.float64)
-    margins = np.ones((len(prompts) * NUM_SAMPLES, MAX_NEW_TOKENS))
-    for row, response in enumerate(response for group in rollout.responses for response in group):
-        prompt = prompts[row // NUM_SAMPLES]
-        ids = np.zeros((1, 24), np.int32)
-        length = prompt.ids.size + response.length
-        ids[0, :length] = np.concatenate([prompt.ids, response.ids])
-        segments = (np.arange(24) < length).astype(np.int32)[None]
-        hidden = model(Tensor(ids), Tensor(np.arange(24, dtype=np.int32)[None]), Tensor(segments)).asnumpy()
-        logits = hidden.astype(np.float64)[prompt.ids.size - 1 : length - 1] @ table.T
-        probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
-        cdf = np.cumsum(probabilities / probabilities.sum(axis=1, keepdims=True), axis=1)
-        uniforms = settings.stream.uniforms(prompt.index, response.sample_index, MAX_NEW_TOKENS)[: response.length]
-        margins[row, : response.length] = np.abs(cdf - uniforms[:, None]).min(axis=1)
-    return margins
+    sampler = PlanSampler(ParallelPlan(**infer), section, trained, num_samples=NUM_SAMPLES)
+    found = sampler.sample(NUM_UPDATES)
+    arrays = {f"sampled/{name}": array for name, array in found.items()}
+    return arrays if runtime.is_launched() else arrays | {"margin": sampler.margins(found["ids"])}

@@ -63,7 +63,8 @@ int call_operator(const char* name, Phase phase, int64_t key, int64_t version, A
 // The text that aclGetRecentErrMsg gives next in this thread.
 void set_error(const std::string& text);
 size_t dtype_size(int dtype);
-
+// See waiting.cc; later calls do nothing.
+void let_waiting_threads_sleep();
 
 }  // namespace emulator
 

@@ -104,7 +104,11 @@ API int aclrtPeekAtLastError(int) { return kOk; }
 
 // ---------------------------------------------------------------- device
 API const char* aclrtGetSocName() { return "Ascend910B3"; }
-API int aclrtSetDevice(int32_t device) { current_device = device; return kOk; }
+API int aclrtSetDevice(int32_t device) {
+  let_waiting_threads_sleep();
+  current_device = device;
+  return kOk;
+}
 API int aclrtGetDevice(int32_t* device) { *device = current_device < 0 ? 0 : current_device; return kOk; }
 API int aclrtGetDeviceCount(uint32_t* count) { *count = 64; return kOk; }  // as many ranks as a host may start
 API int aclrtResetDevice(int32_t) { return kOk; }
