@@ -149,9 +149,19 @@ def test_two_card_plans(run: Callable, experiment: Path, settings: tuple[str, ..
 
 
 @pytest.mark.slow
-def test_a_killed_rank_is_named_and_the_others_end(cards: None, experiment: Path) -> None:
-    run_dir = experiment.parent / "killed"
-    sets = [f"run_dir={run_dir}", "plans.train.data_parallel=2", "plans.infer.data_parallel=2"]
+@pytest.mark.parametrize(
+    ("sign", "exit_code", "words"),
+    [(signal.SIGKILL, 1, "rank 1"), (signal.SIGSTOP, 124, "waits for rank 1")],
+    ids=["killed", "in no collective"],
+)
+def test_a_rank_that_fails_is_named_and_the_others_end(
+    cards: None, experiment: Path, sign: int, exit_code: int, words: str
+) -> None:
+    run_dir = experiment.parent / "failed"
+    sets = [
+        *(f"run_dir={run_dir}", "trainer.max_steps=50", "plans.train.data_parallel=2", "plans.infer.data_parallel=2"),
+        "watch={factor: 1, min_seconds: 40, on_stall: stop}",
+    ]
     command = [sys.executable, "-m", "mindgspo.cli", "run", str(experiment), "--emulate-ascend"]
     launcher = subprocess.Popen(
         [*command, *(word for setting in sets for word in ("--set", setting))],
@@ -159,17 +169,16 @@ def test_a_killed_rank_is_named_and_the_others_end(cards: None, experiment: Path
         stderr=subprocess.STDOUT,
         text=True,
     )
-    victim = None
-    while victim is None or not (run_dir / "metrics.jsonl").exists():
+    while not (run_dir / "metrics.jsonl").exists() or max(steps(run_dir), default=0) < 1:
         assert launcher.poll() is None, launcher.communicate()[0][-3000:]
         time.sleep(0.2)
-        victim = next((child for child in psutil.Process(launcher.pid).children() if _rank(child) == "1"), None)
-    os.kill(victim.pid, signal.SIGKILL)
+    ranks = {_rank(child): child for child in psutil.Process(launcher.pid).children()}
+    os.kill(ranks["1"].pid, sign)
     began = time.monotonic()
-    output, _ = launcher.communicate(timeout=60)
-    assert launcher.returncode != 0 and "rank 1" in output, output[-3000:]
-    assert time.monotonic() - began < 30
-    assert not psutil.pid_exists(victim.pid)
+    output, _ = launcher.communicate(timeout=120)
+    assert launcher.returncode == exit_code and words in output, output[-3000:]
+    assert time.monotonic() - began < 30 + 40 * (sign == signal.SIGSTOP)
+    assert not any(process.is_running() for process in ranks.values())
 
 
 def _rank(process: psutil.Process) -> str | None:
