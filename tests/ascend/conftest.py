@@ -51,7 +51,7 @@ def figures_of_cards(cards: None, tmp_path_factory: pytest.TempPathFactory) -> F
         if package_folder is not None:
             environment["PYTHONPATH"] = str(package_folder)
         done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
-        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+        assert done.returncode == 0, (done.stdout + done.stderr)[-20000:]
         found = {}
         for case in cases:
             with np.load(folder / f"{case['name']}.npz") as arrays:

@@ -133,7 +133,7 @@ SUMS = ("loss", "pg_loss", "kl_loss")
 AVERAGES = ("pg_clipfrac", "pg_clipfrac_seq", "pg_clipfrac_neg", "ppo_kl", "ppo_kl_seq", "log_ratio_mean", "kl")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), parts=st.sampled_from([1, 2, 4, 8]))
 def test_micro_batches_and_ranks_add_up(seed, parts):
     definition, batch = random_definition(seed), random_batch(seed)
@@ -150,7 +150,7 @@ def test_micro_batches_and_ranks_add_up(seed, parts):
     np.testing.assert_allclose(gradient, whole.grad_logp_NK, rtol=1e-12, atol=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), garbage=st.sampled_from([0.0, np.nan, np.inf, 1e30]))
 def test_padding_and_the_order_of_rows_change_nothing(seed, garbage):
     definition, batch = random_definition(seed), random_batch(seed)

@@ -64,7 +64,7 @@ ARRAYS = st.dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(parameters=ARRAYS, optimizer=ARRAYS)
 def test_any_arrays_come_back_bit_for_bit(
     tmp_path: Path, parameters: dict[str, np.ndarray], optimizer: dict[str, np.ndarray]

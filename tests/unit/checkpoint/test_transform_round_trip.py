@@ -264,7 +264,7 @@ def layouts(draw: st.DrawFn, shape: tuple[int, ...]) -> Layout:
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), shape=st.lists(st.sampled_from([12, 24]), min_size=1, max_size=3).map(tuple))
 def test_any_block_of_any_layout(tmp_path: Path, data: st.DataObject, shape: tuple[int, ...]):
     layout = data.draw(layouts(shape))

@@ -65,7 +65,7 @@ def test_dump_loads_back_equal_from_another_folder(path, tmp_path, monkeypatch):
     lr=st.floats(min_value=1e-12, max_value=10),
     tokens=st.lists(st.text(), min_size=1, max_size=3),
 )
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_dump_loads_back_any_value(experiment, tmp_path, prompt, seed, lr, tokens):
     config = load_config(experiment)
     changed = ExperimentConfig.model_validate(

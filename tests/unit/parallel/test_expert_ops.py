@@ -24,7 +24,7 @@ def choices(num_tokens: int, num_experts: int, num_chosen: int, *, seed: int, fa
     return np.argsort(-appeal, axis=1)[:, :num_chosen].astype(np.int32)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     num_tokens=st.sampled_from([1, 7, 40]),
     num_experts=st.sampled_from([2, 5, 8, 40]),

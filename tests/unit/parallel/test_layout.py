@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mindgspo.errors import ConfigError
@@ -111,7 +111,6 @@ def layouts(draw: st.DrawFn) -> Layout:
     )
 
 
-@settings(deadline=None)
 @given(any_layout=layouts())
 def test_slices_tile_the_tensor_and_holders_are_the_inverse(any_layout: Layout):
     counts = np.zeros(any_layout.shape, dtype=int)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mindgspo.config.plan import ParallelPlan
@@ -47,7 +47,6 @@ def test_device_axes_are_counted_from_the_right():
     assert [device_coordinate(11, (2, 3, 4), axis) for axis in (0, 1, 2)] == [3, 2, 0]
 
 
-@settings(deadline=None)
 @given(data=st.integers(1, 5), model=st.integers(1, 5), stages=st.integers(1, 5))
 def test_coordinates_and_groups_are_consistent(data: int, model: int, stages: int):
     any_grid = grid(data, model, stages)

@@ -35,7 +35,7 @@ arrays = st.sampled_from(DTYPES).flatmap(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(results=st.lists(st.lists(arrays, max_size=3).map(tuple), max_size=4))
 def test_any_arrays_survive_a_parcel(results: list[Arrays]):
     found = list(_unpacked(_packed(results)))

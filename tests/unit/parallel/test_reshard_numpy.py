@@ -160,7 +160,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 # Derandomized: the suite judges the same pairs each time.
 @pytest.mark.slow
-@settings(max_examples=360, deadline=None, derandomize=True)
+@settings(max_examples=360, derandomize=True)
 @given(case=cases(), free_old=st.booleans())
 def test_any_plan_becomes_any_other(case: Case, free_old: bool):
     plan = case.plan()
@@ -180,7 +180,7 @@ def test_any_plan_becomes_any_other(case: Case, free_old: bool):
     assert (again.steps, again.digest()) == (plan.steps, plan.digest())
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(case=cases())
 def test_there_and_back_is_where_it_began(case: Case):
     plan = case.plan()

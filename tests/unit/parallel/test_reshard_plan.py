@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mindgspo.config import ModelSection, ParallelPlan
@@ -187,7 +187,6 @@ def test_a_group_in_use_is_preferred_to_a_nearer_rank():
     assert choose_senders(loads, grain_bytes=8) == [3, 6], "unless it has more to send"
 
 
-@settings(deadline=None)
 @given(
     loads=st.lists(
         st.builds(

@@ -76,7 +76,7 @@ def test_what_nobody_splits_is_one_block():
     ]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(splits=st.tuples(*[st.sampled_from([1, 2, 3, 4, 6]) for _ in range(4)]))
 def test_every_block_lies_in_one_slice_of_either_side(splits: tuple[int, int, int, int]):
     sides = [layout((12, 12), (1, 0), splits[:2]), layout((12, 12), (1, 0), splits[2:])]

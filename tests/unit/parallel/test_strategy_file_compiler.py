@@ -178,7 +178,7 @@ def spread_layouts(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int | tuple[
 
 
 @given(spread_layouts())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_what_is_moved_into_the_fields_comes_out_again(spread):
     matrix, tensor_map = (spread[0], StoredLayout(device_matrix=spread[0], tensor_map=spread[1]).tensor_map)
     fields = with_fields(matrix, tensor_map)

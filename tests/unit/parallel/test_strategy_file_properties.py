@@ -55,7 +55,7 @@ def all_layouts(model: ModelSection, plan: ParallelPlan) -> dict[str, Layout]:
 
 
 @given(plan=plans(), kv_heads=st.sampled_from([1, 2, 4, 8, 16]), tied=st.booleans(), data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_written_and_read_layouts_place_alike(plan: ParallelPlan, kv_heads: int, tied: bool, data: st.DataObject):
     model, grid = section(kv_heads, tied), RankGrid.of(plan)
     layouts = all_layouts(model, plan)
@@ -81,7 +81,7 @@ def test_written_and_read_layouts_place_alike(plan: ParallelPlan, kv_heads: int,
 
 
 @given(left=plans(), kv_heads=st.sampled_from([2, 16]), data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_files_of_two_plans_over_equal_stages_compare_as_layouts_do(
     left: ParallelPlan, kv_heads: int, data: st.DataObject
 ):

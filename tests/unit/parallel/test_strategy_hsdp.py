@@ -98,7 +98,7 @@ def test_two_device_axes_on_one_tensor_axis_keep_their_order():
     matrix=st.lists(st.sampled_from([1, 1, 2, 3, 4]), min_size=1, max_size=4).map(tuple),
     data=st.data(),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_leaving_out_single_devices_moves_nothing(matrix: tuple[int, ...], data: st.DataObject):
     shape = (4**4 * 3**4, 2)  # which every such matrix divides
     axes = data.draw(st.permutations(range(len(matrix))))

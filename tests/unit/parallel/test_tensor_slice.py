@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mindgspo.parallel.tensor_slice import TensorSlice
@@ -56,7 +56,6 @@ def blocks_of_tensors(draw: st.DrawFn) -> TensorSlice:
     return TensorSlice(tuple(start for start, _ in bounds), tuple(start + length for start, length in bounds))
 
 
-@settings(deadline=None)
 @given(block=blocks_of_tensors(), max_size=st.integers(1, 200))
 def test_blocks_cover_every_element_once_within_the_bound(block: TensorSlice, max_size: int):
     counts = np.zeros(block.stops, dtype=int)
@@ -67,7 +66,6 @@ def test_blocks_cover_every_element_once_within_the_bound(block: TensorSlice, ma
     assert (counts[block.index] == 1).all()
 
 
-@settings(deadline=None)
 @given(a=blocks_of_tensors(), b=blocks_of_tensors())
 def test_intersection_is_that_of_the_elements(a: TensorSlice, b: TensorSlice):
     if len(a.starts) != len(b.starts):

@@ -300,7 +300,7 @@ PIECES = [
 soup = st.lists(st.sampled_from(PIECES), max_size=25).map("".join)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(answer=soup | st.text(), gold=soup | st.text())
 @example(answer="1/0", gold=r"\frac{1}{0}")
 @example(answer="(" * 900, gold="{" * 900)
@@ -311,7 +311,7 @@ def test_any_two_texts_can_be_compared_either_way_round(answer: str, gold: str) 
     assert len(found) == 1 or found == {Comparison.DIFFERENT, Comparison.UNDECIDED}  # one of them is not worked out
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=soup)
 def test_what_can_be_read_is_the_same_as_itself(text: str) -> None:
     expected = Comparison.SAME if answer_tokens(text) else Comparison.DIFFERENT

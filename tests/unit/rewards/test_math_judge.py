@@ -143,7 +143,7 @@ PIECES = [
 soup = st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=soup | st.text(), gold=soup | st.text(), mode=st.sampled_from(["strict", "flexible", "first", "last"]))
 @example(text=r"\boxed{1/0}", gold="1/0", mode="flexible")
 def test_any_text_gets_a_judgement_or_a_job(text: str, gold: str, mode: AnswerMode) -> None:

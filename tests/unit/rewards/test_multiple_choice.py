@@ -219,7 +219,7 @@ PIECES = [
 soup = st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=soup | st.text(), gold=soup | st.text(), mode=st.sampled_from(["strict", "flexible", "first", "last"]))
 def test_any_text_gets_a_verdict(text: str, gold: str, mode: AnswerMode) -> None:
     assert verdict(text, gold, mode) in Verdict

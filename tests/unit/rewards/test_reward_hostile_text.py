@@ -66,7 +66,7 @@ NOISE_CHARS = 250_000
 """Enough that quadratic work (6e10 steps) would never finish."""
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=soup | st.text(), gold=soup | st.text(), is_cut=st.booleans())
 @example(text="#### 1/0", gold="1/0", is_cut=False)
 @example(text="\\", gold="\\", is_cut=False)
@@ -79,7 +79,7 @@ def test_any_text_gives_a_judgement(text: str, gold: str, is_cut: bool) -> None:
         assert judge.can_read(gold) == (judgement.verdict is not Verdict.UNPARSEABLE_GOLD)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(before=soup, value=st.integers(-(10**9), 10**9))
 def test_the_last_line_decides_whatever_stands_before(before: str, value: int) -> None:
     before = before.replace("answer>", "").replace("think>", "")
@@ -88,7 +88,7 @@ def test_the_last_line_decides_whatever_stands_before(before: str, value: int) -
         assert verdict(judge, f"{before}\n#### {value}", str(value + 1)) is Verdict.WRONG
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=st.text(alphabet=st.characters(exclude_characters="#\\:\uff1a"), max_size=200))
 def test_no_marker_no_answer_in_mode_strict_and_no_digit_no_answer_in_any(text: str) -> None:
     if "answer" not in text.lower() and "\u7b54\u6848" not in text:
@@ -97,7 +97,7 @@ def test_no_marker_no_answer_in_mode_strict_and_no_digit_no_answer_in_any(text: 
         assert verdict(GSM8K, without_digits, "1") is Verdict.NO_ANSWER
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     prose=st.lists(st.sampled_from(["48", "24 ", "+", "=", "So", "she ", "clips ", "3 ", "\n"])).map("".join),
     value=st.integers(0, 10**9),

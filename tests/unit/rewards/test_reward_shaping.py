@@ -102,7 +102,6 @@ def test_repetition_by_hand(text: str, size: int, expected: float) -> None:
     assert math.copysign(1.0, repetition(text, size, factor=0.0)) == 1.0
 
 
-@settings(deadline=None)
 @given(words=st.lists(st.sampled_from("abc"), max_size=40), size=st.integers(1, 45))
 def test_ngrams_are_counted_as_if_each_were_written_out(words: list[str], size: int) -> None:
     ngrams = [tuple(words[i : i + size]) for i in range(len(words) - size + 1)]
@@ -168,7 +167,6 @@ def test_malformed(text: str) -> None:
     assert ThinkFormat().value(candidate(text), Verdict.CORRECT) == 0.0
 
 
-@settings(deadline=None)
 @given(
     thoughts=st.text(alphabet=st.characters(exclude_characters="<")),
     answer=st.text(alphabet=st.characters(exclude_characters="<")),
@@ -189,7 +187,7 @@ def test_any_content_without_tags_is_well_formed_and_loses_it_with_any_tag_more(
 SHAPERS = [Repetition(RepetitionSection()), Repetition(RepetitionSection(ngram_size=1)), ThinkFormat()]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     text=st.text() | st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "\ud800", "a ", "\x00"])).map("".join)
 )

@@ -85,7 +85,7 @@ PIECES = ["#### ", "72", "1,000", "-", ".", ",", " ", "\n", "$", "x", "\ud800", 
 soup = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=soup | st.text(), gold=soup | st.text(max_size=5))
 def test_every_text_has_a_verdict_and_only_its_last_300_characters_count(text: str, gold: str) -> None:
     for function in (STRICT, FLEXIBLE):

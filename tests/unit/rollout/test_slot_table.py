@@ -67,7 +67,7 @@ def drive(table: SlotTable, planned: Callable[[int, int], list[int]], limit: int
     return journal
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_every_sample_ends_exactly_once_with_its_own_tokens(data: st.DataObject) -> None:
     num_prompts, num_samples = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))
