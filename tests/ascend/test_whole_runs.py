@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +33,7 @@ warmup:
   check_every: 3
 rollout: {{prompts_per_step: 4, num_generations: 4, max_new_tokens: 12, slots: 8}}
 algorithm: {{name: gspo}}
+reward: {{functions: [reward.py:share_of_digits]}}
 optimizer: {{lr: 5e-5}}
 trainer:
   max_steps: 2
@@ -44,9 +44,16 @@ trainer:
 eval: {{every: 2}}
 """
 
+# A model of three warm-up updates answers nothing right, and where all rewards are equal there is nothing to learn.
+REWARD = """
+def share_of_digits(data_source, solution_str, ground_truth, extra_info=None):
+    return sum(character.isdigit() for character in solution_str) / max(len(solution_str), 1)
+"""
+
 
 @pytest.fixture
 def experiment(tmp_path: Path) -> Path:
+    (tmp_path / "reward.py").write_text(REWARD, encoding="utf-8")
     path = tmp_path / "emulated.yaml"
     path.write_text(EXPERIMENT, encoding="utf-8")
     return path
@@ -57,8 +64,7 @@ def run(cards: None, experiment: Path) -> Callable[..., subprocess.CompletedProc
     """run(name of the run folder, settings...): `mindgspo run --emulate-ascend`, which must succeed."""
 
     def start(name: str, *settings: str, emulate: bool = True) -> subprocess.CompletedProcess:
-        sets = [word for setting in (f"run_dir={experiment.parent / name}", *settings) for word in ("--set", setting)]
-        command = [sys.executable, "-m", "mindgspo.cli", "run", str(experiment), *sets]
+        command = command_of(experiment, name, *settings)
         command += ["--emulate-ascend"] if emulate else []
         done = subprocess.run(command, capture_output=True, text=True, cwd=experiment.parent)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
@@ -67,8 +73,37 @@ def run(cards: None, experiment: Path) -> Callable[..., subprocess.CompletedProc
     return start
 
 
+def command_of(experiment: Path, name: str, *settings: str) -> list[str]:
+    sets = [word for setting in (f"run_dir={experiment.parent / name}", *settings) for word in ("--set", setting)]
+    return [sys.executable, "-m", "mindgspo.cli", "run", str(experiment), *sets]
+
+
+def started_until_saved(experiment: Path, name: str, *settings: str) -> subprocess.Popen:
+    """The launcher of a run on emulated cards that has saved its first step and goes on."""
+    launcher = subprocess.Popen(
+        [*command_of(experiment, name, *settings), "--emulate-ascend"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=experiment.parent,
+    )
+    while not (experiment.parent / name / "checkpoints" / "step_00000001").exists():
+        assert launcher.poll() is None, launcher.communicate()[0][-4000:]
+        time.sleep(0.2)
+    return launcher
+
+
 def metrics(run_dir: Path) -> list[dict]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def check_updates(run_dir: Path) -> None:
+    """Every step learnt something from weights that the sampler had, too."""
+    updates = [row for row in metrics(run_dir) if "actor/grad_norm" in row]
+    assert updates
+    for row in updates:
+        assert row["actor/grad_norm"] > 0, row
+        assert row["actor/first_ratio_error_max"] < 1e-4, row
 
 
 def steps(run_dir: Path) -> list[int]:
@@ -106,11 +141,15 @@ EIGHT = (
 
 
 @pytest.mark.slow
-def test_the_eight_card_plans(run: Callable, experiment: Path) -> None:
+def test_the_eight_card_plans(cards: None, run: Callable, experiment: Path) -> None:
     """Warm-up, rollout, scores, updates, reshard, swap, evaluation, checkpoint; resume on another plan; export."""
-    run("cards", *EIGHT, "trainer.max_steps=1")
+    launcher = started_until_saved(experiment, "cards", *EIGHT)
+    launcher.send_signal(signal.SIGINT)
+    output, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 130, output[-4000:]
     run_dir = experiment.parent / "cards"
-    kept = shutil.copytree(run_dir, experiment.parent / "kept")
+    kept = metrics(run_dir)
+    assert steps(run_dir) == [0, 1]
     run(
         "cards",
         "model.num_hidden_layers=4",
@@ -120,7 +159,8 @@ def test_the_eight_card_plans(run: Callable, experiment: Path) -> None:
     )
     assert steps(run_dir) == [0, 1, 2]
     assert (run_dir / "export" / "model.safetensors").is_file()
-    assert metrics(run_dir)[: len(metrics(kept))] == metrics(kept)
+    assert metrics(run_dir)[: len(kept)] == kept
+    check_updates(run_dir)
 
 
 @pytest.mark.slow
@@ -146,32 +186,26 @@ def test_the_eight_card_plans(run: Callable, experiment: Path) -> None:
 def test_two_card_plans(run: Callable, experiment: Path, settings: tuple[str, ...]) -> None:
     run("cards", *settings)
     assert steps(experiment.parent / "cards") == [0, 1, 2]
+    check_updates(experiment.parent / "cards")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sign", "exit_code", "words"),
-    [(signal.SIGKILL, 1, "rank 1"), (signal.SIGSTOP, 124, "waits for rank 1")],
+    [(signal.SIGKILL, 137, "rank 1 failed first"), (signal.SIGSTOP, 124, "waits for rank 1")],
     ids=["killed", "in no collective"],
 )
 def test_a_rank_that_fails_is_named_and_the_others_end(
     cards: None, experiment: Path, sign: int, exit_code: int, words: str
 ) -> None:
-    run_dir = experiment.parent / "failed"
-    sets = [
-        *(f"run_dir={run_dir}", "trainer.max_steps=50", "plans.train.data_parallel=2", "plans.infer.data_parallel=2"),
+    launcher = started_until_saved(
+        experiment,
+        "failed",
+        "trainer.max_steps=50",
+        "plans.train.data_parallel=2",
+        "plans.infer.data_parallel=2",
         "watch={factor: 1, min_seconds: 40, on_stall: stop}",
-    ]
-    command = [sys.executable, "-m", "mindgspo.cli", "run", str(experiment), "--emulate-ascend"]
-    launcher = subprocess.Popen(
-        [*command, *(word for setting in sets for word in ("--set", setting))],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
     )
-    while not (run_dir / "metrics.jsonl").exists() or max(steps(run_dir), default=0) < 1:
-        assert launcher.poll() is None, launcher.communicate()[0][-3000:]
-        time.sleep(0.2)
     ranks = {_rank(child): child for child in psutil.Process(launcher.pid).children()}
     os.kill(ranks["1"].pid, sign)
     began = time.monotonic()

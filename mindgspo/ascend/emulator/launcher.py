@@ -176,6 +176,12 @@ def peak_bytes() -> int:
     return _card.library.emulator_peak_bytes()
 
 
+def sleeps_while_waiting() -> bool:
+    """Whether MindSpore's thread that waits for launches leaves its core to others (`native/waiting.cc`)."""
+    assert _card is not None, "this process has no emulated card"
+    return bool(_card.library.emulator_sleeps_while_waiting())
+
+
 def launch_counts() -> Counter[str]:
     """How often each operator has run on this process's card."""
     assert _card is not None, "this process has no emulated card"

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <mutex>
@@ -35,7 +36,7 @@ constexpr uint8_t kSleepingLoop[] = {
     0xeb, 0xe5,                                // jmp again
     0xe9, 0x00, 0x00, 0x00, 0x00,              // done: jmp behind the loop
 };
-constexpr int64_t kPause[2] = {0, 20'000};  // seconds, nanoseconds
+constexpr int64_t kPause[2] = {0, 100'000};  // seconds, nanoseconds
 
 struct Code {
   uint8_t* start = nullptr;
@@ -61,16 +62,19 @@ uint8_t* find_loop(const Code& code) {
   return memmem(first + 1, rest, kLoop, sizeof(kLoop)) ? nullptr : first;
 }
 
-// A page within reach of a jump from `code`; nullptr if none is free.
+// A page within reach of a jump from `code`; nullptr if none is free. Below the libraries malloc's arenas may lie close
+// to one another, above them is room as a rule.
 uint8_t* map_near(const Code& code, size_t page) {
-  constexpr uintptr_t kStep = 16 << 20;
-  const auto start = reinterpret_cast<uintptr_t>(code.start) / page * page;
-  for (uintptr_t below = kStep; below < 64 * kStep; below += kStep) {
-    void* wanted = reinterpret_cast<void*>(start - below);
-    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
-    void* made = mmap(wanted, page, PROT_READ | PROT_WRITE, flags, -1, 0);
-    if (made == wanted) return static_cast<uint8_t*>(made);
-    if (made != MAP_FAILED) munmap(made, page);
+  constexpr intptr_t kStep = 16 << 20;
+  constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
+  const auto start = reinterpret_cast<intptr_t>(code.start) / static_cast<intptr_t>(page) * static_cast<intptr_t>(page);
+  for (intptr_t away = kStep; away < 100 * kStep; away += kStep) {
+    for (const intptr_t address : {start + away, start - away}) {
+      void* wanted = reinterpret_cast<void*>(address);
+      void* made = mmap(wanted, page, PROT_READ | PROT_WRITE, flags, -1, 0);
+      if (made == wanted) return static_cast<uint8_t*>(made);
+      if (made != MAP_FAILED) munmap(made, page);
+    }
   }
   return nullptr;
 }
@@ -85,14 +89,15 @@ bool write_jump(uint8_t* at, const uint8_t* from, const uint8_t* to) {
   return true;
 }
 
-void let_loop_sleep() {
+// Whether it does now.
+bool let_loop_sleep() {
   Code code;
-  if (!dl_iterate_phdr(find_backend, &code)) return;
+  if (!dl_iterate_phdr(find_backend, &code)) return false;
   uint8_t* loop = find_loop(code);
-  if (!loop) return;
+  if (!loop) return false;
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   uint8_t* made = map_near(code, page);
-  if (!made) return;
+  if (!made) return false;
   memcpy(made, kSleepingLoop, sizeof(kSleepingLoop));
   memcpy(made + sizeof(kSleepingLoop), kPause, sizeof(kPause));
   uint8_t* back = made + sizeof(kSleepingLoop) - 5;
@@ -100,20 +105,24 @@ void let_loop_sleep() {
   if (!write_jump(back, back, loop + kLoopSize) || !write_jump(jump, loop, made) ||
       mprotect(made, page, PROT_READ | PROT_EXEC)) {
     munmap(made, page);
-    return;
+    return false;
   }
   auto* start = reinterpret_cast<uint8_t*>(reinterpret_cast<uintptr_t>(loop) / page * page);
   const size_t size = loop + sizeof(jump) - start;
-  if (mprotect(start, size, PROT_READ | PROT_WRITE | PROT_EXEC)) return;
+  if (mprotect(start, size, PROT_READ | PROT_WRITE | PROT_EXEC)) return false;
   memcpy(loop, jump, sizeof(jump));
-  mprotect(start, size, PROT_READ | PROT_EXEC);
+  return mprotect(start, size, PROT_READ | PROT_EXEC) == 0;
 }
+
+std::atomic<bool> sleeps{false};
 
 }  // namespace
 
 namespace emulator {
 void let_waiting_threads_sleep() {
   static std::once_flag once;
-  std::call_once(once, let_loop_sleep);
+  std::call_once(once, [] { sleeps = let_loop_sleep(); });
 }
 }  // namespace emulator
+
+API int emulator_sleeps_while_waiting() { return sleeps; }
