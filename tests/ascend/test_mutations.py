@@ -113,7 +113,7 @@ MUTATIONS = {
         "np.float32(1)",
         2,
         "2x1x1",
-        "TODO",
+        "Gather: indices must be in 0 to 63",
     ),
     "weights that stay those of the first reshard": Mutation(
         "rollout/weight_transfer.py",
