@@ -65,6 +65,8 @@ class DecodeStep(nn.Cell):
         the graph input of this name on the host, for PagedAttention.
         """
         model = self.model
+        # Read before the cache is written to: a table that is read again behind a write is copied each time.
+        output_weight_VH = ops.cast(model.output_weight(), model.dtype)
         cos, sin = model.rotation(positions_S)
         places = self.attend.places(positions_S, batch_valid_length)
         x_SH = model.embed_tokens(ids_S)
@@ -73,7 +75,7 @@ class DecodeStep(nn.Cell):
             query, key, value = layer.self_attn.project(layer.input_layernorm(x_SH), cos, sin)
             attended = self.attend(self.cache[2 * i], self.cache[2 * i + 1], query, key, value, *places)
             x_SH = layer.feed_forward(x_SH + layer.self_attn.o_proj(attended))
-        logits_SV = self.logits(model.norm(x_SH), ops.cast(model.output_weight(), model.dtype))
+        logits_SV = self.logits(model.norm(x_SH), output_weight_VH)
         logits_SV = self.gather_columns(ops.cast(logits_SV, ms.float32))
         drawn_S, logprobs_S = self.sampler(logits_SV, uniforms_S, inverse_temperature_S, greedy_S)
         return self.from_first_rank(drawn_S, logprobs_S)

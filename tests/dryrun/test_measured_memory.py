@@ -74,6 +74,13 @@ def test_graphs_without_gradients(measured: Callable, graph: str) -> None:
     assert result.memory.allocated == pytest.approx(planned, rel=0.05)
 
 
+def test_decoding_does_not_copy_a_table_that_is_read_twice(measured: Callable) -> None:
+    """A quarter of 262,144 x 1,024 float32 numbers: what decoding takes most of."""
+    overrides = (*WIDE, "model.vocab_size=262144", "model.tie_word_embeddings=true")
+    result, planned = measured("decode", 0, PLANS | {"train": "data_parallel: 2, model_parallel: 4"}, overrides)
+    assert result.memory.allocated == pytest.approx(planned, rel=0.01)
+
+
 def test_chunks_of_logits_are_computed_one_after_the_other(measured: Callable) -> None:
     """4,096 response tokens x 262,144 entries are 4 GiB of logits: eight chunks of 512 MiB, of which the backward pass
     has four tensors of one at a time."""
