@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 
 # Nothing asserts on time: a worker may wait for its neighbour.
-hypothesis.settings.register_profile("mindgspo")
+hypothesis.settings.register_profile("mindgspo", deadline=None)
 hypothesis.settings.load_profile("mindgspo")
 
 SHARED_DATA = Path(__file__).resolve().parents[1] / ".." / "shared" / "data"
