@@ -164,8 +164,10 @@ def _moments_of_update(work: RankWork) -> Iterator[Parts]:
             Part.ACTIVATIONS: under_way + work.tokens * _hidden(work) * (size + FLOAT),
         }
     else:
-        waiting = (waiting + FLOAT * in_layers) * (2 if plan.data_parallel > 1 and not is_sharded else 1)
-        waiting += trained if is_sharded else 0
+        # Experts that no other replica holds are neither sent nor cut for the optimizer: one tensor.
+        own = FLOAT * _own_experts(work, weights)
+        waiting = (waiting + FLOAT * in_layers - own) * (2 if plan.data_parallel > 1 and not is_sharded else 1)
+        waiting += trained if is_sharded else own
         yield fixed | {
             Part.COMPUTE_WEIGHTS: _copies(work, in_layers // width.layers),
             Part.NEW_GRADIENTS: waiting * (width.layers - 1) // width.layers,
@@ -175,6 +177,13 @@ def _moments_of_update(work: RankWork) -> Iterator[Parts]:
         yield fixed | {Part.NEW_GRADIENTS: waiting + inputs}
     # Clipped gradients and decayed weights, of all weights before the first step is taken.
     yield fixed | {Part.STEP: 2 * trained, Part.NEW_GRADIENTS: 0 if is_pipeline else inputs}
+
+
+def _own_experts(work: RankWork, weights: Mapping[str, int]) -> int:
+    """Elements of the experts, where each replica has other ones."""
+    if work.plan.expert_parallel < work.plan.data_parallel:
+        return 0
+    return sum(size for name, size in weights.items() if ".experts." in name)
 
 
 def _layer_bytes(work: RankWork, recompute: str) -> int:
