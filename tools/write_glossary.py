@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the tables of docs/metrics.md and docs/metrics_cn.md from the texts in mindgspo/metrics/glossary.
+"""Write the tables of docs/metrics.md and docs/metrics_cn.md from mindgspo/metrics/glossary_*.yaml.
 
     python tools/write_glossary.py            rewrite both pages below their marker
     python tools/write_glossary.py --check    change nothing; exit code 1 if a page is stale
@@ -14,11 +14,10 @@ import re
 import sys
 from pathlib import Path
 
-from mindgspo.metrics.glossary.chinese import TEXTS, TITLES, UNITS
-from mindgspo.metrics.names import SECTIONS, MetricInfo
+from mindgspo.metrics.glossary import SECTIONS, chinese_sections
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-MARKER = "<!-- Everything below is written by tools/write_glossary.py; edit mindgspo/metrics/glossary instead. -->"
+MARKER = "<!-- Everything below is written by tools/write_glossary.py from mindgspo/metrics/glossary_*.yaml. -->"
 HEADERS = {
     "metrics.md": ("metric", "meaning", "unit", "healthy", "outside of that"),
     "metrics_cn.md": ("指标", "含义", "单位", "正常范围", "超出时怎么办"),
@@ -30,22 +29,14 @@ _NAME = re.compile(r"sum_t \|d loss / d logp_t\||(?<![A-Za-z0-9])[a-z][a-z0-9]*(
 
 def glossary(page: str) -> str:
     """The sections and tables of a page, by its file name."""
-    is_chinese = page == "metrics_cn.md"
     parts = []
-    for section in SECTIONS:
-        parts += [f"## {TITLES[section.title] if is_chinese else section.title}", ""]
-        parts += [_row(HEADERS[page]), _row(["---"] * 5)]
+    for section in chinese_sections() if page == "metrics_cn.md" else SECTIONS:
+        parts += [f"## {section.title}", "", _row(HEADERS[page]), _row(["---"] * 5)]
         for name, info in section.metrics.items():
-            text = TEXTS[name] if is_chinese else info
-            unit = UNITS[info.unit] if is_chinese else info.unit
-            parts.append(_row((f"`{name}`", *_cells(text, unit))))
+            meaning, healthy, action = (_marked_up(text) for text in (info.meaning, info.healthy, info.action))
+            parts.append(_row((f"`{name}`", meaning, info.unit, healthy, action)))
         parts.append("")
     return "\n".join(parts)
-
-
-def _cells(text: MetricInfo, unit: str) -> list[str]:
-    meaning, healthy, action = (_marked_up(part) for part in (text.meaning, text.healthy, text.action))
-    return [meaning, unit, healthy, action]
 
 
 def _marked_up(text: str) -> str:

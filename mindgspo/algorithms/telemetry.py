@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mindgspo.metrics.log_ratio_bins import EDGES, NAMES
+from mindgspo.metrics.glossary import LOG_RATIO_BINS, LOG_RATIO_EDGES
 from mindgspo.types import BoolArray, Float32Array
 
 NUM_DECILES = 10
@@ -25,7 +25,7 @@ NUM_DECILES = 10
 class UpdateTelemetry:
     """Counts that simply add up, over micro-batches, updates and ranks.
 
-    log_ratio_counts: int64 [len(NAMES)], responses (one ratio per response) or tokens by bin of `log_ratio_bins`.
+    log_ratio_counts: int64 [len(LOG_RATIO_BINS)], responses (one ratio per response) or tokens by bin.
     responses_L: int64, number of responses by length in tokens. gradient_L: float64, summed weight of these
     responses in the gradient, where a response weighs sum_t |d loss / d logp_t|.
 
@@ -37,7 +37,7 @@ class UpdateTelemetry:
     gradient_L: NDArray[np.float64]
 
     def __post_init__(self) -> None:
-        assert self.log_ratio_counts.shape == (len(NAMES),), f"log-ratio counts {self.log_ratio_counts.shape}"
+        assert self.log_ratio_counts.shape == (len(LOG_RATIO_BINS),), f"log-ratio counts {self.log_ratio_counts.shape}"
         assert self.responses_L.shape == self.gradient_L.shape, f"{self.responses_L.shape}, {self.gradient_L.shape}"
 
 
@@ -77,15 +77,16 @@ def telemetry_metrics(parts: Sequence[UpdateTelemetry]) -> dict[str, float]:
         return {}
     counts = total.log_ratio_counts
     histogram = {
-        f"log_ratio_hist/{name}": int(count) / int(counts.sum()) for name, count in zip(NAMES, counts, strict=True)
+        f"log_ratio_hist/{name}": int(count) / int(counts.sum())
+        for name, count in zip(LOG_RATIO_BINS, counts, strict=True)
     }
     return histogram | _gradient_by_length(total.responses_L, total.gradient_L)
 
 
 def _count_by_bin(log_ratios: Float32Array) -> NDArray[np.int64]:
-    decade = np.searchsorted(EDGES, np.abs(log_ratios), side="right")
-    signed = np.where(log_ratios < 0, -decade, decade) + len(EDGES)
-    return np.bincount(signed, minlength=len(NAMES))
+    decade = np.searchsorted(LOG_RATIO_EDGES, np.abs(log_ratios), side="right")
+    signed = np.where(log_ratios < 0, -decade, decade) + len(LOG_RATIO_EDGES)
+    return np.bincount(signed, minlength=len(LOG_RATIO_BINS))
 
 
 def _sum(parts: Sequence[UpdateTelemetry]) -> UpdateTelemetry | None:

@@ -1,7 +1,7 @@
-"""How the files of a run folder are written and read.
+"""Names of a run folder's files, and how they are read and written: JSON Lines, whole files, summary.json.
 
-A JSON Lines file only grows by whole lines, each write one system call; any other file is written beside its
-place and renamed. Called by `sinks`, `summary`, `plot`, `report` and `run_folder`.
+A JSON Lines file only grows by whole lines, each write one system call; any other file is written beside its place and
+renamed.
 """
 
 from __future__ import annotations
@@ -117,3 +117,32 @@ def plain_number(key: str, value: object) -> int | float:
     assert isinstance(number, (int, float)), f"metric {key}: expected a number, got {type(value).__name__}"
     assert math.isfinite(number), f"metric {key} is {number}"
     return int(number) if isinstance(number, (bool, int)) else number
+
+
+def write_summary(run_dir: Path, **fields: float | int | str | bool | None) -> Path:
+    """Write `fields` as summary.json, replacing an older one as a whole.
+
+    Usual fields: accuracy_before, accuracy_after (shares), steps, seconds, tokens_per_second, peak_rss_mb. A
+    number that is not finite is an assertion error naming it; None is written as null (not measured).
+    """
+    record = {
+        key: value if value is None or isinstance(value, (str, bool)) else plain_number(key, value)
+        for key, value in fields.items()
+    }
+    path = Path(run_dir) / SUMMARY_FILE
+    replace_file(path, (json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    return path
+
+
+def read_summary(run_dir: Path) -> dict[str, object]:
+    """The fields of summary.json; {} while the run has not ended. RunFolderError if the file is not JSON."""
+    path = Path(run_dir) / SUMMARY_FILE
+    if not path.exists():
+        return {}
+    try:
+        record = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise RunFolderError(f"{path}: not JSON ({error})") from error
+    if not isinstance(record, dict):
+        raise RunFolderError(f"{path}: expected an object, got {type(record).__name__}")
+    return record

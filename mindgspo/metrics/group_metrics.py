@@ -1,8 +1,4 @@
-"""The metrics that follow from a step's groups alone: rewards, verdicts, advantages, lengths.
-
-What enters: the groups of one rollout. What leaves: flat metrics by the names of `names`. Called by the
-trainer.
-"""
+"""Metrics that follow from a step's groups alone: rewards, verdicts, advantages, lengths."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Held-out accuracy against the step: a line per set or data source with its interval, the best step marked.
-
-What enters: what a run has recorded. What leaves: drawn axes for `plot`, and a picture of the figures of samples for
-`report`, None where only greedy answers were measured.
-"""
+"""Held-out accuracy against the step: a line per set or data source with its interval, the best step marked."""
 
 from __future__ import annotations
 
@@ -13,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mindgspo.config.eval_section import OVERALL
-from mindgspo.metrics.best_evaluation import best_evaluation
 from mindgspo.metrics.plot_style import (
     Theme,
     entitle,
@@ -25,8 +20,7 @@ from mindgspo.metrics.plot_style import (
     step_limits,
     style,
 )
-from mindgspo.metrics.recorded import Recorded, Series, accuracies
-from mindgspo.metrics.run_folder import RunRecord
+from mindgspo.metrics.run_folder import Recorded, RunRecord, Series, accuracies, best_evaluation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,6 +1,5 @@
-"""What the pictures of a run share: colours, axes, titles, smoothing, and the way from a figure to PNG bytes.
+"""What the pictures of a run share: colours, axes, titles, smoothing, PNG output.
 
-What enters: themes, axes and series. What leaves: styled axes. Called by `plot`, `plot_policy` and `comparison`.
 matplotlib is imported only when something is drawn.
 """
 
@@ -14,8 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mindgspo.metrics.recorded import Series
-from mindgspo.metrics.run_folder import RunRecord
+from mindgspo.metrics.run_folder import RunRecord, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,8 +1,7 @@
 """The run as one HTML page that opens anywhere: plots inlined, no script, no network.
 
-What enters: a run folder. What leaves: `report.html` in it. Called by the trainer at its end, `mindgspo
-report` and tools/plot_run.py. Prompts, responses and configuration are untrusted: the template escapes all
-of them, and the page's own content policy forbids scripts and requests.
+Prompts, responses and configuration are untrusted: the template escapes all of them, and the page's own content policy
+forbids scripts and requests.
 """
 
 from __future__ import annotations
@@ -15,23 +14,21 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mindgspo.config.eval_section import CHANGE
-from mindgspo.metrics.best_evaluation import best_evaluation
 from mindgspo.metrics.diagnosis import accuracy_span, diagnose
-from mindgspo.metrics.files import REPORT_FILE, replace_file
-from mindgspo.metrics.glossary.chinese import TEXTS, TITLES
-from mindgspo.metrics.names import METRICS, SECTIONS, MetricInfo, glossary_name
-from mindgspo.metrics.plot import draw
+from mindgspo.metrics.files import REPORT_FILE, SAMPLES_FILE, VALIDATION_FILE, replace_file
+from mindgspo.metrics.glossary import METRICS, SECTIONS, MetricInfo, chinese_sections, glossary_name
+from mindgspo.metrics.plot import draw, draw_policy
 from mindgspo.metrics.plot_accuracy import draw_sampled
-from mindgspo.metrics.plot_policy import draw_policy
 from mindgspo.metrics.plot_style import DARK, LIGHT
-from mindgspo.metrics.recorded import latest
-from mindgspo.metrics.report_validation import held_out_table
-from mindgspo.metrics.run_folder import RunRecord, read_run
+from mindgspo.metrics.run_folder import RunRecord, best_evaluation, latest, read_run
 
 LAST_STEPS = 8
 MAX_GROUPS = 6
 MAX_TEXT_CHARS = 6_000
 """Longer prompts and responses are shown cut; samples.jsonl has them whole."""
+MAX_PROBLEMS = 6
+"""Held-out problems per set; validation.jsonl has the others."""
+MAX_ANSWER_CHARS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +86,7 @@ def render(run: RunRecord) -> str:
         lstrip_blocks=True,
     )
     steps, rows = last_steps_table(run)
-    chinese = {name: TEXTS[name].meaning for name in METRICS}
+    chinese = chinese_sections()
     return environment.get_template("report.jinja").render(
         run=run,
         headlines=headlines(run),
@@ -104,8 +101,8 @@ def render(run: RunRecord) -> str:
         ],
         held_out=held_out_table(run),
         glossary=SECTIONS,
-        chinese=chinese,
-        chinese_titles=TITLES,
+        chinese={name: info.meaning for section in chinese for name, info in section.metrics.items()},
+        chinese_titles={section.title: translated.title for section, translated in zip(SECTIONS, chinese, strict=True)},
     )
 
 
@@ -217,11 +214,103 @@ def group_samples(samples: Sequence[Mapping[str, object]]) -> list[SampleGroup]:
     ]
 
 
-def _shortened(text: object) -> str:
+def _shortened(text: object, limit: int = MAX_TEXT_CHARS, file: str = SAMPLES_FILE) -> str:
     text = "" if text is None else str(text)
-    hidden = len(text) - MAX_TEXT_CHARS
-    return text if hidden <= 0 else f"{text[:MAX_TEXT_CHARS]}\n[... {hidden:,} more characters in samples.jsonl]"
+    hidden = len(text) - limit
+    return text if hidden <= 0 else f"{text[:limit]}\n[... {hidden:,} more characters in {file}]"
 
 
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
+
+
+# ----- held-out problems: the answers of the first and of the last evaluation
+
+
+_Record = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The greedy answer to a problem, and how many of its samples are correct."""
+
+    verdict: str
+    extracted: object
+    length: object
+    is_cut: bool
+    response: str
+    num_correct: int
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutProblem:
+    """A problem with its answers; first, last: None where that evaluation has none."""
+
+    set_name: str
+    prompt: str
+    gold: str
+    first: Answer | None
+    last: Answer | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutTable:
+    """steps: of the evaluations that are shown, one or two."""
+
+    steps: tuple[object, ...]
+    problems: tuple[HeldOutProblem, ...]
+
+
+def held_out_table(run: RunRecord) -> HeldOutTable | None:
+    """None where no answers were written down."""
+    evaluations = [_by_problem(lines) for lines in (run.first_validation, run.last_validation) if lines]
+    if not evaluations:
+        return None
+    problems: list[HeldOutProblem] = []
+    shown: dict[object, int] = {}
+    for key, lines in evaluations[-1].items():
+        shown[key[0]] = shown.get(key[0], 0) + 1
+        if shown[key[0]] <= MAX_PROBLEMS:
+            before = evaluations[0].get(key, ()) if len(evaluations) > 1 else ()
+            problems.append(_problem(lines, _answer(before), _answer(lines)))
+    steps = tuple(lines[0].get("step") for lines in (run.first_validation, run.last_validation) if lines)
+    return HeldOutTable(steps=steps, problems=tuple(problems))
+
+
+def _by_problem(lines: Sequence[_Record]) -> dict[tuple[object, object], list[_Record]]:
+    found: dict[tuple[object, object], list[_Record]] = {}
+    for line in lines:
+        found.setdefault((line.get("set"), line.get("prompt_index")), []).append(line)
+    return found
+
+
+def _problem(lines: Sequence[_Record], first: Answer | None, last: Answer | None) -> HeldOutProblem:
+    return HeldOutProblem(
+        set_name=str(lines[0].get("set")),
+        prompt=_cut_text(lines[0].get("prompt")),
+        gold=_cut_text(lines[0].get("answer")),
+        first=first,
+        last=last,
+    )
+
+
+def _answer(lines: Sequence[_Record]) -> Answer | None:
+    """A warm-up's two evaluations share a step: the later line of an answer counts."""
+    greedy = [line for line in lines if line.get("sample") == "greedy"]
+    if not greedy:
+        return None
+    samples = {line.get("sample"): line for line in lines if line.get("sample") != "greedy"}
+    return Answer(
+        verdict=str(greedy[-1].get("verdict")),
+        extracted=greedy[-1].get("extracted"),
+        length=greedy[-1].get("length"),
+        is_cut=greedy[-1].get("finish_reason") == "length",
+        response=_cut_text(greedy[-1].get("response")),
+        num_correct=sum(line.get("verdict") == "correct" for line in samples.values()),
+        num_samples=len(samples),
+    )
+
+
+def _cut_text(text: object) -> str:
+    return _shortened(text, MAX_ANSWER_CHARS, VALIDATION_FILE)

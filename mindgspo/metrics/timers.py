@@ -1,4 +1,4 @@
-"""Wall-clock timers and memory figures. Called by the trainer; the values end up in metrics and summary."""
+"""Wall-clock timers and memory readings of this process."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import numpy as np
 from mindgspo.checkpoint.manifest import verify
 from mindgspo.checkpoint.steps import CHECKPOINT_FILES, steps_newest_first
 from mindgspo.errors import MindGSPOError
-from mindgspo.metrics.summary import read_summary
+from mindgspo.metrics.files import read_summary
 from mindgspo.tensor_files import read_safetensors
 from mindgspo.torture.life import Life
 

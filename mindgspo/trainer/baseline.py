@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mindgspo.metrics.evaluation_statistics import Estimate, change_estimate
+from mindgspo.metrics.estimates import Estimate, change_estimate
 from mindgspo.tensor_files import TensorSource
 from mindgspo.trainer.kept_state import State
 

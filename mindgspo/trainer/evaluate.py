@@ -17,7 +17,7 @@ import numpy as np
 
 from mindgspo.config import ExperimentConfig
 from mindgspo.config.eval_section import OVERALL
-from mindgspo.metrics.evaluation_statistics import Estimate, share_estimate
+from mindgspo.metrics.estimates import Estimate, share_estimate
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.rollout.protocol import SamplingSettings
 from mindgspo.rollout.random import Purpose, RandomStream

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindgspo.metrics.evaluation_statistics import (
+from mindgspo.metrics.estimates import (
     Estimate,
     best_at_k_estimate,
     majority_at_k_estimate,

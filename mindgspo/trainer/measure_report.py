@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from mindgspo.metrics.evaluation_statistics import Estimate
+from mindgspo.metrics.estimates import Estimate
 from mindgspo.tokenization import Tokenizer
 from mindgspo.trainer.figures import Figures
 from mindgspo.trainer.measure import Measured

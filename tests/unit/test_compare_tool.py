@@ -13,8 +13,6 @@ from types import ModuleType
 import pytest
 
 from mindgspo.config import dump_config, load_config
-from mindgspo.metrics.comparison import ComparedRun, comparison_table, display_name, draw_comparison
-from mindgspo.metrics.comparison_cost import draw_costs, spent
 from mindgspo.metrics.plot_style import DARK, LIGHT
 from mindgspo.metrics.run_folder import RunRecord, read_run
 
@@ -62,9 +60,9 @@ def write_run(run_dir: Path, *, variant: str = "gspo", seed: int = 1, steps: int
     return run_dir
 
 
-def compared(tmp_path: Path, *, seeds: tuple[int, ...] = (1, 2, 3), steps: int = 12) -> list[ComparedRun]:
+def compared(tmp_path: Path, *, seeds: tuple[int, ...] = (1, 2, 3), steps: int = 12) -> list[tool.ComparedRun]:
     return [
-        ComparedRun(
+        tool.ComparedRun(
             variant=variant,
             seed=seed,
             run=read_run(write_run(tmp_path / variant / str(seed), variant=variant, seed=seed, steps=steps)),
@@ -82,7 +80,7 @@ def cells(table: str) -> list[list[str]]:
 
 
 def test_the_table_by_hand(tmp_path: Path) -> None:
-    header, ruler, *rows = cells(comparison_table(compared(tmp_path)))
+    header, ruler, *rows = cells(tool.comparison_table(compared(tmp_path)))
     assert header[:2] == ["algorithm", "seed"] and set(ruler) == {"---"}
     assert rows[0] == ["gspo", "1", "0.500", "0.910", "0.24", "0.24", "1,200", "101"]
     assert rows[5] == ["grpo", "3", "0.500", "0.930", "0.0012", "0.0012", "3,600", "103"]
@@ -94,9 +92,9 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
 
 def test_one_seed_needs_no_mean_and_what_was_not_recorded_is_a_dash(tmp_path: Path) -> None:
     runs = compared(tmp_path, seeds=(4,))
-    assert len(comparison_table(runs).splitlines()) == 2 + 2
+    assert len(tool.comparison_table(runs).splitlines()) == 2 + 2
     bare = RunRecord(name="bare", metrics=({"step": 1},), first_samples=(), last_samples=(), summary={}, config_text="")
-    *_, row, mean = cells(comparison_table([*runs, ComparedRun(variant="gspo", seed=5, run=bare)]))
+    *_, row, mean = cells(tool.comparison_table([*runs, tool.ComparedRun(variant="gspo", seed=5, run=bare)]))
     assert row == ["gspo", "5", *["-"] * 6]
     assert mean == ["gspo", "mean of 2", *["-"] * 6]
 
@@ -104,32 +102,32 @@ def test_one_seed_needs_no_mean_and_what_was_not_recorded_is_a_dash(tmp_path: Pa
 @pytest.mark.parametrize(("seeds", "steps"), [((1, 2, 3), 40), ((1,), 12), ((1, 2), 1)])
 def test_the_picture(tmp_path: Path, seeds: tuple[int, ...], steps: int) -> None:
     runs = compared(tmp_path, seeds=seeds, steps=steps)
-    content = draw_comparison(runs, LIGHT)
+    content = tool.draw_comparison(runs, LIGHT)
     assert content.startswith(PNG)
     assert int.from_bytes(content[16:20], "big") >= 1500
-    assert draw_comparison(runs, LIGHT) == content != draw_comparison(runs, DARK)
+    assert tool.draw_comparison(runs, LIGHT) == content != tool.draw_comparison(runs, DARK)
 
 
 def test_what_accuracy_cost(tmp_path: Path) -> None:
     runs = compared(tmp_path, seeds=(1, 3))
-    assert spent(runs[1].run, "samples/generated", [0, 1, 12]) == [0, 300, 3600]
-    assert spent(runs[0].run, "actor/updates", [0, 5, 12]) == [0, 20, 48]
-    content = draw_costs(runs, LIGHT)
-    assert content.startswith(PNG) and draw_costs(runs, LIGHT) == content != draw_costs(runs[:2], LIGHT)
+    assert tool.spent(runs[1].run, "samples/generated", [0, 1, 12]) == [0, 300, 3600]
+    assert tool.spent(runs[0].run, "actor/updates", [0, 5, 12]) == [0, 20, 48]
+    content = tool.draw_costs(runs, LIGHT)
+    assert content.startswith(PNG) and tool.draw_costs(runs, LIGHT) == content != tool.draw_costs(runs[:2], LIGHT)
     bare = RunRecord(name="bare", metrics=({"step": 1},), first_samples=(), last_samples=(), summary={}, config_text="")
-    assert draw_costs([ComparedRun(variant="gspo", seed=5, run=bare)], LIGHT).startswith(PNG)
+    assert tool.draw_costs([tool.ComparedRun(variant="gspo", seed=5, run=bare)], LIGHT).startswith(PNG)
 
 
 def test_runs_that_never_clip_or_recorded_nothing_can_be_drawn(tmp_path: Path) -> None:
     rows = ({"step": 1, "actor/pg_clipfrac": 0.0}, {"step": 2, "actor/pg_clipfrac": 0.0})
     still = RunRecord(name="still", metrics=rows, first_samples=(), last_samples=(), summary={}, config_text="")
-    assert draw_comparison([ComparedRun(variant="gspo", seed=1, run=still)], LIGHT).startswith(PNG)
-    both = [*compared(tmp_path), ComparedRun(variant="still", seed=1, run=still)]
-    assert draw_comparison(both, LIGHT).startswith(PNG)
+    assert tool.draw_comparison([tool.ComparedRun(variant="gspo", seed=1, run=still)], LIGHT).startswith(PNG)
+    both = [*compared(tmp_path), tool.ComparedRun(variant="still", seed=1, run=still)]
+    assert tool.draw_comparison(both, LIGHT).startswith(PNG)
 
 
 def test_names_in_the_picture() -> None:
-    assert [display_name(name) for name in ("gspo", "dr_grpo", "wide_clip")] == ["GSPO", "DR-GRPO", "wide_clip"]
+    assert [tool.display_name(name) for name in ("gspo", "dr_grpo", "wide_clip")] == ["GSPO", "DR-GRPO", "wide_clip"]
 
 
 # ----- the runs

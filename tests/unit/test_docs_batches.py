@@ -9,7 +9,7 @@ from markdown_pages import code_blocks, code_spans, headings, tables
 
 from mindgspo.config import load_config
 from mindgspo.config.messages import known_keys
-from mindgspo.metrics.names import glossary_name
+from mindgspo.metrics.glossary import glossary_name
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGES = [PROJECT / "docs" / "batches.md", PROJECT / "docs" / "batches_cn.md"]

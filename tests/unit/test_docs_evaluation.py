@@ -20,8 +20,8 @@ from mindgspo.config.messages import known_keys
 from mindgspo.data.benchmarks import DATA_FOLDER, NAMES, NUM_GENERATED_ROWS, find_benchmark
 from mindgspo.data.formats import PARSERS
 from mindgspo.metrics import verdict_lines
-from mindgspo.metrics.evaluation_statistics import change_estimate, wilson
-from mindgspo.metrics.recorded import RunHistory
+from mindgspo.metrics.estimates import change_estimate, wilson
+from mindgspo.metrics.run_folder import RunHistory
 from mindgspo.trainer.measured_experiments import MAX_NEW_TOKENS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -9,7 +9,7 @@ import pytest
 from markdown_pages import code_spans, tables
 
 from mindgspo.config import FilterGroupsSection, load_config
-from mindgspo.metrics.names import glossary_name
+from mindgspo.metrics.glossary import glossary_name
 
 PROJECT = Path(__file__).resolve().parents[2]
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindgspo.algorithms.telemetry import collect, telemetry_metrics
-from mindgspo.metrics.log_ratio_bins import EDGES, NAMES
-from mindgspo.metrics.names import unknown_names
+from mindgspo.metrics.glossary import LOG_RATIO_BINS, LOG_RATIO_EDGES, unknown_names
 
 
 def mask_of(lengths: list[int], slots: int) -> np.ndarray:
@@ -22,7 +21,7 @@ def deciles(metrics: dict[str, float]) -> list[float]:
 
 def histogram(metrics: dict[str, float]) -> dict[str, float]:
     """The bins that are not empty."""
-    shares = {name: metrics[f"log_ratio_hist/{name}"] for name in NAMES}
+    shares = {name: metrics[f"log_ratio_hist/{name}"] for name in LOG_RATIO_BINS}
     return {name: share for name, share in shares.items() if share}
 
 
@@ -72,9 +71,9 @@ def test_bin_of_a_log_ratio(value: float, name: str) -> None:
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_value_on_an_edge_belongs_to_the_outer_bin(sign: int) -> None:
-    edges = sign * np.array([EDGES])  # float64: the float32 neighbours of an edge lie on either side of it
+    edges = sign * np.array([LOG_RATIO_EDGES])  # float64: the float32 neighbours of an edge lie on either side of it
     telemetry = collect(log_ratio=edges, grad_logp_NK=np.ones((1, 4)), mask_NK=mask_of([4], 4))
-    outer = NAMES[len(EDGES) + 1 :] if sign > 0 else NAMES[: len(EDGES)]
+    outer = LOG_RATIO_BINS[len(LOG_RATIO_EDGES) + 1 :] if sign > 0 else LOG_RATIO_BINS[: len(LOG_RATIO_EDGES)]
     assert histogram(telemetry_metrics([telemetry])) == dict.fromkeys(outer, 0.25)
 
 
@@ -149,7 +148,7 @@ def test_masked_slots_may_hold_anything(poison: float) -> None:
 def test_order_micro_batches_and_padding_do_not_matter(seed: int, rows: int, cut: int, padding: int) -> None:
     batch = random_batch(seed, rows)
     whole = telemetry_metrics([collect(**batch)])
-    assert sum(whole[f"log_ratio_hist/{name}"] for name in NAMES) == pytest.approx(1)
+    assert sum(whole[f"log_ratio_hist/{name}"] for name in LOG_RATIO_BINS) == pytest.approx(1)
     assert sum(deciles(whole)) == pytest.approx(1)
     assert min(deciles(whole)) >= 0
     assert unknown_names(f"actor/{name}" for name in whole) == []

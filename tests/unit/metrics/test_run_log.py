@@ -6,6 +6,7 @@ import builtins
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,19 @@ import pytest
 from rich.console import Console
 
 from mindgspo.errors import ConfigError, RunFolderError
-from mindgspo.metrics import RunLog
-from mindgspo.metrics.console import step_line
+from mindgspo.metrics import (
+    RunLog,
+    Timers,
+    group_metrics,
+    peak_rss_mb,
+    read_summary,
+    rss_gb,
+    unknown_names,
+    write_summary,
+)
 from mindgspo.metrics.files import read_records
-from mindgspo.types import Group, Int32Array, Verdict
+from mindgspo.metrics.run_log import step_line
+from mindgspo.types import Group, Int32Array, Score, Verdict
 
 BuildGroup = Callable[..., Group]
 Decode = Callable[[Int32Array], str]
@@ -184,3 +194,156 @@ def test_missing_tensorboard_says_what_to_install(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(builtins, "__import__", without_tensorboard)
     with pytest.raises(ConfigError, match=r"logging\.tensorboard.*pip install tensorboardX"):
         open_log(tmp_path, tensorboard=True)
+
+
+def test_timers_sum_by_phase_nest_and_start_again() -> None:
+    ticks = iter([0.0, 10.0, 11.5, 20.0, 30.0, 32.0])
+    timers = Timers(clock=lambda: next(ticks))
+    with timers("step"), timers("gen"):  # step 0 to 20, gen 10 to 11.5
+        pass
+    with timers("gen"):  # 30 to 32
+        pass
+    assert timers.seconds("gen") == 3.5
+    assert timers.collect() == {"timing_s/gen": 3.5, "timing_s/step": 20.0}
+    assert timers.collect() == {} and timers.seconds("gen") == 0.0
+
+
+def test_a_timer_counts_a_phase_that_raised() -> None:
+    ticks = iter([1.0, 4.0])
+    timers = Timers(clock=lambda: next(ticks))
+    with pytest.raises(KeyError), timers("reward"):
+        raise KeyError
+    assert timers.collect() == {"timing_s/reward": 3.0}
+
+
+def test_memory_figures_are_in_their_units() -> None:
+    # A Python process with numpy needs more than 10 MB and, here, less than 100 GB.
+    assert 0.01 < rss_gb() < 100
+    assert rss_gb() * 1024 <= peak_rss_mb() * 1.05
+
+
+def test_summary_round_trip(tmp_path: Path) -> None:
+    path = write_summary(tmp_path, accuracy_before=0.5, accuracy_after=None, steps=3, device="CPU", finished=True)
+    assert path == tmp_path / "summary.json"
+    assert json.loads(path.read_text()) == {
+        "accuracy_before": 0.5,
+        "accuracy_after": None,
+        "steps": 3,
+        "device": "CPU",
+        "finished": True,
+    }
+    write_summary(tmp_path, steps=4)
+    assert read_summary(tmp_path) == {"steps": 4}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_summary_that_is_not_finite_leaves_the_old_one(tmp_path: Path) -> None:
+    write_summary(tmp_path, seconds=1.0)
+    with pytest.raises(AssertionError, match="tokens_per_second"):
+        write_summary(tmp_path, seconds=2.0, tokens_per_second=float("inf"))
+    assert read_summary(tmp_path) == {"seconds": 1.0}
+
+
+def test_reading_an_absent_or_broken_summary(tmp_path: Path) -> None:
+    assert read_summary(tmp_path) == {}
+    (tmp_path / "summary.json").write_text("{")
+    with pytest.raises(RunFolderError, match=r"summary\.json: not JSON"):
+        read_summary(tmp_path)
+
+
+C, W, N = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER
+
+
+def test_two_groups_by_hand(build_group: BuildGroup) -> None:
+    metrics = group_metrics([build_group(0, [C, W, N, W]), build_group(1, [C, C, C, C])])
+    assert metrics["critic/score/mean"] == 5 / 8
+    assert (metrics["critic/score/max"], metrics["critic/score/min"]) == (1.0, 0.0)
+    assert metrics["reward/correct_ratio"] == 5 / 8
+    assert metrics["reward/wrong_ratio"] == 2 / 8
+    assert metrics["reward/no_answer_ratio"] == 1 / 8
+    assert metrics["reward/invalid_ratio"] == 0.0
+    assert metrics["reward/zero_signal_group_ratio"] == 1 / 2
+    assert metrics["reward/part/gsm8k/mean"] == 5 / 8
+    # first group: rewards 1, 0, 0, 0 have mean 0.25 and deviation (ddof 1) 0.5
+    assert metrics["critic/advantages/max"] == pytest.approx(1.5, rel=1e-4)
+    assert metrics["critic/advantages/min"] == pytest.approx(-0.5, rel=1e-4)
+    assert metrics["response_length/mean"] == 11.5  # 10, 11, 12, 13 in either group
+    assert (metrics["response_length/max"], metrics["response_length/min"]) == (13.0, 10.0)
+    assert metrics["response_length/clip_ratio"] == 1 / 8
+    assert metrics["prompt_length/mean"] == 12.0
+    assert unknown_names(metrics) == []
+
+
+def test_responses_without_a_reward_count_as_invalid_only(build_group: BuildGroup) -> None:
+    group = build_group(0, [C, W])
+    failed = Score(value=None, verdict=Verdict.ERROR)
+    metrics = group_metrics([replace(group, scores=(group.scores[0], failed))])
+    assert metrics["critic/score/mean"] == 1.0
+    assert metrics["reward/invalid_ratio"] == 0.5
+    nothing = replace(
+        group, scores=(failed, failed), advantages=tuple(np.zeros_like(each) for each in group.advantages)
+    )
+    metrics = group_metrics([nothing])
+    assert "critic/score/mean" not in metrics
+    assert metrics["reward/invalid_ratio"] == metrics["reward/zero_signal_group_ratio"] == 1.0
+
+
+def scored(group: Group, *scores: Score) -> Group:
+    return replace(group, scores=scores)
+
+
+def test_every_verdict_has_its_share_and_they_add_up_to_one(build_group: BuildGroup) -> None:
+    counts = {C: 3, W: 2, N: 1, Verdict.UNPARSEABLE_GOLD: 2, Verdict.TIMEOUT: 1, Verdict.ERROR: 1}
+    invalid = (Verdict.UNPARSEABLE_GOLD, Verdict.TIMEOUT, Verdict.ERROR)
+    scores = [
+        Score(value=None if verdict in invalid else 0.5, verdict=verdict)
+        for verdict, count in counts.items()
+        for _ in range(count)
+    ]
+    metrics = group_metrics([scored(build_group(0, [C] * 10), *scores)])
+    shares = {verdict: metrics[f"reward/{verdict.value}_ratio"] for verdict in Verdict}
+    assert shares == {verdict: count / 10 for verdict, count in counts.items()}
+    assert metrics["reward/invalid_ratio"] == 4 / 10
+    assert unknown_names(metrics) == []
+
+
+def test_parts_and_extras_are_means_over_the_responses_that_have_them(build_group: BuildGroup) -> None:
+    first = Score(
+        value=1.0, verdict=C, parts={"gsm8k": 1.0, "mine.f": 0.25}, extras={"mine.f/acc": 1.0, "mine.f/steps": 7}
+    )
+    second = Score(value=0.0, verdict=W, parts={"gsm8k": 0.0, "mine.f": 0.75}, extras={"mine.f/acc": 0.0})
+    third = Score(value=None, verdict=Verdict.TIMEOUT, parts={"gsm8k": 1.0}, message="mine.f: out of time")
+    metrics = group_metrics([scored(build_group(0, [C, W, W]), first, second, third)])
+    assert metrics["reward/part/gsm8k/mean"] == pytest.approx(2 / 3)
+    assert metrics["reward/part/mine.f/mean"] == 0.5
+    assert metrics["reward/extra/mine.f/acc/mean"] == 0.5
+    assert metrics["reward/extra/mine.f/steps/mean"] == 7.0
+    assert unknown_names(metrics) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("acc", "acc"),
+        ("two words", "two_words"),
+        ("a/b//c", "a_b__c"),
+        ("50%\n", "50__"),
+        ("", "_"),
+        ("<stat>", "_stat_"),
+        ("\u683c\u5f0f", "\u683c\u5f0f"),  # letters of any language
+        ("\ud800", "_"),
+        ("v1.2-x_y", "v1.2-x_y"),
+    ],
+)
+def test_names_from_a_users_dict_become_names_of_metrics(build_group: BuildGroup, key: str, name: str) -> None:
+    score = Score(value=1.0, verdict=C, extras={f"my file.f/{key}": 3.0})
+    metrics = group_metrics([scored(build_group(0, [C]), score)])
+    extras = {metric: value for metric, value in metrics.items() if metric.startswith("reward/extra/")}
+    assert extras == {f"reward/extra/my_file.f/{name}/mean": 3.0}
+    assert unknown_names(metrics) == []
+
+
+def test_keys_that_become_one_name_are_counted_together(build_group: BuildGroup) -> None:
+    score = Score(value=1.0, verdict=C, extras={"m.f/a b": 1.0, "m.f/a+b": 2.0})
+    metrics = group_metrics([scored(build_group(0, [C]), score)])
+    assert metrics["reward/extra/m.f/a_b/mean"] == 1.5

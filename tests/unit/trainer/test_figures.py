@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mindgspo.metrics.evaluation_statistics import mean_at_n, mean_estimate, share_estimate
+from mindgspo.metrics.estimates import mean_at_n, mean_estimate, share_estimate
 from mindgspo.trainer.figures import Answered, figures_of
 from mindgspo.types import FinishReason, Prompt, Response, Score, ScoredGroup, Verdict
 

@@ -71,7 +71,7 @@ def test_old_log_probs_at_another_temperature_are_found_out(
 
 def test_telemetry_of_a_real_update(make_parts, model, updater, answer) -> None:
     """One update, so nothing is clipped. The right answer is long, the wrong one short: in gspo both weigh the same."""
-    from mindgspo.metrics.log_ratio_bins import NAMES
+    from mindgspo.metrics.glossary import LOG_RATIO_BINS
     from mindgspo.models.policy import PolicyScorer
     from mindgspo.trainer.step import run_step
 
@@ -85,14 +85,14 @@ def test_telemetry_of_a_real_update(make_parts, model, updater, answer) -> None:
     metrics = run_step(parts, 1).metrics
     assert unknown_names(metrics) == []
     assert metrics["response_length/max"] > 2 * metrics["response_length/min"]
-    histogram = {name: metrics[f"actor/log_ratio_hist/{name}"] for name in NAMES}
-    assert histogram == {name: float(name == "within_1e-4") for name in NAMES}
+    histogram = {name: metrics[f"actor/log_ratio_hist/{name}"] for name in LOG_RATIO_BINS}
+    assert histogram == {name: float(name == "within_1e-4") for name in LOG_RATIO_BINS}
     assert [metrics[f"actor/grad_share_length_decile/{n}"] for n in range(1, 11)] == pytest.approx([0.1] * 10, rel=1e-4)
 
 
 def test_telemetry_covers_all_updates_of_the_step(make_parts, model, updater, one_of_two_right) -> None:
     """After a first update with a rate that moves this model far, the ratios of the second one have left 1."""
-    from mindgspo.metrics.log_ratio_bins import NAMES
+    from mindgspo.metrics.glossary import LOG_RATIO_BINS
     from mindgspo.models.policy import PolicyScorer
     from mindgspo.trainer.step import run_step
 
@@ -100,7 +100,7 @@ def test_telemetry_covers_all_updates_of_the_step(make_parts, model, updater, on
     old_policy = PolicyScorer(model, temperature=1.0)
     parts = make_parts(one_of_two_right, *settings, model=model, updater=updater, old_policy=old_policy)
     metrics = run_step(parts, 1).metrics
-    histogram = {name: metrics[f"actor/log_ratio_hist/{name}"] for name in NAMES}
+    histogram = {name: metrics[f"actor/log_ratio_hist/{name}"] for name in LOG_RATIO_BINS}
     assert histogram["within_1e-4"] == 0.5, "the four responses of the first mini-batch, and no other"
     assert sum(histogram.values()) == 1
     shares = [metrics[f"actor/grad_share_length_decile/{n}"] for n in range(1, 11)]

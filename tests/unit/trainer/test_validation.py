@@ -11,7 +11,7 @@ from rich.console import Console
 
 from mindgspo.errors import ConfigError
 from mindgspo.metrics import RunLog, unknown_names
-from mindgspo.metrics.evaluation_statistics import change_estimate
+from mindgspo.metrics.estimates import change_estimate
 from mindgspo.trainer.baseline import Baseline
 from mindgspo.trainer.evaluate import evaluate
 from mindgspo.trainer.progress import Best, Progress

@@ -1,0 +1,288 @@
+"""Everything a run writes while it trains: metrics.jsonl, samples.jsonl, validation.jsonl, console lines, TensorBoard.
+
+The trainer decides what is logged; nothing here reads a configuration.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from mindgspo.errors import ConfigError
+from mindgspo.metrics.files import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    SAMPLES_FILE,
+    VALIDATION_FILE,
+    append_records,
+    drop_records_after,
+    plain_number,
+    read_records,
+)
+from mindgspo.metrics.run_folder import RunHistory
+from mindgspo.types import Group, Int32Array, Prompt, Response, Score, ScoredGroup
+
+
+class RunLog:
+    """The log of one run; a context manager that closes the progress bar and the event file.
+
+    run_dir: existing folder; files in it are appended to. tensorboard: also write event files below
+    run_dir/tensorboard (ConfigError if tensorboardX is missing). progress: show a bar when the console is a
+    terminal and `total_steps` is known. console: where lines go; standard output by default. history: the metrics
+    logged so far, those before a resume included.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        tensorboard: bool,
+        progress: bool,
+        total_steps: int | None = None,
+        console: Console | None = None,
+    ) -> None:
+        self._metrics_path = Path(run_dir) / METRICS_FILE
+        self._samples_path = Path(run_dir) / SAMPLES_FILE
+        self._validation_path = Path(run_dir) / VALIDATION_FILE
+        config = Path(run_dir) / CONFIG_FILE
+        self.history = RunHistory(config.read_text(encoding="utf-8") if config.is_file() else "")
+        self._tensorboard = TensorBoardSink(Path(run_dir) / "tensorboard") if tensorboard else None
+        self._printer = StepPrinter(console or Console(), progress=progress, total_steps=total_steps)
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the progress bar, flush and close the event file."""
+        self._printer.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+
+    def truncate_after(self, step: int) -> None:
+        """Forget what was logged beyond `step`: called once on resume, before anything is logged."""
+        drop_records_after(self._metrics_path, step)
+        drop_records_after(self._samples_path, step)
+        drop_records_after(self._validation_path, step)
+        for record in read_records(self._metrics_path):
+            self.history.add(record["step"], record)
+        if self._tensorboard is not None:
+            self._tensorboard.purge_after(step)
+        self._printer.start_at(step)
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one line {"step": ..., metrics by name in sorted order} and print the step's line.
+
+        Several lines may share a step (training and evaluation). A value that is not finite is an assertion
+        error naming its key: the trainer stops on non-finite losses before they come here.
+        """
+        numbers = {key: plain_number(key, metrics[key]) for key in sorted(metrics)}
+        assert "step" not in numbers, "the step is an argument, not a metric"
+        append_records(self._metrics_path, [{"step": int(step), **numbers}])
+        self.history.add(int(step), numbers)
+        if self._tensorboard is not None:
+            self._tensorboard.write(step, numbers)
+        self._printer.print_step(step, numbers)
+
+    def log_samples(self, step: int, groups: Sequence[Group], decode: Decode) -> None:
+        """Append one line per response of `groups`."""
+        append_records(
+            self._samples_path,
+            (record for group in groups for record in training_records(int(step), group, decode)),
+        )
+
+    def log_validation(self, step: int, set_name: str, groups: Sequence[ScoredGroup], decode: Decode) -> None:
+        """Append one line per answer to problems of a held-out set."""
+        append_records(
+            self._validation_path,
+            (record for group in groups for record in validation_records(int(step), set_name, group, decode)),
+        )
+
+    def note(self, text: str) -> None:
+        """Print a line of text above the progress bar; it is not written to any file."""
+        self._printer.print_text(text)
+
+
+class SilentLog(RunLog):
+    """The log of a rank that is not the first: nothing is written, nothing is printed."""
+
+    def __init__(self) -> None:
+        self.history = RunHistory()
+
+    def close(self) -> None:
+        pass
+
+    def truncate_after(self, step: int) -> None:
+        pass
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        pass
+
+    def log_samples(self, step: int, groups: Sequence[Group], decode: Decode) -> None:
+        pass
+
+    def log_validation(self, step: int, set_name: str, groups: Sequence[ScoredGroup], decode: Decode) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+
+_COLUMNS = (  # (label, keys of which the first that is present is shown, format)
+    ("score", ("critic/score/mean",), "{:.3f}"),
+    ("length", ("response_length/mean",), "{:.1f}"),
+    ("clip", ("actor/pg_clipfrac_seq", "actor/pg_clipfrac"), "{:.3f}"),
+    ("grad", ("actor/grad_norm",), "{:.3g}"),
+    ("tok/s", ("perf/throughput",), "{:,.0f}"),
+    ("s", ("timing_s/step", "perf/time_per_step"), "{:.2f}"),
+    ("sft loss", ("sft/loss",), "{:.4f}"),
+    ("sft accuracy", ("sft/accuracy",), "{:.3f}"),
+)
+
+_SHOWN_FIGURE = re.compile(r"val-core/.+/acc/[a-z]+@[0-9]+")
+
+
+def step_line(step: int, total_steps: int | None, metrics: Mapping[str, float]) -> str | None:
+    """The console line of a step; None where `metrics` holds nothing that it shows."""
+    cells = []
+    for label, keys, form in _COLUMNS:
+        key = next((key for key in keys if key in metrics), None)
+        if key is not None:
+            cells.append(f"{label} {form.format(metrics[key])}")
+    cells += [f"{key} {value:.4f}" for key, value in metrics.items() if _SHOWN_FIGURE.fullmatch(key)]
+    if not cells:
+        return None
+    position = f"{step}/{total_steps}" if total_steps else f"{step}"
+    return f"step {position:>7}  " + "  ".join(cells)
+
+
+class StepPrinter:
+    """Prints step lines; owns the progress bar, which only a terminal with a known number of steps gets."""
+
+    def __init__(self, console: Console, *, progress: bool, total_steps: int | None) -> None:
+        self._console = console
+        self._total_steps = total_steps
+        self._progress: Progress | None = None
+        if progress and total_steps and console.is_terminal:
+            self._progress = Progress(
+                TextColumn("training"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                console=console,
+                transient=True,
+            )
+            self._task = self._progress.add_task("training", total=total_steps)
+            self._progress.start()
+
+    def start_at(self, step: int) -> None:
+        """Show `step` as already done."""
+        if self._progress is not None:
+            self._progress.update(self._task, completed=step)
+
+    def print_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        line = step_line(step, self._total_steps, metrics)
+        if line is not None:
+            self.print_text(line)
+        self.start_at(step)
+
+    def print_text(self, text: str) -> None:
+        """Print above the bar; the text is taken literally, without rich's markup."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+
+class TensorBoardSink:
+    """Writes every metric as a scalar; the event file is made on the first write."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError as error:
+            raise ConfigError(
+                "logging.tensorboard: true needs the package tensorboardX, which cannot be imported "
+                f"({error}). Install it with `pip install tensorboardX`, or set logging.tensorboard=false"
+            ) from error
+        self._make_writer = SummaryWriter
+        self._folder = folder
+        self._purge_step: int | None = None
+        self._writer: Any = None
+
+    def purge_after(self, step: int) -> None:
+        """Tell TensorBoard to hide events beyond `step` that an earlier process wrote."""
+        assert self._writer is None, "purge_after must come before the first write"
+        self._purge_step = step + 1
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._writer is None:
+            self._writer = self._make_writer(logdir=str(self._folder), purge_step=self._purge_step)
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+Decode = Callable[[Int32Array], str]
+"""Response ids int32 [L] -> text."""
+
+
+def training_records(step: int, group: Group, decode: Decode) -> Iterator[dict[str, object]]:
+    """What was trained on, with advantages."""
+    for response, score, advantages in zip(group.responses, group.scores, group.advantages, strict=True):
+        yield {
+            "step": step,
+            "prompt_index": group.prompt.index,
+            "sample_index": response.sample_index,
+            **_judged_text(group.prompt, response, score, decode),
+            "parts": dict(score.parts),
+            **({"extras": dict(score.extras)} if score.extras else {}),
+            **({"message": score.message} if score.message else {}),
+            "advantage": plain_number("advantage", advantages.mean(dtype=np.float64)),
+            **_ending(response),
+        }
+
+
+def validation_records(step: int, set_name: str, group: ScoredGroup, decode: Decode) -> Iterator[dict[str, object]]:
+    """Answers to a held-out problem. sample: "greedy", or the number of the sample."""
+    for response, score in zip(group.responses, group.scores, strict=True):
+        yield {
+            "step": step,
+            "set": set_name,
+            "prompt_index": group.prompt.index,
+            "sample": "greedy" if response.temperature == 0 else response.sample_index,
+            **_judged_text(group.prompt, response, score, decode),
+            **({"message": score.message} if score.message else {}),
+            **_ending(response),
+        }
+
+
+def _judged_text(prompt: Prompt, response: Response, score: Score, decode: Decode) -> dict[str, object]:
+    return {
+        "data_source": prompt.data_source,
+        "prompt": prompt.text,
+        "response": decode(response.ids),
+        "extracted": score.extracted,
+        "answer": prompt.answer,
+        "verdict": score.verdict.value,
+        "score": score.value,
+    }
+
+
+def _ending(response: Response) -> dict[str, object]:
+    return {"length": response.length, "finish_reason": response.finish_reason.value}

@@ -1,0 +1,185 @@
+"""The glossary: names, two languages, the pages written from it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindgspo.config.messages import known_keys
+from mindgspo.metrics import METRICS, unknown_names
+from mindgspo.metrics.diagnosis_rules import CLIP_BAND
+from mindgspo.metrics.glossary import SECTIONS, chinese_sections, glossary_name
+
+TEXTS = {name: info for section in chinese_sections() for name, info in section.metrics.items()}
+KNOWN = [
+    *("actor/pg_loss", "actor/pg_clipfrac", "actor/grad_norm", "actor/lr", "actor/entropy", "actor/ppo_kl"),
+    *("critic/score/mean", "critic/score/max", "critic/rewards/min", "critic/advantages/mean"),
+    *("response_length/mean", "response_length/clip_ratio", "prompt_length/max"),
+    *("timing_s/gen", "timing_s/old_log_prob", "timing_s/step", "timing_s/save_checkpoint"),
+    *("perf/total_num_tokens", "perf/throughput", "perf/time_per_step", "perf/cpu_memory_used_gb"),
+    *("training/global_step", "training/epoch", "reward/part/gsm8k/mean", "samples/dropped/no_reward"),
+    *("val-core/arithmetic/acc/mean@1", "val-core/openai/gsm8k/acc/pass@16"),
+    *("actor/pg_clipfrac_lower", "actor/kl", "actor/kl_loss", "actor/kl_coef", "critic/kl", "actor/updates"),
+    *("actor/log_ratio_hist/below_-1e-1", "actor/log_ratio_hist/within_1e-4", "actor/log_ratio_hist/1e-3_to_1e-2"),
+    *("actor/grad_share_length_decile/1", "actor/grad_share_length_decile/10", "samples/filtered/zero_signal"),
+    *("rollout_corr/weight_mean", "rollout_corr/weight_max", "rollout_corr/weight_min", "rollout_corr/ess"),
+    *("rollout_corr/clipped_share", "reward/zero_signal_group_ratio", "reward/part/my_reward.compute_score/mean"),
+    *("reward/unparseable_gold_ratio", "reward/timeout_ratio", "reward/error_ratio"),
+    *("reward/extra/my_reward.compute_score/acc/mean", "reward/extra/f.g/\u683c\u5f0f/mean"),
+]
+UNKNOWN = [
+    *("actor/pg_los", "critic/score/median", "timing_s/", "val-core/arithmetic/acc/mean@", "foo", ""),
+    *("val-core//acc/pass@0", "actor/pg_loss ", "response_length", "ACTOR/LR"),
+    *("reward/extra/f.g/mean", "reward/extra/f.g/a b/mean", "reward/extra/f.g/a/b/mean", "reward/part/f g/mean"),
+    *("actor/log_ratio_hist/1e-5", "actor/grad_share_length_decile/0", "actor/grad_share_length_decile/11"),
+]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known(name: str) -> None:
+    assert glossary_name(name) in METRICS
+    assert unknown_names({name: 1.0}) == []
+
+
+def test_unknown_names_are_listed_once_and_sorted_and_step_is_no_metric() -> None:
+    assert unknown_names([*KNOWN, "step", *UNKNOWN, *UNKNOWN]) == sorted(UNKNOWN)
+
+
+def test_every_entry_says_what_it_means() -> None:
+    for name, info in METRICS.items():
+        assert len(info.meaning) > 10, name
+        assert not info.action or info.healthy, f"{name}: an action needs a healthy range"
+        assert all(text.isascii() for text in (info.meaning, info.unit, info.healthy, info.action)), name
+
+
+def test_chinese_has_every_text_that_english_has_and_no_other() -> None:
+    assert list(TEXTS) == list(METRICS), "the same names in the same order"
+    assert [list(section.metrics) for section in chinese_sections()] == [list(section.metrics) for section in SECTIONS]
+    for name, english in METRICS.items():
+        chinese = TEXTS[name]
+        for field in ("meaning", "unit", "healthy", "action"):
+            assert bool(getattr(english, field)) == bool(getattr(chinese, field)), f"{name}: {field}"
+        assert re.search(r"[\u4e00-\u9fff]", chinese.meaning), name
+
+
+def test_the_clip_band_of_the_diagnosis_is_the_glossarys() -> None:
+    low, high = CLIP_BAND
+    assert f"gspo {low:g} to {high:g}" in METRICS["actor/pg_clipfrac_seq"].healthy
+
+
+def test_numbers_agree_in_both_languages() -> None:
+    """Every number of an English text stands in the Chinese one: a bound that is changed must be changed twice."""
+    for name, english in METRICS.items():
+        for field in ("healthy", "action"):
+            numbers, chinese = (
+                set(re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?", getattr(info, field))) for info in (english, TEXTS[name])
+            )
+            assert numbers == chinese, f"{name}: {field}: {numbers ^ chinese}"
+
+
+def test_settings_and_metrics_named_in_the_glossary_exist() -> None:
+    settings = {path for path, _ in known_keys()}
+    sections = {path.split(".")[0] for path in settings if "." in path}
+    for table in (METRICS, TEXTS):
+        for name, info in table.items():
+            text = f"{info.meaning} {info.healthy} {info.action}"
+            for word in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", text):
+                assert word in settings or word.split(".")[0] not in sections, f"{name}: no setting {word}"
+            for word in re.findall(r"\b(?:actor|critic|reward|rollout_corr|training|samples)/[a-z_/<>]*[a-z_>]", text):
+                known = glossary_name(word) or any(other.startswith(f"{word}/<") for other in METRICS)
+                assert known, f"{name}: no metric {word}"
+
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = ("metrics.md", "metrics_cn.md")
+
+
+def run_tool(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "tools/write_glossary.py", *arguments],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def docs(tmp_path: Path) -> Path:
+    for page in PAGES:
+        shutil.copy(ROOT / "docs" / page, tmp_path)
+    return tmp_path
+
+
+def rows_of(page: str) -> list[list[str]]:
+    """Cells of the generated tables; an escaped bar separates nothing."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8").partition("<!-- Everything below")[2]
+    return [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("| `")]
+
+
+def test_the_shipped_pages_are_up_to_date() -> None:
+    done = run_tool("--check")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+def test_a_stale_page_is_noticed_then_repaired_and_its_introduction_kept(docs: Path) -> None:
+    page = docs / "metrics.md"
+    whole = page.read_text(encoding="utf-8")
+    page.write_text(whole.replace("## Reading a GSPO run", "## My own title").replace("| `actor/lr` |", "| `x` |"))
+    done = run_tool("--check", "--docs", str(docs))
+    assert done.returncode == 1 and str(page) in done.stderr and "metrics_cn" not in done.stderr
+    done = run_tool("--docs", str(docs))
+    assert (done.returncode, done.stdout) == (0, f"wrote {page}\n")
+    assert page.read_text(encoding="utf-8") == whole.replace("## Reading a GSPO run", "## My own title")
+
+
+def test_a_page_without_its_marker_is_left_alone(docs: Path) -> None:
+    (docs / "metrics_cn.md").write_text("# nothing\n")
+    done = run_tool("--docs", str(docs))
+    assert done.returncode == 2 and "metrics_cn.md" in done.stderr and "is missing" in done.stderr
+    assert (docs / "metrics_cn.md").read_text() == "# nothing\n"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_metric_has_a_row_of_five_cells(page: str) -> None:
+    rows = rows_of(page)
+    assert [row[0].strip(" `") for row in rows] == list(METRICS)
+    assert {len(row) for row in rows} == {5}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_placeholder_is_swallowed_as_a_tag(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    outside_of_code = re.sub(r"`[^`\n]*`|<!--.*?-->", "", text)
+    assert re.findall(r"(?<!\\)<\w+>", outside_of_code) == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_metrics_named_in_the_introduction_exist(page: str) -> None:
+    introduction = (ROOT / "docs" / page).read_text(encoding="utf-8").partition("<!-- Everything below")[0]
+    named = set(re.findall(r"`((?:actor|critic|reward|val-core|samples)/[^`]+)`", introduction))
+    examples = {"val-core/<source>/acc/mean@1": "val-core/<source>/acc/mean@<n>"}
+    assert len(named) >= 10
+    assert {examples.get(name, name) for name in named} <= METRICS.keys() | {"critic/score/mean"}
+
+
+def test_both_introductions_have_one_structure() -> None:
+    shapes = []
+    for page in PAGES:
+        introduction = (ROOT / "docs" / page).read_text(encoding="utf-8").partition("<!-- Everything below")[0]
+        shapes.append(
+            (
+                re.findall(r"^#+", introduction, flags=re.MULTILINE),
+                len(re.findall(r"^\*\*", introduction, flags=re.MULTILINE)),
+                introduction.count("\n|"),
+                set(re.findall(r"`([^`\n]+)`", introduction)),
+            )
+        )
+    assert shapes[0] == shapes[1]

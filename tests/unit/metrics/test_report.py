@@ -1,0 +1,450 @@
+"""Plot and report of a made-up run: complete, self-contained, and safe against what a model may write."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from rich.console import Console
+
+from mindgspo.errors import RunFolderError
+from mindgspo.metrics import RunLog, plot_run, unknown_names, write_report
+from mindgspo.metrics.plot import draw, draw_policy
+from mindgspo.metrics.plot_accuracy import draw_sampled, pushed_apart
+from mindgspo.metrics.plot_style import DARK, LIGHT, smooth
+from mindgspo.metrics.report import MAX_PROBLEMS, duration, group_samples, held_out_table, pictures
+from mindgspo.metrics.run_folder import RunRecord, read_run, run_settings
+from mindgspo.types import Group, ScoredGroup, Verdict
+
+ROOT = Path(__file__).resolve().parents[3]
+PNG = b"\x89PNG\r\n\x1a\n"
+VOID = {"meta", "img", "source", "br", "col", "wbr"}
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and whether every opened tag was closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def page(run_dir: Path) -> tuple[str, Page]:
+    text = write_report(run_dir).read_text(encoding="utf-8")
+    return text, Page(text)
+
+
+def test_the_plot_is_a_png_of_decent_size(run_folder: Path) -> None:
+    path = plot_run(run_folder)
+    assert path == run_folder / "reward.png"
+    content = path.read_bytes()
+    assert content.startswith(PNG)
+    width, height = (int.from_bytes(content[start : start + 4], "big") for start in (16, 20))
+    assert width >= 1200 and height >= 700
+    assert plot_run(run_folder).read_bytes() == content  # the same run gives the same picture
+
+
+def test_moving_mean_by_hand() -> None:
+    mean, deviation = smooth((0.0, 3.0, 6.0, 0.0), 3)
+    assert mean.tolist() == [1.5, 3.0, 3.0, 3.0]
+    assert np.allclose(deviation, [1.5, np.sqrt(6), np.sqrt(6), 3.0])
+
+
+def test_the_report_holds_every_section(run_folder: Path) -> None:
+    text, parsed = page(run_folder)
+    for words in (
+        *("43.8% \u2192 87.3%", "+43.5 points", "3 min 35 s", "8,412", "2,310 MB"),
+        *("Curves", "Diagnosis", "Samples", "Last steps", "Resolved configuration", "Glossary of metrics"),
+        *("temperature: 1.0", "actor/pg_clipfrac_seq", "share of responses whose ratio is clipped"),
+        *("Step 1 ", "Step 60 ", "#### 85", "prefers-color-scheme", "\u8bca\u65ad"),
+    ):
+        assert words in text, words
+    assert parsed.open == []
+
+
+def test_the_report_asks_nothing_of_the_network_and_runs_no_script(run_folder: Path) -> None:
+    text, parsed = page(run_folder)
+    assert not {tag for tag, _ in parsed.tags} & {"script", "link", "iframe", "object", "a", "form"}
+    addresses = [
+        value for _, attributes in parsed.tags for key, value in attributes.items() if key in ("src", "srcset")
+    ]
+    assert len(addresses) == 4  # two pictures, each for light and dark pages
+    for address in addresses:
+        assert base64.b64decode(address.removeprefix("data:image/png;base64,")).startswith(PNG)
+    assert not re.search(r"https?://|url\(", text)
+    assert "default-src 'none'" in text
+
+
+HOSTILE = "</pre><script>alert(1)</script><img src=x onerror='alert(2)'>\" onmouseover=\"x {{ 7*7 }} {% raw %}\ud83d"
+
+
+def test_hostile_text_is_shown_and_never_obeyed(tmp_path: Path, build_group: Callable[..., Group]) -> None:
+    run_dir = tmp_path / "<em>run & co"
+    run_dir.mkdir()
+    with RunLog(run_dir, tensorboard=False, progress=False, console=Console(quiet=True)) as log:
+        log.log_metrics(1, {"critic/score/mean": 0.5, "val-core/<u>$x$ \\bad{/acc/mean@1": 0.5, '"><script>': 1.0})
+        log.log_samples(1, [build_group(0, [Verdict.CORRECT, Verdict.WRONG], text=HOSTILE)], lambda ids: HOSTILE)
+    (run_dir / "config.yaml").write_text("a: </pre><script>alert(3)</script>\n")
+    plot_run(run_dir)
+    text, parsed = page(run_dir)
+    tags = [tag for tag, _ in parsed.tags]
+    assert not {"script", "em", "u"} & set(tags) and tags.count("img") == 1
+    assert not any(key.startswith("on") for _, attributes in parsed.tags for key in attributes)
+    assert parsed.open == []
+    assert "{{ 7*7 }}" in text and "&lt;script&gt;alert(1)" in text and "&lt;script&gt;alert(3)" in text
+
+
+def test_a_forged_samples_line_does_not_break_the_page(run_folder: Path) -> None:
+    with (run_folder / "samples.jsonl").open("a") as file:
+        record = {"step": 61, "prompt": None, "verdict": '"><script>', "score": "x", "advantage": None}
+        file.write(json.dumps(record) + "\n")
+    _, parsed = page(run_folder)
+    assert "script" not in [tag for tag, _ in parsed.tags]
+
+
+def test_a_run_of_one_step_without_samples_or_summary_can_be_drawn(tmp_path: Path) -> None:
+    with RunLog(tmp_path, tensorboard=False, progress=False, console=Console(quiet=True)) as log:
+        log.log_metrics(0, {"training/epoch": 0.0})
+    assert plot_run(tmp_path).read_bytes().startswith(PNG)
+    text, _ = page(tmp_path)
+    assert "No samples were logged" in text and "No rule found" in text
+
+
+def test_a_running_run_can_be_drawn(tmp_path: Path, build_run: Callable[..., Path]) -> None:
+    run_dir = build_run(tmp_path / "run", steps=3, end=False)
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "critic/sc')
+    plot_run(run_dir)
+    text, _ = page(run_dir)
+    assert "Steps" in text and ">3<" in text
+
+
+def test_only_first_and_last_logged_step_are_kept(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    assert {row["step"] for row in run.first_samples} == {1}
+    assert {row["step"] for row in run.last_samples} == {60}
+    assert len(run.first_samples) == len(run.last_samples) == 24
+
+
+def test_the_made_up_run_writes_known_names_only(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    assert unknown_names({name for row in run.metrics for name in row}) == []
+
+
+def test_long_texts_are_cut_for_display() -> None:
+    (group,) = group_samples([{"step": 1, "prompt_index": 0, "prompt": "p", "response": "x" * 10_000}])
+    assert group.responses[0]["response"].endswith("[... 4,000 more characters in samples.jsonl]")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min 0 s"), (215, "3 min 35 s"), (7800, "2 h 10 min")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"no metrics\.jsonl here"),
+        ("", "no complete line yet"),
+        ('{"step": 1', "no complete line yet"),
+        ('{"a": 1}\n', "line 1: has no integer 'step'"),
+        ('{"step": 1, "a": "x"}\n', "line 1: 'a' is not a number"),
+    ],
+)
+def test_a_folder_without_a_run_is_refused_and_left_alone(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "metrics.jsonl").write_text(content)
+    before = sorted(tmp_path.iterdir())
+    for write in (plot_run, write_report):
+        with pytest.raises(RunFolderError, match=message):
+            write(tmp_path)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def run_tool(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "tools/plot_run.py", *arguments]
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_tool_prints_both_paths(run_folder: Path) -> None:
+    done = run_tool(str(run_folder))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == [str(run_folder / "reward.png"), str(run_folder / "report.html")]
+
+
+def test_the_tool_explains_a_wrong_folder(tmp_path: Path) -> None:
+    done = run_tool(str(tmp_path))
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: ") and "metrics.jsonl" in done.stderr
+
+
+def test_metrics_and_rewards_import_neither_mindspore_nor_heavy_libraries() -> None:
+    program = (
+        "import sys, mindgspo.metrics, mindgspo.rewards; "
+        "print([m for m in ('mindspore', 'matplotlib', 'tensorboardX') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def size(content: bytes) -> tuple[int, int]:
+    assert content.startswith(PNG)
+    return int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
+
+
+def without(run: RunRecord, *prefixes: str) -> RunRecord:
+    """The run as it would be had it never recorded metrics of these names."""
+    rows = [{key: value for key, value in row.items() if not key.startswith(prefixes)} for row in run.metrics]
+    return replace(run, metrics=tuple(rows))
+
+
+NEW = ("actor/log_ratio_hist", "actor/grad_share")
+OLD = ("actor/log_ratio_m", "actor/pg_clipfrac_")
+
+
+def test_four_panels_two_panels_none(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    width, height = size(draw_policy(run, LIGHT))
+    assert width >= 1200
+    for missing in (NEW, OLD):
+        assert size(draw_policy(without(run, *missing), DARK)) == (width, pytest.approx(height / 2, abs=1))
+    assert size(draw_policy(without(run, NEW[0]), LIGHT)) == (width, height), "three panels need two rows"
+    assert draw_policy(without(run, *NEW, *OLD), LIGHT) is None
+
+
+def test_the_place_of_a_missing_panel_is_empty(run_folder: Path) -> None:
+    three = draw_policy(without(read_run(run_folder), NEW[0]), LIGHT)
+    assert three is not None
+    pixels = imread(BytesIO(three), format="png")
+    height, width = pixels.shape[:2]
+    corner = pixels[height * 6 // 10 :, width * 6 // 10 :]
+    assert (corner == corner[-1, -1]).all(), "something is drawn where the fourth panel would be"
+
+
+def test_the_same_run_gives_the_same_picture_and_themes_differ(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    assert draw_policy(run, LIGHT) == draw_policy(run, LIGHT) != draw_policy(run, DARK)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_run_of_few_steps(tmp_path: Path, build_run: Callable[..., Path], steps: int) -> None:
+    size(draw_policy(read_run(build_run(tmp_path / "run", steps=steps, end=False)), LIGHT))
+
+
+def test_a_run_that_never_clips_and_never_moves(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    still = [
+        {key: 0.0 if "clipfrac" in key or key.startswith("actor/log_ratio_m") else value for key, value in row.items()}
+        for row in run.metrics
+    ]
+    size(draw_policy(replace(run, metrics=tuple(still)), LIGHT))
+    size(draw(replace(run, metrics=tuple(still), config_text="algorithm: {name: grpo}\n"), LIGHT))
+
+
+def test_an_old_run_still_has_a_report(run_folder: Path) -> None:
+    path = run_folder / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    prefixes = (*NEW, *OLD)
+    path.write_text(
+        "".join(json.dumps({k: v for k, v in row.items() if not k.startswith(prefixes)}) + "\n" for row in rows)
+    )
+    (run_folder / "config.yaml").unlink()
+    assert len(pictures(read_run(run_folder))) == 1
+    assert "Last steps" in write_report(run_folder).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "algorithm", "clips_responses", "log_range"),
+    [
+        ("algorithm: {name: gspo, clip_low: 3e-4, clip_high: 4e-4}", "gspo", True, (-3.00045e-4, 3.9992e-4)),
+        (
+            "algorithm: {name: gspo_token, clip_low: 3e-4, clip_high: 4e-4}",
+            "gspo_token",
+            True,
+            (-3.00045e-4, 3.9992e-4),
+        ),
+        ("algorithm: {name: grpo, clip_low: 0.2, clip_high: 0.27}", "grpo", False, (math.log(0.8), math.log(1.27))),
+        ("algorithm: {name: gmpo, clip_low: 0.4, clip_high: 0.4}", "gmpo", False, (-0.4, 0.4)),
+        ("algorithm: {name: cispo, clip_low: 1.0, clip_high: 4.0}", "cispo", False, None),
+        ("algorithm: {name: gpg, clip_low: null, clip_high: null}", "gpg", False, None),
+        ("algorithm: {name: of_tomorrow}", "of_tomorrow", None, None),
+        ("algorithm: {name: [gspo], clip_low: x}", None, None, None),
+        ("algorithm: gspo", None, None, None),
+        ("- algorithm", None, None, None),
+        ("a: b: c: {", None, None, None),
+        ("", None, None, None),
+    ],
+)
+def test_settings_that_change_how_metrics_are_read(
+    text: str, algorithm: str | None, clips_responses: bool | None, log_range: tuple[float, float] | None
+) -> None:
+    run = RunRecord(name="run", metrics=({"step": 1},), first_samples=(), last_samples=(), summary={}, config_text=text)
+    settings = run_settings(run)
+    assert settings.algorithm == algorithm
+    assert settings.clips_responses is clips_responses
+    assert settings.log_clip_range == (None if log_range is None else pytest.approx(log_range, rel=1e-4))
+
+
+def test_a_run_without_configuration_takes_the_algorithm_from_its_summary() -> None:
+    run = RunRecord(
+        name="run",
+        metrics=({"step": 1},),
+        first_samples=(),
+        last_samples=(),
+        summary={"algorithm": "grpo"},
+        config_text="",
+    )
+    assert run_settings(run).clips_responses is False
+
+
+RIGHT, WRONG, NONE = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER
+HOSTILE_NAME = "</td><script>alert(1)</script> $x$ {{ 7*7 }}"
+
+
+@pytest.fixture
+def scored(build_group: Callable[..., Group]) -> Callable[..., ScoredGroup]:
+    """scored(index, verdicts, text=...): greedy where there is one verdict, samples otherwise."""
+
+    def make(index: int, verdicts: list[Verdict], **text: str) -> ScoredGroup:
+        group = build_group(index, verdicts, **text)
+        temperature = 0.0 if len(verdicts) == 1 else 1.0
+        responses = tuple(replace(response, temperature=temperature) for response in group.responses)
+        return ScoredGroup(prompt=group.prompt, responses=responses, scores=group.scores)
+
+    return make
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[RunLog]:
+    with RunLog(tmp_path, tensorboard=False, progress=False, console=Console(quiet=True)) as opened:
+        yield opened
+
+
+def figures(part: str, *values: float) -> dict[str, float]:
+    names = ("mean@1", "mean@8", "pass@2", "pass@8", "maj@8")
+    return {f"val-core/{part}/acc/{name}": value for name, value in zip(names, values, strict=False)}
+
+
+def test_the_table_lays_the_last_answers_beside_the_first(log: RunLog, scored, decode_ids, tmp_path: Path) -> None:
+    for step, verdict in ((0, NONE), (2, WRONG), (4, RIGHT)):
+        log.log_metrics(step, figures("eval", 0.5))
+        log.log_validation(step, "eval", [scored(number, [verdict]) for number in range(8)], decode_ids)
+        log.log_validation(step, "eval", [scored(0, [RIGHT, WRONG, RIGHT])], decode_ids)
+    table = held_out_table(read_run(tmp_path))
+    assert table.steps == (0, 4)
+    assert len(table.problems) == MAX_PROBLEMS
+    first = table.problems[0]
+    assert (first.set_name, first.gold, first.first.verdict, first.last.verdict) == (
+        "eval",
+        "85",
+        "no_answer",
+        "correct",
+    )
+    assert (first.first.is_cut, first.last.is_cut, first.last.extracted) == (True, False, "85")
+    assert (first.last.num_correct, first.last.num_samples) == (2, 3)
+    assert table.problems[1].last.num_samples == 0
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "Held-out problems" in page and "greedy, step 0" in page and "2 of 3 samples correct" in page
+
+
+def test_one_evaluation_has_one_column_and_a_warm_ups_second_counts(log: RunLog, scored, decode_ids, tmp_path) -> None:
+    log.log_metrics(0, figures("eval", 0.5))
+    for verdict in (WRONG, RIGHT):
+        log.log_validation(0, "eval", [scored(0, [verdict])], decode_ids)
+    table = held_out_table(read_run(tmp_path))
+    assert table.steps == (0,)
+    assert (table.problems[0].first, table.problems[0].last.verdict) == (None, "correct")
+    assert "greedy, step 0" in write_report(tmp_path).read_text(encoding="utf-8")
+
+
+def test_nothing_written_down_is_no_table(run_folder: Path) -> None:
+    assert held_out_table(read_run(run_folder)) is None
+    assert "Held-out problems" not in write_report(run_folder).read_text(encoding="utf-8")
+
+
+def test_names_and_answers_of_sets_are_shown_and_never_obeyed(log: RunLog, scored, tmp_path: Path) -> None:
+    for step in (0, 1):
+        log.log_metrics(step, figures(HOSTILE_NAME, 0.5, 0.5) | figures("other", 0.25) | {"val-core/acc/mean@1": 0.4})
+        log.log_validation(step, HOSTILE_NAME, [scored(0, [WRONG], text=HOSTILE_NAME)], lambda ids: HOSTILE_NAME)
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "<script" not in page and "{{ 7*7 }}" in page and "&lt;script&gt;alert(1)" in page
+
+
+def test_sampled_figures_have_a_picture_and_greedy_ones_alone_have_none(log: RunLog, tmp_path: Path) -> None:
+    log.log_metrics(0, figures("eval", 0.5))
+    assert draw_sampled(read_run(tmp_path), LIGHT) is None
+    for step, value in ((1, 0.25), (2, 0.5)):
+        log.log_metrics(step, figures("eval", value, value, value, value, value))
+    assert draw_sampled(read_run(tmp_path), LIGHT).startswith(b"\x89PNG")
+    assert "Best evaluation" not in write_report(tmp_path).read_text(encoding="utf-8"), "no accuracy over all sets"
+
+
+def test_intervals_and_the_best_step_change_the_picture(log: RunLog, tmp_path: Path) -> None:
+    for step, value in ((0, 0.25), (2, 0.75), (4, 0.5)):
+        log.log_metrics(step, figures("eval", value))
+    plain = draw(read_run(tmp_path), LIGHT)
+    for step, value in ((0, 0.25), (2, 0.75), (4, 0.5)):
+        log.log_metrics(
+            step, {f"val-core/eval/acc/mean@1/{end}": value + by for end, by in (("low", -0.1), ("high", 0.1))}
+        )
+    shaded = draw(read_run(tmp_path), LIGHT)
+    for step, value in ((0, 0.25), (2, 0.75), (4, 0.5)):
+        log.log_metrics(step, {"val-core/acc/mean@1": value})
+    marked = draw(read_run(tmp_path), LIGHT)
+    assert len({plain, shaded, marked}) == 3
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "Best evaluation" in page and "75.0%" in page and "step 2" in page
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.2, 0.8], [0.2, 0.8]),
+        ([0.5, 0.5], [0.4625, 0.5375]),
+        ([0.0, 0.0], [0.0, 0.075]),
+        ([1.0, 1.0], [0.925, 1.0]),
+    ],
+    ids=["apart already", "equal", "at the bottom", "at the top"],
+)
+def test_labels_are_pushed_apart(values: list[float], expected: list[float]) -> None:
+    assert pushed_apart(values, 1.0) == pytest.approx(expected)
+
+
+def test_many_labels_share_the_height() -> None:
+    places = pushed_apart([0.5] * 20, 1.0)
+    assert places == sorted(places) and places[0] >= 0 and places[-1] <= 1
