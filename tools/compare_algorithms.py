@@ -35,7 +35,8 @@ from numpy.typing import NDArray
 from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.config.policy_losses import POLICY_LOSSES
 from mindgspo.errors import ConfigError, MindGSPOError, TrainingError
-from mindgspo.metrics.files import read_summary, replace_file
+from mindgspo.io import write_file
+from mindgspo.metrics.files import read_summary
 from mindgspo.metrics.plot_style import (
     LIGHT,
     Theme,
@@ -182,9 +183,9 @@ def report(jobs: Sequence[Job], output: Path) -> None:
         key=lambda one: [job.name for job in jobs].index(one.variant),
     )
     table = comparison_table(runs)
-    replace_file(output / "comparison.md", f"{table}\n".encode())
-    replace_file(output / "comparison.png", draw_comparison(runs, LIGHT))
-    replace_file(output / "comparison_cost.png", draw_costs(runs, LIGHT))
+    write_file(output / "comparison.md", f"{table}\n".encode())
+    write_file(output / "comparison.png", draw_comparison(runs, LIGHT))
+    write_file(output / "comparison_cost.png", draw_costs(runs, LIGHT))
     print(f"\n{table}\n\npictures: {output / 'comparison.png'}, {output / 'comparison_cost.png'}")
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Literal
 
 from mindgspo.checkpoint.byte_progress import byte_progress
-from mindgspo.checkpoint.durable import json_bytes
 from mindgspo.checkpoint.export import METADATA
 from mindgspo.checkpoint.model_folder import filled_folder
 from mindgspo.checkpoint.model_source import Description, ModelSource, open_model_source
 from mindgspo.checkpoint.weight_files import MINDSPORE_INDEX_FILE, FileFormat, Weight, num_bytes, write_weights
 from mindgspo.errors import WeightsError
+from mindgspo.io import json_bytes
 from mindgspo.models.mindformers_names import mindformers_name
 from mindgspo.tensor_files import FILE_DTYPES, INDEX_FILE, WeightDtype
 

@@ -13,9 +13,9 @@ from typing import Protocol
 
 import numpy as np
 
-from mindgspo.checkpoint.durable import write_json
 from mindgspo.checkpoint.model_folder import filled_folder
 from mindgspo.checkpoint.weight_files import Weight, num_bytes, write_weights
+from mindgspo.io import write_json
 from mindgspo.tensor_files import FILE_DTYPES, WeightDtype, info_of
 
 # Without it transformers refuses a file.

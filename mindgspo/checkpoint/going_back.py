@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 
 from mindgspo import faults
-from mindgspo.checkpoint.durable import remove_folder, write_json
 from mindgspo.checkpoint.origin import CHECKPOINTS
 from mindgspo.checkpoint.steps import GOING_BACK_FILE, step_of
 from mindgspo.errors import RunFolderError
+from mindgspo.io import fsync, remove_folder, write_file, write_json
 from mindgspo.metrics.files import (
     METRICS_FILE,
     PLOT_FILE,
@@ -29,10 +29,8 @@ from mindgspo.metrics.files import (
     SUMMARY_FILE,
     VALIDATION_FILE,
     drop_records_after,
-    replace_file,
     split_records,
 )
-from mindgspo.tensor_files import flush_to_disk
 
 # They tell of the run's end.
 _OF_THE_END = (SUMMARY_FILE, REPORT_FILE, PLOT_FILE, "export")
@@ -63,9 +61,9 @@ def finish_going_back(root: Path) -> Path | None:
         _move(root / name, aside / name)
     for name in _BY_STEP:
         _cut(root / name, aside / name, step)
-    flush_to_disk(aside)
+    fsync(aside)
     marker.unlink()
-    flush_to_disk(marker.parent)
+    fsync(marker.parent)
     return aside
 
 
@@ -95,7 +93,7 @@ def _cut(source: Path, target: Path, step: int) -> None:
         return
     _, later = split_records(source, step)
     if later:
-        replace_file(target, b"".join(later))
+        write_file(target, b"".join(later))
         drop_records_after(source, step)
 
 

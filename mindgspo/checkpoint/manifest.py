@@ -17,8 +17,8 @@ from pathlib import Path
 
 import xxhash
 
-from mindgspo.checkpoint.durable import write_json
 from mindgspo.errors import CheckpointError
+from mindgspo.io import write_json
 
 MANIFEST_FILE = "manifest.json"
 FORMAT_VERSION = 2

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mindgspo.checkpoint.durable import clear_leftovers, flush_tree, put_in_place, temporary_name, write_json
 from mindgspo.errors import CheckpointError
+from mindgspo.io import fsync_tree, publish_folder, remove_leftovers, temporary_path, write_json
 
 # Marks a folder as ours; transformers ignores it.
 _MARKER = "mindgspo_export.json"
@@ -31,17 +31,17 @@ def filled_folder(folder: Path, *, run_id: str | None, num_bytes: int) -> Iterat
     """
     if not folder.name or folder.is_symlink():
         raise CheckpointError(f"{folder}: is a link or has no name of its own; name a new folder")
-    filled = temporary_name(folder)
+    filled = temporary_path(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        clear_leftovers(folder.parent, folder.name)
+        remove_leftovers(folder.parent, folder.name)
         _refuse_foreign(folder, run_id)
         _require_space(folder.parent, num_bytes)
         filled.mkdir()
         yield filled
         write_json(filled / _MARKER, {"run_id": run_id})
-        flush_tree(filled)
-        put_in_place(filled, folder)
+        fsync_tree(filled)
+        publish_folder(filled, folder)
     except OSError as error:
         raise CheckpointError(
             f"{folder}: the model could not be exported ({error}); nothing of it is left behind"

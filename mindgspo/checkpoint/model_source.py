@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindgspo.checkpoint.durable import json_bytes
 from mindgspo.checkpoint.manifest import MANIFEST_FILE, verify
 from mindgspo.checkpoint.steps import CHECKPOINT_FILES, PARAMETERS_FILE
 from mindgspo.config import ModelSection, load_config
 from mindgspo.errors import CheckpointError, WeightsError
+from mindgspo.io import json_bytes
 from mindgspo.metrics.files import CONFIG_FILE
 from mindgspo.models.huggingface_config import generation_config, huggingface_config, read_model_section
 from mindgspo.models.mindformers_names import hugging_face_name

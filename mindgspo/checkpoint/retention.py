@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindgspo import faults
-from mindgspo.checkpoint.durable import remove_folder
 from mindgspo.checkpoint.steps import complete_steps, read_state, step_of
 from mindgspo.errors import CheckpointError
-from mindgspo.tensor_files import flush_to_disk
+from mindgspo.io import fsync, remove_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,4 +51,4 @@ def remove_others(checkpoints_dir: Path, keep: Keep, *, just_written: Path) -> N
         if path not in kept:
             faults.reach("save.remove")
             remove_folder(path)
-    flush_to_disk(checkpoints_dir)
+    fsync(checkpoints_dir)

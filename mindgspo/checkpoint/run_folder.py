@@ -15,11 +15,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Literal
 
-from mindgspo.checkpoint.durable import write_json
 from mindgspo.checkpoint.going_back import finish_going_back
 from mindgspo.checkpoint.origin import CHECKPOINTS, Origin, Restore, find_origin
 from mindgspo.checkpoint.run_lock import RunLock
 from mindgspo.errors import RunFolderError
+from mindgspo.io import write_json
 from mindgspo.metrics.files import (
     CONFIG_FILE,
     METRICS_FILE,

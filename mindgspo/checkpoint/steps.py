@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mindgspo.checkpoint.durable import clear_leftovers
 from mindgspo.checkpoint.manifest import NewerFormatError, verify
 from mindgspo.errors import CheckpointError
+from mindgspo.io import remove_leftovers
 
 PARAMETERS_FILE = "parameters.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -80,7 +80,7 @@ def newest_checkpoint(checkpoints_dir: Path, *, clears: bool = True) -> Path | N
     if not checkpoints_dir.is_dir():
         return None
     if clears:
-        clear_leftovers(checkpoints_dir)
+        remove_leftovers(checkpoints_dir)
     problems = []
     for path in steps_newest_first(checkpoints_dir):
         try:

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from mindgspo import faults
-from mindgspo.checkpoint.durable import clear_leftovers, put_in_place, temporary_name, write_json
 from mindgspo.checkpoint.manifest import FileDigest, verify, write_manifest
 from mindgspo.checkpoint.retention import Keep, remove_others
 from mindgspo.checkpoint.steps import (
@@ -28,6 +27,7 @@ from mindgspo.checkpoint.steps import (
     step_folder,
 )
 from mindgspo.errors import CheckpointError
+from mindgspo.io import publish_folder, remove_leftovers, temporary_path, write_json
 from mindgspo.tensor_files import read_safetensors, write_tensor_file
 
 # Room for headers, the state, the manifest and the file system's own records.
@@ -70,10 +70,10 @@ def save_checkpoint(
     target = step_folder(checkpoints_dir, step)
     extra = {kept_file(name): arrays for name, arrays in (kept or {}).items() if arrays}
     arrays_of = {PARAMETERS_FILE: parameters, OPTIMIZER_FILE: optimizer, **extra}
-    filled = temporary_name(target)
+    filled = temporary_path(target)
     try:
         checkpoints_dir.mkdir(parents=True, exist_ok=True)
-        clear_leftovers(checkpoints_dir)
+        remove_leftovers(checkpoints_dir)
         _require_space(checkpoints_dir, [array for arrays in arrays_of.values() for array in arrays.values()])
         filled.mkdir()
         digests = {name: FileDigest() for name in arrays_of}
@@ -84,7 +84,7 @@ def save_checkpoint(
         faults.reach("save.inside")
         write_manifest(filled, step=step, digests={name: digest.hexdigest() for name, digest in digests.items()})
         faults.reach("save.rename")
-        put_in_place(filled, target)
+        publish_folder(filled, target)
     except OSError as error:
         raise CheckpointError(
             f"{target}: the checkpoint could not be written ({error}); older checkpoints are untouched"

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from mindgspo.checkpoint.durable import write_json
+from mindgspo.io import write_json
 from mindgspo.tensor_files import FLOAT_DTYPES, INDEX_FILE, TensorInfo, library_order, rounded, write_tensors
 
 FileFormat = Literal["safetensors", "ckpt"]

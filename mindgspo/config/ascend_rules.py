@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from math import gcd
 
 from mindgspo.config.families import FAMILIES
-from mindgspo.config.legal import divisors, either, nearest
+from mindgspo.config.legal import divisors, nearest
 from mindgspo.config.model_section import ModelSection
 from mindgspo.config.plan import ParallelPlan, legal_model_parallel
 from mindgspo.config.schema import ExperimentConfig
+from mindgspo.text import either
 
 _GROUPS = "on Ascend ranks work together by 1, 2, 4 or whole servers of 8"
 _SERVER = 8

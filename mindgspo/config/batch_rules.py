@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mindgspo.config.legal import divisors, either, nearest
+from mindgspo.config.legal import divisors, nearest
 from mindgspo.config.schema import ExperimentConfig
+from mindgspo.text import either
 
 
 def batch_problems(config: ExperimentConfig) -> Iterator[str]:

@@ -5,12 +5,12 @@ What enters: a resolved config. What leaves: lines as in `config.validate`, whic
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator
 
 from mindgspo.config.eval_section import OVERALL, EvalSection
 from mindgspo.config.schema import ExperimentConfig
+from mindgspo.text import closest
 
 _BEST = re.compile(r"val-core/(?P<part>.+)/(?P<figure>(?:acc|reward)/[a-z]+@[0-9]+)")
 
@@ -60,10 +60,10 @@ def _best_metric_problems(config: ExperimentConfig) -> Iterator[str]:
         yield f"eval.best_metric: {name} is no figure of an evaluation; e.g. {OVERALL} or val-core/{example}/acc/mean@1"
         return
     if found["figure"] not in figures:
-        close = difflib.get_close_matches(found["figure"], figures, n=1, cutoff=0.1)
+        close = closest(found["figure"], figures, cutoff=0.0)
         yield (
             f"eval.best_metric: {found['figure']} is not measured with eval.num_samples {config.eval.num_samples} and "
-            f"eval.pass_at_k {list(config.eval.pass_at_k)}; nearest: val-core/{found['part']}/{close[0]}"
+            f"eval.pass_at_k {list(config.eval.pass_at_k)}; nearest: val-core/{found['part']}/{close}"
         )
     names = list(config.data.eval_sets)
     if config.data.names_eval_sets and found["part"].split("/")[0] not in names:

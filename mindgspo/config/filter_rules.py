@@ -5,11 +5,11 @@ What enters: a resolved config. What leaves: lines as in `config.validate`, whic
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 
 from mindgspo.config.filter_section import FilterGroupsSection
 from mindgspo.config.schema import ExperimentConfig
+from mindgspo.text import did_you_mean
 
 _KEY = "algorithm.filter_groups"
 METRICS = ("none", "reward", "accuracy")
@@ -21,9 +21,8 @@ def filter_problems(config: ExperimentConfig) -> Iterator[str]:
     section = config.algorithm.filter_groups
     legal = [*METRICS, *config.reward.functions]
     if section.metric not in legal:
-        close = difflib.get_close_matches(section.metric, legal, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        yield f"{_KEY}.metric: {section.metric!r} is unknown; {hint}one of {', '.join(legal)}"
+        hint = did_you_mean(section.metric, legal)
+        yield f"{_KEY}.metric: {section.metric!r} is unknown{hint} (one of {', '.join(legal)})"
     if not section.refill:
         yield from _needless(section)
         return

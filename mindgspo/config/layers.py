@@ -7,7 +7,6 @@ here knows the schema.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import yaml
 from mindgspo.config.reward_section import file_function
 from mindgspo.config.yaml_dialect import explain, parse_document, parse_value
 from mindgspo.errors import ConfigError
+from mindgspo.text import did_you_mean
 
 
 def read_layers(path: Path, overrides: Iterable[str]) -> dict[str, Any]:
@@ -137,5 +137,4 @@ def _similar_files(path: Path) -> str:
     if not path.parent.is_dir():
         return f" (there is no folder {path.parent})"
     beside = sorted(one.name for one in path.parent.iterdir() if one.suffix in (".yaml", ".yml"))
-    close = difflib.get_close_matches(path.name, beside, n=1)
-    return f"; did you mean {path.parent / close[0]}?" if close else ""
+    return did_you_mean(path.name, beside, show=lambda name: str(path.parent / name))

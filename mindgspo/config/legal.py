@@ -17,8 +17,3 @@ def nearest(legal: list[int], given: int) -> list[int]:
     below = [value for value in legal if value < given][-1:]
     above = [value for value in legal if value > given][:1]
     return below + above
-
-
-def either(values: list[int]) -> str:
-    """`[2, 4]` -> "2 or 4"."""
-    return " or ".join(str(value) for value in values)

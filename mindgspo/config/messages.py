@@ -6,7 +6,6 @@ What enters: a ValidationError of `ExperimentConfig`. What leaves: one line per 
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from pydantic_core import ErrorDetails
 from mindgspo.config.data_section import NAMED_SOURCES, ONE_SOURCE
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.config.section import Section
+from mindgspo.text import closest, did_you_mean, either, shorten
 
 _EXPECTED = {
     "int_type": "an integer",
@@ -109,7 +109,7 @@ def _shown(value: Any) -> str:
     if value is None:
         return "null (nothing)"
     shown = repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+    return shorten(shown)
 
 
 def _dotted(location: tuple[int | str, ...]) -> str:
@@ -138,10 +138,12 @@ def _unknown_key_fix(location: tuple[int | str, ...]) -> str:
     by this name; failing that, a close key in another section."""
     key, siblings = str(location[-1]), list(_section_at(location[:-1]).model_fields)
     prefix = _dotted(location[:-1]) + "." if location[:-1] else ""
-    beside = [prefix + name for name in difflib.get_close_matches(key, siblings, n=1)]
-    candidates = beside + _paths_ending_in(key) or _paths_known_as(key) or _paths_close_to(key)
+    beside = closest(key, siblings)
+    candidates = (
+        ([prefix + beside] if beside else []) + _paths_ending_in(key) or _paths_known_as(key) or _paths_close_to(key)
+    )
     if candidates:
-        return f"did you mean {' or '.join(candidates[:3])}?"
+        return f"did you mean {either(candidates[:3])}?"
     return f"keys here: {', '.join(siblings)}"
 
 
@@ -157,8 +159,8 @@ def _paths_known_as(key: str) -> list[str]:
 
 def _paths_close_to(leaf: str) -> list[str]:
     leaves = sorted({path.rpartition(".")[2] for path, _ in known_keys()})
-    close = difflib.get_close_matches(leaf, leaves, n=1)
-    return [path for name in close for path in _paths_ending_in(name)]
+    close = closest(leaf, leaves)
+    return _paths_ending_in(close) if close else []
 
 
 def _hint(key: str, given: Any, expected: str) -> str:
@@ -166,8 +168,7 @@ def _hint(key: str, given: Any, expected: str) -> str:
     if (key, str(given)) in _NOT_BUILT:
         return f"; {_NOT_BUILT[key, str(given)]}"
     options = [option.strip(" '") for part in expected.split(" or ") for option in part.split(",")]
-    close = difflib.get_close_matches(str(given), options, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return did_you_mean(given, options)
 
 
 def _description(location: tuple[int | str, ...]) -> str:

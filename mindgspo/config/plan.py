@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from mindgspo.config.legal import divisors, either, nearest
+from mindgspo.config.legal import divisors, nearest
 from mindgspo.config.section import Section
+from mindgspo.text import either
 
 if TYPE_CHECKING:
     from mindgspo.config.model_section import ModelSection

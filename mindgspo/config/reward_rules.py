@@ -6,7 +6,6 @@ What enters: a resolved config. What leaves: lines "key: what is wrong; what to 
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from mindgspo.config.reward_section import (
     function_label,
 )
 from mindgspo.config.section import Section, is_changed
+from mindgspo.text import did_you_mean
 
 _WITH_SETTINGS = ("math_dapo", "overlong", "length", "repetition")
 _ANSWER_IS_NOT_READ_BY = ("verl_strict", "verl_flexible")
@@ -41,8 +41,9 @@ def _missing_file(path: Path) -> str:
         return f"reward.functions: {path} is a folder; give a Python file, as in path/to/file.py:compute_score"
     beside = sorted(one.name for one in path.parent.glob("*.py")) if path.parent.is_dir() else []
     # Without the suffix, which makes any two short names look alike.
-    close = difflib.get_close_matches(path.stem, [name.removesuffix(".py") for name in beside], n=1)
-    hint = f"; did you mean {close[0]}.py?" if close else f" (Python files there: {', '.join(beside) or 'none'})"
+    others = f" (Python files there: {', '.join(beside) or 'none'})"
+    stems = [name.removesuffix(".py") for name in beside]
+    hint = did_you_mean(path.stem, stems, otherwise=others, show=lambda stem: f"{stem}.py")
     return f"reward.functions: {path} does not exist{hint}"
 
 
@@ -65,8 +66,7 @@ def _unknown_name(text: str) -> str:
     known = [*JUDGES, *SHAPERS, AUTO]
     if text.endswith(".py"):
         return f"reward.functions: {text!r} names no function; write {text}:compute_score"
-    close = difflib.get_close_matches(text, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(text, known, cutoff=0.5)
     return f"reward.functions: unknown function {text!r}{hint} (known: {', '.join(known)}, or path/to/file.py:function)"
 
 

@@ -21,12 +21,13 @@ from mindgspo.config.data_section import DataSourceSection
 from mindgspo.config.eval_rules import eval_problems
 from mindgspo.config.families import FAMILIES
 from mindgspo.config.filter_rules import filter_problems
-from mindgspo.config.legal import divisors, either, nearest
+from mindgspo.config.legal import divisors, nearest
 from mindgspo.config.model_section import ModelSection
 from mindgspo.config.penalty_rules import correction_problems, kl_problems, old_log_prob_problems
 from mindgspo.config.plan import check_infer_plan, check_reference_plan, check_same_world, check_train_plan
 from mindgspo.config.reward_rules import reward_file_problems, reward_problems
 from mindgspo.config.schema import ExperimentConfig, PlansSection
+from mindgspo.text import either
 
 _FILE_FORMATS = ("gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns")
 _SUFFIXES = (".jsonl", ".parquet")

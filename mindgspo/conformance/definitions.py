@@ -10,7 +10,7 @@ Raises DataError for an unknown key or value, with the key, the rule, what was g
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike
 from mindgspo.algorithms.definition import Aggregation, KLKind, KLTerm, LossDefinition
 from mindgspo.algorithms.twins import denominators
 from mindgspo.config.policy_losses import AggregationMode, RatioLevel, Surrogate
-from mindgspo.conformance.spelling import closest
 from mindgspo.errors import DataError
+from mindgspo.text import did_you_mean
 
 Config = Mapping[str, Any]
 
@@ -154,12 +154,12 @@ def check(config: Config) -> None:
     """Raises DataError unless every key is known and every value legal by itself and beside the others."""
     for key in config:
         if key not in _KNOWN:
-            raise DataError(f"config.{key}: unknown key{_nearest(key, _KNOWN)}")
+            raise DataError(f"config.{key}: unknown key{did_you_mean(key, _KNOWN)}")
     given = {key: value for key, value in config.items() if value is not None}
     for key, legal in _CHOICES.items():
         if key in given and given[key] not in legal:
             raise DataError(
-                f"config.{key}: expected one of {', '.join(legal)}, got {given[key]!r}{_nearest(given[key], legal)}"
+                f"config.{key}: expected one of {', '.join(legal)}, got {given[key]!r}{did_you_mean(given[key], legal)}"
             )
     for key in (*_POSITIVE, *_NOT_NEGATIVE, *_ANY_NUMBER):
         if key in given:
@@ -208,8 +208,3 @@ def _require(config: Config, *keys: str) -> None:
     for key in keys:
         if _off(config, key):
             raise DataError(f"config.{key}: missing; one of {', '.join(_CHOICES[key])}")
-
-
-def _nearest(given: object, legal: Iterable[str]) -> str:
-    close = closest(str(given), legal)
-    return f"; did you mean {close!r}?" if close else ""

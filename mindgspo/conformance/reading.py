@@ -14,9 +14,10 @@ from typing import Any
 from mindgspo.conformance.arrays import read_array, read_number
 from mindgspo.conformance.case import KINDS, Case, Float64Array
 from mindgspo.conformance.checks import EXPECTED, INPUTS, METRICS, check_case, check_names
-from mindgspo.conformance.spelling import closest, did_you_mean
+from mindgspo.conformance.spelling import did_you_mean
 from mindgspo.conformance.strict_json import read_entries, type_name
 from mindgspo.errors import DataError
+from mindgspo.text import closest
 
 _NEEDED = {"name": str, "kind": str, "source": str, "config": dict, "inputs": dict, "expected": dict}
 _OPTIONAL = ("tags", "edge_margin", "peer", "peer_raw")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from mindgspo.conformance.judging import Comparison, Judgement
 from mindgspo.conformance.outcome import SIDES, Outcome
+from mindgspo.text import shorten
 
 _WIDEST_SOURCE = 36
 _GAP = "  "
@@ -20,7 +21,9 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
     """Lines: headings, one line per source and kind in the order of the file, totals."""
     groups: dict[str, dict[str, list[Outcome]]] = {}
     for outcome in outcomes:
-        groups.setdefault(_shortened(outcome.case.peer), {}).setdefault(outcome.case.kind, []).append(outcome)
+        groups.setdefault(shorten(outcome.case.peer, _WIDEST_SOURCE), {}).setdefault(outcome.case.kind, []).append(
+            outcome
+        )
     head = ["source", "kind", "cases", "passed", "failed", "worst error", "passed", "failed", "skipped", "worst error"]
     body = [
         [source if row == 0 else "", kind, *_figures(kinds[kind])]
@@ -92,10 +95,6 @@ def _worst_text(judgements: Sequence[Judgement]) -> str:
 
 def _worst_of(judgement: Judgement | None) -> Comparison | None:
     return None if judgement is None else judgement.worst
-
-
-def _shortened(peer: str) -> str:
-    return peer if len(peer) <= _WIDEST_SOURCE else f"{peer[: _WIDEST_SOURCE - 3]}..."
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:

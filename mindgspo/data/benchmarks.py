@@ -7,7 +7,6 @@ lie below one folder, under one of the paths listed here, which are those that t
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from mindgspo.data.dataset_info import FILE_NAME
 from mindgspo.data.recognise import recognised_format
 from mindgspo.data.source_files import check_file
 from mindgspo.errors import DataError
+from mindgspo.text import did_you_mean
 
 DATA_FOLDER = "MINDGSPO_DATA"
 """Environment variable: the folder below which named data sets lie, where no other is given."""
@@ -104,8 +104,7 @@ def _of_path(text: str, format: DataFormat | None) -> Benchmark:
     if (path / FILE_NAME).is_file():
         return Benchmark(label=path.name, format="prepared", path=path.absolute())
     if not path.exists():
-        close = difflib.get_close_matches(text.partition("=")[0], NAMES, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        hint = did_you_mean(text.partition("=")[0], NAMES, show=str)
         raise DataError(f"--data {text}: neither a name ({', '.join(NAMES)}) nor a file that is there{hint}")
     check_file(path)
     return Benchmark(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import numpy as np
 from mindgspo.data.dataset_info import PromptFacts
 from mindgspo.data.prompts import RenderedRow, render_row
 from mindgspo.data.source_row import DroppedRow, SourceRow
+from mindgspo.io import write_file
 from mindgspo.tokenization import Tokenizer
 
 
@@ -33,9 +33,7 @@ def write_chunk(path: Path, rows: Iterable[RenderedRow | DroppedRow]) -> None:
     lines = [_to_line(row) for row in rows]
     content = b"".join(lines)
     footer = {"rows": len(lines), "sha256": hashlib.sha256(content).hexdigest()}
-    aside = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    aside.write_bytes(content + json.dumps(footer).encode() + b"\n")
-    os.replace(aside, path)
+    write_file(path, content + json.dumps(footer).encode() + b"\n", sync=False)
 
 
 def is_whole_chunk(path: Path, num_rows: int) -> bool:

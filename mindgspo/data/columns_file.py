@@ -5,7 +5,6 @@ What enters: a path. What leaves: the section, read and complained about as the 
 
 from __future__ import annotations
 
-import difflib
 import json
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from mindgspo.config.layers import read_layers
 from mindgspo.config.messages import schema_problems
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.errors import ConfigError
+from mindgspo.text import did_you_mean, listed
 
 # Where the section stands in an experiment.
 _PLACE = "data.train.columns."
@@ -40,8 +40,7 @@ def _unknown_key(key: str) -> str:
     names = list(ColumnsSection.model_fields)
     if key in ("data", "columns"):
         return f"{key}: unknown key; {', '.join(names)} stand at the top of this file, not below {key!r}"
-    close = difflib.get_close_matches(key, names, n=1)
-    return f"{key}: unknown key; " + (f"did you mean {close[0]}?" if close else f"keys here: {', '.join(names)}")
+    return f"{key}: unknown key{did_you_mean(key, names, otherwise=f'; keys here: {listed(names)}', show=str)}"
 
 
 def _problems(mapping: dict[str, object]) -> list[str]:

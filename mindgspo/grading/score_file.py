@@ -16,7 +16,8 @@ from pathlib import Path
 from mindgspo.data.source_files import read_file
 from mindgspo.errors import DataError
 from mindgspo.grading.confusion import Confusion
-from mindgspo.metrics.files import json_line, written_aside
+from mindgspo.io import atomic_file
+from mindgspo.metrics.files import json_line
 from mindgspo.rewards import Candidate, Scorer
 from mindgspo.types import Score
 
@@ -41,7 +42,7 @@ def score_file(scorer: Scorer, path: Path, output: Path, keys: RowKeys, *, max_e
     response or gold.
     """
     confusion = Confusion(max_examples=max_examples)
-    with written_aside(output) as file:
+    with atomic_file(output) as file:
         for chunk in _chunks(read_file(path), CHUNK_ROWS):
             candidates = [_candidate(row, where, index, keys) for index, (where, row) in chunk]
             for (_, (where, _)), candidate in zip(chunk, candidates, strict=True):

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 from mindgspo.errors import RunFolderError
+from mindgspo.io import write_file, write_json
 
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
@@ -25,29 +22,6 @@ CONFIG_FILE = "config.yaml"
 RUN_FILE = "run.json"
 PLOT_FILE = "reward.png"
 REPORT_FILE = "report.html"
-
-
-@contextmanager
-def written_aside(path: Path) -> Iterator[BinaryIO]:
-    """A file beside `path` to write into, which takes its place when the block ends well: a reader sees the old file or
-    the new one, never half of it."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp gives 0600; a run folder is read by colleagues
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write `content` to `path`, whole or not at all."""
-    with written_aside(path) as file:
-        file.write(content)
 
 
 def append_records(path: Path, records: Iterable[Mapping[str, object]]) -> None:
@@ -79,7 +53,7 @@ def read_records(path: Path) -> Iterator[dict[str, object]]:
 def drop_records_after(path: Path, step: int) -> None:
     """Rewrite the file without the records beyond `step` and without a half-written last line."""
     if path.exists():
-        replace_file(path, b"".join(split_records(path, step)[0]))
+        write_file(path, b"".join(split_records(path, step)[0]))
 
 
 def split_records(path: Path, step: int) -> tuple[list[bytes], list[bytes]]:
@@ -130,7 +104,7 @@ def write_summary(run_dir: Path, **fields: float | int | str | bool | None) -> P
         for key, value in fields.items()
     }
     path = Path(run_dir) / SUMMARY_FILE
-    replace_file(path, (json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    write_json(path, record)
     return path
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mindgspo.io import write_file
 from mindgspo.metrics.diagnosis_rules import CLIP_BAND, RECENT_STEPS
-from mindgspo.metrics.files import PLOT_FILE, replace_file
+from mindgspo.metrics.files import PLOT_FILE
 from mindgspo.metrics.glossary import LOG_RATIO_BINS, LOG_RATIO_EDGES
 from mindgspo.metrics.plot_accuracy import draw_accuracy
 from mindgspo.metrics.plot_style import (
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 def plot_run(run_dir: Path) -> Path:
     """Draw `reward.png` into the run folder and return its path. RunFolderError if there are no metrics."""
     path = Path(run_dir) / PLOT_FILE
-    replace_file(path, draw(read_run(run_dir), LIGHT))
+    write_file(path, draw(read_run(run_dir), LIGHT))
     return path
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mindgspo.config.eval_section import CHANGE
+from mindgspo.io import write_file
 from mindgspo.metrics.diagnosis import accuracy_span, diagnose
-from mindgspo.metrics.files import REPORT_FILE, SAMPLES_FILE, VALIDATION_FILE, replace_file
+from mindgspo.metrics.files import REPORT_FILE, SAMPLES_FILE, VALIDATION_FILE
 from mindgspo.metrics.glossary import METRICS, SECTIONS, MetricInfo, chinese_sections, glossary_name
 from mindgspo.metrics.plot import draw, draw_policy
 from mindgspo.metrics.plot_accuracy import draw_sampled
@@ -72,7 +73,7 @@ class SampleGroup:
 def write_report(run_dir: Path) -> Path:
     """Write `report.html` into the run folder and return its path. RunFolderError if there are no metrics."""
     path = Path(run_dir) / REPORT_FILE
-    replace_file(path, render(read_run(run_dir)).encode("utf-8", "replace"))
+    write_file(path, render(read_run(run_dir)).encode("utf-8", "replace"))
     return path
 
 

@@ -6,7 +6,6 @@ lists every difference. Called by `models.weights` and by the conversion of weig
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from mindgspo.errors import WeightsError
 from mindgspo.models.names import weight_shapes
 from mindgspo.tensor_files import FLOAT_DTYPES, TensorInfo, TensorSource
 from mindgspo.tensor_files.damage import listed
+from mindgspo.text import did_you_mean
 
 _HEAD, _TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -84,5 +84,4 @@ def _near(name: str, candidates: list[str]) -> str:
     """A `did you mean` for one name, or nothing."""
     numbers = _NUMBER.findall(name)  # of the same layer and expert: there are tens of thousands of weights
     near = [one for one in candidates if _NUMBER.findall(one) == numbers]
-    close = difflib.get_close_matches(name, near, n=1, cutoff=0.8)
-    return f" (did you mean {close[0]}?)" if close else ""
+    return did_you_mean(name, near, cutoff=0.8, show=str)

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 
-from mindgspo.config.legal import divisors, either, nearest
+from mindgspo.config.legal import divisors, nearest
 from mindgspo.errors import ConfigError
 from mindgspo.parallel.ranks import Ranks, device_coordinate
 from mindgspo.parallel.tensor_slice import TensorSlice
+from mindgspo.text import either
 
 Shape = tuple[int, ...]
 SliceIndex = tuple[int, ...]

@@ -12,7 +12,6 @@ that is both (tied embeddings) to the first and the last.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -20,12 +19,13 @@ from enum import Enum, auto
 from math import prod
 
 from mindgspo.config.families import FAMILIES, Family
-from mindgspo.config.legal import divisors, either, nearest
+from mindgspo.config.legal import divisors, nearest
 from mindgspo.config.model_section import ModelSection
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.parallel.layout import NOT_SPLIT, Layout, Shape
 from mindgspo.parallel.ranks import RankGrid, Ranks
+from mindgspo.text import did_you_mean, either
 
 
 class Split(Enum):
@@ -163,9 +163,9 @@ def _split(name: str, model: ModelSection) -> Split:
     key = in_layer.group(2) if in_layer else name
     table = SPLITS[model.architecture]
     if key not in table:
-        close = difflib.get_close_matches(key, table, n=1)
-        fix = f"did you mean {name.removesuffix(key)}{close[0]}?" if close else f"known: {', '.join(table)}"
-        raise WeightsError(f"{name}: no parameter of {model.architecture}; {fix}")
+        known = f"; known: {', '.join(table)}"
+        fix = did_you_mean(key, table, otherwise=known, show=lambda close: f"{name.removesuffix(key)}{close}")
+        raise WeightsError(f"{name}: no parameter of {model.architecture}{fix}")
     return table[key]
 
 

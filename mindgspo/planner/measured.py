@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mindgspo.config import ExperimentConfig
 from mindgspo.config.load import config_mapping
-from mindgspo.metrics.files import replace_file
+from mindgspo.io import write_json
 
 _FOLDER = "memory"
 # What graphs are made of; of `model` all but where its weights lie.
@@ -56,7 +56,7 @@ def store_peak(folder: Path, peak: MeasuredPeak) -> None:
     """folder: of the dry run. One that was measured before for this graph and rank is replaced."""
     path = folder / _FOLDER / f"{peak.graph}_{peak.rank}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, json.dumps(dataclasses.asdict(peak), indent=2).encode() + b"\n")
+    write_json(path, dataclasses.asdict(peak))
 
 
 def stored_peaks(folder: Path, config: ExperimentConfig) -> list[MeasuredPeak]:

@@ -8,7 +8,6 @@ its data sources in `_SOURCES`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from functools import cache
 
 from mindgspo.config.reward_section import RewardSection, file_function
@@ -24,6 +23,7 @@ from mindgspo.rewards.functions.repetition import Repetition
 from mindgspo.rewards.functions.think_format import ThinkFormat
 from mindgspo.rewards.functions.verl import VerlGsm8k
 from mindgspo.rewards.judgement import Judge, Shaper
+from mindgspo.text import did_you_mean
 
 _JUDGES: Mapping[str, Callable[[RewardSection], Judge]] = {
     "gsm8k": lambda section: Gsm8k(section.answer),
@@ -72,8 +72,7 @@ def function_for(data_source: str) -> str:
     """Name of the function that "auto" chooses for a data source; DataError if there is none."""
     name = _known_function_for(data_source)
     if name is None:
-        close = get_close_matches(data_source, _SOURCES, n=1, cutoff=0.5)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        hint = did_you_mean(data_source, _SOURCES, cutoff=0.5)
         raise DataError(
             f"no reward function for data_source {data_source!r}{hint}; known: {', '.join(_SOURCES)}. Or name one for "
             "all rows instead of auto, e.g. --set reward.functions=[gsm8k]"

@@ -3,7 +3,6 @@
 from mindgspo.tensor_files.array_source import ArraySource
 from mindgspo.tensor_files.arrays import WeightDtype, read_safetensors, write_safetensors, write_tensor_file
 from mindgspo.tensor_files.bfloat16 import bfloat16_bits, widen_bfloat16
-from mindgspo.tensor_files.durable_file import flush_to_disk
 from mindgspo.tensor_files.rounding import FILE_DTYPES, rounded
 from mindgspo.tensor_files.safetensors_format import library_order
 from mindgspo.tensor_files.tensor_file import TensorFile, open_tensor_file
@@ -24,7 +23,6 @@ __all__ = [
     "TensorSource",
     "WeightDtype",
     "bfloat16_bits",
-    "flush_to_disk",
     "info_of",
     "library_order",
     "open_tensor_file",

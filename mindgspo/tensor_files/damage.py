@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mindgspo.errors import WeightsError
+from mindgspo.text import printable, shorten
 
 # How many names of one kind a message shows.
 LISTED = 8
@@ -43,8 +44,7 @@ def refused_dtypes(path: Path, dtypes: Sequence[tuple[str, str]]) -> WeightsErro
 
 def _shown(text: str) -> str:
     """Text out of a file for a message: no control characters for the terminal, no endless names."""
-    plain = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text[:400])
-    return plain if len(text) <= 400 else f"{plain}..."
+    return printable(shorten(text, 400))
 
 
 def _size(path: Path) -> str:

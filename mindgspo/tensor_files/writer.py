@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO
 
 import numpy as np
 
+from mindgspo.io import atomic_file
 from mindgspo.tensor_files.ckpt_format import PART_BYTES, part_header, text_record
-from mindgspo.tensor_files.durable_file import write_all, written_aside
 from mindgspo.tensor_files.safetensors_format import header_bytes
 from mindgspo.tensor_files.tensor_info import TensorInfo
 
@@ -34,23 +34,23 @@ def write_tensors(
 
     parts: (name, piece of that tensor), tensors in the order of `infos`, each in one piece or several; an empty
     tensor may have none. `path` is the old or the new file, never part of it. metadata: text pairs of the header; in
-    a ckpt, the texts beside the tensors. syncs: see `written_aside`. seen: is shown every byte of the file, in order.
+    a ckpt, the texts beside the tensors. syncs: see `atomic_file`. seen: is shown every byte of the file, in order.
     Raises OSError where the file system refuses.
     """
     assert path.suffix in (".safetensors", ".ckpt"), f"{path}: no suffix of a tensor file"
-    with written_aside(path, syncs=syncs, seen=seen) as file:
+    with atomic_file(path, sync=syncs, on_write=seen) as file:
         if path.suffix == ".safetensors":
-            write_all(file, header_bytes(infos, metadata))
+            file.write(header_bytes(infos, metadata))
             for _, piece in _checked(infos, parts):
-                write_all(file, piece)
+                file.write(piece)
         else:
             write_records(file, infos, parts)
             for name, text in (metadata or {}).items():
-                write_all(file, text_record(name, text))
+                file.write(text_record(name, text))
 
 
 def write_records(
-    file: IO[bytes],
+    file: BinaryIO,
     infos: Mapping[str, TensorInfo],
     parts: Iterable[tuple[str, Piece]],
     *,
@@ -63,8 +63,8 @@ def write_records(
         while True:
             if room == 0:
                 room = min(left[name], part_bytes)
-                write_all(file, part_header(name, infos[name], room))
-            write_all(file, piece[:room])
+                file.write(part_header(name, infos[name], room))
+            file.write(piece[:room])
             count = min(room, piece.nbytes)
             piece, room, left[name] = piece[count:], room - count, left[name] - count
             if not piece.nbytes:

@@ -6,11 +6,11 @@ present, and the EOS set and the pad token are those named in the section.
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindgspo.errors import TokenizerError
+from mindgspo.text import did_you_mean, listed
 from mindgspo.tokenization.arithmetic_vocab import arithmetic_files
 from mindgspo.tokenization.bpe import load_qwen2, load_tokenizer_json
 from mindgspo.tokenization.chat import read_chat_template
@@ -74,6 +74,6 @@ def _id_of(token: str, key: str, backend: Backend, files: TokenizerFiles) -> int
     if found is not None:
         return found
     names = backend.special_names()
-    close = difflib.get_close_matches(token, names, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}?" if close else f"its special tokens are {', '.join(names[:12]) or 'none'}"
-    raise TokenizerError(f"{key}: {files.origin} has no token {token!r}; {hint}")
+    special = f"; its special tokens are {listed(names, 12) or 'none'}"
+    hint = did_you_mean(token, names, otherwise=special, cutoff=0.5)
+    raise TokenizerError(f"{key}: {files.origin} has no token {token!r}{hint}")

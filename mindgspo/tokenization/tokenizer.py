@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypedDict
 
 from mindgspo.errors import TokenizerError
+from mindgspo.io import write_file
 from mindgspo.tokenization.chat import ChatTemplate
 from mindgspo.tokenization.files import CHAT_TEMPLATE, CONFIG, TokenizerFiles
 
@@ -101,6 +101,4 @@ class Tokenizer:
         """
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in self.files.contents.items():
-            aside = folder / f".{name}.tmp-{os.getpid()}"
-            aside.write_bytes(content)
-            os.replace(aside, folder / name)
+            write_file(folder / name, content, sync=False)

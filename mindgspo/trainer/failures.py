@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from mindgspo.errors import NonFiniteError, TrainingError
-from mindgspo.metrics.files import written_aside
+from mindgspo.io import atomic_file
 from mindgspo.trainer.ranks import is_first
 from mindgspo.types import Batch
 
@@ -32,7 +32,7 @@ def save_batches(folder: Path, name: str, batches: Sequence[Batch]) -> str:
         return f"the batch is not saved: {folder} holds those of {MAX_SAVED_UPDATES} updates already"
     for path, batch in reversed(list(zip(paths, batches, strict=True))):
         arrays = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-        with written_aside(path) as file:
+        with atomic_file(path) as file:
             np.savez(file, **arrays)
     siblings = f" and {len(paths) - 1} more beside it" if paths[1:] else ""
     return f"the batch is saved as {paths[0]}{siblings}"

@@ -18,8 +18,8 @@ from mindgspo.checkpoint import (
 )
 from mindgspo.config import ExperimentConfig, batch_table, dump_config, notes
 from mindgspo.config.validate import data_sources
+from mindgspo.io import write_file
 from mindgspo.metrics import RunLog, SilentLog, plot_run, write_report
-from mindgspo.metrics.files import replace_file
 from mindgspo.parallel import runtime
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.trainer.build import build_parts, build_warmup
@@ -93,7 +93,7 @@ def _run_with(
         _print_banner(parts, log)
         start = restored(parts, folder, log, saver, started=started)
         # From here on the folder holds a run. Whatever was wrong with the inputs has been said before.
-        first_rank_first(lambda: replace_file(folder.config, dump_config(config).encode()))
+        first_rank_first(lambda: write_file(folder.config, dump_config(config).encode()))
         start.settle()
         progress = start.progress
         if progress is None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from mindgspo.checkpoint.durable import clear_leftovers, flush_tree, temporary_name, write_json
 from mindgspo.errors import ConfigError
+from mindgspo.io import fsync_tree, remove_leftovers, temporary_path, write_json
 from mindgspo.metrics.files import json_line
 
 REPORT = "eval.json"
@@ -25,7 +25,7 @@ class MeasureFolder:
     """Filled aside in a `with` statement and renamed by `finish`; removed where that is never reached."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._aside = path, temporary_name(path.absolute())
+        self._path, self._aside = path, temporary_path(path.absolute())
         self._generations: BinaryIO | None = None
 
     def __enter__(self) -> MeasureFolder:
@@ -33,7 +33,7 @@ class MeasureFolder:
         self._refuse_taken()
         with self._named_errors():
             self._aside.parent.mkdir(parents=True, exist_ok=True)
-            clear_leftovers(self._aside.parent, self._path.name)
+            remove_leftovers(self._aside.parent, self._path.name)
             self._aside.mkdir()
             self._generations = (self._aside / GENERATIONS).open("wb")
         return self
@@ -58,7 +58,7 @@ class MeasureFolder:
         with self._named_errors():
             self._generations.close()
             write_json(self._aside / REPORT, report)
-            flush_tree(self._aside)
+            fsync_tree(self._aside)
         self._refuse_taken()
         with self._named_errors():
             os.rename(self._aside, self._path)

@@ -22,10 +22,10 @@ from mindgspo.checkpoint import (
     newest_checkpoint,
     open_checkpoint,
 )
-from mindgspo.checkpoint.durable import flush_tree, put_in_place, temporary_name
 from mindgspo.errors import TrainingError
+from mindgspo.io import fsync_tree, publish_folder, temporary_path, write_file
 from mindgspo.metrics import RunLog
-from mindgspo.metrics.files import METRICS_FILE, SAMPLES_FILE, VALIDATION_FILE, replace_file, split_records
+from mindgspo.metrics.files import METRICS_FILE, SAMPLES_FILE, VALIDATION_FILE, split_records
 from mindgspo.models.weights import load_tensors
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.trainer.fingerprints import check_fingerprints
@@ -172,10 +172,10 @@ def _bring_history(run: Path | None, folder: RunFolder, step: int) -> None:
     for name in (METRICS_FILE, SAMPLES_FILE, VALIDATION_FILE):
         until, _ = split_records(run / name, step)
         if until:
-            replace_file(folder.root / name, b"".join(until))
+            write_file(folder.root / name, b"".join(until))
     reference = run / folder.reference.name
     if reference.is_dir() and not folder.reference.exists():
-        filled = temporary_name(folder.reference)
+        filled = temporary_path(folder.reference)
         shutil.copytree(reference, filled)
-        flush_tree(filled)
-        put_in_place(filled, folder.reference)
+        fsync_tree(filled)
+        publish_folder(filled, folder.reference)

@@ -11,7 +11,6 @@ To add an estimator: its name in `config.algorithm_section`, and a function in `
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,6 +22,7 @@ from mindgspo.algorithms.advantages.step_rewards import AdvantageInputs
 from mindgspo.algorithms.advantages.whitening import Whiten, whiten
 from mindgspo.config.algorithm_section import AdvantageSection
 from mindgspo.errors import ConfigError, DataError
+from mindgspo.text import did_you_mean
 from mindgspo.types import Float32Array
 
 
@@ -78,8 +78,8 @@ def _estimate(section: AdvantageSection, inputs: AdvantageInputs) -> list[Float6
         tokens_NT = _TOKEN[name](section, inputs)
         return [row[:length] for row, length in zip(tokens_NT, inputs.lengths_N, strict=True)]
     if name not in _OUTCOME:
-        close = get_close_matches(str(name), [*_OUTCOME, *_TOKEN], n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join([*_OUTCOME, *_TOKEN])}"
+        known = [*_OUTCOME, *_TOKEN]
+        hint = did_you_mean(name, known, otherwise=f"; known: {', '.join(known)}")
         raise ConfigError(f"algorithm.advantage.estimator: unknown estimator {name!r}{hint}")
     _check_combine(section, inputs)
     advantages_N = _OUTCOME[name](section, inputs)

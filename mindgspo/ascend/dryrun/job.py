@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from mindgspo.ascend.dryrun.facts import GraphFacts, facts_from_json
+from mindgspo.io import write_file
 
 UNFINISHED = "the process ended while the graph was called"
 
@@ -84,10 +84,8 @@ class Answer:
 
 
 def write_record(path: Path, record: Job | Answer) -> None:
-    """Aside, then renamed: a reader finds all of it or nothing."""
-    aside = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    aside.write_text(json.dumps(dataclasses.asdict(record)), encoding="utf-8")
-    os.replace(aside, path)
+    """Write a job or an answer atomically."""
+    write_file(path, json.dumps(dataclasses.asdict(record)).encode(), sync=False)
 
 
 def read_job(path: Path) -> Job:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from mindgspo.checkpoint.byte_progress import byte_progress
-from mindgspo.checkpoint.durable import clear_leftovers, flush_tree, put_in_place, temporary_name
 from mindgspo.checkpoint.manifest import write_manifest
 from mindgspo.checkpoint.transform.destination import NewFile
 from mindgspo.checkpoint.transform.digests import file_digest
@@ -27,8 +26,8 @@ from mindgspo.checkpoint.transform.record import RecordedFile, ShardRecord, writ
 from mindgspo.checkpoint.transform.stored_checkpoint import find_checkpoint
 from mindgspo.checkpoint.transform.writing import check_file, recorded_file, write_file
 from mindgspo.errors import CheckpointError
+from mindgspo.io import fsync, fsync_tree, publish_folder, remove_leftovers, temporary_path
 from mindgspo.parallel.strategy.record import Strategy
-from mindgspo.tensor_files.durable_file import flush_to_disk
 
 Result = TypeVar("Result")
 
@@ -61,7 +60,7 @@ class NewCheckpoint:
         self._report: Callable[[int], None] = _unseen
         self._metadata = source.metadata
         self._has_idle_threads = len(files) < jobs
-        self._filled = temporary_name(target)
+        self._filled = temporary_path(target)
         self._is_one_file = is_one_file(target, strategy)
         self._is_stopped = False
 
@@ -73,7 +72,7 @@ class NewCheckpoint:
         target = self._target
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            clear_leftovers(target.parent, target.name)
+            remove_leftovers(target.parent, target.name)
             self._filled.mkdir()
             digests = self._write_files()
             self._add_what_belongs_to_it(digests)
@@ -152,11 +151,11 @@ class NewCheckpoint:
         if self._is_one_file:
             os.rename(self._filled / self._files[0].name, target)
             if self._syncs:
-                flush_to_disk(target.parent)
+                fsync(target.parent)
             return
         if self._syncs:
-            flush_tree(self._filled)
-        put_in_place(self._filled, target)
+            fsync_tree(self._filled)
+        publish_folder(self._filled, target)
 
     def _all(self, work: Callable[..., Result], arguments: Sequence[tuple]) -> list[Result]:
         """[work(*one) for one in arguments], several at a time; after an error, or Ctrl-C, all of them stop."""

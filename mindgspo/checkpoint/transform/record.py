@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from mindgspo.checkpoint.durable import write_json
 from mindgspo.errors import CheckpointError
+from mindgspo.io import write_json
 
 RECORD_FILE = "checkpoint.json"
 _FORMAT_VERSION = 1

@@ -6,7 +6,6 @@ before. Called by `open_source` (a parquet file's schema, before any row is read
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from mindgspo.data.formats.fields import answer_text, asks, checked_text, json_object, messages_of, optional_text
 from mindgspo.data.source_row import SourceRow
 from mindgspo.errors import DataError
+from mindgspo.text import did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow
@@ -69,8 +69,7 @@ def _value(row: Mapping[str, object], name: str, key: str, where: str) -> object
 
 
 def _no_such_column(where: str, key: str, name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(name, known)
     return f"{where}: columns.{key}: there is no column {name!r}{hint} (there are: {', '.join(known) or 'none'})"
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 
 from mindgspo.errors import DataError
+from mindgspo.text import closest
 from mindgspo.tokenization import ChatMessage
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -88,7 +88,7 @@ def _checked_role(role: str, place: str) -> str:
     if role in ROLES:
         return role
     name = role.strip().lower()
-    meant = _OTHER_NAMES.get(name) or next(iter(difflib.get_close_matches(name, ROLES, n=1)), None)
+    meant = _OTHER_NAMES.get(name) or closest(name, ROLES)
     hint = f"; did you mean {meant!r}?" if meant else ""
     raise DataError(f"{place}: expected one of {', '.join(ROLES)}, got {role[:60]!r}{hint}")
 

@@ -16,7 +16,7 @@ from mindgspo.config.yaml_dialect import parse_document, write_document
 from mindgspo.errors import ConfigError
 from mindgspo.integrations.foreign_configs.draft import Draft, Placed
 from mindgspo.integrations.foreign_configs.table import plain
-from mindgspo.tensor_files.durable_file import write_all, written_aside
+from mindgspo.io import write_file
 
 _ORDER = {key: number for number, (key, _) in enumerate(known_keys())}
 
@@ -26,8 +26,7 @@ def save_new(path: Path, text: str) -> None:
     if path.exists():
         raise ConfigError(f"{path}: is there already; give --out another name, or move it away")
     try:
-        with written_aside(path) as file:
-            write_all(file, text.encode())
+        write_file(path, text.encode())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
 

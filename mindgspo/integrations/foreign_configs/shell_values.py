@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mindgspo.integrations.foreign_configs.shell_words import Kind, Piece, Word, quoted_word
+from mindgspo.text import shorten
 
 _MOST_CHARACTERS = 65_536
 _MOST_ALTOGETHER = 4_000_000
@@ -212,4 +213,4 @@ def leading_text(word: Word) -> str:
 
 def _short(text: str) -> str:
     line = " ".join(text.split()).encode("unicode_escape").decode("ascii")
-    return line if len(line) <= 40 else f"{line[:37]}..."
+    return shorten(line, 40)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Any
 
 from mindgspo.integrations.foreign_configs.given import Given
+from mindgspo.text import closest, shorten
 
 
 class Fate(Enum):
@@ -93,7 +93,7 @@ class Table:
     def closest(self, key: str) -> str | None:
         """A key that somebody may have meant."""
         known = [row.source for row in self.rows if "*" not in row.source]
-        return next(iter(get_close_matches(key, known, n=1, cutoff=0.8)), None)
+        return closest(key, known, cutoff=0.8)
 
 
 def same(value: Any, given: Given) -> Any:
@@ -161,7 +161,7 @@ def mapped(values: Mapping[str, Any], note: str = "") -> Outcome:
 def plain(text: str, longest: int = 200) -> str:
     """A text of a foreign file on one line of printable ASCII: it must end no comment and move no cursor."""
     line = text.encode("unicode_escape").decode("ascii")
-    return line if len(line) <= longest else f"{line[: longest - 3]}..."
+    return shorten(line, longest)
 
 
 def shown(value: Any) -> str:

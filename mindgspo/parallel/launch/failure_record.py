@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
 from mindgspo.errors import MindGSPOError
+from mindgspo.io import write_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +38,8 @@ class FailureRecord:
         )
 
     def write(self, path: Path) -> None:
-        """Written aside and renamed: a reader finds the whole record or none."""
-        aside = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-        aside.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
-        os.replace(aside, path)
+        """Write the record atomically."""
+        write_file(path, json.dumps(dataclasses.asdict(self), indent=2).encode() + b"\n", sync=False)
 
 
 def read_failure(path: Path) -> FailureRecord | None:

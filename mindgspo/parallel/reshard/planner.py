@@ -20,6 +20,7 @@ from mindgspo.parallel.ranks import Ranks
 from mindgspo.parallel.reshard.overlaps import Overlap, missing_overlaps
 from mindgspo.parallel.reshard.plan import Bucket, Piece, ReshardPlan, Step
 from mindgspo.parallel.reshard.senders import Load, choose_senders
+from mindgspo.text import listed
 
 WORD_BYTES = 4
 """Buffers travel as 32-bit words, the type that every collective of every backend takes."""
@@ -82,8 +83,8 @@ def _common_names(source: Mapping[str, Layout], destination: Mapping[str, Layout
     missing, unexpected = sorted(destination.keys() - source.keys()), sorted(source.keys() - destination.keys())
     if missing or unexpected:
         raise WeightsError(
-            f"reshard: both sides must name the same parameters; only in the destination: {_listed(missing)}; "
-            f"only in the source: {_listed(unexpected)}"
+            f"reshard: both sides must name the same parameters; only in the destination: "
+            f"{listed(missing, 4) or 'none'}; only in the source: {listed(unexpected, 4) or 'none'}"
         )
     for name in sorted(source):
         if source[name].shape != destination[name].shape:
@@ -92,11 +93,6 @@ def _common_names(source: Mapping[str, Layout], destination: Mapping[str, Layout
                 f"destination; both sides must describe the same model"
             )
     return sorted(source, key=_natural_key)
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(names[:4]) + more if names else "none"
 
 
 def _natural_key(name: str) -> list[tuple[bool, int, str]]:

@@ -40,12 +40,12 @@ Rank lists are not in the file: rank = stage x ranks per stage + position in the
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.errors import CheckpointError
+from mindgspo.io import write_file
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.ranks import RankGrid
 from mindgspo.parallel.strategy.json_format import from_json, to_json
@@ -189,15 +189,7 @@ def _content(path: Path, strategy: Strategy) -> bytes:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write aside, flush, rename: a reader sees the old file or the whole new one."""
-    aside = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
+        write_file(path, content)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be written ({error.strerror}); give another place") from error
-    finally:
-        aside.unlink(missing_ok=True)

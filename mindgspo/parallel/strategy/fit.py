@@ -6,13 +6,13 @@ what to do. Called before a file is used for weights; pure Python.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mindgspo.errors import WeightsError
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
+from mindgspo.text import closest
 
 # How many names of one kind the message shows.
 _LISTED = 3
@@ -99,9 +99,9 @@ def _fix(strategy: Strategy, expected: Sequence[str], missing: Sequence[str], ex
         )
     if here != wanted:
         return f"it has {here} layers, the model {wanted}: give the file of the model in use"
-    close = difflib.get_close_matches(extra[0], missing, n=1) if extra else []
+    close = closest(extra[0], missing) if extra else None
     if close:
-        return f"{extra[0]} is nearest to {close[0]}: give the file of the model in use"
+        return f"{extra[0]} is nearest to {close}: give the file of the model in use"
     return "give the file of the model in use, or write one from its plan"
 
 

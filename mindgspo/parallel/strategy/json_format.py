@@ -12,6 +12,7 @@ from typing import Any
 
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
 from mindgspo.parallel.strategy.stage_names import CURRENT_STAGE, join_stages, split_stages, stage_marks, written_name
+from mindgspo.text import shorten
 
 _LAYOUTS, _STRATEGIES = "parallel_layout_item", "parallel_strategy_item"
 
@@ -107,5 +108,4 @@ def _integer(entry: Mapping[str, object], key: str) -> int:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shorten(repr(value))

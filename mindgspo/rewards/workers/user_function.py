@@ -14,11 +14,12 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from difflib import get_close_matches
 from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import ModuleType
+
+from mindgspo.text import did_you_mean
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 """What a user's function is called with, by keyword: the convention of verl's `custom_reward_function`."""
@@ -57,8 +58,8 @@ def load(task: str) -> Callable[[Mapping[str, object]], object]:
 def _module(path: str) -> ModuleType:
     file = Path(path)
     if not file.is_file():
-        close = get_close_matches(file.name, [other.name for other in file.parent.glob("*.py")], n=1)
-        hint = f"; did you mean {file.with_name(close[0])}?" if close else ""
+        beside = [other.name for other in file.parent.glob("*.py")]
+        hint = did_you_mean(file.name, beside, show=lambda name: str(file.with_name(name)))
         raise BrokenFunctionError(f"{path}: there is no such file{hint}")
     sys.path.insert(0, str(file.parent))
     spec = importlib.util.spec_from_file_location(f"{MODULE_PREFIX}{file.stem}_{abs(hash(path)):x}", path)
@@ -82,8 +83,7 @@ def _failed_line(error: BaseException, path: str) -> str:
 def _no_such_function(module: ModuleType, path: str, name: str) -> str:
     own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
     functions = [key for key in own if callable(vars(module)[key])]
-    close = get_close_matches(name, functions, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(name, functions)
     there = f"functions there: {', '.join(functions[:MAX_NAMES])}" if functions else "there are no functions in it"
     return f"{path} has no function {name!r}{hint} ({there})"
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mindgspo.checkpoint import Keep, RunFolder, RunStatus, go_back, newest_checkpoint, open_run_folder, save_checkpoint
-from mindgspo.checkpoint.durable import write_json
 from mindgspo.errors import CheckpointError, RunFolderError
+from mindgspo.io import write_json
 
 
 def make_run(root: Path, steps: tuple[int, ...] = (2, 4, 6), *, finished: bool = False) -> Path:

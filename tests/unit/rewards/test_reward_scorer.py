@@ -214,7 +214,7 @@ def test_labels_are_the_names_under_which_parts_are_logged() -> None:
 
 def test_check_rows_names_the_row_of_an_unknown_source() -> None:
     rows = [prompt(0), prompt(7, source="openai/gsm8K")]
-    with pytest.raises(DataError, match=r"row 7: .*'openai/gsm8K' \(did you mean 'openai/gsm8k'\?\)"):
+    with pytest.raises(DataError, match=r"row 7: .*'openai/gsm8K'; did you mean 'openai/gsm8k'\?"):
         scorer("auto").check_rows(rows)
 
 

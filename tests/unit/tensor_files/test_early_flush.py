@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mindgspo.io import flush_while_writing
 from mindgspo.tensor_files import TensorInfo, open_tensor_file, write_tensors
-from mindgspo.tensor_files.durable_file import flushed_meanwhile
 
 
 def test_an_error_of_the_disk_is_told_at_the_end(tmp_path: Path):
     """A pipe cannot be flushed, so every flush fails, as on a disk that is broken."""
     reader, writer = os.pipe()
     try:
-        with pytest.raises(OSError) as raised, flushed_meanwhile(writer):
+        with pytest.raises(OSError) as raised, flush_while_writing(writer):
             time.sleep(0.2)
         assert raised.value.errno == errno.EINVAL
     finally:
@@ -27,7 +27,11 @@ def test_an_error_of_the_disk_is_told_at_the_end(tmp_path: Path):
 
 
 def test_an_error_of_the_block_comes_first(tmp_path: Path):
-    with (tmp_path / "f").open("wb") as file, pytest.raises(ValueError, match="mine"), flushed_meanwhile(file.fileno()):
+    with (
+        (tmp_path / "f").open("wb") as file,
+        pytest.raises(ValueError, match="mine"),
+        flush_while_writing(file.fileno()),
+    ):
         raise ValueError("mine")
 
 

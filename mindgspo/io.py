@@ -1,0 +1,171 @@
+"""Files and folders that are complete or absent, even after `kill -9` or a power cut.
+
+A file or folder is written under the hidden name `.<name>.tmp-<pid>`, flushed and renamed. A folder that is replaced
+waits as `.<name>.old-<pid>` until the new one has its name; `remove_leftovers` clears what dead processes left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import BinaryIO, cast
+
+Content = bytes | bytearray | memoryview
+
+_LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<pid>\d+)")
+_FLUSH_EVERY_S = 0.02
+
+
+def temporary_path(path: Path) -> Path:
+    """Where this process writes what will become `path`."""
+    return path.with_name(f".{path.name}.tmp-{os.getpid()}")
+
+
+@contextmanager
+def atomic_file(
+    path: Path, *, sync: bool = True, on_write: Callable[[Content], None] | None = None
+) -> Iterator[BinaryIO]:
+    """A binary file that becomes `path` when the block succeeds and is removed when it fails.
+
+    sync: flush it to disk; otherwise a power cut may leave part of it. on_write: called with everything that is
+    written, e.g. to hash it without reading it back.
+    """
+    temporary = temporary_path(path)
+    try:
+        with temporary.open("wb") as file:
+            with flush_while_writing(file.fileno()) if sync else nullcontext():
+                yield file if on_write is None else cast(BinaryIO, _ObservedFile(file, on_write))
+                file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    if sync:
+        fsync(path.parent)
+
+
+class _ObservedFile:
+    def __init__(self, file: BinaryIO, on_write: Callable[[Content], None]) -> None:
+        self._file, self._on_write = file, on_write
+
+    def write(self, content: Content) -> int:
+        self._on_write(content)
+        return self._file.write(content)
+
+
+def write_file(path: Path, content: Content, *, sync: bool = True) -> None:
+    """Write `content` to `path` atomically; sync as in `atomic_file`."""
+    with atomic_file(path, sync=sync) as file:
+        file.write(content)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write JSON to `path` atomically. Raises ValueError for NaN and infinities."""
+    write_file(path, json_bytes(content))
+
+
+def json_bytes(content: object) -> bytes:
+    """Indented JSON with a final newline, as `write_json` writes it."""
+    return (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+@contextmanager
+def flush_while_writing(descriptor: int) -> Iterator[None]:
+    """Flush to disk in the background while the block writes, so that the final fsync is short.
+
+    A disk error is reported by the system once only; one that occurs here is raised at the end of the block.
+    """
+    is_over = threading.Event()
+    failure: list[OSError] = []
+
+    def flush() -> None:
+        try:
+            while not is_over.wait(_FLUSH_EVERY_S):
+                os.fdatasync(descriptor)
+        except OSError as error:
+            failure.append(error)
+
+    flusher = threading.Thread(target=flush, name="flushes a file")
+    flusher.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        flusher.join()
+    if failure:
+        raise failure[0]
+
+
+def fsync(path: Path) -> None:
+    """Flush a file's content, or a folder's list of names, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_tree(folder: Path) -> None:
+    """Flush all files below `folder`, then the folders."""
+    for parent, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            fsync(Path(parent, name))
+        fsync(Path(parent))
+
+
+def publish_folder(filled: Path, target: Path) -> None:
+    """Rename the flushed folder `filled` to `target`, replacing a folder of that name."""
+    old = target.with_name(f".{target.name}.old-{os.getpid()}")
+    if target.exists():
+        os.rename(target, old)
+    os.rename(filled, target)
+    fsync(target.parent)
+    remove_folder(old)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder that may be absent. It is renamed first, so that half of it is never taken for the whole."""
+    if not folder.exists():
+        return
+    doomed = folder if _LEFTOVER.fullmatch(folder.name) else temporary_path(folder)
+    if doomed != folder:
+        os.rename(folder, doomed)
+    shutil.rmtree(doomed)
+
+
+def remove_leftovers(parent: Path, name: str = "") -> None:
+    """Remove what dead processes left in `parent`, for one target name or all.
+
+    A folder moved to `.old-` whose successor never arrived gets its name back.
+    """
+    for entry in list(parent.iterdir()):
+        match = _LEFTOVER.fullmatch(entry.name)
+        if not match or (name and match["name"] != name) or _is_running(int(match["pid"])):
+            continue
+        target = parent / match["name"]
+        if match["kind"] == "old" and not target.exists():
+            os.rename(entry, target)
+        elif entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _is_running(pid: int) -> bool:
+    """Whether another process has this id; our own id can only come from an earlier process."""
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

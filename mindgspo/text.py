@@ -1,0 +1,41 @@
+"""Pieces of error messages: did you mean, shortened values, lists of names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+
+
+def closest(given: object, known: Iterable[object], *, cutoff: float = 0.6) -> str | None:
+    """The known name that `given` may be a misspelling of. cutoff: similarity from 0 (any) to 1 (equal)."""
+    return next(iter(difflib.get_close_matches(str(given), [str(name) for name in known], n=1, cutoff=cutoff)), None)
+
+
+def did_you_mean(
+    given: object, known: Iterable[object], *, otherwise: str = "", cutoff: float = 0.6, show: Callable = repr
+) -> str:
+    """The end of a message about an unknown name: "; did you mean 'k3'?", or `otherwise` if no name is close."""
+    close = closest(given, known, cutoff=cutoff)
+    return otherwise if close is None else f"; did you mean {show(close)}?"
+
+
+def shorten(text: object, width: int = 60) -> str:
+    """The text, cut to `width` characters with "..." at its end."""
+    text = str(text)
+    return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
+def printable(text: str) -> str:
+    """The text with escapes in place of control characters, which must not reach a terminal."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def listed(names: Sequence[object], most: int = 8) -> str:
+    """ "a, b, c", with "and 4 more" behind the first `most`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
+
+
+def either(values: Iterable[object]) -> str:
+    """[2, 4] -> "2 or 4"."""
+    return " or ".join(map(str, values))
