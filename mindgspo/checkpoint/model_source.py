@@ -21,7 +21,7 @@ from mindgspo.models.huggingface_config import generation_config, huggingface_co
 from mindgspo.models.mindformers_names import hugging_face_name
 from mindgspo.models.weight_check import require_weights
 from mindgspo.tensor_files import INDEX_FILE, SINGLE_FILE, TensorSource, open_tensors
-from mindgspo.tensor_files.damage import listed
+from mindgspo.tensor_files.file_bytes import titled_names
 from mindgspo.tokenization import load_tokenizer
 from mindgspo.tokenization.files import read_files
 
@@ -142,6 +142,6 @@ def _translated(names: Iterable[str], where: Path) -> dict[str, str]:
             f"{where}: has MindFormers' names, and {len(unknown)} that are no weights of its dense Qwen2 or Llama. Of "
             "a training checkpoint take the files of checkpoint_network, which have no optimizer state; w_qkv and "
             "w_gate_hidden come from qkv_concat=True, which is not supported\n"
-            + "\n".join(listed("unknown", sorted(unknown)))
+            + "\n".join(titled_names("unknown", sorted(unknown)))
         )
     return translated

@@ -78,7 +78,7 @@ def save_checkpoint(
         filled.mkdir()
         digests = {name: FileDigest() for name in arrays_of}
         for name, arrays in arrays_of.items():
-            write_tensor_file(filled / name, arrays, seen=digests[name].update)
+            write_tensor_file(filled / name, arrays, on_write=digests[name].update)
             faults.reach("save.inside")
         write_json(filled / STATE_FILE, state)
         faults.reach("save.inside")

@@ -16,7 +16,7 @@ from mindgspo.config import ModelSection
 from mindgspo.errors import WeightsError
 from mindgspo.models.names import weight_shapes
 from mindgspo.tensor_files import FLOAT_DTYPES, TensorInfo, TensorSource
-from mindgspo.tensor_files.damage import listed
+from mindgspo.tensor_files.file_bytes import titled_names
 from mindgspo.text import did_you_mean
 
 _HEAD, _TABLE = "lm_head.weight", "model.embed_tokens.weight"
@@ -60,14 +60,14 @@ def check_names(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, Ten
     unexpected = sorted(found.keys() - expected.keys())
     common = sorted(expected.keys() & found.keys())
     problems = [
-        *listed("missing", missing, lambda name: name + _near(name, unexpected)),
-        *listed("unexpected", unexpected, lambda name: name + _near(name, missing)),
-        *listed(
+        *titled_names("missing", missing, lambda name: name + _near(name, unexpected)),
+        *titled_names("unexpected", unexpected, lambda name: name + _near(name, missing)),
+        *titled_names(
             "wrong shape",
             [name for name in common if found[name].shape != tuple(expected[name])],
             lambda name: f"{name}: the model has {tuple(expected[name])}, the file {found[name].shape}",
         ),
-        *listed(
+        *titled_names(
             "not floating point (quantised weights are not supported)",
             [name for name in common if found[name].dtype not in FLOAT_DTYPES],
             lambda name: f"{name}: {found[name].dtype}",

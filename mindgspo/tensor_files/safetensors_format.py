@@ -11,9 +11,8 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mindgspo.tensor_files.damage import damaged, refused_dtypes
-from mindgspo.tensor_files.extents import Extent, FileContent, PlacedBytes
-from mindgspo.tensor_files.tensor_info import MAX_AXES, STORED_BITS, TensorInfo
+from mindgspo.tensor_files.file_bytes import Extent, FileContent, PlacedBytes, damaged, refused_dtypes
+from mindgspo.tensor_files.tensors import MAX_AXES, STORED_BITS, TensorInfo
 
 # The library's own limit: a longer header is damage or an attack on memory.
 MAX_HEADER_BYTES = 100_000_000

@@ -1,21 +1,19 @@
-"""Files of tensors, written in a stream: safetensors, or MindSpore's ckpt.
-
-What enters: what the file will hold, then its bytes in order, in pieces of any size. What leaves: a complete file.
-Called by `arrays`, conversions and checkpoint tools. The file is written aside, flushed to disk and renamed.
-"""
+"""Files of tensors, written atomically: in a stream, or from arrays in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
 
+from mindgspo.errors import WeightsError
 from mindgspo.io import atomic_file
 from mindgspo.tensor_files.ckpt_format import PART_BYTES, part_header, text_record
-from mindgspo.tensor_files.safetensors_format import header_bytes
-from mindgspo.tensor_files.tensor_info import TensorInfo
+from mindgspo.tensor_files.reader import open_tensors
+from mindgspo.tensor_files.safetensors_format import header_bytes, library_order
+from mindgspo.tensor_files.tensors import FILE_DTYPES, TensorInfo, info_of, rounded, widen_bfloat16
 
 # A piece of a tensor: bytes, or an array whose memory is taken in C order, little-endian.
 Piece = bytes | bytearray | memoryview | np.ndarray
@@ -27,18 +25,18 @@ def write_tensors(
     parts: Iterable[tuple[str, Piece]],
     *,
     metadata: Mapping[str, str] | None = None,
-    syncs: bool = True,
-    seen: Callable[[memoryview], None] | None = None,
+    sync: bool = True,
+    on_write: Callable[[memoryview], None] | None = None,
 ) -> None:
     """Write tensors in the order of `infos`; the suffix chooses the format, `.safetensors` or `.ckpt`.
 
     parts: (name, piece of that tensor), tensors in the order of `infos`, each in one piece or several; an empty
     tensor may have none. `path` is the old or the new file, never part of it. metadata: text pairs of the header; in
-    a ckpt, the texts beside the tensors. syncs: see `atomic_file`. seen: is shown every byte of the file, in order.
+    a ckpt, the texts beside the tensors. sync, on_write: see `atomic_file`.
     Raises OSError where the file system refuses.
     """
     assert path.suffix in (".safetensors", ".ckpt"), f"{path}: no suffix of a tensor file"
-    with atomic_file(path, sync=syncs, on_write=seen) as file:
+    with atomic_file(path, sync=sync, on_write=on_write) as file:
         if path.suffix == ".safetensors":
             file.write(header_bytes(infos, metadata))
             for _, piece in _checked(infos, parts):
@@ -105,3 +103,65 @@ def _bytes_of(piece: Piece) -> memoryview:
         return memoryview(piece).cast("B")
     plain = np.asarray(piece, dtype=piece.dtype.newbyteorder("<"), order="C")
     return memoryview(plain.reshape(-1).view(np.uint8))
+
+
+WeightDtype = Literal["float32", "bfloat16", "float16"]
+
+
+def read_safetensors(folder_or_file: Path) -> dict[str, np.ndarray]:
+    """All tensors of one file, of a folder's `model.safetensors`, or of the shards its index names.
+
+    bfloat16 becomes float32 with the same values; every other dtype and all shapes are kept. The arrays are
+    copies: they stay valid when the file goes away.
+    Raises WeightsError: nothing to read, a truncated or damaged file, a missing shard, an index that
+    contradicts its shards, a dtype that numpy has not.
+    """
+    with open_tensors(folder_or_file) as source:
+        return {
+            name: widen_bfloat16(source.read(name)) if info.dtype == "BF16" else source.read(name)
+            for name, info in source.tensors.items()
+        }
+
+
+def write_safetensors(
+    path: Path,
+    tensors: Mapping[str, np.ndarray],
+    *,
+    metadata: Mapping[str, str] | None = None,
+    dtype: WeightDtype = "float32",
+) -> None:
+    """Write float tensors as one file of a single dtype; `path` is the old or the new file, never part of it.
+
+    metadata: text pairs of the header; None: {"format": "pt"}, without which transformers refuses a file.
+    Raises WeightsError: a tensor that is not floating point, or a finite value that overflows `dtype`.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype.kind != "f":
+            raise WeightsError(f"{path}: weight {name} is {tensor.dtype}; only floating-point weights are written")
+    target = FILE_DTYPES[dtype]
+    write_tensor_file(
+        path,
+        {
+            name: rounded(tensor, source=info_of(tensor).dtype, target=target, name=name, path=path)
+            for name, tensor in tensors.items()
+        },
+        metadata={"format": "pt"} if metadata is None else metadata,
+        bfloat16_bits=dtype == "bfloat16",
+    )
+
+
+def write_tensor_file(
+    path: Path,
+    tensors: Mapping[str, np.ndarray],
+    *,
+    metadata: Mapping[str, str] | None = None,
+    bfloat16_bits: bool = False,
+    on_write: Callable[[memoryview], None] | None = None,
+) -> None:
+    """Write arrays bit for bit, each in its own dtype, aside and flushed to disk; then rename to `path`.
+
+    bfloat16_bits: the arrays are uint16 and hold the bits of bfloat16 numbers. on_write: see `write_tensors`.
+    Raises OSError where the file system refuses.
+    """
+    infos = library_order({name: info_of(tensor, bfloat16_bits=bfloat16_bits) for name, tensor in tensors.items()})
+    write_tensors(path, infos, ((name, tensors[name]) for name in infos), metadata=metadata, on_write=on_write)

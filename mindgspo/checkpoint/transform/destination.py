@@ -22,7 +22,7 @@ from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.strategy.record import Strategy
 from mindgspo.parallel.tensor_slice import TensorSlice
 from mindgspo.tensor_files.safetensors_format import library_order
-from mindgspo.tensor_files.tensor_info import TensorInfo
+from mindgspo.tensor_files.tensors import TensorInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

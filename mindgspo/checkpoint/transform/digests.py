@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import xxhash
 
-from mindgspo.tensor_files.tensor_info import TensorInfo
+from mindgspo.tensor_files.tensors import TensorInfo
 
 
 class TensorDigest:

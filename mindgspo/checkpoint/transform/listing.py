@@ -15,7 +15,7 @@ from mindgspo.checkpoint.retention import best_first, evaluation_of
 from mindgspo.checkpoint.steps import CHECKPOINT_FILES, complete_steps, steps_newest_first
 from mindgspo.checkpoint.transform.stored_checkpoint import StoredCheckpoint, find_checkpoint, steps_folder
 from mindgspo.errors import CheckpointError
-from mindgspo.tensor_files.tensor_folder import open_tensors
+from mindgspo.tensor_files.reader import open_tensors
 
 _HEADER = ("folder", "step", "size", "saved", "evaluated", "state")
 

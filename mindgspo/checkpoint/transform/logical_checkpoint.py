@@ -20,9 +20,8 @@ from mindgspo.checkpoint.transform.tensor_blocks import TensorBlocks
 from mindgspo.errors import CheckpointError
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.strategy.record import Strategy
-from mindgspo.tensor_files.tensor_file import TensorFile
-from mindgspo.tensor_files.tensor_folder import open_tensors
-from mindgspo.tensor_files.tensor_info import TensorInfo
+from mindgspo.tensor_files.reader import TensorFile, open_tensors
+from mindgspo.tensor_files.tensors import TensorInfo
 
 # Files that a process has open beside those of a checkpoint, those that are written among them.
 _OTHER_FILES = 256

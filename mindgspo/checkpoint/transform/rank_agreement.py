@@ -14,7 +14,7 @@ from mindgspo.checkpoint.transform.placement import whole_layout, without_entry
 from mindgspo.errors import CheckpointError
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.strategy.record import Strategy
-from mindgspo.tensor_files.tensor_file import TensorFile
+from mindgspo.tensor_files.reader import TensorFile
 
 RankTensors = Mapping[str, TensorFile]
 """One rank's tensors: in which file each of them lies."""

@@ -15,7 +15,7 @@ from mindgspo.checkpoint.steps import CHECKPOINT_FILES, OPTIMIZER_FILE, PARAMETE
 from mindgspo.checkpoint.transform.rank_files import SUFFIXES, is_sharded, pick_rank_files
 from mindgspo.checkpoint.transform.record import RECORD_FILE, ShardRecord, read_record
 from mindgspo.errors import CheckpointError
-from mindgspo.tensor_files.tensor_folder import INDEX_FILE, SINGLE_FILE
+from mindgspo.tensor_files.reader import INDEX_FILE, SINGLE_FILE
 
 # A run keeps its steps here.
 _STEPS = "checkpoints"

@@ -14,7 +14,7 @@ import numpy as np
 from mindgspo.parallel.layout import Layout, Shape, SliceIndex
 from mindgspo.parallel.reshard.overlaps import touching_slices
 from mindgspo.parallel.tensor_slice import TensorSlice
-from mindgspo.tensor_files.tensor_file import TensorFile
+from mindgspo.tensor_files.reader import TensorFile
 
 
 class TensorBlocks:

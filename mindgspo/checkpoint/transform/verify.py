@@ -23,7 +23,7 @@ from mindgspo.checkpoint.transform.stored_checkpoint import StoredCheckpoint, fi
 from mindgspo.checkpoint.transform.writing import recorded_file
 from mindgspo.errors import CheckpointError, MindGSPOError
 from mindgspo.parallel.strategy.record import Strategy
-from mindgspo.tensor_files.tensor_folder import open_tensors
+from mindgspo.tensor_files.reader import open_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

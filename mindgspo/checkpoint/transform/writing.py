@@ -20,7 +20,7 @@ from mindgspo.checkpoint.transform.digests import TensorDigest, file_digest
 from mindgspo.checkpoint.transform.logical_checkpoint import LogicalCheckpoint
 from mindgspo.checkpoint.transform.record import RecordedFile
 from mindgspo.errors import CheckpointError
-from mindgspo.tensor_files.tensor_file import TensorFile, open_tensor_file
+from mindgspo.tensor_files.reader import TensorFile, open_tensor_file
 from mindgspo.tensor_files.writer import write_tensors
 
 CHUNK_BYTES = 1 << 20
@@ -47,7 +47,7 @@ def write_file(
     digests: dict[str, str] = {}
     parts = _parts(source, new, digests, advance, num_buffers=_AHEAD + 2 if reads_ahead else 1)
     with ahead(parts, depth=_AHEAD) if reads_ahead else nullcontext(parts) as ready:
-        write_tensors(path, new.infos, ready, metadata=metadata, syncs=syncs)
+        write_tensors(path, new.infos, ready, metadata=metadata, sync=syncs)
     return digests
 
 

@@ -180,3 +180,20 @@ def test_shards_are_one_mapping(tmp_path: Path) -> None:
         assert folder.metadata == {"format": "pt"}
         assert folder.read("v") == 0x3F80
         np.testing.assert_array_equal(folder.read_slice("w", (slice(1, 2),)), [2])
+
+
+@pytest.mark.parametrize(
+    "index",
+    [(slice(2, 5),), (slice(0, 6), slice(1, 3)), (slice(1, 2), slice(0, 4), slice(2, 3)), ()],
+    ids=str,
+)
+@pytest.mark.parametrize("columns", [5, 3000])
+def test_a_slice_goes_into_the_array_that_is_given(tmp_path: Path, index: tuple[slice, ...], columns: int):
+    whole = np.arange(6 * 4 * columns, dtype=np.float32).reshape(6, 4, columns)
+    write_tensors(tmp_path / "w.ckpt", {"w": TensorInfo(dtype="F32", shape=whole.shape)}, [("w", whole)])
+    out = np.zeros_like(whole[index])
+    with open_tensor_file(tmp_path / "w.ckpt") as file:
+        assert file.read_slice("w", index, out) is out
+        np.testing.assert_array_equal(out, whole[index])
+        with pytest.raises(AssertionError):
+            file.read_slice("w", index, out[..., :-1])

@@ -1,0 +1,303 @@
+"""Tensors of one file, or of a folder with one file or an index of shards, read on demand.
+
+Only headers are read at first; reads are positional, so threads may share a file. The index of a folder is untrusted: a
+shard is a plain name in the same folder, and index and shards must agree on every name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mindgspo.errors import WeightsError
+from mindgspo.tensor_files.ckpt_format import looks_like_ckpt, read_records
+from mindgspo.tensor_files.file_bytes import LISTED, FileContent, PlacedBytes, damaged, titled_names
+from mindgspo.tensor_files.safetensors_format import looks_like_safetensors, read_header, unique_keys
+from mindgspo.tensor_files.tensors import CHUNK_BYTES, TensorInfo
+
+# Fill an array with the tensor's bytes from this byte on.
+ReadInto = Callable[[int, np.ndarray], None]
+
+# Shorter runs are not read one by one: whole rows are, and the run is cut out of them.
+_SHORT_RUN_BYTES = 4096
+# What a processor's cache holds, so that cutting costs no second way to memory.
+_BLOCK_BYTES = 256 << 10
+
+
+def read_runs(
+    info: TensorInfo, index: tuple[slice, ...], read_into: ReadInto, out: np.ndarray | None = None
+) -> np.ndarray:
+    """The part of a tensor that `index` names, its bits as stored. out: a contiguous array to read it into."""
+    ranges = _ranges(info.shape, index)
+    shape = tuple(stop - start for start, stop in ranges)
+    part = np.empty(shape, dtype=info.bits) if out is None else out
+    assert part.shape == shape and part.dtype == info.bits and part.flags.c_contiguous, (part.shape, part.dtype, shape)
+    if part.size == 0:
+        return part
+    # Behind the last axis that is cut, elements lie side by side.
+    cut = [axis for axis, bounds in enumerate(ranges) if bounds != (0, info.shape[axis])]
+    last = cut[-1] if cut else 0
+    if part.ndim == 0 or last == 0 or part[(0,) * last].nbytes >= _SHORT_RUN_BYTES:
+        _read_each(info, ranges, last, part, read_into)
+    else:
+        _read_blocks(info, ranges, part, read_into)
+    return part
+
+
+def _ranges(shape: tuple[int, ...], index: tuple[slice, ...]) -> list[tuple[int, int]]:
+    """First and last element per axis."""
+    assert len(index) <= len(shape), f"{len(index)} slices of {len(shape)} axes"
+    assert all(one.step in (None, 1) for one in index), f"only steps of 1: {index}"
+    cut = [one.indices(size)[:2] for one, size in zip(index, shape, strict=False)]
+    return [(start, max(start, stop)) for start, stop in cut] + [(0, size) for size in shape[len(index) :]]
+
+
+def _read_each(
+    info: TensorInfo, ranges: list[tuple[int, int]], last: int, part: np.ndarray, read_into: ReadInto
+) -> None:
+    """Read run by run: one for every choice of elements on the axes before `last`."""
+    strides = [math.prod(info.shape[axis + 1 :]) for axis in range(len(info.shape))]
+    for outer in itertools.product(*(range(start, stop) for start, stop in ranges[:last])):
+        position = sum(one * stride for one, stride in zip(outer, strides, strict=False))
+        position += ranges[last][0] * strides[last] if ranges else 0
+        inside = tuple(one - start for one, (start, _) in zip(outer, ranges, strict=False))
+        read_into(position * info.bits.itemsize, part[inside] if inside else part)
+
+
+def _read_blocks(info: TensorInfo, ranges: list[tuple[int, int]], part: np.ndarray, read_into: ReadInto) -> None:
+    """Read whole rows of the first axis, some MB at a time, and keep what is wanted of them."""
+    row_elements = math.prod(info.shape[1:])
+    step = max(_BLOCK_BYTES // (row_elements * info.bits.itemsize), 1)
+    first, stop = ranges[0]
+    wanted = tuple(slice(*bounds) for bounds in ranges[1:])
+    buffer = np.empty((min(step, stop - first), *info.shape[1:]), dtype=info.bits)
+    for row in range(first, stop, step):
+        block = buffer[: stop - row]
+        read_into(row * row_elements * info.bits.itemsize, block)
+        part[row - first : row - first + len(block)] = block[(slice(None), *wanted)]
+
+
+class TensorFile:
+    """An open file; made by `open_tensor_file`. A context manager."""
+
+    def __init__(
+        self, path: Path, content: FileContent, placed: Mapping[str, PlacedBytes], metadata: Mapping[str, str]
+    ) -> None:
+        """placed: the tensors in the file's order."""
+        self.path = path
+        self.metadata = metadata
+        self.tensors: Mapping[str, TensorInfo] = {name: place.info for name, place in placed.items()}
+        self._content = content
+        self._placed = placed
+
+    def read(self, name: str) -> np.ndarray:
+        """A whole tensor, its bits as stored: bfloat16 comes as uint16."""
+        info = self.tensors[name]
+        array = np.empty(info.shape, dtype=info.bits)
+        self.read_into(name, 0, _bytes_of(array))
+        return array
+
+    def read_slice(self, name: str, index: tuple[slice, ...], out: np.ndarray | None = None) -> np.ndarray:
+        """A part of a tensor, its bits as stored; only the rows that it needs are read.
+
+        index: slices of step 1 for the leading axes; the others are whole. out: a contiguous array to read it into.
+        """
+
+        def read_into(start: int, array: np.ndarray) -> None:
+            self.read_into(name, start, _bytes_of(array))
+
+        return read_runs(self.tensors[name], index, read_into, out)
+
+    def read_into(self, name: str, start: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the tensor's bytes from byte `start` on."""
+        assert start + buffer.nbytes <= self.tensors[name].num_bytes, f"{name}: {start}+{buffer.nbytes}"
+        for extent in self._placed[name].extents:
+            if start < extent.length and buffer.nbytes:
+                count = min(extent.length - start, buffer.nbytes)
+                self._content.fill(buffer[:count], extent.start + start)
+                buffer, start = buffer[count:], 0
+            else:
+                start -= extent.length
+
+    def chunks(self, name: str, chunk_bytes: int = CHUNK_BYTES) -> Iterator[NDArray]:
+        """The whole tensor as flat arrays of at most `chunk_bytes`, in order; each is a fresh array."""
+        info = self.tensors[name]
+        step = max(chunk_bytes // info.bits.itemsize, 1)
+        for first in range(0, info.num_elements, step):
+            chunk = np.empty(min(step, info.num_elements - first), dtype=info.bits)
+            self.read_into(name, first * info.bits.itemsize, _bytes_of(chunk))
+            yield chunk
+
+    def close(self) -> None:
+        """Let the file go; nothing can be read any more."""
+        self._content.close()
+
+    def __enter__(self) -> TensorFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_tensor_file(path: Path) -> TensorFile:
+    """Open one file; what it is says its content, not its name.
+
+    Raises WeightsError: no such file, truncated or damaged, neither of the two formats, dtypes that numpy has not.
+    """
+    content = FileContent(path)
+    try:
+        if looks_like_safetensors(content) or path.suffix == ".safetensors":
+            placed, metadata = read_header(path, content)
+        elif looks_like_ckpt(content) or path.suffix == ".ckpt":
+            placed, metadata = read_records(path, content)
+        else:
+            raise damaged(path, "neither safetensors nor a MindSpore checkpoint; pickled weights are never loaded")
+    except BaseException:
+        content.close()
+        raise
+    return TensorFile(path, content, placed, metadata)
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    """The memory of a contiguous array, byte by byte."""
+    return memoryview(array.reshape(-1).view(np.uint8))
+
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_SHARD_NAME = re.compile(r"[^/\\\x00-\x1f\x7f]{1,200}\.safetensors")
+
+
+class TensorFolder:
+    """Open files that share one set of names; made by `open_tensors`. A context manager."""
+
+    def __init__(self, path: Path, files: Sequence[TensorFile]) -> None:
+        """files: in the order in which their tensors are listed."""
+        self.path = path
+        self.files = tuple(files)
+        self.file_of: Mapping[str, TensorFile] = {name: file for file in files for name in file.tensors}
+        self.tensors: Mapping[str, TensorInfo] = {name: file.tensors[name] for name, file in self.file_of.items()}
+        pairs = [set(file.metadata.items()) for file in files]
+        self.metadata: Mapping[str, str] = dict(sorted(set.intersection(*pairs)))
+
+    def read(self, name: str) -> np.ndarray:
+        """A whole tensor, its bits as stored."""
+        return self.file_of[name].read(name)
+
+    def read_slice(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """A part of a tensor, its bits as stored."""
+        return self.file_of[name].read_slice(name, index)
+
+    def chunks(self, name: str, chunk_bytes: int = CHUNK_BYTES) -> Iterator[NDArray]:
+        """A whole tensor, flat, in pieces."""
+        return self.file_of[name].chunks(name, chunk_bytes)
+
+    def close(self) -> None:
+        """Let the files go."""
+        for file in self.files:
+            file.close()
+
+    def __enter__(self) -> TensorFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_tensors(path: Path) -> TensorFolder:
+    """One file, a folder's `model.safetensors`, or the shards that its index names.
+
+    Raises WeightsError: nothing to read, a truncated or damaged file, a missing shard, an index that contradicts its
+    shards, a dtype that numpy has not.
+    """
+    if path.is_file():
+        return TensorFolder(path, [open_tensor_file(path)])
+    if not path.is_dir():
+        raise WeightsError(f"{path}: no such file or folder; give a folder with {SINGLE_FILE}")
+    single, index = path / SINGLE_FILE, path / INDEX_FILE
+    if single.is_file() and index.is_file():
+        raise WeightsError(
+            f"{path}: holds both {SINGLE_FILE} and {INDEX_FILE}, so it is not clear which weights "
+            "are meant; remove the one that is out of date"
+        )
+    if single.is_file():
+        return TensorFolder(path, [open_tensor_file(single)])
+    if index.is_file():
+        return TensorFolder(path, _open_shards(index))
+    raise WeightsError(f"{path}: neither {SINGLE_FILE} nor {INDEX_FILE} is there; {_what_is_there(path)}")
+
+
+def _open_shards(index: Path) -> list[TensorFile]:
+    """The shards of an index, by name; index and shards must agree on every name."""
+    shard_of = _read_index(index)
+    shards = sorted(set(shard_of.values()))
+    absent = [shard for shard in shards if not (index.parent / shard).is_file()]
+    if absent:
+        raise WeightsError(
+            f"{index}: {len(absent)} of {len(shards)} shards are not there: {', '.join(absent[:LISTED])}; "
+            "copy or download them into the same folder"
+        )
+    files: list[TensorFile] = []
+    try:
+        for shard in shards:
+            files.append(open_tensor_file(index.parent / shard))
+            _compare(files[-1], {name for name, owner in shard_of.items() if owner == shard})
+    except BaseException:
+        for file in files:
+            file.close()
+        raise
+    return files
+
+
+def _compare(file: TensorFile, expected: set[str]) -> None:
+    problems = [
+        *titled_names("named by the index but not in the shard", sorted(expected - file.tensors.keys())),
+        *titled_names("in the shard but not placed there by the index", sorted(file.tensors.keys() - expected)),
+    ]
+    if problems:
+        raise WeightsError(
+            f"{file.path}: does not agree with {INDEX_FILE}; index and shards come from "
+            "different saves, fetch them together again\n" + "\n".join(problems)
+        )
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    """Weight name -> shard file name."""
+    try:
+        content = json.loads(index.read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
+        shard_of = {str(name): str(shard) for name, shard in content["weight_map"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
+        raise WeightsError(
+            f'{index}: not a readable index ({error}); expected JSON with "weight_map": {{name: shard}}. '
+            "Copy or download it again"
+        ) from error
+    outside = sorted({shard for shard in shard_of.values() if not _SHARD_NAME.fullmatch(shard)})
+    if outside:
+        raise WeightsError(f"{index}: {outside[0]!r} is not the name of a .safetensors file in this folder")
+    if not shard_of:
+        raise WeightsError(f"{index}: its weight_map is empty; copy or download it again")
+    return shard_of
+
+
+def _what_is_there(folder: Path) -> str:
+    """What stands in a folder without weights, and what would help."""
+    names = sorted(entry.name for entry in folder.iterdir())
+    shards = [name for name in names if name.endswith(".safetensors")]
+    if shards:
+        return f"there is {', '.join(shards[:3])}: shards need their index, a single file the name {SINGLE_FILE}"
+    pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
+    if pickled:
+        return f"{pickled[0]} is a pickle, which is never loaded: save the model as safetensors first"
+    return f"there is {', '.join(names[:LISTED]) or 'nothing'}"
