@@ -17,10 +17,8 @@ from mindgspo.config.policy_losses import POLICY_LOSSES, AggregationMode
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGES = [PROJECT / "docs" / "algorithms.md", PROJECT / "docs" / "algorithms_cn.md"]
-READMES = [PROJECT / "README.md", PROJECT / "README_CN.md"]
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-with_losses = pytest.mark.parametrize("page", PAGES + READMES, ids=lambda path: path.name)
 
 
 def text_of(page: Path) -> str:
@@ -36,7 +34,7 @@ def table_of(page: Path, first_names: set[str]) -> dict[str, list[str]]:
     raise AssertionError(f"{page.name}: no table of {sorted(first_names)}")
 
 
-@with_losses
+@each_page
 def test_every_loss_is_shown_with_its_defaults(page: Path) -> None:
     for name, (paper, _, aggregation, clip) in table_of(page, set(POLICY_LOSSES)).items():
         recipe = POLICY_LOSSES[name]

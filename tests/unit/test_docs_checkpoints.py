@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from markdown_pages import code_blocks, code_spans, shell_lines, tables
+from markdown_pages import tables
 
 from mindgspo.cli import app
 from mindgspo.models.mindformers_names import mindformers_name
@@ -22,39 +22,14 @@ def text_of(page: Path) -> str:
     return page.read_text(encoding="utf-8")
 
 
-def commands() -> dict[str, set[str]]:
-    """{"convert weights": its options} of every command."""
-    found: dict[str, set[str]] = {}
-
-    def walk(command: object, name: str) -> None:
-        if hasattr(command, "commands"):
-            for key, below in command.commands.items():
-                walk(below, f"{name} {key}".strip())
-        else:
-            found[name] = {option for parameter in command.params for option in parameter.opts}
-
-    walk(typer.main.get_command(app), "")
-    return found
-
-
-@each_page
-def test_commands_and_their_options_exist(page: Path) -> None:
-    known, shown = commands(), 0
-    for line in shell_lines(text_of(page)):
-        words = line.split()
-        if words[0] == "mindgspo":
-            name = next(name for name in (" ".join(words[1:3]), words[1]) if name in known)
-            options = {word.split("=")[0] for word in words if word.startswith("--")}
-            assert options <= known[name], line
-            shown += 1
-    assert shown >= 3
-
-
 @each_page
 def test_every_option_of_the_conversion_has_its_row(page: Path) -> None:
     rows = next(table for table in tables(text_of(page)) if any("--dtype" in row[0] for row in table))
     assert {row[0].strip("`") for row in rows[1:]} == {
-        option for option in commands()["convert weights"] if option.startswith("--")
+        option
+        for parameter in typer.main.get_command(app).commands["convert"].commands["weights"].params
+        for option in parameter.opts
+        if option.startswith("--")
     }
 
 
@@ -69,12 +44,3 @@ def test_the_table_of_names_is_the_programs(page: Path) -> None:
             else:  # of the second on, the page gives the end alone
                 room = ours[0].rsplit(".", 1)[0] + "." if "." in ours[0] and "." not in name else ""
                 assert mindformers_name(f"model.layers.1.{room}{name}.weight").endswith(f"{expected}.weight")
-
-
-@each_page
-def test_files_named_exist(page: Path) -> None:
-    places = [*code_spans(text_of(page)), *(line for _, block in code_blocks(text_of(page)) for line in block.split())]
-    found = r"(?<![\w./<-])((?:examples|model_configs|mindgspo|tests|tools|docs)/[\w./-]*\w)"
-    named = {name for place in places for name in re.findall(found, place)}
-    assert "tools/convert_weights.py" in named
-    assert [name for name in named if not (PROJECT / name).exists()] == []
