@@ -16,11 +16,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from mindgspo.algorithms.update import PolicyUpdater
+from mindgspo.algorithms.optim.manual import SingleUpdate
 from mindgspo.data.batch_account import batch_metrics
 from mindgspo.data.micro_batches import BatchLayout, micro_batches
 from mindgspo.data.rows import TrainingSample
-from mindgspo.models.policy import PolicyScorer
+from mindgspo.models.scoring import PolicyScorer
 from mindgspo.types import Batch
 
 SAMPLES = 64
@@ -55,7 +55,7 @@ def _drawn(random: np.random.Generator, mean: float, deviation: float, shortest:
 
 
 def compare_layouts(
-    updater: PolicyUpdater, scorer: PolicyScorer, samples: Sequence[TrainingSample], *, rounds: int
+    updater: SingleUpdate, scorer: PolicyScorer, samples: Sequence[TrainingSample], *, rounds: int
 ) -> dict[str, object]:
     """Figures by layout, and the speed-ups over rows of one sample."""
     batches = {name: _scored(scorer, micro_batches(samples, layout)) for name, layout in LAYOUTS.items()}
@@ -103,7 +103,7 @@ _TIMES = ("update_s", "update_cpu_s", "log_probs_s", "log_probs_cpu_s")
 """Of the clock, and of all processor cores together: on a busy machine the latter is steadier."""
 
 
-def _timed(updater: PolicyUpdater, scorer: PolicyScorer, batches: Sequence[Batch]) -> tuple[float, ...]:
+def _timed(updater: SingleUpdate, scorer: PolicyScorer, batches: Sequence[Batch]) -> tuple[float, ...]:
     points = [(time.perf_counter(), time.process_time())]
     updater.update(batches, 1e-6)
     points.append((time.perf_counter(), time.process_time()))

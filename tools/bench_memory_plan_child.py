@@ -20,11 +20,12 @@ import numpy as np
 from bench_swap_child import MemoryMeter, SmallGraph
 from mindspore import Tensor
 
-from mindgspo.algorithms.registry import build_policy_loss
-from mindgspo.algorithms.update import PolicyUpdater
+from mindgspo.algorithms.losses.registry import build_policy_loss
+from mindgspo.algorithms.optim.manual import SingleUpdate
 from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.data.rows import TrainingSample, lay_out, scattered
-from mindgspo.models.policy import PolicyLogProbs, PolicyScorer, build_model
+from mindgspo.models.policy import PolicyLogProbs, build_model
+from mindgspo.models.scoring import PolicyScorer
 from mindgspo.models.weights import initialize_weights, weights_as_numpy
 from mindgspo.parallel.runtime import set_up_runtime
 from mindgspo.parallel.swap.states import Holding, Phase
@@ -81,7 +82,7 @@ class Process:
                         frozen.asnumpy()[...] = weight.asnumpy()
         if Phase.UPDATE in phases:
             policy = PolicyLogProbs(self.model, temperature=1.0, with_entropy=config.algorithm.entropy_coef > 0)
-            self.updater = PolicyUpdater(policy, build_policy_loss(config.algorithm), config.optimizer)
+            self.updater = SingleUpdate(policy, build_policy_loss(config.algorithm), config.optimizer)
             self.swap.register(Holding.GRADIENTS, self.updater.gradients, keeps_content=False)
             self.swap.register(Holding.MOMENTS, self.updater.moments)
 

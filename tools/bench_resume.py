@@ -6,7 +6,7 @@
 A random Qwen2 with AdamW's moments, float32 (100 M parameters at 768 x 10), is saved --runs times; `copy_s` is what a
 run with trainer.save_in_background waits for, `save_s` is the
 median with everything on the disk, `hash_s` what XXH3 of it takes by the way, `read_back_sha256_s` what hashing the
-written files with SHA-256 takes. Then 4 workers (data 2 x model 2, optimizer_shard) take their parts of it, `whole`
+written files with SHA-256 takes. Then 4 workers (data 2 x model 2) take their parts of it, `whole`
 with every rank reading all of it, `slices` with every rank reading what it holds, as a run does. `grew_mib` is the peak
 of a process (VmHWM) above what it held before, of the rank with most; `own_mib` what it must hold. Prints JSON.
 """

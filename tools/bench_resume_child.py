@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bench_reshard_child import model_section
 
+from mindgspo.algorithms.optim.build import build_update_backend
 from mindgspo.parallel import runtime
 from mindgspo.parallel.collectives import exchange, meet, open_meeting, world_ranks
 from mindgspo.parallel.launch.worker import meet_others, run_worker
@@ -27,8 +28,7 @@ def body(checkpoint: Path, way: str, section_sizes: tuple[int, int], result: Pat
     runtime.set_up_runtime("CPU")
     meet_others()
     open_meeting()
-    from mindgspo.algorithms.registry import build_policy_loss
-    from mindgspo.algorithms.taking_part import updater_of
+    from mindgspo.algorithms.losses.registry import build_policy_loss
     from mindgspo.checkpoint import load_checkpoint, open_checkpoint
     from mindgspo.config import AlgorithmSection, OptimizerSection, ParallelPlan
     from mindgspo.config.load import with_recipe
@@ -37,11 +37,11 @@ def body(checkpoint: Path, way: str, section_sizes: tuple[int, int], result: Pat
     from mindgspo.parallel.placement import Placement
 
     section = model_section(*section_sizes)
-    plan = ParallelPlan(data_parallel=2, model_parallel=2, optimizer_shard=True)
+    plan = ParallelPlan(data_parallel=2, model_parallel=2)
     model = build_model(section, Placement(plan=plan, rank=runtime.rank()))
     algorithm = with_recipe(AlgorithmSection(), max_new_tokens=8)
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False)
-    updater = updater_of(policy, build_policy_loss(algorithm), OptimizerSection())
+    updater = build_update_backend(policy, build_policy_loss(algorithm), OptimizerSection())
     meet(world_ranks())
     before, started = _forget_peak(), time.perf_counter()
     if way == "whole":

@@ -30,12 +30,13 @@ import numpy as np
 from bench_layouts import compare_layouts, samples_of
 from mindspore import Tensor, ops
 
-from mindgspo.algorithms.registry import build_policy_loss
-from mindgspo.algorithms.update import PolicyUpdater
+from mindgspo.algorithms.losses.registry import build_policy_loss
+from mindgspo.algorithms.optim.manual import SingleUpdate
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, with_recipe
 from mindgspo.data.rows import TrainingSample, lay_out, scattered
 from mindgspo.metrics import peak_rss_mb
-from mindgspo.models.policy import PolicyLogProbs, PolicyScorer, build_model
+from mindgspo.models.policy import PolicyLogProbs, build_model
+from mindgspo.models.scoring import PolicyScorer
 from mindgspo.models.weights import initialize_weights
 from mindgspo.parallel.runtime import set_up_runtime
 from mindgspo.rollout.engine import NativeEngine
@@ -122,7 +123,7 @@ class StepBench:
             length_multiple=PROMPT_LENGTH,
         )
         self.old_policy = PolicyScorer(self.model, temperature=1.0)
-        self.updater = PolicyUpdater(
+        self.updater = SingleUpdate(
             PolicyLogProbs(self.model, temperature=1.0, with_entropy=False),
             build_policy_loss(ALGORITHM),
             OptimizerSection(lr=1e-6),

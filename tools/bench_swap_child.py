@@ -20,12 +20,13 @@ from pathlib import Path
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from mindgspo.algorithms.registry import build_policy_loss
-from mindgspo.algorithms.update import PolicyUpdater
+from mindgspo.algorithms.losses.registry import build_policy_loss
+from mindgspo.algorithms.optim.manual import SingleUpdate
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, with_recipe
 from mindgspo.config.swap_section import SwapSection
 from mindgspo.data.rows import TrainingSample, lay_out, scattered
-from mindgspo.models.policy import PolicyLogProbs, PolicyScorer, build_model
+from mindgspo.models.policy import PolicyLogProbs, build_model
+from mindgspo.models.scoring import PolicyScorer
 from mindgspo.models.weights import initialize_weights
 from mindgspo.parallel.runtime import set_up_runtime
 from mindgspo.parallel.swap.states import Holding, Phase
@@ -173,7 +174,7 @@ class SwapBench:
         self.scorers = [PolicyScorer(model, temperature=1.0) for model in (self.model, self.reference)]
 
     def _build_updater(self) -> None:
-        self.updater = PolicyUpdater(
+        self.updater = SingleUpdate(
             PolicyLogProbs(self.model, temperature=1.0, with_entropy=False),
             build_policy_loss(with_recipe(AlgorithmSection(), max_new_tokens=NEW_TOKENS)),
             OptimizerSection(lr=1e-4),

@@ -18,7 +18,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindgspo.algorithms.loss_metrics import POLICY_METRICS
-from mindgspo.algorithms.registry import build_policy_loss
+from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.config import AlgorithmSection, KLSection, with_recipe
 from mindgspo.errors import ConfigError
 from mindgspo.parallel.rank_functions import pure

@@ -1,17 +1,22 @@
-"""Names of the numbers a loss cell reports, and how micro-batches of them become one row of metrics.
+"""Numbers about the updates of a step: a loss cell's own metrics, histograms of ratios and gradients, and the mismatch
+between sampler and trainer. numpy only.
 
-A cell returns one float32 vector per micro-batch, in the order of its table. `summarize` turns the vectors of
-a mini-batch into named floats. Called by `update`. numpy only.
+    N  responses    K  response-token slots    1  an axis kept for broadcasting    L  longest length + 1
+    d = trainer - sampler log-prob of a token    I  response tokens
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mindgspo.types import Float32Array
+from mindgspo.algorithms.rollout_correction import LARGEST_EXPONENT
+from mindgspo.metrics.glossary import LOG_RATIO_BINS, LOG_RATIO_EDGES
+from mindgspo.types import Batch, BoolArray, Float32Array
 
 
 class Metric(NamedTuple):
@@ -69,3 +74,153 @@ def ratio_error(lowest: float, highest: float) -> float:
     """Largest |s - 1| of ratios whose logarithms lie between `lowest` and `highest`; always finite."""
     # exp(709) is about the largest float64; a metric must stay a JSON number.
     return max(float(np.expm1(min(highest, 709.0))), -float(np.expm1(lowest)))
+
+
+NUM_DECILES = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateTelemetry:
+    """Counts that simply add up, over micro-batches, updates and ranks.
+
+    log_ratio_counts: int64 [len(LOG_RATIO_BINS)], responses (one ratio per response) or tokens by bin.
+    responses_L: int64, number of responses by length in tokens. gradient_L: float64, summed weight of these
+    responses in the gradient, where a response weighs sum_t |d loss / d logp_t|.
+
+    Example: two responses of 1 and 3 tokens have responses_L [0, 1, 0, 1].
+    """
+
+    log_ratio_counts: NDArray[np.int64]
+    responses_L: NDArray[np.int64]
+    gradient_L: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        assert self.log_ratio_counts.shape == (len(LOG_RATIO_BINS),), f"log-ratio counts {self.log_ratio_counts.shape}"
+        assert self.responses_L.shape == self.gradient_L.shape, f"{self.responses_L.shape}, {self.gradient_L.shape}"
+
+
+def collect_telemetry(*, log_ratio: Float32Array, grad_logp_NK: Float32Array, mask_NK: BoolArray) -> UpdateTelemetry:
+    """The telemetry of one micro-batch.
+
+    log_ratio: [N, 1] for one ratio per response, [N, K] for one per token. grad_logp_NK: d loss / d logp of the
+    sampled tokens. mask_NK: bool, real tokens; anything may stand in masked slots. A row without a real token is a
+    filler and counts nowhere.
+    """
+    rows, slots = mask_NK.shape
+    assert log_ratio.shape in ((rows, 1), (rows, slots)), f"log_ratio {log_ratio.shape} for a mask {mask_NK.shape}"
+    assert grad_logp_NK.shape == mask_NK.shape, f"gradient {grad_logp_NK.shape} for a mask {mask_NK.shape}"
+    length_N = mask_NK.sum(axis=1)
+    is_real_N = length_N > 0
+    is_per_response = log_ratio.shape[1] == 1
+    ratios = log_ratio[is_real_N, 0] if is_per_response else log_ratio[mask_NK]
+    weight_N = np.abs(np.where(mask_NK, grad_logp_NK, 0)).sum(axis=1, dtype=np.float64)
+    return UpdateTelemetry(
+        log_ratio_counts=_count_by_bin(ratios),
+        responses_L=np.bincount(length_N[is_real_N], minlength=slots + 1),
+        gradient_L=np.bincount(length_N[is_real_N], weights=weight_N[is_real_N], minlength=slots + 1),
+    )
+
+
+def telemetry_metrics(parts: Sequence[UpdateTelemetry]) -> dict[str, float]:
+    """Shares over all of `parts` (the micro-batches of all updates of a step), in any order.
+
+    log_ratio_hist/<bin>: share of responses or tokens; the bins sum to 1. grad_share_length_decile/1..10: the
+    responses are ranked by length, shortest first, and cut into ten equal parts; each value is the share of the
+    gradient's weight in its part, and they sum to 1. Responses of equal length are not ranked among each other: they
+    share their common weight evenly, and one that lies across a cut counts in both parts accordingly. So the result
+    depends on neither the order nor the number of responses. No decile where no gradient flowed; {} of no responses.
+    """
+    total = _total(parts)
+    if total is None or not total.responses_L.any():
+        return {}
+    counts = total.log_ratio_counts
+    histogram = {
+        f"log_ratio_hist/{name}": int(count) / int(counts.sum())
+        for name, count in zip(LOG_RATIO_BINS, counts, strict=True)
+    }
+    return histogram | _gradient_by_length(total.responses_L, total.gradient_L)
+
+
+def _count_by_bin(log_ratios: Float32Array) -> NDArray[np.int64]:
+    decade = np.searchsorted(LOG_RATIO_EDGES, np.abs(log_ratios), side="right")
+    signed = np.where(log_ratios < 0, -decade, decade) + len(LOG_RATIO_EDGES)
+    return np.bincount(signed, minlength=len(LOG_RATIO_BINS))
+
+
+def _total(parts: Sequence[UpdateTelemetry]) -> UpdateTelemetry | None:
+    if not parts:
+        return None
+    longest = max(part.responses_L.size for part in parts)
+    responses_L, gradient_L = np.zeros(longest, np.int64), np.zeros(longest)
+    for part in parts:
+        responses_L[: part.responses_L.size] += part.responses_L
+        gradient_L[: part.gradient_L.size] += part.gradient_L
+    return UpdateTelemetry(
+        log_ratio_counts=np.sum([part.log_ratio_counts for part in parts], axis=0),
+        responses_L=responses_L,
+        gradient_L=gradient_L,
+    )
+
+
+def _gradient_by_length(responses_L: NDArray[np.int64], gradient_L: NDArray[np.float64]) -> dict[str, float]:
+    """Ten slices of the Lorenz curve: accumulated gradient over accumulated responses, straight between lengths."""
+    gradient = gradient_L.sum()
+    assert np.isfinite(gradient), "a gradient that is not finite should have stopped the update"
+    if gradient == 0:
+        return {}
+    reached = np.concatenate(([0], np.cumsum(responses_L))) / responses_L.sum()
+    accumulated = np.concatenate(([0.0], np.cumsum(gradient_L))) / gradient
+    # Lengths that do not occur repeat a point of the curve, which np.interp wants only once.
+    occurs = np.concatenate(([True], responses_L > 0))
+    cuts = np.linspace(0, 1, NUM_DECILES + 1)
+    shares = np.diff(np.interp(cuts, reached[occurs], accumulated[occurs]))
+    return {f"grad_share_length_decile/{number}": float(share) for number, share in enumerate(shares, start=1)}
+
+
+def batch_mismatch(
+    batches: Sequence[Batch], trainer_logp_NK: Sequence[Float32Array], *, first_number: int = 0
+) -> dict[str, float]:
+    """`mismatch_metrics` over the tokens of batches; {} if there are none. trainer_logp_NK: of each batch; anything may
+    stand in masked slots. first_number: samples with smaller numbers are left out, because other weights drew them."""
+    masks = [batch.mask_NK & (batch.samples_N >= first_number)[:, None] for batch in batches]
+    if not any(mask.any() for mask in masks):
+        return {}
+    sampler = np.concatenate([batch.rollout_logp_NK[mask] for batch, mask in zip(batches, masks, strict=True)])
+    trainer = np.concatenate([logp_NK[mask] for logp_NK, mask in zip(trainer_logp_NK, masks, strict=True)])
+    return mismatch_metrics(sampler, trainer)
+
+
+def mismatch_metrics(sampler_I: NDArray[np.floating], trainer_I: NDArray[np.floating]) -> dict[str, float]:
+    """Over all tokens given, at least one. Two estimates of the KL divergence from sampler to trainer: kl, the mean of
+    -d (k1), which may be negative, and k3_kl, the mean of exp(d) - 1 - d, which may not and is 0 only where all tokens
+    agree (John Schulman, "Approximating KL divergence"); d counts as 80 at most in it. The correlation (Pearson) of the
+    probabilities is left out where either are all alike, so that none exists."""
+    assert sampler_I.shape == trainer_I.shape and sampler_I.size > 0, f"{sampler_I.shape}, {trainer_I.shape}"
+    sampler, trainer = sampler_I.astype(np.float64), trainer_I.astype(np.float64)
+    difference = trainer - sampler
+    bounded = np.minimum(difference, LARGEST_EXPONENT)
+    gap = np.abs(np.exp(sampler) - np.exp(trainer))
+    metrics = {
+        "training/rollout_logprob_diff_max": np.abs(difference).max(),
+        "training/rollout_logprob_diff_mean": np.abs(difference).mean(),
+        "training/rollout_probs_diff_max": gap.max(),
+        "training/rollout_probs_diff_mean": gap.mean(),
+        "training/rollout_probs_diff_std": gap.std(),
+        "rollout_corr/kl": (sampler - trainer).mean(),
+        "rollout_corr/k3_kl": (np.expm1(bounded) - bounded).mean(),
+    }
+    correlation = _correlation(np.exp(sampler), np.exp(trainer))
+    if correlation is not None:
+        metrics["training/rollout_actor_probs_pearson_corr"] = correlation
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def _correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float | None:
+    """Pearson's, within [-1, 1]; None where one of the two does not vary."""
+    if np.ptp(one) == 0 or np.ptp(other) == 0:  # a mean that rounds would make a deviation of nothing
+        return None
+    one, other = one - one.mean(), other - other.mean()
+    # Each by its own largest value: squares of small probabilities leave the range of float64.
+    one, other = one / np.abs(one).max(), other / np.abs(other).max()
+    found = float((one * other).sum() / np.sqrt((one**2).sum() * (other**2).sum()))
+    return min(max(found, -1.0), 1.0)

@@ -144,7 +144,7 @@ class AlgorithmSection(Section):
     tau_neg: float = Field(default=1.05, gt=0)
     """sapo: temperature of the gate where it is negative; larger, so that such tokens fade out faster."""
     loss_agg_mode: AggregationMode | None = None
-    """How token losses become one number; see `algorithms/definition.py`. None: as in the algorithm's paper:
+    """How token losses become one number; see `algorithms/losses/definition.py`. None: as in the algorithm's paper:
     seq-mean-token-mean for gspo, gspo_token, grpo, sapo; token-mean for ppo, dapo, cispo, gpg;
     seq-mean-token-sum-norm for dr_grpo; batch-mean for gmpo."""
     loss_scale_factor: float | None = Field(default=None, gt=0)

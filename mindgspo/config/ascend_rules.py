@@ -12,7 +12,7 @@ from math import gcd
 from mindgspo.config.families import FAMILIES
 from mindgspo.config.legal import divisors, nearest
 from mindgspo.config.model_section import ModelSection
-from mindgspo.config.plan import ParallelPlan, legal_model_parallel
+from mindgspo.config.plan import ParallelPlan, check_cpu_plan, legal_model_parallel
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.text import either
 
@@ -25,6 +25,11 @@ def device_problems(config: ExperimentConfig) -> Iterator[str]:
     """Every rule that holds on one device only."""
     if config.device == "CPU":
         yield from _cpu_problems(config)
+        yield from check_cpu_plan("plans.train", config.plans.train)
+        if config.plans.reference is not None:
+            # Optimizer shards of a plan without an optimizer are refused on every device.
+            reference = config.plans.reference.model_copy(update={"optimizer_shard": False})
+            yield from check_cpu_plan("plans.reference", reference)
         return
     model, plans = config.model, config.plans
     yield from _head_dim_problems(model)

@@ -117,6 +117,20 @@ def check_reference_plan(name: str, plan: ParallelPlan, model: ModelSection) -> 
     return [*problems, *_sequence_problems(name, plan), *_expert_problems(f"{name}.expert_parallel", plan, model)]
 
 
+def check_cpu_plan(name: str, plan: ParallelPlan) -> list[str]:
+    """What a CPU cluster does not have: it divides by data and tensors alone."""
+    problems = []
+    emulate = "or run the plan on emulated Ascend cards with --emulate-ascend"
+    if plan.pipeline_stage > 1:
+        problems.append(
+            f"{name}.pipeline_stage: {plan.pipeline_stage}; on CPU it is 1: multiply data_parallel or model_parallel "
+            f"by {plan.pipeline_stage}, {emulate}"
+        )
+    if plan.optimizer_shard:
+        problems.append(f"{name}.optimizer_shard: on CPU every replica keeps all moments; remove it, {emulate}")
+    return problems
+
+
 def check_same_world(train: ParallelPlan, other: ParallelPlan, name: str = "plans.infer") -> list[str]:
     """Both plans share the same cards, so their products must agree. name: of the other one."""
     if train.world_size == other.world_size:

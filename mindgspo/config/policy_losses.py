@@ -1,8 +1,8 @@
 """The registry of policy losses: what a name in `algorithm.name` stands for.
 
-What enters: nothing. What leaves: one `LossRecipe` per name, with the defaults of its paper. To add a loss: a file
-with its cell below `mindgspo/algorithms/losses`, and one line here. The schema takes its legal names from this
-table, `config.load` the defaults, `algorithms.registry` the cell. Pure Python.
+What enters: nothing. What leaves: one `LossRecipe` per name, with the defaults of its paper. To add a loss: its cell
+below `mindgspo/algorithms/losses`, and one line here. The schema takes its legal names from this
+table, `config.load` the defaults, `losses.registry` the cell. Pure Python.
 """
 
 from __future__ import annotations
@@ -46,43 +46,43 @@ class LossRecipe:
 POLICY_LOSSES: Mapping[str, LossRecipe] = {
     # Both clip ranges of arXiv 2507.18071: section 5.1 gives GSPO's, and that of its GRPO baseline.
     "gspo": LossRecipe(
-        cell="gspo:GSPOLoss", source="arXiv 2507.18071, eq. 5", ratio_level="sequence", surrogate="clip",
+        cell="clipped:GSPOLoss", source="arXiv 2507.18071, eq. 5", ratio_level="sequence", surrogate="clip",
         clip=(3e-4, 4e-4), agg_mode="seq-mean-token-mean",
     ),
     "gspo_token": LossRecipe(
-        cell="gspo_token:GSPOTokenLoss", source="arXiv 2507.18071, eq. 13", ratio_level="sequence_token",
+        cell="clipped:GSPOTokenLoss", source="arXiv 2507.18071, eq. 13", ratio_level="sequence_token",
         surrogate="clip", clip=(3e-4, 4e-4), agg_mode="seq-mean-token-mean",
     ),
     "grpo": LossRecipe(
-        cell="grpo:GRPOLoss", source="arXiv 2402.03300, eq. 3", ratio_level="token", surrogate="clip",
+        cell="clipped:GRPOLoss", source="arXiv 2402.03300, eq. 3", ratio_level="token", surrogate="clip",
         clip=(0.2, 0.27), agg_mode="seq-mean-token-mean",
     ),
     "ppo": LossRecipe(
-        cell="grpo:PPOLoss", source="arXiv 1707.06347, eq. 7; dual clip arXiv 1912.09729, eq. 5", ratio_level="token",
-        surrogate="clip", clip=(0.2, 0.2), clip_ratio_c=3.0, agg_mode="token-mean",
+        cell="clipped:PPOLoss", source="arXiv 1707.06347, eq. 7; dual clip arXiv 1912.09729, eq. 5",
+        ratio_level="token", surrogate="clip", clip=(0.2, 0.2), clip_ratio_c=3.0, agg_mode="token-mean",
     ),
     "dapo": LossRecipe(
-        cell="dapo:DAPOLoss", source="arXiv 2503.14476, eq. 8", ratio_level="token", surrogate="clip",
+        cell="clipped:DAPOLoss", source="arXiv 2503.14476, eq. 8", ratio_level="token", surrogate="clip",
         clip=(0.2, 0.28), agg_mode="token-mean",
     ),
     "dr_grpo": LossRecipe(
-        cell="dr_grpo:DrGRPOLoss", source="arXiv 2503.20783, section 3", ratio_level="token", surrogate="clip",
+        cell="clipped:DrGRPOLoss", source="arXiv 2503.20783, section 3", ratio_level="token", surrogate="clip",
         clip=(0.2, 0.2), agg_mode="seq-mean-token-sum-norm", advantage="dr_grpo",
     ),
     "gmpo": LossRecipe(
-        cell="gmpo:GMPOLoss", source="arXiv 2507.20673", ratio_level="token", surrogate="gmpo",
+        cell="surrogates:GMPOLoss", source="arXiv 2507.20673", ratio_level="token", surrogate="gmpo",
         clip=(0.4, 0.4), agg_mode="batch-mean",
     ),
     "cispo": LossRecipe(
-        cell="cispo:CISPOLoss", source="arXiv 2506.13585, eq. 4", ratio_level="token", surrogate="cispo",
+        cell="surrogates:CISPOLoss", source="arXiv 2506.13585, eq. 4", ratio_level="token", surrogate="cispo",
         clip=(1.0, 4.0), agg_mode="token-mean",
     ),
     "sapo": LossRecipe(
-        cell="sapo:SAPOLoss", source="arXiv 2511.20347", ratio_level="token", surrogate="sapo",
+        cell="surrogates:SAPOLoss", source="arXiv 2511.20347", ratio_level="token", surrogate="sapo",
         agg_mode="seq-mean-token-mean",
     ),
     "gpg": LossRecipe(
-        cell="gpg:GPGLoss", source="arXiv 2504.02546", ratio_level="none", surrogate="gpg",
+        cell="surrogates:GPGLoss", source="arXiv 2504.02546", ratio_level="none", surrogate="gpg",
         agg_mode="token-mean", advantage="gpg",
     ),
 }  # fmt: skip

@@ -16,10 +16,9 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 from numpy.typing import NDArray
 
-from mindgspo.algorithms.definition import Aggregation, KLTerm, LossDefinition
-from mindgspo.algorithms.losses.aggregation import Aggregate
-from mindgspo.algorithms.losses.kl import KLPenalty
-from mindgspo.algorithms.registry import policy_loss_cell
+from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
+from mindgspo.algorithms.losses.policy_loss import Aggregate, KLPenalty
+from mindgspo.algorithms.losses.registry import policy_loss_cell
 from mindgspo.conformance.cell_jobs import CellInputs, CellJob
 from mindgspo.parallel.runtime import set_up_runtime
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mindgspo.algorithms.definition import Aggregation, KLTerm, LossDefinition
+from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
 from mindgspo.conformance.case import Case, Float64Array
 from mindgspo.conformance.definitions import aggregation_of, definition_of, denominators_of, kl_coef_of, kl_term_of
 from mindgspo.types import BoolArray

@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from numpy.typing import ArrayLike
 
-from mindgspo.algorithms.definition import Aggregation, KLKind, KLTerm, LossDefinition
+from mindgspo.algorithms.losses.definition import Aggregation, KLKind, KLTerm, LossDefinition
 from mindgspo.algorithms.twins import denominators
 from mindgspo.config.policy_losses import AggregationMode, RatioLevel, Surrogate
 from mindgspo.errors import DataError

@@ -1,11 +1,9 @@
 """Decoder-only transformers with grouped-query attention, RoPE, RMSNorm and SwiGLU: Qwen2 / Qwen2.5, Qwen3, Qwen3-MoE
 and Llama. What tells them apart is in `config.families`.
 
-What enters: token ids with positions and segments (training, prefill) or one token per slot with a key/value cache
-(decode). What leaves: final hidden states; heads are separate (`models.policy`, `rollout.decode`). Parameter names
-and shapes are Hugging Face's. Matrices compute in `dtype`, norms' statistics and softmax in float32. A placement says
-which layers and heads are this process's, or how the compiler is to divide them; on a later pipeline stage hidden
-states enter instead of ids.
+Returns final hidden states; heads are separate (`models.log_prob`, `rollout.graphs`). Parameter names and shapes are
+Hugging Face's. Matrices compute in `dtype`, norms' statistics and softmax in float32. A placement says which heads and
+features are this process's, or how the compiler divides them, pipeline stages included.
 
 Legend: M = R * T flattened tokens, S decode slots, C cache positions, H hidden, A query heads, B kv heads, D head size.
 """
@@ -158,12 +156,7 @@ class DecoderLayer(nn.Cell):
 
 
 class Transformer(nn.Cell):
-    """The layers of one pipeline stage, without a head; all of the transformer where there is one stage, or where the
-    compiler makes the stages.
-
-    The first stage has the input table, the last one the final norm and the output table, which is the input table
-    again when embeddings are tied: two stages then hold a copy of it under one name.
-    """
+    """Input table, layers, final norm and output table, without a head. Tied embeddings are one table."""
 
     def __init__(self, config: ModelSection, place: Placement = ALONE) -> None:
         super().__init__(auto_prefix=False)
@@ -173,28 +166,19 @@ class Transformer(nn.Cell):
         self.dtype = dtype
         self.hidden_size, self.head_dim = config.hidden_size, config.head_dim
         self.tied = config.tie_word_embeddings
-        self.is_first, self.is_last = place.is_first_stage, place.is_last_stage
-        if self.is_first or (self.is_last and self.tied):
-            self.embed_tokens = VocabParallelEmbedding(
-                config.vocab_size, config.hidden_size, dtype=dtype, name="model.embed_tokens", place=place
-            )
+        self.embed_tokens = VocabParallelEmbedding(
+            config.vocab_size, config.hidden_size, dtype=dtype, name="model.embed_tokens", place=place
+        )
         self.layers = nn.CellList(
-            [
-                DecoderLayer(config, dtype, f"model.layers.{i}", place)
-                for i in place.own_layers(config.num_hidden_layers)
-            ],
+            [DecoderLayer(config, dtype, f"model.layers.{i}", place) for i in range(config.num_hidden_layers)],
             auto_prefix=False,
         )
-        self.norm = (
-            RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, "model.norm", place)
-            if self.is_last
-            else Unchanged()
-        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, "model.norm", place)
         output_rows = place.share(config.vocab_size)
-        if self.is_last and not self.tied:
+        if not self.tied:
             self.lm_head = zero_parameter((output_rows, config.hidden_size), "lm_head.weight")
         # A whole table is the output table by its own rows alone.
-        self.takes_rows = self.is_last and self.tied and self.embed_tokens.weight.shape[0] > output_rows
+        self.takes_rows = self.tied and self.embed_tokens.weight.shape[0] > output_rows
         self.first_output, self.last_output = place.at.model * output_rows, (place.at.model + 1) * output_rows
         self.rope_cos, self.rope_sin = (Tensor(table) for table in rope_tables(config))
         self.gather = place.split(ops.Gather(), (WHOLE, WHOLE), (DATA,))
@@ -209,25 +193,17 @@ class Transformer(nn.Cell):
             return self.embed_tokens.weight[self.first_output : self.last_output]
         return self.embed_tokens.weight if self.tied else self.lm_head
 
-    def entered(self, inputs: Tensor) -> Tensor:
-        """Hidden states [M, H] before the stage's layers, from ids of any shape or from those of the stage before."""
-        return self.embed_tokens(inputs.reshape(-1)) if self.is_first else inputs
-
     def rotation(self, positions_M: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [M, 1, D] at the given positions."""
         cos_MD, sin_MD = self.gather(self.rope_cos, positions_M, 0), self.gather(self.rope_sin, positions_M, 0)
         table = (-1, 1, cos_MD.shape[-1])
         return cos_MD.reshape(table), sin_MD.reshape(table)
 
-    def construct(self, inputs: Tensor, positions_RT: Tensor, segments: Tensor) -> Tensor:
-        """Hidden states behind the stage's layers, normed on the last stage, [M, H].
-
-        inputs: ids_RT on the first stage, what the stage before returned on the others. segments: see
-        `attention_segments`.
-        """
+    def construct(self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor) -> Tensor:
+        """Hidden states behind the final norm, [M, H]. segments: see `attention_segments`."""
         cos, sin = self.rotation(positions_RT.reshape(-1))
         mask = self.segment_mask(segments)
-        x_MH = self.entered(inputs)
+        x_MH = self.embed_tokens(ids_RT.reshape(-1))
         for layer in self.layers:
             x_MH = layer(x_MH, cos, sin, mask)
         return self.norm(x_MH)

@@ -165,7 +165,7 @@ def _head(work: RankWork, table: int) -> int:
 
 
 def _chunk(work: RankWork, width: RankWidths, *, entropy: bool) -> int:
-    """Elements of one chunk of logits (`parallel.layers.VocabParallelLogProb`)."""
+    """Elements of one chunk of logits (`parallel.layers.ChunkedLogProb`)."""
     limit = _CHUNK_BYTES // (2 if entropy else 1)
     vocabulary = width.output_rows
     return min(max(1, limit // (FLOAT * vocabulary)), work.scored_tokens) * vocabulary

@@ -11,11 +11,8 @@ from pathlib import Path
 
 _PLANS = {
     1: "",
-    2: "plans: {train: {data_parallel: 2, optimizer_shard: true}, infer: {data_parallel: 2}}\n",
-    4: (
-        "plans: {train: {data_parallel: 2, model_parallel: 2, optimizer_shard: true}, "
-        "infer: {data_parallel: 2, model_parallel: 2}}\n"
-    ),
+    2: "plans: {train: {data_parallel: 2}, infer: {data_parallel: 2}}\n",
+    4: ("plans: {train: {data_parallel: 2, model_parallel: 2}, infer: {data_parallel: 2, model_parallel: 2}}\n"),
 }
 WORKERS = tuple(_PLANS)
 """Numbers of workers that it can have."""

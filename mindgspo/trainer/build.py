@@ -14,14 +14,14 @@ from pathlib import Path
 from mindspore import Parameter, nn
 
 from mindgspo.algorithms.kl_control import KLController
-from mindgspo.algorithms.registry import build_policy_loss
-from mindgspo.algorithms.taking_part import updater_of
+from mindgspo.algorithms.losses.registry import build_policy_loss
+from mindgspo.algorithms.optim.build import build_update_backend
 from mindgspo.config import ExperimentConfig, planned_steps
 from mindgspo.data import PromptStream
 from mindgspo.metrics import Timers
 from mindgspo.models.huggingface_config import read_model_section
-from mindgspo.models.logical_scorer import scorer_of
 from mindgspo.models.policy import PolicyLogProbs, build_model
+from mindgspo.models.scoring import build_scorer
 from mindgspo.models.weights import held_parameters, initialize_weights, load_huggingface
 from mindgspo.parallel.agreement import require_agreement
 from mindgspo.parallel.launch import heartbeat
@@ -89,7 +89,7 @@ def build_parts(
     place = train_place(config)
     model = build_trained_model(config, place)
     temperature = config.rollout.temperature
-    updater = updater_of(
+    updater = build_update_backend(
         PolicyLogProbs(model, temperature=temperature, with_entropy=config.algorithm.entropy_coef > 0),
         build_policy_loss(config.algorithm),
         config.optimizer,
@@ -132,7 +132,7 @@ def build_parts(
         swap=swap,
         scorer=scorer,
         judges=Replicas(infer_place(config)),
-        old_policy=scorer_of(model, temperature=temperature),
+        old_policy=build_scorer(model, temperature=temperature),
         reference=reference,
         kl=kl,
         updater=updater,

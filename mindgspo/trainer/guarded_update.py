@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mindgspo import faults
-from mindgspo.algorithms.update import UpdateResult
+from mindgspo.algorithms.optim.backend import UpdateResult
 from mindgspo.errors import NonFiniteError, TrainingError
 from mindgspo.trainer.failures import save_batches
 from mindgspo.trainer.parts import TrainingParts

@@ -21,7 +21,7 @@ from mindgspo.tokenization import Backend, load_backend
 from mindgspo.types import Int32Array
 
 if TYPE_CHECKING:
-    from mindgspo.models.row_scores import RowScore
+    from mindgspo.models.scoring import RowScore
 
 Judge = Callable[[ModelSection, Path, Sequence[Int32Array]], "Iterable[RowScore]"]
 """Scores rows under the model of a folder, one result per row, in order."""
@@ -30,7 +30,7 @@ Judge = Callable[[ModelSection, Path, Sequence[Int32Array]], "Iterable[RowScore]
 def log_probs_by_our_cells(section: ModelSection, folder: Path, rows: Sequence[Int32Array]) -> Iterable[RowScore]:
     """The `Judge` that is asked where no other is named. Raises WeightsError."""
     from mindgspo.models.policy import build_model
-    from mindgspo.models.row_scores import score_rows
+    from mindgspo.models.scoring import score_rows
     from mindgspo.models.weights import load_huggingface
 
     model = build_model(section)

@@ -9,13 +9,12 @@ from pathlib import Path
 from mindspore import nn
 
 from mindgspo.algorithms.kl_control import KLController
-from mindgspo.algorithms.update import PolicyUpdater
+from mindgspo.algorithms.optim.backend import UpdateBackend
 from mindgspo.config import ExperimentConfig
 from mindgspo.config.swap_section import SwapSection
 from mindgspo.data import PromptDataset, PromptStream
 from mindgspo.metrics import Timers
-from mindgspo.models.logical_scorer import LogicalScorer
-from mindgspo.models.policy import PolicyScorer
+from mindgspo.models.scoring import AutoParallelScorer, PolicyScorer
 from mindgspo.parallel.replicas import Replicas
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.parallel.swap.swap import Swap
@@ -64,10 +63,10 @@ class TrainingParts(EvaluationParts):
     baseline: what the first evaluation solved. fingerprints: of what the run learns from.
     """
 
-    old_policy: PolicyScorer | LogicalScorer
+    old_policy: PolicyScorer | AutoParallelScorer
     reference: ReferencePolicy | None
     kl: KLController
-    updater: PolicyUpdater
+    updater: UpdateBackend
     train_set: PromptDataset
     eval_sets: Mapping[str, PromptDataset]
     stream: PromptStream

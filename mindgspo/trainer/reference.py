@@ -22,8 +22,8 @@ from mindgspo.config import ModelSection
 from mindgspo.config.algorithm_section import ReferenceSection
 from mindgspo.config.reshard_section import ReshardSection
 from mindgspo.errors import CheckpointError
-from mindgspo.models.logical_scorer import scorer_of
 from mindgspo.models.policy import build_model
+from mindgspo.models.scoring import build_scorer
 from mindgspo.models.weights import held_parameters, load_tensors, weights_as_numpy
 from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.swap.states import Phase
@@ -57,7 +57,7 @@ class ReferencePolicy:
         self._section, self._reshard = section, reshard or ReshardSection()
         self._changes = changes or ReferenceSection()
         self._model = build_model(section, place)
-        self.scorer = scorer_of(self._model, temperature=temperature)
+        self.scorer = build_scorer(self._model, temperature=temperature)
         self.version = 0.0
         self._steps_at_change = 0
         self._is_filled = False

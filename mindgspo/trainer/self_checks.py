@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mindgspo.algorithms.mismatch import batch_mismatch
-from mindgspo.algorithms.update import UpdateResult
+from mindgspo.algorithms.loss_metrics import batch_mismatch
+from mindgspo.algorithms.optim.backend import UpdateResult
 from mindgspo.errors import TrainingError
 from mindgspo.trainer.parts import TrainingParts
 from mindgspo.types import Batch, ScoredGroup

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from mindgspo.algorithms.mismatch import batch_mismatch
+from mindgspo.algorithms.loss_metrics import batch_mismatch, telemetry_metrics
+from mindgspo.algorithms.optim.backend import UpdateResult
 from mindgspo.algorithms.rollout_correction import step_correction_metrics
-from mindgspo.algorithms.telemetry import telemetry_metrics
-from mindgspo.algorithms.update import UpdateResult
 from mindgspo.config import AlgorithmSection
 from mindgspo.data.batch_account import batch_metrics
 from mindgspo.metrics import Timers, group_metrics, peak_rss_mb, rss_gb

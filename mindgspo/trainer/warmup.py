@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mindgspo.algorithms import learning_rate
-from mindgspo.algorithms.supervised import SupervisedLoss
-from mindgspo.algorithms.taking_part import updater_of
-from mindgspo.algorithms.update import UpdateResult
+from mindgspo.algorithms.losses.supervised import SupervisedLoss
+from mindgspo.algorithms.optim.backend import UpdateResult
+from mindgspo.algorithms.optim.build import build_update_backend
 from mindgspo.config import ModelSection, WarmupSection
 from mindgspo.data import PromptDataset, PromptStream
 from mindgspo.data.micro_batches import BatchLayout, micro_batches
@@ -50,7 +50,7 @@ def warm_up(parts: TrainingParts, warmup: Warmup, log: RunLog) -> None:
     section = warmup.section
     optimizer = parts.config.optimizer.model_copy(update={"lr": section.lr, "schedule": "cosine", "warmup_ratio": 0.05})
     policy = PolicyLogProbs(parts.model, temperature=1.0, with_entropy=False)
-    updater = updater_of(policy, SupervisedLoss(), optimizer)
+    updater = build_update_backend(policy, SupervisedLoss(), optimizer)
     stream = PromptStream(len(warmup.samples), parts.config.seed ^ _WARMUP_STREAM)
     layout = _layout(parts, section)
     for number in range(1, section.max_steps + 1):

@@ -134,7 +134,7 @@ MUTATIONS = {
         "the last number is equal to T",
     ),
     "a norm that counts copies": Mutation(
-        "algorithms/logical_update.py",
+        "algorithms/optim/auto_parallel_graph.py",
         "    return len(holders[0])\n",
         "    return 1\n",
         2,

@@ -24,63 +24,30 @@ PLANS = {
     2: [
         ("2x1x1", {"data_parallel": 2}, {"model_parallel": 2}),
         ("1x2x1", {"model_parallel": 2}, {"data_parallel": 2}),
-        ("1x1x2", {"pipeline_stage": 2, "micro_batch_num": 4}, {"model_parallel": 2, "vocab_emb_dp": False}),
         ("1x2x1 of experts", {"model_parallel": 2}, {"data_parallel": 2}),
         ("2x1x1 packed", {"data_parallel": 2}, {"data_parallel": 2}),
-        ("1x1x2 of experts, packed", {"pipeline_stage": 2, "micro_batch_num": 2}, {"data_parallel": 2}),
+        ("2x1x1 of experts, packed", {"data_parallel": 2}, {"data_parallel": 2}),
     ],
     4: [
         ("1x4x1", {"model_parallel": 4}, {"model_parallel": 2, "data_parallel": 2}),
         ("2x2x1", {"data_parallel": 2, "model_parallel": 2, "vocab_emb_dp": False}, {"data_parallel": 4}),
-        (
-            "2x2x1 with sharded moments",
-            {"data_parallel": 2, "model_parallel": 2, "optimizer_shard": True},
-            {"data_parallel": 2, "model_parallel": 2},
-        ),
         ("2x2x1 packed", {"data_parallel": 2, "model_parallel": 2}, {"data_parallel": 4}),
-        (
-            "1x2x2",
-            {"model_parallel": 2, "pipeline_stage": 2, "micro_batch_num": 2, "vocab_emb_dp": False},
-            {"model_parallel": 4, "vocab_emb_dp": False},
-        ),
     ],
     8: [
         (
-            "2x2x2 of experts",
-            {
-                "data_parallel": 2,
-                "model_parallel": 2,
-                "pipeline_stage": 2,
-                "micro_batch_num": 2,
-                "optimizer_shard": True,
-            },
+            "2x4x1 of experts",
             {"data_parallel": 2, "model_parallel": 4},
-        ),
-        (
-            "2x2x2",
-            {
-                "data_parallel": 2,
-                "model_parallel": 2,
-                "pipeline_stage": 2,
-                "micro_batch_num": 2,
-                "optimizer_shard": True,
-            },
             {"data_parallel": 4, "model_parallel": 2},
         ),
-        (
-            "1x4x2",
-            {"model_parallel": 4, "pipeline_stage": 2, "micro_batch_num": 4},
-            {"data_parallel": 2, "model_parallel": 4},
-        ),
+        ("4x2x1", {"data_parallel": 4, "model_parallel": 2}, {"data_parallel": 2, "model_parallel": 4}),
     ],
 }
 
 # Plans that a reference policy has beside these; the other plans go without one.
 REFERENCES = {
-    "1x1x2": {"data_parallel": 2},
     "1x4x1": {"data_parallel": 4},
-    "2x2x1": {"data_parallel": 2, "pipeline_stage": 2},
-    "1x4x2": {"data_parallel": 4, "model_parallel": 2},
+    "2x2x1": {"data_parallel": 4},
+    "4x2x1": {"data_parallel": 8},
 }
 
 

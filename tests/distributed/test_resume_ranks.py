@@ -17,7 +17,7 @@ from mindgspo.torture.judge import at_the_end
 
 PROJECT = Path(__file__).resolve().parents[2]
 FOUR = (
-    "plans.train={data_parallel: 2, model_parallel: 2, optimizer_shard: true}",
+    "plans.train={data_parallel: 2, model_parallel: 2}",
     "plans.infer={data_parallel: 4}",
     "trainer.save_in_background=true",
 )

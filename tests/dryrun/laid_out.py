@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from mindgspo.algorithms.logical_part import LogicalPart
-from mindgspo.algorithms.registry import build_policy_loss
-from mindgspo.algorithms.supervised import SupervisedLoss
+from mindgspo.algorithms.losses.registry import build_policy_loss
+from mindgspo.algorithms.losses.supervised import SupervisedLoss
+from mindgspo.algorithms.optim.auto_parallel import AutoParallelUpdate
 from mindgspo.ascend.dryrun.graphs import CompilableGraph
 from mindgspo.config import ExperimentConfig
-from mindgspo.models.logical_scorer import LogicalScorer
 from mindgspo.models.policy import PolicyLogProbs, build_model
+from mindgspo.models.scoring import AutoParallelScorer
 from mindgspo.models.weights import held_parameters, initialize_weights, weight_layouts, weight_views
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.placement import logical_placement
@@ -31,7 +31,7 @@ def build(config: ExperimentConfig, graph: str, rank: int, *, strategy_path: Pat
     model = build_model(config.model, place)
     layouts = weight_layouts(config.model, place)
     assert all(parameter.has_init for parameter in model.get_parameters()), "parameters have memory before compiling"
-    part = LogicalPart(
+    part = AutoParallelUpdate(
         PolicyLogProbs(model, temperature=1.0, with_entropy=False),
         build_policy_loss(config.algorithm),
         config.optimizer,
@@ -50,7 +50,7 @@ def build(config: ExperimentConfig, graph: str, rank: int, *, strategy_path: Pat
     for name, values in weight_views(model).items():
         np.testing.assert_array_equal(values, whole[name][expected[name].index])
     # A warm-up's update: another loss and other moments, over weights that are cut and filled already.
-    warm_up = LogicalPart(
+    warm_up = AutoParallelUpdate(
         PolicyLogProbs(model, temperature=1.0, with_entropy=False),
         SupervisedLoss(),
         config.optimizer,
@@ -61,14 +61,14 @@ def build(config: ExperimentConfig, graph: str, rank: int, *, strategy_path: Pat
     _check_moments(warm_up, layouts, rank)
     for name, values in weight_views(model).items():
         np.testing.assert_array_equal(values, whole[name][expected[name].index])
-    cell, inputs = LogicalScorer(model, temperature=1.0).graph_for(batch)
+    cell, inputs = AutoParallelScorer(model, temperature=1.0).graph_for(batch)
     return CompilableGraph(cell=cell, inputs=inputs)
 
 
-def _check_moments(part: LogicalPart, layouts: Mapping[str, Layout], rank: int) -> None:
+def _check_moments(part: AutoParallelUpdate, layouts: Mapping[str, Layout], rank: int) -> None:
     """Zeros of the slices' shapes, for the weights on this rank alone."""
     shapes = {name: own.shape for name, layout in layouts.items() if (own := layout.slice_of(rank)) is not None}
-    moments = {moment.name: moment for moment in part.held_moments()}
+    moments = {moment.name: moment for moment in part.moments}
     assert {name: tuple(moment.shape) for name, moment in moments.items()} == {
         f"adamw.{kind}.{name}": shape for kind in ("m", "v") for name, shape in shapes.items()
     }

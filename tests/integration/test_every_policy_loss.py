@@ -82,8 +82,8 @@ def parts(cpu_runtime: None, tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_a_step_trains_with_every_loss(name: str, parts, tmp_path: Path) -> None:
-    from mindgspo.algorithms.registry import build_policy_loss
-    from mindgspo.algorithms.update import PolicyUpdater
+    from mindgspo.algorithms.losses.registry import build_policy_loss
+    from mindgspo.algorithms.optim.manual import SingleUpdate
     from mindgspo.models.policy import PolicyLogProbs
     from mindgspo.models.weights import initialize_weights, weights_as_numpy
     from mindgspo.trainer.step import run_step
@@ -93,7 +93,7 @@ def test_a_step_trains_with_every_loss(name: str, parts, tmp_path: Path) -> None
     before = weights_as_numpy(parts.model, config.model)
     policy = PolicyLogProbs(parts.model, temperature=1.0, with_entropy=False)
     parts.config = config
-    parts.updater = PolicyUpdater(policy, build_policy_loss(config.algorithm), config.optimizer)
+    parts.updater = SingleUpdate(policy, build_policy_loss(config.algorithm), config.optimizer)
     parts.weight_version += 1
     parts.engine.load_weights(parts.weight_version)
     metrics = run_step(parts, 1).metrics

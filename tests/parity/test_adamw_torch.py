@@ -19,8 +19,8 @@ SHAPES = {"embedding": (17, 8), "bias": (8,), "projection": (8, 5), "experts": (
 def test_ten_steps_equal_torch(gradient_scale, beta2):
     from mindspore import Parameter, ParameterTuple, Tensor
 
-    from mindgspo.algorithms.accumulator import GradientNorm, OptimizerStep
-    from mindgspo.algorithms.adamw import AdamW
+    from mindgspo.algorithms.optim.adamw import AdamW
+    from mindgspo.algorithms.optim.gradients import GradientNorm, OptimizerStep
 
     rng = np.random.default_rng(0)
     section = OptimizerSection(lr=1e-3, beta2=beta2)

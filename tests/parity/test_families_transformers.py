@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mindgspo.algorithms.optim.manual import SingleUpdate
 from mindgspo.checkpoint import export_huggingface
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection
 from mindgspo.config.load import with_recipe
 from mindgspo.models.huggingface_config import generation_config, huggingface_config, read_model_section
+from mindgspo.models.scoring import PolicyScorer
 
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")
 transformers = pytest.importorskip("transformers", reason="needs the `parity` extra")
@@ -226,11 +228,10 @@ def torch_gspo_loss(reference, batch, *, temperature: float, clip_low: float, cl
 
 
 def test_gradients_of_the_gspo_loss(pair: Pair) -> None:
-    from mindgspo.algorithms.registry import build_policy_loss
-    from mindgspo.algorithms.update import PolicyUpdater
+    from mindgspo.algorithms.losses.registry import build_policy_loss
     from mindgspo.data.rows import TrainingSample, lay_out, scattered
     from mindgspo.models.names import parameter_shapes, to_hugging_face
-    from mindgspo.models.policy import PolicyLogProbs, PolicyScorer
+    from mindgspo.models.policy import PolicyLogProbs
     from mindgspo.models.weights import load_huggingface
 
     temperature, clip = 0.9, {"clip_low": 0.05, "clip_high": 0.08}
@@ -275,7 +276,7 @@ def test_gradients_of_the_gspo_loss(pair: Pair) -> None:
     optimizer = OptimizerSection(lr=1e-5, beta1=0.0, max_grad_norm=1e9)
     loss_cell = build_policy_loss(with_recipe(AlgorithmSection(**clip, allow_wide_clip=True), max_new_tokens=16))
     policy = PolicyLogProbs(pair.model, temperature=temperature, with_entropy=False)
-    updater = PolicyUpdater(policy, loss_cell, optimizer)
+    updater = SingleUpdate(policy, loss_cell, optimizer)
     try:
         result = updater.update(batches, lr=1e-5)
     finally:

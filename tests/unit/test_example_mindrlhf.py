@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from mindgspo.algorithms import twins
-from mindgspo.algorithms.registry import loss_definition
+from mindgspo.algorithms.losses.registry import loss_definition
 from mindgspo.config import AlgorithmSection, KLSection, with_recipe
 from mindgspo.errors import ConfigError
 

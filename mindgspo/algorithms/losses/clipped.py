@@ -1,6 +1,5 @@
-"""The clipped surrogate of PPO and its caps, shared by every loss with a clip range.
-
-Called through the losses that name a ratio for it: gspo, gspo_token, grpo, dapo, dr_grpo. Twin: `twins.surrogates`.
+"""The clipped surrogate of PPO with its caps, and the losses that pair it with a ratio: GSPO, GSPO-token, GRPO, PPO,
+DAPO, Dr.GRPO. Twin: `twins.surrogates`.
 
     N  responses    K  response-token slots
 """
@@ -9,9 +8,9 @@ from __future__ import annotations
 
 from mindspore import Tensor, nn, ops
 
-from mindgspo.algorithms.definition import LossDefinition
-from mindgspo.algorithms.losses.body import PolicyLoss
-from mindgspo.algorithms.losses.bounds import bounded, log_bound, log_clip_range
+from mindgspo.algorithms.losses.definition import LossDefinition
+from mindgspo.algorithms.losses.policy_loss import PolicyLoss, bounded, log_bound, log_clip_range
+from mindgspo.algorithms.losses.ratios import SequenceRatio, SequenceTokenRatio, TokenRatio
 
 
 class ClippedLoss(PolicyLoss):
@@ -47,3 +46,55 @@ class ClippedLoss(PolicyLoss):
         if self.loss_upper_clamp is not None:
             token_loss = ops.minimum(token_loss, self.loss_upper_clamp)
         return token_loss, clipped, capped
+
+
+class GSPOLoss(ClippedLoss):
+    """Eq. 5: J = mean_i min(s_i A_i, clip(s_i, 1 - el, 1 + eh) A_i), one ratio per response; the loss is -J.
+
+    s_i is eq. 7's, see `SequenceRatio`. Defaults of section 5.1: el = 3e-4, eh = 4e-4, every response weighs the same
+    (seq-mean-token-mean). Gradient (eq. 10): - s_i A_i / |y_i| for every token of a response that is not clipped.
+    """
+
+    ratio = SequenceRatio
+
+
+class GSPOTokenLoss(ClippedLoss):
+    """Eq. 13: J = mean_i 1/|y_i| sum_t min(s_it A_it, clip(s_it, 1 - el, 1 + eh) A_it); the loss is -J.
+
+    s_it is eq. 14's: the value of GSPO's ratio, the gradient of the token's own log-prob. Where all tokens of a
+    response have one advantage, value, clip condition and gradient are those of GSPO.
+    """
+
+    ratio = SequenceTokenRatio
+
+
+class GRPOLoss(ClippedLoss):
+    """arXiv 2402.03300, eq. 3: J = mean_i 1/|y_i| sum_t min(r_it A_i, clip(r_it, 1 - el, 1 + eh) A_i); the loss is -J.
+
+    Its KL term is a setting of its own here (`algorithm.kl`), with k3 as in eq. 4.
+    """
+
+    ratio = TokenRatio
+
+
+class PPOLoss(ClippedLoss):
+    """arXiv 1707.06347, eq. 7, as the mean over all tokens, with the dual clip of arXiv 1912.09729, eq. 5: where
+    A < 0 a token's loss is at most -c A, so that one token of a tiny old probability cannot carry the batch away."""
+
+    ratio = TokenRatio
+
+
+class DAPOLoss(GRPOLoss):
+    """Eq. 8: J = 1 / sum_i |y_i| sum_i sum_t min(r_it A_i, clip(r_it, 1 - el, 1 + eh) A_i); the loss is -J.
+
+    GRPO's surrogate with a higher upper clip (section 3.1: 0.2 / 0.28), averaged over the tokens of the whole
+    mini-batch (section 3.3), so that a long response weighs more than a short one.
+    """
+
+
+class DrGRPOLoss(GRPOLoss):
+    """Section 3: J = mean_i 1/L sum_t min(r_it A_i, clip(r_it, 1 - el, 1 + eh) A_i); the loss is -J.
+
+    L is a constant (the longest response allowed), not |y_i|, so that long wrong answers are not favoured; its
+    advantage is r - mean, undivided (estimator dr_grpo).
+    """

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mindgspo.algorithms.definition import Aggregation
+from mindgspo.algorithms.losses.definition import Aggregation
 from mindgspo.algorithms.twins.inputs import BoolArray, Float64Array, read_mask, read_matrix
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindgspo.algorithms.definition import LossDefinition
+from mindgspo.algorithms.losses.definition import LossDefinition
 from mindgspo.algorithms.twins.inputs import BoolArray, Float64Array, Response
 from mindgspo.algorithms.twins.kl import token_kl
 from mindgspo.algorithms.twins.ratios import gradient_by_logp, log_ratios

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mindgspo.algorithms.definition import KLTerm
+from mindgspo.algorithms.losses.definition import KLTerm
 from mindgspo.algorithms.twins.inputs import Float64Array, read_mask, read_matrix
 from mindgspo.algorithms.twins.subgradients import clamp, exponential
 from mindgspo.errors import DataError

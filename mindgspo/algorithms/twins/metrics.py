@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mindgspo.algorithms.definition import LossDefinition
+from mindgspo.algorithms.losses.definition import LossDefinition
 from mindgspo.algorithms.twins.evaluate import Evaluated, evaluate
 from mindgspo.algorithms.twins.inputs import Float64Array, read_responses
 from mindgspo.algorithms.twins.subgradients import clamp

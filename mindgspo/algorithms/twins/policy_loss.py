@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mindgspo.algorithms.definition import LossDefinition
+from mindgspo.algorithms.losses.definition import LossDefinition
 from mindgspo.algorithms.twins.aggregation import denominators, response_weights, token_weights
 from mindgspo.algorithms.twins.evaluate import evaluate
 from mindgspo.algorithms.twins.inputs import Float64Array, Responses, read_responses

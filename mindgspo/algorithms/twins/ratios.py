@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindgspo.algorithms.definition import LossDefinition
+from mindgspo.algorithms.losses.definition import LossDefinition
 from mindgspo.algorithms.twins.inputs import Float64Array, Response
 from mindgspo.algorithms.twins.subgradients import clamp
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindgspo.algorithms.definition import LossDefinition
+from mindgspo.algorithms.losses.definition import LossDefinition
 from mindgspo.algorithms.twins.aggregation import mean_length
 from mindgspo.algorithms.twins.inputs import BoolArray, Float64Array, Response
 from mindgspo.algorithms.twins.subgradients import clamp, exponential, larger, smaller

@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 from mindspore import Tensor, nn
 
-from mindgspo.algorithms.logical_part import LogicalPart
-from mindgspo.algorithms.registry import build_policy_loss
+from mindgspo.algorithms.losses.registry import build_policy_loss
+from mindgspo.algorithms.optim.auto_parallel import AutoParallelUpdate
 from mindgspo.config import ExperimentConfig
 from mindgspo.config.plan import ParallelPlan
-from mindgspo.models.logical_scorer import LogicalScorer
 from mindgspo.models.policy import PolicyLogProbs, build_model
+from mindgspo.models.scoring import AutoParallelScorer
 from mindgspo.models.weights import weight_layouts
 from mindgspo.parallel.auto_parallel import set_mode
 from mindgspo.parallel.device_ops import attention_segments
@@ -60,7 +60,7 @@ def _train(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> C
         temperature=config.rollout.temperature,
         with_entropy=config.algorithm.entropy_coef > 0,
     )
-    part = LogicalPart(
+    part = AutoParallelUpdate(
         policy,
         build_policy_loss(config.algorithm),
         config.optimizer,
@@ -89,7 +89,7 @@ def _rollout(config: ExperimentConfig, rank: int, strategy_path: Path | None) ->
 def _scoring(config: ExperimentConfig, plan: ParallelPlan, rank: int, strategy_path: Path | None) -> CompilableGraph:
     place = logical_placement(plan, config.model.num_key_value_heads, rank=rank)
     model = build_model(config.model, place)
-    scorer = LogicalScorer(model, temperature=config.rollout.temperature, strategy_path=strategy_path)
+    scorer = AutoParallelScorer(model, temperature=config.rollout.temperature, strategy_path=strategy_path)
     cell, inputs = scorer.graph_for(longest_batch(config))
     return CompilableGraph(cell=cell, inputs=inputs)
 

@@ -18,7 +18,7 @@ from mindgspo.config import ModelSection
 from mindgspo.types import Float32Array, Int32Array
 
 if TYPE_CHECKING:
-    from mindgspo.models.row_scores import RowScore
+    from mindgspo.models.scoring import RowScore
 
 _ROWS_AT_ONCE = 256
 
@@ -28,7 +28,7 @@ def log_probs_by_mindformers(section: ModelSection, folder: Path, rows: Sequence
     from mindspore import Tensor
 
     from mindgspo.integrations.mindformers.model import build_mindformers_model
-    from mindgspo.models.row_scores import RowScore, padded_length
+    from mindgspo.models.scoring import RowScore, padded_length
     from mindgspo.models.weights import load_huggingface
 
     lengths = [padded_length(row.size, section.max_position_embeddings) for row in rows]

@@ -28,8 +28,6 @@ class MindFormersModel(nn.Cell):
     which an update refuses.
     """
 
-    is_first = is_last = True
-
     def __init__(self, config: ModelSection, net: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         self.config = config

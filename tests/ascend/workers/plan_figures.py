@@ -58,13 +58,13 @@ def figures(case: Mapping, device: str) -> Arrays:
     from plan_cases import batches_of, definition
     from plan_sampling import PlanSampler
 
-    from mindgspo.algorithms.losses.gspo import GSPOLoss
-    from mindgspo.algorithms.taking_part import updater_of
+    from mindgspo.algorithms.losses.clipped import GSPOLoss
+    from mindgspo.algorithms.optim.build import build_update_backend
     from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
     from mindgspo.config.swap_section import SwapSection
     from mindgspo.data.rows import gathered
-    from mindgspo.models.logical_scorer import scorer_of
     from mindgspo.models.policy import PolicyLogProbs, build_model
+    from mindgspo.models.scoring import build_scorer
     from mindgspo.models.weights import held_parameters, initialize_weights, weights_as_numpy
     from mindgspo.parallel import runtime
     from mindgspo.parallel.placement import Placement, logical_placement
@@ -80,14 +80,14 @@ def figures(case: Mapping, device: str) -> Arrays:
         place = logical_placement(plan, section.num_key_value_heads, rank=runtime.rank())
     model = build_model(section, place)
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False)
-    updater = updater_of(policy, GSPOLoss(definition()), OptimizerSection(lr=LEARNING_RATE, eps=EPS))
+    updater = build_update_backend(policy, GSPOLoss(definition()), OptimizerSection(lr=LEARNING_RATE, eps=EPS))
     packed_for = plan.data_parallel if case.get("is_packed") else None
     layout = {"in_one_row": device == "Ascend", "in_rounds": place.is_divided, "round_size": plan.micro_batch_num}
     batches = batches_of(section, packed_for=packed_for, **layout if packed_for else {})
     if place.is_divided:
         updater.compile(batches[0])
     initialize_weights(model, section, seed=3)
-    scorer = scorer_of(model, temperature=1.0)
+    scorer = build_scorer(model, temperature=1.0)
     is_card = device == "Ascend"
     swap = Swap(SwapSection(enabled=is_card), OffloadedMemory() if is_card else None)
     swap.register(Holding.ACTOR_WEIGHTS, held_parameters(model))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mindgspo.algorithms.definition import LossDefinition
+from mindgspo.algorithms.losses.definition import LossDefinition
 from mindgspo.data.micro_batches import BatchLayout, micro_batches
 from mindgspo.data.rows import TrainingSample, scattered
 from mindgspo.types import Batch, Prompt
@@ -40,7 +40,7 @@ MODELS = {
 
 def definition() -> LossDefinition:
     """GSPO with a range wide enough that some responses are inside, some outside."""
-    from mindgspo.algorithms.registry import loss_definition
+    from mindgspo.algorithms.losses.registry import loss_definition
     from mindgspo.config import AlgorithmSection, with_recipe
 
     section = AlgorithmSection(name="gspo", clip_low=3e-4, clip_high=4e-4)

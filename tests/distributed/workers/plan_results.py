@@ -15,19 +15,20 @@ from plan_cases import MODELS, batches_of, definition
 from plan_sampling import PlanSampler
 
 from mindgspo.algorithms.kl_control import reward_penalty
-from mindgspo.algorithms.losses.gspo import GSPOLoss
-from mindgspo.algorithms.update import PolicyUpdater
+from mindgspo.algorithms.losses.clipped import GSPOLoss
+from mindgspo.algorithms.optim.build import build_update_backend
+from mindgspo.algorithms.optim.manual import ManualUpdate, SingleUpdate
 from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
 from mindgspo.config.algorithm_section import KLSection, ReferenceSection
 from mindgspo.config.reshard_section import ReshardSection
 from mindgspo.data.rows import gathered
 from mindgspo.errors import NonFiniteError
-from mindgspo.models.policy import PolicyLogProbs, PolicyScorer, TokenScores, build_model
-from mindgspo.models.weights import initialize_weights, parameter_shapes, weights_as_numpy
+from mindgspo.models.policy import PolicyLogProbs, build_model
+from mindgspo.models.scoring import PolicyScorer, TokenScores
+from mindgspo.models.weights import initialize_weights, weights_as_numpy
 from mindgspo.parallel import runtime
 from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.reshard.resharder import gather_to_first_rank
-from mindgspo.parallel.training_layout import TrainingLayout
 from mindgspo.trainer.reference import ReferencePolicy
 from mindgspo.types import Batch
 
@@ -57,11 +58,10 @@ def results_of_plan(
     place = Placement(plan=ParallelPlan(**train), rank=runtime.rank())
     policy_model = build_model(section, place)
     initialize_weights(policy_model, section, seed=3)
-    layout = TrainingLayout.of(parameter_shapes(section), section, place) if place.plan.world_size > 1 else None
     policy = PolicyLogProbs(policy_model, temperature=1.0, with_entropy=False)
-    updater = PolicyUpdater(policy, GSPOLoss(definition()), OptimizerSection(lr=LEARNING_RATE), layout)
+    updater = build_update_backend(policy, GSPOLoss(definition()), OptimizerSection(lr=LEARNING_RATE))
     scorer = PolicyScorer(policy_model, temperature=1.0)
-    gradients = _first_gradients(updater, layout)
+    gradients = _first_gradients(updater)
     batches = batches_of(section, packed_for=place.plan.data_parallel if is_packed else None)
     arrays: Arrays = {}
     results = []
@@ -90,7 +90,7 @@ def results_of_plan(
     return arrays if is_packed else arrays | _sampled(infer, section, policy_model)
 
 
-def _refused(updater: PolicyUpdater, batches: Sequence[Batch]) -> None:
+def _refused(updater: SingleUpdate, batches: Sequence[Batch]) -> None:
     """An update with a NaN in its last micro-batch, which one replica has: every rank must refuse it and change
     nothing."""
     last = batches[-1]
@@ -128,21 +128,22 @@ def _mean_kl(policy: list[TokenScores], reference: list[TokenScores], batches: l
     )
 
 
-def _first_gradients(updater: PolicyUpdater, layout: TrainingLayout | None) -> Arrays:
+def _first_gradients(updater: SingleUpdate) -> Arrays:
     """Filled, at the first update, with the gradients as the optimizer sees them."""
-    part, found = updater._part, {}
-    step = part.step
+    step, found = updater._step, {}
 
     def looked_at(*scalars: Tensor) -> Tensor:
         if not updater.updates:
             own = {
-                weight.name: gradient.asnumpy() for weight, gradient in zip(part.weights, part.gradients, strict=True)
+                weight.name: gradient.asnumpy()
+                for weight, gradient in zip(updater.weights, updater.gradients, strict=True)
             }
-            whole = own if layout is None else gather_to_first_rank(layout.weights, own)
+            is_alone = not isinstance(updater, ManualUpdate)
+            whole = own if is_alone else gather_to_first_rank(updater._layouts, own)
             found.update({name: array.copy() for name, array in whole.items()})
         return step(*scalars)
 
-    part.step = looked_at
+    updater._step = looked_at
     return found
 
 

@@ -40,8 +40,8 @@ class Rig(NamedTuple):
 def make_rig(section: OptimizerSection, initial: dict[str, np.ndarray]) -> Rig:
     from mindspore import Parameter, ParameterTuple, Tensor
 
-    from mindgspo.algorithms.accumulator import GradientNorm, OptimizerStep
-    from mindgspo.algorithms.adamw import AdamW
+    from mindgspo.algorithms.optim.adamw import AdamW
+    from mindgspo.algorithms.optim.gradients import GradientNorm, OptimizerStep
 
     weights = ParameterTuple([Parameter(Tensor(value), name=name) for name, value in initial.items()])
     gradients = weights.clone(prefix="gradient", init="zeros")
@@ -177,7 +177,7 @@ def test_weights_of_large_tensors_have_an_exact_norm():
     """A float32 sum of a million squares may lose 1e-5; the norm decides the scale of every gradient."""
     from mindspore import Parameter, ParameterTuple, Tensor
 
-    from mindgspo.algorithms.accumulator import GradientNorm
+    from mindgspo.algorithms.optim.gradients import GradientNorm
 
     rng = np.random.default_rng(4)
     arrays = [rng.normal(size=shape).astype(np.float32) for shape in ((4096, 256), (300_000,), (3, 7, 64))]

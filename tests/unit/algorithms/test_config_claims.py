@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mindgspo.algorithms.advantages import AdvantageInputs, estimate_advantages
-from mindgspo.algorithms.definition import Aggregation, LossDefinition
+from mindgspo.algorithms.losses.definition import Aggregation, LossDefinition
 from mindgspo.algorithms.twins import policy_loss
 from mindgspo.config import load_config
 from mindgspo.config.advantage_rules import READERS, WITHOUT_SIBLINGS, is_per_token

@@ -14,8 +14,8 @@ NUM_WEIGHTS = 450  # a model of 36 layers has 434
 def test_gradients_norm_and_step_of_many_weights(cpu_runtime: None) -> None:
     from mindspore import Parameter, ParameterTuple, Tensor
 
-    from mindgspo.algorithms.accumulator import GradientNorm, OptimizerStep, gradients_of
-    from mindgspo.algorithms.adamw import AdamW
+    from mindgspo.algorithms.optim.adamw import AdamW
+    from mindgspo.algorithms.optim.gradients import GradientNorm, OptimizerStep, gradients_of
     from mindgspo.parallel.parameter_memory import set_values, values_of
 
     weights = ParameterTuple([Parameter(Tensor(np.ones((2, 2), np.float32)), name=f"w{i}") for i in range(NUM_WEIGHTS)])

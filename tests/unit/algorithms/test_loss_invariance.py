@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mindgspo.algorithms import twins
-from mindgspo.algorithms.definition import Aggregation, KLTerm, LossDefinition
+from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
 from mindgspo.config import AlgorithmSection, with_recipe
 from mindgspo.config.policy_losses import POLICY_LOSSES
 
@@ -25,7 +25,7 @@ ALL = [*NAMES, "gspo + kl + entropy"]
 
 
 def definition_of(name: str) -> LossDefinition:
-    from mindgspo.algorithms.registry import loss_definition
+    from mindgspo.algorithms.losses.registry import loss_definition
 
     if name in NAMES:
         return loss_definition(with_recipe(AlgorithmSection(name=name), max_new_tokens=SLOTS))
@@ -84,7 +84,7 @@ class Cells:
     def __call__(self, definition: LossDefinition, inputs: Inputs, num_sequences: int, num_tokens: int):
         from mindspore import Tensor, ops
 
-        from mindgspo.algorithms.registry import policy_loss_cell
+        from mindgspo.algorithms.losses.registry import policy_loss_cell
 
         if definition not in self._graphs:
             self._graphs[definition] = ops.value_and_grad(policy_loss_cell(definition), 0, None, has_aux=True)
@@ -191,8 +191,8 @@ def bigram_objective(definition: LossDefinition):
     import mindspore as ms
     from mindspore import Parameter, Tensor, nn, ops
 
-    from mindgspo.algorithms.accumulator import Objective
-    from mindgspo.algorithms.registry import policy_loss_cell
+    from mindgspo.algorithms.losses.registry import policy_loss_cell
+    from mindgspo.algorithms.optim.gradients import Objective
 
     class Bigram(nn.Cell):
         def __init__(self):

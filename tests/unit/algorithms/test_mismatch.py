@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from mindgspo.algorithms.mismatch import batch_mismatch, mismatch_metrics
+from mindgspo.algorithms.loss_metrics import batch_mismatch, mismatch_metrics
 from mindgspo.data.rows import TrainingSample, lay_out
 from mindgspo.metrics import unknown_names
 

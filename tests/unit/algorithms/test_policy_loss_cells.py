@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mindgspo.algorithms import twins
-from mindgspo.algorithms.definition import Aggregation, KLTerm, LossDefinition
 from mindgspo.algorithms.loss_metrics import POLICY_METRICS, summarize
+from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
 from mindgspo.config import AlgorithmSection, KLSection, with_recipe
 from mindgspo.config.policy_losses import POLICY_LOSSES
 
@@ -27,7 +27,7 @@ def section_of(name: str, **settings: object) -> AlgorithmSection:
 
 
 def definition_of(name: str, **changes: object) -> LossDefinition:
-    from mindgspo.algorithms.registry import loss_definition
+    from mindgspo.algorithms.losses.registry import loss_definition
 
     return replace(loss_definition(section_of(name)), **changes)
 
@@ -137,7 +137,7 @@ def run(cpu_runtime):
     """run(definition, inputs, kl_coef=0.2, num_sequences=None, num_tokens=None) -> Outcome of the compiled cell."""
     from mindspore import Tensor, ops
 
-    from mindgspo.algorithms.registry import policy_loss_cell
+    from mindgspo.algorithms.losses.registry import policy_loss_cell
 
     graphs = {}
 
@@ -359,7 +359,7 @@ def test_the_log_ratios_that_leave_the_cell(run):
 def test_one_compilation_serves_all_batches_of_one_shape(cpu_runtime):
     from mindspore import Tensor
 
-    from mindgspo.algorithms.registry import build_policy_loss
+    from mindgspo.algorithms.losses.registry import build_policy_loss
 
     cell = build_policy_loss(section_of("gspo"))
     definition = definition_of("gspo")
@@ -373,8 +373,8 @@ def test_one_compilation_serves_all_batches_of_one_shape(cpu_runtime):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_of_the_registry_has_its_own_cell_with_the_papers_settings(cpu_runtime, name):
-    from mindgspo.algorithms.losses.body import PolicyLoss
-    from mindgspo.algorithms.registry import build_policy_loss, loss_definition
+    from mindgspo.algorithms.losses.policy_loss import PolicyLoss
+    from mindgspo.algorithms.losses.registry import build_policy_loss, loss_definition
 
     section = section_of(name)
     cell, definition, recipe = build_policy_loss(section), loss_definition(section), POLICY_LOSSES[name]
@@ -389,7 +389,7 @@ def test_a_named_cell_is_its_definition(cpu_runtime, run):
     """build_policy_loss takes the named class, the fixture pairs ratio and surrogate freely: one result."""
     from mindspore import Tensor
 
-    from mindgspo.algorithms.registry import build_policy_loss
+    from mindgspo.algorithms.losses.registry import build_policy_loss
 
     for name in NAMES:
         definition = definition_of(name)
@@ -411,7 +411,7 @@ def test_a_named_cell_is_its_definition(cpu_runtime, run):
     ],
 )
 def test_the_kl_section_becomes_a_term_of_the_loss(cpu_runtime, kl, expected):
-    from mindgspo.algorithms.registry import loss_definition
+    from mindgspo.algorithms.losses.registry import loss_definition
 
     term = loss_definition(section_of("gspo", kl=kl)).kl
     found = term and (term.kind, term.arg_clamp, term.value_clamp, term.straight_through_k2)

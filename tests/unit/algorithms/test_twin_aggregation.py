@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindgspo.algorithms.definition import Aggregation, KLTerm, LossDefinition
+from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
 from mindgspo.algorithms.twins import aggregate, denominators, policy_loss
 from mindgspo.errors import DataError
 

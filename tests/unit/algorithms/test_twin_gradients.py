@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindgspo.algorithms.definition import Aggregation, KLTerm, LossDefinition
+from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
 from mindgspo.algorithms.twins import policy_loss
 
 pytestmark = pytest.mark.filterwarnings("error")

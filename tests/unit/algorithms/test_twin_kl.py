@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mindgspo.algorithms.definition import Aggregation, KLTerm
+from mindgspo.algorithms.losses.definition import Aggregation, KLTerm
 from mindgspo.algorithms.twins import kl_penalty
 from mindgspo.errors import DataError
 

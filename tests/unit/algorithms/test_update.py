@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mindgspo.algorithms.loss_metrics import POLICY_METRICS
-from mindgspo.algorithms.telemetry import telemetry_metrics
+from mindgspo.algorithms.loss_metrics import POLICY_METRICS, telemetry_metrics
 from mindgspo.algorithms.twins import PolicyLossResult, policy_loss
 from mindgspo.config.algorithm_section import AlgorithmSection, KLSection
 from mindgspo.config.load import with_recipe
@@ -120,11 +119,11 @@ def cut(batch: Batch, size: int) -> list[Batch]:
 
 
 def make_updater(loss=None, section=SECTION):
-    from mindgspo.algorithms.registry import build_policy_loss
-    from mindgspo.algorithms.update import PolicyUpdater
+    from mindgspo.algorithms.losses.registry import build_policy_loss
+    from mindgspo.algorithms.optim.manual import SingleUpdate
 
     policy = make_policy()
-    return PolicyUpdater(policy, loss or build_policy_loss(WIDE), section), policy
+    return SingleUpdate(policy, loss or build_policy_loss(WIDE), section), policy
 
 
 def weights_of(policy) -> dict[str, np.ndarray]:
@@ -135,7 +134,7 @@ def numpy_update(
     batch: Batch, weights, section: AlgorithmSection = WIDE, kl_coef: float = 0.0
 ) -> tuple[PolicyLossResult, dict[str, np.ndarray], float]:
     """Loss, gradient by every weight, and entropy sum, in float64: the twin, then the bigram's chain rule."""
-    from mindgspo.algorithms.registry import loss_definition
+    from mindgspo.algorithms.losses.registry import loss_definition
 
     mask = batch.mask_NK
     tokens, targets = batch.ids_RT.reshape(-1)[batch.predict_NK[mask]], batch.targets_NK[mask]
@@ -324,7 +323,7 @@ def test_a_foreign_state_is_refused_by_name(change):
 
 
 def test_supervised_loss_is_the_mean_negative_log_likelihood():
-    from mindgspo.algorithms.supervised import SupervisedLoss
+    from mindgspo.algorithms.losses.supervised import SupervisedLoss
 
     updater, _ = make_updater(SupervisedLoss())
     batch = make_batch()
@@ -385,7 +384,7 @@ KL = KLSection(placement="loss")
 )
 def test_other_losses_with_all_their_inputs_equal_numpy(section):
     """Cut into micro-batches of two, of which the last has two fillers."""
-    from mindgspo.algorithms.registry import build_policy_loss
+    from mindgspo.algorithms.losses.registry import build_policy_loss
 
     updater, _ = make_updater(build_policy_loss(section))
     batch = dressed(make_batch(fillers=2))
@@ -406,7 +405,7 @@ def test_other_losses_with_all_their_inputs_equal_numpy(section):
 
 def test_the_kl_coefficient_may_change_from_update_to_update():
     """At lr 0 the weights stay, so the loss is linear in the coefficient."""
-    from mindgspo.algorithms.registry import build_policy_loss
+    from mindgspo.algorithms.losses.registry import build_policy_loss
 
     updater, _ = make_updater(build_policy_loss(algorithm("gspo", kl=KL)))
     batch = dressed(make_batch())
@@ -421,7 +420,7 @@ def test_the_kl_coefficient_may_change_from_update_to_update():
 @pytest.mark.parametrize("name", ["gspo", "gspo_token", "grpo"])
 def test_telemetry_tells_the_gradient_that_flowed(name):
     """The gradient by log-prob, summed over the responses of each length, is the twin's; whatever the cut."""
-    from mindgspo.algorithms.registry import build_policy_loss
+    from mindgspo.algorithms.losses.registry import build_policy_loss
 
     wide = {"clip_low": 0.1, "clip_high": 0.1, "allow_wide_clip": True, "kl": KL}
     section = algorithm(name, **wide)
@@ -447,7 +446,7 @@ def test_telemetry_tells_the_gradient_that_flowed(name):
 @pytest.mark.parametrize("mode", ["seq-mean-token-mean", "token-mean"])
 def test_the_entropy_bonus_has_the_gradient_of_the_entropy(mode):
     """Without advantages nothing else is left: loss -c H, and dH / dlogit_v = -p_v (log p_v + H), in float64."""
-    from mindgspo.algorithms.registry import build_policy_loss
+    from mindgspo.algorithms.losses.registry import build_policy_loss
 
     section = algorithm("grpo", entropy_coef=0.25, loss_agg_mode=mode)
     updater, _ = make_updater(build_policy_loss(section))

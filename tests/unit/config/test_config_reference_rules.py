@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mindgspo.config import batch_table, notes
+from mindgspo.config import PlansSection, batch_table, notes
 from mindgspo.config.plan import ParallelPlan
 
 KEY = "algorithm.kl.reference"
@@ -71,7 +71,8 @@ def test_a_moving_average_has_a_pace(load) -> None:
 
 
 def test_without_a_plan_of_its_own_it_has_that_of_training_without_shards(load) -> None:
-    plans = load(SIX, "plans={train: {data_parallel: 2, optimizer_shard: true}, infer: {data_parallel: 2}}").plans
+    sharded = ParallelPlan(data_parallel=2, optimizer_shard=True)
+    plans = PlansSection(train=sharded, infer=ParallelPlan(data_parallel=2))
     assert plans.scoring == ParallelPlan(data_parallel=2)
     own = load(
         SIX, "plans={train: {data_parallel: 2}, infer: {data_parallel: 2}, reference: {model_parallel: 2}}"

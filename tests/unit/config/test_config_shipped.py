@@ -44,8 +44,8 @@ def test_model_config_fits_into_an_experiment(path, tmp_path, experiment):
     # Whatever the plans, replicas and micro-batches divide these.
     own["rollout"]["prompts_per_step"] = own["trainer"]["prompts_per_mini_batch"] = 16
     own["trainer"]["samples_per_micro_batch"] = 1
-    if "expert_parallel" in path.read_text():
-        own["device"] = "Ascend"  # which alone splits experts
+    if "plans:" in path.read_text():
+        own["device"] = "Ascend"  # plans for cards: stages, shards, experts
     standalone = tmp_path / "with_model.yaml"
     standalone.write_text(f"include: {path}\n" + write_document(own))
     assert load_config(standalone).model.vocab_size == read_layers(path, ())["model"]["vocab_size"]

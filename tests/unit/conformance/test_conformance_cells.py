@@ -204,7 +204,7 @@ def test_the_judged_graph_is_the_training_cell() -> None:
     import mindspore as ms
     from mindspore import Tensor, ops
 
-    from mindgspo.algorithms.registry import policy_loss_cell
+    from mindgspo.algorithms.losses.registry import policy_loss_cell
     from mindgspo.conformance.cell_graphs import compute
 
     (job,) = cell_jobs({0: random_case(config=DEFINITIONS["gspo with everything"])})

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mindgspo.algorithms.definition import Aggregation, KLTerm, LossDefinition
+from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
 from mindgspo.conformance.case import Case
 from mindgspo.conformance.cell_jobs import CellJob, cell_jobs, common_shape, skip_reason
 from mindgspo.conformance.cell_side import CellSide

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from mindgspo.algorithms.telemetry import collect, telemetry_metrics
+from mindgspo.algorithms.loss_metrics import telemetry_metrics
 from mindgspo.metrics import RunLog, group_metrics, write_summary
 from mindgspo.types import FinishReason, Group, Int32Array, Prompt, Response, Score, Verdict
 
@@ -106,11 +106,13 @@ def make_run(run_dir: Path, *, steps: int = 60, end: bool = True) -> Path:
 
 
 def _fake_update(step: int, rng: np.random.Generator) -> dict[str, float]:
+    from mindgspo.algorithms.loss_metrics import collect_telemetry
+
     length = 44 + 0.15 * step + rng.normal(0, 1.2)
     spread = 0.006 + 0.004 * math.exp(-step / 15)
     log_s = rng.normal(-2e-4, spread, 256).astype(np.float32)
     mask_NK = np.arange(80) < rng.integers(20, 80, 256)[:, None]
-    telemetry = collect(
+    telemetry = collect_telemetry(
         log_ratio=log_s[:, None],
         grad_logp_NK=(mask_NK / mask_NK.sum(axis=1, keepdims=True) * rng.normal(0, 1, (256, 1))).astype(np.float32),
         mask_NK=mask_NK,

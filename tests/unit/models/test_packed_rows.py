@@ -66,22 +66,21 @@ def model_of(family: str):
 
 def updated(family: str, algorithm: str, layout: BatchLayout, old: list[np.ndarray]):
     """(result, gradient by weight) of one update."""
-    from mindgspo.algorithms.registry import build_policy_loss
-    from mindgspo.algorithms.update import PolicyUpdater
+    from mindgspo.algorithms.losses.registry import build_policy_loss
+    from mindgspo.algorithms.optim.manual import SingleUpdate
     from mindgspo.models.policy import PolicyLogProbs
 
     section = with_recipe(AlgorithmSection(name=algorithm, entropy_coef=0.01), max_new_tokens=22)
     policy = PolicyLogProbs(model_of(family), temperature=0.9, with_entropy=True)
-    updater = PolicyUpdater(policy, build_policy_loss(section), OPTIMIZER)
-    part, gradients = updater._part, {}
-    step = part.step
+    updater = SingleUpdate(policy, build_policy_loss(section), OPTIMIZER)
+    step, gradients = updater._step, {}
 
     def looked_at(*scalars):
-        for weight, gradient in zip(part.weights, part.gradients, strict=True):
+        for weight, gradient in zip(updater.weights, updater.gradients, strict=True):
             gradients[weight.name] = gradient.asnumpy().copy()
         return step(*scalars)
 
-    part.step = looked_at
+    updater._step = looked_at
     advantages = [
         np.full(one.size, value, np.float32) for one, value in zip(old, np.linspace(-2, 2, len(old)), strict=True)
     ]
@@ -100,7 +99,8 @@ def log_probs(scorer, batches: list[Batch]) -> tuple[list[np.ndarray], list[np.n
 
 @pytest.fixture(scope="module")
 def scorer(cpu_runtime):
-    from mindgspo.models.policy import PolicyScorer
+
+    from mindgspo.models.scoring import PolicyScorer
 
     return PolicyScorer(model_of("qwen2"), temperature=0.9)
 
@@ -140,9 +140,10 @@ CASES = [
 
 @pytest.mark.parametrize(("family", "algorithm"), CASES)
 def test_packed_loss_and_gradients_are_those_of_rows_of_one_sample(family: str, algorithm: str) -> None:
+    from mindgspo.models.scoring import PolicyScorer
+
     random = np.random.default_rng(6)
     # Near the policy's own log-probs, so that some ratios are clipped and others not.
-    from mindgspo.models.policy import PolicyScorer
 
     own, _ = log_probs(PolicyScorer(model_of(family), temperature=0.9), micro_batches(samples(), PLAIN))
     width = {"gspo": 1e-3, "dapo": 0.3}[algorithm]

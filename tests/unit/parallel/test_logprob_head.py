@@ -109,9 +109,9 @@ def test_the_twin_is_the_derivative() -> None:
 
 @pytest.mark.parametrize(("chunk_tokens", "temperature"), [(1, 0.7), (5, 1.0), (5, 1.7), (NUM_TOKENS, 0.7), (100, 1.0)])
 def test_log_probs_and_their_gradients(chunk_tokens: int, temperature: float) -> None:
-    from mindgspo.parallel.layers import VocabParallelLogProb
+    from mindgspo.models.log_prob import ChunkedLogProb
 
-    head = VocabParallelLogProb(temperature=temperature, chunk_bytes=4 * VOCAB_SIZE * chunk_tokens)
+    head = ChunkedLogProb(temperature=temperature, chunk_bytes=4 * VOCAB_SIZE * chunk_tokens)
     inputs = make_inputs()
     found, expected = run(head, inputs), twin(inputs._replace(entropy_slopes=np.zeros(NUM_TOKENS)), temperature)
     assert (found.entropy == 0).all()
@@ -123,9 +123,9 @@ def test_log_probs_and_their_gradients(chunk_tokens: int, temperature: float) ->
 # The entropy head takes half as many tokens per chunk as its bytes would hold.
 @pytest.mark.parametrize(("chunk_tokens", "temperature"), [(2, 1.0), (8, 0.7), (2 * NUM_TOKENS, 1.0), (100, 1.7)])
 def test_entropies_and_their_gradients(chunk_tokens: int, temperature: float) -> None:
-    from mindgspo.parallel.layers import VocabParallelLogProbEntropy
+    from mindgspo.models.log_prob import ChunkedLogProbEntropy
 
-    head = VocabParallelLogProbEntropy(temperature=temperature, chunk_bytes=4 * VOCAB_SIZE * chunk_tokens)
+    head = ChunkedLogProbEntropy(temperature=temperature, chunk_bytes=4 * VOCAB_SIZE * chunk_tokens)
     inputs = make_inputs()
     found, expected = run(head, inputs), twin(inputs, temperature)
     for name in Outputs._fields:
@@ -133,12 +133,12 @@ def test_entropies_and_their_gradients(chunk_tokens: int, temperature: float) ->
 
 
 def test_a_nearly_certain_distribution_stays_finite() -> None:
-    from mindgspo.parallel.layers import VocabParallelLogProbEntropy
+    from mindgspo.models.log_prob import ChunkedLogProbEntropy
 
     inputs = make_inputs(scale=300.0)
     expected = twin(inputs, 1.0)
     assert expected.logp.min() < -500, "probabilities must underflow in float32"
-    found = run(VocabParallelLogProbEntropy(temperature=1.0, chunk_bytes=4 * VOCAB_SIZE * 8), inputs)
+    found = run(ChunkedLogProbEntropy(temperature=1.0, chunk_bytes=4 * VOCAB_SIZE * 8), inputs)
     for name in Outputs._fields:
         output = getattr(found, name)
         assert np.isfinite(output).all(), name
@@ -146,8 +146,8 @@ def test_a_nearly_certain_distribution_stays_finite() -> None:
 
 
 def test_a_chunk_smaller_than_one_row_of_logits_still_takes_one_token() -> None:
-    from mindgspo.parallel.layers import VocabParallelLogProb
+    from mindgspo.models.log_prob import ChunkedLogProb
 
     inputs = make_inputs(3)
-    found = run(VocabParallelLogProb(temperature=1.0, chunk_bytes=1), inputs)
+    found = run(ChunkedLogProb(temperature=1.0, chunk_bytes=1), inputs)
     assert_near(found.logp, twin(inputs, 1.0).logp, "log-probs")

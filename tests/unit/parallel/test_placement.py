@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mindgspo.config import ModelSection, ParallelPlan
+from mindgspo.parallel.parameter_layouts import gradient_ranks, parameter_layouts
 from mindgspo.parallel.placement import ALONE, Placement
-from mindgspo.parallel.training_layout import TrainingLayout
+from mindgspo.parallel.ranks import Ranks
 
 SEED = ParallelPlan(model_parallel=4, pipeline_stage=2, micro_batch_num=2)
 MODEL = ModelSection(
@@ -52,14 +53,14 @@ def test_features_that_do_not_divide_are_our_own_mistake():
         Placement(plan=SEED, rank=0).share(10)
 
 
-def layout(plan: ParallelPlan, rank: int) -> TrainingLayout:
-    return TrainingLayout.of(SHAPES, MODEL, Placement(plan=plan, rank=rank))
+def summed_over(plan: ParallelPlan, rank: int) -> dict[str, Ranks]:
+    return gradient_ranks(parameter_layouts(SHAPES, MODEL, plan), MODEL, plan, rank)
 
 
 def test_gradients_are_summed_over_those_who_found_a_part():
     # 2 x 4 (data x model): ranks 0-3 are replica 0, 4-7 replica 1; heads 0 and 1 are shared by two ranks each.
     plan = ParallelPlan(data_parallel=2, model_parallel=4)
-    found = layout(plan, 5).gradient_ranks
+    found = summed_over(plan, 5)
     assert found[f"{LAYER}input_layernorm.weight"] == (1, 5)  # found whole by all model ranks
     assert found[f"{LAYER}self_attn.q_proj.weight"] == (1, 5)
     assert found[f"{LAYER}self_attn.k_proj.weight"] == (0, 1, 4, 5)
@@ -68,22 +69,6 @@ def test_gradients_are_summed_over_those_who_found_a_part():
 
 def test_tied_tables_of_two_stages_are_summed_together():
     split = SEED.model_copy(update={"vocab_emb_dp": False})
-    assert layout(SEED, 6).gradient_ranks["model.embed_tokens.weight"] == tuple(range(8))
-    assert layout(split, 6).gradient_ranks["model.embed_tokens.weight"] == (2, 6)
-    assert "model.norm.weight" not in layout(split, 2).gradient_ranks
-
-
-def test_one_copy_of_each_slice_counts_in_the_norm():
-    plan = ParallelPlan(data_parallel=2, model_parallel=4)
-    for name in SHAPES:
-        places = [layout(plan, rank) for rank in range(8)]
-        counting = [place.place.rank for place in places if place.counts_in_norm(name)]
-        slices = {places[0].weights[name].slice_of(rank) for rank in range(8)}
-        assert len(counting) == len(slices), name
-
-
-def test_own_rows_of_sharded_moments():
-    plan = ParallelPlan(data_parallel=2, model_parallel=4, optimizer_shard=True)
-    assert layout(plan, 1).own_rows(f"{LAYER}self_attn.q_proj.weight") == (0, 4)
-    assert layout(plan, 5).own_rows(f"{LAYER}self_attn.q_proj.weight") == (4, 8)
-    assert layout(ParallelPlan(data_parallel=2), 1).own_rows(f"{LAYER}self_attn.q_proj.weight") is None
+    assert summed_over(SEED, 6)["model.embed_tokens.weight"] == tuple(range(8))
+    assert summed_over(split, 6)["model.embed_tokens.weight"] == (2, 6)
+    assert "model.norm.weight" not in summed_over(split, 2)

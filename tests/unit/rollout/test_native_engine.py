@@ -147,7 +147,7 @@ def test_greedy_log_probs_are_those_at_temperature_one(model, endless_engine) ->
 def trainer_gap(model, engine, temperature: float) -> float:
     """Largest difference between the sampler's log-probs and the trainer's."""
     from mindgspo.data.rows import TrainingSample, lay_out
-    from mindgspo.models.policy import PolicyScorer
+    from mindgspo.models.scoring import PolicyScorer
 
     prompts = make_prompts(8)
     rollout = generate(engine, prompts, sampling(temperature=temperature))

@@ -54,7 +54,8 @@ class FakeScorer:
         self._logp = logp
 
     def score(self, batches: Sequence[Batch]) -> list:
-        from mindgspo.models.policy import TokenScores
+
+        from mindgspo.models.scoring import TokenScores
 
         return [
             TokenScores(
@@ -99,7 +100,7 @@ class FakeUpdater:
         self._kls = dict(enumerate(kls))
 
     def update(self, batches: Sequence[Batch], lr: float, *, kl_coef: float = 0.0):
-        from mindgspo.algorithms.update import UpdateResult
+        from mindgspo.algorithms.optim.backend import UpdateResult
 
         self.calls += 1
         if self.calls in self._nonfinite:

@@ -40,7 +40,8 @@ def policy(cpu_runtime: None):
 @pytest.fixture
 def batches(policy) -> list[Batch]:
     """Five responses of 1 to 8 tokens on the policy, all with advantage 0, in two micro-batches with a filler."""
-    from mindgspo.models.policy import PolicyScorer
+
+    from mindgspo.models.scoring import PolicyScorer
 
     random = np.random.default_rng(4)
     samples = []
@@ -55,12 +56,12 @@ def batches(policy) -> list[Batch]:
 
 def make_updater(policy, *, lr: float = 1e-3):
     """beta1 = 0 and no clipping of the norm: the first moment after an update is its gradient."""
-    from mindgspo.algorithms.registry import build_policy_loss
-    from mindgspo.algorithms.update import PolicyUpdater
+    from mindgspo.algorithms.losses.registry import build_policy_loss
+    from mindgspo.algorithms.optim.manual import SingleUpdate
 
     section = with_recipe(AlgorithmSection(entropy_coef=COEF), max_new_tokens=8)
     optimizer = OptimizerSection(lr=lr, beta1=0.0, max_grad_norm=1e9, weight_decay=0.0)
-    return PolicyUpdater(policy, build_policy_loss(section), optimizer)
+    return SingleUpdate(policy, build_policy_loss(section), optimizer)
 
 
 def mean_entropy(scorer, batches: list[Batch]) -> float:
@@ -76,7 +77,7 @@ def test_its_gradient_is_that_of_the_entropy_by_central_differences(policy, batc
     """One weight matrix at a time, along its own gradient, where the derivative is the gradient's norm."""
     from mindspore import Tensor
 
-    from mindgspo.models.policy import PolicyScorer
+    from mindgspo.models.scoring import PolicyScorer
 
     scorer, updater = PolicyScorer(policy.model, temperature=TEMPERATURE), make_updater(policy)
     before = mean_entropy(scorer, batches)
@@ -105,7 +106,8 @@ def test_its_gradient_is_that_of_the_entropy_by_central_differences(policy, batc
 
 
 def test_it_makes_the_policy_less_certain(policy, batches) -> None:
-    from mindgspo.models.policy import PolicyScorer
+
+    from mindgspo.models.scoring import PolicyScorer
 
     scorer, updater = PolicyScorer(policy.model, temperature=TEMPERATURE), make_updater(policy)
     entropies = [mean_entropy(scorer, batches)]

@@ -86,7 +86,7 @@ def test_text_needs_a_tokenizer_and_ids_do_not(tmp_path: Path) -> None:
 
 
 def test_few_row_lengths_are_compiled() -> None:
-    from mindgspo.models.row_scores import padded_length
+    from mindgspo.models.scoring import padded_length
 
     assert [padded_length(n, 32768) for n in (1, 64, 65, 128, 1000, 1024, 1025, 2048, 32768)] == [
         *(64, 64, 128, 128, 1024, 1024, 2048, 2048, 32768)
@@ -101,7 +101,7 @@ def test_scores_equal_the_full_logits_whatever_stands_beside(cpu_runtime: None) 
     from mindspore import Tensor
 
     from mindgspo.models.policy import build_model
-    from mindgspo.models.row_scores import score_rows
+    from mindgspo.models.scoring import score_rows
     from mindgspo.models.weights import initialize_weights
 
     model = build_model(SECTION)

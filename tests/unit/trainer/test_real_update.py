@@ -18,14 +18,14 @@ from mindgspo.metrics import RunLog, unknown_names
 @pytest.fixture(scope="module")
 def compiled(cpu_runtime: None, load):
     """(model, updater), which all tests share; `model` and `updater` put back what was trained."""
-    from mindgspo.algorithms.registry import build_policy_loss
-    from mindgspo.algorithms.update import PolicyUpdater
+    from mindgspo.algorithms.losses.registry import build_policy_loss
+    from mindgspo.algorithms.optim.manual import SingleUpdate
     from mindgspo.models.policy import PolicyLogProbs, build_model
 
     config = load()
     model = build_model(config.model)
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False)
-    return model, PolicyUpdater(policy, build_policy_loss(config.algorithm), config.optimizer)
+    return model, SingleUpdate(policy, build_policy_loss(config.algorithm), config.optimizer)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def one_of_two_right(answer):
 def test_old_log_probs_at_another_temperature_are_found_out(
     temperature: float, make_parts, model, updater, one_of_two_right
 ) -> None:
-    from mindgspo.models.policy import PolicyScorer
+    from mindgspo.models.scoring import PolicyScorer
     from mindgspo.trainer.step import run_step
 
     parts = make_parts(
@@ -72,7 +72,7 @@ def test_old_log_probs_at_another_temperature_are_found_out(
 def test_telemetry_of_a_real_update(make_parts, model, updater, answer) -> None:
     """One update, so nothing is clipped. The right answer is long, the wrong one short: in gspo both weigh the same."""
     from mindgspo.metrics.glossary import LOG_RATIO_BINS
-    from mindgspo.models.policy import PolicyScorer
+    from mindgspo.models.scoring import PolicyScorer
     from mindgspo.trainer.step import run_step
 
     parts = make_parts(
@@ -93,7 +93,7 @@ def test_telemetry_of_a_real_update(make_parts, model, updater, answer) -> None:
 def test_telemetry_covers_all_updates_of_the_step(make_parts, model, updater, one_of_two_right) -> None:
     """After a first update with a rate that moves this model far, the ratios of the second one have left 1."""
     from mindgspo.metrics.glossary import LOG_RATIO_BINS
-    from mindgspo.models.policy import PolicyScorer
+    from mindgspo.models.scoring import PolicyScorer
     from mindgspo.trainer.step import run_step
 
     settings = ("optimizer.lr=1e-2", "optimizer.warmup_ratio=0")

@@ -52,7 +52,8 @@ def redraw(model, load) -> None:
 
 
 def test_it_is_the_policy_of_the_moment_it_was_frozen(model, make_reference, batch, load, tmp_path: Path) -> None:
-    from mindgspo.models.policy import PolicyScorer
+
+    from mindgspo.models.scoring import PolicyScorer
 
     policy, reference = PolicyScorer(model, temperature=0.8), make_reference()
     reference.freeze(model, tmp_path / "reference", version=0)
@@ -102,9 +103,10 @@ def test_a_folder_that_lost_it_is_refused(damage: str, model, make_reference, tm
 @pytest.mark.parametrize("placement", ["loss", "reward"])
 def test_the_kl_starts_at_zero_and_grows(placement: str, model, make_parts, answer, tmp_path: Path, batch) -> None:
     """Three steps of real updates with a learning rate that moves this model well away from where it began."""
-    from mindgspo.algorithms.registry import build_policy_loss
-    from mindgspo.algorithms.update import PolicyUpdater
-    from mindgspo.models.policy import PolicyLogProbs, PolicyScorer
+    from mindgspo.algorithms.losses.registry import build_policy_loss
+    from mindgspo.algorithms.optim.manual import SingleUpdate
+    from mindgspo.models.policy import PolicyLogProbs
+    from mindgspo.models.scoring import PolicyScorer
     from mindgspo.trainer.reference import ReferencePolicy
     from mindgspo.trainer.step import run_step
 
@@ -117,7 +119,7 @@ def test_the_kl_starts_at_zero_and_grows(placement: str, model, make_parts, answ
         old_policy=PolicyScorer(model, temperature=1.0),
     )
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False)
-    parts.updater = PolicyUpdater(policy, build_policy_loss(parts.config.algorithm), parts.config.optimizer)
+    parts.updater = SingleUpdate(policy, build_policy_loss(parts.config.algorithm), parts.config.optimizer)
     parts.reference = ReferencePolicy(parts.config.model, ALONE, temperature=1.0)
     parts.reference.freeze(model, tmp_path / "reference", version=0)
     before = log_probs(parts.reference.scorer, batch)

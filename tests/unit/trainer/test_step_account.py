@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from mindgspo.algorithms.telemetry import collect
-from mindgspo.algorithms.update import UpdateResult
+from mindgspo.algorithms.loss_metrics import collect_telemetry
+from mindgspo.algorithms.optim.backend import UpdateResult
 from mindgspo.config import AlgorithmSection, KLSection
 from mindgspo.data.rows import TrainingSample, lay_out
 from mindgspo.metrics import unknown_names
@@ -77,7 +77,7 @@ def test_mismatch_looks_at_real_tokens_only() -> None:
 
 def result(loss: float, norm: float, high: float, **metrics: float) -> UpdateResult:
     """One update on a response of two tokens, the second of which has all the gradient."""
-    telemetry = collect(
+    telemetry = collect_telemetry(
         log_ratio=np.array([[high]], np.float32),
         grad_logp_NK=np.array([[0.0, norm]], np.float32),
         mask_NK=np.ones((1, 2), bool),

@@ -1,0 +1,88 @@
+"""Settings -> the cell of a policy loss. The table of names is `config.policy_losses`.
+
+What enters: the experiment's algorithm section, or a complete `LossDefinition`. What leaves: the cell that `update`
+differentiates. Called by `trainer.build` and by the conformance room.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from mindspore import nn
+
+from mindgspo.algorithms.losses.clipped import ClippedLoss
+from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
+from mindgspo.algorithms.losses.policy_loss import PolicyLoss
+from mindgspo.algorithms.losses.ratios import SequenceRatio, SequenceTokenRatio, TokenRatio
+from mindgspo.algorithms.losses.surrogates import CISPOLoss, GMPOLoss, GPGLoss, SAPOLoss
+from mindgspo.config import AlgorithmSection, KLSection
+from mindgspo.config.policy_losses import POLICY_LOSSES
+
+_RATIOS: dict[str, type[nn.Cell]] = {
+    "token": TokenRatio,
+    "sequence": SequenceRatio,
+    "sequence_token": SequenceTokenRatio,
+    "none": TokenRatio,
+}
+_SURROGATES: dict[str, type[PolicyLoss]] = {
+    "clip": ClippedLoss,
+    "cispo": CISPOLoss,
+    "sapo": SAPOLoss,
+    "gpg": GPGLoss,
+    "gmpo": GMPOLoss,
+}
+
+
+def build_policy_loss(section: AlgorithmSection) -> PolicyLoss:
+    """The cell named by the section of a resolved config."""
+    module, _, name = POLICY_LOSSES[section.name].cell.partition(":")
+    cell = getattr(importlib.import_module(f"mindgspo.algorithms.losses.{module}"), name)
+    return cell(loss_definition(section))
+
+
+def policy_loss_cell(definition: LossDefinition) -> PolicyLoss:
+    """A cell for any pair of ratio and surrogate, named or not."""
+    return _SURROGATES[definition.surrogate](definition, _RATIOS[definition.ratio_level])
+
+
+def loss_definition(section: AlgorithmSection) -> LossDefinition:
+    """What the section of a resolved config says, as mathematics."""
+    assert section.loss_agg_mode is not None, "config is not resolved"
+    recipe = POLICY_LOSSES[section.name]
+    return LossDefinition(
+        ratio_level=recipe.ratio_level,
+        surrogate=recipe.surrogate,
+        aggregation=Aggregation(mode=section.loss_agg_mode, loss_scale_factor=section.loss_scale_factor),
+        clip_low=section.clip_low,
+        clip_high=section.clip_high,
+        clip_ratio_c=section.clip_ratio_c,
+        ratio_upper_clamp=section.ratio_upper_clamp,
+        loss_upper_clamp=section.loss_upper_clamp,
+        log_ratio_min=section.log_ratio_min,
+        log_ratio_max=section.log_ratio_max,
+        tau_pos=section.tau_pos,
+        tau_neg=section.tau_neg,
+        # Estimators may give every token its own advantage.
+        advantage_pool="masked-mean" if recipe.surrogate == "gmpo" else "none",
+        kl=_kl_term(section) if section.kl.placement == "loss" else None,
+        entropy_coef=section.entropy_coef,
+    )
+
+
+def _kl_term(section: AlgorithmSection) -> KLTerm:
+    kl: KLSection = section.kl
+    assert kl.agg_mode is not None, "config is not resolved"
+    is_k3 = kl.estimator in ("k3", "low_var_kl")
+    return KLTerm(
+        kind="k3" if kl.estimator == "low_var_kl" else kl.estimator,
+        aggregation=Aggregation(mode=kl.agg_mode, loss_scale_factor=section.loss_scale_factor),
+        arg_clamp=_symmetric(kl.exponent_clamp) if is_k3 else None,
+        value_clamp=_symmetric(kl.value_clamp) if is_k3 else None,
+        importance_weight=kl.importance_weight,
+        log_ratio_max=section.log_ratio_max,
+        straight_through_k2=kl.straight_through,
+    )
+
+
+def _symmetric(bound: float | None) -> tuple[float, float] | None:
+    return None if bound is None else (-bound, bound)

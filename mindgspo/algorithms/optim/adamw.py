@@ -1,0 +1,213 @@
+"""AdamW with global-norm clipping, as graph code over all weights at once.
+
+What enters: gradients, and scalars that the host computes in float64 from the step, the learning rate and the
+gradient norm. What leaves: changed weights and moments. Called by the cells of `accumulator`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+
+from mindgspo.config.optimizer_section import OptimizerSection
+from mindgspo.parallel.parameter_memory import zeros_beside
+
+
+class StepScalars(NamedTuple):
+    """What changes from update to update, as float32 scalars, so that no graph is compiled again."""
+
+    clip_scale: Tensor
+    step_size: Tensor
+    root_eps: Tensor
+    decay: Tensor
+
+
+class AdamW(nn.Cell):
+    """Decoupled weight decay (arXiv 1711.05101) with torch's conventions.
+
+    p -= lr wd p                                        (matrices only, see `decays`)
+    p -= lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+
+    The second line is `ops.Adam` with step_size = lr sqrt(1 - b2^t) / (1 - b1^t) and
+    root_eps = eps sqrt(1 - b2^t): the same fraction, multiplied by sqrt(1 - b2^t) above and below.
+
+    weights: what is trained. section: betas, eps, weight decay, max_grad_norm; its schedule is not read here.
+    Moments are float32 Parameters named adamw.m.<weight>, adamw.v.<weight>.
+    """
+
+    def __init__(self, weights: ParameterTuple, section: OptimizerSection) -> None:
+        super().__init__(auto_prefix=False)
+        self.weights = weights
+        self.first_moments = zeros_beside(weights, "adamw.m", requires_grad=False)
+        self.second_moments = zeros_beside(weights, "adamw.v", requires_grad=False)
+        self.count = len(weights)
+        self.runs = short_runs(len(weights))
+        self.decays = tuple(section.weight_decay > 0 and decays(weight) for weight in weights)
+        self.max_grad_norm = section.max_grad_norm
+        self.weight_decay = section.weight_decay
+        self.eps = section.eps
+        # The kernel computes 1 - beta in float32. With bias corrections from the same rounded betas the
+        # weights of past gradients still sum to 1; with 0.999 the mismatch would be 1e-5.
+        self.beta1 = float(np.float32(section.beta1))
+        self.beta2 = float(np.float32(section.beta2))
+        self.beta1_tensor = Tensor(self.beta1, ms.float32)
+        self.beta2_tensor = Tensor(self.beta2, ms.float32)
+        self.zero = Tensor(0.0, ms.float32)
+        self.one = Tensor(1.0, ms.float32)
+        self.adam = ops.Adam()
+
+    def scalars(self, step: int, lr: float, grad_norm: float) -> StepScalars:
+        """Inputs of update number `step` (1, 2, ...) at learning rate `lr`.
+
+        grad_norm: global norm of the gradients, finite. They are scaled by
+        min(1, max_grad_norm / (grad_norm + 1e-6)), as torch's clip_grad_norm_ does.
+        """
+        assert step >= 1 and math.isfinite(grad_norm), f"step {step}, gradient norm {grad_norm}"
+        correction1 = 1.0 - self.beta1**step
+        correction2 = math.sqrt(1.0 - self.beta2**step)
+        return StepScalars(
+            clip_scale=_scalar(min(1.0, self.max_grad_norm / (grad_norm + 1e-6))),
+            step_size=_scalar(lr * correction2 / correction1),
+            root_eps=_scalar(self.eps * correction2),
+            decay=_scalar(lr * self.weight_decay),
+        )
+
+    def construct(
+        self,
+        gradients: tuple[Tensor, ...],
+        clip_scale: Tensor,
+        step_size: Tensor,
+        root_eps: Tensor,
+        decay: Tensor,
+    ) -> Tensor:
+        """Update every weight from `gradients` (float32, in the order of `weights`); returns `step_size`.
+
+        There is no branch on the norm in here: MindSpore 2.10 may drop a run-time branch that only changes
+        Parameters, without a word. Whoever calls looks at the norm first.
+        """
+        for first, last in self.runs:
+            self.update_run(first, last, gradients, clip_scale, step_size, root_eps, decay)
+        return step_size
+
+    def update_run(
+        self,
+        first: int,
+        last: int,
+        gradients: tuple[Tensor, ...],
+        clip_scale: Tensor,
+        step_size: Tensor,
+        root_eps: Tensor,
+        decay: Tensor,
+    ) -> None:
+        """Weights number `first` to `last` - 1 of `construct`."""
+        for i in range(first, last):
+            self.update_one(i, gradients[i], clip_scale, step_size, root_eps, decay)
+
+    def guarded(
+        self,
+        gradients: tuple[Tensor, ...],
+        is_good: Tensor,
+        clip_scale: Tensor,
+        step_size: Tensor,
+        root_eps: Tensor,
+        decay: Tensor,
+    ) -> Tensor:
+        """As `construct`; where `is_good` (bool scalar) is false, every weight and moment keeps its bits.
+
+        For graphs in which nobody can look at the norm before the step: gradients, step and decay are then 0 and the
+        betas 1, so that m = 1 m + 0, v = 1 v + 0 and p = p - 0.
+        """
+        beta1 = ops.select(is_good, self.beta1_tensor, self.one)
+        beta2 = ops.select(is_good, self.beta2_tensor, self.one)
+        step_size = ops.select(is_good, step_size, self.zero)
+        decay = ops.select(is_good, decay, self.zero)
+        gradients_and_scale = (gradients, is_good, clip_scale)
+        for first, last in self.runs:
+            self.guarded_run(first, last, gradients_and_scale, step_size, beta1, beta2, root_eps, decay)
+        return step_size
+
+    def guarded_run(
+        self,
+        first: int,
+        last: int,
+        gradients_and_scale: tuple,
+        step_size: Tensor,
+        beta1: Tensor,
+        beta2: Tensor,
+        root_eps: Tensor,
+        decay: Tensor,
+    ) -> None:
+        """Weights number `first` to `last` - 1 of `guarded`."""
+        gradients, is_good, clip_scale = gradients_and_scale
+        for i in range(first, last):
+            gradient = ops.where(is_good, gradients[i] * clip_scale, self.zero)
+            self.apply_one(i, gradient, step_size, beta1, beta2, root_eps, decay)
+
+    def update_one(
+        self, i: int, gradient: Tensor, clip_scale: Tensor, step_size: Tensor, root_eps: Tensor, decay: Tensor
+    ) -> None:
+        """Update weight number i and its moments."""
+        gradient = gradient * clip_scale
+        self.apply_one(i, gradient, step_size, self.beta1_tensor, self.beta2_tensor, root_eps, decay)
+
+    def apply_one(
+        self,
+        i: int,
+        gradient: Tensor,
+        step_size: Tensor,
+        beta1: Tensor,
+        beta2: Tensor,
+        root_eps: Tensor,
+        decay: Tensor,
+    ) -> None:
+        """The same with a gradient that is clipped already, and with these betas."""
+        if self.decays[i]:
+            # p - (lr wd) p, not p (1 - lr wd): for lr = 1e-6 float32 would round the factor by a fifth.
+            ops.assign_sub(self.weights[i], self.weights[i] * decay)
+        # Bias corrections are in step_size, so the kernel's own are switched off by powers of 0.
+        self.adam(
+            self.weights[i],
+            self.first_moments[i],
+            self.second_moments[i],
+            self.zero,
+            self.zero,
+            step_size,
+            beta1,
+            beta2,
+            root_eps,
+            gradient,
+        )
+
+
+def decays(weight: Parameter) -> bool:
+    """Whether weight decay applies: to matrices, the embedding included; not to biases and norm weights."""
+    return len(weight.shape) >= 2
+
+
+def short_runs(count: int, length: int = 32) -> tuple[tuple[int, int], ...]:
+    """(first, last + 1) of runs of at most `length` numbers below `count`.
+
+    The compiler unrolls a loop into calls within calls and stops at a thousand; a loop over runs, each in a method of
+    its own, stays shallow for the 771 weights of a 32B model, and compiles faster.
+    """
+    return tuple((first, min(first + length, count)) for first in range(0, count, length))
+
+
+def squared_rows(tensor: Tensor) -> Tensor:
+    """The squares of a tensor, summed over its last axis, flat; a vector's as they are.
+
+    All rows of all tensors are then joined and summed at once: on CPU five times faster than a full sum per tensor, as
+    exact.
+    """
+    square = ops.square(tensor)
+    if len(tensor.shape) > 1:
+        square = square.sum(axis=-1).reshape(-1)
+    return square
+
+
+def _scalar(value: float) -> Tensor:
+    return Tensor(np.float32(value))

@@ -1,0 +1,26 @@
+"""Chooses the update backend by where the policy's model is placed."""
+
+from __future__ import annotations
+
+from mindspore import nn
+
+from mindgspo.algorithms.optim.auto_parallel import AutoParallelUpdate
+from mindgspo.algorithms.optim.backend import UpdateBackend
+from mindgspo.algorithms.optim.manual import ManualUpdate, SingleUpdate
+from mindgspo.config.optimizer_section import OptimizerSection
+from mindgspo.models.weights import weight_layouts
+from mindgspo.parallel.placement import LogicalPlacement
+
+
+def build_update_backend(policy: nn.Cell, loss: nn.Cell, section: OptimizerSection) -> UpdateBackend:
+    """One process, one rank of a CPU cluster, or a graph that the compiler divides over cards."""
+    model, place = policy.model, policy.model.place
+    if isinstance(place, LogicalPlacement):
+        return AutoParallelUpdate(
+            policy,
+            loss,
+            section,
+            num_micro_batches=place.divided.micro_batch_num,
+            layouts=weight_layouts(model.config, place) if place.is_divided else None,
+        )
+    return (SingleUpdate if place.plan.world_size == 1 else ManualUpdate)(policy, loss, section)

@@ -1,0 +1,270 @@
+"""Graphs of one update on the manual path: gradient of a micro-batch, sum over ranks, global norm, optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+
+from mindgspo.algorithms.optim.adamw import short_runs, squared_rows
+from mindgspo.parallel.parameter_memory import set_values, zeros_beside
+from mindgspo.parallel.process_groups import group_name
+from mindgspo.parallel.ranks import Ranks
+
+
+class Objective(nn.Cell):
+    """policy -> loss, in one forward graph.
+
+    policy: construct(inputs, positions_RT, segments_RT, predict_P, targets_P, place_NK) -> (logp_NK, entropy_NK); its
+    inputs are ids_RT, or on the last of several pipeline stages the hidden states of the stage before. loss: see
+    `losses.body.PolicyLoss.construct`; `loss.metrics` is the table of its metrics vector.
+    """
+
+    def __init__(self, policy: nn.Cell, loss: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.policy = policy
+        self.loss = loss
+
+    def construct(
+        self,
+        probe_NK: Tensor,
+        inputs: Tensor,
+        positions_RT: Tensor,
+        segments_RT: Tensor,
+        predict_P: Tensor,
+        targets_P: Tensor,
+        place_NK: Tensor,
+        mask_NK: Tensor,
+        old_logp_NK: Tensor,
+        ref_logp_NK: Tensor,
+        advantages_NK: Tensor,
+        correction_NK: Tensor,
+        num_sequences: Tensor,
+        num_tokens: Tensor,
+        kl_coef: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Loss, metrics vector, log-ratios, entropy summed over real tokens, and log-probs [N, K]; only the loss is
+        differentiated.
+
+        probe_NK: zeros, added to the log-probs. The gradient with respect to it is d loss / d logp as it flowed.
+        """
+        logp_NK, entropy_NK = self.policy(inputs, positions_RT, segments_RT, predict_P, targets_P, place_NK)
+        loss, metrics, log_ratio = self.loss(
+            logp_NK + probe_NK,
+            entropy_NK,
+            old_logp_NK,
+            ref_logp_NK,
+            advantages_NK,
+            correction_NK,
+            mask_NK,
+            num_sequences,
+            num_tokens,
+            kl_coef,
+        )
+        entropy = ops.where(mask_NK, ops.stop_gradient(entropy_NK), 0.0).sum()
+        return loss, metrics, log_ratio, entropy, ops.stop_gradient(logp_NK)
+
+
+class GradientAccumulator(nn.Cell):
+    """Gradient of one micro-batch, added to `gradients`, which `OptimizerStep` leaves at zero."""
+
+    def __init__(self, objective: Objective, weights: ParameterTuple, gradients: ParameterTuple) -> None:
+        super().__init__(auto_prefix=False)
+        self.objective = objective
+        self.weights = weights
+        self.gradients = gradients
+        self.runs = short_runs(len(weights))
+        self.value_and_grad = ops.value_and_grad(objective, 0, weights, has_aux=True)
+
+    def construct(
+        self,
+        probe_NK: Tensor,
+        inputs: Tensor,
+        positions_RT: Tensor,
+        segments_RT: Tensor,
+        predict_P: Tensor,
+        targets_P: Tensor,
+        place_NK: Tensor,
+        mask_NK: Tensor,
+        old_logp_NK: Tensor,
+        ref_logp_NK: Tensor,
+        advantages_NK: Tensor,
+        correction_NK: Tensor,
+        num_sequences: Tensor,
+        num_tokens: Tensor,
+        kl_coef: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Takes what `Objective` does; returns that and, last, d loss / d logp [N, K], 0 where masked."""
+        (loss, metrics, log_ratio, entropy, logp_NK), (input_gradients, gradients) = self.value_and_grad(
+            probe_NK,
+            inputs,
+            positions_RT,
+            segments_RT,
+            predict_P,
+            targets_P,
+            place_NK,
+            mask_NK,
+            old_logp_NK,
+            ref_logp_NK,
+            advantages_NK,
+            correction_NK,
+            num_sequences,
+            num_tokens,
+            kl_coef,
+        )
+        for first, last in self.runs:
+            self.add_run(gradients, first, last)
+        return loss, metrics, log_ratio, entropy, logp_NK, input_gradients
+
+    def add_run(self, gradients: tuple[Tensor, ...], first: int, last: int) -> None:
+        """Add the gradients of the weights number `first` to `last` - 1."""
+        for i in range(first, last):
+            ops.assign_add(self.gradients[i], gradients[i])
+
+
+def gradients_of(weights: ParameterTuple) -> ParameterTuple:
+    """A zero Parameter beside every weight."""
+    return zeros_beside(weights, "gradient")
+
+
+def discard(gradients: Sequence[Parameter]) -> None:
+    """Zero the gradients from the host, after an update that was not finished."""
+    for gradient in gradients:
+        set_values(gradient, np.zeros(gradient.shape, np.float32))
+
+
+class GradientNorm(nn.Cell):
+    """Global L2 norm of the accumulated gradients.
+
+    gradients: those that count on this rank. group: the ranks that have the others; None for a rank that has all.
+    """
+
+    def __init__(self, gradients: Sequence[Parameter], group: str | None = None) -> None:
+        super().__init__(auto_prefix=False)
+        self.gradients = ParameterTuple(gradients)
+        self.runs = short_runs(len(self.gradients))
+        self.sum = None if group is None else ops.AllReduce(group=group)
+        self.zero = Tensor(np.float32(0))
+
+    def construct(self) -> Tensor:
+        """float32 scalar; not finite if any gradient is not, or if their squares overflow."""
+        rows = ()
+        for first, last in self.runs:
+            rows += self.rows_of_run(first, last)
+        total = ops.concat(rows).sum() if len(rows) > 0 else self.zero
+        if self.sum is not None:
+            total = self.sum(total.reshape(1))[0]
+        return ops.sqrt(total)
+
+    def rows_of_run(self, first: int, last: int) -> tuple[Tensor, ...]:
+        rows = ()
+        for i in range(first, last):
+            rows += (squared_rows(self.gradients[i]),)
+        return rows
+
+
+class OptimizerStep(nn.Cell):
+    """Applies the accumulated gradients and zeroes them for the next update."""
+
+    def __init__(self, optimizer: nn.Cell, gradients: ParameterTuple) -> None:
+        super().__init__(auto_prefix=False)
+        self.optimizer = optimizer
+        self.gradients = gradients
+        self.runs = short_runs(len(gradients))
+
+    def construct(self, clip_scale: Tensor, step_size: Tensor, root_eps: Tensor, decay: Tensor) -> Tensor:
+        """Inputs as `AdamW.scalars`."""
+        done = self.optimizer(self.gradients, clip_scale, step_size, root_eps, decay)
+        for first, last in self.runs:
+            self.clear_run(first, last)
+        return done
+
+    def clear_run(self, first: int, last: int) -> None:
+        """Zero the gradients number `first` to `last` - 1."""
+        for i in range(first, last):
+            # Finite, as the norm has shown, so that the difference is 0. Zeros would be compiled in as constants, as
+            # large as all weights together.
+            ops.assign_sub(self.gradients[i], self.gradients[i])
+
+
+BUCKET_BYTES = 64 << 20
+# Of a bucket; see `adamw.short_runs`.
+_MOST_MEMBERS = 128
+_FLOAT_BYTES = 4
+
+
+class GradientSum(nn.Cell):
+    """One AllReduce per bucket. Buckets of all groups follow each other in one order on all ranks.
+
+    gradients: float32 parameters. ranks: for each, in the same order, the ranks of its sum.
+    """
+
+    def __init__(self, gradients: ParameterTuple, ranks: Sequence[Ranks]) -> None:
+        super().__init__(auto_prefix=False)
+        self.gradients = gradients
+        by_ranks: dict[Ranks, list[int]] = {}
+        for index, group in enumerate(ranks):
+            if len(group) > 1:
+                by_ranks.setdefault(group, []).append(index)
+        sizes = {index: prod(gradient.shape) * _FLOAT_BYTES for index, gradient in enumerate(gradients)}
+        buckets = [
+            (group, bucket)
+            for group, members in sorted(by_ranks.items())
+            for bucket in runs_within(members, sizes, BUCKET_BYTES)
+        ]
+        self.buckets = tuple(bucket for _, bucket in buckets)
+        self.sums = nn.CellList([_Sum(group_name(group)) for group, _ in buckets])
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether this rank shares any weight with another."""
+        return bool(self.buckets)
+
+    def construct(self) -> Tensor:
+        """Replaces the gradients; returns the last bucket's first number, for the caller to wait on."""
+        done = self.gradients[0].reshape(-1)[:1]
+        for number in range(len(self.buckets)):
+            done = self.sum_bucket(number, done)
+        return done
+
+    def sum_bucket(self, number: int, done: Tensor) -> Tensor:
+        """One bucket, once `done` is; see `short_runs` for why it is a method."""
+        bucket = self.buckets[number]
+        parts = ()
+        for i in bucket:
+            parts += (self.gradients[i].reshape(-1),)
+        flat = self.sums[number](ops.depend(ops.concat(parts), done))
+        first = 0
+        for i in bucket:
+            shape = self.gradients[i].shape
+            ops.assign(self.gradients[i], flat[first : first + self.gradients[i].size].reshape(shape))
+            first += self.gradients[i].size
+        return flat[:1]
+
+
+class _Sum(nn.Cell):
+    """AllReduce as a cell, because a tuple of primitives is no attribute a graph can index."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__(auto_prefix=False)
+        self.sum = ops.AllReduce(group=group)
+
+    def construct(self, flat: Tensor) -> Tensor:
+        return self.sum(flat)
+
+
+def runs_within(members: Sequence[int], sizes: Mapping[int, int], limit: int) -> Iterator[tuple[int, ...]]:
+    """Consecutive members, few enough for a compiled loop, whose sizes add up to at most `limit`; a larger member is a
+    run of its own."""
+    run: list[int] = []
+    filled = 0
+    for member in members:
+        if run and (filled + sizes[member] > limit or len(run) == _MOST_MEMBERS):
+            yield tuple(run)
+            run, filled = [], 0
+        run.append(member)
+        filled += sizes[member]
+    if run:
+        yield tuple(run)

@@ -1,0 +1,122 @@
+"""Update backends that call the collectives themselves: one process, and a CPU cluster with data and tensor
+parallelism.
+
+Each rank holds its slices of the weights, whole moments of these slices, and one gradient per weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from mindspore import Tensor, nn
+
+from mindgspo.algorithms.optim.adamw import AdamW
+from mindgspo.algorithms.optim.backend import UpdateBackend, moment_layouts_of
+from mindgspo.algorithms.optim.gradients import (
+    GradientAccumulator,
+    GradientNorm,
+    GradientSum,
+    Objective,
+    OptimizerStep,
+    gradients_of,
+)
+from mindgspo.config.optimizer_section import OptimizerSection
+from mindgspo.models.names import parameter_shapes
+from mindgspo.parallel.collectives import GraphOfRanks, meet, world_ranks
+from mindgspo.parallel.device_ops import attention_segments
+from mindgspo.parallel.layout import Layout
+from mindgspo.parallel.parameter_layouts import gradient_ranks, parameter_layouts
+from mindgspo.parallel.placement import ALONE, Placement
+from mindgspo.parallel.process_groups import group_name
+from mindgspo.parallel.replicas import Arrays, Replicas
+from mindgspo.types import Batch
+
+
+class SingleUpdate(UpdateBackend):
+    """The update of one process, which holds the whole model."""
+
+    def __init__(self, policy: nn.Cell, loss: nn.Cell, section: OptimizerSection, place: Placement = ALONE) -> None:
+        super().__init__(policy, loss)
+        self._replicas = Replicas(place)
+        self.gradients = gradients_of(self.weights)
+        self.accumulator = GradientAccumulator(Objective(policy, loss), self.weights, self.gradients)
+        self.optimizer = AdamW(self.weights, section)
+        self._accumulate: Callable[..., tuple[Tensor, ...]] = self.accumulator
+        self._norm: Callable[..., Tensor] = GradientNorm(self.gradients)
+        self._step: Callable[..., Tensor] = OptimizerStep(self.optimizer, self.gradients)
+
+    def _apply(self, batches: Sequence[Batch], *, kl_coef: float, lr: float) -> tuple[list[Arrays], float]:
+        # All graphs are launched before the first result is read: the device does not wait for the host.
+        pending = [self._accumulate(*tensors_of(batch, kl_coef)) for batch in self._replicas.own(batches)]
+        found = [tuple(tensor.asnumpy() for tensor in result) for result in pending]
+        results = self._replicas.collect(found, num_items=len(batches))
+        self._sum_gradients()
+        grad_norm = float(self._norm().asnumpy())
+        self._refuse_non_finite([float(result[0]) for result in results], grad_norm)
+        self._step(*self.optimizer.scalars(self._updates + 1, lr, grad_norm))
+        return results, grad_norm
+
+    def _sum_gradients(self) -> None:
+        """Add every rank's gradients up."""
+
+
+class ManualUpdate(SingleUpdate):
+    """The update of one rank of a CPU cluster: gradients are summed over the ranks that share a weight."""
+
+    def __init__(self, policy: nn.Cell, loss: nn.Cell, section: OptimizerSection) -> None:
+        model, place = policy.model, policy.model.place
+        super().__init__(policy, loss, section, place)
+        self.rank = place.rank
+        self._layouts = parameter_layouts(parameter_shapes(model.config), model.config, place.plan)
+        ranks = gradient_ranks(self._layouts, model.config, place.plan, place.rank)
+        names = [weight.name for weight in self.weights]
+        self._accumulate = GraphOfRanks(self.accumulator, place.model_ranks)
+        self._sum = GradientSum(self.gradients, [ranks[name] for name in names])
+        # Of the ranks that hold the same slice, the first one counts it in the norm.
+        counted = [
+            gradient
+            for name, gradient in zip(names, self.gradients, strict=True)
+            if self._layouts[name].ranks_with_slice_of(self.rank)[0] == self.rank
+        ]
+        self._norm = GraphOfRanks(GradientNorm(counted, group_name(world_ranks())), world_ranks())
+        self._step = GraphOfRanks(OptimizerStep(self.optimizer, self.gradients), world_ranks())
+
+    def _sum_gradients(self) -> None:
+        if self._sum.is_needed:
+            self._sum.compile()
+        # Replicas may have had micro-batches of other shapes, hence graphs to compile.
+        meet(world_ranks())
+        if self._sum.is_needed:
+            self._sum().asnumpy()
+
+    def _moment_layouts(self) -> dict[str, Layout]:
+        return moment_layouts_of(self._layouts)
+
+
+def inputs_of(batch: Batch, kl_coef: float = 0.0) -> tuple[np.ndarray, ...]:
+    """The arrays of a batch in the order of `gradients.Objective.construct`."""
+    return (
+        np.zeros(batch.mask_NK.shape, np.float32),
+        batch.ids_RT,
+        batch.positions_RT,
+        batch.segments_RT,
+        batch.predict_P,
+        batch.targets_P,
+        batch.place_NK,
+        batch.mask_NK,
+        batch.old_logp_NK,
+        batch.ref_logp_NK,
+        batch.advantages_NK,
+        batch.correction_NK,
+        np.float32(batch.num_sequences),
+        np.float32(batch.num_tokens),
+        np.float32(kl_coef),
+    )
+
+
+def tensors_of(batch: Batch, kl_coef: float) -> tuple[Tensor, ...]:
+    """The same as the graph of one micro-batch takes them on this device."""
+    probe, ids, positions, segments, *rest = inputs_of(batch, kl_coef)
+    ends = attention_segments(segments, num_segments=batch.samples_N.size)
+    return tuple(Tensor(array) for array in (probe, ids, positions, ends, *rest))

@@ -1,0 +1,203 @@
+"""Log-probs under the present weights, without gradients: of the response tokens of batches (the old and the reference
+policy), and of whole rows of ids (`mindgspo logprobs`).
+
+Legend: R rows, T token slots per row, N samples, K response-token slots, M = R * T flattened tokens, H hidden units, V
+vocabulary entries.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from mindgspo.data.rows import evened, filler_like, stackable
+from mindgspo.models.log_prob import ChunkedLogProb
+from mindgspo.models.policy import PolicyLogProbs
+from mindgspo.parallel.auto_parallel import divided, set_mode
+from mindgspo.parallel.collectives import GraphOfRanks
+from mindgspo.parallel.device_ops import attention_segments
+from mindgspo.parallel.placement import LogicalPlacement
+from mindgspo.parallel.replicas import Arrays, Replicas
+from mindgspo.types import Batch, Float32Array, Int32Array
+
+# One graph is compiled per row length: powers of two up to _FINE, then multiples of it.
+_SHORTEST, _FINE = 64, 1024
+_TOKENS_PER_CALL = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenScores:
+    """logp_NK, entropy_NK: float32 per response token of a batch, 0 where masked."""
+
+    logp_NK: Float32Array
+    entropy_NK: Float32Array
+
+    @classmethod
+    def of(cls, batch: Batch, logp_NK: Float32Array, entropy_NK: Float32Array) -> TokenScores:
+        """Masks what a graph returned."""
+        zero = np.float32(0)
+        return cls(logp_NK=np.where(batch.mask_NK, logp_NK, zero), entropy_NK=np.where(batch.mask_NK, entropy_NK, zero))
+
+
+class PolicyScorer:
+    """Scores batches; every replica of the model's plan scores its share."""
+
+    def __init__(self, model: nn.Cell, *, temperature: float) -> None:
+        policy = PolicyLogProbs(model, temperature=temperature, with_entropy=True)
+        self._policy = GraphOfRanks(policy, model.place.model_ranks)
+        self._replicas = Replicas(model.place)
+
+    def compile(self, batch: Batch) -> None:
+        """Nothing to do: compiling does not lay parameters out here."""
+
+    def score(self, batches: Sequence[Batch]) -> list[TokenScores]:
+        """One result per batch, on every rank; all graphs are launched before the first result is awaited."""
+        pending = [self._policy(*_inputs(batch)) for batch in self._replicas.own(batches)]
+        found = [(logp.asnumpy(), entropy.asnumpy()) for logp, entropy in pending]
+        collected = self._replicas.collect(found, num_items=len(batches))
+        return [TokenScores.of(batch, *arrays) for batch, arrays in zip(batches, collected, strict=True)]
+
+
+def _inputs(batch: Batch) -> tuple[Tensor, ...]:
+    segments = attention_segments(batch.segments_RT, num_segments=batch.samples_N.size)
+    arrays = (batch.ids_RT, batch.positions_RT, segments, batch.predict_P, batch.targets_P, batch.place_NK)
+    return tuple(Tensor(array) for array in arrays)
+
+
+class AutoParallelScorer:
+    """As `PolicyScorer`, by a graph that MindSpore's compiler divides over all ranks of a plan. A call of the graph
+    takes a batch of every replica."""
+
+    def __init__(self, model: nn.Cell, *, temperature: float, strategy_path: Path | None = None) -> None:
+        place: LogicalPlacement = model.place
+        policy = PolicyLogProbs(model, temperature=temperature, with_entropy=True)
+        self._policy, self._graph = policy, divided(policy, place, strategy_path=strategy_path)
+        self._num_replicas, self._replicas = place.divided.data_parallel, Replicas(place.held)
+
+    def graph_for(self, batch: Batch) -> tuple[nn.Cell, tuple[Tensor, ...]]:
+        """The graph, ready to be compiled or called, and inputs for it: `batch` on every replica."""
+        set_mode(self._policy, self._policy.model, training=False)
+        return self._graph, self._inputs([batch] * self._num_replicas)
+
+    def compile(self, batch: Batch) -> None:
+        """Compile for batches of this shape, which lays the model's parameters out on the ranks."""
+        graph, inputs = self.graph_for(batch)
+        graph.compile(*inputs)
+
+    def score(self, batches: Sequence[Batch]) -> list[TokenScores]:
+        """One result per batch, on every rank."""
+        set_mode(self._policy, self._policy.model, training=False)
+        numbers = stackable(batches, self._num_replicas)
+        pending = [self._graph(*self._inputs(self._filled([batches[i] for i in of_round]))) for of_round in numbers]
+        rounds = [(logp.asnumpy(), entropy.asnumpy()) for logp, entropy in pending]
+        by_number = [
+            self._cut(arrays, replica, batches[number])
+            for of_round, arrays in zip(numbers, rounds, strict=True)
+            for replica, number in enumerate(of_round)
+        ]
+        collected = self._replicas.collect(self._replicas.own(by_number), num_items=len(batches))
+        return [TokenScores.of(batch, *arrays) for batch, arrays in zip(batches, collected, strict=True)]
+
+    def _filled(self, batches: Sequence[Batch]) -> list[Batch]:
+        return [*batches, *[filler_like(batches[-1])] * (self._num_replicas - len(batches))]
+
+    def _cut(self, arrays: Arrays, replica: int, batch: Batch) -> Arrays:
+        """A batch's part of what a round returned; the batches of a round were evened to the largest."""
+        samples, slots = batch.mask_NK.shape
+        return tuple(np.split(array, self._num_replicas)[replica][:samples, :slots] for array in arrays)
+
+    def _inputs(self, batches: Sequence[Batch]) -> tuple[Tensor, ...]:
+        even = evened(batches)
+        ids, positions, segments, *rest = (
+            np.concatenate([getattr(batch, name) for batch in even])
+            for name in ("ids_RT", "positions_RT", "segments_RT", "predict_P", "targets_P", "place_NK")
+        )
+        ends = attention_segments(segments, num_replicas=len(batches), num_segments=even[0].samples_N.size)
+        return tuple(Tensor(array) for array in (ids, positions, ends, *rest))
+
+
+def build_scorer(model: nn.Cell, *, temperature: float) -> PolicyScorer | AutoParallelScorer:
+    """The scorer for the path that the model was built on."""
+    kind = AutoParallelScorer if isinstance(model.place, LogicalPlacement) else PolicyScorer
+    return kind(model, temperature=temperature)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowScore:
+    """logprobs: float32 [L - 1], of the row's ids but the first, each given those before it, at temperature 1.
+    next_id: the likeliest id behind the row."""
+
+    logprobs: Float32Array
+    next_id: int
+
+
+class LogProbsAndNext(nn.Cell):
+    """Log-prob of a target at every position, and the likeliest id after one position per row."""
+
+    def __init__(self, model: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.model = model
+        self.head = ChunkedLogProb(temperature=1.0)
+        self.gather = ops.Gather()
+        self.logits = ops.MatMul(transpose_b=True)
+        self.argmax = ops.Argmax(-1, ms.int32)
+
+    def construct(
+        self, ids_RT: Tensor, positions_RT: Tensor, segments_RT: Tensor, targets_RT: Tensor, last_R: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """logp_RT float32, next_R int32, and what the head returns beside log-probs, which the compiler must not
+        cut off. last_R: int32, flattened [R * T] index of each row's last token."""
+        hidden_MH = self.model(ids_RT, positions_RT, segments_RT)
+        weight_VH = self.model.output_weight()
+        logp_M, entropy_M = self.head(hidden_MH, weight_VH, targets_RT.reshape(-1))
+        last_RH = self.gather(hidden_MH, last_R, 0)
+        logits_RV = self.logits(last_RH, ops.cast(weight_VH, last_RH.dtype))
+        next_R = self.argmax(ops.cast(logits_RV, ms.float32))
+        return logp_M.reshape(ids_RT.shape), next_R, entropy_M
+
+
+def score_rows(model: nn.Cell, rows: Sequence[Int32Array]) -> list[RowScore]:
+    """Rows of 1 to max_position_embeddings ids below vocab_size; the result does not depend on their neighbours."""
+    cell = LogProbsAndNext(model)
+    by_length: dict[int, list[int]] = defaultdict(list)
+    for number, row in enumerate(rows):
+        by_length[padded_length(row.size, model.config.max_position_embeddings)].append(number)
+    scores: dict[int, RowScore] = {}
+    for length, numbers in sorted(by_length.items()):
+        width = min(len(numbers), max(1, _TOKENS_PER_CALL // length))
+        for start in range(0, len(numbers), width):
+            part = numbers[start : start + width]
+            found = _score_padded(cell, [rows[number] for number in part], width=width, length=length)
+            scores.update(zip(part, found, strict=True))
+    return [scores[number] for number in range(len(rows))]
+
+
+def padded_length(length: int, limit: int) -> int:
+    """The row length of the graph that a row of `length` ids goes through."""
+    if length > _FINE:
+        return min(-(-length // _FINE) * _FINE, limit)
+    return min(max(_SHORTEST, 1 << (length - 1).bit_length()), limit)
+
+
+def _score_padded(cell: LogProbsAndNext, rows: Sequence[Int32Array], *, width: int, length: int) -> list[RowScore]:
+    """`rows` in a graph of `width` rows of `length` ids; rows that are left over hold a single id 0."""
+    ids_RT, targets_RT = np.zeros((width, length), np.int32), np.zeros((width, length), np.int32)
+    segments_RT, last_R = np.zeros((width, length), np.int32), np.arange(width, dtype=np.int32) * length
+    for index, row in enumerate(rows):
+        ids_RT[index, : row.size], targets_RT[index, : row.size - 1] = row, row[1:]
+        segments_RT[index, : row.size] = 1
+        last_R[index] += row.size - 1
+    positions_RT = np.tile(np.arange(length, dtype=np.int32), (width, 1))
+    inputs = (ids_RT, positions_RT, attention_segments(segments_RT), targets_RT, last_R)
+    logp, next_ids, _ = cell(*(Tensor(array) for array in inputs))
+    logp_RT, next_R = logp.asnumpy(), next_ids.asnumpy()
+    return [
+        RowScore(logprobs=logp_RT[index, : row.size - 1].copy(), next_id=int(next_R[index]))
+        for index, row in enumerate(rows)
+    ]

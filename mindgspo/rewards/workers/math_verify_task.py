@@ -1,0 +1,102 @@
+r"""Symbolic comparison of two answers, for a child process only: it may run forever, take all memory or crash.
+
+What enters: {"answer": text, "gold": text}. What leaves: {"same": bool, "gold_parsed": bool, "answer_parsed": bool}.
+Called by the worker pool's child under the task name "math_verify"; nothing here may run in the main process.
+
+No text is ever evaluated. math-verify's own `parse` is not used, because its reader of plain expressions hands text to
+sympy's `parse_expr`, which is `eval`. The texts are broken into tokens and written down again with nothing but numbers,
+single letters, commands of letters and a fixed set of symbols; the grammar of latex2sympy builds a sympy tree from
+that, and math-verify's `verify` compares trees. The only text that reaches an evaluating function is a run of digits.
+The library's own time limits, which use signal.alarm, are off: the pool's limit is the only one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from mindgspo.rewards.answers.latex import answer_tokens
+from mindgspo.rewards.answers.latex_spelling import safe_latex
+from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS
+from mindgspo.rewards.judgement import JSONValue
+
+RELATIVE_TOLERANCE = 1e-6
+"""For comparisons with a decimal number, as in 1.414214 for \\sqrt{2}."""
+
+MathVerifyTask = Callable[[Mapping[str, JSONValue]], JSONValue]
+
+
+def load() -> MathVerifyTask:
+    """Imports sympy, the LaTeX grammar and math-verify (about a second), and returns the task.
+
+    Raises ImportError where the package math-verify is not installed.
+    """
+    from latex2sympy2_extended import latex2sympy
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+    from math_verify import verify
+    from math_verify.grader import should_treat_as_complex
+    from sympy import Basic, Expr, Float, MatrixBase, false
+    from sympy.core.relational import Relational
+
+    # It warns once that its time limits are off, which is how they are meant to be.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+    def parse(text: str) -> Basic | MatrixBase | None:
+        """The tree of one answer, None where it is no formula."""
+        latex = safe_latex(answer_tokens(text)) if len(text) <= MAX_EXPRESSION_CHARS else None
+        if not latex:
+            return None
+        try:
+            # No normalization: that of the library takes letters at the end for units (4t for 4).
+            tree = latex2sympy(
+                latex,
+                is_real=not should_treat_as_complex(latex),
+                convert_degrees=False,
+                normalization_config=None,
+                conversion_config=ConversionConfig(lowercase_symbols=False),  # X is not x
+            )
+        except MemoryError:
+            raise
+        except Exception:  # the grammar's errors are bare Exceptions, and sympy's constructors raise many kinds
+            return None
+        return tree if isinstance(tree, Basic | MatrixBase) else None
+
+    def are_close(gold: Basic | MatrixBase, answer: Basic | MatrixBase) -> bool:
+        """Whether decimals agree in six significant digits; the library rounds to six decimals, so that 0.0 would be
+        e^{-20}. True of what has no decimals."""
+        if not (isinstance(gold, Expr) and isinstance(answer, Expr) and (gold.has(Float) or answer.has(Float))):
+            return True
+        difference = (gold - answer).doit().evalf()
+        return not difference.is_number or bool(abs(difference) <= RELATIVE_TOLERANCE * abs(gold.doit().evalf()))
+
+    def is_false(tree: Basic | MatrixBase) -> bool:
+        """Whether a relation of numbers within does not hold; the library takes the last side of 2 + 2 = 5."""
+        relations = tree.atoms(Relational) if isinstance(tree, Basic) else set()
+        closed = [each for each in relations if not each.free_symbols and not each.has(Float)]
+        return any(each.func(each.lhs.doit(), each.rhs.doit()) == false for each in closed)
+
+    def are_same(gold: Basic | MatrixBase, answer: Basic | MatrixBase) -> bool:
+        try:
+            if is_false(answer):
+                return False
+            # Without allow_set_relation_comp, -2 < x < 3 equals the interval (-2, 3) in one direction only.
+            same = verify(gold, answer, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True)
+            return same and are_close(gold, answer)
+        except MemoryError:
+            raise
+        except Exception:  # what sympy cannot subtract, solve or compare is not shown to be the same
+            return False
+
+    def compare(arguments: Mapping[str, JSONValue]) -> JSONValue:
+        answer, gold = arguments["answer"], arguments["gold"]
+        assert isinstance(answer, str) and isinstance(gold, str), "answer and gold are texts"
+        gold_tree = parse(gold)
+        answer_tree = None if gold_tree is None else parse(answer)
+        both = gold_tree is not None and answer_tree is not None
+        return {
+            "same": both and are_same(gold_tree, answer_tree),
+            "gold_parsed": gold_tree is not None,
+            "answer_parsed": answer_tree is not None,
+        }
+
+    return compare
