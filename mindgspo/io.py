@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -20,6 +21,7 @@ Content = bytes | bytearray | memoryview
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<pid>\d+)")
 _FLUSH_EVERY_S = 0.02
+_SPARE_BYTES = 16 << 20  # headers, small files, the file system's own records
 
 
 def temporary_path(path: Path) -> Path:
@@ -156,6 +158,23 @@ def remove_leftovers(parent: Path, name: str = "") -> None:
             shutil.rmtree(entry)
         else:
             entry.unlink()
+
+
+def check_free_space(path: Path, num_bytes: int, error: type[Exception], fix: str) -> None:
+    """Raises `error`, which ends with `fix`, if the disk of `path` has too little space for `num_bytes`."""
+    folder = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.is_dir())
+    needed, free = num_bytes + _SPARE_BYTES, shutil.disk_usage(folder).free
+    if free < needed:
+        raise error(f"{path}: needs {needed / 2**20:,.0f} MiB and {free / 2**20:,.0f} MiB are free in {folder}; {fix}")
+
+
+def unused_name(path: Path) -> Path:
+    """`path` with a timestamp appended, and a number where that is taken."""
+    stamped = path.with_name(f"{path.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    candidate, number = stamped, 2
+    while candidate.exists():
+        candidate, number = stamped.with_name(f"{stamped.name}-{number}"), number + 1
+    return candidate
 
 
 def _is_running(pid: int) -> bool:

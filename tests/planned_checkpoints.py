@@ -91,7 +91,7 @@ def write_step(
         parameters={name: array for name, array in tensors.items() if not is_state[name]},
         optimizer={name: array for name, array in tensors.items() if is_state[name]},
         state={"cursor": step},
-        kept=kept,
+        stateful=kept,
         keep=Keep(last=9),
     )
 

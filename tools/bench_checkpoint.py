@@ -76,12 +76,12 @@ def measure(folder: Path, options: argparse.Namespace) -> dict:
     ways: dict[str, Callable[[], dict]] = {
         "cp_whole": lambda: run_copy(whole, out, durable=False),
         "shard": lambda: run_transform(whole, out, None, strategy, options),
-        "shard_no_sync": lambda: run_transform(whole, out, None, strategy, options, syncs=False),
+        "shard_no_sync": lambda: run_transform(whole, out, None, strategy, options, sync=False),
         "cp_whole_sync": lambda: run_copy(whole, out, durable=True),
         "cp_shards": lambda: run_copy(sharded, out, durable=False),
         "merge": lambda: run_transform(sharded, out.with_suffix(whole.suffix), strategy, None, options),
         "merge_no_sync": lambda: run_transform(
-            sharded, out.with_suffix(whole.suffix), strategy, None, options, syncs=False
+            sharded, out.with_suffix(whole.suffix), strategy, None, options, sync=False
         ),
         "cp_shards_sync": lambda: run_copy(sharded, out, durable=True),
     }
@@ -135,7 +135,7 @@ def run_transform(
     strategy: Path | None,
     options: argparse.Namespace,
     *,
-    syncs: bool = True,
+    sync: bool = True,
 ) -> dict:
     """One transform in its own process."""
     job = {
@@ -144,7 +144,7 @@ def run_transform(
         "source_strategy": source_strategy and str(source_strategy),
         "destination_strategy": strategy and str(strategy),
         "jobs": options.jobs,
-        "syncs": syncs,
+        "sync": sync,
     }
     started = time.perf_counter()
     output = subprocess.run([sys.executable, __file__, "--child", json.dumps(job)], check=True, capture_output=True)
@@ -157,9 +157,9 @@ def run_child(
     source_strategy: str | None,
     destination_strategy: str | None,
     jobs: int,
-    syncs: bool,
+    sync: bool,
 ) -> int:
-    from mindgspo.checkpoint.transform.transform import TransformRequest, transform
+    from mindgspo.checkpoint.transform import TransformRequest, transform
 
     request = TransformRequest(
         source=Path(source),
@@ -167,7 +167,7 @@ def run_child(
         source_strategy=None if source_strategy is None else read_strategy(source_strategy),
         destination_strategy=None if destination_strategy is None else read_strategy(destination_strategy),
         jobs=jobs,
-        syncs=syncs,
+        sync=sync,
     )
     started = time.perf_counter()
     transform(request, note=lambda line: None, shows_bar=False)

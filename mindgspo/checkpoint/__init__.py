@@ -2,13 +2,18 @@
 
 from mindgspo.checkpoint.convert import Conversion, Converted, convert_weights
 from mindgspo.checkpoint.export import export_huggingface
-from mindgspo.checkpoint.going_back import go_back
-from mindgspo.checkpoint.opened import OpenCheckpoint, open_checkpoint
 from mindgspo.checkpoint.origin import Origin
-from mindgspo.checkpoint.retention import Keep
+from mindgspo.checkpoint.rollback import roll_back
 from mindgspo.checkpoint.run_folder import RunFolder, RunStatus, open_run_folder
-from mindgspo.checkpoint.steps import newest_checkpoint
-from mindgspo.checkpoint.store import Checkpoint, load_checkpoint, save_checkpoint
+from mindgspo.checkpoint.store import (
+    Checkpoint,
+    Keep,
+    OpenCheckpoint,
+    load_checkpoint,
+    newest_checkpoint,
+    open_checkpoint,
+    save_checkpoint,
+)
 
 __all__ = [
     "Checkpoint",
@@ -21,10 +26,10 @@ __all__ = [
     "RunStatus",
     "convert_weights",
     "export_huggingface",
-    "go_back",
     "load_checkpoint",
     "newest_checkpoint",
     "open_checkpoint",
     "open_run_folder",
+    "roll_back",
     "save_checkpoint",
 ]

@@ -1,8 +1,4 @@
-"""The manifest of a checkpoint: which files belong to it, and how to tell that they are whole.
-
-What enters: a folder with files, and the digests of those that were hashed while they were written. What leaves:
-`manifest.json`, or the assurance that a folder agrees with its own. Called by the store. It is written last, so a
-folder with a manifest was once complete.
+"""The manifest of a checkpoint: its files with their sizes and digests, written last.
 
 Format 2 has XXH3 digests of 128 bits, which cost next to nothing beside the disk; format 1 had SHA-256, and is read.
 """
@@ -19,6 +15,7 @@ import xxhash
 
 from mindgspo.errors import CheckpointError
 from mindgspo.io import write_json
+from mindgspo.tensor_files.tensors import TensorInfo
 
 MANIFEST_FILE = "manifest.json"
 FORMAT_VERSION = 2
@@ -140,3 +137,24 @@ def _digest(path: Path, hash_name: str = _HASH_OF_VERSION[FORMAT_VERSION]) -> st
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+class TensorDigest:
+    """The digest of one tensor whose bytes come in order."""
+
+    def __init__(self) -> None:
+        self._hash = xxhash.xxh3_128()
+
+    def update(self, content: memoryview) -> None:
+        """The next bytes."""
+        self._hash.update(content)
+
+    def hexdigest(self) -> str:
+        """32 hexadecimal digits."""
+        return self._hash.hexdigest()
+
+
+def file_digest(infos: Mapping[str, TensorInfo], digests: Mapping[str, str]) -> str:
+    """What a file holds, in its order: names, dtypes, shapes and the digests of its tensors."""
+    lines = [f"{name}\0{info.dtype}\0{info.shape}\0{digests[name]}" for name, info in infos.items()]
+    return xxhash.xxh3_128("\n".join(lines).encode()).hexdigest()

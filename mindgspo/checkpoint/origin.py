@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from mindgspo.checkpoint.manifest import verify
-from mindgspo.checkpoint.steps import CHECKPOINT_FILES, newest_checkpoint, step_of, steps_newest_first
+from mindgspo.checkpoint.store import CHECKPOINT_FILES, newest_checkpoint, step_of, steps_newest_first
 from mindgspo.errors import CheckpointError, RunFolderError
 from mindgspo.metrics.files import CONFIG_FILE
 
@@ -25,11 +25,11 @@ _LEVELS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """path: a checkpoint, or the folder whose newest complete one is meant. is_own: it is of this run, which goes back
-    to it. restore: what is taken of it."""
+    """path: a checkpoint, or the folder whose newest complete one is meant. is_same_run: the run rolls back to a
+    checkpoint of its own. restore: what is taken of it."""
 
     path: Path
-    is_own: bool
+    is_same_run: bool
     restore: Restore
 
     @property
@@ -69,13 +69,13 @@ def find_origin(path: Path, root: Path, *, restore: Restore) -> Origin | None:
         )
     found = _checkpoints_of(named)
     holder = found.parent if step_of(found) is not None else found
-    is_own = holder.resolve() == (root / CHECKPOINTS).resolve()
-    if is_own and restore == "weights":
+    is_same_run = holder.resolve() == (root / CHECKPOINTS).resolve()
+    if is_same_run and restore == "weights":
         raise RunFolderError(
             f"restore=weights starts another run from {found}, which belongs to the run in {root} itself; choose a new "
             "folder with `--set run_dir=...`"
         )
-    return None if is_own and found == holder else Origin(path=found, is_own=is_own, restore=restore)
+    return None if is_same_run and found == holder else Origin(path=found, is_same_run=is_same_run, restore=restore)
 
 
 def _checkpoints_of(named: Path) -> Path:

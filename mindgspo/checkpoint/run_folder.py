@@ -1,25 +1,24 @@
-"""The folder of one run: whose it is, what lies where, and what may be done to it.
+"""The folder of one run: its files, its lock, and whether it may be begun, resumed or replaced.
 
-What enters: `run_dir`, `resume` and `--overwrite`. What leaves: a locked `RunFolder`, or an error that
-offers the ways out. Called by the command line once the configuration is valid. Nothing is ever deleted here.
+Nothing is ever deleted here.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-import time
+import socket
 import uuid
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Literal
 
-from mindgspo.checkpoint.going_back import finish_going_back
 from mindgspo.checkpoint.origin import CHECKPOINTS, Origin, Restore, find_origin
-from mindgspo.checkpoint.run_lock import RunLock
+from mindgspo.checkpoint.rollback import finish_rollback
 from mindgspo.errors import RunFolderError
-from mindgspo.io import write_json
+from mindgspo.io import unused_name, write_json
 from mindgspo.metrics.files import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -31,6 +30,46 @@ from mindgspo.metrics.files import (
     VALIDATION_FILE,
 )
 from mindgspo.parallel.runtime import is_emulated
+
+
+class RunLock:
+    """An exclusive `flock` on a file; held until `release()` or the end of the process."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises RunFolderError if another process holds it, or the file system knows no locks."""
+        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            self._acquire(path)
+        except BaseException:
+            self.release()
+            raise
+
+    def _acquire(self, path: Path) -> None:
+        assert self._descriptor is not None
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._descriptor, 200, 0).decode(errors="replace").strip()
+            raise RunFolderError(
+                f"{path.parent}: another process is writing into this run folder ({holder or 'unknown'}); "
+                "wait for it, stop it, or choose another folder with `--set run_dir=...`"
+            ) from None
+        except OSError as error:
+            raise RunFolderError(
+                f"{path}: this file system offers no file locks ({error}); put run_dir on another one"
+            ) from error
+        # The folder may have been moved aside between open and lock: then this is the lock of another folder.
+        if not path.exists() or not os.path.samestat(os.fstat(self._descriptor), path.stat()):
+            raise RunFolderError(f"{path.parent}: another process has just moved this run folder; try again")
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Give the lock up; a second call does nothing. The file stays: removing it would open a race."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
 
 _LOCK = ".lock"
 _IDENTITY = RUN_FILE
@@ -148,7 +187,7 @@ def open_run_folder(
         origin = None if isinstance(resume, str) else find_origin(resume, root, restore=restore)
         if overwrite and origin is not None and origin.path.is_relative_to(root):
             raise RunFolderError(f"{root}: --overwrite would move {origin.path} aside, from which the run is to begin")
-        how = resume if isinstance(resume, str) else "auto" if origin is None or origin.is_own else "never"
+        how = resume if isinstance(resume, str) else "auto" if origin is None or origin.is_same_run else "never"
         root.mkdir(parents=True, exist_ok=True)
         lock = RunLock(root / _LOCK)
         try:
@@ -163,7 +202,7 @@ def open_run_folder(
 
 
 def _open_locked(root: Path, lock: RunLock, *, resume: str, overwrite: bool, origin: Origin | None) -> RunFolder:
-    finish_going_back(root)
+    finish_rollback(root)
     if not _run_marks(root):
         run_id = _new_identity(root, origin)
         return RunFolder(root=root, status=RunStatus.NEW, run_id=run_id, origin=origin, _lock=lock)
@@ -186,7 +225,7 @@ def _replace(root: Path, lock: RunLock, origin: Origin | None) -> RunFolder:
     """Move the old run aside, with its lock file (so that lock is given up); open a new one in its place."""
     if Path.cwd().is_relative_to(root.resolve()):
         raise RunFolderError(f"{root}: the current folder lies inside it; change to another one to use --overwrite")
-    moved_aside = _free_name(root)
+    moved_aside = unused_name(root.with_name(f"{root.name}.old"))
     os.rename(root, moved_aside)
     lock.release()
     root.mkdir()
@@ -199,15 +238,6 @@ def _replace(root: Path, lock: RunLock, origin: Origin | None) -> RunFolder:
         origin=origin,
         _lock=new_lock,
     )
-
-
-def _free_name(root: Path) -> Path:
-    """`<root>.old-<timestamp>`, with a number behind it if two fall into one second."""
-    stem = f"{root.name}.old-{time.strftime('%Y%m%d-%H%M%S')}"
-    candidate, number = root.with_name(stem), 2
-    while candidate.exists():
-        candidate, number = root.with_name(f"{stem}-{number}"), number + 1
-    return candidate
 
 
 def _refuse_foreign(root: Path) -> None:
@@ -268,7 +298,7 @@ def _beginning(root: Path) -> Origin | None:
         return None
     return Origin(
         path=Path(str(begun.get("path"))),
-        is_own=False,
+        is_same_run=False,
         restore="weights" if begun.get("restore") == "weights" else "all",
     )
 

@@ -1,37 +1,176 @@
-"""Checkpoints of a run: complete or absent, verified when read.
+"""The checkpoints of a run: saved atomically, verified when read, the newest and best kept.
 
-What enters: named numpy arrays of the model and the optimizer, and a small JSON-able state. What leaves:
-the folder `step_00000010` (its files: `steps`), or the same arrays bit for bit. Called by the trainer.
+step_00000010/  parameters.safetensors  optimizer.safetensors  <stateful>.safetensors ...  state.json
+                manifest.json (written last)
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mindgspo import faults
-from mindgspo.checkpoint.manifest import FileDigest, verify, write_manifest
-from mindgspo.checkpoint.retention import Keep, remove_others
-from mindgspo.checkpoint.steps import (
-    CHECKPOINT_FILES,
-    OPTIMIZER_FILE,
-    PARAMETERS_FILE,
-    STATE_FILE,
-    kept_file,
-    read_state,
-    step_folder,
-)
+from mindgspo.checkpoint.manifest import FileDigest, NewerFormatError, verify, write_manifest
 from mindgspo.errors import CheckpointError
-from mindgspo.io import publish_folder, remove_leftovers, temporary_path, write_json
-from mindgspo.tensor_files import read_safetensors, write_tensor_file
+from mindgspo.io import (
+    check_free_space,
+    fsync,
+    publish_folder,
+    remove_folder,
+    remove_leftovers,
+    temporary_path,
+    write_json,
+)
+from mindgspo.tensor_files import ArraySource, TensorSource, open_tensors, read_safetensors, write_tensor_file
 
-# Room for headers, the state, the manifest and the file system's own records.
-_SPARE_BYTES = 16 << 20
+PARAMETERS_FILE = "parameters.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+STATE_FILE = "state.json"
+CHECKPOINT_FILES = (PARAMETERS_FILE, OPTIMIZER_FILE, STATE_FILE)
+ROLLBACK_FILE = "going_back.json"
+"""While it is there, the steps beyond its "to" are given up; see `going_back`."""
+_NAME = re.compile(r"step_(\d{8,})")
+_STATEFUL_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+_log = logging.getLogger(__name__)
+
+
+def step_folder(checkpoints_dir: Path, step: int) -> Path:
+    """Where the checkpoint of a step is."""
+    return checkpoints_dir / f"step_{step:08d}"
+
+
+def step_of(folder: Path) -> int | None:
+    """The step that a folder's name tells; None for another name."""
+    match = _NAME.fullmatch(folder.name)
+    return int(match[1]) if match else None
+
+
+def stateful_file(name: str) -> str:
+    """The file with the arrays of what a run keeps under this name."""
+    file = f"{name}.safetensors"
+    assert _STATEFUL_NAME.fullmatch(name) and file not in CHECKPOINT_FILES, f"no name for a file of its own: {name!r}"
+    return file
+
+
+def steps_newest_first(checkpoints_dir: Path) -> list[Path]:
+    """Folders that bear a checkpoint's name, most steps first; without those that a run has gone back from."""
+    last = _last_step(checkpoints_dir)
+    steps = {path: step for path in checkpoints_dir.iterdir() if path.is_dir() and (step := step_of(path)) is not None}
+    wanted = [path for path, step in steps.items() if last is None or step <= last]
+    return sorted(wanted, key=steps.__getitem__, reverse=True)
+
+
+def complete_steps(checkpoints_dir: Path) -> Iterator[Path]:
+    """Those whose files have their sizes, most steps first. Hashing all of them would cost more than a save."""
+    for path in steps_newest_first(checkpoints_dir):
+        try:
+            verify(path, required=CHECKPOINT_FILES, hashes=False)
+        except CheckpointError:
+            continue
+        yield path
+
+
+def newest_checkpoint(checkpoints_dir: Path, *, clears: bool = True) -> Path | None:
+    """The complete checkpoint with the most steps, its content verified; None where there is no checkpoint
+    at all.
+
+    Damaged ones are passed over with a warning that names the broken file. Raises NewerFormatError where the newest is
+    of a format that this version cannot read: passing it over would lose its steps without need. Raises CheckpointError
+    where checkpoints exist and none is complete: starting anew would hide the loss. clears: remove what dead processes
+    left half written; not in another run's folder.
+    """
+    if not checkpoints_dir.is_dir():
+        return None
+    if clears:
+        remove_leftovers(checkpoints_dir)
+    problems = []
+    for path in steps_newest_first(checkpoints_dir):
+        try:
+            verify(path, required=CHECKPOINT_FILES)
+        except NewerFormatError:
+            raise
+        except CheckpointError as error:
+            _log.warning("checkpoint passed over: %s", error)
+            problems.append(str(error))
+        else:
+            return path
+    if problems:
+        raise CheckpointError(
+            f"{checkpoints_dir}: none of the {len(problems)} checkpoints is complete\n  "
+            + "\n  ".join(problems)
+            + "\nRestore one, or start the run again with --overwrite (it moves this run folder aside)"
+        )
+    return None
+
+
+def read_state(step: Path) -> dict[str, Any]:
+    """The JSON state of a checkpoint. Raises CheckpointError where it is none."""
+    path = step / STATE_FILE
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: damaged ({error}); restore the file from a copy") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path}: damaged (no JSON object); restore the file from a copy")
+    return state
+
+
+def _last_step(checkpoints_dir: Path) -> int | None:
+    """The step that a run is going back to."""
+    path = checkpoints_dir / ROLLBACK_FILE
+    if not path.is_file():
+        return None
+    try:
+        return int(json.loads(path.read_text(encoding="utf-8"))["to"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: damaged ({error}); remove this file and try again") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """last: newest checkpoints that stay. best: of those that were evaluated at their step, the best that stay."""
+
+    last: int
+    best: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.last >= 1 and self.best >= 0, f"{self}"
+
+
+def evaluation_of(step: Path) -> float | None:
+    """What the evaluation with a checkpoint's weights came to, higher is better; None where there was none."""
+    try:
+        latest = read_state(step)["progress"]["latest"]
+        return float(latest["value"]) if latest["step"] == step_of(step) else None
+    except (CheckpointError, KeyError, TypeError, ValueError):
+        return None
+
+
+def best_first(steps: Sequence[Path]) -> list[Path]:
+    """Those that were evaluated, the best first; of equal ones the one with fewer steps."""
+    values = {step: value for step in steps if (value := evaluation_of(step)) is not None}
+    return sorted(values, key=lambda step: (-values[step], step_of(step)))
+
+
+def remove_others(checkpoints_dir: Path, keep: Keep, *, just_written: Path) -> None:
+    """Remove complete checkpoints that nobody asked to keep. Damaged ones neither count nor go: people may look."""
+    complete = list(complete_steps(checkpoints_dir))
+    wanted = {*complete[: keep.last], *(best_first(complete)[: keep.best] if keep.best else ()), just_written}
+    for path in complete:
+        if path not in wanted:
+            faults.reach("save.remove")
+            remove_folder(path)
+    fsync(checkpoints_dir)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,25 +195,27 @@ def save_checkpoint(
     optimizer: Mapping[str, np.ndarray],
     state: Mapping[str, object],
     keep: Keep,
-    kept: Mapping[str, Mapping[str, np.ndarray]] | None = None,
+    stateful: Mapping[str, Mapping[str, np.ndarray]] | None = None,
 ) -> Path:
     """Write one checkpoint, then remove complete ones that `keep` does not name; returns its folder.
 
-    state must come back from JSON unchanged (no tuples, no integer keys, no NaN). kept: {name: arrays} of what else a
-    run keeps, each in a file of its own, which an empty one does not get.
+    state must come back from JSON unchanged (no tuples, no integer keys, no NaN). stateful: {name: arrays} of the other
+    stateful parts of a run, each in a file of its own unless empty.
     Raises CheckpointError: not enough space (checked first), or the write failed. Older checkpoints then
     stay.
     """
     assert step >= 0, f"step={step}"
     assert json.loads(json.dumps(state, allow_nan=False)) == state, "state does not survive JSON unchanged"
     target = step_folder(checkpoints_dir, step)
-    extra = {kept_file(name): arrays for name, arrays in (kept or {}).items() if arrays}
+    extra = {stateful_file(name): arrays for name, arrays in (stateful or {}).items() if arrays}
     arrays_of = {PARAMETERS_FILE: parameters, OPTIMIZER_FILE: optimizer, **extra}
     filled = temporary_path(target)
     try:
         checkpoints_dir.mkdir(parents=True, exist_ok=True)
         remove_leftovers(checkpoints_dir)
-        _require_space(checkpoints_dir, [array for arrays in arrays_of.values() for array in arrays.values()])
+        needed = sum(array.nbytes for arrays in arrays_of.values() for array in arrays.values())
+        fix = "make room, lower trainer.keep_checkpoints, or put run_dir on a larger disk"
+        check_free_space(target, needed, CheckpointError, fix)  # older checkpoints go only after this one stands
         filled.mkdir()
         digests = {name: FileDigest() for name in arrays_of}
         for name, arrays in arrays_of.items():
@@ -106,12 +247,47 @@ def load_checkpoint(path: Path) -> Checkpoint:
     )
 
 
-def _require_space(folder: Path, arrays: list[np.ndarray]) -> None:
-    """Older checkpoints go only after this one has its name, so it needs room beside them."""
-    needed = sum(array.nbytes for array in arrays) + _SPARE_BYTES
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise CheckpointError(
-            f"{folder}: a checkpoint needs {needed / 2**20:,.0f} MiB and {free / 2**20:,.0f} MiB are free; "
-            "make room, lower trainer.keep_checkpoints, or put run_dir on a larger disk"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenCheckpoint:
+    """step: training steps done. parameters: under Hugging Face names. state: JSON as saved. stateful: {name: state} of
+    what the run keeps by name; `arrays_of` gives their arrays."""
+
+    path: Path
+    step: int
+    state: Mapping[str, Any]
+    parameters: TensorSource
+    optimizer: TensorSource
+    stateful: Mapping[str, Mapping[str, Any]]
+    _arrays: Mapping[str, TensorSource]
+
+    def arrays_of(self, name: str) -> TensorSource:
+        """Empty where none were saved."""
+        return self._arrays.get(name) or ArraySource({}, path=self.path / stateful_file(name))
+
+
+@contextmanager
+def open_checkpoint(path: Path) -> Iterator[OpenCheckpoint]:
+    """Open all files of a checkpoint for the block. Raises CheckpointError, WeightsError where sizes or headers say
+    that one is damaged."""
+    manifest = verify(path, required=CHECKPOINT_FILES, hashes=False)
+    state = read_state(path)
+    stateful = _stateful_states(state)
+    with ExitStack() as files:
+        yield OpenCheckpoint(
+            path=path,
+            step=manifest.step,
+            state=state,
+            parameters=files.enter_context(open_tensors(path / PARAMETERS_FILE)),
+            optimizer=files.enter_context(open_tensors(path / OPTIMIZER_FILE)),
+            stateful=stateful,
+            _arrays={
+                name: files.enter_context(open_tensors(path / stateful_file(name)))
+                for name in stateful
+                if stateful_file(name) in manifest.files
+            },
         )
+
+
+def _stateful_states(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """{name: state}; checkpoints of format 1 have two of them among the rest."""
+    return dict(state["kept"]) if "kept" in state else {name: state[name] for name in ("stream", "kl") if name in state}

@@ -59,7 +59,7 @@ SyncOption = Annotated[
 @checkpoint_app.command("list")
 def checkpoint_list(path: SourceArgument) -> None:
     """List the steps of a run, complete or damaged, or the files of another checkpoint."""
-    from mindgspo.checkpoint.transform.listing import list_lines
+    from mindgspo.checkpoint.verify import list_lines
 
     for line in list_lines(path):
         print(line)
@@ -77,7 +77,7 @@ def checkpoint_verify(
 
     With a strategy, also that the ranks' files agree with it.
     """
-    from mindgspo.checkpoint.transform.verify import verify_checkpoint
+    from mindgspo.checkpoint.verify import verify_checkpoint
 
     wanted = strategy_from(strategy, plan, config)
     is_sound = True
@@ -195,7 +195,7 @@ def checkpoint_export(
     `mindgspo convert weights` takes other sources, and writes other layouts.
     """
     from mindgspo.checkpoint import Conversion, convert_weights
-    from mindgspo.checkpoint.transform.stored_checkpoint import find_checkpoint
+    from mindgspo.checkpoint.stored_files import find_checkpoint
 
     step = find_checkpoint(source)
     for line in step.notes:
@@ -235,7 +235,7 @@ def run_transform(
     sync: bool = True,
 ) -> None:
     """What transform, merge, shard and tools/transform_checkpoint.py do."""
-    from mindgspo.checkpoint.transform.transform import TransformRequest, transform
+    from mindgspo.checkpoint.transform import TransformRequest, transform
 
     if format_ not in (None, "ckpt", "safetensors"):
         raise typer.BadParameter(f"--format {format_}: ckpt or safetensors")
@@ -251,6 +251,6 @@ def run_transform(
         weights_only=weights_only,
         jobs=jobs,
         deep=verify == "deep",
-        syncs=sync,
+        sync=sync,
     )
     transform(request, note=lambda line: print(line, flush=True))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mindgspo.checkpoint.manifest import verify
-from mindgspo.checkpoint.steps import CHECKPOINT_FILES, steps_newest_first
+from mindgspo.checkpoint.store import CHECKPOINT_FILES, steps_newest_first
 from mindgspo.errors import MindGSPOError
 from mindgspo.metrics.files import read_summary
 from mindgspo.tensor_files import read_safetensors

@@ -22,7 +22,7 @@ from statistics import median
 import psutil
 
 from mindgspo import faults
-from mindgspo.checkpoint.steps import step_of
+from mindgspo.checkpoint.store import step_of
 from mindgspo.torture.kills import Kill
 
 _MARK = "MINDGSPO_TORTURE"

@@ -18,9 +18,9 @@ from mindgspo.checkpoint import (
     Origin,
     RunFolder,
     RunStatus,
-    go_back,
     newest_checkpoint,
     open_checkpoint,
+    roll_back,
 )
 from mindgspo.errors import TrainingError
 from mindgspo.io import fsync_tree, publish_folder, temporary_path, write_file
@@ -52,7 +52,7 @@ def restored(parts: TrainingParts, folder: RunFolder, log: RunLog, saver: Saver,
     beyond the steps that are asked for. Nothing in the folder has changed then.
     """
     origin = folder.origin
-    if origin is not None and origin.is_own:
+    if origin is not None and origin.is_same_run:
         return _gone_back(parts, folder, log, origin, started=started)
     own = path_for_all(lambda: newest_checkpoint(folder.checkpoints))
     if own is not None:
@@ -88,7 +88,7 @@ def _gone_back(parts: TrainingParts, folder: RunFolder, log: RunLog, origin: Ori
 
     def settle() -> None:
         log.note(f"going back to step {progress.step}, to {path}")
-        first_rank_first(lambda: log.note(f"what came later is in {go_back(folder.root, progress.step)}"))
+        first_rank_first(lambda: log.note(f"what came later is in {roll_back(folder.root, progress.step)}"))
         log.truncate_after(progress.step)
         log.note("from here on resume=auto continues")
         faults.reach("resume.after")
@@ -143,8 +143,8 @@ def _loaded(parts: TrainingParts, path: Path, log: RunLog, *, started: float) ->
             load_tensors(parts.model, parts.config.model, saved.parameters)
             parts.updater.load_tensors(saved.optimizer)
         for name, part in parts.kept.items():
-            if name in saved.kept:
-                part.load(saved.kept[name], saved.arrays_of(name))
+            if name in saved.stateful:
+                part.load(saved.stateful[name], saved.arrays_of(name))
             else:
                 log.note(f"note: {path} holds no state of `{name}`, which starts anew")
         parts.weight_version = int(saved.state["weight_version"])

@@ -85,7 +85,7 @@ class Saver:
             parameters=parameters,
             optimizer=optimizer,
             state=state,
-            kept={name: part.arrays() for name, part in parts.kept.items()},
+            stateful={name: part.arrays() for name, part in parts.kept.items()},
             keep=Keep(last=trainer.keep_checkpoints, best=trainer.keep_best),
         )
 

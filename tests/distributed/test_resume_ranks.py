@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindgspo.checkpoint.steps import step_folder
+from mindgspo.checkpoint.store import step_folder
 from mindgspo.tensor_files import read_safetensors
 from mindgspo.torture.experiment import write_experiment
 from mindgspo.torture.judge import at_the_end

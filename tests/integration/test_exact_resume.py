@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.checkpoint.steps import read_state, step_folder
+from mindgspo.checkpoint.store import read_state, step_folder
 from mindgspo.torture.judge import at_the_end
 
 STEPS = 4

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from mindgspo.checkpoint import Keep, open_checkpoint, save_checkpoint
-from mindgspo.checkpoint.steps import kept_file
+from mindgspo.checkpoint.store import stateful_file
 from mindgspo.errors import CheckpointError
 
 
 def save(folder: Path, state: dict, kept: dict | None = None) -> Path:
     arrays = {"w": np.arange(12, dtype=np.float32).reshape(6, 2)}
     return save_checkpoint(
-        folder, step=3, parameters=arrays, optimizer=arrays, state=state, kept=kept, keep=Keep(last=1)
+        folder, step=3, parameters=arrays, optimizer=arrays, state=state, stateful=kept, keep=Keep(last=1)
     )
 
 
@@ -26,7 +26,7 @@ def test_what_is_kept_comes_back_by_name_with_its_arrays(tmp_path: Path) -> None
     path = save(tmp_path, {"kept": {"surplus": {"groups": [1]}, "stream": {"epoch": 2}}}, kept)
     assert not (path / "stream.safetensors").exists(), "nothing to write"
     with open_checkpoint(path) as saved:
-        assert saved.step == 3 and saved.kept == {"surplus": {"groups": [1]}, "stream": {"epoch": 2}}
+        assert saved.step == 3 and saved.stateful == {"surplus": {"groups": [1]}, "stream": {"epoch": 2}}
         np.testing.assert_array_equal(saved.arrays_of("surplus").read("ids"), [3, 1])
         assert saved.arrays_of("stream").tensors == {}
         np.testing.assert_array_equal(saved.parameters.read_slice("w", (slice(2, 4),)), [[4, 5], [6, 7]])
@@ -35,7 +35,7 @@ def test_what_is_kept_comes_back_by_name_with_its_arrays(tmp_path: Path) -> None
 def test_the_format_that_had_two_of_them_among_the_rest_is_read(tmp_path: Path) -> None:
     path = save(tmp_path, {"stream": {"epoch": 1}, "kl": {"coef": 0.5}, "progress": {}})
     with open_checkpoint(path) as saved:
-        assert saved.kept == {"stream": {"epoch": 1}, "kl": {"coef": 0.5}}
+        assert saved.stateful == {"stream": {"epoch": 1}, "kl": {"coef": 0.5}}
 
 
 def test_a_file_of_what_is_kept_is_verified_as_the_others_are(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_file_of_what_is_kept_is_verified_as_the_others_are(tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["parameters", "optimizer", "../up", "State", ""])
 def test_names_that_would_be_other_files_are_ours_to_avoid(name: str) -> None:
     with pytest.raises(AssertionError):
-        kept_file(name)
+        stateful_file(name)
 
 
 def test_a_state_that_is_no_json_is_named(tmp_path: Path) -> None:

@@ -9,7 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindgspo.checkpoint import Keep, RunFolder, RunStatus, go_back, newest_checkpoint, open_run_folder, save_checkpoint
+from mindgspo.checkpoint import (
+    Keep,
+    RunFolder,
+    RunStatus,
+    newest_checkpoint,
+    open_run_folder,
+    roll_back,
+    save_checkpoint,
+)
 from mindgspo.errors import CheckpointError, RunFolderError
 from mindgspo.io import write_json
 
@@ -42,7 +50,7 @@ def opened(root: Path, resume: str | Path, **options) -> RunFolder:
 def test_a_new_run_begins_with_another_runs_checkpoint(tmp_path: Path, named: str) -> None:
     other = make_run(tmp_path / "other")
     folder = opened(tmp_path / "run", other / named)
-    assert folder.status is RunStatus.NEW and folder.origin is not None and not folder.origin.is_own
+    assert folder.status is RunStatus.NEW and folder.origin is not None and not folder.origin.is_same_run
     step = "step_00000004" if "step" in named else "step_00000006"
     assert folder.origin.checkpoint() == other / "checkpoints" / step
     assert folder.origin.config == other / "config.yaml"
@@ -90,13 +98,13 @@ def test_the_own_newest_is_what_auto_takes(tmp_path: Path) -> None:
 def test_an_own_step_is_gone_back_to_even_in_a_finished_run(tmp_path: Path) -> None:
     root = make_run(tmp_path / "run", finished=True)
     folder = opened(root, root / "checkpoints" / "step_00000004")
-    assert folder.status is RunStatus.RESUMED and folder.origin is not None and folder.origin.is_own
+    assert folder.status is RunStatus.RESUMED and folder.origin is not None and folder.origin.is_same_run
     assert newest_checkpoint(folder.checkpoints) == folder.checkpoints / "step_00000006", "nothing has happened yet"
 
 
 def test_going_back_sets_everything_later_aside(tmp_path: Path) -> None:
     root = make_run(tmp_path / "run", finished=True)
-    aside = go_back(root, 2)
+    aside = roll_back(root, 2)
     assert newest_checkpoint(root / "checkpoints") == root / "checkpoints" / "step_00000002"
     assert {path.name for path in aside.iterdir()} == {
         "step_00000004",
@@ -108,7 +116,7 @@ def test_going_back_sets_everything_later_aside(tmp_path: Path) -> None:
     assert [json.loads(line)["step"] for line in (root / "metrics.jsonl").read_text().splitlines()] == [0, 1, 2]
     assert [json.loads(line)["step"] for line in (aside / "metrics.jsonl").read_text().splitlines()] == [3, 4, 5, 6]
     assert opened(root, "auto").status is RunStatus.RESUMED, "it is not finished any more"
-    assert go_back(root, 2) != aside and newest_checkpoint(aside) == aside / "step_00000006", "nothing is lost"
+    assert roll_back(root, 2) != aside and newest_checkpoint(aside) == aside / "step_00000006", "nothing is lost"
 
 
 @pytest.mark.parametrize("moved", [0, 1, 2])

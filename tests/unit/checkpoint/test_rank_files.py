@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.checkpoint.transform.rank_files import is_sharded, pick_rank_files
+from mindgspo.checkpoint.stored_files import is_sharded, pick_rank_files
 from mindgspo.errors import CheckpointError
 
 

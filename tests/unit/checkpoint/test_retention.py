@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from mindgspo.checkpoint import Keep, newest_checkpoint, save_checkpoint
-from mindgspo.checkpoint.retention import best_first, evaluation_of
-from mindgspo.checkpoint.steps import steps_newest_first
-from mindgspo.checkpoint.transform.listing import list_lines
+from mindgspo.checkpoint.store import best_first, evaluation_of, steps_newest_first
+from mindgspo.checkpoint.verify import list_lines
 
 VALUES = {0: 0.25, 1: 0.5, 2: 0.75, 3: 0.75, 4: None, 5: 0.5, 6: 0.625}
 

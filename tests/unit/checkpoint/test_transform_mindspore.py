@@ -17,9 +17,9 @@ from planned_checkpoints import (
     write_strategy_files,
 )
 
-from mindgspo.checkpoint.transform.logical_checkpoint import open_logical
-from mindgspo.checkpoint.transform.stored_checkpoint import find_checkpoint
-from mindgspo.checkpoint.transform.transform import TransformRequest, transform
+from mindgspo.checkpoint.stored_files import find_checkpoint
+from mindgspo.checkpoint.transform import TransformRequest, transform
+from mindgspo.checkpoint.whole_checkpoint import open_whole
 from mindgspo.config import ParallelPlan
 from mindgspo.parallel.strategy.file import save_strategy
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
@@ -192,7 +192,7 @@ def test_rank_list_for_transform_names_the_ranks_that_we_read(tmp_path: Path):
     one, two = (write_strategy_files(tmp_path / str(p), p, merged=True) for p in (source, target))
     write_ranks(tmp_path / "in", random_tensors(), layouts_of(source))
     wanted = layouts_of(target)
-    with open_logical(find_checkpoint(tmp_path / "in"), single_source(one)) as checkpoint:
+    with open_whole(find_checkpoint(tmp_path / "in"), single_source(one)) as checkpoint:
         for rank in range(target.world_size):
             named = set(ms.rank_list_for_transform(rank, str(one), str(two)))
             for name, layout in wanted.items():

@@ -25,13 +25,16 @@ from planned_checkpoints import (
     write_whole,
 )
 
-from mindgspo.checkpoint.transform.destination import rank_files_to_write, whole_files_to_write
-from mindgspo.checkpoint.transform.logical_checkpoint import LogicalCheckpoint, open_logical
-from mindgspo.checkpoint.transform.new_checkpoint import NewCheckpoint
-from mindgspo.checkpoint.transform.stored_checkpoint import find_checkpoint
-from mindgspo.checkpoint.transform.tensor_blocks import TensorBlocks
-from mindgspo.checkpoint.transform.transform import TransformRequest, transform
-from mindgspo.checkpoint.transform.writing import check_file, write_file
+from mindgspo.checkpoint.new_checkpoint import (
+    NewCheckpoint,
+    check_file,
+    rank_files_to_write,
+    whole_files_to_write,
+    write_file,
+)
+from mindgspo.checkpoint.stored_files import find_checkpoint
+from mindgspo.checkpoint.transform import TransformRequest, transform
+from mindgspo.checkpoint.whole_checkpoint import TensorBlocks, WholeCheckpoint, open_whole
 from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.parameter_layouts import parameter_layouts
@@ -276,7 +279,7 @@ def test_a_source_that_is_not_what_its_manifest_says(tmp_path: Path, strategy: S
 
 
 def test_ctrl_c_while_files_are_written(tmp_path: Path, whole: Path, strategy: Strategy):
-    class Interrupted(LogicalCheckpoint):
+    class Interrupted(WholeCheckpoint):
         """Every thread's third tensor brings the interrupt."""
 
         count = 0
@@ -289,11 +292,11 @@ def test_ctrl_c_while_files_are_written(tmp_path: Path, whole: Path, strategy: S
 
     before = names(tmp_path)
     for jobs in (2, 20):  # 20: tensors are read in a thread of their own
-        with open_logical(find_checkpoint(whole), None) as opened:
+        with open_whole(find_checkpoint(whole), None) as opened:
             source = Interrupted(opened.stored, opened.ranks, opened.tensors)
             files = rank_files_to_write(source, strategy, suffix=".ckpt", prefix="w")
             new = NewCheckpoint(
-                source, files, tmp_path / "out", strategy=strategy, jobs=jobs, syncs=True, shows_bar=False
+                source, files, tmp_path / "out", strategy=strategy, jobs=jobs, sync=True, shows_bar=False
             )
             with pytest.raises(KeyboardInterrupt):
                 new.write(deep=False)
@@ -310,7 +313,7 @@ def test_too_little_room_is_seen_before(tmp_path: Path):
         os.truncate(path, path.stat().st_size + size)
     except OSError as error:
         pytest.skip(f"this file system makes no file of {size:,} bytes with a hole: {error}")
-    with pytest.raises(CheckpointError, match=r"out.ckpt: needs [\d,]+ MiB, and [\d,]+ MiB are free in .*; make room"):
+    with pytest.raises(CheckpointError, match=r"out.ckpt: needs [\d,]+ MiB and [\d,]+ MiB are free in .*; make room"):
         run(path, tmp_path / "out.ckpt")
 
 
@@ -349,9 +352,9 @@ def test_leftovers_of_a_killed_process_are_cleared(tmp_path: Path, whole: Path):
 
 def test_a_file_that_reads_back_differently(tmp_path: Path, whole: Path):
     path = tmp_path / "out.safetensors"
-    with open_logical(find_checkpoint(whole), None) as source:
+    with open_whole(find_checkpoint(whole), None) as source:
         (new,) = whole_files_to_write(source, path)
-        how = {"metadata": None, "reads_ahead": True, "syncs": True}
+        how = {"metadata": None, "reads_ahead": True, "sync": True}
         digests = write_file(source, new, path, advance=lambda count: None, **how)
     check_file(path, new, digests, new.infos, advance=lambda count: None)
     content = bytearray(path.read_bytes())

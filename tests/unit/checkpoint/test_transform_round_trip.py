@@ -23,8 +23,8 @@ from planned_checkpoints import (
 )
 
 from mindgspo.checkpoint import load_checkpoint
-from mindgspo.checkpoint.transform.tensor_blocks import TensorBlocks, first_element
-from mindgspo.checkpoint.transform.transform import TransformRequest, transform
+from mindgspo.checkpoint.transform import TransformRequest, transform
+from mindgspo.checkpoint.whole_checkpoint import TensorBlocks, first_element
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.strategy.file import read_strategy
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
@@ -99,7 +99,7 @@ def test_not_waiting_for_the_disk_changes_nothing_but_that(tmp_path: Path, monke
     whole = write_whole(tmp_path / "w.safetensors", random_tensors())
     strategy = single_source(write_strategy_files(tmp_path / "s", plan(1, 4, 2)))
     calls.clear()
-    run(whole, tmp_path / "quick", destination_strategy=strategy, syncs=False)
+    run(whole, tmp_path / "quick", destination_strategy=strategy, sync=False)
     num_record = len(calls)  # the small record beside the files is made as always
     run(whole, tmp_path / "waiting", destination_strategy=strategy)
     assert num_record < 8 < len(calls) - num_record

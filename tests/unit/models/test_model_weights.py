@@ -168,7 +168,7 @@ def quantised(arrays: dict[str, np.ndarray]) -> None:
         (missing, r"missing \(1\):\s+model\.norm\.weight"),
         (unexpected, r"unexpected \(1\):\s+model\.layers\.2\.mlp\.up_proj\.weight"),
         (transposed, r"wrong shape \(1\):\s+model\.layers\.0\.mlp\.up_proj\.weight: the model has \(12, 8\)"),
-        (misspelt, r"q_proj\.bias \(did you mean model\.layers\.1\.self_attn\.q_proj\.biass\?\)"),
+        (misspelt, r"q_proj\.bias; did you mean model\.layers\.1\.self_attn\.q_proj\.biass\?"),
         (quantised, r"not floating point.*\s+model\.layers\.1\.self_attn\.q_proj\.bias: I8"),
     ],
 )

@@ -32,9 +32,9 @@ def test_both_sides_are_listed_with_near_names() -> None:
     message = str(caught.value)
     assert message.startswith("some/folder: ") and "4 weights expected, 4 found" in message
     assert "missing (2):" in message and "    lm_head.weight\n" in message
-    assert "model.norm.weight (did you mean model.norm.weigth?)" in message
+    assert "model.norm.weight; did you mean model.norm.weigth?" in message
     assert "unexpected (2):" in message and "    rotary.inv_freq\n" in message
-    assert "model.norm.weigth (did you mean model.norm.weight?)" in message
+    assert "model.norm.weigth; did you mean model.norm.weight?" in message
     assert "bias: the model has (2,), the file (3,)" in message
     assert "scale: I8" in message
 

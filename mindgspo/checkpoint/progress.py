@@ -1,4 +1,4 @@
-"""A bar for work that is measured in bytes, on stderr where that is a terminal. Called by the conversion of weights."""
+"""A progress bar for work measured in bytes."""
 
 from __future__ import annotations
 

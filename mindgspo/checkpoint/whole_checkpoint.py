@@ -1,8 +1,6 @@
-"""A checkpoint as if it were whole: open files of all ranks, and for every tensor where its slices lie.
+"""A sharded checkpoint read as if it were whole: blocks of any tensor, from the files of all ranks.
 
-What enters: files by rank and a strategy. What leaves: any block of any tensor. Called by the writer, which needs the
-blocks of another plan's slices, and by the proof that two checkpoints hold the same. Only headers are read at first;
-blocks may be read from several threads.
+Only headers are read at first; blocks may be read from several threads.
 """
 
 from __future__ import annotations
@@ -11,35 +9,110 @@ import resource
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import prod
 from types import TracebackType
 
-from mindgspo.checkpoint.transform.placement import full_shapes, is_optimizer_state, num_ranks, place
-from mindgspo.checkpoint.transform.rank_agreement import RankTensors, check_ranks, held_layouts
-from mindgspo.checkpoint.transform.stored_checkpoint import StoredCheckpoint
-from mindgspo.checkpoint.transform.tensor_blocks import TensorBlocks
+import numpy as np
+
+from mindgspo.checkpoint.placement import (
+    RankTensors,
+    check_ranks,
+    full_shapes,
+    held_layouts,
+    is_optimizer_state,
+    num_ranks,
+    place,
+)
+from mindgspo.checkpoint.stored_files import StoredCheckpoint
 from mindgspo.errors import CheckpointError
-from mindgspo.parallel.layout import Layout
+from mindgspo.parallel.layout import Layout, Shape, SliceIndex
+from mindgspo.parallel.reshard.overlaps import touching_slices
 from mindgspo.parallel.strategy.record import Strategy
+from mindgspo.parallel.tensor_slice import TensorSlice
 from mindgspo.tensor_files.reader import TensorFile, open_tensors
 from mindgspo.tensor_files.tensors import TensorInfo
+
+
+class TensorBlocks:
+    """Reads blocks of one tensor. near: of ranks with equal slices this one is read, or, for other neighbours, another
+    one."""
+
+    def __init__(self, name: str, layout: Layout, files: Mapping[int, Mapping[str, TensorFile]], near: int) -> None:
+        self._name = name
+        self._layout = layout
+        self._slice_shape = layout.slice_shape
+        self._files = files
+        self._near = near
+        self._scratch = np.empty(0, dtype=np.uint8)
+        self._held: dict[SliceIndex, tuple[TensorSlice, TensorFile]] = {}
+
+    def fill(self, block: TensorSlice, out: np.ndarray) -> None:
+        """Put a block into a contiguous array of its shape and dtype."""
+        for index in touching_slices(self._slice_shape, block):
+            held, file = self._held.get(index) or self._look_up(index)
+            part = block.intersection(held)
+            assert part is not None, (self._name, index, block)
+            target = out[(*part.relative_to(block.starts).index, ...)]  # the dots keep a scalar an array
+            self._read(file, part.relative_to(held.starts), target)
+
+    def _read(self, file: TensorFile, block: TensorSlice, target: np.ndarray) -> None:
+        """A block of one rank's slice, by way of a scratch array where it does not lie in one piece in the target."""
+        if target.flags.c_contiguous:
+            read_block(file, self._name, block, target)
+            return
+        if self._scratch.nbytes < target.nbytes:
+            self._scratch = np.empty(target.nbytes, dtype=np.uint8)
+        piece = self._scratch[: target.nbytes].view(target.dtype).reshape(target.shape)
+        read_block(file, self._name, block, piece)
+        target[...] = piece
+
+    def _look_up(self, index: SliceIndex) -> tuple[TensorSlice, TensorFile]:
+        holders = self._layout.holders(index)
+        rank = self._near if self._near in holders else holders[self._near % len(holders)]
+        self._held[index] = self._layout.slice_at(index), self._files[rank][self._name]
+        return self._held[index]
+
+
+def read_block(file: TensorFile, name: str, block: TensorSlice, out: np.ndarray) -> None:
+    """Fill a contiguous array with a block of a tensor, in the tensor's own coordinates."""
+    info = file.tensors[name]
+    start = first_element(block, info.shape)
+    if start is None:
+        file.read_slice(name, block.index, out)
+    else:
+        file.read_into(name, start * info.bits.itemsize, memoryview(out.reshape(-1).view(np.uint8)))
+
+
+def first_element(block: TensorSlice, shape: Shape) -> int | None:
+    """Number of a block's first element, row by row, where its elements follow each other in a tensor of this shape;
+    None where they do not.
+
+    Example: rows 2 to 4 of (8, 3) begin at 6; columns 0 to 1 of it do not follow each other.
+    """
+    lengths = block.shape
+    cut = [axis for axis, length in enumerate(lengths) if length != shape[axis]]
+    if cut and any(length != 1 for length in lengths[: cut[-1]]):
+        return None
+    return sum(start * prod(shape[axis + 1 :]) for axis, start in enumerate(block.starts))
+
 
 # Files that a process has open beside those of a checkpoint, those that are written among them.
 _OTHER_FILES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogicalTensor:
+class WholeTensor:
     """info: of the whole tensor. layout: over the ranks of the checkpoint."""
 
     info: TensorInfo
     layout: Layout
 
 
-class LogicalCheckpoint:
-    """Open files; made by `open_logical`. A context manager."""
+class WholeCheckpoint:
+    """Open files; made by `open_whole`. A context manager."""
 
     def __init__(
-        self, stored: StoredCheckpoint, ranks: Mapping[int, RankTensors], tensors: Mapping[str, LogicalTensor]
+        self, stored: StoredCheckpoint, ranks: Mapping[int, RankTensors], tensors: Mapping[str, WholeTensor]
     ) -> None:
         """tensors: in the order of the whole checkpoint."""
         self.stored = stored
@@ -63,7 +136,7 @@ class LogicalCheckpoint:
             for file in tensors.values():
                 file.close()
 
-    def __enter__(self) -> LogicalCheckpoint:
+    def __enter__(self) -> WholeCheckpoint:
         return self
 
     def __exit__(
@@ -72,9 +145,7 @@ class LogicalCheckpoint:
         self.close()
 
 
-def open_logical(
-    stored: StoredCheckpoint, strategy: Strategy | None, *, weights_only: bool = False
-) -> LogicalCheckpoint:
+def open_whole(stored: StoredCheckpoint, strategy: Strategy | None, *, weights_only: bool = False) -> WholeCheckpoint:
     """Open all files and compare what they hold with the strategy.
 
     weights_only: leave optimizer state out. Raises WeightsError: a file is damaged, or the strategy is another
@@ -89,7 +160,7 @@ def open_logical(
             ranks[rank] = _joined(stored, rank, [folder.file_of for folder in folders])
         if weights_only:
             ranks = {rank: _weights(tensors) for rank, tensors in ranks.items()}
-        checkpoint = LogicalCheckpoint(stored, ranks, _tensors(stored, ranks, strategy))
+        checkpoint = WholeCheckpoint(stored, ranks, _tensors(stored, ranks, strategy))
         opened.pop_all()
         return checkpoint
 
@@ -137,7 +208,7 @@ def _weights(tensors: RankTensors) -> RankTensors:
 
 def _tensors(
     stored: StoredCheckpoint, ranks: Mapping[int, RankTensors], strategy: Strategy | None
-) -> dict[str, LogicalTensor]:
+) -> dict[str, WholeTensor]:
     """Every tensor as a whole, in the order of the whole checkpoint."""
     infos: dict[str, TensorInfo] = {}
     for _, tensors in sorted(ranks.items()):
@@ -151,6 +222,6 @@ def _tensors(
     order = stored.record.order if stored.record is not None else ()
     known = [name for name in order if name in infos]
     return {
-        name: LogicalTensor(info=TensorInfo(dtype=infos[name].dtype, shape=shapes[name]), layout=layouts[name])
+        name: WholeTensor(info=TensorInfo(dtype=infos[name].dtype, shape=shapes[name]), layout=layouts[name])
         for name in dict.fromkeys((*known, *infos))
     }

@@ -1,11 +1,7 @@
-"""A run goes back to an earlier step of its own: what came after that step is given up, and set aside.
+"""A run returns to an earlier step of its own; everything after it is set aside.
 
-What enters: the run's folder and the step. What leaves: a folder in which that step is the newest. Called by rank 0,
-which holds the lock: by the trainer once the checkpoint is loaded, and by the run folder, to end what a killed process
-began.
-
-One small file decides. From the moment `going_back.json` stands, the later checkpoints do not count
-(`steps_newest_first`), so that no resume jumps to the future that was given up; moving things aside only follows.
+From the moment the marker file `going_back.json` exists, later checkpoints do not count (`steps_newest_first`); moving
+them aside only follows, and is finished by the next process where one was killed.
 """
 
 from __future__ import annotations
@@ -13,14 +9,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 
 from mindgspo import faults
 from mindgspo.checkpoint.origin import CHECKPOINTS
-from mindgspo.checkpoint.steps import GOING_BACK_FILE, step_of
+from mindgspo.checkpoint.store import ROLLBACK_FILE, step_of
 from mindgspo.errors import RunFolderError
-from mindgspo.io import fsync, remove_folder, write_file, write_json
+from mindgspo.io import fsync, remove_folder, unused_name, write_file, write_json
 from mindgspo.metrics.files import (
     METRICS_FILE,
     PLOT_FILE,
@@ -37,18 +32,18 @@ _OF_THE_END = (SUMMARY_FILE, REPORT_FILE, PLOT_FILE, "export")
 _BY_STEP = (METRICS_FILE, SAMPLES_FILE, VALIDATION_FILE)
 
 
-def go_back(root: Path, step: int) -> Path:
+def roll_back(root: Path, step: int) -> Path:
     """Make `step` the newest one of the run; returns the folder in which everything later now lies."""
     checkpoints = root / CHECKPOINTS
-    write_json(checkpoints / GOING_BACK_FILE, {"to": step, "aside": _free_name(checkpoints)})
-    aside = finish_going_back(root)
+    write_json(checkpoints / ROLLBACK_FILE, {"to": step, "aside": unused_name(checkpoints / "abandoned").name})
+    aside = finish_rollback(root)
     assert aside is not None
     return aside
 
 
-def finish_going_back(root: Path) -> Path | None:
-    """End what `go_back` began, from whatever point; None where nothing was begun. Raises RunFolderError."""
-    marker = root / CHECKPOINTS / GOING_BACK_FILE
+def finish_rollback(root: Path) -> Path | None:
+    """End what `roll_back` began, from whatever point; None where nothing was begun. Raises RunFolderError."""
+    marker = root / CHECKPOINTS / ROLLBACK_FILE
     if not marker.is_file():
         return None
     step, aside = _read(marker)
@@ -95,12 +90,3 @@ def _cut(source: Path, target: Path, step: int) -> None:
     if later:
         write_file(target, b"".join(later))
         drop_records_after(source, step)
-
-
-def _free_name(checkpoints: Path) -> str:
-    """`abandoned-<timestamp>`, with a number behind it if two fall into one second."""
-    stem = f"abandoned-{time.strftime('%Y%m%d-%H%M%S')}"
-    name, number = stem, 2
-    while (checkpoints / name).exists():
-        name, number = f"{stem}-{number}", number + 1
-    return name

@@ -15,14 +15,21 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mindgspo.checkpoint.steps import STATE_FILE
-from mindgspo.checkpoint.transform.destination import NewFile, rank_files_to_write, whole_files_to_write
-from mindgspo.checkpoint.transform.logical_checkpoint import LogicalCheckpoint, open_logical
-from mindgspo.checkpoint.transform.new_checkpoint import NewCheckpoint, is_one_file, require_absent, require_room
-from mindgspo.checkpoint.transform.placement import without_entry
-from mindgspo.checkpoint.transform.stored_checkpoint import StoredCheckpoint, find_checkpoint
-from mindgspo.checkpoint.transform.verify import verify_checkpoint
+from mindgspo.checkpoint.new_checkpoint import (
+    NewCheckpoint,
+    NewFile,
+    is_one_file,
+    rank_files_to_write,
+    require_absent,
+    whole_files_to_write,
+)
+from mindgspo.checkpoint.placement import without_entry
+from mindgspo.checkpoint.store import STATE_FILE
+from mindgspo.checkpoint.stored_files import StoredCheckpoint, find_checkpoint
+from mindgspo.checkpoint.verify import verify_checkpoint
+from mindgspo.checkpoint.whole_checkpoint import WholeCheckpoint, open_whole
 from mindgspo.errors import CheckpointError
+from mindgspo.io import check_free_space
 from mindgspo.parallel.strategy.record import Strategy
 
 _LISTED = 3
@@ -33,7 +40,7 @@ class TransformRequest:
     """source, destination: paths. The strategies: None for whole. suffix: of ranks' files; None: as the source's.
     prefix: of the names of ranks' files that are written; source_prefix: of those that are read. weights_only: leave
     optimizer state out. jobs: files that are written at a time; None: one per processor. deep: compare the source with
-    the hashes that are known of it, and prove in the end that source and destination hold the same. syncs: end when
+    the hashes that are known of it, and prove in the end that source and destination hold the same. sync: end when
     everything is on the disk; otherwise, as `cp` does, when the kernel has it."""
 
     source: Path
@@ -46,7 +53,7 @@ class TransformRequest:
     weights_only: bool = False
     jobs: int | None = None
     deep: bool = False
-    syncs: bool = True
+    sync: bool = True
 
 
 def transform(request: TransformRequest, *, note: Callable[[str], None], shows_bar: bool = True) -> None:
@@ -63,8 +70,8 @@ def transform(request: TransformRequest, *, note: Callable[[str], None], shows_b
     if request.deep:
         _require_sound(stored)
     if request.weights_only:  # a run does not go on from that
-        stored = replace(stored, step=None, state=None, kept=())
-    with open_logical(stored, request.source_strategy, weights_only=request.weights_only) as source:
+        stored = replace(stored, step=None, state=None, stateful=())
+    with open_whole(stored, request.source_strategy, weights_only=request.weights_only) as source:
         files = _files_to_write(source, request)
         for line in _plan_notes(source, files, request):
             note(line)
@@ -74,7 +81,7 @@ def transform(request: TransformRequest, *, note: Callable[[str], None], shows_b
             request.destination,
             strategy=request.destination_strategy,
             jobs=request.jobs or os.cpu_count() or 1,
-            syncs=request.syncs,
+            sync=request.sync,
             shows_bar=shows_bar,
         ).write(deep=request.deep)
     seconds = time.perf_counter() - started
@@ -93,7 +100,7 @@ def _require_sound(stored: StoredCheckpoint) -> None:
             raise CheckpointError(finding.line.removeprefix("damaged  "))
 
 
-def _files_to_write(source: LogicalCheckpoint, request: TransformRequest) -> tuple[NewFile, ...]:
+def _files_to_write(source: WholeCheckpoint, request: TransformRequest) -> tuple[NewFile, ...]:
     """The files, once it is known that they fit and that nothing stands in their place."""
     strategy = request.destination_strategy
     if strategy is None:
@@ -102,11 +109,12 @@ def _files_to_write(source: LogicalCheckpoint, request: TransformRequest) -> tup
         suffix = request.suffix or source.stored.suffix
         files = rank_files_to_write(source, strategy, suffix=suffix, prefix=request.prefix)
     require_absent(request.destination)
-    require_room(request.destination, sum(new.num_bytes for new in files))
+    needed = sum(new.num_bytes for new in files)
+    check_free_space(request.destination, needed, CheckpointError, "make room, or give a place on a larger disk")
     return files
 
 
-def _plan_notes(source: LogicalCheckpoint, files: Sequence[NewFile], request: TransformRequest) -> Iterator[str]:
+def _plan_notes(source: WholeCheckpoint, files: Sequence[NewFile], request: TransformRequest) -> Iterator[str]:
     """What will be done, for people."""
     strategy = request.destination_strategy
     names = "" if len(files) == 1 else f": {files[0].name} to {files[-1].name}"
@@ -117,7 +125,7 @@ def _plan_notes(source: LogicalCheckpoint, files: Sequence[NewFile], request: Tr
         if whole:
             yield f"whole    {_counted(whole, 'tensor')} without an entry in the {side}'s strategy: {_shortened(whole)}"
     if source.stored.state is not None and is_one_file(request.destination, strategy):
-        names = [STATE_FILE, *(path.name for path in source.stored.kept)]
+        names = [STATE_FILE, *(path.name for path in source.stored.stateful)]
         yield f"left out {', '.join(names)}, for which a single file has no room"
 
 

@@ -1,0 +1,336 @@
+"""What a path holds: a tensor file, a model's folder, a run's step folder, or the files of ranks.
+
+Only names are looked at here; `whole_checkpoint` opens the files. MindSpore takes the last name of a rank's folder by
+spelling, so that 9 comes after 10 and ranks may come from different saves; here the newest save that all ranks have is
+taken, by number.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from mindgspo.checkpoint.manifest import MANIFEST_FILE, verify
+from mindgspo.checkpoint.store import CHECKPOINT_FILES, OPTIMIZER_FILE, PARAMETERS_FILE, STATE_FILE, steps_newest_first
+from mindgspo.errors import CheckpointError
+from mindgspo.io import write_json
+from mindgspo.tensor_files.reader import INDEX_FILE, SINGLE_FILE
+
+RECORD_FILE = "checkpoint.json"
+_FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedFile:
+    """size: in bytes. digest: `digests.file_digest` of its tensors."""
+
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRecord:
+    """order: names of all tensors as the whole checkpoint had them. step: of the training run, None for mere tensors.
+    files: by path within the folder."""
+
+    order: tuple[str, ...]
+    step: int | None
+    files: Mapping[str, RecordedFile]
+
+    @property
+    def stateful(self) -> tuple[str, ...]:
+        """Files with what the run keeps beside weights and optimizer: those that belong to no rank."""
+        return tuple(name for name in self.files if "/" not in name)
+
+
+def write_record(folder: Path, record: ShardRecord) -> None:
+    """Write `checkpoint.json`."""
+    write_json(
+        folder / RECORD_FILE,
+        {
+            "format_version": _FORMAT_VERSION,
+            "step": record.step,
+            "files": {name: {"size": file.size, "xxh3_128": file.digest} for name, file in record.files.items()},
+            "order": list(record.order),
+        },
+    )
+
+
+def read_record(folder: Path) -> ShardRecord:
+    """Read it. Raises CheckpointError where it is damaged or names files outside of its folder."""
+    path = folder / RECORD_FILE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format_version"] != _FORMAT_VERSION:
+            raise ValueError(f"format version {content['format_version']}, this mindgspo reads {_FORMAT_VERSION}")
+        files = {
+            str(name): RecordedFile(size=int(file["size"]), digest=str(file["xxh3_128"]))
+            for name, file in content["files"].items()
+        }
+        outside = [name for name in files if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts]
+        if outside:
+            raise ValueError(f"it names {outside[0]!r}")
+        step = content["step"]
+        return ShardRecord(
+            order=tuple(str(name) for name in content["order"]), step=None if step is None else int(step), files=files
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path}: damaged ({type(error).__name__}: {error}); remove this file to go without it: tensors are then "
+            "merged in the order of the ranks' files"
+        ) from error
+
+
+SUFFIXES = (".safetensors", ".ckpt")
+_RANK_FOLDER = re.compile(r"rank_(\d+)")
+_RANK_IN_NAME = re.compile(r"rank_?(\d+)")
+# What MindSpore puts behind a name: <epoch>_<step>.
+_SAVE = re.compile(r"-(\d+)_(\d+)$")
+_LISTED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFiles:
+    """files: by rank, from 0 up without a gap. notes: what was taken and what was passed over, for people."""
+
+    files: Mapping[int, Path]
+    notes: tuple[str, ...]
+
+
+def is_sharded(folder: Path) -> bool:
+    """Whether files of ranks lie here."""
+    return any(_rank_of(entry) is not None for entry in folder.iterdir())
+
+
+def pick_rank_files(folder: Path, *, prefix: str = "", used: Collection[str] = ()) -> RankFiles:
+    """The files of all ranks. prefix: only files whose names begin with it. used: other files that are not passed over.
+
+    Raises CheckpointError: a rank between others is missing or has no file, no save that all ranks have, several kinds
+    of files between which nothing decides.
+    """
+    by_rank = _tensor_files(folder, prefix)
+    ranks = sorted(by_rank)
+    missing = [rank for rank in range(ranks[-1] + 1) if not by_rank.get(rank)]
+    if missing:
+        raise CheckpointError(
+            f"{folder}: rank{_s(missing)} {_shortened(missing)} of 0 to {ranks[-1]} {_have(missing)} no tensor file "
+            f"({_kinds(prefix)}); copy the missing files into rank_{missing[0]}, ..."
+        )
+    keys = {rank: {key: path for path in paths for key in _keys(path, rank)} for rank, paths in by_rank.items()}
+    common = sorted(set.intersection(*(set(keyed) for keyed in keys.values())), key=_by_save)
+    if not common:
+        raise CheckpointError(
+            f"{folder}: no file name is common to the ranks 0 to {ranks[-1]}, e.g. {_example(by_rank)}; all ranks must "
+            "come from one save: move what does not belong here away"
+        )
+    families = sorted({_family(key) for key in common})
+    if len(families) > 1:
+        raise CheckpointError(
+            f"{folder}: {' and '.join(families)} are there for every rank, and nothing says which is meant; move one "
+            "away, or name it with --prefix"
+        )
+    chosen = {rank: keyed[common[-1]] for rank, keyed in sorted(keys.items())}
+    return RankFiles(files=chosen, notes=tuple(_notes(folder, common[-1], chosen, by_rank, used)))
+
+
+def _tensor_files(folder: Path, prefix: str) -> dict[int, list[Path]]:
+    """By rank what ends as tensor files do; a rank's folder without any gives an empty list."""
+    found: dict[int, list[Path]] = {}
+    for entry in sorted(folder.iterdir()):
+        rank = _rank_of(entry)
+        if rank is None:
+            continue
+        within = sorted(entry.iterdir()) if entry.is_dir() else [entry]
+        files = [path for path in within if path.suffix in SUFFIXES and path.is_file()]
+        found.setdefault(rank, []).extend(path for path in files if path.name.startswith(prefix))
+    if not any(found.values()):
+        raise CheckpointError(f"{folder}: its ranks have no tensor files ({_kinds(prefix)})")
+    return found
+
+
+def _rank_of(entry: Path) -> int | None:
+    if entry.is_dir():
+        match = _RANK_FOLDER.fullmatch(entry.name)
+    else:
+        match = _RANK_IN_NAME.search(entry.stem) if entry.suffix in SUFFIXES else None
+    return int(match[1]) if match else None
+
+
+def _keys(path: Path, rank: int) -> set[str]:
+    """The names under which a file may be the same save as other ranks' files: as it is, and with the rank as `*`."""
+    keys = {path.name, re.sub(rf"rank_?{rank}(?!\d)", "rank_*", path.name)}
+    own_number = re.fullmatch(rf"(.*?[^\d]|){rank}", path.stem)
+    if own_number and not _SAVE.search(path.stem):
+        keys.add(f"{own_number[1]}*{path.suffix}")
+    return keys
+
+
+def _by_save(key: str) -> tuple[object, ...]:
+    """Order of saves of one family: by epoch and step, as numbers; those with neither first."""
+    save = _SAVE.search(Path(key).stem)
+    return (_family(key), *((int(save[1]), int(save[2])) if save else (-1, -1)), key)
+
+
+def _family(key: str) -> str:
+    """A key without epoch and step. `a_*` and `a_0` of a single rank are one family."""
+    path = Path(key)
+    return re.sub(r"(\*|\d+)$", "*", _SAVE.sub("", path.stem)) + path.suffix
+
+
+def _notes(
+    folder: Path, key: str, chosen: Mapping[int, Path], by_rank: Mapping[int, list[Path]], used: Collection[str]
+) -> Iterable[str]:
+    where = "rank_*/" if any(path.parent != folder for path in chosen.values()) else ""
+    yield f"source   {folder}: {len(chosen)} rank{_s(chosen)}, {where}{key}"
+    others = [path for rank, paths in by_rank.items() for path in paths if path != chosen[rank]]
+    if others:
+        names = _shortened([str(path.relative_to(folder)) for path in others])
+        yield f"ignored  {len(others)} older or incomplete save file{_s(others)}: {names}"
+    rest = [
+        str(path.relative_to(folder))
+        for path in sorted({one for rank in chosen.values() for one in (*rank.parent.iterdir(), *folder.iterdir())})
+        if path.is_file() and path.suffix not in SUFFIXES and path.name not in used
+    ]
+    if rest:
+        yield f"ignored  {len(rest)} other file{_s(rest)}: {_shortened(rest)}"
+
+
+def _example(by_rank: Mapping[int, list[Path]]) -> str:
+    return ", ".join(f"rank {rank} has {by_rank[rank][-1].name}" for rank in sorted(by_rank)[:2])
+
+
+def _kinds(prefix: str) -> str:
+    return ", ".join(f"{prefix}*{suffix}" for suffix in SUFFIXES)
+
+
+def _shortened(names: Iterable[object]) -> str:
+    shown = [str(name) for name in names]
+    more = f", ... ({len(shown)})" if len(shown) > _LISTED else ""
+    return ", ".join(shown[:_LISTED]) + more
+
+
+def _s(items: object) -> str:
+    return "" if len(items) == 1 else "s"  # type: ignore[arg-type]
+
+
+def _have(items: list[int]) -> str:
+    return "has" if len(items) == 1 else "have"
+
+
+# A run keeps its steps here.
+_STEPS = "checkpoints"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredCheckpoint:
+    """Files by rank; what is whole has rank 0 alone.
+
+    path: what was found, e.g. the step folder of a run that was named. files: what `open_tensors` takes, by rank; names
+    in several files of one rank are read as one. notes: how they were picked, for people. step, state: of a training
+    run, with its `state.json`; None for mere tensors. stateful: files of the run's other
+    stateful parts, whole whatever the plan. record: `checkpoint.json` of folders written here.
+    """
+
+    path: Path
+    files: Mapping[int, tuple[Path, ...]]
+    notes: tuple[str, ...]
+    step: int | None = None
+    state: Path | None = None
+    stateful: tuple[Path, ...] = ()
+    record: ShardRecord | None = None
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that have files."""
+        return len(self.files)
+
+    @property
+    def suffix(self) -> str:
+        """The format of the files."""
+        return ".ckpt" if self.files[0][0].suffix == ".ckpt" else ".safetensors"
+
+
+def find_checkpoint(path: Path, *, prefix: str = "") -> StoredCheckpoint:
+    """What is there. prefix: of the names of ranks' files, where several kinds lie side by side.
+
+    Raises CheckpointError for what is no checkpoint, with what would be one.
+    """
+    if path.is_file():
+        return _whole(path, (path,), "one file")
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: no such file or folder; give a tensor file or the folder of a checkpoint")
+    if (path / MANIFEST_FILE).is_file() and (path / PARAMETERS_FILE).is_file():
+        return _step_folder(path)
+    if (path / SINGLE_FILE).is_file() or (path / INDEX_FILE).is_file():
+        return _whole(path, (path,), SINGLE_FILE if (path / SINGLE_FILE).is_file() else INDEX_FILE)
+    if is_sharded(path):
+        return _sharded(path, prefix)
+    return _step_folder(_newest_step(path))
+
+
+def steps_folder(path: Path) -> Path | None:
+    """Where the steps of a run lie, of its folder or of that folder itself; None where there are none."""
+    for folder in (path / _STEPS, path):
+        if folder.is_dir() and steps_newest_first(folder):
+            return folder
+    return None
+
+
+def _whole(path: Path, files: tuple[Path, ...], what: str) -> StoredCheckpoint:
+    return StoredCheckpoint(path=path, files={0: files}, notes=(f"source   {path}: whole, {what}",))
+
+
+def _step_folder(path: Path) -> StoredCheckpoint:
+    """A step of a run; sizes are compared with its manifest, contents by `verify`."""
+    manifest = verify(path, required=CHECKPOINT_FILES, hashes=False)
+    return StoredCheckpoint(
+        path=path,
+        files={0: (path / PARAMETERS_FILE, path / OPTIMIZER_FILE)},
+        notes=(f"source   {path}: whole, step {manifest.step} of a run, {PARAMETERS_FILE} and {OPTIMIZER_FILE}",),
+        step=manifest.step,
+        state=path / STATE_FILE,
+        stateful=tuple(path / name for name in sorted(manifest.files.keys() - set(CHECKPOINT_FILES))),
+    )
+
+
+def _sharded(path: Path, prefix: str) -> StoredCheckpoint:
+    record = read_record(path) if (path / RECORD_FILE).is_file() else None
+    has_state = record is not None and record.step is not None and (path / STATE_FILE).is_file()
+    stateful = record.stateful if record is not None and has_state else ()
+    used = (() if record is None else (RECORD_FILE,)) + ((STATE_FILE, *stateful) if has_state else ())
+    picked = pick_rank_files(path, prefix=prefix, used=used)
+    return StoredCheckpoint(
+        path=path,
+        files={rank: (file,) for rank, file in picked.files.items()},
+        notes=(*picked.notes, *(f"with     {path / name}" for name in used)),
+        step=record.step if record is not None and has_state else None,
+        state=path / STATE_FILE if has_state else None,
+        stateful=tuple(path / name for name in stateful),
+        record=record,
+    )
+
+
+def _newest_step(path: Path) -> Path:
+    """The newest step of a run whose files have their sizes."""
+    folder = steps_folder(path)
+    if folder is None:
+        files = sorted(entry.name for entry in path.iterdir() if entry.suffix in SUFFIXES)
+        hint = f"give the file, e.g. {path / files[0]}" if files else f"there is {_names(path)}"
+        raise CheckpointError(
+            f"{path}: no checkpoint: neither rank_0, rank_1, ... nor files *rank_0*, no {SINGLE_FILE} and no step of a "
+            f"run; {hint}"
+        )
+    for step in steps_newest_first(folder):
+        try:
+            verify(step, required=CHECKPOINT_FILES, hashes=False)
+        except CheckpointError:
+            continue
+        return step
+    raise CheckpointError(f"{folder}: none of its steps is complete; `mindgspo checkpoint list {path}` says why")
+
+
+def _names(path: Path) -> str:
+    return ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"

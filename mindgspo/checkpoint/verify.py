@@ -1,0 +1,277 @@
+"""Whether a checkpoint is still what was written, whether two hold the same, and tables of what is there."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mindgspo.checkpoint.manifest import TensorDigest, file_digest, verify
+from mindgspo.checkpoint.store import CHECKPOINT_FILES, best_first, complete_steps, evaluation_of, steps_newest_first
+from mindgspo.checkpoint.stored_files import (
+    RECORD_FILE,
+    RecordedFile,
+    StoredCheckpoint,
+    find_checkpoint,
+    is_sharded,
+    read_record,
+    steps_folder,
+)
+from mindgspo.checkpoint.whole_checkpoint import WholeCheckpoint, open_whole
+from mindgspo.errors import CheckpointError, MindGSPOError
+from mindgspo.parallel.strategy.record import Strategy
+from mindgspo.parallel.tensor_slice import TensorSlice
+from mindgspo.tensor_files.reader import TensorFile, open_tensor_file, open_tensors
+
+CHUNK_BYTES = 1 << 20
+
+Advance = Callable[[int], None]
+"""Called with the number of bytes just done."""
+
+
+def recorded_file(path: Path) -> RecordedFile:
+    """Size and digest of a written file, by its tensors. Raises WeightsError where it is damaged."""
+    with open_tensor_file(path) as file:
+        digests = {name: tensor_digest(file, name, advance=lambda num_bytes: None) for name in file.tensors}
+        return RecordedFile(size=path.stat().st_size, digest=file_digest(file.tensors, digests))
+
+
+def tensor_digest(file: TensorFile, name: str, *, advance: Advance) -> str:
+    """The digest of a stored tensor."""
+    digest, size = TensorDigest(), file.tensors[name].num_bytes
+    buffer = memoryview(bytearray(min(CHUNK_BYTES, size)))
+    for start in range(0, size, CHUNK_BYTES):
+        content = buffer[: size - start]
+        file.read_into(name, start, content)
+        digest.update(content)
+        advance(content.nbytes)
+    return digest.hexdigest()
+
+
+def check_equal(
+    left: WholeCheckpoint,
+    right: WholeCheckpoint,
+    *,
+    run: Callable[[Callable, Sequence[tuple]], list],
+    advance: Advance,
+) -> None:
+    """run(work, arguments): [work(*one) for one in arguments], in threads. Raises CheckpointError."""
+    if left.tensors.keys() != right.tensors.keys():
+        names = sorted(left.tensors.keys() ^ right.tensors.keys())
+        raise CheckpointError(f"{right.stored.path}: {names[0]} is only in one of source and destination")
+    names = list(left.tensors)
+    for side in (left, right):
+        for problems in run(lambda name, of=side: _replica_problems(of, name, advance), [(name,) for name in names]):
+            for problem in problems:
+                raise CheckpointError(problem)
+    pairs = run(
+        lambda name: (whole_digest(left, name, advance=advance), whole_digest(right, name, advance=advance)),
+        [(name,) for name in names],
+    )
+    differing = [name for name, (one, other) in zip(names, pairs, strict=True) if one != other]
+    if differing:
+        raise CheckpointError(
+            f"{right.stored.path}: {len(differing)} of {len(names)} tensors differ from the source, first "
+            f"{', '.join(differing[:3])}; nothing was put in place"
+        )
+
+
+def comparison_bytes(left: WholeCheckpoint, right: WholeCheckpoint) -> int:
+    """How many bytes `check_equal` reads."""
+    whole = sum(tensor.info.num_bytes for side in (left, right) for tensor in side.tensors.values())
+    slices = sum(
+        tensors[name].tensors[name].num_bytes
+        for side in (left, right)
+        for tensors in side.ranks.values()
+        for name in tensors
+        if side.tensors[name].layout.replicas > 1
+    )
+    return whole + slices
+
+
+def whole_digest(checkpoint: WholeCheckpoint, name: str, *, advance: Advance) -> str:
+    """The digest of a whole tensor, its bytes in row-major order and preceded by dtype and shape."""
+    tensor = checkpoint.tensors[name]
+    info = tensor.info
+    digest = TensorDigest()
+    digest.update(memoryview(f"{info.dtype} {info.shape}\0".encode()))
+    buffer = np.empty(CHUNK_BYTES, dtype=np.uint8)
+    whole = TensorSlice((0,) * len(info.shape), info.shape)
+    blocks = checkpoint.blocks(name)
+    for block in whole.blocks(CHUNK_BYTES // info.bits.itemsize):
+        piece = buffer[: block.size * info.bits.itemsize]
+        blocks.fill(block, piece.view(info.bits).reshape(block.shape))
+        digest.update(memoryview(piece))
+        advance(piece.nbytes)
+    return digest.hexdigest()
+
+
+def _replica_problems(checkpoint: WholeCheckpoint, name: str, advance: Advance) -> list[str]:
+    """One line where ranks that should hold the same slice do not."""
+    layout = checkpoint.tensors[name].layout
+    for index in layout.slice_indices():
+        holders = layout.holders(index)
+        if len(holders) == 1:
+            continue
+        digests = {rank: tensor_digest(checkpoint.ranks[rank][name], name, advance=advance) for rank in holders}
+        first = digests[holders[0]]
+        for rank, digest in digests.items():
+            if digest != first:
+                return [
+                    f"{checkpoint.ranks[rank][name].path}: {name} differs from that of rank {holders[0]}, and the "
+                    "strategy says that both hold the same part of it; one of the two is damaged"
+                ]
+    return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What was found of one part. line: to print."""
+
+    line: str
+    is_sound: bool
+
+
+def verify_checkpoint(path: Path, *, strategy: Strategy | None = None, prefix: str = "") -> Iterator[Finding]:
+    """One finding after the other. Raises CheckpointError for what is no checkpoint at all."""
+    steps = steps_folder(path)
+    if steps is not None:
+        for step in reversed(steps_newest_first(steps)):
+            yield _step(step)
+        return
+    if path.is_dir() and (path / RECORD_FILE).is_file() and is_sharded(path):
+        yield from _recorded(path)
+        if strategy is not None:
+            yield _agreement(find_checkpoint(path, prefix=prefix), strategy)
+        return
+    try:
+        stored = find_checkpoint(path, prefix=prefix)
+    except CheckpointError as error:
+        if not (path / CHECKPOINT_FILES[0]).is_file():
+            raise
+        yield Finding(line=f"damaged  {error}", is_sound=False)  # a step folder whose sizes are wrong
+        return
+    if stored.step is not None:
+        yield _step(stored.path)
+        return
+    yield from _headers(stored)
+    if strategy is not None:
+        yield _agreement(stored, strategy)
+
+
+def _step(path: Path) -> Finding:
+    try:
+        manifest = verify(path, required=CHECKPOINT_FILES)
+    except CheckpointError as error:
+        return Finding(line=f"damaged  {error}", is_sound=False)
+    size = sum(file.size for file in manifest.files.values())
+    digest = "SHA-256" if manifest.hash_name == "sha256" else "XXH3"
+    return Finding(line=f"sound    {path}: {len(manifest.files)} files, {_mib(size)}, {digest} as saved", is_sound=True)
+
+
+def _recorded(path: Path) -> Iterator[Finding]:
+    """Ranks' files with the digests of their record."""
+    record = read_record(path)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield from pool.map(lambda item: _recorded_file(path / item[0], item[1]), record.files.items())
+
+
+def _recorded_file(path: Path, expected: RecordedFile) -> Finding:
+    try:
+        size = path.stat().st_size if path.is_file() else None
+        if size is None:
+            raise CheckpointError(f"{path}: missing, though {RECORD_FILE} names it")
+        if size != expected.size:
+            what = "truncated" if size < expected.size else "too long"
+            raise CheckpointError(f"{path}: {what}, {size:,} bytes instead of {expected.size:,}")
+        if recorded_file(path) != expected:
+            raise CheckpointError(f"{path}: its content changed after it was written (XXH3 differs)")
+    except MindGSPOError as error:
+        return Finding(line=f"damaged  {error}", is_sound=False)
+    return Finding(line=f"sound    {path}: {_mib(expected.size)}, XXH3 as written", is_sound=True)
+
+
+def _headers(stored: StoredCheckpoint) -> Iterator[Finding]:
+    """Files of which no hash is known."""
+    for rank, paths in stored.files.items():
+        for path in paths:
+            try:
+                with open_tensors(path) as opened:
+                    size = sum(info.num_bytes for info in opened.tensors.values())
+                    held = f"{len(opened.tensors)} tensors, {_mib(size)}"
+                    line = f"sound    {path}: {held}, header and sizes (no hash known)"
+            except MindGSPOError as error:
+                yield Finding(line=f"damaged  rank {rank}: {error}", is_sound=False)
+            else:
+                yield Finding(line=line, is_sound=True)
+
+
+def _agreement(stored: StoredCheckpoint, strategy: Strategy) -> Finding:
+    try:
+        with open_whole(stored, strategy) as checkpoint:
+            line = f"sound    {len(checkpoint.tensors)} tensors lie where {strategy.source} puts them"
+    except MindGSPOError as error:
+        return Finding(line=f"damaged  {error}", is_sound=False)
+    return Finding(line=line, is_sound=True)
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.1f} MiB"
+
+
+_HEADER = ("folder", "step", "size", "saved", "evaluated", "state")
+
+
+def list_lines(path: Path) -> Iterator[str]:
+    """The table. Raises CheckpointError where there is no checkpoint, WeightsError for a damaged file of tensors."""
+    steps = steps_folder(path)
+    if steps is not None:
+        yield from _aligned([_HEADER, *_step_rows(steps)])
+        return
+    stored = find_checkpoint(path)
+    yield from stored.notes
+    yield from _aligned([("rank", "file", "tensors", "size", "dtypes"), *_file_rows(stored)])
+
+
+def _step_rows(folder: Path) -> Iterator[tuple[str, ...]]:
+    """Oldest first; of the complete ones the newest and the best are marked."""
+    complete = list(complete_steps(folder))
+    best = best_first(complete)
+    marks: dict[Path, str] = dict.fromkeys(complete[:1], ", newest")
+    marks |= {step: marks.get(step, "") + ", best" for step in best[:1]}
+    rows = []
+    for step in steps_newest_first(folder):
+        size = sum(file.stat().st_size for file in step.iterdir() if file.is_file())
+        saved = time.strftime("%Y-%m-%d %H:%M", time.localtime(step.stat().st_mtime))
+        number = str(int(step.name.rpartition("_")[2]))
+        try:
+            verify(step, required=CHECKPOINT_FILES, hashes=False)
+            state = "complete" + marks.get(step, "")
+        except CheckpointError as error:
+            state = f"damaged: {str(error).partition(';')[0].replace(f'{step}/', '')}"
+        value = evaluation_of(step)
+        evaluated = "-" if value is None else f"{value:.4f}"
+        rows.append((step.name, number, f"{size / 2**20:,.1f} MiB", saved, evaluated, state))
+    return reversed(rows)
+
+
+def _file_rows(stored: StoredCheckpoint) -> Iterator[tuple[str, ...]]:
+    for rank, paths in stored.files.items():
+        for path in paths:
+            with open_tensors(path) as opened:
+                infos = opened.tensors.values()
+                size = sum(info.num_bytes for info in infos)
+                dtypes = ", ".join(sorted({info.dtype for info in infos}))
+            name = path.name if path == stored.path else str(path.relative_to(stored.path))
+            yield str(rank), name, str(len(infos)), f"{size / 2**20:,.1f} MiB", dtypes
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
