@@ -1,4 +1,4 @@
-"""Pieces of error messages: did you mean, shortened values, lists of names."""
+"""Pieces of error messages: did you mean, shortened values, lists of names, nearest legal numbers."""
 
 from __future__ import annotations
 
@@ -39,3 +39,16 @@ def listed(names: Sequence[object], most: int = 8) -> str:
 def either(values: Iterable[object]) -> str:
     """[2, 4] -> "2 or 4"."""
     return " or ".join(map(str, values))
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors of `number` (>= 1), ascending; takes sqrt(number) steps."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def nearest(legal: list[int], given: int) -> list[int]:
+    """The neighbours of `given` among `legal` (ascending): the largest one below, the smallest one above."""
+    below = [value for value in legal if value < given][-1:]
+    above = [value for value in legal if value > given][:1]
+    return below + above

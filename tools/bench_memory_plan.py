@@ -40,7 +40,7 @@ from mindgspo.config import (
     dump_config,
     resolve,
 )
-from mindgspo.config.swap_section import SwapSection
+from mindgspo.config.schema import SwapSection
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.planner import MIB, Part, expected_memory
 

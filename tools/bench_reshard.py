@@ -26,7 +26,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mindgspo.config.watch_section import WatchSection
+from mindgspo.config.schema import WatchSection
 from mindgspo.parallel.launch.launcher import launch
 
 CHILD = Path(__file__).with_name("bench_reshard_child.py")

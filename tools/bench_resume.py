@@ -28,7 +28,7 @@ from bench_reshard_child import model_section
 
 from mindgspo.checkpoint import Keep, save_checkpoint
 from mindgspo.checkpoint.manifest import FileDigest
-from mindgspo.config.watch_section import WatchSection
+from mindgspo.config.schema import WatchSection
 from mindgspo.models.names import parameter_shapes, weight_shapes
 from mindgspo.parallel.launch.launcher import launch
 

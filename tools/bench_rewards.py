@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mindgspo.config.reward_section import RewardSection, RewardWorkersSection
+from mindgspo.config.reward import RewardSection, RewardWorkersSection
 from mindgspo.data.arithmetic import generate_rows
 from mindgspo.data.source_files import read_file
 from mindgspo.rewards import Candidate, Scorer

@@ -23,7 +23,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.algorithms.optim.manual import SingleUpdate
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, with_recipe
-from mindgspo.config.swap_section import SwapSection
+from mindgspo.config.schema import SwapSection
 from mindgspo.data.rows import TrainingSample, lay_out, scattered
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindgspo.config import ExperimentConfig, load_config
-from mindgspo.config.policy_losses import POLICY_LOSSES
+from mindgspo.config.algorithm import POLICY_LOSSES
 from mindgspo.errors import ConfigError, MindGSPOError, TrainingError
 from mindgspo.io import write_file
 from mindgspo.metrics.files import read_summary

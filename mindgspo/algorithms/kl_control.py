@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from mindgspo.config.algorithm_section import KLSection
+from mindgspo.config.algorithm import KLSection
 from mindgspo.errors import CheckpointError, TrainingError
 from mindgspo.types import BoolArray
 

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mindgspo.config.algorithm_section import RolloutCorrectionSection
+from mindgspo.config.algorithm import RolloutCorrectionSection
 from mindgspo.errors import TrainingError
 from mindgspo.types import Batch, BoolArray, Float32Array
 

@@ -1,8 +1,4 @@
-"""The door through which every experiment enters: YAML and overrides in, a frozen and resolved config out.
-
-Called by the command line before any device is touched, and by tests. `dump_config` writes what `load_config`
-reads.
-"""
+"""Load experiments: YAML files with includes and overrides in, a frozen and resolved config out."""
 
 from __future__ import annotations
 
@@ -10,21 +6,144 @@ import json
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import yaml
 from pydantic import ValidationError
 
-from mindgspo.config.algorithm_section import AlgorithmSection, ReferenceSection
-from mindgspo.config.ascend_rules import default_cache_dtype
-from mindgspo.config.layers import read_layers, with_overrides
+from mindgspo.config.algorithm import POLICY_LOSSES, AlgorithmSection, ReferenceSection
+from mindgspo.config.algorithm_rules import default_kl_agg_mode
+from mindgspo.config.device_rules import default_cache_dtype
 from mindgspo.config.messages import schema_problems
-from mindgspo.config.penalty_rules import default_kl_agg_mode
-from mindgspo.config.policy_losses import POLICY_LOSSES
-from mindgspo.config.reward_section import RewardSection
+from mindgspo.config.model import ModelSection
+from mindgspo.config.reward import RewardSection, file_function
+from mindgspo.config.rules import file_problems, joined_problems, model_and_plan_problems
 from mindgspo.config.schema import ExperimentConfig, PlansSection
-from mindgspo.config.validate import file_problems, joined_problems
-from mindgspo.config.yaml_dialect import write_document
+from mindgspo.config.section import Section
+from mindgspo.config.yaml_dialect import explain, parse_document, parse_value, write_document
 from mindgspo.errors import ConfigError
+from mindgspo.text import did_you_mean
+
+
+def read_layers(path: Path, overrides: Iterable[str]) -> dict[str, Any]:
+    """The merged mapping of the file, what it includes, and the overrides in their order.
+
+    Raises ConfigError for a missing or unreadable file, an include cycle, an override that is not
+    `a.b=value`.
+    """
+    return with_overrides(_read_file(path, including=()), overrides)
+
+
+def with_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """The mapping with the overrides in their order. Raises ConfigError for one that is not `a.b=value`."""
+    merged = dict(mapping)
+    for override in overrides:
+        merged = merge(merged, _read_override(override))
+    return merged
+
+
+def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    """`top` over `base`: mappings are merged key by key at every depth, anything else (lists too) is
+    replaced."""
+    merged = dict(base)
+    for key, value in top.items():
+        below = merged.get(key)
+        both_are_mappings = isinstance(below, Mapping) and isinstance(value, Mapping)
+        merged[key] = merge(below, value) if both_are_mappings else value
+    return merged
+
+
+def _read_file(path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
+    """One file merged over its includes. `including`: the files on the way here, outermost first."""
+    resolved = path.resolve()
+    if resolved in including:
+        chain = " -> ".join(str(one) for one in (*including, resolved))
+        raise ConfigError(f"{including[-1]}: include makes a circle: {chain}; remove one of these includes")
+    own = dict(_parse_file(path, including))
+    included: dict[str, Any] = {}
+    for name in _included_names(path, own.pop("include", None)):
+        included = merge(included, _read_file(path.parent / name, (*including, resolved)))
+    return merge(included, _with_absolute_paths(own, path.parent))
+
+
+def _parse_file(path: Path, including: tuple[Path, ...]) -> Mapping[str, Any]:
+    named_by = f"{including[-1]}: include: " if including else ""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{named_by}{path}: no such file{_similar_files(path)}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{named_by}{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except OSError as error:
+        raise ConfigError(f"{named_by}{path}: cannot be read: {error.strerror}") from None
+    try:
+        document = parse_document(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{named_by}{path}: {explain(error)}") from None
+    if document is None:
+        return {}
+    if not isinstance(document, Mapping):
+        raise ConfigError(f"{named_by}{path}: expected `section: ...` lines, got {type(document).__name__}")
+    return document
+
+
+def _included_names(path: Path, include: object) -> list[str]:
+    names = [] if include is None else include if isinstance(include, list) else [include]
+    for name in names:
+        if not isinstance(name, str):
+            raise ConfigError(f"{path}: include: expected a path or a list of paths, got {name!r}")
+    return names
+
+
+def _read_override(override: str) -> dict[str, Any]:
+    """ "a.b=c" as {"a": {"b": c}}."""
+    dotted, equals, text = override.partition("=")
+    keys = dotted.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"--set {override}: expected section.key=value, e.g. --set trainer.max_steps=20")
+    try:
+        value = parse_value(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override}: {explain(error)}") from None
+    for key in reversed(keys):
+        value = {key: value}
+    return _with_absolute_paths(value, Path.cwd())
+
+
+def _with_absolute_paths(mapping: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Every key named `path`, at any depth, made absolute; so are the files of `functions`."""
+
+    def absolute(key: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: absolute(name, below) for name, below in value.items()}
+        if key == "path" and isinstance(value, str):
+            return str(_absolute_path(value, folder))
+        if key == "functions" and isinstance(value, list):
+            return [_absolute_function(text, folder) for text in value]
+        return value
+
+    return {key: absolute(key, value) for key, value in mapping.items()}
+
+
+def _absolute_function(text: Any, folder: Path) -> Any:
+    """A user's "file.py:function" with the file made absolute; anything else as it is."""
+    file = file_function(text) if isinstance(text, str) else None
+    return text if file is None else f"{_absolute_path(str(file.path), folder)}:{file.name}"
+
+
+def _absolute_path(text: str, folder: Path) -> Path:
+    """`text` counted from `folder`, `~/` expanded. The last name stays as it is: a download cache may link
+    `train.jsonl` to a file without a suffix."""
+    path = folder / (Path.home() / text[2:] if text.startswith("~/") else text)
+    return path.parent.resolve() / path.name
+
+
+def _similar_files(path: Path) -> str:
+    """'; did you mean x.yaml?' from the YAML files beside the missing one."""
+    if not path.parent.is_dir():
+        return f" (there is no folder {path.parent})"
+    beside = sorted(one.name for one in path.parent.iterdir() if one.suffix in (".yaml", ".yml"))
+    return did_you_mean(path.name, beside, show=lambda name: str(path.parent / name))
 
 
 def load_config(path: str | PathLike[str], overrides: Iterable[str] = (), check_files: bool = True) -> ExperimentConfig:
@@ -139,3 +258,44 @@ def config_error(source: str, problems: list[str]) -> ConfigError:
     """The error that lists all problems of a file, one per line."""
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     return ConfigError("\n  ".join([f"{source}: {count}", *problems]))
+
+
+class ModelAndPlans(NamedTuple):
+    """What a model's layouts follow from."""
+
+    model: ModelSection
+    plans: PlansSection
+
+
+class _ModelFile(Section):
+    """What a file of model_configs/ may hold."""
+
+    model: ModelSection
+    plans: PlansSection = PlansSection()
+
+
+def load_model_and_plans(path: str | PathLike[str], overrides: Iterable[str] = ()) -> ModelAndPlans:
+    """The two sections of the file at `path` with `overrides`; a file with other sections must be a whole experiment.
+
+    Raises ConfigError with every problem found, one per line. Paths of data and weights need not exist.
+    """
+    overrides = tuple(overrides)
+    if _other_keys(read_layers(Path(path), ())):
+        config = load_config(path, overrides, check_files=False)
+        return ModelAndPlans(config.model, config.plans)
+    mapping = read_layers(Path(path), overrides)
+    problems = [f"{key}: the file holds model and plans only; leave it out" for key in _other_keys(mapping)]
+    if problems:
+        raise config_error(str(path), problems)
+    try:
+        found = _ModelFile.model_validate_json(json.dumps(mapping), strict=True)
+    except ValidationError as error:
+        raise config_error(str(path), schema_problems(error)) from None
+    problems = model_and_plan_problems(found.model, found.plans)
+    if problems:
+        raise config_error(str(path), problems)
+    return ModelAndPlans(found.model, found.plans)
+
+
+def _other_keys(mapping: Mapping[str, Any]) -> list[str]:
+    return [key for key in mapping if key not in _ModelFile.model_fields]

@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from mindgspo.config.data_section import NAMED_SOURCES, ONE_SOURCE
+from mindgspo.config.data import NAMED_SOURCES, ONE_SOURCE
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.config.section import Section
 from mindgspo.text import closest, did_you_mean, either, shorten

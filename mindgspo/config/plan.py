@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from mindgspo.config.legal import divisors, nearest
 from mindgspo.config.section import Section
-from mindgspo.text import either
+from mindgspo.text import divisors, either, nearest
 
 if TYPE_CHECKING:
-    from mindgspo.config.model_section import ModelSection
+    from mindgspo.config.model import ModelSection
 
 
 class ParallelPlan(Section):

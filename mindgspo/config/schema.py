@@ -1,13 +1,8 @@
 """The experiment's configuration: one pydantic model per section, text under every field.
 
-What enters: plain values from `config.load`. What leaves: a frozen `ExperimentConfig`, which stops at
-`trainer/build.py`; a room takes its own section, which has a file of its own. Rules that need one field only stand
-there, rules that join fields in `config.validate`. Neither MindSpore nor numpy is
-imported. A field exists only if code reads it.
-
-A key named `path` that is relative is resolved against the folder of the YAML file it stands in
-(`config.layers`). Fields documented "None: ..." with a derived default are filled in by `config.load` (the model's by
-itself), so that no reader guesses.
+Rules that need one field only stand here, rules that join fields in `config.rules`. A relative key named `path` is
+resolved against the folder of its YAML file. Fields documented "None: ..." with a derived default are filled in by
+`config.load`.
 """
 
 from __future__ import annotations
@@ -17,20 +12,191 @@ from typing import Literal
 
 from pydantic import Field
 
-from mindgspo.config.algorithm_section import AlgorithmSection
-from mindgspo.config.data_section import DataSection, TokenizerSection
-from mindgspo.config.eval_section import EvalSection
-from mindgspo.config.model_section import ModelSection
-from mindgspo.config.optimizer_section import OptimizerSection
+from mindgspo.config.algorithm import AlgorithmSection
+from mindgspo.config.data import DataSection, DataSourceSection, EvalSection, TokenizerSection
+from mindgspo.config.model import ModelSection
 from mindgspo.config.plan import ParallelPlan
-from mindgspo.config.reshard_section import ReshardSection
-from mindgspo.config.reward_section import RewardSection
-from mindgspo.config.rollout_section import RolloutSection
+from mindgspo.config.reward import RewardSection
 from mindgspo.config.section import Section
-from mindgspo.config.swap_section import SwapSection
-from mindgspo.config.trainer_section import TrainerSection
-from mindgspo.config.warmup_section import WarmupSection
-from mindgspo.config.watch_section import WatchSection
+
+
+class OptimizerSection(Section):
+    """AdamW with bias correction, global-norm clipping and the learning-rate schedule (counted in
+    updates)."""
+
+    lr: float = Field(default=1e-6, gt=0)
+    """Peak learning rate (TRL: learning_rate). 1e-6 is usual for models of billions of parameters."""
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the first moment."""
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    """Decay of the second moment (common for language models; torch's default is 0.999)."""
+    eps: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment (torch's convention: after bias correction)."""
+    weight_decay: float = Field(default=0.1, ge=0)
+    """Decoupled decay of matrices (0.1 is usual for language models); biases and norm weights are never
+    decayed."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this global L2 norm (verl: grad_clip)."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Learning rate after the rise."""
+    warmup_ratio: float = Field(default=0.05, ge=0, lt=1)
+    """Share of all updates over which the learning rate rises linearly."""
+    min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
+    """Cosine only: last learning rate as a share of the peak."""
+
+
+class ReshardSection(Section):
+    """Weights travel in buckets; the whole can prove that it arrived bit for bit."""
+
+    bucket_mb: int = Field(default=64, ge=1)
+    """Largest buffer of one broadcast in MiB, hence the extra memory of a reshard. Larger ones cost fewer messages."""
+    verify: Literal["off", "sampled", "full"] = "sampled"
+    """Compare SHA-256 of the parameters on both sides after a reshard: of none, of a few that change from step to
+    step, or of all (each rank then hashes everything it holds)."""
+
+
+class RolloutSection(Section):
+    """How responses are sampled."""
+
+    prompts_per_step: int = Field(ge=1)
+    """Prompts drawn per training step (verl: train_batch_size)."""
+    num_generations: int = Field(ge=1)
+    """Responses per prompt: the group size G, at least 2 for an advantage within the group. Usual: 8 or
+    16 (verl: n)."""
+    max_new_tokens: int = Field(ge=1)
+    """Longest response in tokens, EOS included (verl: max_response_length; TRL: max_completion_length)."""
+    temperature: float = Field(default=1.0, ge=0)
+    """Softmax temperature; also applied to the log-probs that are trained. 1 is the paper's; 0 (greedy) is
+    refused, because all responses of a group would be the same."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample from the smallest set of tokens that holds this probability mass; 1 switches it off, as in the
+    paper."""
+    top_k: int = Field(default=0, ge=0)
+    """Sample from the k likeliest tokens; 0 switches it off, as in the paper."""
+    slots: int = Field(default=64, ge=1)
+    """Sequences decoded at the same time; a finished sequence's slot is refilled at once. Sets the size of
+    the key/value cache, not the result."""
+    cache_dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Type of the key/value cache; a smaller one than model.dtype takes less memory and rounds keys and values. On
+    Ascend bfloat16 or float16, on CPU float32 or float16. None: model.dtype, but bfloat16 where that is float32 on
+    Ascend; `mindgspo check` and the start of a run say so (vLLM: kv_cache_dtype)."""
+
+
+class SwapSection(Section):
+    """Heterogeneous memory: only what the present phase of a step reads is resident. On Ascend the rest waits in host
+    memory, on CPU on disk."""
+
+    enabled: bool = False
+    """False: everything stays where it is; the ledger of bytes is kept all the same."""
+    path: Path | None = None
+    """CPU only: folder on a disk that takes what is evicted (its files bear no name and vanish with the process). None:
+    a folder of the run."""
+    reshard_level: Literal[0, 1] = 0
+    """While weights go from the actor to the rollout. 0: both whole sets are resident. 1: one step of the reshard at a
+    time, its parameters of both sides (MindRLHF: reshard_mem_opt_level)."""
+    prefetch: bool = False
+    """CPU only: page in what the next phase reads while the present one computes, if that much memory is free. It
+    hides a slow disk, at the price of the memory of two phases at once."""
+
+
+class TrainerSection(Section):
+    """Length of the run, batches, saving and checks."""
+
+    max_steps: int | None = Field(default=None, ge=1)
+    """Training steps; one step is one rollout and all updates made from it. None: `epochs` decides
+    (verl: total_training_steps)."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the prompts; only read when max_steps is None (verl: total_epochs; TRL:
+    num_train_epochs)."""
+    prompts_per_mini_batch: int = Field(ge=1)
+    """Prompts (with all their responses) per optimizer update; divides rollout.prompts_per_step.
+    The quotient is the number of updates per rollout; the paper makes 4 (verl: ppo_mini_batch_size)."""
+    epochs_per_rollout: int = Field(default=1, ge=1)
+    """How often the mini-batches of a rollout are gone through; beyond the first time the responses are off-policy,
+    which the ratio and its clipping take into account. (verl: ppo_epochs; TRL: num_iterations)"""
+    samples_per_micro_batch: int | None = Field(default=None, ge=1)
+    """Responses per forward and backward pass; divides a mini-batch. Changes memory and speed, not the
+    result. Either this or max_tokens_per_micro_batch is set (verl: ppo_micro_batch_size_per_gpu)."""
+    max_tokens_per_micro_batch: int | None = Field(default=None, ge=1)
+    """Token slots of a replica's forward and backward pass, padding included: as many responses as fit, so that short
+    ones do not wait for long ones. At least the longest prompt and response together. Changes memory and speed, not the
+    result (verl: ppo_max_token_len_per_gpu, with use_dynamic_bsz)."""
+    packing: bool = False
+    """Several responses with their prompts share a row, and none sees another: hardly any padding is computed, and few
+    graphs are compiled. With max_tokens_per_micro_batch (verl: use_remove_padding; MindRLHF: packing)."""
+    balance_batches: bool = True
+    """The replicas of plans.train get equal numbers of tokens in each update. false: samples are dealt out by length.
+    Changes speed, not the result (verl: balance_batch)."""
+    length_multiple: int = Field(default=32, ge=1)
+    """Sequence lengths are padded up to a multiple of this, so that few graphs are compiled."""
+    save_every: int | None = Field(default=None, ge=1)
+    """Steps between checkpoints; one is always written at the end. None: only at the end
+    (verl: save_freq; TRL: save_steps)."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Newest checkpoints kept (verl: max_actor_ckpt_to_keep; TRL: save_total_limit)."""
+    keep_best: int = Field(default=0, ge=0)
+    """Checkpoints kept beside those because their evaluation was among this many best ones. From 1 on, every evaluation
+    that is the best so far is saved at once (TRL: load_best_model_at_end)."""
+    save_in_background: bool = False
+    """Write checkpoints in a thread of rank 0 while the run goes on. Its host memory then holds the copy of weights and
+    moments, 12 bytes per parameter, beside the next rollout; and an error of the disk is told at the next save or at
+    the end."""
+    max_ratio_error: float = Field(default=1e-5, gt=0)
+    """The run stops when |s - 1| exceeds this on the first mini-batch after a rollout, where the ratio s must
+    be 1. 1e-5 suits float32; bfloat16 needs about 2e-3."""
+    max_rollout_mismatch: float = Field(default=0.1, gt=0)
+    """Only with algorithm.old_log_probs=sampler, where that ratio tells nothing: the run stops when sampler and trainer
+    differ by more than this in the log-probs of the first mini-batch, in nats, mean of the absolute difference per
+    token. float32: about 1e-6; bfloat16: 0.01 to 0.02."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """What an update does whose loss or gradient is not finite. Its batch is saved in run_dir/failures either way, and
+    no weight, moment or update number changes. stop: the run ends, and can be resumed. skip: the run goes on with the
+    next update; its samples count as dropped (verl: always skips, without a bound)."""
+    max_nonfinite_skips: int = Field(default=20, ge=1)
+    """Updates that a run may skip with on_nonfinite=skip; one more stops it. Counted over all its processes."""
+    max_nonfinite_skips_in_a_row: int = Field(default=3, ge=1)
+    """Updates that may be skipped one after the other; one more stops the run, because then it is not the batch but
+    the weights that are broken."""
+
+
+class WarmupSection(Section):
+    """Supervised fine-tuning on the data's worked solutions before reinforcement learning."""
+
+    max_steps: int = Field(ge=1)
+    """Upper bound on optimizer updates."""
+    batch_size: int = Field(ge=1)
+    """Rows per update."""
+    lr: float = Field(gt=0)
+    """Peak learning rate of the warm-up: linear rise over 5 % of max_steps, then a cosine down to
+    optimizer.min_lr_ratio of it, so that the model ends settled and not in the middle of a jump."""
+    stop_at_accuracy: float | None = Field(default=None, gt=0, le=1)
+    """Stop as soon as greedy accuracy on the rows of `check` reaches this. None: never early."""
+    check_every: int = Field(default=10, ge=1)
+    """Updates between two progress lines, each with the accuracy on `check` where that is set."""
+    check: DataSourceSection | None = None
+    """Rows for that accuracy; they must be neither training nor evaluation rows. Needed by
+    stop_at_accuracy."""
+
+
+class WatchSection(Section):
+    """A stall is reported with the ranks that the others wait for and the Python lines where they are."""
+
+    factor: float = Field(default=10.0, ge=1.0)
+    """Multiple of the median step time without progress of any worker that is a stall. 10: evaluations and
+    checkpoints take a few steps' time, and a report is no harm. Below 1 every step would be one."""
+    min_seconds: float = Field(default=300.0, gt=0.0)
+    """Seconds without progress before which nothing is a stall; before the first step has ended this alone counts.
+    300: graphs of large models take minutes to compile."""
+    on_stall: Literal["report", "stop"] = "report"
+    """What follows a report. report: nothing, the run may go on. stop: all workers of this machine are ended and the
+    exit code is 124, so that whatever started the run can start it again with resume=auto. With stop, min_seconds must
+    exceed the longest compilation and the longest job of a reward function."""
+    memory_growth: float | None = Field(default=0.05, gt=0.0)
+    """Share of its resident memory by which a worker may grow per 100 steps; a steady growth beyond it, over 48 steps
+    from the 11th of a process on, is told once per worker. 0.05: runs that compile no new graphs grow by less than
+    0.01. None: no alarm."""
+    poll_seconds: float = Field(default=1.0, gt=0.0)
+    """Seconds between two looks at the workers' heartbeats. 1: a look reads one small file per worker."""
 
 
 class PlansSection(Section):

@@ -1,15 +1,223 @@
 """The batch table of the start banner: what the sizes in a config multiply to, and which formula is in use.
 
-What enters: a resolved config and the number of training rows. What leaves: pairs (name, text) in print
-order. Called by the command line and the trainer; `planned_steps` is the one place that turns epochs into
-steps. The formulas are written in `config.formulas`.
+Objectives are maximised; sources stand in `config.algorithm` and, in full, in the cells of `algorithms/losses`.
+
+    i  response    t  token    w_it  token ratio    s_i  ratio of a response    A  advantage    r  reward
+    y  response, |y| its tokens    H  entropy    c  correction weight    sg[.]  without gradient
 """
 
 from __future__ import annotations
 
-from mindgspo.config.formulas import advantage, correction, objective, reference_policy
+from mindgspo.config.algorithm import (
+    POLICY_LOSSES,
+    AdvantageSection,
+    AggregationMode,
+    AlgorithmSection,
+    ReferenceSection,
+)
+from mindgspo.config.algorithm_rules import is_per_token
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.errors import ConfigError
+
+_LABELS = {"gspo_token": "GSPO-token", "dr_grpo": "Dr.GRPO"}
+
+_SEQUENCE_RATIO = "s_i = exp(mean_t(logp_it - old_it))"
+_TOKEN_RATIO = "w_it = exp(logp_it - old_it)"
+
+
+def objective(config: ExperimentConfig) -> str:
+    """The maximised objective: aggregation, surrogate with its bounds, KL term, entropy bonus, ratio."""
+    algorithm = config.algorithm
+    assert algorithm.loss_agg_mode is not None, "config is not resolved"
+    label = _LABELS.get(algorithm.name, algorithm.name.upper())
+    each = "A_it" if is_per_token(config) else "A_i"
+    weight = {"none": "", "token": "c_it "}.get(algorithm.rollout_correction.level, "c_i ")
+    ratio = ""
+    match POLICY_LOSSES[algorithm.name].surrogate, POLICY_LOSSES[algorithm.name].ratio_level:
+        case "clip", "sequence":
+            term, ratio = _clipped("s_i", each, algorithm), _SEQUENCE_RATIO
+        case "clip", "sequence_token":
+            term = _clipped("s_it", each, algorithm)
+            ratio = f"s_it = sg[s_i] exp(logp_it - sg[logp_it]), {_SEQUENCE_RATIO}"
+        case "clip", _:
+            term, ratio = _clipped("w_it", each, algorithm), _TOKEN_RATIO
+        case "cispo", _:
+            term, ratio = f"sg[clip(w_it, {_range(algorithm)})] {each} logp_it", _TOKEN_RATIO
+        case "sapo", _:
+            term = f"{each} sigmoid(tau (w_it - 1)) 4 / tau"
+            ratio = f"tau = {algorithm.tau_pos:g} if {each} > 0 else {algorithm.tau_neg:g}, {_TOKEN_RATIO}"
+        case "gmpo", _:
+            weight = "exp(mean_t(log c_it)) " if weight == "c_it " else weight
+            term = "mean_t(A_it) s_i" if is_per_token(config) else "A_i s_i"
+            ratio = _gmpo_ratio(algorithm, each)
+        case _:
+            term = f"{each} logp_it"
+    # Of one value per response the mean over its tokens is that value.
+    is_one_value = "_it" not in weight + term
+    mean = _aggregation(algorithm.loss_agg_mode, algorithm.loss_scale_factor, is_one_value=is_one_value)
+    line = f"{label}: {mean} {weight}{term}{_added(algorithm)}"
+    if "w_it" in line and not ratio.endswith(_TOKEN_RATIO):
+        ratio = f"{ratio}, {_TOKEN_RATIO}" if ratio else _TOKEN_RATIO
+    return f"{line}, {ratio}" if ratio else line
+
+
+def advantage(config: ExperimentConfig) -> str:
+    """How advantages come from rewards."""
+    kl = config.algorithm.kl
+    line = _estimator(config)
+    if kl.placement == "reward":
+        is_each_token = is_per_token(config)
+        penalty = _kl_text(config.algorithm, policy="old_it")
+        line += f"; r_it less {penalty}" if is_each_token else f"; r_i less sum_t {penalty}"
+    return line
+
+
+def reference_policy(config: ExperimentConfig) -> str:
+    """What the penalty refers to, where it is put, and what becomes of its coefficient."""
+    kl = config.algorithm.kl
+    coefficient = f"coefficient {kl.coef:g}"
+    if kl.target is not None:
+        steered = f"steered to a mean KL of {kl.target:g} per token"
+        coefficient = f"coefficient beta = {kl.coef:g} at first, {steered} (horizon {kl.horizon:,})"
+    return f"{_reference_text(kl.reference)}; {kl.estimator} in the {kl.placement}, {coefficient}"
+
+
+def _reference_text(reference: ReferenceSection) -> str:
+    if reference.mode == "frozen":
+        return "the policy before the first step"
+    when = "each step" if reference.every == 1 else f"every {reference.every} steps"
+    if reference.mode == "sync":
+        return f"the policy, taken anew {when}"
+    share = 1 - (reference.decay or 0)
+    return f"a moving average: ref + {share:g} (policy - ref), {when}"
+
+
+def correction(config: ExperimentConfig) -> str:
+    """Weights against the mismatch of sampler and trainer."""
+    section = config.algorithm.rollout_correction
+    formula = {
+        "token": "c_it = exp(old_it - sampler_it)",
+        "sequence": "c_i = exp(sum_t(old_it - sampler_it))",
+        "geometric": "c_i = exp(mean_t(old_it - sampler_it))",
+    }[section.level]
+    if section.mode == "truncate":
+        return f"{formula}, at most {section.max:g}"
+    smallest = section.min if section.min is not None else 1 / section.max
+    return f"{formula}, 0 outside [{smallest:g}, {section.max:g}]"
+
+
+def _range(algorithm: AlgorithmSection) -> str:
+    assert algorithm.clip_low is not None and algorithm.clip_high is not None, "config is not resolved"
+    return f"1-{algorithm.clip_low:g}, 1+{algorithm.clip_high:g}"
+
+
+def _clipped(ratio: str, each: str, algorithm: AlgorithmSection) -> str:
+    """The clipped surrogate; caps of the loss are floors of the objective."""
+    free = ratio if algorithm.ratio_upper_clamp is None else f"min({ratio}, {algorithm.ratio_upper_clamp:g})"
+    floors = []
+    if algorithm.clip_ratio_c is not None:
+        floors.append(f"{algorithm.clip_ratio_c:g} {each} if {each} < 0")
+    if algorithm.loss_upper_clamp is not None:
+        floors.append(f"-{algorithm.loss_upper_clamp:g}")
+    clipped = f"min({free} {each}, clip({ratio}, {_range(algorithm)}) {each})"
+    return f"max({', '.join([clipped, *floors])})" if floors else clipped
+
+
+def _gmpo_ratio(algorithm: AlgorithmSection, each: str) -> str:
+    low, high = algorithm.clip_low, algorithm.clip_high
+    assert low is not None and high is not None, "config is not resolved"
+    bounds = f"at most {high:g} if {each} > 0, at least -{low:g} if {each} < 0"
+    return f"s_i = exp(mean_t d_it), d_it = logp_it - old_it, {bounds}"
+
+
+def _aggregation(mode: AggregationMode, scale: float | None, *, is_one_value: bool) -> str:
+    match mode:
+        case "seq-mean-token-mean":
+            return "mean_i" if is_one_value else "mean_i mean_t"
+        case "batch-mean":
+            return "mean_i"
+        case "token-mean":
+            return "mean_it"
+        case "token-sum":
+            return "sum_it"
+        case "seq-mean-token-sum":
+            return "mean_i sum_t"
+    assert scale is not None, "config is not resolved"
+    return f"1/{scale:g} mean_i sum_t" if mode == "seq-mean-token-sum-norm" else f"1/{scale:g} sum_it"
+
+
+def _added(algorithm: AlgorithmSection) -> str:
+    """KL term and entropy bonus, where they are on."""
+    assert algorithm.loss_agg_mode is not None and algorithm.kl.agg_mode is not None, "config is not resolved"
+    scale, text = algorithm.loss_scale_factor, ""
+    if algorithm.kl.placement == "loss":
+        mean = _aggregation(algorithm.kl.agg_mode, scale, is_one_value=False)
+        text += f" - {_kl_text(algorithm, policy='logp_it', mean=mean)}"
+    if algorithm.entropy_coef > 0:
+        mode = "seq-mean-token-mean" if algorithm.loss_agg_mode == "batch-mean" else algorithm.loss_agg_mode
+        text += f" + {algorithm.entropy_coef:g} {_aggregation(mode, scale, is_one_value=False)} H_it"
+    return text
+
+
+def _kl_text(algorithm: AlgorithmSection, *, policy: str, mean: str = "") -> str:
+    """`0.001 mean_i mean_t k3(logp_it - ref_it)`; an adaptive coefficient is called beta."""
+    kl = algorithm.kl
+    coefficient = f"{kl.coef:g}" if kl.target is None else "beta"
+    weight = "w_it" if kl.importance_weight else ""
+    lent = "with the gradient of k2" if kl.straight_through else ""
+    estimate = f"{kl.estimator}({policy} - ref_it)"
+    return " ".join(part for part in (coefficient, mean, weight, estimate, lent) if part)
+
+
+def _estimator(config: ExperimentConfig) -> str:
+    section = config.algorithm.advantage
+    match section.estimator:
+        case "grpo":
+            return _grpo(section)
+        case "dr_grpo":
+            return "A_i = r_i - mean(r), over the group"
+        case "rloo":
+            return "A_i = r_i - mean(r of the others), over the group"
+        case "opo":
+            return "A_i = r_i - sum(|y| r) / sum(|y|), over the group"
+        case "max_rl":
+            return "A_i = (r_i - mean(r)) / mean(r), over the group"
+        case "pass_k":
+            return f"A_i = (r_i - second best r){_deviation(section)} for the best of the group, else 0"
+        case "gpg":
+            return "A_i = N / (number of r other than 0) (r_i - mean(r)), mean over the group, N over the batch"
+        case "remax":
+            each = "A_it = (sum of r_is over s >= t)" if is_per_token(config) else "A_i = r_i"
+            return f"{each} - r of the greedy response"
+        case "reinforce_plus_plus":
+            discount = "" if section.gamma == 1 else f"{section.gamma:g}^(s-t) "
+            returns = f"A_it = sum of {discount}r_is over s >= t" if is_per_token(config) else "A_i = r_i"
+            return f"{returns}{_whitening(section)}"
+        case "reinforce_plus_plus_baseline":
+            return f"A_i = r_i - mean(r), over the group{_whitening(section)}"
+    raise AssertionError(f"config is not resolved: estimator {section.estimator}")
+
+
+def _grpo(section: AdvantageSection) -> str:
+    if section.combine == "normalize_then_sum":
+        return (
+            f"A_i = B_i normalised over the batch, B_i = sum_k weight_k (r_ik - mean(r_k)){_deviation(section, 'r_k')}"
+            ", over the group"
+        )
+    if not section.normalize_by_std:
+        return "A_i = r_i - mean(r), over the group"
+    divided = f"A_i = (r_i - mean(r)){_deviation(section)}"
+    if section.std_over == "batch":
+        return f"{divided}, mean over the group, std over the batch, ddof {section.ddof}"
+    return f"{divided}, over the group, ddof {section.ddof}"
+
+
+def _deviation(section: AdvantageSection, of: str = "r") -> str:
+    return f" / (std({of}) + {section.eps:g})" if section.normalize_by_std else ""
+
+
+def _whitening(section: AdvantageSection) -> str:
+    return "" if section.whiten == "none" else f", whitened over all tokens ({section.whiten})"
 
 
 def planned_steps(config: ExperimentConfig, num_rows: int | None) -> int | None:

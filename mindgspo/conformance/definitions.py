@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from mindgspo.algorithms.losses.definition import Aggregation, KLKind, KLTerm, LossDefinition
 from mindgspo.algorithms.twins import denominators
-from mindgspo.config.policy_losses import AggregationMode, RatioLevel, Surrogate
+from mindgspo.config.algorithm import AggregationMode, RatioLevel, Surrogate
 from mindgspo.errors import DataError
 from mindgspo.text import did_you_mean
 

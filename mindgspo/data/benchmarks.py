@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindgspo.config.data_section import DataFormat
+from mindgspo.config.data import DataFormat
 from mindgspo.data.dataset_info import FILE_NAME
 from mindgspo.data.recognise import recognised_format
 from mindgspo.data.source_files import check_file

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from mindgspo.config.data_section import ColumnsSection
-from mindgspo.config.layers import read_layers
+from mindgspo.config.data import ColumnsSection
+from mindgspo.config.load import read_layers
 from mindgspo.config.messages import schema_problems
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.errors import ConfigError

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from mindgspo.config.data_section import DataSection, DataSourceSection, TokenizerSection
-from mindgspo.config.validate import columns_problems
+from mindgspo.config.data import DataSection, DataSourceSection, TokenizerSection
+from mindgspo.config.rules import columns_problems
 from mindgspo.data.columns_file import read_columns_file
 from mindgspo.data.dataset_info import DatasetInfo
 from mindgspo.data.prepare import prepare_dataset

@@ -19,7 +19,7 @@ from mindgspo.tokenization import Tokenizer
 from mindgspo.types import Prompt
 
 if TYPE_CHECKING:
-    from mindgspo.config.data_section import DataSection
+    from mindgspo.config.data import DataSection
 
 
 class PromptDataset:

@@ -52,7 +52,7 @@ from mindgspo.rewards.registry import gold_is_readable
 from mindgspo.tokenization import Tokenizer
 
 if TYPE_CHECKING:
-    from mindgspo.config.data_section import DataSection, DataSourceSection
+    from mindgspo.config.data import DataSection, DataSourceSection
 
 logger = logging.getLogger(__name__)
 

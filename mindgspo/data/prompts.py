@@ -19,7 +19,7 @@ from mindgspo.tokenization import ChatMessage, Tokenizer
 from mindgspo.types import Int32Array, Prompt
 
 if TYPE_CHECKING:
-    from mindgspo.config.data_section import DataSection, DataSourceSection
+    from mindgspo.config.data import DataSection, DataSourceSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

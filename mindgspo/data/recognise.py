@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from mindgspo.config.data_section import DataFormat
+from mindgspo.config.data import DataFormat
 from mindgspo.data.formats import PARSERS
 from mindgspo.data.source_files import read_file
 from mindgspo.data.source_row import DroppedRow

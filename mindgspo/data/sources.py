@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from mindgspo.config.validate import columns_problems
+from mindgspo.config.rules import columns_problems
 from mindgspo.data.arithmetic import generate_rows
 from mindgspo.data.formats import parser_for
 from mindgspo.data.formats.columns import check_schema
@@ -22,7 +22,7 @@ from mindgspo.data.source_row import DroppedRow, SourceRow
 from mindgspo.errors import DataError
 
 if TYPE_CHECKING:
-    from mindgspo.config.data_section import DataSourceSection
+    from mindgspo.config.data import DataSourceSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mindgspo.config.reward_rules import reward_file_problems, reward_problems
-from mindgspo.config.reward_section import WITH_TOKENS, AnswerMode, RewardSection, RewardWorkersSection, file_function
+from mindgspo.config.reward import (
+    WITH_TOKENS,
+    AnswerMode,
+    RewardSection,
+    RewardWorkersSection,
+    file_function,
+    reward_file_problems,
+    reward_problems,
+)
 from mindgspo.errors import ConfigError
 from mindgspo.grading.confusion import Confusion
 from mindgspo.grading.score_file import RowKeys, score_file

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from mindgspo.config.eval_section import CHANGE, OVERALL
+from mindgspo.config.data import CHANGE, OVERALL
 from mindgspo.metrics.diagnosis_rules import POLICY_RULES, REWARD_RULES, Finding, Level, Rule, memory_growth, recent
 from mindgspo.metrics.run_folder import Recorded, accuracies, accuracy_span, latest, run_settings
 

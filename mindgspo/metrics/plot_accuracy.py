@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mindgspo.config.eval_section import OVERALL
+from mindgspo.config.data import OVERALL
 from mindgspo.metrics.plot_style import (
     Theme,
     entitle,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from mindgspo.config.eval_section import CHANGE
+from mindgspo.config.data import CHANGE
 from mindgspo.io import write_file
 from mindgspo.metrics.diagnosis import accuracy_span, diagnose
 from mindgspo.metrics.files import REPORT_FILE, SAMPLES_FILE, VALIDATION_FILE

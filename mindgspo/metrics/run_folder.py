@@ -17,8 +17,8 @@ from typing import Protocol
 
 import yaml
 
-from mindgspo.config.eval_section import OVERALL
-from mindgspo.config.policy_losses import POLICY_LOSSES
+from mindgspo.config.algorithm import POLICY_LOSSES
+from mindgspo.config.data import OVERALL
 from mindgspo.config.yaml_dialect import parse_document
 from mindgspo.errors import RunFolderError
 from mindgspo.metrics.files import (

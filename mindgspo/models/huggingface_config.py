@@ -13,8 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from mindgspo.config import ModelSection
-from mindgspo.config.families import FAMILIES
-from mindgspo.config.model_section import RopeScalingSection
+from mindgspo.config.model import FAMILIES, RopeScalingSection
 from mindgspo.errors import WeightsError
 
 # Fields that mean the same under the same name.

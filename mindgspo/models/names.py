@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mindgspo.config import ModelSection
-from mindgspo.config.families import FAMILIES, Family
+from mindgspo.config.model import FAMILIES, Family
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from mindgspo.config import ModelSection
-from mindgspo.config.model_section import RopeScalingSection
+from mindgspo.config.model import RopeScalingSection
 from mindgspo.types import Float32Array
 
 

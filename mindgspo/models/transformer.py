@@ -14,7 +14,7 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from mindgspo.config import ModelSection
-from mindgspo.config.families import FAMILIES
+from mindgspo.config.model import FAMILIES
 from mindgspo.models.mixture_of_experts import MixtureOfExperts
 from mindgspo.models.rotary import rope_tables
 from mindgspo.parallel.device_ops import CausalAttentionOp, RMSNormOp, RotaryOp, SegmentMask, SwiGLUOp

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 
-from mindgspo.config.legal import divisors, nearest
 from mindgspo.errors import ConfigError
 from mindgspo.parallel.ranks import Ranks, device_coordinate
 from mindgspo.parallel.tensor_slice import TensorSlice
-from mindgspo.text import either
+from mindgspo.text import divisors, either, nearest
 
 Shape = tuple[int, ...]
 SliceIndex = tuple[int, ...]

@@ -18,14 +18,12 @@ from dataclasses import replace
 from enum import Enum, auto
 from math import prod
 
-from mindgspo.config.families import FAMILIES, Family
-from mindgspo.config.legal import divisors, nearest
-from mindgspo.config.model_section import ModelSection
+from mindgspo.config.model import FAMILIES, Family, ModelSection
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.parallel.layout import NOT_SPLIT, Layout, Shape
 from mindgspo.parallel.ranks import RankGrid, Ranks
-from mindgspo.text import did_you_mean, either
+from mindgspo.text import did_you_mean, divisors, either, nearest
 
 
 class Split(Enum):

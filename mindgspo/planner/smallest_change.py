@@ -15,9 +15,8 @@ from itertools import product
 from typing import Any
 
 from mindgspo.config import ExperimentConfig
-from mindgspo.config.batch_rules import longest_row
+from mindgspo.config.rules import joined_problems, longest_row
 from mindgspo.config.section import Section
-from mindgspo.config.validate import joined_problems
 from mindgspo.planner.expected import expected_memory, level_of
 
 Settings = Mapping[str, Any]

@@ -1,7 +1,7 @@
 """Reward functions by name, and which of them fits a data source.
 
 What enters: the `reward` section, the `data_source` of a row. What leaves: `Judge`s and `Shaper`s. Called by `scorer`
-and by the preparation of data sets. To add a function: its name in config/reward_section.py, its constructor here, and
+and by the preparation of data sets. To add a function: its name in config/reward.py, its constructor here, and
 its data sources in `_SOURCES`.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from mindgspo.config.reward_section import RewardSection, file_function
+from mindgspo.config.reward import RewardSection, file_function
 from mindgspo.errors import DataError
 from mindgspo.rewards.functions.from_file import FromFile
 from mindgspo.rewards.functions.gsm8k import Gsm8k

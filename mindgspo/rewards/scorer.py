@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from mindgspo.config.reward_section import AUTO, SHAPERS, RewardSection, file_function, function_label
+from mindgspo.config.reward import AUTO, SHAPERS, RewardSection, file_function, function_label
 from mindgspo.errors import DataError, RewardError
 from mindgspo.rewards.candidate import Candidate
 from mindgspo.rewards.functions.from_file import ABSTAINED

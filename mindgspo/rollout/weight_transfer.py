@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from mindspore import nn
 
-from mindgspo.config.model_section import ModelSection
-from mindgspo.config.reshard_section import ReshardSection
+from mindgspo.config.model import ModelSection
+from mindgspo.config.schema import ReshardSection
 from mindgspo.models.weights import held_parameters, weight_layouts, weight_views
 from mindgspo.parallel.parameter_memory import commit_values
 from mindgspo.parallel.reshard.resharder import Resharder, ReshardReport, Residency, everything_stays

@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mindgspo.config.data_section import TokenizerSection
+from mindgspo.config.data import TokenizerSection
 from mindgspo.errors import TokenizerError
 from mindgspo.tokenization.chat import read_chat_template
 from mindgspo.tokenization.files import TokenizerFiles, read_files

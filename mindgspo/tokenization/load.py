@@ -19,7 +19,7 @@ from mindgspo.tokenization.tokenizer import Backend, Tokenizer
 from mindgspo.tokenization.unigram import load_sentencepiece
 
 if TYPE_CHECKING:
-    from mindgspo.config.data_section import TokenizerSection
+    from mindgspo.config.data import TokenizerSection
 
 
 def load_tokenizer(section: TokenizerSection, vocab_size: int | None = None) -> Tokenizer:

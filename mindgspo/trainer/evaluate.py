@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindgspo.config import ExperimentConfig
-from mindgspo.config.eval_section import OVERALL
+from mindgspo.config.data import OVERALL
 from mindgspo.metrics.estimates import Estimate, share_estimate
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.rollout.protocol import SamplingSettings

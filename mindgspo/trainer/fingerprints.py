@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mindgspo.config import ExperimentConfig
-from mindgspo.config.reward_section import file_function
+from mindgspo.config.reward import file_function
 from mindgspo.data import PromptDataset
 from mindgspo.errors import CheckpointError
 from mindgspo.tokenization import Tokenizer

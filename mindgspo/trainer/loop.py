@@ -17,7 +17,7 @@ from mindgspo.checkpoint import (
     open_run_folder,
 )
 from mindgspo.config import ExperimentConfig, batch_table, dump_config, notes
-from mindgspo.config.validate import data_sources
+from mindgspo.config.rules import data_sources
 from mindgspo.io import write_file
 from mindgspo.metrics import RunLog, SilentLog, plot_run, write_report
 from mindgspo.parallel import runtime

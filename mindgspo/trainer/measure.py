@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindgspo.config import ExperimentConfig
-from mindgspo.config.swap_section import SwapSection
+from mindgspo.config.schema import SwapSection
 from mindgspo.data import PromptDataset
 from mindgspo.data.progress import PreparationProgress
 from mindgspo.errors import ConfigError

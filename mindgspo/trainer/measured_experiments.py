@@ -15,8 +15,8 @@ from typing import Any
 
 from mindgspo.checkpoint.manifest import MANIFEST_FILE as MANIFEST
 from mindgspo.config import ColumnsSection, ExperimentConfig, ModelSection, PlansSection, load_config, load_mapping
-from mindgspo.config.data_section import DataFormat
-from mindgspo.config.validate import eval_sources
+from mindgspo.config.data import DataFormat
+from mindgspo.config.rules import eval_sources
 from mindgspo.data.benchmarks import NAMES, NUM_GENERATED_ROWS, Benchmark, find_benchmark
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.models.huggingface_config import read_model_section

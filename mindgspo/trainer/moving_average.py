@@ -20,7 +20,7 @@ import numpy as np
 from mindspore import Parameter, nn
 
 from mindgspo.config import ModelSection
-from mindgspo.config.reshard_section import ReshardSection
+from mindgspo.config.schema import ReshardSection
 from mindgspo.models.weights import held_parameters, weight_layouts, weight_views
 from mindgspo.parallel.parameter_memory import commit_values, values_of
 from mindgspo.parallel.reshard.resharder import Resharder

@@ -11,7 +11,7 @@ from mindspore import nn
 from mindgspo.algorithms.kl_control import KLController
 from mindgspo.algorithms.optim.backend import UpdateBackend
 from mindgspo.config import ExperimentConfig
-from mindgspo.config.swap_section import SwapSection
+from mindgspo.config.schema import SwapSection
 from mindgspo.data import PromptDataset, PromptStream
 from mindgspo.metrics import Timers
 from mindgspo.models.scoring import AutoParallelScorer, PolicyScorer

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 
 from mindgspo.config import DataSourceSection, ExperimentConfig, batch_table, notes
-from mindgspo.config.validate import data_sources
+from mindgspo.config.rules import data_sources
 from mindgspo.data.dataset import check_folder
 from mindgspo.data.dataset_info import PromptFacts
 from mindgspo.data.duplicates import PromptIndex

@@ -19,8 +19,8 @@ from mindspore import Parameter, nn
 
 from mindgspo.checkpoint import Keep, open_checkpoint, save_checkpoint
 from mindgspo.config import ModelSection
-from mindgspo.config.algorithm_section import ReferenceSection
-from mindgspo.config.reshard_section import ReshardSection
+from mindgspo.config.algorithm import ReferenceSection
+from mindgspo.config.schema import ReshardSection
 from mindgspo.errors import CheckpointError
 from mindgspo.models.policy import build_model
 from mindgspo.models.scoring import build_scorer

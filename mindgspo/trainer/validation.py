@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mindgspo.config import ExperimentConfig
-from mindgspo.config.eval_rules import part_of
-from mindgspo.config.eval_section import CHANGE, OVERALL
+from mindgspo.config.data import CHANGE, OVERALL
+from mindgspo.config.rules import part_of
 from mindgspo.data import PromptDataset
 from mindgspo.errors import ConfigError
 from mindgspo.metrics import RunLog, verdict_lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from mindgspo.config.watch_section import WatchSection
+from mindgspo.config.schema import WatchSection
 from mindgspo.parallel.launch.heartbeat import MEETING, Record, State
 from mindgspo.parallel.launch.stalls import GoesOn, Meeting, MeetingWatch, Stall, StallWatch
 

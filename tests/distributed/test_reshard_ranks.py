@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindgspo.config.watch_section import WatchSection
+from mindgspo.config.schema import WatchSection
 from mindgspo.parallel.launch.launcher import launch
 from mindgspo.parallel.layout import Layout
 

@@ -104,7 +104,7 @@ def small(tmp_path: Path, **plans: object) -> Path:
 
 def launch(script: str, *words: object, log_dir: Path) -> subprocess.CompletedProcess[str]:
     code = (
-        "import sys; from pathlib import Path; from mindgspo.config.watch_section import WatchSection; "
+        "import sys; from pathlib import Path; from mindgspo.config.schema import WatchSection; "
         "from mindgspo.parallel.launch.launcher import launch; "
         "sys.exit(launch(sys.argv[2:], num_workers=2, log_dir=Path(sys.argv[1]), watch=WatchSection()))"
     )

@@ -11,8 +11,7 @@ from dryrun.wrong_plans import WRONG_PLANS, write_base
 
 from mindgspo.ascend.dryrun.graphs import CompilableGraph, build_graph
 from mindgspo.config import ExperimentConfig
-from mindgspo.config.layers import read_layers
-from mindgspo.config.load import resolve
+from mindgspo.config.load import read_layers, resolve
 
 
 def build(config: None, graph: str, rank: int, *, strategy_path: Path) -> CompilableGraph:

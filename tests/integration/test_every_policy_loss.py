@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from mindgspo.config import ExperimentConfig, load_config
-from mindgspo.config.policy_losses import POLICY_LOSSES
+from mindgspo.config.algorithm import POLICY_LOSSES
 from mindgspo.metrics import unknown_names
 from mindgspo.rewards import Candidate
 from mindgspo.types import Score, Verdict

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mindgspo.config.optimizer_section import OptimizerSection
+from mindgspo.config.schema import OptimizerSection
 
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")
 

@@ -9,11 +9,9 @@ from typing import get_args
 import pytest
 from markdown_pages import prose, tables
 
-from mindgspo.config.advantage_rules import READERS
-from mindgspo.config.algorithm_rules import LENGTH_FACTORS
-from mindgspo.config.algorithm_section import EstimatorName
+from mindgspo.config.algorithm import POLICY_LOSSES, AggregationMode, EstimatorName
+from mindgspo.config.algorithm_rules import LENGTH_FACTORS, READERS
 from mindgspo.config.messages import known_keys
-from mindgspo.config.policy_losses import POLICY_LOSSES, AggregationMode
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGES = [PROJECT / "docs" / "algorithms.md", PROJECT / "docs" / "algorithms_cn.md"]

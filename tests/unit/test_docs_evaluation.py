@@ -13,10 +13,9 @@ from markdown_pages import code_blocks, code_spans, prose, shell_lines, tables
 from pydantic import TypeAdapter
 
 from mindgspo.cli import app
-from mindgspo.config.data_section import EvalSources
-from mindgspo.config.eval_rules import measured_figures
-from mindgspo.config.eval_section import CHANGE, OVERALL, EvalSection
+from mindgspo.config.data import CHANGE, OVERALL, EvalSection, EvalSources
 from mindgspo.config.messages import known_keys
+from mindgspo.config.rules import measured_figures
 from mindgspo.data.benchmarks import DATA_FOLDER, NAMES, NUM_GENERATED_ROWS, find_benchmark
 from mindgspo.data.formats import PARSERS
 from mindgspo.metrics import verdict_lines

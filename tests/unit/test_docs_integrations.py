@@ -11,7 +11,7 @@ from markdown_pages import code_spans, prose, shell_lines
 
 from mindgspo.cli import app
 from mindgspo.config import load_config
-from mindgspo.config.backend_rules import backend_problems
+from mindgspo.config.device_rules import backend_problems
 from mindgspo.config.messages import known_keys
 from mindgspo.integrations.mindformers.installation import WANTED
 

@@ -9,8 +9,7 @@ import pytest
 from markdown_pages import tables
 
 from mindgspo import faults
-from mindgspo.config.trainer_section import TrainerSection
-from mindgspo.config.watch_section import WatchSection
+from mindgspo.config.schema import TrainerSection, WatchSection
 from mindgspo.parallel.launch.watch import STALLED
 from mindgspo.trainer.failures import MAX_SAVED_UPDATES
 from mindgspo.trainer.memory_growth import WINDOW

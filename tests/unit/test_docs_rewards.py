@@ -12,7 +12,7 @@ import yaml
 from markdown_pages import code_blocks, prose, tables
 
 from mindgspo.config.messages import known_keys
-from mindgspo.config.reward_section import JUDGES, SHAPERS, AnswerMode, RewardSection, file_function
+from mindgspo.config.reward import JUDGES, SHAPERS, AnswerMode, RewardSection, file_function
 from mindgspo.rewards.candidate import Candidate
 from mindgspo.rewards.judgement import Judgement
 from mindgspo.rewards.registry import build_function

@@ -20,7 +20,7 @@ from mindgspo.algorithms.advantages.arrays import BoolArray, Float64Array
 from mindgspo.algorithms.advantages.group_relative import StdOver
 from mindgspo.algorithms.advantages.step_rewards import AdvantageInputs
 from mindgspo.algorithms.advantages.whitening import Whiten, whiten
-from mindgspo.config.algorithm_section import AdvantageSection
+from mindgspo.config.algorithm import AdvantageSection
 from mindgspo.errors import ConfigError, DataError
 from mindgspo.text import did_you_mean
 from mindgspo.types import Float32Array

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from mindgspo.config.policy_losses import AggregationMode, RatioLevel, Surrogate
+from mindgspo.config.algorithm import AggregationMode, RatioLevel, Surrogate
 
 KLKind = Literal["k1", "k2", "k3", "abs"]
 

@@ -16,7 +16,7 @@ from mindgspo.algorithms.losses.policy_loss import PolicyLoss
 from mindgspo.algorithms.losses.ratios import SequenceRatio, SequenceTokenRatio, TokenRatio
 from mindgspo.algorithms.losses.surrogates import CISPOLoss, GMPOLoss, GPGLoss, SAPOLoss
 from mindgspo.config import AlgorithmSection, KLSection
-from mindgspo.config.policy_losses import POLICY_LOSSES
+from mindgspo.config.algorithm import POLICY_LOSSES
 
 _RATIOS: dict[str, type[nn.Cell]] = {
     "token": TokenRatio,

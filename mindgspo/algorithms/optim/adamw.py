@@ -13,7 +13,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from mindgspo.config.optimizer_section import OptimizerSection
+from mindgspo.config.schema import OptimizerSection
 from mindgspo.parallel.parameter_memory import zeros_beside
 
 

@@ -18,7 +18,7 @@ from mindgspo.algorithms.optim.auto_parallel_graph import Division, MicroBatchOb
 from mindgspo.algorithms.optim.backend import UpdateBackend, moment_layouts_of
 from mindgspo.algorithms.optim.gradients import Objective, discard
 from mindgspo.algorithms.optim.manual import inputs_of
-from mindgspo.config.optimizer_section import OptimizerSection
+from mindgspo.config.schema import OptimizerSection
 from mindgspo.data.rows import evened, filler_like
 from mindgspo.errors import NonFiniteError
 from mindgspo.parallel.auto_parallel import divided, set_mode

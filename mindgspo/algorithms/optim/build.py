@@ -7,7 +7,7 @@ from mindspore import nn
 from mindgspo.algorithms.optim.auto_parallel import AutoParallelUpdate
 from mindgspo.algorithms.optim.backend import UpdateBackend
 from mindgspo.algorithms.optim.manual import ManualUpdate, SingleUpdate
-from mindgspo.config.optimizer_section import OptimizerSection
+from mindgspo.config.schema import OptimizerSection
 from mindgspo.models.weights import weight_layouts
 from mindgspo.parallel.placement import LogicalPlacement
 

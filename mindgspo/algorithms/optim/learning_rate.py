@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from mindgspo.config.optimizer_section import OptimizerSection
+from mindgspo.config.schema import OptimizerSection
 
 
 def learning_rate(update_index: int, total_updates: int, section: OptimizerSection) -> float:

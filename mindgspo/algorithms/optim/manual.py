@@ -21,7 +21,7 @@ from mindgspo.algorithms.optim.gradients import (
     OptimizerStep,
     gradients_of,
 )
-from mindgspo.config.optimizer_section import OptimizerSection
+from mindgspo.config.schema import OptimizerSection
 from mindgspo.models.names import parameter_shapes
 from mindgspo.parallel.collectives import GraphOfRanks, meet, world_ranks
 from mindgspo.parallel.device_ops import attention_segments

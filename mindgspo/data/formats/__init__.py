@@ -3,7 +3,7 @@
 What enters: one dictionary and the words that say where it stands. What leaves: a `SourceRow`, or a `DroppedRow` where
 a solution is there but states no answer. A field that the format promises and the row lacks raises a DataError that
 names row, field and rule: then the file is not what it is said to be, and nothing is repaired. To add a format: its
-file here, its entry below, its name in config/schema.py and config/validate.py.
+file here, its entry below, its name in config/schema.py and config/rules.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mindgspo.data.formats.verl import parse_verl
 from mindgspo.data.source_row import DroppedRow, SourceRow
 
 if TYPE_CHECKING:
-    from mindgspo.config.data_section import DataSourceSection
+    from mindgspo.config.data import DataSourceSection
 
 Parser = Callable[[Mapping[str, object], str], "SourceRow | DroppedRow"]
 

@@ -18,7 +18,7 @@ from mindgspo.text import did_you_mean
 if TYPE_CHECKING:
     import pyarrow
 
-    from mindgspo.config.data_section import ColumnsSection
+    from mindgspo.config.data import ColumnsSection
 
 
 def parse_columns(columns: ColumnsSection, row: Mapping[str, object], where: str) -> SourceRow:

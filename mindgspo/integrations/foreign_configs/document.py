@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mindgspo.config.layers import with_overrides
+from mindgspo.config.load import with_overrides
 from mindgspo.config.messages import known_keys
 from mindgspo.config.yaml_dialect import parse_document, write_document
 from mindgspo.errors import ConfigError

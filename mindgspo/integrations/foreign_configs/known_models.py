@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import mindgspo
-from mindgspo.config.layers import read_layers
+from mindgspo.config.load import read_layers
 from mindgspo.errors import MindGSPOError
 
 _FOLDER = Path(mindgspo.__file__).resolve().parents[1] / "model_configs"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mindgspo.config.families import FAMILIES
+from mindgspo.config.model import FAMILIES
 from mindgspo.integrations.foreign_configs.given import Given, flag, is_on, number, whole
 from mindgspo.integrations.foreign_configs.table import Row, joined, left_out, mapped, needless, not_built, to, unbuilt
 

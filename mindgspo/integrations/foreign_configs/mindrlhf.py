@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindgspo.config.legal import divisors
 from mindgspo.errors import ConfigError
 from mindgspo.integrations.foreign_configs import mindformers, mindrlhf_rows
 from mindgspo.integrations.foreign_configs.apply import apply
@@ -19,6 +18,7 @@ from mindgspo.integrations.foreign_configs.mindrlhf_values import ACTOR, GENERAT
 from mindgspo.integrations.foreign_configs.plans import INFER, TRAIN, drop_what_has_no_effect, spread_the_infer_plan
 from mindgspo.integrations.foreign_configs.sources import Source, read_source
 from mindgspo.integrations.foreign_configs.table import Fate, Table
+from mindgspo.text import divisors
 
 TABLE = Table(name="mindrlhf", title="MindRLHF", rows=mindrlhf_rows.ROWS)
 _SIZES = ("data_parallel", "model_parallel", "pipeline_stage", "context_parallel", "expert_parallel")

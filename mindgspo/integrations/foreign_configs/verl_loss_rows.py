@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindgspo.config.policy_losses import POLICY_LOSSES
+from mindgspo.config.algorithm import POLICY_LOSSES
 from mindgspo.integrations.foreign_configs.given import Given, flag, is_on, number, text, whole
 from mindgspo.integrations.foreign_configs.table import (
     adjusted,

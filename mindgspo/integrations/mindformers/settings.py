@@ -6,8 +6,8 @@ What enters: the model section and the longest row. What leaves: keyword argumen
 from __future__ import annotations
 
 from mindgspo.config import ModelSection
-from mindgspo.config.backend_rules import mindformers_problems
-from mindgspo.config.families import FAMILIES
+from mindgspo.config.device_rules import mindformers_problems
+from mindgspo.config.model import FAMILIES
 from mindgspo.errors import ConfigError
 
 # In every run: float32 throughout, and none of the fused operators, which exist on Ascend alone. Rows may be shorter

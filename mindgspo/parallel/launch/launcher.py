@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from mindgspo.config.watch_section import WatchSection
+from mindgspo.config.schema import WatchSection
 from mindgspo.parallel import runtime
 from mindgspo.parallel.launch.cluster import ClusterPlan, plan_cluster
 from mindgspo.parallel.launch.failure_record import read_failure

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from mindgspo.config.watch_section import WatchSection
+from mindgspo.config.schema import WatchSection
 from mindgspo.parallel.launch import heartbeat
 from mindgspo.parallel.launch.heartbeat import Heartbeat, Record
 from mindgspo.parallel.launch.positions import position

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from mindgspo.config.watch_section import WatchSection
+from mindgspo.config.schema import WatchSection
 from mindgspo.parallel.launch.heartbeat import MEETING, Record, State, awaited
 
 _NUM_STEP_TIMES = 50  # of the last steps the median is taken, so that the limit follows growing responses

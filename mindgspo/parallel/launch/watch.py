@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import psutil
 
-from mindgspo.config.watch_section import WatchSection
+from mindgspo.config.schema import WatchSection
 from mindgspo.parallel.launch.cluster import ClusterPlan
 from mindgspo.parallel.launch.folder import LaunchFolder
 from mindgspo.parallel.launch.heartbeat import Record, read_record

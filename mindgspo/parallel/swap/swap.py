@@ -23,7 +23,7 @@ from pathlib import Path
 
 from mindspore import Parameter
 
-from mindgspo.config.swap_section import SwapSection
+from mindgspo.config.schema import SwapSection
 from mindgspo.errors import TrainingError
 from mindgspo.parallel.runtime import current_device
 from mindgspo.parallel.swap.ledger import SwapLedger

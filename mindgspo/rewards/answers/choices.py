@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice, pairwise
 
-from mindgspo.config.reward_section import AnswerMode
+from mindgspo.config.reward import AnswerMode
 from mindgspo.rewards.answers.boxed import Span, boxed_spans
 from mindgspo.rewards.answers.markers import MAX_OCCURRENCES, Marker, Occurrence, content_of, occurrences
 from mindgspo.rewards.answers.passages import passages

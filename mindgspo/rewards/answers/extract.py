@@ -25,7 +25,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from mindgspo.config.reward_section import AnswerMode
+from mindgspo.config.reward import AnswerMode
 from mindgspo.rewards.answers.final_number import final_number
 from mindgspo.rewards.answers.markers import Marker, Occurrence, Strength, content_of, occurrences, strength_of
 from mindgspo.rewards.answers.passages import Passage, passages

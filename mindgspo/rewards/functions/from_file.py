@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from mindgspo.config.reward_section import FileFunction
+from mindgspo.config.reward import FileFunction
 from mindgspo.rewards.candidate import Candidate
 from mindgspo.rewards.judgement import MAX_EXTRACTED_CHARS, Job, JSONValue, Judgement, Reply
 from mindgspo.types import Verdict

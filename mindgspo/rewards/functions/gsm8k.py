@@ -5,7 +5,7 @@ The data set's own form is "#### n"; \boxed{n} counts as much, because that is w
 
 from __future__ import annotations
 
-from mindgspo.config.reward_section import AnswerMode
+from mindgspo.config.reward import AnswerMode
 from mindgspo.rewards.answers.markers import Marker
 from mindgspo.rewards.functions.numeric import NumericJudge
 

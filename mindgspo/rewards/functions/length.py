@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from mindgspo.config.reward_section import LengthSection
+from mindgspo.config.reward import LengthSection
 from mindgspo.rewards.candidate import Candidate
 from mindgspo.types import Verdict
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from mindgspo.config.reward_section import AnswerMode
+from mindgspo.config.reward import AnswerMode
 from mindgspo.rewards.answers.boxed import boxed_spans
 from mindgspo.rewards.answers.equivalence import Comparison, compare
 from mindgspo.rewards.answers.expression import expression_in, takes_back

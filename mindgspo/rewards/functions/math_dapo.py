@@ -7,7 +7,7 @@ that is no number must be met by an expression that is the same without doubt; `
 
 from __future__ import annotations
 
-from mindgspo.config.reward_section import AnswerMode
+from mindgspo.config.reward import AnswerMode
 from mindgspo.rewards.answers.equivalence import Comparison, compare
 from mindgspo.rewards.answers.extract import USUAL_MARKERS
 from mindgspo.rewards.answers.markers import Marker

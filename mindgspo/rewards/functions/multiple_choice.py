@@ -6,7 +6,7 @@ many.
 
 from __future__ import annotations
 
-from mindgspo.config.reward_section import AnswerMode
+from mindgspo.config.reward import AnswerMode
 from mindgspo.rewards.answers.boxed import boxed_spans
 from mindgspo.rewards.answers.choices import Choice, boxed_choices, find_choices, read_choices
 from mindgspo.rewards.candidate import Candidate

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mindgspo.config.reward_section import AnswerMode
+from mindgspo.config.reward import AnswerMode
 from mindgspo.rewards.answers.extract import USUAL_MARKERS, find_answer
 from mindgspo.rewards.answers.markers import Marker
 from mindgspo.rewards.answers.plain_text import plain

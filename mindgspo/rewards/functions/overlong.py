@@ -13,7 +13,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mindgspo.config.reward_section import OverlongSection
+from mindgspo.config.reward import OverlongSection
 from mindgspo.errors import DataError
 from mindgspo.rewards.candidate import Candidate
 from mindgspo.types import Verdict

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Sequence
 
-from mindgspo.config.reward_section import RepetitionSection
+from mindgspo.config.reward import RepetitionSection
 from mindgspo.rewards.candidate import Candidate
 from mindgspo.types import Verdict
 

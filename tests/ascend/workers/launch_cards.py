@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from mindgspo.ascend.emulator.launcher import enter_emulated_cards
-from mindgspo.config.watch_section import WatchSection
+from mindgspo.config.schema import WatchSection
 from mindgspo.parallel.launch.launcher import launch
 
 if __name__ == "__main__":

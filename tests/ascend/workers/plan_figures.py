@@ -61,7 +61,7 @@ def figures(case: Mapping, device: str) -> Arrays:
     from mindgspo.algorithms.losses.clipped import GSPOLoss
     from mindgspo.algorithms.optim.build import build_update_backend
     from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
-    from mindgspo.config.swap_section import SwapSection
+    from mindgspo.config.schema import SwapSection
     from mindgspo.data.rows import gathered
     from mindgspo.models.policy import PolicyLogProbs, build_model
     from mindgspo.models.scoring import build_scorer

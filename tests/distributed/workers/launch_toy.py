@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from mindgspo.config.watch_section import WatchSection
+from mindgspo.config.schema import WatchSection
 from mindgspo.errors import MindGSPOError
 from mindgspo.parallel.launch.launcher import launch
 

@@ -19,8 +19,8 @@ from mindgspo.algorithms.losses.clipped import GSPOLoss
 from mindgspo.algorithms.optim.build import build_update_backend
 from mindgspo.algorithms.optim.manual import ManualUpdate, SingleUpdate
 from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
-from mindgspo.config.algorithm_section import KLSection, ReferenceSection
-from mindgspo.config.reshard_section import ReshardSection
+from mindgspo.config.algorithm import KLSection, ReferenceSection
+from mindgspo.config.schema import ReshardSection
 from mindgspo.data.rows import gathered
 from mindgspo.errors import NonFiniteError
 from mindgspo.models.policy import PolicyLogProbs, build_model

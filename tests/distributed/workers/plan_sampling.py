@@ -7,7 +7,7 @@ from mindspore import Tensor, nn
 from plan_cases import prompts_of
 
 from mindgspo.config import ModelSection, ParallelPlan
-from mindgspo.config.reshard_section import ReshardSection
+from mindgspo.config.schema import ReshardSection
 from mindgspo.models.policy import build_model
 from mindgspo.parallel import runtime
 from mindgspo.parallel.device_ops import attention_segments

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from mindgspo.config.watch_section import WatchSection
+from mindgspo.config.schema import WatchSection
 from mindgspo.parallel.launch import heartbeat
 from mindgspo.parallel.launch.own_watch import watched_by_itself
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindgspo.algorithms import AdvantageInputs, estimate_advantages, has_signal
-from mindgspo.config.algorithm_section import AdvantageSection, EstimatorName
+from mindgspo.config.algorithm import AdvantageSection, EstimatorName
 from mindgspo.errors import ConfigError, DataError
 
 ESTIMATORS = get_args(EstimatorName)

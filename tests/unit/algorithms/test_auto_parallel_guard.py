@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mindgspo.config import AlgorithmSection, OptimizerSection, ParallelPlan
-from mindgspo.config.algorithm_section import KLSection
+from mindgspo.config.algorithm import KLSection
 from mindgspo.config.load import with_recipe
 from mindgspo.errors import TrainingError
 from mindgspo.types import Batch

@@ -10,7 +10,7 @@ import pytest
 
 from mindgspo.algorithms.loss_metrics import UpdateTelemetry
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, ParallelPlan
-from mindgspo.config.algorithm_section import KLSection
+from mindgspo.config.algorithm import KLSection
 from mindgspo.config.load import with_recipe
 from mindgspo.data.rows import TrainingSample, lay_out
 from mindgspo.types import Batch

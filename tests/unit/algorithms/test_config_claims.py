@@ -12,9 +12,8 @@ from mindgspo.algorithms.advantages import AdvantageInputs, estimate_advantages
 from mindgspo.algorithms.losses.definition import Aggregation, LossDefinition
 from mindgspo.algorithms.twins import policy_loss
 from mindgspo.config import load_config
-from mindgspo.config.advantage_rules import READERS, WITHOUT_SIBLINGS, is_per_token
-from mindgspo.config.algorithm_rules import LENGTH_FACTORS
-from mindgspo.config.algorithm_section import AdvantageSection, EstimatorName
+from mindgspo.config.algorithm import AdvantageSection, EstimatorName
+from mindgspo.config.algorithm_rules import LENGTH_FACTORS, READERS, WITHOUT_SIBLINGS, is_per_token
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "arithmetic" / "gspo.yaml"
 

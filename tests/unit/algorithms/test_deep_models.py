@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mindgspo.config.optimizer_section import OptimizerSection
+from mindgspo.config.schema import OptimizerSection
 
 NUM_WEIGHTS = 450  # a model of 36 layers has 434
 

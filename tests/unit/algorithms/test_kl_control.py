@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindgspo.algorithms.kl_control import KLController, reward_penalty
-from mindgspo.config.algorithm_section import KLSection
+from mindgspo.config.algorithm import KLSection
 from mindgspo.errors import CheckpointError, TrainingError
 
 VECTORS = Path(__file__).resolve().parents[2] / "data" / "conformance_public.json"

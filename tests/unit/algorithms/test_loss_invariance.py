@@ -15,7 +15,7 @@ import pytest
 from mindgspo.algorithms import twins
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
 from mindgspo.config import AlgorithmSection, with_recipe
-from mindgspo.config.policy_losses import POLICY_LOSSES
+from mindgspo.config.algorithm import POLICY_LOSSES
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 

@@ -13,7 +13,7 @@ from mindgspo.algorithms import twins
 from mindgspo.algorithms.loss_metrics import POLICY_METRICS, summarize
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
 from mindgspo.config import AlgorithmSection, KLSection, with_recipe
-from mindgspo.config.policy_losses import POLICY_LOSSES
+from mindgspo.config.algorithm import POLICY_LOSSES
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 

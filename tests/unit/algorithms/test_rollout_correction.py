@@ -17,7 +17,7 @@ from mindgspo.algorithms.rollout_correction import (
     smallest_kept,
     step_correction_metrics,
 )
-from mindgspo.config.algorithm_section import RolloutCorrectionSection as Section
+from mindgspo.config.algorithm import RolloutCorrectionSection as Section
 from mindgspo.errors import TrainingError
 from mindgspo.types import Batch
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from mindgspo.algorithms import learning_rate
-from mindgspo.config.optimizer_section import OptimizerSection
+from mindgspo.config.schema import OptimizerSection
 
 
 def test_linear_rise_then_constant():

@@ -9,9 +9,9 @@ import pytest
 
 from mindgspo.algorithms.loss_metrics import POLICY_METRICS, telemetry_metrics
 from mindgspo.algorithms.twins import PolicyLossResult, policy_loss
-from mindgspo.config.algorithm_section import AlgorithmSection, KLSection
+from mindgspo.config.algorithm import AlgorithmSection, KLSection
 from mindgspo.config.load import with_recipe
-from mindgspo.config.optimizer_section import OptimizerSection
+from mindgspo.config.schema import OptimizerSection
 from mindgspo.errors import CheckpointError, TrainingError
 from mindgspo.types import Batch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mindgspo.config import notes
-from mindgspo.config.policy_losses import POLICY_LOSSES
+from mindgspo.config.algorithm import POLICY_LOSSES
 
 ONE_UPDATE = "trainer.prompts_per_mini_batch=12"
 KL_IN_LOSS = "algorithm.kl.placement=loss"

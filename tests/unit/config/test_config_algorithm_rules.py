@@ -7,11 +7,8 @@ from typing import get_args
 import pytest
 
 from mindgspo.config import AdvantageSection, dump_config, load_config
-from mindgspo.config.advantage_rules import READERS, WITHOUT_SIBLINGS
-from mindgspo.config.algorithm_rules import LENGTH_FACTORS
-from mindgspo.config.algorithm_section import EstimatorName
-from mindgspo.config.penalty_rules import default_kl_agg_mode
-from mindgspo.config.policy_losses import POLICY_LOSSES, AggregationMode
+from mindgspo.config.algorithm import POLICY_LOSSES, AggregationMode, EstimatorName
+from mindgspo.config.algorithm_rules import LENGTH_FACTORS, READERS, WITHOUT_SIBLINGS, default_kl_agg_mode
 
 ON = "algorithm.kl.placement=loss"
 FUNCTIONS = ["reward.functions=[gsm8k, math_dapo]", "reward.weights=[1, 1]"]

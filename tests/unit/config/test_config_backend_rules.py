@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mindgspo.config import ModelSection, load_config
-from mindgspo.config.backend_rules import mindformers_problems
+from mindgspo.config.device_rules import mindformers_problems
 from mindgspo.errors import ConfigError
 
 EXPERIMENT = Path(__file__).resolve().parents[3] / "examples" / "arithmetic" / "gspo.yaml"

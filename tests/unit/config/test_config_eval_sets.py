@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mindgspo.config import dump_config, load_config
-from mindgspo.config.validate import data_sources
+from mindgspo.config.rules import data_sources
 from mindgspo.errors import ConfigError
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "arithmetic" / "gspo.yaml"

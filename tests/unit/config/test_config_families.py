@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from mindgspo.config import ModelSection, ParallelPlan, dump_config, load_config
-from mindgspo.config.families import FAMILIES
+from mindgspo.config.model import FAMILIES
 from mindgspo.config.plan import check_infer_plan, check_train_plan, inner_size, legal_model_parallel
 from mindgspo.errors import ConfigError
 

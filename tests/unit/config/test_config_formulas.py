@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mindgspo.config import batch_table
-from mindgspo.config.formulas import advantage, objective
-from mindgspo.config.policy_losses import POLICY_LOSSES
+from mindgspo.config.algorithm import POLICY_LOSSES
+from mindgspo.config.summary import advantage, objective
 
 S = "s_i = exp(mean_t(logp_it - old_it))"
 W = "w_it = exp(logp_it - old_it)"

@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from mindgspo.config import ModelSection, ParallelPlan, check_infer_plan, check_train_plan
-from mindgspo.config.legal import divisors, nearest
 from mindgspo.config.plan import check_same_world
+from mindgspo.text import divisors, nearest
 
 MODEL_3B = ModelSection(
     vocab_size=151936,

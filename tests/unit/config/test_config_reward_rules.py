@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from mindgspo.config import RewardSection, load_config
-from mindgspo.config.reward_rules import reward_problems
-from mindgspo.config.reward_section import file_function, function_label
+from mindgspo.config.reward import file_function, function_label, reward_problems
 
 
 @pytest.mark.parametrize(

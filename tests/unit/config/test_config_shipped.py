@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mindgspo.config import ExperimentConfig, config_mapping, dump_config, load_config
-from mindgspo.config.layers import merge, read_layers
-from mindgspo.config.load import resolve
+from mindgspo.config.load import merge, read_layers, resolve
 from mindgspo.config.messages import known_keys
 from mindgspo.config.yaml_dialect import write_document
 

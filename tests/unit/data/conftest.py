@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.config.data_section import DataSection, DataSourceSection, TokenizerSection
+from mindgspo.config.data import DataSection, DataSourceSection, TokenizerSection
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 
 GSM8K_ROWS = [

@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from mindgspo.config.data_section import ColumnsSection, DataSourceSection
+from mindgspo.config.data import ColumnsSection, DataSourceSection
 from mindgspo.data.columns_file import read_columns_file
 from mindgspo.data.formats.columns import parse_columns
 from mindgspo.data.sources import open_source

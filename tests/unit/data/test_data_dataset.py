@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.config.data_section import ColumnsSection, DataSourceSection, TokenizerSection
+from mindgspo.config.data import ColumnsSection, DataSourceSection, TokenizerSection
 from mindgspo.data import inspect_dataset, open_dataset, prepare_dataset
 from mindgspo.errors import DataError
 from mindgspo.tokenization import Tokenizer, load_tokenizer
@@ -102,7 +102,7 @@ def test_inspect_shows_facts_and_exact_text(folder: Path, tokenizer: Tokenizer):
 
 
 def test_inspect_does_not_let_data_steer_the_terminal(settings, tokenizer: Tokenizer, tmp_path: Path):
-    from mindgspo.config.data_section import DataSourceSection
+    from mindgspo.config.data import DataSourceSection
 
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"question": "red \x1b[31m and \u202e back", "answer": "#### 5"}))

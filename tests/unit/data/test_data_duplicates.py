@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.config.data_section import DataSourceSection
+from mindgspo.config.data import DataSourceSection
 from mindgspo.data import inspect_dataset, open_dataset, prepare_dataset
 from mindgspo.data.duplicates import PromptIndex
 from mindgspo.data.source_row import SourceRow

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindgspo.config.data_section import ColumnsSection, DataSourceSection, TokenizerSection
+from mindgspo.config.data import ColumnsSection, DataSourceSection, TokenizerSection
 from mindgspo.data import open_dataset, prepare_dataset
 from mindgspo.errors import DataError
 from mindgspo.tokenization import Tokenizer, load_tokenizer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.config.data_section import DataSourceSection, TokenizerSection
+from mindgspo.config.data import DataSourceSection, TokenizerSection
 from mindgspo.data import open_dataset, prepare_dataset
 from mindgspo.data.duplicates import PromptIndex
 from mindgspo.data.formats.last_box import last_box

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.config.data_section import DataSourceSection, TokenizerSection
+from mindgspo.config.data import DataSourceSection, TokenizerSection
 from mindgspo.data import open_dataset, prepare_dataset
 from mindgspo.data.chunks import is_whole_chunk, read_chunk
 from mindgspo.data.partial_folder import PartialFolder, other_partials, partial_path
@@ -30,7 +30,7 @@ from pathlib import Path
 sys.path[:0] = {path!r}
 if len(sys.argv) > 4:
     import mindspore
-from mindgspo.config.data_section import DataSection, DataSourceSection, TokenizerSection
+from mindgspo.config.data import DataSection, DataSourceSection, TokenizerSection
 from mindgspo.data import prepare_dataset
 from mindgspo.tokenization import load_tokenizer
 source = DataSourceSection(format="gsm8k", path=Path(sys.argv[1]), dedup=True)

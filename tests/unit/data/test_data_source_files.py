@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from mindgspo.config.data_section import DataSourceSection
+from mindgspo.config.data import DataSourceSection
 from mindgspo.data.source_files import read_file
 from mindgspo.data.sources import open_source
 from mindgspo.errors import DataError

@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 
-from mindgspo.config.data_section import DataFormat
+from mindgspo.config.data import DataFormat
 from mindgspo.data import open_dataset
 from mindgspo.data.command import prepare_from_options
 from mindgspo.errors import ConfigError

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from mindgspo.config.eval_section import CHANGE, OVERALL
+from mindgspo.config.data import CHANGE, OVERALL
 from mindgspo.config.messages import known_keys
 from mindgspo.metrics import unknown_names, verdict_lines
 from mindgspo.metrics.diagnosis import accuracy_span, diagnose

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mindgspo.config.model_section import RopeScalingSection
+from mindgspo.config.model import RopeScalingSection
 from mindgspo.models.rotary import rope_frequencies
 
 # Wavelengths between 64 / 4 = 16 and 64 / 1 = 64 tokens are blended.

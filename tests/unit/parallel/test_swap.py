@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from mindgspo.config.swap_section import SwapSection
+from mindgspo.config.schema import SwapSection
 from mindgspo.errors import TrainingError
 from mindgspo.parallel.swap.states import NEEDS, Holding, Phase
 from mindgspo.parallel.swap.swap import Swap

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from mindgspo.config.swap_section import SwapSection
+from mindgspo.config.schema import SwapSection
 from mindgspo.parallel.swap.states import Holding, Phase
 from mindgspo.parallel.swap.swap import Swap, open_swap
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor
 
-from mindgspo.config.swap_section import SwapSection
+from mindgspo.config.schema import SwapSection
 from mindgspo.errors import TrainingError
 from mindgspo.parallel.swap.offloaded_memory import OffloadedMemory
 from mindgspo.parallel.swap.states import Holding, Phase

@@ -6,7 +6,7 @@ import pytest
 from planned_experiments import experiment_of, qwen2
 
 from mindgspo.config import ExperimentConfig
-from mindgspo.config.validate import joined_problems
+from mindgspo.config.rules import joined_problems
 from mindgspo.planner import GIB, MIB, expected_memory, set_options, smallest_change
 from mindgspo.planner.smallest_change import changed
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mindgspo.config.reward_section import AnswerMode
+from mindgspo.config.reward import AnswerMode
 from mindgspo.rewards.candidate import Candidate
 from mindgspo.rewards.functions.math import Math
 from mindgspo.rewards.judgement import Job, Judgement, Outcome, Reply

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindgspo.config.reward_section import AnswerMode
+from mindgspo.config.reward import AnswerMode
 from mindgspo.rewards.answers.choices import read_choices
 from mindgspo.rewards.candidate import Candidate
 from mindgspo.rewards.functions.multiple_choice import MultipleChoice

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from mindgspo.config import RewardSection
-from mindgspo.config.reward_section import RewardWorkersSection
+from mindgspo.config.reward import RewardWorkersSection
 from mindgspo.rewards import Candidate, Scorer
 from mindgspo.types import Score, Verdict
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindgspo.config.reward_section import FileFunction
+from mindgspo.config.reward import FileFunction
 from mindgspo.rewards.candidate import Candidate
 from mindgspo.rewards.functions.from_file import FromFile, check_value
 from mindgspo.rewards.judgement import Job, JSONValue, Judgement, Outcome, Reply

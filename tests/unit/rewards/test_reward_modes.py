@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mindgspo.config.reward_section import AnswerMode
+from mindgspo.config.reward import AnswerMode
 from mindgspo.rewards.answers.extract import USUAL_MARKERS, find_answer
 from mindgspo.rewards.answers.final_number import final_number
 from mindgspo.rewards.answers.markers import MAX_OCCURRENCES, Marker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mindgspo.config.reward_section import OverlongSection
+from mindgspo.config.reward import OverlongSection
 from mindgspo.errors import DataError
 from mindgspo.rewards.candidate import Candidate
 from mindgspo.rewards.functions.overlong import Overlong, overlong_penalty

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from mindgspo.config.reward_section import AnswerMode
+from mindgspo.config.reward import AnswerMode
 from mindgspo.rewards.answers.final_number import final_number
 from mindgspo.rewards.answers.quantity import read_quantity, same_quantity
 from mindgspo.rewards.candidate import Candidate

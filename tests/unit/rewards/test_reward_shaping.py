@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindgspo.config.reward_section import LengthSection, RepetitionSection
+from mindgspo.config.reward import LengthSection, RepetitionSection
 from mindgspo.rewards.candidate import Candidate
 from mindgspo.rewards.functions.length import CosineLength
 from mindgspo.rewards.functions.repetition import Repetition

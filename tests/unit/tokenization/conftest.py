@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.config.data_section import TokenizerSection
+from mindgspo.config.data import TokenizerSection
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 
 QWEN = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "qwen2.5-tokenizer"

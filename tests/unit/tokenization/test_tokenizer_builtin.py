@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindgspo.config.data_section import TokenizerSection
+from mindgspo.config.data import TokenizerSection
 from mindgspo.errors import TokenizerError
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.tokenization.arithmetic_vocab import WORDS_AFTER_BLANK, WORDS_AT_START

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.config.data_section import TokenizerSection
+from mindgspo.config.data import TokenizerSection
 from mindgspo.errors import TokenizerError
 from mindgspo.tokenization import load_tokenizer
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindgspo.config.data_section import TokenizerSection
+from mindgspo.config.data import TokenizerSection
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.shared_data

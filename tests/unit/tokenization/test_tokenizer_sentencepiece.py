@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 
-from mindgspo.config.data_section import TokenizerSection
+from mindgspo.config.data import TokenizerSection
 from mindgspo.errors import TokenizerError
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindgspo.config.algorithm_section import ReferenceSection
+from mindgspo.config.algorithm import ReferenceSection
 from mindgspo.errors import CheckpointError
 from mindgspo.parallel.placement import ALONE
 from mindgspo.tensor_files import ArraySource
@@ -133,7 +133,7 @@ def test_asked_twice_in_a_step_it_changes_once(model, make, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("changes", [{"mode": "sync", "every": 2}, {"mode": "ema", "every": 1, "decay": 0.9}])
 def test_a_resumed_run_has_the_reference_it_would_have_had(changes, model, make, tmp_path: Path) -> None:
-    from mindgspo.config.swap_section import SwapSection
+    from mindgspo.config.schema import SwapSection
     from mindgspo.parallel.swap.swap import Swap
     from mindgspo.trainer.reference import KeptReference
 

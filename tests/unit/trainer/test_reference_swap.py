@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from mindgspo.config import ModelSection
-from mindgspo.config.algorithm_section import ReferenceSection
-from mindgspo.config.swap_section import SwapSection
+from mindgspo.config.algorithm import ReferenceSection
+from mindgspo.config.schema import SwapSection
 from mindgspo.data.rows import TrainingSample, lay_out
 from mindgspo.parallel.placement import ALONE
 from mindgspo.parallel.swap.states import Holding, Phase

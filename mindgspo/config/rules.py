@@ -1,33 +1,181 @@
-"""Rules that join several fields of a config; those of one field stand in `config.schema`.
+"""Rules that join several fields of a config.
 
-What enters: a resolved config. What leaves: lines "key: what is wrong, with numbers; what to write instead",
-all of them at once, empty when all is well. Called by `config.load`. The rules of `algorithm` fill files of their own:
-`algorithm_rules`, `penalty_rules`, `advantage_rules`; those of `reward` are in `reward_rules`, those of `eval` in
-`eval_rules`, those of one device in `ascend_rules`, those of `model.backend` in `backend_rules`, those of a
-step's batches in `batch_rules`.
+Every check yields lines "key: what is wrong, with numbers; what to write instead".
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from mindgspo.config.advantage_rules import advantage_problems, group_problems
-from mindgspo.config.algorithm_rules import loss_problems
-from mindgspo.config.ascend_rules import device_problems
-from mindgspo.config.backend_rules import backend_problems
-from mindgspo.config.batch_rules import batch_problems
-from mindgspo.config.data_section import DataSourceSection
-from mindgspo.config.eval_rules import eval_problems
-from mindgspo.config.families import FAMILIES
-from mindgspo.config.filter_rules import filter_problems
-from mindgspo.config.legal import divisors, nearest
-from mindgspo.config.model_section import ModelSection
-from mindgspo.config.penalty_rules import correction_problems, kl_problems, old_log_prob_problems
+from mindgspo.config.algorithm_rules import (
+    advantage_problems,
+    correction_problems,
+    filter_problems,
+    group_problems,
+    kl_problems,
+    loss_problems,
+    old_log_prob_problems,
+)
+from mindgspo.config.data import OVERALL, DataSourceSection, EvalSection
+from mindgspo.config.device_rules import backend_problems, device_problems
+from mindgspo.config.model import FAMILIES, ModelSection
 from mindgspo.config.plan import check_infer_plan, check_reference_plan, check_same_world, check_train_plan
-from mindgspo.config.reward_rules import reward_file_problems, reward_problems
+from mindgspo.config.reward import reward_file_problems, reward_problems
 from mindgspo.config.schema import ExperimentConfig, PlansSection
-from mindgspo.text import either
+from mindgspo.text import closest, divisors, either, nearest
+
+
+def batch_problems(config: ExperimentConfig) -> Iterator[str]:
+    """Every violated rule of the batches."""
+    prompts, mini = config.rollout.prompts_per_step, config.trainer.prompts_per_mini_batch
+    if prompts % mini:
+        yield (
+            f"trainer.prompts_per_mini_batch: {mini} does not divide rollout.prompts_per_step {prompts}; "
+            f"nearest legal: {either(nearest(divisors(prompts), mini))}"
+        )
+    infer = config.plans.infer
+    if prompts % infer.data_parallel:
+        yield (
+            f"plans.infer.data_parallel: {infer.data_parallel} replicas do not share rollout.prompts_per_step "
+            f"{prompts} evenly; nearest legal: {either(nearest(divisors(prompts), infer.data_parallel))}"
+        )
+    trainer = config.trainer
+    number, tokens = trainer.samples_per_micro_batch, trainer.max_tokens_per_micro_batch
+    if number is None and tokens is None:
+        yield (
+            "trainer.samples_per_micro_batch: missing; set it, the responses of one pass, or "
+            "trainer.max_tokens_per_micro_batch, its token slots"
+        )
+    elif number is not None and tokens is not None:
+        yield (
+            f"trainer.max_tokens_per_micro_batch: {tokens} and samples_per_micro_batch {number} both say how large a "
+            "micro-batch is; leave one out (--set trainer.samples_per_micro_batch= takes an inherited one back)"
+        )
+    elif number is not None:
+        yield from _number_problems(config, number)
+    elif tokens is not None:
+        yield from _budget_problems(config, tokens)
+    if trainer.packing and tokens is None:
+        yield (
+            "trainer.packing: true needs trainer.max_tokens_per_micro_batch instead of samples_per_micro_batch, e.g. "
+            f"{2 * longest_row(config)}, two samples of full length"
+        )
+
+
+def longest_row(config: ExperimentConfig) -> int:
+    """Token slots of the longest prompt and response together, rounded up."""
+    longest, multiple = config.data.max_prompt_length + config.rollout.max_new_tokens, config.trainer.length_multiple
+    return -(-longest // multiple) * multiple
+
+
+def _budget_problems(config: ExperimentConfig, tokens: int) -> Iterator[str]:
+    needed = longest_row(config)
+    if tokens < needed:
+        yield (
+            f"trainer.max_tokens_per_micro_batch: {tokens} slots do not hold the longest sample, "
+            f"data.max_prompt_length {config.data.max_prompt_length} + rollout.max_new_tokens "
+            f"{config.rollout.max_new_tokens}, rounded up to a multiple of trainer.length_multiple "
+            f"{config.trainer.length_multiple}: {needed}; nearest legal: {needed}"
+        )
+    train, samples = config.plans.train, _samples(config)
+    parts = train.data_parallel * train.micro_batch_num
+    if samples < parts:
+        yield (
+            f"trainer.prompts_per_mini_batch: {samples} samples of a mini-batch do not fill the {parts} micro-batches "
+            f"that data_parallel {train.data_parallel} x micro_batch_num {train.micro_batch_num} of plans.train "
+            f"compute at once; smallest legal: {-(-parts // config.rollout.num_generations)}"
+        )
+
+
+def _number_problems(config: ExperimentConfig, micro: int) -> Iterator[str]:
+    """Every replica must get the same work: whole rounds of micro-batches."""
+    mini, group = config.trainer.prompts_per_mini_batch, config.rollout.num_generations
+    samples, train = _samples(config), config.plans.train
+    if samples % micro:
+        yield (
+            f"trainer.samples_per_micro_batch: {micro} does not divide the {mini} x {group} = {samples} "
+            f"samples of a mini-batch; nearest legal: {either(nearest(divisors(samples), micro))}"
+        )
+        return
+    parts = train.data_parallel * train.micro_batch_num
+    if samples // micro % parts:
+        legal = [samples // number for number in divisors(samples) if number % parts == 0]
+        fix = (
+            f"nearest legal trainer.samples_per_micro_batch: {either(nearest(sorted(legal), micro))}"
+            if legal
+            else f"make the samples of a mini-batch, {samples}, a multiple of {parts}"
+        )
+        yield (
+            f"trainer.samples_per_micro_batch: {micro} makes {samples // micro} micro-batches per update, which "
+            f"data_parallel {train.data_parallel} x micro_batch_num {train.micro_batch_num} = {parts} of plans.train "
+            f"does not divide; {fix}"
+        )
+
+
+def _samples(config: ExperimentConfig) -> int:
+    """Of a mini-batch."""
+    return config.trainer.prompts_per_mini_batch * config.rollout.num_generations
+
+
+_BEST = re.compile(r"val-core/(?P<part>.+)/(?P<figure>(?:acc|reward)/[a-z]+@[0-9]+)")
+
+
+def eval_problems(config: ExperimentConfig) -> Iterator[str]:
+    """Every violated rule about evaluation."""
+    section = config.eval
+    most = max(section.pass_at_k)
+    if most > section.num_samples:
+        yield (
+            f"eval.pass_at_k: {most} needs as many samples, but eval.num_samples is "
+            f"{section.num_samples}; set eval.num_samples={most} or drop {most}"
+        )
+    else:
+        yield from _best_metric_problems(config)
+
+
+def part_of(best_metric: str) -> str | None:
+    """The set or data source that a legal eval.best_metric is about; None for all problems together."""
+    found = _BEST.fullmatch(best_metric)
+    return None if found is None else found["part"]
+
+
+def measured_figures(section: EvalSection) -> list[str]:
+    """The figures that an evaluation makes of each set or data source."""
+    size = section.num_samples
+    greedy = ["acc/mean@1", "reward/mean@1"]
+    if size == 1:
+        return greedy
+    several = sorted({*section.pass_at_k, size} - {1})
+    return [
+        *greedy,
+        *(f"{kind}/mean@{size}" for kind in ("acc", "reward")),
+        *(f"acc/pass@{k}" for k in section.pass_at_k),
+        *(f"acc/maj@{k}" for k in several),
+        *(f"reward/best@{k}" for k in several),
+    ]
+
+
+def _best_metric_problems(config: ExperimentConfig) -> Iterator[str]:
+    name = config.eval.best_metric
+    if name == OVERALL:
+        return
+    found, figures = _BEST.fullmatch(name), measured_figures(config.eval)
+    if found is None:
+        example = next(iter(config.data.eval_sets)) if config.data.names_eval_sets else "<data source>"
+        yield f"eval.best_metric: {name} is no figure of an evaluation; e.g. {OVERALL} or val-core/{example}/acc/mean@1"
+        return
+    if found["figure"] not in figures:
+        close = closest(found["figure"], figures, cutoff=0.0)
+        yield (
+            f"eval.best_metric: {found['figure']} is not measured with eval.num_samples {config.eval.num_samples} and "
+            f"eval.pass_at_k {list(config.eval.pass_at_k)}; nearest: val-core/{found['part']}/{close}"
+        )
+    names = list(config.data.eval_sets)
+    if config.data.names_eval_sets and found["part"].split("/")[0] not in names:
+        yield f"eval.best_metric: there is no set {found['part']} under data.eval; there are {', '.join(names)}"
+
 
 _FILE_FORMATS = ("gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns")
 _SUFFIXES = (".jsonl", ".parquet")

@@ -1,19 +1,119 @@
-"""The sections below `algorithm`: policy loss, advantages, KL penalty, rollout correction; text under every field.
+"""The section `algorithm`: policy loss, advantages, KL penalty, rollout correction, group filter.
 
-What enters: plain values from `config.load`. What leaves: part of an `ExperimentConfig`, see `schema`. Defaults that
-depend on the chosen loss are None here and filled in by `config.load` from `policy_losses`; rules that join fields are
-in `algorithm_rules`, `advantage_rules` and `penalty_rules`.
+To add a loss: its cell below `mindgspo/algorithms/losses`, and one line in `POLICY_LOSSES`. Defaults that depend on the
+loss are None in the sections and filled in by `config.load`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
 
-from mindgspo.config.filter_section import FilterGroupsSection
-from mindgspo.config.policy_losses import POLICY_LOSSES, AggregationMode
 from mindgspo.config.section import Section
+
+RatioLevel = Literal["token", "sequence", "sequence_token", "none"]
+Surrogate = Literal["clip", "cispo", "sapo", "gpg", "gmpo"]
+AggregationMode = Literal[
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum",
+    "seq-mean-token-sum-norm",
+    "batch-token-sum-norm",
+    "batch-mean",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossRecipe:
+    """One policy loss.
+
+    cell: "module:class" below mindgspo.algorithms.losses. source: where it was published. ratio_level, surrogate:
+    see `algorithms.definition`. clip: default (clip_low, clip_high), None where the loss clips nothing.
+    clip_ratio_c: default dual clip. agg_mode: default `loss_agg_mode`. advantage: default estimator.
+    """
+
+    cell: str
+    source: str
+    ratio_level: RatioLevel
+    surrogate: Surrogate
+    agg_mode: AggregationMode
+    clip: tuple[float, float] | None = None
+    clip_ratio_c: float | None = None
+    advantage: str = "grpo"
+
+
+POLICY_LOSSES: Mapping[str, LossRecipe] = {
+    # Both clip ranges of arXiv 2507.18071: section 5.1 gives GSPO's, and that of its GRPO baseline.
+    "gspo": LossRecipe(
+        cell="clipped:GSPOLoss", source="arXiv 2507.18071, eq. 5", ratio_level="sequence", surrogate="clip",
+        clip=(3e-4, 4e-4), agg_mode="seq-mean-token-mean",
+    ),
+    "gspo_token": LossRecipe(
+        cell="clipped:GSPOTokenLoss", source="arXiv 2507.18071, eq. 13", ratio_level="sequence_token",
+        surrogate="clip", clip=(3e-4, 4e-4), agg_mode="seq-mean-token-mean",
+    ),
+    "grpo": LossRecipe(
+        cell="clipped:GRPOLoss", source="arXiv 2402.03300, eq. 3", ratio_level="token", surrogate="clip",
+        clip=(0.2, 0.27), agg_mode="seq-mean-token-mean",
+    ),
+    "ppo": LossRecipe(
+        cell="clipped:PPOLoss", source="arXiv 1707.06347, eq. 7; dual clip arXiv 1912.09729, eq. 5",
+        ratio_level="token", surrogate="clip", clip=(0.2, 0.2), clip_ratio_c=3.0, agg_mode="token-mean",
+    ),
+    "dapo": LossRecipe(
+        cell="clipped:DAPOLoss", source="arXiv 2503.14476, eq. 8", ratio_level="token", surrogate="clip",
+        clip=(0.2, 0.28), agg_mode="token-mean",
+    ),
+    "dr_grpo": LossRecipe(
+        cell="clipped:DrGRPOLoss", source="arXiv 2503.20783, section 3", ratio_level="token", surrogate="clip",
+        clip=(0.2, 0.2), agg_mode="seq-mean-token-sum-norm", advantage="dr_grpo",
+    ),
+    "gmpo": LossRecipe(
+        cell="surrogates:GMPOLoss", source="arXiv 2507.20673", ratio_level="token", surrogate="gmpo",
+        clip=(0.4, 0.4), agg_mode="batch-mean",
+    ),
+    "cispo": LossRecipe(
+        cell="surrogates:CISPOLoss", source="arXiv 2506.13585, eq. 4", ratio_level="token", surrogate="cispo",
+        clip=(1.0, 4.0), agg_mode="token-mean",
+    ),
+    "sapo": LossRecipe(
+        cell="surrogates:SAPOLoss", source="arXiv 2511.20347", ratio_level="token", surrogate="sapo",
+        agg_mode="seq-mean-token-mean",
+    ),
+    "gpg": LossRecipe(
+        cell="surrogates:GPGLoss", source="arXiv 2504.02546", ratio_level="none", surrogate="gpg",
+        agg_mode="token-mean", advantage="gpg",
+    ),
+}  # fmt: skip
+
+
+class FilterGroupsSection(Section):
+    """A group has a signal if its responses differ in `metric`. DAPO's dynamic sampling (arXiv 2503.14476, section 3.2)
+    is `metric` with `refill`."""
+
+    metric: str = "none"
+    """What the responses of a group are compared in: reward (the total), accuracy (right or wrong), or one of
+    reward.functions by its entry there. Groups without a signal leave the batch and its denominators. none: they count
+    as responses with advantage 0. (verl: algorithm.filter_groups.metric)"""
+    refill: bool = False
+    """Draw further prompts until rollout.prompts_per_step groups have a signal, so that every update has its full size.
+    (verl: algorithm.filter_groups.enable)"""
+    prompts_per_draw: int | None = Field(default=None, ge=1)
+    """Prompts per draw. None: first as many as are missing; then as many as are missing divided by the share of groups
+    with a signal so far, at most rollout.prompts_per_step. (verl: data.gen_batch_size)"""
+    max_num_gen_batches: int = Field(default=10, ge=1)
+    """Most draws of one step. (verl: algorithm.filter_groups.max_num_gen_batches)"""
+    when_short: Literal["train", "skip", "stop"] = "train"
+    """What happens if the batch is not full then. train: on the groups there are, in fewer or smaller updates. skip: no
+    update in this step. stop: the run ends with an error, as in verl."""
+    keep_surplus_steps: int = Field(default=0, ge=0)
+    """For how many further steps groups beyond the full batch are kept, to be trained first then; their responses are
+    older than the weights by as many steps. 0: they are dropped."""
+
 
 PolicyLossName = Literal[tuple(POLICY_LOSSES)]
 EstimatorName = Literal[
@@ -121,7 +221,7 @@ class AlgorithmSection(Section):
     """The policy loss, and what stands around it."""
 
     name: PolicyLossName = "gspo"
-    """gspo, gspo_token, grpo, ppo, dapo, dr_grpo, gmpo, cispo, sapo, gpg: see `config/policy_losses.py`."""
+    """gspo, gspo_token, grpo, ppo, dapo, dr_grpo, gmpo, cispo, sapo, gpg: see `config/algorithm.py`."""
     clip_low: float | None = Field(default=None, ge=0, le=1)
     """Lower clip range: ratios below 1 - clip_low are clipped; 1: no lower bound (gmpo: log-ratios below -clip_low).
     None: the value of the paper, e.g. 3e-4 for gspo, 0.2 for grpo. (verl: clip_ratio_low; TRL: epsilon.)"""

@@ -1,7 +1,6 @@
-"""What MindSpore's compiler for Ascend, and the fused ops there, ask of plans and shapes.
+"""What a device and a model backend require of plans and shapes.
 
-What enters: a resolved config. What leaves: lines as of `config.validate`, which calls this. The numbers are those of
-MindSpore 2.10; the dry run's tests compare them with the compiler.
+The numbers for Ascend are those of MindSpore 2.10's compiler and fused operators; the dry run's tests compare them.
 """
 
 from __future__ import annotations
@@ -9,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
-from mindgspo.config.families import FAMILIES
-from mindgspo.config.legal import divisors, nearest
-from mindgspo.config.model_section import ModelSection
+from mindgspo.config.model import FAMILIES, ModelSection
 from mindgspo.config.plan import ParallelPlan, check_cpu_plan, legal_model_parallel
 from mindgspo.config.schema import ExperimentConfig
-from mindgspo.text import either
+from mindgspo.text import divisors, either, nearest
 
 _GROUPS = "on Ascend ranks work together by 1, 2, 4 or whole servers of 8"
 _SERVER = 8
@@ -157,3 +154,36 @@ def _sequence_problems(name: str, plan: ParallelPlan, config: ExperimentConfig) 
         f"{name}.use_seq_parallel: model_parallel {slices} does not divide the tokens of a micro-batch, "
         f"{given}; nearest legal trainer.length_multiple: {either(legal)}"
     )
+
+
+_ARCHITECTURES = ("qwen2", "llama")
+
+
+def backend_problems(config: ExperimentConfig) -> Iterator[str]:
+    """Every violated rule of a backend that is not ours."""
+    if config.model.backend == "native":
+        return
+    yield from mindformers_problems(config.model)
+    use_native = "or leave model.backend=native"
+    if config.device != "CPU":
+        yield f"model.backend: mindformers is tested on CPU alone; set device=CPU, {use_native}"
+    if config.plans.train.world_size > 1:
+        yield f"model.backend: mindformers trains in one process; leave out plans, {use_native}"
+    if config.trainer.packing:
+        yield f"trainer.packing: rows of MindFormers' cells hold one sample each; set it to false, {use_native}"
+
+
+def mindformers_problems(model: ModelSection) -> Iterator[str]:
+    """Every detail of an architecture that MindFormers' legacy cells do not have."""
+    if model.architecture not in _ARCHITECTURES:
+        yield (
+            f"model.architecture: {model.architecture} is not among the legacy cells of MindFormers; legal with that "
+            f"backend: {', '.join(_ARCHITECTURES)}"
+        )
+    if model.head_dim is not None and model.head_dim * model.num_attention_heads != model.hidden_size:
+        yield (
+            f"model.head_dim: {model.head_dim} x {model.num_attention_heads} attention heads is not hidden_size "
+            f"{model.hidden_size}, as it must be in the cells of MindFormers; use the native backend"
+        )
+    if model.dtype != "float32":
+        yield f"model.dtype: {model.dtype}; the MindFormers backend is tested in float32 alone; set float32"
