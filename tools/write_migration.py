@@ -11,13 +11,88 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from mindgspo.integrations.foreign_configs import TABLES
-from mindgspo.integrations.foreign_configs.markdown import CHINESE, ENGLISH, table_lines
+from mindgspo.integrations.foreign_configs.tables import Row, Status, Table, shown
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 MARKER = "<!-- Everything below is written by tools/write_migration.py; edit the tables of the code instead. -->"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """What a page says in its own language. Notes are in the words of the program, which are English."""
+
+    taken_over: str
+    not_implemented: str
+    not_needed: str
+    columns: tuple[str, str, str]
+    columns_of_not_implemented: tuple[str, str]
+    columns_of_not_needed: tuple[str, str]
+    default: str
+
+
+ENGLISH = Words(
+    taken_over="Taken over",
+    not_implemented="Not implemented here",
+    not_needed="Not needed here",
+    columns=("key there", "key here", "how"),
+    columns_of_not_implemented=("key there", "instead"),
+    columns_of_not_needed=("why", "keys there"),
+    default="default there",
+)
+CHINESE = Words(
+    taken_over="转换的键",
+    not_implemented="本项目未实现",
+    not_needed="本项目不需要",
+    columns=("原来的键", "本项目的键", "说明"),
+    columns_of_not_implemented=("原来的键", "替代办法"),
+    columns_of_not_needed=("原因", "原来的键"),
+    default="原默认值",
+)
+
+
+def table_lines(table: Table, words: Words) -> Iterator[str]:
+    """A section of a page: the title, then the three tables."""
+    yield f"## {table.title}"
+    mapped = [row for row in table.rows if row.status is Status.MAPPED]
+    yield from _table(words.taken_over, words.columns, [_mapped(row, words) for row in mapped])
+    missing = [row for row in table.rows if row.status is Status.NOT_IMPLEMENTED]
+    rows = [(_code(row.source), _escaped(row.note)) for row in missing]
+    yield from _table(words.not_implemented, words.columns_of_not_implemented, rows)
+    yield from _table(words.not_needed, words.columns_of_not_needed, _by_reason(table))
+
+
+def _mapped(row: Row, words: Words) -> tuple[str, ...]:
+    targets = ", ".join(map(_code, row.targets)) or "-"
+    default = f"{words.default}: {shown(row.default)}" if row.has_default else ""
+    return _code(row.source), targets, "; ".join(filter(None, (_escaped(row.note), default)))
+
+
+def _by_reason(table: Table) -> list[tuple[str, ...]]:
+    keys: dict[str, list[str]] = {}
+    for row in table.rows:
+        if row.status is Status.NOT_NEEDED:
+            keys.setdefault(row.note, []).append(_code(row.source))
+    return [(_escaped(reason), ", ".join(sources)) for reason, sources in keys.items()]
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield from ("", f"### {title}", "", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}")
+    yield from (f"| {' | '.join(cells)} |" for cells in rows)
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", r"\|").replace("*", r"\*").replace("<", r"\<")
+
+
 PAGES = {"migrate.md": ENGLISH, "migrate_cn.md": CHINESE}
 
 

@@ -179,9 +179,9 @@ def logprobs(
     """Print each row's token log-probs and its greedy next token, one JSON line per row and nothing else."""
     from mindgspo.trainer.logprobs import log_probs_by_our_cells, log_probs_of_file
 
-    judge = log_probs_by_our_cells
+    compute = log_probs_by_our_cells
     emulated_overrides(emulate_ascend, None)
     if backend == "mindformers":
-        from mindgspo.integrations.mindformers import log_probs_by_mindformers as judge
-    for scored in log_probs_of_file(model_dir, input, judge, device="Ascend" if emulate_ascend else "CPU"):
+        from mindgspo.integrations.mindformers import log_probs_by_mindformers as compute
+    for scored in log_probs_of_file(model_dir, input, compute, device="Ascend" if emulate_ascend else "CPU"):
         print(json.dumps(scored))

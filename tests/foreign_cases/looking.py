@@ -1,14 +1,16 @@
-"""Conversions of texts, and looks at what came out."""
+"""Conversions of texts, what came out, and the cases of the YAML files of this folder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from mindgspo.config.yaml_dialect import parse_document
 from mindgspo.integrations.foreign_configs import Conversion, convert
-from mindgspo.integrations.foreign_configs.reading import Finding
+from mindgspo.integrations.foreign_configs.tables import Finding, dotted
 
 FILES = Path(__file__).resolve().parents[1] / "data" / "foreign_configs"
 """Whole files in the manner of each suite."""
@@ -25,15 +27,7 @@ def converted(
 
 def flat(conversion: Conversion) -> dict[str, Any]:
     """The YAML of a conversion as dotted keys."""
-    return dict(_leaves(parse_document(conversion.yaml), ""))
-
-
-def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for name, below in value.items():
-            yield from _leaves(below, f"{key}.{name}" if key else name)
-    else:
-        yield key, value
+    return dict(dotted(parse_document(conversion.yaml)))
 
 
 def findings_of(conversion: Conversion, source: str) -> list[Finding]:
@@ -53,3 +47,15 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
             place = place.setdefault(step, {})
         place[leaf] = value
     return made
+
+
+def cases(suite: str) -> list[tuple[str, Any, dict[str, Any]]]:
+    """(key of a row, what the file says, values here) of `<suite>.yaml`. None: nothing is set there."""
+    content = yaml.safe_load(Path(__file__).with_name(f"{suite}.yaml").read_text(encoding="utf-8"))
+    return [
+        (key, given, {target: _expanded(value) for target, value in wanted.items()}) for key, given, wanted in content
+    ]
+
+
+def _expanded(value: Any) -> Any:
+    return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~/") else value

@@ -13,7 +13,7 @@ from mindgspo.cli import app
 from mindgspo.config import load_config
 from mindgspo.config.device_rules import backend_problems
 from mindgspo.config.messages import known_keys
-from mindgspo.integrations.mindformers.installation import WANTED
+from mindgspo.integrations.mindformers import WANTED
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGES = [PROJECT / "docs" / "integrations.md", PROJECT / "docs" / "integrations_cn.md"]

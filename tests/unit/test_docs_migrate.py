@@ -12,7 +12,7 @@ from markdown_pages import code_blocks, shell_lines, tables
 
 from mindgspo.cli import app
 from mindgspo.integrations.foreign_configs import TABLES, convert, report_lines
-from mindgspo.integrations.foreign_configs.table import Fate
+from mindgspo.integrations.foreign_configs.tables import Status
 
 PROJECT = Path(__file__).resolve().parents[2]
 ENGLISH, CHINESE = PROJECT / "docs" / "migrate.md", PROJECT / "docs" / "migrate_cn.md"
@@ -68,7 +68,7 @@ def test_the_example_comes_out_as_shown(page: Path, tmp_path: Path) -> None:
 @each_page
 def test_every_part_of_a_report_is_explained(page: Path) -> None:
     explained = {row[0] for table in tables(text_of(page)) for row in table}
-    assert {fate.value for fate in Fate} | {"still to be set", "refused here"} <= explained
+    assert {status.value for status in Status} | {"still to be set", "refused here"} <= explained
 
 
 @each_page

@@ -1,14 +1,13 @@
-"""From foreign files to an experiment's YAML and a report.
+"""From foreign files to an experiment's YAML and a report, for `mindgspo convert config`.
 
-What enters: paths, and overrides. What leaves: `Conversion`: the YAML's text, and one finding per key of the source,
-per assumption and per rule of this project that the result breaks. Nothing is executed or downloaded, and nothing but
-the files named is read. Called by the command `mindgspo convert config`.
+Nothing is executed or downloaded, and nothing but the files named is read.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,13 +16,22 @@ from mindgspo.config.messages import section_of
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.errors import ConfigError
 from mindgspo.integrations.foreign_configs import mindformers, mindrlhf, verl
-from mindgspo.integrations.foreign_configs.document import place_overrides, written
-from mindgspo.integrations.foreign_configs.draft import Draft
-from mindgspo.integrations.foreign_configs.reading import Finding
+from mindgspo.integrations.foreign_configs.experiment import Experiment
 from mindgspo.integrations.foreign_configs.sources import Source, read_source
-from mindgspo.integrations.foreign_configs.table import Row, Table
+from mindgspo.integrations.foreign_configs.tables import Finding, Row, Status, Table, one_line, shown
+from mindgspo.io import write_file
 
 TABLES: dict[str, Table] = {table.name: table for table in (mindformers.TABLE, mindrlhf.TABLE, verl.TABLE)}
+_LONGEST = 1000  # characters of a reason
+_ORDER = (
+    Status.UNKNOWN,
+    Status.UNREADABLE,
+    Status.NOT_IMPLEMENTED,
+    Status.ADJUSTED,
+    Status.ASSUMED,
+    Status.NOT_NEEDED,
+    Status.MAPPED,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,30 +54,30 @@ def convert(paths: Sequence[Path], suite: str | None = None, overrides: Iterable
     Raises ConfigError for a file that cannot be read, or an override that is none.
     """
     sources = [read_source(path, suite if number == 0 else None) for number, path in enumerate(paths)]
-    draft = Draft()
-    name = _fill(sources, draft)
-    place_overrides(draft, overrides)
+    experiment = Experiment()
+    name = _fill(sources, experiment)
+    experiment.override(overrides)
     title = [f"Converted by mindgspo convert config from {' and '.join(path.name for path in paths)}."]
-    refused, missing = _judged(written(draft, title))
+    refused, missing = _checked(experiment.yaml(title))
     title += [f"Still to be set: {', '.join(missing)}."] if missing else []
     return Conversion(
         suite=name,
-        yaml=written(draft, title),
-        findings=draft.findings,
+        yaml=experiment.yaml(title),
+        findings=experiment.findings,
         refused=refused,
         missing=missing,
-        rows=draft.used,
+        rows=experiment.used,
     )
 
 
-def _fill(sources: Sequence[Source], draft: Draft) -> str:
+def _fill(sources: Sequence[Source], experiment: Experiment) -> str:
     suites = [source.suite for source in sources]
-    if suites[0] == "verl" and len(suites) == 1:
-        verl.fill(sources[0].reading, sources[0].name, draft)
+    if suites == ["verl"]:
+        verl.fill(sources[0], experiment)
     elif set(suites) == {"mindformers"} and len(suites) <= 2:
-        mindformers.fill(sources, draft)
+        mindformers.fill(sources, experiment)
     elif suites.count("mindrlhf") == 1 and set(suites) <= {"mindrlhf", "mindformers"}:
-        mindrlhf.fill(sorted(sources, key=lambda source: source.suite != "mindrlhf"), draft)
+        mindrlhf.fill(sorted(sources, key=lambda source: source.suite != "mindrlhf"), experiment)
     else:
         raise ConfigError(
             f"{', '.join(str(source.path) for source in sources)}: {' and '.join(suites)} do not go together; give one "
@@ -79,7 +87,7 @@ def _fill(sources: Sequence[Source], draft: Draft) -> str:
     return "mindrlhf" if "mindrlhf" in suites else suites[0]
 
 
-def _judged(text: str) -> tuple[list[str], list[str]]:
+def _checked(text: str) -> tuple[list[str], list[str]]:
     """(lines that this project refuses, keys that are missing) of a file with this text; paths need not exist."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "experiment.yaml")
@@ -101,3 +109,53 @@ def _required_of(key: str) -> list[str]:
     if section is None or key == "model":
         return [key]
     return [f"{key}.{name}" for name, field in section.model_fields.items() if field.is_required()]
+
+
+def save_new(path: Path, text: str) -> None:
+    """Write a file that was not there, atomically. Raises ConfigError for one that is, or cannot be made."""
+    if path.exists():
+        raise ConfigError(f"{path}: is there already; give --out another name, or move it away")
+    try:
+        write_file(path, text.encode())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def report_lines(conversion: Conversion) -> Iterator[str]:
+    """What must be set, what is refused, then every key of the source under what became of it, then the count."""
+    names_files = len({finding.file for finding in conversion.findings if finding.file}) > 1
+    if conversion.missing:
+        yield f"still to be set ({len(conversion.missing)}): no file says so; use --set or write it into the result"
+        yield from (f"  {key}" for key in conversion.missing)
+    if conversion.refused:
+        yield f"refused here ({len(conversion.refused)}): the result holds what the files say; change it"
+        yield from (f"  {one_line(line, _LONGEST)}" for line in conversion.refused)
+    for status in _ORDER:
+        found = [finding for finding in conversion.findings if finding.status is status]
+        if found:
+            yield f"{status.value} ({len(found)})"
+            yield from (f"  {line}" for line in _lines(found, names_files=names_files))
+    counts = Counter(finding.status for finding in conversion.findings)
+    parts = [f"{counts[status]} {status.value}" for status in reversed(_ORDER) if counts[status]]
+    yield f"{TABLES[conversion.suite].title}: {', '.join(parts)}"
+
+
+def _lines(found: list[Finding], *, names_files: bool) -> Iterator[str]:
+    """One line per finding; those of a file with the same reason, and without keys here, share one."""
+    by_reason: dict[tuple[str, str], list[Finding]] = {}
+    for finding in found:
+        by_reason.setdefault((finding.file, one_line(finding.text, _LONGEST)), []).append(finding)
+    for (file, reason), group in by_reason.items():
+        start = f"{one_line(file)}: " if names_files and file else ""
+        end = f": {reason}" if reason else ""
+        if reason and not any(finding.targets for finding in group):
+            yield f"{start}{', '.join(map(_key, group))}{end}"
+        else:
+            for finding in group:
+                targets = f" -> {', '.join(finding.targets)}" if finding.targets else ""
+                yield f"{start}{_key(finding)}{targets}{end}"
+
+
+def _key(finding: Finding) -> str:
+    value = shown(finding.value)
+    return f"{one_line(finding.source)}{f' = {value}' if value else ''}"

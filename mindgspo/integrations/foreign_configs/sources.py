@@ -1,25 +1,30 @@
-"""Foreign files: read, and told apart by what stands in them.
+"""Foreign files, read and told apart by their keys: shell commands of verl, YAML of MindFormers and MindRLHF.
 
-What enters: a path. What leaves: the name of the suite and a `Reading`. Raises ConfigError with path and reason for
-what cannot be read. Called by `convert`.
+YAML becomes a flat mapping of dotted keys in bounded time and memory. It is PyYAML's own dialect (YAML 1.1, with
+aliases), because the suites read their files with it; tags that make anything but plain data are refused.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import yaml
 
 from mindgspo.config.yaml_dialect import explain
 from mindgspo.errors import ConfigError
-from mindgspo.integrations.foreign_configs.reading import Reading
-from mindgspo.integrations.foreign_configs.verl_source import read_overrides
-from mindgspo.integrations.foreign_configs.yaml_source import read_yaml
+from mindgspo.integrations.foreign_configs.shell import read_overrides
+from mindgspo.integrations.foreign_configs.tables import Reading
 
-_MOST_BYTES = 1_000_000
-_MINDRLHF = ("rl_config.", "actor_config.", "generate_config.")
-_MINDFORMERS = ("run_mode", "model.model_config.", "parallel_config.", "runner_config.", "pretrained_model_dir")
+_MOST_BYTES, _MOST_VALUES, _DEEPEST = 1_000_000, 20_000, 40
+_CONSTRUCTED = ("null", "bool", "int", "float", "str", "seq", "map", "timestamp")
+_MARKS = {
+    "mindrlhf": ("rl_config.", "actor_config.", "generate_config."),
+    "mindformers": ("run_mode", "model.model_config.", "parallel_config.", "runner_config.", "pretrained_model_dir"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +42,20 @@ class Source:
 
 
 def read_source(path: Path, suite: str | None) -> Source:
-    """The file, as one of `suite`, or of the one that its keys tell."""
+    """The file, as one of `suite`, or of the one that its keys tell. Raises ConfigError with path and reason."""
     text = _text(path)
-    if suite == "verl" or (suite is None and path.suffix not in (".yaml", ".yml")):
-        return Source(path=path, suite="verl", reading=_overrides(path, text))
-    reading = _yaml(path, text)
-    found = suite or _suite_of(reading)
+    try:
+        if suite == "verl" or (suite is None and path.suffix not in (".yaml", ".yml")):
+            return Source(path=path, suite="verl", reading=read_overrides(text))
+        values, twice = read_yaml(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: {explain(error)}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    reading = Reading(values=values)
+    for key in twice:
+        reading.remark(key, "", "given twice in one place; the last one counts")
+    found = suite or _suite_of(values)
     if found is None:
         raise ConfigError(
             f"{path}: no key of MindFormers (run_mode, parallel_config, ...) or MindRLHF (rl_config, ...) in it; verl "
@@ -66,30 +79,74 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _overrides(path: Path, text: str) -> Reading:
-    try:
-        return read_overrides(text)
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from None
-
-
-def _yaml(path: Path, text: str) -> Reading:
-    try:
-        values, twice = read_yaml(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: {explain(error)}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    reading = Reading(values=values)
-    for key in twice:
-        reading.remark(key, "", "given twice in one place; the last one counts")
-    return reading
-
-
-def _suite_of(reading: Reading) -> str | None:
-    for suite, marks in (("mindrlhf", _MINDRLHF), ("mindformers", _MINDFORMERS)):
-        if any(
-            key == mark or (mark.endswith(".") and key.startswith(mark)) for key in reading.values for mark in marks
-        ):
+def _suite_of(values: Mapping[str, Any]) -> str | None:
+    for suite, marks in _MARKS.items():
+        sections = tuple(mark for mark in marks if mark.endswith("."))
+        if any(key in marks or key.startswith(sections) for key in values):
             return suite
     return None
+
+
+class _Loader(yaml.SafeLoader):
+    """Makes mappings, lists and scalars only; refuses merge keys, whose copies grow without bound; notes keys that
+    stand twice."""
+
+    yaml_constructors: ClassVar[dict[Any, Any]] = {
+        tag: constructor
+        for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag.rpartition(":")[2] in _CONSTRUCTED
+    }
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self.twice: list[str] = []
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                problem = "merge keys (<<) are not read; write the keys out"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        made = super().construct_mapping(node, deep)
+        counted = Counter(self.construct_object(key_node, deep=True) for key_node, _ in node.value)
+        self.twice += [str(key) for key, count in counted.items() if count > 1]
+        return made
+
+
+def read_yaml(text: str) -> tuple[dict[str, Any], list[str]]:
+    """The document as dotted keys, and names of keys that stand twice (the last one counts).
+
+    Raises yaml.YAMLError for what is no YAML, and ValueError for what is no mapping, or too large or deep a one.
+    """
+    loader = _Loader(text)
+    try:
+        document = loader.get_single_data()
+    except RecursionError:
+        raise ValueError(f"nests deeper than {_DEEPEST} levels") from None
+    finally:
+        loader.dispose()
+    if not isinstance(document, Mapping):
+        raise ValueError(f"expected `key: value` lines, got {type(document).__name__}")
+    found: dict[str, Any] = {}
+    for count, (key, value) in enumerate(_flat(document, "", 0)):
+        found[key] = value
+        if count >= _MOST_VALUES:
+            raise ValueError(f"holds more than {_MOST_VALUES:,} values, its aliases written out")
+    return found, loader.twice
+
+
+def _flat(value: Any, key: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of every leaf. Entries of a list of mappings go by their `type`, else by their number."""
+    if depth > _DEEPEST:
+        raise ValueError(f"nests deeper than {_DEEPEST} levels")
+    if isinstance(value, Mapping) and value:
+        for name, below in value.items():
+            yield from _flat(below, f"{key}.{name}" if key else str(name), depth + 1)
+    elif isinstance(value, list) and any(isinstance(entry, (Mapping, list)) for entry in value):
+        types = Counter(str(entry.get("type")) for entry in value if isinstance(entry, Mapping))
+        for number, entry in enumerate(value):
+            kind = str(entry.get("type")) if isinstance(entry, Mapping) else ""
+            yield from _flat(entry, f"{key}.{kind if types[kind] == 1 else number}", depth + 1)
+    else:
+        yield key, value

@@ -1,92 +1,403 @@
-"""verl's overrides as an experiment: what the rows of its table leave to several keys at once.
+"""verl's overrides as an experiment: the special cases of verl.yaml, and what several of its keys decide together.
 
-What enters: a `Reading` of overrides. What leaves: the draft, filled. Called by `convert`.
+Names and defaults are those of verl's trainer configuration (ppo_trainer) and of its DAPO recipe.
 """
 
 from __future__ import annotations
 
-from mindgspo.integrations.foreign_configs import (
-    verl_data_rows,
-    verl_loss_rows,
-    verl_rollout_rows,
-    verl_trainer_rows,
-    verl_update_rows,
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from mindgspo.config.algorithm import POLICY_LOSSES
+from mindgspo.integrations.foreign_configs.experiment import INFER, TRAIN, Experiment, schema_default
+from mindgspo.integrations.foreign_configs.models import is_local, sizes_of
+from mindgspo.integrations.foreign_configs.sources import Source
+from mindgspo.integrations.foreign_configs.tables import (
+    Outcome,
+    Row,
+    Settings,
+    Status,
+    adjusted,
+    flag,
+    load_table,
+    local_path,
+    mapped,
+    name_of_file,
+    not_implemented,
+    not_needed,
+    number,
+    text,
+    texts,
+    whole,
 )
-from mindgspo.integrations.foreign_configs.apply import apply
-from mindgspo.integrations.foreign_configs.draft import Draft, own_default
-from mindgspo.integrations.foreign_configs.given import Given, is_on, size
-from mindgspo.integrations.foreign_configs.known_models import sizes_of
-from mindgspo.integrations.foreign_configs.plans import (
-    INFER,
-    TRAIN,
-    assume_pipeline_micro_batches,
-    drop_what_has_no_effect,
-)
-from mindgspo.integrations.foreign_configs.reading import Reading
-from mindgspo.integrations.foreign_configs.table import Fate, Table
-from mindgspo.integrations.foreign_configs.values import name_of_file
-from mindgspo.integrations.foreign_configs.verl_names import ACTOR, MODEL, ROLLOUT, is_megatron
 
-_PARTS = (verl_data_rows, verl_rollout_rows, verl_trainer_rows, verl_loss_rows, verl_update_rows)
-TABLE = Table(name="verl", title="verl", rows=tuple(row for part in _PARTS for row in part.ROWS))
-_MEGATRON = f"{ACTOR}.megatron"
-
-
-def fill(reading: Reading, name: str, draft: Draft) -> None:
-    """The experiment that the overrides describe. name: what the report calls the file."""
-    given = apply(TABLE, reading, name, draft)
-    _fill_model(given, draft)
-    _fill_plans(given, draft)
-    _fill_micro_batches(given, draft)
-    _fill_slots(given, draft)
-    if draft.get("experiment") is None:
-        draft.assume("experiment", name_of_file(name), "the name of the file")
+_ACTOR = "actor_rollout_ref.actor"
+_ROLLOUT, _MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+_MEGATRON = f"{_ACTOR}.megatron"
+_MEGATRON_TRAINERS = ("ppo_megatron_trainer", "dapo_megatron_trainer")
+_CORRECTION, _FILTER = "algorithm.rollout_correction", "algorithm.filter_groups"
+# policy_loss.loss_mode -> algorithm.name. vanilla is the token-level clip that grpo, dapo and ppo share here.
+_LOSS_MODES = {"vanilla": "grpo", "gspo": "gspo", "sapo": "sapo", "gpg": "gpg", "geo_mean": "gmpo", "cispo": "cispo"}
+_ESTIMATORS = {
+    **{name: name for name in ("grpo", "rloo", "opo", "gpg", "remax", "reinforce_plus_plus")},
+    "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
+    "grpo_passk": "pass_k",
+    "grpo_vectorized": "grpo",
+    "rloo_vectorized": "rloo",
+}
+_KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+_FEW_FILES = {
+    "data.train": "one file is read: put them together, then set data.train.path",
+    "data.eval": "name each as a set of its own: data.eval.NAME.format=verl and data.eval.NAME.path=...",
+}
 
 
-def _fill_model(given: Given, draft: Draft) -> None:
-    key = f"{MODEL}.path"
+# Conditions
+
+
+def is_megatron(settings: Settings) -> bool:
+    """Whether the actor is trained by Megatron: by its strategy, else by the configuration that the command names."""
+    if f"{_ACTOR}.strategy" in settings:
+        return settings[f"{_ACTOR}.strategy"] == "megatron"
+    if "model_engine" in settings:
+        return settings["model_engine"] == "megatron"
+    return str(settings["--config-name"]).removesuffix(".yaml") in _MEGATRON_TRAINERS
+
+
+def loss_name(settings: Settings) -> str | None:
+    """`algorithm.name` of the file's loss mode; None for one that is not implemented."""
+    return _LOSS_MODES.get(str(settings[f"{_ACTOR}.policy_loss.loss_mode"]))
+
+
+def is_sapo(settings: Settings) -> bool:
+    return loss_name(settings) == "sapo"
+
+
+def is_vanilla(settings: Settings) -> bool:
+    return settings[f"{_ACTOR}.policy_loss.loss_mode"] == "vanilla"
+
+
+def is_discounted(settings: Settings) -> bool:
+    return settings["algorithm.adv_estimator"] == "reinforce_plus_plus"
+
+
+def kl_in_loss(settings: Settings) -> bool:
+    return settings.is_on(f"{_ACTOR}.use_kl_loss")
+
+
+def kl_in_reward(settings: Settings) -> bool:
+    return settings.is_on("algorithm.use_kl_in_reward") and not kl_in_loss(settings)
+
+
+def kl_adapts(settings: Settings) -> bool:
+    return kl_in_reward(settings) and settings["algorithm.kl_ctrl.type"] == "adaptive"
+
+
+def corrects(settings: Settings) -> bool:
+    is_bypassed = settings.is_on(f"{_CORRECTION}.bypass_mode")
+    return settings[f"{_CORRECTION}.rollout_is"] in ("token", "sequence") and not is_bypassed
+
+
+def filters_groups(settings: Settings) -> bool:
+    return flag(settings[f"{_FILTER}.enable"])
+
+
+def several_eval_samples(settings: Settings) -> bool:
+    return whole(settings[f"{_ROLLOUT}.val_kwargs.n"]) != 1
+
+
+def penalises_overlong(settings: Settings) -> bool:
+    switches = (row.source for row in TABLE.rows if row.target == "reward.functions" and "overlong" in row.source)
+    return any(str(settings[switch]).lower() == "true" for switch in switches)
+
+
+def is_dynamic(settings: Settings) -> bool:
+    return settings.is_on(f"{_ACTOR}.use_dynamic_bsz")
+
+
+def is_not_dynamic(settings: Settings) -> bool:
+    return not is_dynamic(settings)
+
+
+def no_warmup_steps(settings: Settings) -> bool:
+    steps = settings[f"{_ACTOR}.optim.lr_warmup_steps"]
+    return not (isinstance(steps, int) and steps >= 0)
+
+
+def keeps_overlong_prompts(settings: Settings) -> bool:
+    return settings["data.filter_overlong_prompts"] is not True
+
+
+# Values
+
+
+def files(value: Any, settings: Settings, row: Row) -> Outcome:
+    target = row.target.partition(".format")[0]
+    names = texts(value)
+    if len(names) > 1:
+        return not_implemented(f"{len(names)} files; {_FEW_FILES[target]}")
+    return mapped({f"{target}.format": "verl", f"{target}.path": local_path(names[0])})
+
+
+def column(value: Any, settings: Settings, row: Row) -> Outcome:
+    usual = "prompt" if row.source == "data.prompt_key" else "data_source"
+    if value == usual:
+        return not_needed("the column that the format verl reads")
+    return not_implemented(f"set data.train.format=columns and data.train.columns.{usual}={value} (data.eval likewise)")
+
+
+def model_path(value: Any, settings: Settings, row: Row) -> Outcome:
+    if not is_local(text(value)):
+        return not_implemented(
+            "a name on a hub: nothing is downloaded; set model.path and tokenizer.path to a local folder"
+        )
+    path = local_path(value)
+    return mapped({"model.path": path, **({} if settings["data.tokenizer"] else {"tokenizer.path": path})})
+
+
+def eval_samples(value: Any, settings: Settings, row: Row) -> Outcome:
+    samples = whole(value)
+    return mapped({"eval.num_samples": samples, **({"eval.pass_at_k": [1, samples]} if samples > 1 else {})})
+
+
+def eval_do_sample(value: Any, settings: Settings, row: Row) -> Outcome:
+    if flag(value) and not several_eval_samples(settings):
+        return not_implemented("one drawn sample per problem; here one is greedy: set eval.num_samples for drawn ones")
+    return not_needed("eval.num_samples=1 is greedy, more of them are drawn")
+
+
+def slots(value: Any, settings: Settings, row: Row) -> Outcome:
+    return mapped({}, "times plans.infer.data_parallel, because slots are counted over all replicas")
+
+
+def reward_file(value: Any, settings: Settings, row: Row) -> Outcome:
+    name = settings[f"{row.source.removesuffix('.path')}.name"] or "compute_score"
+    return mapped({"reward.functions": [f"{local_path(value)}:{name}"]})
+
+
+def reward_manager(value: Any, settings: Settings, row: Row) -> Outcome:
+    if value in ("naive", "dapo", "prime", "batch"):
+        return not_needed("reward.functions=[auto] goes by the rows' data_source, as it does there")
+    return not_implemented("name functions under reward.functions")
+
+
+def keep_checkpoints(value: Any, settings: Settings, row: Row) -> Any:
+    return not_implemented("set trainer.keep_checkpoints") if value is None else whole(value)
+
+
+def device(value: Any, settings: Settings, row: Row) -> Any:
+    if value == "npu":
+        return "Ascend"
+    return adjusted({"device": "Ascend"}, "runs on Ascend or CPU only; set device=CPU for a CPU")
+
+
+def loggers(value: Any, settings: Settings, row: Row) -> Outcome:
+    names = texts(value)
+    others = [name for name in names if name not in ("console", "tensorboard", "file")]
+    values = {"logging.tensorboard": True} if "tensorboard" in names else {}
+    if others:
+        why = f"no {', '.join(others)}; metrics.jsonl always, logging.tensorboard on request"
+        return replace(not_implemented(why), values=values)
+    return mapped(values) if values else not_needed("console and metrics.jsonl always")
+
+
+def loss_mode(value: Any, settings: Settings, row: Row) -> Any:
+    if str(value) not in _LOSS_MODES:
+        return not_implemented(f"algorithm.name is one of {', '.join(POLICY_LOSSES)}")
+    if value != "vanilla":
+        return _LOSS_MODES[value]
+    return mapped(
+        {"algorithm.name": "grpo", "algorithm.log_ratio_max": 20.0, "algorithm.log_ratio_min": -20.0},
+        "log-ratios are bounded at 20, as there",
+    )
+
+
+def clip(value: Any, settings: Settings, row: Row) -> Any:
+    name = loss_name(settings)
+    if name is None or POLICY_LOSSES[name].clip is None:
+        return not_needed(f"the loss {settings[f'{_ACTOR}.policy_loss.loss_mode']} clips nothing")
+    return number(settings[f"{_ACTOR}.clip_ratio"] if value is None else value)
+
+
+def clip_ratio(value: Any, settings: Settings, row: Row) -> Outcome:
+    if all(f"{_ACTOR}.clip_ratio_{side}" in settings for side in ("low", "high")):
+        return not_needed("clip_ratio_low and clip_ratio_high are given")
+    return not_implemented(
+        "versions of verl differ on whether it stands in for clip_ratio_low and _high, which are 0.2 by default; "
+        "set algorithm.clip_low and algorithm.clip_high"
+    )
+
+
+def aggregation(value: Any, settings: Settings, row: Row) -> Any:
+    name = loss_name(settings)
+    if f"{_ACTOR}.loss_agg_mode" not in settings and name in ("gspo", "sapo", "gmpo"):
+        return not_needed(f"{name} averages over responses there up to 0.9.0 whatever the mode, and so it does here")
+    if name == "gmpo":
+        return not_needed("gmpo has one loss per response; the mode is not read there either")
+    return text(value)
+
+
+def estimator(value: Any, settings: Settings, row: Row) -> Any:
+    if value == "gae":
+        return not_implemented("it needs a value model; set algorithm.advantage.estimator, e.g. grpo")
+    if str(value) not in _ESTIMATORS:
+        names = ", ".join(sorted(set(_ESTIMATORS.values())))
+        return not_implemented(f"algorithm.advantage.estimator is one of {names}")
+    return _ESTIMATORS[value]
+
+
+def kl_estimator(value: Any, settings: Settings, row: Row) -> Outcome:
+    name = str(value).removesuffix("+")
+    if name not in _KL:
+        return not_implemented(f"algorithm.kl.estimator is one of {', '.join(sorted(set(_KL.values())))}")
+    straight = {"algorithm.kl.straight_through": True} if str(value).endswith("+") else {}
+    return mapped({"algorithm.kl.estimator": _KL[name], **straight})
+
+
+def kl_placement(value: Any, settings: Settings, row: Row) -> Any:
+    if not flag(value):
+        return not_needed("no penalty in the reward")
+    if kl_in_loss(settings):
+        return not_implemented("a penalty in the loss and one in the reward; one of the two: algorithm.kl.placement")
+    return "reward"
+
+
+def correction_level(value: Any, settings: Settings, row: Row) -> Any:
+    if value in (None, "null", "None"):
+        return not_needed("no correction")
+    if settings.is_on(f"{_CORRECTION}.bypass_mode"):
+        return not_needed("with bypass_mode the ratio carries the mismatch")
+    return value if value in ("token", "sequence") else not_implemented(f"{_CORRECTION}.level is token or sequence")
+
+
+def filter_groups(value: Any, settings: Settings, row: Row) -> Outcome:
+    if not flag(value):
+        return not_needed("groups without signal stay in the batch, as by default here")
+    return mapped({f"{_FILTER}.refill": True, f"{_FILTER}.when_short": "stop"}, "stop: as its DAPO recipe does")
+
+
+def filter_metric(value: Any, settings: Settings, row: Row) -> Any:
+    if value == "acc":
+        return "accuracy"
+    if value in ("score", "seq_reward"):
+        return "reward"
+    if value == "seq_final_reward":
+        return adjusted({f"{_FILTER}.metric": "reward"}, "compared before a KL penalty is taken off")
+    return not_implemented(f"{_FILTER}.metric is reward, accuracy or one of reward.functions")
+
+
+def most_draws(value: Any, settings: Settings, row: Row) -> Any:
+    if whole(value) > 0:
+        return whole(value)
+    return adjusted({f"{_FILTER}.max_num_gen_batches": 1000}, "0 is no limit there; 1,000 draws come close")
+
+
+def warmup_steps(value: Any, settings: Settings, row: Row) -> Any:
+    if value is None or whole(value) < 0:
+        return not_needed("lr_warmup_steps_ratio counts")
+    total = settings["trainer.total_training_steps"]
+    if whole(value) == 0:
+        return 0.0
+    if not isinstance(total, int) or total < 1:
+        return not_implemented(
+            f"set optimizer.warmup_ratio to {value} / number of training steps, which `mindgspo check` prints"
+        )
+    return mapped({row.target: min(whole(value) / total, 0.999)}, f"{value} of {total} steps")
+
+
+def last_rate(value: Any, settings: Settings, row: Row) -> float:
+    return number(value or 0.0)
+
+
+def micro_batch_of_all(value: Any, settings: Settings, row: Row) -> Outcome:
+    if is_dynamic(settings) or settings[f"{_ACTOR}.ppo_micro_batch_size_per_gpu"] is not None:
+        return not_needed("use_dynamic_bsz or ppo_micro_batch_size_per_gpu counts")
+    return not_needed("none is given") if value is None else mapped({}, f"{whole(value)} / replicas")
+
+
+def engine(value: Any, settings: Settings, row: Row) -> Outcome:
+    if value in ("dp", "megatron"):
+        return mapped({}, "as strategy fsdp" if value == "dp" else "as strategy megatron")
+    return not_implemented("sizes of the plans are worked out of FSDP's and Megatron's settings: set plans.train")
+
+
+def config_name(value: Any, settings: Settings, row: Row) -> Outcome:
+    name = str(value).removesuffix(".yaml")
+    if name in ("ppo_trainer", "dapo_trainer"):
+        return not_needed("its defaults are the table's")
+    if name in _MEGATRON_TRAINERS:
+        return mapped({}, "strategy megatron")
+    return not_implemented("settings of another file are not read: add them as overrides")
+
+
+TABLE = load_table("verl", globals())
+
+
+# Several keys at once
+
+
+def fill(source: Source, experiment: Experiment) -> None:
+    """The experiment that the overrides describe."""
+    settings = experiment.apply(TABLE, source)
+    _fill_model(settings, experiment)
+    _fill_plans(settings, experiment)
+    _fill_micro_batches(settings, experiment)
+    key = f"{_ROLLOUT}.max_num_seqs"
+    if key in settings:
+        experiment.set({"rollout.slots": settings.size(key) * experiment.count(f"{INFER}.data_parallel")}, key)
+    if experiment.get("experiment") is None:
+        experiment.assume("experiment", name_of_file(source.name), "the name of the file")
+
+
+def _fill_model(settings: Settings, experiment: Experiment) -> None:
+    key = f"{_MODEL}.path"
     try:
-        found = sizes_of(str(given[key])) if key in given else None
+        found = sizes_of(str(settings[key])) if key in settings else None
     except ValueError as error:
         found = None
-        draft.say(Fate.UNREADABLE, key, given[key], str(error))
+        experiment.report(Status.UNREADABLE, key, settings[key], str(error))
     if found is not None:
         sizes, origin = found
-        draft.place({f"model.{name}": value for name, value in sizes.items()}, origin)
-    longest = given[f"{MODEL}.override_config.max_position_embeddings"]
-    if longest is not None:
-        draft.place({"model.max_position_embeddings": longest}, f"{MODEL}.override_config.max_position_embeddings")
-    draft.assume("model.dtype", "bfloat16", "verl computes in bfloat16")
-    draft.assume("trainer.max_ratio_error", 2e-3, "model.dtype is bfloat16", "its own rounding")
+        experiment.set({f"model.{name}": value for name, value in sizes.items()}, origin)
+    key = f"{_MODEL}.override_config.max_position_embeddings"
+    if settings[key] is not None:
+        experiment.set({"model.max_position_embeddings": settings[key]}, key)
+    experiment.assume("model.dtype", "bfloat16", "verl computes in bfloat16")
+    experiment.assume("trainer.max_ratio_error", 2e-3, "model.dtype is bfloat16", "its own rounding")
 
 
-def _fill_plans(given: Given, draft: Draft) -> None:
+def _fill_plans(settings: Settings, experiment: Experiment) -> None:
     for key in ("trainer.nnodes", "trainer.n_gpus_per_node"):
-        if given[key] is None:
-            draft.say(Fate.ASSUMED, key, 1, "its value is not in the file; set both plans' data_parallel")
-    cards = size(given, "trainer.nnodes") * size(given, "trainer.n_gpus_per_node")
-    slices = size(given, f"{ROLLOUT}.tensor_model_parallel_size")
-    _fill_replicas(draft, INFER, cards, slices, f"cards / {ROLLOUT}.tensor_model_parallel_size")
-    draft.place_from(given, f"{ROLLOUT}.tensor_model_parallel_size", f"{INFER}.model_parallel", slices)
-    if is_megatron(given):
-        _fill_megatron_plan(given, draft, cards)
-    else:
-        _fill_fsdp_plan(given, draft, cards, slices)
+        if settings[key] is None:
+            why = "its value is not in the file; set both plans' data_parallel"
+            experiment.report(Status.ASSUMED, key, 1, why)
+    cards = settings.size("trainer.nnodes") * settings.size("trainer.n_gpus_per_node")
+    key = f"{_ROLLOUT}.tensor_model_parallel_size"
+    slices = settings.size(key)
+    _fill_replicas(experiment, INFER, cards, slices, f"cards / {key}")
+    experiment.set_from(settings, key, f"{INFER}.model_parallel", slices)
+    fill_train_plan: Callable[[Settings, Experiment, int], None] = (
+        _fill_megatron_plan if is_megatron(settings) else _fill_fsdp_plan
+    )
+    fill_train_plan(settings, experiment, cards)
 
 
-def _fill_fsdp_plan(given: Given, draft: Draft, cards: int, slices: int) -> None:
+def _fill_fsdp_plan(settings: Settings, experiment: Experiment, cards: int) -> None:
     """FSDP cuts every weight over all cards; here slices and stages do."""
+    slices = settings.size(f"{_ROLLOUT}.tensor_model_parallel_size")
     why = "FSDP cuts weights over all cards, which is not implemented here"
     how = "cut as for generation; `mindgspo plan` shows whether it fits; model_parallel and pipeline_stage cut more"
-    draft.assume(f"{TRAIN}.model_parallel", slices, why, how)
-    replicas = _fill_replicas(draft, TRAIN, cards, slices, "cards / model_parallel")
-    if replicas > 1:
-        draft.assume(f"{TRAIN}.optimizer_shard", True, "FSDP cuts moments over all cards", "over the replicas here")
-    if is_on(given, f"{MODEL}.enable_gradient_checkpointing"):
-        draft.place_from(given, f"{MODEL}.enable_gradient_checkpointing", f"{TRAIN}.recompute", "full")
+    experiment.assume(f"{TRAIN}.model_parallel", slices, why, how)
+    if _fill_replicas(experiment, TRAIN, cards, slices, "cards / model_parallel") > 1:
+        why = "FSDP cuts moments over all cards"
+        experiment.assume(f"{TRAIN}.optimizer_shard", True, why, "over the replicas here")
+    key = f"{_MODEL}.enable_gradient_checkpointing"
+    if settings.is_on(key):
+        experiment.set_from(settings, key, f"{TRAIN}.recompute", "full")
 
 
-def _fill_megatron_plan(given: Given, draft: Draft, cards: int) -> None:
+def _fill_megatron_plan(settings: Settings, experiment: Experiment, cards: int) -> None:
     block = 1
     for key, target in (
         ("tensor_model_parallel_size", "model_parallel"),
@@ -94,56 +405,49 @@ def _fill_megatron_plan(given: Given, draft: Draft, cards: int) -> None:
         ("context_parallel_size", "context_parallel"),
         ("expert_model_parallel_size", "expert_parallel"),
     ):
-        number = size(given, f"{_MEGATRON}.{key}")
-        block *= 1 if target == "expert_parallel" else number
-        draft.place_from(given, f"{_MEGATRON}.{key}", f"{TRAIN}.{target}", number)
-    _fill_replicas(draft, TRAIN, cards, block, "cards / (model x pipeline x context)")
+        size = settings.size(f"{_MEGATRON}.{key}")
+        block *= 1 if target == "expert_parallel" else size
+        experiment.set_from(settings, f"{_MEGATRON}.{key}", f"{TRAIN}.{target}", size)
+    _fill_replicas(experiment, TRAIN, cards, block, "cards / (model x pipeline x context)")
     for key, target in (("sequence_parallel", "use_seq_parallel"), ("use_distributed_optimizer", "optimizer_shard")):
-        draft.place_from(given, f"{_MEGATRON}.{key}", f"{TRAIN}.{target}", is_on(given, f"{_MEGATRON}.{key}"))
+        key = f"{_MEGATRON}.{key}"
+        experiment.set_from(settings, key, f"{TRAIN}.{target}", settings.is_on(key))
     key = f"{_MEGATRON}.override_transformer_config.recompute_granularity"
-    granularity = given[key]
-    if granularity in ("full", "selective"):
-        draft.place({f"{TRAIN}.recompute": granularity}, key)
-    drop_what_has_no_effect(draft)
-    assume_pipeline_micro_batches(draft, "Megatron lets all micro-batches of an update through the stages")
+    if settings[key] in ("full", "selective"):
+        experiment.set({f"{TRAIN}.recompute": settings[key]}, key)
+    experiment.drop_what_has_no_effect()
+    stages = experiment.count(f"{TRAIN}.pipeline_stage")
+    if stages > 1:
+        why = "Megatron lets all micro-batches of an update through the stages"
+        experiment.assume(f"{TRAIN}.micro_batch_num", stages, why, "the smallest legal number; more idle less")
 
 
-def _fill_replicas(draft: Draft, plan: str, cards: int, block: int, origin: str) -> int:
+def _fill_replicas(experiment: Experiment, plan: str, cards: int, block: int, origin: str) -> int:
     replicas = max(1, cards // block)
-    draft.place({f"{plan}.data_parallel": replicas}, f"{origin} = {cards} / {block}")
+    key = f"{plan}.data_parallel"
+    experiment.set({key: replicas}, f"{origin} = {cards} / {block}")
     if cards % block:
-        draft.say(Fate.NOT_BUILT, f"{plan}.data_parallel", replicas, f"{cards} cards are no multiple of {block}")
+        experiment.report(Status.NOT_IMPLEMENTED, key, replicas, f"{cards} cards are no multiple of {block}")
     return replicas
 
 
-def _fill_micro_batches(given: Given, draft: Draft) -> None:
+def _fill_micro_batches(settings: Settings, experiment: Experiment) -> None:
     """Responses of one pass as given per card, or its tokens: at least those of the longest sample."""
     key = "trainer.samples_per_micro_batch"
-    longest = _number(draft, "data.max_prompt_length") + _number(draft, "rollout.max_new_tokens")
-    if is_on(given, f"{ACTOR}.use_dynamic_bsz"):
-        key, multiple = "trainer.max_tokens_per_micro_batch", own_default("trainer.length_multiple")
+    if is_dynamic(settings):
+        key, multiple = "trainer.max_tokens_per_micro_batch", schema_default("trainer.length_multiple")
+        longest = experiment.count("data.max_prompt_length") + experiment.count("rollout.max_new_tokens")
         longest = -(-longest // multiple) * multiple
-        origin = f"{ACTOR}.ppo_max_token_len_per_gpu"
-        tokens = size(given, origin)
-        draft.place_from(given, origin, key, max(tokens, longest))
+        origin = f"{_ACTOR}.ppo_max_token_len_per_gpu"
+        tokens = settings.size(origin)
+        experiment.set_from(settings, origin, key, max(tokens, longest))
         if tokens < longest:
-            draft.say(Fate.ADJUSTED, key, tokens, f"{longest}, the longest prompt and response; verl raises it as well")
-        return
-    altogether = f"{ACTOR}.ppo_micro_batch_size"
-    if draft.get(key) is not None:
-        return
-    if given[altogether] is not None:
-        draft.place({key: max(1, size(given, altogether) // _number(draft, f"{TRAIN}.data_parallel"))}, altogether)
-    else:
-        draft.assume(key, 1, "no micro-batch is given", "more is faster where memory allows")
-
-
-def _fill_slots(given: Given, draft: Draft) -> None:
-    key = f"{ROLLOUT}.max_num_seqs"
-    if key in given:
-        draft.place({"rollout.slots": size(given, key) * _number(draft, f"{INFER}.data_parallel")}, key)
-
-
-def _number(draft: Draft, key: str) -> int:
-    value = draft.get(key, 1)
-    return value if isinstance(value, int) and value > 0 else 1
+            why = f"{longest}, the longest prompt and response; verl raises it as well"
+            experiment.report(Status.ADJUSTED, key, tokens, why)
+    elif experiment.get(key) is None:
+        of_all = f"{_ACTOR}.ppo_micro_batch_size"
+        if settings[of_all] is not None:
+            samples = max(1, settings.size(of_all) // experiment.count(f"{TRAIN}.data_parallel"))
+            experiment.set({key: samples}, of_all)
+        else:
+            experiment.assume(key, 1, "no micro-batch is given", "more is faster where memory allows")

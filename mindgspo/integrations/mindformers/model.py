@@ -1,9 +1,7 @@
-"""MindFormers' transformer as a cell that stands where ours does.
+"""MindFormers' transformer as a cell with our model's interface; its parameters bear Hugging Face's names.
 
-What enters: the model section. What leaves: a cell with our model's interface (`construct`, `output_weight`, `config`,
-`place`, ...) whose parameters bear Hugging Face's names. So `models.weights` fills and reads it, `models.policy` scores
-with it, `algorithms.update` trains it, and checkpoints and exports are the same files. It does not generate: its cells
-keep keys and values on Ascend only.
+So weights, scoring, updates, checkpoints and exports work on it as on our own. It does not generate: its cells keep
+keys and values on Ascend only.
 
 Legend: R rows, T token slots, M = R * T flattened tokens, H hidden units, V vocabulary entries.
 """
@@ -13,8 +11,7 @@ from __future__ import annotations
 from mindspore import Tensor, nn, ops
 
 from mindgspo.config import ModelSection
-from mindgspo.integrations.mindformers.installation import require_mindformers
-from mindgspo.integrations.mindformers.settings import llama_settings
+from mindgspo.integrations.mindformers import llama_settings, require_mindformers
 from mindgspo.models.mindformers_names import hugging_face_name
 from mindgspo.models.names import parameter_shapes
 from mindgspo.parallel.placement import ALONE

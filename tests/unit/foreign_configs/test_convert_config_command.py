@@ -58,7 +58,7 @@ def test_input_that_cannot_be_read_ends_with_1(capsys: pytest.CaptureFixture[str
     for arguments, message in (
         ((tmp_path / "none.yaml",), "none.yaml: cannot be read: No such file or directory"),
         ((tmp_path / "other.yaml",), "other.yaml: no key of MindFormers"),
-        ((tmp_path / "half.sh",), "half.sh: line 1: the quote ' is not closed"),
+        ((tmp_path / "half.sh",), "half.sh: line 1: a quote or bracket is not closed"),
         ((GSPO, "--set", "seed"), "--set seed: expected section.key=value"),
         ((GSPO, GSPO), "verl and verl do not go together"),
         ((FILES / "finetune_qwen2_5_7b.yaml",) * 2, "run_mode is finetune in both files"),

@@ -11,8 +11,8 @@ from foreign_cases.looking import FILES, findings_of, flat
 
 from mindgspo.config import load_config, load_model_and_plans
 from mindgspo.integrations.foreign_configs import Conversion, convert, report_lines
-from mindgspo.integrations.foreign_configs.known_models import KNOWN
-from mindgspo.integrations.foreign_configs.table import Fate
+from mindgspo.integrations.foreign_configs.models import KNOWN
+from mindgspo.integrations.foreign_configs.tables import Status
 from mindgspo.trainer.preflight import check_experiment
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -147,7 +147,7 @@ def test_mindrlhf_reads_the_files_that_it_names() -> None:
     assert values["reward.functions"] == ["math", "format"] and values["reward.weights"] == [1.0, 0.5]
     assert values["rollout.slots"] == 128
     assert "plans.train.optimizer_shard" not in values, "one replica keeps all moments"
-    assert findings_of(found, "runner_config.epochs")[0].fate is Fate.NOT_NEEDED
+    assert findings_of(found, "runner_config.epochs")[0].status is Status.NOT_NEEDED
     assert values["tokenizer.path"] == "/models/Qwen2.5-7B"
 
 
@@ -156,7 +156,7 @@ def test_files_of_mindrlhf_may_be_given_instead(tmp_path: Path) -> None:
         (FILES / "grpo_qwen2_5_7b.yaml").read_text().replace('"finetune_', '"none/finetune_')
     )
     alone = convert([tmp_path / "grpo.yaml"])
-    assert findings_of(alone, "actor_config.model_config")[-1].fate is Fate.UNREADABLE
+    assert findings_of(alone, "actor_config.model_config")[-1].status is Status.UNREADABLE
     beside = convert([tmp_path / "grpo.yaml", FILES / "finetune_qwen2_5_7b.yaml", FILES / "predict_qwen2_5_7b.yaml"])
     assert flat(beside) == flat(of_files(EXAMPLES["mindrlhf"]))
 
@@ -220,7 +220,7 @@ def test_verl_dapo_of_the_seed() -> None:
         "model.num_hidden_layers": 64,
     }
     assert {key: values.get(key) for key in wanted} == wanted
-    assert findings_of(found, "trainer.logger")[0].fate is Fate.NOT_BUILT
+    assert findings_of(found, "trainer.logger")[0].status is Status.NOT_IMPLEMENTED
 
 
 @pytest.mark.parametrize("name", KNOWN)

@@ -6,12 +6,14 @@ import time
 from pathlib import Path
 
 import pytest
-from foreign_cases.looking import converted, findings_of, flat
+import yaml
+from foreign_cases.looking import converted, findings_of, flat, nested
 
 from mindgspo.errors import ConfigError
 from mindgspo.integrations.foreign_configs import convert, report_lines
-from mindgspo.integrations.foreign_configs.table import Fate
-from mindgspo.integrations.foreign_configs.yaml_source import read_yaml
+from mindgspo.integrations.foreign_configs.shell import read_overrides
+from mindgspo.integrations.foreign_configs.sources import read_yaml
+from mindgspo.integrations.foreign_configs.tables import Status
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 10)}]\n" for n in range(30)
@@ -134,9 +136,9 @@ def test_names_of_files_cannot_write_into_the_result(tmp_path: Path) -> None:
 def test_numbers_out_of_all_bounds(tmp_path: Path) -> None:
     for word in (".nan", ".inf", "1e999", "9" * 400, "-.inf", "2020-01-01", "[1]", "null"):
         found = converted(tmp_path, f"run_mode: finetune\nrunner_config: {{epochs: {word}}}\n", name="x.yaml")
-        assert findings_of(found, "runner_config.epochs")[0].fate is Fate.UNREADABLE, word
+        assert findings_of(found, "runner_config.epochs")[0].status is Status.UNREADABLE, word
         found = converted(tmp_path, f"run_mode: finetune\nlr_schedule: {{learning_rate: {word}}}\n", name="x.yaml")
-        assert findings_of(found, "lr_schedule.learning_rate")[0].fate is Fate.UNREADABLE, word
+        assert findings_of(found, "lr_schedule.learning_rate")[0].status is Status.UNREADABLE, word
         assert "optimizer.lr" not in flat(found), word
 
 
@@ -145,3 +147,35 @@ def test_the_environment_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = converted(tmp_path, "python3 -m verl.trainer.main_ppo trainer.experiment_name=$SECRET data.seed=1", "verl")
     assert "value-of-the-environment" not in found.yaml + "".join(report_lines(found))
     assert findings_of(found, "trainer.experiment_name")[0].text == "$SECRET has no value in the file"
+
+
+@pytest.mark.parametrize(
+    ("suite", "key"),
+    [
+        ("verl", "actor_rollout_ref.actor.policy_loss.loss_mode"),
+        ("verl", "algorithm.adv_estimator"),
+        ("mindformers", "model.model_config.model_type"),
+        ("mindformers", "lr_schedule.type"),
+    ],
+)
+def test_lists_in_place_of_names_are_reported(tmp_path: Path, suite: str, key: str) -> None:
+    text = f"python3 -m verl.trainer.main_ppo {key}=[a]" if suite == "verl" else yaml.safe_dump(nested({key: ["a"]}))
+    found = converted(tmp_path, text, suite, name="given.txt" if suite == "verl" else "given.yaml")
+    assert findings_of(found, key)[0].status is Status.NOT_IMPLEMENTED
+
+
+def test_slots_without_a_plan_of_generation(tmp_path: Path) -> None:
+    found = converted(tmp_path, "generate_config: {max_num_seqs: 16}\n", name="given.yaml")
+    assert flat(found)["rollout.slots"] == 16
+
+
+def test_what_the_grammar_takes_wrongly_is_read_or_refused() -> None:
+    line = "x=7\ny=8\npython3 -m verl.trainer.main_ppo a.b=/$x/$y/c a.c=$x-$y.z a.d=$(($x-1)) a.e='$x/$y/z'"
+    assert read_overrides(line).values == {"a.b": "/7/8/c", "a.c": "7-8.z", "a.d": 6, "a.e": "$x/$y/z"}
+    with pytest.raises(ValueError, match="put the whole word into quotes"):
+        read_overrides("python3 -m verl.trainer.main_ppo a.b=$x/$y\\ z")
+
+
+def test_here_documents_of_other_commands_are_passed_over() -> None:
+    text = "cat > x.py <<END\nmodel = f(a.b=1)\nEND\npython3 -m verl.trainer.main_ppo a.b=2"
+    assert read_overrides(text).values == {"a.b": 2}

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import yaml
-from foreign_cases import mindformers, mindrlhf, verl
-from foreign_cases.looking import converted, findings_of, flat, nested
+from foreign_cases.looking import cases, converted, findings_of, flat, nested
 
 from mindgspo.config.messages import known_keys
 from mindgspo.integrations.foreign_configs import TABLES, Conversion
-from mindgspo.integrations.foreign_configs.table import Fate, Row
+from mindgspo.integrations.foreign_configs.tables import Row, Status
 
 ROWS = [(suite, row) for suite, table in TABLES.items() for row in table.rows]
-OF_YAML = [("mindformers", *case) for case in mindformers.CASES] + [("mindrlhf", *case) for case in mindrlhf.CASES]
+OF_SHELL = cases("verl")
+OF_YAML = [(suite, *case) for suite in ("mindformers", "mindrlhf") for case in cases(suite)]
 
 # They name files; test_foreign_examples.py has some.
 NAMES_OF_FILES = {"actor_config.model_config", "generate_config.model_config"}
@@ -39,15 +39,15 @@ def of_one(folder: Path, suite: str, key: str, value: Any) -> Conversion:
 
 
 def check(found: Conversion, key: str, wanted: dict[str, Any]) -> None:
-    unreadable = [finding for finding in found.findings if finding.fate is Fate.UNREADABLE]
+    unreadable = [finding for finding in found.findings if finding.status is Status.UNREADABLE]
     assert [finding for finding in unreadable if finding.source not in NAMES_OF_FILES] == []
     assert key in {row.source for row in found.rows}, "the row was not asked"
     values = flat(found)
     assert {target: values.get(target) for target in wanted} == wanted
 
 
-@pytest.mark.parametrize(("key", "overrides", "wanted"), verl.CASES, ids=label)
-def test_what_overrides_become(tmp_path: Path, key: str, overrides: tuple[str, ...], wanted: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("key", "overrides", "wanted"), OF_SHELL, ids=label)
+def test_what_overrides_become(tmp_path: Path, key: str, overrides: list[str], wanted: dict[str, Any]) -> None:
     check(converted(tmp_path, " ".join(["python3 -m verl.trainer.main_ppo", *overrides]), "verl"), key, wanted)
 
 
@@ -59,17 +59,17 @@ def test_what_yaml_becomes(
 
 
 def test_every_row_that_sets_something_has_a_case() -> None:
-    cases = {("verl", case[0]) for case in verl.CASES} | {(case[0], case[1]) for case in OF_YAML}
-    rows = {(suite, row.source) for suite, row in ROWS if row.fate is Fate.MAPPED}
-    assert {one for one in rows - cases if one[1] not in NAMES_OF_FILES} == set()
-    assert cases - rows == set(), "cases of no row"
+    covered = {("verl", case[0]) for case in OF_SHELL} | {(case[0], case[1]) for case in OF_YAML}
+    rows = {(suite, row.source) for suite, row in ROWS if row.status is Status.MAPPED}
+    assert {one for one in rows - covered if one[1] not in NAMES_OF_FILES} == set()
+    assert covered - rows == set(), "cases of no row"
 
 
-@pytest.mark.parametrize(("suite", "row"), [one for one in ROWS if one[1].fate is not Fate.MAPPED], ids=label)
+@pytest.mark.parametrize(("suite", "row"), [one for one in ROWS if one[1].status is not Status.MAPPED], ids=label)
 def test_every_other_row_is_reported_with_its_reason(tmp_path: Path, suite: str, row: Row) -> None:
     key = row.source.replace("*", ".x" if row.source.endswith(("Config*", "scale_sense*")) else "x")
     (finding,) = findings_of(of_one(tmp_path, suite, key, "some-value"), key)
-    assert (finding.fate, finding.text, finding.targets) == (row.fate, row.note, ())
+    assert (finding.status, finding.text, finding.targets) == (row.status, row.note, ())
 
 
 @pytest.mark.parametrize(("suite", "row"), ROWS, ids=label)
@@ -93,10 +93,10 @@ def test_values_of_no_effect_are_no_loss(tmp_path: Path) -> None:
         ("mindrlhf", "generate_config.sampling_config.repetition_penalty", 1.0),
     ):
         (finding,) = findings_of(of_one(tmp_path, suite, key, value), key)
-        assert (finding.fate, finding.text) == (Fate.NOT_NEEDED, "as it is here")
+        assert (finding.status, finding.text) == (Status.NOT_NEEDED, "as it is here")
         other = 2 if value in (1, 1.0) else 8
         (finding,) = findings_of(of_one(tmp_path, suite, key, other), key)
-        assert finding.fate is Fate.NOT_BUILT, key
+        assert finding.status is Status.NOT_IMPLEMENTED, key
 
 
 def test_unknown_keys_are_named_with_a_close_one(tmp_path: Path) -> None:
@@ -108,13 +108,13 @@ def test_unknown_keys_are_named_with_a_close_one(tmp_path: Path) -> None:
     ):
         found = of_one(tmp_path, suite, key, 1)
         (finding,) = findings_of(found, key)
-        assert (finding.fate, finding.text) == (Fate.UNKNOWN, f"did you mean {close}?" if close else "")
+        assert (finding.status, finding.text) == (Status.UNKNOWN, f"did you mean {close}?" if close else "")
         assert "rollout.num_generations" not in found.yaml
 
 
 def test_values_of_another_type_are_reported_and_not_replaced_by_a_default(tmp_path: Path) -> None:
     found = of_one(tmp_path, "verl", "data.train_batch_size", "many")
     (finding,) = findings_of(found, "data.train_batch_size")
-    assert (finding.fate, finding.text) == (Fate.UNREADABLE, "expected a whole number, got 'many'")
+    assert (finding.status, finding.text) == (Status.UNREADABLE, "expected a whole number, got 'many'")
     assert flat(found).get("rollout.prompts_per_step") is None
     assert "rollout.prompts_per_step" in found.missing

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.integrations.foreign_configs.reading import Reading
-from mindgspo.integrations.foreign_configs.table import Fate
-from mindgspo.integrations.foreign_configs.verl_source import read_overrides
+from mindgspo.integrations.foreign_configs.shell import read_overrides
+from mindgspo.integrations.foreign_configs.tables import Reading, Status
 
 TRAIN = "python3 -m verl.trainer.main_ppo"
 
@@ -21,7 +20,7 @@ def values(text: str) -> dict[str, object]:
 
 def unread(text: str) -> dict[str, str]:
     return {
-        finding.source: finding.text for finding in read_overrides(text).findings if finding.fate is Fate.UNREADABLE
+        finding.source: finding.text for finding in read_overrides(text).findings if finding.status is Status.UNREADABLE
     }
 
 
@@ -145,7 +144,7 @@ def test_what_counts_twice_or_is_taken_out_is_said() -> None:
 
 def test_defaults_of_variables_are_assumptions() -> None:
     reading = read_overrides(f"NODES=${{NODES:-4}}\n{TRAIN} a.b=$NODES")
-    assert [(one.fate, one.source, one.value) for one in reading.findings] == [(Fate.ASSUMED, "$NODES", "4")]
+    assert [(one.status, one.source, one.value) for one in reading.findings] == [(Status.ASSUMED, "$NODES", "4")]
 
 
 @pytest.mark.parametrize(
@@ -204,10 +203,10 @@ def test_arguments_of_the_caller_are_not_in_the_file() -> None:
     [
         ("", "holds no override"),
         ("echo hello", "holds no override"),
-        (f"{TRAIN} a.b='x", "line 1: the quote ' is not closed"),
-        (f'\n{TRAIN} a.b="x', 'line 2: the quote " is not closed'),
-        (f"{TRAIN} a.b=$(x", r"line 1: the bracket \( is not closed"),
-        (f"{TRAIN} a.b=${{x", "line 1: the bracket { is not closed"),
+        (f"{TRAIN} a.b='x", "line 1: a quote or bracket is not closed"),
+        (f'\n{TRAIN} a.b="x', 'line 2: " is missing: a quote or bracket is not closed'),
+        (f"{TRAIN} a.b=$(x", r"line 1: \) is missing: a quote or bracket is not closed"),
+        (f"{TRAIN} a.b=${{x", "line 1: } is missing: a quote or bracket is not closed"),
         (f"{TRAIN} a.b=1\n{TRAIN} a.b=2", r"holds 2 training commands \(lines 1, 2\)"),
         (f"{TRAIN} a.b=1\0", "holds a zero byte"),
         (f"{TRAIN} a.b=1 <<END\nx\nEND", "line 1: a here-document"),

@@ -11,8 +11,7 @@ import pytest
 
 from mindgspo.config import ModelSection
 from mindgspo.errors import ConfigError
-from mindgspo.integrations.mindformers import llama_settings, require_mindformers
-from mindgspo.integrations.mindformers.judge import chosen_logprobs
+from mindgspo.integrations.mindformers import chosen_logprobs, llama_settings, require_mindformers
 
 SIZES = {
     "vocab_size": 11,

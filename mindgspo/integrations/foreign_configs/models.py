@@ -1,7 +1,6 @@
 """Sizes of a model that a foreign file only names: from its folder, or from model_configs/ where the name is known.
 
-What enters: what stands in the file. What leaves: dotted keys below `model`, and where they are from. Called by the
-suites' modules. A name that is not in the table is not guessed at.
+A name that is not in the table is not guessed at.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any
 import mindgspo
 from mindgspo.config.load import read_layers
 from mindgspo.errors import MindGSPOError
+from mindgspo.integrations.foreign_configs.tables import dotted
 
 _FOLDER = Path(mindgspo.__file__).resolve().parents[1] / "model_configs"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -52,7 +52,7 @@ def sizes_of(path: str) -> tuple[Mapping[str, Any], str] | None:
     if known is None or file is None or not file.is_file():
         return None
     sizes = {key: value for key, value in read_layers(file, ())["model"].items() if key not in ("path", "dtype")}
-    return _dotted({**sizes, **known[1]}), f"model_configs/{file.name}, by the name {Path(path).name}"
+    return dict(dotted({**sizes, **known[1]})), f"model_configs/{file.name}, by the name {Path(path).name}"
 
 
 def _from_folder(folder: Path) -> tuple[Mapping[str, Any], str] | None:
@@ -63,15 +63,4 @@ def _from_folder(folder: Path) -> tuple[Mapping[str, Any], str] | None:
     except MindGSPOError as error:
         raise ValueError(str(error)) from error
     sizes = section.model_dump(mode="json", exclude={"path", "dtype"}, exclude_unset=True)
-    return _dotted(sizes), f"{folder / 'config.json'}"
-
-
-def _dotted(sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections below `model` by dotted keys, so that one of their values can be set alone."""
-    made: dict[str, Any] = {}
-    for key, value in sizes.items():
-        if isinstance(value, Mapping):
-            made.update({f"{key}.{name}": below for name, below in value.items()})
-        else:
-            made[key] = value
-    return made
+    return dict(dotted(sizes)), f"{folder / 'config.json'}"
