@@ -22,7 +22,7 @@ from pathlib import Path
 
 from mindgspo.config import load_model_and_plans
 from mindgspo.errors import MindGSPOError
-from mindgspo.strategies import GRAPHS, place_compiled, write_plan_files
+from mindgspo.planner.strategy_files import GRAPHS, place_compiled, write_plan_files
 
 
 def main() -> int:

@@ -210,7 +210,7 @@ def checkpoint_export(
 
 def strategy_from(path: Path | None, plan: str | None, config: Path | None) -> Strategy | None:
     """What --strategy or --plan with --config name; None for neither."""
-    from mindgspo.strategies.plan_strategy import plan_strategy, single_source
+    from mindgspo.planner.strategy_files import plan_strategy, single_source
 
     if path is not None and plan is not None:
         raise typer.BadParameter("give a strategy or a plan, not both")

@@ -30,9 +30,12 @@ def strategy_show(
     ] = None,
 ) -> None:
     """List what a strategy file says of every parameter: how it is cut, and which ranks hold it."""
-    from mindgspo.strategies import show_lines
+    from mindgspo.config import load_model_and_plans
+    from mindgspo.models.names import parameter_shapes
+    from mindgspo.parallel.strategy.commands import show_lines
 
-    for line in show_lines(path, shows_all=all_, config=config):
+    shapes = None if config is None else parameter_shapes(load_model_and_plans(config).model)
+    for line in show_lines(path, shows_all=all_, shapes=shapes):
         print(line)
 
 
@@ -49,7 +52,7 @@ def strategy_diff(
     ] = False,
 ) -> None:
     """Compare where two strategies put every parameter's slices; exit code 1 if anywhere on other ranks."""
-    from mindgspo.strategies import diff_lines
+    from mindgspo.parallel.strategy.commands import diff_lines
 
     found = diff_lines(left, right, shows_all=all_, spelling=spelling, common=common)
     for line in found.lines:
@@ -64,6 +67,6 @@ def strategy_merge(
     out: Annotated[Path, typer.Option(help="File to write: *.ckpt or *.json; an existing one is replaced.")],
 ) -> None:
     """Merge the files of all pipeline stages into one, as MindSpore's checkpoint tools want it."""
-    from mindgspo.strategies import merge_files
+    from mindgspo.parallel.strategy.commands import merge_files
 
     print(merge_files(folder, out))

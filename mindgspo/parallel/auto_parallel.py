@@ -12,7 +12,7 @@ from mindspore import nn
 
 from mindgspo.parallel.placement import LogicalPlacement
 from mindgspo.parallel.runtime import current_device
-from mindgspo.parallel.strategy.hsdp import hsdp_call
+from mindgspo.parallel.strategy.layouts import hsdp_call
 
 
 def divided(cell: nn.Cell, place: LogicalPlacement, *, strategy_path: Path | None = None) -> nn.Cell:

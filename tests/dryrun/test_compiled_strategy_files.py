@@ -11,7 +11,8 @@ import pytest
 from dryrun.shipped_experiment import write_experiment
 
 from mindgspo.ascend.dryrun import Toolchain
-from mindgspo.strategies import GRAPHS, diff_lines
+from mindgspo.parallel.strategy.commands import diff_lines
+from mindgspo.planner.strategy_files import GRAPHS
 
 ROOT = Path(__file__).parents[2]
 

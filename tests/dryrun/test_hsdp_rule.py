@@ -9,7 +9,7 @@ from dryrun.hsdp_weights import KV_HEADS, WEIGHTS, Weight
 
 from mindgspo.ascend.dryrun import Result
 from mindgspo.parallel.strategy.file import read_strategy
-from mindgspo.parallel.strategy.hsdp import HsdpCall, hsdp_shards, without_single_devices
+from mindgspo.parallel.strategy.layouts import HsdpCall, hsdp_shards, without_single_devices
 from mindgspo.parallel.strategy.record import StoredLayout
 
 MAPS = {"column": (0, -1), "key_value": (0, -1), "row": (-1, 0), "whole": (-1, -1), "bias": (0,), "norm": (-1,)}

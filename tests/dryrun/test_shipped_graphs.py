@@ -25,7 +25,7 @@ from mindgspo.parallel.parameter_layouts import parameter_layouts
 from mindgspo.parallel.strategy.compare import compare_strategies
 from mindgspo.parallel.strategy.file import read_strategy
 from mindgspo.parallel.strategy.layouts import compiled_layouts, compiled_strategy
-from mindgspo.strategies import GRAPHS, graph_layouts
+from mindgspo.planner.strategy_files import GRAPHS, graph_layouts
 
 
 @dataclass(frozen=True)

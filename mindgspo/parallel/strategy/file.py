@@ -1,9 +1,6 @@
 """MindSpore strategy files: read, written and merged without MindSpore.
 
-What enters: layouts of a plan, or paths. What leaves: files that MindSpore's readers take, or records. Called by
-checkpoints, conversions and the strategy command; `strategy.layouts` makes layouts of records, `strategy.compare` and
-`strategy.fit` compare them. A file ends in `.ckpt` (protobuf) or `.json`; MindSpore goes by that, reading here goes by
-the content.
+A file ends in `.ckpt` (protobuf) or `.json`; MindSpore goes by that, reading here goes by the content.
 
 What the fields mean, and how that was established with MindSpore 2.10.0. [C]: seen in files that its Ascend front end
 wrote in a dry run (plain, hsdp, Layout, pipeline). [T]: checkpoints cut by our layouts and given to
@@ -40,6 +37,7 @@ Rank lists are not in the file: rank = stage x ranks per stage + position in the
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -48,9 +46,8 @@ from mindgspo.errors import CheckpointError
 from mindgspo.io import write_file
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.ranks import RankGrid
-from mindgspo.parallel.strategy.json_format import from_json, to_json
+from mindgspo.parallel.strategy.formats import from_json, from_protobuf, to_json, to_protobuf
 from mindgspo.parallel.strategy.layouts import stage_strategy
-from mindgspo.parallel.strategy.protobuf_format import from_protobuf, to_protobuf
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
 
 _WRITERS: Mapping[str, Callable[[Strategy], bytes]] = {".ckpt": to_protobuf, ".json": to_json}
@@ -193,3 +190,44 @@ def _replace(path: Path, content: bytes) -> None:
         write_file(path, content)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be written ({error.strerror}); give another place") from error
+
+
+SINGLE = ""
+"""The name of what has none: a file, or a folder that holds files itself."""
+_SUFFIXES = (".ckpt", ".json")
+
+
+def read_source(path: Path) -> Mapping[str, Strategy]:
+    """{name: record}: under SINGLE for a file or a folder of files, by subfolder for a folder of folders.
+
+    Raises CheckpointError for what is not there or is no strategy.
+    """
+    if not path.is_dir():
+        return {SINGLE: read_strategy(path)}
+    if strategy_files(path):
+        return {SINGLE: read_folder(path)}
+    below = {folder.name: read_folder(folder) for folder in sorted(path.iterdir()) if strategy_files(folder)}
+    if not below:
+        raise CheckpointError(
+            f"{path}: holds no strategy files ({', '.join(f'*{suffix}' for suffix in _SUFFIXES)}), nor does a folder "
+            "in it; tools/generate_strategy.py writes them"
+        )
+    return below
+
+
+def read_folder(folder: Path) -> Strategy:
+    """The record of all files of a folder. Ranks of a stage have equal files, of which one is read."""
+    paths = strategy_files(folder)
+    if not paths:
+        raise CheckpointError(f"{folder}: holds no strategy files; give the folder that does, e.g. {folder / 'train'}")
+    distinct: dict[bytes, Path] = {}
+    for path in paths:
+        distinct.setdefault(hashlib.sha256(path.read_bytes()).digest(), path)
+    return merge_strategies(list(distinct.values()))
+
+
+def strategy_files(folder: Path) -> list[Path]:
+    """The files of a folder that end as strategy files do; [] for what is no folder."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.is_file())

@@ -27,7 +27,7 @@ from mindgspo.cli import main
 from mindgspo.config import load_model_and_plans
 from mindgspo.metrics.files import CONFIG_FILE
 from mindgspo.models.names import weight_shapes
-from mindgspo.strategies import write_plan_files
+from mindgspo.planner.strategy_files import write_plan_files
 from mindgspo.tensor_files import open_tensor_file
 
 TOOL = Path(__file__).resolve().parents[3] / "tools" / "transform_checkpoint.py"

@@ -23,7 +23,7 @@ from mindgspo.checkpoint.whole_checkpoint import open_whole
 from mindgspo.config import ParallelPlan
 from mindgspo.parallel.strategy.file import save_strategy
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
-from mindgspo.strategies.plan_strategy import single_source
+from mindgspo.planner.strategy_files import single_source
 from mindgspo.tensor_files import TensorInfo, open_tensor_file, write_tensors
 
 

@@ -40,7 +40,7 @@ from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.parameter_layouts import parameter_layouts
 from mindgspo.parallel.strategy.file import merge_strategies, write_strategies
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
-from mindgspo.strategies.plan_strategy import single_source
+from mindgspo.planner.strategy_files import single_source
 from mindgspo.tensor_files import open_tensor_file
 
 TOOL = Path(__file__).resolve().parents[3] / "tools" / "transform_checkpoint.py"

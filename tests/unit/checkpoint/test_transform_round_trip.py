@@ -29,7 +29,7 @@ from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.strategy.file import read_strategy
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
 from mindgspo.parallel.tensor_slice import TensorSlice
-from mindgspo.strategies.plan_strategy import single_source
+from mindgspo.planner.strategy_files import single_source
 from mindgspo.tensor_files import TensorInfo, open_tensor_file, open_tensors, read_safetensors, write_tensors
 
 

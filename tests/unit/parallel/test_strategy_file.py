@@ -189,7 +189,7 @@ def test_uneven_tables_survive_but_have_no_layout(tmp_path: Path):
 def test_without_mindspore_and_numpy():
     code = (
         "import sys\n"
-        "from mindgspo.parallel.strategy import compare, file, fit, layouts\n"
+        "from mindgspo.parallel.strategy import compare, file, layouts\n"
         "assert 'mindspore' not in sys.modules and 'numpy' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

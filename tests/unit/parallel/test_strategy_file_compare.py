@@ -13,9 +13,8 @@ from mindgspo.errors import WeightsError
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
-from mindgspo.parallel.strategy.compare import compare_strategies, same_placement
+from mindgspo.parallel.strategy.compare import check_fits, compare_strategies, same_placement
 from mindgspo.parallel.strategy.file import merge_strategies, read_strategy, write_strategies
-from mindgspo.parallel.strategy.fit import check_fits
 from mindgspo.parallel.strategy.layouts import stage_strategy
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import mindgspo.parallel.strategy.messages as messages
+import mindgspo.parallel.strategy.formats as messages
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import CheckpointError
 from mindgspo.models.names import weight_shapes

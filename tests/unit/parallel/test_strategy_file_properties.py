@@ -13,9 +13,8 @@ from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
 from mindgspo.parallel.ranks import RankGrid
-from mindgspo.parallel.strategy.compare import compare_strategies
+from mindgspo.parallel.strategy.compare import check_fits, compare_strategies
 from mindgspo.parallel.strategy.file import merge_strategies, read_strategy, write_strategies, write_strategy
-from mindgspo.parallel.strategy.fit import check_fits
 from mindgspo.parallel.strategy.layouts import strategy_layouts
 
 

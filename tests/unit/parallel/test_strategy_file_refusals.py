@@ -15,7 +15,7 @@ from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
 from mindgspo.parallel.strategy.file import read_strategy, save_strategy, write_strategies, write_strategy
-from mindgspo.parallel.strategy.messages import strategy_map_message
+from mindgspo.parallel.strategy.formats import strategy_map_message
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
 
 TINY = ModelSection(

@@ -15,8 +15,15 @@ from mindgspo.models.names import parameter_shapes
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
 from mindgspo.parallel.strategy.compare import compare_strategies
-from mindgspo.parallel.strategy.hsdp import HsdpCall, hsdp_call, hsdp_shards, without_single_devices
-from mindgspo.parallel.strategy.layouts import compiled_layouts, compiled_strategy, stage_strategy
+from mindgspo.parallel.strategy.layouts import (
+    HsdpCall,
+    compiled_layouts,
+    compiled_strategy,
+    hsdp_call,
+    hsdp_shards,
+    stage_strategy,
+    without_single_devices,
+)
 from mindgspo.parallel.strategy.record import StoredLayout
 from mindgspo.parallel.tensor_slice import TensorSlice
 

@@ -12,7 +12,7 @@ from mindgspo.config.schema import PlansSection
 from mindgspo.errors import CheckpointError
 from mindgspo.parallel.strategy.file import save_strategy
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
-from mindgspo.strategies import place_compiled
+from mindgspo.planner.strategy_files import place_compiled
 
 PLANS = PlansSection(
     train=ParallelPlan(model_parallel=2, pipeline_stage=2, micro_batch_num=2),

@@ -16,7 +16,8 @@ from mindgspo.parallel.strategy.file import merge_strategies, read_strategy
 from mindgspo.parallel.strategy.layouts import strategy_layouts
 from mindgspo.parallel.strategy.record import StoredLayout
 from mindgspo.parallel.tensor_slice import TensorSlice
-from mindgspo.strategies import GRAPHS, graph_layouts, write_plan_files
+from mindgspo.planner import strategy_files
+from mindgspo.planner.strategy_files import GRAPHS, graph_layouts, write_plan_files
 
 ROOT = Path(__file__).resolve().parents[3]
 TOOL = ROOT / "tools" / "generate_strategy.py"
@@ -76,10 +77,9 @@ def test_train_has_optimizer_shards_and_moments_the_reference_neither(config: Pa
 
 
 def test_the_names_of_moments_are_adamw_s():
-    from mindgspo.strategies import plan_files
 
-    source = (ROOT / "mindgspo" / "algorithms" / "adamw.py").read_text(encoding="utf-8")
-    assert [f'"{prefix.rstrip(".")}"' in source for prefix in plan_files._MOMENTS] == [True, True]
+    source = (ROOT / "mindgspo" / "algorithms" / "optim" / "adamw.py").read_text(encoding="utf-8")
+    assert [f'"{prefix.rstrip(".")}"' in source for prefix in strategy_files._MOMENTS] == [True, True]
 
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.name)
@@ -179,7 +179,7 @@ def test_512_ranks_without_mindspore(tmp_path: Path):
         "import sys\n"
         "from pathlib import Path\n"
         "from mindgspo.config import load_model_and_plans\n"
-        "from mindgspo.strategies import write_plan_files\n"
+        "from mindgspo.planner.strategy_files import write_plan_files\n"
         "plans = ['plans.train.data_parallel=8', 'plans.train.pipeline_stage=8', 'plans.infer.data_parallel=64']\n"
         f"config = load_model_and_plans({str(ROOT / 'model_configs' / 'qwen2_5_32b_64.yaml')!r}, plans)\n"
         f"print(sum(folder.num_files for folder in write_plan_files(*config, Path({str(tmp_path)!r}))))\n"

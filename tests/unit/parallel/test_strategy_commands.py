@@ -8,10 +8,10 @@ import pytest
 
 from mindgspo.cli import main
 from mindgspo.config import load_model_and_plans
+from mindgspo.parallel.strategy.commands import collapse_layers, ranges, without_state
 from mindgspo.parallel.strategy.file import read_strategy, save_strategy
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
-from mindgspo.strategies import write_plan_files
-from mindgspo.strategies.folding import collapse_layers, ranges, without_state
+from mindgspo.planner.strategy_files import write_plan_files
 
 MODEL = """
 model:

@@ -1,0 +1,154 @@
+"""Strategy files of all graphs of a configuration: computed from its plans, or copied from a dry run."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mindgspo.config import ModelSection, ParallelPlan, load_model_and_plans
+from mindgspo.config.schema import PlansSection
+from mindgspo.errors import CheckpointError, ConfigError
+from mindgspo.models.names import parameter_shapes
+from mindgspo.parallel.layout import Layout
+from mindgspo.parallel.parameter_layouts import parameter_layouts
+from mindgspo.parallel.ranks import RankGrid
+from mindgspo.parallel.strategy.commands import ranges
+from mindgspo.parallel.strategy.file import copy_strategy, rank_paths, read_source, read_strategy, write_strategies
+from mindgspo.parallel.strategy.layouts import compiled_strategy, hsdp_call
+from mindgspo.parallel.strategy.record import Strategy
+
+GRAPHS = ("train", "reference", "rollout")
+# What AdamW keeps beside each weight.
+_MOMENTS = ("adamw.m.", "adamw.v.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenFolder:
+    """The files of one graph."""
+
+    graph: str
+    folder: Path
+    plan: ParallelPlan
+    num_files: int
+    num_parameters: int
+    """Weights and optimizer state; a rank has those of its stage."""
+    seconds: float
+
+    def __str__(self) -> str:
+        call = hsdp_call(self.plan)
+        shards = "" if call is None else f", optimizer shards over {call.shard_size}"
+        return (
+            f"{self.graph:<9}  {self.plan} (data x model x pipeline){shards}: {self.num_files} files, "
+            f"{self.num_parameters} parameters, {self.seconds:.1f} s  {self.folder}"
+        )
+
+
+def graph_layouts(model: ModelSection, plans: PlansSection, graph: str) -> tuple[ParallelPlan, dict[str, Layout]]:
+    """The plan of one of GRAPHS, and the layouts of all its parameters without optimizer shards.
+
+    Only `train` has AdamW's moments. Raises ConfigError where a plan does not fit the model."""
+    assert graph in GRAPHS, graph
+    plan = {"train": plans.train, "reference": plans.scoring, "rollout": plans.infer}[graph]
+    weights = parameter_layouts(parameter_shapes(model), model, plan)
+    if graph != "train":
+        return plan, weights
+    moments = {f"{prefix}{name}": layout for prefix in _MOMENTS for name, layout in weights.items()}
+    return plan, {**weights, **moments}
+
+
+def write_plan_files(
+    model: ModelSection, plans: PlansSection, folder: Path, *, suffix: str = ".ckpt"
+) -> list[WrittenFolder]:
+    """Write the files of all ranks; existing ones of the same names are replaced.
+
+    suffix: `.ckpt` (protobuf) or `.json`. Raises ConfigError where a plan does not fit the model, CheckpointError for a
+    folder that cannot be written or holds files of other ranks.
+    """
+    found = []
+    for graph in GRAPHS:
+        start = time.perf_counter()
+        plan, layouts = graph_layouts(model, plans, graph)
+        paths = write_strategies(folder / graph, layouts, plan=plan, suffix=suffix, strategy_of=compiled_strategy)
+        found.append(
+            WrittenFolder(
+                graph=graph,
+                folder=folder / graph,
+                plan=plan,
+                num_files=len(paths),
+                num_parameters=len(layouts),
+                seconds=time.perf_counter() - start,
+            )
+        )
+    return found
+
+
+_SIZES = re.compile(r"(\d+)x(\d+)x(\d+)")
+
+
+def plan_strategy(config: Path, plan: str) -> Strategy:
+    """The strategy of a graph of `config` (train, reference, rollout), or of its training graph on other sizes.
+
+    plan: a graph's name, or data x model x pipeline, e.g. 1x4x2. Raises ConfigError for another word, or a plan that
+    does not fit the model.
+    """
+    model, plans = load_model_and_plans(config)
+    sizes = _SIZES.fullmatch(plan)
+    if sizes is None and plan not in GRAPHS:
+        raise ConfigError(f"{plan}: no plan; give {', '.join(GRAPHS)}, or data x model x pipeline, e.g. 1x4x2")
+    if sizes is not None:
+        data, cards, stages = map(int, sizes.groups())
+        changed = {"data_parallel": data, "model_parallel": cards, "pipeline_stage": stages}
+        plans = plans.model_copy(update={"train": type(plans.train)(**{**plans.train.model_dump(), **changed})})
+    used, layouts = graph_layouts(model, plans, "train" if sizes else plan)
+    grid = RankGrid.of(used)
+    stages_of = [
+        compiled_strategy(layouts, plan=used, rank=grid.stage_ranks(stage)[0]) for stage in range(grid.pipeline_stage)
+    ]
+    merged = {stage: entries for record in stages_of for stage, entries in record.stages.items()}
+    return replace(stages_of[0], stages=merged, source=f"plan {plan} of {config}")
+
+
+def single_source(path: Path) -> Strategy:
+    """One file or one folder of ranks' files. Raises CheckpointError where there are those of several graphs."""
+    found = read_source(path)
+    if len(found) > 1:
+        example = path / next(iter(found))
+        raise CheckpointError(f"{path}: holds the strategies of {', '.join(found)}; give one of them, e.g. {example}")
+    (strategy,) = found.values()
+    return replace(strategy, source=str(path))
+
+
+def place_compiled(compiled: Any, plans: PlansSection, folder: Path) -> str:
+    """Copy MindSpore's file to every rank of the compiled rank's stage; returns a line of summary.
+
+    compiled: one graph of one rank, as `ascend.dryrun` returns it. Raises CheckpointError where the graph did not
+    compile, or wrote no file.
+    """
+    if compiled.failure is not None:
+        raise CheckpointError(
+            f"{compiled.graph}, rank {compiled.rank}: does not compile ({compiled.failure.phase}: "
+            f"{compiled.failure.text.strip().splitlines()[0]}); `mindgspo dryrun` says more, or {compiled.log}"
+        )
+    if compiled.strategy is None:
+        raise CheckpointError(
+            f"{compiled.graph}, rank {compiled.rank}: MindSpore wrote no strategy file; {compiled.log}"
+        )
+    graph = compiled.graph
+    plan = {"reference": plans.scoring, "rollout": plans.infer}.get(graph, plans.train)
+    grid = RankGrid.of(plan)
+    ranks = grid.stage_ranks(grid.coordinates(compiled.rank).stage)
+    size = read_strategy(compiled.strategy).stage_size
+    if size != len(ranks):
+        raise CheckpointError(
+            f"{compiled.strategy}: arranges {size} ranks, a stage of {plan} has {len(ranks)}; was another plan "
+            "compiled?"
+        )
+    paths = rank_paths(folder / graph, plan, ".ckpt")
+    strategy = copy_strategy(compiled.strategy, [paths[rank] for rank in ranks])
+    return (
+        f"{graph:<9}  compiled for rank {compiled.rank} in {compiled.seconds:.1f} s: {len(strategy.parameters)} "
+        f"entries; the files of ranks {ranges(ranks)} in {folder / graph}"
+    )
