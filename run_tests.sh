@@ -11,8 +11,9 @@ usage() {
 Usage: run_tests.sh [--parity] [--mindformers] [--all] [PYTEST_ARGUMENT...]
 
 Sets the environment up as run_gspo.sh does, with the development tools, then runs ruff and the test suite:
-  ./run_tests.sh                          everything but the tests marked slow
-  ./run_tests.sh --all                    those too
+  ./run_tests.sh                          the default tier, within 10 minutes on 2 cores: unit tests, and one of each kind
+                                          of whole run, launch of several ranks, emulated card and divided graph
+  ./run_tests.sh --all                    every test, hours; random instead of fixed examples where tests draw some
   ./run_tests.sh tests/unit -k checkpoint part of it; paths are relative to this script's folder
 
   --parity  also install torch 2.13.0 and transformers, with which results are compared. Without them those
@@ -43,6 +44,7 @@ while true; do
             ;;
         --all)
             selection=()
+            export HYPOTHESIS_PROFILE=${HYPOTHESIS_PROFILE:-thorough}
             shift
             ;;
         *)

@@ -1,19 +1,31 @@
-"""Fixtures that more than one folder of tests needs."""
+"""Fixtures that more than one folder of tests needs, and the choice of what the default tier runs."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis
 import pytest
 
-# Nothing asserts on time: a worker may wait for its neighbour.
-hypothesis.settings.register_profile("mindgspo", deadline=None)
-hypothesis.settings.load_profile("mindgspo")
+# Nothing asserts on time: a worker may wait for its neighbour. "ci" finds the same things in every session.
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True)
+hypothesis.settings.register_profile("thorough", deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-SHARED_DATA = Path(__file__).resolve().parents[1] / ".." / "shared" / "data"
+TESTS = Path(__file__).resolve().parent
+SHARED_DATA = TESTS.parent / ".." / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of the published data sets beside the project; skips without it."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip(f"needs the shared data folder, absent at {SHARED_DATA}")
+    return SHARED_DATA
 
 
 @pytest.fixture(scope="session")
@@ -38,8 +50,31 @@ def cpu_runtime() -> None:
     set_up_runtime("CPU")
 
 
-# What takes longest, measured: node ids, or functions with all of their parameters. Marked slow while it is collected.
-SLOW_TESTS = Path(__file__).parent / "slow_tests.txt"
+@pytest.fixture(scope="session")
+def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """once(name, make): a folder that make(folder) has filled, a single time for all workers of this session. Tests
+    must not change anything in it."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if hasattr(request.config, "workerinput") else base) / "once"
+
+    def made(name: str, make: Callable[[Path], object]) -> Path:
+        folder, done = shared / name, shared / f"{name}.done"
+        folder.mkdir(parents=True, exist_ok=True)
+        with (shared / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                make(folder)
+                done.touch()
+        return folder
+
+    return made
+
+
+# ----- the default tier leaves out what is marked slow: in the code, in a list, or for a fixture that is
+
+SLOW_TESTS = TESTS / "slow_tests.txt"
+SLOW_FIXTURES = {"cards", "outcome", "start_launcher", "stopped_at", "toolchain", "whole_run"}
+"""What takes processes, compiles or runs of its own: one test of each kind is marked `smoke` and stays."""
 
 
 def slow_tests() -> frozenset[str]:
@@ -53,5 +88,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Before pytest selects by marker."""
     slow = slow_tests()
     for item in items:
-        if item.nodeid in slow or item.nodeid.split("[")[0] in slow:
+        name = f"{item.path.parent.relative_to(TESTS.parent)}::{item.name}"
+        takes_long = not SLOW_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+        if name in slow or name.split("[")[0] in slow or (takes_long and not item.get_closest_marker("smoke")):
             item.add_marker(pytest.mark.slow)

@@ -6,15 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-
-PROJECT = Path(__file__).resolve().parents[2]
+from running import PROJECT, command, environment, mindgspo, read_lines, sets
 
 # Small enough for eight cards on two cores. Two layers per stage, heads of 16, an untied table.
 EXPERIMENT = f"""include: {PROJECT}/model_configs/qwen2_tiny.yaml
@@ -64,28 +62,24 @@ def run(cards: None, experiment: Path) -> Callable[..., subprocess.CompletedProc
     """run(name of the run folder, settings...): `mindgspo run --emulate-ascend`, which must succeed."""
 
     def start(name: str, *settings: str, emulate: bool = True) -> subprocess.CompletedProcess:
-        command = command_of(experiment, name, *settings)
-        command += ["--emulate-ascend"] if emulate else []
-        done = subprocess.run(command, capture_output=True, text=True, cwd=experiment.parent)
+        words = ["--emulate-ascend"] if emulate else []
+        overrides = sets(f"run_dir={experiment.parent / name}", *settings)
+        done = mindgspo("run", experiment, *overrides, *words, cwd=experiment.parent)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
         return done
 
     return start
 
 
-def command_of(experiment: Path, name: str, *settings: str) -> list[str]:
-    sets = [word for setting in (f"run_dir={experiment.parent / name}", *settings) for word in ("--set", setting)]
-    return [sys.executable, "-m", "mindgspo.cli", "run", str(experiment), *sets]
-
-
 def started_until_saved(experiment: Path, name: str, *settings: str) -> subprocess.Popen:
     """The launcher of a run on emulated cards that has saved its first step and goes on."""
     launcher = subprocess.Popen(
-        [*command_of(experiment, name, *settings), "--emulate-ascend"],
+        command("run", experiment, *sets(f"run_dir={experiment.parent / name}", *settings), "--emulate-ascend"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         cwd=experiment.parent,
+        env=environment(),
     )
     while not (experiment.parent / name / "checkpoints" / "step_00000001").exists():
         assert launcher.poll() is None, launcher.communicate()[0][-4000:]
@@ -94,7 +88,7 @@ def started_until_saved(experiment: Path, name: str, *settings: str) -> subproce
 
 
 def metrics(run_dir: Path) -> list[dict]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return read_lines(run_dir / "metrics.jsonl")
 
 
 def check_updates(run_dir: Path) -> None:
@@ -111,14 +105,18 @@ def steps(run_dir: Path) -> list[int]:
     return sorted({row["step"] for row in metrics(run_dir)})
 
 
+SHORT = ("warmup.max_steps=1", "warmup.check_every=1", "trainer.max_steps=1", "eval.every=1", "data.eval.max_rows=4")
+
+
+@pytest.mark.smoke
 def test_a_whole_run_on_one_card(run: Callable, experiment: Path) -> None:
-    done = run("card")
+    done = run("card", *SHORT)
     run_dir = experiment.parent / "card"
     assert "emulated Ascend cards" in done.stdout
     assert "emulated Ascend cards" in (run_dir / "report.html").read_text()
     assert json.loads((run_dir / "summary.json").read_text())["finished"] is True
     assert (run_dir / "export" / "model.safetensors").is_file()
-    run("cpu", emulate=False)
+    run("cpu", *SHORT, emulate=False)
     found, wanted = metrics(run_dir), metrics(experiment.parent / "cpu")
     assert [row["step"] for row in found] == [row["step"] for row in wanted]
     for on_card, on_cpu in zip(found, wanted, strict=True):

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from running import mindgspo, sets, training_lines
 
 from mindgspo.checkpoint.store import step_folder
 from mindgspo.tensor_files import read_safetensors
 from mindgspo.torture.experiment import write_experiment
 from mindgspo.torture.judge import at_the_end
 
-PROJECT = Path(__file__).resolve().parents[2]
 FOUR = (
     "plans.train={data_parallel: 2, model_parallel: 2}",
     "plans.infer={data_parallel: 4}",
@@ -32,14 +29,7 @@ SETTINGS = (
 
 
 def run(config: Path, root: Path, *overrides: str) -> Path:
-    sets = [word for override in (*SETTINGS, *overrides, f"run_dir={root}") for word in ("--set", override)]
-    ended = subprocess.run(
-        [sys.executable, "-m", "mindgspo.cli", "run", str(config), *sets],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        timeout=1500,
-    )
+    ended = mindgspo("run", config, *sets(*SETTINGS, *overrides, f"run_dir={root}"), cwd=config.parent)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     return root
 
@@ -55,8 +45,7 @@ def assert_close(ours: Path, theirs: Path) -> None:
         assert one.keys() == other.keys()
         for tensor in one:
             np.testing.assert_allclose(one[tensor], other[tensor], rtol=0, atol=1e-5, err_msg=tensor)
-    lines = [(root / "metrics.jsonl").read_text().splitlines() for root in (ours, theirs)]
-    steps = [[line for line in map(json.loads, part) if "actor/loss" in line] for part in lines]
+    steps = [[line for line in training_lines(root) if "actor/loss" in line] for root in (ours, theirs)]
     assert len(steps[0]) == len(steps[1]) == 3
     for one, other in zip(*steps, strict=True):
         assert one["actor/loss"] == pytest.approx(other["actor/loss"], abs=1e-5)

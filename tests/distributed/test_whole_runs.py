@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from running import PROJECT, mindgspo, read_lines, sets, training_lines
 
-PROJECT = Path(__file__).resolve().parents[2]
 WORKERS = Path(__file__).parent / "workers"
 ARITHMETIC = PROJECT / "examples" / "arithmetic"
 FEW_ROWS = ("data.eval.max_rows=64",)
@@ -25,39 +24,25 @@ ONE_PROCESS = (
 )
 
 
-def mindgspo(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "mindgspo.cli", *map(str, words)],
-        cwd=cwd,
-        env=None,
-        capture_output=True,
-        text=True,
-        timeout=1500,
-    )
-
-
 def run(config: Path, run_dir: Path, *overrides: str) -> list[dict]:
     """The training lines of a run's metrics."""
-    sets = [word for override in (*overrides, f"run_dir={run_dir}") for word in ("--set", override)]
-    ended = mindgspo("run", config, *sets, cwd=PROJECT)
+    ended = mindgspo("run", config, *sets(*overrides, f"run_dir={run_dir}"), cwd=PROJECT)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if "actor/loss" in line or "samples/generated" in line]
+    return training_lines(run_dir)
 
 
 def sampled(run_dir: Path) -> dict[tuple[int, int, int], str]:
-    rows = [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
-    return {(row["step"], row["prompt_index"], row["sample_index"]): row["response"] for row in rows}
+    return {
+        (row["step"], row["prompt_index"], row["sample_index"]): row["response"]
+        for row in read_lines(run_dir / "samples.jsonl")
+    }
 
 
 def compare(config: Path, tmp_path: Path, *, num_steps: int, extra: tuple[str, ...] = ()) -> None:
     """Over ranks and in one process: the same responses and rewards, up to the first draw that rounding decides."""
     # From the same weights: two hundred updates at the warm-up's rate make more of rounding than a few steps do.
     start = tmp_path / "start"
-    sets = [
-        word for override in (*FEW_ROWS, *WARM_UP, *ONE_PROCESS, f"run_dir={start}") for word in ("--set", override)
-    ]
-    warmed = mindgspo("sft", config, *sets, cwd=PROJECT)
+    warmed = mindgspo("sft", config, *sets(*FEW_ROWS, *WARM_UP, *ONE_PROCESS, f"run_dir={start}"), cwd=PROJECT)
     assert warmed.returncode == 0, warmed.stderr[-4000:]
     steps = (f"trainer.max_steps={num_steps}", "logging.groups_per_step=null")
     overrides = (*FEW_ROWS, *steps, f"model.path={start / 'export'}", "warmup=null", *extra)

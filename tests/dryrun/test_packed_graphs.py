@@ -38,8 +38,8 @@ def test_the_longest_batch_of_a_budget_is_packed(tmp_path: Path) -> None:
     [
         ("2x4x1", "train", 5),
         ("2x4x1", "reference", 5),
-        pytest.param("2x2x2", "train", 6, marks=pytest.mark.slow),
-        pytest.param("2x2x2", "reference", 6, marks=pytest.mark.slow),
+        ("2x2x2", "train", 6),
+        ("2x2x2", "reference", 6),
     ],
 )
 def test_packed_graphs_compile(toolchain: Toolchain, tmp_path: Path, plan: str, graph: str, rank: int) -> None:

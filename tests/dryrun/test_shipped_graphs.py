@@ -84,28 +84,31 @@ CASES = {
 # The reference's plan is that of generation in "1x4x2", and so must its graph be.
 OWN = "8x1x1 with a reference of 2x4x1"
 CASES[OWN] = Case("qwen2", "data_parallel: 8", "data_parallel: 8", "data_parallel: 2, model_parallel: 4")
-FAST = [
-    *(("1x4x2", graph, rank) for graph in ("train", "reference") for rank in (0, 4)),
-    *(("1x4x2", graph, 0) for graph in ("rollout", "prefill", "decode")),
-    *(("2x4x1, sequence split", graph, 5) for graph in ("train", "reference", "prefill", "decode")),
-    ("2x2x2, optimizer sharded", "train", 6),
+# Compiled for the default tier; the others repeat on other plans and graphs what these show.
+SMOKE = [("1x4x2", "reference", 4), ("1x4x2", "decode", 0)]
+ALL = [
+    *SMOKE,
+    *(("1x4x2", graph, rank) for graph, rank in (("train", 0), ("train", 4), ("reference", 0))),
+    *(("1x4x2", graph, 0) for graph in ("rollout", "prefill")),
+    *(("2x4x1, sequence split", graph, 5) for graph in ("train", "reference", "rollout", "prefill", "decode")),
+    *(("2x2x2, optimizer sharded", graph, rank) for graph in ("train", "reference") for rank in (1, 6)),
+    *(("2x2x2, optimizer sharded", graph, 3) for graph in ("rollout", "prefill", "decode")),
     *(("2x4x1, experts split", graph, 5) for graph in ("train", "reference", "prefill", "decode")),
     ("4x1x2, experts split", "train", 6),
     ("1x4x2, llama", "reference", 4),
     (OWN, "reference", 0),
-]
-SLOW = [
-    ("2x4x1, sequence split", "rollout", 5),
-    ("2x2x2, optimizer sharded", "train", 1),
-    *(("2x2x2, optimizer sharded", "reference", rank) for rank in (1, 6)),
-    *(("2x2x2, optimizer sharded", graph, 3) for graph in ("rollout", "prefill", "decode")),
     *(
         (case, graph, 7)
         for case in list(CASES)[3:-1]
         for graph in ("train", "reference", "rollout", "prefill", "decode")
     ),
 ]
-ALL = [*FAST, *(pytest.param(*compiled, marks=pytest.mark.slow) for compiled in SLOW)]
+
+
+def tiered(entries: list[tuple]) -> list:
+    """(case, graph, rank, ...), those of SMOKE marked so."""
+    return [pytest.param(*entry, marks=pytest.mark.smoke if entry[:3] in SMOKE else ()) for entry in entries]
+
 
 Compiled = Callable[[str, str, int], Result]
 
@@ -156,7 +159,7 @@ def slices(config: ExperimentConfig, graph: str, rank: int) -> dict[str, Shape]:
     return {name: held.shape for name, layout in layouts.items() if (held := layout.slice_of(rank)) is not None}
 
 
-@pytest.mark.parametrize(("case", "graph", "rank"), ALL)
+@pytest.mark.parametrize(("case", "graph", "rank"), tiered(ALL))
 def test_a_rank_holds_the_slices_of_the_algebra(
     compiled: Compiled, experiment: Callable[[str], Path], case: str, graph: str, rank: int
 ) -> None:
@@ -207,10 +210,7 @@ def _whole(config: ExperimentConfig):
     return config.plans.model_copy(update={"train": train})
 
 
-@pytest.mark.parametrize(
-    ("case", "graph", "rank"),
-    [entry for entry in ALL if (entry[1] if isinstance(entry, tuple) else entry.values[1]) in GRAPHS],
-)
+@pytest.mark.parametrize(("case", "graph", "rank"), tiered([entry for entry in ALL if entry[1] in GRAPHS]))
 def test_mindspores_strategy_file_is_the_algebras(
     compiled: Compiled, experiment: Callable[[str], Path], case: str, graph: str, rank: int
 ) -> None:
@@ -242,71 +242,73 @@ WORLD = tuple(range(8))
 
 @pytest.mark.parametrize(
     ("case", "graph", "rank", "expected"),
-    [
-        # Two sums per layer, behind attention and behind the feed-forward block; hidden states go to the next stage.
-        ("1x4x2", "reference", 0, {("AllReduce", (0, 1, 2, 3)): (2, 2 * HIDDEN), ("Send", WORLD): (1, HIDDEN)}),
-        # And those of the head: largest logit, sum of exponentials, the target's logit, mean logit.
-        (
-            "1x4x2",
-            "reference",
-            4,
-            {("AllReduce", (4, 5, 6, 7)): (6, 2 * HIDDEN + 4 * NUMBERS), ("Receive", WORLD): (1, HIDDEN)},
-        ),
-        # Replicas hand each other log-probs and entropies.
-        (
-            "1x4x2",
-            "rollout",
-            0,
-            {("AllReduce", (0, 1, 2, 3)): (8, 4 * HIDDEN + 4 * NUMBERS), ("AllGather", (0, 4)): (2, 2 * NUMBERS)},
-        ),
-        (
-            OWN,
-            "reference",
-            0,
-            {("AllReduce", (0, 1, 2, 3)): (8, 4 * HIDDEN + 4 * NUMBERS), ("AllGather", (0, 4)): (2, 2 * NUMBERS)},
-        ),
-        # 1 prompt of 32 tokens; behind the last layer's keys and values nothing is wanted.
-        ("1x4x2", "prefill", 0, {("AllReduce", (0, 1, 2, 3)): (2, 2 * 32 * 128 * 2)}),
-        # 8 slots; all logits of all of them, and the tokens drawn by the first rank with their log-probs.
-        (
-            "1x4x2",
-            "decode",
-            0,
-            {
-                ("AllReduce", (0, 1, 2, 3)): (5, 4 * 8 * 128 * 2 + 8 * 2 * 4),
-                ("AllGather", (0, 1, 2, 3)): (1, 8 * 128 * 4),
-            },
-        ),
-        # Gathered before q, k, v, before gate and up, before the head; scattered sums behind the blocks and the table,
-        # whose rows are float32.
-        (
-            "2x4x1, sequence split",
-            "reference",
-            5,
-            {
-                ("AllGather", (4, 5, 6, 7)): (5, 5 * QUARTER),
-                ("ReduceScatter", (4, 5, 6, 7)): (5, 4 * HIDDEN + 2 * HIDDEN),
-                ("AllReduce", (4, 5, 6, 7)): (4, 4 * NUMBERS),
-                ("AllGather", (1, 5)): (2, 2 * NUMBERS),
-            },
-        ),
-        ("2x4x1, sequence split", "prefill", 5, {}),
-        ("2x4x1, sequence split", "decode", 5, {}),
-        # Two micro-batches. Each: two sums forward, two backward. Once: sums of what ranks find alike but count in
-        # parts (table, two norms), the shared key/value heads' gradients, the gradient norm.
-        (
-            "1x4x2",
-            "train",
-            0,
-            {
-                ("AllReduce", (0, 1, 2, 3)): (11, 8 * HIDDEN + 4 * (512 * 128 + 2 * 128)),
-                ("AllReduce", (0, 1)): (4, 2 * 4 * (16 * 128 + 16)),
-                ("AllReduce", WORLD): (1, 4),
-                ("Send", (0, 4)): (2, 2 * HIDDEN),
-                ("Receive", (0, 4)): (2, 2 * HIDDEN),
-            },
-        ),
-    ],
+    tiered(
+        [
+            # Two sums per layer, behind attention and behind the feed-forward; hidden states go to the next stage.
+            ("1x4x2", "reference", 0, {("AllReduce", (0, 1, 2, 3)): (2, 2 * HIDDEN), ("Send", WORLD): (1, HIDDEN)}),
+            # And those of the head: largest logit, sum of exponentials, the target's logit, mean logit.
+            (
+                "1x4x2",
+                "reference",
+                4,
+                {("AllReduce", (4, 5, 6, 7)): (6, 2 * HIDDEN + 4 * NUMBERS), ("Receive", WORLD): (1, HIDDEN)},
+            ),
+            # Replicas hand each other log-probs and entropies.
+            (
+                "1x4x2",
+                "rollout",
+                0,
+                {("AllReduce", (0, 1, 2, 3)): (8, 4 * HIDDEN + 4 * NUMBERS), ("AllGather", (0, 4)): (2, 2 * NUMBERS)},
+            ),
+            (
+                OWN,
+                "reference",
+                0,
+                {("AllReduce", (0, 1, 2, 3)): (8, 4 * HIDDEN + 4 * NUMBERS), ("AllGather", (0, 4)): (2, 2 * NUMBERS)},
+            ),
+            # 1 prompt of 32 tokens; behind the last layer's keys and values nothing is wanted.
+            ("1x4x2", "prefill", 0, {("AllReduce", (0, 1, 2, 3)): (2, 2 * 32 * 128 * 2)}),
+            # 8 slots; all logits of all of them, and the tokens drawn by the first rank with their log-probs.
+            (
+                "1x4x2",
+                "decode",
+                0,
+                {
+                    ("AllReduce", (0, 1, 2, 3)): (5, 4 * 8 * 128 * 2 + 8 * 2 * 4),
+                    ("AllGather", (0, 1, 2, 3)): (1, 8 * 128 * 4),
+                },
+            ),
+            # Gathered before q, k, v, before gate and up, before the head; scattered sums behind blocks and table,
+            # whose rows are float32.
+            (
+                "2x4x1, sequence split",
+                "reference",
+                5,
+                {
+                    ("AllGather", (4, 5, 6, 7)): (5, 5 * QUARTER),
+                    ("ReduceScatter", (4, 5, 6, 7)): (5, 4 * HIDDEN + 2 * HIDDEN),
+                    ("AllReduce", (4, 5, 6, 7)): (4, 4 * NUMBERS),
+                    ("AllGather", (1, 5)): (2, 2 * NUMBERS),
+                },
+            ),
+            ("2x4x1, sequence split", "prefill", 5, {}),
+            ("2x4x1, sequence split", "decode", 5, {}),
+            # Two micro-batches. Each: two sums forward, two backward. Once: sums of what ranks find alike but count
+            # in parts (table, two norms), the shared key/value heads' gradients, the gradient norm.
+            (
+                "1x4x2",
+                "train",
+                0,
+                {
+                    ("AllReduce", (0, 1, 2, 3)): (11, 8 * HIDDEN + 4 * (512 * 128 + 2 * 128)),
+                    ("AllReduce", (0, 1)): (4, 2 * 4 * (16 * 128 + 16)),
+                    ("AllReduce", WORLD): (1, 4),
+                    ("Send", (0, 4)): (2, 2 * HIDDEN),
+                    ("Receive", (0, 4)): (2, 2 * HIDDEN),
+                },
+            ),
+        ]
+    ),
 )
 def test_collectives_are_those_of_the_plan(
     compiled: Compiled, case: str, graph: str, rank: int, expected: dict[tuple[str, tuple[int, ...]], tuple[int, int]]
@@ -326,7 +328,7 @@ def test_training_splits_the_sequence_both_ways(compiled: Compiled) -> None:
     assert found["ReduceScatter", (4, 5, 6, 7)] == 5 + 2 * 5 + 1
 
 
-@pytest.mark.parametrize("rank, stage", [(6, 1), pytest.param(1, 0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rank, stage", [(6, 1), (1, 0)])
 def test_replicas_share_the_optimizer_out(compiled: Compiled, rank: int, stage: int) -> None:
     found = {
         (entry.kind, entry.ranks): entry.count
@@ -342,32 +344,44 @@ def test_replicas_share_the_optimizer_out(compiled: Compiled, rank: int, stage: 
 
 @pytest.mark.parametrize(
     ("case", "graph", "rank", "expected"),
-    [
-        # Per layer and micro-batch: one attention, two norms, two rotations, one SwiGLU; forward and backward.
-        ("1x4x2", "train", 0, {"FlashAttentionScore": (2, 2), "RmsNorm": (4, 4), "RotaryPositionEmbedding": (4, 4)}),
-        ("1x4x2", "train", 4, {"RmsNorm": (6, 6), "Swiglu": (2, 2)}),
-        ("1x4x2", "reference", 4, {"FlashAttentionScore": (1, 0), "RmsNorm": (3, 0), "Swiglu": (1, 0)}),
-        (
-            "1x4x2",
-            "decode",
-            0,
-            {"PagedAttention": (2, 0), "ReshapeAndCache": (2, 0), "RmsNorm": (5, 0)},
-        ),
-        # Layers again in the backward pass: two micro-batches of one layer.
-        (
-            "2x2x2, optimizer sharded",
-            "train",
-            6,
-            {"FlashAttentionScore": (4, 2), "Swiglu": (4, 2), "RmsNorm": (10, 6), "RotaryPositionEmbedding": (8, 4)},
-        ),
-        # Four norms per layer again, the last norm and attention not.
-        (
-            "2x4x1, sequence split",
-            "train",
-            5,
-            {"FlashAttentionScore": (2, 2), "RmsNorm": (17, 9)},
-        ),
-    ],
+    tiered(
+        [
+            # Per layer and micro-batch: one attention, two norms, two rotations, one SwiGLU; forward and backward.
+            (
+                "1x4x2",
+                "train",
+                0,
+                {"FlashAttentionScore": (2, 2), "RmsNorm": (4, 4), "RotaryPositionEmbedding": (4, 4)},
+            ),
+            ("1x4x2", "train", 4, {"RmsNorm": (6, 6), "Swiglu": (2, 2)}),
+            ("1x4x2", "reference", 4, {"FlashAttentionScore": (1, 0), "RmsNorm": (3, 0), "Swiglu": (1, 0)}),
+            (
+                "1x4x2",
+                "decode",
+                0,
+                {"PagedAttention": (2, 0), "ReshapeAndCache": (2, 0), "RmsNorm": (5, 0)},
+            ),
+            # Layers again in the backward pass: two micro-batches of one layer.
+            (
+                "2x2x2, optimizer sharded",
+                "train",
+                6,
+                {
+                    "FlashAttentionScore": (4, 2),
+                    "Swiglu": (4, 2),
+                    "RmsNorm": (10, 6),
+                    "RotaryPositionEmbedding": (8, 4),
+                },
+            ),
+            # Four norms per layer again, the last norm and attention not.
+            (
+                "2x4x1, sequence split",
+                "train",
+                5,
+                {"FlashAttentionScore": (2, 2), "RmsNorm": (17, 9)},
+            ),
+        ]
+    ),
 )
 def test_fused_ops_forward_and_backward(
     compiled: Compiled, case: str, graph: str, rank: int, expected: dict[str, tuple[int, int]]
@@ -376,7 +390,7 @@ def test_fused_ops_forward_and_backward(
     assert {name: (fused.get(name, 0), fused.get(f"{name}Grad", 0)) for name in expected} == expected
 
 
-@pytest.mark.parametrize(("case", "graph", "rank"), ALL)
+@pytest.mark.parametrize(("case", "graph", "rank"), tiered(ALL))
 def test_matrix_products_are_in_bfloat16_over_float32_weights(
     compiled: Compiled, case: str, graph: str, rank: int
 ) -> None:

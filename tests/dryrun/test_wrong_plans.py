@@ -15,13 +15,6 @@ from mindgspo.config import load_config
 from mindgspo.errors import ConfigError
 
 TESTS = Path(__file__).parents[1]
-FAST = (
-    "attention heads",
-    "3 key/value heads on 2 ranks",
-    "6 ranks",
-    "54 tokens in 4 parts",
-    "plans of different sizes",
-)
 
 
 def test_without_a_mistake_the_experiment_is_legal(tmp_path: Path) -> None:
@@ -60,9 +53,7 @@ def compile_unchecked(toolchain: Toolchain, tmp_path_factory: pytest.TempPathFac
     return compile_
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in WRONG_PLANS]
-)
+@pytest.mark.parametrize("name", WRONG_PLANS)
 def test_the_compiler_sees_it_or_not(compile_unchecked: Callable[[str], Result], name: str) -> None:
     wrong, result = WRONG_PLANS[name], compile_unchecked(name)
     if wrong.refused is None:

@@ -1,6 +1,6 @@
 """Bad input, as a user meets it: `mindgspo run` gives one clear error and leaves what was on disk as it was.
 
-The rooms' own tests look at many more mistakes; here one of each kind goes through the command line.
+The packages' own tests look at many more mistakes; here one of each kind goes through the command line.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from running import tree, write_model
 
 from mindgspo.cli import main
 
@@ -21,48 +22,48 @@ def edit(path: Path, old: str, new: str) -> list[str]:
     return []
 
 
-def missing_weights(folder: Path, write_model: Callable) -> list[str]:
+def missing_weights(folder: Path) -> list[str]:
     write_model(folder / "model", folder / "tiny.yaml", lambda weights: None)
     (folder / "model" / "model.safetensors").unlink()
     return ["--set", f"model.path={folder / 'model'}"]
 
 
 def changed_weights(change: Callable[[dict], object]) -> Callable[..., list[str]]:
-    def prepare(folder: Path, write_model: Callable) -> list[str]:
+    def prepare(folder: Path) -> list[str]:
         write_model(folder / "model", folder / "tiny.yaml", change)
         return ["--set", f"model.path={folder / 'model'}"]
 
     return prepare
 
 
-def truncated_weights(folder: Path, write_model: Callable) -> list[str]:
+def truncated_weights(folder: Path) -> list[str]:
     file = write_model(folder / "model", folder / "tiny.yaml", lambda weights: None) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1000])
     return ["--set", f"model.path={folder / 'model'}"]
 
 
-def other_architecture(folder: Path, write_model: Callable) -> list[str]:
+def other_architecture(folder: Path) -> list[str]:
     write_model(folder / "model", folder / "tiny.yaml", lambda weights: None)
     return ["--set", f"model.path={folder / 'model'}", "--set", "model.num_key_value_heads=4"]
 
 
-def missing_merges(folder: Path, write_model: Callable) -> list[str]:
+def missing_merges(folder: Path) -> list[str]:
     (folder / "tokenizer" / "merges.txt").unlink()
     return []
 
 
-def empty_data(folder: Path, write_model: Callable) -> list[str]:
+def empty_data(folder: Path) -> list[str]:
     (folder / "rows.jsonl").write_text("")
     return []
 
 
-def row_without_answer(folder: Path, write_model: Callable) -> list[str]:
+def row_without_answer(folder: Path) -> list[str]:
     with (folder / "rows.jsonl").open("a") as file:
         file.write(json.dumps({"question": "How many?"}) + "\n")
     return []
 
 
-def unreadable_gold(folder: Path, write_model: Callable) -> list[str]:
+def unreadable_gold(folder: Path) -> list[str]:
     row = {
         "data_source": "my/own",
         "prompt": [{"role": "user", "content": "How many?"}],
@@ -73,24 +74,24 @@ def unreadable_gold(folder: Path, write_model: Callable) -> list[str]:
     return ["--set", f"data.eval={source}", "--set", "reward.functions=[gsm8k]"]
 
 
-def broken_reward_file(folder: Path, write_model: Callable) -> list[str]:
+def broken_reward_file(folder: Path) -> list[str]:
     (folder / "mine.py").write_text("def scores(): pass\n")
     return ["--set", "reward.functions=['mine.py:score']"]
 
 
-def long_prompt(folder: Path, write_model: Callable) -> list[str]:
+def long_prompt(folder: Path) -> list[str]:
     with (folder / "rows.jsonl").open("a") as file:
         file.write(json.dumps({"question": "pens " * 40, "answer": "#### 1"}) + "\n")
     return []
 
 
-def long_solution(folder: Path, write_model: Callable) -> list[str]:
+def long_solution(folder: Path) -> list[str]:
     with (folder / "rows.jsonl").open("a") as file:
         file.write(json.dumps({"question": "How many?", "answer": "1+1=2\n" * 20 + "#### 2"}) + "\n")
     return []
 
 
-def data_of_another_tokenizer(folder: Path, write_model: Callable) -> list[str]:
+def data_of_another_tokenizer(folder: Path) -> list[str]:
     code = main(
         [
             *("data", "prepare", "--format", "gsm8k", "--input", str(folder / "rows.jsonl")),
@@ -104,19 +105,19 @@ def data_of_another_tokenizer(folder: Path, write_model: Callable) -> list[str]:
 
 MISTAKES = {
     "unknown key": (
-        lambda folder, _: edit(folder / "tiny.yaml", "save_every: 2", "save_evry: 2"),
+        lambda folder: edit(folder / "tiny.yaml", "save_every: 2", "save_evry: 2"),
         ["trainer.save_evry: unknown key", "did you mean trainer.save_every?"],
     ),
     "wrong type": (
-        lambda folder, _: ["--set", "rollout.num_generations=eight"],
+        lambda folder: ["--set", "rollout.num_generations=eight"],
         ["rollout.num_generations: expected an integer, got 'eight'"],
     ),
     "a batch that does not divide": (
-        lambda folder, _: ["--set", "trainer.prompts_per_mini_batch=3"],
+        lambda folder: ["--set", "trainer.prompts_per_mini_batch=3"],
         ["trainer.prompts_per_mini_batch: 3 does not divide rollout.prompts_per_step 4", "nearest legal: 2 or 4"],
     ),
     "more prompts per step than rows": (
-        lambda folder, _: ["--set", "rollout.prompts_per_step=12"],
+        lambda folder: ["--set", "rollout.prompts_per_step=12"],
         ["rollout.prompts_per_step: 12 different prompts cannot be drawn from 10 rows", "largest legal: 10"],
     ),
     "missing weights file": (missing_weights, ["model: neither model.safetensors nor", "config.json"]),
@@ -132,7 +133,7 @@ MISTAKES = {
     "truncated weights": (truncated_weights, ["model.safetensors", "truncated"]),
     "missing tokenizer file": (missing_merges, ["tokenizer", "merges.txt"]),
     "missing tokenizer folder": (
-        lambda folder, _: edit(folder / "tiny.yaml", "path: tokenizer", "path: tokeniser"),
+        lambda folder: edit(folder / "tiny.yaml", "path: tokenizer", "path: tokeniser"),
         ["tokenizer.path", "tokeniser does not exist"],
     ),
     "empty data set": (empty_data, ["rows.jsonl", "row"]),
@@ -146,7 +147,7 @@ MISTAKES = {
     "a solution longer than the model": (long_solution, ["warmup: row 10", "max_position_embeddings is 64"]),
     "data of another tokenizer": (data_of_another_tokenizer, ["prepared: was made with another tokenizer"]),
     "a device that is not here": (
-        lambda folder, _: ["--set", "device=Ascend", "--set", "model.hidden_size=64"],
+        lambda folder: ["--set", "device=Ascend", "--set", "model.hidden_size=64"],
         ["device: Ascend cannot be used here"],
     ),
 }
@@ -154,17 +155,11 @@ MISTAKES = {
 
 @pytest.mark.parametrize(("prepare", "said"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_gives_one_clear_error_and_no_run(
-    prepare: Callable,
-    said: list[str],
-    experiment: Path,
-    write_model: Callable,
-    tree: Callable,
-    capsys: pytest.CaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    prepare: Callable, said: list[str], experiment: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = experiment.parent
     monkeypatch.chdir(folder)
-    options = prepare(folder, write_model)
+    options = prepare(folder)
     before = tree(folder)
     capsys.readouterr()
 

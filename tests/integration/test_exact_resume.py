@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from running import MODEL, mindgspo, sets
 
 from mindgspo.checkpoint.store import read_state, step_folder
 from mindgspo.torture.judge import at_the_end
@@ -25,22 +26,15 @@ def score(data_source, solution_str, ground_truth, extra_info):
         return 0.0
     return sum(ord(letter) * (place % 5 + 1) for place, letter in enumerate(solution_str)) % 11 / 10
 """
-COMMON = """
+COMMON = f"""
 experiment: exact
 seed: 3
-model:
-  vocab_size: 384
-  hidden_size: 32
-  intermediate_size: 64
-  num_hidden_layers: 2
-  num_attention_heads: 4
-  num_key_value_heads: 2
-  max_position_embeddings: 64
-reward: {functions: [reward.py:score], workers: {count: 1}}
-rollout: {prompts_per_step: 4, num_generations: 4, max_new_tokens: 8, slots: 16}
-optimizer: {lr: 1e-3, schedule: cosine, warmup_ratio: 0.2}
-eval: {every: 2}
-logging: {groups_per_step: null, progress: false}
+{MODEL}
+reward: {{functions: [reward.py:score], workers: {{count: 1}}}}
+rollout: {{prompts_per_step: 4, num_generations: 4, max_new_tokens: 8, slots: 16}}
+optimizer: {{lr: 1e-3, schedule: cosine, warmup_ratio: 0.2}}
+eval: {{every: 2}}
+logging: {{groups_per_step: null, progress: false}}
 """
 TRAINER = (
     f"trainer: {{max_steps: {STEPS}, prompts_per_mini_batch: 2, samples_per_micro_batch: 4, length_multiple: 32, "
@@ -86,71 +80,66 @@ class Whole:
 
 
 @pytest.fixture(scope="module")
-def whole_run(mindgspo: Callable, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Whole]:
-    """whole_run("frozen"): made when it is first asked for."""
-    made: dict[str, Whole] = {}
+def whole_run(once: Callable[..., Path]) -> Callable[[str], Whole]:
+    """whole_run("frozen") or whole_run("moving"): made when it is first asked for."""
+
+    def make(folder: Path) -> None:
+        is_flat = folder.name == "moving"
+        (folder / "reward.py").write_text(f"FLAT = {is_flat}\n{REWARD}")
+        (folder / "exact.yaml").write_text(COMMON + (MOVING if is_flat else FROZEN))
+        done = mindgspo("run", folder / "exact.yaml", cwd=folder)
+        assert done.returncode == 0, done.stderr + done.stdout
 
     def run(name: str) -> Whole:
-        if name not in made:
-            folder = tmp_path_factory.mktemp(name)
-            is_flat = name == "moving"
-            (folder / "reward.py").write_text(f"FLAT = {is_flat}\n{REWARD}")
-            config = folder / "exact.yaml"
-            config.write_text(COMMON + (MOVING if is_flat else FROZEN))
-            done = mindgspo("run", config, cwd=folder)
-            assert done.returncode == 0, done.stderr + done.stdout
-            made[name] = Whole(config=config, root=folder / "runs" / "exact")
-        return made[name]
+        folder = once(name, make)
+        return Whole(config=folder / "exact.yaml", root=folder / "runs" / "exact")
 
     return run
 
 
-def begin_at(whole: Whole, step: int, root: Path, mindgspo: Callable) -> str:
+def begin_at(whole: Whole, step: int, root: Path) -> str:
     """Another process, another folder: the rest of the run."""
-    sets = ("--set", f"resume={whole.checkpoint(step)}", "--set", f"run_dir={root}")
-    done = mindgspo("run", whole.config, *sets, cwd=whole.config.parent)
+    words = sets(f"resume={whole.checkpoint(step)}", f"run_dir={root}")
+    done = mindgspo("run", whole.config, *words, cwd=whole.config.parent)
     assert done.returncode == 0, done.stderr + done.stdout
     assert f"began at step {step} with {whole.checkpoint(step)}" in done.stdout
     return done.stdout
 
 
-def test_in_the_middle_of_everything(whole_run, mindgspo, tmp_path: Path) -> None:
+def test_in_the_middle_of_everything(whole_run, tmp_path: Path) -> None:
     whole = whole_run("moving")
     step = next(step for step in range(1, STEPS) if whole.kept(step, "surplus")["groups"])
     assert (whole.checkpoint(step) / "surplus.safetensors").is_file()
     assert (whole.checkpoint(step) / "reference.safetensors").is_file()
-    begin_at(whole, step, tmp_path / "run", mindgspo)
+    begin_at(whole, step, tmp_path / "run")
     assert at_the_end(tmp_path / "run", whole.root) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["frozen", "moving"])
 @pytest.mark.parametrize("step", range(STEPS + 1))
-def test_at_every_step(whole_run, mindgspo, tmp_path: Path, name: str, step: int) -> None:
+def test_at_every_step(whole_run, tmp_path: Path, name: str, step: int) -> None:
     whole = whole_run(name)
-    begin_at(whole, step, tmp_path / "run", mindgspo)
+    begin_at(whole, step, tmp_path / "run")
     assert at_the_end(tmp_path / "run", whole.root) == []
 
 
 @pytest.mark.slow
-def test_killed_while_a_thread_writes_the_checkpoint(whole_run, mindgspo, environment, tmp_path: Path) -> None:
+def test_killed_while_a_thread_writes_the_checkpoint(whole_run, tmp_path: Path) -> None:
     whole = whole_run("moving")
     root = tmp_path / "run"
-    sets = ("--set", "resume=auto", "--set", f"run_dir={root}")
+    words = sets("resume=auto", f"run_dir={root}")
     num_files = len(list(whole.checkpoint(0).iterdir())) - 1  # each is a point, but for the manifest
-    environment["MINDGSPO_FAULT"] = f"save.inside:{num_files + 2}=kill"
-    try:
-        killed = mindgspo("run", whole.config, *sets, cwd=whole.config.parent)
-    finally:
-        del environment["MINDGSPO_FAULT"]
+    fault = {"MINDGSPO_FAULT": f"save.inside:{num_files + 2}=kill"}
+    killed = mindgspo("run", whole.config, *words, cwd=whole.config.parent, env=fault)
     assert killed.returncode == -9
     assert [path.name for path in (root / "checkpoints").glob("step_*")] == ["step_00000000"]
-    done = mindgspo("run", whole.config, *sets, cwd=whole.config.parent)
+    done = mindgspo("run", whole.config, *words, cwd=whole.config.parent)
     assert done.returncode == 0, done.stderr
     assert "resumed at step 0" in done.stdout and at_the_end(root, whole.root) == []
 
 
-def test_back_to_an_earlier_step_killed_on_the_way(whole_run, mindgspo, environment, tmp_path: Path) -> None:
+def test_back_to_an_earlier_step_killed_on_the_way(whole_run, tmp_path: Path) -> None:
     """What was given up does not come back, although the process dies before the last of it is set aside; and from the
     end of an epoch the run goes on as it did before."""
     whole = whole_run("frozen")
@@ -159,19 +148,19 @@ def test_back_to_an_earlier_step_killed_on_the_way(whole_run, mindgspo, environm
     assert whole.kept(2, "kl")["coef"] != whole.kept(0, "kl")["coef"], "the coefficient is adaptive"
     root = tmp_path / "run"
     shutil.copytree(whole.root, root)
-    sets = ("--set", f"run_dir={root}", "--set")
-    environment["MINDGSPO_FAULT"] = "going_back.inside:2=kill"
-    try:
-        killed = mindgspo(
-            "run", whole.config, *sets, f"resume={root / 'checkpoints' / 'step_00000002'}", cwd=whole.config.parent
-        )
-    finally:
-        del environment["MINDGSPO_FAULT"]
+    fault = {"MINDGSPO_FAULT": "going_back.inside:2=kill"}
+    killed = mindgspo(
+        "run",
+        whole.config,
+        *sets(f"run_dir={root}", f"resume={root / 'checkpoints' / 'step_00000002'}"),
+        cwd=whole.config.parent,
+        env=fault,
+    )
     assert killed.returncode == -9 and "going back to step 2" in killed.stdout, killed.stderr
     assert (root / "checkpoints" / "step_00000004").is_dir(), "it was not set aside yet"
     assert json.loads((root / "summary.json").read_text())["finished"], "nor was the end of the run"
 
-    done = mindgspo("run", whole.config, *sets, "resume=auto", cwd=whole.config.parent)
+    done = mindgspo("run", whole.config, *sets(f"run_dir={root}", "resume=auto"), cwd=whole.config.parent)
     assert done.returncode == 0, done.stderr
     assert "resumed at step 2" in done.stdout
     assert at_the_end(root, whole.root) == []

@@ -8,11 +8,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from running import mindgspo, read_lines, reproducible, sets, tree
 
 
-def test_a_run_stopped_twice_ends_as_an_uninterrupted_one(
-    finished_run, experiment: Path, mindgspo, stopped_at, read_lines, reproducible
-) -> None:
+def test_a_run_stopped_twice_ends_as_an_uninterrupted_one(finished_run, experiment: Path, stopped_at) -> None:
     root = experiment.parent / "runs" / "tiny"
 
     # Ctrl-C after the warm-up, before the first step.
@@ -48,7 +47,7 @@ def test_a_run_stopped_twice_ends_as_an_uninterrupted_one(
     assert summary["training_seconds"] < summary["seconds"] < 600, "seconds are those of the run's processes"
 
 
-def test_a_finished_run_says_so_and_does_nothing(finished_run, mindgspo, tree) -> None:
+def test_a_finished_run_says_so_and_does_nothing(finished_run) -> None:
     before = tree(finished_run.folder)
     done = mindgspo("run", finished_run.config, "--set", "resume=auto", cwd=finished_run.folder)
     assert (done.returncode, done.stderr) == (0, "")
@@ -56,7 +55,7 @@ def test_a_finished_run_says_so_and_does_nothing(finished_run, mindgspo, tree) -
     assert tree(finished_run.folder) == before
 
 
-def test_a_run_stopped_after_its_last_checkpoint_only_finishes(finished_run, mindgspo, tmp_path: Path, tree) -> None:
+def test_a_run_stopped_after_its_last_checkpoint_only_finishes(finished_run, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(finished_run.folder, folder)
     root = folder / "runs" / "tiny"
@@ -82,7 +81,7 @@ def test_a_run_stopped_after_its_last_checkpoint_only_finishes(finished_run, min
     assert done.returncode == 0 and (root / "report.html").is_file()
 
 
-def test_a_folder_that_holds_a_run_is_refused_with_three_ways_out(finished_run, mindgspo, tree) -> None:
+def test_a_folder_that_holds_a_run_is_refused_with_three_ways_out(finished_run) -> None:
     before = tree(finished_run.folder)
     done = mindgspo("run", finished_run.config, cwd=finished_run.folder)
     assert (done.returncode, done.stdout) == (1, "")
@@ -92,9 +91,7 @@ def test_a_folder_that_holds_a_run_is_refused_with_three_ways_out(finished_run, 
     assert tree(finished_run.folder) == before
 
 
-def test_overwrite_moves_the_run_aside_and_another_seed_gives_another_run(
-    finished_run, mindgspo, tmp_path: Path, tree, read_lines, reproducible
-) -> None:
+def test_overwrite_moves_the_run_aside_and_another_seed_gives_another_run(finished_run, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(finished_run.folder, folder)
     done = mindgspo("run", folder / "tiny.yaml", "--overwrite", "--set", "seed=2", cwd=folder)
@@ -108,7 +105,7 @@ def test_overwrite_moves_the_run_aside_and_another_seed_gives_another_run(
     assert all(one != other for one, other in zip(ours, theirs, strict=True) if "actor/pg_loss" in one)
 
 
-def test_a_resumed_run_must_be_the_same_experiment(finished_run, mindgspo, tmp_path: Path, tree) -> None:
+def test_a_resumed_run_must_be_the_same_experiment(finished_run, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(finished_run.folder, folder)
     (folder / "runs" / "tiny" / "summary.json").unlink()
@@ -119,3 +116,92 @@ def test_a_resumed_run_must_be_the_same_experiment(finished_run, mindgspo, tmp_p
     assert "trainer.max_steps: 6, the run has 4" in done.stderr
     assert "groups_per_step" not in done.stderr, "what does not change the computation is free"
     assert tree(folder) == before
+
+
+@pytest.fixture(scope="module")
+def far_step(finished_run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that lies in no run folder, so that nothing but itself can be compared."""
+    path = tmp_path_factory.mktemp("far") / "step_00000002"
+    shutil.copytree(finished_run.root / "checkpoints" / "step_00000002", path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("model.intermediate_size=96",), "mlp.down_proj.weight: the model has (32, 96), the file (32, 64)"),
+        (("model.num_hidden_layers=3",), "model.layers.2.mlp.down_proj.weight"),
+        (("data.train.max_rows=8",), "it was trained on other rows of data.train (10, here 8, with other content)"),
+        (("trainer.max_steps=1",), "has 2 steps behind it, the run asks for 1, so there is nothing to train"),
+    ],
+    ids=["shapes", "names", "data", "steps"],
+)
+def test_a_checkpoint_of_something_else_is_refused_before_a_folder_holds_a_run(
+    finished_run, far_step: Path, tmp_path: Path, overrides: tuple[str, ...], said: str
+) -> None:
+    root = tmp_path / "run"
+    done = mindgspo(
+        "run",
+        finished_run.config,
+        *sets(f"resume={far_step}", f"run_dir={root}", "warmup=null", *overrides),
+        cwd=finished_run.folder,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert said in done.stderr and str(far_step) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (root / "config.yaml").exists() and not (root / "checkpoints").exists(), "another start may use it"
+
+
+def test_another_tokenizer_is_refused_also_for_weights_alone(finished_run, far_step: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished_run.folder / "tokenizer", tmp_path / "tokenizer")
+    path = next((tmp_path / "tokenizer").glob("tokenizer_config.json"))
+    path.write_text(path.read_text().rstrip() + "\n\n")
+    overrides = (f"resume={far_step}", "restore=weights", f"run_dir={tmp_path / 'run'}")
+    done = mindgspo(
+        "run",
+        finished_run.config,
+        *sets(*overrides, f"tokenizer.path={tmp_path / 'tokenizer'}"),
+        cwd=finished_run.folder,
+    )
+    assert done.returncode == 1
+    assert "with another tokenizer" in done.stderr and "tokenizer_config.json: another content" in done.stderr
+
+
+def test_a_finished_run_that_is_asked_for_more_steps_is_not_called_finished(finished_run) -> None:
+    before = tree(finished_run.folder)
+    done = mindgspo("run", finished_run.config, *sets("resume=auto", "trainer.max_steps=6"), cwd=finished_run.folder)
+    assert done.returncode == 1 and "trainer.max_steps: 6, the run has 4" in done.stderr
+    assert tree(finished_run.folder) == before
+
+
+def test_another_reward_is_told_and_the_run_goes_on(finished_run, tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    step = finished_run.root / "checkpoints" / "step_00000004"
+    done = mindgspo(
+        "run",
+        finished_run.config,
+        *sets(f"resume={step}", f"run_dir={root}", "reward.weights=[0.5]"),
+        cwd=finished_run.folder,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "warning: reward.weights: [0.5], the run has [1.0]" in done.stdout
+    assert json.loads((root / "summary.json").read_text())["steps"] == 4
+
+
+def test_weights_alone_begin_a_run_at_step_0_without_a_warm_up(finished_run, tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    more = ("trainer.max_steps=1", "optimizer.lr=1e-4", "seed=7")  # another experiment
+    done = mindgspo(
+        "run",
+        finished_run.config,
+        *sets(f"resume={finished_run.root}", "restore=weights", f"run_dir={root}", *more),
+        cwd=finished_run.folder,
+    )
+    assert done.returncode == 0, done.stderr
+    newest = finished_run.root / "checkpoints" / "step_00000004"
+    assert f"restore=weights: weights of step 4 from {newest}" in done.stdout
+    assert "warm-up " not in done.stdout.replace("without a warm-up", "")
+    assert {line["step"] for line in read_lines(root / "metrics.jsonl")} == {0, 1}
+    before = read_lines(finished_run.root / "metrics.jsonl")[-1]
+    first = read_lines(root / "metrics.jsonl")[0]
+    assert first["val-core/acc/mean@1"] == before["val-core/acc/mean@1"], "the same weights"

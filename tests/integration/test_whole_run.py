@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from running import mindgspo, read_lines, tree
 
 from mindgspo.config import config_mapping, load_config
 from mindgspo.metrics import unknown_names
@@ -35,7 +36,7 @@ def test_the_resolved_configuration_loads_back(finished_run) -> None:
     assert (saved.algorithm.clip_low, saved.algorithm.clip_high) == (3e-4, 4e-4)
 
 
-def test_metrics_have_known_names_and_one_training_line_per_step(finished_run, read_lines) -> None:
+def test_metrics_have_known_names_and_one_training_line_per_step(finished_run) -> None:
     lines = read_lines(finished_run.root / "metrics.jsonl")
     assert unknown_names(key for line in lines for key in line) == []
     training = [line for line in lines if "actor/pg_loss" in line]
@@ -54,14 +55,14 @@ def test_metrics_have_known_names_and_one_training_line_per_step(finished_run, r
     assert all(line["actor/grad_norm"] > 0 for line in training)
 
 
-def test_the_warm_up_leaves_its_last_figures(finished_run, read_lines) -> None:
+def test_the_warm_up_leaves_its_last_figures(finished_run) -> None:
     (line,) = [line for line in read_lines(finished_run.root / "metrics.jsonl") if "sft/loss" in line]
     assert (line["step"], line["sft/updates"], line["sft/accuracy"]) == (0, 40, 0.0)
     assert 0 < line["sft/loss"] < 1, "untrained it is ln(384) = 5.95"
     assert "warm-up    20/40" in finished_run.output
 
 
-def test_samples_tell_every_logged_response(finished_run, read_lines) -> None:
+def test_samples_tell_every_logged_response(finished_run) -> None:
     lines = read_lines(finished_run.root / "samples.jsonl")
     assert [line["step"] for line in lines] == [step for step in (1, 2, 3, 4) for _ in range(2 * 4)]
     for line in lines:
@@ -72,7 +73,7 @@ def test_samples_tell_every_logged_response(finished_run, read_lines) -> None:
         assert line["response"].endswith("<|im_end|>") == (line["finish_reason"] == "stop")
 
 
-def test_answers_to_held_out_problems_are_written_down(finished_run, read_lines) -> None:
+def test_answers_to_held_out_problems_are_written_down(finished_run) -> None:
     lines = read_lines(finished_run.root / "validation.jsonl")
     assert [line["step"] for line in lines] == [step for step in (0, 2, 4) for _ in range(6 * 3)]
     assert [line["sample"] for line in lines[:18]] == ["greedy"] * 6 + [0, 1] * 6
@@ -91,7 +92,7 @@ def test_answers_to_held_out_problems_are_written_down(finished_run, read_lines)
     )
 
 
-def test_every_evaluation_ends_in_a_verdict(finished_run, read_lines) -> None:
+def test_every_evaluation_ends_in_a_verdict(finished_run) -> None:
     said = [line for line in finished_run.output.splitlines() if line.startswith("evaluation at step")]
     assert [line.split(":")[0] for line in said] == [f"evaluation at step {step}" for step in (0, 2, 4)]
     assert all("points since the first (95 % interval" in line for line in said[1:])
@@ -107,7 +108,7 @@ def test_every_evaluation_ends_in_a_verdict(finished_run, read_lines) -> None:
     assert f"best {best:.1%}" in said[-1]
 
 
-def test_the_summary_agrees_with_the_metrics(finished_run, read_lines) -> None:
+def test_the_summary_agrees_with_the_metrics(finished_run) -> None:
     summary = json.loads((finished_run.root / "summary.json").read_text())
     lines = read_lines(finished_run.root / "metrics.jsonl")
     accuracies = [line[key] for line in lines for key in line if key == "val-core/openai/gsm8k/acc/mean@1"]
@@ -148,9 +149,7 @@ def test_the_export_loads_again(finished_run, cpu_runtime: None) -> None:
     assert all(np.array_equal(array, saved[name]) for name, array in weights_as_numpy(model, section).items())
 
 
-def test_sft_runs_the_warm_up_alone_on_several_held_out_sets(
-    finished_run, mindgspo, experiment: Path, read_lines
-) -> None:
+def test_sft_runs_the_warm_up_alone_on_several_held_out_sets(finished_run, experiment: Path) -> None:
     """The same held-out rows as the whole run's, under a name, and others that are too hard."""
     sets = "{held: {format: gsm8k, path: held_out.jsonl}, sums: {format: arithmetic, split: test, max_rows: 10}}"
     best = ("--set", "eval.best_metric=val-core/held/acc/mean@2", "--set", "eval.logged_problems=1")
@@ -175,7 +174,7 @@ def test_sft_runs_the_warm_up_alone_on_several_held_out_sets(
     assert (root / "reward.png").is_file()
 
 
-def test_the_last_checkpoint_converts_to_the_export(finished_run, mindgspo, tree, tmp_path: Path) -> None:
+def test_the_last_checkpoint_converts_to_the_export(finished_run, tmp_path: Path) -> None:
     checkpoint = finished_run.root / "checkpoints" / "step_00000004"
     done = mindgspo("convert", "weights", checkpoint, "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

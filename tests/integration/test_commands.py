@@ -1,4 +1,4 @@
-"""`mindgspo eval` as a user starts it: on the export of a run, on files, on a random model with the real tokenizer."""
+"""`mindgspo eval` and `mindgspo logprobs` as a user starts them, on the export of a run and on other models."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from running import mindgspo, tree, write_model
 
-from mindgspo.config import ModelSection
+from mindgspo.config import ModelSection, TokenizerSection
 from mindgspo.models.huggingface_config import huggingface_config
 from mindgspo.models.names import weight_shapes
-
-SHARED = Path(__file__).resolve().parents[2] / ".." / "shared" / "data"
+from mindgspo.tokenization import load_tokenizer
 
 
 def last_line(done) -> dict:
@@ -20,7 +21,7 @@ def last_line(done) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_an_experiments_own_accuracy_is_found_again(finished_run, mindgspo, tmp_path: Path, tree) -> None:
+def test_an_experiments_own_accuracy_is_found_again(finished_run, tmp_path: Path) -> None:
     before = tree(finished_run.folder)
     export = finished_run.root / "export"
     said = last_line(mindgspo("eval", export, "--config", finished_run.config, cwd=tmp_path))
@@ -34,7 +35,7 @@ def test_an_experiments_own_accuracy_is_found_again(finished_run, mindgspo, tmp_
     assert tree(finished_run.folder) == before and not list(tmp_path.iterdir()), "eval writes nothing unasked"
 
 
-def test_the_same_rows_give_the_same_figures_without_any_yaml(finished_run, mindgspo, tmp_path: Path) -> None:
+def test_the_same_rows_give_the_same_figures_without_any_yaml(finished_run, tmp_path: Path) -> None:
     """The folder alone tells model, tokenizer, stop tokens and longest response; batch sizes change nothing."""
     export = finished_run.root / "export"
     by_config = last_line(mindgspo("eval", export, "--config", finished_run.config, cwd=tmp_path))
@@ -63,7 +64,7 @@ def test_the_same_rows_give_the_same_figures_without_any_yaml(finished_run, mind
     assert json.loads((out / "eval.json").read_text()) == said
 
 
-def test_mistakes_are_said_before_the_weights_are_read(finished_run, mindgspo, tmp_path: Path) -> None:
+def test_mistakes_are_said_before_the_weights_are_read(finished_run, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(finished_run.root / "export", folder)
     (folder / "model.safetensors").write_bytes(b"not read")
@@ -82,12 +83,8 @@ def test_mistakes_are_said_before_the_weights_are_read(finished_run, mindgspo, t
 
 
 @pytest.mark.shared_data
-def test_named_data_on_a_random_model_with_the_real_tokenizer(
-    finished_run, write_model, mindgspo, tmp_path: Path
-) -> None:
-    if not SHARED.is_dir():
-        pytest.skip(f"needs the shared data folder, absent at {SHARED}")
-    tokenizer = SHARED / "qwen2.5-tokenizer"
+def test_named_data_on_a_random_model_with_the_real_tokenizer(finished_run, shared_data: Path, tmp_path: Path) -> None:
+    tokenizer = shared_data / "qwen2.5-tokenizer"
     section = ModelSection(
         vocab_size=151_936,
         hidden_size=16,
@@ -101,7 +98,7 @@ def test_named_data_on_a_random_model_with_the_real_tokenizer(
     model = tmp_path / "model"
     write_model(model, finished_run.config, lambda weights: _replaced(weights, section))
     (model / "config.json").write_text(json.dumps(huggingface_config(section, eos_ids=[151_643], pad_id=151_643)))
-    arguments = ["--data", "gsm8k", "--data", "math500", "--data-dir", SHARED, "--max-rows", 20]
+    arguments = ["--data", "gsm8k", "--data", "math500", "--data-dir", shared_data, "--max-rows", 20]
     options = ["--tokenizer", tokenizer, "--num-samples", 2, "--max-new-tokens", 8, "--out", tmp_path / "out"]
     said = last_line(mindgspo("eval", model, *arguments, *options, cwd=tmp_path))
     assert [(result["data"], result["problems"]) for result in said["results"]] == [("gsm8k", 20), ("math500", 20)]
@@ -123,3 +120,60 @@ def _replaced(weights: dict, section: ModelSection) -> None:
     weights.clear()
     for name, shape in weight_shapes(section).items():
         weights[name] = np.float32(0.05) * random.standard_normal(shape, dtype=np.float32)
+
+
+TEXT = "Tom has 3 pens.<|im_end|>"
+
+
+@pytest.fixture(scope="module")
+def scored(finished_run, tmp_path_factory) -> tuple[list[list[int]], list[dict], str]:
+    """Ids of all rows, the command's lines, and its standard error. The third row is the first of the second."""
+    random = np.random.default_rng(3)
+    rows = [random.integers(0, 384, size).tolist() for size in (1, 40, 64)]
+    rows.append(rows[1][:17])
+    file = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    lines = [*({"ids": row} for row in rows), {"text": TEXT}]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = mindgspo("logprobs", finished_run.root / "export", "--input", file, cwd=file.parent)
+    assert done.returncode == 0, done.stderr
+    rows.append(load_tokenizer(TokenizerSection()).encode(TEXT))
+    return rows, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+
+def test_one_json_line_per_row_in_order_and_nothing_else(scored) -> None:
+    rows, lines, errors = scored
+    assert errors == ""
+    assert [set(line) for line in lines] == [{"logprobs", "next"}] * len(rows)
+    assert [len(line["logprobs"]) for line in lines] == [len(row) - 1 for row in rows]
+    assert lines[0]["logprobs"] == []
+    assert all(value < 0 for line in lines for value in line["logprobs"])
+
+
+def test_a_row_does_not_see_its_future(scored) -> None:
+    _, lines, _ = scored
+    assert lines[3]["logprobs"] == pytest.approx(lines[1]["logprobs"][:16], abs=1e-5)
+
+
+@pytest.mark.parity
+def test_transformers_gives_the_same_numbers(finished_run, scored) -> None:
+    torch = pytest.importorskip("torch", reason="extra `parity` is not installed")
+    transformers = pytest.importorskip("transformers", reason="extra `parity` is not installed")
+    export = finished_run.root / "export"
+    model = transformers.AutoModelForCausalLM.from_pretrained(export)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(export)
+    rows, lines, _ = scored
+    assert tokenizer(TEXT)["input_ids"] == rows[-1]
+    for ids, line in zip(rows, lines, strict=True):
+        with torch.no_grad():
+            logp = torch.log_softmax(model(torch.tensor([ids])).logits[0].double(), -1)
+        expected = [float(logp[position, token]) for position, token in enumerate(ids[1:])]
+        assert line["logprobs"] == pytest.approx(expected, abs=1e-4)
+        assert line["next"] == int(logp[-1].argmax())
+
+
+def test_one_bad_row_stops_before_anything_is_printed(finished_run, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"ids": [1, 2]}\n{"ids": [1, 384]}\n')
+    done = mindgspo("logprobs", finished_run.root / "export", "--input", file, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"error: {file}, line 2: id 384 is outside the vocabulary, 0 to 383\n"

@@ -1,0 +1,266 @@
+"""The launcher without processes: what is refused, msrun's command line, which failure is first, when a job stalls."""
+
+from __future__ import annotations
+
+import io
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from mindgspo.config.schema import WatchSection
+from mindgspo.errors import ConfigError, DataError
+from mindgspo.parallel.launch.cluster import ClusterPlan, plan_cluster
+from mindgspo.parallel.launch.failure_record import FailureRecord, read_failure
+from mindgspo.parallel.launch.failures import Failure, explain, first_failure
+from mindgspo.parallel.launch.folder import SCHEDULER, LaunchFolder
+from mindgspo.parallel.launch.heartbeat import MEETING, Record, State
+from mindgspo.parallel.launch.logs import LogFollower
+from mindgspo.parallel.launch.msrun import msrun_command
+from mindgspo.parallel.launch.positions import names, positions
+from mindgspo.parallel.launch.stalls import GoesOn, Meeting, MeetingWatch, Stall, StallWatch
+
+
+def at(step: int, stage: str, state: State = State.RUNNING) -> Record:
+    return Record(process_id=1, state=state, step=step, stage=stage, entered=step, ticks=0, changed_at=0.0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> LaunchFolder:
+    return LaunchFolder(log_dir=tmp_path, state_dir=tmp_path)
+
+
+def failure_of(error: Exception, path: Path) -> FailureRecord:
+    try:
+        raise error
+    except Exception as raised:
+        FailureRecord.of(raised, log_bytes=12).write(path)
+    found = read_failure(path)
+    assert found is not None
+    return found
+
+
+def test_record_survives_its_file(folder: LaunchFolder):
+    assert read_failure(folder.failure(0)) is None
+    found = failure_of(ValueError("twelve\nlines"), folder.failure(0))
+    assert (found.error, found.message, found.is_user_error, found.log_bytes) == (
+        "ValueError",
+        "twelve\nlines",
+        False,
+        12,
+    )
+    assert found.traceback.startswith("Traceback (most recent call last)")
+    assert found.traceback.endswith("ValueError: twelve\nlines\n")
+    assert failure_of(DataError("row 3"), folder.failure(1)).is_user_error
+    assert [path.name for path in folder.log_dir.iterdir()] == ["failure_0.json", "failure_1.json"]
+
+
+def test_first_by_time_not_by_rank():
+    late, early = Failure(rank=0, time=5.2, exit_code=1), Failure(rank=3, time=5.1, exit_code=-9)
+    assert first_failure([late, early]) is early
+    assert first_failure([]) is None
+
+
+def test_scheduler_comes_after_ranks_of_the_same_time():
+    lost, rank = Failure(rank=SCHEDULER, time=5.0, exit_code=1), Failure(rank=1, time=5.0, exit_code=-9)
+    assert first_failure([lost, rank]) is rank
+
+
+@pytest.mark.parametrize(("code", "expected"), [(-9, 137), (-11, 139), (3, 3), (143, 143)])
+def test_exit_codes(code: int, expected: int):
+    assert Failure(rank=0, time=0.0, exit_code=code).launcher_exit_code == expected
+
+
+def test_exception_is_told_with_its_traceback(folder: LaunchFolder):
+    record = failure_of(ValueError("broken\nin two lines"), folder.failure(2))
+    records = {0: at(4, "update"), 1: None, 2: at(4, "generate"), 3: at(4, "update")}
+    lines = explain(Failure(rank=2, time=record.time, record=record), records, folder)
+    assert lines[0] == "rank 2 failed first (step 4, generate): ValueError: broken"
+    assert lines[1:-2] == record.traceback.splitlines()
+    assert lines[-2] == f"log: {folder.log(2)}"
+    assert lines[-1] == "the others: ranks 0, 3 at step 4, update; rank 1 without a sign of life"
+
+
+def test_user_error_is_one_line(folder: LaunchFolder):
+    record = failure_of(DataError("rows.jsonl:3: no answer"), folder.failure(0))
+    assert explain(Failure(rank=0, time=1.0, record=record), {0: None}, folder) == ["error: rows.jsonl:3: no answer"]
+
+
+def test_killed_rank_is_told_by_its_last_lines(folder: LaunchFolder):
+    folder.log(1).write_text("Traceback (most recent call last):\n  handled long ago\n" + "line\n" * 40 + "\nlast\n")
+    lines = explain(Failure(rank=1, time=1.0, exit_code=-11), {0: at(2, "update"), 1: at(2, "update")}, folder)
+    assert lines[0] == "rank 1 failed first (step 2, update): ended by SIGSEGV, a crash in compiled code"
+    assert lines[1:-2] == ["there is no traceback; it printed last:", *["  line"] * 19, "  last"]
+
+
+def test_traceback_in_the_log_is_found(folder: LaunchFolder):
+    traceback = ["Traceback (most recent call last):", "  File ...", "ImportError: x"]
+    folder.log(0).write_text("\n".join(["Traceback (most recent call last):", "  another", "noise", *traceback]) + "\n")
+    lines = explain(Failure(rank=0, time=1.0, exit_code=1), {0: None}, folder)
+    assert lines == ["rank 0 failed first: exit code 1", *traceback, f"log: {folder.log(0)}"]
+
+
+def test_ranks_in_words():
+    assert names([3]) == "rank 3"
+    assert names([5, 0, 2, 3, 4, 9]) == "ranks 0, 2-5, 9"
+    records = {0: at(0, ""), 1: at(2, "update", State.FINISHED), 2: at(2, "update"), 3: at(2, "update")}
+    assert positions(records) == "rank 0 starting; rank 1 finished; ranks 2-3 at step 2, update"
+
+
+def test_log_is_copied_as_it_grows(tmp_path: Path):
+    path, output = tmp_path / "rank_0.log", io.BytesIO()
+    follower = LogFollower(path, output, is_terminal=True)
+    assert follower.size() == 0
+    path.write_bytes(b"step 1\n\rbar 10%")
+    follower.copy(7)
+    assert output.getvalue() == b"step 1\n"
+    follower.end_line()  # nothing is open
+    follower.copy(follower.size())
+    follower.end_line()
+    path.write_bytes(path.read_bytes() + b"\rbar 20%")
+    follower.copy(follower.size())
+    assert output.getvalue() == b"step 1\n\rbar 10%\r\x1b[2K\rbar 20%"
+
+
+def test_run_goes_on_when_nobody_reads(tmp_path: Path):
+    class Closed(io.BytesIO):
+        def write(self, piece: object) -> int:
+            raise BrokenPipeError
+
+    (tmp_path / "log").write_bytes(b"text\n")
+    follower = LogFollower(tmp_path / "log", Closed(), is_terminal=False)
+    follower.copy(5)
+    follower.copy(5)
+    follower.close()
+
+
+def plan(**changed: object) -> ClusterPlan:
+    settings = {"num_workers": 8, "nodes": 1, "node_rank": 0, "master_addr": "127.0.0.1", "master_port": None}
+    return plan_cluster(**(settings | changed))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_workers": 0}, "num_workers: 0; there is at least 1"),
+        ({"nodes": 0}, "nodes: 0; there is at least 1"),
+        ({"num_workers": 7, "nodes": 2}, "num_workers: 7 workers on 2 nodes.*legal values are 6 or 8"),
+        ({"num_workers": 2, "nodes": 3}, "num_workers: 2 workers on 3 nodes.*legal values are 3"),
+        ({"nodes": 2, "node_rank": 2}, "node_rank: 2 of 2 nodes; legal values are 0 to 1"),
+        ({"node_rank": -1}, "node_rank: -1 of 1 nodes"),
+        ({"nodes": 2}, "master_port: none is given, and 2 nodes must agree"),
+        ({"master_port": 80}, "master_port: 80; legal ports are 1024 to 65535"),
+        ({"master_addr": "192.0.2.1"}, "master_addr: 192.0.2.1 is not an address of this machine"),
+        ({"master_addr": "host.invalid"}, "master_addr: host.invalid is not known"),
+    ],
+)
+def test_what_cannot_be_is_refused(changed: dict[str, object], message: str):
+    with pytest.raises(ConfigError, match=message):
+        plan(**changed)
+
+
+def test_port_in_use_is_refused_on_node_0_alone():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"another process already listens at 127.0.0.1:{port}"):
+            plan(master_port=port)
+        assert plan(nodes=2, node_rank=1, master_port=port).master_port == port  # there it is node 0 that listens
+    assert plan(master_port=port).master_port == port
+
+
+def test_free_ports_are_found():
+    assert 1024 <= plan().master_port <= 65535
+    assert plan(master_addr="localhost").master_port > 0
+
+
+def test_ranks_of_a_node():
+    assert plan().members == (SCHEDULER, 0, 1, 2, 3, 4, 5, 6, 7)
+    assert plan(nodes=4, node_rank=2, master_port=9000).members == (4, 5)
+
+
+def test_msrun_command_of_the_second_of_two_nodes(tmp_path: Path):
+    folder = LaunchFolder(log_dir=tmp_path / "logs", state_dir=tmp_path / "state")
+    second = plan(nodes=2, node_rank=1, master_addr="10.1.2.3", master_port=8118)
+    assert msrun_command(["-m", "mindgspo.cli", "run", "--set", "a=1"], second, folder) == [
+        *(sys.executable, "-m", "mindspore.parallel.cluster.run"),
+        *("--worker_num", "8", "--local_worker_num", "4"),
+        *("--master_addr", "10.1.2.3", "--master_port", "8118", "--node_rank", "1"),
+        *("--log_dir", str(tmp_path / "logs"), "--worker_log_name", "rank"),
+        *("python", "-m", "mindgspo.cli", "run", "--set", "a=1"),
+    ]
+
+
+def beat(step: int, entered: int, ticks: int = 0, *, stage: str = "generate", state: State = State.RUNNING) -> Record:
+    return Record(process_id=1, state=state, step=step, stage=stage, entered=entered, ticks=ticks, changed_at=0.0)
+
+
+def test_before_the_first_step_has_ended_only_min_seconds_counts():
+    watch = StallWatch(WatchSection(factor=10, min_seconds=300), now=0.0)
+    records = {0: beat(0, 1), 1: beat(0, 1)}
+    assert watch.observe(records, 100.0) is None  # the first sign of life is progress
+    assert watch.observe(records, 399.0) is None
+    assert watch.observe(records, 400.0) == Stall(ranks=(0, 1), seconds=300.0, limit_s=300.0)
+    assert watch.observe(records, 900.0) is None  # told once
+
+
+def test_factor_counts_when_steps_are_long():
+    watch = StallWatch(WatchSection(factor=10, min_seconds=300), now=0.0)
+    watch.observe({0: beat(0, 1), 1: beat(0, 1)}, 0.0)
+    watch.observe({0: beat(1, 2), 1: beat(0, 1)}, 500.0)  # what comes before step 1 is no step
+    watch.observe({0: beat(2, 3), 1: beat(1, 2)}, 540.0)  # 40 s
+    watch.observe({0: beat(3, 4), 1: beat(2, 3)}, 640.0)  # 100 s
+    watch.observe({0: beat(4, 5), 1: beat(3, 4)}, 690.0)  # 50 s
+    records = {0: beat(4, 5), 1: beat(3, 4)}
+    assert watch.limit_s == 500.0  # 10 x the median of 40, 50, 100
+    assert watch.observe(records, 1189.0) is None
+    assert watch.observe(records, 1190.0) == Stall(ranks=(1,), seconds=500.0, limit_s=500.0)
+
+
+def test_any_progress_of_any_rank_counts():
+    watch = StallWatch(WatchSection(min_seconds=10), now=0.0)
+    for tick in range(20):
+        assert watch.observe({0: beat(1, 1), 1: beat(1, 1, tick)}, 9.0 * tick) is None
+    assert watch.observe({0: beat(1, 1), 1: beat(1, 1, 19)}, 9.0 * 19 + 10) == Stall(
+        ranks=(0,), seconds=10.0, limit_s=10.0
+    )
+
+
+def test_end_of_a_stall_is_told_and_the_next_stall_again():
+    watch = StallWatch(WatchSection(min_seconds=10), now=0.0)
+    assert watch.observe({0: beat(1, 1)}, 0.0) is None
+    assert isinstance(watch.observe({0: beat(1, 1)}, 12.0), Stall)
+    assert watch.observe({0: beat(1, 2)}, 15.0) == GoesOn(seconds=15.0)
+    assert watch.observe({0: beat(1, 3)}, 16.0) is None
+    assert isinstance(watch.observe({0: beat(1, 3)}, 26.0), Stall)
+
+
+def test_finished_job_does_not_stall():
+    watch = StallWatch(WatchSection(min_seconds=10), now=0.0)
+    records = {0: beat(1, 5, state=State.FINISHED), 1: beat(1, 5, state=State.FINISHED)}
+    watch.observe(records, 0.0)
+    assert watch.observe(records, 100.0) is None
+
+
+def test_meeting_names_who_has_not_come_every_30_seconds():
+    watch = MeetingWatch(now=0.0)
+    come = beat(0, 1, stage=MEETING)
+    records = {0: come, 1: None, 2: beat(0, 0, state=State.STARTING), 3: come}
+    assert watch.observe(records, 29.0) is None
+    assert watch.observe(records, 30.0) == Meeting(ranks=(1, 2), seconds=30.0)
+    assert watch.observe(records, 59.0) is None
+    records = dict.fromkeys(range(4), come)
+    assert watch.observe(records, 61.0) == Meeting(ranks=(), seconds=61.0)  # now for the scheduler, or other nodes
+    assert not watch.is_over
+    assert watch.observe(dict.fromkeys(range(4), beat(0, 2, stage="setup")), 95.0) is None
+    assert watch.is_over
+    assert watch.observe(records, 1000.0) is None
+
+
+@pytest.mark.parametrize("wrong", [{"factor": 0.5}, {"min_seconds": 0.0}, {"poll_seconds": 0.0}, {"seconds": 3.0}])
+def test_section_refuses(wrong: dict[str, float]):
+    with pytest.raises(ValidationError):
+        WatchSection(**wrong)

@@ -1,0 +1,186 @@
+"""One real step with each policy loss of the registry, and a run with everything that the algorithm section offers.
+
+In a single step, random weights answer nothing right, so the reward is the share of even ids in the answer; the
+experiment is built once, and each loss gets its own updater on the initial weights.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from running import mindgspo, read_lines, reproducible
+
+from mindgspo.config import ExperimentConfig, load_config
+from mindgspo.config.algorithm import POLICY_LOSSES
+from mindgspo.metrics import unknown_names
+from mindgspo.rewards import Candidate
+from mindgspo.tensor_files import read_safetensors
+from mindgspo.types import Score, Verdict
+
+pytestmark = pytest.mark.usefixtures("cpu_runtime")
+
+FAMILY = """
+experiment: family
+model:
+  vocab_size: 384
+  hidden_size: 16
+  intermediate_size: 32
+  num_hidden_layers: 1
+  num_attention_heads: 2
+  num_key_value_heads: 1
+  max_position_embeddings: 64
+  initializer_range: 0.2
+data:
+  train: {format: arithmetic, split: train, max_rows: 8}
+  eval: {format: arithmetic, split: test, max_rows: 2}
+  max_prompt_length: 32
+rollout:
+  prompts_per_step: 4
+  num_generations: 3
+  max_new_tokens: 12
+  slots: 12
+optimizer:
+  lr: 1e-3
+trainer:
+  max_steps: 1
+  prompts_per_mini_batch: 2
+  samples_per_micro_batch: 6
+  length_multiple: 64
+"""
+
+
+class EvenIds:
+    """Share of characters with an even code point."""
+
+    labels = ("auto",)
+
+    def score(self, candidates: Sequence[Candidate]) -> list[Score]:
+        texts = [candidate.text for candidate in candidates]
+        shares = [sum(ord(character) % 2 == 0 for character in text) / max(len(text), 1) for text in texts]
+        return [Score(value=share, verdict=Verdict.WRONG) for share in shares]
+
+
+def load(folder: Path, *overrides: str) -> ExperimentConfig:
+    path = folder / "family.yaml"
+    path.write_text(FAMILY)
+    return load_config(path, overrides)
+
+
+@pytest.fixture(scope="module")
+def parts(cpu_runtime: None, tmp_path_factory: pytest.TempPathFactory):
+    from mindgspo.trainer.build import build_parts
+
+    folder = tmp_path_factory.mktemp("family")
+    parts = build_parts(
+        load(folder), data_dir=folder / "data", failures_dir=folder / "failures", swap_dir=folder / "swap"
+    )
+    parts.scorer = EvenIds()
+    return parts
+
+
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_a_step_trains_with_every_loss(name: str, parts, tmp_path: Path) -> None:
+    from mindgspo.algorithms.losses.registry import build_policy_loss
+    from mindgspo.algorithms.optim.manual import SingleUpdate
+    from mindgspo.models.policy import PolicyLogProbs
+    from mindgspo.models.weights import initialize_weights, weights_as_numpy
+    from mindgspo.trainer.step import run_step
+
+    config = load(tmp_path, f"algorithm.name={name}")
+    initialize_weights(parts.model, config.model, seed=1)
+    before = weights_as_numpy(parts.model, config.model)
+    policy = PolicyLogProbs(parts.model, temperature=1.0, with_entropy=False)
+    parts.config = config
+    parts.updater = SingleUpdate(policy, build_policy_loss(config.algorithm), config.optimizer)
+    parts.weight_version += 1
+    parts.engine.load_weights(parts.weight_version)
+    metrics = run_step(parts, 1).metrics
+
+    assert unknown_names(metrics) == []
+    assert [key for key, value in metrics.items() if not math.isfinite(value)] == []
+    assert (metrics["samples/trained"], metrics["actor/updates"], parts.updater.updates) == (12, 2, 2)
+    assert metrics["actor/grad_norm"] > 0 and metrics["critic/advantages/max"] > 0 > metrics["critic/advantages/min"]
+    assert metrics["actor/first_ratio_error_max"] < 1e-5 < metrics["actor/ratio_error_max"]
+    assert ("actor/pg_clipfrac_lower" in metrics) == (name == "ppo"), "only PPO's recipe has the dual clip"
+    after = weights_as_numpy(parts.model, config.model)
+    assert all((after[key] != before[key]).any() for key in before), "a weight that was not trained"
+    assert all(np.isfinite(array).all() for array in after.values())
+
+
+ALGORITHM = """
+algorithm:
+  name: gspo_token
+  entropy_coef: 0.01
+  filter_groups: {metric: reward}
+  advantage: {estimator: reinforce_plus_plus, gamma: 0.9}
+  kl: {placement: loss, coef: 0.1, target: 1e-3, horizon: 100}
+  rollout_correction: {level: token}
+"""
+
+
+@pytest.fixture
+def family(experiment: Path) -> Path:
+    """The tiny experiment with this algorithm, three steps and a checkpoint after each."""
+    text = experiment.read_text()
+    for old, new in (("max_steps: 4\n", "max_steps: 3\n"), ("save_every: 2", "save_every: 1"), ("  every: 2\n", "")):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    experiment.write_text(text + ALGORITHM)
+    return experiment
+
+
+@pytest.mark.slow
+def test_it_runs_and_a_stopped_run_ends_as_an_uninterrupted_one(family: Path, stopped_at, tmp_path: Path) -> None:
+    folder = family.parent
+    done = mindgspo("run", family, "--set", f"run_dir={folder / 'whole'}", cwd=folder)
+    assert done.returncode == 0, done.stderr + done.stdout
+    whole = folder / "whole"
+    lines = read_lines(whole / "metrics.jsonl")
+    assert unknown_names(key for line in lines for key in line) == []
+    training = [line for line in lines if "actor/updates" in line]
+    assert [line["step"] for line in training] == [1, 2, 3]
+    updated = [line for line in training if line["actor/updates"]]
+    assert updated, "every group of every step was filtered: nothing is shown here"
+    for line in training:
+        assert line["samples/generated"] == 16 == line["samples/trained"] + line["samples/filtered"]
+    for line in updated:
+        assert line["actor/first_ratio_error_max"] < 1e-5 and line["actor/kl"] >= 0 and line["actor/kl_loss"] >= 0
+        assert line["rollout_corr/ess"] == pytest.approx(1, abs=1e-4), "sampler and trainer are one model"
+        assert line["rollout_corr/clipped_share"] == 0
+    coefs = [line["actor/kl_coef"] for line in training]
+    assert coefs[0] == 0.1 and len(set(coefs)) > 1, "the coefficient must have moved"
+    reference = read_safetensors(next((whole / "reference").rglob("parameters.safetensors")))
+    export = read_safetensors(whole / "export")
+    assert reference.keys() == export.keys()
+    assert any((reference[name] != export[name]).any() for name in export), "the reference moved with the policy"
+
+    root = folder / "runs" / "tiny"
+    code, _, errors = stopped_at(family, root / "checkpoints" / "step_00000001", signal.SIGKILL)
+    assert code == -signal.SIGKILL, errors
+    assert not (root / "summary.json").exists()
+    saved = read_safetensors(next((root / "reference").rglob("parameters.safetensors")))
+    assert all(np.array_equal(saved[name], reference[name]) for name in reference)
+
+    # Without the reference policy the penalty would be another one.
+    shutil.move(root / "reference", tmp_path / "aside")
+    done = mindgspo("run", family, "--set", "resume=auto", cwd=folder)
+    assert done.returncode == 1
+    assert "reference: the reference policy of this run is missing" in done.stderr and "--overwrite" in done.stderr
+    shutil.move(tmp_path / "aside", root / "reference")
+
+    done = mindgspo("run", family, "--set", "resume=auto", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "resumed at step" in done.stdout and "warm-up" not in done.stdout
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        assert reproducible(read_lines(root / name)) == reproducible(read_lines(whole / name)), name
+    weights = Path("export") / "model.safetensors"
+    assert (root / weights).read_bytes() == (whole / weights).read_bytes()
+    summary = json.loads((root / "summary.json").read_text())
+    assert (summary["algorithm"], summary["steps"]) == ("gspo_token", 3)

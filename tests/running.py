@@ -1,0 +1,163 @@
+"""Whole runs as a user starts them: a tiny experiment, the command line in a child process, what a run folder holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from mindgspo.config import TokenizerSection, load_config
+from mindgspo.models.huggingface_config import huggingface_config
+from mindgspo.models.names import weight_shapes
+from mindgspo.tensor_files import write_safetensors
+from mindgspo.tokenization import load_tokenizer
+
+PROJECT = Path(__file__).resolve().parents[1]
+
+MODEL = """
+model:
+  vocab_size: 384
+  hidden_size: 32
+  intermediate_size: 64
+  num_hidden_layers: 2
+  num_attention_heads: 4
+  num_key_value_heads: 2
+  max_position_embeddings: 64
+"""
+
+# The warm-up teaches "#### d" with d out of three: a policy that then guesses is right often enough for groups
+# with unequal rewards, so that GSPO's updates really change the weights.
+EXPERIMENT = f"""
+experiment: tiny
+seed: 1
+{MODEL}
+tokenizer:
+  path: tokenizer
+data:
+  train: {{format: gsm8k, path: rows.jsonl}}
+  eval: {{format: gsm8k, path: held_out.jsonl}}
+  max_prompt_length: 32
+warmup:
+  max_steps: 40
+  batch_size: 8
+  lr: 1e-2
+  stop_at_accuracy: 0.99
+  check_every: 20
+  check: {{format: arithmetic, split: dev, max_rows: 4}}
+rollout:
+  prompts_per_step: 4
+  num_generations: 4
+  max_new_tokens: 8
+  slots: 16
+optimizer:
+  lr: 1e-3
+trainer:
+  max_steps: 4
+  prompts_per_mini_batch: 2
+  samples_per_micro_batch: 8
+  length_multiple: 32
+  save_every: 2
+eval:
+  every: 2
+  num_samples: 2
+  pass_at_k: [1, 2]
+logging:
+  groups_per_step: 2
+"""
+
+
+def write_rows(path: Path, count: int, first: int) -> None:
+    """Rows {question, answer} in GSM8K's format; the answers 1, 2, 3 follow no rule that could be learnt."""
+    rows = [
+        {
+            "question": f"Tom has {10 + number} pens and buys {3 * number} more. How many now?",
+            "answer": f"#### {1 + (number * number + number // 3) % 3}",
+        }
+        for number in range(first, first + count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_experiment(folder: Path) -> Path:
+    """The tiny experiment with its data and tokenizer; returns the YAML's path."""
+    load_tokenizer(TokenizerSection()).save(folder / "tokenizer")
+    write_rows(folder / "rows.jsonl", 10, first=1)
+    write_rows(folder / "held_out.jsonl", 6, first=20)
+    path = folder / "tiny.yaml"
+    path.write_text(EXPERIMENT)
+    return path
+
+
+def write_model(folder: Path, config: Path, change: Callable[[dict[str, np.ndarray]], object]) -> Path:
+    """Random weights of the experiment's model in Hugging Face's layout; change(weights) may edit the named arrays
+    before they are written."""
+    section = load_config(config).model
+    random = np.random.default_rng(0)
+    weights = {
+        name: np.float32(0.05) * random.standard_normal(shape, dtype=np.float32)
+        for name, shape in weight_shapes(section).items()
+    }
+    change(weights)
+    folder.mkdir()
+    write_safetensors(folder / "model.safetensors", weights)
+    (folder / "config.json").write_text(json.dumps(huggingface_config(section, eos_ids=[378], pad_id=376)))
+    return folder
+
+
+def command(*words: object) -> list[str]:
+    """The command line of `mindgspo <words>` in this interpreter."""
+    return [sys.executable, "-m", "mindgspo.cli", *map(str, words)]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """What a child process needs to find the package, installed or not."""
+    return {**os.environ, "PYTHONPATH": str(PROJECT), **variables}
+
+
+def mindgspo(
+    *words: object, cwd: Path, timeout: float = 1500, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`mindgspo <words>` in a child process, to its end. env: further environment variables."""
+    return subprocess.run(
+        command(*words),
+        cwd=cwd,
+        env=environment(**(env or {})),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def sets(*overrides: str) -> list[str]:
+    """--set before each of them."""
+    return [word for override in overrides for word in ("--set", override)]
+
+
+def read_lines(path: Path) -> list[dict]:
+    """The records of a JSON Lines file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def training_lines(run_dir: Path) -> list[dict]:
+    """The lines of training steps among a run's metrics."""
+    return [line for line in read_lines(run_dir / "metrics.jsonl") if "samples/generated" in line]
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file's content by its path, lock files left out (they name the last process)."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def reproducible(lines: list[dict]) -> list[dict]:
+    """Metric lines without what a clock or the machine decides."""
+    return [{key: value for key, value in line.items() if not key.startswith(("timing_s/", "perf/"))} for line in lines]
