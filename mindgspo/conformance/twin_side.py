@@ -24,7 +24,7 @@ from mindgspo.conformance.definitions import (
 )
 from mindgspo.conformance.judging import TWINS, Judgement, broken, judge
 from mindgspo.conformance.overlong import overlong_settings_of
-from mindgspo.rewards.functions.overlong import overlong_penalty
+from mindgspo.rewards.functions.shaping import overlong_penalty
 
 Quantities = Mapping[str, ArrayLike]
 

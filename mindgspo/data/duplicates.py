@@ -12,9 +12,9 @@ import heapq
 from typing import NamedTuple
 
 from mindgspo.data.dataset_info import ConflictingPrompt, DuplicateFacts, RepeatedPrompt
-from mindgspo.rewards.answers.choices import read_choices
 from mindgspo.rewards.answers.equivalence import Comparison, compare
-from mindgspo.rewards.answers.number import parse_number
+from mindgspo.rewards.answers.quantity import parse_number
+from mindgspo.rewards.functions.multiple_choice import read_choices
 
 NUM_EXAMPLES = 5
 

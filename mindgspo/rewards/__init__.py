@@ -1,15 +1,14 @@
-"""Reward room: finds the answer in a response, compares it with the gold answer, and pays for it.
+"""Reward functions: find the answer in a response, compare it with the gold answer, and pay for it. No MindSpore.
 
-What enters: `Candidate`s (a response's text up to its EOS with its row's gold answer). What leaves: `types.Score`. No
-MindSpore. What runs in the calling process is linear in the text; the rest runs in worker processes that are killed
-when they take too long.
+What runs in the calling process is linear in the text; the rest runs in worker processes that are killed when they take
+too long.
 """
 
 from __future__ import annotations
 
-from mindgspo.rewards.answers.number import parse_number
-from mindgspo.rewards.candidate import Candidate
+from mindgspo.rewards.answers.quantity import parse_number
 from mindgspo.rewards.registry import gold_is_readable
 from mindgspo.rewards.scorer import Scorer
+from mindgspo.rewards.verification import Candidate
 
 __all__ = ["Candidate", "Scorer", "gold_is_readable", "parse_number"]

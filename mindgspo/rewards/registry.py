@@ -1,8 +1,6 @@
 """Reward functions by name, and which of them fits a data source.
 
-What enters: the `reward` section, the `data_source` of a row. What leaves: `Judge`s and `Shaper`s. Called by `scorer`
-and by the preparation of data sets. To add a function: its name in config/reward.py, its constructor here, and
-its data sources in `_SOURCES`.
+To add a function: its name in config/reward.py, its constructor here, and its data sources in `_SOURCES`.
 """
 
 from __future__ import annotations
@@ -13,19 +11,14 @@ from functools import cache
 from mindgspo.config.reward import RewardSection, file_function
 from mindgspo.errors import DataError
 from mindgspo.rewards.functions.from_file import FromFile
-from mindgspo.rewards.functions.gsm8k import Gsm8k
-from mindgspo.rewards.functions.length import CosineLength
 from mindgspo.rewards.functions.math import Math
-from mindgspo.rewards.functions.math_dapo import MathDapo
 from mindgspo.rewards.functions.multiple_choice import MultipleChoice
-from mindgspo.rewards.functions.overlong import Overlong
-from mindgspo.rewards.functions.repetition import Repetition
-from mindgspo.rewards.functions.think_format import ThinkFormat
-from mindgspo.rewards.functions.verl import VerlGsm8k
-from mindgspo.rewards.judgement import Judge, Shaper
+from mindgspo.rewards.functions.numeric import Gsm8k, MathDapo, VerlGsm8k
+from mindgspo.rewards.functions.shaping import CosineLength, Overlong, Repetition, ThinkFormat
+from mindgspo.rewards.verification import Shaper, Verifier
 from mindgspo.text import did_you_mean
 
-_JUDGES: Mapping[str, Callable[[RewardSection], Judge]] = {
+_VERIFIERS: Mapping[str, Callable[[RewardSection], Verifier]] = {
     "gsm8k": lambda section: Gsm8k(section.answer),
     "math_dapo": lambda section: MathDapo(section.answer, section.math_dapo.strict_box),
     "math": lambda section: Math(section.answer),
@@ -60,12 +53,12 @@ _SOURCE_PREFIXES: Mapping[str, str] = {
 }
 
 
-def build_function(text: str, section: RewardSection) -> Judge | Shaper:
+def build_function(text: str, section: RewardSection) -> Verifier | Shaper:
     """The function that an entry of `reward.functions` names, with its settings from the section."""
     if text in _SHAPERS:
         return _SHAPERS[text](section)
     file = file_function(text)
-    return _JUDGES[text](section) if file is None else FromFile(file)
+    return _VERIFIERS[text](section) if file is None else FromFile(file)
 
 
 def function_for(data_source: str) -> str:
@@ -83,7 +76,7 @@ def function_for(data_source: str) -> str:
 def gold_is_readable(data_source: str, gold: str) -> bool | None:
     """Whether the function that "auto" would choose can read a gold answer; None where it would choose none."""
     name = _known_function_for(data_source)
-    return None if name is None else _default_judge(name).can_read(gold)
+    return None if name is None else _default_verifier(name).can_read(gold)
 
 
 def _known_function_for(data_source: str) -> str | None:
@@ -93,5 +86,5 @@ def _known_function_for(data_source: str) -> str | None:
 
 
 @cache
-def _default_judge(name: str) -> Judge:
-    return _JUDGES[name](RewardSection())
+def _default_verifier(name: str) -> Verifier:
+    return _VERIFIERS[name](RewardSection())

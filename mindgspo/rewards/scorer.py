@@ -1,9 +1,7 @@
 """Scores a batch of responses with the functions that the configuration names.
 
-What enters: `Candidate`s. What leaves: one `Score` per candidate, in input order, whatever a response does to a
-function. Called by the trainer's step, by evaluation and by `mindgspo reward score`. `start`, `check_rows` and
-`try_out` are called before any model loads, so that a row without a reward or a broken reward file fails in the first
-seconds instead of after the first rollout.
+`start`, `check_rows` and `try_out` are called before any model loads, so that a row without a reward or a broken reward
+file fails in the first seconds instead of after the first rollout.
 """
 
 from __future__ import annotations
@@ -14,19 +12,17 @@ from types import TracebackType
 
 from mindgspo.config.reward import AUTO, SHAPERS, RewardSection, file_function, function_label
 from mindgspo.errors import DataError, RewardError
-from mindgspo.rewards.candidate import Candidate
 from mindgspo.rewards.functions.from_file import ABSTAINED
 from mindgspo.rewards.functions.math import TASK as MATH_VERIFY_TASK
-from mindgspo.rewards.judgement import Job, Judge, Judgement, Outcome, Reply, Shaper
 from mindgspo.rewards.registry import build_function, function_for
-from mindgspo.rewards.workers import WorkerPool
+from mindgspo.rewards.verification import Candidate, Job, Outcome, Reply, Shaper, Verification, Verifier
+from mindgspo.rewards.workers.pool import WorkerPool
 from mindgspo.types import Prompt, Score, Verdict
 
 logger = logging.getLogger(__name__)
 
 MAX_ROWS_NAMED = 5
 _RUN_MATH_VERIFY = ("math", AUTO)
-_VERDICT_OF = {Outcome.TIMEOUT: Verdict.TIMEOUT, Outcome.FAILED: Verdict.ERROR, Outcome.DIED: Verdict.ERROR}
 
 
 class Scorer:
@@ -34,7 +30,7 @@ class Scorer:
 
     build, pool: what makes a function of a name, and what runs jobs; other than the defaults in tests only. on_answer:
     called whenever a job of the worker processes has its reply.
-    has_files: whether any function is a user's own. judges_answers: whether any compares with the gold answer.
+    has_files: whether any function is a user's own. has_verifier: whether any compares with the gold answer.
     labels: the name under which each entry of `reward.functions` is logged, in its order ("auto" has none of its own).
     """
 
@@ -42,18 +38,18 @@ class Scorer:
         self,
         section: RewardSection,
         *,
-        build: Callable[[str, RewardSection], Judge | Shaper] = build_function,
+        build: Callable[[str, RewardSection], Verifier | Shaper] = build_function,
         pool: WorkerPool | None = None,
         on_answer: Callable[[], None] = lambda: None,
     ) -> None:
         self._section = section
         self._weights = dict(zip(section.functions, section.resolved_weights, strict=True))
         self._build = build
-        self._functions: dict[str, Judge | Shaper] = {}
+        self._functions: dict[str, Verifier | Shaper] = {}
         self._pool = _worker_pool(section, on_answer) if pool is None else pool
         self._has_told = False
         self.has_files = any(file_function(text) is not None for text in section.functions)
-        self.judges_answers = any(text not in SHAPERS for text in section.functions)
+        self.has_verifier = any(text not in SHAPERS for text in section.functions)
         self.labels = tuple(map(function_label, section.functions))
 
     def __enter__(self) -> Scorer:
@@ -94,7 +90,7 @@ class Scorer:
         self._functions_of(data_source, where)
 
     def unreadable(self, where: str, data_source: str, gold: str) -> str | None:
-        """None where every function that judges a row's answers can read its gold answer, else `where` and the first
+        """None where every verifier of a row can read its gold answer, else `where` and the first
         that cannot. Raises DataError for a data_source without a function."""
         for name in self._functions_of(data_source, where):
             if name not in SHAPERS and not self._function(name).can_read(gold):
@@ -114,8 +110,8 @@ class Scorer:
         """One Score per candidate, in input order.
 
         Score.value is the weighted sum; None (invalid) as soon as one function abstains or fails. The verdict and the
-        extracted answer are those of the first function that judges the answer, or of the first that made the sample
-        invalid. Where no function judges the answer, a positive value counts as correct. The first failure of a
+        extracted answer are those of the first verifier, or of the first that made the sample
+        invalid. Without a verifier a positive value counts as correct. The first failure of a
         function is logged.
         """
         scores = self._scored(candidates)
@@ -124,37 +120,27 @@ class Scorer:
 
     def _scored(self, candidates: Sequence[Candidate]) -> list[Score]:
         functions = [self._functions_of(candidate.data_source, f"row {candidate.index}") for candidate in candidates]
-        judgements: list[dict[str, Judgement]] = [{} for _ in candidates]
+        found: list[dict[str, Verification]] = [{} for _ in candidates]
         pending: list[tuple[int, str, Job]] = []
         for number, candidate in enumerate(candidates):
             for name in functions[number]:
-                if name not in SHAPERS:
-                    found = self._judged(name, candidate)
-                    if isinstance(found, Job):
-                        pending.append((number, name, found))
-                    else:
-                        judgements[number][name] = found
+                if name in SHAPERS:
+                    continue
+                said = self._verify(name, candidate)
+                if isinstance(said, Job):
+                    pending.append((number, name, said))
+                else:
+                    found[number][name] = said
         replies = self._pool.run([job for _, _, job in pending])
-        for (number, name, _), reply in zip(pending, replies, strict=True):
-            judgements[number][name] = self._concluded(name, candidates[number], reply)
-        return [
-            self._joined(candidate, weights, said)
-            for candidate, weights, said in zip(candidates, functions, judgements, strict=True)
-        ]
+        for (number, name, job), reply in zip(pending, replies, strict=True):
+            found[number][name] = _concluded(name, job, reply)
+        return [self._joined(*row) for row in zip(candidates, functions, found, strict=True)]
 
-    def _judged(self, name: str, candidate: Candidate) -> Judgement | Job:
+    def _verify(self, name: str, candidate: Candidate) -> Verification | Job:
         try:
-            return self._function(name).judge(candidate)
+            return self._function(name).verify(candidate)
         except Exception as error:  # one broken sample must neither stop the run nor be paid as wrong
             return _failed(name, Verdict.ERROR, f"{type(error).__name__}: {error}")
-
-    def _concluded(self, name: str, candidate: Candidate, reply: Reply) -> Judgement:
-        if reply.outcome is not Outcome.DONE:
-            return _failed(name, _VERDICT_OF[reply.outcome], reply.message)
-        judgement = self._function(name).conclude(candidate, reply)
-        if judgement.message and judgement.message != ABSTAINED:
-            return _failed(name, judgement.verdict, judgement.message)
-        return judgement
 
     def _log_first_failure(self, candidates: Sequence[Candidate], scores: Sequence[Score]) -> None:
         for candidate, score in zip(candidates, scores, strict=True):
@@ -164,26 +150,26 @@ class Scorer:
                     "%s, on row %d; this response is left out, as any more will be", score.message, candidate.index
                 )
 
-    def _joined(self, candidate: Candidate, weights: dict[str, float], said: dict[str, Judgement]) -> Score:
-        judgements = [said[name] for name in weights if name not in SHAPERS]
-        first = judgements[0] if judgements else None
-        verdict = None if first is None else first.verdict
+    def _joined(self, candidate: Candidate, weights: dict[str, float], said: dict[str, Verification]) -> Score:
+        verifications = [said[name] for name in weights if name not in SHAPERS]
+        first = verifications[0] if verifications else None
         values = {
-            name: self._function(name).value(candidate, verdict) if name in SHAPERS else said[name].value
+            name: self._function(name).value(candidate, first.verdict if first else None)
+            if name in SHAPERS
+            else said[name].value
             for name in weights
         }
-        parts = {function_label(name): values[name] for name in weights if values[name] is not None}
+        parts = {function_label(name): value for name, value in values.items() if value is not None}
         extras = {
             f"{function_label(name)}/{key}": value
-            for name, judgement in said.items()
-            for key, value in judgement.extras.items()
+            for name, verification in said.items()
+            for key, value in verification.extras.items()
         }
-        invalid = [judgement for judgement in judgements if judgement.value is None]
+        invalid = [verification for verification in verifications if verification.value is None]
         total = None if invalid else sum(weight * values[name] for name, weight in weights.items())
         decisive = invalid[0] if invalid else first
         if decisive is None:
-            verdict = Verdict.CORRECT if total > 0 else Verdict.WRONG
-            return Score(value=total, verdict=verdict, parts=parts)
+            return Score(value=total, verdict=Verdict.CORRECT if total > 0 else Verdict.WRONG, parts=parts)
         return Score(
             value=total,
             verdict=decisive.verdict,
@@ -193,7 +179,7 @@ class Scorer:
             message=decisive.message,
         )
 
-    def _function(self, name: str) -> Judge | Shaper:
+    def _function(self, name: str) -> Verifier | Shaper:
         if name not in self._functions:
             self._functions[name] = self._build(name, self._section)
         return self._functions[name]
@@ -212,8 +198,17 @@ class Scorer:
         return resolved
 
 
-def _failed(name: str, verdict: Verdict, message: str) -> Judgement:
-    return Judgement(value=None, verdict=verdict, message=f"{function_label(name)}: {message}")
+def _failed(name: str, verdict: Verdict, message: str) -> Verification:
+    return Verification(value=None, verdict=verdict, message=f"{function_label(name)}: {message}")
+
+
+def _concluded(name: str, job: Job, reply: Reply) -> Verification:
+    if reply.outcome is not Outcome.DONE:
+        return _failed(name, Verdict.TIMEOUT if reply.outcome is Outcome.TIMEOUT else Verdict.ERROR, reply.message)
+    verification = job.conclude(reply.value)
+    if verification.message and verification.message != ABSTAINED:
+        return _failed(name, verification.verdict, verification.message)
+    return verification
 
 
 def _worker_pool(section: RewardSection, on_answer: Callable[[], None]) -> WorkerPool:

@@ -30,7 +30,7 @@ from mindgspo.metrics.estimates import (
     mean_estimate,
     pass_at_k_estimate,
 )
-from mindgspo.rewards.answers.voting import RIGHT, votes_of
+from mindgspo.rewards.answers.equivalence import RIGHT, votes_of
 from mindgspo.types import FinishReason, Score, ScoredGroup, Verdict
 
 _LARGEST_REWARD = 1e100

@@ -119,7 +119,7 @@ def _judged(scorer: Scorer, prompt: Prompt, tokenizer: Tokenizer, *, may_be_wron
     """
     score = scorer.try_out([trial_candidate(prompt, tokenizer)])[0]
     accepted = {Verdict.CORRECT, *([Verdict.WRONG] if may_be_wrong else [])}
-    if scorer.has_files or not scorer.judges_answers:
+    if scorer.has_files or not scorer.has_verifier:
         accepted = set(Verdict)
     what = "own solution" if prompt.solution else "gold answer, written in three usual forms,"
     if score.verdict not in accepted:

@@ -13,9 +13,8 @@ from markdown_pages import code_blocks, prose, tables
 
 from mindgspo.config.messages import known_keys
 from mindgspo.config.reward import JUDGES, SHAPERS, AnswerMode, RewardSection, file_function
-from mindgspo.rewards.candidate import Candidate
-from mindgspo.rewards.judgement import Judgement
 from mindgspo.rewards.registry import build_function
+from mindgspo.rewards.verification import Candidate, Verification
 from mindgspo.types import Verdict
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -87,6 +86,6 @@ def test_the_comparison_with_verl_is_true(page: Path) -> None:
     for response, *verdicts in rows:
         for function, expected in zip(functions, verdicts, strict=True):
             candidate = Candidate(text=cell_text(response), gold="72", data_source="openai/gsm8k", index=0)
-            judgement = function.judge(candidate)
-            assert isinstance(judgement, Judgement)
-            assert judgement.verdict.value == expected, f"{response}: {function}"
+            verification = function.verify(candidate)
+            assert isinstance(verification, Verification)
+            assert verification.verdict.value == expected, f"{response}: {function}"

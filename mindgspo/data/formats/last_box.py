@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from mindgspo.rewards.answers.boxed import boxed_spans
+from mindgspo.rewards.answers.text import boxed_spans
 
 # `\boxed 5$`: a few solutions of MATH leave the braces out; their authors' own grader reads up to the dollar sign.
 _WITHOUT_BRACES = re.compile(r"\\(?:boxed|fbox)[ \t]{1,4}([^\s${}\\][^${}\\\n]{0,40})\$")

@@ -1,17 +1,15 @@
-r"""Whether two answers are the same, as far as that is quick and certain.
+r"""Whether two answers are the same, as far as that is quick and certain. The rest needs a symbolic comparison.
 
-What enters: the answer that a response gives, and the gold answer. What leaves: a `Comparison`. Called by
-`functions.math`, which hands what is UNDECIDED to a symbolic comparison in a worker process. Linear in the texts,
-exact: no floats.
+Linear in the texts, exact: no floats.
 
     1. the same text                           "x^2 + 1" twice
     2. both numbers: decided                   0.5 and \frac{1}{2}, 50\% and 50, 72 clips and 72.0; 0.333 and 1/3 differ
     3. times of day, numbers with a base       4:30 p.m. and 4:30; 52_8 and 52_{8}; a base or p.m. left out is implied
     4. both words                              \text{(C)} and C, \text{east} and East; east and west differ
-    5. the same normal form                    see `latex`
+    5. the same normal form                    see `latex_reader`
     6. numbers, lists and tuples of numbers    3,5,7 and 3,5 differ, (1,2) and (2,1) too
     7. tuples and sets, orders of capitals     (1,2) and \{1,2\} differ, ABC and BCA, 3:1 and 3
-    8. what is not worked out differs          \gcd(12,18) for 6, x+3=8 for 5, see `latex_unsolved`
+    8. what is not worked out differs          \gcd(12,18) for 6, x+3=8 for 5, |x| < 2 for (-2,2)
     9. what no formula can contain differs     prose in another script, quotation marks
    10. anything else is undecided              2\sqrt{2} and \sqrt{8}, x(x+1) and x^2+x
 """
@@ -22,15 +20,13 @@ import re
 from collections.abc import Sequence
 from enum import Enum
 from fractions import Fraction
+from itertools import pairwise
 
-from mindgspo.rewards.answers.latex import NormalForm, answer_tokens, form_of_tokens
-from mindgspo.rewards.answers.latex_spelling import safe_latex
-from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, Kind, Token
-from mindgspo.rewards.answers.latex_units import denies
-from mindgspo.rewards.answers.latex_unsolved import is_unsolved
-from mindgspo.rewards.answers.number import parse_number
-from mindgspo.rewards.answers.plain_text import plain
-from mindgspo.rewards.answers.quantity import Quantity, read_quantity, same_quantity
+from mindgspo.rewards.answers.latex_reader import form_of_tokens
+from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, Kind, Token, answer_tokens, denies, safe_latex
+from mindgspo.rewards.answers.latex_values import CONSTANTS, NormalForm
+from mindgspo.rewards.answers.quantity import Quantity, parse_number, read_quantity, same_quantity
+from mindgspo.rewards.answers.text import plain
 
 
 class Comparison(Enum):
@@ -60,8 +56,8 @@ def compare(answer: str, gold: str) -> Comparison:
         return Comparison.DIFFERENT
     if answer.split() == gold.split():
         return Comparison.SAME
-    for rung in (_compare_numbers, _compare_times, _compare_based, _compare_options, _compare_words, _compare_forms):
-        found = rung(*pair)
+    for stage in (_compare_numbers, _compare_times, _compare_based, _compare_options, _compare_words, _compare_forms):
+        found = stage(*pair)
         if found is not Comparison.UNDECIDED:
             return found
     if is_unsolved(pair[0].tokens, pair[1].tokens):
@@ -71,7 +67,7 @@ def compare(answer: str, gold: str) -> Comparison:
 
 
 class _Reading:
-    """One answer with all that the rungs ask about it."""
+    """One answer with all that the stages ask about it."""
 
     def __init__(self, text: str) -> None:
         self.plain = plain(text)
@@ -229,3 +225,130 @@ def _is_tuple_and_set(form: NormalForm, other: NormalForm) -> bool:
 
 def _decided(same: bool) -> Comparison:
     return Comparison.SAME if same else Comparison.DIFFERENT
+
+
+_OPERATION_NAMES = "sum prod int iint oint lim gcd lcm det lceil lfloor max min begin{vmatrix}"
+_OPERATIONS = frozenset(_OPERATION_NAMES.split())
+_RELATION_NAMES = "= < > le ge ne in equiv approx"
+_RELATIONS = frozenset(_RELATION_NAMES.split())
+_ACCENTS = "angle measuredangle overline overrightarrow vec hat bar triangle widehat mathbf mathcal mathbb"
+_NAMING = (CONSTANTS - {"pi", "infty", "emptyset"}) | frozenset(_ACCENTS.split())
+_TRIGONOMETRIC = frozenset(("cos", "sin", "tan", "cot", "sec", "csc"))
+_NAME_SYMBOLS = ("(", ")", "[", "]", "{", "}", ",", "_", "'")
+_NUMBER_LETTERS = frozenset("ei")
+_Side = list[Token]
+_OPENING, _CLOSING = ("(", "[", "{", r"\{"), (")", "]", "}", r"\}")
+
+
+def is_unsolved(answer: Sequence[Token], gold: Sequence[Token]) -> bool:
+    """Whether `answer` has an operation that `gold` lacks, or a relation that is not solved where `gold` is: sides that
+    are neither names nor constants, or a name that is also on the other side."""
+    if _operations(answer) - _operations(gold):
+        return True
+    return all(map(_is_plain, _elements(gold))) and any(map(_is_to_be_solved, _elements(answer)))
+
+
+def _operations(tokens: Sequence[Token]) -> set[str]:
+    named = (Kind.COMMAND, Kind.TEXT)
+    return {token.text.lower() for token in tokens if token.kind in named and token.text.lower() in _OPERATIONS}
+
+
+def _elements(tokens: Sequence[Token]) -> list[tuple[list[_Side], set[str]]]:
+    """The sides and the relations of each element of a list; what brackets enclose is left whole."""
+    elements: list[tuple[list[_Side], set[str]]] = [([[]], set())]
+    depth = 0
+    for token in tokens:
+        depth += token.is_symbol(*_OPENING) - token.is_symbol(*_CLOSING)
+        sides, relations = elements[-1]
+        if depth == 0 and token.is_symbol(",", ";"):
+            elements.append(([[]], set()))
+        elif depth == 0 and token.kind in (Kind.SYMBOL, Kind.COMMAND) and token.text in _RELATIONS:
+            relations.add(token.text)
+            sides.append([])
+        else:
+            sides[-1].append(token)
+    return elements
+
+
+def _is_plain(element: tuple[list[_Side], set[str]]) -> bool:
+    """Whether this is a value, an interval, or a relation of names and constants."""
+    sides, _ = element
+    return len(sides) == 1 or all(_is_name(side) or _is_constant(side) for side in sides)
+
+
+def _is_to_be_solved(element: tuple[list[_Side], set[str]]) -> bool:
+    if _is_plain(element):
+        return False
+    sides, relations = element
+    if relations == {"="} and _is_asked_for(sides[0]) and all(map(_is_constant, sides[1:])):
+        return False
+    if relations != {"="} or not _is_name(sides[0]):
+        return True
+    # y = 2x + 3 gives y, x = 2x - 5 does not give x. Of AB = 2 BC, B is no name.
+    name = sides[0][0]
+    is_single = len(sides[0]) == 1 or sides[0][1].is_symbol("_", "(")
+    return is_single and any(name in side for side in sides[1:])
+
+
+def _is_asked_for(side: _Side) -> bool:
+    r"""m + n and \cos A, for which problems ask: their value states itself, unlike that of 2x or x^2."""
+    if side and side[0].text in _TRIGONOMETRIC:
+        return not any(token.is_symbol("+", "-") for token in side)
+    return all(
+        token.is_symbol("+", "-") if place % 2 else token.kind is Kind.LETTER for place, token in enumerate(side)
+    )
+
+
+def _is_name(side: _Side) -> bool:
+    r"""x, x_1, f(2), AB, \angle ABC, (x, y), words."""
+    depth = 0
+    has_name = False
+    for before, token in pairwise((None, *side)):
+        assert token is not None
+        depth += token.is_symbol("(", "{") - token.is_symbol(")", "}")
+        is_negative = token.is_symbol("-") and before is not None and before.is_symbol("(", ",", "{")
+        if token.kind is Kind.LETTER or token.kind is Kind.TEXT or token.text in _NAMING:
+            has_name = True
+        elif not (token.is_symbol(*_NAME_SYMBOLS) or (depth > 0 and (token.kind is Kind.NUMBER or is_negative))):
+            return False
+    return has_name
+
+
+def _is_constant(side: _Side) -> bool:
+    r"""Whether no variable is in it; \pi, e and i are none."""
+    letters = {token.text for token in side if token.kind is Kind.LETTER}
+    return bool(side) and letters <= _NUMBER_LETTERS and not any(token.text in _NAMING for token in side)
+
+
+RIGHT = 0
+"""The number of the gold answer."""
+
+
+def votes_of(answers: Sequence[str | None], are_correct: Sequence[bool]) -> list[int | None]:
+    """RIGHT for a correct answer, 1, 2, ... for wrong ones in the order in which they come, None without an answer.
+
+    A wrong answer counts as the first that it equals.
+    """
+    wrong: list[str] = []
+    number_of: dict[str, int] = {}
+    votes: list[int | None] = []
+    for answer, is_correct in zip(answers, are_correct, strict=True):
+        if is_correct:
+            votes.append(RIGHT)
+            continue
+        if answer is None:
+            votes.append(None)
+            continue
+        if answer not in number_of:
+            number_of[answer] = _place(answer, wrong)
+        votes.append(number_of[answer])
+    return votes
+
+
+def _place(answer: str, wrong: list[str]) -> int:
+    """The number of `answer` among the wrong ones, to which it is added if it equals none."""
+    for number, other in enumerate(wrong, start=1):
+        if compare(answer, other) is Comparison.SAME:
+            return number
+    wrong.append(answer)
+    return len(wrong)

@@ -1,12 +1,16 @@
-r"""Where in a response its answer stands.
+r"""Where in a response its answer stands: the ways in which responses announce it, and which of them counts.
 
-What enters: the whole response up to EOS, and which markers its data set uses. What leaves: the text that
-the decisive marker announces. Called by the judges. The markers are listed in `markers`, the parts of a response that
-are searched in `passages`.
+    HASHES        #### 72                   a line of GSM8K's worked solutions
+    BOXED         \boxed{72}                nested braces allowed
+    ANSWER_LINE   Answer: 72                at the start of a line, as DAPO-Math's prompt asks
+    ANSWER_COLON  ... final answer: 72      anywhere else in a line; "Answer = 72", "Ans: 72", a heading "Final Answer"
+    SHORT_LINE    A: 72                     at the start of a line, as question-and-answer prompts teach it
+    ANSWER_IS     The answer is 72          prose
+    FINAL_NUMBER  ... she sold 72 clips.    no marker at all: see `final_number`
 
-The response is searched from end to end (a long tail after the answer costs nothing) in linear time. A marker that is
-followed by words instead of a value ("#### Step 1", "Answer: we compute ...") does not outvote one that states a
-value. What `mode` does (reward.answer in the configuration):
+The Chinese forms of these are read too. The response is searched from end to end, in linear time. A marker that is
+followed by words instead of a value ("#### Step 1", "Answer: we compute ...") does not outvote one that states a value.
+What `mode` does (reward.answer in the configuration):
 
     strict      the last of the data set's own markers
     flexible    the last of its own; else the last of the kind that comes first in `others`, and so on
@@ -23,22 +27,193 @@ response that was cut is no final number.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from itertools import islice
+from typing import NamedTuple, TypeVar
 
 from mindgspo.config.reward import AnswerMode
 from mindgspo.rewards.answers.final_number import final_number
-from mindgspo.rewards.answers.markers import Marker, Occurrence, Strength, content_of, occurrences, strength_of
-from mindgspo.rewards.answers.passages import Passage, passages
-from mindgspo.rewards.answers.plain_text import plain
 from mindgspo.rewards.answers.quantity import (
     MAX_CONTENT_CHARS,
     before_calculation,
+    box_content,
     hedged_spans,
     read_quantity,
+    starts_with_number,
     states_several,
 )
+from mindgspo.rewards.answers.text import Passage, boxed_spans, passages, plain
 
+Item = TypeVar("Item")
+
+
+class Marker(str, Enum):
+    """See the module's table."""
+
+    HASHES = "hashes"
+    BOXED = "boxed"
+    ANSWER_LINE = "answer_line"
+    ANSWER_COLON = "answer_colon"
+    SHORT_LINE = "short_line"
+    ANSWER_IS = "answer_is"
+    FINAL_NUMBER = "final_number"
+
+
+class Strength(Enum):
+    """How much an occurrence says. STATED: a value. VAGUE: perhaps an answer. SILENT: nothing."""
+
+    STATED = "stated"
+    VAGUE = "vague"
+    SILENT = "silent"
+
+
+class Occurrence(NamedTuple):
+    """One marker in the text: where it begins (a box: where it ends), which it is, and the character range of what it
+    announces."""
+
+    position: int
+    marker: Marker
+    start: int
+    end: int
+
+
+MAX_OCCURRENCES = 300
+"""How many occurrences of one kind are looked at, from the end that decides: a bound on the work for a text that
+consists of markers."""
+
+_LINE_START = r"^[ \t>*_#-]{0,12}"
+_HASHES = re.compile(r"(?<!#)####(?!#)")
+_ANSWER = re.compile(
+    rf"(?P<lead>{_LINE_START}(?:\\[a-z]{{4,6}}\{{)?"
+    r"(?:(?:so|thus|hence|therefore),? )?(?:the |my |our )?(?:final |correct )?"
+    r"(?:\u6240\u4ee5|\u56e0\u6b64|\u6545)?(?:\u6700\u7ec8|\u6700\u540e|\u6b63\u786e)?)?"
+    r"(?P<word>\bans(?:wer)?\b\.?|\u7b54\u6848)"
+    r"[ \t*_\"'})]{0,8}(?:\([^()\n]{1,40}\)[ \t*_]{0,4})?"
+    r"(?:(?P<colon>[:\uff1a])|=|(?(lead)[ \t]{0,4}$|(?!)))",
+    re.IGNORECASE | re.MULTILINE,
+)
+_SHORT_LINE = re.compile(rf"{_LINE_START}(?:A|\u7b54)[ \t*_]{{0,4}}[:\uff1a]", re.MULTILINE)
+_SECOND_OPTION = re.compile(rf"{_LINE_START}B[ \t*_]{{0,4}}[:\uff1a.)]", re.MULTILINE)
+_ANSWER_IS = re.compile(
+    r"(?:\banswer(?: to [^\n.:=]{1,60}?)?[ \t*_]{1,4}(?:is|was|will be|would be|should be|must be|equals|comes to)\b"
+    r"|\u7b54\u6848(?:\u5e94\u8be5|\u5e94|\u5c31)?(?:\u662f|\u4e3a|\u7b49\u4e8e))[ \t]{0,4}"
+    r"(?:(?:therefore|thus|simply|indeed|equal to|approximately|about)\b)?[ \t:\uff1a]{0,4}",
+    re.IGNORECASE,
+)
+_HEADING = re.compile(r"\s*[0-9]{1,2}[.):]\s+[^\W\d]")
 _HAS_DIGIT = re.compile(r"\d")
+_HAS_WORD = re.compile(r"\w")
+# "\sqrt{34}", "(1, 2)" and "x + 1" are values that are not numbers; "We compute ..." is none.
+_FORMULA_START = re.compile(r"-?\\[A-Za-z{|]|[(\[{|](?![A-Za-z]{2})|-?[A-Za-z](?:[-+*/^_(]|\s[-+*/^=]\s|\s*\Z)")
+_LOOKAHEAD_LINES = 4
+
+
+def occurrences(text: str, markers: Sequence[Marker], *, from_start: bool) -> list[Occurrence]:
+    """Occurrences of `markers`, the decisive one first: by position, from the start or from the end of the text.
+
+    Not more than MAX_OCCURRENCES of each kind, those nearest to the decisive end. FINAL_NUMBER is not looked for.
+    """
+    found: list[Occurrence] = []
+    if Marker.BOXED in markers:
+        boxes = _nearest(boxed_spans(text), from_start)
+        found += [Occurrence(span.end, Marker.BOXED, span.start, span.end) for span in boxes]
+    if Marker.HASHES in markers and "####" in text:
+        found += _in_lines(text, _HASHES, lambda match: Marker.HASHES, from_start)
+    if (Marker.ANSWER_LINE in markers or Marker.ANSWER_COLON in markers) and _speaks_of_answers(text):
+        found += _in_lines(text, _ANSWER, _answer_marker, from_start)
+    if Marker.SHORT_LINE in markers:
+        lines = _in_lines(text, _SHORT_LINE, lambda match: Marker.SHORT_LINE, from_start)
+        found += lines if lines and _SECOND_OPTION.search(text) is None else []
+    if Marker.ANSWER_IS in markers and _speaks_of_answers(text):
+        found += _in_lines(text, _ANSWER_IS, lambda match: Marker.ANSWER_IS, from_start)
+    return sorted((one for one in found if one.marker in markers), reverse=not from_start)
+
+
+def content_of(text: str, occurrence: Occurrence) -> str:
+    """What `occurrence` announces: of a box all of it, of the others their line; bounded by MAX_CONTENT_CHARS."""
+    if occurrence.marker is Marker.BOXED:
+        # A box is one quantity or none, so one character too many makes it unreadable; a line may go on and on
+        # after its first sentence.
+        return box_content(text, occurrence.start, min(occurrence.end, occurrence.start + MAX_CONTENT_CHARS + 1))
+    return _line_after(text[occurrence.start : min(occurrence.end, occurrence.start + MAX_CONTENT_CHARS)])
+
+
+def strength_of(text: str, occurrence: Occurrence, content: str) -> Strength:
+    """How much is said by `content`, which `occurrence` announces in `text`."""
+    if not _HAS_WORD.search(content):
+        return Strength.SILENT
+    if occurrence.marker is Marker.BOXED:
+        return Strength.STATED
+    if _HAS_DIGIT.search(content):
+        if occurrence.marker is Marker.SHORT_LINE:
+            return Strength.STATED if read_quantity(content) is not None else Strength.VAGUE
+        if starts_with_number(content):
+            return Strength.VAGUE if _is_heading(text, occurrence, content) else Strength.STATED
+        if read_quantity(content) is not None:
+            # "#### Case 1: n = 4" reads as a quantity, yet is more likely a heading.
+            return Strength.VAGUE if occurrence.marker is Marker.HASHES else Strength.STATED
+        if states_several(plain(content)):
+            return Strength.VAGUE
+    return _strength_without_number(occurrence.marker, plain(content))
+
+
+def _strength_without_number(marker: Marker, content: str) -> Strength:
+    if marker is Marker.HASHES:
+        return Strength.SILENT  # a heading
+    if _FORMULA_START.match(content):
+        return Strength.STATED
+    if marker is Marker.ANSWER_IS:
+        return Strength.SILENT  # prose such as "the answer is in dollars"
+    # The prompt of DAPO-Math says "Answer: $Answer": an echo of it answers nothing.
+    return Strength.SILENT if content.lower().startswith("answer") else Strength.VAGUE
+
+
+def _speaks_of_answers(text: str) -> bool:
+    """Whether a search for the word can find anything; looking for a plain string is much quicker."""
+    return "ans" in text.lower() or "\u7b54\u6848" in text
+
+
+def _in_lines(
+    text: str, pattern: re.Pattern[str], marker_of: Callable[[re.Match[str]], Marker], from_start: bool
+) -> list[Occurrence]:
+    """What a marker announces ends where the next one of its kind begins."""
+    matches = list(_nearest(pattern.finditer(text), from_start))
+    ends = [*(match.start() for match in matches[1:]), len(text)][: len(matches)]
+    return [
+        Occurrence(match.start(), marker_of(match), match.end(), end) for match, end in zip(matches, ends, strict=True)
+    ]
+
+
+def _nearest(items: Iterable[Item], from_start: bool) -> Iterable[Item]:
+    """The MAX_OCCURRENCES items at the decisive end, in their order."""
+    return islice(items, MAX_OCCURRENCES) if from_start else deque(items, maxlen=MAX_OCCURRENCES)
+
+
+def _answer_marker(match: re.Match[str]) -> Marker:
+    is_abbreviated = match["word"].lower().startswith("ans") and not match["word"].lower().startswith("answer")
+    is_line = match["lead"] is not None and match["colon"] is not None and not is_abbreviated
+    return Marker.ANSWER_LINE if is_line else Marker.ANSWER_COLON
+
+
+def _line_after(window: str) -> str:
+    """The rest of the marker's line; where that is empty, the next line that starts with a number."""
+    first, *following = window.split("\n", _LOOKAHEAD_LINES)
+    if _HAS_WORD.search(plain(first)):
+        return first.rstrip(" \t\r!*_")
+    for line in following[: _LOOKAHEAD_LINES - 1]:
+        if _HAS_WORD.search(plain(line)):
+            return line if starts_with_number(line) else ""
+    return ""
+
+
+def _is_heading(text: str, occurrence: Occurrence, content: str) -> bool:
+    """Whether this is "#### 3. Check the result" at the start of a line: a markdown heading, or nearly so."""
+    starts_line = occurrence.position == 0 or text[occurrence.position - 1] == "\n"
+    return occurrence.marker is Marker.HASHES and starts_line and _HEADING.match(content) is not None
+
+
 _STATES_SOMETHING = re.compile(r"\d|[-\\+*/=^(]|\A\W*\w{1,3}\W*\Z")
 _REFUSES = re.compile(
     r"(?:none|no|not|nothing|unknown|undefined|undetermined|unclear|impossible|infinite|infinity|cannot|can't|never"

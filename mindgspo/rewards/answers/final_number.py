@@ -1,8 +1,7 @@
 r"""The final number of a text that announces no answer: "So in total she sold 48 + 24 = 72 clips." gives "72".
 
-What enters: a text. What leaves: the number as text, or something that `read_quantity` refuses where the text ends in
-no single number: the last number of "72 or 73", "2 hours and 5 minutes", "3:20 pm", "48 + 24", "2^10", "5x" is not what
-the text says. Called by `extract`.
+Where the text ends in no single number the result is something that `read_quantity` refuses: the last number of "72 or
+73", "2 hours and 5 minutes", "3:20 pm", "48 + 24", "2^10", "5x" is not what the text says.
 
 Passed over are numbers that only count or name something ("Step 3:", "2. Add", x_1, cm^2), that are denied ("not 72"),
 those of a question, because a question that is repeated or asked back states nothing, and those of a reason that is no
@@ -14,9 +13,8 @@ from __future__ import annotations
 
 import re
 
-from mindgspo.rewards.answers.number import number_places
-from mindgspo.rewards.answers.plain_text import ascii_forms, plain
-from mindgspo.rewards.answers.quantity import read_quantity, without_aside
+from mindgspo.rewards.answers.quantity import number_places, read_quantity, without_aside
+from mindgspo.rewards.answers.text import ascii_forms, plain
 
 MAX_LINE_CHARS = 1000
 """How much of a line is read, counted back from its last digit; the answer's sentence is shorter."""

@@ -1,36 +1,137 @@
-r"""Recursive descent over LaTeX tokens to canonical text: lists, relations, sums and products.
+r"""The normal form of a LaTeX answer: equal for answers that differ only in how they are typed.
 
-What enters: spelled-out tokens. What leaves: `Element`s. Called by `latex`. Whatever cannot be read without guessing
-(1/2x, x2, a bracket that never closes, absurd nesting) raises Unreadable: the expression has no normal form.
+    the same value      \frac{3}{4}, \dfrac34, 3/4, 0.75, \frac{6}{8}; 1\frac{1}{2}, 1 1/2, 3/2; -\frac{a}{2}, -a/2
+    the same typing     \left( \right), \!, \, and \quad, fonts, $, x^2 and x^{2}, \cdot and nothing, full-width forms
+    the same answer     x=5 and 5; x \in [0,1] and [0,1]; 5 \text{ cm}^2 and 5; 30^\circ and 30; 1,234 and 1{,}234
+    the same list       1,-2 and -2 and 1 and \{1,-2\} and x=1 or x=-2: a list without brackets is a set
+    two answers         1 \pm \sqrt{2} is 1+\sqrt{2}, 1-\sqrt{2}
+    not the same        (1,2) and (2,1), (1,2] and (1,2), (1,234) and 1,234, 2\frac{1}{2} and 2 \cdot \frac{1}{2}
+
+Nothing is multiplied out or simplified. The reader is a recursive descent, linear in the text:
 
     elements   relation (, relation)*            sum    term (+ term)*
-    relation   sum (= sum)*                      term   factor ([* /] factor)*      factor: see latex_factors
+    relation   sum (= sum)*                      term   factor ([* /] factor)*
+    factor     number, letter, bracket, fraction, root, matrix or function, and the scripts behind it
+
+Whatever cannot be read without guessing (1/2x, x2, a bracket that never closes, absurd nesting) has no normal form.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 
-from mindgspo.rewards.answers.latex_cursor import CLOSERS, Element, is_name
-from mindgspo.rewards.answers.latex_factors import FactorReader
-from mindgspo.rewards.answers.latex_terms import (
+from mindgspo.rewards.answers.latex_tokens import (
+    LINE_BREAK,
+    Kind,
+    Token,
+    answer_tokens,
+)
+from mindgspo.rewards.answers.latex_values import (
+    CONSTANTS,
     PLUS_MINUS,
+    Element,
+    NormalForm,
     Sum,
     Term,
     TermBuilder,
     Unreadable,
+    as_factor,
+    factor,
     flattened,
+    is_name,
+    number,
+    parenthesis,
+    relation_element,
+    set_text,
     sum_text,
+    value_element,
     with_sign,
 )
-from mindgspo.rewards.answers.latex_tokens import Kind
+from mindgspo.rewards.answers.quantity import MAX_DIGITS
 
-_MIRRORED = {">": "<", "ge": "le"}
-_UNORDERED = frozenset(("cup", "cap", "="))
+CLOSERS = (")", "]", r"\}", "}")
 
 
-class Reader(FactorReader):
-    """Reads one expression."""
+_RELATIONS = (
+    "le ge ne in notin approx equiv cup cap setminus subset subseteq to rightarrow Rightarrow implies mapsto sim "
+    "cong parallel perp wedge vee land lor iff Leftrightarrow"
+)
+RELATION_COMMANDS = frozenset(_RELATIONS.split())
+_RELATION_SYMBOLS = frozenset("=<>:")
+
+
+MAX_DEPTH = 30
+"""Brackets within brackets."""
+
+_CLOSING = {"(": (")", "]"), "[": (")", "]"), r"\{": (r"\}",)}  # (3, 4] is an interval
+_MATRICES = {"pmatrix": "matrix", "vmatrix": "determinant"}
+
+
+def _set(elements: Sequence[Element]) -> Term:
+    """A set; of one element, the element itself."""
+    if not elements:
+        return factor(r"\emptyset")
+    if len(elements) == 1 and elements[0].terms is not None and len(elements[0].texts) == 1:
+        return as_factor(elements[0].terms)
+    return factor(set_text(elements), commutes=False)
+
+
+_SAME_BODY = {r"+\mathbb{+R}": r"+tuple(-\infty; +\infty)"}
+
+
+class Reader:
+    """Reads one expression. Methods that read raise Unreadable; the position is then meaningless."""
+
+    def __init__(self, tokens: Sequence[Token]) -> None:
+        self._tokens = tokens
+        self._at = 0
+        self._in_bars = False
+        self._depth = 0
+
+    def _peek(self, ahead: int = 0) -> Token | None:
+        index = self._at + ahead
+        return self._tokens[index] if index < len(self._tokens) else None
+
+    def _is(self, *symbols: str, ahead: int = 0) -> bool:
+        token = self._peek(ahead)
+        return token is not None and token.is_symbol(*symbols)
+
+    def _is_command(self, name: str) -> bool:
+        return self._peek() == Token(Kind.COMMAND, name)
+
+    def _take(self) -> Token:
+        token = self._peek()
+        if token is None:
+            raise Unreadable
+        self._at += 1
+        return token
+
+    def _expect(self, *symbols: str) -> str:
+        if not self._is(*symbols):
+            raise Unreadable
+        return self._take().text
+
+    def _relation(self) -> str | None:
+        """The relation that comes next, if it is one."""
+        token = self._peek()
+        if token is None:
+            return None
+        known = {Kind.COMMAND: RELATION_COMMANDS, Kind.SYMBOL: _RELATION_SYMBOLS}.get(token.kind, frozenset())
+        return token.text if token.text in known else None
+
+    def _ends_term(self, *, is_empty: bool) -> bool:
+        """Whether the product that is being read ends here. is_empty: whether it has no factor yet."""
+        token = self._peek()
+        if token is None or self._relation() is not None or self._is_command("pm"):
+            return True
+        if token.kind is Kind.COMMAND:
+            return token.text.startswith("end{")
+        if token.is_symbol("|"):  # after an operator or an opening it opens, otherwise it closes
+            return self._in_bars and not is_empty
+        return token.is_symbol("+", "-", ",", ";", "&", LINE_BREAK, *CLOSERS)
+
+    # -- lists, relations, sums, products --------------------------------------------------------------------------
 
     def read(self) -> list[Element]:
         """All elements of the expression, to its end. Raises Unreadable."""
@@ -58,14 +159,14 @@ class Reader(FactorReader):
             relations.append(relation)
             sides.append(self._sum())
         if not relations:
-            return _of_sum(sides[0], None)
+            return value_element(sides[0], None)
         if relations == ["in"] or set(relations) == {"="}:
             # Of "x = 2 + 3 = 5" the last side is the answer; "5 = x" says the same as "x = 5".
             turned = len(sides) == 2 and relations == ["="] and not is_name(sides[0])
             named, value = (sides[-1], sides[0]) if turned else (sides[0], sides[-1])
             if is_name(named) and not is_name(value):
-                return _of_sum(value, sum_text(named))
-        return _of_relation(sides, relations)
+                return value_element(value, sum_text(named))
+        return relation_element(sides, relations)
 
     def _sum(self) -> Sum:
         terms = [self._term()]
@@ -108,25 +209,197 @@ class Reader(FactorReader):
         if operator or product.is_empty:
             raise Unreadable
 
+    # -- factors -------------------------------------------------------------------------------------------------
 
-def _of_sum(terms: Sum, name: str | None) -> Element:
-    """An answer that is a value; one plus-minus in it makes it two."""
-    unsure = [index for index, term in enumerate(terms) if term.sign == 0]
-    if len(unsure) == 1 and sum_text(terms).count(PLUS_MINUS) == 1:
-        index = unsure[0]
-        both = [(*terms[:index], with_sign(terms[index], sign), *terms[index + 1 :]) for sign in (1, -1)]
-        return Element(name, tuple(map(sum_text, both)), terms)
-    return Element(name, (sum_text(terms),), terms)
+    def _factor(self, follows: Token | None) -> Term:
+        """One factor. follows: the token right before it, None after an operator or at the start of a term."""
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise Unreadable
+        found = self._with_postfixes(self._atom(follows))
+        self._depth -= 1
+        return found
+
+    def _with_postfixes(self, base: Term) -> Term:
+        while self._is("^", "_", "!", "'", "%"):
+            mark = self._take().text
+            if mark == "%":
+                return Term(base.sign, base.coefficient, (*base.factors, "%"), base.divisors)
+            script = f"{{{self._group()}}}" if mark in ("^", "_") else ""
+            base = factor(f"{base.base_text}{mark}{script}", commutes=base.commutes)
+        return base
+
+    def _atom(self, follows: Token | None) -> Term:
+        token = self._take()
+        if token.kind is Kind.NUMBER:
+            return self._number(token.text)
+        if token.kind is Kind.LETTER:
+            return factor(token.text)
+        if token.kind is Kind.TEXT:
+            return factor(f"text[{' '.join(token.text.lower().split())}]", commutes=False)
+        if token.kind is Kind.COMMAND:
+            return self._command(token.text)
+        if token.text in _CLOSING:
+            return self._bracket(token.text, follows)
+        if token.text == "{":
+            terms = self._enclosed_sum()
+            self._expect("}")
+            return as_factor(terms)
+        if token.text == "|":
+            return self._absolute_value()
+        raise Unreadable
+
+    # -- numbers --------------------------------------------------------------------------------------------------
+
+    def _number(self, literal: str) -> Term:
+        if len(literal) > MAX_DIGITS:
+            return factor(f"number[{literal.lstrip('0')}]")
+        value = Fraction(literal)
+        return number(value if "." in literal else value + self._fraction_of_mixed_number())
+
+    def _fraction_of_mixed_number(self) -> Fraction:
+        r"""Reads the 1/2 of 3\frac{1}{2} or 3 1/2, if that comes next."""
+        ahead = [token.text for token in self._tokens[self._at : self._at + 7]]
+        if self._is_command("frac") and len(ahead) == 7 and ahead[1] + ahead[3] + ahead[4] + ahead[6] == "{}{}":
+            top, bottom, length = ahead[2], ahead[5], 7
+        elif self._is("/", ahead=1) and len(ahead) > 2:
+            top, bottom, length = ahead[0], ahead[2], 3
+        else:
+            return Fraction(0)
+        is_fraction = top.isdigit() and bottom.isdigit() and len(top + bottom) <= MAX_DIGITS and int(bottom) > 0
+        self._at += length if is_fraction else 0
+        return Fraction(int(top), int(bottom)) if is_fraction else Fraction(0)
+
+    # -- brackets -------------------------------------------------------------------------------------------------
+
+    def _group(self) -> str:
+        """The canonical text of a sum in braces."""
+        self._expect("{")
+        terms = self._enclosed_sum()
+        self._expect("}")
+        return sum_text(terms)
+
+    def _enclosed_sum(self) -> Sum:
+        bars, self._in_bars = self._in_bars, False
+        terms = self._sum()
+        self._in_bars = bars
+        return terms
+
+    def _absolute_value(self) -> Term:
+        bars, self._in_bars = self._in_bars, True
+        text = sum_text(self._sum())
+        self._in_bars = bars
+        self._expect("|")
+        return factor(f"|{text}|")
+
+    def _bracket(self, opening: str, follows: Token | None) -> Term:
+        bars, self._in_bars = self._in_bars, False
+        elements = self._elements()
+        self._in_bars = bars
+        closing = self._expect(*_CLOSING[opening])
+        if opening == r"\{":
+            return _set(elements)
+        if len(elements) == 1 and opening + closing in ("()", "[]"):
+            terms = elements[0].terms
+            if terms is None:
+                raise Unreadable  # a relation in parentheses
+            # f(x), \sin(x) and x(2) are left alone; so is what an exponent refers to.
+            is_argument = follows is not None and follows.kind in (Kind.LETTER, Kind.TEXT)
+            is_base = self._is("^", "_", "!", "'")
+            return parenthesis(terms) if is_argument or is_base else as_factor(terms)
+        parts = [f" {PLUS_MINUS} ".join(element.full_texts) for element in elements]
+        return factor(f"tuple{opening}{'; '.join(parts)}{closing}", commutes=False)
+
+    # -- commands -------------------------------------------------------------------------------------------------
+
+    def _command(self, name: str) -> Term:
+        if name == "frac":
+            return self._fraction()
+        if name == "sqrt":
+            return self._root()
+        if name in CONSTANTS:
+            return factor(f"\\{name}")
+        if name.startswith("begin{"):
+            return self._matrix(name[6:-1])
+        if name.startswith("end{"):
+            raise Unreadable
+        return self._other(name)
+
+    def _fraction(self) -> Term:
+        quotient = TermBuilder(1)
+        for take in (quotient.multiply, quotient.divide):
+            self._expect("{")
+            take(as_factor(self._enclosed_sum()))
+            self._expect("}")
+        return quotient.done()
+
+    def _root(self) -> Term:
+        index = ""
+        if self._is("["):
+            self._at += 1
+            index = sum_text(self._enclosed_sum())
+            self._expect("]")
+        return factor(f"root[{index}]{{{self._group()}}}")
+
+    def _matrix(self, environment: str) -> Term:
+        if environment not in _MATRICES:
+            raise Unreadable
+        end = f"end{{{environment}}}"
+        rows: list[str] = []
+        cells: list[str] = []
+        while not (self._is_command(end) and not cells):
+            cells.append(sum_text(self._enclosed_sum()))
+            if self._is("&"):
+                self._at += 1
+                continue
+            rows.append(" & ".join(cells))
+            cells = []
+            if not self._is_command(end):
+                self._expect(LINE_BREAK)
+        self._at += 1
+        return factor(f"{_MATRICES[environment]}[{' // '.join(rows)}]", commutes=False)
+
+    def _other(self, name: str) -> Term:
+        r"""A function, an accent, anything unknown: it takes all that follows without an operator, as \sin 2x does."""
+        text = f"\\{name}"
+        while self._is("{", "^", "_", "'"):
+            mark = "" if self._is("{") else self._take().text
+            text += mark if mark == "'" else f"{mark}{{{self._group()}}}"
+        if self._ends_term(is_empty=False) or self._is("*", "/"):
+            return factor(text, commutes=False)
+        argument = TermBuilder(1)
+        if self._is("("):
+            argument.multiply(self._bracket(self._take().text, None))  # and no further: \sin(x)y is not \sin(xy)
+            if self._is("^"):
+                raise Unreadable  # \sin(x)^2
+        else:
+            self._product(argument, up_to_operator=True)
+            if self._is("*", "/"):
+                raise Unreadable  # \sin x/2
+        return factor(f"{text}[{argument.done().text}]", commutes=False)
 
 
-def _of_relation(sides: Sequence[Sum], relations: Sequence[str]) -> Element:
-    """a < b < c, in the direction of "less"; the sides of equations and of unions in alphabetical order."""
-    texts = list(map(sum_text, sides))
-    signs = list(relations)
-    if all(sign in _MIRRORED for sign in signs):
-        texts.reverse()
-        signs = [_MIRRORED[sign] for sign in reversed(signs)]
-    elif len(set(signs)) == 1 and signs[0] in _UNORDERED:
-        texts.sort()
-    chain = texts[0] + "".join(f" {sign} {text}" for sign, text in zip(signs, texts[1:], strict=True))
-    return Element(None, (f"relation({chain})",), None)
+def normal_form(text: str) -> NormalForm | None:
+    """The normal form of one answer, None where there is none. Never raises."""
+    return form_of_tokens(answer_tokens(text))
+
+
+def form_of_tokens(tokens: list[Token]) -> NormalForm | None:
+    """The normal form of what `answer_tokens` gave."""
+    if not tokens:
+        return None
+    try:
+        elements = Reader(tokens).read()
+    except Unreadable:
+        return None
+    names = [element.name for element in elements]
+    # Of "x = 1, -2" and of "x = 1 or x = -2", x is the name of all; "x = 1, y = 2" is a list of equations.
+    is_shared = len(set(names)) == 1 or not any(names[1:])
+    texts = {text for element in elements for text in (element.texts if is_shared else element.full_texts)}
+    return NormalForm(name=names[0] if is_shared else None, body=_body(sorted(texts)))
+
+
+def _body(texts: list[str]) -> str:
+    """A list without brackets is a set, and a set of one is its element."""
+    only = texts[0] if len(texts) == 1 else f"set{{{'; '.join(texts)}}}"
+    return only.removeprefix("+") if only.startswith("+set{") else _SAME_BODY.get(only, only)

@@ -1,13 +1,15 @@
-r"""From what a model typed to LaTeX tokens that mean something: no fonts, spacing, sizes, delimiters or currency.
+r"""From what a model typed to LaTeX tokens that mean something, and back to LaTeX that is safe for a symbolic parser.
 
-What enters: an answer of at most `MAX_EXPRESSION_CHARS` characters. What leaves: tokens. Called by `latex`, in the main
-process and in a worker. One pass, no pattern that backtracks.
+`answer_tokens` leaves out fonts, spacing, sizes, delimiters and currency, writes the braces that TeX lets one leave out
+(\frac12, \sqrt2, x^2), and drops units behind a value (5 \text{ cm}^2, \sqrt{2} \text{ m/s}). A unit that differs is
+not noticed, as with plain numbers: the question names it. Linear in the text, no pattern that backtracks.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -193,3 +195,222 @@ def _words(content: str) -> list[Token]:
     if len(content) == 1:
         return [Token(Kind.LETTER if content.isalpha() else Kind.SYMBOL, content)]
     return [Token(Kind.TEXT, content)] if content else []
+
+
+_ARGUMENTS = {"frac": 2, "binom": 2, "sqrt": 1}
+_OPEN, _CLOSE = Token(Kind.SYMBOL, "{"), Token(Kind.SYMBOL, "}")
+
+
+@dataclass(slots=True)
+class _Level:
+    """An open brace. owed: arguments still to come. one_digit: whether each takes one digit only. added: whether the
+    brace was not typed, so that it closes as soon as nothing is owed any more. parentheses: how many are open, of a
+    brace that stands for a parenthesis."""
+
+    owed: int = 0
+    one_digit: bool = False
+    added: bool = False
+    parentheses: int = 0
+
+
+def spelled_out(tokens: Sequence[Token]) -> list[Token]:
+    r"""`tokens` with braces around every argument of \frac, \binom, \sqrt, ^ and _ that is typed without.
+
+    \frac12 takes one digit per argument, as TeX does; \sqrt13, x^10 and 5_12 take the whole number, and \sqrt(x) and
+    2^(x) the parenthesis, as their writers mean it.
+    """
+    pending = list(reversed(tokens))
+    result: list[Token] = []
+    levels = [_Level()]
+    while pending:
+        token = pending.pop()
+        level = levels[-1]
+        if level.owed and not token.is_symbol("{", "}", "(", "["):
+            level.owed -= 1
+            if token.kind is Kind.COMMAND and token.text in _ARGUMENTS:  # x^\frac12
+                levels.append(_Level(added=True))
+                result.append(_OPEN)
+                _owe(levels[-1], token)
+                result.append(token)
+            else:
+                result += [_OPEN, *_argument(token, pending, level.one_digit), _CLOSE]
+        elif level.owed and not level.one_digit and token.is_symbol("("):
+            level.owed = 0
+            levels.append(_Level(parentheses=1))
+            result.append(_OPEN)
+        elif level.parentheses == 1 and token.is_symbol(")"):
+            levels.pop()
+            result.append(_CLOSE)
+        else:
+            result.append(token)
+            if level.parentheses:
+                level.parentheses += token.is_symbol("(") - token.is_symbol(")")
+            if token.is_symbol("{"):
+                level.owed = max(level.owed - 1, 0)
+                levels.append(_Level())
+            elif token.is_symbol("}") and len(levels) > 1:
+                levels.pop()
+            else:
+                _owe(level, token)
+        while levels[-1].added and not levels[-1].owed:
+            result.append(_CLOSE)
+            levels.pop()
+    return result
+
+
+def _owe(level: _Level, token: Token) -> None:
+    """Notes how many arguments follow `token`."""
+    takes_script = token.is_symbol("^", "_")
+    level.owed = _ARGUMENTS.get(token.text, 0) if token.kind is Kind.COMMAND else int(takes_script)
+    level.one_digit = token.kind is Kind.COMMAND and token.text != "sqrt"
+
+
+def _argument(token: Token, pending: list[Token], one_digit: bool) -> list[Token]:
+    if one_digit and token.kind is Kind.NUMBER and token.text[0] != "." and len(token.text) > 1:
+        pending.append(Token(Kind.NUMBER, token.text[1:]))
+        return [Token(Kind.NUMBER, token.text[0])]
+    if token.is_symbol("-", "+") and pending and pending[-1].kind is Kind.NUMBER:
+        return [token, pending.pop()]  # 10^-3, which nobody means as 10^{-}3
+    return [token]
+
+
+_SAFE_WORD = re.compile(r"[^A-Za-z]")
+_SAFE_SYMBOLS = frozenset("+-*/^_=<>()[]{}|!,;:'&%") | {r"\{", r"\}", r"\|", LINE_BREAK}
+
+
+def safe_latex(tokens: Sequence[Token]) -> str | None:
+    """LaTeX of spelled-out `tokens` for a symbolic parser; None where one of them has no place in a formula.
+
+    Whatever the parser does with names, these are letters only: no quotes, dots, underscores or calls survive. Products
+    of numbers get their dot, because the parser takes 2(3) for the mixed number 2 + 3; so 2 3 has no place either.
+    """
+    written: list[str] = []
+    scripts: list[bool] = []  # per open brace, whether it is a script
+    before, is_operand = None, False
+    for token in tokens:
+        text = _safe(token)
+        if text is None or (before is not None and before.kind is token.kind is Kind.NUMBER):
+            return None
+        if token.is_symbol("'") and (before is None or before.kind is not Kind.LETTER):
+            return None  # a quotation mark rather than the prime of f'
+        is_mixed = before is not None and before.kind is Kind.NUMBER and token == _FRACTION
+        if is_operand and not is_mixed and (token.is_symbol("(") or token.kind is Kind.NUMBER or token == _FRACTION):
+            written.append(r"\cdot")
+        written.append(text)
+        is_operand = token.kind is Kind.NUMBER or token.is_symbol(")")
+        if token.is_symbol("{"):
+            scripts.append(before is not None and before.is_symbol("^", "_"))
+        elif token.is_symbol("}"):
+            # Within \frac{1}{2} no number can follow, and behind \log_{2} none is a factor.
+            is_operand = not (scripts and scripts.pop())
+        before = token
+    return " ".join(text for text in written if text)
+
+
+_FRACTION = Token(Kind.COMMAND, "frac")
+
+
+def _safe(token: Token) -> str | None:
+    if token.kind is Kind.SYMBOL:
+        if token.text == "%":
+            return r"\%"
+        return token.text if token.text in _SAFE_SYMBOLS else None
+    if token.kind is Kind.TEXT:
+        if not token.text.isascii():
+            return None
+        word = _SAFE_WORD.sub("", token.text)
+        return rf"\text{{{word}}}" if word else ""
+    return "\\" + token.text if token.kind is Kind.COMMAND else token.text
+
+
+# Words that say more than a unit does.
+_UNIT_WORDS = (
+    "or and not if no when for with base mod remainder hundred thousand million billion trillion dozen am pm a.m p.m "
+    "a.m. p.m. is are times plus minus over to than least most less more"
+)
+_DENIALS = frozenset(("wrong", "incorrect", "false", "maybe", "cannot"))
+_POWERS = frozenset(("squared", "cubed"))
+_TELLING_WORDS = frozenset(_UNIT_WORDS.split())
+_TELLING_CHARACTERS = frozenset("\u6216\u4e0d\u5341\u767e\u5343\u4e07\u4ebf\u534a")  # or, not, ten, hundred, ..., half
+_ELEMENT_ENDS = (",", ";", "&", LINE_BREAK, ")", "]", r"\}", "}")
+_VALUE_ENDS = (")", "]", r"\}", "}", "%", "!", "|")
+
+
+def without_units(tokens: Sequence[Token]) -> list[Token]:
+    """`tokens` without the units."""
+    result: list[Token] = []
+    at = 0
+    has_quantity = False  # "an ellipse" is no number of ellipses
+    while at < len(tokens):
+        length = _unit_length(tokens, at) if has_quantity and _ends_value(result[-1]) else 0
+        if not length:
+            result.append(tokens[at])
+            has_quantity = has_quantity or tokens[at].kind in (Kind.NUMBER, Kind.COMMAND)
+        at += max(length, 1)
+    return result
+
+
+def denies(text: str, *, is_first: bool) -> bool:
+    """Whether words behind a value say that it is another one or none. is_first: whether they stand right behind it,
+    as those of "5 squared" do and those of "5 cm squared" do not."""
+    words = text.lower().split()
+    return bool(_DENIALS & set(words)) or (is_first and bool(words) and words[0] in _POWERS)
+
+
+def _ends_value(token: Token) -> bool:
+    return token.kind in (Kind.NUMBER, Kind.LETTER, Kind.COMMAND) or token.is_symbol(*_VALUE_ENDS)
+
+
+def _unit_length(tokens: Sequence[Token], start: int) -> int:
+    """How many tokens from `start` on are the unit that ends an element; 0 if there is none."""
+    at = start
+    while at < len(tokens):
+        token = tokens[at]
+        if token.kind is Kind.TEXT:
+            if _TELLING_WORDS & set(token.text.lower().split()) or _TELLING_CHARACTERS & set(token.text):
+                return 0
+            if denies(token.text, is_first=at == start):
+                return 0
+            at += 1
+        elif at > start and token.is_symbol("^") and [each.text for each in tokens[at + 1 : at + 4 : 2]] == ["{", "}"]:
+            at += 4
+        elif at > start and token.is_symbol("/", "*", "."):
+            at += 1
+        else:
+            break
+    ends = at == len(tokens) or tokens[at].is_symbol(*_ELEMENT_ENDS)
+    return at - start if ends else 0
+
+
+_EDGES = (".", ",", ";", ":", "?", "'", '"', "`", "!")
+
+
+_EDGES_BEFORE = (",", ";", ":", "=", '"', "`")
+
+
+def answer_tokens(text: str) -> list[Token]:
+    """The tokens of an answer, spelled out, without units and without punctuation at its edges."""
+    tokens = tokens_of(text)
+    start, end = 0, len(tokens)
+    while start < end and tokens[start].is_symbol(*_EDGES_BEFORE):
+        start += 1
+    while end > start and tokens[end - 1].is_symbol(*_EDGES) and not _is_mathematical(tokens, end - 1):
+        end -= 1
+    return without_units(spelled_out(_without_repeats(tokens[start:end])))
+
+
+def _without_repeats(tokens: list[Token]) -> list[Token]:
+    r"""Of "3, 5, and 7" one of the two separators; nor is there a line break behind the last row of a matrix."""
+    kept: list[Token] = []
+    for token in tokens:
+        repeats_comma = token.is_symbol(",") and bool(kept) and kept[-1].is_symbol(",")
+        if kept and kept[-1].is_symbol(LINE_BREAK) and token.text.startswith("end{"):
+            kept.pop()
+        if not repeats_comma:
+            kept.append(token)
+    return kept
+
+
+def _is_mathematical(tokens: list[Token], index: int) -> bool:
+    """Whether the ! of 5! and the ' of f' belong to what stands before them."""
+    return tokens[index].is_symbol("!", "'") and index > 0 and not tokens[index - 1].is_symbol("!", ".", ",")

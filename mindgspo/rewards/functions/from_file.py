@@ -1,8 +1,4 @@
-"""A user's own function in a Python file, with verl's signature.
-
-What enters: a `Candidate`. What leaves: a `Job` for a worker, and after its `Reply` a `Judgement`. The file is opened
-in the workers only. Made by `registry`, for entries of `reward.functions` like "folder/file.py:compute_score".
-"""
+"""A user's own function in a Python file, with verl's signature. The file is opened in the workers only."""
 
 from __future__ import annotations
 
@@ -10,8 +6,7 @@ import math
 from collections.abc import Mapping
 
 from mindgspo.config.reward import FileFunction
-from mindgspo.rewards.candidate import Candidate
-from mindgspo.rewards.judgement import MAX_EXTRACTED_CHARS, Job, JSONValue, Judgement, Reply
+from mindgspo.rewards.verification import MAX_EXTRACTED_CHARS, Candidate, Job, JSONValue, Verification
 from mindgspo.types import Verdict
 
 MAX_SHOWN = 80
@@ -22,22 +17,12 @@ _EXPECTED = "expected a finite number, a dict with a finite number 'score', or N
 ABSTAINED = "abstained: the function returned None as its score"
 
 
-def check_value(value: JSONValue) -> str | None:
-    """What is wrong with a function's value, in one line; None where it is a reward or abstains."""
-    if isinstance(value, dict):
-        if "score" not in value:
-            return f"returned a dict with the keys {_shown(list(value))}; {_EXPECTED}"
-        score = value["score"]
-        return None if score is None or _number(score) is not None else f"returned 'score' {_shown(score)}; {_EXPECTED}"
-    return None if value is None or _number(value) is not None else f"returned {_shown(value)}; {_EXPECTED}"
-
-
 class FromFile:
-    """A `Judge` that asks a user's function (data_source, solution_str, ground_truth, extra_info), as verl calls it.
+    """A verifier that asks a user's function (data_source, solution_str, ground_truth, extra_info), as verl calls it.
 
     It may return a number (True and False are 1 and 0), None to abstain, or a dict:
     score: the number, or None to abstain. acc: True, False, 1 or 0 for a right or wrong answer. verdict: a name of
-    `Verdict`, where acc does not tell; those that are no judgement of the answer (unparseable_gold, timeout, error)
+    `Verdict`, where acc does not tell; those that say nothing about the answer (unparseable_gold, timeout, error)
     abstain. pred: the answer that was found. Other numbers in it are logged.
     Where neither acc nor verdict tells, a score above 0 counts as correct and any other as wrong.
     """
@@ -49,7 +34,7 @@ class FromFile:
         """Always True: what an answer may be, only the file knows."""
         return True
 
-    def judge(self, candidate: Candidate) -> Job:
+    def verify(self, candidate: Candidate) -> Job:
         """The job, for a worker that has loaded the file."""
         return Job(
             task=self._task,
@@ -59,26 +44,40 @@ class FromFile:
                 "ground_truth": candidate.gold,
                 "extra_info": dict(candidate.extra_info),
             },
+            conclude=conclude,
         )
 
-    def conclude(self, candidate: Candidate, reply: Reply) -> Judgement:
-        """The function's value taken apart; without a value and with a message where it is no reward, or abstains."""
-        problem = check_value(reply.value)
-        if problem is not None:
-            return Judgement(value=None, verdict=Verdict.ERROR, message=problem)
-        fields = reply.value if isinstance(reply.value, dict) else {"score": reply.value}
-        score = _number(fields["score"])
-        verdict = Verdict.ERROR if score is None else _verdict(fields, score)
-        message = ABSTAINED if score is None else ""
-        if verdict in (Verdict.TIMEOUT, Verdict.ERROR) and not message:
-            message = f"the function itself gave the verdict {verdict.value!r}"
-        return Judgement(
-            value=None if verdict in _ABSTAINING else score,
-            verdict=verdict,
-            extracted=_extracted(fields.get("pred")),
-            extras=_extras(fields),
-            message=message,
-        )
+
+def conclude(value: JSONValue) -> Verification:
+    """The function's value taken apart; without a value and with a message where it is no reward, or abstains."""
+    problem = _problem_of(value)
+    if problem is not None:
+        return Verification(value=None, verdict=Verdict.ERROR, message=problem)
+    fields = value if isinstance(value, dict) else {"score": value}
+    score = _number(fields["score"])
+    verdict = Verdict.ERROR if score is None else _verdict(fields, score)
+    message = ABSTAINED if score is None else ""
+    if verdict in (Verdict.TIMEOUT, Verdict.ERROR) and not message:
+        message = f"the function itself gave the verdict {verdict.value!r}"
+    pred = fields.get("pred")
+    numbers = {key: _number(item) for key, item in fields.items() if key not in _MEANINGFUL_KEYS}
+    return Verification(
+        value=None if verdict in _ABSTAINING else score,
+        verdict=verdict,
+        extracted=None if pred is None else str(pred)[:MAX_EXTRACTED_CHARS],
+        extras={key: number for key, number in numbers.items() if number is not None},
+        message=message,
+    )
+
+
+def _problem_of(value: JSONValue) -> str | None:
+    """What is wrong with a function's value, in one line; None where it is a reward or abstains."""
+    if isinstance(value, dict):
+        if "score" not in value:
+            return f"returned a dict with the keys {_shown(list(value))}; {_EXPECTED}"
+        score = value["score"]
+        return None if score is None or _number(score) is not None else f"returned 'score' {_shown(score)}; {_EXPECTED}"
+    return None if value is None or _number(value) is not None else f"returned {_shown(value)}; {_EXPECTED}"
 
 
 def _number(value: JSONValue) -> float | None:
@@ -99,15 +98,6 @@ def _verdict(fields: Mapping[str, JSONValue], score: float) -> Verdict:
     if isinstance(verdict, str) and verdict in _VERDICTS:
         return Verdict(verdict)
     return Verdict.CORRECT if score > 0 else Verdict.WRONG
-
-
-def _extracted(found: JSONValue) -> str | None:
-    return None if found is None else str(found)[:MAX_EXTRACTED_CHARS]
-
-
-def _extras(fields: Mapping[str, JSONValue]) -> dict[str, float]:
-    numbers = {key: _number(value) for key, value in fields.items() if key not in _MEANINGFUL_KEYS}
-    return {key: number for key, number in numbers.items() if number is not None}
 
 
 def _shown(value: JSONValue) -> str:

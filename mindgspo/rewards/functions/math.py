@@ -1,29 +1,25 @@
 r"""Reward for MATH and tasks in its format: 1 for an answer equivalent to the gold answer, else 0.
 
 The data set's own form is \boxed{...}; other usual forms are believed where there is none. Numbers, and answers that
-differ from the gold answer only in how they are typed, are judged at once; what remains is compared symbolically in a
-worker process.
+differ from the gold answer only in how they are typed, are decided at once; what remains is compared symbolically in a
+worker process. The second half finds the formula in a line that announces it: of "$2\sqrt{3}$, because ..." 2\sqrt{3}.
 """
 
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from mindgspo.config.reward import AnswerMode
-from mindgspo.rewards.answers.boxed import boxed_spans
 from mindgspo.rewards.answers.equivalence import Comparison, compare
-from mindgspo.rewards.answers.expression import expression_in, takes_back
-from mindgspo.rewards.answers.extract import USUAL_MARKERS, find_answer
-from mindgspo.rewards.answers.latex import answer_tokens, normal_form
-from mindgspo.rewards.answers.latex_tokens import Kind
-from mindgspo.rewards.answers.markers import Marker, content_of, occurrences
-from mindgspo.rewards.answers.passages import passages
-from mindgspo.rewards.candidate import Candidate
-from mindgspo.rewards.judgement import MAX_EXTRACTED_CHARS, Job, Judgement, Reply
+from mindgspo.rewards.answers.extract import USUAL_MARKERS, Marker, content_of, find_answer, occurrences
+from mindgspo.rewards.answers.latex_reader import normal_form
+from mindgspo.rewards.answers.latex_tokens import Kind, answer_tokens
+from mindgspo.rewards.answers.text import boxed_spans, passages
+from mindgspo.rewards.verification import Candidate, Job, JSONValue, Verification, verification
 from mindgspo.types import Verdict
 
 TASK = "math_verify"
-_CORRECT, _WRONG = 1.0, 0.0
 _MAX_WORDS = 3
 _MAX_LINES = 20
 _LINES = (Marker.ANSWER_LINE, Marker.ANSWER_COLON, Marker.ANSWER_IS)
@@ -31,7 +27,7 @@ _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{2,}[ ,]+[A-Za-z]{2,}")
 
 
 class Math:
-    """A `judgement.Judge`. answer: where the answer is looked for, see `answers.extract`."""
+    """answer: where the answer is looked for, see `extract.find_answer`."""
 
     def __init__(self, answer: AnswerMode = "flexible") -> None:
         self._mode: AnswerMode = answer
@@ -41,26 +37,19 @@ class Math:
         tokens = answer_tokens(gold_answer(gold))
         return any(token.kind is not Kind.SYMBOL for token in tokens)
 
-    def judge(self, candidate: Candidate) -> Judgement | Job:
+    def verify(self, candidate: Candidate) -> Verification | Job:
         """UNPARSEABLE_GOLD abstains (value None); CORRECT, WRONG and NO_ANSWER are paid. A Job where only a symbolic
         comparison can tell."""
         if not self.can_read(candidate.gold):
-            return Judgement(value=None, verdict=Verdict.UNPARSEABLE_GOLD)
+            return Verification(value=None, verdict=Verdict.UNPARSEABLE_GOLD)
         answer = self._answer(candidate)
         if answer is None:
-            return Judgement(value=_WRONG, verdict=Verdict.NO_ANSWER)
+            return Verification(value=0.0, verdict=Verdict.NO_ANSWER)
         gold = gold_answer(candidate.gold)
         comparison = compare(answer, gold)
         if comparison is Comparison.UNDECIDED:
-            return Job(task=TASK, arguments={"answer": answer, "gold": gold})
-        return _paid(answer, comparison is Comparison.SAME)
-
-    def conclude(self, candidate: Candidate, reply: Reply) -> Judgement:
-        """The symbolic comparison's result. A gold answer that it cannot read is one that only another way of typing
-        can equal, and the normal forms have already said that the answer is none: WRONG, not an abstention, because
-        otherwise only correct responses to such a row would count."""
-        assert isinstance(reply.value, dict), f"row {candidate.index}: {TASK} replied {reply.value!r}"
-        return _paid(self._answer(candidate) or "", reply.value["same"] is True)
+            return Job(task=TASK, arguments={"answer": answer, "gold": gold}, conclude=partial(_compared, answer))
+        return verification(answer, comparison is Comparison.SAME)
 
     def _answer(self, candidate: Candidate) -> str | None:
         if self._mode != "strict":
@@ -105,9 +94,86 @@ def _is_formula(text: str) -> bool:
     return not _is_words(text) and not _PROSE.search(text) and normal_form(text) is not None
 
 
-def _paid(answer: str, is_correct: bool) -> Judgement:
-    return Judgement(
-        value=_CORRECT if is_correct else _WRONG,
-        verdict=Verdict.CORRECT if is_correct else Verdict.WRONG,
-        extracted=answer[:MAX_EXTRACTED_CHARS],
-    )
+def _compared(answer: str, value: JSONValue) -> Verification:
+    """The symbolic comparison's result. A gold answer that it cannot read is one that only another way of typing can
+    equal, and the normal forms have already said that the answer is none: WRONG, not an abstention, because otherwise
+    only correct responses to such a row would count."""
+    assert isinstance(value, dict), f"{TASK} replied {value!r}"
+    return verification(answer, value["same"] is True)
+
+
+# A dollar sign that is no delimiter has a space on the inner side or a digit behind it: "$5 or $6".
+_FORMULA = re.compile(
+    r"\$\$(?P<display>[^$]+)\$\$|(?<!\\)\$(?=\S)(?P<inline>[^$]*[^$\s\\])\$(?![0-9])"
+    r"|\\[(\[](?P<bracket>[^$]+?)\\[)\]]"
+)
+_CONNECTS = re.compile(r"\s*(?:,|;|,?\s?(?:and|or)|\u548c|\u6216|\u3001|\uff0c)\s*", re.IGNORECASE)
+_EQUALS = re.compile(r"\s*(?:=|is|are|equals)\s*", re.IGNORECASE)
+_GOES_ON = re.compile(
+    r"\s*(?:,?\s?(?:and|or)\b|[-+*/^=]|[?,]\s?(?:or|maybe|perhaps|possibly|no|not)\b"
+    r"|(?:is|was|are)(?:n['\u2019]t|\s(?:not|wrong|incorrect|false))\b|\(?(?:not|wrong|incorrect)\b)",
+    re.IGNORECASE,
+)
+_ANNOUNCES = re.compile(
+    r"(?:\A|\b(?:is|are|be|equals|equal to|therefore|thus|simply|exactly|approximately|about)|[=:\u662f\u4e3a\uff1a]"
+    r"|\u7b49\u4e8e|\bthe (?:ordered )?(?:interval|set|function|polynomial|point|number|value|pair|triple|matrix|vector"
+    r"|line|equation|expression|fraction|ratio))[\s*_\"'(]*\Z",
+    re.IGNORECASE,
+)
+_DENIES = re.compile(
+    r"\b(?:not|never|cannot|more|less|least|most|twice|half|neither|greater|smaller)\b|n['\u2019]t\b|\u4e0d",
+    re.IGNORECASE,
+)
+_TAKEN_BACK = re.compile(
+    r"[\s*_:]*(?:not|never|more than|less than|greater than|smaller than|at least|at most|twice|half(?: of)?"
+    r"|(?:it )?(?:cannot|can['\u2019]t|can not) be)\s+(?:equal to )?[-$(\\0-9]",
+    re.IGNORECASE,
+)
+_SENTENCE_END = re.compile(
+    r"[.?](?=\s|\Z)|[\u3002\uff1b\n]|,?\s(?:because|since|so|which|where|as|thus|hence|therefore)\s", re.IGNORECASE
+)
+
+
+def expression_in(content: str) -> str:
+    """The formulas between delimiters, where they are announced and nothing else says a number; else the first
+    sentence, or all of `content` where it takes back a formula: "not $x$", "$\\pi$? or $e$?"."""
+    formulas = list(_FORMULA.finditer(content))
+    if formulas and not re.search(r"[0-9]", content[: formulas[0].start()]):
+        found = _first_list(content, formulas)
+        if found is not None:
+            return found
+        if any(_GOES_ON.match(content, formula.end()) for formula in formulas):
+            return content.strip()
+    end = _SENTENCE_END.search(content.lstrip())
+    sentence = content.lstrip() if end is None else content.lstrip()[: end.start()]
+    return sentence.strip() or content.strip()
+
+
+def takes_back(content: str) -> bool:
+    """Whether an announcement says what the answer is not: "not $5$", "more than 5", "twice $5$"."""
+    return _TAKEN_BACK.match(content) is not None
+
+
+def _first_list(content: str, formulas: list[re.Match[str]]) -> str | None:
+    """The first formula and those that are listed right behind it; None where nothing announces it,
+    where a list goes on without delimiters, and where the words around it take it back."""
+    parts = [_inside(formulas[0])]
+    last = formulas[0]
+    before = content[: last.start()]
+    is_announced = _ANNOUNCES.search(before) is not None
+    for formula in formulas[1:]:
+        between = content[last.end() : formula.start()]
+        if _EQUALS.fullmatch(between):
+            parts = [_inside(formula)]
+            is_announced = True
+        elif _CONNECTS.fullmatch(between):
+            parts.append(_inside(formula))
+        else:
+            break
+        last = formula
+    is_refused = not is_announced or _DENIES.search(before) or _GOES_ON.match(content, last.end())
+    return None if is_refused else " , ".join(parts)
+
+
+def _inside(formula: re.Match[str]) -> str:
+    return (formula["display"] or formula["inline"] or formula["bracket"]).strip()

@@ -1,8 +1,4 @@
-"""One child process as its parent sees it: three pipes that never block the parent, and its end.
-
-What enters: lines to send. What leaves: `Answer`s. Called by `crew`, which owns the children, and by `round`, which
-waits for them.
-"""
+"""One worker process as its parent sees it: three pipes that never block the parent, and its end."""
 
 from __future__ import annotations
 
@@ -12,13 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindgspo.rewards.judgement import Outcome, Reply
-from mindgspo.rewards.workers.spawner import spawn
+from mindgspo.rewards.verification import Outcome, Reply
 
 MAX_REPLY_BYTES = 2**20
 READ_BYTES = 2**16
@@ -28,17 +24,17 @@ MAX_ERROR_TEXT = 400
 # Between the end of a pipe and the moment at which its process counts as ended.
 DEATH_GRACE_S = 0.2
 
-_PROGRAM = Path(__file__).with_name("child.py")
-# Lines of faulthandler's report that do not help: frames of the child program and of the import system, libraries.
+_PROGRAM = Path(__file__).with_name("worker.py")
+# Lines of faulthandler's report that do not help: frames of the worker's program and of the import system, libraries.
 _NOT_THE_USERS = (str(_PROGRAM.parent), "<frozen importlib", "Extension modules:")
-# More threads than children would only hinder each other.
+# More threads than workers would only hinder each other.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
-    """tasks: what every child loads. count: most children at a time. timeout_s, startup_timeout_s: wall-clock seconds
-    of one job and of all imports. memory_mb: MiB per child."""
+    """tasks: what every worker loads. count: most workers at a time. timeout_s, startup_timeout_s: wall-clock seconds
+    of one job and of all imports. memory_mb: MiB per worker."""
 
     tasks: tuple[str, ...]
     count: int
@@ -49,19 +45,19 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """reply: to the job in hand, or to the order to load the tasks. is_last: the child cannot be used any more."""
+    """reply: to the job in hand, or to the order to load the tasks. is_last: the worker cannot be used any more."""
 
     reply: Reply
     is_last: bool = False
 
 
-class Child:
-    """A child process. is_ready: it has loaded its tasks. job: number of the job in hand. num_answered: jobs it has
+class WorkerProcess:
+    """A worker process. is_ready: it has loaded its tasks. job: number of the job in hand. num_answered: jobs it has
     answered. deadline: on time.monotonic(), of the job in hand or of loading. Raises OSError if it cannot be made."""
 
     def __init__(self, settings: PoolSettings) -> None:
         self._memory_mb = settings.memory_mb
-        self._process = spawn([sys.executable, str(_PROGRAM)], os.environ | _ENVIRONMENT)
+        self._process = _spawn([sys.executable, str(_PROGRAM)], os.environ | _ENVIRONMENT)
         assert self._process.stdin and self._process.stdout and self._process.stderr
         self.jobs, self.replies, self.errors = self._process.stdin, self._process.stdout, self._process.stderr
         for pipe in (self.jobs, self.replies, self.errors):
@@ -86,7 +82,7 @@ class Child:
         return bool(self._unsent)
 
     def send(self, line: bytes, seconds: float) -> bool:
-        """Begin to send a line, to be answered within `seconds`. False: the child ended earlier and has not seen it."""
+        """Begin to send a line, to be answered within `seconds`. False: the worker has ended and not seen it."""
         self.deadline = time.monotonic() + seconds
         self._error_tail = b""
         self._unsent = memoryview(line)
@@ -160,7 +156,7 @@ class Child:
         return f"the worker was ended by signal {end.si_status} ({signal.strsignal(end.si_status)})"
 
     def died(self) -> Answer:
-        """The answer of a child that has ended, or whose pipe of replies has."""
+        """The answer of a worker that has ended, or whose pipe of replies has."""
         give_up = time.monotonic() + DEATH_GRACE_S
         while (how := self._how_it_ended()) is None and time.monotonic() < give_up:
             time.sleep(0.001)
@@ -201,3 +197,49 @@ def _setup_line(settings: PoolSettings) -> bytes:
         "tasks": list(settings.tasks),
     }
     return json.dumps(setup).encode("ascii") + b"\n"
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        bufsize=0,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,  # its own group, to be killed with all that it starts; out of reach of Ctrl-C
+    )
+
+
+def _discard(process: Future[subprocess.Popen[bytes]]) -> None:
+    if process.exception() is None:
+        with process.result() as running:
+            running.kill()
+
+
+def _one_thread() -> ThreadPoolExecutor:
+    """The one thread that starts all workers and lives as long as this process. A worker asks the kernel to be killed
+    with its parent, and to the kernel the parent is the *thread* that started it."""
+    return ThreadPoolExecutor(1, "mindgspo-reward-spawner")
+
+
+_spawner = _one_thread()
+
+
+def _renew_in_copy() -> None:
+    """A forked copy of this process does not have the thread."""
+    global _spawner
+    _spawner = _one_thread()
+
+
+os.register_at_fork(after_in_child=_renew_in_copy)
+
+
+def _spawn(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """A process with pipes for its three standard streams, leader of its own session. Raises OSError."""
+    process = _spawner.submit(_start, command, environment)
+    try:
+        return process.result()
+    except KeyboardInterrupt:
+        process.add_done_callback(_discard)
+        raise

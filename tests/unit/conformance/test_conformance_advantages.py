@@ -9,7 +9,7 @@ import pytest
 
 from mindgspo.conformance.advantage_cases import advantages_of_case, normalized_rewards
 from mindgspo.errors import DataError
-from mindgspo.rewards.functions.overlong import overlong_penalty
+from mindgspo.rewards.functions.shaping import overlong_penalty
 
 VECTORS = Path(__file__).parents[2] / "data" / "conformance_public.json"
 COUNTS = {"advantage": 210, "reward_norm": 42, "overlong": 8}

@@ -1,4 +1,4 @@
-r"""Pairs of answers, judged by hand: the same, different, or a matter for the symbolic comparison."""
+r"""Pairs of answers, verified by hand: the same, different, or a matter for the symbolic comparison."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mindgspo.rewards.answers.equivalence import Comparison, compare
-from mindgspo.rewards.answers.latex import answer_tokens
-from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS
+from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, answer_tokens
 
 SAME = [
     # numbers

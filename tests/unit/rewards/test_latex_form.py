@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from mindgspo.rewards.answers.expression import expression_in
-from mindgspo.rewards.answers.latex import answer_tokens, normal_form
-from mindgspo.rewards.answers.latex_spelling import safe_latex, spelled_out
-from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, tokens_of
+from mindgspo.rewards.answers.latex_reader import normal_form
+from mindgspo.rewards.answers.latex_tokens import (
+    MAX_EXPRESSION_CHARS,
+    answer_tokens,
+    safe_latex,
+    spelled_out,
+    tokens_of,
+)
+from mindgspo.rewards.functions.math import expression_in
 
 
 def spelled(text: str) -> str:

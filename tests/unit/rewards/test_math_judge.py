@@ -7,9 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mindgspo.config.reward import AnswerMode
-from mindgspo.rewards.candidate import Candidate
 from mindgspo.rewards.functions.math import Math
-from mindgspo.rewards.judgement import Job, Judgement, Outcome, Reply
+from mindgspo.rewards.verification import Candidate, Job, Verification
 from mindgspo.types import Verdict
 
 
@@ -18,8 +17,8 @@ def candidate(text: str, gold: str, *, is_cut: bool = False) -> Candidate:
 
 
 def verdict(text: str, gold: str, mode: AnswerMode = "flexible") -> Verdict:
-    found = Math(mode).judge(candidate(text, gold))
-    assert isinstance(found, Judgement), f"a job for {text!r}"
+    found = Math(mode).verify(candidate(text, gold))
+    assert isinstance(found, Verification), f"a job for {text!r}"
     assert found.value == {Verdict.CORRECT: 1.0, Verdict.UNPARSEABLE_GOLD: None}.get(found.verdict, 0.0)
     return found.verdict
 
@@ -76,7 +75,7 @@ def test_verdicts(text: str, gold: str, flexible: Verdict, strict: Verdict) -> N
     ],
 )
 def test_what_prose_takes_back_is_not_paid(text: str, gold: str) -> None:
-    found = Math().judge(candidate(text, gold))
+    found = Math().verify(candidate(text, gold))
     assert isinstance(found, Job) or found.verdict is not CORRECT
     assert not isinstance(found, Job) or found.arguments["answer"] != gold  # the words go along
 
@@ -99,28 +98,27 @@ def test_readable_gold_answers(gold: str) -> None:
 
 
 def test_what_needs_algebra_is_a_job_of_plain_texts() -> None:
-    judge = Math()
+    verifier = Math()
     response = candidate(r"Thus $\boxed{2\sqrt{2}}$.", r"It is $\boxed{\sqrt{8}}$.")
-    job = judge.judge(response)
-    assert job == Job(task="math_verify", arguments={"answer": r"2\sqrt{2}", "gold": r"\sqrt{8}"})
+    job = verifier.verify(response)
+    assert isinstance(job, Job) and job.task == "math_verify"
+    assert job.arguments == {"answer": r"2\sqrt{2}", "gold": r"\sqrt{8}"}
     same = {"same": True, "gold_parsed": True, "answer_parsed": True}
-    assert judge.conclude(response, Reply(outcome=Outcome.DONE, value=same)) == Judgement(
-        value=1.0, verdict=CORRECT, extracted=r"2\sqrt{2}"
-    )
+    assert job.conclude(same) == Verification(value=1.0, verdict=CORRECT, extracted=r"2\sqrt{2}")
 
 
 @pytest.mark.parametrize("gold_parsed", [True, False])
 def test_what_is_not_shown_to_be_the_same_is_wrong(gold_parsed: bool) -> None:
-    judge = Math()
+    verifier = Math()
     response = candidate(r"\boxed{2\sqrt{2}}", r"\sqrt{9}")
-    assert isinstance(judge.judge(response), Job)
-    reply = Reply(outcome=Outcome.DONE, value={"same": False, "gold_parsed": gold_parsed, "answer_parsed": True})
-    assert judge.conclude(response, reply).verdict is WRONG
+    job = verifier.verify(response)
+    assert isinstance(job, Job)
+    assert job.conclude({"same": False, "gold_parsed": gold_parsed, "answer_parsed": True}).verdict is WRONG
 
 
 def test_a_response_that_was_cut_has_no_final_number() -> None:
-    found = Math().judge(candidate("Then 3 + 4 = 7", "7", is_cut=True))
-    assert isinstance(found, Judgement) and found.verdict is NO_ANSWER
+    found = Math().verify(candidate("Then 3 + 4 = 7", "7", is_cut=True))
+    assert isinstance(found, Verification) and found.verdict is NO_ANSWER
 
 
 PIECES = [
@@ -147,12 +145,11 @@ soup = st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
 @given(text=soup | st.text(), gold=soup | st.text(), mode=st.sampled_from(["strict", "flexible", "first", "last"]))
 @example(text=r"\boxed{1/0}", gold="1/0", mode="flexible")
 def test_any_text_gets_a_judgement_or_a_job(text: str, gold: str, mode: AnswerMode) -> None:
-    judge = Math(mode)
+    verifier = Math(mode)
     response = candidate(text, gold)
-    found = judge.judge(response)
+    found = verifier.verify(response)
     if isinstance(found, Job):
-        value = {"same": False, "gold_parsed": False, "answer_parsed": False}
-        found = judge.conclude(response, Reply(outcome=Outcome.DONE, value=value))
+        found = found.conclude({"same": False, "gold_parsed": False, "answer_parsed": False})
     assert (found.value is None) == (found.verdict is Verdict.UNPARSEABLE_GOLD)
 
 
@@ -165,8 +162,8 @@ def test_any_text_gets_a_judgement_or_a_job(text: str, gold: str, mode: AnswerMo
 )
 def test_a_megabyte_of_noise_finishes(unit: str) -> None:
     noise = unit * (1_000_000 // len(unit))
-    judged = (Math().judge(candidate(noise, "12345")), Math().judge(candidate(r"\boxed{1}", noise)))
-    assert all(isinstance(each, Judgement | Job) for each in judged)
+    verified = (Math().verify(candidate(noise, "12345")), Math().verify(candidate(r"\boxed{1}", noise)))
+    assert all(isinstance(each, Verification | Job) for each in verified)
 
 
 def test_an_answer_is_found_before_a_megabyte_of_tail() -> None:

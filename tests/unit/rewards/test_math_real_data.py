@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from mindgspo.rewards.candidate import Candidate
 from mindgspo.rewards.functions.math import Math
-from mindgspo.rewards.judgement import Job, Judgement, Outcome, Reply
+from mindgspo.rewards.verification import Candidate, Job, Verification
 from mindgspo.types import Verdict
 
 pytestmark = pytest.mark.shared_data
@@ -18,21 +17,18 @@ pytestmark = pytest.mark.shared_data
 @pytest.fixture(scope="module")
 def task() -> Callable:
     pytest.importorskip("math_verify", reason="the symbolic comparison needs the package math-verify")
-    from mindgspo.rewards.workers.math_verify_task import load
+    from mindgspo.rewards.workers.math_verify import load
 
     return load()
 
 
-def at_once(text: str, gold: str) -> Judgement | Job:
-    return Math().judge(Candidate(text=text, gold=gold, data_source="math", index=0))
+def at_once(text: str, gold: str) -> Verification | Job:
+    return Math().verify(Candidate(text=text, gold=gold, data_source="math", index=0))
 
 
-def judged(text: str, gold: str, task: Callable) -> Judgement:
-    candidate = Candidate(text=text, gold=gold, data_source="math", index=0)
-    found = Math().judge(candidate)
-    if isinstance(found, Job):
-        return Math().conclude(candidate, Reply(outcome=Outcome.DONE, value=task(found.arguments)))
-    return found
+def verified(text: str, gold: str, task: Callable) -> Verification:
+    found = at_once(text, gold)
+    return found.conclude(task(found.arguments)) if isinstance(found, Job) else found
 
 
 # (problem, gold, extracted) of every row where our verdict and the published label differ: none. Two things about the
@@ -45,7 +41,7 @@ def test_boxed_answers_agree_with_their_published_labels(shared_rows, task: Call
     counts: Counter[tuple[bool, Verdict]] = Counter()
     disagreements = []
     for row in shared_rows("model-outputs/math_qwen25math_boxed.jsonl"):
-        found = judged(row["response"], row["gold"], task)
+        found = verified(row["response"], row["gold"], task)
         counts[row["correct"], found.verdict] += 1
         if row["correct"] != (found.verdict is Verdict.CORRECT):
             disagreements.append((row["problem"], row["gold"], found.extracted))
@@ -71,7 +67,7 @@ def test_every_math500_answer_equals_its_own_solution_without_algebra(shared_row
     for row in math500:
         for gold in (row["answer"], row["solution"]):
             found = at_once(wrapping.format(**row), gold)
-            assert isinstance(found, Judgement) and found.verdict is Verdict.CORRECT, (row["answer"], found)
+            assert isinstance(found, Verification) and found.verdict is Verdict.CORRECT, (row["answer"], found)
 
 
 def test_math500_answers_can_be_read_by_the_symbolic_comparison(shared_rows, task: Callable) -> None:
@@ -87,6 +83,6 @@ def test_answers_to_other_problems_are_not_taken_for_right(shared_rows, task: Ca
     same = [
         (answer, gold)
         for answer, gold in list(zip(answers, answers[1:] + answers[:1], strict=True))[::4]
-        if judged(rf"\boxed{{{answer}}}", gold, task).verdict is Verdict.CORRECT
+        if verified(rf"\boxed{{{answer}}}", gold, task).verdict is Verdict.CORRECT
     ]
     assert [pair for pair in same if pair[0] != pair[1]] == []

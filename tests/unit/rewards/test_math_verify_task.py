@@ -13,10 +13,8 @@ from textwrap import dedent
 
 import pytest
 
-from mindgspo.rewards.answers.latex import answer_tokens
-from mindgspo.rewards.answers.latex_spelling import safe_latex
-from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS
-from mindgspo.rewards.workers.math_verify_task import load
+from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, answer_tokens, safe_latex
+from mindgspo.rewards.workers.math_verify import load
 
 pytest.importorskip("math_verify", reason="the symbolic comparison needs the package math-verify")
 
@@ -145,7 +143,7 @@ def test_hostile_text_is_never_executed(tmp_path: Path) -> None:
     program = dedent(
         """
         import json, sys
-        from mindgspo.rewards.workers.math_verify_task import load
+        from mindgspo.rewards.workers.math_verify import load
         task = load()
         texts = json.load(sys.stdin)
         for warm_up in ("x+1", "1.5", "(x+1)^2", "\\\\sqrt{2}", "5!", "x=2", "(1,2)"):

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindgspo.config.reward import AnswerMode
-from mindgspo.rewards.answers.choices import read_choices
-from mindgspo.rewards.candidate import Candidate
-from mindgspo.rewards.functions.multiple_choice import MultipleChoice
+from mindgspo.rewards.functions.multiple_choice import MultipleChoice, read_choices
+from mindgspo.rewards.verification import Candidate
 from mindgspo.types import Verdict
 
 CORRECT, WRONG, NO_ANSWER = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER
@@ -17,7 +16,7 @@ CORRECT, WRONG, NO_ANSWER = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER
 
 def verdict(text: str, gold: str, mode: AnswerMode = "flexible", *, is_cut: bool = False) -> Verdict:
     row = Candidate(text=text, gold=gold, data_source="dianjin", index=0, is_cut=is_cut)
-    found = MultipleChoice(mode).judge(row)
+    found = MultipleChoice(mode).verify(row)
     assert found.value == {CORRECT: 1.0, Verdict.UNPARSEABLE_GOLD: None}.get(found.verdict, 0.0)
     return found.verdict
 

@@ -12,11 +12,8 @@ from __future__ import annotations
 
 import pytest
 
-from mindgspo.rewards.candidate import Candidate
-from mindgspo.rewards.functions.gsm8k import Gsm8k
-from mindgspo.rewards.functions.math_dapo import MathDapo
-from mindgspo.rewards.functions.verl import VerlGsm8k
-from mindgspo.rewards.judgement import Judgement
+from mindgspo.rewards.functions.numeric import Gsm8k, MathDapo, VerlGsm8k
+from mindgspo.rewards.verification import Candidate, Verification
 from mindgspo.types import Verdict
 
 C, W, N, U = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER, Verdict.UNPARSEABLE_GOLD
@@ -24,9 +21,9 @@ VERDICTS = {"C": C, "W": W, "N": N, "U": U}
 TAIL = "\nThis is a long tail without any marker. " * 50
 NOISE = "words without meaning, " * 45_000
 
-GSM8K_JUDGES = [Gsm8k("strict"), Gsm8k("flexible"), Gsm8k("first"), Gsm8k("last")]
-DAPO_JUDGES = [MathDapo("strict"), MathDapo("flexible"), MathDapo(strict_box=True)]
-VERL_JUDGES = [VerlGsm8k("strict"), VerlGsm8k("flexible")]
+GSM8K_VERIFIERS = [Gsm8k("strict"), Gsm8k("flexible"), Gsm8k("first"), Gsm8k("last")]
+DAPO_VERIFIERS = [MathDapo("strict"), MathDapo("flexible"), MathDapo(strict_box=True)]
+VERL_VERIFIERS = [VerlGsm8k("strict"), VerlGsm8k("flexible")]
 
 GSM8K_STYLE = [
     # the marker itself
@@ -475,16 +472,20 @@ def name_of(case: object) -> str:
 def test_case(verdicts: str, text: str, gold: str) -> None:
     candidate = Candidate(text=text, gold=gold, data_source="", index=0)
     gsm8k, dapo, verl = verdicts.split()
-    for judges, expected, wrong in ((GSM8K_JUDGES, gsm8k, 0.0), (DAPO_JUDGES, dapo, -1.0), (VERL_JUDGES, verl, 0.0)):
-        judgements = [judge.judge(candidate) for judge in judges]
-        assert [judgement.verdict for judgement in judgements] == [VERDICTS[letter] for letter in expected]
-        for judgement in judgements:
-            check_value(judgement, wrong)
+    for verifiers, expected, wrong in (
+        (GSM8K_VERIFIERS, gsm8k, 0.0),
+        (DAPO_VERIFIERS, dapo, -1.0),
+        (VERL_VERIFIERS, verl, 0.0),
+    ):
+        verifications = [verifier.verify(candidate) for verifier in verifiers]
+        assert [verification.verdict for verification in verifications] == [VERDICTS[letter] for letter in expected]
+        for verification in verifications:
+            check_value(verification, wrong)
 
 
-def check_value(judgement: Judgement, wrong: float) -> None:
-    assert judgement.value == {C: 1.0, W: wrong, N: wrong, U: None}[judgement.verdict]
-    assert (judgement.extracted is None) == (judgement.verdict in (N, U))
+def check_value(verification: Verification, wrong: float) -> None:
+    assert verification.value == {C: 1.0, W: wrong, N: wrong, U: None}[verification.verdict]
+    assert (verification.extracted is None) == (verification.verdict in (N, U))
 
 
 def test_the_corpus_is_large_and_has_no_case_twice() -> None:

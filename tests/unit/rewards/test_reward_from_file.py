@@ -11,31 +11,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindgspo.config.reward import FileFunction
-from mindgspo.rewards.candidate import Candidate
-from mindgspo.rewards.functions.from_file import FromFile, check_value
-from mindgspo.rewards.judgement import Job, JSONValue, Judgement, Outcome, Reply
+from mindgspo.rewards.functions.from_file import FromFile, conclude
+from mindgspo.rewards.verification import Candidate, JSONValue, Verification
 from mindgspo.rewards.workers.pool import WorkerPool
 from mindgspo.types import Verdict
 
 CANDIDATE = Candidate(text="It is #### 72", gold="72", data_source="mine", index=3, extra_info={"index": 3})
-JUDGE = FromFile(FileFunction(Path("/rewards/mine.py"), "compute_score"))
+VERIFIER = FromFile(FileFunction(Path("/rewards/mine.py"), "compute_score"))
 
 
-def concluded(value: JSONValue) -> Judgement:
-    return JUDGE.conclude(CANDIDATE, Reply(outcome=Outcome.DONE, value=value))
+def concluded(value: JSONValue) -> Verification:
+    return conclude(value)
 
 
 def test_the_job_has_verls_four_arguments() -> None:
-    assert JUDGE.judge(CANDIDATE) == Job(
-        task="/rewards/mine.py:compute_score",
-        arguments={
-            "data_source": "mine",
-            "solution_str": "It is #### 72",
-            "ground_truth": "72",
-            "extra_info": {"index": 3},
-        },
-    )
-    assert JUDGE.can_read("") and JUDGE.can_read("anything")
+    job = VERIFIER.verify(CANDIDATE)
+    assert job.task == "/rewards/mine.py:compute_score"
+    assert job.arguments == {
+        "data_source": "mine",
+        "solution_str": "It is #### 72",
+        "ground_truth": "72",
+        "extra_info": {"index": 3},
+    }
+    assert VERIFIER.can_read("") and VERIFIER.can_read("anything")
 
 
 @pytest.mark.parametrize(
@@ -61,25 +59,23 @@ def test_the_job_has_verls_four_arguments() -> None:
     ],
 )
 def test_values_and_verdicts(value: JSONValue, score: float, verdict: Verdict) -> None:
-    judgement = concluded(value)
-    assert (judgement.value, judgement.verdict, judgement.message) == (score, verdict, "")
-    assert type(judgement.value) is float
-    assert check_value(value) is None
+    verification = concluded(value)
+    assert (verification.value, verification.verdict, verification.message) == (score, verdict, "")
+    assert type(verification.value) is float
 
 
 @pytest.mark.parametrize("value", [None, {"score": None}])
 def test_none_abstains(value: JSONValue) -> None:
-    judgement = concluded(value)
-    assert (judgement.value, judgement.verdict) == (None, Verdict.ERROR)
-    assert "abstained" in judgement.message
-    assert check_value(value) is None, "abstaining is allowed"
+    verification = concluded(value)
+    assert (verification.value, verification.verdict) == (None, Verdict.ERROR)
+    assert "abstained" in verification.message
 
 
 @pytest.mark.parametrize("verdict", [Verdict.UNPARSEABLE_GOLD, Verdict.TIMEOUT, Verdict.ERROR])
 def test_verdicts_that_are_no_judgement_abstain(verdict: Verdict) -> None:
-    judgement = concluded({"score": 1.0, "verdict": verdict.value})
-    assert (judgement.value, judgement.verdict) == (None, verdict)
-    assert bool(judgement.message) == (verdict is not Verdict.UNPARSEABLE_GOLD)
+    verification = concluded({"score": 1.0, "verdict": verdict.value})
+    assert (verification.value, verification.verdict) == (None, verdict)
+    assert bool(verification.message) == (verdict is not Verdict.UNPARSEABLE_GOLD)
 
 
 @pytest.mark.parametrize(
@@ -98,18 +94,17 @@ def test_verdicts_that_are_no_judgement_abstain(verdict: Verdict) -> None:
     ],
 )
 def test_what_is_no_reward_says_what_is(value: JSONValue, message: str) -> None:
-    judgement = concluded(value)
-    assert (judgement.value, judgement.verdict) == (None, Verdict.ERROR)
-    assert judgement.message == check_value(value)
-    assert re.search(message, judgement.message), judgement.message
+    verification = concluded(value)
+    assert (verification.value, verification.verdict) == (None, Verdict.ERROR)
+    assert re.search(message, verification.message), verification.message
 
 
 def test_details_are_kept() -> None:
-    judgement = concluded(
+    verification = concluded(
         {"score": 1.0, "acc": True, "pred": "7" * 300, "format": 0.5, "words": 12, "lucky": False, "note": "text"}
     )
-    assert judgement.extracted == "7" * 200
-    assert judgement.extras == {"format": 0.5, "words": 12.0, "lucky": 0.0}
+    assert verification.extracted == "7" * 200
+    assert verification.extras == {"format": 0.5, "words": 12.0, "lucky": 0.0}
     assert concluded({"score": 1.0, "pred": 72}).extracted == "72"
     assert concluded({"score": 1.0, "pred": None}).extracted is None
     assert concluded(1.0).extracted is None and concluded(1.0).extras == {}
@@ -127,12 +122,12 @@ json_values = st.recursive(
 
 @given(value=json_values)
 def test_no_value_raises_and_none_is_paid_by_chance(value: JSONValue) -> None:
-    judgement = concluded(value)
-    assert judgement.value is None or math.isfinite(judgement.value)
-    assert (judgement.value is None) == (
-        judgement.verdict in (Verdict.ERROR, Verdict.TIMEOUT, Verdict.UNPARSEABLE_GOLD)
+    verification = concluded(value)
+    assert verification.value is None or math.isfinite(verification.value)
+    assert (verification.value is None) == (
+        verification.verdict in (Verdict.ERROR, Verdict.TIMEOUT, Verdict.UNPARSEABLE_GOLD)
     )
-    assert all(math.isfinite(extra) for extra in judgement.extras.values())
+    assert all(math.isfinite(extra) for extra in verification.extras.values())
 
 
 def test_the_whole_way_through_a_worker(tmp_path: Path) -> None:
@@ -148,17 +143,17 @@ def test_the_whole_way_through_a_worker(tmp_path: Path) -> None:
         "    score = numpy.float32(found == ground_truth)\n"
         "    return {'score': score, 'pred': found, 'row': extra_info['index'], 'is_mine': data_source == 'mine'}\n"
     )
-    judge = FromFile(FileFunction(file, "compute_score"))
+    verifier = FromFile(FileFunction(file, "compute_score"))
     texts = ["#### 72", "strange", "#### 73", "skip"]
     candidates = [
         Candidate(text=text, gold="72", data_source="mine", index=index, extra_info={"index": index})
         for index, text in enumerate(texts)
     ]
     with WorkerPool([f"{file}:compute_score"], count=2, timeout_s=30, startup_timeout_s=60, memory_mb=512) as pool:
-        replies = pool.run([judge.judge(candidate) for candidate in candidates])
-    found = [judge.conclude(candidate, reply) for candidate, reply in zip(candidates, replies, strict=True)]
-    assert [judgement.value for judgement in found] == [1.0, None, 0.0, None]
-    assert [judgement.verdict for judgement in found] == [
+        replies = pool.run([verifier.verify(candidate) for candidate in candidates])
+    found = [conclude(reply.value) for reply in replies]
+    assert [verification.value for verification in found] == [1.0, None, 0.0, None]
+    assert [verification.verdict for verification in found] == [
         Verdict.CORRECT,
         Verdict.ERROR,
         Verdict.WRONG,

@@ -6,19 +6,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mindgspo.rewards.answers.boxed import boxed_spans
-from mindgspo.rewards.candidate import Candidate
-from mindgspo.rewards.functions.gsm8k import Gsm8k
-from mindgspo.rewards.functions.math_dapo import MathDapo
-from mindgspo.rewards.functions.numeric import NumericJudge
+from mindgspo.rewards.answers.text import boxed_spans
+from mindgspo.rewards.functions.numeric import Gsm8k, MathDapo, NumericVerifier
+from mindgspo.rewards.verification import Candidate
 from mindgspo.types import Verdict
 
 GSM8K, STRICT, MATH_DAPO = Gsm8k(), Gsm8k("strict"), MathDapo()
-JUDGES = [*(Gsm8k(mode) for mode in ("strict", "flexible", "first", "last")), MATH_DAPO, MathDapo(strict_box=True)]
+VERIFIERS = [*(Gsm8k(mode) for mode in ("strict", "flexible", "first", "last")), MATH_DAPO, MathDapo(strict_box=True)]
 
 
-def verdict(judge: NumericJudge, text: str, gold: str) -> Verdict:
-    return judge.judge(Candidate(text=text, gold=gold, data_source="", index=0)).verdict
+def verdict(verifier: NumericVerifier, text: str, gold: str) -> Verdict:
+    return verifier.verify(Candidate(text=text, gold=gold, data_source="", index=0)).verdict
 
 
 PIECES = [
@@ -72,20 +70,20 @@ NOISE_CHARS = 250_000
 @example(text="\\", gold="\\", is_cut=False)
 @example(text="1e9999", gold="1e-9999", is_cut=False)
 def test_any_text_gives_a_judgement(text: str, gold: str, is_cut: bool) -> None:
-    for judge in JUDGES:
+    for verifier in VERIFIERS:
         candidate = Candidate(text=text, gold=gold, data_source="", index=0, is_cut=is_cut)
-        judgement = judge.judge(candidate)
-        assert (judgement.value is None) == (judgement.verdict is Verdict.UNPARSEABLE_GOLD)
-        assert judge.can_read(gold) == (judgement.verdict is not Verdict.UNPARSEABLE_GOLD)
+        verification = verifier.verify(candidate)
+        assert (verification.value is None) == (verification.verdict is Verdict.UNPARSEABLE_GOLD)
+        assert verifier.can_read(gold) == (verification.verdict is not Verdict.UNPARSEABLE_GOLD)
 
 
 @settings(max_examples=100)
 @given(before=soup, value=st.integers(-(10**9), 10**9))
 def test_the_last_line_decides_whatever_stands_before(before: str, value: int) -> None:
     before = before.replace("answer>", "").replace("think>", "")
-    for judge in (GSM8K, STRICT):
-        assert verdict(judge, f"{before}\n#### {value}", str(value)) is Verdict.CORRECT
-        assert verdict(judge, f"{before}\n#### {value}", str(value + 1)) is Verdict.WRONG
+    for verifier in (GSM8K, STRICT):
+        assert verdict(verifier, f"{before}\n#### {value}", str(value)) is Verdict.CORRECT
+        assert verdict(verifier, f"{before}\n#### {value}", str(value + 1)) is Verdict.WRONG
 
 
 @settings(max_examples=100)
@@ -121,9 +119,9 @@ HOSTILE = [
 def test_repeating_it_finishes_and_hides_no_answer(unit: str) -> None:
     noise = unit * (NOISE_CHARS // len(unit))
     assert verdict(GSM8K, "#### 1", noise) in (Verdict.UNPARSEABLE_GOLD, Verdict.WRONG)
-    for judge in JUDGES:
-        verdict(judge, noise, "123456789")
-        verdict(judge, "#### 1", noise)
+    for verifier in VERIFIERS:
+        verdict(verifier, noise, "123456789")
+        verdict(verifier, "#### 1", noise)
     assert verdict(STRICT, f"{noise}\n\n#### 41", "41") is Verdict.CORRECT
     assert verdict(GSM8K, f"{noise}\n\n#### 41", "41") is Verdict.CORRECT
     assert verdict(MATH_DAPO, f"{noise}\n\nAnswer: 41", "41") is Verdict.CORRECT
@@ -132,8 +130,8 @@ def test_repeating_it_finishes_and_hides_no_answer(unit: str) -> None:
 def test_a_megabyte_of_mixed_noise_finishes() -> None:
     noise = "".join(HOSTILE)
     noise *= 1_000_000 // len(noise)
-    for judge in JUDGES:
-        assert verdict(judge, noise, "123456789") in (Verdict.WRONG, Verdict.NO_ANSWER)
+    for verifier in VERIFIERS:
+        assert verdict(verifier, noise, "123456789") in (Verdict.WRONG, Verdict.NO_ANSWER)
 
 
 def test_boxes_close_where_their_brace_closes() -> None:

@@ -1,26 +1,23 @@
-"""What the modes, <answer> blocks, thinking and a cut response do; and the judges' side of the protocol."""
+"""What the modes, <answer> blocks, thinking and a cut response do; and the verifiers' side of the protocol."""
 
 from __future__ import annotations
 
 import pytest
 
 from mindgspo.config.reward import AnswerMode
-from mindgspo.rewards.answers.extract import USUAL_MARKERS, find_answer
+from mindgspo.rewards.answers.extract import MAX_OCCURRENCES, USUAL_MARKERS, Marker, find_answer
 from mindgspo.rewards.answers.final_number import final_number
-from mindgspo.rewards.answers.markers import MAX_OCCURRENCES, Marker
-from mindgspo.rewards.candidate import Candidate
-from mindgspo.rewards.functions.gsm8k import Gsm8k
 from mindgspo.rewards.functions.math import Math
-from mindgspo.rewards.functions.math_dapo import MathDapo
 from mindgspo.rewards.functions.multiple_choice import MultipleChoice
-from mindgspo.rewards.judgement import Judgement, Outcome, Reply
+from mindgspo.rewards.functions.numeric import Gsm8k, MathDapo
+from mindgspo.rewards.verification import Candidate, Verification
 from mindgspo.types import Verdict
 
 C, W, N, U = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER, Verdict.UNPARSEABLE_GOLD
 
 
-def judged(text: str, gold: str = "72", *, mode: AnswerMode = "flexible", is_cut: bool = False) -> Judgement:
-    return Gsm8k(mode).judge(Candidate(text=text, gold=gold, data_source="", index=0, is_cut=is_cut))
+def verified(text: str, gold: str = "72", *, mode: AnswerMode = "flexible", is_cut: bool = False) -> Verification:
+    return Gsm8k(mode).verify(Candidate(text=text, gold=gold, data_source="", index=0, is_cut=is_cut))
 
 
 def found(text: str, mode: AnswerMode = "flexible", own: tuple[Marker, ...] = (Marker.HASHES,)) -> str | None:
@@ -79,44 +76,46 @@ RUN_ON = "{answer}\n\nQuestion: Tom has 3 apples and eats 2. How many are left?\
 )
 def test_mode_first_is_for_a_model_that_goes_on_with_questions_of_its_own(answer: str, more: str) -> None:
     text = RUN_ON.format(answer=answer, more=more)
-    assert judged(text, mode="first").verdict is C
-    assert judged(text, mode="flexible").verdict is W
-    assert judged(text, mode="last").verdict is W
+    assert verified(text, mode="first").verdict is C
+    assert verified(text, mode="flexible").verdict is W
+    assert verified(text, mode="last").verdict is W
 
 
 def test_mode_first_does_not_stop_at_a_question_that_is_repeated() -> None:
-    assert judged("Question: She sold 48 and then 24 clips. How many?\nAnswer: 72", mode="first").verdict is C
-    assert judged("Let us see.\nQuestion: She sold 48, then 24.\nAnswer: 72", mode="first").verdict is C
+    assert verified("Question: She sold 48 and then 24 clips. How many?\nAnswer: 72", mode="first").verdict is C
+    assert verified("Let us see.\nQuestion: She sold 48, then 24.\nAnswer: 72", mode="first").verdict is C
 
 
 @pytest.mark.parametrize("mode", ["strict", "flexible", "first", "last"])
 def test_an_answer_block_is_searched_first_and_nothing_before_it_is_believed(mode: AnswerMode) -> None:
-    assert judged(r"<think>\boxed{71}</think><answer>\boxed{72}</answer>", mode=mode).verdict is C
-    assert judged(r"<think>\boxed{72}</think><answer>\boxed{71}</answer>", mode=mode).verdict is W
-    assert judged(r"<think>\boxed{72}</think><answer>71</answer>", mode=mode).verdict is (N if mode == "strict" else W)
-    assert judged(r"<answer>#### 72</answer> An upper bound is \boxed{80}.", mode=mode).verdict is C
-    assert judged("<ANSWER>\n#### 72\n</ANSWER>", mode=mode).verdict is C
+    assert verified(r"<think>\boxed{71}</think><answer>\boxed{72}</answer>", mode=mode).verdict is C
+    assert verified(r"<think>\boxed{72}</think><answer>\boxed{71}</answer>", mode=mode).verdict is W
+    assert verified(r"<think>\boxed{72}</think><answer>71</answer>", mode=mode).verdict is (
+        N if mode == "strict" else W
+    )
+    assert verified(r"<answer>#### 72</answer> An upper bound is \boxed{80}.", mode=mode).verdict is C
+    assert verified("<ANSWER>\n#### 72\n</ANSWER>", mode=mode).verdict is C
 
 
 def test_of_several_blocks_the_last_decides_and_in_mode_first_the_first() -> None:
     text = "<answer>71</answer> No. <answer>72</answer>"
-    assert judged(text).extracted == "72"
-    assert judged(text, mode="first").extracted == "71"
+    assert verified(text).extracted == "72"
+    assert verified(text, mode="first").extracted == "71"
 
 
 def test_an_empty_block_or_a_tag_that_is_talked_about_is_no_block() -> None:
-    assert judged("#### 72\n<answer> </answer>").verdict is C
-    assert judged("I shall put it in <answer> tags: <answer>72</answer>").verdict is C
+    assert verified("#### 72\n<answer> </answer>").verdict is C
+    assert verified("I shall put it in <answer> tags: <answer>72</answer>").verdict is C
 
 
 def test_text_behind_a_block_counts_where_the_block_has_no_marker_of_its_own_in_mode_strict() -> None:
-    assert judged("<answer>72 clips</answer>\n#### 72", mode="strict").verdict is C
+    assert verified("<answer>72 clips</answer>\n#### 72", mode="strict").verdict is C
 
 
 def test_what_follows_the_thinking_decides() -> None:
-    assert judged("<think>\\boxed{71}? No.</think>\nShe sold 72 clips.").verdict is C
-    assert judged("<think>\\boxed{72}? No.</think>\nShe sold 71 clips.").verdict is W
-    assert judged("<think>\\boxed{72}? No.</think>\nShe sold 71 clips.", mode="strict").verdict is N
+    assert verified("<think>\\boxed{71}? No.</think>\nShe sold 72 clips.").verdict is C
+    assert verified("<think>\\boxed{72}? No.</think>\nShe sold 71 clips.").verdict is W
+    assert verified("<think>\\boxed{72}? No.</think>\nShe sold 71 clips.", mode="strict").verdict is N
 
 
 @pytest.mark.parametrize(
@@ -133,15 +132,15 @@ def test_what_follows_the_thinking_decides() -> None:
 )
 @pytest.mark.parametrize("mode", ["strict", "flexible", "first", "last"])
 def test_thinking_alone_is_no_answer(text: str, mode: AnswerMode) -> None:
-    assert judged(text, mode=mode).verdict is N
-    assert judged(text, mode=mode, is_cut=True).verdict is N
+    assert verified(text, mode=mode).verdict is N
+    assert verified(text, mode=mode, is_cut=True).verdict is N
 
 
 def test_answers_without_a_digit_follow_thinking_too() -> None:
-    def verdict(judge: Math | MultipleChoice, text: str, gold: str) -> Verdict:
-        judgement = judge.judge(Candidate(text=text, gold=gold, data_source="", index=0))
-        assert isinstance(judgement, Judgement)
-        return judgement.verdict
+    def verdict(verifier: Math | MultipleChoice, text: str, gold: str) -> Verdict:
+        verification = verifier.verify(Candidate(text=text, gold=gold, data_source="", index=0))
+        assert isinstance(verification, Verification)
+        return verification.verdict
 
     assert verdict(MultipleChoice(), "<think>I think \\boxed{B}</think>\n\nAnswer: C", "C") is C
     assert verdict(Math(), "<think>..\\boxed{5}</think>\n\nThe answer is $\\pi$.", r"\pi") is C
@@ -149,20 +148,20 @@ def test_answers_without_a_digit_follow_thinking_too() -> None:
 
 def test_mode_first_looks_for_the_next_question_behind_the_thinking() -> None:
     thinking = "The 3 parts.\nQuestion: how many?</think>\nShe sold 72.\n\nQuestion: and 5?\nAnswer: 5"
-    assert judged(thinking, mode="first").verdict is C
-    assert judged("<think>" + thinking, mode="first").verdict is C
-    assert judged("72 clips\n\nQuestion: and 5?\n<think>Well.</think> 5", mode="first").verdict is C
+    assert verified(thinking, mode="first").verdict is C
+    assert verified("<think>" + thinking, mode="first").verdict is C
+    assert verified("72 clips\n\nQuestion: and 5?\n<think>Well.</think> 5", mode="first").verdict is C
 
 
 def test_tags_that_are_quoted_are_no_block() -> None:
     quoted = "<think>The format is <answer>72</answer>, but I get 73.</think>\n\nThe answer is \\boxed{73}."
-    assert judged(quoted).verdict is W
-    assert judged(quoted, "73").verdict is C
-    assert judged(r"<think>I must reply with <answer> answer here </answer>.</think> \boxed{72}").verdict is C
-    assert judged("I will use <answer> answer here </answer> tags.\n\n#### 72").verdict is C
-    assert judged("I put it between <answer> and </answer>. She sold 72.").verdict is C
-    assert judged("<answer>see below</answer>\n#### 72").verdict is C
-    assert judged("<answer>see below</answer>\nShe sold 72.").verdict is W
+    assert verified(quoted).verdict is W
+    assert verified(quoted, "73").verdict is C
+    assert verified(r"<think>I must reply with <answer> answer here </answer>.</think> \boxed{72}").verdict is C
+    assert verified("I will use <answer> answer here </answer> tags.\n\n#### 72").verdict is C
+    assert verified("I put it between <answer> and </answer>. She sold 72.").verdict is C
+    assert verified("<answer>see below</answer>\n#### 72").verdict is C
+    assert verified("<answer>see below</answer>\nShe sold 72.").verdict is W
 
 
 NOT_PAID_34 = [
@@ -212,10 +211,10 @@ NOT_PAID_34 = [
 ]
 
 
-@pytest.mark.parametrize("judge", [Gsm8k(), Gsm8k("first"), Gsm8k("last"), MathDapo()])
+@pytest.mark.parametrize("verifier", [Gsm8k(), Gsm8k("first"), Gsm8k("last"), MathDapo()])
 @pytest.mark.parametrize("text", NOT_PAID_34)
-def test_hedges_denials_and_other_quantities_are_not_paid(judge: Gsm8k | MathDapo, text: str) -> None:
-    assert judge.judge(Candidate(text=text, gold="34", data_source="", index=0)).verdict in (W, N)
+def test_hedges_denials_and_other_quantities_are_not_paid(verifier: Gsm8k | MathDapo, text: str) -> None:
+    assert verifier.verify(Candidate(text=text, gold="34", data_source="", index=0)).verdict in (W, N)
 
 
 PAID = [
@@ -242,35 +241,35 @@ PAID = [
 ]
 
 
-@pytest.mark.parametrize("judge", [Gsm8k(), Gsm8k("first"), Gsm8k("last"), MathDapo()])
+@pytest.mark.parametrize("verifier", [Gsm8k(), Gsm8k("first"), Gsm8k("last"), MathDapo()])
 @pytest.mark.parametrize(("text", "gold"), PAID)
-def test_signs_units_and_explanations_are_read(judge: Gsm8k | MathDapo, text: str, gold: str) -> None:
-    assert judge.judge(Candidate(text=text, gold=gold, data_source="", index=0)).verdict is C
+def test_signs_units_and_explanations_are_read(verifier: Gsm8k | MathDapo, text: str, gold: str) -> None:
+    assert verifier.verify(Candidate(text=text, gold=gold, data_source="", index=0)).verdict is C
     if gold.startswith("-"):
-        assert judge.judge(Candidate(text=text, gold=gold[1:], data_source="", index=0)).verdict is W
+        assert verifier.verify(Candidate(text=text, gold=gold[1:], data_source="", index=0)).verdict is W
 
 
 def test_the_end_of_a_cut_response_is_no_final_number() -> None:
     text = "48 / 2 = 24, and 48 + 24 = 72"
-    assert judged(text).verdict is C
-    assert judged(text, is_cut=True).verdict is N
-    assert judged("#### 72\nTo check: 48", is_cut=True).verdict is C
-    assert judged("Answer: she sold 72", is_cut=True).verdict is W
-    assert judged("<answer>She sold 72", is_cut=True).verdict is N
-    assert judged("<answer>72</answer> and", is_cut=True).verdict is C
+    assert verified(text).verdict is C
+    assert verified(text, is_cut=True).verdict is N
+    assert verified("#### 72\nTo check: 48", is_cut=True).verdict is C
+    assert verified("Answer: she sold 72", is_cut=True).verdict is W
+    assert verified("<answer>She sold 72", is_cut=True).verdict is N
+    assert verified("<answer>72</answer> and", is_cut=True).verdict is C
 
 
 def test_words_behind_a_marker_lead_to_the_number_in_or_behind_them_never_to_one_before() -> None:
-    assert judged("Answer: Natalia sold 72 clips.").verdict is C
-    assert judged("Answer: we add up.\n48 + 24 = 72").verdict is C
-    assert judged("It could be 72. Answer: there is no solution").verdict is W
-    assert judged("She sold 72.\n\u7b54\uff1a\u4e0d\u77e5\u9053").verdict is W
+    assert verified("Answer: Natalia sold 72 clips.").verdict is C
+    assert verified("Answer: we add up.\n48 + 24 = 72").verdict is C
+    assert verified("It could be 72. Answer: there is no solution").verdict is W
+    assert verified("She sold 72.\n\u7b54\uff1a\u4e0d\u77e5\u9053").verdict is W
 
 
 def test_only_so_many_occurrences_of_a_kind_are_looked_at() -> None:
     headings = "\n#### Step" * MAX_OCCURRENCES
-    assert judged("#### 72" + headings[: -len("\n#### Step")], mode="strict").verdict is C
-    assert judged("#### 72" + headings, mode="strict").verdict is N
+    assert verified("#### 72" + headings[: -len("\n#### Step")], mode="strict").verdict is C
+    assert verified("#### 72" + headings, mode="strict").verdict is N
 
 
 FINAL_NUMBERS = {
@@ -309,7 +308,7 @@ def test_final_number(text: str, number: str | None) -> None:
 
 def test_math_dapo_answers_that_are_no_numbers_must_be_the_same_without_doubt() -> None:
     def verdict(text: str, gold: str) -> Verdict:
-        return MathDapo().judge(Candidate(text=text, gold=gold, data_source="", index=0)).verdict
+        return MathDapo().verify(Candidate(text=text, gold=gold, data_source="", index=0)).verdict
 
     assert verdict("Answer: $x+1$.", "x + 1") is C
     assert verdict(r"Answer: $\boxed{x+1}$", "x+1") is C
@@ -323,10 +322,10 @@ def test_math_dapo_answers_that_are_no_numbers_must_be_the_same_without_doubt() 
 
 def test_strict_box_looks_at_the_last_box_whatever_the_mode() -> None:
     for mode in ("strict", "flexible", "first", "last"):
-        judge = MathDapo(mode, strict_box=True)
+        verifier = MathDapo(mode, strict_box=True)
         candidate = Candidate(text=r"Answer: 34 \boxed{33} \boxed{34} 35", gold="34", data_source="", index=0)
-        assert judge.judge(candidate).value == 1.0
-    assert judge.judge(Candidate(text="Answer: 34", gold="34", data_source="", index=0)).verdict is N
+        assert verifier.verify(candidate).value == 1.0
+    assert verifier.verify(Candidate(text="Answer: 34", gold="34", data_source="", index=0)).verdict is N
 
 
 def test_can_read() -> None:
@@ -339,14 +338,7 @@ def test_can_read() -> None:
 
 
 def test_the_extracted_answer_is_what_the_reader_sees() -> None:
-    assert judged("#### **$1,000** per day.", "1000").extracted == "1,000 per day"
-    assert judged(r"\boxed{\text{yes}}", "1").extracted == "yes"
-    assert judged("So she has 72 clips.").extracted == "72"
-    assert len(judged(r"\boxed{" + "y" * 5000 + "}", "1").extracted or "") == 200
-
-
-@pytest.mark.parametrize("judge", [Gsm8k(), MathDapo()])
-def test_a_judge_without_jobs_has_nothing_to_conclude(judge: Gsm8k | MathDapo) -> None:
-    candidate = Candidate(text="", gold="1", data_source="", index=7)
-    with pytest.raises(AssertionError, match="row 7"):
-        judge.conclude(candidate, Reply(outcome=Outcome.DONE, value=1.0))
+    assert verified("#### **$1,000** per day.", "1000").extracted == "1,000 per day"
+    assert verified(r"\boxed{\text{yes}}", "1").extracted == "yes"
+    assert verified("So she has 72 clips.").extracted == "72"
+    assert len(verified(r"\boxed{" + "y" * 5000 + "}", "1").extracted or "") == 200

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindgspo.rewards.answers.number import MAX_DIGITS, number_places, parse_number
-from mindgspo.rewards.answers.quantity import Quantity, read_quantity
+from mindgspo.rewards.answers.quantity import MAX_DIGITS, Quantity, number_places, parse_number, read_quantity
 
 READABLE = {
     "72": Fraction(72),

@@ -7,8 +7,8 @@ import pytest
 
 from mindgspo.config.reward import OverlongSection
 from mindgspo.errors import DataError
-from mindgspo.rewards.candidate import Candidate
-from mindgspo.rewards.functions.overlong import Overlong, overlong_penalty
+from mindgspo.rewards.functions.shaping import Overlong, overlong_penalty
+from mindgspo.rewards.verification import Candidate
 from mindgspo.types import Verdict
 
 

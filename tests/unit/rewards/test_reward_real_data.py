@@ -10,10 +10,8 @@ import pytest
 from mindgspo.config.reward import AnswerMode
 from mindgspo.rewards.answers.final_number import final_number
 from mindgspo.rewards.answers.quantity import read_quantity, same_quantity
-from mindgspo.rewards.candidate import Candidate
-from mindgspo.rewards.functions.gsm8k import Gsm8k
-from mindgspo.rewards.functions.math_dapo import MathDapo
-from mindgspo.rewards.functions.numeric import NumericJudge
+from mindgspo.rewards.functions.numeric import Gsm8k, MathDapo, NumericVerifier
+from mindgspo.rewards.verification import Candidate
 from mindgspo.types import Verdict
 
 CALCULATOR_NOTES = re.compile(r"<<[^<>]*>>")
@@ -23,8 +21,8 @@ LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 pytestmark = pytest.mark.shared_data
 
 
-def verdict(judge: NumericJudge, text: str, gold: str) -> Verdict:
-    return judge.judge(Candidate(text=text, gold=gold, data_source="", index=0)).verdict
+def verdict(verifier: NumericVerifier, text: str, gold: str) -> Verdict:
+    return verifier.verify(Candidate(text=text, gold=gold, data_source="", index=0)).verdict
 
 
 @pytest.mark.parametrize("mode", ["strict", "flexible", "first", "last"])

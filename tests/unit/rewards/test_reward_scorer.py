@@ -11,8 +11,8 @@ import pytest
 from mindgspo.config import RewardSection
 from mindgspo.errors import DataError, RewardError
 from mindgspo.rewards import Candidate, Scorer, gold_is_readable
-from mindgspo.rewards.judgement import Job, Judge, Judgement, Outcome, Reply, Shaper
 from mindgspo.rewards.registry import build_function, function_for
+from mindgspo.rewards.verification import Job, JSONValue, Outcome, Reply, Shaper, Verification, Verifier
 from mindgspo.types import Prompt, Verdict
 
 
@@ -25,20 +25,20 @@ def candidate(text: str, index: int = 0, *, gold: str = "72", source: str = "ope
 
 
 class CharacterCount:
-    """A judge: one point per character. "raise" raises, "later ..." is left to a worker."""
+    """A verifier: one point per character. "raise" raises, "later ..." is left to a worker."""
 
     def can_read(self, gold: str) -> bool:
         return gold != "unreadable"
 
-    def judge(self, candidate: Candidate) -> Judgement | Job:
+    def verify(self, candidate: Candidate) -> Verification | Job:
         if candidate.text == "raise":
             raise KeyError("broken on purpose")
         if candidate.text.startswith("later"):
-            return Job(task="count", arguments={"text": candidate.text})
-        return Judgement(value=float(len(candidate.text)), verdict=Verdict.CORRECT, extracted=candidate.text)
+            return Job(task="count", arguments={"text": candidate.text}, conclude=self.concluded)
+        return Verification(value=float(len(candidate.text)), verdict=Verdict.CORRECT, extracted=candidate.text)
 
-    def conclude(self, candidate: Candidate, reply: Reply) -> Judgement:
-        return Judgement(value=float(reply.value), verdict=Verdict.WRONG, extras={"words": 2.0})
+    def concluded(self, value: JSONValue) -> Verification:
+        return Verification(value=float(value), verdict=Verdict.WRONG, extras={"words": 2.0})
 
 
 class Constant:
@@ -76,7 +76,7 @@ def scorer(*functions: str, weights: tuple[float, ...] | None = None, pool: Scri
     """verl_strict counts characters, length is constant; every other name is the real thing."""
     fakes = {"verl_strict": CharacterCount(), "length": Constant()}
 
-    def build(name: str, section: RewardSection) -> Judge | Shaper:
+    def build(name: str, section: RewardSection) -> Verifier | Shaper:
         return fakes[name] if name in fakes else build_function(name, section)
 
     return Scorer(RewardSection(functions=functions, weights=weights), build=build, pool=pool or ScriptedPool())

@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindgspo.config.reward import LengthSection, RepetitionSection
-from mindgspo.rewards.candidate import Candidate
-from mindgspo.rewards.functions.length import CosineLength
-from mindgspo.rewards.functions.repetition import Repetition
-from mindgspo.rewards.functions.think_format import ThinkFormat
+from mindgspo.rewards.functions.shaping import CosineLength, Repetition, ThinkFormat
+from mindgspo.rewards.verification import Candidate
 from mindgspo.types import Verdict
 
 NOT_CORRECT = (None, *(verdict for verdict in Verdict if verdict is not Verdict.CORRECT))

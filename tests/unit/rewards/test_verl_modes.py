@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindgspo.rewards.candidate import Candidate
-from mindgspo.rewards.functions.verl import VerlGsm8k
-from mindgspo.rewards.judgement import Judgement, Outcome, Reply
+from mindgspo.rewards.functions.numeric import VerlGsm8k
+from mindgspo.rewards.verification import Candidate, Verification
 from mindgspo.types import Verdict
 
 C, W, N = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER
@@ -19,10 +18,10 @@ def candidate(text: str, gold: str) -> Candidate:
     return Candidate(text=text, gold=gold, data_source="openai/gsm8k", index=0)
 
 
-def judged(function: VerlGsm8k, text: str, gold: str) -> Judgement:
-    judgement = function.judge(candidate(text, gold))
-    assert isinstance(judgement, Judgement)
-    return judgement
+def verified(function: VerlGsm8k, text: str, gold: str) -> Verification:
+    verification = function.verify(candidate(text, gold))
+    assert isinstance(verification, Verification)
+    return verification
 
 
 # (response, gold, what `strict` extracts and says, what `flexible` extracts and says)
@@ -76,9 +75,9 @@ def test_by_hand(
     text: str, gold: str, strict: str | None, strict_says: Verdict, flexible: str | None, flexible_says: Verdict
 ) -> None:
     for function, extracted, verdict in ((STRICT, strict, strict_says), (FLEXIBLE, flexible, flexible_says)):
-        judgement = judged(function, text, gold)
-        assert (judgement.extracted, judgement.verdict) == (extracted, verdict)
-        assert judgement.value == (1.0 if verdict is C else 0.0)
+        verification = verified(function, text, gold)
+        assert (verification.extracted, verification.verdict) == (extracted, verdict)
+        assert verification.value == (1.0 if verdict is C else 0.0)
 
 
 PIECES = ["#### ", "72", "1,000", "-", ".", ",", " ", "\n", "$", "x", "\ud800", "\u0663", "and so on " * 20]
@@ -90,23 +89,16 @@ soup = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
 def test_every_text_has_a_verdict_and_only_its_last_300_characters_count(text: str, gold: str) -> None:
     for function in (STRICT, FLEXIBLE):
         assert function.can_read(gold)
-        judgement = judged(function, text, gold)
-        assert (judgement.verdict is N) == (judgement.extracted is None)
-        assert (judgement.verdict is C) == (judgement.value == 1.0) == (judgement.extracted == gold)
+        verification = verified(function, text, gold)
+        assert (verification.verdict is N) == (verification.extracted is None)
+        assert (verification.verdict is C) == (verification.value == 1.0) == (verification.extracted == gold)
         assert (
-            judged(function, "#### 5 " + "y" * 300 + text[-300:], gold).verdict
-            is judged(function, "y" * 300 + text[-300:], gold).verdict
+            verified(function, "#### 5 " + "y" * 300 + text[-300:], gold).verdict
+            is verified(function, "y" * 300 + text[-300:], gold).verdict
         )
 
 
 def test_what_is_kept_of_an_answer_is_short() -> None:
     digits = "7" * 290
-    judgement = judged(STRICT, f"#### {digits}", digits)
-    assert (judgement.verdict, judgement.extracted) == (C, digits[:200])
-
-
-def test_there_is_no_third_method_and_no_job() -> None:
-    with pytest.raises(KeyError):
-        VerlGsm8k("lenient")  # type: ignore[arg-type]
-    with pytest.raises(AssertionError):
-        STRICT.conclude(candidate("", ""), Reply(outcome=Outcome.DONE))
+    verification = verified(STRICT, f"#### {digits}", digits)
+    assert (verification.verdict, verification.extracted) == (C, digits[:200])

@@ -8,7 +8,7 @@ import pytest
 
 from mindgspo.config import RewardSection
 from mindgspo.rewards import Candidate, Scorer
-from mindgspo.rewards.answers.voting import RIGHT, votes_of
+from mindgspo.rewards.answers.equivalence import RIGHT, votes_of
 from mindgspo.types import Verdict
 
 

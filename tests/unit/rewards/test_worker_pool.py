@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.rewards.judgement import Job, JSONValue, Outcome, Reply
+from mindgspo.rewards.functions.from_file import conclude
+from mindgspo.rewards.verification import Job, JSONValue, Outcome, Reply
 from mindgspo.rewards.workers.pool import WorkerPool
 
 ROOT = Path(__file__).parents[3]
@@ -162,7 +163,7 @@ def ask(task: str, text: str, index: int = 0) -> Job:
         "ground_truth": "72",
         "extra_info": {"index": index},
     }
-    return Job(task=task, arguments=arguments)
+    return Job(task=task, arguments=arguments, conclude=conclude)
 
 
 def values(replies: Sequence[Reply]) -> list[JSONValue]:
@@ -326,7 +327,7 @@ def test_an_idle_child_that_was_killed_is_replaced_for_free(pool: WorkerPool, ho
 
 
 def test_an_argument_that_is_no_json_fails_alone(pool: WorkerPool, hostile: str) -> None:
-    broken = Job(task=f"{hostile}:f", arguments={"solution_str": b"bytes"})  # type: ignore[dict-item]
+    broken = Job(task=f"{hostile}:f", arguments={"solution_str": b"bytes"}, conclude=conclude)  # type: ignore[dict-item]
     replies = pool.run([ask(f"{hostile}:f", "a"), broken, ask(f"{hostile}:f", "b")])
     assert [reply.outcome for reply in replies] == [Outcome.DONE, Outcome.FAILED, Outcome.DONE]
     assert "bytes is not JSON serializable" in replies[1].message
@@ -468,11 +469,11 @@ def test_a_parent_killed_by_sigkill_leaves_no_child(tmp_path: Path) -> None:
             f"""
             import sys
             sys.path.insert(0, {str(ROOT)!r})
-            from mindgspo.rewards.judgement import Job
+            from mindgspo.rewards.verification import Job
             from mindgspo.rewards.workers.pool import WorkerPool
             task = {str(function) + ":f"!r}
             pool = WorkerPool([task], count=2, timeout_s=60.0, startup_timeout_s=30.0, memory_mb=256)
-            pool.run([Job(task=task, arguments={arguments!r})] * 2)
+            pool.run([Job(task=task, arguments={arguments!r}, conclude=print)] * 2)
             """
         )
     )
@@ -500,11 +501,11 @@ def test_a_script_ends_with_its_children(tmp_path: Path, hostile: str) -> None:
             f"""
             import json, sys
             sys.path.insert(0, {str(ROOT)!r})
-            from mindgspo.rewards.judgement import Job
+            from mindgspo.rewards.verification import Job
             from mindgspo.rewards.workers.pool import WorkerPool
             task = {hostile + ":pid"!r}
             pool = WorkerPool([task], count=2, timeout_s=5.0, startup_timeout_s=30.0, memory_mb=256)
-            replies = pool.run([Job(task=task, arguments={arguments!r})] * 50)
+            replies = pool.run([Job(task=task, arguments={arguments!r}, conclude=print)] * 50)
             print(json.dumps([reply.value for reply in replies]))
             """
         )

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from mindgspo.errors import RewardError
-from mindgspo.rewards.judgement import Job, JSONValue, Outcome, Reply
+from mindgspo.rewards.functions.from_file import conclude
+from mindgspo.rewards.verification import Job, JSONValue, Outcome, Reply
 from mindgspo.rewards.workers.pool import WorkerPool
 
 ARGUMENTS: dict[str, JSONValue] = {"data_source": "s", "solution_str": "72", "ground_truth": "72", "extra_info": {}}
@@ -36,7 +37,7 @@ def a_pool(
 
 
 def run(pool: WorkerPool, *tasks: str) -> list[Reply]:
-    return pool.run([Job(task=task, arguments=ARGUMENTS) for task in tasks])
+    return pool.run([Job(task=task, arguments=ARGUMENTS, conclude=conclude) for task in tasks])
 
 
 @pytest.mark.parametrize(
@@ -131,14 +132,14 @@ def test_the_callers_search_path_is_the_childs(tmp_path: Path, monkeypatch: pyte
     """Modules on it are found, also those that are named like files of the pool's own folder."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    for name in ("process", "child", "user_function"):
+    for name in ("process", "worker", "pool"):
         write(elsewhere, f"NAME = {name!r}\n", f"{name}.py")
-    text = "import process, child, user_function\ndef f(**kwargs):\n    return [process.NAME, child.NAME]\n"
-    file = write(tmp_path, text + "assert user_function.NAME\n")
+    text = "import process, worker, pool\ndef f(**kwargs):\n    return [process.NAME, worker.NAME]\n"
+    file = write(tmp_path, text + "assert pool.NAME\n")
     monkeypatch.syspath_prepend(elsewhere)
     with a_pool(f"{file}:f") as pool:
         pool.start()
-        assert [reply.value for reply in run(pool, f"{file}:f")] == [["process", "child"]]
+        assert [reply.value for reply in run(pool, f"{file}:f")] == [["process", "worker"]]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from mindgspo.config import RewardSection
 from mindgspo.errors import TrainingError
 from mindgspo.metrics import unknown_names
 from mindgspo.rewards import Candidate, Scorer
-from mindgspo.rewards.judgement import Judgement
+from mindgspo.rewards.verification import Verification
 from mindgspo.trainer.step import run_step
 
 HALF = math.sqrt(0.5)  # rewards 1 and 0: (1 - 0.5) / std, ddof 1
@@ -129,7 +129,7 @@ def test_a_step_without_any_reward_stops_the_run(make_parts, one_of_two_right, f
 
 def test_a_reward_function_that_raises_filters_its_sample(make_parts, one_of_two_right, caplog) -> None:
     class Raising:
-        def judge(self, candidate: Candidate) -> Judgement:
+        def verify(self, candidate: Candidate) -> Verification:
             raise RuntimeError("broken")
 
     scorer = Scorer(RewardSection(), build=lambda name, section: Raising())

@@ -1,7 +1,4 @@
-r"""Symbolic comparison of two answers, for a child process only: it may run forever, take all memory or crash.
-
-What enters: {"answer": text, "gold": text}. What leaves: {"same": bool, "gold_parsed": bool, "answer_parsed": bool}.
-Called by the worker pool's child under the task name "math_verify"; nothing here may run in the main process.
+r"""Symbolic comparison of two answers, in a worker process only: it may run forever, take all memory or crash.
 
 No text is ever evaluated. math-verify's own `parse` is not used, because its reader of plain expressions hands text to
 sympy's `parse_expr`, which is `eval`. The texts are broken into tokens and written down again with nothing but numbers,
@@ -15,10 +12,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from mindgspo.rewards.answers.latex import answer_tokens
-from mindgspo.rewards.answers.latex_spelling import safe_latex
-from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS
-from mindgspo.rewards.judgement import JSONValue
+from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, answer_tokens, safe_latex
+from mindgspo.rewards.verification import JSONValue
 
 RELATIVE_TOLERANCE = 1e-6
 """For comparisons with a decimal number, as in 1.414214 for \\sqrt{2}."""

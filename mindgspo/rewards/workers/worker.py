@@ -1,31 +1,143 @@
-"""From "file.py:function" to a function that is known to take verl's arguments; its values as plain JSON.
+"""The program of a worker process: loads its tasks once, then answers one job after the other.
 
-Runs in a child process only, loaded by `child` without its package: standard library only. What enters: the task's
-name, then whatever the function returns or raises. What leaves: callables, JSON values, one-line messages.
+JSON lines come on the first standard input, settings first; one goes out on the first standard output per line. Both
+pipes are moved out of the way of users' code, whose prints go to standard error. `process` starts this file as a script
+by its path: the imports of the package (numpy, pydantic) would take ten times as long as all of this, so only the
+standard library is imported unless a task needs more.
 """
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import importlib.util
 import inspect
+import io
+import json
 import math
 import os
+import resource
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from decimal import Decimal
 from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import ModuleType
 
-from mindgspo.text import did_you_mean
-
+MATH_VERIFY = "math_verify"
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 """What a user's function is called with, by keyword: the convention of verl's `custom_reward_function`."""
 MODULE_PREFIX = "mindgspo_reward_"
 MAX_MESSAGE = 500
 MAX_NAMES = 20
+PR_SET_PDEATHSIG = 1
+# The kernel's out-of-memory killer takes the process with the highest score: a worker rather than the training.
+OOM_SCORE = "800"
+# Made in advance, because nothing can be made once memory is used up.
+OUT_OF_MEMORY = b'{"outcome": "failed", "is_out_of_memory": true}\n'
+
+Task = Callable[[Mapping[str, object]], object]
+
+
+def main() -> None:
+    """Serve until the parent closes its end of the pipe. Nothing of the user's code runs at exit."""
+    jobs, replies = _take_pipes()
+    first_line = jobs.readline()
+    if first_line:
+        setup = json.loads(first_line)
+        _die_with_parent(setup["parent"])
+        _limit_memory(setup["memory_mb"])
+        sys.path[:] = setup["sys_path"]
+        _serve(setup["tasks"], jobs, replies)
+    os._exit(0)
+
+
+def _take_pipes() -> tuple[io.BufferedReader, int]:
+    """The pipe of jobs and the number of the pipe of replies. Programs that users' code starts do not get them."""
+    jobs, replies = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    faulthandler.enable(all_threads=False)
+    return open(jobs, "rb"), replies
+
+
+def _die_with_parent(parent: int) -> None:
+    """Even while this process hangs in C code, where it would not notice the end of its pipe."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _limit_memory(memory_mb: int) -> None:
+    """RLIMIT_DATA counts what a process can write to. RLIMIT_AS would also count mapped libraries: with torch imported
+    it is four times as much (578 MiB against 150), and the import fails under limits that leave room enough."""
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = memory_mb * 2**20
+    limit = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError):  # not there on every system; only a precaution
+        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
+
+
+def _serve(tasks: list[str], jobs: io.BufferedReader, replies: int) -> None:
+    try:
+        loaded = {task: _load(task) for task in tasks}
+    except BrokenFunctionError as error:
+        _send(replies, _line({"outcome": "failed", "message": str(error)}))
+        return
+    _send(replies, _line({"outcome": "done"}))
+    own = os.getpid()
+    for line in jobs:
+        reply = _answer(line, loaded)
+        if os.getpid() != own:  # a copy of this process that the user's function made by os.fork, and that came back
+            os._exit(0)
+        _send(replies, reply)
+        if reply is OUT_OF_MEMORY:
+            return
+
+
+def _load(task: str) -> Task:
+    if task != MATH_VERIFY:
+        return _user_function(task)
+    try:
+        from mindgspo.rewards.workers import math_verify
+
+        return math_verify.load()
+    except Exception as error:
+        raise BrokenFunctionError(f"{task} cannot be loaded: {_describe(error)}") from error
+
+
+def _answer(line: bytes, loaded: Mapping[str, Task]) -> bytes:
+    try:
+        job = json.loads(line)
+        value = loaded[job["task"]](job["arguments"])
+        return _line({"outcome": "done", "value": _plain_value(value)})
+    except MemoryError:
+        return OUT_OF_MEMORY
+    except BaseException as error:  # sys.exit() in a reward function costs its sample, no more
+        return _line({"outcome": "failed", "message": _describe(error)})
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that the function left running would hit the next response
+
+
+def _line(reply: Mapping[str, object]) -> bytes:
+    return json.dumps(reply, allow_nan=False).encode("ascii") + b"\n"
+
+
+def _send(replies: int, line: bytes) -> None:
+    unsent = memoryview(line)
+    while unsent:
+        unsent = unsent[os.write(replies, unsent) :]
 
 
 class BrokenFunctionError(Exception):
@@ -36,7 +148,7 @@ class UnsuitableValueError(Exception):
     """A function returned what cannot cross the pipe."""
 
 
-def load(task: str) -> Callable[[Mapping[str, object]], object]:
+def _user_function(task: str) -> Callable[[Mapping[str, object]], object]:
     """The function that `task` ("path/file.py:function") names, to be called with a mapping of its arguments.
 
     Raises BrokenFunctionError: no such file, its import fails, no such function, not callable, async, other signature.
@@ -58,6 +170,8 @@ def load(task: str) -> Callable[[Mapping[str, object]], object]:
 def _module(path: str) -> ModuleType:
     file = Path(path)
     if not file.is_file():
+        from mindgspo.text import did_you_mean
+
         beside = [other.name for other in file.parent.glob("*.py")]
         hint = did_you_mean(file.name, beside, show=lambda name: str(file.with_name(name)))
         raise BrokenFunctionError(f"{path}: there is no such file{hint}")
@@ -81,6 +195,8 @@ def _failed_line(error: BaseException, path: str) -> str:
 
 
 def _no_such_function(module: ModuleType, path: str, name: str) -> str:
+    from mindgspo.text import did_you_mean
+
     own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
     functions = [key for key in own if callable(vars(module)[key])]
     hint = did_you_mean(name, functions)
@@ -103,7 +219,7 @@ def _check_signature(function: Callable[..., object], task: str, name: str) -> N
         ) from error
 
 
-def plain_value(value: object, place: str = "") -> object:
+def _plain_value(value: object, place: str = "") -> object:
     """`value` as JSON: numpy's and torch's scalars and 0-d arrays as numbers, tuples as lists. Raises
     UnsuitableValueError, naming the place (" in ['score']"), for NaN, infinities and whatever JSON does not have."""
     if value is None or isinstance(value, (bool, str)):
@@ -120,15 +236,15 @@ def plain_value(value: object, place: str = "") -> object:
             raise UnsuitableValueError(f"returned {number}{place}; a value must be finite, or None to leave it out")
         return number
     if isinstance(value, Mapping):
-        return {str(key): plain_value(item, f"{place or ' in '}[{key!r}]") for key, item in value.items()}
+        return {str(key): _plain_value(item, f"{place or ' in '}[{key!r}]") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain_value(item, f"{place or ' in '}[{number}]") for number, item in enumerate(value)]
+        return [_plain_value(item, f"{place or ' in '}[{number}]") for number, item in enumerate(value)]
     raise UnsuitableValueError(
         f"returned a {type(value).__name__}{place}; expected a number, a dict with 'score', or None"
     )
 
 
-def describe(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     """One line: class, text, and the last line of the user's files that was running."""
     if isinstance(error, UnsuitableValueError):
         return str(error)
@@ -145,3 +261,7 @@ def _text(error: BaseException) -> str:
     except BaseException:  # __str__ of a user's class
         text = "its text cannot be shown, because __str__ raised"
     return f"{type(error).__name__}: {' '.join(text.split())}".rstrip(": ")[:MAX_MESSAGE]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,17 +1,48 @@
-"""Products and sums as `latex` reads them: exact rational coefficients, everything else as canonical text.
+r"""Values of LaTeX expressions: exact rational coefficients, everything else as canonical text.
 
-What enters: factors one by one. What leaves: text that is equal for equal products and sums however they were typed:
--x/2, (-1/2)x and x(-1)/2; p - q and -q + p. Nothing is multiplied out, and no root is simplified: that is the symbolic
-comparison's work.
+The text is equal for equal products and sums however they were typed: -x/2, (-1/2)x and x(-1)/2; p - q and -q + p.
+Nothing is multiplied out, and no root is simplified: that is the symbolic comparison's work.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 PLUS_MINUS = "\u00b1"
+
+_CONSTANTS = (
+    "pi infty emptyset alpha beta gamma delta epsilon varepsilon zeta eta theta lambda mu nu xi rho sigma tau phi "
+    "varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar imath"
+)
+
+
+CONSTANTS = frozenset(_CONSTANTS.split())
+"""Commands that stand for one symbol and take no argument."""
+
+
+_MIRRORED = {">": "<", "ge": "le"}
+
+
+_UNORDERED = frozenset(("cup", "cap", "="))
+
+
+_NUMBER = r"[-+][0-9]+(?:/[0-9]+)?"
+
+
+_IS_NUMBER = re.compile(_NUMBER)
+
+
+_IS_PERCENT = re.compile(rf"{_NUMBER} %")
+
+
+_IS_NUMBER_SET = re.compile(rf"set\{{{_NUMBER}(?:; {_NUMBER})*\}}")
+
+
+_IS_NUMBER_TUPLE = re.compile(rf"\+tuple[(\[]{_NUMBER}(?:; {_NUMBER})*[)\]]")
+
 
 Sum = tuple["Term", ...]
 
@@ -66,11 +97,6 @@ class Term:
 def sum_text(terms: Sum) -> str:
     """Canonical text of a sum."""
     return " ".join(sorted(term.text for term in terms))
-
-
-def sum_value(terms: Sum) -> Fraction | None:
-    """The number that a sum of one term is, if it is one."""
-    return terms[0].value if len(terms) == 1 else None
 
 
 def flattened(terms: Sequence[Term]) -> Sum:
@@ -155,3 +181,96 @@ def as_factor(terms: Sum) -> Term:
 def parenthesis(terms: Sum) -> Term:
     """A sum in parentheses that stay, even around a single letter."""
     return Term(1, Fraction(1), (f"({sum_text(terms)})",), inner=terms)
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """One answer of a list. name: canonical text of the x in "x = 5" and "x \\in ...", None without. texts: canonical;
+    two of them for plus-minus. terms: the sum that it is, None where it is a relation."""
+
+    name: str | None
+    texts: tuple[str, ...]
+    terms: Sum | None
+
+    @property
+    def full_texts(self) -> tuple[str, ...]:
+        """texts with the name before each."""
+        return self.texts if self.name is None else tuple(f"{self.name} = {text}" for text in self.texts)
+
+
+def set_text(elements: Sequence[Element]) -> str:
+    """Canonical text of a set: sorted, without repetitions; of one element, the element itself."""
+    texts = sorted({text for element in elements for text in element.full_texts})
+    return texts[0] if len(texts) == 1 else f"set{{{'; '.join(texts)}}}"
+
+
+def is_name(terms: Sum) -> bool:
+    r"""Whether a sum is x, x_1, \theta, f(x), AB or \text{Area}: a name for what stands on the other side."""
+    term = terms[0]
+    if len(terms) != 1 or term.coefficient != 1 or term.divisors or term.sign != 1 or not term.factors:
+        return False
+    first, *others = term.factors
+    if others and others[-1].startswith("("):
+        del others[-1]
+    is_word = first.startswith("text[") and not others
+    return is_word or all(map(_is_letter, (first, *others)))
+
+
+def _is_letter(text: str) -> bool:
+    head = text.partition("_")[0]
+    return (len(head) == 1 and head.isalpha()) or head.removeprefix("\\") in CONSTANTS - {"pi", "infty", "emptyset"}
+
+
+def value_element(terms: Sum, name: str | None) -> Element:
+    """An answer that is a value; one plus-minus in it makes it two."""
+    unsure = [index for index, term in enumerate(terms) if term.sign == 0]
+    if len(unsure) == 1 and sum_text(terms).count(PLUS_MINUS) == 1:
+        index = unsure[0]
+        both = [(*terms[:index], with_sign(terms[index], sign), *terms[index + 1 :]) for sign in (1, -1)]
+        return Element(name, tuple(map(sum_text, both)), terms)
+    return Element(name, (sum_text(terms),), terms)
+
+
+def relation_element(sides: Sequence[Sum], relations: Sequence[str]) -> Element:
+    """a < b < c, in the direction of "less"; the sides of equations and of unions in alphabetical order."""
+    texts = list(map(sum_text, sides))
+    signs = list(relations)
+    if all(sign in _MIRRORED for sign in signs):
+        texts.reverse()
+        signs = [_MIRRORED[sign] for sign in reversed(signs)]
+    elif len(set(signs)) == 1 and signs[0] in _UNORDERED:
+        texts.sort()
+    chain = texts[0] + "".join(f" {sign} {text}" for sign, text in zip(signs, texts[1:], strict=True))
+    return Element(None, (f"relation({chain})",), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormalForm:
+    """name: canonical text of the x of "x = 5", None without. body: canonical text of the rest."""
+
+    name: str | None
+    body: str
+
+    def same_as(self, other: NormalForm) -> bool:
+        """Equal bodies, and names that are equal or left out on one side."""
+        return self.body == other.body and (self.name == other.name or self.name is None or other.name is None)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether this is one rational number."""
+        return _IS_NUMBER.fullmatch(self.body) is not None
+
+    @property
+    def is_percent(self) -> bool:
+        """Whether this is one rational number with a percent sign."""
+        return _IS_PERCENT.fullmatch(self.body) is not None
+
+    @property
+    def is_number_set(self) -> bool:
+        """Whether this is a set of at least two rational numbers."""
+        return _IS_NUMBER_SET.fullmatch(self.body) is not None
+
+    @property
+    def is_number_tuple(self) -> bool:
+        """Whether this is a tuple or interval of rational numbers."""
+        return _IS_NUMBER_TUPLE.fullmatch(self.body) is not None

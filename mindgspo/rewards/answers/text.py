@@ -1,0 +1,200 @@
+r"""Reading the text of a response: markup off, boxes found, thinking left out. Every search is linear in the text.
+
+`plain` takes markdown, LaTeX spacing and wrappers, currency signs, tags and full-width forms off a line. `boxed_spans`
+finds all \boxed{...} contents, nested braces included; a box that is never closed (the response was cut) is no answer.
+
+`passages` says which parts of a response are searched for its answer. Thinking is no answer: of a response with
+</think> only what follows is searched, even if that is nothing, and of one that starts with a <think> that is never
+closed nothing is. Of what remains, the last <answer>...</answer> block that holds a word is searched first, then the
+text from there on, and nothing before it: an answer that was dropped is no answer. A block of placeholder words
+("<answer> answer here </answer>", "<answer> and </answer>") only talks about tags.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+# Full-width ASCII (U+FF01..U+FF5E) is what Chinese input methods produce. NFKC is not used: it would turn the
+# exponent of "5 m^2" written as one character into the digit 2.
+_CHARACTERS = {0xFF01 + offset: 0x21 + offset for offset in range(0x5E)}
+_CHARACTERS |= dict.fromkeys((0x00A0, 0x2007, 0x2009, 0x200A, 0x202F, 0x3000), " ")
+_CHARACTERS |= dict.fromkeys((0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF), "")
+_CHARACTERS |= dict.fromkeys((0x2010, 0x2011, 0x2012, 0x2013, 0x2212, 0xFE63), "-")
+_CHARACTERS |= dict.fromkeys((0x201C, 0x201D, 0x201E), '"') | dict.fromkeys((0x2018, 0x2019), "'")
+_CHARACTERS |= {0x2044: "/", 0x2215: "/", 0x3002: ". ", 0x2248: "=", 0x3001: ",", 0xFF61: ". "}
+_CHARACTERS |= dict.fromkeys((0xA3, 0xA5, 0xFFE5, *range(0x20A0, 0x20C0)), "$")  # currency signs
+_VULGAR_FRACTIONS = {
+    **{0xBC: "1/4", 0xBD: "1/2", 0xBE: "3/4", 0x2150: "1/7", 0x2151: "1/9", 0x2152: "1/10", 0x2153: "1/3"},
+    **{0x2154: "2/3", 0x2155: "1/5", 0x2156: "2/5", 0x2157: "3/5", 0x2158: "4/5", 0x2159: "1/6", 0x215A: "5/6"},
+    **{0x215B: "1/8", 0x215C: "3/8", 0x215D: "5/8", 0x215E: "7/8"},
+}
+_CHARACTERS |= {point: f" {fraction}" for point, fraction in _VULGAR_FRACTIONS.items()}
+
+_REMOVED = re.compile(
+    r"<<[^<>]*>>"  # GSM8K's calculator notes
+    r"|</?[A-Za-z][\w-]{0,20}>|<\|[^|<>]{0,30}\|>"  # tags and special tokens typed as text
+    r"|\\(?:left|right|displaystyle|limits|bf|rm|!)(?![A-Za-z])"
+    r"|`"
+)
+_NEGATIVE_MONEY = re.compile(r"-\\?\$(?=[0-9.])")
+_SHORT_MONEY = re.compile(r"(\$\s?[0-9][0-9.,]{0,20})([kKMB])(?![\w$])")  # not $70k$, which is algebra
+_SHORT_FORMS = {"k": " thousand", "K": " thousand", "M": " million", "B": " billion"}
+_POWER = re.compile(r"(?<=[0-9)])\s?\*\*\s?(?=[0-9])")
+_SPACED = re.compile(r"\*\*|__|\\?\$|\\[,;: ()\[\]]|~|\\q?quad(?![A-Za-z])")
+_FONTS = r"text(?:bf|it|rm|tt|sf)?|math(?:rm|bf|it|tt|sf)|underline|mbox|emph"
+_WRAPPER = re.compile(rf"\\(?:{_FONTS}|boxed|fbox)\s*\{{([^{{}}]*)\}}")
+_WRAPPER_OPENING = re.compile(rf"\\(?:{_FONTS}|boxed|fbox)\s*\{{")
+_APPROXIMATELY = re.compile(r"\\(?:approx|simeq|equiv)(?![A-Za-z])")
+_DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![A-Za-z])")
+# "48 minus 24" is a difference; "is negative 72" a sign.
+_SIGN_WORD = re.compile(
+    r"(\A\s{0,4}|\b(?:is|be|equals)\s|[:=#]\s?)(?:negative|minus)\s{1,2}(?=\$?\.?[0-9])", re.IGNORECASE
+)
+_CHINESE_MINUS = re.compile(r"(?<!\u6b63)\u8d1f\s?(?=[0-9])")
+_WHITESPACE = re.compile(r"\s+")
+_MARKUP_CHARACTERS = re.compile(r"[\\*_`$<~{}]")
+
+
+def ascii_forms(text: str) -> str:
+    """`text` with full-width digits and punctuation, typographic minus signs and the like in their ASCII forms."""
+    return text if text.isascii() else text.translate(_CHARACTERS)
+
+
+def plain(text: str) -> str:
+    """`text` without markup, on one line, without quotes and closing punctuation at its edges."""
+    text = ascii_forms(text)
+    if _MARKUP_CHARACTERS.search(text):
+        text = _without_markup(text)
+    text = _CHINESE_MINUS.sub("-", _SIGN_WORD.sub(r"\1-", text))
+    # A leading point may open a decimal (".5"), so only the right edge loses full stops.
+    return _WHITESPACE.sub(" ", text).strip(" \"'*_,;:").rstrip(" \"'*_.,;:")
+
+
+def _without_markup(text: str) -> str:
+    text = _POWER.sub("^", text.replace("{,}", ",").replace(r"\%", "%"))
+    text = _SHORT_MONEY.sub(lambda match: match[1] + _SHORT_FORMS[match[2]], text)
+    text = _NEGATIVE_MONEY.sub("-", text)
+    text = _DEGREES.sub("\u00b0", _APPROXIMATELY.sub("=", text))
+    text = _SPACED.sub(" ", _REMOVED.sub("", text))
+    for _ in range(3):  # \textbf{\text{...}}: three levels are more than anyone writes
+        text = _WRAPPER.sub(r" \1 ", text)
+    return _without_open_braces(text)
+
+
+def _without_open_braces(text: str) -> str:
+    r"""Wrappers cut off by a line end, as in `\textbf{Answer: 5` or `Answer:} 5`, lose their lone brace."""
+    text = _WRAPPER_OPENING.sub(" ", text)
+    for _ in range(min(3, text.count("}") - text.count("{"))):
+        text = text.strip()
+        text = text[1:] if text.startswith("}") else text.removesuffix("}")
+    while text.startswith("{") and text.endswith("}") and text.find("}") == len(text) - 1:
+        text = text[1:-1]
+    return text
+
+
+class Span(NamedTuple):
+    """Half-open character range [start, end) of a box's content."""
+
+    start: int
+    end: int
+
+
+# Two backslashes are what a box looks like that was escaped once too often ("\\boxed{5}" in JSON).
+_BOX = r"\\{1,2}(?:boxed|fbox)\s{0,4}\{"
+_FIRST_BOX = re.compile(_BOX)
+# An escaped brace (\{) is one token, so that it neither opens nor closes anything.
+_TOKENS = re.compile(rf"(?P<box>{_BOX})|\\.|(?P<brace>[{{}}])", re.DOTALL)
+
+
+def boxed_spans(text: str) -> list[Span]:
+    """Balanced boxes by the position of their closing brace; of nested boxes the outer one comes last."""
+    spans: list[Span] = []
+    first = _FIRST_BOX.search(text)
+    if first is None:
+        return spans
+    open_braces: list[int | None] = []  # content start of a box, None for any other brace
+    for token in _TOKENS.finditer(text, first.start()):
+        if token["box"]:
+            open_braces.append(token.end())
+        elif token["brace"] == "{":
+            open_braces.append(None)
+        elif token["brace"] == "}" and open_braces:
+            start = open_braces.pop()
+            if start is not None:
+                spans.append(Span(start, token.start()))
+    return spans
+
+
+class Passage(NamedTuple):
+    """is_block: whether `text` is the inside of an <answer> block, so that all of it is meant as the answer."""
+
+    text: str
+    is_block: bool
+
+
+_ANSWER_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
+_THINK_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
+_OPENS_THINKING = re.compile(r"\s*<think(?:ing)?>", re.IGNORECASE)
+_NEXT_QUESTION = re.compile(
+    r"^[ \t>*_#]{0,8}(?:question|problem|exercise|example|q|human|user|\u95ee\u9898|\u95ee|\u9898\u76ee)"
+    r"[ \t*_]{0,4}[0-9]{0,4}[ \t*_.]{0,4}[:\uff1a]",
+    re.IGNORECASE | re.MULTILINE,
+)
+_HAS_DIGIT = re.compile(r"\d")
+_PLACEHOLDERS = {"and", "or", "your", "my", "the", "a", "final", "answer", "here", "goes", "tag", "tags", "block"}
+_MAX_WORDS = 20
+_WORDS = re.compile(r"\w+")
+
+
+def passages(text: str, *, from_start: bool, is_cut: bool) -> Iterator[Passage]:
+    """The parts of `text` in the order in which they are searched.
+
+    from_start: of several blocks the first counts, and what follows a new "Question:" line is another matter, as long
+    as the text before it holds a digit. is_cut: a block that is not closed is unfinished, not the answer.
+    """
+    tag = _THINK_TAG.search(text) if from_start else None
+    if tag is not None and (tag[1] or not text[: tag.start()].strip()):
+        text = _first_turn(_after_thinking(text, from_start))  # the thinking may itself repeat the question
+    else:
+        text = _after_thinking(_first_turn(text) if from_start else text, from_start)
+    if not text:
+        return
+    block = _answer_block(text, from_start, is_cut)
+    if block is not None:
+        start, end = block
+        yield Passage(text[start:end], True)
+        yield Passage(text[start:], False)
+        return
+    yield Passage(text, False)
+
+
+def _first_turn(text: str) -> str:
+    digit = _HAS_DIGIT.search(text)
+    # The line of the first digit may itself be the question that is repeated, so the next one ends the turn.
+    question = None if digit is None else _NEXT_QUESTION.search(text, digit.end())
+    return text if question is None else text[: question.start()]
+
+
+def _answer_block(text: str, from_start: bool, is_cut: bool) -> tuple[int, int] | None:
+    """The character range inside the deciding block; a block that is never closed reaches to the end, because the
+    closing tag may have been the stop string."""
+    tags = list(_ANSWER_TAG.finditer(text))
+    blocks = [(tag.end(), after.start()) for tag, after in pairwise(tags) if not tag[1] and after[1]]
+    if tags and not tags[-1][1] and not is_cut:
+        blocks.append((tags[-1].end(), len(text)))
+    for start, end in blocks if from_start else reversed(blocks):
+        words = {word[0].lower() for word, _ in zip(_WORDS.finditer(text, start, end), range(_MAX_WORDS), strict=False)}
+        if words - _PLACEHOLDERS:
+            return start, end
+    return None
+
+
+def _after_thinking(text: str, from_start: bool) -> str:
+    """What follows the last </think> (from_start: the first); empty where thinking is still going on."""
+    ends = [tag.end() for tag in _THINK_TAG.finditer(text) if tag[1]]
+    if ends:
+        text = text[ends[0] if from_start else ends[-1] :]
+    return "" if _OPENS_THINKING.match(text) else text
