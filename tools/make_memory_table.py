@@ -31,8 +31,8 @@ import psutil
 from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.parallel.ranks import RankGrid
 from mindgspo.planner import GIB, graph_memory
-from mindgspo.planner.holdings import whole_bytes
 from mindgspo.planner.measured import fingerprint, stored_peaks
+from mindgspo.planner.rank_work import whole_bytes
 
 PROJECT = Path(__file__).resolve().parents[1]
 DOCS = PROJECT / "docs"

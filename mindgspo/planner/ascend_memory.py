@@ -1,7 +1,6 @@
 """What the graphs of one rank take on an Ascend card beside the holdings: an estimate.
 
-What enters: a rank's work and a phase or a graph. What leaves: bytes by part. Same interface as `cpu_memory`; called by
-`expected`. Which tensors are alive at once was read off the allocations of MindSpore 2.10's own allocator
+Which tensors are alive at once was read off the allocations of MindSpore 2.10's own allocator
 (`mindgspo dryrun`), whose order of execution is breadth first; `docs/memory_table.md` compares both.
 
 Per token and layer the backward pass needs, in the compute type, with all widths but `hidden` divided by
@@ -24,12 +23,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from mindgspo.parallel.swap.states import Holding, Phase
-from mindgspo.planner.holdings import held_bytes, weight_sizes
 from mindgspo.planner.memory_plan import GIB, MIB, Part, Parts
-from mindgspo.planner.rank_work import FLOAT, TYPE_BYTES, RankWidths, RankWork
-
-KEEPS_POOL = False
-"""Memory that graphs give back to the pool serves parameters that are swapped in."""
+from mindgspo.planner.rank_work import FLOAT, TYPE_BYTES, RankWidths, RankWork, held_bytes, weight_sizes
 
 # CANN's context, the drivers' share of the card and the pool's blocks: a round figure, not measured.
 _RUNTIME = 3 * GIB
@@ -122,7 +117,7 @@ def _moments_of_update(work: RankWork) -> Iterator[Parts]:
     states = work.tokens * _hidden(work) * size
     kept = work.in_flight * (width.layers * per_layer + _rotation(work))
     sent = 0 if width.is_last else 2 * states  # what an earlier stage has computed and is sending
-    block = width.feed_forward(work.tokens, in_blocks=False)
+    block = width.feed_forward(work.tokens)
     # What is computed again of one layer, and gradients of activations on their way through it: those of SwiGLU are the
     # widest, and where the product of gate and up was kept it is gone by then; with experts those of their tokens are.
     again = 0 if plan.recompute == "none" else everything - per_layer
@@ -193,7 +188,7 @@ def _layer_bytes(work: RankWork, recompute: str) -> int:
     if recompute == "full":
         return work.tokens * size * hidden
     heads = 2 * width.query + 2 * width.key_value
-    wide, block = 2 * hidden + heads, width.feed_forward(work.tokens, in_blocks=False)
+    wide, block = 2 * hidden + heads, width.feed_forward(work.tokens)
     inner = 2 * block.inner + 2 * block.routed
     if recompute == "none":
         wide += 2 * hidden + (width.query + width.key_value if width.has_head_norms else 0)
@@ -286,7 +281,7 @@ def _forward(work: RankWork, width: RankWidths, tokens: int) -> int:
     """One layer at a time: gate and up, side by side once more, and the stream beside them; or inputs and results of
     the norm in front of them; or queries, keys and values."""
     size = TYPE_BYTES[work.config.model.dtype]
-    block = width.feed_forward(tokens, in_blocks=False)
+    block = width.feed_forward(tokens)
     inner, routed = 4 * block.inner + block.routed, 2 * block.routed
     attention = tokens * (width.hidden + 3 * width.query + 3 * width.key_value)
     return size * (max(inner, routed, attention, 3 * tokens * width.hidden) + tokens * width.hidden)

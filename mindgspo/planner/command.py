@@ -1,7 +1,6 @@
-"""`mindgspo plan`: the expected memory of an experiment, and the smallest change where it does not fit.
+"""`mindgspo plan`: the expected memory of an experiment as tables, and the smallest change where it does not fit.
 
-What enters: the command's arguments. What leaves: lines, the last one the verdict. Called by the command line. Data and
-weights need not be there. Where a dry run has measured graphs of this configuration, its figures stand beside the
+Data and weights need not exist. Where a dry run has measured graphs of this configuration, its numbers stand beside the
 plan's.
 """
 
@@ -11,12 +10,97 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mindgspo.config import ExperimentConfig, load_config
+from mindgspo.parallel.swap.states import Phase
 from mindgspo.planner.ascend_memory import GRAPHS
 from mindgspo.planner.expected import PHASES, expected_memory, graph_memory
-from mindgspo.planner.measured import stored_peaks
-from mindgspo.planner.memory_plan import GIB, MemoryPlan
+from mindgspo.planner.measured import MeasuredPeak, stored_peaks
+from mindgspo.planner.memory_plan import GIB, MIB, Level, MemoryPlan, Part, RankMemory
 from mindgspo.planner.smallest_change import changed, set_options, smallest_change
-from mindgspo.planner.table import measured_lines, peak_text, plan_lines
+
+
+def plan_lines(plan: MemoryPlan) -> Iterator[str]:
+    """Tables by rank class at the configured level, then all levels."""
+    where = "card" if plan.device == "Ascend" else "process"
+    yield f"memory per {where} at the peak of each phase; {plan.level.value}"
+    for each in plan.classes:
+        yield ""
+        yield from _class_lines(plan, each)
+    yield ""
+    yield from _level_lines(plan)
+
+
+def measured_lines(peaks: Sequence[tuple[Phase, MeasuredPeak, int]]) -> Iterator[str]:
+    """Each graph's peak by MindSpore's allocator beside the plan's. peaks: phase, what was measured, and the bytes that
+    the plan has for this graph alone."""
+    unit = _Unit(max(peak.allocated for _, peak, _ in peaks))
+    rows = [[f"graph by graph, {unit.name}", "MindSpore", "plan", "difference"]]
+    for phase, peak, planned in peaks:
+        more = 100 * (planned / peak.allocated - 1)
+        name = f"  {phase.value}: {peak.graph}, rank {peak.rank}"
+        rows.append([name, unit.text(peak.allocated), unit.text(planned), f"{more:+.1f} %"])
+    yield from _aligned(rows)
+
+
+def peak_text(plan: MemoryPlan, level: Level | None = None) -> str:
+    """The most that a level needs against what there is, e.g. "update needs 51.20 of 64.00 GiB"."""
+    phase, needed = plan.peak(level)
+    processes = sum(len(each.ranks) for each in plan.classes)
+    together = f" ({processes} processes together)" if plan.device == "CPU" and processes > 1 else ""
+    unit = _Unit(needed)
+    return f"{phase.value} needs {unit.text(needed)} of {unit.text(plan.capacity)} {unit.name}{together}"
+
+
+class _Unit:
+    """GiB with two decimals; whole MiB where the largest figure of a table is small."""
+
+    def __init__(self, largest: int) -> None:
+        self._is_small = largest < 4 * GIB
+        self.name = "MiB" if self._is_small else "GiB"
+
+    def text(self, size: int) -> str:
+        """A size in this unit."""
+        return f"{size / MIB:,.0f}" if self._is_small else f"{size / GIB:,.2f}"
+
+
+def _class_lines(plan: MemoryPlan, each: RankMemory) -> Iterator[str]:
+    memories = [each.at(plan.level, phase) for phase in plan.phases]
+    unit = _Unit(max(memory.total for memory in memories))
+    rows = [[f"{_title(each)}, {unit.name}", *(phase.value for phase in plan.phases)]]
+    for part in Part:
+        sizes = [memory.parts.get(part, 0) for memory in memories]
+        if any(sizes):
+            rows.append([f"  {part.value}", *(unit.text(size) if size else "-" for size in sizes)])
+    rows.append(["  together", *(unit.text(memory.total) for memory in memories)])
+    yield from _aligned(rows)
+
+
+def _level_lines(plan: MemoryPlan) -> Iterator[str]:
+    unit = _Unit(max(plan.peak(level)[1] for level in Level))
+    title = "fullest card" if plan.device == "Ascend" else "all processes"
+    rows = [[f"{title}, {unit.name}", *(phase.value for phase in plan.phases), "", ""]]
+    for level in Level:
+        sizes = [unit.text(plan.needed(level, phase)) for phase in plan.phases]
+        verdict = "fits" if plan.fits(level) else "does not fit"
+        rows.append([f"  {level.value}", *sizes, verdict, "(configured)" if level is plan.level else ""])
+    yield from _aligned(rows)
+
+
+def _title(each: RankMemory) -> str:
+    first, last = each.ranks[0], each.ranks[-1]
+    layers = f"layers {each.layers[0]}-{each.layers[-1]}"
+    return f"rank {first}, {layers}" if first == last else f"ranks {first}-{last}, {layers}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """First column to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = (
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join(cells).rstrip()
+
 
 DRY_RUNS = Path("dryrun")
 """Where `mindgspo dryrun` leaves its folders, one per experiment, unless it is told otherwise."""
@@ -24,8 +108,8 @@ DRY_RUNS = Path("dryrun")
 _GROUNDS = {
     "Ascend": "An estimate: weights, gradients, moments and cache follow from the plans, the rest from what "
     "MindSpore's allocator did in dry runs (docs/ascend.md); the framework's part was not measured on a card.",
-    "CPU": "For the longest prompts and responses, and one shape of each graph. One process came out within 10 % when "
-    "measured (tools/bench_memory_plan.py); workers of reward functions are not in it.",
+    "CPU": "A rough estimate for the longest prompts and responses: weights, gradients, moments and cache follow from "
+    "the plans. Workers of reward functions are not in it.",
 }
 
 

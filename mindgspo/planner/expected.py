@@ -1,8 +1,7 @@
-"""The memory that a run is expected to need, by phase and rank.
+"""The memory that a run is expected to need, by phase and rank. No MindSpore needed.
 
-What enters: a configuration. What leaves: a `MemoryPlan`. Called by `command`, by the search for a change that fits,
-and by whoever wants to know before a run. Which holdings a phase reads is the swap's own table; their bytes follow from
-the layouts; the rest is `cpu_memory` or `ascend_memory`. Without MindSpore.
+Which holdings a phase reads is the swap's own table; their bytes follow from the layouts; the rest is estimated by
+`cpu_memory` or `ascend_memory`.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.ranks import Ranks
 from mindgspo.parallel.swap.states import NEEDS, Holding, Phase
 from mindgspo.planner import ascend_memory, cpu_memory
-from mindgspo.planner.holdings import ReshardBytes, held_bytes, reshard_bytes
-from mindgspo.planner.memory_plan import GIB, Level, MemoryPlan, Part, Parts, PhaseMemory, RankMemory
-from mindgspo.planner.rank_work import RankWork
+from mindgspo.planner.memory_plan import GIB, Level, MemoryPlan, Part, PhaseMemory, RankMemory
+from mindgspo.planner.rank_work import RankWork, ReshardBytes, held_bytes, reshard_bytes
 
 PHASES = (Phase.ROLLOUT, Phase.SCORE, Phase.UPDATE, Phase.RESHARD, Phase.SAVE)
 """In the order of a step. Evaluation needs what a rollout does."""
@@ -103,8 +101,6 @@ def _rank_memory(config: ExperimentConfig, ranks: Ranks, phases: list[Phase], le
 
 def _phases_of(work: RankWork, phases: list[Phase], levels: Sequence[Level]) -> dict[Level, tuple[PhaseMemory, ...]]:
     device = _DEVICES[work.config.device]
-    passing = {phase: device.temporary(work, phase) for phase in phases}
-    pool = max(_pooled(parts) for parts in passing.values()) if device.KEEPS_POOL else 0
     lasting = {**device.standing(work, phases), Part.RESERVE: device.reserve(work)}
     held, reshard = held_bytes(work), reshard_bytes(work)
     found = {}
@@ -112,16 +108,10 @@ def _phases_of(work: RankWork, phases: list[Phase], levels: Sequence[Level]) -> 
         memories = []
         for phase in phases:
             resident = _resident(held, reshard, level, phase, phases)
-            kept = {Part.POOL: max(0, pool - _pooled(passing[phase]))}
-            parts = {**resident, **passing[phase], **kept, **lasting}
+            parts = {**resident, **device.temporary(work, phase), **lasting}
             memories.append(PhaseMemory(phase=phase, parts={part: parts[part] for part in Part if parts.get(part)}))
         found[level] = tuple(memories)
     return found
-
-
-def _pooled(parts: Parts) -> int:
-    """What of a phase's own memory comes from the pool."""
-    return sum(size for part, size in parts.items() if part is not Part.COPIES)
 
 
 def _resident(

@@ -1,7 +1,4 @@
-"""What a run is expected to hold in memory: by rank class, memory level, phase and part. Frozen records, bytes.
-
-Made by `expected`, printed by `table`, searched by `smallest_change`. Pure Python.
-"""
+"""What a run is expected to hold in memory: by rank class, memory level, phase and part. In bytes, pure Python."""
 
 from __future__ import annotations
 
@@ -34,8 +31,6 @@ class Part(Enum):
     CONSTANTS = "rotary tables, masks"
     BUCKET = "reshard bucket"
     COPIES = "copies for a checkpoint"
-    POOL = "kept by the pool for other phases"
-    KERNELS = "index tables and scratch of kernels"
     GRAPHS = "compiled graphs"
     RESERVE = "framework"
 

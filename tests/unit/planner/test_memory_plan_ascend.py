@@ -9,8 +9,7 @@ from mindgspo.config import ExperimentConfig
 from mindgspo.parallel.swap.states import Holding, Phase
 from mindgspo.planner import GIB, MIB, Level, Part, expected_memory
 from mindgspo.planner.ascend_memory import graph_parts, temporary
-from mindgspo.planner.holdings import held_bytes
-from mindgspo.planner.rank_work import RankWork
+from mindgspo.planner.rank_work import RankWork, held_bytes
 from mindgspo.planner.smallest_change import changed
 
 # Qwen2.5-7B, 4 rows of 10,240 tokens, 4 slices; MiB of one tensor of a micro-batch.

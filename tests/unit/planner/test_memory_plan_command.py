@@ -48,7 +48,7 @@ def test_a_card_of_nothing_fits_nothing(capsys: pytest.CaptureFixture[str]) -> N
 def test_small_runs_are_told_in_mebibytes(capsys: pytest.CaptureFixture[str]) -> None:
     lines = planned(capsys, ARITHMETIC, "--memory-gb", "16")
     assert any(line.startswith("rank 0, layers 0-2, MiB") for line in lines)
-    assert lines[-1].startswith("fits: save needs ") and lines[-1].endswith(" of 16,384 MiB")
+    assert lines[-1].startswith("fits: update needs ") and lines[-1].endswith(" of 16,384 MiB")
 
 
 def test_processes_of_one_machine_share_its_memory(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,7 @@ from planned_experiments import experiment_of, qwen2
 from mindgspo.config import ExperimentConfig
 from mindgspo.parallel.swap.states import Holding, Phase
 from mindgspo.planner import Level, Part, expected_memory
-from mindgspo.planner.holdings import held_bytes, whole_bytes
-from mindgspo.planner.rank_work import RankWork
+from mindgspo.planner.rank_work import RankWork, held_bytes, whole_bytes
 
 KL = {"kl": {"placement": "loss"}}
 
