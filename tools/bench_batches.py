@@ -23,8 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mindgspo.data.batch_account import batch_metrics, tokens_of_replicas
-from mindgspo.data.micro_batches import BatchLayout, micro_batches
+from mindgspo.data.micro_batches import BatchLayout, batch_metrics, micro_batches, tokens_of_replicas
 from mindgspo.data.rows import TrainingSample
 from mindgspo.tokenization import load_backend
 

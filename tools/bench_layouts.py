@@ -17,8 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from mindgspo.algorithms.optim.manual import SingleUpdate
-from mindgspo.data.batch_account import batch_metrics
-from mindgspo.data.micro_batches import BatchLayout, micro_batches
+from mindgspo.data.micro_batches import BatchLayout, batch_metrics, micro_batches
 from mindgspo.data.rows import TrainingSample
 from mindgspo.models.scoring import PolicyScorer
 from mindgspo.types import Batch

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from mindgspo.config.reward import RewardSection, RewardWorkersSection
 from mindgspo.data.arithmetic import generate_rows
-from mindgspo.data.source_files import read_file
+from mindgspo.data.sources import read_file
 from mindgspo.rewards import Candidate, Scorer
 from mindgspo.types import Score
 

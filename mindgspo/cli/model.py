@@ -105,7 +105,7 @@ def evaluate(
 
     Prints a table; the last line is a JSON object with the same figures and the settings.
     """
-    from mindgspo.data.columns_file import read_columns_file
+    from mindgspo.data.command import read_columns_file
     from mindgspo.trainer.measured_experiments import DataChoice, MeasureOptions, tasks_of_data, tasks_of_experiment
 
     if emulate_ascend:

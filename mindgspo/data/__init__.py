@@ -4,9 +4,8 @@ What enters: the `data` section of the configuration and a tokenizer. What leave
 trainer and the command line. MindSpore is imported only when a MindRecord file is written or read.
 """
 
-from mindgspo.data.dataset import PromptDataset, open_dataset
+from mindgspo.data.dataset import PromptDataset, inspect_dataset, open_dataset
 from mindgspo.data.dataset_info import DatasetInfo
-from mindgspo.data.inspect import inspect_dataset
 from mindgspo.data.prepare import prepare_dataset
 from mindgspo.data.stream import PromptStream, StreamState
 

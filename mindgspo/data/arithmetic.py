@@ -23,7 +23,7 @@ from typing import Literal
 
 import numpy as np
 
-from mindgspo.data.source_row import SourceRow
+from mindgspo.data.source_rows import SourceRow
 
 Split = Literal["train", "dev", "test"]
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")

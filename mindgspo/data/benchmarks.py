@@ -1,9 +1,4 @@
-r"""Data sets that are known by name, and what a model is measured with on them.
-
-What enters: what a user writes behind --data: a name, NAME=PATH, or a path. What leaves: a `Benchmark`: rows, prompt
-suffix and reward function that belong together. Called by `mindgspo eval`. Nothing is downloaded: the rows of a name
-lie below one folder, under one of the paths listed here, which are those that the data sets are published with.
-"""
+"""Data sets that `mindgspo eval` knows by name or recognises by their columns. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -13,10 +8,50 @@ from pathlib import Path
 
 from mindgspo.config.data import DataFormat
 from mindgspo.data.dataset_info import FILE_NAME
-from mindgspo.data.recognise import recognised_format
-from mindgspo.data.source_files import check_file
+from mindgspo.data.formats import PARSERS
+from mindgspo.data.source_rows import DroppedRow
+from mindgspo.data.sources import check_file, read_file
 from mindgspo.errors import DataError
 from mindgspo.text import did_you_mean
+
+_DAPO = ("math_dapo", "BytedTsinghua-SIA/DAPO-Math-17k")
+
+
+def recognised_format(path: Path) -> DataFormat:
+    """The format of a *.jsonl or *.parquet file. Raises DataError for an empty file and one of unknown columns."""
+    first = next(read_file(path), None)
+    if first is None:
+        raise DataError(f"{path}: holds no rows")
+    _, row = first
+    found = _by_columns(row)
+    if found is None and _is_aime(path):
+        return "aime"
+    if found is None:
+        raise DataError(
+            f"{path}: its columns ({', '.join(row)}) are those of no known format; say which one it is "
+            f"(--format {', '.join(PARSERS)}), or which column holds what (--format columns --columns map.yaml)"
+        )
+    return found
+
+
+def _by_columns(row: Mapping[str, object]) -> DataFormat | None:
+    if {"prompt", "reward_model"} <= row.keys():
+        return "dapo" if str(row.get("data_source", "")).startswith(_DAPO) else "verl"
+    if {"instruction", "output"} <= row.keys():
+        return "dianjin"
+    if {"problem", "solution"} <= row.keys():
+        return "math"
+    return "gsm8k" if "question" in row and "####" in str(row.get("answer")) else None
+
+
+def _is_aime(path: Path) -> bool:
+    """Whether every row is one that AIME could have."""
+    parse = PARSERS["aime"]
+    try:
+        return not any(isinstance(parse(row, where), DroppedRow) for where, row in read_file(path))
+    except DataError:
+        return False
+
 
 DATA_FOLDER = "MINDGSPO_DATA"
 """Environment variable: the folder below which named data sets lie, where no other is given."""

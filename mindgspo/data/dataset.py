@@ -1,25 +1,141 @@
-"""Reading a prepared data set through MindSpore's MindDataset.
+"""A prepared data set: its MindRecord file written, verified, opened and shown.
 
-What enters: a folder made by prepare and the tokenizer of this run. What leaves: `PromptDataset`, prompts by
-index, in memory. Called by trainer/build.py and the command line.
+MindSpore is imported only when a MindRecord file is written or read. The columns are those of `dataset_info.COLUMNS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindgspo.data.dataset_info import DatasetInfo, read_info
-from mindgspo.data.mindrecord import read_records
-from mindgspo.data.prompts import FORMATS_WITH_INSTRUCTION
-from mindgspo.data.verify import verify_files
+import numpy as np
+
+from mindgspo.data.dataset_info import COLUMNS, FILE_NAME, RECORD_NAME, DatasetInfo, read_info
+from mindgspo.data.rendering import FORMATS_WITH_INSTRUCTION
+from mindgspo.data.sources import sha256_of
 from mindgspo.errors import DataError
 from mindgspo.tokenization import Tokenizer
 from mindgspo.types import Prompt
 
 if TYPE_CHECKING:
     from mindgspo.config.data import DataSection
+
+SCHEMA = {
+    "index": {"type": "int64"},
+    "prompt_ids": {"type": "int32", "shape": [-1]},
+    "prompt_text": {"type": "string"},
+    "answer": {"type": "string"},
+    "data_source": {"type": "string"},
+    "solution": {"type": "string"},
+    "extra_info": {"type": "string"},
+}
+assert SCHEMA.keys() == COLUMNS.keys()
+# Bytes. MindSpore's own 32 MB pages and 16 MB header make 50 MB of the smallest data set. A row must fit a
+# page.
+PAGE_SIZE = 4 << 20
+HEADER_SIZE = 2 << 20
+ROWS_PER_WRITE = 1024
+
+
+def write_records(prompts: Iterable[Prompt], folder: Path) -> None:
+    """Write all prompts into `folder`. The file knows its own name: rename the folder, never the file."""
+    from mindspore.mindrecord import FileWriter
+
+    writer = FileWriter(str(folder / RECORD_NAME), shard_num=1)
+    writer.set_header_size(HEADER_SIZE)
+    writer.set_page_size(PAGE_SIZE)
+    writer.add_schema(SCHEMA, "mindgspo prompts")
+    chunk: list[dict[str, object]] = []
+    for prompt in prompts:
+        chunk.append(_to_record(prompt))
+        if len(chunk) == ROWS_PER_WRITE:
+            writer.write_raw_data(chunk)
+            chunk = []
+    if chunk:
+        writer.write_raw_data(chunk)
+    writer.commit()
+
+
+def read_records(folder: Path) -> Iterator[Prompt]:
+    """The prompts in the order in which they were written."""
+    from mindspore.dataset import MindDataset
+
+    records = MindDataset(str(folder / RECORD_NAME), columns_list=list(SCHEMA), shuffle=False, num_parallel_workers=1)
+    for record in records.create_dict_iterator(num_epochs=1, output_numpy=True):
+        ids = np.ascontiguousarray(record["prompt_ids"], dtype=np.int32)
+        ids.flags.writeable = False
+        yield Prompt(
+            index=int(record["index"]),
+            ids=ids,
+            text=record["prompt_text"].item(),
+            answer=record["answer"].item(),
+            data_source=record["data_source"].item(),
+            solution=record["solution"].item(),
+            extra_info=json.loads(record["extra_info"].item()),
+        )
+
+
+def _to_record(prompt: Prompt) -> dict[str, object]:
+    return {
+        "index": prompt.index,
+        "prompt_ids": prompt.ids,
+        "prompt_text": prompt.text,
+        "answer": prompt.answer,
+        "data_source": prompt.data_source,
+        "solution": prompt.solution,
+        "extra_info": json.dumps(dict(prompt.extra_info)),
+    }
+
+
+def verify_files(folder: Path, info: DatasetInfo, *, hashes: bool = False) -> None:
+    """Raise DataError unless every file that dataset.json names is there with its size.
+
+    hashes: also compare each file's sha256.
+    """
+    for facts in info.files:
+        path = folder / facts.name
+        if not path.is_file():
+            raise DataError(
+                f"{path}: missing, though dataset.json names it; copy it again or prepare again with --force"
+            )
+        size = path.stat().st_size
+        if size != facts.size:
+            raise DataError(
+                f"{path}: {size} bytes, dataset.json says {facts.size}; copy it again or prepare again with --force"
+            )
+        if hashes and sha256_of(path) != facts.sha256:
+            raise DataError(f"{path}: sha256 differs from dataset.json's; copy it again or prepare again with --force")
+
+
+def verify_records(folder: Path, written: Iterable[Prompt]) -> None:
+    """Raise DataError unless the MindRecord file of `folder` gives back exactly the prompts `written`."""
+    for number, (prompt, read) in enumerate(zip_longest(written, read_records(folder))):
+        if prompt is None or read is None:
+            which = "fewer" if read is None else "more"
+            raise DataError(f"{folder}: {which} rows are read back than the {number} that were written; try again")
+        for field in ("index", "text", "answer", "data_source", "solution"):
+            if getattr(prompt, field) != getattr(read, field):
+                raise DataError(_not_as_written(number, field, getattr(prompt, field), getattr(read, field)))
+        if prompt.ids.tolist() != read.ids.tolist():
+            raise DataError(_not_as_written(number, "ids", prompt.ids.size, read.ids.size))
+        if json.dumps(dict(prompt.extra_info)) != json.dumps(dict(read.extra_info)):
+            raise DataError(_not_as_written(number, "extra_info", prompt.extra_info, read.extra_info))
+
+
+def _not_as_written(number: int, field: str, written: object, read: object) -> str:
+    return (
+        f"row {number} of the data set is not read back as it was written: {field} was {_end(written)}, is "
+        f"{_end(read)}. A MindRecord file cannot hold a text that ends in NUL characters; else the disk is at fault"
+    )
+
+
+def _end(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"...{shown[-57:]}"
 
 
 class PromptDataset:
@@ -92,3 +208,39 @@ def _check_settings(folder: Path, info: DatasetInfo, data: DataSection) -> None:
                 f"{folder}: was made with data.{key} {made!r}, the configuration says {wanted!r}: remove the "
                 "setting, or prepare the data again"
             )
+
+
+def inspect_dataset(folder: Path, num_rows: int = 3) -> str:
+    """Facts of dataset.json and the first `num_rows` rows.
+
+    Raises DataError if the folder is not whole; every file's sha256 is compared.
+    """
+    info = read_info(folder)
+    verify_files(folder, info, hashes=True)
+    prompt = info.prompt
+    lines = [
+        f"{folder} (schema version {info.schema_version})",
+        _visible(info.account()),
+        f"settings   system_prompt {prompt.system_prompt!r}, instruction_prefix {prompt.instruction_prefix!r}, "
+        f"instruction_suffix {prompt.instruction_suffix!r}, truncation {prompt.truncation}, seed {info.seed}",
+        f"files      {', '.join(facts.name for facts in info.files)}: sizes and sha256 as in {FILE_NAME}",
+    ]
+    for row in itertools.islice(read_records(folder), num_rows):
+        lines += ["", *row_lines(row)]
+    return "\n".join(lines)
+
+
+def row_lines(row: Prompt) -> list[str]:
+    """One row as lines of text."""
+    return [
+        f"--- row {row.index}: {row.ids.size} tokens, data_source {_visible(row.data_source)}",
+        _visible(row.text),
+        f"--- answer: {_visible(row.answer)}",
+        f"--- solution: {_visible(row.solution) or '(none)'}",
+        f"--- extra_info: {_visible(json.dumps(dict(row.extra_info), ensure_ascii=False))}",
+    ]
+
+
+def _visible(text: str) -> str:
+    """Control characters as escapes: data is untrusted and could otherwise steer the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

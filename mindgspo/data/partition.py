@@ -1,13 +1,12 @@
-"""Numbers spread over parts whose sums are nearly equal: the largest differencing method of Karmarkar and Karp (1982),
-for any number of parts.
+"""Numbers spread over parts with nearly equal sums, and samples packed into rows.
 
-What enters: costs, e.g. tokens of samples. What leaves: for every part the indices that are its own. Called where
-samples are spread over ranks and micro-batches; equal input gives equal output on every rank.
+Equal input gives equal output on every rank.
 """
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
 # What a part holds while it grows: nothing, an index, or two such things.
@@ -86,3 +85,28 @@ def _indices(tree: _Tree) -> Iterator[int]:
             open_trees += tree
         elif tree is not None:
             yield tree
+
+
+def packed(lengths: Sequence[int], *, row_length: int, max_rows: int | None = None) -> list[list[int]]:
+    """Best fit, longest first: each sample goes into the fullest row that has room for it, else into a new one. Never
+    more than 11/9 of the fewest rows and one (Johnson, 1973).
+
+    max_rows: samples that need more rows are in none of them.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    rows: list[list[int]] = []
+    rooms: list[tuple[int, int]] = []  # (room, row), ascending
+    for index in order:
+        needed = lengths[index]
+        assert needed <= row_length, f"{needed} tokens, rows of {row_length}"
+        found = bisect_left(rooms, (needed, -1))
+        if found < len(rooms):
+            room, row = rooms.pop(found)
+        elif max_rows is None or len(rows) < max_rows:
+            room, row = row_length, len(rows)
+            rows.append([])
+        else:
+            continue
+        rows[row].append(index)
+        insort(rooms, (room - needed, row))
+    return rows

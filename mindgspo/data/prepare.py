@@ -1,8 +1,5 @@
 """Preparing a data set: rows of a source -> prompts -> a folder with a MindRecord file and dataset.json.
 
-What enters: the sections of the configuration and a tokenizer. What leaves: a folder and its `DatasetInfo`.
-Called by trainer/build.py, `mindgspo data prepare` and tools/prepare_data.py.
-
     rows -> chunk files of tokenized rows -> account (what is dropped and why) -> MindRecord file, read back -> folder
 
 Everything is gathered in `<out>.partial-<key>` and renamed when it is complete, so a reader sees all of it or nothing,
@@ -12,8 +9,10 @@ an existing folder is never overwritten, and an interrupted preparation goes on 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
+import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindgspo.data.account import Account, GoldCheck, take_account
-from mindgspo.data.chunks import read_chunk
+from mindgspo.data.dataset import verify_files, verify_records, write_records
 from mindgspo.data.dataset_info import (
     COLUMNS,
     DROPPED_NAME,
@@ -36,17 +35,20 @@ from mindgspo.data.dataset_info import (
     read_info,
     write_info,
 )
-from mindgspo.data.mindrecord import write_records
-from mindgspo.data.output_folder import OutputError, check_out_dir, is_taken, named_os_errors
-from mindgspo.data.partial_folder import PartialFolder, other_partials, partial_path
+from mindgspo.data.output_folder import (
+    OutputError,
+    PartialFolder,
+    check_out_dir,
+    is_taken,
+    named_os_errors,
+    other_partials,
+    partial_path,
+)
 from mindgspo.data.progress import PreparationProgress
-from mindgspo.data.prompts import RenderedRow, prompt_facts
-from mindgspo.data.render_pool import WorkerDiedError
-from mindgspo.data.rendering import CHUNK_ROWS, default_workers, render_chunks
-from mindgspo.data.source_files import sha256_of
-from mindgspo.data.source_row import DroppedRow
-from mindgspo.data.sources import Source, open_source
-from mindgspo.data.verify import verify_files, verify_records
+from mindgspo.data.render_workers import Chunk, WorkerDiedError, write_chunks
+from mindgspo.data.rendering import RenderedRow, is_whole_chunk, prompt_facts, read_chunk, render_row, write_chunk
+from mindgspo.data.source_rows import DroppedRow
+from mindgspo.data.sources import Source, open_source, sha256_of
 from mindgspo.errors import DataError, TokenizerError
 from mindgspo.rewards.registry import gold_is_readable
 from mindgspo.tokenization import Tokenizer
@@ -55,6 +57,10 @@ if TYPE_CHECKING:
     from mindgspo.config.data import DataSection, DataSourceSection
 
 logger = logging.getLogger(__name__)
+
+CHUNK_ROWS = 1024
+_WORKERS_FROM_CHUNKS = 4  # fewer are done before a worker has loaded its tokenizer
+_MOST_WORKERS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +123,7 @@ def prepare_dataset(
     keep = True
     try:
         with named_os_errors(out_dir), PreparationProgress(is_wanted=show_progress) as progress:
-            paths = render_chunks(
+            paths = _render_chunks(
                 opened,
                 inputs.prompt,
                 tokenizer,
@@ -139,6 +145,53 @@ def prepare_dataset(
     finally:
         partial.close(keep=keep)
     return info
+
+
+def default_workers() -> int:
+    """One per processor that this process may use, within reason."""
+    return min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
+
+
+def _render_chunks(
+    opened: Source,
+    facts: PromptFacts,
+    tokenizer: Tokenizer,
+    partial: PartialFolder,
+    progress: PreparationProgress,
+    *,
+    workers: int,
+    chunk_rows: int,
+) -> list[Path]:
+    """The chunk files of all rows, in order: what an earlier attempt finished is taken over, the rest is tokenized. The
+    files do not depend on `workers`."""
+    paths: list[Path] = []
+    rows_found = 0
+
+    def missing() -> Iterator[Chunk]:
+        nonlocal rows_found
+        rows = opened.parsed()
+        while part := list(itertools.islice(rows, chunk_rows)):
+            paths.append(partial.chunk(len(paths)))
+            if is_whole_chunk(paths[-1], len(part)):
+                rows_found += len(part)
+            else:
+                yield Chunk(path=paths[-1], rows=part)
+
+    chunks = missing()
+    first = list(itertools.islice(chunks, _WORKERS_FROM_CHUNKS))
+    if rows_found:
+        progress.note(f"going on with {partial.path}: {rows_found} rows were tokenized before")
+    advance = progress.stage("tokenize", opened.count)
+    advance(rows_found)
+    if workers == 1 or len(first) < _WORKERS_FROM_CHUNKS:
+        for chunk in itertools.chain(first, chunks):
+            write_chunk(chunk.path, (render_row(row, facts, tokenizer) for row in chunk.rows))
+            advance(len(chunk.rows))
+    else:
+        everything = itertools.chain(first, chunks)
+        for rows in write_chunks(everything, facts, tokenizer, count=workers, folder=partial.path):
+            advance(rows)
+    return paths
 
 
 def _source_facts(opened: Source) -> SourceFacts:

@@ -1,81 +1,171 @@
-"""From an open source to chunk files: what an earlier attempt finished is taken over, the rest is tokenized.
+"""From a source row to the ids of its prompt: chat rendering, tokenizing, truncation; and files of rendered rows.
 
-What enters: `Source` and the folder for the chunks. What leaves: the chunk files, in order. Called by prepare.
+Rows are written in chunks, so that an interruption loses little. A chunk file is JSON lines and a last line with the
+number of its rows and the sha256 of the lines before it; it is checked before it is taken over from an earlier attempt.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
-from collections.abc import Iterator
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mindgspo.data.chunks import render, write_chunk
+import numpy as np
+
 from mindgspo.data.dataset_info import PromptFacts
-from mindgspo.data.partial_folder import PartialFolder
-from mindgspo.data.progress import PreparationProgress
-from mindgspo.data.render_pool import Chunk, RenderPool
-from mindgspo.data.sources import Source
-from mindgspo.tokenization import Tokenizer
+from mindgspo.data.source_rows import DroppedRow, SourceRow
+from mindgspo.errors import DataError
+from mindgspo.io import write_file
+from mindgspo.tokenization import ChatMessage, Tokenizer
+from mindgspo.types import Int32Array, Prompt
 
-CHUNK_ROWS = 1024
-# Fewer chunks than this are done before a worker has loaded its tokenizer.
-POOL_FROM_CHUNKS = 4
-MOST_WORKERS = 16
+if TYPE_CHECKING:
+    from mindgspo.config.data import DataSection, DataSourceSection
 
 
-def default_workers() -> int:
-    """One per processor that this process may use, within reason."""
-    return min(len(os.sched_getaffinity(0)), MOST_WORKERS)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedRow:
+    """A row that states an answer, tokenized.
+
+    where: file and row. prompt_key: equal for rows that ask the same. full_length: tokens before truncation.
+    ids: int32 [L], after it; text: what they stand for. The others as in `Prompt`.
+    """
+
+    where: str
+    prompt_key: str
+    full_length: int
+    ids: Int32Array
+    text: str
+    answer: str
+    data_source: str
+    solution: str
+    extra_info: Mapping[str, object]
+
+    def as_prompt(self, index: int) -> Prompt:
+        """The prompt that becomes row `index` of the data set."""
+        return Prompt(
+            index=index,
+            ids=self.ids,
+            text=self.text,
+            answer=self.answer,
+            data_source=self.data_source,
+            solution=self.solution,
+            extra_info=self.extra_info,
+        )
 
 
-class _Chunks:
-    """The source's rows in chunks, and what was found done."""
-
-    def __init__(self, opened: Source, partial: PartialFolder, chunk_rows: int) -> None:
-        self._opened = opened
-        self._partial = partial
-        self._chunk_rows = chunk_rows
-        self.paths: list[Path] = []
-        self.rows_found = 0
-
-    def to_do(self) -> Iterator[Chunk]:
-        """Chunks without a file that is whole."""
-        rows = self._opened.parsed()
-        while part := list(itertools.islice(rows, self._chunk_rows)):
-            index = len(self.paths)
-            self.paths.append(self._partial.chunk(index))
-            if self._partial.has_chunk(index, len(part)):
-                self.rows_found += len(part)
-            else:
-                yield Chunk(index=index, path=self.paths[-1], rows=part)
+def _middle(ids: list[int], limit: int) -> list[int]:
+    """The first half and the last half; the last is the longer one where the limit is odd (as in verl)."""
+    head = limit // 2
+    return ids[:head] + ids[len(ids) - (limit - head) :]
 
 
-def render_chunks(
-    opened: Source,
-    facts: PromptFacts,
-    tokenizer: Tokenizer,
-    partial: PartialFolder,
-    progress: PreparationProgress,
-    *,
-    workers: int,
-    chunk_rows: int,
-) -> list[Path]:
-    """The whole chunk files of all rows, in order. The files do not depend on `workers`."""
-    chunks = _Chunks(opened, partial, chunk_rows)
-    to_do = chunks.to_do()
-    first = list(itertools.islice(to_do, POOL_FROM_CHUNKS))
-    if chunks.rows_found:
-        progress.note(f"going on with {partial.path}: {chunks.rows_found} rows were tokenized before")
-    advance = progress.stage("tokenize", opened.count)
-    advance(chunks.rows_found)
-    waiting = itertools.chain(first, to_do)
-    if workers == 1 or len(first) < POOL_FROM_CHUNKS:
-        for chunk in waiting:
-            write_chunk(chunk.path, (render(row, facts, tokenizer) for row in chunk.rows))
-            advance(len(chunk.rows))
-        return chunks.paths
-    with RenderPool(facts, tokenizer, count=workers, folder=partial.path) as pool:
-        for rows in pool.run(waiting):
-            advance(rows)
-    return chunks.paths
+# A policy is named after the side that is cut away (verl's words).
+CUTS: Mapping[str, Callable[[list[int], int], list[int]]] = {
+    "left": lambda ids, limit: ids[-limit:],
+    "right": lambda ids, limit: ids[:limit],
+    "middle": _middle,
+}
+
+
+# Their prompts say already how the answer is to be written.
+FORMATS_WITH_INSTRUCTION = ("verl", "dapo")
+
+
+def prompt_facts(source: DataSourceSection, data: DataSection) -> PromptFacts:
+    """The prompt settings as they take effect on the rows of `source`."""
+    has_own = source.format in FORMATS_WITH_INSTRUCTION
+    return PromptFacts(
+        system_prompt=data.system_prompt,
+        instruction_prefix="" if has_own else data.instruction_prefix,
+        instruction_suffix="" if has_own else data.instruction_suffix,
+        max_prompt_length=data.max_prompt_length,
+        truncation=data.truncation,
+    )
+
+
+def conversation(row: SourceRow, facts: PromptFacts) -> list[ChatMessage]:
+    """The messages of a row's chat.
+
+    Prefix and suffix are put around the last one; the system prompt goes in front unless the row brings its own.
+    """
+    last = row.messages[-1]
+    messages = [
+        *row.messages[:-1],
+        {"role": last["role"], "content": facts.instruction_prefix + last["content"] + facts.instruction_suffix},
+    ]
+    if facts.system_prompt is not None and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": facts.system_prompt})
+    return messages
+
+
+def render_row(row: SourceRow | DroppedRow, facts: PromptFacts, tokenizer: Tokenizer) -> RenderedRow | DroppedRow:
+    """Tokenize a row that states an answer; a prompt too long is cut where `facts.truncation` names a side, else whole.
+
+    Raises DataError for a prompt without any token, TokenizerError where the chat template fails.
+    """
+    if isinstance(row, DroppedRow):
+        return row
+    text = tokenizer.render_chat(conversation(row, facts), add_generation_prompt=True)
+    ids = tokenizer.encode(text)
+    if not ids:
+        raise DataError(f"{row.where}: the chat template of {tokenizer.name} made an empty prompt of it")
+    full_length = len(ids)
+    if full_length > facts.max_prompt_length and facts.truncation in CUTS:
+        ids = CUTS[facts.truncation](ids, facts.max_prompt_length)
+        text = tokenizer.decode(ids)
+    return RenderedRow(
+        where=row.where,
+        prompt_key=row.prompt_key,
+        full_length=full_length,
+        ids=np.array(ids, dtype=np.int32),
+        text=text,
+        answer=row.answer,
+        data_source=row.data_source,
+        solution=row.solution,
+        extra_info=row.extra_info,
+    )
+
+
+def write_chunk(path: Path, rows: Iterable[RenderedRow | DroppedRow]) -> None:
+    """Write `rows` aside, then put the file in its place."""
+    lines = [_to_line(row) for row in rows]
+    content = b"".join(lines)
+    footer = {"rows": len(lines), "sha256": hashlib.sha256(content).hexdigest()}
+    write_file(path, content + json.dumps(footer).encode() + b"\n", sync=False)
+
+
+def is_whole_chunk(path: Path, num_rows: int) -> bool:
+    """Whether the file is there, holds `num_rows` rows, and is as it was written."""
+    if not path.is_file():
+        return False
+    content = path.read_bytes()
+    start = content.rfind(b"\n", 0, -1) + 1
+    footer = {"rows": num_rows, "sha256": hashlib.sha256(content[:start]).hexdigest()}
+    return content[start:] == json.dumps(footer).encode() + b"\n"
+
+
+def read_chunk(path: Path) -> Iterator[RenderedRow | DroppedRow]:
+    """The rows of a whole chunk file, in order."""
+    with path.open("rb") as file:
+        line = next(file)
+        for following in file:
+            yield _from_line(line)
+            line = following
+
+
+def _to_line(row: RenderedRow | DroppedRow) -> bytes:
+    fields = {name: getattr(row, name) for name in row.__slots__}
+    if isinstance(row, RenderedRow):
+        fields["ids"] = row.ids.tolist()
+    return json.dumps(fields).encode() + b"\n"
+
+
+def _from_line(line: bytes) -> RenderedRow | DroppedRow:
+    fields = json.loads(line)
+    if "ids" not in fields:
+        return DroppedRow(**fields)
+    return RenderedRow(**{**fields, "ids": np.array(fields["ids"], dtype=np.int32)})

@@ -1,6 +1,6 @@
-"""A data source of the configuration, opened: its identity and its rows, without MindSpore.
+"""Data sources: *.jsonl and *.parquet files row by row, and the generated task. MindSpore is not imported.
 
-What enters: `DataSourceSection` and the seed. What leaves: `Source`. Called by prepare.
+Rows come with their place, "file:line" or "file row n", for messages.
 """
 
 from __future__ import annotations
@@ -8,21 +8,131 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindgspo.config.rules import columns_problems
 from mindgspo.data.arithmetic import generate_rows
-from mindgspo.data.formats import parser_for
-from mindgspo.data.formats.columns import check_schema
-from mindgspo.data.formats.fields import checked_text
-from mindgspo.data.source_files import PARQUET, check_file, count_rows, read_file, read_schema, sha256_of
-from mindgspo.data.source_row import DroppedRow, SourceRow
+from mindgspo.data.formats import check_schema, parser_for
+from mindgspo.data.source_rows import DroppedRow, SourceRow, checked_text
 from mindgspo.errors import DataError
 
 if TYPE_CHECKING:
+    import pyarrow
+
     from mindgspo.config.data import DataSourceSection
+
+JSONL = ".jsonl"
+PARQUET = ".parquet"
+_FROM_LIST = " (a JSON list becomes a file of lines by `jq -c '.[]' rows.json > rows.jsonl`)"
+
+
+def check_file(path: Path) -> None:
+    """Raise DataError unless `path` is a file of a known kind."""
+    if not path.is_file():
+        raise DataError(f"{path}: {'is a folder, expected a file' if path.is_dir() else 'no such file'}")
+    if path.suffix not in (JSONL, PARQUET):
+        hint = _FROM_LIST if path.suffix == ".json" else ""
+        raise DataError(f"{path}: unknown kind of file; expected *{JSONL} or *{PARQUET}{hint}")
+
+
+def read_file(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
+    """Rows of a file in order. Raises DataError: not a known file, a line or file that cannot be parsed."""
+    check_file(path)
+    yield from _read_jsonl(path) if path.suffix == JSONL else _read_parquet(path)
+
+
+def read_schema(path: Path) -> pyarrow.Schema:
+    """The columns of a parquet file. Raises DataError where it is none."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.read_schema(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a readable parquet file ({error})") from error
+
+
+def count_rows(path: Path) -> int:
+    """How many rows a readable file holds, for a progress bar: of jsonl, blank lines count as well."""
+    if path.suffix == PARQUET:
+        import pyarrow.parquet
+
+        return pyarrow.parquet.read_metadata(path).num_rows
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+
+
+def sha256_of(path: Path) -> str:
+    """sha256 (hex) of a file's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            where = f"{path}:{number}"
+            if not line.strip():
+                continue
+            row = _parsed(line.rstrip(b"\r\n"), where, encoding="utf-8-sig" if number == 1 else "utf-8")
+            if not isinstance(row, dict):
+                hint = _FROM_LIST if isinstance(row, list) else ""
+                raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}{hint}")
+            yield where, row
+
+
+def _parsed(line: bytes, where: str, *, encoding: str) -> object:
+    try:
+        return json.loads(line.decode(encoding))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not UTF-8; convert the file, e.g. by `iconv -f GBK -t UTF-8`") from error
+    except json.JSONDecodeError as error:
+        hint = _FROM_LIST if line.strip() == b"[" else ""
+        raise DataError(f"{where}: not a line of JSON (column {error.colno}: {error.msg}){hint}") from error
+    except RecursionError as error:
+        raise DataError(f"{where}: not a line of JSON that can be read (nested too deeply)") from error
+    except ValueError as error:
+        # Python refuses to read longer integers, which takes quadratic time.
+        digits = sys.get_int_max_str_digits()
+        raise DataError(f"{where}: holds an integer of more than {digits} digits; write it as text") from error
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        number = 0
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for row in _row_values(batch, path, number):
+                    number += 1
+                    yield f"{path} row {number}", row
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a readable parquet file ({error})") from error
+
+
+def _row_values(batch: pyarrow.RecordBatch, path: Path, rows_before: int) -> list[dict[str, object]]:
+    """The rows of a batch. Raises DataError for the first value that Python has nothing for: text that is not UTF-8, a
+    time in parts of a microsecond, a year beyond 9999."""
+    try:
+        return batch.to_pylist()
+    except (ValueError, OverflowError):
+        for i in range(batch.num_rows):
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                try:
+                    column[i].as_py()
+                except (ValueError, OverflowError) as error:
+                    place = f"{path} row {rows_before + i + 1}: {name}"
+                    raise DataError(f"{place}: a value that cannot be read ({error})") from error
+        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindgspo.data.source_files import read_file
+from mindgspo.data.sources import read_file
 from mindgspo.errors import DataError
 from mindgspo.grading.confusion import Confusion
 from mindgspo.io import atomic_file

@@ -10,12 +10,11 @@ from collections.abc import Generator, Iterator
 
 from mindgspo.config import DataSourceSection, ExperimentConfig, batch_table, notes
 from mindgspo.config.rules import data_sources
-from mindgspo.data.dataset import check_folder
+from mindgspo.data.account import PromptIndex
+from mindgspo.data.dataset import check_folder, row_lines
 from mindgspo.data.dataset_info import PromptFacts
-from mindgspo.data.duplicates import PromptIndex
-from mindgspo.data.inspect import row_lines
-from mindgspo.data.prompts import prompt_facts, render_row
-from mindgspo.data.source_row import DroppedRow, SourceRow
+from mindgspo.data.rendering import prompt_facts, render_row
+from mindgspo.data.source_rows import DroppedRow, SourceRow
 from mindgspo.data.sources import open_source
 from mindgspo.errors import DataError
 from mindgspo.models.huggingface_config import read_model_section

@@ -14,7 +14,7 @@ from mindgspo.algorithms.loss_metrics import batch_mismatch, telemetry_metrics
 from mindgspo.algorithms.optim.backend import UpdateResult
 from mindgspo.algorithms.rollout_correction import step_correction_metrics
 from mindgspo.config import AlgorithmSection
-from mindgspo.data.batch_account import batch_metrics
+from mindgspo.data.micro_batches import batch_metrics
 from mindgspo.metrics import Timers, group_metrics, peak_rss_mb, rss_gb
 from mindgspo.rollout.protocol import RolloutCounters
 from mindgspo.trainer.advantages import Judgement

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mindgspo.data.batch_account import batch_metrics, sample_lengths, tokens_of_replicas
-from mindgspo.data.micro_batches import BatchLayout, micro_batches
+from mindgspo.data.micro_batches import BatchLayout, batch_metrics, micro_batches, sample_lengths, tokens_of_replicas
 from mindgspo.data.rows import TrainingSample, filler_like
 
 # Tokens of prompt and response.

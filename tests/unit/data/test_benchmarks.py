@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.data.benchmarks import NAMES, find_benchmark
-from mindgspo.data.recognise import recognised_format
+from mindgspo.data.benchmarks import NAMES, find_benchmark, recognised_format
 from mindgspo.errors import DataError
 
 GSM8K = {"question": "1+1?", "answer": "1+1=2\n#### 2"}

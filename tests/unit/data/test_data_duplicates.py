@@ -9,8 +9,8 @@ import pytest
 
 from mindgspo.config.data import DataSourceSection
 from mindgspo.data import inspect_dataset, open_dataset, prepare_dataset
-from mindgspo.data.duplicates import PromptIndex
-from mindgspo.data.source_row import SourceRow
+from mindgspo.data.account import PromptIndex
+from mindgspo.data.source_rows import SourceRow
 from mindgspo.errors import DataError
 from mindgspo.tokenization import Tokenizer
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from mindgspo.data.formats import PARSERS
-from mindgspo.data.formats.aime import parse_aime
-from mindgspo.data.formats.competition_math import parse_math
-from mindgspo.data.formats.dapo import PREFIX, SUFFIX, parse_dapo
-from mindgspo.data.formats.dianjin import parse_dianjin
-from mindgspo.data.formats.last_box import last_box
-from mindgspo.data.source_row import DroppedRow, SourceRow
+from mindgspo.data.formats import (
+    DAPO_PREFIX,
+    DAPO_SUFFIX,
+    PARSERS,
+    last_box,
+    parse_aime,
+    parse_dapo,
+    parse_dianjin,
+    parse_math,
+)
+from mindgspo.data.source_rows import DroppedRow, SourceRow
 from mindgspo.errors import DataError
 
 DAPO = {
@@ -38,7 +42,9 @@ def test_a_bare_dapo_prompt_is_put_into_the_published_one():
     assert row.extra_info == {"ability": "math", "index": 7, "answer": ""}
 
 
-@pytest.mark.parametrize("content", [f"{PREFIX}2+2?{SUFFIX}", f" {PREFIX}2+2?\n\nBe brief.", f"2+2?{SUFFIX}\n"])
+@pytest.mark.parametrize(
+    "content", [f"{DAPO_PREFIX}2+2?{DAPO_SUFFIX}", f" {DAPO_PREFIX}2+2?\n\nBe brief.", f"2+2?{DAPO_SUFFIX}\n"]
+)
 def test_a_dapo_prompt_with_its_instruction_stays_as_it_is(content: str):
     system = {"role": "system", "content": "Mine."}
     row = parse_dapo({**DAPO, "prompt": [system, {"role": "user", "content": content}]}, "f:1")

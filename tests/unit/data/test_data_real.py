@@ -9,8 +9,8 @@ import pytest
 
 from mindgspo.config.data import DataSourceSection, TokenizerSection
 from mindgspo.data import open_dataset, prepare_dataset
-from mindgspo.data.duplicates import PromptIndex
-from mindgspo.data.formats.last_box import last_box
+from mindgspo.data.account import PromptIndex
+from mindgspo.data.formats import last_box
 from mindgspo.data.sources import open_source
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 

@@ -14,9 +14,9 @@ import pytest
 
 from mindgspo.config.data import DataSourceSection, TokenizerSection
 from mindgspo.data import open_dataset, prepare_dataset
-from mindgspo.data.chunks import is_whole_chunk, read_chunk
-from mindgspo.data.partial_folder import PartialFolder, other_partials, partial_path
-from mindgspo.data.render_pool import WorkerDiedError
+from mindgspo.data.output_folder import PartialFolder, other_partials, partial_path
+from mindgspo.data.render_workers import WorkerDiedError
+from mindgspo.data.rendering import is_whole_chunk, read_chunk
 from mindgspo.errors import DataError, TokenizerError
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 
@@ -212,7 +212,9 @@ def test_errors_of_rows_are_the_same_from_workers(
 def test_a_worker_that_dies_is_told_and_costs_nothing(
     source: DataSourceSection, tokenizer: Tokenizer, settings, tmp_path: Path, monkeypatch
 ):
-    monkeypatch.setattr("mindgspo.data.render_pool._START", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    monkeypatch.setattr(
+        "mindgspo.data.render_workers._START", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    )
     with pytest.raises(WorkerDiedError, match=r"exit code -9 .* What is done is kept"):
         prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1, workers=2, chunk_rows=20)
     assert len(list(tmp_path.glob("out.partial-*"))) == 1
@@ -272,5 +274,5 @@ def test_a_text_that_mindrecord_cannot_hold_is_found_by_reading_back(settings, t
 
 
 def test_a_worker_does_not_import_mindspore():
-    code = "import sys, mindgspo.data.render_worker; assert 'mindspore' not in sys.modules"
+    code = "import sys, mindgspo.data.render_workers; assert 'mindspore' not in sys.modules"
     subprocess.run([sys.executable, "-c", f"import sys; sys.path[:] = sys.argv[1:]; {code}", *sys.path], check=True)

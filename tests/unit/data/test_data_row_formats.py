@@ -7,10 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from mindgspo.data.formats.dapo import parse_dapo
-from mindgspo.data.formats.gsm8k import parse_gsm8k
-from mindgspo.data.formats.verl import parse_verl
-from mindgspo.data.source_row import DroppedRow
+from mindgspo.data.formats import parse_dapo, parse_gsm8k, parse_verl
+from mindgspo.data.source_rows import DroppedRow
 from mindgspo.errors import DataError
 
 VERL = {

@@ -10,8 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from mindgspo.config.data import DataSourceSection
-from mindgspo.data.source_files import read_file
-from mindgspo.data.sources import open_source
+from mindgspo.data.sources import open_source, read_file
 from mindgspo.errors import DataError
 
 

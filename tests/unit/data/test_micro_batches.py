@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindgspo.data.micro_batches import BatchLayout, few, micro_batches
-from mindgspo.data.row_packing import packed
+from mindgspo.data.partition import packed
 from mindgspo.data.rows import TrainingSample, evened, gathered, lay_out, scattered, stackable
 from mindgspo.parallel.device_ops import segment_ends
 from mindgspo.types import Batch
