@@ -1,13 +1,14 @@
-"""The conformance room: files of cases made by other suites' own functions, and how far our losses are from them.
+"""Conformance with other suites: files of cases made by their own functions, and how far our losses are from them.
 
-The door opens without MindSpore; `run_conformance` imports it when cells are asked.
+MindSpore is imported only when cells are asked.
 
-    reading      file -> checked cases (strict_json, arrays, checks, definitions)
-    twin_side    numpy, float64            cell_side    MindSpore, float32 (cell_jobs, cell_graphs)
-    judging      numbers against numbers   table, failures    what is printed
+    cases       file -> checked cases (strict, definitions, advantages: their configurations)
+    compare     tolerances, and the numpy twins in float64
+    cells       MindSpore cells in float32 (graphs)
+    run         the command and its report
 """
 
-from mindgspo.conformance.command import Conformance, run_conformance
-from mindgspo.conformance.selection import Filters
+from mindgspo.conformance.cases import Filters
+from mindgspo.conformance.run import Report, run_conformance
 
-__all__ = ["Conformance", "Filters", "run_conformance"]
+__all__ = ["Filters", "Report", "run_conformance"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mindgspo.algorithms.twins import kl_penalty, policy_loss
-from mindgspo.conformance.definitions import definition_of, denominators_of, kl_coef_of, kl_term_of
+from mindgspo.conformance.definitions import loss_config
 
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")
 
@@ -191,13 +191,13 @@ def test_loss_and_gradient_of_random_definitions_equal_torch(coarse):
     rng = np.random.default_rng(2025)
     for number in range(600):
         config, inputs = random_config(rng), random_inputs(rng, coarse=coarse)
-        definition = definition_of(config, SLOTS)
-        num_sequences, num_tokens = denominators_of(config, definition.aggregation, inputs["mask_NK"])
-        kl_num_sequences, _ = denominators_of(config, definition.kl.aggregation, inputs["mask_NK"])
+        definition = loss_config(config).definition(SLOTS)
+        num_sequences, num_tokens = loss_config(config).denominators(definition.aggregation, inputs["mask_NK"])
+        kl_num_sequences, _ = loss_config(config).denominators(definition.kl.aggregation, inputs["mask_NK"])
         got = policy_loss(
             definition,
             **inputs,
-            kl_coef=kl_coef_of(config),
+            kl_coef=loss_config(config).kl_coef or 0.0,
             num_sequences=num_sequences,
             num_tokens=num_tokens,
             kl_num_sequences=kl_num_sequences,
@@ -218,7 +218,7 @@ def test_kl_estimates_of_random_terms_equal_torch():
         kl = torch.where(mask, torch_kl(config, logp, ref_logp, old_logp), 0.0)
         (gradient,) = torch.autograd.grad(kl.sum(), logp)
         value, slope = kl_penalty(
-            kl_term_of(config, SLOTS),
+            loss_config(config).kl_term(SLOTS),
             **{name: inputs[name] for name in ("logp_NK", "ref_logp_NK", "old_logp_NK", "mask_NK")},
         )
         np.testing.assert_allclose(value, kl.detach().numpy(), rtol=1e-12, atol=1e-15, err_msg=str(config))

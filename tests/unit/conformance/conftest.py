@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from mindgspo.conformance.cases import Case, read_cases
+
 PUBLIC = Path(__file__).resolve().parents[2] / "data" / "conformance_public.json"
 
 Entry = dict[str, Any]
@@ -19,6 +21,12 @@ Entry = dict[str, Any]
 def public_entries() -> dict[str, Entry]:
     """The public cases by name, as JSON."""
     return {entry["name"]: entry for entry in json.loads(PUBLIC.read_text(encoding="utf-8"))}
+
+
+@pytest.fixture(scope="session")
+def public_cases() -> list[Case]:
+    """The public cases, read and checked once."""
+    return read_cases(PUBLIC)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Cells against twins on definitions that no peer has a function for, and on shapes at the edge.
 
-Expected values are the twins', in float64; the bound is the one that files are judged by.
+Expected values are the twins', in float64; the bound is the one for files.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mindgspo.conformance.case import Case
-from mindgspo.conformance.cell_jobs import cell_jobs
-from mindgspo.conformance.cell_side import judge_job
-from mindgspo.conformance.checks import EXPECTED, check_case
-from mindgspo.conformance.twin_side import compute_twin
+from mindgspo.conformance.cases import EXPECTED, Case, check_case
+from mindgspo.conformance.cells import cell_jobs, check_job
+from mindgspo.conformance.compare import compute_twin
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cpu_runtime")]
 
@@ -55,7 +53,9 @@ def random_case(
 def with_twin_s_values(case: Case) -> Case:
     """The case, expecting everything that a file could expect of it."""
     got = compute_twin(case)
-    expected = {name: np.asarray(got[name], dtype=np.float64) for name in EXPECTED[case.kind] if name in got}
+    expected = {
+        name: np.asarray(got[name], dtype=np.float64) for name in EXPECTED[case.kind].model_fields if name in got
+    }
     assert all(np.isfinite(values).all() for values in expected.values()), expected
     case = dataclasses.replace(case, expected=expected)
     check_case(case)
@@ -64,19 +64,19 @@ def with_twin_s_values(case: Case) -> Case:
 
 def assert_cells_agree(*cases: Case) -> None:
     expecting = dict(enumerate(map(with_twin_s_values, cases)))
-    judgements = dict(
+    results = dict(
         itertools.chain.from_iterable(
-            judge_job(job, [expecting[inputs.number] for inputs in job.inputs]) for job in cell_jobs(expecting)
+            check_job(job, [expecting[inputs.number] for inputs in job.inputs]) for job in cell_jobs(expecting)
         )
     )
-    assert len(judgements) == len(cases)
+    assert len(results) == len(cases)
     wrong = {
         number: (one.problems, [comparison for comparison in one.comparisons if not comparison.passed])
-        for number, one in judgements.items()
+        for number, one in results.items()
         if not one.passed
     }
     assert wrong == {}
-    assert all(len(one.comparisons) == len(expecting[number].expected) for number, one in judgements.items())
+    assert all(len(one.comparisons) == len(expecting[number].expected) for number, one in results.items())
 
 
 DEFINITIONS = {
@@ -199,25 +199,25 @@ def test_a_batch_without_a_token_is_zero() -> None:
     assert_cells_agree(case)
 
 
-def test_the_judged_graph_is_the_training_cell() -> None:
+def test_the_compared_graph_is_the_training_cell() -> None:
     """Leaving the averages out changes no digit of loss and gradient."""
     import mindspore as ms
     from mindspore import Tensor, ops
 
     from mindgspo.algorithms.losses.registry import policy_loss_cell
-    from mindgspo.conformance.cell_graphs import compute
+    from mindgspo.conformance.graphs import compute
 
     (job,) = cell_jobs({0: random_case(config=DEFINITIONS["gspo with everything"])})
     (inputs,) = job.inputs
-    (judged,) = compute(job)
+    (compared,) = compute(job)
     names = ("logp", "old_logp", "old_logp", "ref_logp", "advantages", "rollout_is_weights")
     tensors = [Tensor(inputs.arrays[name]) for name in names] + [Tensor(inputs.mask_NK)]
     scalars = [Tensor(n, ms.float32) for n in (inputs.num_sequences, inputs.num_tokens, inputs.kl_coef)]
     cell = policy_loss_cell(job.definition)
     (loss, metrics, _), gradient = ms.jit(ops.value_and_grad(cell, 0, has_aux=True))(*tensors, *scalars)
-    assert loss.asnumpy() == judged["loss"] and np.array_equal(gradient.asnumpy(), judged["grad_logp"])
+    assert loss.asnumpy() == compared["loss"] and np.array_equal(gradient.asnumpy(), compared["grad_logp"])
     parts = dict(zip([metric.name for metric in cell.metrics], metrics.asnumpy(), strict=True))
-    assert parts["pg_loss"] == judged["pg_loss"] and parts["kl_loss"] * inputs.kl_share == judged["kl_loss"]
+    assert parts["pg_loss"] == compared["pg_loss"] and parts["kl_loss"] * inputs.kl_share == compared["kl_loss"]
 
 
 def test_a_cell_that_raises_fails_its_cases() -> None:
@@ -225,5 +225,5 @@ def test_a_cell_that_raises_fails_its_cases() -> None:
     (job,) = cell_jobs({4: case})
     (inputs,) = job.inputs
     torn = dataclasses.replace(job, inputs=(dataclasses.replace(inputs, arrays={}),))
-    ((number, judgement),) = judge_job(torn, [case])
-    assert number == 4 and judgement.failed and judgement.problems == ("KeyError: 'loss_mat'",)
+    ((number, result),) = check_job(torn, [case])
+    assert number == 4 and result.failed and result.problems == ("KeyError: 'loss_mat'",)

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
-from mindgspo.conformance.case import Case
-from mindgspo.conformance.cell_jobs import CellJob, cell_jobs, common_shape, skip_reason
-from mindgspo.conformance.cell_side import CellSide
+from mindgspo.conformance.cases import Case
+from mindgspo.conformance.cells import CellJob, CellRuns, cell_jobs, common_shape, skip_reason
 
 MASK = np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
 
@@ -46,7 +45,7 @@ def only_job(*cases: Case) -> CellJob:
 def test_only_what_the_format_names_is_skipped(tags: tuple[str, ...], edge_margin: float, reason: str | None) -> None:
     case = loss_case(config=GSPO, tags=tags, edge_margin=edge_margin)
     assert skip_reason(case) == reason
-    side = CellSide({7: case})
+    side = CellRuns({7: case})
     assert {number: one.skipped for number, one in side.skipped.items()} == ({7: reason} if reason else {})
     assert side.num_graphs == (0 if reason else 1) and side.num_processes == 1
 

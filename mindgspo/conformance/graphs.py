@@ -1,8 +1,6 @@
-"""The MindSpore side: one compiled graph per job, value and gradient.
+"""One compiled MindSpore graph per job: value and gradient of the cells that training uses, without their averages.
 
-What enters: a `CellJob`. What leaves: what its cases expect, as numpy arrays. The cells are those that training uses,
-without their averages; what is added here is the gradient by the log-probs, and a coefficient for a KL term that stands
-alone. Called by `cell_side`, in its own process or in another one.
+What is added here is the gradient by the log-probs, and a coefficient for a KL term that stands alone.
 
     N  responses    K  response-token slots
 """
@@ -19,7 +17,7 @@ from numpy.typing import NDArray
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
 from mindgspo.algorithms.losses.policy_loss import Aggregate, KLPenalty
 from mindgspo.algorithms.losses.registry import policy_loss_cell
-from mindgspo.conformance.cell_jobs import CellInputs, CellJob
+from mindgspo.conformance.cells import CellInputs, CellJob
 from mindgspo.parallel.runtime import set_up_runtime
 
 Quantities = Mapping[str, NDArray]

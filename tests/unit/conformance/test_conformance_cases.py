@@ -1,4 +1,4 @@
-"""Files and cases that are wrong in themselves: one message with file, case, key, rule and what was given."""
+"""Reading files, cases and definitions: one message with file, case, key, rule and what was given."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
 from mindgspo.cli import main
-from mindgspo.conformance import strict_json
-from mindgspo.conformance.reading import read_cases
+from mindgspo.conformance import cases as cases_module
+from mindgspo.conformance.cases import read_cases
+from mindgspo.conformance.definitions import loss_config
 from mindgspo.errors import DataError
 
 Write = Callable[..., Path]
@@ -85,7 +87,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         read_cases(tmp_path / "nowhere.json")
     with pytest.raises(DataError, match="cannot be read: Is a directory"):
         read_cases(tmp_path)
-    monkeypatch.setattr(strict_json, "LARGEST_FILE", 3)
+    monkeypatch.setattr(cases_module, "LARGEST_FILE", 3)
     with pytest.raises(DataError, match=r"4 bytes; a conformance file has at most 3"):
         read_cases(write([]))
 
@@ -106,15 +108,15 @@ def change(entry: Entry, path: str, value: object) -> None:
     ("path", "value", "said"),
     [
         ("name", ..., "case number 1: name: missing"),
-        ("name", 3, "case number 1: name: expected a text, got a number"),
+        ("name", 3, "case number 1: name: expected a text, got 3"),
         ("name", "two\nlines", "name: expected one line of printable text"),
         ("source", "\x1b[2J", "source: expected one line of printable text"),
         ("source", ..., "source: missing"),
-        ("config", ..., "config: missing; a case has the keys name, kind, source, config, inputs, expected"),
+        ("config", ..., "config: missing; needed here: name, kind, source, config, inputs, expected"),
         ("config", [], "config: expected an object, got a list"),
         ("kind", "policyloss", "kind: unknown 'policyloss'; did you mean 'policy_loss'?"),
         ("kind", "value", "kind: unknown 'value'; known: policy_loss, kl, agg"),
-        ("tags", "tie", "tags: expected a list of texts"),
+        ("tags", "tie", "tags: expected a list, got 'tie'"),
         ("edge_margin", "near", "edge_margin: expected a number"),
         ("inputs.logp", ..., "inputs.logp: missing; needed here: logp, old_logp, advantages, mask"),
         ("inputs.ref_log", [[0.0]], "inputs.ref_log: unknown key; did you mean 'ref_logp'?"),
@@ -183,8 +185,8 @@ def test_a_misspelt_key_is_named_before_the_missing_one(entry: Entry, write: Wri
         ("agg_plain/token-mean/verl-0.9.1", "config.norm_tokens", -3, "config.norm_tokens: must be > 0, got -3"),
         ("agg_plain/token-mean/verl-0.9.1", "inputs.loss_mat", ..., "inputs.loss_mat: missing"),
         ("adv_binary/grpo/verl-0.9.1", "inputs.group", [0, 1], "inputs.group: 2 entries for 8 rows of inputs.mask"),
-        ("overlong_20_5_1.0/verl-0.9.1", "config.max_length", 3, "unknown key 'max_length'; did you mean 'max_len'?"),
-        ("overlong_20_5_1.0/verl-0.9.1", "config.buffer_len", ..., "key 'buffer_len' is missing"),
+        ("overlong_20_5_1.0/verl-0.9.1", "config.max_length", 3, "max_length: unknown key; did you mean 'max_len'?"),
+        ("overlong_20_5_1.0/verl-0.9.1", "config.buffer_len", ..., "buffer_len: missing"),
     ],
 )
 def test_wrong_cases_of_every_kind_end_the_command(
@@ -237,3 +239,112 @@ def test_all_wrong_cases_are_told_but_not_endlessly(entry: Entry, write: Write) 
         read_cases(write(entry, *wrong))
     lines = str(caught.value).splitlines()
     assert len(lines) == 11 and "case 'case 0': kind" in lines[0] and lines[-1] == "... and 3 more wrong cases"
+
+
+SHORT = {"surrogate": "clip", "ratio_level": "token", "loss_agg_mode": "token-mean"}
+
+
+def test_absent_and_null_keys_are_off():
+    expected = LossDefinition(
+        ratio_level="token", surrogate="clip", aggregation=Aggregation(mode="token-mean", empty_rows="include")
+    )
+    assert loss_config(SHORT).definition(7) == expected
+    assert (
+        loss_config(SHORT | dict.fromkeys(("clip_low", "kl_type", "kl_arg_clamp", "tau_pos"))).definition(7) == expected
+    )
+    assert loss_config(SHORT).kl_coef is None
+
+
+def test_every_key_arrives():
+    config = {
+        "algorithm": "gspo", "surrogate": "clip", "ratio_level": "sequence", "ratio_len_eps": 1e-8,
+        "log_ratio_min": -20.0, "log_ratio_max": 20.0, "clip_low": 1.5, "clip_high": 0.2, "clip_ratio_c": 3.0,
+        "ratio_upper_clamp": 2.0, "loss_upper_clamp": 3.0, "tau_pos": 1.5, "tau_neg": 2.5,
+        "advantage_pool": "masked-mean", "loss_agg_mode": "seq-mean-token-sum-norm", "empty_rows": "exclude",
+        "seq_len_eps": 1e-6, "loss_scale_factor": 64, "kl_type": "k3", "kl_agg_mode": "seq-mean-token-mean",
+        "kl_arg_clamp": [-20, 20], "kl_value_clamp": [-10, 10], "kl_importance_weight": True,
+        "kl_straight_through_k2": True,
+    }  # fmt: skip
+    assert loss_config(config).definition(7) == LossDefinition(
+        ratio_level="sequence",
+        surrogate="clip",
+        aggregation=Aggregation(mode="seq-mean-token-sum-norm", seq_len_eps=1e-6, loss_scale_factor=64),
+        clip_low=1.5,
+        clip_high=0.2,
+        clip_ratio_c=3.0,
+        ratio_upper_clamp=2.0,
+        loss_upper_clamp=3.0,
+        log_ratio_min=-20.0,
+        log_ratio_max=20.0,
+        ratio_len_eps=1e-8,
+        tau_pos=1.5,
+        tau_neg=2.5,
+        advantage_pool="masked-mean",
+        kl=KLTerm(
+            kind="k3",
+            aggregation=Aggregation(mode="seq-mean-token-mean", seq_len_eps=1e-6),
+            arg_clamp=(-20.0, 20.0),
+            value_clamp=(-10.0, 10.0),
+            importance_weight=True,
+            straight_through_k2=True,
+        ),
+    )
+
+
+def test_scale_defaults_to_the_number_of_slots():
+    for mode in ("seq-mean-token-sum-norm", "batch-token-sum-norm"):
+        assert loss_config({"loss_agg_mode": mode}).aggregation(7).loss_scale_factor == 7
+        assert loss_config({"loss_agg_mode": mode, "loss_scale_factor": 64}).aggregation(7).loss_scale_factor == 64
+    assert (
+        loss_config({"loss_agg_mode": "token-mean", "loss_scale_factor": 64}).aggregation(7).loss_scale_factor is None
+    )
+
+
+def test_a_sum_over_ranks_that_average_is_scaled():
+    scaled = loss_config({"loss_agg_mode": "token-sum", "dp_size": 4}).aggregation(7)
+    assert (scaled.mode, scaled.loss_scale_factor) == ("batch-token-sum-norm", 0.25)
+    assert loss_config({"loss_agg_mode": "token-sum", "dp_size": 1}).aggregation(7).mode == "token-sum"
+    assert loss_config({"loss_agg_mode": "batch-token-sum-norm", "dp_size": 4}).aggregation(7).loss_scale_factor == 7
+
+
+def test_kl_is_aggregated_like_the_loss_unless_told_otherwise():
+    case = {"kl_type": "k2", "loss_agg_mode": "seq-mean-token-mean"}
+    assert loss_config(case).kl_term(7).aggregation.mode == "seq-mean-token-mean"
+    assert loss_config(case | {"kl_agg_mode": "token-mean"}).kl_term(7).aggregation.mode == "token-mean"
+    beside_gmpo = loss_config(case | {"loss_agg_mode": "batch-mean", "empty_rows": "exclude"}).kl_term(7).aggregation
+    assert (beside_gmpo.mode, beside_gmpo.empty_rows) == ("seq-mean-token-mean", "include")
+
+
+def test_denominators_of_a_case():
+    mask = np.array([[1, 1], [0, 0]])
+    token_mean = loss_config(SHORT).aggregation(2)
+    assert loss_config(SHORT).denominators(token_mean, mask) == (2.0, 2.0)
+    given = SHORT | {"norm_seqs": 9, "norm_tokens": 37, "token_mean_eps": 1.0, "dp_size": 2}
+    assert loss_config(given).denominators(token_mean, mask) == (4.5, 19.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"clip_lo": 0.2}, r"config\.clip_lo: unknown key; did you mean 'clip_low'\?"),
+        ({"surrogate": "clipp"}, r"config\.surrogate: expected one of clip, .*, got 'clipp'; did you mean 'clip'\?"),
+        ({"ratio_level": "sequence-token"}, "did you mean 'sequence_token'"),
+        ({"loss_agg_mode": "token_mean"}, "did you mean 'token-mean'"),
+        ({"kl_type": "k4"}, r"config\.kl_type: expected one of k1, k2, k3, abs"),
+        ({"empty_rows": True}, r"config\.empty_rows: expected one of exclude, include, got True"),
+        ({"clip_low": -0.2}, r"config\.clip_low: must be >= 0, got -0.2"),
+        ({"clip_high": float("nan")}, r"config\.clip_high: expected a finite number"),
+        ({"clip_high": "0.2"}, r"config\.clip_high: expected a finite number, got '0.2'"),
+        ({"clip_ratio_c": 0}, r"config\.clip_ratio_c: must be > 0, got 0"),
+        ({"kl_arg_clamp": 20}, r"config\.kl_arg_clamp: expected a list, got 20"),
+        ({"kl_value_clamp": [10, -10]}, r"config\.kl_value_clamp: 10 is above high -10"),
+        ({"kl_importance_weight": 1}, r"config\.kl_importance_weight: expected true or false, got 1"),
+        ({"dp_size": 0}, r"config\.dp_size: must be >= 1, got 0"),
+        ({"dp_size": 1.5}, r"config\.dp_size: expected a whole number"),
+        ({"log_ratio_min": 1.0, "log_ratio_max": -1.0}, r"config\.log_ratio_min: 1 is above log_ratio_max -1"),
+        ({"surrogate": None}, r"config\.surrogate: missing; one of clip, cispo"),
+    ],
+)
+def test_what_the_format_does_not_know_is_refused(change, message):
+    with pytest.raises(DataError, match=message):
+        loss_config(SHORT | change).definition(7)

@@ -1,19 +1,21 @@
-"""Numbers against the numbers they should be.
-
-What enters: what a case expects, what was computed, and a tolerance. What leaves: one `Comparison` per quantity, for
-its worst entry. Called by `twin_side` and `cell_side`.
-"""
+"""Numbers against the numbers they should be, and what the numpy twins make of a case in float64."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mindgspo.conformance.arrays import shape_text
-from mindgspo.conformance.case import Float64Array
+from mindgspo.algorithms.twins import aggregate, conformance_metrics, kl_penalty, policy_loss
+from mindgspo.conformance.advantages import advantages_of_case, normalized_rewards
+from mindgspo.conformance.cases import Case, Float64Array, shape_text
+from mindgspo.conformance.definitions import OverlongConfig, loss_config
+from mindgspo.conformance.strict import read_model
+from mindgspo.rewards.functions.shaping import overlong_penalty
+
+Quantities = Mapping[str, ArrayLike]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +32,8 @@ class Tolerance:
 
 
 # float64 with the peers' own epsilons, and float32 with its rounding.
-TWINS = Tolerance(rtol=1e-9, atol=1e-12)
-CELLS = Tolerance(rtol=1e-3, atol_of_largest=2e-4)
+TWIN_TOLERANCE = Tolerance(rtol=1e-9, atol=1e-12)
+CELL_TOLERANCE = Tolerance(rtol=1e-3, atol_of_largest=2e-4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ class Comparison:
 
     place: the quantity with the entry's index, e.g. "grad_logp[0, 3]". error: absolute; 0 between two equal numbers
     that are not finite, inf where only one is not. bound: what was allowed. relative: error over the largest expected
-    entry, see `judge`; 0 where there is no error.
+    entry, see `check`; 0 where there is no error.
     """
 
     place: str
@@ -117,7 +119,7 @@ def _errors(expected: Float64Array, got: Float64Array) -> Float64Array:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class Check:
     """What one side, twin or cell, made of one case.
 
     comparisons: one per quantity that could be compared. problems: sentences about those that could not, and about
@@ -141,16 +143,16 @@ class Judgement:
         return max(self.comparisons, key=lambda one: one.share, default=None)
 
 
-def judge(
+def check(
     expected: Mapping[str, ArrayLike],
     got: Mapping[str, ArrayLike],
     tolerance: Tolerance,
     *,
     counted: ArrayLike | None = None,
-) -> Judgement:
+) -> Check:
     """Compare every expected quantity. `counted` applies to those that have its shape.
 
-    max |expected| of an array is its own: a gradient is not judged by the size of the loss. That of a number is the
+    max |expected| of an array is its own: a gradient is not measured by the size of the loss. That of a number is the
     largest of the whole case: a loss of 1e-6 between token losses of 5 is their rounding, in the peers' float32 too.
     """
     arrays = {quantity: np.asarray(values, dtype=np.float64) for quantity, values in expected.items()}
@@ -170,10 +172,132 @@ def judge(
         )
         (problems if isinstance(found, str) else comparisons).append(found)
     assert comparisons or problems, "a case that expects nothing"
-    return Judgement(comparisons=tuple(comparisons), problems=tuple(problems))
+    return Check(comparisons=tuple(comparisons), problems=tuple(problems))
 
 
-def broken(error: Exception) -> Judgement:
+def failed_check(error: Exception) -> Check:
     """The computation itself failed. Only the first lines: a compiler may write pages."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return Judgement(problems=(f"{type(error).__name__}: {' '.join(lines)[:300]}",))
+    return Check(problems=(f"{type(error).__name__}: {' '.join(lines)[:300]}",))
+
+
+# ----- the twins
+
+
+def check_twin(case: Case) -> Check:
+    """Compute one case and compare. An exception, also about an option that an estimator does not know, is a failure
+    of this case, and no reason to leave out the others."""
+    metrics = {f"metrics.{name}": value for name, value in case.metrics.items()}
+    counted = case.inputs["mask"] == 1 if case.config.get("compare") == "valid_slots" else None
+    try:
+        with np.errstate(all="ignore"):  # what is not finite shows in the comparison
+            got = compute_twin(case)
+    except Exception as error:
+        return failed_check(error)
+    return check({**case.expected, **metrics}, got, TWIN_TOLERANCE, counted=counted)
+
+
+def compute_twin(case: Case) -> Quantities:
+    """Everything that a case of its kind may expect, by the names of the file; metrics as `metrics.<name>`.
+
+    Raises DataError where the case itself is wrong.
+    """
+    return _TWINS[case.kind](case)
+
+
+def _policy_loss(case: Case) -> Quantities:
+    inputs, config = case.inputs, loss_config(case.config)
+    mask_NK = inputs["mask"]
+    definition = config.definition(mask_NK.shape[1])
+    num_sequences, num_tokens = config.denominators(definition.aggregation, mask_NK)
+    kl_num_sequences = None
+    if definition.kl is not None:
+        kl_num_sequences, _ = config.denominators(definition.kl.aggregation, mask_NK)
+    arrays = {
+        "logp_NK": inputs["logp"],
+        "old_logp_NK": inputs["old_logp"],
+        "advantages_NK": inputs["advantages"],
+        "mask_NK": mask_NK,
+        "ref_logp_NK": inputs.get("ref_logp"),
+        "correction_NK": inputs.get("rollout_is_weights"),
+    }
+    result = policy_loss(
+        definition,
+        **arrays,
+        kl_coef=config.kl_coef or 0.0,
+        num_sequences=num_sequences,
+        num_tokens=num_tokens,
+        kl_num_sequences=kl_num_sequences,
+    )
+    metrics = conformance_metrics(
+        definition,
+        **arrays,
+        metric_tokens=config.metric_tokens,
+        metric_eps=config.metric_eps or 0.0,
+        ppo_kl_clamped=bool(config.ppo_kl_clamped),
+    )
+    return {
+        "loss": result.loss,
+        "pg_loss": result.pg_loss,
+        "kl_loss": result.kl_loss,
+        "grad_logp": result.grad_logp_NK,
+        **{f"metrics.{name}": value for name, value in metrics.items()},
+    }
+
+
+def _kl(case: Case) -> Quantities:
+    inputs, mask_NK, config = case.inputs, case.inputs["mask"], loss_config(case.config)
+    term = config.kl_term(mask_NK.shape[1])
+    kl_NK, slope_NK = kl_penalty(
+        term,
+        logp_NK=inputs["logp"],
+        ref_logp_NK=inputs["ref_logp"],
+        mask_NK=mask_NK,
+        old_logp_NK=inputs.get("old_logp"),
+    )
+    num_sequences, num_tokens = config.denominators(term.aggregation, mask_NK)
+    loss, share_NK = aggregate(term.aggregation, kl_NK, mask_NK, num_sequences=num_sequences, num_tokens=num_tokens)
+    kl_coef = 1.0 if config.kl_coef is None else config.kl_coef
+    return {"kl_token": kl_NK, "loss": kl_coef * loss, "grad_logp": kl_coef * share_NK * slope_NK}
+
+
+def _agg(case: Case) -> Quantities:
+    mask_NK, config = case.inputs["mask"], loss_config(case.config)
+    aggregation = config.aggregation(mask_NK.shape[1])
+    num_sequences, num_tokens = config.denominators(aggregation, mask_NK)
+    loss, grad_NK = aggregate(
+        aggregation, case.inputs["loss_mat"], mask_NK, num_sequences=num_sequences, num_tokens=num_tokens
+    )
+    return {"loss": loss, "grad_loss_mat": grad_NK}
+
+
+def _advantage(case: Case) -> Quantities:
+    result = advantages_of_case(case.config, case.inputs)
+    got: dict[str, ArrayLike] = {"advantages": result.advantages}
+    return got if result.returns is None else {**got, "returns": result.returns}
+
+
+def _reward_norm(case: Case) -> Quantities:
+    return {"advantages": normalized_rewards(case.config, case.inputs)}
+
+
+def _overlong(case: Case) -> Quantities:
+    config = read_model("config", OverlongConfig, case.config)
+    penalty_N = overlong_penalty(
+        case.inputs["lengths"],
+        max_len=config.max_len,
+        buffer_len=config.buffer_len,
+        factor=config.penalty_factor,
+        floor=config.floor,
+    )
+    return {"penalty": penalty_N}
+
+
+_TWINS: Mapping[str, Callable[[Case], Quantities]] = {
+    "policy_loss": _policy_loss,
+    "kl": _kl,
+    "agg": _agg,
+    "advantage": _advantage,
+    "reward_norm": _reward_norm,
+    "overlong": _overlong,
+}
