@@ -6,8 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from mindgspo.ascend.dryrun.facts import Collective, GraphFacts, HeldParameter
 from mindgspo.ascend.dryrun.job import Answer, Failure, Job, Memory, read_answer, read_job, write_record
+from mindgspo.cli import main
 
 
 def test_jobs_survive_their_file(tmp_path: Path) -> None:
@@ -65,3 +68,27 @@ import json, importlib.util
 assert importlib.util.find_spec("terminal_of_nobody") is None
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+CONFIG = str(Path(__file__).parents[3] / "examples" / "gsm8k" / "gspo_qwen2_5_7b.yaml")
+
+
+def test_ranks_are_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dryrun", CONFIG, "--ranks", "0,last"]) == 2
+    assert "'0,last' is no list of numbers such as 0,4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--ranks", "0,8"], "error: --ranks: 8; plans.train 1 x 4 x 2 has ranks 0 to 7"),
+        (["--ranks", "0", "--all"], "error: --ranks and --all: give one of them"),
+        (
+            ["--graphs", "train,draw"],
+            "error: --graphs: 'draw' is none of train, reference, prefill, decode, rollout, old_policy",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dryrun", CONFIG, *options]) == 1
+    assert capsys.readouterr().err == f"{message}\n"

@@ -1,0 +1,519 @@
+"""What a dry run prints, and how it reads graphs and error texts of MindSpore."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mindgspo.ascend.dryrun.error_text import Refusal, cut
+from mindgspo.ascend.dryrun.facts import Collective, GraphFacts, HeldParameter, TensorType, facts_from_json
+from mindgspo.ascend.dryrun.graph_text import read_graph
+from mindgspo.ascend.dryrun.job import Failure, Memory
+from mindgspo.ascend.dryrun.plan_hints import plan_hints
+from mindgspo.ascend.dryrun.report import block, rank_text, size_text, summary
+from mindgspo.ascend.dryrun.runner import Result
+from mindgspo.config import ParallelPlan
+
+PLAN = ParallelPlan(data_parallel=1, model_parallel=4, pipeline_stage=2, micro_batch_num=2)
+FACTS = GraphFacts(
+    parameters=(
+        HeldParameter(name="w", dtype="BFloat16", shape=(1024, 1024)),
+        HeldParameter(name="adam_m.w", dtype="Float32", shape=(1024, 1024)),
+    ),
+    collectives=(
+        Collective(kind="AllReduce", group="4-1", ranks=(0, 1, 2, 3), count=1128, bytes=3 << 30),
+        Collective(kind="Send", group="2-1", ranks=(0, 4), count=1, bytes=None),
+    ),
+    operators={"FlashAttentionScore": 14, "Add": 3},
+    products={"BFloat16": 98},
+)
+
+
+def result(tmp_path: Path, graph: str = "train", rank: int = 0, failure: Failure | None = None) -> Result:
+    return Result(
+        graph=graph,
+        rank=rank,
+        seconds=23.44,
+        peak_rss=5 << 30,
+        failure=failure,
+        facts=GraphFacts() if failure else FACTS,
+        strategy=None if failure else Path("dryrun/train/strategy_0.ckpt"),
+        log=tmp_path / "train_0.log",
+    )
+
+
+def test_block_of_a_compiled_graph(tmp_path: Path) -> None:
+    lines = list(block(result(tmp_path), section="plans.train", plan=PLAN, world_size=8))
+    assert lines == [
+        "train, rank 0 of 8",
+        "  compile      23.4 s, 5.00 GB of host memory",
+        "  parameters   2 tensors, 2,097,152 numbers, 6.00 MB (BFloat16 2.00 MB, Float32 4.00 MB)",
+        "  collectives  AllReduce  ranks 0-3  1,128 times                 3.00 GB",
+        "               Send       ranks 0,4       1 time  size known at run time",
+        "  fused        FlashAttentionScore 14",
+        "  products     BFloat16 98",
+        "  strategy     dryrun/train/strategy_0.ckpt",
+    ]
+
+
+@pytest.mark.parametrize(
+    "memory, line",
+    [
+        (
+            Memory(allocated=37 << 30, reserved=48 << 30),
+            "  memory       37.00 GB peak on the device (MindSpore's allocator; without workspaces and HCCL buffers)",
+        ),
+        (Memory(why_not="RuntimeError: no kernel"), "  memory       not measured: RuntimeError: no kernel"),
+    ],
+)
+def test_block_of_a_graph_whose_memory_was_asked_for(tmp_path: Path, memory: Memory, line: str) -> None:
+    lines = list(block(replace(result(tmp_path), memory=memory), section="plans.train", plan=PLAN, world_size=8))
+    assert lines[-2:] == [line, "  strategy     dryrun/train/strategy_0.ckpt"]
+
+
+def test_block_of_a_refused_graph_reads_the_log(tmp_path: Path) -> None:
+    (tmp_path / "train_0.log").write_text(
+        "[ERROR] PARALLEL(1,7f,python):2026-11-22-00:15:00.1 [mindspore/ccsrc/a.cc:248] Check] MatMulInfo11: Input "
+        "index 1, shape value 66 at dim index 0 cannot be divisible by strategy value 4\n"
+    )
+    failure = Failure(
+        phase="compile", kind="RuntimeError", text="Failure:operator MatMul init failed\n\n" + "-" * 52 + "\n- C++"
+    )
+    lines = list(block(result(tmp_path, failure=failure), section="plans.train", plan=PLAN, world_size=8))
+    assert lines == [
+        "train, rank 0 of 8: FAILED (compile)",
+        "  error        RuntimeError: operator MatMul init failed",
+        "  because      MatMul: Input index 1, shape value 66 at dim index 0 cannot be divisible by strategy value 4",
+        "  change       plans.train.model_parallel: 4 does not divide 66",
+        f"  log          {tmp_path}/train_0.log",
+    ]
+
+
+def test_a_graph_that_needs_nothing_says_so(tmp_path: Path) -> None:
+    empty = Result(
+        graph="decode",
+        rank=0,
+        seconds=0.0,
+        peak_rss=0,
+        failure=None,
+        facts=GraphFacts(),
+        strategy=None,
+        log=tmp_path / "x",
+    )
+    lines = list(block(empty, section="plans.infer", plan=ParallelPlan(), world_size=1))
+    assert lines[2:] == [
+        "  parameters   0 tensors, 0 numbers, 0 B",
+        "  collectives  none",
+        "  fused        none",
+        "  products     none",
+        "  strategy     none written",
+    ]
+
+
+def test_last_line(tmp_path: Path) -> None:
+    good = [result(tmp_path, graph, rank) for graph in ("train", "reference") for rank in (0, 4)]
+    bad = result(tmp_path, "decode", failure=Failure(phase="process", kind="no answer", text="killed"))
+    assert summary(good, seconds=93.2, folder="out") == (
+        "4 graphs of 2 ranks compiled for Ascend in 93 s; strategy files in out"
+    )
+    assert summary(good[:1], seconds=1.0, folder="out").startswith("1 graph of 1 rank compiled")
+    assert summary([*good, bad], seconds=93.2, folder="out") == (
+        "1 of 5 failed, 4 compiled for Ascend, in 93 s; strategy files in out"
+    )
+    assert summary([bad], seconds=2.0, folder="out") == "1 of 1 failed, 0 compiled for Ascend, in 2 s"
+
+
+@pytest.mark.parametrize(
+    "size, text",
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KB"),
+        (3 << 29, "1.50 GB"),
+        (5 << 50, "5120.00 TB"),
+        (None, "size known at run time"),
+    ],
+)
+def test_sizes(size: int | None, text: str) -> None:
+    assert size_text(size) == text
+
+
+@pytest.mark.parametrize(
+    "ranks, text",
+    [
+        ((), "?"),
+        ((3,), "3"),
+        ((0, 1), "0,1"),
+        ((4, 5, 6, 7), "4-7"),
+        ((0, 4), "0,4"),
+        ((0, 2, 4, 6), "0,2,4,6"),
+        (tuple(range(0, 64, 8)), "0,8,..,56"),
+        ((0, 1, 4, 5), "0,1,4,5"),
+    ],
+)
+def test_ranks(ranks: tuple[int, ...], text: str) -> None:
+    assert rank_text(ranks) == text
+
+
+REFUSALS = json.loads(Path(__file__).with_name("refusals.json").read_text(encoding="utf-8"))
+WRONG_PLAN = ParallelPlan(data_parallel=2, model_parallel=4)
+
+# mistake: (message begins with, reason begins with, line of code, plan, hints)
+SPLIT = "MatMul: Input index 1, the strategy is ((2, 1), (4, 1)), shape is [66, 64], shape value 66 at dim index 0"
+ATTENTION = "FlashAttentionScore: head_num % query_strategy[2] must be 0, but got 6(head_num) and 4(query_strategy[2])"
+PRODUCT = "data_parallel x model_parallel"
+TABLE = {
+    "rows_do_not_divide": (
+        "operator MatMul init failed",
+        SPLIT,
+        "self.matmul(x",
+        ["model_parallel: 4 does not divide 66"],
+    ),
+    "batch_does_not_divide": (
+        "operator MatMul init failed",
+        "MatMul: Input index 0, the strategy is ((2, 1), (4, 1)), shape is [7, 64]",
+        "self.matmul(x",
+        ["data_parallel: 2 does not divide 7"],
+    ),
+    "inner_axes_differ": (
+        "operator MatMul init failed",
+        "MatMul: Invalid strategy for mat_a [2, 4] and mat_b [1, 2].",
+        "self.matmul(x",
+        [],
+    ),
+    "strategy_too_short": (
+        "operator MatMul init failed",
+        "MatMul: The strategy is ((2), (4, 1)), strategy len: 1 is not equal to inputs len: 2, index: 0",
+        "self.matmul(x",
+        [],
+    ),
+    "one_strategy_for_two": (
+        "operator MatMul init failed",
+        "MatMul: The strategy is ((2, 1),), strategy size: 1 is not equal to inputs size: 2",
+        "self.matmul(x",
+        [],
+    ),
+    "more_than_ranks": (
+        "operator MatMul init failed",
+        "MatMul: The strategy is ((4, 1), (4, 1)), it requires 16 devices, but the device number of this stage is 8",
+        "self.matmul(x",
+        [f"model_parallel: {PRODUCT} is 2 x 4; an operator is split 16 ways, but a stage has 8 ranks"],
+    ),
+    "three_ways": (
+        "operator MatMul init failed",
+        "MatMul: The strategy is ((1, 1), (3, 1)), the value of strategy must be the power of 2, but get 3",
+        "self.matmul(x",
+        [],
+    ),
+    "split_of_sharded_axis": (
+        "operator SplitWithSize init failed",
+        "SplitWithSize: The axis can not be split",
+        "left, right = self.split(",
+        ["model_parallel: 4; an operator wants an axis whole that is split over ranks"],
+    ),
+    "rows_over_all_ranks": (
+        "operator RmsNorm init failed",
+        "RmsNorm: Input index 0, the strategy is ((8, 1), (1)), shape is [12, 64]",
+        "self.norm(x",
+        [f"model_parallel: {PRODUCT} = 8 does not divide 12"],
+    ),
+    "heads_do_not_divide": (
+        "operator FlashAttentionScore init failed",
+        ATTENTION,
+        "self.flash(x",
+        ["model_parallel: 4 does not divide 6 attention heads"],
+    ),
+    "cache_over_data_parallel": (
+        "operator ReshapeAndCache init failed",
+        "ReshapeAndCache: Invalid strategy: The slot_mapping can't be shard",
+        "self.write(x",
+        ["data_parallel: 2; a KV cache belongs to one replica, its tokens cannot be split"],
+    ),
+    "table_does_not_divide": (
+        "operator Gather init failed",
+        "Gather: Input index 0, the strategy is ((4, 1), (2, 1)), shape is [130, 64]",
+        "self.gather(self.table",
+        ["model_parallel: 4 does not divide 130"],
+    ),
+    "shape_mismatch": ("For 'Add', input1.shape and input2.shape need to broadcast.", None, "x + self.bias", []),
+    "no_such_name": ("ClassMember: 'Namespace:wrong_cells", None, "x + self.absent", []),
+    "few_micro_batches": (
+        "For pipeline parallelism, batch data must be split into micro batch along one dimension.",
+        None,
+        "self.sum(self.last(",
+        ["micro_batch_num: 1; 1 pipeline stages need at least as many"],
+    ),
+    "micro_batches_do_not_divide": (
+        "For micro batch initialization, the 0th dimension shape of input(8) must be divided by micro size(3)",
+        None,
+        None,
+        ["micro_batch_num: 3 does not divide the 8 rows of a mini-batch"],
+    ),
+    "stages_do_not_divide": (
+        "parallel init failed.",
+        "The parameter 'device_num' must be divided by 'split_stage_num'",
+        "self.sum(self.last(",
+        ["pipeline_stage: 3 does not divide 8 ranks"],
+    ),
+    "plain_step_over_stages": ("The pointer[micro] is null.", None, "self.sum(self.last(", []),
+}
+
+
+def refusal(mistake: str) -> Refusal:
+    stored = REFUSALS[mistake]
+    return cut(Failure(**stored["failure"]), stored["log"])
+
+
+def test_every_stored_refusal_is_in_the_table() -> None:
+    assert set(REFUSALS) == set(TABLE)
+
+
+@pytest.mark.parametrize("mistake", TABLE)
+def test_refusals_are_cut_to_the_lines_that_matter(mistake: str) -> None:
+    message, reason, code, _ = TABLE[mistake]
+    found = refusal(mistake)
+    kind = REFUSALS[mistake]["failure"]["kind"]
+    assert found.message.startswith(f"{kind}: {message}")
+    assert "\n" not in found.message
+    assert len(found.reasons) == (0 if reason is None else 1), "consequences and repetitions are left out"
+    if reason is not None:
+        assert found.reasons[0].startswith(reason)
+    if code is None:
+        assert found.place == ""
+    else:
+        assert re.match(r"/project/tests/dryrun/(wrong|toy)_cells\.py:\d+: ", found.place) and code in found.place
+
+
+@pytest.mark.parametrize("mistake", TABLE)
+def test_the_entry_of_the_plan_is_named(mistake: str) -> None:
+    hints = plan_hints(refusal(mistake).text(), "plans.train", WRONG_PLAN)
+    assert hints == [f"plans.train.{hint}" for hint in TABLE[mistake][3]]
+
+
+@pytest.mark.parametrize(
+    "plan, hints",
+    [
+        (ParallelPlan(model_parallel=4), ["model_parallel: 4 does not divide 66"]),
+        (ParallelPlan(data_parallel=4), ["data_parallel: 4 does not divide 66"]),
+        (
+            ParallelPlan(data_parallel=4, model_parallel=4),
+            ["model_parallel: 4 does not divide 66", "data_parallel: 4 does not divide 66"],
+        ),
+        (
+            ParallelPlan(data_parallel=2, model_parallel=2),
+            ["model_parallel: data_parallel x model_parallel = 4 does not divide 66"],
+        ),
+        (ParallelPlan(data_parallel=8, model_parallel=2), []),
+    ],
+)
+def test_the_entry_is_found_by_its_number(plan: ParallelPlan, hints: list[str]) -> None:
+    found = plan_hints(refusal("rows_do_not_divide").text(), "plans.infer", plan)
+    assert found == [f"plans.infer.{hint}" for hint in hints]
+
+
+def test_our_own_lines_are_shown_from_the_package_on() -> None:
+    project = Path(__file__).resolve().parents[3]
+    text = (
+        "Failure:operator MatMul init failed\n\n----------------------------------------------------\n"
+        "# In file /venv/site-packages/mindspore/nn/cell.py:7, 8~9\n        return outer(x)\n               ^~~~\n\n"
+        f"# In file {project}/mindgspo/parallel/layers.py:120~122, 8~9\n    def construct(self, x):\n    ^\n\n"
+        f"# In file {project}/mindgspo/parallel/layers.py:121, 8~9\n        return self.matmul(x)\n        ^~~~\n\n"
+        "# In file /venv/site-packages/mindspore/ops/add.py:3, 8~9\n        return inner(x)\n               ^~~~\n"
+    )
+    found = cut(Failure(phase="compile", kind="RuntimeError", text=text), "")
+    assert found == Refusal(
+        message="RuntimeError: operator MatMul init failed",
+        reasons=(),
+        place="mindgspo/parallel/layers.py:121: return self.matmul(x)",
+    )
+
+
+def test_an_error_of_ours_is_shown_as_it_is() -> None:
+    failure = Failure(phase="build", kind="ConfigError", text="plans.train:\n  one\n  two", place="a.py:3: raise x")
+    assert cut(failure, "") == Refusal(message="plans.train:\n  one\n  two", reasons=(), place="a.py:3: raise x")
+
+
+def test_an_exception_without_words_shows_its_class() -> None:
+    assert cut(Failure(phase="build", kind="AssertionError", text=""), "").message == "AssertionError"
+
+
+def test_only_the_last_reasons_are_shown_and_long_ones_are_cut() -> None:
+    line = "[ERROR] PARALLEL(1,7f0000000000,python):2026-11-22-00:15:00.398.201 [mindspore/ccsrc/a.cc:248] Check] "
+    log = "".join(
+        f"{line}AddInfo{number}: reason {number}{'!' * (1000 if number == 9 else 0)}\n" for number in range(10)
+    )
+    reasons = cut(Failure(phase="compile", kind="RuntimeError", text="refused"), log).reasons
+    assert reasons[:2] == ("Add: reason 7", "Add: reason 8")
+    assert reasons[2].endswith("!!! ...") and len(reasons[2]) < 700
+
+
+# Rank 4 of 8, the second of two pipeline stages with model_parallel 4: one matrix product and a bias, a sum, two
+# micro-batches of 4 rows by lazy_inline, AdamWeightDecay. What MindSpore 2.10.0 made of tests/dryrun/toy_cells.py.
+PIPELINE = Path(__file__).with_name("pipeline_rank_4.txt")
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> GraphFacts:
+    return read_graph(PIPELINE.read_text(encoding="utf-8"), 8)
+
+
+def test_parameters_are_those_of_the_stage_in_local_shapes(pipeline: GraphFacts) -> None:
+    held = {parameter.name: (parameter.dtype, parameter.shape) for parameter in pipeline.parameters}
+    weight, bias = ("Float32", (16, 64)), ("Float32", (16,))
+    assert held == {
+        **{f"{prefix}last.weight": weight for prefix in ("", "accu_grads.", "adam_m.", "adam_v.")},
+        **{f"{prefix}last.bias": bias for prefix in ("", "accu_grads.", "adam_m.", "adam_v.")},
+        "global_step": ("Int32", (1,)),
+        "learning_rate": ("Float32", ()),
+    }
+    assert pipeline.parameter_bytes == 4 * 4 * (16 * 64 + 16) + 4 + 4
+
+
+def test_functions_count_as_often_as_they_are_called(pipeline: GraphFacts) -> None:
+    # Per micro-batch one forward and two backward products of 4 rows; the optimizer runs once.
+    assert pipeline.products == {"Float32": 6}
+    assert pipeline.operators["MatMul"] == 6
+    assert pipeline.operators["AdamWeightDecay"] == 2
+    assert pipeline.fused == {"AdamWeightDecay": 2}
+
+
+def test_collectives_with_groups_counts_and_bytes(pipeline: GraphFacts) -> None:
+    kinds = {(entry.kind, entry.ranks): (entry.count, entry.bytes) for entry in pipeline.collectives}
+    # [4, 16] is this rank's quarter of 4 rows of 64 numbers: 256 bytes. ReduceScatter takes all four quarters.
+    assert kinds == {
+        ("AllGather", (4, 5, 6, 7)): (2 * 2, 2 * 2 * 256),
+        ("ReduceScatter", (4, 5, 6, 7)): (2 * 2, 2 * 2 * 1024),
+        ("Receive", (0, 4)): (2, 2 * 256),
+        ("Send", (0, 4)): (2, 2 * 256),
+    }
+
+
+def test_facts_survive_json(pipeline: GraphFacts) -> None:
+    assert facts_from_json(json.loads(json.dumps(dataclasses.asdict(pipeline)))) == pipeline
+
+
+def graph(*functions: str) -> str:
+    """The text of a graph whose functions are "name: node; node"; the first is the entry."""
+    entry = functions[0].split(":")[0]
+    lines = [f"# IR entry: @{entry}", ""]
+    for function in functions:
+        name, _, nodes = function.partition(":")
+        lines.append(f"subgraph @{name}(%para1_x) {{")
+        for number, node in enumerate(filter(None, (node.strip() for node in nodes.split(";")))):
+            call, _, types = node.partition(" : ")
+            lines += [f"  %{number}(CNode_{number}) = {call}", f"      : {types}", "      # Scope: (Default)"]
+        lines += ["  Return(%0)", "}", ""]
+    return "\n".join(lines)
+
+
+def reduce(attributes: str, shape: str = "(4, 2)", dtype: str = "Float32") -> str:
+    tensor = f"<Tensor[{dtype}], {shape}>"
+    return f"AllReduce(%0) primitive_attrs: {{{attributes}}} : ({tensor}) -> ({tensor})"
+
+
+def test_calls_within_calls_multiply() -> None:
+    facts = read_graph(
+        graph(
+            "main: call @step(%0); call @step(%1); PrimFunc_Add(%0, %1)",
+            "step: call @layer(%0); call @layer(%1); call @layer(%2); PrimFunc_Mul(%0, %0)",
+            "layer: PrimFunc_Exp(%para1_x)",
+        ),
+        1,
+    )
+    assert facts.operators == {"Add": 1, "Exp": 6, "Mul": 2}
+
+
+def test_a_partial_counts_where_it_is_called() -> None:
+    facts = read_graph(
+        graph(
+            "main: Partial(@back, %0); %0[@Partial(@back)](%1); %0[@@back](%2)",
+            "back: PrimFunc_Exp(%para1_x)",
+        ),
+        1,
+    )
+    assert facts.operators == {"Exp": 2, "Partial": 1}
+
+
+def test_a_function_that_is_only_handed_around_counts_once() -> None:
+    facts = read_graph(graph("main: Switch(%0, @yes, @no)", "yes: PrimFunc_Exp(%0)", "no: PrimFunc_Log(%0)"), 1)
+    assert facts.operators == {"Exp": 1, "Log": 1, "Switch": 1}
+
+
+def test_a_loop_counts_its_body_once() -> None:
+    facts = read_graph(graph("main: call @body(%0)", "body: PrimFunc_Exp(%0); call @body(%0)"), 1)
+    assert facts.operators == {"Exp": 1}
+
+
+@pytest.mark.parametrize(
+    "attributes, group, ranks",
+    [
+        ('fusion: I64(0), group: "2-77", group_rank_ids: (0, 4), op: "sum"', "2-77", (0, 4)),
+        ('group: "2-77", rank_list: (1, 5), group_back: "hccl_world_group"', "2-77", (1, 5)),
+        ('group: "hccl_world_group", op: "sum"', "hccl_world_group", (0, 1, 2, 3)),
+        ('op: "sum"', "hccl_world_group", (0, 1, 2, 3)),
+        ('group: "mine"', "mine", ()),
+    ],
+)
+def test_groups_of_collectives(attributes: str, group: str, ranks: tuple[int, ...]) -> None:
+    facts = read_graph(graph(f"main: {reduce(attributes)}"), 4)
+    assert facts.collectives == (Collective(kind="AllReduce", group=group, ranks=ranks, count=1, bytes=32),)
+
+
+def test_sizes_of_collectives_add_up_over_dtypes_and_calls() -> None:
+    attributes = 'group: "g", group_rank_ids: (0, 1)'
+    facts = read_graph(
+        graph(
+            f"main: call @f(%0); call @f(%1); {reduce(attributes)}",
+            f"f: {reduce(attributes, '(8)', 'BFloat16')}",
+        ),
+        2,
+    )
+    assert facts.collectives == (
+        Collective(kind="AllReduce", group="g", ranks=(0, 1), count=3, bytes=4 * 8 + 2 * 2 * 8),
+    )
+
+
+def test_a_shape_known_at_run_time_has_no_size() -> None:
+    attributes = 'group: "g", group_rank_ids: (0, 1)'
+    facts = read_graph(graph(f"main: {reduce(attributes, '(-1, 2)')}; {reduce(attributes)}"), 2)
+    assert facts.collectives[0].bytes is None
+    assert facts.collectives[0].count == 2
+
+
+def test_tuples_of_tensors_are_summed() -> None:
+    types = "(<Tuple[Tensor[Float32]*2, Tensor[Float16]], TupleShape((2, 2), (3), (5))>) -> (<Tensor[Float32], (10)>)"
+    facts = read_graph(graph(f'main: AlltoAllV(%0) primitive_attrs: {{group: "hccl_world_group"}} : {types}'), 2)
+    assert facts.collectives[0].bytes == 4 * 4 + 3 * 4 + 5 * 2
+
+
+def test_products_by_dtype() -> None:
+    types = "(<Ref[Tensor[{0}]], (4, 8), ref_key=a, is_parameter>, <Tensor[{0}], (8, 2)>) -> (<Tensor[{0}], (4, 2)>)"
+    nodes = [
+        f"PrimFunc_MatMul(%0, %1, Bool(0), Bool(0)) : {types.format('BFloat16')}",
+        f"PrimFunc_BatchMatMul(%0, %1) : {types.format('BFloat16')}",
+        f"PrimFunc_MatMulExt(%0, %1) : {types.format('Float32')}",
+    ]
+    assert read_graph(graph(f"main: {'; '.join(nodes)}"), 1).products == {"BFloat16": 2, "Float32": 1}
+
+
+def test_gradients_of_fused_operators_are_fused() -> None:
+    nodes = "PrimFunc_FlashAttentionScore(%0); FlashAttentionScoreGrad(%0); PrimFunc_RmsNormGrad(%0); PrimFunc_Add(%0)"
+    assert read_graph(graph(f"main: {nodes}"), 1).fused == {
+        "FlashAttentionScore": 1,
+        "FlashAttentionScoreGrad": 1,
+        "RmsNormGrad": 1,
+    }
+
+
+def test_sizes_of_tensors() -> None:
+    assert TensorType(dtype="BFloat16", shape=(3, 5)).bytes == 30
+    assert TensorType(dtype="Float32", shape=()).bytes == 4
+    assert TensorType(dtype="Float32", shape=(3, -1)).bytes is None
+    assert TensorType(dtype="String", shape=(3,)).bytes is None
+    held = HeldParameter(name="w", dtype="Int8", shape=(7,))
+    assert GraphFacts(parameters=(held, held)).parameter_bytes == 14

@@ -1,0 +1,392 @@
+"""What single pages of docs/ say against the code: tables, defaults, numbers, examples."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import typer
+import yaml
+from markdown_pages import code_blocks, code_spans, headings, prose, shell_lines, tables
+from pydantic import TypeAdapter
+
+from mindgspo import faults
+from mindgspo.cli import app
+from mindgspo.config import FilterGroupsSection, load_config
+from mindgspo.config.algorithm import POLICY_LOSSES, AggregationMode, EstimatorName
+from mindgspo.config.algorithm_rules import LENGTH_FACTORS, READERS
+from mindgspo.config.data import CHANGE, OVERALL, EvalSection, EvalSources
+from mindgspo.config.device_rules import backend_problems
+from mindgspo.config.messages import known_keys
+from mindgspo.config.reward import JUDGES, SHAPERS, AnswerMode, RewardSection, file_function
+from mindgspo.config.rules import measured_figures
+from mindgspo.config.schema import TrainerSection, WatchSection
+from mindgspo.data.benchmarks import DATA_FOLDER, NAMES, NUM_GENERATED_ROWS, find_benchmark
+from mindgspo.data.formats import PARSERS
+from mindgspo.integrations.foreign_configs import TABLES, convert, report_lines
+from mindgspo.integrations.foreign_configs.tables import Status
+from mindgspo.integrations.mindformers import WANTED
+from mindgspo.metrics import verdict_lines
+from mindgspo.metrics.estimates import change_estimate, wilson
+from mindgspo.metrics.glossary import glossary_name
+from mindgspo.metrics.run_folder import RunHistory
+from mindgspo.models.mindformers_names import mindformers_name
+from mindgspo.parallel.launch.watch import STALLED
+from mindgspo.rewards.registry import build_function
+from mindgspo.rewards.verification import Candidate, Verification
+from mindgspo.trainer.failures import MAX_SAVED_UPDATES
+from mindgspo.trainer.measured_experiments import MAX_NEW_TOKENS
+from mindgspo.trainer.memory_growth import WINDOW
+from mindgspo.types import Verdict
+
+PROJECT = Path(__file__).resolve().parents[2]
+SETTINGS = {path for path, _ in known_keys()}
+
+
+def pages(name: str) -> tuple[Path, Path]:
+    """A page of docs/ and its Chinese twin."""
+    return PROJECT / "docs" / f"{name}.md", PROJECT / "docs" / f"{name}_cn.md"
+
+
+def each_page(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("page", pages(name), ids=lambda path: path.name)
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def table_of(page: Path, first_names: set[str]) -> dict[str, list[str]]:
+    """{name: other cells} of the table whose first column holds these names."""
+    for table in tables(text_of(page)):
+        rows = {row[0].strip("`"): row[1:] for row in table[1:]}
+        if set(rows) == first_names:
+            return rows
+    raise AssertionError(f"{page.name}: no table of {sorted(first_names)}")
+
+
+@each_page("algorithms")
+def test_algorithms_every_loss_is_shown_with_its_defaults(page: Path) -> None:
+    for name, (paper, _, aggregation, clip) in table_of(page, set(POLICY_LOSSES)).items():
+        recipe = POLICY_LOSSES[name]
+        assert aggregation == f"`{recipe.agg_mode}`"
+        numbers = [float(number) for number in re.findall(r"\d[\d.e-]*", clip)]
+        assert numbers == list(recipe.clip or ())
+        arxiv = re.findall(r"\d{4}\.\d{5}", recipe.source)[0]
+        assert arxiv in paper or name == "gspo_token", f"{name}: {paper}"
+
+
+@each_page("algorithms")
+def test_algorithms_every_aggregation_is_shown_with_its_weight(page: Path) -> None:
+    rows = table_of(page, set(get_args(AggregationMode)))
+    for mode, factor in LENGTH_FACTORS.items():
+        shown = re.sub(r"abs\((.*?)\)", r"|\1|", rows[mode][1].strip("`")).replace("S", "L")
+        assert shown == factor
+
+
+@each_page("algorithms")
+def test_algorithms_every_estimator_is_shown_with_the_keys_it_reads(page: Path) -> None:
+    for name, cells in table_of(page, set(get_args(EstimatorName))).items():
+        assert set(re.findall(r"`(\w+)`", cells[-1])) == {key for key, readers in READERS.items() if name in readers}
+
+
+def test_batches_both_pages_have_the_same_parts_and_figures() -> None:
+    english, chinese = (text_of(page) for page in pages("batches"))
+    assert [level for level, _ in headings(english)] == [level for level, _ in headings(chinese)]
+    assert code_blocks(english) == code_blocks(chinese)
+    numbers = [[row[1:] for row in table[1:] if any(one[:1].isdigit() for one in row[1:])] for table in tables(english)]
+    assert numbers == [
+        [row[1:] for row in table[1:] if any(one[:1].isdigit() for one in row[1:])] for table in tables(chinese)
+    ]
+
+
+@each_page("batches")
+def test_batches_settings_and_metrics_exist(page: Path) -> None:
+    spans = code_spans(text_of(page))
+    keys = [span.split("=")[0] for span in spans if span.startswith(("trainer.", "rollout.", "plans."))]
+    assert keys and set(keys) <= SETTINGS | {"plans.train"}
+    metrics = [span for span in spans if span.startswith(("global_seqlen/", "training/"))]
+    assert len(metrics) == 6 and all(glossary_name(metric) for metric in metrics)
+
+
+def test_batches_the_example_passes_the_rules() -> None:
+    changes = ("trainer.samples_per_micro_batch=", "trainer.max_tokens_per_micro_batch=2048", "trainer.packing=true")
+    config = load_config(PROJECT / "examples" / "gsm8k" / "smoke.yaml", changes, check_files=False)
+    assert config.trainer.packing
+
+
+@each_page("checkpoints")
+def test_checkpoints_every_option_of_the_conversion_has_its_row(page: Path) -> None:
+    rows = next(table for table in tables(text_of(page)) if any("--dtype" in row[0] for row in table))
+    assert {row[0].strip("`") for row in rows[1:]} == {
+        option
+        for parameter in typer.main.get_command(app).commands["convert"].commands["weights"].params
+        for option in parameter.opts
+        if option.startswith("--")
+    }
+
+
+@each_page("checkpoints")
+def test_checkpoints_the_table_of_names_is_the_programs(page: Path) -> None:
+    (rows,) = (table for table in tables(text_of(page)) if table[0] == ["Hugging Face", "MindFormers"])
+    for left, right in rows[1:]:
+        ours, theirs = (re.findall(r"`([^`]+)`", cell) for cell in (left, right))
+        for name, expected in zip(ours, theirs, strict=True):
+            if name.endswith(".weight"):
+                assert mindformers_name(name) == expected
+            else:  # of the second on, the page gives the end alone
+                room = ours[0].rsplit(".", 1)[0] + "." if "." in ours[0] and "." not in name else ""
+                assert mindformers_name(f"model.layers.1.{room}{name}.weight").endswith(f"{expected}.weight")
+
+
+@each_page("evaluation")
+def test_evaluation_names_files_and_rewards_are_those_of_the_code(page: Path, tmp_path: Path) -> None:
+    rows = {row[0].strip("`"): row[1:] for row in tables(text_of(page))[0][1:]}
+    assert list(rows) == list(NAMES)
+    for name, (files, ending, reward) in rows.items():
+        assert tuple(re.findall(r"`([^`]+)`", files)) == NAMES[name].files
+        (tmp_path / f"{name}.jsonl").touch()
+        found = find_benchmark(name, folder=tmp_path, format=None)
+        assert reward == f"`{found.function}`"
+        assert ending == found.instruction_suffix.strip() or "`math500`" in ending
+    assert str(NUM_GENERATED_ROWS) in "".join(rows["arithmetic"]) and f"`{DATA_FOLDER}`" in text_of(page)
+
+
+@each_page("evaluation")
+def test_evaluation_every_format_is_told_by_columns(page: Path) -> None:
+    shown = [row[1].strip("`") for row in tables(text_of(page))[1][1:]]
+    assert sorted(shown) == sorted(PARSERS)
+
+
+@each_page("evaluation")
+def test_evaluation_options_and_settings_exist(page: Path) -> None:
+    command = typer.main.get_command(app).commands["eval"]
+    options = {option for parameter in command.params for option in parameter.opts}
+    text = text_of(page)
+    named = {word for place in [*shell_lines(text), *code_spans(text)] for word in re.findall(r"--[a-z-]+", place)}
+    assert named <= options and len(named) > 10, named - options
+    shown = {key.replace("data.eval.aime.", "data.eval.") for key in re.findall(r"--set ([a-z_.]+)=", prose(text))}
+    assert shown <= {key for key, _ in known_keys()}
+
+
+@each_page("evaluation")
+def test_evaluation_numbers_in_the_text(page: Path) -> None:
+    text = text_of(page)
+    assert f"{wilson(0, 30).high:.3f}" in text and str(MAX_NEW_TOKENS) in text
+    change = change_estimate([1] * 250 + [0] * 250, [1] * 270 + [0] * 230)
+    assert f"+{change.low * 100:.1f} .. +{change.high * 100:.1f}" in text and change.value == 0.04
+
+
+@each_page("evaluation")
+def test_evaluation_settings_of_evaluations_in_training(page: Path) -> None:
+    rows = {row[0].strip("`"): row[1].strip("`") for row in tables(text_of(page))[-1][1:]}
+    assert rows.keys() == {key for key, _ in known_keys() if key.startswith("eval.")}
+    for key, shown in rows.items():
+        default = EvalSection.model_fields[key.partition(".")[2]].default
+        assert shown in (("none", "\u65e0") if default is None else (str(default), json.dumps(default))), key
+
+
+@each_page("evaluation")
+def test_evaluation_the_experiment_with_two_sets_is_legal(page: Path) -> None:
+    (block,) = [content for language, content in code_blocks(text_of(page)) if language == "yaml"]
+    shown = yaml.safe_load(block)
+    evaluation = EvalSection(**shown["eval"])
+    assert set(TypeAdapter(EvalSources).validate_python(shown["data"]["eval"])) == {"gsm8k", "aime"}
+    part, figure = evaluation.best_metric.removeprefix("val-core/").split("/", 1)
+    assert part == "aime" and figure in measured_figures(evaluation)
+
+
+@each_page("evaluation")
+def test_evaluation_the_verdict_is_what_is_printed(page: Path) -> None:
+    """The example's run, told to the rules."""
+    (block,) = [content for language, content in code_blocks(text_of(page)) if language == "text"]
+    run = RunHistory("rollout:\n  max_new_tokens: 256\n")
+    change = {CHANGE: 0.004, f"{CHANGE}/low": -0.019, f"{CHANGE}/high": 0.027}
+    run.add(40, {OVERALL: 0.442, f"{OVERALL}/low": 0.415, f"{OVERALL}/high": 0.469, **change})
+    shares = {"response_length/clip_ratio": 0.62, "reward/zero_signal_group_ratio": 0.91, "reward/correct_ratio": 0.02}
+    run.add(40, shares)
+    assert verdict_lines(run, step=40, best="best 44.6% at step 20") == block.splitlines()
+
+
+@each_page("integrations")
+def test_integrations_commands_shown_exist(page: Path) -> None:
+    commands = typer.main.get_command(app).commands
+    shown = [line.split() for line in shell_lines(text_of(page)) if line.startswith("mf/bin/mindgspo")]
+    assert [words[1] for words in shown] == ["logprobs", "run"]
+    for words in shown:
+        options = {option for parameter in commands[words[1]].params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= options
+    (setting,) = (words[-1] for words in shown if words[1] == "run")
+    config = load_config(PROJECT / shown[1][2], [setting])
+    assert config.model.backend == "mindformers" and list(backend_problems(config)) == []
+
+
+@each_page("integrations")
+def test_integrations_the_pair_of_versions_is_the_one_that_is_asked_for(page: Path) -> None:
+    extra = 'mindformers = ["mindformers==' + WANTED["mindformers"] + '"]'
+    assert extra in (PROJECT / "pyproject.toml").read_text(encoding="utf-8").splitlines()
+    text = text_of(page)
+    assert all(f"{name} {WANTED[name.lower()]}" in text for name in ("MindFormers", "MindSpore"))
+
+
+TOOL = PROJECT / "tools" / "write_migration.py"
+
+
+def block(page: Path, language: str) -> str:
+    (found,) = (content for name, content in code_blocks(text_of(page)) if name == language)
+    return found
+
+
+def run_tool(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(TOOL), *map(str, arguments)], capture_output=True, text=True)
+
+
+def test_migrate_the_tables_are_those_of_the_code(tmp_path: Path) -> None:
+    done = run_tool("--check")
+    assert done.returncode == 0, done.stderr
+    for page in pages("migrate"):
+        (tmp_path / page.name).write_text(text_of(page).replace("`data.train_batch_size`", "`data.batch`"))
+    stale = run_tool("--check", "--docs", tmp_path)
+    assert stale.returncode == 1 and "migrate.md" in stale.stderr and "migrate_cn.md" in stale.stderr
+    assert run_tool("--docs", tmp_path).returncode == 0
+    assert [text_of(tmp_path / page.name) == text_of(page) for page in pages("migrate")] == [True, True]
+
+
+@each_page("migrate")
+def test_migrate_every_key_of_every_table_is_on_the_page(page: Path) -> None:
+    text = text_of(page)
+    for table in TABLES.values():
+        assert f"\n## {table.title}\n" in text
+        section = text.partition(f"\n## {table.title}\n")[2].partition("\n## ")[0]
+        assert [row.source for row in table.rows if f"`{row.source}`" not in section] == []
+
+
+@each_page("migrate")
+def test_migrate_the_example_comes_out_as_shown(page: Path, tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(block(page, "sh"))
+    found = convert([path])
+    assert found.yaml == block(page, "yaml")
+    lines = list(report_lines(found))
+    shown = block(page, "text").splitlines()
+    assert lines[: len(shown)] == shown and lines[len(shown)].startswith("mapped (")
+
+
+@each_page("migrate")
+def test_migrate_every_part_of_a_report_is_explained(page: Path) -> None:
+    explained = {row[0] for table in tables(text_of(page)) for row in table}
+    assert {status.value for status in Status} | {"still to be set", "refused here"} <= explained
+
+
+@each_page("migrate")
+def test_migrate_commands_and_options_exist(page: Path) -> None:
+    groups = typer.main.get_command(app).commands
+    for line in shell_lines(text_of(page)):
+        words = line.split()
+        if words[:2] == ["python", "tools/prepare_data.py"]:
+            command = groups["data"].commands["prepare"]
+        else:
+            assert words[0] == "mindgspo", line
+            command = groups[words[1]].commands[words[2]] if hasattr(groups[words[1]], "commands") else groups[words[1]]
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= options, line
+
+
+@each_page("reliability")
+def test_reliability_tables_are_those_of_the_code(page: Path) -> None:
+    keys, points, whats, _ = tables(text_of(page))
+    for key, default, _ in keys[1:]:
+        assert str(TrainerSection.model_fields[key.strip("`").removeprefix("trainer.")].default) == default
+    assert [row[0].strip("`") for row in points[1:]] == list(faults.POINTS)
+    assert [row[0].strip("`") for row in whats[1:]] == list(faults.WHATS)
+
+
+@each_page("reliability")
+def test_reliability_numbers_are_those_of_the_code(page: Path) -> None:
+    text = text_of(page).replace("\n", " ")
+    growth = WatchSection.model_fields["memory_growth"].default
+    for number in (STALLED, MAX_SAVED_UPDATES, WINDOW, growth, faults.EXIT_CODE):
+        assert re.search(rf"\D{re.escape(str(number))}[^\d.]", text), number
+
+
+def names_of(table: list[list[str]]) -> list[str]:
+    return [row[0].strip("`") for row in table[1:]]
+
+
+@each_page("rewards")
+def test_rewards_every_function_mode_verdict_and_worker_setting_has_its_row(page: Path) -> None:
+    shown = [names_of(table) for table in tables(text_of(page))]
+    workers = [path for path, _ in known_keys() if path.startswith("reward.workers.")]
+    for expected in (JUDGES, SHAPERS, get_args(AnswerMode), [verdict.value for verdict in Verdict], workers):
+        assert list(expected) in shown
+
+
+@each_page("rewards")
+def test_rewards_settings_shown_can_be_loaded(page: Path) -> None:
+    shown = [
+        yaml.safe_load(content)["reward"] for language, content in code_blocks(text_of(page)) if language == "yaml"
+    ]
+    assert len(shown) == 3
+    for section in shown:
+        reward = RewardSection.model_validate_json(json.dumps(section))
+        assert reward.weights is None or len(reward.weights) == len(reward.functions)
+        for name in reward.functions:
+            assert name in JUDGES or name in SHAPERS or file_function(name) is not None
+
+
+@each_page("rewards")
+def test_rewards_the_function_shown_does_what_the_page_says(page: Path) -> None:
+    (source,) = (content for language, content in code_blocks(text_of(page)) if language == "python")
+    names: dict[str, object] = {}
+    exec(source, names)
+    returned = names["compute_score"](
+        data_source="x", solution_str="6 x 12.\nAnswer: 72", ground_truth="72", extra_info={}
+    )
+    assert returned == {"score": 1.0, "num_words": 5}
+
+
+def cell_text(cell: str) -> str:
+    """The response that a cell of the last table describes."""
+    spans = re.findall(r"`([^`]+)`", cell)
+    if "2,000" in cell:
+        return spans[0] + " " + "x" * 2000
+    return "\n".join(spans)
+
+
+@each_page("rewards")
+def test_rewards_the_comparison_with_verl_is_true(page: Path) -> None:
+    header, *rows = tables(text_of(page))[-1]
+    functions = [build_function(cell.strip("`"), RewardSection()) for cell in header[1:]]
+    assert len(rows) == 7 and len(functions) == 3
+    for response, *verdicts in rows:
+        for function, expected in zip(functions, verdicts, strict=True):
+            candidate = Candidate(text=cell_text(response), gold="72", data_source="openai/gsm8k", index=0)
+            verification = function.verify(candidate)
+            assert isinstance(verification, Verification)
+            assert verification.verdict.value == expected, f"{response}: {function}"
+
+
+@each_page("sampling")
+def test_sampling_every_setting_is_shown_with_its_default(page: Path) -> None:
+    table = tables(text_of(page))[0]
+    shown = {row[0].strip("`"): row[1] for row in table[1:]}
+    defaults = {name: field.default for name, field in FilterGroupsSection.model_fields.items()}
+    assert shown == {name: str(value).lower() for name, value in defaults.items()}
+
+
+@each_page("sampling")
+def test_sampling_metrics_named_exist(page: Path) -> None:
+    spans = code_spans(text_of(page))
+    named = {span for span in spans if re.match(r"(?:sampling|samples)/\w", span)}
+    assert len(named) >= 5
+    assert [name for name in named if glossary_name(name) is None] == []
+
+
+def test_sampling_the_example_draws_again() -> None:
+    section = load_config(PROJECT / "examples/arithmetic/gspo_dynamic.yaml").algorithm.filter_groups
+    assert (section.metric, section.refill) == ("reward", True)
