@@ -1,7 +1,6 @@
-"""Data: files or the generated task -> prepared data sets -> prompts in a resumable order. The room's door.
+"""Rows of files or of the generated task -> prepared data sets -> prompts in a resumable order; batches.
 
-What enters: the `data` section of the configuration and a tokenizer. What leaves: `Prompt`s. Called by the
-trainer and the command line. MindSpore is imported only when a MindRecord file is written or read.
+MindSpore is imported only when a MindRecord file is written or read.
 """
 
 from mindgspo.data.dataset import PromptDataset, inspect_dataset, open_dataset

@@ -1,6 +1,6 @@
 """Chat templates: messages to one text, by the Jinja template that came with the tokenizer.
 
-What enters: `TokenizerFiles`. What leaves: `ChatTemplate.render`. The template is untrusted code: it runs in
+The template is untrusted code: it runs in
 jinja2's immutable sandbox without a loader, sees plain strings only, and its only helpers are `range`,
 `dict`, `namespace` and `raise_exception`. Rendering is deterministic: no clock is offered (`strftime_now`),
 so templates that look for one take their fixed date.

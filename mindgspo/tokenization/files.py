@@ -1,7 +1,6 @@
-"""A tokenizer's files, read once into memory.
+"""The files that define a tokenizer, read once into memory, or made there for the arithmetic task.
 
-What enters: a folder. What leaves: `TokenizerFiles`, the bytes of every file that matters to encoding or chat
-rendering, so that the fingerprint, the export and the running tokenizer can never disagree.
+So the fingerprint, the export and the running tokenizer can never disagree. The files are untrusted and checked.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from tokenizers import pre_tokenizers
 
 from mindgspo.errors import TokenizerError
 
@@ -73,3 +74,111 @@ def read_files(folder: Path) -> TokenizerFiles:
     except OSError as error:
         raise TokenizerError(f"tokenizer.path: {folder}: cannot be read ({error})") from error
     return TokenizerFiles(origin=str(folder), contents=contents)
+
+
+FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedToken:
+    """One entry: its id, its text, and Hugging Face's five flags."""
+
+    id: int
+    content: str
+    special: bool
+    lstrip: bool
+    rstrip: bool
+    single_word: bool
+    normalized: bool
+
+
+def read_added_tokens(files: TokenizerFiles) -> list[AddedToken]:
+    """Entries sorted by id; empty where the table is absent. Raises TokenizerError if malformed."""
+    table = files.config().get("added_tokens_decoder", {})
+    where = f"{files.where(CONFIG)}: added_tokens_decoder"
+    if not isinstance(table, dict):
+        raise TokenizerError(f"{where}: expected an object of id -> token, got {type(table).__name__}")
+    return sorted((_entry(where, key, value) for key, value in table.items()), key=lambda token: token.id)
+
+
+def _entry(where: str, key: str, value: object) -> AddedToken:
+    if not key.isascii() or not key.isdigit():
+        raise TokenizerError(f"{where}: the key {key!r} is not a token id")
+    if not isinstance(value, dict) or not isinstance(value.get("content"), str) or not value["content"]:
+        raise TokenizerError(f"{where}.{key}: expected an object with a non-empty text 'content', got {value!r}")
+    flags = {flag: value.get(flag, False) for flag in FLAGS}
+    wrong = [flag for flag, setting in flags.items() if not isinstance(setting, bool)]
+    if wrong:
+        raise TokenizerError(f"{where}.{key}.{wrong[0]}: expected true or false, got {flags[wrong[0]]!r}")
+    return AddedToken(id=int(key), content=value["content"], **flags)
+
+
+ORIGIN = "the built-in arithmetic tokenizer"
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+BLANK = "\u0120"  # how byte-level BPE writes the space
+
+WORDS_AFTER_BLANK = (
+    *("has", "had", "and", "buys", "gets", "sold", "lost", "more", "today", "before"),
+    *("How", "many", "now", "in", "all", "are", "left"),
+    *("apples", "pens", "coins", "cards", "books", "eggs", "shells", "stamps"),
+)
+WORDS_AT_START = ("Tom", "Ann", "Ben", "Mia", "Sam", "Eva", "Leo", "Zoe", "user", "assistant")
+
+# ChatML without a default system prompt: short prompts keep the quickstart fast.
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def arithmetic_files() -> TokenizerFiles:
+    """The built-in tokenizer of the arithmetic task: a byte-level BPE of a few hundred ids in Qwen2's form.
+
+    Built by hand instead of trained, so that it is the same everywhere: 256 bytes, then merges that spell each word of
+    the task (one token with the blank in front of it), then the special tokens; digits stay single. Returns
+    vocab.json, merges.txt and tokenizer_config.json as transformers' Qwen2Tokenizer reads them.
+    """
+    merges = _merges()
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in merges)]
+    assert len(set(tokens)) == len(tokens), "a merge makes a token that exists already"
+    vocab = {token: i for i, token in enumerate(tokens)}
+    lines = [f"{left} {right}" for left, right in merges]
+    contents = {
+        VOCAB: json.dumps(vocab, ensure_ascii=False, indent=0).encode(),
+        MERGES: ("#version: 0.2\n" + "\n".join(lines) + "\n").encode(),
+        CONFIG: json.dumps(_config(first_special_id=len(tokens)), indent=2).encode(),
+    }
+    return TokenizerFiles(origin=ORIGIN, contents=contents)
+
+
+def _merges() -> list[tuple[str, str]]:
+    """Letter by letter from the front. Words with a blank come first, so their merges outrank the rest."""
+    merges: dict[tuple[str, str], None] = {}
+    for word in [BLANK + word for word in WORDS_AFTER_BLANK] + list(WORDS_AT_START):
+        for end in range(1, len(word)):
+            merges[word[:end], word[end]] = None
+    merges["#", "#"] = None
+    merges["##", "##"] = None
+    return list(merges)
+
+
+def _config(first_special_id: int) -> dict[str, object]:
+    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    return {
+        "added_tokens_decoder": {
+            str(first_special_id + i): {"content": token, **flags} for i, token in enumerate(SPECIAL_TOKENS)
+        },
+        "additional_special_tokens": ["<|im_start|>", "<|im_end|>"],
+        "bos_token": None,
+        "chat_template": CHATML,
+        "clean_up_tokenization_spaces": False,
+        "eos_token": "<|im_end|>",
+        "errors": "replace",
+        "model_max_length": 32768,
+        "pad_token": "<|endoftext|>",
+        "split_special_tokens": False,
+        "tokenizer_class": "Qwen2Tokenizer",
+        "unk_token": None,
+    }

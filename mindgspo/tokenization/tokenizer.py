@@ -1,23 +1,35 @@
-"""The tokenizer that every other room uses.
+"""The `Tokenizer`, and its loading from the configuration's `tokenizer` section or beside a model folder.
 
-What enters: text, or chat messages. What leaves: lists of ids, or text. Token ids travel end to end through a
-run: prompts are encoded once, and what is sampled is decoded for people and rewards only, never encoded
-again.
+Token ids travel end to end through a run: prompts are encoded once, and what is sampled is decoded for people and
+rewards only, never encoded again. Nothing is guessed: the form follows from the files present, and the EOS set and the
+pad token are those named in the section.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypedDict
 
+from mindgspo.config.data import TokenizerSection
 from mindgspo.errors import TokenizerError
 from mindgspo.io import write_file
-from mindgspo.tokenization.chat import ChatTemplate
-from mindgspo.tokenization.files import CHAT_TEMPLATE, CONFIG, TokenizerFiles
+from mindgspo.text import did_you_mean, listed
+from mindgspo.tokenization.backends import load_qwen2, load_sentencepiece, load_tokenizer_json
+from mindgspo.tokenization.chat import ChatTemplate, read_chat_template
+from mindgspo.tokenization.files import (
+    CHAT_TEMPLATE,
+    CONFIG,
+    MERGES,
+    TOKENIZER_JSON,
+    VOCAB,
+    TokenizerFiles,
+    arithmetic_files,
+    read_files,
+)
 
 
 class ChatMessage(TypedDict):
@@ -102,3 +114,135 @@ class Tokenizer:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in self.files.contents.items():
             write_file(folder / name, content, sync=False)
+
+
+def load_tokenizer(section: TokenizerSection, vocab_size: int | None = None) -> Tokenizer:
+    """Load the tokenizer that `section` names; without a path, the built-in one of the arithmetic task.
+
+    vocab_size: rows of the model's embedding; a tokenizer with more ids than that is refused.
+    Raises TokenizerError: a missing or malformed file, an unknown EOS or pad token, too many ids.
+    """
+    files = arithmetic_files() if section.path is None else read_files(section.path)
+    backend = _load_backend(files)
+    eos_ids = tuple(
+        _id_of(token, f"tokenizer.eos_tokens[{i}]", backend, files) for i, token in enumerate(section.eos_tokens)
+    )
+    tokenizer = Tokenizer(
+        name=files.origin,
+        eos_ids=eos_ids,
+        pad_id=_id_of(section.pad_token, "tokenizer.pad_token", backend, files),
+        backend=backend,
+        files=files,
+        template=read_chat_template(files),
+    )
+    if vocab_size is not None and tokenizer.vocab_size > vocab_size:
+        raise TokenizerError(
+            f"model.vocab_size = {vocab_size} is too small for the tokenizer {files.origin} with ids up to "
+            f"{tokenizer.vocab_size - 1}: set it to {tokenizer.vocab_size} or more"
+        )
+    return tokenizer
+
+
+def load_backend(folder: Path) -> Backend:
+    """The bare encoder of a folder, without a choice of EOS and pad tokens. Raises TokenizerError."""
+    return _load_backend(read_files(folder))
+
+
+def _load_backend(files: TokenizerFiles) -> Backend:
+    """tokenizer.json before vocab.json + merges.txt before *.model, as transformers prefers them."""
+    if TOKENIZER_JSON in files:
+        return load_tokenizer_json(files)
+    if VOCAB in files or MERGES in files:
+        return load_qwen2(files)
+    if files.sentencepiece_names():
+        return load_sentencepiece(files)
+    raise TokenizerError(
+        f"tokenizer.path: {files.origin}: holds no tokenizer; expected {VOCAB} + {MERGES}, or "
+        f"{TOKENIZER_JSON}, "
+        "or one sentencepiece *.model"
+    )
+
+
+def _id_of(token: str, key: str, backend: Backend, files: TokenizerFiles) -> int:
+    found = backend.id_of(token)
+    if found is not None:
+        return found
+    names = backend.special_names()
+    special = f"; its special tokens are {listed(names, 12) or 'none'}"
+    hint = did_you_mean(token, names, otherwise=special, cutoff=0.5)
+    raise TokenizerError(f"{key}: {files.origin} has no token {token!r}{hint}")
+
+
+_SAID = "the-answer"
+
+
+def tokenizer_section_of(model_dir: Path, tokenizer_dir: Path, eos_tokens: Sequence[str] = ()) -> TokenizerSection:
+    """The section for `tokenizer_dir` with the tokens that end this model's responses; eos_tokens: these instead.
+
+    Raises TokenizerError: no tokenizer there, an id without a special token, or no such token named anywhere.
+    """
+    backend, files = load_backend(tokenizer_dir), read_files(tokenizer_dir)
+    names = {backend.id_of(name): name for name in backend.special_names()}
+    named = list(eos_tokens) or [
+        *_names_of(_eos_ids(model_dir), names, model_dir, tokenizer_dir),
+        *_text_of(files.config().get("eos_token")),
+        *_turn_end(files, backend),
+    ]
+    if not named:
+        raise TokenizerError(
+            f"{model_dir}: neither generation_config.json, config.json nor tokenizer_config.json names a token that "
+            "ends a response; name one with --eos-token"
+        )
+    padding = _text_of(files.config().get("pad_token")) or named
+    return TokenizerSection(path=tokenizer_dir.absolute(), eos_tokens=tuple(dict.fromkeys(named)), pad_token=padding[0])
+
+
+def _eos_ids(model_dir: Path) -> list[int]:
+    for name in ("generation_config.json", "config.json"):
+        found = read_json(model_dir / name).get("eos_token_id")
+        ids = found if isinstance(found, list) else [found]
+        if any(type(one) is int for one in ids):
+            return [one for one in ids if type(one) is int]
+    return []
+
+
+def read_json(path: Path) -> Mapping[str, object]:
+    """The object of a JSON file; empty where the file is absent. Raises TokenizerError where it holds no object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise TokenizerError(f"{path}: cannot be read as JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _names_of(ids: Sequence[int], names: Mapping[int | None, str], model_dir: Path, tokenizer_dir: Path) -> list[str]:
+    for one in ids:
+        if one not in names:
+            raise TokenizerError(
+                f"{model_dir}: eos_token_id {one} is no special token of the tokenizer {tokenizer_dir}; give the "
+                "model's own with --tokenizer, or name the token with --eos-token"
+            )
+    return [names[one] for one in ids]
+
+
+def _text_of(token: object) -> list[str]:
+    """tokenizer_config.json has tokens as text or as {"content": text}."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return [text] if isinstance(text, str) and text else []
+
+
+def _turn_end(files: TokenizerFiles, backend: Backend) -> list[str]:
+    """The special token that directly follows what an assistant says; none where the template has it otherwise."""
+    template = read_chat_template(files)
+    if template is None:
+        return []
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}]
+    try:
+        text = template.render(messages, add_generation_prompt=False)
+    except TokenizerError:  # a template that takes no answers; whether it takes questions, the first prompt shows
+        return []
+    _, said, rest = text.rpartition(_SAID)
+    ends = [name for name in backend.special_names() if said and rest.lstrip().startswith(name)]
+    return [max(ends, key=len)] if ends else []

@@ -20,7 +20,7 @@ from mindgspo.config.rules import eval_sources
 from mindgspo.data.benchmarks import NAMES, NUM_GENERATED_ROWS, Benchmark, find_benchmark
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.models.huggingface_config import read_model_section
-from mindgspo.tokenization.end_tokens import read_json, tokenizer_section_of
+from mindgspo.tokenization.tokenizer import read_json, tokenizer_section_of
 
 MAX_NEW_TOKENS = 2048
 """Longest response where neither an option nor the folder's generation_config.json says; half of the model's positions

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mindgspo.errors import TokenizerError
-from mindgspo.tokenization.end_tokens import tokenizer_section_of
+from mindgspo.tokenization.tokenizer import tokenizer_section_of
 
 END_OF_TEXT, TURN_END = "<|endoftext|>", "<|im_end|>"
 

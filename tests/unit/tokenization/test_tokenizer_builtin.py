@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mindgspo.config.data import TokenizerSection
 from mindgspo.errors import TokenizerError
 from mindgspo.tokenization import Tokenizer, load_tokenizer
-from mindgspo.tokenization.arithmetic_vocab import WORDS_AFTER_BLANK, WORDS_AT_START
+from mindgspo.tokenization.files import WORDS_AFTER_BLANK, WORDS_AT_START
 
 
 def test_size_and_special_ids(builtin: Tokenizer):
