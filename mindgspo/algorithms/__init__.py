@@ -4,7 +4,7 @@ The door holds what needs no MindSpore. Cells are in submodules, so that importi
 `registry.build_policy_loss`, `supervised.SupervisedLoss`, `update.UpdateBackend`, `update.UpdateResult`.
 """
 
-from mindgspo.algorithms.advantages import AdvantageInputs, estimate_advantages, has_signal
+from mindgspo.algorithms.advantages.estimate import AdvantageInputs, estimate_advantages, has_signal
 from mindgspo.algorithms.optim.learning_rate import learning_rate
 
 __all__ = ["AdvantageInputs", "estimate_advantages", "has_signal", "learning_rate"]

@@ -15,18 +15,17 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import Field
 
-from mindgspo.algorithms.advantages import group_relative, reward_norm, token_level
-from mindgspo.algorithms.advantages.arrays import (
+from mindgspo.algorithms.advantages import group_relative, token_level
+from mindgspo.algorithms.advantages.groups import (
     BoolArray,
     Float64Array,
+    blocks_of,
     finite_numbers,
     masked_numbers,
     numbers,
     token_mask,
 )
-from mindgspo.algorithms.advantages.groups import blocks_of
-from mindgspo.algorithms.advantages.token_level import TokenAdvantages, on_every_token
-from mindgspo.algorithms.advantages.whitening import whiten, whitening
+from mindgspo.algorithms.advantages.token_level import TokenAdvantages, on_every_token, whiten, whitening
 from mindgspo.algorithms.kl_control import reward_penalty
 from mindgspo.config import KLSection
 from mindgspo.conformance.definitions import NotNegative
@@ -380,7 +379,7 @@ def normalized_rewards(config: Mapping[str, Any], inputs: Mapping[str, ArrayLike
     """Advantages of a case of kind `reward_norm`, float64 [N]; responses stand group after group.
 
     inputs: rewards [N], or rewards_per_func [N, F] (NaN: no reward) with reward_weights [F].
-    mode sum_then_normalize, normalize_then_sum: TRL's, see `reward_norm`. slime: one reward, none missing.
+    mode sum_then_normalize, normalize_then_sum: TRL's, see `group_relative`. slime: one reward, none missing.
     Raises DataError for an unknown mode, key or value, a missing input, and rewards that are not whole groups.
     """
     mode = config.get("mode")
@@ -401,8 +400,8 @@ def normalized_rewards(config: Mapping[str, Any], inputs: Mapping[str, ArrayLike
         weights_F = given["reward_weights"]
     groups_N = _groups(given.what, rewards_NF.shape[0], options.group_size)
     if isinstance(options, _NormalizeThenSum):
-        return reward_norm.normalize_then_sum(rewards_NF, weights_F, groups_N, ddof=options.ddof, eps=options.eps)
-    return reward_norm.sum_then_normalize(
+        return group_relative.normalize_then_sum(rewards_NF, weights_F, groups_N, ddof=options.ddof, eps=options.eps)
+    return group_relative.sum_then_normalize(
         rewards_NF, weights_F, groups_N, std_over=options.scale, ddof=options.ddof, eps=options.eps
     )
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mindgspo.algorithms.twins import aggregate, conformance_metrics, kl_penalty, policy_loss
+from mindgspo.algorithms.twins.aggregation import aggregate
+from mindgspo.algorithms.twins.policy_loss import conformance_metrics, policy_loss
+from mindgspo.algorithms.twins.surrogates import kl_penalty
 from mindgspo.conformance.advantages import advantages_of_case, normalized_rewards
 from mindgspo.conformance.cases import Case, Float64Array, shape_text
 from mindgspo.conformance.definitions import OverlongConfig, loss_config

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from mindgspo.algorithms.losses.definition import Aggregation, KLKind, KLTerm, LossDefinition
-from mindgspo.algorithms.twins import denominators
+from mindgspo.algorithms.twins.aggregation import denominators
 from mindgspo.config.algorithm import AggregationMode, RatioLevel, Surrogate
 from mindgspo.conformance.strict import Strict, read_model
 from mindgspo.errors import DataError

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mindgspo.algorithms.twins import kl_penalty, policy_loss
+from mindgspo.algorithms.twins.policy_loss import policy_loss
+from mindgspo.algorithms.twins.surrogates import kl_penalty
 from mindgspo.conformance.definitions import loss_config
 
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")

@@ -1,29 +1,114 @@
-"""The trainer's door: the rewards of one training step into an advantage for every response token.
+"""The rewards of one training step -> an advantage for every response token. numpy only.
 
-What enters: the advantage section of an experiment, and `AdvantageInputs`. What leaves: one float32 [L] array per
-response. Called by the trainer when it makes `Group`s. numpy only.
+To add an estimator: its name in the configuration's advantage section, a function in `_BY_RESPONSE` or `_BY_TOKEN`.
 
-To add an estimator: its name in `config.algorithm_section`, and a function in `_OUTCOME` or `_TOKEN`.
-
-    N responses    L tokens of one response    T longest of them
+    N  responses    L  tokens of one response    T  longest of them    F  reward functions
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mindgspo.algorithms.advantages import group_relative, reward_norm, token_level
-from mindgspo.algorithms.advantages.arrays import BoolArray, Float64Array
+from mindgspo.algorithms.advantages import group_relative, token_level
 from mindgspo.algorithms.advantages.group_relative import StdOver
-from mindgspo.algorithms.advantages.step_rewards import AdvantageInputs
-from mindgspo.algorithms.advantages.whitening import Whiten, whiten
+from mindgspo.algorithms.advantages.groups import BoolArray, Float64Array, Int64Array, numbers, whole_numbers
+from mindgspo.algorithms.advantages.token_level import Whiten, whiten
 from mindgspo.config.algorithm import AdvantageSection
 from mindgspo.errors import ConfigError, DataError
 from mindgspo.text import did_you_mean
 from mindgspo.types import Float32Array
+
+_PER_RESPONSE = ("rewards_N", "counted_N", "groups_N", "lengths_N")
+_OPTIONAL_PER_RESPONSE = ("part_rewards_NF", "baselines_N", "token_penalties")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageInputs:
+    """What the responses of one step earned.
+
+    rewards_N: float64, total rewards. counted_N: bool; a response whose reward abstained (False) leaves every
+    statistic and has advantage 0, whatever stands in its other rows.
+    groups_N: int, siblings have the same number. lengths_N: int, tokens of each response, at least 0.
+    part_rewards_NF, part_weights_F: rewards of each reward function, NaN where it abstained, and their weights;
+    needed by combine = normalize_then_sum, which reads them instead of rewards_N.
+    baselines_N: rewards of the greedy responses; needed by remax.
+    token_penalties: float64 [N, T], subtracted from the reward of each token (the KL, times its coefficient); slots
+    past a response's length may hold anything.
+
+    Raises DataError for shapes that do not match, lengths below 0 and values that count and are not finite.
+    Example: AdvantageInputs(rewards_N=np.array([1.0, 0.0]), counted_N=np.array([True, True]),
+    groups_N=np.array([0, 0]), lengths_N=np.array([3, 5]))
+    """
+
+    rewards_N: Float64Array
+    counted_N: BoolArray
+    groups_N: Int64Array
+    lengths_N: Int64Array
+    part_rewards_NF: Float64Array | None = None
+    part_weights_F: Float64Array | None = None
+    baselines_N: Float64Array | None = None
+    token_penalties: Float64Array | None = None
+
+    def __post_init__(self) -> None:
+        rewards_N = numbers("rewards_N", self.rewards_N, (None,))
+        shape, counted_N = rewards_N.shape, np.asarray(self.counted_N)
+        if counted_N.dtype != np.bool_ or counted_N.shape != shape:
+            raise DataError(f"counted_N: expected bool {list(shape)}, got {counted_N.dtype} {list(counted_N.shape)}")
+        _check_finite("rewards_N", rewards_N, counted_N)
+        whole_numbers("groups_N", self.groups_N, shape)
+        lengths_N = whole_numbers("lengths_N", self.lengths_N, shape, least=0)
+        if self.baselines_N is not None:
+            _check_finite("baselines_N", numbers("baselines_N", self.baselines_N, shape), counted_N)
+        self._check_parts(shape)
+        self._check_penalties(shape, counted_N, longest=int(lengths_N.max(initial=0)))
+
+    def _check_parts(self, shape: tuple[int, ...]) -> None:
+        if (self.part_rewards_NF is None) != (self.part_weights_F is None):
+            raise DataError("part_rewards_NF, part_weights_F: give both or neither")
+        if self.part_rewards_NF is not None and self.part_weights_F is not None:
+            parts_NF = numbers("part_rewards_NF", self.part_rewards_NF, (*shape, None))
+            numbers("part_weights_F", self.part_weights_F, parts_NF.shape[1:])
+
+    def _check_penalties(self, shape: tuple[int, ...], counted_N: BoolArray, *, longest: int) -> None:
+        if self.token_penalties is None:
+            return
+        penalties_NT = numbers("token_penalties", self.token_penalties, (*shape, None))
+        if penalties_NT.shape[1] < longest:
+            raise DataError(f"token_penalties: {penalties_NT.shape[1]} slots for a response of {longest} tokens")
+        is_real_NT = np.arange(penalties_NT.shape[1]) < np.asarray(self.lengths_N)[:, None]
+        _check_finite("token_penalties", penalties_NT, is_real_NT & counted_N[:, None])
+
+    @property
+    def mask(self) -> BoolArray:
+        """bool [N, T]: real tokens, which stand before all others; T is the longest response."""
+        lengths_N = np.asarray(self.lengths_N)
+        return np.arange(int(lengths_N.max(initial=0))) < lengths_N[:, None]
+
+    def penalties(self) -> Float64Array:
+        """float64 [N, T]: penalties of real tokens, 0 elsewhere and where there are none."""
+        mask_NT = self.mask
+        if self.token_penalties is None:
+            return np.zeros(mask_NT.shape)
+        return np.where(mask_NT, np.asarray(self.token_penalties)[:, : mask_NT.shape[1]], 0.0)
+
+    def counted_rows(self) -> AdvantageInputs:
+        """The same without the responses whose reward abstained."""
+        rows = np.flatnonzero(self.counted_N)
+        required = {name: np.asarray(getattr(self, name))[rows] for name in _PER_RESPONSE}
+        given = [name for name in _OPTIONAL_PER_RESPONSE if getattr(self, name) is not None]
+        optional = {name: np.asarray(getattr(self, name))[rows] for name in given}
+        return AdvantageInputs(**required, **optional, part_weights_F=self.part_weights_F)
+
+
+def _check_finite(name: str, values: Float64Array, counts: BoolArray) -> None:
+    bad = np.argwhere(counts & ~np.isfinite(values))
+    if bad.size:
+        place = tuple(int(i) for i in bad[0])
+        raise DataError(f"{name}: {values[place]:g} at {list(place)}, but every value that counts must be finite")
 
 
 def estimate_advantages(section: AdvantageSection, inputs: AdvantageInputs) -> tuple[Float32Array, ...]:
@@ -73,16 +158,16 @@ def _too_large(inputs: AdvantageInputs) -> DataError:
 def _estimate(section: AdvantageSection, inputs: AdvantageInputs) -> list[Float64Array]:
     """float64 [L] per response; every response counts."""
     name = section.estimator
-    if name in _TOKEN:
+    if name in _BY_TOKEN:
         _check_combine(section, inputs)
-        tokens_NT = _TOKEN[name](section, inputs)
+        tokens_NT = _BY_TOKEN[name](section, inputs)
         return [row[:length] for row, length in zip(tokens_NT, inputs.lengths_N, strict=True)]
-    if name not in _OUTCOME:
-        known = [*_OUTCOME, *_TOKEN]
+    if name not in _BY_RESPONSE:
+        known = [*_BY_RESPONSE, *_BY_TOKEN]
         hint = did_you_mean(name, known, otherwise=f"; known: {', '.join(known)}")
         raise ConfigError(f"algorithm.advantage.estimator: unknown estimator {name!r}{hint}")
     _check_combine(section, inputs)
-    advantages_N = _OUTCOME[name](section, inputs)
+    advantages_N = _BY_RESPONSE[name](section, inputs)
     return [np.full(int(length), value) for value, length in zip(advantages_N, inputs.lengths_N, strict=True)]
 
 
@@ -124,7 +209,7 @@ def _std_over(section: AdvantageSection) -> StdOver:
 
 def _grpo(section: AdvantageSection, inputs: AdvantageInputs) -> Float64Array:
     if section.combine == "normalize_then_sum":
-        return reward_norm.normalize_then_sum(
+        return group_relative.normalize_then_sum(
             inputs.part_rewards_NF, inputs.part_weights_F, inputs.groups_N, ddof=section.ddof, eps=section.eps
         )
     return group_relative.grpo(
@@ -137,20 +222,15 @@ def _grpo(section: AdvantageSection, inputs: AdvantageInputs) -> Float64Array:
     )
 
 
-def _dr_grpo(section: AdvantageSection, inputs: AdvantageInputs) -> Float64Array:
-    return group_relative.dr_grpo(_outcome_rewards(inputs), inputs.groups_N, singleton=section.singleton)
+_Estimator = Callable[[AdvantageSection, AdvantageInputs], Float64Array]
 
 
-def _rloo(section: AdvantageSection, inputs: AdvantageInputs) -> Float64Array:
-    return group_relative.rloo(_outcome_rewards(inputs), inputs.groups_N, singleton=section.singleton)
+def _by_group(estimate: Callable[..., Float64Array]) -> _Estimator:
+    return lambda section, inputs: estimate(_outcome_rewards(inputs), inputs.groups_N, singleton=section.singleton)
 
 
 def _opo(section: AdvantageSection, inputs: AdvantageInputs) -> Float64Array:
     return group_relative.opo(_outcome_rewards(inputs), inputs.groups_N, inputs.lengths_N, singleton=section.singleton)
-
-
-def _max_rl(section: AdvantageSection, inputs: AdvantageInputs) -> Float64Array:
-    return group_relative.max_rl(_outcome_rewards(inputs), inputs.groups_N, singleton=section.singleton)
 
 
 def _pass_k(section: AdvantageSection, inputs: AdvantageInputs) -> Float64Array:
@@ -162,10 +242,6 @@ def _pass_k(section: AdvantageSection, inputs: AdvantageInputs) -> Float64Array:
         std_over=_std_over(section),
         singleton=section.singleton,
     )
-
-
-def _gpg(section: AdvantageSection, inputs: AdvantageInputs) -> Float64Array:
-    return group_relative.gpg(_outcome_rewards(inputs), inputs.groups_N, singleton=section.singleton)
 
 
 def _remax(section: AdvantageSection, inputs: AdvantageInputs) -> Float64Array:
@@ -181,7 +257,7 @@ def _reinforce_plus_plus(section: AdvantageSection, inputs: AdvantageInputs) -> 
 
 def _reinforce_plus_plus_baseline(section: AdvantageSection, inputs: AdvantageInputs) -> Float64Array:
     mask_NT = inputs.mask
-    returns_NT = token_level.on_every_token(_dr_grpo(section, inputs), mask_NT)
+    returns_NT = token_level.on_every_token(_by_group(group_relative.dr_grpo)(section, inputs), mask_NT)
     return _whiten(returns_NT, mask_NT, section.whiten)
 
 
@@ -193,20 +269,18 @@ def _whiten(values_NT: Float64Array, mask_NT: BoolArray, kind: Whiten) -> Float6
     return whiten(values_NT, mask_NT, kind)
 
 
-_Estimator = Callable[[AdvantageSection, AdvantageInputs], Float64Array]
-
 # One number per response.
-_OUTCOME: Mapping[str, _Estimator] = {
+_BY_RESPONSE: Mapping[str, _Estimator] = {
     "grpo": _grpo,
-    "dr_grpo": _dr_grpo,
-    "rloo": _rloo,
+    "dr_grpo": _by_group(group_relative.dr_grpo),
+    "rloo": _by_group(group_relative.rloo),
     "opo": _opo,
-    "max_rl": _max_rl,
+    "max_rl": _by_group(group_relative.max_rl),
     "pass_k": _pass_k,
-    "gpg": _gpg,
+    "gpg": _by_group(group_relative.gpg),
 }
 # One number per token: [N, T].
-_TOKEN: Mapping[str, _Estimator] = {
+_BY_TOKEN: Mapping[str, _Estimator] = {
     "remax": _remax,
     "reinforce_plus_plus": _reinforce_plus_plus,
     "reinforce_plus_plus_baseline": _reinforce_plus_plus_baseline,

@@ -1,13 +1,14 @@
 """Estimators that compare a response with its siblings: one number per response, the same for all its tokens.
 
-What enters: rewards_N and group ids groups_N (any whole numbers; siblings need not stand together). What leaves:
-float64 [N]. Called by `estimate`, `reward_norm` and `cases`. numpy only.
+Siblings have the same group id (any whole number) and need not stand together. A group of equal rewards is exactly 0 in
+all estimators. A group of one is 0 (`singleton="zero"`, the default), keeps its reward ("raw", verl's convention) or is
+NaN ("nan", what OpenRLHF and MindSpeed-RL compute; for conformance only). All raise DataError for shapes that do not
+match and for rewards that are not finite.
 
-A group of equal rewards is exactly 0 in all of them. A group of one is 0 (`singleton="zero"`, the default), keeps
-its reward ("raw", verl's convention) or is NaN ("nan", what OpenRLHF and MindSpeed-RL compute; for conformance only).
-All raise DataError for shapes that do not match and for rewards that are not finite.
+`sum_then_normalize` and `normalize_then_sum` combine several reward functions. A reward that is NaN is missing; a
+response without any leaves every statistic and has advantage 0.
 
-    r reward    mean, std of the group    n its size    |y| tokens of a response
+    r reward    mean, std of the group    n its size    |y| tokens of a response    N responses    F reward functions
 """
 
 from __future__ import annotations
@@ -17,8 +18,17 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mindgspo.algorithms.advantages.arrays import Float64Array, finite_numbers, whole_numbers
-from mindgspo.algorithms.advantages.groups import Groups, Singleton, groups_of
+from mindgspo.algorithms.advantages.groups import (
+    BoolArray,
+    Float64Array,
+    Groups,
+    Singleton,
+    finite_numbers,
+    groups_of,
+    numbers,
+    whole_numbers,
+)
+from mindgspo.errors import DataError
 
 StdOver = Literal["group", "batch", "none"]
 
@@ -150,3 +160,58 @@ def _divisor(
     divisor_N = groups.std(rewards_N, ddof=ddof, var_floor=var_floor) + eps
     # eps 0 and equal rewards: 0 / 0 would be NaN.
     return np.where(divisor_N > 0, divisor_N, 1.0)
+
+
+def sum_then_normalize(
+    rewards_NF: ArrayLike,
+    weights_F: ArrayLike,
+    groups_N: ArrayLike,
+    *,
+    std_over: StdOver = "group",
+    ddof: int = 1,
+    eps: float = 1e-4,
+) -> Float64Array:
+    """GRPO of the weighted sum of all rewards, float64 [N] (TRL: multi_objective_aggregation, scale_rewards)."""
+    rewards_NF, weights_F, groups_N = _read_parts(rewards_NF, weights_F, groups_N)
+    rated_N = ~np.isnan(rewards_NF).all(axis=1)
+    total_N = np.nansum(rewards_NF * weights_F, axis=1)
+    return _grpo_of(rated_N, total_N, groups_N, std_over=std_over, ddof=ddof, eps=eps)
+
+
+def normalize_then_sum(
+    rewards_NF: ArrayLike,
+    weights_F: ArrayLike,
+    groups_N: ArrayLike,
+    *,
+    ddof: int = 1,
+    eps: float = 1e-4,
+) -> Float64Array:
+    """GDPO, arXiv 2601.05242, as TRL computes it, float64 [N].
+
+    GRPO of each function by itself, the weighted sum of them, and that sum normalised once more over the whole batch.
+    A function with a reward for only one response of a group says nothing about it.
+    """
+    rewards_NF, weights_F, groups_N = _read_parts(rewards_NF, weights_F, groups_N)
+    rated_NF = ~np.isnan(rewards_NF)
+    total_N = np.zeros(rewards_NF.shape[0])
+    for rated_N, rewards_N, weight in zip(rated_NF.T, rewards_NF.T, weights_F, strict=True):
+        total_N += weight * _grpo_of(rated_N, rewards_N, groups_N, std_over="group", ddof=ddof, eps=eps)
+    one_group_N = np.zeros_like(groups_N)
+    return _grpo_of(rated_NF.any(axis=1), total_N, one_group_N, std_over="group", ddof=ddof, eps=eps)
+
+
+def _read_parts(rewards_NF: ArrayLike, weights_F: ArrayLike, groups_N: ArrayLike) -> tuple[Float64Array, ...]:
+    rewards_NF = numbers("rewards_per_func", rewards_NF, (None, None))
+    if np.isinf(rewards_NF).any():
+        raise DataError("rewards_per_func: a reward is infinite; a missing one is NaN")
+    weights_F = finite_numbers("reward_weights", weights_F, rewards_NF.shape[1:])
+    return rewards_NF, weights_F, whole_numbers("group", groups_N, rewards_NF.shape[:1])
+
+
+def _grpo_of(
+    rated_N: BoolArray, rewards_N: Float64Array, groups_N: Float64Array, *, std_over: StdOver, ddof: int, eps: float
+) -> Float64Array:
+    """GRPO of the rated responses alone, 0 for the others."""
+    advantages_N = np.zeros_like(rewards_N)
+    advantages_N[rated_N] = grpo(rewards_N[rated_N], groups_N[rated_N], std_over=std_over, ddof=ddof, eps=eps)
+    return advantages_N

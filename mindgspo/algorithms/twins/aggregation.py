@@ -4,8 +4,6 @@ Every mode is a weighted sum, so that the gradient by a token's loss is its weig
 global mini-batch: they are worked out once by `denominators` and passed in, and micro-batches simply add up.
 
     N  responses    K  response-token slots    |y| real tokens of a response
-
-Called by `policy_loss`, `conformance` and tests.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The surrogates of the papers: loss of every token, its derivatives, and where a clip acts.
+"""Losses of the tokens of one response, their derivatives and where a clip acts: ratios, surrogates and KL estimates.
 
-What enters: log-ratios, advantages and log-probs of the real tokens of one response. What leaves: `TokenLosses`, or
-for GMPO, whose loss belongs to the response, `ResponseLoss`. All are losses, the negative of the papers' objectives.
+All are losses, the negative of the papers' objectives.
 
-    r ratio    A advantage    sg stop-gradient    L  real tokens of one response
+    r  ratio    A  advantage    d = logp - old_logp    u = logp - ref_logp    sg  stop-gradient
+    N  responses    K  response-token slots    L  real tokens of one response
 
 | loss       | paper                                | ratio          | surrogate | aggregation                 |
 |------------|--------------------------------------|----------------|-----------|-----------------------------|
@@ -18,7 +18,9 @@ for GMPO, whose loss belongs to the response, `ResponseLoss`. All are losses, th
 | SAPO       | arXiv 2511.20347, eq. 5              | token          | sapo      | seq-mean-token-mean         |
 | GPG        | arXiv 2504.02546, eq. 6              | none           | gpg       | token-mean                  |
 
-Called by `policy_loss` and `metrics`.
+John Schulman, "Approximating KL divergence" (2020): over tokens drawn from the policy E[k1] = E[k3] = KL. As a loss,
+differentiated token by token, they are something else: the gradient of k1 has mean 0, that of k2 has the mean of the
+divergence's own gradient, that of k3 is biased.
 """
 
 from __future__ import annotations
@@ -26,11 +28,74 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from mindgspo.algorithms.losses.definition import LossDefinition
+from mindgspo.algorithms.losses.definition import KLTerm, LossDefinition
 from mindgspo.algorithms.twins.aggregation import mean_length
-from mindgspo.algorithms.twins.inputs import BoolArray, Float64Array, Response
-from mindgspo.algorithms.twins.subgradients import clamp, exponential, larger, smaller
+from mindgspo.algorithms.twins.inputs import (
+    BoolArray,
+    Float64Array,
+    Response,
+    clamp,
+    exponential,
+    larger,
+    read_mask,
+    read_matrix,
+    smaller,
+)
+from mindgspo.errors import DataError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRatios:
+    """log r of every token; every array is [L].
+
+    raw, bounded: before and within log_ratio_min and log_ratio_max. used: what the surrogate gets, `bounded`, or 0
+    where the definition has no ratio; then the others are those of tokens, to be measured only. passes: 1 where the
+    bounds let the gradient of `used` through, else 0.
+    """
+
+    raw: Float64Array
+    bounded: Float64Array
+    used: Float64Array
+    passes: Float64Array
+
+
+def log_ratios(definition: LossDefinition, response: Response) -> LogRatios:
+    """log r at every token.
+
+    token, PPO (arXiv 1707.06347, section 3): log r_t = d_t.
+    sequence, GSPO (arXiv 2507.18071, eq. 7): log s = 1/|y| sum_t d_t, the same at every token.
+    sequence_token, GSPO-token (eq. 14): log s_t = sg[log s] + logp_t - sg[logp_t], which has GSPO's value.
+    none: the surrogate gets the constant r = 1.
+    """
+    raw = response.difference
+    if definition.ratio_level in ("sequence", "sequence_token"):
+        raw = np.full(response.length, response.difference.sum() / ratio_length(definition, response))
+    bounded, passes = clamp(raw, definition.log_ratio_min, definition.log_ratio_max)
+    if definition.ratio_level == "none":
+        return LogRatios(raw=raw, bounded=bounded, used=np.zeros_like(raw), passes=np.zeros_like(raw))
+    return LogRatios(raw=raw, bounded=bounded, used=bounded, passes=passes)
+
+
+def gradient_by_logp(
+    definition: LossDefinition, response: Response, ratios: LogRatios, by_log_ratio: Float64Array
+) -> Float64Array:
+    """d loss / d logp [L] from d loss / d log r [L], where log r is `used`.
+
+    Through a sequence's mean every token gets 1/|y| of the sum; GSPO-token gives each token its own.
+    """
+    by_raw = by_log_ratio * ratios.passes
+    if definition.ratio_level == "sequence":
+        return np.full(response.length, by_raw.sum() / ratio_length(definition, response))
+    return by_raw
+
+
+def ratio_length(definition: LossDefinition, response: Response) -> float:
+    """What the mean of d is divided by: |y| + ratio_len_eps where that is set (ChatLearn), else max(|y|, 1)."""
+    if definition.ratio_len_eps:
+        return response.length + definition.ratio_len_eps
+    return max(response.length, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,3 +262,62 @@ def clip_ratio(definition: LossDefinition, ratio: Float64Array) -> tuple[Float64
     low = None if definition.clip_low is None else 1.0 - definition.clip_low
     high = None if definition.clip_high is None else 1.0 + definition.clip_high
     return clamp(ratio, low, high)
+
+
+def kl_penalty(
+    term: KLTerm,
+    *,
+    logp_NK: ArrayLike,
+    ref_logp_NK: ArrayLike,
+    mask_NK: ArrayLike,
+    old_logp_NK: ArrayLike | None = None,
+) -> tuple[Float64Array, Float64Array]:
+    """The estimate at every token [N, K] and its derivative by that token's logp, both exactly 0 in masked slots.
+
+    old_logp_NK: needed by the importance weight only. Raises DataError where it is missing or a shape differs.
+    """
+    mask_NK = read_mask(mask_NK)
+    logp_NK = read_matrix("logp", logp_NK, mask_NK.shape)
+    ref_logp_NK = read_matrix("ref_logp", ref_logp_NK, mask_NK.shape)
+    old_logp = None if old_logp_NK is None else read_matrix("old_logp", old_logp_NK, mask_NK.shape)[mask_NK]
+    value_NK, grad_NK = np.zeros(mask_NK.shape), np.zeros(mask_NK.shape)
+    value_NK[mask_NK], grad_NK[mask_NK] = token_kl(term, logp_NK[mask_NK], ref_logp_NK[mask_NK], old_logp)
+    return value_NK, grad_NK
+
+
+def token_kl(
+    term: KLTerm, logp: Float64Array, ref_logp: Float64Array, old_logp: Float64Array | None
+) -> tuple[Float64Array, Float64Array]:
+    """Estimate [L] and derivative by logp [L] at real tokens.
+
+    The importance weight exp(d) is that of tokens drawn from the old policy (DeepSeek-V3.2, arXiv 2512.02556, section
+    3.1); its gradient counts, and k3 times the weight is then unbiased in value and in gradient. The value is clamped
+    after weighting (slime). straight_through_k2: the value stays, the derivative is that of k2, u.
+    """
+    above = logp - ref_logp
+    value, slope = _estimate(term, above)
+    if term.importance_weight:
+        if old_logp is None:
+            raise DataError("kl_importance_weight needs old_logp")
+        log_weight, passes = clamp(logp - old_logp, None, term.log_ratio_max)
+        weight, weight_slope = exponential(log_weight)
+        value, slope = value * weight, slope * weight + value * weight_slope * passes
+    if term.value_clamp is not None:
+        value, passes = clamp(value, *term.value_clamp)
+        slope = slope * passes
+    if term.straight_through_k2:
+        slope = above
+    return value, slope
+
+
+def _estimate(term: KLTerm, above: Float64Array) -> tuple[Float64Array, Float64Array]:
+    """The estimate of u = `above` and its derivative by u."""
+    if term.kind == "k1":
+        return above, np.ones_like(above)
+    if term.kind == "k2":
+        return above**2 / 2, above
+    if term.kind == "abs":
+        return np.abs(above), np.sign(above)
+    exponent, passes = clamp(-above, *(term.arg_clamp or (None, None)))
+    power, power_slope = exponential(exponent)
+    return power - exponent - 1.0, (1.0 - power_slope) * passes

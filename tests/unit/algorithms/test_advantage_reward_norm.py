@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindgspo.algorithms.advantages.group_relative import grpo
-from mindgspo.algorithms.advantages.reward_norm import normalize_then_sum, sum_then_normalize
+from mindgspo.algorithms.advantages.group_relative import grpo, normalize_then_sum, sum_then_normalize
 from mindgspo.conformance.advantages import normalized_rewards
 
 NAN = float("nan")

@@ -12,8 +12,8 @@ from mindgspo.algorithms.advantages.token_level import (
     reinforce_plus_plus_baseline,
     remax,
     rewards_at_last_token,
+    whiten,
 )
-from mindgspo.algorithms.advantages.whitening import whiten
 from mindgspo.errors import DataError
 
 HOLE = [[1, 0, 1, 1]]

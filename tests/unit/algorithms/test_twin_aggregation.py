@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
-from mindgspo.algorithms.twins import aggregate, denominators, policy_loss
+from mindgspo.algorithms.twins.aggregation import aggregate, denominators
+from mindgspo.algorithms.twins.policy_loss import policy_loss
 from mindgspo.errors import DataError
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
-from mindgspo.algorithms.twins import policy_loss
+from mindgspo.algorithms.twins.policy_loss import policy_loss
 
 pytestmark = pytest.mark.filterwarnings("error")
 

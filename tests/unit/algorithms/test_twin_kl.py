@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm
-from mindgspo.algorithms.twins import kl_penalty
+from mindgspo.algorithms.twins.surrogates import kl_penalty
 from mindgspo.errors import DataError
 
 pytestmark = pytest.mark.filterwarnings("error")

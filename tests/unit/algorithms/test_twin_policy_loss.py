@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
-from mindgspo.algorithms.twins import conformance_metrics, policy_loss
+from mindgspo.algorithms.twins.policy_loss import conformance_metrics, policy_loss
 from mindgspo.errors import DataError
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mindgspo.algorithms.loss_metrics import POLICY_METRICS, telemetry_metrics
-from mindgspo.algorithms.twins import PolicyLossResult, policy_loss
+from mindgspo.algorithms.twins.policy_loss import PolicyLossResult, policy_loss
 from mindgspo.config.algorithm import AlgorithmSection, KLSection
 from mindgspo.config.load import with_recipe
 from mindgspo.config.schema import OptimizerSection
