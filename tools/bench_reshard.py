@@ -27,7 +27,7 @@ import tempfile
 from pathlib import Path
 
 from mindgspo.config.schema import WatchSection
-from mindgspo.parallel.launch.launcher import launch
+from mindgspo.launch.launcher import launch
 
 CHILD = Path(__file__).with_name("bench_reshard_child.py")
 MIB = 2**20

@@ -29,8 +29,8 @@ from bench_reshard_child import model_section
 from mindgspo.checkpoint import Keep, save_checkpoint
 from mindgspo.checkpoint.manifest import FileDigest
 from mindgspo.config.schema import WatchSection
+from mindgspo.launch.launcher import launch
 from mindgspo.models.names import parameter_shapes, weight_shapes
-from mindgspo.parallel.launch.launcher import launch
 
 CHILD = Path(__file__).with_name("bench_resume_child.py")
 

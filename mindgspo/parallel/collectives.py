@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 from mindspore import Tensor, nn
 
-from mindgspo.parallel import runtime
-from mindgspo.parallel.launch import heartbeat
+from mindgspo.parallel import heartbeat, runtime
 from mindgspo.parallel.meeting import Meeting, new_meeting_file
 from mindgspo.parallel.process_groups import group_name
 from mindgspo.parallel.ranks import Ranks

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from mindgspo.errors import ConfigError
-from mindgspo.parallel.launch import heartbeat
+from mindgspo.parallel import heartbeat
 from mindgspo.parallel.ranks import Ranks
 
 _SHARED_MEMORY = Path("/dev/shm")

@@ -112,7 +112,7 @@ def current_device() -> Device:
 
 
 def is_worker() -> bool:
-    """Whether msrun started this process as a worker (its scheduler runs the same command under another role)."""
+    """Whether this process was started as a worker (the scheduler runs the same command under another role)."""
     return os.environ.get("MS_ROLE") == "MS_WORKER"
 
 
@@ -262,7 +262,6 @@ class LaunchOrders:
     log_dir: str
     state_dir: str
     launcher: int
-    node_rank: int
     is_terminal: bool
 
 
@@ -270,22 +269,38 @@ _LAUNCH = "MINDGSPO_LAUNCH"
 # A collective on CPU gives up after 30 s by default, also when a rank merely compiles or evaluates for longer. Who
 # died is found out by the launcher at once, and who is slow is reported by its watch: both limits can be a day.
 _NO_LIMIT_S = "86400"
+_FORMING_S = "600"  # msrun's limit for the forming of a cluster
 # More workers than this leave MindSpore's interval of messages to the scheduler (3 to 5 s) as it is.
 _MAX_WORKERS_OF_SHORT_INTERVAL = 64
 
 
-def worker_environment(orders: LaunchOrders, *, num_workers: int, nodes: int) -> dict[str, str]:
-    """The environment in which msrun is to start workers; what the user has set of MindSpore's variables stays."""
+def worker_environment(
+    orders: LaunchOrders, *, rank: int | None, num_workers: int, num_local_workers: int, scheduler: tuple[str, int]
+) -> dict[str, str]:
+    """The environment of one started process, as msrun makes it; what the user has set of other variables stays.
+
+    rank: None for MindSpore's scheduler, which listens at `scheduler` (IP address, port).
+    """
     environment = dict(os.environ)
-    environment[_LAUNCH] = json.dumps(dataclasses.asdict(orders))
-    environment["PATH"] = os.pathsep.join([orders.state_dir, os.environ.get("PATH", os.defpath)])
+    environment |= {
+        _LAUNCH: json.dumps(dataclasses.asdict(orders)),
+        "MS_WORKER_NUM": str(num_workers),
+        "MS_SCHED_HOST": scheduler[0],
+        "MS_SCHED_PORT": str(scheduler[1]),
+        "MS_TOPO_TIMEOUT": _FORMING_S,
+        "MS_ROLE": "MS_SCHED" if rank is None else "MS_WORKER",
+        "RANK_SIZE": str(num_workers),
+        "RANK_ID": str(rank or 0),
+    }
+    if rank is not None:
+        environment |= {"MS_NODE_ID": str(rank), "DEVICE_ID": str(rank % num_local_workers)}
     environment.setdefault("MS_CPU_COMM_OP_TIMEOUT", _NO_LIMIT_S)
-    if nodes == 1:  # with several nodes the scheduler alone notices that another machine is gone, after 30 s
+    if num_local_workers == num_workers:  # else the scheduler alone notices that another machine is gone, after 30 s
         environment.setdefault("MS_NODE_TIMEOUT", _NO_LIMIT_S)
     if num_workers <= _MAX_WORKERS_OF_SHORT_INTERVAL:  # saves seconds while the cluster forms
         environment.setdefault("MS_RETRY_INTERVAL_LOWER", "1")
         environment.setdefault("MS_RETRY_INTERVAL_UPPER", "1")
-    if orders.is_terminal:  # rank 0 writes to a file, which the launcher copies to the terminal
+    if orders.is_terminal and rank == 0:  # it writes to a file, which the launcher copies to the terminal
         columns, lines = shutil.get_terminal_size()
         environment.setdefault("TTY_COMPATIBLE", "1")
         environment |= {"COLUMNS": str(columns), "LINES": str(lines)}
@@ -304,27 +319,19 @@ def launched_rank() -> int:
 
 
 def is_scheduler() -> bool:
-    """Whether msrun started this process as the scheduler, which must not do a worker's work."""
+    """Whether this process was started as the scheduler, which must not do a worker's work."""
     return os.environ.get("MS_ROLE") == "MS_SCHED"
 
 
 def is_launched() -> bool:
-    """Whether msrun started this process, in either role: `worker.run_worker` knows what to do in both."""
+    """Whether the launcher or msrun started this process, in either role; `launch.worker.run_worker` handles both."""
     return is_worker() or is_scheduler()
-
-
-def settle_worker(orders: LaunchOrders, rank: int) -> None:
-    """Undo in this worker what `worker_environment` did for all: the search path, and the terminal unless rank 0."""
-    entries = os.environ["PATH"].split(os.pathsep)
-    os.environ["PATH"] = os.pathsep.join(entry for entry in entries if entry != orders.state_dir)
-    if orders.is_terminal and rank != 0:
-        os.environ.pop("TTY_COMPATIBLE", None)
 
 
 def await_scheduler(poll_s: float = 0.05) -> None:
     """Wait until the scheduler listens. `join_cluster` alone would come back 3 s later after one refused connection.
 
-    Gives up after msrun's limit for the forming of a cluster; then `join_cluster` says what is wrong.
+    Gives up after the limit for the forming of a cluster; then `join_cluster` says what is wrong.
     """
     address = os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"])
     give_up = time.monotonic() + float(os.environ["MS_TOPO_TIMEOUT"])

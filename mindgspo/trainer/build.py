@@ -23,8 +23,8 @@ from mindgspo.models.huggingface_config import read_model_section
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import build_scorer
 from mindgspo.models.weights import held_parameters, initialize_weights, load_huggingface
+from mindgspo.parallel import heartbeat
 from mindgspo.parallel.agreement import require_agreement
-from mindgspo.parallel.launch import heartbeat
 from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.replicas import Replicas
 from mindgspo.parallel.swap.states import Holding

@@ -15,10 +15,10 @@ from typing import Any
 from mindgspo.checkpoint import Origin, RunFolder, RunStatus, newest_checkpoint
 from mindgspo.config import ExperimentConfig, ParallelPlan, config_mapping
 from mindgspo.errors import ConfigError
+from mindgspo.launch.worker import meet_others
 from mindgspo.parallel import runtime
 from mindgspo.parallel.agreement import require_agreement
 from mindgspo.parallel.collectives import barrier, exchange, open_meeting
-from mindgspo.parallel.launch.worker import meet_others
 from mindgspo.parallel.placement import Placement, logical_placement
 
 # What may differ between ranks without changing what they compute together.

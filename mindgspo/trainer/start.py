@@ -13,11 +13,11 @@ from pathlib import Path
 from mindgspo.checkpoint.run_folder import RunStatus, open_run_folder
 from mindgspo.config import ExperimentConfig, KLSection, load_config
 from mindgspo.errors import ConfigError
+from mindgspo.launch.launcher import launch
+from mindgspo.launch.processes import plan_cluster
+from mindgspo.launch.watch import watch_this_process
+from mindgspo.launch.worker import run_worker
 from mindgspo.parallel import runtime
-from mindgspo.parallel.launch.cluster import plan_cluster
-from mindgspo.parallel.launch.launcher import launch
-from mindgspo.parallel.launch.own_watch import watched_by_itself
-from mindgspo.parallel.launch.worker import run_worker
 from mindgspo.trainer.resume import check_config
 
 
@@ -98,7 +98,7 @@ def _work(request: RunRequest, config: ExperimentConfig) -> int:
     from mindgspo.trainer.loop import run_experiment  # MindSpore comes with it
 
     is_watched = runtime.launch_orders() is not None  # the launcher looks at the heartbeats of its workers
-    with nullcontext() if is_watched else watched_by_itself(config.watch):
+    with nullcontext() if is_watched else watch_this_process(config.watch):
         report = run_experiment(config, overwrite=request.overwrite, only_warm_up=request.command == "sft")
     if report is not None:
         print(f"report: {report}")

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from mindgspo import faults
 from mindgspo.algorithms import learning_rate
 from mindgspo.algorithms.optim.backend import UpdateResult
-from mindgspo.parallel.launch import heartbeat
+from mindgspo.parallel import heartbeat
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.trainer.advantages import with_group_advantages
 from mindgspo.trainer.collect import collect

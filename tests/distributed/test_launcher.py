@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mindgspo.parallel.launch import heartbeat
+from mindgspo.parallel import heartbeat
 
 END_S = 10.0  # from an event until all processes have ended
 
@@ -189,7 +189,7 @@ def test_orphans_of_a_killed_rank_end_too(start_launcher):
 def test_signal_before_any_worker_runs(start_launcher):
     launched = start_launcher("toy_alone.py", "linger", 0)
     give_up = time.monotonic() + END_S
-    while not (launched.log_dir / "msrun.log").exists() and time.monotonic() < give_up:
+    while not (launched.log_dir / "scheduler.log").exists() and time.monotonic() < give_up:
         time.sleep(0.02)
     launched.process.send_signal(signal.SIGTERM)
     ended = launched.end()

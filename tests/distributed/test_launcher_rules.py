@@ -1,10 +1,9 @@
-"""The launcher without processes: what is refused, msrun's command line, which failure is first, when a job stalls."""
+"""The launcher without processes: refusals, the workers' environment, which failure is first, when a job stalls."""
 
 from __future__ import annotations
 
 import io
 import socket
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,21 @@ from pydantic import ValidationError
 
 from mindgspo.config.schema import WatchSection
 from mindgspo.errors import ConfigError, DataError
-from mindgspo.parallel.launch.cluster import ClusterPlan, plan_cluster
-from mindgspo.parallel.launch.failure_record import FailureRecord, read_failure
-from mindgspo.parallel.launch.failures import Failure, explain, first_failure
-from mindgspo.parallel.launch.folder import SCHEDULER, LaunchFolder
-from mindgspo.parallel.launch.heartbeat import MEETING, Record, State
-from mindgspo.parallel.launch.logs import LogFollower
-from mindgspo.parallel.launch.msrun import msrun_command
-from mindgspo.parallel.launch.positions import names, positions
-from mindgspo.parallel.launch.stalls import GoesOn, Meeting, MeetingWatch, Stall, StallWatch
+from mindgspo.launch.failures import (
+    Failure,
+    FailureRecord,
+    LogFollower,
+    explain,
+    first_failure,
+    names,
+    positions,
+    read_failure,
+)
+from mindgspo.launch.folder import SCHEDULER, LaunchFolder
+from mindgspo.launch.processes import ClusterPlan, plan_cluster
+from mindgspo.launch.watch import GoesOn, Meeting, MeetingWatch, Stall, StallWatch
+from mindgspo.parallel import runtime
+from mindgspo.parallel.heartbeat import MEETING, Record, State
 
 
 def at(step: int, stage: str, state: State = State.RUNNING) -> Record:
@@ -182,16 +187,26 @@ def test_ranks_of_a_node():
     assert plan(nodes=4, node_rank=2, master_port=9000).members == (4, 5)
 
 
-def test_msrun_command_of_the_second_of_two_nodes(tmp_path: Path):
-    folder = LaunchFolder(log_dir=tmp_path / "logs", state_dir=tmp_path / "state")
-    second = plan(nodes=2, node_rank=1, master_addr="10.1.2.3", master_port=8118)
-    assert msrun_command(["-m", "mindgspo.cli", "run", "--set", "a=1"], second, folder) == [
-        *(sys.executable, "-m", "mindspore.parallel.cluster.run"),
-        *("--worker_num", "8", "--local_worker_num", "4"),
-        *("--master_addr", "10.1.2.3", "--master_port", "8118", "--node_rank", "1"),
-        *("--log_dir", str(tmp_path / "logs"), "--worker_log_name", "rank"),
-        *("python", "-m", "mindgspo.cli", "run", "--set", "a=1"),
-    ]
+def test_environment_of_a_rank_of_the_second_of_two_nodes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MS_NODE_TIMEOUT", "7")
+    orders = runtime.LaunchOrders(log_dir="logs", state_dir="state", launcher=1, is_terminal=False)
+    shared = {"num_workers": 8, "num_local_workers": 4, "scheduler": ("10.1.2.3", 8118)}
+    worker = runtime.worker_environment(orders, rank=6, **shared)
+    scheduler = runtime.worker_environment(orders, rank=None, **shared)
+    assert {name: worker[name] for name in ("MS_ROLE", "MS_NODE_ID", "RANK_ID", "DEVICE_ID")} == {
+        "MS_ROLE": "MS_WORKER",
+        "MS_NODE_ID": "6",
+        "RANK_ID": "6",
+        "DEVICE_ID": "2",
+    }
+    for environment in (worker, scheduler):
+        assert (environment["MS_WORKER_NUM"], environment["MS_SCHED_HOST"], environment["MS_SCHED_PORT"]) == (
+            "8",
+            "10.1.2.3",
+            "8118",
+        )
+        assert environment["MS_NODE_TIMEOUT"] == "7"
+    assert scheduler["MS_ROLE"] == "MS_SCHED" and "MS_NODE_ID" not in scheduler
 
 
 def beat(step: int, entered: int, ticks: int = 0, *, stage: str = "generate", state: State = State.RUNNING) -> Record:

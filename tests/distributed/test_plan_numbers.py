@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from mindgspo.config.schema import WatchSection
-from mindgspo.parallel.launch.launcher import launch
+from mindgspo.launch.launcher import launch
 
 WORKERS = Path(__file__).parent / "workers"
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from mindgspo.config.schema import WatchSection
-from mindgspo.parallel.launch.launcher import launch
+from mindgspo.launch.launcher import launch
 from mindgspo.parallel.layout import Layout
 
 sys.path.append(str(Path(__file__).parent / "workers"))

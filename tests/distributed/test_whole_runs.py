@@ -67,7 +67,7 @@ def compare(config: Path, tmp_path: Path, *, num_steps: int, extra: tuple[str, .
 def test_four_processes_make_the_rewards_of_one(tmp_path: Path):
     compare(ARITHMETIC / "gspo_4.yaml", tmp_path, num_steps=4, extra=("swap.enabled=true", "swap.reshard_level=1"))
     logs = sorted(path.name for path in (tmp_path / "many" / "logs").glob("*.log"))
-    assert logs == ["msrun.log", "rank_0.log", "rank_1.log", "rank_2.log", "rank_3.log", "scheduler.log"]
+    assert logs == ["rank_0.log", "rank_1.log", "rank_2.log", "rank_3.log", "scheduler.log"]
 
 
 def test_eight_processes_make_the_rewards_of_one(tmp_path: Path):
@@ -90,7 +90,7 @@ def small(tmp_path: Path, **plans: object) -> Path:
 def launch(script: str, *words: object, log_dir: Path) -> subprocess.CompletedProcess[str]:
     code = (
         "import sys; from pathlib import Path; from mindgspo.config.schema import WatchSection; "
-        "from mindgspo.parallel.launch.launcher import launch; "
+        "from mindgspo.launch.launcher import launch; "
         "sys.exit(launch(sys.argv[2:], num_workers=2, log_dir=Path(sys.argv[1]), watch=WatchSection()))"
     )
     command = [sys.executable, "-c", code, str(log_dir), str(WORKERS / script), *map(str, words)]

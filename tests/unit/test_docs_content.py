@@ -31,12 +31,12 @@ from mindgspo.data.formats import PARSERS
 from mindgspo.integrations.foreign_configs import TABLES, convert, report_lines
 from mindgspo.integrations.foreign_configs.tables import Status
 from mindgspo.integrations.mindformers import WANTED
+from mindgspo.launch.watch import STALLED
 from mindgspo.metrics import verdict_lines
 from mindgspo.metrics.estimates import change_estimate, wilson
 from mindgspo.metrics.glossary import glossary_name
 from mindgspo.metrics.run_folder import RunHistory
 from mindgspo.models.mindformers_names import mindformers_name
-from mindgspo.parallel.launch.watch import STALLED
 from mindgspo.rewards.registry import build_function
 from mindgspo.rewards.verification import Candidate, Verification
 from mindgspo.trainer.failures import MAX_SAVED_UPDATES

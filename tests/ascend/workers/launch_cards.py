@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mindgspo.ascend.emulator.launcher import enter_emulated_cards
 from mindgspo.config.schema import WatchSection
-from mindgspo.parallel.launch.launcher import launch
+from mindgspo.launch.launcher import launch
 
 if __name__ == "__main__":
     enter_emulated_cards()

@@ -130,8 +130,8 @@ def figures(case: Mapping, device: str) -> Arrays:
 
 def body(folder: Path) -> int:
     """Every case of the job, one after the other."""
+    from mindgspo.launch.worker import meet_others
     from mindgspo.parallel import collectives, runtime
-    from mindgspo.parallel.launch.worker import meet_others
 
     runtime.set_up_runtime("Ascend")
     if runtime.is_launched():
@@ -157,7 +157,7 @@ if __name__ == "__main__":
     if not runtime.is_scheduler():
         enter_emulated_cards()
     if runtime.is_launched():
-        from mindgspo.parallel.launch.worker import run_worker
+        from mindgspo.launch.worker import run_worker
 
         run_worker(lambda: body(Path(sys.argv[1])))
     code = body(Path(sys.argv[1]))

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from mindgspo.config import DataSourceSection, ExperimentConfig, load_config
+from mindgspo.launch.worker import run_worker
 from mindgspo.parallel import runtime
-from mindgspo.parallel.launch.worker import run_worker
 
 
 def body(what: str, config: Path, folder: Path) -> int:

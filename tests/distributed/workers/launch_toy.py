@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mindgspo.config.schema import WatchSection
 from mindgspo.errors import MindGSPOError
-from mindgspo.parallel.launch.launcher import launch
+from mindgspo.launch.launcher import launch
 
 assert "mindspore" not in sys.modules
 

@@ -14,9 +14,8 @@ import threading
 import time
 
 from mindgspo.errors import DataError
-from mindgspo.parallel import runtime
-from mindgspo.parallel.launch import heartbeat
-from mindgspo.parallel.launch.worker import run_worker
+from mindgspo.launch.worker import run_worker
+from mindgspo.parallel import heartbeat, runtime
 
 
 def work() -> int:

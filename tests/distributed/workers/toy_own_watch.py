@@ -7,8 +7,8 @@ import sys
 import time
 
 from mindgspo.config.schema import WatchSection
-from mindgspo.parallel.launch import heartbeat
-from mindgspo.parallel.launch.own_watch import watched_by_itself
+from mindgspo.launch.watch import watch_this_process
+from mindgspo.parallel import heartbeat
 
 
 def held_up(seconds: float) -> None:
@@ -20,7 +20,7 @@ if __name__ == "__main__":
     section = WatchSection(min_seconds=0.5, factor=1, poll_seconds=0.05, on_stall=on_stall)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     print(child.pid, flush=True)
-    with watched_by_itself(section):
+    with watch_this_process(section):
         heartbeat.begin_step(3)
         for stage in ("gen", "reward"):
             heartbeat.enter_stage(stage)

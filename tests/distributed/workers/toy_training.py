@@ -14,9 +14,8 @@ import time
 import numpy as np
 
 from mindgspo.errors import DataError
-from mindgspo.parallel import runtime
-from mindgspo.parallel.launch import heartbeat
-from mindgspo.parallel.launch.worker import meet_others, run_worker
+from mindgspo.launch.worker import meet_others, run_worker
+from mindgspo.parallel import heartbeat, runtime
 
 CHILD = "import time; time.sleep(600)"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.parallel.launch import heartbeat
-from mindgspo.parallel.launch.heartbeat import Heartbeat, Record, State, awaited, read_record
+from mindgspo.parallel import heartbeat
+from mindgspo.parallel.heartbeat import Heartbeat, Record, State, awaited, read_record
 
 
 def record(entered: int, ticks: int = 0, state: State = State.RUNNING, *, waits: bool = False) -> Record:
@@ -69,7 +69,7 @@ def test_reader_never_sees_half_a_write(tmp_path: Path):
     """A child writes without pause records whose fields belong together."""
     path = tmp_path / "beat"
     code = (
-        "import sys; from pathlib import Path; from mindgspo.parallel.launch.heartbeat import Heartbeat\n"
+        "import sys; from pathlib import Path; from mindgspo.parallel.heartbeat import Heartbeat\n"
         "beat = Heartbeat(Path(sys.argv[1]))\n"
         "for step in range(10**9): beat.enter(f'stage {step}', step)"
     )

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from mindgspo.errors import ConfigError
-from mindgspo.parallel.launch import heartbeat
+from mindgspo.parallel import heartbeat
 from mindgspo.parallel.meeting import Meeting, new_meeting_file
 
 CHILD = Path(__file__).with_name("meeting_child.py")

@@ -1,7 +1,6 @@
-"""The entry of a process that msrun has started: does a worker's work, or serves as the scheduler, and ends.
+"""The entry of a started process: does a worker's work, or serves as MindSpore's scheduler, and ends.
 
-What enters: the work. What leaves: heartbeat and failure record for the launcher, an exit code. Called by the command
-line where `runtime.is_launched()`. Under an msrun that a user has called, there is no launcher, and no file is written.
+Under an msrun that the user has called there is no launcher, and no file is written.
 """
 
 from __future__ import annotations
@@ -23,10 +22,9 @@ from typing import NoReturn
 import psutil
 
 from mindgspo.errors import MindGSPOError
-from mindgspo.parallel import runtime
-from mindgspo.parallel.launch import heartbeat
-from mindgspo.parallel.launch.failure_record import FailureRecord
-from mindgspo.parallel.launch.folder import LaunchFolder
+from mindgspo.launch.failures import FailureRecord
+from mindgspo.launch.folder import LaunchFolder
+from mindgspo.parallel import heartbeat, runtime
 
 _LOOK_S = 1.0
 # How long this worker may take to leave its contexts when the launcher is gone.
@@ -73,7 +71,6 @@ def _raise_terminated(number: int, frame: object) -> None:
 
 def _report_to_launcher(orders: runtime.LaunchOrders) -> LaunchFolder:
     rank = runtime.launched_rank()
-    runtime.settle_worker(orders, rank)
     folder = LaunchFolder(log_dir=Path(orders.log_dir), state_dir=Path(orders.state_dir))
     # The launcher sends SIGUSR1 only to ranks that have a heartbeat, so this comes first.
     stack = folder.stack(rank).open("w")
@@ -133,8 +130,6 @@ def _bytes_printed() -> int:
 
 
 def _serve(orders: runtime.LaunchOrders | None) -> NoReturn:
-    if orders is not None and orders.node_rank > 0:
-        end_process(0)  # msrun starts a scheduler on every node that master_addr belongs to; that of node 0 is the one
     if orders is not None:
         _tie_to_launcher(orders.launcher)
     try:

@@ -1,10 +1,8 @@
-"""Runs one command in several workers on this machine, and ends them all when one fails.
+"""Run one command in several workers on this machine, and end them all when one fails.
 
-What enters: a command for Python, the number of workers, where to log. What leaves: an exit code; rank 0's output and
-what the user must know on the screen. Called by the command line. MindSpore is not imported here: msrun forms the
-cluster, in processes of its own.
+MindSpore is not imported here.
 
-    launcher -> msrun -> scheduler, workers          (msrun ends then; the launcher adopts its children)
+    launcher -> scheduler, workers
     launcher <- exit codes, failure records, heartbeats, logs
     launcher -> SIGTERM, then SIGKILL
 """
@@ -20,21 +18,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mindgspo.config.schema import WatchSection
+from mindgspo.launch.failures import Failure, explain, first_failure, names, read_failure, standard_output
+from mindgspo.launch.folder import SCHEDULER, LaunchFolder, open_folder
+from mindgspo.launch.processes import ClusterPlan, Processes, children_now, plan_cluster, start_processes
+from mindgspo.launch.watch import STALLED, RemoteScheduler, Watch
 from mindgspo.parallel import runtime
-from mindgspo.parallel.launch.cluster import ClusterPlan, plan_cluster
-from mindgspo.parallel.launch.failure_record import read_failure
-from mindgspo.parallel.launch.failures import Failure, explain, first_failure
-from mindgspo.parallel.launch.folder import SCHEDULER, LaunchFolder, open_folder
-from mindgspo.parallel.launch.heartbeat import Record, State, awaited, read_record
-from mindgspo.parallel.launch.logs import last_lines, standard_output
-from mindgspo.parallel.launch.msrun import StartError, start_processes
-from mindgspo.parallel.launch.positions import names
-from mindgspo.parallel.launch.processes import Processes, children_now
-from mindgspo.parallel.launch.remote import RemoteScheduler
-from mindgspo.parallel.launch.watch import STALLED, Watch
+from mindgspo.parallel.heartbeat import Record, State, awaited, read_record
 
 _POLL_S = 0.05
-_NUM_MSRUN_LINES = 10
 
 
 def launch(
@@ -84,9 +75,6 @@ class _Launch:
         try:
             self._start()
             return self._supervise()
-        except StartError as error:
-            self._tell([str(error), *last_lines(self._folder.msrun_log, _NUM_MSRUN_LINES)])
-            return 1
         finally:
             self._processes.end()
             self._follower.close()
@@ -96,12 +84,9 @@ class _Launch:
             log_dir=str(self._folder.log_dir),
             state_dir=str(self._folder.state_dir),
             launcher=os.getpid(),
-            node_rank=self._plan.node_rank,
             is_terminal=sys.stdout.isatty(),
         )
-        self._processes.process_ids = start_processes(
-            self._command, self._plan, self._folder, orders, stopped=lambda: bool(self._signals)
-        )
+        self._processes.started = start_processes(self._command, self._plan, self._folder, orders)
 
     def _supervise(self) -> int:
         watch = Watch(self._section, self._plan, self._folder, self._processes, self._tell)

@@ -1,9 +1,4 @@
-"""How far a worker has come, for the launcher to read.
-
-What enters: stages, steps and ticks from the trainer and the rollout. What leaves: one small file per worker. The
-launcher reads the files of all workers and finds out who is awaited; a process that was not launched reads its own
-(`launch.own_watch`).
-"""
+"""How far a worker has come, written by the worker for the launcher: stages, steps and ticks in one small file."""
 
 from __future__ import annotations
 

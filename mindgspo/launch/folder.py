@@ -1,11 +1,7 @@
-"""Where the files of one launch are: logs and failures for the user, and what launcher and workers tell each other.
-
-What enters: the user's log folder. What leaves: paths, the same on both sides. Called by the launcher and by `worker`.
-"""
+"""Where the files of one launch are: logs and failures for the user, and what launcher and workers exchange."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -19,7 +15,7 @@ SCHEDULER = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchFolder:
-    """log_dir stays. state_dir is on this machine, may hold programs, and is removed when the launcher ends."""
+    """log_dir stays. state_dir is on this machine and is removed when the launcher ends."""
 
     log_dir: Path
     state_dir: Path
@@ -28,13 +24,8 @@ class LaunchFolder:
         """What a rank, or the scheduler, prints."""
         return self.log_dir / ("scheduler.log" if rank == SCHEDULER else f"rank_{rank}.log")
 
-    @property
-    def msrun_log(self) -> Path:
-        """What msrun prints."""
-        return self.log_dir / "msrun.log"
-
     def failure(self, rank: int) -> Path:
-        """Why a rank failed, see `launch.failure_record`."""
+        """Why a rank failed, see `failures.FailureRecord`."""
         return self.log_dir / f"failure_{rank}.json"
 
     def stack(self, rank: int) -> Path:
@@ -45,16 +36,12 @@ class LaunchFolder:
         """See `heartbeat`."""
         return self.state_dir / f"heartbeat_{rank}"
 
-    def process_id(self, rank: int) -> Path:
-        """Written by the program that stands in for `python`, see `launch.msrun`."""
-        return self.state_dir / ("pid_MS_SCHED_0" if rank == SCHEDULER else f"pid_MS_WORKER_{rank}")
-
 
 @contextmanager
 def open_folder(log_dir: Path, members: Iterable[int]) -> Iterator[LaunchFolder]:
     """The folders, made. What an earlier launch logged for these ranks is moved to `log_dir`/earlier_<n>."""
     log_dir.mkdir(parents=True, exist_ok=True)
-    state_dir = _make_state_dir(log_dir)
+    state_dir = Path(tempfile.mkdtemp(prefix="mindgspo-launch-"))
     folder = LaunchFolder(log_dir=log_dir.resolve(), state_dir=state_dir.resolve())
     try:
         _move_earlier_aside(folder, members)
@@ -63,19 +50,8 @@ def open_folder(log_dir: Path, members: Iterable[int]) -> Iterator[LaunchFolder]
         shutil.rmtree(state_dir, ignore_errors=True)
 
 
-def _make_state_dir(log_dir: Path) -> Path:
-    """In the system's temporary folder, unless nothing may be executed there."""
-    made = Path(tempfile.mkdtemp(prefix="mindgspo-launch-"))
-    probe = made / "probe"
-    probe.touch(0o700)
-    if os.access(probe, os.X_OK):
-        return made
-    shutil.rmtree(made)
-    return Path(tempfile.mkdtemp(prefix=".launch-", dir=log_dir))
-
-
 def _move_earlier_aside(folder: LaunchFolder, members: Iterable[int]) -> None:
-    paths = [folder.msrun_log]
+    paths = []
     for rank in members:
         paths += [folder.log(rank), folder.failure(rank)]
     paths = [path for path in paths if path.exists()]

@@ -1,0 +1,270 @@
+"""Which rank failed first, and what to say about it: failure records, exit codes, heartbeats, logs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from mindgspo.errors import MindGSPOError
+from mindgspo.io import write_file
+from mindgspo.launch.folder import SCHEDULER, LaunchFolder
+from mindgspo.parallel.heartbeat import Record, State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureRecord:
+    """time: seconds since the epoch. error: name of the exception's class. is_user_error: a `MindGSPOError`, shown
+    without its traceback. log_bytes: length of the worker's log then, without the traceback that follows."""
+
+    time: float
+    error: str
+    message: str
+    traceback: str
+    is_user_error: bool
+    log_bytes: int
+
+    @classmethod
+    def of(cls, error: BaseException, *, log_bytes: int) -> FailureRecord:
+        """The record of an exception that is being handled now."""
+        return cls(
+            time=time.time(),
+            error=type(error).__name__,
+            message=str(error),
+            traceback="".join(traceback.format_exception(type(error), error, error.__traceback__)),
+            is_user_error=isinstance(error, MindGSPOError),
+            log_bytes=log_bytes,
+        )
+
+    def write(self, path: Path) -> None:
+        """Write the record atomically."""
+        write_file(path, json.dumps(dataclasses.asdict(self), indent=2).encode() + b"\n", sync=False)
+
+
+def read_failure(path: Path) -> FailureRecord | None:
+    """None where no failure was recorded."""
+    try:
+        return FailureRecord(**json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+
+
+_TAIL_BYTES = 2**16
+_MAX_TRACEBACK_LINES = 80
+_CLEAR_LINE = b"\r\x1b[2K"
+_SHOW_CURSOR = b"\x1b[?25h"
+
+
+class LogFollower:
+    """Copies a growing file to `output` as it is, the control codes of a progress bar included."""
+
+    def __init__(self, path: Path, output: BinaryIO, *, is_terminal: bool) -> None:
+        self._path = path
+        self._output: BinaryIO | None = output
+        self._is_terminal = is_terminal
+        self._position = 0
+        self._is_line_open = False
+
+    def size(self) -> int:
+        """Bytes that the file holds now; `copy` can be bounded by them."""
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    def copy(self, end: int) -> None:
+        """Copy what was not copied yet, up to byte `end`."""
+        if self._output is None or end <= self._position:
+            return
+        with self._path.open("rb") as log:
+            log.seek(self._position)
+            piece = log.read(end - self._position)
+        self._position += len(piece)
+        self._write(piece)
+        self._is_line_open = not piece.endswith(b"\n")
+
+    def end_line(self) -> None:
+        """Make room for a message of the launcher: a progress bar in the line is wiped, and draws itself again."""
+        if self._is_line_open:
+            self._write(_CLEAR_LINE if self._is_terminal else b"\n")
+            self._is_line_open = False
+
+    def close(self) -> None:
+        """Leave the terminal as it was found; a progress bar hides the cursor."""
+        self.end_line()
+        if self._is_terminal:
+            self._write(_SHOW_CURSOR)
+
+    def _write(self, piece: bytes) -> None:
+        if self._output is None:
+            return
+        try:
+            self._output.write(piece)
+            self._output.flush()
+        except BrokenPipeError:  # nobody reads any more, e.g. `| head`; the run goes on, the log is complete
+            self._output = None
+
+
+def standard_output(path: Path) -> LogFollower:
+    """Follows `path` on this process's standard output."""
+    return LogFollower(path, sys.stdout.buffer, is_terminal=sys.stdout.isatty())
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """The last lines that are not empty; none if there is no file."""
+    return [line for line in _tail(path) if line.strip()][-count:]
+
+
+def last_traceback(path: Path) -> list[str]:
+    """From the last traceback in a log to the log's end; none if it holds no traceback."""
+    lines = _tail(path)
+    starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    return lines[starts[-1] :][:_MAX_TRACEBACK_LINES] if starts else []
+
+
+def _tail(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    with path.open("rb") as log:
+        log.seek(0, 2)
+        log.seek(max(0, log.tell() - _TAIL_BYTES))
+        return log.read().decode("utf-8", "replace").splitlines()
+
+
+def name(rank: int) -> str:
+    """`rank 3`, or what the scheduler is called."""
+    return "MindSpore's scheduler" if rank == SCHEDULER else f"rank {rank}"
+
+
+def names(ranks: Iterable[int]) -> str:
+    """`rank 3`, or `ranks 0, 2-5`."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return f"{'rank' if len(runs) == 1 and len(runs[0]) == 1 else 'ranks'} {', '.join(texts)}"
+
+
+def position(record: Record | None) -> str:
+    """`step 3, generate`; empty for a rank without a sign of life."""
+    if record is None:
+        return ""
+    if record.state is State.FINISHED:
+        return "finished"
+    if record.entered == 0:
+        return "starting"
+    return f"step {record.step}, {record.stage}"
+
+
+def positions(records: Mapping[int, Record | None]) -> str:
+    """Ranks at the same place together: `ranks 0, 2 at step 3, update; rank 1 at step 3, generate`."""
+    places: dict[str, list[int]] = {}
+    for rank, record in sorted(records.items()):
+        places.setdefault(position(record), []).append(rank)
+    return "; ".join(_at(place, ranks) for place, ranks in places.items())
+
+
+def _at(place: str, ranks: list[int]) -> str:
+    if not place:
+        return f"{names(ranks)} without a sign of life"
+    return f"{names(ranks)} {place if place in ('finished', 'starting') else f'at {place}'}"
+
+
+_NUM_LAST_LINES = 20
+_SIGNAL_HINTS = {
+    signal.SIGKILL: "sent by an operator, a batch system, or the kernel where memory ran out (dmesg tells)",
+    signal.SIGSEGV: "a crash in compiled code",
+    signal.SIGBUS: "a crash in compiled code, or a full disk or /dev/shm under mapped memory",
+    signal.SIGABRT: "compiled code gave up",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """time: seconds since the epoch, at the earliest. record: what the rank wrote. exit_code: of a rank that wrote
+    nothing, negative for a signal."""
+
+    rank: int
+    time: float
+    record: FailureRecord | None = None
+    exit_code: int | None = None
+
+    @property
+    def log_bytes(self) -> int:
+        """How much of the rank's log is there to see before the failure; of the rest the end is shown with it."""
+        return self.record.log_bytes if self.record is not None else 0
+
+    @property
+    def launcher_exit_code(self) -> int:
+        """1 for an exception, 128 + number for a signal as shells have it, else the rank's own code."""
+        if self.record is not None or self.exit_code is None:
+            return 1
+        return 128 - self.exit_code if self.exit_code < 0 else self.exit_code
+
+
+def first_failure(failures: Iterable[Failure]) -> Failure | None:
+    """The earliest; of failures at the same time a worker's before the scheduler's, which lost that worker."""
+    return min(failures, key=lambda failure: (failure.time, failure.rank == SCHEDULER, failure.rank), default=None)
+
+
+def explain(failure: Failure, records: Mapping[int, Record | None], folder: LaunchFolder) -> list[str]:
+    """What the user reads: a user's error as the command line shows it, else who failed where, how, and the others."""
+    if failure.record is not None and failure.record.is_user_error:
+        return [f"error: {failure.record.message}"]
+    where = position(records.get(failure.rank))
+    return [
+        f"{name(failure.rank)} failed first{f' ({where})' if where else ''}: {_cause(failure)}",
+        *_evidence(failure, folder),
+        f"log: {folder.log(failure.rank)}",
+        *_others(failure, records),
+    ]
+
+
+def _cause(failure: Failure) -> str:
+    if failure.record is not None:
+        first_line = next(iter(failure.record.message.strip().splitlines()), "")
+        return f"{failure.record.error}: {first_line}" if first_line else failure.record.error
+    assert failure.exit_code is not None
+    if failure.exit_code >= 0:
+        asked = {
+            128 + number: f", which is how {number.name} ends a rank" for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        return f"exit code {failure.exit_code}{asked.get(failure.exit_code, '')}"
+    return _signal_text(-failure.exit_code)
+
+
+def _signal_text(number: int) -> str:
+    try:
+        known = signal.Signals(number)
+    except ValueError:
+        return f"ended by signal {number}"
+    hint = _SIGNAL_HINTS.get(known)
+    return f"ended by {known.name}{f', {hint}' if hint else ''}"
+
+
+def _evidence(failure: Failure, folder: LaunchFolder) -> list[str]:
+    if failure.record is not None:
+        return failure.record.traceback.rstrip("\n").splitlines()
+    log = folder.log(failure.rank)
+    was_killed = failure.exit_code is not None and failure.exit_code < 0
+    if not was_killed and (found := last_traceback(log)):
+        return found
+    # Python's report of a crash ends with a line of a kilobyte.
+    lines = [line for line in last_lines(log, _NUM_LAST_LINES) if not line.startswith("Extension modules:")]
+    return (
+        ["there is no traceback; it printed last:", *(f"  {line}" for line in lines)]
+        if lines
+        else ["it printed nothing"]
+    )
+
+
+def _others(failure: Failure, records: Mapping[int, Record | None]) -> list[str]:
+    others = {rank: record for rank, record in records.items() if rank != failure.rank}
+    return [f"the others: {positions(others)}"] if others else []

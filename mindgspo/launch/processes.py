@@ -1,0 +1,229 @@
+"""The processes of one launch on this machine: how many, where they meet, their start, exit codes and end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import psutil
+
+from mindgspo.errors import ConfigError
+from mindgspo.launch.folder import SCHEDULER, LaunchFolder
+from mindgspo.parallel import runtime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPlan:
+    """num_workers: on all nodes together. The scheduler listens on node 0 at master_addr:master_port, an IP address."""
+
+    num_workers: int
+    nodes: int
+    node_rank: int
+    master_addr: str
+    master_port: int
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of this node."""
+        num_local = self.num_workers // self.nodes
+        return range(self.node_rank * num_local, (self.node_rank + 1) * num_local)
+
+    @property
+    def has_scheduler(self) -> bool:
+        """Whether the scheduler runs on this node."""
+        return self.node_rank == 0
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The processes of this node: its ranks, and SCHEDULER where it runs here."""
+        return (*((SCHEDULER,) if self.has_scheduler else ()), *self.ranks)
+
+
+def plan_cluster(
+    *, num_workers: int, nodes: int, node_rank: int, master_addr: str, master_port: int | None
+) -> ClusterPlan:
+    """Raises ConfigError for sizes that do not fit, and for a port that cannot be used; finds a free one for None."""
+    _check_sizes(num_workers, nodes, node_rank)
+    family, address = _resolve(master_addr)
+    if master_port is None:
+        if nodes > 1:
+            raise ConfigError(
+                f"master_port: none is given, and {nodes} nodes must agree on one; give all of them the same free port "
+                f"of {master_addr}, e.g. 8118"
+            )
+        master_port = _listen_once(family, address, 0)
+    elif not 1024 <= master_port <= 65535:
+        raise ConfigError(f"master_port: {master_port}; legal ports are 1024 to 65535")
+    elif node_rank == 0:
+        _listen_once(family, address, master_port)
+    return ClusterPlan(
+        num_workers=num_workers, nodes=nodes, node_rank=node_rank, master_addr=address, master_port=master_port
+    )
+
+
+def _check_sizes(num_workers: int, nodes: int, node_rank: int) -> None:
+    if nodes < 1:
+        raise ConfigError(f"nodes: {nodes}; there is at least 1")
+    if num_workers < 1:
+        raise ConfigError(f"num_workers: {num_workers}; there is at least 1")
+    if num_workers % nodes:
+        below = num_workers - num_workers % nodes
+        nearest = f"{below} or {below + nodes}" if below else str(nodes)
+        raise ConfigError(
+            f"num_workers: {num_workers} workers on {nodes} nodes; every node has the same number, so that the nearest "
+            f"legal values are {nearest}"
+        )
+    if not 0 <= node_rank < nodes:
+        raise ConfigError(f"node_rank: {node_rank} of {nodes} nodes; legal values are 0 to {nodes - 1}")
+
+
+def _resolve(host: str) -> tuple[int, str]:
+    """Address family and IP address of a host. Raises ConfigError."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise ConfigError(
+            f"master_addr: {host} is not known ({error.strerror}); give the IP address of node 0"
+        ) from error
+    return family, str(address[0])
+
+
+def _listen_once(family: int, host: str, port: int) -> int:
+    """The port at which a process of this machine can listen now; raises ConfigError where it cannot."""
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        # As the scheduler does: connections of an earlier run that are still being closed are no obstacle.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen()
+        except OSError as error:
+            raise ConfigError(_refusal(host, port, error)) from error
+        return listener.getsockname()[1]
+
+
+def _refusal(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"master_port: another process already listens at {host}:{port}; choose another port, or end that process"
+        )
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"master_addr: {host} is not an address of this machine; it must be that of node 0, where node_rank is 0"
+    return f"master_port: cannot listen at {host}:{port} ({error.strerror}); choose another port"
+
+
+def start_processes(
+    command: Sequence[str], plan: ClusterPlan, folder: LaunchFolder, orders: runtime.LaunchOrders
+) -> dict[int, subprocess.Popen]:
+    """{rank or SCHEDULER: process} of this node, each with the running interpreter; `command` is what follows it.
+
+    Each has a session of its own: Ctrl-C reaches the launcher alone, which ends them in order.
+    """
+    started = {}
+    for member in plan.members:
+        environment = runtime.worker_environment(
+            orders,
+            rank=None if member == SCHEDULER else member,
+            num_workers=plan.num_workers,
+            num_local_workers=len(plan.ranks),
+            scheduler=(plan.master_addr, plan.master_port),
+        )
+        with folder.log(member).open("wb") as log:
+            started[member] = subprocess.Popen(
+                [sys.executable, *command],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+    return started
+
+
+# How long processes that were asked to end may take: contexts are left, temporary folders removed. Whoever hangs in a
+# collective cannot react at all.
+GRACE_S = 3.0
+_KILL_S = 3.0
+_POLL_S = 0.02
+
+
+class Processes:
+    """Children of this process, by rank (SCHEDULER among them). exit_codes: of those that have ended, negative signal
+    numbers as in `subprocess`."""
+
+    def __init__(self, started: Mapping[int, subprocess.Popen], others: frozenset[int]) -> None:
+        """others: process ids of children that have nothing to do with the launch, from `children_now`."""
+        self.started = dict(started)
+        self.exit_codes: dict[int, int] = {}
+        self._others = others
+
+    def poll(self) -> dict[int, int]:
+        """Exit codes of those that have ended since the last call."""
+        ended = {}
+        for rank, process in self.started.items():
+            if rank not in self.exit_codes and (code := process.poll()) is not None:
+                ended[rank] = code
+        self.exit_codes |= ended
+        return ended
+
+    def signal(self, rank: int, number: int) -> None:
+        """Send a signal to a rank that has not ended."""
+        if rank in self.started:
+            self.started[rank].send_signal(number)
+
+    def status(self, rank: int) -> str | None:
+        """What the kernel says of a rank, e.g. `stopped` or `disk-sleep`."""
+        with suppress(psutil.Error):
+            return psutil.Process(self.started[rank].pid).status()
+        return None
+
+    def end(self, grace_s: float = GRACE_S) -> None:
+        """Ask all to end, wait `grace_s`, kill what remains, their descendants included. Nothing is left."""
+        for rank in self.started:
+            self.signal(rank, signal.SIGTERM)
+        give_up = time.monotonic() + grace_s
+        while len(self.exit_codes) < len(self.started) and time.monotonic() < give_up:
+            self.poll()
+            time.sleep(_POLL_S)
+        give_up = time.monotonic() + _KILL_S
+        while (left := self._left()) and time.monotonic() < give_up:
+            for process in left:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            self.poll()
+            time.sleep(_POLL_S)
+
+    def _left(self) -> list[psutil.Process]:
+        """Living descendants. Orphans have become children of this process, which reaps them here."""
+        children = [child for child in psutil.Process().children() if child.pid not in self._others]
+        left, started = [], {process.pid for process in self.started.values()}
+        for child in children:
+            if child.pid not in started and _has_ended(child.pid):
+                continue
+            with suppress(psutil.NoSuchProcess):
+                left += [child, *child.children(recursive=True)]
+        return [process for process in left if not _is_dead(process)]
+
+
+def children_now() -> frozenset[int]:
+    """Process ids of the children that this process has."""
+    return frozenset(child.pid for child in psutil.Process().children())
+
+
+def _has_ended(process_id: int) -> bool:
+    """Whether an adopted orphan has ended; it is then reaped."""
+    return os.waitpid(process_id, os.WNOHANG)[0] != 0
+
+
+def _is_dead(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
