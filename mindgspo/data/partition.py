@@ -87,26 +87,21 @@ def _indices(tree: _Tree) -> Iterator[int]:
             yield tree
 
 
-def packed(lengths: Sequence[int], *, row_length: int, max_rows: int | None = None) -> list[list[int]]:
-    """Best fit, longest first: each sample goes into the fullest row that has room for it, else into a new one. Never
-    more than 11/9 of the fewest rows and one (Johnson, 1973).
-
-    max_rows: samples that need more rows are in none of them.
-    """
+def packed(lengths: Sequence[int], *, row_length: int) -> list[list[int]]:
+    """Best fit, longest first: each sample goes into the fullest row that it fits into, else into a new one. Never
+    more than 11/9 of the fewest rows and one (Johnson, 1973)."""
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     rows: list[list[int]] = []
-    rooms: list[tuple[int, int]] = []  # (room, row), ascending
+    free_slots: list[tuple[int, int]] = []  # (free, row), ascending
     for index in order:
         needed = lengths[index]
         assert needed <= row_length, f"{needed} tokens, rows of {row_length}"
-        found = bisect_left(rooms, (needed, -1))
-        if found < len(rooms):
-            room, row = rooms.pop(found)
-        elif max_rows is None or len(rows) < max_rows:
-            room, row = row_length, len(rows)
-            rows.append([])
+        found = bisect_left(free_slots, (needed, -1))
+        if found < len(free_slots):
+            free, row = free_slots.pop(found)
         else:
-            continue
+            free, row = row_length, len(rows)
+            rows.append([])
         rows[row].append(index)
-        insort(rooms, (room - needed, row))
+        insort(free_slots, (free - needed, row))
     return rows

@@ -14,12 +14,12 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindgspo.data.account import Account, GoldCheck, take_account
+from mindgspo.data.account import GoldCheck, take_account
 from mindgspo.data.dataset import verify_files, verify_records, write_records
 from mindgspo.data.dataset_info import (
     COLUMNS,
@@ -46,11 +46,11 @@ from mindgspo.data.output_folder import (
 )
 from mindgspo.data.progress import PreparationProgress
 from mindgspo.data.render_workers import Chunk, WorkerDiedError, write_chunks
-from mindgspo.data.rendering import RenderedRow, is_whole_chunk, prompt_facts, read_chunk, render_row, write_chunk
-from mindgspo.data.source_rows import DroppedRow
+from mindgspo.data.rendering import is_whole_chunk, prompt_facts, read_chunks, render_row, write_chunk
 from mindgspo.data.sources import Source, open_source, sha256_of
 from mindgspo.errors import DataError, TokenizerError
 from mindgspo.rewards.registry import gold_is_readable
+from mindgspo.text import listed
 from mindgspo.tokenization import Tokenizer
 
 if TYPE_CHECKING:
@@ -136,7 +136,10 @@ def prepare_dataset(
             info = _write(opened, inputs, paths, ready, progress, seed=seed, is_readable=is_readable)
             info = _put_in_place(ready, out_dir, inputs, info, force=force)
         keep = False
-        _tell_of_leftovers(out_dir, partial, progress)
+        for path in other_partials(out_dir):
+            if path != partial.path:
+                why = "left by an interrupted preparation of other inputs"
+                progress.note(f"{path}: {why}; remove it unless that one is to go on")
     except (WorkerDiedError, OutputError):
         raise
     except (DataError, TokenizerError):
@@ -167,7 +170,7 @@ def _render_chunks(
     paths: list[Path] = []
     rows_found = 0
 
-    def missing() -> Iterator[Chunk]:
+    def unfinished() -> Iterator[Chunk]:
         nonlocal rows_found
         rows = opened.parsed()
         while part := list(itertools.islice(rows, chunk_rows)):
@@ -177,19 +180,19 @@ def _render_chunks(
             else:
                 yield Chunk(path=paths[-1], rows=part)
 
-    chunks = missing()
+    chunks = unfinished()
     first = list(itertools.islice(chunks, _WORKERS_FROM_CHUNKS))
+    all_chunks = itertools.chain(first, chunks)
     if rows_found:
         progress.note(f"going on with {partial.path}: {rows_found} rows were tokenized before")
     advance = progress.stage("tokenize", opened.count)
     advance(rows_found)
     if workers == 1 or len(first) < _WORKERS_FROM_CHUNKS:
-        for chunk in itertools.chain(first, chunks):
+        for chunk in all_chunks:
             write_chunk(chunk.path, (render_row(row, facts, tokenizer) for row in chunk.rows))
             advance(len(chunk.rows))
     else:
-        everything = itertools.chain(first, chunks)
-        for rows in write_chunks(everything, facts, tokenizer, count=workers, folder=partial.path):
+        for rows in write_chunks(all_chunks, facts, tokenizer, count=workers, folder=partial.path):
             advance(rows)
     return paths
 
@@ -212,11 +215,6 @@ def _warn_of_unused(source: DataSourceSection, data: DataSection, facts: PromptF
     for key in ("instruction_prefix", "instruction_suffix"):
         if getattr(data, key) != getattr(facts, key):
             logger.warning("data.%s is not used for %s: %s rows bring their own", key, source.path, source.format)
-
-
-def _warn_of_unchecked(data_sources: tuple[str, ...]) -> None:
-    names = ", ".join(map(repr, data_sources[:5])) + (", ..." if len(data_sources) > 5 else "")
-    logger.warning("no reward function is known for data_source %s: gold answers were not checked", names)
 
 
 def _reuse(out_dir: Path, inputs: _Inputs) -> DatasetInfo:
@@ -244,15 +242,19 @@ def _write(
     is_readable: GoldCheck,
 ) -> DatasetInfo:
     """Fill `folder` from the chunks, and compare what can be read from it with them."""
-    account = take_account(
-        _rows(paths), inputs.prompt, label=opened.label, dedup=inputs.source.dedup, is_readable=is_readable
-    )
+    dedup = inputs.source.dedup
+    rows = read_chunks(paths)
+    account = take_account(rows, inputs.prompt, label=opened.label, dedup=dedup, is_readable=is_readable)
     if account.unchecked:
-        _warn_of_unchecked(account.unchecked)
+        names = listed([repr(name) for name in account.unchecked], 5)
+        logger.warning("no reward function is known for data_source %s: gold answers were not checked", names)
     num_rows = account.counts.rows_out
-    write_records(progress.watched("write", account.prompts(_rows(paths)), num_rows), folder)
-    verify_records(folder, progress.watched("read back", account.prompts(_rows(paths)), num_rows))
-    _write_dropped(account, _rows(paths), folder)
+    write_records(progress.watched("write", account.prompts(read_chunks(paths)), num_rows), folder)
+    verify_records(folder, progress.watched("read back", account.prompts(read_chunks(paths)), num_rows))
+    if account.reasons:
+        with (folder / DROPPED_NAME).open("w", encoding="utf-8") as file:
+            for row in account.dropped(read_chunks(paths)):
+                file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
     info = DatasetInfo(
         schema_version=SCHEMA_VERSION,
         source=inputs.source,
@@ -275,22 +277,10 @@ def _write(
     return info
 
 
-def _rows(paths: Iterable[Path]) -> Iterator[RenderedRow | DroppedRow]:
-    for path in paths:
-        yield from read_chunk(path)
-
-
-def _write_dropped(account: Account, rows: Iterable[RenderedRow | DroppedRow], folder: Path) -> None:
-    """dropped.jsonl: {where, reason, answer} of every dropped row; no file where there is none."""
-    if account.reasons:
-        with (folder / DROPPED_NAME).open("w", encoding="utf-8") as file:
-            for row in account.dropped(rows):
-                file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
-
-
 def _put_in_place(ready: Path, out_dir: Path, inputs: _Inputs, info: DatasetInfo, *, force: bool) -> DatasetInfo:
     if force and is_taken(out_dir):
-        _move_aside(out_dir)
+        names = (out_dir.with_name(f"{out_dir.name}.old-{number}") for number in itertools.count(1))
+        out_dir.rename(next(name for name in names if not name.exists()))
     try:
         ready.rename(out_dir)
     except OSError:
@@ -299,18 +289,3 @@ def _put_in_place(ready: Path, out_dir: Path, inputs: _Inputs, info: DatasetInfo
             raise
         return _reuse(out_dir, inputs)
     return info
-
-
-def _move_aside(out_dir: Path) -> None:
-    number = 1
-    while (old := out_dir.with_name(f"{out_dir.name}.old-{number}")).exists():
-        number += 1
-    out_dir.rename(old)
-
-
-def _tell_of_leftovers(out_dir: Path, own: PartialFolder, progress: PreparationProgress) -> None:
-    for path in other_partials(out_dir):
-        if path != own.path:
-            progress.note(
-                f"{path}: left by an interrupted preparation of other inputs; remove it unless that one is to go on"
-            )

@@ -148,13 +148,14 @@ def is_whole_chunk(path: Path, num_rows: int) -> bool:
     return content[start:] == json.dumps(footer).encode() + b"\n"
 
 
-def read_chunk(path: Path) -> Iterator[RenderedRow | DroppedRow]:
-    """The rows of a whole chunk file, in order."""
-    with path.open("rb") as file:
-        line = next(file)
-        for following in file:
-            yield _from_line(line)
-            line = following
+def read_chunks(paths: Iterable[Path]) -> Iterator[RenderedRow | DroppedRow]:
+    """The rows of whole chunk files, in order."""
+    for path in paths:
+        with path.open("rb") as file:
+            line = next(file)
+            for following in file:
+                yield _from_line(line)
+                line = following
 
 
 def _to_line(row: RenderedRow | DroppedRow) -> bytes:

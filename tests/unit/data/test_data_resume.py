@@ -16,7 +16,7 @@ from mindgspo.config.data import DataSourceSection, TokenizerSection
 from mindgspo.data import open_dataset, prepare_dataset
 from mindgspo.data.output_folder import PartialFolder, other_partials, partial_path
 from mindgspo.data.render_workers import WorkerDiedError
-from mindgspo.data.rendering import is_whole_chunk, read_chunk
+from mindgspo.data.rendering import is_whole_chunk, read_chunks
 from mindgspo.errors import DataError, TokenizerError
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 
@@ -250,7 +250,7 @@ def test_a_chunk_is_whole_or_not(source: DataSourceSection, tokenizer: Tokenizer
     path = sorted(tmp_path.glob("out.partial-*/chunk-*.jsonl"))[3]
     content = path.read_bytes()
     assert is_whole_chunk(path, 40) and not is_whole_chunk(path, 39)
-    assert [row.answer for row in read_chunk(path)] == [str(i) for i in range(120, 160)]
+    assert [row.answer for row in read_chunks([path])] == [str(i) for i in range(120, 160)]
     for damaged in (content[:-1], content[:-200], content[1:], content.replace(b"131", b"132", 1), b"", b"\n"):
         path.write_bytes(damaged)
         assert not is_whole_chunk(path, 40)
