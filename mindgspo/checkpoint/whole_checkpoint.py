@@ -26,7 +26,7 @@ from mindgspo.checkpoint.placement import (
 from mindgspo.checkpoint.stored_files import StoredCheckpoint
 from mindgspo.errors import CheckpointError
 from mindgspo.parallel.layout import Layout, Shape, SliceIndex
-from mindgspo.parallel.reshard.overlaps import touching_slices
+from mindgspo.parallel.reshard.planner import touching_slices
 from mindgspo.parallel.strategy.record import Strategy
 from mindgspo.parallel.tensor_slice import TensorSlice
 from mindgspo.tensor_files.reader import TensorFile, open_tensors

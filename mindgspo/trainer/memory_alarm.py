@@ -14,7 +14,7 @@ import numpy as np
 from mindgspo.metrics import rss_gb
 from mindgspo.parallel import runtime
 from mindgspo.parallel.collectives import sum_over_world
-from mindgspo.parallel.swap.free_memory import free_memory_bytes
+from mindgspo.parallel.swap.mapped_memory import free_memory_bytes
 from mindgspo.trainer.memory_growth import WINDOW, Growth, growth_of, steps_until_full
 
 # Graphs are compiled, caches fill, and the first checkpoint and evaluation are made.

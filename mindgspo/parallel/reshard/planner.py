@@ -1,26 +1,130 @@
-"""Plans a reshard: from the layouts on both sides to steps of broadcasts of bounded size.
+"""Plan a reshard: from the layouts on both sides to steps of broadcasts of bounded size. Pure Python.
 
-What enters: {parameter: layout} of source and destination over the same processes. What leaves: a `ReshardPlan`. Called
-once per pair of plans, by every rank for itself, from metadata only: no rank's own number enters. Pure Python.
+Every rank plans for itself, from metadata only: no rank's own number enters.
 
-    layouts -> blocks that someone lacks -> cut to the bucket size -> a sender for each -> steps -> buckets
+    layouts -> blocks that some rank lacks -> cut to the bucket size -> a sender for each -> steps -> buckets
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import zip_longest
+from functools import lru_cache
+from itertools import product, zip_longest
 from math import prod
 
 from mindgspo.errors import ConfigError, WeightsError
-from mindgspo.parallel.layout import Layout
+from mindgspo.parallel.layout import Layout, Shape, SliceIndex
 from mindgspo.parallel.ranks import Ranks
-from mindgspo.parallel.reshard.overlaps import Overlap, missing_overlaps
 from mindgspo.parallel.reshard.plan import Bucket, Piece, ReshardPlan, Step
-from mindgspo.parallel.reshard.senders import Load, choose_senders
+from mindgspo.parallel.tensor_slice import TensorSlice
 from mindgspo.text import listed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """The common block of one source slice and one destination slice, where a holder of the latter lacks it."""
+
+    block: TensorSlice
+    """In coordinates of the full tensor."""
+    holders: Ranks
+    """The ranks whose source slice contains the block, ascending; any of them can send it."""
+    receivers: Ranks
+    """The ranks whose destination slice contains the block and whose source slice does not, ascending."""
+    source_origin: tuple[int, ...]
+    """Where the holders' source slice begins in the full tensor."""
+    destination_origin: tuple[int, ...]
+    """Where the receivers' destination slice begins."""
+
+
+@lru_cache(maxsize=1024)
+def missing_overlaps(source: Layout, destination: Layout) -> tuple[Overlap, ...]:
+    """Every block that must travel; together, each rank's blocks are exactly what it lacks of its destination slice.
+
+    Slices of one layout do not overlap and cover the tensor, so that a block has one source slice, and a rank holds the
+    block if and only if it holds that slice. The work is linear in the answer and in the number of ranks, not in
+    source slices times destination slices.
+    """
+    assert source.shape == destination.shape, (source, destination)
+    if source.same_placement(destination):
+        return ()
+    return tuple(
+        overlap
+        for index in destination.slice_indices()
+        for overlap in _of_destination_slice(source, destination, index)
+    )
+
+
+def _of_destination_slice(source: Layout, destination: Layout, index: SliceIndex) -> Iterator[Overlap]:
+    needed = destination.slice_at(index)
+    for source_index in touching_slices(source.slice_shape, needed):
+        holders = source.holders(source_index)
+        held = set(holders)
+        receivers = tuple(rank for rank in destination.holders(index) if rank not in held)
+        if not receivers:
+            continue
+        sent = source.slice_at(source_index)
+        block = needed.intersection(sent)
+        assert block is not None, (needed, sent)
+        yield Overlap(
+            block=block,
+            holders=holders,
+            receivers=receivers,
+            source_origin=sent.starts,
+            destination_origin=needed.starts,
+        )
+
+
+def touching_slices(slice_shape: Shape, block: TensorSlice) -> Iterator[SliceIndex]:
+    """The numbers of the slices of this shape that have elements of `block`."""
+    return product(
+        *(
+            range(start // length, (stop - 1) // length + 1)
+            for start, stop, length in zip(block.starts, block.stops, slice_shape, strict=True)
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """A block to be sent once."""
+
+    holders: Ranks
+    receivers: Ranks
+    num_bytes: int
+
+
+def choose_senders(loads: Sequence[Load], *, grain_bytes: int) -> list[int]:
+    """The sender of every load, in the order of `loads`.
+
+    The holder that has least to send is taken; amounts that differ by less than `grain_bytes` count as equal, and then
+    a group of ranks that is in use already is preferred (groups cost memory and time to create), then the holder whose
+    rank is nearest to a receiver's, then the lowest. Loads with few holders choose first, large ones before small ones,
+    so that those with a choice even out the others (the longest-processing-time rule of scheduling).
+    """
+    sent: Counter[int] = Counter()
+    groups: set[Ranks] = set()
+    senders = [-1] * len(loads)
+    for i in sorted(range(len(loads)), key=lambda i: (len(loads[i].holders), -loads[i].num_bytes, i)):
+        load = loads[i]
+        least = min(sent[rank] // grain_bytes for rank in load.holders)
+        candidates = [rank for rank in load.holders if sent[rank] // grain_bytes == least]
+        senders[i] = min(candidates, key=lambda rank: _preference(rank, load.receivers, groups))
+        sent[senders[i]] += load.num_bytes
+        groups.add(_group(senders[i], load.receivers))
+    return senders
+
+
+def _preference(rank: int, receivers: Ranks, groups: set[Ranks]) -> tuple[bool, int, int]:
+    distance = min(abs(rank - receiver) for receiver in receivers)
+    return _group(rank, receivers) not in groups, distance, rank
+
+
+def _group(sender: int, receivers: Ranks) -> Ranks:
+    return tuple(sorted((sender, *receivers)))
+
 
 WORD_BYTES = 4
 """Buffers travel as 32-bit words, the type that every collective of every backend takes."""

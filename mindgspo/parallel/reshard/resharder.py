@@ -1,14 +1,12 @@
-"""Carries out a reshard over real ranks: the same steps on all of them, each taking part in the buckets that name it.
+"""Carry out a reshard over real ranks: the same steps on all of them, each taking part in the buckets that name it.
 
-What enters: a plan, and this rank's slices on both sides as numpy arrays. What leaves: filled destination slices and
-what it cost. Called when weights go to the rollout engine, and when a checkpoint is gathered. One buffer of at most a
-bucket's bytes exists at a time.
+One buffer of at most a bucket's bytes exists at a time. Bytes are moved as they are, whatever the element type.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -19,9 +17,52 @@ from mindgspo.parallel import runtime
 from mindgspo.parallel.collectives import broadcast, exchange
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.process_groups import group_name
-from mindgspo.parallel.reshard.buffers import copy_local, empty_buffer, pack, unpack
-from mindgspo.parallel.reshard.plan import Bucket, ReshardPlan
+from mindgspo.parallel.reshard.plan import Bucket, Piece, ReshardPlan
 from mindgspo.parallel.reshard.planner import plan_reshard
+
+WORD = np.dtype(np.int32)
+"""Type of the buffers: CPU collectives move float32 and int32, and only an integer keeps every bit pattern."""
+
+
+def empty_buffer(bucket: Bucket) -> np.ndarray:
+    """int32 [ceil(bytes / 4)], what a receiver hands to the broadcast."""
+    return np.empty(-(-bucket.num_bytes // WORD.itemsize), WORD)
+
+
+def pack(bucket: Bucket, old: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The sender's buffer, from its old slices by parameter name."""
+    buffer = empty_buffer(bucket)
+    buffer[-1:] = 0  # bytes behind the last piece
+    for piece, raw in _views(bucket, buffer):
+        block = old[piece.parameter][piece.source.index]
+        raw.view(block.dtype).reshape(block.shape)[...] = block
+    return buffer
+
+
+def unpack(bucket: Bucket, buffer: np.ndarray, new: Mapping[str, np.ndarray]) -> None:
+    """Write a received buffer into the receiver's new slices."""
+    assert buffer.dtype == WORD, buffer.dtype
+    for piece, raw in _views(bucket, buffer):
+        slice_ = new[piece.parameter]
+        slice_[piece.destination.index] = raw.view(slice_.dtype).reshape(piece.destination.shape)
+
+
+def copy_local(plan: ReshardPlan, parameter: str, rank: int, old: np.ndarray, new: np.ndarray) -> int:
+    """Copy what the rank holds already from its old to its new slice; returns the bytes copied."""
+    copy = plan.local_copy(parameter, rank)
+    if copy is None:
+        return 0
+    new[copy.destination.index] = old[copy.source.index]
+    return copy.source.size * old.itemsize
+
+
+def _views(bucket: Bucket, buffer: np.ndarray) -> Iterator[tuple[Piece, np.ndarray]]:
+    """Each piece with its bytes of the buffer, as uint8 views."""
+    raw, first = buffer.view(np.uint8), 0
+    for piece in bucket.pieces:
+        yield piece, raw[first : first + piece.num_bytes]
+        first += piece.num_bytes
+
 
 Residency = Callable[[tuple[str, ...]], AbstractContextManager[None]]
 """Called around every step with its parameters' names: makes them resident on both sides, and lets them go."""

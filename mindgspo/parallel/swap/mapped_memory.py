@@ -1,9 +1,8 @@
 """The CPU's tier of the swap: parameters live in memory that is mapped from files, and their pages come and go.
 
-What enters: parameters. They are given memory of a mapped file, which graphs read and write in place. To evict one is
-to write its dirty pages and unmap them (the process's RSS falls; the kernel may drop its own copy whenever memory is
-short); to load one is to map its pages again. Content that nobody keeps lives in private anonymous memory: evicted
-for nothing, back as zeros. Called by `swap`.
+Graphs read and write a parameter's mapped file in place. Evicting writes its dirty pages and unmaps them (the process's
+RSS falls; the kernel may drop its own copy whenever memory is short); loading maps the pages again. Content that nobody
+keeps lives in private anonymous memory: evicted for nothing, back as zeros.
 
 Of an evicted parameter in a file every reader still gets the right values, at the price of pages that no ledger knows.
 The files are unlinked as soon as they are open: nothing is left behind by any end of the process, kill -9 included.
@@ -19,7 +18,7 @@ import mmap
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,46 @@ import psutil
 from mindspore import Parameter, Tensor
 
 from mindgspo.errors import ConfigError, TrainingError
-from mindgspo.parallel.swap.free_memory import free_memory_bytes
+
+_GROUPS = Path("/sys/fs/cgroup")
+_OWN_GROUP = Path("/proc/self/cgroup")
+
+
+def free_memory_bytes(groups: Path = _GROUPS, own_group: Path = _OWN_GROUP) -> int:
+    """Bytes that are free or that the kernel would free; the tightest limit counts.
+
+    groups, own_group: where control groups (version 2) are listed and where the process's own is named. Where there
+    are none, or of version 1, the machine alone counts.
+    """
+    rooms = [room for folder in _own_folders(groups, own_group) if (room := _room(folder)) is not None]
+    return max(0, min([psutil.virtual_memory().available, *rooms]))
+
+
+def _own_folders(groups: Path, own_group: Path) -> Iterator[Path]:
+    """The process's group and those around it."""
+    try:
+        lines = own_group.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        if line.startswith("0::/"):
+            folder = groups / line.removeprefix("0::/")
+            yield folder
+            yield from (parent for parent in folder.parents if parent.is_relative_to(groups))
+
+
+def _room(folder: Path) -> int | None:
+    """Bytes below the group's limit, with the file pages that would make room; None without a limit."""
+    try:
+        limit = (folder / "memory.max").read_text(encoding="ascii").strip()
+        used = int((folder / "memory.current").read_text(encoding="ascii"))
+        counters = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
+    except OSError:
+        return None
+    if limit == "max":
+        return None
+    return int(limit) - used + int(counters.get("active_file", 0)) + int(counters.get("inactive_file", 0))
+
 
 # Linux 5.14: page in at once, and report what would be a deadly signal at the first access as an error.
 _MADV_POPULATE_READ = 22

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reshard_in_numpy import RankSlices, run_in_one_process, scatter
 
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
-from mindgspo.parallel.reshard.buffers import empty_buffer, pack, unpack
-from mindgspo.parallel.reshard.numpy_executor import RankSlices, run_in_one_process, scatter
 from mindgspo.parallel.reshard.plan import ReshardPlan
 from mindgspo.parallel.reshard.planner import plan_reshard
+from mindgspo.parallel.reshard.resharder import empty_buffer, pack, unpack
 
 MAX_RANKS = 64
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mindgspo.parallel.swap.ledger import SwapLedger
-from mindgspo.parallel.swap.states import NEEDS, Holding, Phase
+from mindgspo.parallel.swap.states import NEEDS, Holding, Phase, SwapLedger
 
 MIB = 2**20
 

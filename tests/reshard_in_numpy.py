@@ -1,8 +1,4 @@
-"""A reshard over simulated ranks in one process: the judge of reshard plans, and a benchmark without a cluster.
-
-What enters: a plan and every rank's old slices as numpy arrays. What leaves: every rank's new slices, and what it cost.
-Called by tests and benchmarks. A broadcast is a loop here; everything else is what a real rank does.
-"""
+"""A reshard over simulated ranks in one process, for tests of reshard plans. A broadcast is a loop here."""
 
 from __future__ import annotations
 
@@ -13,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mindgspo.parallel.layout import Layout
-from mindgspo.parallel.reshard.buffers import copy_local, empty_buffer, pack, unpack
 from mindgspo.parallel.reshard.plan import Bucket, ReshardPlan, Step
+from mindgspo.parallel.reshard.resharder import copy_local, empty_buffer, pack, unpack
 
 RankSlices = dict[int, dict[str, np.ndarray]]
 """Every rank's slices by parameter name."""
