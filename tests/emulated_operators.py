@@ -14,6 +14,7 @@ from mindgspo.ascend.emulator.contract import OPERATORS, ContractError
 from mindgspo.ascend.emulator.tensors import DTYPE_NAMES, DeviceTensor
 
 FLOATS = ("float32", "float16", "bfloat16")
+TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 # Half a unit in the last place, relative, with some room for what is computed in float32 before the rounding.
 _ROUNDING = {"float32": 1e-5, "float16": 2.0**-11 * 1.02, "bfloat16": 2.0**-8 * 1.02, "float64": 1e-12}
 NUMBER_OF = {name: number for number, name in DTYPE_NAMES.items()}
@@ -80,6 +81,13 @@ def refusal(name: str, *arguments: Any) -> str:
     return text
 
 
+def documented_refusal(name: str, *arguments: Any) -> str:
+    """A `refusal` that names the document of its rule."""
+    text = refusal(name, *arguments)
+    assert OPERATORS[name].source in text
+    return text
+
+
 def assert_is(out: DeviceTensor, expected: Any, dtype_of_rounding: str | None = None) -> None:
     """Floats are the expected numbers rounded once to their dtype; anything else is equal, after wrapping.
 
@@ -92,6 +100,26 @@ def assert_is(out: DeviceTensor, expected: Any, dtype_of_rounding: str | None = 
         np.testing.assert_array_equal(out.bits, expected.astype(out.bits.dtype))
     else:
         np.testing.assert_allclose(exact(out), expected, rtol=tolerance, atol=1e-6)
+
+
+def is_close(out: DeviceTensor, expected: np.ndarray) -> bool:
+    """Within TOLERANCE of the largest element: for what is summed up in float32."""
+    assert out.shape == expected.shape
+    return np.abs(out.values() - expected).max() <= TOLERANCE[out.dtype] * np.abs(expected).max()
+
+
+def softmax(x: np.ndarray, axis: int) -> np.ndarray:
+    weights = np.exp(x - x.max(axis, keepdims=True))
+    return weights / weights.sum(axis, keepdims=True)
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
+
+
+def silu_slope(x: np.ndarray) -> np.ndarray:
+    """By central differences."""
+    return (silu(x + 1e-6) - silu(x - 1e-6)) / 2e-6
 
 
 def own_names(module: Any) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from emulated_operators import draw, exact, silu, softmax
 
 from mindgspo.ascend.emulator.tensors import DeviceTensor, round_to_bfloat16
 from mindgspo.kernels import binding as kernels
@@ -18,14 +19,6 @@ from mindgspo.kernels import build
 
 TOLERANCE = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}  # of a result's size
 DTYPES = tuple(TOLERANCE)
-
-
-def draw(*shape: int, dtype: str = "float32", seed: int = 0) -> DeviceTensor:
-    return DeviceTensor.of(np.random.default_rng(seed).standard_normal(shape), dtype)
-
-
-def exact(x: DeviceTensor) -> np.ndarray:
-    return x.values().astype(np.float64)
 
 
 def seen(x: DeviceTensor, bits: np.ndarray) -> DeviceTensor:
@@ -326,11 +319,6 @@ def test_gradients_of_rms_norm_are_its_slopes() -> None:
         np.testing.assert_allclose(d_gamma.bits[column], slope, rtol=1e-4, atol=1e-4)
 
 
-def softmax(x: np.ndarray, axis: int) -> np.ndarray:
-    weights = np.exp(x - x.max(axis, keepdims=True))
-    return weights / weights.sum(axis, keepdims=True)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("shape", "axis"), [((3, 50), -1), ((4, 30, 5), 1), ((6, 8), 0), ((2, 2000), 1)])
 def test_softmax_and_its_logarithm_along_any_axis(shape: tuple[int, ...], axis: int, dtype: str) -> None:
@@ -347,10 +335,6 @@ def test_softmax_and_its_logarithm_along_any_axis(shape: tuple[int, ...], axis: 
         else:
             slopes = given * (upstream - (upstream * given).sum(axis, keepdims=True))
         assert is_close(d_x, slopes)
-
-
-def silu(x: np.ndarray) -> np.ndarray:
-    return x / (1 + np.exp(-x))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -7,47 +7,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from emulated_operators import FLOATS, draw, exact, is_close, launch
+from emulated_operators import documented_refusal as refusal
 
 import mindgspo.ascend.emulator.operators.attention
 import mindgspo.ascend.emulator.operators.cache
 import mindgspo.ascend.emulator.operators.rotary  # noqa: F401  (they enter the operators into the table)
-from mindgspo.ascend.emulator.contract import OPERATORS, ContractError
 from mindgspo.ascend.emulator.tensors import DeviceTensor
 
-TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
-DTYPES = tuple(TOLERANCE)
 ALL = 2147483647
 TRIANGLE = DeviceTensor.of(np.triu(np.ones((2048, 2048)), 1), "uint8")
 
 
-def draw(*shape: int, dtype: str = "float32", seed: int = 0) -> DeviceTensor:
-    return DeviceTensor.of(np.random.default_rng(seed).standard_normal(shape), dtype)
-
-
 def zeros_like(x: DeviceTensor) -> DeviceTensor:
     return DeviceTensor.zeros(x.shape, x.dtype)
-
-
-def launch(name: str, *arguments: object) -> None:
-    OPERATORS[name].check(arguments)
-    OPERATORS[name].run(*arguments)
-
-
-def refusal(name: str, *arguments: object) -> str:
-    with pytest.raises(ContractError) as caught:
-        launch(name, *arguments)
-    text = str(caught.value)
-    assert text.startswith(f"{name}: ") and OPERATORS[name].source in text
-    return text
-
-
-def is_close(out: DeviceTensor, expected: np.ndarray) -> bool:
-    assert out.shape == expected.shape
-    return np.abs(out.values() - expected).max() <= TOLERANCE[out.dtype] * np.abs(expected).max()
-
-
-def exact(x: DeviceTensor) -> np.ndarray:
-    return x.values().astype(np.float64)
 
 
 def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, hidden: np.ndarray, scale: float) -> tuple[np.ndarray, ...]:
@@ -128,7 +101,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("version", ["", "V2"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("case", SETTINGS)
 def test_attention_of_packed_sequences_and_its_gradients(case: str, dtype: str, version: str) -> None:
     q_ends, k_ends, changed = SETTINGS[case]
@@ -423,7 +396,7 @@ def rotated(x: np.ndarray, mode: int) -> np.ndarray:
     return np.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(
     ("table", "mode"), [((1, 7, 1), 0), ((2, 7, 1), 0), ((2, 7, 3), 0), ((1, 1, 3), 0), ((1, 7, 1), 1), ((2, 1, 1), 1)]
 )

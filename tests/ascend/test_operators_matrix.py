@@ -9,43 +9,15 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from emulated_operators import FLOATS, draw, exact, is_close, launch
+from emulated_operators import documented_refusal as refusal
 
 import mindgspo.ascend.emulator.operators.grouped_matrix
 import mindgspo.ascend.emulator.operators.matrix  # noqa: F401  (both enter the operators into the table)
-from mindgspo.ascend.emulator.contract import OPERATORS, ContractError
 from mindgspo.ascend.emulator.tensors import DeviceTensor
 
-TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
-DTYPES = tuple(TOLERANCE)
 
-
-def draw(*shape: int, dtype: str = "float32", seed: int = 0) -> DeviceTensor:
-    return DeviceTensor.of(np.random.default_rng(seed).standard_normal(shape), dtype)
-
-
-def launch(name: str, *arguments: object) -> None:
-    OPERATORS[name].check(arguments)
-    OPERATORS[name].run(*arguments)
-
-
-def refusal(name: str, *arguments: object) -> str:
-    with pytest.raises(ContractError) as caught:
-        launch(name, *arguments)
-    text = str(caught.value)
-    assert text.startswith(f"{name}: ") and OPERATORS[name].source in text
-    return text
-
-
-def is_close(out: DeviceTensor, expected: np.ndarray) -> bool:
-    assert out.shape == expected.shape
-    return np.abs(out.values() - expected).max() <= TOLERANCE[out.dtype] * np.abs(expected).max()
-
-
-def exact(x: DeviceTensor) -> np.ndarray:
-    return x.values().astype(np.float64)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(
     ("name", "a", "b"),
     [
@@ -72,7 +44,7 @@ def test_a_transposed_view_is_multiplied_as_it_is_seen() -> None:
     assert is_close(out, exact(a).T @ exact(b).T)
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, "int8", "int32"])
+@pytest.mark.parametrize("dtype", [*FLOATS, "int8", "int32"])
 def test_dot(dtype: str) -> None:
     a, b = (DeviceTensor.of(values, dtype) for values in ([1, 2, 3], [4, -5, 6]))
     out = DeviceTensor.zeros((), dtype)
@@ -176,7 +148,7 @@ def by_version(version: str, given: dict[str, object]) -> list[object]:
     return [*head, *middle, groups, *after, *kinds, given["out"], *last]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("version", ["V2", "V3", "V4"])
 def test_groups_of_rows(version: str, dtype: str) -> None:
     """An empty group, and rows behind the last group, which are not written."""

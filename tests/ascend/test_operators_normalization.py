@@ -4,47 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from emulated_operators import FLOATS, draw, exact, is_close, launch, silu, silu_slope, softmax
+from emulated_operators import documented_refusal as refusal
 
 import mindgspo.ascend.emulator.operators.normalization  # noqa: F401  (enters them into the table)
-from mindgspo.ascend.emulator.contract import OPERATORS, ContractError
 from mindgspo.ascend.emulator.tensors import DeviceTensor
-
-TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
-DTYPES = tuple(TOLERANCE)
-
-
-def draw(*shape: int, dtype: str = "float32", seed: int = 0) -> DeviceTensor:
-    return DeviceTensor.of(np.random.default_rng(seed).standard_normal(shape), dtype)
-
-
-def launch(name: str, *arguments: object) -> None:
-    OPERATORS[name].check(arguments)
-    OPERATORS[name].run(*arguments)
-
-
-def refusal(name: str, *arguments: object) -> str:
-    with pytest.raises(ContractError) as caught:
-        launch(name, *arguments)
-    text = str(caught.value)
-    assert text.startswith(f"{name}: ") and OPERATORS[name].source in text
-    return text
-
-
-def is_close(out: DeviceTensor, expected: np.ndarray) -> bool:
-    assert out.shape == expected.shape
-    return np.abs(out.values() - expected).max() <= TOLERANCE[out.dtype] * np.abs(expected).max()
-
-
-def exact(x: DeviceTensor) -> np.ndarray:
-    return x.values().astype(np.float64)
-
 
 # ------------------------------------------------------------------------------------------------------- RMSNorm
 
 SHAPES = [((6, 32), (32,)), ((2, 3, 4, 8), (8,)), ((2, 3, 4, 8), (4, 8))]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("shape", "own"), SHAPES)
 def test_rms_norm_and_its_gradients(shape: tuple[int, ...], own: tuple[int, ...], dtype: str) -> None:
     axes = tuple(range(-len(own), 0))
@@ -64,7 +35,7 @@ def test_rms_norm_and_its_gradients(shape: tuple[int, ...], own: tuple[int, ...]
         assert is_close(d_x, slopes) and is_close(d_gamma, of_gamma)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", ["aclnnAddRmsNorm", "internal:AddRmsNorm"])
 def test_rms_norm_of_a_sum(name: str, dtype: str) -> None:
     x1, x2, gamma = draw(6, 32, dtype=dtype), draw(6, 32, dtype=dtype, seed=1), draw(32, dtype=dtype, seed=2)
@@ -120,12 +91,7 @@ def test_refused_norms() -> None:
 # ------------------------------------------------------------------------------------------------------- softmax
 
 
-def softmax(x: np.ndarray, axis: int) -> np.ndarray:
-    weights = np.exp(x - x.max(axis, keepdims=True))
-    return weights / weights.sum(axis, keepdims=True)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_softmax(axis: int, dtype: str) -> None:
     x, d_y = draw(5, 4, 6, dtype=dtype), draw(5, 4, 6, dtype=dtype, seed=1)
@@ -168,15 +134,7 @@ def test_refused_softmax() -> None:
 # --------------------------------------------------------------------------------------------------- activations
 
 
-def silu(x: np.ndarray) -> np.ndarray:
-    return x / (1 + np.exp(-x))
-
-
-def silu_slope(x: np.ndarray) -> np.ndarray:
-    return (silu(x + 1e-6) - silu(x - 1e-6)) / 2e-6
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("axis", [1, -1])
 def test_swiglu(axis: int, dtype: str) -> None:
     x = draw(3, 6, 8, dtype=dtype)
@@ -195,7 +153,7 @@ def test_swiglu(axis: int, dtype: str) -> None:
     assert is_close(y, silu(gate) * value)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_silu(dtype: str) -> None:
     x, d_y = draw(4, 30, dtype=dtype), draw(4, 30, dtype=dtype, seed=1)
     y, d_x = DeviceTensor.zeros(x.shape, dtype), DeviceTensor.zeros(x.shape, dtype)
