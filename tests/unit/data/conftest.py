@@ -1,4 +1,4 @@
-"""Small sources and sections for the tests of the data room."""
+"""Small sources and sections, and their preparation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from mindgspo.config.data import DataSection, DataSourceSection, TokenizerSection
+from mindgspo.data import DatasetInfo, prepare_dataset
 from mindgspo.tokenization import Tokenizer, load_tokenizer
+
+OPTIONS = {"seed", "force", "is_readable", "workers", "chunk_rows", "show_progress"}
 
 GSM8K_ROWS = [
     {"question": "Tom has 2 pens and buys 3 more. How many now?", "answer": "2+3=<<2+3=5>>5 pens\n#### 5"},
@@ -49,5 +52,23 @@ def settings():
     def make(**fields: object) -> DataSection:
         source = DataSourceSection(format="arithmetic")
         return DataSection(**{"train": source, "eval": source, "max_prompt_length": 200, **fields})
+
+    return make
+
+
+@pytest.fixture
+def prepare(tokenizer: Tokenizer, settings, tmp_path: Path):
+    """Prepare a source as `out`; other fields are prompt settings or options of `prepare_dataset`."""
+
+    def make(
+        source: DataSourceSection,
+        out: Path = tmp_path / "out",
+        *,
+        data: DataSection | None = None,
+        using: Tokenizer = tokenizer,
+        **fields: object,
+    ) -> DatasetInfo:
+        options = {name: fields.pop(name) for name in OPTIONS & fields.keys()}
+        return prepare_dataset(source, data or settings(**fields), using, out, **{"seed": 1, **options})
 
     return make

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from mindgspo.config.data import ColumnsSection, DataSourceSection, TokenizerSection
-from mindgspo.data import inspect_dataset, open_dataset, prepare_dataset
+from mindgspo.data import inspect_dataset, open_dataset
 from mindgspo.errors import DataError
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 
 
 @pytest.fixture
-def folder(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path) -> Path:
-    prepare_dataset(gsm8k, settings(system_prompt="Be brief."), tokenizer, tmp_path / "out", seed=1)
+def folder(prepare, gsm8k, tmp_path: Path) -> Path:
+    prepare(gsm8k, system_prompt="Be brief.")
     return tmp_path / "out"
 
 
@@ -101,27 +101,11 @@ def test_inspect_shows_facts_and_exact_text(folder: Path, tokenizer: Tokenizer):
     assert "answer: 1000" in shown and "system_prompt 'Be brief.'" in shown and "3 in, 3 out" in shown
 
 
-def test_inspect_does_not_let_data_steer_the_terminal(settings, tokenizer: Tokenizer, tmp_path: Path):
-    from mindgspo.config.data import DataSourceSection
-
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"question": "red \x1b[31m and \u202e back", "answer": "#### 5"}))
-    source = DataSourceSection(format="gsm8k", path=path)
-    prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1)
-    shown = inspect_dataset(tmp_path / "out")
-    assert "\x1b" not in shown and "\u202e" not in shown and "red \\x1b[31m and \\u202e back" in shown
-
-
-def test_inspect_shows_extra_info_as_text_and_no_control_characters(settings, tokenizer: Tokenizer, tmp_path: Path):
+def test_inspect_does_not_let_data_steer_the_terminal(prepare, tmp_path: Path):
     path = tmp_path / "rows.jsonl"
     columns = ColumnsSection(prompt="q", answer="a", data_source_name="gsm8k", extra_info=("x",))
-    path.write_text(json.dumps({"q": "2+2?", "a": 4, "x": "\u6570\u202e"}))
-    source = DataSourceSection(format="columns", path=path, columns=columns)
-    prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1)
-    assert '--- extra_info: {"x": "\u6570\\u202e"}' in inspect_dataset(tmp_path / "out")
-
-
-def test_rows_cut_in_the_middle_are_called_so(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
-    data = settings(max_prompt_length=20, truncation="middle")
-    info = prepare_dataset(gsm8k, data, tokenizer, tmp_path / "out", seed=1)
-    assert "truncated  2 in the middle" in info.account()
+    path.write_text(json.dumps({"q": "red \x1b[31m and \u202e back", "a": 4, "x": "\u6570\u202e"}))
+    prepare(DataSourceSection(format="columns", path=path, columns=columns))
+    shown = inspect_dataset(tmp_path / "out")
+    assert "\x1b" not in shown and "\u202e" not in shown and "red \\x1b[31m and \\u202e back" in shown
+    assert '--- extra_info: {"x": "\u6570\\u202e"}' in shown

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mindgspo.config.data import DataSourceSection
-from mindgspo.data import inspect_dataset, open_dataset, prepare_dataset
+from mindgspo.data import inspect_dataset, open_dataset
 from mindgspo.data.account import PromptIndex
 from mindgspo.data.source_rows import SourceRow
 from mindgspo.errors import DataError
@@ -91,9 +91,9 @@ def test_examples_show_each_answer_once_and_a_few_of_many():
     assert len(index.superfluous()) == 101 and index.facts().repeated_rows == 100
 
 
-def test_duplicates_are_counted_and_shown_but_kept(rows_file: Path, settings, tokenizer: Tokenizer, tmp_path: Path):
+def test_duplicates_are_counted_and_shown_but_kept(prepare, rows_file: Path, tmp_path: Path):
     source = DataSourceSection(format="gsm8k", path=rows_file)
-    info = prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1)
+    info = prepare(source)
     assert info.counts.rows_out == 8 and info.counts.dropped == {}
     assert (info.duplicates.repeated_rows, info.duplicates.conflicting_prompts) == (3, 1)
     assert [(one.again, one.first) for one in info.duplicates.repeated_examples] == [
@@ -110,9 +110,9 @@ def test_duplicates_are_counted_and_shown_but_kept(rows_file: Path, settings, to
     assert not (tmp_path / "out" / "dropped.jsonl").exists()
 
 
-def test_dedup_keeps_the_first_and_none_of_a_conflict(rows_file: Path, settings, tokenizer: Tokenizer, tmp_path: Path):
+def test_dedup_keeps_the_first_and_none_of_a_conflict(prepare, rows_file: Path, tokenizer: Tokenizer, tmp_path: Path):
     source = DataSourceSection(format="gsm8k", path=rows_file, dedup=True)
-    info = prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1)
+    info = prepare(source)
     assert [prompt.answer for prompt in open_dataset(tmp_path / "out", tokenizer)] == ["4", "8", "9", "9"]
     assert info.counts.dropped == {"prompt occurred before": 1, "equal prompts with different answers": 3}
     assert (info.duplicates.repeated_rows, info.duplicates.conflicting_prompts) == (3, 1)
@@ -126,16 +126,14 @@ def test_dedup_keeps_the_first_and_none_of_a_conflict(rows_file: Path, settings,
     assert "dropped.jsonl" in [file.name for file in info.files] and "(listed in dropped.jsonl)" in info.account()
 
 
-def test_dedup_is_an_input(rows_file: Path, settings, tokenizer: Tokenizer, tmp_path: Path):
-    prepare_dataset(DataSourceSection(format="gsm8k", path=rows_file), settings(), tokenizer, tmp_path / "out", seed=1)
+def test_dedup_is_an_input(prepare, rows_file: Path):
+    prepare(DataSourceSection(format="gsm8k", path=rows_file))
     with pytest.raises(DataError, match="source.dedup: was False, now True"):
         source = DataSourceSection(format="gsm8k", path=rows_file, dedup=True)
-        prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1)
+        prepare(source)
 
 
-def test_unreadable_gold_answers_are_dropped_and_listed(
-    rows_file: Path, settings, tokenizer: Tokenizer, tmp_path: Path
-):
+def test_unreadable_gold_answers_are_dropped_and_listed(prepare, rows_file: Path, tmp_path: Path):
     asked = []
 
     def is_readable(data_source: str, gold: str) -> bool | None:
@@ -143,7 +141,7 @@ def test_unreadable_gold_answers_are_dropped_and_listed(
         return {"8": False, "1": None, "1.0": False}.get(gold, True)
 
     source = DataSourceSection(format="gsm8k", path=rows_file, dedup=True)
-    info = prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1, is_readable=is_readable)
+    info = prepare(source, is_readable=is_readable)
     assert asked == [("openai/gsm8k", gold) for _, gold in ROWS]
     # Line 6 takes no part in the conflict of lines 4 and 5, as it is dropped for a reason of its own.
     assert info.counts.dropped == {
@@ -157,17 +155,17 @@ def test_unreadable_gold_answers_are_dropped_and_listed(
     assert [row["where"].rpartition(":")[2] for row in dropped] == ["2", "3", "4", "5", "6"]
 
 
-def test_the_reward_that_fits_the_source_decides_by_default(settings, tokenizer: Tokenizer, tmp_path: Path):
+def test_the_reward_that_fits_the_source_decides_by_default(prepare, tokenizer: Tokenizer, tmp_path: Path):
     path = tmp_path / "rows.jsonl"
     answers = ["five apples", "5"]
     path.write_text("".join(json.dumps({"question": f"{a}?", "answer": f"#### {a}"}) + "\n" for a in answers))
     source = DataSourceSection(format="gsm8k", path=path)
-    info = prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1)
+    info = prepare(source)
     assert info.counts.dropped == {"gold answer cannot be read": 1}
     assert [prompt.answer for prompt in open_dataset(tmp_path / "out", tokenizer)] == ["5"]
 
 
-def test_rows_without_any_answer_are_listed_with_overlong_ones(settings, tokenizer: Tokenizer, tmp_path: Path):
+def test_rows_without_any_answer_are_listed_with_overlong_ones(prepare, settings, tmp_path: Path):
     path = tmp_path / "rows.jsonl"
     rows = [
         {"problem": "Short?", "solution": "no box"},
@@ -177,7 +175,7 @@ def test_rows_without_any_answer_are_listed_with_overlong_ones(settings, tokeniz
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = settings(max_prompt_length=60, truncation="drop")
     source = DataSourceSection(format="math", path=path)
-    info = prepare_dataset(source, data, tokenizer, tmp_path / "out", seed=1, is_readable=lambda source, gold: None)
+    info = prepare(source, data=data, is_readable=lambda source, gold: None)
     assert info.counts.dropped == {
         r"the solution has no \boxed{} answer": 1,
         "longer than max_prompt_length": 1,
@@ -187,7 +185,7 @@ def test_rows_without_any_answer_are_listed_with_overlong_ones(settings, tokeniz
     assert [(row["where"], row["answer"]) for row in dropped] == [(f"{path}:1", ""), (f"{path}:2", "2")]
 
 
-def test_a_data_set_of_nothing_but_dropped_rows_is_refused(settings, tokenizer: Tokenizer, tmp_path: Path):
+def test_a_data_set_of_nothing_but_dropped_rows_is_refused(prepare, tmp_path: Path):
     path = tmp_path / "rows.jsonl"
     rows = [{"problem": "a", "solution": "no box"}, {"problem": "b", "solution": r"\boxed{2}"}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -195,5 +193,5 @@ def test_a_data_set_of_nothing_but_dropped_rows_is_refused(settings, tokenizer: 
     with pytest.raises(
         DataError, match=r"rows.jsonl: all 2 rows are dropped \(1: the solution has no .*, 1: gold answer"
     ):
-        prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1, is_readable=lambda source, gold: False)
+        prepare(source, is_readable=lambda source, gold: False)
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mindgspo.config.data import ColumnsSection, DataSourceSection, TokenizerSection
-from mindgspo.data import open_dataset, prepare_dataset
+from mindgspo.data import open_dataset
 from mindgspo.errors import DataError
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 
@@ -21,9 +21,9 @@ def folder_bytes(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_round_trip(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+def test_round_trip(prepare, gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
     out = tmp_path / "nested" / "out"
-    info = prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
+    info = prepare(gsm8k, out)
     dataset = open_dataset(out, tokenizer, settings())
     assert len(dataset) == info.counts.rows_out == 3
     assert [prompt.index for prompt in dataset] == [0, 1, 2]
@@ -42,9 +42,9 @@ def test_round_trip(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
     assert not list(out.parent.glob(".*")), "a temporary folder was left behind"
 
 
-def test_arithmetic_rows_survive_the_trip(settings, tokenizer: Tokenizer, tmp_path: Path):
+def test_arithmetic_rows_survive_the_trip(prepare, tokenizer: Tokenizer, tmp_path: Path):
     source = DataSourceSection(format="arithmetic", split="test", max_rows=20)
-    prepare_dataset(source, settings(max_prompt_length=32), tokenizer, tmp_path / "out", seed=3)
+    prepare(source, max_prompt_length=32, seed=3)
     prompts = list(open_dataset(tmp_path / "out", tokenizer))
     assert len(prompts) == 20
     for prompt in prompts:
@@ -52,9 +52,9 @@ def test_arithmetic_rows_survive_the_trip(settings, tokenizer: Tokenizer, tmp_pa
         assert prompt.extra_info["operation"] in "+-"
 
 
-def test_system_prompt_and_suffix(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+def test_system_prompt_and_suffix(prepare, gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
     data = settings(system_prompt="Be brief.", instruction_prefix="Solve: ", instruction_suffix="\nEnd with ####.")
-    info = prepare_dataset(gsm8k, data, tokenizer, tmp_path / "out", seed=1)
+    info = prepare(gsm8k, data=data)
     assert open_dataset(tmp_path / "out", tokenizer, data)[2].text == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nSolve: Short?\nEnd with ####.<|im_end|>\n"
         "<|im_start|>assistant\n"
@@ -62,7 +62,7 @@ def test_system_prompt_and_suffix(gsm8k, settings, tokenizer: Tokenizer, tmp_pat
     assert (info.prompt.system_prompt, info.prompt.instruction_suffix) == ("Be brief.", "\nEnd with ####.")
 
 
-def test_verl_rows_use_their_own_messages(settings, tokenizer: Tokenizer, tmp_path: Path, caplog):
+def test_verl_rows_use_their_own_messages(prepare, settings, tokenizer: Tokenizer, tmp_path: Path, caplog):
     row = {"data_source": "math_dapo", "reward_model": {"ground_truth": "4"}, "extra_info": {"index": 7}}
     own_system = [{"role": "system", "content": "Mine."}, {"role": "user", "content": "2+2?"}]
     path = tmp_path / "rows.jsonl"
@@ -71,7 +71,7 @@ def test_verl_rows_use_their_own_messages(settings, tokenizer: Tokenizer, tmp_pa
     )
     data = settings(system_prompt="Yours.", instruction_prefix="unused", instruction_suffix="unused")
     with caplog.at_level(logging.WARNING):
-        info = prepare_dataset(DataSourceSection(format="verl", path=path), data, tokenizer, tmp_path / "out", seed=1)
+        info = prepare(DataSourceSection(format="verl", path=path), data=data)
     assert "instruction_prefix is not used" in caplog.text and "instruction_suffix is not used" in caplog.text
     assert (info.prompt.instruction_prefix, info.prompt.instruction_suffix) == ("", "")
     dataset = open_dataset(tmp_path / "out", tokenizer, data)
@@ -82,9 +82,9 @@ def test_verl_rows_use_their_own_messages(settings, tokenizer: Tokenizer, tmp_pa
     assert "unused" not in dataset[0].text and dataset[0].extra_info == {"index": 7}
 
 
-def test_long_prompts_stop_the_preparation_by_default(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+def test_long_prompts_stop_the_preparation_by_default(prepare, gsm8k, tokenizer: Tokenizer, tmp_path: Path):
     with pytest.raises(DataError) as raised:
-        prepare_dataset(gsm8k, settings(max_prompt_length=20), tokenizer, tmp_path / "out", seed=1)
+        prepare(gsm8k, max_prompt_length=20)
     message = str(raised.value)
     first = len(tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": GSM8K_QUESTION}])))
     assert "2 of 3 prompts are longer than data.max_prompt_length = 20" in message
@@ -97,10 +97,10 @@ GSM8K_QUESTION = "Tom has 2 pens and buys 3 more. How many now?"
 
 @pytest.mark.parametrize("limit", [9, 10])
 @pytest.mark.parametrize("side", ["left", "right", "middle"])
-def test_truncation(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path, side: str, limit: int):
+def test_truncation(prepare, gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path, side: str, limit: int):
     whole = tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": GSM8K_QUESTION}]))
     data = settings(max_prompt_length=limit, truncation=side)
-    info = prepare_dataset(gsm8k, data, tokenizer, tmp_path / "out", seed=1)
+    info = prepare(gsm8k, data=data)
     expected = {
         "left": whole[len(whole) - limit :],
         "right": whole[:limit],
@@ -109,13 +109,14 @@ def test_truncation(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path, side:
     first = open_dataset(tmp_path / "out", tokenizer)[0]
     assert first.ids.tolist() == expected and first.text == tokenizer.decode(expected)
     assert info.counts.truncated == {side: 3} and info.counts.dropped == {}
+    assert f"truncated  3 {'in' if side == 'middle' else 'on'} the {side}" in info.account()
     assert (info.lengths.max, info.prompt.truncation) == (limit, side)
     assert info.lengths.max_before_truncation >= len(whole)
 
 
-def test_dropping_counts_and_renumbers(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+def test_dropping_counts_and_renumbers(prepare, gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
     data = settings(max_prompt_length=20, truncation="drop")
-    info = prepare_dataset(gsm8k, data, tokenizer, tmp_path / "out", seed=1)
+    info = prepare(gsm8k, data=data)
     assert (info.counts.rows_in, info.counts.rows_out) == (3, 1)
     assert info.counts.dropped == {"longer than max_prompt_length": 2} and info.counts.truncated == {}
     dataset = open_dataset(tmp_path / "out", tokenizer)
@@ -123,59 +124,46 @@ def test_dropping_counts_and_renumbers(gsm8k, settings, tokenizer: Tokenizer, tm
     assert "2: longer than max_prompt_length" in info.account()
 
 
-def test_empty_data_sets_are_refused(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+def test_empty_data_sets_are_refused(prepare, gsm8k, tmp_path: Path):
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n")
     with pytest.raises(DataError, match="empty.jsonl: no rows"):
-        prepare_dataset(DataSourceSection(format="gsm8k", path=empty), settings(), tokenizer, tmp_path / "out", seed=1)
+        prepare(DataSourceSection(format="gsm8k", path=empty))
     with pytest.raises(DataError, match="all 3 prompts are longer than data.max_prompt_length = 2 "):
-        prepare_dataset(gsm8k, settings(max_prompt_length=2, truncation="drop"), tokenizer, tmp_path / "out", seed=1)
+        prepare(gsm8k, max_prompt_length=2, truncation="drop")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.jsonl", "gsm8k.jsonl"]
 
 
-def test_a_row_without_an_answer_field_stops_and_leaves_nothing(
-    gsm8k, gsm8k_file: Path, settings, tokenizer: Tokenizer, tmp_path: Path
-):
+def test_a_row_without_an_answer_field_stops_and_leaves_nothing(prepare, gsm8k, gsm8k_file: Path, tmp_path: Path):
     with gsm8k_file.open("a") as file:
         file.write('{"question": "q"}\n')
     with pytest.raises(DataError, match="gsm8k.jsonl:4: answer: expected a non-empty text"):
-        prepare_dataset(gsm8k, settings(), tokenizer, tmp_path / "out", seed=1)
+        prepare(gsm8k)
     assert [path.name for path in tmp_path.iterdir()] == ["gsm8k.jsonl"]
 
 
-def test_a_row_without_a_gold_answer_is_dropped_and_listed(
-    gsm8k, gsm8k_file: Path, settings, tokenizer: Tokenizer, tmp_path: Path
-):
-    with gsm8k_file.open("a") as file:
-        file.write('{"question": "q", "answer": "It is five."}\n')
-    info = prepare_dataset(gsm8k, settings(), tokenizer, tmp_path / "out", seed=1)
-    assert info.counts.dropped == {"the answer has no final '#### <number>'": 1} and info.counts.rows_out == 3
-    (line,) = (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()
-    assert json.loads(line)["where"] == f"{gsm8k_file}:4"
-
-
-def test_the_size_of_a_row_is_what_is_written(settings, tokenizer: Tokenizer, tmp_path: Path):
+def test_the_size_of_a_row_is_what_is_written(prepare, tmp_path: Path):
     path = tmp_path / "rows.jsonl"
     prompt = [{"role": "user", "content": "2+2?"}]
     row = {"data_source": "d", "prompt": prompt, "reward_model": {"ground_truth": "4"}}
     path.write_text(json.dumps({**row, "extra_info": {"faces": "\U0001f600" * 450_000}}))
     with pytest.raises(DataError, match="rows.jsonl:1: the row takes 54.* bytes"):
-        prepare_dataset(DataSourceSection(format="verl", path=path), settings(), tokenizer, tmp_path / "out", seed=1)
+        prepare(DataSourceSection(format="verl", path=path))
 
 
-def test_unknown_data_sources_are_told_once(settings, tokenizer: Tokenizer, tmp_path: Path, caplog):
+def test_unknown_data_sources_are_told_once(prepare, tmp_path: Path, caplog):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"q": f"{i}?", "a": i}) + "\n" for i in range(3)))
     for name, told in (("gsmk", 1), ("gsm8k", 0)):
         caplog.clear()
         columns = ColumnsSection(prompt="q", answer="a", data_source_name=name)
         source = DataSourceSection(format="columns", path=path, columns=columns)
-        prepare_dataset(source, settings(), tokenizer, tmp_path / name, seed=1)
+        prepare(source, tmp_path / name)
         message = "no reward function is known for data_source 'gsmk': gold answers were not checked"
         assert [record.getMessage() for record in caplog.records] == [message] * told
 
 
-def test_output_paths_that_no_folder_can_take(gsm8k, gsm8k_file: Path, settings, tokenizer: Tokenizer, tmp_path: Path):
+def test_output_paths_that_no_folder_can_take(prepare, gsm8k, gsm8k_file: Path, tmp_path: Path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "to_empty").symlink_to(tmp_path / "empty")
     (tmp_path / "to_nothing").symlink_to(tmp_path / "absent")
@@ -189,47 +177,38 @@ def test_output_paths_that_no_folder_can_take(gsm8k, gsm8k_file: Path, settings,
         (tmp_path / ("n" * 240), "n.partial-.*: File name too long"),
     ):
         with pytest.raises(DataError, match=message):
-            prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
+            prepare(gsm8k, out)
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_full_disk_is_told_and_keeps_the_chunks(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+def test_a_full_disk_is_told_and_keeps_the_chunks(prepare, gsm8k, tmp_path: Path):
     def fill(data_source: str, gold: str) -> bool:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(DataError, match=f"^{tmp_path / 'out'}: No space left on device$"):
-        prepare_dataset(gsm8k, settings(), tokenizer, tmp_path / "out", seed=1, is_readable=fill)
+        prepare(gsm8k, is_readable=fill)
     assert len(list(tmp_path.glob("out.partial-*/chunk-00000.jsonl"))) == 1
 
 
-def test_what_is_damaged_is_made_anew_by_force(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+def test_what_is_damaged_is_made_anew_by_force(prepare, gsm8k, tmp_path: Path):
     out = tmp_path / "out"
-    prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
+    prepare(gsm8k, out)
     (out / "dataset.json").write_text("{}")
     with pytest.raises(DataError, match="prepare again with --force, which moves this one aside"):
-        prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
-    prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1, force=True)
+        prepare(gsm8k, out)
+    prepare(gsm8k, out, force=True)
     (out / "prompts.mindrecord").unlink()
     with pytest.raises(DataError, match="prompts.mindrecord: missing, .* prepare again with --force"):
-        prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
+        prepare(gsm8k, out)
 
 
-def test_a_row_beyond_a_mindrecord_page_is_named(settings, tokenizer: Tokenizer, tmp_path: Path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"question": "q", "answer": "x" * (3 << 20) + "#### 5"}))
-    with pytest.raises(DataError, match="rows.jsonl:1: the row takes 3.* bytes"):
-        prepare_dataset(DataSourceSection(format="gsm8k", path=path), settings(), tokenizer, tmp_path / "out", seed=1)
-
-
-def test_the_same_inputs_are_reused_untouched(gsm8k, gsm8k_file: Path, settings, tokenizer: Tokenizer, tmp_path: Path):
+def test_the_same_inputs_are_reused_untouched(prepare, gsm8k, gsm8k_file: Path, tmp_path: Path):
     out = tmp_path / "out"
-    info = prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
+    info = prepare(gsm8k, out)
     before = folder_bytes(out)
     # The same bytes elsewhere, another seed and other unrelated settings are the same inputs for a file.
     moved = gsm8k_file.rename(tmp_path / "moved.jsonl")
-    again = prepare_dataset(
-        DataSourceSection(format="gsm8k", path=moved), settings(shuffle=False), tokenizer, out, seed=2
-    )
+    again = prepare(DataSourceSection(format="gsm8k", path=moved), out, shuffle=False, seed=2)
     assert again == info and folder_bytes(out) == before
 
 
@@ -243,104 +222,96 @@ def test_the_same_inputs_are_reused_untouched(gsm8k, gsm8k_file: Path, settings,
         ({"truncation": "drop"}, "prompt.truncation: was 'error', now 'drop'"),
     ],
 )
-def test_other_settings_never_overwrite(
-    gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path, fields: dict, difference: str
-):
+def test_other_settings_never_overwrite(prepare, gsm8k, tmp_path: Path, fields: dict, difference: str):
     out = tmp_path / "out"
-    prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
+    prepare(gsm8k, out)
     before = folder_bytes(out)
     with pytest.raises(DataError) as raised:
-        prepare_dataset(gsm8k, settings(**fields), tokenizer, out, seed=1)
+        prepare(gsm8k, out, **fields)
     assert difference in str(raised.value) and str(raised.value).count("was ") == 2  # the headline has one
     assert "with --force" in str(raised.value) and folder_bytes(out) == before
 
 
-def test_other_rows_or_tokenizer_never_overwrite(
-    gsm8k, gsm8k_file: Path, settings, tokenizer: Tokenizer, tmp_path: Path
-):
+def test_other_rows_or_tokenizer_never_overwrite(prepare, gsm8k, gsm8k_file: Path, tmp_path: Path):
     out = tmp_path / "out"
-    prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
+    prepare(gsm8k, out)
     other = load_tokenizer(TokenizerSection(eos_tokens=("<|im_end|>",)))
     with pytest.raises(DataError, match="tokenizer.fingerprint: was "):
-        prepare_dataset(gsm8k, settings(), other, out, seed=1)
+        prepare(gsm8k, out, using=other)
     with pytest.raises(DataError, match="source.max_rows: was None, now 2"):
-        prepare_dataset(
-            DataSourceSection(format="gsm8k", path=gsm8k_file, max_rows=2), settings(), tokenizer, out, seed=1
-        )
+        prepare(DataSourceSection(format="gsm8k", path=gsm8k_file, max_rows=2), out)
     gsm8k_file.write_text(gsm8k_file.read_text().replace("-7", "-8"))
     with pytest.raises(DataError, match="source.sha256: was "):
-        prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
+        prepare(gsm8k, out)
 
 
-def test_generated_rows_of_another_seed_are_other_inputs(settings, tokenizer: Tokenizer, tmp_path: Path):
+def test_generated_rows_of_another_seed_are_other_inputs(prepare):
     source = DataSourceSection(format="arithmetic", max_rows=3)
-    prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1)
-    prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1)
+    prepare(source)
+    prepare(source)
     with pytest.raises(DataError, match="source.seed: was 1, now 2"):
-        prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=2)
+        prepare(source, seed=2)
 
 
-def test_a_folder_of_something_else_is_not_touched(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+def test_a_folder_of_something_else_is_not_touched(prepare, gsm8k, tmp_path: Path):
     out = tmp_path / "out"
     out.mkdir()
     (out / "thesis.txt").write_text("years of work")
     with pytest.raises(DataError, match="holds no dataset.json, .* choose another folder, or prepare with --force"):
-        prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
+        prepare(gsm8k, out)
     assert folder_bytes(out) == {"thesis.txt": b"years of work"}
 
 
-def test_an_empty_folder_is_filled(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+def test_an_empty_folder_is_filled(prepare, gsm8k, tokenizer: Tokenizer, tmp_path: Path):
     (tmp_path / "out").mkdir()
-    prepare_dataset(gsm8k, settings(), tokenizer, tmp_path / "out", seed=1)
+    prepare(gsm8k)
     assert len(open_dataset(tmp_path / "out", tokenizer)) == 3
 
 
-def test_force_moves_the_old_folder_aside(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+def test_force_moves_the_old_folder_aside(prepare, gsm8k, tokenizer: Tokenizer, tmp_path: Path):
     out = tmp_path / "out"
-    prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
+    prepare(gsm8k, out)
     before = folder_bytes(out)
     for number in (1, 2):
-        info = prepare_dataset(gsm8k, settings(system_prompt=f"{number}"), tokenizer, out, seed=1, force=True)
+        info = prepare(gsm8k, out, system_prompt=f"{number}", force=True)
         assert info.prompt.system_prompt == f"{number}" and (tmp_path / f"out.old-{number}").is_dir()
     assert folder_bytes(tmp_path / "out.old-1") == before
     assert len(open_dataset(tmp_path / "out.old-2", tokenizer)) == 3
 
 
-def test_force_with_a_bad_source_leaves_the_old_folder_in_place(
-    gsm8k, gsm8k_file: Path, settings, tokenizer: Tokenizer, tmp_path: Path
-):
+def test_force_with_a_bad_source_leaves_the_old_folder_in_place(prepare, gsm8k, gsm8k_file: Path, tmp_path: Path):
     out = tmp_path / "out"
-    prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
+    prepare(gsm8k, out)
     before = folder_bytes(out)
     gsm8k_file.write_text("{broken\n")
     with pytest.raises(DataError, match="gsm8k.jsonl:1: not a line of JSON"):
-        prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1, force=True)
+        prepare(gsm8k, out, force=True)
     assert folder_bytes(out) == before and not list(tmp_path.glob("out.old*"))
 
 
-def test_rendering_errors_name_the_template(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+def test_rendering_errors_name_the_template(prepare, gsm8k, tokenizer: Tokenizer, tmp_path: Path):
     tokenizer.save(tmp_path / "tok")
     (tmp_path / "tok" / "chat_template.jinja").write_text(" ")
     blank = load_tokenizer(TokenizerSection(path=tmp_path / "tok"))
-    info = prepare_dataset(gsm8k, settings(), blank, tmp_path / "blank", seed=1)
+    info = prepare(gsm8k, tmp_path / "blank", using=blank)
     assert info.lengths.max == 1
     (tmp_path / "tok" / "chat_template.jinja").write_text("")
     empty = load_tokenizer(TokenizerSection(path=tmp_path / "tok"))
     with pytest.raises(DataError, match="gsm8k.jsonl:1: the chat template of .*tok made an empty prompt"):
-        prepare_dataset(gsm8k, settings(), empty, tmp_path / "empty", seed=1)
+        prepare(gsm8k, tmp_path / "empty", using=empty)
 
 
-def test_losing_a_race_for_the_same_folder_is_harmless(gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
+def test_losing_a_race_for_the_same_folder_is_harmless(prepare, gsm8k, tokenizer: Tokenizer, tmp_path: Path):
     out = tmp_path / "out"
 
     class OvertakenBackend:
         """Prepares the folder itself while the slower call is in the middle of its rows."""
 
         def encode(self, text: str) -> list[int]:
-            prepare_dataset(gsm8k, settings(), tokenizer, out, seed=1)
+            prepare(gsm8k, out)
             return tokenizer.backend.encode(text)
 
     slower = dataclasses.replace(tokenizer, backend=OvertakenBackend())
-    info = prepare_dataset(gsm8k, settings(), slower, out, seed=1)
+    info = prepare(gsm8k, out, using=slower)
     assert info.counts.rows_out == 3 and len(open_dataset(out, tokenizer)) == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gsm8k.jsonl", "out"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mindgspo.config.data import DataSourceSection, TokenizerSection
-from mindgspo.data import open_dataset, prepare_dataset
+from mindgspo.data import open_dataset
 from mindgspo.data.account import PromptIndex
 from mindgspo.data.formats import last_box
 from mindgspo.data.sources import open_source
@@ -22,10 +22,10 @@ def qwen(shared_data: Path) -> Tokenizer:
     return load_tokenizer(TokenizerSection(path=shared_data / "qwen2.5-tokenizer"), vocab_size=151936)
 
 
-def test_gsm8k_test_split(shared_data: Path, qwen: Tokenizer, settings, tmp_path: Path):
+def test_gsm8k_test_split(prepare, shared_data: Path, qwen: Tokenizer, settings, tmp_path: Path):
     path = shared_data / "gsm8k" / "test.jsonl"
     data = settings(max_prompt_length=256, instruction_suffix="\nWrite the answer after ####.")
-    info = prepare_dataset(DataSourceSection(format="gsm8k", path=path), data, qwen, tmp_path / "out", seed=1)
+    info = prepare(DataSourceSection(format="gsm8k", path=path), data=data, using=qwen)
     assert (info.counts.rows_in, info.counts.rows_out) == (1319, 1319)
     prompts = list(open_dataset(tmp_path / "out", qwen, data))
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
@@ -35,10 +35,10 @@ def test_gsm8k_test_split(shared_data: Path, qwen: Tokenizer, settings, tmp_path
         assert row["answer"].replace(",", "").endswith(f"#### {prompt.answer}") and "<<" not in prompt.solution
 
 
-def test_dapo_rows_in_verls_schema(shared_data: Path, qwen: Tokenizer, settings, tmp_path: Path):
+def test_dapo_rows_in_verls_schema(prepare, shared_data: Path, qwen: Tokenizer, tmp_path: Path):
     path = shared_data / "dapo-math-17k" / "dapo_math_512.jsonl"
     source = DataSourceSection(format="verl", path=path)
-    info = prepare_dataset(source, settings(max_prompt_length=512, truncation="drop"), qwen, tmp_path / "a", seed=1)
+    info = prepare(source, tmp_path / "a", max_prompt_length=512, truncation="drop", using=qwen)
     assert info.counts.rows_in == 512 == info.counts.rows_out + sum(info.counts.dropped.values())
     prompt = open_dataset(tmp_path / "a", qwen)[0]
     row = json.loads(path.open(encoding="utf-8").readline())
@@ -47,10 +47,10 @@ def test_dapo_rows_in_verls_schema(shared_data: Path, qwen: Tokenizer, settings,
     assert prompt.extra_info == {"ability": "MATH", "index": "0"}
 
 
-def test_dapo_parquet(shared_data: Path, qwen: Tokenizer, settings, tmp_path: Path):
+def test_dapo_parquet(prepare, shared_data: Path, qwen: Tokenizer, tmp_path: Path):
     path = shared_data / "dapo-math-17k" / "dapo_math_17k.svs.parquet"
     source = DataSourceSection(format="verl", path=path, max_rows=300)
-    info = prepare_dataset(source, settings(max_prompt_length=2048), qwen, tmp_path / "out", seed=1)
+    info = prepare(source, max_prompt_length=2048, using=qwen)
     assert info.counts.rows_out == 300
     assert open_dataset(tmp_path / "out", qwen)[0].answer == "34"
 
@@ -86,10 +86,10 @@ def lines(path: Path) -> list[dict]:
     ],
 )
 def test_every_row_of_a_public_set_is_kept(
-    shared_data: Path, qwen: Tokenizer, settings, tmp_path: Path, format: str, name: str, num_rows: int, first: str
+    prepare, shared_data: Path, qwen: Tokenizer, tmp_path: Path, format: str, name: str, num_rows: int, first: str
 ):
     source = DataSourceSection(format=format, path=shared_data / name)
-    info = prepare_dataset(source, settings(max_prompt_length=2048), qwen, tmp_path / "out", seed=1)
+    info = prepare(source, max_prompt_length=2048, using=qwen)
     assert (info.counts.rows_in, info.counts.rows_out) == (num_rows, num_rows)
     assert open_dataset(tmp_path / "out", qwen)[0].answer == first
 

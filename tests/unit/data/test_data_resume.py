@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mindgspo.config.data import DataSourceSection, TokenizerSection
-from mindgspo.data import open_dataset, prepare_dataset
+from mindgspo.data import open_dataset
 from mindgspo.data.output_folder import PartialFolder, other_partials, partial_path
 from mindgspo.data.render_workers import WorkerDiedError
 from mindgspo.data.rendering import is_whole_chunk, read_chunks
@@ -49,6 +49,11 @@ def source(tmp_path: Path) -> DataSourceSection:
     return DataSourceSection(format="gsm8k", path=path, dedup=True)
 
 
+def interrupt(data_source: str, gold: str) -> bool:
+    """For `is_readable`: ends a preparation when all chunks are written."""
+    raise KeyboardInterrupt
+
+
 def folder_bytes(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -75,7 +80,7 @@ def start(source: DataSourceSection, tokenizer: Path, out: Path, *more: str) -> 
 
 @pytest.mark.slow
 def test_a_killed_preparation_goes_on_and_ends_in_the_same_bytes(
-    source: DataSourceSection, slow_tokenizer: Path, settings, tmp_path: Path
+    prepare, source: DataSourceSection, slow_tokenizer: Path, tmp_path: Path
 ):
     out = tmp_path / "out"
     process = start(source, slow_tokenizer, out)
@@ -103,62 +108,50 @@ def test_a_killed_preparation_goes_on_and_ends_in_the_same_bytes(
     assert 40 <= rows_found <= NUM_ROWS - 60 and not partial.exists()
 
     # The same inputs in one go, in this process, without workers.
-    tokenizer = load_tokenizer(TokenizerSection(path=slow_tokenizer))
-    prepare_dataset(
-        source, settings(max_prompt_length=300), tokenizer, tmp_path / "whole", seed=1, workers=1, chunk_rows=20
-    )
+    slow = load_tokenizer(TokenizerSection(path=slow_tokenizer))
+    prepare(source, tmp_path / "whole", using=slow, max_prompt_length=300, workers=1, chunk_rows=20)
     assert folder_bytes(out) == folder_bytes(tmp_path / "whole")
 
 
-def test_the_number_of_workers_changes_nothing(
-    source: DataSourceSection, tokenizer: Tokenizer, settings, tmp_path: Path
-):
+def test_the_number_of_workers_changes_nothing(prepare, source: DataSourceSection, tmp_path: Path):
     for workers in (1, 2, 3):
         out = tmp_path / f"out{workers}"
-        prepare_dataset(source, settings(), tokenizer, out, seed=1, workers=workers, chunk_rows=40)
+        prepare(source, out, workers=workers, chunk_rows=40)
     assert folder_bytes(tmp_path / "out1") == folder_bytes(tmp_path / "out2") == folder_bytes(tmp_path / "out3")
-    prepare_dataset(source, settings(), tokenizer, tmp_path / "one", seed=1)
+    prepare(source, tmp_path / "one")
     assert folder_bytes(tmp_path / "one") == folder_bytes(tmp_path / "out1")
 
 
 def test_chunks_of_other_inputs_are_not_taken_over(
-    source: DataSourceSection, tokenizer: Tokenizer, settings, tmp_path: Path, capfd
+    prepare, source: DataSourceSection, tokenizer: Tokenizer, tmp_path: Path, capfd
 ):
     """An interruption (here: while writing) leaves chunks; another setting starts anew and says what lies there."""
     out = tmp_path / "out"
 
-    def interrupt(data_source: str, gold: str) -> bool:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        prepare_dataset(source, settings(), tokenizer, out, seed=1, chunk_rows=40, is_readable=interrupt)
+        prepare(source, out, chunk_rows=40, is_readable=interrupt)
     (partial,) = tmp_path.glob("out.partial-*")
     assert len(list(partial.glob("chunk-*.jsonl"))) == 10 and not out.exists()
 
-    prepare_dataset(source, settings(system_prompt="S"), tokenizer, out, seed=1, chunk_rows=40)
+    prepare(source, out, system_prompt="S", chunk_rows=40)
     told = capfd.readouterr().err
     assert f"{partial}: left by an interrupted preparation of other inputs" in told and "going on" not in told
     assert partial.is_dir()
 
-    prepare_dataset(source, settings(), tokenizer, out, seed=1, chunk_rows=40, force=True)
+    prepare(source, out, chunk_rows=40, force=True)
     assert f"going on with {partial}: {NUM_ROWS} rows were tokenized before" in capfd.readouterr().err
     assert not list(tmp_path.glob("out.partial-*")) and len(open_dataset(out, tokenizer)) == 390
 
 
-def test_what_is_decided_after_tokenizing_does_not_cost_the_chunks(
-    source: DataSourceSection, tokenizer: Tokenizer, settings, tmp_path: Path, capfd
-):
-    def interrupt(data_source: str, gold: str) -> bool:
-        raise KeyboardInterrupt
-
+def test_what_is_decided_after_tokenizing_does_not_cost_the_chunks(prepare, source: DataSourceSection, capfd):
     with pytest.raises(KeyboardInterrupt):
-        prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1, is_readable=interrupt)
+        prepare(source, is_readable=interrupt)
     everything = source.model_copy(update={"dedup": False})
-    assert prepare_dataset(everything, settings(), tokenizer, tmp_path / "out", seed=1).counts.rows_out == NUM_ROWS
+    assert prepare(everything).counts.rows_out == NUM_ROWS
     assert f"{NUM_ROWS} rows were tokenized before" in capfd.readouterr().err
 
 
-def test_a_held_folder_is_not_shared(source: DataSourceSection, tokenizer: Tokenizer, settings, tmp_path: Path):
+def test_a_held_folder_is_not_shared(source: DataSourceSection, tmp_path: Path):
     """Two preparations of the same inputs at once: the second one works in a folder of its own."""
     out = tmp_path / "out"
     first = PartialFolder(out, "key")
@@ -189,7 +182,7 @@ def test_folders_of_living_processes_are_no_leftovers(tmp_path: Path):
 
 
 def test_errors_of_rows_are_the_same_from_workers(
-    source: DataSourceSection, tokenizer: Tokenizer, settings, tmp_path: Path
+    prepare, source: DataSourceSection, tokenizer: Tokenizer, tmp_path: Path
 ):
     folder = tmp_path / "tok"
     tokenizer.save(folder)
@@ -203,50 +196,42 @@ def test_errors_of_rows_are_the_same_from_workers(
         for workers in (1, 2):
             with pytest.raises(kind) as raised:
                 out = tmp_path / "out"
-                prepare_dataset(source, settings(), broken, out, seed=1, workers=workers, chunk_rows=20)
+                prepare(source, out, using=broken, workers=workers, chunk_rows=20)
             found.append(str(raised.value))
         assert found[0] == found[1] and str(folder) in found[0]
     assert not list(tmp_path.glob("out*")), "the settings are at fault, so nothing is kept"
 
 
 def test_a_worker_that_dies_is_told_and_costs_nothing(
-    source: DataSourceSection, tokenizer: Tokenizer, settings, tmp_path: Path, monkeypatch
+    prepare, source: DataSourceSection, tokenizer: Tokenizer, tmp_path: Path, monkeypatch
 ):
     monkeypatch.setattr(
         "mindgspo.data.render_workers._START", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     )
     with pytest.raises(WorkerDiedError, match=r"exit code -9 .* What is done is kept"):
-        prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1, workers=2, chunk_rows=20)
+        prepare(source, workers=2, chunk_rows=20)
     assert len(list(tmp_path.glob("out.partial-*"))) == 1
     monkeypatch.undo()
-    prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1, workers=2, chunk_rows=20)
+    prepare(source, workers=2, chunk_rows=20)
     assert not list(tmp_path.glob("out.partial-*")) and len(open_dataset(tmp_path / "out", tokenizer)) == 390
 
 
-def test_reusing_a_folder_clears_what_a_kill_left_after_the_rename(
-    source: DataSourceSection, tokenizer: Tokenizer, settings, tmp_path: Path
-):
+def test_reusing_a_folder_clears_what_a_kill_left_after_the_rename(prepare, source: DataSourceSection, tmp_path: Path):
     out = tmp_path / "out"
 
-    def interrupt(data_source: str, gold: str) -> bool:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        prepare_dataset(source, settings(), tokenizer, out, seed=1, is_readable=interrupt)
+        prepare(source, out, is_readable=interrupt)
     (partial,) = tmp_path.glob("out.partial-*")
     partial.rename(tmp_path / "aside")
-    info = prepare_dataset(source, settings(), tokenizer, out, seed=1)
+    info = prepare(source, out)
     (tmp_path / "aside").rename(partial)
-    assert prepare_dataset(source, settings(), tokenizer, out, seed=1) == info
+    assert prepare(source, out) == info
     assert not partial.exists()
 
 
-def test_a_chunk_is_whole_or_not(source: DataSourceSection, tokenizer: Tokenizer, settings, tmp_path: Path):
-    def interrupt(data_source: str, gold: str) -> bool:
-        raise KeyboardInterrupt
-
+def test_a_chunk_is_whole_or_not(prepare, source: DataSourceSection, tmp_path: Path):
     with pytest.raises(KeyboardInterrupt):
-        prepare_dataset(source, settings(), tokenizer, tmp_path / "out", seed=1, chunk_rows=40, is_readable=interrupt)
+        prepare(source, chunk_rows=40, is_readable=interrupt)
     path = sorted(tmp_path.glob("out.partial-*/chunk-*.jsonl"))[3]
     content = path.read_bytes()
     assert is_whole_chunk(path, 40) and not is_whole_chunk(path, 39)
@@ -258,18 +243,11 @@ def test_a_chunk_is_whole_or_not(source: DataSourceSection, tokenizer: Tokenizer
     assert not is_whole_chunk(path, 40)
 
 
-def test_a_text_that_mindrecord_cannot_hold_is_found_by_reading_back(settings, tokenizer: Tokenizer, tmp_path: Path):
+def test_a_text_that_mindrecord_cannot_hold_is_found_by_reading_back(prepare, tmp_path: Path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"problem": "p", "solution": "\\boxed{1}\x00"}))
     with pytest.raises(DataError, match="row 0 of the data set is not read back as it was written: solution was"):
-        prepare_dataset(
-            DataSourceSection(format="math", path=path),
-            settings(),
-            tokenizer,
-            tmp_path / "out",
-            seed=1,
-            is_readable=lambda source, gold: None,
-        )
+        prepare(DataSourceSection(format="math", path=path), is_readable=lambda source, gold: None)
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 

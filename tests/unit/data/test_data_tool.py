@@ -29,16 +29,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 def test_prepares_and_prints_the_account(gsm8k_file: Path, tokenizer: Tokenizer, tmp_path: Path):
     tokenizer.save(tmp_path / "tok")
     done = run(
-        *(
-            "--format",
-            "gsm8k",
-            "--input",
-            gsm8k_file,
-            "--output",
-            tmp_path / "out",
-            "--max-prompt-length",
-            40,
-        ),
+        *("--format", "gsm8k", "--input", gsm8k_file, "--output", tmp_path / "out", "--max-prompt-length", 40),
         *("--tokenizer", tmp_path / "tok", "--truncation", "drop", "--max-rows", 2, "--system-prompt", "S"),
         *("--eos-token", "<|im_end|>", "--eos-token", "<|endoftext|>", "--instruction-suffix", "!"),
     )
@@ -55,9 +46,17 @@ def test_mistakes_give_one_line_and_exit_code_1(tokenizer: Tokenizer, tmp_path: 
     assert done.stderr == f"error: {tmp_path / 'no.jsonl'}: no such file\n"
 
 
-def test_values_that_a_section_refuses(tmp_path: Path):
-    with pytest.raises(ConfigError, match="max_prompt_length: .* got 0"):
-        prepare_from_options(format="arithmetic", output=tmp_path / "out", max_prompt_length=0)
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"max_prompt_length": 0}, "max_prompt_length: .* got 0"),
+        ({"seed": -1}, "--seed: must be >= 0, got -1"),
+        ({"workers": 0}, "--workers: must be >= 1, got 0"),
+    ],
+)
+def test_values_that_are_refused(tmp_path: Path, option: dict, message: str):
+    with pytest.raises(ConfigError, match=message):
+        prepare_from_options(format="arithmetic", output=tmp_path / "out", **option)
 
 
 def test_options_of_the_generated_task(tokenizer: Tokenizer, tmp_path: Path):
@@ -129,11 +128,6 @@ def test_raw_files_need_a_tokenizer_of_their_own(gsm8k_file: Path, tmp_path: Pat
         prepare_from_options(format="gsm8k", input=gsm8k_file, output=tmp_path / "out")
 
 
-def test_a_negative_seed_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match="--seed: must be >= 0, got -1"):
-        prepare_from_options(format="arithmetic", output=tmp_path / "out", seed=-1)
-
-
 def test_problems_of_the_columns_name_the_option_or_its_file(gsm8k_file: Path, tmp_path: Path):
     columns = tmp_path / "columns.yaml"
     columns.write_text("prompt: question\nanswer: answer\n")
@@ -172,8 +166,3 @@ def test_columns_dedup_and_workers_from_the_command_line(tmp_path: Path, tokeniz
     assert without.returncode == 1 and without.stderr.startswith(
         "error: --columns: missing; format columns needs to know"
     )
-
-
-def test_workers_must_be_positive(tmp_path: Path):
-    with pytest.raises(ConfigError, match="--workers: must be >= 1, got 0"):
-        prepare_from_options(format="arithmetic", output=tmp_path / "out", workers=0)

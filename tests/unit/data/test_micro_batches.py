@@ -1,4 +1,4 @@
-"""Micro-batches of every layout: hand-worked ones, and what must hold for any mini-batch."""
+"""Micro-batches of every layout, their costs, and numbers spread over parts: by hand, and what must hold for any."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindgspo.data.micro_batches import BatchLayout, few, micro_batches
-from mindgspo.data.partition import packed
-from mindgspo.data.rows import TrainingSample, evened, gathered, lay_out, scattered, stackable
+from mindgspo.data.micro_batches import (
+    BatchLayout,
+    batch_metrics,
+    few,
+    micro_batches,
+    sample_lengths,
+    tokens_of_replicas,
+)
+from mindgspo.data.partition import dealt, packed, partition
+from mindgspo.data.rows import TrainingSample, evened, filler_like, gathered, lay_out, scattered, stackable
 from mindgspo.parallel.device_ops import segment_ends
 from mindgspo.types import Batch
 
@@ -196,3 +203,106 @@ def test_balanced_replicas_have_nearly_equal_numbers_of_tokens(sizes) -> None:
         tokens[balanced] = [sum(int((b.segments_RT > 0).sum()) for b in batches[i::4]) for i in range(4)]
         assert sum(tokens[balanced]) == sum(map(sum, sizes))
     assert np.ptp(tokens[True]) <= np.ptp(tokens[False])
+
+
+# Tokens of prompt and response.
+COSTED = [(2, 6), (1, 6), (1, 2), (1, 1)]
+
+
+def samples() -> list[TrainingSample]:
+    return [
+        TrainingSample(
+            prompt_ids=np.ones(prompt, np.int32),
+            response_ids=np.ones(response, np.int32),
+            rollout_logp=np.zeros(response, np.float32),
+            number=10 + number,
+        )
+        for number, (prompt, response) in enumerate(COSTED)
+    ]
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_lengths_are_found_in_every_layout(packing: bool) -> None:
+    layout = BatchLayout(max_tokens_per_micro_batch=24, packing=packing, length_multiple=4, pad_id=1)
+    lengths: dict[int, int] = {}
+    for batch in micro_batches(samples(), layout):
+        lengths |= sample_lengths(batch)
+        assert sample_lengths(filler_like(batch)) == {}
+    assert lengths == {10: 8, 11: 7, 12: 3, 13: 2}
+
+
+def test_metrics_worked_by_hand() -> None:
+    # 8 + 7 and 3 + 2 in the order of the step; 8 + 2 and 7 + 3 balanced, each in a row of 12 slots.
+    layout = BatchLayout(
+        max_tokens_per_micro_batch=12,
+        packing=True,
+        in_one_row=True,
+        length_multiple=4,
+        pad_id=1,
+        replicas=2,
+        balanced=True,
+    )
+    batches = micro_batches(samples(), layout)
+    assert sorted(tokens_of_replicas(batches, 2)) == [10, 10]
+    assert [batch.ids_RT.shape for batch in batches] == [(1, 12), (1, 12)]
+    assert batch_metrics([batches], 2) == pytest.approx(
+        {
+            "global_seqlen/min": 5,
+            "global_seqlen/max": 15,
+            "global_seqlen/minmax_diff": 10,
+            "global_seqlen/balanced_min": 10,
+            "global_seqlen/balanced_max": 10,
+            "global_seqlen/mean": 10,
+            "training/padding_share": 4 / 24,
+            "training/micro_batches_per_update": 1,
+        }
+    )
+    assert batch_metrics([], 2) == {}
+
+
+def sums(costs: list[int], parts: list[list[int]]) -> list[int]:
+    return [sum(costs[index] for index in part) for part in parts]
+
+
+def spread(costs: list[int], parts: list[list[int]]) -> int:
+    return max(sums(costs, parts)) - min(sums(costs, parts))
+
+
+def test_the_textbook_case_in_two_parts() -> None:
+    # 8, 7, 6, 5, 4: differencing takes 8 - 7 = 1 and 6 - 5 = 1, then 4 - 1 = 3, then 3 - 1 = 2: sums 16 and 14. Dealing
+    # gives 8 + 6 + 4 = 18 and 12.
+    costs = [8, 7, 6, 5, 4]
+    assert sorted(sums(costs, partition(costs, 2))) == [14, 16]
+    assert sums(costs, dealt(costs, 2)) == [18, 12]
+
+
+def test_three_parts_come_out_even_where_dealing_does_not() -> None:
+    # The two widest solutions are joined crosswise: (9, 0, 0) with (8, 0, 0) is (9, 8, 0), with 7 it is (9, 8, 7); then
+    # (6, 0, 0) goes to the 7, (5, 0, 0) to the 8, (4, 0, 0) to the 9: 13 each.
+    costs = [4, 9, 6, 8, 5, 7]
+    assert sums(costs, partition(costs, 3)) == [13, 13, 13]
+    assert spread(costs, dealt(costs, 3)) == 4
+
+
+@given(
+    costs=st.lists(st.integers(0, 1000), max_size=40),
+    num_parts=st.integers(1, 9),
+    equal_counts=st.booleans(),
+)
+def test_every_index_once_and_never_worse_than_dealing(costs, num_parts, equal_counts) -> None:
+    parts = partition(costs, num_parts, equal_counts=equal_counts)
+    assert len(parts) == num_parts
+    assert sorted(index for part in parts for index in part) == list(range(len(costs)))
+    assert all(part == sorted(part) for part in parts)
+    assert spread(costs, parts) <= spread(costs, dealt(costs, num_parts))
+    if equal_counts:
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert partition(costs, num_parts, equal_counts=equal_counts) == parts, "ranks that disagree would hang"
+
+
+@pytest.mark.parametrize("equal_counts", [False, True])
+def test_many_lengths_come_out_nearly_even(equal_counts: bool) -> None:
+    costs = np.random.default_rng(0).integers(50, 2000, 4096).tolist()
+    found = partition(costs, 32, equal_counts=equal_counts)
+    assert spread(costs, found) < 0.001 * sum(costs) / 32
+    assert spread(costs, dealt(costs, 32)) > 0.01 * sum(costs) / 32
