@@ -1,9 +1,4 @@
-"""Where a run takes its state from, if not from its own newest checkpoint: `resume: PATH`.
-
-What enters: the path that a user gave, and the run's own folder. What leaves: which checkpoint is meant, and whose it
-is. Called by the run folder when it is opened, and by the trainer when it loads. Nothing is written here: the folder
-may be another run's.
-"""
+"""Where a run takes its state from if not from its own newest checkpoint: `resume: PATH`. Nothing is written here."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class RunFolder:
 
     @property
     def summary(self) -> Path:
-        """The run in a few figures; `"finished": true` marks a complete run."""
+        """The run in a few numbers; `"finished": true` marks a complete run."""
         return self.root / SUMMARY_FILE
 
     @property
@@ -176,7 +176,7 @@ def open_run_folder(
 
     A folder that holds a run is refused with resume="never", continued with "auto", and with overwrite
     moved to `<run_dir>.old-<timestamp>`. A folder with other files and no run is always refused. resume as a path: a
-    run goes back to a checkpoint of its own, or a new one begins with another run's, with as much of it as `restore`
+    run rolls back to a checkpoint of its own, or a new one begins with another run's, with as much of it as `restore`
     says. Raises RunFolderError: refused, locked by a live process, not writable.
     """
     root = Path(os.path.abspath(run_dir.expanduser()))

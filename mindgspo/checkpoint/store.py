@@ -126,7 +126,7 @@ def read_state(step: Path) -> dict[str, Any]:
 
 
 def _last_step(checkpoints_dir: Path) -> int | None:
-    """The step that a run is going back to."""
+    """The step that a run is rolling back to."""
     path = checkpoints_dir / ROLLBACK_FILE
     if not path.is_file():
         return None

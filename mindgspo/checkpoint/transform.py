@@ -1,10 +1,7 @@
-"""A checkpoint of one plan becomes one of another.
+"""Convert a checkpoint of one plan to another: a new file or folder with the same tensors, cut anew.
 
-What enters: paths and strategies of both sides. What leaves: a new file or folder that holds the same tensors, cut
-anew, and a report. Called by `mindgspo checkpoint transform | merge | shard` and tools/transform_checkpoint.py.
-
-    find files -> open headers, compare with the strategy -> check the destination and the space -> write every file
-    aside -> read it back -> compare with the source (deep) -> rename
+find files -> open headers, compare with the strategy -> check the destination and the space -> write every file to a
+temporary name -> read it back -> compare with the source (deep) -> rename
 """
 
 from __future__ import annotations

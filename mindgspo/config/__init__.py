@@ -1,5 +1,4 @@
-"""Door of the configuration room: YAML in, one frozen `ExperimentConfig` out. Imports neither MindSpore nor
-numpy."""
+"""YAML in, one frozen `ExperimentConfig` out. Imports neither MindSpore nor numpy."""
 
 from mindgspo.config.algorithm import (
     AdvantageSection,

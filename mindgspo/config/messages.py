@@ -1,8 +1,4 @@
-"""Pydantic's complaints as lines a user can act on: full path, rule, given value, nearest fix.
-
-What enters: a ValidationError of `ExperimentConfig`. What leaves: one line per problem, e.g.
-`rollout.num_generations: expected an integer, got 'eight'`. Called by `config.load`.
-"""
+"""Pydantic's errors as lines a user can act on: full path, rule, given value, nearest fix."""
 
 from __future__ import annotations
 

@@ -1,17 +1,13 @@
-"""The parallel plan of one graph and the rules that need no device: sizes, products, divisibility.
-
-What enters: the `plans` section of an experiment. What leaves: a frozen record and, for an illegal one, lines
-that name the legal values. `config.validate` calls the checks; the parallel room derives ranks and device
-matrices.
-"""
+"""The parallel plan of one graph, and its rules that need no device: sizes, products, divisibility."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from mindgspo.config.section import Section
+from mindgspo.config.section import Section, is_changed
 from mindgspo.text import divisors, either, nearest
 
 if TYPE_CHECKING:
@@ -75,6 +71,20 @@ def _common_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list
     return [*_model_parallel_problems(f"{name}.model_parallel", plan, model), *_not_built(name, plan)]
 
 
+_NOT_IN_GENERATION = {
+    "optimizer_shard": "there is no optimizer while generating",
+    "micro_batch_num": "there are no micro-batches while generating",
+    "recompute": "there is no backward pass while generating",
+    "expert_parallel": "replicas generate on their own, each with all experts",
+    "use_seq_parallel": "decoding takes one token per sequence",
+}
+_NOT_IN_SCORING = {
+    "optimizer_shard": "there is no optimizer while scoring",
+    "micro_batch_num": "without a backward pass micro-batches follow each other through the stages as they are",
+    "recompute": "there is no backward pass while scoring",
+}
+
+
 def check_infer_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
     """Everything wrong with a plan that generates, with entries that mean nothing then, one line per problem."""
     problems = _common_problems(name, plan, model)
@@ -83,20 +93,7 @@ def check_infer_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list
             f"{name}.pipeline_stage: {plan.pipeline_stage}; decoding runs on one stage; set it to 1 and multiply "
             f"data_parallel or model_parallel by {plan.pipeline_stage}"
         )
-    if plan.optimizer_shard:
-        problems.append(f"{name}.optimizer_shard: there is no optimizer while generating; remove it")
-    if plan.micro_batch_num > 1:
-        problems.append(f"{name}.micro_batch_num: {plan.micro_batch_num}; there are no micro-batches while generating")
-    if plan.recompute != "none":
-        problems.append(f"{name}.recompute: {plan.recompute}; there is no backward pass while generating; remove it")
-    if plan.expert_parallel > 1:
-        problems.append(
-            f"{name}.expert_parallel: {plan.expert_parallel}; replicas generate on their own, each with all experts; "
-            "remove it"
-        )
-    if plan.use_seq_parallel:
-        problems.append(f"{name}.use_seq_parallel: decoding takes one token per sequence; remove it")
-    return problems
+    return [*problems, *_meaningless(name, plan, _NOT_IN_GENERATION)]
 
 
 def check_reference_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
@@ -104,16 +101,13 @@ def check_reference_plan(name: str, plan: ParallelPlan, model: ModelSection) -> 
     problems = _common_problems(name, plan, model)
     if model.num_hidden_layers % plan.pipeline_stage:
         problems.append(_stage_problem(name, plan, model))
-    if plan.optimizer_shard:
-        problems.append(f"{name}.optimizer_shard: there is no optimizer while scoring; remove it")
-    if plan.micro_batch_num > 1:
-        problems.append(
-            f"{name}.micro_batch_num: {plan.micro_batch_num}; without a backward pass micro-batches follow each other "
-            "through the stages as they are; remove it"
-        )
-    if plan.recompute != "none":
-        problems.append(f"{name}.recompute: {plan.recompute}; there is no backward pass while scoring; remove it")
+    problems += _meaningless(name, plan, _NOT_IN_SCORING)
     return [*problems, *_sequence_problems(name, plan), *_expert_problems(f"{name}.expert_parallel", plan, model)]
+
+
+def _meaningless(name: str, plan: ParallelPlan, reasons: Mapping[str, str]) -> list[str]:
+    changed = {key: getattr(plan, key) for key in reasons if is_changed(plan, key)}
+    return [f"{name}.{key}: {str(value).lower()}; {reasons[key]}; remove it" for key, value in changed.items()]
 
 
 def check_cpu_plan(name: str, plan: ParallelPlan) -> list[str]:

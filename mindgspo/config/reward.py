@@ -21,7 +21,7 @@ AnswerMode = Literal["strict", "flexible", "first", "last"]
 AUTO = "auto"
 """Stands for the function that fits a row's data_source."""
 
-JUDGES: Mapping[str, str] = {
+VERIFIERS: Mapping[str, str] = {
     "gsm8k": "1 for the right number, else 0",
     "math_dapo": "+1 for the right answer, else -1, as in DAPO",
     "math": "1 for an equivalent expression, else 0",
@@ -29,7 +29,7 @@ JUDGES: Mapping[str, str] = {
     "verl_strict": "as verl's gsm8k with method strict, its blind spots included",
     "verl_flexible": "as verl's gsm8k with method flexible, its blind spots included",
 }
-"""Functions that compare with the gold answer and give a verdict."""
+"""Functions that compare with the gold answer: correct or not."""
 
 SHAPERS: Mapping[str, str] = {
     "format": "1 for <think>...</think><answer>...</answer>, else 0",
@@ -37,7 +37,7 @@ SHAPERS: Mapping[str, str] = {
     "overlong": "a penalty near the longest length, as in DAPO",
     "repetition": "a penalty on repeated word sequences",
 }
-"""Functions that look at the shape of a response and give no verdict."""
+"""Functions that look at the shape of a response only."""
 
 WITH_TOKENS = ("length", "overlong")
 """Functions that need the length of a response in tokens."""
@@ -129,12 +129,12 @@ class RewardWorkersSection(Section):
 
 
 class RewardSection(Section):
-    """Which reward functions judge a response."""
+    """Which reward functions score a response."""
 
     functions: tuple[str, ...] = Field(default=(AUTO,), min_length=1)
     """Names: gsm8k, math_dapo, math, multiple_choice, verl_strict, verl_flexible, format, length, overlong, repetition;
     your own path/to/file.py:function, the path from this file's folder; auto: by each row's data_source
-    (MindRLHF: verifier_function). The first that judges the answer gives the verdict."""
+    (MindRLHF: verifier_function). The first that verifies the answer decides whether it is correct."""
     weights: tuple[float, ...] | None = Field(default=None, min_length=1)
     """One weight per function, in the same order; the reward is the weighted sum (MindRLHF: verifier_weight). None: 1
     each."""
@@ -186,7 +186,7 @@ def _missing_file(path: Path) -> str:
 
 def _name_problems(reward: RewardSection) -> Iterator[str]:
     for text in reward.functions:
-        if text in JUDGES or text in SHAPERS or text == AUTO:
+        if text in VERIFIERS or text in SHAPERS or text == AUTO:
             continue
         file = file_function(text)
         if file is None:
@@ -200,7 +200,7 @@ def _name_problems(reward: RewardSection) -> Iterator[str]:
 
 
 def _unknown_name(text: str) -> str:
-    known = [*JUDGES, *SHAPERS, AUTO]
+    known = [*VERIFIERS, *SHAPERS, AUTO]
     if text.endswith(".py"):
         return f"reward.functions: {text!r} names no function; write {text}:compute_score"
     hint = did_you_mean(text, known, cutoff=0.5)
@@ -226,8 +226,8 @@ def _setting_problems(reward: RewardSection) -> Iterator[str]:
             yield f"reward.{name}: is not read, because reward.functions does not name {name}; add it, or remove this"
     if "length" in reward.functions and all(name in SHAPERS for name in reward.functions):
         yield (
-            "reward.functions: length pays by whether the answer is correct, but no function here judges the answer; "
-            f"add one of {', '.join(JUDGES)}"
+            "reward.functions: length pays by whether the answer is correct, but no function here verifies the answer; "
+            f"add one of {', '.join(VERIFIERS)}"
         )
     if "overlong" in reward.functions and reward.overlong.max_len is not None:
         buffer_len, max_len = reward.overlong.buffer_len, reward.overlong.max_len

@@ -119,7 +119,7 @@ def _samples(config: ExperimentConfig) -> int:
     return config.trainer.prompts_per_mini_batch * config.rollout.num_generations
 
 
-_BEST = re.compile(r"val-core/(?P<part>.+)/(?P<figure>(?:acc|reward)/[a-z]+@[0-9]+)")
+_BEST = re.compile(r"val-core/(?P<part>.+)/(?P<metric>(?:acc|reward)/[a-z]+@[0-9]+)")
 
 
 def eval_problems(config: ExperimentConfig) -> Iterator[str]:
@@ -141,8 +141,8 @@ def part_of(best_metric: str) -> str | None:
     return None if found is None else found["part"]
 
 
-def measured_figures(section: EvalSection) -> list[str]:
-    """The figures that an evaluation makes of each set or data source."""
+def evaluation_metrics(section: EvalSection) -> list[str]:
+    """The metrics that an evaluation reports for each set or data source."""
     size = section.num_samples
     greedy = ["acc/mean@1", "reward/mean@1"]
     if size == 1:
@@ -161,15 +161,15 @@ def _best_metric_problems(config: ExperimentConfig) -> Iterator[str]:
     name = config.eval.best_metric
     if name == OVERALL:
         return
-    found, figures = _BEST.fullmatch(name), measured_figures(config.eval)
+    found, metrics = _BEST.fullmatch(name), evaluation_metrics(config.eval)
     if found is None:
         example = next(iter(config.data.eval_sets)) if config.data.names_eval_sets else "<data source>"
-        yield f"eval.best_metric: {name} is no figure of an evaluation; e.g. {OVERALL} or val-core/{example}/acc/mean@1"
+        yield f"eval.best_metric: {name} is no metric of an evaluation; e.g. {OVERALL} or val-core/{example}/acc/mean@1"
         return
-    if found["figure"] not in figures:
-        close = closest(found["figure"], figures, cutoff=0.0)
+    if found["metric"] not in metrics:
+        close = closest(found["metric"], metrics, cutoff=0.0)
         yield (
-            f"eval.best_metric: {found['figure']} is not measured with eval.num_samples {config.eval.num_samples} and "
+            f"eval.best_metric: {found['metric']} is not computed with eval.num_samples {config.eval.num_samples} and "
             f"eval.pass_at_k {list(config.eval.pass_at_k)}; nearest: val-core/{found['part']}/{close}"
         )
     names = list(config.data.eval_sets)

@@ -139,8 +139,8 @@ class TrainerSection(Section):
     that is the best so far is saved at once (TRL: load_best_model_at_end)."""
     save_in_background: bool = False
     """Write checkpoints in a thread of rank 0 while the run goes on. Its host memory then holds the copy of weights and
-    moments, 12 bytes per parameter, beside the next rollout; and an error of the disk is told at the next save or at
-    the end."""
+    moments, 12 bytes per parameter, beside the next rollout; and an error of the disk is reported at the next save or
+    at the end."""
     max_ratio_error: float = Field(default=1e-5, gt=0)
     """The run stops when |s - 1| exceeds this on the first mini-batch after a rollout, where the ratio s must
     be 1. 1e-5 suits float32; bfloat16 needs about 2e-3."""
@@ -193,7 +193,7 @@ class WatchSection(Section):
     exceed the longest compilation and the longest job of a reward function."""
     memory_growth: float | None = Field(default=0.05, gt=0.0)
     """Share of its resident memory by which a worker may grow per 100 steps; a steady growth beyond it, over 48 steps
-    from the 11th of a process on, is told once per worker. 0.05: runs that compile no new graphs grow by less than
+    from the 11th of a process on, is reported once per worker. 0.05: runs that compile no new graphs grow by less than
     0.01. None: no alarm."""
     poll_seconds: float = Field(default=1.0, gt=0.0)
     """Seconds between two looks at the workers' heartbeats. 1: a look reads one small file per worker."""
@@ -244,8 +244,8 @@ class ExperimentConfig(Section):
     """Where graphs run."""
     resume: Literal["never", "auto"] | Path = "never"
     """never: a run folder that holds a run is refused. auto: continue from its newest complete checkpoint. Or a path,
-    relative to the current folder: a checkpoint, a folder of checkpoints or a run, whose newest complete one counts. To
-    an earlier checkpoint of its own a run goes back, and what came later is set aside; with another run's a new run
+    relative to the current folder: a checkpoint, a folder of checkpoints or a run, whose newest complete one counts. A
+    run rolls back to an earlier checkpoint of its own, and what came later is set aside; with another run's a new run
     begins (verl: resume_mode, resume_from_path; TRL: resume_from_checkpoint)."""
     restore: Literal["all", "weights"] = "all"
     """What a new run takes from another run's checkpoint that `resume` names. all: it goes on at that step, with its
@@ -271,12 +271,12 @@ class ExperimentConfig(Section):
     algorithm: AlgorithmSection = AlgorithmSection()
     """The loss that is minimised."""
     reward: RewardSection = RewardSection()
-    """Judgement of responses."""
+    """Scoring of responses."""
     optimizer: OptimizerSection = OptimizerSection()
     """Update of the weights."""
     trainer: TrainerSection
     """Length of the run and sizes of its batches."""
     eval: EvalSection = EvalSection()
-    """Measurement on held-out problems."""
+    """Evaluation on held-out problems."""
     logging: LoggingSection = LoggingSection()
     """What is written down and shown."""

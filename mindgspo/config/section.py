@@ -1,8 +1,4 @@
-"""The base of every configuration section: one place for pydantic's switches.
-
-What enters: plain values, from YAML or from Python. What leaves: a frozen, checked record. `config.plan` and
-`config.schema` derive from it. Nothing but pydantic is imported.
-"""
+"""The base of every configuration section. Nothing but pydantic is imported."""
 
 from __future__ import annotations
 

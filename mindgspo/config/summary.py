@@ -112,15 +112,15 @@ def _range(algorithm: AlgorithmSection) -> str:
 
 
 def _clipped(ratio: str, each: str, algorithm: AlgorithmSection) -> str:
-    """The clipped surrogate; caps of the loss are floors of the objective."""
+    """The clipped surrogate; caps of the loss bound the objective from below."""
     free = ratio if algorithm.ratio_upper_clamp is None else f"min({ratio}, {algorithm.ratio_upper_clamp:g})"
-    floors = []
+    bounds = []
     if algorithm.clip_ratio_c is not None:
-        floors.append(f"{algorithm.clip_ratio_c:g} {each} if {each} < 0")
+        bounds.append(f"{algorithm.clip_ratio_c:g} {each} if {each} < 0")
     if algorithm.loss_upper_clamp is not None:
-        floors.append(f"-{algorithm.loss_upper_clamp:g}")
+        bounds.append(f"-{algorithm.loss_upper_clamp:g}")
     clipped = f"min({free} {each}, clip({ratio}, {_range(algorithm)}) {each})"
-    return f"max({', '.join([clipped, *floors])})" if floors else clipped
+    return f"max({', '.join([clipped, *bounds])})" if bounds else clipped
 
 
 def _gmpo_ratio(algorithm: AlgorithmSection, each: str) -> str:

@@ -1,8 +1,6 @@
-"""The YAML this project reads and writes: plain data, with the traps of YAML 1.1 taken out.
+"""The YAML this project reads and writes: plain data, without the traps of YAML 1.1; no tag runs code.
 
-What enters: text. What leaves: mappings, lists, text, numbers, booleans and null; nothing else can be made,
-so no tag runs code. Called by `config.layers` (reading) and `config.load` (writing). Differences from
-PyYAML's default:
+Differences from PyYAML's default:
 
     1e-6           a number (PyYAML: text)          a: 1, a: 2     refused (PyYAML: the last one wins)
     yes, no, on    text (PyYAML: booleans)          010, 1:30      text (PyYAML: octal 8, sexagesimal 90)

@@ -26,7 +26,7 @@ from mindgspo.parallel.swap.states import Holding, Phase
 from mindgspo.planner.memory_plan import GIB, MIB, Part, Parts
 from mindgspo.planner.rank_work import FLOAT, TYPE_BYTES, RankWidths, RankWork, held_bytes, weight_sizes
 
-# CANN's context, the drivers' share of the card and the pool's blocks: a round figure, not measured.
+# CANN's context, the drivers' share of the card and the pool's blocks: a round number, not measured.
 _RUNTIME = 3 * GIB
 # HCCL_BUFFSIZE is 200 MB by default, and each group of ranks takes it twice (CANN's documentation).
 _GROUP_BUFFERS = 2 * 200 * MIB

@@ -51,7 +51,7 @@ def peak_text(plan: MemoryPlan, level: Level | None = None) -> str:
 
 
 class _Unit:
-    """GiB with two decimals; whole MiB where the largest figure of a table is small."""
+    """GiB with two decimals; whole MiB where the largest number of a table is small."""
 
     def __init__(self, largest: int) -> None:
         self._is_small = largest < 4 * GIB
@@ -80,8 +80,8 @@ def _level_lines(plan: MemoryPlan) -> Iterator[str]:
     rows = [[f"{title}, {unit.name}", *(phase.value for phase in plan.phases), "", ""]]
     for level in Level:
         sizes = [unit.text(plan.needed(level, phase)) for phase in plan.phases]
-        verdict = "fits" if plan.fits(level) else "does not fit"
-        rows.append([f"  {level.value}", *sizes, verdict, "(configured)" if level is plan.level else ""])
+        answer = "fits" if plan.fits(level) else "does not fit"
+        rows.append([f"  {level.value}", *sizes, answer, "(configured)" if level is plan.level else ""])
     yield from _aligned(rows)
 
 
@@ -103,7 +103,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 DRY_RUNS = Path("dryrun")
-"""Where `mindgspo dryrun` leaves its folders, one per experiment, unless it is told otherwise."""
+"""Where `mindgspo dryrun` leaves its folders, one per experiment, by default."""
 
 _GROUNDS = {
     "Ascend": "An estimate: weights, gradients, moments and cache follow from the plans, the rest from what "
@@ -122,7 +122,7 @@ def plan_of_file(config: Path, overrides: Sequence[str], *, memory_gb: float | N
     if experiment.device == "Ascend":
         yield from _measured(experiment)
     yield _GROUNDS[plan.device]
-    yield _verdict(experiment, plan)
+    yield _conclusion(experiment, plan)
 
 
 def _measured(experiment: ExperimentConfig) -> Iterator[str]:
@@ -147,7 +147,7 @@ def _measured(experiment: ExperimentConfig) -> Iterator[str]:
     yield ""
 
 
-def _verdict(experiment: ExperimentConfig, plan: MemoryPlan) -> str:
+def _conclusion(experiment: ExperimentConfig, plan: MemoryPlan) -> str:
     if plan.fits():
         return f"fits: {peak_text(plan)}"
     change = smallest_change(experiment, capacity=plan.capacity)

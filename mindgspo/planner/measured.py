@@ -1,8 +1,4 @@
-"""Peak memory that MindSpore's allocator reported in a dry run: a JSON file per graph and rank in the dry run's folder.
-
-What enters: peaks, written by the dry run. What leaves: those that belong to a configuration, beside which `plan` shows
-its own figures. Pure Python.
-"""
+"""Peak memory that MindSpore's allocator reported in a dry run: a JSON file per graph and rank."""
 
 from __future__ import annotations
 

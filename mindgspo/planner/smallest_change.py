@@ -1,10 +1,8 @@
 """The smallest change of settings with which a run fits: candidates are tried, cheapest first, through the same plan.
 
-What enters: a configuration that does not fit, and the memory there is. What leaves: settings, or None. Called by
-`command`. Only settings that leave the results as they are (but for rounding) are changed, and only to values that
-`config.validate` accepts. Pure Python.
-
-A price is a rough rank of what a change costs in time or cards, per rung; what is cheapest together is smallest.
+Only settings that leave the results as they are (but for rounding) are changed, and only to values that `config.rules`
+accepts. A price is a rough rank of what a change costs in time or cards; the cheapest combination is the smallest. Pure
+Python.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """MindSpore's checkpoint files (`*.ckpt`): where each tensor lies in the protobuf, and the bytes around tensors.
 
-What enters: an open file, or what a new one will hold. What leaves: where each tensor lies, or the bytes that stand
-before its values. Called by `tensor_file` and `writer`. Values are never parsed, so a file may have any size:
+Values are never parsed, so a file may have any size:
 
     repeated value = 1 { tag = 1 (string), tensor = 2 { dims = 1 (repeated int64), type = 2, content = 3 } }
 

@@ -1,8 +1,7 @@
 """The header of a safetensors file, read without trust, and written as the safetensors library writes it.
 
-What enters: an open file, or what a new one will hold. What leaves: where each tensor lies, or the header's bytes.
-Called by `tensor_file` and `writer`. Layout: 8 bytes little-endian header length, JSON header, then the tensors at
-`data_offsets` behind it, which cover the rest exactly.
+Layout: 8 bytes little-endian header length, JSON header, then the tensors at `data_offsets` behind it, which cover the
+rest exactly.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from mindgspo.config.algorithm_rules import LENGTH_FACTORS, READERS
 from mindgspo.config.data import CHANGE, OVERALL, EvalSection, EvalSources
 from mindgspo.config.device_rules import backend_problems
 from mindgspo.config.messages import known_keys
-from mindgspo.config.reward import JUDGES, SHAPERS, AnswerMode, RewardSection, file_function
-from mindgspo.config.rules import measured_figures
+from mindgspo.config.reward import SHAPERS, VERIFIERS, AnswerMode, RewardSection, file_function
+from mindgspo.config.rules import evaluation_metrics
 from mindgspo.config.schema import TrainerSection, WatchSection
 from mindgspo.data.benchmarks import DATA_FOLDER, NAMES, NUM_GENERATED_ROWS, find_benchmark
 from mindgspo.data.formats import PARSERS
@@ -198,7 +198,7 @@ def test_evaluation_the_experiment_with_two_sets_is_legal(page: Path) -> None:
     evaluation = EvalSection(**shown["eval"])
     assert set(TypeAdapter(EvalSources).validate_python(shown["data"]["eval"])) == {"gsm8k", "aime"}
     part, figure = evaluation.best_metric.removeprefix("val-core/").split("/", 1)
-    assert part == "aime" and figure in measured_figures(evaluation)
+    assert part == "aime" and figure in evaluation_metrics(evaluation)
 
 
 @each_page("evaluation")
@@ -322,7 +322,7 @@ def names_of(table: list[list[str]]) -> list[str]:
 def test_rewards_every_function_mode_verdict_and_worker_setting_has_its_row(page: Path) -> None:
     shown = [names_of(table) for table in tables(text_of(page))]
     workers = [path for path, _ in known_keys() if path.startswith("reward.workers.")]
-    for expected in (JUDGES, SHAPERS, get_args(AnswerMode), [verdict.value for verdict in Verdict], workers):
+    for expected in (VERIFIERS, SHAPERS, get_args(AnswerMode), [verdict.value for verdict in Verdict], workers):
         assert list(expected) in shown
 
 
@@ -336,7 +336,7 @@ def test_rewards_settings_shown_can_be_loaded(page: Path) -> None:
         reward = RewardSection.model_validate_json(json.dumps(section))
         assert reward.weights is None or len(reward.weights) == len(reward.functions)
         for name in reward.functions:
-            assert name in JUDGES or name in SHAPERS or file_function(name) is not None
+            assert name in VERIFIERS or name in SHAPERS or file_function(name) is not None
 
 
 @each_page("rewards")

@@ -1,10 +1,7 @@
-"""The finished plan of a reshard: who sends which blocks of which parameters to whom, in which order.
+"""The finished plan of a reshard: who sends which blocks of which parameters to whom, in which order. Pure Python.
 
-What enters: the planner's decisions. What leaves: steps of buckets, local copies, groups, byte counts, a fingerprint.
-Read by every executor (collectives on real ranks, numpy in one process) and by benchmarks. Pure Python.
-
-The order is one for all ranks: a rank walks through the steps and their buckets and takes part in those that name it.
-Since every rank meets them in the same order, blocking broadcasts cannot wait for each other in a circle.
+All ranks walk through the steps and their buckets in the same order, each taking part in those that name it, so
+blocking broadcasts cannot wait for each other in a circle.
 """
 
 from __future__ import annotations

@@ -158,12 +158,12 @@ def plan_reshard(
             f"nearest legal: {max(-(-largest // WORD_BYTES), round(bucket_bytes / WORD_BYTES)) * WORD_BYTES}"
         )
     order = _order(names, source, destination)
-    parcels = [parcel for name in order for parcel in _parcels(name, source, destination, bucket_bytes, sizes[name])]
+    blocks = [block for name in order for block in _cut_blocks(name, source, destination, bucket_bytes, sizes[name])]
     loads = [
-        Load(holders=p.overlap.holders, receivers=p.overlap.receivers, num_bytes=p.piece.num_bytes) for p in parcels
+        Load(holders=p.overlap.holders, receivers=p.overlap.receivers, num_bytes=p.piece.num_bytes) for p in blocks
     ]
     senders = choose_senders(loads, grain_bytes=max(1, bucket_bytes // _GRAINS_PER_BUCKET))
-    streams = _streams(parcels, senders)
+    streams = _streams(blocks, senders)
     steps = tuple(
         Step(parameters=parameters, buckets=_buckets(parameters, streams, bucket_bytes))
         for parameters in _step_parameters(order, source, destination, sizes, bucket_bytes)
@@ -172,7 +172,7 @@ def plan_reshard(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Parcel:
+class _Block:
     """A block cut to size, without its sender."""
 
     overlap: Overlap
@@ -217,9 +217,9 @@ def _order(names: list[str], source: Mapping[str, Layout], destination: Mapping[
     return sorted(names, key=progress.__getitem__)
 
 
-def _parcels(
+def _cut_blocks(
     name: str, source: Mapping[str, Layout], destination: Mapping[str, Layout], bucket_bytes: int, item_bytes: int
-) -> Iterator[_Parcel]:
+) -> Iterator[_Block]:
     for overlap in missing_overlaps(source[name], destination[name]):
         for block in overlap.block.blocks(bucket_bytes // item_bytes):
             piece = Piece(
@@ -228,15 +228,15 @@ def _parcels(
                 destination=block.relative_to(overlap.destination_origin),
                 num_bytes=block.size * item_bytes,
             )
-            yield _Parcel(overlap=overlap, piece=piece)
+            yield _Block(overlap=overlap, piece=piece)
 
 
-def _streams(parcels: Sequence[_Parcel], senders: Sequence[int]) -> dict[str, dict[Link, list[Piece]]]:
+def _streams(blocks: Sequence[_Block], senders: Sequence[int]) -> dict[str, dict[Link, list[Piece]]]:
     """{parameter: {link: its pieces}}, in order."""
     streams: dict[str, dict[Link, list[Piece]]] = {}
-    for parcel, sender in zip(parcels, senders, strict=True):
-        links = streams.setdefault(parcel.piece.parameter, {})
-        links.setdefault((sender, parcel.overlap.receivers), []).append(parcel.piece)
+    for block, sender in zip(blocks, senders, strict=True):
+        links = streams.setdefault(block.piece.parameter, {})
+        links.setdefault((sender, block.overlap.receivers), []).append(block.piece)
     return streams
 
 

@@ -1,8 +1,7 @@
-"""Proof that a reshard arrived: SHA-256 of logical parameters on both sides, without gathering any of them.
+"""Check that a reshard arrived: SHA-256 of whole parameters on both sides, without gathering any of them.
 
-What enters: layouts and slices of both sides. What leaves: nothing, or a WeightsError that names the parameters. Both
-layouts together cut a parameter into a grid of blocks; every rank hashes the blocks that it holds, on either side; all
-hashes of one block must agree. The hash of a parameter is the hash of its blocks' hashes, in order.
+Both layouts together cut a parameter into a grid of blocks; every rank hashes the blocks that it holds, on either side;
+all hashes of one block must agree. The hash of a parameter is the hash of its blocks' hashes, in order.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ def verify_reshard(
     new: Mapping[str, np.ndarray],
     residency: Residency = everything_stays,
 ) -> dict[str, str]:
-    """{name: SHA-256 of the logical parameter} on every rank. residency: as `Resharder`'s. Raises WeightsError where
+    """{name: SHA-256 of the whole parameter} on every rank. residency: as `Resharder`'s. Raises WeightsError where
     two holders of a block, on whichever side, hold different bytes."""
-    parcels = exchange(_own_digests(names, source, destination, old, new, residency))
-    readers = [_Reader(parcel) for parcel in parcels]
+    messages = exchange(_own_digests(names, source, destination, old, new, residency))
+    readers = [_Reader(message) for message in messages]
     hashes, damaged = {}, []
     for name in names:
         whole = hashlib.sha256()
@@ -100,13 +99,13 @@ def _holders(layout: Layout, block: TensorSlice) -> Iterator[int]:
 
 
 class _Reader:
-    """Takes one rank's hashes off its parcel, one after the other."""
+    """Takes one rank's hashes off its message, one after the other."""
 
-    def __init__(self, parcel: bytes) -> None:
-        self._parcel, self._at = parcel, 0
+    def __init__(self, message: bytes) -> None:
+        self._message, self._at = message, 0
 
     def next(self) -> bytes:
-        digest = self._parcel[self._at : self._at + _DIGEST_BYTES]
+        digest = self._message[self._at : self._at + _DIGEST_BYTES]
         assert len(digest) == _DIGEST_BYTES, "a rank sent fewer hashes than its layouts hold blocks"
         self._at += _DIGEST_BYTES
         return digest

@@ -1,10 +1,8 @@
 """The Ascend tier of the swap: parameters wait in host memory.
 
-What enters: parameters. To evict one is to copy it to the host and free its memory on the device, for the allocator of
-the same process; to load one is to copy it back. Called by `swap`.
-
-MindSpore has no call that frees a parameter's memory without saving it, so content that nobody keeps (KV cache,
-gradients) takes host memory, too. Only the order of calls is tested where no Ascend is present.
+Evicting copies a parameter to the host and frees its device memory for the allocator of the same process; loading
+copies it back. MindSpore has no call that frees a parameter's memory without saving it, so content that nobody keeps
+(KV cache, gradients) takes host memory, too. Only the order of calls is tested where no Ascend is present.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ SIX = "trainer.samples_per_micro_batch=6"
         ),
         (
             ["plans.reference={optimizer_shard: true}"],
-            "plans.reference.optimizer_shard: there is no optimizer while scoring; remove it",
+            "plans.reference.optimizer_shard: true; there is no optimizer while scoring; remove it",
         ),
         (
             ["plans.reference={recompute: full}"],

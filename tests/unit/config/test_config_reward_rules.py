@@ -42,7 +42,7 @@ from mindgspo.config.reward import file_function, function_label, reward_problem
         ),
         (
             ["reward.functions=[length, format]"],
-            "reward.functions: length pays by whether the answer is correct, but no function here judges the answer",
+            "reward.functions: length pays by whether the answer is correct, but no function here verifies the answer",
         ),
         (
             ["reward.functions=[verl_strict]", "reward.answer=last"],

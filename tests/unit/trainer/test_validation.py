@@ -124,8 +124,8 @@ def test_a_best_metric_of_no_set_is_refused(load, prompts) -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["eval.best_metric=accuracy"], "accuracy is no figure of an evaluation; e.g. val-core/acc/mean@1"),
-        (["eval.best_metric=val-core/x/acc/pass@4"], "acc/pass@4 is not measured with eval.num_samples 1"),
+        (["eval.best_metric=accuracy"], "accuracy is no metric of an evaluation; e.g. val-core/acc/mean@1"),
+        (["eval.best_metric=val-core/x/acc/pass@4"], "acc/pass@4 is not computed with eval.num_samples 1"),
         (
             ["eval.num_samples=4", "eval.best_metric=val-core/x/acc/maj@2"],
             r"eval.pass_at_k \[1\]; nearest: val-core/x/acc/maj@4",
