@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from foreign_cases.looking import FILES
+from foreign_cases.conversions import FILES
 
 from mindgspo.cli import main
 

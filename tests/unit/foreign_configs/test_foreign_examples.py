@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from foreign_cases.looking import FILES, findings_of, flat
+from foreign_cases.conversions import FILES, findings_of, flat
 
 from mindgspo.config import load_config, load_model_and_plans
 from mindgspo.integrations.foreign_configs import Conversion, convert, report_lines

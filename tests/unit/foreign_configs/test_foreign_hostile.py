@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from foreign_cases.looking import converted, findings_of, flat, nested
+from foreign_cases.conversions import converted, findings_of, flat, nested
 
 from mindgspo.errors import ConfigError
 from mindgspo.integrations.foreign_configs import convert, report_lines

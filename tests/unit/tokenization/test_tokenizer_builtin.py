@@ -107,7 +107,7 @@ def test_transformers_loads_the_export(builtin: Tokenizer, tmp_path: Path):
     assert (theirs.eos_token_id, theirs.pad_token_id) == (builtin.eos_ids[0], builtin.pad_id)
 
 
-def test_importing_the_room_does_not_import_mindspore():
+def test_importing_does_not_import_mindspore():
     code = "import sys, mindgspo.tokenization, mindgspo.data; assert 'mindspore' not in sys.modules"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

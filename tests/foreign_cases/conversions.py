@@ -1,4 +1,4 @@
-"""Conversions of texts, what came out, and the cases of the YAML files of this folder."""
+"""Conversions of texts, what came out, and the cases in the YAML files beside this one."""
 
 from __future__ import annotations
 
