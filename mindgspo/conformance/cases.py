@@ -157,8 +157,6 @@ Vector = Annotated[Float64Array, PlainValidator(lambda value: _array(value, 1))]
 Matrix = Annotated[Float64Array, PlainValidator(lambda value: _array(value, 2))]
 PerResponseOrToken = Annotated[Float64Array, PlainValidator(lambda value: _array(value, 1, 2))]
 Mask = Annotated[Matrix, AfterValidator(_zeros_and_ones)]
-
-
 _TYPES = {
     **dict.fromkeys(("loss", "pg_loss", "kl_loss"), Scalar),
     **dict.fromkeys(("rewards", "group", "reward_baselines", "reward_weights", "lengths", "penalty"), Vector),

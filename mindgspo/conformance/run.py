@@ -33,11 +33,10 @@ class Outcome:
     def passed(self) -> bool:
         return self.twin.passed and not (self.cell is not None and self.cell.failed)
 
-
-_SIDES: Mapping[str, Callable[[Outcome], Check | None]] = {
-    "twin": lambda outcome: outcome.twin,
-    "cell": lambda outcome: outcome.cell,
-}
+    @property
+    def checks(self) -> Mapping[str, Check]:
+        """By side: twin, and cell where there is one."""
+        return {"twin": self.twin} if self.cell is None else {"twin": self.twin, "cell": self.cell}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +120,11 @@ def _table(outcomes: Sequence[Outcome]) -> list[str]:
 def _worst_lines(outcomes: Sequence[Outcome]) -> list[str]:
     """The worst error of either side with the case's name, one line each; none for a side nobody was asked."""
     lines = []
-    for side, check_of in _SIDES.items():
-        found = [(outcome, worst) for outcome in outcomes if (worst := _worst_of(check_of(outcome))) is not None]
-        if found:
-            outcome, worst = max(found, key=lambda pair: pair[1].share)
+    for side in ("twin", "cell"):
+        asked = [outcome for outcome in outcomes if side in outcome.checks and outcome.checks[side].worst is not None]
+        if asked:
+            outcome = max(asked, key=lambda one: one.checks[side].worst.share)
+            worst = outcome.checks[side].worst
             lines.append(
                 f"worst {side}: {outcome.case.name}, {worst.place}: error {worst.error:.3g}, "
                 f"relative {worst.relative:.3g}, {worst.share:.3g} of the allowed {worst.bound:.3g}"
@@ -158,19 +158,15 @@ def _count(checks: Sequence[Check], counts: Callable[[Check], bool]) -> str:
 
 
 def _worst_text(checks: Sequence[Check]) -> str:
-    found = [worst for one in checks if (worst := _worst_of(one)) is not None]
+    found = [check.worst for check in checks if check.worst is not None]
     if not found:
         return "-"
     worst = max(found, key=lambda one: one.share)
     return f"{worst.share:.1e} ({worst.relative:.0e})"
 
 
-def _worst_of(check: Check | None) -> Comparison | None:
-    return None if check is None else check.worst
-
-
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    """The first two columns are texts, the others row."""
+    """The first two columns are texts, the others numbers."""
     sides = ["<", "<", *">" * (len(row) - 2)]
     return _GAP.join(f"{text:{side}{width}}" for text, side, width in zip(row, sides, widths, strict=True)).rstrip()
 
@@ -186,15 +182,9 @@ def _failure_lines(outcomes: Sequence[Outcome]) -> list[str]:
 
 def _lines_of(outcome: Outcome) -> Iterator[str]:
     yield f"FAILED {outcome.case.name} ({outcome.case.kind}; {outcome.case.source})"
-    for side, check_of in _SIDES.items():
-        result = check_of(outcome)
-        if result is None or not result.failed:
-            continue
-        for problem in result.problems:
-            yield f"  {side} {problem}"
-        for comparison in result.comparisons:
-            if not comparison.passed:
-                yield f"  {side} {_sentence(comparison)}"
+    for side, check in outcome.checks.items():
+        yield from (f"  {side} {problem}" for problem in check.problems)
+        yield from (f"  {side} {_sentence(one)}" for one in check.comparisons if not one.passed)
 
 
 def _sentence(wrong: Comparison) -> str:

@@ -227,6 +227,8 @@ def _decided(same: bool) -> Comparison:
     return Comparison.SAME if same else Comparison.DIFFERENT
 
 
+# ----- answers that hand the question back
+
 _OPERATION_NAMES = "sum prod int iint oint lim gcd lcm det lceil lfloor max min begin{vmatrix}"
 _OPERATIONS = frozenset(_OPERATION_NAMES.split())
 _RELATION_NAMES = "= < > le ge ne in equiv approx"
@@ -319,6 +321,8 @@ def _is_constant(side: _Side) -> bool:
     letters = {token.text for token in side if token.kind is Kind.LETTER}
     return bool(side) and letters <= _NUMBER_LETTERS and not any(token.text in _NAMING for token in side)
 
+
+# ----- majority votes
 
 RIGHT = 0
 """The number of the gold answer."""

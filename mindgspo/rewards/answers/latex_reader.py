@@ -21,12 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from mindgspo.rewards.answers.latex_tokens import (
-    LINE_BREAK,
-    Kind,
-    Token,
-    answer_tokens,
-)
+from mindgspo.rewards.answers.latex_tokens import LINE_BREAK, Kind, Token, answer_tokens
 from mindgspo.rewards.answers.latex_values import (
     CONSTANTS,
     PLUS_MINUS,
@@ -51,16 +46,12 @@ from mindgspo.rewards.answers.latex_values import (
 from mindgspo.rewards.answers.quantity import MAX_DIGITS
 
 CLOSERS = (")", "]", r"\}", "}")
-
-
 _RELATIONS = (
     "le ge ne in notin approx equiv cup cap setminus subset subseteq to rightarrow Rightarrow implies mapsto sim "
     "cong parallel perp wedge vee land lor iff Leftrightarrow"
 )
 RELATION_COMMANDS = frozenset(_RELATIONS.split())
 _RELATION_SYMBOLS = frozenset("=<>:")
-
-
 MAX_DEPTH = 30
 """Brackets within brackets."""
 

@@ -197,6 +197,8 @@ def _words(content: str) -> list[Token]:
     return [Token(Kind.TEXT, content)] if content else []
 
 
+# ----- braces that were left out
+
 _ARGUMENTS = {"frac": 2, "binom": 2, "sqrt": 1}
 _OPEN, _CLOSE = Token(Kind.SYMBOL, "{"), Token(Kind.SYMBOL, "}")
 
@@ -274,6 +276,8 @@ def _argument(token: Token, pending: list[Token], one_digit: bool) -> list[Token
     return [token]
 
 
+# ----- for a symbolic parser
+
 _SAFE_WORD = re.compile(r"[^A-Za-z]")
 _SAFE_SYMBOLS = frozenset("+-*/^_=<>()[]{}|!,;:'&%") | {r"\{", r"\}", r"\|", LINE_BREAK}
 
@@ -322,6 +326,8 @@ def _safe(token: Token) -> str | None:
         return rf"\text{{{word}}}" if word else ""
     return "\\" + token.text if token.kind is Kind.COMMAND else token.text
 
+
+# ----- units
 
 # Words that say more than a unit does.
 _UNIT_WORDS = (
@@ -382,9 +388,9 @@ def _unit_length(tokens: Sequence[Token], start: int) -> int:
     return at - start if ends else 0
 
 
+# ----- an answer
+
 _EDGES = (".", ",", ";", ":", "?", "'", '"', "`", "!")
-
-
 _EDGES_BEFORE = (",", ";", ":", "=", '"', "`")
 
 

@@ -17,33 +17,17 @@ _CONSTANTS = (
     "pi infty emptyset alpha beta gamma delta epsilon varepsilon zeta eta theta lambda mu nu xi rho sigma tau phi "
     "varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar imath"
 )
-
-
 CONSTANTS = frozenset(_CONSTANTS.split())
 """Commands that stand for one symbol and take no argument."""
 
 
 _MIRRORED = {">": "<", "ge": "le"}
-
-
 _UNORDERED = frozenset(("cup", "cap", "="))
-
-
 _NUMBER = r"[-+][0-9]+(?:/[0-9]+)?"
-
-
 _IS_NUMBER = re.compile(_NUMBER)
-
-
 _IS_PERCENT = re.compile(rf"{_NUMBER} %")
-
-
 _IS_NUMBER_SET = re.compile(rf"set\{{{_NUMBER}(?:; {_NUMBER})*\}}")
-
-
 _IS_NUMBER_TUPLE = re.compile(rf"\+tuple[(\[]{_NUMBER}(?:; {_NUMBER})*[)\]]")
-
-
 Sum = tuple["Term", ...]
 
 
@@ -65,11 +49,6 @@ class Term:
     divisors: tuple[str, ...] = ()
     commutes: bool = True
     inner: Sum | None = None
-
-    @property
-    def value(self) -> Fraction | None:
-        """The number that this is, if it is one."""
-        return self.sign * self.coefficient if self.sign and not self.factors and not self.divisors else None
 
     @property
     def text(self) -> str:

@@ -156,6 +156,8 @@ def _power(exponent: str) -> Fraction | None:
     return 1 / power if exponent.startswith("-") else power
 
 
+# ----- units
+
 # A unit is words: no further digit (except an exponent), operator, brace or LaTeX command.
 _UNIT_EXPONENT = re.compile(r"(?<=[A-Za-z])\s?(?:\^\s?\{?-?[0-9]\}?|[\u00b2\u00b3])")
 _UNIT_TAIL = re.compile(r"[^0-9\\{}=+*^<>|\[\]]*")
@@ -198,6 +200,8 @@ def _without_explanation(rest: str) -> str:
         return rest
     return rest if _NO_UNIT.search(explained[2]) or _UNSURE.search(explained[2]) else explained[1]
 
+
+# ----- a number with what stands around it
 
 MAX_CONTENT_CHARS = 600
 """A longer content is not one number."""

@@ -95,6 +95,9 @@ def _without_open_braces(text: str) -> str:
     return text
 
 
+# ----- boxes
+
+
 class Span(NamedTuple):
     """Half-open character range [start, end) of a box's content."""
 
@@ -126,6 +129,9 @@ def boxed_spans(text: str) -> list[Span]:
             if start is not None:
                 spans.append(Span(start, token.start()))
     return spans
+
+
+# ----- parts of a response
 
 
 class Passage(NamedTuple):

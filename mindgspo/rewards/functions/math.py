@@ -102,6 +102,8 @@ def _compared(answer: str, value: JSONValue) -> Verification:
     return verification(answer, value["same"] is True)
 
 
+# ----- the formula in a line that announces it
+
 # A dollar sign that is no delimiter has a space on the inner side or a digit behind it: "$5 or $6".
 _FORMULA = re.compile(
     r"\$\$(?P<display>[^$]+)\$\$|(?<!\\)\$(?=\S)(?P<inline>[^$]*[^$\s\\])\$(?![0-9])"

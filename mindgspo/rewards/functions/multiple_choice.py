@@ -19,33 +19,6 @@ from mindgspo.rewards.answers.text import Span, boxed_spans, passages, plain
 from mindgspo.rewards.verification import Candidate, Verification, verification
 from mindgspo.types import Verdict
 
-
-class MultipleChoice:
-    """answer: where the letters are looked for, see `find_choices`."""
-
-    def __init__(self, answer: AnswerMode = "flexible") -> None:
-        self._mode: AnswerMode = answer
-
-    def can_read(self, gold: str) -> bool:
-        r"""Whether `gold` is letters from A to J, or a solution whose last \boxed{} holds such."""
-        return _gold_choices(gold) is not None
-
-    def verify(self, candidate: Candidate) -> Verification:
-        """UNPARSEABLE_GOLD abstains (value None); CORRECT, WRONG and NO_ANSWER are paid."""
-        gold = _gold_choices(candidate.gold)
-        if gold is None:
-            return Verification(value=None, verdict=Verdict.UNPARSEABLE_GOLD)
-        found = find_choices(candidate.text, mode=self._mode, is_cut=candidate.is_cut)
-        if found is None:
-            return Verification(value=0.0, verdict=Verdict.NO_ANSWER)
-        content, choices = found
-        return verification(content.strip() if choices is None else "".join(sorted(choices)), choices == gold)
-
-
-def _gold_choices(gold: str) -> Choice | None:
-    return boxed_choices(gold) if boxed_spans(gold) else read_choices(gold)
-
-
 MAX_CHARS = 600
 """A longer box or line is no choice."""
 
@@ -111,6 +84,32 @@ _SENTENCE_END = re.compile(r"[.](?=\s|\Z)|[\u3002\uff1b\n]")
 _LINES = (Marker.ANSWER_LINE, Marker.ANSWER_COLON, Marker.ANSWER_IS, Marker.HASHES)
 
 Choice = frozenset[str]
+
+
+class MultipleChoice:
+    """answer: where the letters are looked for, see `find_choices`."""
+
+    def __init__(self, answer: AnswerMode = "flexible") -> None:
+        self._mode: AnswerMode = answer
+
+    def can_read(self, gold: str) -> bool:
+        r"""Whether `gold` is letters from A to J, or a solution whose last \boxed{} holds such."""
+        return _gold_choices(gold) is not None
+
+    def verify(self, candidate: Candidate) -> Verification:
+        """UNPARSEABLE_GOLD abstains (value None); CORRECT, WRONG and NO_ANSWER are paid."""
+        gold = _gold_choices(candidate.gold)
+        if gold is None:
+            return Verification(value=None, verdict=Verdict.UNPARSEABLE_GOLD)
+        found = find_choices(candidate.text, mode=self._mode, is_cut=candidate.is_cut)
+        if found is None:
+            return Verification(value=0.0, verdict=Verdict.NO_ANSWER)
+        content, choices = found
+        return verification(content.strip() if choices is None else "".join(sorted(choices)), choices == gold)
+
+
+def _gold_choices(gold: str) -> Choice | None:
+    return boxed_choices(gold) if boxed_spans(gold) else read_choices(gold)
 
 
 def read_choices(text: str) -> Choice | None:

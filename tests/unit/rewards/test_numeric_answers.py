@@ -1,15 +1,22 @@
-"""What the modes, <answer> blocks, thinking and a cut response do; and the verifiers' side of the protocol."""
+"""Numbers read exactly, the modes of the search, answer blocks, thinking, and text made to break any of it."""
 
 from __future__ import annotations
 
+from fractions import Fraction
+from itertools import pairwise
+
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from mindgspo.config.reward import AnswerMode
 from mindgspo.rewards.answers.extract import MAX_OCCURRENCES, USUAL_MARKERS, Marker, find_answer
 from mindgspo.rewards.answers.final_number import final_number
+from mindgspo.rewards.answers.quantity import MAX_DIGITS, Quantity, number_places, parse_number, read_quantity
+from mindgspo.rewards.answers.text import boxed_spans
 from mindgspo.rewards.functions.math import Math
 from mindgspo.rewards.functions.multiple_choice import MultipleChoice
-from mindgspo.rewards.functions.numeric import Gsm8k, MathDapo
+from mindgspo.rewards.functions.numeric import Gsm8k, MathDapo, NumericVerifier
 from mindgspo.rewards.verification import Candidate, Verification
 from mindgspo.types import Verdict
 
@@ -342,3 +349,300 @@ def test_the_extracted_answer_is_what_the_reader_sees() -> None:
     assert verified(r"\boxed{\text{yes}}", "1").extracted == "yes"
     assert verified("So she has 72 clips.").extracted == "72"
     assert len(verified(r"\boxed{" + "y" * 5000 + "}", "1").extracted or "") == 200
+
+
+READABLE = {
+    "72": Fraction(72),
+    "-5": Fraction(-5),
+    "- 5": Fraction(-5),
+    "+5": Fraction(5),
+    "007": Fraction(7),
+    ".5": Fraction(1, 2),
+    "0.125": Fraction(1, 8),
+    "1,000": Fraction(1000),
+    "12,345,678.90": Fraction(1234567890, 100),
+    "1 000 000": Fraction(10**6),
+    "50%": Fraction(1, 2),
+    "12.5 %": Fraction(1, 8),
+    "3/4": Fraction(3, 4),
+    "-3 / 4": Fraction(-3, 4),
+    "1 1/2": Fraction(3, 2),
+    "-1 1/2": Fraction(-3, 2),
+    r"\frac{1}{3}": Fraction(1, 3),
+    r"-\dfrac{ 1 }{ 3 }": Fraction(-1, 3),
+    r"\tfrac13": Fraction(1, 3),
+    r"\frac{-1}{3}": Fraction(-1, 3),
+    r"2\frac{1}{3}": Fraction(7, 3),
+    "1 and 1/2": Fraction(3, 2),
+    "50 percent": Fraction(1, 2),
+    "1e5": Fraction(10**5),
+    "1.5e3": Fraction(1500),
+    "-1.5E-3": Fraction(-15, 10**4),
+    "1.5 x 10^3": Fraction(1500),
+    "1.5*10^{3}": Fraction(1500),
+    r"1.5 \times 10^{-3}": Fraction(15, 10**4),
+    r"2 \cdot 10^4": Fraction(20_000),
+    "1.5\u00d710\u00b3": Fraction(1500),
+    "1.5\u00d710\u207b\u00b3": Fraction(15, 10**4),
+    "1,500e2": Fraction(150_000),
+}
+UNREADABLE = [
+    *("", " ", "-", ".", "5 5", "1,00", "1,0000", "1,,000", "--3", "0x10", "1/0"),
+    *(
+        r"\frac{1}{0}",
+        "1/2/3",
+        "nan",
+        "inf",
+        "5x",
+        "x",
+        r"\frac{1}",
+        r"\frac{1}{x}",
+        "\u0661",
+        "1_000",
+        "5!",
+        "2^10",
+        "1e",
+        "1e5x",
+        "1e1.5",
+        "1e101",
+        "1e9999",
+        "1e99999",
+        "1 x 11^2",
+        "1.5 x 10^",
+        "4:30",
+        "1/2/2024",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "value"), READABLE.items())
+def test_readable(text: str, value: Fraction) -> None:
+    assert parse_number(text) == value
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+def test_unreadable(text: str) -> None:
+    assert parse_number(text) is None
+
+
+@given(st.integers(min_value=-(10**30), max_value=10**30))
+def test_integers_with_and_without_separators(value: int) -> None:
+    assert parse_number(str(value)) == value
+    assert parse_number(f"{value:,}") == value
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**12), max_value=10**12, places=6))
+def test_decimals_are_exact(value: object) -> None:
+    assert parse_number(f"{value:f}") == Fraction(str(value))
+
+
+@given(st.integers(-(10**9), 10**9), st.integers(1, 10**9))
+def test_fractions_in_both_notations(top: int, bottom: int) -> None:
+    assert parse_number(f"{top}/{bottom}") == Fraction(top, bottom)
+    assert parse_number(rf"\frac{{{top}}}{{{bottom}}}") == Fraction(top, bottom)
+
+
+@given(st.integers(-(10**9), 10**9), st.integers(-MAX_DIGITS, MAX_DIGITS))
+def test_scientific_notation_is_exact(value: int, power: int) -> None:
+    expected = value * Fraction(10) ** power
+    assert parse_number(f"{value}e{power}") == expected
+    assert parse_number(rf"{value} \times 10^{{{power}}}") == expected
+
+
+PLACES = {
+    "48 + 24 = 72": ["48", "24", "72"],
+    "1,000 and .5, 3/4; 50% of 1.5e3.": ["1,000", ".5", "3/4", "50%", "1.5e3"],
+    r"2\frac{1}{2} or \frac{x}{2}": [r"2\frac{1}{2}", r"\frac", "2"],
+    "4:30, 1/0": ["4", "30", "1/0"],
+    "7" * 500: ["7" * 500],
+    "none": [],
+}
+
+
+@pytest.mark.parametrize(("line", "literals"), PLACES.items())
+def test_number_places(line: str, literals: list[str]) -> None:
+    assert [line[start:end] for start, end in number_places(line)] == literals
+
+
+@given(st.text(alphabet="0123456789.,/ e^x{}\\frac%$-"))
+def test_number_places_do_not_overlap_and_miss_no_digit(line: str) -> None:
+    places = number_places(line)
+    assert all(start < end for start, end in places)
+    assert all(end <= start for (_, end), (start, _) in pairwise(places))
+    covered = {position for start, end in places for position in range(start, end)}
+    assert all(position in covered for position, character in enumerate(line) if character.isdigit())
+
+
+QUANTITIES = {
+    "72 clips": Fraction(72),
+    "$1,000 per day.": Fraction(1000),
+    "5 dollars and 50 cents": Fraction(11, 2),
+    "2 and a half hours": Fraction(5, 2),
+    "1 and a half million": Fraction(1_500_000),
+    "2 hundred thousand": Fraction(200_000),
+    "$70k": Fraction(70_000),
+    "3\u4e07\u5143": Fraction(30_000),
+    "2\u00bd cups": Fraction(5, 2),
+    "72 (48 + 24 = 72)": Fraction(72),
+    "72 = x": Fraction(72),
+    "(72)": Fraction(72),
+    "72 cm^2": Fraction(72),
+}
+NO_QUANTITIES = [
+    "72 or 73",
+    "2 hours and 5 minutes",
+    "5 feet 10",
+    "4:30 pm",
+    "5x",
+    "$70k$",
+    "48 + 24",
+    "2**10",
+    "(1, 2)",
+]
+
+
+@pytest.mark.parametrize(("text", "value"), QUANTITIES.items())
+def test_a_number_with_what_stands_around_it(text: str, value: Fraction) -> None:
+    assert read_quantity(text) == Quantity(value=value)
+
+
+@pytest.mark.parametrize("text", NO_QUANTITIES)
+def test_what_is_not_one_number_is_not_read_as_one(text: str) -> None:
+    assert read_quantity(text) is None
+
+
+def test_absurd_sizes_are_refused() -> None:
+    assert parse_number("9" * MAX_DIGITS) == 10**MAX_DIGITS - 1
+    assert parse_number("9" * (MAX_DIGITS + 1)) is None
+    assert parse_number("9" * 10_000) is None
+    assert parse_number("1/" + "9" * 10_000) is None
+    assert parse_number("1" + ",000" * 5_000) is None
+    assert parse_number("0." + "0" * 1_000_000 + "1") is None
+
+
+GSM8K, STRICT, MATH_DAPO = Gsm8k(), Gsm8k("strict"), MathDapo()
+VERIFIERS = [*(Gsm8k(mode) for mode in ("strict", "flexible", "first", "last")), MATH_DAPO, MathDapo(strict_box=True)]
+
+
+def verdict(verifier: NumericVerifier, text: str, gold: str) -> Verdict:
+    return verifier.verify(Candidate(text=text, gold=gold, data_source="", index=0)).verdict
+
+
+PIECES = [
+    *("####", "#### ", "Answer:", "answer is ", "The answer is", r"\boxed{", "}", "{", "\\"),
+    *(r"\frac{", r"\text{", "$", "\ud800", "\x00", "\uff17", "\u7b54\u6848\uff1a"),
+    *(
+        "72",
+        "1,000",
+        "-",
+        ".",
+        "%",
+        "/",
+        "=",
+        "\n",
+        " ",
+        "**",
+        "x",
+        "?",
+        "e5",
+        "x 10^3",
+        ":30",
+        "\u00bd",
+        " and ",
+        " or ",
+    ),
+    *(
+        "<answer>",
+        "</answer>",
+        "</think>",
+        "A: ",
+        "\n",
+        "Question:",
+        "because ",
+        "(",
+        ")",
+        "#",
+        "_",
+        "not ",
+        "*",
+        "1. ",
+    ),
+]
+soup = st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
+NOISE_CHARS = 250_000
+"""Enough that quadratic work (6e10 steps) would never finish."""
+
+
+@settings(max_examples=300)
+@given(text=soup | st.text(), gold=soup | st.text(), is_cut=st.booleans())
+@example(text="#### 1/0", gold="1/0", is_cut=False)
+@example(text="\\", gold="\\", is_cut=False)
+@example(text="1e9999", gold="1e-9999", is_cut=False)
+def test_any_text_gives_a_verification(text: str, gold: str, is_cut: bool) -> None:
+    for verifier in VERIFIERS:
+        candidate = Candidate(text=text, gold=gold, data_source="", index=0, is_cut=is_cut)
+        verification = verifier.verify(candidate)
+        assert (verification.value is None) == (verification.verdict is Verdict.UNPARSEABLE_GOLD)
+        assert verifier.can_read(gold) == (verification.verdict is not Verdict.UNPARSEABLE_GOLD)
+
+
+@settings(max_examples=100)
+@given(before=soup, value=st.integers(-(10**9), 10**9))
+def test_the_last_line_decides_whatever_stands_before(before: str, value: int) -> None:
+    before = before.replace("answer>", "").replace("think>", "")
+    for verifier in (GSM8K, STRICT):
+        assert verdict(verifier, f"{before}\n#### {value}", str(value)) is Verdict.CORRECT
+        assert verdict(verifier, f"{before}\n#### {value}", str(value + 1)) is Verdict.WRONG
+
+
+@settings(max_examples=100)
+@given(text=st.text(alphabet=st.characters(exclude_characters="#\\:\uff1a"), max_size=200))
+def test_no_marker_no_answer_in_mode_strict_and_no_digit_no_answer_in_any(text: str) -> None:
+    if "answer" not in text.lower() and "\u7b54\u6848" not in text:
+        assert verdict(STRICT, text, "1") is Verdict.NO_ANSWER
+        without_digits = "".join(character for character in text if not character.isnumeric())
+        assert verdict(GSM8K, without_digits, "1") is Verdict.NO_ANSWER
+
+
+@settings(max_examples=100)
+@given(
+    prose=st.lists(st.sampled_from(["48", "24 ", "+", "=", "So", "she ", "clips ", "3 ", "\n"])).map("".join),
+    value=st.integers(0, 10**9),
+)
+def test_the_final_number_is_the_last_line_s(prose: str, value: int) -> None:
+    assert verdict(GSM8K, f"{prose}\nIn total she sold {value} clips.", str(value)) is Verdict.CORRECT
+    assert verdict(GSM8K, f"{prose}\nIn total she sold {value} clips.", str(value + 1)) is Verdict.WRONG
+
+
+HOSTILE = [
+    *("#", "####", "#### ", "#### x1 ", "\n#### x1", "Answer:", "Answer: x1\n", "answer ", "answer is "),
+    *(r"\boxed{", r"\boxed{x", "{", "}", r"\boxed{}", "\\", r"\text{", r"\frac{1}"),
+    *("9", "9,", "9 ", "9/", "1,000", "Answer:\n"),
+    *(" ", "\n", "*", "_", "$", ".", "\uff17", "=", "is ", "<", "<<", "<|", "the answer is 1 or "),
+    *("</think>", "<answer> ", "Question:\n", "Question: 1\n", "A: x\n", "answer to a ", "\u7b54\u6848"),
+    *("1? ", "1?\n", "x1\n", "not 1. ", "**1 or 2** ", "1+", "(1+1) ", "= 1 ", "because 1 ", "1.5e", "1 x 10^", "3:"),
+]
+
+
+@pytest.mark.parametrize("unit", HOSTILE)
+def test_repeating_it_finishes_and_hides_no_answer(unit: str) -> None:
+    noise = unit * (NOISE_CHARS // len(unit))
+    assert verdict(GSM8K, "#### 1", noise) in (Verdict.UNPARSEABLE_GOLD, Verdict.WRONG)
+    for verifier in VERIFIERS:
+        verdict(verifier, noise, "123456789")
+        verdict(verifier, "#### 1", noise)
+    assert verdict(STRICT, f"{noise}\n\n#### 41", "41") is Verdict.CORRECT
+    assert verdict(GSM8K, f"{noise}\n\n#### 41", "41") is Verdict.CORRECT
+    assert verdict(MATH_DAPO, f"{noise}\n\nAnswer: 41", "41") is Verdict.CORRECT
+
+
+def test_a_megabyte_of_mixed_noise_finishes() -> None:
+    noise = "".join(HOSTILE)
+    noise *= 1_000_000 // len(noise)
+    for verifier in VERIFIERS:
+        assert verdict(verifier, noise, "123456789") in (Verdict.WRONG, Verdict.NO_ANSWER)
+
+
+def test_boxes_close_where_their_brace_closes() -> None:
+    text = r"\boxed{a{b}c} } \boxed{ \{ d} \boxed{e \boxed{f}} \boxed{g"
+    assert [text[start:end] for start, end in boxed_spans(text)] == ["a{b}c", r" \{ d", "f", r"e \boxed{f}"]
