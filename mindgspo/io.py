@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -51,6 +51,17 @@ def atomic_file(
         temporary.unlink(missing_ok=True)
     if sync:
         fsync(path.parent)
+
+
+class Closing(AbstractContextManager):
+    """A context manager that closes itself at the end."""
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release what is open."""
+        raise NotImplementedError
 
 
 class _ObservedFile:

@@ -1,4 +1,4 @@
-"""Pieces of error messages: did you mean, shortened values, lists of names, nearest legal numbers."""
+"""Pieces of messages: did you mean, shortened values, lists of names, tables, nearest legal numbers."""
 
 from __future__ import annotations
 
@@ -39,6 +39,17 @@ def listed(names: Sequence[object], most: int = 8) -> str:
 def either(values: Iterable[object]) -> str:
     """[2, 4] -> "2 or 4"."""
     return " or ".join(map(str, values))
+
+
+def aligned(rows: Sequence[Sequence[str]], *, left: int | None = None) -> list[str]:
+    """Rows of cells as lines of equal columns. left: that many columns are set to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    left = len(widths) if left is None else left
+    return ["  ".join(map(_set, row, widths, [i < left for i in range(len(widths))])).rstrip() for row in rows]
+
+
+def _set(cell: str, width: int, to_left: bool) -> str:
+    return cell.ljust(width) if to_left else cell.rjust(width)
 
 
 def divisors(number: int) -> list[int]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from mindgspo.tensor_files import (
     rounded,
     write_tensors,
 )
+from mindgspo.tokenization import Tokenizer
 
 FileFormat = Literal["safetensors", "ckpt"]
 # The index of shards as MindSpore's load_distributed_checkpoint looks for it.
@@ -182,20 +183,13 @@ METADATA = {"format": "pt"}
 _CHUNK_ELEMENTS = 1 << 20
 
 
-class SavesItself(Protocol):
-    """What the export asks of a tokenizer."""
-
-    def save(self, folder: Path) -> None:
-        """Write the tokenizer's files into an existing folder."""
-
-
 def export_huggingface(
     folder: Path,
     *,
     tensors: Mapping[str, np.ndarray],
     model_config: Mapping[str, object],
     generation_config: Mapping[str, object],
-    tokenizer: SavesItself,
+    tokenizer: Tokenizer,
     run_id: str | None = None,
     dtype: WeightDtype = "float32",
     max_shard_bytes: int | None = None,

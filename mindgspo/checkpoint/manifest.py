@@ -46,7 +46,7 @@ class Manifest:
 
 
 class FileDigest:
-    """The digest of a file whose bytes come in order: handed to whoever writes it."""
+    """The digest of a file, or of a tensor, whose bytes come in order."""
 
     def __init__(self, hash_name: str = _HASH_OF_VERSION[FORMAT_VERSION]) -> None:
         self._hash = hashlib.sha256() if hash_name == "sha256" else xxhash.xxh3_128()
@@ -137,21 +137,6 @@ def _digest(path: Path, hash_name: str = _HASH_OF_VERSION[FORMAT_VERSION]) -> st
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-class TensorDigest:
-    """The digest of one tensor whose bytes come in order."""
-
-    def __init__(self) -> None:
-        self._hash = xxhash.xxh3_128()
-
-    def update(self, content: memoryview) -> None:
-        """The next bytes."""
-        self._hash.update(content)
-
-    def hexdigest(self) -> str:
-        """32 hexadecimal digits."""
-        return self._hash.hexdigest()
 
 
 def file_digest(infos: Mapping[str, TensorInfo], digests: Mapping[str, str]) -> str:

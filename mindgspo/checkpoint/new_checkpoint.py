@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from mindgspo.checkpoint.manifest import TensorDigest, file_digest, write_manifest
+from mindgspo.checkpoint.manifest import FileDigest, file_digest, write_manifest
 from mindgspo.checkpoint.placement import OPTIMIZER_PREFIX, num_ranks, place
 from mindgspo.checkpoint.progress import byte_progress
 from mindgspo.checkpoint.store import OPTIMIZER_FILE, PARAMETERS_FILE
@@ -301,7 +301,7 @@ def _parts(
     """(name, bytes) in the order of the file; a piece is gone `num_buffers` pieces later."""
     buffers = cycle([np.empty(CHUNK_BYTES, dtype=np.uint8) for _ in range(num_buffers)])
     for name, info in new.infos.items():
-        digest, blocks = TensorDigest(), source.blocks(name, near=new.rank)
+        digest, blocks = FileDigest(), source.blocks(name, near=new.rank)
         for block in new.slices[name].blocks(CHUNK_BYTES // info.bits.itemsize):
             piece = next(buffers)[: block.size * info.bits.itemsize]
             blocks.fill(block, piece.view(info.bits).reshape(block.shape))

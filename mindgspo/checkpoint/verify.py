@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from mindgspo.checkpoint.manifest import TensorDigest, file_digest, verify
+from mindgspo.checkpoint.manifest import FileDigest, file_digest, verify
 from mindgspo.checkpoint.store import CHECKPOINT_FILES, best_first, complete_steps, evaluation_of, steps_newest_first
 from mindgspo.checkpoint.stored_files import (
     RECORD_FILE,
@@ -27,6 +28,7 @@ from mindgspo.errors import CheckpointError, MindGSPOError
 from mindgspo.parallel.strategy.record import Strategy
 from mindgspo.parallel.tensor_slice import TensorSlice
 from mindgspo.tensor_files.reader import TensorFile, open_tensor_file, open_tensors
+from mindgspo.text import aligned
 
 CHUNK_BYTES = 1 << 20
 
@@ -43,7 +45,7 @@ def recorded_file(path: Path) -> RecordedFile:
 
 def tensor_digest(file: TensorFile, name: str, *, advance: Advance) -> str:
     """The digest of a stored tensor."""
-    digest, size = TensorDigest(), file.tensors[name].num_bytes
+    digest, size = FileDigest(), file.tensors[name].num_bytes
     buffer = memoryview(bytearray(min(CHUNK_BYTES, size)))
     for start in range(0, size, CHUNK_BYTES):
         content = buffer[: size - start]
@@ -98,7 +100,7 @@ def whole_digest(checkpoint: WholeCheckpoint, name: str, *, advance: Advance) ->
     """The digest of a whole tensor, its bytes in row-major order and preceded by dtype and shape."""
     tensor = checkpoint.tensors[name]
     info = tensor.info
-    digest = TensorDigest()
+    digest = FileDigest()
     digest.update(memoryview(f"{info.dtype} {info.shape}\0".encode()))
     buffer = np.empty(CHUNK_BYTES, dtype=np.uint8)
     whole = TensorSlice((0,) * len(info.shape), info.shape)
@@ -142,12 +144,12 @@ def verify_checkpoint(path: Path, *, strategy: Strategy | None = None, prefix: s
     steps = steps_folder(path)
     if steps is not None:
         for step in reversed(steps_newest_first(steps)):
-            yield _step(step)
+            yield _finding(partial(_step, step))
         return
     if path.is_dir() and (path / RECORD_FILE).is_file() and is_sharded(path):
         yield from _recorded(path)
         if strategy is not None:
-            yield _agreement(find_checkpoint(path, prefix=prefix), strategy)
+            yield _finding(lambda: _agreement(find_checkpoint(path, prefix=prefix), strategy))
         return
     try:
         stored = find_checkpoint(path, prefix=prefix)
@@ -157,67 +159,59 @@ def verify_checkpoint(path: Path, *, strategy: Strategy | None = None, prefix: s
         yield Finding(line=f"damaged  {error}", is_sound=False)  # a step folder whose sizes are wrong
         return
     if stored.step is not None:
-        yield _step(stored.path)
+        yield _finding(partial(_step, stored.path))
         return
-    yield from _headers(stored)
+    for rank, paths in stored.files.items():
+        yield from (_finding(partial(_header, file), where=f"rank {rank}: ") for file in paths)
     if strategy is not None:
-        yield _agreement(stored, strategy)
+        yield _finding(partial(_agreement, stored, strategy))
 
 
-def _step(path: Path) -> Finding:
+def _finding(check: Callable[[], str], where: str = "") -> Finding:
+    """Sound with what `check` returns, or damaged with the error that it raises."""
     try:
-        manifest = verify(path, required=CHECKPOINT_FILES)
-    except CheckpointError as error:
-        return Finding(line=f"damaged  {error}", is_sound=False)
+        return Finding(line=f"sound    {check()}", is_sound=True)
+    except MindGSPOError as error:
+        return Finding(line=f"damaged  {where}{error}", is_sound=False)
+
+
+def _step(path: Path) -> str:
+    manifest = verify(path, required=CHECKPOINT_FILES)
     size = sum(file.size for file in manifest.files.values())
     digest = "SHA-256" if manifest.hash_name == "sha256" else "XXH3"
-    return Finding(line=f"sound    {path}: {len(manifest.files)} files, {_mib(size)}, {digest} as saved", is_sound=True)
+    return f"{path}: {len(manifest.files)} files, {_mib(size)}, {digest} as saved"
 
 
 def _recorded(path: Path) -> Iterator[Finding]:
     """Ranks' files with the digests of their record."""
     record = read_record(path)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        yield from pool.map(lambda item: _recorded_file(path / item[0], item[1]), record.files.items())
+        checks = (partial(_recorded_file, path / name, file) for name, file in record.files.items())
+        yield from pool.map(_finding, checks)
 
 
-def _recorded_file(path: Path, expected: RecordedFile) -> Finding:
-    try:
-        size = path.stat().st_size if path.is_file() else None
-        if size is None:
-            raise CheckpointError(f"{path}: missing, though {RECORD_FILE} names it")
-        if size != expected.size:
-            what = "truncated" if size < expected.size else "too long"
-            raise CheckpointError(f"{path}: {what}, {size:,} bytes instead of {expected.size:,}")
-        if recorded_file(path) != expected:
-            raise CheckpointError(f"{path}: its content changed after it was written (XXH3 differs)")
-    except MindGSPOError as error:
-        return Finding(line=f"damaged  {error}", is_sound=False)
-    return Finding(line=f"sound    {path}: {_mib(expected.size)}, XXH3 as written", is_sound=True)
+def _recorded_file(path: Path, expected: RecordedFile) -> str:
+    if not path.is_file():
+        raise CheckpointError(f"{path}: missing, though {RECORD_FILE} names it")
+    size = path.stat().st_size
+    if size != expected.size:
+        what = "truncated" if size < expected.size else "too long"
+        raise CheckpointError(f"{path}: {what}, {size:,} bytes instead of {expected.size:,}")
+    if recorded_file(path) != expected:
+        raise CheckpointError(f"{path}: its content changed after it was written (XXH3 differs)")
+    return f"{path}: {_mib(size)}, XXH3 as written"
 
 
-def _headers(stored: StoredCheckpoint) -> Iterator[Finding]:
-    """Files of which no hash is known."""
-    for rank, paths in stored.files.items():
-        for path in paths:
-            try:
-                with open_tensors(path) as opened:
-                    size = sum(info.num_bytes for info in opened.tensors.values())
-                    held = f"{len(opened.tensors)} tensors, {_mib(size)}"
-                    line = f"sound    {path}: {held}, header and sizes (no hash known)"
-            except MindGSPOError as error:
-                yield Finding(line=f"damaged  rank {rank}: {error}", is_sound=False)
-            else:
-                yield Finding(line=line, is_sound=True)
+def _header(path: Path) -> str:
+    """A file of which no hash is known."""
+    with open_tensors(path) as opened:
+        size = sum(info.num_bytes for info in opened.tensors.values())
+        return f"{path}: {len(opened.tensors)} tensors, {_mib(size)}, header and sizes (no hash known)"
 
 
-def _agreement(stored: StoredCheckpoint, strategy: Strategy) -> Finding:
-    try:
-        with open_whole(stored, strategy) as checkpoint:
-            line = f"sound    {len(checkpoint.tensors)} tensors lie where {strategy.source} puts them"
-    except MindGSPOError as error:
-        return Finding(line=f"damaged  {error}", is_sound=False)
-    return Finding(line=line, is_sound=True)
+def _agreement(stored: StoredCheckpoint, strategy: Strategy) -> str:
+    with open_whole(stored, strategy) as checkpoint:
+        return f"{len(checkpoint.tensors)} tensors lie where {strategy.source} puts them"
 
 
 def _mib(num_bytes: int) -> str:
@@ -231,11 +225,11 @@ def list_lines(path: Path) -> Iterator[str]:
     """The table. Raises CheckpointError where there is no checkpoint, WeightsError for a damaged file of tensors."""
     steps = steps_folder(path)
     if steps is not None:
-        yield from _aligned([_HEADER, *_step_rows(steps)])
+        yield from aligned([_HEADER, *_step_rows(steps)])
         return
     stored = find_checkpoint(path)
     yield from stored.notes
-    yield from _aligned([("rank", "file", "tensors", "size", "dtypes"), *_file_rows(stored)])
+    yield from aligned([("rank", "file", "tensors", "size", "dtypes"), *_file_rows(stored)])
 
 
 def _step_rows(folder: Path) -> Iterator[tuple[str, ...]]:
@@ -256,7 +250,7 @@ def _step_rows(folder: Path) -> Iterator[tuple[str, ...]]:
             state = f"damaged: {str(error).partition(';')[0].replace(f'{step}/', '')}"
         value = evaluation_of(step)
         evaluated = "-" if value is None else f"{value:.4f}"
-        rows.append((step.name, number, f"{size / 2**20:,.1f} MiB", saved, evaluated, state))
+        rows.append((step.name, number, _mib(size), saved, evaluated, state))
     return reversed(rows)
 
 
@@ -268,10 +262,4 @@ def _file_rows(stored: StoredCheckpoint) -> Iterator[tuple[str, ...]]:
                 size = sum(info.num_bytes for info in infos)
                 dtypes = ", ".join(sorted({info.dtype for info in infos}))
             name = path.name if path == stored.path else str(path.relative_to(stored.path))
-            yield str(rank), name, str(len(infos)), f"{size / 2**20:,.1f} MiB", dtypes
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            yield str(rank), name, str(len(infos)), _mib(size), dtypes

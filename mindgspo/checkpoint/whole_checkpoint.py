@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
-from types import TracebackType
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from mindgspo.checkpoint.placement import (
 )
 from mindgspo.checkpoint.stored_files import StoredCheckpoint
 from mindgspo.errors import CheckpointError
+from mindgspo.io import Closing
 from mindgspo.parallel.layout import Layout, Shape, SliceIndex
 from mindgspo.parallel.reshard.planner import touching_slices
 from mindgspo.parallel.strategy.record import Strategy
@@ -108,7 +108,7 @@ class WholeTensor:
     layout: Layout
 
 
-class WholeCheckpoint:
+class WholeCheckpoint(Closing):
     """Open files; made by `open_whole`. A context manager."""
 
     def __init__(
@@ -135,14 +135,6 @@ class WholeCheckpoint:
         for tensors in self.ranks.values():
             for file in tensors.values():
                 file.close()
-
-    def __enter__(self) -> WholeCheckpoint:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def open_whole(stored: StoredCheckpoint, strategy: Strategy | None, *, weights_only: bool = False) -> WholeCheckpoint:

@@ -16,6 +16,7 @@ from mindgspo.planner.expected import PHASES, expected_memory, graph_memory
 from mindgspo.planner.measured import MeasuredPeak, stored_peaks
 from mindgspo.planner.memory_plan import GIB, MIB, Level, MemoryPlan, Part, RankMemory
 from mindgspo.planner.smallest_change import changed, set_options, smallest_change
+from mindgspo.text import aligned
 
 
 def plan_lines(plan: MemoryPlan) -> Iterator[str]:
@@ -38,7 +39,7 @@ def measured_lines(peaks: Sequence[tuple[Phase, MeasuredPeak, int]]) -> Iterator
         more = 100 * (planned / peak.allocated - 1)
         name = f"  {phase.value}: {peak.graph}, rank {peak.rank}"
         rows.append([name, unit.text(peak.allocated), unit.text(planned), f"{more:+.1f} %"])
-    yield from _aligned(rows)
+    yield from aligned(rows, left=1)
 
 
 def peak_text(plan: MemoryPlan, level: Level | None = None) -> str:
@@ -71,7 +72,7 @@ def _class_lines(plan: MemoryPlan, each: RankMemory) -> Iterator[str]:
         if any(sizes):
             rows.append([f"  {part.value}", *(unit.text(size) if size else "-" for size in sizes)])
     rows.append(["  together", *(unit.text(memory.total) for memory in memories)])
-    yield from _aligned(rows)
+    yield from aligned(rows, left=1)
 
 
 def _level_lines(plan: MemoryPlan) -> Iterator[str]:
@@ -82,24 +83,13 @@ def _level_lines(plan: MemoryPlan) -> Iterator[str]:
         sizes = [unit.text(plan.needed(level, phase)) for phase in plan.phases]
         answer = "fits" if plan.fits(level) else "does not fit"
         rows.append([f"  {level.value}", *sizes, answer, "(configured)" if level is plan.level else ""])
-    yield from _aligned(rows)
+    yield from aligned(rows, left=1)
 
 
 def _title(each: RankMemory) -> str:
     first, last = each.ranks[0], each.ranks[-1]
     layers = f"layers {each.layers[0]}-{each.layers[-1]}"
     return f"rank {first}, {layers}" if first == last else f"ranks {first}-{last}, {layers}"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """First column to the left, the others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = (
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield "  ".join(cells).rstrip()
 
 
 DRY_RUNS = Path("dryrun")

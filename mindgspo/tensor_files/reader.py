@@ -12,12 +12,12 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mindgspo.errors import WeightsError
+from mindgspo.io import Closing
 from mindgspo.tensor_files.ckpt_format import looks_like_ckpt, read_records
 from mindgspo.tensor_files.file_bytes import LISTED, FileContent, PlacedBytes, damaged, titled_names
 from mindgspo.tensor_files.safetensors_format import looks_like_safetensors, read_header, unique_keys
@@ -85,7 +85,7 @@ def _read_blocks(info: TensorInfo, ranges: list[tuple[int, int]], part: np.ndarr
         part[row - first : row - first + len(block)] = block[(slice(None), *wanted)]
 
 
-class TensorFile:
+class TensorFile(Closing):
     """An open file; made by `open_tensor_file`. A context manager."""
 
     def __init__(
@@ -140,14 +140,6 @@ class TensorFile:
         """Let the file go; nothing can be read any more."""
         self._content.close()
 
-    def __enter__(self) -> TensorFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def open_tensor_file(path: Path) -> TensorFile:
     """Open one file; what it is says its content, not its name.
@@ -178,7 +170,7 @@ INDEX_FILE = "model.safetensors.index.json"
 _SHARD_NAME = re.compile(r"[^/\\\x00-\x1f\x7f]{1,200}\.safetensors")
 
 
-class TensorFolder:
+class TensorFolder(Closing):
     """Open files that share one set of names; made by `open_tensors`. A context manager."""
 
     def __init__(self, path: Path, files: Sequence[TensorFile]) -> None:
@@ -206,14 +198,6 @@ class TensorFolder:
         """Let the files go."""
         for file in self.files:
             file.close()
-
-    def __enter__(self) -> TensorFolder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def open_tensors(path: Path) -> TensorFolder:

@@ -15,6 +15,7 @@ from mindgspo.ascend.dryrun.job import Memory
 from mindgspo.ascend.dryrun.plan_hints import plan_hints
 from mindgspo.ascend.dryrun.runner import Result
 from mindgspo.config import ParallelPlan
+from mindgspo.text import aligned
 
 _LABEL = 13
 _UNITS = ("B", "KB", "MB", "GB", "TB")
@@ -70,7 +71,7 @@ def _facts(facts: GraphFacts) -> Iterator[str]:
         (entry.kind, f"ranks {rank_text(entry.ranks)}", _counted(entry.count, "time"), size_text(entry.bytes))
         for entry in facts.collectives
     ]
-    yield from _entry("collectives", _aligned(rows) or ["none"])
+    yield from _entry("collectives", aligned(rows, left=2) or ["none"])
     yield from _entry("fused", [_counts(facts.fused) or "none"])
     yield from _entry("products", [_counts(facts.products) or "none"])
 
@@ -108,17 +109,6 @@ def rank_text(ranks: Sequence[int]) -> str:
 def _entry(label: str, lines: Sequence[str]) -> Iterator[str]:
     for number, line in enumerate(lines):
         yield f"  {label if number == 0 else '':<{_LABEL}}{line}"
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns, the first two to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
-        cells += [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
-        lines.append("  ".join(cells))
-    return lines
 
 
 def _counts(counts: Mapping[str, int]) -> str:

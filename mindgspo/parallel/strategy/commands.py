@@ -14,6 +14,7 @@ from mindgspo.parallel.layout import Shape
 from mindgspo.parallel.strategy.compare import compare_strategies
 from mindgspo.parallel.strategy.file import SINGLE, read_folder, read_source, save_strategy
 from mindgspo.parallel.strategy.record import ALL_REPLICAS, StoredLayout, Strategy, device_axes
+from mindgspo.text import aligned
 
 _LAYER = re.compile(r"(?<=\blayers\.)\d+(?=\.)")
 
@@ -89,17 +90,11 @@ def table_lines(strategy: Strategy, *, shows_all: bool, shapes: Mapping[str, Sha
     if not shows_all:
         pairs, state = without_state(pairs)
         pairs = collapse_layers(pairs)
-    yield from _aligned([_HEADER, *((name, *cells) for name, cells in pairs)])
+    columns = zip(_HEADER, *((name, *cells) for name, cells in pairs), strict=True)
+    filled = [column for column in columns if set(column[1:]) != {""}]
+    yield from aligned(list(zip(*filled, strict=True)))
     for prefix, number in state.items():
         yield f"{prefix}*: {number} entries, laid out as their parameters"
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    """A column that has nothing to say is left out."""
-    columns = [column for column in zip(*rows, strict=True) if set(column[1:]) != {""}]
-    widths = [max(map(len, column)) for column in columns]
-    for row in zip(*columns, strict=True):
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _cells(strategy: Strategy, stage: int, stored: StoredLayout, shape: Shape | None) -> _Cells:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
+from mindgspo.text import aligned
+
 
 class Holding(Enum):
     """Parameters that are moved together. The order is that of eviction: first what is given up for nothing."""
@@ -155,19 +157,12 @@ class SwapLedger:
                     f"{record.seconds_out:.2f}",
                 ]
             )
-        widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
-        text = [
-            "  ".join(
-                cell.ljust(width) if not column else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-            )
-            for line in lines
-        ]
+        text = aligned(lines, left=1)
         text += [
             f"{_mib(num_bytes)} MiB of {holding.value} are {owner.value}: the same parameters, counted once"
             for (holding, owner), num_bytes in self.shared.items()
         ]
-        return "\n".join(line.rstrip() for line in text)
+        return "\n".join(text)
 
 
 def _mib(num_bytes: int) -> str:
