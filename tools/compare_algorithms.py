@@ -51,7 +51,7 @@ from mindgspo.metrics.plot_style import (
     window_of,
 )
 from mindgspo.metrics.run_folder import RunRecord, Series, accuracy_span, overall_accuracy, read_run
-from mindgspo.trainer.resume import check_same_experiment
+from mindgspo.trainer.resume_checks import check_same_experiment
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -247,7 +247,7 @@ def page_text(page: str) -> str:
 
 
 def _cell(figure: Figure | None, config: ExperimentConfig, reasons: list[str], missing: str) -> str:
-    """Measured, planned and the difference; or the number of the reason why there is none."""
+    """TaskResult, planned and the difference; or the number of the reason why there is none."""
     reason = missing if figure is None or figure.fingerprint != fingerprint(config) else figure.why_not
     if figure is None or reason:
         if reason not in reasons:

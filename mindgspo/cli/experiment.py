@@ -82,7 +82,7 @@ def _start(
 def check(config: ConfigArgument, set_: SetOption = None) -> None:
     """Check an experiment without MindSpore: settings, tokenizer, data, prompts, reward, batch table."""
     from mindgspo.config import load_config
-    from mindgspo.trainer.preflight import check_experiment
+    from mindgspo.trainer.check import check_experiment
 
     for line in check_experiment(load_config(config, set_ or [])):
         print(line)

@@ -12,7 +12,9 @@ import typer
 from mindgspo.cli.options import EmulateOption, SetOption, emulated_overrides
 
 if TYPE_CHECKING:
-    from mindgspo.trainer.measured_experiments import Task
+    from mindgspo.evaluation.tasks import EvalTask
+
+    pass
 
 
 def evaluate(
@@ -106,14 +108,14 @@ def evaluate(
     Prints a table; the last line is a JSON object with the same figures and the settings.
     """
     from mindgspo.data.command import read_columns_file
-    from mindgspo.trainer.measured_experiments import DataChoice, MeasureOptions, tasks_of_data, tasks_of_experiment
+    from mindgspo.evaluation.tasks import DataChoice, EvalOptions, tasks_of_data, tasks_of_experiment
 
     if emulate_ascend:
         emulated_overrides(True, None)
         device = "Ascend"
     if bool(data) == (config is not None):
         raise typer.BadParameter("give either --data (NAME or FILE, repeatable) or --config EXPERIMENT.yaml")
-    options = MeasureOptions(
+    options = EvalOptions(
         num_samples=num_samples,
         pass_at_k=None if pass_at_k is None else _whole_numbers(pass_at_k),
         temperature=temperature,
@@ -136,7 +138,7 @@ def evaluate(
         mapped = None if columns is None else read_columns_file(columns)
         choice = DataChoice(texts=data or [], folder=data_dir, format=format, columns=mapped)
         tasks = tasks_of_data(model_dir, choice, options, set_ or [])
-    _measure_and_print(tasks, out)
+    _evaluate_and_print(tasks, out)
 
 
 def _whole_numbers(text: str) -> tuple[int, ...]:
@@ -147,16 +149,15 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def _measure_and_print(tasks: list[Task], out: Path | None) -> None:
-    from mindgspo.trainer.measure import measure
-    from mindgspo.trainer.measure_folder import MeasureFolder
-    from mindgspo.trainer.measure_report import generation_records, remarks, report, table_lines
+def _evaluate_and_print(tasks: list[EvalTask], out: Path | None) -> None:
+    from mindgspo.evaluation.output import EvalFolder, generation_records, remarks, report, table_lines
+    from mindgspo.evaluation.run_tasks import evaluate_tasks
 
-    with nullcontext() if out is None else MeasureFolder(out) as folder:
+    with nullcontext() if out is None else EvalFolder(out) as folder:
         if folder is None:
-            found = measure(tasks)
+            found = evaluate_tasks(tasks)
         else:
-            found = measure(tasks, lambda *answered: folder.write(generation_records(*answered)))
+            found = evaluate_tasks(tasks, lambda *answered: folder.write(generation_records(*answered)))
         # Printed first: where the folder cannot be finished, hours of work are not lost.
         for line in table_lines(found):
             print(line)
@@ -177,11 +178,11 @@ def logprobs(
     emulate_ascend: EmulateOption = False,
 ) -> None:
     """Print each row's token log-probs and its greedy next token, one JSON line per row and nothing else."""
-    from mindgspo.trainer.logprobs import log_probs_by_our_cells, log_probs_of_file
+    from mindgspo.evaluation.log_probs import log_probs_by_native_model, log_probs_of_file
 
-    compute = log_probs_by_our_cells
+    scorer = log_probs_by_native_model
     emulated_overrides(emulate_ascend, None)
     if backend == "mindformers":
-        from mindgspo.integrations.mindformers import log_probs_by_mindformers as compute
-    for scored in log_probs_of_file(model_dir, input, compute, device="Ascend" if emulate_ascend else "CPU"):
+        from mindgspo.integrations.mindformers import log_probs_by_mindformers as scorer
+    for scored in log_probs_of_file(model_dir, input, scorer, device="Ascend" if emulate_ascend else "CPU"):
         print(json.dumps(scored))

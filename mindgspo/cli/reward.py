@@ -36,8 +36,7 @@ def reward_score(
 
     Where rows have labels, the confusion table follows, with examples of false positives and false negatives.
     """
-    from mindgspo.grading import RowKeys
-    from mindgspo.grading.command import grade
+    from mindgspo.evaluation.grade_file import RowKeys, grade
 
     keys = RowKeys(response=response_key, gold=gold_key, label=label_key)
     confusion = grade(

@@ -53,14 +53,6 @@ def run_worker(body: Callable[[], int]) -> NoReturn:
     end_process(code)
 
 
-def meet_others() -> None:
-    """Join the cluster, and let the launcher see who has come. `runtime.set_up_runtime` comes first."""
-    heartbeat.enter(heartbeat.MEETING, 0)
-    runtime.await_scheduler()
-    runtime.join_cluster()
-    heartbeat.enter("setup", 0)
-
-
 class _Terminated(KeyboardInterrupt):
     """SIGTERM, which clears contexts away as Ctrl-C does."""
 

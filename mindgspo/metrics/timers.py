@@ -15,13 +15,17 @@ import psutil
 class Timers:
     """Sums wall time by phase: `with timers("gen"): ...` adds to timing_s/gen. Phases may nest.
 
-    clock: seconds from an arbitrary origin; a fake in tests. on_enter: told the name of every phase that begins.
+    clock: seconds from an arbitrary origin; a fake in tests. on_enter, on_exit: told the name of every phase that
+    begins, and of every one that ends without an error.
     """
 
     def __init__(
-        self, clock: Callable[[], float] = time.perf_counter, on_enter: Callable[[str], None] = lambda phase: None
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        on_enter: Callable[[str], None] = lambda phase: None,
+        on_exit: Callable[[str], None] = lambda phase: None,
     ) -> None:
-        self._clock, self._on_enter = clock, on_enter
+        self._clock, self._on_enter, self._on_exit = clock, on_enter, on_exit
         self._seconds: dict[str, float] = {}
 
     @contextmanager
@@ -32,6 +36,7 @@ class Timers:
             yield
         finally:
             self._seconds[phase] = self._seconds.get(phase, 0.0) + self._clock() - start
+        self._on_exit(phase)
 
     def seconds(self, phase: str) -> float:
         """Seconds summed for `phase` since the last `collect`, 0 if it was not entered."""

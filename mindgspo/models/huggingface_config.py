@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from mindgspo.config import ModelSection
 from mindgspo.config.model import FAMILIES, RopeScalingSection
-from mindgspo.errors import WeightsError
+from mindgspo.errors import ConfigError, WeightsError
 
 # Fields that mean the same under the same name.
 _SHARED = (
@@ -203,3 +203,17 @@ def _impossible(model: ModelSection) -> Iterator[str]:
             yield f"{key} is missing"
     if model.num_experts and model.num_experts_per_tok and model.num_experts_per_tok > model.num_experts:
         yield f"num_experts_per_tok {model.num_experts_per_tok} is more than num_experts {model.num_experts}"
+
+
+# Not part of the architecture: where weights lie, whose cells compute, in which type, how random ones are drawn.
+_FREE = {"path", "backend", "dtype", "initializer_range"}
+
+
+def check_architecture(configured: ModelSection, found: ModelSection) -> None:
+    """Raises ConfigError naming every field of the `model` section that the folder's config.json contradicts."""
+    ours, theirs = configured.model_dump(exclude=_FREE), found.model_dump(exclude=_FREE)
+    differing = [f"model.{key}: {ours[key]!r}, there {theirs[key]!r}" for key in ours if ours[key] != theirs[key]]
+    if differing:
+        raise ConfigError(
+            f"{found.path}/config.json describes another model than the `model` section: " + "; ".join(differing)
+        )

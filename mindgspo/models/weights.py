@@ -16,6 +16,7 @@ import numpy as np
 from mindspore import Parameter, nn
 
 from mindgspo.config import ModelSection
+from mindgspo.models.huggingface_config import check_architecture, read_model_section
 from mindgspo.models.names import Shape, hugging_face_names, parameter_shapes, to_hugging_face
 from mindgspo.models.weight_check import require_weights
 from mindgspo.parallel.layout import Layout
@@ -34,6 +35,16 @@ def weight_layouts(section: ModelSection, place: Placement) -> dict[str, Layout]
     plan = place.held.plan
     layouts = parameter_layouts(parameter_shapes(section), section, plan)
     return compiled_layouts(layouts, plan=plan) if isinstance(place, LogicalPlacement) else layouts
+
+
+def fill_model(model: nn.Cell, section: ModelSection, seed: int) -> None:
+    """Weights of model.path, or random ones. Raises ConfigError if that folder's architecture is not the one
+    configured, WeightsError where its files do not fit."""
+    if section.path is None:
+        initialize_weights(model, section, seed)
+        return
+    check_architecture(section, read_model_section(section.path))
+    load_huggingface(model, section, section.path)
 
 
 def initialize_weights(model: nn.Cell, section: ModelSection, seed: int) -> None:

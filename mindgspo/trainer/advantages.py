@@ -1,9 +1,6 @@
 """Rewards of a step -> the advantages of its responses.
 
-What enters: the samples of the step, rows with log-probs. What leaves: `Group`s, each response
-with one advantage per token, and what the KL penalty did to the rewards. Called by `step`.
-
-    N  responses of the step    F  reward functions    L  tokens of the longest response
+N  responses of the step    F  reward functions    L  tokens of the longest response
 """
 
 from __future__ import annotations
@@ -16,14 +13,14 @@ from numpy.typing import NDArray
 
 from mindgspo.algorithms import AdvantageInputs, estimate_advantages
 from mindgspo.algorithms.kl_control import reward_penalty
+from mindgspo.config import AlgorithmSection, KLSection
 from mindgspo.data.rows import gathered
-from mindgspo.trainer.collect import StepSamples
-from mindgspo.trainer.parts import TrainingParts
+from mindgspo.trainer.dynamic_sampling import StepSamples
 from mindgspo.types import Batch, Float32Array, Group, ScoredGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class StepAdvantages:
     """groups: with advantages. advantages: float32 [length] by response number. rewards: as they entered the
     advantages, of the trained responses. kl: mean estimate per trained token, None without KL in the reward."""
 
@@ -33,10 +30,19 @@ class Judgement:
     kl: float | None
 
 
-def with_group_advantages(parts: TrainingParts, samples: StepSamples, batches: Sequence[Batch]) -> Judgement:
+def step_advantages(
+    samples: StepSamples,
+    batches: Sequence[Batch],
+    algorithm: AlgorithmSection,
+    *,
+    kl_coef: float,
+    reward_labels: Sequence[str],
+    reward_weights: Sequence[float],
+) -> StepAdvantages:
     """Estimate the advantages of all responses of a step; those that are not trained have zeros.
 
-    batches: the trained responses with the log-probs of the old and the reference policy, any order.
+    batches: the trained responses with the log-probs of the old and the reference policy, any order. kl_coef: of a KL
+    penalty in the reward. reward_labels, reward_weights: of the reward functions.
     """
     groups, selection, baselines = samples.groups, samples.selection, samples.baselines
     scores = [score for group in groups for score in group.scores]
@@ -45,24 +51,24 @@ def with_group_advantages(parts: TrainingParts, samples: StepSamples, batches: S
     lengths_N = np.array([response.length for response in selection.responses])
     values = [0.0 if score.value is None else score.value for score in scores]
     rewards_N = np.where(counted_N, values, 0.0)
-    kl_NL = _reward_kl(parts, batches, lengths_N)
-    penalty_NL = None if kl_NL is None else parts.kl.coef * kl_NL
-    parts_NF = [[score.parts.get(label, np.nan) for label in parts.scorer.labels] for score in scores]
+    kl_NL = _reward_kl(algorithm.kl, batches, lengths_N)
+    penalty_NL = None if kl_NL is None else kl_coef * kl_NL
+    parts_NF = [[score.parts.get(label, np.nan) for label in reward_labels] for score in scores]
     inputs = AdvantageInputs(
         rewards_N=rewards_N,
         counted_N=counted_N,
         part_rewards_NF=np.array(parts_NF, np.float64).reshape(len(scores), -1),
-        part_weights_F=np.array(parts.config.reward.weights),
+        part_weights_F=np.array(reward_weights),
         groups_N=np.repeat(np.arange(len(groups)), sizes),
         lengths_N=lengths_N,
         baselines_N=None if baselines is None else np.repeat([value or 0.0 for value in baselines], sizes),
         token_penalties=penalty_NL,
     )
-    advantages = estimate_advantages(parts.config.algorithm.advantage, inputs)
+    advantages = estimate_advantages(algorithm.advantage, inputs)
     penalty_N = np.zeros(len(scores)) if penalty_NL is None else penalty_NL.sum(axis=1)
     num_tokens = int(lengths_N[counted_N].sum())
-    return Judgement(
-        groups=_assembled(groups, advantages),
+    return StepAdvantages(
+        groups=_with_advantages(groups, advantages),
         advantages=advantages,
         rewards=(rewards_N - penalty_N)[counted_N],
         kl=None if kl_NL is None or not num_tokens else float(kl_NL.sum()) / num_tokens,
@@ -70,10 +76,9 @@ def with_group_advantages(parts: TrainingParts, samples: StepSamples, batches: S
 
 
 def _reward_kl(
-    parts: TrainingParts, batches: Sequence[Batch], lengths_N: NDArray[np.int64]
+    section: KLSection, batches: Sequence[Batch], lengths_N: NDArray[np.int64]
 ) -> NDArray[np.float64] | None:
     """KL estimates [N, L] of the trained responses, 0 elsewhere; None unless the penalty belongs to the reward."""
-    section = parts.config.algorithm.kl
     if section.placement != "reward":
         return None
     estimates = [reward_penalty(section, batch.old_logp_NK, batch.ref_logp_NK, batch.mask_NK) for batch in batches]
@@ -83,7 +88,7 @@ def _reward_kl(
     return kl_NL
 
 
-def _assembled(groups: Sequence[ScoredGroup], advantages: Sequence[Float32Array]) -> tuple[Group, ...]:
+def _with_advantages(groups: Sequence[ScoredGroup], advantages: Sequence[Float32Array]) -> tuple[Group, ...]:
     remaining = iter(advantages)
     return tuple(
         Group(

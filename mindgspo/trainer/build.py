@@ -1,61 +1,78 @@
-"""Configuration -> the parts of an experiment. The whole configuration stops here.
+"""Configuration -> experiment. The whole configuration stops here.
 
-What enters: a resolved `ExperimentConfig` and the run folder. What leaves: `TrainingParts` or `Warmup`;
-evaluation takes single parts. Everything that a user may have got wrong in files (data, tokenizer, weights, gold
-answers) is checked before the first graph is compiled. Every rank builds its own parts from the same configuration.
+Everything that a user may have got wrong in files (data, tokenizer, weights, gold answers) is checked before the first
+graph is compiled. Every rank builds its own share from the same configuration.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from mindspore import Parameter, nn
+from mindspore import nn
 
+from mindgspo import faults
 from mindgspo.algorithms.kl_control import KLController
 from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.algorithms.optim.build import build_update_backend
 from mindgspo.config import ExperimentConfig, planned_steps
-from mindgspo.data import PromptStream
+from mindgspo.data import PromptStream, StreamState
+from mindgspo.data.rows import round_up
+from mindgspo.evaluation.datasets import (
+    HELD_OUT_SEED,
+    NUM_TRIAL_ROWS,
+    check_distinct_prompts,
+    open_checked_dataset,
+    open_eval_sets,
+    trial_candidate,
+)
+from mindgspo.evaluation.evaluate import Evaluator, check_best_metric
+from mindgspo.evaluation.scoring import ResponseScorer, start_scorer
 from mindgspo.metrics import Timers
-from mindgspo.models.huggingface_config import read_model_section
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import build_scorer
-from mindgspo.models.weights import held_parameters, initialize_weights, load_huggingface
+from mindgspo.models.weights import fill_model, held_parameters
 from mindgspo.parallel import heartbeat
 from mindgspo.parallel.agreement import require_agreement
+from mindgspo.parallel.cluster import infer_place, reference_place, start_device, train_place
 from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.replicas import Replicas
 from mindgspo.parallel.swap.states import Holding
-from mindgspo.parallel.swap.swap import Swap, open_swap
+from mindgspo.parallel.swap.swap import open_swap
 from mindgspo.rewards import Scorer
-from mindgspo.rollout.engine import NativeEngine
-from mindgspo.rollout.protocol import RolloutEngine
-from mindgspo.rollout.replicated import ReplicatedEngine
-from mindgspo.rollout.sizes import reads_trained_weights, rollout_sizes
-from mindgspo.rollout.weight_transfer import WeightTransfer
+from mindgspo.rollout.build import build_engine
 from mindgspo.tokenization import Tokenizer, load_tokenizer
-from mindgspo.trainer.baseline import Baseline
-from mindgspo.trainer.fingerprints import fingerprints, rows_digest
-from mindgspo.trainer.inputs import HELD_OUT_SEED, NUM_TRIAL_ROWS, check_architecture, trial_candidate
-from mindgspo.trainer.kept_state import KeptCoefficient, KeptState, KeptStream
-from mindgspo.trainer.longest_batch import longest_batch
-from mindgspo.trainer.opened_data import check_distinct_prompts, judged_dataset, open_eval_sets
-from mindgspo.trainer.parts import TrainingParts
-from mindgspo.trainer.ranks import infer_place, reference_place, start_device, train_place
-from mindgspo.trainer.reference import KeptReference, ReferencePolicy
-from mindgspo.trainer.skipped_updates import SkippedUpdates
-from mindgspo.trainer.surplus import Surplus
-from mindgspo.trainer.trained_model import build_trained_model
-from mindgspo.trainer.validation import check_best_metric
+from mindgspo.trainer.batches import batch_layout, longest_batch
+from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
+from mindgspo.trainer.reference import ReferencePolicy
+from mindgspo.trainer.resume_checks import fingerprints, rows_digest
+from mindgspo.trainer.saving import JSONState, Stateful
+from mindgspo.trainer.step import Trainer
+from mindgspo.trainer.validation import Validation
 from mindgspo.trainer.warmup import Warmup, supervised_sample
 
 
-def build_parts(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """What a run works with. scorer: owns the worker processes of the reward functions; close it. stateful: what
+    checkpoints hold beside weights and optimizer, by name. inputs: fingerprints of what the run learns from."""
+
+    tokenizer: Tokenizer
+    scorer: Scorer
+    trainer: Trainer
+    validation: Validation
+    stateful: Mapping[str, Stateful]
+    inputs: Mapping[str, Any]
+
+
+def build_experiment(
     config: ExperimentConfig, *, data_dir: Path, failures_dir: Path, swap_dir: Path, new_run: bool = True
-) -> TrainingParts:
-    """All parts, with initial weights.
+) -> Experiment:
+    """Everything, with initial weights.
 
     swap_dir: where evicted memory waits on CPU, unless swap.path names a folder. data_dir: where raw data sets are
     prepared; they are reused if nothing changed. new_run: data that a start with other settings left there is moved
@@ -63,12 +80,12 @@ def build_parts(
     """
     start_device(config)
     tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
-    scorer = started_scorer(config)
-    train_set = judged_dataset(
+    scorer = start_scorer(config.reward, infer_place(config))
+    train_set = open_checked_dataset(
         config, config.data.train, tokenizer, scorer, data_dir / "train", seed=config.seed, new_run=new_run
     )
     eval_sets = open_eval_sets(config, tokenizer, scorer, data_dir / "eval", new_run=new_run)
-    check_best_metric(config, eval_sets)
+    check_best_metric(config.eval, eval_sets, names_sets=config.data.names_eval_sets)
     check_distinct_prompts(config, len(train_set))
     if infer_place(config).is_speaker:
         scorer.try_out([trial_candidate(prompt, tokenizer) for prompt in itertools.islice(train_set, NUM_TRIAL_ROWS)])
@@ -89,23 +106,21 @@ def build_parts(
     place = train_place(config)
     model = build_trained_model(config, place)
     temperature = config.rollout.temperature
-    updater = build_update_backend(
+    backend = build_update_backend(
         PolicyLogProbs(model, temperature=temperature, with_entropy=config.algorithm.entropy_coef > 0),
         build_policy_loss(config.algorithm),
         config.optimizer,
     )
     longest = longest_batch(config) if place.is_divided else None
     if longest is not None:  # compiling leaves this rank with the slices that weights are then loaded into
-        updater.compile(longest)
-    fill(model, config)
+        backend.compile(longest)
+    fill_model(model, config.model, config.seed)
     # Before any graph is compiled, and part by part: on CPU a parameter that is swapped gets memory of its own.
     swap = open_swap(config.swap, swap_dir)
     swap.register(Holding.ACTOR_WEIGHTS, held_parameters(model))
-    generator = generating_part(config, model, tokenizer, swap)
-    swap.register(Holding.ROLLOUT_WEIGHTS, generator.model.get_parameters())
-    swap.register(Holding.KV_CACHE, generator.cache, keeps_content=False)
-    kl, stream = KLController(config.algorithm.kl), PromptStream(len(train_set), config.seed, config.data.shuffle)
-    kept: dict[str, KeptState] = {"stream": KeptStream(stream), "kl": KeptCoefficient(kl)}
+    built = build_engine(config, model, tokenizer, swap)
+    swap.register(Holding.ROLLOUT_WEIGHTS, built.model.get_parameters())
+    swap.register(Holding.KV_CACHE, built.cache, keeps_content=False)
     reference = None
     if config.algorithm.kl.placement != "none":
         reference = ReferencePolicy(
@@ -115,128 +130,142 @@ def build_parts(
             changes=config.algorithm.kl.reference,
             reshard=config.reshard,
             longest=longest,
+            swap=swap,
         )
         swap.register(Holding.REFERENCE_WEIGHTS, reference.parameters)
-        if not reference.is_frozen:
-            kept["reference"] = KeptReference(reference, swap)
-    swap.register(Holding.GRADIENTS, updater.gradients, keeps_content=False, is_zero=lambda: updater.gradients_are_zero)
-    swap.register(Holding.MOMENTS, updater.moments)
-    skips, baseline = SkippedUpdates(), Baseline()
-    surplus = Surplus(config.algorithm.filter_groups.keep_surplus_steps, train_set)
-    kept |= {"skipped_updates": skips, "surplus": surplus, "baseline": baseline}
-    return TrainingParts(
-        config=config,
-        tokenizer=tokenizer,
+    swap.register(Holding.GRADIENTS, backend.gradients, keeps_content=False, is_zero=lambda: backend.gradients_are_zero)
+    swap.register(Holding.MOMENTS, backend.moments)
+    response_scorer = ResponseScorer(scorer, tokenizer, Replicas(infer_place(config)))
+    trainer = Trainer(
+        algorithm=config.algorithm,
+        rollout=config.rollout,
+        settings=config.trainer,
+        optimizer=config.optimizer,
+        reward_functions=config.reward.functions,
+        reward_weights=config.reward.weights,
+        seed=config.seed,
+        layout=batch_layout(config, pad_id=tokenizer.pad_id),
         model=model,
-        engine=generator.engine,
-        swap=swap,
-        scorer=scorer,
-        judges=Replicas(infer_place(config)),
+        engine=built.engine,
+        scorer=response_scorer,
         old_policy=build_scorer(model, temperature=temperature),
         reference=reference,
-        kl=kl,
-        updater=updater,
+        kl=KLController(config.algorithm.kl),
+        backend=backend,
         train_set=train_set,
-        eval_sets=eval_sets,
-        stream=stream,
-        surplus=surplus,
-        timers=Timers(on_enter=heartbeat.enter_stage),
-        total_steps=total_steps,
+        stream=PromptStream(len(train_set), config.seed, config.data.shuffle),
+        leftovers=LeftoverBuffer(config.algorithm.filter_groups.keep_surplus_steps, train_set),
         failures_dir=failures_dir,
-        skips=skips,
-        baseline=baseline,
-        fingerprints=fingerprints(config, tokenizer, train_set, digest=train_digest),
-        kept=kept,
+        total_steps=total_steps,
+        timers=Timers(on_enter=_stage_begins, on_exit=_stage_ends),
+        swap=swap,
+    )
+    validation = Validation(
+        Evaluator(
+            built.engine,
+            response_scorer,
+            config.eval,
+            max_new_tokens=config.rollout.max_new_tokens,
+            seed=config.seed,
+            names_sets=config.data.names_eval_sets,
+            swap=swap,
+        ),
+        eval_sets,
+        config.eval,
+        timers=trainer.timers,
+        decode=tokenizer.decode,
+    )
+    return Experiment(
+        tokenizer=tokenizer,
+        scorer=scorer,
+        trainer=trainer,
+        validation=validation,
+        stateful=stateful_parts(trainer, validation),
+        inputs=fingerprints(config, tokenizer, train_set, digest=train_digest),
     )
 
 
-def build_warmup(parts: TrainingParts, *, data_dir: Path, new_run: bool = True) -> Warmup | None:
+def stateful_parts(trainer: Trainer, validation: Validation) -> dict[str, Stateful]:
+    """What must survive a stop beside weights, optimizer and progress, by its name in checkpoints."""
+    stream, baseline = trainer.stream, validation.baseline
+
+    def stream_state() -> dict[str, Any]:
+        state = stream.state()
+        return {**asdict(state), "deferred": list(state.deferred)}
+
+    def restore_stream(state: Mapping[str, Any]) -> None:
+        stream.restore(StreamState(**{**state, "deferred": tuple(state["deferred"])}))
+
+    parts: dict[str, Stateful] = {
+        "stream": JSONState(stream_state, restore_stream),
+        "kl": JSONState(trainer.kl.state, trainer.kl.load_state),
+        "skipped_updates": JSONState(trainer.skipped.state, trainer.skipped.load_state),
+        "surplus": trainer.leftovers,
+        "baseline": JSONState(baseline.state, baseline.load_state),
+    }
+    if trainer.reference is not None and not trainer.reference.is_frozen:
+        parts["reference"] = trainer.reference
+    return parts
+
+
+def _stage_begins(stage: str) -> None:
+    heartbeat.enter_stage(stage)
+    if stage == "update_actor":
+        faults.reach("update.before")
+
+
+def _stage_ends(stage: str) -> None:
+    if stage == "update_actor":
+        faults.reach("update.after")
+    elif stage == "update_weights":
+        faults.reach("weights.after")
+
+
+def build_warmup(
+    config: ExperimentConfig, experiment: Experiment, *, data_dir: Path, new_run: bool = True
+) -> Warmup | None:
     """What the warm-up of this experiment learns from, None if it has none. Raises DataError for a row without a
     solution or with one that is too long."""
-    section = parts.config.warmup
+    section = config.warmup
     if section is None:
         return None
-    check_set = None
+    tokenizer, check_set = experiment.tokenizer, None
     if section.check is not None:
-        check_set = judged_dataset(
-            parts.config,
+        check_set = open_checked_dataset(
+            config,
             section.check,
-            parts.tokenizer,
-            parts.scorer,
+            tokenizer,
+            experiment.scorer,
             data_dir / "warmup_check",
             seed=HELD_OUT_SEED,
             new_run=new_run,
         )
-    budget, multiple = parts.config.trainer.max_tokens_per_micro_batch, parts.config.trainer.length_multiple
+    budget, multiple = config.trainer.max_tokens_per_micro_batch, config.trainer.length_multiple
     longest = None if budget is None else budget // multiple * multiple
     samples = tuple(
-        supervised_sample(row, parts.tokenizer, parts.config.model, max_tokens=longest) for row in parts.train_set
+        supervised_sample(row, tokenizer, config.model, max_tokens=longest) for row in experiment.trainer.train_set
     )
     return Warmup(section=section, samples=samples, check_set=check_set)
 
 
-def started_scorer(config: ExperimentConfig) -> Scorer:
-    """The reward functions. Only ranks that judge start its worker processes."""
-    scorer = Scorer(config.reward, on_answer=heartbeat.tick)
-    if infer_place(config).is_speaker:
-        scorer.start()
-    return scorer
+# By name, since these backends stand above this package and need packages of their own:
+# (section, *, longest_row) -> cell.
+_MODEL_BACKENDS = {"mindformers": "mindgspo.integrations.mindformers.model:build_mindformers_model"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GeneratingPart:
-    """engine: what the trainer asks. model: whose parameters it reads. cache: its keys and values."""
-
-    engine: RolloutEngine
-    model: nn.Cell
-    cache: tuple[Parameter, ...]
-
-
-def generating_part(config: ExperimentConfig, trained: nn.Cell, tokenizer: Tokenizer, swap: Swap) -> GeneratingPart:
-    """The engine of the infer plan: on the trained model's own parameters where both plans hold them alike, else on a
-    model of its own that the trained weights are brought to."""
-    place = infer_place(config)
-    if reads_trained_weights(config):
-        native = _native_engine(config, trained, tokenizer)
-        spread = ReplicatedEngine(native, place, lambda version: None)
-        return GeneratingPart(
-            engine=native if place.plan.world_size == 1 else spread, model=trained, cache=native.cache
-        )
-    model = build_model(config.model, place)
-    native = _native_engine(config, model, tokenizer)
-    transfer = WeightTransfer(trained, model, config.model, config.reshard, swap.reshard_step)
-    return GeneratingPart(engine=ReplicatedEngine(native, place, transfer.bring), model=model, cache=native.cache)
+def build_trained_model(config: ExperimentConfig, place: Placement) -> nn.Cell:
+    """The transformer that is trained, ours or another suite's as `model.backend` says; its parameters have no values
+    yet. Raises ConfigError where that suite is not installed."""
+    if config.model.backend == "native":
+        return build_model(config.model, place)
+    module, _, name = _MODEL_BACKENDS[config.model.backend].partition(":")
+    build: Callable[..., nn.Cell] = getattr(importlib.import_module(module), name)
+    return build(config.model, longest_row=longest_row(config))
 
 
-def _native_engine(config: ExperimentConfig, model: nn.Cell, tokenizer: Tokenizer) -> NativeEngine:
-    rollout, sizes = config.rollout, rollout_sizes(config)
-    return NativeEngine(
-        model,
-        eos_ids=tokenizer.eos_ids,
-        num_slots=sizes.num_slots,
-        prefill_width=sizes.prefill_width,
-        max_prompt_length=config.data.max_prompt_length,
-        max_new_tokens=rollout.max_new_tokens,
-        length_multiple=config.trainer.length_multiple,
-        cache_dtype=sizes.cache_dtype,
-        top_k=rollout.top_k,
-        top_p=rollout.top_p,
-    )
-
-
-def policy_model(config: ExperimentConfig, place: Placement) -> nn.Cell:
-    """This rank's part of the policy, filled; see `fill`."""
-    model = build_model(config.model, place)
-    fill(model, config)
-    return model
-
-
-def fill(model: nn.Cell, config: ExperimentConfig) -> None:
-    """Weights of model.path, or random ones. Raises ConfigError if that folder's architecture is not the one
-    configured."""
-    section = config.model
-    if section.path is None:
-        initialize_weights(model, section, config.seed)
-        return
-    check_architecture(section, read_model_section(section.path))
-    load_huggingface(model, section, section.path)
+def longest_row(config: ExperimentConfig) -> int:
+    """Token slots of the longest row of any update. A warm-up's solutions may fill the model's positions."""
+    longest = config.data.max_prompt_length + config.rollout.max_new_tokens
+    if config.warmup is not None:
+        longest = max(longest, config.model.max_position_embeddings)
+    return round_up(longest, config.trainer.length_multiple)

@@ -1,39 +1,40 @@
 """A whole experiment: warm-up, evaluation, steps, checkpoints, export, report.
 
-What enters: a resolved configuration. What leaves: a complete run folder. Called by `mindgspo run` and `mindgspo sft`,
-on every rank of the plans; rank 0 alone writes.
+Called by `mindgspo run` and `mindgspo sft` on every rank of the plans; rank 0 alone writes.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import time
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from mindgspo import faults
-from mindgspo.checkpoint import (
-    RunFolder,
-    RunStatus,
-    open_run_folder,
-)
+from mindgspo.checkpoint import Origin, RunFolder, RunStatus, export_huggingface, open_run_folder
 from mindgspo.config import ExperimentConfig, batch_table, dump_config, notes
 from mindgspo.config.rules import data_sources
+from mindgspo.errors import TrainingError
+from mindgspo.evaluation.scoring import logged_groups
 from mindgspo.io import write_file
-from mindgspo.metrics import RunLog, SilentLog, plot_run, write_report
-from mindgspo.parallel import runtime
+from mindgspo.metrics import RunLog, SilentLog, peak_rss_mb, plot_run, write_report, write_summary
+from mindgspo.models.huggingface_config import generation_config, huggingface_config
+from mindgspo.models.weights import weights_as_numpy
+from mindgspo.parallel import heartbeat, runtime
+from mindgspo.parallel.cluster import first_rank_first, is_first, start_device
+from mindgspo.parallel.collectives import exchange
 from mindgspo.parallel.swap.states import Phase
-from mindgspo.trainer.build import build_parts, build_warmup
-from mindgspo.trainer.finishing import finish, require_all_steps
-from mindgspo.trainer.logged_groups import logged_groups
-from mindgspo.trainer.memory_alarm import MemoryAlarm, memory_metrics, resident_gb_of_ranks
-from mindgspo.trainer.parts import TrainingParts
+from mindgspo.trainer.build import Experiment, build_experiment, build_warmup
+from mindgspo.trainer.memory import MemoryAlarm, memory_metrics, resident_gb_of_ranks
 from mindgspo.trainer.progress import Progress
-from mindgspo.trainer.ranks import first_rank_first, is_first, opened_for_all, start_device
-from mindgspo.trainer.restoring import restored
-from mindgspo.trainer.resume import check_config
+from mindgspo.trainer.resume import Resume
+from mindgspo.trainer.resume_checks import check_config
 from mindgspo.trainer.saving import Saver
-from mindgspo.trainer.step import run_step
-from mindgspo.trainer.validation import validate
 from mindgspo.trainer.warmup import Warmup, warm_up
 
 
@@ -47,7 +48,7 @@ def run_experiment(config: ExperimentConfig, *, overwrite: bool = False, only_wa
     start_device(config)
     warning = faults.arm(runtime.rank())
     run_dir = config.run_dir
-    folder = opened_for_all(
+    folder = _open_for_all(
         lambda: open_run_folder(run_dir, resume=config.resume, overwrite=overwrite, restore=config.restore)
     )
     try:
@@ -71,50 +72,53 @@ def run_experiment(config: ExperimentConfig, *, overwrite: bool = False, only_wa
 def _run(config: ExperimentConfig, folder: RunFolder, *, only_warm_up: bool) -> Path | None:
     started = time.perf_counter()
     new_run = folder.status is RunStatus.NEW
-    parts = build_parts(
+    experiment = build_experiment(
         config,
         data_dir=folder.data,
         failures_dir=folder.root / "failures",
         swap_dir=folder.root / "swap",
         new_run=new_run,
     )
-    with parts.scorer, closing(parts.swap):
-        return _run_with(parts, folder, started=started, new_run=new_run, only_warm_up=only_warm_up)
-
-
-def _run_with(
-    parts: TrainingParts, folder: RunFolder, *, started: float, new_run: bool, only_warm_up: bool
-) -> Path | None:
-    config = parts.config
+    trainer = experiment.trainer
     if only_warm_up:
-        parts.total_steps = 0
-    warmup = build_warmup(parts, data_dir=folder.data, new_run=new_run)
-    with _log(parts, folder) as log, Saver(parts, folder) as saver:
-        _print_banner(parts, log)
-        start = restored(parts, folder, log, saver, started=started)
-        # From here on the folder holds a run. Whatever was wrong with the inputs has been said before.
-        first_rank_first(lambda: write_file(folder.config, dump_config(config).encode()))
-        start.settle()
-        progress = start.progress
-        if progress is None:
-            log.truncate_after(-1)
-            progress = _prepared(parts, None if start.has_weights else warmup, folder, log, saver, started=started)
-        _train(parts, log, saver, progress)
-        saver.wait()
-        require_all_steps(progress, parts.total_steps)
-        if parts.config.swap.enabled:
-            log.note(parts.swap.ledger.table())
-        finish(parts, folder, progress)
+        trainer.total_steps = 0
+    with experiment.scorer, closing(trainer.swap):
+        warmup = build_warmup(config, experiment, data_dir=folder.data, new_run=new_run)
+        saver = Saver(trainer, experiment.stateful, experiment.inputs, folder.checkpoints)
+        with _open_log(config, folder, trainer.total_steps) as log, saver:
+            _print_banner(config, experiment, log)
+            start = Resume(
+                trainer=trainer,
+                stateful=experiment.stateful,
+                inputs=experiment.inputs,
+                folder=folder,
+                log=log,
+                saver=saver,
+                started=started,
+            ).restore()
+            # From here on the folder holds a run. Whatever was wrong with the inputs has been said before.
+            first_rank_first(lambda: write_file(folder.config, dump_config(config).encode()))
+            start.settle()
+            progress = start.progress
+            if progress is None:
+                log.truncate_after(-1)
+                progress = Progress(seconds_before=-started)
+                _prepare(config, experiment, None if start.has_weights else warmup, folder, log, progress)
+                saver.save(progress)
+            _train(config, experiment, log, saver, progress)
+            saver.wait()
+            require_all_steps(progress, trainer.total_steps)
+            if config.swap.enabled:
+                log.note(trainer.swap.ledger.table())
+            _finish(config, experiment, folder, progress)
     return _report(folder) if is_first() else None
 
 
-def _log(parts: TrainingParts, folder: RunFolder) -> RunLog:
+def _open_log(config: ExperimentConfig, folder: RunFolder, total_steps: int) -> RunLog:
     if not is_first():
         return SilentLog()
-    logging = parts.config.logging
-    return RunLog(
-        folder.root, tensorboard=logging.tensorboard, progress=logging.progress, total_steps=parts.total_steps
-    )
+    logging = config.logging
+    return RunLog(folder.root, tensorboard=logging.tensorboard, progress=logging.progress, total_steps=total_steps)
 
 
 def _report(folder: RunFolder) -> Path:
@@ -122,15 +126,16 @@ def _report(folder: RunFolder) -> Path:
     return write_report(folder.root)
 
 
-def _print_banner(parts: TrainingParts, log: RunLog) -> None:
-    rows = batch_table(parts.config, len(parts.train_set))
+def _print_banner(config: ExperimentConfig, experiment: Experiment, log: RunLog) -> None:
+    train_set = experiment.trainer.train_set
+    rows = batch_table(config, len(train_set))
     if runtime.is_emulated():
         rows.insert(0, ("device", "emulated Ascend cards: MindSpore's Ascend backend, operators computed on this CPU"))
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         log.note(f"{name:<{width}}  {text}")
-    data_sets = [parts.train_set, *parts.eval_sets.values()]
-    for (key, _), rows in zip(data_sources(parts.config), data_sets, strict=False):  # the warm-up's check set is last
+    data_sets = [train_set, *experiment.validation.sets.values()]
+    for (key, _), rows in zip(data_sources(config), data_sets, strict=False):  # the warm-up's check set is last
         counts = rows.info.counts
         if counts.dropped:
             reasons = ", ".join(f"{number}: {reason}" for reason, number in counts.dropped.items())
@@ -138,50 +143,51 @@ def _print_banner(parts: TrainingParts, log: RunLog) -> None:
                 f"note: {key}: {counts.rows_in - counts.rows_out} of {counts.rows_in} rows are dropped ({reasons}); "
                 "dropped.jsonl beside the prepared rows lists them"
             )
-    for line in notes(parts.config):
+    for line in notes(config):
         log.note(f"note: {line}")
 
 
-def _prepared(
-    parts: TrainingParts, warmup: Warmup | None, folder: RunFolder, log: RunLog, saver: Saver, *, started: float
-) -> Progress:
-    """A new run up to its first step: warm-up, the accuracy before, a checkpoint to come back to."""
-    progress = Progress(seconds_before=-started)
-    is_wanted = parts.config.eval.before
-    parts.bring_weights()
-    if is_wanted and parts.total_steps == 0:
-        validate(parts, log, progress)
+def _prepare(
+    config: ExperimentConfig,
+    experiment: Experiment,
+    warmup: Warmup | None,
+    folder: RunFolder,
+    log: RunLog,
+    progress: Progress,
+) -> None:
+    """A new run up to its first step: warm-up, reference policy, the accuracy before."""
+    trainer, validation = experiment.trainer, experiment.validation
+    trainer.load_engine_weights()
+    if config.eval.before and trainer.total_steps == 0:
+        validation.run(log, progress, weight_version=trainer.weight_version)
     if warmup is not None:
-        with parts.timers("warm_up"):
-            warm_up(parts, warmup, log)
-        parts.bring_weights()
-    if parts.reference is not None:
-        with parts.swap.phase(Phase.SCORE):
-            parts.reference.freeze(parts.model, folder.reference, version=parts.weight_version)
-    if is_wanted or parts.total_steps == 0:
-        validate(parts, log, progress)
-    saver.save(progress)
-    return progress
+        with trainer.timers("warm_up"):
+            warm_up(trainer, warmup, validation.evaluator, log)
+        trainer.load_engine_weights()
+    if trainer.reference is not None:
+        with trainer.swap.phase(Phase.SCORE):
+            trainer.reference.freeze(trainer.model, folder.reference, version=trainer.weight_version)
+    if config.eval.before or trainer.total_steps == 0:
+        validation.run(log, progress, weight_version=trainer.weight_version)
 
 
-def _train(parts: TrainingParts, log: RunLog, saver: Saver, progress: Progress) -> None:
+def _train(config: ExperimentConfig, experiment: Experiment, log: RunLog, saver: Saver, progress: Progress) -> None:
     """The remaining steps, with evaluations and checkpoints between them."""
-    config = parts.config
-    alarm = MemoryAlarm(config.watch.memory_growth)
-    while progress.step < parts.total_steps:
-        result = run_step(parts, progress.step + 1)
+    trainer, alarm = experiment.trainer, MemoryAlarm(config.watch.memory_growth)
+    while progress.step < trainer.total_steps:
+        heartbeat.begin_step(progress.step + 1)
+        result = trainer.train_step(progress.step + 1)
         resident_gb = resident_gb_of_ranks()
         log.log_metrics(result.step, result.metrics | memory_metrics(resident_gb))
         if (warning := alarm.observe(resident_gb)) is not None:
             log.note(warning)
-        log.log_samples(
-            result.step, logged_groups(result.groups, config.logging.groups_per_step), parts.tokenizer.decode
-        )
+        groups = logged_groups(result.groups, config.logging.groups_per_step)
+        log.log_samples(result.step, groups, experiment.tokenizer.decode)
         faults.reach("log.after")
         progress.advance(result.metrics)
-        is_last = progress.step == parts.total_steps
+        is_last = progress.step == trainer.total_steps
         if is_last or _is_due(progress.step, config.eval.every):
-            validate(parts, log, progress)
+            experiment.validation.run(log, progress, weight_version=trainer.weight_version)
         # After the evaluation: a run that is resumed here has it behind it.
         is_best = config.trainer.keep_best > 0 and progress.is_at_best
         if is_last or is_best or _is_due(progress.step, config.trainer.save_every):
@@ -190,3 +196,88 @@ def _train(parts: TrainingParts, log: RunLog, saver: Saver, progress: Progress) 
 
 def _is_due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
+
+
+def require_all_steps(progress: Progress, total_steps: int) -> None:
+    """Raises TrainingError where the run ends with fewer steps than it was asked for: it is not finished then."""
+    if progress.step < total_steps:
+        raise TrainingError(
+            f"the run ended at step {progress.step} of {total_steps}: it is not finished. What was saved stays; look "
+            "for the reason above, and continue it with resume=auto"
+        )
+
+
+def _finish(config: ExperimentConfig, experiment: Experiment, folder: RunFolder, progress: Progress) -> None:
+    """Export in Hugging Face layout, then the summary, which marks the run as finished."""
+    faults.reach("finish.before")
+    trainer = experiment.trainer
+    with trainer.swap.phase(Phase.SAVE):
+        tensors = weights_as_numpy(trainer.model, config.model)
+    first_rank_first(lambda: _write_results(config, experiment, folder, progress, tensors))
+
+
+def _write_results(
+    config: ExperimentConfig,
+    experiment: Experiment,
+    folder: RunFolder,
+    progress: Progress,
+    tensors: Mapping[str, np.ndarray],
+) -> None:
+    trainer, tokenizer = experiment.trainer, experiment.tokenizer
+    export_huggingface(
+        folder.export,
+        tensors=tensors,
+        model_config=huggingface_config(config.model, eos_ids=tokenizer.eos_ids, pad_id=tokenizer.pad_id),
+        generation_config=generation_config(
+            eos_ids=tokenizer.eos_ids,
+            pad_id=tokenizer.pad_id,
+            max_new_tokens=config.rollout.max_new_tokens,
+        ),
+        tokenizer=tokenizer,
+        run_id=folder.run_id,
+    )
+    faults.reach("finish.inside")
+    write_summary(
+        folder.root,
+        finished=True,
+        experiment=config.experiment,
+        algorithm=config.algorithm.name if trainer.total_steps else "sft",
+        seed=config.seed,
+        accuracy_before=progress.accuracy_before,
+        accuracy_after=progress.accuracy,
+        best_metric=config.eval.best_metric,
+        best_step=None if progress.best is None else progress.best.step,
+        best_value=None if progress.best is None else progress.best.value,
+        eval_problems=sum(len(rows) for rows in experiment.validation.sets.values()),
+        steps=progress.step,
+        updates=trainer.backend.updates,
+        updates_skipped=trainer.skipped.total,
+        seconds=progress.seconds(time.perf_counter()),
+        training_seconds=progress.training_seconds,
+        tokens=progress.tokens,
+        tokens_per_second=progress.tokens / progress.training_seconds if progress.training_seconds else None,
+        peak_rss_mb=peak_rss_mb(),
+    )
+
+
+def _open_for_all(open_folder: Callable[[], RunFolder]) -> RunFolder:
+    """The run folder, opened and locked by rank 0, known to all."""
+    own = open_folder() if is_first() else None
+    if runtime.world_size() == 1:
+        assert own is not None
+        return own
+    facts: dict[str, Any] = {}
+    if own is not None:
+        facts = {"root": str(own.root), "status": own.status.value, "run_id": own.run_id}
+        if own.origin is not None:
+            facts["origin"] = {**dataclasses.asdict(own.origin), "path": str(own.origin.path)}
+    told = json.loads(exchange(json.dumps(facts).encode(), speakers=(0,))[0])
+    if own is not None:
+        return own
+    begun = told.get("origin")
+    return RunFolder(
+        root=Path(told["root"]),
+        status=RunStatus(told["status"]),
+        run_id=told["run_id"],
+        origin=None if begun is None else Origin(**{**begun, "path": Path(begun["path"])}),
+    )

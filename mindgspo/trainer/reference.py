@@ -1,43 +1,51 @@
-"""The reference policy of the KL term: the policy as it is when reinforcement learning begins, and what follows it.
-
-What enters: the policy's weights after the warm-up, or those that the run saved; later, where it is not frozen, the
-policy's weights again. What leaves: log-probs. Built only where a KL term is configured; `loop` freezes it in a new run
-and restores it in a resumed one, `step` lets it follow.
+"""The reference policy of the KL term: the policy as it is when reinforcement learning begins, or a copy that follows
+it.
 
 It changes when a step begins to score: policy and reference are both in memory then, so that no swap moves anything for
-it, and nothing has been scored with the new policy yet. The step that scores next is the first that could tell.
+it, and nothing has been scored with the new policy yet.
+
+A moving average of the policy's weights is kept over the plans of both models:
+
+    ref <- ref + (1 - decay) * (policy - ref)        = decay * ref + (1 - decay) * policy
+
+element by element in float32: 1 - decay is rounded once, then the difference, the product and the sum are. So the plans
+do not show in the result, and a reference that equals the policy stays what it is. A change of less than half a unit in
+the last place of a weight (2^-25 to 2^-24 of it) is lost: with a decay near 1 and a small learning rate let the average
+move seldom, with a smaller decay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from mindspore import Parameter, nn
 
-from mindgspo.checkpoint import Keep, open_checkpoint, save_checkpoint
+from mindgspo.checkpoint import Keep, newest_checkpoint, open_checkpoint, save_checkpoint
 from mindgspo.config import ModelSection
 from mindgspo.config.algorithm import ReferenceSection
-from mindgspo.config.schema import ReshardSection
+from mindgspo.config.schema import ReshardSection, SwapSection
 from mindgspo.errors import CheckpointError
 from mindgspo.models.policy import build_model
 from mindgspo.models.scoring import build_scorer
-from mindgspo.models.weights import held_parameters, load_tensors, weights_as_numpy
+from mindgspo.models.weights import held_parameters, load_tensors, weight_layouts, weight_views, weights_as_numpy
+from mindgspo.parallel.cluster import first_rank_first, path_for_all
+from mindgspo.parallel.parameter_memory import commit_values, values_of
 from mindgspo.parallel.placement import Placement
+from mindgspo.parallel.reshard.resharder import Resharder
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.parallel.swap.swap import Swap
 from mindgspo.rollout.weight_transfer import WeightTransfer
 from mindgspo.tensor_files import TensorSource
-from mindgspo.trainer.moving_average import MovingAverage
-from mindgspo.trainer.ranks import first_rank_first, newest_for_all
 from mindgspo.types import Batch
 
 
 class ReferencePolicy:
-    """A second copy of the model under a plan of its own, never trained. `scorer` must not be used before `freeze`,
-    `restore` or `load`; it shares batches out among this plan's replicas.
+    """A second copy of the model under a plan of its own, never trained; stateful where it follows the policy. `scorer`
+    must not be used before `freeze`, `restore` or `load`; it divides batches among this plan's replicas.
 
     version: of the weights; where it is a moving average, the same average of the policy's versions.
     """
@@ -51,11 +59,14 @@ class ReferencePolicy:
         changes: ReferenceSection | None = None,
         reshard: ReshardSection | None = None,
         longest: Batch | None = None,
+        swap: Swap | None = None,
     ) -> None:
         """changes: when it follows the policy. reshard: how weights come from the policy's plan. longest: compile for
-        batches of this shape at once, where compiling lays the weights out on the ranks."""
+        batches of this shape at once, where compiling lays the weights out on the ranks. swap: moves the weights when
+        they are saved or loaded."""
         self._section, self._reshard = section, reshard or ReshardSection()
         self._changes = changes or ReferenceSection()
+        self._swap = swap or Swap(SwapSection(), None)
         self._model = build_model(section, place)
         self.scorer = build_scorer(self._model, temperature=temperature)
         self.version = 0.0
@@ -93,7 +104,7 @@ class ReferencePolicy:
         nothing complete is left of either."""
         if self._is_filled and not self.is_frozen:
             return
-        path = newest_for_all(folder) if self.is_frozen else None
+        path = path_for_all(lambda: newest_checkpoint(folder)) if self.is_frozen else None
         if path is None:
             raise CheckpointError(
                 f"{folder}: the reference policy of this run is missing; without it the KL term has nothing to compare "
@@ -132,34 +143,60 @@ class ReferencePolicy:
         self._average.mix(decay)
         self.version += (1 - decay) * (version - self.version)
 
-    def weights(self) -> dict[str, np.ndarray]:
-        """Copies of the whole weights on rank 0; see `weights_as_numpy`."""
-        return weights_as_numpy(self._model, self._section)
-
     def state(self) -> dict[str, float]:
-        """What a checkpoint must keep beside the weights."""
+        """What a checkpoint must hold beside the weights."""
         return {"version": self.version, "steps_at_change": self._steps_at_change}
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Copies of the whole weights on rank 0; see `weights_as_numpy`."""
+        with self._swap.phase(Phase.SCORE):
+            return weights_as_numpy(self._model, self._section)
+
     def load(self, state: Mapping[str, Any], weights: TensorSource) -> None:
-        """Go on from `state` and `weights`."""
-        load_tensors(self._model, self._section, weights)
+        """Continue from `state` and `arrays`."""
+        with self._swap.phase(Phase.SCORE):
+            load_tensors(self._model, self._section, weights)
         self.version, self._steps_at_change = float(state["version"]), int(state["steps_at_change"])
         self._is_filled = True
 
 
-class KeptReference:
-    """A `KeptState`: the reference policy of a run in which it follows the policy."""
+class MovingAverage:
+    """Planned once. Beside both sets of weights there is memory for one step of the reshard."""
 
-    def __init__(self, reference: ReferencePolicy, swap: Swap) -> None:
-        self._reference, self._swap = reference, swap
+    def __init__(self, policy: nn.Cell, averaged: nn.Cell, model: ModelSection, section: ReshardSection) -> None:
+        self._policy, self._averaged = policy, averaged
+        self._resharder = Resharder(
+            weight_layouts(model, policy.place),
+            weight_layouts(model, averaged.place),
+            bucket_bytes=section.bucket_mb << 20,
+            residency=self._mixed_after,
+        )
+        self._parameters: dict[str, Parameter] = {}
+        self._arrived: dict[str, np.ndarray] = {}
+        self._share = np.float32(0)
 
-    def state(self) -> dict[str, Any]:
-        return dict(self._reference.state())
+    def mix(self, decay: float) -> None:
+        """Move the average by one step towards the policy."""
+        self._share = np.float32(1 - decay)
+        self._parameters = {parameter.name: parameter for parameter in held_parameters(self._averaged)}
+        # Not touched, hence no memory, before their step of the reshard; gone after it.
+        self._arrived = {
+            name: np.empty(tuple(parameter.shape), np.float32) for name, parameter in self._parameters.items()
+        }
+        self._resharder.run(weight_views(self._policy), self._arrived)
+        assert not self._arrived, f"never arrived: {sorted(self._arrived)}"
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        with self._swap.phase(Phase.SCORE):
-            return self._reference.weights()
+    @contextmanager
+    def _mixed_after(self, names: tuple[str, ...]) -> Iterator[None]:
+        """Around a step of the reshard: what it brought is mixed into the average."""
+        yield
+        for name in names:
+            if name in self._arrived:
+                self._mix_in(self._parameters[name], self._arrived.pop(name))
 
-    def load(self, state: Mapping[str, Any], arrays: TensorSource) -> None:
-        with self._swap.phase(Phase.SCORE):
-            self._reference.load(state, arrays)
+    def _mix_in(self, parameter: Parameter, policy: np.ndarray) -> None:
+        average = values_of(parameter)
+        policy -= average
+        policy *= self._share
+        average += policy
+        commit_values(parameter, average)

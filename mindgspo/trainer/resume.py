@@ -1,87 +1,191 @@
-"""A resumed run must be the same experiment: its configuration is compared with the one in the run folder."""
+"""Resumes a run: restores everything that a `Saver` took, from this run's checkpoint or another's.
+
+Each rank reads its own rows of weights and moments; rank 0 alone compares hashes, once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from mindgspo.checkpoint import RunFolder, RunStatus
-from mindgspo.config import ExperimentConfig, config_mapping, load_config
-from mindgspo.errors import ConfigError
-
-# What may change between two processes of one run without changing what it computes, but for rounding: checkpoints are
-# whole, so that any plan reads them.
-_FREE = (
-    "resume",
-    "restore",
-    "run_dir",
-    "logging.",
-    "trainer.save_every",
-    "trainer.keep_",
-    "trainer.save_in_background",
-    "trainer.samples_per_micro_batch",
-    "trainer.max_tokens_per_micro_batch",
-    "trainer.packing",
-    "trainer.balance_batches",
-    "trainer.on_nonfinite",
-    "trainer.max_nonfinite_skips",
-    "rollout.slots",
-    "eval.every",
-    "eval.logged_problems",
-    "plans.",
-    "reshard.",
-    "swap.",
-    "watch.",
+from mindgspo import faults
+from mindgspo.checkpoint import (
+    OpenCheckpoint,
+    Origin,
+    RunFolder,
+    RunStatus,
+    newest_checkpoint,
+    open_checkpoint,
+    roll_back,
 )
+from mindgspo.errors import TrainingError
+from mindgspo.io import fsync_tree, publish_folder, temporary_path, write_file
+from mindgspo.metrics import RunLog
+from mindgspo.metrics.files import METRICS_FILE, SAMPLES_FILE, VALIDATION_FILE, split_records
+from mindgspo.models.weights import load_tensors
+from mindgspo.parallel.cluster import first_rank_first, path_for_all
+from mindgspo.parallel.swap.states import Phase
+from mindgspo.trainer.progress import Progress
+from mindgspo.trainer.resume_checks import check_fingerprints
+from mindgspo.trainer.saving import Saver, Stateful
+from mindgspo.trainer.step import Trainer
 
 
-# What changes the course of a run, and may be meant: the run goes on, with a warning.
-_WARNED = ("reward.",)
-# A run that begins with another's checkpoint has its own name.
-_FREE_ELSEWHERE = ("experiment",)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """progress: None where the run begins at step 0. has_weights: those of a checkpoint, so that no warm-up is due.
+    settle: what is left to do in the run folder, once it is sure that the run begins; all ranks call it."""
+
+    progress: Progress | None = None
+    has_weights: bool = False
+    settle: Callable[[], None] = lambda: None
 
 
-def check_config(config: ExperimentConfig, folder: RunFolder) -> list[str]:
-    """Compare a run's configuration with the one in its folder, or with that of the run that it begins with.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Restores `trainer` and `stateful`. inputs: fingerprints of what the run learns from. started: this process's
+    clock. All ranks call `restore`, before the first step."""
 
-    Returns warnings, one line each. Raises ConfigError naming every setting that differs and must not.
-    """
-    if folder.status is not RunStatus.NEW:
-        return check_same_experiment(config, folder.config, warned=_WARNED)
-    if folder.origin is None or folder.origin.restore == "weights":
-        return []
-    saved = folder.origin.config
-    if saved is None:
-        return [f"warning: {folder.origin.path} lies in no run folder, so no settings can be compared"]
-    return check_same_experiment(config, saved, free=_FREE_ELSEWHERE, warned=_WARNED)
+    trainer: Trainer
+    stateful: Mapping[str, Stateful]
+    inputs: Mapping[str, Any]
+    folder: RunFolder
+    log: RunLog
+    saver: Saver
+    started: float
 
+    def restore(self) -> Start:
+        """Restore the state that the run continues from, if any.
 
-def check_same_experiment(
-    config: ExperimentConfig, saved: Path, *, free: tuple[str, ...] = (), warned: tuple[str, ...] = ()
-) -> list[str]:
-    """Raises ConfigError naming every setting that differs from the saved configuration. free, warned: beginnings of
-    keys that may differ, too; of the latter the warnings are returned."""
-    if not saved.is_file():
-        return []
-    ours = dict(_flat(config_mapping(config)))
-    theirs = dict(_flat(config_mapping(load_config(saved, check_files=False))))
-    differing = {
-        key: f"{key}: {ours.get(key)!r}, the run has {theirs.get(key)!r}"
-        for key in sorted(ours.keys() | theirs.keys())
-        if ours.get(key) != theirs.get(key) and not key.startswith((*_FREE, *free))
-    }
-    refused = [f"  {text}" for key, text in differing.items() if not key.startswith(warned)]
-    if refused:
-        raise ConfigError(
-            f"{saved}: the run to be resumed has other settings:\n" + "\n".join(refused) + "\n"
-            "Resume with the run's own settings, or start another run with `--set run_dir=...`"
+        Raises CheckpointError, WeightsError, DataError: damaged, of another model, tokenizer or data; TrainingError: it
+        is beyond the steps that are asked for. Nothing in the folder has changed then.
+        """
+        folder, origin = self.folder, self.folder.origin
+        if origin is not None and origin.is_same_run:
+            return self._roll_back(origin)
+        newest = path_for_all(lambda: newest_checkpoint(folder.checkpoints))
+        if newest is not None:
+            return self._continue(newest)
+        if origin is not None and origin.restore == "weights":
+            return self._start_with_weights(origin)
+        if origin is not None:
+            return self._start_from_other_run(origin)
+        if folder.status is not RunStatus.NEW:
+            self.log.note(f"{folder.root}: no checkpoint yet; starting from the beginning")
+        return Start()
+
+    def _continue(self, newest: Path) -> Start:
+        """From the newest checkpoint of this run."""
+        progress = self._load(newest)
+        self._restore_reference()
+
+        def settle() -> None:
+            self.log.truncate_after(progress.step)
+            self.log.note(f"resumed at step {progress.step} from {newest}")
+            faults.reach("resume.after")
+
+        return Start(progress=progress, settle=settle)
+
+    def _roll_back(self, origin: Origin) -> Start:
+        """To an earlier checkpoint of this run. Only when it is loaded is the later part of the run given up."""
+        path = path_for_all(origin.checkpoint)
+        assert path is not None
+        progress = self._load(path)
+        self._restore_reference()
+
+        def settle() -> None:
+            self.log.note(f"going back to step {progress.step}, to {path}")
+            first_rank_first(
+                lambda: self.log.note(f"what came later is in {roll_back(self.folder.root, progress.step)}")
+            )
+            self.log.truncate_after(progress.step)
+            self.log.note("from here on resume=auto continues")
+            faults.reach("resume.after")
+
+        return Start(progress=progress, settle=settle)
+
+    def _start_with_weights(self, origin: Origin) -> Start:
+        """With those of another run's checkpoint."""
+        path = path_for_all(origin.checkpoint)
+        assert path is not None
+        with open_checkpoint(path) as saved:
+            self._check_inputs(saved, weights_only=True)
+            self._load_weights(saved)
+        self.log.note(
+            f"restore=weights: weights of step {saved.step} from {path}; optimizer, counters and place in the data "
+            "begin anew at step 0, without a warm-up"
         )
-    return [f"warning: {text}; scores before and after this may not compare" for text in differing.values()]
+        return Start(has_weights=True)
+
+    def _start_from_other_run(self, origin: Origin) -> Start:
+        """With all of another run's checkpoint."""
+        path = path_for_all(origin.checkpoint)
+        assert path is not None
+        progress = self._load(path)
+
+        def settle() -> None:
+            first_rank_first(lambda: _copy_history(origin.run, self.folder, progress.step))
+            self._restore_reference()
+            self.log.truncate_after(progress.step)
+            self.log.note(f"began at step {progress.step} with {path}; what that run logged until then was copied")
+            self.saver.save(progress)  # from now on the folder needs no other
+            faults.reach("resume.after")
+
+        return Start(progress=progress, settle=settle)
+
+    def _load(self, path: Path) -> Progress:
+        """Everything that `Saver` took."""
+        trainer = self.trainer
+        with open_checkpoint(path) as saved:
+            if saved.step > trainer.total_steps:
+                raise TrainingError(
+                    f"{path}: has {saved.step} steps behind it, the run asks for {trainer.total_steps}, so there is "
+                    "nothing to train; raise trainer.max_steps, or name an earlier checkpoint with resume=PATH"
+                )
+            self._check_inputs(saved, weights_only=False)
+            self._load_weights(saved, with_optimizer=True)
+            for name, part in self.stateful.items():
+                if name in saved.stateful:
+                    part.load(saved.stateful[name], saved.arrays_of(name))
+                else:
+                    self.log.note(f"note: {path} holds no state of `{name}`, which starts anew")
+            trainer.weight_version = int(saved.state["weight_version"])
+            progress = Progress.from_state(saved.state["progress"], started=self.started)
+        trainer.load_engine_weights()
+        return progress
+
+    def _load_weights(self, saved: OpenCheckpoint, *, with_optimizer: bool = False) -> None:
+        trainer = self.trainer
+        with trainer.swap.phase(Phase.SAVE):
+            load_tensors(trainer.model, trainer.model.config, saved.parameters)
+            if with_optimizer:
+                trainer.backend.load_tensors(saved.optimizer)
+
+    def _check_inputs(self, saved: OpenCheckpoint, *, weights_only: bool) -> None:
+        there = saved.state.get("inputs")
+        for line in check_fingerprints(there, self.inputs, where=saved.path, weights_only=weights_only):
+            self.log.note(f"warning: {line}")
+
+    def _restore_reference(self) -> None:
+        if self.trainer.reference is not None:
+            with self.trainer.swap.phase(Phase.SCORE):
+                self.trainer.reference.restore(self.folder.reference)
 
 
-def _flat(mapping: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in mapping.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+def _copy_history(run: Path | None, folder: RunFolder, step: int) -> None:
+    """What the other run has that is no part of a checkpoint: its logs until then, and its reference policy."""
+    if run is None:
+        return
+    for name in (METRICS_FILE, SAMPLES_FILE, VALIDATION_FILE):
+        until, _ = split_records(run / name, step)
+        if until:
+            write_file(folder.root / name, b"".join(until))
+    reference = run / folder.reference.name
+    if reference.is_dir() and not folder.reference.exists():
+        filled = temporary_path(folder.reference)
+        shutil.copytree(reference, filled)
+        fsync_tree(filled)
+        publish_folder(filled, folder.reference)

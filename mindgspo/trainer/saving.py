@@ -1,25 +1,66 @@
-"""A run's state into checkpoints.
+"""Saves a run's state in checkpoints that any plan can read, while the run waits or in a thread while it goes on.
 
-What enters: the parts of an experiment and how far the run has come. What leaves: a checkpoint that any plan can read,
-written while the run waits, or in a thread while it goes on. Called by `loop`, on every rank; rank 0 writes.
-`restoring` is the way back.
+All ranks call `Saver.save`; rank 0 writes. `resume` is the way back.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
 
 from mindgspo import faults
-from mindgspo.checkpoint import Keep, RunFolder, save_checkpoint
+from mindgspo.checkpoint import Keep, save_checkpoint
 from mindgspo.models.weights import weights_as_numpy
+from mindgspo.parallel.cluster import first_rank_first, is_first
 from mindgspo.parallel.swap.states import Phase
-from mindgspo.trainer.parts import TrainingParts
+from mindgspo.tensor_files import TensorSource
 from mindgspo.trainer.progress import Progress
-from mindgspo.trainer.ranks import first_rank_first, is_first
+from mindgspo.trainer.step import Trainer
+
+
+class Stateful(Protocol):
+    """Something whose state goes into checkpoints. All ranks call each method, in the same order and in no phase of the
+    swap; rank 0's is written."""
+
+    def state(self) -> dict[str, Any]:
+        """JSON, equal on all ranks (no tuples, no integer keys, no NaN); {} where there is none."""
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Written as they are, into `<name>.safetensors` of the checkpoint; no such file where there are none. Copies,
+        or arrays that nobody changes any more: they may be written while the run goes on. Where ranks hold parts, rank
+        0 gives the whole, the others may give nothing."""
+
+    def load(self, state: Mapping[str, Any], arrays: TensorSource) -> None:
+        """Continue from what was saved. arrays: open for this call only, empty where none were saved; a rank reads what
+        it holds (`read_slice`). Raises CheckpointError, DataError."""
+
+
+@dataclass(frozen=True, slots=True)
+class JSONState:
+    """`Stateful` made of a function that returns the state and one that takes it back."""
+
+    get: Callable[[], dict[str, Any]]
+    set: Callable[[Mapping[str, Any]], None]
+
+    def state(self) -> dict[str, Any]:
+        """See `Stateful`."""
+        return dict(self.get())
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """None."""
+        return {}
+
+    def load(self, state: Mapping[str, Any], arrays: TensorSource) -> None:
+        """See `Stateful`."""
+        self.set(state)
 
 
 class Saver:
@@ -28,18 +69,26 @@ class Saver:
     In the background an error of the disk comes up at the next `save`, or at the latest in `wait`.
     """
 
-    def __init__(self, parts: TrainingParts, folder: RunFolder) -> None:
-        self._parts, self._folder = parts, folder
+    def __init__(
+        self,
+        trainer: Trainer,
+        stateful: Mapping[str, Stateful],
+        inputs: Mapping[str, Any],
+        checkpoints: Path,
+    ) -> None:
+        """stateful: what changes while the run goes on beside weights and optimizer, by name. inputs: fingerprints of
+        what the run learns from. checkpoints: the folder."""
+        self._trainer, self._stateful, self._inputs, self._folder = trainer, stateful, inputs, checkpoints
         self._writer: threading.Thread | None = None
         self._failure: BaseException | None = None
 
     def save(self, progress: Progress) -> None:
         """A checkpoint of the present. All ranks call it: rank 0 gathers the whole."""
         faults.reach("save.before")
-        with self._parts.timers("save_checkpoint"):
+        with self._trainer.timers("save_checkpoint"):
             self.wait()
             write = self._prepared(progress)
-            if self._parts.config.trainer.save_in_background:
+            if self._trainer.settings.save_in_background:
                 self._start(write)
             else:
                 first_rank_first(write)
@@ -67,26 +116,25 @@ class Saver:
 
     def _prepared(self, progress: Progress) -> Callable[[], object]:
         """The writing, with copies of everything that the run will change."""
-        parts = self._parts
-        with parts.swap.phase(Phase.SAVE):
-            parameters = weights_as_numpy(parts.model, parts.config.model)
-            optimizer = parts.updater.state()
+        trainer, settings = self._trainer, self._trainer.settings
+        with trainer.swap.phase(Phase.SAVE):
+            parameters = weights_as_numpy(trainer.model, trainer.model.config)
+            optimizer = trainer.backend.state()
         state = {
             "progress": progress.state(time.perf_counter()),
-            "weight_version": parts.weight_version,
-            "inputs": parts.fingerprints,
-            "kept": {name: part.state() for name, part in parts.kept.items()},
+            "weight_version": trainer.weight_version,
+            "inputs": self._inputs,
+            "kept": {name: part.state() for name, part in self._stateful.items()},
         }
-        trainer = parts.config.trainer
         return partial(
             save_checkpoint,
-            self._folder.checkpoints,
+            self._folder,
             step=progress.step,
             parameters=parameters,
             optimizer=optimizer,
             state=state,
-            stateful={name: part.arrays() for name, part in parts.kept.items()},
-            keep=Keep(last=trainer.keep_checkpoints, best=trainer.keep_best),
+            stateful={name: part.arrays() for name, part in self._stateful.items()},
+            keep=Keep(last=settings.keep_checkpoints, best=settings.keep_best),
         )
 
     def _start(self, write: Callable[[], object]) -> None:

@@ -18,7 +18,7 @@ from mindgspo.launch.processes import plan_cluster
 from mindgspo.launch.watch import watch_this_process
 from mindgspo.launch.worker import run_worker
 from mindgspo.parallel import runtime
-from mindgspo.trainer.resume import check_config
+from mindgspo.trainer.resume_checks import check_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

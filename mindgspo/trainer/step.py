@@ -1,90 +1,301 @@
-"""One training step, on one page.
+"""One training step, on one page: `Trainer.train_step` names every verb in order.
 
-    prompts -> engine.generate -> responses -> reward -> judged groups -> what is trained (`collect`)
-            -> rows of each mini-batch -> log-probs of the old (and reference) policy -> advantages
-            -> one update per mini-batch -> weights, with a new version, to the engine -> metrics
+    prompts -> engine -> responses -> rewards -> scored groups (filtered, drawn again) -> rows of each mini-batch
+            -> log-probs of the old and the reference policy -> advantages -> one update per mini-batch
+            -> weights, with a new version, to the engine -> metrics
 
-What enters: the parts of the experiment and the number of the step. What leaves: a `StepResult`. Called by `loop`, on
-every rank at once: engine, judge, scorers and updater share their work out and give all ranks all results, so that this
-page is the same on one process and on many.
+All ranks call every verb at once: engine, scorers and update backend divide their work and give all ranks all results,
+so that this page is the same on one process and on many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from mindgspo import faults
-from mindgspo.algorithms import learning_rate
-from mindgspo.algorithms.optim.backend import UpdateResult
-from mindgspo.parallel import heartbeat
+import numpy as np
+from mindspore import nn
+
+from mindgspo.algorithms.kl_control import KLController
+from mindgspo.algorithms.optim.backend import UpdateBackend, UpdateResult
+from mindgspo.algorithms.optim.learning_rate import learning_rate
+from mindgspo.algorithms.rollout_correction import correction_weights
+from mindgspo.config import AlgorithmSection, OptimizerSection, RolloutSection, TrainerSection
+from mindgspo.config.schema import SwapSection
+from mindgspo.data import PromptDataset, PromptStream
+from mindgspo.data.micro_batches import BatchLayout
+from mindgspo.data.rows import scattered
+from mindgspo.evaluation.scoring import ResponseScorer
+from mindgspo.metrics import Timers
+from mindgspo.models.scoring import AutoParallelScorer, PolicyScorer
 from mindgspo.parallel.swap.states import Phase
-from mindgspo.trainer.advantages import with_group_advantages
-from mindgspo.trainer.collect import collect
-from mindgspo.trainer.guarded_update import guarded_update, reported
-from mindgspo.trainer.mini_batches import MiniBatches, flattened, mini_batches_of, with_advantages, with_log_probs
-from mindgspo.trainer.parts import TrainingParts
-from mindgspo.trainer.self_checks import check_first_update, refuse_unjudged
-from mindgspo.trainer.step_metrics import step_metrics
-from mindgspo.types import StepResult
+from mindgspo.parallel.swap.swap import Swap
+from mindgspo.rollout.protocol import Rollout, RolloutCounters, RolloutEngine, SamplingSettings
+from mindgspo.rollout.random import Purpose, RandomStream
+from mindgspo.trainer.advantages import step_advantages
+from mindgspo.trainer.batches import MiniBatches, flattened, lay_out_mini_batches, regrouped
+from mindgspo.trainer.dynamic_sampling import (
+    LeftoverBuffer,
+    SampledGroup,
+    StepSamples,
+    draw_samples,
+    left_out_rule,
+    sampling_metrics,
+)
+from mindgspo.trainer.metrics import finite_metrics, reward_metrics, step_metrics
+from mindgspo.trainer.reference import ReferencePolicy
+from mindgspo.trainer.updates import SkippedUpdates, apply_update, check_mismatch, check_ratio, require_rewards
+from mindgspo.types import Float32Array, Prompt, StepResult
 
 
-def run_step(parts: TrainingParts, step: int) -> StepResult:
-    """Sample, judge, train. `step` counts from 1. Raises TrainingError on a failed self-check or a non-finite loss."""
-    timers = parts.timers
-    heartbeat.begin_step(step)
-    with timers("step"):
-        samples = collect(parts, step)
-        refuse_unjudged(samples.groups, step)
-        with timers("old_log_prob"), parts.swap.phase(Phase.SCORE):
-            parts.let_reference_follow(step)
-            mini_batches, entropy = with_log_probs(parts, mini_batches_of(parts, samples.groups, samples.selection))
-            parts.swap.prefetch(Phase.UPDATE)
-        with timers("adv"):
-            judgement = with_group_advantages(parts, samples, flattened(mini_batches))
-            mini_batches = with_advantages(parts, mini_batches, judgement.advantages)
-        with timers("update_actor"), parts.swap.phase(Phase.UPDATE):
-            results = update(parts, mini_batches, step)
-        with timers("update_weights"):
-            parts.bring_weights()
-        faults.reach("weights.after")
-    metrics = {
-        **step_metrics(parts, samples=samples, judgement=judgement, mini_batches=mini_batches, results=results),
-        **entropy,
-        "actor/lr": step_learning_rate(parts, max(parts.updates_tried - 1, 0)),
-        "training/global_step": step,
-    }
-    metrics = reported(metrics, num_skipped=results.count(None))
-    steer_kl(parts, metrics)
-    return StepResult(step=step, metrics=metrics, groups=judgement.groups)
+@dataclass(slots=True, kw_only=True)
+class Trainer:
+    """Trains one policy, on one rank of the plans; `build.build_experiment` makes it.
 
+    reward_functions, reward_weights: of the configuration, in order. layout: how samples become rows. engine: generates
+    with the weights of `weight_version`. old_policy: scores with the present weights. reference: the policy that a KL
+    term refers to, None without one. kl: its coefficient. leftovers: groups that wait for a later step. failures_dir:
+    where a batch that broke an update is saved. total_steps: of the whole run. weight_version: updates applied to the
+    policy's weights, warm-up included.
+    """
 
-def update(parts: TrainingParts, mini_batches: MiniBatches, step: int) -> list[UpdateResult | None]:
-    """One optimizer update per mini-batch, as often as the rollout is gone through; None where it was skipped. With a
-    look at the ratio where it must still be 1."""
-    results: list[UpdateResult | None] = []
-    kl_coef = parts.kl.coef if parts.config.algorithm.kl.placement == "loss" else 0.0
-    faults.reach("update.before")
-    for batches in [*mini_batches] * parts.config.trainer.epochs_per_rollout:
-        if results:
-            faults.reach("update.inside")
-        name = f"step_{step:08d}_update_{len(results) + 1}"
-        lr = step_learning_rate(parts, parts.updates_tried)
-        result = guarded_update(parts, batches, name=name, lr=lr, kl_coef=kl_coef)
-        if result is not None and all(earlier is None for earlier in results):
-            check_first_update(parts, batches, result, step)
-        results.append(result)
-    faults.reach("update.after")
-    return results
+    algorithm: AlgorithmSection
+    rollout: RolloutSection
+    settings: TrainerSection
+    optimizer: OptimizerSection
+    reward_functions: tuple[str, ...]
+    reward_weights: tuple[float, ...]
+    seed: int
+    layout: BatchLayout
+    model: nn.Cell
+    engine: RolloutEngine
+    scorer: ResponseScorer
+    old_policy: PolicyScorer | AutoParallelScorer
+    reference: ReferencePolicy | None
+    kl: KLController
+    backend: UpdateBackend
+    train_set: PromptDataset
+    stream: PromptStream
+    leftovers: LeftoverBuffer
+    failures_dir: Path
+    total_steps: int
+    timers: Timers = field(default_factory=Timers)
+    swap: Swap = field(default_factory=lambda: Swap(SwapSection(), None))
+    skipped: SkippedUpdates = field(default_factory=SkippedUpdates)
+    weight_version: int = 0
 
+    def train_step(self, step: int) -> StepResult:
+        """Sample, score, train. `step` counts from 1. Raises TrainingError on a failed check or a non-finite loss."""
+        with self.timers("step"):
+            samples = self.draw_samples(step)
+            require_rewards(samples.groups, step)
+            with self.timers("old_log_prob"), self.swap.phase(Phase.SCORE):
+                self.follow_policy(step)
+                mini_batches = self.lay_out(samples)
+                mini_batches, score_metrics = self.score_policies(mini_batches)
+                self.swap.prefetch(Phase.UPDATE)
+            with self.timers("adv"):
+                estimated = step_advantages(
+                    samples,
+                    flattened(mini_batches),
+                    self.algorithm,
+                    kl_coef=self.kl.coef,
+                    reward_labels=self.scorer.labels,
+                    reward_weights=self.reward_weights,
+                )
+                mini_batches = self.with_advantages(mini_batches, estimated.advantages)
+            with self.timers("update_actor"), self.swap.phase(Phase.UPDATE):
+                results = self.update(mini_batches, step)
+            with self.timers("update_weights"):
+                self.load_engine_weights()
+        metrics = {
+            **step_metrics(
+                samples,
+                estimated.groups,
+                mini_batches,
+                results,
+                self.algorithm,
+                self.rollout,
+                self.settings,
+                self.timers,
+                replicas=self.layout.replicas,
+            ),
+            **sampling_metrics(self.algorithm.filter_groups, samples, self.leftovers),
+            **reward_metrics(estimated, self.algorithm.kl, self.kl.coef),
+            **score_metrics,
+            "actor/lr": self.learning_rate(max(self.updates_tried - 1, 0)),
+            "training/epoch": self.stream.epochs,
+            "training/updates": self.backend.updates,
+            "training/global_step": step,
+        }
+        metrics = finite_metrics(metrics, num_skipped=results.count(None))
+        self.adapt_kl_coefficient(metrics)
+        return StepResult(step=step, metrics=metrics, groups=estimated.groups)
 
-def steer_kl(parts: TrainingParts, metrics: Mapping[str, float]) -> None:
-    """Let the coefficient of the next step answer to the KL of this one."""
-    kl = metrics.get("critic/kl", metrics.get("actor/kl"))
-    if kl is not None:
-        parts.kl.update(kl, int(metrics["samples/trained"]))
+    # ---- generate and score
 
+    def draw_samples(self, step: int) -> StepSamples:
+        """The scored groups of the step; rollout after rollout where groups without a signal are replaced."""
+        section, functions = self.algorithm.filter_groups, self.reward_functions
+        label = dict(zip(functions, self.scorer.labels, strict=True)).get(section.metric)
+        return draw_samples(
+            lambda num_prompts, draw: self.generate_and_score(num_prompts, step=step, draw=draw),
+            section=section,
+            batch_size=self.rollout.prompts_per_step,
+            left_out=left_out_rule(section, label, needs_baseline=self.needs_greedy),
+            leftovers=self.leftovers,
+            step=step,
+            has_baselines=self.needs_greedy,
+        )
 
-def step_learning_rate(parts: TrainingParts, update_index: int) -> float:
-    """Learning rate of the update number `update_index` (from 0) of the run."""
-    total = parts.total_steps * parts.updates_per_rollout
-    return learning_rate(update_index, total, parts.config.optimizer)
+    @property
+    def needs_greedy(self) -> bool:
+        """Whether the advantage compares with the reward of the greedy response."""
+        return self.algorithm.advantage.estimator == "remax"
+
+    def generate_and_score(
+        self, num_prompts: int, *, step: int, draw: int
+    ) -> tuple[list[SampledGroup], RolloutCounters]:
+        """One rollout of the next prompts. draw: number of the rollout in the step."""
+        prompts = [self.train_set[index] for index in self.stream.take(num_prompts)]
+        with self.timers("gen"), self.swap.phase(Phase.ROLLOUT):
+            rollout, greedy = self.generate(prompts, step=step, draw=draw)
+            if not self.algorithm.filter_groups.refill:  # with it the next phase may be another rollout
+                self.swap.prefetch(Phase.SCORE)
+        with self.timers("reward"):
+            groups = self.scorer.score(prompts, rollout)
+            baselines = [None] * len(groups)
+            if greedy is not None:
+                baselines = [group.scores[0].value for group in self.scorer.score(prompts, greedy)]
+        sampled = [
+            SampledGroup(group=group, baseline=baseline, step=step)
+            for group, baseline in zip(groups, baselines, strict=True)
+        ]
+        return sampled, rollout.counters
+
+    def generate(self, prompts: Sequence[Prompt], *, step: int, draw: int = 0) -> tuple[Rollout, Rollout | None]:
+        """Sampled responses and, where the advantage needs them, greedy ones."""
+        settings = self.sampling_settings(step, draw)
+        rollout = self.engine.generate(prompts, settings, weight_version=self.weight_version)
+        if not self.needs_greedy:
+            return rollout, None
+        settings = replace(settings, num_samples=1, temperature=0.0)
+        return rollout, self.engine.generate(prompts, settings, weight_version=self.weight_version)
+
+    def sampling_settings(self, step: int, draw: int = 0) -> SamplingSettings:
+        """How the training responses of a draw are sampled."""
+        return SamplingSettings(
+            num_samples=self.rollout.num_generations,
+            temperature=self.rollout.temperature,
+            max_new_tokens=self.rollout.max_new_tokens,
+            stream=RandomStream(seed=self.seed, purpose=Purpose.TRAINING, step=step, draw=draw),
+        )
+
+    # ---- rows, log-probs, advantages
+
+    def lay_out(self, samples: StepSamples) -> MiniBatches:
+        """Micro-batches of the trained responses, by mini-batch."""
+        size = self.settings.prompts_per_mini_batch * self.rollout.num_generations
+        return lay_out_mini_batches(samples, self.layout, responses_per_mini_batch=size)
+
+    def follow_policy(self, step: int) -> None:
+        """Let a moving reference policy take its step towards the policy."""
+        if self.reference is not None:
+            self.reference.follow(self.model, steps_done=step - 1, version=self.weight_version)
+
+    def score_policies(self, mini_batches: MiniBatches) -> tuple[MiniBatches, dict[str, float]]:
+        """The same batches with log-probs under the old policy of all updates to come (the present weights, or as the
+        sampler found them) and, where a KL term needs them, under the reference policy; with their metrics."""
+        if not mini_batches:
+            return [], {}
+        batches, metrics = flattened(mini_batches), {}
+        if self.algorithm.old_log_probs == "sampler":
+            batches = [replace(batch, old_logp_NK=batch.rollout_logp_NK) for batch in batches]
+        else:
+            old = self.old_policy.score(batches)
+            batches = [replace(batch, old_logp_NK=found.logp_NK) for batch, found in zip(batches, old, strict=True)]
+            entropy = sum(float(found.entropy_NK.sum(dtype=np.float64)) for found in old)
+            metrics["actor/entropy"] = entropy / sum(micro_batches[0].num_tokens for micro_batches in mini_batches)
+        if self.reference is not None:
+            metrics |= {
+                "critic/reference_version": self.reference.version,
+                "critic/reference_age": self.weight_version - self.reference.version,
+            }
+            scores = self.reference.scorer.score(batches)
+            batches = [replace(batch, ref_logp_NK=found.logp_NK) for batch, found in zip(batches, scores, strict=True)]
+        return regrouped(batches, mini_batches), metrics
+
+    def with_advantages(self, mini_batches: MiniBatches, advantages: Sequence[Float32Array]) -> MiniBatches:
+        """The same batches with the advantages of their responses, by number, and the correction weights."""
+        section = self.algorithm.rollout_correction
+        return [
+            [
+                replace(
+                    batch,
+                    advantages_NK=scattered(batch, advantages),
+                    correction_NK=correction_weights(section, batch.old_logp_NK, batch.rollout_logp_NK, batch.mask_NK),
+                )
+                for batch in batches
+            ]
+            for batches in mini_batches
+        ]
+
+    # ---- update
+
+    def update(self, mini_batches: MiniBatches, step: int) -> list[UpdateResult | None]:
+        """One optimizer update per mini-batch, `epochs_per_rollout` times over; None where an update was skipped. The
+        first one must find importance ratios of 1."""
+        results: list[UpdateResult | None] = []
+        kl_coef = self.kl.coef if self.algorithm.kl.placement == "loss" else 0.0
+        for batches in mini_batches * self.settings.epochs_per_rollout:
+            result = apply_update(
+                self.backend,
+                batches,
+                lr=self.learning_rate(self.updates_tried),
+                kl_coef=kl_coef,
+                settings=self.settings,
+                skipped=self.skipped,
+                failures_dir=self.failures_dir,
+                is_first=not results,
+                name=f"step_{step:08d}_update_{len(results) + 1}",
+            )
+            if result is not None:
+                self.weight_version += 1
+                if all(earlier is None for earlier in results):
+                    self._check_first_update(batches, result, step)
+            results.append(result)
+        return results
+
+    def _check_first_update(self, batches: Sequence, result: UpdateResult, step: int) -> None:
+        settings, temperature = self.settings, self.rollout.temperature
+        if self.algorithm.old_log_probs == "sampler":
+            check_mismatch(batches, result, step, limit=settings.max_rollout_mismatch, temperature=temperature)
+        else:
+            check_ratio(result, step, limit=settings.max_ratio_error, temperature=temperature)
+
+    def load_engine_weights(self) -> None:
+        """Let the engine generate with the policy's present weights."""
+        with self.swap.phase(Phase.RESHARD):
+            self.engine.load_weights(self.weight_version)
+
+    def adapt_kl_coefficient(self, metrics: Mapping[str, float]) -> None:
+        """Let the coefficient of the next step answer to the KL of this one."""
+        kl = metrics.get("critic/kl", metrics.get("actor/kl"))
+        if kl is not None:
+            self.kl.update(kl, int(metrics["samples/trained"]))
+
+    def learning_rate(self, update_index: int) -> float:
+        """Learning rate of the update number `update_index` (from 0) of the run."""
+        return learning_rate(update_index, self.total_steps * self.updates_per_rollout, self.optimizer)
+
+    @property
+    def updates_per_rollout(self) -> int:
+        """Optimizer updates per training step: mini-batches, times the epochs over them."""
+        mini_batches = self.rollout.prompts_per_step // self.settings.prompts_per_mini_batch
+        return mini_batches * self.settings.epochs_per_rollout
+
+    @property
+    def updates_tried(self) -> int:
+        """Updates applied and skipped so far. The learning rate goes by it, so that a schedule ends with the run."""
+        return self.backend.updates + self.skipped.total

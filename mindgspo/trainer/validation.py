@@ -1,41 +1,80 @@
-"""Accuracy on the held-out problems while a run goes on.
-
-What enters: the parts of an experiment and how far it has come. What leaves: metrics, answers and a verdict
-in the log, accuracy and best step in the progress. Called by `loop` before, between and after the training steps.
-"""
+"""Evaluates the policy on data.eval before, between and after the training steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from mindgspo.config import ExperimentConfig
-from mindgspo.config.data import CHANGE, OVERALL
-from mindgspo.config.rules import part_of
+import numpy as np
+
+from mindgspo.config.data import CHANGE, OVERALL, EvalSection
 from mindgspo.data import PromptDataset
-from mindgspo.errors import ConfigError
-from mindgspo.metrics import RunLog, verdict_lines
-from mindgspo.trainer.evaluate import evaluate, part_names, with_bounds
-from mindgspo.trainer.parts import TrainingParts
+from mindgspo.evaluation.evaluate import Evaluator, with_bounds
+from mindgspo.metrics import RunLog, Timers, verdict_lines
+from mindgspo.metrics.estimates import Estimate, change_estimate
 from mindgspo.trainer.progress import Progress
 
 
-def validate(parts: TrainingParts, log: RunLog, progress: Progress) -> None:
-    """Accuracy on data.eval with the weights of the present, noted in `progress`, with all its metrics in the log."""
-    with parts.timers("testing"):
-        sets = {name: list(rows) for name, rows in parts.eval_sets.items()}
-        evaluation = evaluate(parts, sets, progress.step)
-    metrics = {**evaluation.metrics, **parts.timers.collect()}
-    change = parts.baseline.change(evaluation.solved)
-    if change is not None:
-        metrics |= with_bounds(CHANGE, change)
-    section = parts.config.eval
-    progress.evaluated(evaluation.accuracy, metrics.get(section.best_metric))
-    log.log_metrics(progress.step, metrics)
-    for one in evaluation.sets:
-        for groups in (one.greedy, one.sampled):
-            log.log_validation(progress.step, one.name, groups, parts.tokenizer.decode)
-    for line in verdict_lines(log.history, step=progress.step, best=_best_text(section.best_metric, progress)):
-        log.note(line)
+class Baseline:
+    """Which held-out problems the first evaluation of a run solved: what later ones are compared with."""
+
+    def __init__(self) -> None:
+        self._solved: np.ndarray | None = None
+
+    def change(self, solved: Sequence[bool]) -> Estimate | None:
+        """Change of the accuracy since the first call, which only takes note and returns None; so does one about
+        another number of problems (a run that began with another's checkpoint, on other rows)."""
+        outcome = np.asarray(solved, bool)
+        if self._solved is None or self._solved.size != outcome.size:
+            self._solved = outcome
+            return None
+        return change_estimate(self._solved, outcome)
+
+    def state(self) -> dict[str, object]:
+        """JSON-able; `load_state` reads it back."""
+        if self._solved is None:
+            return {}
+        return {"problems": int(self._solved.size), "solved": np.packbits(self._solved).tobytes().hex()}
+
+    def load_state(self, state: Mapping[str, object]) -> None:
+        """Continue from what `state` returned."""
+        self._solved = None
+        if state:
+            bits = np.frombuffer(bytes.fromhex(str(state["solved"])), np.uint8)
+            self._solved = np.unpackbits(bits, count=int(str(state["problems"]))).astype(bool)
+
+
+class Validation:
+    """The evaluations of a run. sets: held-out problems by the name of their set. decode: ids as text, for the logs."""
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        sets: Mapping[str, PromptDataset],
+        section: EvalSection,
+        *,
+        timers: Timers,
+        decode: Callable[[Sequence[int]], str],
+    ) -> None:
+        self.evaluator, self.sets, self.baseline = evaluator, sets, Baseline()
+        self._section, self._timers, self._decode = section, timers, decode
+
+    def run(self, log: RunLog, progress: Progress, *, weight_version: int) -> None:
+        """Accuracy on data.eval with the present weights, noted in `progress`, with all its metrics in the log."""
+        with self._timers("testing"):
+            sets = {name: list(rows) for name, rows in self.sets.items()}
+            evaluation = self.evaluator.evaluate(sets, progress.step, weight_version=weight_version)
+        metrics = {**evaluation.metrics, **self._timers.collect()}
+        change = self.baseline.change(evaluation.solved)
+        if change is not None:
+            metrics |= with_bounds(CHANGE, change)
+        best_metric = self._section.best_metric
+        progress.evaluated(evaluation.accuracy, metrics.get(best_metric))
+        log.log_metrics(progress.step, metrics)
+        for one in evaluation.sets:
+            for groups in (one.greedy, one.sampled):
+                log.log_validation(progress.step, one.name, groups, self._decode)
+        for line in verdict_lines(log.history, step=progress.step, best=_best_text(best_metric, progress)):
+            log.note(line)
 
 
 def _best_text(name: str, progress: Progress) -> str:
@@ -45,17 +84,3 @@ def _best_text(name: str, progress: Progress) -> str:
     where = "here" if best.step == progress.step else f"at step {best.step}"
     value = f"{best.value:.1%}" if "/acc/" in name else f"{best.value:.4g}"
     return f"best {'' if name == OVERALL else f'{name} '}{value} {where}"
-
-
-def check_best_metric(config: ExperimentConfig, eval_sets: Mapping[str, PromptDataset]) -> None:
-    """Raises ConfigError where eval.best_metric is about a data source that no set holds."""
-    part = part_of(config.eval.best_metric)
-    names = [
-        name
-        for set_name, rows in eval_sets.items()
-        for name in part_names(config, set_name, (row.data_source for row in rows))
-    ]
-    if part is not None and part not in names:
-        raise ConfigError(
-            f"eval.best_metric: {config.eval.best_metric} is not measured: data.eval holds {', '.join(names)}"
-        )

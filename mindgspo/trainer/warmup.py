@@ -1,7 +1,7 @@
 """Supervised fine-tuning on worked solutions, before reinforcement learning.
 
-What enters: the experiment's parts and a `Warmup`. What leaves: changed weights, lines in the log. It uses the
-update cell of reinforcement learning with another loss, watches its accuracy on a set of its own, and may stop early.
+It uses the update backend of reinforcement learning with another loss, watches its accuracy on a set of its own, and
+may stop early.
 """
 
 from __future__ import annotations
@@ -10,23 +10,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mindgspo.algorithms import learning_rate
 from mindgspo.algorithms.losses.supervised import SupervisedLoss
 from mindgspo.algorithms.optim.backend import UpdateResult
 from mindgspo.algorithms.optim.build import build_update_backend
+from mindgspo.algorithms.optim.learning_rate import learning_rate
 from mindgspo.config import ModelSection, WarmupSection
 from mindgspo.data import PromptDataset, PromptStream
 from mindgspo.data.micro_batches import BatchLayout, micro_batches
 from mindgspo.data.rows import TrainingSample
 from mindgspo.errors import DataError
+from mindgspo.evaluation.evaluate import Evaluator
 from mindgspo.metrics import RunLog
 from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.tokenization import Tokenizer
-from mindgspo.trainer.batch_layout import batch_layout
-from mindgspo.trainer.evaluate import greedy_accuracy
-from mindgspo.trainer.failures import saved_on_failure
-from mindgspo.trainer.parts import TrainingParts
+from mindgspo.trainer.step import Trainer
+from mindgspo.trainer.updates import saved_on_failure
 from mindgspo.types import Prompt
 
 # Keeps the order of warm-up rows apart from the order of training prompts.
@@ -42,27 +41,30 @@ class Warmup:
     check_set: PromptDataset | None
 
 
-def warm_up(parts: TrainingParts, warmup: Warmup, log: RunLog) -> None:
+def warm_up(trainer: Trainer, warmup: Warmup, evaluator: Evaluator, log: RunLog) -> None:
     """Train until `max_steps` or until greedy accuracy on `check_set` reaches `stop_at_accuracy`.
 
     Raises TrainingError, with the batch saved, if a loss is not finite.
     """
     section = warmup.section
-    optimizer = parts.config.optimizer.model_copy(update={"lr": section.lr, "schedule": "cosine", "warmup_ratio": 0.05})
-    policy = PolicyLogProbs(parts.model, temperature=1.0, with_entropy=False)
-    updater = build_update_backend(policy, SupervisedLoss(), optimizer)
-    stream = PromptStream(len(warmup.samples), parts.config.seed ^ _WARMUP_STREAM)
-    layout = _layout(parts, section)
+    optimizer = trainer.optimizer.model_copy(update={"lr": section.lr, "schedule": "cosine", "warmup_ratio": 0.05})
+    policy = PolicyLogProbs(trainer.model, temperature=1.0, with_entropy=False)
+    backend = build_update_backend(policy, SupervisedLoss(), optimizer)
+    stream = PromptStream(len(warmup.samples), trainer.seed ^ _WARMUP_STREAM)
+    layout = _layout(trainer.layout, section)
     for number in range(1, section.max_steps + 1):
         batches = micro_batches([warmup.samples[index] for index in stream.take(section.batch_size)], layout)
         lr = learning_rate(number - 1, section.max_steps, optimizer)
-        update_phase = parts.swap.phase(Phase.UPDATE)
-        with update_phase, saved_on_failure(parts.failures_dir, f"warmup_{number:08d}", batches):
-            result = updater.update(batches, lr)
-        parts.weight_version += 1
+        update_phase = trainer.swap.phase(Phase.UPDATE)
+        with update_phase, saved_on_failure(trainer.failures_dir, f"warmup_{number:08d}", batches):
+            result = backend.update(batches, lr)
+        trainer.weight_version += 1
         if number % section.check_every and number != section.max_steps:
             continue
-        accuracy = _check(parts, warmup.check_set)
+        accuracy = None
+        if warmup.check_set is not None:
+            trainer.load_engine_weights()
+            accuracy = evaluator.greedy_accuracy(list(warmup.check_set), weight_version=trainer.weight_version)
         shown = "" if accuracy is None else f"  accuracy {accuracy:.3f} on {len(warmup.check_set)} problems"
         log.note(f"warm-up {number:>5}/{section.max_steps}  loss {result.loss:.4f}{shown}")
         if accuracy is not None and section.stop_at_accuracy is not None and accuracy >= section.stop_at_accuracy:
@@ -70,18 +72,10 @@ def warm_up(parts: TrainingParts, warmup: Warmup, log: RunLog) -> None:
     log.log_metrics(0, _metrics(result, lr=lr, updates=number, accuracy=accuracy))
 
 
-def _layout(parts: TrainingParts, section: WarmupSection) -> BatchLayout:
-    layout = batch_layout(parts.config, pad_id=parts.tokenizer.pad_id)
+def _layout(layout: BatchLayout, section: WarmupSection) -> BatchLayout:
     if layout.samples_per_micro_batch is None:
         return layout
     return replace(layout, samples_per_micro_batch=min(layout.samples_per_micro_batch, section.batch_size))
-
-
-def _check(parts: TrainingParts, check_set: PromptDataset | None) -> float | None:
-    if check_set is None:
-        return None
-    parts.bring_weights()
-    return greedy_accuracy(parts, list(check_set))
 
 
 def _metrics(result: UpdateResult, *, lr: float, updates: int, accuracy: float | None) -> dict[str, float]:

@@ -21,7 +21,7 @@ from mindgspo.models.scoring import AutoParallelScorer
 from mindgspo.models.weights import held_parameters, initialize_weights, weight_layouts, weight_views
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.placement import logical_placement
-from mindgspo.trainer.longest_batch import longest_batch
+from mindgspo.trainer.batches import longest_batch
 
 
 def build(config: ExperimentConfig, graph: str, rank: int, *, strategy_path: Path) -> CompilableGraph:

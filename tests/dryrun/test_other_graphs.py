@@ -9,7 +9,7 @@ from dryrun.shipped_experiment import NUM_RANKS, write_experiment
 
 from mindgspo.ascend.dryrun import Result, Toolchain, run_child
 from mindgspo.config import load_config
-from mindgspo.trainer.longest_batch import longest_batch
+from mindgspo.trainer.batches import longest_batch
 
 PLANS = {
     "stages": ("model_parallel: 4, pipeline_stage: 2, micro_batch_num: 2", 4),

@@ -179,7 +179,7 @@ def test_after_a_mistake_the_corrected_experiment_starts(
 ) -> None:
     """Data prepared by the start that failed must not stand in the way of other settings."""
     from mindgspo.config import load_config
-    from mindgspo.trainer.build import build_parts
+    from mindgspo.trainer.build import build_experiment
 
     folder = experiment.parent
     monkeypatch.chdir(folder)
@@ -189,11 +189,11 @@ def test_after_a_mistake_the_corrected_experiment_starts(
     assert "held_out.jsonl:7 with" in capsys.readouterr().err
     edit(folder / "held_out.jsonl", "pens " * 40, "Seven?")
     run_dir = folder / "runs" / "tiny"
-    parts = build_parts(
+    built = build_experiment(
         load_config(experiment),
         data_dir=run_dir / "data",
         failures_dir=run_dir / "failures",
         swap_dir=run_dir / "swap",
         new_run=True,
     )
-    assert parts.eval_sets["eval"][6].answer == "7"
+    assert built.validation.sets["eval"][6].answer == "7"

@@ -57,7 +57,7 @@ def test_a_warm_up_that_breaks_saves_its_batch_too(experiment: Path) -> None:
 
 
 def test_log_probs_of_broken_weights_are_refused(experiment: Path, tmp_path: Path, cpu_runtime: None) -> None:
-    from mindgspo.trainer.logprobs import log_probs_of_file
+    from mindgspo.evaluation.log_probs import log_probs_of_file
 
     broken = write_model(tmp_path / "broken", experiment, put_infinity)
     (tmp_path / "rows.jsonl").write_text('{"ids": [1, 2, 3]}\n')

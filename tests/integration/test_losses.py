@@ -74,42 +74,42 @@ def load(folder: Path, *overrides: str) -> ExperimentConfig:
 
 
 @pytest.fixture(scope="module")
-def parts(cpu_runtime: None, tmp_path_factory: pytest.TempPathFactory):
-    from mindgspo.trainer.build import build_parts
+def trainer(cpu_runtime: None, tmp_path_factory: pytest.TempPathFactory):
+    from mindgspo.evaluation.scoring import ResponseScorer
+    from mindgspo.trainer.build import build_experiment
 
     folder = tmp_path_factory.mktemp("family")
-    parts = build_parts(
+    experiment = build_experiment(
         load(folder), data_dir=folder / "data", failures_dir=folder / "failures", swap_dir=folder / "swap"
     )
-    parts.scorer = EvenIds()
-    return parts
+    experiment.trainer.scorer = ResponseScorer(EvenIds(), experiment.tokenizer)
+    return experiment.trainer
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_a_step_trains_with_every_loss(name: str, parts, tmp_path: Path) -> None:
+def test_a_step_trains_with_every_loss(name: str, trainer, tmp_path: Path) -> None:
     from mindgspo.algorithms.losses.registry import build_policy_loss
     from mindgspo.algorithms.optim.manual import SingleUpdate
     from mindgspo.models.policy import PolicyLogProbs
     from mindgspo.models.weights import initialize_weights, weights_as_numpy
-    from mindgspo.trainer.step import run_step
 
     config = load(tmp_path, f"algorithm.name={name}")
-    initialize_weights(parts.model, config.model, seed=1)
-    before = weights_as_numpy(parts.model, config.model)
-    policy = PolicyLogProbs(parts.model, temperature=1.0, with_entropy=False)
-    parts.config = config
-    parts.updater = SingleUpdate(policy, build_policy_loss(config.algorithm), config.optimizer)
-    parts.weight_version += 1
-    parts.engine.load_weights(parts.weight_version)
-    metrics = run_step(parts, 1).metrics
+    initialize_weights(trainer.model, config.model, seed=1)
+    before = weights_as_numpy(trainer.model, config.model)
+    policy = PolicyLogProbs(trainer.model, temperature=1.0, with_entropy=False)
+    trainer.algorithm, trainer.optimizer = config.algorithm, config.optimizer
+    trainer.backend = SingleUpdate(policy, build_policy_loss(config.algorithm), config.optimizer)
+    trainer.weight_version += 1
+    trainer.engine.load_weights(trainer.weight_version)
+    metrics = trainer.train_step(1).metrics
 
     assert unknown_names(metrics) == []
     assert [key for key, value in metrics.items() if not math.isfinite(value)] == []
-    assert (metrics["samples/trained"], metrics["actor/updates"], parts.updater.updates) == (12, 2, 2)
+    assert (metrics["samples/trained"], metrics["actor/updates"], trainer.backend.updates) == (12, 2, 2)
     assert metrics["actor/grad_norm"] > 0 and metrics["critic/advantages/max"] > 0 > metrics["critic/advantages/min"]
     assert metrics["actor/first_ratio_error_max"] < 1e-5 < metrics["actor/ratio_error_max"]
     assert ("actor/pg_clipfrac_lower" in metrics) == (name == "ppo"), "only PPO's recipe has the dual clip"
-    after = weights_as_numpy(parts.model, config.model)
+    after = weights_as_numpy(trainer.model, config.model)
     assert all((after[key] != before[key]).any() for key in before), "a weight that was not trained"
     assert all(np.isfinite(array).all() for array in after.values())
 

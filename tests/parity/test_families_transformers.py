@@ -196,7 +196,7 @@ def test_32_greedy_tokens_of_the_decode_graph(pair: Pair) -> None:
 
 
 def test_log_probs_of_the_command(pair: Pair, tmp_path: Path) -> None:
-    from mindgspo.trainer.logprobs import log_probs_of_file
+    from mindgspo.evaluation.log_probs import log_probs_of_file
 
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"ids": ids.tolist()}) + "\n" for ids in IDS_RT))

@@ -17,7 +17,7 @@ from mindgspo.cli import app
 from mindgspo.config import batch_table, load_config
 from mindgspo.config.messages import known_keys
 from mindgspo.errors import ConfigError
-from mindgspo.trainer.preflight import check_experiment
+from mindgspo.trainer.check import check_experiment
 
 PROJECT = Path(__file__).resolve().parents[2]
 DOCS = PROJECT / "docs"

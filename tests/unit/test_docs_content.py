@@ -28,6 +28,7 @@ from mindgspo.config.rules import evaluation_metrics
 from mindgspo.config.schema import TrainerSection, WatchSection
 from mindgspo.data.benchmarks import DATA_FOLDER, NAMES, NUM_GENERATED_ROWS, find_benchmark
 from mindgspo.data.formats import PARSERS
+from mindgspo.evaluation.tasks import MAX_NEW_TOKENS
 from mindgspo.integrations.foreign_configs import TABLES, convert, report_lines
 from mindgspo.integrations.foreign_configs.tables import Status
 from mindgspo.integrations.mindformers import WANTED
@@ -39,9 +40,8 @@ from mindgspo.metrics.run_folder import RunHistory
 from mindgspo.models.mindformers_names import mindformers_name
 from mindgspo.rewards.registry import build_function
 from mindgspo.rewards.verification import Candidate, Verification
-from mindgspo.trainer.failures import MAX_SAVED_UPDATES
-from mindgspo.trainer.measured_experiments import MAX_NEW_TOKENS
-from mindgspo.trainer.memory_growth import WINDOW
+from mindgspo.trainer.memory import WINDOW
+from mindgspo.trainer.updates import MAX_SAVED_UPDATES
 from mindgspo.types import Verdict
 
 PROJECT = Path(__file__).resolve().parents[2]

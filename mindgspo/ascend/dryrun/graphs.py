@@ -33,7 +33,7 @@ from mindgspo.rollout.cache import SlotCache, slot_cache
 from mindgspo.rollout.graphs import DecodeStep, Prefill
 from mindgspo.rollout.sampling import TokenSampler
 from mindgspo.rollout.sizes import RolloutSizes, rollout_sizes
-from mindgspo.trainer.longest_batch import longest_batch
+from mindgspo.trainer.batches import longest_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

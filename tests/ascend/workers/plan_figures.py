@@ -130,8 +130,8 @@ def figures(case: Mapping, device: str) -> Arrays:
 
 def body(folder: Path) -> int:
     """Every case of the job, one after the other."""
-    from mindgspo.launch.worker import meet_others
     from mindgspo.parallel import collectives, runtime
+    from mindgspo.parallel.cluster import meet_others
 
     runtime.set_up_runtime("Ascend")
     if runtime.is_launched():

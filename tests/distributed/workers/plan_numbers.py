@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mindgspo.launch.worker import meet_others, run_worker
 from mindgspo.parallel import runtime
+from mindgspo.parallel.cluster import meet_others, run_worker
 
 
 def body(folder: Path) -> int:

@@ -13,7 +13,7 @@ from mindgspo.config import load_config, load_model_and_plans
 from mindgspo.integrations.foreign_configs import Conversion, convert, report_lines
 from mindgspo.integrations.foreign_configs.models import KNOWN
 from mindgspo.integrations.foreign_configs.tables import Status
-from mindgspo.trainer.preflight import check_experiment
+from mindgspo.trainer.check import check_experiment
 
 PROJECT = Path(__file__).resolve().parents[3]
 SHARED = PROJECT / ".." / "shared" / "data"

@@ -277,7 +277,7 @@ def test_old_slices_are_given_up_step_by_step():
 
 
 def test_packing_and_unpacking_allocate_the_buffer_and_nothing_else():
-    """Measured, not declared: columns of a matrix are no run of memory, yet no copy of them is made."""
+    """TaskResult, not declared: columns of a matrix are no run of memory, yet no copy of them is made."""
     side, ranks = 1024, (0, 1)
     rows = Layout(parameter="w", shape=(side, side), device_matrix=(2,), tensor_map=(0, -1), rank_list=ranks)
     columns = Layout(parameter="w", shape=(side, side), device_matrix=(2,), tensor_map=(-1, 0), rank_list=ranks)

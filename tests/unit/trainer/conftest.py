@@ -78,7 +78,7 @@ class FakeReference:
         pass
 
 
-class FakeUpdater:
+class FakeBackend:
     """Remembers batches, learning rates and KL coefficients. Update number n reports the ratio error
     `ratio_errors[n]`, or 0, and the mean KL `kls[n]`, or 0. The calls numbered `nonfinite` (from 1) are refused.
     All tokens have the log-prob `logp`."""
@@ -179,39 +179,98 @@ def answer(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
 
 
 @pytest.fixture
-def make_parts(load, prompts, tokenizer, tmp_path: Path):
-    """make_parts(script, *overrides, **parts): TrainingParts around a scripted engine."""
+def make_trainer(load, prompts, tokenizer, tmp_path: Path, configs: dict):
+    """make_trainer(script, *overrides, **fields): a Trainer around a scripted engine. reward_scorer: the reward
+    functions."""
 
     def make(script: Callable[[Prompt, int], Sequence[int]], *overrides: str, **changed: object):
+        from mindgspo.evaluation.scoring import ResponseScorer
         from mindgspo.rollout.scripted import ScriptedEngine
-        from mindgspo.trainer.parts import TrainingParts
-        from mindgspo.trainer.surplus import Surplus
+        from mindgspo.trainer.batches import batch_layout
+        from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
+        from mindgspo.trainer.step import Trainer
 
         config = load(*overrides)
-        parts = {
-            "config": config,
-            "tokenizer": tokenizer,
+        reward_scorer = changed.pop("reward_scorer", None) or Scorer(config.reward)
+        fields = {
+            "algorithm": config.algorithm,
+            "rollout": config.rollout,
+            "settings": config.trainer,
+            "optimizer": config.optimizer,
+            "reward_functions": config.reward.functions,
+            "reward_weights": config.reward.weights,
+            "seed": config.seed,
+            "layout": batch_layout(config, pad_id=tokenizer.pad_id),
             "model": None,
             "engine": ScriptedEngine(script),
-            "scorer": Scorer(config.reward),
-            "eval_sets": {"eval": prompts},
+            "scorer": ResponseScorer(reward_scorer, tokenizer),
             "old_policy": FakeScorer(),
             "reference": None,
             "kl": KLController(config.algorithm.kl),
-            "updater": FakeUpdater(),
+            "backend": FakeBackend(),
             "train_set": prompts,
             "stream": PromptStream(len(prompts), config.seed, shuffle=False),
-            "surplus": Surplus(config.algorithm.filter_groups.keep_surplus_steps, prompts),
+            "leftovers": LeftoverBuffer(config.algorithm.filter_groups.keep_surplus_steps, prompts),
             "timers": Timers(),
             "total_steps": config.trainer.max_steps,
             "failures_dir": tmp_path / "failures",
             **changed,
         }
-        made = TrainingParts(**parts)
+        made = Trainer(**fields)
+        configs[id(made)] = config
         made.engine.load_weights(0)
         return made
 
     return make
+
+
+@pytest.fixture
+def validation_of(configs: dict, prompts, tokenizer):
+    """validation_of(trainer): the evaluations of its run, on all prompts."""
+    made = {}
+
+    def make(trainer):
+        from mindgspo.evaluation.evaluate import Evaluator
+        from mindgspo.trainer.validation import Validation
+
+        if id(trainer) not in made:
+            config = configs[id(trainer)]
+            evaluator = Evaluator(
+                trainer.engine,
+                trainer.scorer,
+                config.eval,
+                max_new_tokens=config.rollout.max_new_tokens,
+                seed=config.seed,
+                names_sets=config.data.names_eval_sets,
+                swap=trainer.swap,
+            )
+            sets = {"eval": prompts}
+            made[id(trainer)] = Validation(evaluator, sets, config.eval, timers=trainer.timers, decode=tokenizer.decode)
+        return made[id(trainer)]
+
+    return make
+
+
+@pytest.fixture
+def evaluate(validation_of):
+    """evaluate(trainer, sets, step=...)"""
+    return lambda trainer, sets, step: validation_of(trainer).evaluator.evaluate(
+        sets, step, weight_version=trainer.weight_version
+    )
+
+
+@pytest.fixture
+def validate(validation_of):
+    """validate(trainer, log, progress)"""
+    return lambda trainer, log, progress: validation_of(trainer).run(
+        log, progress, weight_version=trainer.weight_version
+    )
+
+
+@pytest.fixture
+def configs() -> dict:
+    """{id of a trainer: the configuration it was made of}."""
+    return {}
 
 
 @pytest.fixture(scope="session")
@@ -219,7 +278,7 @@ def fakes():
     """The fakes' classes: test modules cannot import a conftest."""
 
     class Fakes:
-        scorer, reference, updater, abstaining_scorer = FakeScorer, FakeReference, FakeUpdater, AbstainingScorer
+        scorer, reference, backend, abstaining_scorer = FakeScorer, FakeReference, FakeBackend, AbstainingScorer
 
     return Fakes
 

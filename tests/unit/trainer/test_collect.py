@@ -10,12 +10,10 @@ import pytest
 
 from mindgspo.data import PromptStream
 from mindgspo.errors import ConfigError, TrainingError
+from mindgspo.evaluation.datasets import check_distinct_prompts
 from mindgspo.metrics import unknown_names
 from mindgspo.tensor_files import ArraySource
-from mindgspo.trainer.collect import collect
-from mindgspo.trainer.opened_data import check_distinct_prompts
-from mindgspo.trainer.step import run_step
-from mindgspo.trainer.surplus import Surplus
+from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
 
 REFILL = ("algorithm.filter_groups.metric=reward", "algorithm.filter_groups.refill=true")
 
@@ -32,11 +30,11 @@ def indices(groups) -> list[int]:
     return [group.prompt.index for group in groups]
 
 
-def test_prompts_are_drawn_until_the_batch_is_full(make_parts, mixed) -> None:
+def test_prompts_are_drawn_until_the_batch_is_full(make_trainer, mixed) -> None:
     """4 groups are wanted. 0..3 give one; a share of 1/4 asks for 3 / (1/4) = 12, at most 4: 4..7 give one more; then
     2 / (2/8) = 8, at most 4: 0..3 once more; then 4..7."""
-    parts = make_parts(mixed(1, 6), *REFILL)
-    samples = collect(parts, 1)
+    trainer = make_trainer(mixed(1, 6), *REFILL)
+    samples = trainer.draw_samples(1)
     assert (samples.num_draws, samples.num_with_signal, samples.num_earlier) == (4, 4, 0)
     assert indices(samples.groups[:4]) == [1, 6, 1, 6]
     assert sorted(indices(samples.groups)) == sorted([*range(8), *range(8)])
@@ -44,23 +42,23 @@ def test_prompts_are_drawn_until_the_batch_is_full(make_parts, mixed) -> None:
     assert samples.counters.prefilled_prompts == 16
 
 
-def test_no_more_is_drawn_than_the_share_with_a_signal_asks_for(make_parts, mixed) -> None:
+def test_no_more_is_drawn_than_the_share_with_a_signal_asks_for(make_trainer, mixed) -> None:
     """The first 4 give 3, so one is missing: 1 / (3/4) = 1.3, two are drawn, and the second of them is beyond."""
-    parts = make_parts(mixed(0, 1, 2, 4, 5), *REFILL)
-    samples = collect(parts, 1)
+    trainer = make_trainer(mixed(0, 1, 2, 4, 5), *REFILL)
+    samples = trainer.draw_samples(1)
     assert indices(samples.groups) == [0, 1, 2, 4, 5, 3]
     assert samples.selection.reasons == (*[None] * 8, "surplus", "surplus", "zero_signal", "zero_signal")
-    assert parts.stream.take(1) == [6]
+    assert trainer.stream.take(1) == [6]
 
 
-def test_a_step_trains_full_mini_batches_and_accounts_for_everything(make_parts, mixed) -> None:
-    parts = make_parts(mixed(0, 1, 2, 4, 5), *REFILL)
-    result = run_step(parts, 1)
+def test_a_step_trains_full_mini_batches_and_accounts_for_everything(make_trainer, mixed) -> None:
+    trainer = make_trainer(mixed(0, 1, 2, 4, 5), *REFILL)
+    result = trainer.train_step(1)
     metrics = result.metrics
     assert unknown_names(metrics) == []
     names = ("generated", "trained", "filtered", "filtered/zero_signal", "dropped", "dropped/surplus")
     assert [metrics[f"samples/{name}"] for name in names] == [12, 8, 2, 2, 2, 2]
-    assert [len(batches[0].samples_N) and batches[0].num_sequences for batches in parts.updater.batches] == [4, 4]
+    assert [len(batches[0].samples_N) and batches[0].num_sequences for batches in trainer.backend.batches] == [4, 4]
     assert (metrics["sampling/num_gen_batches"], metrics["sampling/prompts"]) == (2, 6)
     assert metrics["sampling/signal_share"] == pytest.approx(5 / 6)
     assert metrics["sampling/all_correct_share"] == pytest.approx(1 / 6)
@@ -72,11 +70,11 @@ def test_a_step_trains_full_mini_batches_and_accounts_for_everything(make_parts,
     assert metrics["training/epoch"] == 6 / 8
 
 
-def test_groups_beyond_the_batch_are_trained_first_in_the_next_step(make_parts, mixed) -> None:
-    parts = make_parts(mixed(0, 1, 2, 4, 5, 6, 7), *REFILL, "algorithm.filter_groups.keep_surplus_steps=1")
-    first = run_step(parts, 1)
+def test_groups_beyond_the_batch_are_trained_first_in_the_next_step(make_trainer, mixed) -> None:
+    trainer = make_trainer(mixed(0, 1, 2, 4, 5, 6, 7), *REFILL, "algorithm.filter_groups.keep_surplus_steps=1")
+    first = trainer.train_step(1)
     assert (first.metrics["samples/kept"], first.metrics["sampling/groups_waiting"]) == (2, 1)
-    second = run_step(parts, 2)
+    second = trainer.train_step(2)
     assert indices(second.groups)[:4] == [5, 6, 7, 0]
     assert [response.weight_version for response in second.groups[0].responses] == [0, 0]
     metrics = second.metrics
@@ -86,21 +84,21 @@ def test_groups_beyond_the_batch_are_trained_first_in_the_next_step(make_parts, 
     assert metrics["samples/filtered"] == 0
 
 
-def test_groups_that_wait_too_long_expire(make_parts, mixed, prompts) -> None:
-    parts = make_parts(mixed(0, 1, 2, 4, 5), *REFILL, "algorithm.filter_groups.keep_surplus_steps=2")
-    collect(parts, 1)
-    assert (len(parts.surplus), parts.surplus.num_expired) == (1, 0)
-    assert parts.surplus.take(4, step=4) == []
-    assert (len(parts.surplus), parts.surplus.num_expired) == (0, 1)
+def test_groups_that_wait_too_long_expire(make_trainer, mixed, prompts) -> None:
+    trainer = make_trainer(mixed(0, 1, 2, 4, 5), *REFILL, "algorithm.filter_groups.keep_surplus_steps=2")
+    trainer.draw_samples(1)
+    assert (len(trainer.leftovers), trainer.leftovers.num_expired) == (1, 0)
+    assert trainer.leftovers.take(4, step=4) == []
+    assert (len(trainer.leftovers), trainer.leftovers.num_expired) == (0, 1)
 
 
-def test_a_batch_that_is_full_of_earlier_groups_needs_no_rollout(make_parts, mixed) -> None:
-    parts = make_parts(
+def test_a_batch_that_is_full_of_earlier_groups_needs_no_rollout(make_trainer, mixed) -> None:
+    trainer = make_trainer(
         mixed(*range(8)), *REFILL, "algorithm.filter_groups.prompts_per_draw=8",
         "algorithm.filter_groups.keep_surplus_steps=1",
     )  # fmt: skip
-    run_step(parts, 1)
-    result = run_step(parts, 2)
+    trainer.train_step(1)
+    result = trainer.train_step(2)
     assert indices(result.groups) == [4, 5, 6, 7]
     metrics = result.metrics
     assert unknown_names(metrics) == []
@@ -108,7 +106,7 @@ def test_a_batch_that_is_full_of_earlier_groups_needs_no_rollout(make_parts, mix
     assert (metrics["sampling/num_gen_batches"], metrics["rollout/busy_slot_share"]) == (0, 0)
 
 
-def test_a_prompt_that_comes_twice_in_a_step_is_answered_anew(make_parts, mixed) -> None:
+def test_a_prompt_that_comes_twice_in_a_step_is_answered_anew(make_trainer, mixed) -> None:
     asked = []
 
     class Listening:
@@ -122,50 +120,50 @@ def test_a_prompt_that_comes_twice_in_a_step_is_answered_anew(make_parts, mixed)
     def indices_of(prompts) -> list[int]:
         return [prompt.index for prompt in prompts]
 
-    parts = make_parts(mixed(1, 6), *REFILL)
-    parts.engine = Listening(parts.engine)
-    collect(parts, 1)
+    trainer = make_trainer(mixed(1, 6), *REFILL)
+    trainer.engine = Listening(trainer.engine)
+    trainer.draw_samples(1)
     assert [drawn for drawn, _ in asked] == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
     draws = [stream.uniforms(1, 0, 4).tolist() for _, stream in asked]
     assert len({tuple(draw) for draw in draws}) == 4, "four draws, four streams"
 
 
 @pytest.mark.parametrize(("when_short", "trained", "updates"), [("train", 4, 1), ("skip", 0, 0)])
-def test_a_batch_that_stays_short(make_parts, mixed, when_short: str, trained: int, updates: int) -> None:
-    parts = make_parts(
+def test_a_batch_that_stays_short(make_trainer, mixed, when_short: str, trained: int, updates: int) -> None:
+    trainer = make_trainer(
         mixed(0, 5), *REFILL, "algorithm.filter_groups.max_num_gen_batches=2",
         f"algorithm.filter_groups.when_short={when_short}",
     )  # fmt: skip
-    metrics = run_step(parts, 1).metrics
+    metrics = trainer.train_step(1).metrics
     assert unknown_names(metrics) == []
     assert (metrics["samples/trained"], metrics["actor/updates"]) == (trained, updates)
     assert metrics.get("samples/dropped/short", 0) == 4 - trained
     assert (metrics["sampling/num_gen_batches"], metrics["samples/generated"]) == (2, 16)
 
 
-def test_a_skipped_step_can_keep_what_it_found(make_parts, mixed) -> None:
-    parts = make_parts(
+def test_a_skipped_step_can_keep_what_it_found(make_trainer, mixed) -> None:
+    trainer = make_trainer(
         mixed(0, 5), *REFILL, "algorithm.filter_groups.max_num_gen_batches=1",
         "algorithm.filter_groups.when_short=skip", "algorithm.filter_groups.keep_surplus_steps=3",
         "algorithm.filter_groups.prompts_per_draw=4",
     )  # fmt: skip
-    trained = [run_step(parts, step).metrics["samples/trained"] for step in (1, 2, 3, 4)]
+    trained = [trainer.train_step(step).metrics["samples/trained"] for step in (1, 2, 3, 4)]
     # 0; 5; 0; 5 are found one by one: the fourth fills the batch.
     assert trained == [0, 0, 0, 8]
 
 
-def test_a_batch_that_stays_short_can_stop_the_run(make_parts, mixed) -> None:
-    parts = make_parts(
+def test_a_batch_that_stays_short_can_stop_the_run(make_trainer, mixed) -> None:
+    trainer = make_trainer(
         mixed(0, 5), *REFILL, "algorithm.filter_groups.max_num_gen_batches=2",
         "algorithm.filter_groups.when_short=stop",
     )  # fmt: skip
     with pytest.raises(TrainingError, match="step 1: after 2 draws 2 of 4 groups have a signal in reward") as raised:
-        run_step(parts, 1)
+        trainer.train_step(1)
     assert "when_short=train" in str(raised.value)
-    assert parts.updater.batches == []
+    assert trainer.backend.batches == []
 
 
-def test_the_filter_compares_what_it_is_told_to(make_parts, answer) -> None:
+def test_the_filter_compares_what_it_is_told_to(make_trainer, answer) -> None:
     """The answers of 0 and 1 differ in the length penalty alone, those of 2 and 3 in being right."""
     long = answer("9 9 9 9 9")
 
@@ -177,49 +175,49 @@ def test_the_filter_compares_what_it_is_told_to(make_parts, answer) -> None:
     functions = ("reward.functions=[gsm8k, length]",)
     found = {}
     for metric in ("reward", "accuracy", "gsm8k", "length"):
-        parts = make_parts(script, f"algorithm.filter_groups.metric={metric}", *functions)
-        reasons = collect(parts, 1).selection.reasons
+        trainer = make_trainer(script, f"algorithm.filter_groups.metric={metric}", *functions)
+        reasons = trainer.draw_samples(1).selection.reasons
         found[metric] = [reasons[2 * place] is None for place in range(4)]
     assert found["accuracy"] == found["gsm8k"] == [False, False, True, True]
     assert found["length"][:2] == found["reward"][:2] == [True, True]
     assert found["reward"] == [True] * 4
 
 
-def test_the_rollout_is_gone_through_several_times(make_parts, mixed) -> None:
-    parts = make_parts(mixed(*range(8)), "trainer.epochs_per_rollout=3")
-    metrics = run_step(parts, 1).metrics
-    assert (metrics["actor/updates"], metrics["samples/trained"], parts.weight_version) == (6, 8, 6)
-    first, second = parts.updater.batches[:2], parts.updater.batches[2:4]
+def test_the_rollout_is_gone_through_several_times(make_trainer, mixed) -> None:
+    trainer = make_trainer(mixed(*range(8)), "trainer.epochs_per_rollout=3")
+    metrics = trainer.train_step(1).metrics
+    assert (metrics["actor/updates"], metrics["samples/trained"], trainer.weight_version) == (6, 8, 6)
+    first, second = trainer.backend.batches[:2], trainer.backend.batches[2:4]
     assert all(one is other for one, other in zip(first, second, strict=True))
     # 3 steps of 6 updates: the rate rises over 9 of 18.
-    assert parts.updater.rates == pytest.approx([1e-3 * number / 9 for number in range(1, 7)])
+    assert trainer.backend.rates == pytest.approx([1e-3 * number / 9 for number in range(1, 7)])
 
 
-def test_waiting_groups_survive_a_stop(make_parts, mixed, prompts, tmp_path) -> None:
+def test_waiting_groups_survive_a_stop(make_trainer, mixed, prompts, tmp_path) -> None:
     settings = (*REFILL, "algorithm.filter_groups.prompts_per_draw=8", "algorithm.filter_groups.keep_surplus_steps=2")
-    parts = make_parts(mixed(0, 1, 2, 4, 5, 6, 7), *settings)
-    collect(parts, 1)
-    state, arrays = parts.surplus.state(), parts.surplus.arrays()
+    trainer = make_trainer(mixed(0, 1, 2, 4, 5, 6, 7), *settings)
+    trainer.draw_samples(1)
+    state, arrays = trainer.leftovers.state(), trainer.leftovers.arrays()
     assert json.loads(json.dumps(state, allow_nan=False)) == state
-    other = Surplus(2, prompts)
+    other = LeftoverBuffer(2, prompts)
     other.load(json.loads(json.dumps(state)), ArraySource(arrays, path=tmp_path))
     assert other.state() == state and len(other) == 3
-    for one, two in zip(parts.surplus.take(9, step=2), other.take(9, step=2), strict=True):
+    for one, two in zip(trainer.leftovers.take(9, step=2), other.take(9, step=2), strict=True):
         assert (one.step, one.baseline, one.group.prompt.index) == (two.step, two.baseline, two.group.prompt.index)
         assert one.group.scores == two.group.scores
         for ours, theirs in zip(one.group.responses, two.group.responses, strict=True):
             assert ours.ids.tolist() == theirs.ids.tolist() and ours.ids.dtype == theirs.ids.dtype
             np.testing.assert_array_equal(ours.logprobs, theirs.logprobs)
             assert (ours.finish_reason, ours.weight_version) == (theirs.finish_reason, theirs.weight_version)
-    assert Surplus(2, prompts).arrays() == {}
+    assert LeftoverBuffer(2, prompts).arrays() == {}
 
 
-def test_each_stream_of_prompts_goes_on_where_the_draws_ended(make_parts, mixed, prompts) -> None:
-    parts = make_parts(mixed(1, 6), *REFILL, stream=PromptStream(len(prompts), 3))
-    collect(parts, 1)
+def test_each_stream_of_prompts_goes_on_where_the_draws_ended(make_trainer, mixed, prompts) -> None:
+    trainer = make_trainer(mixed(1, 6), *REFILL, stream=PromptStream(len(prompts), 3))
+    trainer.draw_samples(1)
     whole = PromptStream(len(prompts), 3)
-    whole.take(parts.stream.state().position + 8 * parts.stream.state().epoch)
-    assert parts.stream.take(3) == whole.take(3)
+    whole.take(trainer.stream.state().position + 8 * trainer.stream.state().epoch)
+    assert trainer.stream.take(3) == whole.take(3)
 
 
 def test_a_draw_larger_than_the_data_would_answer_prompts_twice_alike(load) -> None:

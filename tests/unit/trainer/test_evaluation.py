@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 
 from mindgspo.metrics import unknown_names
-from mindgspo.trainer.evaluate import evaluate, greedy_accuracy
 
 
-def test_accuracy_by_source_and_over_all(make_parts, answer, prompts, tokenizer) -> None:
+def test_accuracy_by_source_and_over_all(make_trainer, answer, prompts, tokenizer, evaluate, validation_of) -> None:
     """Prompts 0, 2, 4, 6 are arithmetic: two right, one wrong, one without an answer. The others are all right."""
     said = {2: answer("999"), 6: tokenizer.encode("Tom")}
-    parts = make_parts(lambda prompt, sample: said.get(prompt.index, answer(prompt.answer)))
-    evaluation = evaluate(parts, {"eval": prompts}, step=3)
+    trainer = make_trainer(lambda prompt, sample: said.get(prompt.index, answer(prompt.answer)))
+    evaluation = evaluate(trainer, {"eval": prompts}, step=3)
 
-    assert evaluation.accuracy == 6 / 8 == greedy_accuracy(parts, prompts)
+    assert evaluation.accuracy == 6 / 8 == validation_of(trainer).evaluator.greedy_accuracy(prompts, weight_version=0)
     metrics = evaluation.metrics
     assert unknown_names(metrics) == []
     assert metrics["val-core/arithmetic/acc/mean@1"] == 2 / 4
@@ -25,21 +24,21 @@ def test_accuracy_by_source_and_over_all(make_parts, answer, prompts, tokenizer)
     assert {response.temperature for group in evaluation.sets[0].greedy for response in group.responses} == {0.0}
 
 
-def test_a_response_that_was_cut_counts_as_cut(make_parts, prompts, tokenizer) -> None:
-    parts = make_parts(lambda prompt, sample: tokenizer.encode("pens " * 30))
-    metrics = evaluate(parts, {"eval": prompts}, step=0).metrics
+def test_a_response_that_was_cut_counts_as_cut(make_trainer, prompts, tokenizer, evaluate) -> None:
+    trainer = make_trainer(lambda prompt, sample: tokenizer.encode("pens " * 30))
+    metrics = evaluate(trainer, {"eval": prompts}, step=0).metrics
     assert metrics["val-aux/arithmetic/response_length/clip_ratio"] == 1
     assert metrics["val-aux/arithmetic/response_length/mean"] == 16
 
 
-def test_pass_at_k_of_sampled_answers(make_parts, answer, prompts) -> None:
+def test_pass_at_k_of_sampled_answers(make_trainer, answer, prompts, evaluate) -> None:
     """Of 4 samples one is right for arithmetic, none for gsm8k; the greedy answer (sample 0) is right in neither."""
     settings = ("eval.num_samples=4", "eval.pass_at_k=[1, 2, 4]")
-    parts = make_parts(
+    trainer = make_trainer(
         lambda prompt, sample: answer(prompt.answer if sample == 1 and prompt.data_source == "arithmetic" else "999"),
         *settings,
     )
-    evaluation = evaluate(parts, {"eval": prompts}, step=0)
+    evaluation = evaluate(trainer, {"eval": prompts}, step=0)
     assert unknown_names(evaluation.metrics) == []
     assert evaluation.accuracy == 0
     found = {

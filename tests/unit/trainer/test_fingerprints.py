@@ -11,7 +11,7 @@ import pytest
 from mindgspo.config import TokenizerSection
 from mindgspo.errors import CheckpointError
 from mindgspo.tokenization import load_tokenizer
-from mindgspo.trainer.fingerprints import check_fingerprints, fingerprints
+from mindgspo.trainer.resume_checks import check_fingerprints, fingerprints
 
 REWARD = "def score(data_source, solution_str, ground_truth, extra_info):\n    return 1.0\n"
 

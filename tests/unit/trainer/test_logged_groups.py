@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mindgspo.trainer.logged_groups import logged_groups
+from mindgspo.evaluation.scoring import logged_groups
 from mindgspo.types import FinishReason, Group, Prompt, Response, Score, Verdict
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from mindgspo.config import ModelSection
 from mindgspo.errors import DataError, TokenizerError
-from mindgspo.trainer.logprobs import read_rows
+from mindgspo.evaluation.log_probs import read_rows
 
 SECTION = ModelSection(
     vocab_size=97,

@@ -6,22 +6,23 @@ import json
 
 import pytest
 
-from mindgspo.trainer.measure import measure_parts
-from mindgspo.trainer.measure_report import generation_records, remarks, report, table_lines
-from mindgspo.trainer.measured_experiments import Task
+from mindgspo.evaluation.output import generation_records, remarks, report, table_lines
 
 SETTINGS = ("eval.num_samples=4", "eval.pass_at_k=[1, 4]")
 
 
 @pytest.fixture
-def measured(make_parts, prompts):
+def measured(make_trainer, validation_of, configs, prompts):
     """measured(script, *overrides): what is found, and the groups that were told on the way."""
 
     def run(script, *overrides: str, rows=prompts, dropped: dict[str, int] | None = None, **changed: object):
-        parts = make_parts(script, *overrides, **changed)
-        task = Task(label="rows", config=parts.config, any_length=True)
+        from mindgspo.evaluation.run_tasks import evaluate_task
+        from mindgspo.evaluation.tasks import EvalTask
+
+        trainer = make_trainer(script, *overrides, **changed)
+        task = EvalTask(label="rows", config=configs[id(trainer)], any_length=True)
         told = []
-        found = measure_parts(parts, task, rows, lambda *heard: told.append(heard), dropped=dropped or {})
+        found = evaluate_task(validation_of(trainer).evaluator, task, rows, told.append, dropped=dropped or {})
         return found, told
 
     return run
@@ -60,8 +61,8 @@ def test_the_number_of_calls_changes_nothing(measured, script) -> None:
     few, told_few = measured(script, *SETTINGS, "rollout.slots=1")
     many, told_many = measured(script, *SETTINGS, "rollout.slots=64")
     assert [(one.greedy, one.sampled) for one in few] == [(one.greedy, one.sampled) for one in many]
-    assert [group.prompt.index for _, _, group in told_few] == [*range(8), *range(8)]
-    assert [group.prompt.index for _, _, group in told_many] == [*range(8), *range(8)]
+    assert [group.prompt.index for group in told_few] == [*range(8), *range(8)]
+    assert [group.prompt.index for group in told_many] == [*range(8), *range(8)]
 
 
 def test_the_table_has_a_line_per_figure(measured, script) -> None:
@@ -85,9 +86,9 @@ def test_the_report_says_what_the_table_says(measured, script) -> None:
     assert first["sampled"]["acc/mean@4"].keys() == {"value", "low", "high"}
 
 
-def test_records_of_every_answer(measured, script) -> None:
-    _, told = measured(script, *SETTINGS)
-    records = [record for heard in told for record in generation_records(*heard)]
+def test_records_of_every_answer(measured, script, tokenizer) -> None:
+    found, told = measured(script, *SETTINGS)
+    records = [record for group in told for record in generation_records(found[0].task, tokenizer, group)]
     assert len(records) == 8 * (1 + 4)
     first = records[0]
     assert (first["temperature"], first["sample"], first["verdict"], first["extracted"]) == (0.0, 0, "wrong", "7")

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from mindgspo.errors import ConfigError
-from mindgspo.trainer.measure_folder import MeasureFolder
 
 
 def test_it_appears_when_it_is_complete(tmp_path: Path) -> None:
+    from mindgspo.evaluation.output import EvalFolder
+
     target = tmp_path / "new" / "folder"
-    with MeasureFolder(target) as folder:
+    with EvalFolder(target) as folder:
         folder.write([{"index": 0}, {"index": 1}])
         assert not target.exists()
         folder.finish({"accuracy": 0.5})
@@ -25,7 +26,9 @@ def test_it_appears_when_it_is_complete(tmp_path: Path) -> None:
 
 
 def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), MeasureFolder(tmp_path / "out") as folder:
+    from mindgspo.evaluation.output import EvalFolder
+
+    with pytest.raises(ZeroDivisionError), EvalFolder(tmp_path / "out") as folder:
         folder.write([{"index": 0}])
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
@@ -33,25 +36,31 @@ def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["file", "folder"])
 def test_what_is_there_stays(what: str, tmp_path: Path) -> None:
+    from mindgspo.evaluation.output import EvalFolder
+
     target = tmp_path / "out"
     if what == "folder":
         target.mkdir()
     kept = target / "mine.txt" if what == "folder" else target
     kept.write_text("mine")
-    with pytest.raises(ConfigError, match="is not overwritten"), MeasureFolder(target):
+    with pytest.raises(ConfigError, match="is not overwritten"), EvalFolder(target):
         raise AssertionError("it was entered")
     assert kept.read_text() == "mine" and list(tmp_path.iterdir()) == [target]
 
 
 def test_an_empty_folder_may_be_filled(tmp_path: Path) -> None:
-    with MeasureFolder(tmp_path / "out") as folder:
+    from mindgspo.evaluation.output import EvalFolder
+
+    with EvalFolder(tmp_path / "out") as folder:
         (tmp_path / "out").mkdir()
         folder.finish({})
     assert (tmp_path / "out" / "eval.json").is_file()
 
 
 def test_whoever_comes_first_keeps_the_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not overwritten"), MeasureFolder(tmp_path / "out") as folder:
+    from mindgspo.evaluation.output import EvalFolder
+
+    with pytest.raises(ConfigError, match="is not overwritten"), EvalFolder(tmp_path / "out") as folder:
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "theirs").touch()
         folder.finish({})
@@ -60,9 +69,11 @@ def test_whoever_comes_first_keeps_the_name(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_the_users_business_and_leaves_nothing(tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk's end."""
+    from mindgspo.evaluation.output import EvalFolder
+
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     records = [{"text": "x" * 1000}] * 100
-    with pytest.raises(ConfigError, match=r"--out .*out: cannot be written"), MeasureFolder(tmp_path / "out") as folder:
+    with pytest.raises(ConfigError, match=r"--out .*out: cannot be written"), EvalFolder(tmp_path / "out") as folder:
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
         try:
             folder.write(records)
@@ -72,6 +83,8 @@ def test_a_full_disk_is_the_users_business_and_leaves_nothing(tmp_path: Path) ->
 
 
 def test_a_place_that_cannot_be(tmp_path: Path) -> None:
+    from mindgspo.evaluation.output import EvalFolder
+
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be written"), MeasureFolder(tmp_path / "file" / "out"):
+    with pytest.raises(ConfigError, match="cannot be written"), EvalFolder(tmp_path / "file" / "out"):
         raise AssertionError("it was entered")

@@ -9,9 +9,9 @@ import pytest
 
 from mindgspo.config import ColumnsSection, ModelSection, TokenizerSection, dump_config, load_config
 from mindgspo.errors import ConfigError, DataError, MindGSPOError, WeightsError
+from mindgspo.evaluation.tasks import DataChoice, EvalOptions, tasks_of_data, tasks_of_experiment
 from mindgspo.models.huggingface_config import huggingface_config
 from mindgspo.tokenization import load_tokenizer
-from mindgspo.trainer.measured_experiments import DataChoice, MeasureOptions, tasks_of_data, tasks_of_experiment
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "arithmetic" / "gspo.yaml"
 ARITHMETIC = DataChoice(texts=("arithmetic",))
@@ -41,7 +41,7 @@ def model_dir(tmp_path: Path) -> Path:
 
 
 def test_defaults_without_any_yaml(model_dir: Path) -> None:
-    (task,) = tasks_of_data(model_dir, ARITHMETIC, MeasureOptions(), [])
+    (task,) = tasks_of_data(model_dir, ARITHMETIC, EvalOptions(), [])
     config = task.config
     assert (task.label, config.data.eval.format, config.data.eval.max_rows) == ("arithmetic", "arithmetic", 512)
     assert (config.model.path, config.model.num_hidden_layers, config.tokenizer.path) == (model_dir, 1, model_dir)
@@ -53,16 +53,16 @@ def test_defaults_without_any_yaml(model_dir: Path) -> None:
 
 def test_the_folder_may_name_the_longest_response(model_dir: Path) -> None:
     (model_dir / "generation_config.json").write_text(json.dumps({"max_new_tokens": 70}))
-    (task,) = tasks_of_data(model_dir, ARITHMETIC, MeasureOptions(), [])
+    (task,) = tasks_of_data(model_dir, ARITHMETIC, EvalOptions(), [])
     assert task.config.rollout.max_new_tokens == 70, "also more than half"
-    (task,) = tasks_of_data(model_dir, ARITHMETIC, MeasureOptions(max_new_tokens=30), [])
+    (task,) = tasks_of_data(model_dir, ARITHMETIC, EvalOptions(max_new_tokens=30), [])
     assert task.config.rollout.max_new_tokens == 30
 
 
 def test_every_option_arrives_and_set_wins(model_dir: Path, tmp_path: Path) -> None:
     other = tmp_path / "tokenizer"
     load_tokenizer(TokenizerSection()).save(other)
-    options = MeasureOptions(
+    options = EvalOptions(
         num_samples=8,
         pass_at_k=(1, 8),
         temperature=0.6,
@@ -93,7 +93,7 @@ def test_every_held_out_set_of_an_experiment_is_a_task(model_dir: Path, tmp_path
     sets = "{easy: {format: arithmetic, split: test, max_rows: 9}, dev: {format: arithmetic, split: dev}}"
     experiment = tmp_path / "two_sets.yaml"
     experiment.write_text(dump_config(load_config(QUICKSTART, ["warmup=null", "data.eval=null", f"data.eval={sets}"])))
-    tasks = tasks_of_experiment(model_dir, experiment, MeasureOptions(max_rows=5), ["data.eval.dev.max_rows=3"])
+    tasks = tasks_of_experiment(model_dir, experiment, EvalOptions(max_rows=5), ["data.eval.dev.max_rows=3"])
     assert [(task.label, task.config.data.eval.split, task.config.data.eval.max_rows) for task in tasks] == [
         ("easy", "test", 5),
         ("dev", "dev", 3),
@@ -101,12 +101,12 @@ def test_every_held_out_set_of_an_experiment_is_a_task(model_dir: Path, tmp_path
 
 
 def test_pass_at_k_follows_the_number_of_samples(model_dir: Path) -> None:
-    (task,) = tasks_of_data(model_dir, ARITHMETIC, MeasureOptions(num_samples=4), [])
+    (task,) = tasks_of_data(model_dir, ARITHMETIC, EvalOptions(num_samples=4), [])
     assert task.config.eval.pass_at_k == (4,)
 
 
 def test_an_experiment_is_measured_as_it_measures_itself(model_dir: Path) -> None:
-    (task,) = tasks_of_experiment(model_dir, QUICKSTART, MeasureOptions(), [])
+    (task,) = tasks_of_experiment(model_dir, QUICKSTART, EvalOptions(), [])
     own = load_config(QUICKSTART)
     assert task.config.model.num_hidden_layers == 1 and task.config.model.path == model_dir
     assert (task.config.data, task.config.eval, task.config.reward) == (own.data, own.eval, own.reward)
@@ -119,13 +119,13 @@ def test_several_data_sets_have_labels_of_their_own(model_dir: Path, tmp_path: P
         path.parent.mkdir(exist_ok=True)
         path.write_text('{"question": "1+1?", "answer": "#### 2"}\n')
     choice = DataChoice(texts=("arithmetic", *map(str, paths)))
-    tasks = tasks_of_data(model_dir, choice, MeasureOptions(), [])
+    tasks = tasks_of_data(model_dir, choice, EvalOptions(), [])
     assert [task.label for task in tasks] == ["arithmetic", str(paths[0]), str(paths[1]), "dev.jsonl"]
     assert tasks[3].config.data.instruction_suffix.endswith('"####".'), "its format's"
     assert tasks[0].config.data.instruction_suffix == ""
 
 
-def refused(model_dir: Path, choice: DataChoice, options: MeasureOptions, *overrides: str) -> MindGSPOError:
+def refused(model_dir: Path, choice: DataChoice, options: EvalOptions, *overrides: str) -> MindGSPOError:
     with pytest.raises(MindGSPOError) as error:
         tasks_of_data(model_dir, choice, options, overrides)
     return error.value
@@ -142,36 +142,36 @@ def refused(model_dir: Path, choice: DataChoice, options: MeasureOptions, *overr
     ],
 )
 def test_options_that_contradict_each_other(options: dict, said: str, model_dir: Path) -> None:
-    error = refused(model_dir, ARITHMETIC, MeasureOptions(**options))
+    error = refused(model_dir, ARITHMETIC, EvalOptions(**options))
     assert isinstance(error, ConfigError) and said in str(error)
 
 
 def test_no_model_is_said_before_anything_about_data(tmp_path: Path) -> None:
-    error = refused(tmp_path / "nowhere", DataChoice(texts=("gsm8k",)), MeasureOptions())
+    error = refused(tmp_path / "nowhere", DataChoice(texts=("gsm8k",)), EvalOptions())
     assert isinstance(error, WeightsError) and "config.json: cannot be read" in str(error)
 
 
 def test_a_folder_without_weights(model_dir: Path) -> None:
     (model_dir / "model.safetensors").unlink()
-    assert "holds no *.safetensors" in str(refused(model_dir, ARITHMETIC, MeasureOptions()))
+    assert "holds no *.safetensors" in str(refused(model_dir, ARITHMETIC, EvalOptions()))
     with pytest.raises(WeightsError, match="holds no"):
-        tasks_of_experiment(model_dir, QUICKSTART, MeasureOptions(), [])
+        tasks_of_experiment(model_dir, QUICKSTART, EvalOptions(), [])
 
 
 def test_data_that_are_not_there(model_dir: Path, tmp_path: Path) -> None:
-    error = refused(model_dir, DataChoice(texts=("gsm8k",), folder=tmp_path), MeasureOptions())
+    error = refused(model_dir, DataChoice(texts=("gsm8k",), folder=tmp_path), EvalOptions())
     assert isinstance(error, DataError) and "--data gsm8k=" in str(error)
 
 
 def test_data_twice_and_a_format_for_a_name(model_dir: Path) -> None:
-    assert "is there twice" in str(refused(model_dir, DataChoice(texts=("arithmetic",) * 2), MeasureOptions()))
+    assert "is there twice" in str(refused(model_dir, DataChoice(texts=("arithmetic",) * 2), EvalOptions()))
     named = DataChoice(texts=("arithmetic",), format="verl")
     for alone in ({"format": "columns"}, {"columns": ColumnsSection(prompt="p", answer="a", data_source_name="math")}):
-        assert "go together" in str(refused(model_dir, DataChoice(texts=("rows.jsonl",), **alone), MeasureOptions()))
-    assert "a named data set has its own" in str(refused(model_dir, named, MeasureOptions()))
+        assert "go together" in str(refused(model_dir, DataChoice(texts=("rows.jsonl",), **alone), EvalOptions()))
+    assert "a named data set has its own" in str(refused(model_dir, named, EvalOptions()))
 
 
 def test_an_experiment_with_longer_rows_than_the_model_has_positions(tmp_path: Path) -> None:
     small = write_model(tmp_path / "small", positions=48)
     with pytest.raises(ConfigError, match=r"48 positions, but .* = 54; lower one of them with --set"):
-        tasks_of_experiment(small, QUICKSTART, MeasureOptions(), [])
+        tasks_of_experiment(small, QUICKSTART, EvalOptions(), [])

@@ -5,8 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mindgspo.trainer.memory_alarm import MemoryAlarm, memory_metrics, resident_gb_of_ranks
-from mindgspo.trainer.memory_growth import QUARTER, WINDOW, growth_of, steps_until_full
+from mindgspo.trainer.memory import (
+    QUARTER,
+    WINDOW,
+    MemoryAlarm,
+    growth_of,
+    memory_metrics,
+    resident_gb_of_ranks,
+    steps_until_full,
+)
 
 SHARE = 0.05
 STEPS = np.arange(WINDOW)

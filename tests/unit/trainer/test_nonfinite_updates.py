@@ -12,10 +12,8 @@ import pytest
 from mindgspo import faults
 from mindgspo.errors import TrainingError
 from mindgspo.metrics import unknown_names
-from mindgspo.trainer.failures import MAX_SAVED_UPDATES, save_batches
-from mindgspo.trainer.guarded_update import reported
-from mindgspo.trainer.skipped_updates import SkippedUpdates
-from mindgspo.trainer.step import run_step
+from mindgspo.trainer.metrics import finite_metrics
+from mindgspo.trainer.updates import MAX_SAVED_UPDATES, SkippedUpdates, save_batches
 
 SKIP = "trainer.on_nonfinite=skip"
 
@@ -25,25 +23,25 @@ def one_of_two_right(answer):
     return lambda prompt, sample: answer(prompt.answer if sample == 0 else "9")
 
 
-def test_the_run_stops_and_says_where_the_batch_is(make_parts, one_of_two_right, fakes) -> None:
-    parts = make_parts(one_of_two_right, updater=fakes.updater(nonfinite=[2]))
+def test_the_run_stops_and_says_where_the_batch_is(make_trainer, one_of_two_right, fakes) -> None:
+    trainer = make_trainer(one_of_two_right, backend=fakes.backend(nonfinite=[2]))
     with pytest.raises(
         TrainingError, match="step_00000001_update_2: update 2: the loss of micro-batch 1 of 2"
     ) as error:
-        run_step(parts, 1)
-    saved = sorted(parts.failures_dir.iterdir())
+        trainer.train_step(1)
+    saved = sorted(trainer.failures_dir.iterdir())
     assert [path.name for path in saved] == [f"step_00000001_update_2_micro_batch_{index}.npz" for index in (0, 1)]
     assert f"{saved[0]} and 1 more beside it" in str(error.value) and "trainer.on_nonfinite=skip" in str(error.value)
     with np.load(saved[1], allow_pickle=False) as arrays:
         assert arrays["num_sequences"] == 4 and arrays["mask_NK"].any()
-    assert (parts.weight_version, parts.skips.total) == (1, 0)
+    assert (trainer.weight_version, trainer.skipped.total) == (1, 0)
 
 
-def test_a_skipped_update_leaves_the_books_right(make_parts, one_of_two_right, fakes, caplog) -> None:
-    updater = fakes.updater(nonfinite=[1, 4])
-    parts = make_parts(one_of_two_right, SKIP, updater=updater)
+def test_a_skipped_update_leaves_the_books_right(make_trainer, one_of_two_right, fakes, caplog) -> None:
+    updater = fakes.backend(nonfinite=[1, 4])
+    trainer = make_trainer(one_of_two_right, SKIP, backend=updater)
     with caplog.at_level(logging.WARNING):
-        metrics = [run_step(parts, step).metrics for step in (1, 2, 3)]
+        metrics = [trainer.train_step(step).metrics for step in (1, 2, 3)]
     assert [(one["actor/updates"], one["actor/updates_skipped"]) for one in metrics] == [(1, 1), (1, 1), (2, 0)]
     assert [one["training/updates"] for one in metrics] == [1, 2, 4]
     assert [(one["samples/generated"], one["samples/trained"]) for one in metrics] == [(8, 4), (8, 4), (8, 8)]
@@ -51,20 +49,20 @@ def test_a_skipped_update_leaves_the_books_right(make_parts, one_of_two_right, f
     assert all(unknown_names(one) == [] for one in metrics)
     # The first update that is applied sees the weights of the rollout, whether or not one was skipped before it.
     assert metrics[0]["actor/first_ratio_error_max"] == 0
-    assert (parts.weight_version, parts.skips) == (4, SkippedUpdates(total=2, in_a_row=0))
+    assert (trainer.weight_version, trainer.skipped) == (4, SkippedUpdates(total=2, in_a_row=0))
     # The schedule goes by updates tried: 6 in all, the rise takes half of them, and tries 1 and 4 were refused.
     assert updater.rates == pytest.approx([2e-3 / 3, 1e-3, 1e-3, 1e-3])
     assert metrics[1]["actor/lr"] == 1e-3
     assert "the update is skipped, number 2 of this run" in caplog.text
 
 
-def test_a_step_may_lose_all_its_updates(make_parts, one_of_two_right, fakes) -> None:
-    parts = make_parts(one_of_two_right, SKIP, updater=fakes.updater(nonfinite=[1, 2]))
-    metrics = run_step(parts, 1).metrics
+def test_a_step_may_lose_all_its_updates(make_trainer, one_of_two_right, fakes) -> None:
+    trainer = make_trainer(one_of_two_right, SKIP, backend=fakes.backend(nonfinite=[1, 2]))
+    metrics = trainer.train_step(1).metrics
     assert (metrics["samples/trained"], metrics["samples/dropped"], metrics["actor/updates"]) == (0, 8, 0)
-    assert parts.weight_version == 0 and parts.skips.in_a_row == 2
-    assert run_step(parts, 2).metrics["actor/updates"] == 2
-    assert parts.skips == SkippedUpdates(total=2, in_a_row=0)
+    assert trainer.weight_version == 0 and trainer.skipped.in_a_row == 2
+    assert trainer.train_step(2).metrics["actor/updates"] == 2
+    assert trainer.skipped == SkippedUpdates(total=2, in_a_row=0)
 
 
 @pytest.mark.parametrize(
@@ -74,25 +72,25 @@ def test_a_step_may_lose_all_its_updates(make_parts, one_of_two_right, fakes) ->
         ("trainer.max_nonfinite_skips=2", [1, 3, 5], "max_nonfinite_skips = 2 updates were skipped before"),
     ],
 )
-def test_skips_are_bounded(make_parts, one_of_two_right, fakes, limit: str, nonfinite: list[int], said: str) -> None:
-    parts = make_parts(one_of_two_right, SKIP, limit, updater=fakes.updater(nonfinite=nonfinite))
+def test_skips_are_bounded(make_trainer, one_of_two_right, fakes, limit: str, nonfinite: list[int], said: str) -> None:
+    trainer = make_trainer(one_of_two_right, SKIP, limit, backend=fakes.backend(nonfinite=nonfinite))
     with pytest.raises(TrainingError, match=said):
         for step in (1, 2, 3):
-            run_step(parts, step)
-    assert parts.updater.calls == nonfinite[-1] and parts.skips.total == 2
+            trainer.train_step(step)
+    assert trainer.backend.calls == nonfinite[-1] and trainer.skipped.total == 2
 
 
 def test_the_count_survives_a_stop() -> None:
     before = SkippedUpdates(total=7, in_a_row=2)
     after = SkippedUpdates()
-    after.load(before.state(), {})
-    assert after == before and before.arrays() == {}
+    after.load_state(before.state())
+    assert after == before
 
 
-def test_only_so_many_batches_are_saved(make_parts, one_of_two_right, tmp_path: Path) -> None:
-    parts = make_parts(one_of_two_right)
-    run_step(parts, 1)
-    batches, folder = parts.updater.batches[0], tmp_path / "many"
+def test_only_so_many_batches_are_saved(make_trainer, one_of_two_right, tmp_path: Path) -> None:
+    trainer = make_trainer(one_of_two_right)
+    trainer.train_step(1)
+    batches, folder = trainer.backend.batches[0], tmp_path / "many"
     said = [save_batches(folder, f"update_{number}", batches) for number in range(MAX_SAVED_UPDATES + 2)]
     assert [text.startswith("the batch is saved as") for text in said] == [True] * MAX_SAVED_UPDATES + [False] * 2
     assert f"holds those of {MAX_SAVED_UPDATES} updates already" in said[-1]
@@ -102,17 +100,17 @@ def test_only_so_many_batches_are_saved(make_parts, one_of_two_right, tmp_path: 
 
 def test_what_a_skipped_batch_made_nan_is_not_reported() -> None:
     metrics = {"actor/entropy": math.nan, "actor/loss": 1.0, "training/rollout_logprob_diff_max": math.inf}
-    assert reported(metrics, num_skipped=1) == {"actor/loss": 1.0}
-    assert reported(metrics, num_skipped=0) is not metrics and len(reported(metrics, num_skipped=0)) == 3
+    assert finite_metrics(metrics, num_skipped=1) == {"actor/loss": 1.0}
+    assert finite_metrics(metrics, num_skipped=0) is not metrics and len(finite_metrics(metrics, num_skipped=0)) == 3
 
 
-def test_the_fault_nan_is_in_every_micro_batch_of_its_update(make_parts, one_of_two_right) -> None:
-    parts = make_parts(one_of_two_right)
+def test_the_fault_nan_is_in_every_micro_batch_of_its_update(make_trainer, one_of_two_right) -> None:
+    trainer = make_trainer(one_of_two_right)
     faults.arm(0, "update.batch:2=nan")
     try:
-        run_step(parts, 1)
+        trainer.train_step(1)
     finally:
         faults.arm(0, "")
-    first, second = parts.updater.batches
+    first, second = trainer.backend.batches
     assert not any(np.isnan(batch.advantages_NK).any() for batch in first)
     assert all((np.isnan(batch.advantages_NK) == batch.mask_NK).all() and batch.mask_NK.any() for batch in second)

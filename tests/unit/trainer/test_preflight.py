@@ -10,7 +10,7 @@ import pytest
 from mindgspo.data.command import prepare_from_options
 from mindgspo.errors import ConfigError, DataError, RewardError, TokenizerError, WeightsError
 from mindgspo.models.huggingface_config import huggingface_config
-from mindgspo.trainer.preflight import check_experiment
+from mindgspo.trainer.check import check_experiment
 
 ROWS = [{"question": f"Tom has {n} pens.", "answer": f"{n}+0={n}\n#### {n}"} for n in range(10, 15)]
 

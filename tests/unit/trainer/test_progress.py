@@ -11,7 +11,7 @@ from mindgspo.checkpoint import open_run_folder
 from mindgspo.config import dump_config
 from mindgspo.errors import ConfigError, TrainingError
 from mindgspo.trainer.progress import Best, Progress
-from mindgspo.trainer.resume import check_config, check_same_experiment
+from mindgspo.trainer.resume_checks import check_config, check_same_experiment
 
 
 def test_seconds_are_summed_over_processes() -> None:
@@ -70,7 +70,7 @@ def test_a_run_that_stopped_before_its_configuration_was_written_can_go_on(load,
 
 
 def test_a_run_with_fewer_steps_than_asked_is_not_finished(cpu_runtime: None) -> None:
-    from mindgspo.trainer.finishing import require_all_steps
+    from mindgspo.trainer.loop import require_all_steps
 
     require_all_steps(Progress(step=4), 4)
     with pytest.raises(TrainingError, match="ended at step 3 of 4: it is not finished"):

@@ -50,39 +50,37 @@ def one_of_two_right(answer):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.9])
 def test_old_log_probs_at_another_temperature_are_found_out(
-    temperature: float, make_parts, model, updater, one_of_two_right
+    temperature: float, make_trainer, model, updater, one_of_two_right
 ) -> None:
     from mindgspo.models.scoring import PolicyScorer
-    from mindgspo.trainer.step import run_step
 
-    parts = make_parts(
-        one_of_two_right, model=model, updater=updater, old_policy=PolicyScorer(model, temperature=temperature)
+    trainer = make_trainer(
+        one_of_two_right, model=model, backend=updater, old_policy=PolicyScorer(model, temperature=temperature)
     )
     if temperature == 1.0:
-        metrics = run_step(parts, 1).metrics
+        metrics = trainer.train_step(1).metrics
         assert metrics["actor/first_ratio_error_max"] < 1e-5 < metrics["actor/ratio_error_max"]
         assert metrics["actor/entropy"] == pytest.approx(math.log(384), rel=0.01), "random weights: nearly uniform"
         assert unknown_names(metrics) == []
         assert "actor/pg_clipfrac_lower" not in metrics and "actor/kl" not in metrics, "gspo has neither"
     else:
         with pytest.raises(TrainingError, match="the importance ratio on the first mini-batch is off 1"):
-            run_step(parts, 1)
+            trainer.train_step(1)
 
 
-def test_telemetry_of_a_real_update(make_parts, model, updater, answer) -> None:
+def test_telemetry_of_a_real_update(make_trainer, model, updater, answer) -> None:
     """One update, so nothing is clipped. The right answer is long, the wrong one short: in gspo both weigh the same."""
     from mindgspo.metrics.glossary import LOG_RATIO_BINS
     from mindgspo.models.scoring import PolicyScorer
-    from mindgspo.trainer.step import run_step
 
-    parts = make_parts(
+    trainer = make_trainer(
         lambda prompt, sample: answer(f"000000{prompt.answer}" if sample == 0 else "9"),
         "trainer.prompts_per_mini_batch=4",
         model=model,
-        updater=updater,
+        backend=updater,
         old_policy=PolicyScorer(model, temperature=1.0),
     )
-    metrics = run_step(parts, 1).metrics
+    metrics = trainer.train_step(1).metrics
     assert unknown_names(metrics) == []
     assert metrics["response_length/max"] > 2 * metrics["response_length/min"]
     histogram = {name: metrics[f"actor/log_ratio_hist/{name}"] for name in LOG_RATIO_BINS}
@@ -90,16 +88,15 @@ def test_telemetry_of_a_real_update(make_parts, model, updater, answer) -> None:
     assert [metrics[f"actor/grad_share_length_decile/{n}"] for n in range(1, 11)] == pytest.approx([0.1] * 10, rel=1e-4)
 
 
-def test_telemetry_covers_all_updates_of_the_step(make_parts, model, updater, one_of_two_right) -> None:
+def test_telemetry_covers_all_updates_of_the_step(make_trainer, model, updater, one_of_two_right) -> None:
     """After a first update with a rate that moves this model far, the ratios of the second one have left 1."""
     from mindgspo.metrics.glossary import LOG_RATIO_BINS
     from mindgspo.models.scoring import PolicyScorer
-    from mindgspo.trainer.step import run_step
 
     settings = ("optimizer.lr=1e-2", "optimizer.warmup_ratio=0")
     old_policy = PolicyScorer(model, temperature=1.0)
-    parts = make_parts(one_of_two_right, *settings, model=model, updater=updater, old_policy=old_policy)
-    metrics = run_step(parts, 1).metrics
+    trainer = make_trainer(one_of_two_right, *settings, model=model, backend=updater, old_policy=old_policy)
+    metrics = trainer.train_step(1).metrics
     histogram = {name: metrics[f"actor/log_ratio_hist/{name}"] for name in LOG_RATIO_BINS}
     assert histogram["within_1e-4"] == 0.5, "the four responses of the first mini-batch, and no other"
     assert sum(histogram.values()) == 1
@@ -109,35 +106,35 @@ def test_telemetry_covers_all_updates_of_the_step(make_parts, model, updater, on
 
 
 @pytest.fixture
-def warm_up(make_parts, model, prompts, tokenizer, tmp_path: Path):
-    """warm_up(script, stop_at): run it on all prompts; returns the parts and the lines of metrics.jsonl."""
+def warm_up(make_trainer, model, prompts, tokenizer, tmp_path: Path):
+    """warm_up(script, stop_at): run it on all prompts; returns the trainer and the lines of metrics.jsonl."""
     from mindgspo.trainer.warmup import Warmup, supervised_sample, warm_up
 
     def start(script, stop_at: float | None):
-        parts = make_parts(script, model=model)
+        trainer = make_trainer(script, model=model)
         warmup = Warmup(
             section=WarmupSection(
                 max_steps=30, batch_size=4, lr=1e-2, check_every=10, stop_at_accuracy=stop_at, check=None
             ),
-            samples=tuple(supervised_sample(row, tokenizer, parts.config.model) for row in prompts),
+            samples=tuple(supervised_sample(row, tokenizer, trainer.config.model) for row in prompts),
             check_set=None if stop_at is None else prompts,
         )
         with RunLog(tmp_path, tensorboard=False, progress=False) as log:
-            warm_up(parts, warmup, log)
-        return parts, [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+            warm_up(trainer, warmup, log)
+        return trainer, [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
 
     return start
 
 
 def test_the_warm_up_learns_and_reports_its_last_update(warm_up, one_of_two_right) -> None:
-    parts, (line,) = warm_up(one_of_two_right, stop_at=None)
+    trainer, (line,) = warm_up(one_of_two_right, stop_at=None)
     assert unknown_names(line) == []
-    assert (line["step"], line["sft/updates"], parts.weight_version) == (0, 30, 30)
+    assert (line["step"], line["sft/updates"], trainer.weight_version) == (0, 30, 30)
     assert 0 < line["sft/lr"] <= 1e-2
     assert line["sft/loss"] < 2 < math.log(384), "it was trained"
     assert math.exp(-line["sft/loss"]) < line["sft/token_probability"] < 1, "by Jensen's inequality"
     assert "sft/accuracy" not in line
-    assert parts.stream.epochs == 0 and parts.updater.updates == 0, "reinforcement learning has not begun"
+    assert trainer.stream.epochs == 0 and trainer.backend.updates == 0, "reinforcement learning has not begun"
 
 
 def test_the_warm_up_stops_at_its_accuracy(warm_up, answer) -> None:
@@ -148,8 +145,8 @@ def test_the_warm_up_stops_at_its_accuracy(warm_up, answer) -> None:
         asked.append(prompt.index)
         return answer("9" if len(asked) <= 8 else prompt.answer)
 
-    parts, (line,) = warm_up(script, stop_at=1.0)
-    assert (line["sft/updates"], line["sft/accuracy"], parts.weight_version) == (20, 1.0, 20)
+    trainer, (line,) = warm_up(script, stop_at=1.0)
+    assert (line["sft/updates"], line["sft/accuracy"], trainer.weight_version) == (20, 1.0, 20)
     assert asked == [*range(8), *range(8)], "greedy, one answer per problem"
 
 

@@ -42,7 +42,7 @@ def set_norm(model, value: float) -> None:
 
 
 def norm_of(reference) -> np.ndarray:
-    return reference.weights()[NORM]
+    return reference.arrays()[NORM]
 
 
 def follow(reference, model, steps: int, values: dict[int, float]) -> list[float]:
@@ -71,7 +71,7 @@ def test_every_second_step_it_becomes_the_policy(model, make, tmp_path: Path) ->
     assert follow(reference, model, 6, {2: 2.0, 3: 3.0, 4: 4.0, 5: 5.0, 6: 6.0}) == [1, 1, 3, 3, 5, 5]
     assert reference.version == 108, "four steps of two updates behind version 100"
     assert not any(tmp_path.iterdir()), "checkpoints hold it"
-    for name, array in reference.weights().items():
+    for name, array in reference.arrays().items():
         if name != NORM:
             np.testing.assert_array_equal(array, whole(model)[name], err_msg=name)
 
@@ -106,7 +106,7 @@ def test_it_rounds_as_it_says_and_is_near_the_exact_average(model, make, load, t
         for name in exact:
             exact[name] = 0.99 * exact[name] + (1 - 0.99) * policy[name]
             rounded[name] = rounded[name] + (policy[name] - rounded[name]) * np.float32(1 - 0.99)
-    for name, array in reference.weights().items():
+    for name, array in reference.arrays().items():
         assert array.dtype == np.float32
         np.testing.assert_array_equal(array, rounded[name], err_msg=name)
         np.testing.assert_allclose(array, exact[name], rtol=1e-6, atol=1e-8, err_msg=name)
@@ -115,10 +115,10 @@ def test_it_rounds_as_it_says_and_is_near_the_exact_average(model, make, load, t
 def test_an_average_of_equals_stays_what_it_is(model, make, tmp_path: Path) -> None:
     reference = make(mode="ema", every=1, decay=0.9)
     reference.freeze(model, tmp_path, version=0)
-    before = reference.weights()
+    before = reference.arrays()
     for step in (2, 3, 4):
         reference.follow(model, steps_done=step - 1, version=0)
-    for name, array in reference.weights().items():
+    for name, array in reference.arrays().items():
         np.testing.assert_array_equal(array, before[name], err_msg=name)
 
 
@@ -133,17 +133,11 @@ def test_asked_twice_in_a_step_it_changes_once(model, make, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("changes", [{"mode": "sync", "every": 2}, {"mode": "ema", "every": 1, "decay": 0.9}])
 def test_a_resumed_run_has_the_reference_it_would_have_had(changes, model, make, tmp_path: Path) -> None:
-    from mindgspo.config.schema import SwapSection
-    from mindgspo.parallel.swap.swap import Swap
-    from mindgspo.trainer.reference import KeptReference
-
-    swap = Swap(SwapSection(), None)
     values = {step: 1 + 0.1 * step for step in range(2, 8)}
     reference = make(**changes)
     reference.freeze(model, tmp_path, version=100)
     follow(reference, model, 4, values)  # the checkpoint after step 4: nothing of step 4 is in the reference yet
-    kept = KeptReference(reference, swap)
-    state, arrays = json.loads(json.dumps(kept.state())), kept.arrays()
+    state, arrays = json.loads(json.dumps(reference.state())), reference.arrays()
     expected = []
     for step in (5, 6, 7):
         set_norm(model, values[step])
@@ -151,7 +145,7 @@ def test_a_resumed_run_has_the_reference_it_would_have_had(changes, model, make,
         expected.append((norm_of(reference).copy(), reference.version))
 
     resumed = make(**changes)
-    KeptReference(resumed, swap).load(state, ArraySource(arrays, path=tmp_path))
+    resumed.load(state, ArraySource(arrays, path=tmp_path))
     resumed.restore(tmp_path / "nowhere")
     for step, (norm, version) in zip((5, 6, 7), expected, strict=True):
         set_norm(model, values[step])
@@ -165,8 +159,7 @@ def test_a_checkpoint_without_it_is_refused(make, tmp_path: Path) -> None:
         make(mode="sync", every=2).restore(tmp_path)
 
 
-def test_a_step_lets_it_follow_before_it_scores(make_parts, answer, fakes) -> None:
-    from mindgspo.trainer.step import run_step
+def test_a_step_lets_it_follow_before_it_scores(make_trainer, answer, fakes) -> None:
 
     told = []
 
@@ -175,12 +168,12 @@ def test_a_step_lets_it_follow_before_it_scores(make_parts, answer, fakes) -> No
             told.append((steps_done, version))
             self.version = 1.5
 
-    parts = make_parts(
+    trainer = make_trainer(
         lambda prompt, sample: answer(prompt.answer if sample == 0 else "9"),
         "algorithm.kl.placement=loss",
         reference=Diary(lambda ids: -0.03 * ids),
     )
-    metrics = [run_step(parts, step).metrics for step in (1, 2)]
+    metrics = [trainer.train_step(step).metrics for step in (1, 2)]
     assert told == [(0, 0), (1, 2)], "two updates in a step"
     assert [step["critic/reference_version"] for step in metrics] == [1.5, 1.5]
     assert [step["critic/reference_age"] for step in metrics] == [-1.5, 0.5], "of the old policy"

@@ -101,17 +101,16 @@ def test_a_folder_that_lost_it_is_refused(damage: str, model, make_reference, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("placement", ["loss", "reward"])
-def test_the_kl_starts_at_zero_and_grows(placement: str, model, make_parts, answer, tmp_path: Path, batch) -> None:
+def test_the_kl_starts_at_zero_and_grows(placement: str, model, make_trainer, answer, tmp_path: Path, batch) -> None:
     """Three steps of real updates with a learning rate that moves this model well away from where it began."""
     from mindgspo.algorithms.losses.registry import build_policy_loss
     from mindgspo.algorithms.optim.manual import SingleUpdate
     from mindgspo.models.policy import PolicyLogProbs
     from mindgspo.models.scoring import PolicyScorer
     from mindgspo.trainer.reference import ReferencePolicy
-    from mindgspo.trainer.step import run_step
 
     settings = (f"algorithm.kl.placement={placement}", "optimizer.warmup_ratio=0", "optimizer.lr=3e-3")
-    parts = make_parts(
+    trainer = make_trainer(
         lambda prompt, sample: answer(prompt.answer if sample == 0 else "9"),
         *settings,
         "trainer.prompts_per_mini_batch=4",
@@ -119,19 +118,19 @@ def test_the_kl_starts_at_zero_and_grows(placement: str, model, make_parts, answ
         old_policy=PolicyScorer(model, temperature=1.0),
     )
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False)
-    parts.updater = SingleUpdate(policy, build_policy_loss(parts.config.algorithm), parts.config.optimizer)
-    parts.reference = ReferencePolicy(parts.config.model, ALONE, temperature=1.0)
-    parts.reference.freeze(model, tmp_path / "reference", version=0)
-    before = log_probs(parts.reference.scorer, batch)
+    trainer.backend = SingleUpdate(policy, build_policy_loss(trainer.config.algorithm), trainer.optimizer)
+    trainer.reference = ReferencePolicy(trainer.config.model, ALONE, temperature=1.0)
+    trainer.reference.freeze(model, tmp_path / "reference", version=0)
+    before = log_probs(trainer.reference.scorer, batch)
 
     name = {"loss": "actor/kl", "reward": "critic/kl"}[placement]
     found = []
     for step in (1, 2, 3):
-        metrics = run_step(parts, step).metrics
+        metrics = trainer.train_step(step).metrics
         assert unknown_names(metrics) == []
         found.append(metrics[name])
     assert 0 <= found[0] < 1e-9, "one update per step: the first one starts at the reference"
     assert found[2] > found[1] > 1e-5
-    np.testing.assert_array_equal(log_probs(parts.reference.scorer, batch), before)
-    moved = log_probs(parts.old_policy, batch)
+    np.testing.assert_array_equal(log_probs(trainer.reference.scorer, batch), before)
+    moved = log_probs(trainer.old_policy, batch)
     assert np.abs(moved - before).max() > 1e-2

@@ -126,19 +126,19 @@ def test_swapped_or_not_it_is_the_same(swapped, batch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("placement", ["none", "loss"])
 def test_there_is_one_only_where_a_penalty_needs_it(placement: str, cpu_runtime: None, load, tmp_path: Path) -> None:
-    from mindgspo.trainer.build import build_parts
+    from mindgspo.trainer.build import build_experiment
 
     settings = (f"algorithm.kl.placement={placement}", "swap.enabled=true")
     if placement == "loss":
         settings += ("algorithm.kl.reference.mode=ema",)
-    parts = build_parts(
+    trainer = build_experiment(
         load(*settings), data_dir=tmp_path / "data", failures_dir=tmp_path / "failures", swap_dir=tmp_path / "swap"
     )
-    held = parts.swap.ledger.held
+    held = trainer.swap.ledger.held
     if placement == "none":
-        assert parts.reference is None and "reference" not in parts.kept
+        assert trainer.reference is None and "reference" not in trainer.kept
         assert held[Holding.REFERENCE_WEIGHTS] == 0
     else:
-        assert "reference" in parts.kept
+        assert "reference" in trainer.kept
         assert held[Holding.REFERENCE_WEIGHTS] == held[Holding.ACTOR_WEIGHTS] > 0
-    parts.swap.close()
+    trainer.swap.close()

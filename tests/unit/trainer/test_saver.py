@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from mindgspo.checkpoint import open_run_folder
 from mindgspo.errors import CheckpointError, TrainingError
 from mindgspo.trainer.progress import Progress
 
@@ -15,7 +14,7 @@ LONG_S = 30.0
 
 
 @pytest.fixture
-def make_saver(make_parts, tmp_path):
+def make_saver(make_trainer, tmp_path):
     """make_saver(work, background): a saver whose checkpoints are written by `work(step)`."""
     from mindgspo.trainer.saving import Saver
 
@@ -25,8 +24,8 @@ def make_saver(make_parts, tmp_path):
             return lambda: self.work(step)
 
     def make(work: Callable[[int], object], *, background: bool = True):
-        parts = make_parts(lambda prompt, sample: [1], f"trainer.save_in_background={str(background).lower()}")
-        saver = FakeSaver(parts, open_run_folder(tmp_path / "run", resume="never", overwrite=False))
+        trainer = make_trainer(lambda prompt, sample: [1], f"trainer.save_in_background={str(background).lower()}")
+        saver = FakeSaver(trainer, {}, {}, tmp_path / "checkpoints")
         saver.work = work
         return saver
 

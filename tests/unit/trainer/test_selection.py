@@ -10,8 +10,8 @@ import pytest
 
 from mindgspo.config import FilterGroupsSection
 from mindgspo.metrics import unknown_names
-from mindgspo.trainer.selection import JudgedGroup, left_out_by, selection_of
-from mindgspo.trainer.step import run_step
+from mindgspo.trainer.dynamic_sampling import SampledGroup, left_out_rule
+from mindgspo.trainer.dynamic_sampling import select as select_responses
 from mindgspo.types import Score, ScoredGroup, Verdict
 
 NO_FILTER, BY_REWARD = FilterGroupsSection(), FilterGroupsSection(metric="reward")
@@ -19,16 +19,16 @@ NO_FILTER, BY_REWARD = FilterGroupsSection(), FilterGroupsSection(metric="reward
 
 def select(groups, section, baselines, label=None):
     """The reasons by which responses of these groups are left out."""
-    judged = [
-        JudgedGroup(
+    sampled = [
+        SampledGroup(
             group=group,
             baseline=None if baselines is None else baselines[index],
             step=1,
         )
         for index, group in enumerate(groups)
     ]
-    reason = left_out_by(section, label, needs_baseline=baselines is not None)
-    return selection_of([(one, reason(one)) for one in judged])
+    reason = left_out_rule(section, label, needs_baseline=baselines is not None)
+    return select_responses([(one, reason(one)) for one in sampled])
 
 
 @pytest.fixture
@@ -82,17 +82,17 @@ def test_a_group_without_a_baseline_has_nothing_to_be_compared_with(group) -> No
     )
 
 
-def test_filtered_groups_leave_the_rows_and_the_denominators(make_parts, by_prompt) -> None:
+def test_filtered_groups_leave_the_rows_and_the_denominators(make_trainer, by_prompt) -> None:
     """Prompts 0 and 2 have one right answer; both answers of 1 are right, both of 3 wrong."""
-    parts = make_parts(by_prompt({0: 1, 1: 2, 2: 1, 3: 0}), "algorithm.filter_groups.metric=reward")
-    result = run_step(parts, 1)
+    trainer = make_trainer(by_prompt({0: 1, 1: 2, 2: 1, 3: 0}), "algorithm.filter_groups.metric=reward")
+    result = trainer.train_step(1)
 
     metrics = result.metrics
     assert unknown_names(metrics) == []
     names = ("generated", "trained", "filtered", "filtered/zero_signal")
     assert [metrics[f"samples/{name}"] for name in names] == [8, 4, 4, 4]
     assert (metrics["critic/score/mean"], metrics["reward/zero_signal_group_ratio"]) == (0.5, 0.5)
-    for group, batches, numbers in zip(result.groups[::2], parts.updater.batches, ([0, 1], [4, 5]), strict=True):
+    for group, batches, numbers in zip(result.groups[::2], trainer.backend.batches, ([0, 1], [4, 5]), strict=True):
         num_tokens = sum(response.length for response in group.responses)
         assert {(batch.num_sequences, batch.num_tokens) for batch in batches} == {(2, num_tokens)}
         assert sorted(number for batch in batches for number in batch.samples_N if number >= 0) == numbers
@@ -101,12 +101,12 @@ def test_filtered_groups_leave_the_rows_and_the_denominators(make_parts, by_prom
             np.testing.assert_allclose(advantages, np.full(advantages.size, sign * size), rtol=1e-5)
 
 
-def test_unfiltered_groups_without_signal_count_with_advantage_zero(make_parts, by_prompt) -> None:
-    parts = make_parts(by_prompt({0: 1, 1: 2, 2: 1, 3: 0}))
-    metrics = run_step(parts, 1).metrics
+def test_unfiltered_groups_without_signal_count_with_advantage_zero(make_trainer, by_prompt) -> None:
+    trainer = make_trainer(by_prompt({0: 1, 1: 2, 2: 1, 3: 0}))
+    metrics = trainer.train_step(1).metrics
     assert (metrics["samples/trained"], metrics["samples/filtered"], metrics["actor/updates"]) == (8, 0, 2)
     assert metrics["reward/zero_signal_group_ratio"] == 0.5
-    for batches in parts.updater.batches:
+    for batches in trainer.backend.batches:
         assert {batch.num_sequences for batch in batches} == {4}
         found = {
             int(number): batch.advantages_NK[row] for batch in batches for row, number in enumerate(batch.samples_N)
@@ -114,11 +114,11 @@ def test_unfiltered_groups_without_signal_count_with_advantage_zero(make_parts, 
         assert [bool(found[number].any()) for number in sorted(found)] == [True, True, False, False]
 
 
-def test_a_mini_batch_without_signal_makes_no_update(make_parts, by_prompt) -> None:
-    parts = make_parts(by_prompt({0: 0, 1: 2, 2: 1, 3: 1}), "algorithm.filter_groups.metric=reward")
-    metrics = run_step(parts, 1).metrics
-    assert (metrics["actor/updates"], metrics["training/updates"], parts.weight_version) == (1, 1, 1)
-    numbers = {int(number) for batch in parts.updater.batches[0] for number in batch.samples_N}
+def test_a_mini_batch_without_signal_makes_no_update(make_trainer, by_prompt) -> None:
+    trainer = make_trainer(by_prompt({0: 0, 1: 2, 2: 1, 3: 1}), "algorithm.filter_groups.metric=reward")
+    metrics = trainer.train_step(1).metrics
+    assert (metrics["actor/updates"], metrics["training/updates"], trainer.weight_version) == (1, 1, 1)
+    numbers = {int(number) for batch in trainer.backend.batches[0] for number in batch.samples_N}
     assert numbers == {4, 5, 6, 7}
 
 
@@ -134,16 +134,16 @@ def test_a_mini_batch_without_signal_makes_no_update(make_parts, by_prompt) -> N
     ids=["plain", "kl in the reward", "kl in the loss", "per token", "greedy baseline"],
 )
 def test_a_step_in_which_nothing_is_left_trains_nothing_and_says_so(
-    settings: tuple[str, ...], make_parts, by_prompt, fakes
+    settings: tuple[str, ...], make_trainer, by_prompt, fakes
 ) -> None:
-    parts = make_parts(
+    trainer = make_trainer(
         by_prompt({0: 2, 1: 0, 2: 2, 3: 0}),
         "algorithm.filter_groups.metric=reward",
         *settings,
         reference=fakes.reference(lambda ids: -0.5 - 0.01 * ids) if "kl" in "".join(settings) else None,
     )
-    result = run_step(parts, 1)
-    assert parts.updater.batches == [] and parts.weight_version == 0
+    result = trainer.train_step(1)
+    assert trainer.backend.batches == [] and trainer.weight_version == 0
     metrics = result.metrics
     assert unknown_names(metrics) == []
     assert [name for name, value in metrics.items() if not math.isfinite(value)] == []
@@ -154,4 +154,4 @@ def test_a_step_in_which_nothing_is_left_trains_nothing_and_says_so(
     assert not metrics.keys() & {*measured, "training/rollout_logprob_diff_max"}, "nothing was measured"
     assert not any(advantages.any() for group in result.groups for advantages in group.advantages)
     # The next step goes on, with the next prompts.
-    assert [group.prompt.index for group in run_step(parts, 2).groups] == [4, 5, 6, 7]
+    assert [group.prompt.index for group in trainer.train_step(2).groups] == [4, 5, 6, 7]

@@ -12,8 +12,8 @@ from mindgspo.algorithms.optim.backend import UpdateResult
 from mindgspo.config import AlgorithmSection, KLSection
 from mindgspo.data.rows import TrainingSample, lay_out
 from mindgspo.metrics import unknown_names
-from mindgspo.trainer.selection import Selection
-from mindgspo.trainer.step_metrics import account, step_mismatch, update_metrics
+from mindgspo.trainer.dynamic_sampling import Selection
+from mindgspo.trainer.metrics import account, step_mismatch, update_metrics
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pytest
 
 from mindgspo.metrics import unknown_names
 from mindgspo.rollout.scripted import ScriptedEngine
-from mindgspo.trainer.step import run_step
 from mindgspo.types import StepResult
 
 
@@ -67,37 +66,39 @@ def lengths_of(result: StepResult) -> list[int]:
     return [response.length for group in result.groups for response in group.responses]
 
 
-def test_remax_subtracts_the_reward_of_a_greedy_response(make_parts, one_of_two_right, answer) -> None:
+def test_remax_subtracts_the_reward_of_a_greedy_response(make_trainer, one_of_two_right, answer) -> None:
     """The greedy answer is right for prompts 0 and 3 only."""
     engine = RecordingEngine(
         one_of_two_right, lambda prompt, sample: answer(prompt.answer if prompt.index in (0, 3) else "998")
     )
-    parts = make_parts(one_of_two_right, "algorithm.advantage.estimator=remax", engine=engine)
-    result = run_step(parts, 1)
+    trainer = make_trainer(one_of_two_right, "algorithm.advantage.estimator=remax", engine=engine)
+    result = trainer.train_step(1)
 
     assert engine.asked == [(1.0, 2, 16, 4), (0.0, 1, 16, 4)]
     values = [0, -1, 1, 0, 1, 0, 0, -1]
     expected = [np.full(length, value) for length, value in zip(lengths_of(result), values, strict=True)]
-    assert_advantages(result, parts.updater, expected)
+    assert_advantages(result, trainer.backend, expected)
     metrics = result.metrics
     assert unknown_names(metrics) == []
     assert (metrics["samples/generated"], metrics["samples/trained"]) == (8, 8), "greedy answers are no samples"
     assert metrics["critic/score/mean"] == 0.5
 
 
-def test_other_estimators_ask_for_no_greedy_response(make_parts, one_of_two_right) -> None:
+def test_other_estimators_ask_for_no_greedy_response(make_trainer, one_of_two_right) -> None:
     engine = RecordingEngine(one_of_two_right, None)
-    run_step(make_parts(one_of_two_right, engine=engine), 1)
+    make_trainer(one_of_two_right, engine=engine).train_step(1)
     assert engine.asked == [(1.0, 2, 16, 4)]
 
 
-def test_a_prompt_whose_greedy_response_has_no_reward_is_left_out(make_parts, one_of_two_right, answer, fakes) -> None:
+def test_a_prompt_whose_greedy_response_has_no_reward_is_left_out(
+    make_trainer, one_of_two_right, answer, fakes
+) -> None:
     engine = RecordingEngine(one_of_two_right, lambda prompt, sample: answer("998"))
     scorer = fakes.abstaining_scorer(
         lambda one: (one.index == 1 and "998" in one.text) or (one.index == 2 and "999" in one.text)
     )
-    parts = make_parts(one_of_two_right, "algorithm.advantage.estimator=remax", engine=engine, scorer=scorer)
-    result = run_step(parts, 1)
+    trainer = make_trainer(one_of_two_right, "algorithm.advantage.estimator=remax", engine=engine, reward_scorer=scorer)
+    result = trainer.train_step(1)
 
     names = ("trained", "filtered", "filtered/no_baseline", "filtered/timeout")
     assert [result.metrics[f"samples/{name}"] for name in names] == [5, 3, 2, 1]
@@ -105,8 +106,8 @@ def test_a_prompt_whose_greedy_response_has_no_reward_is_left_out(make_parts, on
     values = [1, 0, None, None, 1, None, 1, 0]
     lengths = lengths_of(result)
     expected = [None if v is None else np.full(length, v) for length, v in zip(lengths, values, strict=True)]
-    assert_advantages(result, parts.updater, expected)
-    assert [batches[0].num_sequences for batches in parts.updater.batches] == [2, 3]
+    assert_advantages(result, trainer.backend, expected)
+    assert [batches[0].num_sequences for batches in trainer.backend.batches] == [2, 3]
 
 
 REINFORCE = (
@@ -121,20 +122,20 @@ def discounted(length: int, reward: float) -> np.ndarray:
     return reward * 0.5 ** np.arange(length - 1, -1, -1)
 
 
-def test_discounted_returns_reach_the_rows_token_by_token(make_parts, one_of_two_right) -> None:
-    parts = make_parts(one_of_two_right, *REINFORCE, "algorithm.advantage.whiten=none")
-    result = run_step(parts, 1)
+def test_discounted_returns_reach_the_rows_token_by_token(make_trainer, one_of_two_right) -> None:
+    trainer = make_trainer(one_of_two_right, *REINFORCE, "algorithm.advantage.whiten=none")
+    result = trainer.train_step(1)
     lengths = lengths_of(result)
     assert len(set(lengths)) > 1 and min(lengths) > 2, "the example shows too little"
     expected = [discounted(length, reward) for length, reward in zip(lengths, [1, 0] * 4, strict=True)]
-    assert_advantages(result, parts.updater, expected, rtol=1e-6)
+    assert_advantages(result, trainer.backend, expected, rtol=1e-6)
 
 
-def test_returns_are_whitened_over_the_tokens_of_the_whole_step(make_parts, one_of_two_right, fakes) -> None:
+def test_returns_are_whitened_over_the_tokens_of_the_whole_step(make_trainer, one_of_two_right, fakes) -> None:
     """Over both mini-batches, without the response whose reward abstained."""
     scorer = fakes.abstaining_scorer(lambda one: one.index == 1 and "999" not in one.text)
-    parts = make_parts(one_of_two_right, *REINFORCE, scorer=scorer)
-    result = run_step(parts, 1)
+    trainer = make_trainer(one_of_two_right, *REINFORCE, reward_scorer=scorer)
+    result = trainer.train_step(1)
     rewards = [1, 0, None, 0, 1, 0, 1, 0]
     returns = [
         None if reward is None else discounted(length, reward)
@@ -142,10 +143,10 @@ def test_returns_are_whitened_over_the_tokens_of_the_whole_step(make_parts, one_
     ]
     tokens = np.concatenate([array for array in returns if array is not None])
     expected = [None if array is None else (array - tokens.mean()) / tokens.std(ddof=1) for array in returns]
-    assert_advantages(result, parts.updater, expected, rtol=1e-5, atol=1e-6)
+    assert_advantages(result, trainer.backend, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_several_reward_functions_are_normalised_each_by_itself(make_parts, tokenizer) -> None:
+def test_several_reward_functions_are_normalised_each_by_itself(make_trainer, tokenizer) -> None:
     """gsm8k pays 1 or 0 for "#### n", math_dapo 1 or -1 for "Answer: n".
 
     They prefer different siblings of prompt 0 and the same one of prompt 1; only gsm8k has a choice for prompt 2, and
@@ -163,8 +164,8 @@ def test_several_reward_functions_are_normalised_each_by_itself(make_parts, toke
         "reward.weights=[1.0, 0.25]",
         "algorithm.advantage.combine=normalize_then_sum",
     )
-    parts = make_parts(script, *settings)
-    result = run_step(parts, 1)
+    trainer = make_trainer(script, *settings)
+    result = trainer.train_step(1)
     found = [[tuple(score.parts.values()) for score in group.scores] for group in result.groups]
     assert found == [[(1, -1), (0, 1)], [(1, 1), (0, -1)], [(1, 1), (0, 1)], [(1, 1), (1, 1)]], "what is meant above"
     # (r - mean) / std of two unlike rewards is +-sqrt(1/2), whatever their size: sums of 1 and 0.25 times that, with
@@ -172,4 +173,4 @@ def test_several_reward_functions_are_normalised_each_by_itself(make_parts, toke
     sums = np.array([0.75, -0.75, 1.25, -1.25, 1.0, -1.0, 0, 0]) * math.sqrt(0.5)
     values = sums / math.sqrt(np.square(sums).sum() / 7)
     expected = [np.full(length, value) for length, value in zip(lengths_of(result), values, strict=True)]
-    assert_advantages(result, parts.updater, expected, rtol=1e-4)
+    assert_advantages(result, trainer.backend, expected, rtol=1e-4)

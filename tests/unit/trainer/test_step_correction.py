@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from mindgspo.metrics import unknown_names
-from mindgspo.trainer.step import run_step
 
 CORRECTION = "algorithm.rollout_correction"
 
@@ -24,17 +23,17 @@ def difference(ids: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture
-def make(make_parts, answer, fakes):
+def make(make_trainer, answer, fakes):
     def with_mismatch(*overrides: str):
         script = lambda prompt, sample: answer(prompt.answer if sample == 0 else "999")  # noqa: E731 - one line
-        return make_parts(script, *overrides, old_policy=fakes.scorer(lambda ids: difference(ids) - 1))
+        return make_trainer(script, *overrides, old_policy=fakes.scorer(lambda ids: difference(ids) - 1))
 
     return with_mismatch
 
 
-def rows_of(parts) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def rows_of(trainer) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """(ids, correction weights) of every response in the updater's rows; padding must weigh 1."""
-    for batch in (batch for batches in parts.updater.batches for batch in batches):
+    for batch in (batch for batches in trainer.backend.batches for batch in batches):
         assert (batch.correction_NK[~batch.mask_NK] == 1).all()
         for mask, ids, weights in zip(batch.mask_NK, batch.targets_NK, batch.correction_NK, strict=True):
             if mask.any():
@@ -46,13 +45,13 @@ PACKED = ("trainer.packing=true", "trainer.max_tokens_per_micro_batch=96", "trai
 
 @pytest.mark.parametrize("rows", [(), PACKED], ids=["one per row", "packed"])
 def test_token_weights_are_truncated(rows: tuple[str, ...], make) -> None:
-    parts = make(f"{CORRECTION}.level=token", f"{CORRECTION}.max=1.5", *rows)
-    metrics = run_step(parts, 1).metrics
+    trainer = make(f"{CORRECTION}.level=token", f"{CORRECTION}.max=1.5", *rows)
+    metrics = trainer.train_step(1).metrics
     if rows:
-        batches = [batch for batches in parts.updater.batches for batch in batches]
+        batches = [batch for batches in trainer.backend.batches for batch in batches]
         assert any(batch.segments_RT.max() > 1 for batch in batches), "nothing is packed"
 
-    found = list(rows_of(parts))
+    found = list(rows_of(trainer))
     assert len(found) == 8
     for ids, weights in found:
         np.testing.assert_allclose(weights, np.minimum(np.exp(difference(ids)), 1.5), rtol=1e-6)
@@ -75,11 +74,11 @@ def test_token_weights_are_truncated(rows: tuple[str, ...], make) -> None:
 
 def test_responses_far_off_are_masked_and_still_counted(make) -> None:
     """A response weighs the product of its tokens' weights, or 0 outside [0.5, 2]; the denominators stay."""
-    parts = make(f"{CORRECTION}.level=sequence", f"{CORRECTION}.mode=mask", f"{CORRECTION}.max=2")
-    metrics = run_step(parts, 1).metrics
+    trainer = make(f"{CORRECTION}.level=sequence", f"{CORRECTION}.mode=mask", f"{CORRECTION}.max=2")
+    metrics = trainer.train_step(1).metrics
 
     kept = []
-    for ids, weights in rows_of(parts):
+    for ids, weights in rows_of(trainer):
         product = math.exp(difference(ids).sum())
         kept.append(0.5 <= product <= 2)
         np.testing.assert_allclose(weights, np.full(ids.size, product if kept[-1] else 0), rtol=1e-6)
@@ -87,12 +86,12 @@ def test_responses_far_off_are_masked_and_still_counted(make) -> None:
     assert metrics["rollout_corr/clipped_share"] == pytest.approx(1 - sum(kept) / 8)
     assert metrics["rollout_corr/weight_min"] == 0
     assert metrics["samples/trained"] == 8
-    assert {batch.num_sequences for batches in parts.updater.batches for batch in batches} == {4}
+    assert {batch.num_sequences for batches in trainer.backend.batches for batch in batches} == {4}
 
 
 def test_without_a_correction_every_token_weighs_one(make) -> None:
-    parts = make()
-    metrics = run_step(parts, 1).metrics
-    assert all((weights == 1).all() for _, weights in rows_of(parts))
+    trainer = make()
+    metrics = trainer.train_step(1).metrics
+    assert all((weights == 1).all() for _, weights in rows_of(trainer))
     assert "rollout_corr/ess" not in metrics
     assert metrics["training/rollout_logprob_diff_max"] == pytest.approx(0.5), "the mismatch is reported all the same"

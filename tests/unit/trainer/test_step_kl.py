@@ -13,7 +13,6 @@ import pytest
 
 from mindgspo.algorithms.kl_control import KLController
 from mindgspo.metrics import unknown_names
-from mindgspo.trainer.step import run_step
 from mindgspo.types import StepResult
 
 KL_IN_REWARD = ("algorithm.kl.placement=reward", "algorithm.kl.coef=0.05")
@@ -28,15 +27,15 @@ def one_of_two_right(answer):
 
 
 @pytest.fixture
-def make(make_parts, one_of_two_right, fakes):
-    """make(*overrides, **parts): parts with the two policies above."""
+def make(make_trainer, one_of_two_right, fakes):
+    """make(*overrides, **trainer): trainer with the two policies above."""
 
     def with_policies(*overrides: str, **changed: object):
         policies = {
             "old_policy": fakes.scorer(lambda ids: -0.02 * ids),
             "reference": fakes.reference(lambda ids: -0.03 * ids),
         }
-        return make_parts(one_of_two_right, *overrides, **{**policies, **changed})
+        return make_trainer(one_of_two_right, *overrides, **{**policies, **changed})
 
     return with_policies
 
@@ -49,12 +48,12 @@ def rewards_of(result: StepResult) -> list[float]:
     return [score.value for group in result.groups for score in group.scores]
 
 
-def assert_advantages(result: StepResult, parts, expected: list[np.ndarray]) -> None:
+def assert_advantages(result: StepResult, trainer, expected: list[np.ndarray]) -> None:
     """The groups and the rows of the updater hold these arrays, one per response."""
     found = [advantages for group in result.groups for advantages in group.advantages]
     for one, array in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, array, rtol=1e-5, atol=1e-6)
-    for batch in (batch for batches in parts.updater.batches for batch in batches):
+    for batch in (batch for batches in trainer.backend.batches for batch in batches):
         for row, number in enumerate(batch.samples_N):
             np.testing.assert_array_equal(batch.advantages_NK[row, batch.mask_NK[row]], found[number])
 
@@ -70,14 +69,14 @@ def assert_advantages(result: StepResult, parts, expected: list[np.ndarray]) -> 
     ids=["k1", "k2", "k3", "abs"],
 )
 def test_the_penalty_of_all_tokens_is_taken_from_the_reward(estimator: str, value, make) -> None:
-    parts = make(*KL_IN_REWARD, f"algorithm.kl.estimator={estimator}", DR_GRPO)
-    result = run_step(parts, 1)
+    trainer = make(*KL_IN_REWARD, f"algorithm.kl.estimator={estimator}", DR_GRPO)
+    result = trainer.train_step(1)
 
     tokens = [value(0.01 * ids) for ids in responses_of(result)]
     rewards = np.array(rewards_of(result)) - 0.05 * np.array([kl.sum() for kl in tokens])
     assert len(set(np.round(rewards, 6))) > 4, "the penalties should differ"
     centred = (rewards.reshape(4, 2) - rewards.reshape(4, 2).mean(axis=1, keepdims=True)).reshape(-1)
-    assert_advantages(result, parts, [np.full(kl.size, one) for kl, one in zip(tokens, centred, strict=True)])
+    assert_advantages(result, trainer, [np.full(kl.size, one) for kl, one in zip(tokens, centred, strict=True)])
 
     metrics = result.metrics
     assert unknown_names(metrics) == []
@@ -86,12 +85,12 @@ def test_the_penalty_of_all_tokens_is_taken_from_the_reward(estimator: str, valu
     assert found == pytest.approx([rewards.mean(), rewards.max(), rewards.min()], rel=1e-5)
     assert (metrics["critic/score/mean"], metrics["critic/score/max"]) == (0.5, 1), "scores are what was judged"
     assert metrics["actor/kl_coef"] == 0.05
-    assert not metrics.keys() & {"actor/kl", "actor/kl_loss"} and parts.updater.kl_coefs == [0, 0], "not twice"
+    assert not metrics.keys() & {"actor/kl", "actor/kl_loss"} and trainer.backend.kl_coefs == [0, 0], "not twice"
     assert [score.value for group in result.groups for score in group.scores] == [1, 0] * 4
 
 
 def test_reinforce_plus_plus_charges_every_token_its_own_penalty(make) -> None:
-    parts = make(
+    trainer = make(
         *KL_IN_REWARD,
         "algorithm.kl.estimator=k1",
         "algorithm.name=gspo_token",
@@ -99,7 +98,7 @@ def test_reinforce_plus_plus_charges_every_token_its_own_penalty(make) -> None:
         "algorithm.advantage.gamma=0.5",
         "algorithm.advantage.whiten=none",
     )
-    result = run_step(parts, 1)
+    result = trainer.train_step(1)
     expected = []
     for ids, reward in zip(responses_of(result), rewards_of(result), strict=True):
         returns, to_come = [], 0.0
@@ -107,13 +106,13 @@ def test_reinforce_plus_plus_charges_every_token_its_own_penalty(make) -> None:
             to_come = token_reward - 0.05 * 0.01 * token + 0.5 * to_come
             returns.append(to_come)
         expected.append(np.array(returns[::-1]))
-    assert_advantages(result, parts, expected)
+    assert_advantages(result, trainer, expected)
 
 
 def test_responses_that_are_not_trained_are_not_measured(make, fakes) -> None:
     scorer = fakes.abstaining_scorer(lambda one: one.index == 0 and "999" in one.text)
-    parts = make(*KL_IN_REWARD, "algorithm.kl.estimator=k1", DR_GRPO, scorer=scorer)
-    result = run_step(parts, 1)
+    trainer = make(*KL_IN_REWARD, "algorithm.kl.estimator=k1", DR_GRPO, reward_scorer=scorer)
+    result = trainer.train_step(1)
     tokens = [0.01 * ids for number, ids in enumerate(responses_of(result)) if number != 1]
     rewards = [
         reward - 0.05 * kl.sum()
@@ -125,10 +124,10 @@ def test_responses_that_are_not_trained_are_not_measured(make, fakes) -> None:
 
 
 def test_the_loss_gets_the_coefficient_and_the_log_probs_of_the_reference(make, fakes) -> None:
-    parts = make(*KL_IN_LOSS, updater=fakes.updater(kls=[0.25, 0.75]))
-    result = run_step(parts, 1)
-    assert parts.updater.kl_coefs == [0.05, 0.05]
-    for batch in (batch for batches in parts.updater.batches for batch in batches):
+    trainer = make(*KL_IN_LOSS, backend=fakes.backend(kls=[0.25, 0.75]))
+    result = trainer.train_step(1)
+    assert trainer.backend.kl_coefs == [0.05, 0.05]
+    for batch in (batch for batches in trainer.backend.batches for batch in batches):
         ids = np.where(batch.mask_NK, batch.targets_NK, 0)
         np.testing.assert_allclose(batch.ref_logp_NK, -0.03 * ids, rtol=1e-6)
         np.testing.assert_allclose(batch.old_logp_NK, -0.02 * ids, rtol=1e-6)
@@ -141,11 +140,11 @@ def test_the_loss_gets_the_coefficient_and_the_log_probs_of_the_reference(make, 
 
 
 def test_without_a_penalty_nothing_is_said_about_it(make, fakes) -> None:
-    parts = make("algorithm.kl.coef=0.05", reference=None, updater=fakes.updater(kls=[0.25, 0.75]))
-    metrics = run_step(parts, 1).metrics
+    trainer = make("algorithm.kl.coef=0.05", reference=None, backend=fakes.backend(kls=[0.25, 0.75]))
+    metrics = trainer.train_step(1).metrics
     assert not metrics.keys() & {"actor/kl", "actor/kl_loss", "actor/kl_coef", "critic/kl"}
-    assert parts.updater.kl_coefs == [0, 0]
-    assert not any(batch.ref_logp_NK.any() for batches in parts.updater.batches for batch in batches)
+    assert trainer.backend.kl_coefs == [0, 0]
+    assert not any(batch.ref_logp_NK.any() for batches in trainer.backend.batches for batch in batches)
 
 
 ADAPTIVE = ("algorithm.kl.target=0.1", "algorithm.kl.horizon=80", "algorithm.kl.coef=0.5")
@@ -153,32 +152,32 @@ ADAPTIVE = ("algorithm.kl.target=0.1", "algorithm.kl.horizon=80", "algorithm.kl.
 
 def test_an_adaptive_coefficient_answers_in_the_next_step(make, fakes) -> None:
     """8 responses at a horizon of 80. Step 1: mean KL 0.11, 10 % above the target; step 2: 0, bounded at 20 %."""
-    parts = make(*KL_IN_LOSS, *ADAPTIVE, updater=fakes.updater(kls=[0.10, 0.12, 0.0, 0.0]))
-    coefs = [run_step(parts, step).metrics["actor/kl_coef"] for step in (1, 2, 3)]
+    trainer = make(*KL_IN_LOSS, *ADAPTIVE, backend=fakes.backend(kls=[0.10, 0.12, 0.0, 0.0]))
+    coefs = [trainer.train_step(step).metrics["actor/kl_coef"] for step in (1, 2, 3)]
     rising, falling = 0.5 * (1 + 0.1 * 8 / 80), 0.5 * (1 + 0.1 * 8 / 80) * (1 - 0.2 * 8 / 80)
     assert coefs == pytest.approx([0.5, rising, falling])
-    assert parts.updater.kl_coefs == pytest.approx([0.5, 0.5, rising, rising, falling, falling])
+    assert trainer.backend.kl_coefs == pytest.approx([0.5, 0.5, rising, rising, falling, falling])
 
 
 def test_it_answers_to_the_trained_responses_only_and_not_to_a_step_without_any(make, fakes) -> None:
     abstains = [1]
     scorer = fakes.abstaining_scorer(lambda candidate: candidate.index in abstains and "999" in candidate.text)
     settings = (*KL_IN_LOSS, *ADAPTIVE, "algorithm.filter_groups.metric=reward")
-    parts = make(*settings, scorer=scorer, updater=fakes.updater(kls=[0.11, 0.11]))
-    assert run_step(parts, 1).metrics["samples/trained"] == 6
+    trainer = make(*settings, reward_scorer=scorer, backend=fakes.backend(kls=[0.11, 0.11]))
+    assert trainer.train_step(1).metrics["samples/trained"] == 6
     moved = 0.5 * (1 + 0.1 * 6 / 80)
-    assert parts.kl.coef == pytest.approx(moved)
+    assert trainer.kl.coef == pytest.approx(moved)
     abstains += [4, 5, 6, 7]
-    assert run_step(parts, 2).metrics["samples/trained"] == 0
-    assert parts.kl.coef == pytest.approx(moved)
+    assert trainer.train_step(2).metrics["samples/trained"] == 0
+    assert trainer.kl.coef == pytest.approx(moved)
 
 
 def test_in_the_reward_it_answers_to_the_critics_kl_and_weighs_the_next_rewards(make) -> None:
-    parts = make(*KL_IN_REWARD, *ADAPTIVE, "algorithm.kl.estimator=k1", DR_GRPO)
-    first = run_step(parts, 1)
+    trainer = make(*KL_IN_REWARD, *ADAPTIVE, "algorithm.kl.estimator=k1", DR_GRPO)
+    first = trainer.train_step(1)
     moved = 0.5 * (1 + 0.2 * 8 / 80)
-    assert first.metrics["critic/kl"] > 0.12 and parts.kl.coef == pytest.approx(moved)
-    second = run_step(parts, 2)
+    assert first.metrics["critic/kl"] > 0.12 and trainer.kl.coef == pytest.approx(moved)
+    second = trainer.train_step(2)
     assert second.metrics["actor/kl_coef"] == pytest.approx(moved)
     rewards = [
         reward - moved * 0.01 * ids.sum() for reward, ids in zip(rewards_of(second), responses_of(second), strict=True)
@@ -187,10 +186,10 @@ def test_in_the_reward_it_answers_to_the_critics_kl_and_weighs_the_next_rewards(
 
 
 def test_an_adapted_coefficient_survives_a_checkpoint(make, fakes) -> None:
-    parts = make(*KL_IN_LOSS, *ADAPTIVE, updater=fakes.updater(kls=[0.5, 0.5]))
-    run_step(parts, 1)
-    saved = json.loads(json.dumps(parts.kl.state()))
-    resumed = KLController(parts.config.algorithm.kl)
+    trainer = make(*KL_IN_LOSS, *ADAPTIVE, backend=fakes.backend(kls=[0.5, 0.5]))
+    trainer.train_step(1)
+    saved = json.loads(json.dumps(trainer.kl.state()))
+    resumed = KLController(trainer.algorithm.kl)
     assert resumed.coef == 0.5
     resumed.load_state(saved)
-    assert resumed.coef == parts.kl.coef != 0.5
+    assert resumed.coef == trainer.kl.coef != 0.5

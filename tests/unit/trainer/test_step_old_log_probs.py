@@ -12,7 +12,6 @@ import pytest
 
 from mindgspo.errors import ConfigError, TrainingError
 from mindgspo.metrics import unknown_names
-from mindgspo.trainer.step import run_step
 
 SAMPLER = "algorithm.old_log_probs=sampler"
 
@@ -23,23 +22,23 @@ class NeverAsked:
 
 
 @pytest.fixture
-def make(make_parts, answer, fakes):
-    def with_updater(*overrides: str, logp: float = -1.05, **changed: object):
-        return make_parts(
+def make(make_trainer, answer, fakes):
+    def with_backend(*overrides: str, logp: float = -1.05, **changed: object):
+        return make_trainer(
             lambda prompt, sample: answer(prompt.answer if sample == 0 else "999"),
             SAMPLER,
             *overrides,
             old_policy=NeverAsked(),
-            **{"updater": fakes.updater(ratio_errors=[0.5], logp=logp), **changed},
+            **{"backend": fakes.backend(ratio_errors=[0.5], logp=logp), **changed},
         )
 
-    return with_updater
+    return with_backend
 
 
 def test_the_samplers_log_probs_are_the_old_ones_and_nothing_is_scored(make) -> None:
-    parts = make()
-    metrics = run_step(parts, 1).metrics
-    for batch in (batch for batches in parts.updater.batches for batch in batches):
+    trainer = make()
+    metrics = trainer.train_step(1).metrics
+    for batch in (batch for batches in trainer.backend.batches for batch in batches):
         np.testing.assert_array_equal(batch.old_logp_NK, np.where(batch.mask_NK, np.float32(-1), 0))
         assert (batch.correction_NK == 1).all()
     assert unknown_names(metrics) == []
@@ -48,7 +47,7 @@ def test_the_samplers_log_probs_are_the_old_ones_and_nothing_is_scored(make) -> 
 
 
 def test_the_mismatch_is_that_of_the_first_update(make) -> None:
-    metrics = run_step(make(), 1).metrics
+    metrics = make().train_step(1).metrics
     assert metrics["training/rollout_logprob_diff_mean"] == pytest.approx(0.05, rel=1e-5)
     assert metrics["training/rollout_logprob_diff_max"] == pytest.approx(0.05, rel=1e-5)
     assert metrics["rollout_corr/kl"] == pytest.approx(0.05, rel=1e-5)
@@ -58,31 +57,31 @@ def test_the_mismatch_is_that_of_the_first_update(make) -> None:
 
 def test_a_mismatch_beyond_its_limit_stops_the_run(make) -> None:
     with pytest.raises(TrainingError, match=r"step 3: .* differ by 0.5 nat .* trainer.max_rollout_mismatch = 0.1; .*"):
-        run_step(make(logp=-1.5), 3)
-    assert run_step(make("trainer.max_rollout_mismatch=0.6", logp=-1.5), 3).metrics["actor/updates"] == 2
+        make(logp=-1.5).train_step(3)
+    assert make("trainer.max_rollout_mismatch=0.6", logp=-1.5).train_step(3).metrics["actor/updates"] == 2
 
 
 def test_a_log_prob_that_is_not_finite_stops_the_run(make) -> None:
     with pytest.raises(TrainingError, match="differ by nan"):
-        run_step(make(logp=math.nan), 1)
+        make(logp=math.nan).train_step(1)
 
 
 def test_where_the_first_update_was_skipped_the_second_one_tells(make, fakes) -> None:
-    updater = fakes.updater(nonfinite=[1], logp=-1.05)
-    metrics = run_step(make("trainer.on_nonfinite=skip", updater=updater), 1).metrics
+    updater = fakes.backend(nonfinite=[1], logp=-1.05)
+    metrics = make("trainer.on_nonfinite=skip", backend=updater).train_step(1).metrics
     assert metrics["actor/updates_skipped"] == 1
     assert metrics["training/rollout_logprob_diff_mean"] == pytest.approx(0.05, rel=1e-5)
 
 
 def test_the_entropy_is_the_updates_where_they_have_one(make) -> None:
-    metrics = run_step(make("algorithm.entropy_coef=0.01"), 1).metrics
+    metrics = make("algorithm.entropy_coef=0.01").train_step(1).metrics
     assert metrics["actor/entropy"] == 0.25
 
 
 def test_the_reference_is_still_scored(make, fakes) -> None:
-    parts = make("algorithm.kl.placement=reward", reference=fakes.reference(lambda ids: -0.03 * ids))
-    metrics = run_step(parts, 1).metrics
-    assert "critic/kl" in metrics and parts.updater.batches[0][0].ref_logp_NK.any()
+    trainer = make("algorithm.kl.placement=reward", reference=fakes.reference(lambda ids: -0.03 * ids))
+    metrics = trainer.train_step(1).metrics
+    assert "critic/kl" in metrics and trainer.backend.batches[0][0].ref_logp_NK.any()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from mindgspo.errors import TrainingError
 from mindgspo.metrics import unknown_names
 from mindgspo.rewards import Candidate, Scorer
 from mindgspo.rewards.verification import Verification
-from mindgspo.trainer.step import run_step
 
 HALF = math.sqrt(0.5)  # rewards 1 and 0: (1 - 0.5) / std, ddof 1
 
@@ -24,9 +23,9 @@ def one_of_two_right(answer):
     return lambda prompt, sample: answer(prompt.answer if sample == 0 else "999")
 
 
-def test_a_step_by_hand(make_parts, one_of_two_right, prompts) -> None:
-    parts = make_parts(one_of_two_right)
-    result = run_step(parts, 1)
+def test_a_step_by_hand(make_trainer, one_of_two_right, prompts) -> None:
+    trainer = make_trainer(one_of_two_right)
+    result = trainer.train_step(1)
 
     assert [group.prompt.index for group in result.groups] == [0, 1, 2, 3]
     for group in result.groups:
@@ -48,12 +47,12 @@ def test_a_step_by_hand(make_parts, one_of_two_right, prompts) -> None:
     assert metrics["training/epoch"] == 0.5
 
 
-def test_the_updater_gets_every_sample_once_with_its_old_log_probs(make_parts, one_of_two_right, prompts) -> None:
-    parts = make_parts(one_of_two_right)
-    result = run_step(parts, 1)
+def test_the_updater_gets_every_sample_once_with_its_old_log_probs(make_trainer, one_of_two_right, prompts) -> None:
+    trainer = make_trainer(one_of_two_right)
+    result = trainer.train_step(1)
 
-    assert len(parts.updater.batches) == 2
-    for first_prompt, batches in zip((0, 2), parts.updater.batches, strict=True):
+    assert len(trainer.backend.batches) == 2
+    for first_prompt, batches in zip((0, 2), trainer.backend.batches, strict=True):
         groups = result.groups[first_prompt : first_prompt + 2]
         assert {batch.num_sequences for batch in batches} == {4}
         assert {batch.num_tokens for batch in batches} == {
@@ -76,28 +75,28 @@ def test_the_updater_gets_every_sample_once_with_its_old_log_probs(make_parts, o
             assert not batch.ref_logp_NK.any() and (batch.correction_NK == 1).all()
 
 
-def test_the_learning_rate_counts_updates_and_the_version_moves_with_them(make_parts, one_of_two_right) -> None:
-    parts = make_parts(one_of_two_right)
+def test_the_learning_rate_counts_updates_and_the_version_moves_with_them(make_trainer, one_of_two_right) -> None:
+    trainer = make_trainer(one_of_two_right)
     for step in (1, 2, 3):
-        result = run_step(parts, step)
+        result = trainer.train_step(step)
     # 6 updates in all, the rise takes half of them.
-    assert parts.updater.rates == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3, 1e-3, 1e-3])
+    assert trainer.backend.rates == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3, 1e-3, 1e-3])
     assert result.metrics["actor/lr"] == 1e-3
     assert result.metrics["training/updates"] == 6
-    assert parts.weight_version == 6
+    assert trainer.weight_version == 6
     assert [response.weight_version for response in result.groups[0].responses] == [4, 4]
 
 
-def test_prompts_follow_the_stream(make_parts, one_of_two_right) -> None:
-    parts = make_parts(one_of_two_right)
-    drawn = [[group.prompt.index for group in run_step(parts, step).groups] for step in (1, 2, 3)]
+def test_prompts_follow_the_stream(make_trainer, one_of_two_right) -> None:
+    trainer = make_trainer(one_of_two_right)
+    drawn = [[group.prompt.index for group in trainer.train_step(step).groups] for step in (1, 2, 3)]
     assert drawn == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
 
 
-def test_responses_without_a_reward_are_filtered_and_counted_by_reason(make_parts, one_of_two_right, fakes) -> None:
+def test_responses_without_a_reward_are_filtered_and_counted_by_reason(make_trainer, one_of_two_right, fakes) -> None:
     scorer = fakes.abstaining_scorer(lambda one: one.index == 0 and "999" in one.text)
-    parts = make_parts(one_of_two_right, scorer=scorer)
-    result = run_step(parts, 1)
+    trainer = make_trainer(one_of_two_right, reward_scorer=scorer)
+    result = trainer.train_step(1)
 
     assert unknown_names(result.metrics) == []
     names = ("samples/generated", "samples/trained", "samples/filtered", "samples/filtered/timeout")
@@ -105,54 +104,54 @@ def test_responses_without_a_reward_are_filtered_and_counted_by_reason(make_part
     assert result.metrics["reward/invalid_ratio"] == 1 / 8
     # A sibling left alone has nothing to be compared with.
     assert not np.concatenate(result.groups[0].advantages).any()
-    assert parts.updater.batches[0][0].num_sequences == 3
-    numbers = sorted(number for batch in parts.updater.batches[0] for number in batch.samples_N if number >= 0)
+    assert trainer.backend.batches[0][0].num_sequences == 3
+    numbers = sorted(number for batch in trainer.backend.batches[0] for number in batch.samples_N if number >= 0)
     assert numbers == [0, 2, 3], "the filtered response must not be a row"
-    rows = sum(int(batch.mask_NK.any(axis=1).sum()) for batch in parts.updater.batches[0])
+    rows = sum(int(batch.mask_NK.any(axis=1).sum()) for batch in trainer.backend.batches[0])
     assert rows == 3
 
 
-def test_a_mini_batch_without_any_reward_is_left_out(make_parts, one_of_two_right, fakes) -> None:
+def test_a_mini_batch_without_any_reward_is_left_out(make_trainer, one_of_two_right, fakes) -> None:
     scorer = fakes.abstaining_scorer(lambda one: one.index < 2)
-    parts = make_parts(one_of_two_right, scorer=scorer)
-    metrics = run_step(parts, 1).metrics
+    trainer = make_trainer(one_of_two_right, reward_scorer=scorer)
+    metrics = trainer.train_step(1).metrics
     assert (metrics["actor/updates"], metrics["samples/trained"], metrics["samples/filtered"]) == (1, 4, 4)
-    assert parts.weight_version == 1
+    assert trainer.weight_version == 1
 
 
-def test_a_step_without_any_reward_stops_the_run(make_parts, one_of_two_right, fakes) -> None:
-    parts = make_parts(one_of_two_right, scorer=fakes.abstaining_scorer(lambda one: True))
+def test_a_step_without_any_reward_stops_the_run(make_trainer, one_of_two_right, fakes) -> None:
+    trainer = make_trainer(one_of_two_right, reward_scorer=fakes.abstaining_scorer(lambda one: True))
     with pytest.raises(TrainingError, match=r"step 7: none of the 8 responses has a reward \(8 timeout\)"):
-        run_step(parts, 7)
-    assert parts.updater.batches == [] and parts.weight_version == 0
+        trainer.train_step(7)
+    assert trainer.backend.batches == [] and trainer.weight_version == 0
 
 
-def test_a_reward_function_that_raises_filters_its_sample(make_parts, one_of_two_right, caplog) -> None:
+def test_a_reward_function_that_raises_filters_its_sample(make_trainer, one_of_two_right, caplog) -> None:
     class Raising:
         def verify(self, candidate: Candidate) -> Verification:
             raise RuntimeError("broken")
 
     scorer = Scorer(RewardSection(), build=lambda name, section: Raising())
     with caplog.at_level(logging.WARNING), pytest.raises(TrainingError, match=r"\(8 error\)"):
-        run_step(make_parts(one_of_two_right, scorer=scorer), 1)
+        make_trainer(one_of_two_right, reward_scorer=scorer).train_step(1)
     assert "RuntimeError: broken" in caplog.text
 
 
-def test_a_ratio_off_one_before_the_first_update_stops_the_run(make_parts, one_of_two_right, fakes) -> None:
-    parts = make_parts(one_of_two_right, updater=fakes.updater(ratio_errors=[2e-5]))
+def test_a_ratio_off_one_before_the_first_update_stops_the_run(make_trainer, one_of_two_right, fakes) -> None:
+    trainer = make_trainer(one_of_two_right, backend=fakes.backend(ratio_errors=[2e-5]))
     with pytest.raises(TrainingError, match=r"step 1: .* off 1 by 2e-05, allowed is trainer.max_ratio_error = 1e-05"):
-        run_step(parts, 1)
+        trainer.train_step(1)
 
 
-def test_after_the_first_update_the_ratio_may_be_anything(make_parts, one_of_two_right, fakes) -> None:
-    parts = make_parts(one_of_two_right, updater=fakes.updater(ratio_errors=[1e-6, 0.5]))
-    metrics = run_step(parts, 1).metrics
+def test_after_the_first_update_the_ratio_may_be_anything(make_trainer, one_of_two_right, fakes) -> None:
+    trainer = make_trainer(one_of_two_right, backend=fakes.backend(ratio_errors=[1e-6, 0.5]))
+    metrics = trainer.train_step(1).metrics
     assert (metrics["actor/first_ratio_error_max"], metrics["actor/ratio_error_max"]) == (1e-6, 0.5)
     assert (metrics["actor/log_ratio_max"], metrics["actor/log_ratio_min"]) == (0.5, -0.5)
 
 
-def test_a_stale_engine_is_noticed(make_parts, one_of_two_right) -> None:
-    parts = make_parts(one_of_two_right)
-    parts.weight_version = 1
+def test_a_stale_engine_is_noticed(make_trainer, one_of_two_right) -> None:
+    trainer = make_trainer(one_of_two_right)
+    trainer.weight_version = 1
     with pytest.raises(AssertionError):
-        run_step(parts, 1)
+        trainer.train_step(1)

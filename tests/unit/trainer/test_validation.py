@@ -10,12 +10,11 @@ import pytest
 from rich.console import Console
 
 from mindgspo.errors import ConfigError
+from mindgspo.evaluation.evaluate import check_best_metric
 from mindgspo.metrics import RunLog, unknown_names
 from mindgspo.metrics.estimates import change_estimate
-from mindgspo.trainer.baseline import Baseline
-from mindgspo.trainer.evaluate import evaluate
 from mindgspo.trainer.progress import Best, Progress
-from mindgspo.trainer.validation import check_best_metric, validate
+from mindgspo.trainer.validation import Baseline
 
 SETS = (
     "data.eval=null",
@@ -34,11 +33,11 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_sets_with_one_data_source_in_common_are_kept_apart(make_parts, answer, prompts) -> None:
+def test_sets_with_one_data_source_in_common_are_kept_apart(make_trainer, answer, prompts, evaluate) -> None:
     """Set a: prompts 0, 2 (arithmetic) right; set b: 4 (arithmetic) wrong, 5 (gsm8k) right, 7 (gsm8k) wrong."""
-    parts = make_parts(lambda prompt, sample: answer("7" if prompt.index in (4, 7) else prompt.answer), *SETS)
+    trainer = make_trainer(lambda prompt, sample: answer("7" if prompt.index in (4, 7) else prompt.answer), *SETS)
     sets = {"a": [prompts[0], prompts[2]], "b": [prompts[4], prompts[5], prompts[7]]}
-    evaluation = evaluate(parts, sets, step=0)
+    evaluation = evaluate(trainer, sets, step=0)
     greedy = {name: value for name, value in evaluation.metrics.items() if name.endswith("acc/mean@1")}
     assert greedy == pytest.approx(
         {
@@ -55,39 +54,41 @@ def test_sets_with_one_data_source_in_common_are_kept_apart(make_parts, answer, 
     assert 0.3 < low < high == 1, "2 of 2 are not certainly all"
 
 
-def test_samples_of_an_evaluation_depend_on_nothing_but_seed_and_step(make_parts, prompts) -> None:
+def test_samples_of_an_evaluation_depend_on_nothing_but_seed_and_step(make_trainer, prompts, evaluate) -> None:
     from mindgspo.rollout.random import Purpose
 
-    parts = make_parts(lambda prompt, sample: [sample + 1], "eval.num_samples=2")
+    trainer = make_trainer(lambda prompt, sample: [sample + 1], "eval.num_samples=2")
     asked = []
-    generate = parts.engine.generate
+    generate = trainer.engine.generate
 
     def remembered(prompts, settings, **kept):
         asked.append(settings)
         return generate(prompts, settings, **kept)
 
-    parts.engine.generate = remembered
-    evaluate(parts, {"eval": prompts}, step=3)
+    trainer.engine.generate = remembered
+    evaluate(trainer, {"eval": prompts}, step=3)
     greedy, sampled = asked
     assert (greedy.temperature, greedy.num_samples) == (0.0, 1)
     assert (sampled.stream.purpose, sampled.stream.step, sampled.stream.seed) == (Purpose.EVALUATION, 3, 1)
 
 
-def test_what_an_evaluation_leaves_in_the_log(make_parts, answer, prompts, log: RunLog, tmp_path: Path) -> None:
+def test_what_an_evaluation_leaves_in_the_log(
+    make_trainer, answer, prompts, log: RunLog, tmp_path: Path, validate
+) -> None:
     """At step 0 only prompt 0 is right, at step 4 all but prompt 0."""
     right = {0}
-    parts = make_parts(
+    trainer = make_trainer(
         lambda prompt, sample: answer(prompt.answer if prompt.index in right else "7"),
         "eval.logged_problems=2",
         "eval.num_samples=2",
     )
     progress = Progress()
-    validate(parts, log, progress)
+    validate(trainer, log, progress)
     assert (progress.accuracy_before, progress.best) == (1 / 8, Best(step=0, value=1 / 8))
     right.clear()
     right.update(range(1, 8))
     progress.step = 4
-    validate(parts, log, progress)
+    validate(trainer, log, progress)
     assert (progress.accuracy, progress.best) == (7 / 8, Best(step=4, value=7 / 8))
 
     first, second = lines(tmp_path / "metrics.jsonl")
@@ -105,20 +106,22 @@ def test_what_an_evaluation_leaves_in_the_log(make_parts, answer, prompts, log: 
     assert told[0]["set"] == "eval" and told[0]["response"].startswith("#### ") and told[0]["extracted"] == "10"
 
 
-def test_the_best_goes_by_the_metric_of_choice(make_parts, answer, prompts, log: RunLog) -> None:
+def test_the_best_goes_by_the_metric_of_choice(make_trainer, answer, prompts, log: RunLog, validate) -> None:
     settings = ("eval.num_samples=2", "eval.pass_at_k=[1, 2]", "eval.best_metric=val-core/arithmetic/acc/pass@2")
-    parts = make_parts(lambda prompt, sample: answer(prompt.answer if sample == 1 else "7"), *settings)
+    trainer = make_trainer(lambda prompt, sample: answer(prompt.answer if sample == 1 else "7"), *settings)
     progress = Progress()
-    validate(parts, log, progress)
+    validate(trainer, log, progress)
     assert (progress.accuracy, progress.best) == (0, Best(step=0, value=1.0))
 
 
 def test_a_best_metric_of_no_set_is_refused(load, prompts) -> None:
     config = load("eval.best_metric=val-core/aime/acc/mean@1")
     with pytest.raises(ConfigError, match="is not measured: data.eval holds arithmetic, openai/gsm8k"):
-        check_best_metric(config, {"eval": prompts})
-    check_best_metric(load("eval.best_metric=val-core/openai/gsm8k/acc/mean@1"), {"eval": prompts})
-    check_best_metric(load(), {"eval": prompts})
+        check_best_metric(config.eval, {"eval": prompts}, names_sets=False)
+    check_best_metric(
+        load("eval.best_metric=val-core/openai/gsm8k/acc/mean@1").eval, {"eval": prompts}, names_sets=False
+    )
+    check_best_metric(load().eval, {"eval": prompts}, names_sets=False)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +146,7 @@ def test_the_baseline_survives_a_stop(number: int) -> None:
     first, solved = Baseline(), np.arange(number) % 3 == 0
     assert first.state() == {} and first.change(solved) is None
     second = Baseline()
-    second.load(json.loads(json.dumps(first.state())), {})
+    second.load_state(json.loads(json.dumps(first.state())))
     after = np.arange(number) % 2 == 0
     assert second.change(after) == first.change(after) == change_estimate(solved, after)
 
@@ -158,7 +161,7 @@ def test_other_problems_are_another_baseline() -> None:
 def test_a_checkpoint_from_before_any_evaluation_leaves_no_baseline() -> None:
     baseline = Baseline()
     baseline.change([True, False])
-    baseline.load({}, {})
+    baseline.load_state({})
     assert baseline.change([True, True]) is None
 
 

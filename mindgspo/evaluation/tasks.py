@@ -1,8 +1,6 @@
-"""From the command line of `mindgspo eval` to experiments that are only measured.
+"""Command line of `mindgspo eval` -> one `EvalTask` per data set, its configuration checked like any other.
 
-What enters: a model folder, options, and either an experiment or data sets. What leaves: one `Task` per data set, its
-configuration checked like any other. Called by the command line, before MindSpore is imported. What an option sets, a
-`--set` sets too, and wins.
+Runs before MindSpore is imported. What an option sets, a `--set` sets too, and wins.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ where these are few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class EvalTask:
     """label: the data set's name in tables. config: its rows are those of data.eval, which is one set. any_length:
     prompts may be as long as the model's positions allow; data.max_prompt_length says nothing."""
 
@@ -38,7 +36,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasureOptions:
+class EvalOptions:
     """Options of the command line under the names that they have there; None: not given."""
 
     num_samples: int | None = None
@@ -86,7 +84,7 @@ class DataChoice:
     columns: ColumnsSection | None = None
 
 
-def tasks_of_experiment(model_dir: Path, path: Path, options: MeasureOptions, overrides: Sequence[str]) -> list[Task]:
+def tasks_of_experiment(model_dir: Path, path: Path, options: EvalOptions, overrides: Sequence[str]) -> list[EvalTask]:
     """The held-out sets of an experiment, measured as it would measure them, on the model of `model_dir`.
 
     Raises ConfigError, also where the model's positions are too few; WeightsError for a folder that is no model.
@@ -104,7 +102,7 @@ def tasks_of_experiment(model_dir: Path, path: Path, options: MeasureOptions, ov
     model = found.model_copy(update={"dtype": config.model.dtype})
     config = config.model_copy(update={"model": model, "plans": PlansSection()})
     return [
-        Task(
+        EvalTask(
             label=name if config.data.names_eval_sets else config.experiment,
             config=config.model_copy(update={"data": config.data.model_copy(update={"eval": source})}),
             any_length=False,
@@ -113,7 +111,9 @@ def tasks_of_experiment(model_dir: Path, path: Path, options: MeasureOptions, ov
     ]
 
 
-def tasks_of_data(model_dir: Path, choice: DataChoice, options: MeasureOptions, overrides: Sequence[str]) -> list[Task]:
+def tasks_of_data(
+    model_dir: Path, choice: DataChoice, options: EvalOptions, overrides: Sequence[str]
+) -> list[EvalTask]:
     """One task per data set, without any YAML.
 
     Raises WeightsError for a folder that is no model, DataError for data that are not there, TokenizerError,
@@ -136,7 +136,7 @@ def tasks_of_data(model_dir: Path, choice: DataChoice, options: MeasureOptions, 
     }
     texts = [*options.overrides(), *overrides]
     tasks = [
-        Task(
+        EvalTask(
             label=benchmark.label,
             config=load_mapping(
                 f"--data {benchmark.label}", {**sections, **_data_sections(benchmark, choice.columns)}, texts
@@ -200,7 +200,7 @@ def _data_sections(benchmark: Benchmark, columns: ColumnsSection | None) -> dict
     }
 
 
-def _default_length(model_dir: Path, model: ModelSection, options: MeasureOptions) -> int:
+def _default_length(model_dir: Path, model: ModelSection, options: EvalOptions) -> int:
     if options.max_new_tokens is not None:
         if options.max_new_tokens >= model.max_position_embeddings:
             raise ConfigError(
@@ -214,7 +214,7 @@ def _default_length(model_dir: Path, model: ModelSection, options: MeasureOption
     return max(1, min(MAX_NEW_TOKENS, model.max_position_embeddings // 2))
 
 
-def _refuse_unused(options: MeasureOptions, config: ExperimentConfig) -> None:
+def _refuse_unused(options: EvalOptions, config: ExperimentConfig) -> None:
     """Settings of samples where there are none; greedy answers do not read them."""
     given: Mapping[str, object] = {"temperature": options.temperature, "top-p": options.top_p}
     unused = [name for name, value in given.items() if value is not None]

@@ -9,8 +9,7 @@ import pytest
 
 from mindgspo.cli import main
 from mindgspo.errors import ConfigError, DataError, RewardError
-from mindgspo.grading import RowKeys
-from mindgspo.grading.command import grade
+from mindgspo.evaluation.grade_file import RowKeys, grade
 
 ROWS = [
     {"response": "#### 72", "gold": "72", "correct": True, "id": 0},

@@ -1,43 +1,43 @@
-"""The metrics of a step: groups, account, mismatch, update, telemetry, performance.
-
-What enters: the parcels and results of one step. What leaves: flat metrics under the names of `metrics.names`.
-"""
+"""The metrics of a step: groups, account of samples, mismatch, updates, performance."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from mindgspo.algorithms.loss_metrics import batch_mismatch, telemetry_metrics
 from mindgspo.algorithms.optim.backend import UpdateResult
 from mindgspo.algorithms.rollout_correction import step_correction_metrics
-from mindgspo.config import AlgorithmSection
+from mindgspo.config import AlgorithmSection, KLSection, RolloutSection, TrainerSection
 from mindgspo.data.micro_batches import batch_metrics
 from mindgspo.metrics import Timers, group_metrics, peak_rss_mb, rss_gb
 from mindgspo.rollout.protocol import RolloutCounters
-from mindgspo.trainer.advantages import Judgement
-from mindgspo.trainer.collect import StepSamples, sampling_metrics
-from mindgspo.trainer.mini_batches import MiniBatches, flattened
-from mindgspo.trainer.parts import TrainingParts
-from mindgspo.trainer.selection import KEPT, SHORT, SURPLUS, Selection
+from mindgspo.trainer.advantages import StepAdvantages
+from mindgspo.trainer.batches import MiniBatches, flattened
+from mindgspo.trainer.dynamic_sampling import KEPT, SHORT, SURPLUS, Selection, StepSamples
 from mindgspo.types import Group
 
 
 def step_metrics(
-    parts: TrainingParts,
-    *,
     samples: StepSamples,
-    judgement: Judgement,
+    all_groups: Sequence[Group],
     mini_batches: MiniBatches,
     results: Sequence[UpdateResult | None],
+    algorithm: AlgorithmSection,
+    rollout: RolloutSection,
+    settings: TrainerSection,
+    timers: Timers,
+    *,
+    replicas: int = 1,
 ) -> dict[str, float]:
-    """All metrics of the step that follow from its parcels. results: of the updates in their order, None where one was
-    skipped."""
-    algorithm, batches = parts.config.algorithm, flattened(mini_batches)
+    """What follows from a step's records. all_groups: of `samples`, with advantages. results: of the updates in their
+    order, None where one was skipped. replicas: of the training plan."""
+    batches = flattened(mini_batches)
     # Of this step's own rollouts; where the batch was full without any, of what it trains.
-    groups = judgement.groups[samples.num_earlier :] or judgement.groups
+    groups = all_groups[samples.num_earlier :] or all_groups
     num_earlier = sum(len(group.responses) for group in samples.groups[: samples.num_earlier])
     num_nonfinite = num_lost(mini_batches, results)
     metrics = {
@@ -45,30 +45,40 @@ def step_metrics(
         **account(
             samples.selection,
             num_earlier=num_earlier,
-            num_asked=len(samples.generated) * parts.config.rollout.num_generations,
+            num_asked=len(samples.generated) * rollout.num_generations,
             num_trained=sum(micro_batches[0].num_sequences for micro_batches in mini_batches) - num_nonfinite,
             num_nonfinite=num_nonfinite,
         ),
-        **sampling_metrics(parts, samples),
         **rollout_metrics(samples.counters),
         **update_metrics([result for result in results if result is not None], algorithm),
-        **({"actor/updates_skipped": results.count(None)} if parts.config.trainer.on_nonfinite == "skip" else {}),
-        **perf_metrics(groups, parts.timers),
-        **batch_metrics(mini_batches, parts.config.plans.train.data_parallel),
-        "training/epoch": parts.stream.epochs,
-        "training/updates": parts.updater.updates,
+        **({"actor/updates_skipped": list(results).count(None)} if settings.on_nonfinite == "skip" else {}),
+        **perf_metrics(groups, timers),
+        **batch_metrics(mini_batches, replicas),
     }
     metrics |= step_mismatch(mini_batches, results, algorithm, first_number=num_earlier)
     if batches and algorithm.rollout_correction.level != "none":
         correction = step_correction_metrics(algorithm.rollout_correction, batches)
         metrics |= {f"rollout_corr/{name}": value for name, value in correction.items()}
-    if algorithm.kl.placement != "none":
-        metrics["actor/kl_coef"] = parts.kl.coef
-    if judgement.kl is not None:
-        rewards = judgement.rewards
-        metrics["critic/kl"] = judgement.kl
+    return metrics
+
+
+def reward_metrics(estimated: StepAdvantages, section: KLSection, kl_coef: float) -> dict[str, float]:
+    """The KL penalty, and what it did to the rewards where it belongs to them."""
+    metrics: dict[str, float] = {}
+    if section.placement != "none":
+        metrics["actor/kl_coef"] = kl_coef
+    if estimated.kl is not None:
+        rewards = estimated.rewards
+        metrics["critic/kl"] = estimated.kl
         metrics |= {f"critic/rewards/{name}": float(getattr(rewards, name)()) for name in ("mean", "max", "min")}
     return metrics
+
+
+def finite_metrics(metrics: Mapping[str, float], *, num_skipped: int) -> dict[str, float]:
+    """The metrics without those that a skipped update's batch has made NaN or infinite, which are not meaningful."""
+    if not num_skipped:
+        return dict(metrics)
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def num_lost(mini_batches: MiniBatches, results: Sequence[UpdateResult | None]) -> int:

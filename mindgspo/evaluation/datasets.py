@@ -1,7 +1,5 @@
-"""The data sets of an experiment: prepared where need be, opened, every row of them judged readable.
-
-What enters: the sections of `data`, a tokenizer, the reward functions. What leaves: `PromptDataset`s. Called by
-`build`, and by `measure` for the rows of `mindgspo eval`. Rank 0 prepares while the others wait.
+"""The data sets of an experiment: prepared where needed, opened, and every row checked for a gold answer that the
+reward functions can read. Rank 0 prepares while the others wait.
 """
 
 from __future__ import annotations
@@ -11,13 +9,33 @@ from pathlib import Path
 from mindgspo.config import DataSourceSection, ExperimentConfig
 from mindgspo.data import PromptDataset, open_dataset, prepare_dataset
 from mindgspo.errors import ConfigError, DataError
-from mindgspo.rewards import Scorer
+from mindgspo.rewards import Candidate, Scorer
 from mindgspo.tokenization import Tokenizer
-from mindgspo.trainer.inputs import HELD_OUT_SEED
-from mindgspo.trainer.ranks import first_rank_first
+from mindgspo.types import Prompt
+
+NUM_TRIAL_ROWS = 2
+"""Rows on which the reward functions are tried out before a model loads."""
+
+# Seed of generated held-out rows. Not the run's: runs with different seeds are compared on the same problems.
+HELD_OUT_SEED = 0
 
 
-def judged_dataset(
+def trial_candidate(prompt: Prompt, tokenizer: Tokenizer) -> Candidate:
+    """A response that ought to be right: the row's own solution; without one, its gold answer in every form that a
+    data set asks for."""
+    gold = prompt.answer
+    text = prompt.solution or f"\\boxed{{{gold}}}\nAnswer: {gold}\n#### {gold}"
+    return Candidate(
+        text=text,
+        gold=gold,
+        data_source=prompt.data_source,
+        index=prompt.index,
+        num_tokens=len(tokenizer.encode(text)),
+        extra_info=prompt.extra_info,
+    )
+
+
+def open_checked_dataset(
     config: ExperimentConfig,
     source: DataSourceSection,
     tokenizer: Tokenizer,
@@ -32,6 +50,8 @@ def judged_dataset(
         assert source.path is not None
         rows = open_dataset(source.path, tokenizer, config.data, max_rows=source.max_rows)
     else:
+        from mindgspo.parallel.cluster import first_rank_first  # MindSpore comes with it
+
         first_rank_first(lambda: _prepare(config, source, tokenizer, folder, seed=seed, new_run=new_run))
         rows = open_dataset(folder, tokenizer, config.data)
     try:
@@ -65,7 +85,7 @@ def open_eval_sets(
 ) -> dict[str, PromptDataset]:
     """The held-out problems by set; sets that have names are prepared in folders of their own."""
     return {
-        name: judged_dataset(
+        name: open_checked_dataset(
             config,
             source,
             tokenizer,

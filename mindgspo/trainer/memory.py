@@ -1,13 +1,17 @@
-"""The alarm about memory that grows from step to step, on any rank.
+"""Warns of resident memory that grows from step to step, on any rank.
 
-What enters: every rank's resident memory, measured at the same place of each step. What leaves: metrics, and one
-warning per rank. Called by `loop`, on every rank; rank 0 speaks.
+The window of the latest steps is cut into four quarters, and the lowest reading of each is compared: it must rise from
+quarter to quarter. So what is freed again (a saw-tooth) is no growth, nor is what came once and stays (a graph compiled
+for another shape).
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -15,7 +19,41 @@ from mindgspo.metrics import rss_gb
 from mindgspo.parallel import runtime
 from mindgspo.parallel.collectives import sum_over_world
 from mindgspo.parallel.swap.mapped_memory import free_memory_bytes
-from mindgspo.trainer.memory_growth import WINDOW, Growth, growth_of, steps_until_full
+
+QUARTER = 12
+WINDOW = 4 * QUARTER
+"""Steps that are looked at."""
+# What a quarter must contribute to the growth, as a share of a quarter's mean contribution.
+_LEAST_PART = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """gb: the latest reading. gb_per_step: between the lowest of the first and of the last quarter."""
+
+    gb: float
+    gb_per_step: float
+
+
+def growth_of(readings: Sequence[float], share_per_100_steps: float) -> Growth | None:
+    """Growth over the last `WINDOW` readings by more than this share of the level per 100 steps; None where it is less,
+    not steady, or there are fewer readings."""
+    if len(readings) < WINDOW:
+        return None
+    window = readings[-WINDOW:]
+    lowest = [min(window[start : start + QUARTER]) for start in range(0, WINDOW, QUARTER)]
+    rises = [later - earlier for earlier, later in pairwise(lowest)]
+    mean_rise = sum(rises) / len(rises)
+    gb_per_step = mean_rise / QUARTER
+    if 100 * gb_per_step <= share_per_100_steps * lowest[0] or min(rises) < _LEAST_PART * mean_rise:
+        return None
+    return Growth(gb=window[-1], gb_per_step=gb_per_step)
+
+
+def steps_until_full(room_gb: float, gb_per_step: float) -> int:
+    """Whole steps until what is free is used up."""
+    return max(0, math.floor(room_gb / gb_per_step))
+
 
 # Graphs are compiled, caches fill, and the first checkpoint and evaluation are made.
 _SKIPPED_STEPS = 10
@@ -23,10 +61,10 @@ _SKIPPED_STEPS = 10
 
 def resident_gb_of_ranks() -> list[float]:
     """Of every rank, now. All ranks call it."""
-    figures = np.zeros(runtime.world_size(), np.float32)
-    figures[runtime.rank()] = rss_gb()
-    sum_over_world(figures)
-    return figures.tolist()
+    readings = np.zeros(runtime.world_size(), np.float32)
+    readings[runtime.rank()] = rss_gb()
+    sum_over_world(readings)
+    return readings.tolist()
 
 
 class MemoryAlarm:
@@ -39,7 +77,7 @@ class MemoryAlarm:
         self._num_steps = 0
 
     def observe(self, resident_gb: Sequence[float], room_gb: float | None = None) -> str | None:
-        """The figures of one more step, by rank. Returns a warning about ranks that were not warned of before.
+        """The readings of one more step, by rank. Returns a warning about ranks that were not warned of before.
 
         room_gb: what this machine has left; None: asked when it is needed.
         """
@@ -50,7 +88,7 @@ class MemoryAlarm:
         growing = {
             rank: growth
             for rank in range(len(resident_gb))
-            if (growth := growth_of([figures[rank] for figures in self._series], self._share)) is not None
+            if (growth := growth_of([readings[rank] for readings in self._series], self._share)) is not None
         }
         if not growing.keys() - self._warned:
             return None

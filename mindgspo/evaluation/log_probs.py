@@ -1,7 +1,5 @@
-"""The work behind `mindgspo logprobs`: rows of ids or text in, their log-probs under a Hugging Face folder out.
-
-What enters: a folder (config.json, *.safetensors, for text a tokenizer) and a JSON Lines file. What leaves: one
-JSON-able mapping per row, in order. For comparing any folder with any other implementation.
+"""Log-probs of rows of ids or text under a Hugging Face folder (`mindgspo logprobs`), to compare any folder with any
+other implementation.
 """
 
 from __future__ import annotations
@@ -23,12 +21,12 @@ from mindgspo.types import Int32Array
 if TYPE_CHECKING:
     from mindgspo.models.scoring import RowScore
 
-Judge = Callable[[ModelSection, Path, Sequence[Int32Array]], "Iterable[RowScore]"]
+RowScorer = Callable[[ModelSection, Path, Sequence[Int32Array]], "Iterable[RowScore]"]
 """Scores rows under the model of a folder, one result per row, in order."""
 
 
-def log_probs_by_our_cells(section: ModelSection, folder: Path, rows: Sequence[Int32Array]) -> Iterable[RowScore]:
-    """The `Judge` that is asked where no other is named. Raises WeightsError."""
+def log_probs_by_native_model(section: ModelSection, folder: Path, rows: Sequence[Int32Array]) -> Iterable[RowScore]:
+    """The `RowScorer` that is asked where no other is named. Raises WeightsError."""
     from mindgspo.models.policy import build_model
     from mindgspo.models.scoring import score_rows
     from mindgspo.models.weights import load_huggingface
@@ -39,18 +37,18 @@ def log_probs_by_our_cells(section: ModelSection, folder: Path, rows: Sequence[I
 
 
 def log_probs_of_file(
-    model_dir: Path, rows_file: Path, judge: Judge = log_probs_by_our_cells, *, device: Device = "CPU"
+    model_dir: Path, rows_file: Path, scorer: RowScorer = log_probs_by_native_model, *, device: Device = "CPU"
 ) -> Iterator[dict[str, object]]:
     """{"logprobs": [log-prob of ids[1], ids[2], ...], "next": greedy next id} per row; float32, temperature 1.
 
     Every row is checked before the weights are read. Raises DataError naming file and line, WeightsError,
-    TokenizerError, and what the judge raises.
+    TokenizerError, and what the scorer raises.
     """
     section = read_model_section(model_dir)
     rows = read_rows(rows_file, section, model_dir)
 
     set_up_runtime(device)
-    for number, score in enumerate(judge(section, model_dir, rows), start=1):
+    for number, score in enumerate(scorer(section, model_dir, rows), start=1):
         if not np.isfinite(score.logprobs).all():
             raise WeightsError(f"{model_dir}: the log-probs of row {number} are not finite; look at its weights")
         yield {"logprobs": score.logprobs.tolist(), "next": score.next_id}

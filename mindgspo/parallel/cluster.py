@@ -1,22 +1,15 @@
-"""Who does what among the workers of a run: all of them train, rank 0 alone writes.
-
-What enters: a configuration. What leaves: a started device, a cluster of the plans' size, agreement about it; and small
-helpers for what rank 0 does while the others wait. In a process that is alone all of this costs nothing.
+"""Sets the device up, joins the workers of a run, and places this process in each plan; helpers for what rank 0 does
+while the others wait. In a process that is alone all of this costs nothing.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from mindgspo.checkpoint import Origin, RunFolder, RunStatus, newest_checkpoint
 from mindgspo.config import ExperimentConfig, ParallelPlan, config_mapping
 from mindgspo.errors import ConfigError
-from mindgspo.launch.worker import meet_others
-from mindgspo.parallel import runtime
+from mindgspo.parallel import heartbeat, runtime
 from mindgspo.parallel.agreement import require_agreement
 from mindgspo.parallel.collectives import barrier, exchange, open_meeting
 from mindgspo.parallel.placement import Placement, logical_placement
@@ -37,7 +30,7 @@ def start_device(config: ExperimentConfig) -> None:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"device: {config.device} cannot be used here; set device=CPU ({reason})") from error
     needed = config.plans.train.world_size
-    # Once per process: the loop starts the device before it opens the run folder, and the builder for whoever calls it.
+    # Once per process: the loop starts the device before it opens the run folder, and so does the builder.
     is_to_join = needed > 1 and runtime.is_worker() and runtime.world_size() == 1
     if is_to_join:
         meet_others()
@@ -53,6 +46,14 @@ def start_device(config: ExperimentConfig) -> None:
         require_agreement(
             "configuration", mapping, "Start every rank with the same YAML files and the same --set overrides"
         )
+
+
+def meet_others() -> None:
+    """Join the cluster, and let the launcher see who has come. `runtime.set_up_runtime` comes first."""
+    heartbeat.enter(heartbeat.MEETING, 0)
+    runtime.await_scheduler()
+    runtime.join_cluster()
+    heartbeat.enter("setup", 0)
 
 
 def is_first() -> bool:
@@ -89,12 +90,6 @@ def first_rank_first(action: Callable[[], None]) -> None:
         barrier()
 
 
-def newest_for_all(folder: Path) -> Path | None:
-    """The newest complete checkpoint of a folder, looked for by rank 0 (it also clears away what was left half
-    written). Errors as `newest_checkpoint`."""
-    return path_for_all(lambda: newest_checkpoint(folder))
-
-
 def path_for_all(find: Callable[[], Path | None]) -> Path | None:
     """What rank 0 finds, known to all."""
     path = find() if is_first() else None
@@ -102,26 +97,3 @@ def path_for_all(find: Callable[[], Path | None]) -> Path | None:
         return path
     told = exchange(str(path or "").encode(), speakers=(0,))[0].decode()
     return Path(told) if told else None
-
-
-def opened_for_all(open_folder: Callable[[], RunFolder]) -> RunFolder:
-    """The run folder, opened and locked by rank 0, known to all."""
-    own = open_folder() if is_first() else None
-    if runtime.world_size() == 1:
-        assert own is not None
-        return own
-    facts: dict[str, Any] = {}
-    if own is not None:
-        facts = {"root": str(own.root), "status": own.status.value, "run_id": own.run_id}
-        if own.origin is not None:
-            facts["origin"] = {**asdict(own.origin), "path": str(own.origin.path)}
-    told = json.loads(exchange(json.dumps(facts).encode(), speakers=(0,))[0])
-    if own is not None:
-        return own
-    begun = told.get("origin")
-    return RunFolder(
-        root=Path(told["root"]),
-        status=RunStatus(told["status"]),
-        run_id=told["run_id"],
-        origin=None if begun is None else Origin(**{**begun, "path": Path(begun["path"])}),
-    )

@@ -12,15 +12,14 @@ from mindgspo.config import DataSourceSection, ExperimentConfig, batch_table, no
 from mindgspo.config.rules import data_sources
 from mindgspo.data.account import PromptIndex
 from mindgspo.data.dataset import check_folder, row_lines
-from mindgspo.data.dataset_info import PromptFacts
-from mindgspo.data.rendering import prompt_facts, render_row
+from mindgspo.data.rendering import PromptFacts, prompt_facts, render_row
 from mindgspo.data.source_rows import DroppedRow, SourceRow
 from mindgspo.data.sources import open_source
 from mindgspo.errors import DataError
-from mindgspo.models.huggingface_config import read_model_section
+from mindgspo.evaluation.datasets import HELD_OUT_SEED, NUM_TRIAL_ROWS, trial_candidate
+from mindgspo.models.huggingface_config import check_architecture, read_model_section
 from mindgspo.rewards import Scorer, gold_is_readable
 from mindgspo.tokenization import Tokenizer, load_tokenizer
-from mindgspo.trainer.inputs import HELD_OUT_SEED, NUM_TRIAL_ROWS, check_architecture, trial_candidate
 from mindgspo.types import Prompt, Verdict
 
 

@@ -1,0 +1,189 @@
+"""Evaluates the policy on held-out problems: greedy, and mean@n, maj@k, pass@k, best@k where samples are asked for.
+
+Metrics are named `val-core/<part>/...`, with the ends of their intervals. A part is each data source of a single set,
+each set where sets have names, and below such a set `<set>/<source>` where it holds several sources.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindgspo.config.data import OVERALL, EvalSection
+from mindgspo.config.rules import part_of
+from mindgspo.config.schema import SwapSection
+from mindgspo.data import PromptDataset
+from mindgspo.errors import ConfigError
+from mindgspo.evaluation.scoring import ResponseScorer, logged_groups
+from mindgspo.evaluation.summary import EvaluationSummary, ScoredProblem, summarize
+from mindgspo.metrics.estimates import Estimate, share_estimate
+from mindgspo.parallel.swap.states import Phase
+from mindgspo.parallel.swap.swap import Swap
+from mindgspo.rollout.protocol import RolloutEngine, SamplingSettings
+from mindgspo.rollout.random import Purpose, RandomStream
+from mindgspo.types import Prompt, ScoredGroup, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatedSet:
+    """What is written down of a set. greedy: one answer per problem. sampled: eval.num_samples of them, none where that
+    is 1. Of eval.logged_problems problems, and of as many others whose scoring failed."""
+
+    name: str
+    greedy: tuple[ScoredGroup, ...]
+    sampled: tuple[ScoredGroup, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """sets: answers to look at. solved: whether the greedy answer is correct, by problem, set after set. metrics: by
+    name, with the ends of intervals."""
+
+    sets: tuple[EvaluatedSet, ...]
+    solved: tuple[bool, ...]
+    metrics: Mapping[str, float]
+
+    @property
+    def accuracy(self) -> float:
+        """Share of problems whose greedy answer is correct, over all sets."""
+        return float(np.mean(self.solved))
+
+
+class Evaluator:
+    """Answers problems with the policy's weights and summarizes the answers.
+
+    names_sets: whether the held-out sets have names, which their metrics then bear. swap: what is resident in which
+    phase; all ranks call the methods together.
+    """
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        scorer: ResponseScorer,
+        section: EvalSection,
+        *,
+        max_new_tokens: int,
+        seed: int,
+        names_sets: bool = False,
+        swap: Swap | None = None,
+    ) -> None:
+        self._engine, self._scorer, self._section = engine, scorer, section
+        self._max_new_tokens, self._seed, self._names_sets = max_new_tokens, seed, names_sets
+        self._swap = swap or Swap(SwapSection(), None)
+
+    def evaluate(self, sets: Mapping[str, Sequence[Prompt]], step: int, *, weight_version: int) -> Evaluation:
+        """Greedy answers to all problems and, if eval.num_samples > 1, that many samples, with their summary."""
+        section = self._section
+        found, solved, metrics = [], [], {}
+        for name, prompts in sets.items():
+            greedy = self.answers(prompts, step, weight_version=weight_version)
+            sampled: tuple[ScoredGroup, ...] = ()
+            if section.num_samples > 1:
+                sampled = self.answers(
+                    prompts,
+                    step,
+                    temperature=section.temperature,
+                    num_samples=section.num_samples,
+                    weight_version=weight_version,
+                )
+            metrics |= self._set_metrics(name, greedy, sampled)
+            solved += [_is_solved(group) for group in greedy]
+            shown, shown_samples = (logged_groups(groups, section.logged_problems) for groups in (greedy, sampled))
+            found.append(EvaluatedSet(name=name, greedy=shown, sampled=shown_samples))
+        metrics |= with_bounds(OVERALL, share_estimate(solved))
+        return Evaluation(sets=tuple(found), solved=tuple(solved), metrics=metrics)
+
+    def greedy_accuracy(self, prompts: Sequence[Prompt], *, weight_version: int) -> float:
+        """Share of problems whose greedy answer is correct."""
+        return float(np.mean([_is_solved(one) for one in self.answers(prompts, 0, weight_version=weight_version)]))
+
+    def answers(
+        self,
+        prompts: Sequence[Prompt],
+        step: int,
+        *,
+        temperature: float = 0.0,
+        num_samples: int = 1,
+        weight_version: int = 0,
+    ) -> tuple[ScoredGroup, ...]:
+        """The scored answers to `prompts`, in their order. temperature: 0 takes the likeliest token."""
+        settings = SamplingSettings(
+            num_samples=num_samples,
+            temperature=temperature,
+            max_new_tokens=self._max_new_tokens,
+            stream=RandomStream(seed=self._seed, purpose=Purpose.EVALUATION, step=step),
+        )
+        with self._swap.phase(Phase.EVALUATE):
+            rollout = self._engine.generate(prompts, settings, weight_version=weight_version)
+        return self._scorer.score(prompts, rollout)
+
+    def _set_metrics(
+        self, name: str, greedy_groups: Sequence[ScoredGroup], sampled_groups: Sequence[ScoredGroup]
+    ) -> dict[str, float]:
+        greedy, sampled = _by_source(greedy_groups), _by_source(sampled_groups)
+        metrics: dict[str, float] = {}
+        for part, sources in part_names(name, greedy, names_sets=self._names_sets).items():
+            summary = summarize([some for source in sources for some in greedy[source]], all_rewards=True)
+            metrics |= dict(_core_metrics(part, summary)) | _greedy_metrics(part, summary)
+            if sampled:
+                some = [some for source in sources for some in sampled[source]]
+                metrics |= dict(_core_metrics(part, summarize(some, self._section.pass_at_k, all_rewards=True)))
+        return metrics
+
+
+def part_names(set_name: str, sources: Iterable[str], *, names_sets: bool) -> dict[str, list[str]]:
+    """The parts of one set, each with the data sources that it holds. sources: of the set's rows."""
+    distinct = sorted(set(sources))
+    if not names_sets:
+        return {source: [source] for source in distinct}
+    whole = {set_name: distinct}
+    return whole if len(distinct) == 1 else whole | {f"{set_name}/{source}": [source] for source in distinct}
+
+
+def with_bounds(name: str, estimate: Estimate) -> dict[str, float]:
+    """The estimate as metrics: its value, and the ends of its interval where it has one."""
+    ends = {f"{name}/low": estimate.low, f"{name}/high": estimate.high}
+    return {name: estimate.value, **{key: end for key, end in ends.items() if end is not None}}
+
+
+def _by_source(groups: Sequence[ScoredGroup]) -> dict[str, list[ScoredProblem]]:
+    by_source: dict[str, list[ScoredProblem]] = defaultdict(list)
+    for group in groups:
+        by_source[group.prompt.data_source].append(ScoredProblem.of(group))
+    return by_source
+
+
+def _core_metrics(part: str, summary: EvaluationSummary) -> Iterator[tuple[str, float]]:
+    for name, estimate in summary.estimates.items():
+        yield from with_bounds(f"val-core/{part}/{name}", estimate).items()
+
+
+def _greedy_metrics(part: str, summary: EvaluationSummary) -> dict[str, float]:
+    return {
+        f"val-aux/{part}/num_problems": summary.num_problems,
+        f"val-aux/{part}/no_answer_ratio": summary.no_answer,
+        f"val-aux/{part}/failed_ratio": summary.failed,
+        f"val-aux/{part}/response_length/mean": summary.mean_length,
+        f"val-aux/{part}/response_length/clip_ratio": summary.cut,
+    }
+
+
+def _is_solved(group: ScoredGroup) -> bool:
+    return group.scores[0].verdict is Verdict.CORRECT
+
+
+def check_best_metric(section: EvalSection, eval_sets: Mapping[str, PromptDataset], *, names_sets: bool) -> None:
+    """Raises ConfigError where eval.best_metric is about a data source that no set holds."""
+    part = part_of(section.best_metric)
+    names = [
+        name
+        for set_name, rows in eval_sets.items()
+        for name in part_names(set_name, (row.data_source for row in rows), names_sets=names_sets)
+    ]
+    if part is not None and part not in names:
+        raise ConfigError(
+            f"eval.best_metric: {section.best_metric} is not measured: data.eval holds {', '.join(names)}"
+        )

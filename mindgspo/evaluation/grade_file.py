@@ -1,0 +1,233 @@
+"""Runs a reward function over a file of responses and compares its verdicts with labels (`mindgspo reward score`).
+
+Rows are scored in chunks, so that a file larger than memory can be graded, and written atomically.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mindgspo.config.reward import (
+    WITH_TOKENS,
+    AnswerMode,
+    RewardSection,
+    RewardWorkersSection,
+    file_function,
+    reward_file_problems,
+    reward_problems,
+)
+from mindgspo.data.sources import read_file
+from mindgspo.errors import ConfigError, DataError
+from mindgspo.io import atomic_file
+from mindgspo.metrics.files import json_line
+from mindgspo.rewards import Candidate, Scorer
+from mindgspo.types import Score, Verdict
+
+TAIL_CHARS = 160
+"""How much of a response an example shows, from its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One response on which verdict and label differ."""
+
+    where: str
+    gold: str
+    extracted: str | None
+    tail: str
+
+    def lines(self) -> Iterator[str]:
+        """The example for people; control characters as escapes, because the text is a model's."""
+        yield f"  {self.where}: gold {self.gold[:TAIL_CHARS]!r}, found {self.extracted!r}"
+        yield f"    ...{self.tail!r}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Confusion:
+    """Counts (label, verdict) -> rows; label None where a row has none."""
+
+    max_examples: int
+    counts: Counter[tuple[bool | None, Verdict]] = field(default_factory=Counter)
+    false_positives: list[Example] = field(default_factory=list)
+    false_negatives: list[Example] = field(default_factory=list)
+
+    def add(self, label: bool | None, score: Score, *, where: str, response: str, gold: str) -> None:
+        """Count one row. A false positive is called correct against its label, a false negative the other way round;
+        an invalid sample is neither."""
+        self.counts[label, score.verdict] += 1
+        if label is None or score.value is None or label == (score.verdict is Verdict.CORRECT):
+            return
+        examples = self.false_negatives if label else self.false_positives
+        if len(examples) < self.max_examples:
+            tail = response[-TAIL_CHARS:]
+            examples.append(Example(where=where, gold=gold, extracted=score.extracted, tail=tail))
+
+    def lines(self) -> Iterator[str]:
+        """Verdicts, and where there are labels: the table, the agreement and the examples."""
+        present = [verdict for verdict in Verdict if any(found is verdict for _, found in self.counts)]
+        labels = [label for label in (True, False, None) if any(given is label for given, _ in self.counts)]
+        heads = ["", *(verdict.value for verdict in present), "total"]
+        table = [heads] + [self._row(label, present) for label in labels]
+        widths = [max(len(line[column]) for line in table) for column in range(len(heads))]
+        for line in table:
+            yield "  ".join(
+                [
+                    line[0].ljust(widths[0]),
+                    *(text.rjust(width) for text, width in zip(line[1:], widths[1:], strict=True)),
+                ]
+            )
+        yield from self._agreement()
+        yield from self._examples("false positives (called correct, label false)", self.false_positives)
+        yield from self._examples("false negatives (not called correct, label true)", self.false_negatives)
+
+    def _row(self, label: bool | None, verdicts: list[Verdict]) -> list[str]:
+        name = {True: "label true", False: "label false", None: "no label"}[label]
+        counts = [self.counts[label, verdict] for verdict in verdicts]
+        return [name, *map(str, counts), str(sum(counts))]
+
+    def _agreement(self) -> Iterator[str]:
+        labelled = sum(count for (label, _), count in self.counts.items() if label is not None)
+        if not labelled:
+            return
+        agreed = self.counts[True, Verdict.CORRECT] + sum(
+            self.counts[False, verdict] for verdict in (Verdict.WRONG, Verdict.NO_ANSWER)
+        )
+        yield f"agreement {agreed} of {labelled} labelled rows ({agreed / labelled:.2%})"
+
+    def _examples(self, title: str, examples: list[Example]) -> Iterator[str]:
+        if examples:
+            yield f"{title}, the first {len(examples)}:"
+            for example in examples:
+                yield from example.lines()
+
+
+CHUNK_ROWS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowKeys:
+    """The keys of a row that hold the response, the gold answer and, where there is one, the label. `data_source`
+    and `extra_info` are read under these names."""
+
+    response: str = "response"
+    gold: str = "gold"
+    label: str = "correct"
+
+
+def score_file(scorer: Scorer, path: Path, output: Path, keys: RowKeys, *, max_examples: int = 5) -> Confusion:
+    """Score every row of `path` into `output`, and count verdicts against labels.
+
+    A row keeps its keys and gets `score` (null where the sample is invalid), `verdict`, `extracted`, and `message`
+    where a function failed. Raises DataError, before `output` is touched, for a line that is no JSON object, or lacks
+    response or gold.
+    """
+    confusion = Confusion(max_examples=max_examples)
+    with atomic_file(output) as file:
+        for chunk in _chunks(read_file(path), CHUNK_ROWS):
+            candidates = [_candidate(row, where, index, keys) for index, (where, row) in chunk]
+            for (_, (where, _)), candidate in zip(chunk, candidates, strict=True):
+                scorer.check_source(where, candidate.data_source)
+            labels = [_label(row.get(keys.label), where, keys.label) for _, (where, row) in chunk]
+            scores = scorer.score(candidates)
+            for (_, (where, row)), candidate, label, score in zip(chunk, candidates, labels, scores, strict=True):
+                confusion.add(label, score, where=where, response=candidate.text, gold=candidate.gold)
+                file.write(_line({**row, **_result(score)}, where))
+    return confusion
+
+
+def _chunks(rows: Iterable[tuple[str, dict[str, object]]], size: int) -> Iterator[list]:
+    numbered = enumerate(rows)
+    while chunk := list(itertools.islice(numbered, size)):
+        yield chunk
+
+
+def _line(row: Mapping[str, object], where: str) -> bytes:
+    try:
+        return json_line(row)
+    except ValueError as error:
+        raise DataError(f"{where}: cannot be written as JSON ({error})") from error
+
+
+def _result(score: Score) -> dict[str, object]:
+    result: dict[str, object] = {"score": score.value, "verdict": score.verdict.value, "extracted": score.extracted}
+    return result | ({"message": score.message} if score.message else {})
+
+
+def _candidate(row: Mapping[str, object], where: str, index: int, keys: RowKeys) -> Candidate:
+    extra_info = row.get("extra_info") or {}
+    if not isinstance(extra_info, Mapping):
+        raise DataError(f"{where}: extra_info: expected an object, got {type(extra_info).__name__}")
+    return Candidate(
+        text=_text(row, keys.response, where, "--response-key"),
+        gold=_text(row, keys.gold, where, "--gold-key"),
+        data_source=str(row.get("data_source") or ""),
+        index=index,
+        extra_info=extra_info,
+    )
+
+
+def _text(row: Mapping[str, object], key: str, where: str, option: str) -> str:
+    """A text, or a number as one; a response may be empty."""
+    value = row.get(key)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    what = f"holds {type(value).__name__}, expected text" if key in row else f"missing; keys there: {', '.join(row)}"
+    raise DataError(f"{where}: {key}: {what}. Another key: {option} NAME")
+
+
+def _label(value: object, where: str, key: str) -> bool | None:
+    """true, false, or a number that is 0 or 1."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, (int, float)) and not math.isnan(value) and value in (0, 1):
+        return bool(value)
+    raise DataError(f"{where}: {key}: expected a label true or false, got {value!r}")
+
+
+def grade(
+    *,
+    function: str,
+    input: Path,
+    output: Path,
+    keys: RowKeys,
+    answer: AnswerMode = "flexible",
+    workers: int = 2,
+    timeout_s: float = 10.0,
+    examples: int = 5,
+) -> Confusion:
+    """Score `input` into `output` with one function.
+
+    function: as an entry of `reward.functions`; the path of a file counts from the current folder. Raises ConfigError
+    for an unknown name or a missing file, RewardError for a file that cannot be loaded, DataError for bad rows.
+    """
+    if input.resolve() == output.resolve():
+        raise ConfigError(f"--output {output}: is the input; choose another file")
+    if output.is_dir():
+        raise ConfigError(f"--output {output}: is a folder; give the file to write, e.g. {output / 'scored.jsonl'}")
+    if not output.parent.is_dir():
+        raise ConfigError(f"--output {output}: there is no folder {output.parent}")
+    file = file_function(function)
+    name = function if file is None else f"{file.path.absolute()}:{file.name}"
+    if name in WITH_TOKENS:
+        raise ConfigError(f"--function {name}: judges a length in tokens, and a file of texts has none")
+    section = RewardSection(
+        functions=(name,),
+        weights=(1.0,),
+        answer=answer,
+        workers=RewardWorkersSection(count=workers, timeout_s=timeout_s),
+    )
+    problems = reward_problems(section) + reward_file_problems(section)
+    if problems:
+        raise ConfigError(
+            "--function: " + "; ".join(problem.removeprefix("reward.functions: ") for problem in problems)
+        )
+    with Scorer(section) as scorer:
+        scorer.start()
+        return score_file(scorer, input, output, keys, max_examples=examples)

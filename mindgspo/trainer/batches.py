@@ -1,0 +1,114 @@
+"""Rows of a step's updates: how responses are laid out into micro-batches, and what is filled in before the updates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from mindgspo.config import ExperimentConfig
+from mindgspo.data.micro_batches import BatchLayout, micro_batches
+from mindgspo.data.rows import TrainingSample, round_up
+from mindgspo.trainer.dynamic_sampling import StepSamples
+from mindgspo.types import Batch
+
+MiniBatches = list[list[Batch]]
+"""Micro-batches by mini-batch."""
+
+# Measured on CPU: with 256 hidden units an update costs twice as much in rows of 640 slots as in short ones. Attention
+# grows with their product, the rest with the square of the hidden units.
+COSTLY_ROW = 2.5
+
+
+def batch_layout(config: ExperimentConfig, *, pad_id: int) -> BatchLayout:
+    """For the replicas of the training plan. Ascend's fused attention takes a long row of many samples; there, replicas
+    of one graph and its pipeline compute rounds of micro-batches together."""
+    trainer, plan = config.trainer, config.plans.train
+    is_fused = config.device == "Ascend"
+    is_divided = is_fused and plan.world_size > 1
+    return BatchLayout(
+        samples_per_micro_batch=trainer.samples_per_micro_batch,
+        max_tokens_per_micro_batch=trainer.max_tokens_per_micro_batch,
+        packing=trainer.packing,
+        in_one_row=is_fused,
+        costly_row=round(COSTLY_ROW * config.model.hidden_size),
+        length_multiple=trainer.length_multiple,
+        pad_id=pad_id,
+        replicas=plan.data_parallel,
+        in_rounds=is_divided,
+        round_size=plan.micro_batch_num if is_divided else 1,
+        balanced=trainer.balance_batches,
+    )
+
+
+def lay_out_mini_batches(samples: StepSamples, layout: BatchLayout, *, responses_per_mini_batch: int) -> MiniBatches:
+    """Micro-batches of every mini-batch; groups stay whole. A mini-batch without a trained response is left out."""
+    prompts = [group.prompt for group in samples.groups for _ in group.responses]
+    selection = samples.selection
+    laid_out = []
+    for start in range(0, len(prompts), responses_per_mini_batch):
+        numbers = selection.trained(start, min(start + responses_per_mini_batch, len(prompts)))
+        training_samples = [
+            TrainingSample(
+                prompt_ids=prompts[number].ids,
+                response_ids=selection.responses[number].ids,
+                rollout_logp=selection.responses[number].logprobs,
+                number=number,
+            )
+            for number in numbers
+        ]
+        if training_samples:
+            laid_out.append(micro_batches(training_samples, layout))
+    return laid_out
+
+
+def flattened(mini_batches: MiniBatches) -> list[Batch]:
+    """All micro-batches of the step, in order."""
+    return [batch for batches in mini_batches for batch in batches]
+
+
+def regrouped(batches: Sequence[Batch], like: MiniBatches) -> MiniBatches:
+    """The inverse of `flattened`."""
+    remaining = iter(batches)
+    return [[next(remaining) for _ in mini_batch] for mini_batch in like]
+
+
+def longest_batch(config: ExperimentConfig) -> Batch:
+    """A meaningless micro-batch as large as an experiment can make one, to compile graphs with before the first
+    rollout: rows of the longest prompt and the longest response; under a token budget as many as it holds."""
+    rows, slots = config.trainer.samples_per_micro_batch, config.rollout.max_new_tokens
+    if rows is None:
+        return _full_batch(config)
+    width = round_up(config.data.max_prompt_length + slots, config.trainer.length_multiple)
+    zeros_NK, floats_NK = np.zeros((rows, slots), np.int32), np.zeros((rows, slots), np.float32)
+    return Batch(
+        ids_RT=np.zeros((rows, width), np.int32),
+        positions_RT=np.tile(np.arange(width, dtype=np.int32), (rows, 1)),
+        segments_RT=np.ones((rows, width), np.int32),
+        predict_P=zeros_NK.reshape(-1),
+        targets_P=zeros_NK.reshape(-1),
+        place_NK=np.arange(rows * slots, dtype=np.int32).reshape(rows, slots),
+        mask_NK=np.ones((rows, slots), bool),
+        samples_N=np.arange(rows, dtype=np.int32),
+        rollout_logp_NK=floats_NK,
+        old_logp_NK=floats_NK,
+        ref_logp_NK=floats_NK,
+        advantages_NK=floats_NK,
+        correction_NK=floats_NK,
+        num_sequences=rows,
+        num_tokens=rows * slots,
+    )
+
+
+def _full_batch(config: ExperimentConfig) -> Batch:
+    prompt_ids = np.zeros(config.data.max_prompt_length, np.int32)
+    response_ids = np.zeros(config.rollout.max_new_tokens, np.int32)
+    logp = np.zeros(response_ids.size, np.float32)
+    assert config.trainer.max_tokens_per_micro_batch is not None
+    layout = replace(batch_layout(config, pad_id=0), replicas=1, in_rounds=False, round_size=1)
+    samples = [
+        TrainingSample(prompt_ids=prompt_ids, response_ids=response_ids, rollout_logp=logp, number=number)
+        for number in range(config.trainer.max_tokens_per_micro_batch // (prompt_ids.size + response_ids.size))
+    ]
+    return micro_batches(samples, layout)[0]

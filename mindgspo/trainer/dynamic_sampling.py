@@ -1,0 +1,347 @@
+"""Draws the scored groups of a step: one rollout, or as many as it takes to fill the batch.
+
+With `algorithm.filter_groups.refill` this is DAPO's dynamic sampling (arXiv 2503.14476, section 3.2): the batch holds
+`rollout.prompts_per_step` groups whose responses differ in a metric. Prompts that are always or never solved are left
+out, so what is trained is not what was drawn: `sampling_metrics` says by how much. Groups beyond the batch may wait in
+a `LeftoverBuffer` for a later step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mindgspo.algorithms import has_signal
+from mindgspo.config import FilterGroupsSection
+from mindgspo.data import PromptDataset
+from mindgspo.errors import TrainingError
+from mindgspo.evaluation.scoring import score_from_json, score_to_json
+from mindgspo.rollout.protocol import RolloutCounters
+from mindgspo.tensor_files import TensorSource
+from mindgspo.types import FinishReason, Response, Score, ScoredGroup, Verdict
+
+SURPLUS, SHORT, KEPT = "surplus", "short", "kept"
+"""Why whole groups with a signal are not trained: beyond the full batch; in a step that found too few of them and is
+skipped; put aside for a later step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledGroup:
+    """A scored group. baseline: reward of the greedy response, None where there is none. step: that generated it."""
+
+    group: ScoredGroup
+    baseline: float | None
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """responses: all of the step, group by group. reasons: why each one is left out of the update, None for those that
+    are trained."""
+
+    responses: tuple[Response, ...]
+    reasons: tuple[str | None, ...]
+
+    def trained(self, start: int, stop: int) -> list[int]:
+        """Numbers of the trained responses from `start` to `stop` (excluded)."""
+        return [number for number in range(start, stop) if self.reasons[number] is None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSamples:
+    """groups: those of the batch first. selection: which of their responses are trained. baselines: greedy rewards by
+    group, None where the estimator needs none. num_earlier: groups at the start of `groups` that earlier steps
+    generated. num_with_signal: of the groups generated in this step. num_draws: rollouts. counters: of all of them."""
+
+    groups: tuple[ScoredGroup, ...]
+    selection: Selection
+    baselines: tuple[float | None, ...] | None
+    num_earlier: int
+    num_with_signal: int
+    num_draws: int
+    counters: RolloutCounters
+
+    @property
+    def generated(self) -> tuple[ScoredGroup, ...]:
+        """The groups of this step's own rollouts."""
+        return self.groups[self.num_earlier :]
+
+
+MarkedGroup = tuple[SampledGroup, str | None]
+"""A group with the reason why it is left out as a whole, None for one that is trained."""
+LeftOutRule = Callable[[SampledGroup], str | None]
+Draw = Callable[[int, int], tuple[list[SampledGroup], RolloutCounters]]
+"""(number of prompts, number of the draw in the step) -> scored groups of the next prompts."""
+
+
+def draw_samples(
+    draw: Draw,
+    *,
+    section: FilterGroupsSection,
+    batch_size: int,
+    left_out: LeftOutRule,
+    leftovers: LeftoverBuffer,
+    step: int,
+    has_baselines: bool = False,
+) -> StepSamples:
+    """The groups of step `step`. batch_size: groups of a full batch. Raises TrainingError if the batch cannot be filled
+    and that is to end the run."""
+    found = leftovers.take(batch_size, step=step)
+    num_earlier = len(found)
+    drawn: list[MarkedGroup] = []
+    counters: list[RolloutCounters] = []
+    while not drawn or (section.refill and len(found) < batch_size and len(counters) < section.max_num_gen_batches):
+        num_prompts = prompts_to_draw(section, batch_size, missing=batch_size - len(found), drawn=drawn)
+        if not num_prompts:
+            break
+        groups, of_draw = draw(num_prompts, len(counters))
+        marked = [(sampled, left_out(sampled)) for sampled in groups]
+        drawn += marked
+        counters.append(of_draw)
+        found += [sampled for sampled, reason in marked if reason is None]
+    marked = _fill_batch(section, batch_size, found, drawn, leftovers, step) if section.refill else drawn
+    return StepSamples(
+        groups=tuple(sampled.group for sampled, _ in marked),
+        selection=select(marked),
+        baselines=tuple(sampled.baseline for sampled, _ in marked) if has_baselines else None,
+        num_earlier=num_earlier,
+        num_with_signal=sum(reason is None for _, reason in drawn),
+        num_draws=len(counters),
+        counters=RolloutCounters.total(counters),
+    )
+
+
+def prompts_to_draw(
+    section: FilterGroupsSection, batch_size: int, *, missing: int, drawn: Sequence[MarkedGroup]
+) -> int:
+    """Prompts of the next draw: all of a step without refill; else as `filter_groups.prompts_per_draw` says, and 0
+    where nothing is missing."""
+    if not section.refill:
+        return batch_size
+    if missing <= 0:
+        return 0
+    if section.prompts_per_draw is not None:
+        return section.prompts_per_draw
+    num_useful = max(sum(reason is None for _, reason in drawn), 1)
+    # Not rounded to the number of replicas: what a run draws does not depend on its plan.
+    return min(-(-missing * max(len(drawn), 1) // num_useful), batch_size)
+
+
+def left_out_rule(section: FilterGroupsSection, label: str | None, *, needs_baseline: bool) -> LeftOutRule:
+    """Says why a whole group is left out: `no_baseline` where its greedy answer has no reward, `zero_signal` where its
+    responses do not differ in the filter's metric, None for a group that is trained.
+
+    label: the name of the filter's reward function in scores, None where the metric is none of them. needs_baseline:
+    whether the estimator compares with the greedy answer.
+    """
+
+    def reason(sampled: SampledGroup) -> str | None:
+        if needs_baseline and sampled.baseline is None:
+            return "no_baseline"
+        if section.metric == "none":
+            return None
+        values = [_metric_value(score, section.metric, label) for score in sampled.group.scores]
+        return None if has_signal(values) else "zero_signal"
+
+    return reason
+
+
+def _metric_value(score: Score, metric: str, label: str | None) -> float | None:
+    """What the filter compares; None for a response that has none, which then does not count."""
+    if score.value is None:
+        return None
+    if metric == "reward":
+        return score.value
+    if metric == "accuracy":
+        return float(score.verdict is Verdict.CORRECT)
+    return score.parts.get(label)
+
+
+def select(groups: Sequence[MarkedGroup]) -> Selection:
+    """A response without a reward is left out by its verdict, unless its group is kept: then a later step counts it."""
+    reasons: list[str | None] = []
+    for sampled, whole in groups:
+        reasons += [
+            score.verdict.value if score.value is None and whole != KEPT else whole for score in sampled.group.scores
+        ]
+    return Selection(
+        responses=tuple(response for sampled, _ in groups for response in sampled.group.responses),
+        reasons=tuple(reasons),
+    )
+
+
+def _fill_batch(
+    section: FilterGroupsSection,
+    batch_size: int,
+    found: list[SampledGroup],
+    drawn: Sequence[MarkedGroup],
+    leftovers: LeftoverBuffer,
+    step: int,
+) -> list[MarkedGroup]:
+    """All groups of a step with refill, marked: the batch, what is beyond it (kept in `leftovers` where these keep
+    any), and those without a signal. found: with a signal, earlier ones first."""
+    silent = [(sampled, reason) for sampled, reason in drawn if reason is not None]
+    is_short = len(found) < batch_size
+    if is_short and section.when_short == "stop":
+        raise TrainingError(
+            f"step {step}: after {section.max_num_gen_batches} draws {len(found)} of {batch_size} groups have a signal "
+            f"in {section.metric} ({len(found) + len(silent)} groups were seen). Raise "
+            "algorithm.filter_groups.max_num_gen_batches, choose prompts that are solved sometimes, or set "
+            "algorithm.filter_groups.when_short=train (updates on the groups there are) or skip"
+        )
+    size = 0 if is_short and section.when_short == "skip" else batch_size
+    batch, rest = found[:size], found[size:]
+    if leftovers.keeps:
+        leftovers.put(rest)
+    rest_reason = KEPT if leftovers.keeps else SHORT if is_short else SURPLUS
+    return [
+        *((sampled, None) for sampled in batch),
+        *((sampled, rest_reason) for sampled in rest),
+        *silent,
+    ]
+
+
+def sampling_metrics(section: FilterGroupsSection, samples: StepSamples, leftovers: LeftoverBuffer) -> dict[str, float]:
+    """What the filter did, and how far what is trained differs from what was drawn; nothing without a filter."""
+    if section.metric == "none":
+        return {}
+    generated = samples.generated
+    correct = [[score.verdict is Verdict.CORRECT for score in group.scores] for group in generated]
+    metrics = {
+        "sampling/num_gen_batches": samples.num_draws,
+        "sampling/prompts": len(generated),
+        "sampling/groups_earlier": samples.num_earlier,
+        "sampling/groups_waiting": len(leftovers),
+        "sampling/groups_expired": leftovers.num_expired,
+    }
+    if generated:
+        metrics |= {
+            "sampling/signal_share": samples.num_with_signal / len(generated),
+            # By advantages alone, groups beyond the batch would seem to have no signal.
+            "reward/zero_signal_group_ratio": 1 - samples.num_with_signal / len(generated),
+            "sampling/all_correct_share": float(np.mean([all(of_group) for of_group in correct])),
+            "sampling/none_correct_share": float(np.mean([not any(of_group) for of_group in correct])),
+        }
+    return metrics | _shifts(samples)
+
+
+def _shifts(samples: StepSamples) -> dict[str, float]:
+    """Means over the trained responses minus means over the generated ones."""
+    reasons = samples.selection.reasons
+    scores = [score.value for group in samples.groups for score in group.scores]
+    lengths = [response.length for response in samples.selection.responses]
+    first = sum(len(group.responses) for group in samples.groups[: samples.num_earlier])
+    trained = [number for number, reason in enumerate(reasons) if reason is None]
+    drawn = [number for number in range(first, len(scores)) if scores[number] is not None]
+    if not trained or not drawn:
+        return {}
+    return {
+        f"sampling/{name}_shift": float(np.mean([of[number] for number in trained]))
+        - float(np.mean([of[number] for number in drawn]))
+        for name, of in (("score", scores), ("length", lengths))
+    }
+
+
+class LeftoverBuffer:
+    """Groups with a signal that found no room in their step; stateful.
+
+    keep_steps: for how many steps after its own a group may be trained. train_set: whose prompts they answer.
+    """
+
+    def __init__(self, keep_steps: int, train_set: PromptDataset) -> None:
+        self._keep_steps, self._train_set = keep_steps, train_set
+        self._groups: list[SampledGroup] = []
+        self.num_expired = 0
+        """Groups that became too old before there was room for them, over the whole run."""
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether anything is ever kept."""
+        return self._keep_steps > 0
+
+    def put(self, groups: Sequence[SampledGroup]) -> None:
+        """Append groups."""
+        self._groups += groups
+
+    def take(self, most: int, *, step: int) -> list[SampledGroup]:
+        """At most `most` groups that step `step` may still train, oldest first; those that are too old are dropped."""
+        young = [sampled for sampled in self._groups if step - sampled.step <= self._keep_steps]
+        self.num_expired += len(self._groups) - len(young)
+        self._groups = young[most:]
+        return young[:most]
+
+    def state(self) -> dict[str, Any]:
+        """Everything but token ids and log-probs."""
+        return {"num_expired": self.num_expired, "groups": [_describe(sampled) for sampled in self._groups]}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """ids and logprobs of all responses, end to end; nothing where no group waits."""
+        responses = [response for sampled in self._groups for response in sampled.group.responses]
+        if not responses:
+            return {}
+        return {
+            "ids": np.concatenate([response.ids for response in responses]),
+            "logprobs": np.concatenate([response.logprobs for response in responses]),
+        }
+
+    def load(self, state: Mapping[str, Any], arrays: TensorSource) -> None:
+        """Continue from what `state` and `arrays` returned."""
+        self.num_expired = int(state["num_expired"])
+        self._groups, start = [], 0
+        tokens = {name: arrays.read(name) for name in arrays.tensors}
+        for described in state["groups"]:
+            stop = start + sum(described["lengths"])
+            self._groups.append(self._restored(described, {name: array[start:stop] for name, array in tokens.items()}))
+            start = stop
+
+    def _restored(self, described: Mapping[str, Any], tokens: Mapping[str, np.ndarray]) -> SampledGroup:
+        """tokens: ids and logprobs of this group, end to end."""
+        prompt = self._train_set[described["prompt"]]
+        ends = np.cumsum(described["lengths"])[:-1]
+        responses = tuple(
+            Response(
+                prompt_index=prompt.index,
+                sample_index=sample,
+                ids=ids.copy(),
+                logprobs=logprobs.copy(),
+                finish_reason=FinishReason(reason),
+                temperature=described["temperature"],
+                weight_version=described["weight_version"],
+            )
+            for sample, (reason, ids, logprobs) in enumerate(
+                zip(
+                    described["reasons"],
+                    np.split(tokens["ids"], ends),
+                    np.split(tokens["logprobs"], ends),
+                    strict=True,
+                )
+            )
+        )
+        scores = tuple(score_from_json(json.dumps(fields)) for fields in described["scores"])
+        return SampledGroup(
+            group=ScoredGroup(prompt=prompt, responses=responses, scores=scores),
+            baseline=described["baseline"],
+            step=described["step"],
+        )
+
+
+def _describe(sampled: SampledGroup) -> dict[str, Any]:
+    group = sampled.group
+    first = group.responses[0]
+    return {
+        "prompt": group.prompt.index,
+        "step": sampled.step,
+        "baseline": sampled.baseline,
+        "temperature": first.temperature,
+        "weight_version": first.weight_version,
+        "lengths": [response.length for response in group.responses],
+        "reasons": [response.finish_reason.value for response in group.responses],
+        "scores": [json.loads(score_to_json(score)) for score in group.scores],
+    }

@@ -1,0 +1,161 @@
+"""Checks that a resumed run is the same experiment: its configuration against that of the run folder, and hashes of
+what it learns from against those of the checkpoint (files that changed under one name). No MindSpore.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mindgspo.checkpoint import RunFolder, RunStatus
+from mindgspo.config import ExperimentConfig, config_mapping, load_config
+from mindgspo.config.reward import file_function
+from mindgspo.data import PromptDataset
+from mindgspo.errors import CheckpointError, ConfigError
+from mindgspo.tokenization import Tokenizer
+
+# What may change between two processes of one run without changing what it computes, but for rounding: checkpoints are
+# whole, so that any plan reads them.
+_FREE = (
+    "resume",
+    "restore",
+    "run_dir",
+    "logging.",
+    "trainer.save_every",
+    "trainer.keep_",
+    "trainer.save_in_background",
+    "trainer.samples_per_micro_batch",
+    "trainer.max_tokens_per_micro_batch",
+    "trainer.packing",
+    "trainer.balance_batches",
+    "trainer.on_nonfinite",
+    "trainer.max_nonfinite_skips",
+    "rollout.slots",
+    "eval.every",
+    "eval.logged_problems",
+    "plans.",
+    "reshard.",
+    "swap.",
+    "watch.",
+)
+# What changes the course of a run, and may be meant: the run goes on, with a warning.
+_WARNED = ("reward.",)
+# A run that begins with another's checkpoint has its own name.
+_FREE_ELSEWHERE = ("experiment",)
+
+
+def check_config(config: ExperimentConfig, folder: RunFolder) -> list[str]:
+    """Compare a run's configuration with the one in its folder, or with that of the run that it begins with.
+
+    Returns warnings, one line each. Raises ConfigError naming every setting that differs and must not.
+    """
+    if folder.status is not RunStatus.NEW:
+        return check_same_experiment(config, folder.config, warned=_WARNED)
+    if folder.origin is None or folder.origin.restore == "weights":
+        return []
+    saved = folder.origin.config
+    if saved is None:
+        return [f"warning: {folder.origin.path} lies in no run folder, so no settings can be compared"]
+    return check_same_experiment(config, saved, free=_FREE_ELSEWHERE, warned=_WARNED)
+
+
+def check_same_experiment(
+    config: ExperimentConfig, saved: Path, *, free: tuple[str, ...] = (), warned: tuple[str, ...] = ()
+) -> list[str]:
+    """Raises ConfigError naming every setting that differs from the saved configuration. free, warned: beginnings of
+    keys that may differ, too; of the latter the warnings are returned."""
+    if not saved.is_file():
+        return []
+    ours = dict(_flat(config_mapping(config)))
+    theirs = dict(_flat(config_mapping(load_config(saved, check_files=False))))
+    differing = {
+        key: f"{key}: {ours.get(key)!r}, the run has {theirs.get(key)!r}"
+        for key in sorted(ours.keys() | theirs.keys())
+        if ours.get(key) != theirs.get(key) and not key.startswith((*_FREE, *free))
+    }
+    refused = [f"  {text}" for key, text in differing.items() if not key.startswith(warned)]
+    if refused:
+        raise ConfigError(
+            f"{saved}: the run to be resumed has other settings:\n" + "\n".join(refused) + "\n"
+            "Resume with the run's own settings, or start another run with `--set run_dir=...`"
+        )
+    return [f"warning: {text}; scores before and after this may not compare" for text in differing.values()]
+
+
+def _flat(mapping: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in mapping.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def fingerprints(config: ExperimentConfig, tokenizer: Tokenizer, rows: PromptDataset, *, digest: str) -> dict[str, Any]:
+    """digest: of the training rows."""
+    files = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(tokenizer.files.contents.items())}
+    own = [file for name in config.reward.functions if (file := file_function(name)) is not None]
+    return {
+        "tokenizer": {
+            "name": tokenizer.name,
+            "tokens": tokenizer.vocab_size,
+            "eos_ids": list(tokenizer.eos_ids),
+            "pad_id": tokenizer.pad_id,
+            "files": files,
+        },
+        "data": {"rows": len(rows), "digest": digest},
+        "reward": {file.label: hashlib.sha256(file.path.read_bytes()).hexdigest() for file in own},
+    }
+
+
+def check_fingerprints(
+    saved: Mapping[str, Any] | None, ours: Mapping[str, Any], *, where: object, weights_only: bool
+) -> list[str]:
+    """Warnings, one line each. saved: None in checkpoints that have none. weights_only: data and reward may be others.
+
+    Raises CheckpointError for another tokenizer, whose ids the weights do not know, and for other training rows.
+    """
+    if not saved:
+        return [f"{where} does not say with which tokenizer and data it was made; nothing is compared"]
+    problems = list(_tokenizer_problems(saved["tokenizer"], ours["tokenizer"]))
+    if problems:
+        raise CheckpointError(
+            f"{where}: its weights were trained with another tokenizer than {ours['tokenizer']['name']}:\n  "
+            + "\n  ".join(problems)
+            + f"\nSet tokenizer.path to the one it was trained with ({saved['tokenizer']['name']})"
+        )
+    if weights_only:
+        return []
+    if saved["data"]["digest"] != ours["data"]["digest"]:
+        raise CheckpointError(
+            f"{where}: it was trained on other rows of data.train ({saved['data']['rows']:,}, here "
+            f"{ours['data']['rows']:,}, with other content); its place in the data means nothing here. Resume with the "
+            "former data, or take the weights alone into a new run with restore=weights"
+        )
+    return [
+        f"reward.functions: {name} is not the file any more that it was when {where} was saved; rewards before and "
+        "after may not compare"
+        for name, digest in ours["reward"].items()
+        if saved["reward"].get(name, digest) != digest
+    ]
+
+
+def rows_digest(rows: PromptDataset) -> str:
+    """Over everything of the rows that training reads."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(row.ids.tobytes())
+        digest.update(json.dumps([row.index, row.answer, row.data_source, row.solution]).encode())
+    return digest.hexdigest()
+
+
+def _tokenizer_problems(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[str]:
+    for key, what in (("tokens", "tokens"), ("eos_ids", "EOS ids"), ("pad_id", "pad id")):
+        if saved[key] != ours[key]:
+            yield f"{what}: {saved[key]} there, {ours[key]} here"
+    for name in sorted(saved["files"].keys() | ours["files"].keys()):
+        theirs, own = saved["files"].get(name), ours["files"].get(name)
+        if theirs != own:
+            yield f"{name}: " + ("only there" if own is None else "only here" if theirs is None else "another content")

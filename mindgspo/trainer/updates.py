@@ -1,0 +1,181 @@
+"""Applies one update of a step and guards it: what becomes of a loss or gradient that is not finite, and whether the
+first importance ratios are 1.
+
+Losses and gradient norm are known to all ranks before the optimizer's step, so that all ranks decide alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindgspo import faults
+from mindgspo.algorithms.loss_metrics import batch_mismatch
+from mindgspo.algorithms.optim.backend import UpdateBackend, UpdateResult
+from mindgspo.config import TrainerSection
+from mindgspo.errors import NonFiniteError, TrainingError
+from mindgspo.io import atomic_file
+from mindgspo.parallel.cluster import is_first as is_first_rank
+from mindgspo.types import Batch, ScoredGroup
+
+_log = logging.getLogger(__name__)
+
+MAX_SAVED_UPDATES = 8
+_FIRST = "_micro_batch_0.npz"
+
+
+@dataclass(slots=True)
+class SkippedUpdates:
+    """Updates left out because they were not finite. total: of the run. in_a_row: since the last applied update."""
+
+    total: int = 0
+    in_a_row: int = 0
+
+    def count(self) -> None:
+        """One more."""
+        self.total += 1
+        self.in_a_row += 1
+
+    def state(self) -> dict[str, int]:
+        """JSON-able; `load_state` reads it back."""
+        return {"total": self.total, "in_a_row": self.in_a_row}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned; from 0 where it is empty."""
+        self.total, self.in_a_row = int(state.get("total", 0)), int(state.get("in_a_row", 0))
+
+
+def apply_update(
+    backend: UpdateBackend,
+    batches: Sequence[Batch],
+    *,
+    lr: float,
+    kl_coef: float,
+    settings: TrainerSection,
+    skipped: SkippedUpdates,
+    failures_dir: Path,
+    is_first: bool,
+    name: str,
+) -> UpdateResult | None:
+    """Apply one update; None if it was skipped, as trainer.on_nonfinite may say.
+
+    is_first: of its step. name: of the files that a broken batch is saved in. Raises TrainingError where the run must
+    stop.
+    """
+    if not is_first:
+        faults.reach("update.inside")
+    batches = _with_injected_nan(batches)
+    try:
+        result = backend.update(batches, lr, kl_coef=kl_coef)
+    except NonFiniteError as error:
+        message = f"{name}: {error}; {save_batches(failures_dir, name, batches)}"
+        _require_skip(message, error, settings, skipped)
+        skipped.count()
+        if is_first_rank():
+            _log.warning("%s; the update is skipped, number %d of this run", message, skipped.total)
+        return None
+    skipped.in_a_row = 0
+    return result
+
+
+def _require_skip(message: str, error: NonFiniteError, settings: TrainerSection, skipped: SkippedUpdates) -> None:
+    if settings.on_nonfinite == "stop":
+        raise TrainingError(
+            f"{message}. trainer.on_nonfinite=skip would go on without such updates; the run can be resumed with it"
+        ) from error
+    for key, limit, done in (
+        ("max_nonfinite_skips_in_a_row", settings.max_nonfinite_skips_in_a_row, skipped.in_a_row),
+        ("max_nonfinite_skips", settings.max_nonfinite_skips, skipped.total),
+    ):
+        if done >= limit:
+            raise TrainingError(
+                f"{message}. trainer.{key} = {limit} updates were skipped before: look at the weights of the newest "
+                "checkpoint, optimizer.lr and the saved batches; the limit may be raised in a resumed run"
+            ) from error
+
+
+def _with_injected_nan(batches: Sequence[Batch]) -> Sequence[Batch]:
+    """The micro-batches; where the fault point `update.batch` is armed with nan, without a finite advantage: whichever
+    of them the rank that is meant computes."""
+    if not faults.reach("update.batch"):
+        return batches
+    return [
+        dataclasses.replace(batch, advantages_NK=np.where(batch.mask_NK, np.float32(np.nan), batch.advantages_NK))
+        for batch in batches
+    ]
+
+
+def save_batches(folder: Path, name: str, batches: Sequence[Batch]) -> str:
+    """Save the micro-batches of an update as `<name>_micro_batch_<i>.npz`, one array per field of `Batch`, and say
+    where; nothing if there are those of `MAX_SAVED_UPDATES` other updates. All ranks call it, rank 0 writes."""
+    if not is_first_rank():  # rank 0 has the same batches
+        return "rank 0 saves the batch"
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}_micro_batch_{index}.npz" for index in range(len(batches))]
+    if not paths[0].exists() and len(list(folder.glob(f"*{_FIRST}"))) >= MAX_SAVED_UPDATES:
+        return f"the batch is not saved: {folder} holds those of {MAX_SAVED_UPDATES} updates already"
+    for path, batch in reversed(list(zip(paths, batches, strict=True))):
+        arrays = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+        with atomic_file(path) as file:
+            np.savez(file, **arrays)
+    siblings = f" and {len(paths) - 1} more beside it" if paths[1:] else ""
+    return f"the batch is saved as {paths[0]}{siblings}"
+
+
+@contextmanager
+def saved_on_failure(folder: Path, name: str, batches: Sequence[Batch]) -> Iterator[None]:
+    """On a NonFiniteError save the micro-batches, and raise a TrainingError that names the files."""
+    try:
+        yield
+    except NonFiniteError as error:
+        raise TrainingError(f"{name}: {error}; {save_batches(folder, name, batches)}") from error
+
+
+def require_rewards(groups: Sequence[ScoredGroup], step: int) -> None:
+    """Raises TrainingError if not one response has a reward: there is nothing to train on."""
+    verdicts = Counter(score.verdict.value for group in groups for score in group.scores if score.value is None)
+    if verdicts.total() == sum(len(group.scores) for group in groups):
+        counted = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
+        raise TrainingError(
+            f"step {step}: none of the {verdicts.total()} responses has a reward ({counted}), so nothing can be "
+            "trained; the first error of a reward function is logged above with its traceback"
+        )
+
+
+def check_ratio(result: UpdateResult, step: int, *, limit: float, temperature: float) -> None:
+    """Before the first update after a rollout the policy is the old one, so every importance ratio must be 1 up to
+    rounding. Raises TrainingError."""
+    error = result.metrics["ratio_error_max"]
+    if not np.isfinite(error) or error > limit:
+        raise TrainingError(
+            f"step {step}: the importance ratio on the first mini-batch is off 1 by {error:.3g}, allowed is "
+            f"trainer.max_ratio_error = {limit:g}. The old log-probs were not made by the weights that are trained: "
+            f"look at temperature (rollout.temperature = {temperature:g}), padding, positions "
+            "and weight versions; in bfloat16 set trainer.max_ratio_error to about 2e-3"
+        )
+
+
+def check_mismatch(
+    batches: Sequence[Batch], result: UpdateResult, step: int, *, limit: float, temperature: float
+) -> None:
+    """The same where the sampler's log-probs are the old ones: sampler and trainer must agree on the first mini-batch.
+    Raises TrainingError."""
+    found = batch_mismatch(batches, result.logp_NK)
+    error = found["training/rollout_logprob_diff_mean"]
+    if not np.isfinite(error) or error > limit:
+        raise TrainingError(
+            f"step {step}: on the first mini-batch the log-probs of sampler and trainer differ by {error:.3g} nat per "
+            f"token, allowed is trainer.max_rollout_mismatch = {limit:g}; at most by "
+            f"{found['training/rollout_logprob_diff_max']:.3g}. algorithm.old_log_probs=sampler takes the sampler's "
+            "for those of the old policy, and these are not: look at temperature "
+            f"(rollout.temperature = {temperature:g}), positions and weight versions, or set "
+            "algorithm.old_log_probs=recompute"
+        )
