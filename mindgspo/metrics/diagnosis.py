@@ -79,7 +79,7 @@ def _failed(run: Recorded) -> Finding | None:
     worst = _worst_part(run, "failed_ratio")
     if worst is None or worst[0] == 0:
         return None
-    text = f"{worst[0]:.1%} of the evaluation's answers to {worst[1]} could not be judged and count as not correct"
+    text = f"{worst[0]:.1%} of the evaluation's answers to {worst[1]} could not be scored and count as not correct"
     advice = "validation.jsonl has the message of each; raise reward.workers.timeout_s if they took too long."
     return Finding(Level.ALARM if worst[0] > 0.05 else Level.WARN, text, advice)
 
@@ -131,9 +131,9 @@ EVALUATION_RULES: tuple[Rule, ...] = (
 
 def _accuracy(run: Recorded) -> Finding | None:
     """With its interval where that was recorded."""
-    judged = accuracy_change(run)
-    if judged is not None:
-        return judged
+    change = accuracy_change(run)
+    if change is not None:
+        return change
     before, after = accuracy_span(run)
     if before is None or after is None:
         return None

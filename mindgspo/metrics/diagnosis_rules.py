@@ -139,7 +139,7 @@ REWARD_RULES: tuple[Rule, ...] = (
     ),
     ShareRule(
         keys=("reward/invalid_ratio",),
-        text="of the responses could not be judged (error, timeout, unreadable gold answer)",
+        text="of the responses could not be scored (error, timeout, unreadable gold answer)",
         warn=0.0,
         alarm=0.05,
         advice="They are left out; samples.jsonl has the verdict of each and the message of those that failed.",
@@ -147,7 +147,7 @@ REWARD_RULES: tuple[Rule, ...] = (
     _only_if_high(
         ShareRule(
             keys=("reward/timeout_ratio",),
-            text="of the responses ran out of time while they were judged",
+            text="of the responses ran out of time while they were scored",
             warn=0.02,
             alarm=0.1,
             advice="Make your reward function faster, or raise reward.workers.timeout_s; the message in samples.jsonl "

@@ -6,9 +6,8 @@ too long.
 
 from __future__ import annotations
 
-from mindgspo.rewards.answers.quantity import parse_number
 from mindgspo.rewards.registry import gold_is_readable
 from mindgspo.rewards.scorer import Scorer
 from mindgspo.rewards.verification import Candidate
 
-__all__ = ["Candidate", "Scorer", "gold_is_readable", "parse_number"]
+__all__ = ["Candidate", "Scorer", "gold_is_readable"]

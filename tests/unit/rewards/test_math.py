@@ -137,17 +137,7 @@ def test_a_response_that_was_cut_has_no_final_number() -> None:
 
 PIECES = [
     *(
-        r"\boxed{",
-        "}",
-        "{",
-        "Answer:",
-        "The answer is ",
-        "####",
-        "$",
-        r"\(",
-        r"\)",
-        "<answer>",
-        "</answer>",
+        *(r"\boxed{", "}", "{", "Answer:", "The answer is ", "####", "$", r"\(", r"\)", "<answer>", "</answer>"),
         "</think>",
     ),
     *(r"\frac", r"\sqrt", r"\text{", "1", "2.5", "x", "=", ",", ".", " ", "\n", "\\", "\ud800", "\u7b54\u6848\uff1a"),
@@ -360,15 +350,12 @@ def test_no_alarm_is_set(same: Callable[[str, str], bool]) -> None:
 
 
 PAYLOADS = [
-    "__import__('os').system('touch MARK')",
-    '__import__("os").system("touch MARK")',
-    "open('MARK','w').close()",
-    "exec(\"open('MARK','w')\")",
+    *("__import__('os').system('touch MARK')", '__import__("os").system("touch MARK")'),
+    *("open('MARK','w').close()", "exec(\"open('MARK','w')\")"),
     "[c for c in ().__class__.__base__.__subclasses__()][0]",
     "(lambda: __import__('os').system('touch MARK'))()",
     "sympify('__import__(chr(111)+chr(115)).system(chr(116))')",
-    "__import__(chr(111)+chr(115)).system(chr(116)+chr(111))",
-    "print(1)or(exit())",
+    *("__import__(chr(111)+chr(115)).system(chr(116)+chr(111))", "print(1)or(exit())"),
 ]
 DISGUISES = [
     *("{}", r"\boxed{{{}}}", "${}$", r"\({}\)", r"\text{{{}}}", r"\mathrm{{{}}}", r"\operatorname{{{}}}(1)"),

@@ -237,22 +237,9 @@ def test_exactly_the_same_set(letters: set[str], others: set[str]) -> None:
 @pytest.mark.parametrize(
     "unit",
     [
-        "A",
-        "A ",
-        "A,",
-        "A. ",
-        "(",
-        "Answer: A\n",
-        "Answer: A or ",
-        r"\boxed{A}",
-        r"\boxed{A}, ",
-        r"\boxed{A} or ",
-        "\u3010\u7b54\u6848\u3011",
-        "\u672c\u9898\u9009A",
-        r"\boxed{",
-        "the answer is B ",
-        "\n",
-        "<answer>",
+        *("A", "A ", "A,", "A. ", "(", "Answer: A\n", "Answer: A or ", r"\boxed{A}", r"\boxed{A}, "),
+        *(r"\boxed{A} or ", "\u3010\u7b54\u6848\u3011", "\u672c\u9898\u9009A", r"\boxed{", "the answer is B "),
+        *("\n", "<answer>"),
     ],
 )
 def test_a_megabyte_of_noise_finishes(unit: str) -> None:

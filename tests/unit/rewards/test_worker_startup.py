@@ -101,8 +101,7 @@ def test_the_second_task_is_checked_as_well(tmp_path: Path) -> None:
     "text",
     [
         "def f(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n",
-        "def f(**kwargs):\n    return 1.0\n",
-        "def f(solution_str, ground_truth, **kwargs):\n    return 1.0\n",
+        *("def f(**kwargs):\n    return 1.0\n", "def f(solution_str, ground_truth, **kwargs):\n    return 1.0\n"),
         "def f(ground_truth, extra_info, solution_str, data_source, strict=True):\n    return 1.0\n",
         "class Judge:\n    def __call__(self, solution_str, **kwargs):\n        return 1.0\nf = Judge()\n",
         "import functools\ndef g(scale, **kwargs):\n    return scale\nf = functools.partial(g, 1.0)\n",
