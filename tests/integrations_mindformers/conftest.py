@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from running import environment
 
 VARIABLE = "MINDGSPO_MINDFORMERS_PYTHON"
-PROJECT = Path(__file__).resolve().parents[2]
 LIMIT_S = 600.0
 
 
@@ -37,7 +37,7 @@ def run() -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run(
             [python, *map(str, arguments)],
             cwd=cwd,
-            env=os.environ | {"PYTHONPATH": str(PROJECT)},
+            env=environment(),
             capture_output=True,
             text=True,
             timeout=LIMIT_S,

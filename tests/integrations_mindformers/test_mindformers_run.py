@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,23 +9,23 @@ from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
+from running import MODEL, sets, training_lines
 
 from mindgspo.tensor_files import read_safetensors
 
-EXPERIMENT = """
+EXPERIMENT = f"""
 experiment: tiny
-model: {vocab_size: 384, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 4,
-        num_key_value_heads: 2, max_position_embeddings: 64}
+{MODEL}
 data:
-  train: {format: arithmetic, split: train, max_rows: 16}
-  eval: {format: arithmetic, split: test, max_rows: 4}
+  train: {{format: arithmetic, split: train, max_rows: 16}}
+  eval: {{format: arithmetic, split: test, max_rows: 4}}
   max_prompt_length: 40
-warmup: {max_steps: 4, batch_size: 8, lr: 1.0e-3}
-reward: {functions: ["reward.py:compute_score"]}
-rollout: {prompts_per_step: 4, num_generations: 4, max_new_tokens: 16, slots: 16}
-algorithm: {kl: {placement: loss, coef: 0.1}}
-optimizer: {lr: 1.0e-4, eps: 1.0e-6}
-trainer: {max_steps: 2, prompts_per_mini_batch: 2, samples_per_micro_batch: 8, length_multiple: 32, save_every: 1}
+warmup: {{max_steps: 4, batch_size: 8, lr: 1.0e-3}}
+reward: {{functions: ["reward.py:compute_score"]}}
+rollout: {{prompts_per_step: 4, num_generations: 4, max_new_tokens: 16, slots: 16}}
+algorithm: {{kl: {{placement: loss, coef: 0.1}}}}
+optimizer: {{lr: 1.0e-4, eps: 1.0e-6}}
+trainer: {{max_steps: 2, prompts_per_mini_batch: 2, samples_per_micro_batch: 8, length_multiple: 32, save_every: 1}}
 """
 # Unequal within a group, whatever the policy says.
 REWARD = """
@@ -42,15 +41,10 @@ def folder(run: Callable[..., CompletedProcess[str]], mindformers_python: str, t
     (folder / "tiny.yaml").write_text(EXPERIMENT)
     (folder / "reward.py").write_text(REWARD)
     for backend, python in (("native", sys.executable), ("mindformers", mindformers_python)):
-        settings = ("--set", f"run_dir={backend}", "--set", f"model.backend={backend}")
+        settings = sets(f"run_dir={backend}", f"model.backend={backend}")
         done = run(python, "-m", "mindgspo.cli", "run", "tiny.yaml", *settings, cwd=folder)
         assert done.returncode == 0, done.stderr
     return folder
-
-
-def training_lines(run_dir: Path) -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if "actor/pg_loss" in line]
 
 
 def test_metrics(folder: Path) -> None:
