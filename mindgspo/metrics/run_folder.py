@@ -11,7 +11,7 @@ import math
 import re
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -44,10 +44,10 @@ class RunRecord:
 
     name: str
     metrics: tuple[Mapping[str, object], ...]
-    first_samples: tuple[Mapping[str, object], ...]
-    last_samples: tuple[Mapping[str, object], ...]
-    summary: Mapping[str, object]
-    config_text: str
+    summary: Mapping[str, object] = field(default_factory=dict)
+    config_text: str = ""
+    first_samples: tuple[Mapping[str, object], ...] = ()
+    last_samples: tuple[Mapping[str, object], ...] = ()
     first_validation: tuple[Mapping[str, object], ...] = ()
     last_validation: tuple[Mapping[str, object], ...] = ()
 

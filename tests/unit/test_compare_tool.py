@@ -93,7 +93,7 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
 def test_one_seed_needs_no_mean_and_what_was_not_recorded_is_a_dash(tmp_path: Path) -> None:
     runs = compared(tmp_path, seeds=(4,))
     assert len(tool.comparison_table(runs).splitlines()) == 2 + 2
-    bare = RunRecord(name="bare", metrics=({"step": 1},), first_samples=(), last_samples=(), summary={}, config_text="")
+    bare = RunRecord(name="bare", metrics=({"step": 1},))
     *_, row, mean = cells(tool.comparison_table([*runs, tool.ComparedRun(variant="gspo", seed=5, run=bare)]))
     assert row == ["gspo", "5", *["-"] * 6]
     assert mean == ["gspo", "mean of 2", *["-"] * 6]
@@ -114,13 +114,13 @@ def test_what_accuracy_cost(tmp_path: Path) -> None:
     assert tool.spent(runs[0].run, "actor/updates", [0, 5, 12]) == [0, 20, 48]
     content = tool.draw_costs(runs, LIGHT)
     assert content.startswith(PNG) and tool.draw_costs(runs, LIGHT) == content != tool.draw_costs(runs[:2], LIGHT)
-    bare = RunRecord(name="bare", metrics=({"step": 1},), first_samples=(), last_samples=(), summary={}, config_text="")
+    bare = RunRecord(name="bare", metrics=({"step": 1},))
     assert tool.draw_costs([tool.ComparedRun(variant="gspo", seed=5, run=bare)], LIGHT).startswith(PNG)
 
 
 def test_runs_that_never_clip_or_recorded_nothing_can_be_drawn(tmp_path: Path) -> None:
     rows = ({"step": 1, "actor/pg_clipfrac": 0.0}, {"step": 2, "actor/pg_clipfrac": 0.0})
-    still = RunRecord(name="still", metrics=rows, first_samples=(), last_samples=(), summary={}, config_text="")
+    still = RunRecord(name="still", metrics=rows)
     assert tool.draw_comparison([tool.ComparedRun(variant="gspo", seed=1, run=still)], LIGHT).startswith(PNG)
     both = [*compared(tmp_path), tool.ComparedRun(variant="still", seed=1, run=still)]
     assert tool.draw_comparison(both, LIGHT).startswith(PNG)

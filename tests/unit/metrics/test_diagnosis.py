@@ -26,8 +26,6 @@ def run_with(
     return RunRecord(
         name="run",
         metrics=tuple(rows),
-        first_samples=(),
-        last_samples=(),
         summary=summary or {},
         config_text=f"algorithm:\n  name: {algorithm}\n" if algorithm else "",
     )

@@ -313,7 +313,7 @@ def test_an_old_run_still_has_a_report(run_folder: Path) -> None:
 def test_settings_that_change_how_metrics_are_read(
     text: str, algorithm: str | None, clips_responses: bool | None, log_range: tuple[float, float] | None
 ) -> None:
-    run = RunRecord(name="run", metrics=({"step": 1},), first_samples=(), last_samples=(), summary={}, config_text=text)
+    run = RunRecord(name="run", metrics=({"step": 1},), config_text=text)
     settings = run_settings(run)
     assert settings.algorithm == algorithm
     assert settings.clips_responses is clips_responses
@@ -324,10 +324,7 @@ def test_a_run_without_configuration_takes_the_algorithm_from_its_summary() -> N
     run = RunRecord(
         name="run",
         metrics=({"step": 1},),
-        first_samples=(),
-        last_samples=(),
         summary={"algorithm": "grpo"},
-        config_text="",
     )
     assert run_settings(run).clips_responses is False
 
