@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -36,6 +37,7 @@ _COMMANDS = ("command", "unset_command")
 _SUBSTITUTIONS = ("command_substitution", "process_substitution")
 _MOST_CHARACTERS, _MOST_IN_A_WORD, _MOST_ALTOGETHER = 200_000, 65_536, 4_000_000
 _MOST_DEFAULTS = 20  # within one default
+_MOST_SECONDS = 20  # of parsing; what is broken at every character takes the parser minutes
 _LARGEST = 2**63
 _WITH_DEFAULT = re.compile(r"([A-Za-z_]\w*|\d+)(:?-|:?=)(.*)", re.DOTALL)
 _LIST = re.compile(r"([A-Za-z_]\w*)\[[@*]\]")
@@ -73,7 +75,7 @@ class _Unread:
 def read_overrides(text: str) -> Reading:
     """Every override of the one training command in the script, or of a plain list of them.
 
-    Raises ValueError: no override in it, several training commands, no shell script.
+    Raises ValueError: no override in it, several training commands, no shell script, or one beyond all bounds.
     """
     if len(text) > _MOST_CHARACTERS:
         raise ValueError(f"is longer than {_MOST_CHARACTERS:,} characters, so it is no command line")
@@ -83,7 +85,10 @@ def read_overrides(text: str) -> Reading:
     root = _parse(source)
     _check(root, source)
     script = _Script(source)
-    script.visit(root, is_sure=True)
+    try:
+        script.visit(root, is_sure=True)
+    except RecursionError:
+        raise ValueError("nests too deeply, so it is no command line") from None
     return script.reading()
 
 
@@ -92,7 +97,11 @@ def _parse(source: bytes) -> Node:
     masked = _BEHIND_A_NAME.sub(
         lambda found: found[1] + (found[2] if found[1].endswith(b")") else b":" * len(found[2])), masked
     )
-    return Parser(Language(tree_sitter_bash.language())).parse(masked).root_node
+    parser, end = Parser(Language(tree_sitter_bash.language())), time.monotonic() + _MOST_SECONDS
+    try:
+        return parser.parse(lambda at, _: masked[at:], progress_callback=lambda *_: time.monotonic() > end).root_node
+    except ValueError:
+        raise ValueError(f"is not parsed within {_MOST_SECONDS} seconds, so it is no command line") from None
 
 
 def _check(root: Node, source: bytes) -> None:

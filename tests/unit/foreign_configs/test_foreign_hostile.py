@@ -179,3 +179,23 @@ def test_what_the_grammar_takes_wrongly_is_read_or_refused() -> None:
 def test_here_documents_of_other_commands_are_passed_over() -> None:
     text = "cat > x.py <<END\nmodel = f(a.b=1)\nEND\npython3 -m verl.trainer.main_ppo a.b=2"
     assert read_overrides(text).values == {"a.b": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("(" * 20_000 + "x" + ")" * 20_000, "nests too deeply"),
+        ("x && " * 20_000 + "y", "nests too deeply"),
+        ("<<A\n" * 20_000, "not closed"),
+    ],
+    ids=["brackets", "conditions", "here-documents"],
+)
+def test_scripts_beyond_all_bounds_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_overrides(text)
+
+
+def test_parsing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mindgspo.integrations.foreign_configs.shell._MOST_SECONDS", 0.5)
+    with pytest.raises(ValueError, match="not parsed within"):
+        read_overrides("x=(" * 40_000)
