@@ -13,7 +13,7 @@ from rich.progress import track
 from mindgspo.conformance.cases import KINDS_OF_CELLS, Case, Filters, read_cases
 from mindgspo.conformance.cells import CellRuns
 from mindgspo.conformance.compare import Check, Comparison, check_twin
-from mindgspo.text import shorten
+from mindgspo.text import aligned, shorten
 
 _WIDEST_SOURCE = 36
 _GAP = "  "
@@ -106,15 +106,9 @@ def _table(outcomes: Sequence[Outcome]) -> list[str]:
     over = ["", "", "", "twins, float64", "cells, float32"]
     spans = [*widths[:3], *(sum(part) + len(_GAP) * (len(part) - 1) for part in (widths[3:6], widths[6:]))]
     ruler = "-" * (sum(widths) + len(_GAP) * (len(widths) - 1))
-    return [
-        _GAP.join(f"{text:^{width}}" for text, width in zip(over, spans, strict=True)).rstrip(),
-        _line(head, widths),
-        ruler,
-        *(_line(row, widths) for row in body),
-        ruler,
-        _line(total, widths),
-        LEGEND,
-    ]
+    first, *rest, last = aligned([head, *body, total], left=2)
+    groups_of_columns = _GAP.join(f"{text:^{width}}" for text, width in zip(over, spans, strict=True)).rstrip()
+    return [groups_of_columns, first, ruler, *rest, ruler, last, LEGEND]
 
 
 def _worst_lines(outcomes: Sequence[Outcome]) -> list[str]:
@@ -163,12 +157,6 @@ def _worst_text(checks: Sequence[Check]) -> str:
         return "-"
     worst = max(found, key=lambda one: one.share)
     return f"{worst.share:.1e} ({worst.relative:.0e})"
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    """The first two columns are texts, the others numbers."""
-    sides = ["<", "<", *">" * (len(row) - 2)]
-    return _GAP.join(f"{text:{side}{width}}" for text, side, width in zip(row, sides, widths, strict=True)).rstrip()
 
 
 def _failure_lines(outcomes: Sequence[Outcome]) -> list[str]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 from mindgspo.config.reward import AUTO, SHAPERS, RewardSection, file_function, function_label
 from mindgspo.errors import DataError, RewardError
+from mindgspo.io import Closing
 from mindgspo.rewards.functions.from_file import ABSTAINED
 from mindgspo.rewards.functions.math import TASK as MATH_VERIFY_TASK
 from mindgspo.rewards.registry import build_function, function_for
@@ -25,7 +25,7 @@ MAX_ROWS_NAMED = 5
 _RUN_MATH_VERIFY = ("math", AUTO)
 
 
-class Scorer:
+class Scorer(Closing):
     """Weighted sum of reward functions. It owns the worker processes: close it, or use it in a `with` statement.
 
     build, pool: what makes a function of a name, and what runs jobs; other than the defaults in tests only. on_answer:
@@ -51,14 +51,6 @@ class Scorer:
         self.has_files = any(file_function(text) is not None for text in section.functions)
         self.has_verifier = any(text not in SHAPERS for text in section.functions)
         self.labels = tuple(map(function_label, section.functions))
-
-    def __enter__(self) -> Scorer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the worker processes."""

@@ -13,9 +13,9 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 from mindgspo.errors import RewardError
+from mindgspo.io import Closing
 from mindgspo.rewards.verification import Job, Outcome, Reply
 from mindgspo.rewards.workers.process import Answer, PoolSettings, WorkerProcess
 
@@ -25,7 +25,7 @@ LOOK_FOR_DEAD_S = 0.05
 MAX_FAILED_STARTS = 2
 
 
-class WorkerPool:
+class WorkerPool(Closing):
     """Worker processes that load `tasks` and answer jobs: at most `count` of them, started when jobs need them.
 
     tasks: "math_verify", or "/path/file.py:function" for a user's function: all that the workers will be asked for.
@@ -58,14 +58,6 @@ class WorkerPool:
         self._workers = _Workers(self._settings)
         self._lock = threading.Lock()
         weakref.finalize(self, self._workers.close)  # when nobody holds the pool any more, and at exit
-
-    def __enter__(self) -> WorkerPool:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def start(self) -> None:
         """Start one worker and wait until it has loaded all tasks, so that a broken file is reported now.
