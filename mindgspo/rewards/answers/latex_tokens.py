@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from mindgspo.rewards.answers.text import WIDTHS_AND_DASHES
+
 MAX_EXPRESSION_CHARS = 1000
 """A longer answer is not read as an expression."""
 
@@ -42,11 +44,7 @@ class Token(NamedTuple):
 
 LINE_BREAK = "\\\\"
 
-# Full-width forms (U+FF01..U+FF5E) come from Chinese input methods.
-_CHARACTERS: dict[int, str] = {0xFF01 + offset: chr(0x21 + offset) for offset in range(0x5E)}
-_CHARACTERS |= dict.fromkeys((0x00A0, 0x2007, 0x2009, 0x200A, 0x202F, 0x3000), " ")
-_CHARACTERS |= dict.fromkeys((0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF), "")
-_CHARACTERS |= dict.fromkeys((0x2010, 0x2011, 0x2012, 0x2013, 0x2212, 0xFE63), "-")
+_CHARACTERS: dict[int, str] = dict(WIDTHS_AND_DASHES)
 _CHARACTERS |= {0x3001: ",", 0x3002: ".", 0x2236: ":", 0x2044: "/", 0x2215: "/", 0x2032: "'", 0x2019: "'"}
 _CHARACTERS |= {0xD7: r"\times ", 0xB7: r"\cdot ", 0x22C5: r"\cdot ", 0x2217: "*", 0xF7: "/", 0xB1: r"\pm "}
 _CHARACTERS |= {0x221A: r"\sqrt ", 0x221E: r"\infty ", 0x2205: r"\emptyset ", 0x2264: r"\le ", 0x2265: r"\ge "}

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from mindgspo.rewards.answers.text import Span, boxed_spans, plain
+from mindgspo.rewards.answers.text import BOX, Span, boxed_spans, plain
 
 MAX_DIGITS = 100
 """Longest number read, and largest power of ten. Gold answers have a dozen digits at most; int() is quadratic in the
@@ -229,12 +229,10 @@ _CONCLUSION = re.compile(
 
 # "\\boxed{71}$ or $\\boxed{72}": what stands between the contents of two boxes that are one answer.
 _MARKUP = r"(?:[\s$,*]|\\[()\[\],; ]|\\q?quad(?![A-Za-z])|\\text\{){0,12}"
-_OR_BETWEEN_BOXES = re.compile(
-    rf"\}}{_MARKUP}(?:or|\u6216\u8005?)[\s}}]{{0,3}}{_MARKUP}\\{{1,2}}(?:boxed|fbox)\s{{0,4}}\{{", re.IGNORECASE
-)
+_OR_BETWEEN_BOXES = re.compile(rf"\}}{_MARKUP}(?:or|\u6216\u8005?)[\s}}]{{0,3}}{_MARKUP}{BOX}", re.IGNORECASE)
 _MAX_BETWEEN = 60
 _MAX_FORM_CHARS = 100
-_MINUS_BEFORE_BOX = re.compile(r"(?<![\w)}\]-])[-\u2212]\$?\\{1,2}(?:boxed|fbox)\s{0,4}\{\Z")
+_MINUS_BEFORE_BOX = re.compile(rf"(?<![\w)}}\]-])[-\u2212]\$?{BOX}\Z")
 _SIMPLE = re.compile(r"\s*[0-9.,]+\s*")
 _LETTERS = re.compile(r"[A-Z\s,]*")
 

@@ -19,10 +19,12 @@ from typing import NamedTuple
 
 # Full-width ASCII (U+FF01..U+FF5E) is what Chinese input methods produce. NFKC is not used: it would turn the
 # exponent of "5 m^2" written as one character into the digit 2.
-_CHARACTERS = {0xFF01 + offset: 0x21 + offset for offset in range(0x5E)}
-_CHARACTERS |= dict.fromkeys((0x00A0, 0x2007, 0x2009, 0x200A, 0x202F, 0x3000), " ")
-_CHARACTERS |= dict.fromkeys((0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF), "")
-_CHARACTERS |= dict.fromkeys((0x2010, 0x2011, 0x2012, 0x2013, 0x2212, 0xFE63), "-")
+WIDTHS_AND_DASHES: dict[int, str] = {0xFF01 + offset: chr(0x21 + offset) for offset in range(0x5E)}
+"""Full-width forms, kinds of white space and of dashes -> their ASCII forms."""
+WIDTHS_AND_DASHES |= dict.fromkeys((0x00A0, 0x2007, 0x2009, 0x200A, 0x202F, 0x3000), " ")
+WIDTHS_AND_DASHES |= dict.fromkeys((0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF), "")
+WIDTHS_AND_DASHES |= dict.fromkeys((0x2010, 0x2011, 0x2012, 0x2013, 0x2212, 0xFE63), "-")
+_CHARACTERS = dict(WIDTHS_AND_DASHES)
 _CHARACTERS |= dict.fromkeys((0x201C, 0x201D, 0x201E), '"') | dict.fromkeys((0x2018, 0x2019), "'")
 _CHARACTERS |= {0x2044: "/", 0x2215: "/", 0x3002: ". ", 0x2248: "=", 0x3001: ",", 0xFF61: ". "}
 _CHARACTERS |= dict.fromkeys((0xA3, 0xA5, 0xFFE5, *range(0x20A0, 0x20C0)), "$")  # currency signs
@@ -106,10 +108,10 @@ class Span(NamedTuple):
 
 
 # Two backslashes are what a box looks like that was escaped once too often ("\\boxed{5}" in JSON).
-_BOX = r"\\{1,2}(?:boxed|fbox)\s{0,4}\{"
-_FIRST_BOX = re.compile(_BOX)
+BOX = r"\\{1,2}(?:boxed|fbox)\s{0,4}\{"
+_FIRST_BOX = re.compile(BOX)
 # An escaped brace (\{) is one token, so that it neither opens nor closes anything.
-_TOKENS = re.compile(rf"(?P<box>{_BOX})|\\.|(?P<brace>[{{}}])", re.DOTALL)
+_TOKENS = re.compile(rf"(?P<box>{BOX})|\\.|(?P<brace>[{{}}])", re.DOTALL)
 
 
 def boxed_spans(text: str) -> list[Span]:

@@ -15,7 +15,7 @@ from itertools import islice, pairwise
 
 from mindgspo.config.reward import AnswerMode
 from mindgspo.rewards.answers.extract import MAX_OCCURRENCES, Marker, Occurrence, content_of, occurrences
-from mindgspo.rewards.answers.text import Span, boxed_spans, passages, plain
+from mindgspo.rewards.answers.text import BOX, Span, boxed_spans, passages, plain
 from mindgspo.rewards.verification import Candidate, Verification, verification
 from mindgspo.types import Verdict
 
@@ -74,9 +74,7 @@ _LINE_END = re.compile(r"[\n\u3010]")
 _MARKS = r"[\s$*.]{0,4}"
 _AND = r"[,\uff0c\u3001]|(?:[,\uff0c] ?)?(?:and|\u548c|\u4e0e|\u53ca|\u4ee5\u53ca)"
 _OR = r"(?:[,\uff0c] ?)?(?:or|\u6216\u8005?|\u8fd8\u662f)(?: maybe| perhaps| possibly)?"
-_BETWEEN_BOXES = re.compile(
-    rf"\}}{_MARKS}(?:{_AND}|(?P<hedge>{_OR})){_MARKS}\\{{1,2}}(?:boxed|fbox)\s{{0,4}}\{{", re.IGNORECASE
-)
+_BETWEEN_BOXES = re.compile(rf"\}}{_MARKS}(?:{_AND}|(?P<hedge>{_OR})){_MARKS}{BOX}", re.IGNORECASE)
 _MAX_BETWEEN = 50
 _BARE_RUN = re.compile(r"[(\[{]{0,2}(?P<letters>[A-J]{2,})[)\]}]{0,2}")
 _SENTENCE_END = re.compile(r"[.](?=\s|\Z)|[\u3002\uff1b\n]")
