@@ -88,8 +88,9 @@ def test_folders_of_the_drawing_and_packages_of_the_table_exist() -> None:
         named = [name for line in re.findall(r"^   \|  (\S.*?)  ", drawing, re.MULTILINE) for name in line.split(", ")]
         assert len(named) >= 8
         (packages,) = (table for table in tables(text_of(page)) if any("`config`" in row[0] for row in table))
-        named += [name for row in packages[1:] for name in re.findall(r"`(\w+)`", row[0])]
+        described = {name for row in packages[1:] for name in re.findall(r"`(\w+)`", row[0])}
         assert [name for name in named if not (PROJECT / "mindgspo" / name).exists()] == []
+        assert described == {path.parent.name for path in (PROJECT / "mindgspo").glob("*/__init__.py")}
 
 
 @each_document
