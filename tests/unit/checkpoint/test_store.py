@@ -1,4 +1,4 @@
-"""Checkpoints: bit-exact round trips, retention, and what broken files and killed processes do to them."""
+"""Checkpoints of a run: saved, kept, verified, opened."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from mindgspo.checkpoint import Keep, load_checkpoint, newest_checkpoint, save_checkpoint
+from mindgspo.checkpoint import Keep, load_checkpoint, newest_checkpoint, open_checkpoint, save_checkpoint
+from mindgspo.checkpoint.store import best_first, evaluation_of, stateful_file, steps_newest_first
+from mindgspo.checkpoint.verify import list_lines
 from mindgspo.errors import CheckpointError
 
 
@@ -307,3 +309,161 @@ def test_kill_9_at_any_moment_leaves_a_loadable_newest_checkpoint(tmp_path: Path
 def test_a_copied_folder_is_still_a_checkpoint(tmp_path: Path) -> None:
     copy = shutil.copytree(save(tmp_path / "a", 3), tmp_path / "b" / "renamed")
     assert load_checkpoint(copy).step == 3
+
+
+# ----- Which checkpoints stay: the newest and the best, whatever is killed or damaged in between
+
+
+VALUES = {0: 0.25, 1: 0.5, 2: 0.75, 3: 0.75, 4: None, 5: 0.5, 6: 0.625}
+
+
+def save_evaluated(folder: Path, step: int, keep: Keep, value: float | None = None) -> Path:
+    latest = None if value is None else {"step": step, "value": value}
+    arrays = {"w": np.full(3, step, np.float32)}
+    state = {"progress": {"latest": latest}}
+    return save_checkpoint(folder, step=step, parameters=arrays, optimizer={}, state=state, keep=keep)
+
+
+def steps(folder: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in steps_newest_first(folder))
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"),
+    [
+        (Keep(last=1), [6]),
+        (Keep(last=2), [5, 6]),
+        (Keep(last=1, best=1), [2, 6]),  # of equals the first
+        (Keep(last=1, best=2), [2, 3, 6]),
+        (Keep(last=2, best=3), [2, 3, 5, 6]),  # 6 is the third best and among the newest
+        (Keep(last=9, best=1), [0, 1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_the_newest_and_the_best_stay(tmp_path: Path, keep: Keep, left: list[int]) -> None:
+    for step, value in VALUES.items():
+        save_evaluated(tmp_path, step, keep, value)
+    assert steps(tmp_path) == left
+
+
+def test_a_better_one_takes_the_place_of_the_best(tmp_path: Path) -> None:
+    keep = Keep(last=1, best=1)
+    for step, value in ((1, 0.5), (2, 0.25), (3, 0.75), (4, 0.25)):
+        save_evaluated(tmp_path, step, keep, value)
+    assert steps(tmp_path) == [3, 4]
+
+
+def test_an_evaluation_of_an_earlier_step_does_not_count(tmp_path: Path) -> None:
+    path = save_checkpoint(
+        tmp_path,
+        step=4,
+        parameters={},
+        optimizer={},
+        state={"progress": {"latest": {"step": 2, "value": 0.9}}},
+        keep=Keep(last=1),
+    )
+    assert evaluation_of(path) is None and best_first([path]) == []
+
+
+KILLED_SAVER = """
+import sys
+from pathlib import Path
+import numpy as np
+from mindgspo import faults
+from mindgspo.checkpoint import Keep, save_checkpoint
+faults.arm(0, sys.argv[2])
+state = {"progress": {"latest": {"step": 3, "value": 0.25}}}
+save_checkpoint(Path(sys.argv[1]), step=3, parameters={"w": np.zeros(3)}, optimizer={}, state=state,
+                keep=Keep(last=1, best=1))
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "newest", "left"),
+    [
+        ("save.inside:1=kill", 2, [1, 2]),
+        ("save.inside:3=kill", 2, [1, 2]),
+        ("save.rename=kill", 2, [1, 2]),
+        ("save.remove=kill", 3, [1, 2, 3]),
+    ],
+)
+def test_a_kill_at_any_point_of_a_save_keeps_the_best_and_the_newest(
+    tmp_path: Path, fault: str, newest: int, left: list[int]
+) -> None:
+    for step, value in ((1, 0.75), (2, 0.5)):
+        save_evaluated(tmp_path, step, Keep(last=1, best=1), value)
+    ended = subprocess.run([sys.executable, "-c", KILLED_SAVER, str(tmp_path), fault], check=False, timeout=60)
+    assert ended.returncode == -9
+    assert newest_checkpoint(tmp_path) == tmp_path / f"step_{newest:08d}"
+    assert steps(tmp_path) == left
+    save_evaluated(tmp_path, 4, Keep(last=1, best=1), 0.5)
+    assert steps(tmp_path) == [1, 4]
+
+
+def test_the_list_shows_evaluations_and_the_best(tmp_path: Path) -> None:
+    for step, value in VALUES.items():
+        save_evaluated(tmp_path, step, Keep(last=9), value)
+    lines = {line.split()[0]: line for line in list_lines(tmp_path)}
+    assert "0.7500" in lines["step_00000002"] and lines["step_00000002"].endswith("complete, best")
+    assert "best" not in lines["step_00000003"] and lines["step_00000006"].endswith("complete, newest")
+    assert "-" in lines["step_00000004"]
+
+
+# ----- Checkpoints that are read by need, with what a run keeps by name; and where one cannot be written
+
+
+def save_stateful(folder: Path, state: dict, kept: dict | None = None) -> Path:
+    arrays = {"w": np.arange(12, dtype=np.float32).reshape(6, 2)}
+    return save_checkpoint(
+        folder, step=3, parameters=arrays, optimizer=arrays, state=state, stateful=kept, keep=Keep(last=1)
+    )
+
+
+def test_what_is_kept_comes_back_by_name_with_its_arrays(tmp_path: Path) -> None:
+    kept = {"surplus": {"ids": np.array([3, 1], np.int32)}, "stream": {}}
+    path = save_stateful(tmp_path, {"kept": {"surplus": {"groups": [1]}, "stream": {"epoch": 2}}}, kept)
+    assert not (path / "stream.safetensors").exists(), "nothing to write"
+    with open_checkpoint(path) as saved:
+        assert saved.step == 3 and saved.stateful == {"surplus": {"groups": [1]}, "stream": {"epoch": 2}}
+        np.testing.assert_array_equal(saved.arrays_of("surplus").read("ids"), [3, 1])
+        assert saved.arrays_of("stream").tensors == {}
+        np.testing.assert_array_equal(saved.parameters.read_slice("w", (slice(2, 4),)), [[4, 5], [6, 7]])
+
+
+def test_the_format_that_had_two_of_them_among_the_rest_is_read(tmp_path: Path) -> None:
+    path = save_stateful(tmp_path, {"stream": {"epoch": 1}, "kl": {"coef": 0.5}, "progress": {}})
+    with open_checkpoint(path) as saved:
+        assert saved.stateful == {"stream": {"epoch": 1}, "kl": {"coef": 0.5}}
+
+
+def test_a_file_of_what_is_kept_is_verified_as_the_others_are(tmp_path: Path) -> None:
+    path = save_stateful(tmp_path, {"kept": {"surplus": {}}}, {"surplus": {"ids": np.zeros(3)}})
+    (path / "surplus.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"surplus\.safetensors: missing"), open_checkpoint(path):
+        pass
+
+
+@pytest.mark.parametrize("name", ["parameters", "optimizer", "../up", "State", ""])
+def test_names_that_would_be_other_files_are_ours_to_avoid(name: str) -> None:
+    with pytest.raises(AssertionError):
+        stateful_file(name)
+
+
+def test_a_state_that_is_no_json_is_named(tmp_path: Path) -> None:
+    path = save_stateful(tmp_path, {})
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "state.json").write_text("[")
+    manifest["files"]["state.json"]["size"] = 1
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"state\.json: damaged"), open_checkpoint(path):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    places = [tmp_path / "file" / "checkpoints", Path("/proc/checkpoints")]
+    if os.geteuid() != 0:  # root may write everywhere else
+        (tmp_path / "read_only").mkdir(mode=0o500)
+        places.append(tmp_path / "read_only" / "checkpoints")
+    for place in places:
+        with pytest.raises(CheckpointError, match="could not be written.*older checkpoints are untouched"):
+            save_stateful(place, {})

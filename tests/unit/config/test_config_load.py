@@ -1,14 +1,31 @@
-"""Files, includes, overrides and messages of `load_config`."""
+"""Loading: files, includes, overrides, YAML, shipped files; every field is read."""
 
 from __future__ import annotations
 
+import ast
+import math
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from mindgspo.config import load_config, resolve
+from mindgspo.config import (
+    ExperimentConfig,
+    ParallelPlan,
+    config_mapping,
+    dump_config,
+    load_config,
+    load_model_and_plans,
+    resolve,
+)
+from mindgspo.config.load import merge, read_layers
+from mindgspo.config.messages import known_keys, section_of
+from mindgspo.config.section import Section
+from mindgspo.config.yaml_dialect import parse_document, parse_value, write_document
 from mindgspo.errors import ConfigError
 
 
@@ -219,3 +236,326 @@ def test_importing_config_loads_neither_mindspore_nor_numpy():
     code = "import sys, mindgspo.config; print(sorted({'mindspore', 'numpy'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+# ----- The YAML dialect: numbers as people write them, no YAML 1.1 surprises, nothing but plain data
+
+
+SCALARS = [
+    ("1e-6", 1e-6),
+    ("3E-4", 3e-4),
+    ("-2e5", -2e5),
+    ("1.", 1.0),
+    (".5", 0.5),
+    ("1_000_000.0", 1e6),
+    ("512", 512),
+    ("-0", 0),
+    ("1_000", 1000),
+    ("true", True),
+    ("null", None),
+    ("~", None),
+    ("yes", "yes"),
+    ("on", "on"),
+    ("010", "010"),
+    ("0x10", "0x10"),
+    ("1:30", "1:30"),
+    ("2024-01-01", "2024-01-01"),
+    ("1e", "1e"),
+    ("e5", "e5"),
+]
+
+
+@pytest.mark.parametrize(("text", "value"), SCALARS)
+def test_scalars_mean_the_same_in_files_and_overrides(text, value):
+    from_file, from_override = parse_document(f"key: {text}")["key"], parse_value(text)
+    assert from_file == value and type(from_file) is type(value)
+    assert from_override == value and type(from_override) is type(value)
+
+
+def test_an_empty_override_is_null_and_flow_values_are_read():
+    assert parse_value("") is None
+    assert parse_value("[1, 1e-6, a]") == [1, 1e-6, "a"]
+    assert parse_value("{a: {b: 1}}") == {"a": {"b": 1}}
+    assert math.isinf(parse_value(".inf"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: {b: 1, b: 2}", "key 'b' is given twice"),
+        ("1: x", "a key must be text, got 1"),
+        ("a: &x 1\nb: *x", "alias"),
+        ("a: !!python/name:os.system", "could not determine a constructor"),
+        ("a: !!binary aGk=", "could not determine a constructor"),
+        ("a: 1\n---\nb: 2", "another document"),
+    ],
+)
+def test_what_is_not_plain_data_is_refused(text, message):
+    with pytest.raises(yaml.YAMLError, match=message):
+        parse_document(text)
+
+
+KEYS = st.from_regex(r"[A-Za-z_.#:-]{1,6}", fullmatch=True)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(KEYS, PLAIN, max_size=4))
+def test_what_is_written_is_read_back_equal(mapping):
+    assert parse_document(write_document(mapping)) == mapping
+
+
+@given(st.text(alphabet="\x85\u2028\u2029\r\n\t a'\"#:-\ufeff\x00"))
+def test_line_breaks_and_quotes_survive(text):
+    assert parse_document(write_document({"key": text, "list": [text]})) == {"key": text, "list": [text]}
+
+
+@given(st.sampled_from([text for text, _ in SCALARS]))
+def test_text_that_looks_like_a_number_stays_text(text):
+    assert parse_document(write_document({"key": text})) == {"key": text}
+
+
+# ----- Model and plans from an experiment or from a file that holds nothing else, with the same errors
+
+
+ROOT = Path(__file__).resolve().parents[3]
+MODELS = sorted((ROOT / "model_configs").glob("*.yaml"))
+
+# Weights of the published safetensors files.
+PUBLISHED = {
+    "qwen2_5_0_5b.yaml": 494_032_768,
+    "qwen2_5_1_5b.yaml": 1_543_714_304,
+    "qwen2_5_3b.yaml": 3_085_938_688,
+    "qwen2_5_7b.yaml": 7_615_616_512,
+    "qwen2_5_32b.yaml": 32_763_876_352,
+    "qwen2_5_32b_64.yaml": 32_763_876_352,
+    "qwen3_0_6b.yaml": 596_049_920,
+    "qwen3_4b.yaml": 4_022_468_096,
+    "qwen3_8b.yaml": 8_190_735_360,
+    "qwen3_32b.yaml": 32_762_123_264,
+    "qwen3_32b_64.yaml": 32_762_123_264,
+    "qwen3_30b_a3b.yaml": 30_532_122_624,
+    "llama3_1_8b.yaml": 8_030_261_248,
+}
+TINY = """
+model:
+  vocab_size: 64
+  hidden_size: 32
+  intermediate_size: 48
+  num_hidden_layers: 4
+  num_attention_heads: 8
+  num_key_value_heads: 2
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    (tmp_path / "tiny.yaml").write_text(TINY, encoding="utf-8")
+    return tmp_path / "tiny.yaml"
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_shipped_models_have_the_published_number_of_weights(name: str):
+    from math import prod
+
+    from mindgspo.models.names import parameter_shapes
+
+    model, _ = load_model_and_plans(ROOT / "model_configs" / name)
+    assert sum(prod(shape) for shape in parameter_shapes(model).values()) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.name)
+def test_shipped_plans_are_for_8_or_64_cards_or_16_for_many_experts(path: Path):
+    _, plans = load_model_and_plans(path)
+    cards = 64 if path.stem.endswith("_64") else 8 if path.name in PUBLISHED else 1
+    cards = 16 if path.stem == "qwen3_30b_a3b" else cards
+    assert plans.train.world_size == plans.infer.world_size == cards
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_32b_64.yaml", "qwen3_32b_64.yaml"])
+def test_what_64_cards_train_fits_them(name: str):
+    from math import prod
+
+    from mindgspo.models.names import parameter_shapes
+    from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
+
+    model, plans = load_model_and_plans(ROOT / "model_configs" / name)
+    shapes = parameter_shapes(model)
+
+    def held(layouts, rank: int) -> int:
+        return sum(prod(held.shape) for layout in layouts.values() if (held := layout.slice_of(rank)) is not None)
+
+    weights = parameter_layouts(shapes, model, plans.train)
+    shards = moment_layouts(shapes, model, plans.train)
+    for rank in (0, 63):
+        # bfloat16 copy and float32 gradient of all that is computed with, float32 weight and two moments of the shard.
+        num_bytes = 6 * held(weights, rank) + 12 * held(shards, rank)
+        assert 12e9 < num_bytes < 14e9
+
+
+def test_an_experiment_gives_what_load_config_gives(experiment: Path):
+    config = load_config(experiment, ["seed=3", "model.num_attention_heads=8"])
+    assert load_model_and_plans(experiment, ["seed=3", "model.num_attention_heads=8"]) == (config.model, config.plans)
+
+
+def test_a_model_file_takes_overrides_and_default_plans(tiny: Path):
+    model, plans = load_model_and_plans(tiny, ["model.hidden_size=64"])
+    assert (model.hidden_size, model.head_dim, plans.train.world_size) == (64, 8, 1)
+    _, plans = load_model_and_plans(tiny, ["plans.train.model_parallel=4", "plans.infer.model_parallel=4"])
+    assert plans.train.model_parallel == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lines"),
+    [
+        (["seed=3"], ["seed: the file holds model and plans only; leave it out"]),
+        (["plans.train.model_paralel=2"], ["plans.train.model_paralel: unknown key; did you mean"]),
+        (["model.vocab_size=many"], ["model.vocab_size: expected an integer, got 'many'"]),
+        (
+            ["plans.train.model_parallel=3", "plans.infer.model_parallel=3"],
+            ["plans.train.model_parallel: 3 does not split", "plans.infer.model_parallel: 3 does not split"],
+        ),
+        (["plans.train.model_parallel=4"], ["plans.infer: plans.train 1 x 4 x 1 needs 4 workers"]),
+        (["model.num_attention_heads=10"], ["model.hidden_size: 32 / num_attention_heads 10 = 3.2 must be"]),
+    ],
+)
+def test_what_is_wrong_is_named_as_in_an_experiment(tiny: Path, overrides: list[str], lines: list[str]):
+    with pytest.raises(ConfigError) as caught:
+        load_model_and_plans(tiny, overrides)
+    header, *said = str(caught.value).split("\n  ")
+    assert header.startswith(f"{tiny}: {len(said)} problem")
+    for line in lines:
+        assert any(one.startswith(line) for one in said), said
+
+
+def test_a_file_with_other_sections_must_be_a_whole_experiment(tmp_path: Path):
+    (tmp_path / "half.yaml").write_text(TINY + "seed: 3\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="data: missing"):
+        load_model_and_plans(tmp_path / "half.yaml")
+    with pytest.raises(ConfigError, match="no such file"):
+        load_model_and_plans(tmp_path / "none.yaml")
+
+
+# ----- Every YAML that ships with the project loads, and what is dumped loads back equal
+
+
+EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_there_are_yaml_files_to_load():
+    assert len(EXAMPLES) >= 3 and len(MODELS) >= 4
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=_name)
+def test_example_loads(path):
+    assert load_config(path, check_files=False).run_dir is not None
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=_name)
+def test_example_is_legal_on_ascend(path):
+    assert load_config(path, ["device=Ascend"], check_files=False).device == "Ascend"
+
+
+@pytest.mark.parametrize("path", MODELS, ids=_name)
+def test_model_config_fits_into_an_experiment(path, tmp_path, experiment):
+    own = read_layers(experiment, ())
+    del own["model"]
+    # Whatever the plans, replicas and micro-batches divide these.
+    own["rollout"]["prompts_per_step"] = own["trainer"]["prompts_per_mini_batch"] = 16
+    own["trainer"]["samples_per_micro_batch"] = 1
+    if "plans:" in path.read_text():
+        own["device"] = "Ascend"  # plans for cards: stages, shards, experts
+    standalone = tmp_path / "with_model.yaml"
+    standalone.write_text(f"include: {path}\n" + write_document(own))
+    assert load_config(standalone).model.vocab_size == read_layers(path, ())["model"]["vocab_size"]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=_name)
+def test_dump_loads_back_equal_from_another_folder(path, tmp_path, monkeypatch):
+    config = load_config(path, check_files=False)
+    (tmp_path / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert load_config("config.yaml", check_files=False) == config
+
+
+@given(
+    prompt=st.none() | st.text(),
+    seed=st.integers(0, 2**64),
+    lr=st.floats(min_value=1e-12, max_value=10),
+    tokens=st.lists(st.text(), min_size=1, max_size=3),
+)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_dump_loads_back_any_value(experiment, tmp_path, prompt, seed, lr, tokens):
+    config = load_config(experiment)
+    changed = ExperimentConfig.model_validate(
+        merge(
+            config_mapping(config),
+            {
+                "seed": seed,
+                "data": {"system_prompt": prompt},
+                "optimizer": {"lr": lr},
+                "tokenizer": {"eos_tokens": tokens},
+            },
+        )
+    )
+    path = tmp_path / "dumped.yaml"
+    path.write_text(dump_config(changed), encoding="utf-8")
+    assert load_config(path) == resolve(changed)
+
+
+@pytest.mark.parametrize(("key", "text"), list(known_keys()), ids=lambda value: value if "." in value else "")
+def test_every_key_has_a_text(key: str, text: str):
+    assert len(text) >= 10, f"{key} needs a docstring: meaning, unit, range, where the default comes from"
+
+
+# ----- A field of the schema exists only if code outside the configuration room reads it
+
+
+PACKAGE = Path(__file__).resolve().parents[3] / "mindgspo"
+
+# Fields whose whole effect is inside the configuration room, each with its reason.
+READ_BY_CONFIG_ALONE = {
+    "AlgorithmSection.allow_wide_clip": "lifts a rule of config.validate",
+    "AlgorithmSection.allow_token_weighting": "lifts a rule of config.validate",
+}
+
+
+def _fields(section: type[Section] = ExperimentConfig) -> set[tuple[str, str]]:
+    """(class name, field) of every section except the plan, whose rules refuse all but its defaults."""
+    found = set()
+    for name in section.model_fields:
+        below = section_of(section, name)
+        found.add((section.__name__, name))
+        if below is not None and below is not ParallelPlan:
+            found |= _fields(below)
+    return found
+
+
+def _attributes_read() -> set[str]:
+    """Every `x` of a `....x` that is read in the package outside mindgspo/config."""
+    files = [path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] != "config"]
+    return {
+        node.attr
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+
+
+def test_every_field_is_read_by_some_code():
+    read = _attributes_read()
+    unread = {f"{section}.{field}" for section, field in _fields() if field not in read}
+    dead = sorted(unread - READ_BY_CONFIG_ALONE.keys())
+    assert not dead, f"no code outside mindgspo/config reads: {', '.join(dead)}; use them or remove them"
+
+
+def test_exceptions_are_fields_that_still_need_one():
+    names = {f"{section}.{field}" for section, field in _fields()}
+    assert names >= READ_BY_CONFIG_ALONE.keys()

@@ -1,12 +1,28 @@
-"""Parallel plans: sizes, legal values, and what is not built yet."""
+"""Rules of plans, the reference policy and model families."""
 
 from __future__ import annotations
 
 import pytest
 from pydantic import ValidationError
 
-from mindgspo.config import ModelSection, ParallelPlan, check_infer_plan, check_train_plan
-from mindgspo.config.plan import check_same_world
+from mindgspo.config import (
+    ModelSection,
+    ParallelPlan,
+    PlansSection,
+    batch_table,
+    check_infer_plan,
+    check_train_plan,
+    dump_config,
+    load_config,
+    notes,
+)
+from mindgspo.config.model import FAMILIES
+from mindgspo.config.plan import (
+    check_same_world,
+    inner_size,
+    legal_model_parallel,
+)
+from mindgspo.errors import ConfigError
 from mindgspo.text import divisors, nearest
 
 MODEL_3B = ModelSection(
@@ -130,3 +146,220 @@ def test_divisors_and_neighbours():
     assert divisors(36) == [1, 2, 3, 4, 6, 9, 12, 18, 36]
     assert nearest([1, 2, 4, 8], 3) == [2, 4]
     assert nearest([1, 2, 4, 8], 9) == [8]
+
+
+# ----- Rules of a reference policy that follows the policy, and of its own plan; what is filled in, and what is shown
+
+
+KEY = "algorithm.kl.reference"
+LOSS, REWARD = "algorithm.kl.placement=loss", "algorithm.kl.placement=reward"
+SIX = "trainer.samples_per_micro_batch=6"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            [f"{KEY}.mode=ema"],
+            f"{KEY}.mode: ema, but algorithm.kl.placement is none, so there is no reference policy; set "
+            "algorithm.kl.placement to loss or reward, or remove it",
+        ),
+        (
+            [LOSS, f"{KEY}.every=5"],
+            f"{KEY}.every: 5, but a frozen reference never changes; set {KEY}.mode=sync, or remove it",
+        ),
+        (
+            [LOSS, f"{KEY}.mode=sync"],
+            f"{KEY}.every: missing; after how many steps does the reference become the policy? e.g. {KEY}.every=100",
+        ),
+        (
+            [LOSS, f"{KEY}.mode=sync", f"{KEY}.every=5", f"{KEY}.decay=0.5"],
+            f"{KEY}.decay: 0.5 belongs to a moving average, but {KEY}.mode is sync; set {KEY}.mode=ema, or remove it",
+        ),
+        (
+            [REWARD, f"{KEY}.mode=sync", f"{KEY}.every=1"],
+            f"{KEY}.every: 1 makes the old policy of each step its reference, from which it has no distance: the "
+            "penalty in the reward would always be 0; smallest legal: 2",
+        ),
+        (
+            ["plans.reference={data_parallel: 2}"],
+            "plans.reference: plans.train 1 x 1 x 1 needs 1 workers, plans.reference 2 x 1 x 1 needs 2; they share the "
+            "same cards; set plans.reference.data_parallel=1",
+        ),
+        (
+            ["plans.reference={optimizer_shard: true}"],
+            "plans.reference.optimizer_shard: true; there is no optimizer while scoring; remove it",
+        ),
+        (
+            ["plans.reference={recompute: full}"],
+            "plans.reference.recompute: full; there is no backward pass while scoring; remove it",
+        ),
+        (
+            ["plans.reference={micro_batch_num: 2}"],
+            "plans.reference.micro_batch_num: 2; without a backward pass micro-batches follow each other through the "
+            "stages as they are; remove it",
+        ),
+    ],
+)
+def test_each_rule_names_the_key_and_the_fix(problems, overrides: list[str], expected: str) -> None:
+    assert problems(*overrides) == [expected]
+
+
+def test_a_moving_average_has_a_pace(load) -> None:
+    section = load(LOSS, f"{KEY}.mode=ema").algorithm.kl.reference
+    assert (section.every, section.decay) == (1, 0.99)
+    section = load(LOSS, f"{KEY}.mode=ema", f"{KEY}.every=4", f"{KEY}.decay=0.5").algorithm.kl.reference
+    assert (section.every, section.decay) == (4, 0.5)
+    frozen = load(LOSS).algorithm.kl.reference
+    assert (frozen.every, frozen.decay) == (None, None)
+
+
+def test_without_a_plan_of_its_own_it_has_that_of_training_without_shards(load) -> None:
+    sharded = ParallelPlan(data_parallel=2, optimizer_shard=True)
+    plans = PlansSection(train=sharded, infer=ParallelPlan(data_parallel=2))
+    assert plans.scoring == ParallelPlan(data_parallel=2)
+    own = load(
+        SIX, "plans={train: {data_parallel: 2}, infer: {data_parallel: 2}, reference: {model_parallel: 2}}"
+    ).plans
+    assert own.scoring == ParallelPlan(model_parallel=2)
+
+
+def test_the_banner_says_what_it_refers_to(load) -> None:
+    plans = "plans={train: {data_parallel: 2}, infer: {data_parallel: 2}, reference: {model_parallel: 2}}"
+    table = dict(batch_table(load(SIX, plans, LOSS, f"{KEY}.mode=ema", f"{KEY}.decay=0.75"), 96))
+    assert table["reference policy"].startswith(
+        "a moving average: ref + 0.25 (policy - ref), each step; k3 in the loss"
+    )
+    assert table["plans"] == "train 2 x 1 x 1, infer 2 x 1 x 1, reference 1 x 2 x 1 (data x model x pipeline)"
+    table = dict(batch_table(load(LOSS, f"{KEY}.mode=sync", f"{KEY}.every=8"), 96))
+    assert table["reference policy"].startswith("the policy, taken anew every 8 steps; k3 in the loss")
+    unread = load(SIX, plans)
+    assert "reference" not in dict(batch_table(unread, 96))["plans"], "nobody scores with it"
+    assert any(line.startswith("plans.reference: not read") for line in notes(unread))
+    assert dict(batch_table(load("algorithm.old_log_probs=sampler"), 96))["old log-probs"].startswith("the sampler's")
+
+
+def test_ratios_against_the_sampler_are_not_called_one(load) -> None:
+    sampler = "algorithm.old_log_probs=sampler"
+    single = notes(load(sampler, "trainer.prompts_per_mini_batch=12"))
+    assert any("every ratio is the mismatch of sampler and trainer" in line for line in single)
+    assert not any("every ratio is 1" in line for line in single)
+    bfloat16 = notes(load(sampler, "device=Ascend", "model.dtype=bfloat16", "model.num_attention_heads=2"))
+    assert any("in bfloat16 about 1e-2 per token, into a ratio whose clip range is 0.0003" in line for line in bfloat16)
+
+
+# ----- What the model families may set, beside each other; experts' plans too
+
+
+EXPERTS = (
+    "model.architecture=qwen3_moe",
+    "model.num_experts=8",
+    "model.num_experts_per_tok=2",
+    "model.moe_intermediate_size=48",
+)
+SCALING = (
+    "model.rope_scaling={factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, "
+    "original_max_position_embeddings: 64}"
+)
+MIXTURE = ModelSection(
+    architecture="qwen3_moe",
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=100,
+    num_hidden_layers=2,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    num_experts=12,
+    num_experts_per_tok=2,
+    moe_intermediate_size=12,
+)
+
+
+def test_a_family_differs_in_what_the_table_says() -> None:
+    assert list(FAMILIES) == ["qwen2", "qwen3", "qwen3_moe", "llama"]
+    assert [name for name, family in FAMILIES.items() if family.has_attention_bias] == ["qwen2"]
+    assert [name for name, family in FAMILIES.items() if family.has_head_norms] == ["qwen3", "qwen3_moe"]
+    assert [name for name, family in FAMILIES.items() if family.scales_rope] == ["llama"]
+    assert {name: family.huggingface_class for name, family in FAMILIES.items()} == {
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+        "qwen3_moe": "Qwen3MoeForCausalLM",
+        "llama": "LlamaForCausalLM",
+    }
+
+
+def test_settings_of_a_mixture_are_written_down_and_read_back(load, tmp_path) -> None:
+    config = load(*EXPERTS, "model.norm_topk_prob=true")
+    assert (config.model.num_experts, config.model.norm_topk_prob) == (8, True)
+    (tmp_path / "dumped.yaml").write_text(dump_config(config), encoding="utf-8")
+    assert load_config(tmp_path / "dumped.yaml") == config
+
+
+def test_stretched_positions_are_written_down_and_read_back(load, tmp_path) -> None:
+    config = load("model.architecture=llama", SCALING)
+    assert (config.model.rope_scaling.factor, config.model.rope_scaling.rope_type) == (8.0, "llama3")
+    (tmp_path / "dumped.yaml").write_text(dump_config(config), encoding="utf-8")
+    assert load_config(tmp_path / "dumped.yaml") == config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (EXPERTS[:1], "model.num_experts: qwen3_moe needs it"),
+        (EXPERTS[:3], "model.moe_intermediate_size: qwen3_moe needs it"),
+        (EXPERTS[1:2], "model.num_experts: qwen2 has no experts; remove it, or set model.architecture=qwen3_moe"),
+        (("model.norm_topk_prob=true",), "model.norm_topk_prob: qwen2 has no experts"),
+        ((*EXPERTS, "model.num_experts_per_tok=9"), "9 is more than num_experts 8; largest legal: 8"),
+        ((SCALING,), "model.rope_scaling: not implemented for qwen2; remove it"),
+        (
+            ("model.architecture=llama", SCALING.replace("high_freq_factor: 4.0", "high_freq_factor: 1.0")),
+            "model.rope_scaling.high_freq_factor: 1 must be more than low_freq_factor 1",
+        ),
+    ],
+)
+def test_what_does_not_belong_together_is_refused_in_one_line(load, overrides, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(*overrides)
+
+
+def test_a_rule_for_stretching_that_is_not_implemented_is_refused(load) -> None:
+    with pytest.raises(ConfigError, match="rope_scaling"):
+        load("model.architecture=llama", SCALING.replace("{", "{rope_type: yarn, "))
+    with pytest.raises(ValidationError):
+        ModelSection(**MIXTURE.model_dump(exclude={"num_experts"}), num_experts=1)
+
+
+def test_model_parallel_divides_the_features_of_an_expert() -> None:
+    # 12 features of each expert divide over 4 ranks, not over 8; the dense width of 100 does not matter.
+    assert inner_size(MIXTURE) == 12 and legal_model_parallel(MIXTURE) == [1, 2, 4]
+    (line,) = check_train_plan("p", ParallelPlan(model_parallel=8), MIXTURE)
+    assert "moe_intermediate_size 12" in line and line.endswith("nearest legal: 4")
+
+
+@pytest.mark.parametrize(
+    ("plan", "line"),
+    [
+        (
+            ParallelPlan(data_parallel=4, expert_parallel=8),
+            "p.expert_parallel: 8 must divide data_parallel 4 and the 12 experts; nearest legal: 4",
+        ),
+        (
+            ParallelPlan(data_parallel=8, expert_parallel=8),
+            "p.expert_parallel: 8 must divide data_parallel 8 and the 12 experts; nearest legal: 4",
+        ),
+    ],
+)
+def test_experts_divide_over_replicas(plan, line) -> None:
+    assert check_train_plan("p", plan, MIXTURE) == [line]
+    assert check_train_plan("p", plan.model_copy(update={"expert_parallel": 4}), MIXTURE) == []
+
+
+def test_replicas_that_generate_have_all_experts() -> None:
+    (line,) = check_infer_plan("p", ParallelPlan(data_parallel=4, expert_parallel=2), MIXTURE)
+    assert line == "p.expert_parallel: 2; replicas generate on their own, each with all experts; remove it"
+
+
+def test_experts_are_split_on_ascend_only(load) -> None:
+    plans = ("plans.train.data_parallel=2", "plans.infer.data_parallel=2", "plans.train.expert_parallel=2")
+    with pytest.raises(ConfigError, match="plans.train.expert_parallel: 2; .* set it to 1 .*or device=Ascend"):
+        load(*EXPERTS, *plans)

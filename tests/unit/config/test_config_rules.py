@@ -1,11 +1,15 @@
-"""Rules that join fields, and the notes about legal but surprising settings; those of `algorithm` have files of their
-own."""
+"""Rules that join fields: batches, lengths, data and evaluation sets, widths of heads."""
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from mindgspo.config import notes
+import pytest
+from pydantic import ValidationError
+
+from mindgspo.config import ModelSection, batch_table, dump_config, load_config, notes
+from mindgspo.config.rules import data_sources
+from mindgspo.errors import ConfigError
 
 WARMUP = "warmup={max_steps: 5, batch_size: 4, lr: 1e-3, stop_at_accuracy: 0.5}"
 
@@ -161,3 +165,172 @@ def test_evaluation_on_trained_rows_is_noted(load, tmp_path):
     source = f"{{format: gsm8k, path: {rows}}}"
     config = load(f"data.train={source}", f"data.eval={source}", f"tokenizer.path={tmp_path}")
     assert notes(config) == ["data.eval.path: the same as data.train.path, so accuracy is measured on trained rows"]
+
+
+# ----- Rules of a step's batches: one size of a micro-batch, a budget that holds a sample, what packing needs
+
+
+BUDGET = ("trainer.samples_per_micro_batch=", "trainer.max_tokens_per_micro_batch=256")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ["trainer.samples_per_micro_batch="],
+            "trainer.samples_per_micro_batch: missing; set it, the responses of one pass, or "
+            "trainer.max_tokens_per_micro_batch, its token slots",
+        ),
+        (
+            ["trainer.max_tokens_per_micro_batch=256"],
+            "trainer.max_tokens_per_micro_batch: 256 and samples_per_micro_batch 8 both say how large a micro-batch "
+            "is; leave one out (--set trainer.samples_per_micro_batch= takes an inherited one back)",
+        ),
+        (
+            ["trainer.packing=true"],
+            "trainer.packing: true needs trainer.max_tokens_per_micro_batch instead of samples_per_micro_batch, e.g. "
+            "192, two samples of full length",
+        ),
+        (
+            # 64 + 32 = 96 is a multiple of 32 already, 112 is the next of 16 x 7.
+            [*BUDGET, "trainer.max_tokens_per_micro_batch=100", "trainer.length_multiple=56"],
+            "trainer.max_tokens_per_micro_batch: 100 slots do not hold the longest sample, data.max_prompt_length 64 "
+            "+ rollout.max_new_tokens 32, rounded up to a multiple of trainer.length_multiple 56: 112; "
+            "nearest legal: 112",
+        ),
+        (
+            [*BUDGET, "plans.train.data_parallel=32", "plans.infer.data_parallel=4", "plans.infer.model_parallel=8"],
+            "trainer.prompts_per_mini_batch: 24 samples of a mini-batch do not fill the 32 micro-batches that "
+            "data_parallel 32 x micro_batch_num 1 of plans.train compute at once; smallest legal: 8",
+        ),
+    ],
+    ids=["neither", "both", "packing", "too small", "replicas"],
+)
+def test_joined_rules(problems, overrides, expected) -> None:
+    assert expected in problems(*overrides)
+
+
+def test_a_budget_needs_no_divisor_of_the_mini_batch(load) -> None:
+    config = load(*BUDGET, "trainer.packing=true", "rollout.prompts_per_step=7", "trainer.prompts_per_mini_batch=7")
+    line = dict(batch_table(config, None))["micro-batches per update"]
+    assert line == "as lengths ask for, of up to 256 token slots, several samples per row"
+    balanced = load(*BUDGET, "plans.train.data_parallel=2", "plans.infer.data_parallel=2")
+    line = dict(batch_table(balanced, None))["micro-batches per update"]
+    assert line == "as lengths ask for, of up to 256 token slots, one sample per row, balanced over 2 replicas"
+
+
+def test_a_budget_that_leaves_nothing_to_pack_is_noted(load) -> None:
+    assert notes(load(*BUDGET, "trainer.packing=true")) == []
+    (line,) = notes(load(*BUDGET, "trainer.packing=true", "trainer.max_tokens_per_micro_batch=128"))
+    assert line == (
+        "trainer.max_tokens_per_micro_batch: 128 token slots leave little to pack beside a sample of up to 96; 192 or "
+        "more pack better, where memory allows"
+    )
+
+
+# ----- `data.eval` as one source and as sets with names: loading, dumping, overriding, and what is refused
+
+
+QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "arithmetic" / "gspo.yaml"
+NONE = "data.eval=null"
+FIRST = "data.eval.easy={format: arithmetic, split: test, max_rows: 8}"
+SECOND = "data.eval.gsm8k={format: gsm8k, path: held_out.jsonl}"
+OTHERS = ("warmup=null", "tokenizer.path=vocabulary")
+
+
+def load(*overrides: str):
+    return load_config(QUICKSTART, [*OTHERS, *overrides], check_files=False)
+
+
+def problems(*overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(*overrides)
+    return [line.strip() for line in str(caught.value).splitlines()[1:]]
+
+
+def test_one_source_has_the_keys_of_a_source() -> None:
+    config = load("data.eval.max_rows=3")
+    assert config.data.eval.max_rows == 3 and not config.data.names_eval_sets
+    assert list(config.data.eval_sets) == ["eval"]
+    assert [key for key, _ in data_sources(config)] == ["data.train", "data.eval"]
+
+
+def test_sets_with_names_load_back_as_they_were_dumped(tmp_path: Path) -> None:
+    config = load(NONE, FIRST, SECOND, "data.eval.gsm8k.max_rows=5")
+    assert config.data.names_eval_sets
+    assert {name: source.max_rows for name, source in config.data.eval_sets.items()} == {"easy": 8, "gsm8k": 5}
+    assert config.data.eval_sets["gsm8k"].path == Path.cwd() / "held_out.jsonl", (
+        "relative paths are resolved at any depth"
+    )
+    assert [key for key, _ in data_sources(config)] == ["data.train", "data.eval.easy", "data.eval.gsm8k"]
+    path = tmp_path / "dumped.yaml"
+    path.write_text(dump_config(config))
+    assert load_config(path, check_files=False) == config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (
+            [FIRST],
+            "data.eval.easy: a set of held-out problems beside the keys of a single one; give that",
+        ),
+        (["data.eval.pth=x"], "data.eval.pth: unknown key; did you mean data.eval.path"),
+        ([NONE, "data.eval.a.format=gsm9k"], "data.eval.a.format: expected 'gsm8k', 'verl'"),
+        ([NONE, FIRST, "data.eval.easy.pth=x"], "data.eval.easy.pth: unknown key; did you mean data.eval.easy.path"),
+        ([NONE, "data.eval.a.split=test"], "data.eval.a.format: missing; gsm8k: rows {question"),
+        ([NONE, "data.eval.a b={format: arithmetic}"], "data.eval.a b: must match ^[A-Za-z0-9]"),
+        ([NONE, "data.eval.a=5"], "data.eval.a: expected a section with keys of its own, got 5"),
+        ([NONE], "data.eval: expected a section with keys of its own, got null (nothing)"),
+        (["data.eval=[1]"], "data.eval: expected a section with keys of its own, got [1]"),
+        ([NONE, SECOND, "data.eval.gsm8k.path=null"], "data.eval.gsm8k.path: missing; gsm8k rows are read from a file"),
+        (
+            [NONE, "data.eval.easy={format: arithmetic}"],
+            "data.eval.easy.split: train is already the split of",
+        ),
+    ],
+)
+def test_what_is_refused_is_named_with_its_set(overrides: list[str], line: str) -> None:
+    (found,) = problems(*overrides)
+    assert found.startswith(line), found
+
+
+# ----- The width of one head: given, or derived from the model's width
+
+
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 96,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def test_what_is_not_given_is_the_quotient_also_for_a_section_that_python_code_builds():
+    assert ModelSection(**SHAPE).head_dim == 24
+    assert ModelSection(**SHAPE, head_dim=24) == ModelSection(**SHAPE)
+    assert ModelSection(**SHAPE, architecture="qwen3", head_dim=128).head_dim == 128
+
+
+def test_a_quotient_that_is_not_whole_stays_open():
+    assert ModelSection(**{**SHAPE, "num_attention_heads": 10}).head_dim is None
+
+
+@pytest.mark.parametrize("wrong", [0, -2, 24.5, "wide"])
+def test_what_is_no_width_is_refused(wrong: object):
+    with pytest.raises(ValidationError, match="head_dim"):
+        ModelSection(**SHAPE, head_dim=wrong)
+
+
+def test_an_override_of_the_heads_counts_before_the_quotient(load):
+    assert load("model.num_attention_heads=8").model.head_dim == 12
+    assert load("model.architecture=qwen3", "model.head_dim=64").model.head_dim == 64
+    assert load("model.architecture=qwen3", "model.num_attention_heads=10", "model.head_dim=64").model.head_dim == 64
+
+
+def test_it_is_written_down_and_read_back(load, tmp_path):
+    config = load("model.architecture=qwen3", "model.head_dim=64")
+    (tmp_path / "dumped.yaml").write_text(dump_config(config), encoding="utf-8")
+    assert load_config(tmp_path / "dumped.yaml") == config

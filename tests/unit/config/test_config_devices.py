@@ -1,4 +1,4 @@
-"""Rules of one device: what MindSpore's compiler for Ascend and its fused ops ask for, and what CPU lacks."""
+"""Rules of devices and model backends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.config import batch_table, load_config
+from mindgspo.config import ModelSection, batch_table, load_config
+from mindgspo.config.device_rules import mindformers_problems
+from mindgspo.errors import ConfigError
 
 # What suits Ascend: heads of 32, and as many prompts, samples and layers as plans may divide them by.
 SUITABLE = """include: small.yaml
@@ -184,3 +186,46 @@ def test_a_tied_table_is_split_as_the_output_table_is(experiment: Path, problems
     assert load_config(experiment, reference).plans.scoring.vocab_emb_dp is False
     (problem,) = problems(*reference, "plans.reference.vocab_emb_dp=true")
     assert problem.startswith("plans.reference.vocab_emb_dp: true, but model.tie_word_embeddings")
+
+
+# ----- The rules of `model.backend`, refused before MindSpore or MindFormers is imported
+
+
+EXPERIMENT = Path(__file__).resolve().parents[3] / "examples" / "arithmetic" / "gspo.yaml"
+SIZES = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def model(**settings: object) -> ModelSection:
+    return ModelSection(**SIZES | {"num_key_value_heads": 2} | settings)
+
+
+def test_the_tiny_experiment_is_legal() -> None:
+    assert load_config(EXPERIMENT, ["model.backend=mindformers"]).model.backend == "mindformers"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (
+            ["model.architecture=qwen3"],
+            "model.architecture: qwen3 is not among .* legal with that backend: qwen2, llama",
+        ),
+        (["plans.train.data_parallel=2", "plans.infer.data_parallel=2"], "mindformers trains in one process"),
+        (["device=Ascend"], "model.backend: mindformers is tested on CPU alone; set device=CPU"),
+        (["model.dtype=float16"], "model.dtype: float16; .* float32 alone"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(setting: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(EXPERIMENT, ["model.backend=mindformers", *setting])
+
+
+def test_heads_of_another_width() -> None:
+    assert list(mindformers_problems(model(architecture="llama"))) == []
+    (problem,) = mindformers_problems(model(architecture="llama", head_dim=6))
+    assert problem.startswith("model.head_dim: 6 x 2 attention heads is not hidden_size 8")
+
+
+def test_our_own_backend_asks_for_nothing() -> None:
+    two = ["plans.train.data_parallel=2", "plans.infer.data_parallel=2", "trainer.samples_per_micro_batch=32"]
+    assert load_config(EXPERIMENT, two).model.backend == "native"

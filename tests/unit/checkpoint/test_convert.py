@@ -1,4 +1,4 @@
-"""Conversions of a tiny model: there and back byte for byte, dtypes, shards, and sources that cannot be converted."""
+"""Conversion of weights, and the Hugging Face export."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindgspo.checkpoint import Conversion, convert_weights, export_huggingface
+from mindgspo.checkpoint import Conversion, Keep, convert_weights, export_huggingface, save_checkpoint
 from mindgspo.cli import main
-from mindgspo.config import ModelSection
+from mindgspo.config import ExperimentConfig, ModelSection, dump_config, load_config
 from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.models.huggingface_config import generation_config, huggingface_config
 from mindgspo.models.names import weight_shapes
 from mindgspo.tensor_files import bfloat16_bits, open_tensors, read_safetensors, write_safetensors
+from mindgspo.tokenization import load_tokenizer
 
 
 class FakeTokenizer:
@@ -423,3 +424,142 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
     child = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert child.returncode == 0, child.stderr
     assert int(child.stdout) < 48 << 10, f"{child.stdout} KiB more than before, for {size >> 10} KiB"
+
+
+# ----- A run's checkpoint as a Hugging Face folder: what the run itself exports, byte for byte
+
+
+PROJECT = Path(__file__).resolve().parents[3]
+
+
+def run_with_checkpoint(run: Path) -> tuple[ExperimentConfig, dict[str, np.ndarray], Path]:
+    """A run folder with config.yaml and one checkpoint."""
+    config = load_config(PROJECT / "examples" / "arithmetic" / "gspo.yaml")
+    random = np.random.default_rng(0)
+    shapes = weight_shapes(config.model)
+    weights = {name: random.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
+    run.mkdir()
+    (run / "config.yaml").write_text(dump_config(config))
+    moments = {"step": np.array(3, np.int64)}
+    step = save_checkpoint(
+        run / "checkpoints", step=3, parameters=weights, optimizer=moments, state={}, keep=Keep(last=1)
+    )
+    return config, weights, step
+
+
+def test_a_checkpoint_becomes_what_the_run_exports(tmp_path: Path) -> None:
+    config, weights, step = run_with_checkpoint(tmp_path / "run")
+    tokenizer = load_tokenizer(config.tokenizer)
+    ids = {"eos_ids": tokenizer.eos_ids, "pad_id": tokenizer.pad_id}
+    export_huggingface(
+        tmp_path / "run" / "export",
+        tensors=weights,
+        model_config=huggingface_config(config.model, **ids),
+        generation_config=generation_config(**ids, max_new_tokens=config.rollout.max_new_tokens),
+        tokenizer=tokenizer,
+    )
+    convert_weights(Conversion(source=step, out=tmp_path / "out"))
+    assert files(tmp_path / "out") == files(tmp_path / "run" / "export")
+
+
+def test_a_changed_checkpoint_is_refused(tmp_path: Path) -> None:
+    _, _, step = run_with_checkpoint(tmp_path / "run")
+    content = bytearray((step / "parameters.safetensors").read_bytes())
+    content[-1] ^= 1
+    (step / "parameters.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"parameters\.safetensors: its content changed"):
+        convert_weights(Conversion(source=step, out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_far_from_its_run_needs_a_description(tmp_path: Path) -> None:
+    _, _, step = run_with_checkpoint(tmp_path / "run")
+    alone = step.rename(tmp_path / "alone")
+    with pytest.raises(CheckpointError, match="alone: not inside a run folder.*--model-folder"):
+        convert_weights(Conversion(source=alone, out=tmp_path / "out"))
+
+
+def test_a_run_folder_is_no_source(tmp_path: Path) -> None:
+    run_with_checkpoint(tmp_path / "run")
+    with pytest.raises(WeightsError, match="run: a run; give its export, or one of its checkpoints/step_"):
+        convert_weights(Conversion(source=tmp_path / "run", out=tmp_path / "out"))
+
+
+# ----- The Hugging Face export: what is in it, and what it may replace
+
+
+class FailingTokenizer:
+    """Writes one file, or fails as a full disk would."""
+
+    def __init__(self, error: OSError | None = None) -> None:
+        self.error = error
+
+    def save(self, folder: Path) -> None:
+        (folder / "tokenizer.json").write_text("{}")
+        if self.error:
+            raise self.error
+
+
+def export(folder: Path, value: float, run_id: str | None = "run-1", tokenizer: FailingTokenizer | None = None) -> None:
+    export_huggingface(
+        folder,
+        tensors={"w": np.full(2, value, np.float32)},
+        model_config={"model_type": "qwen2", "torch_dtype": "float32"},
+        generation_config={"eos_token_id": [1, 2]},
+        tokenizer=tokenizer or FailingTokenizer(),
+        run_id=run_id,
+    )
+
+
+def test_all_files_are_there(tmp_path: Path) -> None:
+    export(tmp_path / "run" / "export", 1.0)
+    folder = tmp_path / "run" / "export"
+    assert {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json"} <= {
+        entry.name for entry in folder.iterdir()
+    }
+    np.testing.assert_array_equal(read_safetensors(folder)["w"], [1, 1])
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "qwen2"
+    assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": [1, 2]}
+
+
+def test_the_same_run_replaces_its_export_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    export(tmp_path / "export", 1.0)
+    export(tmp_path / "export", 2.0)
+    assert read_safetensors(tmp_path / "export")["w"][0] == 2
+    assert [entry.name for entry in tmp_path.iterdir()] == ["export"]
+
+
+def test_an_empty_folder_may_be_filled(tmp_path: Path) -> None:
+    (tmp_path / "export").mkdir()
+    export(tmp_path / "export", 1.0)
+    assert read_safetensors(tmp_path / "export")["w"][0] == 1
+
+
+@pytest.mark.parametrize("second", ["run-2", None])
+def test_an_export_of_another_run_is_kept(tmp_path: Path, second: str | None) -> None:
+    export(tmp_path / "export", 1.0)
+    with pytest.raises(CheckpointError, match="already there.*so it is not replaced"):
+        export(tmp_path / "export", 2.0, run_id=second)
+    assert read_safetensors(tmp_path / "export")["w"][0] == 1
+
+
+def test_without_a_run_nothing_is_ever_replaced(tmp_path: Path) -> None:
+    export(tmp_path / "export", 1.0, run_id=None)
+    with pytest.raises(CheckpointError, match="not replaced"):
+        export(tmp_path / "export", 2.0, run_id=None)
+
+
+def test_foreign_files_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "thesis.txt").write_text("years of work")
+    with pytest.raises(CheckpointError, match="export: already there and no export of this run"):
+        export(tmp_path / "export", 1.0)
+    assert (tmp_path / "export" / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_failure_half_way_keeps_the_old_export(tmp_path: Path) -> None:
+    export(tmp_path / "export", 1.0)
+    with pytest.raises(CheckpointError, match="could not be exported.*No space left"):
+        export(tmp_path / "export", 2.0, tokenizer=FailingTokenizer(OSError(28, "No space left on device")))
+    assert read_safetensors(tmp_path / "export")["w"][0] == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["export"]

@@ -1,4 +1,4 @@
-"""Bytes of holdings, worked by hand for Qwen2.5-7B on 1 x 4 x 2 and 2 x 4 x 1, and what must hold for any plan."""
+"""Bytes of holdings and of CPU graphs, by hand and in order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from planned_experiments import experiment_of, qwen2
 from mindgspo.config import ExperimentConfig
 from mindgspo.parallel.swap.states import NEEDS, Holding, Phase
 from mindgspo.planner import Level, Part, expected_memory
-from mindgspo.planner.rank_work import RankWork, held_bytes, reshard_bytes
+from mindgspo.planner.cpu_memory import temporary
+from mindgspo.planner.rank_work import RankWork, held_bytes, reshard_bytes, whole_bytes
 
 # One layer on one of four slices: q 896 x 3584 + 896, k and v 128 x 3584 + 128 each, o 3584 x 896, gate and up
 # 4736 x 3584 each, down 3584 x 4736, two norms of 3584.
@@ -145,3 +146,125 @@ def test_levels_hold_what_the_swap_declares(seven_billion: ExperimentConfig) -> 
         assert resident == {part_of[holding] for holding in NEEDS[phase]}
         assert first.at(Level.BY_STEP, phase).total <= first.at(Level.BY_PHASE, phase).total
         assert first.at(Level.BY_PHASE, phase).total <= first.at(Level.EVERYTHING, phase).total
+
+
+# ----- The reference policy in the memory plan: its own plan's slices, its graphs, and what a run without scoring saves
+
+
+KL = {"kl": {"placement": "loss"}}
+
+
+def experiment(reference: dict[str, int] | None, *, device: str = "CPU", **algorithm: object) -> ExperimentConfig:
+    plans = {
+        "train": {"model_parallel": 4},
+        "infer": {"data_parallel": 4},
+        **({} if reference is None else {"reference": reference}),
+    }
+    return experiment_of(qwen2(), device=device, plans=plans, algorithm=algorithm)
+
+
+@pytest.mark.parametrize("device", ["CPU", "Ascend"])
+def test_each_rank_holds_the_slices_of_the_references_plan(device: str) -> None:
+    whole = whole_bytes(experiment(None).model)
+    found = {}
+    for name, reference in (("shared", None), ("whole", {"data_parallel": 4}), ("stages", {"pipeline_stage": 4})):
+        held = [held_bytes(RankWork.of(experiment(reference, device=device, **KL), rank)) for rank in range(4)]
+        found[name] = [each[Holding.REFERENCE_WEIGHTS] for each in held]
+        assert found["shared"] == [each[Holding.ACTOR_WEIGHTS] for each in held]
+    assert found["whole"] == [whole] * 4
+    assert sum(found["stages"]) == whole and len(set(found["stages"])) > 1
+    assert held_bytes(RankWork.of(experiment({"data_parallel": 4}), 0))[Holding.REFERENCE_WEIGHTS] == 0, "no penalty"
+
+
+def test_ranks_of_one_training_stage_are_told_apart_by_the_references_stages() -> None:
+    plan = expected_memory(experiment({"model_parallel": 2, "pipeline_stage": 2}, **KL))
+    assert [each.ranks for each in plan.classes] == [(0,), (1,), (2, 3)]
+    sizes = [each.at(Level.BY_PHASE, Phase.SCORE).parts[Part.REFERENCE_WEIGHTS] for each in plan.classes]
+    assert sizes[0] == sizes[1] != sizes[2]
+    config = experiment({"model_parallel": 2, "pipeline_stage": 2}, **KL)
+    assert sizes[2] == held_bytes(RankWork.of(config, 3))[Holding.REFERENCE_WEIGHTS]
+    assert Part.REFERENCE_WEIGHTS not in plan.classes[0].at(Level.BY_PHASE, Phase.UPDATE).parts
+
+
+@pytest.mark.parametrize("device", ["CPU", "Ascend"])
+def test_the_samplers_log_probs_need_no_graph(device: str) -> None:
+    recomputed, sampled = (
+        expected_memory(experiment(None, device=device, old_log_probs=value)) for value in ("recompute", "sampler")
+    )
+    parts = [plan.classes[0].at(Level.BY_PHASE, Phase.SCORE).parts for plan in (recomputed, sampled)]
+    assert Part.ACTIVATIONS in parts[0] and Part.ACTIVATIONS not in parts[1]
+    both = expected_memory(experiment(None, device=device, old_log_probs="sampler", **KL))
+    assert Part.ACTIVATIONS in both.classes[0].at(Level.BY_PHASE, Phase.SCORE).parts, "the reference still scores"
+
+
+# ----- The CPU's rough terms: by hand for a small model, and their order
+
+
+# 4 rows of 64 + 64 tokens; 8 layers of width 256, 8 heads and 4 key/value heads of 32, inner 768, vocabulary 1024.
+TOKENS, SCORES = 4 * 128, 4 * 8 * 128**2
+STREAMS = 6 * 256 + 2 * 256 + 2 * 128
+
+
+@pytest.mark.parametrize(
+    ("recompute", "elements"),
+    [
+        ("none", 8 * (TOKENS * (STREAMS + 5 * 768) + SCORES)),
+        ("selective", 8 * TOKENS * (STREAMS - 2 * 256 + 4 * 768) + TOKENS * (STREAMS + 5 * 768) + SCORES),
+        ("full", 8 * TOKENS * 256 + TOKENS * (STREAMS + 5 * 768) + SCORES),
+    ],
+)
+def test_an_update_by_hand(recompute: str, elements: int) -> None:
+    parts = temporary(RankWork.of(experiment_of(qwen2(), train={"recompute": recompute}), 0), Phase.UPDATE)
+    layer = 256 * 256 * 2 + 2 * 128 * 256 + 3 * 256 * 768 + (256 + 2 * 128) + 2 * 256
+    assert parts[Part.ACTIVATIONS] == 4 * elements
+    assert parts[Part.NEW_GRADIENTS] == 4 * (2 * 1024 * 256 + 8 * layer + 256)
+    assert parts[Part.LOGITS] == 4 * 3 * 1024 * 256
+
+
+def test_a_step_of_the_rollout_by_hand() -> None:
+    parts = temporary(RankWork.of(experiment_of(qwen2(), slots=16), 0), Phase.ROLLOUT)
+    assert parts[Part.LOGITS] == 4 * 4 * 16 * 1024
+
+
+def test_a_process_of_one_phase_has_no_other_holdings() -> None:
+    config = experiment_of(qwen2())
+    rollout = expected_memory(config, phases=[Phase.ROLLOUT]).classes[0].at(Level.EVERYTHING, Phase.ROLLOUT)
+    whole = expected_memory(config).classes[0].at(Level.EVERYTHING, Phase.ROLLOUT)
+    assert {Part.WEIGHTS, Part.KV_CACHE} <= set(rollout.parts)
+    assert not {Part.GRADIENTS, Part.MOMENTS} & set(rollout.parts)
+    assert rollout.total < whole.total
+
+
+def test_rank_0_alone_copies_a_checkpoint() -> None:
+    config = experiment_of(qwen2(), train={"model_parallel": 2}, infer={"data_parallel": 2})
+    first, other = expected_memory(config).classes
+    assert (first.ranks, other.ranks) == ((0,), (1,))
+    tables, layer = 2 * 1024 * 256, 256 * 256 * 2 + 2 * 128 * 256 + 3 * 256 * 768 + (256 + 2 * 128) + 2 * 256
+    assert first.at(Level.EVERYTHING, Phase.SAVE).parts[Part.COPIES] == 3 * 4 * (tables + 8 * layer + 256)
+    assert Part.COPIES not in other.at(Level.EVERYTHING, Phase.SAVE).parts
+    assert Part.COPIES not in first.at(Level.EVERYTHING, Phase.ROLLOUT).parts
+
+
+def test_copies_that_are_written_in_the_background_stand_beside_the_next_phases() -> None:
+    config = experiment_of(qwen2())
+    trainer = config.trainer.model_copy(update={"save_in_background": True})
+    (only,) = expected_memory(config.model_copy(update={"trainer": trainer})).classes
+    phases = (Phase.ROLLOUT, Phase.UPDATE, Phase.SAVE)
+    copies = [only.at(Level.EVERYTHING, phase).parts[Part.COPIES] for phase in phases]
+    assert copies[0] == copies[1] == copies[2] > 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "phase"),
+    [
+        ({"rows": 8}, Phase.UPDATE),
+        ({"response": 256}, Phase.UPDATE),
+        ({"response": 256}, Phase.SCORE),
+        ({"slots": 64}, Phase.ROLLOUT),
+    ],
+)
+def test_more_work_needs_more(setting: dict[str, int], phase: Phase) -> None:
+    small, large = (
+        expected_memory(experiment_of(qwen2(), **changes), phases=[phase]).peak()[1] for changes in ({}, setting)
+    )
+    assert small < large
