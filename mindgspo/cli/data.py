@@ -7,6 +7,8 @@ from typing import Annotated, Literal, Optional
 
 import typer
 
+from mindgspo.errors import ConfigError
+
 data_app = typer.Typer(no_args_is_help=True, help="Prepare and look at data sets.")
 
 
@@ -80,31 +82,74 @@ def data_prepare(
     Rows whose gold answer cannot be read are dropped and listed in dropped.jsonl; equal prompts are counted. After an
     interruption, even by kill -9, the same command goes on where it was.
     """
-    from mindgspo.data.command import prepare_from_options
+    from pydantic import ValidationError
 
-    info = prepare_from_options(
-        format=format,
-        output=output,
-        input=input,
-        columns=columns,
-        dedup=dedup,
-        tokenizer=tokenizer,
-        vocab_path=vocab_path,
-        merges_file_path=merges_file_path,
-        eos_tokens=tuple(eos_token) if eos_token else None,
-        pad_token=pad_token,
-        split=split,
-        max_rows=max_rows,
-        max_prompt_length=max_prompt_length,
-        truncation=truncation,
-        system_prompt=system_prompt,
-        instruction_prefix=instruction_prefix,
-        instruction_suffix=instruction_suffix,
-        seed=seed,
-        workers=workers,
-        force=force,
-    )
+    from mindgspo.cli.columns_file import read_columns_file
+    from mindgspo.config.data import DataSection, DataSourceSection, TokenizerSection
+    from mindgspo.config.rules import columns_problems
+    from mindgspo.data import prepare_dataset
+    from mindgspo.tokenization import load_tokenizer
+
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers: must be >= 1, got {workers}")
+    if seed < 0:
+        raise ConfigError(f"--seed: must be >= 0, got {seed}")
+    tokenizer = _tokenizer_folder(tokenizer, vocab_path, merges_file_path)
+    chosen = {"path": tokenizer, "eos_tokens": tuple(eos_token) if eos_token else None, "pad_token": pad_token}
+    mapping = None if columns is None else read_columns_file(columns)
+    try:
+        section = TokenizerSection(**{key: value for key, value in chosen.items() if value is not None})
+        source = DataSourceSection(
+            format=format, path=input, columns=mapping, dedup=dedup, split=split, max_rows=max_rows
+        )
+        data = DataSection(
+            train=source,
+            eval=source,
+            system_prompt=system_prompt,
+            instruction_prefix=instruction_prefix,
+            instruction_suffix=instruction_suffix,
+            max_prompt_length=max_prompt_length,
+            truncation=truncation,
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}") from error
+    for problem in columns_problems("", source):
+        place = "--columns" if columns is None or format != "columns" else str(columns)
+        rest = problem.removeprefix(".columns").removeprefix(".").removeprefix(": ")
+        raise ConfigError(f"{place}: {rest.replace('format=columns', '--format columns')}")
+    if tokenizer is None and format != "arithmetic":
+        raise ConfigError(
+            f"--tokenizer: missing; the built-in tokenizer knows only the arithmetic task, but --format is {format} "
+            "(a Hugging Face model folder usually holds its tokenizer)"
+        )
+    info = prepare_dataset(source, data, load_tokenizer(section), output, seed=seed, force=force, workers=workers)
     print(f"{info.account()}\nready      {output}")
+
+
+def _tokenizer_folder(folder: Path | None, vocab: Path | None, merges: Path | None) -> Path | None:
+    """The folder that is named, or that of the two files, which are read by their usual names."""
+    if vocab is None and merges is None:
+        return folder
+    if vocab is None or merges is None:
+        given, other = (
+            ("--merges_file_path", "--vocab_path") if vocab is None else ("--vocab_path", "--merges_file_path")
+        )
+        raise ConfigError(f"{other}: missing; {given} names one of the tokenizer's two files")
+    if folder is not None:
+        raise ConfigError(
+            f"--tokenizer: {folder}, but --vocab_path and --merges_file_path name a tokenizer too; drop one"
+        )
+    for option, path, name in (("--vocab_path", vocab, "vocab.json"), ("--merges_file_path", merges, "merges.txt")):
+        if path.name != name:
+            raise ConfigError(f"{option}: {path} must be called {name}; rename it, or give the folder as --tokenizer")
+        if not path.is_file():
+            raise ConfigError(f"{option}: {path} does not exist")
+    if vocab.parent.resolve() != merges.parent.resolve():
+        raise ConfigError(
+            f"--merges_file_path: {merges} is not in the folder of --vocab_path, {vocab.parent}; put both in one"
+        )
+    return vocab.parent
 
 
 @data_app.command("inspect")

@@ -107,7 +107,7 @@ def evaluate(
 
     Prints a table; the last line is a JSON object with the same figures and the settings.
     """
-    from mindgspo.data.command import read_columns_file
+    from mindgspo.cli.columns_file import read_columns_file
     from mindgspo.evaluation.tasks import DataChoice, EvalOptions, tasks_of_data, tasks_of_experiment
 
     if emulate_ascend:

@@ -11,8 +11,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from mindgspo.cli.columns_file import read_columns_file
 from mindgspo.config.data import ColumnsSection, DataSourceSection
-from mindgspo.data.command import read_columns_file
 from mindgspo.data.formats import parse_columns
 from mindgspo.data.sources import open_source
 from mindgspo.errors import ConfigError, DataError

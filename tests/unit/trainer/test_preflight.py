@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.data.command import prepare_from_options
+from mindgspo.cli.data import data_prepare
 from mindgspo.errors import ConfigError, DataError, RewardError, TokenizerError, WeightsError
 from mindgspo.models.huggingface_config import huggingface_config
 from mindgspo.trainer.check import check_experiment
@@ -118,7 +118,7 @@ def test_an_empty_file_is_refused(check) -> None:
 
 
 def test_prepared_data_must_be_of_this_tokenizer(check, tmp_path: Path) -> None:
-    prepare_from_options(format="arithmetic", output=tmp_path / "prepared", max_rows=7)
+    data_prepare(format="arithmetic", output=tmp_path / "prepared", max_rows=7)
     source = "data.eval={format: prepared, path: " + str(tmp_path / "prepared") + "}"
     assert "data.eval: 7 prepared rows" in check(ROWS, source)
     with pytest.raises(DataError, match="prepared: was made with another tokenizer"):
@@ -178,7 +178,7 @@ def test_a_prepared_folder_must_fit_the_settings_and_be_whole(load, tokenizer, t
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     folder = tmp_path / "prepared"
-    prepare_from_options(format="gsm8k", input=rows, output=folder, tokenizer=tmp_path / "tokenizer")
+    data_prepare(format="gsm8k", input=rows, output=folder, tokenizer=tmp_path / "tokenizer")
     source = f"data.train={{format: prepared, path: {folder}}}"
     settings = (source, f"tokenizer.path={tmp_path / 'tokenizer'}", "rollout.prompts_per_step=2")
     assert "data.train: 5 prepared rows" in "\n".join(check_experiment(load(*settings)))
