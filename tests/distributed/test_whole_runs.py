@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -88,12 +89,9 @@ def small(tmp_path: Path, **plans: object) -> Path:
 
 
 def launch(script: str, *words: object, log_dir: Path) -> subprocess.CompletedProcess[str]:
-    code = (
-        "import sys; from pathlib import Path; from mindgspo.config.schema import WatchSection; "
-        "from mindgspo.launch.launcher import launch; "
-        "sys.exit(launch(sys.argv[2:], num_workers=2, log_dir=Path(sys.argv[1]), watch=WatchSection()))"
-    )
-    command = [sys.executable, "-c", code, str(log_dir), str(WORKERS / script), *map(str, words)]
+    options = json.dumps({"num_workers": 2})
+    command = [sys.executable, str(WORKERS / "launch_toy.py"), options, str(log_dir), str(WORKERS / script)]
+    command += map(str, words)
     return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300)
 
 

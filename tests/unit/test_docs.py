@@ -82,6 +82,15 @@ def test_files_named_exist(document: Path) -> None:
     assert missing == [], document.name
 
 
+@each_document
+def test_modules_named_within_the_package_exist(document: Path) -> None:
+    """`parallel/ranks.py` is mindgspo/parallel/ranks.py, where mindgspo/parallel is a package."""
+    named = {span for span in code_spans(text_of(document)) if re.fullmatch(r"[a-z_]+/[\w/]*\w\.(?:py|yaml)", span)}
+    packages = {path.parent.name for path in (PROJECT / "mindgspo").glob("*/__init__.py")}
+    missing = [name for name in named if name.split("/")[0] in packages and not (PROJECT / "mindgspo" / name).exists()]
+    assert missing == [], document.name
+
+
 def test_folders_of_the_drawing_and_packages_of_the_table_exist() -> None:
     for page in (DOCS / "architecture.md", DOCS / "architecture_cn.md"):
         drawing = next(content for _, content in code_blocks(text_of(page)) if "mindrecord" in content.lower())
