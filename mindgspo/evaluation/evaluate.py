@@ -17,9 +17,9 @@ from mindgspo.config.rules import part_of
 from mindgspo.config.schema import SwapSection
 from mindgspo.data import PromptDataset
 from mindgspo.errors import ConfigError
+from mindgspo.evaluation.estimates import Estimate, share_estimate
 from mindgspo.evaluation.scoring import ResponseScorer, logged_groups
 from mindgspo.evaluation.summary import EvaluationSummary, ScoredProblem, summarize
-from mindgspo.metrics.estimates import Estimate, share_estimate
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.parallel.swap.swap import Swap
 from mindgspo.rollout.protocol import RolloutEngine, SamplingSettings

@@ -11,11 +11,11 @@ from types import TracebackType
 from typing import BinaryIO
 
 from mindgspo.errors import ConfigError
+from mindgspo.evaluation.estimates import Estimate
 from mindgspo.evaluation.run_tasks import TaskResult
 from mindgspo.evaluation.summary import EvaluationSummary
 from mindgspo.evaluation.tasks import EvalTask
 from mindgspo.io import fsync_tree, remove_leftovers, temporary_path, write_json
-from mindgspo.metrics.estimates import Estimate
 from mindgspo.metrics.files import json_line
 from mindgspo.tokenization import Tokenizer
 from mindgspo.types import ScoredGroup

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindgspo.metrics.estimates import (
+from mindgspo.evaluation.estimates import (
     Estimate,
     best_at_k_estimate,
     majority_at_k_estimate,

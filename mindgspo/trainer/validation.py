@@ -8,9 +8,9 @@ import numpy as np
 
 from mindgspo.config.data import CHANGE, OVERALL, EvalSection
 from mindgspo.data import PromptDataset
+from mindgspo.evaluation.estimates import Estimate, change_estimate
 from mindgspo.evaluation.evaluate import Evaluator, with_bounds
 from mindgspo.metrics import RunLog, Timers, verdict_lines
-from mindgspo.metrics.estimates import Estimate, change_estimate
 from mindgspo.trainer.progress import Progress
 
 

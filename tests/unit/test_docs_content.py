@@ -28,13 +28,13 @@ from mindgspo.config.rules import evaluation_metrics
 from mindgspo.config.schema import TrainerSection, WatchSection
 from mindgspo.data.benchmarks import DATA_FOLDER, NAMES, NUM_GENERATED_ROWS, find_benchmark
 from mindgspo.data.formats import PARSERS
+from mindgspo.evaluation.estimates import change_estimate, wilson
 from mindgspo.evaluation.tasks import MAX_NEW_TOKENS
 from mindgspo.integrations.foreign_configs import TABLES, convert, report_lines
 from mindgspo.integrations.foreign_configs.tables import Status
 from mindgspo.integrations.mindformers import WANTED
 from mindgspo.launch.watch import STALLED
 from mindgspo.metrics import verdict_lines
-from mindgspo.metrics.estimates import change_estimate, wilson
 from mindgspo.metrics.glossary import glossary_name
 from mindgspo.metrics.run_folder import RunHistory
 from mindgspo.models.mindformers_names import mindformers_name

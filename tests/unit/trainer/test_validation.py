@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from mindgspo.errors import ConfigError
+from mindgspo.evaluation.estimates import change_estimate
 from mindgspo.evaluation.evaluate import check_best_metric
 from mindgspo.metrics import RunLog, unknown_names
-from mindgspo.metrics.estimates import change_estimate
 from mindgspo.trainer.progress import Best, Progress
 from mindgspo.trainer.validation import Baseline
 

@@ -1,12 +1,12 @@
-"""Figures of answers whose verdicts are known."""
+"""The summary of an evaluation, from answers whose verdicts are known."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from mindgspo.evaluation.estimates import mean_at_n, mean_estimate, share_estimate
 from mindgspo.evaluation.summary import ScoredProblem
-from mindgspo.metrics.estimates import mean_at_n, mean_estimate, share_estimate
 from mindgspo.types import FinishReason, Prompt, Response, Score, ScoredGroup, Verdict
 
 RIGHT, WRONG, NONE, LATE = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER, Verdict.TIMEOUT

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from mindgspo.metrics.estimates import (
+from mindgspo.evaluation.estimates import (
     best_at_k,
     best_at_k_estimate,
     change_estimate,
