@@ -1,6 +1,7 @@
 """Tables of another suite's keys: one YAML file per suite (verl.yaml, ...), special cases in the module of that name.
 
-    mapped           key there -> {to: keys here, and how}
+    conditions       condition -> why a key that depends on it sets nothing where it does not hold
+    mapped           keys there -> {to: keys here, and how}
     not_implemented  key there -> {instead: what to do here, harmless: values without effect}
     not_needed       why -> keys there
 
@@ -11,7 +12,7 @@ A mapped key may have
     choices    value there -> value here; `otherwise` says what to do about any other value
     if_true, if_false   what a switch sets; a text for `if_false` says why nothing is set
     if_null    why nothing is set by null
-    when       a condition of the suite's module; `unless` says why nothing is set where it does not hold
+    when       a condition, which is a function of the suite's module; `unless`: another reason than under `conditions`
     default    what that suite does where the key is not given
     note       for the report where it is mapped (`say`), or for the pages alone (`note`)
 """
@@ -176,7 +177,12 @@ def load_table(name: str, functions: Mapping[str, Any]) -> Table:
     """The table of `<name>.yaml`. functions: of the suite's module, (value, settings, row) for `read` and (settings)
     for `when`."""
     content = yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8"))
-    rows = [_mapped_row(key, entry, functions) for key, entry in content["mapped"].items()]
+    unless = content.get("conditions", {})
+    rows = [
+        _mapped_row(key, {"unless": unless.get(entry.get("when")), **entry}, functions)
+        for keys, entry in content["mapped"].items()
+        for key in keys.split(", ")
+    ]
     rows += [_not_implemented_row(key, entry) for key, entry in content["not_implemented"].items()]
     rows += [_not_needed_row(key, why) for why, keys in content["not_needed"].items() for key in keys]
     return Table(name=name, title=content["title"], rows=rows)

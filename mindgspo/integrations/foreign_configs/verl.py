@@ -107,7 +107,7 @@ def several_eval_samples(settings: Settings) -> bool:
     return whole(settings[f"{_ROLLOUT}.val_kwargs.n"]) != 1
 
 
-def penalises_overlong(settings: Settings) -> bool:
+def penalizes_overlong(settings: Settings) -> bool:
     switches = (row.source for row in TABLE.rows if row.target == "reward.functions" and "overlong" in row.source)
     return any(str(settings[switch]).lower() == "true" for switch in switches)
 
