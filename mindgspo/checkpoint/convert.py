@@ -41,6 +41,15 @@ from mindgspo.tokenization.files import read_files
 CKPT_FILE = "model.ckpt"
 _GENERATION_CONFIG = "generation_config.json"
 _MARK_OF_MINDFORMERS = "model.tok_embeddings.embedding_weight"
+Layout = Literal["huggingface", "mindformers"]
+# A chunk becomes several arrays of its size while it is rounded.
+_CHUNK_BYTES = 4 << 20
+_METADATA: Mapping[Layout, Mapping[str, str]] = {"huggingface": METADATA, "mindformers": {"format": "ms"}}
+_INDEX_NAMES: Mapping[Layout, tuple[str, ...]] = {
+    "huggingface": (INDEX_FILE,),
+    "mindformers": (INDEX_FILE, MINDSPORE_INDEX_FILE),
+}
+_DTYPE_KEYS = ("dtype", "torch_dtype")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,18 +166,6 @@ def _translated(names: Iterable[str], where: Path) -> dict[str, str]:
             + "\n".join(titled_names("unknown", sorted(unknown)))
         )
     return translated
-
-
-Layout = Literal["huggingface", "mindformers"]
-
-# A chunk becomes several arrays of its size while it is rounded.
-_CHUNK_BYTES = 4 << 20
-_METADATA: Mapping[Layout, Mapping[str, str]] = {"huggingface": METADATA, "mindformers": {"format": "ms"}}
-_INDEX_NAMES: Mapping[Layout, tuple[str, ...]] = {
-    "huggingface": (INDEX_FILE,),
-    "mindformers": (INDEX_FILE, MINDSPORE_INDEX_FILE),
-}
-_DTYPE_KEYS = ("dtype", "torch_dtype")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,12 @@ from mindgspo.tokenization import Tokenizer
 FileFormat = Literal["safetensors", "ckpt"]
 # The index of shards as MindSpore's load_distributed_checkpoint looks for it.
 MINDSPORE_INDEX_FILE = "param_name_map.json"
+# Marks a folder as ours; transformers ignores it.
+_MARKER = "mindgspo_export.json"
+_TOKENIZER_BYTES = 48 << 20  # the largest ones
+# Without it transformers refuses a file.
+METADATA = {"format": "pt"}
+_CHUNK_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,11 +134,6 @@ def _write_file(
     write_tensors(path, infos, pieces(), metadata=metadata)
 
 
-# Marks a folder as ours; transformers ignores it.
-_MARKER = "mindgspo_export.json"
-_TOKENIZER_BYTES = 48 << 20  # the largest ones
-
-
 @contextmanager
 def filled_folder(folder: Path, *, run_id: str | None, num_bytes: int) -> Iterator[Path]:
     """A hidden folder that becomes `folder` where the block ends well, and vanishes where it does not.
@@ -176,11 +177,6 @@ def _refuse_foreign(folder: Path, run_id: str | None) -> None:
     if owner is None or owner != run_id:
         what = "already there" if run_id is None else "already there and no export of this run"
         raise CheckpointError(f"{folder}: {what}, so it is not replaced; move it away or choose another folder")
-
-
-# Without it transformers refuses a file.
-METADATA = {"format": "pt"}
-_CHUNK_ELEMENTS = 1 << 20
 
 
 def export_huggingface(

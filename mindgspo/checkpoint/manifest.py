@@ -21,6 +21,7 @@ MANIFEST_FILE = "manifest.json"
 FORMAT_VERSION = 2
 _HASH_OF_VERSION = {1: "sha256", 2: "xxh3_128"}
 _CHUNK_BYTES = 1 << 22
+_REMEDY = "restore the file from a copy, or move this checkpoint away to continue from an older one"
 
 
 class NewerFormatError(CheckpointError):
@@ -99,9 +100,6 @@ def verify(folder: Path, *, required: tuple[str, ...], hashes: bool = True) -> M
                 f"{path}: its content changed after it was saved ({manifest.hash_name} differs); {_REMEDY}"
             )
     return manifest
-
-
-_REMEDY = "restore the file from a copy, or move this checkpoint away to continue from an older one"
 
 
 def _read_manifest(folder: Path, required: tuple[str, ...]) -> Manifest:

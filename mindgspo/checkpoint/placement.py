@@ -23,6 +23,10 @@ OPTIMIZER_PREFIX = "adamw."
 
 _NUMBER = re.compile(r"\d+")
 _LISTED = 3
+RankTensors = Mapping[str, TensorFile]
+"""One rank's tensors: in which file each of them lies."""
+_SAMPLE_BYTES = 4096
+_REMEDY = "give the strategy of the run that wrote this checkpoint"
 
 
 def num_ranks(strategy: Strategy | None) -> int:
@@ -154,13 +158,6 @@ def _state_of_split(names: Iterable[str], placed: Mapping[str, Layout], everywhe
 def _counted(names: list[str]) -> str:
     more = f" and {len(names) - _LISTED} more have" if len(names) > _LISTED else " have" if len(names) > 1 else " has"
     return ", ".join(names[:_LISTED]) + more
-
-
-RankTensors = Mapping[str, TensorFile]
-"""One rank's tensors: in which file each of them lies."""
-
-_SAMPLE_BYTES = 4096
-_REMEDY = "give the strategy of the run that wrote this checkpoint"
 
 
 def held_layouts(

@@ -31,6 +31,12 @@ from mindgspo.metrics.files import (
 )
 from mindgspo.parallel.runtime import is_emulated
 
+_LOCK = ".lock"
+_IDENTITY = RUN_FILE
+# Any of these says that a run has begun here. Prepared data alone does not: it is made before the run.
+_RUN_MARKS = (CONFIG_FILE, METRICS_FILE, SAMPLES_FILE, SUMMARY_FILE, CHECKPOINTS, "export")
+_OWN_NAMES = (*_RUN_MARKS, _IDENTITY, VALIDATION_FILE, "data", "failures", "logs", "reference", "swap", "tensorboard")
+
 
 class RunLock:
     """An exclusive `flock` on a file; held until `release()` or the end of the process."""
@@ -69,13 +75,6 @@ class RunLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-
-_LOCK = ".lock"
-_IDENTITY = RUN_FILE
-# Any of these says that a run has begun here. Prepared data alone does not: it is made before the run.
-_RUN_MARKS = (CONFIG_FILE, METRICS_FILE, SAMPLES_FILE, SUMMARY_FILE, CHECKPOINTS, "export")
-_OWN_NAMES = (*_RUN_MARKS, _IDENTITY, VALIDATION_FILE, "data", "failures", "logs", "reference", "swap", "tensorboard")
 
 
 class RunStatus(str, Enum):

@@ -37,7 +37,7 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
 CHECKPOINT_FILES = (PARAMETERS_FILE, OPTIMIZER_FILE, STATE_FILE)
 ROLLBACK_FILE = "going_back.json"
-"""While it is there, the steps beyond its "to" are given up; see `going_back`."""
+"""While it is there, the steps beyond its "to" are given up; see `rollback`."""
 _NAME = re.compile(r"step_(\d{8,})")
 _STATEFUL_NAME = re.compile(r"[a-z][a-z0-9_]*")
 

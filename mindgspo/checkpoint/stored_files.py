@@ -21,6 +21,14 @@ from mindgspo.tensor_files.reader import INDEX_FILE, SINGLE_FILE
 
 RECORD_FILE = "checkpoint.json"
 _FORMAT_VERSION = 1
+SUFFIXES = (".safetensors", ".ckpt")
+_RANK_FOLDER = re.compile(r"rank_(\d+)")
+_RANK_IN_NAME = re.compile(r"rank_?(\d+)")
+# What MindSpore puts behind a name: <epoch>_<step>.
+_SAVE = re.compile(r"-(\d+)_(\d+)$")
+_LISTED = 3
+# A run keeps its steps here.
+_STEPS = "checkpoints"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +90,6 @@ def read_record(folder: Path) -> ShardRecord:
             f"{path}: damaged ({type(error).__name__}: {error}); remove this file to go without it: tensors are then "
             "merged in the order of the ranks' files"
         ) from error
-
-
-SUFFIXES = (".safetensors", ".ckpt")
-_RANK_FOLDER = re.compile(r"rank_(\d+)")
-_RANK_IN_NAME = re.compile(r"rank_?(\d+)")
-# What MindSpore puts behind a name: <epoch>_<step>.
-_SAVE = re.compile(r"-(\d+)_(\d+)$")
-_LISTED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,10 +218,6 @@ def _s(items: object) -> str:
 
 def _have(items: list[int]) -> str:
     return "has" if len(items) == 1 else "have"
-
-
-# A run keeps its steps here.
-_STEPS = "checkpoints"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ CHUNK_BYTES = 1 << 20
 
 Advance = Callable[[int], None]
 """Called with the number of bytes just done."""
+_HEADER = ("folder", "step", "size", "saved", "evaluated", "state")
 
 
 def recorded_file(path: Path) -> RecordedFile:
@@ -216,9 +217,6 @@ def _agreement(stored: StoredCheckpoint, strategy: Strategy) -> str:
 
 def _mib(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:,.1f} MiB"
-
-
-_HEADER = ("folder", "step", "size", "saved", "evaluated", "state")
 
 
 def list_lines(path: Path) -> Iterator[str]:

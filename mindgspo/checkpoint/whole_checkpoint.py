@@ -32,6 +32,9 @@ from mindgspo.parallel.tensor_slice import TensorSlice
 from mindgspo.tensor_files.reader import TensorFile, open_tensors
 from mindgspo.tensor_files.tensors import TensorInfo
 
+# Files that a process has open beside those of a checkpoint, those that are written among them.
+_OTHER_FILES = 256
+
 
 class TensorBlocks:
     """Reads blocks of one tensor. near: of ranks with equal slices this one is read, or, for other neighbours, another
@@ -94,10 +97,6 @@ def first_element(block: TensorSlice, shape: Shape) -> int | None:
     if cut and any(length != 1 for length in lengths[: cut[-1]]):
         return None
     return sum(start * prod(shape[axis + 1 :]) for axis, start in enumerate(block.starts))
-
-
-# Files that a process has open beside those of a checkpoint, those that are written among them.
-_OTHER_FILES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,18 @@ AggregationMode = Literal[
     "batch-token-sum-norm",
     "batch-mean",
 ]
+EstimatorName = Literal[
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "opo",
+    "max_rl",
+    "pass_k",
+    "gpg",
+    "remax",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,18 +128,6 @@ class FilterGroupsSection(Section):
 
 
 PolicyLossName = Literal[tuple(POLICY_LOSSES)]
-EstimatorName = Literal[
-    "grpo",
-    "dr_grpo",
-    "rloo",
-    "opo",
-    "max_rl",
-    "pass_k",
-    "gpg",
-    "remax",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-]
 
 
 class AdvantageSection(Section):

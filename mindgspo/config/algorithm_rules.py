@@ -30,6 +30,31 @@ LENGTH_FACTORS = {
 }
 
 _CAPS = ("clip_ratio_c", "ratio_upper_clamp", "loss_upper_clamp")
+# Which estimators read a key. The others would leave it without effect.
+READERS: Mapping[str, tuple[str, ...]] = {
+    "normalize_by_std": ("grpo", "pass_k"),
+    "std_over": ("grpo", "pass_k"),
+    "ddof": ("grpo", "pass_k"),
+    "eps": ("grpo", "pass_k"),
+    "singleton": ("grpo", "dr_grpo", "rloo", "opo", "max_rl", "pass_k", "gpg", "reinforce_plus_plus_baseline"),
+    "combine": ("grpo",),
+    "gamma": ("reinforce_plus_plus",),
+    "whiten": ("reinforce_plus_plus", "reinforce_plus_plus_baseline"),
+}
+# What normalize_then_sum means; other values would not be read.
+_FIXED_BY_COMBINE = ("normalize_by_std", "std_over", "singleton")
+# Their baseline is not made of siblings, so one response per prompt will do.
+WITHOUT_SIBLINGS = ("remax", "reinforce_plus_plus")
+# They subtract a KL penalty from the reward of each token, the others its sum from the reward of the response.
+_TOKEN_BY_TOKEN = ("remax", "reinforce_plus_plus")
+# Keys that ask for another objective; where they have no effect, somebody expects what will not happen.
+_REFUSED_WHERE_UNREAD = ("std_over", "combine", "gamma", "whiten")
+# arXiv 1909.08593, section 2.2, changes the coefficient by at most a fifth per horizon: after five of them at once it
+# would not be positive.
+_MOST_HORIZONS = 5
+_KEY = "algorithm.filter_groups"
+METRICS = ("none", "reward", "accuracy")
+_OF_REFILL = ("prompts_per_draw", "max_num_gen_batches", "when_short", "keep_surplus_steps")
 
 
 def recipe_of(algorithm: AlgorithmSection) -> LossRecipe:
@@ -120,31 +145,6 @@ def _surrogate_problems(algorithm: AlgorithmSection) -> Iterator[str]:
             )
 
 
-# Which estimators read a key. The others would leave it without effect.
-READERS: Mapping[str, tuple[str, ...]] = {
-    "normalize_by_std": ("grpo", "pass_k"),
-    "std_over": ("grpo", "pass_k"),
-    "ddof": ("grpo", "pass_k"),
-    "eps": ("grpo", "pass_k"),
-    "singleton": ("grpo", "dr_grpo", "rloo", "opo", "max_rl", "pass_k", "gpg", "reinforce_plus_plus_baseline"),
-    "combine": ("grpo",),
-    "gamma": ("reinforce_plus_plus",),
-    "whiten": ("reinforce_plus_plus", "reinforce_plus_plus_baseline"),
-}
-
-# What normalize_then_sum means; other values would not be read.
-_FIXED_BY_COMBINE = ("normalize_by_std", "std_over", "singleton")
-
-# Their baseline is not made of siblings, so one response per prompt will do.
-WITHOUT_SIBLINGS = ("remax", "reinforce_plus_plus")
-
-# They subtract a KL penalty from the reward of each token, the others its sum from the reward of the response.
-_TOKEN_BY_TOKEN = ("remax", "reinforce_plus_plus")
-
-# Keys that ask for another objective; where they have no effect, somebody expects what will not happen.
-_REFUSED_WHERE_UNREAD = ("std_over", "combine", "gamma", "whiten")
-
-
 def unread_keys(config: ExperimentConfig) -> list[str]:
     """Keys that were changed, but are not read by the estimator in use."""
     section = config.algorithm.advantage
@@ -208,11 +208,6 @@ def group_problems(config: ExperimentConfig) -> Iterator[str]:
 
 def _shown(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-# arXiv 1909.08593, section 2.2, changes the coefficient by at most a fifth per horizon: after five of them at once it
-# would not be positive.
-_MOST_HORIZONS = 5
 
 
 def kl_problems(config: ExperimentConfig) -> Iterator[str]:
@@ -343,11 +338,6 @@ def correction_problems(config: ExperimentConfig) -> Iterator[str]:
                 f"{key}.min: {given} must be below {key}.max {section.max:g} and at most 1, the weight where sampler "
                 f"and trainer agree; usual: 0.5 to 2"
             )
-
-
-_KEY = "algorithm.filter_groups"
-METRICS = ("none", "reward", "accuracy")
-_OF_REFILL = ("prompts_per_draw", "max_num_gen_batches", "when_short", "keep_surplus_steps")
 
 
 def filter_problems(config: ExperimentConfig) -> Iterator[str]:

@@ -10,6 +10,16 @@ from pydantic import Discriminator, Field, Tag
 
 from mindgspo.config.section import Section
 
+DataFormat = Literal["gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns", "arithmetic", "prepared"]
+ONE_SOURCE, NAMED_SOURCES = "<one>", "<named>"
+"""Tags of the two forms of `data.eval`, which pydantic puts into the places of its complaints."""
+SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+PositiveInt = Annotated[int, Field(ge=1)]
+OVERALL = "val-core/acc/mean@1"
+"""The greedy accuracy over all problems of all sets."""
+CHANGE = "val-core/acc/change"
+"""Its change since the first evaluation of the run."""
+
 
 class ColumnsSection(Section):
     """Which columns of a file hold what, for the format `columns`. A dot reaches into nested columns:
@@ -27,9 +37,6 @@ class ColumnsSection(Section):
     """One name for all rows instead of a column; reward.functions=[auto] and metrics go by it."""
     extra_info: tuple[str, ...] = ()
     """Further columns, kept for your own reward function as extra_info."""
-
-
-DataFormat = Literal["gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns", "arithmetic", "prepared"]
 
 
 class DataSourceSection(Section):
@@ -53,12 +60,6 @@ class DataSourceSection(Section):
     forgotten_carries: float = Field(default=0.0, ge=0, le=1)
     """Share of the carries (and borrows) that the worked solutions of generated arithmetic rows forget, as a
     careless teacher would. Gold answers stay right, so reinforcement learning can outdo its demonstrations."""
-
-
-ONE_SOURCE, NAMED_SOURCES = "<one>", "<named>"
-"""Tags of the two forms of `data.eval`, which pydantic puts into the places of its complaints."""
-
-SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 
 
 def _form(value: Any) -> str:
@@ -118,16 +119,6 @@ class TokenizerSection(Section):
     """Tokens that end a response; the first one is appended to supervised answers."""
     pad_token: str = "<|endoftext|>"
     """Token written into padded slots. It is never trained on and never searched for."""
-
-
-PositiveInt = Annotated[int, Field(ge=1)]
-
-
-OVERALL = "val-core/acc/mean@1"
-"""The greedy accuracy over all problems of all sets."""
-
-CHANGE = "val-core/acc/change"
-"""Its change since the first evaluation of the run."""
 
 
 class EvalSection(Section):

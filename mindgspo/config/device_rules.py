@@ -16,6 +16,7 @@ from mindgspo.text import divisors, either, nearest
 _GROUPS = "on Ascend ranks work together by 1, 2, 4 or whole servers of 8"
 _SERVER = 8
 _HEAD_STEP = 16
+_ARCHITECTURES = ("qwen2", "llama")
 
 
 def device_problems(config: ExperimentConfig) -> Iterator[str]:
@@ -154,9 +155,6 @@ def _sequence_problems(name: str, plan: ParallelPlan, config: ExperimentConfig) 
         f"{name}.use_seq_parallel: model_parallel {slices} does not divide the tokens of a micro-batch, "
         f"{given}; nearest legal trainer.length_multiple: {either(legal)}"
     )
-
-
-_ARCHITECTURES = ("qwen2", "llama")
 
 
 def backend_problems(config: ExperimentConfig) -> Iterator[str]:

@@ -13,6 +13,19 @@ from mindgspo.text import divisors, either, nearest
 if TYPE_CHECKING:
     from mindgspo.config.model import ModelSection
 
+_NOT_IN_GENERATION = {
+    "optimizer_shard": "there is no optimizer while generating",
+    "micro_batch_num": "there are no micro-batches while generating",
+    "recompute": "there is no backward pass while generating",
+    "expert_parallel": "replicas generate on their own, each with all experts",
+    "use_seq_parallel": "decoding takes one token per sequence",
+}
+_NOT_IN_SCORING = {
+    "optimizer_shard": "there is no optimizer while scoring",
+    "micro_batch_num": "without a backward pass micro-batches follow each other through the stages as they are",
+    "recompute": "there is no backward pass while scoring",
+}
+
 
 class ParallelPlan(Section):
     """How one graph is spread over cards, in MindSpore's words. The default is one process."""
@@ -69,20 +82,6 @@ def _sequence_problems(name: str, plan: ParallelPlan) -> list[str]:
 
 def _common_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
     return [*_model_parallel_problems(f"{name}.model_parallel", plan, model), *_not_built(name, plan)]
-
-
-_NOT_IN_GENERATION = {
-    "optimizer_shard": "there is no optimizer while generating",
-    "micro_batch_num": "there are no micro-batches while generating",
-    "recompute": "there is no backward pass while generating",
-    "expert_parallel": "replicas generate on their own, each with all experts",
-    "use_seq_parallel": "decoding takes one token per sequence",
-}
-_NOT_IN_SCORING = {
-    "optimizer_shard": "there is no optimizer while scoring",
-    "micro_batch_num": "without a backward pass micro-batches follow each other through the stages as they are",
-    "recompute": "there is no backward pass while scoring",
-}
 
 
 def check_infer_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:

@@ -41,6 +41,8 @@ SHAPERS: Mapping[str, str] = {
 
 WITH_TOKENS = ("length", "overlong")
 """Functions that need the length of a response in tokens."""
+_WITH_SETTINGS = ("math_dapo", "overlong", "length", "repetition")
+_ANSWER_IS_NOT_READ_BY = ("verl_strict", "verl_flexible")
 
 
 class FileFunction(NamedTuple):
@@ -156,10 +158,6 @@ class RewardSection(Section):
     def resolved_weights(self) -> tuple[float, ...]:
         """One weight per function, also where none are set."""
         return self.weights or (1.0,) * len(self.functions)
-
-
-_WITH_SETTINGS = ("math_dapo", "overlong", "length", "repetition")
-_ANSWER_IS_NOT_READ_BY = ("verl_strict", "verl_flexible")
 
 
 def reward_problems(reward: RewardSection) -> list[str]:

@@ -26,6 +26,10 @@ from mindgspo.config.reward import reward_file_problems, reward_problems
 from mindgspo.config.schema import ExperimentConfig, PlansSection
 from mindgspo.text import closest, divisors, either, nearest
 
+_BEST = re.compile(r"val-core/(?P<part>.+)/(?P<metric>(?:acc|reward)/[a-z]+@[0-9]+)")
+_FILE_FORMATS = ("gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns")
+_SUFFIXES = (".jsonl", ".parquet")
+
 
 def batch_problems(config: ExperimentConfig) -> Iterator[str]:
     """Every violated rule of the batches."""
@@ -119,9 +123,6 @@ def _samples(config: ExperimentConfig) -> int:
     return config.trainer.prompts_per_mini_batch * config.rollout.num_generations
 
 
-_BEST = re.compile(r"val-core/(?P<part>.+)/(?P<metric>(?:acc|reward)/[a-z]+@[0-9]+)")
-
-
 def eval_problems(config: ExperimentConfig) -> Iterator[str]:
     """Every violated rule about evaluation."""
     section = config.eval
@@ -175,10 +176,6 @@ def _best_metric_problems(config: ExperimentConfig) -> Iterator[str]:
     names = list(config.data.eval_sets)
     if config.data.names_eval_sets and found["part"].split("/")[0] not in names:
         yield f"eval.best_metric: there is no set {found['part']} under data.eval; there are {', '.join(names)}"
-
-
-_FILE_FORMATS = ("gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns")
-_SUFFIXES = (".jsonl", ".parquet")
 
 
 def joined_problems(config: ExperimentConfig) -> list[str]:

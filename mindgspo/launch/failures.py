@@ -18,6 +18,18 @@ from mindgspo.io import write_file
 from mindgspo.launch.folder import SCHEDULER, LaunchFolder
 from mindgspo.parallel.heartbeat import Record, State
 
+_TAIL_BYTES = 2**16
+_MAX_TRACEBACK_LINES = 80
+_CLEAR_LINE = b"\r\x1b[2K"
+_SHOW_CURSOR = b"\x1b[?25h"
+_NUM_LAST_LINES = 20
+_SIGNAL_HINTS = {
+    signal.SIGKILL: "sent by an operator, a batch system, or the kernel where memory ran out (dmesg tells)",
+    signal.SIGSEGV: "a crash in compiled code",
+    signal.SIGBUS: "a crash in compiled code, or a full disk or /dev/shm under mapped memory",
+    signal.SIGABRT: "compiled code gave up",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRecord:
@@ -54,12 +66,6 @@ def read_failure(path: Path) -> FailureRecord | None:
         return FailureRecord(**json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-
-
-_TAIL_BYTES = 2**16
-_MAX_TRACEBACK_LINES = 80
-_CLEAR_LINE = b"\r\x1b[2K"
-_SHOW_CURSOR = b"\x1b[?25h"
 
 
 class LogFollower:
@@ -175,15 +181,6 @@ def _at(place: str, ranks: list[int]) -> str:
     if not place:
         return f"{names(ranks)} without a sign of life"
     return f"{names(ranks)} {place if place in ('finished', 'starting') else f'at {place}'}"
-
-
-_NUM_LAST_LINES = 20
-_SIGNAL_HINTS = {
-    signal.SIGKILL: "sent by an operator, a batch system, or the kernel where memory ran out (dmesg tells)",
-    signal.SIGSEGV: "a crash in compiled code",
-    signal.SIGBUS: "a crash in compiled code, or a full disk or /dev/shm under mapped memory",
-    signal.SIGABRT: "compiled code gave up",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

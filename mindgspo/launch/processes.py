@@ -19,6 +19,12 @@ from mindgspo.errors import ConfigError
 from mindgspo.launch.folder import SCHEDULER, LaunchFolder
 from mindgspo.parallel import runtime
 
+# How long processes that were asked to end may take: contexts are left, temporary folders removed. Whoever hangs in a
+# collective cannot react at all.
+GRACE_S = 3.0
+_KILL_S = 3.0
+_POLL_S = 0.02
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlan:
@@ -145,13 +151,6 @@ def start_processes(
                 start_new_session=True,
             )
     return started
-
-
-# How long processes that were asked to end may take: contexts are left, temporary folders removed. Whoever hangs in a
-# collective cannot react at all.
-GRACE_S = 3.0
-_KILL_S = 3.0
-_POLL_S = 0.02
 
 
 class Processes:

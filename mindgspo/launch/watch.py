@@ -26,6 +26,20 @@ from mindgspo.parallel.heartbeat import MEETING, Heartbeat, Record, State, await
 
 _NUM_STEP_TIMES = 50  # of the last steps the median is taken, so that the limit follows growing responses
 REPORT_MEETING_S = 30.0
+_MAX_STACKS = 4
+MAX_STACK_LINES = 12
+_STACK_WAIT_S = 1.0
+_NOTABLE_STATUS = {
+    psutil.STATUS_STOPPED: "stopped by a signal",
+    psutil.STATUS_TRACING_STOP: "held by a debugger",
+    psutil.STATUS_DISK_SLEEP: "waiting for a disk or a network file system",
+}
+STALLED = 124
+"""Exit code of a run that was ended because it stalled; also that of timeout(1)."""
+_LOOK_S = 1.0
+_CONNECT_S = 1.0
+# Shorter silence may be a busy network. MindSpore's scheduler waits 30 s for a node that is silent.
+_LOST_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,20 +149,6 @@ def _is_past(record: Record) -> bool:
     return record.state is not State.STARTING and record.stage != MEETING
 
 
-_MAX_STACKS = 4
-MAX_STACK_LINES = 12
-_STACK_WAIT_S = 1.0
-_NOTABLE_STATUS = {
-    psutil.STATUS_STOPPED: "stopped by a signal",
-    psutil.STATUS_TRACING_STOP: "held by a debugger",
-    psutil.STATUS_DISK_SLEEP: "waiting for a disk or a network file system",
-}
-
-
-STALLED = 124
-"""Exit code of a run that was ended because it stalled; also that of timeout(1)."""
-
-
 def what_follows(section: WatchSection) -> str:
     """The last line about a stall."""
     if section.on_stall == "stop":
@@ -251,12 +251,6 @@ class Watch:
                     file.seek(before)
                     return [line.strip() for line in file.read().splitlines() if line.lstrip().startswith("File ")]
         return []
-
-
-_LOOK_S = 1.0
-_CONNECT_S = 1.0
-# Shorter silence may be a busy network. MindSpore's scheduler waits 30 s for a node that is silent.
-_LOST_S = 5.0
 
 
 class RemoteScheduler:

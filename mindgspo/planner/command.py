@@ -18,6 +18,15 @@ from mindgspo.planner.memory_plan import GIB, MIB, Level, MemoryPlan, Part, Rank
 from mindgspo.planner.smallest_change import changed, set_options, smallest_change
 from mindgspo.text import aligned
 
+DRY_RUNS = Path("dryrun")
+"""Where `mindgspo dryrun` leaves its folders, one per experiment, by default."""
+_GROUNDS = {
+    "Ascend": "An estimate: weights, gradients, moments and cache follow from the plans, the rest from what "
+    "MindSpore's allocator did in dry runs (docs/ascend.md); the framework's part was not measured on a card.",
+    "CPU": "A rough estimate for the longest prompts and responses: weights, gradients, moments and cache follow from "
+    "the plans. Workers of reward functions are not in it.",
+}
+
 
 def plan_lines(plan: MemoryPlan) -> Iterator[str]:
     """Tables by rank class at the configured level, then all levels."""
@@ -90,17 +99,6 @@ def _title(each: RankMemory) -> str:
     first, last = each.ranks[0], each.ranks[-1]
     layers = f"layers {each.layers[0]}-{each.layers[-1]}"
     return f"rank {first}, {layers}" if first == last else f"ranks {first}-{last}, {layers}"
-
-
-DRY_RUNS = Path("dryrun")
-"""Where `mindgspo dryrun` leaves its folders, one per experiment, by default."""
-
-_GROUNDS = {
-    "Ascend": "An estimate: weights, gradients, moments and cache follow from the plans, the rest from what "
-    "MindSpore's allocator did in dry runs (docs/ascend.md); the framework's part was not measured on a card.",
-    "CPU": "A rough estimate for the longest prompts and responses: weights, gradients, moments and cache follow from "
-    "the plans. Workers of reward functions are not in it.",
-}
 
 
 def plan_of_file(config: Path, overrides: Sequence[str], *, memory_gb: float | None = None) -> Iterator[str]:

@@ -25,6 +25,8 @@ from mindgspo.rollout.sizes import BLOCK, reads_trained_weights, rollout_sizes
 FLOAT = 4
 """Bytes of a float32."""
 TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+Sizes = Mapping[str, int]
+"""Elements by parameter name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,10 +181,6 @@ class RankWork:
         algorithm, plans = self.config.algorithm, self.config.plans
         trained = () if algorithm.old_log_probs == "sampler" else ((plans.train, self.train),)
         return trained if algorithm.kl.placement == "none" else (*trained, (plans.scoring, self.reference))
-
-
-Sizes = Mapping[str, int]
-"""Elements by parameter name."""
 
 
 def held_bytes(work: RankWork) -> dict[Holding, int]:

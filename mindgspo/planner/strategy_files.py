@@ -23,6 +23,7 @@ from mindgspo.parallel.strategy.record import Strategy
 GRAPHS = ("train", "reference", "rollout")
 # What AdamW keeps beside each weight.
 _MOMENTS = ("adamw.m.", "adamw.v.")
+_SIZES = re.compile(r"(\d+)x(\d+)x(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +84,6 @@ def write_plan_files(
             )
         )
     return found
-
-
-_SIZES = re.compile(r"(\d+)x(\d+)x(\d+)")
 
 
 def plan_strategy(config: Path, plan: str) -> Strategy:

@@ -20,6 +20,28 @@ from mindgspo.tensor_files.tensors import MAX_AXES, STORED_BITS, TensorInfo
 
 VARINT, _FIXED64, BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
+# MindSpore writes larger tensors in parts of this size.
+PART_BYTES = 512 << 20
+_TYPES: Mapping[str, str] = {
+    "Float64": "F64",
+    "Float32": "F32",
+    "Float16": "F16",
+    "BFloat16": "BF16",
+    "Int64": "I64",
+    "UInt64": "U64",
+    "Int32": "I32",
+    "UInt32": "U32",
+    "Int16": "I16",
+    "UInt16": "U16",
+    "Int8": "I8",
+    "UInt8": "U8",
+    "Bool": "BOOL",
+}
+_TYPE_OF = {dtype: name for name, dtype in _TYPES.items()}
+_TEXT = "str"
+_CRC_MARK, _CRC_BYTES = b"crc_num", 17
+# Three magic numbers, one per cipher; they differ in the first byte.
+_CIPHER_MARK = b"\x5e\x3a\x7f"
 
 
 class WireError(ValueError):
@@ -85,30 +107,6 @@ def _read_varint(content: FileContent, position: int, end: int) -> tuple[int, in
                 raise WireError(f"a negative number at {position:,}")
             return value, position + count + 1
     raise WireError(f"a number without an end at {position:,}")
-
-
-# MindSpore writes larger tensors in parts of this size.
-PART_BYTES = 512 << 20
-_TYPES: Mapping[str, str] = {
-    "Float64": "F64",
-    "Float32": "F32",
-    "Float16": "F16",
-    "BFloat16": "BF16",
-    "Int64": "I64",
-    "UInt64": "U64",
-    "Int32": "I32",
-    "UInt32": "U32",
-    "Int16": "I16",
-    "UInt16": "U16",
-    "Int8": "I8",
-    "UInt8": "U8",
-    "Bool": "BOOL",
-}
-_TYPE_OF = {dtype: name for name, dtype in _TYPES.items()}
-_TEXT = "str"
-_CRC_MARK, _CRC_BYTES = b"crc_num", 17
-# Three magic numbers, one per cipher; they differ in the first byte.
-_CIPHER_MARK = b"\x5e\x3a\x7f"
 
 
 def looks_like_ckpt(content: FileContent) -> bool:

@@ -30,6 +30,9 @@ ReadInto = Callable[[int, np.ndarray], None]
 _SHORT_RUN_BYTES = 4096
 # What a processor's cache holds, so that cutting costs no second way to memory.
 _BLOCK_BYTES = 256 << 10
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_SHARD_NAME = re.compile(r"[^/\\\x00-\x1f\x7f]{1,200}\.safetensors")
 
 
 def read_runs(
@@ -163,11 +166,6 @@ def open_tensor_file(path: Path) -> TensorFile:
 def _bytes_of(array: np.ndarray) -> memoryview:
     """The memory of a contiguous array, byte by byte."""
     return memoryview(array.reshape(-1).view(np.uint8))
-
-
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-_SHARD_NAME = re.compile(r"[^/\\\x00-\x1f\x7f]{1,200}\.safetensors")
 
 
 class TensorFolder(Closing):

@@ -39,6 +39,9 @@ MAX_AXES = 32
 
 # How many bytes a copy holds at once.
 CHUNK_BYTES = 16 << 20
+# What people write, and what files say.
+FILE_DTYPES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_SPELLED = {"F64": "float64", **{name: spelled for spelled, name in FILE_DTYPES.items()}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,11 +142,6 @@ def bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 def widen_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
     """The float32 numbers with the same values: bfloat16 is float32's upper half."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-# What people write, and what files say.
-FILE_DTYPES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-_SPELLED = {"F64": "float64", **{name: spelled for spelled, name in FILE_DTYPES.items()}}
 
 
 def rounded(bits: np.ndarray, *, source: str, target: str, name: str, path: Path) -> np.ndarray:

@@ -17,6 +17,7 @@ from mindgspo.tensor_files.tensors import FILE_DTYPES, TensorInfo, info_of, roun
 
 # A piece of a tensor: bytes, or an array whose memory is taken in C order, little-endian.
 Piece = bytes | bytearray | memoryview | np.ndarray
+WeightDtype = Literal["float32", "bfloat16", "float16"]
 
 
 def write_tensors(
@@ -103,9 +104,6 @@ def _bytes_of(piece: Piece) -> memoryview:
         return memoryview(piece).cast("B")
     plain = np.asarray(piece, dtype=piece.dtype.newbyteorder("<"), order="C")
     return memoryview(plain.reshape(-1).view(np.uint8))
-
-
-WeightDtype = Literal["float32", "bfloat16", "float16"]
 
 
 def read_safetensors(folder_or_file: Path) -> dict[str, np.ndarray]:

@@ -22,6 +22,13 @@ from mindgspo.parallel.reshard.plan import Bucket, Piece, ReshardPlan, Step
 from mindgspo.parallel.tensor_slice import TensorSlice
 from mindgspo.text import listed
 
+WORD_BYTES = 4
+"""Buffers travel as 32-bit words, the type that every collective of every backend takes."""
+# Senders whose amounts differ by less than this part of a bucket count as equally loaded.
+_GRAINS_PER_BUCKET = 8
+Link = tuple[int, Ranks]
+"""Sender and receivers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
@@ -126,13 +133,6 @@ def _group(sender: int, receivers: Ranks) -> Ranks:
     return tuple(sorted((sender, *receivers)))
 
 
-WORD_BYTES = 4
-"""Buffers travel as 32-bit words, the type that every collective of every backend takes."""
-
-# Senders whose amounts differ by less than this part of a bucket count as equally loaded.
-_GRAINS_PER_BUCKET = 8
-
-
 def plan_reshard(
     source: Mapping[str, Layout],
     destination: Mapping[str, Layout],
@@ -177,10 +177,6 @@ class _Block:
 
     overlap: Overlap
     piece: Piece
-
-
-Link = tuple[int, Ranks]
-"""Sender and receivers."""
 
 
 def _common_names(source: Mapping[str, Layout], destination: Mapping[str, Layout]) -> list[str]:

@@ -22,6 +22,8 @@ from mindgspo.parallel.reshard.planner import plan_reshard
 
 WORD = np.dtype(np.int32)
 """Type of the buffers: CPU collectives move float32 and int32, and only an integer keeps every bit pattern."""
+Residency = Callable[[tuple[str, ...]], AbstractContextManager[None]]
+"""Called around every step with its parameters' names: makes them resident on both sides, and lets them go."""
 
 
 def empty_buffer(bucket: Bucket) -> np.ndarray:
@@ -62,10 +64,6 @@ def _views(bucket: Bucket, buffer: np.ndarray) -> Iterator[tuple[Piece, np.ndarr
     for piece in bucket.pieces:
         yield piece, raw[first : first + piece.num_bytes]
         first += piece.num_bytes
-
-
-Residency = Callable[[tuple[str, ...]], AbstractContextManager[None]]
-"""Called around every step with its parameters' names: makes them resident on both sides, and lets them go."""
 
 
 def everything_stays(names: tuple[str, ...]) -> AbstractContextManager[None]:

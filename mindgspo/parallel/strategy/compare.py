@@ -11,6 +11,10 @@ from mindgspo.parallel.layout import Layout, Shape
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
 from mindgspo.text import closest
 
+# How many names of one kind the message shows.
+_LISTED = 3
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+
 
 def compare_strategies(left: Strategy, right: Strategy, *, spelling: bool = False) -> list[str]:
     """Everything in which the two differ, one line each, by stage and parameter; empty where they place alike.
@@ -82,11 +86,6 @@ def _layout(stored: StoredLayout, shape: Shape) -> Layout:
         tensor_map=tensor_map,
         rank_list=tuple(range(stored.num_devices)),
     )
-
-
-# How many names of one kind the message shows.
-_LISTED = 3
-_LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 def check_fits(strategy: Strategy, layouts: Mapping[str, Layout]) -> None:

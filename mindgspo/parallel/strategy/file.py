@@ -54,6 +54,9 @@ _WRITERS: Mapping[str, Callable[[Strategy], bytes]] = {".ckpt": to_protobuf, ".j
 # A strategy of 1,000 parameters has under 100 kB; whole weights must not be read into memory to be refused.
 _MOST_BYTES = 1 << 28
 _EXPECTED = "expected a MindSpore strategy file: what save_param_strategy_file writes, protobuf (.ckpt) or JSON"
+SINGLE = ""
+"""The name of what has none: a file, or a folder that holds files itself."""
+_SUFFIXES = (".ckpt", ".json")
 
 
 def read_strategy(path: Path | str) -> Strategy:
@@ -190,11 +193,6 @@ def _replace(path: Path, content: bytes) -> None:
         write_file(path, content)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be written ({error.strerror}); give another place") from error
-
-
-SINGLE = ""
-"""The name of what has none: a file, or a folder that holds files itself."""
-_SUFFIXES = (".ckpt", ".json")
 
 
 def read_source(path: Path) -> Mapping[str, Strategy]:

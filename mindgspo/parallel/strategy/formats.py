@@ -57,6 +57,11 @@ _MESSAGES: dict[str, tuple[tuple[str, int, int, int | str], ...]] = {
         ("parallel_layout_item", 3, _MANY, "ParallelLayoutItem"),
     ),
 }
+CURRENT_STAGE = 1
+"""Field `current_stage`: MindSpore counts its saves in it; merged files have 1. Nobody reads it."""
+_MERGED_NAME = re.compile(r"(\d{1,9})-(.+)", re.DOTALL)
+Entry = TypeVar("Entry")
+_LAYOUTS, _STRATEGIES = "parallel_layout_item", "parallel_strategy_item"
 
 
 def strategy_map_message() -> Any:
@@ -85,14 +90,6 @@ def _strategy_map_class() -> Any:
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file_descriptor())
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.ParallelStrategyMap"))
-
-
-CURRENT_STAGE = 1
-"""Field `current_stage`: MindSpore counts its saves in it; merged files have 1. Nobody reads it."""
-
-_MERGED_NAME = re.compile(r"(\d{1,9})-(.+)", re.DOTALL)
-
-Entry = TypeVar("Entry")
 
 
 def stage_marks(strategy: Strategy) -> list[tuple[str, int]]:
@@ -211,9 +208,6 @@ def _tensor_map(messages: list[tuple[int, ...]]) -> TensorMap:
 
 def _first(messages: Any) -> tuple[int, ...]:
     return tuple(messages[0].dim) if messages else ()
-
-
-_LAYOUTS, _STRATEGIES = "parallel_layout_item", "parallel_strategy_item"
 
 
 def to_json(strategy: Strategy) -> bytes:

@@ -18,6 +18,8 @@ DeviceMatrix = tuple[int, ...]
 
 NOT_SPLIT = -1
 ALL_REPLICAS = -1
+MOST_DEVICES = 1 << 20
+"""Devices of one stage beyond which a file is taken for damaged: what it says is worked out rank by rank."""
 
 
 def device_axes(entry: int | tuple[int, ...]) -> tuple[int, ...]:
@@ -119,10 +121,6 @@ def _length(matrix: DeviceMatrix, axis: int) -> int:
 def _stride(matrix: DeviceMatrix, axis: int) -> int:
     """How many ranks apart two neighbours on a device axis are."""
     return prod(matrix[len(matrix) - axis :])
-
-
-MOST_DEVICES = 1 << 20
-"""Devices of one stage beyond which a file is taken for damaged: what it says is worked out rank by rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,13 @@ from mindgspo.errors import ConfigError, TrainingError
 
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUP = Path("/proc/self/cgroup")
+# Linux 5.14: page in at once, and report what would be a deadly signal at the first access as an error.
+_MADV_POPULATE_READ = 22
+# Start to write a range and wait. Unlike fsync it forces no journal and no disk cache: nothing need survive a crash.
+_SYNC_FILE_RANGE = 1 | 2 | 4
+_IN_MEMORY = ("tmpfs", "ramfs")
+_libc = ctypes.CDLL(None, use_errno=True)
+_log = logging.getLogger(__name__)
 
 
 def free_memory_bytes(groups: Path = _GROUPS, own_group: Path = _OWN_GROUP) -> int:
@@ -67,16 +74,6 @@ def _room(folder: Path) -> int | None:
     if limit == "max":
         return None
     return int(limit) - used + int(counters.get("active_file", 0)) + int(counters.get("inactive_file", 0))
-
-
-# Linux 5.14: page in at once, and report what would be a deadly signal at the first access as an error.
-_MADV_POPULATE_READ = 22
-# Start to write a range and wait. Unlike fsync it forces no journal and no disk cache: nothing need survive a crash.
-_SYNC_FILE_RANGE = 1 | 2 | 4
-_IN_MEMORY = ("tmpfs", "ramfs")
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,8 @@ from types import MappingProxyType
 
 from mindgspo.text import aligned
 
+_MIB = 2**20
+
 
 class Holding(Enum):
     """Parameters that are moved together. The order is that of eviction: first what is given up for nothing."""
@@ -46,9 +48,6 @@ NEEDS: Mapping[Phase, tuple[Holding, ...]] = MappingProxyType(
         Phase.SAVE: (Holding.ACTOR_WEIGHTS, Holding.MOMENTS),
     }
 )
-
-
-_MIB = 2**20
 
 
 @dataclass(slots=True, kw_only=True)
