@@ -97,7 +97,7 @@ class Shaper(Protocol):
         """The value before weighting. verdict: of the first verifier, None if there is none."""
 
 
-def verification(answer: str, is_correct: bool, *, correct: float = 1.0, wrong: float = 0.0) -> Verification:
+def verified(answer: str, is_correct: bool, *, correct: float = 1.0, wrong: float = 0.0) -> Verification:
     """CORRECT or WRONG with its value, for an answer that was found."""
     return Verification(
         value=correct if is_correct else wrong,

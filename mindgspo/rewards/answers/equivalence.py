@@ -60,7 +60,7 @@ def compare(answer: str, gold: str) -> Comparison:
         found = stage(*pair)
         if found is not Comparison.UNDECIDED:
             return found
-    if is_unsolved(pair[0].tokens, pair[1].tokens):
+    if _is_unsolved(pair[0].tokens, pair[1].tokens):
         return Comparison.DIFFERENT
     can_be_formulas = all(safe_latex(reading.tokens) is not None for reading in pair)
     return Comparison.UNDECIDED if can_be_formulas else Comparison.DIFFERENT
@@ -242,7 +242,7 @@ _Side = list[Token]
 _OPENING, _CLOSING = ("(", "[", "{", r"\{"), (")", "]", "}", r"\}")
 
 
-def is_unsolved(answer: Sequence[Token], gold: Sequence[Token]) -> bool:
+def _is_unsolved(answer: Sequence[Token], gold: Sequence[Token]) -> bool:
     """Whether `answer` has an operation that `gold` lacks, or a relation that is not solved where `gold` is: sides that
     are neither names nor constants, or a name that is also on the other side."""
     if _operations(answer) - _operations(gold):

@@ -61,7 +61,7 @@ class Marker(str, Enum):
     FINAL_NUMBER = "final_number"
 
 
-class Strength(Enum):
+class _Strength(Enum):
     """How much an occurrence says. STATED: a value. VAGUE: perhaps an answer. SILENT: nothing."""
 
     STATED = "stated"
@@ -140,34 +140,34 @@ def content_of(text: str, occurrence: Occurrence) -> str:
     return _line_after(text[occurrence.start : min(occurrence.end, occurrence.start + MAX_CONTENT_CHARS)])
 
 
-def strength_of(text: str, occurrence: Occurrence, content: str) -> Strength:
+def _strength_of(text: str, occurrence: Occurrence, content: str) -> _Strength:
     """How much is said by `content`, which `occurrence` announces in `text`."""
     if not _HAS_WORD.search(content):
-        return Strength.SILENT
+        return _Strength.SILENT
     if occurrence.marker is Marker.BOXED:
-        return Strength.STATED
+        return _Strength.STATED
     if _HAS_DIGIT.search(content):
         if occurrence.marker is Marker.SHORT_LINE:
-            return Strength.STATED if read_quantity(content) is not None else Strength.VAGUE
+            return _Strength.STATED if read_quantity(content) is not None else _Strength.VAGUE
         if starts_with_number(content):
-            return Strength.VAGUE if _is_heading(text, occurrence, content) else Strength.STATED
+            return _Strength.VAGUE if _is_heading(text, occurrence, content) else _Strength.STATED
         if read_quantity(content) is not None:
             # "#### Case 1: n = 4" reads as a quantity, yet is more likely a heading.
-            return Strength.VAGUE if occurrence.marker is Marker.HASHES else Strength.STATED
+            return _Strength.VAGUE if occurrence.marker is Marker.HASHES else _Strength.STATED
         if states_several(plain(content)):
-            return Strength.VAGUE
+            return _Strength.VAGUE
     return _strength_without_number(occurrence.marker, plain(content))
 
 
-def _strength_without_number(marker: Marker, content: str) -> Strength:
+def _strength_without_number(marker: Marker, content: str) -> _Strength:
     if marker is Marker.HASHES:
-        return Strength.SILENT  # a heading
+        return _Strength.SILENT  # a heading
     if _FORMULA_START.match(content):
-        return Strength.STATED
+        return _Strength.STATED
     if marker is Marker.ANSWER_IS:
-        return Strength.SILENT  # prose such as "the answer is in dollars"
+        return _Strength.SILENT  # prose such as "the answer is in dollars"
     # The prompt of DAPO-Math says "Answer: $Answer": an echo of it answers nothing.
-    return Strength.SILENT if content.lower().startswith("answer") else Strength.VAGUE
+    return _Strength.SILENT if content.lower().startswith("answer") else _Strength.VAGUE
 
 
 def _speaks_of_answers(text: str) -> bool:
@@ -281,10 +281,10 @@ def _answer_in(passage: Passage, ranks: Sequence[Sequence[Marker]], mode: Answer
             content = content_of(text, occurrence)
             if occurrence.marker is Marker.ANSWER_IS and mode != "last":
                 content = before_calculation(content)
-            strength = strength_of(text, occurrence, content)
-            if strength is Strength.STATED:
+            strength = _strength_of(text, occurrence, content)
+            if strength is _Strength.STATED:
                 return content
-            if strength is Strength.VAGUE and vague is None:
+            if strength is _Strength.VAGUE and vague is None:
                 vague = (occurrence, content)
     if vague is not None:
         # Words behind a marker, as in "Answer: She sold 72 clips.": the number is looked for in and behind them.

@@ -45,14 +45,14 @@ from mindgspo.rewards.answers.latex_values import (
 )
 from mindgspo.rewards.answers.quantity import MAX_DIGITS
 
-CLOSERS = (")", "]", r"\}", "}")
+_CLOSERS = (")", "]", r"\}", "}")
 _RELATIONS = (
     "le ge ne in notin approx equiv cup cap setminus subset subseteq to rightarrow Rightarrow implies mapsto sim "
     "cong parallel perp wedge vee land lor iff Leftrightarrow"
 )
-RELATION_COMMANDS = frozenset(_RELATIONS.split())
+_RELATION_COMMANDS = frozenset(_RELATIONS.split())
 _RELATION_SYMBOLS = frozenset("=<>:")
-MAX_DEPTH = 30
+_MAX_DEPTH = 30
 """Brackets within brackets."""
 
 _CLOSING = {"(": (")", "]"), "[": (")", "]"), r"\{": (r"\}",)}  # (3, 4] is an interval
@@ -71,7 +71,7 @@ def _set(elements: Sequence[Element]) -> Term:
 _SAME_BODY = {r"+\mathbb{+R}": r"+tuple(-\infty; +\infty)"}
 
 
-class Reader:
+class _Reader:
     """Reads one expression. Methods that read raise Unreadable; the position is then meaningless."""
 
     def __init__(self, tokens: Sequence[Token]) -> None:
@@ -108,7 +108,7 @@ class Reader:
         token = self._peek()
         if token is None:
             return None
-        known = {Kind.COMMAND: RELATION_COMMANDS, Kind.SYMBOL: _RELATION_SYMBOLS}.get(token.kind, frozenset())
+        known = {Kind.COMMAND: _RELATION_COMMANDS, Kind.SYMBOL: _RELATION_SYMBOLS}.get(token.kind, frozenset())
         return token.text if token.text in known else None
 
     def _ends_term(self, *, is_empty: bool) -> bool:
@@ -120,7 +120,7 @@ class Reader:
             return token.text.startswith("end{")
         if token.is_symbol("|"):  # after an operator or an opening it opens, otherwise it closes
             return self._in_bars and not is_empty
-        return token.is_symbol("+", "-", ",", ";", "&", LINE_BREAK, *CLOSERS)
+        return token.is_symbol("+", "-", ",", ";", "&", LINE_BREAK, *_CLOSERS)
 
     # -- lists, relations, sums, products --------------------------------------------------------------------------
 
@@ -133,12 +133,12 @@ class Reader:
 
     def _elements(self) -> list[Element]:
         elements = []
-        while self._peek() is not None and not self._is(*CLOSERS):
+        while self._peek() is not None and not self._is(*_CLOSERS):
             if self._is(",", ";"):
                 self._at += 1
                 continue
             elements.append(self._element())
-            if self._peek() is not None and not self._is(",", ";", *CLOSERS):
+            if self._peek() is not None and not self._is(",", ";", *_CLOSERS):
                 raise Unreadable
         return elements
 
@@ -205,7 +205,7 @@ class Reader:
     def _factor(self, follows: Token | None) -> Term:
         """One factor. follows: the token right before it, None after an operator or at the start of a term."""
         self._depth += 1
-        if self._depth > MAX_DEPTH:
+        if self._depth > _MAX_DEPTH:
             raise Unreadable
         found = self._with_postfixes(self._atom(follows))
         self._depth -= 1
@@ -380,7 +380,7 @@ def form_of_tokens(tokens: list[Token]) -> NormalForm | None:
     if not tokens:
         return None
     try:
-        elements = Reader(tokens).read()
+        elements = _Reader(tokens).read()
     except Unreadable:
         return None
     names = [element.name for element in elements]

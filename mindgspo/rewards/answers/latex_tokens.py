@@ -340,7 +340,7 @@ _ELEMENT_ENDS = (",", ";", "&", LINE_BREAK, ")", "]", r"\}", "}")
 _VALUE_ENDS = (")", "]", r"\}", "}", "%", "!", "|")
 
 
-def without_units(tokens: Sequence[Token]) -> list[Token]:
+def _without_units(tokens: Sequence[Token]) -> list[Token]:
     """`tokens` without the units."""
     result: list[Token] = []
     at = 0
@@ -400,7 +400,7 @@ def answer_tokens(text: str) -> list[Token]:
         start += 1
     while end > start and tokens[end - 1].is_symbol(*_EDGES) and not _is_mathematical(tokens, end - 1):
         end -= 1
-    return without_units(spelled_out(_without_repeats(tokens[start:end])))
+    return _without_units(spelled_out(_without_repeats(tokens[start:end])))
 
 
 def _without_repeats(tokens: list[Token]) -> list[Token]:

@@ -46,7 +46,7 @@ _AT_END = re.compile(r"[.,]+\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumberPrefix:
+class _NumberPrefix:
     """A number at the start of a text.
 
     value: exact value, percent already divided by 100. percent: whether a percent sign was written.
@@ -65,11 +65,11 @@ def parse_number(text: str) -> Fraction | None:
     \frac{a}{b} and its variants, scientific notation (1.5e3, 1.5 x 10^3, 1.5 \times 10^{3}). None for anything else,
     a zero denominator or an absurd size.
     """
-    found = read_number_prefix(text.strip())
+    found = _read_number_prefix(text.strip())
     return found.value if found is not None and not found.rest.strip() else None
 
 
-def read_number_prefix(text: str) -> NumberPrefix | None:
+def _read_number_prefix(text: str) -> _NumberPrefix | None:
     """The number that `text` starts with, or None if it does not start with one."""
     head = text[:MAX_LITERAL_CHARS]
     sign = _SIGN.match(head)
@@ -81,7 +81,7 @@ def read_number_prefix(text: str) -> NumberPrefix | None:
     percent = _PERCENT.match(head, literal.end)
     end = literal.end if percent is None else percent.end()
     value = value if percent is None else value / 100
-    return NumberPrefix(value=-value if sign.group(1) == "-" else value, percent=percent is not None, rest=text[end:])
+    return _NumberPrefix(value=-value if sign.group(1) == "-" else value, percent=percent is not None, rest=text[end:])
 
 
 def number_places(line: str) -> list[tuple[int, int]]:
@@ -328,7 +328,7 @@ def before_calculation(content: str) -> str:
     GSM8K do not take it for an answer.
     """
     text = _after_lead_in(plain(content[:MAX_CONTENT_CHARS]))
-    number = read_number_prefix(text)
+    number = _read_number_prefix(text)
     if number is None or not _OPERATOR.match(number.rest):
         return content
     left, equals, _ = text.partition("=")
@@ -389,7 +389,7 @@ def _number_and_unit(text: str) -> Quantity | None:
     text = without_aside(_after_lead_in(text))
     if money := _DOLLARS_AND_CENTS.match(text):
         return _dollars_and_cents(money, text[money.end() :])
-    number = read_number_prefix(text)
+    number = _read_number_prefix(text)
     if number is None:
         return None
     value, rest = number.value, number.rest

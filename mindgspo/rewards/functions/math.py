@@ -16,7 +16,7 @@ from mindgspo.rewards.answers.extract import USUAL_MARKERS, Marker, content_of, 
 from mindgspo.rewards.answers.latex_reader import normal_form
 from mindgspo.rewards.answers.latex_tokens import Kind, answer_tokens
 from mindgspo.rewards.answers.text import boxed_spans, passages
-from mindgspo.rewards.verification import Candidate, Job, JSONValue, Verification, verification
+from mindgspo.rewards.verification import Candidate, Job, JSONValue, Verification, verified
 from mindgspo.types import Verdict
 
 TASK = "math_verify"
@@ -49,7 +49,7 @@ class Math:
         comparison = compare(answer, gold)
         if comparison is Comparison.UNDECIDED:
             return Job(task=TASK, arguments={"answer": answer, "gold": gold}, conclude=partial(_compared, answer))
-        return verification(answer, comparison is Comparison.SAME)
+        return verified(answer, comparison is Comparison.SAME)
 
     def _answer(self, candidate: Candidate) -> str | None:
         if self._mode != "strict":
@@ -99,7 +99,7 @@ def _compared(answer: str, value: JSONValue) -> Verification:
     equal, and the normal forms have already said that the answer is none: WRONG, not an abstention, because otherwise
     only correct responses to such a row would count."""
     assert isinstance(value, dict), f"{TASK} replied {value!r}"
-    return verification(answer, value["same"] is True)
+    return verified(answer, value["same"] is True)
 
 
 # ----- the formula in a line that announces it

@@ -16,7 +16,7 @@ from itertools import islice, pairwise
 from mindgspo.config.reward import AnswerMode
 from mindgspo.rewards.answers.extract import MAX_OCCURRENCES, Marker, Occurrence, content_of, occurrences
 from mindgspo.rewards.answers.text import BOX, Span, boxed_spans, passages, plain
-from mindgspo.rewards.verification import Candidate, Verification, verification
+from mindgspo.rewards.verification import Candidate, Verification, verified
 from mindgspo.types import Verdict
 
 MAX_CHARS = 600
@@ -103,7 +103,7 @@ class MultipleChoice:
         if found is None:
             return Verification(value=0.0, verdict=Verdict.NO_ANSWER)
         content, choices = found
-        return verification(content.strip() if choices is None else "".join(sorted(choices)), choices == gold)
+        return verified(content.strip() if choices is None else "".join(sorted(choices)), choices == gold)
 
 
 def _gold_choices(gold: str) -> Choice | None:

@@ -11,7 +11,7 @@ from mindgspo.rewards.answers.equivalence import Comparison, compare
 from mindgspo.rewards.answers.extract import USUAL_MARKERS, Marker, find_answer
 from mindgspo.rewards.answers.quantity import MAX_CONTENT_CHARS, Quantity, read_quantity, same_quantity, unboxed
 from mindgspo.rewards.answers.text import plain
-from mindgspo.rewards.verification import Candidate, Verification, verification
+from mindgspo.rewards.verification import Candidate, Verification, verified
 from mindgspo.types import Verdict
 
 VERL_TAIL_CHARS = 300
@@ -54,7 +54,7 @@ class NumericVerifier:
         if announced is None:
             return Verification(value=self._wrong, verdict=Verdict.NO_ANSWER)
         is_correct = self._is_correct(announced, candidate.gold)
-        return verification(plain(announced), is_correct, correct=self._correct, wrong=self._wrong)
+        return verified(plain(announced), is_correct, correct=self._correct, wrong=self._wrong)
 
     def _is_correct(self, announced: str, gold: str) -> bool:
         answer, expected = read_quantity(announced), _gold_quantity(gold)
@@ -118,7 +118,7 @@ class VerlGsm8k:
         extracted = self._extract(candidate.text[-VERL_TAIL_CHARS:])
         if extracted is None:
             return Verification(value=0.0, verdict=Verdict.NO_ANSWER)
-        return verification(extracted, extracted == candidate.gold)
+        return verified(extracted, extracted == candidate.gold)
 
 
 def _gold_quantity(gold: str) -> Quantity | None:
