@@ -1,17 +1,12 @@
-"""dataset.json: what a prepared data set was made of and what became of every row.
-
-What enters: the facts gathered by prepare, or a folder. What leaves: `DatasetInfo`, written and read with all
-its types checked. The columns of the MindRecord file are documented here, in `COLUMNS`.
-"""
+"""dataset.json: what a prepared data set was made of, what became of every row, and the columns of its file."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mindgspo.errors import DataError
 
@@ -30,8 +25,13 @@ COLUMNS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceFacts:
+class Facts(BaseModel):
+    """Part of dataset.json."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class SourceFacts(Facts):
     """Where the rows came from. columns: the mapping of the format `columns`. seed: only of generated rows."""
 
     format: str
@@ -44,16 +44,14 @@ class SourceFacts:
     seed: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizerFacts:
+class TokenizerFacts(Facts):
     """Which tokenizer, chat template included, made the ids."""
 
     name: str
     fingerprint: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptFacts:
+class PromptFacts(Facts):
     """How a row became a prompt; lengths in tokens."""
 
     system_prompt: str | None
@@ -63,8 +61,7 @@ class PromptFacts:
     truncation: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowCounts:
+class RowCounts(Facts):
     """rows_in = rows_out + the sum of dropped (by reason). truncated counts rows of rows_out, by side."""
 
     rows_in: int
@@ -73,24 +70,21 @@ class RowCounts:
     dropped: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepeatedPrompt:
+class RepeatedPrompt(Facts):
     """Places ("file:line") of a prompt and of a later row that asks the same."""
 
     first: str
     again: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConflictingPrompt:
+class ConflictingPrompt(Facts):
     """A prompt that occurs with different gold answers: place i says answer i."""
 
     places: tuple[str, ...]
     answers: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DuplicateFacts:
+class DuplicateFacts(Facts):
     """Equal prompts among the rows that are not dropped for another reason, whether dedup then dropped them or not.
 
     repeated_rows: rows whose prompt occurred before. conflicting_prompts: prompts that occur with different answers,
@@ -106,8 +100,7 @@ class DuplicateFacts:
     conflicting_examples: tuple[ConflictingPrompt, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LengthFacts:
+class LengthFacts(Facts):
     """Prompt lengths in tokens: of the stored prompts, and the longest before truncation or dropping."""
 
     min: int
@@ -116,8 +109,7 @@ class LengthFacts:
     max_before_truncation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileFacts:
+class FileFacts(Facts):
     """One file of the folder; size in bytes."""
 
     name: str
@@ -125,8 +117,7 @@ class FileFacts:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetInfo:
+class DatasetInfo(Facts):
     """The whole of dataset.json. seed: the one prepare was called with."""
 
     schema_version: int
@@ -140,7 +131,7 @@ class DatasetInfo:
     columns: Mapping[str, str]
     seed: int
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid")
 
     def account(self) -> str:
         """What became of the rows, in a few lines for people."""
@@ -193,12 +184,10 @@ class DatasetInfo:
 SHOWN = 3
 """Examples of each kind of duplicate that `account` prints."""
 
-_ADAPTER = TypeAdapter(DatasetInfo)
-
 
 def write_info(info: DatasetInfo, folder: Path) -> None:
     """Write dataset.json into a folder that nobody reads yet."""
-    (folder / FILE_NAME).write_bytes(_ADAPTER.dump_json(info, indent=2) + b"\n")
+    (folder / FILE_NAME).write_bytes(info.model_dump_json(indent=2).encode() + b"\n")
 
 
 def read_info(folder: Path) -> DatasetInfo:
@@ -215,7 +204,7 @@ def read_info(folder: Path) -> DatasetInfo:
     content = path.read_bytes()
     _check_version(path, content)
     try:
-        return _ADAPTER.validate_json(content)
+        return DatasetInfo.model_validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
@@ -242,11 +231,9 @@ def differences(old: DatasetInfo, source: SourceFacts, tokenizer: TokenizerFacts
 
     Names and paths do not count: the same bytes in another place are the same input.
     """
-    before = {"source": asdict(old.source), "tokenizer": asdict(old.tokenizer), "prompt": asdict(old.prompt)}
-    now = {"source": asdict(source), "tokenizer": asdict(tokenizer), "prompt": asdict(prompt)}
     return [
-        f"{section}.{key}: was {before[section][key]!r}, now {value!r}"
-        for section, facts in now.items()
-        for key, value in facts.items()
-        if key not in ("path", "name") and before[section][key] != value
+        f"{section}.{key}: was {getattr(getattr(old, section), key)!r}, now {value!r}"
+        for section, facts in (("source", source), ("tokenizer", tokenizer), ("prompt", prompt))
+        for key, value in facts
+        if key not in ("path", "name") and getattr(getattr(old, section), key) != value
     ]

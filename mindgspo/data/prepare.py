@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,8 +73,9 @@ class _Inputs:
 
     def key(self, chunk_rows: int) -> str:
         """Names the chunks made of these inputs. What is decided after tokenizing has no part in it."""
-        facts = asdict(replace(self.source, dedup=False)), self.tokenizer.fingerprint, asdict(self.prompt)
-        return hashlib.sha256(json.dumps([SCHEMA_VERSION, chunk_rows, *facts]).encode()).hexdigest()[:12]
+        source = self.source.model_copy(update={"dedup": False}).model_dump()
+        facts = [SCHEMA_VERSION, chunk_rows, source, self.tokenizer.fingerprint, self.prompt.model_dump()]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
 
 
 def prepare_dataset(

@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def write_chunks(
         "eos_ids": tokenizer.eos_ids,
         "pad_id": tokenizer.pad_id,
         "fingerprint": tokenizer.fingerprint,
-        "facts": asdict(facts),
+        "facts": facts.model_dump(),
     }
     workers: list[subprocess.Popen[bytes]] = []
     of_thread = threading.local()
