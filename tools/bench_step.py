@@ -40,8 +40,7 @@ from mindgspo.models.scoring import PolicyScorer
 from mindgspo.models.weights import initialize_weights
 from mindgspo.parallel.runtime import set_up_runtime
 from mindgspo.rollout.engine import NativeEngine
-from mindgspo.rollout.protocol import SamplingSettings
-from mindgspo.rollout.random import Purpose, RandomStream
+from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
 from mindgspo.types import Batch, Prompt, Response
 
 NUM_PROMPTS, PROMPT_LENGTH, GROUP, MINI_BATCH = 8, 32, 8, 16

@@ -32,8 +32,7 @@ from mindgspo.parallel.runtime import set_up_runtime
 from mindgspo.parallel.swap.states import Holding, Phase
 from mindgspo.parallel.swap.swap import open_swap
 from mindgspo.rollout.engine import NativeEngine
-from mindgspo.rollout.protocol import SamplingSettings
-from mindgspo.rollout.random import Purpose, RandomStream
+from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
 from mindgspo.types import Batch, Prompt, Response
 
 MIB = 2**20

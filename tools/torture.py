@@ -22,9 +22,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from torture_runs import WORKERS, Torture
+
 from mindgspo.errors import MindGSPOError
-from mindgspo.torture import Torture
-from mindgspo.torture.experiment import WORKERS
 
 
 def main(arguments: list[str]) -> int:

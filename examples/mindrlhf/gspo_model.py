@@ -21,7 +21,7 @@ from mindgspo.algorithms.loss_metrics import POLICY_METRICS
 from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.config import AlgorithmSection, KLSection, with_recipe
 from mindgspo.errors import ConfigError
-from mindgspo.parallel.rank_functions import pure
+from mindgspo.parallel.auto_parallel import pure
 
 _AT = {metric.name: index for index, metric in enumerate(POLICY_METRICS)}
 

@@ -30,7 +30,7 @@ from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.io import json_bytes
 from mindgspo.metrics.files import CONFIG_FILE
 from mindgspo.models.huggingface_config import generation_config, huggingface_config, read_model_section
-from mindgspo.models.mindformers_names import hugging_face_name, mindformers_name
+from mindgspo.models.names import hugging_face_name, mindformers_name
 from mindgspo.models.weight_check import require_weights
 from mindgspo.tensor_files import FILE_DTYPES, INDEX_FILE, SINGLE_FILE, TensorSource, WeightDtype, open_tensors
 from mindgspo.tensor_files.file_bytes import titled_names

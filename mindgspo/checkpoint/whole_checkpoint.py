@@ -25,10 +25,9 @@ from mindgspo.checkpoint.placement import (
 from mindgspo.checkpoint.stored_files import StoredCheckpoint
 from mindgspo.errors import CheckpointError
 from mindgspo.io import Closing
-from mindgspo.parallel.layout import Layout, Shape, SliceIndex
+from mindgspo.parallel.layout import Layout, Shape, SliceIndex, TensorSlice
 from mindgspo.parallel.reshard.planner import touching_slices
 from mindgspo.parallel.strategy.record import Strategy
-from mindgspo.parallel.tensor_slice import TensorSlice
 from mindgspo.tensor_files.reader import TensorFile, open_tensors
 from mindgspo.tensor_files.tensors import TensorInfo
 

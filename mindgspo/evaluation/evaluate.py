@@ -22,8 +22,7 @@ from mindgspo.evaluation.scoring import ResponseScorer, logged_groups
 from mindgspo.evaluation.summary import EvaluationSummary, ScoredProblem, summarize
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.parallel.swap.swap import Swap
-from mindgspo.rollout.protocol import RolloutEngine, SamplingSettings
-from mindgspo.rollout.random import Purpose, RandomStream
+from mindgspo.rollout.protocol import Purpose, RandomStream, RolloutEngine, SamplingSettings
 from mindgspo.types import Prompt, ScoredGroup, Verdict
 
 

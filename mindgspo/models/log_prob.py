@@ -27,9 +27,8 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore.ops import constexpr
 
-from mindgspo.parallel.placement import LogicalPlacement, Placement
-from mindgspo.parallel.process_groups import group_name
-from mindgspo.parallel.splits import DATA, MODEL, WHOLE
+from mindgspo.parallel.collectives import group_name
+from mindgspo.parallel.placement import DATA, MODEL, WHOLE, LogicalPlacement, Placement
 
 _TOKENS = (DATA, WHOLE)
 _LOGITS = (DATA, MODEL)

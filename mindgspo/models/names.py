@@ -1,19 +1,21 @@
-"""Weight names and shapes of every model family, as tables: ours on the left, Hugging Face's on the right.
+"""Weight names and shapes of every model family, as tables: ours, Hugging Face's, MindFormers'; and whether a file's
+weights are those of a model. Pure Python.
 
-What enters: the model section. What leaves: for each parameter its name in a Hugging Face file and its shape. `{i}`
-stands for the layer, `{e}` for the expert: the experts' matrices are one parameter [experts, out, in] here, and one
-tensor per expert in a file. Called by `models.weights`, which refuses whatever a table does not name, and by the makers
-of strategy files. Pure Python.
+`{i}` stands for the layer, `{e}` for the expert: the experts' matrices are one parameter [experts, out, in] here, and
+one tensor per expert in a file. MindFormers' names are those of a dense model's weights (its Qwen2 and Llama cells with
+`qkv_concat=False`); norms of queries and keys and experts have no name there.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mindgspo.config import ModelSection
 from mindgspo.config.model import FAMILIES, Family
+from mindgspo.errors import WeightsError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -167,3 +169,48 @@ def _expand(model: ModelSection) -> list[_Weight]:
                 )
             )
     return expanded
+
+
+# Hugging Face on the left, MindFormers on the right.
+_OUTSIDE_LAYERS = {
+    "model.embed_tokens.weight": "model.tok_embeddings.embedding_weight",
+    "model.norm.weight": "model.norm_out.weight",
+    "lm_head.weight": "lm_head.weight",
+}
+# Inside `model.layers.<i>.`, without `.weight` or `.bias`.
+_IN_LAYERS = {
+    "input_layernorm": "attention_norm",
+    "self_attn.q_proj": "attention.wq",
+    "self_attn.k_proj": "attention.wk",
+    "self_attn.v_proj": "attention.wv",
+    "self_attn.o_proj": "attention.wo",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.down_proj": "feed_forward.w2",
+    "mlp.up_proj": "feed_forward.w3",
+}
+_LAYER = re.compile(r"(?P<layer>model\.layers\.(?:0|[1-9][0-9]*)\.)(?P<part>.+)(?P<ending>\.(?:weight|bias))")
+
+
+def mindformers_name(hugging_face_name: str) -> str:
+    """MindFormers' name of a weight. Raises WeightsError: a weight that its cells do not have."""
+    return _renamed(hugging_face_name, _OUTSIDE_LAYERS, _IN_LAYERS, "MindFormers has no name for it")
+
+
+def hugging_face_name(mindformers_name: str) -> str:
+    """Hugging Face's name of a weight. Raises WeightsError: no name of MindFormers' Qwen2 or Llama cells."""
+    outside = {theirs: name for name, theirs in _OUTSIDE_LAYERS.items()}
+    in_layers = {theirs: name for name, theirs in _IN_LAYERS.items()}
+    return _renamed(mindformers_name, outside, in_layers, "no name of MindFormers' Qwen2 or Llama")
+
+
+def _renamed(name: str, outside: dict[str, str], in_layers: dict[str, str], refusal: str) -> str:
+    if name in outside:
+        return outside[name]
+    match = _LAYER.fullmatch(name)
+    if match is None or match["part"] not in in_layers:
+        raise WeightsError(
+            f"weight {name}: {refusal}; the table covers dense Qwen2 and Llama without q/k norms, and MindFormers' "
+            "files written with qkv_concat=False"
+        )
+    return match["layer"] + in_layers[match["part"]] + match["ending"]

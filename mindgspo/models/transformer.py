@@ -11,12 +11,12 @@ Legend: M = R * T flattened tokens, S decode slots, C cache positions, H hidden,
 from __future__ import annotations
 
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindgspo.config import ModelSection
-from mindgspo.config.model import FAMILIES
+from mindgspo.config.model import FAMILIES, RopeScalingSection
 from mindgspo.models.mixture_of_experts import MixtureOfExperts
-from mindgspo.models.rotary import rope_tables
 from mindgspo.parallel.device_ops import CausalAttentionOp, RMSNormOp, RotaryOp, SegmentMask, SwiGLUOp
 from mindgspo.parallel.layers import (
     ColumnParallelLinear,
@@ -25,8 +25,8 @@ from mindgspo.parallel.layers import (
 )
 from mindgspo.parallel.model_parallel_ops import Unchanged, enter_model_parallel
 from mindgspo.parallel.parameter_memory import zero_parameter
-from mindgspo.parallel.placement import ALONE, Placement
-from mindgspo.parallel.splits import DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axes
+from mindgspo.parallel.placement import ALONE, DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axes, Placement
+from mindgspo.types import Float32Array
 
 DTYPES = {"float32": ms.float32, "bfloat16": ms.bfloat16, "float16": ms.float16}
 
@@ -218,3 +218,24 @@ class Transformer(nn.Cell):
             x_MH, key, value = layer.prefill(x_MH, cos, sin, mask)
             cached += (key, value)
         return cached
+
+
+def rope_tables(model: ModelSection) -> tuple[Float32Array, Float32Array]:
+    """cos and sin of position * frequency, [positions, D], the two halves of D repeated."""
+    assert model.head_dim is not None, "config.validate refuses a width that its heads do not divide"
+    frequencies = rope_frequencies(model.head_dim, model.rope_theta, model.rope_scaling)
+    positions = np.arange(model.max_position_embeddings, dtype=np.float32)
+    angle = np.outer(positions, frequencies).astype(np.float32)
+    angle = np.concatenate([angle, angle], axis=1)
+    return np.cos(angle), np.sin(angle)
+
+
+def rope_frequencies(head_dim: int, theta: float, scaling: RopeScalingSection | None) -> Float32Array:
+    """theta^(-2i/D) for i < D/2 in radians per token, stretched as `RopeScalingSection` says."""
+    frequencies = (1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)).astype(np.float32)
+    if scaling is None:
+        return frequencies
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * np.pi)  # within the original length
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)  # 1: turns as it did; 0: `factor` times slower
+    return ((1 - kept) * frequencies / scaling.factor + kept * frequencies).astype(np.float32)

@@ -1,16 +1,18 @@
-"""A logical graph handed to MindSpore's compiler, with the plan by which to divide it.
-
-What enters: a cell of full shapes whose ops carry strategies, and its placement. What leaves: a cell to be compiled or
-called; each graph has its plan to itself, the process has none. Called by whoever makes a logical graph.
+"""Graphs of full shapes that MindSpore's compiler divides over the ranks of a plan, and functions of tensors that are
+single operators of such graphs. Each graph has its plan to itself, the process has none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mindspore import nn
+from mindspore import Tensor, nn
+from mindspore.ops import Morph, Primitive
+from mindspore.parallel import Layout
 
-from mindgspo.parallel.placement import LogicalPlacement
+from mindgspo.config.plan import ParallelPlan
+from mindgspo.parallel.placement import DATA, EXPERT, MODEL, WHOLE, Axes, Axis, LogicalPlacement
 from mindgspo.parallel.runtime import current_device
 from mindgspo.parallel.strategy.layouts import hsdp_call
 
@@ -46,3 +48,53 @@ def set_mode(graph: nn.Cell, model: nn.Cell, *, training: bool) -> None:
     not. The compiler takes a pipeline's graph for a training one wherever it finds that flag, and refuses to score."""
     if graph.training != training or model.training != training:
         graph.set_train(training)
+
+
+# How the ranks of a stage are arranged for the layouts below, outermost first.
+_RANK_AXES = ("replicas", "experts", "slices")
+_SPLIT_BY: Mapping[Axis, str | tuple[str, str]] = {
+    WHOLE: "None",
+    DATA: ("replicas", "experts"),
+    MODEL: "slices",
+    EXPERT: "experts",
+}
+
+
+def pure(morph: Primitive) -> Primitive:
+    """A `Morph` that no longer claims side effects. With them it has inputs that MindSpore 2.10 cannot lay out, and on
+    later pipeline stages fails to find. What is inside has none: collectives are ordered by their data."""
+    for effect in ("side_effect_backprop", "side_effect_mem", "side_effect_io"):
+        morph.add_prim_attr(effect, False)
+    return morph
+
+
+def whole_function(function: Callable[..., Tensor], gradient: Callable[..., tuple] | None = None) -> Primitive:
+    """The function as an op of a graph that nothing divides. It returns what is as large as its first input.
+
+    gradient: called as gradient(*inputs, output, output's gradient); None: that of the function's own ops.
+    """
+
+    def like_first(*infos):
+        return infos[0]
+
+    return pure(Morph(function, like_first, like_first, gradient))
+
+
+def rank_function(
+    function: Callable[..., Tensor],
+    plan: ParallelPlan,
+    inputs: tuple[Axes, ...],
+    gradient: Callable[..., tuple] | None = None,
+) -> Primitive:
+    """The function as an op that is called with each rank's slices and calls the collectives itself.
+
+    inputs: how each input is cut. It returns what is as large as its first input, and lies as that one does. Gradients
+    follow the compiler's rule: copies on several ranks add up to the whole, as collectives' own derivatives have it.
+    gradient: as in `whole_function`.
+    """
+    op = whole_function(function, gradient)
+    op.add_prim_attr("self_define_shard", True)
+    experts = plan.expert_parallel
+    ranks = Layout((plan.data_parallel // experts, experts, plan.model_parallel), _RANK_AXES)
+    layouts = tuple(ranks(*(_SPLIT_BY[axis] for axis in axes)) for axes in inputs)
+    return op.shard(in_strategy=layouts, out_strategy=layouts[:1])

@@ -10,8 +10,7 @@ from pathlib import Path
 from mindgspo.config import ExperimentConfig, ParallelPlan, config_mapping
 from mindgspo.errors import ConfigError
 from mindgspo.parallel import heartbeat, runtime
-from mindgspo.parallel.agreement import require_agreement
-from mindgspo.parallel.collectives import barrier, exchange, open_meeting
+from mindgspo.parallel.collectives import barrier, exchange, open_meeting, require_agreement
 from mindgspo.parallel.placement import Placement, logical_placement
 
 # What may differ between ranks without changing what they compute together.

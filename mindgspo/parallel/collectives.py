@@ -1,25 +1,115 @@
-"""What ranks tell each other from the host, between compiled graphs: arrays, and parcels of bytes.
-
-What enters: numpy arrays and the ranks they concern. What leaves: the same arrays, filled. Called by resharding, the
-pipeline's links, the exchange of results and the comparison of ranks at the start. MindSpore's functional collectives
-do the work; messages between two ranks are first in, first out, so that every rank must come to them in the same order,
-and with no graph of its own still running.
-
-A process that is alone returns at once from everything here.
+"""Collectives called from the host, and what makes them safe: process groups made in one order, ranks that meet before
+they enter, and agreement on what all ranks must share. A process that is alone pays nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+import mmap
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from mindspore import Tensor, nn
 
+from mindgspo.errors import ConfigError
 from mindgspo.parallel import heartbeat, runtime
-from mindgspo.parallel.meeting import Meeting, new_meeting_file
-from mindgspo.parallel.process_groups import group_name
-from mindgspo.parallel.ranks import Ranks
+from mindgspo.parallel.placement import Ranks
+
+_names: dict[Ranks, str] = {}
+
+
+def group_name(ranks: Ranks) -> str:
+    """Name of the group of `ranks` (ascending, at least two, this process among them); made at the first call.
+
+    Every member must call it, and members of several new groups in the same order, as with any collective.
+    """
+    assert len(ranks) > 1 and tuple(sorted(set(ranks))) == ranks, ranks
+    assert runtime.rank() in ranks, f"rank {runtime.rank()} is not in {ranks}"
+    if ranks not in _names:
+        _names[ranks] = _made(ranks)
+    return _names[ranks]
+
+
+def made_groups() -> dict[str, Ranks]:
+    """{name: ranks} of the groups made so far."""
+    return {name: ranks for ranks, name in _names.items()}
+
+
+def _made(ranks: Ranks) -> str:
+    from mindspore import communication
+
+    if len(ranks) == runtime.world_size():
+        return communication.GlobalComm.WORLD_COMM_GROUP
+    text = "_".join(map(str, ranks))
+    name = f"mindgspo_{len(ranks)}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    communication.create_group(name, list(ranks))
+    return name
+
+
+_SHARED_MEMORY = Path("/dev/shm")
+_SPINS, _SHORTEST_SLEEP, _LONGEST_SLEEP = 50, 5e-5, 2e-3
+
+
+class Meeting:
+    """The counters of one cluster, seen from one rank. file: made by `new_meeting_file`, of `world_size` ranks."""
+
+    def __init__(self, file: Path, *, rank: int, world_size: int) -> None:
+        try:
+            with file.open("r+b") as opened:
+                self._memory = mmap.mmap(opened.fileno(), 0)
+        except OSError as error:
+            raise ConfigError(
+                f"{file}: rank {rank} cannot open the memory it shares with rank 0 ({error.strerror}); the workers of "
+                "a CPU cluster run on one host"
+            ) from error
+        counters = np.frombuffer(self._memory, np.int64).reshape(2, world_size, world_size)
+        self._met, self._sent = counters[0], counters[1]
+        self._received = np.zeros(world_size, np.int64)
+        self._rank = rank
+
+    def meet(self, ranks: Ranks) -> None:
+        """Wait until every one of `ranks` has come to this meeting."""
+        others = [rank for rank in ranks if rank != self._rank]
+        for other in others:
+            self._met[self._rank, other] += 1
+        for other in others:
+            self._wait(self._met, other, int(self._met[self._rank, other]))
+
+    def has_sent(self, to: int) -> None:
+        """A message to rank `to` is on its way."""
+        self._sent[self._rank, to] += 1
+
+    def await_message(self, sender: int) -> None:
+        """Wait until the next message of `sender` is on its way."""
+        self._received[sender] += 1
+        self._wait(self._sent, sender, int(self._received[sender]))
+
+    def _wait(self, counters: np.ndarray, other: int, count: int) -> None:
+        spins, pause = 0, _SHORTEST_SLEEP
+        while counters[other, self._rank] < count:
+            spins += 1
+            if spins == _SPINS:
+                heartbeat.wait(True)
+            elif spins > _SPINS:
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_SLEEP)
+        if spins >= _SPINS:
+            heartbeat.wait(False)
+
+
+def new_meeting_file(world_size: int) -> Path:
+    """Zeroed counters, to be opened by every rank and then unlinked by whoever made them."""
+    folder = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
+    descriptor, name = tempfile.mkstemp(prefix="mindgspo-meeting-", dir=folder)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(bytes(2 * world_size * world_size * np.dtype(np.int64).itemsize))
+    return Path(name)
+
 
 _WORD = np.dtype(np.int32)
 _PATH_BYTES = 512
@@ -139,3 +229,31 @@ def _told(parcel: bytes, *, sender: int, num_bytes: int) -> bytes:
         raw[:] = np.frombuffer(parcel, np.uint8)
     broadcast(words, sender=sender, ranks=world_ranks())
     return raw.tobytes()
+
+
+_MAX_NAMED = 5
+
+
+def require_agreement(topic: str, facts: Mapping[str, object], fix: str) -> None:
+    """facts: JSON-able values by key, nested as they like. fix: what the user should do about a difference."""
+    parcels = [json.loads(parcel) for parcel in exchange(json.dumps(facts, sort_keys=True).encode())]
+    first = dict(_flat(parcels[0]))
+    lines = []
+    for rank, parcel in enumerate(parcels):
+        other = dict(_flat(parcel))
+        lines += [
+            f"  rank {rank}: {key} is {other.get(key, 'missing')!r}, on rank 0 {first.get(key, 'missing')!r}"
+            for key in sorted(first.keys() | other.keys())
+            if first.get(key) != other.get(key)
+        ]
+    if lines:
+        more = [f"  and {len(lines) - _MAX_NAMED} more"] if len(lines) > _MAX_NAMED else []
+        raise ConfigError("\n".join([f"the ranks differ in their {topic}:", *lines[:_MAX_NAMED], *more, fix]))
+
+
+def _flat(value: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        for key, below in value.items():
+            yield from _flat(below, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value

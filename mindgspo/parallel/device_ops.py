@@ -14,9 +14,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from mindgspo.parallel.placement import ALONE, Placement
+from mindgspo.parallel.placement import ALONE, DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axes, Placement
 from mindgspo.parallel.runtime import current_device
-from mindgspo.parallel.splits import DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axes
 
 # Added to scores that must not be attended. Finite, so that a fully masked row stays free of NaN, and small
 # enough for bfloat16 and float16 after the scores were widened to float32.

@@ -18,11 +18,11 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 from mindspore.ops import constexpr
 
+from mindgspo.parallel.collectives import group_name
 from mindgspo.parallel.device_ops import is_fused
 from mindgspo.parallel.expert_blocks import expert_block_slots, num_expert_blocks
 from mindgspo.parallel.model_parallel_ops import Unchanged, enter_model_parallel, leave_model_parallel
 from mindgspo.parallel.placement import LogicalPlacement, Placement
-from mindgspo.parallel.process_groups import group_name
 
 # Evaluated while the graph is compiled.
 block_slots, block_count = constexpr(expert_block_slots), constexpr(num_expert_blocks)

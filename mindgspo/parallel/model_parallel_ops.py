@@ -16,8 +16,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from mindgspo.parallel.collectives import group_name
 from mindgspo.parallel.placement import Placement
-from mindgspo.parallel.process_groups import group_name
 from mindgspo.parallel.runtime import current_device
 
 

@@ -20,10 +20,8 @@ from mindgspo.parallel.collectives import GraphOfRanks
 from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.runtime import paged_kernels
 from mindgspo.rollout.cache import admission, slot_cache
-from mindgspo.rollout.graphs import DecodeStep, Prefill
-from mindgspo.rollout.protocol import Rollout, RolloutCounters, SamplingSettings
-from mindgspo.rollout.random import Purpose
-from mindgspo.rollout.sampling import TokenSampler
+from mindgspo.rollout.graphs import DecodeStep, Prefill, TokenSampler
+from mindgspo.rollout.protocol import Purpose, Rollout, RolloutCounters, SamplingSettings
 from mindgspo.rollout.slots import Admission, SlotTable
 from mindgspo.types import Prompt
 

@@ -1,17 +1,46 @@
-"""What a rollout engine is asked and what it answers.
-
-What enters: prompts, sampling settings and the version of the weights to use. What leaves: responses in the order
-of the prompts, with counters. The trainer and evaluation call any engine through `RolloutEngine`.
+"""The interface of a rollout engine, and the sampler's random numbers: one uniform per token, a pure function of seed,
+purpose, step, prompt, sample and position. Neither batch, slot, layout nor a resume matter; numpy's Philox 4x64 is
+counter-based, so no state is kept anywhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
+from enum import IntEnum
 from typing import Protocol
 
-from mindgspo.rollout.random import RandomStream
-from mindgspo.types import Prompt, Response
+import numpy as np
+
+from mindgspo.types import Float32Array, Prompt, Response
+
+
+class Purpose(IntEnum):
+    """Keeps the streams of training and evaluation apart."""
+
+    TRAINING = 1
+    EVALUATION = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomStream:
+    """seed: the run's. step: training step. Both are below 2**48. draw: how often prompts were drawn before in this
+    step, so that a prompt that comes twice is answered anew."""
+
+    seed: int
+    purpose: Purpose
+    step: int
+    draw: int = 0
+
+    def uniforms(self, prompt_index: int, sample_index: int, num_tokens: int) -> Float32Array:
+        """float32 [num_tokens] in (0, 1]; entry t belongs to response token t, whatever num_tokens is.
+
+        Zero is left out: an inverse CDF at 0 could pick a token of probability 0.
+        """
+        key = np.array([self.seed, (self.step << 8) | int(self.purpose)], dtype=np.uint64)
+        counter = np.array([0, self.draw, prompt_index, sample_index], dtype=np.uint64)
+        draws = np.random.Generator(np.random.Philox(key=key, counter=counter)).random(num_tokens)
+        return (1.0 - draws).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

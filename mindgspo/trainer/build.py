@@ -37,8 +37,8 @@ from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import build_scorer
 from mindgspo.models.weights import fill_model, held_parameters
 from mindgspo.parallel import heartbeat
-from mindgspo.parallel.agreement import require_agreement
 from mindgspo.parallel.cluster import infer_place, reference_place, start_device, train_place
+from mindgspo.parallel.collectives import require_agreement
 from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.replicas import Replicas
 from mindgspo.parallel.swap.states import Holding

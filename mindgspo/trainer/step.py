@@ -31,8 +31,7 @@ from mindgspo.metrics import Timers
 from mindgspo.models.scoring import AutoParallelScorer, PolicyScorer
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.parallel.swap.swap import Swap
-from mindgspo.rollout.protocol import Rollout, RolloutCounters, RolloutEngine, SamplingSettings
-from mindgspo.rollout.random import Purpose, RandomStream
+from mindgspo.rollout.protocol import Purpose, RandomStream, Rollout, RolloutCounters, RolloutEngine, SamplingSettings
 from mindgspo.trainer.advantages import step_advantages
 from mindgspo.trainer.batches import MiniBatches, flattened, lay_out_mini_batches, regrouped
 from mindgspo.trainer.dynamic_sampling import (

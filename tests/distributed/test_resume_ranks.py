@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from running import mindgspo, sets, training_lines
+from torture_runs import at_the_end, write_experiment
 
 from mindgspo.checkpoint.store import step_folder
 from mindgspo.tensor_files import read_safetensors
-from mindgspo.torture.experiment import write_experiment
-from mindgspo.torture.judge import at_the_end
 
 FOUR = (
     "plans.train={data_parallel: 2, model_parallel: 2}",

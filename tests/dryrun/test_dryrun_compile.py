@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from mindgspo.ascend.dryrun import DryRun, DryRunRequest, Result, Toolchain
-from mindgspo.ascend.dryrun.error_text import cut
+from mindgspo.ascend.dryrun.messages import cut
 from mindgspo.errors import ConfigError, DryRunError
 from mindgspo.parallel.strategy.file import read_strategy
 from mindgspo.planner.measured import stored_peaks

@@ -10,7 +10,7 @@ import pytest
 from dryrun.wrong_plans import WRONG_PLANS, write_base
 
 from mindgspo.ascend.dryrun import Result, Toolchain, run_child
-from mindgspo.ascend.dryrun.error_text import cut
+from mindgspo.ascend.dryrun.messages import cut
 from mindgspo.config import load_config
 from mindgspo.errors import ConfigError
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from running import PROJECT, environment, mindgspo, read_lines, reproducible, sets, training_lines, write_model
+from torture_runs import write_experiment
 
 from mindgspo import faults
 from mindgspo.errors import WeightsError
-from mindgspo.torture.experiment import write_experiment
 
 
 def put_infinity(weights: dict[str, np.ndarray]) -> None:

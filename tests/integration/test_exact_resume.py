@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from running import MODEL, mindgspo, sets
+from torture_runs import at_the_end
 
 from mindgspo.checkpoint.store import read_state, step_folder
-from mindgspo.torture.judge import at_the_end
 
 STEPS = 4
 # The reward of every third answer is always the same: those groups have no signal.

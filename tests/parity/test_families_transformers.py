@@ -162,8 +162,7 @@ def test_logits(pair: Pair) -> None:
 
 def test_32_greedy_tokens_of_the_decode_graph(pair: Pair) -> None:
     from mindgspo.rollout.engine import NativeEngine
-    from mindgspo.rollout.protocol import SamplingSettings
-    from mindgspo.rollout.random import Purpose, RandomStream
+    from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
     from mindgspo.types import Prompt
 
     prompts = [

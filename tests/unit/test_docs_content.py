@@ -37,7 +37,7 @@ from mindgspo.launch.watch import STALLED
 from mindgspo.metrics import verdict_lines
 from mindgspo.metrics.glossary import glossary_name
 from mindgspo.metrics.run_folder import RunHistory
-from mindgspo.models.mindformers_names import mindformers_name
+from mindgspo.models.names import mindformers_name
 from mindgspo.rewards.registry import build_function
 from mindgspo.rewards.verification import Candidate, Verification
 from mindgspo.trainer.memory import WINDOW

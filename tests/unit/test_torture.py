@@ -8,15 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torture_runs import REQUIRED, Kill, Life, Pace, Torture, _Moment, after_kill, at_the_end, planned_kills
 
 from mindgspo import faults
 from mindgspo.checkpoint import Keep, save_checkpoint
 from mindgspo.metrics import write_summary
 from mindgspo.tensor_files import write_safetensors
-from mindgspo.torture import Torture
-from mindgspo.torture.judge import after_kill, at_the_end
-from mindgspo.torture.kills import REQUIRED, Kill, planned_kills
-from mindgspo.torture.life import Life, Pace, _Moment
 
 
 @pytest.mark.parametrize("seed", range(30))

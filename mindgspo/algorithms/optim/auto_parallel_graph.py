@@ -23,9 +23,9 @@ from mindspore.ops import constexpr
 from mindgspo.algorithms.optim.adamw import AdamW, short_runs
 from mindgspo.algorithms.optim.gradients import gradients_of
 from mindgspo.config.plan import ParallelPlan
+from mindgspo.parallel.auto_parallel import pure
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_memory import zeros_beside
-from mindgspo.parallel.rank_functions import pure
 from mindgspo.parallel.runtime import world_group
 
 

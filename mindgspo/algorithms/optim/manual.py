@@ -23,12 +23,11 @@ from mindgspo.algorithms.optim.gradients import (
 )
 from mindgspo.config.schema import OptimizerSection
 from mindgspo.models.names import parameter_shapes
-from mindgspo.parallel.collectives import GraphOfRanks, meet, world_ranks
+from mindgspo.parallel.collectives import GraphOfRanks, group_name, meet, world_ranks
 from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import gradient_ranks, parameter_layouts
 from mindgspo.parallel.placement import ALONE, Placement
-from mindgspo.parallel.process_groups import group_name
 from mindgspo.parallel.replicas import Arrays, Replicas
 from mindgspo.types import Batch
 

@@ -19,12 +19,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from mindgspo.ascend.dryrun.facts import GraphFacts
-from mindgspo.ascend.dryrun.graph_text import read_graph
+from mindgspo.ascend.dryrun.graph_text import GraphFacts, read_graph
 from mindgspo.ascend.dryrun.job import UNFINISHED, Answer, Failure, Job, Memory, read_job, write_record
-from mindgspo.ascend.python_packages import install_stand_in_packages
+from mindgspo.ascend.toolchain import install_stand_in_packages
 from mindgspo.metrics.timers import peak_rss_mb
-from mindgspo.parallel.process_groups import made_groups
+from mindgspo.parallel.collectives import made_groups
 from mindgspo.parallel.runtime import (
     call_for_memory,
     compiled_text,

@@ -30,8 +30,7 @@ from mindgspo.parallel.auto_parallel import set_mode
 from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.placement import Placement, logical_placement
 from mindgspo.rollout.cache import SlotCache, slot_cache
-from mindgspo.rollout.graphs import DecodeStep, Prefill
-from mindgspo.rollout.sampling import TokenSampler
+from mindgspo.rollout.graphs import DecodeStep, Prefill, TokenSampler
 from mindgspo.rollout.sizes import RolloutSizes, rollout_sizes
 from mindgspo.trainer.batches import longest_batch
 

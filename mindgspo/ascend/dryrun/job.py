@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindgspo.ascend.dryrun.facts import GraphFacts, facts_from_json
+from mindgspo.ascend.dryrun.graph_text import GraphFacts, facts_from_json
 from mindgspo.io import write_file
 
 UNFINISHED = "the process ended while the graph was called"

@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from mindgspo.ascend.dryrun.error_text import cut
-from mindgspo.ascend.dryrun.facts import GraphFacts
+from mindgspo.ascend.dryrun.graph_text import GraphFacts
 from mindgspo.ascend.dryrun.job import Memory
-from mindgspo.ascend.dryrun.plan_hints import plan_hints
+from mindgspo.ascend.dryrun.messages import cut, plan_hints
 from mindgspo.ascend.dryrun.runner import Result
 from mindgspo.config import ParallelPlan
 from mindgspo.text import aligned

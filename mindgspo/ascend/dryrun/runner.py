@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mindgspo.ascend.dryrun.facts import GraphFacts
+from mindgspo.ascend.dryrun.graph_text import GraphFacts
 from mindgspo.ascend.dryrun.job import UNFINISHED, Answer, Failure, Job, Memory, read_answer, write_record
 from mindgspo.ascend.toolchain import Toolchain
 

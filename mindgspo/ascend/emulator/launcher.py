@@ -26,9 +26,8 @@ import psutil
 
 from mindgspo.ascend.emulator.contract import OPERATORS, ContractError
 from mindgspo.ascend.emulator.tensors import DTYPE_NAMES, DeviceTensor, storage_dtype
-from mindgspo.ascend.python_packages import install_stand_in_packages
 from mindgspo.ascend.stand_ins import INTERNAL_KERNELS, SIGNATURES
-from mindgspo.ascend.toolchain import Toolchain, find_toolchain
+from mindgspo.ascend.toolchain import Toolchain, find_toolchain, install_stand_in_packages
 from mindgspo.parallel.runtime import EMULATED, is_emulated
 
 _FOLDER = "MINDGSPO_EMULATOR_FOLDER"

@@ -12,8 +12,7 @@ from mindspore import Tensor, nn, ops
 
 from mindgspo.config import ModelSection
 from mindgspo.integrations.mindformers import llama_settings, require_mindformers
-from mindgspo.models.mindformers_names import hugging_face_name
-from mindgspo.models.names import parameter_shapes
+from mindgspo.models.names import hugging_face_name, parameter_shapes
 from mindgspo.parallel.placement import ALONE
 
 

@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from mindgspo.parallel.layout import Layout
-from mindgspo.parallel.ranks import Ranks
-from mindgspo.parallel.tensor_slice import TensorSlice
+from mindgspo.parallel.layout import Layout, TensorSlice
+from mindgspo.parallel.placement import Ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

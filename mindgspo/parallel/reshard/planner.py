@@ -16,10 +16,9 @@ from itertools import product, zip_longest
 from math import prod
 
 from mindgspo.errors import ConfigError, WeightsError
-from mindgspo.parallel.layout import Layout, Shape, SliceIndex
-from mindgspo.parallel.ranks import Ranks
+from mindgspo.parallel.layout import Layout, Shape, SliceIndex, TensorSlice
+from mindgspo.parallel.placement import Ranks
 from mindgspo.parallel.reshard.plan import Bucket, Piece, ReshardPlan, Step
-from mindgspo.parallel.tensor_slice import TensorSlice
 from mindgspo.text import listed
 
 WORD_BYTES = 4

@@ -14,9 +14,8 @@ import numpy as np
 
 from mindgspo.errors import WeightsError
 from mindgspo.parallel import runtime
-from mindgspo.parallel.collectives import broadcast, exchange
+from mindgspo.parallel.collectives import broadcast, exchange, group_name
 from mindgspo.parallel.layout import Layout
-from mindgspo.parallel.process_groups import group_name
 from mindgspo.parallel.reshard.plan import Bucket, Piece, ReshardPlan
 from mindgspo.parallel.reshard.planner import plan_reshard
 

@@ -15,9 +15,8 @@ import numpy as np
 from mindgspo.errors import WeightsError
 from mindgspo.parallel import runtime
 from mindgspo.parallel.collectives import exchange
-from mindgspo.parallel.layout import Layout
+from mindgspo.parallel.layout import Layout, TensorSlice
 from mindgspo.parallel.reshard.resharder import Residency, everything_stays
-from mindgspo.parallel.tensor_slice import TensorSlice
 
 SAMPLE_SIZE = 4
 _DIGEST_BYTES = hashlib.sha256().digest_size

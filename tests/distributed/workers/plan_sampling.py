@@ -13,8 +13,7 @@ from mindgspo.parallel import runtime
 from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.placement import Placement
 from mindgspo.rollout.engine import NativeEngine
-from mindgspo.rollout.protocol import RolloutEngine, SamplingSettings
-from mindgspo.rollout.random import Purpose, RandomStream
+from mindgspo.rollout.protocol import Purpose, RandomStream, RolloutEngine, SamplingSettings
 from mindgspo.rollout.replicated import ReplicatedEngine
 from mindgspo.rollout.weight_transfer import WeightTransfer
 

@@ -10,11 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.ascend.dryrun.error_text import Refusal, cut
-from mindgspo.ascend.dryrun.facts import Collective, GraphFacts, HeldParameter, TensorType, facts_from_json
-from mindgspo.ascend.dryrun.graph_text import read_graph
+from mindgspo.ascend.dryrun.graph_text import (
+    Collective,
+    GraphFacts,
+    HeldParameter,
+    TensorType,
+    facts_from_json,
+    read_graph,
+)
 from mindgspo.ascend.dryrun.job import Failure, Memory
-from mindgspo.ascend.dryrun.plan_hints import plan_hints
+from mindgspo.ascend.dryrun.messages import Refusal, cut, plan_hints
 from mindgspo.ascend.dryrun.report import block, rank_text, size_text, summary
 from mindgspo.ascend.dryrun.runner import Result
 from mindgspo.config import ParallelPlan

@@ -12,10 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.ascend.stand_ins import stand_ins
-from mindgspo.ascend.symbols import assembly, is_x86_64, missing_symbols, read_symbols
+from mindgspo.ascend.stand_ins import (
+    HEADERS,
+    Wheel,
+    assembly,
+    installed_wheel,
+    is_x86_64,
+    missing_symbols,
+    read_symbols,
+    stand_ins,
+)
 from mindgspo.ascend.toolchain import find_toolchain, real_cann
-from mindgspo.ascend.wheel import HEADERS, Wheel, installed_wheel
 from mindgspo.errors import DryRunError, DryRunUnavailable
 from mindgspo.kernels.build import cache_folder
 
@@ -113,7 +120,7 @@ def test_a_half_cleaned_cache_is_built_again(wheel: Wheel, tmp_path: Path, damag
 def test_several_processes_may_build_at_once(wheel: Wheel, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from mindgspo.ascend.stand_ins import stand_ins; "
-        "from mindgspo.ascend.wheel import Wheel; "
+        "from mindgspo.ascend.stand_ins import Wheel; "
         "print(stand_ins(Wheel(folder=Path(sys.argv[1]), version='2.10.0'), Path(sys.argv[2])))"
     )
     command = [sys.executable, "-c", code, wheel.folder, tmp_path / "cache"]
@@ -221,7 +228,7 @@ def test_no_mindspore_and_no_version_are_said(tmp_path: Path) -> None:
 def asked(folder: Path) -> str:
     """What a process says that would import MindSpore from this folder."""
     code = (
-        "from mindgspo.ascend.wheel import installed_wheel\n"
+        "from mindgspo.ascend.stand_ins import installed_wheel\n"
         "try: wheel = installed_wheel()\nexcept RuntimeError as error: print(error)\n"
         "else: print(wheel.folder, wheel.version)"
     )

@@ -6,8 +6,7 @@ import pytest
 
 from mindgspo.config import ModelSection
 from mindgspo.errors import WeightsError
-from mindgspo.models.mindformers_names import hugging_face_name, mindformers_name
-from mindgspo.models.names import weight_shapes
+from mindgspo.models.names import hugging_face_name, mindformers_name, weight_shapes
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mindgspo.config.model import RopeScalingSection
-from mindgspo.models.rotary import rope_frequencies
+from mindgspo.models.transformer import rope_frequencies
 
 # Wavelengths between 64 / 4 = 16 and 64 / 1 = 64 tokens are blended.
 SCALING = RopeScalingSection(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)

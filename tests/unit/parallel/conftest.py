@@ -10,7 +10,8 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from mindgspo.parallel import process_groups, runtime
+from mindgspo.parallel import collectives as process_groups
+from mindgspo.parallel import runtime
 
 Result = TypeVar("Result")
 PATIENCE_S = 60.0

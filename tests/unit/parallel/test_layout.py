@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindgspo.errors import ConfigError
-from mindgspo.parallel.layout import Layout
-from mindgspo.parallel.tensor_slice import TensorSlice
+from mindgspo.parallel.layout import Layout, TensorSlice
 
 
 def layout(**changes: Any) -> Layout:

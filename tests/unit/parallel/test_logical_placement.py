@@ -7,8 +7,19 @@ from types import SimpleNamespace
 import pytest
 
 from mindgspo.config import ParallelPlan
-from mindgspo.parallel.placement import ALONE, LogicalPlacement, Placement, logical_placement
-from mindgspo.parallel.splits import DATA, EXPERT, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axis
+from mindgspo.parallel.placement import (
+    ALONE,
+    DATA,
+    EXPERT,
+    KEY_VALUE,
+    MODEL,
+    SEQUENCE,
+    WHOLE,
+    Axis,
+    LogicalPlacement,
+    Placement,
+    logical_placement,
+)
 
 WORDS = (WHOLE, DATA, SEQUENCE, MODEL, KEY_VALUE, EXPERT)
 

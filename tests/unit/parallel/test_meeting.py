@@ -16,7 +16,7 @@ import pytest
 
 from mindgspo.errors import ConfigError
 from mindgspo.parallel import heartbeat
-from mindgspo.parallel.meeting import Meeting, new_meeting_file
+from mindgspo.parallel.collectives import Meeting, new_meeting_file
 
 CHILD = Path(__file__).with_name("meeting_child.py")
 WAIT_S = 60.0

@@ -9,9 +9,8 @@ import pytest
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.models.names import WEIGHT_NAMES, parameter_shapes
-from mindgspo.parallel.layout import Layout, Shape
+from mindgspo.parallel.layout import Layout, Shape, TensorSlice
 from mindgspo.parallel.parameter_layouts import SPLITS, moment_layouts, parameter_layouts
-from mindgspo.parallel.tensor_slice import TensorSlice
 
 TINY = ModelSection(
     vocab_size=64,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.models.names import parameter_shapes
+from mindgspo.parallel.layout import TensorSlice
 from mindgspo.parallel.parameter_layouts import gradient_ranks, moment_layouts, parameter_layouts
-from mindgspo.parallel.tensor_slice import TensorSlice
 
 SMALL = ModelSection(
     architecture="qwen3_moe",

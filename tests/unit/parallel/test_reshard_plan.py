@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.models.names import weight_shapes
-from mindgspo.parallel.layout import Layout, Shape
+from mindgspo.parallel.layout import Layout, Shape, TensorSlice
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
 from mindgspo.parallel.reshard.plan import Bucket, LocalCopy, Piece
 from mindgspo.parallel.reshard.planner import Load, choose_senders, plan_reshard
-from mindgspo.parallel.tensor_slice import TensorSlice
 
 MIB = 1 << 20
 

@@ -14,12 +14,12 @@ from mindgspo.config import ParallelPlan, load_model_and_plans
 from mindgspo.config.schema import PlansSection
 from mindgspo.errors import CheckpointError, ConfigError
 from mindgspo.models.names import parameter_shapes
+from mindgspo.parallel.layout import TensorSlice
 from mindgspo.parallel.parameter_layouts import parameter_layouts
 from mindgspo.parallel.strategy.commands import collapse_layers, ranges, without_state
 from mindgspo.parallel.strategy.file import merge_strategies, read_strategy, save_strategy
 from mindgspo.parallel.strategy.layouts import strategy_layouts
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
-from mindgspo.parallel.tensor_slice import TensorSlice
 from mindgspo.planner import strategy_files
 from mindgspo.planner.strategy_files import GRAPHS, graph_layouts, place_compiled, write_plan_files
 

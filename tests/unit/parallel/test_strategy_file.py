@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.models.names import weight_shapes
-from mindgspo.parallel.layout import Layout
+from mindgspo.parallel.layout import Layout, TensorSlice
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
-from mindgspo.parallel.ranks import RankGrid
+from mindgspo.parallel.placement import RankGrid
 from mindgspo.parallel.strategy.compare import check_fits, compare_strategies
 from mindgspo.parallel.strategy.file import (
     merge_strategies,
@@ -30,7 +30,6 @@ from mindgspo.parallel.strategy.file import (
 )
 from mindgspo.parallel.strategy.layouts import stage_strategy, strategy_layouts
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
-from mindgspo.parallel.tensor_slice import TensorSlice
 
 TINY = ModelSection(
     vocab_size=64,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import WeightsError
 from mindgspo.models.names import parameter_shapes, weight_shapes
-from mindgspo.parallel.layout import Layout
+from mindgspo.parallel.layout import Layout, TensorSlice
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
 from mindgspo.parallel.strategy.compare import check_fits, compare_strategies, same_placement
 from mindgspo.parallel.strategy.file import merge_strategies, read_strategy, write_strategies
@@ -27,7 +27,6 @@ from mindgspo.parallel.strategy.layouts import (
     without_single_devices,
 )
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
-from mindgspo.parallel.tensor_slice import TensorSlice
 
 TINY = ModelSection(
     vocab_size=64,

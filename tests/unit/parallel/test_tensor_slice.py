@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindgspo.parallel.tensor_slice import TensorSlice
+from mindgspo.parallel.layout import TensorSlice
 
 
 def test_a_block_knows_its_shape_size_and_index():

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from mindgspo.config import ModelSection
-from mindgspo.rollout.protocol import Rollout, SamplingSettings
-from mindgspo.rollout.random import Purpose, RandomStream
+from mindgspo.rollout.protocol import Purpose, RandomStream, Rollout, SamplingSettings
 from mindgspo.types import FinishReason, Prompt
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindgspo.rollout.random import Purpose, RandomStream
+from mindgspo.rollout.protocol import Purpose, RandomStream
 
 STREAM = RandomStream(seed=7, purpose=Purpose.TRAINING, step=3)
 BELOW_2_48 = st.integers(0, 2**48 - 1)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scripted_engine import ScriptedEngine
 
-from mindgspo.rollout.protocol import SamplingSettings
-from mindgspo.rollout.random import Purpose, RandomStream
-from mindgspo.rollout.scripted import ScriptedEngine
+from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
 from mindgspo.types import FinishReason, Prompt
 
 SETTINGS = SamplingSettings(

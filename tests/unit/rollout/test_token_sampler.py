@@ -51,7 +51,7 @@ def make_inputs(seed: int) -> tuple[np.ndarray, ...]:
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (5, 1.0), (1, 1.0), (0, 0.8), (0, 0.05), (7, 0.6), (1000, 1.0)])
 def test_the_token_that_float64_draws(top_k: int, top_p: float) -> None:
-    from mindgspo.rollout.sampling import TokenSampler
+    from mindgspo.rollout.graphs import TokenSampler
 
     logits, uniforms, temperatures, greedy = make_inputs(seed=top_k)
     ids, logp = sample(TokenSampler(top_k=top_k, top_p=top_p), logits, uniforms, temperatures, greedy)
@@ -78,7 +78,7 @@ def test_the_token_that_float64_draws(top_k: int, top_p: float) -> None:
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (2, 1.0), (0, 0.9)])
 def test_the_ends_of_the_interval_draw_tokens_that_can_be_drawn(top_k: int, top_p: float) -> None:
-    from mindgspo.rollout.sampling import TokenSampler
+    from mindgspo.rollout.graphs import TokenSampler
 
     # Tokens 0, 3 and 4 have probability 0 in float32; 1 and 2 have 3/4 and 1/4.
     logits = np.tile(np.array([-500, np.log(3), 0, -500, -1e9], np.float32), (6, 1))
@@ -89,7 +89,7 @@ def test_the_ends_of_the_interval_draw_tokens_that_can_be_drawn(top_k: int, top_
 
 
 def test_top_p_keeps_the_token_that_reaches_the_mass() -> None:
-    from mindgspo.rollout.sampling import TokenSampler
+    from mindgspo.rollout.graphs import TokenSampler
 
     # 0.5 + 0.3 < 0.85 <= 0.5 + 0.3 + 0.15: token 3 alone is cut; the rest is scaled to 1.
     logits = np.tile(np.log(np.array([0.5, 0.15, 0.3, 0.05])).astype(np.float32), (4, 1))
@@ -101,7 +101,7 @@ def test_top_p_keeps_the_token_that_reaches_the_mass() -> None:
 
 
 def test_tokens_tied_with_the_last_one_kept_stay() -> None:
-    from mindgspo.rollout.sampling import TokenSampler
+    from mindgspo.rollout.graphs import TokenSampler
 
     logits = np.zeros((4, 4), np.float32)
     uniforms = np.array([0.2, 0.4, 0.6, 0.9], np.float32)
@@ -110,7 +110,7 @@ def test_tokens_tied_with_the_last_one_kept_stay() -> None:
 
 
 def test_a_flat_distribution_over_a_large_vocabulary_reaches_its_last_token() -> None:
-    from mindgspo.rollout.sampling import TokenSampler
+    from mindgspo.rollout.graphs import TokenSampler
 
     # The float32 sum of 150,000 probabilities is not 1: the draw is scaled by what the sum is.
     size = 150_000

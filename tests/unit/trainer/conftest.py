@@ -184,8 +184,9 @@ def make_trainer(load, prompts, tokenizer, tmp_path: Path, configs: dict):
     functions."""
 
     def make(script: Callable[[Prompt, int], Sequence[int]], *overrides: str, **changed: object):
+        from scripted_engine import ScriptedEngine
+
         from mindgspo.evaluation.scoring import ResponseScorer
-        from mindgspo.rollout.scripted import ScriptedEngine
         from mindgspo.trainer.batches import batch_layout
         from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
         from mindgspo.trainer.step import Trainer

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from scripted_engine import ScriptedEngine
 
 from mindgspo.metrics import unknown_names
-from mindgspo.rollout.scripted import ScriptedEngine
 from mindgspo.types import StepResult
 
 

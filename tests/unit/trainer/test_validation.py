@@ -55,7 +55,7 @@ def test_sets_with_one_data_source_in_common_are_kept_apart(make_trainer, answer
 
 
 def test_samples_of_an_evaluation_depend_on_nothing_but_seed_and_step(make_trainer, prompts, evaluate) -> None:
-    from mindgspo.rollout.random import Purpose
+    from mindgspo.rollout.protocol import Purpose
 
     trainer = make_trainer(lambda prompt, sample: [sample + 1], "eval.num_samples=2")
     asked = []
