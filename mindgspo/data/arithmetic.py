@@ -1,7 +1,5 @@
 """The generated arithmetic task: two-digit sums and differences in a one-line story, GSM8K's answer format.
 
-What enters: a split, a number of rows, a seed. What leaves: `SourceRow`s such as
-
     Tom has 47 apples and buys 38 more. How many now?       Mia had 62 coins and lost 35. How many are left?
     7+8=15                                                   12-5=7
     4+3+1=8                                                  6-3-1=2

@@ -1,5 +1,4 @@
-"""Progress of a preparation, on stderr: a bar where that is a terminal, and notes anywhere. Called by prepare, and
-by evaluation for bars of its own."""
+"""Progress on stderr, of a preparation or an evaluation: bars where that is a terminal, and notes anywhere."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Samples in rows -> the numpy arrays of a micro-batch.
 
-What enters: prompt and response ids. What leaves: `types.Batch`es that share their global denominators, still without
-the log-probs and advantages that the trainer fills in by `scattered`. Called by `micro_batches`, which decides who
-stands where. In the plain layout, `lay_out`, every row holds one sample; rows of similar length share a micro-batch, so
+Batches share their global denominators, still without the log-probs and advantages that the trainer fills in by
+`scattered`. In the plain layout, `lay_out`, every row holds one sample; rows of similar length share a micro-batch, so
 that little padding is computed, and every length is rounded up, so that few graphs are compiled.
 
 Legend: R rows, T token slots per row, N samples, K response-token slots per sample, P predicted tokens.

@@ -153,7 +153,7 @@ class Source:
         return str(self.section.path) if self.section.path else f"arithmetic {self.section.split}"
 
     def parsed(self) -> Iterator[SourceRow | DroppedRow]:
-        """At most `max_rows` rows in order, those left out for want of an answer among them. Raises as `rows`."""
+        """At most `max_rows` rows in order, those left out for want of an answer among them. Raises as `read_file`."""
         if self.seed is not None:
             yield from _generated(self.section, self.seed)
             return

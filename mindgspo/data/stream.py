@@ -1,7 +1,4 @@
-"""The order in which prompts are drawn: seeded, resumable, and the project's own.
-
-What enters: the number of prompts and the seed. What leaves: lists of indices, and a `StreamState` from which
-the stream goes on exactly. Called by trainer/loop.py; the state goes into checkpoints.
+"""The order in which prompts are drawn: seeded, and resumable from a `StreamState`, which goes into checkpoints.
 
 Epoch e walks a permutation that is a function of (seed, e) alone. A draw may cross the end of an epoch. The
 one rule: a draw of at most `num_rows` never holds a prompt twice. A prompt of the new epoch that is already

@@ -1,4 +1,4 @@
-"""Qwen2's form, judged by transformers on real and hand-picked texts."""
+"""Qwen2's form, compared with transformers on real and hand-picked texts."""
 
 from __future__ import annotations
 
