@@ -176,17 +176,13 @@ def _grpo(options: _Grpo, inputs: _Inputs) -> Float64Array:
     return group_relative.grpo(rewards_N, groups_N, singleton=options.singleton, **deviation)
 
 
-def _rloo(options: _Centred, inputs: _Inputs) -> Float64Array:
-    return group_relative.rloo(inputs.rewards(), inputs["group"], singleton=options.singleton)
+def _by_group(estimate: Callable[..., Float64Array]) -> Callable[[Any, _Inputs], Float64Array]:
+    return lambda options, inputs: estimate(inputs.rewards(), inputs["group"], singleton=options.singleton)
 
 
 def _opo(options: _Raw, inputs: _Inputs) -> Float64Array:
     lengths_N = inputs.mask().sum(axis=1)
     return group_relative.opo(inputs.rewards(), inputs["group"], lengths_N, singleton=options.singleton)
-
-
-def _gpg(options: _Raw, inputs: _Inputs) -> Float64Array:
-    return group_relative.gpg(inputs.rewards(), inputs["group"], singleton=options.singleton)
 
 
 def _grpo_passk(options: _PassK, inputs: _Inputs) -> Float64Array:
@@ -200,9 +196,9 @@ _PER_RESPONSE: Mapping[str, tuple[type[_Options], Callable[[Any, _Inputs], Float
     "grpo": (_Grpo, _grpo),
     "dr_grpo": (_DrGrpo, _grpo),
     "max_rl": (_MaxRl, _grpo),
-    "rloo": (_Centred, _rloo),
+    "rloo": (_Centred, _by_group(group_relative.rloo)),
     "opo": (_Raw, _opo),
-    "gpg": (_Raw, _gpg),
+    "gpg": (_Raw, _by_group(group_relative.gpg)),
     "grpo_passk": (_PassK, _grpo_passk),
 }
 

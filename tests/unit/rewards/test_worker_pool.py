@@ -264,7 +264,7 @@ def test_noise_costs_nothing(pool: WorkerPool, hostile: str, act: str) -> None:
     assert [value[0] for value in values(replies)[::2]] == ["a", "b", "c"]
 
 
-def test_one_child_that_stops_reading_is_replaced_for_free(hostile: str) -> None:
+def test_one_worker_that_stops_reading_is_replaced_for_free(hostile: str) -> None:
     with a_pool(hostile, timeout_s=30.0, count=1) as pool:
         assert values(pool.run([ask(f"{hostile}:f", "close_jobs")] * 4)) == [1.0] * 4
 
@@ -283,7 +283,7 @@ def test_no_jobs_start_no_process(pool: WorkerPool) -> None:
     assert children_of(os.getpid()) == before
 
 
-def test_at_most_as_many_children_as_jobs_and_they_stay(pool: WorkerPool, hostile: str) -> None:
+def test_at_most_as_many_workers_as_jobs_and_they_stay(pool: WorkerPool, hostile: str) -> None:
     before = children_of(os.getpid())
     (first,) = values(pool.run([ask(f"{hostile}:pid", "")]))
     assert children_of(os.getpid()) - before == {first}
@@ -309,7 +309,7 @@ def test_any_text_crosses_the_pipe_unchanged(pool: WorkerPool, hostile: str) -> 
     assert [value[0] for value in values(replies)] == texts
 
 
-def test_a_child_that_does_not_read_is_late(strict_pool: WorkerPool, hostile: str) -> None:
+def test_a_worker_that_does_not_read_is_late(strict_pool: WorkerPool, hostile: str) -> None:
     (pid,) = values(strict_pool.run([ask(f"{hostile}:pid", "")]))
     os.kill(pid, signal.SIGSTOP)
     (late,) = strict_pool.run([ask(f"{hostile}:f", "x" * 2**20)])
@@ -317,7 +317,7 @@ def test_a_child_that_does_not_read_is_late(strict_pool: WorkerPool, hostile: st
     assert not is_running(pid)
 
 
-def test_an_idle_child_that_was_killed_is_replaced_for_free(pool: WorkerPool, hostile: str) -> None:
+def test_an_idle_worker_that_was_killed_is_replaced_for_free(pool: WorkerPool, hostile: str) -> None:
     for _ in range(3):
         (pid,) = set(values(pool.run([ask(f"{hostile}:pid", "")])))
         os.kill(pid, signal.SIGKILL)
@@ -365,7 +365,7 @@ def test_thirty_kills_leave_no_process_and_no_open_file(strict_pool: WorkerPool,
     assert (len(os.listdir("/proc/self/fd")), len(children_of(os.getpid()))) == (files, processes)
 
 
-def test_close_ends_the_children_and_the_pool_can_be_used_again(pool: WorkerPool, hostile: str) -> None:
+def test_close_ends_the_workers_and_the_pool_can_be_used_again(pool: WorkerPool, hostile: str) -> None:
     before = children_of(os.getpid())
     files = len(os.listdir("/proc/self/fd"))
     first = set(values(pool.run([ask(f"{hostile}:pid", "")] * 20)))
@@ -375,7 +375,7 @@ def test_close_ends_the_children_and_the_pool_can_be_used_again(pool: WorkerPool
     assert not first & set(values(pool.run([ask(f"{hostile}:pid", "")])))
 
 
-def test_a_forgotten_pool_ends_its_children(hostile: str) -> None:
+def test_a_forgotten_pool_ends_its_workers(hostile: str) -> None:
     pool = WorkerPool([f"{hostile}:pid"], count=1, timeout_s=5.0, startup_timeout_s=30.0, memory_mb=256)
     (pid,) = values(pool.run([ask(f"{hostile}:pid", "")]))
     del pool
@@ -424,7 +424,7 @@ def test_threads_are_served_one_after_the_other(pool: WorkerPool, hostile: str) 
     assert found == {number: [f"{number} {index}" for index in range(50)] for number in range(4)}
 
 
-def test_a_forked_copy_of_the_process_has_its_own_children(pool: WorkerPool, hostile: str) -> None:
+def test_a_forked_copy_of_the_process_has_its_own_workers(pool: WorkerPool, hostile: str) -> None:
     (pid,) = values(pool.run([ask(f"{hostile}:pid", "")]))
     copy = os.fork()
     if copy == 0:
@@ -438,7 +438,7 @@ def test_a_forked_copy_of_the_process_has_its_own_children(pool: WorkerPool, hos
     assert values(pool.run([ask(f"{hostile}:pid", "")])) == [pid]
 
 
-def test_a_program_that_ignores_its_childrens_end(strict_pool: WorkerPool, hostile: str) -> None:
+def test_a_program_that_ignores_its_workers_end(strict_pool: WorkerPool, hostile: str) -> None:
     """The kernel then reaps them, and nobody can tell how they ended."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
@@ -449,7 +449,7 @@ def test_a_program_that_ignores_its_childrens_end(strict_pool: WorkerPool, hosti
     assert [reply.outcome for reply in replies] == outcomes
 
 
-def test_a_parent_killed_by_sigkill_leaves_no_child(tmp_path: Path) -> None:
+def test_a_parent_killed_by_sigkill_leaves_no_worker(tmp_path: Path) -> None:
     """As a user's script: no `if __name__`, the package only on sys.path; both children hang in the C code of re."""
     function = tmp_path / "stuck.py"
     function.write_text(
@@ -493,7 +493,7 @@ def test_a_parent_killed_by_sigkill_leaves_no_child(tmp_path: Path) -> None:
             os.kill(child, signal.SIGKILL)
 
 
-def test_a_script_ends_with_its_children(tmp_path: Path, hostile: str) -> None:
+def test_a_script_ends_with_its_workers(tmp_path: Path, hostile: str) -> None:
     script = tmp_path / "script.py"
     arguments = {"data_source": "", "solution_str": "", "ground_truth": "", "extra_info": {}}
     script.write_text(

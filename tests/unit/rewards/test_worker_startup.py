@@ -127,7 +127,7 @@ def test_the_files_own_folder_comes_first_and_a_file_is_imported_once(tmp_path: 
         assert [reply.value for reply in run(pool, f"{file}:f", f"{file}:g")] == [[5.0], 1]
 
 
-def test_the_callers_search_path_is_the_childs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_callers_search_path_is_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules on it are found, also those that are named like files of the pool's own folder."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -216,7 +216,7 @@ def test_a_file_broken_while_the_run_goes_on_fails_the_rest_with_the_reason(tmp_
         assert [reply.value for reply in run(pool, f"{file}:f")] == [1.0]
 
 
-def test_healthy_children_go_on_when_no_more_can_start(tmp_path: Path) -> None:
+def test_healthy_workers_go_on_when_no_more_can_start(tmp_path: Path) -> None:
     file = write(tmp_path, "import time\ndef f(**kwargs):\n    time.sleep(0.02)\n    return 1.0\n")
     with a_pool(f"{file}:f", count=3) as pool:
         pool.start()
@@ -224,7 +224,7 @@ def test_healthy_children_go_on_when_no_more_can_start(tmp_path: Path) -> None:
         assert [reply.value for reply in run(pool, *[f"{file}:f"] * 20)] == [1.0] * 20
 
 
-def test_children_that_die_as_soon_as_they_are_ready(tmp_path: Path) -> None:
+def test_workers_that_die_as_soon_as_they_are_ready(tmp_path: Path) -> None:
     """A thread of the file's ends the process a moment after loading: no endless replacing, whoever is to blame."""
     text = (
         "import os, threading, time\ndef end():\n    time.sleep(0.05)\n    os._exit(9)\n"
