@@ -36,6 +36,11 @@ def listed(names: Sequence[object], most: int = 8) -> str:
     return ", ".join(map(str, names[:most])) + more
 
 
+def counted(number: int, noun: str) -> str:
+    """(2, "rank") -> "2 ranks"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def either(values: Iterable[object]) -> str:
     """[2, 4] -> "2 or 4"."""
     return " or ".join(map(str, values))

@@ -17,6 +17,7 @@ from mindgspo.parallel.strategy.compare import check_fits
 from mindgspo.parallel.strategy.layouts import strategy_layouts
 from mindgspo.parallel.strategy.record import Strategy
 from mindgspo.tensor_files.reader import TensorFile
+from mindgspo.text import listed
 
 OPTIMIZER_PREFIX = "adamw."
 """Names of a run's optimizer state begin with it."""
@@ -133,15 +134,15 @@ def _refuse_forgotten(strategy: Strategy, names: list[str], placed: Mapping[str,
     alike = [name for name in names if _NUMBER.sub("{}", name) in patterns]
     if alike:
         raise CheckpointError(
-            f"{strategy.source}: {_counted(alike)} no entry, though others of that kind have one; it is of a smaller "
-            "model or of one pipeline stage: give the strategy of the model in use, all stages merged"
+            f"{strategy.source}: no entry for {listed(alike, _LISTED)}, though others of that kind have one; it "
+            "is of a smaller model or of one pipeline stage: give the strategy of the model in use, all stages merged"
         )
     state = list(_state_of_split(names, placed, everywhere))
     if state:
         raise CheckpointError(
-            f"{strategy.source}: {_counted(state)} no entry, though the parameters are split, so where to put this "
-            "optimizer state is not known; give the strategy of the training graph, which names it, or leave it out "
-            "with --weights-only"
+            f"{strategy.source}: no entry for {listed(state, _LISTED)}, though the parameters are split, so where to "
+            "put this optimizer state is not known; give the strategy of the training graph, which names it, or leave "
+            "it out with --weights-only"
         )
 
 
@@ -153,11 +154,6 @@ def _state_of_split(names: Iterable[str], placed: Mapping[str, Layout], everywhe
         layout = placed[parameter]
         if layout.slice_shape != layout.shape or set(layout.rank_list) != set(everywhere):
             yield name
-
-
-def _counted(names: list[str]) -> str:
-    more = f" and {len(names) - _LISTED} more have" if len(names) > _LISTED else " have" if len(names) > 1 else " has"
-    return ", ".join(names[:_LISTED]) + more
 
 
 def held_layouts(

@@ -30,6 +30,7 @@ from mindgspo.metrics.files import (
     VALIDATION_FILE,
 )
 from mindgspo.parallel.runtime import is_emulated
+from mindgspo.text import listed
 
 _LOCK = ".lock"
 _IDENTITY = RUN_FILE
@@ -248,9 +249,8 @@ def _refuse_foreign(root: Path) -> None:
     names = sorted(entry.name for entry in root.iterdir())
     foreign = [name for name in names if not _is_ours(name)]
     if foreign and not _run_marks(root):
-        more = f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""
         raise RunFolderError(
-            f"{root}: holds files that no run made ({', '.join(foreign[:5])}{more}), so nothing is written "
+            f"{root}: holds files that no run made ({listed(foreign, 5)}), so nothing is written "
             "there; choose a new or empty folder with `--set run_dir=...`"
         )
 

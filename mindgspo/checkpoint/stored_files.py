@@ -18,6 +18,7 @@ from mindgspo.checkpoint.store import CHECKPOINT_FILES, OPTIMIZER_FILE, PARAMETE
 from mindgspo.errors import CheckpointError
 from mindgspo.io import write_json
 from mindgspo.tensor_files.reader import INDEX_FILE, SINGLE_FILE
+from mindgspo.text import counted, listed
 
 RECORD_FILE = "checkpoint.json"
 _FORMAT_VERSION = 1
@@ -116,7 +117,7 @@ def pick_rank_files(folder: Path, *, prefix: str = "", used: Collection[str] = (
     missing = [rank for rank in range(ranks[-1] + 1) if not by_rank.get(rank)]
     if missing:
         raise CheckpointError(
-            f"{folder}: rank{_s(missing)} {_shortened(missing)} of 0 to {ranks[-1]} {_have(missing)} no tensor file "
+            f"{folder}: rank(s) {listed(missing, _LISTED)} of 0 to {ranks[-1]} without a tensor file "
             f"({_kinds(prefix)}); copy the missing files into rank_{missing[0]}, ..."
         )
     keys = {rank: {key: path for path in paths for key in _keys(path, rank)} for rank, paths in by_rank.items()}
@@ -184,18 +185,18 @@ def _notes(
     folder: Path, key: str, chosen: Mapping[int, Path], by_rank: Mapping[int, list[Path]], used: Collection[str]
 ) -> Iterable[str]:
     where = "rank_*/" if any(path.parent != folder for path in chosen.values()) else ""
-    yield f"source   {folder}: {len(chosen)} rank{_s(chosen)}, {where}{key}"
+    yield f"source   {folder}: {counted(len(chosen), 'rank')}, {where}{key}"
     others = [path for rank, paths in by_rank.items() for path in paths if path != chosen[rank]]
     if others:
-        names = _shortened([str(path.relative_to(folder)) for path in others])
-        yield f"ignored  {len(others)} older or incomplete save file{_s(others)}: {names}"
+        names = listed([path.relative_to(folder) for path in others], _LISTED)
+        yield f"ignored  {counted(len(others), 'older or incomplete save file')}: {names}"
     rest = [
         str(path.relative_to(folder))
         for path in sorted({one for rank in chosen.values() for one in (*rank.parent.iterdir(), *folder.iterdir())})
         if path.is_file() and path.suffix not in SUFFIXES and path.name not in used
     ]
     if rest:
-        yield f"ignored  {len(rest)} other file{_s(rest)}: {_shortened(rest)}"
+        yield f"ignored  {counted(len(rest), 'other file')}: {listed(rest, _LISTED)}"
 
 
 def _example(by_rank: Mapping[int, list[Path]]) -> str:
@@ -204,20 +205,6 @@ def _example(by_rank: Mapping[int, list[Path]]) -> str:
 
 def _kinds(prefix: str) -> str:
     return ", ".join(f"{prefix}*{suffix}" for suffix in SUFFIXES)
-
-
-def _shortened(names: Iterable[object]) -> str:
-    shown = [str(name) for name in names]
-    more = f", ... ({len(shown)})" if len(shown) > _LISTED else ""
-    return ", ".join(shown[:_LISTED]) + more
-
-
-def _s(items: object) -> str:
-    return "" if len(items) == 1 else "s"  # type: ignore[arg-type]
-
-
-def _have(items: list[int]) -> str:
-    return "has" if len(items) == 1 else "have"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

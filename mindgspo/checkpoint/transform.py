@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from mindgspo.checkpoint.whole_checkpoint import WholeCheckpoint, open_whole
 from mindgspo.errors import CheckpointError
 from mindgspo.io import check_free_space
 from mindgspo.parallel.strategy.record import Strategy
+from mindgspo.text import counted, listed
 
 _LISTED = 3
 
@@ -116,19 +117,12 @@ def _plan_notes(source: WholeCheckpoint, files: Sequence[NewFile], request: Tran
     strategy = request.destination_strategy
     names = "" if len(files) == 1 else f": {files[0].name} to {files[-1].name}"
     by = "" if strategy is None else f" by {strategy.source}"
-    yield f"writes   {request.destination}{names}, {_counted(source.tensors, 'tensor')}{by}"
+    yield f"writes   {request.destination}{names}, {counted(len(source.tensors), 'tensor')}{by}"
     for side, one in (("source", request.source_strategy), ("destination", strategy)):
         whole = without_entry(source.tensors, one)
         if whole:
-            yield f"whole    {_counted(whole, 'tensor')} without an entry in the {side}'s strategy: {_shortened(whole)}"
+            names = listed(whole, _LISTED)
+            yield f"whole    {counted(len(whole), 'tensor')} without an entry in the {side}'s strategy: {names}"
     if source.stored.state is not None and is_one_file(request.destination, strategy):
         names = [STATE_FILE, *(path.name for path in source.stored.stateful)]
         yield f"left out {', '.join(names)}, for which a single file has no room"
-
-
-def _counted(items: Collection, noun: str) -> str:
-    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
-
-
-def _shortened(names: Sequence[str]) -> str:
-    return ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")

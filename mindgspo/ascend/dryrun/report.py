@@ -14,7 +14,7 @@ from mindgspo.ascend.dryrun.job import Memory
 from mindgspo.ascend.dryrun.messages import cut, plan_hints
 from mindgspo.ascend.dryrun.runner import Result
 from mindgspo.config import ParallelPlan
-from mindgspo.text import aligned
+from mindgspo.text import aligned, counted
 
 _LABEL = 13
 _UNITS = ("B", "KB", "MB", "GB", "TB")
@@ -49,7 +49,7 @@ def summary(results: Sequence[Result], *, seconds: float, folder: str) -> str:
     if failed:
         return f"{failed} of {len(results)} failed, {compiled} compiled for Ascend, in {seconds:.0f} s{files}"
     ranks = len({result.rank for result in results})
-    what = f"{_counted(compiled, 'graph')} of {_counted(ranks, 'rank')}"
+    what = f"{counted(compiled, 'graph')} of {counted(ranks, 'rank')}"
     return f"{what} compiled for Ascend in {seconds:.0f} s{files}"
 
 
@@ -62,12 +62,12 @@ def _facts(facts: GraphFacts) -> Iterator[str]:
     yield from _entry(
         "parameters",
         [
-            f"{_counted(len(facts.parameters), 'tensor')}, {numbers:,} numbers, {size_text(facts.parameter_bytes)}"
+            f"{counted(len(facts.parameters), 'tensor')}, {numbers:,} numbers, {size_text(facts.parameter_bytes)}"
             + (f" ({sizes})" if sizes else "")
         ],
     )
     rows = [
-        (entry.kind, f"ranks {rank_text(entry.ranks)}", _counted(entry.count, "time"), size_text(entry.bytes))
+        (entry.kind, f"ranks {rank_text(entry.ranks)}", counted(entry.count, "time"), size_text(entry.bytes))
         for entry in facts.collectives
     ]
     yield from _entry("collectives", aligned(rows, left=2) or ["none"])
@@ -112,7 +112,3 @@ def _entry(label: str, lines: Sequence[str]) -> Iterator[str]:
 
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()))
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -17,10 +17,10 @@ from mindgspo.parallel import runtime
 from mindgspo.parallel.collectives import exchange
 from mindgspo.parallel.layout import Layout, TensorSlice
 from mindgspo.parallel.reshard.resharder import Residency, everything_stays
+from mindgspo.text import listed
 
 SAMPLE_SIZE = 4
 _DIGEST_BYTES = hashlib.sha256().digest_size
-_MAX_NAMED = 5
 
 
 def sampled_names(names: Sequence[str], number: int) -> list[str]:
@@ -51,10 +51,9 @@ def verify_reshard(
                 damaged.append(name)
         hashes[name] = whole.hexdigest()
     if damaged:
-        more = f" and {len(damaged) - _MAX_NAMED} more" if len(damaged) > _MAX_NAMED else ""
         raise WeightsError(
             f"after the reshard {len(damaged)} of {len(names)} compared parameters differ between the two plans: "
-            f"{', '.join(damaged[:_MAX_NAMED])}{more}; the rollout would not be by the trained weights"
+            f"{listed(damaged, 5)}; the rollout would not be by the trained weights"
         )
     return hashes
 

@@ -14,7 +14,7 @@ from mindgspo.parallel.layout import Shape
 from mindgspo.parallel.strategy.compare import compare_strategies
 from mindgspo.parallel.strategy.file import SINGLE, read_folder, read_source, save_strategy
 from mindgspo.parallel.strategy.record import ALL_REPLICAS, StoredLayout, Strategy, device_axes
-from mindgspo.text import aligned
+from mindgspo.text import aligned, counted
 
 _LAYER = re.compile(r"(?<=\blayers\.)\d+(?=\.)")
 
@@ -184,7 +184,7 @@ def diff_lines(
             equal.append(f"{_label(name)}{_summary(pair[0])}")
         number += len(found)
         lines += [f"{_label(name)}{line}" for line in (found if shows_all else _folded(found))]
-    lines.append(_counted(number, "difference") if number else f"equal: {'; '.join(equal)}")
+    lines.append(counted(number, "difference") if number else f"equal: {'; '.join(equal)}")
     return Differences(lines=lines, number=number)
 
 
@@ -208,13 +208,7 @@ def _label(name: str) -> str:
 
 def _summary(strategy: Strategy) -> str:
     stages, ranks = len(strategy.stages), strategy.stage_size
-    return (
-        f"{_counted(len(strategy.parameters), 'parameter')} on {_counted(stages, 'stage')} of {_counted(ranks, 'rank')}"
-    )
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{counted(len(strategy.parameters), 'parameter')} on {counted(stages, 'stage')} of {counted(ranks, 'rank')}"
 
 
 def _common(left: Strategy, right: Strategy) -> tuple[Strategy, Strategy]:

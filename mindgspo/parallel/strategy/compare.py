@@ -9,7 +9,7 @@ from math import lcm
 from mindgspo.errors import WeightsError
 from mindgspo.parallel.layout import Layout, Shape
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
-from mindgspo.text import closest
+from mindgspo.text import closest, listed
 
 # How many names of one kind the message shows.
 _LISTED = 3
@@ -109,7 +109,7 @@ def check_fits(strategy: Strategy, layouts: Mapping[str, Layout]) -> None:
     if not missing and not extra and not other:
         return
     counts = [
-        f"{len(names)} of {total} {kind}: {_first(names)}"
+        f"{len(names)} of {total} {kind}: {listed(names, _LISTED)}"
         for names, total, kind in (
             (missing, len(expected), "parameters of the model are not in it"),
             (extra, len(found), "names in it are not the model's"),
@@ -190,8 +190,3 @@ def _without_prefixes(name: str) -> Iterator[str]:
 
 def _num_layers(names: Iterable[str]) -> int:
     return len({match[1] for match in map(_LAYER.search, names) if match})
-
-
-def _first(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more
