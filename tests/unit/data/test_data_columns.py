@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 from decimal import Decimal
 from pathlib import Path
 
@@ -112,18 +111,6 @@ def test_a_parquet_file_is_refused_by_its_schema_before_any_row(tmp_path: Path):
         open_source(section(path, extra_info=("meta.tags.x",)), seed=1)
     with pytest.raises(DataError, match="rows.parquet row 1: q: expected a list of .* got nothing"):
         list(open_source(section(path), seed=1).parsed())
-
-
-def test_parquet_and_jsonl_give_the_same_rows(tmp_path: Path):
-    rows = [{**ROW, "q": f"{i}+2?"} for i in range(5)]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    changes = {"solution": "gold.how", "extra_info": ("meta", "a.b")}
-    found = [
-        [(row.messages, row.answer, row.solution, row.extra_info) for row in open_source(source, seed=1).parsed()]
-        for source in (section(tmp_path / name, **changes) for name in ("rows.parquet", "rows.jsonl"))
-    ]
-    assert found[0] == found[1] and len(found[0]) == 5 and found[0][3][0][0]["content"] == "3+2?"
 
 
 def test_what_is_no_parquet_file(tmp_path: Path):

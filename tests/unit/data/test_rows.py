@@ -65,50 +65,6 @@ def test_the_caller_keeps_its_samples_and_their_order() -> None:
     assert [sample.prompt_ids.tolist() for sample in samples] == [[1], [3, 4, 5]]
 
 
-TOKENS = st.lists(st.integers(0, 50), min_size=1, max_size=9)
-
-
-@given(
-    pairs=st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=12),
-    rows=st.integers(1, 5),
-    multiple=st.integers(1, 8),
-)
-def test_every_real_token_stands_exactly_once_and_is_predicted_from_the_one_before(pairs, rows, multiple) -> None:
-    samples = [make_sample(*pair, number=number) for number, pair in enumerate(pairs)]
-    batches = lay_out(samples, samples_per_micro_batch=rows, length_multiple=multiple, pad_id=PAD)
-    assert len(batches) == -(-len(samples) // rows)
-    seen, lengths = [], []
-    for batch in batches:
-        assert batch.ids_RT.shape[0] == batch.mask_NK.shape[0] == rows
-        assert batch.ids_RT.shape[1] % multiple == batch.mask_NK.shape[1] % multiple == 0
-        assert batch.num_sequences == len(samples)
-        assert batch.num_tokens == sum(len(response) for _, response in pairs)
-        flat_ids, width = batch.ids_RT.reshape(-1), batch.ids_RT.shape[1]
-        for row in range(rows):
-            mask = batch.mask_NK[row]
-            padded = [batch.targets_NK, batch.predict_NK, batch.rollout_logp_NK, batch.advantages_NK]
-            assert all((array[row][~mask] == 0).all() for array in padded)
-            assert (batch.ids_RT[row][batch.segments_RT[row] == 0] == PAD).all()
-            if batch.samples_N[row] == -1:
-                assert not mask.any() and not batch.segments_RT[row].any(), "a filler row is nothing but padding"
-                continue
-            number = int(batch.samples_N[row])
-            prompt, response = pairs[number]
-            seen.append(number)
-            lengths.append(len(prompt) + len(response))
-            real = batch.segments_RT[row] == 1
-            assert batch.ids_RT[row][real].tolist() == [*prompt, *response]
-            assert batch.positions_RT[row][real].tolist() == list(range(lengths[-1]))
-            assert batch.targets_NK[row][mask].tolist() == response
-            before = batch.predict_NK[row][mask]
-            assert (before // width == row).all(), "a row is predicted from itself"
-            assert flat_ids[before + 1].tolist() == response
-            assert flat_ids[before].tolist() == [prompt[-1], *response[:-1]]
-            np.testing.assert_array_equal(batch.rollout_logp_NK[row][mask], samples[number].rollout_logp)
-    assert sorted(seen) == list(range(len(samples)))
-    assert lengths == sorted(lengths, reverse=True)
-
-
 def test_rows_by_number_worked_by_hand() -> None:
     """Numbers 3 and 1 are laid out; 0 and 2 were left out of the update, so nothing is known of them."""
     samples = [make_sample([1], [5, 6, 7], number=3), make_sample([2], [8], number=1)]
@@ -125,27 +81,6 @@ def test_rows_by_number_worked_by_hand() -> None:
     assert [row.tolist() for row in found] == [[], [0.5], [], [-1, 2, 0]]
     assert {row.dtype for row in found} == {np.dtype(np.float32)}
     assert gathered([], [], num_samples=2)[1].size == 0
-
-
-@given(
-    pairs=st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=12),
-    rows=st.integers(1, 5),
-    multiple=st.integers(1, 8),
-    seed=st.integers(0, 99),
-)
-def test_what_is_scattered_can_be_gathered_again(pairs, rows, multiple, seed) -> None:
-    random = np.random.default_rng(seed)
-    numbers = random.permutation(2 * len(pairs))[: len(pairs)].tolist()
-    samples = [make_sample(*pair, number=number) for number, pair in zip(numbers, pairs, strict=True)]
-    values = [np.zeros(0, np.float32)] * (2 * len(pairs))
-    for sample in samples:
-        values[sample.number] = random.normal(size=sample.response_ids.size).astype(np.float32)
-    batches = lay_out(samples, samples_per_micro_batch=rows, length_multiple=multiple, pad_id=PAD)
-    arrays = [scattered(batch, values) for batch in batches]
-    assert all((array[~batch.mask_NK] == 0).all() for array, batch in zip(arrays, batches, strict=True))
-    found = gathered(batches, arrays, len(values))
-    for given_row, found_row in zip(values, found, strict=True):
-        np.testing.assert_array_equal(found_row, given_row)
 
 
 @given(length=st.integers(0, 10_000), multiple=st.integers(1, 512))
