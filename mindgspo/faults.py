@@ -1,9 +1,8 @@
 """Faults on demand: a run is killed, stopped, refused its disk or given a NaN at a place that has a name.
 
-What enters: the variable MINDGSPO_FAULT, e.g. `save.inside:2=kill` or `update.batch:3=nan@1,reward.inside=stall`: at
-which point, the how manieth time it is reached (1 without a number), what happens, on which rank (all without one).
-What leaves: the fault. Only tests and `tools/torture.py` arm it; unarmed, `reach` is one comparison. Called by whoever
-does what a point is named after. Standard library only.
+`save.inside:2=kill` or `update.batch:3=nan@1,reward.inside=stall`: at which point, the how manieth time it is reached
+(1 without a number), what happens, on which rank (all without one). Only tests and `tools/torture.py` arm it; unarmed,
+`reach` is one comparison. Standard library only.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ VARIABLE = "MINDGSPO_FAULT"
 EXIT_CODE = 70
 
 POINTS = {
-    "resume.after": "a checkpoint was put into the parts; nothing was trained yet",
+    "resume.after": "a checkpoint was put into the experiment; nothing was trained yet",
     "going_back.inside": "a run goes back to an earlier step; before each later checkpoint is set aside; rank 0 only",
     "rollout.before": "before the responses of a step are generated",
     "rollout.inside": "after each decode step of these",
-    "reward.before": "before responses are judged, those of a step or of an evaluation",
-    "reward.inside": "the responses of this rank are judged; the ranks have not exchanged their scores",
+    "reward.before": "before responses are scored, those of a step or of an evaluation",
+    "reward.inside": "the responses of this rank are scored; the ranks have not exchanged their scores",
     "update.before": "before the first update of a step",
     "update.batch": "before each update; with nan its advantages are NaN on the ranks that are meant",
     "update.inside": "after each update but the last of a step",

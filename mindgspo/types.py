@@ -1,4 +1,4 @@
-"""The parcels that cross rooms, in the order in which one step passes them on.
+"""The records that travel between packages, in the order of one step.
 
 Prompt -> Response -> ScoredGroup (one Score per response) -> Group (with advantages) -> Batch -> StepResult.
 
@@ -10,7 +10,7 @@ Legend of the shape suffixes used here and in every tensor file:
     P  predicted tokens of a batch
     V  vocabulary entries                            H  hidden units
 
-A parcel is frozen, built by keyword, and checks its lengths when it is made. Lengths are always explicit:
+A record is frozen, built by keyword, and checks its lengths when it is made. Lengths are always explicit:
 nobody rebuilds them by searching for EOS or padding ids.
 """
 

@@ -1,8 +1,6 @@
 """GSPO inside MindRLHF: a cell with the inputs of its `GRPOModel`, and this project's loss behind them.
 
-What enters: MindRLHF's policy (`CausalLMHybrid`) and the eight tensors that its train worker feeds. What leaves: the
-scalar loss that its train cell differentiates. Written against MindRLHF master e8a8fc1 of 2025-08-08; README.md says
-which line of its train worker to change.
+Written against MindRLHF master e8a8fc1 of 2025-08-08; README.md says which line of its train worker to change.
 
 Legend: R rows of a call, T token slots of a row, P samples packed into a row (`rl_config.pack_num`, 1: one sample per
 row), N = R * P samples, dummies and all. To the loss every sample is a response of its own with K = T slots, of which

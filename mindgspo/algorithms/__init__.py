@@ -1,7 +1,6 @@
-"""Algorithms: advantages, learning-rate schedule, policy losses with their twins, and the update.
+"""Algorithms: advantages, policy losses with their twins, KL control, rollout correction, and the update (`optim`).
 
-The door holds what needs no MindSpore. Cells are in submodules, so that importing the room stays cheap:
-`registry.build_policy_loss`, `supervised.SupervisedLoss`, `update.UpdateBackend`, `update.UpdateResult`.
+This module exports what needs no MindSpore; cells are imported from their own modules.
 """
 
 from mindgspo.algorithms.advantages.estimate import AdvantageInputs, estimate_advantages, has_signal

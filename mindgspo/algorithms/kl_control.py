@@ -1,8 +1,6 @@
 """The coefficient of the KL penalty, and the penalty itself where it belongs to the reward.
 
-What enters: the section `algorithm.kl`; the mean KL of a step; log-probs of the old and the reference policy. What
-leaves: the coefficient of the next step; a penalty per token, to be weighed by it. Called by the trainer's step. The
-penalty inside the loss is `losses.kl`. numpy only.
+The penalty inside the loss is `losses.kl`. numpy only.
 """
 
 from __future__ import annotations

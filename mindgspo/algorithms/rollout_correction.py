@@ -1,9 +1,5 @@
 """Importance weights against a sampler whose log-probs differ from those of the trainer.
 
-What enters: log-probs of the sampled tokens under the old policy, as the train graph computes it, and under the
-sampler. What leaves: weights for `Batch.correction_NK`, and metrics about them. Called by the trainer's step. numpy
-only.
-
 Truncated weights: Feng Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", 2025; the
 same bound in LlamaRL's loss, arXiv 2505.24034. Masked weights: Jiacai Liu, Yingru Li et al., "When Speed Kills
 Stability", 2025 (responses), and IcePop, arXiv 2510.18855 (tokens). That the weight stands beside the clipped ratio,

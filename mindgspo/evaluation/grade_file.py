@@ -216,7 +216,7 @@ def grade(
     file = file_function(function)
     name = function if file is None else f"{file.path.absolute()}:{file.name}"
     if name in WITH_TOKENS:
-        raise ConfigError(f"--function {name}: judges a length in tokens, and a file of texts has none")
+        raise ConfigError(f"--function {name}: scores a length in tokens, and a file of texts has none")
     section = RewardSection(
         functions=(name,),
         weights=(1.0,),

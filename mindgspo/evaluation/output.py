@@ -62,13 +62,13 @@ def remarks(found: Sequence[TaskResult]) -> Iterator[str]:
                 )
             if summary.failed:
                 yield (
-                    f"{label}, {kind}: {_percent(summary.failed)} could not be judged and count as not correct; raise "
-                    "reward.workers.timeout_s with --set if they took too long"
+                    f"{label}, {kind}: {_percent(summary.failed)} could not be verified and count as not correct; "
+                    "raise reward.workers.timeout_s with --set if they took too long"
                 )
 
 
 def report(found: Sequence[TaskResult]) -> dict[str, object]:
-    """All summary with what they were measured with. accuracy: of greedy answers, over all problems."""
+    """All summaries with what they were measured with. accuracy: of greedy answers, over all problems."""
     config = found[0].task.config
     problems = sum(one.greedy.num_problems for one in found)
     return {

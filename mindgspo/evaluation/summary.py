@@ -54,14 +54,14 @@ class ScoredProblem:
 
     @property
     def num_correct(self) -> int:
-        """Answers judged correct. A judgement that failed says nothing for the model."""
+        """Answers verified as correct. A failed verification does not count for the model."""
         return sum(score.verdict is Verdict.CORRECT for score in self.scores)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSummary:
     """estimates: by name. cut, no_answer, failed: shares of the answers that reached the longest length, in which no
-    answer was found, and that could not be judged. mean_length: in tokens."""
+    answer was found, and that could not be verified. mean_length: in tokens."""
 
     num_problems: int
     num_correct: int
@@ -103,7 +103,7 @@ def summarize(
 
 
 def _vote(problems: Sequence[ScoredProblem], ks: Sequence[int]) -> dict[str, Estimate]:
-    """Nothing where a reward function judges answers without saying what they are: then nobody knows who voted for
+    """Nothing where a reward function verifies answers without saying what they are: then nobody knows who voted for
     what."""
     scores = [score for one in problems for score in one.scores]
     if any(score.verdict in _VERIFIED and score.extracted is None for score in scores):

@@ -1,7 +1,6 @@
 """The kernels as Python functions.
 
-What enters: tensors of any class with a dtype's name and its memory as a numpy array (`Bits`). What leaves: results in
-the memory of the output tensors. `kernels.h` says what each function computes. Called by the emulated card's operators.
+`kernels.h` says what each function computes.
 
 Every function takes `threads`; results do not depend on it. Raises ValueError with the reason for what cannot be
 computed, and KernelsUnavailable at the first call where nothing can be compiled.

@@ -1,7 +1,4 @@
-"""The kernels as a shared library for this processor: compiled the first time, then found in the user's cache.
-
-What enters: the sources beside this file and the compiler. What leaves: a path to load. Called by `binding`.
-"""
+"""The kernels as a shared library for this processor: compiled the first time, then found in the user's cache."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Hugging Face's config.json and generation_config.json, to and from the model section.
 
-What enters: a folder, or the model section. What leaves: a `ModelSection`, or JSON-able mappings. Needs neither
-MindSpore nor numpy. An architecture detail that the cells do not implement is refused here, never ignored.
+Needs neither MindSpore nor numpy. An architecture detail that the cells do not implement is refused here, never
+ignored.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.ops import constexpr
 
 from mindgspo.parallel.collectives import group_name
-from mindgspo.parallel.placement import DATA, MODEL, WHOLE, LogicalPlacement, Placement
+from mindgspo.parallel.placement import DATA, MODEL, WHOLE, AutoParallelPlacement, Placement
 
 _TOKENS = (DATA, WHOLE)
 _LOGITS = (DATA, MODEL)
@@ -372,7 +372,7 @@ class ChunkLogProb(nn.Cell):
 
 def log_prob_head(place: Placement, *, temperature: float, with_entropy: bool) -> nn.Cell:
     """The head of a rank: (hidden_MH, weight_VH, targets_M) -> (logp_M, entropy_M); see `ChunkedLogProb`."""
-    if isinstance(place, LogicalPlacement):
+    if isinstance(place, AutoParallelPlacement):
         return AutoParallelLogProb(place, temperature=temperature, with_entropy=with_entropy)
     if place.model_parallel == 1:
         alone = ChunkedLogProbEntropy if with_entropy else ChunkedLogProb

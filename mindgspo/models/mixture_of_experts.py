@@ -1,8 +1,7 @@
 """The feed-forward block of Qwen3-MoE: each token goes to a few of many experts, none is ever dropped.
 
-What enters: hidden states of flattened tokens. What leaves: for each token the sum of its experts' outputs, weighted by
-the router. Called by the decoder layers. Under model_parallel every rank routes all tokens alike and has a share of the
-inner features of every expert, so that the ranks' outputs add up as those of a dense block do.
+Under model_parallel every rank routes all tokens alike and has a share of the inner features of every expert, so that
+the ranks' outputs add up as those of a dense block do.
 
 Legend: M flattened tokens, E experts, K experts per token, S slots, H hidden, I inner features of one expert.
 """

@@ -22,7 +22,7 @@ from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.parallel.auto_parallel import divided, set_mode
 from mindgspo.parallel.collectives import GraphOfRanks
 from mindgspo.parallel.device_ops import attention_segments
-from mindgspo.parallel.placement import LogicalPlacement
+from mindgspo.parallel.placement import AutoParallelPlacement
 from mindgspo.parallel.replicas import Arrays, Replicas
 from mindgspo.types import Batch, Float32Array, Int32Array
 
@@ -75,7 +75,7 @@ class AutoParallelScorer:
     takes a batch of every replica."""
 
     def __init__(self, model: nn.Cell, *, temperature: float, strategy_path: Path | None = None) -> None:
-        place: LogicalPlacement = model.place
+        place: AutoParallelPlacement = model.place
         policy = PolicyLogProbs(model, temperature=temperature, with_entropy=True)
         self._policy, self._graph = policy, divided(policy, place, strategy_path=strategy_path)
         self._num_replicas, self._replicas = place.divided.data_parallel, Replicas(place.held)
@@ -124,7 +124,7 @@ class AutoParallelScorer:
 
 def build_scorer(model: nn.Cell, *, temperature: float) -> PolicyScorer | AutoParallelScorer:
     """The scorer for the path that the model was built on."""
-    kind = AutoParallelScorer if isinstance(model.place, LogicalPlacement) else PolicyScorer
+    kind = AutoParallelScorer if isinstance(model.place, AutoParallelPlacement) else PolicyScorer
     return kind(model, temperature=temperature)
 
 

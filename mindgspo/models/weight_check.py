@@ -1,7 +1,6 @@
 """Whether a file's weights are those of a model.
 
-What enters: the names and shapes that the model expects, and what a file holds. What leaves: nothing, or an error that
-lists every difference. Called by `models.weights` and by the conversion of weights. Needs no MindSpore.
+Needs no MindSpore.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Values of a model's parameters: drawn from the seed, loaded from Hugging Face names, or read back.
 
-What enters: a model cell (all of a model, or one rank's part of it) and named arrays. What leaves: changed parameters,
-or named float32 arrays. Called by the trainer's build, by checkpoints, exports and the `logprobs` command. Arrays are
-whole tensors under Hugging Face names; each rank takes its own slices of them.
+Arrays are whole tensors under Hugging Face names; each rank takes its own slices of them.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from mindgspo.models.weight_check import require_weights
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import parameter_layouts
 from mindgspo.parallel.parameter_memory import set_values, values_of
-from mindgspo.parallel.placement import LogicalPlacement, Placement
+from mindgspo.parallel.placement import AutoParallelPlacement, Placement
 from mindgspo.parallel.reshard.resharder import gather_to_first_rank
 from mindgspo.parallel.strategy.layouts import compiled_layouts
 from mindgspo.tensor_files import ArraySource, TensorSource, open_tensors, widen_bfloat16
@@ -34,7 +32,7 @@ def weight_layouts(section: ModelSection, place: Placement) -> dict[str, Layout]
     """{our parameter name: layout} of every weight of this model as the processes of `place` hold it."""
     plan = place.held.plan
     layouts = parameter_layouts(parameter_shapes(section), section, plan)
-    return compiled_layouts(layouts, plan=plan) if isinstance(place, LogicalPlacement) else layouts
+    return compiled_layouts(layouts, plan=plan) if isinstance(place, AutoParallelPlacement) else layouts
 
 
 def fill_model(model: nn.Cell, section: ModelSection, seed: int) -> None:

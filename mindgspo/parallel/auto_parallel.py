@@ -12,12 +12,12 @@ from mindspore.ops import Morph, Primitive
 from mindspore.parallel import Layout
 
 from mindgspo.config.plan import ParallelPlan
-from mindgspo.parallel.placement import DATA, EXPERT, MODEL, WHOLE, Axes, Axis, LogicalPlacement
+from mindgspo.parallel.placement import DATA, EXPERT, MODEL, WHOLE, AutoParallelPlacement, Axes, Axis
 from mindgspo.parallel.runtime import current_device
 from mindgspo.parallel.strategy.layouts import hsdp_call
 
 
-def divided(cell: nn.Cell, place: LogicalPlacement, *, strategy_path: Path | None = None) -> nn.Cell:
+def divided(cell: nn.Cell, place: AutoParallelPlacement, *, strategy_path: Path | None = None) -> nn.Cell:
     """The cell under `semi_auto`; the cell itself where the plan has one rank, and on CPU, where nothing divides it.
 
     strategy_path: file that the compiler writes its layouts of the parameters to, the optimizer's among them.

@@ -11,7 +11,7 @@ from mindgspo.config import ExperimentConfig, ParallelPlan, config_mapping
 from mindgspo.errors import ConfigError
 from mindgspo.parallel import heartbeat, runtime
 from mindgspo.parallel.collectives import barrier, exchange, open_meeting, require_agreement
-from mindgspo.parallel.placement import Placement, logical_placement
+from mindgspo.parallel.placement import Placement, auto_parallel_placement
 
 # What may differ between ranks without changing what they compute together.
 _FREE = ("run_dir", "logging")
@@ -67,7 +67,7 @@ def train_place(config: ExperimentConfig) -> Placement:
 
 def _divided_place(config: ExperimentConfig, plan: ParallelPlan) -> Placement:
     if config.device == "Ascend" and plan.world_size > 1:
-        return logical_placement(plan, config.model.num_key_value_heads, rank=runtime.rank())
+        return auto_parallel_placement(plan, config.model.num_key_value_heads, rank=runtime.rank())
     return Placement(plan=plan, rank=runtime.rank())
 
 

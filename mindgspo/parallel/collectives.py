@@ -207,26 +207,26 @@ def world_ranks() -> Ranks:
     return tuple(range(runtime.world_size()))
 
 
-def exchange(parcel: bytes, *, speakers: Sequence[int] | None = None) -> list[bytes]:
-    """Everybody's parcel, in the order of `speakers` (default: all ranks), on every rank. Others' are not sent."""
+def exchange(message: bytes, *, speakers: Sequence[int] | None = None) -> list[bytes]:
+    """Every rank's message, in the order of `speakers` (default: all ranks), on every rank. Others' are not sent."""
     speakers = world_ranks() if speakers is None else speakers
     if runtime.world_size() == 1:
-        return [parcel]
+        return [message]
     lengths = np.zeros(runtime.world_size(), np.int32)
     if runtime.rank() in speakers:
-        assert len(parcel) < 2**31, f"a parcel of {len(parcel)} bytes"
-        lengths[runtime.rank()] = len(parcel)
+        assert len(message) < 2**31, f"a message of {len(message)} bytes"
+        lengths[runtime.rank()] = len(message)
     sum_over_world(lengths)
-    return [_told(parcel, sender=speaker, num_bytes=int(lengths[speaker])) for speaker in speakers]
+    return [_told(message, sender=speaker, num_bytes=int(lengths[speaker])) for speaker in speakers]
 
 
-def _told(parcel: bytes, *, sender: int, num_bytes: int) -> bytes:
+def _told(message: bytes, *, sender: int, num_bytes: int) -> bytes:
     if num_bytes == 0:
         return b""
     words = np.zeros(-(-num_bytes // _WORD.itemsize), _WORD)
     raw = words.view(np.uint8)[:num_bytes]
     if runtime.rank() == sender:
-        raw[:] = np.frombuffer(parcel, np.uint8)
+        raw[:] = np.frombuffer(message, np.uint8)
     broadcast(words, sender=sender, ranks=world_ranks())
     return raw.tobytes()
 
@@ -236,11 +236,11 @@ _MAX_NAMED = 5
 
 def require_agreement(topic: str, facts: Mapping[str, object], fix: str) -> None:
     """facts: JSON-able values by key, nested as they like. fix: what the user should do about a difference."""
-    parcels = [json.loads(parcel) for parcel in exchange(json.dumps(facts, sort_keys=True).encode())]
-    first = dict(_flat(parcels[0]))
+    messages = [json.loads(message) for message in exchange(json.dumps(facts, sort_keys=True).encode())]
+    first = dict(_flat(messages[0]))
     lines = []
-    for rank, parcel in enumerate(parcels):
-        other = dict(_flat(parcel))
+    for rank, message in enumerate(messages):
+        other = dict(_flat(message))
         lines += [
             f"  rank {rank}: {key} is {other.get(key, 'missing')!r}, on rank 0 {first.get(key, 'missing')!r}"
             for key in sorted(first.keys() | other.keys())

@@ -1,8 +1,9 @@
 """Ops that exist fused on Ascend and are composed of small ops elsewhere: the one place where the device chooses.
 
-Each is a cell whose `__init__` fixes the branch, so a compiled graph holds only one of them. The composed forms
-are what CPU tests judge, against numpy twins of what the fused ops' documentation says; the fused forms are compiled by
-the dry run. On the logical path the fused forms carry strategies; composed ones need none, one process runs them whole.
+Each is a cell whose `__init__` fixes the branch, so a compiled graph holds only one of them. The composed forms are
+what CPU tests compare with numpy twins of what the fused ops' documentation says; the fused forms are compiled by the
+dry run. On the auto_parallel path the fused forms carry strategies; composed ones need none, one process runs them
+whole.
 
 Legend: R rows, T token slots, M = R * T flattened tokens, H hidden units, I inner features, A query heads, B key/value
 heads, D head size, E segment ends.

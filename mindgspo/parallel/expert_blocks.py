@@ -1,8 +1,4 @@
-"""How large blocks of slots are in which tokens stand before their experts on CPU.
-
-What enters: numbers of assignments and experts. What leaves: sizes. Called by `expert_ops` and by the memory planner;
-pure Python.
-"""
+"""How large blocks of slots are in which tokens stand before their experts on CPU."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Tokens brought to their experts, and one matrix product per expert, in graphs of fixed shapes.
 
-What enters: which experts each token goes to. What leaves: slots in which the tokens of an expert stand side by side,
-and the products of each slot's token with its expert's matrix. Called by the mixture of experts. Nothing is dropped,
-whatever the router does.
+Nothing is dropped, whatever the router does.
 
 On Ascend the slots are the assignments sorted by expert, and GroupedMatmul takes the matrices' products in one op. On
 CPU every expert's slots are filled up to whole blocks, so that a block has one expert and all of them are one batched
@@ -22,7 +20,7 @@ from mindgspo.parallel.collectives import group_name
 from mindgspo.parallel.device_ops import is_fused
 from mindgspo.parallel.expert_blocks import expert_block_slots, num_expert_blocks
 from mindgspo.parallel.model_parallel_ops import Unchanged, enter_model_parallel, leave_model_parallel
-from mindgspo.parallel.placement import LogicalPlacement, Placement
+from mindgspo.parallel.placement import AutoParallelPlacement, Placement
 
 # Evaluated while the graph is compiled.
 block_slots, block_count = constexpr(expert_block_slots), constexpr(num_expert_blocks)
@@ -165,7 +163,7 @@ class ExpertCollectives:
         self.enter, self.leave = enter_model_parallel(place), leave_model_parallel(place)
         self.gather, self.scatter = Unchanged(), Unchanged()
         self.first, self.own = 0, num_experts
-        if not (isinstance(place, LogicalPlacement) and place.is_divided):
+        if not (isinstance(place, AutoParallelPlacement) and place.is_divided):
             return
         held, size = place.held, place.divided.expert_parallel
         if held.model_parallel > 1:

@@ -2,11 +2,11 @@
 
 Column-parallel layers compute a part of the output features on each rank, row-parallel ones take a part of the input
 features and the ranks' results are added up; between the two a rank never sees the others' activations. There are two
-paths to that, and the `Placement` chooses. Each process holds its slices and calls the collectives itself (spmd: the
+paths to that, and the `Placement` chooses. Each process holds its slices and calls the collectives itself (manual: the
 CPU cluster, generation everywhere). Or the layers have full shapes and every op a strategy, by which MindSpore's
-compiler cuts them and inserts the collectives (logical: training and scoring on Ascend). Parameter names are Hugging
-Face's, shapes its ([out, in]) or a slice of that as `parallel.parameter_layouts` says. A rank that is alone compiles
-the graph of a model without any of this, on either path.
+compiler cuts them and inserts the collectives (auto_parallel: training and scoring on Ascend). Parameter names are
+Hugging Face's, shapes its ([out, in]) or a slice of that as `parallel.parameter_layouts` says. A rank that is alone
+compiles the graph of a model without any of this, on either path.
 
 Legend: M flattened tokens, V vocabulary entries (of this rank), H hidden units, I and O in- and output features.
 """

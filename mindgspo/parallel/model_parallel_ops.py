@@ -1,8 +1,7 @@
 """What the ranks of a model-parallel group tell each other inside a compiled graph, with the gradients that belong to
 it.
 
-What enters: this rank's part. What leaves: the whole, or the sum. Called by the layers, the log-prob head and the
-decode graph. Every function of this door returns a cell that costs nothing where the rank is alone.
+Every public function returns a cell that costs nothing where the rank is alone.
 
 CPU collectives of compiled graphs know AllReduce alone on groups of ranks; a gather is then the sum of parts that are
 zero outside the rank's own place, exact in every bit but the sign of a zero.

@@ -1,8 +1,5 @@
 """The layout of every parameter of a model, and of its optimizer moments, under a parallel plan.
 
-What enters: names and full shapes of the parameters, the model section, the plan. What leaves: {name: Layout}. Called
-by the parallel layers, strategy files, resharding and checkpoints; pure Python.
-
 Matrices are [out, in], those of experts [experts, out, in]. Column-parallel ones are split by out (bias too),
 row-parallel ones by in, the output table by vocabulary, the input table as `vocab_emb_dp` says; norms are whole
 everywhere, those of heads (Qwen3) too, though each rank uses them on its own heads, and so are routers. Layers go to

@@ -1,7 +1,7 @@
 """The numbers of MindSpore parameters as numpy arrays, read and written where they lie.
 
-What enters: a parameter. What leaves: its array. On CPU the array is the parameter's own memory (mapped or pooled), so
-neither way costs a copy; a device with memory of its own hands out a copy and takes one back.
+On CPU the array is the parameter's own memory (mapped or pooled), so neither way costs a copy; a device with memory of
+its own hands out a copy and takes one back.
 """
 
 from __future__ import annotations

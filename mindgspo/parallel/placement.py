@@ -268,13 +268,13 @@ class Placement:
         self, function: Callable[..., Tensor], *inputs: Axes, gradient: Callable[..., tuple] | None = None
     ) -> Callable[..., Tensor]:
         """A function of tensors written for one rank's slices, as it belongs into a graph of this path: as it is."""
-        assert gradient is None, "a gradient of its own is for ops of a logical graph"
+        assert gradient is None, "a gradient of its own is for ops of an auto_parallel graph"
         return function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogicalPlacement(Placement):
-    """The logical path: one graph of full shapes for all ranks, which MindSpore's compiler divides by strategies.
+class AutoParallelPlacement(Placement):
+    """The auto_parallel path: one graph of full shapes for all ranks, which MindSpore's compiler divides by strategies.
 
     To the layers it is a process that holds everything; `plan` and `rank` are a single process's. Where nothing divides
     the graph (one process on CPU) it computes what `ALONE` computes.
@@ -339,10 +339,10 @@ class LogicalPlacement(Placement):
         return rank_function(function, self.divided, inputs, gradient)
 
 
-def logical_placement(plan: ParallelPlan, num_kv_heads: int, *, rank: int | None = None) -> LogicalPlacement:
+def auto_parallel_placement(plan: ParallelPlan, num_kv_heads: int, *, rank: int | None = None) -> AutoParallelPlacement:
     """Where a process stands that describes a whole plan to the compiler. rank: of that plan; None where nothing
     divides the graph (one process on CPU)."""
-    return LogicalPlacement(plan=ParallelPlan(), rank=0, divided=plan, num_kv_heads=num_kv_heads, held_rank=rank)
+    return AutoParallelPlacement(plan=ParallelPlan(), rank=0, divided=plan, num_kv_heads=num_kv_heads, held_rank=rank)
 
 
 ALONE = Placement(plan=ParallelPlan(), rank=0)

@@ -1,8 +1,6 @@
 """Data-parallel work: every replica does its share of a list, and everybody gets all results.
 
-What enters: a list that is equal on all ranks. What leaves: this replica's part of it, then the results of all, in the
-order of the list, on every rank. Called wherever ranks share work: sampling, judging, log-probs, updates. Results are
-numpy arrays; only the speaker of a replica sends them.
+Results are numpy arrays; only the speaker of a replica sends them.
 """
 
 from __future__ import annotations
@@ -45,8 +43,8 @@ class Replicas:
         if self._speaks:
             expected = len(range(self._own, num_items, self._count))
             assert len(results) == expected, f"{len(results)} results for {expected} items"
-        parcels = exchange(_packed(results) if self._speaks else b"", speakers=self._speakers)
-        by_replica = [list(_unpacked(parcel)) for parcel in parcels]
+        messages = exchange(_packed(results) if self._speaks else b"", speakers=self._speakers)
+        by_replica = [list(_unpacked(message)) for message in messages]
         return [by_replica[number % self._count][number // self._count] for number in range(num_items)]
 
     def collect_objects(
@@ -75,8 +73,8 @@ def _packed(results: Sequence[Arrays]) -> bytes:
     return b"".join([json.dumps(header).encode(), b"\n", *bodies])
 
 
-def _unpacked(parcel: bytes) -> Iterator[Arrays]:
-    header, _, body = parcel.partition(b"\n")
+def _unpacked(message: bytes) -> Iterator[Arrays]:
+    header, _, body = message.partition(b"\n")
     start = 0
     for described in json.loads(header):
         arrays = []

@@ -1,10 +1,9 @@
 """The key/value cache of the slots, how prompts get into it, and attention over it: one form per kind of device.
 
-What enters: a model and sizes. What leaves: parameters, the rows that an admission copies, and cells that read and
-write them. Called by `graphs` and `engine`. `SlotCache` is made of ops that every device has. On Ascend `PagedCache`
-uses the fused ReshapeAndCache and PagedAttention; a slot is then a fixed run of blocks, and the block table a constant.
-The cache may have another type than the model (`rollout.cache_dtype`): keys and values are cast when they are written,
-queries when they are compared, and attention's output is of the query's type again.
+`SlotCache` is made of ops that every device has. On Ascend `PagedCache` uses the fused ReshapeAndCache and
+PagedAttention; a slot is then a fixed run of blocks, and the block table a constant. The cache may have another type
+than the model (`rollout.cache_dtype`): keys and values are cast when they are written, queries when they are compared,
+and attention's output is of the query's type again.
 
 Legend: S slots, Q prompts of one prefill, L prompt columns, C cache columns, P blocks of a slot; A query heads, B kv
 heads, D head size, M tokens.

@@ -1,7 +1,6 @@
 """The native rollout engine: the host keeps slots busy, compiled graphs do the work.
 
-What enters: prompts and sampling settings. What leaves: responses with the sampler's log-probs, and counters. It
-runs on the parameters of the model it was given, the trainer's own or a copy laid out for generating; who fills that
+It runs on the parameters of the model it was given, the trainer's own or a copy laid out for generating; who fills that
 copy is not its business (`rollout.replicated`).
 
 Legend: S slots, Q prompts of one prefill, L prompt columns.

@@ -1,7 +1,6 @@
 """Generation over all replicas of the infer plan: each answers its share of the prompts, everybody gets all responses.
 
-What enters: prompts that are equal on all ranks. What leaves: a `Rollout` of all of them, equal on all ranks. The
-ranks of one model-parallel group run one native engine together. Weights come over from the training plan first.
+The ranks of one model-parallel group run one native engine together. Weights come over from the training plan first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The sizes of the rollout's graphs and cache, from the configuration; pure Python.
-
-What enters: sections of an experiment. What leaves: a frozen record. Called where an engine is built, where its graphs
-are compiled dry, and where memory is planned.
-"""
+"""The sizes of the rollout's graphs and cache, from the configuration; pure Python."""
 
 from __future__ import annotations
 

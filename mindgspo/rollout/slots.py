@@ -1,7 +1,6 @@
 """Which sample sits in which slot: bookkeeping in plain numpy, without MindSpore.
 
-What enters: prompts and settings, then the tokens of every decode step. What leaves: the arrays of the next step and,
-at the end, responses. The engine calls `admissions` -> graphs -> `advance` until `done`.
+The engine calls `admissions` -> graphs -> `advance` until `done`.
 
 Legend: S slots.
 """

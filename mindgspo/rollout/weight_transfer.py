@@ -1,9 +1,4 @@
-"""Trained weights on their way to the model that generates, or to the reference policy, over the same processes.
-
-What enters: both models, each with its placement, and the version. What leaves: the second model filled, and a report.
-Called by `ReplicatedEngine` before the first rollout with new weights, and where the reference policy takes the trained
-one's, on all ranks at once.
-"""
+"""Trained weights on their way to the model that generates, or to the reference policy, over the same processes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""What `mindgspo check` looks at before a run: every input file that can be judged without MindSpore.
+"""What `mindgspo check` looks at before a run: every input file that can be checked without MindSpore.
 
-What enters: a resolved configuration. What leaves: lines for people, or the error that the run would stop with.
 The rows are read as the run reads them; only the first ones are rendered, so the answer comes in seconds.
 """
 

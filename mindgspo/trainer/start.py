@@ -1,8 +1,4 @@
-"""From the command line to a run: here, or in as many workers as the plans need.
-
-What enters: a configuration file with overrides, and how the cluster is reached. What leaves: an exit code. Called by
-`mindgspo run` and `mindgspo sft`, and by each of the workers that they start, with the same arguments.
-"""
+"""From the command line to a run: here, or in as many workers as the plans need."""
 
 from __future__ import annotations
 

@@ -20,14 +20,14 @@ from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import AutoParallelScorer
 from mindgspo.models.weights import held_parameters, initialize_weights, weight_layouts, weight_views
 from mindgspo.parallel.layout import Layout
-from mindgspo.parallel.placement import logical_placement
+from mindgspo.parallel.placement import auto_parallel_placement
 from mindgspo.trainer.batches import longest_batch
 
 
 def build(config: ExperimentConfig, graph: str, rank: int, *, strategy_path: Path) -> CompilableGraph:
     """Compile the update, fill the slices it left, and hand out the scoring graph of the same model."""
     plan, batch = config.plans.train, longest_batch(config)
-    place = logical_placement(plan, config.model.num_key_value_heads, rank=rank)
+    place = auto_parallel_placement(plan, config.model.num_key_value_heads, rank=rank)
     model = build_model(config.model, place)
     layouts = weight_layouts(config.model, place)
     assert all(parameter.has_init for parameter in model.get_parameters()), "parameters have memory before compiling"

@@ -1,8 +1,6 @@
 """The complete mathematical definition of a policy loss, as data that cells and twins both read.
 
-What enters: the algorithm section of an experiment (`registry`) or a case of a conformance file. What leaves: a
-`LossDefinition`. The names of the fields are those of the conformance format; each is switched off by None or 0.
-Pure Python.
+The names of the fields are those of the conformance format; each is switched off by None or 0. Pure Python.
 
     d = logp - old_logp    r ratio    A advantage    |y| real tokens of a response    u = logp - ref_logp
 """

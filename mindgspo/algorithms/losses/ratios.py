@@ -1,7 +1,5 @@
 """Importance ratios, as logarithms.
 
-What enters: logp - old_logp of the sampled tokens, 0 where masked. What leaves: log r before any bound, [N, K] per
-token or [N, 1] per response; `is_per_response` says whether all tokens of a response have one value. Called by `body`.
 Twin: `twins.ratios`.
 
     N  responses    K  response-token slots    1  an axis kept for broadcasting

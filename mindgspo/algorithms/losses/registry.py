@@ -1,8 +1,4 @@
-"""Settings -> the cell of a policy loss. The table of names is `config.policy_losses`.
-
-What enters: the experiment's algorithm section, or a complete `LossDefinition`. What leaves: the cell that `update`
-differentiates. Called by `trainer.build` and by the conformance room.
-"""
+"""Settings -> the cell of a policy loss. The table of names is `config.algorithm`."""
 
 from __future__ import annotations
 

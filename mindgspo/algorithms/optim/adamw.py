@@ -1,8 +1,4 @@
-"""AdamW with global-norm clipping, as graph code over all weights at once.
-
-What enters: gradients, and scalars that the host computes in float64 from the step, the learning rate and the
-gradient norm. What leaves: changed weights and moments. Called by the cells of `accumulator`.
-"""
+"""AdamW with global-norm clipping, as graph code over all weights at once."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from mindgspo.parallel.auto_parallel import divided, set_mode
 from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_memory import forget_neighbours, set_values
-from mindgspo.parallel.placement import LogicalPlacement
+from mindgspo.parallel.placement import AutoParallelPlacement
 from mindgspo.parallel.replicas import Arrays, Replicas
 from mindgspo.parallel.runtime import current_device, give_values, without_values
 from mindgspo.types import Batch, Float32Array
@@ -49,7 +49,7 @@ class AutoParallelUpdate(UpdateBackend):
         strategy_path: Path | None = None,
     ) -> None:
         super().__init__(policy, loss)
-        self._place: LogicalPlacement = policy.model.place
+        self._place: AutoParallelPlacement = policy.model.place
         plan = self._place.divided
         with without_values() if layouts is not None else nullcontext():
             self.optimizer = AdamW(self.weights, section)

@@ -1,7 +1,5 @@
 """An optimizer update as one graph of full shapes, which MindSpore's compiler divides over all ranks of a plan.
 
-What enters: a round of micro-batches, one behind the other; a mini-batch is one round or several. What leaves: loss,
-log-probs and entropies, the gradient norm so far, and behind the last round changed weights. Driven by `logical_part`.
 Pipeline, the sum over replicas and the shards of the optimizer are the compiler's work; in one process on CPU the same
 graph runs as it is.
 

@@ -9,13 +9,13 @@ from mindgspo.algorithms.optim.backend import UpdateBackend
 from mindgspo.algorithms.optim.manual import ManualUpdate, SingleUpdate
 from mindgspo.config.schema import OptimizerSection
 from mindgspo.models.weights import weight_layouts
-from mindgspo.parallel.placement import LogicalPlacement
+from mindgspo.parallel.placement import AutoParallelPlacement
 
 
 def build_update_backend(policy: nn.Cell, loss: nn.Cell, section: OptimizerSection) -> UpdateBackend:
     """One process, one rank of a CPU cluster, or a graph that the compiler divides over cards."""
     model, place = policy.model, policy.model.place
-    if isinstance(place, LogicalPlacement):
+    if isinstance(place, AutoParallelPlacement):
         return AutoParallelUpdate(
             policy,
             loss,

@@ -1,7 +1,6 @@
 """The learning rate of one update: linear rise, then constant or cosine.
 
-What enters: the index of the update and the length of the run. What leaves: a float for the optimizer. Called
-by the trainer before every update. Pure Python.
+Pure Python.
 """
 
 from __future__ import annotations

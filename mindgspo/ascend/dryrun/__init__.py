@@ -1,6 +1,6 @@
 """The dry run: MindSpore's Ascend front end compiles any rank's graph of any cluster on a machine without Ascend.
 
-The door opens without MindSpore: graphs are compiled in child processes, one per graph and rank.
+Importing it needs no MindSpore: graphs are compiled in child processes, one per graph and rank.
 
     toolchain    real CANN, or stand-ins that let the Ascend plugin load (stand_ins, symbols, wheel)
     runner       one graph of one rank in a process of its own (job, child, stand_in_packages)

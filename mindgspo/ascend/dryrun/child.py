@@ -1,7 +1,6 @@
 """The process that compiles one graph: `python -m mindgspo.ascend.dryrun.child JOB.json`.
 
-What enters: a job file, and an environment in which MindSpore finds CANN's libraries. What leaves: a file with the
-answer. Started by `runner`, once per graph and rank, because a process is one rank of one cluster.
+Started by `runner`, once per graph and rank, because a process is one rank of one cluster.
 
 Where memory is measured, MindSpore's simulation level is 1: the backend too makes its kernels of the graph, and a call
 takes memory for every tensor in the order of execution, but launches nothing.

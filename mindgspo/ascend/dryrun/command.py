@@ -1,8 +1,4 @@
-"""`mindgspo dryrun`: an experiment -> its graphs compiled for Ascend, one process after the other.
-
-What enters: a configuration, ranks and graphs. What leaves: the report, line by line as it is known, strategy files,
-and the memory of each graph for `mindgspo plan`. Called by the command line and by the strategy tool.
-"""
+"""`mindgspo dryrun`: an experiment -> its graphs compiled for Ascend, one process after the other."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The graphs of an experiment as a rank would compile them: the shipped cells, with inputs of the sizes it will see.
 
-What enters: a configuration, the name of a graph, a rank. What leaves: a cell and its inputs. Called in the processes
-of the dry run, which have chosen the device and joined their simulated cluster.
+Called in the processes of the dry run, which have chosen the device and joined their simulated cluster.
 
 train: the GSPO update with its optimizer, a round of micro-batches. reference: log-probs without gradients, which also
 scores the old policy; where it has a plan of its own, old_policy is the graph that does. prefill, decode: the
@@ -28,7 +27,7 @@ from mindgspo.models.scoring import AutoParallelScorer
 from mindgspo.models.weights import weight_layouts
 from mindgspo.parallel.auto_parallel import set_mode
 from mindgspo.parallel.device_ops import attention_segments
-from mindgspo.parallel.placement import Placement, logical_placement
+from mindgspo.parallel.placement import Placement, auto_parallel_placement
 from mindgspo.rollout.cache import SlotCache, slot_cache
 from mindgspo.rollout.graphs import DecodeStep, Prefill, TokenSampler
 from mindgspo.rollout.sizes import RolloutSizes, rollout_sizes
@@ -53,7 +52,7 @@ def build_graph(
 
 def _train(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
     plan = config.plans.train
-    place = logical_placement(plan, config.model.num_key_value_heads, rank=rank)
+    place = auto_parallel_placement(plan, config.model.num_key_value_heads, rank=rank)
     policy = PolicyLogProbs(
         build_model(config.model, place),
         temperature=config.rollout.temperature,
@@ -86,7 +85,7 @@ def _rollout(config: ExperimentConfig, rank: int, strategy_path: Path | None) ->
 
 
 def _scoring(config: ExperimentConfig, plan: ParallelPlan, rank: int, strategy_path: Path | None) -> CompilableGraph:
-    place = logical_placement(plan, config.model.num_key_value_heads, rank=rank)
+    place = auto_parallel_placement(plan, config.model.num_key_value_heads, rank=rank)
     model = build_model(config.model, place)
     scorer = AutoParallelScorer(model, temperature=config.rollout.temperature, strategy_path=strategy_path)
     cell, inputs = scorer.graph_for(longest_batch(config))

@@ -1,7 +1,4 @@
-"""What became of each graph, as aligned lines for people.
-
-What enters: a `Result` and the plan it was compiled for. What leaves: lines. Called by `command`.
-"""
+"""What became of each graph, as aligned lines for people."""
 
 from __future__ import annotations
 

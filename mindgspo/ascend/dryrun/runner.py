@@ -1,8 +1,4 @@
-"""Compiles one graph of one rank in a process of its own.
-
-What enters: a `Toolchain` and a `Request`. What leaves: a `Result`, and files: MindSpore's strategy file and what the
-process said. Called by `command`, by the strategy tool and by tests.
-"""
+"""Compiles one graph of one rank in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """What CANN's documentation allows an operator to be given, and the refusal of everything else.
 
-What enters: rules, written beside each operator in `operators/`. What leaves: `OPERATORS`, the one table of what is
-emulated, and `ContractError` with the operator's name, the rule and the value. `launcher` checks before it runs.
+`launcher` checks before it runs.
 
 A name is `aclnnX` for CANN's two-phase interface, `aclop:X` for operators of the graph engine, `internal:X` for
 MindSpore's own kernels. An operator is called with its arguments in the order of its C prototype; `aclop` and

@@ -1,8 +1,4 @@
-"""Puts this process on an emulated card: loads the stand-ins and computes what MindSpore launches.
-
-What enters: the environment that `emulated_environment` made, before MindSpore is imported. What leaves: device memory
-with results in it, or an error text that MindSpore raises. Called by the command line in every process of a job.
-"""
+"""Puts this process on an emulated card: loads the stand-ins and computes what MindSpore launches."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Tensors of an emulated card, as numpy sees them.
 
-What enters: a tensor descriptor of the native library (`native/common.h`), or an array in tests. What leaves: values
-to compute with, and results rounded to the tensor's own dtype. Used by every operator.
+Used by every operator.
 """
 
 from __future__ import annotations

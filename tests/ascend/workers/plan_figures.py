@@ -67,7 +67,7 @@ def figures(case: Mapping, device: str) -> Arrays:
     from mindgspo.models.scoring import build_scorer
     from mindgspo.models.weights import held_parameters, initialize_weights, weights_as_numpy
     from mindgspo.parallel import runtime
-    from mindgspo.parallel.placement import Placement, logical_placement
+    from mindgspo.parallel.placement import Placement, auto_parallel_placement
     from mindgspo.parallel.swap.offloaded_memory import OffloadedMemory
     from mindgspo.parallel.swap.states import Holding, Phase
     from mindgspo.parallel.swap.swap import Swap
@@ -77,7 +77,7 @@ def figures(case: Mapping, device: str) -> Arrays:
     plan = ParallelPlan(**case["train"])
     place = Placement(plan=plan, rank=runtime.rank())
     if device == "Ascend" and plan.world_size > 1:
-        place = logical_placement(plan, section.num_key_value_heads, rank=runtime.rank())
+        place = auto_parallel_placement(plan, section.num_key_value_heads, rank=runtime.rank())
     model = build_model(section, place)
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False)
     updater = build_update_backend(policy, GSPOLoss(definition()), OptimizerSection(lr=LEARNING_RATE, eps=EPS))

@@ -28,10 +28,10 @@ def make_policy():
     """logits of the next token = head @ embedding[token] + bias."""
     from mindspore import Parameter, Tensor, nn, ops
 
-    from mindgspo.parallel.placement import logical_placement
+    from mindgspo.parallel.placement import auto_parallel_placement
 
     class Placed(nn.Cell):
-        place = logical_placement(ParallelPlan(), 1)
+        place = auto_parallel_placement(ParallelPlan(), 1)
 
     class Bigram(nn.Cell):
         def __init__(self):
@@ -124,7 +124,7 @@ def compiled(cpu_runtime) -> dict[bool, Trained]:
 
 @pytest.fixture
 def trained(compiled: dict[bool, Trained]) -> Trained:
-    """On the logical path."""
+    """On the auto_parallel path."""
     return compiled[True].begin()
 
 

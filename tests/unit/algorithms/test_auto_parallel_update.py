@@ -112,9 +112,9 @@ def updated(plan: ParallelPlan | None, num_micro_batches: int = 0) -> Found:
     from mindgspo.algorithms.optim.manual import SingleUpdate
     from mindgspo.models.policy import PolicyLogProbs, build_model
     from mindgspo.models.weights import initialize_weights
-    from mindgspo.parallel.placement import ALONE, logical_placement
+    from mindgspo.parallel.placement import ALONE, auto_parallel_placement
 
-    model = build_model(SECTION, ALONE if plan is None else logical_placement(plan, SECTION.num_key_value_heads))
+    model = build_model(SECTION, ALONE if plan is None else auto_parallel_placement(plan, SECTION.num_key_value_heads))
     initialize_weights(model, SECTION, seed=3)
     policy = PolicyLogProbs(model, temperature=0.9, with_entropy=True)
     loss = build_policy_loss(ALGORITHM)

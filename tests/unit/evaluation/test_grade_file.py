@@ -124,7 +124,7 @@ def test_a_corrupt_line_is_named(tmp_path: Path) -> None:
     ("function", "message"),
     [
         ("gsm8", r"--function: unknown function 'gsm8'; did you mean 'gsm8k'\?"),
-        ("overlong", r"--function overlong: judges a length in tokens, and a file of texts has none"),
+        ("overlong", r"--function overlong: scores a length in tokens, and a file of texts has none"),
         ("missing.py:f", r"--function: .*missing.py does not exist"),
     ],
 )

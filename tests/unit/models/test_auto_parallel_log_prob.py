@@ -1,5 +1,5 @@
-"""The log-prob head of a logical graph against a float64 twin in numpy, values and gradients, and against the head of
-one process."""
+"""The log-prob head of an auto_parallel graph against a float64 twin in numpy, values and gradients, and against the
+head of one process."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def logical_head(temperature: float, with_entropy: bool, chunk: int, *, num_repl
     """A head whose chunks hold so many tokens of a replica."""
     from mindgspo.config import ParallelPlan
     from mindgspo.models.log_prob import AutoParallelLogProb
-    from mindgspo.parallel.placement import logical_placement
+    from mindgspo.parallel.placement import auto_parallel_placement
 
-    place = logical_placement(ParallelPlan(data_parallel=num_replicas, model_parallel=model_parallel), 2)
+    place = auto_parallel_placement(ParallelPlan(data_parallel=num_replicas, model_parallel=model_parallel), 2)
     chunk_bytes = 4 * VOCAB_SIZE // model_parallel * chunk
     return AutoParallelLogProb(place, temperature=temperature, with_entropy=with_entropy, chunk_bytes=chunk_bytes)
 
@@ -140,9 +140,9 @@ def test_the_head_of_one_process_finds_the_same(with_entropy: bool) -> None:
 def test_the_placement_decides_about_the_head() -> None:
     from mindgspo.config import ParallelPlan
     from mindgspo.models.log_prob import AutoParallelLogProb, log_prob_head
-    from mindgspo.parallel.placement import ALONE, logical_placement
+    from mindgspo.parallel.placement import ALONE, auto_parallel_placement
 
-    place = logical_placement(ParallelPlan(data_parallel=2), 2)
+    place = auto_parallel_placement(ParallelPlan(data_parallel=2), 2)
     assert isinstance(log_prob_head(place, temperature=1.0, with_entropy=True), AutoParallelLogProb)
     assert not isinstance(log_prob_head(ALONE, temperature=1.0, with_entropy=True), AutoParallelLogProb)
 

@@ -103,18 +103,18 @@ def assert_same_bits(found: Outcome, expected: Outcome) -> None:
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_strategies_and_stages(section: ModelSection, alone: Outcome, plan: ParallelPlan) -> None:
-    from mindgspo.parallel.placement import logical_placement
+    from mindgspo.parallel.placement import auto_parallel_placement
 
-    assert_same_bits(outcome(section, logical_placement(plan, section.num_key_value_heads)), alone)
+    assert_same_bits(outcome(section, auto_parallel_placement(plan, section.num_key_value_heads)), alone)
 
 
 @pytest.mark.parametrize("extent", ["selective", "full"])
 @pytest.mark.parametrize("is_logical", [False, True], ids=["own slices", "logical"])
 def test_recomputation(section: ModelSection, alone: Outcome, extent: str, is_logical: bool) -> None:
-    from mindgspo.parallel.placement import Placement, logical_placement
+    from mindgspo.parallel.placement import Placement, auto_parallel_placement
 
     plan = ParallelPlan(recompute=extent)
-    place = logical_placement(plan, section.num_key_value_heads) if is_logical else Placement(plan=plan, rank=0)
+    place = auto_parallel_placement(plan, section.num_key_value_heads) if is_logical else Placement(plan=plan, rank=0)
     assert place.recompute == extent
     assert_same_bits(outcome(section, place), alone)
 

@@ -93,9 +93,9 @@ class OnRanks:
     """A placement under which ops are replaced by stand-ins on the ranks of a plan."""
 
     def __init__(self, plan: ParallelPlan, num_kv_heads: int) -> None:
-        from mindgspo.parallel.placement import logical_placement
+        from mindgspo.parallel.placement import auto_parallel_placement
 
-        self.plan, self.parts = plan, logical_placement(plan, num_kv_heads).parts
+        self.plan, self.parts = plan, auto_parallel_placement(plan, num_kv_heads).parts
 
     def split(self, op, *inputs: Axes, output: Axes | None = None) -> Cut:
         return (CutFlash if op.name == "FlashAttentionScore" else Cut)(op, inputs, self)

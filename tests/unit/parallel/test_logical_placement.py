@@ -1,4 +1,4 @@
-"""The logical path's words, strategies and stages: what the compiler is told of a plan."""
+"""The auto_parallel path's words, strategies and stages: what the compiler is told of a plan."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from mindgspo.parallel.placement import (
     MODEL,
     SEQUENCE,
     WHOLE,
+    AutoParallelPlacement,
     Axis,
-    LogicalPlacement,
     Placement,
-    logical_placement,
+    auto_parallel_placement,
 )
 
 WORDS = (WHOLE, DATA, SEQUENCE, MODEL, KEY_VALUE, EXPERT)
@@ -37,7 +37,7 @@ class RecordingOp:
 
 
 def parts(plan: ParallelPlan, num_kv_heads: int) -> tuple[int, ...]:
-    place = logical_placement(plan, num_kv_heads)
+    place = auto_parallel_placement(plan, num_kv_heads)
     return tuple(place.parts(word) for word in WORDS)
 
 
@@ -79,14 +79,14 @@ def test_a_process_with_its_own_slices_tells_the_compiler_nothing():
 
 
 def test_a_strategy_has_a_number_for_every_axis_of_every_input():
-    place = logical_placement(ParallelPlan(data_parallel=2, model_parallel=4, use_seq_parallel=True), 2)
+    place = auto_parallel_placement(ParallelPlan(data_parallel=2, model_parallel=4, use_seq_parallel=True), 2)
     op = RecordingOp()
     assert place.split(op, (DATA, MODEL, WHOLE), (KEY_VALUE,), (SEQUENCE, WHOLE), ()) is op
     assert op.strategies == (((2, 4, 1), (2,), (8, 1), ()),)
 
 
 def test_an_output_has_a_strategy_of_its_own_where_it_is_named():
-    place = logical_placement(ParallelPlan(data_parallel=2, model_parallel=4, use_seq_parallel=True), 2)
+    place = auto_parallel_placement(ParallelPlan(data_parallel=2, model_parallel=4, use_seq_parallel=True), 2)
     op = place.split(RecordingOp(), (DATA, MODEL), (WHOLE, MODEL), output=(SEQUENCE, WHOLE))
     assert op.strategies == (((2, 4), (1, 4)), ((8, 1),))
 
@@ -94,7 +94,7 @@ def test_an_output_has_a_strategy_of_its_own_where_it_is_named():
 def test_mindspore_takes_the_strategies(cpu_runtime):
     from mindspore import ops
 
-    place = logical_placement(ParallelPlan(data_parallel=2, model_parallel=4), 2)
+    place = auto_parallel_placement(ParallelPlan(data_parallel=2, model_parallel=4), 2)
     op = place.split(ops.MatMul(transpose_b=True), (DATA, MODEL), (WHOLE, MODEL), output=(SEQUENCE, WHOLE))
     assert isinstance(op, ops.MatMul)
     assert op.in_strategy == ((2, 4), (1, 4)) and op.out_strategy == ((2, 1),)
@@ -102,8 +102,8 @@ def test_mindspore_takes_the_strategies(cpu_runtime):
 
 def test_to_the_layers_it_is_a_process_that_holds_everything():
     plan = ParallelPlan(data_parallel=2, model_parallel=4, pipeline_stage=2, micro_batch_num=2, vocab_emb_dp=False)
-    place = logical_placement(plan, 2)
-    assert isinstance(place, LogicalPlacement) and place.divided is plan
+    place = auto_parallel_placement(plan, 2)
+    assert isinstance(place, AutoParallelPlacement) and place.divided is plan
     assert place.plan == ALONE.plan and place.model_parallel == 1
     assert place.is_first_stage and place.is_last_stage and place.is_speaker
     assert place.own_layers(6) == range(6) and place.share(12) == 12 and place.share(2, units=2) == 2
@@ -118,7 +118,7 @@ def test_to_the_layers_it_is_a_process_that_holds_everything():
     ],
 )
 def test_the_table_is_split_where_the_plan_says_so(plan: dict, is_whole: bool):
-    assert logical_placement(ParallelPlan(**plan), 2).is_embedding_whole == is_whole
+    assert auto_parallel_placement(ParallelPlan(**plan), 2).is_embedding_whole == is_whole
     assert Placement(plan=ParallelPlan(**plan), rank=0).is_embedding_whole == is_whole
 
 
@@ -138,7 +138,7 @@ def cells(model: SimpleNamespace) -> list[SimpleNamespace]:
 def test_layers_belong_to_stages_in_equal_runs(stages: int, num_layers: int, expected: list[int]):
     plan = ParallelPlan(model_parallel=2, pipeline_stage=stages, micro_batch_num=stages)
     model = staged_model(num_layers)
-    logical_placement(plan, 2).assign_stages(model)
+    auto_parallel_placement(plan, 2).assign_stages(model)
     assert [cell.pipeline_stage for cell in cells(model)] == expected
     # They are the layers that a rank of each stage builds where a process holds its own.
     for stage in range(stages):
@@ -148,7 +148,7 @@ def test_layers_belong_to_stages_in_equal_runs(stages: int, num_layers: int, exp
 
 def test_one_stage_is_not_named():
     model = staged_model(2)
-    logical_placement(ParallelPlan(model_parallel=2), 2).assign_stages(model)
+    auto_parallel_placement(ParallelPlan(model_parallel=2), 2).assign_stages(model)
     assert not any(hasattr(cell, "pipeline_stage") for cell in cells(model))
 
 
@@ -165,5 +165,5 @@ def test_a_model_is_built_with_its_stages(cpu_runtime):
         num_key_value_heads=1,
     )
     plan = ParallelPlan(pipeline_stage=2, micro_batch_num=2)
-    model = build_model(section, logical_placement(plan, 1))
+    model = build_model(section, auto_parallel_placement(plan, 1))
     assert [cell.pipeline_stage for cell in cells(model)] == [0, 0, 0, 1, 1, 1]

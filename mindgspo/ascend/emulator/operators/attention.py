@@ -1,6 +1,5 @@
 """Attention and its gradients.
 
-What enters: queries, keys and values in the layouts of CANN. What leaves: results computed in float32 and rounded once.
 Without a mask tensor an attention operator of CANN attends to everything, whatever its sparseMode says: the modes that
 cut attention are refused without one, and a compressed mask has to be the triangle that it stands for.
 

@@ -1,8 +1,5 @@
 """The cache of keys and values in blocks, and MindSpore's own attention kernels.
 
-What enters: queries, keys and values by token, and what MindSpore gives these kernels on the host: sequence lengths.
-What leaves: blocks of the cache, and attention computed in float32 and rounded once.
-
 Legend: T tokens, N query heads, K key/value heads, D head size.
 """
 

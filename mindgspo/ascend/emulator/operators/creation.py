@@ -1,7 +1,7 @@
 """Operators that make values: constants, ranges, one-hot codes, random numbers.
 
-What leaves: tensors filled from numbers. Random numbers follow from seed and offset and have the distribution that is
-asked for; they are other numbers than a card's, whose generator is not documented.
+Random numbers follow from seed and offset and have the distribution that is asked for; they are other numbers than a
+card's, whose generator is not documented.
 """
 
 from __future__ import annotations

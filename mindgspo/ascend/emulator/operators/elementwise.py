@@ -1,7 +1,6 @@
 """Operators that work element by element: arithmetic, comparison, logic, conversion and copies.
 
-What enters: tensors and numbers, of which CANN deduces one dtype to compute in. What leaves: results rounded once, to
-the output's dtype. Complex numbers, which the documentation allows, are not emulated.
+Complex numbers, which the documentation allows, are not emulated.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Operators of CANN's graph engine, which MindSpore launches by name where there is no aclnn form, or where it prefers
 these: aclop:GatherV2, aclop:ApplyAdamD, ...
 
-What enters: (inputs, outputs, attributes), an attribute that is not set having its registered default. What leaves:
-results in the outputs; operators on a reference also change it. Axes, begins and sizes come as tensors, so that shapes
-are checked only when the operator is launched.
+Axes, begins and sizes come as tensors, so that shapes are checked only when the operator is launched.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The graph engine's operators that move elements: joining, cutting, padding, reading and writing by index.
-
-What enters: (inputs, outputs, attributes). What leaves: the same bits elsewhere, or sums of what falls on one place.
-"""
+"""The graph engine's operators that move elements: joining, cutting, padding, reading and writing by index."""
 
 from __future__ import annotations
 

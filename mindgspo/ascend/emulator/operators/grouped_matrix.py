@@ -1,7 +1,6 @@
 """Products of several pairs of matrices at once: GroupedMatmul, without quantization.
 
-What enters: lists of tensors, of one tensor where the groups lie behind each other in it. What leaves: a product per
-group, summed in float32 and rounded once. What no group covers is not written.
+What no group covers is not written.
 
 Legend: E groups, M rows, K summed, N columns.
 """

@@ -1,7 +1,6 @@
 """Operators that read and write elements by index.
 
-What enters: tensors and places in them. What leaves: the same bits elsewhere, or sums of what falls on one place,
-rounded once. A place that does not exist is an error here; on a card it is read or written all the same.
+A place that does not exist is an error here; on a card it is read or written all the same.
 """
 
 from __future__ import annotations

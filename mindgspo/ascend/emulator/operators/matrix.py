@@ -1,8 +1,5 @@
 """Products of matrices, and the gathering of rows.
 
-What enters: tensors of float32, float16 or bfloat16. What leaves: products that are summed in float32 and rounded once.
-cubeMathType allows a card to compute float32 in fewer bits (HFLOAT32, float16); that rounding is not emulated.
-
 Integers, which the documentation of some products allows, are not emulated but in Dot.
 
 Legend: M rows, K summed, N columns, B batch.

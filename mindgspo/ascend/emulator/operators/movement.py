@@ -1,7 +1,4 @@
-"""Operators that move elements by shape and axis: joining, cutting, rearranging, padding.
-
-What enters: tensors and axes. What leaves: the same bits elsewhere.
-"""
+"""Operators that move elements by shape and axis: joining, cutting, rearranging, padding."""
 
 from __future__ import annotations
 

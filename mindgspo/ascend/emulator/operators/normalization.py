@@ -1,7 +1,4 @@
-"""Norms, softmax and activations: operators that go through their tensors row by row.
-
-What enters: tensors of float32, float16 or bfloat16. What leaves: results computed in float32 and rounded once.
-"""
+"""Norms, softmax and activations: operators that go through their tensors row by row."""
 
 from __future__ import annotations
 

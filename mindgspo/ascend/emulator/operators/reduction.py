@@ -1,7 +1,6 @@
 """Operators along axes: sums, means, extremes, norms, cumulative sums, counting, sorting.
 
-What enters: a tensor and its axes. What leaves: results rounded once; sums of 16-bit floats are accumulated in float32,
-those of integers wrap in the output's dtype. Of equal elements the first one is an extreme's place.
+Of equal elements the first one is an extreme's place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Rotary position embedding.
 
-What enters: queries or keys and tables of cosines and sines. What leaves: results computed in float32, rounded once.
-
 Legend: B batch, S sequence, N heads, D head size.
 """
 
