@@ -20,9 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from mindgspo.config import ModelSection, ParallelPlan
+from mindgspo.launch.worker import run_worker
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel import runtime
-from mindgspo.parallel.cluster import meet_others, run_worker
+from mindgspo.parallel.cluster import meet_others
 from mindgspo.parallel.collectives import broadcast, exchange, meet, open_meeting, world_ranks
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import parameter_layouts

@@ -16,8 +16,9 @@ from pathlib import Path
 from bench_reshard_child import model_section
 
 from mindgspo.algorithms.optim.build import build_update_backend
+from mindgspo.launch.worker import run_worker
 from mindgspo.parallel import runtime
-from mindgspo.parallel.cluster import meet_others, run_worker
+from mindgspo.parallel.cluster import meet_others
 from mindgspo.parallel.collectives import exchange, meet, open_meeting, world_ranks
 
 MIB = 2**20

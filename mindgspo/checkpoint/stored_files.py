@@ -34,7 +34,7 @@ _STEPS = "checkpoints"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedFile:
-    """size: in bytes. digest: `digests.file_digest` of its tensors."""
+    """size: in bytes. digest: `manifest.file_digest` of its tensors."""
 
     size: int
     digest: str

@@ -208,7 +208,7 @@ def dump_config(config: ExperimentConfig) -> str:
 
 
 def with_recipe(algorithm: AlgorithmSection, *, max_new_tokens: int) -> AlgorithmSection:
-    """The section with whatever is None filled in from `policy_losses`. A loss without clip range keeps None."""
+    """The section with whatever is None filled in from the loss's recipe. A loss without clip range keeps None."""
     recipe = POLICY_LOSSES[algorithm.name]
     low, high = recipe.clip or (None, None)
     defaults = {

@@ -59,7 +59,7 @@ class BatchLayout:
 
 def micro_batches(samples: Samples, layout: BatchLayout) -> list[Batch]:
     """Every sample in one of them. Longest samples first where they are not packed. Raises nothing: a sample longer
-    than the budget is a mistake of ours, for `config.batch_rules` refuses the budget."""
+    than the budget is a mistake of ours, for `config.rules` refuses the budget."""
     return _packed(samples, layout) if layout.packing else _unpacked(samples, layout)
 
 

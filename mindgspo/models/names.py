@@ -34,7 +34,7 @@ class WeightName:
 
 
 def _head_dim(model: ModelSection) -> int:
-    assert model.head_dim is not None, "config.validate refuses a width that its heads do not divide"
+    assert model.head_dim is not None, "config.rules refuses a width that its heads do not divide"
     return model.head_dim
 
 
@@ -47,12 +47,12 @@ def _kv_size(model: ModelSection) -> int:
 
 
 def _num_experts(model: ModelSection) -> int:
-    assert model.num_experts is not None, "config.validate refuses experts without their number"
+    assert model.num_experts is not None, "config.rules refuses experts without their number"
     return model.num_experts
 
 
 def _expert_size(model: ModelSection) -> int:
-    assert model.moe_intermediate_size is not None, "config.validate refuses experts without their width"
+    assert model.moe_intermediate_size is not None, "config.rules refuses experts without their width"
     return model.moe_intermediate_size
 
 

@@ -1,5 +1,5 @@
 """Decoder-only transformers with grouped-query attention, RoPE, RMSNorm and SwiGLU: Qwen2 / Qwen2.5, Qwen3, Qwen3-MoE
-and Llama. What tells them apart is in `config.families`.
+and Llama. What tells them apart is in `config.model`.
 
 Returns final hidden states; heads are separate (`models.log_prob`, `rollout.graphs`). Parameter names and shapes are
 Hugging Face's. Matrices compute in `dtype`, norms' statistics and softmax in float32. A placement says which heads and
@@ -222,7 +222,7 @@ class Transformer(nn.Cell):
 
 def rope_tables(model: ModelSection) -> tuple[Float32Array, Float32Array]:
     """cos and sin of position * frequency, [positions, D], the two halves of D repeated."""
-    assert model.head_dim is not None, "config.validate refuses a width that its heads do not divide"
+    assert model.head_dim is not None, "config.rules refuses a width that its heads do not divide"
     frequencies = rope_frequencies(model.head_dim, model.rope_theta, model.rope_scaling)
     positions = np.arange(model.max_position_embeddings, dtype=np.float32)
     angle = np.outer(positions, frequencies).astype(np.float32)

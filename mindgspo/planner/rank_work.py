@@ -57,7 +57,7 @@ class RankWidths:
     @classmethod
     def of(cls, model: ModelSection, place: Placement) -> RankWidths:
         """The part that `place` computes."""
-        assert model.head_dim is not None, "config.validate refuses a width that its heads do not divide"
+        assert model.head_dim is not None, "config.rules refuses a width that its heads do not divide"
         kv_heads = place.share(model.num_key_value_heads, units=model.num_key_value_heads)
         heads = place.share(model.num_attention_heads)
         output_rows = place.share(model.vocab_size)
@@ -194,7 +194,7 @@ def held_bytes(work: RankWork) -> dict[Holding, int]:
     reference = 0
     if config.algorithm.kl.placement != "none":
         reference = FLOAT * sum(weight_sizes(config.model, plans.scoring, work.rank).values())
-    # Optimizer shards of the compiler cut weights and gradients with the moments (parallel.strategy.hsdp).
+    # Optimizer shards of the compiler cut weights and gradients with the moments (parallel.strategy.layouts).
     trained = moments if config.device == "Ascend" else own
     cache = work.slots * work.columns * work.infer.key_value * 2 * work.infer.layers
     return {

@@ -21,9 +21,9 @@ tensor_shape
 opt_weight_shard_step, opt_weight_shard_size
     The rank stores one of `size` parts of axis 0 of its slice, weights and moments alike; replicas that share a slice
     are `step` ranks apart. -1: as many parts as replicas, which is the compiler's default and counts the model_parallel
-    ranks of a norm [C]. 0: whole. Which replicas: `strategy.optimizer_shard` [T, with hand-made entries too]; which
-    parameters the compiler cuts: `strategy.hsdp` [C]. `step` only repeats what the device matrix says; readers ask for
-    non-zero, and for the right one where a single device axis is free [R].
+    ranks of a norm [C]. 0: whole. Which replicas: `strategy.record` [T, with hand-made entries too]; which
+    parameters the compiler cuts: `strategy.layouts` [C]. `step` only repeats what the device matrix says; readers ask
+    for non-zero, and for the right one where a single device axis is free [R].
 field; param_split_shape, indices_offset
     Tables split by fields; rows per slice and first rows of tables split unevenly. 0 and empty for all others [C].
     Others' hand-written files put shapes into param_split_shape, so it counts with indices_offset only.

@@ -124,7 +124,7 @@ def compiled_strategy(layouts: Mapping[str, Layout], *, plan: ParallelPlan, rank
     key heads shared by several ranks is divided as the heads are.
 
     layouts: without optimizer shards, of this plan; weights and, under names of their own, what is kept beside them and
-    laid out alike. Under `optimizer_shard` they are cut as `strategy.hsdp` says.
+    laid out alike. Under `optimizer_shard` they are cut by the rule above.
     """
     record = _stage_record(layouts, plan, rank, False)
     call = hsdp_call(plan)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from mindgspo.launch.worker import run_worker
 from mindgspo.parallel import runtime
-from mindgspo.parallel.cluster import meet_others, run_worker
+from mindgspo.parallel.cluster import meet_others
 
 
 def body(folder: Path) -> int:

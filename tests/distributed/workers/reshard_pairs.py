@@ -19,9 +19,10 @@ import numpy as np
 
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import MindGSPOError
+from mindgspo.launch.worker import run_worker
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel import runtime
-from mindgspo.parallel.cluster import meet_others, run_worker
+from mindgspo.parallel.cluster import meet_others
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
 

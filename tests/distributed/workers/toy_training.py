@@ -14,8 +14,9 @@ import time
 import numpy as np
 
 from mindgspo.errors import DataError
+from mindgspo.launch.worker import run_worker
 from mindgspo.parallel import heartbeat, runtime
-from mindgspo.parallel.cluster import meet_others, run_worker
+from mindgspo.parallel.cluster import meet_others
 
 CHILD = "import time; time.sleep(600)"
 

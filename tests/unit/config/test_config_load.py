@@ -522,8 +522,8 @@ PACKAGE = Path(__file__).resolve().parents[3] / "mindgspo"
 
 # Fields whose whole effect is inside the configuration room, each with its reason.
 READ_BY_CONFIG_ALONE = {
-    "AlgorithmSection.allow_wide_clip": "lifts a rule of config.validate",
-    "AlgorithmSection.allow_token_weighting": "lifts a rule of config.validate",
+    "AlgorithmSection.allow_wide_clip": "lifts a rule of config.rules",
+    "AlgorithmSection.allow_token_weighting": "lifts a rule of config.rules",
 }
 
 
