@@ -17,8 +17,8 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from mindgspo.algorithms import twins
 from mindgspo.algorithms.losses.registry import loss_definition
+from mindgspo.algorithms.twins.policy_loss import policy_loss
 from mindgspo.config import AlgorithmSection, KLSection, with_recipe
 from mindgspo.errors import ConfigError
 
@@ -177,7 +177,7 @@ def expected(rows: list[list[Sample]], algorithm: AlgorithmSection, *, pack_num:
             arrays[name][n, :length] = values
     if settings.get("on_policy"):
         arrays["old_logp_NK"] = arrays["logp_NK"]
-    result = twins.policy_loss(
+    result = policy_loss(
         loss_definition(with_recipe(algorithm, max_new_tokens=LENGTH)),
         advantages_NK=np.array([sample.advantage for sample, _ in flat]),
         mask_NK=mask_NK,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from mindgspo.algorithms import twins
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
+from mindgspo.algorithms.twins.policy_loss import policy_loss
 from mindgspo.config import AlgorithmSection, with_recipe
 from mindgspo.config.algorithm import POLICY_LOSSES
 
@@ -100,7 +100,7 @@ class Twins:
 
     def __call__(self, definition: LossDefinition, inputs: Inputs, num_sequences: int, num_tokens: int):
         names = ("logp_NK", "entropy_NK", "old_logp_NK", "ref_logp_NK", "advantages_NK", "correction_NK", "mask_NK")
-        result = twins.policy_loss(
+        result = policy_loss(
             definition,
             **dict(zip(names, inputs.arrays, strict=True)),
             kl_coef=KL_COEF,

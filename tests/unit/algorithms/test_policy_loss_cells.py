@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from mindgspo.algorithms import twins
 from mindgspo.algorithms.loss_metrics import POLICY_METRICS, summarize
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
+from mindgspo.algorithms.twins.policy_loss import policy_loss
 from mindgspo.config import AlgorithmSection, KLSection, with_recipe
 from mindgspo.config.algorithm import POLICY_LOSSES
 
@@ -117,7 +117,7 @@ def random_inputs(definition: LossDefinition, seed: int, num_samples: int = 6, n
 
 
 def twin_of(definition: LossDefinition, inputs: Inputs, kl_coef: float = 0.2, **denominators: float):
-    return twins.policy_loss(
+    return policy_loss(
         definition,
         logp_NK=inputs.logp,
         old_logp_NK=inputs.old_logp,
