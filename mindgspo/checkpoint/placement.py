@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 
 from mindgspo.errors import CheckpointError
 from mindgspo.parallel.layout import NOT_SPLIT, Layout, Shape
-from mindgspo.parallel.placement import Ranks
+from mindgspo.parallel.ranks import Ranks
 from mindgspo.parallel.strategy.compare import check_fits
 from mindgspo.parallel.strategy.layouts import strategy_layouts
 from mindgspo.parallel.strategy.record import Strategy

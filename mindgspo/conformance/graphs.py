@@ -8,6 +8,7 @@ What is added here is the gradient by the log-probs, and a coefficient for a KL 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import mindspore as ms
 import numpy as np
@@ -17,8 +18,10 @@ from numpy.typing import NDArray
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
 from mindgspo.algorithms.losses.policy_loss import Aggregate, KLPenalty
 from mindgspo.algorithms.losses.registry import policy_loss_cell
-from mindgspo.conformance.cells import CellInputs, CellJob
 from mindgspo.parallel.runtime import set_up_runtime
+
+if TYPE_CHECKING:
+    from mindgspo.conformance.cells import CellInputs, CellJob
 
 Quantities = Mapping[str, NDArray]
 

@@ -28,7 +28,8 @@ from mindspore import Tensor, nn, ops
 from mindspore.ops import constexpr
 
 from mindgspo.parallel.collectives import group_name
-from mindgspo.parallel.placement import DATA, MODEL, WHOLE, AutoParallelPlacement, Placement
+from mindgspo.parallel.placement import AutoParallelPlacement, Placement
+from mindgspo.parallel.ranks import DATA, MODEL, WHOLE
 
 _TOKENS = (DATA, WHOLE)
 _LOGITS = (DATA, MODEL)

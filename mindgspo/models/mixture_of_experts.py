@@ -15,7 +15,8 @@ from mindgspo.config import ModelSection
 from mindgspo.parallel.device_ops import SwiGLUOp
 from mindgspo.parallel.expert_ops import ExpertCollectives, ExpertSlots, OwnSlots, grouped_matmul
 from mindgspo.parallel.parameter_memory import zero_parameter
-from mindgspo.parallel.placement import DATA, EXPERT, MODEL, WHOLE, Placement
+from mindgspo.parallel.placement import Placement
+from mindgspo.parallel.ranks import DATA, EXPERT, MODEL, WHOLE
 
 
 class Router(nn.Cell):

@@ -15,7 +15,8 @@ from mindgspo.config import ModelSection
 from mindgspo.models.log_prob import log_prob_head
 from mindgspo.models.transformer import Transformer
 from mindgspo.parallel.model_parallel_ops import enter_model_parallel
-from mindgspo.parallel.placement import ALONE, DATA, WHOLE, Placement
+from mindgspo.parallel.placement import ALONE, Placement
+from mindgspo.parallel.ranks import DATA, WHOLE
 from mindgspo.parallel.runtime import without_values
 
 

@@ -25,7 +25,8 @@ from mindgspo.parallel.layers import (
 )
 from mindgspo.parallel.model_parallel_ops import Unchanged, enter_model_parallel
 from mindgspo.parallel.parameter_memory import zero_parameter
-from mindgspo.parallel.placement import ALONE, DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axes, Placement
+from mindgspo.parallel.placement import ALONE, Placement
+from mindgspo.parallel.ranks import DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axes
 from mindgspo.types import Float32Array
 
 DTYPES = {"float32": ms.float32, "bfloat16": ms.bfloat16, "float16": ms.float16}

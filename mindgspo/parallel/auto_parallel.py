@@ -6,15 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mindspore import Tensor, nn
 from mindspore.ops import Morph, Primitive
 from mindspore.parallel import Layout
 
 from mindgspo.config.plan import ParallelPlan
-from mindgspo.parallel.placement import DATA, EXPERT, MODEL, WHOLE, AutoParallelPlacement, Axes, Axis
+from mindgspo.parallel.ranks import DATA, EXPERT, MODEL, WHOLE, Axes, Axis
 from mindgspo.parallel.runtime import current_device
 from mindgspo.parallel.strategy.layouts import hsdp_call
+
+if TYPE_CHECKING:
+    from mindgspo.parallel.placement import AutoParallelPlacement
 
 
 def divided(cell: nn.Cell, place: AutoParallelPlacement, *, strategy_path: Path | None = None) -> nn.Cell:

@@ -18,7 +18,7 @@ from mindspore import Tensor, nn
 
 from mindgspo.errors import ConfigError
 from mindgspo.parallel import heartbeat, runtime
-from mindgspo.parallel.placement import Ranks
+from mindgspo.parallel.ranks import Ranks
 
 _names: dict[Ranks, str] = {}
 

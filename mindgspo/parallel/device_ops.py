@@ -15,7 +15,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from mindgspo.parallel.placement import ALONE, DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axes, Placement
+from mindgspo.parallel.placement import ALONE, Placement
+from mindgspo.parallel.ranks import DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axes
 from mindgspo.parallel.runtime import current_device
 
 # Added to scores that must not be attended. Finite, so that a fully masked row stays free of NaN, and small

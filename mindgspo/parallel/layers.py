@@ -18,7 +18,8 @@ from mindspore import Tensor, nn, ops
 
 from mindgspo.parallel.model_parallel_ops import leave_model_parallel
 from mindgspo.parallel.parameter_memory import zero_parameter
-from mindgspo.parallel.placement import DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Placement
+from mindgspo.parallel.placement import Placement
+from mindgspo.parallel.ranks import DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE
 
 
 class ColumnParallelLinear(nn.Cell):

@@ -15,7 +15,7 @@ from functools import lru_cache
 from math import prod
 
 from mindgspo.errors import ConfigError
-from mindgspo.parallel.placement import Ranks, device_coordinate
+from mindgspo.parallel.ranks import Ranks, device_coordinate
 from mindgspo.text import divisors, either, nearest
 
 

@@ -19,7 +19,7 @@ from mindgspo.config.model import FAMILIES, Family, ModelSection
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.parallel.layout import NOT_SPLIT, Layout, Shape
-from mindgspo.parallel.placement import RankGrid, Ranks
+from mindgspo.parallel.ranks import RankGrid, Ranks
 from mindgspo.text import did_you_mean, divisors, either, nearest
 
 

@@ -12,7 +12,8 @@ from types import ModuleType
 import psutil
 
 from mindgspo.config import ExperimentConfig
-from mindgspo.parallel.placement import Placement, Ranks
+from mindgspo.parallel.placement import Placement
+from mindgspo.parallel.ranks import Ranks
 from mindgspo.parallel.swap.states import NEEDS, Holding, Phase
 from mindgspo.planner import ascend_memory, cpu_memory
 from mindgspo.planner.memory_plan import GIB, Level, MemoryPlan, Part, PhaseMemory, RankMemory

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from mindgspo.parallel.placement import Ranks
+from mindgspo.parallel.ranks import Ranks
 from mindgspo.parallel.swap.states import Phase
 
 GIB = 2**30

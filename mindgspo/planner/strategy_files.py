@@ -14,7 +14,7 @@ from mindgspo.errors import CheckpointError, ConfigError
 from mindgspo.models.names import parameter_shapes
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import parameter_layouts
-from mindgspo.parallel.placement import RankGrid
+from mindgspo.parallel.ranks import RankGrid
 from mindgspo.parallel.strategy.commands import ranges
 from mindgspo.parallel.strategy.file import copy_strategy, rank_paths, read_source, read_strategy, write_strategies
 from mindgspo.parallel.strategy.layouts import compiled_strategy, hsdp_call

@@ -11,7 +11,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindgspo.algorithms.optim.adamw import short_runs, squared_rows
 from mindgspo.parallel.collectives import group_name
 from mindgspo.parallel.parameter_memory import set_values, zeros_beside
-from mindgspo.parallel.placement import Ranks
+from mindgspo.parallel.ranks import Ranks
 
 
 class Objective(nn.Cell):

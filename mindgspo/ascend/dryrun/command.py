@@ -15,7 +15,7 @@ from mindgspo.ascend.dryrun.runner import BUILDER, TIME_LIMIT_S, Result, run_chi
 from mindgspo.ascend.toolchain import Toolchain, find_toolchain
 from mindgspo.config import ExperimentConfig, ParallelPlan, dump_config, load_config
 from mindgspo.errors import DryRunError
-from mindgspo.parallel.placement import RankGrid
+from mindgspo.parallel.ranks import RankGrid
 from mindgspo.planner.command import DRY_RUNS
 from mindgspo.planner.measured import MeasuredPeak, fingerprint, store_peak
 

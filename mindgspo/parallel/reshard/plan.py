@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mindgspo.parallel.layout import Layout, TensorSlice
-from mindgspo.parallel.placement import Ranks
+from mindgspo.parallel.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from math import prod
 
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.parallel.layout import Layout, Shape, SliceIndex, TensorSlice
-from mindgspo.parallel.placement import Ranks
+from mindgspo.parallel.ranks import Ranks
 from mindgspo.parallel.reshard.plan import Bucket, Piece, ReshardPlan, Step
 from mindgspo.text import listed
 

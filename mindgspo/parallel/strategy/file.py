@@ -45,7 +45,7 @@ from mindgspo.config.plan import ParallelPlan
 from mindgspo.errors import CheckpointError
 from mindgspo.io import write_file
 from mindgspo.parallel.layout import Layout
-from mindgspo.parallel.placement import RankGrid
+from mindgspo.parallel.ranks import RankGrid
 from mindgspo.parallel.strategy.formats import from_json, from_protobuf, to_json, to_protobuf
 from mindgspo.parallel.strategy.layouts import stage_strategy
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy

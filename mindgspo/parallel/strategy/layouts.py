@@ -22,7 +22,7 @@ from math import prod
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.errors import CheckpointError, ConfigError, WeightsError
 from mindgspo.parallel.layout import Layout, Shape
-from mindgspo.parallel.placement import RankGrid, Ranks
+from mindgspo.parallel.ranks import RankGrid, Ranks
 from mindgspo.parallel.strategy.record import (
     ALL_REPLICAS,
     NOT_SPLIT,

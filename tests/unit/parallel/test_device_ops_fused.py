@@ -14,7 +14,7 @@ import pytest
 from fused_ops import flash_attention, rms_norm, rotate_half, swiglu
 
 from mindgspo.config import ParallelPlan
-from mindgspo.parallel.placement import DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axes, Axis
+from mindgspo.parallel.ranks import DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axes, Axis
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 

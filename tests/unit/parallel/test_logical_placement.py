@@ -7,19 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from mindgspo.config import ParallelPlan
-from mindgspo.parallel.placement import (
-    ALONE,
-    DATA,
-    EXPERT,
-    KEY_VALUE,
-    MODEL,
-    SEQUENCE,
-    WHOLE,
-    AutoParallelPlacement,
-    Axis,
-    Placement,
-    auto_parallel_placement,
-)
+from mindgspo.parallel.placement import ALONE, AutoParallelPlacement, Placement, auto_parallel_placement
+from mindgspo.parallel.ranks import DATA, EXPERT, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axis
 
 WORDS = (WHOLE, DATA, SEQUENCE, MODEL, KEY_VALUE, EXPERT)
 

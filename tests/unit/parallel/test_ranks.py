@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.errors import ConfigError
-from mindgspo.parallel.placement import Coordinates, RankGrid, device_coordinate
+from mindgspo.parallel.ranks import Coordinates, RankGrid, device_coordinate
 
 
 def grid(data: int, model: int, stages: int) -> RankGrid:

@@ -19,7 +19,7 @@ from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.layout import Layout, TensorSlice
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
-from mindgspo.parallel.placement import RankGrid
+from mindgspo.parallel.ranks import RankGrid
 from mindgspo.parallel.strategy.compare import check_fits, compare_strategies
 from mindgspo.parallel.strategy.file import (
     merge_strategies,

@@ -1,0 +1,158 @@
+"""The ranks of a plan as a grid (stages, replicas, slices), and the words in which layers say how an operator's inputs
+are split over it. Pure Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from math import prod
+
+from mindgspo.config.plan import ParallelPlan
+from mindgspo.errors import ConfigError
+
+Ranks = tuple[int, ...]
+
+
+def device_coordinate(position: int, device_matrix: tuple[int, ...], axis: int) -> int:
+    """Coordinate on one axis of the device at `position` in row-major order; axes are counted from the right end, as in
+    MindSpore's tensor maps (0 is the last axis)."""
+    first = len(device_matrix) - 1 - axis
+    return position // prod(device_matrix[first + 1 :]) % device_matrix[first]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinates:
+    """Where a rank stands: pipeline stage, data-parallel replica, model-parallel slice; each from 0."""
+
+    stage: int
+    data: int
+    model: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankGrid:
+    """All ranks of one plan as a grid [stage, data, model].
+
+    Example: in 1 x 4 x 2 (data x model x pipeline) ranks 0 to 3 are stage 0, 4 to 7 stage 1; rank 6 is model slice 2.
+    """
+
+    data_parallel: int
+    model_parallel: int
+    pipeline_stage: int
+
+    @classmethod
+    def of(cls, plan: ParallelPlan) -> RankGrid:
+        """The grid of a plan. Raises ConfigError for an axis that has no place in it."""
+        if plan.context_parallel != 1:
+            raise ConfigError(
+                f"context_parallel: {plan.context_parallel} has no layout in this version; the only legal value is 1"
+            )
+        return cls(
+            data_parallel=plan.data_parallel, model_parallel=plan.model_parallel, pipeline_stage=plan.pipeline_stage
+        )
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.data_parallel * self.model_parallel * self.pipeline_stage
+
+    @property
+    def stage_size(self) -> int:
+        """Ranks per pipeline stage."""
+        return self.data_parallel * self.model_parallel
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Where a rank stands."""
+        assert 0 <= rank < self.world_size, f"rank {rank} of {self.world_size}"
+        matrix = (self.pipeline_stage, self.data_parallel, self.model_parallel)
+        return Coordinates(
+            stage=device_coordinate(rank, matrix, 2),
+            data=device_coordinate(rank, matrix, 1),
+            model=device_coordinate(rank, matrix, 0),
+        )
+
+    def rank(self, *, stage: int, data: int, model: int) -> int:
+        """The rank that stands there."""
+        assert 0 <= stage < self.pipeline_stage, f"stage {stage} of {self.pipeline_stage}"
+        assert 0 <= data < self.data_parallel, f"replica {data} of {self.data_parallel}"
+        assert 0 <= model < self.model_parallel, f"model slice {model} of {self.model_parallel}"
+        return (stage * self.data_parallel + data) * self.model_parallel + model
+
+    def stage_ranks(self, stage: int) -> Ranks:
+        """All ranks of one pipeline stage, ascending."""
+        first = self.rank(stage=stage, data=0, model=0)
+        return tuple(range(first, first + self.stage_size))
+
+    def model_group(self, rank: int) -> Ranks:
+        """The ranks that hold one replica of the rank's stage together: sums of row-parallel layers run over them."""
+        at = self.coordinates(rank)
+        return tuple(self.rank(stage=at.stage, data=at.data, model=model) for model in range(self.model_parallel))
+
+    def data_group(self, rank: int) -> Ranks:
+        """The ranks that hold the same weights for other samples: gradients are summed over them."""
+        at = self.coordinates(rank)
+        return tuple(self.rank(stage=at.stage, data=data, model=at.model) for data in range(self.data_parallel))
+
+    def expert_group(self, rank: int, expert_parallel: int) -> Ranks:
+        """The ranks of consecutive replicas that have all experts together, at the rank's slice of each."""
+        at = self.coordinates(rank)
+        first = at.data // expert_parallel * expert_parallel
+        replicas = range(first, first + expert_parallel)
+        return tuple(self.rank(stage=at.stage, data=data, model=at.model) for data in replicas)
+
+    def pipeline_group(self, rank: int) -> Ranks:
+        """The ranks that a sample passes through, first stage to last, at the rank's replica and slice."""
+        at = self.coordinates(rank)
+        return tuple(self.rank(stage=stage, data=at.data, model=at.model) for stage in range(self.pipeline_stage))
+
+    def model_groups(self) -> tuple[Ranks, ...]:
+        """Every model-parallel group, in order of its first rank."""
+        return self._groups(self.model_group)
+
+    def data_groups(self) -> tuple[Ranks, ...]:
+        """Every data-parallel group, in order of its first rank."""
+        return self._groups(self.data_group)
+
+    def pipeline_groups(self) -> tuple[Ranks, ...]:
+        """Every pipeline group, in order of its first rank."""
+        return self._groups(self.pipeline_group)
+
+    def _groups(self, group_of: Callable[[int], Ranks]) -> tuple[Ranks, ...]:
+        return tuple(dict.fromkeys(group_of(rank) for rank in range(self.world_size)))
+
+
+class Axis(Enum):
+    """What splits one axis of an op's input."""
+
+    WHOLE = auto()
+    """Nothing."""
+    DATA = auto()
+    """data_parallel: rows of the batch, or their flattened tokens."""
+    SEQUENCE = auto()
+    """Flattened tokens between the layers' tensor-parallel regions: data_parallel, and model_parallel as well under
+    use_seq_parallel."""
+    MODEL = auto()
+    """model_parallel: heads, features, vocabulary."""
+    KEY_VALUE = auto()
+    """Key/value heads: model_parallel, or the heads where they are fewer than that."""
+    EXPERT = auto()
+    """Experts: expert_parallel, which takes consecutive replicas of data_parallel."""
+
+
+WHOLE, DATA, SEQUENCE, MODEL, KEY_VALUE, EXPERT = Axis
+Axes = tuple[Axis, ...]
+
+
+def parts_of(plan: ParallelPlan, num_kv_heads: int) -> Mapping[Axis, int]:
+    """Into how many parts each word cuts an axis under a plan."""
+    data, model = plan.data_parallel, plan.model_parallel
+    return {
+        WHOLE: 1,
+        DATA: data,
+        SEQUENCE: data * model if plan.use_seq_parallel else data,
+        MODEL: model,
+        KEY_VALUE: min(num_kv_heads, model),
+        EXPERT: plan.expert_parallel,
+    }
