@@ -1,6 +1,9 @@
 """The clipped surrogate of PPO with its caps, and the losses that pair it with a ratio: GSPO, GSPO-token, GRPO, PPO,
 DAPO, Dr.GRPO. Twin: `twins.surrogates`.
 
+Papers: GSPO arXiv 2507.18071, GRPO arXiv 2402.03300, PPO arXiv 1707.06347, DAPO arXiv 2503.14476,
+Dr.GRPO arXiv 2503.20783.
+
     N  responses    K  response-token slots
 """
 

@@ -1,5 +1,7 @@
 """Policy losses with other surrogates than the clipped one: CISPO, SAPO, GPG, GMPO. Twin: `twins.surrogates`.
 
+Papers: CISPO arXiv 2506.13585, SAPO arXiv 2511.20347, GPG arXiv 2504.02546, GMPO arXiv 2507.20673.
+
 N  responses    K  response-token slots    1  an axis kept for broadcasting
 """
 
