@@ -86,7 +86,7 @@ def results_of_plan(
     arrays |= {f"parameter/{name}": array for name, array in weights_as_numpy(policy_model, section).items()}
     arrays |= {f"moment/{name}": array for name, array in updater.state().items()}
     if averaged is not None:
-        arrays |= {f"reference/{name}": array for name, array in averaged.weights().items()}
+        arrays |= {f"reference/{name}": array for name, array in averaged.arrays().items()}
     return arrays if is_packed else arrays | _sampled(infer, section, policy_model)
 
 
