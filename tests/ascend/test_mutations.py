@@ -126,7 +126,7 @@ MUTATIONS = {
         ": sampled/3",
     ),
     "segments counted over all replicas": Mutation(
-        "models/logical_scorer.py",
+        "models/scoring.py",
         "attention_segments(segments, num_replicas=len(batches), num_segments=even[0].samples_N.size)",
         "attention_segments(segments, num_segments=len(batches) * even[0].samples_N.size)",
         2,
@@ -150,7 +150,7 @@ MUTATIONS = {
         ": loss",
     ),
     "scoring with the flags of training": Mutation(
-        "models/logical_scorer.py",
+        "models/scoring.py",
         "    def score(self, batches: Sequence[Batch]) -> list[TokenScores]:\n"
         '        """One result per batch, on every rank."""\n'
         "        set_mode(self._policy, self._policy.model, training=False)\n",
@@ -178,6 +178,12 @@ def mutated_package(mutation: Mutation, folder: Path) -> Path:
     assert text.count(mutation.old) == 1, f"{mutation.file}: {text.count(mutation.old)} x {mutation.old!r}"
     path.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
     return folder
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_the_code_that_is_changed_is_there(name: str) -> None:
+    mutation = MUTATIONS[name]
+    assert (PACKAGE / mutation.file).read_text(encoding="utf-8").count(mutation.old) == 1
 
 
 @pytest.mark.slow

@@ -285,12 +285,21 @@ def test_a_stall_is_told_with_its_place_and_so_is_its_end() -> None:
     assert lines[5].startswith("the run goes on, after ") and len(lines) == 6, "ticks are progress"
 
 
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def test_a_stall_ends_the_process_and_its_children_where_that_is_wanted() -> None:
     ended = stalled("stop", 600)
     assert ended.returncode == 124 and "went on" not in ended.stdout
     assert ended.stderr.splitlines()[-1].startswith("the run is ended (watch.on_stall=stop, exit code 124)")
-    child = int(ended.stdout)
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    child, deadline = int(ended.stdout), time.monotonic() + 30
+    while is_running(child) and time.monotonic() < deadline:  # a killed process is gone a moment later
+        time.sleep(0.05)
+    assert not is_running(child)
 
 
 def test_a_heartbeat_may_be_in_memory_only() -> None:

@@ -15,21 +15,10 @@ class SupervisedLoss(nn.Cell):
 
     metrics: tuple[Metric, ...] = (Metric("token_probability", "sum", "token"),)
 
-    def construct(
-        self,
-        logp_NK: Tensor,
-        entropy_NK: Tensor,
-        old_logp_NK: Tensor,
-        ref_logp_NK: Tensor,
-        advantages_NK: Tensor,
-        correction_NK: Tensor,
-        mask_NK: Tensor,
-        num_sequences: Tensor,
-        num_tokens: Tensor,
-        kl_coef: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def construct(self, logp_NK: Tensor, entropy_NK: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs and outputs as `PolicyLoss.construct`; only log-probs, mask and num_tokens are read, and the
         log-ratios are 0."""
+        mask_NK, num_tokens = inputs[4], inputs[6]
         loss = -ops.where(mask_NK, logp_NK, 0.0).sum() / num_tokens
         probability = ops.where(mask_NK, ops.exp(ops.stop_gradient(logp_NK)), 0.0).sum()
         return loss, probability.reshape(1), ops.zeros_like(logp_NK)

@@ -16,8 +16,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindgspo.algorithms.optim.adamw import AdamW
 from mindgspo.algorithms.optim.auto_parallel_graph import Division, MicroBatchObjective, SharedObjective, UpdateGraph
 from mindgspo.algorithms.optim.backend import UpdateBackend, moment_layouts_of
-from mindgspo.algorithms.optim.gradients import Objective, discard
-from mindgspo.algorithms.optim.manual import inputs_of
+from mindgspo.algorithms.optim.gradients import Objective, discard, inputs_of
 from mindgspo.config.schema import OptimizerSection
 from mindgspo.data.rows import evened, filler_like
 from mindgspo.errors import NonFiniteError
@@ -155,15 +154,7 @@ class AutoParallelUpdate(UpdateBackend):
 class _KnownLogProbs(nn.Cell):
     """A policy that returns what it is given."""
 
-    def construct(
-        self,
-        logp_NK: Tensor,
-        entropy_NK: Tensor,
-        segments: Tensor,
-        predict_P: Tensor,
-        targets_P: Tensor,
-        place_NK: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def construct(self, logp_NK: Tensor, entropy_NK: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
         return logp_NK, entropy_NK
 
 

@@ -19,7 +19,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, lazy_inline, nn, ops
 from mindspore.ops import constexpr
 
 from mindgspo.algorithms.optim.adamw import AdamW, short_runs
-from mindgspo.algorithms.optim.gradients import gradients_of
+from mindgspo.algorithms.optim.gradients import NUM_POLICY_INPUTS, gradients_of
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.parallel.auto_parallel import pure
 from mindgspo.parallel.layout import Layout
@@ -37,39 +37,15 @@ class MicroBatchObjective(nn.Cell):
         if last_stage > 0:
             self.policy.head.pipeline_stage = last_stage
 
-    def construct(
-        self,
-        ids_RT: Tensor,
-        positions_RT: Tensor,
-        segments: Tensor,
-        predict_P: Tensor,
-        targets_P: Tensor,
-        place_NK: Tensor,
-        mask_NK: Tensor,
-        old_logp_NK: Tensor,
-        ref_logp_NK: Tensor,
-        advantages_NK: Tensor,
-        correction_NK: Tensor,
-        scalars_13: Tensor,
-        own_1U: Tensor,
-    ) -> Tensor:
+    def construct(self, *inputs: Tensor) -> Tensor:
         """float32 [1 + 2 U N K]: the loss, and behind it [U, 2, N, K] with this micro-batch's log-probs and entropies
         in its own place. Only the loss is to be differentiated.
 
-        scalars_13: num_sequences, num_tokens, kl_coef. own_1U: 1 in this micro-batch's place, else 0.
+        inputs: as `gradients.inputs_of` without the probe and the scalars; then scalars_13 (num_sequences, num_tokens,
+        kl_coef) and own_1U, 1 in this micro-batch's place, else 0.
         """
-        logp_NK, entropy_NK = self.policy(ids_RT, positions_RT, segments, predict_P, targets_P, place_NK)
-        return self.measured_loss(
-            logp_NK,
-            entropy_NK,
-            old_logp_NK,
-            ref_logp_NK,
-            advantages_NK,
-            correction_NK,
-            mask_NK,
-            scalars_13,
-            own_1U,
-        )
+        logp_NK, entropy_NK = self.policy(*inputs[:NUM_POLICY_INPUTS])
+        return self.measured_loss(logp_NK, entropy_NK, *inputs[NUM_POLICY_INPUTS:])
 
 
 class SharedObjective(MicroBatchObjective):
@@ -192,42 +168,13 @@ class UpdateGraph(nn.Cell):
         self.grad = ops.GradOperation(get_by_list=True, sens_param=True)
         self.max_grad_norm = optimizer.max_grad_norm
 
-    def construct(
-        self,
-        ids_RT: Tensor,
-        positions_RT: Tensor,
-        segments: Tensor,
-        predict_P: Tensor,
-        targets_P: Tensor,
-        place_NK: Tensor,
-        mask_NK: Tensor,
-        old_logp_NK: Tensor,
-        ref_logp_NK: Tensor,
-        advantages_NK: Tensor,
-        correction_NK: Tensor,
-        scalars_U3: Tensor,
-        own_UU: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def construct(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """What `MicroBatchObjective` returns, added up over the micro-batches, and the norm of `gradients`.
 
-        scalars_U3: a row per micro-batch. own_UU: the unit matrix. The step's scalars, see `AdamW`, and whether this is
-        the mini-batch's last round (1 or 0) are set before.
+        inputs: as `MicroBatchObjective` takes them, of all micro-batches: scalars_U3 has a row for each, own_UU is the
+        unit matrix. The step's scalars, see `AdamW`, and whether this is the mini-batch's last round (1 or 0) are set
+        before.
         """
-        inputs = (
-            ids_RT,
-            positions_RT,
-            segments,
-            predict_P,
-            targets_P,
-            place_NK,
-            mask_NK,
-            old_logp_NK,
-            ref_logp_NK,
-            advantages_NK,
-            correction_NK,
-            scalars_U3,
-            own_UU,
-        )
         measured = self.network(*inputs)
         gradients = self.grad(self.network, self.weights)(*inputs, first_of(measured.shape[0]))
         if self.takes_accumulators:

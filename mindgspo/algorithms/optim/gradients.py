@@ -10,16 +10,50 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindgspo.algorithms.optim.adamw import short_runs, squared_rows
 from mindgspo.parallel.collectives import group_name
+from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.parameter_memory import set_values, zeros_beside
 from mindgspo.parallel.ranks import Ranks
+from mindgspo.types import Batch
+
+NUM_POLICY_INPUTS = 6
+"""ids_RT, positions_RT, segments_RT, predict_P, targets_P, place_NK."""
+_MASK = NUM_POLICY_INPUTS + 4
+
+
+def inputs_of(batch: Batch, kl_coef: float = 0.0) -> tuple[np.ndarray, ...]:
+    """A batch as the inputs of `Objective`: the probe, NUM_POLICY_INPUTS for the policy, and the loss's in the order of
+    `PolicyLoss.construct` behind log-probs and entropies."""
+    return (
+        np.zeros(batch.mask_NK.shape, np.float32),
+        batch.ids_RT,
+        batch.positions_RT,
+        batch.segments_RT,
+        batch.predict_P,
+        batch.targets_P,
+        batch.place_NK,
+        batch.old_logp_NK,
+        batch.ref_logp_NK,
+        batch.advantages_NK,
+        batch.correction_NK,
+        batch.mask_NK,
+        np.float32(batch.num_sequences),
+        np.float32(batch.num_tokens),
+        np.float32(kl_coef),
+    )
+
+
+def tensors_of(batch: Batch, kl_coef: float) -> tuple[Tensor, ...]:
+    """The same as the graph of one micro-batch takes them on this device."""
+    probe, ids, positions, segments, *rest = inputs_of(batch, kl_coef)
+    ends = attention_segments(segments, num_segments=batch.samples_N.size)
+    return tuple(Tensor(array) for array in (probe, ids, positions, ends, *rest))
 
 
 class Objective(nn.Cell):
     """policy -> loss, in one forward graph.
 
-    policy: construct(inputs, positions_RT, segments_RT, predict_P, targets_P, place_NK) -> (logp_NK, entropy_NK); its
-    inputs are ids_RT, or on the last of several pipeline stages the hidden states of the stage before. loss: see
-    `losses.body.PolicyLoss.construct`; `loss.metrics` is the table of its metrics vector.
+    policy: construct(*the policy's inputs) -> (logp_NK, entropy_NK). loss: see `PolicyLoss.construct`; `loss.metrics`
+    is the table of its metrics vector.
     """
 
     def __init__(self, policy: nn.Cell, loss: nn.Cell) -> None:
@@ -27,43 +61,16 @@ class Objective(nn.Cell):
         self.policy = policy
         self.loss = loss
 
-    def construct(
-        self,
-        probe_NK: Tensor,
-        inputs: Tensor,
-        positions_RT: Tensor,
-        segments_RT: Tensor,
-        predict_P: Tensor,
-        targets_P: Tensor,
-        place_NK: Tensor,
-        mask_NK: Tensor,
-        old_logp_NK: Tensor,
-        ref_logp_NK: Tensor,
-        advantages_NK: Tensor,
-        correction_NK: Tensor,
-        num_sequences: Tensor,
-        num_tokens: Tensor,
-        kl_coef: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def construct(self, probe_NK: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Loss, metrics vector, log-ratios, entropy summed over real tokens, and log-probs [N, K]; only the loss is
         differentiated.
 
         probe_NK: zeros, added to the log-probs. The gradient with respect to it is d loss / d logp as it flowed.
+        inputs: see `inputs_of`.
         """
-        logp_NK, entropy_NK = self.policy(inputs, positions_RT, segments_RT, predict_P, targets_P, place_NK)
-        loss, metrics, log_ratio = self.loss(
-            logp_NK + probe_NK,
-            entropy_NK,
-            old_logp_NK,
-            ref_logp_NK,
-            advantages_NK,
-            correction_NK,
-            mask_NK,
-            num_sequences,
-            num_tokens,
-            kl_coef,
-        )
-        entropy = ops.where(mask_NK, ops.stop_gradient(entropy_NK), 0.0).sum()
+        logp_NK, entropy_NK = self.policy(*inputs[:NUM_POLICY_INPUTS])
+        loss, metrics, log_ratio = self.loss(logp_NK + probe_NK, entropy_NK, *inputs[NUM_POLICY_INPUTS:])
+        entropy = ops.where(inputs[_MASK], ops.stop_gradient(entropy_NK), 0.0).sum()
         return loss, metrics, log_ratio, entropy, ops.stop_gradient(logp_NK)
 
 
@@ -78,45 +85,12 @@ class GradientAccumulator(nn.Cell):
         self.runs = short_runs(len(weights))
         self.value_and_grad = ops.value_and_grad(objective, 0, weights, has_aux=True)
 
-    def construct(
-        self,
-        probe_NK: Tensor,
-        inputs: Tensor,
-        positions_RT: Tensor,
-        segments_RT: Tensor,
-        predict_P: Tensor,
-        targets_P: Tensor,
-        place_NK: Tensor,
-        mask_NK: Tensor,
-        old_logp_NK: Tensor,
-        ref_logp_NK: Tensor,
-        advantages_NK: Tensor,
-        correction_NK: Tensor,
-        num_sequences: Tensor,
-        num_tokens: Tensor,
-        kl_coef: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def construct(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Takes what `Objective` does; returns that and, last, d loss / d logp [N, K], 0 where masked."""
-        (loss, metrics, log_ratio, entropy, logp_NK), (input_gradients, gradients) = self.value_and_grad(
-            probe_NK,
-            inputs,
-            positions_RT,
-            segments_RT,
-            predict_P,
-            targets_P,
-            place_NK,
-            mask_NK,
-            old_logp_NK,
-            ref_logp_NK,
-            advantages_NK,
-            correction_NK,
-            num_sequences,
-            num_tokens,
-            kl_coef,
-        )
+        (loss, metrics, log_ratio, entropy, logp_NK), (grad_logp_NK, gradients) = self.value_and_grad(*inputs)
         for first, last in self.runs:
             self.add_run(gradients, first, last)
-        return loss, metrics, log_ratio, entropy, logp_NK, input_gradients
+        return loss, metrics, log_ratio, entropy, logp_NK, grad_logp_NK
 
     def add_run(self, gradients: tuple[Tensor, ...], first: int, last: int) -> None:
         """Add the gradients of the weights number `first` to `last` - 1."""

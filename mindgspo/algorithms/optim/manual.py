@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 from mindspore import Tensor, nn
 
 from mindgspo.algorithms.optim.adamw import AdamW
@@ -20,11 +19,11 @@ from mindgspo.algorithms.optim.gradients import (
     Objective,
     OptimizerStep,
     gradients_of,
+    tensors_of,
 )
 from mindgspo.config.schema import OptimizerSection
 from mindgspo.models.names import parameter_shapes
 from mindgspo.parallel.collectives import GraphOfRanks, group_name, meet, world_ranks
-from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import gradient_ranks, parameter_layouts
 from mindgspo.parallel.placement import ALONE, Placement
@@ -91,31 +90,3 @@ class ManualUpdate(SingleUpdate):
 
     def _moment_layouts(self) -> dict[str, Layout]:
         return moment_layouts_of(self._layouts)
-
-
-def inputs_of(batch: Batch, kl_coef: float = 0.0) -> tuple[np.ndarray, ...]:
-    """The arrays of a batch in the order of `gradients.Objective.construct`."""
-    return (
-        np.zeros(batch.mask_NK.shape, np.float32),
-        batch.ids_RT,
-        batch.positions_RT,
-        batch.segments_RT,
-        batch.predict_P,
-        batch.targets_P,
-        batch.place_NK,
-        batch.mask_NK,
-        batch.old_logp_NK,
-        batch.ref_logp_NK,
-        batch.advantages_NK,
-        batch.correction_NK,
-        np.float32(batch.num_sequences),
-        np.float32(batch.num_tokens),
-        np.float32(kl_coef),
-    )
-
-
-def tensors_of(batch: Batch, kl_coef: float) -> tuple[Tensor, ...]:
-    """The same as the graph of one micro-batch takes them on this device."""
-    probe, ids, positions, segments, *rest = inputs_of(batch, kl_coef)
-    ends = attention_segments(segments, num_segments=batch.samples_N.size)
-    return tuple(Tensor(array) for array in (probe, ids, positions, ends, *rest))

@@ -254,8 +254,8 @@ def test_packed_rows(cpu_runtime, name):
         np.testing.assert_array_equal(mask, inputs.mask)
         place = np.arange(mask.size, dtype=np.int32).reshape(mask.shape)
         rows = (ids, positions, segments, predict.reshape(-1), targets.reshape(-1), place)
-        arrays = (np.zeros(mask.shape, np.float32), *rows, mask)
-        tensors = [Tensor(a) for a in (*arrays, old_logp, ref_logp, advantages, correction, *scalars)]
+        arrays = (np.zeros(mask.shape, np.float32), *rows, old_logp, ref_logp, advantages, correction, mask)
+        tensors = [Tensor(a) for a in (*arrays, *scalars)]
         (loss, _, _, _, _), (by_logp, by_weight) = gradient(*tensors)
         found[per_row] = (float(loss.asnumpy()), by_logp.asnumpy(), by_weight[0].asnumpy())
     for per_row in (2, 4):

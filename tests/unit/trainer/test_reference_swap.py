@@ -120,7 +120,7 @@ def test_swapped_or_not_it_is_the_same(swapped, batch, tmp_path: Path) -> None:
     with swap.phase(Phase.UPDATE):
         pass
     saved = KeptReference(reference, swap).arrays()  # a checkpoint, while it is away
-    for name, array in resident.weights().items():
+    for name, array in resident.arrays().items():
         np.testing.assert_array_equal(saved[name], array, err_msg=name)
 
 
