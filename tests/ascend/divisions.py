@@ -53,11 +53,7 @@ TWO = {
         "train": {"model_parallel": 2, "recompute": "selective"},
         "infer": {"data_parallel": 2},
     },
-    "1x1x2": {
-        "model": "dense",
-        "train": {"pipeline_stage": 2, "micro_batch_num": 2},
-        "infer": {"data_parallel": 2},
-    },
+    "1x1x2": {"model": "dense", "train": {"pipeline_stage": 2, "micro_batch_num": 2}, "infer": {"data_parallel": 2}},
     "2x1x1, sharded moments": {
         "model": "dense",
         "train": {"data_parallel": 2, "optimizer_shard": True},

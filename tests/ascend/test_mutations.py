@@ -28,12 +28,7 @@ class Mutation:
 
 MUTATIONS = {
     "decoding without MindSpore's own kernels": Mutation(
-        "parallel/runtime.py",
-        '"infer_boost": "on"',
-        '"infer_boost": "off"',
-        1,
-        "one card",
-        "ReshapeAndCache",
+        "parallel/runtime.py", '"infer_boost": "on"', '"infer_boost": "off"', 1, "one card", "ReshapeAndCache"
     ),
     "the causal mask of another mode": Mutation(
         "parallel/device_ops.py",
@@ -60,12 +55,7 @@ MUTATIONS = {
         ": loss",
     ),
     "gate and up swapped": Mutation(
-        "parallel/device_ops.py",
-        "stack((gate, up))",
-        "stack((up, gate))",
-        1,
-        "one card",
-        ": loss",
+        "parallel/device_ops.py", "stack((gate, up))", "stack((up, gate))", 1, "one card", ": loss"
     ),
     "keys stored as values": Mutation(
         "rollout/cache.py",
@@ -100,12 +90,7 @@ MUTATIONS = {
         ": sampled/0",
     ),
     "gathered logits in the order of ranks, not of columns": Mutation(
-        "parallel/model_parallel_ops.py",
-        "parts.transpose(1, 0, 2)",
-        "parts",
-        2,
-        "2x1x1",
-        ": sampled/0",
+        "parallel/model_parallel_ops.py", "parts.transpose(1, 0, 2)", "parts", 2, "2x1x1", ": sampled/0"
     ),
     "tokens of every rank added up": Mutation(
         "parallel/model_parallel_ops.py",

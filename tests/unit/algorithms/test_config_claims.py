@@ -68,8 +68,7 @@ def test_one_response_per_prompt_says_something_without_siblings_only(estimator)
 
 @pytest.mark.parametrize("placement", ["none", "reward"])
 @pytest.mark.parametrize(
-    ("estimator", "gamma"),
-    [(one, 1.0) for one in get_args(EstimatorName)] + [(one, 0.9) for one in READERS["gamma"]],
+    ("estimator", "gamma"), [(one, 1.0) for one in get_args(EstimatorName)] + [(one, 0.9) for one in READERS["gamma"]]
 )
 def test_advantages_differ_within_a_response_where_the_rules_say_so(estimator, placement, gamma):
     settings = {"advantage.estimator": estimator, "advantage.gamma": gamma, "kl.placement": placement}

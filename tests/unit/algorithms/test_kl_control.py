@@ -60,10 +60,7 @@ def test_without_a_penalty_the_coefficient_is_0():
     assert KLController(KLSection(coef=0.3)).coef == 0.0
 
 
-@given(
-    steps=st.lists(st.tuples(st.floats(-1e30, 1e30), st.integers(0, 4999)), max_size=30),
-    coef=st.floats(1e-12, 1e3),
-)
+@given(steps=st.lists(st.tuples(st.floats(-1e30, 1e30), st.integers(0, 4999)), max_size=30), coef=st.floats(1e-12, 1e3))
 def test_coefficient_is_never_negative_and_finite(steps, coef):
     controller = adaptive(coef=coef)
     for mean_kl, num_responses in steps:
@@ -183,11 +180,7 @@ def test_penalty_equals_the_peers_own():
         is_symmetric = all(bound is None or bound[0] == -bound[1] for bound in (exponent, value))
         if not is_symmetric or (kind != "k3" and value is not None):
             continue
-        section = KLSection(
-            estimator=kind,
-            exponent_clamp=exponent and exponent[1],
-            value_clamp=value and value[1],
-        )
+        section = KLSection(estimator=kind, exponent_clamp=exponent and exponent[1], value_clamp=value and value[1])
         logp, ref_logp = (np.asarray(inputs[name], dtype=np.float64) for name in ("logp", "ref_logp"))
         penalty = reward_penalty(section, logp, ref_logp, np.asarray(inputs["mask"], dtype=bool))
         np.testing.assert_allclose(

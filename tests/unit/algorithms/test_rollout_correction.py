@@ -141,10 +141,7 @@ def test_wild_log_ratios_stay_finite(level):
 log_probs = npst.arrays(np.float32, (4, 5), elements=st.floats(-30, 0, width=32))
 masks = npst.arrays(np.bool_, (4, 5)).filter(lambda mask: mask.any())
 sections = st.builds(
-    Section,
-    level=st.sampled_from(LEVELS),
-    mode=st.sampled_from(["truncate", "mask"]),
-    max=st.floats(1.001, 20),
+    Section, level=st.sampled_from(LEVELS), mode=st.sampled_from(["truncate", "mask"]), max=st.floats(1.001, 20)
 )
 
 

@@ -64,9 +64,7 @@ def test_bin_of_a_log_ratio(value: float, name: str) -> None:
     from mindgspo.algorithms.loss_metrics import collect_telemetry
 
     telemetry = collect_telemetry(
-        log_ratio=np.array([[value]], np.float32),
-        grad_logp_NK=np.ones((1, 3), np.float32),
-        mask_NK=mask_of([2], 3),
+        log_ratio=np.array([[value]], np.float32), grad_logp_NK=np.ones((1, 3), np.float32), mask_NK=mask_of([2], 3)
     )
     assert histogram(telemetry_metrics([telemetry])) == {name: 1.0}
 

@@ -138,11 +138,7 @@ def test_low_var_kl_is_bounded_and_k3_is_not():
         ({}, {}, "unknown estimator None"),
         ({"estimator": "grpo", "epsilon": 1e-6}, {}, "grpo.epsilon: unknown key"),
         ({"estimator": "grpo", "gamma": 0.9}, {}, "gamma: unknown key"),
-        (
-            {"estimator": "grpo", "scale": "stdev"},
-            {},
-            "scale: expected one of .*, got 'stdev'; did you mean 'std'",
-        ),
+        ({"estimator": "grpo", "scale": "stdev"}, {}, "scale: expected one of .*, got 'stdev'; did you mean 'std'"),
         ({"estimator": "grpo", "ddof": 2}, {}, "ddof: must be <= 1, got 2"),
         ({"estimator": "grpo", "ddof": True}, {}, "ddof: expected a whole number, got True"),
         ({"estimator": "grpo", "eps": -1e-6}, {}, "eps: must be >= 0, got -1e-06"),

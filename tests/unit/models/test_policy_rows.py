@@ -62,10 +62,7 @@ def make_samples(old_logp: dict[int, np.ndarray] | None = None) -> list[Training
         old = np.zeros(response) if old_logp is None else old_logp[number] + noise
         samples.append(
             TrainingSample(
-                prompt_ids=ids[:prompt],
-                response_ids=ids[prompt:],
-                rollout_logp=old.astype(np.float32),
-                number=number,
+                prompt_ids=ids[:prompt], response_ids=ids[prompt:], rollout_logp=old.astype(np.float32), number=number
             )
         )
     return samples
@@ -85,10 +82,7 @@ def score_by_sample(scorer, samples, **layout: int) -> dict[int, tuple[np.ndarra
     return found
 
 
-LAYOUTS = [
-    {"samples_per_micro_batch": 4, "length_multiple": 8},
-    {"samples_per_micro_batch": 3, "length_multiple": 16},
-]
+LAYOUTS = [{"samples_per_micro_batch": 4, "length_multiple": 8}, {"samples_per_micro_batch": 3, "length_multiple": 16}]
 WHOLE = {"samples_per_micro_batch": 10, "length_multiple": 1}
 
 

@@ -10,10 +10,7 @@ from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
 from mindgspo.types import FinishReason, Prompt
 
 SETTINGS = SamplingSettings(
-    num_samples=2,
-    temperature=1.0,
-    max_new_tokens=3,
-    stream=RandomStream(seed=0, purpose=Purpose.EVALUATION, step=0),
+    num_samples=2, temperature=1.0, max_new_tokens=3, stream=RandomStream(seed=0, purpose=Purpose.EVALUATION, step=0)
 )
 PROMPTS = [Prompt(index=i, ids=np.array([1], np.int32), text="", answer="", data_source="test") for i in (4, 9)]
 
