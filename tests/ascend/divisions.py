@@ -200,5 +200,4 @@ def _small(model: ModelSection, train: ParallelPlan) -> dict:
     }
     if model.num_experts:
         sizes |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-    kept = model.model_dump(mode="json", exclude={"dtype", "backend"})
-    return kept | sizes
+    return model.model_dump(mode="json", exclude={"dtype", "backend"}) | sizes

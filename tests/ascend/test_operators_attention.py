@@ -129,8 +129,7 @@ def test_attention_of_packed_sequences_and_its_gradients(case: str, dtype: str, 
     for q0, q1, k0, k1 in zip([0, *q_ends[:-1]], q_ends, [0, *k_ends[:-1]], k_ends, strict=True):
         hidden = torch.tensor(hidden_by(given["mode"], q1 - q0, k1 - k0, given["before"], given["after"]))
         scores = given["scale"] * torch.einsum("qnd,knd->nqk", q[q0:q1], k[k0:k1])
-        weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), -1)
-        part = torch.einsum("nqk,knd->qnd", weights, v[k0:k1])
+        part = torch.einsum("nqk,knd->qnd", torch.softmax(scores.masked_fill(hidden, -torch.inf), -1), v[k0:k1])
         part.backward(torch.tensor(exact(d_out))[q0:q1], retain_graph=True)
     for gradient, leaf in zip(gradients, leaves, strict=True):
         assert is_close(gradient, leaf.grad.numpy())
@@ -263,8 +262,7 @@ def test_attention_of_a_batch_in_every_layout(layout: str, version: str) -> None
     packed.given["out"] = zeros_like(packed.given["query"])
     launch(*packed.forward())
     np.testing.assert_array_equal(out.bits, lay_out(packed.given["out"].view(2, 20, 4, 16)).bits)
-    expected = packed.given["total"].bits.reshape(2, 20, 4, 8).swapaxes(1, 2)
-    np.testing.assert_array_equal(total.bits, expected)
+    np.testing.assert_array_equal(total.bits, packed.given["total"].bits.reshape(2, 20, 4, 8).swapaxes(1, 2))
 
     gradients, name = [zeros_like(x) for x in (query, key, value)], f"aclnnFlashAttentionScoreGrad{version}"
     results = highest, total, None, out

@@ -41,15 +41,12 @@ def test_ranges(dtype: str) -> None:
         assert out.values().tolist() == expected
     launch("aclnnLinspace", -3, 9, 5, out := DeviceTensor.zeros((5,), dtype))
     assert out.values().tolist() == [-3, 0, 3, 6, 9]
-    launch("aclnnLinspace", 2, 9, 1, out := DeviceTensor.zeros((1,), dtype))
-    assert out.values().tolist() == [2]
-    launch("aclnnEye", 2, 3, out := DeviceTensor.zeros((2, 3), dtype))
-    assert out.values().tolist() == [[1, 0, 0], [0, 1, 0]]
+    assert launch("aclnnLinspace", 2, 9, 1, out := DeviceTensor.zeros((1,), dtype)).values().tolist() == [2]
+    assert launch("aclnnEye", 2, 3, DeviceTensor.zeros((2, 3), dtype)).values().tolist() == [[1, 0, 0], [0, 1, 0]]
 
 
 def test_ranges_of_fractions() -> None:
-    launch("aclnnArange", 0.0, 1.0, 0.1, out := DeviceTensor.zeros((10,), "bfloat16"))
-    assert_is(out, np.arange(10) / 10)
+    assert_is(launch("aclnnArange", 0.0, 1.0, 0.1, DeviceTensor.zeros((10,), "bfloat16")), np.arange(10) / 10)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int8"])

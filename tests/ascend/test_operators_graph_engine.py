@@ -197,8 +197,7 @@ def test_references_change_with_their_output(dtype: str) -> None:
         launch(name, [reference, *inputs], [out], {})
         assert_is(reference, expected)
         np.testing.assert_array_equal(reference.bits, out.bits)
-        without_memory = DeviceTensor(dtype, (4, 3), None)
-        launch(name, [reference, *inputs], [without_memory], {})
+        launch(name, [reference, *inputs], [DeviceTensor(dtype, (4, 3), None)], {})
 
 
 def test_gradients_of_16_bits_are_added_to_an_accumulator_of_32() -> None:
@@ -218,8 +217,7 @@ def test_adam_beside_mindspore(nesterov: bool, cpu_runtime: None) -> None:
     parameters = [Parameter(Tensor(one.bits.copy()), name=name) for one, name in ((var, "var"), (m, "m"), (v, "v"))]
     ops.Adam(use_nesterov=nesterov)(*parameters, *(Tensor(rate.bits) for rate in rates), Tensor(slope.bits))
     outputs = [DeviceTensor.zeros((4, 3)) for _ in range(3)]
-    attributes = {"use_locking": False, "use_nesterov": nesterov}
-    launch("aclop:ApplyAdamD", [var, m, v, *rates, slope], outputs, attributes)
+    launch("aclop:ApplyAdamD", [var, m, v, *rates, slope], outputs, {"use_locking": False, "use_nesterov": nesterov})
     for reference, out, parameter in zip((var, m, v), outputs, parameters, strict=True):
         np.testing.assert_allclose(out.bits, parameter.asnumpy(), rtol=2e-6, atol=1e-7)
         np.testing.assert_array_equal(out.bits, reference.bits)

@@ -37,8 +37,7 @@ def test_reading(dtype: str, index_dtype: str) -> None:
     launch("aclnnGather", draw(dtype=dtype), 0, index(0, index_dtype), out := DeviceTensor.zeros((), dtype))
     assert out.bits == draw(dtype=dtype).bits
 
-    chosen = index([4, 0, 4], index_dtype)
-    launch("aclnnIndexSelect", x, -1, chosen, out := DeviceTensor.zeros((4, 3), dtype))
+    launch("aclnnIndexSelect", x, -1, index([4, 0, 4], index_dtype), out := DeviceTensor.zeros((4, 3), dtype))
     np.testing.assert_array_equal(out.bits, np.stack([x.bits[:, 4], x.bits[:, 0], x.bits[:, 4]], 1))
     launch("aclnnIndexSelect", x, 0, index(3, index_dtype), out := DeviceTensor.zeros((1, 5), dtype))
     np.testing.assert_array_equal(out.bits[0], x.bits[3])
@@ -46,8 +45,7 @@ def test_reading(dtype: str, index_dtype: str) -> None:
     launch("aclnnEmbedding", x, index([[3, 0]], index_dtype), out := DeviceTensor.zeros((1, 2, 5), dtype))
     np.testing.assert_array_equal(out.bits[0], [x.bits[3], x.bits[0]])
 
-    pairs = index([[0, 4], [3, 0]], index_dtype)
-    launch("aclnnGatherNd", x, pairs, False, out := DeviceTensor.zeros((2,), dtype))
+    launch("aclnnGatherNd", x, index([[0, 4], [3, 0]], index_dtype), False, out := DeviceTensor.zeros((2,), dtype))
     assert out.bits.tolist() == [x.bits[0, 4], x.bits[3, 0]]
     launch("aclnnGatherNd", x, index([[-1]], index_dtype), True, out := DeviceTensor.zeros((1, 5), dtype))
     np.testing.assert_array_equal(out.bits[0], x.bits[3])
@@ -69,16 +67,13 @@ def test_writing_one_element_per_index(dtype: str) -> None:
         assert_is(out, expected)
         launch("aclnnInplaceScatter", in_place := copied(x), 1, where, source, reduce)
         np.testing.assert_array_equal(in_place.bits, out.bits)
-        launch("aclnnScatterValue", x, 1, where, 2, reduce, out)
-        assert_is(out, by_value)
+        assert_is(launch("aclnnScatterValue", x, 1, where, 2, reduce, out), by_value)
         launch("aclnnInplaceScatterValue", in_place := copied(x), 1, where, 2, reduce)
         np.testing.assert_array_equal(in_place.bits, out.bits)
         if reduce == 1:
-            launch("aclnnScatterAdd", x, 1, where, source, out)
-            assert_is(out, expected)
+            assert_is(launch("aclnnScatterAdd", x, 1, where, source, out), expected)
     zero = DeviceTensor.zeros((), dtype)
-    launch("aclnnScatterAdd", zero, 0, index(0), DeviceTensor.of(3, dtype), zero)
-    assert zero.values() == 3
+    assert launch("aclnnScatterAdd", zero, 0, index(0), DeviceTensor.of(3, dtype), zero).values() == 3
 
 
 @pytest.mark.parametrize("dtype", ADDED)
@@ -90,8 +85,7 @@ def test_adding_rows(dtype: str) -> None:
     for at, row in zip(chosen, exact(rows), strict=True):
         expected[at] += row
         twice[at] += 2 * row
-    launch("aclnnIndexAdd", x, 0, index(chosen), rows, 1, out := DeviceTensor.zeros((3, 4), dtype))
-    assert_is(out, expected)
+    assert_is(launch("aclnnIndexAdd", x, 0, index(chosen), rows, 1, out := DeviceTensor.zeros((3, 4), dtype)), expected)
     turned, sideways = x.seen(x.bits.T), rows.seen(rows.bits.T)
     launch("aclnnIndexAdd", turned, 1, index(chosen), sideways, 2, out := DeviceTensor.zeros((4, 3), dtype))
     assert_is(out, twice.T)

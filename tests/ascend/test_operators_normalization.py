@@ -20,8 +20,7 @@ SHAPES = [((6, 32), (32,)), ((2, 3, 4, 8), (8,)), ((2, 3, 4, 8), (4, 8))]
 def test_rms_norm_and_its_gradients(shape: tuple[int, ...], own: tuple[int, ...], dtype: str) -> None:
     axes = tuple(range(-len(own), 0))
     x, gamma, d_y = draw(*shape, dtype=dtype), draw(*own, seed=1), draw(*shape, dtype=dtype, seed=2)
-    ones = (*shape[: len(shape) - len(own)], *[1] * len(own))
-    y, rstd = DeviceTensor.zeros(shape, dtype), DeviceTensor.zeros(ones)
+    y, rstd = DeviceTensor.zeros(shape, dtype), DeviceTensor.zeros((*shape[: len(shape) - len(own)], *[1] * len(own)))
     launch("aclnnRmsNorm", x, gamma, 1e-6, y, rstd)
     expected = 1 / np.sqrt((exact(x) ** 2).mean(axes, keepdims=True) + 1e-6)
     assert is_close(rstd, expected) and is_close(y, exact(x) * expected * exact(gamma))
@@ -54,8 +53,7 @@ def test_internal_rms_norm() -> None:
     x, gamma, y, rstd = draw(6, 32), draw(32, seed=1), DeviceTensor.zeros((6, 32)), DeviceTensor.zeros((6, 1))
     for outputs in ([y], [y, rstd]):
         launch("internal:RmsNorm", [x, gamma], outputs, {"epsilon": 1e-6})
-        expected = 1 / np.sqrt((exact(x) ** 2).mean(-1, keepdims=True) + 1e-6)
-        assert is_close(y, exact(x) * expected * exact(gamma))
+        assert is_close(y, exact(x) * (1 / np.sqrt((exact(x) ** 2).mean(-1, keepdims=True) + 1e-6)) * exact(gamma))
 
 
 def test_refused_norms() -> None:
@@ -110,12 +108,9 @@ def test_softmax(axis: int, dtype: str) -> None:
 
 
 def test_softmax_of_one_number_and_into_another_dtype() -> None:
-    one = DeviceTensor.zeros(())
-    launch("aclnnSoftmax", draw(), 0, one)
-    assert one.bits == 1
+    assert launch("aclnnSoftmax", draw(), 0, DeviceTensor.zeros(())).bits == 1
     x, y = draw(3, 5, dtype="float16"), DeviceTensor.zeros((3, 5))
-    launch("aclnnLogSoftmax", x, 1, y)
-    assert is_close(y, np.log(softmax(exact(x), 1)))
+    assert is_close(launch("aclnnLogSoftmax", x, 1, y), np.log(softmax(exact(x), 1)))
 
 
 def test_refused_softmax() -> None:
@@ -144,11 +139,9 @@ def test_swiglu(axis: int, dtype: str) -> None:
         DeviceTensor.zeros(x.shape, dtype),
         draw(*gate.shape, dtype=dtype),
     )
-    launch("aclnnSwiGlu", x, axis, y)
-    assert is_close(y, silu(gate) * value)
+    assert is_close(launch("aclnnSwiGlu", x, axis, y), silu(gate) * value)
     launch("aclnnSwiGluGrad", d_y, x, axis, d_x)
-    parts = [exact(d_y) * value * silu_slope(gate), exact(d_y) * silu(gate)]
-    assert is_close(d_x, np.concatenate(parts, axis))
+    assert is_close(d_x, np.concatenate([exact(d_y) * value * silu_slope(gate), exact(d_y) * silu(gate)], axis))
     launch("internal:SwiGLU", [x], [y], {"axis": axis})
     assert is_close(y, silu(gate) * value)
 

@@ -42,12 +42,9 @@ def test_along_axes(dims: list[int], keep: bool, shape: tuple[int, ...], dtype: 
     x = draw(4, 3, 5, dtype=dtype)
     x = x.seen(x.bits.transpose(1, 0, 2))
     out, axes = DeviceTensor.zeros(shape, dtype), all_axes(dims)
-    launch("aclnnReduceSum", x, dims, keep, NUMBER_OF[dtype], out)
-    assert_is(out, exact(x).sum(axes).reshape(shape))
-    launch("aclnnAmax", x, dims, keep, out)
-    assert_is(out, exact(x).max(axes).reshape(shape))
-    launch("aclnnAmin", x, dims, keep, out)
-    assert_is(out, exact(x).min(axes).reshape(shape))
+    assert_is(launch("aclnnReduceSum", x, dims, keep, NUMBER_OF[dtype], out), exact(x).sum(axes).reshape(shape))
+    assert_is(launch("aclnnAmax", x, dims, keep, out), exact(x).max(axes).reshape(shape))
+    assert_is(launch("aclnnAmin", x, dims, keep, out), exact(x).min(axes).reshape(shape))
     flags = DeviceTensor.zeros(shape, "bool")
     launch("aclnnAll", x, dims, keep, flags)
     np.testing.assert_array_equal(flags.bits, (exact(x) != 0).all(axes).reshape(shape))
@@ -60,8 +57,7 @@ def test_along_axes(dims: list[int], keep: bool, shape: tuple[int, ...], dtype: 
 @exercises("aclnnMean")
 def test_means(dims: list[int], keep: bool, shape: tuple[int, ...], dtype: str) -> None:
     x, out = draw(3, 4, 5, dtype=dtype), DeviceTensor.zeros(shape, dtype)
-    launch("aclnnMean", x, dims, keep, NUMBER_OF[dtype], out)
-    assert_is(out, exact(x).mean(all_axes(dims)).reshape(shape))
+    assert_is(launch("aclnnMean", x, dims, keep, NUMBER_OF[dtype], out), exact(x).mean(all_axes(dims)).reshape(shape))
 
 
 def test_sums_of_16_bit_floats_are_accumulated_in_32() -> None:
@@ -69,8 +65,7 @@ def test_sums_of_16_bit_floats_are_accumulated_in_32() -> None:
         ones = DeviceTensor.of(np.ones(5000), dtype)
         launch("aclnnReduceSum", ones, [0], False, NUMBER_OF[dtype], out := DeviceTensor.zeros((), dtype))
         assert_is(out, 5000)
-        launch("aclnnMean", ones, [0], False, NUMBER_OF[dtype], out)
-        assert_is(out, 1)
+        assert_is(launch("aclnnMean", ones, [0], False, NUMBER_OF[dtype], out), 1)
 
 
 def test_sums_are_of_the_dtype_that_is_asked_for() -> None:
@@ -81,8 +76,7 @@ def test_sums_are_of_the_dtype_that_is_asked_for() -> None:
     assert out.bits == -56
     launch("aclnnReduceSum", numbers, [0], False, NUMBER_OF["int64"], out := DeviceTensor.zeros((), "int64"))
     assert out.bits == 200
-    launch("aclnnMean", numbers, [0], False, NUMBER_OF["float32"], out := DeviceTensor.zeros(()))
-    assert out.bits == 100
+    assert launch("aclnnMean", numbers, [0], False, NUMBER_OF["float32"], DeviceTensor.zeros(())).bits == 100
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, "int64", "bool"])
@@ -91,10 +85,8 @@ def test_extremes(dtype: str) -> None:
     x = DeviceTensor.of([[0, 1, 1], [0, 0, 1]], dtype)
     for one in ((), (1,)):
         out = DeviceTensor.zeros(one, dtype)
-        launch("aclnnMax", x, out)
-        assert out.values().max() == 1
-        launch("aclnnMin", x, out)
-        assert out.values().max() == 0
+        assert launch("aclnnMax", x, out).values().max() == 1
+        assert launch("aclnnMin", x, out).values().max() == 0
     for keep, shape in ((False, (2,)), (True, (2, 1))):
         values, places = DeviceTensor.zeros(shape, dtype), DeviceTensor.zeros(shape, "int64")
         launch("aclnnMaxDim", x, -1, keep, values, places)
@@ -107,12 +99,9 @@ def test_extremes(dtype: str) -> None:
 @exercises("aclnnArgMax", "aclnnArgMin", "aclnnProd", "aclnnProdDim")
 def test_places_and_products(dtype: str) -> None:
     x, places = DeviceTensor.of([[1, 3, 3], [0, 0, 3]], dtype), DeviceTensor.zeros((3,), "int32")
-    launch("aclnnArgMax", x, 0, False, places)
-    assert places.bits.tolist() == [0, 0, 0]
-    launch("aclnnArgMin", x, 0, False, places)
-    assert places.bits.tolist() == [1, 1, 0]
-    launch("aclnnProd", x, NUMBER_OF[dtype], out := DeviceTensor.zeros((), dtype))
-    assert out.values() == 0
+    assert launch("aclnnArgMax", x, 0, False, places).bits.tolist() == [0, 0, 0]
+    assert launch("aclnnArgMin", x, 0, False, places).bits.tolist() == [1, 1, 0]
+    assert launch("aclnnProd", x, NUMBER_OF[dtype], out := DeviceTensor.zeros((), dtype)).values() == 0
     launch("aclnnProdDim", x, 1, True, NUMBER_OF[dtype], out := DeviceTensor.zeros((2, 1), dtype))
     assert out.values().ravel().tolist() == [9, 0]
 
@@ -156,8 +145,7 @@ def test_cumulative_sums_without_the_element_and_from_the_end(
 @exercises("aclnnLogSumExp", "aclnnNorm", "aclnnLinalgVectorNorm")
 def test_norms(dims: list[int], keep: bool, shape: tuple[int, ...], dtype: str) -> None:
     x, out, axes = draw(3, 4, 5, dtype=dtype), DeviceTensor.zeros(shape, dtype), all_axes(dims)
-    launch("aclnnLogSumExp", x, dims, keep, out)
-    assert_is(out, np.log(np.exp(exact(x)).sum(axes)).reshape(shape))
+    assert_is(launch("aclnnLogSumExp", x, dims, keep, out), np.log(np.exp(exact(x)).sum(axes)).reshape(shape))
     sizes = np.abs(exact(x))
     for p, expected in (
         (2.0, np.sqrt((sizes**2).sum(axes))),
@@ -167,10 +155,8 @@ def test_norms(dims: list[int], keep: bool, shape: tuple[int, ...], dtype: str) 
         (-np.inf, sizes.min(axes)),
         (0.0, np.full(sizes.sum(axes).shape, sizes.size // max(1, np.prod(shape)))),
     ):
-        launch("aclnnNorm", x, p, dims, keep, out)
-        assert_is(out, expected.reshape(shape))
-        launch("aclnnLinalgVectorNorm", x, p, dims, keep, NUMBER_OF[dtype], out)
-        assert_is(out, expected.reshape(shape))
+        assert_is(launch("aclnnNorm", x, p, dims, keep, out), expected.reshape(shape))
+        assert_is(launch("aclnnLinalgVectorNorm", x, p, dims, keep, NUMBER_OF[dtype], out), expected.reshape(shape))
 
 
 def test_the_sum_of_exponentials_neither_overflows_nor_loses_infinity() -> None:
@@ -210,10 +196,8 @@ def test_nan_sorts_as_the_greatest() -> None:
         DeviceTensor.zeros((3,)),
         DeviceTensor.zeros((3,), "int64"),
     )
-    launch("aclnnSort", x, False, 0, False, values, order)
-    assert order.bits.tolist() == [2, 0, 1]
-    launch("aclnnSort", x, False, 0, True, values, order)
-    assert order.bits.tolist() == [1, 0, 2]
+    assert launch("aclnnSort", x, False, 0, False, values, order).bits.tolist() == [2, 0, 1]
+    assert launch("aclnnSort", x, False, 0, True, values, order).bits.tolist() == [1, 0, 2]
 
 
 @exercises("aclnnBincount", "aclnnHistc")
@@ -224,8 +208,7 @@ def test_counts() -> None:
     launch("aclnnBincount", x, DeviceTensor.of([0.5, 1, 2, 4]), 0, weighted := DeviceTensor.zeros((4,)))
     assert weighted.bits.tolist() == [4, 0.5, 0, 3]
     reals = DeviceTensor.of([0, 0.5, 1, 2, 2.5, -1])
-    launch("aclnnHistc", reals, 2, 0, 2, out := DeviceTensor.zeros((2,)))
-    assert out.bits.tolist() == [2, 2]
+    assert launch("aclnnHistc", reals, 2, 0, 2, out := DeviceTensor.zeros((2,))).bits.tolist() == [2, 2]
     launch("aclnnHistc", reals, 7, 0, 0, out := DeviceTensor.zeros((7,)))  # from the least to the greatest
     assert out.bits.sum() == 6
 

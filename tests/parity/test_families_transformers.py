@@ -201,8 +201,7 @@ def test_log_probs_of_the_command(pair: Pair, tmp_path: Path) -> None:
     rows.write_text("".join(json.dumps({"ids": ids.tolist()}) + "\n" for ids in IDS_RT))
     log_probs = torch.log_softmax(torch.tensor(their_logits(pair.reference), dtype=torch.float64), dim=-1).numpy()
     for ids, expected, found in zip(IDS_RT, log_probs, log_probs_of_file(pair.folder, rows), strict=True):
-        chosen = expected[np.arange(ids.size - 1), ids[1:]]
-        np.testing.assert_allclose(found["logprobs"], chosen, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(found["logprobs"], expected[np.arange(ids.size - 1), ids[1:]], rtol=0, atol=1e-4)
         assert found["next"] == expected[-1].argmax()
 
 
@@ -217,8 +216,7 @@ def torch_gspo_loss(reference, batch, *, temperature: float, clip_low: float, cl
         log_probs = torch.log_softmax(reference(ids).logits[0] / temperature, dim=-1)
         count = int(mask.sum())
         logp = log_probs[length - count - 1 : length - 1].gather(1, ids[0, length - count :, None])[:, 0]
-        old_logp = torch.tensor(batch.old_logp_NK[row, :count], dtype=torch.float64)
-        ratio = torch.exp((logp - old_logp).mean())
+        ratio = torch.exp((logp - torch.tensor(batch.old_logp_NK[row, :count], dtype=torch.float64)).mean())
         advantage = float(batch.advantages_NK[row, 0])
         bounded = torch.clamp(ratio, 1 - clip_low, 1 + clip_high)
         loss = loss - torch.minimum(ratio * advantage, bounded * advantage) / batch.num_sequences

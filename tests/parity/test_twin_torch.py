@@ -112,8 +112,7 @@ def torch_token_losses(config, log_ratio, advantages, logp):
     free = ratio.clamp(max=config["ratio_upper_clamp"]) if "ratio_upper_clamp" in config else ratio
     losses = torch.maximum(-advantages * free, -advantages * clipped)
     if "clip_ratio_c" in config:
-        dual = torch.minimum(losses, -advantages * config["clip_ratio_c"])
-        losses = torch.where(advantages < 0, dual, losses)
+        losses = torch.where(advantages < 0, torch.minimum(losses, -advantages * config["clip_ratio_c"]), losses)
     if "loss_upper_clamp" in config:
         losses = torch.minimum(losses, torch.full_like(losses, config["loss_upper_clamp"]))
     return losses
@@ -215,8 +214,7 @@ def test_kl_estimates_of_random_terms_equal_torch():
         config, inputs = random_config(rng), random_inputs(rng, coarse=bool(rng.integers(2)))
         logp = torch.tensor(inputs["logp_NK"], requires_grad=True)
         ref_logp, old_logp = torch.tensor(inputs["ref_logp_NK"]), torch.tensor(inputs["old_logp_NK"])
-        mask = torch.tensor(inputs["mask_NK"])
-        kl = torch.where(mask, torch_kl(config, logp, ref_logp, old_logp), 0.0)
+        kl = torch.where(torch.tensor(inputs["mask_NK"]), torch_kl(config, logp, ref_logp, old_logp), 0.0)
         (gradient,) = torch.autograd.grad(kl.sum(), logp)
         value, slope = kl_penalty(
             loss_config(config).kl_term(SLOTS),

@@ -133,8 +133,7 @@ def test_abstaining_is_the_same_as_not_being_there(name, data):
     rewards, groups = draw(st.sampled_from([0.0, 0.1, 1.0, -2.0])), draw(st.integers(0, 2))
     lengths, counted = draw(st.integers(1, 4)), draw(st.booleans())
     section = AdvantageSection(estimator=name)
-    wild = np.where(counted, rewards, np.nan)
-    with_all = estimate_advantages(section, made(wild, groups, lengths, counted))
+    with_all = estimate_advantages(section, made(np.where(counted, rewards, np.nan), groups, lengths, counted))
     without = estimate_advantages(section, made(rewards[counted], groups[counted], lengths[counted]))
     assert all((tokens == 0).all() for tokens, counts in zip(with_all, counted, strict=True) if not counts)
     for actual, expected in zip([with_all[i] for i in np.flatnonzero(counted)], without, strict=True):
@@ -167,8 +166,7 @@ def test_order_of_responses_and_names_of_groups_do_not_matter(name, data):
 
 def test_penalties_are_summed_for_outcomes_and_kept_apart_for_tokens():
     # real penalties 0.1 + 0.2 and 0.4; the rest is garbage past the end
-    penalties = np.array([[0.1, 0.2, np.nan], [0.4, np.inf, 1e30]])
-    inputs = made([1, 1], [0, 0], [2, 1], token_penalties=penalties)
+    inputs = made([1, 1], [0, 0], [2, 1], token_penalties=np.array([[0.1, 0.2, np.nan], [0.4, np.inf, 1e30]]))
     outcome = estimate_advantages(AdvantageSection(estimator="dr_grpo"), inputs)
     np.testing.assert_allclose(outcome[0], [0.05, 0.05], rtol=1e-6)  # 0.7 and 0.6 around 0.65
     np.testing.assert_allclose(outcome[1], [-0.05], rtol=1e-6)
@@ -180,8 +178,7 @@ def test_penalties_are_summed_for_outcomes_and_kept_apart_for_tokens():
 
 
 def test_penalties_of_abstaining_responses_are_not_read():
-    penalties = np.array([[0.1], [np.nan]])
-    inputs = made([1, np.nan], [0, 0], [1, 1], [True, False], token_penalties=penalties)
+    inputs = made([1, np.nan], [0, 0], [1, 1], [True, False], token_penalties=np.array([[0.1], [np.nan]]))
     assert [tokens.tolist() for tokens in estimate_advantages(AdvantageSection(estimator="grpo"), inputs)] == [[0], [0]]
 
 

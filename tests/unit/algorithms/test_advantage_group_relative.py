@@ -104,8 +104,7 @@ def test_pass_k_rewards_only_the_lead_of_the_best():
     rewards, groups = [2, 0, 5, 0, 1, 4], [1, 9, 1, 9, 1, 9]
     assert grpo_passk(rewards, groups, std_over="none").tolist() == [0, 0, 3, 0, 0, 4]
     # std of [5, 2, 1]: mean 8/3, squares 26/3, over 2
-    scaled = grpo_passk(rewards, groups, eps=0.0)
-    np.testing.assert_allclose(scaled[2], 3 / np.sqrt(13 / 3), rtol=1e-14)
+    np.testing.assert_allclose(grpo_passk(rewards, groups, eps=0.0)[2], 3 / np.sqrt(13 / 3), rtol=1e-14)
 
 
 def test_pass_k_of_two_equal_best_is_zero():
@@ -148,8 +147,7 @@ def test_advantages_of_a_group_sum_to_zero(name, rewards):
 @given(rewards=rewards_of_a_group)
 def test_opo_sums_to_zero_by_length(rewards):
     lengths = np.arange(1, len(rewards) + 1)
-    advantages = opo(rewards, [0] * len(rewards), lengths)
-    assert abs((lengths * advantages).sum()) <= 1e-8 * max(np.abs(rewards).max(), 1.0)
+    assert abs((lengths * opo(rewards, [0] * len(rewards), lengths)).sum()) <= 1e-8 * max(np.abs(rewards).max(), 1.0)
 
 
 @given(rewards=rewards_of_a_group)
@@ -220,8 +218,7 @@ def test_the_weighted_sum_is_normalised():
 
 
 def test_a_function_that_did_not_judge_adds_nothing():
-    actual = sum_then_normalize([[1, NAN], [0, 3]], [1, 1], [0, 0], std_over="none")
-    assert actual.tolist() == [-1, 1]
+    assert sum_then_normalize([[1, NAN], [0, 3]], [1, 1], [0, 0], std_over="none").tolist() == [-1, 1]
 
 
 @pytest.mark.parametrize("std_over", ["group", "batch", "none"])
@@ -236,8 +233,7 @@ def test_unjudged_responses_leave_the_statistics(std_over):
 
 def test_normalize_then_sum_hears_a_function_of_small_differences():
     # each function alone gives +-1/sqrt(2); they cancel for the first group, although 100 outweighs 0.01
-    rewards = [[100, 0], [0, 0.01], [1, 1], [0, 0]]
-    actual = normalize_then_sum(rewards, [1, 1], [0, 0, 1, 1], eps=1e-9)
+    actual = normalize_then_sum([[100, 0], [0, 0.01], [1, 1], [0, 0]], [1, 1], [0, 0, 1, 1], eps=1e-9)
     # sums 0, 0, sqrt(2), -sqrt(2): variance 4/3
     np.testing.assert_allclose(actual, np.array([0, 0, 1, -1]) * np.sqrt(2) / np.sqrt(4 / 3), atol=1e-6)
 

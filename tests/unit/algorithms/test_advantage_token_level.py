@@ -39,8 +39,7 @@ def test_discounted_return_by_hand():
     ],
 )
 def test_holes_of_a_return(hole, expected):
-    token_rewards = [[1.0, np.nan, 0.0, 8.0]]
-    assert discounted_returns(token_rewards, HOLE, gamma=0.5, hole=hole).tolist() == expected
+    assert discounted_returns([[1.0, np.nan, 0.0, 8.0]], HOLE, gamma=0.5, hole=hole).tolist() == expected
 
 
 def test_unbiased_whitening_by_hand():
@@ -48,8 +47,7 @@ def test_unbiased_whitening_by_hand():
     actual = whiten(
         np.array([[1.0, 2.0, np.nan], [6.0, np.inf, 1e30]]), np.array([[1, 1, 0], [1, 0, 0]]) == 1, "unbiased"
     )
-    expected = np.array([[-2, -1, 0], [3, 0, 0]]) / np.sqrt(7)
-    np.testing.assert_allclose(actual, expected, atol=1e-8)
+    np.testing.assert_allclose(actual, np.array([[-2, -1, 0], [3, 0, 0]]) / np.sqrt(7), atol=1e-8)
     assert (actual[[0, 1, 1], [2, 1, 2]] == 0).all()
 
 
@@ -64,15 +62,13 @@ def test_kinds_of_whitening_differ_by_bessels_correction():
 @pytest.mark.parametrize("kind", ["unbiased", "unbiased_moments", "biased"])
 @pytest.mark.parametrize("num_tokens", [0, 1])
 def test_fewer_than_two_tokens_are_whitened_to_zero(kind, num_tokens):
-    mask = np.arange(3)[None] < num_tokens
-    assert whiten(np.full((1, 3), 0.1), mask, kind).tolist() == [[0, 0, 0]]
+    assert whiten(np.full((1, 3), 0.1), np.arange(3)[None] < num_tokens, kind).tolist() == [[0, 0, 0]]
 
 
 @pytest.mark.parametrize("kind", ["unbiased", "unbiased_moments", "biased"])
 def test_large_equal_values_stay_finite(kind):
     # The difference of the two moments rounds below 0 here.
-    values = np.full((1, 7), 1e8 + 0.1)
-    assert np.isfinite(whiten(values, np.ones((1, 7), dtype=bool), kind)).all()
+    assert np.isfinite(whiten(np.full((1, 7), 1e8 + 0.1), np.ones((1, 7), dtype=bool), kind)).all()
 
 
 @pytest.mark.parametrize(("kind", "ddof"), [("unbiased", 1), ("unbiased_moments", 1), ("biased", 0)])
@@ -118,26 +114,22 @@ def test_gae_by_hand():
 
 @given(seed=st.integers(0, 1000), gamma=st.floats(0, 1))
 def test_gae_with_lam_1_is_the_return_minus_the_value_and_with_lam_0_the_td_error(seed, gamma):
-    rng = np.random.default_rng(seed)
-    rewards, values = rng.normal(size=(2, 3, 5))
+    rewards, values = np.random.default_rng(seed).normal(size=(2, 3, 5))
     mask = np.arange(5) < np.array([[5], [3], [1]])
     full = gae(rewards, values, mask, gamma=gamma, lam=1.0)
     returns = discounted_returns(rewards, mask, gamma=gamma)
     np.testing.assert_allclose(full.advantages_NT, np.where(mask, returns - values, 0), atol=1e-12)
     np.testing.assert_allclose(full.returns_NT, returns, atol=1e-12)
     clean = np.where(mask, values, 0)
-    following = np.pad(clean, ((0, 0), (0, 1)))[:, 1:]
-    td_error = np.where(mask, rewards + gamma * following - clean, 0)
+    td_error = np.where(mask, rewards + gamma * np.pad(clean, ((0, 0), (0, 1)))[:, 1:] - clean, 0)
     np.testing.assert_allclose(gae(rewards, values, mask, gamma=gamma, lam=0.0).advantages_NT, td_error, atol=1e-12)
 
 
 def test_gae_over_a_hole():
     # skipped: delta_0 = 0.5 * 4 - 2. As a slot of value 0: delta_0 = 0.5 * 0 - 2, delta_hole = 0.5 * 4
     inputs = ([[0, np.nan, 8]], [[2, np.nan, 4]], [[1, 0, 1]])
-    skipped = gae(*inputs, gamma=0.5, lam=1.0, skip_masked=True)
-    assert skipped.advantages_NT.tolist() == [[2.0, 0.0, 4.0]]
-    passed = gae(*inputs, gamma=0.5, lam=1.0, skip_masked=False)
-    assert passed.advantages_NT.tolist() == [[0.0, 0.0, 4.0]]
+    assert gae(*inputs, gamma=0.5, lam=1.0, skip_masked=True).advantages_NT.tolist() == [[2.0, 0.0, 4.0]]
+    assert gae(*inputs, gamma=0.5, lam=1.0, skip_masked=False).advantages_NT.tolist() == [[0.0, 0.0, 4.0]]
 
 
 @pytest.mark.parametrize("skip_masked", [True, False])

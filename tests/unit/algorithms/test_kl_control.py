@@ -136,8 +136,7 @@ def test_bounds_of_k3():
     np.testing.assert_allclose(
         penalty(value_clamp=None, exponent_clamp=None), [math.exp(50) - 51, small, 29], rtol=1e-12
     )
-    k1 = reward_penalty(KLSection(estimator="k1"), old, ref, mask)
-    np.testing.assert_array_equal(k1, [-50, -2, 30])
+    np.testing.assert_array_equal(reward_penalty(KLSection(estimator="k1"), old, ref, mask), [-50, -2, 30])
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "abs"])

@@ -60,8 +60,7 @@ def random_inputs(definition: LossDefinition, seed: int, dtype: type = np.float3
     rng = np.random.default_rng(seed)
     mask = np.arange(SLOTS) < rng.integers(1, SLOTS + 1, size=(ROWS, 1))
     old_logp = -rng.exponential(size=mask.shape)
-    spread = 2e-3 if definition.ratio_level.startswith("sequence") else 0.3
-    logp = old_logp + spread * rng.normal(size=mask.shape)
+    logp = old_logp + (2e-3 if definition.ratio_level.startswith("sequence") else 0.3) * rng.normal(size=mask.shape)
     arrays = (
         logp,
         rng.exponential(size=mask.shape),
@@ -201,8 +200,7 @@ def bigram_objective(definition: LossDefinition):
             self.table = Parameter(Tensor(table), name="table")
 
         def construct(self, ids_RT, positions_RT, segments_RT, predict_P, targets_P, place_NK):
-            before = ops.gather(ids_RT.reshape(-1), predict_P, 0)
-            log_probs = ops.log_softmax(ops.gather(self.table, before, 0), -1)
+            log_probs = ops.log_softmax(ops.gather(self.table, ops.gather(ids_RT.reshape(-1), predict_P, 0), 0), -1)
             logp = ops.gather_elements(log_probs, 1, targets_P.reshape(-1, 1))
             entropy = -(ops.exp(log_probs) * log_probs).sum(-1)
             return ops.gather(logp.reshape(-1), place_NK, 0), ops.gather(entropy, place_NK, 0)
@@ -225,8 +223,7 @@ def packed_rows(samples: Sequence[tuple[list[int], list[int]]], per_row: int, wi
         ids[row, start : start + length] = [*prompt, *response]
         positions[row, start : start + length] = np.arange(length)
         segments[row, start : start + length] = place + 1
-        first = row * width + start + len(prompt) - 1
-        predict[number, : len(response)] = first + np.arange(len(response))
+        predict[number, : len(response)] = (row * width + start + len(prompt) - 1) + np.arange(len(response))
         targets[number, : len(response)] = response
         mask[number, : len(response)] = True
     return ids, positions, segments, predict, targets, mask

@@ -100,8 +100,7 @@ def random_inputs(definition: LossDefinition, seed: int, num_samples: int = 6, n
     mask[0, :] = rng.random(num_slots) < 0.5
     mask[1], mask[2, :], mask[3, :] = True, False, np.arange(num_slots) == 0
     old_logp = -rng.exponential(size=mask.shape)
-    spread = 2e-3 if definition.ratio_level.startswith("sequence") else 0.4
-    logp = old_logp + spread * rng.normal(size=mask.shape)
+    logp = old_logp + (2e-3 if definition.ratio_level.startswith("sequence") else 0.4) * rng.normal(size=mask.shape)
     advantages = rng.normal(size=(num_samples, 1)) * np.ones(mask.shape)
     if definition.ratio_level != "sequence":  # per token where the loss is made for it
         advantages = advantages + 0.3 * rng.normal(size=mask.shape) * (definition.advantage_pool != "none")
@@ -414,8 +413,7 @@ def test_the_kl_section_becomes_a_term_of_the_loss(cpu_runtime, kl, expected):
     from mindgspo.algorithms.losses.registry import loss_definition
 
     term = loss_definition(section_of("gspo", kl=kl)).kl
-    found = term and (term.kind, term.arg_clamp, term.value_clamp, term.straight_through_k2)
-    assert found == expected
+    assert (term and (term.kind, term.arg_clamp, term.value_clamp, term.straight_through_k2)) == expected
     assert term is None or term.aggregation.mode == "seq-mean-token-mean"
 
 

@@ -8,8 +8,7 @@ from mindgspo.config.schema import OptimizerSection
 
 def test_linear_rise_then_constant():
     section = OptimizerSection(lr=1.0, warmup_ratio=0.4, schedule="constant")
-    rates = [learning_rate(i, 10, section) for i in range(10)]
-    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert [learning_rate(i, 10, section) for i in range(10)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
 
 
 def test_linear_rise_then_cosine_to_the_floor():

@@ -84,8 +84,7 @@ def test_responses_are_counted_where_the_ratio_is_one_per_response_else_tokens()
     log_ratio_N1 = np.array([[0.05], [0.0]], np.float32)
     for log_ratio, share in ((log_ratio_N1, 1 / 2), (np.repeat(log_ratio_N1, 4, axis=1), 1 / 5)):
         telemetry = collect_telemetry(log_ratio=log_ratio, grad_logp_NK=np.ones((2, 4), np.float32), mask_NK=mask_NK)
-        metrics = telemetry_metrics([telemetry])
-        assert histogram(metrics) == {"1e-2_to_1e-1": share, "within_1e-4": 1 - share}
+        assert histogram(telemetry_metrics([telemetry])) == {"1e-2_to_1e-1": share, "within_1e-4": 1 - share}
 
 
 # ----- the gradient by length

@@ -73,8 +73,7 @@ def test_grpo_clips_each_token_on_the_side_that_its_advantage_pushes_it_to():
 
 def test_dual_clip_bounds_the_loss_of_a_token_with_negative_advantage():
     # A = -1: ratio 8 costs 8, capped at 3 without a gradient; A = 1 is no matter of the dual clip.
-    definition = clip_loss(clip_ratio_c=3.0)
-    result = policy_loss(definition, **rows([[3 * LOG2], [3 * LOG2]], [-1.0, 1.0]))
+    result = policy_loss(clip_loss(clip_ratio_c=3.0), **rows([[3 * LOG2], [3 * LOG2]], [-1.0, 1.0]))
     assert result.loss == pytest.approx((3.0 - 1.25) / 2)
     np.testing.assert_array_equal(result.grad_logp_NK, [[0.0], [0.0]])
     assert result.metrics["pg_clipfrac_lower"] == 0.5
@@ -187,8 +186,7 @@ def test_without_a_lower_bound_nothing_is_clipped_from_below():
 
 @pytest.mark.parametrize("level", ["sequence", "sequence_token"])
 def test_ratio_length_can_carry_an_epsilon(level):
-    definition = clip_loss(level, low=None, high=None, ratio_len_eps=1.0)
-    result = policy_loss(definition, **rows([[LOG2, 2 * LOG2]], [1.0]))
+    result = policy_loss(clip_loss(level, low=None, high=None, ratio_len_eps=1.0), **rows([[LOG2, 2 * LOG2]], [1.0]))
     assert result.loss == pytest.approx(-2.0)
     expected = -2.0 / 3 if level == "sequence" else -1.0
     np.testing.assert_allclose(result.grad_logp_NK, [[expected, expected]])
@@ -287,8 +285,7 @@ def test_kl_term_has_its_own_aggregation_and_coefficient():
     assert result.kl_loss == result.metrics["kl_loss"] == result.metrics["kl"] == pytest.approx((1.5 + 4.5) / 4)
     assert result.loss == pytest.approx(0.1 * 1.5)
     np.testing.assert_allclose(result.grad_logp_NK, 0.1 * np.array([[1, 1, 1], [3, 0, 0]]) / 4)
-    by_sequence = replace(kl, aggregation=SEQ_MEAN)
-    result = policy_loss(clip_loss(kl=by_sequence), **arrays, ref_logp_NK=ref_logp, kl_coef=1.0)
+    result = policy_loss(clip_loss(kl=replace(kl, aggregation=SEQ_MEAN)), **arrays, ref_logp_NK=ref_logp, kl_coef=1.0)
     assert result.loss == pytest.approx((0.5 + 4.5) / 2)
 
 
@@ -484,5 +481,4 @@ def test_token_weighting_multiplies_a_responses_gradient_by_its_share_of_the_tok
     gspo = definition("sequence", "clip", SEQ_MEAN, clip_low=0.9, clip_high=9.0)
     by_sequence = policy_loss(gspo, **arrays).grad_logp_NK
     by_token = policy_loss(replace(gspo, aggregation=MEAN_OF_ALL), **arrays).grad_logp_NK
-    factor = 3 * lengths / lengths.sum()
-    np.testing.assert_allclose(by_token, by_sequence * factor[:, None], rtol=1e-12)
+    np.testing.assert_allclose(by_token, by_sequence * (3 * lengths / lengths.sum())[:, None], rtol=1e-12)

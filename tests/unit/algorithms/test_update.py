@@ -153,8 +153,7 @@ def numpy_update(
         num_sequences=batch.num_sequences,
         num_tokens=batch.num_tokens,
     )
-    onehot = np.eye(VOCAB)[targets]
-    d_logits = twin.grad_logp_NK[mask][:, None] * (onehot - np.exp(log_probs))
+    d_logits = twin.grad_logp_NK[mask][:, None] * (np.eye(VOCAB)[targets] - np.exp(log_probs))
     hidden = weights["embedding"].astype(np.float64)[tokens]
     d_embedding = np.zeros((VOCAB, HIDDEN))
     np.add.at(d_embedding, tokens, d_logits @ weights["head"])
@@ -333,8 +332,7 @@ def test_supervised_loss_is_the_mean_negative_log_likelihood():
     result = updater.update(cut(batch, 2), lr=1e-2)
     assert result.loss == pytest.approx(-logp.mean(), rel=1e-5)
     assert result.metrics["token_probability"] == pytest.approx(np.exp(logp).mean(), rel=1e-5)
-    losses = [updater.update([batch], lr=1e-1).loss for _ in range(30)]
-    assert losses[-1] < 0.5 * result.loss
+    assert [updater.update([batch], lr=1e-1).loss for _ in range(30)][-1] < 0.5 * result.loss
 
 
 def test_gspo_updates_raise_the_probability_of_what_was_better():
@@ -422,8 +420,7 @@ def test_telemetry_tells_the_gradient_that_flowed(name):
     """The gradient by log-prob, summed over the responses of each length, is the twin's; whatever the cut."""
     from mindgspo.algorithms.losses.registry import build_policy_loss
 
-    wide = {"clip_low": 0.1, "clip_high": 0.1, "allow_wide_clip": True, "kl": KL}
-    section = algorithm(name, **wide)
+    section = algorithm(name, **{"clip_low": 0.1, "clip_high": 0.1, "allow_wide_clip": True, "kl": KL})
     updater, _ = make_updater(build_policy_loss(section))
     batch = dressed(make_batch(num_samples=7, fillers=1))
     twin, _, _ = numpy_update(batch, initial_weights(), section, kl_coef=0.4)
@@ -448,8 +445,7 @@ def test_the_entropy_bonus_has_the_gradient_of_the_entropy(mode):
     """Without advantages nothing else is left: loss -c H, and dH / dlogit_v = -p_v (log p_v + H), in float64."""
     from mindgspo.algorithms.losses.registry import build_policy_loss
 
-    section = algorithm("grpo", entropy_coef=0.25, loss_agg_mode=mode)
-    updater, _ = make_updater(build_policy_loss(section))
+    updater, _ = make_updater(build_policy_loss(algorithm("grpo", entropy_coef=0.25, loss_agg_mode=mode)))
     batch = make_batch(fillers=2)
     batch = replace(batch, advantages_NK=np.zeros_like(batch.advantages_NK))
     result = updater.update(cut(batch, 4), lr=1e-2)

@@ -103,8 +103,7 @@ def test_broadcast_decides_the_shape():
     assert flat.returns is None
     spread = advantages_of_case({"estimator": "dr_grpo", "broadcast": True}, inputs)
     np.testing.assert_array_equal(spread.advantages, flat.advantages[:, None] * MASK)
-    without_mask = {"rewards": REWARDS, "group": GROUP}
-    assert advantages_of_case({"estimator": "dr_grpo"}, without_mask).advantages.shape == (6,)
+    assert advantages_of_case({"estimator": "dr_grpo"}, {"rewards": REWARDS, "group": GROUP}).advantages.shape == (6,)
 
 
 def test_a_group_of_one_is_not_a_number_where_the_peer_says_so():

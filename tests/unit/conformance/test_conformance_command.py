@@ -61,8 +61,7 @@ def test_right_cases_pass(entry: Entry, write: Write, capsys: pytest.CaptureFixt
 def masked_and_valid_slot(entry: Entry) -> tuple[tuple[int, int], tuple[int, int]]:
     slots = [(i, j) for i, row in enumerate(entry["inputs"]["mask"]) for j, _ in enumerate(row)]
     masked = [slot for slot in slots if entry["inputs"]["mask"][slot[0]][slot[1]] == 0]
-    valid = [slot for slot in slots if slot not in masked]
-    return masked[0], valid[-1]
+    return masked[0], [slot for slot in slots if slot not in masked][-1]
 
 
 def wrong_loss(entry: Entry) -> str:
@@ -171,8 +170,7 @@ def test_every_kind_can_fail(
     for key in path:
         array = array[key]
     array[last] += 0.01
-    right = public_entries["agg_plain/token-mean/verl-0.9.1"] | {"name": "right"}
-    code, lines = run(capsys, write(right, wrong))
+    code, lines = run(capsys, write(public_entries["agg_plain/token-mean/verl-0.9.1"] | {"name": "right"}, wrong))
     assert (code, lines[-1]) == (1, "1 passed, 1 failed")
     assert any(said in line for line in lines), lines
 

@@ -80,8 +80,7 @@ def test_cases_of_one_definition_share_a_graph() -> None:
     assert [type(job.definition) for job in cell_jobs(dict(enumerate(other)))] == [
         LossDefinition, KLTerm, LossDefinition,
     ]  # fmt: skip
-    agg = loss_case(config={"loss_agg_mode": "token-sum"}, kind="agg")
-    assert isinstance(only_job(agg).definition, Aggregation)
+    assert isinstance(only_job(loss_case(config={"loss_agg_mode": "token-sum"}, kind="agg")).definition, Aggregation)
 
 
 def test_the_default_scale_is_the_length_before_padding() -> None:

@@ -93,8 +93,7 @@ def test_initial_weights_depend_on_the_seed_and_the_name_only() -> None:
     matrices = [name for name, array in weights.items() if array.ndim == 2]
     assert not any(np.array_equal(other_seed[name], weights[name]) for name in matrices)
     # Matrices of one shape in different places must not be copies of each other.
-    streams = {weights[name].reshape(-1)[:4].tobytes() for name in matrices}
-    assert len(streams) == len(matrices)
+    assert len({weights[name].reshape(-1)[:4].tobytes() for name in matrices}) == len(matrices)
 
 
 def test_initial_weights_have_the_values_hugging_face_starts_from() -> None:
@@ -104,8 +103,7 @@ def test_initial_weights_have_the_values_hugging_face_starts_from() -> None:
             assert array.std() == pytest.approx(0.05, rel=0.1), name
             assert abs(array.mean()) < 0.005, name
         else:
-            expected = 1.0 if "norm" in name else 0.0
-            assert (array == expected).all(), name
+            assert (array == (1.0 if "norm" in name else 0.0)).all(), name
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])

@@ -118,8 +118,7 @@ def test_packed_log_probs_are_those_of_rows_of_one_sample(scorer, layout: BatchL
 
 
 def test_a_sample_does_not_see_its_neighbours_in_the_row(scorer) -> None:
-    batches = micro_batches(samples(), PACKED)
-    batch = max(batches, key=lambda batch: batch.segments_RT.max())
+    batch = max(micro_batches(samples(), PACKED), key=lambda batch: batch.segments_RT.max())
     changed = batch.segments_RT == 2
     other = replace(batch, ids_RT=np.where(changed, (batch.ids_RT + 7) % 60, batch.ids_RT).astype(np.int32))
     before, after = (scorer.score([one])[0].logp_NK for one in (batch, other))

@@ -96,8 +96,7 @@ def test_log_probs_and_entropies_do_not_depend_on_the_layout(scorer, layout: dic
 
 
 def test_what_stands_in_padded_slots_does_not_matter(scorer) -> None:
-    samples = make_samples()
-    batch = lay_out(samples, samples_per_micro_batch=3, length_multiple=16, pad_id=0)[0]
+    batch = lay_out(make_samples(), samples_per_micro_batch=3, length_multiple=16, pad_id=0)[0]
     rubbish = np.where(batch.segments_RT == 0, 33, batch.ids_RT).astype(np.int32)
     assert (rubbish != batch.ids_RT).any()
     expected, found = scorer.score([batch, replace(batch, ids_RT=rubbish)])
@@ -187,8 +186,7 @@ def update_once(updater, samples, **layout: int):
     ]
     result = optimizer.update(batches, lr=1e-3)
     names = [parameter.name for parameter in model.trainable_params()]
-    moments = {name: array for name, array in optimizer.state().items() if array.ndim}
-    first = dict(list(moments.items())[: len(names)])
+    first = dict(list({name: array for name, array in optimizer.state().items() if array.ndim}.items())[: len(names)])
     assert result.grad_norm == pytest.approx(
         np.sqrt(sum(np.square(array.astype(np.float64)).sum() for array in first.values())), rel=1e-5
     ), "these arrays are not the gradients"

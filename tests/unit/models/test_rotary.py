@@ -29,6 +29,5 @@ def test_unscaled_frequencies_are_powers_of_the_base() -> None:
 )
 def test_long_waves_are_stretched_and_those_between_are_blended(wavelength: float, slower: float) -> None:
     # Of a head of two pairs the second turns by theta^(-1/2) per token.
-    theta = (wavelength / (2 * np.pi)) ** 2
-    found = rope_frequencies(4, theta, SCALING)[1]
+    found = rope_frequencies(4, (wavelength / (2 * np.pi)) ** 2, SCALING)[1]
     assert found == pytest.approx(2 * np.pi / wavelength / slower, rel=1e-5)

@@ -246,8 +246,7 @@ def test_one_new_token(model, engine) -> None:
 def test_top_k_of_one_is_greedy(model, endless_engine) -> None:
     prompts = make_prompts(4)
     greedy = tokens_of(generate(endless_engine, prompts, sampling(num_samples=1, temperature=0.0)))
-    first = make_engine(model, eos_ids=(), top_k=1)
-    assert tokens_of(generate(first, prompts, sampling(num_samples=1))) == greedy
+    assert tokens_of(generate(make_engine(model, eos_ids=(), top_k=1), prompts, sampling(num_samples=1))) == greedy
 
 
 def test_counters_and_busy_slots_on_mixed_lengths(engine) -> None:

@@ -48,8 +48,7 @@ def test_each_coordinate_gives_another_stream(other: np.ndarray) -> None:
 
 def test_streams_of_neighbours_do_not_overlap() -> None:
     # A counter that advanced into its neighbour's would repeat values at another position.
-    draws = [STREAM.uniforms(prompt, sample, 1000) for prompt in range(4) for sample in range(4)]
-    together = np.concatenate(draws)
+    together = np.concatenate([STREAM.uniforms(prompt, sample, 1000) for prompt in range(4) for sample in range(4)])
     # 16,000 of 2^24 float32 values: about 8 pairs coincide by chance; one shared stretch would be hundreds.
     assert len(np.unique(together)) > together.size - 40
 

@@ -44,9 +44,7 @@ def make_inputs(seed: int) -> tuple[np.ndarray, ...]:
     logits = (3 * rng.normal(size=(NUM_SLOTS, VOCAB_SIZE))).astype(np.float32)
     uniforms = (1 - rng.random(NUM_SLOTS)).astype(np.float32)
     uniforms[:20], uniforms[20:40] = 1.0, TINIEST
-    temperatures = rng.choice([0.3, 0.7, 1.0, 2.5], NUM_SLOTS)
-    greedy = rng.random(NUM_SLOTS) < 0.2
-    return logits, uniforms, temperatures, greedy
+    return logits, uniforms, rng.choice([0.3, 0.7, 1.0, 2.5], NUM_SLOTS), (rng.random(NUM_SLOTS) < 0.2)
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (5, 1.0), (1, 1.0), (0, 0.8), (0, 0.05), (7, 0.6), (1000, 1.0)])
