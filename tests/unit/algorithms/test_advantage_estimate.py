@@ -96,7 +96,8 @@ def test_arrays_are_float32_of_the_lengths(name):
 def test_groups_of_equal_rewards_are_exactly_zero(name, reward):
     for size in (1, 2, 3, 7, 16):
         rewards, groups = [reward] * size + [1.0, 0.0], [5] * size + [2, 2]
-        assert by_hand(name, rewards, groups)[:size].tolist() == [0.0] * size
+        for section in ({}, {"std_over": "batch"}) if name == "grpo" else ({},):
+            assert by_hand(name, rewards, groups, **section)[:size].tolist() == [0.0] * size
 
 
 @pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "remax"])
@@ -146,20 +147,17 @@ def test_abstaining_is_the_same_as_not_being_there(name, data):
 def test_order_of_responses_and_names_of_groups_do_not_matter(name, data):
     size = data.draw(st.integers(1, 8))
     draw = lambda of: np.array(data.draw(st.lists(of, min_size=size, max_size=size)))  # noqa: E731
-    rewards, groups, lengths = (
-        draw(st.sampled_from([0.0, 0.1, 1.0, -2.0])),
-        draw(st.integers(0, 2)),
-        draw(st.integers(1, 4)),
-    )
+    rewards, groups = draw(st.sampled_from([0.0, 0.1, 1.0, -2.0])), draw(st.integers(0, 2))
+    lengths = draw(st.integers(1, 4))
     order = np.array(data.draw(st.permutations(range(size))))
     penalties = data.draw(st.sampled_from([None, np.arange(size * 4).reshape(size, 4) / 10]))
-    section = AdvantageSection(estimator=name, gamma=0.9)
+    std_over = data.draw(st.sampled_from(["group", "batch"])) if name == "grpo" else "group"
+    section = AdvantageSection(estimator=name, gamma=0.9, std_over=std_over)
     expected = estimate_advantages(section, made(rewards, groups, lengths, token_penalties=penalties))
     shuffled = None if penalties is None else penalties[order]
-    renamed = np.array([40, -3, 7])[groups]
-    actual = estimate_advantages(
-        section, made(rewards[order], renamed[order], lengths[order], token_penalties=shuffled)
-    )
+    renamed = np.array([40, -3, 10**12])[groups]
+    inputs = made(rewards[order], renamed[order], lengths[order], token_penalties=shuffled)
+    actual = estimate_advantages(section, inputs)
     for tokens, place in zip(actual, order, strict=True):
         np.testing.assert_allclose(tokens, expected[place], rtol=1e-5, atol=1e-6)
 

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 SEQ_MEAN = Aggregation(mode="seq-mean-token-mean")
 TOKEN_MEAN = Aggregation(mode="token-mean")
+BATCH_MEAN = Aggregation(mode="batch-mean")
 LOG2 = math.log(2.0)
 
 
@@ -27,16 +28,20 @@ def clip_loss(level="token", aggregation=TOKEN_MEAN, low=0.2, high=0.25, **keys)
     )
 
 
+def gmpo_loss(aggregation=BATCH_MEAN, **keys):
+    return LossDefinition(
+        ratio_level="token", surrogate="gmpo", aggregation=aggregation, clip_low=0.4, clip_high=0.4, **keys
+    )
+
+
 def rows(log_ratios, advantages, logp=-1.0):
     """Arrays of a batch from the real log-ratios of every response; padded with NaN."""
     width = max(len(row) for row in log_ratios)
     difference = np.array([list(row) + [np.nan] * (width - len(row)) for row in log_ratios]).reshape(-1, width)
     return {
-        "logp_NK": np.full(difference.shape, logp),
-        "old_logp_NK": logp - difference,
-        "advantages_NK": np.asarray(advantages, dtype=np.float64),
-        "mask_NK": ~np.isnan(difference),
-    }
+        "logp_NK": np.full(difference.shape, logp), "old_logp_NK": logp - difference,
+        "advantages_NK": np.asarray(advantages, dtype=np.float64), "mask_NK": ~np.isnan(difference),
+    }  # fmt: skip
 
 
 def test_gspo_has_one_ratio_per_response():
@@ -91,9 +96,7 @@ def test_dapo_weighs_tokens_and_dr_grpo_divides_by_a_constant():
 
 
 def test_gmpo_is_a_geometric_mean_of_clipped_ratios():
-    definition = LossDefinition(
-        ratio_level="token", surrogate="gmpo", aggregation=Aggregation(mode="batch-mean"), clip_low=0.4, clip_high=0.4
-    )
+    definition = gmpo_loss()
     # A = 2: log-ratios 1 and -0.8 become 0.4 and -0.8, s = exp(-0.2). A = -1: 1 and -0.4, s = exp(0.3).
     result = policy_loss(definition, **rows([[1.0, -0.8], [1.0, -0.8]], [2.0, -1.0]))
     assert result.loss == pytest.approx((-2 * math.exp(-0.2) + math.exp(0.3)) / 2)
@@ -201,9 +204,7 @@ def test_correction_multiplies_token_losses():
 
 @pytest.mark.parametrize(("correction", "mean"), [([0.5, 2.0], 1.0), ([4.0, 9.0], 6.0), ([0.0, 2.0], 0.0)])
 def test_correction_of_gmpo_is_its_geometric_mean(correction, mean):
-    definition = LossDefinition(
-        ratio_level="token", surrogate="gmpo", aggregation=Aggregation(mode="batch-mean"), clip_low=0.4, clip_high=0.4
-    )
+    definition = gmpo_loss()
     result = policy_loss(definition, **rows([[0.1, 0.1]], [1.0]), correction_NK=[correction])
     assert result.loss == pytest.approx(-mean * math.exp(0.1))
     np.testing.assert_allclose(result.grad_logp_NK, [[-mean * math.exp(0.1) / 2] * 2])
@@ -214,28 +215,14 @@ def test_correction_of_gmpo_is_its_geometric_mean(correction, mean):
     [("none", "include", (-1 - 4) / 2), ("none", "exclude", -1 / 2), ("masked-mean", "exclude", -1 / 2)],
 )
 def test_gmpo_counts_the_row_of_an_empty_response(pool, empty_rows, expected):
-    definition = LossDefinition(
-        ratio_level="token",
-        surrogate="gmpo",
-        aggregation=Aggregation(mode="batch-mean", empty_rows=empty_rows),
-        clip_low=0.4,
-        clip_high=0.4,
-        advantage_pool=pool,
-    )
+    definition = gmpo_loss(Aggregation(mode="batch-mean", empty_rows=empty_rows), advantage_pool=pool)
     result = policy_loss(definition, **rows([[0.0, 0.0], []], [1.0, 4.0]))
     assert result.loss == pytest.approx(expected)
     np.testing.assert_allclose(result.grad_logp_NK, [[-0.25, -0.25], [0.0, 0.0]])
 
 
 def test_gmpo_pools_token_advantages_and_skips_tokens_without_one():
-    definition = LossDefinition(
-        ratio_level="token",
-        surrogate="gmpo",
-        aggregation=Aggregation(mode="batch-mean"),
-        clip_low=0.4,
-        clip_high=0.4,
-        advantage_pool="masked-mean",
-    )
+    definition = gmpo_loss(advantage_pool="masked-mean")
     result = policy_loss(definition, **rows([[0.1, 0.2, 0.2]], [[3.0, 0.0, -1.5]]))
     ratio = math.exp((0.1 + 0.0 + 0.2) / 3)
     assert result.loss == pytest.approx(-0.5 * ratio)
@@ -290,14 +277,7 @@ def test_kl_term_has_its_own_aggregation_and_coefficient():
 
 
 def test_kl_beside_a_batch_mean_still_leaves_out_empty_rows():
-    definition = LossDefinition(
-        ratio_level="token",
-        surrogate="gmpo",
-        aggregation=Aggregation(mode="batch-mean"),
-        clip_low=0.4,
-        clip_high=0.4,
-        kl=KLTerm(kind="k1", aggregation=SEQ_MEAN),
-    )
+    definition = gmpo_loss(kl=KLTerm(kind="k1", aggregation=SEQ_MEAN))
     arrays = rows([[0.0, 0.0], []], [1.0, 0.0])
     given = {**arrays, "ref_logp_NK": arrays["logp_NK"] - 2.0, "kl_coef": 1.0}
     assert policy_loss(definition, **given).loss == pytest.approx(-1 / 2 + 2)
@@ -372,7 +352,7 @@ def test_missing_arrays_are_refused():
 
 
 MEAN_OF_ALL = Aggregation(mode="token-mean", empty_rows="include")
-BATCH_MEAN = Aggregation(mode="batch-mean", seq_len_eps=1e-8)
+BY_ROW = Aggregation(mode="batch-mean", seq_len_eps=1e-8)
 
 
 def definition(level, surrogate, aggregation, **keys):
@@ -391,8 +371,8 @@ SMOOTH = {
     "sapo": definition("token", "sapo", SEQ_MEAN),
     "sapo_by_sequence": definition("sequence", "sapo", SEQ_MEAN, tau_pos=3.0, tau_neg=5.0),
     "gpg": definition("none", "gpg", MEAN_OF_ALL),
-    "gmpo": definition("token", "gmpo", BATCH_MEAN, clip_low=0.2, clip_high=0.2),
-    "gmpo_pooled": definition("token", "gmpo", BATCH_MEAN, clip_low=0.2, clip_high=0.2, advantage_pool="masked-mean"),
+    "gmpo": definition("token", "gmpo", BY_ROW, clip_low=0.2, clip_high=0.2),
+    "gmpo_pooled": definition("token", "gmpo", BY_ROW, clip_low=0.2, clip_high=0.2, advantage_pool="masked-mean"),
     "gmpo_as_token_mean": definition("token", "gmpo", MEAN_OF_ALL, clip_low=0.2, clip_high=0.2),
 } | {
     f"kl_{kind}": definition(
