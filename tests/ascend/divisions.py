@@ -93,15 +93,11 @@ EIGHT = {
     "2x2x2": {
         "model": "dense",
         "train": {
-            "data_parallel": 2,
-            "model_parallel": 2,
-            "pipeline_stage": 2,
-            "micro_batch_num": 2,
-            "optimizer_shard": True,
+            "data_parallel": 2, "model_parallel": 2, "pipeline_stage": 2, "micro_batch_num": 2, "optimizer_shard": True,
         },
         "infer": {"data_parallel": 4, "model_parallel": 2},
     },
-}
+}  # fmt: skip
 
 
 def named(cases: Mapping[str, Mapping]) -> list[dict]:

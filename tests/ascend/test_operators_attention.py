@@ -54,22 +54,12 @@ class Packed:
     def __init__(self, q_ends: list[int], k_ends: list[int], dtype: str = "float32", **changed: object) -> None:
         size = 32
         self.given = {
-            "query": draw(q_ends[-1], 4, size, dtype=dtype),
-            "key": draw(k_ends[-1], 2, size, dtype=dtype, seed=1),
-            "value": draw(k_ends[-1], 2, size, dtype=dtype, seed=2),
-            "mask": TRIANGLE,
-            "q_ends": q_ends,
-            "k_ends": k_ends,
-            "scale": size**-0.5,
-            "keep": 1.0,
-            "before": ALL,
-            "after": ALL,
-            "heads": 4,
-            "layout": "TND",
-            "mode": 3,
-            "highest": DeviceTensor.zeros((q_ends[-1], 4, 8)),
+            "query": draw(q_ends[-1], 4, size, dtype=dtype), "key": draw(k_ends[-1], 2, size, dtype=dtype, seed=1),
+            "value": draw(k_ends[-1], 2, size, dtype=dtype, seed=2), "mask": TRIANGLE, "q_ends": q_ends,
+            "k_ends": k_ends, "scale": size**-0.5, "keep": 1.0, "before": ALL, "after": ALL, "heads": 4,
+            "layout": "TND", "mode": 3, "highest": DeviceTensor.zeros((q_ends[-1], 4, 8)),
             "total": DeviceTensor.zeros((q_ends[-1], 4, 8)),
-        } | changed
+        } | changed  # fmt: skip
         self.given.setdefault("out", zeros_like(self.given["query"]))
 
     def settings(self, version: str) -> list[object]:
@@ -296,14 +286,10 @@ def test_refused_attention_of_a_batch() -> None:
 def paged(dtype: str = "bfloat16", **changed: object) -> tuple[str, list, list, dict]:
     lengths = [1, 17, 48, 33]
     given = {
-        "query": draw(4, 4, 32, dtype=dtype),
-        "keys": draw(12, 16, 2, 32, dtype=dtype, seed=1),
-        "values": draw(12, 16, 2, 32, dtype=dtype, seed=2),
-        "lengths": lengths,
-        "heads": 4,
-        "scale": 0.2,
+        "query": draw(4, 4, 32, dtype=dtype), "keys": draw(12, 16, 2, 32, dtype=dtype, seed=1),
+        "values": draw(12, 16, 2, 32, dtype=dtype, seed=2), "lengths": lengths, "heads": 4, "scale": 0.2,
         "on_host": lengths,
-    } | changed
+    } | changed  # fmt: skip
     tables = np.random.default_rng(0).permutation(12).reshape(4, 3)
     inputs = [given["query"], given["keys"], given["values"], DeviceTensor.of(tables, "int32")]
     inputs += [DeviceTensor.of(given["lengths"], "int32"), None, None, None, None]

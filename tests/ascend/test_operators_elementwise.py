@@ -145,19 +145,11 @@ BINARY: dict[str, tuple[Any, tuple[str, ...], str | None]] = {
     "aclnnSub": (lambda a, b: a - b, INTEGERS, None),
 }
 SCALAR_NAMES = {
-    "aclnnDiv": "aclnnDivs",
-    "aclnnEqTensor": "aclnnEqScalar",
-    "aclnnFloorDivide": "aclnnFloorDivides",
-    "aclnnFmodTensor": "aclnnFmodScalar",
-    "aclnnGeTensor": "aclnnGeScalar",
-    "aclnnLtTensor": "aclnnLtScalar",
-    "aclnnMul": "aclnnMuls",
-    "aclnnNeTensor": "aclnnNeScalar",
-    "aclnnPowTensorTensor": "aclnnPowTensorScalar",
-    "aclnnRemainderTensorTensor": "aclnnRemainderTensorScalar",
-    "aclnnAdd": "aclnnAdds",
-    "aclnnSub": "aclnnSubs",
-}
+    "aclnnDiv": "aclnnDivs", "aclnnEqTensor": "aclnnEqScalar", "aclnnFloorDivide": "aclnnFloorDivides",
+    "aclnnFmodTensor": "aclnnFmodScalar", "aclnnGeTensor": "aclnnGeScalar", "aclnnLtTensor": "aclnnLtScalar",
+    "aclnnMul": "aclnnMuls", "aclnnNeTensor": "aclnnNeScalar", "aclnnPowTensorTensor": "aclnnPowTensorScalar",
+    "aclnnRemainderTensorTensor": "aclnnRemainderTensorScalar", "aclnnAdd": "aclnnAdds", "aclnnSub": "aclnnSubs",
+}  # fmt: skip
 ONLY_INTEGERS = ("aclnnBitwiseAndTensor", "aclnnBitwiseOrTensor", "aclnnBitwiseXorTensor")
 
 

@@ -159,14 +159,8 @@ def test_groups_of_rows(version: str, dtype: str) -> None:
     for weights, biases in (([weight], [bias]), separate):
         out = DeviceTensor.of(np.full((12, 6), 7.0), dtype)
         given = {
-            "x": [x],
-            "weight": weights,
-            "bias": biases,
-            "groups": [3, 3, 8, 10],
-            "split": 3,
-            "kind": 0,
-            "out": [out],
-        }
+            "x": [x], "weight": weights, "bias": biases, "groups": [3, 3, 8, 10], "split": 3, "kind": 0, "out": [out],
+        }  # fmt: skip
         launch(f"aclnnGroupedMatmul{version}", *by_version(version, given))
         assert is_close(out, expected)
 

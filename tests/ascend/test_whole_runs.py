@@ -75,12 +75,8 @@ def started_until_saved(experiment: Path, name: str, *settings: str) -> subproce
     """The launcher of a run on emulated cards that has saved its first step and goes on."""
     launcher = subprocess.Popen(
         command("run", experiment, *sets(f"run_dir={experiment.parent / name}", *settings), "--emulate-ascend"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=experiment.parent,
-        env=environment(),
-    )
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=experiment.parent, env=environment(),
+    )  # fmt: skip
     while not (experiment.parent / name / "checkpoints" / "step_00000001").exists():
         assert launcher.poll() is None, launcher.communicate()[0][-4000:]
         time.sleep(0.2)
@@ -130,12 +126,9 @@ def test_a_whole_run_on_one_card(run: Callable, experiment: Path) -> None:
 
 
 EIGHT = (
-    "model.num_hidden_layers=4",
-    "plans.train={model_parallel: 4, pipeline_stage: 2, micro_batch_num: 2}",
-    "plans.infer={data_parallel: 2, model_parallel: 4}",
-    "swap.enabled=true",
-    "reshard.verify=full",
-)
+    "model.num_hidden_layers=4", "plans.train={model_parallel: 4, pipeline_stage: 2, micro_batch_num: 2}",
+    "plans.infer={data_parallel: 2, model_parallel: 4}", "swap.enabled=true", "reshard.verify=full",
+)  # fmt: skip
 
 
 @pytest.mark.slow
@@ -149,12 +142,9 @@ def test_the_eight_card_plans(cards: None, run: Callable, experiment: Path) -> N
     kept = metrics(run_dir)
     assert steps(run_dir) == [0, 1]
     run(
-        "cards",
-        "model.num_hidden_layers=4",
-        "plans.train.data_parallel=2",
-        "plans.infer.data_parallel=2",
+        "cards", "model.num_hidden_layers=4", "plans.train.data_parallel=2", "plans.infer.data_parallel=2",
         "resume=auto",
-    )
+    )  # fmt: skip
     assert steps(run_dir) == [0, 1, 2]
     assert (run_dir / "export" / "model.safetensors").is_file()
     assert metrics(run_dir)[: len(kept)] == kept
@@ -168,19 +158,16 @@ def test_the_eight_card_plans(cards: None, run: Callable, experiment: Path) -> N
         ("plans.train.data_parallel=2", "plans.infer.model_parallel=2"),
         ("plans.train={model_parallel: 2, use_seq_parallel: true}", "plans.infer.data_parallel=2"),
         (
-            "plans.train={pipeline_stage: 2, micro_batch_num: 2}",
-            "plans.infer.data_parallel=2",
-            "plans.reference.data_parallel=2",
-            "algorithm.kl={placement: loss, coef: 0.1}",
+            "plans.train={pipeline_stage: 2, micro_batch_num: 2}", "plans.infer.data_parallel=2",
+            "plans.reference.data_parallel=2", "algorithm.kl={placement: loss, coef: 0.1}",
         ),
         (
-            "model.dtype=bfloat16",
-            "plans.train={data_parallel: 2, optimizer_shard: true}",
+            "model.dtype=bfloat16", "plans.train={data_parallel: 2, optimizer_shard: true}",
             "plans.infer.data_parallel=2",
         ),
     ],
     ids=["data", "model", "stages and a reference policy", "sharded moments in bfloat16"],
-)
+)  # fmt: skip
 def test_two_card_plans(run: Callable, experiment: Path, settings: tuple[str, ...]) -> None:
     run("cards", *settings)
     assert steps(experiment.parent / "cards") == [0, 1, 2]
@@ -197,13 +184,9 @@ def test_a_rank_that_fails_is_named_and_the_others_end(
     cards: None, experiment: Path, sign: int, exit_code: int, words: str
 ) -> None:
     launcher = started_until_saved(
-        experiment,
-        "failed",
-        "trainer.max_steps=50",
-        "plans.train.data_parallel=2",
-        "plans.infer.data_parallel=2",
+        experiment, "failed", "trainer.max_steps=50", "plans.train.data_parallel=2", "plans.infer.data_parallel=2",
         "watch={factor: 1, min_seconds: 40, on_stall: stop}",
-    )
+    )  # fmt: skip
     ranks = {rank: child for child in psutil.Process(launcher.pid).children() if (rank := _rank(child)) is not None}
     os.kill(ranks["1"].pid, sign)
     began = time.monotonic()

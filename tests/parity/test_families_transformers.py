@@ -23,12 +23,9 @@ pytestmark = [pytest.mark.parity, pytest.mark.usefixtures("cpu_runtime")]
 
 VOCAB_SIZE, HIDDEN_SIZE, ROPE_THETA = 97, 48, 12345.0
 LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
-}
+}  # fmt: skip
 EXPERTS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "moe_intermediate_size": 24}
 # By architecture: heads shared by all, some or one; heads wider and narrower than hidden_size / heads, which is 12.
 SHAPES = {
@@ -36,39 +33,24 @@ SHAPES = {
     "qwen2, untied": {"tie_word_embeddings": False, "num_attention_heads": 4, "num_key_value_heads": 1},
     "qwen2, all heads": {"tie_word_embeddings": False, "num_attention_heads": 2, "num_key_value_heads": 2},
     "qwen3, tied, wide heads": {
-        "tie_word_embeddings": True,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
+        "tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
     },
     "qwen3, untied, narrow heads": {
-        "tie_word_embeddings": False,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "head_dim": 10,
+        "tie_word_embeddings": False, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 10,
     },
     "llama, stretched": {
-        "tie_word_embeddings": False,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        "tie_word_embeddings": False, "num_attention_heads": 4, "num_key_value_heads": 2,
         "rope_parameters": {"rope_theta": ROPE_THETA, **LLAMA3},
     },
     "llama, tied, narrow heads": {
-        "tie_word_embeddings": True,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "head_dim": 8,
+        "tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8,
     },
     "qwen3_moe, 2 of 8, normed": {**EXPERTS, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True},
     "qwen3_moe, 3 of 5": {**EXPERTS, "num_experts": 5, "num_experts_per_tok": 3, "norm_topk_prob": False},
     "qwen3_moe, 1 of 4, tied": {
-        **EXPERTS,
-        "num_experts": 4,
-        "num_experts_per_tok": 1,
-        "norm_topk_prob": False,
-        "tie_word_embeddings": True,
+        **EXPERTS, "num_experts": 4, "num_experts_per_tok": 1, "norm_topk_prob": False, "tie_word_embeddings": True,
     },
-}
+}  # fmt: skip
 CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "qwen3_moe": "Qwen3Moe"}
 
 
@@ -89,15 +71,9 @@ def make_reference(case: str, seed: int = 0):
     kind = CLASSES[case.split(",")[0]]
     sizes = {"rope_parameters": {"rope_theta": ROPE_THETA, "rope_type": "default"}} | SHAPES[case]
     config = getattr(transformers, f"{kind}Config")(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=HIDDEN_SIZE,
-        intermediate_size=80,
-        num_hidden_layers=3,
-        max_position_embeddings=256,
-        initializer_range=0.2,
-        eos_token_id=None,
-        **sizes,
-    )
+        vocab_size=VOCAB_SIZE, hidden_size=HIDDEN_SIZE, intermediate_size=80, num_hidden_layers=3,
+        max_position_embeddings=256, initializer_range=0.2, eos_token_id=None, **sizes,
+    )  # fmt: skip
     reference = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     with torch.no_grad():  # biases and norm weights start as constants: give them values that can be told apart
         for name, parameter in reference.named_parameters():
@@ -170,14 +146,9 @@ def test_32_greedy_tokens_of_the_decode_graph(pair: Pair) -> None:
         for i, length in enumerate([1, 2, 5, 11, 16])
     ]
     engine = NativeEngine(
-        pair.model,
-        eos_ids=(),
-        num_slots=3,
-        prefill_width=2,
-        max_prompt_length=16,
-        max_new_tokens=32,
+        pair.model, eos_ids=(), num_slots=3, prefill_width=2, max_prompt_length=16, max_new_tokens=32,
         length_multiple=16,
-    )
+    )  # fmt: skip
     engine.load_weights(1)
     stream = RandomStream(seed=0, purpose=Purpose.EVALUATION, step=0)
     settings = SamplingSettings(num_samples=1, temperature=0.0, max_new_tokens=32, stream=stream)

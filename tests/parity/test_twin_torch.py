@@ -34,29 +34,14 @@ def random_config(rng):
         "kl_coef": 0.5,
     }
     optional = {
-        "clip_low": rng.choice([0.0, 0.2, 1.0, 3.0]),
-        "clip_high": rng.choice([0.0, 0.2, 0.5]),
-        "clip_ratio_c": rng.choice([1.0, 1.2, 3.0]),
-        "ratio_upper_clamp": rng.choice([1.0, 1.5]),
-        "loss_upper_clamp": rng.choice([0.5, 1.0, 2.0]),
-        "log_ratio_min": -0.5,
-        "log_ratio_max": 0.5,
-        "ratio_len_eps": 0.25,
-        "tau_pos": 2.0,
-        "tau_neg": 3.0,
-        "advantage_pool": "masked-mean",
-        "seq_len_eps": 0.125,
-        "token_mean_eps": 0.5,
-        "norm_seqs": 9,
-        "norm_tokens": 37,
-        "dp_size": 2,
-        "loss_scale_factor": 64,
-        "kl_agg_mode": str(rng.choice(MODES)),
-        "kl_arg_clamp": [-0.5, 0.5],
-        "kl_value_clamp": [-0.125, 0.125],
-        "kl_importance_weight": True,
-        "kl_straight_through_k2": True,
-    }
+        "clip_low": rng.choice([0.0, 0.2, 1.0, 3.0]), "clip_high": rng.choice([0.0, 0.2, 0.5]),
+        "clip_ratio_c": rng.choice([1.0, 1.2, 3.0]), "ratio_upper_clamp": rng.choice([1.0, 1.5]),
+        "loss_upper_clamp": rng.choice([0.5, 1.0, 2.0]), "log_ratio_min": -0.5, "log_ratio_max": 0.5,
+        "ratio_len_eps": 0.25, "tau_pos": 2.0, "tau_neg": 3.0, "advantage_pool": "masked-mean", "seq_len_eps": 0.125,
+        "token_mean_eps": 0.5, "norm_seqs": 9, "norm_tokens": 37, "dp_size": 2, "loss_scale_factor": 64,
+        "kl_agg_mode": str(rng.choice(MODES)), "kl_arg_clamp": [-0.5, 0.5], "kl_value_clamp": [-0.125, 0.125],
+        "kl_importance_weight": True, "kl_straight_through_k2": True,
+    }  # fmt: skip
     chosen = {key: value for key, value in optional.items() if rng.random() < 0.4}
     if surrogate == "gmpo":
         chosen["kl_agg_mode"] = optional["kl_agg_mode"]
@@ -76,13 +61,9 @@ def random_inputs(rng, *, coarse):
     # GMPO's own advantage is one per response.
     advantages = numbers(1.0)[:, 0] if rng.random() < 0.5 else numbers(1.0)
     return {
-        "logp_NK": logp,
-        "old_logp_NK": logp - numbers(0.4),
-        "ref_logp_NK": logp - numbers(0.4),
-        "advantages_NK": advantages,
-        "correction_NK": rng.choice([0.5, 1.0, 2.0], size=mask.shape),
-        "mask_NK": mask,
-    }
+        "logp_NK": logp, "old_logp_NK": logp - numbers(0.4), "ref_logp_NK": logp - numbers(0.4),
+        "advantages_NK": advantages, "correction_NK": rng.choice([0.5, 1.0, 2.0], size=mask.shape), "mask_NK": mask,
+    }  # fmt: skip
 
 
 def torch_log_ratio(config, difference, mask):
@@ -195,13 +176,9 @@ def test_loss_and_gradient_of_random_definitions_equal_torch(coarse):
         num_sequences, num_tokens = loss_config(config).denominators(definition.aggregation, inputs["mask_NK"])
         kl_num_sequences, _ = loss_config(config).denominators(definition.kl.aggregation, inputs["mask_NK"])
         got = policy_loss(
-            definition,
-            **inputs,
-            kl_coef=loss_config(config).kl_coef or 0.0,
-            num_sequences=num_sequences,
-            num_tokens=num_tokens,
-            kl_num_sequences=kl_num_sequences,
-        )
+            definition, **inputs, kl_coef=loss_config(config).kl_coef or 0.0, num_sequences=num_sequences,
+            num_tokens=num_tokens, kl_num_sequences=kl_num_sequences,
+        )  # fmt: skip
         for mine, torchs in zip(
             (got.loss, got.pg_loss, got.kl_loss, got.grad_logp_NK), torch_policy_loss(config, inputs), strict=True
         ):

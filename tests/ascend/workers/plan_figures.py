@@ -24,29 +24,17 @@ NUM_SAMPLES = 4
 
 # Heads are as wide as attention on Ascend takes them.
 DENSE = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": False,
-    "initializer_range": 0.1,
-}
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": False, "initializer_range": 0.1,
+}  # fmt: skip
 MODELS = {
     "dense": DENSE,
     "tied": DENSE | {"tie_word_embeddings": True},
-    "experts": DENSE
-    | {
-        "architecture": "qwen3_moe",
-        "head_dim": 16,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "norm_topk_prob": True,
+    "experts": DENSE | {
+        "architecture": "qwen3_moe", "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "norm_topk_prob": True,
     },
-}
+}  # fmt: skip
 
 
 def figures(case: Mapping, device: str) -> Arrays:

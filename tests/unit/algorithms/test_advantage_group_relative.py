@@ -26,15 +26,10 @@ rewards_of_a_group = st.lists(st.floats(min_value=-1e3, max_value=1e3), min_size
 
 # Every estimator of this room, by one signature.
 ESTIMATORS = {
-    "grpo": grpo,
-    "grpo_batch": lambda r, g, **options: grpo(r, g, std_over="batch", **options),
-    "dr_grpo": dr_grpo,
-    "rloo": rloo,
-    "opo": lambda r, g, **options: opo(r, g, np.arange(1, len(r) + 1), **options),
-    "max_rl": max_rl,
-    "gpg": gpg,
-    "pass_k": grpo_passk,
-}
+    "grpo": grpo, "grpo_batch": lambda r, g, **options: grpo(r, g, std_over="batch", **options), "dr_grpo": dr_grpo,
+    "rloo": rloo, "opo": lambda r, g, **options: opo(r, g, np.arange(1, len(r) + 1), **options), "max_rl": max_rl,
+    "gpg": gpg, "pass_k": grpo_passk,
+}  # fmt: skip
 
 
 INTERLEAVED = [2, 0, 5, 0, 1, 4], [1, 9, 1, 9, 1, 9]  # groups [5, 2, 1] and [0, 0, 4]

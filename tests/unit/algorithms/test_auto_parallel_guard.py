@@ -62,22 +62,13 @@ def make_batch(random: np.random.Generator) -> Batch:
     shape = ids[:, 1:].shape
     old, ref = random.uniform(-4, -2, (2, *shape)).astype(np.float32)
     return Batch(
-        ids_RT=ids,
-        positions_RT=np.zeros_like(ids),
-        segments_RT=np.ones_like(ids),
+        ids_RT=ids, positions_RT=np.zeros_like(ids), segments_RT=np.ones_like(ids),
         predict_P=(np.arange(5, dtype=np.int32) + np.array([[0], [6]], np.int32)).reshape(-1),
-        targets_P=ids[:, 1:].reshape(-1),
-        place_NK=np.arange(old.size, dtype=np.int32).reshape(old.shape),
-        mask_NK=np.ones(shape, bool),
-        samples_N=np.arange(2, dtype=np.int32),
-        rollout_logp_NK=old,
-        old_logp_NK=old,
-        ref_logp_NK=ref,
-        advantages_NK=random.normal(size=shape).astype(np.float32),
-        correction_NK=np.ones(shape, np.float32),
-        num_sequences=4,
-        num_tokens=20,
-    )
+        targets_P=ids[:, 1:].reshape(-1), place_NK=np.arange(old.size, dtype=np.int32).reshape(old.shape),
+        mask_NK=np.ones(shape, bool), samples_N=np.arange(2, dtype=np.int32), rollout_logp_NK=old, old_logp_NK=old,
+        ref_logp_NK=ref, advantages_NK=random.normal(size=shape).astype(np.float32),
+        correction_NK=np.ones(shape, np.float32), num_sequences=4, num_tokens=20,
+    )  # fmt: skip
 
 
 class Trained:

@@ -18,16 +18,9 @@ from mindgspo.types import Batch
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
 SECTION = ModelSection(
-    vocab_size=32,
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=32,
-    tie_word_embeddings=True,
-    initializer_range=0.2,
-)
+    vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=32, tie_word_embeddings=True, initializer_range=0.2,
+)  # fmt: skip
 OPTIMIZER = OptimizerSection(lr=2e-4, max_grad_norm=0.05, weight_decay=0.1)
 LR, NUM_UPDATES, KL_COEF = 2e-4, 3, 0.3
 # Clips some tokens and not others, and has a term for every input of a loss.
@@ -73,12 +66,9 @@ def _judged(batch: Batch, random: np.random.Generator) -> Batch:
         return np.where(mask, random.uniform(low, high, mask.shape), masked).astype(np.float32)
 
     return replace(
-        batch,
-        old_logp_NK=drawn(-4.0, -3.0, 0),
-        ref_logp_NK=drawn(-4.0, -3.0, 0),
-        advantages_NK=drawn(-1, 1, 0),
+        batch, old_logp_NK=drawn(-4.0, -3.0, 0), ref_logp_NK=drawn(-4.0, -3.0, 0), advantages_NK=drawn(-1, 1, 0),
         correction_NK=drawn(0.5, 1.5, 1),
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

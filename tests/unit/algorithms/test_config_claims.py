@@ -18,27 +18,17 @@ from mindgspo.config.algorithm_rules import LENGTH_FACTORS, READERS, WITHOUT_SIB
 QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "arithmetic" / "gspo.yaml"
 
 OTHER_VALUES = {
-    "normalize_by_std": False,
-    "std_over": "batch",
-    "ddof": 0,
-    "eps": 0.5,
-    "singleton": "raw",
-    "combine": "normalize_then_sum",
-    "gamma": 0.5,
-    "whiten": "none",
-}
+    "normalize_by_std": False, "std_over": "batch", "ddof": 0, "eps": 0.5, "singleton": "raw",
+    "combine": "normalize_then_sum", "gamma": 0.5, "whiten": "none",
+}  # fmt: skip
 
 # Two groups of different spread, and one response alone; two reward functions of equal weight.
 PARTS = np.array([[1.0, 0.0], [0.0, 0.0], [0.5, 2.0], [1.0, 4.0], [0.0, 1.0], [2.0, 1.0]])
 INPUTS = AdvantageInputs(
-    rewards_N=PARTS.sum(axis=1),
-    counted_N=np.ones(6, bool),
-    groups_N=np.array([0, 0, 0, 1, 1, 2]),
-    lengths_N=np.array([3, 1, 2, 4, 2, 3]),
-    part_rewards_NF=PARTS,
-    part_weights_F=np.ones(2),
+    rewards_N=PARTS.sum(axis=1), counted_N=np.ones(6, bool), groups_N=np.array([0, 0, 0, 1, 1, 2]),
+    lengths_N=np.array([3, 1, 2, 4, 2, 3]), part_rewards_NF=PARTS, part_weights_F=np.ones(2),
     baselines_N=np.array([0.0, 0.0, 0.0, 2.0, 2.0, 1.0]),
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -55,12 +45,9 @@ def test_an_estimator_reads_the_keys_that_the_rules_say(estimator, key):
 @pytest.mark.parametrize("estimator", get_args(EstimatorName))
 def test_one_response_per_prompt_says_something_without_siblings_only(estimator):
     alone = AdvantageInputs(
-        rewards_N=np.array([1.0, 0.0, 3.0]),
-        counted_N=np.ones(3, bool),
-        groups_N=np.arange(3),
-        lengths_N=np.array([2, 3, 1]),
-        baselines_N=np.array([0.0, 1.0, 1.0]),
-    )
+        rewards_N=np.array([1.0, 0.0, 3.0]), counted_N=np.ones(3, bool), groups_N=np.arange(3),
+        lengths_N=np.array([2, 3, 1]), baselines_N=np.array([0.0, 1.0, 1.0]),
+    )  # fmt: skip
     advantages = estimate_advantages(AdvantageSection(estimator=estimator), alone)
     assert any(row.any() for row in advantages) == (estimator in WITHOUT_SIBLINGS)
 
@@ -92,12 +79,9 @@ def test_token_weighting_multiplies_each_response_as_the_refusal_says(mode, rati
 
     def gradient(aggregation: str) -> np.ndarray:
         definition = LossDefinition(
-            ratio_level=ratio_level,
-            surrogate="clip",
-            aggregation=Aggregation(mode=aggregation, loss_scale_factor=7.0),
-            clip_low=3e-4,
-            clip_high=4e-4,
-        )
+            ratio_level=ratio_level, surrogate="clip", aggregation=Aggregation(mode=aggregation, loss_scale_factor=7.0),
+            clip_low=3e-4, clip_high=4e-4,
+        )  # fmt: skip
         advantages = np.array([1.0, -2.0, 0.5])
         result = policy_loss(
             definition, logp_NK=logp, old_logp_NK=old, advantages_NK=advantages, mask_NK=mask,

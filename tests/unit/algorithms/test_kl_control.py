@@ -183,11 +183,8 @@ def test_penalty_equals_the_peers_own():
         logp, ref_logp = (np.asarray(inputs[name], dtype=np.float64) for name in ("logp", "ref_logp"))
         penalty = reward_penalty(section, logp, ref_logp, np.asarray(inputs["mask"], dtype=bool))
         np.testing.assert_allclose(
-            penalty,
-            np.asarray(case["expected"]["kl_token"], dtype=np.float64),
-            rtol=1e-9,
-            atol=1e-12,
+            penalty, np.asarray(case["expected"]["kl_token"], dtype=np.float64), rtol=1e-9, atol=1e-12,
             err_msg=case["name"],
-        )
+        )  # fmt: skip
         checked += 1
     assert checked >= 50

@@ -62,13 +62,9 @@ def random_inputs(definition: LossDefinition, seed: int, dtype: type = np.float3
     old_logp = -rng.exponential(size=mask.shape)
     logp = old_logp + (2e-3 if definition.ratio_level.startswith("sequence") else 0.3) * rng.normal(size=mask.shape)
     arrays = (
-        logp,
-        rng.exponential(size=mask.shape),
-        old_logp,
-        logp + 0.1 * rng.normal(size=mask.shape),
-        rng.normal(size=(ROWS, 1)) * np.ones(mask.shape),
-        np.exp(0.1 * rng.normal(size=mask.shape)),
-    )
+        logp, rng.exponential(size=mask.shape), old_logp, logp + 0.1 * rng.normal(size=mask.shape),
+        rng.normal(size=(ROWS, 1)) * np.ones(mask.shape), np.exp(0.1 * rng.normal(size=mask.shape)),
+    )  # fmt: skip
     return Inputs((*(array.astype(dtype) for array in arrays), mask))
 
 
@@ -100,12 +96,9 @@ class Twins:
     def __call__(self, definition: LossDefinition, inputs: Inputs, num_sequences: int, num_tokens: int):
         names = ("logp_NK", "entropy_NK", "old_logp_NK", "ref_logp_NK", "advantages_NK", "correction_NK", "mask_NK")
         result = policy_loss(
-            definition,
-            **dict(zip(names, inputs.arrays, strict=True)),
-            kl_coef=KL_COEF,
-            num_sequences=num_sequences,
+            definition, **dict(zip(names, inputs.arrays, strict=True)), kl_coef=KL_COEF, num_sequences=num_sequences,
             num_tokens=num_tokens,
-        )
+        )  # fmt: skip
         return result.loss, result.grad_logp_NK
 
 

@@ -27,17 +27,13 @@ def test_three_tokens_by_hand() -> None:
     correlation = (5 * -2 + -1 * -2 + -4 * 4) / math.sqrt((25 + 1 + 16) * (4 + 4 + 16))
     assert found == pytest.approx(
         {
-            "training/rollout_logprob_diff_max": 2 * two,
-            "training/rollout_logprob_diff_mean": two,
-            "training/rollout_probs_diff_max": 0.375,
-            "training/rollout_probs_diff_mean": sum(gaps) / 3,
-            "training/rollout_probs_diff_std": np.std(gaps),
-            "rollout_corr/kl": (two + 0 - 2 * two) / 3,
-            "rollout_corr/k3_kl": ((0.5 - 1 + two) + 0 + (4 - 1 - 2 * two)) / 3,
-            CORRELATION: correlation,
+            "training/rollout_logprob_diff_max": 2 * two, "training/rollout_logprob_diff_mean": two,
+            "training/rollout_probs_diff_max": 0.375, "training/rollout_probs_diff_mean": sum(gaps) / 3,
+            "training/rollout_probs_diff_std": np.std(gaps), "rollout_corr/kl": (two + 0 - 2 * two) / 3,
+            "rollout_corr/k3_kl": ((0.5 - 1 + two) + 0 + (4 - 1 - 2 * two)) / 3, CORRELATION: correlation,
         },
         rel=1e-12,
-    )
+    )  # fmt: skip
     assert unknown_names(found) == []
 
 

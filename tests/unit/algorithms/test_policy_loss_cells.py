@@ -105,30 +105,19 @@ def random_inputs(definition: LossDefinition, seed: int, num_samples: int = 6, n
     if definition.ratio_level != "sequence":  # per token where the loss is made for it
         advantages = advantages + 0.3 * rng.normal(size=mask.shape) * (definition.advantage_pool != "none")
     arrays = (
-        logp,
-        rng.exponential(size=mask.shape),
-        old_logp,
-        logp + 0.2 * rng.normal(size=mask.shape),
-        advantages,
+        logp, rng.exponential(size=mask.shape), old_logp, logp + 0.2 * rng.normal(size=mask.shape), advantages,
         np.exp(0.2 * rng.normal(size=mask.shape)),
-    )
+    )  # fmt: skip
     return Inputs(*(array.astype(np.float32) for array in arrays), mask)
 
 
 def twin_of(definition: LossDefinition, inputs: Inputs, kl_coef: float = 0.2, **denominators: float):
     return policy_loss(
-        definition,
-        logp_NK=inputs.logp,
-        old_logp_NK=inputs.old_logp,
-        ref_logp_NK=inputs.ref_logp,
-        advantages_NK=inputs.advantages,
-        correction_NK=inputs.correction,
-        entropy_NK=inputs.entropy,
-        mask_NK=inputs.mask,
-        kl_coef=kl_coef,
-        num_sequences=denominators.get("num_sequences", inputs.num_sequences),
+        definition, logp_NK=inputs.logp, old_logp_NK=inputs.old_logp, ref_logp_NK=inputs.ref_logp,
+        advantages_NK=inputs.advantages, correction_NK=inputs.correction, entropy_NK=inputs.entropy,
+        mask_NK=inputs.mask, kl_coef=kl_coef, num_sequences=denominators.get("num_sequences", inputs.num_sequences),
         num_tokens=denominators.get("num_tokens", inputs.num_tokens),
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")

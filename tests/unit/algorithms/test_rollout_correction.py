@@ -79,13 +79,10 @@ def test_metrics_by_hand():
     total, squares = 4.5 + 2**0.5, 4 + 0.25 + 2 + 4
     assert metrics == pytest.approx(
         {
-            "weight_mean": total / 4,
-            "weight_max": 2,
-            "weight_min": 0.5,
-            "ess": total**2 / (4 * squares),
+            "weight_mean": total / 4, "weight_max": 2, "weight_min": 0.5, "ess": total**2 / (4 * squares),
             "clipped_share": 0.5,
         }
-    )
+    )  # fmt: skip
 
 
 def test_units_of_levels_above_the_token_are_responses():
@@ -190,19 +187,9 @@ def _batch(old: np.ndarray, sampler: np.ndarray, mask: np.ndarray) -> Batch:
     numbers = np.zeros(mask.shape, np.int32)
     zeros = np.zeros(mask.shape, np.float32)
     return Batch(
-        ids_RT=numbers,
-        positions_RT=numbers,
-        segments_RT=numbers,
-        predict_P=numbers.reshape(-1),
-        targets_P=numbers.reshape(-1),
-        place_NK=np.arange(mask.size, dtype=np.int32).reshape(mask.shape),
-        mask_NK=mask,
-        samples_N=np.arange(len(mask), dtype=np.int32),
-        rollout_logp_NK=np.pad(sampler, pad, constant_values=np.nan),
-        old_logp_NK=np.pad(old, pad, constant_values=np.nan),
-        ref_logp_NK=zeros,
-        advantages_NK=zeros,
-        correction_NK=zeros,
-        num_sequences=1,
-        num_tokens=1,
-    )
+        ids_RT=numbers, positions_RT=numbers, segments_RT=numbers, predict_P=numbers.reshape(-1),
+        targets_P=numbers.reshape(-1), place_NK=np.arange(mask.size, dtype=np.int32).reshape(mask.shape), mask_NK=mask,
+        samples_N=np.arange(len(mask), dtype=np.int32), rollout_logp_NK=np.pad(sampler, pad, constant_values=np.nan),
+        old_logp_NK=np.pad(old, pad, constant_values=np.nan), ref_logp_NK=zeros, advantages_NK=zeros,
+        correction_NK=zeros, num_sequences=1, num_tokens=1,
+    )  # fmt: skip

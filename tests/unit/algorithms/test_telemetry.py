@@ -61,8 +61,6 @@ def rows_of(batch: dict[str, np.ndarray], rows: np.ndarray | slice) -> dict[str,
     ],
 )
 def test_bin_of_a_log_ratio(value: float, name: str) -> None:
-    from mindgspo.algorithms.loss_metrics import collect_telemetry
-
     telemetry = collect_telemetry(
         log_ratio=np.array([[value]], np.float32), grad_logp_NK=np.ones((1, 3), np.float32), mask_NK=mask_of([2], 3)
     )
@@ -78,8 +76,6 @@ def test_a_value_on_an_edge_belongs_to_the_outer_bin(sign: int) -> None:
 
 
 def test_responses_are_counted_where_the_ratio_is_one_per_response_else_tokens() -> None:
-    from mindgspo.algorithms.loss_metrics import collect_telemetry
-
     mask_NK = mask_of([1, 4], 4)
     log_ratio_N1 = np.array([[0.05], [0.0]], np.float32)
     for log_ratio, share in ((log_ratio_N1, 1 / 2), (np.repeat(log_ratio_N1, 4, axis=1), 1 / 5)):
@@ -91,8 +87,6 @@ def test_responses_are_counted_where_the_ratio_is_one_per_response_else_tokens()
 
 
 def test_ten_responses_of_different_length_are_the_ten_deciles() -> None:
-    from mindgspo.algorithms.loss_metrics import collect_telemetry
-
     lengths = [7, 3, 10, 1, 5, 2, 9, 4, 8, 6]
     mask_NK = mask_of(lengths, 10)
     token_mean = np.full((10, 10), -0.25, np.float32)  # every token weighs the same
@@ -109,8 +103,6 @@ def test_ten_responses_of_different_length_are_the_ten_deciles() -> None:
 
 def test_equal_lengths_share_their_weight_evenly() -> None:
     # Ranks 1 to 15 have length 2 and weigh 3 in all, ranks 16 to 20 have length 5 and weigh 1.
-    from mindgspo.algorithms.loss_metrics import collect_telemetry
-
     gradient_NK = np.zeros((20, 5), np.float32)
     gradient_NK[3, 1], gradient_NK[9, 0], gradient_NK[17, 4] = 2.0, -1.0, 1.0
     mask_NK = mask_of([2] * 15 + [5] * 5, 5)
@@ -127,8 +119,6 @@ def test_equal_lengths_share_their_weight_evenly() -> None:
 
 
 def test_fewer_responses_than_deciles_are_spread() -> None:
-    from mindgspo.algorithms.loss_metrics import collect_telemetry
-
     mask_NK = mask_of([1, 3], 3)
     gradient_NK = np.array([[1, 0, 0], [1, 1, 1]], np.float32)
     metrics = telemetry_metrics(
@@ -138,8 +128,6 @@ def test_fewer_responses_than_deciles_are_spread() -> None:
 
 
 def test_no_gradient_has_no_deciles_and_no_response_nothing() -> None:
-    from mindgspo.algorithms.loss_metrics import collect_telemetry
-
     mask_NK = mask_of([1, 3], 3)
     silent = collect_telemetry(log_ratio=np.zeros((2, 1)), grad_logp_NK=np.zeros((2, 3), np.float32), mask_NK=mask_NK)
     metrics = telemetry_metrics([silent])
@@ -157,8 +145,6 @@ def test_no_gradient_has_no_deciles_and_no_response_nothing() -> None:
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e30])
 def test_masked_slots_may_hold_anything(poison: float) -> None:
-    from mindgspo.algorithms.loss_metrics import collect_telemetry
-
     batch = random_batch(3, 9)
     batch["log_ratio"] = np.where(batch["mask_NK"], batch["log_ratio"], 0).astype(np.float32)
     clean = telemetry_metrics([collect_telemetry(**batch)])
@@ -169,8 +155,6 @@ def test_masked_slots_may_hold_anything(poison: float) -> None:
 
 @given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 40), cut=st.integers(0, 40), padding=st.integers(0, 5))
 def test_order_micro_batches_and_padding_do_not_matter(seed: int, rows: int, cut: int, padding: int) -> None:
-    from mindgspo.algorithms.loss_metrics import collect_telemetry
-
     batch = random_batch(seed, rows)
     whole = telemetry_metrics([collect_telemetry(**batch)])
     assert sum(whole[f"log_ratio_hist/{name}"] for name in LOG_RATIO_BINS) == pytest.approx(1)
@@ -189,8 +173,6 @@ def test_order_micro_batches_and_padding_do_not_matter(seed: int, rows: int, cut
 
 def test_against_a_slow_count(seed: int = 11) -> None:
     """Ranks and shares by sorting copies: each response ten times, so that every cut falls between two copies."""
-    from mindgspo.algorithms.loss_metrics import collect_telemetry
-
     batch = random_batch(seed, 23)
     lengths = batch["mask_NK"].sum(axis=1)
     weights = np.abs(np.where(batch["mask_NK"], batch["grad_logp_NK"], 0)).sum(axis=1, dtype=np.float64)
@@ -204,15 +186,11 @@ def test_against_a_slow_count(seed: int = 11) -> None:
     ("log_ratio", "gradient"), [((4, 2), (4, 3)), ((3, 1), (4, 3)), ((4,), (4, 3)), ((4, 1), (4, 2)), ((4, 1), (4,))]
 )
 def test_shapes_that_do_not_match_are_refused(log_ratio: tuple[int, ...], gradient: tuple[int, ...]) -> None:
-    from mindgspo.algorithms.loss_metrics import collect_telemetry
-
     with pytest.raises(AssertionError, match="for a mask"):
         collect_telemetry(log_ratio=np.zeros(log_ratio), grad_logp_NK=np.zeros(gradient), mask_NK=mask_of([3] * 4, 3))
 
 
 def test_a_gradient_that_is_not_finite_is_a_defect_of_ours() -> None:
-    from mindgspo.algorithms.loss_metrics import collect_telemetry
-
     gradient_NK = np.full((2, 3), np.nan, np.float32)
     telemetry = collect_telemetry(log_ratio=np.zeros((2, 1)), grad_logp_NK=gradient_NK, mask_NK=mask_of([2, 3], 3))
     with pytest.raises(AssertionError, match="not finite"):

@@ -252,12 +252,9 @@ def test_a_batch_without_a_real_token_has_loss_zero():
 @pytest.mark.parametrize("level", ["token", "sequence", "sequence_token"])
 def test_log_ratios_of_ten_thousand_stay_finite(surrogate, level, distance):
     definition = LossDefinition(
-        ratio_level=level,
-        surrogate=surrogate,
-        aggregation=TOKEN_MEAN,
-        clip_high=0.2,
+        ratio_level=level, surrogate=surrogate, aggregation=TOKEN_MEAN, clip_high=0.2,
         kl=KLTerm(kind="k3", aggregation=TOKEN_MEAN, importance_weight=True),
-    )
+    )  # fmt: skip
     arrays = rows([[distance, 0.0]] * 2, [5.0, -5.0])
     result = policy_loss(definition, **arrays, ref_logp_NK=arrays["old_logp_NK"], kl_coef=0.1)
     assert np.isfinite(result.loss) and np.isfinite(result.grad_logp_NK).all()

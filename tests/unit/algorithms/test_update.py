@@ -84,22 +84,13 @@ def make_batch(num_samples=6, num_slots=5, extra_slots=0, fillers=0, seed=1) -> 
         log_probs = bigram_log_probs(initial_weights(), tokens[PROMPT - 1 : -1])
         old_logp[n, :length] = log_probs[np.arange(length), tokens[PROMPT:]] + noise[n, :length]
     return Batch(
-        ids_RT=ids,
-        positions_RT=np.zeros_like(ids),
-        segments_RT=np.ones_like(ids),
-        predict_P=predict.reshape(-1),
-        targets_P=targets.reshape(-1),
-        place_NK=np.arange(mask.size, dtype=np.int32).reshape(mask.shape),
-        mask_NK=mask,
+        ids_RT=ids, positions_RT=np.zeros_like(ids), segments_RT=np.ones_like(ids), predict_P=predict.reshape(-1),
+        targets_P=targets.reshape(-1), place_NK=np.arange(mask.size, dtype=np.int32).reshape(mask.shape), mask_NK=mask,
         samples_N=np.where(np.arange(rows) < num_samples, np.arange(rows), -1).astype(np.int32),
-        rollout_logp_NK=old_logp,
-        old_logp_NK=old_logp,
-        ref_logp_NK=np.zeros_like(old_logp),
+        rollout_logp_NK=old_logp, old_logp_NK=old_logp, ref_logp_NK=np.zeros_like(old_logp),
         advantages_NK=np.where(mask, np.pad(advantages, (0, fillers))[:, None], 0).astype(np.float32),
-        correction_NK=np.ones_like(old_logp),
-        num_sequences=num_samples,
-        num_tokens=int(lengths.sum()),
-    )
+        correction_NK=np.ones_like(old_logp), num_sequences=num_samples, num_tokens=int(lengths.sum()),
+    )  # fmt: skip
 
 
 def cut(batch: Batch, size: int) -> list[Batch]:
@@ -142,17 +133,10 @@ def numpy_update(
     logp = np.zeros(mask.shape)
     logp[mask] = log_probs[np.arange(len(tokens)), targets]
     twin = policy_loss(
-        loss_definition(section),
-        logp_NK=logp,
-        old_logp_NK=batch.old_logp_NK,
-        advantages_NK=batch.advantages_NK,
-        mask_NK=mask,
-        ref_logp_NK=batch.ref_logp_NK,
-        correction_NK=batch.correction_NK,
-        kl_coef=kl_coef,
-        num_sequences=batch.num_sequences,
-        num_tokens=batch.num_tokens,
-    )
+        loss_definition(section), logp_NK=logp, old_logp_NK=batch.old_logp_NK, advantages_NK=batch.advantages_NK,
+        mask_NK=mask, ref_logp_NK=batch.ref_logp_NK, correction_NK=batch.correction_NK, kl_coef=kl_coef,
+        num_sequences=batch.num_sequences, num_tokens=batch.num_tokens,
+    )  # fmt: skip
     d_logits = twin.grad_logp_NK[mask][:, None] * (np.eye(VOCAB)[targets] - np.exp(log_probs))
     hidden = weights["embedding"].astype(np.float64)[tokens]
     d_embedding = np.zeros((VOCAB, HIDDEN))

@@ -266,29 +266,15 @@ def test_every_key_arrives():
         "kl_straight_through_k2": True,
     }  # fmt: skip
     assert loss_config(config).definition(7) == LossDefinition(
-        ratio_level="sequence",
-        surrogate="clip",
-        aggregation=Aggregation(mode="seq-mean-token-sum-norm", seq_len_eps=1e-6, loss_scale_factor=64),
-        clip_low=1.5,
-        clip_high=0.2,
-        clip_ratio_c=3.0,
-        ratio_upper_clamp=2.0,
-        loss_upper_clamp=3.0,
-        log_ratio_min=-20.0,
-        log_ratio_max=20.0,
-        ratio_len_eps=1e-8,
-        tau_pos=1.5,
-        tau_neg=2.5,
-        advantage_pool="masked-mean",
+        ratio_level="sequence", surrogate="clip",
+        aggregation=Aggregation(mode="seq-mean-token-sum-norm", seq_len_eps=1e-6, loss_scale_factor=64), clip_low=1.5,
+        clip_high=0.2, clip_ratio_c=3.0, ratio_upper_clamp=2.0, loss_upper_clamp=3.0, log_ratio_min=-20.0,
+        log_ratio_max=20.0, ratio_len_eps=1e-8, tau_pos=1.5, tau_neg=2.5, advantage_pool="masked-mean",
         kl=KLTerm(
-            kind="k3",
-            aggregation=Aggregation(mode="seq-mean-token-mean", seq_len_eps=1e-6),
-            arg_clamp=(-20.0, 20.0),
-            value_clamp=(-10.0, 10.0),
-            importance_weight=True,
-            straight_through_k2=True,
+            kind="k3", aggregation=Aggregation(mode="seq-mean-token-mean", seq_len_eps=1e-6), arg_clamp=(-20.0, 20.0),
+            value_clamp=(-10.0, 10.0), importance_weight=True, straight_through_k2=True,
         ),
-    )
+    )  # fmt: skip
 
 
 def test_scale_defaults_to_the_number_of_slots():

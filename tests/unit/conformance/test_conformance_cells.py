@@ -123,13 +123,9 @@ KL_TERMS = list(itertools.product(("k1", "k2", "k3", "abs"), (False, True), (Fal
 @pytest.mark.parametrize(("kind", "is_weighted", "is_straight_through"), KL_TERMS)
 def test_every_kl_term(kind: str, is_weighted: bool, is_straight_through: bool) -> None:
     config = {
-        "kl_type": kind,
-        "kl_coef": 0.7,
-        "loss_agg_mode": "seq-mean-token-mean",
-        "kl_importance_weight": is_weighted,
-        "kl_straight_through_k2": is_straight_through,
-        "kl_value_clamp": [-0.4, 0.6],
-    }
+        "kl_type": kind, "kl_coef": 0.7, "loss_agg_mode": "seq-mean-token-mean", "kl_importance_weight": is_weighted,
+        "kl_straight_through_k2": is_straight_through, "kl_value_clamp": [-0.4, 0.6],
+    }  # fmt: skip
     assert_cells_agree(random_case("kl", config=config))
 
 

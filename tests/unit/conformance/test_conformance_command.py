@@ -110,16 +110,10 @@ def other_denominator(entry: Entry) -> str:
 @pytest.mark.parametrize(
     "spoil",
     [
-        wrong_loss,
-        wrong_gradient,
-        gradient_in_a_masked_slot,
-        nan_result,
-        nan_expected,
-        other_clip_range,
-        other_aggregation,
-        other_denominator,
+        wrong_loss, wrong_gradient, gradient_in_a_masked_slot, nan_result, nan_expected, other_clip_range,
+        other_aggregation, other_denominator,
     ],
-)
+)  # fmt: skip
 def test_both_sides_see_what_is_wrong(
     spoil: Callable[[Entry], str], entry: Entry, write: Write, capsys: pytest.CaptureFixture, cpu_runtime: None
 ) -> None:

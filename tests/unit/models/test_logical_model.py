@@ -12,15 +12,9 @@ from mindgspo.config import ModelSection, ParallelPlan
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
 SHAPE = {
-    "vocab_size": 29,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32,
-    "initializer_range": 0.3,
-}
+    "vocab_size": 29, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 32, "initializer_range": 0.3,
+}  # fmt: skip
 SECTIONS = {
     "qwen2": ModelSection(**SHAPE, tie_word_embeddings=True),
     "qwen3": ModelSection(**SHAPE, architecture="qwen3", head_dim=6),
@@ -121,15 +115,9 @@ def test_recomputation(section: ModelSection, alone: Outcome, extent: str, is_lo
 
 # Cells of a layer that are computed again as a whole; Qwen2 has no norms of heads.
 SELECTED = {
-    "input_layernorm",
-    "post_attention_layernorm",
-    "self_attn.q_norm",
-    "self_attn.k_norm",
-    "self_attn.rotate_query",
-    "self_attn.rotate_key",
-    "self_attn.attention",
-    "mlp.swiglu",
-}
+    "input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm", "self_attn.rotate_query",
+    "self_attn.rotate_key", "self_attn.attention", "mlp.swiglu",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

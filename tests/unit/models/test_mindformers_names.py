@@ -33,14 +33,9 @@ def test_every_kind_of_weight(name: str, theirs: str) -> None:
 
 def section(architecture: str) -> ModelSection:
     return ModelSection(
-        architecture=architecture,
-        vocab_size=8,
-        hidden_size=4,
-        intermediate_size=6,
-        num_hidden_layers=11,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-    )
+        architecture=architecture, vocab_size=8, hidden_size=4, intermediate_size=6, num_hidden_layers=11,
+        num_attention_heads=2, num_key_value_heads=1,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])

@@ -18,14 +18,9 @@ WHERE = Path("some/folder")
 
 def make_section(**changes: object) -> ModelSection:
     shape: dict[str, object] = {
-        "vocab_size": 13,
-        "hidden_size": 8,
-        "intermediate_size": 12,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 16,
-    }
+        "vocab_size": 13, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 16,
+    }  # fmt: skip
     return ModelSection(**{**shape, **changes})
 
 
@@ -38,6 +33,21 @@ def make_model(section: ModelSection):
 def random_arrays(section: ModelSection, seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     return {name: rng.normal(size=shape).astype(np.float32) for name, shape in weight_shapes(section).items()}
+
+
+def loaded(section: ModelSection, arrays: dict[str, np.ndarray], model=None):
+    """The model, a new one unless given, with these weights."""
+    from mindgspo.models.weights import load_weights
+
+    model = model or make_model(section)
+    load_weights(model, section, arrays, where=WHERE)
+    return model
+
+
+def read(model, section: ModelSection) -> dict[str, np.ndarray]:
+    from mindgspo.models.weights import weights_as_numpy
+
+    return weights_as_numpy(model, section)
 
 
 def assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
@@ -106,101 +116,63 @@ def test_initial_weights_have_the_values_hugging_face_starts_from() -> None:
             assert (array == (1.0 if "norm" in name else 0.0)).all(), name
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_loaded_weights_come_back_bit_for_bit(tied: bool) -> None:
-    from mindgspo.models.weights import load_weights, weights_as_numpy
-
+def test_loaded_weights_come_back_bit_for_bit_as_copies(tied: bool, dtype: type) -> None:
     section = make_section(tie_word_embeddings=tied)
-    model, arrays = make_model(section), random_arrays(section)
-    load_weights(model, section, arrays, where=WHERE)
-    assert_equal(weights_as_numpy(model, section), arrays)
-
-
-def test_read_weights_are_copies() -> None:
-    from mindgspo.models.weights import load_weights, weights_as_numpy
-
-    section = make_section()
-    model = make_model(section)
-    load_weights(model, section, random_arrays(section, 0), where=WHERE)
-    before = weights_as_numpy(model, section)
-    load_weights(model, section, random_arrays(section, 1), where=WHERE)
-    assert_equal(before, random_arrays(section, 0))
-
-
-def test_half_precision_arrays_are_widened() -> None:
-    from mindgspo.models.weights import load_weights, weights_as_numpy
-
-    section = make_section()
-    model = make_model(section)
-    halves = {name: array.astype(np.float16) for name, array in random_arrays(section).items()}
-    load_weights(model, section, halves, where=WHERE)
-    assert_equal(weights_as_numpy(model, section), {name: a.astype(np.float32) for name, a in halves.items()})
+    arrays = {name: array.astype(dtype) for name, array in random_arrays(section).items()}
+    model = loaded(section, arrays)
+    before = read(model, section)
+    assert {array.dtype for array in before.values()} == {np.dtype(np.float32)}
+    loaded(section, random_arrays(section, 1), model)
+    assert_equal(before, {name: array.astype(np.float32) for name, array in arrays.items()})
 
 
 NORM, BIAS = "model.norm.weight", "model.layers.1.self_attn.q_proj.bias"
 
 
-def missing(arrays: dict[str, np.ndarray]) -> None:
-    del arrays[NORM]
-
-
-def unexpected(arrays: dict[str, np.ndarray]) -> None:
-    arrays["model.layers.2.mlp.up_proj.weight"] = np.zeros((12, 8), np.float32)
-
-
-def transposed(arrays: dict[str, np.ndarray]) -> None:
-    arrays["model.layers.0.mlp.up_proj.weight"] = arrays["model.layers.0.mlp.up_proj.weight"].T
-
-
-def misspelt(arrays: dict[str, np.ndarray]) -> None:
-    arrays["model.layers.1.self_attn.q_proj.biass"] = arrays.pop(BIAS)
-
-
-def quantised(arrays: dict[str, np.ndarray]) -> None:
-    arrays[BIAS] = arrays[BIAS].astype(np.int8)
+UP = "model.layers.0.mlp.up_proj.weight"
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("gone", "changed", "message"),
     [
-        (missing, r"missing \(1\):\s+model\.norm\.weight"),
-        (unexpected, r"unexpected \(1\):\s+model\.layers\.2\.mlp\.up_proj\.weight"),
-        (transposed, r"wrong shape \(1\):\s+model\.layers\.0\.mlp\.up_proj\.weight: the model has \(12, 8\)"),
-        (misspelt, r"q_proj\.bias; did you mean model\.layers\.1\.self_attn\.q_proj\.biass\?"),
-        (quantised, r"not floating point.*\s+model\.layers\.1\.self_attn\.q_proj\.bias: I8"),
+        (NORM, lambda arrays: {}, r"missing \(1\):\s+model\.norm\.weight"),
+        ("lm_head.weight", lambda arrays: {}, "lm_head.weight"),
+        (
+            None, lambda arrays: {"model.layers.2.mlp.up_proj.weight": np.zeros((12, 8), np.float32)},
+            r"unexpected \(1\):\s+model\.layers\.2\.mlp\.up_proj\.weight",
+        ),
+        (
+            None, lambda arrays: {UP: arrays[UP].T},
+            r"wrong shape \(1\):\s+model\.layers\.0\.mlp\.up_proj\.weight: the model has \(12, 8\)",
+        ),
+        (
+            BIAS, lambda arrays: {f"{BIAS}s": arrays[BIAS]},
+            r"q_proj\.bias; did you mean model\.layers\.1\.self_attn\.q_proj\.biass\?",
+        ),
+        (
+            None, lambda arrays: {BIAS: arrays[BIAS].astype(np.int8)},
+            r"not floating point.*\s+model\.layers\.1\.self_attn\.q_proj\.bias: I8",
+        ),
     ],
-)
-def test_arrays_that_do_not_fit_are_refused_and_nothing_changes(spoil, message: str) -> None:
-    from mindgspo.models.weights import load_weights, weights_as_numpy
-
+    ids=["missing", "no head", "unexpected", "transposed", "misspelt", "quantised"],
+)  # fmt: skip
+def test_arrays_that_do_not_fit_are_refused_and_nothing_changes(gone: str | None, changed, message: str) -> None:
     section = make_section()
-    model = make_model(section)
-    load_weights(model, section, random_arrays(section, 0), where=WHERE)
-    arrays = random_arrays(section, 1)
-    spoil(arrays)
+    model, arrays = loaded(section, random_arrays(section, 0)), random_arrays(section, 1)
+    arrays |= changed(arrays)
+    arrays.pop(gone, None)
     with pytest.raises(WeightsError, match=message) as caught:
-        load_weights(model, section, arrays, where=WHERE)
+        loaded(section, arrays, model)
     assert str(WHERE) in str(caught.value)
-    assert_equal(weights_as_numpy(model, section), random_arrays(section, 0))
+    assert_equal(read(model, section), random_arrays(section, 0))
 
 
 def test_a_tied_model_takes_a_copy_of_its_table_but_no_other_head() -> None:
-    from mindgspo.models.weights import load_weights, weights_as_numpy
-
     section = make_section(tie_word_embeddings=True)
-    model, arrays = make_model(section), random_arrays(section)
-    table = arrays["model.embed_tokens.weight"]
-    load_weights(model, section, {**arrays, "lm_head.weight": table.copy()}, where=WHERE)
-    assert_equal(weights_as_numpy(model, section), arrays)
-    with pytest.raises(WeightsError, match="lm_head.weight"):
-        load_weights(model, section, {**arrays, "lm_head.weight": table + 1}, where=WHERE)
-
-
-def test_an_untied_model_needs_its_head() -> None:
-    from mindgspo.models.weights import load_weights
-
-    section = make_section(tie_word_embeddings=False)
     arrays = random_arrays(section)
-    del arrays["lm_head.weight"]
+    table = arrays["model.embed_tokens.weight"]
+    assert_equal(read(loaded(section, {**arrays, "lm_head.weight": table.copy()}), section), arrays)
     with pytest.raises(WeightsError, match="lm_head.weight"):
-        load_weights(make_model(section), section, arrays, where=WHERE)
+        loaded(section, {**arrays, "lm_head.weight": table + 1})

@@ -10,21 +10,13 @@ import pytest
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection
 from mindgspo.config.load import with_recipe
 from mindgspo.data.rows import TrainingSample, lay_out, scattered
-from mindgspo.types import Batch
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
 SECTION = ModelSection(
-    vocab_size=41,
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    max_position_embeddings=64,
-    tie_word_embeddings=True,
-    initializer_range=0.3,
-)
+    vocab_size=41, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+    num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=True, initializer_range=0.3,
+)  # fmt: skip
 TEMPERATURE = 0.8
 # Without clipping of the norm or decay the first moment after one update is (1 - beta1) times the gradient.
 OPTIMIZER = OptimizerSection(lr=1e-3, beta1=0.0, max_grad_norm=1e9, weight_decay=0.0)
@@ -101,42 +93,6 @@ def test_what_stands_in_padded_slots_does_not_matter(scorer) -> None:
     assert (rubbish != batch.ids_RT).any()
     expected, found = scorer.score([batch, replace(batch, ids_RT=rubbish)])
     np.testing.assert_array_equal(found.logp_NK, expected.logp_NK)
-
-
-def test_samples_packed_into_one_row_do_not_see_each_other(scorer) -> None:
-    first, second = make_samples()[:2]
-    apart = score_by_sample(scorer, [first, second], samples_per_micro_batch=2, length_multiple=32)
-    width, slots = 32, 32
-    ids, positions, segments = (np.zeros((1, width), np.int32) for _ in range(3))
-    predict, targets = np.zeros((2, slots), np.int32), np.zeros((2, slots), np.int32)
-    mask, start = np.zeros((2, slots), bool), 0
-    for n, sample in enumerate((first, second)):
-        prompt, count, stop = sample.prompt_ids.size, sample.response_ids.size, start + sample.length
-        ids[0, start:stop] = np.concatenate([sample.prompt_ids, sample.response_ids])
-        positions[0, start:stop], segments[0, start:stop] = np.arange(sample.length), n + 1
-        predict[n, :count] = start + prompt - 1 + np.arange(count)
-        targets[n, :count], mask[n, :count] = sample.response_ids, True
-        start = stop
-    packed = Batch(
-        ids_RT=ids,
-        positions_RT=positions,
-        segments_RT=segments,
-        predict_P=predict.reshape(-1),
-        targets_P=targets.reshape(-1),
-        place_NK=np.arange(mask.size, dtype=np.int32).reshape(mask.shape),
-        mask_NK=mask,
-        samples_N=np.arange(2, dtype=np.int32),
-        rollout_logp_NK=np.zeros((2, slots), np.float32),
-        old_logp_NK=np.zeros((2, slots), np.float32),
-        ref_logp_NK=np.zeros((2, slots), np.float32),
-        advantages_NK=np.zeros((2, slots), np.float32),
-        correction_NK=np.ones((2, slots), np.float32),
-        num_sequences=2,
-        num_tokens=int(mask.sum()),
-    )
-    (found,) = scorer.score([packed])
-    for n in range(2):
-        np.testing.assert_allclose(found.logp_NK[n][mask[n]], apart[n][0], rtol=1e-6, atol=2e-6)
 
 
 def test_entropy_and_log_prob_are_of_the_softmax_at_the_temperature(scorer) -> None:

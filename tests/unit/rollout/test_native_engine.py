@@ -17,17 +17,10 @@ from mindgspo.types import FinishReason, Prompt
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
 SECTION = ModelSection(
-    vocab_size=61,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=64,
-    rope_theta=10_000.0,
-    tie_word_embeddings=True,
+    vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=64, rope_theta=10_000.0, tie_word_embeddings=True,
     initializer_range=0.2,
-)
+)  # fmt: skip
 EOS_IDS = (3, 11, 20, 29, 47)
 MAX_PROMPT, MAX_NEW = 7, 12
 VERSION = 1
@@ -47,15 +40,9 @@ def make_engine(model, *, eos_ids=EOS_IDS, num_slots=5, prefill_width=2, length_
     from mindgspo.rollout.engine import NativeEngine
 
     engine = NativeEngine(
-        model,
-        eos_ids=eos_ids,
-        num_slots=num_slots,
-        prefill_width=prefill_width,
-        max_prompt_length=MAX_PROMPT,
-        max_new_tokens=MAX_NEW,
-        length_multiple=length_multiple,
-        **sampler,
-    )
+        model, eos_ids=eos_ids, num_slots=num_slots, prefill_width=prefill_width, max_prompt_length=MAX_PROMPT,
+        max_new_tokens=MAX_NEW, length_multiple=length_multiple, **sampler,
+    )  # fmt: skip
     engine.load_weights(VERSION)
     return engine
 

@@ -17,11 +17,8 @@ BELOW_2_48 = st.integers(0, 2**48 - 1)
 
 @given(
     stream=st.builds(RandomStream, seed=BELOW_2_48, purpose=st.sampled_from(Purpose), step=BELOW_2_48),
-    prompt=st.integers(0, 2**40),
-    sample=st.integers(0, 2**20),
-    short=st.integers(1, 20),
-    more=st.integers(0, 40),
-)
+    prompt=st.integers(0, 2**40), sample=st.integers(0, 2**20), short=st.integers(1, 20), more=st.integers(0, 40),
+)  # fmt: skip
 def test_a_token_keeps_its_uniform_whatever_the_length(stream, prompt, sample, short, more) -> None:
     long = stream.uniforms(prompt, sample, short + more)
     assert long.dtype == np.float32 and long.shape == (short + more,)
@@ -32,16 +29,12 @@ def test_a_token_keeps_its_uniform_whatever_the_length(stream, prompt, sample, s
 @pytest.mark.parametrize(
     "other",
     [
-        replace(STREAM, seed=8).uniforms(5, 2, 16),
-        replace(STREAM, purpose=Purpose.EVALUATION).uniforms(5, 2, 16),
-        replace(STREAM, step=4).uniforms(5, 2, 16),
-        STREAM.uniforms(6, 2, 16),
-        STREAM.uniforms(5, 3, 16),
-        STREAM.uniforms(2, 5, 16),
-        RandomStream(seed=3, purpose=Purpose.TRAINING, step=7).uniforms(5, 2, 16),
+        replace(STREAM, seed=8).uniforms(5, 2, 16), replace(STREAM, purpose=Purpose.EVALUATION).uniforms(5, 2, 16),
+        replace(STREAM, step=4).uniforms(5, 2, 16), STREAM.uniforms(6, 2, 16), STREAM.uniforms(5, 3, 16),
+        STREAM.uniforms(2, 5, 16), RandomStream(seed=3, purpose=Purpose.TRAINING, step=7).uniforms(5, 2, 16),
     ],
     ids=["seed", "purpose", "step", "prompt", "sample", "prompt and sample swapped", "seed and step swapped"],
-)
+)  # fmt: skip
 def test_each_coordinate_gives_another_stream(other: np.ndarray) -> None:
     assert not np.isin(other, STREAM.uniforms(5, 2, 16)).any()
 

@@ -13,10 +13,16 @@ EDGE = 1e-6
 TINIEST = np.float32(2.0**-53)  # the smallest uniform a RandomStream can draw
 
 
-def sample(sampler, logits, uniforms, temperatures, greedy) -> tuple[np.ndarray, np.ndarray]:
+def sample(
+    logits, uniforms, temperatures=None, greedy=None, *, top_k: int = 0, top_p: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
     from mindspore import Tensor
 
-    inverse = (1 / np.asarray(temperatures)).astype(np.float32)
+    from mindgspo.rollout.graphs import TokenSampler
+
+    sampler, size = TokenSampler(top_k=top_k, top_p=top_p), len(uniforms)
+    greedy = np.zeros(size, bool) if greedy is None else greedy
+    inverse = np.ones(size, np.float32) if temperatures is None else (1 / temperatures).astype(np.float32)
     ids, logp = sampler(Tensor(logits), Tensor(uniforms), Tensor(inverse), Tensor(greedy))
     return ids.asnumpy(), logp.asnumpy()
 
@@ -49,10 +55,8 @@ def make_inputs(seed: int) -> tuple[np.ndarray, ...]:
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (5, 1.0), (1, 1.0), (0, 0.8), (0, 0.05), (7, 0.6), (1000, 1.0)])
 def test_the_token_that_float64_draws(top_k: int, top_p: float) -> None:
-    from mindgspo.rollout.graphs import TokenSampler
-
     logits, uniforms, temperatures, greedy = make_inputs(seed=top_k)
-    ids, logp = sample(TokenSampler(top_k=top_k, top_p=top_p), logits, uniforms, temperatures, greedy)
+    ids, logp = sample(logits, uniforms, temperatures, greedy, top_k=top_k, top_p=top_p)
     assert ids.dtype == np.int32 and logp.dtype == np.float32
     compared = 0
     for slot in range(NUM_SLOTS):
@@ -76,49 +80,35 @@ def test_the_token_that_float64_draws(top_k: int, top_p: float) -> None:
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (2, 1.0), (0, 0.9)])
 def test_the_ends_of_the_interval_draw_tokens_that_can_be_drawn(top_k: int, top_p: float) -> None:
-    from mindgspo.rollout.graphs import TokenSampler
-
     # Tokens 0, 3 and 4 have probability 0 in float32; 1 and 2 have 3/4 and 1/4.
     logits = np.tile(np.array([-500, np.log(3), 0, -500, -1e9], np.float32), (6, 1))
     uniforms = np.array([1.0, TINIEST, 0.7, 0.749, 0.751, 0.3], np.float32)
-    ids, logp = sample(TokenSampler(top_k=top_k, top_p=top_p), logits, uniforms, np.ones(6), np.zeros(6, bool))
+    ids, logp = sample(logits, uniforms, top_k=top_k, top_p=top_p)
     assert ids.tolist() == [2, 1, 1, 1, 2, 1]
     np.testing.assert_allclose(np.exp(logp), [0.25, 0.75, 0.75, 0.75, 0.25, 0.75], rtol=1e-5)
 
 
 def test_top_p_keeps_the_token_that_reaches_the_mass() -> None:
-    from mindgspo.rollout.graphs import TokenSampler
-
     # 0.5 + 0.3 < 0.85 <= 0.5 + 0.3 + 0.15: token 3 alone is cut; the rest is scaled to 1.
     logits = np.tile(np.log(np.array([0.5, 0.15, 0.3, 0.05])).astype(np.float32), (4, 1))
     uniforms = np.array([0.52, 0.53, 0.68, 0.69], np.float32)  # edges at 0.5/0.95 = 0.526, 0.65/0.95 = 0.684
-    ids, logp = sample(TokenSampler(top_k=0, top_p=0.85), logits, uniforms, np.ones(4), np.zeros(4, bool))
+    ids, logp = sample(logits, uniforms, top_k=0, top_p=0.85)
     assert ids.tolist() == [0, 1, 1, 2]
     # Log-probs are those before the cut.
     np.testing.assert_allclose(np.exp(logp), [0.5, 0.15, 0.15, 0.3], rtol=1e-5)
 
 
 def test_tokens_tied_with_the_last_one_kept_stay() -> None:
-    from mindgspo.rollout.graphs import TokenSampler
-
     logits = np.zeros((4, 4), np.float32)
     uniforms = np.array([0.2, 0.4, 0.6, 0.9], np.float32)
-    ids, _ = sample(TokenSampler(top_k=2, top_p=1.0), logits, uniforms, np.ones(4), np.zeros(4, bool))
+    ids, _ = sample(logits, uniforms, top_k=2, top_p=1.0)
     assert ids.tolist() == [0, 1, 2, 3]
 
 
 def test_a_flat_distribution_over_a_large_vocabulary_reaches_its_last_token() -> None:
-    from mindgspo.rollout.graphs import TokenSampler
-
     # The float32 sum of 150,000 probabilities is not 1: the draw is scaled by what the sum is.
     size = 150_000
-    ids, _ = sample(
-        TokenSampler(top_k=0, top_p=1.0),
-        np.zeros((3, size), np.float32),
-        np.array([1.0, 0.5, TINIEST], np.float32),
-        np.ones(3),
-        np.zeros(3, bool),
-    )
+    ids, _ = sample(np.zeros((3, size), np.float32), np.array([1.0, 0.5, TINIEST], np.float32))
     assert abs(int(ids[0]) - size) < 0.001 * size and ids[0] < size
     assert abs(int(ids[1]) - size // 2) < 0.001 * size
     assert ids[2] == 0
