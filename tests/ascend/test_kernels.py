@@ -491,9 +491,7 @@ def test_the_library_is_compiled_once_and_put_in_place_whole(tmp_path: Path, mon
     assert build.library(environment).parent != path.parent
 
 
-def test_without_a_compiler_or_a_place_to_write_the_reason_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_compiler_or_a_place_to_write_the_reason_is_told(tmp_path, monkeypatch):
     occupied = tmp_path / "file"
     occupied.touch()
     with pytest.raises(build.KernelsUnavailable, match="cannot be written below"):

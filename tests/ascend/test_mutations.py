@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -173,9 +172,7 @@ def test_the_code_that_is_changed_is_there(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_wrong_change_is_caught(
-    figures_of_cards: Callable, figures_on_cpu: Callable, tmp_path: Path, name: str
-) -> None:
+def test_a_wrong_change_is_caught(figures_of_cards, figures_on_cpu, tmp_path, name):
     mutation = MUTATIONS[name]
     cases = some({1: ONE, 2: TWO, 4: FOUR}[mutation.num_cards], mutation.case)
     folder = mutated_package(mutation, tmp_path)

@@ -319,18 +319,15 @@ def test_a_negative_slot_is_not_stored() -> None:
     assert np.count_nonzero(cache.bits.any(-1)) == 2
 
 
-@pytest.mark.parametrize(
-    ("changed", "reason"),
-    [
-        ({"on_host": []}, "kv_seq_len of the host [] must be context_lens of the device [1, 17, 48, 33]"),
-        ({"on_host": [1, 17, 48, 32]}, "kv_seq_len of the host [1, 17, 48, 32] must be context_lens"),
-        ({"query": draw(4, 4, 32)}, "query must be bfloat16 or float16, not float32"),
-        ({"keys": draw(12, 16, 2, 32, dtype="int8")}, "key_cache must have the dtype of query, bfloat16, not int8"),
-        ({"values": draw(12, 16, 4, 32, dtype="bfloat16")}, "must have one shape: key_cache"),
-        ({"heads": 3}, "3 and 2 heads of a multiple of 16 must fit key_cache [12, 16, 2, 32]"),
-        ({"query": draw(5, 4, 32, dtype="bfloat16")}, "query [5, 4, 32] must be 4 x 4 heads x 32"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "reason"), [
+    ({"on_host": []}, "kv_seq_len of the host [] must be context_lens of the device [1, 17, 48, 33]"),
+    ({"on_host": [1, 17, 48, 32]}, "kv_seq_len of the host [1, 17, 48, 32] must be context_lens"),
+    ({"query": draw(4, 4, 32)}, "query must be bfloat16 or float16, not float32"),
+    ({"keys": draw(12, 16, 2, 32, dtype="int8")}, "key_cache must have the dtype of query, bfloat16, not int8"),
+    ({"values": draw(12, 16, 4, 32, dtype="bfloat16")}, "must have one shape: key_cache"),
+    ({"heads": 3}, "3 and 2 heads of a multiple of 16 must fit key_cache [12, 16, 2, 32]"),
+    ({"query": draw(5, 4, 32, dtype="bfloat16")}, "query [5, 4, 32] must be 4 x 4 heads x 32"),
+])  # fmt: skip
 def test_refused_paged_attention(changed: dict[str, object], reason: str) -> None:
     assert reason in refusal(*paged(**changed))
 

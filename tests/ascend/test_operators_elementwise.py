@@ -58,14 +58,11 @@ UNARY: dict[str, tuple[Any, tuple[str, ...], bool]] = {
 OF_POSITIVE = ("aclnnLog", "aclnnLog1p", "aclnnLog2", "aclnnRsqrt", "aclnnSqrt", "aclnnReciprocal")
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        (name, dtype)
-        for name, (_, more, _) in UNARY.items()
-        for dtype in (*(() if name == "aclnnBitwiseNot" else FLOATS), *more)
-    ],
-)
+@pytest.mark.parametrize(("name", "dtype"), [
+    (name, dtype)
+    for name, (_, more, _) in UNARY.items()
+    for dtype in (*(() if name == "aclnnBitwiseNot" else FLOATS), *more)
+])  # fmt: skip
 @exercises(*UNARY)
 def test_functions_of_one_number(name: str, dtype: str) -> None:
     definition, _, is_of_own_dtype = UNARY[name]
@@ -167,14 +164,11 @@ def operand_pair(name: str, dtype: str) -> tuple[DeviceTensor, DeviceTensor]:
     return a, b
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        (name, dtype)
-        for name, (_, more, _) in BINARY.items()
-        for dtype in (*(() if name in ONLY_INTEGERS else FLOATS), *more)
-    ],
-)
+@pytest.mark.parametrize(("name", "dtype"), [
+    (name, dtype)
+    for name, (_, more, _) in BINARY.items()
+    for dtype in (*(() if name in ONLY_INTEGERS else FLOATS), *more)
+])  # fmt: skip
 @exercises(*BINARY)
 def test_functions_of_two_numbers_broadcast(name: str, dtype: str) -> None:
     definition, _, result = BINARY[name]
@@ -256,29 +250,26 @@ def test_flags_add_as_or_and_multiply_as_and() -> None:
     assert launch("aclnnMul", a, DeviceTensor.of([5, 6, 7, 8], "int32"), counted).bits.tolist() == [0, 0, 7, 8]
 
 
-@pytest.mark.parametrize(
-    ("operands", "common"),
-    [
-        (("float32", "bfloat16"), "float32"),
-        (("bfloat16", "float16"), "float32"),
-        (("float16", "float64"), "float64"),
-        (("bfloat16", "int64"), "bfloat16"),
-        (("bool", "float16"), "float16"),
-        (("int8", "uint8"), "int16"),
-        (("uint8", "int32"), "int32"),
-        (("int64", "int32"), "int64"),
-        (("bool", "uint8"), "uint8"),
-        (("uint16", "uint16"), "uint16"),
-        (("uint16", "int32"), None),
-        (("bfloat16", 1.5), "bfloat16"),
-        (("int32", 1.5), "float32"),
-        (("bool", 1.5), "float32"),
-        (("int8", 300), "int8"),
-        (("bool", 2), "int64"),
-        (("bool", True), "bool"),
-        (("float32", "int32", "bfloat16"), "float32"),
-    ],
-)
+@pytest.mark.parametrize(("operands", "common"), [
+    (("float32", "bfloat16"), "float32"),
+    (("bfloat16", "float16"), "float32"),
+    (("float16", "float64"), "float64"),
+    (("bfloat16", "int64"), "bfloat16"),
+    (("bool", "float16"), "float16"),
+    (("int8", "uint8"), "int16"),
+    (("uint8", "int32"), "int32"),
+    (("int64", "int32"), "int64"),
+    (("bool", "uint8"), "uint8"),
+    (("uint16", "uint16"), "uint16"),
+    (("uint16", "int32"), None),
+    (("bfloat16", 1.5), "bfloat16"),
+    (("int32", 1.5), "float32"),
+    (("bool", 1.5), "float32"),
+    (("int8", 300), "int8"),
+    (("bool", 2), "int64"),
+    (("bool", True), "bool"),
+    (("float32", "int32", "bfloat16"), "float32"),
+])  # fmt: skip
 def test_the_dtype_that_is_deduced(operands: tuple[Any, ...], common: str | None) -> None:
     given = [DeviceTensor.zeros((1,), one) if isinstance(one, str) else one for one in operands]
     assert deduced_dtype(*given) == common

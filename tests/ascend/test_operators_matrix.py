@@ -18,18 +18,15 @@ from mindgspo.ascend.emulator.tensors import DeviceTensor
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(
-    ("name", "a", "b"),
-    [
-        ("aclnnMm", (30, 20), (20, 10)),
-        ("aclnnMatmul", (2, 1, 30, 20), (3, 20, 10)),
-        ("aclnnMatmul", (20,), (20, 10)),
-        ("aclnnMatmul", (2, 30, 20), (20,)),
-        ("aclnnMatmul", (20,), (20,)),
-        ("aclnnBatchMatMul", (4, 30, 20), (4, 20, 10)),
-        ("aclnnMv", (30, 20), (20,)),
-    ],
-)
+@pytest.mark.parametrize(("name", "a", "b"), [
+    ("aclnnMm", (30, 20), (20, 10)),
+    ("aclnnMatmul", (2, 1, 30, 20), (3, 20, 10)),
+    ("aclnnMatmul", (20,), (20, 10)),
+    ("aclnnMatmul", (2, 30, 20), (20,)),
+    ("aclnnMatmul", (20,), (20,)),
+    ("aclnnBatchMatMul", (4, 30, 20), (4, 20, 10)),
+    ("aclnnMv", (30, 20), (20,)),
+])  # fmt: skip
 def test_products(name: str, a: Sequence[int], b: Sequence[int], dtype: str) -> None:
     left, right = draw(*a, dtype=dtype), draw(*b, dtype=dtype, seed=1)
     expected = exact(left) @ exact(right)
@@ -204,23 +201,20 @@ def test_internal_groups_of_rows() -> None:
     assert is_close(out, np.concatenate([exact(x)[:4] @ exact(weight)[0].T, exact(x)[4:] @ exact(weight)[1].T]))
 
 
-@pytest.mark.parametrize(
-    ("changed", "reason"),
-    [
-        ({"x": []}, "x must hold 1 to 128 tensors, not 0"),
-        ({"weight": [draw(2, 8, 6, dtype="float16")]}, "weight must hold the dtype of x, float32, not float16"),
-        ({"bias": [draw(2, 6, dtype="float16")]}, "biasOptional must hold float32 with float32, not float16"),
-        ({"kind": 1}, "groupType must be -1 or 0 or 2, not 1"),
-        ({"split": 0}, "groupType 0 must have a groupList and splitItem 2 or 3, not 0"),
-        ({"groups": None}, "groupType 0 must have a groupList and splitItem 2 or 3, not 3"),
-        ({"kind": -1}, "groupType -1 must have no groupList and splitItem 0 or 1, not 3"),
-        ({"groups": [10]}, "groupList must have 2 entries, of at most 1024, not 1"),
-        ({"groups": [6, 4]}, "groupList must not fall, and must end within the 10 of x, not [6, 4]"),
-        ({"groups": [6, 11]}, "groupList must not fall, and must end within the 10 of x, not [6, 11]"),
-        ({"x": [draw(1, 10, 8)]}, "groupType 0 does not take x [float32[1, 10, 8]]"),
-        ({"x": [draw(1, 65536)]}, "x must have a last axis of at most 65535, not 65536"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "reason"), [
+    ({"x": []}, "x must hold 1 to 128 tensors, not 0"),
+    ({"weight": [draw(2, 8, 6, dtype="float16")]}, "weight must hold the dtype of x, float32, not float16"),
+    ({"bias": [draw(2, 6, dtype="float16")]}, "biasOptional must hold float32 with float32, not float16"),
+    ({"kind": 1}, "groupType must be -1 or 0 or 2, not 1"),
+    ({"split": 0}, "groupType 0 must have a groupList and splitItem 2 or 3, not 0"),
+    ({"groups": None}, "groupType 0 must have a groupList and splitItem 2 or 3, not 3"),
+    ({"kind": -1}, "groupType -1 must have no groupList and splitItem 0 or 1, not 3"),
+    ({"groups": [10]}, "groupList must have 2 entries, of at most 1024, not 1"),
+    ({"groups": [6, 4]}, "groupList must not fall, and must end within the 10 of x, not [6, 4]"),
+    ({"groups": [6, 11]}, "groupList must not fall, and must end within the 10 of x, not [6, 11]"),
+    ({"x": [draw(1, 10, 8)]}, "groupType 0 does not take x [float32[1, 10, 8]]"),
+    ({"x": [draw(1, 65536)]}, "x must have a last axis of at most 65535, not 65536"),
+])  # fmt: skip
 def test_refused_groups(changed: dict[str, object], reason: str) -> None:
     given = {"x": [draw(10, 8)], "weight": [draw(2, 8, 6)], "groups": [4, 10], "split": 3, "kind": 0}
     given |= {"out": [DeviceTensor.zeros((10, 6))]} | changed

@@ -125,18 +125,13 @@ def test_cumulative_sums(dtype: str) -> None:
     launch("aclnnCumsum", draw(dtype=dtype), 0, NUMBER_OF[dtype], DeviceTensor.zeros((), dtype))
 
 
-@pytest.mark.parametrize(
-    ("exclusive", "reverse", "expected"),
-    [
-        (False, False, [1, 3, 6, 10]),
-        (True, False, [0, 1, 3, 6]),
-        (False, True, [10, 9, 7, 4]),
-        (True, True, [9, 7, 4, 0]),
-    ],
-)
-def test_cumulative_sums_without_the_element_and_from_the_end(
-    exclusive: bool, reverse: bool, expected: list[int]
-) -> None:
+@pytest.mark.parametrize(("exclusive", "reverse", "expected"), [
+    (False, False, [1, 3, 6, 10]),
+    (True, False, [0, 1, 3, 6]),
+    (False, True, [10, 9, 7, 4]),
+    (True, True, [9, 7, 4, 0]),
+])  # fmt: skip
+def test_cumulative_sums_without_the_element_and_from_the_end(exclusive, reverse, expected):
     assert reduction.cumulative(np.arange(1, 5), 0, exclusive=exclusive, reverse=reverse).tolist() == expected
 
 

@@ -29,9 +29,7 @@ def test_a_graph_divided_over_two_cards_equals_cpu(figures_of_cards: Callable, f
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_cards", "cases"), [(1, ONE), (2, TWO), (4, FOUR), (8, EIGHT)])
-def test_every_division_equals_cpu(
-    figures_of_cards: Callable, figures_on_cpu: Callable, num_cards: int, cases: Mapping
-) -> None:
+def test_every_division_equals_cpu(figures_of_cards, figures_on_cpu, num_cards, cases):
     check_all(figures_of_cards, figures_on_cpu, num_cards, cases)
 
 

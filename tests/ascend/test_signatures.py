@@ -58,21 +58,15 @@ def test_every_emulated_operator_has_the_arguments_of_its_prototype(table: Table
             assert [rule.name for rule in operator.rules] == arguments, name
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            "const aclTensor *self, int64_t dim, aclTensor* out, uint64_t *workspaceSize, aclOpExecutor **executor",
-            "tlt",
-        ),
-        ("aclTensorList * const x, char *mode, double p, bool keep, uint64_t* n, aclOpExecutor ** e", "Tzdb"),
-        ("const aclIntArray* dims, aclDataType dtype, int8_t kind, uint64_t* n, aclOpExecutor** e", "Iwc"),
-        ("uint64_t* workspaceSize, aclOpExecutor** executor", ""),
-        ("aclStream stream, uint64_t* n, aclOpExecutor** e", None),
-        ("self, out, &workspaceSize, &executor", None),
-        ("int64_t *sizes, uint64_t* n, aclOpExecutor** e", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("const aclTensor *self, int64_t dim, aclTensor* out, uint64_t *workspaceSize, aclOpExecutor **executor", "tlt"),
+    ("aclTensorList * const x, char *mode, double p, bool keep, uint64_t* n, aclOpExecutor ** e", "Tzdb"),
+    ("const aclIntArray* dims, aclDataType dtype, int8_t kind, uint64_t* n, aclOpExecutor** e", "Iwc"),
+    ("uint64_t* workspaceSize, aclOpExecutor** executor", ""),
+    ("aclStream stream, uint64_t* n, aclOpExecutor** e", None),
+    ("self, out, &workspaceSize, &executor", None),
+    ("int64_t *sizes, uint64_t* n, aclOpExecutor** e", None),
+])  # fmt: skip
 def test_reading_a_prototype(maker: ModuleType, text: str, expected: str | None) -> None:
     found = maker.letters_and_names(text)
     assert (isinstance(found, str) and expected is None) or "".join(letter for letter, _ in found) == expected

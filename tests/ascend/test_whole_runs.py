@@ -152,22 +152,13 @@ def test_the_eight_card_plans(cards: None, run: Callable, experiment: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ("plans.train.data_parallel=2", "plans.infer.model_parallel=2"),
-        ("plans.train={model_parallel: 2, use_seq_parallel: true}", "plans.infer.data_parallel=2"),
-        (
-            "plans.train={pipeline_stage: 2, micro_batch_num: 2}", "plans.infer.data_parallel=2",
-            "plans.reference.data_parallel=2", "algorithm.kl={placement: loss, coef: 0.1}",
-        ),
-        (
-            "model.dtype=bfloat16", "plans.train={data_parallel: 2, optimizer_shard: true}",
-            "plans.infer.data_parallel=2",
-        ),
-    ],
-    ids=["data", "model", "stages and a reference policy", "sharded moments in bfloat16"],
-)  # fmt: skip
+@pytest.mark.parametrize("settings", [
+    ("plans.train.data_parallel=2", "plans.infer.model_parallel=2"),
+    ("plans.train={model_parallel: 2, use_seq_parallel: true}", "plans.infer.data_parallel=2"),
+    ("plans.train={pipeline_stage: 2, micro_batch_num: 2}", "plans.infer.data_parallel=2",
+     "plans.reference.data_parallel=2", "algorithm.kl={placement: loss, coef: 0.1}"),
+    ("model.dtype=bfloat16", "plans.train={data_parallel: 2, optimizer_shard: true}", "plans.infer.data_parallel=2"),
+], ids=["data", "model", "stages and a reference policy", "sharded moments in bfloat16"])  # fmt: skip
 def test_two_card_plans(run: Callable, experiment: Path, settings: tuple[str, ...]) -> None:
     run("cards", *settings)
     assert steps(experiment.parent / "cards") == [0, 1, 2]
@@ -180,9 +171,7 @@ def test_two_card_plans(run: Callable, experiment: Path, settings: tuple[str, ..
     [(signal.SIGKILL, 137, "rank 1 failed first"), (signal.SIGSTOP, 124, "awaited: rank 1 at step")],
     ids=["killed", "in no collective"],
 )
-def test_a_rank_that_fails_is_named_and_the_others_end(
-    cards: None, experiment: Path, sign: int, exit_code: int, words: str
-) -> None:
+def test_a_rank_that_fails_is_named_and_the_others_end(cards, experiment, sign, exit_code, words):
     launcher = started_until_saved(
         experiment, "failed", "trainer.max_steps=50", "plans.train.data_parallel=2", "plans.infer.data_parallel=2",
         "watch={factor: 1, min_seconds: 40, on_stall: stop}",

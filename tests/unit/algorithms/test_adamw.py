@@ -82,16 +82,13 @@ class Twin:
         return norm
 
 
-@pytest.mark.parametrize(
-    ("beta2", "gradient_scale", "lr"),
-    [
-        pytest.param(0.95, 1e-3, 1e-3, id="unclipped"),
-        pytest.param(0.95, 1.0, 1e-3, id="clipped"),
-        pytest.param(0.999, 0.1, 1e-3, id="beta2 whose complement float32 misses by 1e-5"),
-        pytest.param(0.95, 1e-8, 1e-3, id="gradients as small as eps"),
-        pytest.param(0.95, 1e-3, 1e-6, id="default learning rate"),
-    ],
-)
+@pytest.mark.parametrize(("beta2", "gradient_scale", "lr"), [
+    pytest.param(0.95, 1e-3, 1e-3, id="unclipped"),
+    pytest.param(0.95, 1.0, 1e-3, id="clipped"),
+    pytest.param(0.999, 0.1, 1e-3, id="beta2 whose complement float32 misses by 1e-5"),
+    pytest.param(0.95, 1e-8, 1e-3, id="gradients as small as eps"),
+    pytest.param(0.95, 1e-3, 1e-6, id="default learning rate"),
+])  # fmt: skip
 def test_ten_steps_equal_the_float64_twin(beta2, gradient_scale, lr):
     rng = np.random.default_rng(0)
     section = OptimizerSection(beta2=beta2)

@@ -38,28 +38,25 @@ def by_hand(name, rewards=(1.0, 0.0, 0.0), groups=(0, 0, 0), **section) -> np.nd
     return first_tokens(estimate_advantages(AdvantageSection(estimator=name, **section), made(rewards, groups)))
 
 
-@pytest.mark.parametrize(
-    ("name", "section", "expected"),
-    [
-        ("grpo", {}, np.array([2, -1, -1]) / 3 / (np.sqrt(1 / 3) + 1e-6)),
-        ("grpo", {"ddof": 0, "eps": 0.5}, np.array([2, -1, -1]) / 3 / (np.sqrt(2 / 9) + 0.5)),
-        ("grpo", {"normalize_by_std": False}, [2 / 3, -1 / 3, -1 / 3]),
-        ("dr_grpo", {}, [2 / 3, -1 / 3, -1 / 3]),
-        ("rloo", {}, [1.0, -0.5, -0.5]),
-        ("opo", {}, [2 / 3, -1 / 3, -1 / 3]),
-        ("max_rl", {}, [2, -1, -1]),
-        ("pass_k", {}, [1 / (np.sqrt(1 / 3) + 1e-6), 0, 0]),
-        ("pass_k", {"normalize_by_std": False}, [1, 0, 0]),
-        ("gpg", {}, [2, -1, -1]),
-        ("remax", {}, [0.5, -0.5, -0.5]),
-        ("reinforce_plus_plus", {"whiten": "none", "gamma": 0.5}, [0.5, 0, 0]),
-        # 1 and four times 0 on tokens of equal number: mean 1/3, variance 6/5 * 2/9
-        ("reinforce_plus_plus", {}, np.array([2, -1, -1]) / 3 / np.sqrt(4 / 15)),
-        ("reinforce_plus_plus", {"whiten": "biased"}, np.array([2, -1, -1]) / 3 / np.sqrt(2 / 9)),
-        ("reinforce_plus_plus_baseline", {}, np.array([2, -1, -1]) / 3 / np.sqrt(4 / 15)),
-        ("reinforce_plus_plus_baseline", {"whiten": "none"}, [2 / 3, -1 / 3, -1 / 3]),
-    ],
-)
+@pytest.mark.parametrize(("name", "section", "expected"), [
+    ("grpo", {}, np.array([2, -1, -1]) / 3 / (np.sqrt(1 / 3) + 1e-6)),
+    ("grpo", {"ddof": 0, "eps": 0.5}, np.array([2, -1, -1]) / 3 / (np.sqrt(2 / 9) + 0.5)),
+    ("grpo", {"normalize_by_std": False}, [2 / 3, -1 / 3, -1 / 3]),
+    ("dr_grpo", {}, [2 / 3, -1 / 3, -1 / 3]),
+    ("rloo", {}, [1.0, -0.5, -0.5]),
+    ("opo", {}, [2 / 3, -1 / 3, -1 / 3]),
+    ("max_rl", {}, [2, -1, -1]),
+    ("pass_k", {}, [1 / (np.sqrt(1 / 3) + 1e-6), 0, 0]),
+    ("pass_k", {"normalize_by_std": False}, [1, 0, 0]),
+    ("gpg", {}, [2, -1, -1]),
+    ("remax", {}, [0.5, -0.5, -0.5]),
+    ("reinforce_plus_plus", {"whiten": "none", "gamma": 0.5}, [0.5, 0, 0]),
+    # 1 and four times 0 on tokens of equal number: mean 1/3, variance 6/5 * 2/9
+    ("reinforce_plus_plus", {}, np.array([2, -1, -1]) / 3 / np.sqrt(4 / 15)),
+    ("reinforce_plus_plus", {"whiten": "biased"}, np.array([2, -1, -1]) / 3 / np.sqrt(2 / 9)),
+    ("reinforce_plus_plus_baseline", {}, np.array([2, -1, -1]) / 3 / np.sqrt(4 / 15)),
+    ("reinforce_plus_plus_baseline", {"whiten": "none"}, [2 / 3, -1 / 3, -1 / 3]),
+])  # fmt: skip
 def test_one_right_of_three_by_hand(name, section, expected):
     np.testing.assert_allclose(by_hand(name, **section), expected, rtol=1e-6, atol=1e-7)
 
@@ -197,16 +194,13 @@ def test_parts_are_normalised_before_they_are_summed():
     np.testing.assert_allclose(summed, np.array([1, -1, 1, -1, 0]) / np.sqrt(2), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("section", "inputs", "message"),
-    [
-        ({"estimator": "rloo"}, parts_inputs(), "algorithm.advantage.estimator: rloo is not read with combine"),
-        ({"normalize_by_std": False}, parts_inputs(), "algorithm.advantage.normalize_by_std"),
-        ({"std_over": "batch"}, parts_inputs(), "algorithm.advantage.std_over"),
-        ({"singleton": "raw"}, parts_inputs(), "algorithm.advantage.singleton"),
-        ({}, parts_inputs(token_penalties=np.zeros((5, 2))), "algorithm.kl.placement"),
-    ],
-)
+@pytest.mark.parametrize(("section", "inputs", "message"), [
+    ({"estimator": "rloo"}, parts_inputs(), "algorithm.advantage.estimator: rloo is not read with combine"),
+    ({"normalize_by_std": False}, parts_inputs(), "algorithm.advantage.normalize_by_std"),
+    ({"std_over": "batch"}, parts_inputs(), "algorithm.advantage.std_over"),
+    ({"singleton": "raw"}, parts_inputs(), "algorithm.advantage.singleton"),
+    ({}, parts_inputs(token_penalties=np.zeros((5, 2))), "algorithm.kl.placement"),
+])  # fmt: skip
 def test_normalize_then_sum_refuses_what_it_would_not_read(section, inputs, message):
     with pytest.raises(ConfigError, match=message):
         estimate_advantages(
@@ -243,26 +237,23 @@ def test_rewards_beyond_the_arithmetic_are_refused(name, reward):
         estimate_advantages(section, made([reward, -reward, reward], [0, 0, 0]))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"counted_N": np.ones(2)}, "counted_N: expected bool"),
-        ({"counted_N": np.ones(3, dtype=bool)}, r"counted_N: expected bool \[2\]"),
-        ({"groups_N": np.zeros(3)}, r"groups_N: expected shape \[2\], got \[3\]"),
-        ({"groups_N": np.array([0.5, 1])}, "groups_N: 0.5"),
-        ({"lengths_N": np.array([1, -1])}, "lengths_N: -1 at .*below 0"),
-        ({"lengths_N": np.array([[1, 1]])}, "lengths_N: expected shape"),
-        ({"rewards_N": np.array([1.0, np.nan])}, r"rewards_N: nan at \[1\]"),
-        ({"rewards_N": np.zeros((2, 1))}, "rewards_N: expected shape"),
-        ({"baselines_N": np.zeros(1)}, "baselines_N: expected shape"),
-        ({"baselines_N": np.array([0.0, np.inf])}, r"baselines_N: inf at \[1\]"),
-        ({"token_penalties": np.zeros((2, 1))}, "token_penalties: 1 slots for a response of 2 tokens"),
-        ({"token_penalties": np.full((2, 2), np.nan)}, r"token_penalties: nan at \[0, 0\]"),
-        ({"token_penalties": np.zeros(2)}, "token_penalties: expected shape"),
-        ({"part_rewards_NF": np.zeros((2, 3))}, "give both or neither"),
-        ({"part_rewards_NF": np.zeros((2, 3)), "part_weights_F": np.zeros(2)}, "part_weights_F: expected shape"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"counted_N": np.ones(2)}, "counted_N: expected bool"),
+    ({"counted_N": np.ones(3, dtype=bool)}, r"counted_N: expected bool \[2\]"),
+    ({"groups_N": np.zeros(3)}, r"groups_N: expected shape \[2\], got \[3\]"),
+    ({"groups_N": np.array([0.5, 1])}, "groups_N: 0.5"),
+    ({"lengths_N": np.array([1, -1])}, "lengths_N: -1 at .*below 0"),
+    ({"lengths_N": np.array([[1, 1]])}, "lengths_N: expected shape"),
+    ({"rewards_N": np.array([1.0, np.nan])}, r"rewards_N: nan at \[1\]"),
+    ({"rewards_N": np.zeros((2, 1))}, "rewards_N: expected shape"),
+    ({"baselines_N": np.zeros(1)}, "baselines_N: expected shape"),
+    ({"baselines_N": np.array([0.0, np.inf])}, r"baselines_N: inf at \[1\]"),
+    ({"token_penalties": np.zeros((2, 1))}, "token_penalties: 1 slots for a response of 2 tokens"),
+    ({"token_penalties": np.full((2, 2), np.nan)}, r"token_penalties: nan at \[0, 0\]"),
+    ({"token_penalties": np.zeros(2)}, "token_penalties: expected shape"),
+    ({"part_rewards_NF": np.zeros((2, 3))}, "give both or neither"),
+    ({"part_rewards_NF": np.zeros((2, 3)), "part_weights_F": np.zeros(2)}, "part_weights_F: expected shape"),
+])  # fmt: skip
 def test_inputs_that_do_not_fit_are_refused(changes, message):
     fitting = {
         "rewards_N": np.array([1.0, 0.0]),
@@ -282,21 +273,18 @@ def test_a_step_without_rewards_is_all_zero(name):
     assert estimate_advantages(AdvantageSection(estimator=name), made([], [])) == ()
 
 
-@pytest.mark.parametrize(
-    ("rewards", "counted", "expected"),
-    [
-        ([1.0, 0.0], None, True),
-        ([0.1, 0.1, 0.1], None, False),
-        ([1.0], None, False),
-        ([], None, False),
-        ([None, 1.0, None], None, False),
-        ([None, 1.0, 0.0], None, True),
-        ([5.0, 1.0, 1.0], [False, True, True], False),
-        ([5.0, 1.0, 1.0], [True, True, False], True),
-        ([float("nan"), 1.0, 0.0], [False, True, True], True),
-        ([1.0, 0.0], [False, False], False),
-    ],
-)
+@pytest.mark.parametrize(("rewards", "counted", "expected"), [
+    ([1.0, 0.0], None, True),
+    ([0.1, 0.1, 0.1], None, False),
+    ([1.0], None, False),
+    ([], None, False),
+    ([None, 1.0, None], None, False),
+    ([None, 1.0, 0.0], None, True),
+    ([5.0, 1.0, 1.0], [False, True, True], False),
+    ([5.0, 1.0, 1.0], [True, True, False], True),
+    ([float("nan"), 1.0, 0.0], [False, True, True], True),
+    ([1.0, 0.0], [False, False], False),
+])  # fmt: skip
 def test_a_group_has_signal_when_rewards_that_count_differ(rewards, counted, expected):
     assert has_signal(rewards, counted) is expected
 

@@ -139,18 +139,15 @@ def test_centred_estimators_scale_with_the_rewards_and_ignore_a_constant(name):
     np.testing.assert_allclose(ESTIMATORS[name](rewards + 50, groups), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: grpo([1.0, 2.0], [0]), r"group: expected shape \[2\], got \[1\]"),
-        (lambda: grpo([[1.0, 2.0]], [0, 0]), r"rewards: expected shape \[any\], got \[1, 2\]"),
-        (lambda: rloo([1.0, np.inf], [0, 0]), r"rewards: inf at \[1\]"),
-        (lambda: rloo(["good", "bad"], [0, 0]), "rewards: not an array of numbers"),
-        (lambda: opo([1.0, 0.0], [0, 0], [3, -1]), r"lengths: -1 at \[1\].*below 0"),
-        (lambda: opo([1.0, 0.0], [0, 0], [3]), "lengths: expected shape"),
-        (lambda: dr_grpo([1.0, 0.0], [0, 0.5]), "group: 0.5 at"),
-    ],
-)
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: grpo([1.0, 2.0], [0]), r"group: expected shape \[2\], got \[1\]"),
+    (lambda: grpo([[1.0, 2.0]], [0, 0]), r"rewards: expected shape \[any\], got \[1, 2\]"),
+    (lambda: rloo([1.0, np.inf], [0, 0]), r"rewards: inf at \[1\]"),
+    (lambda: rloo(["good", "bad"], [0, 0]), "rewards: not an array of numbers"),
+    (lambda: opo([1.0, 0.0], [0, 0], [3, -1]), r"lengths: -1 at \[1\].*below 0"),
+    (lambda: opo([1.0, 0.0], [0, 0], [3]), "lengths: expected shape"),
+    (lambda: dr_grpo([1.0, 0.0], [0, 0.5]), "group: 0.5 at"),
+])  # fmt: skip
 def test_bad_arrays_are_refused(call, message):
     with pytest.raises(DataError, match=message):
         call()

@@ -30,14 +30,11 @@ def test_discounted_return_by_hand():
     assert discounted_returns([[0, 1, 2]], [[1, 1, 1]], gamma=0.5).tolist() == [[1.0, 2.0, 2.0]]
 
 
-@pytest.mark.parametrize(
-    ("hole", "expected"),
-    [
-        ("carry", [[3.0, 0.0, 4.0, 8.0]]),  # 1 + 0.5 * 4: the hole costs no discount
-        ("reset", [[1.0, 0.0, 4.0, 8.0]]),
-        ("discount", [[2.0, 2.0, 4.0, 8.0]]),  # 1 + 0.25 * 4
-    ],
-)
+@pytest.mark.parametrize(("hole", "expected"), [
+    ("carry", [[3.0, 0.0, 4.0, 8.0]]),  # 1 + 0.5 * 4: the hole costs no discount
+    ("reset", [[1.0, 0.0, 4.0, 8.0]]),
+    ("discount", [[2.0, 2.0, 4.0, 8.0]]),  # 1 + 0.25 * 4
+])  # fmt: skip
 def test_holes_of_a_return(hole, expected):
     assert discounted_returns([[1.0, np.nan, 0.0, 8.0]], HOLE, gamma=0.5, hole=hole).tolist() == expected
 
@@ -145,19 +142,16 @@ def test_padding_changes_nothing(skip_masked):
     assert (actual[:, 3:] == 0).all()
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: rewards_at_last_token([1, 2], [[1, 1]]), r"rewards: expected shape \[1\], got \[2\]"),
-        (lambda: discounted_returns([[1, 2]], [[1, 1, 1]]), r"token_rewards: expected shape \[1, 3\]"),
-        (lambda: discounted_returns([[np.nan, 2]], [[1, 1]]), r"token_rewards: nan at \[0, 0\]"),
-        (lambda: discounted_returns([[1, 2]], [[1, 2]]), r"mask: 2 at \[0, 1\].*0 and 1"),
-        (lambda: discounted_returns([1, 2], [1, 1]), "mask: expected shape"),
-        (lambda: remax([[1.0]], [0.0, 0.0], [[1]]), r"reward_baselines: expected shape \[1\], got \[2\]"),
-        (lambda: gae([[1.0]], [[1.0, 2.0]], [[1]]), r"values: expected shape \[1, 1\]"),
-        (lambda: reinforce_plus_plus_baseline([1.0], [0, 0], [[1]]), r"group: expected shape \[1\]"),
-    ],
-)
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: rewards_at_last_token([1, 2], [[1, 1]]), r"rewards: expected shape \[1\], got \[2\]"),
+    (lambda: discounted_returns([[1, 2]], [[1, 1, 1]]), r"token_rewards: expected shape \[1, 3\]"),
+    (lambda: discounted_returns([[np.nan, 2]], [[1, 1]]), r"token_rewards: nan at \[0, 0\]"),
+    (lambda: discounted_returns([[1, 2]], [[1, 2]]), r"mask: 2 at \[0, 1\].*0 and 1"),
+    (lambda: discounted_returns([1, 2], [1, 1]), "mask: expected shape"),
+    (lambda: remax([[1.0]], [0.0, 0.0], [[1]]), r"reward_baselines: expected shape \[1\], got \[2\]"),
+    (lambda: gae([[1.0]], [[1.0, 2.0]], [[1]]), r"values: expected shape \[1, 1\]"),
+    (lambda: reinforce_plus_plus_baseline([1.0], [0, 0], [[1]]), r"group: expected shape \[1\]"),
+])  # fmt: skip
 def test_bad_arrays_are_refused(call, message):
     with pytest.raises(DataError, match=message):
         call()

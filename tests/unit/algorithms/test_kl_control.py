@@ -25,18 +25,15 @@ def adaptive(**changes: object) -> KLController:
 # ----- coefficient
 
 
-@pytest.mark.parametrize(
-    ("mean_kl", "num_responses", "coef"),
-    [
-        (6.0, 100, 0.1),  # on target
-        (6.6, 100, 0.101),  # error 0.1, a tenth of the horizon: 1 + 0.1 * 0.1
-        (5.4, 100, 0.099),
-        (60.0, 100, 0.102),  # error 9, counted as 0.2
-        (0.0, 100, 0.098),  # error -1, counted as -0.2
-        (-3.0, 1000, 0.08),  # an estimate of k1 may be negative
-        (60.0, 0, 0.1),
-    ],
-)
+@pytest.mark.parametrize(("mean_kl", "num_responses", "coef"), [
+    (6.0, 100, 0.1),  # on target
+    (6.6, 100, 0.101),  # error 0.1, a tenth of the horizon: 1 + 0.1 * 0.1
+    (5.4, 100, 0.099),
+    (60.0, 100, 0.102),  # error 9, counted as 0.2
+    (0.0, 100, 0.098),  # error -1, counted as -0.2
+    (-3.0, 1000, 0.08),  # an estimate of k1 may be negative
+    (60.0, 0, 0.1),
+])  # fmt: skip
 def test_adaptive_coefficient_follows_the_clipped_relative_error(mean_kl, num_responses, coef):
     controller = adaptive()
     controller.update(mean_kl, num_responses)
@@ -106,16 +103,13 @@ def test_a_broken_state_is_refused(state):
 # ----- penalty per token
 
 
-@pytest.mark.parametrize(
-    ("estimator", "expected"),
-    [
-        ("k1", [math.log(2), -math.log(4)]),
-        ("k2", [math.log(2) ** 2 / 2, math.log(4) ** 2 / 2]),
-        ("abs", [math.log(2), math.log(4)]),
-        ("k3", [0.5 + math.log(2) - 1, 4 - math.log(4) - 1]),
-        ("low_var_kl", [0.5 + math.log(2) - 1, 4 - math.log(4) - 1]),
-    ],
-)
+@pytest.mark.parametrize(("estimator", "expected"), [
+    ("k1", [math.log(2), -math.log(4)]),
+    ("k2", [math.log(2) ** 2 / 2, math.log(4) ** 2 / 2]),
+    ("abs", [math.log(2), math.log(4)]),
+    ("k3", [0.5 + math.log(2) - 1, 4 - math.log(4) - 1]),
+    ("low_var_kl", [0.5 + math.log(2) - 1, 4 - math.log(4) - 1]),
+])  # fmt: skip
 def test_estimates_by_hand(estimator, expected):
     """Probabilities 1/2 and 1/8 under the old policy, 1/4 and 1/2 under the reference."""
     old, ref = np.log([0.5, 0.125]), np.log([0.25, 0.5])

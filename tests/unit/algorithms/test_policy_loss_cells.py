@@ -388,16 +388,13 @@ def test_a_named_cell_is_its_definition(cpu_runtime, run):
         assert float(loss.asnumpy()) == pytest.approx(run(definition, inputs).loss, rel=1e-6), name
 
 
-@pytest.mark.parametrize(
-    ("kl", "expected"),
-    [
-        (KLSection(placement="none"), None),
-        (KLSection(placement="reward"), None),
-        (KLSection(placement="loss"), ("k3", (-20, 20), (-10, 10), False)),
-        (KLSection(placement="loss", estimator="low_var_kl", value_clamp=None), ("k3", (-20, 20), None, False)),
-        (KLSection(placement="loss", estimator="k1", straight_through=True), ("k1", None, None, True)),
-    ],
-)
+@pytest.mark.parametrize(("kl", "expected"), [
+    (KLSection(placement="none"), None),
+    (KLSection(placement="reward"), None),
+    (KLSection(placement="loss"), ("k3", (-20, 20), (-10, 10), False)),
+    (KLSection(placement="loss", estimator="low_var_kl", value_clamp=None), ("k3", (-20, 20), None, False)),
+    (KLSection(placement="loss", estimator="k1", straight_through=True), ("k1", None, None, True)),
+])  # fmt: skip
 def test_the_kl_section_becomes_a_term_of_the_loss(cpu_runtime, kl, expected):
     from mindgspo.algorithms.losses.registry import loss_definition
 
@@ -406,16 +403,13 @@ def test_the_kl_section_becomes_a_term_of_the_loss(cpu_runtime, kl, expected):
     assert term is None or term.aggregation.mode == "seq-mean-token-mean"
 
 
-@pytest.mark.parametrize(
-    ("changed", "error", "message"),
-    [
-        ({"mask": np.ones((6, 7), np.float32)}, TypeError, "mask_NK: expected bool, got Float32"),
-        ({"mask": np.ones(42, bool)}, ValueError, r"mask_NK: expected \[responses, tokens\], got shape \[42\]"),
-        ({"advantages": np.ones(6, np.float32)}, ValueError, r"advantages_NK: expected shape \[6, 7\].*got \[6\]"),
-        ({"old_logp": np.ones((6, 8), np.float32)}, ValueError, r"old_logp_NK: expected shape \[6, 7\].*got \[6, 8\]"),
-        ({"ref_logp": np.ones((5, 7), np.float32)}, ValueError, r"ref_logp_NK: expected shape \[6, 7\]"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "error", "message"), [
+    ({"mask": np.ones((6, 7), np.float32)}, TypeError, "mask_NK: expected bool, got Float32"),
+    ({"mask": np.ones(42, bool)}, ValueError, r"mask_NK: expected \[responses, tokens\], got shape \[42\]"),
+    ({"advantages": np.ones(6, np.float32)}, ValueError, r"advantages_NK: expected shape \[6, 7\].*got \[6\]"),
+    ({"old_logp": np.ones((6, 8), np.float32)}, ValueError, r"old_logp_NK: expected shape \[6, 7\].*got \[6, 8\]"),
+    ({"ref_logp": np.ones((5, 7), np.float32)}, ValueError, r"ref_logp_NK: expected shape \[6, 7\]"),
+])  # fmt: skip
 def test_inputs_that_do_not_fit_are_named(run, changed, error, message):
     definition = definition_of("gspo")
     inputs = random_inputs(definition, seed=12)

@@ -38,21 +38,18 @@ def test_level_none_is_exactly_one_everywhere():
     assert result.dtype == np.float32 and (result == 1).all()
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"level": "token", "max": 100.0}, [[4, 0.5, 2**0.5], [8, 1, 1], [1, 1, 1]]),
-        ({"level": "token"}, [[2, 0.5, 2**0.5], [2, 1, 1], [1, 1, 1]]),
-        ({"level": "token", "mode": "mask"}, [[0, 0.5, 2**0.5], [0, 1, 1], [1, 1, 1]]),
-        ({"level": "token", "mode": "mask", "max": 5.0, "min": 0.6}, [[4, 0, 2**0.5], [0, 1, 1], [1, 1, 1]]),
-        ({"level": "sequence", "max": 100.0}, [[2**1.5] * 3, [8, 1, 1], [1, 1, 1]]),
-        ({"level": "sequence", "max": 4.0}, [[2**1.5] * 3, [4, 1, 1], [1, 1, 1]]),
-        ({"level": "sequence", "max": 4.0, "mode": "mask"}, [[2**1.5] * 3, [0, 1, 1], [1, 1, 1]]),
-        ({"level": "geometric", "max": 100.0}, [[2**0.5] * 3, [8, 1, 1], [1, 1, 1]]),
-        ({"level": "geometric", "max": 1.2}, [[1.2] * 3, [1.2, 1, 1], [1, 1, 1]]),
-        ({"level": "geometric", "max": 1.2, "mode": "mask"}, [[0] * 3, [0, 1, 1], [1, 1, 1]]),
-    ],
-)
+@pytest.mark.parametrize(("settings", "expected"), [
+    ({"level": "token", "max": 100.0}, [[4, 0.5, 2**0.5], [8, 1, 1], [1, 1, 1]]),
+    ({"level": "token"}, [[2, 0.5, 2**0.5], [2, 1, 1], [1, 1, 1]]),
+    ({"level": "token", "mode": "mask"}, [[0, 0.5, 2**0.5], [0, 1, 1], [1, 1, 1]]),
+    ({"level": "token", "mode": "mask", "max": 5.0, "min": 0.6}, [[4, 0, 2**0.5], [0, 1, 1], [1, 1, 1]]),
+    ({"level": "sequence", "max": 100.0}, [[2**1.5] * 3, [8, 1, 1], [1, 1, 1]]),
+    ({"level": "sequence", "max": 4.0}, [[2**1.5] * 3, [4, 1, 1], [1, 1, 1]]),
+    ({"level": "sequence", "max": 4.0, "mode": "mask"}, [[2**1.5] * 3, [0, 1, 1], [1, 1, 1]]),
+    ({"level": "geometric", "max": 100.0}, [[2**0.5] * 3, [8, 1, 1], [1, 1, 1]]),
+    ({"level": "geometric", "max": 1.2}, [[1.2] * 3, [1.2, 1, 1], [1, 1, 1]]),
+    ({"level": "geometric", "max": 1.2, "mode": "mask"}, [[0] * 3, [0, 1, 1], [1, 1, 1]]),
+])  # fmt: skip
 def test_weights_by_hand(settings, expected):
     result = weights(**settings)
     assert result.dtype == np.float32

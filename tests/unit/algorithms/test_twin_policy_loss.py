@@ -323,17 +323,14 @@ def test_conformance_metrics_take_the_cases_denominators():
     assert conformance_metrics(bounded, **arrays, ppo_kl_clamped=True)["ppo_kl_token"] == pytest.approx(-0.05)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("mask_NK", np.array([[1, 2], [0, 1]]), "0 and 1 only, got 2"),
-        ("mask_NK", np.array([1, 1]), "got shape"),
-        ("advantages_NK", np.ones(3), "one per response"),
-        ("advantages_NK", np.ones((2, 1)), "one per response"),
-        ("old_logp_NK", np.ones((2, 3)), "old_logp: expected the mask's shape"),
-        ("logp_NK", [[1.0], [1.0, 2.0]], "logp: expected rows of numbers"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "message"), [
+    ("mask_NK", np.array([[1, 2], [0, 1]]), "0 and 1 only, got 2"),
+    ("mask_NK", np.array([1, 1]), "got shape"),
+    ("advantages_NK", np.ones(3), "one per response"),
+    ("advantages_NK", np.ones((2, 1)), "one per response"),
+    ("old_logp_NK", np.ones((2, 3)), "old_logp: expected the mask's shape"),
+    ("logp_NK", [[1.0], [1.0, 2.0]], "logp: expected rows of numbers"),
+])  # fmt: skip
 def test_arrays_that_do_not_fit_are_refused(name, value, message):
     arrays = rows([[0.0, 0.0], [0.0, 0.0]], [1.0, 1.0])
     with pytest.raises(DataError, match=message):

@@ -32,18 +32,15 @@ def aggregation_by(mode, **keys):
     return Aggregation(mode=mode, loss_scale_factor=10.0 if mode in SCALED else None, **keys)
 
 
-@pytest.mark.parametrize(
-    ("mode", "expected"),
-    [
-        ("token-mean", 14 / 4),
-        ("token-sum", 14.0),
-        ("seq-mean-token-mean", (3 + 5) / 2),
-        ("seq-mean-token-sum", 14 / 2),
-        ("seq-mean-token-sum-norm", 14 / 2 / 10),
-        ("batch-token-sum-norm", 14 / 10),
-        ("batch-mean", (3 + 5) / 3),
-    ],
-)
+@pytest.mark.parametrize(("mode", "expected"), [
+    ("token-mean", 14 / 4),
+    ("token-sum", 14.0),
+    ("seq-mean-token-mean", (3 + 5) / 2),
+    ("seq-mean-token-sum", 14 / 2),
+    ("seq-mean-token-sum-norm", 14 / 2 / 10),
+    ("batch-token-sum-norm", 14 / 10),
+    ("batch-mean", (3 + 5) / 3),
+])  # fmt: skip
 def test_modes_by_hand(mode, expected):
     aggregation = aggregation_by(mode)
     num_sequences, num_tokens = denominators(MASK, aggregation)
@@ -59,15 +56,12 @@ def test_sequence_length_can_carry_an_epsilon():
     assert loss == pytest.approx(9 / 4 + 5 / 2)
 
 
-@pytest.mark.parametrize(
-    ("keys", "expected"),
-    [
-        ({}, (2.0, 4.0)),
-        ({"norm_seqs": 9, "norm_tokens": 37}, (9.0, 37.0)),
-        ({"dp_size": 4}, (0.5, 1.0)),
-        ({"norm_seqs": 8, "norm_tokens": 36, "dp_size": 2, "token_mean_eps": 4.0}, (4.0, 20.0)),
-    ],
-)
+@pytest.mark.parametrize(("keys", "expected"), [
+    ({}, (2.0, 4.0)),
+    ({"norm_seqs": 9, "norm_tokens": 37}, (9.0, 37.0)),
+    ({"dp_size": 4}, (0.5, 1.0)),
+    ({"norm_seqs": 8, "norm_tokens": 36, "dp_size": 2, "token_mean_eps": 4.0}, (4.0, 20.0)),
+])  # fmt: skip
 def test_denominators_by_hand(keys, expected):
     assert denominators(MASK, aggregation_by("token-mean"), **keys) == expected
 

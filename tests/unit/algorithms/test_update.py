@@ -221,13 +221,10 @@ def test_an_update_does_not_remember_the_gradients_of_the_one_before():
         np.testing.assert_array_equal(weights_of(policy)[name], value)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        pytest.param("advantages_NK", np.nan, "loss of micro-batch 2 of 3 is nan", id="loss"),
-        pytest.param("advantages_NK", 1e30, "gradient norm is inf", id="norm"),
-    ],
-)
+@pytest.mark.parametrize(("field", "value", "message"), [
+    pytest.param("advantages_NK", np.nan, "loss of micro-batch 2 of 3 is nan", id="loss"),
+    pytest.param("advantages_NK", 1e30, "gradient norm is inf", id="norm"),
+])  # fmt: skip
 def test_a_non_finite_update_is_refused_and_leaves_no_trace(field, value, message):
     updater, policy = make_updater()
     good, poisoned = cut(make_batch(), 2), cut(make_batch(), 2)
@@ -354,16 +351,12 @@ def dressed(batch: Batch, seed: int = 7) -> Batch:
 KL = KLSection(placement="loss")
 
 
-@pytest.mark.parametrize(
-    "section",
-    [
-        algorithm("gspo_token", clip_low=0.1, clip_high=0.1, allow_wide_clip=True, kl=KL),
-        algorithm("ppo", kl=KL),
-        algorithm("gmpo", clip_low=0.05, clip_high=0.05, kl=KL),
-        algorithm("cispo", clip_low=0.05, clip_high=0.05, kl=KL),
-    ],
-    ids=lambda section: section.name,
-)
+@pytest.mark.parametrize("section", [
+    algorithm("gspo_token", clip_low=0.1, clip_high=0.1, allow_wide_clip=True, kl=KL),
+    algorithm("ppo", kl=KL),
+    algorithm("gmpo", clip_low=0.05, clip_high=0.05, kl=KL),
+    algorithm("cispo", clip_low=0.05, clip_high=0.05, kl=KL),
+], ids=lambda section: section.name)  # fmt: skip
 def test_other_losses_with_all_their_inputs_equal_numpy(section):
     """Cut into micro-batches of two, of which the last has two fillers."""
     from mindgspo.algorithms.losses.registry import build_policy_loss

@@ -130,33 +130,30 @@ def test_low_var_kl_is_bounded_and_k3_is_not():
     np.testing.assert_allclose(free, [[-(np.exp(5) - 6)]])
 
 
-@pytest.mark.parametrize(
-    ("config", "changes", "message"),
-    [
-        ({"estimator": "grop"}, {}, "unknown estimator 'grop'.*did you mean 'grpo'"),
-        ({}, {}, "unknown estimator None"),
-        ({"estimator": "grpo", "epsilon": 1e-6}, {}, "grpo.epsilon: unknown key"),
-        ({"estimator": "grpo", "gamma": 0.9}, {}, "gamma: unknown key"),
-        ({"estimator": "grpo", "scale": "stdev"}, {}, "scale: expected one of .*, got 'stdev'; did you mean 'std'"),
-        ({"estimator": "grpo", "ddof": 2}, {}, "ddof: must be <= 1, got 2"),
-        ({"estimator": "grpo", "ddof": True}, {}, "ddof: expected a whole number, got True"),
-        ({"estimator": "grpo", "eps": -1e-6}, {}, "eps: must be >= 0, got -1e-06"),
-        ({"estimator": "grpo", "eps": "small"}, {}, "eps: expected a finite number, got 'small'"),
-        ({"estimator": "grpo", "center": "none", "scale": "mean"}, {}, "no definition"),
-        ({"estimator": "gae", "gamma": 1.5}, {}, "gamma: must be <= 1, got 1.5"),
-        ({"estimator": "gae"}, {"values": None}, "gae: needs the input 'values'"),
-        ({"estimator": "remax"}, {"reward_baselines": None}, "needs the input 'reward_baselines'"),
-        ({"estimator": "grpo"}, {"rewards": None}, "needs the input 'rewards'"),
-        ({"estimator": "grpo"}, {"token_rewards": np.zeros((6, 4))}, "rewards or token_rewards, not both"),
-        ({"estimator": "grpo"}, {"group": np.zeros(5)}, r"group: expected shape \[6\], got \[5\]"),
-        ({"estimator": "grpo"}, {"group": np.full(6, 0.5)}, "group: 0.5 at .*whole"),
-        ({"estimator": "grpo"}, {"mask": np.ones((5, 4))}, "5 rows for 6 rewards|mask"),
-        ({"estimator": "grpo"}, {"mask": np.full((6, 4), 0.5)}, "mask: 0.5 at .*only 0 and 1"),
-        ({"estimator": "grpo"}, {"rewards": [1, 2, np.nan, 0, 0, 0]}, r"rewards: nan at \[2\].*finite"),
-        ({"estimator": "gae"}, {"values": np.zeros((6, 3))}, r"values: expected shape \[6, 4\]"),
-        ({"estimator": "gae"}, {"values": np.where(MASK, np.nan, 0.0)}, "values: nan at .*finite"),
-    ],
-)
+@pytest.mark.parametrize(("config", "changes", "message"), [
+    ({"estimator": "grop"}, {}, "unknown estimator 'grop'.*did you mean 'grpo'"),
+    ({}, {}, "unknown estimator None"),
+    ({"estimator": "grpo", "epsilon": 1e-6}, {}, "grpo.epsilon: unknown key"),
+    ({"estimator": "grpo", "gamma": 0.9}, {}, "gamma: unknown key"),
+    ({"estimator": "grpo", "scale": "stdev"}, {}, "scale: expected one of .*, got 'stdev'; did you mean 'std'"),
+    ({"estimator": "grpo", "ddof": 2}, {}, "ddof: must be <= 1, got 2"),
+    ({"estimator": "grpo", "ddof": True}, {}, "ddof: expected a whole number, got True"),
+    ({"estimator": "grpo", "eps": -1e-6}, {}, "eps: must be >= 0, got -1e-06"),
+    ({"estimator": "grpo", "eps": "small"}, {}, "eps: expected a finite number, got 'small'"),
+    ({"estimator": "grpo", "center": "none", "scale": "mean"}, {}, "no definition"),
+    ({"estimator": "gae", "gamma": 1.5}, {}, "gamma: must be <= 1, got 1.5"),
+    ({"estimator": "gae"}, {"values": None}, "gae: needs the input 'values'"),
+    ({"estimator": "remax"}, {"reward_baselines": None}, "needs the input 'reward_baselines'"),
+    ({"estimator": "grpo"}, {"rewards": None}, "needs the input 'rewards'"),
+    ({"estimator": "grpo"}, {"token_rewards": np.zeros((6, 4))}, "rewards or token_rewards, not both"),
+    ({"estimator": "grpo"}, {"group": np.zeros(5)}, r"group: expected shape \[6\], got \[5\]"),
+    ({"estimator": "grpo"}, {"group": np.full(6, 0.5)}, "group: 0.5 at .*whole"),
+    ({"estimator": "grpo"}, {"mask": np.ones((5, 4))}, "5 rows for 6 rewards|mask"),
+    ({"estimator": "grpo"}, {"mask": np.full((6, 4), 0.5)}, "mask: 0.5 at .*only 0 and 1"),
+    ({"estimator": "grpo"}, {"rewards": [1, 2, np.nan, 0, 0, 0]}, r"rewards: nan at \[2\].*finite"),
+    ({"estimator": "gae"}, {"values": np.zeros((6, 3))}, r"values: expected shape \[6, 4\]"),
+    ({"estimator": "gae"}, {"values": np.where(MASK, np.nan, 0.0)}, "values: nan at .*finite"),
+])  # fmt: skip
 def test_bad_cases_are_refused(config, changes, message):
     inputs = {**full_inputs(), **changes}
     with pytest.raises(DataError, match=message):
@@ -166,27 +163,20 @@ def test_bad_cases_are_refused(config, changes, message):
 TRL = {"mode": "sum_then_normalize", "group_size": 2, "eps": 1e-4}
 
 
-@pytest.mark.parametrize(
-    ("config", "inputs", "message"),
-    [
-        ({"mode": "sum_then_normalise"}, {}, "unknown mode.*did you mean 'sum_then_normalize'"),
-        ({"mode": "slime"}, {"rewards": [1.0]}, "group_size: missing; needed here: mode, group_size"),
-        ({**TRL, "group_size": -4}, {}, "group_size: must be >= 1"),
-        ({**TRL, "group_size": 0}, {}, "group_size: must be >= 1"),
-        ({**TRL, "group_size": 1.5}, {}, "group_size: expected a whole number"),
-        ({**TRL, "scale": "std"}, {}, "scale: expected one of group, batch, none, got 'std'"),
-        (TRL, {"rewards": [1.0, 2.0, 3.0]}, "3 rewards are not whole groups of group_size 2"),
-        (TRL, {"rewards_per_func": [[1.0, 2.0]], "reward_weights": [1.0]}, "whole groups|reward_weights"),
-        (
-            TRL,
-            {"rewards_per_func": [[1.0], [2.0]], "reward_weights": [1.0, 1.0]},
-            r"reward_weights: .*\[1\], got \[2\]",
-        ),
-        (TRL, {"rewards_per_func": [[1.0], [np.inf]], "reward_weights": [1.0]}, "infinite"),
-        (TRL, {"rewards_per_func": [[1.0], [2.0]]}, "needs the input 'reward_weights'"),
-        ({"mode": "slime", "group_size": 2}, {"rewards": [1.0, np.nan]}, "rewards: nan"),
-    ],
-)
+@pytest.mark.parametrize(("config", "inputs", "message"), [
+    ({"mode": "sum_then_normalise"}, {}, "unknown mode.*did you mean 'sum_then_normalize'"),
+    ({"mode": "slime"}, {"rewards": [1.0]}, "group_size: missing; needed here: mode, group_size"),
+    ({**TRL, "group_size": -4}, {}, "group_size: must be >= 1"),
+    ({**TRL, "group_size": 0}, {}, "group_size: must be >= 1"),
+    ({**TRL, "group_size": 1.5}, {}, "group_size: expected a whole number"),
+    ({**TRL, "scale": "std"}, {}, "scale: expected one of group, batch, none, got 'std'"),
+    (TRL, {"rewards": [1.0, 2.0, 3.0]}, "3 rewards are not whole groups of group_size 2"),
+    (TRL, {"rewards_per_func": [[1.0, 2.0]], "reward_weights": [1.0]}, "whole groups|reward_weights"),
+    (TRL, {"rewards_per_func": [[1.0], [2.0]], "reward_weights": [1.0, 1.0]}, r"reward_weights: .*\[1\], got \[2\]"),
+    (TRL, {"rewards_per_func": [[1.0], [np.inf]], "reward_weights": [1.0]}, "infinite"),
+    (TRL, {"rewards_per_func": [[1.0], [2.0]]}, "needs the input 'reward_weights'"),
+    ({"mode": "slime", "group_size": 2}, {"rewards": [1.0, np.nan]}, "rewards: nan"),
+])  # fmt: skip
 def test_bad_reward_norms_are_refused(config, inputs, message):
     with pytest.raises(DataError, match=message):
         normalized_rewards(config, inputs)

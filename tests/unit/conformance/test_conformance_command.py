@@ -107,16 +107,11 @@ def other_denominator(entry: Entry) -> str:
     return "loss: expected"
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        wrong_loss, wrong_gradient, gradient_in_a_masked_slot, nan_result, nan_expected, other_clip_range,
-        other_aggregation, other_denominator,
-    ],
-)  # fmt: skip
-def test_both_sides_see_what_is_wrong(
-    spoil: Callable[[Entry], str], entry: Entry, write: Write, capsys: pytest.CaptureFixture, cpu_runtime: None
-) -> None:
+@pytest.mark.parametrize("spoil", [
+    wrong_loss, wrong_gradient, gradient_in_a_masked_slot, nan_result, nan_expected, other_clip_range,
+    other_aggregation, other_denominator,
+])  # fmt: skip
+def test_both_sides_see_what_is_wrong(spoil, entry, write, capsys, cpu_runtime):
     assert entry["config"]["loss_agg_mode"] == "token-mean" and entry["config"]["clip_high"] == 0.2
     said = spoil(entry)
     code, lines = run(capsys, write(entry))
@@ -138,26 +133,15 @@ def test_a_wrong_metric_is_the_twin_s(entry: Entry, write: Write, capsys: pytest
     assert code == 1 and any(line.startswith("  twin metrics.ppo_kl_token: expected") for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("name", "quantity", "said"),
-    [
-        ("kl_small/k1/verl-0.9.1", ("kl_token", 0, 1), "cell kl_token[0, 1]: expected"),
-        ("kl_small/k1/verl-0.9.1", ("grad_logp", 2, 0), "cell grad_logp[2, 0]: expected"),
-        ("agg_plain/token-mean/verl-0.9.1", ("grad_loss_mat", 0, 0), "cell grad_loss_mat[0, 0]: expected"),
-        ("adv_binary/grpo/verl-0.9.1", ("advantages", 7, 1), "twin advantages[7, 1]: expected"),
-        ("rnorm_one_func/sum_then_group_n4/trl-1.16.0", ("advantages", 3), "twin advantages[3]: expected"),
-        ("overlong_20_5_1.0/verl-0.9.1", ("penalty", 22), "twin penalty[22]: expected"),
-    ],
-)
-def test_every_kind_can_fail(
-    name: str,
-    quantity: tuple[Any, ...],
-    said: str,
-    public_entries: dict[str, Entry],
-    write: Write,
-    capsys: pytest.CaptureFixture,
-    cpu_runtime: None,
-) -> None:
+@pytest.mark.parametrize(("name", "quantity", "said"), [
+    ("kl_small/k1/verl-0.9.1", ("kl_token", 0, 1), "cell kl_token[0, 1]: expected"),
+    ("kl_small/k1/verl-0.9.1", ("grad_logp", 2, 0), "cell grad_logp[2, 0]: expected"),
+    ("agg_plain/token-mean/verl-0.9.1", ("grad_loss_mat", 0, 0), "cell grad_loss_mat[0, 0]: expected"),
+    ("adv_binary/grpo/verl-0.9.1", ("advantages", 7, 1), "twin advantages[7, 1]: expected"),
+    ("rnorm_one_func/sum_then_group_n4/trl-1.16.0", ("advantages", 3), "twin advantages[3]: expected"),
+    ("overlong_20_5_1.0/verl-0.9.1", ("penalty", 22), "twin penalty[22]: expected"),
+])  # fmt: skip
+def test_every_kind_can_fail(name, quantity, said, public_entries, write, capsys, cpu_runtime):
     wrong = copy.deepcopy(public_entries[name])
     *path, last = quantity
     array = wrong["expected"]
@@ -169,9 +153,7 @@ def test_every_kind_can_fail(
     assert any(said in line for line in lines), lines
 
 
-def test_skipped_cells_are_counted_and_their_twins_still_compared(
-    public_entries: dict[str, Entry], write: Write, capsys: pytest.CaptureFixture
-) -> None:
+def test_skipped_cells_are_counted_and_their_twins_still_compared(public_entries, write, capsys):
     skipped = [copy.deepcopy(one) for one in public_entries.values() if "log_ratio_overflow" in one["tags"]][:2]
     skipped[1]["expected"]["loss"] = 3.0
     code, lines = run(capsys, write(*skipped))
@@ -179,9 +161,7 @@ def test_skipped_cells_are_counted_and_their_twins_still_compared(
     assert any(line.startswith("skipped in float32: 2 of 2 (2 ") for line in lines)
 
 
-def test_filters_of_the_command_line(
-    entry: Entry, public_entries: dict[str, Entry], write: Write, capsys: pytest.CaptureFixture
-) -> None:
+def test_filters_of_the_command_line(entry, public_entries, write, capsys):
     path = write(entry, public_entries["overlong_20_5_1.0/verl-0.9.1"])
     for arguments, last in [
         (("--kind", "overlong"), "1 passed, 0 failed"),

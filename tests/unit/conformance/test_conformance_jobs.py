@@ -30,18 +30,15 @@ def only_job(*cases: Case) -> CellJob:
     return job
 
 
-@pytest.mark.parametrize(
-    ("tags", "edge_margin", "reason"),
-    [
-        ((), np.inf, None),
-        (("tie", "masked_nan"), 1.01e-6, None),
-        ((), 9e-7, "edge_margin < 1e-06"),
-        ((), 0.0, "edge_margin < 1e-06"),
-        ((), np.nan, "edge_margin < 1e-06"),
-        (("dual_clip", "float64_only"), 0.3, "float64_only"),
-        (("log_ratio_overflow",), 0.3, "log_ratio_overflow"),
-    ],
-)
+@pytest.mark.parametrize(("tags", "edge_margin", "reason"), [
+    ((), np.inf, None),
+    (("tie", "masked_nan"), 1.01e-6, None),
+    ((), 9e-7, "edge_margin < 1e-06"),
+    ((), 0.0, "edge_margin < 1e-06"),
+    ((), np.nan, "edge_margin < 1e-06"),
+    (("dual_clip", "float64_only"), 0.3, "float64_only"),
+    (("log_ratio_overflow",), 0.3, "log_ratio_overflow"),
+])  # fmt: skip
 def test_only_what_the_format_names_is_skipped(tags: tuple[str, ...], edge_margin: float, reason: str | None) -> None:
     case = loss_case(config=GSPO, tags=tags, edge_margin=edge_margin)
     assert skip_reason(case) == reason

@@ -134,30 +134,18 @@ NORM, BIAS = "model.norm.weight", "model.layers.1.self_attn.q_proj.bias"
 UP = "model.layers.0.mlp.up_proj.weight"
 
 
-@pytest.mark.parametrize(
-    ("gone", "changed", "message"),
-    [
-        (NORM, lambda arrays: {}, r"missing \(1\):\s+model\.norm\.weight"),
-        ("lm_head.weight", lambda arrays: {}, "lm_head.weight"),
-        (
-            None, lambda arrays: {"model.layers.2.mlp.up_proj.weight": np.zeros((12, 8), np.float32)},
-            r"unexpected \(1\):\s+model\.layers\.2\.mlp\.up_proj\.weight",
-        ),
-        (
-            None, lambda arrays: {UP: arrays[UP].T},
-            r"wrong shape \(1\):\s+model\.layers\.0\.mlp\.up_proj\.weight: the model has \(12, 8\)",
-        ),
-        (
-            BIAS, lambda arrays: {f"{BIAS}s": arrays[BIAS]},
-            r"q_proj\.bias; did you mean model\.layers\.1\.self_attn\.q_proj\.biass\?",
-        ),
-        (
-            None, lambda arrays: {BIAS: arrays[BIAS].astype(np.int8)},
-            r"not floating point.*\s+model\.layers\.1\.self_attn\.q_proj\.bias: I8",
-        ),
-    ],
-    ids=["missing", "no head", "unexpected", "transposed", "misspelt", "quantised"],
-)  # fmt: skip
+@pytest.mark.parametrize(("gone", "changed", "message"), [
+    (NORM, lambda arrays: {}, r"missing \(1\):\s+model\.norm\.weight"),
+    ("lm_head.weight", lambda arrays: {}, "lm_head.weight"),
+    (None, lambda arrays: {"model.layers.2.mlp.up_proj.weight": np.zeros((12, 8), np.float32)},
+     r"unexpected \(1\):\s+model\.layers\.2\.mlp\.up_proj\.weight"),
+    (None, lambda arrays: {UP: arrays[UP].T},
+     r"wrong shape \(1\):\s+model\.layers\.0\.mlp\.up_proj\.weight: the model has \(12, 8\)"),
+    (BIAS, lambda arrays: {f"{BIAS}s": arrays[BIAS]},
+     r"q_proj\.bias; did you mean model\.layers\.1\.self_attn\.q_proj\.biass\?"),
+    (None, lambda arrays: {BIAS: arrays[BIAS].astype(np.int8)},
+     r"not floating point.*\s+model\.layers\.1\.self_attn\.q_proj\.bias: I8"),
+], ids=["missing", "no head", "unexpected", "transposed", "misspelt", "quantised"])  # fmt: skip
 def test_arrays_that_do_not_fit_are_refused_and_nothing_changes(gone: str | None, changed, message: str) -> None:
     section = make_section()
     model, arrays = loaded(section, random_arrays(section, 0)), random_arrays(section, 1)
