@@ -18,86 +18,43 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 SAMPLING_TOLERANCE = 2e-3
 
+
+def case(model: str, train: Mapping, infer: Mapping) -> dict:
+    return {"model": model, "train": dict(train), "infer": dict(infer)}
+
+
+DATA, MODEL, STAGES = {"data_parallel": 2}, {"model_parallel": 2}, {"pipeline_stage": 2, "micro_batch_num": 2}
+SPLIT_TABLE, SHARDED = {"vocab_emb_dp": False}, {"optimizer_shard": True}
 # Cases by number of cards; one job runs all of a size.
 ONE = {
-    "one card": {"model": "dense", "train": {}, "infer": {}},
-    "one card, tied": {"model": "tied", "train": {}, "infer": {}},
-    "one card of experts": {"model": "experts", "train": {}, "infer": {}},
+    "one card": case("dense", {}, {}),
+    "one card, tied": case("tied", {}, {}),
+    "one card of experts": case("experts", {}, {}),
     "one card, packed": {"model": "dense", "train": {}, "is_packed": True},
 }
 TWO = {
-    "2x1x1": {"model": "dense", "train": {"data_parallel": 2}, "infer": {"model_parallel": 2}},
-    "1x2x1": {"model": "dense", "train": {"model_parallel": 2}, "infer": {"data_parallel": 2}},
-    "1x2x1, split input table": {
-        "model": "dense",
-        "train": {"model_parallel": 2, "vocab_emb_dp": False},
-        "infer": {"model_parallel": 2, "vocab_emb_dp": False},
-    },
-    "1x2x1, tied": {
-        "model": "tied",
-        "train": {"model_parallel": 2, "vocab_emb_dp": False},
-        "infer": {"data_parallel": 2},
-    },
-    "1x2x1, split sequence": {
-        "model": "dense",
-        "train": {"model_parallel": 2, "use_seq_parallel": True},
-        "infer": {"data_parallel": 2},
-    },
-    "1x2x1, recomputed": {
-        "model": "dense",
-        "train": {"model_parallel": 2, "recompute": "full"},
-        "infer": {"data_parallel": 2},
-    },
-    "1x2x1, recomputed in part": {
-        "model": "dense",
-        "train": {"model_parallel": 2, "recompute": "selective"},
-        "infer": {"data_parallel": 2},
-    },
-    "1x1x2": {"model": "dense", "train": {"pipeline_stage": 2, "micro_batch_num": 2}, "infer": {"data_parallel": 2}},
-    "2x1x1, sharded moments": {
-        "model": "dense",
-        "train": {"data_parallel": 2, "optimizer_shard": True},
-        "infer": {"data_parallel": 2},
-    },
-    "2x1x1, split experts": {
-        "model": "experts",
-        "train": {"data_parallel": 2, "expert_parallel": 2},
-        "infer": {"data_parallel": 2},
-    },
-    "2x1x1, packed": {"model": "dense", "train": {"data_parallel": 2}, "is_packed": True},
+    "2x1x1": case("dense", DATA, MODEL),
+    "1x2x1": case("dense", MODEL, DATA),
+    "1x2x1, split input table": case("dense", MODEL | SPLIT_TABLE, MODEL | SPLIT_TABLE),
+    "1x2x1, tied": case("tied", MODEL | SPLIT_TABLE, DATA),
+    "1x2x1, split sequence": case("dense", MODEL | {"use_seq_parallel": True}, DATA),
+    "1x2x1, recomputed": case("dense", MODEL | {"recompute": "full"}, DATA),
+    "1x2x1, recomputed in part": case("dense", MODEL | {"recompute": "selective"}, DATA),
+    "1x1x2": case("dense", STAGES, DATA),
+    "2x1x1, sharded moments": case("dense", DATA | SHARDED, DATA),
+    "2x1x1, split experts": case("experts", DATA | {"expert_parallel": 2}, DATA),
+    "2x1x1, packed": {"model": "dense", "train": DATA, "is_packed": True},
 }
 FOUR = {
-    "2x2x1, tied, sharded moments": {
-        "model": "tied",
-        "train": {"data_parallel": 2, "model_parallel": 2, "optimizer_shard": True, "vocab_emb_dp": False},
-        "infer": {"data_parallel": 4},
-    },
-    "1x4x1": {"model": "dense", "train": {"model_parallel": 4}, "infer": {"data_parallel": 2, "model_parallel": 2}},
-    "1x2x2": {
-        "model": "dense",
-        "train": {"model_parallel": 2, "pipeline_stage": 2, "micro_batch_num": 2},
-        "infer": {"model_parallel": 4},
-    },
-    "2x2x1 of experts": {
-        "model": "experts",
-        "train": {"data_parallel": 2, "model_parallel": 2, "expert_parallel": 2},
-        "infer": {"data_parallel": 4},
-    },
+    "2x2x1, tied, sharded moments": case("tied", DATA | MODEL | SHARDED | SPLIT_TABLE, {"data_parallel": 4}),
+    "1x4x1": case("dense", {"model_parallel": 4}, DATA | MODEL),
+    "1x2x2": case("dense", MODEL | STAGES, {"model_parallel": 4}),
+    "2x2x1 of experts": case("experts", DATA | MODEL | {"expert_parallel": 2}, {"data_parallel": 4}),
 }
 EIGHT = {
-    "1x4x2": {
-        "model": "dense",
-        "train": {"model_parallel": 4, "pipeline_stage": 2, "micro_batch_num": 2},
-        "infer": {"data_parallel": 2, "model_parallel": 4},
-    },
-    "2x2x2": {
-        "model": "dense",
-        "train": {
-            "data_parallel": 2, "model_parallel": 2, "pipeline_stage": 2, "micro_batch_num": 2, "optimizer_shard": True,
-        },
-        "infer": {"data_parallel": 4, "model_parallel": 2},
-    },
-}  # fmt: skip
+    "1x4x2": case("dense", {"model_parallel": 4} | STAGES, DATA | {"model_parallel": 4}),
+    "2x2x2": case("dense", DATA | MODEL | STAGES | SHARDED, {"data_parallel": 4, "model_parallel": 2}),
+}
 
 
 def named(cases: Mapping[str, Mapping]) -> list[dict]:

@@ -307,34 +307,6 @@ def test_equal_policies_give_ratio_one_and_the_plain_policy_gradient(run, name):
     assert metrics["ratio_error_max"] == 0 and metrics["pg_clipfrac"] == 0
 
 
-def test_gspo_and_gspo_token_are_one_with_one_advantage_per_response(run):
-    """Same value, same clip condition, same gradient."""
-    for seed in range(4):
-        inputs = random_inputs(definition_of("gspo"), seed)
-        inputs = replace(inputs, correction=np.ones((6, 7), np.float32))
-        by_sequence, by_token = (run(definition_of(name), inputs) for name in SEQUENCE)
-        assert by_token.loss == pytest.approx(by_sequence.loss, rel=1e-6)
-        scale = np.abs(by_sequence.gradient).max()
-        np.testing.assert_allclose(by_token.gradient, by_sequence.gradient, rtol=0, atol=1e-6 * scale)
-        np.testing.assert_allclose(by_token.metrics, by_sequence.metrics, rtol=1e-5, atol=1e-6)
-
-
-def test_gspo_gives_every_token_of_a_response_the_same_gradient_and_gspo_token_its_own(run):
-    definition = definition_of("gspo")
-    inputs = replace(random_inputs(definition, seed=8), correction=np.ones((6, 7), np.float32))
-    for row, mask in zip(run(definition, inputs).gradient, inputs.mask, strict=True):
-        assert np.ptp(row[mask]) <= 1e-9 if mask.any() else not row.any()
-    # Within the clip range (all ratios 1) a token's gradient is its own advantage, and nobody else's.
-    advantages = np.random.default_rng(9).normal(size=(6, 7)).astype(np.float32)
-    inputs = replace(inputs, logp=inputs.old_logp, advantages=advantages)
-    lengths = np.maximum(inputs.mask.sum(axis=1, keepdims=True), 1)
-    expected = np.where(inputs.mask, -advantages / lengths / inputs.num_sequences, 0)
-    np.testing.assert_allclose(run(definition_of("gspo_token"), inputs).gradient, expected, rtol=1e-6)
-    mean = np.where(inputs.mask, advantages, 0).sum(axis=1, keepdims=True) / lengths
-    expected = np.where(inputs.mask, -mean / lengths / inputs.num_sequences, 0)
-    np.testing.assert_allclose(run(definition, inputs).gradient, expected, rtol=1e-5, atol=1e-8)
-
-
 def test_the_log_ratios_that_leave_the_cell(run):
     definition = definition_of("gspo")
     inputs = random_inputs(definition, seed=10)

@@ -15,6 +15,11 @@ def mask_of(lengths: list[int], slots: int) -> np.ndarray:
     return np.arange(slots) < np.array(lengths)[:, None]
 
 
+def of_gradient(gradient_NK: np.ndarray, mask_NK: np.ndarray) -> dict[str, float]:
+    ratios = np.zeros((len(mask_NK), 1))
+    return telemetry_metrics([collect_telemetry(log_ratio=ratios, grad_logp_NK=gradient_NK, mask_NK=mask_NK)])
+
+
 def deciles(metrics: dict[str, float]) -> list[float]:
     return [metrics[f"grad_share_length_decile/{number}"] for number in range(1, 11)]
 
@@ -87,14 +92,10 @@ def test_ten_responses_of_different_length_are_the_ten_deciles() -> None:
     lengths = [7, 3, 10, 1, 5, 2, 9, 4, 8, 6]
     mask_NK = mask_of(lengths, 10)
     token_mean = np.full((10, 10), -0.25, np.float32)  # every token weighs the same
-    metrics = telemetry_metrics(
-        [collect_telemetry(log_ratio=np.zeros((10, 1)), grad_logp_NK=token_mean, mask_NK=mask_NK)]
-    )
+    metrics = of_gradient(token_mean, mask_NK)
     assert deciles(metrics) == pytest.approx([length / 55 for length in range(1, 11)])
     sequence_mean = (token_mean / np.array(lengths)[:, None]).astype(np.float32)  # every response weighs the same
-    metrics = telemetry_metrics(
-        [collect_telemetry(log_ratio=np.zeros((10, 1)), grad_logp_NK=sequence_mean, mask_NK=mask_NK)]
-    )
+    metrics = of_gradient(sequence_mean, mask_NK)
     assert deciles(metrics) == pytest.approx([0.1] * 10)
 
 
@@ -103,24 +104,18 @@ def test_equal_lengths_share_their_weight_evenly() -> None:
     gradient_NK = np.zeros((20, 5), np.float32)
     gradient_NK[3, 1], gradient_NK[9, 0], gradient_NK[17, 4] = 2.0, -1.0, 1.0
     mask_NK = mask_of([2] * 15 + [5] * 5, 5)
-    metrics = telemetry_metrics(
-        [collect_telemetry(log_ratio=np.zeros((20, 1)), grad_logp_NK=gradient_NK, mask_NK=mask_NK)]
-    )
+    metrics = of_gradient(gradient_NK, mask_NK)
     # Each of the 15 has 3/15/4 = 0.05 of the total, each of the 5 has 1/5/4 = 0.05 too; the eighth part is mixed.
     assert deciles(metrics) == pytest.approx([0.1] * 10)
     gradient_NK[17, 4] = 13.0  # now the short ones have 3/16/15 = 1/80 each, the long ones 13/16/5 = 13/80
-    metrics = telemetry_metrics(
-        [collect_telemetry(log_ratio=np.zeros((20, 1)), grad_logp_NK=gradient_NK, mask_NK=mask_NK)]
-    )
+    metrics = of_gradient(gradient_NK, mask_NK)
     assert deciles(metrics) == pytest.approx([2 / 80] * 7 + [14 / 80] + [26 / 80] * 2)
 
 
 def test_fewer_responses_than_deciles_are_spread() -> None:
     mask_NK = mask_of([1, 3], 3)
     gradient_NK = np.array([[1, 0, 0], [1, 1, 1]], np.float32)
-    metrics = telemetry_metrics(
-        [collect_telemetry(log_ratio=np.zeros((2, 1)), grad_logp_NK=gradient_NK, mask_NK=mask_NK)]
-    )
+    metrics = of_gradient(gradient_NK, mask_NK)
     assert deciles(metrics) == pytest.approx([0.05] * 5 + [0.15] * 5)
 
 

@@ -58,62 +58,27 @@ def test_right_cases_pass(entry: Entry, write: Write, capsys: pytest.CaptureFixt
     assert [line for line in lines if line.startswith("worst cell: base_large/ppo/verl-0.9.1, ")]
 
 
-def masked_and_valid_slot(entry: Entry) -> tuple[tuple[int, int], tuple[int, int]]:
-    slots = [(i, j) for i, row in enumerate(entry["inputs"]["mask"]) for j, _ in enumerate(row)]
-    masked = [slot for slot in slots if entry["inputs"]["mask"][slot[0]][slot[1]] == 0]
-    return masked[0], [slot for slot in slots if slot not in masked][-1]
-
-
-def wrong_loss(entry: Entry) -> str:
-    entry["expected"]["loss"] *= 1.01
-    return "loss: expected"
-
-
-def wrong_gradient(entry: Entry) -> str:
-    _, (row, slot) = masked_and_valid_slot(entry)
-    entry["expected"]["grad_logp"][row][slot] += 0.002
-    return f"grad_logp[{row}, {slot}]: expected"
-
-
-def gradient_in_a_masked_slot(entry: Entry) -> str:
-    (row, slot), _ = masked_and_valid_slot(entry)
-    entry["expected"]["grad_logp"][row][slot] = 0.002
-    return f"grad_logp[{row}, {slot}]: expected 0.002"
-
-
-def nan_result(entry: Entry) -> str:
-    _, (row, slot) = masked_and_valid_slot(entry)
-    entry["inputs"]["logp"][row][slot] = "nan"
-    return "got nan; error inf"
-
-
-def nan_expected(entry: Entry) -> str:
-    entry["expected"]["loss"] = "nan"
-    return "loss: expected nan, got "
-
-
-def other_clip_range(entry: Entry) -> str:
-    entry["config"]["clip_high"] = 0.25
-    return "loss: expected"
-
-
-def other_aggregation(entry: Entry) -> str:
-    entry["config"]["loss_agg_mode"] = "seq-mean-token-mean"
-    return "grad_logp["
-
-
-def other_denominator(entry: Entry) -> str:
-    entry["config"]["norm_tokens"] = 36
-    return "loss: expected"
-
-
-@pytest.mark.parametrize("spoil", [
-    wrong_loss, wrong_gradient, gradient_in_a_masked_slot, nan_result, nan_expected, other_clip_range,
-    other_aggregation, other_denominator,
-])  # fmt: skip
-def test_both_sides_see_what_is_wrong(spoil, entry, write, capsys, cpu_runtime):
+@pytest.mark.parametrize(("path", "change", "said"), [
+    ("expected.loss", lambda loss: loss * 1.01, "loss: expected"),
+    ("expected.loss", lambda loss: "nan", "loss: expected nan, got "),
+    ("expected.grad_logp.VALID", lambda slope: slope + 0.002, "grad_logp[VALID]: expected"),
+    ("expected.grad_logp.MASKED", lambda slope: 0.002, "grad_logp[MASKED]: expected 0.002"),
+    ("inputs.logp.VALID", lambda logp: "nan", "got nan; error inf"),
+    ("config.clip_high", lambda bound: 0.25, "loss: expected"),
+    ("config.loss_agg_mode", lambda mode: "seq-mean-token-mean", "grad_logp["),
+    ("config.norm_tokens", lambda count: 36, "loss: expected"),
+], ids=["loss", "nan", "gradient", "masked gradient", "nan result", "clip range", "aggregation", "denominator"])  # fmt: skip
+def test_both_sides_see_what_is_wrong(path, change, said, entry, write, capsys, cpu_runtime):
     assert entry["config"]["loss_agg_mode"] == "token-mean" and entry["config"]["clip_high"] == 0.2
-    said = spoil(entry)
+    slots = [(i, j, real) for i, row in enumerate(entry["inputs"]["mask"]) for j, real in enumerate(row)]
+    masked, valid = next(slot for slot in slots if slot[2] == 0), [slot for slot in slots if slot[2] == 1][-1]
+    words, *where = path.split("."), *((masked if "MASKED" in path else valid)[:2])
+    above = entry
+    keys = [*words[:-1], *where] if words[-1].isupper() else words
+    for key in keys[:-1]:
+        above = above[key]
+    above[keys[-1]] = change(above.get(keys[-1]) if isinstance(above, dict) else above[keys[-1]])
+    said = said.replace("VALID", f"{where[0]}, {where[1]}").replace("MASKED", f"{where[0]}, {where[1]}")
     code, lines = run(capsys, write(entry))
     assert (code, lines[-1]) == (1, "0 passed, 1 failed")
     assert any(line.startswith("FAILED base_large/ppo/verl-0.9.1 (policy_loss; verl 0.9.1") for line in lines)
