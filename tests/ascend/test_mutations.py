@@ -14,144 +14,62 @@ PACKAGE = Path(__file__).resolve().parents[2] / "mindgspo"
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """file: below the package. old: text that stands in it once; new: what replaces it. case: a plan that takes it.
-    words: of the job's error, or of the first figure that is wrong."""
+    """file: below the package. case: a plan that takes it. words: of the job's error, or of the first figure that is
+    wrong. old: text that stands in the file once; new: what replaces it."""
 
     file: str
-    old: str
-    new: str
-    num_cards: int
     case: str
     words: str
+    old: str
+    new: str
 
 
 MUTATIONS = {
-    "decoding without MindSpore's own kernels": Mutation(
-        "parallel/runtime.py", '"infer_boost": "on"', '"infer_boost": "off"', 1, "one card", "ReshapeAndCache"
-    ),
-    "the causal mask of another mode": Mutation(
-        "parallel/device_ops.py",
-        "CAUSAL_FROM_THE_END = 3",
-        "CAUSAL_FROM_THE_END = 0",
-        1,
-        "one card",
-        "attenMaskOptional must be [8, 8]",
-    ),
-    "segments that end a token early": Mutation(
-        "parallel/device_ops.py",
-        "return np.flatnonzero(is_last.reshape(-1)) + 1",
-        "return np.maximum(np.flatnonzero(is_last.reshape(-1)), 1)",
-        1,
-        "one card",
-        "the last number is equal to T",
-    ),
-    "cos and sin swapped": Mutation(
-        "parallel/device_ops.py",
-        "cos, sin, 0).reshape(x.shape)",
-        "sin, cos, 0).reshape(x.shape)",
-        1,
-        "one card",
-        ": loss",
-    ),
-    "gate and up swapped": Mutation(
-        "parallel/device_ops.py", "stack((gate, up))", "stack((up, gate))", 1, "one card", ": loss"
-    ),
-    "keys stored as values": Mutation(
-        "rollout/cache.py",
-        "self.store(new_keys, new_values, keys, values",
-        "self.store(new_values, new_keys, keys, values",
-        1,
-        "one card",
-        ": sampled/0",
-    ),
-    "attention without the newest token": Mutation(
-        "rollout/engine.py",
-        "Tensor(table.positions_S + np.int32(1))",
-        "Tensor(table.positions_S)",
-        1,
-        "one card",
-        ": sampled/0",
-    ),
-    "a swap that does not come back": Mutation(
-        "parallel/swap/offloaded_memory.py",
-        "self._offload(parameter)",
-        "parameter.set_data(parameter * 0)",
-        1,
-        "one card",
-        ": loss",
-    ),
-    "a missing AllReduce behind row-parallel layers": Mutation(
-        "parallel/model_parallel_ops.py",
+    "decoding without MindSpore's own kernels": Mutation("parallel/runtime.py", "one card", "ReshapeAndCache",
+        '"infer_boost": "on"', '"infer_boost": "off"'),
+    "the causal mask of another mode": Mutation("parallel/device_ops.py", "one card",
+        "attenMaskOptional must be [8, 8]", "CAUSAL_FROM_THE_END = 3", "CAUSAL_FROM_THE_END = 0"),
+    "segments that end a token early": Mutation("parallel/device_ops.py", "one card", "the last number is equal to T",
+        "return np.flatnonzero(is_last.reshape(-1)) + 1", "return np.maximum(np.flatnonzero(is_last.reshape(-1)), 1)"),
+    "cos and sin swapped": Mutation("parallel/device_ops.py", "one card", ": loss",
+        "cos, sin, 0).reshape(x.shape)", "sin, cos, 0).reshape(x.shape)"),
+    "gate and up swapped": Mutation("parallel/device_ops.py", "one card", ": loss",
+        "stack((gate, up))", "stack((up, gate))"),
+    "keys stored as values": Mutation("rollout/cache.py", "one card", ": sampled/0",
+        "self.store(new_keys, new_values, keys, values", "self.store(new_values, new_keys, keys, values"),
+    "attention without the newest token": Mutation("rollout/engine.py", "one card", ": sampled/0",
+        "Tensor(table.positions_S + np.int32(1))", "Tensor(table.positions_S)"),
+    "a swap that does not come back": Mutation("parallel/swap/offloaded_memory.py", "one card", ": loss",
+        "self._offload(parameter)", "parameter.set_data(parameter * 0)"),
+    "a missing AllReduce behind row-parallel layers": Mutation("parallel/model_parallel_ops.py", "2x1x1", ": sampled/0",
         "    def construct(self, x: Tensor) -> Tensor:\n        return self.sum(x)\n",
-        "    def construct(self, x: Tensor) -> Tensor:\n        return x\n",
-        2,
-        "2x1x1",
-        ": sampled/0",
-    ),
-    "gathered logits in the order of ranks, not of columns": Mutation(
-        "parallel/model_parallel_ops.py", "parts.transpose(1, 0, 2)", "parts", 2, "2x1x1", ": sampled/0"
-    ),
-    "tokens of every rank added up": Mutation(
-        "parallel/model_parallel_ops.py",
-        "np.float32(place.at.model == 0)",
-        "np.float32(1)",
-        2,
-        "2x1x1",
-        "Gather: indices must be in 0 to 63",
-    ),
-    "weights that stay those of the first reshard": Mutation(
-        "rollout/weight_transfer.py",
+        "    def construct(self, x: Tensor) -> Tensor:\n        return x\n"),
+    "gathered logits in the order of ranks, not of columns": Mutation("parallel/model_parallel_ops.py", "2x1x1",
+        ": sampled/0", "parts.transpose(1, 0, 2)", "parts"),
+    "tokens of every rank added up": Mutation("parallel/model_parallel_ops.py", "2x1x1",
+        "Gather: indices must be in 0 to 63", "np.float32(place.at.model == 0)", "np.float32(1)"),
+    "weights that stay those of the first reshard": Mutation("rollout/weight_transfer.py", "2x1x1", ": sampled/3",
         "            commit_values(parameter, new[parameter.name])\n",
-        "            if self._transfers == 0:\n"
-        "                commit_values(parameter, new[parameter.name])\n"
-        "        self._verify = 'off'\n",
-        2,
-        "2x1x1",
-        ": sampled/3",
-    ),
-    "segments counted over all replicas": Mutation(
-        "models/scoring.py",
+        "            if self._transfers == 0:\n                commit_values(parameter, new[parameter.name])\n"
+        "        self._verify = 'off'\n"),
+    "segments counted over all replicas": Mutation("models/scoring.py", "2x1x1", "the last number is equal to T",
         "attention_segments(segments, num_replicas=len(batches), num_segments=even[0].samples_N.size)",
-        "attention_segments(segments, num_segments=len(batches) * even[0].samples_N.size)",
-        2,
-        "2x1x1",
-        "the last number is equal to T",
-    ),
-    "a norm that counts copies": Mutation(
-        "algorithms/optim/auto_parallel_graph.py",
-        "    return len(holders[0])\n",
-        "    return 1\n",
-        2,
-        "1x2x1, tied",
-        ": grad_norm",
-    ),
-    "slices in the reverse order of ranks": Mutation(
-        "parallel/layout.py",
+        "attention_segments(segments, num_segments=len(batches) * even[0].samples_N.size)"),
+    "a norm that counts copies": Mutation("algorithms/optim/auto_parallel_graph.py", "1x2x1, tied", ": grad_norm",
+        "    return len(holders[0])\n", "    return 1\n"),
+    "slices in the reverse order of ranks": Mutation("parallel/layout.py", "1x2x1, tied", ": loss",
         "tuple(number * length for number, length in zip(index, self.slice_shape, strict=True))",
-        "tuple((parts - 1 - number) * length for number, length, parts in zip(index, self.slice_shape, self.splits))",
-        2,
-        "1x2x1, tied",
-        ": loss",
-    ),
-    "scoring with the flags of training": Mutation(
-        "models/scoring.py",
+        "tuple((parts - 1 - number) * length for number, length, parts in zip(index, self.slice_shape, self.splits))"),
+    "scoring with the flags of training": Mutation("models/scoring.py", "1x1x2",
+        "Stage num is 2 is not equal to stage used",
         "    def score(self, batches: Sequence[Batch]) -> list[TokenScores]:\n"
         '        """One result per batch, on every rank."""\n'
         "        set_mode(self._policy, self._policy.model, training=False)\n",
-        "    def score(self, batches: Sequence[Batch]) -> list[TokenScores]:\n",
-        2,
-        "1x1x2",
-        "Stage num is 2 is not equal to stage used",
-    ),
-    "key and value heads repeated for the wrong ranks": Mutation(
-        "parallel/device_ops.py",
+        "    def score(self, batches: Sequence[Batch]) -> list[TokenScores]:\n"),
+    "key and value heads repeated for the wrong ranks": Mutation("parallel/device_ops.py", "1x4x1", ": loss",
         "x_MBD.reshape(-1, self.num_kv_heads, 1, self.head_dim)\n        return self.tile(one, (1, 1, self.copies, 1))",
-        "x_MBD.reshape(-1, 1, self.num_kv_heads, self.head_dim)\n        return ops.tile(one, (1, self.copies, 1, 1))",
-        4,
-        "1x4x1",
-        ": loss",
-    ),
-}
+        "x_MBD.reshape(-1, 1, self.num_kv_heads, self.head_dim)\n        return ops.tile(one, (1, self.copies, 1, 1))"),
+}  # fmt: skip
 
 
 def mutated_package(mutation: Mutation, folder: Path) -> Path:
@@ -174,9 +92,10 @@ def test_the_code_that_is_changed_is_there(name: str) -> None:
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_wrong_change_is_caught(figures_of_cards, figures_on_cpu, tmp_path, name):
     mutation = MUTATIONS[name]
-    cases = some({1: ONE, 2: TWO, 4: FOUR}[mutation.num_cards], mutation.case)
+    num_cards, cases = next((n, all_) for n, all_ in ((1, ONE), (2, TWO), (4, FOUR)) if mutation.case in all_)
+    cases = some(cases, mutation.case)
     folder = mutated_package(mutation, tmp_path)
     with pytest.raises(AssertionError) as caught:
-        found = figures_of_cards(mutation.num_cards, named(cases), folder)
+        found = figures_of_cards(num_cards, named(cases), folder)
         check(found[mutation.case], figures_on_cpu(cases[mutation.case]["model"]), mutation.case)
     assert mutation.words in str(caught.value), str(caught.value)

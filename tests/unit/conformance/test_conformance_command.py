@@ -67,7 +67,7 @@ def test_right_cases_pass(entry: Entry, write: Write, capsys: pytest.CaptureFixt
     ("config.clip_high", lambda bound: 0.25, "loss: expected"),
     ("config.loss_agg_mode", lambda mode: "seq-mean-token-mean", "grad_logp["),
     ("config.norm_tokens", lambda count: 36, "loss: expected"),
-], ids=["loss", "nan", "gradient", "masked gradient", "nan result", "clip range", "aggregation", "denominator"])  # fmt: skip
+], ids=["loss", "nan", "gradient", "masked", "nan result", "clip", "aggregation", "tokens"])  # fmt: skip
 def test_both_sides_see_what_is_wrong(path, change, said, entry, write, capsys, cpu_runtime):
     assert entry["config"]["loss_agg_mode"] == "token-mean" and entry["config"]["clip_high"] == 0.2
     slots = [(i, j, real) for i, row in enumerate(entry["inputs"]["mask"]) for j, real in enumerate(row)]
