@@ -1,7 +1,5 @@
 """Starts scripts and commands on emulated cards, each in processes of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 Cases are those of `workers/plan_figures.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path

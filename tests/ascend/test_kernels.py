@@ -3,8 +3,6 @@
 Legend: B batch, T tokens, N query heads, K key/value heads, D head size.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from pathlib import Path
@@ -22,9 +20,6 @@ DTYPES = tuple(TOLERANCE)
 
 def seen(x: DeviceTensor, bits: np.ndarray) -> DeviceTensor:
     return DeviceTensor(x.dtype, bits.shape, bits)
-
-
-# -------------------------------------------------------------------------------------------------- numbers
 
 
 def test_every_half_is_read_and_written_as_it_is() -> None:
@@ -78,8 +73,6 @@ def test_infinities_and_nan_in_softmax() -> None:
     np.testing.assert_array_equal(out.bits[2], [0.5, 0.5, 0])
 
 
-# -------------------------------------------------------------------------------------------------- products
-
 SIZES = [(1, 1, 1), (3, 17, 5), (1, 300, 70), (4, 257, 33), (5, 40, 300), (14, 256, 32), (600, 70, 300), (37, 513, 45)]
 
 
@@ -125,9 +118,6 @@ def test_products_over_nothing_are_zero() -> None:
     kernels.matmul(DeviceTensor.zeros((6, 0)), DeviceTensor.zeros((0, 4)), out)
     assert not out.bits.any()
     kernels.matmul(DeviceTensor.zeros((0, 5)), DeviceTensor.zeros((5, 4)), DeviceTensor.zeros((0, 4)))
-
-
-# ------------------------------------------------------------------------------------------------- attention
 
 
 def visible_to(visible: kernels.Visible, queries: int, keys: int) -> np.ndarray:
@@ -277,9 +267,6 @@ def test_paged_attention_reads_the_blocks_of_each_sequence(dtype: str) -> None:
     assert is_close(out, expected)
 
 
-# ------------------------------------------------------------------------------------------------------ rows
-
-
 def test_element_by_element_in_views_of_any_order() -> None:
     a, b = draw(6, 5, 4), draw(5, 1, seed=1)
     left, right = seen(a, a.bits.transpose(2, 1, 0)[::-1]), b.view(1, 5, 1)
@@ -288,9 +275,6 @@ def test_element_by_element_in_views_of_any_order() -> None:
     np.testing.assert_array_equal(out.bits.swapaxes(1, 2), left.bits + right.bits)
     kernels.mul(a, a, out=a)  # in its own memory
     assert (a.bits >= 0).all()
-
-
-# --------------------------------------------------------------------------------------------------- threads
 
 
 def test_results_do_not_depend_on_the_number_of_threads() -> None:
@@ -312,9 +296,6 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
     for one, two, five in zip(*found, strict=True):
         np.testing.assert_array_equal(one.bits, two.bits)
         np.testing.assert_array_equal(one.bits, five.bits)
-
-
-# -------------------------------------------------------------------------------------------------- refusals
 
 
 def refused(call, *given: object, **named: object) -> str:
@@ -361,9 +342,6 @@ def test_wrong_sequences_are_refused() -> None:
     for table, length, reason in (([[7]], 3, "block 7 of sequence 0"), ([[0]], 9, "length 9 and a table for 8")):
         given = DeviceTensor.of(table, "int32"), DeviceTensor.of([length], "int32")
         assert reason in refused(kernels.paged_attention, q, cache, cache, *given, scale=1.0, out=out)
-
-
-# ------------------------------------------------------------------------------------------------- the build
 
 
 def test_the_library_is_compiled_once_and_put_in_place_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

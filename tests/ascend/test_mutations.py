@@ -1,7 +1,5 @@
 """Wrong changes of what only a card executes are caught on emulated cards: each ends the job or makes other numbers."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from pathlib import Path

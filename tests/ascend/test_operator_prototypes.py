@@ -1,7 +1,5 @@
 """Every emulated operator has a rule for each argument of CANN's prototype."""
 
-from __future__ import annotations
-
 import mindgspo.ascend.emulator.operators  # noqa: F401  (enters them into the table)
 from mindgspo.ascend.emulator.contract import OPERATORS
 from mindgspo.ascend.stand_ins import SIGNATURES

@@ -3,8 +3,6 @@
 Legend: B batch, S sequence, T tokens of all sequences, N query heads, K key/value heads, D head size.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from emulated_operators import FLOATS, draw, exact, is_close, launch
@@ -43,9 +41,6 @@ def hidden_by(mode: int, queries: int, keys: int, before: int, after: int) -> np
     if mode == 3:
         return (distance > 0)[None]
     return ((distance > after) | (distance < -before))[None]
-
-
-# ------------------------------------------------------------------------------------------- packed sequences
 
 
 class Packed:
@@ -109,7 +104,6 @@ def test_attention_of_packed_sequences_and_its_gradients(case: str, dtype: str, 
     for lane in range(8):
         np.testing.assert_allclose(given["highest"].bits[..., lane], top, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(given["total"].bits[..., lane], total, rtol=1e-5)
-
     torch = pytest.importorskip("torch")
     d_out = draw(*given["query"].shape, dtype=dtype, seed=3)
     gradients = [zeros_like(given[name]) for name in ("query", "key", "value")]
@@ -219,8 +213,6 @@ def test_documented_and_not_emulated_inputs_are_refused() -> None:
         assert f"{name} is not emulated, and must be absent" in refusal(*changed)
 
 
-# ------------------------------------------------------------------------------------- sequences of one length
-
 LAYOUTS = {"BSH": (0, 1, 2, 3), "BSND": (0, 1, 2, 3), "SBH": (1, 0, 2, 3), "BNSD": (0, 2, 1, 3)}
 
 
@@ -253,7 +245,6 @@ def test_attention_of_a_batch_in_every_layout(layout: str, version: str) -> None
     launch(*packed.forward())
     np.testing.assert_array_equal(out.bits, lay_out(packed.given["out"].view(2, 20, 4, 16)).bits)
     np.testing.assert_array_equal(total.bits, packed.given["total"].bits.reshape(2, 20, 4, 8).swapaxes(1, 2))
-
     gradients, name = [zeros_like(x) for x in (query, key, value)], f"aclnnFlashAttentionScoreGrad{version}"
     results = highest, total, None, out
     launch(name, query, key, value, d_out, None, None, None, mask, *results, *settings, *gradients, None)
@@ -278,9 +269,6 @@ def test_refused_attention_of_a_batch() -> None:
     assert "batch, sequence and head size must fit: query [2, 20, 4, 16], key [1, 40, 2, 16]" in answer(
         query, draw(1, 40, 2, 16), "BSND"
     )
-
-
-# ----------------------------------------------------------------------------------------- the cache in blocks
 
 
 def paged(dtype: str = "bfloat16", **changed: object) -> tuple[str, list, list, dict]:
@@ -365,9 +353,6 @@ def test_internal_flash_attention_of_packed_sequences() -> None:
     assert "must be the 30 and 40 tokens of query and key" in refusal(*internal_flash(q_seq_len=[10, 19]))
     assert "attn_mask is emulated with sparse_mode 3 only, not 0" in refusal(*internal_flash(sparse_mode=0))
     assert "input_layout must be 4 or 5, not 0" in refusal(*internal_flash(input_layout=0))
-
-
-# -------------------------------------------------------------------------------------------- rotary embedding
 
 
 def rotated(x: np.ndarray, mode: int) -> np.ndarray:

@@ -1,7 +1,5 @@
 """Emulated operators that make values, and what CANN rules out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

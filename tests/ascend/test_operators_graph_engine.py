@@ -1,7 +1,5 @@
 """Emulated operators of the graph engine, beside MindSpore's own on the CPU, and what their registrations rule out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

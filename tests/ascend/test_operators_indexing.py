@@ -3,8 +3,6 @@
 Places that do not exist are refused when the operator is launched.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -36,15 +34,12 @@ def test_reading(dtype: str, index_dtype: str) -> None:
     assert out.bits.tolist() == [[x.bits[0, 0], x.bits[3, 1]], [x.bits[3, 0], x.bits[1, 1]]]
     launch("aclnnGather", draw(dtype=dtype), 0, index(0, index_dtype), out := DeviceTensor.zeros((), dtype))
     assert out.bits == draw(dtype=dtype).bits
-
     launch("aclnnIndexSelect", x, -1, index([4, 0, 4], index_dtype), out := DeviceTensor.zeros((4, 3), dtype))
     np.testing.assert_array_equal(out.bits, np.stack([x.bits[:, 4], x.bits[:, 0], x.bits[:, 4]], 1))
     launch("aclnnIndexSelect", x, 0, index(3, index_dtype), out := DeviceTensor.zeros((1, 5), dtype))
     np.testing.assert_array_equal(out.bits[0], x.bits[3])
-
     launch("aclnnEmbedding", x, index([[3, 0]], index_dtype), out := DeviceTensor.zeros((1, 2, 5), dtype))
     np.testing.assert_array_equal(out.bits[0], [x.bits[3], x.bits[0]])
-
     launch("aclnnGatherNd", x, index([[0, 4], [3, 0]], index_dtype), False, out := DeviceTensor.zeros((2,), dtype))
     assert out.bits.tolist() == [x.bits[0, 4], x.bits[3, 0]]
     launch("aclnnGatherNd", x, index([[-1]], index_dtype), True, out := DeviceTensor.zeros((1, 5), dtype))
@@ -89,7 +84,6 @@ def test_adding_rows(dtype: str) -> None:
     turned, sideways = x.seen(x.bits.T), rows.seen(rows.bits.T)
     launch("aclnnIndexAdd", turned, 1, index(chosen), sideways, 2, out := DeviceTensor.zeros((4, 3), dtype))
     assert_is(out, twice.T)
-
     for where in (index(chosen), index([[at] for at in chosen], "int32")):  # as a list of rows, and of one axis
         launch("aclnnTfScatterAdd", var := copied(x), where, rows)
         assert_is(var, expected)
@@ -97,7 +91,6 @@ def test_adding_rows(dtype: str) -> None:
     expected = exact(x).copy()
     expected[1, 3] += 3
     assert_is(var, expected)
-
     if dtype == "int32":
         rows = draw(5, 4)
     sums = np.zeros((3, 4))

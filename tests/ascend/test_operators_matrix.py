@@ -3,8 +3,6 @@
 Legend: M rows, K summed, N columns, B batch, E groups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -56,14 +54,12 @@ def test_products_with_something_added() -> None:
     assert is_close(out, 0.5 * exact(a) @ exact(b) - 2 * exact(row))
     launch("aclnnAddmm", DeviceTensor.of([np.nan]), a, b, 0, 1, out, 0)  # not added, so it does not matter
     assert is_close(out, exact(a) @ exact(b))
-
     many, others = draw(3, 5, 6), draw(3, 6, 4, seed=1)
     batches = DeviceTensor.zeros((3, 5, 4))
     launch("aclnnBaddbmm", row, many, others, 1, 2, batches, 0)
     assert is_close(batches, exact(row) + 2 * exact(many) @ exact(others))
     launch("aclnnAddbmm", row, many, others, 1, 2, out, 0)
     assert is_close(out, exact(row) + 2 * (exact(many) @ exact(others)).sum(0))
-
     vector, results = draw(6, seed=3), DeviceTensor.zeros((5,))
     launch("aclnnAddmv", DeviceTensor.of([3.0]), a, vector, 2.0, 0.5, results, 0)  # alpha before beta
     assert is_close(results, 1.5 + 2 * exact(a) @ exact(vector))
@@ -101,9 +97,6 @@ def test_refused_products() -> None:
     )
 
 
-# --------------------------------------------------------------------------------------- MindSpore's own kernels
-
-
 def test_internal_matmul_with_transposed_sides_and_a_bias() -> None:
     a, b, bias = draw(6, 5, dtype="bfloat16"), draw(4, 6, dtype="bfloat16", seed=1), draw(4, seed=2)
     out = DeviceTensor.zeros((5, 4), "bfloat16")
@@ -127,9 +120,6 @@ def test_internal_gather_takes_rows_that_are_there() -> None:
             "internal:Gather", [params, DeviceTensor.of([wrong], "int32")], [out], {"axes": [0], "batch_dims": 0}
         )
         assert f"indices must be in 0 to 4, not {wrong} to {wrong}" in text
-
-
-# ------------------------------------------------------------------------------------------- several at once
 
 
 def by_version(version: str, given: dict[str, object]) -> list[object]:

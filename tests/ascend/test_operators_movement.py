@@ -1,7 +1,5 @@
 """Emulated operators that move elements by shape and axis, and what CANN rules out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Emulated norms, softmax and activations: results beside numpy in float64, and what CANN rules out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from emulated_operators import FLOATS, draw, exact, is_close, launch, silu, silu_slope, softmax
@@ -9,8 +7,6 @@ from emulated_operators import documented_refusal as refusal
 
 import mindgspo.ascend.emulator.operators.normalization  # noqa: F401  (enters them into the table)
 from mindgspo.ascend.emulator.tensors import DeviceTensor
-
-# ------------------------------------------------------------------------------------------------------- RMSNorm
 
 # The last ones are more rows than one task's.
 SHAPES = [((6, 32), (32,)), ((2, 3, 4, 8), (8,)), ((2, 3, 4, 8), (4, 8)), ((200, 96), (96,)), ((3, 4, 1000), (1000,))]
@@ -25,7 +21,6 @@ def test_rms_norm_and_its_gradients(shape: tuple[int, ...], own: tuple[int, ...]
     launch("aclnnRmsNorm", x, gamma, 1e-6, y, rstd)
     expected = 1 / np.sqrt((exact(x) ** 2).mean(axes, keepdims=True) + 1e-6)
     assert is_close(rstd, expected) and is_close(y, exact(x) * expected * exact(gamma))
-
     normal, upstream = exact(x) * exact(rstd), exact(d_y) * exact(gamma)
     slopes = exact(rstd) * (upstream - normal * (upstream * normal).mean(axes, keepdims=True))
     of_gamma = (exact(d_y) * normal).reshape(-1, *own).sum(0)
@@ -89,9 +84,6 @@ def test_refused_norms() -> None:
     )
 
 
-# ------------------------------------------------------------------------------------------------------- softmax
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("shape", "axis"), [((5, 4, 6), 0), ((4, 30, 5), 1), ((5, 4, 6), -1), ((2, 2000), 1)])
 def test_softmax(shape: tuple[int, ...], axis: int, dtype: str) -> None:
@@ -127,9 +119,6 @@ def test_refused_softmax() -> None:
     assert "output must have the dtype of gradOutput" in refusal(
         "aclnnSoftmaxBackward", x, draw(3, 5, dtype="float16"), 1, y
     )
-
-
-# --------------------------------------------------------------------------------------------------- activations
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -1,7 +1,5 @@
 """Emulated operators along axes, beside their definitions in float64 and whole numbers, and what CANN rules out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ Recorded responses, float32, three updates: scores before each, losses, gradient
 plan samples from the weights that were brought to it, with a float16 cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """The table of CANN's prototypes, its maker, and that the emulated operators agree with it."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The loop of MindSpore's that emulated cards let sleep is found in the installed wheel."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

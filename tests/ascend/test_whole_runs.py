@@ -1,7 +1,5 @@
 """Whole jobs on emulated cards, started as a user starts them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

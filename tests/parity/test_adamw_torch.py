@@ -1,7 +1,5 @@
 """AdamW and gradient clipping against torch itself."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -25,12 +23,10 @@ def test_ten_steps_equal_torch(gradient_scale, beta2):
     rng = np.random.default_rng(0)
     section = OptimizerSection(lr=1e-3, beta2=beta2)
     initial = {name: 0.1 * rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
-
     weights = ParameterTuple([Parameter(Tensor(value), name=name) for name, value in initial.items()])
     gradients = weights.clone(prefix="gradient", init="zeros")
     global_norm = GradientNorm(gradients)
     step = OptimizerStep(AdamW(weights, section), gradients)
-
     # float64, so that torch's own rounding does not hide ours.
     theirs = {name: torch.tensor(value, dtype=torch.float64, requires_grad=True) for name, value in initial.items()}
     optimizer = torch.optim.AdamW(

@@ -1,7 +1,5 @@
 """Tiny random models made and saved by Hugging Face transformers: the same logits, tokens and gradients."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -229,7 +227,6 @@ def test_gradients_of_the_gspo_loss(pair: Pair) -> None:
         )
         for batch, old in zip(batches, moved, strict=True)
     ]
-
     twin = make_reference(pair.case).double()
     if pair.section.num_experts:
         twin.set_experts_implementation("eager")  # their grouped product knows no float64
@@ -239,7 +236,6 @@ def test_gradients_of_the_gspo_loss(pair: Pair) -> None:
         loss.backward()
         total, clipped = total + float(loss.detach()), clipped + count
     assert 0 < clipped < len(samples), "some sequences must be clipped, others not"
-
     # beta1 = 0 and no clipping of the norm: the first moment after one update is the gradient.
     optimizer = OptimizerSection(lr=1e-5, beta1=0.0, max_grad_norm=1e9)
     loss_cell = build_policy_loss(with_recipe(AlgorithmSection(**clip, allow_wide_clip=True), max_new_tokens=16))
@@ -253,7 +249,6 @@ def test_gradients_of_the_gspo_loss(pair: Pair) -> None:
     gradients = to_hugging_face(
         pair.section, {name: state[f"adamw.m.{name}"] for name in parameter_shapes(pair.section)}
     )
-
     assert result.loss == pytest.approx(total, rel=1e-4)
     assert result.metrics["pg_clipfrac_seq"] == pytest.approx(clipped / len(samples))
     expected = by_file_name({name: parameter.grad.numpy() for name, parameter in twin.named_parameters()})

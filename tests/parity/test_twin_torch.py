@@ -4,8 +4,6 @@ The loss is written here a second time, over whole matrices and with `detach`, f
 format; definitions are drawn at random from all of its keys.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

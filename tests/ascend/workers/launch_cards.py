@@ -3,8 +3,6 @@
 usage: launch_cards.py NUM_CARDS LOG_DIR SCRIPT [ARGUMENT...]
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

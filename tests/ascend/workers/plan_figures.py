@@ -5,8 +5,6 @@ usage: plan_figures.py FOLDER, in the environment of emulated cards. FOLDER/job.
 FOLDER/<name>.npz. `figures` is also called by tests on CPU, for the plan of one process.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

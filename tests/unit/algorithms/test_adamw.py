@@ -1,7 +1,5 @@
 """AdamW against a float64 twin: bias correction, decay groups, clipping, and refusal of a non-finite norm."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Estimators with one number per response, by hand and by their properties, and several reward functions in one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

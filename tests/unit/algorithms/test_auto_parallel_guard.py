@@ -1,8 +1,6 @@
 """The update in one graph, where nobody looks at the norm before the step: what it refuses leaves no trace; and its
 moments are those of `SingleUpdate`. On a bigram policy, which compiles in a moment."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -103,7 +101,7 @@ class Trained:
             set_values(weight, values[weight.name])
         self.updater.load_state({name: array for name, array in values.items() if name.startswith("adamw.")})
 
-    def begin(self) -> Trained:
+    def begin(self):
         self.take(self._start)
         return self
 
@@ -114,13 +112,13 @@ def compiled(cpu_runtime) -> dict[bool, Trained]:
 
 
 @pytest.fixture
-def trained(compiled: dict[bool, Trained]) -> Trained:
+def trained(compiled: dict[bool, Trained]):
     """On the auto_parallel path."""
     return compiled[True].begin()
 
 
 @pytest.fixture
-def own(compiled: dict[bool, Trained]) -> Trained:
+def own(compiled: dict[bool, Trained]):
     return compiled[False].begin()
 
 
@@ -140,7 +138,6 @@ def test_a_non_finite_update_changes_no_bit(trained, own, field, value, message)
     for seed in (1, 3):
         trained.update(make_batches(seed))
     undisturbed = trained.values()
-
     trained.begin().update(make_batches(1))
     poisoned = make_batches(2)
     poisoned[1] = replace(poisoned[1], **{field: np.full((2, 5), value, np.float32)})
@@ -149,7 +146,6 @@ def test_a_non_finite_update_changes_no_bit(trained, own, field, value, message)
         with pytest.raises(TrainingError, match=message):
             path.update(poisoned)
     assert_same_bits(trained.values(), before)
-
     # The next update is as if the refused one had never been.
     trained.update(make_batches(3))
     assert_same_bits(trained.values(), undisturbed)
@@ -188,7 +184,6 @@ def test_moments_move_between_the_paths(trained: Trained, own: Trained, is_to_ow
         first.update(make_batches(seed))
     second.take(first.values())
     assert_same_bits(second.values(), first.values())
-
     results = [path.update(make_batches(3)) for path in (first, second)]
     assert results[1].loss == pytest.approx(results[0].loss, rel=1e-5)
     assert results[1].grad_norm == pytest.approx(results[0].grad_norm, rel=1e-5)

@@ -1,8 +1,6 @@
 """The update whose graph the compiler divides, in one process that divides nothing: the numbers of `SingleUpdate`,
 under every plan, micro-batch by micro-batch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the configuration's rules say about the algorithms, asked of the algorithms themselves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import get_args
 

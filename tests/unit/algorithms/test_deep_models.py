@@ -1,7 +1,5 @@
 """The compiler follows calls within calls no deeper than a thousand; graphs that loop over weights stay shallow."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The KL coefficient by hand-worked numbers, and the penalty in the reward against published code."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -20,9 +18,6 @@ VECTORS = Path(__file__).resolve().parents[2] / "data" / "conformance_public.jso
 
 def adaptive(**changes: object) -> KLController:
     return KLController(KLSection(**{"placement": "loss", "coef": 0.1, "target": 6.0, "horizon": 1000, **changes}))
-
-
-# ----- coefficient
 
 
 @pytest.mark.parametrize(("mean_kl", "num_responses", "coef"), [
@@ -98,9 +93,6 @@ def test_state_survives_a_checkpoint():
 def test_a_broken_state_is_refused(state):
     with pytest.raises(CheckpointError, match="KL coefficient in the checkpoint"):
         adaptive().load_state(state)
-
-
-# ----- penalty per token
 
 
 @pytest.mark.parametrize(("estimator", "expected"), [

@@ -4,8 +4,6 @@ Loss and gradient of the float32 cells are equal within 1e-6 of the largest elem
 1e-12. Denominators are global and passed in, as the trainer does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -43,10 +41,10 @@ class Inputs:
     def mask(self) -> np.ndarray:
         return self.arrays[-1]
 
-    def rows(self, index) -> Inputs:
+    def rows(self, index):
         return Inputs(tuple(array[index] for array in self.arrays))
 
-    def padded(self, rows: int, slots: int) -> Inputs:
+    def padded(self, rows: int, slots: int):
         """Filler rows below and slots to the right, full of garbage."""
         shape = ((0, rows), (0, slots))
         values = (-7.0, np.nan, np.inf, 5.0, 9.0, -3.0, False)
@@ -55,7 +53,7 @@ class Inputs:
         )
 
 
-def random_inputs(definition: LossDefinition, seed: int, dtype: type = np.float32) -> Inputs:
+def random_inputs(definition: LossDefinition, seed: int, dtype: type = np.float32):
     """Lengths 1 .. K; some ratios clipped."""
     rng = np.random.default_rng(seed)
     mask = np.arange(SLOTS) < rng.integers(1, SLOTS + 1, size=(ROWS, 1))

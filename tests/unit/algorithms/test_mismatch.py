@@ -1,7 +1,5 @@
 """Mismatch of sampler and trainer: worked by hand, and where a figure does not exist."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The float32 loss cells against their float64 twins: values, gradients, metrics, edges and refusals."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, replace
 from typing import NamedTuple

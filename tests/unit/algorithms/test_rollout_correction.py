@@ -1,7 +1,5 @@
 """Weights against the mismatch of sampler and trainer: hand-worked numbers, bounds, masked slots."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

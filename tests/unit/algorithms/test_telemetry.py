@@ -1,7 +1,5 @@
 """Telemetry of an update: worked by hand, then the algebra that lets it be summed in any order."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -44,9 +42,6 @@ def rows_of(batch: dict[str, np.ndarray], rows: np.ndarray | slice) -> dict[str,
     return {name: array[rows] for name, array in batch.items()}
 
 
-# ----- the histogram
-
-
 @pytest.mark.parametrize(("value", "name"), [
     (0.0, "within_1e-4"),
     (9e-5, "within_1e-4"),
@@ -83,9 +78,6 @@ def test_responses_are_counted_where_the_ratio_is_one_per_response_else_tokens()
     for log_ratio, share in ((log_ratio_N1, 1 / 2), (np.repeat(log_ratio_N1, 4, axis=1), 1 / 5)):
         telemetry = collect_telemetry(log_ratio=log_ratio, grad_logp_NK=np.ones((2, 4), np.float32), mask_NK=mask_NK)
         assert histogram(telemetry_metrics([telemetry])) == {"1e-2_to_1e-1": share, "within_1e-4": 1 - share}
-
-
-# ----- the gradient by length
 
 
 def test_ten_responses_of_different_length_are_the_ten_deciles() -> None:
@@ -132,9 +124,6 @@ def test_no_gradient_has_no_deciles_and_no_response_nothing() -> None:
     assert telemetry_metrics([fillers, silent]) == metrics
 
 
-# ----- what must not matter
-
-
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e30])
 def test_masked_slots_may_hold_anything(poison: float) -> None:
     batch = random_batch(3, 9)
@@ -153,7 +142,6 @@ def test_order_micro_batches_and_padding_do_not_matter(seed: int, rows: int, cut
     assert sum(deciles(whole)) == pytest.approx(1)
     assert min(deciles(whole)) >= 0
     assert unknown_names(f"actor/{name}" for name in whole) == []
-
     shuffled = rows_of(batch, np.random.default_rng(seed).permutation(rows))
     parts = [rows_of(shuffled, slice(0, cut)), rows_of(shuffled, slice(cut, None))]
     for name in ("grad_logp_NK", "mask_NK"):

@@ -1,7 +1,5 @@
 """The twins of the policy losses: surrogates by hand, metrics, and gradients against finite differences."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Aggregation and KL estimates of the twins, by hand and by their properties."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

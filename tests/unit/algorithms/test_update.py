@@ -1,7 +1,5 @@
 """The updater on a bigram policy small enough to be differentiated by hand in numpy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -69,7 +67,6 @@ def make_batch(num_samples=6, num_slots=5, extra_slots=0, fillers=0, seed=1) -> 
     responses = rng.integers(1, VOCAB, size=(num_samples, PROMPT + num_slots))
     noise = 0.1 * rng.normal(size=(num_samples, num_slots))
     advantages = rng.normal(size=num_samples)
-
     rows, slots = num_samples + fillers, num_slots + extra_slots
     ids = np.zeros((rows, PROMPT + slots), np.int32)
     predict, targets = np.zeros((rows, slots), np.int32), np.zeros((rows, slots), np.int32)
@@ -159,7 +156,6 @@ def test_one_update_equals_numpy():
     batch = make_batch()
     twin, gradients, entropy = numpy_update(batch, initial_weights())
     result = updater.update([batch], lr=1e-2)
-
     assert result.loss == pytest.approx(twin.loss, rel=1e-5)
     norm = np.sqrt(sum((gradient**2).sum() for gradient in gradients.values()))
     assert result.grad_norm == pytest.approx(norm, rel=1e-4)
@@ -200,7 +196,6 @@ def test_a_non_finite_update_is_refused_and_leaves_no_trace(field, value, messag
     good, poisoned = cut(make_batch(), 2), cut(make_batch(), 2)
     updater.update(good, lr=1e-3)
     before, state = weights_of(policy), updater.state()
-
     poisoned[1] = replace(poisoned[1], **{field: np.full(poisoned[1].mask_NK.shape, value, np.float32)})
     with pytest.raises(TrainingError, match=message):
         updater.update(poisoned, lr=1e-3)
@@ -209,7 +204,6 @@ def test_a_non_finite_update_is_refused_and_leaves_no_trace(field, value, messag
         np.testing.assert_array_equal(array, before[name], err_msg=name)
     for name, array in updater.state().items():
         np.testing.assert_array_equal(array, state[name], err_msg=name)
-
     # The next update must be as if the refused one had never been: no nan left in the gradients.
     twin, policy_twin = make_updater()
     for each in (updater, twin):
@@ -236,7 +230,6 @@ def test_a_loaded_state_continues_bit_for_bit():
         straight.update([make_batch()], lr=1e-3)
     saved_state, saved_weights = straight.state(), weights_of(policy_straight)
     straight.update([make_batch(seed=2)], lr=1e-3)
-
     resumed, policy_resumed = make_updater()
     for parameter in policy_resumed.get_parameters():
         parameter.set_data(Tensor(saved_weights[parameter.name]))
@@ -335,7 +328,6 @@ def test_other_losses_with_all_their_inputs_equal_numpy(section, size):
     batch = dressed(make_batch(extra_slots=1, fillers=2))
     twin, gradients, entropy = numpy_update(batch, initial_weights(), section, kl_coef=0.4)
     result = updater.update(cut(batch, size), lr=1e-2, kl_coef=0.4)
-
     assert result.loss == pytest.approx(twin.loss, rel=1e-5)
     assert result.loss == pytest.approx(result.metrics["pg_loss"] + 0.4 * result.metrics["kl_loss"], rel=1e-5)
     assert result.metrics["kl_loss"] > 1e-3 and result.metrics["pg_clipfrac"] > 0, "the example shows too little"
@@ -373,7 +365,6 @@ def test_telemetry_tells_the_gradient_that_flowed(name):
     twin, _, _ = numpy_update(batch, initial_weights(), section, kl_coef=0.4)
     length_N = batch.mask_NK.sum(axis=1)
     expected_L = np.bincount(length_N, weights=np.abs(twin.grad_logp_NK).sum(axis=1), minlength=6)
-
     whole = updater.update([batch], lr=0.0, kl_coef=0.4)
     parts = updater.update(cut(batch, 2), lr=0.0, kl_coef=0.4)
     assert (len(whole.telemetry), len(parts.telemetry)) == (1, 4)
@@ -396,7 +387,6 @@ def test_the_entropy_bonus_has_the_gradient_of_the_entropy(mode):
     batch = make_batch(fillers=2)
     batch = replace(batch, advantages_NK=np.zeros_like(batch.advantages_NK))
     result = updater.update(cut(batch, 4), lr=1e-2)
-
     mask, weights = batch.mask_NK, initial_weights()
     length_N1 = np.maximum(mask.sum(axis=1, keepdims=True), 1)
     share_NK = mask / length_N1 / 6 if mode == "seq-mean-token-mean" else mask / batch.num_tokens

@@ -1,7 +1,5 @@
 """Small conformance files: real cases of the public file, and tools to change and write them."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Reading files, cases and definitions: one message with file, case, key, rule and what was given."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 Expected values are the twins', in float64; the bound is the one for files.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from typing import Any

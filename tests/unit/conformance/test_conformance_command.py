@@ -1,7 +1,5 @@
 """The command: all 1,221 public cases pass, and whatever is changed in a case fails with exit code 1."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tolerances and worst errors by hand, and the report: table, failures, filters."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the cells are asked, and how cases become the inputs of one compiled graph."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

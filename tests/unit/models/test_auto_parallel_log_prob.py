@@ -1,8 +1,6 @@
 """The log-prob head of an auto_parallel graph against a float64 twin in numpy, values and gradients, and against the
 head of one process."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

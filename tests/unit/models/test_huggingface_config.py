@@ -1,7 +1,5 @@
 """config.json to the model section and back; what the cells do not implement is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a plan adds to the model of one process, strategies, stages and recomputation, changes no number."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

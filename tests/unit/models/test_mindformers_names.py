@@ -1,7 +1,5 @@
 """MindFormers' names: the table by hand, there and back."""
 
-from __future__ import annotations
-
 import pytest
 
 from mindgspo.config import ModelSection

@@ -1,7 +1,5 @@
 """The name table, random initial weights, and strict loading."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

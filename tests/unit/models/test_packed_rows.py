@@ -1,7 +1,5 @@
 """Packed rows compute what rows of one sample do: log-probs, losses and all gradients; and no sample sees another."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -93,7 +91,6 @@ def log_probs(scorer, batches: list[Batch]) -> tuple[list[np.ndarray], list[np.n
 
 @pytest.fixture(scope="module")
 def scorer(cpu_runtime):
-
     from mindgspo.models.scoring import PolicyScorer
 
     return PolicyScorer(model_of("qwen2"), temperature=0.9)
@@ -137,7 +134,6 @@ def test_packed_loss_and_gradients_are_those_of_rows_of_one_sample(family: str, 
 
     random = np.random.default_rng(6)
     # Near the policy's own log-probs, so that some ratios are clipped and others not.
-
     own, _ = log_probs(PolicyScorer(model_of(family), temperature=0.9), micro_batches(samples(), PLAIN))
     width = {"gspo": 1e-3, "dapo": 0.3}[algorithm]
     old = [(one + random.normal(scale=width, size=one.size)).astype(np.float32) for one in own]

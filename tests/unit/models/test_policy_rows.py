@@ -1,7 +1,5 @@
 """How samples are laid into rows changes neither log-probs nor the update: padding, packing, micro-batches, fillers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -37,7 +35,6 @@ def make_model():
 
 @pytest.fixture(scope="module")
 def scorer(cpu_runtime):
-
     from mindgspo.models.scoring import PolicyScorer
 
     return PolicyScorer(make_model(), temperature=TEMPERATURE)

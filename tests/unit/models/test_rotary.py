@@ -1,7 +1,5 @@
 """Frequencies of the rotary embedding, worked out by hand; parity with Hugging Face is in tests/parity."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

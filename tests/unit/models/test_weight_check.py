@@ -1,7 +1,5 @@
 """A model's weights against what a file holds: every difference is listed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

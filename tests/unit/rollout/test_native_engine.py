@@ -3,8 +3,6 @@
 One tiny random model with weights wide enough that its distributions are peaked; engines of several shapes share it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

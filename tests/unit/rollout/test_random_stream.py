@@ -1,7 +1,5 @@
 """Uniforms of the sampler: a pure function of (seed, purpose, step, prompt, sample, position)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

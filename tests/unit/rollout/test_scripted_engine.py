@@ -1,7 +1,5 @@
 """The fake engine keeps the promises of the protocol."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scripted_engine import ScriptedEngine

@@ -1,7 +1,5 @@
 """The bookkeeping of slots, driven by a model that lives in this file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -87,7 +85,6 @@ def test_every_sample_ends_exactly_once_with_its_own_tokens(data: st.DataObject)
 
     table = make_table(prompts, num_samples=num_samples, num_slots=num_slots, max_new_tokens=max_new_tokens)
     journal = drive(table, planned, limit, num_samples)
-
     order = [(admission.prompt, admission.sample) for admission in journal.admitted]
     assert order == [(p, s) for p in range(num_prompts) for s in range(num_samples)]
     assert journal.busy == sum(lengths)

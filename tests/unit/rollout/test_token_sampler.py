@@ -1,7 +1,5 @@
 """Inverse-CDF sampling against a float64 twin in numpy: the very same token, away from rounding edges."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
