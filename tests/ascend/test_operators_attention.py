@@ -147,29 +147,19 @@ REFUSED = [
     ({"q_ends": [10, 29]}, "actualSeqQLenOptional must end with the 30 tokens of query, not 29"),
     ({"q_ends": None}, "actualSeqQLenOptional must have 1 to 2048 ends, not 0"),
     ({"k_ends": [30]}, "there must be as many ends of queries as of keys, not 2 and 1"),
-    (
-        {"q_ends": [20, 30], "k_ends": [10, 30]},
-        "no sequence may have more queries than keys with sparseMode 3: (20, 10)",
-    ),
+    ({"q_ends": [20, 30], "k_ends": [10, 30]},
+     "no sequence may have more queries than keys with sparseMode 3: (20, 10)"),
     ({"mask": None}, "attenMaskOptional must be given with sparseMode 3: without it attention is full"),
-    (
-        {"mask": DeviceTensor.zeros((64, 64), "bool")},
-        "attenMaskOptional must be [2048, 2048] with sparseMode 3, not [64, 64]",
-    ),
-    (
-        {"mask": DeviceTensor.zeros((2048, 2048), "uint8")},
-        "attenMaskOptional must be 1 above its diagonal and 0 elsewhere",
-    ),
+    ({"mask": DeviceTensor.zeros((64, 64), "bool")},
+     "attenMaskOptional must be [2048, 2048] with sparseMode 3, not [64, 64]"),
+    ({"mask": DeviceTensor.zeros((2048, 2048), "uint8")},
+     "attenMaskOptional must be 1 above its diagonal and 0 elsewhere"),
     ({"mask": DeviceTensor.zeros((2048, 2048), "float16")}, "attenMaskOptional must be bool or uint8, not float16"),
     ({"mask": DeviceTensor.of(np.ones((20, 20)), "bool"), "mode": 0}, "attenMaskOptional must not have a row of ones"),
-    (
-        {"mask": DeviceTensor.zeros((9, 9), "bool"), "mode": 0},
-        "attenMaskOptional must be [20, 20] in its last axes, not [9, 9]",
-    ),
-    (
-        {"mask": DeviceTensor.zeros((3, 1, 20, 20), "bool"), "mode": 0},
-        "attenMaskOptional [3, 1, 20, 20] must have 1 or all of the sequences, and of the heads",
-    ),
+    ({"mask": DeviceTensor.zeros((9, 9), "bool"), "mode": 0},
+     "attenMaskOptional must be [20, 20] in its last axes, not [9, 9]"),
+    ({"mask": DeviceTensor.zeros((3, 1, 20, 20), "bool"), "mode": 0},
+     "attenMaskOptional [3, 1, 20, 20] must have 1 or all of the sequences, and of the heads"),
     ({"mode": 4, "before": 2, "after": -3}, "preTokens 2 and nextTokens -3 must leave a band"),
     ({"mode": 6}, "sparseMode must be 0 or 1 or 2 or 3 or 4, not 6"),
     ({"layout": "BSND"}, "inputLayout must be 'TND', not 'BSND'"),
@@ -183,7 +173,7 @@ REFUSED = [
     ({"query": draw(30, 128)}, "query must have 3 axes, not 2 [30, 128]"),
     ({"highest": DeviceTensor.zeros((4, 30, 8))}, "must be of shape [30, 4, 8], not float32[4, 30, 8]"),
     ({"total": DeviceTensor.zeros((30, 4, 8), "float16")}, "must be float32, not float16"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("changed", "reason"), REFUSED)

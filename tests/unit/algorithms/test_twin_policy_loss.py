@@ -134,18 +134,6 @@ def test_gpg_is_the_plain_policy_gradient_but_measures_the_ratio():
     assert result.metrics["pg_clipfrac"] == 0.0
 
 
-def test_a_surrogate_without_a_ratio_has_ratio_one():
-    result = policy_loss(clip_loss("none"), **rows([[5.0, 0.0]], [2.0]))
-    assert result.loss == -2.0
-    np.testing.assert_array_equal(result.grad_logp_NK, [[0.0, 0.0]])
-
-
-def test_on_a_cap_the_gradient_is_half():
-    arrays = rows([[0.0]], [-2.0])
-    np.testing.assert_array_equal(policy_loss(clip_loss(clip_ratio_c=1.0), **arrays).grad_logp_NK, [[1.0]])
-    np.testing.assert_array_equal(policy_loss(clip_loss(loss_upper_clamp=2.0), **arrays).grad_logp_NK, [[1.0]])
-
-
 @pytest.mark.parametrize("bound", ["log_ratio_min", "log_ratio_max"])
 def test_on_a_bound_of_the_log_ratio_the_gradient_is_whole_and_beyond_it_zero(bound):
     sign = 1.0 if bound == "log_ratio_max" else -1.0
@@ -157,37 +145,51 @@ def test_on_a_bound_of_the_log_ratio_the_gradient_is_whole_and_beyond_it_zero(bo
     assert max(result.metrics["log_ratio_max"], -result.metrics["log_ratio_min"]) == pytest.approx(0.6)
 
 
-def test_ratio_upper_clamp_bounds_the_unclipped_branch_only():
+def by_row(empty_rows):
+    return Aggregation(mode="batch-mean", empty_rows=empty_rows)
+
+
+E3, E01 = math.exp(-3.0), math.exp(0.1)
+BY_HAND = {
+    "no ratio is ratio 1": (clip_loss("none"), [[5.0, 0.0]], [2.0], -2.0, [[0.0, 0.0]]),
+    "half on a dual clip": (clip_loss(clip_ratio_c=1.0), [[0.0]], [-2.0], 2.0, [[1.0]]),
+    "half on a cap of the loss": (clip_loss(loss_upper_clamp=2.0), [[0.0]], [-2.0], 2.0, [[1.0]]),
     # A = -1, ratio 4: the unclipped branch costs 1.5 instead of 4. A = 1, ratio 1/2: untouched.
-    result = policy_loss(clip_loss(ratio_upper_clamp=1.5), **rows([[2 * LOG2], [-LOG2]], [-1.0, 1.0]))
-    assert result.loss == pytest.approx((1.5 - 0.5) / 2)
-    np.testing.assert_allclose(result.grad_logp_NK, [[0.0], [-0.25]])
+    "a cap of the ratio": (
+        clip_loss(ratio_upper_clamp=1.5), [[2 * LOG2], [-LOG2]], [-1.0, 1.0], (1.5 - 0.5) / 2, [[0.0], [-0.25]]),
+    "a cap of the loss": (clip_loss(loss_upper_clamp=3.0), [[0.0], [0.0]], [-5.0, -1.0], (3 + 1) / 2, [[0.0], [0.5]]),
+    "no lower bound": (clip_loss(low=None), [[-3.0]], [-1.0], E3, [[E3]]),
+    "a lower bound below 0": (clip_loss(low=5.0), [[-3.0]], [-1.0], E3, [[E3]]),
+    "length epsilon": (
+        clip_loss("sequence", low=None, high=None, ratio_len_eps=1.0), [[LOG2, 2 * LOG2]], [1.0], -2.0, [[-2 / 3] * 2]),
+    "length epsilon, by token": (
+        clip_loss("sequence_token", low=None, high=None, ratio_len_eps=1.0), [[LOG2, 2 * LOG2]], [1.0], -2.0,
+        [[-1.0] * 2]),
+    "gmpo, an empty row counts": (
+        gmpo_loss(by_row("include"), advantage_pool="none"), [[0.0, 0.0], []], [1.0, 4.0], (-1 - 4) / 2,
+        [[-0.25] * 2, [0.0] * 2]),
+    "gmpo, an empty row is there": (
+        gmpo_loss(by_row("exclude"), advantage_pool="none"), [[0.0, 0.0], []], [1.0, 4.0], -1 / 2,
+        [[-0.25] * 2, [0.0] * 2]),
+    "gmpo, an empty row of pooled advantages": (
+        gmpo_loss(by_row("exclude"), advantage_pool="masked-mean"), [[0.0, 0.0], []], [1.0, 4.0], -1 / 2,
+        [[-0.25] * 2, [0.0] * 2]),
+    "gmpo skips tokens without an advantage": (
+        gmpo_loss(advantage_pool="masked-mean"), [[0.1, 0.2, 0.2]], [[3.0, 0.0, -1.5]], -0.5 * E01,
+        [[-0.5 * E01 / 3, 0.0, -0.5 * E01 / 3]]),
+}  # fmt: skip
 
 
-def test_loss_upper_clamp_silences_a_costly_token():
-    result = policy_loss(clip_loss(loss_upper_clamp=3.0), **rows([[0.0], [0.0]], [-5.0, -1.0]))
-    assert result.loss == pytest.approx((3.0 + 1.0) / 2)
-    np.testing.assert_allclose(result.grad_logp_NK, [[0.0], [0.5]])
-
-
-def test_without_a_lower_bound_nothing_is_clipped_from_below():
-    result = policy_loss(clip_loss(low=None), **rows([[-3.0]], [-1.0]))
-    assert result.loss == pytest.approx(math.exp(-3.0))
-    wide = policy_loss(clip_loss(low=5.0), **rows([[-3.0]], [-1.0]))
-    assert wide.loss == result.loss and (wide.grad_logp_NK == result.grad_logp_NK).all()
-
-
-@pytest.mark.parametrize("level", ["sequence", "sequence_token"])
-def test_ratio_length_can_carry_an_epsilon(level):
-    result = policy_loss(clip_loss(level, low=None, high=None, ratio_len_eps=1.0), **rows([[LOG2, 2 * LOG2]], [1.0]))
-    assert result.loss == pytest.approx(-2.0)
-    expected = -2.0 / 3 if level == "sequence" else -1.0
-    np.testing.assert_allclose(result.grad_logp_NK, [[expected, expected]])
+@pytest.mark.parametrize("name", BY_HAND)
+def test_loss_and_gradient_by_hand(name):
+    definition, log_ratios, advantages, loss, gradient = BY_HAND[name]
+    result = policy_loss(definition, **rows(log_ratios, advantages))
+    assert result.loss == pytest.approx(loss)
+    np.testing.assert_allclose(result.grad_logp_NK, gradient)
 
 
 def test_correction_multiplies_token_losses():
-    correction = np.array([[0.5, 2.0]])
-    result = policy_loss(clip_loss(), **rows([[0.0, 0.0]], [1.0]), correction_NK=correction)
+    result = policy_loss(clip_loss(), **rows([[0.0, 0.0]], [1.0]), correction_NK=np.array([[0.5, 2.0]]))
     assert result.loss == pytest.approx(-1.25)
     np.testing.assert_allclose(result.grad_logp_NK, [[-0.25, -1.0]])
 
@@ -198,25 +200,6 @@ def test_correction_of_gmpo_is_its_geometric_mean(correction, mean):
     result = policy_loss(definition, **rows([[0.1, 0.1]], [1.0]), correction_NK=[correction])
     assert result.loss == pytest.approx(-mean * math.exp(0.1))
     np.testing.assert_allclose(result.grad_logp_NK, [[-mean * math.exp(0.1) / 2] * 2])
-
-
-@pytest.mark.parametrize(
-    ("pool", "empty_rows", "expected"),
-    [("none", "include", (-1 - 4) / 2), ("none", "exclude", -1 / 2), ("masked-mean", "exclude", -1 / 2)],
-)
-def test_gmpo_counts_the_row_of_an_empty_response(pool, empty_rows, expected):
-    definition = gmpo_loss(Aggregation(mode="batch-mean", empty_rows=empty_rows), advantage_pool=pool)
-    result = policy_loss(definition, **rows([[0.0, 0.0], []], [1.0, 4.0]))
-    assert result.loss == pytest.approx(expected)
-    np.testing.assert_allclose(result.grad_logp_NK, [[-0.25, -0.25], [0.0, 0.0]])
-
-
-def test_gmpo_pools_token_advantages_and_skips_tokens_without_one():
-    definition = gmpo_loss(advantage_pool="masked-mean")
-    result = policy_loss(definition, **rows([[0.1, 0.2, 0.2]], [[3.0, 0.0, -1.5]]))
-    ratio = math.exp((0.1 + 0.0 + 0.2) / 3)
-    assert result.loss == pytest.approx(-0.5 * ratio)
-    np.testing.assert_allclose(result.grad_logp_NK, [[-0.5 * ratio / 3, 0.0, -0.5 * ratio / 3]])
 
 
 def test_an_empty_response_is_left_out_and_one_of_a_single_token_counts():
