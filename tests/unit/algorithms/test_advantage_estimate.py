@@ -59,12 +59,6 @@ def test_one_right_of_three_by_hand(name, section, expected):
     np.testing.assert_allclose(by_hand(name, **section), expected, rtol=1e-6, atol=1e-7)
 
 
-def test_std_over_the_batch():
-    rewards, groups = [0, 2, 10, 12], [0, 0, 1, 1]
-    expected = np.array([-1, 1, -1, 1]) / (np.sqrt(104 / 3) + 1e-6)
-    np.testing.assert_allclose(by_hand("grpo", rewards, groups, std_over="batch"), expected, rtol=1e-6)
-
-
 def test_opo_weighs_by_the_lengths_of_responses():
     advantages = estimate_advantages(AdvantageSection(estimator="opo"), made([1, 0], [0, 0], [1, 3]))
     assert [tokens.tolist() for tokens in advantages] == [[0.75], [-0.25] * 3]

@@ -309,14 +309,6 @@ def test_the_weights_log_ratio_can_be_bounded():
     assert token(bounded, 2.0, old_logp_NK=[[2.0]]) == (2.0, 3.0)
 
 
-def test_masked_slots_are_zero_whatever_stands_in_them():
-    value, slope = kl_penalty(
-        term("k3"), logp_NK=[[1.0, np.nan, np.inf]], ref_logp_NK=[[0.0, 1e30, -np.inf]], mask_NK=[[True, False, False]]
-    )
-    np.testing.assert_allclose(value, [[math.exp(-1.0), 0.0, 0.0]])
-    np.testing.assert_allclose(slope, [[1 - math.exp(-1.0), 0.0, 0.0]])
-
-
 def test_a_weight_needs_the_old_policy():
     with pytest.raises(DataError, match="old_logp"):
         token(term("k3", importance_weight=True), 1.0)

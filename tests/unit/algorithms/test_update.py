@@ -106,12 +106,18 @@ def cut(batch: Batch, size: int) -> list[Batch]:
     return parts
 
 
-def make_updater(loss=None, section=SECTION):
+def make_updater(section=WIDE, loss=None):
     from mindgspo.algorithms.losses.registry import build_policy_loss
     from mindgspo.algorithms.optim.manual import SingleUpdate
 
     policy = make_policy()
-    return SingleUpdate(policy, loss or build_policy_loss(WIDE), section), policy
+    return SingleUpdate(policy, loss or build_policy_loss(section), SECTION), policy
+
+
+def assert_same(found, expected) -> None:
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
 def weights_of(policy) -> dict[str, np.ndarray]:
@@ -183,8 +189,7 @@ def test_an_update_does_not_remember_the_gradients_of_the_one_before():
     second = updater.state()
     for name in initial_weights():
         np.testing.assert_allclose(second[f"adamw.m.{name}"], 1.9 * first[f"adamw.m.{name}"], rtol=1e-5, atol=1e-8)
-    for name, value in initial_weights().items():
-        np.testing.assert_array_equal(weights_of(policy)[name], value)
+    assert_same(weights_of(policy), initial_weights())
 
 
 @pytest.mark.parametrize(("field", "value", "message"), [
@@ -200,19 +205,15 @@ def test_a_non_finite_update_is_refused_and_leaves_no_trace(field, value, messag
     with pytest.raises(TrainingError, match=message):
         updater.update(poisoned, lr=1e-3)
     assert updater.updates == 1
-    for name, array in weights_of(policy).items():
-        np.testing.assert_array_equal(array, before[name], err_msg=name)
-    for name, array in updater.state().items():
-        np.testing.assert_array_equal(array, state[name], err_msg=name)
+    assert_same(weights_of(policy), before)
+    assert_same(updater.state(), state)
     # The next update must be as if the refused one had never been: no nan left in the gradients.
     twin, policy_twin = make_updater()
     for each in (updater, twin):
         each.update(good, lr=1e-3)
     twin.update(good, lr=1e-3)
-    for name, array in twin.state().items():
-        np.testing.assert_array_equal(updater.state()[name], array, err_msg=name)
-    for name, array in weights_of(policy_twin).items():
-        np.testing.assert_array_equal(weights_of(policy)[name], array, err_msg=name)
+    assert_same(updater.state(), twin.state())
+    assert_same(weights_of(policy), weights_of(policy_twin))
 
 
 def test_micro_batches_with_different_denominators_are_refused():
@@ -236,10 +237,8 @@ def test_a_loaded_state_continues_bit_for_bit():
     resumed.load_state(saved_state)
     assert resumed.updates == 2
     resumed.update([make_batch(seed=2)], lr=1e-3)
-    for name, value in straight.state().items():
-        np.testing.assert_array_equal(resumed.state()[name], value, err_msg=name)
-    for name, value in weights_of(policy_straight).items():
-        np.testing.assert_array_equal(weights_of(policy_resumed)[name], value, err_msg=name)
+    assert_same(resumed.state(), straight.state())
+    assert_same(weights_of(policy_resumed), weights_of(policy_straight))
 
 
 def test_state_has_documented_names_and_does_not_alias():
@@ -268,7 +267,7 @@ def test_a_foreign_state_is_refused_by_name(change):
 def test_supervised_loss_is_the_mean_negative_log_likelihood():
     from mindgspo.algorithms.losses.supervised import SupervisedLoss
 
-    updater, _ = make_updater(SupervisedLoss())
+    updater, _ = make_updater(loss=SupervisedLoss())
     batch = make_batch()
     mask = batch.mask_NK
     tokens, targets = batch.ids_RT.reshape(-1)[batch.predict_NK[mask]], batch.targets_NK[mask]
@@ -322,9 +321,7 @@ KL = KLSection(placement="loss")
 ], ids=["gspo_token", "ppo", "gmpo", "cispo"])  # fmt: skip
 def test_other_losses_with_all_their_inputs_equal_numpy(section, size):
     """Cut into micro-batches, of which the last has fillers."""
-    from mindgspo.algorithms.losses.registry import build_policy_loss
-
-    updater, _ = make_updater(build_policy_loss(section))
+    updater, _ = make_updater(section)
     batch = dressed(make_batch(extra_slots=1, fillers=2))
     twin, gradients, entropy = numpy_update(batch, initial_weights(), section, kl_coef=0.4)
     result = updater.update(cut(batch, size), lr=1e-2, kl_coef=0.4)
@@ -342,9 +339,7 @@ def test_other_losses_with_all_their_inputs_equal_numpy(section, size):
 
 def test_the_kl_coefficient_may_change_from_update_to_update():
     """At lr 0 the weights stay, so the loss is linear in the coefficient."""
-    from mindgspo.algorithms.losses.registry import build_policy_loss
-
-    updater, _ = make_updater(build_policy_loss(algorithm("gspo", kl=KL)))
+    updater, _ = make_updater(algorithm("gspo", kl=KL))
     batch = dressed(make_batch())
     results = [updater.update([batch], lr=0.0, kl_coef=coef) for coef in (0.0, 0.5, 2.0)]
     kl_losses = [result.metrics["kl_loss"] for result in results]
@@ -357,10 +352,8 @@ def test_the_kl_coefficient_may_change_from_update_to_update():
 @pytest.mark.parametrize("name", ["gspo", "gspo_token", "grpo"])
 def test_telemetry_tells_the_gradient_that_flowed(name):
     """The gradient by log-prob, summed over the responses of each length, is the twin's; whatever the cut."""
-    from mindgspo.algorithms.losses.registry import build_policy_loss
-
     section = algorithm(name, **{"clip_low": 0.1, "clip_high": 0.1, "allow_wide_clip": True, "kl": KL})
-    updater, _ = make_updater(build_policy_loss(section))
+    updater, _ = make_updater(section)
     batch = dressed(make_batch(num_samples=7, fillers=1))
     twin, _, _ = numpy_update(batch, initial_weights(), section, kl_coef=0.4)
     length_N = batch.mask_NK.sum(axis=1)
@@ -381,9 +374,7 @@ def test_telemetry_tells_the_gradient_that_flowed(name):
 @pytest.mark.parametrize("mode", ["seq-mean-token-mean", "token-mean"])
 def test_the_entropy_bonus_has_the_gradient_of_the_entropy(mode):
     """Without advantages nothing else is left: loss -c H, and dH / dlogit_v = -p_v (log p_v + H), in float64."""
-    from mindgspo.algorithms.losses.registry import build_policy_loss
-
-    updater, _ = make_updater(build_policy_loss(algorithm("grpo", entropy_coef=0.25, loss_agg_mode=mode)))
+    updater, _ = make_updater(algorithm("grpo", entropy_coef=0.25, loss_agg_mode=mode))
     batch = make_batch(fillers=2)
     batch = replace(batch, advantages_NK=np.zeros_like(batch.advantages_NK))
     result = updater.update(cut(batch, 4), lr=1e-2)

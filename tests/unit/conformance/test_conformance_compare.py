@@ -38,35 +38,35 @@ def test_the_bound_of_twins_is_relative_to_each_entry() -> None:
     assert (bad.expected, bad.got) == (0.001, 0.001 + 3e-12)
 
 
-def test_the_bound_of_cells_knows_the_largest_entry() -> None:
+@pytest.mark.parametrize(("expected", "got", "tolerance", "counted", "passed"), [
     # max |expected| 4: bound of the zero entry 2e-4 * 4 = 8e-4; of the largest, 8e-4 + 4e-3.
-    assert compared([[-4.0, 0.0]], [[-4.0, 7.9e-4]], CELL_TOLERANCE).passed
-    assert not compared([[-4.0, 0.0]], [[-4.0, 8.1e-4]], CELL_TOLERANCE).passed
-    assert compared([-4.0, 0.0], [-4.0047, 0.0], CELL_TOLERANCE).passed
-    assert not compared([-4.0, 0.0], [-4.0049, 0.0], CELL_TOLERANCE).passed
-
-
-def test_where_zero_is_expected_everywhere_nothing_else_passes() -> None:
-    assert compared([0.0, 0.0], [0.0, -0.0], CELL_TOLERANCE).passed
-    wrong = compared([0.0, 0.0], [0.0, 1e-30], CELL_TOLERANCE)
-    assert not wrong.passed and wrong.share == np.inf and wrong.relative == np.inf
-    assert compared(0.0, 1e-12).passed and not compared(0.0, 1.1e-12).passed
-
-
-def test_what_is_not_finite_must_be_the_same() -> None:
-    assert compared([np.nan, np.inf, -np.inf, 1.0], [np.nan, np.inf, -np.inf, 1.0]).passed
-    for expected, got in [(1.0, np.nan), (np.nan, 1.0), (np.inf, -np.inf), (np.inf, 1e300), (np.nan, np.inf)]:
-        wrong = compared([0.5, expected], [0.5, got], CELL_TOLERANCE)
-        assert not wrong.passed and wrong.place == "x[1]" and wrong.error == np.inf, (expected, got)
+    ([[-4.0, 0.0]], [[-4.0, 7.9e-4]], CELL_TOLERANCE, None, True),
+    ([[-4.0, 0.0]], [[-4.0, 8.1e-4]], CELL_TOLERANCE, None, False),
+    ([-4.0, 0.0], [-4.0047, 0.0], CELL_TOLERANCE, None, True),
+    ([-4.0, 0.0], [-4.0049, 0.0], CELL_TOLERANCE, None, False),
+    # Where zero is expected everywhere nothing else passes.
+    ([0.0, 0.0], [0.0, -0.0], CELL_TOLERANCE, None, True),
+    (0.0, 1e-12, TWIN_TOLERANCE, None, True),
+    (0.0, 1.1e-12, TWIN_TOLERANCE, None, False),
+    ([np.nan, np.inf, -np.inf, 1.0], [np.nan, np.inf, -np.inf, 1.0], TWIN_TOLERANCE, None, True),
     # An inf must not make the bound of its neighbours infinite.
-    assert not compared([np.inf, 1.0], [np.inf, 1.1], CELL_TOLERANCE).passed
+    ([np.inf, 1.0], [np.inf, 1.1], CELL_TOLERANCE, None, False),
+    # Neither are slots looked at that do not count, nor does their size widen the bound.
+    ([1.0, 5.0], [1.0, np.nan], TWIN_TOLERANCE, [True, False], True),
+    ([1.0, 5.0], [1.1, 5.0], TWIN_TOLERANCE, [True, False], False),
+    ([0.0, 1e9], [1e-3, 1e9], CELL_TOLERANCE, [True, False], False),
+])  # fmt: skip
+def test_what_passes(expected, got, tolerance, counted, passed):
+    assert compared(expected, got, tolerance, counted=counted).passed is passed
 
 
-def test_slots_that_do_not_count() -> None:
-    assert compared([1.0, 5.0], [1.0, np.nan], counted=[True, False]).passed
-    assert not compared([1.0, 5.0], [1.1, 5.0], counted=[True, False]).passed
-    # Their size does not widen the bound either.
-    assert not compared([0.0, 1e9], [1e-3, 1e9], CELL_TOLERANCE, counted=[True, False]).passed
+@pytest.mark.parametrize(("expected", "got"), [
+    (1.0, np.nan), (np.nan, 1.0), (np.inf, -np.inf), (np.inf, 1e300), (np.nan, np.inf), (0.0, 1e-30),
+])  # fmt: skip
+def test_what_is_infinitely_wrong(expected, got):
+    wrong = compared([0.5 if expected else 0.0, expected], [0.5 if expected else 0.0, got], CELL_TOLERANCE)
+    assert not wrong.passed and wrong.place == "x[1]" and wrong.share == np.inf
+    assert wrong.relative == np.inf if expected == 0 else wrong.error == np.inf
 
 
 def test_shapes_that_differ_are_a_sentence() -> None:
