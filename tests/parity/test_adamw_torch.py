@@ -34,10 +34,8 @@ def test_ten_steps_equal_torch(gradient_scale, beta2):
             {"params": [p for p in theirs.values() if p.ndim >= 2], "weight_decay": section.weight_decay},
             {"params": [p for p in theirs.values() if p.ndim < 2], "weight_decay": 0.0},
         ],
-        lr=section.lr,
-        betas=(section.beta1, section.beta2),
-        eps=section.eps,
-    )
+        lr=section.lr, betas=(section.beta1, section.beta2), eps=section.eps,
+    )  # fmt: skip
     for number in range(1, 11):
         for parameter, name in zip(gradients, SHAPES, strict=True):
             gradient = (gradient_scale * rng.normal(size=SHAPES[name])).astype(np.float32)

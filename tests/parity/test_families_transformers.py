@@ -208,12 +208,10 @@ def test_gradients_of_the_gspo_loss(pair: Pair) -> None:
         prompt = int(rng.integers(1, 5))
         samples.append(
             TrainingSample(
-                prompt_ids=ids[:prompt],
-                response_ids=ids[prompt:],
-                rollout_logp=np.zeros(ids.size - prompt, np.float32),
-                number=number,
+                prompt_ids=ids[:prompt], response_ids=ids[prompt:],
+                rollout_logp=np.zeros(ids.size - prompt, np.float32), number=number,
             )
-        )
+        )  # fmt: skip
     advantages = [np.full(sample.response_ids.size, rng.normal(), np.float32) for sample in samples]
     batches = lay_out(samples, samples_per_micro_batch=3, length_multiple=16, pad_id=0)
     scores = PolicyScorer(pair.model, temperature=temperature).score(batches)
@@ -285,12 +283,10 @@ def test_an_export_loads_in_transformers_with_the_same_logits(pair: Pair, tmp_pa
     from mindgspo.models.weights import weights_as_numpy
 
     export_huggingface(
-        tmp_path / "export",
-        tensors=weights_as_numpy(pair.model, pair.section),
+        tmp_path / "export", tensors=weights_as_numpy(pair.model, pair.section),
         model_config=huggingface_config(pair.section, eos_ids=(5, 7), pad_id=3),
-        generation_config=generation_config(eos_ids=(5, 7), pad_id=3, max_new_tokens=17),
-        tokenizer=NoTokenizer(),
-    )
+        generation_config=generation_config(eos_ids=(5, 7), pad_id=3, max_new_tokens=17), tokenizer=NoTokenizer(),
+    )  # fmt: skip
     loaded, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "export", output_loading_info=True)
     assert type(loaded) is type(pair.reference) and loaded.dtype == torch.float32
     assert not any(report.values()), report

@@ -138,13 +138,11 @@ def torch_aggregate(config, mode, losses, mask):
     lengths = mask.sum(1) + config["seq_len_eps"] if "seq_len_eps" in config else mask.sum(1).clamp(min=1)
     total = (losses * mask).sum()
     return {
-        "token-mean": total / tokens * dp_size,
-        "token-sum": total * dp_size,
+        "token-mean": total / tokens * dp_size, "token-sum": total * dp_size,
         "seq-mean-token-sum": total / sequences * dp_size,
         "seq-mean-token-mean": ((losses * mask).sum(1) / lengths).sum() / sequences * dp_size,
-        "seq-mean-token-sum-norm": total / sequences / scale * dp_size,
-        "batch-token-sum-norm": total / scale,
-    }[mode]
+        "seq-mean-token-sum-norm": total / sequences / scale * dp_size, "batch-token-sum-norm": total / scale,
+    }[mode]  # fmt: skip
 
 
 def torch_policy_loss(config, inputs):

@@ -45,11 +45,9 @@ def make_rig(section: OptimizerSection, initial: dict[str, np.ndarray]) -> Rig:
     gradients = weights.clone(prefix="gradient", init="zeros")
     step = OptimizerStep(AdamW(weights, section), gradients)
     return Rig(
-        GradientNorm(gradients),
-        step,
-        dict(zip(initial, weights, strict=True)),
+        GradientNorm(gradients), step, dict(zip(initial, weights, strict=True)),
         dict(zip(initial, gradients, strict=True)),
-    )
+    )  # fmt: skip
 
 
 def draw(rng: np.random.Generator, scale: float) -> dict[str, np.ndarray]:

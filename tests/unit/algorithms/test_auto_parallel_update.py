@@ -46,11 +46,9 @@ def make_batches(seed: int) -> list[Batch]:
         TrainingSample(
             prompt_ids=random.integers(1, SECTION.vocab_size, 2 + number % 5).astype(np.int32),
             response_ids=random.integers(1, SECTION.vocab_size, 1 + number).astype(np.int32),
-            rollout_logp=np.zeros(1 + number, np.float32),
-            number=number,
-        )
-        for number in range(11)
-    ]
+            rollout_logp=np.zeros(1 + number, np.float32), number=number,
+        ) for number in range(11)
+    ]  # fmt: skip
     laid_out = lay_out(samples, samples_per_micro_batch=3, length_multiple=12, pad_id=0)
     assert len({batch.ids_RT.shape for batch in laid_out}) == 2 and not laid_out[-1].mask_NK[-1].any()
     return [_judged(batch, random) for batch in laid_out]

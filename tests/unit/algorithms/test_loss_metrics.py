@@ -4,11 +4,9 @@ import pytest
 from mindgspo.algorithms.loss_metrics import Metric, ratio_error, summarize
 
 TABLE = (
-    Metric("by_sequence", "sum", "sequence"),
-    Metric("by_token", "sum", "token"),
-    Metric("log_ratio_max", "max"),
+    Metric("by_sequence", "sum", "sequence"), Metric("by_token", "sum", "token"), Metric("log_ratio_max", "max"),
     Metric("log_ratio_min", "min"),
-)
+)  # fmt: skip
 
 
 def test_micro_batches_combine_as_the_table_says():

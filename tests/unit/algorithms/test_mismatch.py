@@ -78,13 +78,10 @@ def test_the_sum_is_taken_in_float64() -> None:
 def test_tokens_that_other_weights_drew_are_left_out() -> None:
     samples = [
         TrainingSample(
-            prompt_ids=np.array([1], np.int32),
-            response_ids=np.array([2, 3], np.int32),
-            rollout_logp=np.full(2, -1.0 - number, np.float32),
-            number=number,
-        )
-        for number in range(3)
-    ]
+            prompt_ids=np.array([1], np.int32), response_ids=np.array([2, 3], np.int32),
+            rollout_logp=np.full(2, -1.0 - number, np.float32), number=number,
+        ) for number in range(3)
+    ]  # fmt: skip
     batches = lay_out(samples, samples_per_micro_batch=2, length_multiple=4, pad_id=0)
     trainer = [np.where(batch.mask_NK, np.float32(-1), np.float32(np.nan)) for batch in batches]
     differences = [

@@ -131,17 +131,10 @@ def run(cpu_runtime):
         if definition not in graphs:
             graphs[definition] = ops.value_and_grad(policy_loss_cell(definition), 0, None, has_aux=True)
         arrays = (
-            inputs.logp,
-            inputs.entropy,
-            inputs.old_logp,
-            inputs.ref_logp,
-            inputs.advantages,
-            inputs.correction,
-            inputs.mask,
-            np.float32(inputs.num_sequences if num_sequences is None else num_sequences),
-            np.float32(inputs.num_tokens if num_tokens is None else num_tokens),
-            np.float32(kl_coef),
-        )
+            inputs.logp, inputs.entropy, inputs.old_logp, inputs.ref_logp, inputs.advantages, inputs.correction,
+            inputs.mask, np.float32(inputs.num_sequences if num_sequences is None else num_sequences),
+            np.float32(inputs.num_tokens if num_tokens is None else num_tokens), np.float32(kl_coef),
+        )  # fmt: skip
         (loss, metrics, log_ratio), gradient = graphs[definition](*(Tensor(array) for array in arrays))
         return Outcome(float(loss.asnumpy()), gradient.asnumpy(), metrics.asnumpy(), log_ratio.asnumpy())
 

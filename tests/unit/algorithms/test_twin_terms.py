@@ -107,16 +107,11 @@ def random_definition(seed):
     mode = "batch-mean" if surrogate == "gmpo" else str(rng.choice(MODES[:-1]))
     return LossDefinition(
         ratio_level="none" if surrogate == "gpg" else str(rng.choice(["token", "sequence", "sequence_token"])),
-        surrogate=surrogate,
-        aggregation=aggregation_by(mode),
-        clip_low=0.2,
-        clip_high=0.2,
-        clip_ratio_c=1.5,
-        loss_upper_clamp=3.0,
-        advantage_pool=str(rng.choice(["none", "masked-mean"])),
+        surrogate=surrogate, aggregation=aggregation_by(mode), clip_low=0.2, clip_high=0.2, clip_ratio_c=1.5,
+        loss_upper_clamp=3.0, advantage_pool=str(rng.choice(["none", "masked-mean"])),
         kl=KLTerm(kind="k3", aggregation=aggregation_by(str(rng.choice(MODES[:-1]))), importance_weight=True),
         entropy_coef=0.1,
-    )
+    )  # fmt: skip
 
 
 def taken(batch, rows):

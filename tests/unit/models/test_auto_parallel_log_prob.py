@@ -35,11 +35,9 @@ def make_inputs(scale: float = 1.0) -> Inputs:
     targets[[1, 2, 9]], targets[3], targets[4] = 7, 0, VOCAB_SIZE - 1
     return Inputs(
         (scale * random.normal(size=(NUM_TOKENS, HIDDEN_SIZE))).astype(np.float32),
-        random.normal(size=(VOCAB_SIZE, HIDDEN_SIZE)).astype(np.float32),
-        targets,
-        random.normal(size=NUM_TOKENS).astype(np.float32),
-        random.normal(size=NUM_TOKENS).astype(np.float32),
-    )
+        random.normal(size=(VOCAB_SIZE, HIDDEN_SIZE)).astype(np.float32), targets,
+        random.normal(size=NUM_TOKENS).astype(np.float32), random.normal(size=NUM_TOKENS).astype(np.float32),
+    )  # fmt: skip
 
 
 def twin(inputs: Inputs, temperature: float, *, with_entropy: bool) -> Outputs:

@@ -22,11 +22,9 @@ OLD_STYLE = {
 }  # fmt: skip
 # The same model saved by transformers 5.
 NEW_STYLE = {key: value for key, value in OLD_STYLE.items() if key not in ("rope_theta", "torch_dtype")} | {
-    "dtype": "bfloat16",
-    "layer_types": ["full_attention"] * 24,
-    "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
-    "sliding_window": None,
-}
+    "dtype": "bfloat16", "layer_types": ["full_attention"] * 24,
+    "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"}, "sliding_window": None,
+}  # fmt: skip
 # As Qwen3-8B ships it.
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 151643,

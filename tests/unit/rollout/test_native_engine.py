@@ -61,14 +61,10 @@ def make_prompts(num_prompts: int, seed: int = 0) -> list[Prompt]:
     rng = np.random.default_rng(seed)
     return [
         Prompt(
-            index=100 + 3 * i,
-            ids=rng.integers(0, SECTION.vocab_size, 1 + i % MAX_PROMPT).astype(np.int32),
-            text="",
-            answer="",
-            data_source="test",
-        )
-        for i in range(num_prompts)
-    ]
+            index=100 + 3 * i, ids=rng.integers(0, SECTION.vocab_size, 1 + i % MAX_PROMPT).astype(np.int32), text="",
+            answer="", data_source="test",
+        ) for i in range(num_prompts)
+    ]  # fmt: skip
 
 
 def sampling(num_samples=3, temperature=1.0, max_new_tokens=MAX_NEW, step=2) -> SamplingSettings:
