@@ -216,10 +216,7 @@ def test_stall_is_told_once_and_its_end(start_launcher):
 
 def test_stall_ends_all_ranks_where_that_is_wanted(start_launcher):
     launched = start_launcher(
-        "toy_alone.py",
-        "stop",
-        1,
-        watch={"min_seconds": 1.5, "factor": 1, "poll_seconds": 0.1, "on_stall": "stop"},
+        "toy_alone.py", "stop", 1, watch={"min_seconds": 1.5, "factor": 1, "poll_seconds": 0.1, "on_stall": "stop"}
     )
     ended = launched.end()
     assert ended.code == 124

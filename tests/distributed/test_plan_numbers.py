@@ -34,21 +34,13 @@ PLANS = {
         ("2x2x1 packed", {"data_parallel": 2, "model_parallel": 2}, {"data_parallel": 4}),
     ],
     8: [
-        (
-            "2x4x1 of experts",
-            {"data_parallel": 2, "model_parallel": 4},
-            {"data_parallel": 4, "model_parallel": 2},
-        ),
+        ("2x4x1 of experts", {"data_parallel": 2, "model_parallel": 4}, {"data_parallel": 4, "model_parallel": 2}),
         ("4x2x1", {"data_parallel": 4, "model_parallel": 2}, {"data_parallel": 2, "model_parallel": 4}),
     ],
 }
 
 # Plans that a reference policy has beside these; the other plans go without one.
-REFERENCES = {
-    "1x4x1": {"data_parallel": 4},
-    "2x2x1": {"data_parallel": 4},
-    "4x2x1": {"data_parallel": 8},
-}
+REFERENCES = {"1x4x1": {"data_parallel": 4}, "2x2x1": {"data_parallel": 4}, "4x2x1": {"data_parallel": 8}}
 
 
 def model_of(name: str) -> str:

@@ -71,11 +71,7 @@ def test_training_graph_over_two_pipeline_stages(compile_toy: CompileToy, rank: 
 @pytest.mark.parametrize(
     "mistake, reason, code",
     [
-        (
-            "rows_do_not_divide",
-            "value 66 at dim index 0 cannot be divisible by strategy value 4",
-            "self.matmul(x",
-        ),
+        ("rows_do_not_divide", "value 66 at dim index 0 cannot be divisible by strategy value 4", "self.matmul(x"),
         ("split_of_sharded_axis", "SplitWithSize: The axis can not be split", "self.split("),
         ("heads_do_not_divide", "got 6(head_num) and 4(query_strategy[2])", "self.flash(x"),
         ("stages_do_not_divide", "got the device_num : 8and the split_stage_num : 3", "self.last("),

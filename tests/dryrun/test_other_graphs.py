@@ -65,12 +65,7 @@ def test_the_longest_batch_of_a_budget_is_packed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("plan", "graph", "rank"),
-    [
-        ("2x4x1", "train", 5),
-        ("2x4x1", "reference", 5),
-        ("2x2x2", "train", 6),
-        ("2x2x2", "reference", 6),
-    ],
+    [("2x4x1", "train", 5), ("2x4x1", "reference", 5), ("2x2x2", "train", 6), ("2x2x2", "reference", 6)],
 )
 def test_packed_graphs_compile(toolchain: Toolchain, tmp_path: Path, plan: str, graph: str, rank: int) -> None:
     path = packed_experiment(tmp_path, plan)

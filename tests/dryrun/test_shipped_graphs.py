@@ -41,9 +41,7 @@ class Case:
 CASES = {
     # 2 key/value heads on 4 ranks.
     "1x4x2": Case(
-        "qwen2",
-        "model_parallel: 4, pipeline_stage: 2, micro_batch_num: 2",
-        "data_parallel: 2, model_parallel: 4",
+        "qwen2", "model_parallel: 4, pipeline_stage: 2, micro_batch_num: 2", "data_parallel: 2, model_parallel: 4"
     ),
     "2x4x1, sequence split": Case(
         "qwen3",
@@ -355,12 +353,7 @@ def test_replicas_share_the_optimizer_out(compiled: Compiled, rank: int, stage: 
             ),
             ("1x4x2", "train", 4, {"RmsNorm": (6, 6), "Swiglu": (2, 2)}),
             ("1x4x2", "reference", 4, {"FlashAttentionScore": (1, 0), "RmsNorm": (3, 0), "Swiglu": (1, 0)}),
-            (
-                "1x4x2",
-                "decode",
-                0,
-                {"PagedAttention": (2, 0), "ReshapeAndCache": (2, 0), "RmsNorm": (5, 0)},
-            ),
+            ("1x4x2", "decode", 0, {"PagedAttention": (2, 0), "ReshapeAndCache": (2, 0), "RmsNorm": (5, 0)}),
             # Layers again in the backward pass: two micro-batches of one layer.
             (
                 "2x2x2, optimizer sharded",
@@ -374,12 +367,7 @@ def test_replicas_share_the_optimizer_out(compiled: Compiled, rank: int, stage: 
                 },
             ),
             # Four norms per layer again, the last norm and attention not.
-            (
-                "2x4x1, sequence split",
-                "train",
-                5,
-                {"FlashAttentionScore": (2, 2), "RmsNorm": (17, 9)},
-            ),
+            ("2x4x1, sequence split", "train", 5, {"FlashAttentionScore": (2, 2), "RmsNorm": (17, 9)}),
         ]
     ),
 )

@@ -435,11 +435,7 @@ def test_calls_within_calls_multiply() -> None:
 
 def test_a_partial_counts_where_it_is_called() -> None:
     facts = read_graph(
-        graph(
-            "main: Partial(@back, %0); %0[@Partial(@back)](%1); %0[@@back](%2)",
-            "back: PrimFunc_Exp(%para1_x)",
-        ),
-        1,
+        graph("main: Partial(@back, %0); %0[@Partial(@back)](%1); %0[@@back](%2)", "back: PrimFunc_Exp(%para1_x)"), 1
     )
     assert facts.operators == {"Exp": 2, "Partial": 1}
 
@@ -472,11 +468,7 @@ def test_groups_of_collectives(attributes: str, group: str, ranks: tuple[int, ..
 def test_sizes_of_collectives_add_up_over_dtypes_and_calls() -> None:
     attributes = 'group: "g", group_rank_ids: (0, 1)'
     facts = read_graph(
-        graph(
-            f"main: call @f(%0); call @f(%1); {reduce(attributes)}",
-            f"f: {reduce(attributes, '(8)', 'BFloat16')}",
-        ),
-        2,
+        graph(f"main: call @f(%0); call @f(%1); {reduce(attributes)}", f"f: {reduce(attributes, '(8)', 'BFloat16')}"), 2
     )
     assert facts.collectives == (
         Collective(kind="AllReduce", group="g", ranks=(0, 1), count=3, bytes=4 * 8 + 2 * 2 * 8),

@@ -71,13 +71,7 @@ def test_pairs_are_masked_later_and_across_segments() -> None:
     from mindgspo.parallel.device_ops import SegmentMask
 
     assert run(SegmentMask(), np.array([[1, 1, 2, 0, 0]], np.int32)).tolist() == [
-        [
-            [0, 1, 1, 1, 1],
-            [0, 0, 1, 1, 1],
-            [1, 1, 0, 1, 1],
-            [1, 1, 1, 0, 1],
-            [1, 1, 1, 0, 0],
-        ]
+        [[0, 1, 1, 1, 1], [0, 0, 1, 1, 1], [1, 1, 0, 1, 1], [1, 1, 1, 0, 1], [1, 1, 1, 0, 0]]
     ]
 
 
@@ -104,13 +98,7 @@ def test_replicas_have_equally_many_segments_none_of_them_empty() -> None:
 
 # Rows of one and of several segments, padded and full.
 SEGMENTS_RT = np.array(
-    [
-        [1, 1, 1, 2, 2, 0, 0],
-        [1, 1, 1, 1, 1, 1, 1],
-        [1, 2, 2, 3, 3, 3, 3],
-        [1, 1, 0, 0, 0, 0, 0],
-    ],
-    np.int32,
+    [[1, 1, 1, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 1], [1, 2, 2, 3, 3, 3, 3], [1, 1, 0, 0, 0, 0, 0]], np.int32
 )
 
 

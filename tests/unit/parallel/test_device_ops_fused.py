@@ -128,8 +128,7 @@ PLANS = [
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 8, 2, 6
 # Eight tokens per row; each half of the rows is a replica's.
 SEGMENTS_RT = np.array(
-    [[1, 1, 1, 2, 2, 0, 0, 0], [1] * 8, [1, 2, 2, 3, 3, 3, 4, 4], [1, 1, 0, 0, 0, 0, 0, 0]],
-    np.int32,
+    [[1, 1, 1, 2, 2, 0, 0, 0], [1] * 8, [1, 2, 2, 3, 3, 3, 4, 4], [1, 1, 0, 0, 0, 0, 0, 0]], np.int32
 )
 NUM_TOKENS = SEGMENTS_RT.size
 

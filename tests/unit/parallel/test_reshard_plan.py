@@ -48,11 +48,7 @@ def rows_over(ranks: Iterable[int], shape: Shape = (8, 2), *, replicas: int = 1,
 def whole_on(ranks: Iterable[int], shape: Shape = (8, 2), name: str = "w") -> Layout:
     rank_list = tuple(ranks)
     return Layout(
-        parameter=name,
-        shape=shape,
-        device_matrix=(len(rank_list),),
-        tensor_map=(-1,) * len(shape),
-        rank_list=rank_list,
+        parameter=name, shape=shape, device_matrix=(len(rank_list),), tensor_map=(-1,) * len(shape), rank_list=rank_list
     )
 
 

@@ -294,10 +294,7 @@ def all_layouts(model: ModelSection, plan: ParallelPlan) -> dict[str, Layout]:
     """Weights and one moment of each."""
     shapes = weight_shapes(model)
     moments = moment_layouts(shapes, model, plan)
-    return {
-        **parameter_layouts(shapes, model, plan),
-        **{f"adam_m.{name}": layout for name, layout in moments.items()},
-    }
+    return {**parameter_layouts(shapes, model, plan), **{f"adam_m.{name}": layout for name, layout in moments.items()}}
 
 
 @given(plan=plans(), kv_heads=st.sampled_from([1, 2, 4, 8, 16]), tied=st.booleans(), data=st.data())

@@ -291,12 +291,7 @@ def test_the_compiler_s_entries(row):
     matrix, tensor_map, shape, shard_size, threshold, *written = row
     stored = StoredLayout(device_matrix=matrix, tensor_map=tensor_map, shape=shape)
     found = without_single_devices(hsdp_shards(stored, HsdpCall(shard_size=shard_size, threshold=threshold)))
-    assert [
-        found.device_matrix,
-        found.tensor_map,
-        found.opt_weight_shard_step,
-        found.opt_weight_shard_size,
-    ] == written
+    assert [found.device_matrix, found.tensor_map, found.opt_weight_shard_step, found.opt_weight_shard_size] == written
 
 
 @pytest.mark.parametrize(("rows", "size"), [(512, 2), (256, 0)])
@@ -318,10 +313,7 @@ def test_two_device_axes_on_one_tensor_axis_keep_their_order():
     assert without_single_devices(stored) == StoredLayout(device_matrix=(2, 4, 2), tensor_map=((2, 0), 1), shape=(8, 8))
 
 
-@given(
-    matrix=st.lists(st.sampled_from([1, 1, 2, 3, 4]), min_size=1, max_size=4).map(tuple),
-    data=st.data(),
-)
+@given(matrix=st.lists(st.sampled_from([1, 1, 2, 3, 4]), min_size=1, max_size=4).map(tuple), data=st.data())
 @settings(max_examples=100)
 def test_leaving_out_single_devices_moves_nothing(matrix: tuple[int, ...], data: st.DataObject):
     shape = (4**4 * 3**4, 2)  # which every such matrix divides

@@ -15,12 +15,7 @@ from mindgspo.errors import CheckpointError
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
-from mindgspo.parallel.strategy.file import (
-    merge_strategies,
-    read_strategy,
-    save_strategy,
-    write_strategies,
-)
+from mindgspo.parallel.strategy.file import merge_strategies, read_strategy, save_strategy, write_strategies
 from mindgspo.parallel.strategy.layouts import compiled_layouts, compiled_strategy, strategy_layouts
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
 
@@ -256,11 +251,7 @@ def test_every_spelling_means_to_mindspore_what_it_means_here(
 
 @pytest.mark.parametrize(
     ("source", "target"),
-    [
-        (plan(2, 4, 1), plan(4, 2, 1)),
-        (plan(1, 4, 2), plan(2, 4, 1)),
-        (sharded(2, 4, 1), plan(1, 4, 2)),
-    ],
+    [(plan(2, 4, 1), plan(4, 2, 1)), (plan(1, 4, 2), plan(2, 4, 1)), (sharded(2, 4, 1), plan(1, 4, 2))],
     ids=str,
 )
 def test_rank_list_for_transform_names_ranks_that_hold_what_is_needed(

@@ -334,11 +334,7 @@ def test_a_failing_prefetch_is_raised_by_the_next_phase_and_can_be_tried_again()
 
 @pytest.mark.parametrize(
     ("tier", "changes"),
-    [
-        (FakeTier(loads_in_background=False), {}),
-        (FakeTier(), {"prefetch": False}),
-        (FakeTier(free=359), {}),
-    ],
+    [(FakeTier(loads_in_background=False), {}), (FakeTier(), {"prefetch": False}), (FakeTier(free=359), {})],
     ids=["the tier cannot", "not wanted", "no room"],
 )
 def test_prefetch_is_a_hint(tier: FakeTier, changes: dict[str, object]):
