@@ -51,11 +51,8 @@ def test_record_survives_its_file(folder: LaunchFolder):
     assert read_failure(folder.failure(0)) is None
     found = failure_of(ValueError("twelve\nlines"), folder.failure(0))
     assert (found.error, found.message, found.is_user_error, found.log_bytes) == (
-        "ValueError",
-        "twelve\nlines",
-        False,
-        12,
-    )
+        "ValueError", "twelve\nlines", False, 12,
+    )  # fmt: skip
     assert found.traceback.startswith("Traceback (most recent call last)")
     assert found.traceback.endswith("ValueError: twelve\nlines\n")
     assert failure_of(DataError("row 3"), folder.failure(1)).is_user_error
@@ -146,21 +143,18 @@ def plan(**changed: object) -> ClusterPlan:
     return plan_cluster(**(settings | changed))
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"num_workers": 0}, "num_workers: 0; there is at least 1"),
-        ({"nodes": 0}, "nodes: 0; there is at least 1"),
-        ({"num_workers": 7, "nodes": 2}, "num_workers: 7 workers on 2 nodes.*legal values are 6 or 8"),
-        ({"num_workers": 2, "nodes": 3}, "num_workers: 2 workers on 3 nodes.*legal values are 3"),
-        ({"nodes": 2, "node_rank": 2}, "node_rank: 2 of 2 nodes; legal values are 0 to 1"),
-        ({"node_rank": -1}, "node_rank: -1 of 1 nodes"),
-        ({"nodes": 2}, "master_port: none is given, and 2 nodes must agree"),
-        ({"master_port": 80}, "master_port: 80; legal ports are 1024 to 65535"),
-        ({"master_addr": "192.0.2.1"}, "master_addr: 192.0.2.1 is not an address of this machine"),
-        ({"master_addr": "host.invalid"}, "master_addr: host.invalid is not known"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "message"), [
+    ({"num_workers": 0}, "num_workers: 0; there is at least 1"),
+    ({"nodes": 0}, "nodes: 0; there is at least 1"),
+    ({"num_workers": 7, "nodes": 2}, "num_workers: 7 workers on 2 nodes.*legal values are 6 or 8"),
+    ({"num_workers": 2, "nodes": 3}, "num_workers: 2 workers on 3 nodes.*legal values are 3"),
+    ({"nodes": 2, "node_rank": 2}, "node_rank: 2 of 2 nodes; legal values are 0 to 1"),
+    ({"node_rank": -1}, "node_rank: -1 of 1 nodes"),
+    ({"nodes": 2}, "master_port: none is given, and 2 nodes must agree"),
+    ({"master_port": 80}, "master_port: 80; legal ports are 1024 to 65535"),
+    ({"master_addr": "192.0.2.1"}, "master_addr: 192.0.2.1 is not an address of this machine"),
+    ({"master_addr": "host.invalid"}, "master_addr: host.invalid is not known"),
+])  # fmt: skip
 def test_what_cannot_be_is_refused(changed: dict[str, object], message: str):
     with pytest.raises(ConfigError, match=message):
         plan(**changed)
@@ -194,17 +188,12 @@ def test_environment_of_a_rank_of_the_second_of_two_nodes(monkeypatch: pytest.Mo
     worker = runtime.worker_environment(orders, rank=6, **shared)
     scheduler = runtime.worker_environment(orders, rank=None, **shared)
     assert {name: worker[name] for name in ("MS_ROLE", "MS_NODE_ID", "RANK_ID", "DEVICE_ID")} == {
-        "MS_ROLE": "MS_WORKER",
-        "MS_NODE_ID": "6",
-        "RANK_ID": "6",
-        "DEVICE_ID": "2",
-    }
+        "MS_ROLE": "MS_WORKER", "MS_NODE_ID": "6", "RANK_ID": "6", "DEVICE_ID": "2",
+    }  # fmt: skip
     for environment in (worker, scheduler):
         assert (environment["MS_WORKER_NUM"], environment["MS_SCHED_HOST"], environment["MS_SCHED_PORT"]) == (
-            "8",
-            "10.1.2.3",
-            "8118",
-        )
+            "8", "10.1.2.3", "8118",
+        )  # fmt: skip
         assert environment["MS_NODE_TIMEOUT"] == "7"
     assert scheduler["MS_ROLE"] == "MS_SCHED" and "MS_NODE_ID" not in scheduler
 

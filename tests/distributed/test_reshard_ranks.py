@@ -200,14 +200,11 @@ def test_one_flipped_bit_is_noticed_by_all_ranks(outcome: Outcome, number: int):
     assert sorted(told) == sorted(names)
 
 
-@pytest.mark.parametrize(
-    ("kind", "side", "name", "numbers"),
-    [
-        ("missing", "destination", "model.layers.0.input_layernorm.weight", ("none (missing)", "(32,)")),
-        ("unexpected", "source", "model.layers.9.mlp.up_proj.weight", ("(4,)", "none (not on this rank)")),
-        ("shape", "destination", "model.layers.0.input_layernorm.weight", ("(3,)", "(32,)")),
-    ],
-)
+@pytest.mark.parametrize(("kind", "side", "name", "numbers"), [
+    ("missing", "destination", "model.layers.0.input_layernorm.weight", ("none (missing)", "(32,)")),
+    ("unexpected", "source", "model.layers.9.mlp.up_proj.weight", ("(4,)", "none (not on this rank)")),
+    ("shape", "destination", "model.layers.0.input_layernorm.weight", ("(3,)", "(32,)")),
+])  # fmt: skip
 def test_slices_that_do_not_fit_are_refused(
     outcome: Outcome, kind: str, side: str, name: str, numbers: tuple[str, str]
 ):

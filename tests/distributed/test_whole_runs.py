@@ -15,14 +15,10 @@ ARITHMETIC = PROJECT / "examples" / "arithmetic"
 FEW_ROWS = ("data.eval.max_rows=64",)
 WARM_UP = ("warmup.max_steps=200", "warmup.check_every=200", "warmup.check.max_rows=64")
 ONE_PROCESS = (
-    "plans.train.data_parallel=1",
-    "plans.train.model_parallel=1",
-    "plans.train.pipeline_stage=1",
-    "plans.train.micro_batch_num=1",
-    "plans.train.optimizer_shard=false",
-    "plans.infer.data_parallel=1",
+    "plans.train.data_parallel=1", "plans.train.model_parallel=1", "plans.train.pipeline_stage=1",
+    "plans.train.micro_batch_num=1", "plans.train.optimizer_shard=false", "plans.infer.data_parallel=1",
     "plans.infer.model_parallel=1",
-)
+)  # fmt: skip
 
 
 def run(config: Path, run_dir: Path, *overrides: str) -> list[dict]:

@@ -68,15 +68,12 @@ def test_training_graph_over_two_pipeline_stages(compile_toy: CompileToy, rank: 
     assert (layout.device_matrix, layout.tensor_map) == ((4,), (0, -1))
 
 
-@pytest.mark.parametrize(
-    "mistake, reason, code",
-    [
-        ("rows_do_not_divide", "value 66 at dim index 0 cannot be divisible by strategy value 4", "self.matmul(x"),
-        ("split_of_sharded_axis", "SplitWithSize: The axis can not be split", "self.split("),
-        ("heads_do_not_divide", "got 6(head_num) and 4(query_strategy[2])", "self.flash(x"),
-        ("stages_do_not_divide", "got the device_num : 8and the split_stage_num : 3", "self.last("),
-    ],
-)
+@pytest.mark.parametrize("mistake, reason, code", [
+    ("rows_do_not_divide", "value 66 at dim index 0 cannot be divisible by strategy value 4", "self.matmul(x"),
+    ("split_of_sharded_axis", "SplitWithSize: The axis can not be split", "self.split("),
+    ("heads_do_not_divide", "got 6(head_num) and 4(query_strategy[2])", "self.flash(x"),
+    ("stages_do_not_divide", "got the device_num : 8and the split_stage_num : 3", "self.last("),
+])  # fmt: skip
 def test_what_mindspore_refuses(compile_toy: CompileToy, mistake: str, reason: str, code: str) -> None:
     result = compile_toy(mistake, module="wrong_cells")
     assert result.failure is not None and result.failure.phase == "compile"
@@ -90,10 +87,8 @@ def test_an_error_of_the_builder_comes_back(compile_toy: CompileToy) -> None:
     failure = compile_toy("refuse", 3).failure
     assert failure is not None
     assert (failure.phase, failure.kind, failure.text) == (
-        "build",
-        "WeightsError",
-        "rank 3: no such weights\nnot even here",
-    )
+        "build", "WeightsError", "rank 3: no such weights\nnot even here",
+    )  # fmt: skip
     assert 'raise WeightsError(f"rank {rank}' in failure.place
 
 
@@ -169,10 +164,8 @@ def test_the_report_of_an_experiment(cached: None, config: Path) -> None:
     dry_run = DryRun.prepare(request(config))
     lines = list(dry_run.lines())
     assert [line for line in lines if ", rank " in line] == [
-        "train, rank 0 of 8",
-        "train, rank 4 of 8",
-        "prefill, rank 0 of 8",
-    ], "the first rank of each stage; a graph that generates has one stage"
+        "train, rank 0 of 8", "train, rank 4 of 8", "prefill, rank 0 of 8",
+    ], "the first rank of each stage; a graph that generates has one stage"  # fmt: skip
     assert "  fused        RmsNorm 1" in lines
     assert lines[-1].startswith("3 graphs of 2 ranks compiled for Ascend in ")
     assert lines[-1].endswith(f" s; strategy files in {config.parent}/out")
@@ -226,14 +219,11 @@ def test_a_folder_with_other_things_is_refused(cached: None, config: Path) -> No
         DryRun.prepare(request(config))
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"ranks": (0, 8)}, "--ranks: 8; plans.train 1 x 4 x 2 has ranks 0 to 7"),
-        ({"ranks": (-1,)}, "--ranks: -1; plans.train 1 x 4 x 2 has ranks 0 to 7"),
-        ({"graphs": ("train", "draw")}, "--graphs: 'draw' is none of train, reference, prefill, decode, rollout"),
-    ],
-)
+@pytest.mark.parametrize("options, message", [
+    ({"ranks": (0, 8)}, "--ranks: 8; plans.train 1 x 4 x 2 has ranks 0 to 7"),
+    ({"ranks": (-1,)}, "--ranks: -1; plans.train 1 x 4 x 2 has ranks 0 to 7"),
+    ({"graphs": ("train", "draw")}, "--graphs: 'draw' is none of train, reference, prefill, decode, rollout"),
+])  # fmt: skip
 def test_what_does_not_exist_is_refused_at_once(config: Path, options: dict, message: str) -> None:
     with pytest.raises(DryRunError, match=message):
         DryRun.prepare(request(config, **options))

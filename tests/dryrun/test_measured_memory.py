@@ -19,13 +19,9 @@ PLANS = {
 }
 # Sizes at which tensors, not their number, count: 2 rows of 2,048 + 2,048 tokens.
 WIDE = (
-    "model.hidden_size=1024",
-    "model.head_dim=128",
-    "model.intermediate_size=4096",
-    "model.max_position_embeddings=4096",
-    "data.max_prompt_length=2048",
-    "rollout.max_new_tokens=2048",
-)
+    "model.hidden_size=1024", "model.head_dim=128", "model.intermediate_size=4096",
+    "model.max_position_embeddings=4096", "data.max_prompt_length=2048", "rollout.max_new_tokens=2048",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -92,14 +88,11 @@ def test_chunks_of_logits_are_computed_one_after_the_other(measured: Callable) -
     assert result.memory.allocated == pytest.approx(planned, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    "graph, reason",
-    [
-        ("uncallable", "RuntimeError: no such kernel"),
-        ("deadly", "the process ended by signal 11"),
-        ("front end alone", "no answer: the process ended by signal 11"),
-    ],
-)
+@pytest.mark.parametrize("graph, reason", [
+    ("uncallable", "RuntimeError: no such kernel"),
+    ("deadly", "the process ended by signal 11"),
+    ("front end alone", "no answer: the process ended by signal 11"),
+])  # fmt: skip
 def test_memory_that_cannot_be_measured_says_why(compile_toy: Callable[..., Result], graph: str, reason: str) -> None:
     result = compile_toy(graph, measures_memory=True)
     assert result.failure is None and result.facts.products == {"BFloat16": 2}

@@ -40,45 +40,30 @@ class Case:
 
 CASES = {
     # 2 key/value heads on 4 ranks.
-    "1x4x2": Case(
-        "qwen2", "model_parallel: 4, pipeline_stage: 2, micro_batch_num: 2", "data_parallel: 2, model_parallel: 4"
-    ),
-    "2x4x1, sequence split": Case(
-        "qwen3",
+    "1x4x2": Case("qwen2", "model_parallel: 4, pipeline_stage: 2, micro_batch_num: 2",
+        "data_parallel: 2, model_parallel: 4"),
+    "2x4x1, sequence split": Case("qwen3",
         "data_parallel: 2, model_parallel: 4, use_seq_parallel: true, vocab_emb_dp: false, recompute: selective",
-        "data_parallel: 8",
-    ),
-    "2x2x2, optimizer sharded": Case(
-        "qwen2",
+        "data_parallel: 8"),
+    "2x2x2, optimizer sharded": Case("qwen2",
         "data_parallel: 2, model_parallel: 2, pipeline_stage: 2, micro_batch_num: 2, optimizer_shard: true, "
-        "recompute: full",
-        "data_parallel: 4, model_parallel: 2, vocab_emb_dp: false",
-    ),
-    "2x4x1, all at once": Case(
-        "qwen3",
+        "recompute: full", "data_parallel: 4, model_parallel: 2, vocab_emb_dp: false"),
+    "2x4x1, all at once": Case("qwen3",
         "data_parallel: 2, model_parallel: 4, use_seq_parallel: true, optimizer_shard: true, recompute: full",
-        "data_parallel: 2, model_parallel: 4",
-    ),
+        "data_parallel: 2, model_parallel: 4"),
     "1x8x1": Case("qwen2", "model_parallel: 8", "model_parallel: 8, vocab_emb_dp: false"),
     "8x1x1": Case("qwen3", "data_parallel: 8, optimizer_shard: true", "data_parallel: 8"),
-    "2x4x1, experts split": Case(
-        "qwen3_moe", "data_parallel: 2, model_parallel: 4, expert_parallel: 2", "data_parallel: 2, model_parallel: 4"
-    ),
-    "4x2x1, experts and all at once": Case(
-        "qwen3_moe",
+    "2x4x1, experts split": Case("qwen3_moe", "data_parallel: 2, model_parallel: 4, expert_parallel: 2",
+        "data_parallel: 2, model_parallel: 4"),
+    "4x2x1, experts and all at once": Case("qwen3_moe",
         "data_parallel: 4, model_parallel: 2, expert_parallel: 2, use_seq_parallel: true, optimizer_shard: true, "
-        "recompute: selective",
-        "data_parallel: 8",
-    ),
-    "4x1x2, experts split": Case(
-        "qwen3_moe",
+        "recompute: selective", "data_parallel: 8"),
+    "4x1x2, experts split": Case("qwen3_moe",
         "data_parallel: 4, pipeline_stage: 2, micro_batch_num: 2, expert_parallel: 4, recompute: full",
-        "data_parallel: 8",
-    ),
-    "1x4x2, llama": Case(
-        "llama", "model_parallel: 4, pipeline_stage: 2, micro_batch_num: 2", "data_parallel: 2, model_parallel: 4"
-    ),
-}
+        "data_parallel: 8"),
+    "1x4x2, llama": Case("llama", "model_parallel: 4, pipeline_stage: 2, micro_batch_num: 2",
+        "data_parallel: 2, model_parallel: 4"),
+}  # fmt: skip
 # The reference's plan is that of generation in "1x4x2", and so must its graph be.
 OWN = "8x1x1 with a reference of 2x4x1"
 CASES[OWN] = Case("qwen2", "data_parallel: 8", "data_parallel: 8", "data_parallel: 2, model_parallel: 4")
@@ -95,12 +80,9 @@ ALL = [
     ("4x1x2, experts split", "train", 6),
     ("1x4x2, llama", "reference", 4),
     (OWN, "reference", 0),
-    *(
-        (case, graph, 7)
-        for case in list(CASES)[3:-1]
-        for graph in ("train", "reference", "rollout", "prefill", "decode")
-    ),
-]
+    *((case, graph, 7) for case in list(CASES)[3:-1] for graph in ("train", "reference", "rollout", "prefill",
+        "decode")),
+]  # fmt: skip
 
 
 def tiered(entries: list[tuple]) -> list:

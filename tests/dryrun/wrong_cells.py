@@ -143,11 +143,9 @@ _MISTAKES: dict[str, tuple[Callable[[], nn.Cell], tuple[Tensor, ...]]] = {
     "plain_step_over_stages": (lambda: _plain_step(TwoStages()), (_zeros(*_X),)),
 }
 _NUM_STAGES = {
-    "few_micro_batches": 2,
-    "micro_batches_do_not_divide": 2,
-    "stages_do_not_divide": 3,
+    "few_micro_batches": 2, "micro_batches_do_not_divide": 2, "stages_do_not_divide": 3,
     "plain_step_over_stages": 2,
-}
+}  # fmt: skip
 
 
 def build(config: object, graph: str, rank: int, *, strategy_path: Path) -> Graph:

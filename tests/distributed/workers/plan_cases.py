@@ -12,30 +12,16 @@ from mindgspo.data.rows import TrainingSample, scattered
 from mindgspo.types import Batch, Prompt
 
 MODEL = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": True,
-    "initializer_range": 0.1,
-}
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": True, "initializer_range": 0.1,
+}  # fmt: skip
 
 # By the name of a model; of the experts' features model_parallel splits 24.
 MODELS = {
     "dense": MODEL,
-    "experts": MODEL
-    | {
-        "architecture": "qwen3_moe",
-        "head_dim": 12,
-        "num_experts": 6,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "norm_topk_prob": True,
-    },
-}
+    "experts": MODEL | {"architecture": "qwen3_moe", "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24, "norm_topk_prob": True},
+}  # fmt: skip
 
 
 def definition() -> LossDefinition:
@@ -68,14 +54,9 @@ def batches_of(section, *, packed_for: int | None = None, **layout_of_device: ob
     layout = BatchLayout(samples_per_micro_batch=2, length_multiple=24, pad_id=0)
     if packed_for is not None:
         layout = BatchLayout(
-            max_tokens_per_micro_batch=48,
-            packing=True,
-            length_multiple=8,
-            pad_id=0,
-            replicas=packed_for,
-            balanced=True,
-            **layout_of_device,
-        )
+            max_tokens_per_micro_batch=48, packing=True, length_multiple=8, pad_id=0, replicas=packed_for,
+            balanced=True, **layout_of_device,
+        )  # fmt: skip
     return [
         replace(batch, old_logp_NK=scattered(batch, old), advantages_NK=scattered(batch, advantages))
         for batch in micro_batches(samples, layout)

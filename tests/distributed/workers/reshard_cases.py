@@ -17,26 +17,12 @@ from mindgspo.parallel.reshard.planner import plan_reshard
 NUM_WORKERS = 8
 
 MODELS = {
-    "untied": ModelSection(
-        vocab_size=96,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        tie_word_embeddings=False,
-    ),
+    "untied": ModelSection(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=4,
+        num_attention_heads=8, num_key_value_heads=2, tie_word_embeddings=False),
     # Not everything divides over four replicas: some moments stay whole.
-    "tied": ModelSection(
-        vocab_size=40,
-        hidden_size=24,
-        intermediate_size=36,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    ),
-}
+    "tied": ModelSection(vocab_size=40, hidden_size=24, intermediate_size=36, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True),
+}  # fmt: skip
 
 # Zeros and infinities of both signs, the smallest and the largest subnormal, quiet and signalling NaNs with payloads.
 PATTERNS = np.array(
@@ -51,13 +37,9 @@ def plan_of(sizes: str, *, split_table: bool = False, shard: bool = False) -> Pa
     """data x model x pipeline."""
     data, model, stages = map(int, sizes.split("x"))
     return ParallelPlan(
-        data_parallel=data,
-        model_parallel=model,
-        pipeline_stage=stages,
-        micro_batch_num=stages,
-        vocab_emb_dp=not split_table,
-        optimizer_shard=shard,
-    )
+        data_parallel=data, model_parallel=model, pipeline_stage=stages, micro_batch_num=stages,
+        vocab_emb_dp=not split_table, optimizer_shard=shard,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,14 +84,9 @@ PAIRS = [
     Pair(name="fewer replicas", source=plan_of("4x1x2", split_table=True), destination=plan_of("2x1x2")),
     Pair(name="equal, shared", source=plan_of("2x2x2"), destination=plan_of("2x2x2"), shared=True),
     Pair(name="equal, not shared", source=plan_of("2x2x2"), destination=plan_of("2x2x2")),
-    Pair(
-        name="sharded moments",
-        model="tied",
-        moments=True,
-        source=plan_of("4x2x1", shard=True),
-        destination=plan_of("2x2x2", shard=True),
-    ),
-]
+    Pair(name="sharded moments", model="tied", moments=True, source=plan_of("4x2x1", shard=True),
+        destination=plan_of("2x2x2", shard=True)),
+]  # fmt: skip
 PROOF = Pair(name="proof", source=plan_of("1x4x2"), destination=plan_of("2x4x1"))
 GATHERS = [
     Pair(name="gathered weights", source=plan_of("2x2x2", split_table=True)),

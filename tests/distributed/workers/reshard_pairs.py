@@ -82,12 +82,9 @@ class Pairs:
         hashes = verify_reshard(list(source), source, destination, old, new)
         self.keep(entry, new)
         return {
-            "first": dataclasses.asdict(first),
-            "second": dataclasses.asdict(second),
-            "digest": resharder.plan.digest(),
-            "steps": steps,
-            "hashes": hashes,
-        }
+            "first": dataclasses.asdict(first), "second": dataclasses.asdict(second),
+            "digest": resharder.plan.digest(), "steps": steps, "hashes": hashes,
+        }  # fmt: skip
 
     def gather(self, entry: Entry) -> list[str]:
         """Everything to rank 0; the names that arrived here."""

@@ -78,17 +78,12 @@ def test_ranks_are_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'0,last' is no list of numbers such as 0,4" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (["--ranks", "0,8"], "error: --ranks: 8; plans.train 1 x 4 x 2 has ranks 0 to 7"),
-        (["--ranks", "0", "--all"], "error: --ranks and --all: give one of them"),
-        (
-            ["--graphs", "train,draw"],
-            "error: --graphs: 'draw' is none of train, reference, prefill, decode, rollout, old_policy",
-        ),
-    ],
-)
+@pytest.mark.parametrize("options, message", [
+    (["--ranks", "0,8"], "error: --ranks: 8; plans.train 1 x 4 x 2 has ranks 0 to 7"),
+    (["--ranks", "0", "--all"], "error: --ranks and --all: give one of them"),
+    (["--graphs", "train,draw"],
+        "error: --graphs: 'draw' is none of train, reference, prefill, decode, rollout, old_policy"),
+])  # fmt: skip
 def test_mistakes_are_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dryrun", CONFIG, *options]) == 1
     assert capsys.readouterr().err == f"{message}\n"

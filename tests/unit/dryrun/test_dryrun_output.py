@@ -26,17 +26,13 @@ from mindgspo.config import ParallelPlan
 
 PLAN = ParallelPlan(data_parallel=1, model_parallel=4, pipeline_stage=2, micro_batch_num=2)
 FACTS = GraphFacts(
-    parameters=(
-        HeldParameter(name="w", dtype="BFloat16", shape=(1024, 1024)),
-        HeldParameter(name="adam_m.w", dtype="Float32", shape=(1024, 1024)),
-    ),
-    collectives=(
-        Collective(kind="AllReduce", group="4-1", ranks=(0, 1, 2, 3), count=1128, bytes=3 << 30),
-        Collective(kind="Send", group="2-1", ranks=(0, 4), count=1, bytes=None),
-    ),
+    parameters=(HeldParameter(name="w", dtype="BFloat16", shape=(1024, 1024)),
+        HeldParameter(name="adam_m.w", dtype="Float32", shape=(1024, 1024))),
+    collectives=(Collective(kind="AllReduce", group="4-1", ranks=(0, 1, 2, 3), count=1128, bytes=3 << 30),
+        Collective(kind="Send", group="2-1", ranks=(0, 4), count=1, bytes=None)),
     operators={"FlashAttentionScore": 14, "Add": 3},
     products={"BFloat16": 98},
-)
+)  # fmt: skip
 
 
 def result(tmp_path: Path, graph: str = "train", rank: int = 0, failure: Failure | None = None) -> Result:
@@ -66,16 +62,11 @@ def test_block_of_a_compiled_graph(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "memory, line",
-    [
-        (
-            Memory(allocated=37 << 30, reserved=48 << 30),
-            "  memory       37.00 GB peak on the device (MindSpore's allocator; without workspaces and HCCL buffers)",
-        ),
-        (Memory(why_not="RuntimeError: no kernel"), "  memory       not measured: RuntimeError: no kernel"),
-    ],
-)
+@pytest.mark.parametrize("memory, line", [
+    (Memory(allocated=37 << 30, reserved=48 << 30),
+        "  memory       37.00 GB peak on the device (MindSpore's allocator; without workspaces and HCCL buffers)"),
+    (Memory(why_not="RuntimeError: no kernel"), "  memory       not measured: RuntimeError: no kernel"),
+])  # fmt: skip
 def test_block_of_a_graph_whose_memory_was_asked_for(tmp_path: Path, memory: Memory, line: str) -> None:
     lines = list(block(replace(result(tmp_path), memory=memory), section="plans.train", plan=PLAN, world_size=8))
     assert lines[-2:] == [line, "  strategy     dryrun/train/strategy_0.ckpt"]
@@ -101,15 +92,9 @@ def test_block_of_a_refused_graph_reads_the_log(tmp_path: Path) -> None:
 
 def test_a_graph_that_needs_nothing_says_so(tmp_path: Path) -> None:
     empty = Result(
-        graph="decode",
-        rank=0,
-        seconds=0.0,
-        peak_rss=0,
-        failure=None,
-        facts=GraphFacts(),
-        strategy=None,
+        graph="decode", rank=0, seconds=0.0, peak_rss=0, failure=None, facts=GraphFacts(), strategy=None,
         log=tmp_path / "x",
-    )
+    )  # fmt: skip
     lines = list(block(empty, section="plans.infer", plan=ParallelPlan(), world_size=1))
     assert lines[2:] == [
         "  parameters   0 tensors, 0 numbers, 0 B",
@@ -133,34 +118,18 @@ def test_last_line(tmp_path: Path) -> None:
     assert summary([bad], seconds=2.0, folder="out") == "1 of 1 failed, 0 compiled for Ascend, in 2 s"
 
 
-@pytest.mark.parametrize(
-    "size, text",
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.00 KB"),
-        (3 << 29, "1.50 GB"),
-        (5 << 50, "5120.00 TB"),
-        (None, "size known at run time"),
-    ],
-)
+@pytest.mark.parametrize("size, text", [
+    (0, "0 B"), (1023, "1023 B"), (1024, "1.00 KB"), (3 << 29, "1.50 GB"), (5 << 50, "5120.00 TB"),
+    (None, "size known at run time"),
+])  # fmt: skip
 def test_sizes(size: int | None, text: str) -> None:
     assert size_text(size) == text
 
 
-@pytest.mark.parametrize(
-    "ranks, text",
-    [
-        ((), "?"),
-        ((3,), "3"),
-        ((0, 1), "0,1"),
-        ((4, 5, 6, 7), "4-7"),
-        ((0, 4), "0,4"),
-        ((0, 2, 4, 6), "0,2,4,6"),
-        (tuple(range(0, 64, 8)), "0,8,..,56"),
-        ((0, 1, 4, 5), "0,1,4,5"),
-    ],
-)
+@pytest.mark.parametrize("ranks, text", [
+    ((), "?"), ((3,), "3"), ((0, 1), "0,1"), ((4, 5, 6, 7), "4-7"), ((0, 4), "0,4"), ((0, 2, 4, 6), "0,2,4,6"),
+    (tuple(range(0, 64, 8)), "0,8,..,56"), ((0, 1, 4, 5), "0,1,4,5"),
+])  # fmt: skip
 def test_ranks(ranks: tuple[int, ...], text: str) -> None:
     assert rank_text(ranks) == text
 
@@ -300,22 +269,15 @@ def test_the_entry_of_the_plan_is_named(mistake: str) -> None:
     assert hints == [f"plans.train.{hint}" for hint in TABLE[mistake][3]]
 
 
-@pytest.mark.parametrize(
-    "plan, hints",
-    [
-        (ParallelPlan(model_parallel=4), ["model_parallel: 4 does not divide 66"]),
-        (ParallelPlan(data_parallel=4), ["data_parallel: 4 does not divide 66"]),
-        (
-            ParallelPlan(data_parallel=4, model_parallel=4),
-            ["model_parallel: 4 does not divide 66", "data_parallel: 4 does not divide 66"],
-        ),
-        (
-            ParallelPlan(data_parallel=2, model_parallel=2),
-            ["model_parallel: data_parallel x model_parallel = 4 does not divide 66"],
-        ),
-        (ParallelPlan(data_parallel=8, model_parallel=2), []),
-    ],
-)
+@pytest.mark.parametrize("plan, hints", [
+    (ParallelPlan(model_parallel=4), ["model_parallel: 4 does not divide 66"]),
+    (ParallelPlan(data_parallel=4), ["data_parallel: 4 does not divide 66"]),
+    (ParallelPlan(data_parallel=4, model_parallel=4),
+        ["model_parallel: 4 does not divide 66", "data_parallel: 4 does not divide 66"]),
+    (ParallelPlan(data_parallel=2, model_parallel=2),
+        ["model_parallel: data_parallel x model_parallel = 4 does not divide 66"]),
+    (ParallelPlan(data_parallel=8, model_parallel=2), []),
+])  # fmt: skip
 def test_the_entry_is_found_by_its_number(plan: ParallelPlan, hints: list[str]) -> None:
     found = plan_hints(refusal("rows_do_not_divide").text(), "plans.infer", plan)
     assert found == [f"plans.infer.{hint}" for hint in hints]
@@ -450,16 +412,13 @@ def test_a_loop_counts_its_body_once() -> None:
     assert facts.operators == {"Exp": 1}
 
 
-@pytest.mark.parametrize(
-    "attributes, group, ranks",
-    [
-        ('fusion: I64(0), group: "2-77", group_rank_ids: (0, 4), op: "sum"', "2-77", (0, 4)),
-        ('group: "2-77", rank_list: (1, 5), group_back: "hccl_world_group"', "2-77", (1, 5)),
-        ('group: "hccl_world_group", op: "sum"', "hccl_world_group", (0, 1, 2, 3)),
-        ('op: "sum"', "hccl_world_group", (0, 1, 2, 3)),
-        ('group: "mine"', "mine", ()),
-    ],
-)
+@pytest.mark.parametrize("attributes, group, ranks", [
+    ('fusion: I64(0), group: "2-77", group_rank_ids: (0, 4), op: "sum"', "2-77", (0, 4)),
+    ('group: "2-77", rank_list: (1, 5), group_back: "hccl_world_group"', "2-77", (1, 5)),
+    ('group: "hccl_world_group", op: "sum"', "hccl_world_group", (0, 1, 2, 3)),
+    ('op: "sum"', "hccl_world_group", (0, 1, 2, 3)),
+    ('group: "mine"', "mine", ()),
+])  # fmt: skip
 def test_groups_of_collectives(attributes: str, group: str, ranks: tuple[int, ...]) -> None:
     facts = read_graph(graph(f"main: {reduce(attributes)}"), 4)
     assert facts.collectives == (Collective(kind="AllReduce", group=group, ranks=ranks, count=1, bytes=32),)
@@ -501,10 +460,8 @@ def test_products_by_dtype() -> None:
 def test_gradients_of_fused_operators_are_fused() -> None:
     nodes = "PrimFunc_FlashAttentionScore(%0); FlashAttentionScoreGrad(%0); PrimFunc_RmsNormGrad(%0); PrimFunc_Add(%0)"
     assert read_graph(graph(f"main: {nodes}"), 1).fused == {
-        "FlashAttentionScore": 1,
-        "FlashAttentionScoreGrad": 1,
-        "RmsNormGrad": 1,
-    }
+        "FlashAttentionScore": 1, "FlashAttentionScoreGrad": 1, "RmsNormGrad": 1,
+    }  # fmt: skip
 
 
 def test_sizes_of_tensors() -> None:

@@ -160,14 +160,11 @@ def normal(*shape: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize(
-    ("shape", "axes"),
-    [
-        pytest.param((16, 10), (SEQUENCE,), id="hidden states"),
-        pytest.param((16, NUM_HEADS, HEAD_DIM), (DATA, MODEL), id="queries"),
-        pytest.param((16, NUM_KV_HEADS, HEAD_DIM), (DATA, KEY_VALUE), id="keys"),
-    ],
-)
+@pytest.mark.parametrize(("shape", "axes"), [
+    pytest.param((16, 10), (SEQUENCE,), id="hidden states"),
+    pytest.param((16, NUM_HEADS, HEAD_DIM), (DATA, MODEL), id="queries"),
+    pytest.param((16, NUM_KV_HEADS, HEAD_DIM), (DATA, KEY_VALUE), id="keys"),
+])  # fmt: skip
 def test_rms_norm(fused, plan: ParallelPlan, shape: tuple[int, ...], axes: Axes) -> None:
     from mindgspo.parallel.device_ops import RMSNormOp
 

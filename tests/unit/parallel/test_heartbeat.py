@@ -103,23 +103,20 @@ def test_a_tick_is_cheap(tmp_path: Path):
     assert read_record(tmp_path / "beat").ticks == 10_000
 
 
-@pytest.mark.parametrize(
-    ("records", "expected"),
-    [
-        ({}, ()),
-        ({0: record(3), 1: record(2), 2: record(3)}, (1,)),
-        ({0: record(3, 5), 1: record(3, 4), 2: record(3, 5)}, (1,)),
-        ({0: record(2, 900), 1: record(3, 0)}, (0,)),  # ticks of an earlier stage do not count
-        ({0: record(3, 1), 1: record(3, 1)}, (0, 1)),  # nobody is behind
-        ({0: record(3), 1: None, 2: record(1)}, (1,)),  # who has not come
-        ({2: record(1), 0: record(1), 1: record(4)}, (0, 2)),
-        ({0: record(9), 1: record(2, state=State.FINISHED)}, (0,)),  # the finished are awaited by nobody
-        ({0: record(9, state=State.FAILED), 1: record(9, state=State.FINISHED)}, ()),
-        ({0: record(1), 1: record(0, state=State.STARTING)}, (1,)),
-        ({0: record(3, 1), 1: record(3, 1, waits=True), 2: record(3, 1, waits=True)}, (0,)),
-        ({0: record(3, 2, waits=True), 1: record(3, 9)}, (1,)),  # it drew fewer tokens, and is done
-        ({0: record(3, waits=True), 1: record(2, waits=True)}, (1,)),  # all wait: a defect of ours
-    ],
-)
+@pytest.mark.parametrize(("records", "expected"), [
+    ({}, ()),
+    ({0: record(3), 1: record(2), 2: record(3)}, (1,)),
+    ({0: record(3, 5), 1: record(3, 4), 2: record(3, 5)}, (1,)),
+    ({0: record(2, 900), 1: record(3, 0)}, (0,)),  # ticks of an earlier stage do not count
+    ({0: record(3, 1), 1: record(3, 1)}, (0, 1)),  # nobody is behind
+    ({0: record(3), 1: None, 2: record(1)}, (1,)),  # who has not come
+    ({2: record(1), 0: record(1), 1: record(4)}, (0, 2)),
+    ({0: record(9), 1: record(2, state=State.FINISHED)}, (0,)),  # the finished are awaited by nobody
+    ({0: record(9, state=State.FAILED), 1: record(9, state=State.FINISHED)}, ()),
+    ({0: record(1), 1: record(0, state=State.STARTING)}, (1,)),
+    ({0: record(3, 1), 1: record(3, 1, waits=True), 2: record(3, 1, waits=True)}, (0,)),
+    ({0: record(3, 2, waits=True), 1: record(3, 9)}, (1,)),  # it drew fewer tokens, and is done
+    ({0: record(3, waits=True), 1: record(2, waits=True)}, (1,)),  # all wait: a defect of ours
+])  # fmt: skip
 def test_awaited(records: dict[int, Record | None], expected: tuple[int, ...]):
     assert awaited(records) == expected

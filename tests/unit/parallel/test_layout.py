@@ -18,12 +18,9 @@ from mindgspo.parallel.layout import Layout, TensorSlice
 def layout(**changes: Any) -> Layout:
     """A matrix [8, 6] of 2 x 2 devices, rows over the inner device axis."""
     fields: dict[str, Any] = {
-        "parameter": "w",
-        "shape": (8, 6),
-        "device_matrix": (2, 2),
-        "tensor_map": (0, -1),
+        "parameter": "w", "shape": (8, 6), "device_matrix": (2, 2), "tensor_map": (0, -1),
         "rank_list": (0, 1, 2, 3),
-    }
+    }  # fmt: skip
     return Layout(**{**fields, **changes})
 
 
@@ -56,11 +53,8 @@ def test_a_tuple_splits_one_axis_twice_first_device_axis_outermost():
     twice = layout(tensor_map=((0, 1), -1))
     assert [twice.slice_of(rank) for rank in range(4)] == [rows(0, 2), rows(4, 6), rows(2, 4), rows(6, 8)]
     assert [layout(tensor_map=((1, 0), -1)).slice_of(rank) for rank in range(4)] == [
-        rows(0, 2),
-        rows(2, 4),
-        rows(4, 6),
-        rows(6, 8),
-    ]
+        rows(0, 2), rows(2, 4), rows(4, 6), rows(6, 8),
+    ]  # fmt: skip
 
 
 def test_rank_list_says_who_the_devices_are():
@@ -123,27 +117,20 @@ def test_slices_tile_the_tensor_and_holders_are_the_inverse(any_layout: Layout):
     assert sorted(held) == sorted(any_layout.rank_list)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"shape": (10, 6), "device_matrix": (1, 4)},
-            r"w axis 0: 10 elements do not divide into 4 equal slices .*; nearest legal: 2 or 5",
-        ),
-        (
-            {"shape": (8, 3), "tensor_map": (-1, (0, 1))},
-            r"w axis 1: 3 elements do not divide into 4 equal slices .*; nearest legal: 3",
-        ),
-        ({"tensor_map": (0,)}, r"w: tensor map \(0,\) has 1 entries for 2 axes"),
-        ({"tensor_map": (2, -1)}, r"w: tensor map \(2, -1\) may name the device axes 0 to 1"),
-        ({"tensor_map": (-2, -1)}, r"may name the device axes 0 to 1"),
-        ({"tensor_map": (0, 0)}, r"splits by one device axis twice"),
-        ({"device_matrix": (2, 3)}, r"arranges 6 ranks, the rank list has 4"),
-        ({"rank_list": (0, 1, 1, 2)}, r"must name every rank once"),
-        ({"rank_list": (-1, 1, 0, 2)}, r"must name every rank once"),
-        ({"shape": (0, 6)}, r"must have sizes of at least 1"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"shape": (10, 6), "device_matrix": (1, 4)},
+        r"w axis 0: 10 elements do not divide into 4 equal slices .*; nearest legal: 2 or 5"),
+    ({"shape": (8, 3), "tensor_map": (-1, (0, 1))},
+        r"w axis 1: 3 elements do not divide into 4 equal slices .*; nearest legal: 3"),
+    ({"tensor_map": (0,)}, r"w: tensor map \(0,\) has 1 entries for 2 axes"),
+    ({"tensor_map": (2, -1)}, r"w: tensor map \(2, -1\) may name the device axes 0 to 1"),
+    ({"tensor_map": (-2, -1)}, r"may name the device axes 0 to 1"),
+    ({"tensor_map": (0, 0)}, r"splits by one device axis twice"),
+    ({"device_matrix": (2, 3)}, r"arranges 6 ranks, the rank list has 4"),
+    ({"rank_list": (0, 1, 1, 2)}, r"must name every rank once"),
+    ({"rank_list": (-1, 1, 0, 2)}, r"must name every rank once"),
+    ({"shape": (0, 6)}, r"must have sizes of at least 1"),
+])  # fmt: skip
 def test_a_layout_that_cannot_be_is_refused_with_the_numbers(changes: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         layout(**changes)

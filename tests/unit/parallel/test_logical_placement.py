@@ -30,26 +30,19 @@ def parts(plan: ParallelPlan, num_kv_heads: int) -> tuple[int, ...]:
     return tuple(place.parts(word) for word in WORDS)
 
 
-@pytest.mark.parametrize(
-    ("plan", "num_kv_heads", "expected"),
-    [
-        # whole, data, sequence, model, key/value, expert
-        ({}, 2, (1, 1, 1, 1, 1, 1)),
-        ({"data_parallel": 4}, 2, (1, 4, 4, 1, 1, 1)),
-        ({"data_parallel": 4, "expert_parallel": 2}, 2, (1, 4, 4, 1, 1, 2)),
-        ({"data_parallel": 2, "model_parallel": 4}, 8, (1, 2, 2, 4, 4, 1)),
-        # two heads for four ranks: each head is cut off once and computed by two
-        ({"data_parallel": 2, "model_parallel": 4}, 2, (1, 2, 2, 4, 2, 1)),
-        ({"data_parallel": 2, "model_parallel": 4, "use_seq_parallel": True}, 2, (1, 2, 8, 4, 2, 1)),
-        ({"model_parallel": 4, "use_seq_parallel": True}, 4, (1, 1, 4, 4, 4, 1)),
-        # stages and shards of the optimizer do not cut an op
-        (
-            {"data_parallel": 2, "model_parallel": 2, "pipeline_stage": 2, "optimizer_shard": True},
-            2,
-            (1, 2, 2, 2, 2, 1),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("plan", "num_kv_heads", "expected"), [
+    # whole, data, sequence, model, key/value, expert
+    ({}, 2, (1, 1, 1, 1, 1, 1)),
+    ({"data_parallel": 4}, 2, (1, 4, 4, 1, 1, 1)),
+    ({"data_parallel": 4, "expert_parallel": 2}, 2, (1, 4, 4, 1, 1, 2)),
+    ({"data_parallel": 2, "model_parallel": 4}, 8, (1, 2, 2, 4, 4, 1)),
+    # two heads for four ranks: each head is cut off once and computed by two
+    ({"data_parallel": 2, "model_parallel": 4}, 2, (1, 2, 2, 4, 2, 1)),
+    ({"data_parallel": 2, "model_parallel": 4, "use_seq_parallel": True}, 2, (1, 2, 8, 4, 2, 1)),
+    ({"model_parallel": 4, "use_seq_parallel": True}, 4, (1, 1, 4, 4, 4, 1)),
+    # stages and shards of the optimizer do not cut an op
+    ({"data_parallel": 2, "model_parallel": 2, "pipeline_stage": 2, "optimizer_shard": True}, 2, (1, 2, 2, 2, 2, 1)),
+])  # fmt: skip
 def test_every_word_has_a_number_of_parts(plan: dict, num_kv_heads: int, expected: tuple[int, ...]):
     assert parts(ParallelPlan(**plan), num_kv_heads) == expected
     assert set(WORDS) == set(Axis)
@@ -98,14 +91,11 @@ def test_to_the_layers_it_is_a_process_that_holds_everything():
     assert place.own_layers(6) == range(6) and place.share(12) == 12 and place.share(2, units=2) == 2
 
 
-@pytest.mark.parametrize(
-    ("plan", "is_whole"),
-    [
-        ({"model_parallel": 4}, True),
-        ({"model_parallel": 4, "vocab_emb_dp": False}, False),
-        ({"data_parallel": 4, "vocab_emb_dp": False}, True),
-    ],
-)
+@pytest.mark.parametrize(("plan", "is_whole"), [
+    ({"model_parallel": 4}, True),
+    ({"model_parallel": 4, "vocab_emb_dp": False}, False),
+    ({"data_parallel": 4, "vocab_emb_dp": False}, True),
+])  # fmt: skip
 def test_the_table_is_split_where_the_plan_says_so(plan: dict, is_whole: bool):
     assert auto_parallel_placement(ParallelPlan(**plan), 2).is_embedding_whole == is_whole
     assert Placement(plan=ParallelPlan(**plan), rank=0).is_embedding_whole == is_whole
@@ -146,13 +136,9 @@ def test_a_model_is_built_with_its_stages(cpu_runtime):
     from mindgspo.models.policy import build_model
 
     section = ModelSection(
-        vocab_size=16,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=4,
-        num_attention_heads=2,
+        vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=4, num_attention_heads=2,
         num_key_value_heads=1,
-    )
+    )  # fmt: skip
     plan = ParallelPlan(pipeline_stage=2, micro_batch_num=2)
     model = build_model(section, auto_parallel_placement(plan, 1))
     assert [cell.pipeline_stage for cell in cells(model)] == [0, 0, 0, 1, 1, 1]

@@ -244,13 +244,10 @@ assert kept.asnumpy().all()
 """
 
 
-@pytest.mark.parametrize(
-    ("limit", "size", "message"),
-    [
-        ("RLIMIT_FSIZE", MIB, "has no room for 4.0 MiB ([Errno 27] File too large"),
-        ("RLIMIT_AS", MIB, "swap: no address space for 4.0 MiB ([Errno 12] Cannot allocate memory)"),
-    ],
-)
+@pytest.mark.parametrize(("limit", "size", "message"), [
+    ("RLIMIT_FSIZE", MIB, "has no room for 4.0 MiB ([Errno 27] File too large"),
+    ("RLIMIT_AS", MIB, "swap: no address space for 4.0 MiB ([Errno 12] Cannot allocate memory)"),
+])  # fmt: skip
 def test_limits_of_the_process_are_explained(tmp_path: Path, limit: str, size: int, message: str):
     command = [sys.executable, "-c", LIMITED, str(tmp_path), limit, str(size)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

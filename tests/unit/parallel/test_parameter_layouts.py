@@ -13,32 +13,18 @@ from mindgspo.parallel.layout import Layout, Shape, TensorSlice
 from mindgspo.parallel.parameter_layouts import SPLITS, moment_layouts, parameter_layouts
 
 TINY = ModelSection(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=4,
-    num_attention_heads=8,
-    num_key_value_heads=4,
-    tie_word_embeddings=True,
-)
+    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=8,
+    num_key_value_heads=4, tie_word_embeddings=True,
+)  # fmt: skip
 # Numbers of the published config.json files.
 QWEN_7B = ModelSection(
-    vocab_size=152064,
-    hidden_size=3584,
-    intermediate_size=18944,
-    num_hidden_layers=28,
-    num_attention_heads=28,
+    vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
     num_key_value_heads=4,
-)
+)  # fmt: skip
 QWEN_3B = ModelSection(
-    vocab_size=151936,
-    hidden_size=2048,
-    intermediate_size=11008,
-    num_hidden_layers=36,
-    num_attention_heads=16,
-    num_key_value_heads=2,
-    tie_word_embeddings=True,
-)
+    vocab_size=151936, hidden_size=2048, intermediate_size=11008, num_hidden_layers=36, num_attention_heads=16,
+    num_key_value_heads=2, tie_word_embeddings=True,
+)  # fmt: skip
 
 
 def plan(data: int, model: int, stages: int, **changes: Any) -> ParallelPlan:
@@ -107,11 +93,9 @@ def test_tied_table_is_on_the_first_and_the_last_stage():
     assert {table.slice_of(rank) for rank in table.rank_list} == {TensorSlice((0, 0), (64, 32))}
     split = layouts(TINY, plan(1, 2, 4, vocab_emb_dp=False))["model.embed_tokens.weight"]
     assert [split.slice_of(rank) for rank in (0, 1, 6, 7)] == [
-        TensorSlice((0, 0), (32, 32)),
+        TensorSlice((0, 0), (32, 32)), TensorSlice((32, 0), (64, 32)), TensorSlice((0, 0), (32, 32)),
         TensorSlice((32, 0), (64, 32)),
-        TensorSlice((0, 0), (32, 32)),
-        TensorSlice((32, 0), (64, 32)),
-    ]
+    ]  # fmt: skip
 
 
 def test_qwen_7b_trained_as_1_x_4_x_2():
@@ -120,13 +104,10 @@ def test_qwen_7b_trained_as_1_x_4_x_2():
         "self_attn.q_proj.weight": (896, 3584),  # 7 of 28 heads of 128
         "self_attn.q_proj.bias": (896,),
         "self_attn.k_proj.weight": (128, 3584),  # 1 of 4 kv heads
-        "self_attn.v_proj.bias": (128,),
-        "self_attn.o_proj.weight": (3584, 896),
-        "mlp.gate_proj.weight": (4736, 3584),
-        "mlp.up_proj.weight": (4736, 3584),
-        "mlp.down_proj.weight": (3584, 4736),
-        "input_layernorm.weight": (3584,),
-    }
+        "self_attn.v_proj.bias": (128,), "self_attn.o_proj.weight": (3584, 896),
+        "mlp.gate_proj.weight": (4736, 3584), "mlp.up_proj.weight": (4736, 3584),
+        "mlp.down_proj.weight": (3584, 4736), "input_layernorm.weight": (3584,),
+    }  # fmt: skip
     assert {name: train[in_layer(13, name)].slice_shape for name in slice_shapes} == slice_shapes
     assert train[in_layer(13, "self_attn.q_proj.weight")].rank_list == (0, 1, 2, 3)
     assert train[in_layer(14, "self_attn.q_proj.weight")].rank_list == (4, 5, 6, 7)
@@ -180,11 +161,9 @@ def test_moments_are_cut_within_the_weights_slices():
     query = moments[in_layer(0, "self_attn.q_proj.weight")]
     # Ranks 0 and 2 are the data-parallel replicas of rows 0 to 15, ranks 1 and 3 of rows 16 to 31.
     assert [query.slice_of(rank) for rank in range(4)] == [
-        TensorSlice((0, 0), (8, 32)),
-        TensorSlice((16, 0), (24, 32)),
-        TensorSlice((8, 0), (16, 32)),
+        TensorSlice((0, 0), (8, 32)), TensorSlice((16, 0), (24, 32)), TensorSlice((8, 0), (16, 32)),
         TensorSlice((24, 0), (32, 32)),
-    ]
+    ]  # fmt: skip
     down = moments[in_layer(0, "mlp.down_proj.weight")]
     assert down.slice_of(3) == TensorSlice((16, 24), (32, 48))
     for name, moment in moments.items():
@@ -203,11 +182,9 @@ def test_moments_of_shared_key_value_heads():
     assert (key.device_matrix, key.tensor_map) == ((2, 2, 2), ((1, 2), -1))
     # Model ranks 0 and 1 share head 0; replica 1 (ranks 4 to 7) keeps the second half of each head.
     assert [key.slice_of(rank) for rank in (0, 1, 2, 4)] == [
-        TensorSlice((0, 0), (64, 2048)),
-        TensorSlice((0, 0), (64, 2048)),
-        TensorSlice((128, 0), (192, 2048)),
+        TensorSlice((0, 0), (64, 2048)), TensorSlice((0, 0), (64, 2048)), TensorSlice((128, 0), (192, 2048)),
         TensorSlice((64, 0), (128, 2048)),
-    ]
+    ]  # fmt: skip
 
 
 def test_a_moment_that_does_not_divide_is_kept_whole_and_says_so():
@@ -223,38 +200,20 @@ def test_a_moment_that_does_not_divide_is_kept_whole_and_says_so():
 # ----- what is refused
 
 
-@pytest.mark.parametrize(
-    ("model", "parallel_plan", "message"),
-    [
-        (
-            QWEN_7B,
-            plan(1, 8, 1),
-            r"q_proj.weight axis 0: 28 attention heads do not divide over model_parallel 8; nearest legal: 4 or 28",
-        ),
-        (
-            QWEN_7B,
-            plan(1, 14, 1),
-            r"k_proj.weight axis 0: 4 key/value heads do not divide over model_parallel 14; nearest legal: 4 or 28",
-        ),
-        (QWEN_7B, plan(1, 1, 3), r"28 layers do not divide over pipeline_stage 3; nearest legal: 2 or 4"),
-        (
-            TINY.model_copy(update={"intermediate_size": 50}),
-            plan(1, 4, 1),
-            r"model.layers.0.mlp.gate_proj.weight axis 0: 50 elements do not divide into 4 .* nearest legal: 2 or 5",
-        ),
-        (
-            TINY.model_copy(update={"vocab_size": 66, "tie_word_embeddings": False}),
-            plan(1, 4, 1),
-            r"lm_head.weight axis 0: 66 elements do not divide into 4 .* nearest legal: 3 or 6",
-        ),
-        (
-            TINY.model_copy(update={"vocab_size": 66}),
-            plan(1, 4, 1, vocab_emb_dp=False),
-            r"model.embed_tokens.weight axis 0: 66 elements",
-        ),
-        (TINY, ParallelPlan(context_parallel=2), r"context_parallel: 2 has no layout"),
-    ],
-)
+@pytest.mark.parametrize(("model", "parallel_plan", "message"), [
+    (QWEN_7B, plan(1, 8, 1),
+        r"q_proj.weight axis 0: 28 attention heads do not divide over model_parallel 8; nearest legal: 4 or 28"),
+    (QWEN_7B, plan(1, 14, 1),
+        r"k_proj.weight axis 0: 4 key/value heads do not divide over model_parallel 14; nearest legal: 4 or 28"),
+    (QWEN_7B, plan(1, 1, 3), r"28 layers do not divide over pipeline_stage 3; nearest legal: 2 or 4"),
+    (TINY.model_copy(update={"intermediate_size": 50}), plan(1, 4, 1),
+        r"model.layers.0.mlp.gate_proj.weight axis 0: 50 elements do not divide into 4 .* nearest legal: 2 or 5"),
+    (TINY.model_copy(update={"vocab_size": 66, "tie_word_embeddings": False}), plan(1, 4, 1),
+        r"lm_head.weight axis 0: 66 elements do not divide into 4 .* nearest legal: 3 or 6"),
+    (TINY.model_copy(update={"vocab_size": 66}), plan(1, 4, 1, vocab_emb_dp=False),
+        r"model.embed_tokens.weight axis 0: 66 elements"),
+    (TINY, ParallelPlan(context_parallel=2), r"context_parallel: 2 has no layout"),
+])  # fmt: skip
 def test_a_plan_that_does_not_fit_names_the_nearest_legal_one(
     model: ModelSection, parallel_plan: ParallelPlan, message: str
 ):
@@ -267,14 +226,11 @@ def test_a_tied_whole_table_may_have_any_vocabulary():
     assert layouts(odd, plan(1, 4, 1))["model.embed_tokens.weight"].slice_shape == (67, 32)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("model.layers.0.mlp.gate_porj.weight", r"did you mean model.layers.0.mlp.gate_proj.weight\?"),
-        ("model.layers.4.mlp.gate_proj.weight", r"the model has 4 layers, 0 to 3"),
-        ("vision", r"no parameter of qwen2; known: "),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("model.layers.0.mlp.gate_porj.weight", r"did you mean model.layers.0.mlp.gate_proj.weight\?"),
+    ("model.layers.4.mlp.gate_proj.weight", r"the model has 4 layers, 0 to 3"),
+    ("vision", r"no parameter of qwen2; known: "),
+])  # fmt: skip
 def test_a_name_of_another_model_is_refused(name: str, message: str):
     with pytest.raises(WeightsError, match=message):
         parameter_layouts({name: (48, 32)}, TINY, plan(1, 1, 1))

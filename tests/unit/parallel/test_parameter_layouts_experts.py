@@ -8,17 +8,9 @@ from mindgspo.parallel.layout import TensorSlice
 from mindgspo.parallel.parameter_layouts import gradient_ranks, moment_layouts, parameter_layouts
 
 SMALL = ModelSection(
-    architecture="qwen3_moe",
-    vocab_size=64,
-    hidden_size=16,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    num_experts=8,
-    num_experts_per_tok=2,
-    moe_intermediate_size=12,
-)
+    architecture="qwen3_moe", vocab_size=64, hidden_size=16, intermediate_size=48, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=12,
+)  # fmt: skip
 SHAPES = parameter_shapes(SMALL)
 MLP = "model.layers.1.mlp."
 GATE, DOWN, ROUTER = (f"{MLP}{name}.weight" for name in ("experts.gate_proj", "experts.down_proj", "gate"))
@@ -26,10 +18,8 @@ GATE, DOWN, ROUTER = (f"{MLP}{name}.weight" for name in ("experts.gate_proj", "e
 
 def test_experts_are_stacked() -> None:
     assert {name: SHAPES[name] for name in (GATE, DOWN, ROUTER)} == {
-        GATE: (8, 12, 16),
-        DOWN: (8, 16, 12),
-        ROUTER: (8, 16),
-    }
+        GATE: (8, 12, 16), DOWN: (8, 16, 12), ROUTER: (8, 16),
+    }  # fmt: skip
     assert f"{MLP}gate_proj.weight" not in SHAPES
 
 

@@ -11,28 +11,18 @@ from mindgspo.parallel.parameter_layouts import gradient_ranks, moment_layouts, 
 
 # 8 heads of 16 on a width of 64, which is no multiple of 8 x 16.
 SMALL = ModelSection(
-    architecture="qwen3",
-    vocab_size=64,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=4,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-    head_dim=16,
-)
+    architecture="qwen3", vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=4,
+    num_attention_heads=8, num_key_value_heads=2, head_dim=16,
+)  # fmt: skip
 SHAPES = parameter_shapes(SMALL)
 ATTENTION = "model.layers.3.self_attn."
 
 
 def test_shapes_follow_the_head_and_not_the_width():
     assert {name.removeprefix(ATTENTION): shape for name, shape in SHAPES.items() if name.startswith(ATTENTION)} == {
-        "q_proj.weight": (128, 64),
-        "k_proj.weight": (32, 64),
-        "v_proj.weight": (32, 64),
-        "o_proj.weight": (64, 128),
-        "q_norm.weight": (16,),
-        "k_norm.weight": (16,),
-    }
+        "q_proj.weight": (128, 64), "k_proj.weight": (32, 64), "v_proj.weight": (32, 64),
+        "o_proj.weight": (64, 128), "q_norm.weight": (16,), "k_norm.weight": (16,),
+    }  # fmt: skip
 
 
 def test_head_norms_are_whole_on_every_rank_of_their_stage():

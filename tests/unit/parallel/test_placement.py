@@ -11,14 +11,9 @@ from mindgspo.parallel.ranks import Ranks
 
 SEED = ParallelPlan(model_parallel=4, pipeline_stage=2, micro_batch_num=2)
 MODEL = ModelSection(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    tie_word_embeddings=True,
-)
+    vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
+    num_key_value_heads=2, tie_word_embeddings=True,
+)  # fmt: skip
 LAYER = "model.layers.2."
 SHAPES = {
     "model.embed_tokens.weight": (64, 32),

@@ -18,12 +18,10 @@ def grid(data: int, model: int, stages: int) -> RankGrid:
 def test_pipeline_is_outermost_and_model_parallel_innermost():
     small = grid(2, 2, 2)
     assert [small.coordinates(rank) for rank in (0, 1, 2, 5, 7)] == [
-        Coordinates(stage=0, data=0, model=0),
-        Coordinates(stage=0, data=0, model=1),
-        Coordinates(stage=0, data=1, model=0),
-        Coordinates(stage=1, data=0, model=1),
+        Coordinates(stage=0, data=0, model=0), Coordinates(stage=0, data=0, model=1),
+        Coordinates(stage=0, data=1, model=0), Coordinates(stage=1, data=0, model=1),
         Coordinates(stage=1, data=1, model=1),
-    ]
+    ]  # fmt: skip
     assert small.stage_ranks(1) == (4, 5, 6, 7)
 
 

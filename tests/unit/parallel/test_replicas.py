@@ -44,19 +44,15 @@ def test_any_arrays_survive_a_parcel(results: list[Arrays]):
         assert_same(one, other)
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.zeros((0,), np.float32),
-        np.zeros((3, 0, 2), np.int64),
-        np.array(2.5),
-        np.array([0x7F800001, 0xFFC12345, 0x80000000, 0x00000001], np.uint32).view(np.float32),
-        np.frombuffer(b"\n\n[]\n", np.uint8),  # what a header looks like
-        np.arange(12).reshape(3, 4).T,
-        np.arange(12)[::-2],
-    ],
-    ids=["empty", "empty in the middle", "no axes", "bit patterns", "line ends", "transposed", "backwards"],
-)
+@pytest.mark.parametrize("array", [
+    np.zeros((0,), np.float32),
+    np.zeros((3, 0, 2), np.int64),
+    np.array(2.5),
+    np.array([0x7F800001, 0xFFC12345, 0x80000000, 0x00000001], np.uint32).view(np.float32),
+    np.frombuffer(b"\n\n[]\n", np.uint8),  # what a header looks like
+    np.arange(12).reshape(3, 4).T,
+    np.arange(12)[::-2],
+], ids=["empty", "empty in the middle", "no axes", "bit patterns", "line ends", "transposed", "backwards"])  # fmt: skip
 def test_odd_arrays_survive_a_parcel(array: np.ndarray):
     odd = np.arange(3, dtype=np.uint8)  # puts what follows where no aligned number begins
     (found,) = _unpacked(_packed([(odd, array, array)]))
@@ -107,16 +103,12 @@ def test_a_process_that_is_alone_does_all():
 
 
 @pytest.mark.parametrize("num_items", [0, 1, 2, 3, 7, 8])
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {"data_parallel": 4},
-        {"data_parallel": 3, "model_parallel": 2},
-        {"data_parallel": 2, "model_parallel": 2, "pipeline_stage": 2},
-        {"model_parallel": 2, "pipeline_stage": 2},
-    ],
-    ids=["4x1x1", "3x2x1", "2x2x2", "1x2x2"],
-)
+@pytest.mark.parametrize("sizes", [
+    {"data_parallel": 4},
+    {"data_parallel": 3, "model_parallel": 2},
+    {"data_parallel": 2, "model_parallel": 2, "pipeline_stage": 2},
+    {"model_parallel": 2, "pipeline_stage": 2},
+], ids=["4x1x1", "3x2x1", "2x2x2", "1x2x2"])  # fmt: skip
 def test_everybody_gets_all_results_in_order(over_ranks: Any, num_items: int, sizes: dict[str, int]):
     items = [np.arange(number) for number in range(num_items)]
 

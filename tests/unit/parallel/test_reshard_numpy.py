@@ -195,13 +195,9 @@ def test_there_and_back_is_where_it_began(case: Case):
 
 
 TINY = ModelSection(
-    vocab_size=96,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=4,
-    num_attention_heads=8,
+    vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=8,
     num_key_value_heads=2,
-)
+)  # fmt: skip
 TRAIN = ParallelPlan(data_parallel=1, model_parallel=4, pipeline_stage=2)
 INFER = ParallelPlan(data_parallel=2, model_parallel=4)
 

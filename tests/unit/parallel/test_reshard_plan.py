@@ -24,13 +24,9 @@ from mindgspo.parallel.reshard.planner import Load, choose_senders, plan_reshard
 MIB = 1 << 20
 
 QWEN_7B = ModelSection(
-    vocab_size=152064,
-    hidden_size=3584,
-    intermediate_size=18944,
-    num_hidden_layers=28,
-    num_attention_heads=28,
+    vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
     num_key_value_heads=4,
-)
+)  # fmt: skip
 
 
 def rows_over(ranks: Iterable[int], shape: Shape = (8, 2), *, replicas: int = 1, name: str = "w") -> Layout:

@@ -57,11 +57,9 @@ def verified(
 
 def test_rows_and_columns_make_a_grid():
     assert list(_blocks(ROWS, COLUMNS)) == [
-        TensorSlice((0, 0), (2, 3)),
-        TensorSlice((0, 3), (2, 6)),
-        TensorSlice((2, 0), (4, 3)),
+        TensorSlice((0, 0), (2, 3)), TensorSlice((0, 3), (2, 6)), TensorSlice((2, 0), (4, 3)),
         TensorSlice((2, 3), (4, 6)),
-    ]
+    ]  # fmt: skip
 
 
 def test_halves_and_thirds_make_four_parts():
@@ -164,25 +162,16 @@ def test_damaged_parameters_are_listed_up_to_five():
 
 
 MODEL = ModelSection(
-    vocab_size=16,
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    tie_word_embeddings=True,
-)
+    vocab_size=16, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, tie_word_embeddings=True,
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("source", "destination"),
-    [
-        ({"model_parallel": 4, "pipeline_stage": 2, "micro_batch_num": 2}, {"data_parallel": 2, "model_parallel": 4}),
-        ({"data_parallel": 2, "model_parallel": 2, "vocab_emb_dp": False}, {"model_parallel": 4}),
-        ({"model_parallel": 2}, {"data_parallel": 4}),
-    ],
-    ids=["1x4x2 to 2x4x1", "2x2x1 to 1x4x1", "1x2x1 to 4x1x1"],
-)
+@pytest.mark.parametrize(("source", "destination"), [
+    ({"model_parallel": 4, "pipeline_stage": 2, "micro_batch_num": 2}, {"data_parallel": 2, "model_parallel": 4}),
+    ({"data_parallel": 2, "model_parallel": 2, "vocab_emb_dp": False}, {"model_parallel": 4}),
+    ({"model_parallel": 2}, {"data_parallel": 4}),
+], ids=["1x4x2 to 2x4x1", "2x2x1 to 1x4x1", "1x2x1 to 4x1x1"])  # fmt: skip
 def test_a_reshard_is_accepted_and_each_damaged_slice_of_it_refused(over_ranks, source: dict, destination: dict):
     plans = ParallelPlan(**source), ParallelPlan(**destination)
     shapes = weight_shapes(MODEL)

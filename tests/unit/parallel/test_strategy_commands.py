@@ -287,16 +287,11 @@ def test_the_rollout_has_the_ranks_of_the_infer_plan(tmp_path: Path):
     assert len(list((tmp_path / "out" / "rollout").iterdir())) == 4
 
 
-@pytest.mark.parametrize(
-    ("compiled", "said"),
-    [
-        (
-            Compiled("train", 0, None, Failed()),
-            r"train, rank 0: does not compile \(compile: RuntimeError: Failure:operator MatMul init failed\); `mind",
-        ),
-        (Compiled("reference", 2, None), r"reference, rank 2: MindSpore wrote no strategy file; logs/train_0.log"),
-    ],
-)
+@pytest.mark.parametrize(("compiled", "said"), [
+    (Compiled("train", 0, None, Failed()),
+        r"train, rank 0: does not compile \(compile: RuntimeError: Failure:operator MatMul init failed\); `mind"),
+    (Compiled("reference", 2, None), r"reference, rank 2: MindSpore wrote no strategy file; logs/train_0.log"),
+])  # fmt: skip
 def test_what_did_not_compile_stops_the_tool(compiled: Compiled, said: str, tmp_path: Path):
     with pytest.raises(CheckpointError, match=said):
         place_compiled(compiled, PLANS, tmp_path / "out")

@@ -32,13 +32,9 @@ from mindgspo.parallel.strategy.layouts import stage_strategy, strategy_layouts
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
 
 TINY = ModelSection(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=4,
-    num_attention_heads=8,
+    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=8,
     num_key_value_heads=2,
-)
+)  # fmt: skip
 TIED = TINY.model_copy(update={"tie_word_embeddings": True})
 
 Q, K = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"
@@ -95,17 +91,9 @@ def test_a_json_file_by_hand(tmp_path: Path):
     assert json.loads(path.read_text()) == {
         "current_stage": 1,
         "parallel_strategy_item": {"stage_0": {"stage": 0, "parallel_strategy": []}},
-        "parallel_layout_item": {
-            Q: {
-                "dev_matrix": [1, 4],
-                "tensor_map": [0, -1],
-                "tensor_shape": [32, 32],
-                "field": 0,
-                "opt_weight_shard_step": 0,
-                "opt_weight_shard_size": 0,
-            }
-        },
-    }
+        "parallel_layout_item": {Q: {"dev_matrix": [1, 4], "tensor_map": [0, -1], "tensor_shape": [32, 32], "field": 0,
+            "opt_weight_shard_step": 0, "opt_weight_shard_size": 0}},
+    }  # fmt: skip
 
 
 def test_a_rank_gets_the_parameters_of_its_stage(tmp_path: Path):
@@ -268,14 +256,9 @@ def test_merging_refuses_gaps_and_contradictions(tmp_path: Path):
 def section(kv_heads: int, tied: bool) -> ModelSection:
     """A small Qwen2 whose sizes divide by 16 and whose heads are few."""
     return ModelSection(
-        vocab_size=96,
-        hidden_size=64,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_attention_heads=16,
-        num_key_value_heads=kv_heads,
-        tie_word_embeddings=tied,
-    )
+        vocab_size=96, hidden_size=64, intermediate_size=48, num_hidden_layers=4, num_attention_heads=16,
+        num_key_value_heads=kv_heads, tie_word_embeddings=tied,
+    )  # fmt: skip
 
 
 @st.composite

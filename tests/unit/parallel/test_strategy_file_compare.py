@@ -29,13 +29,9 @@ from mindgspo.parallel.strategy.layouts import (
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
 
 TINY = ModelSection(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=4,
-    num_attention_heads=8,
+    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=8,
     num_key_value_heads=2,
-)
+)  # fmt: skip
 
 
 def plan(data: int, model: int, stages: int, **changes: Any) -> ParallelPlan:
@@ -80,17 +76,14 @@ def test_two_spellings_of_one_placement_differ_on_request_only(one: StoredLayout
     assert compare_strategies(record(w=one), record(w=one), spelling=True) == []
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (of((2, 2), (0, -1)), of((2, 2), (1, -1))),
-        (of((2, 2), ((1, 0),)), of((2, 2), ((0, 1),))),
-        (of((2, 3), (0,)), of((2, 3), (1,))),
-        (of((2, 4), (0, -1)), of((2, 4), (0, -1), **shard(4, -1))),
-        (of((2,), (0,)), of((4,), (0,))),
-        (of((2,), (0,)), of((2,), (0, -1))),
-    ],
-)
+@pytest.mark.parametrize(("one", "other"), [
+    (of((2, 2), (0, -1)), of((2, 2), (1, -1))),
+    (of((2, 2), ((1, 0),)), of((2, 2), ((0, 1),))),
+    (of((2, 3), (0,)), of((2, 3), (1,))),
+    (of((2, 4), (0, -1)), of((2, 4), (0, -1), **shard(4, -1))),
+    (of((2,), (0,)), of((4,), (0,))),
+    (of((2,), (0,)), of((2,), (0, -1))),
+])  # fmt: skip
 def test_other_placements_are_told_apart(one: StoredLayout, other: StoredLayout):
     assert not same_placement(one, other)
     (line,) = compare_strategies(record(w=one), record(w=other))
@@ -99,21 +92,13 @@ def test_other_placements_are_told_apart(one: StoredLayout, other: StoredLayout)
 
 def test_a_comparison_reads_well():
     left = record(
-        gone=of((4,), (0,)),
-        moved=of((2, 2), (0, -1)),
-        same=of((2, 2), (-1,)),
-        shaped=of((4,), (0,), (8,)),
-        moment=of((2, 2), (0,), **shard(2, 2)),
-        uneven=replace(of((4,), (0,)), field=3),
-    )
+        gone=of((4,), (0,)), moved=of((2, 2), (0, -1)), same=of((2, 2), (-1,)), shaped=of((4,), (0,), (8,)),
+        moment=of((2, 2), (0,), **shard(2, 2)), uneven=replace(of((4,), (0,)), field=3),
+    )  # fmt: skip
     right = record(
-        moved=of((4,), (0, -1)),
-        same=of((4,), (-1,)),
-        shaped=of((4,), (0,), (12,)),
-        moment=of((2, 2), (0,)),
-        uneven=of((4,), (0,)),
-        new=of((4,), (0,)),
-    )
+        moved=of((4,), (0, -1)), same=of((4,), (-1,)), shaped=of((4,), (0,), (12,)), moment=of((2, 2), (0,)),
+        uneven=of((4,), (0,)), new=of((4,), (0,)),
+    )  # fmt: skip
     assert compare_strategies(left, right) == [
         "gone: missing in right",
         "moved: device matrix (2, 2), tensor map (0, -1) in left, device matrix (4,), tensor map (0, -1) in right",
@@ -339,14 +324,9 @@ def test_leaving_out_single_devices_moves_nothing(matrix: tuple[int, ...], data:
 # ----- whole plans
 
 SMALL = ModelSection(
-    vocab_size=1024,
-    hidden_size=256,
-    intermediate_size=512,
-    num_hidden_layers=4,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-    tie_word_embeddings=True,
-)
+    vocab_size=1024, hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=8,
+    num_key_value_heads=2, tie_word_embeddings=True,
+)  # fmt: skip
 SHAPES = parameter_shapes(SMALL)
 LAYER = "model.layers.0."
 

@@ -55,14 +55,12 @@ def test_weights_and_moments_of_a_sharded_optimizer(tmp_path: Path):
         )
 
     expected = {
-        "q.weight": stored((2, 4), (0, -1), 4),
-        "q.bias": stored((2, 4), (0,), 4),
-        "o.weight": stored((2, 4), (-1, 0), 4),
-        "table": stored((2, 4), (0, -1), 4),
+        "q.weight": stored((2, 4), (0, -1), 4), "q.bias": stored((2, 4), (0,), 4),
+        "o.weight": stored((2, 4), (-1, 0), 4), "table": stored((2, 4), (0, -1), 4),
         # Two heads for four ranks, as our layouts write it.
         "k.weight": stored((2, 2, 2), (1, -1), 1),
         "norm.weight": stored((2, 4), (-1,), 1),
-    }
+    }  # fmt: skip
     assert entries == {
         f"{prefix}{name}": value for name, value in expected.items() for prefix in ("", "adam_m.", "adam_v.")
     }
@@ -103,26 +101,12 @@ def test_the_compiler_s_json(tmp_path: Path):
     # Cut to two of its entries; keys in its order.
     document = {
         "current_stage": 2,
-        "parallel_layout_item": {
-            "k.weight": {
-                "dev_matrix": [2, 2, 2],
-                "field": 0,
-                "opt_weight_shard_size": -1,
-                "opt_weight_shard_step": 1,
-                "tensor_map": [1, -1],
-                "tensor_shape": [32, 64],
-            },
-            "norm.weight": {
-                "dev_matrix": [2, 4],
-                "field": 0,
-                "opt_weight_shard_size": -1,
-                "opt_weight_shard_step": 1,
-                "tensor_map": [-1],
-                "tensor_shape": [64],
-            },
-        },
+        "parallel_layout_item": {"k.weight": {"dev_matrix": [2, 2, 2], "field": 0, "opt_weight_shard_size": -1,
+            "opt_weight_shard_step": 1, "tensor_map": [1, -1],
+            "tensor_shape": [32, 64]}, "norm.weight": {"dev_matrix": [2, 4], "field": 0, "opt_weight_shard_size": -1,
+            "opt_weight_shard_step": 1, "tensor_map": [-1], "tensor_shape": [64]}},
         "parallel_strategy_item": {"Add_q.bias": {"parallel_strategy": [[2, 4], [4]], "stage": 0}},
-    }
+    }  # fmt: skip
     (tmp_path / "s.json").write_text(json.dumps(document))
     layouts = strategy_layouts(read_strategy(tmp_path / "s.json"))
     assert layouts == strategy_layouts(sample(SHARDED, tmp_path), {"k.weight": (32, 64), "norm.weight": (64,)})
@@ -131,35 +115,29 @@ def test_the_compiler_s_json(tmp_path: Path):
 # ----- the fields
 
 
-@pytest.mark.parametrize(
-    ("matrix", "tensor_map", "step", "size", "expected"),
-    [
-        ((2, 4), (0, -1), 4, -1, ((2, 4), ((0, 1), -1))),
-        ((2, 4), (-1, 0), 4, 2, ((2, 4), (1, 0))),
-        ((4, 2), (0,), 2, 2, ((2, 2, 2), ((0, 1),))),
-        ((4, 2), (1,), 1, 2, ((4, 2), ((1, 0),))),
-        ((2, 4), (-1,), 1, -1, ((2, 4), ((1, 0),))),
-        ((2, 4), (-1,), 1, 2, ((2, 2, 2), (0,))),
-        ((2, 2, 2), (1, -1), 1, 2, ((2, 2, 2), ((1, 0), -1))),
-        ((2, 3, 2), (0,), 2, 3, ((2, 3, 2), ((0, 1),))),
-        ((2, 4), (1, 0), 1, -1, ((2, 4), (1, 0))),
-        ((2, 4), (0, -1), 0, -1, ((2, 4), (0, -1))),
-        ((2, 4), (0, -1), 4, 0, ((2, 4), (0, -1))),
-    ],
-)
+@pytest.mark.parametrize(("matrix", "tensor_map", "step", "size", "expected"), [
+    ((2, 4), (0, -1), 4, -1, ((2, 4), ((0, 1), -1))),
+    ((2, 4), (-1, 0), 4, 2, ((2, 4), (1, 0))),
+    ((4, 2), (0,), 2, 2, ((2, 2, 2), ((0, 1),))),
+    ((4, 2), (1,), 1, 2, ((4, 2), ((1, 0),))),
+    ((2, 4), (-1,), 1, -1, ((2, 4), ((1, 0),))),
+    ((2, 4), (-1,), 1, 2, ((2, 2, 2), (0,))),
+    ((2, 2, 2), (1, -1), 1, 2, ((2, 2, 2), ((1, 0), -1))),
+    ((2, 3, 2), (0,), 2, 3, ((2, 3, 2), ((0, 1),))),
+    ((2, 4), (1, 0), 1, -1, ((2, 4), (1, 0))),
+    ((2, 4), (0, -1), 0, -1, ((2, 4), (0, -1))),
+    ((2, 4), (0, -1), 4, 0, ((2, 4), (0, -1))),
+])  # fmt: skip
 def test_the_fields_spelled_out_by_hand(matrix, tensor_map, step, size, expected):
     assert without_fields(matrix, tensor_map, step, size) == expected
 
 
-@pytest.mark.parametrize(
-    ("matrix", "tensor_map", "step", "size", "said"),
-    [
-        ((2, 4), (0, -1), 4, 4, r"held by 2 ranks; legal: -1, 0 or a divisor of 2"),
-        ((2, 4), (), 1, -1, r"opt_weight_shard_size -1 does not fit"),
-        ((2, 4), (0, -1), 1, 2, r"step 1 contradicts .* replicas are 4 ranks apart"),
-        ((4, 3, 2), (0,), 2, 2, r"size 2 cuts across the axes of device matrix \(4, 3, 2\)"),
-    ],
-)
+@pytest.mark.parametrize(("matrix", "tensor_map", "step", "size", "said"), [
+    ((2, 4), (0, -1), 4, 4, r"held by 2 ranks; legal: -1, 0 or a divisor of 2"),
+    ((2, 4), (), 1, -1, r"opt_weight_shard_size -1 does not fit"),
+    ((2, 4), (0, -1), 1, 2, r"step 1 contradicts .* replicas are 4 ranks apart"),
+    ((4, 3, 2), (0,), 2, 2, r"size 2 cuts across the axes of device matrix \(4, 3, 2\)"),
+])  # fmt: skip
 def test_fields_that_contradict_the_matrix_are_refused(matrix, tensor_map, step, size, said):
     with pytest.raises(ValueError, match=said):
         without_fields(matrix, tensor_map, step, size)

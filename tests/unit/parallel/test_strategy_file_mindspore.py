@@ -20,13 +20,9 @@ from mindgspo.parallel.strategy.layouts import compiled_layouts, compiled_strate
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
 
 TINY = ModelSection(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=8,
+    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=8,
     num_key_value_heads=2,
-)
+)  # fmt: skip
 TIED = TINY.model_copy(update={"tie_word_embeddings": True})
 
 
@@ -110,10 +106,8 @@ def test_our_messages_are_mindspore_s_field_by_field():
         assert fields(message) == fields(theirs[message.name]), message.name
     # Left out are the messages of the group-info file.
     assert theirs.keys() - {message.name for message in ours.message_type} == {
-        "ParallelGroupRanks",
-        "ParallelGroupItem",
-        "ParallelGroupMap",
-    }
+        "ParallelGroupRanks", "ParallelGroupItem", "ParallelGroupMap",
+    }  # fmt: skip
 
 
 # ----- the readers
@@ -153,21 +147,17 @@ def test_merge_pipeline_strategys_gives_our_merged_record(tmp_path: Path, suffix
 # ----- slices
 
 
-@pytest.mark.parametrize(
-    ("model", "source", "target", "suffix"),
-    [
-        (TINY, plan(2, 4, 1), plan(4, 2, 1), ".ckpt"),
-        (TINY, plan(2, 4, 1), plan(4, 2, 1), ".json"),
-        (TINY, plan(1, 4, 2), plan(2, 4, 1), ".ckpt"),
-        (TIED, plan(2, 4, 1), plan(1, 4, 2), ".json"),
-        (TIED, sharded(2, 4, 2), sharded(4, 2, 2), ".ckpt"),
-        (TINY, sharded(4, 2, 1), sharded(2, 8, 1), ".ckpt"),
-        (TINY, sharded(2, 2, 1), sharded(4, 1, 1), ".json"),
-        (TINY, sharded(3, 4, 1), sharded(6, 2, 1), ".ckpt"),
-        (TINY, plan(1, 1, 2), sharded(2, 2, 2), ".ckpt"),
-    ],
-    ids=lambda value: getattr(value, "suffix", str(value)) if isinstance(value, ParallelPlan | str) else "",
-)
+@pytest.mark.parametrize(("model", "source", "target", "suffix"), [
+    (TINY, plan(2, 4, 1), plan(4, 2, 1), ".ckpt"),
+    (TINY, plan(2, 4, 1), plan(4, 2, 1), ".json"),
+    (TINY, plan(1, 4, 2), plan(2, 4, 1), ".ckpt"),
+    (TIED, plan(2, 4, 1), plan(1, 4, 2), ".json"),
+    (TIED, sharded(2, 4, 2), sharded(4, 2, 2), ".ckpt"),
+    (TINY, sharded(4, 2, 1), sharded(2, 8, 1), ".ckpt"),
+    (TINY, sharded(2, 2, 1), sharded(4, 1, 1), ".json"),
+    (TINY, sharded(3, 4, 1), sharded(6, 2, 1), ".ckpt"),
+    (TINY, plan(1, 1, 2), sharded(2, 2, 2), ".ckpt"),
+], ids=lambda value: getattr(value, "suffix", str(value)) if isinstance(value, ParallelPlan | str) else "")  # fmt: skip
 def test_transform_checkpoints_cuts_our_slices(
     tmp_path: Path, model: ModelSection, source: ParallelPlan, target: ParallelPlan, suffix: str
 ):
@@ -183,15 +173,11 @@ def test_transform_checkpoints_cuts_our_slices(
     assert_checkpoints(tmp_path / "out", all_layouts(model, target), target.world_size)
 
 
-@pytest.mark.parametrize(
-    ("source", "target"),
-    [
-        # Whole tables and shared heads are cut over consecutive ranks, matrices over data_parallel, norms not at all.
-        (plan(2, 4, 2, optimizer_shard=True), plan(1, 2, 1)),
-        (plan(4, 1, 1), plan(2, 4, 1, optimizer_shard=True)),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("source", "target"), [
+    # Whole tables and shared heads are cut over consecutive ranks, matrices over data_parallel, norms not at all.
+    (plan(2, 4, 2, optimizer_shard=True), plan(1, 2, 1)),
+    (plan(4, 1, 1), plan(2, 4, 1, optimizer_shard=True)),
+], ids=str)  # fmt: skip
 def test_transform_checkpoints_cuts_as_the_compiler(tmp_path: Path, source: ParallelPlan, target: ParallelPlan):
     import mindspore as ms
 
@@ -210,26 +196,13 @@ def test_transform_checkpoints_cuts_as_the_compiler(tmp_path: Path, source: Para
     assert_checkpoints(tmp_path / "out", held["target"], target.world_size)
 
 
-@pytest.mark.parametrize(
-    ("matrix", "tensor_map", "step", "size"),
-    [
-        ((2, 4), (0, -1), 4, -1),
-        ((2, 4), (-1, 0), 4, 2),
-        ((4, 2), (0, -1), 2, 2),
-        ((2, 4), (1, -1), 1, 2),
-        ((2, 4), (1, -1), 1, -1),
-        ((2, 4), (-1, -1), 1, -1),
-        ((2, 4), (-1, -1), 1, 2),
-        ((8,), (-1, -1), 1, 4),
-        ((2, 2, 2), (1, -1), 1, -1),
-        ((2, 2, 2), (1, -1), 1, 2),
-        ((2, 2, 2), (-1, 1), 1, -1),
-        ((2, 2, 2), ((1, 0), -1), 4, -1),
-        ((2, 2, 2), ((0, 1), -1), 4, 2),
-        ((2, 2, 2), ((2, 0), 1), 0, 0),
-        ((2, 2, 2), (-1, (0, 2)), 2, -1),
-    ],
-)
+@pytest.mark.parametrize(("matrix", "tensor_map", "step", "size"), [
+    ((2, 4), (0, -1), 4, -1), ((2, 4), (-1, 0), 4, 2), ((4, 2), (0, -1), 2, 2), ((2, 4), (1, -1), 1, 2),
+    ((2, 4), (1, -1), 1, -1), ((2, 4), (-1, -1), 1, -1), ((2, 4), (-1, -1), 1, 2), ((8,), (-1, -1), 1, 4),
+    ((2, 2, 2), (1, -1), 1, -1), ((2, 2, 2), (1, -1), 1, 2), ((2, 2, 2), (-1, 1), 1, -1),
+    ((2, 2, 2), ((1, 0), -1), 4, -1), ((2, 2, 2), ((0, 1), -1), 4, 2), ((2, 2, 2), ((2, 0), 1), 0, 0),
+    ((2, 2, 2), (-1, (0, 2)), 2, -1),
+])  # fmt: skip
 def test_every_spelling_means_to_mindspore_what_it_means_here(
     tmp_path: Path, matrix: tuple[int, ...], tensor_map: Any, step: int, size: int
 ):
@@ -249,11 +222,9 @@ def test_every_spelling_means_to_mindspore_what_it_means_here(
     assert_checkpoints(tmp_path / "back", {"w": whole}, 1)
 
 
-@pytest.mark.parametrize(
-    ("source", "target"),
-    [(plan(2, 4, 1), plan(4, 2, 1)), (plan(1, 4, 2), plan(2, 4, 1)), (sharded(2, 4, 1), plan(1, 4, 2))],
-    ids=str,
-)
+@pytest.mark.parametrize(("source", "target"), [
+    (plan(2, 4, 1), plan(4, 2, 1)), (plan(1, 4, 2), plan(2, 4, 1)), (sharded(2, 4, 1), plan(1, 4, 2)),
+], ids=str)  # fmt: skip
 def test_rank_list_for_transform_names_ranks_that_hold_what_is_needed(
     tmp_path: Path, source: ParallelPlan, target: ParallelPlan
 ):

@@ -19,13 +19,9 @@ from mindgspo.parallel.strategy.formats import strategy_map_message
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
 
 TINY = ModelSection(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=4,
-    num_attention_heads=8,
+    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=8,
     num_key_value_heads=2,
-)
+)  # fmt: skip
 
 Q, K = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"
 NORM = "model.norm.weight"
@@ -72,23 +68,20 @@ def test_cut_files_are_refused_or_hold_less(tmp_path: Path):
             read_strategy(path)
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"", "the file is empty"),
-        (b"hello", "its 5 bytes are no ParallelStrategyMap"),
-        (b"\x58\x00\x00\x00\x00\x00\x00\x00{}", "are no ParallelStrategyMap"),
-        (b"\x08\x01", "it names no parameter"),
-        (b"{", "are no JSON"),
-        (b"[" * 100_000, "are no JSON"),
-        (b"[1]", "key 'parallel_layout_item' with the layouts of parameters is missing"),
-        (b'{"parallel_strategy_item": {}}', "it holds strategies of operators only"),
-        (b'{"parallel_layout_item": {}}', "it names no parameter"),
-        (b'{"parallel_layout_item": {"w": 3}}', "w: no map of fields"),
-        (b'{"parallel_layout_item": {"w": {"dev_matrix": "2"}}}', "w: dev_matrix is '2', not a list of integers"),
-        (b'{"parallel_layout_item": {"w": {"dev_matrix": [2, true]}}}', "not a list of integers"),
-    ],
-)
+@pytest.mark.parametrize(("content", "said"), [
+    (b"", "the file is empty"),
+    (b"hello", "its 5 bytes are no ParallelStrategyMap"),
+    (b"\x58\x00\x00\x00\x00\x00\x00\x00{}", "are no ParallelStrategyMap"),
+    (b"\x08\x01", "it names no parameter"),
+    (b"{", "are no JSON"),
+    (b"[" * 100_000, "are no JSON"),
+    (b"[1]", "key 'parallel_layout_item' with the layouts of parameters is missing"),
+    (b'{"parallel_strategy_item": {}}', "it holds strategies of operators only"),
+    (b'{"parallel_layout_item": {}}', "it names no parameter"),
+    (b'{"parallel_layout_item": {"w": 3}}', "w: no map of fields"),
+    (b'{"parallel_layout_item": {"w": {"dev_matrix": "2"}}}', "w: dev_matrix is '2', not a list of integers"),
+    (b'{"parallel_layout_item": {"w": {"dev_matrix": [2, true]}}}', "not a list of integers"),
+])  # fmt: skip
 def test_other_content_is_refused(tmp_path: Path, content: bytes, said: str):
     path = tmp_path / "s.ckpt"
     path.write_bytes(content)
@@ -114,21 +107,18 @@ def entry(**changes: Any) -> dict[str, Any]:
     return {**fields, "opt_weight_shard_step": 0, "opt_weight_shard_size": 0, **changes}
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"dev_matrix": [0, 4]}, "w: device matrix (0, 4) must have sizes of at least 1"),
-        ({"dev_matrix": [1 << 40]}, "arrange at most 1048576 devices"),
-        ({"tensor_map": [2, -1]}, "w: tensor map (2, -1) may name each device axis of (2, 4), 0 to 1"),
-        ({"tensor_map": [0, 0]}, "may name each device axis of (2, 4), 0 to 1 from the right, once"),
-        ({"tensor_map": [-2, 0]}, "may name each device axis"),
-        ({"tensor_map": [0]}, "tensor map (0,) has 1 entries for the shape (8, 8)"),
-        ({"opt_weight_shard_size": 3, "opt_weight_shard_step": 4}, "held by 2 ranks; legal: -1, 0 or a divisor of 2"),
-        ({"opt_weight_shard_size": -2, "opt_weight_shard_step": 4}, "opt_weight_shard_size -2 does not fit"),
-        ({"opt_weight_shard_size": 2, "opt_weight_shard_step": 2}, "opt_weight_shard_step 2 contradicts"),
-        ({"field": None}, "w: field is None, not an integer"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"dev_matrix": [0, 4]}, "w: device matrix (0, 4) must have sizes of at least 1"),
+    ({"dev_matrix": [1 << 40]}, "arrange at most 1048576 devices"),
+    ({"tensor_map": [2, -1]}, "w: tensor map (2, -1) may name each device axis of (2, 4), 0 to 1"),
+    ({"tensor_map": [0, 0]}, "may name each device axis of (2, 4), 0 to 1 from the right, once"),
+    ({"tensor_map": [-2, 0]}, "may name each device axis"),
+    ({"tensor_map": [0]}, "tensor map (0,) has 1 entries for the shape (8, 8)"),
+    ({"opt_weight_shard_size": 3, "opt_weight_shard_step": 4}, "held by 2 ranks; legal: -1, 0 or a divisor of 2"),
+    ({"opt_weight_shard_size": -2, "opt_weight_shard_step": 4}, "opt_weight_shard_size -2 does not fit"),
+    ({"opt_weight_shard_size": 2, "opt_weight_shard_step": 2}, "opt_weight_shard_step 2 contradicts"),
+    ({"field": None}, "w: field is None, not an integer"),
+])  # fmt: skip
 def test_entries_that_are_no_layout_are_refused(tmp_path: Path, changes: dict[str, Any], said: str):
     path = tmp_path / "s.json"
     path.write_text(json.dumps({"parallel_layout_item": {"w": entry(**changes)}}))

@@ -31,13 +31,9 @@ def figures(**changes: Any) -> dict[str, Any]:
         "update": {"peak": 430.0, "ledger": 300.0, "seconds": 2.0, "moving": 0.2},
     }
     whole = {
-        "parameters": 7,
-        "base": 400.0,
-        "built": 200.0,
-        "peak": 440.0,
-        "pool": 100.0,
+        "parameters": 7, "base": 400.0, "built": 200.0, "peak": 440.0, "pool": 100.0,
         "first_step": {"update": 100.0},
-    }
+    }  # fmt: skip
     return {**whole, "phases": phases, **changes}
 
 
@@ -59,16 +55,8 @@ def test_a_peak_or_a_phase_above_its_bound_is_a_miss(tool: ModuleType, changes: 
 @pytest.mark.slow
 def test_a_small_model_ends_with_the_same_bits_and_less_memory(tmp_path: Path):
     command = [
-        sys.executable,
-        str(TOOL),
-        "--parameters",
-        "1",
-        "--json",
-        "--folder",
-        str(tmp_path),
-        "--reshard-level",
-        "1",
-    ]
+        sys.executable, str(TOOL), "--parameters", "1", "--json", "--folder", str(tmp_path), "--reshard-level", "1",
+    ]  # fmt: skip
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=900, check=False)
     report = json.loads(done.stdout)
     assert report["same_bits"]

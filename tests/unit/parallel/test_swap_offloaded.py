@@ -52,14 +52,11 @@ def test_graphs_are_waited_for_before_memory_is_taken_away(weight: Parameter):
     assert device.diary == ["synchronize", "offload w", "load w"], "and nothing was loaded in another thread"
 
 
-@pytest.mark.parametrize(
-    ("broken", "message"),
-    [
-        ("offload", "w could not be moved to the host .Memory not enough in offload.; it is still on the device"),
-        ("synchronize", "w could not be moved to the host .Memory not enough in synchronize.; it is still on"),
-        ("load", "w could not be moved to the device .Memory not enough in load.; it is still on the host. Lower"),
-    ],
-)
+@pytest.mark.parametrize(("broken", "message"), [
+    ("offload", "w could not be moved to the host .Memory not enough in offload.; it is still on the device"),
+    ("synchronize", "w could not be moved to the host .Memory not enough in synchronize.; it is still on"),
+    ("load", "w could not be moved to the device .Memory not enough in load.; it is still on the host. Lower"),
+])  # fmt: skip
 def test_failures_say_where_the_parameter_is(weight: Parameter, broken: str, message: str):
     tier = Device(broken).tier()
     with pytest.raises(TrainingError, match=message):

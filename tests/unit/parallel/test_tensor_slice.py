@@ -35,19 +35,15 @@ def test_a_scalar_is_one_element():
 
 def test_blocks_are_even_runs_of_rows():
     assert list(TensorSlice((10, 0), (17, 3)).blocks(9)) == [
-        TensorSlice((10, 0), (12, 3)),
-        TensorSlice((12, 0), (14, 3)),
-        TensorSlice((14, 0), (17, 3)),
-    ]
+        TensorSlice((10, 0), (12, 3)), TensorSlice((12, 0), (14, 3)), TensorSlice((14, 0), (17, 3)),
+    ]  # fmt: skip
 
 
 def test_blocks_cut_within_a_row_only_where_a_row_is_too_large():
     assert list(TensorSlice((0, 0), (2, 5)).blocks(3)) == [
-        TensorSlice((0, 0), (1, 2)),
-        TensorSlice((0, 2), (1, 5)),
-        TensorSlice((1, 0), (2, 2)),
+        TensorSlice((0, 0), (1, 2)), TensorSlice((0, 2), (1, 5)), TensorSlice((1, 0), (2, 2)),
         TensorSlice((1, 2), (2, 5)),
-    ]
+    ]  # fmt: skip
 
 
 @st.composite
