@@ -86,9 +86,6 @@ def test_patterns_are_in_every_tensor():
         assert not missing, f"{name}: {missing}"
 
 
-# ----- what arrives, and at what cost
-
-
 @by_name([*PAIRS, Pair(**{**vars(PROOF), "name": "afterwards"})])
 def test_every_rank_gets_its_slices_bit_for_bit(outcome: Outcome, pair: Pair):
     for rank in range(NUM_WORKERS):
@@ -177,9 +174,6 @@ def test_rank_0_gathers_whole_tensors(outcome: Outcome, pair: Pair):
 def test_some_moments_are_split_and_some_stay_whole():
     layouts = GATHERS[1].layouts("source")
     assert {bool(layout.remark) for layout in layouts.values()} == {False, True}
-
-
-# ----- what must not go unnoticed
 
 
 def test_sound_slices_are_accepted(outcome: Outcome):

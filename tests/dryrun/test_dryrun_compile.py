@@ -138,9 +138,6 @@ def until(condition: Callable[[], str | bool], limit_s: float = 120.0) -> str | 
     return value
 
 
-# ----- the command, with toys in place of the real cells
-
-
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """The shipped example for 8 ranks: train 1 x 4 x 2, infer 2 x 4 x 1."""

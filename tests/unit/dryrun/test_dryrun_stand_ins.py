@@ -155,9 +155,6 @@ def test_a_cache_that_cannot_be_written_is_named(wheel: Wheel, tmp_path: Path) -
         stand_ins(wheel, tmp_path / "cache")
 
 
-# ----- which toolchain
-
-
 def cann(root: Path) -> Path:
     """Something that looks like CANN; returns its libraries' folder."""
     (root / "lib64").mkdir(parents=True)

@@ -8,13 +8,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fused_ops import flash_attention, rms_norm, rotate_half, swiglu
+from mindspore import Tensor, nn
+
+from mindgspo.parallel.device_ops import CausalAttentionOp, RMSNormOp, RotaryOp, SegmentMask, SwiGLUOp, segment_ends
+from mindgspo.parallel.runtime import current_device, set_up_runtime
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
 
 def run(cell, *arrays: np.ndarray) -> np.ndarray:
-    from mindspore import Tensor
-
     return cell(*map(Tensor, arrays)).asnumpy()
 
 
@@ -23,8 +25,6 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 
 
 def test_rms_norm_divides_by_the_root_mean_square() -> None:
-    from mindgspo.parallel.device_ops import RMSNormOp
-
     # mean square (9 + 16 + 0 + 0) / 4 = 6.25, root 2.5; the epsilon 2.75 makes it 3
     x, weight = np.array([[3, 4, 0, 0]], np.float32), np.array([1, 2, 3, 4], np.float32)
     np.testing.assert_allclose(run(RMSNormOp(0.0), x, weight), [[1.2, 3.2, 0, 0]], rtol=1e-6)
@@ -33,15 +33,11 @@ def test_rms_norm_divides_by_the_root_mean_square() -> None:
 
 @pytest.mark.parametrize("shape", [(7, 10), (5, 3, 8)], ids=["hidden states", "heads"])
 def test_rms_norm_is_that_of_the_fused_op(shape: tuple[int, ...]) -> None:
-    from mindgspo.parallel.device_ops import RMSNormOp
-
     x, gamma = normal(0, *shape), normal(1, shape[-1])
     np.testing.assert_allclose(run(RMSNormOp(1e-2), x, gamma), rms_norm(x, gamma, epsilon=1e-2), rtol=1e-5, atol=1e-6)
 
 
 def test_rotary_turns_pairs_half_a_head_apart() -> None:
-    from mindgspo.parallel.device_ops import RotaryOp
-
     # One token, two heads: a quarter turn of the pair (x0, x2) and none of (x1, x3).
     cos, sin = np.array([[[0, 1, 0, 1]]], np.float32), np.array([[[1, 0, 1, 0]]], np.float32)
     turned = run(RotaryOp(4), np.array([[[1, 2, 3, 4], [5, 6, 7, 8]]], np.float32), cos, sin)
@@ -50,8 +46,6 @@ def test_rotary_turns_pairs_half_a_head_apart() -> None:
 
 @pytest.mark.parametrize("num_heads", [1, 3])
 def test_rotary_is_that_of_the_fused_op(num_heads: int) -> None:
-    from mindgspo.parallel.device_ops import RotaryOp
-
     # Tables whose halves differ would be told apart too.
     x, cos, sin = normal(0, 9, num_heads, 6), normal(1, 9, 1, 6), normal(2, 9, 1, 6)
     found = run(RotaryOp(6), x, cos, sin)
@@ -59,8 +53,6 @@ def test_rotary_is_that_of_the_fused_op(num_heads: int) -> None:
 
 
 def test_swiglu_gates_with_silu() -> None:
-    from mindgspo.parallel.device_ops import SwiGLUOp
-
     gate, up = np.array([[-30, -1, 0, 2]], np.float32), np.array([[1, 2, 3, 4]], np.float32)
     expected = swiglu(np.stack([gate, up], axis=1), 1).reshape(gate.shape)
     np.testing.assert_allclose(run(SwiGLUOp(), gate, up), expected, rtol=1e-5)
@@ -68,16 +60,12 @@ def test_swiglu_gates_with_silu() -> None:
 
 
 def test_pairs_are_masked_later_and_across_segments() -> None:
-    from mindgspo.parallel.device_ops import SegmentMask
-
     assert run(SegmentMask(), np.array([[1, 1, 2, 0, 0]], np.int32)).tolist() == [
         [[0, 1, 1, 1, 1], [0, 0, 1, 1, 1], [1, 1, 0, 1, 1], [1, 1, 1, 0, 1], [1, 1, 1, 0, 0]]
     ]
 
 
 def test_segments_end_where_their_number_changes_and_with_the_row() -> None:
-    from mindgspo.parallel.device_ops import segment_ends
-
     # The second row's segment 1 is not the first row's; padding belongs to the segment before it.
     segments = np.array([[1, 1, 2, 2], [1, 1, 1, 0], [1, 1, 1, 1]], np.int32)
     ends = segment_ends(segments)
@@ -88,8 +76,6 @@ def test_segments_end_where_their_number_changes_and_with_the_row() -> None:
 
 
 def test_replicas_have_equally_many_segments_none_of_them_empty() -> None:
-    from mindgspo.parallel.device_ops import segment_ends
-
     # The second replica's last token, padding, becomes a segment; a full row cannot give one.
     assert segment_ends(np.array([[1, 1, 2, 2], [1, 1, 1, 0]]), num_replicas=2).tolist() == [2, 4, 3, 4]
     with pytest.raises(AssertionError, match="1 segments and 0 tokens of padding, 2 are needed"):
@@ -104,9 +90,6 @@ SEGMENTS_RT = np.array(
 
 def attended(num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[list[np.ndarray], np.ndarray]:
     """query, key, value of all rows; and what the composed form makes of them, [M, A * D]."""
-    from mindspore import nn
-
-    from mindgspo.parallel.device_ops import CausalAttentionOp, SegmentMask
 
     class Attention(nn.Cell):
         def __init__(self):
@@ -125,8 +108,6 @@ def attended(num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[list[np.
 @pytest.mark.parametrize("num_replicas", [1, 2])
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
 def test_attention_is_that_of_the_fused_op(num_kv_heads: int, num_replicas: int) -> None:
-    from mindgspo.parallel.device_ops import segment_ends
-
     (query, key, value), found = attended(4, num_kv_heads, 6)
     ends = segment_ends(SEGMENTS_RT, num_replicas=num_replicas)
     per_replica = [np.split(array, num_replicas) for array in (query, key, value, ends)]
@@ -147,8 +128,6 @@ def test_the_twin_of_attention_by_hand() -> None:
 
 
 def test_a_process_stays_on_its_device() -> None:
-    from mindgspo.parallel.runtime import current_device, set_up_runtime
-
     set_up_runtime("CPU")
     with pytest.raises(RuntimeError, match="runs on CPU.*Ascend"):
         set_up_runtime("Ascend")

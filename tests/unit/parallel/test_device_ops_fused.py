@@ -12,8 +12,12 @@ from itertools import product
 import numpy as np
 import pytest
 from fused_ops import flash_attention, rms_norm, rotate_half, swiglu
+from mindspore import Tensor
 
 from mindgspo.config import ParallelPlan
+from mindgspo.parallel import device_ops
+from mindgspo.parallel.device_ops import CausalAttentionOp, RMSNormOp, RotaryOp, SegmentMask, SwiGLUOp, segment_ends
+from mindgspo.parallel.placement import ALONE, auto_parallel_placement
 from mindgspo.parallel.ranks import DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axes, Axis
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
@@ -93,8 +97,6 @@ class OnRanks:
     """A placement under which ops are replaced by stand-ins on the ranks of a plan."""
 
     def __init__(self, plan: ParallelPlan, num_kv_heads: int) -> None:
-        from mindgspo.parallel.placement import auto_parallel_placement
-
         self.plan, self.parts = plan, auto_parallel_placement(plan, num_kv_heads).parts
 
     def split(self, op, *inputs: Axes, output: Axes | None = None) -> Cut:
@@ -136,7 +138,6 @@ NUM_TOKENS = SEGMENTS_RT.size
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch):
     """fused(plan, cell of a placement, arrays): what a cell that was built for Ascend makes of the arrays."""
-    from mindgspo.parallel import device_ops
 
     def run_fused(plan, build, *arrays: np.ndarray) -> np.ndarray:
         with monkeypatch.context() as patch:
@@ -148,10 +149,6 @@ def fused(monkeypatch: pytest.MonkeyPatch):
 
 
 def composed(build, *arrays: np.ndarray) -> np.ndarray:
-    from mindspore import Tensor
-
-    from mindgspo.parallel.placement import ALONE
-
     return build(ALONE)(*map(Tensor, arrays)).asnumpy()
 
 
@@ -166,8 +163,6 @@ def normal(*shape: int) -> np.ndarray:
     pytest.param((16, NUM_KV_HEADS, HEAD_DIM), (DATA, KEY_VALUE), id="keys"),
 ])  # fmt: skip
 def test_rms_norm(fused, plan: ParallelPlan, shape: tuple[int, ...], axes: Axes) -> None:
-    from mindgspo.parallel.device_ops import RMSNormOp
-
     def build(place):
         return RMSNormOp(1e-2, place, axes)
 
@@ -178,8 +173,6 @@ def test_rms_norm(fused, plan: ParallelPlan, shape: tuple[int, ...], axes: Axes)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize(("num_heads", "heads"), [(NUM_HEADS, MODEL), (NUM_KV_HEADS, KEY_VALUE)])
 def test_rotary(fused, plan: ParallelPlan, num_heads: int, heads: Axis) -> None:
-    from mindgspo.parallel.device_ops import RotaryOp
-
     def build(place):
         return RotaryOp(HEAD_DIM, place, (heads,))
 
@@ -189,16 +182,12 @@ def test_rotary(fused, plan: ParallelPlan, num_heads: int, heads: Axis) -> None:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_swiglu(fused, plan: ParallelPlan) -> None:
-    from mindgspo.parallel.device_ops import SwiGLUOp
-
     arrays = normal(16, 24), normal(16, 24) * 3 + 1
     np.testing.assert_allclose(composed(SwiGLUOp, *arrays), fused(plan, SwiGLUOp, *arrays), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_attention(fused, plan: ParallelPlan) -> None:
-    from mindgspo.parallel.device_ops import CausalAttentionOp, SegmentMask, segment_ends
-
     def build(place):
         return CausalAttentionOp(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, place)
 

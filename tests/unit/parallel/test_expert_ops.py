@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import re
 
+import mindspore as ms
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mindspore import Tensor
+from mindspore import Tensor, nn, ops
 
+from mindgspo.models.mixture_of_experts import ExpertShare
 from mindgspo.parallel.expert_blocks import expert_block_slots, num_expert_blocks
 from mindgspo.parallel.expert_ops import ExpertSlots, OwnSlots, grouped_matmul
+from mindgspo.parallel.runtime import compiled_text
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
@@ -70,8 +73,6 @@ def test_the_grouped_product_by_hand() -> None:
 
 
 def test_slots_of_other_ranks_become_zeros_whatever_they_hold() -> None:
-    import mindspore as ms
-
     x_SH = np.array([[1, 2], [np.nan, np.inf], [3, 4]], np.float32)
     own_S1 = np.array([[True], [False], [True]])
     cell = OwnSlots()
@@ -97,10 +98,6 @@ def weights(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def share_of(experts: slice, inner: slice):
     """(output, gradients of x, router weights and the three parts) of some experts' slices of features."""
-    import mindspore as ms
-
-    from mindgspo.models.mixture_of_experts import ExpertShare
-
     random = np.random.default_rng(3)
     x_MH = random.normal(size=(NUM_TOKENS, HIDDEN)).astype(np.float32)
     weights_MK = random.random((NUM_TOKENS, NUM_CHOSEN)).astype(np.float32)
@@ -169,11 +166,6 @@ def test_shares_add_up_to_the_whole(cuts: tuple[int, int]) -> None:
 
 def test_no_constant_of_a_graph_is_as_large_as_the_hidden_states_in_the_slots() -> None:
     """Compiling folds zeros of a known shape into constants: with long rows of a large model 1 GB for each of them."""
-    import mindspore as ms
-    from mindspore import nn, ops
-
-    from mindgspo.models.mixture_of_experts import ExpertShare
-    from mindgspo.parallel.runtime import compiled_text
 
     class Gradients(nn.Cell):
         def __init__(self) -> None:

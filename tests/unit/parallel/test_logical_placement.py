@@ -5,8 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from mindspore import ops
 
-from mindgspo.config import ParallelPlan
+from mindgspo.config import ModelSection, ParallelPlan
+from mindgspo.models.policy import build_model
 from mindgspo.parallel.placement import ALONE, AutoParallelPlacement, Placement, auto_parallel_placement
 from mindgspo.parallel.ranks import DATA, EXPERT, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axis
 
@@ -74,8 +76,6 @@ def test_an_output_has_a_strategy_of_its_own_where_it_is_named():
 
 
 def test_mindspore_takes_the_strategies(cpu_runtime):
-    from mindspore import ops
-
     place = auto_parallel_placement(ParallelPlan(data_parallel=2, model_parallel=4), 2)
     op = place.split(ops.MatMul(transpose_b=True), (DATA, MODEL), (WHOLE, MODEL), output=(SEQUENCE, WHOLE))
     assert isinstance(op, ops.MatMul)
@@ -132,9 +132,6 @@ def test_one_stage_is_not_named():
 
 
 def test_a_model_is_built_with_its_stages(cpu_runtime):
-    from mindgspo.config import ModelSection
-    from mindgspo.models.policy import build_model
-
     section = ModelSection(
         vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=4, num_attention_heads=2,
         num_key_value_heads=1,

@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from mindspore import Tensor, nn, ops
+
+from mindgspo.models.log_prob import ChunkedLogProb, ChunkedLogProbEntropy
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
@@ -61,8 +64,6 @@ def twin(inputs: Inputs, temperature: float) -> Outputs:
 
 
 def run(head, inputs: Inputs) -> Outputs:
-    from mindspore import Tensor, nn, ops
-
     class WeightedSum(nn.Cell):
         def __init__(self):
             super().__init__()
@@ -109,8 +110,6 @@ def test_the_twin_is_the_derivative() -> None:
 
 @pytest.mark.parametrize(("chunk_tokens", "temperature"), [(1, 0.7), (5, 1.0), (5, 1.7), (NUM_TOKENS, 0.7), (100, 1.0)])
 def test_log_probs_and_their_gradients(chunk_tokens: int, temperature: float) -> None:
-    from mindgspo.models.log_prob import ChunkedLogProb
-
     head = ChunkedLogProb(temperature=temperature, chunk_bytes=4 * VOCAB_SIZE * chunk_tokens)
     inputs = make_inputs()
     found, expected = run(head, inputs), twin(inputs._replace(entropy_slopes=np.zeros(NUM_TOKENS)), temperature)
@@ -123,8 +122,6 @@ def test_log_probs_and_their_gradients(chunk_tokens: int, temperature: float) ->
 # The entropy head takes half as many tokens per chunk as its bytes would hold.
 @pytest.mark.parametrize(("chunk_tokens", "temperature"), [(2, 1.0), (8, 0.7), (2 * NUM_TOKENS, 1.0), (100, 1.7)])
 def test_entropies_and_their_gradients(chunk_tokens: int, temperature: float) -> None:
-    from mindgspo.models.log_prob import ChunkedLogProbEntropy
-
     head = ChunkedLogProbEntropy(temperature=temperature, chunk_bytes=4 * VOCAB_SIZE * chunk_tokens)
     inputs = make_inputs()
     found, expected = run(head, inputs), twin(inputs, temperature)
@@ -133,8 +130,6 @@ def test_entropies_and_their_gradients(chunk_tokens: int, temperature: float) ->
 
 
 def test_a_nearly_certain_distribution_stays_finite() -> None:
-    from mindgspo.models.log_prob import ChunkedLogProbEntropy
-
     inputs = make_inputs(scale=300.0)
     expected = twin(inputs, 1.0)
     assert expected.logp.min() < -500, "probabilities must underflow in float32"
@@ -146,8 +141,6 @@ def test_a_nearly_certain_distribution_stays_finite() -> None:
 
 
 def test_a_chunk_smaller_than_one_row_of_logits_still_takes_one_token() -> None:
-    from mindgspo.models.log_prob import ChunkedLogProb
-
     inputs = make_inputs(3)
     found = run(ChunkedLogProb(temperature=1.0, chunk_bytes=1), inputs)
     assert_near(found.logp, twin(inputs, 1.0).logp, "log-probs")

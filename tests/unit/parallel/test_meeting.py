@@ -66,9 +66,6 @@ def assert_goes_on(*futures: Future) -> None:
         future.result(timeout=WAIT_S)
 
 
-# ----- meetings
-
-
 def test_all_wait_for_the_last(ranks: list[Meeting], aside: Callable[..., Future]):
     group = (0, 1, 3)
     first, second = aside(ranks[0].meet, group), aside(ranks[3].meet, group)
@@ -125,9 +122,6 @@ def test_nobody_is_early_in_a_thousand_meetings(ranks: list[Meeting], aside: Cal
     assert [walk.result(timeout=WAIT_S) for walk in walks] == [0, 0, 0, 0]
 
 
-# ----- messages
-
-
 def test_the_receiver_waits_and_the_sender_does_not(ranks: list[Meeting], aside: Callable[..., Future]):
     for _ in range(2):
         waiting = aside(ranks[2].await_message, 0)
@@ -167,9 +161,6 @@ def test_messages_are_no_meetings(ranks: list[Meeting], aside: Callable[..., Fut
     ranks[0].await_message(1)
 
 
-# ----- the file
-
-
 def test_a_new_file_holds_zeros_for_every_pair(file: Path):
     assert np.fromfile(file, np.int64).tolist() == [0] * (2 * 4 * 4)
     assert file.stat().st_mode & 0o077 == 0, "nobody else's"
@@ -195,9 +186,6 @@ def test_two_clusters_do_not_share_a_file(ranks: list[Meeting], aside: Callable[
 def test_a_file_that_is_not_there_names_file_and_rank(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"elsewhere: rank 3 cannot open .* \(No such .*; the workers .* one host"):
         Meeting(tmp_path / "elsewhere", rank=3, world_size=4)
-
-
-# ----- processes
 
 
 def test_processes_wait_for_each_other(file: Path, tmp_path: Path):

@@ -50,9 +50,6 @@ def test_the_table_names_every_weight_of_the_architecture_and_no_other(architect
     assert set(SPLITS[architecture]) == ours
 
 
-# ----- the plans of the 8-card example
-
-
 def test_tiny_qwen2_trained_as_1_x_4_x_2():
     train = layouts(TINY, plan(1, 4, 2))
     assert list(train) == list(shapes(TINY))
@@ -123,9 +120,6 @@ def test_qwen_7b_input_table_split_without_vocab_emb_dp():
     assert table.slice_of(1) == TensorSlice((38016, 0), (76032, 3584))
 
 
-# ----- few key/value heads
-
-
 @pytest.mark.parametrize(("size", "per_head"), [(4, 2), (8, 4)])
 def test_qwen_3b_key_value_heads_are_shared(size: int, per_head: int):
     infer = layouts(QWEN_3B, plan(2, size, 1))
@@ -146,9 +140,6 @@ def test_qwen_3b_key_value_heads_are_shared(size: int, per_head: int):
 def test_qwen_3b_without_sharing_is_split_over_model_parallel():
     key = layouts(QWEN_3B, plan(1, 2, 2))[in_layer(0, "self_attn.k_proj.weight")]
     assert (key.device_matrix, key.tensor_map) == ((1, 2), (0, -1))
-
-
-# ----- optimizer moments
 
 
 def test_moments_equal_the_weights_without_optimizer_shard():
@@ -195,9 +186,6 @@ def test_a_moment_that_does_not_divide_is_kept_whole_and_says_so():
     assert query.remark == "optimizer_shard: axis 0 of the slice, 16, does not divide over 3 replicas; kept whole"
     gate = moments[in_layer(0, "mlp.gate_proj.weight")]
     assert (gate.slice_shape, gate.remark) == ((8, 32), "")
-
-
-# ----- what is refused
 
 
 @pytest.mark.parametrize(("model", "parallel_plan", "message"), [

@@ -27,9 +27,6 @@ def assert_same(found: Arrays, expected: Arrays) -> None:
         assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
 
 
-# ----- parcels
-
-
 arrays = st.sampled_from(DTYPES).flatmap(
     lambda dtype: numpy_st.arrays(dtype, numpy_st.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
 )
@@ -72,9 +69,6 @@ def test_nothing_is_a_parcel_too():
     assert list(_unpacked(_packed([(), ()]))) == [(), ()]
 
 
-# ----- shares
-
-
 def replicas_of(rank: int, **sizes: int) -> Replicas:
     return Replicas(Placement(plan=ParallelPlan(**sizes), rank=rank))
 
@@ -97,9 +91,6 @@ def test_a_process_that_is_alone_does_all():
     assert alone.collect(results, num_items=2) == results
     assert alone.collect_objects(["x", "y"], num_items=2, encode=str, decode=str) == ["x", "y"]
     assert alone.speaks
-
-
-# ----- over ranks that are threads
 
 
 @pytest.mark.parametrize("num_items", [0, 1, 2, 3, 7, 8])

@@ -70,9 +70,6 @@ def assert_every_element_has_one_origin(plan: ReshardPlan) -> None:
     assert all((count == 1).all() for count in counts.values())
 
 
-# ----- random models and plans
-
-
 def splittings(model: ModelSection) -> list[tuple[int, int]]:
     """Every (model_parallel, pipeline_stage) that fits the model's heads and layers and 64 ranks."""
     heads, kv_heads, layers = model.num_attention_heads, model.num_key_value_heads, model.num_hidden_layers
@@ -189,9 +186,6 @@ def test_there_and_back_is_where_it_began(case: Case):
     new, _ = run_in_one_process(plan, old)
     returned, _ = run_in_one_process(back, new)
     assert_equal_bits(returned, old)
-
-
-# ----- chosen cases
 
 
 TINY = ModelSection(

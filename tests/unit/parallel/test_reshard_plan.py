@@ -59,9 +59,6 @@ def piece(parameter: str, source: tuple[int, int], destination: tuple[int, int],
     )
 
 
-# ----- by hand
-
-
 def test_gathering_halves_exchanges_them_and_copies_the_local_one():
     plan = plan_reshard({"w": rows_over((0, 1))}, {"w": whole_on((0, 1))}, bucket_bytes=64)
     assert list(plan.buckets()) == [
@@ -147,9 +144,6 @@ def test_layers_of_different_stages_take_turns():
     assert [step.parameters[0] for step in plan.steps][:4] == ["layers.0", "layers.6", "layers.1", "layers.7"]
 
 
-# ----- senders
-
-
 def test_replicas_share_the_sending():
     source = {f"w{i}": whole_on(range(4), (16, 4), f"w{i}") for i in range(10)}
     destination = {name: whole_on((4, 5), (16, 4), name) for name in source}
@@ -212,9 +206,6 @@ def test_among_equals_a_group_in_use_then_the_nearest_rank_is_taken():
     assert choose_senders([near, near, near], grain_bytes=8) == [3, 8, 0]
 
 
-# ----- the plans of the 8-card example
-
-
 def layouts_7b(data: int, model: int, stages: int) -> dict[str, Layout]:
     plan = ParallelPlan(data_parallel=data, model_parallel=model, pipeline_stage=stages)
     return parameter_layouts(weight_shapes(QWEN_7B), QWEN_7B, plan)
@@ -257,9 +248,6 @@ def test_qwen_7b_over_64_ranks():
         assert plan.received_bytes() == plan.lacking_bytes()
         assert len(plan.received_bytes()) == 64
         assert max(bucket.num_bytes for bucket in plan.buckets()) <= 64 * MIB
-
-
-# ----- one plan for all ranks
 
 
 def test_the_order_of_the_layouts_does_not_matter():
@@ -309,9 +297,6 @@ def test_the_digest_tells_plans_apart():
         plan_reshard(source, {"w": whole_on((0,))}, bucket_bytes=64).digest(),
     }
     assert len(digests) == 3
-
-
-# ----- what is refused
 
 
 def test_missing_and_unexpected_names_are_both_listed():

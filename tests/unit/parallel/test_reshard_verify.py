@@ -52,9 +52,6 @@ def verified(
     return over_ranks(world_size, work)
 
 
-# ----- the grid
-
-
 def test_rows_and_columns_make_a_grid():
     assert list(_blocks(ROWS, COLUMNS)) == [
         TensorSlice((0, 0), (2, 3)), TensorSlice((0, 3), (2, 6)), TensorSlice((2, 0), (4, 3)),
@@ -87,9 +84,6 @@ def test_every_block_lies_in_one_slice_of_either_side(splits: tuple[int, int, in
     assert (seen == 1).all()
 
 
-# ----- hashes by hand
-
-
 def test_hash_of_one_block_is_the_hash_of_its_hash():
     whole = layout((4, 6), (-1, -1), (1,))
     hashes = verify_reshard(["w"], {"w": whole}, {"w": whole}, {"w": VALUES}, {"w": VALUES.copy()})
@@ -119,9 +113,6 @@ def test_names_that_are_not_asked_for_are_not_looked_at():
     assert list(verify_reshard(["a"], sides, sides, old, new)) == ["a"]
     with pytest.raises(WeightsError, match="1 of 2 compared parameters differ between the two plans: b; "):
         verify_reshard(["a", "b"], sides, sides, old, new)
-
-
-# ----- flipped bits
 
 
 # Ranks 0 and 1 hold rows, then ranks 2 and 3 columns: each value has one holder on either side.
@@ -156,9 +147,6 @@ def test_damaged_parameters_are_listed_up_to_five():
         new = {name: VALUES + (i < num_damaged) for i, name in enumerate(sides)}
         with pytest.raises(WeightsError, match=f"{num_damaged} of 8 .*: {listed} the rollout would not be"):
             verify_reshard(list(sides), sides, sides, old, new)
-
-
-# ----- after a reshard of a model
 
 
 MODEL = ModelSection(
@@ -199,9 +187,6 @@ def old_value(
     held = layouts[name].slice_of(rank)
     assert held is not None
     return full[name][held.index].reshape(-1)[place]
-
-
-# ----- samples
 
 
 def test_a_sample_moves_on_with_the_version_and_begins_anew():

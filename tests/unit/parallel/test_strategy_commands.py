@@ -67,9 +67,6 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.split("  ") if cell.strip()]
 
 
-# ----- show
-
-
 def test_a_file_as_a_table(run, out: Path):
     code, lines, _ = run("show", out / "train" / "ckpt_strategy_rank_5.ckpt")
     assert code == 0
@@ -119,9 +116,6 @@ def test_what_the_compiler_may_also_write(run, tmp_path: Path):
     assert rows["w"] == ["(2, 4)", "(-1, 0)", "1 x 1/4", "all replicas, step 4", "0-7"]
     assert rows["nested"] == ["(2, 2, 2)", "((2, 0), -1)", "1/4 x 1", "0-7"]
     assert rows["step"] == ["(2, 4)", "()", "0-7"]
-
-
-# ----- diff
 
 
 def test_equal_folders(run, out: Path, config: Path, tmp_path: Path):
@@ -183,9 +177,6 @@ def test_a_graph_that_one_side_lacks(run, out: Path, config: Path, tmp_path: Pat
     assert code == 1 and lines[2:] == ["rollout: missing in right", "1 difference"]
 
 
-# ----- merge
-
-
 def test_merged_stages(run, out: Path, tmp_path: Path):
     code, lines, _ = run("merge", out / "train", "--out", tmp_path / "merged.ckpt")
     assert code == 0
@@ -193,9 +184,6 @@ def test_merged_stages(run, out: Path, tmp_path: Path):
     assert list(read_strategy(tmp_path / "merged.ckpt").stages) == [0, 1]
     code, lines, _ = run("diff", out / "train", tmp_path / "merged.ckpt")
     assert code == 0
-
-
-# ----- what is refused
 
 
 @pytest.mark.parametrize("words", [("show", "none"), ("diff", "none", "none"), ("merge", "none", "--out", "m.ckpt")])
@@ -225,9 +213,6 @@ def test_nothing_in_common(run, tmp_path: Path):
     assert code == 1 and "have no parameter of one stage in common" in said
 
 
-# ----- folding
-
-
 def test_layers_become_runs():
     pairs = [("a.layers.0.w", 1), ("a.layers.1.w", 1), ("a.layers.2.w", 2), ("a.layers.3.w", 1), ("b", 1)]
     assert collapse_layers(pairs) == [("a.layers.{0-1, 3}.w", 1), ("a.layers.2.w", 2), ("b", 1)]
@@ -238,9 +223,6 @@ def test_layers_become_runs():
 def test_state_is_left_out_only_where_the_same_is_said_of_it():
     pairs = [("w", 1), ("m.w", 1), ("v.w", 2), ("m.u", 1), ("a.b.w", 1)]
     assert without_state(pairs) == ([("w", 1), ("v.w", 2), ("m.u", 1)], {"m.": 1, "a.b.": 1})
-
-
-# ----- Files of a dry run under the names of all ranks
 
 
 PLANS = PlansSection(
@@ -303,9 +285,6 @@ def test_a_file_of_another_plan_is_refused(tmp_path: Path):
         CheckpointError, match=r"arranges 4 ranks, a stage of 1 x 2 x 2 has 2; was another plan compiled"
     ):
         place_compiled(Compiled("train", 0, written(tmp_path, 0, 4)), PLANS, tmp_path / "out")
-
-
-# ----- Strategy files of all ranks from a configuration: what is in them, for whom, and what is refused
 
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -400,9 +379,6 @@ def test_a_smaller_plan_does_not_mix_with_files_of_a_larger_one(config: Path, tm
     )
     with pytest.raises(CheckpointError, match=r"train: holds 4 file\(s\) beside those of the 4 ranks"):
         write_plan_files(*smaller, tmp_path)
-
-
-# ----- the tool
 
 
 def test_the_tool_takes_a_model_file_and_overrides(config: Path, tmp_path: Path):

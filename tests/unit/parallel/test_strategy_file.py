@@ -69,9 +69,6 @@ def assert_same_placement(found: dict[str, Layout], expected: dict[str, Layout])
         assert found[name].same_placement(layout), f"{name}: {found[name]}, not {layout}"
 
 
-# ----- what is in a file
-
-
 def test_a_file_of_2_x_4_x_1_by_hand(tmp_path: Path):
     write_strategy(tmp_path / "strategy_3.ckpt", weights(plan(2, 4, 1)), plan=plan(2, 4, 1), rank=3)
     strategy = read_strategy(tmp_path / "strategy_3.ckpt")
@@ -134,9 +131,6 @@ def test_weights_of_such_a_plan_are_written_as_they_are_laid_out():
     assert {stored.opt_weight_shard_size for stored in entries.values()} == {0}
 
 
-# ----- round trips
-
-
 @pytest.mark.parametrize("suffix", [".ckpt", ".json"])
 @pytest.mark.parametrize("model", [TINY, TIED], ids=["untied", "tied"])
 def test_what_is_written_reads_back_equal(tmp_path: Path, suffix: str, model: ModelSection):
@@ -187,9 +181,6 @@ def test_without_mindspore_and_numpy():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-# ----- layouts
-
-
 def test_layouts_of_given_names_on_given_ranks(tmp_path: Path):
     write_strategy(tmp_path / "s.ckpt", weights(plan(1, 4, 2)), plan=plan(1, 4, 2), rank=6)
     strategy = read_strategy(tmp_path / "s.ckpt")
@@ -220,9 +211,6 @@ def test_a_parameter_that_two_stages_split_differently_has_no_layout():
         strategy_layouts(Strategy(stages={0: {"w": halves}, 1: {"w": whole}}))
 
 
-# ----- merging
-
-
 def test_files_of_all_ranks_merge_into_the_plan(tmp_path: Path):
     train = plan(2, 4, 2)
     paths = write_strategies(tmp_path, weights(train), plan=train)
@@ -248,9 +236,6 @@ def test_merging_refuses_gaps_and_contradictions(tmp_path: Path):
         CheckpointError, match=r"stages of different sizes: 2 ranks in .*, 4 ranks in .*strategy_rank_4"
     ):
         merge_strategies([paths[0], others[4]])
-
-
-# ----- Strategy files of random plans of up to 64 ranks: what comes back places every parameter on every rank as before
 
 
 def section(kv_heads: int, tied: bool) -> ModelSection:

@@ -54,9 +54,6 @@ def shard(step: int, size: int) -> dict[str, int]:
     return {"opt_weight_shard_step": step, "opt_weight_shard_size": size}
 
 
-# ----- two records
-
-
 SPELLINGS = [
     (of((4, 1), (1, -1)), of((4,), (0, -1))),
     (of((2, 2), ((1, 0),)), of((4,), (0,))),
@@ -127,9 +124,6 @@ def test_files_of_two_plans_differ_where_their_layouts_do():
     one, other = plan(2, 4, 1), plan(2, 4, 1, vocab_emb_dp=False)
     lines = compare_strategies(*(stage_strategy(weights(each), plan=each, rank=0) for each in (one, other)))
     assert [line.split(":")[0] for line in lines] == ["model.embed_tokens.weight"]
-
-
-# ----- a record and a model
 
 
 def strategy_of(parallel_plan: ParallelPlan, model: ModelSection = TINY, rank: int = 0, prefix: str = "") -> Strategy:
@@ -226,9 +220,6 @@ def test_other_shapes_are_named():
     )
 
 
-# ----- Which weights the compiler cuts under hsdp(): its own files, entry by entry, and what every rank then holds
-
-
 # (our matrix, our map, shape, shard_size, threshold, the compiler's matrix, map, step, size)
 COMPILED = [
     # 2 x 1: one axis, left out where it has one device.
@@ -320,8 +311,6 @@ def test_leaving_out_single_devices_moves_nothing(matrix: tuple[int, ...], data:
     assert held(found) == held(stored)
     assert found.device_matrix == (1,) or 1 not in found.device_matrix
 
-
-# ----- whole plans
 
 SMALL = ModelSection(
     vocab_size=1024, hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=8,

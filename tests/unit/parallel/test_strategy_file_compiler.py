@@ -112,9 +112,6 @@ def test_the_compiler_s_json(tmp_path: Path):
     assert layouts == strategy_layouts(sample(SHARDED, tmp_path), {"k.weight": (32, 64), "norm.weight": (64,)})
 
 
-# ----- the fields
-
-
 @pytest.mark.parametrize(("matrix", "tensor_map", "step", "size", "expected"), [
     ((2, 4), (0, -1), 4, -1, ((2, 4), ((0, 1), -1))),
     ((2, 4), (-1, 0), 4, 2, ((2, 4), (1, 0))),

@@ -6,8 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mindspore as ms
 import numpy as np
 import pytest
+from mindspore import Parameter, Tensor, nn
+from mindspore.train import node_strategy_pb2
 
 import mindgspo.parallel.strategy.formats as messages
 from mindgspo.config import ModelSection, ParallelPlan
@@ -60,8 +63,6 @@ def held_by(rank: int, layouts: dict[str, Layout]) -> dict[str, np.ndarray]:
 
 
 def write_checkpoints(folder: Path, layouts: dict[str, Layout], num_ranks: int) -> list[Path]:
-    import mindspore as ms
-
     paths = [folder / f"rank_{rank}" / "weights.ckpt" for rank in range(num_ranks)]
     for rank, path in enumerate(paths):
         path.parent.mkdir(parents=True)
@@ -72,8 +73,6 @@ def write_checkpoints(folder: Path, layouts: dict[str, Layout], num_ranks: int) 
 
 def assert_checkpoints(folder: Path, layouts: dict[str, Layout], num_ranks: int) -> None:
     """Every rank's checkpoint has the slices of these layouts and no others."""
-    import mindspore as ms
-
     assert sorted(path.name for path in folder.iterdir()) == sorted(f"rank_{rank}" for rank in range(num_ranks))
     for rank in range(num_ranks):
         (path,) = (folder / f"rank_{rank}").glob("*.ckpt")
@@ -84,12 +83,7 @@ def assert_checkpoints(folder: Path, layouts: dict[str, Layout], num_ranks: int)
             np.testing.assert_array_equal(found[name].asnumpy(), array, err_msg=f"rank {rank}: {name}")
 
 
-# ----- the messages
-
-
 def test_our_messages_are_mindspore_s_field_by_field():
-    from mindspore.train import node_strategy_pb2
-
     def fields(message: Any) -> list[tuple[Any, ...]]:
         return [
             (field.name, field.number, field.label, field.type, field.type_name)
@@ -110,13 +104,8 @@ def test_our_messages_are_mindspore_s_field_by_field():
     }  # fmt: skip
 
 
-# ----- the readers
-
-
 @pytest.mark.parametrize("suffix", [".ckpt", ".json"])
 def test_build_searched_strategy_reads_what_was_written(tmp_path: Path, suffix: str):
-    import mindspore as ms
-
     train = sharded(2, 2, 2)
     paths = write_strategies(tmp_path, all_layouts(TINY, train), plan=train, suffix=suffix)
     for rank in (0, 7):
@@ -132,8 +121,6 @@ def test_build_searched_strategy_reads_what_was_written(tmp_path: Path, suffix: 
 
 @pytest.mark.parametrize("suffix", [".ckpt", ".json"])
 def test_merge_pipeline_strategys_gives_our_merged_record(tmp_path: Path, suffix: str):
-    import mindspore as ms
-
     train = plan(2, 4, 2)
     paths = write_strategies(tmp_path / "ranks", all_layouts(TIED, train), plan=train, suffix=suffix)
     ms.merge_pipeline_strategys(str(tmp_path / "ranks"), str(tmp_path / f"merged{suffix}"))
@@ -142,9 +129,6 @@ def test_merge_pipeline_strategys_gives_our_merged_record(tmp_path: Path, suffix
     save_strategy(tmp_path / f"ours{suffix}", merged)
     theirs, ours = (ms.build_searched_strategy(str(tmp_path / f"{name}{suffix}")) for name in ("merged", "ours"))
     assert theirs == ours and "1-model.embed_tokens.weight" in ours
-
-
-# ----- slices
 
 
 @pytest.mark.parametrize(("model", "source", "target", "suffix"), [
@@ -161,8 +145,6 @@ def test_merge_pipeline_strategys_gives_our_merged_record(tmp_path: Path, suffix
 def test_transform_checkpoints_cuts_our_slices(
     tmp_path: Path, model: ModelSection, source: ParallelPlan, target: ParallelPlan, suffix: str
 ):
-    import mindspore as ms
-
     files = []
     for side, parallel_plan in (("source", source), ("target", target)):
         paths = write_strategies(tmp_path / side, all_layouts(model, parallel_plan), plan=parallel_plan, suffix=suffix)
@@ -179,8 +161,6 @@ def test_transform_checkpoints_cuts_our_slices(
     (plan(4, 1, 1), plan(2, 4, 1, optimizer_shard=True)),
 ], ids=str)  # fmt: skip
 def test_transform_checkpoints_cuts_as_the_compiler(tmp_path: Path, source: ParallelPlan, target: ParallelPlan):
-    import mindspore as ms
-
     # Above 64 KB, below which nothing is cut.
     model = TIED.model_copy(update={"vocab_size": 512, "hidden_size": 256, "intermediate_size": 128, "head_dim": 32})
     held = {}
@@ -206,8 +186,6 @@ def test_transform_checkpoints_cuts_as_the_compiler(tmp_path: Path, source: Para
 def test_every_spelling_means_to_mindspore_what_it_means_here(
     tmp_path: Path, matrix: tuple[int, ...], tensor_map: Any, step: int, size: int
 ):
-    import mindspore as ms
-
     stored = StoredLayout(
         device_matrix=matrix, tensor_map=tensor_map, opt_weight_shard_step=step, opt_weight_shard_size=size
     )
@@ -228,8 +206,6 @@ def test_every_spelling_means_to_mindspore_what_it_means_here(
 def test_rank_list_for_transform_names_ranks_that_hold_what_is_needed(
     tmp_path: Path, source: ParallelPlan, target: ParallelPlan
 ):
-    import mindspore as ms
-
     files = []
     for side, parallel_plan in (("source", source), ("target", target)):
         paths = write_strategies(tmp_path / side, all_layouts(TINY, parallel_plan), plan=parallel_plan)
@@ -251,9 +227,6 @@ def test_rank_list_for_transform_names_ranks_that_hold_what_is_needed(
 
 @pytest.mark.parametrize("train", [plan(2, 4, 1), sharded(2, 2, 1), sharded(4, 2, 1)], ids=str)
 def test_load_distributed_checkpoint_joins_our_slices(tmp_path: Path, train: ParallelPlan):
-    import mindspore as ms
-    from mindspore import Parameter, Tensor, nn
-
     layouts = all_layouts(TINY, train)
 
     class Whole(nn.Cell):
@@ -272,9 +245,6 @@ def test_load_distributed_checkpoint_joins_our_slices(tmp_path: Path, train: Par
     for parameter in network.get_parameters():
         expected = full_tensor(parameter.name, layouts[parameter.name])
         np.testing.assert_array_equal(parameter.asnumpy(), expected, err_msg=parameter.name)
-
-
-# ----- what is no strategy
 
 
 def test_a_checkpoint_of_weights_is_refused(tmp_path: Path):

@@ -39,9 +39,6 @@ def moments(parallel_plan: ParallelPlan) -> dict[str, Layout]:
     return moment_layouts(weight_shapes(TINY), TINY, parallel_plan)
 
 
-# ----- read
-
-
 def test_cut_files_are_refused_or_hold_less(tmp_path: Path):
     train, path = plan(1, 2, 1), tmp_path / "s"
     names = [Q, K, NORM]
@@ -157,9 +154,6 @@ def test_a_protobuf_entry_without_matrix_or_named_twice_is_refused(tmp_path: Pat
         read_strategy(write(lambda message: None))
     with pytest.raises(CheckpointError, match=r"w: 0 device matrices and 1 tensor maps; expected 1 and at least 1"):
         read_strategy(write(lambda message: message.parallel_layout_item[0].parallel_layouts.ClearField("dev_matrix")))
-
-
-# ----- written
 
 
 def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path):
