@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+import small_plans
+from small_plans import QWEN_7B, plan
 
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.models.names import WEIGHT_NAMES, parameter_shapes
-from mindgspo.parallel.layout import Layout, Shape, TensorSlice
+from mindgspo.parallel.layout import Layout, TensorSlice
 from mindgspo.parallel.parameter_layouts import SPLITS, moment_layouts, parameter_layouts
 
-TINY = ModelSection(
-    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=8,
-    num_key_value_heads=4, tie_word_embeddings=True,
-)  # fmt: skip
-# Numbers of the published config.json files.
-QWEN_7B = ModelSection(
-    vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
-    num_key_value_heads=4,
-)  # fmt: skip
+TINY = small_plans.TIED.model_copy(update={"num_key_value_heads": 4})
+# Numbers of the published config.json.
 QWEN_3B = ModelSection(
     vocab_size=151936, hidden_size=2048, intermediate_size=11008, num_hidden_layers=36, num_attention_heads=16,
     num_key_value_heads=2, tie_word_embeddings=True,
 )  # fmt: skip
 
 
-def plan(data: int, model: int, stages: int, **changes: Any) -> ParallelPlan:
-    return ParallelPlan(data_parallel=data, model_parallel=model, pipeline_stage=stages, **changes)
-
-
-def shapes(model: ModelSection) -> dict[str, Shape]:
-    """{our parameter name: full shape}."""
-    return parameter_shapes(model)
-
-
 def layouts(model: ModelSection, parallel_plan: ParallelPlan) -> dict[str, Layout]:
-    return parameter_layouts(shapes(model), model, parallel_plan)
+    return parameter_layouts(parameter_shapes(model), model, parallel_plan)
 
 
-def in_layer(i: int, name: str) -> str:
-    return f"model.layers.{i}.{name}"
+def layer(i: int) -> str:
+    return f"model.layers.{i}."
 
 
 @pytest.mark.parametrize("architecture", sorted(WEIGHT_NAMES))
@@ -52,9 +36,9 @@ def test_the_table_names_every_weight_of_the_architecture_and_no_other(architect
 
 def test_tiny_qwen2_trained_as_1_x_4_x_2():
     train = layouts(TINY, plan(1, 4, 2))
-    assert list(train) == list(shapes(TINY))
+    assert list(train) == list(parameter_shapes(TINY))
     first, last = (0, 1, 2, 3), (4, 5, 6, 7)
-    assert [train[in_layer(i, "mlp.up_proj.weight")].rank_list for i in range(4)] == [first, first, last, last]
+    assert [train[layer(i) + "mlp.up_proj.weight"].rank_list for i in range(4)] == [first, first, last, last]
     assert train["model.norm.weight"].rank_list == last
     expected = {
         # 8 heads of 4: two heads, 8 rows per rank. Rank 6 is slice 2.
@@ -69,15 +53,15 @@ def test_tiny_qwen2_trained_as_1_x_4_x_2():
         "input_layernorm.weight": TensorSlice((0,), (32,)),
         "post_attention_layernorm.weight": TensorSlice((0,), (32,)),
     }
-    assert {name: train[in_layer(3, name)].slice_of(6) for name in expected} == expected
-    assert train[in_layer(3, "mlp.up_proj.weight")].slice_of(2) is None, "layer 3 is on the other stage"
+    assert {name: train[layer(3) + name].slice_of(6) for name in expected} == expected
+    assert train[layer(3) + "mlp.up_proj.weight"].slice_of(2) is None, "layer 3 is on the other stage"
 
 
 def test_tiny_qwen2_generates_as_2_x_4_x_1():
     infer = layouts(TINY, plan(2, 4, 1))
     everyone = tuple(range(8))
     assert {layout.rank_list for layout in infer.values()} == {everyone}
-    query = infer[in_layer(0, "self_attn.q_proj.weight")]
+    query = infer[layer(0) + "self_attn.q_proj.weight"]
     assert (query.device_matrix, query.tensor_map, query.replicas) == ((2, 4), (0, -1), 2)
     assert query.slice_of(2) == query.slice_of(6) == TensorSlice((16, 0), (24, 32))
     assert infer["model.embed_tokens.weight"].replicas == 8
@@ -105,57 +89,48 @@ def test_qwen_7b_trained_as_1_x_4_x_2():
         "mlp.gate_proj.weight": (4736, 3584), "mlp.up_proj.weight": (4736, 3584),
         "mlp.down_proj.weight": (3584, 4736), "input_layernorm.weight": (3584,),
     }  # fmt: skip
-    assert {name: train[in_layer(13, name)].slice_shape for name in slice_shapes} == slice_shapes
-    assert train[in_layer(13, "self_attn.q_proj.weight")].rank_list == (0, 1, 2, 3)
-    assert train[in_layer(14, "self_attn.q_proj.weight")].rank_list == (4, 5, 6, 7)
+    assert {name: train[layer(13) + name].slice_shape for name in slice_shapes} == slice_shapes
+    assert train[layer(13) + "self_attn.q_proj.weight"].rank_list == (0, 1, 2, 3)
+    assert train[layer(14) + "self_attn.q_proj.weight"].rank_list == (4, 5, 6, 7)
     # Untied: the input table on the first stage, whole; the output table on the last, split.
     assert train["model.embed_tokens.weight"].rank_list == (0, 1, 2, 3)
     assert train["model.embed_tokens.weight"].slice_shape == (152064, 3584)
     assert train["lm_head.weight"].rank_list == (4, 5, 6, 7)
     assert train["lm_head.weight"].slice_of(5) == TensorSlice((38016, 0), (76032, 3584))
-
-
-def test_qwen_7b_input_table_split_without_vocab_emb_dp():
     table = layouts(QWEN_7B, plan(1, 4, 2, vocab_emb_dp=False))["model.embed_tokens.weight"]
-    assert table.slice_of(1) == TensorSlice((38016, 0), (76032, 3584))
+    assert table.slice_of(1) == TensorSlice((38016, 0), (76032, 3584)), "split without vocab_emb_dp"
 
 
 @pytest.mark.parametrize(("size", "per_head"), [(4, 2), (8, 4)])
 def test_qwen_3b_key_value_heads_are_shared(size: int, per_head: int):
     infer = layouts(QWEN_3B, plan(2, size, 1))
-    key = infer[in_layer(0, "self_attn.k_proj.weight")]
+    key = infer[layer(0) + "self_attn.k_proj.weight"]
     assert (key.device_matrix, key.tensor_map) == ((2, 2, per_head), (1, -1))
     assert key.slice_shape == (128, 2048)
     # A rank's query heads belong to the key/value head that it holds: 8 query heads per kv head.
-    query = infer[in_layer(0, "self_attn.q_proj.weight")]
+    query = infer[layer(0) + "self_attn.q_proj.weight"]
     for rank in range(2 * size):
         query_rows, key_rows = query.slice_of(rank), key.slice_of(rank)
         assert query_rows is not None and key_rows is not None
         query_heads = {row // 128 for row in range(query_rows.starts[0], query_rows.stops[0])}
         assert {head // 8 for head in query_heads} == {key_rows.starts[0] // 128}
-    bias = infer[in_layer(0, "self_attn.k_proj.bias")]
+    bias = infer[layer(0) + "self_attn.k_proj.bias"]
     assert (bias.device_matrix, bias.tensor_map) == ((2, 2, per_head), (1,))
-
-
-def test_qwen_3b_without_sharing_is_split_over_model_parallel():
-    key = layouts(QWEN_3B, plan(1, 2, 2))[in_layer(0, "self_attn.k_proj.weight")]
-    assert (key.device_matrix, key.tensor_map) == ((1, 2), (0, -1))
-
-
-def test_moments_equal_the_weights_without_optimizer_shard():
-    assert moment_layouts(shapes(TINY), TINY, plan(2, 2, 1)) == layouts(TINY, plan(2, 2, 1))
+    unshared = layouts(QWEN_3B, plan(1, 2, 2))[layer(0) + "self_attn.k_proj.weight"]
+    assert (unshared.device_matrix, unshared.tensor_map) == ((1, 2), (0, -1))
 
 
 def test_moments_are_cut_within_the_weights_slices():
+    assert moment_layouts(parameter_shapes(TINY), TINY, plan(2, 2, 1)) == layouts(TINY, plan(2, 2, 1)), "not sharded"
     sharded = plan(2, 2, 2, optimizer_shard=True)
-    weights, moments = layouts(TINY, sharded), moment_layouts(shapes(TINY), TINY, sharded)
-    query = moments[in_layer(0, "self_attn.q_proj.weight")]
+    weights, moments = layouts(TINY, sharded), moment_layouts(parameter_shapes(TINY), TINY, sharded)
+    query = moments[layer(0) + "self_attn.q_proj.weight"]
     # Ranks 0 and 2 are the data-parallel replicas of rows 0 to 15, ranks 1 and 3 of rows 16 to 31.
     assert [query.slice_of(rank) for rank in range(4)] == [
         TensorSlice((0, 0), (8, 32)), TensorSlice((16, 0), (24, 32)), TensorSlice((8, 0), (16, 32)),
         TensorSlice((24, 0), (32, 32)),
     ]  # fmt: skip
-    down = moments[in_layer(0, "mlp.down_proj.weight")]
+    down = moments[layer(0) + "mlp.down_proj.weight"]
     assert down.slice_of(3) == TensorSlice((16, 24), (32, 48))
     for name, moment in moments.items():
         for rank in moment.rank_list:
@@ -167,8 +142,8 @@ def test_moments_are_cut_within_the_weights_slices():
 
 
 def test_moments_of_shared_key_value_heads():
-    key = moment_layouts(shapes(QWEN_3B), QWEN_3B, plan(2, 4, 1, optimizer_shard=True))[
-        in_layer(0, "self_attn.k_proj.weight")
+    key = moment_layouts(parameter_shapes(QWEN_3B), QWEN_3B, plan(2, 4, 1, optimizer_shard=True))[
+        layer(0) + "self_attn.k_proj.weight"
     ]
     assert (key.device_matrix, key.tensor_map) == ((2, 2, 2), ((1, 2), -1))
     # Model ranks 0 and 1 share head 0; replica 1 (ranks 4 to 7) keeps the second half of each head.
@@ -180,11 +155,11 @@ def test_moments_of_shared_key_value_heads():
 
 def test_a_moment_that_does_not_divide_is_kept_whole_and_says_so():
     three = plan(3, 2, 1, optimizer_shard=True)
-    moments = moment_layouts(shapes(TINY), TINY, three)
-    query = moments[in_layer(0, "self_attn.q_proj.weight")]
-    assert query == layouts(TINY, three)[in_layer(0, "self_attn.q_proj.weight")]
+    moments = moment_layouts(parameter_shapes(TINY), TINY, three)
+    query = moments[layer(0) + "self_attn.q_proj.weight"]
+    assert query == layouts(TINY, three)[layer(0) + "self_attn.q_proj.weight"]
     assert query.remark == "optimizer_shard: axis 0 of the slice, 16, does not divide over 3 replicas; kept whole"
-    gate = moments[in_layer(0, "mlp.gate_proj.weight")]
+    gate = moments[layer(0) + "mlp.gate_proj.weight"]
     assert (gate.slice_shape, gate.remark) == ((8, 32), "")
 
 

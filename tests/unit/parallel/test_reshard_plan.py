@@ -8,55 +8,44 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
+import small_plans
 from hypothesis import given
 from hypothesis import strategies as st
+from small_plans import QWEN_7B
 
-from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import ConfigError, WeightsError
-from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.layout import Layout, Shape, TensorSlice
-from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
 from mindgspo.parallel.reshard.plan import Bucket, LocalCopy, Piece
 from mindgspo.parallel.reshard.planner import Load, choose_senders, plan_reshard
 
 MIB = 1 << 20
 
-QWEN_7B = ModelSection(
-    vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
-    num_key_value_heads=4,
-)  # fmt: skip
-
 
 def rows_over(ranks: Iterable[int], shape: Shape = (8, 2), *, replicas: int = 1, name: str = "w") -> Layout:
     """Rows of a matrix in equal runs over the ranks; replicas are the outer device axis."""
-    rank_list = tuple(ranks)
-    return Layout(
-        parameter=name,
-        shape=shape,
-        device_matrix=(replicas, len(rank_list) // replicas),
-        tensor_map=(0, *(-1,) * (len(shape) - 1)),
-        rank_list=rank_list,
-    )
+    ranks = tuple(ranks)
+    matrix, tensor_map = (replicas, len(ranks) // replicas), (0, *(-1,) * (len(shape) - 1))
+    return Layout(parameter=name, shape=shape, device_matrix=matrix, tensor_map=tensor_map, rank_list=ranks)
 
 
 def whole_on(ranks: Iterable[int], shape: Shape = (8, 2), name: str = "w") -> Layout:
-    rank_list = tuple(ranks)
-    return Layout(
-        parameter=name, shape=shape, device_matrix=(len(rank_list),), tensor_map=(-1,) * len(shape), rank_list=rank_list
-    )
+    ranks = tuple(ranks)
+    tensor_map = (-1,) * len(shape)
+    return Layout(parameter=name, shape=shape, device_matrix=(len(ranks),), tensor_map=tensor_map, rank_list=ranks)
+
+
+def layouts_7b(*sizes: int) -> dict[str, Layout]:
+    return small_plans.weights(small_plans.plan(*sizes), QWEN_7B)
 
 
 def piece(parameter: str, source: tuple[int, int], destination: tuple[int, int], *, columns: int = 2) -> Piece:
     """A run of rows, float32."""
     (a, b), (c, d) = source, destination
-    return Piece(
-        parameter=parameter,
-        source=TensorSlice((a, 0), (b, columns)),
-        destination=TensorSlice((c, 0), (d, columns)),
-        num_bytes=(b - a) * columns * 4,
-    )
+    old, new = TensorSlice((a, 0), (b, columns)), TensorSlice((c, 0), (d, columns))
+    return Piece(parameter=parameter, source=old, destination=new, num_bytes=(b - a) * columns * 4)
 
 
 def test_gathering_halves_exchanges_them_and_copies_the_local_one():
@@ -74,9 +63,8 @@ def test_gathering_halves_exchanges_them_and_copies_the_local_one():
 def test_splitting_what_everybody_holds_moves_nothing():
     plan = plan_reshard({"w": whole_on(range(4))}, {"w": rows_over(range(4))}, bucket_bytes=64)
     assert list(plan.buckets()) == []
-    assert plan.local_copy("w", 3) == LocalCopy(
-        source=TensorSlice((6, 0), (8, 2)), destination=TensorSlice((0, 0), (2, 2))
-    )
+    rows, own = TensorSlice((6, 0), (8, 2)), TensorSlice((0, 0), (2, 2))
+    assert plan.local_copy("w", 3) == LocalCopy(source=rows, destination=own)
 
 
 def test_equal_layouts_move_nothing_and_copy_nothing():
@@ -111,14 +99,12 @@ def test_different_cuts_share_only_their_overlaps():
 def test_rows_become_columns():
     columns = Layout(parameter="w", shape=(4, 4), device_matrix=(2,), tensor_map=(-1, 0), rank_list=(0, 1))
     plan = plan_reshard({"w": rows_over((0, 1), (4, 4))}, {"w": columns}, bucket_bytes=64)
-    first, second = plan.buckets()
+    found = [
+        (each.sender, each.receivers, each.pieces[0].source, each.pieces[0].destination) for each in plan.buckets()
+    ]
     # Rank 1 gives the left half of its rows, rank 0 the right half of its own.
-    assert (first.sender, first.receivers) == (1, (0,))
-    assert first.pieces[0].source == TensorSlice((0, 0), (2, 2))
-    assert first.pieces[0].destination == TensorSlice((2, 0), (4, 2))
-    assert (second.sender, second.receivers) == (0, (1,))
-    assert second.pieces[0].source == TensorSlice((0, 2), (2, 4))
-    assert second.pieces[0].destination == TensorSlice((0, 0), (2, 2))
+    left, right = TensorSlice((0, 0), (2, 2)), TensorSlice((0, 2), (2, 4))
+    assert found == [(1, (0,), left, TensorSlice((2, 0), (4, 2))), (0, (1,), right, left)]
 
 
 def test_a_large_slice_is_cut_and_small_ones_travel_together():
@@ -132,12 +118,9 @@ def test_a_large_slice_is_cut_and_small_ones_travel_together():
     ]
 
 
-def test_disjoint_groups_take_turns():
+def test_disjoint_groups_and_layers_of_different_stages_take_turns():
     plan = plan_reshard({"w": rows_over((0, 1))}, {"w": rows_over((2, 3))}, bucket_bytes=16)
     assert [bucket.sender for bucket in plan.buckets()] == [0, 1, 0, 1]
-
-
-def test_layers_of_different_stages_take_turns():
     source = {f"layers.{i}": whole_on((i // 6,), name=f"layers.{i}") for i in range(12)}
     destination = {name: whole_on((0, 1), name=name) for name in source}
     plan = plan_reshard(source, destination, bucket_bytes=64)
@@ -152,23 +135,23 @@ def test_replicas_share_the_sending():
     assert plan.sent_bytes() == dict.fromkeys(range(4), 640)
 
 
-def test_those_without_a_choice_are_loaded_first():
-    loads = [
-        Load(holders=(4, 5), receivers=(3,), num_bytes=40),  # rank 4 is nearer, but alone holds the other block
-        Load(holders=(4,), receivers=(3,), num_bytes=40),
-    ]
-    assert choose_senders(loads, grain_bytes=1) == [5, 4]
+def chosen(grain_bytes: int, *loads: tuple[tuple[int, ...], tuple[int, ...], int]) -> list[int]:
+    """loads: holders, receivers, bytes."""
+    made = [Load(holders=holders, receivers=receivers, num_bytes=size) for holders, receivers, size in loads]
+    return choose_senders(made, grain_bytes=grain_bytes)
 
 
-def test_large_blocks_are_given_out_first():
-    loads = [Load(holders=(0, 1), receivers=(9,), num_bytes=size) for size in (10, 10, 20)]
-    assert choose_senders(loads, grain_bytes=1) == [0, 0, 1]
-
-
-def test_a_group_in_use_is_preferred_to_a_nearer_rank():
-    loads = [Load(holders=holders, receivers=(7, 8), num_bytes=8) for holders in ((3,), (3, 6))]
-    assert choose_senders(loads, grain_bytes=64) == [3, 3]
-    assert choose_senders(loads, grain_bytes=8) == [3, 6], "unless it has more to send"
+def test_senders_by_hand():
+    # Those without a choice first: rank 4 is nearer, but alone holds the other block.
+    assert chosen(1, ((4, 5), (3,), 40), ((4,), (3,), 40)) == [5, 4]
+    assert chosen(1, *(((0, 1), (9,), size) for size in (10, 10, 20))) == [0, 0, 1], "large blocks first"
+    loads = [(holders, (7, 8), 8) for holders in ((3,), (3, 6))]
+    assert chosen(64, *loads) == [3, 3], "a group in use rather than a nearer rank"
+    assert chosen(8, *loads) == [3, 6], "unless it has more to send"
+    near = ((0, 3, 8), (4, 5), 8)
+    assert chosen(64, near) == [3], "among equals the nearest"
+    assert chosen(64, near, near, near) == [3, 3, 3], "8 and 16 bytes are no difference of weight"
+    assert chosen(8, near, near, near) == [3, 8, 0]
 
 
 @given(
@@ -199,18 +182,6 @@ def test_nobody_sends_much_more_than_another_who_could_have(loads: list[Load], g
         )
 
 
-def test_among_equals_a_group_in_use_then_the_nearest_rank_is_taken():
-    near = Load(holders=(0, 3, 8), receivers=(4, 5), num_bytes=8)
-    assert choose_senders([near], grain_bytes=64) == [3]
-    assert choose_senders([near, near, near], grain_bytes=64) == [3, 3, 3], "8 and 16 bytes are no difference of weight"
-    assert choose_senders([near, near, near], grain_bytes=8) == [3, 8, 0]
-
-
-def layouts_7b(data: int, model: int, stages: int) -> dict[str, Layout]:
-    plan = ParallelPlan(data_parallel=data, model_parallel=model, pipeline_stage=stages)
-    return parameter_layouts(weight_shapes(QWEN_7B), QWEN_7B, plan)
-
-
 def test_qwen_7b_from_1_x_4_x_2_to_2_x_4_x_1():
     plan = plan_reshard(layouts_7b(1, 4, 2), layouts_7b(2, 4, 1), bucket_bytes=256 * MIB)
     # Rank r has slice r % 4 of its stage's 14 layers and lacks that slice of the other 14, with their whole norms.
@@ -237,12 +208,8 @@ def test_qwen_7b_to_fewer_replicas_is_free():
 
 
 def test_qwen_7b_over_64_ranks():
-    shapes = weight_shapes(QWEN_7B)
-    sharded = ParallelPlan(data_parallel=4, model_parallel=4, pipeline_stage=4, optimizer_shard=True)
-    other = ParallelPlan(data_parallel=32, model_parallel=2, optimizer_shard=True)
-    moments = plan_reshard(
-        moment_layouts(shapes, QWEN_7B, sharded), moment_layouts(shapes, QWEN_7B, other), bucket_bytes=64 * MIB
-    )
+    sides = small_plans.plan(4, 4, 4, optimizer_shard=True), small_plans.plan(32, 2, optimizer_shard=True)
+    moments = plan_reshard(*(small_plans.moments(side, QWEN_7B) for side in sides), bucket_bytes=64 * MIB)
     weights = plan_reshard(layouts_7b(4, 4, 4), layouts_7b(32, 2, 1), bucket_bytes=64 * MIB)
     for plan in (moments, weights):
         assert plan.received_bytes() == plan.lacking_bytes()
@@ -254,39 +221,23 @@ def test_the_order_of_the_layouts_does_not_matter():
     source, destination = layouts_7b(1, 4, 2), layouts_7b(2, 2, 2)
     shuffled = list(source)
     random.Random(1).shuffle(shuffled)
-    plans = [
-        plan_reshard(source, destination, bucket_bytes=MIB * 64),
-        plan_reshard({name: source[name] for name in shuffled}, destination, bucket_bytes=MIB * 64),
-    ]
-    assert plans[0].steps == plans[1].steps
-    assert plans[0].digest() == plans[1].digest()
+    orders = source, {name: source[name] for name in shuffled}
+    plans = [plan_reshard(order, destination, bucket_bytes=MIB * 64) for order in orders]
+    assert (plans[0].steps, plans[0].digest()) == (plans[1].steps, plans[1].digest())
 
 
 def test_processes_with_other_hash_seeds_compute_the_same_plan():
     code = (
-        "from mindgspo.config import ModelSection, ParallelPlan\n"
-        "from mindgspo.models.names import weight_shapes\n"
-        "from mindgspo.parallel.parameter_layouts import parameter_layouts\n"
+        "import sys; sys.path.append('tests'); from small_plans import plan, weights\n"
         "from mindgspo.parallel.reshard.planner import plan_reshard\n"
-        "m = ModelSection(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=4,\n"
-        "                 num_attention_heads=8, num_key_value_heads=2)\n"
-        "sides = [parameter_layouts(weight_shapes(m), m, ParallelPlan(data_parallel=d, model_parallel=t,\n"
-        "         pipeline_stage=p)) for d, t, p in ((2, 4, 2), (4, 2, 2))]\n"
-        "import sys\n"
+        "sides = [weights(plan(*sizes)) for sizes in ((2, 4, 2), (4, 2, 2))]\n"
         "assert 'mindspore' not in sys.modules and 'numpy' not in sys.modules\n"
         "print(plan_reshard(*sides, bucket_bytes=1024).digest())\n"
     )
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(digests) == 1
+    options = {"capture_output": True, "text": True, "check": True, "cwd": Path(__file__).parents[3]}
+    command = [sys.executable, "-c", code]
+    seeds = [{**os.environ, "PYTHONHASHSEED": seed} for seed in ("1", "2")]
+    assert len({subprocess.run(command, env=environment, **options).stdout for environment in seeds}) == 1
 
 
 def test_the_digest_tells_plans_apart():
@@ -299,22 +250,16 @@ def test_the_digest_tells_plans_apart():
     assert len(digests) == 3
 
 
-def test_missing_and_unexpected_names_are_both_listed():
-    source = {name: whole_on((0,), name=name) for name in ("a", "b")}
-    destination = {name: whole_on((0,), name=name) for name in ("b", "c")}
-    with pytest.raises(WeightsError, match="only in the destination: c; only in the source: a"):
+@pytest.mark.parametrize(("source", "destination", "said"), [
+    (dict.fromkeys("ab", whole_on((0,))), dict.fromkeys("bc", whole_on((0,))),
+        "only in the destination: c; only in the source: a"),
+    ({f"w{i}": whole_on((0,)) for i in range(9)}, {}, "only in the source: w0, w1, w2, w3 and 5 more"),
+    ({"w": whole_on((0,))}, {"w": whole_on((0,), (8, 4))},
+        r"w has shape \(8, 2\) in the source and \(8, 4\) in the destination"),
+], ids=["names", "many names", "shapes"])  # fmt: skip
+def test_sides_that_do_not_go_together_are_refused(source: dict, destination: dict, said: str):
+    with pytest.raises(WeightsError, match=said):
         plan_reshard(source, destination, bucket_bytes=64)
-
-
-def test_a_long_list_of_names_is_cut():
-    source = {f"w{i}": whole_on((0,)) for i in range(9)}
-    with pytest.raises(WeightsError, match="only in the source: w0, w1, w2, w3 and 5 more"):
-        plan_reshard(source, {}, bucket_bytes=64)
-
-
-def test_another_shape_is_refused():
-    with pytest.raises(WeightsError, match=r"w has shape \(8, 2\) in the source and \(8, 4\) in the destination"):
-        plan_reshard({"w": whole_on((0,))}, {"w": whole_on((0,), (8, 4))}, bucket_bytes=64)
 
 
 @pytest.mark.parametrize(("bucket_bytes", "item_bytes", "legal"), [(6, 4, 8), (4, 8, 8), (0, 2, 4), (-4, 4, 4)])

@@ -8,17 +8,16 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_plans import TIED, TINY, moments, plan, weights, weights_and_moments
 
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.models.names import weight_shapes
-from mindgspo.parallel.layout import Layout, TensorSlice
-from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
+from mindgspo.parallel.layout import TensorSlice
 from mindgspo.parallel.ranks import RankGrid
 from mindgspo.parallel.strategy.compare import check_fits, compare_strategies
 from mindgspo.parallel.strategy.file import (
@@ -31,42 +30,16 @@ from mindgspo.parallel.strategy.file import (
 from mindgspo.parallel.strategy.layouts import stage_strategy, strategy_layouts
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
 
-TINY = ModelSection(
-    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=8,
-    num_key_value_heads=2,
-)  # fmt: skip
-TIED = TINY.model_copy(update={"tie_word_embeddings": True})
-
 Q, K = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"
 OUT, NORM = "model.layers.0.self_attn.o_proj.weight", "model.norm.weight"
 
 
-def plan(data: int, model: int, stages: int, **changes: Any) -> ParallelPlan:
-    return ParallelPlan(data_parallel=data, model_parallel=model, pipeline_stage=stages, **changes)
-
-
-def weights(parallel_plan: ParallelPlan, model: ModelSection = TINY) -> dict[str, Layout]:
-    return parameter_layouts(weight_shapes(model), model, parallel_plan)
-
-
-def moments(parallel_plan: ParallelPlan, model: ModelSection = TINY) -> dict[str, Layout]:
-    return moment_layouts(weight_shapes(model), model, parallel_plan)
-
-
 def without_shapes(strategy: Strategy) -> Strategy:
     """What protobuf can hold of a record."""
+    stages = strategy.stages.items()
     return Strategy(
-        stages={
-            stage: {name: replace(stored, shape=None) for name, stored in entries.items()}
-            for stage, entries in strategy.stages.items()
-        }
+        stages={stage: {k: replace(v, shape=None) for k, v in entries.items()} for stage, entries in stages}
     )
-
-
-def assert_same_placement(found: dict[str, Layout], expected: dict[str, Layout]) -> None:
-    assert list(found) == list(expected)
-    for name, layout in expected.items():
-        assert found[name].same_placement(layout), f"{name}: {found[name]}, not {layout}"
 
 
 def test_a_file_of_2_x_4_x_1_by_hand(tmp_path: Path):
@@ -123,40 +96,31 @@ def test_moments_go_into_the_optimizer_shard_fields_where_mindspore_reads_them_s
     # MindSpore would take the innermost replicas first: the ranks that share a kv head, the whole stage of a norm.
     assert entries[NORM] == StoredLayout(tensor_map=(1,), **matrix, shape=(32,))
     assert entries[K] == StoredLayout(device_matrix=(2, 2, 2), tensor_map=((1, 2), -1), shape=(8, 32))
-
-
-def test_weights_of_such_a_plan_are_written_as_they_are_laid_out():
-    sharded = plan(2, 4, 1, optimizer_shard=True)
+    # Weights of such a plan are written as they are laid out.
     entries = stage_strategy(weights(sharded), plan=sharded, rank=0).stages[0]
     assert {stored.opt_weight_shard_size for stored in entries.values()} == {0}
 
 
 @pytest.mark.parametrize("suffix", [".ckpt", ".json"])
 @pytest.mark.parametrize("model", [TINY, TIED], ids=["untied", "tied"])
-def test_what_is_written_reads_back_equal(tmp_path: Path, suffix: str, model: ModelSection):
+def test_what_is_written_or_merged_reads_back_equal(tmp_path: Path, suffix: str, model: ModelSection):
     train = plan(2, 2, 2, optimizer_shard=True, vocab_emb_dp=False)
-    layouts = {**weights(train, model), **{f"adam_m.{name}": layout for name, layout in moments(train, model).items()}}
+    layouts, path = weights_and_moments(train, model), tmp_path / f"s{suffix}"
     for rank in range(train.world_size):
-        write_strategy(tmp_path / f"s{suffix}", layouts, plan=train, rank=rank)
+        write_strategy(path, layouts, plan=train, rank=rank)
         written = stage_strategy(layouts, plan=train, rank=rank)
-        assert read_strategy(tmp_path / f"s{suffix}") == (written if suffix == ".json" else without_shapes(written))
-
-
-@pytest.mark.parametrize("suffix", [".ckpt", ".json"])
-def test_a_merged_record_saves_and_reads_back_equal(tmp_path: Path, suffix: str):
-    train = plan(2, 2, 2)
-    merged = merge_strategies(write_strategies(tmp_path, weights(train, TIED), plan=train, suffix=suffix))
-    save_strategy(tmp_path / f"merged{suffix}", merged)
-    assert read_strategy(tmp_path / f"merged{suffix}") == merged
-    assert read_strategy(tmp_path / f"merged{suffix}").stages.keys() == {0, 1}
+        assert read_strategy(path) == (written if suffix == ".json" else without_shapes(written))
+    merged = merge_strategies(
+        write_strategies(tmp_path, weights(plan(2, 2, 2), model), plan=plan(2, 2, 2), suffix=suffix)
+    )
+    save_strategy(path, merged)
+    assert read_strategy(path) == merged and merged.stages.keys() == {0, 1}
 
 
 def test_the_kind_is_told_by_the_content(tmp_path: Path):
-    train = plan(2, 2, 1)
-    write_strategy(tmp_path / "a.json", weights(train), plan=train, rank=0)
-    write_strategy(tmp_path / "b.ckpt", weights(train), plan=train, rank=0)
-    (tmp_path / "a.json").rename(tmp_path / "a.ckpt")
-    (tmp_path / "b.ckpt").rename(tmp_path / "b.json")
+    for written, name in (("a.json", "a.ckpt"), ("b.ckpt", "b.json")):
+        write_strategy(tmp_path / written, weights(plan(2, 2)), plan=plan(2, 2), rank=0)
+        (tmp_path / written).rename(tmp_path / name)
     assert without_shapes(read_strategy(tmp_path / "a.ckpt")) == read_strategy(tmp_path / "b.json")
 
 
@@ -205,10 +169,9 @@ def test_layouts_need_shapes_that_fit(tmp_path: Path):
 
 
 def test_a_parameter_that_two_stages_split_differently_has_no_layout():
-    halves = StoredLayout(device_matrix=(2,), tensor_map=(0,), shape=(4,))
-    whole = StoredLayout(device_matrix=(2,), tensor_map=(-1,), shape=(4,))
+    stored = [StoredLayout(device_matrix=(2,), tensor_map=tensor_map, shape=(4,)) for tensor_map in ((0,), (-1,))]
     with pytest.raises(CheckpointError, match=r"w is on the stages 0, 1 and split differently there"):
-        strategy_layouts(Strategy(stages={0: {"w": halves}, 1: {"w": whole}}))
+        strategy_layouts(Strategy(stages={stage: {"w": entry} for stage, entry in enumerate(stored)}))
 
 
 def test_files_of_all_ranks_merge_into_the_plan(tmp_path: Path):
@@ -216,34 +179,30 @@ def test_files_of_all_ranks_merge_into_the_plan(tmp_path: Path):
     paths = write_strategies(tmp_path, weights(train), plan=train)
     assert [path.name for path in paths] == [f"ckpt_strategy_rank_{rank}.ckpt" for rank in range(16)]
     for chosen in (paths, [paths[9], paths[2]]):
-        assert_same_placement(strategy_layouts(merge_strategies(chosen), weight_shapes(TINY)), weights(train))
+        found = strategy_layouts(merge_strategies(chosen), weight_shapes(TINY))
+        assert list(found) == list(weights(train))
+        assert all(found[name].same_placement(layout) for name, layout in weights(train).items())
 
 
 def test_merging_refuses_gaps_and_contradictions(tmp_path: Path):
     train, other = plan(1, 2, 4), plan(2, 2, 4)
     paths = write_strategies(tmp_path / "one", weights(train), plan=train)
     others = write_strategies(tmp_path / "other", weights(other), plan=other)
-    with pytest.raises(CheckpointError, match=r"no strategy files to merge"):
-        merge_strategies([])
-    with pytest.raises(CheckpointError, match=r"of the stages 0 to 3, 1, 2 is missing in 2 file\(s\); add the file"):
-        merge_strategies([paths[0], paths[7]])
-    with pytest.raises(
-        CheckpointError,
-        match=r"one/ckpt_strategy_rank_0.ckpt and .*other/ckpt_strategy_rank_0.ckpt describe stage 0 diff",
-    ):
-        merge_strategies([paths[0], others[0]])
-    with pytest.raises(
-        CheckpointError, match=r"stages of different sizes: 2 ranks in .*, 4 ranks in .*strategy_rank_4"
-    ):
-        merge_strategies([paths[0], others[4]])
+    for files, said in (
+        ([], r"no strategy files to merge"),
+        ([paths[0], paths[7]], r"of the stages 0 to 3, 1, 2 is missing in 2 file\(s\); add the file"),
+        ([paths[0], others[0]],
+            r"one/ckpt_strategy_rank_0.ckpt and .*other/ckpt_strategy_rank_0.ckpt describe stage 0 diff"),
+        ([paths[0], others[4]], r"stages of different sizes: 2 ranks in .*, 4 ranks in .*strategy_rank_4"),
+    ):  # fmt: skip
+        with pytest.raises(CheckpointError, match=said):
+            merge_strategies(files)
 
 
 def section(kv_heads: int, tied: bool) -> ModelSection:
     """A small Qwen2 whose sizes divide by 16 and whose heads are few."""
-    return ModelSection(
-        vocab_size=96, hidden_size=64, intermediate_size=48, num_hidden_layers=4, num_attention_heads=16,
-        num_key_value_heads=kv_heads, tie_word_embeddings=tied,
-    )  # fmt: skip
+    heads = {"num_attention_heads": 16, "num_key_value_heads": kv_heads}
+    return TINY.model_copy(update={"vocab_size": 96, "hidden_size": 64, "tie_word_embeddings": tied, **heads})
 
 
 @st.composite
@@ -258,18 +217,11 @@ def plans(draw: st.DrawFn) -> ParallelPlan:
     )
 
 
-def all_layouts(model: ModelSection, plan: ParallelPlan) -> dict[str, Layout]:
-    """Weights and one moment of each."""
-    shapes = weight_shapes(model)
-    moments = moment_layouts(shapes, model, plan)
-    return {**parameter_layouts(shapes, model, plan), **{f"adam_m.{name}": layout for name, layout in moments.items()}}
-
-
 @given(plan=plans(), kv_heads=st.sampled_from([1, 2, 4, 8, 16]), tied=st.booleans(), data=st.data())
 @settings(max_examples=40)
 def test_written_and_read_layouts_place_alike(plan: ParallelPlan, kv_heads: int, tied: bool, data: st.DataObject):
     model, grid = section(kv_heads, tied), RankGrid.of(plan)
-    layouts = all_layouts(model, plan)
+    layouts = weights_and_moments(plan, model)
     shapes = {name: layout.shape for name, layout in layouts.items()}
     with tempfile.TemporaryDirectory() as folder:
         paths = write_strategies(folder, layouts, plan=plan)
@@ -305,7 +257,7 @@ def test_files_of_two_plans_over_equal_stages_compare_as_layouts_do(
         optimizer_shard=data.draw(st.booleans()),
         vocab_emb_dp=data.draw(st.booleans()),
     )
-    sides = [all_layouts(section(kv_heads, tied=False), plan) for plan in (left, right)]
+    sides = [weights_and_moments(plan, section(kv_heads, tied=False)) for plan in (left, right)]
     with tempfile.TemporaryDirectory() as folder:
         merged = [
             merge_strategies(write_strategies(Path(folder, str(i)), sides[i], plan=plan))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_plans import TINY, plan, weights, weights_and_moments
 
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import WeightsError
-from mindgspo.models.names import parameter_shapes, weight_shapes
+from mindgspo.models.names import parameter_shapes
 from mindgspo.parallel.layout import Layout, TensorSlice
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
 from mindgspo.parallel.strategy.compare import check_fits, compare_strategies, same_placement
@@ -27,19 +27,6 @@ from mindgspo.parallel.strategy.layouts import (
     without_single_devices,
 )
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
-
-TINY = ModelSection(
-    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=8,
-    num_key_value_heads=2,
-)  # fmt: skip
-
-
-def plan(data: int, model: int, stages: int, **changes: Any) -> ParallelPlan:
-    return ParallelPlan(data_parallel=data, model_parallel=model, pipeline_stage=stages, **changes)
-
-
-def weights(parallel_plan: ParallelPlan, model: ModelSection = TINY) -> dict[str, Layout]:
-    return parameter_layouts(weight_shapes(model), model, parallel_plan)
 
 
 def of(device_matrix: tuple[int, ...], tensor_map: tuple, shape: tuple[int, ...] | None = None, **fields: int):
@@ -167,57 +154,41 @@ def test_a_tied_table_is_expected_on_both_stages():
 
 
 def test_optimizer_state_and_scalars_may_stand_beside_the_weights():
-    train = plan(2, 2, 1, optimizer_shard=True)
-    moments = moment_layouts(weight_shapes(TINY), TINY, train)
-    layouts = {**weights(train), **{f"adam_m.{name}": layout for name, layout in moments.items()}}
-    strategy = stage_strategy(layouts, plan=train, rank=0)
-    scalar = of((4,), ())
-    check_fits(Strategy(stages={0: {**strategy.stages[0], "global_step": scalar}}), weights(train))
-    unknown = Strategy(stages={0: {**strategy.stages[0], "momentum": of((4,), (-1,))}})
+    train = plan(2, 2, optimizer_shard=True)
+    entries = stage_strategy(weights_and_moments(train), plan=train, rank=0).stages[0]
+    check_fits(Strategy(stages={0: {**entries, "global_step": of((4,), ())}}), weights(train))
+    unknown = Strategy(stages={0: {**entries, "momentum": of((4,), (-1,))}})
     assert "1 of 103 names in it are not the model's: momentum; give the file" in refusal(unknown, weights(train))
 
 
-def test_a_wrapper_s_prefix_is_named():
-    message = refusal(strategy_of(plan(2, 2, 1), prefix="network.backbone."), weights(plan(2, 2, 1)))
+def test_why_names_are_not_the_model_s():
+    layouts = weights(plan(2, 2))
+    message = refusal(strategy_of(plan(2, 2), prefix="network.backbone."), layouts)
     assert "51 of 51 parameters of the model are not in it" in message and "51 of 51 names in it are not" in message
     assert message.endswith(
         "its names begin with 'network.backbone.': give the file of the network without that wrapper"
     )
-
-
-def test_another_number_of_layers_is_named():
-    larger = TINY.model_copy(update={"num_hidden_layers": 6})
-    message = refusal(strategy_of(plan(2, 2, 1), larger), weights(plan(2, 2, 1)))
+    message = refusal(strategy_of(plan(2, 2), TINY.model_copy(update={"num_hidden_layers": 6})), layouts)
     assert "24 of 75 names in it are not the model's: model.layers.4.input_layernorm.weight, " in message
     assert message.endswith("it has 6 layers, the model 4: give the file of the model in use")
-
-
-def test_a_name_that_is_nearly_right_is_named():
-    strategy = strategy_of(plan(2, 2, 1))
-    entries = {name.replace("lm_head", "lm_heads"): stored for name, stored in strategy.stages[0].items()}
-    message = refusal(Strategy(stages={0: entries}), weights(plan(2, 2, 1)))
+    entries = {
+        name.replace("lm_head", "lm_heads"): stored for name, stored in strategy_of(plan(2, 2)).stages[0].items()
+    }
+    message = refusal(Strategy(stages={0: entries}), layouts)
     assert message.endswith("lm_heads.weight is nearest to lm_head.weight: give the file of the model in use")
 
 
 def test_other_shapes_are_named():
-    wider = TINY.model_copy(update={"vocab_size": 128})
-    message = refusal(strategy_of(plan(2, 2, 1), wider), weights(plan(2, 2, 1)))
-    assert (
-        "2 of 51 have another shape: model.embed_tokens.weight ((128, 32) in the file, (64, 32) in the model)"
-        in message
-    )
-    entries = {**strategy_of(plan(2, 2, 1)).stages[0], "lm_head.weight": of((4,), (0,))}
-    assert "lm_head.weight (1 axes in the file, 2 in the model)" in refusal(
-        Strategy(stages={0: entries}), weights(plan(2, 2, 1))
-    )
+    layouts, few = weights(plan(2, 2)), "of 51 have another shape: "
+    message = refusal(strategy_of(plan(2, 2), TINY.model_copy(update={"vocab_size": 128})), layouts)
+    assert f"2 {few}model.embed_tokens.weight ((128, 32) in the file, (64, 32) in the model)" in message
+    entries = {**strategy_of(plan(2, 2)).stages[0], "lm_head.weight": of((4,), (0,))}
+    assert "lm_head.weight (1 axes in the file, 2 in the model)" in refusal(Strategy(stages={0: entries}), layouts)
     # Protobuf holds no shape; that a vocabulary of 62 does not divide into 4 slices still shows.
     odd = TINY.model_copy(update={"vocab_size": 62})
-    entries = {name: replace(stored, shape=None) for name, stored in strategy_of(plan(1, 4, 1)).stages[0].items()}
-    message = refusal(Strategy(stages={0: entries}), weights(plan(1, 1, 1), odd))
-    assert (
-        "1 of 51 have another shape: lm_head.weight ((62, 32) in the model does not divide into (4, 1) slices)"
-        in message
-    )
+    entries = {name: replace(stored, shape=None) for name, stored in strategy_of(plan(1, 4)).stages[0].items()}
+    message = refusal(Strategy(stages={0: entries}), weights(plan(1, 1), odd))
+    assert f"1 {few}lm_head.weight ((62, 32) in the model does not divide into (4, 1) slices)" in message
 
 
 # (our matrix, our map, shape, shard_size, threshold, the compiler's matrix, map, step, size)
@@ -265,28 +236,22 @@ COMPILED = [
 @pytest.mark.parametrize("row", COMPILED, ids=lambda row: "-".join(map(str, row[:5])))
 def test_the_compiler_s_entries(row):
     matrix, tensor_map, shape, shard_size, threshold, *written = row
-    stored = StoredLayout(device_matrix=matrix, tensor_map=tensor_map, shape=shape)
-    found = without_single_devices(hsdp_shards(stored, HsdpCall(shard_size=shard_size, threshold=threshold)))
-    assert [found.device_matrix, found.tensor_map, found.opt_weight_shard_step, found.opt_weight_shard_size] == written
+    call = HsdpCall(shard_size=shard_size, threshold=threshold)
+    found = without_single_devices(hsdp_shards(of(matrix, tensor_map, shape), call))
+    fields = (found.opt_weight_shard_step, found.opt_weight_shard_size)
+    assert [found.device_matrix, found.tensor_map, *fields] == written
 
 
-@pytest.mark.parametrize(("rows", "size"), [(512, 2), (256, 0)])
-def test_bfloat16_parameters_count_two_bytes(rows: int, size: int):
-    stored = StoredLayout(device_matrix=(2, 4), tensor_map=(0, -1), shape=(rows, 64))
-    call = HsdpCall(shard_size=2, element_bytes=2)
-    assert hsdp_shards(stored, call).opt_weight_shard_size == size
-
-
-def test_a_scalar_and_a_stage_of_one_rank():
-    scalar = StoredLayout(device_matrix=(2, 4), tensor_map=(), shape=())
+def test_bfloat16_a_scalar_and_a_stage_of_one_rank():
+    for rows, size in ((512, 2), (256, 0)):  # bfloat16 parameters count two bytes
+        call = HsdpCall(shard_size=2, element_bytes=2)
+        assert hsdp_shards(of((2, 4), (0, -1), (rows, 64)), call).opt_weight_shard_size == size
+    scalar = of((2, 4), (), ())
     assert hsdp_shards(scalar, HsdpCall(threshold=0)) == scalar
-    alone = StoredLayout(device_matrix=(1, 1), tensor_map=(0, -1), shape=(4, 4))
-    assert without_single_devices(alone) == StoredLayout(device_matrix=(1,), tensor_map=(-1, -1), shape=(4, 4))
-
-
-def test_two_device_axes_on_one_tensor_axis_keep_their_order():
-    stored = StoredLayout(device_matrix=(2, 1, 4, 2), tensor_map=((3, 0), 1), shape=(8, 8))
-    assert without_single_devices(stored) == StoredLayout(device_matrix=(2, 4, 2), tensor_map=((2, 0), 1), shape=(8, 8))
+    assert without_single_devices(of((1, 1), (0, -1), (4, 4))) == of((1,), (-1, -1), (4, 4))
+    # Two device axes on one tensor axis keep their order.
+    found = without_single_devices(of((2, 1, 4, 2), ((3, 0), 1), (8, 8)))
+    assert found == of((2, 4, 2), ((2, 0), 1), (8, 8))
 
 
 @given(matrix=st.lists(st.sampled_from([1, 1, 2, 3, 4]), min_size=1, max_size=4).map(tuple), data=st.data())
@@ -320,20 +285,15 @@ SHAPES = parameter_shapes(SMALL)
 LAYER = "model.layers.0."
 
 
-def small(data: int, model: int, stages: int = 1, **changes: object) -> ParallelPlan:
-    return ParallelPlan(data_parallel=data, model_parallel=model, pipeline_stage=stages, **changes)
-
-
 def test_which_plans_call_hsdp():
-    assert hsdp_call(small(4, 2, optimizer_shard=True)) == HsdpCall(shard_size=4, threshold=64)
-    assert hsdp_call(small(4, 2)) is None and hsdp_call(small(1, 2, optimizer_shard=True)) is None
+    assert hsdp_call(plan(4, 2, optimizer_shard=True)) == HsdpCall(shard_size=4, threshold=64)
+    assert hsdp_call(plan(4, 2)) is None and hsdp_call(plan(1, 2, optimizer_shard=True)) is None
 
 
 def test_what_ranks_hold_of_a_compiled_plan():
-    sharded = small(2, 4, 2, optimizer_shard=True)
-    weights = parameter_layouts(SHAPES, SMALL, sharded)
-    found = compiled_layouts(weights, plan=sharded)
-    assert list(found) == list(weights)
+    sharded = plan(2, 4, 2, optimizer_shard=True)
+    found = compiled_layouts(weights(sharded, SMALL), plan=sharded)
+    assert list(found) == list(weights(sharded, SMALL))
     # Slice 1 of q has rows 64 to 127: replicas 1 and 5 keep a half each.
     query = found[f"{LAYER}self_attn.q_proj.weight"]
     assert (query.slice_of(1), query.slice_of(5)) == (TensorSlice((64, 0), (96, 256)), TensorSlice((96, 0), (128, 256)))
@@ -348,7 +308,7 @@ def test_what_ranks_hold_of_a_compiled_plan():
 
 
 def test_cuts_over_data_parallel_alone_are_those_of_our_moments():
-    sharded = small(2, 2, 2, optimizer_shard=True, vocab_emb_dp=False)
+    sharded = plan(2, 2, 2, optimizer_shard=True, vocab_emb_dp=False)
     compiled = compiled_layouts(parameter_layouts(SHAPES, SMALL, sharded), plan=sharded)
     moments = moment_layouts(SHAPES, SMALL, sharded)
     matrices = [name for name, shape in SHAPES.items() if len(shape) == 2]
@@ -356,10 +316,10 @@ def test_cuts_over_data_parallel_alone_are_those_of_our_moments():
     assert all(compiled[name].same_placement(moments[name]) for name in matrices)
 
 
-@pytest.mark.parametrize("small_plan", [small(1, 4, 2), small(2, 2), small(4, 1), small(1, 1)])
-def test_without_optimizer_shards_only_the_spelling_differs(small_plan: ParallelPlan):
-    weights = parameter_layouts(SHAPES, SMALL, small_plan)
-    ours, compiled = (of(weights, plan=small_plan, rank=0) for of in (stage_strategy, compiled_strategy))
+@pytest.mark.parametrize("any_plan", [plan(1, 4, 2), plan(2, 2), plan(4, 1), plan(1, 1)])
+def test_without_optimizer_shards_only_the_spelling_differs(any_plan: ParallelPlan):
+    layouts = weights(any_plan, SMALL)
+    ours, compiled = (made(layouts, plan=any_plan, rank=0) for made in (stage_strategy, compiled_strategy))
     assert compare_strategies(ours, compiled) == []
-    has_single = small_plan.data_parallel == 1 or small_plan.model_parallel == 1
+    has_single = any_plan.data_parallel == 1 or any_plan.model_parallel == 1
     assert bool(compare_strategies(ours, compiled, spelling=True)) == has_single

@@ -9,42 +9,26 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 import pytest
+import small_plans
 from mindspore import Parameter, Tensor, nn
 from mindspore.train import node_strategy_pb2
+from small_plans import plan, weights_and_moments
 
 import mindgspo.parallel.strategy.formats as messages
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import CheckpointError
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.layout import Layout
-from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
+from mindgspo.parallel.parameter_layouts import parameter_layouts
 from mindgspo.parallel.strategy.file import merge_strategies, read_strategy, save_strategy, write_strategies
 from mindgspo.parallel.strategy.layouts import compiled_layouts, compiled_strategy, strategy_layouts
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
 
-TINY = ModelSection(
-    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=8,
-    num_key_value_heads=2,
-)  # fmt: skip
-TIED = TINY.model_copy(update={"tie_word_embeddings": True})
-
-
-def plan(data: int, model: int, stages: int, **changes: Any) -> ParallelPlan:
-    return ParallelPlan(data_parallel=data, model_parallel=model, pipeline_stage=stages, **changes)
+TINY, TIED = (model.model_copy(update={"num_hidden_layers": 2}) for model in (small_plans.TINY, small_plans.TIED))
 
 
 def sharded(data: int, model: int, stages: int) -> ParallelPlan:
     return plan(data, model, stages, optimizer_shard=True, vocab_emb_dp=False)
-
-
-def all_layouts(model: ModelSection, parallel_plan: ParallelPlan) -> dict[str, Layout]:
-    """Weights and one moment of each."""
-    shapes = weight_shapes(model)
-    moments = moment_layouts(shapes, model, parallel_plan)
-    return {
-        **parameter_layouts(shapes, model, parallel_plan),
-        **{f"adamw.m.{name}": layout for name, layout in moments.items()},
-    }
 
 
 def full_tensor(name: str, layout: Layout) -> np.ndarray:
@@ -55,10 +39,9 @@ def full_tensor(name: str, layout: Layout) -> np.ndarray:
 
 def held_by(rank: int, layouts: dict[str, Layout]) -> dict[str, np.ndarray]:
     """What a rank's checkpoint has in it."""
+    held = {name: layout.slice_of(rank) for name, layout in layouts.items()}
     return {
-        name: np.ascontiguousarray(full_tensor(name, layout)[held.index])
-        for name, layout in layouts.items()
-        if (held := layout.slice_of(rank)) is not None
+        k: np.ascontiguousarray(full_tensor(k, layouts[k])[part.index]) for k, part in held.items() if part is not None
     }
 
 
@@ -85,10 +68,8 @@ def assert_checkpoints(folder: Path, layouts: dict[str, Layout], num_ranks: int)
 
 def test_our_messages_are_mindspore_s_field_by_field():
     def fields(message: Any) -> list[tuple[Any, ...]]:
-        return [
-            (field.name, field.number, field.label, field.type, field.type_name)
-            for field in sorted(message.field, key=lambda field: field.number)
-        ]
+        ordered = sorted(message.field, key=lambda field: field.number)
+        return [(field.name, field.number, field.label, field.type, field.type_name) for field in ordered]
 
     installed = messages.descriptor_pb2.FileDescriptorProto()
     node_strategy_pb2.DESCRIPTOR.CopyToProto(installed)
@@ -99,15 +80,14 @@ def test_our_messages_are_mindspore_s_field_by_field():
     for message in ours.message_type:
         assert fields(message) == fields(theirs[message.name]), message.name
     # Left out are the messages of the group-info file.
-    assert theirs.keys() - {message.name for message in ours.message_type} == {
-        "ParallelGroupRanks", "ParallelGroupItem", "ParallelGroupMap",
-    }  # fmt: skip
+    left_out = theirs.keys() - {message.name for message in ours.message_type}
+    assert left_out == {"ParallelGroupRanks", "ParallelGroupItem", "ParallelGroupMap"}
 
 
 @pytest.mark.parametrize("suffix", [".ckpt", ".json"])
 def test_build_searched_strategy_reads_what_was_written(tmp_path: Path, suffix: str):
     train = sharded(2, 2, 2)
-    paths = write_strategies(tmp_path, all_layouts(TINY, train), plan=train, suffix=suffix)
+    paths = write_strategies(tmp_path, weights_and_moments(train, TINY), plan=train, suffix=suffix)
     for rank in (0, 7):
         found = ms.build_searched_strategy(str(paths[rank]))
         written = read_strategy(paths[rank]).stages[rank // 4]
@@ -122,7 +102,7 @@ def test_build_searched_strategy_reads_what_was_written(tmp_path: Path, suffix: 
 @pytest.mark.parametrize("suffix", [".ckpt", ".json"])
 def test_merge_pipeline_strategys_gives_our_merged_record(tmp_path: Path, suffix: str):
     train = plan(2, 4, 2)
-    paths = write_strategies(tmp_path / "ranks", all_layouts(TIED, train), plan=train, suffix=suffix)
+    paths = write_strategies(tmp_path / "ranks", weights_and_moments(train, TIED), plan=train, suffix=suffix)
     ms.merge_pipeline_strategys(str(tmp_path / "ranks"), str(tmp_path / f"merged{suffix}"))
     merged = read_strategy(tmp_path / f"merged{suffix}")
     assert merged == merge_strategies(paths)
@@ -147,12 +127,14 @@ def test_transform_checkpoints_cuts_our_slices(
 ):
     files = []
     for side, parallel_plan in (("source", source), ("target", target)):
-        paths = write_strategies(tmp_path / side, all_layouts(model, parallel_plan), plan=parallel_plan, suffix=suffix)
+        paths = write_strategies(
+            tmp_path / side, weights_and_moments(parallel_plan, model), plan=parallel_plan, suffix=suffix
+        )
         files.append(str(tmp_path / f"{side}{suffix}"))
         save_strategy(files[-1], merge_strategies(paths))
-    write_checkpoints(tmp_path / "in", all_layouts(model, source), source.world_size)
+    write_checkpoints(tmp_path / "in", weights_and_moments(source, model), source.world_size)
     ms.transform_checkpoints(str(tmp_path / "in"), str(tmp_path / "out"), "weights", *files)
-    assert_checkpoints(tmp_path / "out", all_layouts(model, target), target.world_size)
+    assert_checkpoints(tmp_path / "out", weights_and_moments(target, model), target.world_size)
 
 
 @pytest.mark.parametrize(("source", "target"), [
@@ -208,10 +190,10 @@ def test_rank_list_for_transform_names_ranks_that_hold_what_is_needed(
 ):
     files = []
     for side, parallel_plan in (("source", source), ("target", target)):
-        paths = write_strategies(tmp_path / side, all_layouts(TINY, parallel_plan), plan=parallel_plan)
+        paths = write_strategies(tmp_path / side, weights_and_moments(parallel_plan, TINY), plan=parallel_plan)
         files.append(str(tmp_path / f"{side}.ckpt"))
         save_strategy(files[-1], merge_strategies(paths))
-    old, new = all_layouts(TINY, source), all_layouts(TINY, target)
+    old, new = weights_and_moments(source, TINY), weights_and_moments(target, TINY)
     for rank in range(target.world_size):
         named = ms.rank_list_for_transform(rank, *files)
         for name, layout in new.items():
@@ -227,7 +209,7 @@ def test_rank_list_for_transform_names_ranks_that_hold_what_is_needed(
 
 @pytest.mark.parametrize("train", [plan(2, 4, 1), sharded(2, 2, 1), sharded(4, 2, 1)], ids=str)
 def test_load_distributed_checkpoint_joins_our_slices(tmp_path: Path, train: ParallelPlan):
-    layouts = all_layouts(TINY, train)
+    layouts = weights_and_moments(train, TINY)
 
     class Whole(nn.Cell):
         """All parameters in full, zeros."""

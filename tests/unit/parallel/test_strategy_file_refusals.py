@@ -8,35 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_plans import moments, plan, weights
 
-from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import CheckpointError, ConfigError
-from mindgspo.models.names import weight_shapes
-from mindgspo.parallel.layout import Layout
-from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
 from mindgspo.parallel.strategy.file import read_strategy, save_strategy, write_strategies, write_strategy
 from mindgspo.parallel.strategy.formats import strategy_map_message
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
 
-TINY = ModelSection(
-    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=8,
-    num_key_value_heads=2,
-)  # fmt: skip
-
 Q, K = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"
 NORM = "model.norm.weight"
-
-
-def plan(data: int, model: int, stages: int, **changes: Any) -> ParallelPlan:
-    return ParallelPlan(data_parallel=data, model_parallel=model, pipeline_stage=stages, **changes)
-
-
-def weights(parallel_plan: ParallelPlan) -> dict[str, Layout]:
-    return parameter_layouts(weight_shapes(TINY), TINY, parallel_plan)
-
-
-def moments(parallel_plan: ParallelPlan) -> dict[str, Layout]:
-    return moment_layouts(weight_shapes(TINY), TINY, parallel_plan)
 
 
 def test_cut_files_are_refused_or_hold_less(tmp_path: Path):
@@ -126,14 +106,14 @@ def test_entries_that_are_no_layout_are_refused(tmp_path: Path, changes: dict[st
 
 def test_entries_that_contradict_each_other_are_refused(tmp_path: Path):
     path = tmp_path / "s.json"
-    path.write_text(json.dumps({"parallel_layout_item": {"v": entry(), "w": entry(dev_matrix=[2, 2])}}))
-    with pytest.raises(
-        CheckpointError, match=r"w \(stage 0\): device matrix \(2, 2\) arranges 4 ranks, other entries 8"
-    ):
-        read_strategy(path)
-    path.write_text(json.dumps({"parallel_layout_item": {"0-v": entry(), "w": entry()}}))
-    with pytest.raises(CheckpointError, match=r"names of merged stages \('0-...'\) stand beside plain ones"):
-        read_strategy(path)
+    for entries, said in (
+        ({"v": entry(), "w": entry(dev_matrix=[2, 2])},
+            r"w \(stage 0\): device matrix \(2, 2\) arranges 4 ranks, other entries 8"),
+        ({"0-v": entry(), "w": entry()}, r"names of merged stages \('0-...'\) stand beside plain ones"),
+    ):  # fmt: skip
+        path.write_text(json.dumps({"parallel_layout_item": entries}))
+        with pytest.raises(CheckpointError, match=said):
+            read_strategy(path)
 
 
 def test_a_protobuf_entry_without_matrix_or_named_twice_is_refused(tmp_path: Path):
