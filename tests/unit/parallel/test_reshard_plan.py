@@ -99,9 +99,7 @@ def test_different_cuts_share_only_their_overlaps():
 def test_rows_become_columns():
     columns = Layout(parameter="w", shape=(4, 4), device_matrix=(2,), tensor_map=(-1, 0), rank_list=(0, 1))
     plan = plan_reshard({"w": rows_over((0, 1), (4, 4))}, {"w": columns}, bucket_bytes=64)
-    found = [
-        (each.sender, each.receivers, each.pieces[0].source, each.pieces[0].destination) for each in plan.buckets()
-    ]
+    found = [(it.sender, it.receivers, it.pieces[0].source, it.pieces[0].destination) for it in plan.buckets()]
     # Rank 1 gives the left half of its rows, rank 0 the right half of its own.
     left, right = TensorSlice((0, 0), (2, 2)), TensorSlice((0, 2), (2, 4))
     assert found == [(1, (0,), left, TensorSlice((2, 0), (4, 2))), (0, (1,), right, left)]

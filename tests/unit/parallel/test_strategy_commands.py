@@ -67,35 +67,41 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.split("  ") if cell.strip()]
 
 
+def rows_of(lines: list[str]) -> dict[str, list[str]]:
+    """{parameter: its other cells}."""
+    return {row[0]: row[1:] for row in map(cells, lines[2:])}
+
+
+def stored(folder: Path, name: str, *parameters: str, **fields: object) -> Path:
+    """A strategy file of one stage whose parameters are all laid out by these fields."""
+    entries = dict.fromkeys(parameters, StoredLayout(**fields))
+    save_strategy(folder / f"{name}.ckpt", Strategy(stages={0: entries}))
+    return folder / f"{name}.ckpt"
+
+
 def test_a_file_as_a_table(run, out: Path):
     code, lines, _ = run("show", out / "train" / "ckpt_strategy_rank_5.ckpt")
     assert code == 0
     assert lines[0] == "78 parameters on 1 stage of 4 ranks"
     assert cells(lines[1]) == ["parameter", "device matrix", "tensor map", "slice", "optimizer shard", "ranks"]
-    rows = {row[0]: row[1:] for row in map(cells, lines[2:])}
+    rows = rows_of(lines)
     assert rows["model.layers.{2-3}.self_attn.q_proj.weight"] == ["(2, 2)", "(0, -1)", "1/2 x 1", "1/2, step 2", "4-7"]
     assert rows["model.layers.{2-3}.self_attn.o_proj.weight"][1:3] == ["(-1, 0)", "1 x 1/2"]
     assert rows["model.norm.weight"] == ["(2, 2)", "(-1)", "1", "4-7"]
     assert lines[-2:] == [f"adamw.{kind}.*: 26 entries, laid out as their parameters" for kind in "mv"]
 
 
-def test_shapes_from_a_config(run, out: Path, config: Path):
+def test_shapes_from_a_config_every_entry_and_a_folder_of_graphs(run, out: Path, config: Path):
     _, lines, _ = run("show", out / "reference", "--config", config)
     assert lines[0] == "51 parameters on 2 stages of 4 ranks"
     assert "shape" in cells(lines[1]) and "optimizer shard" not in cells(lines[1])
-    rows = {row[0]: row[1:] for row in map(cells, lines[2:])}
+    rows = rows_of(lines)
     assert rows["model.layers.{0-1}.self_attn.k_proj.weight"] == ["(64, 256)", "(2, 2)", "(0, -1)", "(32, 256)", "0-3"]
     assert rows["lm_head.weight"] == ["(1024, 256)", "(2, 2)", "(0, -1)", "(512, 256)", "4-7"]
-
-
-def test_every_entry_on_request(run, out: Path):
     _, lines, _ = run("show", out / "train", "--all")
     names = [cells(line)[0] for line in lines[2:]]
     assert len(names) == 3 * 51
     assert "model.layers.3.mlp.up_proj.weight" in names and "adamw.v.model.norm.weight" in names
-
-
-def test_a_folder_of_graphs(run, out: Path):
     _, lines, _ = run("show", out)
     assert [line for line in lines if "parameters on" in line] == [
         "reference: 51 parameters on 2 stages of 4 ranks",
@@ -111,19 +117,22 @@ def test_what_the_compiler_may_also_write(run, tmp_path: Path):
         "step": StoredLayout(device_matrix=(2, 4), tensor_map=()),
     }
     save_strategy(tmp_path / "s.ckpt", Strategy(stages={0: entries}))
-    _, lines, _ = run("show", tmp_path / "s.ckpt")
-    rows = {row[0]: row[1:] for row in map(cells, lines[2:])}
+    rows = rows_of(run("show", tmp_path / "s.ckpt")[1])
     assert rows["w"] == ["(2, 4)", "(-1, 0)", "1 x 1/4", "all replicas, step 4", "0-7"]
     assert rows["nested"] == ["(2, 2, 2)", "((2, 0), -1)", "1/4 x 1", "0-7"]
     assert rows["step"] == ["(2, 4)", "()", "0-7"]
 
 
-def test_equal_folders(run, out: Path, config: Path, tmp_path: Path):
-    write_plan_files(*load_model_and_plans(config), tmp_path / "again", suffix=".json")
-    code, lines, _ = run("diff", out, tmp_path / "again")
-    assert code == 0
-    assert lines[0] == f"left   {out}" and lines[1] == f"right  {tmp_path / 'again'}"
+def test_equal_folders_and_a_graph_that_one_side_lacks(run, out: Path, config: Path, tmp_path: Path):
+    again = tmp_path / "again"
+    write_plan_files(*load_model_and_plans(config), again, suffix=".json")
+    code, lines, _ = run("diff", out, again)
+    assert code == 0 and lines[:2] == [f"left   {out}", f"right  {again}"]
     assert lines[2].startswith("equal: reference: 51 parameters on 2 stages of 4 ranks; rollout: 51 parameters")
+    for path in (again / "rollout").iterdir():
+        path.unlink()
+    code, lines, _ = run("diff", out, again)
+    assert code == 1 and lines[2:] == ["rollout: missing in right", "1 difference"]
 
 
 def test_what_differs_by_parameter(run, out: Path):
@@ -144,10 +153,10 @@ def test_what_differs_by_parameter(run, out: Path):
 
 
 def test_spelling_counts_on_request_only(run, tmp_path: Path):
-    for name, matrix, tensor_map in (("a", (4, 1), (1, -1)), ("b", (4,), (0, -1))):
-        entry = StoredLayout(device_matrix=matrix, tensor_map=tensor_map)
-        save_strategy(tmp_path / f"{name}.ckpt", Strategy(stages={0: {"w": entry}}))
-    pair = (tmp_path / "a.ckpt", tmp_path / "b.ckpt")
+    pair = [
+        stored(tmp_path, name, "w", device_matrix=matrix, tensor_map=tensor_map)
+        for name, matrix, tensor_map in (("a", (4, 1), (1, -1)), ("b", (4,), (0, -1)))
+    ]
     code, lines, _ = run("diff", *pair)
     assert (code, lines[-1]) == (0, "equal: 1 parameter on 1 stage of 4 ranks")
     code, lines, _ = run("diff", *pair, "--spelling")
@@ -155,26 +164,13 @@ def test_spelling_counts_on_request_only(run, tmp_path: Path):
 
 
 def test_state_is_folded_where_it_differs_as_its_parameter(run, tmp_path: Path):
-    for name, tensor_map in (("a", (0, -1)), ("b", (-1, 0))):
-        entry = StoredLayout(device_matrix=(4,), tensor_map=tensor_map)
-        names = [f"{prefix}model.layers.{i}.w" for prefix in ("", "adam_m.", "accu_grads.") for i in (0, 1)]
-        save_strategy(tmp_path / f"{name}.ckpt", Strategy(stages={0: dict.fromkeys(names, entry)}))
-    _, lines, _ = run("diff", tmp_path / "a.ckpt", tmp_path / "b.ckpt")
+    names = [f"{prefix}model.layers.{i}.w" for prefix in ("", "adam_m.", "accu_grads.") for i in (0, 1)]
+    maps = {"a": (0, -1), "b": (-1, 0)}
+    pair = [stored(tmp_path, name, *names, device_matrix=(4,), tensor_map=maps[name]) for name in maps]
+    _, lines, _ = run("diff", *pair)
     assert lines[2].startswith("model.layers.{0-1}.w: device matrix (4,), tensor map (0, -1) in left")
-    assert lines[3:] == [
-        "adam_m.*: 2 entries, as their parameters",
-        "accu_grads.*: 2 entries, as their parameters",
-        "6 differences",
-    ]
-
-
-def test_a_graph_that_one_side_lacks(run, out: Path, config: Path, tmp_path: Path):
-    other = tmp_path / "other"
-    write_plan_files(*load_model_and_plans(config), other)
-    for path in (other / "rollout").iterdir():
-        path.unlink()
-    code, lines, _ = run("diff", out, other)
-    assert code == 1 and lines[2:] == ["rollout: missing in right", "1 difference"]
+    folded = [f"{prefix}.*: 2 entries, as their parameters" for prefix in ("adam_m", "accu_grads")]
+    assert lines[3:] == [*folded, "6 differences"]
 
 
 def test_merged_stages(run, out: Path, tmp_path: Path):
@@ -193,7 +189,7 @@ def test_what_is_not_there(run, words: tuple[str, ...], tmp_path: Path, monkeypa
     assert code == 1 and lines == [] and said.startswith("error: none: ")
 
 
-def test_folders_without_strategies(run, out: Path, tmp_path: Path):
+def test_folders_without_strategies_and_files_without_a_common_parameter(run, out: Path, tmp_path: Path):
     (tmp_path / "empty").mkdir()
     assert "holds no strategy files (*.ckpt, *.json), nor does a folder in it" in run("show", tmp_path / "empty")[2]
     assert "give the folder that does" in run("merge", out, "--out", tmp_path / "m.ckpt")[2]
@@ -203,13 +199,8 @@ def test_folders_without_strategies(run, out: Path, tmp_path: Path):
     assert code == 1 and "ends in .ckpt (protobuf) or .json" in said
     code, _, said = run("merge", out / "train", "--out", tmp_path / "none" / "m.ckpt")
     assert code == 1 and "cannot be written" in said
-
-
-def test_nothing_in_common(run, tmp_path: Path):
-    for name in "ab":
-        entry = StoredLayout(device_matrix=(2,), tensor_map=(0,))
-        save_strategy(tmp_path / f"{name}.ckpt", Strategy(stages={0: {name: entry}}))
-    code, _, said = run("diff", tmp_path / "a.ckpt", tmp_path / "b.ckpt", "--common")
+    pair = [stored(tmp_path, name, name, device_matrix=(2,), tensor_map=(0,)) for name in "ab"]
+    code, _, said = run("diff", *pair, "--common")
     assert code == 1 and "have no parameter of one stage in common" in said
 
 
@@ -254,19 +245,19 @@ def written(folder: Path, stage: int, num_ranks: int) -> Path:
 
 
 def test_a_stage_s_ranks_get_the_file_byte_for_byte(tmp_path: Path):
+    out = tmp_path / "out"
     for rank, stage in ((0, 0), (2, 1)):
-        line = place_compiled(Compiled("train", rank, written(tmp_path, stage, 2)), PLANS, tmp_path / "out")
-    assert line == (
-        f"train      compiled for rank 2 in 2.5 s: 1 entries; the files of ranks 2-3 in {tmp_path / 'out' / 'train'}"
-    )
-    contents = [(tmp_path / "out" / "train" / f"ckpt_strategy_rank_{rank}.ckpt").read_bytes() for rank in range(4)]
+        line = place_compiled(Compiled("train", rank, written(tmp_path, stage, 2)), PLANS, out)
+    assert line == f"train      compiled for rank 2 in 2.5 s: 1 entries; the files of ranks 2-3 in {out / 'train'}"
+    contents = [(out / "train" / f"ckpt_strategy_rank_{rank}.ckpt").read_bytes() for rank in range(4)]
     sources = [(tmp_path / f"of_stage_{stage}.ckpt").read_bytes() for stage in range(2)]
     assert contents == [sources[0], sources[0], sources[1], sources[1]]
-
-
-def test_the_rollout_has_the_ranks_of_the_infer_plan(tmp_path: Path):
-    place_compiled(Compiled("rollout", 0, written(tmp_path, 0, 4)), PLANS, tmp_path / "out")
-    assert len(list((tmp_path / "out" / "rollout").iterdir())) == 4
+    place_compiled(Compiled("rollout", 0, written(tmp_path, 0, 4)), PLANS, out)
+    assert len(list((out / "rollout").iterdir())) == 4, "the ranks of the infer plan"
+    with pytest.raises(
+        CheckpointError, match=r"arranges 4 ranks, a stage of 1 x 2 x 2 has 2; was another plan compiled"
+    ):
+        place_compiled(Compiled("train", 0, written(tmp_path, 0, 4)), PLANS, tmp_path / "other")
 
 
 @pytest.mark.parametrize(("compiled", "said"), [
@@ -278,13 +269,6 @@ def test_what_did_not_compile_stops_the_tool(compiled: Compiled, said: str, tmp_
     with pytest.raises(CheckpointError, match=said):
         place_compiled(compiled, PLANS, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_file_of_another_plan_is_refused(tmp_path: Path):
-    with pytest.raises(
-        CheckpointError, match=r"arranges 4 ranks, a stage of 1 x 2 x 2 has 2; was another plan compiled"
-    ):
-        place_compiled(Compiled("train", 0, written(tmp_path, 0, 4)), PLANS, tmp_path / "out")
 
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -325,7 +309,6 @@ def test_train_has_optimizer_shards_and_moments_the_reference_neither(config: Pa
 
 
 def test_the_names_of_moments_are_adamw_s():
-
     source = (ROOT / "mindgspo" / "algorithms" / "optim" / "adamw.py").read_text(encoding="utf-8")
     assert [f'"{prefix.rstrip(".")}"' in source for prefix in strategy_files._MOMENTS] == [True, True]
 
@@ -338,16 +321,12 @@ def test_files_of_every_shipped_model_give_its_layouts_back(path: Path, tmp_path
     for graph, plan in (("reference", plans.train), ("rollout", plans.infer)):
         files = sorted((tmp_path / graph).iterdir())
         assert len(files) == plan.world_size
-        per_stage = [tmp_path / graph / f"ckpt_strategy_rank_{rank}.ckpt" for rank in _first_ranks(plan)]
+        firsts = range(0, plan.world_size, plan.world_size // plan.pipeline_stage)
+        per_stage = [tmp_path / graph / f"ckpt_strategy_rank_{rank}.ckpt" for rank in firsts]
         found = strategy_layouts(merge_strategies(per_stage), shapes)
         expected = parameter_layouts(shapes, model, plan)
         assert list(found) == list(expected)
         assert [name for name in found if not found[name].same_placement(expected[name])] == []
-
-
-def _first_ranks(plan) -> list[int]:
-    size = plan.world_size // plan.pipeline_stage
-    return [stage * size for stage in range(plan.pipeline_stage)]
 
 
 def test_64_cards_of_qwen3_32b(tmp_path: Path):
@@ -365,12 +344,6 @@ def test_64_cards_of_qwen3_32b(tmp_path: Path):
     assert stored["model.layers.40.self_attn.q_norm.weight"] == StoredLayout(device_matrix=(2, 8), tensor_map=(-1,))
 
 
-def test_json_holds_shapes(config: Path, tmp_path: Path):
-    write_plan_files(*load_model_and_plans(config), tmp_path, suffix=".json")
-    stored = read_strategy(tmp_path / "rollout" / "ckpt_strategy_rank_7.json").stages[0]
-    assert stored[QUERY].shape == (256, 256)
-
-
 def test_a_smaller_plan_does_not_mix_with_files_of_a_larger_one(config: Path, tmp_path: Path):
     write_plan_files(*load_model_and_plans(config), tmp_path)
     write_plan_files(*load_model_and_plans(config), tmp_path)  # the same again is replaced
@@ -382,20 +355,12 @@ def test_a_smaller_plan_does_not_mix_with_files_of_a_larger_one(config: Path, tm
 
 
 def test_the_tool_takes_a_model_file_and_overrides(config: Path, tmp_path: Path):
-    done = run_tool(
-        config,
-        "--out",
-        tmp_path / "out",
-        "--set",
-        "plans.infer.model_parallel=4",
-        "--set",
-        "plans.infer.data_parallel=2",
-    )
+    overrides = ("--set", "plans.infer.model_parallel=4", "--set", "plans.infer.data_parallel=2")
+    done = run_tool(config, "--out", tmp_path / "out", *overrides)
     assert done.returncode == 0, done.stderr
     train, reference, rollout, files, end = done.stdout.splitlines()
-    assert train.startswith(
-        "train      2 x 2 x 2 (data x model x pipeline), optimizer shards over 2: 8 files, 153 para"
-    )
+    plan = "2 x 2 x 2 (data x model x pipeline), optimizer shards over 2: 8 files, 153 para"
+    assert train.startswith(f"train      {plan}")
     assert reference.startswith("reference  2 x 2 x 2") and rollout.startswith("rollout    2 x 4 x 1")
     assert files == "24 files" and end.startswith("done in ")
     assert read_strategy(tmp_path / "out" / "rollout" / "ckpt_strategy_rank_5.ckpt").stage_size == 8
@@ -404,7 +369,8 @@ def test_the_tool_takes_a_model_file_and_overrides(config: Path, tmp_path: Path)
 def test_the_tool_takes_an_experiment(tmp_path: Path):
     done = run_tool(ROOT / "examples" / "gsm8k" / "gspo_qwen2_5_7b.yaml", "--out", tmp_path, "--format", "json")
     assert done.returncode == 0, done.stderr
-    assert len(list((tmp_path / "reference").glob("*.json"))) == 8
+    files = sorted((tmp_path / "reference").glob("*.json"))
+    assert len(files) == 8 and read_strategy(files[0]).stages[0][QUERY].shape == (3584, 3584)
 
 
 def test_the_tool_says_what_is_wrong(config: Path, tmp_path: Path):

@@ -50,9 +50,8 @@ def test_weights_and_moments_of_a_sharded_optimizer(tmp_path: Path):
     entries = sample(SHARDED, tmp_path).stages[0]
 
     def stored(matrix: tuple[int, ...], tensor_map: tuple[int, ...], step: int) -> StoredLayout:
-        return StoredLayout(
-            device_matrix=matrix, tensor_map=tensor_map, opt_weight_shard_step=step, opt_weight_shard_size=-1
-        )
+        fields = {"opt_weight_shard_step": step, "opt_weight_shard_size": -1}
+        return StoredLayout(device_matrix=matrix, tensor_map=tensor_map, **fields)
 
     expected = {
         "q.weight": stored((2, 4), (0, -1), 4), "q.bias": stored((2, 4), (0,), 4),

@@ -40,9 +40,7 @@ def full_tensor(name: str, layout: Layout) -> np.ndarray:
 def held_by(rank: int, layouts: dict[str, Layout]) -> dict[str, np.ndarray]:
     """What a rank's checkpoint has in it."""
     held = {name: layout.slice_of(rank) for name, layout in layouts.items()}
-    return {
-        k: np.ascontiguousarray(full_tensor(k, layouts[k])[part.index]) for k, part in held.items() if part is not None
-    }
+    return {k: full_tensor(k, layouts[k])[part.index].copy() for k, part in held.items() if part is not None}
 
 
 def write_checkpoints(folder: Path, layouts: dict[str, Layout], num_ranks: int) -> list[Path]:
@@ -59,11 +57,19 @@ def assert_checkpoints(folder: Path, layouts: dict[str, Layout], num_ranks: int)
     assert sorted(path.name for path in folder.iterdir()) == sorted(f"rank_{rank}" for rank in range(num_ranks))
     for rank in range(num_ranks):
         (path,) = (folder / f"rank_{rank}").glob("*.ckpt")
-        found = ms.load_checkpoint(str(path))
-        expected = held_by(rank, layouts)
+        found, expected = ms.load_checkpoint(str(path)), held_by(rank, layouts)
         assert found.keys() == expected.keys()
         for name, array in expected.items():
             np.testing.assert_array_equal(found[name].asnumpy(), array, err_msg=f"rank {rank}: {name}")
+
+
+def merged_files(folder: Path, model: ModelSection, *plans: ParallelPlan, suffix: str = ".ckpt") -> list[str]:
+    """For each of the plans a strategy file of all its stages."""
+    files = [str(folder / f"{side}{suffix}") for side in range(len(plans))]
+    for file, each in zip(files, plans, strict=True):
+        paths = write_strategies(f"{file}.ranks", weights_and_moments(each, model), plan=each, suffix=suffix)
+        save_strategy(file, merge_strategies(paths))
+    return files
 
 
 def test_our_messages_are_mindspore_s_field_by_field():
@@ -125,13 +131,7 @@ def test_merge_pipeline_strategys_gives_our_merged_record(tmp_path: Path, suffix
 def test_transform_checkpoints_cuts_our_slices(
     tmp_path: Path, model: ModelSection, source: ParallelPlan, target: ParallelPlan, suffix: str
 ):
-    files = []
-    for side, parallel_plan in (("source", source), ("target", target)):
-        paths = write_strategies(
-            tmp_path / side, weights_and_moments(parallel_plan, model), plan=parallel_plan, suffix=suffix
-        )
-        files.append(str(tmp_path / f"{side}{suffix}"))
-        save_strategy(files[-1], merge_strategies(paths))
+    files = merged_files(tmp_path, model, source, target, suffix=suffix)
     write_checkpoints(tmp_path / "in", weights_and_moments(source, model), source.world_size)
     ms.transform_checkpoints(str(tmp_path / "in"), str(tmp_path / "out"), "weights", *files)
     assert_checkpoints(tmp_path / "out", weights_and_moments(target, model), target.world_size)
@@ -188,11 +188,7 @@ def test_every_spelling_means_to_mindspore_what_it_means_here(
 def test_rank_list_for_transform_names_ranks_that_hold_what_is_needed(
     tmp_path: Path, source: ParallelPlan, target: ParallelPlan
 ):
-    files = []
-    for side, parallel_plan in (("source", source), ("target", target)):
-        paths = write_strategies(tmp_path / side, weights_and_moments(parallel_plan, TINY), plan=parallel_plan)
-        files.append(str(tmp_path / f"{side}.ckpt"))
-        save_strategy(files[-1], merge_strategies(paths))
+    files = merged_files(tmp_path, TINY, source, target)
     old, new = weights_and_moments(source, TINY), weights_and_moments(target, TINY)
     for rank in range(target.world_size):
         named = ms.rank_list_for_transform(rank, *files)
@@ -230,8 +226,7 @@ def test_load_distributed_checkpoint_joins_our_slices(tmp_path: Path, train: Par
 
 
 def test_a_checkpoint_of_weights_is_refused(tmp_path: Path):
-    (path,) = write_checkpoints(tmp_path, all_layouts(TINY, plan(1, 1, 1)), 1)
-    with pytest.raises(
-        CheckpointError, match=r"weights.ckpt: .*\(weights have the same suffix\); expected a MindSpore"
-    ):
+    (path,) = write_checkpoints(tmp_path, weights_and_moments(plan(1, 1)), 1)
+    said = r"weights.ckpt: .*\(weights have the same suffix\); expected a MindSpore"
+    with pytest.raises(CheckpointError, match=said):
         read_strategy(path)
