@@ -84,39 +84,37 @@ def test_cluster_does_not_outlive_the_launcher(start_launcher):
     launched.wait_for(1, "dozing")
     launched.process.kill()
     launched.end()
-    give_up = time.monotonic() + END_S
-    while launched.processes() and time.monotonic() < give_up:
-        time.sleep(0.1)
-    assert launched.processes() == []
+    assert_all_end(launched)
+
+
+@pytest.fixture
+def nodes(start_launcher, free_port):
+    """nodes(*words): two launchers on this machine, which stand for two nodes."""
+
+    def start(*words: object) -> list:
+        options = {"workers": 4, "nodes": 2, "master_port": free_port}
+        return [start_launcher("toy_training.py", *words, node_rank=node, **options) for node in (0, 1)]
+
+    return start
 
 
 @pytest.mark.slow
-def test_nodes_meet_and_end_together(start_launcher, free_port):
-    """Two launchers on this machine stand for two nodes."""
-    nodes = [
-        start_launcher("toy_training.py", 3, "kill", 1, 2, workers=4, nodes=2, node_rank=node, master_port=free_port)
-        for node in (0, 1)
-    ]
-    first, second = (node.end() for node in nodes)
-    assert "rank 0 of 4" in first.output
-    assert second.output == ""
-    assert first.code == 128 + signal.SIGKILL
-    assert first.errors.startswith("rank 1 failed first")
-    assert second.code == 1
-    assert second.errors.startswith("the run has ended on node 0")
-    assert [node.processes() for node in nodes] == [[], []]
+def test_nodes_meet_and_end_together(nodes):
+    started = nodes(3, "kill", 1, 2)
+    first, second = (node.end() for node in started)
+    assert "rank 0 of 4" in first.output and second.output == ""
+    assert first.code == 128 + signal.SIGKILL and first.errors.startswith("rank 1 failed first")
+    assert second.code == 1 and second.errors.startswith("the run has ended on node 0")
+    assert [node.processes() for node in started] == [[], []]
 
 
 @pytest.mark.slow
-def test_nodes_end_well(start_launcher, free_port):
-    nodes = [
-        start_launcher("toy_training.py", 2, workers=4, nodes=2, node_rank=node, master_port=free_port)
-        for node in (1, 0)
-    ]
-    ends = [node.end() for node in nodes]
+def test_nodes_end_well(nodes):
+    started = nodes(2)
+    ends = [node.end() for node in started]
     assert [(ended.code, ended.errors) for ended in ends] == [(0, ""), (0, "")]
-    assert ends[1].output.splitlines()[1:] == ["step 1 sum 10", "step 2 sum 14"]
-    assert [node.processes() for node in nodes] == [[], []]
+    assert ends[0].output.splitlines()[1:] == ["step 1 sum 10", "step 2 sum 14"]
+    assert [node.processes() for node in started] == [[], []]
 
 
 @pytest.mark.smoke
@@ -158,6 +156,13 @@ def test_module_that_cannot_be_imported(start_launcher, tmp_path: Path):
     assert "ModuleNotFoundError: No module named 'module_that_is_not_there'" in ended.errors
 
 
+def assert_all_end(launched) -> None:
+    give_up = time.monotonic() + END_S
+    while launched.processes() and time.monotonic() < give_up:
+        time.sleep(0.1)
+    assert launched.processes() == []
+
+
 @pytest.mark.parametrize("event", [signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_the_launcher(start_launcher, event: signal.Signals):
     launched = start_launcher("toy_alone.py", "child", 1)
@@ -167,12 +172,9 @@ def test_no_process_outlives_the_launcher(start_launcher, event: signal.Signals)
     launched.process.send_signal(event)
     ended = launched.end()
     assert ended.seconds < END_S
-    if event is signal.SIGTERM:
-        assert (ended.code, ended.errors) == (143, "stopped by SIGTERM; ranks 0-1 ended\n")
-    else:
-        give_up = time.monotonic() + END_S
-        while launched.processes() and time.monotonic() < give_up:
-            time.sleep(0.1)
+    if event is signal.SIGKILL:
+        return assert_all_end(launched)
+    assert (ended.code, ended.errors) == (143, "stopped by SIGTERM; ranks 0-1 ended\n")
     assert launched.processes() == []
 
 
@@ -197,15 +199,11 @@ def test_signal_before_any_worker_runs(start_launcher):
     assert launched.processes() == []
 
 
+SOON = {"min_seconds": 1.5, "factor": 1, "poll_seconds": 0.1}
+
+
 def test_stall_is_told_once_and_its_end(start_launcher):
-    launched = start_launcher(
-        "toy_alone.py",
-        "stall",
-        1,
-        env={"TOY_SLEEP_S": "4"},
-        watch={"min_seconds": 1.5, "factor": 1, "poll_seconds": 0.1},
-    )
-    ended = launched.end()
+    ended = start_launcher("toy_alone.py", "stall", 1, env={"TOY_SLEEP_S": "4"}, watch=SOON).end()
     assert ended.code == 0
     told = [line for line in ended.errors.splitlines() if line.startswith(("stalled", "awaited", "waiting", "the run"))]
     assert told[0].startswith("stalled: no rank has made progress for 2 s (limit")
@@ -215,35 +213,20 @@ def test_stall_is_told_once_and_its_end(start_launcher):
 
 
 def test_stall_ends_all_ranks_where_that_is_wanted(start_launcher):
-    launched = start_launcher(
-        "toy_alone.py", "stop", 1, watch={"min_seconds": 1.5, "factor": 1, "poll_seconds": 0.1, "on_stall": "stop"}
-    )
+    launched = start_launcher("toy_alone.py", "stop", 1, watch={**SOON, "on_stall": "stop"})
     ended = launched.end()
     assert ended.code == 124
-    assert (
-        "awaited: rank 1 at step 2, generate\nwaiting: rank 0 at step 2, update\nrank 1 is stopped by a signal\n"
-        in (ended.errors)
-    )
+    told = "awaited: rank 1 at step 2, generate\nwaiting: rank 0 at step 2, update\nrank 1 is stopped by a signal\n"
+    assert told in ended.errors
     assert ended.errors.endswith("the run is ended (watch.on_stall=stop, exit code 124); resume=auto continues it\n")
     assert launched.processes() == []
 
 
 def test_rank_0_writes_for_the_terminal_of_the_launcher(tmp_path: Path):
-    workers = Path(__file__).parent / "workers"
+    script, toy = TOY.with_name("launch_toy.py"), TOY.with_name("toy_alone.py")
     master, terminal = pty.openpty()
-    launcher = subprocess.Popen(
-        [
-            sys.executable,
-            workers / "launch_toy.py",
-            '{"num_workers": 2}',
-            tmp_path,
-            workers / "toy_alone.py",
-            "none",
-            "0",
-        ],
-        stdout=terminal,
-        stderr=subprocess.PIPE,
-    )
+    command = [sys.executable, script, '{"num_workers": 2}', tmp_path, toy, "none", "0"]
+    launcher = subprocess.Popen(command, stdout=terminal, stderr=subprocess.PIPE)
     os.close(terminal)
     assert launcher.wait(60) == 0, launcher.communicate()
     assert os.read(master, 1000).startswith(b"terminal\r\n")
@@ -265,9 +248,8 @@ TOY = Path(__file__).parent / "workers" / "toy_own_watch.py"
 
 
 def stalled(on_stall: str, seconds: float) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(TOY), on_stall, str(seconds)], capture_output=True, text=True, timeout=120
-    )
+    command = [sys.executable, str(TOY), on_stall, str(seconds)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def test_a_stall_is_told_with_its_place_and_so_is_its_end() -> None:

@@ -75,17 +75,10 @@ def over_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         if size not in folders:
             folders[size] = folder = tmp_path_factory.mktemp(f"ranks{size}")
             job = [
-                {
-                    "name": plan,
-                    "train": train,
-                    "infer": infer,
-                    "model": model_of(plan),
-                    "reference": REFERENCES.get(plan),
-                    "is_packed": "packed" in plan,
-                }
-                for plan, train, infer in PLANS[size]
-                if plan in asked
-            ]
+                {"name": plan, "train": train, "infer": infer, "model": model_of(plan),
+                    "reference": REFERENCES.get(plan), "is_packed": "packed" in plan}
+                for plan, train, infer in PLANS[size] if plan in asked
+            ]  # fmt: skip
             (folder / "job.json").write_text(json.dumps(job))
             script = str(WORKERS / "plan_numbers.py")
             code = launch([script, str(folder)], num_workers=size, log_dir=folder / "logs", watch=WatchSection())

@@ -29,10 +29,8 @@ def run(config: Path, run_dir: Path, *overrides: str) -> list[dict]:
 
 
 def sampled(run_dir: Path) -> dict[tuple[int, int, int], str]:
-    return {
-        (row["step"], row["prompt_index"], row["sample_index"]): row["response"]
-        for row in read_lines(run_dir / "samples.jsonl")
-    }
+    rows = read_lines(run_dir / "samples.jsonl")
+    return {(row["step"], row["prompt_index"], row["sample_index"]): row["response"] for row in rows}
 
 
 def compare(config: Path, tmp_path: Path, *, num_steps: int, extra: tuple[str, ...] = ()) -> None:
@@ -72,7 +70,7 @@ def test_eight_processes_make_the_rewards_of_one(tmp_path: Path):
     compare(ARITHMETIC / "gspo_8.yaml", tmp_path, num_steps=10, extra=(*smaller, "eval.every=10"))
 
 
-def small(tmp_path: Path, **plans: object) -> Path:
+def small(tmp_path: Path) -> Path:
     """An experiment of two replicas on the arithmetic task."""
     config = tmp_path / "small.yaml"
     config.write_text(
@@ -84,19 +82,19 @@ def small(tmp_path: Path, **plans: object) -> Path:
     return config
 
 
-def launch(script: str, *words: object, log_dir: Path) -> subprocess.CompletedProcess[str]:
-    options = json.dumps({"num_workers": 2})
-    command = [sys.executable, str(WORKERS / "launch_toy.py"), options, str(log_dir), str(WORKERS / script)]
-    command += map(str, words)
-    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300)
+def stopped(tmp_path: Path, what: str) -> str:
+    """What two workers say of which one differs in this, before their first step."""
+    command = [sys.executable, WORKERS / "launch_toy.py", json.dumps({"num_workers": 2}), tmp_path / "logs"]
+    command += [WORKERS / "disagreeing_run.py", what, small(tmp_path), tmp_path]
+    ended = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 1 and not (tmp_path / "run" / "metrics.jsonl").exists()
+    return ended.stderr
 
 
 def test_ranks_with_other_settings_stop_before_the_first_step(tmp_path: Path):
-    ended = launch("disagreeing_run.py", "config", small(tmp_path), tmp_path, log_dir=tmp_path / "logs")
-    assert ended.returncode == 1
-    assert "the ranks differ in their configuration:" in ended.stderr
-    assert "rank 1: optimizer.lr is 0.0001, on rank 0 5e-05" in ended.stderr
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    said = stopped(tmp_path, "config")
+    assert "the ranks differ in their configuration:" in said
+    assert "rank 1: optimizer.lr is 0.0001, on rank 0 5e-05" in said
 
 
 def test_a_data_set_that_is_a_batch_short_stops_before_the_first_step(tmp_path: Path):
@@ -106,11 +104,9 @@ def test_a_data_set_that_is_a_batch_short_stops_before_the_first_step(tmp_path: 
         options = ("--format", "arithmetic", "--output", folder / "train", "--max-rows", rows)
         prepared = mindgspo("data", "prepare", *options, "--max-prompt-length", 32, cwd=tmp_path)
         assert prepared.returncode == 0, prepared.stderr
-    ended = launch("disagreeing_run.py", "data", small(tmp_path), tmp_path, log_dir=tmp_path / "logs")
-    assert ended.returncode == 1
-    assert "the ranks differ in their data and batch counts:" in ended.stderr
-    assert "rank 1: rows of data.train is 64, on rank 0 96" in ended.stderr
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    said = stopped(tmp_path, "data")
+    assert "the ranks differ in their data and batch counts:" in said
+    assert "rank 1: rows of data.train is 64, on rank 0 96" in said
 
 
 def test_a_number_of_workers_that_is_not_the_plans_is_refused_at_once(tmp_path: Path):

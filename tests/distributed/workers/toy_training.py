@@ -7,36 +7,24 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 
 import numpy as np
 
-from mindgspo.errors import DataError
 from mindgspo.launch.worker import run_worker
 from mindgspo.parallel import heartbeat, runtime
 from mindgspo.parallel.cluster import meet_others
-
-CHILD = "import time; time.sleep(600)"
 
 
 def misbehave(action: str) -> None:
     if action == "raise":
         raise ValueError("the toy broke")
-    elif action == "user_error":
-        raise DataError("rows.jsonl:3: no answer")
     elif action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    elif action == "segfault":
-        import ctypes
-
-        ctypes.string_at(0)
     elif action == "sleep":
         print("dozing", flush=True)
         time.sleep(float(os.environ.get("TOY_SLEEP_S", "600")))
-    elif action == "child":  # in a session of its own, as reward workers are
-        subprocess.Popen([sys.executable, "-c", CHILD], start_new_session=True)
 
 
 def train() -> int:

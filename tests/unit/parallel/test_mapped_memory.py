@@ -66,19 +66,20 @@ class AddTwice(nn.Cell):
         return self.matrix.sum()
 
 
-def test_values_survive_and_pages_leave_the_process(tier: MappedMemory):
+def test_values_survive_and_pages_leave_the_process(tier: MappedMemory, tmp_path: Path):
     kept = parameter(ramp(8))
     tier.take_over([kept], keeps_content=True)
+    assert list((tmp_path / "swap").iterdir()) == [], "files bear no name"
     where = address_of(kept)
     np.testing.assert_array_equal(kept.asnumpy(), ramp(8))
     assert resident_mib(where, 8) == 8
-
     tier.evict(kept)
     assert resident_mib(where, 8) == 0
-
     tier.load(kept)
     assert resident_mib(where, 8) == 8, "all pages come at once, not one by one when they are read"
     np.testing.assert_array_equal(kept.asnumpy(), ramp(8))
+    tier.evict(kept)
+    np.testing.assert_array_equal(kept.asnumpy(), ramp(8), "an evicted parameter still has its values")
 
 
 def test_compiled_graphs_go_on_reading_and_writing_the_same_memory(tier: MappedMemory):
@@ -93,13 +94,6 @@ def test_compiled_graphs_go_on_reading_and_writing_the_same_memory(tier: MappedM
         tier.load(matrix)
     assert address_of(matrix) == where
     np.testing.assert_array_equal(matrix.asnumpy(), np.full((4, 1024), 8.5, np.float32))
-
-
-def test_an_evicted_parameter_still_has_its_values(tier: MappedMemory):
-    kept = parameter(ramp(1))
-    tier.take_over([kept], keeps_content=True)
-    tier.evict(kept)
-    np.testing.assert_array_equal(kept.asnumpy(), ramp(1))
 
 
 def test_content_that_nobody_keeps_is_zero_after_eviction(tier: MappedMemory):
@@ -127,9 +121,7 @@ def test_every_bit_survives_minus_zero_and_nan_payloads_included(tier: MappedMem
 def test_small_parameters_do_not_share_pages(tier: MappedMemory):
     """Evicting one must not take the neighbour's pages along: it may be in the middle of an update."""
     shapes = {"scalar": (), "bias": (3,), "matrix": (5, 7), "large": (1025,)}
-    given = [
-        parameter(np.full(shape, number + 1, np.float32), name) for number, (name, shape) in enumerate(shapes.items())
-    ]
+    given = [parameter(np.full(shape, i + 1, np.float32), name) for i, (name, shape) in enumerate(shapes.items())]
     tier.take_over(given, keeps_content=False)
     tier.evict(given[1])
     for number, (each, shape) in enumerate(zip(given, shapes.values(), strict=True)):
@@ -153,11 +145,6 @@ def test_other_memory_given_by_set_data_is_taken_back(tier: MappedMemory):
     tier.load(kept)
     assert address_of(kept) == where
     np.testing.assert_array_equal(kept.asnumpy(), ramp(1) + 2)
-
-
-def test_files_bear_no_name(tier: MappedMemory, tmp_path: Path):
-    tier.take_over([parameter(ramp(1))], keeps_content=True)
-    assert list((tmp_path / "swap").iterdir()) == []
 
 
 def test_parameters_outlive_the_tier(tmp_path: Path):
@@ -202,16 +189,16 @@ def test_a_full_disk_is_met_before_anything_has_moved(small_disk: Path):
     memory.take_over([parameter(ramp(1), "third")], keeps_content=True)
 
 
-def test_a_file_system_in_memory_is_named(small_disk: Path, caplog: pytest.LogCaptureFixture):
-    MappedMemory(small_disk)
-    assert "lies in memory (tmpfs)" in caplog.text
-
-
 def test_an_ordinary_folder_is_not_complained_about(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     if os.statvfs(tmp_path).f_fsid == os.statvfs("/dev/shm").f_fsid:
         pytest.skip("temporary files lie in memory here")
     MappedMemory(tmp_path)
     assert not caplog.records
+
+
+def test_a_file_system_in_memory_is_named(small_disk: Path, caplog: pytest.LogCaptureFixture):
+    MappedMemory(small_disk)
+    assert "lies in memory (tmpfs)" in caplog.text
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path):

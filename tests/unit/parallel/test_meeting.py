@@ -66,41 +66,26 @@ def assert_goes_on(*futures: Future) -> None:
         future.result(timeout=WAIT_S)
 
 
-def test_all_wait_for_the_last(ranks: list[Meeting], aside: Callable[..., Future]):
+def test_all_wait_for_the_last_and_again_in_the_next_meeting(ranks: list[Meeting], aside: Callable[..., Future]):
     group = (0, 1, 3)
-    first, second = aside(ranks[0].meet, group), aside(ranks[3].meet, group)
-    assert_waits(first, second)
-    assert_goes_on(aside(ranks[1].meet, group), first, second)
-
-
-def test_the_next_meeting_waits_again(ranks: list[Meeting], aside: Callable[..., Future]):
-    for _ in range(3):
-        early = aside(ranks[0].meet, (0, 1))
-        assert_waits(early)
-        assert_goes_on(aside(ranks[1].meet, (0, 1)), early)
-
-
-def test_who_is_not_asked_need_not_come(ranks: list[Meeting], aside: Callable[..., Future]):
-    assert_goes_on(*(aside(ranks[rank].meet, (0, 2)) for rank in (0, 2)))
-    assert_goes_on(aside(ranks[1].meet, (1,)))
-    ranks[3].meet((3,))
+    for _ in range(2):
+        first, second = aside(ranks[0].meet, group), aside(ranks[3].meet, group)
+        assert_waits(first, second)
+        assert_goes_on(aside(ranks[1].meet, group), first, second)
+    # Having met rank 1 among others, rank 0 waits for it when they are to meet alone.
+    alone = aside(ranks[0].meet, (0, 1))
+    assert_waits(alone)
+    assert_goes_on(aside(ranks[1].meet, (0, 1)), alone)
 
 
 def test_other_groups_do_not_disturb(ranks: list[Meeting], aside: Callable[..., Future]):
-    """Rank 0 waits for rank 1 while rank 1 still meets ranks 2 and 3."""
+    """Who is not asked need not come; rank 0 waits for rank 1 while rank 1 still meets ranks 2 and 3."""
+    assert_goes_on(*(aside(ranks[rank].meet, (0, 2)) for rank in (0, 2)), aside(ranks[1].meet, (1,)))
     early = aside(ranks[0].meet, (0, 1))
     late = aside(lambda: (ranks[1].meet((1, 2, 3)), ranks[1].meet((0, 1))))
     aside(ranks[2].meet, (1, 2, 3))
     assert_waits(early, late)
     assert_goes_on(aside(ranks[3].meet, (1, 2, 3)), early, late)
-
-
-def test_a_pair_in_two_groups_counts_both_meetings(ranks: list[Meeting], aside: Callable[..., Future]):
-    """Having met rank 1 with everybody, rank 0 waits for it when they are to meet alone."""
-    assert_goes_on(*(aside(meeting.meet, (0, 1, 2, 3)) for meeting in ranks))
-    alone = aside(ranks[0].meet, (0, 1))
-    assert_waits(alone)
-    assert_goes_on(aside(ranks[1].meet, (0, 1)), alone)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -123,42 +108,27 @@ def test_nobody_is_early_in_a_thousand_meetings(ranks: list[Meeting], aside: Cal
 
 
 def test_the_receiver_waits_and_the_sender_does_not(ranks: list[Meeting], aside: Callable[..., Future]):
-    for _ in range(2):
+    for num_sent in (0, 3):
+        for _ in range(num_sent):
+            ranks[0].has_sent(2)
+        for _ in range(num_sent):
+            ranks[2].await_message(0)
         waiting = aside(ranks[2].await_message, 0)
         assert_waits(waiting)
         ranks[0].has_sent(2)
         assert_goes_on(waiting)
 
 
-def test_messages_wait_for_their_receiver(ranks: list[Meeting], aside: Callable[..., Future]):
-    for _ in range(3):
-        ranks[1].has_sent(3)
-    for _ in range(3):
-        ranks[3].await_message(1)
-    fourth = aside(ranks[3].await_message, 1)
-    assert_waits(fourth)
-    ranks[1].has_sent(3)
-    assert_goes_on(fourth)
-
-
 def test_a_message_is_for_one_receiver_and_of_one_sender(ranks: list[Meeting], aside: Callable[..., Future]):
     ranks[0].has_sent(1)
     ranks[1].has_sent(0)
-    other_sender, other_receiver = aside(ranks[1].await_message, 2), aside(ranks[3].await_message, 0)
-    assert_waits(other_sender, other_receiver)
+    others = aside(ranks[1].await_message, 2), aside(ranks[3].await_message, 0), aside(ranks[0].meet, (0, 1))
+    assert_waits(*others)  # a message is no meeting either
     ranks[1].await_message(0)
     ranks[0].await_message(1)
     ranks[2].has_sent(1)
     ranks[0].has_sent(3)
-    assert_goes_on(other_sender, other_receiver)
-
-
-def test_messages_are_no_meetings(ranks: list[Meeting], aside: Callable[..., Future]):
-    ranks[1].has_sent(0)
-    meeting = aside(ranks[0].meet, (0, 1))
-    assert_waits(meeting)
-    assert_goes_on(aside(ranks[1].meet, (0, 1)), meeting)
-    ranks[0].await_message(1)
+    assert_goes_on(aside(ranks[1].meet, (0, 1)), *others)
 
 
 def test_a_new_file_holds_zeros_for_every_pair(file: Path):
@@ -191,14 +161,8 @@ def test_a_file_that_is_not_there_names_file_and_rank(tmp_path: Path):
 def test_processes_wait_for_each_other(file: Path, tmp_path: Path):
     diary = tmp_path / "diary"
     np.full(4, -1, np.int64).tofile(diary)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(CHILD), str(file), str(rank), "4", str(diary), "500"],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(4)
-    ]
+    commands = [[sys.executable, str(CHILD), str(file), str(rank), "4", str(diary), "500"] for rank in range(4)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
     try:
         assert [process.communicate(timeout=WAIT_S)[0] for process in processes] == ["0\n"] * 4
         assert [process.returncode for process in processes] == [0] * 4

@@ -52,22 +52,15 @@ def verified(
     return over_ranks(world_size, work)
 
 
-def test_rows_and_columns_make_a_grid():
-    assert list(_blocks(ROWS, COLUMNS)) == [
-        TensorSlice((0, 0), (2, 3)), TensorSlice((0, 3), (2, 6)), TensorSlice((2, 0), (4, 3)),
-        TensorSlice((2, 3), (4, 6)),
-    ]  # fmt: skip
+WHOLE = layout((4, 6), (-1, -1), (1,))
 
 
-def test_halves_and_thirds_make_four_parts():
+def test_blocks_by_hand():
+    corners = [((0, 0), (2, 3)), ((0, 3), (2, 6)), ((2, 0), (4, 3)), ((2, 3), (4, 6))]
+    assert list(_blocks(ROWS, COLUMNS)) == [TensorSlice(*corner) for corner in corners]
     blocks = _blocks(layout((12,), (0,), (2,)), layout((12,), (0,), (3,)))
     assert [(block.starts[0], block.stops[0]) for block in blocks] == [(0, 4), (4, 6), (6, 8), (8, 12)]
-
-
-def test_what_nobody_splits_is_one_block():
-    assert list(_blocks(layout((4, 6), (-1, -1), (2,)), layout((4, 6), (-1, -1), (1,)))) == [
-        TensorSlice((0, 0), (4, 6))
-    ]
+    assert list(_blocks(layout((4, 6), (-1, -1), (2,)), WHOLE)) == [TensorSlice((0, 0), (4, 6))]
 
 
 @settings(max_examples=40)
@@ -85,8 +78,7 @@ def test_every_block_lies_in_one_slice_of_either_side(splits: tuple[int, int, in
 
 
 def test_hash_of_one_block_is_the_hash_of_its_hash():
-    whole = layout((4, 6), (-1, -1), (1,))
-    hashes = verify_reshard(["w"], {"w": whole}, {"w": whole}, {"w": VALUES}, {"w": VALUES.copy()})
+    hashes = verify_reshard(["w"], {"w": WHOLE}, {"w": WHOLE}, {"w": VALUES}, {"w": VALUES.copy()})
     assert hashes == {"w": hashlib.sha256(hashlib.sha256(VALUES.tobytes()).digest()).hexdigest()}
 
 
@@ -99,16 +91,14 @@ def test_hash_of_a_parameter_is_that_of_its_blocks_in_order(over_ranks):
 
 
 def test_views_are_hashed_as_what_they_show():
-    whole = layout((4, 6), (-1, -1), (1,))
     turned = np.asfortranarray(VALUES)
     wide = np.zeros((4, 12), np.float32)
     wide[:, ::2] = VALUES
-    verify_reshard(["w"], {"w": whole}, {"w": whole}, {"w": turned}, {"w": wide[:, ::2]})
+    verify_reshard(["w"], {"w": WHOLE}, {"w": WHOLE}, {"w": turned}, {"w": wide[:, ::2]})
 
 
 def test_names_that_are_not_asked_for_are_not_looked_at():
-    whole = layout((4, 6), (-1, -1), (1,))
-    sides = dict.fromkeys("ab", whole)
+    sides = dict.fromkeys("ab", WHOLE)
     old, new = {"a": VALUES, "b": VALUES}, {"a": VALUES, "b": VALUES + 1}
     assert list(verify_reshard(["a"], sides, sides, old, new)) == ["a"]
     with pytest.raises(WeightsError, match="1 of 2 compared parameters differ between the two plans: b; "):
@@ -140,9 +130,8 @@ def test_a_replica_that_fell_behind_is_noticed(over_ranks):
 
 
 def test_damaged_parameters_are_listed_up_to_five():
-    whole = layout((4, 6), (-1, -1), (1,))
     for num_damaged, listed in ((5, "w0, w1, w2, w3, w4;"), (7, "w0, w1, w2, w3, w4 and 2 more;")):
-        sides = {f"w{i}": whole for i in range(8)}
+        sides = {f"w{i}": WHOLE for i in range(8)}
         old = dict.fromkeys(sides, VALUES)
         new = {name: VALUES + (i < num_damaged) for i, name in enumerate(sides)}
         with pytest.raises(WeightsError, match=f"{num_damaged} of 8 .*: {listed} the rollout would not be"):
@@ -174,24 +163,17 @@ def test_a_reshard_is_accepted_and_each_damaged_slice_of_it_refused(over_ranks, 
     assert found == world_size * [found[0]] and list(found[0]) == list(shapes)
     for number, name in list(enumerate(shapes))[::3]:
         rank = sorted(rank for rank, slices in new.items() if name in slices)[number % 2]
+        kept = new[rank][name].reshape(-1)[number % 3].copy()
         new[rank][name].reshape(-1)[number % 3] += 1
         for answer in verified(over_ranks, world_size, sides, old, new):
             assert f"1 of {len(shapes)} compared parameters differ between the two plans: {name};" in str(answer)
-        new[rank][name].reshape(-1)[number % 3] = old_value(full, sides[1], name, rank, number % 3)
-
-
-def old_value(
-    full: Mapping[str, np.ndarray], layouts: Mapping[str, Layout], name: str, rank: int, place: int
-) -> np.float32:
-    """One element of a rank's slice, as it ought to be."""
-    held = layouts[name].slice_of(rank)
-    assert held is not None
-    return full[name][held.index].reshape(-1)[place]
+        new[rank][name].reshape(-1)[number % 3] = kept
 
 
 def test_a_sample_moves_on_with_the_version_and_begins_anew():
     names = list("abcdefghij")
     assert SAMPLE_SIZE == 4
+    assert sampled_names([], 3) == []
     samples = ["".join(sampled_names(names, version)) for version in range(6)]
     assert samples == ["abcd", "efgh", "ijab", "cdef", "ghij", "abcd"]
 
@@ -203,7 +185,3 @@ def test_every_name_has_its_turn(num_names: int, version: int):
     seen = [name for turn in range(turns) for name in sampled_names(names, version + turn)]
     assert set(seen) == set(names)
     assert len(set(sampled_names(names, version))) == min(SAMPLE_SIZE, num_names)
-
-
-def test_no_names_no_sample():
-    assert sampled_names([], 3) == []

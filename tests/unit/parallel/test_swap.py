@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -175,13 +175,16 @@ def test_a_partly_shared_holding_loads_what_it_lacks():
         assert swap.ledger.resident_total == 120
 
 
-def test_memory_level_1_holds_one_step_of_the_reshard_at_a_time():
+@pytest.mark.parametrize("prefetches", [False, True])
+def test_memory_level_1_holds_one_step_of_the_reshard_at_a_time(prefetches: bool):
     tier = FakeTier()
     swap = training_swap(tier, reshard_level=1)
     with swap.phase(Phase.UPDATE):
         tier.since()
     with swap.phase(Phase.RESHARD):
         assert tier.since() == ["evict g0", "evict m0", "evict w0", "evict w1"]
+        if prefetches:  # leaves the steps alone
+            swap.prefetch(Phase.ROLLOUT)
         with swap.reshard_step(("w0", "another rank's")):
             assert tier.since() == ["load w0", "load r0"], "the actor's and the rollout's"
             assert swap.ledger.resident_total == 200
@@ -214,7 +217,7 @@ def test_a_step_that_fails_half_way_lets_go_of_what_it_had():
         assert swap.ledger.resident_total == 0
 
 
-def test_phases_do_not_nest():
+def test_phases_do_not_nest_and_end_with_an_error_inside():
     swap = training_swap(FakeTier())
     with swap.phase(Phase.ROLLOUT):
         with pytest.raises(AssertionError, match="phase score inside phase .*ROLLOUT"), swap.phase(Phase.SCORE):
@@ -222,14 +225,24 @@ def test_phases_do_not_nest():
         swap.require(Holding.KV_CACHE)
     with pytest.raises(AssertionError, match="a step of the reshard during phase None"), swap.reshard_step(["w0"]):
         pass
-
-
-def test_a_phase_is_closed_by_an_error_inside():
-    swap = training_swap(FakeTier())
     with pytest.raises(ZeroDivisionError), swap.phase(Phase.SCORE):
         _ = 1 / 0
     with swap.phase(Phase.UPDATE):
         swap.require(Holding.MOMENTS)
+
+
+def test_misuse_is_an_assertion():
+    swap = training_swap(FakeTier())
+    with pytest.raises(AssertionError, match="registered twice"):
+        swap.register(Holding.MOMENTS, [])
+    with pytest.raises(AssertionError, match="prefetch outside a phase"):
+        swap.prefetch(Phase.UPDATE)
+    swap = swap_of(FakeTier())
+    with swap.phase(Phase.SCORE):
+        with pytest.raises(AssertionError, match="moments registered during phase"):
+            swap.register(Holding.MOMENTS, [])
+        with pytest.raises(AssertionError, match="closed during phase"):
+            swap.close()
 
 
 def test_gradients_that_are_not_zero_are_not_evicted():
@@ -308,16 +321,6 @@ def test_prefetch_loads_behind_the_open_phase():
     assert (records[Phase.SCORE].peak_total, records[Phase.UPDATE].peak_total) == (600, 480)
 
 
-def test_what_was_prefetched_for_a_phase_that_never_came_goes_again():
-    tier = FakeTier()
-    swap = training_swap(tier)
-    with swap.phase(Phase.SCORE):
-        swap.prefetch(Phase.UPDATE)
-    with swap.phase(Phase.EVALUATE):
-        assert swap.ledger.resident_total == 520
-    assert {"w0", "g0", "m0"} <= tier.away
-
-
 def test_a_failing_prefetch_is_raised_by_the_next_phase_and_can_be_tried_again():
     tier = FakeTier()
     swap = training_swap(tier)
@@ -332,11 +335,19 @@ def test_a_failing_prefetch_is_raised_by_the_next_phase_and_can_be_tried_again()
         swap.require(Holding.MOMENTS)
 
 
-@pytest.mark.parametrize(
-    ("tier", "changes"),
-    [(FakeTier(loads_in_background=False), {}), (FakeTier(), {"prefetch": False}), (FakeTier(free=359), {})],
-    ids=["the tier cannot", "not wanted", "no room"],
-)
+def test_what_was_prefetched_for_a_phase_that_never_came_goes_again():
+    tier = FakeTier()
+    swap = training_swap(tier)
+    with swap.phase(Phase.SCORE):
+        swap.prefetch(Phase.UPDATE)
+    with swap.phase(Phase.EVALUATE):
+        assert swap.ledger.resident_total == 520
+    assert {"w0", "g0", "m0"} <= tier.away
+
+
+@pytest.mark.parametrize(("tier", "changes"), [
+    (FakeTier(loads_in_background=False), {}), (FakeTier(), {"prefetch": False}), (FakeTier(free=359), {}),
+], ids=["the tier cannot", "not wanted", "no room"])  # fmt: skip
 def test_prefetch_is_a_hint(tier: FakeTier, changes: dict[str, object]):
     swap = training_swap(tier, **changes)
     with swap.phase(Phase.SCORE):
@@ -344,16 +355,6 @@ def test_prefetch_is_a_hint(tier: FakeTier, changes: dict[str, object]):
         swap.prefetch(Phase.UPDATE)
     swap._mover.finish()
     assert tier.since() == []
-
-
-def test_prefetch_leaves_the_steps_of_a_reshard_alone():
-    tier = FakeTier()
-    swap = training_swap(tier, reshard_level=1)
-    with swap.phase(Phase.RESHARD):
-        tier.since()
-        swap.prefetch(Phase.ROLLOUT)
-        with swap.reshard_step(["w0"]):
-            assert tier.since() == ["load w0", "load r0"]
 
 
 def test_without_swap_everything_stays_and_phases_still_count():
@@ -382,24 +383,3 @@ def test_close_waits_for_a_prefetch_and_says_what_it_met():
     with pytest.raises(TrainingError, match="load g0: broken"):
         swap.close()
     assert tier.closed
-
-
-MISUSES: dict[str, Callable[[Swap], None]] = {
-    "registered twice": lambda swap: swap.register(Holding.MOMENTS, []),
-    "prefetch outside a phase": lambda swap: swap.prefetch(Phase.UPDATE),
-}
-
-
-@pytest.mark.parametrize("message", MISUSES)
-def test_misuse_is_an_assertion(message: str):
-    with pytest.raises(AssertionError, match=message):
-        MISUSES[message](training_swap(FakeTier()))
-
-
-def test_nothing_is_registered_or_closed_during_a_phase():
-    swap = swap_of(FakeTier())
-    with swap.phase(Phase.SCORE):
-        with pytest.raises(AssertionError, match="moments registered during phase"):
-            swap.register(Holding.MOMENTS, [])
-        with pytest.raises(AssertionError, match="closed during phase"):
-            swap.close()
