@@ -89,18 +89,18 @@ def test_cluster_does_not_outlive_the_launcher(start_launcher):
 
 @pytest.fixture
 def nodes(start_launcher, free_port):
-    """nodes(*words): two launchers on this machine, which stand for two nodes."""
+    """nodes(order, *words): two launchers on this machine, which stand for two nodes, started in this order."""
 
-    def start(*words: object) -> list:
+    def start(order: tuple[int, int], *words: object) -> list:
         options = {"workers": 4, "nodes": 2, "master_port": free_port}
-        return [start_launcher("toy_training.py", *words, node_rank=node, **options) for node in (0, 1)]
+        return [start_launcher("toy_training.py", *words, node_rank=node, **options) for node in order]
 
     return start
 
 
 @pytest.mark.slow
 def test_nodes_meet_and_end_together(nodes):
-    started = nodes(3, "kill", 1, 2)
+    started = nodes((0, 1), 3, "kill", 1, 2)
     first, second = (node.end() for node in started)
     assert "rank 0 of 4" in first.output and second.output == ""
     assert first.code == 128 + signal.SIGKILL and first.errors.startswith("rank 1 failed first")
@@ -110,10 +110,10 @@ def test_nodes_meet_and_end_together(nodes):
 
 @pytest.mark.slow
 def test_nodes_end_well(nodes):
-    started = nodes(2)
+    started = nodes((1, 0), 2)
     ends = [node.end() for node in started]
     assert [(ended.code, ended.errors) for ended in ends] == [(0, ""), (0, "")]
-    assert ends[0].output.splitlines()[1:] == ["step 1 sum 10", "step 2 sum 14"]
+    assert ends[1].output.splitlines()[1:] == ["step 1 sum 10", "step 2 sum 14"]
     assert [node.processes() for node in started] == [[], []]
 
 

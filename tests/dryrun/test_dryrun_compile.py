@@ -86,9 +86,8 @@ def test_what_mindspore_refuses(compile_toy: CompileToy, mistake: str, reason: s
 def test_an_error_of_the_builder_comes_back(compile_toy: CompileToy) -> None:
     failure = compile_toy("refuse", 3).failure
     assert failure is not None
-    assert (failure.phase, failure.kind, failure.text) == (
-        "build", "WeightsError", "rank 3: no such weights\nnot even here",
-    )  # fmt: skip
+    assert (failure.phase, failure.kind) == ("build", "WeightsError")
+    assert failure.text == "rank 3: no such weights\nnot even here"
     assert 'raise WeightsError(f"rank {rank}' in failure.place
 
 
@@ -216,6 +215,11 @@ def test_a_folder_with_other_things_is_refused(cached: None, config: Path) -> No
         DryRun.prepare(request(config))
 
 
+def test_the_configuration_is_checked_first(config: Path) -> None:
+    with pytest.raises(ConfigError, match=r"plans\.train\.model_parallel"):
+        DryRun.prepare(request(config, overrides=("plans.train.model_parallel=3",)))
+
+
 @pytest.mark.parametrize("options, message", [
     ({"ranks": (0, 8)}, "--ranks: 8; plans.train 1 x 4 x 2 has ranks 0 to 7"),
     ({"ranks": (-1,)}, "--ranks: -1; plans.train 1 x 4 x 2 has ranks 0 to 7"),
@@ -225,11 +229,6 @@ def test_what_does_not_exist_is_refused_at_once(config: Path, options: dict, mes
     with pytest.raises(DryRunError, match=message):
         DryRun.prepare(request(config, **options))
     assert not (config.parent / "out").exists()
-
-
-def test_the_configuration_is_checked_first(config: Path) -> None:
-    with pytest.raises(ConfigError, match=r"plans\.train\.model_parallel"):
-        DryRun.prepare(request(config, overrides=("plans.train.model_parallel=3",)))
 
 
 def test_the_device_of_the_file_is_of_no_concern(cached: None, config: Path) -> None:

@@ -166,10 +166,8 @@ def test_a_rank_holds_the_slices_of_the_algebra(
 
 def test_experts_see_the_tokens_of_all_replicas_that_share_them(compiled: Compiled) -> None:
     """Of each replica's 128 tokens: hidden states in bfloat16, the numbers of 2 experts and their weights; and back."""
-    found = {
-        (entry.kind, entry.ranks): (entry.count, entry.bytes)
-        for entry in compiled("2x4x1, experts split", "reference", 5).facts.collectives
-    }
+    collectives = compiled("2x4x1, experts split", "reference", 5).facts.collectives
+    found = {(entry.kind, entry.ranks): (entry.count, entry.bytes) for entry in collectives}
     of_layer = HIDDEN + 2 * 128 * 2 * 4
     assert found == {
         ("AllGather", (1, 5)): (2 * 3 + 2, 2 * of_layer + 2 * NUMBERS),
@@ -220,76 +218,37 @@ NUMBERS = 44 * 4
 WORLD = tuple(range(8))
 
 
-@pytest.mark.parametrize(
-    ("case", "graph", "rank", "expected"),
-    tiered(
-        [
-            # Two sums per layer, behind attention and behind the feed-forward; hidden states go to the next stage.
-            ("1x4x2", "reference", 0, {("AllReduce", (0, 1, 2, 3)): (2, 2 * HIDDEN), ("Send", WORLD): (1, HIDDEN)}),
-            # And those of the head: largest logit, sum of exponentials, the target's logit, mean logit.
-            (
-                "1x4x2",
-                "reference",
-                4,
-                {("AllReduce", (4, 5, 6, 7)): (6, 2 * HIDDEN + 4 * NUMBERS), ("Receive", WORLD): (1, HIDDEN)},
-            ),
-            # Replicas hand each other log-probs and entropies.
-            (
-                "1x4x2",
-                "rollout",
-                0,
-                {("AllReduce", (0, 1, 2, 3)): (8, 4 * HIDDEN + 4 * NUMBERS), ("AllGather", (0, 4)): (2, 2 * NUMBERS)},
-            ),
-            (
-                OWN,
-                "reference",
-                0,
-                {("AllReduce", (0, 1, 2, 3)): (8, 4 * HIDDEN + 4 * NUMBERS), ("AllGather", (0, 4)): (2, 2 * NUMBERS)},
-            ),
-            # 1 prompt of 32 tokens; behind the last layer's keys and values nothing is wanted.
-            ("1x4x2", "prefill", 0, {("AllReduce", (0, 1, 2, 3)): (2, 2 * 32 * 128 * 2)}),
-            # 8 slots; all logits of all of them, and the tokens drawn by the first rank with their log-probs.
-            (
-                "1x4x2",
-                "decode",
-                0,
-                {
-                    ("AllReduce", (0, 1, 2, 3)): (5, 4 * 8 * 128 * 2 + 8 * 2 * 4),
-                    ("AllGather", (0, 1, 2, 3)): (1, 8 * 128 * 4),
-                },
-            ),
-            # Gathered before q, k, v, before gate and up, before the head; scattered sums behind blocks and table,
-            # whose rows are float32.
-            (
-                "2x4x1, sequence split",
-                "reference",
-                5,
-                {
-                    ("AllGather", (4, 5, 6, 7)): (5, 5 * QUARTER),
-                    ("ReduceScatter", (4, 5, 6, 7)): (5, 4 * HIDDEN + 2 * HIDDEN),
-                    ("AllReduce", (4, 5, 6, 7)): (4, 4 * NUMBERS),
-                    ("AllGather", (1, 5)): (2, 2 * NUMBERS),
-                },
-            ),
-            ("2x4x1, sequence split", "prefill", 5, {}),
-            ("2x4x1, sequence split", "decode", 5, {}),
-            # Two micro-batches. Each: two sums forward, two backward. Once: sums of what ranks find alike but count
-            # in parts (table, two norms), the shared key/value heads' gradients, the gradient norm.
-            (
-                "1x4x2",
-                "train",
-                0,
-                {
-                    ("AllReduce", (0, 1, 2, 3)): (11, 8 * HIDDEN + 4 * (512 * 128 + 2 * 128)),
-                    ("AllReduce", (0, 1)): (4, 2 * 4 * (16 * 128 + 16)),
-                    ("AllReduce", WORLD): (1, 4),
-                    ("Send", (0, 4)): (2, 2 * HIDDEN),
-                    ("Receive", (0, 4)): (2, 2 * HIDDEN),
-                },
-            ),
-        ]
-    ),
-)
+SUMS = ("AllReduce", (0, 1, 2, 3))
+WITH_HEAD = {SUMS: (8, 4 * HIDDEN + 4 * NUMBERS), ("AllGather", (0, 4)): (2, 2 * NUMBERS)}
+
+
+@pytest.mark.parametrize(("case", "graph", "rank", "expected"), tiered([
+    # Two sums per layer, behind attention and behind the feed-forward; hidden states go to the next stage.
+    ("1x4x2", "reference", 0, {SUMS: (2, 2 * HIDDEN), ("Send", WORLD): (1, HIDDEN)}),
+    # And those of the head: largest logit, sum of exponentials, the target's logit, mean logit.
+    ("1x4x2", "reference", 4,
+        {("AllReduce", (4, 5, 6, 7)): (6, 2 * HIDDEN + 4 * NUMBERS), ("Receive", WORLD): (1, HIDDEN)}),
+    # Replicas hand each other log-probs and entropies.
+    ("1x4x2", "rollout", 0, WITH_HEAD),
+    (OWN, "reference", 0, WITH_HEAD),
+    # 1 prompt of 32 tokens; behind the last layer's keys and values nothing is wanted.
+    ("1x4x2", "prefill", 0, {SUMS: (2, 2 * 32 * 128 * 2)}),
+    # 8 slots; all logits of all of them, and the tokens drawn by the first rank with their log-probs.
+    ("1x4x2", "decode", 0,
+        {SUMS: (5, 4 * 8 * 128 * 2 + 8 * 2 * 4), ("AllGather", (0, 1, 2, 3)): (1, 8 * 128 * 4)}),
+    # Gathered before q, k, v, before gate and up, before the head; scattered sums behind blocks and table, whose rows
+    # are float32.
+    ("2x4x1, sequence split", "reference", 5,
+        {("AllGather", (4, 5, 6, 7)): (5, 5 * QUARTER), ("ReduceScatter", (4, 5, 6, 7)): (5, 4 * HIDDEN + 2 * HIDDEN),
+            ("AllReduce", (4, 5, 6, 7)): (4, 4 * NUMBERS), ("AllGather", (1, 5)): (2, 2 * NUMBERS)}),
+    ("2x4x1, sequence split", "prefill", 5, {}),
+    ("2x4x1, sequence split", "decode", 5, {}),
+    # Two micro-batches. Each: two sums forward, two backward. Once: sums of what ranks find alike but count in parts
+    # (table, two norms), the shared key/value heads' gradients, the gradient norm.
+    ("1x4x2", "train", 0,
+        {SUMS: (11, 8 * HIDDEN + 4 * (512 * 128 + 2 * 128)), ("AllReduce", (0, 1)): (4, 2 * 4 * (16 * 128 + 16)),
+            ("AllReduce", WORLD): (1, 4), ("Send", (0, 4)): (2, 2 * HIDDEN), ("Receive", (0, 4)): (2, 2 * HIDDEN)}),
+]))  # fmt: skip
 def test_collectives_are_those_of_the_plan(
     compiled: Compiled, case: str, graph: str, rank: int, expected: dict[tuple[str, tuple[int, ...]], tuple[int, int]]
 ) -> None:
@@ -298,10 +257,8 @@ def test_collectives_are_those_of_the_plan(
 
 
 def test_training_splits_the_sequence_both_ways(compiled: Compiled) -> None:
-    found = {
-        (entry.kind, entry.ranks): entry.count
-        for entry in compiled("2x4x1, sequence split", "train", 5).facts.collectives
-    }
+    collectives = compiled("2x4x1, sequence split", "train", 5).facts.collectives
+    found = {(entry.kind, entry.ranks): entry.count for entry in collectives}
     # Five gathers forward; backward one for each of the five scattered sums.
     assert found["AllGather", (4, 5, 6, 7)] == 5 + 5
     # Five sums forward; backward one for each product that read gathered tokens: q, k, v, gate and up, and the head.
@@ -310,10 +267,8 @@ def test_training_splits_the_sequence_both_ways(compiled: Compiled) -> None:
 
 @pytest.mark.parametrize("rank, stage", [(6, 1), (1, 0)])
 def test_replicas_share_the_optimizer_out(compiled: Compiled, rank: int, stage: int) -> None:
-    found = {
-        (entry.kind, entry.ranks): entry.count
-        for entry in compiled("2x2x2, optimizer sharded", "train", rank).facts.collectives
-    }
+    collectives = compiled("2x2x2, optimizer sharded", "train", rank).facts.collectives
+    found = {(entry.kind, entry.ranks): entry.count for entry in collectives}
     peers = (4, 6) if stage else (1, 3)
     # q, o, gate, up, down: weights gathered once, gradients summed and scattered; on the last stage the output table,
     # too, for each micro-batch.
@@ -322,37 +277,18 @@ def test_replicas_share_the_optimizer_out(compiled: Compiled, rank: int, stage: 
     assert stage or found["AllGather", (0, 1)] == found["ReduceScatter", (0, 1)] == 1
 
 
-@pytest.mark.parametrize(
-    ("case", "graph", "rank", "expected"),
-    tiered(
-        [
-            # Per layer and micro-batch: one attention, two norms, two rotations, one SwiGLU; forward and backward.
-            (
-                "1x4x2",
-                "train",
-                0,
-                {"FlashAttentionScore": (2, 2), "RmsNorm": (4, 4), "RotaryPositionEmbedding": (4, 4)},
-            ),
-            ("1x4x2", "train", 4, {"RmsNorm": (6, 6), "Swiglu": (2, 2)}),
-            ("1x4x2", "reference", 4, {"FlashAttentionScore": (1, 0), "RmsNorm": (3, 0), "Swiglu": (1, 0)}),
-            ("1x4x2", "decode", 0, {"PagedAttention": (2, 0), "ReshapeAndCache": (2, 0), "RmsNorm": (5, 0)}),
-            # Layers again in the backward pass: two micro-batches of one layer.
-            (
-                "2x2x2, optimizer sharded",
-                "train",
-                6,
-                {
-                    "FlashAttentionScore": (4, 2),
-                    "Swiglu": (4, 2),
-                    "RmsNorm": (10, 6),
-                    "RotaryPositionEmbedding": (8, 4),
-                },
-            ),
-            # Four norms per layer again, the last norm and attention not.
-            ("2x4x1, sequence split", "train", 5, {"FlashAttentionScore": (2, 2), "RmsNorm": (17, 9)}),
-        ]
-    ),
-)
+@pytest.mark.parametrize(("case", "graph", "rank", "expected"), tiered([
+    # Per layer and micro-batch: one attention, two norms, two rotations, one SwiGLU; forward and backward.
+    ("1x4x2", "train", 0, {"FlashAttentionScore": (2, 2), "RmsNorm": (4, 4), "RotaryPositionEmbedding": (4, 4)}),
+    ("1x4x2", "train", 4, {"RmsNorm": (6, 6), "Swiglu": (2, 2)}),
+    ("1x4x2", "reference", 4, {"FlashAttentionScore": (1, 0), "RmsNorm": (3, 0), "Swiglu": (1, 0)}),
+    ("1x4x2", "decode", 0, {"PagedAttention": (2, 0), "ReshapeAndCache": (2, 0), "RmsNorm": (5, 0)}),
+    # Layers again in the backward pass: two micro-batches of one layer.
+    ("2x2x2, optimizer sharded", "train", 6,
+        {"FlashAttentionScore": (4, 2), "Swiglu": (4, 2), "RmsNorm": (10, 6), "RotaryPositionEmbedding": (8, 4)}),
+    # Four norms per layer again, the last norm and attention not.
+    ("2x4x1, sequence split", "train", 5, {"FlashAttentionScore": (2, 2), "RmsNorm": (17, 9)}),
+]))  # fmt: skip
 def test_fused_ops_forward_and_backward(
     compiled: Compiled, case: str, graph: str, rank: int, expected: dict[str, tuple[int, int]]
 ) -> None:

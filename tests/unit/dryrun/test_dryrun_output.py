@@ -91,18 +91,10 @@ def test_block_of_a_refused_graph_reads_the_log(tmp_path: Path) -> None:
 
 
 def test_a_graph_that_needs_nothing_says_so(tmp_path: Path) -> None:
-    empty = Result(
-        graph="decode", rank=0, seconds=0.0, peak_rss=0, failure=None, facts=GraphFacts(), strategy=None,
-        log=tmp_path / "x",
-    )  # fmt: skip
+    empty = replace(result(tmp_path, "decode"), facts=GraphFacts(), strategy=None)
     lines = list(block(empty, section="plans.infer", plan=ParallelPlan(), world_size=1))
-    assert lines[2:] == [
-        "  parameters   0 tensors, 0 numbers, 0 B",
-        "  collectives  none",
-        "  fused        none",
-        "  products     none",
-        "  strategy     none written",
-    ]
+    nothing = ["collectives  none", "fused        none", "products     none", "strategy     none written"]
+    assert lines[2:] == [f"  {line}" for line in ("parameters   0 tensors, 0 numbers, 0 B", *nothing)]
 
 
 def test_last_line(tmp_path: Path) -> None:
@@ -238,13 +230,12 @@ TABLE = {
 }
 
 
+assert set(REFUSALS) == set(TABLE)
+
+
 def refusal(mistake: str) -> Refusal:
     stored = REFUSALS[mistake]
     return cut(Failure(**stored["failure"]), stored["log"])
-
-
-def test_every_stored_refusal_is_in_the_table() -> None:
-    assert set(REFUSALS) == set(TABLE)
 
 
 @pytest.mark.parametrize("mistake", TABLE)
@@ -261,12 +252,8 @@ def test_refusals_are_cut_to_the_lines_that_matter(mistake: str) -> None:
         assert found.place == ""
     else:
         assert re.match(r"/project/tests/dryrun/(wrong|toy)_cells\.py:\d+: ", found.place) and code in found.place
-
-
-@pytest.mark.parametrize("mistake", TABLE)
-def test_the_entry_of_the_plan_is_named(mistake: str) -> None:
-    hints = plan_hints(refusal(mistake).text(), "plans.train", WRONG_PLAN)
-    assert hints == [f"plans.train.{hint}" for hint in TABLE[mistake][3]]
+    hints = plan_hints(found.text(), "plans.train", WRONG_PLAN)
+    assert hints == [f"plans.train.{hint}" for hint in TABLE[mistake][3]], "the entry of the plan is named"
 
 
 @pytest.mark.parametrize("plan, hints", [
@@ -300,12 +287,9 @@ def test_our_own_lines_are_shown_from_the_package_on() -> None:
     )
 
 
-def test_an_error_of_ours_is_shown_as_it_is() -> None:
+def test_an_error_of_ours_is_shown_as_it_is_and_one_without_words_by_its_class() -> None:
     failure = Failure(phase="build", kind="ConfigError", text="plans.train:\n  one\n  two", place="a.py:3: raise x")
     assert cut(failure, "") == Refusal(message="plans.train:\n  one\n  two", reasons=(), place="a.py:3: raise x")
-
-
-def test_an_exception_without_words_shows_its_class() -> None:
     assert cut(Failure(phase="build", kind="AssertionError", text=""), "").message == "AssertionError"
 
 
@@ -339,14 +323,13 @@ def test_parameters_are_those_of_the_stage_in_local_shapes(pipeline: GraphFacts)
         "learning_rate": ("Float32", ()),
     }
     assert pipeline.parameter_bytes == 4 * 4 * (16 * 64 + 16) + 4 + 4
+    assert facts_from_json(json.loads(json.dumps(dataclasses.asdict(pipeline)))) == pipeline
 
 
 def test_functions_count_as_often_as_they_are_called(pipeline: GraphFacts) -> None:
     # Per micro-batch one forward and two backward products of 4 rows; the optimizer runs once.
-    assert pipeline.products == {"Float32": 6}
-    assert pipeline.operators["MatMul"] == 6
-    assert pipeline.operators["AdamWeightDecay"] == 2
-    assert pipeline.fused == {"AdamWeightDecay": 2}
+    assert pipeline.products == {"Float32": 6} and pipeline.fused == {"AdamWeightDecay": 2}
+    assert pipeline.operators["MatMul"] == 6 and pipeline.operators["AdamWeightDecay"] == 2
 
 
 def test_collectives_with_groups_counts_and_bytes(pipeline: GraphFacts) -> None:
@@ -358,10 +341,6 @@ def test_collectives_with_groups_counts_and_bytes(pipeline: GraphFacts) -> None:
         ("Receive", (0, 4)): (2, 2 * 256),
         ("Send", (0, 4)): (2, 2 * 256),
     }
-
-
-def test_facts_survive_json(pipeline: GraphFacts) -> None:
-    assert facts_from_json(json.loads(json.dumps(dataclasses.asdict(pipeline)))) == pipeline
 
 
 def graph(*functions: str) -> str:
@@ -383,33 +362,18 @@ def reduce(attributes: str, shape: str = "(4, 2)", dtype: str = "Float32") -> st
     return f"AllReduce(%0) primitive_attrs: {{{attributes}}} : ({tensor}) -> ({tensor})"
 
 
-def test_calls_within_calls_multiply() -> None:
-    facts = read_graph(
-        graph(
-            "main: call @step(%0); call @step(%1); PrimFunc_Add(%0, %1)",
-            "step: call @layer(%0); call @layer(%1); call @layer(%2); PrimFunc_Mul(%0, %0)",
-            "layer: PrimFunc_Exp(%para1_x)",
-        ),
-        1,
-    )
-    assert facts.operators == {"Add": 1, "Exp": 6, "Mul": 2}
-
-
-def test_a_partial_counts_where_it_is_called() -> None:
-    facts = read_graph(
-        graph("main: Partial(@back, %0); %0[@Partial(@back)](%1); %0[@@back](%2)", "back: PrimFunc_Exp(%para1_x)"), 1
-    )
-    assert facts.operators == {"Exp": 2, "Partial": 1}
-
-
-def test_a_function_that_is_only_handed_around_counts_once() -> None:
-    facts = read_graph(graph("main: Switch(%0, @yes, @no)", "yes: PrimFunc_Exp(%0)", "no: PrimFunc_Log(%0)"), 1)
-    assert facts.operators == {"Exp": 1, "Log": 1, "Switch": 1}
-
-
-def test_a_loop_counts_its_body_once() -> None:
-    facts = read_graph(graph("main: call @body(%0)", "body: PrimFunc_Exp(%0); call @body(%0)"), 1)
-    assert facts.operators == {"Exp": 1}
+@pytest.mark.parametrize("functions, operators", [
+    (("main: call @step(%0); call @step(%1); PrimFunc_Add(%0, %1)",
+        "step: call @layer(%0); call @layer(%1); call @layer(%2); PrimFunc_Mul(%0, %0)",
+        "layer: PrimFunc_Exp(%para1_x)"), {"Add": 1, "Exp": 6, "Mul": 2}),
+    (("main: Partial(@back, %0); %0[@Partial(@back)](%1); %0[@@back](%2)", "back: PrimFunc_Exp(%para1_x)"),
+        {"Exp": 2, "Partial": 1}),
+    (("main: Switch(%0, @yes, @no)", "yes: PrimFunc_Exp(%0)", "no: PrimFunc_Log(%0)"),
+        {"Exp": 1, "Log": 1, "Switch": 1}),
+    (("main: call @body(%0)", "body: PrimFunc_Exp(%0); call @body(%0)"), {"Exp": 1}),
+], ids=["calls multiply", "a partial where it is called", "only handed around", "a loop's body once"])  # fmt: skip
+def test_functions_count_where_they_are_called(functions: tuple[str, ...], operators: dict[str, int]) -> None:
+    assert read_graph(graph(*functions), 1).operators == operators
 
 
 @pytest.mark.parametrize("attributes, group, ranks", [
@@ -426,28 +390,18 @@ def test_groups_of_collectives(attributes: str, group: str, ranks: tuple[int, ..
 
 def test_sizes_of_collectives_add_up_over_dtypes_and_calls() -> None:
     attributes = 'group: "g", group_rank_ids: (0, 1)'
-    facts = read_graph(
+    (found,) = read_graph(
         graph(f"main: call @f(%0); call @f(%1); {reduce(attributes)}", f"f: {reduce(attributes, '(8)', 'BFloat16')}"), 2
-    )
-    assert facts.collectives == (
-        Collective(kind="AllReduce", group="g", ranks=(0, 1), count=3, bytes=4 * 8 + 2 * 2 * 8),
-    )
-
-
-def test_a_shape_known_at_run_time_has_no_size() -> None:
-    attributes = 'group: "g", group_rank_ids: (0, 1)'
-    facts = read_graph(graph(f"main: {reduce(attributes, '(-1, 2)')}; {reduce(attributes)}"), 2)
-    assert facts.collectives[0].bytes is None
-    assert facts.collectives[0].count == 2
-
-
-def test_tuples_of_tensors_are_summed() -> None:
+    ).collectives
+    assert found == Collective(kind="AllReduce", group="g", ranks=(0, 1), count=3, bytes=4 * 8 + 2 * 2 * 8)
+    (found,) = read_graph(graph(f"main: {reduce(attributes, '(-1, 2)')}; {reduce(attributes)}"), 2).collectives
+    assert (found.bytes, found.count) == (None, 2), "a shape known at run time has no size"
     types = "(<Tuple[Tensor[Float32]*2, Tensor[Float16]], TupleShape((2, 2), (3), (5))>) -> (<Tensor[Float32], (10)>)"
     facts = read_graph(graph(f'main: AlltoAllV(%0) primitive_attrs: {{group: "hccl_world_group"}} : {types}'), 2)
-    assert facts.collectives[0].bytes == 4 * 4 + 3 * 4 + 5 * 2
+    assert facts.collectives[0].bytes == 4 * 4 + 3 * 4 + 5 * 2, "tuples of tensors are summed"
 
 
-def test_products_by_dtype() -> None:
+def test_products_by_dtype_and_gradients_of_fused_operators() -> None:
     types = "(<Ref[Tensor[{0}]], (4, 8), ref_key=a, is_parameter>, <Tensor[{0}], (8, 2)>) -> (<Tensor[{0}], (4, 2)>)"
     nodes = [
         f"PrimFunc_MatMul(%0, %1, Bool(0), Bool(0)) : {types.format('BFloat16')}",
@@ -455,19 +409,13 @@ def test_products_by_dtype() -> None:
         f"PrimFunc_MatMulExt(%0, %1) : {types.format('Float32')}",
     ]
     assert read_graph(graph(f"main: {'; '.join(nodes)}"), 1).products == {"BFloat16": 2, "Float32": 1}
-
-
-def test_gradients_of_fused_operators_are_fused() -> None:
-    nodes = "PrimFunc_FlashAttentionScore(%0); FlashAttentionScoreGrad(%0); PrimFunc_RmsNormGrad(%0); PrimFunc_Add(%0)"
-    assert read_graph(graph(f"main: {nodes}"), 1).fused == {
-        "FlashAttentionScore": 1, "FlashAttentionScoreGrad": 1, "RmsNormGrad": 1,
-    }  # fmt: skip
+    fused = ("FlashAttentionScore", "FlashAttentionScoreGrad", "RmsNormGrad")
+    nodes = [f"PrimFunc_{name}(%0)" for name in (*fused, "Add")]
+    assert read_graph(graph(f"main: {'; '.join(nodes)}"), 1).fused == dict.fromkeys(fused, 1)
 
 
 def test_sizes_of_tensors() -> None:
-    assert TensorType(dtype="BFloat16", shape=(3, 5)).bytes == 30
-    assert TensorType(dtype="Float32", shape=()).bytes == 4
-    assert TensorType(dtype="Float32", shape=(3, -1)).bytes is None
-    assert TensorType(dtype="String", shape=(3,)).bytes is None
+    sizes = {("BFloat16", (3, 5)): 30, ("Float32", ()): 4, ("Float32", (3, -1)): None, ("String", (3,)): None}
+    assert {key: TensorType(dtype=key[0], shape=key[1]).bytes for key in sizes} == sizes
     held = HeldParameter(name="w", dtype="Int8", shape=(7,))
     assert GraphFacts(parameters=(held, held)).parameter_bytes == 14

@@ -57,9 +57,8 @@ def wheel(tmp_path: Path) -> Wheel:
     cann.write_text('extern "C" int aclmdlUnload() { return 5; }\n')
     plugin.write_text(PLUGIN)
     run("g++", "-shared", "-fPIC", "-Wl,-soname,libascendcl.so", "-o", tmp_path / "libascendcl.so", cann)
-    run(
-        "g++", "-shared", "-fPIC", "-o", plugin_folder / "libmindspore_ascend.so.2", plugin, tmp_path / "libascendcl.so"
-    )
+    library = plugin_folder / "libmindspore_ascend.so.2"
+    run("g++", "-shared", "-fPIC", "-o", library, plugin, tmp_path / "libascendcl.so")
     return Wheel(folder=tmp_path / "mindspore", version="2.10.0")
 
 
@@ -90,16 +89,11 @@ def test_a_plugin_loads_with_its_stand_ins(wheel: Wheel, tmp_path: Path) -> None
 
 
 @needs_compiler
-def test_stand_ins_are_built_once(wheel: Wheel, tmp_path: Path) -> None:
+def test_stand_ins_are_built_once_and_for_another_build_of_mindspore_again(wheel: Wheel, tmp_path: Path) -> None:
     first = stand_ins(wheel, tmp_path / "cache")
     before = identity(first)
     assert stand_ins(wheel, tmp_path / "cache") == first
     assert identity(first) == before
-
-
-@needs_compiler
-def test_another_build_of_mindspore_gets_stand_ins_of_its_own(wheel: Wheel, tmp_path: Path) -> None:
-    first = stand_ins(wheel, tmp_path / "cache")
     with (wheel.folder / "lib" / "plugin" / "libmindspore_ascend.so.2").open("ab") as plugin:
         plugin.write(b"longer")
     assert stand_ins(wheel, tmp_path / "cache") != first
@@ -168,12 +162,8 @@ def test_real_cann_comes_first(tmp_path: Path) -> None:
     toolchain = find_toolchain(environment, plain_wheel(tmp_path / "mindspore"))
     assert (toolchain.libraries, toolchain.is_stand_in) == (libraries, False)
     assert str(toolchain) == f"MindSpore 2.10.0, CANN of {tmp_path}/toolkit"
-
-
-def test_cann_is_looked_for_in_both_variables(tmp_path: Path) -> None:
-    libraries = cann(tmp_path / "toolkit")
     empty = {"ASCEND_HOME_PATH": str(tmp_path / "empty"), "ASCEND_TOOLKIT_HOME": str(tmp_path / "toolkit")}
-    assert real_cann(empty) == libraries
+    assert real_cann(empty) == libraries, "it is looked for in both variables"
 
 
 @pytest.mark.parametrize("version", ["2.9.0", "2.11.0", "3.0"])
@@ -204,22 +194,17 @@ def test_the_cache_follows_the_user(tmp_path: Path) -> None:
     assert cache_folder({}) == Path.home() / ".cache" / "mindgspo"
 
 
-@pytest.mark.parametrize(
-    "version_file, expected",
-    [("__version__ = '2.10.0'\n__commit_id__ = 'x'\n", "2.10.0"), ('__version__ = "2.10.1rc1"\n', "2.10.1rc1")],
-)
-def test_the_wheel_is_found_without_importing_it(tmp_path: Path, version_file: str, expected: str) -> None:
+def test_the_wheel_is_found_without_importing_it(tmp_path: Path) -> None:
     package = tmp_path / "mindspore"
     package.mkdir()
     (package / "__init__.py").write_text("raise ImportError('never imported')\n")
-    (package / "version.py").write_text(version_file)
-    assert asked(tmp_path) == f"{package} {expected}"
-
-
-def test_no_mindspore_and_no_version_are_said(tmp_path: Path) -> None:
-    (tmp_path / "mindspore").mkdir()
-    (tmp_path / "mindspore" / "__init__.py").touch()
     assert "does not tell MindSpore's version" in asked(tmp_path)
+    for text, version in (
+        ("__version__ = '2.10.0'\n__commit_id__ = 'x'", "2.10.0"),
+        ('__version__ = "2.1rc1"', "2.1rc1"),
+    ):
+        (package / "version.py").write_text(f"{text}\n")
+        assert asked(tmp_path) == f"{package} {version}"
 
 
 def asked(folder: Path) -> str:
@@ -267,36 +252,22 @@ def test_symbols_wanted_and_offered(plugin: Path) -> None:
     assert symbols.offered >= {"start", "table"}
     assert "hidden" not in symbols.offered and "aclMaybe" not in symbols.offered
     assert symbols.needed == {"libother.so"}
-
-
-def test_symbols_of_several_objects_together(plugin: Path) -> None:
     symbols = read_symbols([plugin, plugin.with_name("libother.so")])
     assert {"start", "other"} <= symbols.offered
     assert missing_symbols(symbols.wanted, symbols.offered) == ["aclInit"]
-
-
-def test_no_objects_no_symbols() -> None:
+    assert missing_symbols({"PyList_New", "_Py_NoneStruct", "aclInit"}, set()) == ["aclInit"], "Python offers its own"
     assert read_symbols([]).wanted == set()
 
 
 def test_versioned_symbols_lose_their_version(tmp_path: Path) -> None:
     script = tmp_path / "versions.map"
     script.write_text("VERS_1 { global: versioned; local: *; };")
-    library = shared_object(
-        tmp_path / "libversioned.so",
-        "int versioned(void) { return 1; }",
-        f"-Wl,--version-script={script}",
-        "-Wl,-soname,libversioned.so",
-    )
-    user = shared_object(
-        tmp_path / "user.so", "int versioned(void); int use(void) { return versioned(); }", str(library)
-    )
+    options = (f"-Wl,--version-script={script}", "-Wl,-soname,libversioned.so")
+    library = shared_object(tmp_path / "libversioned.so", "int versioned(void) { return 1; }", *options)
+    source = "int versioned(void); int use(void) { return versioned(); }"
+    user = shared_object(tmp_path / "user.so", source, str(library))
     assert "versioned" in read_symbols([library]).offered
     assert read_symbols([user]).wanted == {"versioned"}
-
-
-def test_python_offers_its_own() -> None:
-    assert missing_symbols({"PyList_New", "_Py_NoneStruct", "aclInit"}, set()) == ["aclInit"]
 
 
 def test_files_for_other_processors_are_told_apart(plugin: Path, tmp_path: Path) -> None:
