@@ -16,8 +16,8 @@ from mindgspo.cli import main
 def test_jobs_survive_their_file(tmp_path: Path) -> None:
     job = Job(
         config="a.yaml", overrides=("seed=2", "plans.train.model_parallel=4"), working_folder="/w", graph="train",
-        rank=3, world_size=8, builder="m:f", import_folders=("/x",), strategy_path="/s", result_path="/r", is_stand_in=True,
-        measures_memory=True,
+        rank=3, world_size=8, builder="m:f", import_folders=("/x",), strategy_path="/s", result_path="/r",
+        is_stand_in=True, measures_memory=True,
     )  # fmt: skip
     write_record(tmp_path / "job.json", job)
     assert read_job(tmp_path / "job.json") == job
