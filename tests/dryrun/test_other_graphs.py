@@ -14,10 +14,8 @@ from mindgspo.trainer.batches import longest_batch
 PLANS = {
     "stages": ("model_parallel: 4, pipeline_stage: 2, micro_batch_num: 2", 4),
     "optimizer shards": (
-        "data_parallel: 2, model_parallel: 2, pipeline_stage: 2, micro_batch_num: 2, optimizer_shard: true",
-        3,
-    ),
-}
+        "data_parallel: 2, model_parallel: 2, pipeline_stage: 2, micro_batch_num: 2, optimizer_shard: true", 3),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PLANS)
