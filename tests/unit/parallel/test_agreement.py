@@ -29,42 +29,24 @@ def answers(over_ranks) -> Callable[[Sequence[Mapping[str, object]]], list[str |
     return ask
 
 
-def test_a_process_that_is_alone_agrees_with_itself():
-    require_agreement("settings", {"lr": 1.0}, FIX)
-
-
 def test_equal_facts_pass_whatever_their_order(answers):
     assert answers([{"a": 1, "b": {"c": [1, 2], "d": None}}, {"b": {"d": None, "c": [1, 2]}, "a": 1}]) == [None, None]
+    require_agreement("settings", {"lr": 1.0}, FIX)  # of a process that is alone
 
 
-def test_every_rank_is_told_the_key_both_values_and_the_fix(answers):
-    found = answers([{"optimizer": {"lr": 0.5, "beta": 0.9}}, {"optimizer": {"lr": 0.25, "beta": 0.9}}])
-    assert found == 2 * [
-        "the ranks differ in their settings:\n  rank 1: optimizer.lr is 0.25, on rank 0 0.5\nStart all ranks alike."
-    ]
-
-
-def test_rank_0_is_the_measure_and_all_who_differ_are_named(answers):
-    found = answers([{"seed": 7}, {"seed": 8}, {"seed": 7}, {"seed": 9}])
-    assert found == 4 * [
-        "the ranks differ in their settings:\n"
-        "  rank 1: seed is 8, on rank 0 7\n"
-        "  rank 3: seed is 9, on rank 0 7\n"
-        "Start all ranks alike."
-    ]
-
-
-def test_keys_that_one_side_lacks_are_named(answers):
-    found = answers([{"a": 1, "b": "x"}, {"a": 1, "c": [2]}])
-    assert found[1].splitlines()[1:3] == [
-        "  rank 1: b is 'missing', on rank 0 'x'",
-        "  rank 1: c is [2], on rank 0 'missing'",
-    ]
-
-
-def test_a_value_of_another_type_is_another_value(answers):
-    found = answers([{"steps": 1, "path": "1"}, {"steps": "1", "path": "1"}])
-    assert found[0].splitlines()[1:-1] == ["  rank 1: steps is '1', on rank 0 1"]
+@pytest.mark.parametrize(("facts", "told"), [
+    ([{"optimizer": {"lr": 0.5, "beta": 0.9}}, {"optimizer": {"lr": 0.25, "beta": 0.9}}],
+        ["rank 1: optimizer.lr is 0.25, on rank 0 0.5"]),
+    # Rank 0 is the measure, and all who differ are named.
+    ([{"seed": 7}, {"seed": 8}, {"seed": 7}, {"seed": 9}],
+        ["rank 1: seed is 8, on rank 0 7", "rank 3: seed is 9, on rank 0 7"]),
+    ([{"a": 1, "b": "x"}, {"a": 1, "c": [2]}],
+        ["rank 1: b is 'missing', on rank 0 'x'", "rank 1: c is [2], on rank 0 'missing'"]),
+    ([{"steps": 1, "path": "1"}, {"steps": "1", "path": "1"}], ["rank 1: steps is '1', on rank 0 1"]),
+], ids=["key", "ranks", "missing", "type"])  # fmt: skip
+def test_every_rank_is_told_the_key_both_values_and_the_fix(answers, facts: list[dict], told: list[str]):
+    lines = ["the ranks differ in their settings:", *(f"  {line}" for line in told), FIX]
+    assert answers(facts) == len(facts) * ["\n".join(lines)]
 
 
 def test_a_long_list_is_cut_after_five(answers):

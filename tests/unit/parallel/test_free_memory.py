@@ -30,6 +30,9 @@ def own(tmp_path: Path) -> Path:
 def test_file_pages_of_the_group_would_make_room(tmp_path: Path, own: Path):
     group(tmp_path / "slice/job", str(10 * MIB), 8 * MIB, active=1 * MIB, inactive=2 * MIB)
     assert free_memory_bytes(tmp_path, own) == 5 * MIB
+    group(tmp_path / "slice/job", "0", 8 * MIB)
+    assert free_memory_bytes(tmp_path, own) == 0, "above its limit"
+    assert free_memory_bytes() > MIB, "this process has some"
 
 
 def test_the_tightest_group_around_the_process_counts(tmp_path: Path, own: Path):
@@ -39,11 +42,6 @@ def test_the_tightest_group_around_the_process_counts(tmp_path: Path, own: Path)
     assert free_memory_bytes(tmp_path, own) == 3 * MIB
 
 
-def test_a_group_above_its_limit_has_no_room(tmp_path: Path, own: Path):
-    group(tmp_path / "slice/job", "0", 8 * MIB)
-    assert free_memory_bytes(tmp_path, own) == 0
-
-
 @pytest.mark.parametrize("limited", [False, True])
 def test_without_limits_the_machine_counts(tmp_path: Path, own: Path, limited: bool):
     if limited:
@@ -51,7 +49,3 @@ def test_without_limits_the_machine_counts(tmp_path: Path, own: Path, limited: b
     machine = psutil.virtual_memory()
     assert 0 < free_memory_bytes(tmp_path, own) <= machine.total
     assert free_memory_bytes(tmp_path, tmp_path / "absent") <= machine.total
-
-
-def test_this_process_has_some():
-    assert free_memory_bytes() > MIB

@@ -28,53 +28,33 @@ def rows(start: int, stop: int) -> TensorSlice:
     return TensorSlice((start, 0), (stop, 6))
 
 
-def test_rows_over_the_inner_device_axis():
-    inner = layout()
-    assert [inner.slice_of(rank) for rank in range(4)] == [rows(0, 4), rows(4, 8), rows(0, 4), rows(4, 8)]
-    assert (inner.splits, inner.slice_shape, inner.replicas) == ((2, 1), (4, 6), 2)
-    assert inner.holders((0, 0)) == (0, 2)
-    assert inner.holders((1, 0)) == (1, 3)
-
-
-def test_rows_over_the_outer_device_axis():
-    outer = layout(tensor_map=(1, -1))
-    assert [outer.slice_of(rank) for rank in range(4)] == [rows(0, 4), rows(0, 4), rows(4, 8), rows(4, 8)]
-
-
-def test_rows_and_columns():
-    both = layout(tensor_map=(1, 0))
-    assert both.slice_of(1) == TensorSlice((0, 3), (4, 6))
-    assert both.slice_of(2) == TensorSlice((4, 0), (8, 3))
-    assert both.replicas == 1
-
-
-def test_a_tuple_splits_one_axis_twice_first_device_axis_outermost():
-    # Halves over the inner device axis, each half in two over the outer one.
-    twice = layout(tensor_map=((0, 1), -1))
-    assert [twice.slice_of(rank) for rank in range(4)] == [rows(0, 2), rows(4, 6), rows(2, 4), rows(6, 8)]
-    assert [layout(tensor_map=((1, 0), -1)).slice_of(rank) for rank in range(4)] == [
-        rows(0, 2), rows(2, 4), rows(4, 6), rows(6, 8),
-    ]  # fmt: skip
-
-
-def test_rank_list_says_who_the_devices_are():
-    moved = layout(rank_list=(4, 5, 6, 7))
-    assert moved.slice_of(5) == rows(4, 8)
+@pytest.mark.parametrize(("tensor_map", "slices"), [
+    ((0, -1), [rows(0, 4), rows(4, 8), rows(0, 4), rows(4, 8)]),  # over the inner device axis
+    ((1, -1), [rows(0, 4), rows(0, 4), rows(4, 8), rows(4, 8)]),  # over the outer one
+    # A tuple splits one axis twice, by its first device axis outermost.
+    (((0, 1), -1), [rows(0, 2), rows(4, 6), rows(2, 4), rows(6, 8)]),
+    (((1, 0), -1), [rows(0, 2), rows(2, 4), rows(4, 6), rows(6, 8)]),
+])  # fmt: skip
+def test_rows_over_device_axes(tensor_map: tuple, slices: list[TensorSlice]):
+    assert [layout(tensor_map=tensor_map).slice_of(rank) for rank in range(4)] == slices
+    for ranks in permutations((3, 5, 8, 9)):  # the rank list says who the devices are
+        moved = layout(tensor_map=tensor_map, rank_list=ranks)
+        assert [moved.slice_of(rank) for rank in ranks] == slices
     assert moved.slice_of(0) is None, "the parameter does not live there"
 
 
-def test_few_heads_shared_by_several_ranks():
-    # (data 1, heads 2, ranks per head 4): eight ranks, two distinct slices.
+def test_replicas_and_holders():
+    inner = layout()
+    assert (inner.splits, inner.slice_shape, inner.replicas) == ((2, 1), (4, 6), 2)
+    assert (inner.holders((0, 0)), inner.holders((1, 0))) == ((0, 2), (1, 3))
+    both = layout(tensor_map=(1, 0))
+    assert both.slice_of(1) == TensorSlice((0, 3), (4, 6))
+    assert both.slice_of(2) == TensorSlice((4, 0), (8, 3)) and both.replicas == 1
+    # Few heads, (data 1, heads 2, ranks per head 4): eight ranks, two distinct slices.
     few = layout(device_matrix=(1, 2, 4), tensor_map=(1, -1), rank_list=tuple(range(8)))
-    assert few.holders((0, 0)) == (0, 1, 2, 3)
-    assert few.holders((1, 0)) == (4, 5, 6, 7)
-    assert few.replicas == 4
-
-
-def test_a_scalar_is_whole_everywhere():
+    assert (few.holders((0, 0)), few.holders((1, 0)), few.replicas) == ((0, 1, 2, 3), (4, 5, 6, 7), 4)
     scalar = layout(shape=(), tensor_map=())
-    assert scalar.replicas == 4
-    assert scalar.slice_of(3) == TensorSlice((), ())
+    assert scalar.replicas == 4 and scalar.slice_of(3) == TensorSlice((), ())
 
 
 def test_placements_are_compared_by_slices_not_by_spelling():
@@ -134,9 +114,3 @@ def test_slices_tile_the_tensor_and_holders_are_the_inverse(any_layout: Layout):
 def test_a_layout_that_cannot_be_is_refused_with_the_numbers(changes: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         layout(**changes)
-
-
-def test_every_order_of_ranks_is_kept():
-    for ranks in permutations((3, 5, 8, 9)):
-        given_order = layout(tensor_map=((1, 0), -1), rank_list=ranks)
-        assert [given_order.slice_of(rank) for rank in ranks] == [rows(0, 2), rows(2, 4), rows(4, 6), rows(6, 8)]

@@ -17,26 +17,17 @@ def grid(data: int, model: int, stages: int) -> RankGrid:
 
 def test_pipeline_is_outermost_and_model_parallel_innermost():
     small = grid(2, 2, 2)
-    assert [small.coordinates(rank) for rank in (0, 1, 2, 5, 7)] == [
-        Coordinates(stage=0, data=0, model=0), Coordinates(stage=0, data=0, model=1),
-        Coordinates(stage=0, data=1, model=0), Coordinates(stage=1, data=0, model=1),
-        Coordinates(stage=1, data=1, model=1),
-    ]  # fmt: skip
+    at = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 1), (1, 1, 1)]
+    expected = [Coordinates(stage=stage, data=data, model=model) for stage, data, model in at]
+    assert [small.coordinates(rank) for rank in (0, 1, 2, 5, 7)] == expected
     assert small.stage_ranks(1) == (4, 5, 6, 7)
 
 
-def test_groups_of_the_training_plan_1_x_4_x_2():
-    train = grid(1, 4, 2)
-    assert train.model_groups() == ((0, 1, 2, 3), (4, 5, 6, 7))
-    assert train.data_groups() == tuple((rank,) for rank in range(8))
-    assert train.pipeline_groups() == ((0, 4), (1, 5), (2, 6), (3, 7))
-
-
-def test_groups_of_the_rollout_plan_2_x_4_x_1():
-    infer = grid(2, 4, 1)
-    assert infer.model_groups() == ((0, 1, 2, 3), (4, 5, 6, 7))
-    assert infer.data_groups() == ((0, 4), (1, 5), (2, 6), (3, 7))
-    assert infer.pipeline_groups() == tuple((rank,) for rank in range(8))
+def test_groups_of_1_x_4_x_2_and_of_2_x_4_x_1():
+    train, infer = grid(1, 4, 2), grid(2, 4, 1)
+    assert train.model_groups() == infer.model_groups() == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert train.data_groups() == infer.pipeline_groups() == tuple((rank,) for rank in range(8))
+    assert train.pipeline_groups() == infer.data_groups() == ((0, 4), (1, 5), (2, 6), (3, 7))
 
 
 def test_device_axes_are_counted_from_the_right():

@@ -62,24 +62,17 @@ def test_unpacked_arrays_are_the_receivers_own():
     array += 1
     assert array.flags.owndata
     assert_same(next(_unpacked(parcel)), (np.arange(4),))
-
-
-def test_nothing_is_a_parcel_too():
-    assert list(_unpacked(_packed([]))) == []
-    assert list(_unpacked(_packed([(), ()]))) == [(), ()]
+    assert [list(_unpacked(_packed(nothing))) for nothing in ([], [(), ()])] == [[], [(), ()]]
 
 
 def replicas_of(rank: int, **sizes: int) -> Replicas:
     return Replicas(Placement(plan=ParallelPlan(**sizes), rank=rank))
 
 
-def test_items_are_dealt_out_in_turn():
+def test_items_are_dealt_out_in_turn_and_one_rank_speaks_for_a_replica():
     # 3 replicas of 2 ranks: ranks 0 and 1 are replica 0, and so on.
     shares = [replicas_of(rank, data_parallel=3, model_parallel=2).own("abcdefgh") for rank in range(6)]
     assert shares == [[*"adg"], [*"adg"], [*"beh"], [*"beh"], [*"cf"], [*"cf"]]
-
-
-def test_one_rank_speaks_for_a_replica():
     speaks = [replicas_of(rank, data_parallel=2, model_parallel=2, pipeline_stage=2).speaks for rank in range(8)]
     assert speaks == [False] * 4 + [True, False, True, False]  # slice 0 of the last stage
 

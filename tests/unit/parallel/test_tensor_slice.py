@@ -9,41 +9,24 @@ from hypothesis import strategies as st
 from mindgspo.parallel.layout import TensorSlice
 
 
-def test_a_block_knows_its_shape_size_and_index():
+def test_blocks_by_hand():
     block = TensorSlice((4, 0), (6, 3))
-    assert block.shape == (2, 3)
-    assert block.size == 6
+    assert (block.shape, block.size) == ((2, 3), 6)
     assert np.arange(32).reshape(8, 4)[block.index].tolist() == [[16, 17, 18], [20, 21, 22]]
-
-
-def test_intersection_by_hand():
     rows = TensorSlice((0, 0), (4, 8))
     assert rows.intersection(TensorSlice((2, 4), (6, 8))) == TensorSlice((2, 4), (4, 8))
     assert rows.intersection(TensorSlice((4, 0), (8, 8))) is None, "neighbours share a border, no element"
-
-
-def test_relative_to_shifts_into_the_coordinates_of_a_slice():
     assert TensorSlice((6, 4), (8, 8)).relative_to((4, 4)) == TensorSlice((2, 0), (4, 4))
-
-
-def test_a_scalar_is_one_element():
     scalar = TensorSlice((), ())
-    assert scalar.size == 1
-    assert scalar.intersection(scalar) == scalar
-    assert list(scalar.blocks(1)) == [scalar]
+    assert (scalar.size, scalar.intersection(scalar), list(scalar.blocks(1))) == (1, scalar, [scalar])
 
 
-def test_blocks_are_even_runs_of_rows():
-    assert list(TensorSlice((10, 0), (17, 3)).blocks(9)) == [
-        TensorSlice((10, 0), (12, 3)), TensorSlice((12, 0), (14, 3)), TensorSlice((14, 0), (17, 3)),
-    ]  # fmt: skip
-
-
-def test_blocks_cut_within_a_row_only_where_a_row_is_too_large():
-    assert list(TensorSlice((0, 0), (2, 5)).blocks(3)) == [
-        TensorSlice((0, 0), (1, 2)), TensorSlice((0, 2), (1, 5)), TensorSlice((1, 0), (2, 2)),
-        TensorSlice((1, 2), (2, 5)),
-    ]  # fmt: skip
+def test_blocks_are_even_runs_of_rows_cut_only_where_a_row_is_too_large():
+    for block, size, parts in (
+        (TensorSlice((10, 0), (17, 3)), 9, [((10, 0), (12, 3)), ((12, 0), (14, 3)), ((14, 0), (17, 3))]),
+        (TensorSlice((0, 0), (2, 5)), 3, [((0, 0), (1, 2)), ((0, 2), (1, 5)), ((1, 0), (2, 2)), ((1, 2), (2, 5))]),
+    ):
+        assert [(part.starts, part.stops) for part in block.blocks(size)] == parts
 
 
 @st.composite
