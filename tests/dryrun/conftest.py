@@ -36,15 +36,8 @@ def compile_toy(toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) 
 
     def compile_(graph: str, rank: int = 0, module: str = "toy_cells", **options: float) -> Result:
         return run_child(
-            toolchain,
-            folder,
-            config=None,
-            graph=graph,
-            rank=rank,
-            world_size=NUM_RANKS,
-            builder=f"{module}:build",
-            import_folders=(Path(__file__).parent,),
-            **options,
-        )
+            toolchain, folder, config=None, graph=graph, rank=rank, world_size=NUM_RANKS, builder=f"{module}:build",
+            import_folders=(Path(__file__).parent,), **options,
+        )  # fmt: skip
 
     return compile_

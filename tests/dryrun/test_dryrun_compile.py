@@ -61,7 +61,6 @@ def test_training_graph_over_two_pipeline_stages(compile_toy: CompileToy, rank: 
     kinds = {entry.kind: (entry.ranks, entry.count) for entry in result.facts.collectives}
     assert kinds["Send"] == kinds["Receive"] == ((rank % 4, rank % 4 + 4), 2)
     assert result.facts.fused == {"AdamWeightDecay": 2}
-
     assert result.strategy is not None
     strategy = read_strategy(result.strategy)
     layout = strategy.stages[stage][f"{name}.weight"]

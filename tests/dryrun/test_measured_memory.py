@@ -33,16 +33,9 @@ def measured(toolchain: Toolchain, tmp_path: Path) -> Callable[..., tuple[Result
     ) -> tuple[Result, int]:
         path = write_experiment(tmp_path / "experiment.yaml", architecture="qwen2", **plans)
         result = run_child(
-            toolchain,
-            tmp_path,
-            config=path,
-            graph=graph,
-            rank=rank,
-            world_size=NUM_RANKS,
-            overrides=overrides,
-            time_limit_s=300,
-            measures_memory=True,
-        )
+            toolchain, tmp_path, config=path, graph=graph, rank=rank, world_size=NUM_RANKS, overrides=overrides,
+            time_limit_s=300, measures_memory=True,
+        )  # fmt: skip
         assert result.failure is None and result.memory is not None and not result.memory.why_not, result
         return result, graph_memory(load_config(path, overrides, check_files=False), graph, rank)
 

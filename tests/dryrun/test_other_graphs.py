@@ -25,16 +25,9 @@ def test_slices_are_filled_between_two_compiles(toolchain: Toolchain, tmp_path: 
         tmp_path / "experiment.yaml", architecture="qwen2", train=train, infer="data_parallel: 2, model_parallel: 4"
     )
     result = run_child(
-        toolchain,
-        tmp_path,
-        config=config,
-        graph="reference",
-        rank=rank,
-        world_size=NUM_RANKS,
-        builder="laid_out:build",
-        import_folders=(Path(__file__).parent,),
-        time_limit_s=200,
-    )
+        toolchain, tmp_path, config=config, graph="reference", rank=rank, world_size=NUM_RANKS,
+        builder="laid_out:build", import_folders=(Path(__file__).parent,), time_limit_s=200,
+    )  # fmt: skip
     assert result.failure is None, result.failure
     assert result.facts.fused["FlashAttentionScore"] == 1, "one of the two layers is on this rank's stage"
 

@@ -39,16 +39,10 @@ def compile_unchecked(toolchain: Toolchain, tmp_path_factory: pytest.TempPathFac
     def compile_(name: str) -> Result:
         wrong = WRONG_PLANS[name]
         return run_child(
-            toolchain,
-            folder / name.replace("/", ":"),
-            config=None,
-            graph=wrong.graph,
-            rank=wrong.rank,
-            world_size=wrong.world_size,
-            builder="dryrun.unchecked_graphs:build",
-            import_folders=(TESTS,),
+            toolchain, folder / name.replace("/", ":"), config=None, graph=wrong.graph, rank=wrong.rank,
+            world_size=wrong.world_size, builder="dryrun.unchecked_graphs:build", import_folders=(TESTS,),
             time_limit_s=300,
-        )
+        )  # fmt: skip
 
     return compile_
 

@@ -114,18 +114,13 @@ def _frozen(policy: nn.Cell, section: ModelSection, plan: ParallelPlan) -> Refer
 
 def _mean_kl(policy: list[TokenScores], reference: list[TokenScores], batches: list[Batch]) -> np.ndarray:
     """Estimates k1 and k3, mean over the response tokens."""
-    section = {name: KLSection(placement="reward", estimator=name) for name in ("k1", "k3")}
-    return np.array(
-        [
-            np.concatenate(
-                [
-                    reward_penalty(section[name], new.logp_NK, old.logp_NK, batch.mask_NK)[batch.mask_NK]
-                    for new, old, batch in zip(policy, reference, batches, strict=True)
-                ]
-            ).mean()
-            for name in section
-        ]
-    )
+
+    def mean(section: KLSection) -> np.float32:
+        scored = zip(policy, reference, batches, strict=True)
+        kl = [reward_penalty(section, a.logp_NK, b.logp_NK, it.mask_NK)[it.mask_NK] for a, b, it in scored]
+        return np.concatenate(kl).mean()
+
+    return np.array([mean(KLSection(placement="reward", estimator=name)) for name in ("k1", "k3")])
 
 
 def _first_gradients(updater: SingleUpdate) -> Arrays:

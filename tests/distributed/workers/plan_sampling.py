@@ -40,15 +40,9 @@ class PlanSampler:
         self.prompts = prompts_of(section)
         model = build_model(section, place) if plan.world_size > 1 else trained
         native = NativeEngine(
-            model,
-            eos_ids=(1,),
-            num_slots=16,
-            prefill_width=4,
-            max_prompt_length=8,
-            max_new_tokens=MAX_NEW_TOKENS,
-            length_multiple=8,
-            cache_dtype=cache_dtype,
-        )
+            model, eos_ids=(1,), num_slots=16, prefill_width=4, max_prompt_length=8, max_new_tokens=MAX_NEW_TOKENS,
+            length_multiple=8, cache_dtype=cache_dtype,
+        )  # fmt: skip
         self.engine: RolloutEngine = native
         if plan.world_size > 1:
             transfer = WeightTransfer(trained, model, section, ReshardSection(bucket_mb=1, verify="full"))

@@ -246,6 +246,7 @@ def test_the_digest_tells_plans_apart():
         plan_reshard(source, {"w": whole_on((0,))}, bucket_bytes=64).digest(),
     }
     assert len(digests) == 3
+    assert plan_reshard({}, {}, bucket_bytes=64).steps == (), "a model without parameters"
 
 
 @pytest.mark.parametrize(("source", "destination", "said"), [
@@ -264,7 +265,3 @@ def test_sides_that_do_not_go_together_are_refused(source: dict, destination: di
 def test_an_impossible_bucket_size_is_refused(bucket_bytes: int, item_bytes: int, legal: int):
     with pytest.raises(ConfigError, match=f"bucket_bytes: {bucket_bytes} must be .*; nearest legal: {legal}$"):
         plan_reshard({"w": whole_on((0,))}, {"w": whole_on((1,))}, bucket_bytes=bucket_bytes, item_bytes=item_bytes)
-
-
-def test_a_model_without_parameters_is_a_plan_without_steps():
-    assert plan_reshard({}, {}, bucket_bytes=64).steps == ()

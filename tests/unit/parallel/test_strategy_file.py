@@ -236,7 +236,6 @@ def test_written_and_read_layouts_place_alike(plan: ParallelPlan, kv_heads: int,
     for name, layout in of_stage.items():
         for other in grid.stage_ranks(grid.coordinates(rank).stage):
             assert layout.slice_of(other) == layouts[name].slice_of(other), (name, other)
-
     check_fits(merged, layouts)
     back = strategy_layouts(merged, shapes)
     assert list(back) == list(layouts)

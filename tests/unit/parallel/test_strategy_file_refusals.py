@@ -36,7 +36,6 @@ def test_cut_files_are_refused_or_hold_less(tmp_path: Path):
             whole.append(found)
     # Cuts exactly between two entries; check_fits tells them from a whole file.
     assert whole == [names[:1], names[:2]]
-
     write_strategy(tmp_path / "whole.json", layouts, plan=train, rank=0)
     content = (tmp_path / "whole.json").read_bytes()
     for length in range(len(content)):
@@ -145,7 +144,6 @@ def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path):
     with pytest.raises(CheckpointError, match=r"the JSON form holds the full shape, which is not known"):
         save_strategy(path, Strategy(stages={0: {"w": StoredLayout(device_matrix=(2,), tensor_map=(0,))}}))
     assert path.read_bytes() == old and [file.name for file in tmp_path.iterdir()] == ["s.json"]
-
     dashed = {"w-1": weights(shared)[Q]}
     with pytest.raises(CheckpointError, match=r"s.ckpt: w-1: MindSpore takes what stands before a '-' for a pipeline"):
         write_strategy(tmp_path / "s.ckpt", dashed, plan=shared, rank=0)

@@ -101,8 +101,7 @@ def training_swap(tier: FakeTier | None, **changes: object) -> Swap:
 
 
 def test_what_is_registered_waits_outside_until_a_phase_needs_it():
-    tier = FakeTier()
-    swap = swap_of(tier)
+    swap = swap_of(tier := FakeTier())
     swap.register(Holding.ACTOR_WEIGHTS, parameters("w", 4, 8))
     swap.register(Holding.KV_CACHE, parameters("kv", 4), keeps_content=False)
     assert tier.since() == ["take w0, w1", "evict w0", "evict w1", "take kv0 (scratch)", "evict kv0"]
@@ -110,8 +109,7 @@ def test_what_is_registered_waits_outside_until_a_phase_needs_it():
 
 
 def test_a_step_moves_in_the_declared_order():
-    tier = FakeTier()
-    swap = training_swap(tier)
+    swap = training_swap(tier := FakeTier())
     with swap.phase(Phase.ROLLOUT):
         assert tier.since() == ["load r0", "load r1", "load kv0"], "the cache last"
     with swap.phase(Phase.SCORE):
@@ -144,8 +142,7 @@ def test_a_phase_holds_its_needs_and_nothing_else(phase: Phase):
 
 def test_shared_weights_are_one_block_of_memory():
     """In one process with equal plans the rollout reads the actor's own parameters."""
-    tier = FakeTier()
-    swap = swap_of(tier)
+    swap = swap_of(tier := FakeTier())
     weights = parameters("w", 100, 20)
     swap.register(Holding.ACTOR_WEIGHTS, weights)
     swap.register(Holding.ROLLOUT_WEIGHTS, weights)
@@ -162,8 +159,7 @@ def test_shared_weights_are_one_block_of_memory():
 
 
 def test_a_partly_shared_holding_loads_what_it_lacks():
-    tier = FakeTier()
-    swap = swap_of(tier)
+    swap = swap_of(tier := FakeTier())
     shared, own = parameters("shared", 100)[0], parameters("own", 20)[0]
     swap.register(Holding.ACTOR_WEIGHTS, [shared])
     swap.register(Holding.ROLLOUT_WEIGHTS, [shared, own, own])
@@ -177,8 +173,7 @@ def test_a_partly_shared_holding_loads_what_it_lacks():
 
 @pytest.mark.parametrize("prefetches", [False, True])
 def test_memory_level_1_holds_one_step_of_the_reshard_at_a_time(prefetches: bool):
-    tier = FakeTier()
-    swap = training_swap(tier, reshard_level=1)
+    swap = training_swap(tier := FakeTier(), reshard_level=1)
     with swap.phase(Phase.UPDATE):
         tier.since()
     with swap.phase(Phase.RESHARD):
@@ -195,8 +190,7 @@ def test_memory_level_1_holds_one_step_of_the_reshard_at_a_time(prefetches: bool
 
 
 def test_memory_level_0_holds_both_sets_and_steps_move_nothing():
-    tier = FakeTier()
-    swap = training_swap(tier)
+    swap = training_swap(tier := FakeTier())
     with swap.phase(Phase.RESHARD):
         tier.since()
         with swap.reshard_step(["w0"]):
@@ -205,8 +199,7 @@ def test_memory_level_0_holds_both_sets_and_steps_move_nothing():
 
 
 def test_a_step_that_fails_half_way_lets_go_of_what_it_had():
-    tier = FakeTier()
-    swap = training_swap(tier, reshard_level=1)
+    swap = training_swap(tier := FakeTier(), reshard_level=1)
     tier.failing = {"load w1"}
     with swap.phase(Phase.RESHARD):
         with pytest.raises(TrainingError, match="load w1"), swap.reshard_step(["w0", "w1"]):
@@ -246,8 +239,7 @@ def test_misuse_is_an_assertion():
 
 
 def test_gradients_that_are_not_zero_are_not_evicted():
-    tier = FakeTier()
-    swap = training_swap(tier)
+    swap = training_swap(tier := FakeTier())
     with swap.phase(Phase.UPDATE):
         tier.since()
         gradient = swap._holdings[Holding.GRADIENTS][0].parameter
@@ -274,8 +266,7 @@ def test_the_updater_may_say_whether_gradients_are_zero():
 
 @pytest.mark.parametrize("failing", ["evict g0", "evict m0", "load r1", "load kv0"])
 def test_after_a_failing_move_every_block_is_in_or_out_and_the_ledger_knows(failing: str):
-    tier = FakeTier()
-    swap = training_swap(tier)
+    swap = training_swap(tier := FakeTier())
     with swap.phase(Phase.UPDATE):
         pass
     tier.failing = {failing}
@@ -300,8 +291,7 @@ def test_too_little_memory_is_said_before_loading():
 
 
 def test_prefetch_loads_behind_the_open_phase():
-    tier = FakeTier()
-    swap = training_swap(tier)
+    swap = training_swap(tier := FakeTier())
     with swap.phase(Phase.SCORE):
         tier.since()
         tier.threads.clear()
@@ -322,8 +312,7 @@ def test_prefetch_loads_behind_the_open_phase():
 
 
 def test_a_failing_prefetch_is_raised_by_the_next_phase_and_can_be_tried_again():
-    tier = FakeTier()
-    swap = training_swap(tier)
+    swap = training_swap(tier := FakeTier())
     with swap.phase(Phase.SCORE):
         tier.failing = {"load m0"}
         swap.prefetch(Phase.UPDATE)
@@ -336,8 +325,7 @@ def test_a_failing_prefetch_is_raised_by_the_next_phase_and_can_be_tried_again()
 
 
 def test_what_was_prefetched_for_a_phase_that_never_came_goes_again():
-    tier = FakeTier()
-    swap = training_swap(tier)
+    swap = training_swap(tier := FakeTier())
     with swap.phase(Phase.SCORE):
         swap.prefetch(Phase.UPDATE)
     with swap.phase(Phase.EVALUATE):
@@ -375,8 +363,7 @@ def test_without_swap_everything_stays_and_phases_still_count():
 
 
 def test_close_waits_for_a_prefetch_and_says_what_it_met():
-    tier = FakeTier()
-    swap = training_swap(tier)
+    swap = training_swap(tier := FakeTier())
     with swap.phase(Phase.SCORE):
         tier.failing = {"load g0"}
         swap.prefetch(Phase.UPDATE)
