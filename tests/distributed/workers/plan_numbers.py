@@ -21,6 +21,7 @@ def body(folder: Path) -> int:
     """Every plan of the job, one after the other in one cluster."""
     runtime.set_up_runtime("CPU")
     from plan_results import results_of_plan
+
     from mindgspo.parallel import collectives
 
     meet_others()
