@@ -30,8 +30,8 @@ def answers(over_ranks) -> Callable[[Sequence[Mapping[str, object]]], list[str |
 
 
 def test_equal_facts_pass_whatever_their_order(answers):
-    assert answers([{"a": 1, "b": {"c": [1, 2], "d": None}}, {"b": {"d": None, "c": [1, 2]}, "a": 1}]) == [None, None]
     require_agreement("settings", {"lr": 1.0}, FIX)  # of a process that is alone
+    assert answers([{"a": 1, "b": {"c": [1, 2], "d": None}}, {"b": {"d": None, "c": [1, 2]}, "a": 1}]) == [None, None]
 
 
 @pytest.mark.parametrize(("facts", "told"), [

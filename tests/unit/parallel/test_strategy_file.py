@@ -110,9 +110,9 @@ def test_what_is_written_or_merged_reads_back_equal(tmp_path: Path, suffix: str,
         write_strategy(path, layouts, plan=train, rank=rank)
         written = stage_strategy(layouts, plan=train, rank=rank)
         assert read_strategy(path) == (written if suffix == ".json" else without_shapes(written))
-    merged = merge_strategies(
-        write_strategies(tmp_path, weights(plan(2, 2, 2), model), plan=plan(2, 2, 2), suffix=suffix)
-    )
+    whole = plan(2, 2, 2)
+    paths = write_strategies(tmp_path / "ranks", weights(whole, model), plan=whole, suffix=suffix)
+    merged = merge_strategies(paths)
     save_strategy(path, merged)
     assert read_strategy(path) == merged and merged.stages.keys() == {0, 1}
 
