@@ -52,14 +52,8 @@ def stopped_at() -> Callable[[Path, Path, signal.Signals], tuple[int, str, str]]
     """
 
     def start_and_stop(config: Path, path: Path, number: signal.Signals) -> tuple[int, str, str]:
-        process = subprocess.Popen(
-            command("run", config, "--set", "resume=auto"),
-            cwd=config.parent,
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        process = subprocess.Popen(command("run", config, "--set", "resume=auto"), cwd=config.parent, env=environment(),
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
         try:
             deadline = time.monotonic() + 300
             while not path.exists() and process.poll() is None and time.monotonic() < deadline:

@@ -154,9 +154,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("prepare", "said"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_gives_one_clear_error_and_no_run(
-    prepare: Callable, said: list[str], experiment: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_gives_one_clear_error_and_no_run(prepare, said, experiment, capsys, monkeypatch):
     folder = experiment.parent
     monkeypatch.chdir(folder)
     options = prepare(folder)
@@ -174,9 +172,7 @@ def test_a_mistake_gives_one_clear_error_and_no_run(
     assert begun <= {"run.json", "data"}, "a run must not have begun: the next start would be refused"
 
 
-def test_after_a_mistake_the_corrected_experiment_starts(
-    experiment: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, cpu_runtime: None
-) -> None:
+def test_after_a_mistake_the_corrected_experiment_starts(experiment, capsys, monkeypatch, cpu_runtime):
     """Data prepared by the start that failed must not stand in the way of other settings."""
     from mindgspo.config import load_config
     from mindgspo.trainer.build import build_experiment
@@ -189,11 +185,6 @@ def test_after_a_mistake_the_corrected_experiment_starts(
     assert "held_out.jsonl:7 with" in capsys.readouterr().err
     edit(folder / "held_out.jsonl", "pens " * 40, "Seven?")
     run_dir = folder / "runs" / "tiny"
-    built = build_experiment(
-        load_config(experiment),
-        data_dir=run_dir / "data",
-        failures_dir=run_dir / "failures",
-        swap_dir=run_dir / "swap",
-        new_run=True,
-    )
+    built = build_experiment(load_config(experiment), data_dir=run_dir / "data", failures_dir=run_dir / "failures",
+                             swap_dir=run_dir / "swap", new_run=True)  # fmt: skip
     assert built.validation.sets["eval"][6].answer == "7"

@@ -134,13 +134,7 @@ def test_a_run_survives_its_disk_its_checkpoint_and_its_reward(tmp_path: Path) -
 
 def torture(tmp_path: Path, *options: object) -> tuple[list[str], dict]:
     command = [sys.executable, PROJECT / "tools" / "torture.py", "--report", tmp_path / "report.json", *options]
-    ended = subprocess.run(
-        [*map(str, command)],
-        capture_output=True,
-        text=True,
-        timeout=1500,
-        env=environment(),
-    )
+    ended = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=1500, env=environment())
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout.splitlines(), json.loads((tmp_path / "report.json").read_text())
 

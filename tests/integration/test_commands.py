@@ -85,16 +85,9 @@ def test_mistakes_are_said_before_the_weights_are_read(finished_run, tmp_path: P
 @pytest.mark.shared_data
 def test_named_data_on_a_random_model_with_the_real_tokenizer(finished_run, shared_data: Path, tmp_path: Path) -> None:
     tokenizer = shared_data / "qwen2.5-tokenizer"
-    section = ModelSection(
-        vocab_size=151_936,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-    )
+    section = ModelSection(vocab_size=151_936, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+                           num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=1024,
+                           tie_word_embeddings=True)  # fmt: skip
     model = tmp_path / "model"
     write_model(model, finished_run.config, lambda weights: _replaced(weights, section))
     (model / "config.json").write_text(json.dumps(huggingface_config(section, eos_ids=[151_643], pad_id=151_643)))

@@ -149,13 +149,8 @@ def test_back_to_an_earlier_step_killed_on_the_way(whole_run, tmp_path: Path) ->
     root = tmp_path / "run"
     shutil.copytree(whole.root, root)
     fault = {"MINDGSPO_FAULT": "going_back.inside:2=kill"}
-    killed = mindgspo(
-        "run",
-        whole.config,
-        *sets(f"run_dir={root}", f"resume={root / 'checkpoints' / 'step_00000002'}"),
-        cwd=whole.config.parent,
-        env=fault,
-    )
+    killed = mindgspo("run", whole.config, *sets(f"run_dir={root}", f"resume={root / 'checkpoints' / 'step_00000002'}"),
+                      cwd=whole.config.parent, env=fault)  # fmt: skip
     assert killed.returncode == -9 and "going back to step 2" in killed.stdout, killed.stderr
     assert (root / "checkpoints" / "step_00000004").is_dir(), "it was not set aside yet"
     assert json.loads((root / "summary.json").read_text())["finished"], "nor was the end of the run"

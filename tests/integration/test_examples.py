@@ -50,16 +50,10 @@ def test_packed_batches_are_even_and_dense() -> None:
 
 @pytest.mark.shared_data
 @pytest.mark.usefixtures("shared_data")
-@pytest.mark.parametrize(
-    ("example", "said"),
-    [
-        (
-            "dapo_math",
-            ("data.train: 64 rows", "math_dapo 1 + overlong ", "Remember to put your answer on its own line"),
-        ),
-        ("math_lighteval", ("data.train: 64 rows", "math 1 + format 0", "put your final answer within \\boxed{}")),
-    ],
-)
+@pytest.mark.parametrize(("example", "said"), [
+    ("dapo_math", ("data.train: 64 rows", "math_dapo 1 + overlong ", "Remember to put your answer on its own line")),
+    ("math_lighteval", ("data.train: 64 rows", "math 1 + format 0", "put your final answer within \\boxed{}")),
+])  # fmt: skip
 def test_two_rows_are_shown_and_scored(tmp_path: Path, example: str, said: tuple[str, ...]) -> None:
     done = mindgspo("check", PROJECT / "examples" / example / "smoke.yaml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

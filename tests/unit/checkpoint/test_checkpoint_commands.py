@@ -195,16 +195,13 @@ def test_the_newest_step_of_a_run_is_taken_and_told(tmp_path: Path, step: Path, 
     assert code == 0 and f"source   {step.parent / 'step_00000008'}: whole, step 8 of a run" in out
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("shard", "x", "y"), "say how to cut"),
-        (("shard", "x", "y", "--plan", "1x2x1"), "a plan is for a model"),
-        (("shard", "x", "y", "--plan", "1x2x1", "--strategy", "s", "--config", "c"), "not both"),
-        (("transform", "x", "y", "--format", "bin"), "ckpt or safetensors"),
-        (("merge", "x", "y", "--verify", "maybe"), "written or deep"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), [
+    (("shard", "x", "y"), "say how to cut"),
+    (("shard", "x", "y", "--plan", "1x2x1"), "a plan is for a model"),
+    (("shard", "x", "y", "--plan", "1x2x1", "--strategy", "s", "--config", "c"), "not both"),
+    (("transform", "x", "y", "--format", "bin"), "ckpt or safetensors"),
+    (("merge", "x", "y", "--verify", "maybe"), "written or deep"),
+])  # fmt: skip
 def test_wrong_words(call: Call, words: tuple[str, ...], said: str):
     code, _, err = call(*words)
     assert code == 2 and said in err.replace("\n", " ")
@@ -384,18 +381,8 @@ BENCH = Path(__file__).resolve().parents[3] / "tools" / "bench_checkpoint.py"
 
 
 def test_a_small_round(tmp_path: Path):
-    command = [
-        sys.executable,
-        str(BENCH),
-        "--gib",
-        "0.05",
-        "--runs",
-        "1",
-        "--folder",
-        str(tmp_path),
-        "--format",
-        "ckpt",
-    ]
+    command = [sys.executable, str(BENCH), "--gib", "0.05", "--runs", "1", "--folder", str(tmp_path), "--format",
+               "ckpt"]  # fmt: skip
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     report = json.loads(ended.stdout)

@@ -29,16 +29,9 @@ class FakeTokenizer:
 
 
 def section(*, architecture: str = "qwen2", tied: bool = False) -> ModelSection:
-    return ModelSection(
-        architecture=architecture,
-        vocab_size=16,
-        hidden_size=8,
-        intermediate_size=12,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=tied,
-    )
+    return ModelSection(architecture=architecture, vocab_size=16, hidden_size=8, intermediate_size=12,
+                        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                        tie_word_embeddings=tied)  # fmt: skip
 
 
 def some_weights(model: ModelSection) -> dict[str, np.ndarray]:
@@ -48,14 +41,10 @@ def some_weights(model: ModelSection) -> dict[str, np.ndarray]:
 
 def exported(folder: Path, model: ModelSection | None = None, **options: object) -> Path:
     model = model or section()
-    export_huggingface(
-        folder,
-        tensors=some_weights(model),
-        model_config=huggingface_config(model, eos_ids=[2], pad_id=0),
-        generation_config=generation_config(eos_ids=[2], pad_id=0, max_new_tokens=5),
-        tokenizer=FakeTokenizer(),
-        **options,
-    )
+    export_huggingface(folder, tensors=some_weights(model),
+                       model_config=huggingface_config(model, eos_ids=[2], pad_id=0),
+                       generation_config=generation_config(eos_ids=[2], pad_id=0, max_new_tokens=5),
+                       tokenizer=FakeTokenizer(), **options)  # fmt: skip
     return folder
 
 
@@ -216,16 +205,13 @@ def test_rounding_is_torchs(tmp_path: Path, source_dtype: str, target: str) -> N
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize(
-    ("family", "own"),
-    [
-        ("Qwen2", {"tie_word_embeddings": False}),
-        ("Qwen2", {"tie_word_embeddings": True}),
-        ("Llama", {}),
-        ("Qwen3", {"head_dim": 16}),
-        ("Qwen3Moe", {"head_dim": 16, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 20}),
-    ],
-)
+@pytest.mark.parametrize(("family", "own"), [
+    ("Qwen2", {"tie_word_embeddings": False}),
+    ("Qwen2", {"tie_word_embeddings": True}),
+    ("Llama", {}),
+    ("Qwen3", {"head_dim": 16}),
+    ("Qwen3Moe", {"head_dim": 16, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 20}),
+])  # fmt: skip
 def test_what_transformers_saved_is_written_again_byte_for_byte(tmp_path: Path, family: str, own: dict) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -300,20 +286,15 @@ def change_config(folder: Path, **changes: object) -> None:
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (break_shard, r"model-00002-of-\d+\.safetensors: truncated.*bytes"),
-        (drop_index_entry, r"does not agree with .*index.json.*\n.*not placed there.*\n.*model.norm.weight"),
-        (lambda folder: change_config(folder, model_type="mamba"), "model_type is 'mamba'; supported: qwen2, qwen3"),
-        (lambda folder: change_config(folder, hidden_size=16), r"wrong shape.*\n.*the model has \(.*16"),
-        (lambda folder: change_config(folder, num_hidden_layers=3), r"missing \(12\)"),
-        (
-            lambda folder: (folder / "config.json").unlink(),
-            "source: holds no config.json; name a folder .* by --model-folder",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("damage", "message"), [
+    (break_shard, r"model-00002-of-\d+\.safetensors: truncated.*bytes"),
+    (drop_index_entry, r"does not agree with .*index.json.*\n.*not placed there.*\n.*model.norm.weight"),
+    (lambda folder: change_config(folder, model_type="mamba"), "model_type is 'mamba'; supported: qwen2, qwen3"),
+    (lambda folder: change_config(folder, hidden_size=16), r"wrong shape.*\n.*the model has \(.*16"),
+    (lambda folder: change_config(folder, num_hidden_layers=3), r"missing \(12\)"),
+    (lambda folder: (folder / "config.json").unlink(),
+     "source: holds no config.json; name a folder .* by --model-folder"),
+])  # fmt: skip
 def test_a_damaged_source_is_named_and_leaves_nothing(tmp_path: Path, damage, message: str) -> None:
     source = exported(tmp_path / "source", max_shard_bytes=1500)
     damage(source)
@@ -382,18 +363,13 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFi
     assert lines[-1].startswith("27 weights, ") and lines[-1].endswith("generation_config.json, tokenizer.json")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--max-shard-size", "5 gigabytes"], "is no size; write 5GB"),
-        (["--max-shard-size", "0GB"], "is no size"),
-        (["--format", "ckpt"], "ckpt goes with --layout mindformers"),
-        (["--format", "ckpt", "--layout", "mindformers", "--max-shard-size", "1GB"], "nothing reads shards of ckpt"),
-    ],
-)
-def test_wrong_options_are_usage_errors(
-    tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(("options", "message"), [
+    (["--max-shard-size", "5 gigabytes"], "is no size; write 5GB"),
+    (["--max-shard-size", "0GB"], "is no size"),
+    (["--format", "ckpt"], "ckpt goes with --layout mindformers"),
+    (["--format", "ckpt", "--layout", "mindformers", "--max-shard-size", "1GB"], "nothing reads shards of ckpt"),
+])  # fmt: skip
+def test_wrong_options_are_usage_errors(tmp_path, options, message, capsys):
     assert main(["convert", "weights", "source", str(tmp_path / "out"), *options]) == 2
     assert message in capsys.readouterr().err
 
@@ -451,13 +427,10 @@ def test_a_checkpoint_becomes_what_the_run_exports(tmp_path: Path) -> None:
     config, weights, step = run_with_checkpoint(tmp_path / "run")
     tokenizer = load_tokenizer(config.tokenizer)
     ids = {"eos_ids": tokenizer.eos_ids, "pad_id": tokenizer.pad_id}
-    export_huggingface(
-        tmp_path / "run" / "export",
-        tensors=weights,
-        model_config=huggingface_config(config.model, **ids),
-        generation_config=generation_config(**ids, max_new_tokens=config.rollout.max_new_tokens),
-        tokenizer=tokenizer,
-    )
+    export_huggingface(tmp_path / "run" / "export", tensors=weights,
+                       model_config=huggingface_config(config.model, **ids),
+                       generation_config=generation_config(**ids, max_new_tokens=config.rollout.max_new_tokens),
+                       tokenizer=tokenizer)  # fmt: skip
     convert_weights(Conversion(source=step, out=tmp_path / "out"))
     assert files(tmp_path / "out") == files(tmp_path / "run" / "export")
 
@@ -501,14 +474,10 @@ class FailingTokenizer:
 
 
 def export(folder: Path, value: float, run_id: str | None = "run-1", tokenizer: FailingTokenizer | None = None) -> None:
-    export_huggingface(
-        folder,
-        tensors={"w": np.full(2, value, np.float32)},
-        model_config={"model_type": "qwen2", "torch_dtype": "float32"},
-        generation_config={"eos_token_id": [1, 2]},
-        tokenizer=tokenizer or FailingTokenizer(),
-        run_id=run_id,
-    )
+    export_huggingface(folder, tensors={"w": np.full(2, value, np.float32)},
+                       model_config={"model_type": "qwen2", "torch_dtype": "float32"},
+                       generation_config={"eos_token_id": [1, 2]}, tokenizer=tokenizer or FailingTokenizer(),
+                       run_id=run_id)  # fmt: skip
 
 
 def test_all_files_are_there(tmp_path: Path) -> None:

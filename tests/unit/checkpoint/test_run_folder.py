@@ -44,9 +44,7 @@ def test_a_new_folder_is_made_with_its_parents(tmp_path: Path) -> None:
     assert folder.checkpoints == tmp_path / "runs" / "a b" / "checkpoints"
 
 
-def test_a_relative_path_stays_true_when_the_current_folder_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_path_stays_true_when_the_current_folder_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert open_run_folder(Path("run"), resume="never", overwrite=False).root == tmp_path / "run"
 
@@ -131,9 +129,7 @@ def test_overwrite_and_auto_contradict(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_the_current_folder_is_not_moved_away_from_under_its_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_current_folder_is_not_moved_away_from_under_its_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     start_run(tmp_path).close()
     (tmp_path / "deeper").mkdir()
     monkeypatch.chdir(tmp_path / "deeper")
@@ -189,13 +185,8 @@ sys.stdin.read()
 def test_a_live_process_keeps_others_out_and_a_killed_one_does_not(tmp_path: Path, overwrite: bool) -> None:
     root = tmp_path / "run"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(root)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              text=True, env=environment)  # fmt: skip
     with holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
         with pytest.raises(RunFolderError, match=f"another process is writing.*process {holder.pid} on "):

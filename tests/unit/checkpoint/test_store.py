@@ -30,14 +30,10 @@ from mindgspo.errors import CheckpointError
 
 def save(folder: Path, step: int, keep: int = 2) -> Path:
     """A small checkpoint whose every number is its step."""
-    return save_checkpoint(
-        folder,
-        step=step,
-        parameters={"w": np.full((3, 4), step, np.float32)},
-        optimizer={"m.w": np.full((3, 4), step, np.float32), "count": np.array(step, np.int64)},
-        state={"cursor": {"epoch": step}, "learning_rate": 0.1 + 0.2},
-        keep=Keep(last=keep),
-    )
+    return save_checkpoint(folder, step=step, parameters={"w": np.full((3, 4), step, np.float32)},
+                           optimizer={"m.w": np.full((3, 4), step, np.float32), "count": np.array(step, np.int64)},
+                           state={"cursor": {"epoch": step}, "learning_rate": 0.1 + 0.2},
+                           keep=Keep(last=keep))  # fmt: skip
 
 
 def names(folder: Path) -> list[str]:
@@ -68,9 +64,7 @@ ARRAYS = st.dictionaries(
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(parameters=ARRAYS, optimizer=ARRAYS)
-def test_any_arrays_come_back_bit_for_bit(
-    tmp_path: Path, parameters: dict[str, np.ndarray], optimizer: dict[str, np.ndarray]
-) -> None:
+def test_any_arrays_come_back_bit_for_bit(tmp_path, parameters, optimizer):
     path = save_checkpoint(tmp_path, step=7, parameters=parameters, optimizer=optimizer, state={}, keep=Keep(last=1))
     loaded = load_checkpoint(path)
     for saved, found in ((parameters, loaded.parameters), (optimizer, loaded.optimizer)):
@@ -138,24 +132,18 @@ def test_no_checkpoint_is_none(tmp_path: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "truncated parameters": (
-        lambda path: cut(path / "parameters.safetensors"),
-        r"parameters\.safetensors: truncated, \d+ bytes instead of \d+",
-    ),
-    "changed optimizer": (
-        lambda path: flip_last_bit(path / "optimizer.safetensors"),
-        r"optimizer\.safetensors: its content changed",
-    ),
+    "truncated parameters": (lambda path: cut(path / "parameters.safetensors"),
+                             r"parameters\.safetensors: truncated, \d+ bytes instead of \d+"),
+    "changed optimizer": (lambda path: flip_last_bit(path / "optimizer.safetensors"),
+                          r"optimizer\.safetensors: its content changed"),
     "missing state": (lambda path: (path / "state.json").unlink(), r"state\.json: missing"),
     "missing manifest": (lambda path: (path / "manifest.json").unlink(), r"no manifest\.json"),
     "truncated manifest": (lambda path: cut(path / "manifest.json"), r"manifest\.json: damaged"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_named_and_the_older_checkpoint_taken(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
-) -> None:
+def test_damage_is_named_and_the_older_checkpoint_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str):
     inflict, message = DAMAGE[damage]
     good, bad = save(tmp_path, 10), save(tmp_path, 20)
     inflict(bad)
@@ -279,12 +267,8 @@ def test_kill_9_at_any_moment_leaves_a_loadable_newest_checkpoint(tmp_path: Path
     interrupted, reached = 0, 0
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     for _ in range(6):
-        child = subprocess.Popen(
-            [sys.executable, "-c", ENDLESS_SAVER, str(folder), str(reached)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+        child = subprocess.Popen([sys.executable, "-c", ENDLESS_SAVER, str(folder), str(reached)],
+                                 stdout=subprocess.PIPE, text=True, env=environment)  # fmt: skip
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         assert int(child.stdout.readline()) == reached + 1  # a first save is through; kill during a later one
@@ -353,14 +337,8 @@ def test_a_better_one_takes_the_place_of_the_best(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_of_an_earlier_step_does_not_count(tmp_path: Path) -> None:
-    path = save_checkpoint(
-        tmp_path,
-        step=4,
-        parameters={},
-        optimizer={},
-        state={"progress": {"latest": {"step": 2, "value": 0.9}}},
-        keep=Keep(last=1),
-    )
+    path = save_checkpoint(tmp_path, step=4, parameters={}, optimizer={},
+                           state={"progress": {"latest": {"step": 2, "value": 0.9}}}, keep=Keep(last=1))  # fmt: skip
     assert evaluation_of(path) is None and best_first([path]) == []
 
 
@@ -377,18 +355,13 @@ save_checkpoint(Path(sys.argv[1]), step=3, parameters={"w": np.zeros(3)}, optimi
 """
 
 
-@pytest.mark.parametrize(
-    ("fault", "newest", "left"),
-    [
-        ("save.inside:1=kill", 2, [1, 2]),
-        ("save.inside:3=kill", 2, [1, 2]),
-        ("save.rename=kill", 2, [1, 2]),
-        ("save.remove=kill", 3, [1, 2, 3]),
-    ],
-)
-def test_a_kill_at_any_point_of_a_save_keeps_the_best_and_the_newest(
-    tmp_path: Path, fault: str, newest: int, left: list[int]
-) -> None:
+@pytest.mark.parametrize(("fault", "newest", "left"), [
+    ("save.inside:1=kill", 2, [1, 2]),
+    ("save.inside:3=kill", 2, [1, 2]),
+    ("save.rename=kill", 2, [1, 2]),
+    ("save.remove=kill", 3, [1, 2, 3]),
+])  # fmt: skip
+def test_a_kill_at_any_point_of_a_save_keeps_the_best_and_the_newest(tmp_path, fault, newest, left):
     for step, value in ((1, 0.75), (2, 0.5)):
         save_evaluated(tmp_path, step, Keep(last=1, best=1), value)
     ended = subprocess.run([sys.executable, "-c", KILLED_SAVER, str(tmp_path), fault], check=False, timeout=60)

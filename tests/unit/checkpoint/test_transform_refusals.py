@@ -113,9 +113,7 @@ def test_the_last_rank_is_missing(tmp_path: Path, strategy: Strategy, ranks: Pat
         run(ranks, tmp_path / "out.safetensors", source_strategy=strategy)
 
 
-def test_ranks_without_a_strategy_and_a_strategy_without_ranks(
-    tmp_path: Path, strategy: Strategy, ranks: Path, whole: Path
-):
+def test_ranks_without_a_strategy_and_a_strategy_without_ranks(tmp_path, strategy, ranks, whole):
     with pytest.raises(CheckpointError, match=r"holds files of 8 ranks, and no strategy says how they were cut"):
         run(ranks, tmp_path / "out.safetensors")
     with pytest.raises(CheckpointError, match=r"w.safetensors: holds files of 1 rank, and .* arranges 8"):
@@ -191,15 +189,11 @@ def test_what_is_no_checkpoint(tmp_path: Path):
 # ----- the strategy and the model
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"num_hidden_layers": 4}, r"24 of 51 names in it are not the model's.*it has 4 layers, the model 2"),
-        ({"num_hidden_layers": 1}, r"no entry for .*, though others of that kind have one; it is of a smaller model"),
-        ({"tie_word_embeddings": True}, None),
-    ],
-    ids=["deeper", "shallower", "tied"],
-)
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"num_hidden_layers": 4}, r"24 of 51 names in it are not the model's.*it has 4 layers, the model 2"),
+    ({"num_hidden_layers": 1}, r"no entry for .*, though others of that kind have one; it is of a smaller model"),
+    ({"tie_word_embeddings": True}, None),
+], ids=["deeper", "shallower", "tied"])  # fmt: skip
 def test_the_strategy_of_another_model(tmp_path: Path, whole: Path, changes: dict, said: str | None):
     model = MODEL.model_copy(update=changes)
     shapes = weight_shapes(model)

@@ -226,11 +226,8 @@ def test_a_strategy_file_of_one_rank_is_a_whole_checkpoint(tmp_path: Path):
     whole = write_whole(tmp_path / "w.safetensors", random_tensors())
     one = single_source(write_strategy_files(tmp_path / "s", plan(1, 1, 1)))
     run(whole, tmp_path / "out", destination_strategy=one)
-    run(
-        tmp_path / "out",
-        tmp_path / "back.safetensors",
-        source_strategy=read_strategy(tmp_path / "s" / "ckpt_strategy_rank_0.ckpt"),
-    )
+    run(tmp_path / "out", tmp_path / "back.safetensors",
+        source_strategy=read_strategy(tmp_path / "s" / "ckpt_strategy_rank_0.ckpt"))  # fmt: skip
     assert (tmp_path / "back.safetensors").read_bytes() == whole.read_bytes()
 
 

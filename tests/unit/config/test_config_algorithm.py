@@ -41,16 +41,13 @@ def test_grpos_clip_range_is_refused_for_gspo(problems, load, name, key):
 
 
 @BOTH_GSPO
-@pytest.mark.parametrize(
-    ("mode", "factor"),
-    [
-        ("token-mean", "B |y_i| / sum |y|"),
-        ("token-sum", "B |y_i|"),
-        ("seq-mean-token-sum", "|y_i|"),
-        ("seq-mean-token-sum-norm", "|y_i| / L"),
-        ("batch-token-sum-norm", "B |y_i| / L"),
-    ],
-)
+@pytest.mark.parametrize(("mode", "factor"), [
+    ("token-mean", "B |y_i| / sum |y|"),
+    ("token-sum", "B |y_i|"),
+    ("seq-mean-token-sum", "|y_i|"),
+    ("seq-mean-token-sum-norm", "|y_i| / L"),
+    ("batch-token-sum-norm", "B |y_i| / L"),
+])  # fmt: skip
 def test_token_weighting_is_refused_for_gspo(problems, load, name, mode, factor):
     overrides = [f"algorithm.name={name}", f"algorithm.loss_agg_mode={mode}"]
     (line,) = problems(*overrides)
@@ -69,174 +66,104 @@ def test_both_traps_are_reported_together(problems):
 # ----- what fits which loss, estimator and placement
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (
-            ["algorithm.name=gmpo", "algorithm.loss_agg_mode=token-mean"],
-            "algorithm.loss_agg_mode: token-mean adds up losses of tokens, but gmpo has one loss per response; "
-            "set algorithm.loss_agg_mode=batch-mean",
-        ),
-        (
-            ["algorithm.name=dapo", "algorithm.loss_agg_mode=batch-mean"],
-            "algorithm.loss_agg_mode: batch-mean is for gmpo, which has one loss per response and none per token; "
-            "for dapo set algorithm.loss_agg_mode=token-mean",
-        ),
-        (
-            ["algorithm.loss_agg_mode=batch-mean"],
-            "algorithm.loss_agg_mode: batch-mean is for gmpo, which has one loss per response and none per token; "
-            "for gspo set algorithm.loss_agg_mode=seq-mean-token-mean",
-        ),
-        (
-            ["algorithm.name=sapo", "algorithm.clip_low=0.2"],
-            "algorithm.clip_low: 0.2, but sapo has no clip range; remove it (--set algorithm.clip_low=), or set "
-            "algorithm.name to a loss that clips, e.g. grpo",
-        ),
-        (
-            ["algorithm.name=gpg", "algorithm.clip_high=0.3"],
-            "algorithm.clip_high: 0.3, but gpg has no clip range; remove it (--set algorithm.clip_high=), or set "
-            "algorithm.name to a loss that clips, e.g. grpo",
-        ),
-        (
-            ["algorithm.name=cispo", "algorithm.clip_ratio_c=3"],
-            "algorithm.clip_ratio_c: 3 bounds the clipped surrogate, which cispo does not use; remove it "
-            "(--set algorithm.clip_ratio_c=), or set algorithm.name to one of gspo, gspo_token, grpo, ppo, dapo, "
-            "dr_grpo",
-        ),
-        (
-            ["algorithm.name=grpo", "algorithm.ratio_upper_clamp=1"],
-            "algorithm.ratio_upper_clamp: 1 is not above 1, where every ratio starts, so nothing but ratios below it "
-            "would be trained; set it above 1 + algorithm.clip_high",
-        ),
-        (
-            ["algorithm.tau_neg=2"],
-            "algorithm.tau_neg: 2 is read by sapo alone, not by gspo; remove it, or set algorithm.name=sapo",
-        ),
-        (
-            [ON, "algorithm.kl.agg_mode=batch-mean"],
-            "algorithm.kl.agg_mode: batch-mean takes one value per response, but a KL estimate has one per token; "
-            "set algorithm.kl.agg_mode=seq-mean-token-mean",
-        ),
-        (
-            ["algorithm.kl.placement=reward", "algorithm.kl.straight_through=true"],
-            "algorithm.kl.straight_through: true belongs to a penalty in the loss, but algorithm.kl.placement is "
-            "reward; set algorithm.kl.placement=loss, or remove it",
-        ),
-        (
-            ["algorithm.kl.importance_weight=true"],
-            "algorithm.kl.importance_weight: true belongs to a penalty in the loss, but algorithm.kl.placement is "
-            "none; set algorithm.kl.placement=loss, or remove it",
-        ),
-        (
-            ["algorithm.kl.agg_mode=token-mean"],
-            "algorithm.kl.agg_mode: token-mean belongs to a penalty in the loss, but algorithm.kl.placement is none; "
-            "set algorithm.kl.placement=loss, or remove it",
-        ),
-        (
-            ["algorithm.kl.target=0.1"],
-            "algorithm.kl.target: 0.1 has no penalty to steer, because algorithm.kl.placement is none; set "
-            "algorithm.kl.placement to loss or reward, or remove it",
-        ),
-        (
-            [ON, "algorithm.kl.target=0.1", "algorithm.kl.coef=0"],
-            "algorithm.kl.coef: 0 stays 0, because steering to algorithm.kl.target 0.1 multiplies it; set a first "
-            "value, e.g. algorithm.kl.coef=1e-3",
-        ),
-        (
-            [ON, "algorithm.kl.target=0.1", "algorithm.kl.horizon=9"],
-            "algorithm.kl.horizon: 9 is too short for the 48 responses of a step, after which the coefficient could "
-            "be 0 or negative; legal: above 9; usual: at least 48",
-        ),
-        (
-            ["algorithm.rollout_correction={level: token, min: 0.5}"],
-            "algorithm.rollout_correction.min: 0.5 is the lower bound of mode mask, but "
-            "algorithm.rollout_correction.mode is truncate; set algorithm.rollout_correction.mode=mask, or remove it",
-        ),
-        (
-            ["algorithm.rollout_correction={level: token, mode: mask, min: 2}"],
-            "algorithm.rollout_correction.min: 2 must be below algorithm.rollout_correction.max 2 and at most 1, the "
-            "weight where sampler and trainer agree; usual: 0.5 to 2",
-        ),
-        (
-            ["algorithm.rollout_correction={level: token, mode: mask, max: 1}"],
-            "algorithm.rollout_correction.min: none, so 1 / max = 1 must be below algorithm.rollout_correction.max 1 "
-            "and at most 1, the weight where sampler and trainer agree; usual: 0.5 to 2",
-        ),
-        (
-            ["algorithm.rollout_correction={level: token, max: 0.9}"],
-            "algorithm.rollout_correction.max: 0.9 is below 1, the weight where sampler and trainer agree; set 1 or "
-            "more (usual: 2)",
-        ),
-        (
-            ["algorithm.advantage.gamma=0.9"],
-            "algorithm.advantage.gamma: 0.9 is not read by estimator grpo; remove it, or set "
-            "algorithm.advantage.estimator=reinforce_plus_plus",
-        ),
-        (
-            ["algorithm.advantage={estimator: rloo, whiten: none}"],
-            "algorithm.advantage.whiten: none is not read by estimator rloo; remove it, or set "
-            "algorithm.advantage.estimator=reinforce_plus_plus or reinforce_plus_plus_baseline",
-        ),
-        (
-            ["algorithm.name=dr_grpo", "algorithm.advantage.std_over=batch"],
-            "algorithm.advantage.std_over: batch is not read by estimator dr_grpo; remove it, or set "
-            "algorithm.advantage.estimator=grpo or pass_k",
-        ),
-        (
-            ["algorithm.advantage={estimator: rloo, combine: normalize_then_sum}", *FUNCTIONS],
-            "algorithm.advantage.combine: normalize_then_sum is not read by estimator rloo; remove it, or set "
-            "algorithm.advantage.estimator=grpo",
-        ),
-        (
-            ["algorithm.advantage.combine=normalize_then_sum"],
-            "algorithm.advantage.combine: normalize_then_sum joins several reward functions, but reward.functions has "
-            "only auto; add one, or set algorithm.advantage.combine=sum_then_normalize",
-        ),
-        (
-            [
-                "algorithm.advantage.combine=normalize_then_sum",
-                "reward.functions=[auto, math_dapo]",
-                "reward.weights=[1, 1]",
-            ],
-            "reward.functions: auto stands for another function in each row, but "
-            "algorithm.advantage.combine=normalize_then_sum compares each function with itself; name the functions, "
-            "e.g. [gsm8k, math_dapo]",
-        ),
-        (
-            ["algorithm.advantage={combine: normalize_then_sum, normalize_by_std: false}", *FUNCTIONS],
-            "algorithm.advantage.normalize_by_std: false is not read with "
-            "algorithm.advantage.combine=normalize_then_sum, which means true; remove it, or set "
-            "algorithm.advantage.combine=sum_then_normalize",
-        ),
-        (
-            ["algorithm.advantage={combine: normalize_then_sum, singleton: raw}", *FUNCTIONS],
-            "algorithm.advantage.singleton: raw is not read with algorithm.advantage.combine=normalize_then_sum, "
-            "which means zero; remove it, or set algorithm.advantage.combine=sum_then_normalize",
-        ),
-        (
-            ["algorithm.advantage.combine=normalize_then_sum", "algorithm.kl.placement=reward", *FUNCTIONS],
-            "algorithm.kl.placement: a penalty in the reward has no unit beside rewards that are normalised one by "
-            "one (algorithm.advantage.combine=normalize_then_sum); set algorithm.kl.placement=loss",
-        ),
-        (
-            ["rollout.num_generations=1", "trainer.samples_per_micro_batch=6"],
-            "rollout.num_generations: 1 leaves estimator grpo nothing to compare a response with; nearest legal: 2 "
-            "(usual: 8 or 16), or algorithm.advantage.estimator=remax or reinforce_plus_plus",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "expected"), [
+    (["algorithm.name=gmpo", "algorithm.loss_agg_mode=token-mean"],
+     "algorithm.loss_agg_mode: token-mean adds up losses of tokens, but gmpo has one loss per response; set "
+     "algorithm.loss_agg_mode=batch-mean"),
+    (["algorithm.name=dapo", "algorithm.loss_agg_mode=batch-mean"],
+     "algorithm.loss_agg_mode: batch-mean is for gmpo, which has one loss per response and none per token; for dapo "
+     "set algorithm.loss_agg_mode=token-mean"),
+    (["algorithm.loss_agg_mode=batch-mean"],
+     "algorithm.loss_agg_mode: batch-mean is for gmpo, which has one loss per response and none per token; for gspo "
+     "set algorithm.loss_agg_mode=seq-mean-token-mean"),
+    (["algorithm.name=sapo", "algorithm.clip_low=0.2"],
+     "algorithm.clip_low: 0.2, but sapo has no clip range; remove it (--set algorithm.clip_low=), or set "
+     "algorithm.name to a loss that clips, e.g. grpo"),
+    (["algorithm.name=gpg", "algorithm.clip_high=0.3"],
+     "algorithm.clip_high: 0.3, but gpg has no clip range; remove it (--set algorithm.clip_high=), or set "
+     "algorithm.name to a loss that clips, e.g. grpo"),
+    (["algorithm.name=cispo", "algorithm.clip_ratio_c=3"],
+     "algorithm.clip_ratio_c: 3 bounds the clipped surrogate, which cispo does not use; remove it (--set "
+     "algorithm.clip_ratio_c=), or set algorithm.name to one of gspo, gspo_token, grpo, ppo, dapo, dr_grpo"),
+    (["algorithm.name=grpo", "algorithm.ratio_upper_clamp=1"],
+     "algorithm.ratio_upper_clamp: 1 is not above 1, where every ratio starts, so nothing but ratios below it would "
+     "be trained; set it above 1 + algorithm.clip_high"),
+    (["algorithm.tau_neg=2"],
+     "algorithm.tau_neg: 2 is read by sapo alone, not by gspo; remove it, or set algorithm.name=sapo"),
+    ([ON, "algorithm.kl.agg_mode=batch-mean"],
+     "algorithm.kl.agg_mode: batch-mean takes one value per response, but a KL estimate has one per token; set "
+     "algorithm.kl.agg_mode=seq-mean-token-mean"),
+    (["algorithm.kl.placement=reward", "algorithm.kl.straight_through=true"],
+     "algorithm.kl.straight_through: true belongs to a penalty in the loss, but algorithm.kl.placement is reward; set "
+     "algorithm.kl.placement=loss, or remove it"),
+    (["algorithm.kl.importance_weight=true"],
+     "algorithm.kl.importance_weight: true belongs to a penalty in the loss, but algorithm.kl.placement is none; set "
+     "algorithm.kl.placement=loss, or remove it"),
+    (["algorithm.kl.agg_mode=token-mean"],
+     "algorithm.kl.agg_mode: token-mean belongs to a penalty in the loss, but algorithm.kl.placement is none; set "
+     "algorithm.kl.placement=loss, or remove it"),
+    (["algorithm.kl.target=0.1"],
+     "algorithm.kl.target: 0.1 has no penalty to steer, because algorithm.kl.placement is none; set "
+     "algorithm.kl.placement to loss or reward, or remove it"),
+    ([ON, "algorithm.kl.target=0.1", "algorithm.kl.coef=0"],
+     "algorithm.kl.coef: 0 stays 0, because steering to algorithm.kl.target 0.1 multiplies it; set a first value, "
+     "e.g. algorithm.kl.coef=1e-3"),
+    ([ON, "algorithm.kl.target=0.1", "algorithm.kl.horizon=9"],
+     "algorithm.kl.horizon: 9 is too short for the 48 responses of a step, after which the coefficient could be 0 or "
+     "negative; legal: above 9; usual: at least 48"),
+    (["algorithm.rollout_correction={level: token, min: 0.5}"],
+     "algorithm.rollout_correction.min: 0.5 is the lower bound of mode mask, but algorithm.rollout_correction.mode is "
+     "truncate; set algorithm.rollout_correction.mode=mask, or remove it"),
+    (["algorithm.rollout_correction={level: token, mode: mask, min: 2}"],
+     "algorithm.rollout_correction.min: 2 must be below algorithm.rollout_correction.max 2 and at most 1, the weight "
+     "where sampler and trainer agree; usual: 0.5 to 2"),
+    (["algorithm.rollout_correction={level: token, mode: mask, max: 1}"],
+     "algorithm.rollout_correction.min: none, so 1 / max = 1 must be below algorithm.rollout_correction.max 1 and at "
+     "most 1, the weight where sampler and trainer agree; usual: 0.5 to 2"),
+    (["algorithm.rollout_correction={level: token, max: 0.9}"],
+     "algorithm.rollout_correction.max: 0.9 is below 1, the weight where sampler and trainer agree; set 1 or more "
+     "(usual: 2)"),
+    (["algorithm.advantage.gamma=0.9"],
+     "algorithm.advantage.gamma: 0.9 is not read by estimator grpo; remove it, or set "
+     "algorithm.advantage.estimator=reinforce_plus_plus"),
+    (["algorithm.advantage={estimator: rloo, whiten: none}"],
+     "algorithm.advantage.whiten: none is not read by estimator rloo; remove it, or set "
+     "algorithm.advantage.estimator=reinforce_plus_plus or reinforce_plus_plus_baseline"),
+    (["algorithm.name=dr_grpo", "algorithm.advantage.std_over=batch"],
+     "algorithm.advantage.std_over: batch is not read by estimator dr_grpo; remove it, or set "
+     "algorithm.advantage.estimator=grpo or pass_k"),
+    (["algorithm.advantage={estimator: rloo, combine: normalize_then_sum}", *FUNCTIONS],
+     "algorithm.advantage.combine: normalize_then_sum is not read by estimator rloo; remove it, or set "
+     "algorithm.advantage.estimator=grpo"),
+    (["algorithm.advantage.combine=normalize_then_sum"],
+     "algorithm.advantage.combine: normalize_then_sum joins several reward functions, but reward.functions has only "
+     "auto; add one, or set algorithm.advantage.combine=sum_then_normalize"),
+    (["algorithm.advantage.combine=normalize_then_sum", "reward.functions=[auto, math_dapo]", "reward.weights=[1, 1]"],
+     "reward.functions: auto stands for another function in each row, but "
+     "algorithm.advantage.combine=normalize_then_sum compares each function with itself; name the functions, e.g. "
+     "[gsm8k, math_dapo]"),
+    (["algorithm.advantage={combine: normalize_then_sum, normalize_by_std: false}", *FUNCTIONS],
+     "algorithm.advantage.normalize_by_std: false is not read with algorithm.advantage.combine=normalize_then_sum, "
+     "which means true; remove it, or set algorithm.advantage.combine=sum_then_normalize"),
+    (["algorithm.advantage={combine: normalize_then_sum, singleton: raw}", *FUNCTIONS],
+     "algorithm.advantage.singleton: raw is not read with algorithm.advantage.combine=normalize_then_sum, which means "
+     "zero; remove it, or set algorithm.advantage.combine=sum_then_normalize"),
+    (["algorithm.advantage.combine=normalize_then_sum", "algorithm.kl.placement=reward", *FUNCTIONS],
+     "algorithm.kl.placement: a penalty in the reward has no unit beside rewards that are normalised one by one "
+     "(algorithm.advantage.combine=normalize_then_sum); set algorithm.kl.placement=loss"),
+    (["rollout.num_generations=1", "trainer.samples_per_micro_batch=6"],
+     "rollout.num_generations: 1 leaves estimator grpo nothing to compare a response with; nearest legal: 2 (usual: 8 "
+     "or 16), or algorithm.advantage.estimator=remax or reinforce_plus_plus"),
+])  # fmt: skip
 def test_one_violated_rule_gives_one_line_with_numbers_and_a_fix(problems, overrides, expected):
     assert problems(*overrides) == [expected]
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["algorithm.name=cispo", "algorithm.loss_upper_clamp=3"],
-        ["algorithm.name=gmpo", "algorithm.ratio_upper_clamp=3"],
-        ["algorithm.name=gpg", "algorithm.clip_ratio_c=3"],
-    ],
-)
+@pytest.mark.parametrize("overrides", [
+    ["algorithm.name=cispo", "algorithm.loss_upper_clamp=3"],
+    ["algorithm.name=gmpo", "algorithm.ratio_upper_clamp=3"],
+    ["algorithm.name=gpg", "algorithm.clip_ratio_c=3"],
+])  # fmt: skip
 def test_caps_belong_to_the_clipped_surrogate(problems, overrides):
     (line,) = problems(*overrides)
     assert "bounds the clipped surrogate" in line
@@ -329,96 +256,61 @@ def test_several_updates_are_noted_where_there_is_no_ratio(load):
     assert notes(load("algorithm.name=gpg", ONE_UPDATE)) == []
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (["algorithm.clip_low=0.2", "algorithm.allow_wide_clip=true"], "algorithm.allow_wide_clip: "),
-        (
-            ["algorithm.loss_agg_mode=token-mean", "algorithm.allow_token_weighting=true"],
-            "algorithm.allow_token_weighting: with token-mean a response counts in proportion to its length",
-        ),
-        (
-            ["algorithm.name=grpo", "algorithm.clip_low=3e-4", "algorithm.clip_high=4e-4"],
-            "algorithm.clip_low / clip_high: 0.0003 / 0.0004 is a range for gspo; grpo's token ratios leave it almost "
-            "at once (usual: 0.2 / 0.27)",
-        ),
-        (
-            ["algorithm.name=dapo", "algorithm.clip_low=3e-4", "algorithm.clip_high=4e-4"],
-            "algorithm.clip_low / clip_high: 0.0003 / 0.0004 is a range for gspo; dapo's token ratios leave it almost "
-            "at once (usual: 0.2 / 0.28)",
-        ),
-        (["algorithm.clip_low=0", "algorithm.clip_high=0"], "algorithm.clip_low / clip_high: 0 / 0 leaves a ratio no"),
-        (
-            ["algorithm.name=cispo", "algorithm.clip_low=0", "algorithm.clip_high=0"],
-            "algorithm.clip_low / clip_high: 0 / 0 makes every weight of cispo 1",
-        ),
-        (["model.dtype=bfloat16", *ASCEND], "model.dtype: bfloat16 rounds the sequence ratio"),
-        (["algorithm.clip_ratio_c=3"], "algorithm.clip_ratio_c: 3 bounds only responses with a ratio above it"),
-        (["algorithm.entropy_coef=0.01"], "algorithm.entropy_coef: 0.01 takes the entropy of every token through"),
-        (
-            ["algorithm.filter_groups.metric=reward"],
-            "algorithm.filter_groups: groups of equal rewards leave",
-        ),
-        (["algorithm.loss_scale_factor=7"], "algorithm.loss_scale_factor: 7 is not read by"),
-        (
-            ["algorithm.advantage={estimator: rloo, ddof: 0, eps: 1e-4}"],
-            "algorithm.advantage.ddof, algorithm.advantage.eps: not read by estimator rloo",
-        ),
-        (
-            ["algorithm.advantage={estimator: reinforce_plus_plus, gamma: 0.9}"],
-            "algorithm.advantage.estimator: reinforce_plus_plus gives each token its own advantage here, but gspo's",
-        ),
-        (
-            ["algorithm.advantage.estimator=remax", "algorithm.kl.placement=reward"],
-            "algorithm.advantage.estimator: remax gives each token its own advantage here, but gspo's",
-        ),
-        (["algorithm.kl.coef=0.1"], "algorithm.kl.coef: not read, because algorithm.kl.placement is none"),
-        ([KL_IN_LOSS, "algorithm.kl.coef=0"], "algorithm.kl.coef: 0 computes the reference policy's log-probs"),
-        ([KL_IN_LOSS, "algorithm.kl.horizon=99"], "algorithm.kl.horizon: not read, because algorithm.kl.target is not"),
-        (
-            [KL_IN_LOSS, "algorithm.kl={estimator: k2, exponent_clamp: 5, value_clamp: 5}"],
-            "algorithm.kl.exponent_clamp, algorithm.kl.value_clamp: not read, because they bound k3 alone",
-        ),
-        (
-            [KL_IN_LOSS, "algorithm.kl={straight_through: true, importance_weight: true}"],
-            "algorithm.kl.importance_weight: with straight_through the gradient is k2's alone",
-        ),
-        (
-            ["algorithm.rollout_correction={mode: mask, max: 3}"],
-            "algorithm.rollout_correction.mode, algorithm.rollout_correction.max: not read, because",
-        ),
-        (
-            ["algorithm.rollout_correction.level=sequence"],
-            "algorithm.rollout_correction.level: sequence, but on the CPU sampler and trainer compute the same",
-        ),
-        (
-            ["algorithm.rollout_correction.level=token", *ASCEND],
-            "algorithm.rollout_correction.level: token weights act in gspo through their mean over a response",
-        ),
-        (
-            ["algorithm.rollout_correction.level=geometric", *ASCEND],
-            "algorithm.rollout_correction.max: 2 hardly ever bounds a geometric mean",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "expected"), [
+    (["algorithm.clip_low=0.2", "algorithm.allow_wide_clip=true"], "algorithm.allow_wide_clip: "),
+    (["algorithm.loss_agg_mode=token-mean", "algorithm.allow_token_weighting=true"],
+     "algorithm.allow_token_weighting: with token-mean a response counts in proportion to its length"),
+    (["algorithm.name=grpo", "algorithm.clip_low=3e-4", "algorithm.clip_high=4e-4"],
+     "algorithm.clip_low / clip_high: 0.0003 / 0.0004 is a range for gspo; grpo's token ratios leave it almost at "
+     "once (usual: 0.2 / 0.27)"),
+    (["algorithm.name=dapo", "algorithm.clip_low=3e-4", "algorithm.clip_high=4e-4"],
+     "algorithm.clip_low / clip_high: 0.0003 / 0.0004 is a range for gspo; dapo's token ratios leave it almost at "
+     "once (usual: 0.2 / 0.28)"),
+    (["algorithm.clip_low=0", "algorithm.clip_high=0"], "algorithm.clip_low / clip_high: 0 / 0 leaves a ratio no"),
+    (["algorithm.name=cispo", "algorithm.clip_low=0", "algorithm.clip_high=0"],
+     "algorithm.clip_low / clip_high: 0 / 0 makes every weight of cispo 1"),
+    (["model.dtype=bfloat16", *ASCEND], "model.dtype: bfloat16 rounds the sequence ratio"),
+    (["algorithm.clip_ratio_c=3"], "algorithm.clip_ratio_c: 3 bounds only responses with a ratio above it"),
+    (["algorithm.entropy_coef=0.01"], "algorithm.entropy_coef: 0.01 takes the entropy of every token through"),
+    (["algorithm.filter_groups.metric=reward"], "algorithm.filter_groups: groups of equal rewards leave"),
+    (["algorithm.loss_scale_factor=7"], "algorithm.loss_scale_factor: 7 is not read by"),
+    (["algorithm.advantage={estimator: rloo, ddof: 0, eps: 1e-4}"],
+     "algorithm.advantage.ddof, algorithm.advantage.eps: not read by estimator rloo"),
+    (["algorithm.advantage={estimator: reinforce_plus_plus, gamma: 0.9}"],
+     "algorithm.advantage.estimator: reinforce_plus_plus gives each token its own advantage here, but gspo's"),
+    (["algorithm.advantage.estimator=remax", "algorithm.kl.placement=reward"],
+     "algorithm.advantage.estimator: remax gives each token its own advantage here, but gspo's"),
+    (["algorithm.kl.coef=0.1"], "algorithm.kl.coef: not read, because algorithm.kl.placement is none"),
+    ([KL_IN_LOSS, "algorithm.kl.coef=0"], "algorithm.kl.coef: 0 computes the reference policy's log-probs"),
+    ([KL_IN_LOSS, "algorithm.kl.horizon=99"], "algorithm.kl.horizon: not read, because algorithm.kl.target is not"),
+    ([KL_IN_LOSS, "algorithm.kl={estimator: k2, exponent_clamp: 5, value_clamp: 5}"],
+     "algorithm.kl.exponent_clamp, algorithm.kl.value_clamp: not read, because they bound k3 alone"),
+    ([KL_IN_LOSS, "algorithm.kl={straight_through: true, importance_weight: true}"],
+     "algorithm.kl.importance_weight: with straight_through the gradient is k2's alone"),
+    (["algorithm.rollout_correction={mode: mask, max: 3}"],
+     "algorithm.rollout_correction.mode, algorithm.rollout_correction.max: not read, because"),
+    (["algorithm.rollout_correction.level=sequence"],
+     "algorithm.rollout_correction.level: sequence, but on the CPU sampler and trainer compute the same"),
+    (["algorithm.rollout_correction.level=token", *ASCEND],
+     "algorithm.rollout_correction.level: token weights act in gspo through their mean over a response"),
+    (["algorithm.rollout_correction.level=geometric", *ASCEND],
+     "algorithm.rollout_correction.max: 2 hardly ever bounds a geometric mean"),
+])  # fmt: skip
 def test_a_surprising_setting_is_noted(load, overrides, expected):
     (note,) = notes(load(*overrides))
     assert note.startswith(expected)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["algorithm.name=dr_grpo", "algorithm.loss_scale_factor=7"],
-        [KL_IN_LOSS, "algorithm.kl.agg_mode=batch-token-sum-norm", "algorithm.loss_scale_factor=7"],
-        ["algorithm.name=gspo_token", "algorithm.advantage={estimator: reinforce_plus_plus, gamma: 0.9}"],
-        ["algorithm.advantage.estimator=reinforce_plus_plus"],
-        ["algorithm.kl.placement=reward"],
-        [KL_IN_LOSS, "algorithm.kl={exponent_clamp: 5, target: 0.1, horizon: 99}"],
-        [*ASCEND, "algorithm.rollout_correction.level=sequence"],
-        [*ASCEND, "algorithm.rollout_correction={level: geometric, mode: mask, max: 1.001}"],
-    ],
-)
+@pytest.mark.parametrize("overrides", [
+    ["algorithm.name=dr_grpo", "algorithm.loss_scale_factor=7"],
+    [KL_IN_LOSS, "algorithm.kl.agg_mode=batch-token-sum-norm", "algorithm.loss_scale_factor=7"],
+    ["algorithm.name=gspo_token", "algorithm.advantage={estimator: reinforce_plus_plus, gamma: 0.9}"],
+    ["algorithm.advantage.estimator=reinforce_plus_plus"],
+    ["algorithm.kl.placement=reward"],
+    [KL_IN_LOSS, "algorithm.kl={exponent_clamp: 5, target: 0.1, horizon: 99}"],
+    [*ASCEND, "algorithm.rollout_correction.level=sequence"],
+    [*ASCEND, "algorithm.rollout_correction={level: geometric, mode: mask, max: 1.001}"],
+])  # fmt: skip
 def test_settings_that_do_what_they_say_are_not_noted(load, overrides):
     assert notes(load(*overrides)) == []
 
@@ -442,46 +334,25 @@ def test_filtering_groups_that_have_a_signal_is_noted(load, estimator):
 # ----- The reward section: names, files, weights, and settings that nobody would read
 
 
-@pytest.mark.parametrize(
-    ("overrides", "line"),
-    [
-        (
-            ["reward.functions=[gsm8]"],
-            "reward.functions: unknown function 'gsm8'; did you mean 'gsm8k'? (known: gsm8k, ",
-        ),
-        (
-            ["reward.functions=[reward.py]"],
-            "reward.functions: 'reward.py' names no function; write reward.py:compute_score",
-        ),
-        (["reward.functions=[gsm8k, gsm8k]"], "reward.functions: gsm8k stands there 2 times; name each function once"),
-        (
-            ["reward.functions=[gsm8k, math_dapo]", "reward.weights=[1]"],
-            "reward.weights: 1 weights for 2 reward.functions; give one weight per function",
-        ),
-        (["reward.weights=[0]"], "reward.weights: all are 0, so that every response gets the same reward"),
-        (
-            ["reward.overlong.factor=0.5"],
-            "reward.overlong: is not read, because reward.functions does not name overlong",
-        ),
-        (
-            ["reward.functions=[gsm8k]", "reward.math_dapo.strict_box=true"],
-            "reward.math_dapo: is not read, because reward.functions does not name math_dapo",
-        ),
-        (
-            ["reward.functions=[auto, overlong]"],
-            "reward.overlong.buffer_len: 4096 is longer than reward.overlong.max_len 32 (rollout.max_new_tokens where "
-            "it is not set); nearest legal: 32",
-        ),
-        (
-            ["reward.functions=[length, format]"],
-            "reward.functions: length pays by whether the answer is correct, but no function here verifies the answer",
-        ),
-        (
-            ["reward.functions=[verl_strict]", "reward.answer=last"],
-            "reward.answer: last is not read by verl_strict; remove it",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "line"), [
+    (["reward.functions=[gsm8]"], "reward.functions: unknown function 'gsm8'; did you mean 'gsm8k'? (known: gsm8k, "),
+    (["reward.functions=[reward.py]"],
+     "reward.functions: 'reward.py' names no function; write reward.py:compute_score"),
+    (["reward.functions=[gsm8k, gsm8k]"], "reward.functions: gsm8k stands there 2 times; name each function once"),
+    (["reward.functions=[gsm8k, math_dapo]", "reward.weights=[1]"],
+     "reward.weights: 1 weights for 2 reward.functions; give one weight per function"),
+    (["reward.weights=[0]"], "reward.weights: all are 0, so that every response gets the same reward"),
+    (["reward.overlong.factor=0.5"], "reward.overlong: is not read, because reward.functions does not name overlong"),
+    (["reward.functions=[gsm8k]", "reward.math_dapo.strict_box=true"],
+     "reward.math_dapo: is not read, because reward.functions does not name math_dapo"),
+    (["reward.functions=[auto, overlong]"],
+     "reward.overlong.buffer_len: 4096 is longer than reward.overlong.max_len 32 (rollout.max_new_tokens where it is "
+     "not set); nearest legal: 32"),
+    (["reward.functions=[length, format]"],
+     "reward.functions: length pays by whether the answer is correct, but no function here verifies the answer"),
+    (["reward.functions=[verl_strict]", "reward.answer=last"],
+     "reward.answer: last is not read by verl_strict; remove it"),
+])  # fmt: skip
 def test_a_violated_rule_is_named(problems, overrides, line):
     (found,) = problems(*overrides)
     assert found.startswith(line)
@@ -503,9 +374,7 @@ def test_two_files_of_one_name_would_be_logged_as_one(problems, tmp_path: Path):
     assert found.startswith("reward.functions: r.f stands there 2 times")
 
 
-def test_a_file_counts_from_the_folder_of_its_yaml_and_an_override_from_here(
-    experiment: Path, monkeypatch, tmp_path: Path
-):
+def test_a_file_counts_from_the_folder_of_its_yaml_and_an_override_from_here(experiment, monkeypatch, tmp_path):
     (experiment.parent / "mine.py").write_text("")
     text = experiment.read_text() + "reward: {functions: ['mine.py:compute_score', gsm8k]}\n"
     experiment.write_text(text)
@@ -535,8 +404,7 @@ def test_the_defaults_are_legal_and_need_no_settings():
 
 
 @pytest.mark.parametrize(
-    ("text", "label"),
-    [("gsm8k", "gsm8k"), ("/a/b/my_reward.py:score", "my_reward.score"), ("c:/x.py:f", "x.f")],
+    ("text", "label"), [("gsm8k", "gsm8k"), ("/a/b/my_reward.py:score", "my_reward.score"), ("c:/x.py:f", "x.f")]
 )
 def test_labels(text, label):
     assert function_label(text) == label

@@ -70,9 +70,7 @@ def test_plans_that_the_compiler_takes_are_legal(experiment: Path, sizes: tuple[
         ),
     ],
 )
-def test_groups_of_ranks_are_1_2_4_or_servers(
-    problems: Callable[..., list[str]], sizes: tuple[int, ...], lines: list[str]
-) -> None:
+def test_groups_of_ranks_are_1_2_4_or_servers(problems, sizes, lines):
     assert problems(*plans(*sizes)) == lines
 
 
@@ -99,42 +97,28 @@ def test_a_table_is_not_shared_between_stages(problems: Callable[..., list[str]]
     ]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "line"),
-    [
-        (
-            ["model.hidden_size=192"],
-            "model.head_dim: 24; FlashAttentionScore takes heads of a multiple of 16; nearest legal: 16 or 32 "
-            "(model.hidden_size=128 or 256 for 8 heads)",
-        ),
-        (
-            ["model.architecture=qwen3", "model.head_dim=8"],
-            "model.head_dim: 8; FlashAttentionScore takes heads of a multiple of 16; nearest legal: 16",
-        ),
-    ],
-)
-def test_heads_are_multiples_of_16(
-    problems: Callable[..., list[str]], experiment: Path, overrides: list[str], line: str
-) -> None:
+@pytest.mark.parametrize(("overrides", "line"), [
+    (["model.hidden_size=192"],
+     "model.head_dim: 24; FlashAttentionScore takes heads of a multiple of 16; nearest legal: 16 or 32 "
+     "(model.hidden_size=128 or 256 for 8 heads)"),
+    (["model.architecture=qwen3", "model.head_dim=8"],
+     "model.head_dim: 8; FlashAttentionScore takes heads of a multiple of 16; nearest legal: 16"),
+])  # fmt: skip
+def test_heads_are_multiples_of_16(problems, experiment, overrides, line):
     assert problems(*overrides) == [line]
     assert load_config(experiment, [*overrides, "device=CPU"]).device == "CPU"
 
 
-@pytest.mark.parametrize(
-    ("device", "model", "given", "resolved"),
-    [
-        ("CPU", "float32", "null", "float32"),
-        ("CPU", "float16", "null", "float16"),
-        ("CPU", "float32", "float16", "float16"),
-        ("Ascend", "float32", "null", "bfloat16"),
-        ("Ascend", "float32", "float16", "float16"),
-        ("Ascend", "bfloat16", "null", "bfloat16"),
-        ("Ascend", "float16", "null", "float16"),
-    ],
-)
-def test_a_cache_type_that_the_device_takes(
-    experiment: Path, device: str, model: str, given: str, resolved: str
-) -> None:
+@pytest.mark.parametrize(("device", "model", "given", "resolved"), [
+    ("CPU", "float32", "null", "float32"),
+    ("CPU", "float16", "null", "float16"),
+    ("CPU", "float32", "float16", "float16"),
+    ("Ascend", "float32", "null", "bfloat16"),
+    ("Ascend", "float32", "float16", "float16"),
+    ("Ascend", "bfloat16", "null", "bfloat16"),
+    ("Ascend", "float16", "null", "float16"),
+])  # fmt: skip
+def test_a_cache_type_that_the_device_takes(experiment: Path, device: str, model: str, given: str, resolved: str):
     config = load_config(experiment, [f"device={device}", f"model.dtype={model}", f"rollout.cache_dtype={given}"])
     assert config.rollout.cache_dtype == resolved
     told = {} if model == resolved else {"key/value cache": f"{resolved}, and the model {model}"}
@@ -203,18 +187,12 @@ def test_the_tiny_experiment_is_legal() -> None:
     assert load_config(EXPERIMENT, ["model.backend=mindformers"]).model.backend == "mindformers"
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        (
-            ["model.architecture=qwen3"],
-            "model.architecture: qwen3 is not among .* legal with that backend: qwen2, llama",
-        ),
-        (["plans.train.data_parallel=2", "plans.infer.data_parallel=2"], "mindformers trains in one process"),
-        (["device=Ascend"], "model.backend: mindformers is tested on CPU alone; set device=CPU"),
-        (["model.dtype=float16"], "model.dtype: float16; .* float32 alone"),
-    ],
-)
+@pytest.mark.parametrize(("setting", "message"), [
+    (["model.architecture=qwen3"], "model.architecture: qwen3 is not among .* legal with that backend: qwen2, llama"),
+    (["plans.train.data_parallel=2", "plans.infer.data_parallel=2"], "mindformers trains in one process"),
+    (["device=Ascend"], "model.backend: mindformers is tested on CPU alone; set device=CPU"),
+    (["model.dtype=float16"], "model.dtype: float16; .* float32 alone"),
+])  # fmt: skip
 def test_what_it_cannot_do_is_refused(setting: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(EXPERIMENT, ["model.backend=mindformers", *setting])

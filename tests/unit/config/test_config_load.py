@@ -39,44 +39,35 @@ def test_defaults_are_resolved(load):
     assert resolve(grpo) == grpo
 
 
-@pytest.mark.parametrize(
-    ("override", "line"),
-    [
-        ("rollout.num_generations=eight", "rollout.num_generations: expected an integer, got 'eight'"),
-        ('rollout.num_generations="8"', "rollout.num_generations: expected an integer, got '8'"),
-        ("rollout.num_generations=8.0", "rollout.num_generations: expected an integer, got 8.0"),
-        ("rollout.top_p=1.5", "rollout.top_p: must be <= 1, got 1.5"),
-        ("rollout.slots=0", "rollout.slots: must be >= 1, got 0"),
-        ("optimizer.lr=fast", "optimizer.lr: expected a number, got 'fast'"),
-        ("optimizer.lr=.inf", "optimizer.lr: expected a finite number, got Infinity"),
-        ("data.shuffle=yes", "data.shuffle: expected true or false, got 'yes'"),
-        ("device=cpu", "device: expected 'CPU' or 'Ascend', got 'cpu'"),
-        (
-            "algorithm.name=gsop",
-            "algorithm.name: expected 'gspo', 'gspo_token', 'grpo', 'ppo', 'dapo', 'dr_grpo', 'gmpo', 'cispo', 'sapo' "
-            "or 'gpg', got 'gsop'; did you mean 'gspo'?",
-        ),
-        (
-            "algorithm.advantage.estimator=gae",
-            "algorithm.advantage.estimator: expected 'grpo', 'dr_grpo', 'rloo', 'opo', 'max_rl', 'pass_k', 'gpg', "
-            "'remax', 'reinforce_plus_plus' or 'reinforce_plus_plus_baseline', got 'gae'; it needs a value model, "
-            "which this suite does not train",
-        ),
-        (
-            "algorithm.rollout_correction.level=tokens",
-            "algorithm.rollout_correction.level: expected 'none', 'token', 'sequence' or 'geometric', got 'tokens'; "
-            "did you mean 'token'?",
-        ),
-        ("algorithm.clip_low=-0.1", "algorithm.clip_low: must be >= 0, got -0.1"),
-        ("algorithm.clip_low=1.5", "algorithm.clip_low: must be <= 1, got 1.5"),
-        ("reward.functions=gsm8k", "reward.functions: expected a list, e.g. [a, b], got 'gsm8k'"),
-        ("reward.weights=[]", "reward.weights: needs at least 1 entry, got []"),
-        ("reward.weights=[a]", "reward.weights[0]: expected a number, got 'a'"),
-        ("optimizer=", "optimizer: expected a section with keys of its own, got null (nothing)"),
-        ("plans.train=2", "plans.train: expected a section with keys of its own, got 2"),
-        ("model.path=3", "model.path: expected a text, got 3"),
-    ],
-)
+@pytest.mark.parametrize(("override", "line"), [
+    ("rollout.num_generations=eight", "rollout.num_generations: expected an integer, got 'eight'"),
+    ('rollout.num_generations="8"', "rollout.num_generations: expected an integer, got '8'"),
+    ("rollout.num_generations=8.0", "rollout.num_generations: expected an integer, got 8.0"),
+    ("rollout.top_p=1.5", "rollout.top_p: must be <= 1, got 1.5"),
+    ("rollout.slots=0", "rollout.slots: must be >= 1, got 0"),
+    ("optimizer.lr=fast", "optimizer.lr: expected a number, got 'fast'"),
+    ("optimizer.lr=.inf", "optimizer.lr: expected a finite number, got Infinity"),
+    ("data.shuffle=yes", "data.shuffle: expected true or false, got 'yes'"),
+    ("device=cpu", "device: expected 'CPU' or 'Ascend', got 'cpu'"),
+    ("algorithm.name=gsop",
+     "algorithm.name: expected 'gspo', 'gspo_token', 'grpo', 'ppo', 'dapo', 'dr_grpo', 'gmpo', 'cispo', 'sapo' or "
+     "'gpg', got 'gsop'; did you mean 'gspo'?"),
+    ("algorithm.advantage.estimator=gae",
+     "algorithm.advantage.estimator: expected 'grpo', 'dr_grpo', 'rloo', 'opo', 'max_rl', 'pass_k', 'gpg', 'remax', "
+     "'reinforce_plus_plus' or 'reinforce_plus_plus_baseline', got 'gae'; it needs a value model, which this suite "
+     "does not train"),
+    ("algorithm.rollout_correction.level=tokens",
+     "algorithm.rollout_correction.level: expected 'none', 'token', 'sequence' or 'geometric', got 'tokens'; did you "
+     "mean 'token'?"),
+    ("algorithm.clip_low=-0.1", "algorithm.clip_low: must be >= 0, got -0.1"),
+    ("algorithm.clip_low=1.5", "algorithm.clip_low: must be <= 1, got 1.5"),
+    ("reward.functions=gsm8k", "reward.functions: expected a list, e.g. [a, b], got 'gsm8k'"),
+    ("reward.weights=[]", "reward.weights: needs at least 1 entry, got []"),
+    ("reward.weights=[a]", "reward.weights[0]: expected a number, got 'a'"),
+    ("optimizer=", "optimizer: expected a section with keys of its own, got null (nothing)"),
+    ("plans.train=2", "plans.train: expected a section with keys of its own, got 2"),
+    ("model.path=3", "model.path: expected a text, got 3"),
+])  # fmt: skip
 def test_a_wrong_value_is_named_with_its_rule(problems, override, line):
     assert problems(override) == [line]
 
@@ -154,16 +145,13 @@ def test_a_file_included_twice_is_no_circle(tmp_path, experiment):
     assert load_config(experiment).seed == 5
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a: [1", "line 1, column 6"),
-        ("seed: 1\nseed: 2\n", "line 2, column 1: key 'seed' is given twice"),
-        ("- a\n- b\n", "expected `section: ...` lines, got list"),
-        ("include: 3\n", "include: expected a path or a list of paths, got 3"),
-        ("include: nowhere.yaml\n", r"bad\.yaml: include: .*nowhere\.yaml: no such file"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("a: [1", "line 1, column 6"),
+    ("seed: 1\nseed: 2\n", "line 2, column 1: key 'seed' is given twice"),
+    ("- a\n- b\n", "expected `section: ...` lines, got list"),
+    ("include: 3\n", "include: expected a path or a list of paths, got 3"),
+    ("include: nowhere.yaml\n", r"bad\.yaml: include: .*nowhere\.yaml: no such file"),
+])  # fmt: skip
 def test_an_unusable_file_is_named(tmp_path, text, message):
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(ConfigError, match=message) as caught:
@@ -241,28 +229,10 @@ def test_importing_config_loads_neither_mindspore_nor_numpy():
 # ----- The YAML dialect: numbers as people write them, no YAML 1.1 surprises, nothing but plain data
 
 
-SCALARS = [
-    ("1e-6", 1e-6),
-    ("3E-4", 3e-4),
-    ("-2e5", -2e5),
-    ("1.", 1.0),
-    (".5", 0.5),
-    ("1_000_000.0", 1e6),
-    ("512", 512),
-    ("-0", 0),
-    ("1_000", 1000),
-    ("true", True),
-    ("null", None),
-    ("~", None),
-    ("yes", "yes"),
-    ("on", "on"),
-    ("010", "010"),
-    ("0x10", "0x10"),
-    ("1:30", "1:30"),
-    ("2024-01-01", "2024-01-01"),
-    ("1e", "1e"),
-    ("e5", "e5"),
-]
+SCALARS = [("1e-6", 1e-6), ("3E-4", 3e-4), ("-2e5", -2e5), ("1.", 1.0), (".5", 0.5), ("1_000_000.0", 1e6), ("512", 512),
+           ("-0", 0), ("1_000", 1000), ("true", True), ("null", None), ("~", None), ("yes", "yes"), ("on", "on"),
+           ("010", "010"), ("0x10", "0x10"), ("1:30", "1:30"), ("2024-01-01", "2024-01-01"), ("1e", "1e"),
+           ("e5", "e5")]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "value"), SCALARS)
@@ -279,17 +249,14 @@ def test_an_empty_override_is_null_and_flow_values_are_read():
     assert math.isinf(parse_value(".inf"))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a: {b: 1, b: 2}", "key 'b' is given twice"),
-        ("1: x", "a key must be text, got 1"),
-        ("a: &x 1\nb: *x", "alias"),
-        ("a: !!python/name:os.system", "could not determine a constructor"),
-        ("a: !!binary aGk=", "could not determine a constructor"),
-        ("a: 1\n---\nb: 2", "another document"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("a: {b: 1, b: 2}", "key 'b' is given twice"),
+    ("1: x", "a key must be text, got 1"),
+    ("a: &x 1\nb: *x", "alias"),
+    ("a: !!python/name:os.system", "could not determine a constructor"),
+    ("a: !!binary aGk=", "could not determine a constructor"),
+    ("a: 1\n---\nb: 2", "another document"),
+])  # fmt: skip
 def test_what_is_not_plain_data_is_refused(text, message):
     with pytest.raises(yaml.YAMLError, match=message):
         parse_document(text)
@@ -325,21 +292,11 @@ ROOT = Path(__file__).resolve().parents[3]
 MODELS = sorted((ROOT / "model_configs").glob("*.yaml"))
 
 # Weights of the published safetensors files.
-PUBLISHED = {
-    "qwen2_5_0_5b.yaml": 494_032_768,
-    "qwen2_5_1_5b.yaml": 1_543_714_304,
-    "qwen2_5_3b.yaml": 3_085_938_688,
-    "qwen2_5_7b.yaml": 7_615_616_512,
-    "qwen2_5_32b.yaml": 32_763_876_352,
-    "qwen2_5_32b_64.yaml": 32_763_876_352,
-    "qwen3_0_6b.yaml": 596_049_920,
-    "qwen3_4b.yaml": 4_022_468_096,
-    "qwen3_8b.yaml": 8_190_735_360,
-    "qwen3_32b.yaml": 32_762_123_264,
-    "qwen3_32b_64.yaml": 32_762_123_264,
-    "qwen3_30b_a3b.yaml": 30_532_122_624,
-    "llama3_1_8b.yaml": 8_030_261_248,
-}
+PUBLISHED = {"qwen2_5_0_5b.yaml": 494_032_768, "qwen2_5_1_5b.yaml": 1_543_714_304, "qwen2_5_3b.yaml": 3_085_938_688,
+             "qwen2_5_7b.yaml": 7_615_616_512, "qwen2_5_32b.yaml": 32_763_876_352,
+             "qwen2_5_32b_64.yaml": 32_763_876_352, "qwen3_0_6b.yaml": 596_049_920, "qwen3_4b.yaml": 4_022_468_096,
+             "qwen3_8b.yaml": 8_190_735_360, "qwen3_32b.yaml": 32_762_123_264, "qwen3_32b_64.yaml": 32_762_123_264,
+             "qwen3_30b_a3b.yaml": 30_532_122_624, "llama3_1_8b.yaml": 8_030_261_248}  # fmt: skip
 TINY = """
 model:
   vocab_size: 64
@@ -408,20 +365,15 @@ def test_a_model_file_takes_overrides_and_default_plans(tiny: Path):
     assert plans.train.model_parallel == 4
 
 
-@pytest.mark.parametrize(
-    ("overrides", "lines"),
-    [
-        (["seed=3"], ["seed: the file holds model and plans only; leave it out"]),
-        (["plans.train.model_paralel=2"], ["plans.train.model_paralel: unknown key; did you mean"]),
-        (["model.vocab_size=many"], ["model.vocab_size: expected an integer, got 'many'"]),
-        (
-            ["plans.train.model_parallel=3", "plans.infer.model_parallel=3"],
-            ["plans.train.model_parallel: 3 does not split", "plans.infer.model_parallel: 3 does not split"],
-        ),
-        (["plans.train.model_parallel=4"], ["plans.infer: plans.train 1 x 4 x 1 needs 4 workers"]),
-        (["model.num_attention_heads=10"], ["model.hidden_size: 32 / num_attention_heads 10 = 3.2 must be"]),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "lines"), [
+    (["seed=3"], ["seed: the file holds model and plans only; leave it out"]),
+    (["plans.train.model_paralel=2"], ["plans.train.model_paralel: unknown key; did you mean"]),
+    (["model.vocab_size=many"], ["model.vocab_size: expected an integer, got 'many'"]),
+    (["plans.train.model_parallel=3", "plans.infer.model_parallel=3"],
+     ["plans.train.model_parallel: 3 does not split", "plans.infer.model_parallel: 3 does not split"]),
+    (["plans.train.model_parallel=4"], ["plans.infer: plans.train 1 x 4 x 1 needs 4 workers"]),
+    (["model.num_attention_heads=10"], ["model.hidden_size: 32 / num_attention_heads 10 = 3.2 must be"]),
+])  # fmt: skip
 def test_what_is_wrong_is_named_as_in_an_experiment(tiny: Path, overrides: list[str], lines: list[str]):
     with pytest.raises(ConfigError) as caught:
         load_model_and_plans(tiny, overrides)
@@ -485,26 +437,17 @@ def test_dump_loads_back_equal_from_another_folder(path, tmp_path, monkeypatch):
     assert load_config("config.yaml", check_files=False) == config
 
 
-@given(
-    prompt=st.none() | st.text(),
-    seed=st.integers(0, 2**64),
-    lr=st.floats(min_value=1e-12, max_value=10),
-    tokens=st.lists(st.text(), min_size=1, max_size=3),
-)
+@given(prompt=st.none() | st.text(), seed=st.integers(0, 2**64), lr=st.floats(min_value=1e-12, max_value=10),
+      tokens=st.lists(st.text(), min_size=1, max_size=3))  # fmt: skip
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_dump_loads_back_any_value(experiment, tmp_path, prompt, seed, lr, tokens):
     config = load_config(experiment)
-    changed = ExperimentConfig.model_validate(
-        merge(
-            config_mapping(config),
-            {
-                "seed": seed,
-                "data": {"system_prompt": prompt},
-                "optimizer": {"lr": lr},
-                "tokenizer": {"eos_tokens": tokens},
-            },
-        )
-    )
+    changed = ExperimentConfig.model_validate(merge(config_mapping(config), {
+        "seed": seed,
+        "data": {"system_prompt": prompt},
+        "optimizer": {"lr": lr},
+        "tokenizer": {"eos_tokens": tokens},
+    }))  # fmt: skip
     path = tmp_path / "dumped.yaml"
     path.write_text(dump_config(changed), encoding="utf-8")
     assert load_config(path) == resolve(changed)

@@ -17,22 +17,12 @@ from mindgspo.config import (
     notes,
 )
 from mindgspo.config.model import FAMILIES
-from mindgspo.config.plan import (
-    check_same_world,
-    inner_size,
-    legal_model_parallel,
-)
+from mindgspo.config.plan import check_same_world, inner_size, legal_model_parallel
 from mindgspo.errors import ConfigError
 from mindgspo.text import divisors, nearest
 
-MODEL_3B = ModelSection(
-    vocab_size=151936,
-    hidden_size=2048,
-    intermediate_size=11008,
-    num_hidden_layers=36,
-    num_attention_heads=16,
-    num_key_value_heads=2,
-)
+MODEL_3B = ModelSection(vocab_size=151936, hidden_size=2048, intermediate_size=11008, num_hidden_layers=36,
+                        num_attention_heads=16, num_key_value_heads=2)  # fmt: skip
 
 
 def test_world_size_counts_every_axis_but_experts():
@@ -61,45 +51,25 @@ def test_what_fits_is_legal(plan):
     assert check_train_plan("plans.train", plan, MODEL_3B) == []
 
 
-@pytest.mark.parametrize(
-    ("plan", "line"),
-    [
-        (
-            ParallelPlan(model_parallel=6),
-            "p.model_parallel: 6 does not split the model evenly (16 attention heads, 2 key/value heads, "
-            "intermediate_size 11008, vocab_size 151936); nearest legal: 4 or 8",
-        ),
-        (
-            ParallelPlan(pipeline_stage=8, micro_batch_num=8),
-            "p.pipeline_stage: 8 does not divide 36 layers; nearest legal: 6 or 9",
-        ),
-        (
-            ParallelPlan(pipeline_stage=4, micro_batch_num=2),
-            "p.micro_batch_num: 2 is less than pipeline_stage 4; smallest legal: 4",
-        ),
-        (
-            ParallelPlan(micro_batch_num=2),
-            "p.micro_batch_num: 2 micro-batches are in flight between pipeline stages, and there is one stage; "
-            "remove it (trainer.samples_per_micro_batch cuts mini-batches)",
-        ),
-        (
-            ParallelPlan(optimizer_shard=True),
-            "p.optimizer_shard: there is one replica, which keeps all moments; remove it",
-        ),
-        (
-            ParallelPlan(context_parallel=2),
-            "p.context_parallel: 2 is not built in this version; the only legal value is 1",
-        ),
-        (
-            ParallelPlan(data_parallel=2, expert_parallel=2),
-            "p.expert_parallel: 2, but qwen2 has no experts; remove it",
-        ),
-        (
-            ParallelPlan(use_seq_parallel=True),
-            "p.use_seq_parallel: model_parallel is 1, so nothing splits the sequence; remove it",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("plan", "line"), [
+    (ParallelPlan(model_parallel=6),
+     "p.model_parallel: 6 does not split the model evenly (16 attention heads, 2 key/value heads, intermediate_size "
+     "11008, vocab_size 151936); nearest legal: 4 or 8"),
+    (ParallelPlan(pipeline_stage=8, micro_batch_num=8),
+     "p.pipeline_stage: 8 does not divide 36 layers; nearest legal: 6 or 9"),
+    (ParallelPlan(pipeline_stage=4, micro_batch_num=2),
+     "p.micro_batch_num: 2 is less than pipeline_stage 4; smallest legal: 4"),
+    (ParallelPlan(micro_batch_num=2),
+     "p.micro_batch_num: 2 micro-batches are in flight between pipeline stages, and there is one stage; remove it "
+     "(trainer.samples_per_micro_batch cuts mini-batches)"),
+    (ParallelPlan(optimizer_shard=True),
+     "p.optimizer_shard: there is one replica, which keeps all moments; remove it"),
+    (ParallelPlan(context_parallel=2),
+     "p.context_parallel: 2 is not built in this version; the only legal value is 1"),
+    (ParallelPlan(data_parallel=2, expert_parallel=2), "p.expert_parallel: 2, but qwen2 has no experts; remove it"),
+    (ParallelPlan(use_seq_parallel=True),
+     "p.use_seq_parallel: model_parallel is 1, so nothing splits the sequence; remove it"),
+])  # fmt: skip
 def test_what_does_not_fit_names_legal_values_in_one_line(plan, line):
     assert check_train_plan("p", plan, MODEL_3B) == [line]
 
@@ -122,13 +92,10 @@ def test_what_means_nothing_while_generating_is_refused():
     assert check_infer_plan("plans.infer", ParallelPlan(data_parallel=2, model_parallel=4), MODEL_3B) == []
 
 
-@pytest.mark.parametrize(
-    ("infer", "fix"),
-    [
-        (ParallelPlan(model_parallel=4), "they share the same cards; set plans.infer.data_parallel=2"),
-        (ParallelPlan(model_parallel=3), "they share the same cards, so data x model x pipeline must be equal"),
-    ],
-)
+@pytest.mark.parametrize(("infer", "fix"), [
+    (ParallelPlan(model_parallel=4), "they share the same cards; set plans.infer.data_parallel=2"),
+    (ParallelPlan(model_parallel=3), "they share the same cards, so data x model x pipeline must be equal"),
+])  # fmt: skip
 def test_both_plans_take_the_same_cards(infer, fix):
     train = ParallelPlan(model_parallel=4, pipeline_stage=2, micro_batch_num=2)
     (line,) = check_same_world(train, infer)
@@ -156,51 +123,30 @@ LOSS, REWARD = "algorithm.kl.placement=loss", "algorithm.kl.placement=reward"
 SIX = "trainer.samples_per_micro_batch=6"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (
-            [f"{KEY}.mode=ema"],
-            f"{KEY}.mode: ema, but algorithm.kl.placement is none, so there is no reference policy; set "
-            "algorithm.kl.placement to loss or reward, or remove it",
-        ),
-        (
-            [LOSS, f"{KEY}.every=5"],
-            f"{KEY}.every: 5, but a frozen reference never changes; set {KEY}.mode=sync, or remove it",
-        ),
-        (
-            [LOSS, f"{KEY}.mode=sync"],
-            f"{KEY}.every: missing; after how many steps does the reference become the policy? e.g. {KEY}.every=100",
-        ),
-        (
-            [LOSS, f"{KEY}.mode=sync", f"{KEY}.every=5", f"{KEY}.decay=0.5"],
-            f"{KEY}.decay: 0.5 belongs to a moving average, but {KEY}.mode is sync; set {KEY}.mode=ema, or remove it",
-        ),
-        (
-            [REWARD, f"{KEY}.mode=sync", f"{KEY}.every=1"],
-            f"{KEY}.every: 1 makes the old policy of each step its reference, from which it has no distance: the "
-            "penalty in the reward would always be 0; smallest legal: 2",
-        ),
-        (
-            ["plans.reference={data_parallel: 2}"],
-            "plans.reference: plans.train 1 x 1 x 1 needs 1 workers, plans.reference 2 x 1 x 1 needs 2; they share the "
-            "same cards; set plans.reference.data_parallel=1",
-        ),
-        (
-            ["plans.reference={optimizer_shard: true}"],
-            "plans.reference.optimizer_shard: true; there is no optimizer while scoring; remove it",
-        ),
-        (
-            ["plans.reference={recompute: full}"],
-            "plans.reference.recompute: full; there is no backward pass while scoring; remove it",
-        ),
-        (
-            ["plans.reference={micro_batch_num: 2}"],
-            "plans.reference.micro_batch_num: 2; without a backward pass micro-batches follow each other through the "
-            "stages as they are; remove it",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "expected"), [
+    ([f"{KEY}.mode=ema"],
+     f"{KEY}.mode: ema, but algorithm.kl.placement is none, so there is no reference policy; set "
+     "algorithm.kl.placement to loss or reward, or remove it"),
+    ([LOSS, f"{KEY}.every=5"],
+     f"{KEY}.every: 5, but a frozen reference never changes; set {KEY}.mode=sync, or remove it"),
+    ([LOSS, f"{KEY}.mode=sync"],
+     f"{KEY}.every: missing; after how many steps does the reference become the policy? e.g. {KEY}.every=100"),
+    ([LOSS, f"{KEY}.mode=sync", f"{KEY}.every=5", f"{KEY}.decay=0.5"],
+     f"{KEY}.decay: 0.5 belongs to a moving average, but {KEY}.mode is sync; set {KEY}.mode=ema, or remove it"),
+    ([REWARD, f"{KEY}.mode=sync", f"{KEY}.every=1"],
+     f"{KEY}.every: 1 makes the old policy of each step its reference, from which it has no distance: the penalty in "
+     "the reward would always be 0; smallest legal: 2"),
+    (["plans.reference={data_parallel: 2}"],
+     "plans.reference: plans.train 1 x 1 x 1 needs 1 workers, plans.reference 2 x 1 x 1 needs 2; they share the same "
+     "cards; set plans.reference.data_parallel=1"),
+    (["plans.reference={optimizer_shard: true}"],
+     "plans.reference.optimizer_shard: true; there is no optimizer while scoring; remove it"),
+    (["plans.reference={recompute: full}"],
+     "plans.reference.recompute: full; there is no backward pass while scoring; remove it"),
+    (["plans.reference={micro_batch_num: 2}"],
+     "plans.reference.micro_batch_num: 2; without a backward pass micro-batches follow each other through the stages "
+     "as they are; remove it"),
+])  # fmt: skip
 def test_each_rule_names_the_key_and_the_fix(problems, overrides: list[str], expected: str) -> None:
     assert problems(*overrides) == [expected]
 
@@ -251,28 +197,15 @@ def test_ratios_against_the_sampler_are_not_called_one(load) -> None:
 # ----- What the model families may set, beside each other; experts' plans too
 
 
-EXPERTS = (
-    "model.architecture=qwen3_moe",
-    "model.num_experts=8",
-    "model.num_experts_per_tok=2",
-    "model.moe_intermediate_size=48",
-)
+EXPERTS = ("model.architecture=qwen3_moe", "model.num_experts=8", "model.num_experts_per_tok=2",
+           "model.moe_intermediate_size=48")  # fmt: skip
 SCALING = (
     "model.rope_scaling={factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, "
     "original_max_position_embeddings: 64}"
 )
-MIXTURE = ModelSection(
-    architecture="qwen3_moe",
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=100,
-    num_hidden_layers=2,
-    num_attention_heads=8,
-    num_key_value_heads=4,
-    num_experts=12,
-    num_experts_per_tok=2,
-    moe_intermediate_size=12,
-)
+MIXTURE = ModelSection(architecture="qwen3_moe", vocab_size=64, hidden_size=32, intermediate_size=100,
+                       num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=4, num_experts=12,
+                       num_experts_per_tok=2, moe_intermediate_size=12)  # fmt: skip
 
 
 def test_a_family_differs_in_what_the_table_says() -> None:
@@ -302,21 +235,16 @@ def test_stretched_positions_are_written_down_and_read_back(load, tmp_path) -> N
     assert load_config(tmp_path / "dumped.yaml") == config
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (EXPERTS[:1], "model.num_experts: qwen3_moe needs it"),
-        (EXPERTS[:3], "model.moe_intermediate_size: qwen3_moe needs it"),
-        (EXPERTS[1:2], "model.num_experts: qwen2 has no experts; remove it, or set model.architecture=qwen3_moe"),
-        (("model.norm_topk_prob=true",), "model.norm_topk_prob: qwen2 has no experts"),
-        ((*EXPERTS, "model.num_experts_per_tok=9"), "9 is more than num_experts 8; largest legal: 8"),
-        ((SCALING,), "model.rope_scaling: not implemented for qwen2; remove it"),
-        (
-            ("model.architecture=llama", SCALING.replace("high_freq_factor: 4.0", "high_freq_factor: 1.0")),
-            "model.rope_scaling.high_freq_factor: 1 must be more than low_freq_factor 1",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "message"), [
+    (EXPERTS[:1], "model.num_experts: qwen3_moe needs it"),
+    (EXPERTS[:3], "model.moe_intermediate_size: qwen3_moe needs it"),
+    (EXPERTS[1:2], "model.num_experts: qwen2 has no experts; remove it, or set model.architecture=qwen3_moe"),
+    (("model.norm_topk_prob=true",), "model.norm_topk_prob: qwen2 has no experts"),
+    ((*EXPERTS, "model.num_experts_per_tok=9"), "9 is more than num_experts 8; largest legal: 8"),
+    ((SCALING,), "model.rope_scaling: not implemented for qwen2; remove it"),
+    (("model.architecture=llama", SCALING.replace("high_freq_factor: 4.0", "high_freq_factor: 1.0")),
+     "model.rope_scaling.high_freq_factor: 1 must be more than low_freq_factor 1"),
+])  # fmt: skip
 def test_what_does_not_belong_together_is_refused_in_one_line(load, overrides, message) -> None:
     with pytest.raises(ConfigError, match=message):
         load(*overrides)
@@ -336,19 +264,12 @@ def test_model_parallel_divides_the_features_of_an_expert() -> None:
     assert "moe_intermediate_size 12" in line and line.endswith("nearest legal: 4")
 
 
-@pytest.mark.parametrize(
-    ("plan", "line"),
-    [
-        (
-            ParallelPlan(data_parallel=4, expert_parallel=8),
-            "p.expert_parallel: 8 must divide data_parallel 4 and the 12 experts; nearest legal: 4",
-        ),
-        (
-            ParallelPlan(data_parallel=8, expert_parallel=8),
-            "p.expert_parallel: 8 must divide data_parallel 8 and the 12 experts; nearest legal: 4",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("plan", "line"), [
+    (ParallelPlan(data_parallel=4, expert_parallel=8),
+     "p.expert_parallel: 8 must divide data_parallel 4 and the 12 experts; nearest legal: 4"),
+    (ParallelPlan(data_parallel=8, expert_parallel=8),
+     "p.expert_parallel: 8 must divide data_parallel 8 and the 12 experts; nearest legal: 4"),
+])  # fmt: skip
 def test_experts_divide_over_replicas(plan, line) -> None:
     assert check_train_plan("p", plan, MIXTURE) == [line]
     assert check_train_plan("p", plan.model_copy(update={"expert_parallel": 4}), MIXTURE) == []

@@ -14,78 +14,43 @@ from mindgspo.errors import ConfigError
 WARMUP = "warmup={max_steps: 5, batch_size: 4, lr: 1e-3, stop_at_accuracy: 0.5}"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (
-            ["trainer.prompts_per_mini_batch=5", "trainer.samples_per_micro_batch=4"],
-            "trainer.prompts_per_mini_batch: 5 does not divide rollout.prompts_per_step 12; nearest legal: 4 or 6",
-        ),
-        (
-            ["trainer.samples_per_micro_batch=7"],
-            "trainer.samples_per_micro_batch: 7 does not divide the 6 x 4 = 24 samples of a mini-batch; "
-            "nearest legal: 6 or 8",
-        ),
-        (
-            ["rollout.max_new_tokens=65"],
-            "rollout.max_new_tokens: 65 + data.max_prompt_length 64 = 129 tokens exceed "
-            "model.max_position_embeddings 128; nearest legal: rollout.max_new_tokens=64",
-        ),
-        (
-            ["data.max_prompt_length=128"],
-            "rollout.max_new_tokens: 32 + data.max_prompt_length 128 = 160 tokens exceed "
-            "model.max_position_embeddings 128; nearest legal: data.max_prompt_length=64",
-        ),
-        (
-            ["model.num_attention_heads=10"],
-            "model.hidden_size: 96 / num_attention_heads 10 = 9.6 must be an even whole number "
-            "(RoPE turns pairs); nearest legal heads: 8 or 12",
-        ),
-        (
-            ["model.hidden_size=36"],
-            "model.hidden_size: 36 / num_attention_heads 4 = 9 must be an even whole number "
-            "(RoPE turns pairs); nearest legal heads: 3 or 6",
-        ),
-        (
-            ["model.architecture=qwen3", "model.num_attention_heads=10"],
-            "model.hidden_size: 96 / num_attention_heads 10 = 9.6 must be an even whole number "
-            "(RoPE turns pairs); nearest legal heads: 8 or 12; or set model.head_dim",
-        ),
-        (
-            ["model.head_dim=32"],
-            "model.head_dim: 32 x 4 attention heads = 128 is not hidden_size 96, as it must be for qwen2; remove it, "
-            "or set model.architecture=qwen3",
-        ),
-        (
-            ["model.architecture=qwen3", "model.head_dim=33"],
-            "model.head_dim: 33 must be even (RoPE turns pairs); nearest legal: 32 or 34",
-        ),
-        (
-            ["model.num_key_value_heads=3"],
-            "model.num_key_value_heads: 3 does not divide num_attention_heads 4; nearest legal: 2 or 4",
-        ),
-        (
-            ["model.dtype=bfloat16"],
-            "model.dtype: bfloat16 has no CPU kernels; set model.dtype=float32 or device=Ascend",
-        ),
-        (
-            ["eval.pass_at_k=[1, 8]", "eval.num_samples=4"],
-            "eval.pass_at_k: 8 needs as many samples, but eval.num_samples is 4; set eval.num_samples=8 or drop 8",
-        ),
-        (
-            ["reward.weights=[1, 2]"],
-            "reward.weights: 2 weights for 1 reward.functions; give one weight per function",
-        ),
-        (
-            ["data.eval.split=train"],
-            "data.eval.split: train is already the split of data.train, so they share rows; nearest legal: dev or test",
-        ),
-        (
-            ["data.train.path=rows.jsonl"],
-            "data.train.path: arithmetic rows are generated; remove the path or change data.train.format",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "expected"), [
+    (["trainer.prompts_per_mini_batch=5", "trainer.samples_per_micro_batch=4"],
+     "trainer.prompts_per_mini_batch: 5 does not divide rollout.prompts_per_step 12; nearest legal: 4 or 6"),
+    (["trainer.samples_per_micro_batch=7"],
+     "trainer.samples_per_micro_batch: 7 does not divide the 6 x 4 = 24 samples of a mini-batch; nearest legal: 6 or "
+     "8"),
+    (["rollout.max_new_tokens=65"],
+     "rollout.max_new_tokens: 65 + data.max_prompt_length 64 = 129 tokens exceed model.max_position_embeddings 128; "
+     "nearest legal: rollout.max_new_tokens=64"),
+    (["data.max_prompt_length=128"],
+     "rollout.max_new_tokens: 32 + data.max_prompt_length 128 = 160 tokens exceed model.max_position_embeddings 128; "
+     "nearest legal: data.max_prompt_length=64"),
+    (["model.num_attention_heads=10"],
+     "model.hidden_size: 96 / num_attention_heads 10 = 9.6 must be an even whole number (RoPE turns pairs); nearest "
+     "legal heads: 8 or 12"),
+    (["model.hidden_size=36"],
+     "model.hidden_size: 36 / num_attention_heads 4 = 9 must be an even whole number (RoPE turns pairs); nearest "
+     "legal heads: 3 or 6"),
+    (["model.architecture=qwen3", "model.num_attention_heads=10"],
+     "model.hidden_size: 96 / num_attention_heads 10 = 9.6 must be an even whole number (RoPE turns pairs); nearest "
+     "legal heads: 8 or 12; or set model.head_dim"),
+    (["model.head_dim=32"],
+     "model.head_dim: 32 x 4 attention heads = 128 is not hidden_size 96, as it must be for qwen2; remove it, or set "
+     "model.architecture=qwen3"),
+    (["model.architecture=qwen3", "model.head_dim=33"],
+     "model.head_dim: 33 must be even (RoPE turns pairs); nearest legal: 32 or 34"),
+    (["model.num_key_value_heads=3"],
+     "model.num_key_value_heads: 3 does not divide num_attention_heads 4; nearest legal: 2 or 4"),
+    (["model.dtype=bfloat16"], "model.dtype: bfloat16 has no CPU kernels; set model.dtype=float32 or device=Ascend"),
+    (["eval.pass_at_k=[1, 8]", "eval.num_samples=4"],
+     "eval.pass_at_k: 8 needs as many samples, but eval.num_samples is 4; set eval.num_samples=8 or drop 8"),
+    (["reward.weights=[1, 2]"], "reward.weights: 2 weights for 1 reward.functions; give one weight per function"),
+    (["data.eval.split=train"],
+     "data.eval.split: train is already the split of data.train, so they share rows; nearest legal: dev or test"),
+    (["data.train.path=rows.jsonl"],
+     "data.train.path: arithmetic rows are generated; remove the path or change data.train.format"),
+])  # fmt: skip
 def test_one_violated_rule_gives_one_line_with_numbers_and_a_fix(problems, overrides, expected):
     lines = [line for line in problems(*overrides) if "does not exist" not in line]
     assert lines == [expected]
@@ -146,14 +111,11 @@ def test_no_notes_about_the_papers_settings(load):
     assert notes(load()) == []
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (["rollout.top_p=0.9", "rollout.top_k=20"], "rollout: top_p 0.9 and top_k 20 cut the distribution"),
-        (["rollout.top_k=20"], "rollout: top_k 20 cut"),
-        (["trainer.epochs=3"], "trainer.epochs: 3 is not read, because trainer.max_steps is set"),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "expected"), [
+    (["rollout.top_p=0.9", "rollout.top_k=20"], "rollout: top_p 0.9 and top_k 20 cut the distribution"),
+    (["rollout.top_k=20"], "rollout: top_k 20 cut"),
+    (["trainer.epochs=3"], "trainer.epochs: 3 is not read, because trainer.max_steps is set"),
+])  # fmt: skip
 def test_a_surprising_setting_is_noted(load, overrides, expected):
     (note,) = notes(load(*overrides))
     assert note.startswith(expected)
@@ -268,28 +230,19 @@ def test_sets_with_names_load_back_as_they_were_dumped(tmp_path: Path) -> None:
     assert load_config(path, check_files=False) == config
 
 
-@pytest.mark.parametrize(
-    ("overrides", "line"),
-    [
-        (
-            [FIRST],
-            "data.eval.easy: a set of held-out problems beside the keys of a single one; give that",
-        ),
-        (["data.eval.pth=x"], "data.eval.pth: unknown key; did you mean data.eval.path"),
-        ([NONE, "data.eval.a.format=gsm9k"], "data.eval.a.format: expected 'gsm8k', 'verl'"),
-        ([NONE, FIRST, "data.eval.easy.pth=x"], "data.eval.easy.pth: unknown key; did you mean data.eval.easy.path"),
-        ([NONE, "data.eval.a.split=test"], "data.eval.a.format: missing; gsm8k: rows {question"),
-        ([NONE, "data.eval.a b={format: arithmetic}"], "data.eval.a b: must match ^[A-Za-z0-9]"),
-        ([NONE, "data.eval.a=5"], "data.eval.a: expected a section with keys of its own, got 5"),
-        ([NONE], "data.eval: expected a section with keys of its own, got null (nothing)"),
-        (["data.eval=[1]"], "data.eval: expected a section with keys of its own, got [1]"),
-        ([NONE, SECOND, "data.eval.gsm8k.path=null"], "data.eval.gsm8k.path: missing; gsm8k rows are read from a file"),
-        (
-            [NONE, "data.eval.easy={format: arithmetic}"],
-            "data.eval.easy.split: train is already the split of",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "line"), [
+    ([FIRST], "data.eval.easy: a set of held-out problems beside the keys of a single one; give that"),
+    (["data.eval.pth=x"], "data.eval.pth: unknown key; did you mean data.eval.path"),
+    ([NONE, "data.eval.a.format=gsm9k"], "data.eval.a.format: expected 'gsm8k', 'verl'"),
+    ([NONE, FIRST, "data.eval.easy.pth=x"], "data.eval.easy.pth: unknown key; did you mean data.eval.easy.path"),
+    ([NONE, "data.eval.a.split=test"], "data.eval.a.format: missing; gsm8k: rows {question"),
+    ([NONE, "data.eval.a b={format: arithmetic}"], "data.eval.a b: must match ^[A-Za-z0-9]"),
+    ([NONE, "data.eval.a=5"], "data.eval.a: expected a section with keys of its own, got 5"),
+    ([NONE], "data.eval: expected a section with keys of its own, got null (nothing)"),
+    (["data.eval=[1]"], "data.eval: expected a section with keys of its own, got [1]"),
+    ([NONE, SECOND, "data.eval.gsm8k.path=null"], "data.eval.gsm8k.path: missing; gsm8k rows are read from a file"),
+    ([NONE, "data.eval.easy={format: arithmetic}"], "data.eval.easy.split: train is already the split of"),
+])  # fmt: skip
 def test_what_is_refused_is_named_with_its_set(overrides: list[str], line: str) -> None:
     (found,) = problems(*overrides)
     assert found.startswith(line), found

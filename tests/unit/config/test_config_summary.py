@@ -63,29 +63,22 @@ W = "w_it = exp(logp_it - old_it)"
 GAMMA = "algorithm.advantage={estimator: reinforce_plus_plus, gamma: 0.9}"
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("gspo", f"GSPO: mean_i min(s_i A_i, clip(s_i, 1-0.0003, 1+0.0004) A_i), {S}"),
-        (
-            "gspo_token",
-            "GSPO-token: mean_i mean_t min(s_it A_i, clip(s_it, 1-0.0003, 1+0.0004) A_i), "
-            f"s_it = sg[s_i] exp(logp_it - sg[logp_it]), {S}",
-        ),
-        ("grpo", f"GRPO: mean_i mean_t min(w_it A_i, clip(w_it, 1-0.2, 1+0.27) A_i), {W}"),
-        ("ppo", f"PPO: mean_it max(min(w_it A_i, clip(w_it, 1-0.2, 1+0.2) A_i), 3 A_i if A_i < 0), {W}"),
-        ("dapo", f"DAPO: mean_it min(w_it A_i, clip(w_it, 1-0.2, 1+0.28) A_i), {W}"),
-        ("dr_grpo", f"Dr.GRPO: 1/32 mean_i sum_t min(w_it A_i, clip(w_it, 1-0.2, 1+0.2) A_i), {W}"),
-        (
-            "gmpo",
-            "GMPO: mean_i A_i s_i, s_i = exp(mean_t d_it), d_it = logp_it - old_it, at most 0.4 if A_i > 0, "
-            "at least -0.4 if A_i < 0",
-        ),
-        ("cispo", f"CISPO: mean_it sg[clip(w_it, 1-1, 1+4)] A_i logp_it, {W}"),
-        ("sapo", f"SAPO: mean_i mean_t A_i sigmoid(tau (w_it - 1)) 4 / tau, tau = 1 if A_i > 0 else 1.05, {W}"),
-        ("gpg", "GPG: mean_it A_i logp_it"),
-    ],
-)
+@pytest.mark.parametrize(("name", "expected"), [
+    ("gspo", f"GSPO: mean_i min(s_i A_i, clip(s_i, 1-0.0003, 1+0.0004) A_i), {S}"),
+    ("gspo_token",
+     "GSPO-token: mean_i mean_t min(s_it A_i, clip(s_it, 1-0.0003, 1+0.0004) A_i), s_it = sg[s_i] exp(logp_it - "
+     f"sg[logp_it]), {S}"),
+    ("grpo", f"GRPO: mean_i mean_t min(w_it A_i, clip(w_it, 1-0.2, 1+0.27) A_i), {W}"),
+    ("ppo", f"PPO: mean_it max(min(w_it A_i, clip(w_it, 1-0.2, 1+0.2) A_i), 3 A_i if A_i < 0), {W}"),
+    ("dapo", f"DAPO: mean_it min(w_it A_i, clip(w_it, 1-0.2, 1+0.28) A_i), {W}"),
+    ("dr_grpo", f"Dr.GRPO: 1/32 mean_i sum_t min(w_it A_i, clip(w_it, 1-0.2, 1+0.2) A_i), {W}"),
+    ("gmpo",
+     "GMPO: mean_i A_i s_i, s_i = exp(mean_t d_it), d_it = logp_it - old_it, at most 0.4 if A_i > 0, at least -0.4 if "
+     "A_i < 0"),
+    ("cispo", f"CISPO: mean_it sg[clip(w_it, 1-1, 1+4)] A_i logp_it, {W}"),
+    ("sapo", f"SAPO: mean_i mean_t A_i sigmoid(tau (w_it - 1)) 4 / tau, tau = 1 if A_i > 0 else 1.05, {W}"),
+    ("gpg", "GPG: mean_it A_i logp_it"),
+])  # fmt: skip
 def test_objective_of_every_loss(load, name, expected):
     assert objective(load(f"algorithm.name={name}")) == expected
 
@@ -95,17 +88,14 @@ def test_every_loss_of_the_registry_has_a_line_of_its_own(load):
     assert len(lines) == len(POLICY_LOSSES) and all(line.isascii() for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("mode", "mean"),
-    [
-        ("token-mean", "mean_it"),
-        ("token-sum", "sum_it"),
-        ("seq-mean-token-mean", "mean_i mean_t"),
-        ("seq-mean-token-sum", "mean_i sum_t"),
-        ("seq-mean-token-sum-norm", "1/50 mean_i sum_t"),
-        ("batch-token-sum-norm", "1/50 sum_it"),
-    ],
-)
+@pytest.mark.parametrize(("mode", "mean"), [
+    ("token-mean", "mean_it"),
+    ("token-sum", "sum_it"),
+    ("seq-mean-token-mean", "mean_i mean_t"),
+    ("seq-mean-token-sum", "mean_i sum_t"),
+    ("seq-mean-token-sum-norm", "1/50 mean_i sum_t"),
+    ("batch-token-sum-norm", "1/50 sum_it"),
+])  # fmt: skip
 def test_objective_shows_the_aggregation(load, mode, mean):
     line = objective(load("algorithm.name=grpo", f"algorithm.loss_agg_mode={mode}", "algorithm.loss_scale_factor=50"))
     assert line == f"GRPO: {mean} min(w_it A_i, clip(w_it, 1-0.2, 1+0.27) A_i), {W}"
@@ -118,27 +108,17 @@ def test_objective_shows_caps(load):
     )
 
 
-@pytest.mark.parametrize(
-    ("overrides", "added"),
-    [
-        (["algorithm.kl.placement=loss"], " - 0.001 mean_i mean_t k3(logp_it - ref_it)"),
-        (
-            ["algorithm.kl={placement: loss, coef: 0.04, agg_mode: token-mean}"],
-            " - 0.04 mean_it k3(logp_it - ref_it)",
-        ),
-        (
-            ["algorithm.kl={placement: loss, estimator: k1, straight_through: true}"],
-            " - 0.001 mean_i mean_t k1(logp_it - ref_it) with the gradient of k2",
-        ),
-        (["algorithm.kl={placement: loss, target: 0.1}"], " - beta mean_i mean_t k3(logp_it - ref_it)"),
-        (["algorithm.kl.placement=reward"], ""),
-        (["algorithm.entropy_coef=0.01"], " + 0.01 mean_i mean_t H_it"),
-        (
-            ["algorithm.kl.placement=loss", "algorithm.entropy_coef=0.01"],
-            " - 0.001 mean_i mean_t k3(logp_it - ref_it) + 0.01 mean_i mean_t H_it",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "added"), [
+    (["algorithm.kl.placement=loss"], " - 0.001 mean_i mean_t k3(logp_it - ref_it)"),
+    (["algorithm.kl={placement: loss, coef: 0.04, agg_mode: token-mean}"], " - 0.04 mean_it k3(logp_it - ref_it)"),
+    (["algorithm.kl={placement: loss, estimator: k1, straight_through: true}"],
+     " - 0.001 mean_i mean_t k1(logp_it - ref_it) with the gradient of k2"),
+    (["algorithm.kl={placement: loss, target: 0.1}"], " - beta mean_i mean_t k3(logp_it - ref_it)"),
+    (["algorithm.kl.placement=reward"], ""),
+    (["algorithm.entropy_coef=0.01"], " + 0.01 mean_i mean_t H_it"),
+    (["algorithm.kl.placement=loss", "algorithm.entropy_coef=0.01"],
+     " - 0.001 mean_i mean_t k3(logp_it - ref_it) + 0.01 mean_i mean_t H_it"),
+])  # fmt: skip
 def test_objective_shows_kl_and_entropy(load, overrides, added):
     surrogate = "mean_i mean_t A_i sigmoid(tau (w_it - 1)) 4 / tau"
     line = objective(load("algorithm.name=sapo", *overrides))
@@ -150,68 +130,40 @@ def test_a_weighted_kl_term_explains_its_weight(load):
     assert line.endswith(f" - 0.001 mean_i mean_t w_it k3(logp_it - ref_it), {S}, {W}")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        ([GAMMA], f"GSPO: mean_i mean_t min(s_i A_it, clip(s_i, 1-0.0003, 1+0.0004) A_it), {S}"),
-        (
-            ["algorithm.rollout_correction.level=token"],
-            f"GSPO: mean_i mean_t c_it min(s_i A_i, clip(s_i, 1-0.0003, 1+0.0004) A_i), {S}",
-        ),
-        (
-            ["algorithm.rollout_correction.level=geometric"],
-            f"GSPO: mean_i c_i min(s_i A_i, clip(s_i, 1-0.0003, 1+0.0004) A_i), {S}",
-        ),
-        ([GAMMA, "algorithm.name=gpg"], "GPG: mean_it A_it logp_it"),
-        (
-            [GAMMA, "algorithm.name=gmpo", "algorithm.rollout_correction.level=token"],
-            "GMPO: mean_i exp(mean_t(log c_it)) mean_t(A_it) s_i, s_i = exp(mean_t d_it), d_it = logp_it - old_it, "
-            "at most 0.4 if A_it > 0, at least -0.4 if A_it < 0",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "expected"), [
+    ([GAMMA], f"GSPO: mean_i mean_t min(s_i A_it, clip(s_i, 1-0.0003, 1+0.0004) A_it), {S}"),
+    (["algorithm.rollout_correction.level=token"],
+     f"GSPO: mean_i mean_t c_it min(s_i A_i, clip(s_i, 1-0.0003, 1+0.0004) A_i), {S}"),
+    (["algorithm.rollout_correction.level=geometric"],
+     f"GSPO: mean_i c_i min(s_i A_i, clip(s_i, 1-0.0003, 1+0.0004) A_i), {S}"),
+    ([GAMMA, "algorithm.name=gpg"], "GPG: mean_it A_it logp_it"),
+    ([GAMMA, "algorithm.name=gmpo", "algorithm.rollout_correction.level=token"],
+     "GMPO: mean_i exp(mean_t(log c_it)) mean_t(A_it) s_i, s_i = exp(mean_t d_it), d_it = logp_it - old_it, at most "
+     "0.4 if A_it > 0, at least -0.4 if A_it < 0"),
+])  # fmt: skip
 def test_objective_tells_values_per_token_from_values_per_response(load, overrides, expected):
     assert objective(load(*overrides)) == expected
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ("{}", "A_i = (r_i - mean(r)) / (std(r) + 1e-06), over the group, ddof 1"),
-        ("{ddof: 0, eps: 1e-4}", "A_i = (r_i - mean(r)) / (std(r) + 0.0001), over the group, ddof 0"),
-        (
-            "{std_over: batch}",
-            "A_i = (r_i - mean(r)) / (std(r) + 1e-06), mean over the group, std over the batch, ddof 1",
-        ),
-        ("{normalize_by_std: false}", "A_i = r_i - mean(r), over the group"),
-        ("{estimator: dr_grpo}", "A_i = r_i - mean(r), over the group"),
-        ("{estimator: rloo}", "A_i = r_i - mean(r of the others), over the group"),
-        ("{estimator: opo}", "A_i = r_i - sum(|y| r) / sum(|y|), over the group"),
-        ("{estimator: max_rl}", "A_i = (r_i - mean(r)) / mean(r), over the group"),
-        (
-            "{estimator: pass_k}",
-            "A_i = (r_i - second best r) / (std(r) + 1e-06) for the best of the group, else 0",
-        ),
-        (
-            "{estimator: pass_k, normalize_by_std: false}",
-            "A_i = (r_i - second best r) for the best of the group, else 0",
-        ),
-        (
-            "{estimator: gpg}",
-            "A_i = N / (number of r other than 0) (r_i - mean(r)), mean over the group, N over the batch",
-        ),
-        ("{estimator: remax}", "A_i = r_i - r of the greedy response"),
-        ("{estimator: reinforce_plus_plus}", "A_i = r_i, whitened over all tokens (unbiased)"),
-        (
-            "{estimator: reinforce_plus_plus, gamma: 0.9, whiten: none}",
-            "A_it = sum of 0.9^(s-t) r_is over s >= t",
-        ),
-        (
-            "{estimator: reinforce_plus_plus_baseline, whiten: biased}",
-            "A_i = r_i - mean(r), over the group, whitened over all tokens (biased)",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("settings", "expected"), [
+    ("{}", "A_i = (r_i - mean(r)) / (std(r) + 1e-06), over the group, ddof 1"),
+    ("{ddof: 0, eps: 1e-4}", "A_i = (r_i - mean(r)) / (std(r) + 0.0001), over the group, ddof 0"),
+    ("{std_over: batch}", "A_i = (r_i - mean(r)) / (std(r) + 1e-06), mean over the group, std over the batch, ddof 1"),
+    ("{normalize_by_std: false}", "A_i = r_i - mean(r), over the group"),
+    ("{estimator: dr_grpo}", "A_i = r_i - mean(r), over the group"),
+    ("{estimator: rloo}", "A_i = r_i - mean(r of the others), over the group"),
+    ("{estimator: opo}", "A_i = r_i - sum(|y| r) / sum(|y|), over the group"),
+    ("{estimator: max_rl}", "A_i = (r_i - mean(r)) / mean(r), over the group"),
+    ("{estimator: pass_k}", "A_i = (r_i - second best r) / (std(r) + 1e-06) for the best of the group, else 0"),
+    ("{estimator: pass_k, normalize_by_std: false}", "A_i = (r_i - second best r) for the best of the group, else 0"),
+    ("{estimator: gpg}",
+     "A_i = N / (number of r other than 0) (r_i - mean(r)), mean over the group, N over the batch"),
+    ("{estimator: remax}", "A_i = r_i - r of the greedy response"),
+    ("{estimator: reinforce_plus_plus}", "A_i = r_i, whitened over all tokens (unbiased)"),
+    ("{estimator: reinforce_plus_plus, gamma: 0.9, whiten: none}", "A_it = sum of 0.9^(s-t) r_is over s >= t"),
+    ("{estimator: reinforce_plus_plus_baseline, whiten: biased}",
+     "A_i = r_i - mean(r), over the group, whitened over all tokens (biased)"),
+])  # fmt: skip
 def test_advantage_of_every_estimator(load, settings, expected):
     assert advantage(load(f"algorithm.advantage={settings}")) == expected
 
@@ -234,37 +186,18 @@ def test_advantage_shows_a_penalty_in_the_reward(load):
     )
 
 
-@pytest.mark.parametrize(
-    ("overrides", "line", "text"),
-    [
-        (
-            ["algorithm.kl.placement=loss"],
-            "reference policy",
-            "the policy before the first step; k3 in the loss, coefficient 0.001",
-        ),
-        (
-            ["algorithm.kl={placement: reward, estimator: k1, coef: 0.1, target: 6}"],
-            "reference policy",
-            "the policy before the first step; k1 in the reward, coefficient beta = 0.1 at first, steered to a mean "
-            "KL of 6 per token (horizon 10,000)",
-        ),
-        (
-            ["algorithm.rollout_correction.level=token"],
-            "rollout correction",
-            "c_it = exp(old_it - sampler_it), at most 2",
-        ),
-        (
-            ["algorithm.rollout_correction={level: sequence, mode: mask, max: 4}"],
-            "rollout correction",
-            "c_i = exp(sum_t(old_it - sampler_it)), 0 outside [0.25, 4]",
-        ),
-        (
-            ["algorithm.rollout_correction={level: geometric, mode: mask, max: 4, min: 0.5}"],
-            "rollout correction",
-            "c_i = exp(mean_t(old_it - sampler_it)), 0 outside [0.5, 4]",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "line", "text"), [
+    (["algorithm.kl.placement=loss"], "reference policy",
+     "the policy before the first step; k3 in the loss, coefficient 0.001"),
+    (["algorithm.kl={placement: reward, estimator: k1, coef: 0.1, target: 6}"], "reference policy",
+     "the policy before the first step; k1 in the reward, coefficient beta = 0.1 at first, steered to a mean KL of 6 "
+     "per token (horizon 10,000)"),
+    (["algorithm.rollout_correction.level=token"], "rollout correction", "c_it = exp(old_it - sampler_it), at most 2"),
+    (["algorithm.rollout_correction={level: sequence, mode: mask, max: 4}"], "rollout correction",
+     "c_i = exp(sum_t(old_it - sampler_it)), 0 outside [0.25, 4]"),
+    (["algorithm.rollout_correction={level: geometric, mode: mask, max: 4, min: 0.5}"], "rollout correction",
+     "c_i = exp(mean_t(old_it - sampler_it)), 0 outside [0.5, 4]"),
+])  # fmt: skip
 def test_batch_table_says_what_is_switched_on(load, overrides, line, text):
     table = batch_table(load(*overrides), None)
     assert dict(table)[line] == text

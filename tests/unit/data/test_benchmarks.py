@@ -58,16 +58,13 @@ def test_a_prepared_folder_is_taken_as_it_is(tmp_path: Path) -> None:
     assert (found.format, found.instruction_suffix, found.function) == ("prepared", "", "auto")
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("gsm8k", "no folder to look in. Give --data gsm8k=/path/to/file.jsonl, or --data-dir DIR"),
-        ("gsm9k", "did you mean gsm8k"),
-        ("maht500=rows.jsonl", "did you mean math500"),
-        ("nowhere.jsonl", "neither a name (gsm8k, math500, aime24, arithmetic) nor a file"),
-        ("gsm8k=nowhere.jsonl", "nowhere.jsonl: no such file"),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), [
+    ("gsm8k", "no folder to look in. Give --data gsm8k=/path/to/file.jsonl, or --data-dir DIR"),
+    ("gsm9k", "did you mean gsm8k"),
+    ("maht500=rows.jsonl", "did you mean math500"),
+    ("nowhere.jsonl", "neither a name (gsm8k, math500, aime24, arithmetic) nor a file"),
+    ("gsm8k=nowhere.jsonl", "nowhere.jsonl: no such file"),
+])  # fmt: skip
 def test_what_is_not_there_is_said_with_how_to_give_it(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(DataError) as refused:
         find_benchmark(text, folder=None, format=None)
@@ -80,33 +77,25 @@ def test_a_missing_name_says_where_it_was_looked_for(tmp_path: Path) -> None:
     assert str(tmp_path) in str(refused.value) and all(file in str(refused.value) for file in NAMES["math500"].files)
 
 
-@pytest.mark.parametrize(
-    ("row", "format"),
-    [
-        (GSM8K, "gsm8k"),
-        (MATH, "math"),
-        ({"problem": "1+1?", "solution": r"\boxed{2}"}, "math"),
-        ({"id": 1, "problem": "1+1?", "expected_answer": "073"}, "aime"),
-        ({"Question": "1+1?", "Answer": 2}, "aime"),
-        ({"instruction": "?", "output": "<answer></answer>"}, "dianjin"),
-        ({"data_source": "math_dapo", "prompt": [], "reward_model": {}}, "dapo"),
-        ({"data_source": "openai/gsm8k", "prompt": [], "reward_model": {}}, "verl"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
+@pytest.mark.parametrize(("row", "format"), [
+    (GSM8K, "gsm8k"),
+    (MATH, "math"),
+    ({"problem": "1+1?", "solution": r"\boxed{2}"}, "math"),
+    ({"id": 1, "problem": "1+1?", "expected_answer": "073"}, "aime"),
+    ({"Question": "1+1?", "Answer": 2}, "aime"),
+    ({"instruction": "?", "output": "<answer></answer>"}, "dianjin"),
+    ({"data_source": "math_dapo", "prompt": [], "reward_model": {}}, "dapo"),
+    ({"data_source": "openai/gsm8k", "prompt": [], "reward_model": {}}, "verl"),
+], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
 def test_formats_by_columns(row: dict, format: str, tmp_path: Path) -> None:
     assert recognised_format(write(tmp_path / "rows.jsonl", row)) == format
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [{"question": "?", "answer": "3"}, {"question": "?", "answer": "1000"}],
-        [{"question": "?", "answer": r"\frac{1}{2}"}],
-        [{"text": "?"}],
-    ],
-    ids=["too large for AIME", "no integer", "unknown columns"],
-)
+@pytest.mark.parametrize("rows", [
+    [{"question": "?", "answer": "3"}, {"question": "?", "answer": "1000"}],
+    [{"question": "?", "answer": r"\frac{1}{2}"}],
+    [{"text": "?"}],
+], ids=["too large for AIME", "no integer", "unknown columns"])  # fmt: skip
 def test_other_columns_are_not_guessed(rows: list[dict], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="--format columns --columns map.yaml"):
         recognised_format(write(tmp_path / "rows.jsonl", *rows))
@@ -118,14 +107,11 @@ def test_an_empty_file_has_no_format(tmp_path: Path) -> None:
 
 
 @pytest.mark.shared_data
-@pytest.mark.parametrize(
-    ("file", "format"),
-    [
-        ("gsm8k/test", "gsm8k"),
-        ("math500/math500", "math"),
-        ("aime2024/aime24", "aime"),
-        ("dapo-math-17k/dapo_math_512", "dapo"),
-    ],
-)
+@pytest.mark.parametrize(("file", "format"), [
+    ("gsm8k/test", "gsm8k"),
+    ("math500/math500", "math"),
+    ("aime2024/aime24", "aime"),
+    ("dapo-math-17k/dapo_math_512", "dapo"),
+])  # fmt: skip
 def test_published_files_are_recognised(file: str, format: str, shared_rows, tmp_path: Path) -> None:
     assert recognised_format(write(tmp_path / "rows.jsonl", *shared_rows(f"{file}.jsonl"))) == format

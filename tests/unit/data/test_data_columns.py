@@ -63,23 +63,17 @@ def test_what_is_no_answer_is_refused(given: object):
         parse_columns(COLUMNS, {**ROW, "gold": {"final": given}}, "f:1")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"prompt": "Q"},
-            r"f:1: columns.prompt: there is no column 'Q' .there are: q, gold, gold.final, gold.how, set",
-        ),
-        ({"answer": "gold.finale"}, "columns.answer: .*'gold.finale'; did you mean 'gold.final'"),
-        ({"answer": "q.final"}, "columns.answer: there is no column 'q.final'"),
-        ({"solution": "how"}, "columns.solution: there is no column 'how'"),
-        ({"extra_info": ("meta.idd",)}, "columns.extra_info: .* did you mean 'meta.id'"),
-        ({"data_source_name": None, "data_source": "sett"}, "columns.data_source: .* did you mean 'set'"),
-        ({"data_source_name": None, "data_source": "meta"}, "f:1: meta: expected a non-empty text, got dict"),
-        ({"prompt": "meta"}, "f:1: meta: expected a list of {role, content} messages, got dict"),
-        ({"solution": "meta"}, "f:1: meta: expected a non-empty text, got dict"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"prompt": "Q"}, r"f:1: columns.prompt: there is no column 'Q' .there are: q, gold, gold.final, gold.how, set"),
+    ({"answer": "gold.finale"}, "columns.answer: .*'gold.finale'; did you mean 'gold.final'"),
+    ({"answer": "q.final"}, "columns.answer: there is no column 'q.final'"),
+    ({"solution": "how"}, "columns.solution: there is no column 'how'"),
+    ({"extra_info": ("meta.idd",)}, "columns.extra_info: .* did you mean 'meta.id'"),
+    ({"data_source_name": None, "data_source": "sett"}, "columns.data_source: .* did you mean 'set'"),
+    ({"data_source_name": None, "data_source": "meta"}, "f:1: meta: expected a non-empty text, got dict"),
+    ({"prompt": "meta"}, "f:1: meta: expected a list of {role, content} messages, got dict"),
+    ({"solution": "meta"}, "f:1: meta: expected a non-empty text, got dict"),
+])  # fmt: skip
 def test_columns_that_a_row_lacks(changes: dict, message: str):
     with pytest.raises(DataError, match=message):
         parse_columns(with_columns(**changes), ROW, "f:1")
@@ -140,21 +134,18 @@ def test_a_columns_file(tmp_path: Path):
     assert read_columns_file(path) == with_columns(extra_info=("meta.id",))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("promt: q\nanswer: a\n", r"columns.yaml: wrong columns\n  promt: unknown key; did you mean prompt\?"),
-        ("answer: a\n", r"columns.yaml: wrong columns\n  prompt: missing; Column of the question"),
-        ("prompt: 3\nanswer: a\n", r"prompt: expected a text, got 3"),
-        ("prompt: q\nanswer: a\nextra_info: x\n", r"extra_info: expected a list, e.g. \[a, b\], got 'x'"),
-        ("columns:\n  prompt: q\n", r"columns: unknown key; prompt, answer, .* stand at the top of this file"),
-        ("data: q\nprompt: q\nanswer: a\n", r"columns\n  data: unknown key; prompt, answer, .* not below 'data'$"),
-        ("rollout: q\nprompt: q\nanswer: a\n", r"rollout: unknown key; keys here: prompt, answer, solution"),
-        ("- q\n", "columns.yaml: expected `section: ...` lines, got list"),
-        ("prompt: [\n", "columns.yaml: line "),
-        ("prompt: !!python/name:os.system\n", "columns.yaml: line 1, column 9: could not determine a constructor"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("promt: q\nanswer: a\n", r"columns.yaml: wrong columns\n  promt: unknown key; did you mean prompt\?"),
+    ("answer: a\n", r"columns.yaml: wrong columns\n  prompt: missing; Column of the question"),
+    ("prompt: 3\nanswer: a\n", r"prompt: expected a text, got 3"),
+    ("prompt: q\nanswer: a\nextra_info: x\n", r"extra_info: expected a list, e.g. \[a, b\], got 'x'"),
+    ("columns:\n  prompt: q\n", r"columns: unknown key; prompt, answer, .* stand at the top of this file"),
+    ("data: q\nprompt: q\nanswer: a\n", r"columns\n  data: unknown key; prompt, answer, .* not below 'data'$"),
+    ("rollout: q\nprompt: q\nanswer: a\n", r"rollout: unknown key; keys here: prompt, answer, solution"),
+    ("- q\n", "columns.yaml: expected `section: ...` lines, got list"),
+    ("prompt: [\n", "columns.yaml: line "),
+    ("prompt: !!python/name:os.system\n", "columns.yaml: line 1, column 9: could not determine a constructor"),
+])  # fmt: skip
 def test_bad_columns_files(tmp_path: Path, text: str, message: str):
     path = tmp_path / "columns.yaml"
     path.write_text(text)

@@ -55,16 +55,13 @@ def test_damaged_files(folder: Path, tokenizer: Tokenizer):
         inspect_dataset(folder)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"schema_version": 1}, "dataset.json: schema_version is 1, this release reads 2. Prepare .* with --force"),
-        ({"schema_version": 1, "duplicates": None}, "dataset.json: schema_version is 1, this release reads 2"),
-        ({"duplicates": None}, "dataset.json: duplicates"),
-        ({"counts": {}}, "dataset.json: counts.rows_in"),
-        ({"surprise": 1}, "dataset.json: surprise"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"schema_version": 1}, "dataset.json: schema_version is 1, this release reads 2. Prepare .* with --force"),
+    ({"schema_version": 1, "duplicates": None}, "dataset.json: schema_version is 1, this release reads 2"),
+    ({"duplicates": None}, "dataset.json: duplicates"),
+    ({"counts": {}}, "dataset.json: counts.rows_in"),
+    ({"surprise": 1}, "dataset.json: surprise"),
+])  # fmt: skip
 def test_damaged_dataset_json(folder: Path, tokenizer: Tokenizer, change: dict, message: str):
     path = folder / "dataset.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))

@@ -43,24 +43,12 @@ def test_prompts_are_equal_if_their_messages_are_whitespace_aside():
     assert len({key("a b"), key("ab"), key("A b"), key("a", "b"), key("a b", role="system"), key("a b", "")}) == 6
 
 
-@pytest.mark.parametrize(
-    ("answers", "conflicts"),
-    [
-        (["4", "4.0", " 4 ", "04"], 0),
-        (["1/2", "0.5", "50%"], 0),
-        (["1,000", "1000"], 0),
-        (["x+1", " x+1"], 0),
-        ([r"\dfrac{\pi}{2}", r"\frac{\pi}{2}"], 0),
-        (["(1,2)", "(1, 2)"], 0),
-        (["(1,2)", "(2,1)"], 1),
-        (["AB", "A\u3001B", "B, A"], 0),
-        (["AB", "AC"], 1),
-        (["x+1", "1+x"], 0),
-        (["x+1", "x+2"], 1),
-        (["4", "5"], 1),
-        (["4", "4", "four"], 1),
-    ],
-)
+@pytest.mark.parametrize(("answers", "conflicts"),
+                        [(["4", "4.0", " 4 ", "04"], 0), (["1/2", "0.5", "50%"], 0), (["1,000", "1000"], 0),
+                         (["x+1", " x+1"], 0), ([r"\dfrac{\pi}{2}", r"\frac{\pi}{2}"], 0), (["(1,2)", "(1, 2)"], 0),
+                         (["(1,2)", "(2,1)"], 1), (["AB", "A\u3001B", "B, A"], 0), (["AB", "AC"], 1),
+                         (["x+1", "1+x"], 0), (["x+1", "x+2"], 1), (["4", "5"], 1),
+                         (["4", "4", "four"], 1)])  # fmt: skip
 def test_answers_are_equal_as_text_or_as_numbers(answers: list[str], conflicts: int):
     index = PromptIndex()
     for number, answer in enumerate(answers):
@@ -176,10 +164,7 @@ def test_rows_without_any_answer_are_listed_with_overlong_ones(prepare, settings
     data = settings(max_prompt_length=60, truncation="drop")
     source = DataSourceSection(format="math", path=path)
     info = prepare(source, data=data, is_readable=lambda source, gold: None)
-    assert info.counts.dropped == {
-        r"the solution has no \boxed{} answer": 1,
-        "longer than max_prompt_length": 1,
-    }
+    assert info.counts.dropped == {r"the solution has no \boxed{} answer": 1, "longer than max_prompt_length": 1}
     assert info.duplicates.repeated_rows == 0
     dropped = [json.loads(line) for line in (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()]
     assert [(row["where"], row["answer"]) for row in dropped] == [(f"{path}:1", ""), (f"{path}:2", "2")]

@@ -212,16 +212,13 @@ def test_the_same_inputs_are_reused_untouched(prepare, gsm8k, gsm8k_file: Path, 
     assert again == info and folder_bytes(out) == before
 
 
-@pytest.mark.parametrize(
-    ("fields", "difference"),
-    [
-        ({"system_prompt": "Hi"}, "prompt.system_prompt: was None, now 'Hi'"),
-        ({"instruction_prefix": "?"}, "prompt.instruction_prefix: was '', now '?'"),
-        ({"instruction_suffix": "!"}, "prompt.instruction_suffix: was '', now '!'"),
-        ({"max_prompt_length": 100}, "prompt.max_prompt_length: was 200, now 100"),
-        ({"truncation": "drop"}, "prompt.truncation: was 'error', now 'drop'"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "difference"), [
+    ({"system_prompt": "Hi"}, "prompt.system_prompt: was None, now 'Hi'"),
+    ({"instruction_prefix": "?"}, "prompt.instruction_prefix: was '', now '?'"),
+    ({"instruction_suffix": "!"}, "prompt.instruction_suffix: was '', now '!'"),
+    ({"max_prompt_length": 100}, "prompt.max_prompt_length: was 200, now 100"),
+    ({"truncation": "drop"}, "prompt.truncation: was 'error', now 'drop'"),
+])  # fmt: skip
 def test_other_settings_never_overwrite(prepare, gsm8k, tmp_path: Path, fields: dict, difference: str):
     out = tmp_path / "out"
     prepare(gsm8k, out)

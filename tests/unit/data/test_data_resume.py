@@ -69,19 +69,12 @@ def slow_tokenizer(tokenizer: Tokenizer, tmp_path: Path) -> Path:
 def start(source: DataSourceSection, tokenizer: Path, out: Path, *more: str) -> subprocess.Popen[str]:
     script = out.parent / "script.py"
     script.write_text(SCRIPT.format(path=sys.path))
-    return subprocess.Popen(
-        [sys.executable, str(script), str(source.path), str(tokenizer), str(out), *more],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=out.parent,
-    )
+    return subprocess.Popen([sys.executable, str(script), str(source.path), str(tokenizer), str(out), *more],
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=out.parent)  # fmt: skip
 
 
 @pytest.mark.slow
-def test_a_killed_preparation_goes_on_and_ends_in_the_same_bytes(
-    prepare, source: DataSourceSection, slow_tokenizer: Path, tmp_path: Path
-):
+def test_a_killed_preparation_goes_on_and_ends_in_the_same_bytes(prepare, source, slow_tokenizer, tmp_path):
     out = tmp_path / "out"
     process = start(source, slow_tokenizer, out)
     deadline = time.monotonic() + 120
@@ -122,9 +115,7 @@ def test_the_number_of_workers_changes_nothing(prepare, source: DataSourceSectio
     assert folder_bytes(tmp_path / "one") == folder_bytes(tmp_path / "out1")
 
 
-def test_chunks_of_other_inputs_are_not_taken_over(
-    prepare, source: DataSourceSection, tokenizer: Tokenizer, tmp_path: Path, capfd
-):
+def test_chunks_of_other_inputs_are_not_taken_over(prepare, source, tokenizer, tmp_path, capfd):
     """An interruption (here: while writing) leaves chunks; another setting starts anew and says what lies there."""
     out = tmp_path / "out"
 
@@ -181,9 +172,7 @@ def test_folders_of_living_processes_are_no_leftovers(tmp_path: Path):
     private.close(keep=False)
 
 
-def test_errors_of_rows_are_the_same_from_workers(
-    prepare, source: DataSourceSection, tokenizer: Tokenizer, tmp_path: Path
-):
+def test_errors_of_rows_are_the_same_from_workers(prepare, source, tokenizer, tmp_path):
     folder = tmp_path / "tok"
     tokenizer.save(folder)
     template = "{% if '233' in messages[0].content %}{{ raise_exception('no 233') }}{% endif %}x"
@@ -202,9 +191,7 @@ def test_errors_of_rows_are_the_same_from_workers(
     assert not list(tmp_path.glob("out*")), "the settings are at fault, so nothing is kept"
 
 
-def test_a_worker_that_dies_is_told_and_costs_nothing(
-    prepare, source: DataSourceSection, tokenizer: Tokenizer, tmp_path: Path, monkeypatch
-):
+def test_a_worker_that_dies_is_told_and_costs_nothing(prepare, source, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "mindgspo.data.render_workers._START", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -21,19 +21,16 @@ def test_jsonl_rows_with_their_lines(tmp_path: Path):
     assert list(read_file(path)) == [(f"{path}:1", {"a": 1}), (f"{path}:3", {"a": "\u2028é"})]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (b'{"a": 1', "rows.jsonl:2: not a line of JSON .column 8: Expecting"),
-        (b"{'a': 1}", "rows.jsonl:2: not a line of JSON"),
-        (b'{"a": "\xff"}', "rows.jsonl:2: not UTF-8; convert the file, e.g. by `iconv -f GBK -t UTF-8`"),
-        ('{"a": "\u6570"}'.encode("gbk"), "rows.jsonl:2: not UTF-8"),
-        (b"[1, 2]", "rows.jsonl:2: expected a JSON object, got list .a JSON list becomes .* `jq -c"),
-        (b"[", "rows.jsonl:2: not a line of JSON .column 2: .* `jq -c"),
-        (b'{"a": ' + b"7" * 5000 + b"}", "rows.jsonl:2: holds an integer of more than 4300 digits"),
-        (b"[" * 100_000, "rows.jsonl:2: not a line of JSON"),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), [
+    (b'{"a": 1', "rows.jsonl:2: not a line of JSON .column 8: Expecting"),
+    (b"{'a': 1}", "rows.jsonl:2: not a line of JSON"),
+    (b'{"a": "\xff"}', "rows.jsonl:2: not UTF-8; convert the file, e.g. by `iconv -f GBK -t UTF-8`"),
+    ('{"a": "\u6570"}'.encode("gbk"), "rows.jsonl:2: not UTF-8"),
+    (b"[1, 2]", "rows.jsonl:2: expected a JSON object, got list .a JSON list becomes .* `jq -c"),
+    (b"[", "rows.jsonl:2: not a line of JSON .column 2: .* `jq -c"),
+    (b'{"a": ' + b"7" * 5000 + b"}", "rows.jsonl:2: holds an integer of more than 4300 digits"),
+    (b"[" * 100_000, "rows.jsonl:2: not a line of JSON"),
+])  # fmt: skip
 def test_corrupt_line_is_named(tmp_path: Path, line: bytes, message: str):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"a": 0}\n' + line + b'\n{"a": 2}\n')
@@ -79,13 +76,9 @@ def test_damaged_parquet(tmp_path: Path):
         list(read_file(path))
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("absent.jsonl", "absent.jsonl: no such file"),
-        ("rows.csv", r"rows.csv: unknown kind of file; expected \*.jsonl"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"),
+                        [("absent.jsonl", "absent.jsonl: no such file"),
+                         ("rows.csv", r"rows.csv: unknown kind of file; expected \*.jsonl")])  # fmt: skip
 def test_not_a_data_file(tmp_path: Path, name: str, message: str):
     (tmp_path / "rows.csv").write_text("a,b\n")
     with pytest.raises(DataError, match=message):
@@ -160,31 +153,20 @@ def test_a_mapping_is_accepted(tmp_path: Path):
     assert source.columns.prompt == "q" and source.columns.extra_info == ()
 
 
-@pytest.mark.parametrize(
-    ("train", "problem"),
-    [
-        ("{format: columns, path: rows.jsonl}", "data.train.columns: missing; format columns needs to know"),
-        (
-            f"{{format: math, path: rows.jsonl, columns: {MAPPING}}}",
-            "data.train.columns: read with format columns only, but the format is math",
-        ),
-        (
-            "{format: columns, path: rows.jsonl, columns: {prompt: q, answer: a}}",
-            "data.train.columns.data_source_name: missing; give one name for all rows",
-        ),
-        (
-            "{format: columns, path: rows.jsonl, columns: {prompt: q, answer: a, data_source: s, data_source_name: n}}",
-            "data.train.columns.data_source_name: data_source names a column with it already; remove one of the two",
-        ),
-        ("{format: dianjin, path: rows.json}", "data.train.path: dianjin rows are read from a .jsonl or .parquet file"),
-        ("{format: aime}", "data.train.path: missing; aime rows are read from a file or folder"),
-        (
-            "{format: prepared, path: folder, dedup: true}",
-            "data.train.dedup: a prepared folder is used as it is; prepare it with --dedup",
-        ),
-        ("{format: dapoo, path: rows.jsonl}", "did you mean 'dapo'"),
-    ],
-)
+@pytest.mark.parametrize(("train", "problem"), [
+    ("{format: columns, path: rows.jsonl}", "data.train.columns: missing; format columns needs to know"),
+    (f"{{format: math, path: rows.jsonl, columns: {MAPPING}}}",
+     "data.train.columns: read with format columns only, but the format is math"),
+    ("{format: columns, path: rows.jsonl, columns: {prompt: q, answer: a}}",
+     "data.train.columns.data_source_name: missing; give one name for all rows"),
+    ("{format: columns, path: rows.jsonl, columns: {prompt: q, answer: a, data_source: s, data_source_name: n}}",
+     "data.train.columns.data_source_name: data_source names a column with it already; remove one of the two"),
+    ("{format: dianjin, path: rows.json}", "data.train.path: dianjin rows are read from a .jsonl or .parquet file"),
+    ("{format: aime}", "data.train.path: missing; aime rows are read from a file or folder"),
+    ("{format: prepared, path: folder, dedup: true}",
+     "data.train.dedup: a prepared folder is used as it is; prepare it with --dedup"),
+    ("{format: dapoo, path: rows.jsonl}", "did you mean 'dapo'"),
+])  # fmt: skip
 def test_what_does_not_fit_together(tmp_path: Path, train: str, problem: str):
     with pytest.raises(ConfigError) as raised:
         load(tmp_path, train)

@@ -98,14 +98,11 @@ def test_the_order_is_frozen():
 ORDER = [2, 3, 6, 1, 4, 5, 7, 0]
 
 
-@pytest.mark.parametrize(
-    ("stream", "message"),
-    [
-        (PromptStream(9, seed=1), "number of prompts was 8, is now 9"),
-        (PromptStream(8, seed=2), "seed was 1, is now 2"),
-        (PromptStream(8, seed=1, shuffle=False), "data.shuffle was True, is now False"),
-    ],
-)
+@pytest.mark.parametrize(("stream", "message"), [
+    (PromptStream(9, seed=1), "number of prompts was 8, is now 9"),
+    (PromptStream(8, seed=2), "seed was 1, is now 2"),
+    (PromptStream(8, seed=1, shuffle=False), "data.shuffle was True, is now False"),
+])  # fmt: skip
 def test_a_state_of_another_run_is_refused(stream: PromptStream, message: str):
     before = stream.state()
     with pytest.raises(DataError, match=message):

@@ -46,14 +46,11 @@ def test_mistakes_give_one_line_and_exit_code_1(tokenizer: Tokenizer, tmp_path: 
     assert done.stderr == f"error: {tmp_path / 'no.jsonl'}: no such file\n"
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ({"max_prompt_length": 0}, "max_prompt_length: .* got 0"),
-        ({"seed": -1}, "--seed: must be >= 0, got -1"),
-        ({"workers": 0}, "--workers: must be >= 1, got 0"),
-    ],
-)
+@pytest.mark.parametrize(("option", "message"), [
+    ({"max_prompt_length": 0}, "max_prompt_length: .* got 0"),
+    ({"seed": -1}, "--seed: must be >= 0, got -1"),
+    ({"workers": 0}, "--workers: must be >= 1, got 0"),
+])  # fmt: skip
 def test_values_that_are_refused(tmp_path: Path, option: dict, message: str):
     with pytest.raises(ConfigError, match=message):
         data_prepare(format="arithmetic", output=tmp_path / "out", **option)

@@ -29,10 +29,7 @@ def sample_of(prompt: int, response: int, number: int) -> TrainingSample:
     """Its tokens tell which sample and which place they are from."""
     ids = (1000 * (number + 1) + np.arange(prompt + response)).astype(np.int32)
     return TrainingSample(
-        prompt_ids=ids[:prompt],
-        response_ids=ids[prompt:],
-        rollout_logp=-ids[prompt:].astype(np.float32),
-        number=number,
+        prompt_ids=ids[:prompt], response_ids=ids[prompt:], rollout_logp=-ids[prompt:].astype(np.float32), number=number
     )
 
 
@@ -96,27 +93,12 @@ def test_without_a_budget_and_alone_nothing_is_changed() -> None:
                 np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
 
 
-LAYOUTS = st.builds(
-    BatchLayout,
-    samples_per_micro_batch=st.none(),
-    max_tokens_per_micro_batch=st.integers(24, 100),
-    packing=st.booleans(),
-    in_one_row=st.booleans(),
-    length_multiple=st.sampled_from([1, 4, 8]),
-    pad_id=st.just(PAD),
-    replicas=st.integers(1, 4),
-    in_rounds=st.booleans(),
-    round_size=st.just(1),
-    balanced=st.booleans(),
-)
-COUNTED = st.builds(
-    BatchLayout,
-    samples_per_micro_batch=st.integers(1, 5),
-    length_multiple=st.sampled_from([1, 4, 8]),
-    pad_id=st.just(PAD),
-    replicas=st.integers(1, 4),
-    balanced=st.booleans(),
-)
+LAYOUTS = st.builds(BatchLayout, samples_per_micro_batch=st.none(), max_tokens_per_micro_batch=st.integers(24, 100),
+                    packing=st.booleans(), in_one_row=st.booleans(), length_multiple=st.sampled_from([1, 4, 8]),
+                    pad_id=st.just(PAD), replicas=st.integers(1, 4), in_rounds=st.booleans(), round_size=st.just(1),
+                    balanced=st.booleans())  # fmt: skip
+COUNTED = st.builds(BatchLayout, samples_per_micro_batch=st.integers(1, 5), length_multiple=st.sampled_from([1, 4, 8]),
+                    pad_id=st.just(PAD), replicas=st.integers(1, 4), balanced=st.booleans())  # fmt: skip
 SIZES = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=30)
 
 
@@ -210,15 +192,9 @@ COSTED = [(2, 6), (1, 6), (1, 2), (1, 1)]
 
 
 def samples() -> list[TrainingSample]:
-    return [
-        TrainingSample(
-            prompt_ids=np.ones(prompt, np.int32),
-            response_ids=np.ones(response, np.int32),
-            rollout_logp=np.zeros(response, np.float32),
-            number=10 + number,
-        )
-        for number, (prompt, response) in enumerate(COSTED)
-    ]
+    return [TrainingSample(prompt_ids=np.ones(prompt, np.int32), response_ids=np.ones(response, np.int32),
+                           rollout_logp=np.zeros(response, np.float32), number=10 + number) for number,
+            (prompt, response) in enumerate(COSTED)]  # fmt: skip
 
 
 @pytest.mark.parametrize("packing", [False, True])
@@ -233,15 +209,8 @@ def test_lengths_are_found_in_every_layout(packing: bool) -> None:
 
 def test_metrics_worked_by_hand() -> None:
     # 8 + 7 and 3 + 2 in the order of the step; 8 + 2 and 7 + 3 balanced, each in a row of 12 slots.
-    layout = BatchLayout(
-        max_tokens_per_micro_batch=12,
-        packing=True,
-        in_one_row=True,
-        length_multiple=4,
-        pad_id=1,
-        replicas=2,
-        balanced=True,
-    )
+    layout = BatchLayout(max_tokens_per_micro_batch=12, packing=True, in_one_row=True, length_multiple=4, pad_id=1,
+                         replicas=2, balanced=True)  # fmt: skip
     batches = micro_batches(samples(), layout)
     assert sorted(tokens_of_replicas(batches, 2)) == [10, 10]
     assert [batch.ids_RT.shape for batch in batches] == [(1, 12), (1, 12)]
@@ -284,11 +253,7 @@ def test_three_parts_come_out_even_where_dealing_does_not() -> None:
     assert spread(costs, dealt(costs, 3)) == 4
 
 
-@given(
-    costs=st.lists(st.integers(0, 1000), max_size=40),
-    num_parts=st.integers(1, 9),
-    equal_counts=st.booleans(),
-)
+@given(costs=st.lists(st.integers(0, 1000), max_size=40), num_parts=st.integers(1, 9), equal_counts=st.booleans())
 def test_every_index_once_and_never_worse_than_dealing(costs, num_parts, equal_counts) -> None:
     parts = partition(costs, num_parts, equal_counts=equal_counts)
     assert len(parts) == num_parts

@@ -12,12 +12,8 @@ PAD = 77
 
 
 def make_sample(prompt: list[int], response: list[int], number: int = 0) -> TrainingSample:
-    return TrainingSample(
-        prompt_ids=np.array(prompt, np.int32),
-        response_ids=np.array(response, np.int32),
-        rollout_logp=-0.5 * np.array(response, np.float32),
-        number=number,
-    )
+    return TrainingSample(prompt_ids=np.array(prompt, np.int32), response_ids=np.array(response, np.int32),
+                          rollout_logp=-0.5 * np.array(response, np.float32), number=number)  # fmt: skip
 
 
 def test_a_mini_batch_worked_by_hand() -> None:

@@ -20,9 +20,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
     return code, said.out, said.err
 
 
-def test_the_result_goes_to_a_file_and_the_report_to_standard_error(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_result_goes_to_a_file_and_the_report_to_standard_error(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     out = tmp_path / "gspo.yaml"
     code, said, report = run(capsys, GSPO, "--out", out, "--set", "seed=9", "--set", "tokenizer.path=tok")
     assert (code, said) == (0, "")

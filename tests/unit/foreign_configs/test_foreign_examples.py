@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,18 +26,9 @@ EXAMPLES = {
 }
 each_example = pytest.mark.parametrize("names", EXAMPLES.values(), ids=EXAMPLES)
 
-GENERATED = (
-    "data.train.format=arithmetic",
-    "data.train.path=",
-    "data.eval.format=arithmetic",
-    "data.eval.split=test",
-    "data.eval.path=",
-    "tokenizer.path=",
-    "tokenizer.eos_tokens=['<|im_end|>', '<|endoftext|>']",
-    "tokenizer.pad_token=<|endoftext|>",
-    "model.path=",
-    "trainer.max_steps=3",
-)
+GENERATED = ("data.train.format=arithmetic", "data.train.path=", "data.eval.format=arithmetic", "data.eval.split=test",
+             "data.eval.path=", "tokenizer.path=", "tokenizer.eos_tokens=['<|im_end|>', '<|endoftext|>']",
+             "tokenizer.pad_token=<|endoftext|>", "model.path=", "trainer.max_steps=3")  # fmt: skip
 
 
 def of_files(names: tuple[str, ...], overrides: tuple[str, ...] = ()) -> Conversion:
@@ -65,9 +55,7 @@ def test_examples_pass_the_check_with_generated_rows(names: tuple[str, ...], tmp
 
 @each_example
 @pytest.mark.shared_data
-def test_examples_pass_the_check_with_published_rows(
-    names: tuple[str, ...], tmp_path: Path, shared_rows: Callable[[str], list[dict]]
-) -> None:
+def test_examples_pass_the_check_with_published_rows(names, tmp_path, shared_rows):
     train, eval_ = (
         ("dapo-math-17k/dapo_math_512.jsonl", "aime2024/aime24.jsonl")
         if "dapo" in names[0]
@@ -163,33 +151,16 @@ def test_files_of_mindrlhf_may_be_given_instead(tmp_path: Path) -> None:
 
 def test_verl_gspo_of_the_seed() -> None:
     values = flat(of_files(EXAMPLES["verl gspo"]))
-    wanted = {
-        "experiment": "gsm8k-gspo-3b",
-        "device": "Ascend",
-        "resume": "never",
-        "algorithm.name": "gspo",
-        "algorithm.clip_low": 0.0003,
-        "algorithm.clip_high": 0.0004,
-        "algorithm.loss_agg_mode": "seq-mean-token-mean",
-        "rollout.prompts_per_step": 512,
-        "rollout.num_generations": 16,
-        "rollout.max_new_tokens": 8192,
-        "rollout.slots": 128,
-        "data.max_prompt_length": 2048,
-        "data.train.format": "verl",
-        "data.train.path": "/data/gsm8k/train.parquet",
-        "data.truncation": "drop",
-        "trainer.prompts_per_mini_batch": 128,
-        "trainer.max_tokens_per_micro_batch": 40960,
-        "trainer.epochs": 10,
-        "plans.train.data_parallel": 4,
-        "plans.train.model_parallel": 2,
-        "plans.infer.data_parallel": 4,
-        "plans.infer.model_parallel": 2,
-        "optimizer.beta2": 0.999,
-        "logging.tensorboard": True,
-        "model.num_hidden_layers": 36,
-    }
+    wanted = {"experiment": "gsm8k-gspo-3b", "device": "Ascend", "resume": "never", "algorithm.name": "gspo",
+              "algorithm.clip_low": 0.0003, "algorithm.clip_high": 0.0004,
+              "algorithm.loss_agg_mode": "seq-mean-token-mean", "rollout.prompts_per_step": 512,
+              "rollout.num_generations": 16, "rollout.max_new_tokens": 8192, "rollout.slots": 128,
+              "data.max_prompt_length": 2048, "data.train.format": "verl",
+              "data.train.path": "/data/gsm8k/train.parquet", "data.truncation": "drop",
+              "trainer.prompts_per_mini_batch": 128, "trainer.max_tokens_per_micro_batch": 40960, "trainer.epochs": 10,
+              "plans.train.data_parallel": 4, "plans.train.model_parallel": 2, "plans.infer.data_parallel": 4,
+              "plans.infer.model_parallel": 2, "optimizer.beta2": 0.999, "logging.tensorboard": True,
+              "model.num_hidden_layers": 36}  # fmt: skip
     assert {key: values.get(key) for key in wanted} == wanted
     assert "algorithm.clip_ratio_c" not in values and "algorithm.log_ratio_max" not in values
 
@@ -197,28 +168,15 @@ def test_verl_gspo_of_the_seed() -> None:
 def test_verl_dapo_of_the_seed() -> None:
     found = of_files(EXAMPLES["verl dapo"])
     values = flat(found)
-    wanted = {
-        "algorithm.name": "grpo",
-        "algorithm.clip_low": 0.2,
-        "algorithm.clip_high": 0.28,
-        "algorithm.clip_ratio_c": 10.0,
-        "algorithm.loss_agg_mode": "token-mean",
-        "algorithm.filter_groups.refill": True,
-        "algorithm.filter_groups.metric": "accuracy",
-        "algorithm.filter_groups.when_short": "stop",
-        "algorithm.filter_groups.max_num_gen_batches": 10,
-        "algorithm.filter_groups.prompts_per_draw": 1536,
-        "reward.functions": ["auto", "overlong"],
-        "reward.overlong.buffer_len": 4096,
-        "reward.overlong.max_len": 20480,
-        "optimizer.warmup_ratio": 0.05,
-        "eval.num_samples": 32,
-        "eval.pass_at_k": [1, 32],
-        "eval.temperature": 0.6,
-        "plans.train.data_parallel": 32,
-        "model.path": "/data/models/Qwen2.5-32B",
-        "model.num_hidden_layers": 64,
-    }
+    wanted = {"algorithm.name": "grpo", "algorithm.clip_low": 0.2, "algorithm.clip_high": 0.28,
+              "algorithm.clip_ratio_c": 10.0, "algorithm.loss_agg_mode": "token-mean",
+              "algorithm.filter_groups.refill": True, "algorithm.filter_groups.metric": "accuracy",
+              "algorithm.filter_groups.when_short": "stop", "algorithm.filter_groups.max_num_gen_batches": 10,
+              "algorithm.filter_groups.prompts_per_draw": 1536, "reward.functions": ["auto", "overlong"],
+              "reward.overlong.buffer_len": 4096, "reward.overlong.max_len": 20480, "optimizer.warmup_ratio": 0.05,
+              "eval.num_samples": 32, "eval.pass_at_k": [1, 32], "eval.temperature": 0.6,
+              "plans.train.data_parallel": 32, "model.path": "/data/models/Qwen2.5-32B",
+              "model.num_hidden_layers": 64}  # fmt: skip
     assert {key: values.get(key) for key in wanted} == wanted
     assert findings_of(found, "trainer.logger")[0].status is Status.NOT_IMPLEMENTED
 

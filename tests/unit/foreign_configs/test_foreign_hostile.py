@@ -31,29 +31,26 @@ PAIRS = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "".join(
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (PAIRS, "could not determine a constructor for the tag 'tag:yaml.org,2002:pairs'"),
-        ("run_mode: !!binary AAAA", "could not determine a constructor for the tag 'tag:yaml.org,2002:binary'"),
-        (BOMB, "holds more than 20,000 values, its aliases written out"),
-        (MAPS, "holds more than 20,000 values, its aliases written out"),
-        (MERGES, r"merge keys \(<<\) are not read; write the keys out"),
-        ("run_mode: &a [*a]", "nests deeper than 40 levels"),
-        ("run_mode: &a {b: *a}", "nests deeper than 40 levels"),
-        ("run_mode: " + "[" * 5000 + "]" * 5000, "nests deeper than 40 levels"),
-        ("run_mode: !!python/object/apply:os.system ['touch made']", "could not determine a constructor for the tag"),
-        ("run_mode: !!python/name:os.system", "could not determine a constructor for the tag"),
-        ("- a\n- b", "expected `key: value` lines, got list"),
-        ("just text", "expected `key: value` lines, got str"),
-        ("", "expected `key: value` lines, got NoneType"),
-        ("a: [1", "line 1"),
-        ("run_mode: *missing", "found undefined alias"),
-        ("a: 1\n---\nb: 2", "line 2, column 1: but found another document"),
-        ("? [a, b]\n: 1", "unhashable key"),
-        ("a: 1", "no key of MindFormers .* or MindRLHF"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    (PAIRS, "could not determine a constructor for the tag 'tag:yaml.org,2002:pairs'"),
+    ("run_mode: !!binary AAAA", "could not determine a constructor for the tag 'tag:yaml.org,2002:binary'"),
+    (BOMB, "holds more than 20,000 values, its aliases written out"),
+    (MAPS, "holds more than 20,000 values, its aliases written out"),
+    (MERGES, r"merge keys \(<<\) are not read; write the keys out"),
+    ("run_mode: &a [*a]", "nests deeper than 40 levels"),
+    ("run_mode: &a {b: *a}", "nests deeper than 40 levels"),
+    ("run_mode: " + "[" * 5000 + "]" * 5000, "nests deeper than 40 levels"),
+    ("run_mode: !!python/object/apply:os.system ['touch made']", "could not determine a constructor for the tag"),
+    ("run_mode: !!python/name:os.system", "could not determine a constructor for the tag"),
+    ("- a\n- b", "expected `key: value` lines, got list"),
+    ("just text", "expected `key: value` lines, got str"),
+    ("", "expected `key: value` lines, got NoneType"),
+    ("a: [1", "line 1"),
+    ("run_mode: *missing", "found undefined alias"),
+    ("a: 1\n---\nb: 2", "line 2, column 1: but found another document"),
+    ("? [a, b]\n: 1", "unhashable key"),
+    ("a: 1", "no key of MindFormers .* or MindRLHF"),
+])  # fmt: skip
 def test_yaml_that_is_refused(tmp_path: Path, text: str, message: str) -> None:
     started = time.monotonic()
     with pytest.raises(ConfigError, match=message):
@@ -149,15 +146,12 @@ def test_the_environment_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert findings_of(found, "trainer.experiment_name")[0].text == "$SECRET has no value in the file"
 
 
-@pytest.mark.parametrize(
-    ("suite", "key"),
-    [
-        ("verl", "actor_rollout_ref.actor.policy_loss.loss_mode"),
-        ("verl", "algorithm.adv_estimator"),
-        ("mindformers", "model.model_config.model_type"),
-        ("mindformers", "lr_schedule.type"),
-    ],
-)
+@pytest.mark.parametrize(("suite", "key"), [
+    ("verl", "actor_rollout_ref.actor.policy_loss.loss_mode"),
+    ("verl", "algorithm.adv_estimator"),
+    ("mindformers", "model.model_config.model_type"),
+    ("mindformers", "lr_schedule.type"),
+])  # fmt: skip
 def test_lists_in_place_of_names_are_reported(tmp_path: Path, suite: str, key: str) -> None:
     text = f"python3 -m verl.trainer.main_ppo {key}=[a]" if suite == "verl" else yaml.safe_dump(nested({key: ["a"]}))
     found = converted(tmp_path, text, suite, name="given.txt" if suite == "verl" else "given.yaml")
@@ -181,15 +175,11 @@ def test_here_documents_of_other_commands_are_passed_over() -> None:
     assert read_overrides(text).values == {"a.b": 2}
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("(" * 20_000 + "x" + ")" * 20_000, "nests too deeply"),
-        ("x && " * 20_000 + "y", "nests too deeply"),
-        ("<<A\n" * 20_000, "not closed"),
-    ],
-    ids=["brackets", "conditions", "here-documents"],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("(" * 20_000 + "x" + ")" * 20_000, "nests too deeply"),
+    ("x && " * 20_000 + "y", "nests too deeply"),
+    ("<<A\n" * 20_000, "not closed"),
+], ids=["brackets", "conditions", "here-documents"])  # fmt: skip
 def test_scripts_beyond_all_bounds_are_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_overrides(text)

@@ -63,9 +63,7 @@ def test_what_overrides_become(tmp_path: Path, key: str, overrides: list[str], w
 
 
 @pytest.mark.parametrize(("suite", "key", "settings", "wanted"), OF_YAML, ids=label)
-def test_what_yaml_becomes(
-    tmp_path: Path, suite: str, key: str, settings: dict[str, Any], wanted: dict[str, Any]
-) -> None:
+def test_what_yaml_becomes(tmp_path: Path, suite: str, key: str, settings: dict[str, Any], wanted: dict[str, Any]):
     check(of_yaml(tmp_path, suite, settings), key, wanted)
 
 

@@ -24,58 +24,23 @@ def unread(text: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(
-    ("line", "value"),
-    [
-        ("a.b=1", 1),
-        ("a.b=1e-6", 1e-6),
-        ("a.b=-1", -1),
-        ("a.b=True", True),
-        ("a.b=null", None),
-        ("a.b=text", "text"),
-        ("a.b='two words'", "two words"),
-        ('a.b="two words"', "two words"),
-        ("'a.b=two words'", "two words"),
-        ("a.b=''", None),
-        ("a.b=x'y'\"z\"", "xyz"),
-        (r"a.b=x\ y", "x y"),
-        (r'a.b="x\"y"', 'x"y'),
-        (r"a.b='x\"y'", r"x\"y"),
-        ('a.b=\'["x","y"]\'', ["x", "y"]),
-        ("a.b=\"['/d/x.parquet']\"", ["/d/x.parquet"]),
-        ("+a.b=1", 1),
-        ("++a.b=1", 1),
-        ("a.b=x=y", "x=y"),
-        ("a.b=1 # a remark", 1),
-        ("a.b=x#y", "x#y"),
-        ("a.b=1 \\\n  c.d=2", 1),
-        ("a.b=\\\n1", 1),
-        ("a.b=1 | tee log", 1),
-        ("a.b=1 > log 2>&1", 1),
-        ("a.b=1 2>&1 | tee log", 1),
-        ("a.b=1 &", 1),
-        ("a.b=1; echo c.d=2", 1),
-        ("a.b=${x}", 7),
-        ("a.b=$x", 7),
-        ("a.b=${x}0", 70),
-        ('a.b="${x}"', 7),
-        ("a.b='$y'", "$y"),
-        (r"a.b=\$y", "$y"),
-        ("a.b=${missing:-5}", 5),
-        ("a.b=${missing-5}", 5),
-        ("a.b=${empty:-5}", 5),
-        ("a.b=${x:-5}", 7),
-        ('a.b=${missing:-"${x}/y"}', "7/y"),
-        ("a.b=$((x * 2))", 14),
-        ("a.b=${missing:-$((x * 2))}", 14),
-        ("a.b=${missing:-${other:-$x}}", 7),
-        ('a.b="${missing:-a b}"', "a b"),
-        ("a.b=1 '' \"\" $empty", 1),
-        ("a.b=$(( (x + 1) * 1024 / 3 - 1 % 2 ))", 2729),
-        ("a.b=$(($x * ${x}))", 49),
-        ("a.b=$((-x))", -7),
-    ],
-)
+@pytest.mark.parametrize(("line", "value"),
+                        [("a.b=1", 1), ("a.b=1e-6", 1e-6), ("a.b=-1", -1), ("a.b=True", True), ("a.b=null", None),
+                         ("a.b=text", "text"), ("a.b='two words'", "two words"), ('a.b="two words"', "two words"),
+                         ("'a.b=two words'", "two words"), ("a.b=''", None), ("a.b=x'y'\"z\"", "xyz"),
+                         (r"a.b=x\ y", "x y"), (r'a.b="x\"y"', 'x"y'), (r"a.b='x\"y'", r"x\"y"),
+                         ('a.b=\'["x","y"]\'', ["x", "y"]), ("a.b=\"['/d/x.parquet']\"", ["/d/x.parquet"]),
+                         ("+a.b=1", 1), ("++a.b=1", 1), ("a.b=x=y", "x=y"), ("a.b=1 # a remark", 1),
+                         ("a.b=x#y", "x#y"), ("a.b=1 \\\n  c.d=2", 1), ("a.b=\\\n1", 1), ("a.b=1 | tee log", 1),
+                         ("a.b=1 > log 2>&1", 1), ("a.b=1 2>&1 | tee log", 1), ("a.b=1 &", 1),
+                         ("a.b=1; echo c.d=2", 1), ("a.b=${x}", 7), ("a.b=$x", 7), ("a.b=${x}0", 70),
+                         ('a.b="${x}"', 7), ("a.b='$y'", "$y"), (r"a.b=\$y", "$y"), ("a.b=${missing:-5}", 5),
+                         ("a.b=${missing-5}", 5), ("a.b=${empty:-5}", 5), ("a.b=${x:-5}", 7),
+                         ('a.b=${missing:-"${x}/y"}', "7/y"), ("a.b=$((x * 2))", 14),
+                         ("a.b=${missing:-$((x * 2))}", 14), ("a.b=${missing:-${other:-$x}}", 7),
+                         ('a.b="${missing:-a b}"', "a b"), ("a.b=1 '' \"\" $empty", 1),
+                         ("a.b=$(( (x + 1) * 1024 / 3 - 1 % 2 ))", 2729), ("a.b=$(($x * ${x}))", 49),
+                         ("a.b=$((-x))", -7)])  # fmt: skip
 def test_words_as_bash_reads_them(line: str, value: object) -> None:
     assert values(f"x=7\nempty=\n{TRAIN} {line}\n")["a.b"] == value
 
@@ -147,40 +112,34 @@ def test_defaults_of_variables_are_assumptions() -> None:
     assert [(one.status, one.source, one.value) for one in reading.findings] == [(Status.ASSUMED, "$NODES", "4")]
 
 
-@pytest.mark.parametrize(
-    ("lines", "word", "reason"),
-    [
-        ("", "$x", "$x has no value in the file"),
-        ("", "${x##*/}", "the form ${x##*/} is not read"),
-        ("", "$((x + 1))", "$x has no value in the file"),
-        ("", "$((2 ** 9))", "the arithmetic $((2 ** 9)) is not read"),
-        ("", "$((1 / 0))", "the arithmetic $((1 / 0)) is not read"),
-        ("x=a", "$((x))", "the arithmetic $((x)) is not read"),
-        ("x=(1 2)", "$x", "$x is a list"),
-        ("if [ -e /tmp ]; then\n  x=1\nfi", "$x", "$x is set under a condition or in a loop, which is not followed"),
-        ("[ -e /tmp ] && x=1", "$x", "$x is set under a condition or in a loop, which is not followed"),
-        ("for x in 1 2; do\n  echo $x\ndone", "$x", "$x is set by a loop"),
-        ("x=1\nx+=2", "$x", "$x is added to, which is read for lists alone"),
-        ("", "${data.seed}", "the form ${data.seed} is not read"),
-        ("", "'${data.seed}'", "it refers to another setting, which is not followed"),
-    ],
-)
+@pytest.mark.parametrize(("lines", "word", "reason"), [
+    ("", "$x", "$x has no value in the file"),
+    ("", "${x##*/}", "the form ${x##*/} is not read"),
+    ("", "$((x + 1))", "$x has no value in the file"),
+    ("", "$((2 ** 9))", "the arithmetic $((2 ** 9)) is not read"),
+    ("", "$((1 / 0))", "the arithmetic $((1 / 0)) is not read"),
+    ("x=a", "$((x))", "the arithmetic $((x)) is not read"),
+    ("x=(1 2)", "$x", "$x is a list"),
+    ("if [ -e /tmp ]; then\n  x=1\nfi", "$x", "$x is set under a condition or in a loop, which is not followed"),
+    ("[ -e /tmp ] && x=1", "$x", "$x is set under a condition or in a loop, which is not followed"),
+    ("for x in 1 2; do\n  echo $x\ndone", "$x", "$x is set by a loop"),
+    ("x=1\nx+=2", "$x", "$x is added to, which is read for lists alone"),
+    ("", "${data.seed}", "the form ${data.seed} is not read"),
+    ("", "'${data.seed}'", "it refers to another setting, which is not followed"),
+])  # fmt: skip
 def test_values_that_are_not_in_the_file(lines: str, word: str, reason: str) -> None:
     assert unread(f"{lines}\n{TRAIN} a.b={word} a.c=1") == {"a.b": reason}
 
 
-@pytest.mark.parametrize(
-    "attack",
-    [
-        "$(touch {})",
-        "`touch {}`",
-        "<(touch {})",
-        '"$(touch {})"',
-        '"`touch {}`"',
-        "${{x:-$(touch {})}}",
-        "$(($(touch {})))",
-    ],
-)
+@pytest.mark.parametrize("attack", [
+    "$(touch {})",
+    "`touch {}`",
+    "<(touch {})",
+    '"$(touch {})"',
+    '"`touch {}`"',
+    "${{x:-$(touch {})}}",
+    "$(($(touch {})))",
+])  # fmt: skip
 def test_commands_in_words_are_reported_and_never_run(tmp_path: Path, attack: str) -> None:
     made = tmp_path / "made"
     word = attack.format(made)
@@ -198,21 +157,18 @@ def test_arguments_of_the_caller_are_not_in_the_file() -> None:
     assert set(unread(f'{TRAIN} a.b=1 "$@"')) == {"$@"} and set(unread(f"{TRAIN} a.b=1 $@")) == {"$@"}
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "holds no override"),
-        ("echo hello", "holds no override"),
-        (f"{TRAIN} a.b='x", "line 1: a quote or bracket is not closed"),
-        (f'\n{TRAIN} a.b="x', 'line 2: " is missing: a quote or bracket is not closed'),
-        (f"{TRAIN} a.b=$(x", r"line 1: \) is missing: a quote or bracket is not closed"),
-        (f"{TRAIN} a.b=${{x", "line 1: } is missing: a quote or bracket is not closed"),
-        (f"{TRAIN} a.b=1\n{TRAIN} a.b=2", r"holds 2 training commands \(lines 1, 2\)"),
-        (f"{TRAIN} a.b=1\0", "holds a zero byte"),
-        (f"{TRAIN} a.b=1 <<END\nx\nEND", "line 1: a here-document"),
-        ("x" * 200_001, "is longer than 200,000 characters"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "holds no override"),
+    ("echo hello", "holds no override"),
+    (f"{TRAIN} a.b='x", "line 1: a quote or bracket is not closed"),
+    (f'\n{TRAIN} a.b="x', 'line 2: " is missing: a quote or bracket is not closed'),
+    (f"{TRAIN} a.b=$(x", r"line 1: \) is missing: a quote or bracket is not closed"),
+    (f"{TRAIN} a.b=${{x", "line 1: } is missing: a quote or bracket is not closed"),
+    (f"{TRAIN} a.b=1\n{TRAIN} a.b=2", r"holds 2 training commands \(lines 1, 2\)"),
+    (f"{TRAIN} a.b=1\0", "holds a zero byte"),
+    (f"{TRAIN} a.b=1 <<END\nx\nEND", "line 1: a here-document"),
+    ("x" * 200_001, "is longer than 200,000 characters"),
+])  # fmt: skip
 def test_scripts_that_cannot_be_read(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_overrides(text)

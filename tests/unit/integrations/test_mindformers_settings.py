@@ -13,35 +13,16 @@ from mindgspo.config import ModelSection
 from mindgspo.errors import ConfigError
 from mindgspo.integrations.mindformers import chosen_logprobs, llama_settings, require_mindformers
 
-SIZES = {
-    "vocab_size": 11,
-    "hidden_size": 12,
-    "intermediate_size": 13,
-    "num_hidden_layers": 14,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 3,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 77.0,
-}
+SIZES = {"vocab_size": 11, "hidden_size": 12, "intermediate_size": 13, "num_hidden_layers": 14,
+         "num_attention_heads": 6, "num_key_value_heads": 3, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+         "rope_theta": 77.0}  # fmt: skip
 
 
 def test_sizes_of_a_qwen2() -> None:
     settings = llama_settings(ModelSection(**SIZES), longest_row=32)
-    expected = {
-        "vocab_size": 11,
-        "hidden_size": 12,
-        "intermediate_size": 13,
-        "num_layers": 14,
-        "num_heads": 6,
-        "n_kv_heads": 3,
-        "seq_length": 32,
-        "max_position_embedding": 64,
-        "rms_norm_eps": 1e-5,
-        "theta": 77.0,
-        "qkv_has_bias": True,
-        "tie_word_embeddings": False,
-    }
+    expected = {"vocab_size": 11, "hidden_size": 12, "intermediate_size": 13, "num_layers": 14, "num_heads": 6,
+                "n_kv_heads": 3, "seq_length": 32, "max_position_embedding": 64, "rms_norm_eps": 1e-5, "theta": 77.0,
+                "qkv_has_bias": True, "tie_word_embeddings": False}  # fmt: skip
     assert {key: settings[key] for key in expected} == expected
     assert "extend_method" not in settings
 

@@ -11,16 +11,7 @@ from mindgspo.config import ExperimentConfig
 @pytest.fixture(scope="session")
 def seven_billion() -> ExperimentConfig:
     """Qwen2.5-7B on 8 cards, as in examples/gsm8k/gspo_qwen2_5_7b.yaml."""
-    return experiment_of(
-        QWEN2_5_7B,
-        train={"model_parallel": 4, "pipeline_stage": 2, "micro_batch_num": 4, "recompute": "full"},
-        infer={"data_parallel": 2, "model_parallel": 4},
-        device="Ascend",
-        rows=4,
-        prompt=2048,
-        response=8192,
-        slots=128,
-        group=16,
-        multiple=256,
-        prompts=128,
-    )
+    return experiment_of(QWEN2_5_7B,
+                         train={"model_parallel": 4, "pipeline_stage": 2, "micro_batch_num": 4, "recompute": "full"},
+                         infer={"data_parallel": 2, "model_parallel": 4}, device="Ascend", rows=4, prompt=2048,
+                         response=8192, slots=128, group=16, multiple=256, prompts=128)  # fmt: skip

@@ -114,14 +114,8 @@ def test_more_recompute_never_needs_more(seven_billion: ExperimentConfig, rank: 
 
 
 def test_micro_batches_in_flight_are_those_of_the_schedule() -> None:
-    config = experiment_of(
-        qwen2(),
-        train={"pipeline_stage": 4, "micro_batch_num": 4},
-        infer={"data_parallel": 4},
-        device="Ascend",
-        rows=1,
-        slots=64,
-    )
+    config = experiment_of(qwen2(), train={"pipeline_stage": 4, "micro_batch_num": 4}, infer={"data_parallel": 4},
+                           device="Ascend", rows=1, slots=64)  # fmt: skip
     assert [RankWork.of(config, rank).in_flight for rank in range(4)] == [4, 3, 2, 1]
 
 

@@ -63,13 +63,9 @@ def test_processes_of_one_machine_share_its_memory(capsys: pytest.CaptureFixture
 
 
 def test_plans_are_made_without_mindspore() -> None:
-    script = (
-        "import sys\n"
-        "from mindgspo.cli import main\n"
-        f"code = main(['plan', {str(SEVEN_BILLION)!r}, '--memory-gb', '40'])\n"
-        "assert 'mindspore' not in sys.modules\n"
-        "sys.exit(code)\n"
-    )
+    script = ("import sys\n" "from mindgspo.cli import main\n"
+              f"code = main(['plan', {str(SEVEN_BILLION)!r}, '--memory-gb', '40'])\n"
+              "assert 'mindspore' not in sys.modules\n" "sys.exit(code)\n")  # fmt: skip
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=PROJECT, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -89,15 +85,8 @@ QWEN_7B = Path(__file__).resolve().parents[3] / "examples" / "gsm8k" / "gspo_qwe
 
 
 def peak_of(config: ExperimentConfig, graph: str = "train", rank: int = 0, gib: float = 37.5) -> MeasuredPeak:
-    return MeasuredPeak(
-        fingerprint=fingerprint(config),
-        graph=graph,
-        rank=rank,
-        world_size=8,
-        mindspore="2.10.0",
-        allocated=int(gib * GIB),
-        reserved=48 * GIB,
-    )
+    return MeasuredPeak(fingerprint=fingerprint(config), graph=graph, rank=rank, world_size=8, mindspore="2.10.0",
+                        allocated=int(gib * GIB), reserved=48 * GIB)  # fmt: skip
 
 
 def test_peaks_are_found_by_their_configuration(tmp_path: Path, seven_billion: ExperimentConfig) -> None:
@@ -118,17 +107,14 @@ def test_files_that_are_no_peaks_are_left_out(tmp_path: Path, seven_billion: Exp
     assert len(stored_peaks(tmp_path, seven_billion)) == 1
 
 
-@pytest.mark.parametrize(
-    "settings, is_same",
-    [
-        ({"model.path": Path("/elsewhere")}, True),
-        ({"trainer.max_steps": 2, "optimizer.lr": 1e-3, "experiment": "other", "seed": 9}, True),
-        ({"plans.train.recompute": "none"}, False),
-        ({"data.max_prompt_length": 1024}, False),
-        ({"trainer.samples_per_micro_batch": 2}, False),
-        ({"model.dtype": "float32"}, False),
-    ],
-)
+@pytest.mark.parametrize("settings, is_same", [
+    ({"model.path": Path("/elsewhere")}, True),
+    ({"trainer.max_steps": 2, "optimizer.lr": 1e-3, "experiment": "other", "seed": 9}, True),
+    ({"plans.train.recompute": "none"}, False),
+    ({"data.max_prompt_length": 1024}, False),
+    ({"trainer.samples_per_micro_batch": 2}, False),
+    ({"model.dtype": "float32"}, False),
+])  # fmt: skip
 def test_a_fingerprint_is_that_of_the_graphs(seven_billion: ExperimentConfig, settings: dict, is_same: bool) -> None:
     assert (fingerprint(changed(seven_billion, settings)) == fingerprint(seven_billion)) == is_same
 

@@ -23,9 +23,7 @@ STAGE_1 = 14 * LAYER + 3584 + OUTPUT_ROWS
 
 
 @pytest.mark.parametrize(("rank", "elements"), [(0, STAGE_0), (3, STAGE_0), (4, STAGE_1), (7, STAGE_1)])
-def test_seven_billion_weights_gradients_and_moments_by_hand(
-    seven_billion: ExperimentConfig, rank: int, elements: int
-) -> None:
+def test_seven_billion_weights_gradients_and_moments_by_hand(seven_billion: ExperimentConfig, rank: int, elements: int):
     assert (STAGE_0, STAGE_1) == (1_360_774_912, 952_030_464)
     held = held_bytes(RankWork.of(seven_billion, rank))
     assert held[Holding.ACTOR_WEIGHTS] == held[Holding.GRADIENTS] == 4 * elements
@@ -105,12 +103,9 @@ def test_optimizer_shard_divides_weights_and_moments() -> None:
 
 @pytest.mark.parametrize("device", ["CPU", "Ascend"])
 def test_ranks_of_a_class_are_alike(device: str) -> None:
-    config = experiment_of(
-        qwen2(),
-        train={"data_parallel": 2, "model_parallel": 2, "pipeline_stage": 2, "micro_batch_num": 2},
-        infer={"data_parallel": 4, "model_parallel": 2},
-        device=device,
-    )
+    config = experiment_of(qwen2(),
+                           train={"data_parallel": 2, "model_parallel": 2, "pipeline_stage": 2, "micro_batch_num": 2},
+                           infer={"data_parallel": 4, "model_parallel": 2}, device=device)  # fmt: skip
     plan = expected_memory(config)
     assert sorted(rank for each in plan.classes for rank in each.ranks) == list(range(8))
     for each in plan.classes:
@@ -205,14 +200,11 @@ TOKENS, SCORES = 4 * 128, 4 * 8 * 128**2
 STREAMS = 6 * 256 + 2 * 256 + 2 * 128
 
 
-@pytest.mark.parametrize(
-    ("recompute", "elements"),
-    [
-        ("none", 8 * (TOKENS * (STREAMS + 5 * 768) + SCORES)),
-        ("selective", 8 * TOKENS * (STREAMS - 2 * 256 + 4 * 768) + TOKENS * (STREAMS + 5 * 768) + SCORES),
-        ("full", 8 * TOKENS * 256 + TOKENS * (STREAMS + 5 * 768) + SCORES),
-    ],
-)
+@pytest.mark.parametrize(("recompute", "elements"), [
+    ("none", 8 * (TOKENS * (STREAMS + 5 * 768) + SCORES)),
+    ("selective", 8 * TOKENS * (STREAMS - 2 * 256 + 4 * 768) + TOKENS * (STREAMS + 5 * 768) + SCORES),
+    ("full", 8 * TOKENS * 256 + TOKENS * (STREAMS + 5 * 768) + SCORES),
+])  # fmt: skip
 def test_an_update_by_hand(recompute: str, elements: int) -> None:
     parts = temporary(RankWork.of(experiment_of(qwen2(), train={"recompute": recompute}), 0), Phase.UPDATE)
     layer = 256 * 256 * 2 + 2 * 128 * 256 + 3 * 256 * 768 + (256 + 2 * 128) + 2 * 256
@@ -254,15 +246,12 @@ def test_copies_that_are_written_in_the_background_stand_beside_the_next_phases(
     assert copies[0] == copies[1] == copies[2] > 0
 
 
-@pytest.mark.parametrize(
-    ("setting", "phase"),
-    [
-        ({"rows": 8}, Phase.UPDATE),
-        ({"response": 256}, Phase.UPDATE),
-        ({"response": 256}, Phase.SCORE),
-        ({"slots": 64}, Phase.ROLLOUT),
-    ],
-)
+@pytest.mark.parametrize(("setting", "phase"), [
+    ({"rows": 8}, Phase.UPDATE),
+    ({"response": 256}, Phase.UPDATE),
+    ({"response": 256}, Phase.SCORE),
+    ({"slots": 64}, Phase.ROLLOUT),
+])  # fmt: skip
 def test_more_work_needs_more(setting: dict[str, int], phase: Phase) -> None:
     small, large = (
         expected_memory(experiment_of(qwen2(), **changes), phases=[phase]).peak()[1] for changes in ({}, setting)

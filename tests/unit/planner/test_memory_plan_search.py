@@ -46,27 +46,19 @@ def test_one_cheap_setting_is_preferred_to_a_dear_one(seven_billion: ExperimentC
 
 def test_activations_that_overflow_are_computed_again(seven_billion: ExperimentConfig) -> None:
     """Where micro-batches cannot be halved, and swap alone does not do."""
-    config = changed(
-        seven_billion,
-        {
-            "plans.train.recompute": "none",
-            "plans.train.use_seq_parallel": True,
-            "trainer.samples_per_micro_batch": 1,
-            "swap.enabled": True,
-        },
-    )
+    config = changed(seven_billion, {
+        "plans.train.recompute": "none",
+        "plans.train.use_seq_parallel": True,
+        "trainer.samples_per_micro_batch": 1,
+        "swap.enabled": True,
+    })  # fmt: skip
     capacity = expected_memory(config).peak()[1] - MIB
     assert smallest_change(config, capacity=capacity) == {"plans.train.recompute": "selective"}
 
 
 def test_moments_are_sharded_before_anything_else() -> None:
-    config = experiment_of(
-        qwen2(hidden_size=2048, intermediate_size=8192),
-        train={"data_parallel": 4},
-        infer={"data_parallel": 4},
-        device="Ascend",
-        slots=64,
-    )
+    config = experiment_of(qwen2(hidden_size=2048, intermediate_size=8192), train={"data_parallel": 4},
+                           infer={"data_parallel": 4}, device="Ascend", slots=64)  # fmt: skip
     needed = expected_memory(config).peak()[1]
     assert smallest_change(config, capacity=needed - MIB) == {"plans.train.optimizer_shard": True}
 

@@ -281,20 +281,14 @@ def test_a_weight_in_two_shards_is_refused(tmp_path: Path) -> None:
         read_safetensors(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "not a readable index"),
-        ("[]", "not a readable index"),
-        ('{"weight_map": {"w": "a.safetensors", "w": "b.safetensors"}}', "'w' stands there twice"),
-        (
-            '{"weight_map": {"w": "../secret.safetensors"}}',
-            "not the name of a .safetensors file in this folder",
-        ),
-        ('{"weight_map": {"w": "/etc/passwd"}}', "not the name of a .safetensors file in this folder"),
-        ('{"weight_map": {}}', "weight_map is empty"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("{", "not a readable index"),
+    ("[]", "not a readable index"),
+    ('{"weight_map": {"w": "a.safetensors", "w": "b.safetensors"}}', "'w' stands there twice"),
+    ('{"weight_map": {"w": "../secret.safetensors"}}', "not the name of a .safetensors file in this folder"),
+    ('{"weight_map": {"w": "/etc/passwd"}}', "not the name of a .safetensors file in this folder"),
+    ('{"weight_map": {}}', "weight_map is empty"),
+])  # fmt: skip
 def test_a_bad_index_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(WeightsError, match=message):

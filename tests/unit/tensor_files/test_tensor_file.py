@@ -53,22 +53,19 @@ def test_a_file_is_known_by_its_content(tmp_path: Path) -> None:
         open_tensor_file(tmp_path / "absent.safetensors")
 
 
-@pytest.mark.parametrize(
-    ("header", "num_bytes", "message"),
-    [
-        ({"w": entry("F32", [2], 0, 8), "v": entry("F32", [2], 4, 12)}, 12, "v of 8 bytes .* should lie at 8"),
-        ({"w": entry("F32", [2], 0, 8), "v": entry("F32", [2], 12, 20)}, 20, "should lie at 8, .* 12 to 20"),
-        ({"w": entry("F32", [2], 4, 12)}, 12, "should lie at 0"),
-        ({"w": entry("F32", [3], 0, 8)}, 8, "w of 12 bytes"),
-        ({"w": entry("F32", [2], 0, 8)}, 9, r"describes 7\d bytes"),
-        ({"w": entry("F32", [2], 0, 8)}, 7, r"describes 7\d bytes"),
-        ({"w": entry("F32", [-2], 0, 8)}, 8, "shape"),
-        ({"w": entry("F32", [True], 0, 4)}, 4, "shape"),
-        ({"w": entry("F32", [2], 0, 8) | {"x": 1}}, 8, "must have data_offsets, dtype, shape"),
-        ({"w": [1]}, 0, "must have"),
-        ({"__metadata__": {"step": 1}}, 0, "text only"),
-    ],
-)
+@pytest.mark.parametrize(("header", "num_bytes", "message"), [
+    ({"w": entry("F32", [2], 0, 8), "v": entry("F32", [2], 4, 12)}, 12, "v of 8 bytes .* should lie at 8"),
+    ({"w": entry("F32", [2], 0, 8), "v": entry("F32", [2], 12, 20)}, 20, "should lie at 8, .* 12 to 20"),
+    ({"w": entry("F32", [2], 4, 12)}, 12, "should lie at 0"),
+    ({"w": entry("F32", [3], 0, 8)}, 8, "w of 12 bytes"),
+    ({"w": entry("F32", [2], 0, 8)}, 9, r"describes 7\d bytes"),
+    ({"w": entry("F32", [2], 0, 8)}, 7, r"describes 7\d bytes"),
+    ({"w": entry("F32", [-2], 0, 8)}, 8, "shape"),
+    ({"w": entry("F32", [True], 0, 4)}, 4, "shape"),
+    ({"w": entry("F32", [2], 0, 8) | {"x": 1}}, 8, "must have data_offsets, dtype, shape"),
+    ({"w": [1]}, 0, "must have"),
+    ({"__metadata__": {"step": 1}}, 0, "text only"),
+])  # fmt: skip
 def test_a_header_that_lies_is_refused(tmp_path: Path, header: dict, num_bytes: int, message: str) -> None:
     path = write_raw(tmp_path / "m.safetensors", json.dumps(header), bytes(num_bytes))
     with pytest.raises(WeightsError, match=message) as caught:
@@ -183,9 +180,7 @@ def test_shards_are_one_mapping(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "index",
-    [(slice(2, 5),), (slice(0, 6), slice(1, 3)), (slice(1, 2), slice(0, 4), slice(2, 3)), ()],
-    ids=str,
+    "index", [(slice(2, 5),), (slice(0, 6), slice(1, 3)), (slice(1, 2), slice(0, 4), slice(2, 3)), ()], ids=str
 )
 @pytest.mark.parametrize("columns", [5, 3000])
 def test_a_slice_goes_into_the_array_that_is_given(tmp_path: Path, index: tuple[slice, ...], columns: int):

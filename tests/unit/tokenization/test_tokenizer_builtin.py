@@ -41,8 +41,7 @@ def test_chat_has_no_system_prompt_of_its_own(builtin: Tokenizer):
     text = builtin.render_chat([{"role": "user", "content": "Tom has 4 pens."}])
     assert text == "<|im_start|>user\nTom has 4 pens.<|im_end|>\n<|im_start|>assistant\n"
     spoken = builtin.render_chat(
-        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
-        add_generation_prompt=False,
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}], add_generation_prompt=False
     )
     assert spoken == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
 
@@ -56,11 +55,8 @@ def test_round_trip_of_any_text_but_for_nfc(text: str):
 
 
 def test_fingerprint_is_the_same_in_another_process(builtin: Tokenizer):
-    code = (
-        "from mindgspo.config.schema import TokenizerSection\n"
-        "from mindgspo.tokenization import load_tokenizer\n"
-        "print(load_tokenizer(TokenizerSection()).fingerprint)"
-    )
+    code = ("from mindgspo.config.schema import TokenizerSection\n" "from mindgspo.tokenization import load_tokenizer\n"
+            "print(load_tokenizer(TokenizerSection()).fingerprint)")  # fmt: skip
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
@@ -114,10 +110,7 @@ def test_importing_does_not_import_mindspore():
 
 
 def test_the_splitting_pattern_keeps_digits_apart_even_where_a_merge_would_join_them(edit_config):
-    table = {
-        "377": {"content": "<|im_end|>", "special": True},
-        "378": {"content": "<|endoftext|>", "special": True},
-    }
+    table = {"377": {"content": "<|im_end|>", "special": True}, "378": {"content": "<|endoftext|>", "special": True}}
     folder = edit_config(added_tokens_decoder=table)
     vocab = json.loads((folder / "vocab.json").read_text())
     (folder / "vocab.json").write_text(json.dumps({**vocab, "12": 376}))

@@ -21,39 +21,33 @@ def render(edit_config):
     return render_with
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ ''.__class__.__mro__ }}",
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ messages.append({'role': 'x'}) }}",
-        "{{ messages[0].update({'role': 'x'}) }}",
-        "{{ raise_exception.__globals__['__builtins__'] }}",
-        "{{ '{0.__class__.__mro__}'.format('') }}",
-        "{{ ''|attr('__class__') }}{{ (''|attr('__class__')).__mro__ }}",
-        "{{ self.__init__.__globals__ }}",
-        "{{ namespace.__init__.__globals__ }}",
-        "{{ cycler.__init__.__globals__ }}",
-        "{% include '/etc/passwd' %}",
-        "{% import 'os' as os %}{{ os }}",
-        "{% for i in range(10000000) %}x{% endfor %}",
-    ],
-)
+@pytest.mark.parametrize("template", [
+    "{{ ''.__class__.__mro__ }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ messages.append({'role': 'x'}) }}",
+    "{{ messages[0].update({'role': 'x'}) }}",
+    "{{ raise_exception.__globals__['__builtins__'] }}",
+    "{{ '{0.__class__.__mro__}'.format('') }}",
+    "{{ ''|attr('__class__') }}{{ (''|attr('__class__')).__mro__ }}",
+    "{{ self.__init__.__globals__ }}",
+    "{{ namespace.__init__.__globals__ }}",
+    "{{ cycler.__init__.__globals__ }}",
+    "{% include '/etc/passwd' %}",
+    "{% import 'os' as os %}{{ os }}",
+    "{% for i in range(10000000) %}x{% endfor %}",
+])  # fmt: skip
 def test_malicious_templates_are_refused(render, template: str):
     with pytest.raises(TokenizerError, match=r"tokenizer_config.json: chat_template: the chat template failed"):
         render(template)
 
 
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("{{ raise_exception('only one turn') }}", "only one turn"),
-        ("{% if %}", "TemplateSyntaxError"),
-        ("{{ messages[0].content + 1 }}", "TypeError"),
-        ("{{ 1 // 0 }}", "ZeroDivisionError"),
-        ("{{ nothing.here }}", "UndefinedError"),
-    ],
-)
+@pytest.mark.parametrize(("template", "message"), [
+    ("{{ raise_exception('only one turn') }}", "only one turn"),
+    ("{% if %}", "TemplateSyntaxError"),
+    ("{{ messages[0].content + 1 }}", "TypeError"),
+    ("{{ 1 // 0 }}", "ZeroDivisionError"),
+    ("{{ nothing.here }}", "UndefinedError"),
+])  # fmt: skip
 def test_failing_templates_name_the_file_and_the_roles(render, template: str, message: str):
     with pytest.raises(TokenizerError, match=message) as raised:
         render(template)

@@ -39,25 +39,18 @@ def test_missing_file(small_folder: Path, name: str):
         load(small_folder)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("vocab.json", b"{", "vocab.json: not valid JSON"),
-        ("vocab.json", b"[1]", "vocab.json: expected a JSON object, got list"),
-        ("vocab.json", b'{"a": "b"}', "vocab.json: expected an object of token -> id"),
-        ("vocab.json", b'{"a": true}', "vocab.json: expected an object of token -> id"),
-        ("vocab.json", b"\xff\xfe", "vocab.json: not UTF-8 text"),
-        (
-            "merges.txt",
-            b"#version: 0.2\na b\nabc\n",
-            "merges.txt:3: expected two tokens and one space, got 'abc'",
-        ),
-        ("merges.txt", b"q z\n", "merges.txt: does not fit vocab.json"),
-        ("tokenizer_config.json", b"null", "tokenizer_config.json: expected a JSON object"),
-        ("tokenizer.json", b"{}", "tokenizer.json: not a tokenizer file"),
-        ("tokenizer.json", b"\x00\xff", "tokenizer.json: not UTF-8 text"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("vocab.json", b"{", "vocab.json: not valid JSON"),
+    ("vocab.json", b"[1]", "vocab.json: expected a JSON object, got list"),
+    ("vocab.json", b'{"a": "b"}', "vocab.json: expected an object of token -> id"),
+    ("vocab.json", b'{"a": true}', "vocab.json: expected an object of token -> id"),
+    ("vocab.json", b"\xff\xfe", "vocab.json: not UTF-8 text"),
+    ("merges.txt", b"#version: 0.2\na b\nabc\n", "merges.txt:3: expected two tokens and one space, got 'abc'"),
+    ("merges.txt", b"q z\n", "merges.txt: does not fit vocab.json"),
+    ("tokenizer_config.json", b"null", "tokenizer_config.json: expected a JSON object"),
+    ("tokenizer.json", b"{}", "tokenizer.json: not a tokenizer file"),
+    ("tokenizer.json", b"\x00\xff", "tokenizer.json: not UTF-8 text"),
+])  # fmt: skip
 def test_malformed_file(small_folder: Path, name: str, content: bytes, message: str):
     (small_folder / name).write_bytes(content)
     with pytest.raises(TokenizerError, match=message):
@@ -69,17 +62,14 @@ def test_another_familys_vocabulary_is_refused(edit_config):
         load(edit_config(tokenizer_class="GPT2Tokenizer"))
 
 
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ([], "expected an object of id -> token, got list"),
-        ({"x": {"content": "a"}}, "the key 'x' is not a token id"),
-        ({"376": "a"}, "expected an object with a non-empty text 'content'"),
-        ({"376": {"content": ""}}, "expected an object with a non-empty text 'content'"),
-        ({"376": {"content": "<a>", "special": "yes"}}, "376.special: expected true or false"),
-        ({"400": {"content": "<a>"}}, "gives '<a>' the id 400, but the vocabulary beside it gives it 376"),
-    ],
-)
+@pytest.mark.parametrize(("table", "message"), [
+    ([], "expected an object of id -> token, got list"),
+    ({"x": {"content": "a"}}, "the key 'x' is not a token id"),
+    ({"376": "a"}, "expected an object with a non-empty text 'content'"),
+    ({"376": {"content": ""}}, "expected an object with a non-empty text 'content'"),
+    ({"376": {"content": "<a>", "special": "yes"}}, "376.special: expected true or false"),
+    ({"400": {"content": "<a>"}}, "gives '<a>' the id 400, but the vocabulary beside it gives it 376"),
+])  # fmt: skip
 def test_bad_added_tokens(edit_config, table: object, message: str):
     with pytest.raises(TokenizerError, match=message):
         load(edit_config(added_tokens_decoder=table))
@@ -87,8 +77,7 @@ def test_bad_added_tokens(edit_config, table: object, message: str):
 
 def test_unknown_eos_token_names_the_key_and_the_nearest(small_folder: Path):
     with pytest.raises(
-        TokenizerError,
-        match=r"tokenizer.eos_tokens\[1\]: .*no token '<\|imend\|>'; did you mean '<\|im_end\|>'",
+        TokenizerError, match=r"tokenizer.eos_tokens\[1\]: .*no token '<\|imend\|>'; did you mean '<\|im_end\|>'"
     ):
         load(small_folder, eos_tokens=("<|endoftext|>", "<|imend|>"))
 

@@ -22,15 +22,9 @@ CORPUS = [
 
 def train(model_type: str, **options: object) -> bytes:
     buffer = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(CORPUS * 20),
-        model_writer=buffer,
-        vocab_size=100,
-        model_type=model_type,
-        hard_vocab_limit=False,
-        minloglevel=2,
-        **options,
-    )
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(CORPUS * 20), model_writer=buffer, vocab_size=100,
+                                             model_type=model_type, hard_vocab_limit=False, minloglevel=2,
+                                             **options)  # fmt: skip
     return buffer.getvalue()
 
 
