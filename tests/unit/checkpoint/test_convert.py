@@ -81,45 +81,27 @@ def test_shards_and_back_are_the_same_bytes(tmp_path: Path) -> None:
             assert sum(info.num_bytes for info in shard.tensors.values()) <= 1500
     convert_weights(Conversion(source=tmp_path / "shards", out=tmp_path / "back"))
     assert files(tmp_path / "back") == files(source)
-
-
-def test_an_export_may_be_sharded_as_well(tmp_path: Path) -> None:
-    source = exported(tmp_path / "source")
-    convert_weights(Conversion(source=source, out=tmp_path / "out", max_shard_bytes=1500))
-    assert files(exported(tmp_path / "sharded", max_shard_bytes=1500)) == files(tmp_path / "out")
+    assert files(exported(tmp_path / "sharded", max_shard_bytes=1500)) == files(tmp_path / "shards")
+    convert_weights(Conversion(source=source, out=tmp_path / "mf", layout="mindformers", max_shard_bytes=1500))
+    content = files(tmp_path / "mf")
+    assert content["param_name_map.json"] == content["model.safetensors.index.json"], "which MindSpore looks for"
+    assert "model.norm_out.weight" in json.loads(content["param_name_map.json"])["weight_map"]
 
 
 @pytest.mark.parametrize("file_format", ["safetensors", "ckpt"])
 @pytest.mark.parametrize("model", [section(), section(tied=True), section(architecture="llama")], ids=repr)
 def test_mindformers_and_back_are_the_same_bytes(tmp_path: Path, model: ModelSection, file_format: str) -> None:
+    mindspore = pytest.importorskip("mindspore")
     source = exported(tmp_path / "source", model)
-    between = Conversion(source=source, out=tmp_path / "mf", layout="mindformers", file_format=file_format)
-    convert_weights(between)
-    with open_tensors(tmp_path / "mf" / f"model.{file_format}") as found:
-        embedding = found.read("model.tok_embeddings.embedding_weight")
-    assert np.array_equal(embedding, some_weights(model)["model.embed_tokens.weight"])
+    convert_weights(Conversion(source=source, out=tmp_path / "mf", layout="mindformers", file_format=file_format))
+    loaded = mindspore.load_checkpoint(str(tmp_path / "mf" / f"model.{file_format}"), format=file_format)
+    weights = some_weights(model)
+    assert len(loaded) == len(weights)
+    for theirs, name in (("tok_embeddings.embedding_weight", "embed_tokens.weight"),
+                         ("layers.1.feed_forward.w2.weight", "layers.1.mlp.down_proj.weight")):  # fmt: skip
+        assert np.array_equal(loaded[f"model.{theirs}"].asnumpy(), weights[f"model.{name}"])
     convert_weights(Conversion(source=tmp_path / "mf", out=tmp_path / "back"))
     assert files(tmp_path / "back") == files(source)
-
-
-def test_mindspore_loads_what_is_written_for_mindformers(tmp_path: Path) -> None:
-    mindspore = pytest.importorskip("mindspore")
-    source = exported(tmp_path / "source")
-    for file_format in ("ckpt", "safetensors"):
-        out = tmp_path / file_format
-        convert_weights(Conversion(source=source, out=out, layout="mindformers", file_format=file_format))
-        loaded = mindspore.load_checkpoint(str(out / f"model.{file_format}"), format=file_format)
-        assert len(loaded) == 27
-        theirs = loaded["model.layers.1.feed_forward.w2.weight"].asnumpy()
-        assert np.array_equal(theirs, some_weights(section())["model.layers.1.mlp.down_proj.weight"])
-
-
-def test_mindspore_finds_the_shards_by_its_own_index(tmp_path: Path) -> None:
-    source = exported(tmp_path / "source")
-    convert_weights(Conversion(source=source, out=tmp_path / "mf", layout="mindformers", max_shard_bytes=1500))
-    content = files(tmp_path / "mf")
-    assert content["param_name_map.json"] == content["model.safetensors.index.json"]
-    assert "model.norm_out.weight" in json.loads(content["param_name_map.json"])["weight_map"]
 
 
 def test_a_bare_file_takes_its_description_from_another_folder(tmp_path: Path) -> None:
@@ -150,10 +132,12 @@ def test_bfloat16_is_rounded_and_named(tmp_path: Path) -> None:
 
 
 def test_mixed_dtypes_are_kept_and_a_config_without_dtype_gets_one(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
     source = exported(tmp_path / "source")
     weights = some_weights(section())
     weights["model.norm.weight"] = weights["model.norm.weight"].astype(np.float16)
-    mixed_file(source / "model.safetensors", weights)
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((source / "config.json").read_text())
     del config["torch_dtype"]
     (source / "config.json").write_text(json.dumps(config))
@@ -162,12 +146,6 @@ def test_mixed_dtypes_are_kept_and_a_config_without_dtype_gets_one(tmp_path: Pat
     convert_weights(Conversion(source=source, out=tmp_path / "wide", dtype="float32"))
     assert json.loads((tmp_path / "wide" / "config.json").read_text())["torch_dtype"] == "float32"
     assert read_safetensors(tmp_path / "wide")["model.norm.weight"].dtype == np.float32
-
-
-def mixed_file(path: Path, weights: dict[str, np.ndarray]) -> None:
-    from safetensors.numpy import save_file
-
-    save_file(weights, path, metadata={"format": "pt"})
 
 
 def test_overflow_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
@@ -238,15 +216,11 @@ def test_a_copy_of_the_tied_table_is_left_out_if_it_is_one(tmp_path: Path) -> No
     source = exported(tmp_path / "source", section(tied=True))
     expected = files(source)
     weights = some_weights(section(tied=True))
-    write_safetensors(
-        source / "model.safetensors", {**weights, "lm_head.weight": weights["model.embed_tokens.weight"].copy()}
-    )
+    table = weights["model.embed_tokens.weight"]
+    write_safetensors(source / "model.safetensors", {**weights, "lm_head.weight": table.copy()})
     convert_weights(Conversion(source=source, out=tmp_path / "out"))
     assert files(tmp_path / "out") == expected
-
-    write_safetensors(
-        source / "model.safetensors", {**weights, "lm_head.weight": weights["model.embed_tokens.weight"] + 1}
-    )
+    write_safetensors(source / "model.safetensors", {**weights, "lm_head.weight": table + 1})
     with pytest.raises(WeightsError, match="lm_head.weight differs from model.embed_tokens.weight; set tie"):
         convert_weights(Conversion(source=source, out=tmp_path / "other"))
 
@@ -314,22 +288,17 @@ def test_what_a_killed_conversion_left_is_cleared_away(tmp_path: Path) -> None:
     assert_nothing_is_left(tmp_path, "out", "source")
 
 
-def test_a_model_without_names_in_mindformers_is_refused(tmp_path: Path) -> None:
-    source = exported(tmp_path / "source", section(architecture="qwen3"))
+def test_what_mindformers_has_no_name_for_is_refused(tmp_path: Path) -> None:
+    qwen3, source = exported(tmp_path / "qwen3", section(architecture="qwen3")), exported(tmp_path / "source")
     with pytest.raises(WeightsError, match="q_norm.weight: MindFormers has no name"):
-        convert_weights(Conversion(source=source, out=tmp_path / "out", layout="mindformers"))
-    assert_nothing_is_left(tmp_path, "source")
-
-
-def test_optimizer_state_beside_mindformers_weights_is_refused(tmp_path: Path) -> None:
-    source = exported(tmp_path / "source")
+        convert_weights(Conversion(source=qwen3, out=tmp_path / "out", layout="mindformers"))
     convert_weights(Conversion(source=source, out=tmp_path / "mf", layout="mindformers"))
     weights = read_safetensors(tmp_path / "mf")
-    write_safetensors(
-        tmp_path / "mf" / "model.safetensors", {**weights, "adam_m.lm_head.weight": weights["lm_head.weight"]}
-    )
+    weights["adam_m.lm_head.weight"] = weights["lm_head.weight"]
+    write_safetensors(tmp_path / "mf" / "model.safetensors", weights)
     with pytest.raises(WeightsError, match=r"checkpoint_network.*\n.*unknown \(1\):\n.*adam_m.lm_head.weight"):
         convert_weights(Conversion(source=tmp_path / "mf", out=tmp_path / "out"))
+    assert_nothing_is_left(tmp_path, "mf", "qwen3", "source")
 
 
 LIMITED = """
@@ -435,27 +404,19 @@ def test_a_checkpoint_becomes_what_the_run_exports(tmp_path: Path) -> None:
     assert files(tmp_path / "out") == files(tmp_path / "run" / "export")
 
 
-def test_a_changed_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_that_was_changed_or_is_far_from_its_run_is_refused(tmp_path: Path) -> None:
     _, _, step = run_with_checkpoint(tmp_path / "run")
+    with pytest.raises(WeightsError, match="run: a run; give its export, or one of its checkpoints/step_"):
+        convert_weights(Conversion(source=tmp_path / "run", out=tmp_path / "out"))
     content = bytearray((step / "parameters.safetensors").read_bytes())
     content[-1] ^= 1
     (step / "parameters.safetensors").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"parameters\.safetensors: its content changed"):
         convert_weights(Conversion(source=step, out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
-
-
-def test_a_checkpoint_far_from_its_run_needs_a_description(tmp_path: Path) -> None:
-    _, _, step = run_with_checkpoint(tmp_path / "run")
     alone = step.rename(tmp_path / "alone")
     with pytest.raises(CheckpointError, match="alone: not inside a run folder.*--model-folder"):
         convert_weights(Conversion(source=alone, out=tmp_path / "out"))
-
-
-def test_a_run_folder_is_no_source(tmp_path: Path) -> None:
-    run_with_checkpoint(tmp_path / "run")
-    with pytest.raises(WeightsError, match="run: a run; give its export, or one of its checkpoints/step_"):
-        convert_weights(Conversion(source=tmp_path / "run", out=tmp_path / "out"))
 
 
 # ----- The Hugging Face export: what is in it, and what it may replace
@@ -491,44 +452,26 @@ def test_all_files_are_there(tmp_path: Path) -> None:
     assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": [1, 2]}
 
 
-def test_the_same_run_replaces_its_export_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
-    export(tmp_path / "export", 1.0)
-    export(tmp_path / "export", 2.0)
-    assert read_safetensors(tmp_path / "export")["w"][0] == 2
-    assert [entry.name for entry in tmp_path.iterdir()] == ["export"]
+def test_the_same_run_alone_replaces_its_export_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    folder = tmp_path / "export"
+    folder.mkdir()  # an empty folder may be filled
+    for value in (1.0, 2.0):
+        export(folder, value)
+        assert read_safetensors(folder)["w"][0] == value
+    for run_id in ("run-2", None):
+        with pytest.raises(CheckpointError, match="already there.*so it is not replaced"):
+            export(folder, 3.0, run_id=run_id)
+    with pytest.raises(CheckpointError, match="could not be exported.*No space left"):
+        export(folder, 3.0, tokenizer=FailingTokenizer(OSError(28, "No space left on device")))
+    assert read_safetensors(folder)["w"][0] == 2 and [entry.name for entry in tmp_path.iterdir()] == ["export"]
 
 
-def test_an_empty_folder_may_be_filled(tmp_path: Path) -> None:
-    (tmp_path / "export").mkdir()
-    export(tmp_path / "export", 1.0)
-    assert read_safetensors(tmp_path / "export")["w"][0] == 1
-
-
-@pytest.mark.parametrize("second", ["run-2", None])
-def test_an_export_of_another_run_is_kept(tmp_path: Path, second: str | None) -> None:
-    export(tmp_path / "export", 1.0)
-    with pytest.raises(CheckpointError, match="already there.*so it is not replaced"):
-        export(tmp_path / "export", 2.0, run_id=second)
-    assert read_safetensors(tmp_path / "export")["w"][0] == 1
-
-
-def test_without_a_run_nothing_is_ever_replaced(tmp_path: Path) -> None:
-    export(tmp_path / "export", 1.0, run_id=None)
+def test_exports_without_a_run_and_foreign_files_are_kept(tmp_path: Path) -> None:
+    export(tmp_path / "anonymous", 1.0, run_id=None)
     with pytest.raises(CheckpointError, match="not replaced"):
-        export(tmp_path / "export", 2.0, run_id=None)
-
-
-def test_foreign_files_are_kept(tmp_path: Path) -> None:
+        export(tmp_path / "anonymous", 2.0, run_id=None)
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "thesis.txt").write_text("years of work")
     with pytest.raises(CheckpointError, match="export: already there and no export of this run"):
         export(tmp_path / "export", 1.0)
     assert (tmp_path / "export" / "thesis.txt").read_text() == "years of work"
-
-
-def test_a_failure_half_way_keeps_the_old_export(tmp_path: Path) -> None:
-    export(tmp_path / "export", 1.0)
-    with pytest.raises(CheckpointError, match="could not be exported.*No space left"):
-        export(tmp_path / "export", 2.0, tokenizer=FailingTokenizer(OSError(28, "No space left on device")))
-    assert read_safetensors(tmp_path / "export")["w"][0] == 1
-    assert [entry.name for entry in tmp_path.iterdir()] == ["export"]

@@ -28,32 +28,43 @@ from mindgspo.io import write_json
 
 def start_run(root: Path) -> RunFolder:
     """A run that has written its configuration and one step."""
-    folder = open_run_folder(root, resume="never", overwrite=False)
+    folder = opened(root, close=False)
     folder.config.write_text("experiment: test\n")
     folder.metrics.write_text('{"step": 1}\n')
     return folder
 
 
-def finish(folder: RunFolder) -> None:
-    folder.summary.write_text(json.dumps({"finished": True, "steps": 1}))
+def opened(root: Path, resume: str | Path = "never", *, overwrite=False, close=True, **options) -> RunFolder:
+    folder = open_run_folder(root, resume=resume, overwrite=overwrite, **options)
+    if close:
+        folder.close()
+    return folder
 
 
-def test_a_new_folder_is_made_with_its_parents(tmp_path: Path) -> None:
-    folder = open_run_folder(tmp_path / "runs" / "a b", resume="never", overwrite=False)
-    assert folder.root.is_dir() and folder.status is RunStatus.NEW and folder.moved_aside is None
+def test_a_new_folder_is_made_with_its_parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = opened(tmp_path / "runs" / "a b")
+    assert folder.root.is_dir() and folder.status is RunStatus.NEW
     assert folder.checkpoints == tmp_path / "runs" / "a b" / "checkpoints"
-
-
-def test_a_relative_path_stays_true_when_the_current_folder_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    assert open_run_folder(Path("run"), resume="never", overwrite=False).root == tmp_path / "run"
+    assert opened(Path("run")).root == tmp_path / "run", "whatever the current folder becomes"
+
+
+def test_what_no_run_has_filled_is_new(tmp_path: Path):
+    assert opened(tmp_path / "auto", "auto").status is RunStatus.NEW
+    folder = opened(tmp_path / "overwrite", overwrite=True)
+    assert folder.status is RunStatus.NEW and folder.moved_aside is None
+    (tmp_path / "run" / "data").mkdir(parents=True)  # prepared data
+    opened(tmp_path / "run")
+    for leftover in (".run.json.tmp-1", ".config.yaml.x8fk2", ".data.tmp-9b2f"):
+        (tmp_path / "run" / leftover).write_text("{")
+    assert opened(tmp_path / "run").status is RunStatus.NEW, "stopped before its first file"
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "samples.jsonl", "summary.json"])
 def test_a_run_is_refused_with_three_ways_out(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("{}")
     with pytest.raises(RunFolderError) as caught:
-        open_run_folder(tmp_path, resume="never", overwrite=False)
+        opened(tmp_path)
     message = str(caught.value)
     assert str(tmp_path) in message and name in message
     for way_out in ("--set resume=auto", "--set run_dir=", "--overwrite"):
@@ -64,77 +75,51 @@ def test_a_run_is_refused_with_three_ways_out(tmp_path: Path, name: str) -> None
 def test_auto_goes_on_with_the_same_identity(tmp_path: Path) -> None:
     first = start_run(tmp_path / "run")
     first.close()
-    second = open_run_folder(tmp_path / "run", resume="auto", overwrite=False)
+    second = opened(tmp_path / "run", "auto")
     assert second.status is RunStatus.RESUMED and second.run_id == first.run_id
     assert second.metrics.read_text() == '{"step": 1}\n'
 
 
-def test_auto_in_an_empty_place_is_new(tmp_path: Path) -> None:
-    assert open_run_folder(tmp_path / "run", resume="auto", overwrite=False).status is RunStatus.NEW
-
-
-def test_a_finished_run_says_so(tmp_path: Path) -> None:
-    first = start_run(tmp_path)
-    finish(first)
-    first.close()
-    second = open_run_folder(tmp_path, resume="auto", overwrite=False)
-    assert second.status is RunStatus.FINISHED
-    second.close()
+def test_a_summary_says_whether_a_run_has_finished(tmp_path: Path) -> None:
+    summary = tmp_path / "summary.json"
+    summary.write_text('{"finished": true, "steps": 1}')
+    assert opened(tmp_path, "auto").status is RunStatus.FINISHED
     with pytest.raises(RunFolderError, match="a finished run"):
-        open_run_folder(tmp_path, resume="never", overwrite=False)
-
-
-def test_a_summary_of_an_unfinished_run_does_not(tmp_path: Path) -> None:
-    (tmp_path / "summary.json").write_text('{"finished": false}')
-    assert open_run_folder(tmp_path, resume="auto", overwrite=False).status is RunStatus.RESUMED
-
-
-@pytest.mark.parametrize("text", ["{", "[]"])
-def test_a_damaged_summary_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "summary.json").write_text(text)
-    with pytest.raises(RunFolderError, match=r"summary\.json: damaged"):
-        open_run_folder(tmp_path, resume="auto", overwrite=False)
+        opened(tmp_path)
+    summary.write_text('{"finished": false}')
+    assert opened(tmp_path, "auto").status is RunStatus.RESUMED
+    for damaged in ("{", "[]"):
+        summary.write_text(damaged)
+        with pytest.raises(RunFolderError, match=r"summary\.json: damaged"):
+            opened(tmp_path, "auto")
 
 
 def test_overwrite_moves_the_old_run_aside(tmp_path: Path) -> None:
     root = tmp_path / "run"
     first = start_run(root)
     first.close()
-    second = open_run_folder(root, resume="never", overwrite=True)
-    assert second.status is RunStatus.NEW and second.run_id != first.run_id
-    assert not second.metrics.exists()
-    assert second.moved_aside is not None
-    assert re.fullmatch(r"run\.old-\d{8}-\d{6}", second.moved_aside.name)
+    second = opened(root, overwrite=True)
+    assert second.status is RunStatus.NEW and second.run_id != first.run_id and not second.metrics.exists()
+    assert second.moved_aside is not None and re.fullmatch(r"run\.old-\d{8}-\d{6}", second.moved_aside.name)
     assert (second.moved_aside / "metrics.jsonl").read_text() == '{"step": 1}\n'
-
-
-def test_overwriting_twice_in_one_second_keeps_both(tmp_path: Path) -> None:
-    root = tmp_path / "run"
-    start_run(root).close()
-    for _ in range(3):
-        folder = open_run_folder(root, resume="never", overwrite=True)
-        folder.metrics.write_text("another\n")
-        folder.close()
+    for _ in range(2):  # within one second
+        second.metrics.write_text("another\n")
+        opened(root, overwrite=True)
     assert len(list(tmp_path.glob("run.old-*"))) == 3
-
-
-def test_overwrite_of_nothing_is_a_new_run(tmp_path: Path) -> None:
-    folder = open_run_folder(tmp_path / "run", resume="never", overwrite=True)
-    assert folder.status is RunStatus.NEW and folder.moved_aside is None
 
 
 def test_overwrite_and_auto_contradict(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="ask for one of them"):
-        open_run_folder(tmp_path / "run", resume="auto", overwrite=True)
+        opened(tmp_path / "run", "auto", overwrite=True)
     assert not (tmp_path / "run").exists()
 
 
-def test_the_current_folder_is_not_moved_away_from_under_its_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_current_folder_is_not_moved_away_from_under_its_user(tmp_path, monkeypatch):
     start_run(tmp_path).close()
     (tmp_path / "deeper").mkdir()
     monkeypatch.chdir(tmp_path / "deeper")
     with pytest.raises(RunFolderError, match="the current folder lies inside it"):
-        open_run_folder(tmp_path, resume="never", overwrite=True)
+        opened(tmp_path, overwrite=True)
     assert (tmp_path / "metrics.jsonl").exists()
 
 
@@ -142,28 +127,16 @@ def test_the_current_folder_is_not_moved_away_from_under_its_user(tmp_path: Path
 def test_foreign_files_are_never_touched(tmp_path: Path, overwrite: bool) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(RunFolderError, match=r"holds files that no run made \(thesis\.txt\)"):
-        open_run_folder(tmp_path, resume="never", overwrite=overwrite)
+        opened(tmp_path, overwrite=overwrite)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
-
-
-def test_prepared_data_alone_is_no_run(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    assert open_run_folder(tmp_path, resume="never", overwrite=False).status is RunStatus.NEW
-
-
-def test_a_run_that_stopped_before_its_first_file_does_not_block_the_next(tmp_path: Path) -> None:
-    open_run_folder(tmp_path, resume="never", overwrite=False).close()
-    for leftover in (".run.json.tmp-1", ".config.yaml.x8fk2", ".data.tmp-9b2f"):
-        (tmp_path / leftover).write_text("{")
-    assert open_run_folder(tmp_path, resume="never", overwrite=False).status is RunStatus.NEW
 
 
 def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     with pytest.raises(RunFolderError, match="is a file"):
-        open_run_folder(tmp_path / "run", resume="never", overwrite=False)
+        opened(tmp_path / "run")
     with pytest.raises(RunFolderError, match="cannot be used"):
-        open_run_folder(tmp_path / "run" / "below", resume="never", overwrite=False)
+        opened(tmp_path / "run" / "below")
 
 
 # ---- the lock
@@ -193,23 +166,19 @@ def test_a_live_process_keeps_others_out_and_a_killed_one_does_not(tmp_path: Pat
             open_run_folder(root, resume="never" if overwrite else "auto", overwrite=overwrite)
         holder.kill()
     assert (root / "metrics.jsonl").exists()
-    assert open_run_folder(root, resume="auto", overwrite=False).status is RunStatus.RESUMED
+    assert opened(root, "auto").status is RunStatus.RESUMED
 
 
 def test_a_second_open_in_one_process_is_refused_until_the_first_is_closed(tmp_path: Path) -> None:
-    first = start_run(tmp_path)
-    with pytest.raises(RunFolderError, match=f"process {os.getpid()} on"):
-        open_run_folder(tmp_path, resume="auto", overwrite=False)
-    first.close()
-    assert open_run_folder(tmp_path, resume="auto", overwrite=False).status is RunStatus.RESUMED
-
-
-def test_after_overwrite_the_new_folder_is_locked(tmp_path: Path) -> None:
     root = tmp_path / "run"
-    start_run(root).close()
-    replaced = open_run_folder(root, resume="never", overwrite=True)
+    first = start_run(root)
+    with pytest.raises(RunFolderError, match=f"process {os.getpid()} on"):
+        opened(root, "auto")
+    first.close()
+    assert opened(root, "auto").status is RunStatus.RESUMED
+    replaced = opened(root, overwrite=True, close=False)
     with pytest.raises(RunFolderError, match="another process is writing"):
-        open_run_folder(root, resume="auto", overwrite=False)
+        opened(root, "auto")
     replaced.close()
 
 
@@ -218,7 +187,7 @@ def test_after_overwrite_the_new_folder_is_locked(tmp_path: Path) -> None:
 
 def make_run(root: Path, steps: tuple[int, ...] = (2, 4, 6), *, finished: bool = False) -> Path:
     """A run with a line of metrics per step."""
-    folder = open_run_folder(root, resume="never", overwrite=False)
+    folder = opened(root, close=False)
     folder.config.write_text("experiment: test\n")
     lines = "".join(json.dumps({"step": step}) + "\n" for step in range(max(steps) + 1))
     folder.metrics.write_text(lines + '{"step": 7, "hal')
@@ -234,12 +203,6 @@ def make_run(root: Path, steps: tuple[int, ...] = (2, 4, 6), *, finished: bool =
     return root
 
 
-def opened(root: Path, resume: str | Path, **options) -> RunFolder:
-    folder = open_run_folder(root, resume=resume, overwrite=options.pop("overwrite", False), **options)
-    folder.close()
-    return folder
-
-
 @pytest.mark.parametrize("named", ["", "checkpoints", "checkpoints/step_00000004"])
 def test_a_new_run_begins_with_another_runs_checkpoint(tmp_path: Path, named: str) -> None:
     other = make_run(tmp_path / "other")
@@ -250,24 +213,17 @@ def test_a_new_run_begins_with_another_runs_checkpoint(tmp_path: Path, named: st
     assert folder.origin.config == other / "config.yaml"
 
 
-def test_a_damaged_newest_one_of_another_run_is_passed_over_and_nothing_is_written_there(tmp_path: Path) -> None:
+def test_a_damaged_newest_one_of_another_run_is_passed_over_and_a_named_one_refused(tmp_path: Path) -> None:
     other = make_run(tmp_path / "other")
     (other / "checkpoints" / "step_00000006" / "state.json").write_text("{}")
     half = other / "checkpoints" / ".step_00000008.tmp-999999999"
     half.mkdir()
     origin = opened(tmp_path / "run", other).origin
-    assert origin is not None and origin.checkpoint().name == "step_00000004" and half.is_dir()
-
-
-def test_a_damaged_one_that_was_named_is_refused(tmp_path: Path) -> None:
-    path = make_run(tmp_path / "other") / "checkpoints" / "step_00000004"
-    with (path / "parameters.safetensors").open("r+b") as file:
-        file.seek(-1, 2)
-        file.write(b"\xff")
-    origin = opened(tmp_path / "run", path).origin
-    assert origin is not None
-    with pytest.raises(CheckpointError, match=r"parameters\.safetensors: its content changed"):
-        origin.checkpoint()
+    assert origin is not None and origin.checkpoint().name == "step_00000004"
+    assert half.is_dir(), "nothing is written there"
+    named = opened(tmp_path / "second", other / "checkpoints" / "step_00000006").origin
+    with pytest.raises(CheckpointError, match=r"step_00000006.*state\.json"):
+        named.checkpoint()
 
 
 def test_a_run_that_has_begun_elsewhere_remembers_where(tmp_path: Path) -> None:
@@ -280,20 +236,16 @@ def test_a_run_that_has_begun_elsewhere_remembers_where(tmp_path: Path) -> None:
     assert second.origin is not None and second.origin.restore == "weights"
 
 
-def test_the_own_newest_is_what_auto_takes(tmp_path: Path) -> None:
-    root = make_run(tmp_path / "run")
-    for path in (root, root / "checkpoints"):
-        folder = opened(root, path)
-        assert folder.status is RunStatus.RESUMED and folder.origin is None
-    (tmp_path / "link").symlink_to(root)
-    assert opened(root, tmp_path / "link").origin is None, "by whatever name"
-
-
-def test_an_own_step_is_gone_back_to_even_in_a_finished_run(tmp_path: Path) -> None:
+def test_the_own_newest_is_what_auto_takes_and_an_own_step_is_gone_back_to_even_if_finished(tmp_path: Path) -> None:
     root = make_run(tmp_path / "run", finished=True)
+    (tmp_path / "link").symlink_to(root)
     folder = opened(root, root / "checkpoints" / "step_00000004")
     assert folder.status is RunStatus.RESUMED and folder.origin is not None and folder.origin.is_same_run
     assert newest_checkpoint(folder.checkpoints) == folder.checkpoints / "step_00000006", "nothing has happened yet"
+    (root / "summary.json").unlink()
+    for path in (root, root / "checkpoints", tmp_path / "link"):
+        folder = opened(root, path)
+        assert folder.status is RunStatus.RESUMED and folder.origin is None
 
 
 def test_going_back_sets_everything_later_aside(tmp_path: Path) -> None:

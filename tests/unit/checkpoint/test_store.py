@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from mindgspo.checkpoint import Keep, load_checkpoint, newest_checkpoint, open_checkpoint, save_checkpoint
-from mindgspo.checkpoint.store import best_first, evaluation_of, stateful_file, steps_newest_first
+from mindgspo.checkpoint.store import best_first, evaluation_of, steps_newest_first
 from mindgspo.checkpoint.verify import list_lines
 from mindgspo.errors import CheckpointError
 
@@ -77,7 +77,7 @@ def test_any_arrays_come_back_bit_for_bit(tmp_path, parameters, optimizer):
 def test_step_and_state_come_back(tmp_path: Path) -> None:
     path = save(tmp_path / "made" / "on_demand", 10)
     assert path.name == "step_00000010"
-    loaded = load_checkpoint(path)
+    loaded = load_checkpoint(shutil.copytree(path, tmp_path / "renamed"))
     assert loaded.step == 10
     assert loaded.state == {"cursor": {"epoch": 10}, "learning_rate": 0.30000000000000004}
 
@@ -90,23 +90,16 @@ def test_a_state_that_json_would_change_is_refused(tmp_path: Path, state: dict[s
 
 
 def test_the_newest_keep_remain(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path / "absent") is None and newest_checkpoint(tmp_path) is None
     for step in (1, 2, 10, 9):
         save(tmp_path, step)
     assert names(tmp_path) == ["step_00000009", "step_00000010"]
     assert newest_checkpoint(tmp_path) == tmp_path / "step_00000010"
-
-
-def test_more_than_eight_digits_are_still_numbers(tmp_path: Path) -> None:
+    save(tmp_path, 8)
+    assert steps(tmp_path) == [8, 9, 10], "the one just written is never removed"
     save(tmp_path, 99_999_999)
     save(tmp_path, 100_000_000, keep=1)
     assert names(tmp_path) == ["step_100000000"]
-
-
-def test_the_one_just_written_is_never_removed(tmp_path: Path) -> None:
-    save(tmp_path, 20)
-    save(tmp_path, 30)
-    save(tmp_path, 15)
-    assert names(tmp_path) == ["step_00000015", "step_00000020", "step_00000030"]
 
 
 def test_a_damaged_one_does_not_push_a_good_one_out(tmp_path: Path) -> None:
@@ -121,11 +114,6 @@ def test_the_same_step_again_replaces_it(tmp_path: Path) -> None:
     save(tmp_path, 5)
     assert names(tmp_path) == ["step_00000005"]
     assert load_checkpoint(tmp_path / "step_00000005").optimizer["count"] == 5
-
-
-def test_no_checkpoint_is_none(tmp_path: Path) -> None:
-    assert newest_checkpoint(tmp_path / "absent") is None
-    assert newest_checkpoint(tmp_path) is None
 
 
 # ---- damage
@@ -162,14 +150,19 @@ def test_checkpoints_that_are_all_damaged_are_not_the_same_as_none(tmp_path: Pat
         newest_checkpoint(tmp_path)
 
 
-def test_a_later_format_is_refused_and_not_passed_over(tmp_path: Path) -> None:
+def test_a_later_format_is_refused_and_not_passed_over_and_no_manifest_points_outside(tmp_path: Path) -> None:
     save(tmp_path, 5)
     manifest = save(tmp_path, 10) / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format_version": 3}))
+    content = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**content, "format_version": 3}))
     with pytest.raises(CheckpointError, match="format version 3, this mindgspo reads 2 and older"):
         load_checkpoint(manifest.parent)
     with pytest.raises(CheckpointError, match="format version 3"):
         newest_checkpoint(tmp_path)
+    content["files"]["../secret"] = {"size": 0, "xxh3_128": ""}
+    manifest.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="strange names"):
+        load_checkpoint(manifest.parent)
 
 
 def test_the_format_with_sha256_is_read(tmp_path: Path) -> None:
@@ -182,15 +175,6 @@ def test_the_format_with_sha256_is_read(tmp_path: Path) -> None:
     flip_last_bit(path / "optimizer.safetensors")
     with pytest.raises(CheckpointError, match=r"optimizer\.safetensors: its content changed .*sha256 differs"):
         load_checkpoint(path)
-
-
-def test_a_manifest_cannot_point_outside(tmp_path: Path) -> None:
-    manifest = save(tmp_path, 10) / "manifest.json"
-    content = json.loads(manifest.read_text())
-    content["files"]["../secret"] = {"size": 0, "xxh3_128": ""}
-    manifest.write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match="strange names"):
-        load_checkpoint(manifest.parent)
 
 
 # ---- disk and processes
@@ -221,28 +205,18 @@ def test_a_failed_write_leaves_the_older_checkpoint_and_no_rest(tmp_path: Path) 
     assert newest_checkpoint(tmp_path) == tmp_path / "step_00000001"
 
 
-def dead_pid() -> int:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
-
-
 def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:
-    dead = tmp_path / f".step_00000009.tmp-{dead_pid()}"
-    namesake = tmp_path / f".step_00000009.tmp-{os.getpid()}"
-    living = tmp_path / f".step_00000009.tmp-{os.getppid()}"
-    for folder in (dead, namesake, living):
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        dead.wait()
+    leftovers = [tmp_path / f".step_00000009.tmp-{pid}" for pid in (dead.pid, os.getpid(), os.getppid())]
+    for folder in leftovers:
         folder.mkdir()
         (folder / "parameters.safetensors").write_bytes(b"half")
     assert newest_checkpoint(tmp_path) is None
-    save(tmp_path, 10)
-    assert names(tmp_path) == sorted([living.name, "step_00000010"])
-
-
-def test_a_checkpoint_moved_aside_by_the_dead_gets_its_name_back(tmp_path: Path) -> None:
     path = save(tmp_path, 10)
-    path.rename(tmp_path / f".step_00000010.old-{dead_pid()}")
-    assert newest_checkpoint(tmp_path) == path
+    assert names(tmp_path) == sorted([leftovers[2].name, "step_00000010"])
+    path.rename(tmp_path / f".step_00000010.old-{dead.pid}")
+    assert newest_checkpoint(tmp_path) == path, "moved aside by the dead, it gets its name back"
 
 
 ENDLESS_SAVER = """
@@ -290,11 +264,6 @@ def test_kill_9_at_any_moment_leaves_a_loadable_newest_checkpoint(tmp_path: Path
     assert interrupted > 0, "no kill hit a save; the test proved nothing"
 
 
-def test_a_copied_folder_is_still_a_checkpoint(tmp_path: Path) -> None:
-    copy = shutil.copytree(save(tmp_path / "a", 3), tmp_path / "b" / "renamed")
-    assert load_checkpoint(copy).step == 3
-
-
 # ----- Which checkpoints stay: the newest and the best, whatever is killed or damaged in between
 
 
@@ -312,28 +281,19 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(path.name[5:]) for path in steps_newest_first(folder))
 
 
-@pytest.mark.parametrize(
-    ("keep", "left"),
-    [
-        (Keep(last=1), [6]),
-        (Keep(last=2), [5, 6]),
-        (Keep(last=1, best=1), [2, 6]),  # of equals the first
-        (Keep(last=1, best=2), [2, 3, 6]),
-        (Keep(last=2, best=3), [2, 3, 5, 6]),  # 6 is the third best and among the newest
-        (Keep(last=9, best=1), [0, 1, 2, 3, 4, 5, 6]),
-    ],
-)
-def test_the_newest_and_the_best_stay(tmp_path: Path, keep: Keep, left: list[int]) -> None:
-    for step, value in VALUES.items():
+@pytest.mark.parametrize(("values", "keep", "left"), [
+    (VALUES, Keep(last=1), [6]),
+    (VALUES, Keep(last=2), [5, 6]),
+    (VALUES, Keep(last=1, best=1), [2, 6]),  # of equals the first
+    (VALUES, Keep(last=1, best=2), [2, 3, 6]),
+    (VALUES, Keep(last=2, best=3), [2, 3, 5, 6]),  # 6 is the third best and among the newest
+    (VALUES, Keep(last=9, best=1), [0, 1, 2, 3, 4, 5, 6]),
+    ({1: 0.5, 2: 0.25, 3: 0.75, 4: 0.25}, Keep(last=1, best=1), [3, 4]),  # a better one takes its place
+])  # fmt: skip
+def test_the_newest_and_the_best_stay(tmp_path: Path, values: dict, keep: Keep, left: list[int]) -> None:
+    for step, value in values.items():
         save_evaluated(tmp_path, step, keep, value)
     assert steps(tmp_path) == left
-
-
-def test_a_better_one_takes_the_place_of_the_best(tmp_path: Path) -> None:
-    keep = Keep(last=1, best=1)
-    for step, value in ((1, 0.5), (2, 0.25), (3, 0.75), (4, 0.25)):
-        save_evaluated(tmp_path, step, keep, value)
-    assert steps(tmp_path) == [3, 4]
 
 
 def test_an_evaluation_of_an_earlier_step_does_not_count(tmp_path: Path) -> None:
@@ -408,22 +368,13 @@ def test_the_format_that_had_two_of_them_among_the_rest_is_read(tmp_path: Path) 
         assert saved.stateful == {"stream": {"epoch": 1}, "kl": {"coef": 0.5}}
 
 
-def test_a_file_of_what_is_kept_is_verified_as_the_others_are(tmp_path: Path) -> None:
+def test_a_file_of_what_is_kept_and_the_state_are_verified_as_the_others_are(tmp_path: Path) -> None:
     path = save_stateful(tmp_path, {"kept": {"surplus": {}}}, {"surplus": {"ids": np.zeros(3)}})
-    (path / "surplus.safetensors").unlink()
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "surplus.safetensors").rename(tmp_path / "away")
     with pytest.raises(CheckpointError, match=r"surplus\.safetensors: missing"), open_checkpoint(path):
         pass
-
-
-@pytest.mark.parametrize("name", ["parameters", "optimizer", "../up", "State", ""])
-def test_names_that_would_be_other_files_are_ours_to_avoid(name: str) -> None:
-    with pytest.raises(AssertionError):
-        stateful_file(name)
-
-
-def test_a_state_that_is_no_json_is_named(tmp_path: Path) -> None:
-    path = save_stateful(tmp_path, {})
-    manifest = json.loads((path / "manifest.json").read_text())
+    (tmp_path / "away").rename(path / "surplus.safetensors")
     (path / "state.json").write_text("[")
     manifest["files"]["state.json"]["size"] = 1
     (path / "manifest.json").write_text(json.dumps(manifest))
