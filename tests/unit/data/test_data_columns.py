@@ -30,24 +30,16 @@ def with_columns(**changes: object) -> ColumnsSection:
     return COLUMNS.model_copy(update=changes)
 
 
-def test_the_smallest_mapping():
-    row = parse_columns(COLUMNS, ROW, "f:1")
-    assert row.messages == ({"role": "user", "content": "2+2?"},)
-    assert (row.answer, row.data_source, row.solution, row.extra_info) == ("4", "math", "", {})
-
-
-def test_every_key_of_the_mapping():
-    columns = ColumnsSection(
-        prompt="q", answer="a.b", solution="gold.how", data_source="set", extra_info=("meta.id", "meta", "gold.final")
-    )
-    row = parse_columns(columns, ROW, "f:1")
-    assert (row.answer, row.solution, row.data_source) == ("dotted", "2+2=4\n#### 4", "mine")
-    assert row.extra_info == {"meta.id": 7, "meta": {"id": 7, "tags": ["a"]}, "gold.final": "4"}
-
-
-def test_prompts_may_be_messages():
+def test_every_key_of_the_mapping_and_the_smallest_one():
     messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "2+2?"}]
-    assert parse_columns(COLUMNS, {**ROW, "q": messages}, "f:1").messages == tuple(messages)
+    for prompt, expected in (("2+2?", messages[1:]), (messages, messages)):
+        row = parse_columns(COLUMNS, {**ROW, "q": prompt}, "f:1")
+        assert row.messages == tuple(expected)
+        assert (row.answer, row.data_source, row.solution, row.extra_info) == ("4", "math", "", {})
+    keys = {"answer": "a.b", "solution": "gold.how", "data_source": "set", "extra_info": ("meta.id", "meta", "q")}
+    row = parse_columns(ColumnsSection(prompt="q", **keys), ROW, "f:1")
+    assert (row.answer, row.solution, row.data_source) == ("dotted", "2+2=4\n#### 4", "mine")
+    assert row.extra_info == {"meta.id": 7, "meta": {"id": 7, "tags": ["a"]}, "q": "2+2?"}
 
 
 @pytest.mark.parametrize(
@@ -73,16 +65,11 @@ def test_what_is_no_answer_is_refused(given: object):
     ({"data_source_name": None, "data_source": "meta"}, "f:1: meta: expected a non-empty text, got dict"),
     ({"prompt": "meta"}, "f:1: meta: expected a list of {role, content} messages, got dict"),
     ({"solution": "meta"}, "f:1: meta: expected a non-empty text, got dict"),
+    ({"extra_info": ("when",)}, "f:1: extra_info: holds something that JSON cannot"),
 ])  # fmt: skip
 def test_columns_that_a_row_lacks(changes: dict, message: str):
     with pytest.raises(DataError, match=message):
-        parse_columns(with_columns(**changes), ROW, "f:1")
-
-
-def test_an_extra_column_must_be_json():
-    row = {**ROW, "when": datetime.date(2024, 1, 1)}
-    with pytest.raises(DataError, match="f:1: extra_info: holds something that JSON cannot"):
-        parse_columns(with_columns(extra_info=("when",)), row, "f:1")
+        parse_columns(with_columns(**changes), {**ROW, "when": datetime.date(2024, 1, 1)}, "f:1")
 
 
 def section(path: Path, **changes: object) -> DataSourceSection:
@@ -132,6 +119,8 @@ def test_a_columns_file(tmp_path: Path):
     path = tmp_path / "columns.yaml"
     path.write_text("prompt: q\nanswer: gold.final\ndata_source_name: math\nextra_info: [meta.id]\n")
     assert read_columns_file(path) == with_columns(extra_info=("meta.id",))
+    with pytest.raises(ConfigError, match=r"column.yaml: no such file; did you mean .*columns.yaml\?"):
+        read_columns_file(tmp_path / "column.yaml")
 
 
 @pytest.mark.parametrize(("text", "message"), [
@@ -151,9 +140,3 @@ def test_bad_columns_files(tmp_path: Path, text: str, message: str):
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_columns_file(path)
-
-
-def test_a_columns_file_that_is_not_there(tmp_path: Path):
-    (tmp_path / "columns.yaml").write_text("prompt: q\n")
-    with pytest.raises(ConfigError, match=r"column.yaml: no such file; did you mean .*columns.yaml\?"):
-        read_columns_file(tmp_path / "column.yaml")

@@ -69,25 +69,19 @@ def test_damaged_dataset_json(folder: Path, tokenizer: Tokenizer, change: dict, 
         open_dataset(folder, tokenizer)
 
 
-def test_settings_that_contradict_the_folder(folder: Path, settings, tokenizer: Tokenizer):
-    assert len(open_dataset(folder, tokenizer, settings())) == 3
-    assert len(open_dataset(folder, tokenizer, settings(system_prompt="Be brief."))) == 3
-    with pytest.raises(DataError, match="longest prompt has .* tokens, data.max_prompt_length is 10: raise it to"):
-        open_dataset(folder, tokenizer, settings(max_prompt_length=10))
-    with pytest.raises(DataError, match="made with data.system_prompt 'Be brief.', the configuration says 'Shout.'"):
-        open_dataset(folder, tokenizer, settings(system_prompt="Shout."))
-    with pytest.raises(DataError, match="made with data.instruction_suffix None, the configuration says '!'"):
-        open_dataset(folder, tokenizer, settings(instruction_suffix="!"))
-
-
-def test_a_moved_folder_opens(folder: Path, tokenizer: Tokenizer, tmp_path: Path):
-    moved = folder.rename(tmp_path / "elsewhere")
-    assert [prompt.answer for prompt in open_dataset(moved, tokenizer)] == ["5", "1000", "-7"]
-
-
-def test_prompt_ids_are_read_only(folder: Path, tokenizer: Tokenizer):
+def test_settings_that_contradict_the_folder(folder: Path, settings, tokenizer: Tokenizer, tmp_path: Path):
+    folder = folder.rename(tmp_path / "elsewhere")
+    assert [prompt.answer for prompt in open_dataset(folder, tokenizer, settings())] == ["5", "1000", "-7"]
+    prompts = open_dataset(folder, tokenizer, settings(system_prompt="Be brief."))
     with pytest.raises(ValueError, match="read-only"):
-        open_dataset(folder, tokenizer)[0].ids[0] = 1
+        prompts[0].ids[0] = 1
+    for fields, message in (
+        ({"max_prompt_length": 10}, "longest prompt has .* tokens, data.max_prompt_length is 10: raise it to"),
+        ({"system_prompt": "Shout."}, "made with data.system_prompt 'Be brief.', the configuration says 'Shout.'"),
+        ({"instruction_suffix": "!"}, "made with data.instruction_suffix None, the configuration says '!'"),
+    ):
+        with pytest.raises(DataError, match=message):
+            open_dataset(folder, tokenizer, settings(**fields))
 
 
 def test_inspect_shows_facts_and_exact_text(folder: Path, tokenizer: Tokenizer):

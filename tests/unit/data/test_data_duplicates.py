@@ -102,23 +102,15 @@ def test_dedup_keeps_the_first_and_none_of_a_conflict(prepare, rows_file: Path, 
     source = DataSourceSection(format="gsm8k", path=rows_file, dedup=True)
     info = prepare(source)
     assert [prompt.answer for prompt in open_dataset(tmp_path / "out", tokenizer)] == ["4", "8", "9", "9"]
-    assert info.counts.dropped == {"prompt occurred before": 1, "equal prompts with different answers": 3}
+    conflict = "equal prompts with different answers"
+    assert info.counts.dropped == {"prompt occurred before": 1, conflict: 3}
     assert (info.duplicates.repeated_rows, info.duplicates.conflicting_prompts) == (3, 1)
     dropped = [json.loads(line) for line in (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()]
-    assert dropped == [
-        {"where": f"{rows_file}:3", "reason": "prompt occurred before", "answer": "4.0"},
-        {"where": f"{rows_file}:4", "reason": "equal prompts with different answers", "answer": "1"},
-        {"where": f"{rows_file}:5", "reason": "equal prompts with different answers", "answer": "2"},
-        {"where": f"{rows_file}:6", "reason": "equal prompts with different answers", "answer": "1.0"},
-    ]
+    listed = ((3, "prompt occurred before", "4.0"), (4, conflict, "1"), (5, conflict, "2"), (6, conflict, "1.0"))
+    assert dropped == [{"where": f"{rows_file}:{n}", "reason": why, "answer": answer} for n, why, answer in listed]
     assert "dropped.jsonl" in [file.name for file in info.files] and "(listed in dropped.jsonl)" in info.account()
-
-
-def test_dedup_is_an_input(prepare, rows_file: Path):
-    prepare(DataSourceSection(format="gsm8k", path=rows_file))
-    with pytest.raises(DataError, match="source.dedup: was False, now True"):
-        source = DataSourceSection(format="gsm8k", path=rows_file, dedup=True)
-        prepare(source)
+    with pytest.raises(DataError, match="source.dedup: was True, now False"):
+        prepare(source.model_copy(update={"dedup": False}))
 
 
 def test_unreadable_gold_answers_are_dropped_and_listed(prepare, rows_file: Path, tmp_path: Path):

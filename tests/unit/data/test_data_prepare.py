@@ -114,9 +114,8 @@ def test_truncation(prepare, gsm8k, settings, tokenizer: Tokenizer, tmp_path: Pa
     assert info.lengths.max_before_truncation >= len(whole)
 
 
-def test_dropping_counts_and_renumbers(prepare, gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
-    data = settings(max_prompt_length=20, truncation="drop")
-    info = prepare(gsm8k, data=data)
+def test_dropping_counts_and_renumbers(prepare, gsm8k, tokenizer: Tokenizer, tmp_path: Path):
+    info = prepare(gsm8k, max_prompt_length=20, truncation="drop")
     assert (info.counts.rows_in, info.counts.rows_out) == (3, 1)
     assert info.counts.dropped == {"longer than max_prompt_length": 2} and info.counts.truncated == {}
     dataset = open_dataset(tmp_path / "out", tokenizer)
@@ -134,21 +133,16 @@ def test_empty_data_sets_are_refused(prepare, gsm8k, tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.jsonl", "gsm8k.jsonl"]
 
 
-def test_a_row_without_an_answer_field_stops_and_leaves_nothing(prepare, gsm8k, gsm8k_file: Path, tmp_path: Path):
+def test_a_row_without_an_answer_field_or_too_large_stops_and_leaves_nothing(prepare, gsm8k, gsm8k_file, tmp_path):
     with gsm8k_file.open("a") as file:
         file.write('{"question": "q"}\n')
     with pytest.raises(DataError, match="gsm8k.jsonl:4: answer: expected a non-empty text"):
         prepare(gsm8k)
+    row = {"data_source": "d", "prompt": [{"role": "user", "content": "?"}], "reward_model": {"ground_truth": "4"}}
+    gsm8k_file.write_text(json.dumps({**row, "extra_info": {"faces": "\U0001f600" * 450_000}}))
+    with pytest.raises(DataError, match="gsm8k.jsonl:1: the row takes 54.* bytes"):  # as it is written
+        prepare(gsm8k.model_copy(update={"format": "verl"}))
     assert [path.name for path in tmp_path.iterdir()] == ["gsm8k.jsonl"]
-
-
-def test_the_size_of_a_row_is_what_is_written(prepare, tmp_path: Path):
-    path = tmp_path / "rows.jsonl"
-    prompt = [{"role": "user", "content": "2+2?"}]
-    row = {"data_source": "d", "prompt": prompt, "reward_model": {"ground_truth": "4"}}
-    path.write_text(json.dumps({**row, "extra_info": {"faces": "\U0001f600" * 450_000}}))
-    with pytest.raises(DataError, match="rows.jsonl:1: the row takes 54.* bytes"):
-        prepare(DataSourceSection(format="verl", path=path))
 
 
 def test_unknown_data_sources_are_told_once(prepare, tmp_path: Path, caplog):
@@ -212,42 +206,33 @@ def test_the_same_inputs_are_reused_untouched(prepare, gsm8k, gsm8k_file: Path, 
     assert again == info and folder_bytes(out) == before
 
 
-@pytest.mark.parametrize(("fields", "difference"), [
-    ({"system_prompt": "Hi"}, "prompt.system_prompt: was None, now 'Hi'"),
-    ({"instruction_prefix": "?"}, "prompt.instruction_prefix: was '', now '?'"),
-    ({"instruction_suffix": "!"}, "prompt.instruction_suffix: was '', now '!'"),
-    ({"max_prompt_length": 100}, "prompt.max_prompt_length: was 200, now 100"),
-    ({"truncation": "drop"}, "prompt.truncation: was 'error', now 'drop'"),
-])  # fmt: skip
-def test_other_settings_never_overwrite(prepare, gsm8k, tmp_path: Path, fields: dict, difference: str):
+def test_other_inputs_never_overwrite(prepare, gsm8k, gsm8k_file: Path, tmp_path: Path):
     out = tmp_path / "out"
     prepare(gsm8k, out)
     before = folder_bytes(out)
-    with pytest.raises(DataError) as raised:
-        prepare(gsm8k, out, **fields)
-    assert difference in str(raised.value) and str(raised.value).count("was ") == 2  # the headline has one
-    assert "with --force" in str(raised.value) and folder_bytes(out) == before
-
-
-def test_other_rows_or_tokenizer_never_overwrite(prepare, gsm8k, gsm8k_file: Path, tmp_path: Path):
-    out = tmp_path / "out"
-    prepare(gsm8k, out)
-    other = load_tokenizer(TokenizerSection(eos_tokens=("<|im_end|>",)))
-    with pytest.raises(DataError, match="tokenizer.fingerprint: was "):
-        prepare(gsm8k, out, using=other)
+    for fields, difference in (
+        ({"system_prompt": "Hi"}, "prompt.system_prompt: was None, now 'Hi'"),
+        ({"instruction_prefix": "?"}, "prompt.instruction_prefix: was '', now '?'"),
+        ({"instruction_suffix": "!"}, "prompt.instruction_suffix: was '', now '!'"),
+        ({"max_prompt_length": 100}, "prompt.max_prompt_length: was 200, now 100"),
+        ({"truncation": "drop"}, "prompt.truncation: was 'error', now 'drop'"),
+        ({"using": load_tokenizer(TokenizerSection(eos_tokens=("<|im_end|>",)))}, "tokenizer.fingerprint: was "),
+    ):
+        with pytest.raises(DataError) as raised:
+            prepare(gsm8k, out, **fields)
+        assert difference in str(raised.value) and "with --force" in str(raised.value)
+        assert "using" in fields or str(raised.value).count("was ") == 2  # the headline has one
     with pytest.raises(DataError, match="source.max_rows: was None, now 2"):
         prepare(DataSourceSection(format="gsm8k", path=gsm8k_file, max_rows=2), out)
     gsm8k_file.write_text(gsm8k_file.read_text().replace("-7", "-8"))
     with pytest.raises(DataError, match="source.sha256: was "):
         prepare(gsm8k, out)
-
-
-def test_generated_rows_of_another_seed_are_other_inputs(prepare):
-    source = DataSourceSection(format="arithmetic", max_rows=3)
-    prepare(source)
-    prepare(source)
+    assert folder_bytes(out) == before
+    generated = DataSourceSection(format="arithmetic", max_rows=3)
+    for _ in range(2):
+        prepare(generated, tmp_path / "generated")
     with pytest.raises(DataError, match="source.seed: was 1, now 2"):
-        prepare(source, seed=2)
+        prepare(generated, tmp_path / "generated", seed=2)
 
 
 def test_a_folder_of_something_else_is_not_touched(prepare, gsm8k, tmp_path: Path):
@@ -259,14 +244,9 @@ def test_a_folder_of_something_else_is_not_touched(prepare, gsm8k, tmp_path: Pat
     assert folder_bytes(out) == {"thesis.txt": b"years of work"}
 
 
-def test_an_empty_folder_is_filled(prepare, gsm8k, tokenizer: Tokenizer, tmp_path: Path):
-    (tmp_path / "out").mkdir()
-    prepare(gsm8k)
-    assert len(open_dataset(tmp_path / "out", tokenizer)) == 3
-
-
-def test_force_moves_the_old_folder_aside(prepare, gsm8k, tokenizer: Tokenizer, tmp_path: Path):
+def test_force_moves_the_old_folder_aside_unless_the_source_is_bad(prepare, gsm8k, gsm8k_file, tokenizer, tmp_path):
     out = tmp_path / "out"
+    out.mkdir()  # an empty folder is filled
     prepare(gsm8k, out)
     before = folder_bytes(out)
     for number in (1, 2):
@@ -274,16 +254,11 @@ def test_force_moves_the_old_folder_aside(prepare, gsm8k, tokenizer: Tokenizer, 
         assert info.prompt.system_prompt == f"{number}" and (tmp_path / f"out.old-{number}").is_dir()
     assert folder_bytes(tmp_path / "out.old-1") == before
     assert len(open_dataset(tmp_path / "out.old-2", tokenizer)) == 3
-
-
-def test_force_with_a_bad_source_leaves_the_old_folder_in_place(prepare, gsm8k, gsm8k_file: Path, tmp_path: Path):
-    out = tmp_path / "out"
-    prepare(gsm8k, out)
     before = folder_bytes(out)
     gsm8k_file.write_text("{broken\n")
     with pytest.raises(DataError, match="gsm8k.jsonl:1: not a line of JSON"):
         prepare(gsm8k, out, force=True)
-    assert folder_bytes(out) == before and not list(tmp_path.glob("out.old*"))
+    assert folder_bytes(out) == before and len(list(tmp_path.glob("out.old*"))) == 2
 
 
 def test_rendering_errors_name_the_template(prepare, gsm8k, tokenizer: Tokenizer, tmp_path: Path):

@@ -91,15 +91,12 @@ def test_a_killed_preparation_goes_on_and_ends_in_the_same_bytes(prepare, source
     # Damage one finished chunk and cut another: both must be made again, the third must be taken over.
     found[0].write_bytes(found[0].read_bytes().replace(b"What", b"Whot", 1))
     found[1].write_bytes(found[1].read_bytes()[:-30])
-
     again = start(source, slow_tokenizer, out, "with MindSpore")
     printed, told = again.communicate(timeout=300)
-    assert again.returncode == 0, told
-    assert printed == "prepared 390\n"
+    assert again.returncode == 0 and printed == "prepared 390\n", told
     assert f"going on with {partial}: " in told and " rows were tokenized before" in told
     rows_found = int(told.partition("going on with")[2].partition(": ")[2].split()[0])
     assert 40 <= rows_found <= NUM_ROWS - 60 and not partial.exists()
-
     # The same inputs in one go, in this process, without workers.
     slow = load_tokenizer(TokenizerSection(path=slow_tokenizer))
     prepare(source, tmp_path / "whole", using=slow, max_prompt_length=300, workers=1, chunk_rows=20)
@@ -107,69 +104,47 @@ def test_a_killed_preparation_goes_on_and_ends_in_the_same_bytes(prepare, source
 
 
 def test_the_number_of_workers_changes_nothing(prepare, source: DataSourceSection, tmp_path: Path):
-    for workers in (1, 2, 3):
-        out = tmp_path / f"out{workers}"
-        prepare(source, out, workers=workers, chunk_rows=40)
-    assert folder_bytes(tmp_path / "out1") == folder_bytes(tmp_path / "out2") == folder_bytes(tmp_path / "out3")
     prepare(source, tmp_path / "one")
-    assert folder_bytes(tmp_path / "one") == folder_bytes(tmp_path / "out1")
+    for workers in (1, 2, 3):
+        prepare(source, tmp_path / f"out{workers}", workers=workers, chunk_rows=40)
+        assert folder_bytes(tmp_path / f"out{workers}") == folder_bytes(tmp_path / "one")
 
 
 def test_chunks_of_other_inputs_are_not_taken_over(prepare, source, tokenizer, tmp_path, capfd):
     """An interruption (here: while writing) leaves chunks; another setting starts anew and says what lies there."""
     out = tmp_path / "out"
-
     with pytest.raises(KeyboardInterrupt):
         prepare(source, out, chunk_rows=40, is_readable=interrupt)
     (partial,) = tmp_path.glob("out.partial-*")
     assert len(list(partial.glob("chunk-*.jsonl"))) == 10 and not out.exists()
-
     prepare(source, out, system_prompt="S", chunk_rows=40)
     told = capfd.readouterr().err
     assert f"{partial}: left by an interrupted preparation of other inputs" in told and "going on" not in told
     assert partial.is_dir()
-
-    prepare(source, out, chunk_rows=40, force=True)
+    everything = source.model_copy(update={"dedup": False})  # decided after tokenizing: it does not cost the chunks
+    assert prepare(everything, out, chunk_rows=40, force=True).counts.rows_out == NUM_ROWS
     assert f"going on with {partial}: {NUM_ROWS} rows were tokenized before" in capfd.readouterr().err
-    assert not list(tmp_path.glob("out.partial-*")) and len(open_dataset(out, tokenizer)) == 390
+    assert not list(tmp_path.glob("out.partial-*")) and len(open_dataset(out, tokenizer)) == NUM_ROWS
 
 
-def test_what_is_decided_after_tokenizing_does_not_cost_the_chunks(prepare, source: DataSourceSection, capfd):
-    with pytest.raises(KeyboardInterrupt):
-        prepare(source, is_readable=interrupt)
-    everything = source.model_copy(update={"dedup": False})
-    assert prepare(everything).counts.rows_out == NUM_ROWS
-    assert f"{NUM_ROWS} rows were tokenized before" in capfd.readouterr().err
-
-
-def test_a_held_folder_is_not_shared(source: DataSourceSection, tmp_path: Path):
+def test_a_held_folder_is_not_shared_and_no_leftover(tmp_path: Path):
     """Two preparations of the same inputs at once: the second one works in a folder of its own."""
     out = tmp_path / "out"
-    first = PartialFolder(out, "key")
-    second = PartialFolder(out, "key")
-    assert (first.is_private, second.is_private) == (False, True) and first.path != second.path
-    second.close(keep=True)
-    assert not second.path.exists() and first.path.is_dir()
-    first.close(keep=True)
-    third = PartialFolder(out, "key")
-    assert third.path == first.path == partial_path(out, "key") and not third.is_private
-    third.close(keep=False)
-    assert not first.path.exists()
-
-
-def test_folders_of_living_processes_are_no_leftovers(tmp_path: Path):
-    out = tmp_path / "out"
-    left = PartialFolder(out, "a" * 12)
-    held = PartialFolder(out, "b" * 12)
-    private = PartialFolder(out, "b" * 12)
+    left, held, private = (PartialFolder(out, key) for key in ("a" * 12, "b" * 12, "b" * 12))
+    assert (held.is_private, private.is_private) == (False, True) and held.path != private.path
     for folder in (left, held, private):
         folder.chunk(0).write_bytes(b"")
-    assert private.is_private and other_partials(out) == []
+    assert other_partials(out) == []
     left.close(keep=True)
     assert other_partials(out) == [left.path]
     held.close(keep=True)
     assert other_partials(out) == [left.path, held.path]
-    private.close(keep=False)
+    private.close(keep=True)
+    assert not private.path.exists() and held.path.is_dir()
+    again = PartialFolder(out, "b" * 12)
+    assert again.path == held.path == partial_path(out, "b" * 12) and not again.is_private
+    again.close(keep=False)
+    assert not held.path.exists()
 
 
 def test_errors_of_rows_are_the_same_from_workers(prepare, source, tokenizer, tmp_path):
