@@ -7,13 +7,14 @@ from typing import get_args
 
 import pytest
 
-from mindgspo.config import AdvantageSection, RewardSection, dump_config, load_config, notes
+from mindgspo.config import AdvantageSection, dump_config, load_config, notes
 from mindgspo.config.algorithm import POLICY_LOSSES, AggregationMode, EstimatorName
 from mindgspo.config.algorithm_rules import LENGTH_FACTORS, READERS, WITHOUT_SIBLINGS, default_kl_agg_mode
-from mindgspo.config.reward import file_function, function_label, reward_problems
+from mindgspo.config.reward import file_function, function_label
 
 ON = "algorithm.kl.placement=loss"
 FUNCTIONS = ["reward.functions=[gsm8k, math_dapo]", "reward.weights=[1, 1]"]
+ALONE = ["rollout.num_generations=1", "trainer.samples_per_micro_batch=6"]
 BOTH_GSPO = pytest.mark.parametrize("name", ["gspo", "gspo_token"])
 
 
@@ -31,13 +32,13 @@ def test_every_loss_and_every_estimator_runs_with_its_defaults(load):
 @pytest.mark.parametrize("key", ["clip_low", "clip_high"])
 def test_grpos_clip_range_is_refused_for_gspo(problems, load, name, key):
     name = f"algorithm.name={name}"
-    (line,) = problems(name, f"algorithm.{key}=0.2")
-    assert line.startswith(f"algorithm.{key}: ")
+    line, second = problems(name, f"algorithm.{key}=0.2", "algorithm.loss_agg_mode=token-mean")
+    assert line.startswith(f"algorithm.{key}: ") and second.startswith("algorithm.loss_agg_mode: ")
     assert "0.2" in line and "nothing would be clipped" in line
     assert "clip_low=3e-4" in line and "clip_high=4e-4" in line and "allow_wide_clip=true" in line
-    assert load(name, f"algorithm.{key}=0.01")
-    assert load(f"algorithm.{key}=0.2", "algorithm.name=grpo")
-    assert load(name, f"algorithm.{key}=0.2", "algorithm.allow_wide_clip=true")
+    load(name, f"algorithm.{key}=0.01")
+    load(f"algorithm.{key}=0.2", "algorithm.name=grpo")
+    load(name, f"algorithm.{key}=0.2", "algorithm.allow_wide_clip=true")
 
 
 @BOTH_GSPO
@@ -56,11 +57,6 @@ def test_token_weighting_is_refused_for_gspo(problems, load, name, mode, factor)
     assert "loss_agg_mode=seq-mean-token-mean" in line and "allow_token_weighting=true" in line
     assert load(*overrides, "algorithm.allow_token_weighting=true").algorithm.loss_agg_mode == mode
     assert load("algorithm.name=grpo", f"algorithm.loss_agg_mode={mode}")
-
-
-def test_both_traps_are_reported_together(problems):
-    lines = problems("algorithm.clip_high=0.2", "algorithm.loss_agg_mode=token-mean")
-    assert [line.partition(":")[0] for line in lines] == ["algorithm.clip_high", "algorithm.loss_agg_mode"]
 
 
 # ----- what fits which loss, estimator and placement
@@ -151,7 +147,7 @@ def test_both_traps_are_reported_together(problems):
     (["algorithm.advantage.combine=normalize_then_sum", "algorithm.kl.placement=reward", *FUNCTIONS],
      "algorithm.kl.placement: a penalty in the reward has no unit beside rewards that are normalised one by one "
      "(algorithm.advantage.combine=normalize_then_sum); set algorithm.kl.placement=loss"),
-    (["rollout.num_generations=1", "trainer.samples_per_micro_batch=6"],
+    (ALONE,
      "rollout.num_generations: 1 leaves estimator grpo nothing to compare a response with; nearest legal: 2 (usual: 8 "
      "or 16), or algorithm.advantage.estimator=remax or reinforce_plus_plus"),
 ])  # fmt: skip
@@ -159,41 +155,32 @@ def test_one_violated_rule_gives_one_line_with_numbers_and_a_fix(problems, overr
     assert problems(*overrides) == [expected]
 
 
-@pytest.mark.parametrize("overrides", [
-    ["algorithm.name=cispo", "algorithm.loss_upper_clamp=3"],
-    ["algorithm.name=gmpo", "algorithm.ratio_upper_clamp=3"],
-    ["algorithm.name=gpg", "algorithm.clip_ratio_c=3"],
-])  # fmt: skip
-def test_caps_belong_to_the_clipped_surrogate(problems, overrides):
-    (line,) = problems(*overrides)
+@pytest.mark.parametrize(("loss", "cap"), [("cispo", "loss_upper"), ("gmpo", "ratio_upper"), ("gpg", "loss_upper")])
+def test_caps_belong_to_the_clipped_surrogate(problems, loss, cap):
+    (line,) = problems(f"algorithm.name={loss}", f"algorithm.{cap}_clamp=3")
     assert "bounds the clipped surrogate" in line
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["algorithm.name=ppo", "algorithm.clip_ratio_c=2", "algorithm.ratio_upper_clamp=4"],
-        ["algorithm.clip_ratio_c=3"],  # any ratio level, as slime and OpenRLHF
-        ["algorithm.name=sapo", "algorithm.tau_pos=2"],
-        ["algorithm.clip_low=0", "algorithm.clip_high=0"],
-        [ON, "algorithm.kl.target=0.1", "algorithm.kl.horizon=10"],
-        [ON, "algorithm.kl.agg_mode=token-mean"],
-        [ON, "algorithm.name=gmpo"],
-        ["algorithm.kl.placement=reward", "algorithm.kl.estimator=k1", "algorithm.kl.target=0.1"],
-        ["algorithm.rollout_correction={level: sequence, mode: mask, max: 1, min: 0.5}"],
-        ["algorithm.rollout_correction={level: token, max: 1}"],
-        ["algorithm.advantage={estimator: reinforce_plus_plus, gamma: 0.9, whiten: none}"],
-        ["algorithm.advantage={estimator: pass_k, std_over: batch}"],
-        ["algorithm.advantage.combine=normalize_then_sum", *FUNCTIONS],
-    ],
-)
+@pytest.mark.parametrize("overrides", [
+    ["algorithm.name=ppo", "algorithm.clip_ratio_c=2", "algorithm.ratio_upper_clamp=4"],
+    ["algorithm.clip_ratio_c=3"],  # any ratio level, as slime and OpenRLHF
+    ["algorithm.name=sapo", "algorithm.tau_pos=2"],
+    ["algorithm.clip_low=0", "algorithm.clip_high=0"],
+    [ON, "algorithm.kl.target=0.1", "algorithm.kl.horizon=10"],
+    [ON, "algorithm.kl.agg_mode=token-mean"],
+    [ON, "algorithm.name=gmpo"],
+    ["algorithm.kl.placement=reward", "algorithm.kl.estimator=k1", "algorithm.kl.target=0.1"],
+    ["algorithm.rollout_correction={level: sequence, mode: mask, max: 1, min: 0.5}"],
+    ["algorithm.rollout_correction={level: token, max: 1}"],
+    ["algorithm.advantage={estimator: reinforce_plus_plus, gamma: 0.9, whiten: none}"],
+    ["algorithm.advantage={estimator: pass_k, std_over: batch}"],
+    ["algorithm.advantage.combine=normalize_then_sum", *FUNCTIONS],
+    # One response per prompt is enough without siblings.
+    [*ALONE, "algorithm.advantage.estimator=remax"],
+    [*ALONE, "algorithm.advantage.estimator=reinforce_plus_plus"],
+])  # fmt: skip
 def test_settings_at_their_limits_are_legal(load, overrides):
     load(*overrides)
-
-
-@pytest.mark.parametrize("estimator", ["remax", "reinforce_plus_plus"])
-def test_one_response_per_prompt_is_enough_without_siblings(load, estimator):
-    load("rollout.num_generations=1", "trainer.samples_per_micro_batch=6", f"algorithm.advantage.estimator={estimator}")
 
 
 def test_k1_in_the_loss_needs_a_gradient(problems, load):
@@ -238,22 +225,16 @@ KL_IN_LOSS = "algorithm.kl.placement=loss"
 ASCEND = ("device=Ascend", "model.hidden_size=128")
 
 
-@pytest.mark.parametrize("name", sorted(POLICY_LOSSES.keys() - {"gpg"}))
-def test_no_notes_about_the_papers_settings(load, name):
-    assert notes(load(f"algorithm.name={name}")) == []
-
-
-@pytest.mark.parametrize("name", sorted(POLICY_LOSSES.keys() - {"gpg"}))
-def test_one_update_per_rollout_is_noted_for_every_ratio(load, name):
-    (note,) = notes(load(ONE_UPDATE, f"algorithm.name={name}"))
-    assert note.startswith("one update per rollout: every ratio is 1 when it is used")
-    assert ("nothing is ever clipped" in note) == (name != "sapo")
-
-
-def test_several_updates_are_noted_where_there_is_no_ratio(load):
-    (note,) = notes(load("algorithm.name=gpg"))
-    assert "all but the first of the 2 updates" in note and "prompts_per_mini_batch=12" in note
-    assert notes(load("algorithm.name=gpg", ONE_UPDATE)) == []
+@pytest.mark.parametrize("name", sorted(POLICY_LOSSES))
+def test_one_update_per_rollout_is_noted_for_every_ratio_and_several_where_there_is_none(load, name):
+    several, one = (notes(load(*updates, f"algorithm.name={name}")) for updates in ((), (ONE_UPDATE,)))
+    if name == "gpg":
+        assert "all but the first of the 2 updates" in several[0] and "prompts_per_mini_batch=12" in several[0]
+        assert (len(several), one) == (1, [])
+    else:
+        assert several == [], "the papers' settings"
+        assert len(one) == 1 and one[0].startswith("one update per rollout: every ratio is 1 when it is used")
+        assert ("nothing is ever clipped" in one[0]) == (name != "sapo")
 
 
 @pytest.mark.parametrize(("overrides", "expected"), [
@@ -358,59 +339,34 @@ def test_a_violated_rule_is_named(problems, overrides, line):
     assert found.startswith(line)
 
 
-def test_a_missing_file_names_its_neighbour(problems, experiment: Path):
-    (experiment.parent / "my_reward.py").write_text("")
-    (found,) = problems(f"reward.functions=['{experiment.parent}/my_rewards.py:compute_score']")
+def test_a_missing_file_names_its_neighbour_and_two_of_one_name_would_be_logged_as_one(problems, tmp_path: Path):
+    (tmp_path / "a").mkdir()
+    for file in ("my_reward.py", "a/my_reward.py"):
+        (tmp_path / file).write_text("")
+    (found,) = problems(f"reward.functions=['{tmp_path}/my_rewards.py:compute_score']")
     assert found.endswith("my_rewards.py does not exist; did you mean my_reward.py?")
-    (found,) = problems(f"reward.functions=['{experiment.parent}/my_reward.py:2nd']")
+    (found,) = problems(f"reward.functions=['{tmp_path}/my_reward.py:2nd']")
     assert "'" in found and "after the colon stands the name of a function" in found
-
-
-def test_two_files_of_one_name_would_be_logged_as_one(problems, tmp_path: Path):
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "r.py").write_text("")
-    (found,) = problems(f"reward.functions=['{tmp_path}/a/r.py:f', '{tmp_path}/b/r.py:f']")
-    assert found.startswith("reward.functions: r.f stands there 2 times")
+    (found,) = problems(f"reward.functions=['{tmp_path}/my_reward.py:f', '{tmp_path}/a/my_reward.py:f']")
+    assert found.startswith("reward.functions: my_reward.f stands there 2 times")
+    assert function_label("gsm8k") == "gsm8k"
+    assert file_function("gsm8k") is None and file_function("a.txt:f") is None and file_function("a.py") is None
 
 
 def test_a_file_counts_from_the_folder_of_its_yaml_and_an_override_from_here(experiment, monkeypatch, tmp_path):
-    (experiment.parent / "mine.py").write_text("")
-    text = experiment.read_text() + "reward: {functions: ['mine.py:compute_score', gsm8k]}\n"
-    experiment.write_text(text)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
+    for file in (experiment.parent / "mine.py", elsewhere / "other.py"):
+        file.write_text("")
+    experiment.write_text(experiment.read_text() + "reward: {functions: ['mine.py:compute_score', gsm8k]}\n")
     monkeypatch.chdir(elsewhere)
     assert load_config(experiment).reward.functions == (f"{experiment.parent}/mine.py:compute_score", "gsm8k")
-    (elsewhere / "other.py").write_text("")
     changed = load_config(experiment, ["reward.functions=['other.py:score']"])
     assert changed.reward.functions == (f"{elsewhere}/other.py:score",)
 
 
 def test_weights_and_lengths_are_filled_in(load):
-    reward = load("reward.functions=[auto, overlong]", "reward.overlong.buffer_len=8").reward
-    assert reward.weights == (1.0, 1.0)
-    assert (reward.overlong.max_len, reward.length.max_len) == (32, 32)
-    assert (
-        load(
-            "reward.overlong={max_len: 24, buffer_len: 8}", "reward.functions=[auto, overlong]"
-        ).reward.overlong.max_len
-        == 24
-    )
-
-
-def test_the_defaults_are_legal_and_need_no_settings():
-    assert reward_problems(RewardSection(weights=(1.0,))) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "label"), [("gsm8k", "gsm8k"), ("/a/b/my_reward.py:score", "my_reward.score"), ("c:/x.py:f", "x.f")]
-)
-def test_labels(text, label):
-    assert function_label(text) == label
-
-
-def test_only_a_python_file_with_a_colon_is_a_file():
-    assert file_function("gsm8k") is None and file_function("a.txt:f") is None and file_function("a.py") is None
-    found = file_function("a.py:f")
-    assert found is not None and (str(found.path), found.name) == ("a.py", "f")
+    functions = "reward.functions=[auto, overlong]"
+    reward = load(functions, "reward.overlong.buffer_len=8").reward
+    assert (reward.weights, reward.overlong.max_len, reward.length.max_len) == ((1.0, 1.0), 32, 32)
+    assert load(functions, "reward.overlong={max_len: 24, buffer_len: 8}").reward.overlong.max_len == 24

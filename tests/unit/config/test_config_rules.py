@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from mindgspo.config import ModelSection, batch_table, dump_config, load_config, notes
 from mindgspo.config.rules import data_sources
@@ -61,12 +60,6 @@ def test_limits_themselves_are_legal(load):
     load("trainer.prompts_per_mini_batch=12", "trainer.samples_per_micro_batch=48", "rollout.num_generations=4")
 
 
-def test_nearest_split_is_one_that_no_source_uses(problems):
-    check = "warmup.check={format: arithmetic, split: dev}"
-    (line,) = problems(WARMUP, check, "data.eval.split=train")
-    assert line.endswith("nearest legal: test")
-
-
 def test_all_violated_rules_are_reported_together(problems):
     lines = problems("trainer.prompts_per_mini_batch=5", "rollout.temperature=0", "rollout.num_generations=1")
     keys = [line.partition(":")[0] for line in lines]
@@ -87,14 +80,9 @@ def test_stopping_at_an_accuracy_needs_rows_of_its_own(problems, load):
     assert load(WARMUP, "warmup.check={format: arithmetic, split: dev}")
 
 
-def test_rows_of_a_file_need_a_path_and_a_tokenizer(problems):
-    assert [line.partition(":")[0] for line in problems("data.train.format=gsm8k")] == [
-        "data.train.path",
-        "tokenizer.path",
-    ]
-
-
-def test_a_data_path_of_the_wrong_kind_is_refused(problems, tmp_path):
+def test_rows_of_a_file_need_a_path_of_the_right_kind_and_a_tokenizer(problems, tmp_path):
+    keys = [line.partition(":")[0] for line in problems("data.train.format=gsm8k")]
+    assert keys == ["data.train.path", "tokenizer.path"]
     (tmp_path / "rows.csv").write_text("")
     tokenizer = f"tokenizer.path={tmp_path}"
     (line,) = problems(f"data.train={{format: gsm8k, path: {tmp_path}/rows.csv}}", tokenizer)
@@ -135,39 +123,24 @@ def test_evaluation_on_trained_rows_is_noted(load, tmp_path):
 BUDGET = ("trainer.samples_per_micro_batch=", "trainer.max_tokens_per_micro_batch=256")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (
-            ["trainer.samples_per_micro_batch="],
-            "trainer.samples_per_micro_batch: missing; set it, the responses of one pass, or "
-            "trainer.max_tokens_per_micro_batch, its token slots",
-        ),
-        (
-            ["trainer.max_tokens_per_micro_batch=256"],
-            "trainer.max_tokens_per_micro_batch: 256 and samples_per_micro_batch 8 both say how large a micro-batch "
-            "is; leave one out (--set trainer.samples_per_micro_batch= takes an inherited one back)",
-        ),
-        (
-            ["trainer.packing=true"],
-            "trainer.packing: true needs trainer.max_tokens_per_micro_batch instead of samples_per_micro_batch, e.g. "
-            "192, two samples of full length",
-        ),
-        (
-            # 64 + 32 = 96 is a multiple of 32 already, 112 is the next of 16 x 7.
-            [*BUDGET, "trainer.max_tokens_per_micro_batch=100", "trainer.length_multiple=56"],
-            "trainer.max_tokens_per_micro_batch: 100 slots do not hold the longest sample, data.max_prompt_length 64 "
-            "+ rollout.max_new_tokens 32, rounded up to a multiple of trainer.length_multiple 56: 112; "
-            "nearest legal: 112",
-        ),
-        (
-            [*BUDGET, "plans.train.data_parallel=32", "plans.infer.data_parallel=4", "plans.infer.model_parallel=8"],
-            "trainer.prompts_per_mini_batch: 24 samples of a mini-batch do not fill the 32 micro-batches that "
-            "data_parallel 32 x micro_batch_num 1 of plans.train compute at once; smallest legal: 8",
-        ),
-    ],
-    ids=["neither", "both", "packing", "too small", "replicas"],
-)
+@pytest.mark.parametrize(("overrides", "expected"), [
+    (["trainer.samples_per_micro_batch="],
+     "trainer.samples_per_micro_batch: missing; set it, the responses of one pass, or "
+     "trainer.max_tokens_per_micro_batch, its token slots"),
+    (["trainer.max_tokens_per_micro_batch=256"],
+     "trainer.max_tokens_per_micro_batch: 256 and samples_per_micro_batch 8 both say how large a micro-batch is; "
+     "leave one out (--set trainer.samples_per_micro_batch= takes an inherited one back)"),
+    (["trainer.packing=true"],
+     "trainer.packing: true needs trainer.max_tokens_per_micro_batch instead of samples_per_micro_batch, e.g. 192, "
+     "two samples of full length"),
+    ([*BUDGET, "trainer.max_tokens_per_micro_batch=100", "trainer.length_multiple=56"],
+     "trainer.max_tokens_per_micro_batch: 100 slots do not hold the longest sample, data.max_prompt_length 64 + "
+     "rollout.max_new_tokens 32, rounded up to a multiple of trainer.length_multiple 56: 112; nearest legal: 112"),
+    # 64 + 32 = 96 is a multiple of 32 already, 112 is the next of 16 x 7.
+    ([*BUDGET, "plans.train.data_parallel=32", "plans.infer.data_parallel=4", "plans.infer.model_parallel=8"],
+     "trainer.prompts_per_mini_batch: 24 samples of a mini-batch do not fill the 32 micro-batches that data_parallel "
+     "32 x micro_batch_num 1 of plans.train compute at once; smallest legal: 8"),
+], ids=["neither", "both", "packing", "too small", "replicas"])  # fmt: skip
 def test_joined_rules(problems, overrides, expected) -> None:
     assert expected in problems(*overrides)
 
@@ -265,25 +238,10 @@ def test_what_is_not_given_is_the_quotient_also_for_a_section_that_python_code_b
     assert ModelSection(**SHAPE).head_dim == 24
     assert ModelSection(**SHAPE, head_dim=24) == ModelSection(**SHAPE)
     assert ModelSection(**SHAPE, architecture="qwen3", head_dim=128).head_dim == 128
-
-
-def test_a_quotient_that_is_not_whole_stays_open():
-    assert ModelSection(**{**SHAPE, "num_attention_heads": 10}).head_dim is None
-
-
-@pytest.mark.parametrize("wrong", [0, -2, 24.5, "wide"])
-def test_what_is_no_width_is_refused(wrong: object):
-    with pytest.raises(ValidationError, match="head_dim"):
-        ModelSection(**SHAPE, head_dim=wrong)
+    assert ModelSection(**{**SHAPE, "num_attention_heads": 10}).head_dim is None, "not a whole number"
 
 
 def test_an_override_of_the_heads_counts_before_the_quotient(load):
     assert load("model.num_attention_heads=8").model.head_dim == 12
     assert load("model.architecture=qwen3", "model.head_dim=64").model.head_dim == 64
     assert load("model.architecture=qwen3", "model.num_attention_heads=10", "model.head_dim=64").model.head_dim == 64
-
-
-def test_it_is_written_down_and_read_back(load, tmp_path):
-    config = load("model.architecture=qwen3", "model.head_dim=64")
-    (tmp_path / "dumped.yaml").write_text(dump_config(config), encoding="utf-8")
-    assert load_config(tmp_path / "dumped.yaml") == config

@@ -187,35 +187,25 @@ def said(role: object, content: object = "?") -> dict:
 
 
 BAD = {
-    parse_dapo: [
-        ({**DAPO, "prompt": " "}, "prompt: expected a non-empty text, got str ' '"),
-        ({**DAPO, "prompt": None}, "prompt: expected a list of {role, content} messages, got nothing"),
-        ({**DAPO, "reward_model": {}}, "reward_model.ground_truth: the row has no gold answer"),
-    ],
-    parse_math: [
-        ({"solution": "s"}, "problem: expected a non-empty text, got only the fields solution"),
-        ({"problem": "p"}, "solution: expected a non-empty text, got only the fields problem"),
-        ({**LIGHTEVAL, "answer": ""}, r"answer: the row has no gold answer \(text or number\), got ''"),
-        ({**LIGHTEVAL, "level": float("inf")}, "holds something that JSON cannot"),
-    ],
-    parse_aime: [
-        ({"problem": "p"}, "answer or expected_answer: missing; the row has only the fields problem"),
-        ({"answer": 1}, "problem or question: missing; the row has only the fields answer"),
-        ({"problem": "p", "answer": None}, r"answer: the row has no gold answer \(text or number\), got None"),
-        ({"problem": "", "answer": 1}, "problem: expected a non-empty text, got str ''"),
-    ],
-    parse_dianjin: [
-        ({"instruction": "q"}, "output: expected a non-empty text, got only the fields instruction"),
-        ({"instruction": None, "output": "o"}, "instruction: expected a non-empty text, got nothing"),
-    ],
-    parse_gsm8k: [
-        ({"question": "q", "answer": None}, "answer: expected a non-empty text, got nothing"),
-        ({"question": "q"}, "answer: expected a non-empty text, got only the fields question"),
-        ({"question": " ", "answer": "#### 5"}, "question: expected a non-empty text"),
-        ({"question": 5, "answer": "#### 5"}, "question: expected a non-empty text, got int '5'"),
-        ({}, r"question: .* got only the fields \(none\)"),
-    ],
-}
+    parse_dapo: [({**DAPO, "prompt": " "}, "prompt: expected a non-empty text, got str ' '"),
+                 ({**DAPO, "prompt": None}, "prompt: expected a list of {role, content} messages, got nothing"),
+                 ({**DAPO, "reward_model": {}}, "reward_model.ground_truth: the row has no gold answer")],
+    parse_math: [({"solution": "s"}, "problem: expected a non-empty text, got only the fields solution"),
+                 ({"problem": "p"}, "solution: expected a non-empty text, got only the fields problem"),
+                 ({**LIGHTEVAL, "answer": ""}, r"answer: the row has no gold answer \(text or number\), got ''"),
+                 ({**LIGHTEVAL, "level": float("inf")}, "holds something that JSON cannot")],
+    parse_aime: [({"problem": "p"}, "answer or expected_answer: missing; the row has only the fields problem"),
+                 ({"answer": 1}, "problem or question: missing; the row has only the fields answer"),
+                 ({"problem": "p", "answer": None}, r"answer: the row has no gold answer \(text or number\), got None"),
+                 ({"problem": "", "answer": 1}, "problem: expected a non-empty text, got str ''")],
+    parse_dianjin: [({"instruction": "q"}, "output: expected a non-empty text, got only the fields instruction"),
+                    ({"instruction": None, "output": "o"}, "instruction: expected a non-empty text, got nothing")],
+    parse_gsm8k: [({"question": "q", "answer": None}, "answer: expected a non-empty text, got nothing"),
+                  ({"question": "q"}, "answer: expected a non-empty text, got only the fields question"),
+                  ({"question": " ", "answer": "#### 5"}, "question: expected a non-empty text"),
+                  ({"question": 5, "answer": "#### 5"}, "question: expected a non-empty text, got int '5'"),
+                  ({}, r"question: .* got only the fields \(none\)")],
+}  # fmt: skip
 BAD_VERL = [
     ({"reward_model": {}}, "reward_model.ground_truth: the row has no gold answer"),
     ({"reward_model": {"ground_truth": ["4"]}}, "reward_model.ground_truth: .* got \\['4'\\]"),

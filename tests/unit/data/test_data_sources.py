@@ -49,15 +49,12 @@ def test_parquet_equals_jsonl(tmp_path: Path):
     assert from_parquet[-1][0] == f"{tmp_path / 'rows.parquet'} row 3000"
 
 
-@pytest.mark.parametrize(
-    ("column", "message"),
-    [
-        # Bytes under the name of a text, as a careless writer makes them.
-        (pyarrow.Array.from_buffers(pyarrow.string(), 2, pyarrow.array([b"a", b"\xff"]).buffers()), "utf-8"),
-        (pyarrow.array([0, 2**62], pyarrow.int64()).cast(pyarrow.timestamp("us")), "out of range"),
-        (pyarrow.array([0, 2**30], pyarrow.int32()).cast(pyarrow.date32()), "days="),
-    ],
-)
+@pytest.mark.parametrize(("column", "message"), [
+    # Bytes under the name of a text, as a careless writer makes them.
+    (pyarrow.Array.from_buffers(pyarrow.string(), 2, pyarrow.array([b"a", b"\xff"]).buffers()), "utf-8"),
+    (pyarrow.array([0, 2**62], pyarrow.int64()).cast(pyarrow.timestamp("us")), "out of range"),
+    (pyarrow.array([0, 2**30], pyarrow.int32()).cast(pyarrow.date32()), "days="),
+])  # fmt: skip
 def test_parquet_values_that_python_has_nothing_for(tmp_path: Path, column: pyarrow.Array, message: str):
     first = pyarrow.array([column[0].as_py()] * 1024, column.type)
     table = pyarrow.table({"good": list(range(1026)), "bad": pyarrow.chunked_array([first, column])})

@@ -105,11 +105,6 @@ def test_mindformers_finetune_and_predict_are_two_plans() -> None:
     assert findings_of(found, "seed")[-1].text == "the other file's 7 counts"
 
 
-def test_the_order_of_two_files_does_not_matter() -> None:
-    names = EXAMPLES["mindformers, both"]
-    assert flat(of_files(names)) == flat(of_files(names[::-1]))
-
-
 def test_a_predict_file_alone_gives_both_plans_its_cards() -> None:
     values = flat(of_files(("predict_qwen2_5_7b.yaml",)))
     assert {key: values[key] for key in values if key.endswith("_parallel")} == {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mindgspo.integrations.foreign_configs.shell import read_overrides
-from mindgspo.integrations.foreign_configs.tables import Reading, Status
+from mindgspo.integrations.foreign_configs.tables import Status
 
 TRAIN = "python3 -m verl.trainer.main_ppo"
 
@@ -94,20 +94,13 @@ def test_what_stands_before_the_trainer_is_no_setting() -> None:
     assert values("python3 -m recipe.dapo.main_dapo a.b=1") == {"a.b": 1}
 
 
-def remark(reading: Reading, source: str) -> str:
-    return next(finding.text for finding in reading.findings if finding.source == source)
-
-
-def test_what_counts_twice_or_is_taken_out_is_said() -> None:
+def test_what_counts_twice_or_is_taken_out_and_defaults_of_variables_are_said() -> None:
     reading = read_overrides(f"{TRAIN} a.b=1 a.b=2 a.c=3 ~a.c plain --other=x")
     assert reading.values == {"a.b": 2}
-    assert remark(reading, "a.b") == "given twice; the last one counts"
-    assert remark(reading, "~a.c").startswith("a key that is taken out there")
-    for word in ("plain", "--other=x"):
-        assert remark(reading, word) == "no override of the form section.key=value"
-
-
-def test_defaults_of_variables_are_assumptions() -> None:
+    said = {finding.source: finding.text for finding in reversed(reading.findings)}
+    assert said["a.b"] == "given twice; the last one counts"
+    assert said["~a.c"].startswith("a key that is taken out there")
+    assert said["plain"] == said["--other=x"] == "no override of the form section.key=value"
     reading = read_overrides(f"NODES=${{NODES:-4}}\n{TRAIN} a.b=$NODES")
     assert [(one.status, one.source, one.value) for one in reading.findings] == [(Status.ASSUMED, "$NODES", "4")]
 
@@ -148,13 +141,11 @@ def test_commands_in_words_are_reported_and_never_run(tmp_path: Path, attack: st
     assert all("which is not run" in reason and "touch" in reason for reason in found.values())
 
 
-def test_defaults_within_defaults_without_end() -> None:
+def test_defaults_within_defaults_without_end_and_the_callers_arguments() -> None:
     deep = "${a:-" * 2000 + "1" + "}" * 2000
     assert unread(f"{TRAIN} a.b={deep} a.c=1")["a.b"].startswith("the default ${a:-")
-
-
-def test_arguments_of_the_caller_are_not_in_the_file() -> None:
-    assert set(unread(f'{TRAIN} a.b=1 "$@"')) == {"$@"} and set(unread(f"{TRAIN} a.b=1 $@")) == {"$@"}
+    for arguments in ('"$@"', "$@"):
+        assert set(unread(f"{TRAIN} a.b=1 {arguments}")) == {"$@"}, "they are not in the file"
 
 
 @pytest.mark.parametrize(("text", "message"), [

@@ -15,8 +15,12 @@ def fits(config: ExperimentConfig, capacity: int) -> bool:
     return expected_memory(config, capacity=capacity).fits()
 
 
-def test_nothing_need_change_where_all_fits(seven_billion: ExperimentConfig) -> None:
+def test_the_ends_of_the_search_and_how_settings_are_spelled(seven_billion: ExperimentConfig) -> None:
     assert smallest_change(seven_billion, capacity=100 * GIB) == {}
+    assert smallest_change(seven_billion, capacity=GIB) is None
+    settings = {"swap.enabled": True, "trainer.samples_per_micro_batch": 2, "plans.train.recompute": "full"}
+    spelled = "--set swap.enabled=true --set trainer.samples_per_micro_batch=2 --set plans.train.recompute=full"
+    assert set_options(settings) == spelled
 
 
 @pytest.mark.parametrize("capacity", [59, 50, 40, 32])
@@ -76,14 +80,3 @@ def test_more_cards_are_the_last_resort(seven_billion: ExperimentConfig) -> None
     config = changed(seven_billion, change)
     assert config.plans.train.world_size == config.plans.infer.world_size > 8
     assert fits(config, 24 * GIB)
-
-
-def test_no_change_makes_seven_billion_fit_a_gigabyte(seven_billion: ExperimentConfig) -> None:
-    assert smallest_change(seven_billion, capacity=GIB) is None
-
-
-def test_settings_are_spelled_as_on_the_command_line() -> None:
-    settings = {"swap.enabled": True, "trainer.samples_per_micro_batch": 2, "plans.train.recompute": "full"}
-    assert set_options(settings) == (
-        "--set swap.enabled=true --set trainer.samples_per_micro_batch=2 --set plans.train.recompute=full"
-    )

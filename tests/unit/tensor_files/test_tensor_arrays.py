@@ -64,17 +64,20 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
 # ---- round trips
 
 
-def test_float32_comes_back_bit_for_bit_from_file_and_folder(tmp_path: Path) -> None:
-    weights = some_weights()
-    write_safetensors(tmp_path / "model.safetensors", weights)
-    assert_same(read_safetensors(tmp_path / "model.safetensors"), weights)
-    assert_same(read_safetensors(tmp_path), weights)
-
-
-def test_float16_is_kept(tmp_path: Path) -> None:
-    write_safetensors(tmp_path / "model.safetensors", some_weights(), dtype="float16")
-    expected = {name: tensor.astype(np.float16) for name, tensor in some_weights().items()}
-    assert_same(read_safetensors(tmp_path), expected)
+def test_arrays_come_back_from_file_and_folder_and_outlive_it(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    matrix = np.arange(6, dtype=np.float32).reshape(2, 3)
+    weights = some_weights() | {"s": np.array(2.5, np.float32), "turned": matrix.T, "big": matrix.astype(">f4")}
+    write_safetensors(path, weights)
+    found = [read_safetensors(path), read_safetensors(tmp_path)]
+    path.write_bytes(b"\0" * path.stat().st_size)
+    for arrays in found:
+        assert_same(arrays, weights | {"big": matrix})
+    write_safetensors(path, weights, dtype="float16")
+    assert_same(read_safetensors(path), {name: tensor.astype(np.float16) for name, tensor in weights.items()})
+    write_safetensors(path, weights, dtype="bfloat16")
+    rounded = {name: widen_bfloat16(bfloat16_bits(tensor)) for name, tensor in weights.items()}
+    assert_same(read_safetensors(path), rounded)
 
 
 def test_shards_are_joined(tmp_path: Path) -> None:
@@ -82,51 +85,21 @@ def test_shards_are_joined(tmp_path: Path) -> None:
     assert_same(read_safetensors(tmp_path), weights)
 
 
-def test_transposed_and_scalar_tensors_keep_shape_and_values(tmp_path: Path) -> None:
-    matrix = np.arange(6, dtype=np.float32).reshape(2, 3).T
-    write_safetensors(tmp_path / "model.safetensors", {"m": matrix, "s": np.array(2.5, np.float32)})
-    found = read_safetensors(tmp_path)
-    np.testing.assert_array_equal(found["m"], [[0, 3], [1, 4], [2, 5]])
-    assert found["s"].shape == () and found["s"] == 2.5
-
-
-def test_big_endian_input_keeps_its_values(tmp_path: Path) -> None:
-    write_safetensors(tmp_path / "model.safetensors", {"w": np.array([1.0, 2.0], dtype=">f4")})
-    np.testing.assert_array_equal(read_safetensors(tmp_path)["w"], np.array([1.0, 2.0], np.float32))
-
-
-def test_arrays_outlive_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    write_safetensors(path, {"w": np.ones(4, np.float32)})
-    found = read_safetensors(path)
-    path.write_bytes(b"\0" * path.stat().st_size)
-    np.testing.assert_array_equal(found["w"], np.ones(4))
-
-
-def test_a_rewrite_replaces_the_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_rewrite_replaces_the_file_and_a_failed_one_keeps_it(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     write_safetensors(path, {"w": np.zeros(2, np.float32)})
-    write_safetensors(path, {"w": np.ones(3, np.float32)})
-    assert read_safetensors(path)["w"].shape == (3,)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]
-
-
-def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    write_safetensors(path, {"w": np.zeros(2, np.float32)})
-    with pytest.raises(WeightsError, match="w is int32"):
-        write_safetensors(path, {"w": np.zeros(2, np.int32)})
-    assert read_safetensors(path)["w"].shape == (2,)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]
-
-
-def test_the_file_follows_the_umask(tmp_path: Path) -> None:
     old = os.umask(0o027)
     try:
-        write_safetensors(tmp_path / "model.safetensors", some_weights())
+        write_safetensors(path, {"w": np.ones(3, np.float32)})
     finally:
         os.umask(old)
-    assert stat.S_IMODE((tmp_path / "model.safetensors").stat().st_mode) == 0o640
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640, "by the umask"
+    with pytest.raises(WeightsError, match="w is int32"):
+        write_safetensors(path, {"w": np.zeros(2, np.int32)})
+    with pytest.raises(WeightsError, match="1 values of w are too large for float16.*70000"):
+        write_safetensors(path, {"w": np.array([1, 70000.0, np.inf], np.float32)}, dtype="float16")
+    assert read_safetensors(path)["w"].shape == (3,)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]
 
 
 # ---- bfloat16
@@ -155,20 +128,6 @@ def test_every_bfloat16_number_survives_widening_and_rounding(bits: list[int]) -
     after = bfloat16_bits(wide)
     np.testing.assert_array_equal(after[~np.isnan(wide)], before[~np.isnan(wide)])
     assert np.isnan(widen_bfloat16(after[np.isnan(wide)])).all()
-
-
-def test_bfloat16_file_beside_float32_tensors(tmp_path: Path) -> None:
-    write_safetensors(tmp_path / "model.safetensors", some_weights(), dtype="bfloat16")
-    found = read_safetensors(tmp_path)
-    expected = {name: widen_bfloat16(bfloat16_bits(tensor)) for name, tensor in some_weights().items()}
-    assert_same(found, expected)
-
-
-def test_a_value_too_large_for_the_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match="1 values of w are too large for float16.*70000"):
-        write_safetensors(
-            tmp_path / "m.safetensors", {"w": np.array([1, 70000.0, np.inf], np.float32)}, dtype="float16"
-        )
 
 
 @pytest.mark.parity
@@ -320,15 +279,12 @@ def test_tensors_come_in_pieces_of_any_kind(tmp_path: Path, suffix: str) -> None
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".ckpt"])
-@pytest.mark.parametrize(
-    "parts",
-    [
-        [("w", bytes(8))],  # v is missing
-        [("w", bytes(7)), ("v", bytes(4))],
-        [("w", bytes(9)), ("v", bytes(4))],
-        [("v", bytes(4)), ("w", bytes(8))],
-    ],
-)
+@pytest.mark.parametrize("parts", [
+    [("w", bytes(8))],  # v is missing
+    [("w", bytes(7)), ("v", bytes(4))],
+    [("w", bytes(9)), ("v", bytes(4))],
+    [("v", bytes(4)), ("w", bytes(8))],
+])  # fmt: skip
 def test_pieces_that_do_not_fit_leave_the_old_file(tmp_path: Path, suffix: str, parts: list[tuple[str, bytes]]) -> None:
     path = tmp_path / f"m{suffix}"
     path.write_bytes(b"old")

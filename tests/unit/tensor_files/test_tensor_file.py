@@ -122,15 +122,12 @@ def test_a_slice_is_what_numpy_cuts_out(tmp_path: Path, case: tuple[tuple[int, .
     assert part.shape == tensor[index].shape
 
 
-@pytest.mark.parametrize(
-    "index",
-    [
-        (slice(100, 300),),  # rows that lie side by side
-        (slice(None), slice(1000, 3000)),  # long runs, one per row
-        (slice(3, 500), slice(7, 9)),  # short runs, cut out of blocks
-        (slice(3, 500), slice(None, 4000)),
-    ],
-)
+@pytest.mark.parametrize("index", [
+    (slice(100, 300),),  # rows that lie side by side
+    (slice(None), slice(1000, 3000)),  # long runs, one per row
+    (slice(3, 500), slice(7, 9)),  # short runs, cut out of blocks
+    (slice(3, 500), slice(None, 4000)),
+])  # fmt: skip
 def test_slices_of_a_large_matrix(tmp_path: Path, index: tuple[slice, ...]) -> None:
     tensor = np.arange(600 * 4000, dtype=np.float32).reshape(600, 4000)
     save_file({"w": tensor}, tmp_path / "m.safetensors")

@@ -26,41 +26,26 @@ def says(folder: Path, name: str, **fields: object) -> None:
 
 def test_all_that_the_files_name_ends_a_response(model_dir: Path, edit_config, builtin) -> None:
     """A base model: its files name the end of text, its chat template ends a turn with another token."""
+    assert tokenizer_section_of(model_dir, edit_config(eos_token=None)).eos_tokens == (TURN_END,), "by the template"
     says(model_dir, "config.json", eos_token_id=builtin.backend.id_of(END_OF_TEXT))
-    section = tokenizer_section_of(model_dir, edit_config(eos_token=END_OF_TEXT, pad_token=None))
+    folder = edit_config(eos_token=END_OF_TEXT, pad_token=None)
+    section = tokenizer_section_of(model_dir, folder)
     assert (section.eos_tokens, section.pad_token) == ((END_OF_TEXT, TURN_END), END_OF_TEXT)
-
-
-def test_generation_config_goes_before_config(model_dir: Path, edit_config, builtin) -> None:
-    says(model_dir, "config.json", eos_token_id=builtin.backend.id_of(END_OF_TEXT))
+    assert tokenizer_section_of(model_dir, folder, ["<|im_start|>"]).eos_tokens == ("<|im_start|>",), "named instead"
     says(model_dir, "generation_config.json", eos_token_id=[builtin.backend.id_of(TURN_END)])
     section = tokenizer_section_of(model_dir, edit_config(eos_token={"content": TURN_END}))
-    assert section.eos_tokens == (TURN_END,) and section.pad_token == END_OF_TEXT
+    assert section.eos_tokens == (TURN_END,) and section.pad_token == END_OF_TEXT, "it goes before config.json"
 
 
-def test_the_template_alone_is_enough(model_dir: Path, edit_config) -> None:
-    assert tokenizer_section_of(model_dir, edit_config(eos_token=None)).eos_tokens == (TURN_END,)
-
-
-def test_tokens_may_be_named_instead(model_dir: Path, small_folder: Path) -> None:
-    assert tokenizer_section_of(model_dir, small_folder, ["<|im_start|>"]).eos_tokens == ("<|im_start|>",)
-
-
-def test_no_token_anywhere(model_dir: Path, edit_config) -> None:
+def test_what_names_no_token_of_the_tokenizer_is_refused(model_dir: Path, edit_config) -> None:
+    with pytest.raises(TokenizerError, match="holds no tokenizer"):
+        tokenizer_section_of(model_dir, model_dir)
     folder = edit_config(eos_token=None, chat_template="{{ messages[0].content }}")
     with pytest.raises(TokenizerError, match="--eos-token"):
         tokenizer_section_of(model_dir, folder)
-
-
-def test_an_id_of_another_tokenizer(model_dir: Path, small_folder: Path) -> None:
     says(model_dir, "config.json", eos_token_id=151645)
     with pytest.raises(TokenizerError, match="151645 is no special token of the tokenizer .* --tokenizer"):
-        tokenizer_section_of(model_dir, small_folder)
-
-
-def test_a_folder_without_tokenizer(model_dir: Path) -> None:
-    with pytest.raises(TokenizerError, match="holds no tokenizer"):
-        tokenizer_section_of(model_dir, model_dir)
+        tokenizer_section_of(model_dir, folder)
 
 
 @pytest.mark.shared_data

@@ -15,21 +15,15 @@ def load(folder: Path, **fields: object):
     return load_tokenizer(TokenizerSection(path=folder, **fields))
 
 
-def test_missing_folder(tmp_path: Path):
-    with pytest.raises(TokenizerError, match=r"tokenizer.path: .*nowhere: no such folder"):
-        load(tmp_path / "nowhere")
-
-
-def test_a_file_instead_of_its_folder(small_folder: Path):
-    with pytest.raises(TokenizerError, match="is a file; name the folder"):
-        load(small_folder / "vocab.json")
-
-
-def test_empty_folder(tmp_path: Path):
-    with pytest.raises(
-        TokenizerError, match=r"holds no tokenizer; expected vocab.json \+ merges.txt, or tokenizer.json"
+def test_folders_without_a_tokenizer(tmp_path: Path, small_folder: Path):
+    (tmp_path / "empty").mkdir()
+    for folder, message in (
+        (tmp_path / "nowhere", r"tokenizer.path: .*nowhere: no such folder"),
+        (small_folder / "vocab.json", "is a file; name the folder"),
+        (tmp_path / "empty", r"holds no tokenizer; expected vocab.json \+ merges.txt, or tokenizer.json"),
     ):
-        load(tmp_path)
+        with pytest.raises(TokenizerError, match=message):
+            load(folder)
 
 
 @pytest.mark.parametrize("name", ["vocab.json", "merges.txt", "tokenizer_config.json"])
@@ -75,13 +69,9 @@ def test_bad_added_tokens(edit_config, table: object, message: str):
         load(edit_config(added_tokens_decoder=table))
 
 
-def test_unknown_eos_token_names_the_key_and_the_nearest(small_folder: Path):
-    with pytest.raises(
-        TokenizerError, match=r"tokenizer.eos_tokens\[1\]: .*no token '<\|imend\|>'; did you mean '<\|im_end\|>'"
-    ):
+def test_unknown_tokens_name_the_key_and_the_nearest_or_what_there_is(small_folder: Path):
+    nearest = r"tokenizer.eos_tokens\[1\]: .*no token '<\|imend\|>'; did you mean '<\|im_end\|>'"
+    with pytest.raises(TokenizerError, match=nearest):
         load(small_folder, eos_tokens=("<|endoftext|>", "<|imend|>"))
-
-
-def test_unknown_pad_token_lists_what_there_is(small_folder: Path):
     with pytest.raises(TokenizerError, match=r"tokenizer.pad_token: .*'zzz'; its special tokens are <\|endoftext\|>, "):
         load(small_folder, pad_token="zzz")

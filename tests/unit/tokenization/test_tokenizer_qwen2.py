@@ -99,14 +99,9 @@ def test_tokenizer_json_gives_the_same_ids(qwen: Tokenizer, theirs, tmp_path: Pa
 
 def test_known_ids_without_transformers(qwen: Tokenizer):
     assert (qwen.vocab_size, qwen.eos_ids, qwen.pad_id) == (151665, (151645, 151643), 151643)
-    assert qwen.encode("<|im_start|>") == [151644]
-    assert qwen.encode("12") == [16, 17]
-    assert qwen.encode("Hello world") == [9707, 1879]
-
-
-def test_ids_of_the_embeddings_padding_give_no_text(qwen: Tokenizer):
-    ids = np.array([9707, 151935, 151664 + 1, 1879], dtype=np.int32)
-    assert qwen.decode(ids) == "Hello world"
+    for text, ids in (("<|im_start|>", [151644]), ("12", [16, 17]), ("Hello world", [9707, 1879])):
+        assert qwen.encode(text) == ids
+    assert qwen.decode(np.int32([9707, 151935, 151664 + 1, 1879])) == "Hello world", "padding of the embeddings"
 
 
 def test_save_copies_the_source_files(qwen: Tokenizer, qwen_folder: Path, tmp_path: Path):

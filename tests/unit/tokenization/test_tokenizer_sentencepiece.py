@@ -57,7 +57,7 @@ def test_the_models_own_special_tokens(tokenizer: Tokenizer):
     ids = tokenizer.encode("<s>Tom has</s>")
     assert ids[0] == 1 and ids[-1] == 2 and 0 not in ids
     assert tokenizer.decode(ids) == "<s>Tom has</s>"
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "Tom has"
+    assert tokenizer.decode([*ids, 5000], skip_special_tokens=True) == "Tom has", "no piece, no text"
 
 
 def test_the_blank_in_front_stands_only_at_the_start_of_the_text(tokenizer: Tokenizer, model: bytes):
@@ -69,31 +69,22 @@ def test_the_blank_in_front_stands_only_at_the_start_of_the_text(tokenizer: Toke
 
 def test_added_tokens_of_the_configuration(folder: Path, tokenizer: Tokenizer):
     size = tokenizer.vocab_size
-    table = {
-        str(size): {"content": "<|im_start|>", "special": True},
-        str(size + 1): {"content": "<|im_end|>", "special": True},
-        "1": {"content": "<s>", "special": True},
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": table}))
-    chat = load_tokenizer(TokenizerSection(path=folder, eos_tokens=("<|im_end|>",), pad_token="</s>"))
-    assert (chat.vocab_size, chat.eos_ids) == (size + 2, (size + 1,))
+
+    def chat(table: dict[int, str], eos_token: str = "<|im_end|>") -> Tokenizer:
+        added = {str(number): {"content": content, "special": True} for number, content in table.items()}
+        (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+        return load_tokenizer(TokenizerSection(path=folder, eos_tokens=(eos_token,), pad_token="</s>"))
+
+    found = chat({size: "<|im_start|>", size + 1: "<|im_end|>", 1: "<s>"})
+    assert (found.vocab_size, found.eos_ids) == (size + 2, (size + 1,))
     text = "<|im_start|>Tom has 3<|im_end|>"
-    ids = chat.encode(text)
-    assert (ids[0], ids[-1]) == (size, size + 1)
-    assert chat.decode(ids) == text
-    assert chat.decode(ids, skip_special_tokens=True).strip() == "Tom has 3"
-
-
-def test_an_id_that_contradicts_the_model_is_refused(folder: Path):
-    table = {"5": {"content": "<|im_end|>", "special": True}}
-    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": table}))
+    ids = found.encode(text)
+    assert (ids[0], ids[-1]) == (size, size + 1) and found.decode(ids) == text
+    assert found.decode(ids, skip_special_tokens=True).strip() == "Tom has 3"
     with pytest.raises(TokenizerError, match=r"gives '<\|im_end\|>' the id 5, but tokenizer.model gives that id to"):
-        load_tokenizer(TokenizerSection(path=folder, eos_tokens=("</s>",), pad_token="<unk>"))
-
-
-def test_ids_without_a_piece_give_no_text(tokenizer: Tokenizer):
-    ids = tokenizer.encode("Tom has")
-    assert tokenizer.decode([*ids, 5000]) == "Tom has"
+        chat({5: "<|im_end|>"}, "</s>")
+    with pytest.raises(TokenizerError, match=r"has no token '<\|im_end\|>'"):
+        chat({})
 
 
 def test_user_defined_symbols_are_single_ids(tmp_path: Path):
@@ -110,8 +101,3 @@ def test_unreadable_models(tmp_path: Path, model: bytes):
     (tmp_path / "b.model").write_bytes(model)
     with pytest.raises(TokenizerError, match="2 sentencepiece models"):
         load_tokenizer(section)
-
-
-def test_unknown_token_name(folder: Path):
-    with pytest.raises(TokenizerError, match=r"has no token '<\|im_end\|>'"):
-        load_tokenizer(TokenizerSection(path=folder, pad_token="<unk>"))
