@@ -160,7 +160,6 @@ def test_a_mistake_gives_one_clear_error_and_no_run(prepare, said, experiment, c
     options = prepare(folder)
     before = tree(folder)
     capsys.readouterr()
-
     assert main(["run", str(experiment), *options]) == 1
     printed = capsys.readouterr()
     assert printed.out == "", "no line of a run may stand before the error"

@@ -94,7 +94,6 @@ def test_a_run_survives_its_disk_its_checkpoint_and_its_reward(tmp_path: Path) -
     config = write_experiment(tmp_path / "experiment", max_steps=4, workers=1)
     (config.parent / "reward.py").write_text(REWARD)
     run_dir = tmp_path / "run"
-
     # The disk is full when the second checkpoint, of step 2, is written.
     ended = run(config, run_dir, "save.rename:2=full_disk")
     assert ended.returncode == 1 and "Traceback" not in ended.stderr, ended.stderr
@@ -102,7 +101,6 @@ def test_a_run_survives_its_disk_its_checkpoint_and_its_reward(tmp_path: Path) -
     assert "step_00000002: the checkpoint could not be written" in ended.stderr
     assert "No space left on device" in ended.stderr
     assert checkpoints(run_dir) == ["step_00000000"], "no half of a checkpoint is left"
-
     # The process is killed between two files of the next but one, of step 4.
     ended = run(config, run_dir, "save.rename:2=kill")
     assert ended.returncode == -signal.SIGKILL and "resumed at step 0" in ended.stdout, ended.stderr
@@ -110,7 +108,6 @@ def test_a_run_survives_its_disk_its_checkpoint_and_its_reward(tmp_path: Path) -
     assert [record["step"] for record in first] == [1, 2, 3, 4]
     kept = [name for name in checkpoints(run_dir) if not name.startswith(".")]
     assert kept == ["step_00000000", "step_00000002"]
-
     # The newest checkpoint is damaged.
     damaged = run_dir / "checkpoints" / "step_00000002" / "optimizer.safetensors"
     content = bytearray(damaged.read_bytes())
@@ -122,7 +119,6 @@ def test_a_run_survives_its_disk_its_checkpoint_and_its_reward(tmp_path: Path) -
     assert "resumed at step 0" in ended.stdout
     assert [name for name in checkpoints(run_dir) if name.startswith(".")] == [], "leftovers are cleared away"
     assert json.loads((run_dir / "summary.json").read_text())["steps"] == 4
-
     # Three lives made the same steps; workers died in each, and cost their own response alone.
     assert steps_of(run_dir) == first
     lost = [record.get("samples/filtered/error", 0) for record in first]

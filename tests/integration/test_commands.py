@@ -52,13 +52,11 @@ def test_the_same_rows_give_the_same_figures_without_any_yaml(finished_run, tmp_
         *("arithmetic", 6),
     )
     assert done.stdout.splitlines()[0].split()[:2] == ["data", "problems"]
-
     assert json.loads((out / "eval.json").read_text()) == said
     records = [json.loads(line) for line in (out / "generations.jsonl").read_text().splitlines()]
     assert len(records) == 2 * 6 * (1 + 2)
     correct = [row for row in records if row["temperature"] == 0 and row["verdict"] == "correct"]
     assert len(correct) == round(said["accuracy"] * said["problems"])
-
     again = mindgspo("eval", export, "--data", "arithmetic", "--out", out, cwd=tmp_path)
     assert again.returncode == 1 and "is not overwritten" in again.stderr
     assert json.loads((out / "eval.json").read_text()) == said

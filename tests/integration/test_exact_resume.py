@@ -154,7 +154,6 @@ def test_back_to_an_earlier_step_killed_on_the_way(whole_run, tmp_path: Path) ->
     assert killed.returncode == -9 and "going back to step 2" in killed.stdout, killed.stderr
     assert (root / "checkpoints" / "step_00000004").is_dir(), "it was not set aside yet"
     assert json.loads((root / "summary.json").read_text())["finished"], "nor was the end of the run"
-
     done = mindgspo("run", whole.config, *sets(f"run_dir={root}", "resume=auto"), cwd=whole.config.parent)
     assert done.returncode == 0, done.stderr
     assert "resumed at step 2" in done.stdout

@@ -25,7 +25,6 @@ from mindgspo.tensor_files import read_safetensors
 from mindgspo.types import Score, Verdict
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
-
 FAMILY = """
 experiment: family
 model:
@@ -102,7 +101,6 @@ def test_a_step_trains_with_every_loss(name: str, trainer, tmp_path: Path) -> No
     trainer.weight_version += 1
     trainer.engine.load_weights(trainer.weight_version)
     metrics = trainer.train_step(1).metrics
-
     assert unknown_names(metrics) == []
     assert [key for key, value in metrics.items() if not math.isfinite(value)] == []
     assert (metrics["samples/trained"], metrics["actor/updates"], trainer.backend.updates) == (12, 2, 2)
@@ -160,21 +158,18 @@ def test_it_runs_and_a_stopped_run_ends_as_an_uninterrupted_one(family: Path, st
     export = read_safetensors(whole / "export")
     assert reference.keys() == export.keys()
     assert any((reference[name] != export[name]).any() for name in export), "the reference moved with the policy"
-
     root = folder / "runs" / "tiny"
     code, _, errors = stopped_at(family, root / "checkpoints" / "step_00000001", signal.SIGKILL)
     assert code == -signal.SIGKILL, errors
     assert not (root / "summary.json").exists()
     saved = read_safetensors(next((root / "reference").rglob("parameters.safetensors")))
     assert all(np.array_equal(saved[name], reference[name]) for name in reference)
-
     # Without the reference policy the penalty would be another one.
     shutil.move(root / "reference", tmp_path / "aside")
     done = mindgspo("run", family, "--set", "resume=auto", cwd=folder)
     assert done.returncode == 1
     assert "reference: the reference policy of this run is missing" in done.stderr and "--overwrite" in done.stderr
     shutil.move(tmp_path / "aside", root / "reference")
-
     done = mindgspo("run", family, "--set", "resume=auto", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "resumed at step" in done.stdout and "warm-up" not in done.stdout

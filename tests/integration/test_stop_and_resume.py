@@ -13,13 +13,11 @@ from running import mindgspo, read_lines, reproducible, sets, tree
 
 def test_a_run_stopped_twice_ends_as_an_uninterrupted_one(finished_run, experiment: Path, stopped_at) -> None:
     root = experiment.parent / "runs" / "tiny"
-
     # Ctrl-C after the warm-up, before the first step.
     code, output, errors = stopped_at(experiment, root / "checkpoints" / "step_00000000", signal.SIGINT)
     assert code == 130, errors
     assert errors.strip() == "interrupted; what was saved stays"
     assert "warm-up    40/40" in output
-
     # kill -9 after the second step.
     code, output, errors = stopped_at(experiment, root / "checkpoints" / "step_00000002", signal.SIGKILL)
     assert code == -signal.SIGKILL, errors
@@ -29,12 +27,10 @@ def test_a_run_stopped_twice_ends_as_an_uninterrupted_one(finished_run, experime
     for name in ("metrics.jsonl", "samples.jsonl", "validation.jsonl"):
         with (root / name).open("a") as file:
             file.write('{"step": 5, "actor/pg_loss": 9.0}\n{"step": 6, "act')
-
     done = mindgspo("run", experiment, "--set", "resume=auto", cwd=experiment.parent)
     assert done.returncode == 0, done.stderr
     assert "resumed at step" in done.stdout and "warm-up" not in done.stdout
     assert done.stdout.splitlines()[-1] == f"report: {root / 'report.html'}"
-
     for name in ("metrics.jsonl", "samples.jsonl", "validation.jsonl"):
         ours, theirs = read_lines(root / name), read_lines(finished_run.root / name)
         assert reproducible(ours) == reproducible(theirs), name
@@ -65,7 +61,6 @@ def test_a_run_stopped_after_its_last_checkpoint_only_finishes(finished_run, tmp
     done = mindgspo("run", folder / "tiny.yaml", "--set", "resume=auto", cwd=folder)
     assert done.returncode == 1, "the copied YAML names other data paths"
     assert "data.train.path: " in done.stderr and tree(root) == before
-
     config = root / "config.yaml"  # the run's own settings, which name the original data
     done = mindgspo("run", config, "--set", "resume=auto", "--set", f"run_dir={root}", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -75,7 +70,6 @@ def test_a_run_stopped_after_its_last_checkpoint_only_finishes(finished_run, tmp
     assert json.loads(after["summary.json"])["accuracy_after"] == pytest.approx(
         json.loads((finished_run.root / "summary.json").read_text())["accuracy_after"]
     )
-
     (root / "report.html").unlink()
     done = mindgspo("run", config, "--set", "resume=auto", "--set", f"run_dir={root}", cwd=folder)
     assert done.returncode == 0 and (root / "report.html").is_file()

@@ -45,7 +45,6 @@ plans:
   train: {data_parallel: 2, model_parallel: 2, pipeline_stage: 2, micro_batch_num: 2, optimizer_shard: true}
   infer: {data_parallel: 4, model_parallel: 2}
 """
-
 Call = Callable[..., tuple[int, str, str]]
 
 
@@ -80,8 +79,6 @@ def flip(path: Path, position: int = -1) -> None:
 
 
 # ----- list and verify
-
-
 def test_steps_of_a_run(tmp_path: Path, step: Path, call: Call):
     for number in (5, 12):
         write_step(tmp_path / "run", random_tensors(), step=number)
@@ -160,8 +157,6 @@ def test_list_of_ranks_and_of_a_file(tmp_path: Path, step: Path, call: Call):
 
 
 # ----- shard, transform, merge
-
-
 def test_shard_transform_merge_by_plans(tmp_path: Path, step: Path, config: Path, call: Call):
     code, out, err = call("shard", step, tmp_path / "a", "--plan", "1x4x2", "--config", config)
     assert (code, err) == (0, "")
@@ -266,8 +261,6 @@ def test_record_that_is_damaged(tmp_path: Path, step: Path, call: Call):
 
 
 # ----- export
-
-
 def test_export_of_the_newest_step(tmp_path: Path, call: Call):
     run = tmp_path / "run"
     run.mkdir()
@@ -298,8 +291,6 @@ def test_export_of_ranks_is_refused(tmp_path: Path, call: Call):
 
 
 # ----- Which file of a rank is taken: the newest save that all ranks have, whatever the files are called
-
-
 def touch(folder: Path, *paths: str) -> Path:
     for path in paths:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -375,8 +366,6 @@ def test_what_is_sharded(tmp_path: Path):
 
 
 # ----- The benchmark of the checkpoint tools, on a checkpoint that takes no time
-
-
 BENCH = Path(__file__).resolve().parents[3] / "tools" / "bench_checkpoint.py"
 
 

@@ -57,8 +57,6 @@ def assert_nothing_is_left(parent: Path, *names: str) -> None:
 
 
 # ---- there and back
-
-
 def test_an_export_converts_to_itself(tmp_path: Path) -> None:
     source = exported(tmp_path / "source")
     done = convert_weights(Conversion(source=source, out=tmp_path / "out"))
@@ -115,8 +113,6 @@ def test_a_bare_file_takes_its_description_from_another_folder(tmp_path: Path) -
 
 
 # ---- dtypes
-
-
 def test_bfloat16_is_rounded_and_named(tmp_path: Path) -> None:
     source = exported(tmp_path / "source")
     convert_weights(Conversion(source=source, out=tmp_path / "half", dtype="bfloat16"))
@@ -210,8 +206,6 @@ def test_what_transformers_saved_is_written_again_byte_for_byte(tmp_path: Path, 
 
 
 # ---- tied weights
-
-
 def test_a_copy_of_the_tied_table_is_left_out_if_it_is_one(tmp_path: Path) -> None:
     source = exported(tmp_path / "source", section(tied=True))
     expected = files(source)
@@ -226,8 +220,6 @@ def test_a_copy_of_the_tied_table_is_left_out_if_it_is_one(tmp_path: Path) -> No
 
 
 # ---- what cannot be converted
-
-
 def test_a_target_that_holds_something_is_never_touched(tmp_path: Path) -> None:
     source = exported(tmp_path / "source")
     (tmp_path / "out").mkdir()
@@ -322,8 +314,6 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, options: list[str]) -> None:
 
 
 # ---- the command
-
-
 def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, out = exported(tmp_path / "source"), tmp_path / "out"
     assert main(["convert", "weights", str(source), str(out), "--dtype", "bfloat16", "--max-shard-size", "3KB"]) == 0
@@ -372,8 +362,6 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
 
 
 # ----- A run's checkpoint as a Hugging Face folder: what the run itself exports, byte for byte
-
-
 PROJECT = Path(__file__).resolve().parents[3]
 
 
@@ -420,8 +408,6 @@ def test_a_checkpoint_that_was_changed_or_is_far_from_its_run_is_refused(tmp_pat
 
 
 # ----- The Hugging Face export: what is in it, and what it may replace
-
-
 class FailingTokenizer:
     """Writes one file, or fails as a full disk would."""
 

@@ -140,8 +140,6 @@ def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
 
 
 # ---- the lock
-
-
 HOLDER = """
 import sys
 from pathlib import Path
@@ -183,8 +181,6 @@ def test_a_second_open_in_one_process_is_refused_until_the_first_is_closed(tmp_p
 
 
 # ----- resume: PATH. Which checkpoint is meant, whose it is, and what becomes of a run that goes back
-
-
 def make_run(root: Path, steps: tuple[int, ...] = (2, 4, 6), *, finished: bool = False) -> Path:
     """A run with a line of metrics per step."""
     folder = opened(root, close=False)

@@ -117,8 +117,6 @@ def test_the_same_step_again_replaces_it(tmp_path: Path) -> None:
 
 
 # ---- damage
-
-
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "truncated parameters": (lambda path: cut(path / "parameters.safetensors"),
                              r"parameters\.safetensors: truncated, \d+ bytes instead of \d+"),
@@ -178,8 +176,6 @@ def test_the_format_with_sha256_is_read(tmp_path: Path) -> None:
 
 
 # ---- disk and processes
-
-
 def test_too_little_space_is_told_before_anything_is_written(tmp_path: Path) -> None:
     save(tmp_path, 1)
     huge = np.broadcast_to(np.float32(0), (1 << 50,))  # 4 PiB that take no memory
@@ -251,7 +247,6 @@ def test_kill_9_at_any_moment_leaves_a_loadable_newest_checkpoint(tmp_path: Path
         acknowledged = [reached + 1, *(int(line) for line in child.stdout.read().split())]
         assert child.wait() == -signal.SIGKILL
         child.stdout.close()
-
         interrupted += any(name.startswith(".") for name in names(folder))
         newest = newest_checkpoint(folder)
         assert newest is not None
@@ -265,8 +260,6 @@ def test_kill_9_at_any_moment_leaves_a_loadable_newest_checkpoint(tmp_path: Path
 
 
 # ----- Which checkpoints stay: the newest and the best, whatever is killed or damaged in between
-
-
 VALUES = {0: 0.25, 1: 0.5, 2: 0.75, 3: 0.75, 4: None, 5: 0.5, 6: 0.625}
 
 
@@ -342,8 +335,6 @@ def test_the_list_shows_evaluations_and_the_best(tmp_path: Path) -> None:
 
 
 # ----- Checkpoints that are read by need, with what a run keeps by name; and where one cannot be written
-
-
 def save_stateful(folder: Path, state: dict, kept: dict | None = None) -> Path:
     arrays = {"w": np.arange(12, dtype=np.float32).reshape(6, 2)}
     return save_checkpoint(

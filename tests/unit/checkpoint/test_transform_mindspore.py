@@ -117,7 +117,6 @@ def test_whole_to_ranks_and_back_with_scalars_and_bfloat16(tmp_path: Path):
     ms.transform_checkpoints(str(tmp_path / "in"), str(tmp_path / "theirs"), "w", None, str(tmp_path / "s.ckpt"))
     ours(tmp_path / "in", tmp_path / "ours", None, tmp_path / "s.ckpt")
     assert_same_files(tmp_path / "ours", tmp_path / "theirs")
-
     ms.transform_checkpoints(str(tmp_path / "ours"), str(tmp_path / "merged"), "w", str(tmp_path / "s.ckpt"), None)
     ours(tmp_path / "theirs", tmp_path / "merged.ckpt", tmp_path / "s.ckpt", None)
     (theirs,) = files_of(tmp_path / "merged").values()

@@ -77,8 +77,6 @@ def names(folder: Path) -> set[str]:
 
 
 # ----- the source
-
-
 @pytest.mark.parametrize("suffix", [".ckpt", ".safetensors"])
 def test_a_truncated_shard(tmp_path: Path, strategy: Strategy, suffix: str):
     folder = write_ranks(tmp_path / "cut", random_tensors(), layouts_of(TRAIN), name=f"w{suffix}")
@@ -187,8 +185,6 @@ def test_what_is_no_checkpoint(tmp_path: Path):
 
 
 # ----- the strategy and the model
-
-
 @pytest.mark.parametrize(("changes", "said"), [
     ({"num_hidden_layers": 4}, r"24 of 51 names in it are not the model's.*it has 4 layers, the model 2"),
     ({"num_hidden_layers": 1}, r"no entry for .*, though others of that kind have one; it is of a smaller model"),
@@ -231,8 +227,6 @@ def test_state_that_the_strategy_forgets(tmp_path: Path, whole: Path):
 
 
 # ----- the destination
-
-
 def test_what_stands_at_the_destination_stays(tmp_path: Path, whole: Path, strategy: Strategy):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("kept")
@@ -342,8 +336,6 @@ def test_leftovers_of_a_killed_process_are_cleared(tmp_path: Path, whole: Path):
 
 
 # ----- reading back
-
-
 def test_a_file_that_reads_back_differently(tmp_path: Path, whole: Path):
     path = tmp_path / "out.safetensors"
     with open_whole(find_checkpoint(whole), None) as source:

@@ -53,8 +53,6 @@ def assert_ranks(folder: Path, expected: dict[int, dict[str, np.ndarray]]) -> No
 
 
 # ----- there and back
-
-
 @pytest.mark.parametrize("suffix", [".ckpt", ".safetensors"])
 @pytest.mark.parametrize("kind", ["plain", "ours", "compiled"])
 def test_one_to_eight_to_other_eight_to_one_is_the_same(tmp_path: Path, suffix: str, kind: str):
@@ -67,7 +65,6 @@ def test_one_to_eight_to_other_eight_to_one_is_the_same(tmp_path: Path, suffix: 
     compiled = kind == "compiled"
     one = single_source(write_strategy_files(tmp_path / "s1", first, compiled=compiled))
     two = single_source(write_strategy_files(tmp_path / "s2", second, compiled=compiled))
-
     run(step, tmp_path / "a", destination_strategy=one, suffix=suffix, deep=True)
     assert_ranks(tmp_path / "a", rank_tensors(tensors, layouts_of(first, compiled=compiled)))
     run(tmp_path / "a", tmp_path / "b", source_strategy=one, destination_strategy=two)
@@ -77,7 +74,6 @@ def test_one_to_eight_to_other_eight_to_one_is_the_same(tmp_path: Path, suffix: 
     run(tmp_path / "b", tmp_path / "c", source_strategy=two, deep=True)
     run(tmp_path / "b", tmp_path / "d", source_strategy=two, destination_strategy=one, weights_only=True)
     assert not list((tmp_path / "d").glob("*.safetensors")), "they belong to a run that goes on"
-
     assert contents(tmp_path / "c") == contents(step)
     assert load_checkpoint(tmp_path / "c").state == {"cursor": 3}
 
@@ -148,8 +144,6 @@ def test_what_was_cut_elsewhere_merges_in_the_order_of_the_ranks(tmp_path: Path)
 
 
 # ----- what tensors may be
-
-
 def test_tensors_without_an_entry_are_whole_on_every_rank(tmp_path: Path):
     tensors = {**random_tensors(), "global_step": np.array(5, np.int32), "rope.table": np.ones((3, 2), np.float16)}
     whole = write_whole(tmp_path / "w.safetensors", tensors)
@@ -232,8 +226,6 @@ def test_a_strategy_file_of_one_rank_is_a_whole_checkpoint(tmp_path: Path):
 
 
 # ----- blocks
-
-
 def test_first_element_by_hand():
     assert first_element(TensorSlice((2, 0), (5, 3)), (8, 3)) == 6
     assert first_element(TensorSlice((2, 0), (5, 2)), (8, 3)) is None

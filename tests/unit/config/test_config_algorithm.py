@@ -26,8 +26,6 @@ def test_every_loss_and_every_estimator_runs_with_its_defaults(load):
 
 
 # ----- GSPO's two traps
-
-
 @BOTH_GSPO
 @pytest.mark.parametrize("key", ["clip_low", "clip_high"])
 def test_grpos_clip_range_is_refused_for_gspo(problems, load, name, key):
@@ -60,8 +58,6 @@ def test_token_weighting_is_refused_for_gspo(problems, load, name, mode, factor)
 
 
 # ----- what fits which loss, estimator and placement
-
-
 @pytest.mark.parametrize(("overrides", "expected"), [
     (["algorithm.name=gmpo", "algorithm.loss_agg_mode=token-mean"],
      "algorithm.loss_agg_mode: token-mean adds up losses of tokens, but gmpo has one loss per response; set "
@@ -218,8 +214,6 @@ def test_default_aggregation_of_the_kl_term_is_the_one_that_loading_fills_in(loa
 
 
 # ----- Notes about settings of `algorithm` that are legal, but may not do what they seem to
-
-
 ONE_UPDATE = "trainer.prompts_per_mini_batch=12"
 KL_IN_LOSS = "algorithm.kl.placement=loss"
 ASCEND = ("device=Ascend", "model.hidden_size=128")
@@ -313,8 +307,6 @@ def test_filtering_groups_that_have_a_signal_is_noted(load, estimator):
 
 
 # ----- The reward section: names, files, weights, and settings that nobody would read
-
-
 @pytest.mark.parametrize(("overrides", "line"), [
     (["reward.functions=[gsm8]"], "reward.functions: unknown function 'gsm8'; did you mean 'gsm8k'? (known: gsm8k, "),
     (["reward.functions=[reward.py]"],

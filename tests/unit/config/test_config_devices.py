@@ -170,8 +170,6 @@ def test_a_tied_table_is_split_as_the_output_table_is(experiment: Path, problems
 
 
 # ----- The rules of `model.backend`, refused before MindSpore or MindFormers is imported
-
-
 EXPERIMENT = Path(__file__).resolve().parents[3] / "examples" / "arithmetic" / "gspo.yaml"
 SIZES = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
 

@@ -192,8 +192,6 @@ def test_importing_config_loads_neither_mindspore_nor_numpy():
 
 
 # ----- The YAML dialect: numbers as people write them, no YAML 1.1 surprises, nothing but plain data
-
-
 SCALARS = [("1e-6", 1e-6), ("3E-4", 3e-4), ("-2e5", -2e5), ("1.", 1.0), (".5", 0.5), ("1_000_000.0", 1e6), ("512", 512),
            ("-0", 0), ("1_000", 1000), ("true", True), ("null", None), ("~", None), ("yes", "yes"), ("on", "on"),
            ("010", "010"), ("0x10", "0x10"), ("1:30", "1:30"), ("2024-01-01", "2024-01-01"), ("1e", "1e"),
@@ -251,8 +249,6 @@ def test_text_that_looks_like_a_number_stays_text(text):
 
 
 # ----- Model and plans from an experiment or from a file that holds nothing else, with the same errors
-
-
 ROOT = Path(__file__).resolve().parents[3]
 MODELS = sorted((ROOT / "model_configs").glob("*.yaml"))
 
@@ -281,12 +277,10 @@ def tiny(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_shipped_models_have_the_published_number_of_weights(name: str):
-    from math import prod
-
     from mindgspo.models.names import parameter_shapes
 
     model, _ = load_model_and_plans(ROOT / "model_configs" / name)
-    assert sum(prod(shape) for shape in parameter_shapes(model).values()) == PUBLISHED[name]
+    assert sum(math.prod(shape) for shape in parameter_shapes(model).values()) == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.name)
@@ -299,8 +293,6 @@ def test_shipped_plans_are_for_8_or_64_cards_or_16_for_many_experts(path: Path):
 
 @pytest.mark.parametrize("name", ["qwen2_5_32b_64.yaml", "qwen3_32b_64.yaml"])
 def test_what_64_cards_train_fits_them(name: str):
-    from math import prod
-
     from mindgspo.models.names import parameter_shapes
     from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
 
@@ -308,7 +300,7 @@ def test_what_64_cards_train_fits_them(name: str):
     shapes = parameter_shapes(model)
 
     def held(layouts, rank: int) -> int:
-        return sum(prod(held.shape) for layout in layouts.values() if (held := layout.slice_of(rank)) is not None)
+        return sum(math.prod(held.shape) for layout in layouts.values() if (held := layout.slice_of(rank)) is not None)
 
     weights = parameter_layouts(shapes, model, plans.train)
     shards = moment_layouts(shapes, model, plans.train)
@@ -357,8 +349,6 @@ def test_a_file_with_other_sections_must_be_a_whole_experiment(tmp_path: Path):
 
 
 # ----- Every YAML that ships with the project loads, and what is dumped loads back equal
-
-
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
 
 
@@ -407,8 +397,6 @@ def test_every_key_has_a_text(key: str, text: str):
 
 
 # ----- A field of the schema exists only if code outside the configuration room reads it
-
-
 PACKAGE = Path(__file__).resolve().parents[3] / "mindgspo"
 
 # Fields whose whole effect is inside the configuration room, each with its reason.

@@ -105,8 +105,6 @@ def test_divisors_and_neighbours():
 
 
 # ----- Rules of a reference policy that follows the policy, and of its own plan; what is filled in, and what is shown
-
-
 KEY = "algorithm.kl.reference"
 LOSS, REWARD = "algorithm.kl.placement=loss", "algorithm.kl.placement=reward"
 SIX = "trainer.samples_per_micro_batch=6"
@@ -184,8 +182,6 @@ def test_ratios_against_the_sampler_are_not_called_one(load) -> None:
 
 
 # ----- What the model families may set, beside each other; experts' plans too
-
-
 EXPERTS = ("model.architecture=qwen3_moe", "model.num_experts=8", "model.num_experts_per_tok=2",
            "model.moe_intermediate_size=48")  # fmt: skip
 SCALING = (

@@ -118,8 +118,6 @@ def test_evaluation_on_trained_rows_is_noted(load, tmp_path):
 
 
 # ----- Rules of a step's batches: one size of a micro-batch, a budget that holds a sample, what packing needs
-
-
 BUDGET = ("trainer.samples_per_micro_batch=", "trainer.max_tokens_per_micro_batch=256")
 
 
@@ -164,8 +162,6 @@ def test_a_budget_that_leaves_nothing_to_pack_is_noted(load) -> None:
 
 
 # ----- `data.eval` as one source and as sets with names: loading, dumping, overriding, and what is refused
-
-
 QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "arithmetic" / "gspo.yaml"
 NONE = "data.eval=null"
 FIRST = "data.eval.easy={format: arithmetic, split: test, max_rows: 8}"
@@ -222,8 +218,6 @@ def test_what_is_refused_is_named_with_its_set(overrides: list[str], line: str) 
 
 
 # ----- The width of one head: given, or derived from the model's width
-
-
 SHAPE = {
     "vocab_size": 64,
     "hidden_size": 96,

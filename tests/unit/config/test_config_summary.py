@@ -41,13 +41,9 @@ def test_epochs_become_full_steps_once_rows_are_counted(load):
 
 
 # ----- The formulas of the start banner: one line each, with the numbers in use
-
-
 S = "s_i = exp(mean_t(logp_it - old_it))"
 W = "w_it = exp(logp_it - old_it)"
 GAMMA = "algorithm.advantage={estimator: reinforce_plus_plus, gamma: 0.9}"
-
-
 OBJECTIVES = {
     "gspo": f"GSPO: mean_i min(s_i A_i, clip(s_i, 1-0.0003, 1+0.0004) A_i), {S}",
     "gspo_token": "GSPO-token: mean_i mean_t min(s_it A_i, clip(s_it, 1-0.0003, 1+0.0004) A_i), "

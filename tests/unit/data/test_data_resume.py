@@ -180,7 +180,6 @@ def test_a_worker_that_dies_is_told_and_costs_nothing(prepare, source, tokenizer
 
 def test_reusing_a_folder_clears_what_a_kill_left_after_the_rename(prepare, source: DataSourceSection, tmp_path: Path):
     out = tmp_path / "out"
-
     with pytest.raises(KeyboardInterrupt):
         prepare(source, out, is_readable=interrupt)
     (partial,) = tmp_path.glob("out.partial-*")

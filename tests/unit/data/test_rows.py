@@ -23,7 +23,6 @@ def test_a_mini_batch_worked_by_hand() -> None:
         make_sample([8, 9], [10, 11], number=9),
     ]
     first, second = lay_out(samples, samples_per_micro_batch=2, length_multiple=2, pad_id=PAD)
-
     # Longest first; of the two of length 4 the one with the longer response leads.
     assert first.ids_RT.tolist() == [[4, 5, 6, 7], [8, 9, 10, 11]]
     assert first.positions_RT.tolist() == [[0, 1, 2, 3], [0, 1, 2, 3]]
@@ -37,7 +36,6 @@ def test_a_mini_batch_worked_by_hand() -> None:
     # Left for the trainer to fill in.
     assert first.old_logp_NK.tolist() == first.ref_logp_NK.tolist() == first.advantages_NK.tolist() == [[0] * 4] * 2
     assert first.correction_NK.tolist() == [[1] * 4] * 2
-
     # One sample of three tokens, and a filler row.
     assert second.ids_RT.tolist() == [[1, 2, 3, PAD], [PAD] * 4]
     assert second.positions_RT.tolist() == [[0, 1, 2, 0], [0, 0, 0, 0]]
@@ -49,7 +47,6 @@ def test_a_mini_batch_worked_by_hand() -> None:
     assert second.samples_N.tolist() == [4, -1]
     assert second.old_logp_NK.tolist() == second.ref_logp_NK.tolist() == second.advantages_NK.tolist() == [[0] * 2] * 2
     assert second.correction_NK.tolist() == [[1] * 2] * 2
-
     # Denominators count the whole mini-batch, in both micro-batches.
     for batch in (first, second):
         assert (batch.num_sequences, batch.num_tokens) == (3, 6)
@@ -66,12 +63,10 @@ def test_rows_by_number_worked_by_hand() -> None:
     samples = [make_sample([1], [5, 6, 7], number=3), make_sample([2], [8], number=1)]
     (batch,) = lay_out(samples, samples_per_micro_batch=3, length_multiple=4, pad_id=PAD)
     assert batch.samples_N.tolist() == [3, 1, -1]
-
     rows = [np.array(row, np.float32) for row in ([9, 9], [0.5], [9], [-1, 2, 0])]
     array_NK = scattered(batch, rows)
     assert array_NK.dtype == np.float32
     assert array_NK.tolist() == [[-1, 2, 0, 0], [0.5, 0, 0, 0], [0, 0, 0, 0]]
-
     rubbish_NK = np.where(batch.mask_NK, array_NK, np.float32(np.nan))
     found = gathered([batch], [rubbish_NK], num_samples=4)
     assert [row.tolist() for row in found] == [[], [0.5], [], [-1, 2, 0]]

@@ -25,7 +25,6 @@ EXAMPLES = {
     "verl math": ("verl_math_lighteval_7b.txt",),
 }
 each_example = pytest.mark.parametrize("names", EXAMPLES.values(), ids=EXAMPLES)
-
 GENERATED = ("data.train.format=arithmetic", "data.train.path=", "data.eval.format=arithmetic", "data.eval.split=test",
              "data.eval.path=", "tokenizer.path=", "tokenizer.eos_tokens=['<|im_end|>', '<|endoftext|>']",
              "tokenizer.pad_token=<|endoftext|>", "model.path=", "trainer.max_steps=3")  # fmt: skip

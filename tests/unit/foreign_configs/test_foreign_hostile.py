@@ -24,8 +24,6 @@ MAPS = "a0: &a0 {type: t, v: 1}\n" + "".join(
 MERGES = "a0: &a0 {x: 1}\n" + "".join(
     f"a{n + 1}: &a{n + 1} {{<<: [{', '.join([f'*a{n}'] * 10)}]}}\n" for n in range(30)
 )
-
-
 PAIRS = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n + 1}: &a{n + 1} !!pairs [{', '.join([f'k: *a{n}'] * 8)}]\n" for n in range(30)
 )

@@ -19,8 +19,6 @@ OF_YAML = [(suite, *case) for suite in ("mindformers", "mindrlhf") for case in c
 
 # They name files; test_foreign_examples.py has some.
 NAMES_OF_FILES = {"actor_config.model_config", "generate_config.model_config"}
-
-
 each_suite = pytest.mark.parametrize("suite", TABLES)
 
 

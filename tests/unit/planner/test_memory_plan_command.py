@@ -75,8 +75,6 @@ def test_every_shipped_experiment_can_be_planned(capsys: pytest.CaptureFixture[s
 
 
 # ----- Peaks that a dry run measured: kept as files, found by configuration, shown beside the plan's own
-
-
 QWEN_7B = Path(__file__).resolve().parents[3] / "examples" / "gsm8k" / "gspo_qwen2_5_7b.yaml"
 
 

@@ -144,8 +144,6 @@ def test_levels_hold_what_the_swap_declares(seven_billion: ExperimentConfig) -> 
 
 
 # ----- The reference policy in the memory plan: its own plan's slices, its graphs, and what a run without scoring saves
-
-
 KL = {"kl": {"placement": "loss"}}
 
 
@@ -193,8 +191,6 @@ def test_the_samplers_log_probs_need_no_graph(device: str) -> None:
 
 
 # ----- The CPU's rough terms: by hand for a small model, and their order
-
-
 # 4 rows of 64 + 64 tokens; 8 layers of width 256, 8 heads and 4 key/value heads of 32, inner 768, vocabulary 1024.
 TOKENS, SCORES = 4 * 128, 4 * 8 * 128**2
 STREAMS = 6 * 256 + 2 * 256 + 2 * 128

@@ -55,12 +55,10 @@ def test_mindspore_writes_the_same_bytes_and_reads_ours(tmp_path: Path) -> None:
     listed = [{"name": name, "data": mindspore.Tensor(array)} for name, array in tensors.items()]
     listed.append({"name": "brain", "data": mindspore.Tensor([1.0, -2.0], mindspore.bfloat16)})
     mindspore.save_checkpoint(listed, str(tmp_path / "theirs.ckpt"), append_dict={"note": "hello"})
-
     infos = {name: info_of(array) for name, array in tensors.items()} | {"brain": TensorInfo(dtype="BF16", shape=(2,))}
     parts = [*tensors.items(), ("brain", np.array([0x3F80, 0xC000], np.uint16))]
     write_tensors(tmp_path / "ours.ckpt", infos, parts, metadata={"note": "hello"})
     assert (tmp_path / "ours.ckpt").read_bytes() == (tmp_path / "theirs.ckpt").read_bytes()
-
     loaded = mindspore.load_checkpoint(str(tmp_path / "ours.ckpt"))
     assert loaded.pop("note") == "hello"
     assert loaded["brain"].dtype == mindspore.bfloat16

@@ -62,8 +62,6 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
 
 
 # ---- round trips
-
-
 def test_arrays_come_back_from_file_and_folder_and_outlive_it(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     matrix = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -103,8 +101,6 @@ def test_a_rewrite_replaces_the_file_and_a_failed_one_keeps_it(tmp_path: Path) -
 
 
 # ---- bfloat16
-
-
 def test_bfloat16_rounds_ties_to_even() -> None:
     # bfloat16 keeps 8 significant bits: between 1 and 2 its step is 1/128, so 1 + 1/256 lies halfway.
     values = np.array([1.0, 1 + 1 / 256, 1 + 3 / 256, 1 + 1 / 256 + 2**-20, -(1 + 1 / 256)], np.float32)
@@ -140,7 +136,6 @@ def test_torch_reads_what_was_written_and_the_other_way_round(tmp_path: Path) ->
     bits = rng.integers(0, 2**32, 20_000, dtype=np.uint64).astype(np.uint32)  # every kind of number, NaN too
     values = bits.view(np.float32).reshape(100, 200)
     theirs = torch.from_numpy(values.copy()).to(torch.bfloat16)
-
     keep = np.abs(values) < 3.3e38  # an overflow to infinity is refused here, torch performs it
     finite = np.where(keep, values, np.float32(0))
     write_safetensors(tmp_path / "ours.safetensors", {"w": finite}, dtype="bfloat16")
@@ -148,7 +143,6 @@ def test_torch_reads_what_was_written_and_the_other_way_round(tmp_path: Path) ->
     assert loaded.dtype == torch.bfloat16
     expected = torch.where(torch.from_numpy(keep), theirs, torch.zeros((), dtype=torch.bfloat16))
     assert torch.equal(loaded.view(torch.int16), expected.view(torch.int16))
-
     tensors = {"w": theirs, "v": torch.arange(3.0), "s": torch.tensor(1.5, dtype=torch.bfloat16)}
     torch_save(tensors, tmp_path / "theirs.safetensors")
     found = read_safetensors(tmp_path / "theirs.safetensors")
@@ -158,8 +152,6 @@ def test_torch_reads_what_was_written_and_the_other_way_round(tmp_path: Path) ->
 
 
 # ---- damage
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kept", [0, 4, 60, -1])
 def test_a_truncated_file_is_named(tmp_path: Path, dtype: str, kept: int) -> None:
@@ -255,8 +247,6 @@ def test_a_bad_index_is_refused(tmp_path: Path, text: str, message: str) -> None
 
 
 # ----- Files written in a stream: the library's bytes, nothing left behind, and little memory whatever the size
-
-
 def test_the_bytes_are_those_of_the_safetensors_library(tmp_path: Path) -> None:
     dtypes = ("f8", "f4", "f2", "i8", "u8", "i4", "u4", "i2", "u2", "i1", "u1", "?")
     tensors = {f"{'b' if number % 2 else 'a'}.{dtype}": np.ones(number, dtype) for number, dtype in enumerate(dtypes)}

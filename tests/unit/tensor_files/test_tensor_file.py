@@ -28,8 +28,6 @@ def entry(dtype: str, shape: list[int], first: int, last: int) -> dict[str, obje
 
 
 # ---- what a file says
-
-
 def test_infos_come_in_the_order_of_the_bytes_and_nothing_is_read(tmp_path: Path) -> None:
     header = {"b": entry("BF16", [2, 3], 8, 20), "a": entry("I64", [], 0, 8), "__metadata__": {"format": "pt"}}
     path = write_raw(tmp_path / "m.safetensors", json.dumps(header), b"\x05" + bytes(7) + b"\x80\x3f" * 6)
@@ -98,8 +96,6 @@ def test_a_file_that_shrinks_while_it_is_open_is_damage(tmp_path: Path) -> None:
 
 
 # ---- parts of a tensor
-
-
 @st.composite
 def tensors_and_slices(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[slice, ...]]:
     shape = tuple(draw(st.lists(st.integers(0, 5), max_size=4)))

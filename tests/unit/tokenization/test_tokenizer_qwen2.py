@@ -12,7 +12,6 @@ from mindgspo.config.data import TokenizerSection
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.shared_data
-
 HAND_PICKED = [
     "",
     " ",
