@@ -22,44 +22,15 @@ def edit(path: Path, old: str, new: str) -> list[str]:
     return []
 
 
-def missing_weights(folder: Path) -> list[str]:
-    write_model(folder / "model", folder / "tiny.yaml", lambda weights: None)
-    (folder / "model" / "model.safetensors").unlink()
+def model(folder: Path, change: Callable = lambda weights: None, file: Callable = lambda path: None) -> list[str]:
+    """Another model's folder; its weights and their file as these functions change them."""
+    file(write_model(folder / "model", folder / "tiny.yaml", change) / "model.safetensors")
     return ["--set", f"model.path={folder / 'model'}"]
 
 
-def changed_weights(change: Callable[[dict], object]) -> Callable[..., list[str]]:
-    def prepare(folder: Path) -> list[str]:
-        write_model(folder / "model", folder / "tiny.yaml", change)
-        return ["--set", f"model.path={folder / 'model'}"]
-
-    return prepare
-
-
-def truncated_weights(folder: Path) -> list[str]:
-    file = write_model(folder / "model", folder / "tiny.yaml", lambda weights: None) / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1000])
-    return ["--set", f"model.path={folder / 'model'}"]
-
-
-def other_architecture(folder: Path) -> list[str]:
-    write_model(folder / "model", folder / "tiny.yaml", lambda weights: None)
-    return ["--set", f"model.path={folder / 'model'}", "--set", "model.num_key_value_heads=4"]
-
-
-def missing_merges(folder: Path) -> list[str]:
-    (folder / "tokenizer" / "merges.txt").unlink()
-    return []
-
-
-def empty_data(folder: Path) -> list[str]:
-    (folder / "rows.jsonl").write_text("")
-    return []
-
-
-def row_without_answer(folder: Path) -> list[str]:
+def another_row(folder: Path, **row: str) -> list[str]:
     with (folder / "rows.jsonl").open("a") as file:
-        file.write(json.dumps({"question": "How many?"}) + "\n")
+        file.write(json.dumps(row) + "\n")
     return []
 
 
@@ -77,18 +48,6 @@ def unreadable_gold(folder: Path) -> list[str]:
 def broken_reward_file(folder: Path) -> list[str]:
     (folder / "mine.py").write_text("def scores(): pass\n")
     return ["--set", "reward.functions=['mine.py:score']"]
-
-
-def long_prompt(folder: Path) -> list[str]:
-    with (folder / "rows.jsonl").open("a") as file:
-        file.write(json.dumps({"question": "pens " * 40, "answer": "#### 1"}) + "\n")
-    return []
-
-
-def long_solution(folder: Path) -> list[str]:
-    with (folder / "rows.jsonl").open("a") as file:
-        file.write(json.dumps({"question": "How many?", "answer": "1+1=2\n" * 20 + "#### 2"}) + "\n")
-    return []
 
 
 def data_of_another_tokenizer(folder: Path) -> list[str]:
@@ -120,31 +79,49 @@ MISTAKES = {
         lambda folder: ["--set", "rollout.prompts_per_step=12"],
         ["rollout.prompts_per_step: 12 different prompts cannot be drawn from 10 rows", "largest legal: 10"],
     ),
-    "missing weights file": (missing_weights, ["model: neither model.safetensors nor", "config.json"]),
-    "another architecture": (other_architecture, ["model.num_key_value_heads: 4, there 2"]),
+    "missing weights file": (
+        lambda folder: model(folder, file=lambda path: path.unlink()),
+        ["model: neither model.safetensors nor", "config.json"],
+    ),
+    "another architecture": (
+        lambda folder: [*model(folder), "--set", "model.num_key_value_heads=4"],
+        ["model.num_key_value_heads: 4, there 2"],
+    ),
     "missing name in the weights": (
-        changed_weights(lambda weights: weights.pop("model.norm.weight")),
+        lambda folder: model(folder, lambda weights: weights.pop("model.norm.weight")),
         ["model: ", "model.norm.weight"],
     ),
     "extra name in the weights": (
-        changed_weights(lambda weights: weights.update({"model.extra.weight": weights["model.norm.weight"]})),
-        ["model: ", "model.extra.weight"],
+        lambda folder: model(folder, lambda weights: weights.update(extra=weights["model.norm.weight"])),
+        ["model: ", "extra"],
     ),
-    "truncated weights": (truncated_weights, ["model.safetensors", "truncated"]),
-    "missing tokenizer file": (missing_merges, ["tokenizer", "merges.txt"]),
+    "truncated weights": (
+        lambda folder: model(folder, file=lambda path: path.write_bytes(path.read_bytes()[:-1000])),
+        ["model.safetensors", "truncated"],
+    ),
+    "missing tokenizer file": (
+        lambda folder: (folder / "tokenizer" / "merges.txt").unlink() or [],
+        ["tokenizer", "merges.txt"],
+    ),
     "missing tokenizer folder": (
         lambda folder: edit(folder / "tiny.yaml", "path: tokenizer", "path: tokeniser"),
         ["tokenizer.path", "tokeniser does not exist"],
     ),
-    "empty data set": (empty_data, ["rows.jsonl", "row"]),
-    "a row without an answer": (row_without_answer, ["rows.jsonl:11", "answer"]),
+    "empty data set": (lambda folder: (folder / "rows.jsonl").write_text("") or [], ["rows.jsonl", "row"]),
+    "a row without an answer": (lambda folder: another_row(folder, question="?"), ["rows.jsonl:11", "answer"]),
     "a gold answer that is no number": (
         unreadable_gold,
         ["verl.jsonl: 1 gold answers", "row 0 (gsm8k): answer 'several'"],
     ),
     "a reward file without the function": (broken_reward_file, ["mine.py has no function 'score'", "'scores'"]),
-    "a prompt longer than allowed": (long_prompt, ["rows.jsonl:11", "max_prompt_length"]),
-    "a solution longer than the model": (long_solution, ["warmup: row 10", "max_position_embeddings is 64"]),
+    "a prompt longer than allowed": (
+        lambda folder: another_row(folder, question="pens " * 40, answer="#### 1"),
+        ["rows.jsonl:11", "max_prompt_length"],
+    ),
+    "a solution longer than the model": (
+        lambda folder: another_row(folder, question="How many?", answer="1+1=2\n" * 20 + "#### 2"),
+        ["warmup: row 10", "max_position_embeddings is 64"],
+    ),
     "data of another tokenizer": (data_of_another_tokenizer, ["prepared: was made with another tokenizer"]),
     "a device that is not here": (
         lambda folder: ["--set", "device=Ascend", "--set", "model.hidden_size=64"],

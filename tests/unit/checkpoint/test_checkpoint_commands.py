@@ -326,16 +326,17 @@ def test_a_save_that_not_all_ranks_have_is_passed_over_and_told(tmp_path: Path):
 
 
 def test_names_that_bear_the_rank(tmp_path: Path):
-    one = touch(
-        tmp_path / "one", *(f"rank_{r}/qwen_rank_{r}-{save}.ckpt" for r in range(12) for save in ("10_2", "9_2"))
-    )
-    assert picked(one) == [f"rank_{r}/qwen_rank_{r}-10_2.ckpt" for r in range(12)]
-    two = touch(tmp_path / "two", *(f"rank_{r}/checkpoint_{r}.safetensors" for r in range(11)))
-    assert picked(two) == [f"rank_{r}/checkpoint_{r}.safetensors" for r in range(11)]
-    three = touch(tmp_path / "three", "rank_0/0.ckpt", "rank_1/1.ckpt")
-    assert picked(three) == ["rank_0/0.ckpt", "rank_1/1.ckpt"]
-    four = touch(tmp_path / "four", *(f"net_rank_{r}.ckpt" for r in range(3)), "notes.txt")
-    assert picked(four) == ["net_rank_0.ckpt", "net_rank_1.ckpt", "net_rank_2.ckpt"]
+    for number, names in enumerate((
+        [f"rank_{r}/qwen_rank_{r}-10_2.ckpt" for r in range(12)],
+        [f"rank_{r}/checkpoint_{r}.safetensors" for r in range(11)],
+        ["rank_0/0.ckpt", "rank_1/1.ckpt"],
+        [f"net_rank_{r}.ckpt" for r in range(3)],
+        ["rank_0/w_0.ckpt"],
+    )):  # fmt: skip
+        folder = touch(tmp_path / f"{number}", *names, *(name.replace("-10_2", "-9_2") for name in names))
+        assert picked(touch(folder, "notes.txt")) == names and is_sharded(folder)
+    assert is_sharded(touch(tmp_path / "a", "w_rank_3.safetensors"))
+    assert not is_sharded(touch(tmp_path / "b", "w.safetensors", "rank_0.log", "rank_x/w.ckpt"))
 
 
 def test_the_step_of_a_save_is_not_taken_for_a_rank(tmp_path: Path):
@@ -353,16 +354,6 @@ def test_two_kinds_are_told_apart_by_a_prefix_only(tmp_path: Path):
     assert picked(tmp_path, prefix="net") == ["rank_0/net-1_1.ckpt", "rank_1/net-1_1.ckpt"]
     with pytest.raises(CheckpointError, match=r"its ranks have no tensor files \(other\*.safetensors, other\*.ckpt\)"):
         pick_rank_files(tmp_path, prefix="other")
-
-
-def test_a_single_rank(tmp_path: Path):
-    assert picked(touch(tmp_path, "rank_0/w_0.ckpt")) == ["rank_0/w_0.ckpt"]
-
-
-def test_what_is_sharded(tmp_path: Path):
-    assert is_sharded(touch(tmp_path / "a", "rank_0/w.ckpt"))
-    assert is_sharded(touch(tmp_path / "b", "w_rank_3.safetensors"))
-    assert not is_sharded(touch(tmp_path / "c", "w.safetensors", "rank_0.log", "rank_x/w.ckpt"))
 
 
 # ----- The benchmark of the checkpoint tools, on a checkpoint that takes no time

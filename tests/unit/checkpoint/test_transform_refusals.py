@@ -67,11 +67,6 @@ def whole(tmp_path: Path) -> Path:
     return write_whole(tmp_path / "w.safetensors", random_tensors())
 
 
-def assert_nothing_new(folder: Path, before: set[str]) -> None:
-    """Neither a destination nor hidden leftovers."""
-    assert {path.name for path in folder.iterdir()} == before
-
-
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
@@ -85,37 +80,23 @@ def test_a_truncated_shard(tmp_path: Path, strategy: Strategy, suffix: str):
     before = names(tmp_path)
     with pytest.raises(WeightsError, match=rf"rank_5/w{suffix}: truncated, damaged or unreadable .* Copy"):
         run(folder, tmp_path / "out.safetensors", source_strategy=strategy)
-    assert_nothing_new(tmp_path, before)
+    assert names(tmp_path) == before
 
 
-def test_a_ckpt_that_ends_between_two_tensors(tmp_path: Path, strategy: Strategy, ranks: Path):
-    slices = rank_tensors(random_tensors(), layouts_of(TRAIN))[3]
-    write_whole(ranks / "rank_3" / "w.ckpt", dict(list(slices.items())[:-2]))
-    missing = list(slices)[-2]
-    with pytest.raises(CheckpointError, match=rf"rank 3 lacks {missing}, .* the file may be cut short"):
-        run(ranks, tmp_path / "out.safetensors", source_strategy=strategy)
-
-
-def test_a_rank_without_a_file(tmp_path: Path, strategy: Strategy, ranks: Path):
-    shutil.rmtree(ranks / "rank_2")
-    (ranks / "rank_4" / "w.ckpt").unlink()
-    with pytest.raises(
-        CheckpointError, match=r"in: rank\(s\) 2, 4 of 0 to 7 without a tensor file .* copy the missing files"
-    ):
-        run(ranks, tmp_path / "out.safetensors", source_strategy=strategy)
-
-
-def test_the_last_rank_is_missing(tmp_path: Path, strategy: Strategy, ranks: Path):
+def test_a_rank_without_a_file_and_ranks_without_a_strategy(tmp_path, strategy, ranks, whole):
+    out = tmp_path / "out.safetensors"
+    with pytest.raises(CheckpointError, match=r"holds files of 8 ranks, and no strategy says how they were cut"):
+        run(ranks, out)
+    with pytest.raises(CheckpointError, match=r"w.safetensors: holds files of 1 rank, and .* arranges 8"):
+        run(whole, out, source_strategy=strategy)
     shutil.rmtree(ranks / "rank_7")
     with pytest.raises(CheckpointError, match=r"holds files of 7 ranks, and .* arranges 8 \(2 stage\(s\) of 4 ranks\)"):
-        run(ranks, tmp_path / "out.safetensors", source_strategy=strategy)
-
-
-def test_ranks_without_a_strategy_and_a_strategy_without_ranks(tmp_path, strategy, ranks, whole):
-    with pytest.raises(CheckpointError, match=r"holds files of 8 ranks, and no strategy says how they were cut"):
-        run(ranks, tmp_path / "out.safetensors")
-    with pytest.raises(CheckpointError, match=r"w.safetensors: holds files of 1 rank, and .* arranges 8"):
-        run(whole, tmp_path / "out.safetensors", source_strategy=strategy)
+        run(ranks, out, source_strategy=strategy)
+    shutil.rmtree(ranks / "rank_2")
+    (ranks / "rank_4" / "w.ckpt").unlink()
+    missing = r"in: rank\(s\) 2, 4 of 0 to 6 without a tensor file .* copy the missing files"
+    with pytest.raises(CheckpointError, match=missing):
+        run(ranks, out, source_strategy=strategy)
 
 
 def test_the_strategy_of_one_stage_alone(tmp_path: Path, ranks: Path):
@@ -133,22 +114,24 @@ def test_the_strategy_of_another_plan_of_as_many_ranks(tmp_path: Path, ranks: Pa
     before = names(tmp_path)
     with pytest.raises(CheckpointError, match="give the strategy of the run that wrote this checkpoint"):
         run(ranks, tmp_path / "out.safetensors", source_strategy=wrong)
-    assert_nothing_new(tmp_path, before)
+    assert names(tmp_path) == before
 
 
-def test_ranks_of_different_dtypes(tmp_path: Path, strategy: Strategy, ranks: Path):
-    slices = rank_tensors(random_tensors(), layouts_of(TRAIN))[1]
-    name = next(iter(slices))
-    write_whole(ranks / "rank_1" / "w.ckpt", {**slices, name: slices[name].astype(np.float16)})
-    with pytest.raises(CheckpointError, match=rf"rank_1/w.ckpt: {name} is F16 on rank 1 and F32 on rank 0"):
-        run(ranks, tmp_path / "out.safetensors", source_strategy=strategy)
-
-
-def test_tensors_that_should_be_whole_and_are_not(tmp_path: Path, strategy: Strategy, ranks: Path):
-    slices = rank_tensors(random_tensors(), layouts_of(TRAIN))[6]
-    write_whole(ranks / "rank_6" / "w.ckpt", {**slices, "adamw.updates": np.array(8, np.int64)})
-    with pytest.raises(CheckpointError, match=r"rank_6/w.ckpt: adamw.updates differs from that of rank 0"):
-        run(ranks, tmp_path / "out.safetensors", source_strategy=strategy)
+def test_ranks_whose_tensors_do_not_agree(tmp_path: Path, strategy: Strategy, ranks: Path):
+    slices = rank_tensors(random_tensors(), layouts_of(TRAIN))
+    first, missing = next(iter(slices[1])), list(slices[3])[-2]
+    half = {first: slices[1][first].astype(np.float16)}
+    for rank, tensors, message in (
+        (1, {**slices[1], **half}, rf"rank_1/w.ckpt: {first} is F16 on rank 1 and F32 on rank 0"),
+        (6, {**slices[6], "adamw.updates": np.array(8)}, r"rank_6/w.ckpt: adamw.updates differs from that of rank 0"),
+        (3, dict(list(slices[3].items())[:-2]), rf"rank 3 lacks {missing}, .* the file may be cut short"),
+    ):
+        path = ranks / f"rank_{rank}" / "w.ckpt"
+        sound = path.read_bytes()
+        write_whole(path, tensors)
+        with pytest.raises(CheckpointError, match=message):
+            run(ranks, tmp_path / "out.safetensors", source_strategy=strategy)
+        path.write_bytes(sound)
 
 
 def test_replicas_that_differ_far_inside_are_found_by_the_deep_proof(tmp_path: Path, strategy: Strategy):
@@ -161,27 +144,25 @@ def test_replicas_that_differ_far_inside_are_found_by_the_deep_proof(tmp_path: P
     before = names(tmp_path)
     with pytest.raises(CheckpointError, match=r"rank_2/w.safetensors: .* differs from that of rank 0.* is damaged"):
         run(folder, tmp_path / "deep.safetensors", source_strategy=strategy, deep=True)
-    assert_nothing_new(tmp_path, before)
+    assert names(tmp_path) == before
 
 
-def test_an_index_without_an_entry(tmp_path: Path):
-    folder = tmp_path / "model"
-    write_whole(folder / "model-1.safetensors", {"a": np.ones(3, np.float32), "b": np.ones(2, np.float32)})
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
-    with pytest.raises(WeightsError, match=r"(?s)model-1.safetensors: does not agree .*not placed there.*    b"):
-        run(folder, tmp_path / "out.safetensors")
-
-
-def test_what_is_no_checkpoint(tmp_path: Path):
-    with pytest.raises(CheckpointError, match=r"nowhere: no such file or folder; give a tensor file or"):
-        run(tmp_path / "nowhere", tmp_path / "out.safetensors")
+def test_what_is_no_checkpoint(tmp_path: Path, whole: Path):
+    out, folder = tmp_path / "out.safetensors", tmp_path / "model"
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "weights.ckpt").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"notes: no checkpoint: .* give the file, e.g. .*notes/weights.ckpt"):
-        run(tmp_path / "notes", tmp_path / "out.safetensors")
     (tmp_path / "w.bin").write_bytes(b"\x80\x04\x95pickled")
-    with pytest.raises(WeightsError, match="pickled weights are never loaded"):
-        run(tmp_path / "w.bin", tmp_path / "out.safetensors")
+    write_whole(folder / "model-1.safetensors", {"a": np.ones(3, np.float32), "b": np.ones(2, np.float32)})
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
+    for error, source, destination, message in (
+        (CheckpointError, tmp_path / "nowhere", out, "nowhere: no such file or folder; give a tensor file or"),
+        (CheckpointError, tmp_path / "notes", out, "notes: no checkpoint: .* give the file, .*notes/weights.ckpt"),
+        (WeightsError, tmp_path / "w.bin", out, "pickled weights are never loaded"),
+        (WeightsError, folder, out, r"(?s)model-1.safetensors: does not agree .*not placed there.*    b"),
+        (CheckpointError, whole, tmp_path / "out", "out: without a strategy .* end its name in .safetensors or .ckpt"),
+    ):
+        with pytest.raises(error, match=message):
+            run(source, destination)
 
 
 # ----- the strategy and the model
@@ -203,17 +184,18 @@ def test_the_strategy_of_another_model(tmp_path: Path, whole: Path, changes: dic
         return
     with pytest.raises((WeightsError, CheckpointError), match=said):
         run(whole, tmp_path / "out", destination_strategy=wrong, weights_only=True)
-    assert_nothing_new(tmp_path, before)
+    assert names(tmp_path) == before
 
 
 def test_a_strategy_that_does_not_divide_the_tensors(tmp_path: Path):
     source = write_whole(tmp_path / "w.ckpt", {"w": np.ones((6, 4), np.float32)})
-    stored = StoredLayout(device_matrix=(4,), tensor_map=(0, -1))
-    with pytest.raises(WeightsError, match=r"\(6, 4\) in the model does not divide into \(4, 1\) slices"):
-        run(source, tmp_path / "out", destination_strategy=Strategy(stages={0: {"w": stored}}))
-    stored = StoredLayout(device_matrix=(4,), tensor_map=(0,))
-    with pytest.raises(WeightsError, match=r"1 axes in the file, 2 in the model"):
-        run(source, tmp_path / "out", destination_strategy=Strategy(stages={0: {"w": stored}}))
+    for tensor_map, message in (
+        ((0, -1), r"\(6, 4\) in the model does not divide into \(4, 1\) slices"),
+        ((0,), r"1 axes in the file, 2 in the model"),
+    ):
+        stored = StoredLayout(device_matrix=(4,), tensor_map=tensor_map)
+        with pytest.raises(WeightsError, match=message):
+            run(source, tmp_path / "out", destination_strategy=Strategy(stages={0: {"w": stored}}))
 
 
 def test_state_that_the_strategy_forgets(tmp_path: Path, whole: Path):
@@ -239,11 +221,6 @@ def test_what_stands_at_the_destination_stays(tmp_path: Path, whole: Path, strat
     (tmp_path / "empty").mkdir()
     run(whole, tmp_path / "empty", destination_strategy=strategy)
     assert len(list((tmp_path / "empty").glob("rank_*"))) == 8
-
-
-def test_a_folder_without_a_run_s_state(tmp_path: Path, whole: Path):
-    with pytest.raises(CheckpointError, match=r"out: without a strategy .* end its name in .safetensors or .ckpt"):
-        run(whole, tmp_path / "out")
 
 
 def test_a_run_s_step_without_its_optimizer_state_is_no_step(tmp_path: Path, strategy: Strategy):
@@ -288,7 +265,7 @@ def test_ctrl_c_while_files_are_written(tmp_path: Path, whole: Path, strategy: S
             )
             with pytest.raises(KeyboardInterrupt):
                 new.write(deep=False)
-        assert_nothing_new(tmp_path, before)
+        assert names(tmp_path) == before
 
 
 def test_too_little_room_is_seen_before(tmp_path: Path):

@@ -55,24 +55,16 @@ def test_examples_pass_the_check_with_generated_rows(names: tuple[str, ...], tmp
 @each_example
 @pytest.mark.shared_data
 def test_examples_pass_the_check_with_published_rows(names, tmp_path, shared_rows):
-    train, eval_ = (
-        ("dapo-math-17k/dapo_math_512.jsonl", "aime2024/aime24.jsonl")
-        if "dapo" in names[0]
-        else (
-            ("math500/math500.jsonl", "aime2024/aime24.jsonl")
-            if "math" in names[0]
-            else ("gsm8k/train.jsonl", "gsm8k/test.jsonl")
-        )
-    )
-    shared_rows(train), shared_rows(eval_)
-    formats = {"dapo-math-17k": "dapo", "aime2024": "aime", "math500": "math", "gsm8k": "gsm8k"}
-    overrides = [
-        *(f"data.{key}.path={SHARED / file}" for key, file in (("train", train), ("eval", eval_))),
-        *(f"data.{key}.format={formats[file.split('/')[0]]}" for key, file in (("train", train), ("eval", eval_))),
-        f"tokenizer.path={SHARED / 'qwen2.5-tokenizer'}",
-        "model.path=",
-        "trainer.max_steps=3",
-    ]
+    aime, format, train = ("aime2024/aime24.jsonl", "aime"), "gsm8k", "gsm8k/train.jsonl"
+    files = {"train": (train, format), "eval": ("gsm8k/test.jsonl", format)}
+    if "dapo" in names[0]:
+        files = {"train": ("dapo-math-17k/dapo_math_512.jsonl", "dapo"), "eval": aime}
+    elif "math" in names[0]:
+        files = {"train": ("math500/math500.jsonl", "math"), "eval": aime}
+    overrides = [f"tokenizer.path={SHARED / 'qwen2.5-tokenizer'}", "model.path=", "trainer.max_steps=3"]
+    for key, (file, format) in files.items():
+        shared_rows(file)
+        overrides += [f"data.{key}.path={SHARED / file}", f"data.{key}.format={format}"]
     said = check(of_files(names, tuple(overrides)), tmp_path)
     assert "reward: " in said and "151643" in said
 

@@ -70,12 +70,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             convert([path])
 
 
-def test_keys_that_stand_twice_are_named() -> None:
+def test_keys_that_stand_twice_are_named_and_entries_of_one_type_do_not_hide_each_other() -> None:
     values, twice = read_yaml("a:\n  b: 1\n  b: 2\nc: 3\n")
     assert (values, twice) == ({"a.b": 2, "c": 3}, ["b"])
-
-
-def test_entries_of_one_type_do_not_hide_each_other() -> None:
     values, _ = read_yaml("callbacks:\n  - {type: A, x: 1}\n  - {type: B, x: 2}\n  - {type: B, x: 3}\n")
     assert values["callbacks.A.x"] == 1
     assert sorted(value for key, value in values.items() if key.endswith(".x")) == [1, 2, 3]
@@ -119,13 +116,10 @@ def quoted(text: str) -> str:
 def test_no_default_stands_for_a_value_that_is_not_in_the_file(tmp_path: Path) -> None:
     line = "python3 -m verl.trainer.main_ppo data.train_batch_size=$x actor_rollout_ref.rollout.n=$(nproc) data.seed=1"
     found = converted(tmp_path, line, "verl")
-    assert {"rollout.prompts_per_step", "rollout.num_generations"} <= set(found.missing)
-    assert not {"rollout.prompts_per_step", "rollout.num_generations"} & set(flat(found))
-
-
-def test_names_of_files_cannot_write_into_the_result(tmp_path: Path) -> None:
-    found = converted(tmp_path, "run_mode: finetune\n", name="a\nseed: 666\n.yaml")
-    assert "seed" not in flat(found)
+    assert {"rollout.prompts_per_step", "rollout.num_generations"} <= set(found.missing) - flat(found).keys()
+    given = converted(tmp_path, "generate_config: {max_num_seqs: 16}\n", name="a\nseed: 666\n.yaml")
+    assert flat(given)["rollout.slots"] == 16, "without a plan of generation"
+    assert "seed" not in flat(given), "names of files cannot write into the result"
 
 
 def test_numbers_out_of_all_bounds(tmp_path: Path) -> None:
@@ -156,21 +150,13 @@ def test_lists_in_place_of_names_are_reported(tmp_path: Path, suite: str, key: s
     assert findings_of(found, key)[0].status is Status.NOT_IMPLEMENTED
 
 
-def test_slots_without_a_plan_of_generation(tmp_path: Path) -> None:
-    found = converted(tmp_path, "generate_config: {max_num_seqs: 16}\n", name="given.yaml")
-    assert flat(found)["rollout.slots"] == 16
-
-
 def test_what_the_grammar_takes_wrongly_is_read_or_refused() -> None:
     line = "x=7\ny=8\npython3 -m verl.trainer.main_ppo a.b=/$x/$y/c a.c=$x-$y.z a.d=$(($x-1)) a.e='$x/$y/z'"
     assert read_overrides(line).values == {"a.b": "/7/8/c", "a.c": "7-8.z", "a.d": 6, "a.e": "$x/$y/z"}
     with pytest.raises(ValueError, match="put the whole word into quotes"):
         read_overrides("python3 -m verl.trainer.main_ppo a.b=$x/$y\\ z")
-
-
-def test_here_documents_of_other_commands_are_passed_over() -> None:
-    text = "cat > x.py <<END\nmodel = f(a.b=1)\nEND\npython3 -m verl.trainer.main_ppo a.b=2"
-    assert read_overrides(text).values == {"a.b": 2}
+    other_command = "cat > x.py <<END\nmodel = f(a.b=1)\nEND\npython3 -m verl.trainer.main_ppo a.b=2"
+    assert read_overrides(other_command).values == {"a.b": 2}
 
 
 @pytest.mark.parametrize(("text", "message"), [

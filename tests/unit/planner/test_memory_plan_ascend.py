@@ -128,15 +128,11 @@ def test_sequence_parallel_splits_what_lies_between_the_layers(seven_billion: Ex
     assert whole - quarter == 29 * (STATES - STATES / 4)
 
 
-def test_a_card_has_less_than_all_to_give(seven_billion: ExperimentConfig) -> None:
+def test_a_card_has_less_than_all_to_give_and_the_fullest_counts(seven_billion: ExperimentConfig) -> None:
     plan = expected_memory(seven_billion)
     assert plan.capacity == 64 * GIB
     reserve = plan.classes[0].at(Level.EVERYTHING, Phase.UPDATE).parts[Part.RESERVE]
     # World, slices and stages of training, replicas and slices of generation: five groups of two buffers each.
     assert reserve == 3 * GIB + 5 * 2 * 200 * 2**20
-
-
-def test_the_fullest_card_counts(seven_billion: ExperimentConfig) -> None:
-    plan = expected_memory(seven_billion)
     totals = [each.at(plan.level, Phase.UPDATE).total for each in plan.classes]
     assert plan.needed(plan.level, Phase.UPDATE) == max(totals) > min(totals)
