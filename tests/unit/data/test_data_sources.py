@@ -65,35 +65,18 @@ def test_parquet_values_that_python_has_nothing_for(tmp_path: Path, column: pyar
         next(rows)
 
 
-def test_damaged_parquet(tmp_path: Path):
-    path = tmp_path / "rows.parquet"
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"a": 1}]), path)
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match="rows.parquet: not a readable parquet file"):
-        list(read_file(path))
-
-
-@pytest.mark.parametrize(("name", "message"),
-                        [("absent.jsonl", "absent.jsonl: no such file"),
-                         ("rows.csv", r"rows.csv: unknown kind of file; expected \*.jsonl")])  # fmt: skip
-def test_not_a_data_file(tmp_path: Path, name: str, message: str):
+@pytest.mark.parametrize(("format", "path", "message"), [
+    ("gsm8k", "absent.jsonl", "absent.jsonl: no such file"),
+    ("gsm8k", "rows.csv", r"rows.csv: unknown kind of file; expected \*.jsonl"),
+    ("verl", "", "is a folder, expected a file"),
+    ("gsm8k", None, "format 'gsm8k' needs a path"),
+    ("arithmetic", "", "'arithmetic' is generated and takes no path"),
+    ("prepared", "", "'prepared' is ready for use"),
+])  # fmt: skip
+def test_what_is_no_source(tmp_path: Path, format: str, path: str | None, message: str):
     (tmp_path / "rows.csv").write_text("a,b\n")
     with pytest.raises(DataError, match=message):
-        open_source(DataSourceSection(format="gsm8k", path=tmp_path / name), seed=1)
-
-
-def test_a_folder_is_not_a_file(tmp_path: Path):
-    with pytest.raises(DataError, match="is a folder, expected a file"):
-        open_source(DataSourceSection(format="verl", path=tmp_path), seed=1)
-
-
-def test_sections_that_make_no_source(tmp_path: Path):
-    with pytest.raises(DataError, match="format 'gsm8k' needs a path"):
-        open_source(DataSourceSection(format="gsm8k"), seed=1)
-    with pytest.raises(DataError, match="'arithmetic' is generated and takes no path"):
-        open_source(DataSourceSection(format="arithmetic", path=tmp_path), seed=1)
-    with pytest.raises(DataError, match="'prepared' is ready for use"):
-        open_source(DataSourceSection(format="prepared", path=tmp_path), seed=1)
+        open_source(DataSourceSection(format=format, path=None if path is None else tmp_path / path), seed=1)
 
 
 def test_max_rows_stops_before_a_later_bad_row(gsm8k_file: Path):
@@ -139,15 +122,17 @@ def load(tmp_path: Path, train: str):
     return load_config(path, check_files=False)
 
 
-@pytest.mark.parametrize("format", ["gsm8k", "verl", "dapo", "math", "aime", "dianjin"])
-def test_every_format_of_files_is_accepted(tmp_path: Path, format: str):
-    source = load(tmp_path, f"{{format: {format}, path: rows.parquet, dedup: true}}").data.train
+@pytest.mark.parametrize("format", ["gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns"])
+def test_every_format_of_files_is_accepted_with_a_tokenizer(tmp_path: Path, format: str):
+    mapping = f", columns: {MAPPING}" if format == "columns" else ""
+    train = f"{{format: {format}, path: rows.parquet, dedup: true{mapping}}}"
+    source = load(tmp_path, train).data.train
     assert (source.format, source.dedup, source.path) == (format, True, tmp_path / "rows.parquet")
-
-
-def test_a_mapping_is_accepted(tmp_path: Path):
-    source = load(tmp_path, f"{{format: columns, path: rows.jsonl, columns: {MAPPING}}}").data.train
-    assert source.columns.prompt == "q" and source.columns.extra_info == ()
+    assert not mapping or (source.columns.prompt, source.columns.extra_info) == ("q", ())
+    text = EXPERIMENT.format(train=train).replace("tokenizer: {path: tok}\n", "")
+    (tmp_path / "small.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"tokenizer.path: missing; .* data.train is {format}"):
+        load_config(tmp_path / "small.yaml", check_files=False)
 
 
 @pytest.mark.parametrize(("train", "problem"), [
@@ -168,11 +153,3 @@ def test_what_does_not_fit_together(tmp_path: Path, train: str, problem: str):
     with pytest.raises(ConfigError) as raised:
         load(tmp_path, train)
     assert problem in str(raised.value) and ": 1 problem" in str(raised.value)
-
-
-def test_new_formats_need_a_tokenizer(tmp_path: Path):
-    path = tmp_path / "small.yaml"
-    text = EXPERIMENT.format(train="{format: math, path: rows.jsonl}").replace("tokenizer: {path: tok}\n", "")
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match="tokenizer.path: missing; .* data.train is math"):
-        load_config(path, check_files=False)

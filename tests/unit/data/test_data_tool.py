@@ -38,22 +38,17 @@ def test_prepares_and_prints_the_account(gsm8k_file: Path, tokenizer: Tokenizer,
     assert open_dataset(tmp_path / "out", tokenizer)[0].text.startswith("<|im_start|>system\nS<|im_end|>")
 
 
-def test_mistakes_give_one_line_and_exit_code_1(tokenizer: Tokenizer, tmp_path: Path):
-    tokenizer.save(tmp_path / "tok")
-    options = ("--format", "gsm8k", "--output", tmp_path / "out", "--tokenizer", tmp_path / "tok")
-    done = run(*options, "--input", tmp_path / "no.jsonl")
-    assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr == f"error: {tmp_path / 'no.jsonl'}: no such file\n"
-
-
 @pytest.mark.parametrize(("option", "message"), [
     ({"max_prompt_length": 0}, "max_prompt_length: .* got 0"),
     ({"seed": -1}, "--seed: must be >= 0, got -1"),
     ({"workers": 0}, "--workers: must be >= 1, got 0"),
+    ({"format": "gsm8"}, "format: .* got 'gsm8'"),
+    ({"format": "gsm8k", "input": Path("rows.jsonl")},
+     "--tokenizer: missing; .* only the arithmetic task, but --format is gsm8k"),
 ])  # fmt: skip
 def test_values_that_are_refused(tmp_path: Path, option: dict, message: str):
     with pytest.raises(ConfigError, match=message):
-        data_prepare(format="arithmetic", output=tmp_path / "out", **option)
+        data_prepare(**{"format": "arithmetic", "output": tmp_path / "out", **option})
 
 
 def test_options_of_the_generated_task(tokenizer: Tokenizer, tmp_path: Path):
@@ -82,41 +77,23 @@ def test_the_words_of_mindrlhf(gsm8k_file: Path, tokenizer: Tokenizer, tmp_path:
 def test_files_of_a_tokenizer_that_do_not_go_together(gsm8k_file: Path, tokenizer: Tokenizer, tmp_path: Path):
     for name in ("tok", "other"):
         tokenizer.save(tmp_path / name)
-    vocab, merges = tmp_path / "tok" / "vocab.json", tmp_path / "tok" / "merges.txt"
-    (tmp_path / "tok" / "words.json").write_bytes(vocab.read_bytes())
-    for given, message in (
-        ({"vocab_path": vocab}, "^--merges_file_path: missing; --vocab_path names one of"),
-        ({"merges_file_path": merges}, "^--vocab_path: missing; --merges_file_path names one of"),
-        (
-            {"vocab_path": vocab, "merges_file_path": tmp_path / "other" / "merges.txt"},
-            "^--merges_file_path: .*other/merges.txt is not in the folder of --vocab_path, .*tok; put both in one$",
-        ),
-        (
-            {"vocab_path": vocab, "merges_file_path": merges, "tokenizer": tmp_path / "tok"},
-            "^--tokenizer: .*tok, but --vocab_path and --merges_file_path name a tokenizer too; drop one$",
-        ),
-        (
-            {"vocab_path": tmp_path / "tok" / "words.json", "merges_file_path": merges},
-            "^--vocab_path: .*words.json must be called vocab.json; rename it, or give the folder as --tokenizer$",
-        ),
-        (
-            {"vocab_path": tmp_path / "none" / "vocab.json", "merges_file_path": merges},
-            "^--vocab_path: .*none/vocab.json does not exist$",
-        ),
-    ):
+    folder, merges = tmp_path / "tok", tmp_path / "tok" / "merges.txt"
+    (folder / "words.json").write_bytes((folder / "vocab.json").read_bytes())
+    for vocab, merges_file, more, message in (
+        (folder / "vocab.json", None, {}, "^--merges_file_path: missing; --vocab_path names one of"),
+        (None, merges, {}, "^--vocab_path: missing; --merges_file_path names one of"),
+        (folder / "vocab.json", tmp_path / "other" / "merges.txt", {},
+         "^--merges_file_path: .*other/merges.txt is not in the folder of --vocab_path, .*tok; put both in one$"),
+        (folder / "vocab.json", merges, {"tokenizer": folder},
+         "^--tokenizer: .*tok, but --vocab_path and --merges_file_path name a tokenizer too; drop one$"),
+        (folder / "words.json", merges, {},
+         "^--vocab_path: .*words.json must be called vocab.json; rename it, or give the folder as --tokenizer$"),
+        (tmp_path / "none" / "vocab.json", merges, {}, "^--vocab_path: .*none/vocab.json does not exist$"),
+    ):  # fmt: skip
+        files = {"vocab_path": vocab, "merges_file_path": merges_file, **more}
         with pytest.raises(ConfigError, match=message):
-            data_prepare(format="gsm8k", input=gsm8k_file, output=tmp_path / "out", **given)
+            data_prepare(format="gsm8k", input=gsm8k_file, output=tmp_path / "out", **files)
     assert not (tmp_path / "out").exists()
-
-
-def test_the_tool_is_the_command():
-    done = run("--help")
-    assert done.returncode == 0 and "mindgspo data prepare [OPTIONS]" in done.stdout and "--dedup" in done.stdout
-
-
-def test_raw_files_need_a_tokenizer_of_their_own(gsm8k_file: Path, tmp_path: Path):
-    with pytest.raises(ConfigError, match="--tokenizer: missing; .* only the arithmetic task, but --format is gsm8k"):
-        data_prepare(format="gsm8k", input=gsm8k_file, output=tmp_path / "out")
 
 
 def test_problems_of_the_columns_name_the_option_or_its_file(gsm8k_file: Path, tmp_path: Path):
@@ -131,11 +108,16 @@ def test_problems_of_the_columns_name_the_option_or_its_file(gsm8k_file: Path, t
             data_prepare(format=format, input=gsm8k_file, columns=mapping, output=tmp_path / "out")
 
 
-def test_unknown_formats_are_refused(tmp_path: Path):
+def test_mistakes_give_one_line_and_exit_code_1_and_the_tool_is_the_command(tokenizer: Tokenizer, tmp_path: Path):
+    tokenizer.save(tmp_path / "tok")
+    options = ("--format", "gsm8k", "--output", tmp_path / "out", "--tokenizer", tmp_path / "tok")
+    done = run(*options, "--input", tmp_path / "no.jsonl")
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr == f"error: {tmp_path / 'no.jsonl'}: no such file\n"
     done = run("--format", "gsm8", "--output", tmp_path / "out")
     assert done.returncode == 2 and "'gsm8' is not one of 'gsm8k', 'verl'" in done.stderr
-    with pytest.raises(ConfigError, match="format: .* got 'gsm8'"):
-        data_prepare(format="gsm8", output=tmp_path / "out")
+    done = run("--help")
+    assert done.returncode == 0 and "mindgspo data prepare [OPTIONS]" in done.stdout and "--dedup" in done.stdout
 
 
 def test_columns_dedup_and_workers_from_the_command_line(tmp_path: Path, tokenizer: Tokenizer):

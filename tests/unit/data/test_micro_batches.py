@@ -237,15 +237,12 @@ def spread(costs: list[int], parts: list[list[int]]) -> int:
     return max(sums(costs, parts)) - min(sums(costs, parts))
 
 
-def test_the_textbook_case_in_two_parts() -> None:
+def test_textbook_cases() -> None:
     # 8, 7, 6, 5, 4: differencing takes 8 - 7 = 1 and 6 - 5 = 1, then 4 - 1 = 3, then 3 - 1 = 2: sums 16 and 14. Dealing
     # gives 8 + 6 + 4 = 18 and 12.
     costs = [8, 7, 6, 5, 4]
     assert sorted(sums(costs, partition(costs, 2))) == [14, 16]
     assert sums(costs, dealt(costs, 2)) == [18, 12]
-
-
-def test_three_parts_come_out_even_where_dealing_does_not() -> None:
     # The two widest solutions are joined crosswise: (9, 0, 0) with (8, 0, 0) is (9, 8, 0), with 7 it is (9, 8, 7); then
     # (6, 0, 0) goes to the 7, (5, 0, 0) to the 8, (4, 0, 0) to the 9: 13 each.
     costs = [4, 9, 6, 8, 5, 7]
