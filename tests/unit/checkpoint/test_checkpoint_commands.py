@@ -184,10 +184,16 @@ def test_the_folder_of_generate_strategy(tmp_path: Path, step: Path, config: Pat
     assert call("shard", step, tmp_path / "b", "--strategy", tmp_path / "strategies" / "train")[0] == 0
 
 
-def test_the_newest_step_of_a_run_is_taken_and_told(tmp_path: Path, step: Path, call: Call):
+def test_the_newest_step_of_a_run_is_taken_and_told(tmp_path: Path, step: Path, config: Path, call: Call):
     write_step(tmp_path / "run", random_tensors(seed=1), step=8)
     code, out, _ = call("transform", tmp_path / "run", tmp_path / "w.safetensors")
     assert code == 0 and f"source   {step.parent / 'step_00000008'}: whole, step 8 of a run" in out
+    for name, said in (
+        ("big", "big: no plan; give train, reference, rollout, or data x model x pipeline"),
+        ("1x3x1", "do not divide over model_parallel 3"),
+    ):
+        code, _, err = call("shard", step, tmp_path / "a", "--plan", name, "--config", config)
+        assert code == 1 and said in err
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -200,13 +206,6 @@ def test_the_newest_step_of_a_run_is_taken_and_told(tmp_path: Path, step: Path, 
 def test_wrong_words(call: Call, words: tuple[str, ...], said: str):
     code, _, err = call(*words)
     assert code == 2 and said in err.replace("\n", " ")
-
-
-def test_a_plan_that_is_none_or_does_not_fit(tmp_path: Path, step: Path, config: Path, call: Call):
-    code, _, err = call("shard", step, tmp_path / "a", "--plan", "big", "--config", config)
-    assert code == 1 and "big: no plan; give train, reference, rollout, or data x model x pipeline" in err
-    code, _, err = call("shard", step, tmp_path / "a", "--plan", "1x3x1", "--config", config)
-    assert code == 1 and "do not divide over model_parallel 3" in err
 
 
 def test_the_tool_with_its_own_option_names(tmp_path: Path, step: Path):
@@ -272,22 +271,16 @@ def test_export_of_the_newest_step(tmp_path: Path, call: Call):
         weights = {name: np.full(shape, step, np.float32) for name, shape in shapes.items()}
         write_step(run, {**weights, "adamw.updates": np.array(step, np.int64)}, step=step)
     code, out, err = call("export", run, tmp_path / "model", "--dtype", "bfloat16")
-    assert (code, err) == (0, "")
-    assert "step 2 of a run" in out and f"{len(shapes)} weights" in out
-    assert {"config.json", "generation_config.json", "model.safetensors"} <= {
-        path.name for path in (tmp_path / "model").iterdir()
-    }
+    assert (code, err) == (0, "") and "step 2 of a run" in out and f"{len(shapes)} weights" in out
+    written = {path.name for path in (tmp_path / "model").iterdir()}
+    assert {"config.json", "generation_config.json", "model.safetensors"} <= written
     with open_tensor_file(tmp_path / "model" / "model.safetensors") as file:
         assert file.tensors.keys() == shapes.keys()
         assert file.read("model.norm.weight")[0] == 0x4000  # 2.0 in bfloat16
-    code, _, err = call("export", run, tmp_path / "model")
-    assert code == 1 and "already there" in err
-
-
-def test_export_of_ranks_is_refused(tmp_path: Path, call: Call):
-    folder = write_ranks(tmp_path / "in", random_tensors(), layouts_of(plan(1, 2, 1)))
-    code, _, err = call("export", folder, tmp_path / "model")
-    assert code == 1 and "holds the files of 2 ranks; merge them first" in err
+    ranks = write_ranks(tmp_path / "in", random_tensors(), layouts_of(plan(1, 2, 1)))
+    for source, said in ((run, "already there"), (ranks, "holds the files of 2 ranks; merge them first")):
+        code, _, err = call("export", source, tmp_path / "model")
+        assert code == 1 and said in err
 
 
 # ----- Which file of a rank is taken: the newest save that all ranks have, whatever the files are called

@@ -368,16 +368,12 @@ PROJECT = Path(__file__).resolve().parents[3]
 def run_with_checkpoint(run: Path) -> tuple[ExperimentConfig, dict[str, np.ndarray], Path]:
     """A run folder with config.yaml and one checkpoint."""
     config = load_config(PROJECT / "examples" / "arithmetic" / "gspo.yaml")
-    random = np.random.default_rng(0)
-    shapes = weight_shapes(config.model)
-    weights = {name: random.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
+    weights = some_weights(config.model)
     run.mkdir()
     (run / "config.yaml").write_text(dump_config(config))
-    moments = {"step": np.array(3, np.int64)}
-    step = save_checkpoint(
-        run / "checkpoints", step=3, parameters=weights, optimizer=moments, state={}, keep=Keep(last=1)
-    )
-    return config, weights, step
+    save_checkpoint(run / "checkpoints", step=3, parameters=weights,
+                    optimizer={"step": np.array(3, np.int64)}, state={}, keep=Keep(last=1))  # fmt: skip
+    return config, weights, run / "checkpoints" / "step_00000003"
 
 
 def test_a_checkpoint_becomes_what_the_run_exports(tmp_path: Path) -> None:

@@ -49,16 +49,13 @@ def test_the_last_stage_is_fullest_in_its_head(seven_billion: ExperimentConfig) 
     assert (found[Part.COMPUTE_WEIGHTS], found[Part.NEW_GRADIENTS]) == (TABLE, TABLE_FLOAT)
 
 
-def test_without_recompute_all_of_a_layer_is_kept(seven_billion: ExperimentConfig) -> None:
-    """Of both micro-batches, and the layers' matrices in bfloat16 with them."""
+def test_what_other_recomputes_keep(seven_billion: ExperimentConfig) -> None:
+    """none: all of a layer, of both micro-batches, and its matrices in bfloat16 with them; selective: products."""
     config = with_recompute(seven_billion, "none")
     found = update(config, 0)
     assert found[Part.ACTIVATIONS] == 2 * (14 * LAYER + 2 * ROTATION) + 2 * STATES + 2 * INNER + STATES
     assert found[Part.COMPUTE_WEIGHTS] == pytest.approx(2 * 14 * (3 * 32.375 + 2 * 6.125 + 2 * 0.875), rel=1e-3)
     assert update(config, 4)[Part.ACTIVATIONS] == 14 * LAYER + 2 * ROTATION + STATES + 2 * SCORED_STATES
-
-
-def test_selective_recompute_keeps_products(seven_billion: ExperimentConfig) -> None:
     found = update(with_recompute(seven_billion, "selective"), 4)
     kept = 2 * STATES + 2 * QUERY + 2 * KEY_VALUE + 2 * INNER + 2 * STATISTICS
     assert found[Part.ACTIVATIONS] == 14 * kept + 2 * ROTATION + STATES + 2 * SCORED_STATES

@@ -46,6 +46,10 @@ def test_one_cheap_setting_is_preferred_to_a_dear_one(seven_billion: ExperimentC
     assert smallest_change(seven_billion, capacity=59 * GIB) == {"plans.train.use_seq_parallel": True}
     for dearer in ({"swap.enabled": True}, {"trainer.samples_per_micro_batch": 2}):
         assert fits(changed(seven_billion, dearer), 59 * GIB)
+    change = smallest_change(seven_billion, capacity=24 * GIB)
+    config = changed(seven_billion, change)
+    assert config.plans.train.world_size == config.plans.infer.world_size > 8, "more cards are the last resort"
+    assert fits(config, 24 * GIB)
 
 
 def test_activations_that_overflow_are_computed_again(seven_billion: ExperimentConfig) -> None:
@@ -73,10 +77,3 @@ def test_a_cache_that_overflows_gets_fewer_slots() -> None:
     smaller = changed(config, {"rollout.slots": 256})
     capacity = expected_memory(smaller).peak()[1]
     assert smallest_change(config, capacity=capacity) == {"rollout.slots": 256}
-
-
-def test_more_cards_are_the_last_resort(seven_billion: ExperimentConfig) -> None:
-    change = smallest_change(seven_billion, capacity=24 * GIB)
-    config = changed(seven_billion, change)
-    assert config.plans.train.world_size == config.plans.infer.world_size > 8
-    assert fits(config, 24 * GIB)

@@ -33,7 +33,7 @@ def test_all_that_the_files_name_ends_a_response(model_dir: Path, edit_config, b
     assert (section.eos_tokens, section.pad_token) == ((END_OF_TEXT, TURN_END), END_OF_TEXT)
     assert tokenizer_section_of(model_dir, folder, ["<|im_start|>"]).eos_tokens == ("<|im_start|>",), "named instead"
     says(model_dir, "generation_config.json", eos_token_id=[builtin.backend.id_of(TURN_END)])
-    section = tokenizer_section_of(model_dir, edit_config(eos_token={"content": TURN_END}))
+    section = tokenizer_section_of(model_dir, edit_config(eos_token={"content": TURN_END}, pad_token=END_OF_TEXT))
     assert section.eos_tokens == (TURN_END,) and section.pad_token == END_OF_TEXT, "it goes before config.json"
 
 
