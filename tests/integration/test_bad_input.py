@@ -35,11 +35,8 @@ def another_row(folder: Path, **row: str) -> list[str]:
 
 
 def unreadable_gold(folder: Path) -> list[str]:
-    row = {
-        "data_source": "my/own",
-        "prompt": [{"role": "user", "content": "How many?"}],
-        "reward_model": {"ground_truth": "several"},
-    }
+    row = {"data_source": "my/own", "prompt": [{"role": "user", "content": "How many?"}],
+           "reward_model": {"ground_truth": "several"}}  # fmt: skip
     (folder / "verl.jsonl").write_text(json.dumps(row) + "\n")
     source = "{format: verl, path: " + str(folder / "verl.jsonl") + "}"
     return ["--set", f"data.eval={source}", "--set", "reward.functions=[gsm8k]"]
@@ -51,13 +48,9 @@ def broken_reward_file(folder: Path) -> list[str]:
 
 
 def data_of_another_tokenizer(folder: Path) -> list[str]:
-    code = main(
-        [
-            *("data", "prepare", "--format", "gsm8k", "--input", str(folder / "rows.jsonl")),
-            *("--tokenizer", str(folder / "tokenizer"), "--eos-token", "<|endoftext|>"),
-            *("--max-prompt-length", "32", "--output", str(folder / "prepared")),
-        ]
-    )
+    code = main([*("data", "prepare", "--format", "gsm8k", "--input", str(folder / "rows.jsonl")),
+                 *("--tokenizer", str(folder / "tokenizer"), "--eos-token", "<|endoftext|>"),
+                 *("--max-prompt-length", "32", "--output", str(folder / "prepared"))])  # fmt: skip
     assert code == 0
     return ["--set", "data.train={format: prepared, path: " + str(folder / "prepared") + "}"]
 

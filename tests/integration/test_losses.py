@@ -27,31 +27,15 @@ from mindgspo.types import Score, Verdict
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 FAMILY = """
 experiment: family
-model:
-  vocab_size: 384
-  hidden_size: 16
-  intermediate_size: 32
-  num_hidden_layers: 1
-  num_attention_heads: 2
-  num_key_value_heads: 1
-  max_position_embeddings: 64
-  initializer_range: 0.2
+model: {vocab_size: 384, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2,
+  num_key_value_heads: 1, max_position_embeddings: 64, initializer_range: 0.2}
 data:
   train: {format: arithmetic, split: train, max_rows: 8}
   eval: {format: arithmetic, split: test, max_rows: 2}
   max_prompt_length: 32
-rollout:
-  prompts_per_step: 4
-  num_generations: 3
-  max_new_tokens: 12
-  slots: 12
-optimizer:
-  lr: 1e-3
-trainer:
-  max_steps: 1
-  prompts_per_mini_batch: 2
-  samples_per_micro_batch: 6
-  length_multiple: 64
+rollout: {prompts_per_step: 4, num_generations: 3, max_new_tokens: 12, slots: 12}
+optimizer: {lr: 1e-3}
+trainer: {max_steps: 1, prompts_per_mini_batch: 2, samples_per_micro_batch: 6, length_multiple: 64}
 """
 
 

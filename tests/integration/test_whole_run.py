@@ -9,19 +9,26 @@ import numpy as np
 import pytest
 from running import mindgspo, read_lines, tree
 
+from mindgspo.config import config_mapping, load_config
 from mindgspo.metrics import unknown_names
 from mindgspo.tensor_files import read_safetensors
 
 
 def test_the_run_folder_holds_what_is_promised(finished_run) -> None:
-    names = {path.name for path in finished_run.root.iterdir()}
+    root = finished_run.root
+    assert finished_run.output.splitlines()[-1] == f"report: {root / 'report.html'}"
     lines = {"metrics.jsonl", "samples.jsonl", "validation.jsonl"}
     promised = {"config.yaml", "summary.json", "reward.png", "report.html"}
-    assert names == lines | promised | {"checkpoints", "export", "data", "run.json", ".lock"}
-    assert sorted(path.name for path in (finished_run.root / "checkpoints").iterdir()) == [
-        "step_00000002",
-        "step_00000004",
-    ]
+    assert {path.name for path in root.iterdir()} == (
+        lines | promised | {"checkpoints", "export", "data", "run.json", ".lock"}
+    )
+    assert {path.name for path in (root / "checkpoints").iterdir()} == {"step_00000002", "step_00000004"}
+    assert (root / "reward.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    page = (root / "report.html").read_text(encoding="utf-8")
+    assert "Held-out accuracy" in page and "data:image/png;base64," in page
+    saved = load_config(root / "config.yaml")
+    assert config_mapping(saved) == config_mapping(load_config(finished_run.config))
+    assert (saved.algorithm.clip_low, saved.algorithm.clip_high) == (3e-4, 4e-4)
 
 
 def test_metrics_have_known_names_and_one_training_line_per_step(finished_run) -> None:

@@ -34,13 +34,8 @@ from mindgspo.tensor_files import open_tensor_file
 
 TOOL = Path(__file__).resolve().parents[3] / "tools" / "transform_checkpoint.py"
 CONFIG = """
-model:
-  vocab_size: 512
-  hidden_size: 256
-  intermediate_size: 128
-  num_hidden_layers: 2
-  num_attention_heads: 8
-  num_key_value_heads: 2
+model: {vocab_size: 512, hidden_size: 256, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 8,
+  num_key_value_heads: 2}
 plans:
   train: {data_parallel: 2, model_parallel: 2, pipeline_stage: 2, micro_batch_num: 2, optimizer_shard: true}
   infer: {data_parallel: 4, model_parallel: 2}
@@ -311,11 +306,9 @@ def test_a_save_that_not_all_ranks_have_is_passed_over_and_told(tmp_path: Path):
     touch(tmp_path, "rank_0/w-1_10.ckpt", "rank_0/w-1_20.ckpt", "rank_1/w-1_10.ckpt", "rank_1/w-graph.meta")
     found = pick_rank_files(tmp_path)
     assert found.files[0].name == "w-1_10.ckpt"
-    assert found.notes == (
-        f"source   {tmp_path}: 2 ranks, rank_*/w-1_10.ckpt",
-        "ignored  1 older or incomplete save file: rank_0/w-1_20.ckpt",
-        "ignored  1 other file: rank_1/w-graph.meta",
-    )
+    assert found.notes == (f"source   {tmp_path}: 2 ranks, rank_*/w-1_10.ckpt",
+                           "ignored  1 older or incomplete save file: rank_0/w-1_20.ckpt",
+                           "ignored  1 other file: rank_1/w-graph.meta")  # fmt: skip
 
 
 def test_names_that_bear_the_rank(tmp_path: Path):

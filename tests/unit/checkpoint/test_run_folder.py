@@ -248,13 +248,8 @@ def test_going_back_sets_everything_later_aside(tmp_path: Path) -> None:
     root = make_run(tmp_path / "run", finished=True)
     aside = roll_back(root, 2)
     assert newest_checkpoint(root / "checkpoints") == root / "checkpoints" / "step_00000002"
-    assert {path.name for path in aside.iterdir()} == {
-        "step_00000004",
-        "step_00000006",
-        "summary.json",
-        "export",
-        "metrics.jsonl",
-    }
+    moved = {"step_00000004", "step_00000006", "summary.json", "export", "metrics.jsonl"}
+    assert {path.name for path in aside.iterdir()} == moved
     assert [json.loads(line)["step"] for line in (root / "metrics.jsonl").read_text().splitlines()] == [0, 1, 2]
     assert [json.loads(line)["step"] for line in (aside / "metrics.jsonl").read_text().splitlines()] == [3, 4, 5, 6]
     assert opened(root, "auto").status is RunStatus.RESUMED, "it is not finished any more"
@@ -288,13 +283,10 @@ def test_what_cannot_be_meant_is_refused_with_what_can(tmp_path: Path) -> None:
     run, other = make_run(tmp_path / "run"), make_run(tmp_path / "other")
     (tmp_path / "empty").mkdir()
     step = run / "checkpoints" / "step_00000002"
-    cases = [
-        (tmp_path / "new", Path("outo"), {}, "neither never nor auto, and there is no such folder"),
-        (tmp_path / "new", tmp_path / "empty", {}, "holds no checkpoint (there is nothing)"),
-        (run, other, {}, "already holds a begun run"),
-        (run, step, {"overwrite": True}, "--overwrite would move"),
-        (run, step, {"restore": "weights"}, "restore=weights starts another run"),
-    ]
+    cases = [(tmp_path / "new", Path("outo"), {}, "neither never nor auto, and there is no such folder"),
+             (tmp_path / "new", tmp_path / "empty", {}, "holds no checkpoint (there is nothing)"),
+             (run, other, {}, "already holds a begun run"), (run, step, {"overwrite": True}, "--overwrite would move"),
+             (run, step, {"restore": "weights"}, "restore=weights starts another run")]  # fmt: skip
     for root, resume, options, said in cases:
         with pytest.raises(RunFolderError) as caught:
             opened(root, resume, **options)

@@ -66,10 +66,8 @@ def differing(left: Path, right: Path) -> list[str]:
 def test_transform_checkpoints_makes_the_same_files(tmp_path, source, target, compiled, suffix):
     import mindspore as ms
 
-    one, two = (
-        write_strategy_files(tmp_path / side, side_plan, compiled=compiled, merged=True)
-        for side, side_plan in (("one", source), ("two", target))
-    )
+    one = write_strategy_files(tmp_path / "one", source, compiled=compiled, merged=True)
+    two = write_strategy_files(tmp_path / "two", target, compiled=compiled, merged=True)
     tensors = random_tensors()
     write_ranks(tmp_path / "in", tensors, layouts_of(source, compiled=compiled), name=f"w{suffix}")
     kinds = {} if suffix == ".ckpt" else {"output_format": "safetensors"}
@@ -102,11 +100,8 @@ def test_whole_to_ranks_and_back_with_scalars_and_bfloat16(tmp_path: Path):
     import mindspore as ms
 
     random = np.random.default_rng(2)
-    infos = {
-        "w": TensorInfo(dtype="BF16", shape=(16, 8)),
-        "adam_m.w": TensorInfo(dtype="F32", shape=(16, 8)),
-        "global_step": TensorInfo(dtype="I32", shape=(1,)),
-    }
+    infos = {"w": TensorInfo(dtype="BF16", shape=(16, 8)), "adam_m.w": TensorInfo(dtype="F32", shape=(16, 8)),
+             "global_step": TensorInfo(dtype="I32", shape=(1,))}  # fmt: skip
     finite = random.integers(0, 0x7F00, (16, 8), dtype=np.uint16)
     values = {"w": finite, "adam_m.w": random.random((16, 8), np.float32), "global_step": np.array([9], np.int32)}
     (tmp_path / "in" / "rank_0").mkdir(parents=True)
@@ -151,11 +146,9 @@ def test_load_distributed_checkpoint_loads_what_we_cut(tmp_path: Path, train: Pa
 
     tensors = {name: array for name, array in random_tensors().items() if name != "adamw.updates"}
     (tmp_path / "in").mkdir()
-    write_tensors(
-        tmp_path / "in.ckpt",
-        {name: TensorInfo(dtype="F32", shape=array.shape) for name, array in tensors.items()},
-        tensors.items(),
-    )
+    write_tensors(tmp_path / "in.ckpt",
+                  {name: TensorInfo(dtype="F32", shape=array.shape) for name, array in tensors.items()},
+                  tensors.items())  # fmt: skip
     path = write_strategy_files(tmp_path / "s", train)
     ours(tmp_path / "in.ckpt", tmp_path / "ranks", None, path)
 

@@ -163,8 +163,7 @@ def test_moments_under_mindspore_s_names(tmp_path: Path):
     train = plan(2, 2, 1, optimizer_shard=True, vocab_emb_dp=False)
     layouts = layouts_of(train, prefixes=prefixes)
     entries = {
-        name: StoredLayout(device_matrix=layout.device_matrix, tensor_map=layout.tensor_map)
-        for name, layout in layouts.items()
+        name: StoredLayout(device_matrix=one.device_matrix, tensor_map=one.tensor_map) for name, one in layouts.items()
     }
     strategy = Strategy(stages={0: entries})
     write_ranks(tmp_path / "in", tensors, layouts)

@@ -33,10 +33,8 @@ def plans(data: int, model: int, stages: int = 1, more: str = "") -> list[str]:
     """Overrides: a train plan, and an infer plan of as many ranks."""
     micro_batches = f", micro_batch_num: {stages}" if stages > 1 else ""
     sizes = f"data_parallel: {data}, model_parallel: {model}, pipeline_stage: {stages}{micro_batches}"
-    return [
-        f"plans.train={{{sizes}{more}}}",
-        f"plans.infer={{data_parallel: {data * stages}, model_parallel: {model}}}",
-    ]
+    return [f"plans.train={{{sizes}{more}}}",
+            f"plans.infer={{data_parallel: {data * stages}, model_parallel: {model}}}"]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -83,10 +81,8 @@ def test_a_model_parallel_group_is_1_2_4_or_servers(problems: Callable[..., list
 
 def test_a_table_is_not_shared_between_stages(problems: Callable[..., list[str]]) -> None:
     tied = "model.tie_word_embeddings=true"
-    why = (
-        "2 stages, but model.tie_word_embeddings makes one table of the first stage's and the last one's, and "
-        "their two copies are not kept equal on Ascend"
-    )
+    why = ("2 stages, but model.tie_word_embeddings makes one table of the first stage's and the last one's, and their "
+           "two copies are not kept equal on Ascend")  # fmt: skip
     assert problems(tied, *plans(1, 4, 2)) == [
         f"plans.train.pipeline_stage: {why}; set pipeline_stage=1, micro_batch_num=1 and model_parallel=8 or "
         "data_parallel=2"

@@ -226,11 +226,9 @@ def test_what_is_not_plain_data_is_refused(text, message):
 
 
 KEYS = st.from_regex(r"[A-Za-z_.#:-]{1,6}", fullmatch=True)
-PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
-    max_leaves=8,
-)
+PLAIN = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+                     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+                     max_leaves=8)  # fmt: skip
 
 
 @given(st.dictionaries(KEYS, PLAIN, max_size=4))
@@ -259,13 +257,8 @@ PUBLISHED = {"qwen2_5_0_5b.yaml": 494_032_768, "qwen2_5_1_5b.yaml": 1_543_714_30
              "qwen3_8b.yaml": 8_190_735_360, "qwen3_32b.yaml": 32_762_123_264, "qwen3_32b_64.yaml": 32_762_123_264,
              "qwen3_30b_a3b.yaml": 30_532_122_624, "llama3_1_8b.yaml": 8_030_261_248}  # fmt: skip
 TINY = """
-model:
-  vocab_size: 64
-  hidden_size: 32
-  intermediate_size: 48
-  num_hidden_layers: 4
-  num_attention_heads: 8
-  num_key_value_heads: 2
+model: {vocab_size: 64, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 4, num_attention_heads: 8,
+  num_key_value_heads: 2}
 """
 
 
@@ -400,10 +393,8 @@ def test_every_key_has_a_text(key: str, text: str):
 PACKAGE = Path(__file__).resolve().parents[3] / "mindgspo"
 
 # Fields whose whole effect is inside the configuration room, each with its reason.
-READ_BY_CONFIG_ALONE = {
-    "AlgorithmSection.allow_wide_clip": "lifts a rule of config.rules",
-    "AlgorithmSection.allow_token_weighting": "lifts a rule of config.rules",
-}
+READ_BY_CONFIG_ALONE = {"AlgorithmSection.allow_wide_clip": "lifts a rule of config.rules",
+                        "AlgorithmSection.allow_token_weighting": "lifts a rule of config.rules"}  # fmt: skip
 
 
 def _fields(section: type[Section] = ExperimentConfig) -> set[tuple[str, str]]:

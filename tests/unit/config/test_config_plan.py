@@ -184,10 +184,8 @@ def test_ratios_against_the_sampler_are_not_called_one(load) -> None:
 # ----- What the model families may set, beside each other; experts' plans too
 EXPERTS = ("model.architecture=qwen3_moe", "model.num_experts=8", "model.num_experts_per_tok=2",
            "model.moe_intermediate_size=48")  # fmt: skip
-SCALING = (
-    "model.rope_scaling={factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, "
-    "original_max_position_embeddings: 64}"
-)
+SCALING = ("model.rope_scaling={factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, "
+           "original_max_position_embeddings: 64}")  # fmt: skip
 MIXTURE = ModelSection(architecture="qwen3_moe", vocab_size=64, hidden_size=32, intermediate_size=100,
                        num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=4, num_experts=12,
                        num_experts_per_tok=2, moe_intermediate_size=12)  # fmt: skip

@@ -63,12 +63,8 @@ def test_limits_themselves_are_legal(load):
 def test_all_violated_rules_are_reported_together(problems):
     lines = problems("trainer.prompts_per_mini_batch=5", "rollout.temperature=0", "rollout.num_generations=1")
     keys = [line.partition(":")[0] for line in lines]
-    assert keys == [
-        "trainer.prompts_per_mini_batch",
-        "trainer.samples_per_micro_batch",
-        "rollout.num_generations",
-        "rollout.temperature",
-    ]
+    assert keys == ["trainer.prompts_per_mini_batch", "trainer.samples_per_micro_batch", "rollout.num_generations",
+                    "rollout.temperature"]  # fmt: skip
 
 
 def test_stopping_at_an_accuracy_needs_rows_of_its_own(problems, load):
@@ -78,6 +74,8 @@ def test_stopping_at_an_accuracy_needs_rows_of_its_own(problems, load):
     assert line.startswith("warmup.check.split: test is already the split of data.eval")
     assert line.endswith("nearest legal: dev")
     assert load(WARMUP, "warmup.check={format: arithmetic, split: dev}")
+    (line,) = problems(WARMUP, "warmup.check={format: arithmetic, split: dev}", "data.eval.split=train")
+    assert line.endswith("nearest legal: test"), "one that no source uses"
 
 
 def test_rows_of_a_file_need_a_path_of_the_right_kind_and_a_tokenizer(problems, tmp_path):
@@ -155,10 +153,8 @@ def test_a_budget_needs_no_divisor_of_the_mini_batch(load) -> None:
 def test_a_budget_that_leaves_nothing_to_pack_is_noted(load) -> None:
     assert notes(load(*BUDGET, "trainer.packing=true")) == []
     (line,) = notes(load(*BUDGET, "trainer.packing=true", "trainer.max_tokens_per_micro_batch=128"))
-    assert line == (
-        "trainer.max_tokens_per_micro_batch: 128 token slots leave little to pack beside a sample of up to 96; 192 or "
-        "more pack better, where memory allows"
-    )
+    assert line == ("trainer.max_tokens_per_micro_batch: 128 token slots leave little to pack beside a sample of up to "
+                    "96; 192 or more pack better, where memory allows")  # fmt: skip
 
 
 # ----- `data.eval` as one source and as sets with names: loading, dumping, overriding, and what is refused
@@ -218,14 +214,8 @@ def test_what_is_refused_is_named_with_its_set(overrides: list[str], line: str) 
 
 
 # ----- The width of one head: given, or derived from the model's width
-SHAPE = {
-    "vocab_size": 64,
-    "hidden_size": 96,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
+SHAPE = {"vocab_size": 64, "hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
 
 
 def test_what_is_not_given_is_the_quotient_also_for_a_section_that_python_code_builds():

@@ -19,13 +19,11 @@ def test_batch_table_of_the_small_experiment(load):
         ("max tokens per step", "4,608 = 48 x (64 prompt + 32 response)"),
         ("steps", "3 (trainer.max_steps), 1,000 rows"),
         ("total samples", "144"),
-        (
-            "objective",
-            "GSPO: mean_i min(s_i A_i, clip(s_i, 1-0.0003, 1+0.0004) A_i), s_i = exp(mean_t(logp_it - old_it))",
-        ),
+        ("objective",
+         "GSPO: mean_i min(s_i A_i, clip(s_i, 1-0.0003, 1+0.0004) A_i), s_i = exp(mean_t(logp_it - old_it))"),
         ("advantage", "A_i = (r_i - mean(r)) / (std(r) + 1e-06), over the group, ddof 1"),
         ("plans", "train 1 x 1 x 1, infer 1 x 1 x 1 (data x model x pipeline)"),
-    ]
+    ]  # fmt: skip
 
 
 def test_epochs_become_full_steps_once_rows_are_counted(load):

@@ -16,13 +16,8 @@ from mindgspo.data.formats import parse_columns
 from mindgspo.data.sources import open_source
 from mindgspo.errors import ConfigError, DataError
 
-ROW = {
-    "q": "2+2?",
-    "gold": {"final": "4", "how": "2+2=4\n#### 4"},
-    "set": "mine",
-    "meta": {"id": 7, "tags": ["a"]},
-    "a.b": "dotted",
-}
+ROW = {"q": "2+2?", "gold": {"final": "4", "how": "2+2=4\n#### 4"}, "set": "mine", "meta": {"id": 7, "tags": ["a"]},
+       "a.b": "dotted"}  # fmt: skip
 COLUMNS = ColumnsSection(prompt="q", answer="gold.final", data_source_name="math")
 
 
@@ -82,10 +77,8 @@ def test_a_parquet_file_is_refused_by_its_schema_before_any_row(tmp_path: Path):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     with pytest.raises(DataError) as raised:
         open_source(section(path, prompt="questoin", answer="q"), seed=1)
-    assert str(raised.value) == (
-        f"{path}: columns.prompt: there is no column 'questoin' (there are: q, gold, gold.final, gold.how, set, meta, "
-        "meta.id, meta.tags, a.b)"
-    )
+    assert str(raised.value) == (f"{path}: columns.prompt: there is no column 'questoin' (there are: q, gold, "
+                                 "gold.final, gold.how, set, meta, meta.id, meta.tags, a.b)")  # fmt: skip
     with pytest.raises(DataError, match="columns.answer: .* did you mean 'gold.final'"):
         open_source(section(path, answer="gold.fin"), seed=1)
     with pytest.raises(DataError, match="columns.extra_info: there is no column 'meta.tags.x'"):

@@ -124,11 +124,8 @@ def test_unreadable_gold_answers_are_dropped_and_listed(prepare, rows_file: Path
     info = prepare(source, is_readable=is_readable)
     assert asked == [("openai/gsm8k", gold) for _, gold in ROWS]
     # Line 6 takes no part in the conflict of lines 4 and 5, as it is dropped for a reason of its own.
-    assert info.counts.dropped == {
-        "gold answer cannot be read": 2,
-        "prompt occurred before": 1,
-        "equal prompts with different answers": 2,
-    }
+    assert info.counts.dropped == {"gold answer cannot be read": 2, "prompt occurred before": 1,
+                                   "equal prompts with different answers": 2}  # fmt: skip
     assert (info.duplicates.repeated_rows, info.duplicates.conflicting_prompts) == (2, 1)
     dropped = [json.loads(line) for line in (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()]
     assert dropped[0] == {"where": f"{rows_file}:2", "reason": "gold answer cannot be read", "answer": "8"}
@@ -147,11 +144,8 @@ def test_the_reward_that_fits_the_source_decides_by_default(prepare, tokenizer: 
 
 def test_rows_without_any_answer_are_listed_with_overlong_ones(prepare, settings, tmp_path: Path):
     path = tmp_path / "rows.jsonl"
-    rows = [
-        {"problem": "Short?", "solution": "no box"},
-        {"problem": "Long? " * 50, "solution": r"\boxed{2}"},
-        {"problem": "Short?", "solution": r"\boxed{3}"},
-    ]
+    rows = [{"problem": "Short?", "solution": "no box"}, {"problem": "Long? " * 50, "solution": r"\boxed{2}"},
+            {"problem": "Short?", "solution": r"\boxed{3}"}]  # fmt: skip
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = settings(max_prompt_length=60, truncation="drop")
     source = DataSourceSection(format="math", path=path)

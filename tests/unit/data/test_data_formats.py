@@ -22,13 +22,8 @@ from mindgspo.data.formats import (
 from mindgspo.data.source_rows import DroppedRow, SourceRow
 from mindgspo.errors import DataError
 
-DAPO = {
-    "data_source": "DAPO-17k",
-    "prompt": [{"role": "user", "content": "2+2?"}],
-    "ability": "math",
-    "reward_model": {"ground_truth": "4", "style": "rule"},
-    "extra_info": {"index": 7, "answer": ""},
-}
+DAPO = {"data_source": "DAPO-17k", "prompt": [{"role": "user", "content": "2+2?"}], "ability": "math",
+        "reward_model": {"ground_truth": "4", "style": "rule"}, "extra_info": {"index": 7, "answer": ""}}  # fmt: skip
 
 
 def test_a_bare_dapo_prompt_is_put_into_the_published_one():
@@ -137,13 +132,8 @@ def test_dianjin_rows(block: str, gold: str, source: str):
     assert row.messages == ({"role": "user", "content": fields["instruction"]},)
 
 
-VERL = {
-    "data_source": "math_dapo",
-    "prompt": [{"role": "user", "content": "2+2?"}],
-    "ability": "MATH",
-    "reward_model": {"ground_truth": "4", "style": "rule"},
-    "extra_info": {"index": 7},
-}
+VERL = {"data_source": "math_dapo", "prompt": [{"role": "user", "content": "2+2?"}], "ability": "MATH",
+        "reward_model": {"ground_truth": "4", "style": "rule"}, "extra_info": {"index": 7}}  # fmt: skip
 
 
 def test_gsm8k_row():

@@ -97,14 +97,8 @@ def test_only_generated_sources_depend_on_the_seed(gsm8k: DataSourceSection):
 
 EXPERIMENT = """
 experiment: small
-model:
-  vocab_size: 512
-  hidden_size: 96
-  intermediate_size: 256
-  num_hidden_layers: 1
-  num_attention_heads: 4
-  num_key_value_heads: 2
-  max_position_embeddings: 128
+model: {{vocab_size: 512, hidden_size: 96, intermediate_size: 256, num_hidden_layers: 1, num_attention_heads: 4,
+  num_key_value_heads: 2, max_position_embeddings: 128}}
 tokenizer: {{path: tok}}
 data:
   train: {train}

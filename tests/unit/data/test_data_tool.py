@@ -28,11 +28,9 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def test_prepares_and_prints_the_account(gsm8k_file: Path, tokenizer: Tokenizer, tmp_path: Path):
     tokenizer.save(tmp_path / "tok")
-    done = run(
-        *("--format", "gsm8k", "--input", gsm8k_file, "--output", tmp_path / "out", "--max-prompt-length", 40),
-        *("--tokenizer", tmp_path / "tok", "--truncation", "drop", "--max-rows", 2, "--system-prompt", "S"),
-        *("--eos-token", "<|im_end|>", "--eos-token", "<|endoftext|>", "--instruction-suffix", "!"),
-    )
+    done = run(*("--format", "gsm8k", "--input", gsm8k_file, "--output", tmp_path / "out", "--max-prompt-length", 40),
+               *("--tokenizer", tmp_path / "tok", "--truncation", "drop", "--max-rows", 2, "--system-prompt", "S"),
+               *("--eos-token", "<|im_end|>", "--eos-token", "<|endoftext|>", "--instruction-suffix", "!"))  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "rows       2 in, 1 out" in done.stdout and str(tmp_path / "out") in done.stdout
     assert open_dataset(tmp_path / "out", tokenizer)[0].text.startswith("<|im_start|>system\nS<|im_end|>")
@@ -126,11 +124,9 @@ def test_columns_dedup_and_workers_from_the_command_line(tmp_path: Path, tokeniz
     rows = [{"ask": "2+2?", "meta": {"gold": gold}} for gold in (4, "4.0", 4)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = ("--format", "columns", "--input", tmp_path / "rows.jsonl", "--tokenizer", tmp_path / "tok")
-    done = run(
-        *options,
-        *("--columns", tmp_path / "columns.yaml", "--dedup", "--workers", 2, "--instruction-prefix", "Solve: "),
-        *("--output", tmp_path / "out"),
-    )
+    done = run(*options,
+               *("--columns", tmp_path / "columns.yaml", "--dedup", "--workers", 2, "--instruction-prefix", "Solve: "),
+               *("--output", tmp_path / "out"))  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "rows       3 in, 1 out" in done.stdout and "2: prompt occurred before" in done.stdout
     (prompt,) = open_dataset(tmp_path / "out", tokenizer)

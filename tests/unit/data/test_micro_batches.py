@@ -58,10 +58,8 @@ def test_a_packed_micro_batch_worked_by_hand() -> None:
     samples = [sample_of(2, 3, 0), sample_of(2, 2, 1), sample_of(1, 2, 2), sample_of(1, 1, 3)]
     layout = BatchLayout(max_tokens_per_micro_batch=16, packing=True, length_multiple=8, pad_id=PAD)
     (batch,) = micro_batches(samples, layout)
-    assert batch.ids_RT.tolist() == [
-        [1000, 1001, 1002, 1003, 1004, 3000, 3001, 3002],
-        [2000, 2001, 2002, 2003, 4000, 4001, PAD, PAD],
-    ]
+    assert batch.ids_RT.tolist() == [[1000, 1001, 1002, 1003, 1004, 3000, 3001, 3002],
+                                     [2000, 2001, 2002, 2003, 4000, 4001, PAD, PAD]]  # fmt: skip
     assert batch.positions_RT.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2], [0, 1, 2, 3, 0, 1, 0, 0]]
     assert batch.segments_RT.tolist() == [[1, 1, 1, 1, 1, 2, 2, 2], [1, 1, 1, 1, 2, 2, 0, 0]]
     # 3 + 2 + 2 + 1 response tokens, each predicted by the slot in front of it; no slot of a shorter response is.
@@ -192,9 +190,7 @@ COSTED = [(2, 6), (1, 6), (1, 2), (1, 1)]
 
 
 def samples() -> list[TrainingSample]:
-    return [TrainingSample(prompt_ids=np.ones(prompt, np.int32), response_ids=np.ones(response, np.int32),
-                           rollout_logp=np.zeros(response, np.float32), number=10 + number) for number,
-            (prompt, response) in enumerate(COSTED)]  # fmt: skip
+    return [replace(sample, number=10 + sample.number) for sample in samples_of(COSTED)]
 
 
 @pytest.mark.parametrize("packing", [False, True])
@@ -214,18 +210,10 @@ def test_metrics_worked_by_hand() -> None:
     batches = micro_batches(samples(), layout)
     assert sorted(tokens_of_replicas(batches, 2)) == [10, 10]
     assert [batch.ids_RT.shape for batch in batches] == [(1, 12), (1, 12)]
-    assert batch_metrics([batches], 2) == pytest.approx(
-        {
-            "global_seqlen/min": 5,
-            "global_seqlen/max": 15,
-            "global_seqlen/minmax_diff": 10,
-            "global_seqlen/balanced_min": 10,
-            "global_seqlen/balanced_max": 10,
-            "global_seqlen/mean": 10,
-            "training/padding_share": 4 / 24,
-            "training/micro_batches_per_update": 1,
-        }
-    )
+    lengths = {"min": 5, "max": 15, "minmax_diff": 10, "balanced_min": 10, "balanced_max": 10, "mean": 10}
+    expected = {f"global_seqlen/{name}": length for name, length in lengths.items()}
+    expected |= {"training/padding_share": 4 / 24, "training/micro_batches_per_update": 1}
+    assert batch_metrics([batches], 2) == pytest.approx(expected)
     assert batch_metrics([], 2) == {}
 
 

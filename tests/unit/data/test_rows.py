@@ -15,11 +15,8 @@ def make_sample(prompt: list[int], response: list[int], number: int = 0) -> Trai
 
 
 def test_a_mini_batch_worked_by_hand() -> None:
-    samples = [
-        make_sample([1, 2], [3], number=4),
-        make_sample([4], [5, 6, 7], number=0),
-        make_sample([8, 9], [10, 11], number=9),
-    ]
+    samples = [make_sample([1, 2], [3], number=4), make_sample([4], [5, 6, 7], number=0),
+               make_sample([8, 9], [10, 11], number=9)]  # fmt: skip
     first, second = lay_out(samples, samples_per_micro_batch=2, length_multiple=2, pad_id=PAD)
     assert [sample.number for sample in samples] == [4, 0, 9], "the caller keeps its order"
     # Longest first; of the two of length 4 the one with the longer response leads.

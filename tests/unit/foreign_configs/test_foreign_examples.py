@@ -16,14 +16,10 @@ from mindgspo.trainer.check import check_experiment
 
 PROJECT = Path(__file__).resolve().parents[3]
 SHARED = PROJECT / ".." / "shared" / "data"
-EXAMPLES = {
-    "mindformers": ("finetune_qwen2_5_7b.yaml",),
-    "mindformers, both": ("finetune_qwen2_5_7b.yaml", "predict_qwen2_5_7b.yaml"),
-    "mindrlhf": ("grpo_qwen2_5_7b.yaml",),
-    "verl gspo": ("verl_gspo_gsm8k_3b.sh",),
-    "verl dapo": ("verl_dapo_math_32b.sh",),
-    "verl math": ("verl_math_lighteval_7b.txt",),
-}
+EXAMPLES = {"mindformers": ("finetune_qwen2_5_7b.yaml",),
+            "mindformers, both": ("finetune_qwen2_5_7b.yaml", "predict_qwen2_5_7b.yaml"),
+            "mindrlhf": ("grpo_qwen2_5_7b.yaml",), "verl gspo": ("verl_gspo_gsm8k_3b.sh",),
+            "verl dapo": ("verl_dapo_math_32b.sh",), "verl math": ("verl_math_lighteval_7b.txt",)}  # fmt: skip
 each_example = pytest.mark.parametrize("names", EXAMPLES.values(), ids=EXAMPLES)
 GENERATED = ("data.train.format=arithmetic", "data.train.path=", "data.eval.format=arithmetic", "data.eval.split=test",
              "data.eval.path=", "tokenizer.path=", "tokenizer.eos_tokens=['<|im_end|>', '<|endoftext|>']",

@@ -35,10 +35,8 @@ def of_yaml(folder: Path, suite: str, settings: dict[str, Any]) -> Conversion:
 def of_settings(folder: Path, suite: str, settings: dict[str, Any]) -> Conversion:
     if suite != "verl":
         return of_yaml(folder, suite, settings)
-    words = {
-        key: yaml.safe_dump(value, default_flow_style=True).removesuffix("\n").removesuffix("...").strip()
-        for key, value in settings.items()
-    }
+    dumped = {key: yaml.safe_dump(value, default_flow_style=True) for key, value in settings.items()}
+    words = {key: text.removesuffix("\n").removesuffix("...").strip() for key, text in dumped.items()}
     overrides = [f"'{key}={word}'" for key, word in words.items()]
     return converted(folder, " ".join(["python3 -m verl.trainer.main_ppo", *overrides]), "verl")
 

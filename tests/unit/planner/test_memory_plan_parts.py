@@ -116,14 +116,9 @@ def test_levels_hold_what_the_swap_declares(seven_billion: ExperimentConfig) -> 
             )
         }
     )
-    part_of = {
-        Holding.ACTOR_WEIGHTS: Part.WEIGHTS,
-        Holding.GRADIENTS: Part.GRADIENTS,
-        Holding.MOMENTS: Part.MOMENTS,
-        Holding.REFERENCE_WEIGHTS: Part.REFERENCE_WEIGHTS,
-        Holding.ROLLOUT_WEIGHTS: Part.ROLLOUT_WEIGHTS,
-        Holding.KV_CACHE: Part.KV_CACHE,
-    }
+    part_of = {Holding.ACTOR_WEIGHTS: Part.WEIGHTS, Holding.GRADIENTS: Part.GRADIENTS, Holding.MOMENTS: Part.MOMENTS,
+               Holding.REFERENCE_WEIGHTS: Part.REFERENCE_WEIGHTS, Holding.ROLLOUT_WEIGHTS: Part.ROLLOUT_WEIGHTS,
+               Holding.KV_CACHE: Part.KV_CACHE}  # fmt: skip
     (first, _) = expected_memory(config).classes
     held = {part_of[holding]: size for holding, size in held_bytes(RankWork.of(config, 0)).items()}
     for phase in NEEDS:
@@ -142,11 +137,8 @@ KL = {"kl": {"placement": "loss"}}
 
 
 def experiment(reference: dict[str, int] | None, *, device: str = "CPU", **algorithm: object) -> ExperimentConfig:
-    plans = {
-        "train": {"model_parallel": 4},
-        "infer": {"data_parallel": 4},
-        **({} if reference is None else {"reference": reference}),
-    }
+    plans = {"train": {"model_parallel": 4}, "infer": {"data_parallel": 4},
+             **({} if reference is None else {"reference": reference})}  # fmt: skip
     return experiment_of(qwen2(), device=device, plans=plans, algorithm=algorithm)
 
 

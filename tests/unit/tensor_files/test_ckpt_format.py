@@ -21,14 +21,9 @@ def write(path: Path, tensors: dict[str, np.ndarray], **options: dict[str, str])
 
 
 def some_tensors() -> dict[str, np.ndarray]:
-    return {
-        "matrix": MATRIX,
-        "scalar": np.array(3.5, np.float64),
-        "half": np.array([1.5], np.float16),
-        "flags": np.array([True, False]),
-        "counts": np.arange(4, dtype=np.int64).reshape(2, 1, 2),
-        "bytes": np.array([200], np.uint8),
-    }
+    return {"matrix": MATRIX, "scalar": np.array(3.5, np.float64), "half": np.array([1.5], np.float16),
+            "flags": np.array([True, False]), "counts": np.arange(4, dtype=np.int64).reshape(2, 1, 2),
+            "bytes": np.array([200], np.uint8)}  # fmt: skip
 
 
 def test_the_bytes_are_those_of_the_schema(tmp_path: Path) -> None:

@@ -31,10 +31,8 @@ from mindgspo.tensor_files import (
 
 def some_weights() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    return {
-        "embed.weight": rng.standard_normal((5, 3)).astype(np.float32),
-        "norm.weight": rng.standard_normal(3).astype(np.float32),
-    }
+    return {"embed.weight": rng.standard_normal((5, 3)).astype(np.float32),
+            "norm.weight": rng.standard_normal(3).astype(np.float32)}  # fmt: skip
 
 
 def write_index(folder: Path, shard_of: dict[str, str]) -> Path:

@@ -55,12 +55,9 @@ def test_fingerprint_is_the_same_in_another_process_which_does_not_import_mindsp
 
 
 def test_fingerprint_changes_with_the_eos_choice_and_the_files(builtin: Tokenizer, edit_config):
-    fingerprints = {
-        builtin.fingerprint,
-        load_tokenizer(TokenizerSection(eos_tokens=("<|im_end|>",))).fingerprint,
-        load_tokenizer(TokenizerSection(pad_token="<|im_start|>")).fingerprint,
-        load_tokenizer(TokenizerSection(path=edit_config(chat_template="other"))).fingerprint,
-    }
+    fingerprints = {builtin.fingerprint, load_tokenizer(TokenizerSection(eos_tokens=("<|im_end|>",))).fingerprint,
+                    load_tokenizer(TokenizerSection(pad_token="<|im_start|>")).fingerprint,
+                    load_tokenizer(TokenizerSection(path=edit_config(chat_template="other"))).fingerprint}  # fmt: skip
     assert len(fingerprints) == 4
 
 

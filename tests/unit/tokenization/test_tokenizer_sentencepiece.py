@@ -13,11 +13,8 @@ from mindgspo.config.data import TokenizerSection
 from mindgspo.errors import TokenizerError
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 
-CORPUS = [
-    "Tom has 3 apples and 4 pears.",
-    "How many does Tom have now?",
-    "the quick brown fox jumps over the lazy dog 0123456789",
-]
+CORPUS = ["Tom has 3 apples and 4 pears.", "How many does Tom have now?",
+          "the quick brown fox jumps over the lazy dog 0123456789"]  # fmt: skip
 
 
 def train(model_type: str, **options: object) -> bytes:
