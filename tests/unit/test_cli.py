@@ -31,52 +31,38 @@ def test_version_names_what_a_bug_report_needs(capsys: pytest.CaptureFixture) ->
     assert printed.startswith("mindgspo ") and "MindSpore 2." in printed and "Python 3." in printed
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["run"], "Missing argument"),
-        (["run", "x.yaml", "--sett", "a=b"], "No such option"),
-        (["trian", "x.yaml"], "No such command"),
-        (["eval", "model"], "give either --data"),
-        (["eval", "model", "--data", "gsm8k", "--config", "x.yaml"], "give either --data"),
-        (["eval", "model", "--data", "gsm8k", "--pass-at-k", "1,x"], "expected whole numbers, e.g. 1,4,8, got '1,x'"),
-        (["eval", "model", "--data", "gsm8k", "--pass-at-k", "9" * 5000], "expected whole numbers"),
-        (["convert", "weights", "model", "out", "--max-shard-size", "9" * 400], "is no size; write 5GB"),
-        (["eval", "model", "--config", "x.yaml", "--format", "math"], "--format and --columns go with --data"),
-        (["logprobs", "model"], "Missing option '--input'"),
-        (["data", "prepare", "--format", "csv", "--output", "x"], "'csv'"),
-        (["data", "inspect", "x", "--rows", "-1"], "--rows"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["run"], "Missing argument"), (["run", "x.yaml", "--sett", "a=b"], "No such option"),
+    (["trian", "x.yaml"], "No such command"), (["eval", "model"], "give either --data"),
+    (["eval", "model", "--data", "gsm8k", "--config", "x.yaml"], "give either --data"),
+    (["eval", "model", "--data", "gsm8k", "--pass-at-k", "1,x"], "expected whole numbers, e.g. 1,4,8, got '1,x'"),
+    (["eval", "model", "--data", "gsm8k", "--pass-at-k", "9" * 5000], "expected whole numbers"),
+    (["convert", "weights", "model", "out", "--max-shard-size", "9" * 400], "is no size; write 5GB"),
+    (["eval", "model", "--config", "x.yaml", "--format", "math"], "--format and --columns go with --data"),
+    (["logprobs", "model"], "Missing option '--input'"),
+    (["data", "prepare", "--format", "csv", "--output", "x"], "'csv'"),
+    (["data", "inspect", "x", "--rows", "-1"], "--rows"),
+], ids=lambda value: " ".join(value) if isinstance(value, list) else "")  # fmt: skip
 def test_a_wrong_command_line_exits_with_2(arguments: list[str], said: str, capsys: pytest.CaptureFixture) -> None:
     assert main(arguments) == 2
     printed = capsys.readouterr()
     assert printed.out == "" and said in printed.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["run", "nowhere.yaml"], "error: nowhere.yaml: no such file"),
-        (["run", QUICKSTART, "--set", "seed"], "error: --set seed: expected section.key=value"),
-        (["check", QUICKSTART, "--set", "sed=2"], "did you mean seed?"),
-        (["sft", QUICKSTART, "--set", "warmup="], "error: warmup: missing"),
-        (["eval", "nowhere", "--config", QUICKSTART], "error: nowhere/config.json: cannot be read"),
-        (["eval", "nowhere", "--data", "gsm8k"], "error: nowhere/config.json: cannot be read"),
-        (["report", "nowhere"], "error: nowhere: no metrics.jsonl here"),
-        (["data", "inspect", "nowhere"], "error: nowhere: no such prepared data set"),
-        (["data", "prepare", "--format", "gsm8k", "--output", "x"], "error: "),
-        (["logprobs", "nowhere", "--input", "x"], "error: nowhere/config.json: cannot be read"),
-    ],
-    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
-)
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["run", "nowhere.yaml"], "error: nowhere.yaml: no such file"),
+    (["run", QUICKSTART, "--set", "seed"], "error: --set seed: expected section.key=value"),
+    (["check", QUICKSTART, "--set", "sed=2"], "did you mean seed?"),
+    (["sft", QUICKSTART, "--set", "warmup="], "error: warmup: missing"),
+    (["eval", "nowhere", "--config", QUICKSTART], "error: nowhere/config.json: cannot be read"),
+    (["eval", "nowhere", "--data", "gsm8k"], "error: nowhere/config.json: cannot be read"),
+    (["report", "nowhere"], "error: nowhere: no metrics.jsonl here"),
+    (["data", "inspect", "nowhere"], "error: nowhere: no such prepared data set"),
+    (["data", "prepare", "--format", "gsm8k", "--output", "x"], "error: "),
+    (["logprobs", "nowhere", "--input", "x"], "error: nowhere/config.json: cannot be read"),
+], ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "")  # fmt: skip
 def test_a_users_mistake_is_one_message_with_exit_code_1(
-    arguments: list[object],
-    said: str,
-    capsys: pytest.CaptureFixture,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[object], said: str, capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([str(argument) for argument in arguments]) == 1

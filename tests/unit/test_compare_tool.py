@@ -256,17 +256,10 @@ def test_only_plot_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (tmp_path / "comparison.md").exists()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--seeds", "1", "1"),
-        ("--seeds", "one"),
-        ("--variant", "algorithm.name=gspo"),
-        ("--variant", "a", "--variant", "a"),
-        ("--variant", "warm-up"),
-        ("--set",),
-    ],
-)
+@pytest.mark.parametrize("words", [
+    ("--seeds", "1", "1"), ("--seeds", "one"), ("--variant", "algorithm.name=gspo"),
+    ("--variant", "a", "--variant", "a"), ("--variant", "warm-up"), ("--set",),
+])  # fmt: skip
 def test_a_wrong_command_line(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         tool.parse_arguments(words)

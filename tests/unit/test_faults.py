@@ -57,18 +57,13 @@ def test_unarmed_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(faults.reach(point) for point in faults.POINTS)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("save.inner=kill", "there is no point 'save.inner'; there are resume.after, "),
-        ("save.inside=explode", "nothing is called 'explode'; write save.inside=<one of kill, "),
-        ("save.inside", "nothing is called ''"),
-        ("save.inside=nan", "nan is for update.batch only"),
-        ("save.inside:0=kill", "'0' is no number from 1 on"),
-        ("save.inside:=kill", "'' is no number from 1 on"),
-        ("save.inside=kill@one", "'one' is no rank"),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), [
+    ("save.inner=kill", "there is no point 'save.inner'; there are resume.after, "),
+    ("save.inside=explode", "nothing is called 'explode'; write save.inside=<one of kill, "),
+    ("save.inside", "nothing is called ''"), ("save.inside=nan", "nan is for update.batch only"),
+    ("save.inside:0=kill", "'0' is no number from 1 on"), ("save.inside:=kill", "'' is no number from 1 on"),
+    ("save.inside=kill@one", "'one' is no rank"),
+])  # fmt: skip
 def test_wrong_words_are_refused_with_the_right_ones(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         faults.arm(0, text)

@@ -42,14 +42,7 @@ def test_any_number_of_kills_on_several_ranks(number: int) -> None:
 
 def life(*seen: int, resumed_at: int | None = None) -> Life:
     text = "" if resumed_at is None else f"resumed at step {resumed_at} from /x\n"
-    return Life(
-        exit_code=-9,
-        seconds=1.0,
-        was_hit=True,
-        seen=frozenset(seen),
-        is_left=False,
-        text=text,
-    )
+    return Life(exit_code=-9, seconds=1.0, was_hit=True, seen=frozenset(seen), is_left=False, text=text)
 
 
 def run_folder(folder: Path, *, steps: int, saved: tuple[int, ...], value: float = 1.0) -> Path:

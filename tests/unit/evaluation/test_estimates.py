@@ -158,20 +158,11 @@ def test_pass_at_k_counts_the_subsets_with_a_correct_sample(num_correct: int, k:
     assert pass_at_k(5, num_correct, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
 
 
-@pytest.mark.parametrize(
-    ("votes", "expected"),
-    [
-        ([RIGHT, RIGHT, WRONG], 1),
-        ([RIGHT, WRONG, WRONG], 0),
-        ([RIGHT, WRONG], 1 / 2),
-        ([RIGHT, WRONG, OTHER], 1 / 3),
-        ([RIGHT, RIGHT, WRONG, WRONG, OTHER], 1 / 2),
-        ([WRONG, OTHER], 0),
-        ([None, None, None, RIGHT], 1),
-        ([None, None, RIGHT, WRONG, WRONG], 0),
-        ([None, None], 0),
-    ],
-)
+@pytest.mark.parametrize(("votes", "expected"), [
+    ([RIGHT, RIGHT, WRONG], 1), ([RIGHT, WRONG, WRONG], 0), ([RIGHT, WRONG], 1 / 2), ([RIGHT, WRONG, OTHER], 1 / 3),
+    ([RIGHT, RIGHT, WRONG, WRONG, OTHER], 1 / 2), ([WRONG, OTHER], 0), ([None, None, None, RIGHT], 1),
+    ([None, None, RIGHT, WRONG, WRONG], 0), ([None, None], 0),
+])  # fmt: skip
 def test_the_vote_of_all_samples_by_hand(votes: list[int | None], expected: float) -> None:
     assert majority_at_k(votes, RIGHT, len(votes)) == expected == vote_of(tuple(votes))
     assert majority_at_k(votes[::-1], RIGHT, len(votes)) == expected, "whatever the order"

@@ -89,16 +89,13 @@ def test_a_function_of_your_own_scores_in_a_child(tmp_path: Path, monkeypatch: p
     assert "0.5" in scored[1]["message"]
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"gold": "1"}, r"rows.jsonl:2: response: missing; keys there: gold. Another key: --response-key NAME"),
-        ({"response": "1"}, r"rows.jsonl:2: gold: missing"),
-        ({"response": ["1"], "gold": "1"}, r"rows.jsonl:2: response: holds list, expected text"),
-        ({"response": "1", "gold": "1", "correct": "yes"}, r"rows.jsonl:2: correct: expected a label true or false"),
-        ({"response": "1", "gold": "1", "extra_info": 3}, r"rows.jsonl:2: extra_info: expected an object, got int"),
-    ],
-)
+@pytest.mark.parametrize(("row", "message"), [
+    ({"gold": "1"}, r"rows.jsonl:2: response: missing; keys there: gold. Another key: --response-key NAME"),
+    ({"response": "1"}, r"rows.jsonl:2: gold: missing"),
+    ({"response": ["1"], "gold": "1"}, r"rows.jsonl:2: response: holds list, expected text"),
+    ({"response": "1", "gold": "1", "correct": "yes"}, r"rows.jsonl:2: correct: expected a label true or false"),
+    ({"response": "1", "gold": "1", "extra_info": 3}, r"rows.jsonl:2: extra_info: expected an object, got int"),
+])  # fmt: skip
 def test_a_bad_row_is_named_and_no_file_is_left(tmp_path: Path, row: dict, message: str) -> None:
     rows = write(tmp_path / "rows.jsonl", [{"response": "#### 1", "gold": "1"}, row])
     with pytest.raises(DataError, match=message):
@@ -120,14 +117,11 @@ def test_a_corrupt_line_is_named(tmp_path: Path) -> None:
         grade(function="gsm8k", input=rows, output=tmp_path / "scored.jsonl", keys=RowKeys())
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        ("gsm8", r"--function: unknown function 'gsm8'; did you mean 'gsm8k'\?"),
-        ("overlong", r"--function overlong: scores a length in tokens, and a file of texts has none"),
-        ("missing.py:f", r"--function: .*missing.py does not exist"),
-    ],
-)
+@pytest.mark.parametrize(("function", "message"), [
+    ("gsm8", r"--function: unknown function 'gsm8'; did you mean 'gsm8k'\?"),
+    ("overlong", r"--function overlong: scores a length in tokens, and a file of texts has none"),
+    ("missing.py:f", r"--function: .*missing.py does not exist"),
+])  # fmt: skip
 def test_an_impossible_function_is_refused_before_any_row_is_read(tmp_path: Path, function: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         grade(function=function, input=tmp_path / "absent", output=tmp_path / "scored.jsonl", keys=RowKeys())

@@ -40,11 +40,7 @@ def make_group(index: int, verdicts: list[Verdict], *, text: str = "What is 47 +
     kinds = list(TEXTS)
     return Group(
         prompt=Prompt(
-            index=index,
-            ids=np.arange(1, 13, dtype=np.int32),
-            text=text,
-            answer="85",
-            data_source="arithmetic",
+            index=index, ids=np.arange(1, 13, dtype=np.int32), text=text, answer="85", data_source="arithmetic"
         ),
         responses=tuple(
             Response(

@@ -31,40 +31,35 @@ def run_with(
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "level", "words"),
-    [
-        ("response_length__clip_ratio", 0.6, Level.ALARM, "60.0% of the responses were cut"),
-        ("response_length__clip_ratio", 0.2, Level.WARN, "20.0% of the responses were cut"),
-        ("response_length__clip_ratio", 0.05, Level.GOOD, "5.0% of the responses were cut"),
-        ("reward__zero_signal_group_ratio", 0.95, Level.ALARM, "equal rewards"),
-        ("reward__zero_signal_group_ratio", 0.5, Level.GOOD, "equal rewards"),
-        ("reward__no_answer_ratio", 0.3, Level.WARN, "no recognisable answer"),
-        ("reward__invalid_ratio", 0.0, Level.GOOD, "could not be scored"),
-        ("reward__invalid_ratio", 0.01, Level.WARN, "could not be scored"),
-        ("reward__timeout_ratio", 0.05, Level.WARN, "5.0% of the responses ran out of time"),
-        ("reward__timeout_ratio", 0.3, Level.ALARM, "ran out of time"),
-        ("reward__error_ratio", 0.03, Level.WARN, "3.0% of the responses got no reward from a function that failed"),
-        ("reward__error_ratio", 0.5, Level.ALARM, "failed or abstained"),
-        ("actor__pg_clipfrac_seq", 0.0, Level.WARN, "clipped ratio"),
-        ("actor__pg_clipfrac_seq", 0.01, Level.WARN, "clipped ratio"),
-        ("actor__pg_clipfrac_seq", 0.3, Level.GOOD, "clipped ratio"),
-        ("actor__pg_clipfrac", 0.7, Level.WARN, "clipped ratio"),
-        ("actor__pg_clipfrac_lower", 0.0, Level.GOOD, "dual clip"),
-        ("actor__pg_clipfrac_lower", 0.01, Level.WARN, "1.0% of the tokens were capped by the dual clip"),
-        ("actor__kl", 0.05, Level.GOOD, "0.05 nat per token"),
-        ("actor__kl", 0.5, Level.WARN, "0.5 nat per token"),
-        ("critic__kl", 3.0, Level.ALARM, "3 nat per token"),
-        ("actor__kl", -0.001, Level.GOOD, "-0.001 nat per token"),
-        ("rollout_corr__ess", 0.97, Level.GOOD, "sample size of 97.0%"),
-        ("rollout_corr__ess", 0.4, Level.WARN, "sample size of 40.0%"),
-        ("rollout_corr__ess", 0.05, Level.ALARM, "sample size of 5.0%"),
-        ("actor__grad_share_length_decile__10", 0.1, Level.GOOD, "had 10% of the gradient"),
-        ("actor__grad_share_length_decile__10", 0.45, Level.WARN, "had 45% of the gradient"),
-        ("actor__first_ratio_error_max", 1e-6, Level.GOOD, "differed from 1"),
-        ("actor__first_ratio_error_max", 0.3, Level.ALARM, "differed from 1"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "level", "words"), [
+    ("response_length__clip_ratio", 0.6, Level.ALARM, "60.0% of the responses were cut"),
+    ("response_length__clip_ratio", 0.2, Level.WARN, "20.0% of the responses were cut"),
+    ("response_length__clip_ratio", 0.05, Level.GOOD, "5.0% of the responses were cut"),
+    ("reward__zero_signal_group_ratio", 0.95, Level.ALARM, "equal rewards"),
+    ("reward__zero_signal_group_ratio", 0.5, Level.GOOD, "equal rewards"),
+    ("reward__no_answer_ratio", 0.3, Level.WARN, "no recognisable answer"),
+    ("reward__invalid_ratio", 0.0, Level.GOOD, "could not be scored"),
+    ("reward__invalid_ratio", 0.01, Level.WARN, "could not be scored"),
+    ("reward__timeout_ratio", 0.05, Level.WARN, "5.0% of the responses ran out of time"),
+    ("reward__timeout_ratio", 0.3, Level.ALARM, "ran out of time"),
+    ("reward__error_ratio", 0.03, Level.WARN, "3.0% of the responses got no reward from a function that failed"),
+    ("reward__error_ratio", 0.5, Level.ALARM, "failed or abstained"),
+    ("actor__pg_clipfrac_seq", 0.0, Level.WARN, "clipped ratio"),
+    ("actor__pg_clipfrac_seq", 0.01, Level.WARN, "clipped ratio"),
+    ("actor__pg_clipfrac_seq", 0.3, Level.GOOD, "clipped ratio"),
+    ("actor__pg_clipfrac", 0.7, Level.WARN, "clipped ratio"),
+    ("actor__pg_clipfrac_lower", 0.0, Level.GOOD, "dual clip"),
+    ("actor__pg_clipfrac_lower", 0.01, Level.WARN, "1.0% of the tokens were capped by the dual clip"),
+    ("actor__kl", 0.05, Level.GOOD, "0.05 nat per token"), ("actor__kl", 0.5, Level.WARN, "0.5 nat per token"),
+    ("critic__kl", 3.0, Level.ALARM, "3 nat per token"), ("actor__kl", -0.001, Level.GOOD, "-0.001 nat per token"),
+    ("rollout_corr__ess", 0.97, Level.GOOD, "sample size of 97.0%"),
+    ("rollout_corr__ess", 0.4, Level.WARN, "sample size of 40.0%"),
+    ("rollout_corr__ess", 0.05, Level.ALARM, "sample size of 5.0%"),
+    ("actor__grad_share_length_decile__10", 0.1, Level.GOOD, "had 10% of the gradient"),
+    ("actor__grad_share_length_decile__10", 0.45, Level.WARN, "had 45% of the gradient"),
+    ("actor__first_ratio_error_max", 1e-6, Level.GOOD, "differed from 1"),
+    ("actor__first_ratio_error_max", 0.3, Level.ALARM, "differed from 1"),
+])  # fmt: skip
 def test_a_steady_value(name: str, value: float, level: Level, words: str) -> None:
     (finding,) = diagnose(run_with(**{name: [value] * 5}))
     assert finding.level is level
@@ -72,16 +67,10 @@ def test_a_steady_value(name: str, value: float, level: Level, words: str) -> No
     assert bool(finding.advice) == (level is not Level.GOOD)
 
 
-@pytest.mark.parametrize(
-    ("k3", "gap", "level"),
-    [
-        (1e-9, 1e-6, Level.GOOD),
-        (0.002, 0.004, Level.GOOD),
-        (0.02, 0.004, Level.WARN),
-        (0.002, 0.03, Level.WARN),
-        (0.5, 0.03, Level.ALARM),
-    ],
-)
+@pytest.mark.parametrize(("k3", "gap", "level"), [
+    (1e-9, 1e-6, Level.GOOD), (0.002, 0.004, Level.GOOD), (0.02, 0.004, Level.WARN), (0.002, 0.03, Level.WARN),
+    (0.5, 0.03, Level.ALARM),
+])  # fmt: skip
 def test_a_sampler_that_disagrees_with_the_trainer(k3: float, gap: float, level: Level) -> None:
     series = {"rollout_corr__k3_kl": [k3] * 5, "training__rollout_probs_diff_mean": [gap] * 5}
     (finding,) = diagnose(run_with(**series))
@@ -89,17 +78,14 @@ def test_a_sampler_that_disagrees_with_the_trainer(k3: float, gap: float, level:
     assert bool(finding.advice) == (level is not Level.GOOD)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "series", "level", "words"),
-    [
-        ("gspo", {"actor__pg_clipfrac_seq": 0.01}, Level.WARN, "1.0% of the responses"),
-        ("grpo", {"actor__pg_clipfrac_seq": 0.01, "actor__pg_clipfrac": 0.0012}, Level.GOOD, "0.12% of the tokens"),
-        ("dapo", {"actor__pg_clipfrac_seq": 0.3, "actor__pg_clipfrac": 0.2}, Level.WARN, "usual for dapo: below 5%"),
-        ("gspo", {"actor__pg_clipfrac_seq": 0.0, "actor__updates": 1}, Level.GOOD, "nothing can be clipped"),
-        ("gspo", {"actor__pg_clipfrac_seq": 0.0, "actor__updates": 4}, Level.WARN, "0.0% of the responses"),
-        ("unheard_of", {"actor__pg_clipfrac_seq": 0.3}, Level.GOOD, "healthy for gspo"),
-    ],
-)
+@pytest.mark.parametrize(("algorithm", "series", "level", "words"), [
+    ("gspo", {"actor__pg_clipfrac_seq": 0.01}, Level.WARN, "1.0% of the responses"),
+    ("grpo", {"actor__pg_clipfrac_seq": 0.01, "actor__pg_clipfrac": 0.0012}, Level.GOOD, "0.12% of the tokens"),
+    ("dapo", {"actor__pg_clipfrac_seq": 0.3, "actor__pg_clipfrac": 0.2}, Level.WARN, "usual for dapo: below 5%"),
+    ("gspo", {"actor__pg_clipfrac_seq": 0.0, "actor__updates": 1}, Level.GOOD, "nothing can be clipped"),
+    ("gspo", {"actor__pg_clipfrac_seq": 0.0, "actor__updates": 4}, Level.WARN, "0.0% of the responses"),
+    ("unheard_of", {"actor__pg_clipfrac_seq": 0.3}, Level.GOOD, "healthy for gspo"),
+])  # fmt: skip
 def test_clipping_is_judged_by_the_algorithm(
     algorithm: str, series: dict[str, float], level: Level, words: str
 ) -> None:
@@ -133,11 +119,7 @@ def test_growing_memory() -> None:
 
 def test_the_gravest_comes_first_and_nothing_recorded_says_nothing() -> None:
     findings = diagnose(
-        run_with(
-            actor__pg_clipfrac_seq=[0.3] * 3,
-            reward__no_answer_ratio=[0.9] * 3,
-            reward__invalid_ratio=[0.01] * 3,
-        )
+        run_with(actor__pg_clipfrac_seq=[0.3] * 3, reward__no_answer_ratio=[0.9] * 3, reward__invalid_ratio=[0.01] * 3)
     )
     assert [finding.level for finding in findings] == [Level.ALARM, Level.WARN, Level.GOOD]
     assert diagnose(run_with(training__epoch=[1.0])) == []
@@ -187,15 +169,12 @@ def moved(change: float, low: float, high: float, accuracy: float = 0.5) -> RunH
     return run
 
 
-@pytest.mark.parametrize(
-    ("change", "level", "words"),
-    [
-        ((0.004, -0.019, 0.027), Level.WARN, "+0.4 points, 95 % interval -1.9 .. +2.7): no change can be claimed"),
-        ((0.1, 0.04, 0.16), Level.GOOD, "went from 40.0% to 50.0% (+10.0 points, 95 % interval +4.0 .. +16.0)"),
-        ((-0.1, -0.16, -0.04), Level.ALARM, "went from 60.0% to 50.0% (-10.0 points"),
-        ((0.0, 0.0, 0.0), Level.WARN, "no change can be claimed"),
-    ],
-)
+@pytest.mark.parametrize(("change", "level", "words"), [
+    ((0.004, -0.019, 0.027), Level.WARN, "+0.4 points, 95 % interval -1.9 .. +2.7): no change can be claimed"),
+    ((0.1, 0.04, 0.16), Level.GOOD, "went from 40.0% to 50.0% (+10.0 points, 95 % interval +4.0 .. +16.0)"),
+    ((-0.1, -0.16, -0.04), Level.ALARM, "went from 60.0% to 50.0% (-10.0 points"),
+    ((0.0, 0.0, 0.0), Level.WARN, "no change can be claimed"),
+])  # fmt: skip
 def test_a_change_is_judged_by_its_interval(change: tuple[float, float, float], level: Level, words: str) -> None:
     (finding,) = diagnose(moved(*change))
     assert finding.level is level and words in finding.text
@@ -203,39 +182,26 @@ def test_a_change_is_judged_by_its_interval(change: tuple[float, float, float], 
         assert "show changes of 2.3 points or more" in finding.advice
 
 
-@pytest.mark.parametrize(
-    ("aux", "level", "words"),
-    [
-        (
-            {"response_length__clip_ratio": 0.62},
-            Level.ALARM,
-            "62% of the evaluation's answers to gsm8k were cut at 256 t",
-        ),
-        ({"response_length__clip_ratio": 0.2}, Level.WARN, "20% of the evaluation's answers"),
-        ({"no_answer_ratio": 0.9}, Level.ALARM, "no answer was recognised in 90%"),
-        ({"no_answer_ratio": 0.3}, Level.WARN, "no answer was recognised in 30%"),
-        ({"failed_ratio": 0.01}, Level.WARN, "1.0% of the evaluation's answers to gsm8k could not be scored"),
-        ({"failed_ratio": 0.2}, Level.ALARM, "20.0% of the evaluation's answers"),
-        ({"num_problems": 30, "accuracy": 0.0}, Level.WARN, "none of the 30 problems of gsm8k is solved"),
-        ({"num_problems": 30, "accuracy": 1.0}, Level.WARN, "all 30 problems of gsm8k are solved"),
-    ],
-)
+@pytest.mark.parametrize(("aux", "level", "words"), [
+    ({"response_length__clip_ratio": 0.62}, Level.ALARM, "62% of the evaluation's answers to gsm8k were cut at 256 t"),
+    ({"response_length__clip_ratio": 0.2}, Level.WARN, "20% of the evaluation's answers"),
+    ({"no_answer_ratio": 0.9}, Level.ALARM, "no answer was recognised in 90%"),
+    ({"no_answer_ratio": 0.3}, Level.WARN, "no answer was recognised in 30%"),
+    ({"failed_ratio": 0.01}, Level.WARN, "1.0% of the evaluation's answers to gsm8k could not be scored"),
+    ({"failed_ratio": 0.2}, Level.ALARM, "20.0% of the evaluation's answers"),
+    ({"num_problems": 30, "accuracy": 0.0}, Level.WARN, "none of the 30 problems of gsm8k is solved"),
+    ({"num_problems": 30, "accuracy": 1.0}, Level.WARN, "all 30 problems of gsm8k are solved"),
+])  # fmt: skip
 def test_an_evaluation_that_needs_attention(aux: dict[str, float], level: Level, words: str) -> None:
     (finding,) = diagnose(evaluated(**aux))
     assert finding.level is level and words in finding.text and finding.advice
 
 
-@pytest.mark.parametrize(
-    "aux",
-    [
-        {"response_length__clip_ratio": 0.1},
-        {"no_answer_ratio": 0.2},
-        {"no_answer_ratio": 0.05, "response_length__clip_ratio": 0.05},
-        {"failed_ratio": 0.0},
-        {"num_problems": 7, "accuracy": 0.0},
-        {"num_problems": 30, "accuracy": 1 / 30},
-    ],
-)
+@pytest.mark.parametrize("aux", [
+    {"response_length__clip_ratio": 0.1}, {"no_answer_ratio": 0.2},
+    {"no_answer_ratio": 0.05, "response_length__clip_ratio": 0.05}, {"failed_ratio": 0.0},
+    {"num_problems": 7, "accuracy": 0.0}, {"num_problems": 30, "accuracy": 1 / 30},
+])  # fmt: skip
 def test_an_evaluation_that_is_in_order_says_nothing(aux: dict[str, float]) -> None:
     assert diagnose(evaluated(**aux)) == []
 
@@ -330,15 +296,10 @@ def test_names_and_settings_that_the_rules_speak_of_exist() -> None:
 # ----- the best
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([(0, 0.5), (2, 0.75), (4, 0.75)], (2, 0.75)),
-        ([(0, 0.9), (0, 0.5), (2, 0.75)], (2, 0.75)),
-        ([(0, 0.5), (2, 0.25)], (0, 0.5)),
-    ],
-    ids=["first of equals", "a warm-up's second counts", "before training"],
-)
+@pytest.mark.parametrize(("values", "expected"), [
+    ([(0, 0.5), (2, 0.75), (4, 0.75)], (2, 0.75)), ([(0, 0.9), (0, 0.5), (2, 0.75)], (2, 0.75)),
+    ([(0, 0.5), (2, 0.25)], (0, 0.5)),
+], ids=["first of equals", "a warm-up's second counts", "before training"])  # fmt: skip
 def test_the_best_evaluation(values: list[tuple[int, float]], expected: tuple[int, float]) -> None:
     run = RunHistory("eval:\n  best_metric: val-core/aime/acc/mean@8\n")
     for step, value in values:

@@ -166,16 +166,10 @@ def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, r"no metrics\.jsonl here"),
-        ("", "no complete line yet"),
-        ('{"step": 1', "no complete line yet"),
-        ('{"a": 1}\n', "line 1: has no integer 'step'"),
-        ('{"step": 1, "a": "x"}\n', "line 1: 'a' is not a number"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    (None, r"no metrics\.jsonl here"), ("", "no complete line yet"), ('{"step": 1', "no complete line yet"),
+    ('{"a": 1}\n', "line 1: has no integer 'step'"), ('{"step": 1, "a": "x"}\n', "line 1: 'a' is not a number"),
+])  # fmt: skip
 def test_a_folder_without_a_run_is_refused_and_left_alone(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
         (tmp_path / "metrics.jsonl").write_text(content)
@@ -189,13 +183,7 @@ def test_a_folder_without_a_run_is_refused_and_left_alone(tmp_path: Path, conten
 def run_tool(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "tools/plot_run.py", *arguments]
     return subprocess.run(
-        command,
-        cwd=ROOT,
-        env={"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+        command, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=False
     )
 
 
@@ -288,28 +276,17 @@ def test_an_old_run_still_has_a_report(run_folder: Path) -> None:
     assert "Last steps" in write_report(run_folder).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("text", "algorithm", "clips_responses", "log_range"),
-    [
-        ("algorithm: {name: gspo, clip_low: 3e-4, clip_high: 4e-4}", "gspo", True, (-3.00045e-4, 3.9992e-4)),
-        (
-            "algorithm: {name: gspo_token, clip_low: 3e-4, clip_high: 4e-4}",
-            "gspo_token",
-            True,
-            (-3.00045e-4, 3.9992e-4),
-        ),
-        ("algorithm: {name: grpo, clip_low: 0.2, clip_high: 0.27}", "grpo", False, (math.log(0.8), math.log(1.27))),
-        ("algorithm: {name: gmpo, clip_low: 0.4, clip_high: 0.4}", "gmpo", False, (-0.4, 0.4)),
-        ("algorithm: {name: cispo, clip_low: 1.0, clip_high: 4.0}", "cispo", False, None),
-        ("algorithm: {name: gpg, clip_low: null, clip_high: null}", "gpg", False, None),
-        ("algorithm: {name: of_tomorrow}", "of_tomorrow", None, None),
-        ("algorithm: {name: [gspo], clip_low: x}", None, None, None),
-        ("algorithm: gspo", None, None, None),
-        ("- algorithm", None, None, None),
-        ("a: b: c: {", None, None, None),
-        ("", None, None, None),
-    ],
-)
+@pytest.mark.parametrize(("text", "algorithm", "clips_responses", "log_range"), [
+    ("algorithm: {name: gspo, clip_low: 3e-4, clip_high: 4e-4}", "gspo", True, (-3.00045e-4, 3.9992e-4)),
+    ("algorithm: {name: gspo_token, clip_low: 3e-4, clip_high: 4e-4}", "gspo_token", True, (-3.00045e-4, 3.9992e-4)),
+    ("algorithm: {name: grpo, clip_low: 0.2, clip_high: 0.27}", "grpo", False, (math.log(0.8), math.log(1.27))),
+    ("algorithm: {name: gmpo, clip_low: 0.4, clip_high: 0.4}", "gmpo", False, (-0.4, 0.4)),
+    ("algorithm: {name: cispo, clip_low: 1.0, clip_high: 4.0}", "cispo", False, None),
+    ("algorithm: {name: gpg, clip_low: null, clip_high: null}", "gpg", False, None),
+    ("algorithm: {name: of_tomorrow}", "of_tomorrow", None, None),
+    ("algorithm: {name: [gspo], clip_low: x}", None, None, None), ("algorithm: gspo", None, None, None),
+    ("- algorithm", None, None, None), ("a: b: c: {", None, None, None), ("", None, None, None),
+])  # fmt: skip
 def test_settings_that_change_how_metrics_are_read(
     text: str, algorithm: str | None, clips_responses: bool | None, log_range: tuple[float, float] | None
 ) -> None:
@@ -321,11 +298,7 @@ def test_settings_that_change_how_metrics_are_read(
 
 
 def test_a_run_without_configuration_takes_the_algorithm_from_its_summary() -> None:
-    run = RunRecord(
-        name="run",
-        metrics=({"step": 1},),
-        summary={"algorithm": "grpo"},
-    )
+    run = RunRecord(name="run", metrics=({"step": 1},), summary={"algorithm": "grpo"})
     assert run_settings(run).clips_responses is False
 
 
@@ -430,12 +403,7 @@ def test_intervals_and_the_best_step_change_the_picture(log: RunLog, tmp_path: P
 
 @pytest.mark.parametrize(
     ("values", "expected"),
-    [
-        ([0.2, 0.8], [0.2, 0.8]),
-        ([0.5, 0.5], [0.4625, 0.5375]),
-        ([0.0, 0.0], [0.0, 0.075]),
-        ([1.0, 1.0], [0.925, 1.0]),
-    ],
+    [([0.2, 0.8], [0.2, 0.8]), ([0.5, 0.5], [0.4625, 0.5375]), ([0.0, 0.0], [0.0, 0.075]), ([1.0, 1.0], [0.925, 1.0])],
     ids=["apart already", "equal", "at the bottom", "at the top"],
 )
 def test_labels_are_pushed_apart(values: list[float], expected: list[float]) -> None:

@@ -94,8 +94,7 @@ def test_truncation_of_a_folder_without_files_does_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
-    [("nonsense\n", "line 2: not JSON"), ("[1]\n", "line 2: expected an object, got list")],
+    ("line", "message"), [("nonsense\n", "line 2: not JSON"), ("[1]\n", "line 2: expected an object, got list")]
 )
 def test_a_broken_line_is_named_and_the_file_stays(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -321,20 +320,12 @@ def test_parts_and_extras_are_means_over_the_responses_that_have_them(build_grou
     assert unknown_names(metrics) == []
 
 
-@pytest.mark.parametrize(
-    ("key", "name"),
-    [
-        ("acc", "acc"),
-        ("two words", "two_words"),
-        ("a/b//c", "a_b__c"),
-        ("50%\n", "50__"),
-        ("", "_"),
-        ("<stat>", "_stat_"),
-        ("\u683c\u5f0f", "\u683c\u5f0f"),  # letters of any language
-        ("\ud800", "_"),
-        ("v1.2-x_y", "v1.2-x_y"),
-    ],
-)
+@pytest.mark.parametrize(("key", "name"), [
+    ("acc", "acc"), ("two words", "two_words"), ("a/b//c", "a_b__c"), ("50%\n", "50__"), ("", "_"),
+    ("<stat>", "_stat_"),
+    ("\u683c\u5f0f", "\u683c\u5f0f"),  # letters of any language
+    ("\ud800", "_"), ("v1.2-x_y", "v1.2-x_y"),
+])  # fmt: skip
 def test_names_from_a_users_dict_become_names_of_metrics(build_group: BuildGroup, key: str, name: str) -> None:
     score = Score(value=1.0, verdict=C, extras={f"my file.f/{key}": 3.0})
     metrics = group_metrics([scored(build_group(0, [C]), score)])

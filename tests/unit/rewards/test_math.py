@@ -40,54 +40,37 @@ def verdict(text: str, gold: str, mode: AnswerMode = "flexible") -> Verdict:
 CORRECT, WRONG, NO_ANSWER = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER
 
 
-@pytest.mark.parametrize(
-    ("text", "gold", "flexible", "strict"),
-    [
-        (r"So \(\boxed{\frac{1}{2}}\).", r"\frac12", CORRECT, CORRECT),
-        (r"\boxed{0.5}" + " and so on" * 500, r"\frac12", CORRECT, CORRECT),
-        (r"\boxed{3}, no: \boxed{4}", "4", CORRECT, CORRECT),
-        (r"\boxed{3}, no: \boxed{4}", "3", WRONG, WRONG),
-        (r"\boxed{x=\boxed{4}}", "4", CORRECT, CORRECT),
-        (r"<think>\boxed{3}</think> \boxed{4}", "4", CORRECT, CORRECT),
-        (r"Answer: \frac{\pi}{2}", r"\frac\pi2", CORRECT, NO_ANSWER),
-        (r"The answer is $2\sqrt{3}$.", r"2\sqrt3", CORRECT, NO_ANSWER),
-        (r"The answer is $\{1,2\}$. See 3.", "2,1", CORRECT, NO_ANSWER),
-        (r"The answer is $x \in [-2,7]$.", "[-2,7]", CORRECT, NO_ANSWER),
-        ("The answer is $x^2+1$, which is 2 at 1.", "1+x^2", CORRECT, NO_ANSWER),
-        (r"The final answer is $\pi$.", r"\pi", CORRECT, NO_ANSWER),
-        ("The answer is east. It took 3 hours.", r"\text{east}", CORRECT, NO_ANSWER),
-        ("The answer is in dollars. That gives 5.", "5", CORRECT, NO_ANSWER),
-        ("Answer: She sold 72 clips.", "72", CORRECT, NO_ANSWER),
-        ("The result must be 72.", "72", CORRECT, NO_ANSWER),
-        (r"\boxed{5}. The answer is 6.", "6", WRONG, WRONG),
-        ("We do not know.", "72", NO_ANSWER, NO_ANSWER),
-        ("", "72", NO_ANSWER, NO_ANSWER),
-        (r"\boxed{}", "72", NO_ANSWER, NO_ANSWER),
-        (r"\boxed{72}", r"We get 70, then \boxed{71}, and finally \boxed{72}.", CORRECT, CORRECT),
-        (r"\boxed{\text{(C)}}", "C", CORRECT, CORRECT),
-        (r"\boxed{$5}", "5", CORRECT, CORRECT),
-        (r"\boxed{5 \text{ or } 6}", "5", WRONG, WRONG),
-    ],
-)
+@pytest.mark.parametrize(("text", "gold", "flexible", "strict"), [
+    (r"So \(\boxed{\frac{1}{2}}\).", r"\frac12", CORRECT, CORRECT),
+    (r"\boxed{0.5}" + " and so on" * 500, r"\frac12", CORRECT, CORRECT),
+    (r"\boxed{3}, no: \boxed{4}", "4", CORRECT, CORRECT), (r"\boxed{3}, no: \boxed{4}", "3", WRONG, WRONG),
+    (r"\boxed{x=\boxed{4}}", "4", CORRECT, CORRECT), (r"<think>\boxed{3}</think> \boxed{4}", "4", CORRECT, CORRECT),
+    (r"Answer: \frac{\pi}{2}", r"\frac\pi2", CORRECT, NO_ANSWER),
+    (r"The answer is $2\sqrt{3}$.", r"2\sqrt3", CORRECT, NO_ANSWER),
+    (r"The answer is $\{1,2\}$. See 3.", "2,1", CORRECT, NO_ANSWER),
+    (r"The answer is $x \in [-2,7]$.", "[-2,7]", CORRECT, NO_ANSWER),
+    ("The answer is $x^2+1$, which is 2 at 1.", "1+x^2", CORRECT, NO_ANSWER),
+    (r"The final answer is $\pi$.", r"\pi", CORRECT, NO_ANSWER),
+    ("The answer is east. It took 3 hours.", r"\text{east}", CORRECT, NO_ANSWER),
+    ("The answer is in dollars. That gives 5.", "5", CORRECT, NO_ANSWER),
+    ("Answer: She sold 72 clips.", "72", CORRECT, NO_ANSWER), ("The result must be 72.", "72", CORRECT, NO_ANSWER),
+    (r"\boxed{5}. The answer is 6.", "6", WRONG, WRONG), ("We do not know.", "72", NO_ANSWER, NO_ANSWER),
+    ("", "72", NO_ANSWER, NO_ANSWER), (r"\boxed{}", "72", NO_ANSWER, NO_ANSWER),
+    (r"\boxed{72}", r"We get 70, then \boxed{71}, and finally \boxed{72}.", CORRECT, CORRECT),
+    (r"\boxed{\text{(C)}}", "C", CORRECT, CORRECT), (r"\boxed{$5}", "5", CORRECT, CORRECT),
+    (r"\boxed{5 \text{ or } 6}", "5", WRONG, WRONG),
+])  # fmt: skip
 def test_verdicts(text: str, gold: str, flexible: Verdict, strict: Verdict) -> None:
     assert verdict(text, gold) is flexible
     assert verdict(text, gold, "strict") is strict
 
 
-@pytest.mark.parametrize(
-    ("text", "gold"),
-    [
-        ("The answer is not $x+1$.", "x+1"),
-        (r"The answer is more than $\sqrt2$", r"\sqrt2"),
-        ("The answer is more than $5$.", "5"),
-        ("The answer is not $5$.", "5"),
-        ("The answer is twice $5$", "5"),
-        ("The answer is half of $5$", "5"),
-        (r"Answer: $\pi$ is not correct", r"\pi"),
-        (r"Answer: $\pi$? or $e$?", r"\pi"),
-        ("Answer: it cannot be $5$", "5"),
-    ],
-)
+@pytest.mark.parametrize(("text", "gold"), [
+    ("The answer is not $x+1$.", "x+1"), (r"The answer is more than $\sqrt2$", r"\sqrt2"),
+    ("The answer is more than $5$.", "5"), ("The answer is not $5$.", "5"), ("The answer is twice $5$", "5"),
+    ("The answer is half of $5$", "5"), (r"Answer: $\pi$ is not correct", r"\pi"), (r"Answer: $\pi$? or $e$?", r"\pi"),
+    ("Answer: it cannot be $5$", "5"),
+])  # fmt: skip
 def test_what_prose_takes_back_is_not_paid(text: str, gold: str) -> None:
     found = Math().verify(candidate(text, gold))
     assert isinstance(found, Job) or found.verdict is not CORRECT
@@ -157,13 +140,10 @@ def test_any_text_gets_a_verification_or_a_job(text: str, gold: str, mode: Answe
     assert (found.value is None) == (found.verdict is Verdict.UNPARSEABLE_GOLD)
 
 
-@pytest.mark.parametrize(
-    "unit",
-    [
-        *(r"\boxed{", r"\boxed{x}", "{", "}", "$", "$ ", r"\(", r"\frac", "Answer: x+1\n", "the answer is $x$ "),
-        *("answer is ", "Answer:", "9", "1,", "x^", "(", "|", "a word ", "\n", r"\text{", "<answer>x", "=", "\\"),
-    ],
-)
+@pytest.mark.parametrize("unit", [
+    *(r"\boxed{", r"\boxed{x}", "{", "}", "$", "$ ", r"\(", r"\frac", "Answer: x+1\n", "the answer is $x$ "),
+    *("answer is ", "Answer:", "9", "1,", "x^", "(", "|", "a word ", "\n", r"\text{", "<answer>x", "=", "\\"),
+])  # fmt: skip
 def test_a_megabyte_of_noise_finishes(unit: str) -> None:
     noise = unit * (1_000_000 // len(unit))
     verified = (Math().verify(candidate(noise, "12345")), Math().verify(candidate(r"\boxed{1}", noise)))
@@ -266,62 +246,25 @@ def same(task: Callable) -> Callable[[str, str], bool]:
 
 
 EQUAL = [
-    (r"2\sqrt{2}", r"\sqrt{8}"),
-    (r"\sqrt8\text{ cm}", r"2\sqrt2"),
-    (r"\frac{1}{\sqrt{3}}", r"\frac{\sqrt{3}}{3}"),
-    ("(x+1)^2", "x^2+2x+1"),
-    ("(a+5)(b+2)", "ab + 2a + 5b + 10"),
-    ("2^{10}", "1024"),
-    (r"3 \times 10^5", "300000"),
-    (r"\sin^2 x + \cos^2 x", "1"),
-    (r"\cos\frac{\pi}{4}", r"\frac{\sqrt2}{2}"),
-    ("y+2x=0", "y=-2x"),
-    (r"\frac{1+\sqrt{5}}{2}", r"\frac12 + \frac{\sqrt5}{2}"),
-    (r"\binom{5}{2}", "10"),
-    ("5!", "120"),
-    (r"\log_{2} 8", "3"),
-    (r"x+2\frac{1}{2}", r"x+\frac52"),
-    ("x+2(3)", "x+6"),
-    (r"x+\frac{4}{2}\frac{1}{2}", "x+1"),
-    ("-2<x<3", "(-2,3)"),
-    (r"-2 \le x \le 7", r"x \in [-2,7]"),
-    (r"6.72 \times 10^{-5}", ".0000672"),
-    ("1.4142136", r"\sqrt{2}"),
-    ("x=2,y=3", "(2,3)"),
-    ("2+2=4", "4"),
-    ("A=2B", "A=B+B"),
-]
+    (r"2\sqrt{2}", r"\sqrt{8}"), (r"\sqrt8\text{ cm}", r"2\sqrt2"), (r"\frac{1}{\sqrt{3}}", r"\frac{\sqrt{3}}{3}"),
+    ("(x+1)^2", "x^2+2x+1"), ("(a+5)(b+2)", "ab + 2a + 5b + 10"), ("2^{10}", "1024"), (r"3 \times 10^5", "300000"),
+    (r"\sin^2 x + \cos^2 x", "1"), (r"\cos\frac{\pi}{4}", r"\frac{\sqrt2}{2}"), ("y+2x=0", "y=-2x"),
+    (r"\frac{1+\sqrt{5}}{2}", r"\frac12 + \frac{\sqrt5}{2}"), (r"\binom{5}{2}", "10"), ("5!", "120"),
+    (r"\log_{2} 8", "3"), (r"x+2\frac{1}{2}", r"x+\frac52"), ("x+2(3)", "x+6"), (r"x+\frac{4}{2}\frac{1}{2}", "x+1"),
+    ("-2<x<3", "(-2,3)"), (r"-2 \le x \le 7", r"x \in [-2,7]"), (r"6.72 \times 10^{-5}", ".0000672"),
+    ("1.4142136", r"\sqrt{2}"), ("x=2,y=3", "(2,3)"), ("2+2=4", "4"), ("A=2B", "A=B+B"),
+]  # fmt: skip
 
 UNEQUAL = [
-    (r"2\sqrt{2}", r"2\sqrt{3}"),
-    ("4t", "4"),
-    ("2ab", "2"),
-    ("x=5", "y=5"),
+    (r"2\sqrt{2}", r"2\sqrt{3}"), ("4t", "4"), ("2ab", "2"), ("x=5", "y=5"),
     ("x+2(3)", "x+5"),  # 2(3) is no mixed number
-    ("2 3x", "5x"),
-    (r"\{1,2\}", r"\{1,3\}"),
-    (r"|a+b|+c", "|a+c+b|"),
-    (r"x \sin y", r"y \sin x"),
+    ("2 3x", "5x"), (r"\{1,2\}", r"\{1,3\}"), (r"|a+b|+c", "|a+c+b|"), (r"x \sin y", r"y \sin x"),
     (r"6.7 \times 10^{-5}", ".0000672"),  # equal when rounded to six decimals
-    ("0.0", "e^{-20}"),
-    ("1.414", r"\sqrt{2}"),
-    ("5 or more", "5"),
-    ("", "5"),
-    ("}{", "5"),
-    ("x" * (MAX_EXPRESSION_CHARS + 1), "x"),
-    (r"\text{ei", "e"),
-    ("X+Y", "x+y"),
-    ("2A", "2a"),
-    ("T", "t"),
-    ("4=5", "5"),
-    ("2+2=5", "5"),
-    (r"\sqrt{4}=5", "5"),
-    (r"5 \text{ is wrong}", "5"),
-    (r"5 \text{ squared}", "5"),
-    (r"\pi \text{ squared}", r"\pi"),
-    (r"\pi \text{ is not correct}", r"\pi"),
-    (r"\textbf{(C)}\ 5", "B"),
-]
+    ("0.0", "e^{-20}"), ("1.414", r"\sqrt{2}"), ("5 or more", "5"), ("", "5"), ("}{", "5"),
+    ("x" * (MAX_EXPRESSION_CHARS + 1), "x"), (r"\text{ei", "e"), ("X+Y", "x+y"), ("2A", "2a"), ("T", "t"), ("4=5", "5"),
+    ("2+2=5", "5"), (r"\sqrt{4}=5", "5"), (r"5 \text{ is wrong}", "5"), (r"5 \text{ squared}", "5"),
+    (r"\pi \text{ squared}", r"\pi"), (r"\pi \text{ is not correct}", r"\pi"), (r"\textbf{(C)}\ 5", "B"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("answer", "gold"), EQUAL)

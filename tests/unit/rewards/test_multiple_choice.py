@@ -49,13 +49,10 @@ def test_letters(text: str, letters: str) -> None:
     assert MultipleChoice().can_read(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", " ", "Paris", "BAD idea", "A or B", "A\u6216B", "K", "ABK", "A1", "72", "All of the above", "abd"),
-        *("A. red or C. blue", "not A", "None", "\u65e0", r"\boxed{}", "ABD" * 500),
-    ],
-)
+@pytest.mark.parametrize("text", [
+    *("", " ", "Paris", "BAD idea", "A or B", "A\u6216B", "K", "ABK", "A1", "72", "All of the above", "abd"),
+    *("A. red or C. blue", "not A", "None", "\u65e0", r"\boxed{}", "ABD" * 500),
+])  # fmt: skip
 def test_no_letters(text: str) -> None:
     assert read_choices(text) is None
     assert not MultipleChoice().can_read(text)
@@ -70,60 +67,42 @@ def test_gold_answers(gold: str) -> None:
         assert verdict(rf"\boxed{{{other}}}", gold) is WRONG
 
 
-@pytest.mark.parametrize(
-    ("text", "gold", "flexible", "strict"),
-    [
-        (r"So \boxed{ABD}. Well done.", "ABD", CORRECT, CORRECT),
-        (r"\boxed{A}? No, \boxed{B}.", "B", CORRECT, CORRECT),
-        (r"<think>\boxed{A}</think><answer>\boxed{BD}</answer>", "BD", CORRECT, CORRECT),
-        (r"<answer>\boxed{BD}</answer> or \boxed{A}", "BD", CORRECT, CORRECT),
-        ("<answer>B, D</answer>", "BD", CORRECT, NO_ANSWER),
-        ("<answer>\nB\n</answer>", "B", CORRECT, NO_ANSWER),
-        ("\u7b54\u6848\u662fAB", "AB", CORRECT, NO_ANSWER),
-        ("\u6b63\u786e\u7b54\u6848\u662fB\u9009\u9879", "B", CORRECT, NO_ANSWER),
-        ("\u7b54\u6848\uff1aA\u3001C", "AC", CORRECT, NO_ANSWER),
-        ("\u7efc\u4e0a\uff0c\u6545\u9009BD\u3002", "BD", CORRECT, NO_ANSWER),
-        ("Answer: (B)", "B", CORRECT, NO_ANSWER),
-        ("Answer: A and C.", "AC", CORRECT, NO_ANSWER),
-        ("Answer: A or C", "A", NO_ANSWER, NO_ANSWER),
-        ("Answer: B. Paris is right", "B", CORRECT, NO_ANSWER),
-        ("The answer is B.", "B", CORRECT, NO_ANSWER),
-        ("The answer is **B**.", "B", CORRECT, NO_ANSWER),
-        ("The answer is B because A is false.", "B", CORRECT, NO_ANSWER),
-        ("The answer is B, not C.", "B", CORRECT, NO_ANSWER),
-        ("The answer is (B) and (D).", "BD", CORRECT, NO_ANSWER),
-        ("The correct answer is option C.", "C", CORRECT, NO_ANSWER),
-        ("The answer is not B.", "B", NO_ANSWER, NO_ANSWER),
-        ("The answer is A good one.", "A", NO_ANSWER, NO_ANSWER),
-        ("That was a BAD idea.", "ABD", NO_ANSWER, NO_ANSWER),
-        ("Answer: BAD idea", "ABD", NO_ANSWER, NO_ANSWER),
-        ("B", "B", CORRECT, NO_ANSWER),
-        ("Both fit.\nA, C", "AC", CORRECT, NO_ANSWER),
-        (r"\boxed{Paris}", "B", WRONG, WRONG),
-        (r"12 is \boxed{12}. Answer: B", "B", CORRECT, WRONG),
-        (r"\boxed{A}. The answer is B.", "B", WRONG, WRONG),
-        ("", "B", NO_ANSWER, NO_ANSWER),
-    ],
-)
+@pytest.mark.parametrize(("text", "gold", "flexible", "strict"), [
+    (r"So \boxed{ABD}. Well done.", "ABD", CORRECT, CORRECT), (r"\boxed{A}? No, \boxed{B}.", "B", CORRECT, CORRECT),
+    (r"<think>\boxed{A}</think><answer>\boxed{BD}</answer>", "BD", CORRECT, CORRECT),
+    (r"<answer>\boxed{BD}</answer> or \boxed{A}", "BD", CORRECT, CORRECT),
+    ("<answer>B, D</answer>", "BD", CORRECT, NO_ANSWER), ("<answer>\nB\n</answer>", "B", CORRECT, NO_ANSWER),
+    ("\u7b54\u6848\u662fAB", "AB", CORRECT, NO_ANSWER),
+    ("\u6b63\u786e\u7b54\u6848\u662fB\u9009\u9879", "B", CORRECT, NO_ANSWER),
+    ("\u7b54\u6848\uff1aA\u3001C", "AC", CORRECT, NO_ANSWER),
+    ("\u7efc\u4e0a\uff0c\u6545\u9009BD\u3002", "BD", CORRECT, NO_ANSWER), ("Answer: (B)", "B", CORRECT, NO_ANSWER),
+    ("Answer: A and C.", "AC", CORRECT, NO_ANSWER), ("Answer: A or C", "A", NO_ANSWER, NO_ANSWER),
+    ("Answer: B. Paris is right", "B", CORRECT, NO_ANSWER), ("The answer is B.", "B", CORRECT, NO_ANSWER),
+    ("The answer is **B**.", "B", CORRECT, NO_ANSWER), ("The answer is B because A is false.", "B", CORRECT, NO_ANSWER),
+    ("The answer is B, not C.", "B", CORRECT, NO_ANSWER), ("The answer is (B) and (D).", "BD", CORRECT, NO_ANSWER),
+    ("The correct answer is option C.", "C", CORRECT, NO_ANSWER), ("The answer is not B.", "B", NO_ANSWER, NO_ANSWER),
+    ("The answer is A good one.", "A", NO_ANSWER, NO_ANSWER), ("That was a BAD idea.", "ABD", NO_ANSWER, NO_ANSWER),
+    ("Answer: BAD idea", "ABD", NO_ANSWER, NO_ANSWER), ("B", "B", CORRECT, NO_ANSWER),
+    ("Both fit.\nA, C", "AC", CORRECT, NO_ANSWER), (r"\boxed{Paris}", "B", WRONG, WRONG),
+    (r"12 is \boxed{12}. Answer: B", "B", CORRECT, WRONG), (r"\boxed{A}. The answer is B.", "B", WRONG, WRONG),
+    ("", "B", NO_ANSWER, NO_ANSWER),
+])  # fmt: skip
 def test_responses(text: str, gold: str, flexible: Verdict, strict: Verdict) -> None:
     assert verdict(text, gold) is flexible
     assert verdict(text, gold, "strict") is strict
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("Answer: (B) 72", "The answer is (B) $72$.", "The correct answer is (B) Paris.", "Answer: B) 72"),
-        *("<answer>B. Paris</answer>", "<answer>(B) Paris</answer>", "<answer>Think: A no.\nB</answer>"),
-        *("\u3010\u7b54\u6848\u3011B", "\u3010\u7b54\u6848\u3011B\n\u3010\u89e3\u6790\u3011A\u9519\u8bef\u3002"),
-        *("\u672c\u9898\u9009B\u3002", "\u6240\u4ee5\u7b54\u6848\u9009B", "\u5e94\u9009\u62e9 B \u9009\u9879"),
-        *("\u6b63\u786e\u7684\u9009\u9879\u662fB", "The correct option is B.", "Option B is correct."),
-        *("So option B is correct.", "The correct option is B because A is false.\nDone."),
-        # An option's own text, and another letter that is turned down, take nothing back.
-        *("Answer: B. No", "Answer: (B) False", "Answer: B, not C", "\u7b54\u6848\u662fB\u4e0d\u662fC"),
-        *("Answer: B (or equivalently 72)", "\u7b54\u6848\uff1aB\u4e0d\u53d8", "Answer: (B) Paris or London"),
-    ],
-)
+@pytest.mark.parametrize("text", [
+    *("Answer: (B) 72", "The answer is (B) $72$.", "The correct answer is (B) Paris.", "Answer: B) 72"),
+    *("<answer>B. Paris</answer>", "<answer>(B) Paris</answer>", "<answer>Think: A no.\nB</answer>"),
+    *("\u3010\u7b54\u6848\u3011B", "\u3010\u7b54\u6848\u3011B\n\u3010\u89e3\u6790\u3011A\u9519\u8bef\u3002"),
+    *("\u672c\u9898\u9009B\u3002", "\u6240\u4ee5\u7b54\u6848\u9009B", "\u5e94\u9009\u62e9 B \u9009\u9879"),
+    *("\u6b63\u786e\u7684\u9009\u9879\u662fB", "The correct option is B.", "Option B is correct."),
+    *("So option B is correct.", "The correct option is B because A is false.\nDone."),
+    # An option's own text, and another letter that is turned down, take nothing back.
+    *("Answer: B. No", "Answer: (B) False", "Answer: B, not C", "\u7b54\u6848\u662fB\u4e0d\u662fC"),
+    *("Answer: B (or equivalently 72)", "\u7b54\u6848\uff1aB\u4e0d\u53d8", "Answer: (B) Paris or London"),
+])  # fmt: skip
 def test_common_forms(text: str) -> None:
     assert verdict(text, "B") is CORRECT
     assert verdict(text, "C") is WRONG
@@ -151,13 +130,10 @@ def test_what_is_taken_back_is_no_choice(frame: str, text: str) -> None:
         assert verdict(frame.format(text), gold) in (WRONG, NO_ANSWER)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("\u7b54\u6848\uff1aB\u9519\u8bef", "\u7b54\u6848\uff1aB\u4e0d\u5bf9", "\u672c\u9898\u4e0d\u5e94\u9009B"),
-        *("We reject option B", "The correct option is not B.", "So option B is wrong."),
-    ],
-)
+@pytest.mark.parametrize("text", [
+    *("\u7b54\u6848\uff1aB\u9519\u8bef", "\u7b54\u6848\uff1aB\u4e0d\u5bf9", "\u672c\u9898\u4e0d\u5e94\u9009B"),
+    *("We reject option B", "The correct option is not B.", "So option B is wrong."),
+])  # fmt: skip
 def test_what_is_turned_down_is_no_choice(text: str) -> None:
     assert verdict(text, "B") is NO_ANSWER
 
@@ -234,14 +210,11 @@ def test_exactly_the_same_set(letters: set[str], others: set[str]) -> None:
     assert verdict(rf"\boxed{{{text}}}", "".join(others)) is expected
 
 
-@pytest.mark.parametrize(
-    "unit",
-    [
-        *("A", "A ", "A,", "A. ", "(", "Answer: A\n", "Answer: A or ", r"\boxed{A}", r"\boxed{A}, "),
-        *(r"\boxed{A} or ", "\u3010\u7b54\u6848\u3011", "\u672c\u9898\u9009A", r"\boxed{", "the answer is B "),
-        *("\n", "<answer>"),
-    ],
-)
+@pytest.mark.parametrize("unit", [
+    *("A", "A ", "A,", "A. ", "(", "Answer: A\n", "Answer: A or ", r"\boxed{A}", r"\boxed{A}, "),
+    *(r"\boxed{A} or ", "\u3010\u7b54\u6848\u3011", "\u672c\u9898\u9009A", r"\boxed{", "the answer is B "),
+    *("\n", "<answer>"),
+])  # fmt: skip
 def test_a_megabyte_of_noise_finishes(unit: str) -> None:
     noise = unit * (1_000_000 // len(unit))
     assert verdict(noise, "AC") in (WRONG, NO_ANSWER)

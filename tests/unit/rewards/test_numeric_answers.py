@@ -71,16 +71,10 @@ def test_own_kinds_are_of_equal_rank() -> None:
 RUN_ON = "{answer}\n\nQuestion: Tom has 3 apples and eats 2. How many are left?\n{more}"
 
 
-@pytest.mark.parametrize(
-    ("answer", "more"),
-    [
-        ("So she sold 72 clips.", "Answer: 1"),
-        ("The answer is 72.", "The answer is 1."),
-        ("A: 72", "A: 1"),
-        ("#### 72", "3 - 2 = 1\n#### 1"),
-        ("She sold 48 + 24 = 72 clips.", "So 1 apple is left."),
-    ],
-)
+@pytest.mark.parametrize(("answer", "more"), [
+    ("So she sold 72 clips.", "Answer: 1"), ("The answer is 72.", "The answer is 1."), ("A: 72", "A: 1"),
+    ("#### 72", "3 - 2 = 1\n#### 1"), ("She sold 48 + 24 = 72 clips.", "So 1 apple is left."),
+])  # fmt: skip
 def test_mode_first_is_for_a_model_that_goes_on_with_questions_of_its_own(answer: str, more: str) -> None:
     text = RUN_ON.format(answer=answer, more=more)
     assert verified(text, mode="first").verdict is C
@@ -125,18 +119,13 @@ def test_what_follows_the_thinking_decides() -> None:
     assert verified("<think>\\boxed{72}? No.</think>\nShe sold 71 clips.", mode="strict").verdict is N
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        r"<think>\boxed{72}</think>" "\n\nI don't know.",
-        "<think>So it is \\boxed{72}.</think>\nSee above.",
-        r"<think>\boxed{72}</think>",
-        r"It is \boxed{72}</think> ",  # the prompt opened the block
-        r"<think>It is \boxed{72}, I will check",
-        "\n<think>She sold 72.\n#### 72",
-        r"<think>\boxed{71}</think> <think>\boxed{72}",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    r"<think>\boxed{72}</think>" "\n\nI don't know.", "<think>So it is \\boxed{72}.</think>\nSee above.",
+    r"<think>\boxed{72}</think>",
+    r"It is \boxed{72}</think> ",  # the prompt opened the block
+    r"<think>It is \boxed{72}, I will check", "\n<think>She sold 72.\n#### 72",
+    r"<think>\boxed{71}</think> <think>\boxed{72}",
+])  # fmt: skip
 @pytest.mark.parametrize("mode", ["strict", "flexible", "first", "last"])
 def test_thinking_alone_is_no_answer(text: str, mode: AnswerMode) -> None:
     assert verified(text, mode=mode).verdict is N
@@ -225,27 +214,17 @@ def test_hedges_denials_and_other_quantities_are_not_paid(verifier: Gsm8k | Math
 
 
 PAID = [
-    ("Answer: $m=3$, $n=31$, so $m+n=34$", "34"),
-    ("Answer: The sum of 3 and 31 is 34", "34"),
-    (r"\boxed{0.5} or \boxed{\frac{1}{2}}", "0.5"),
-    ("The answer is negative 72.", "-72"),
-    ("#### minus 72", "-72"),
-    ("\u7b54\u6848\u662f\u8d1f72", "-72"),
-    (r"So $-\boxed{34}$", "-34"),
-    (r"Answer: $-\boxed{34}$", "-34"),
+    ("Answer: $m=3$, $n=31$, so $m+n=34$", "34"), ("Answer: The sum of 3 and 31 is 34", "34"),
+    (r"\boxed{0.5} or \boxed{\frac{1}{2}}", "0.5"), ("The answer is negative 72.", "-72"), ("#### minus 72", "-72"),
+    ("\u7b54\u6848\u662f\u8d1f72", "-72"), (r"So $-\boxed{34}$", "-34"), (r"Answer: $-\boxed{34}$", "-34"),
     ("Answer: $-(34)$", "-34"),
     (r"- \boxed{34}", "34"),  # an item of a list
-    (r"40 - 6 = 34-\boxed{34}", "34"),
-    ("#### 3\u5343", "3000"),
-    ("#### 3\u5343\u514b", "3"),
-    ("#### 72 more clips", "72"),
-    ("#### 72 is the answer", "72"),
-    ("#### 72 times", "72"),
+    (r"40 - 6 = 34-\boxed{34}", "34"), ("#### 3\u5343", "3000"), ("#### 3\u5343\u514b", "3"),
+    ("#### 72 more clips", "72"), ("#### 72 is the answer", "72"), ("#### 72 times", "72"),
     ("#### 72 (48 in April and 24 in May)", "72"),
-    ("The answer is 72, because she sold 48 in April and 24 in May.", "72"),
-    ("Answer: 72 = 48 + 24", "72"),
+    ("The answer is 72, because she sold 48 in April and 24 in May.", "72"), ("Answer: 72 = 48 + 24", "72"),
     ("The price rose from 70 to 72.", "72"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("verifier", [Gsm8k(), Gsm8k("first"), Gsm8k("last"), MathDapo()])
@@ -280,32 +259,15 @@ def test_only_so_many_occurrences_of_a_kind_are_looked_at() -> None:
 
 
 FINAL_NUMBERS = {
-    "48 in April and 24 in May make 72 in all": "72",
-    "She has 72 clips.\n\nStep 3: done": "72",
-    "2. Add up\n": None,
-    "1. Eggs: 16\n2. Sold: 9": "9",
-    "x_1 = 5 and x_2 = x_1": "5",
-    "72 it is, not 73": "72",
-    "5 feet and 10 inches": "5 feet and 10 inches",
-    "$48 and $24": "48 and 24",
-    "3.": "3",
-    "0.5": "0.5",
-    ".5": ".5",
-    "between 5-10": "5-10",
-    "Total - 72": "72",
-    "down by -72": "-72",
-    "She reads 8 * 3 = 24 pages in 3 days": "24",
-    "2 * 4 = 8, so 24 in 3 days": "3",
-    "He keeps 9 of them because 10 is too many": "9",
-    "He keeps 9 because 20 - 11 = 9": "9",
-    "So **72** clips over 3 months": "72",
-    "Is it 72?": None,
-    "So it is 72. Is that 1 of your options?": "72",
-    "*72* clips": "72",
-    "\u4e00\u5171\uff17\uff12\u4e2a\u3002": "72\u4e2a",
-    "no number": None,
-    "": None,
-}
+    "48 in April and 24 in May make 72 in all": "72", "She has 72 clips.\n\nStep 3: done": "72", "2. Add up\n": None,
+    "1. Eggs: 16\n2. Sold: 9": "9", "x_1 = 5 and x_2 = x_1": "5", "72 it is, not 73": "72",
+    "5 feet and 10 inches": "5 feet and 10 inches", "$48 and $24": "48 and 24", "3.": "3", "0.5": "0.5", ".5": ".5",
+    "between 5-10": "5-10", "Total - 72": "72", "down by -72": "-72", "She reads 8 * 3 = 24 pages in 3 days": "24",
+    "2 * 4 = 8, so 24 in 3 days": "3", "He keeps 9 of them because 10 is too many": "9",
+    "He keeps 9 because 20 - 11 = 9": "9", "So **72** clips over 3 months": "72", "Is it 72?": None,
+    "So it is 72. Is that 1 of your options?": "72", "*72* clips": "72",
+    "\u4e00\u5171\uff17\uff12\u4e2a\u3002": "72\u4e2a", "no number": None, "": None,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "number"), FINAL_NUMBERS.items())
@@ -352,40 +314,16 @@ def test_the_extracted_answer_is_what_the_reader_sees() -> None:
 
 
 READABLE = {
-    "72": Fraction(72),
-    "-5": Fraction(-5),
-    "- 5": Fraction(-5),
-    "+5": Fraction(5),
-    "007": Fraction(7),
-    ".5": Fraction(1, 2),
-    "0.125": Fraction(1, 8),
-    "1,000": Fraction(1000),
-    "12,345,678.90": Fraction(1234567890, 100),
-    "1 000 000": Fraction(10**6),
-    "50%": Fraction(1, 2),
-    "12.5 %": Fraction(1, 8),
-    "3/4": Fraction(3, 4),
-    "-3 / 4": Fraction(-3, 4),
-    "1 1/2": Fraction(3, 2),
-    "-1 1/2": Fraction(-3, 2),
-    r"\frac{1}{3}": Fraction(1, 3),
-    r"-\dfrac{ 1 }{ 3 }": Fraction(-1, 3),
-    r"\tfrac13": Fraction(1, 3),
-    r"\frac{-1}{3}": Fraction(-1, 3),
-    r"2\frac{1}{3}": Fraction(7, 3),
-    "1 and 1/2": Fraction(3, 2),
-    "50 percent": Fraction(1, 2),
-    "1e5": Fraction(10**5),
-    "1.5e3": Fraction(1500),
-    "-1.5E-3": Fraction(-15, 10**4),
-    "1.5 x 10^3": Fraction(1500),
-    "1.5*10^{3}": Fraction(1500),
-    r"1.5 \times 10^{-3}": Fraction(15, 10**4),
-    r"2 \cdot 10^4": Fraction(20_000),
-    "1.5\u00d710\u00b3": Fraction(1500),
-    "1.5\u00d710\u207b\u00b3": Fraction(15, 10**4),
-    "1,500e2": Fraction(150_000),
-}
+    "72": Fraction(72), "-5": Fraction(-5), "- 5": Fraction(-5), "+5": Fraction(5), "007": Fraction(7),
+    ".5": Fraction(1, 2), "0.125": Fraction(1, 8), "1,000": Fraction(1000), "12,345,678.90": Fraction(1234567890, 100),
+    "1 000 000": Fraction(10**6), "50%": Fraction(1, 2), "12.5 %": Fraction(1, 8), "3/4": Fraction(3, 4),
+    "-3 / 4": Fraction(-3, 4), "1 1/2": Fraction(3, 2), "-1 1/2": Fraction(-3, 2), r"\frac{1}{3}": Fraction(1, 3),
+    r"-\dfrac{ 1 }{ 3 }": Fraction(-1, 3), r"\tfrac13": Fraction(1, 3), r"\frac{-1}{3}": Fraction(-1, 3),
+    r"2\frac{1}{3}": Fraction(7, 3), "1 and 1/2": Fraction(3, 2), "50 percent": Fraction(1, 2), "1e5": Fraction(10**5),
+    "1.5e3": Fraction(1500), "-1.5E-3": Fraction(-15, 10**4), "1.5 x 10^3": Fraction(1500),
+    "1.5*10^{3}": Fraction(1500), r"1.5 \times 10^{-3}": Fraction(15, 10**4), r"2 \cdot 10^4": Fraction(20_000),
+    "1.5\u00d710\u00b3": Fraction(1500), "1.5\u00d710\u207b\u00b3": Fraction(15, 10**4), "1,500e2": Fraction(150_000),
+}  # fmt: skip
 UNREADABLE = [
     *("", " ", "-", ".", "5 5", "1,00", "1,0000", "1,,000", "--3", "0x10", "1/0"),
     *(
@@ -431,13 +369,10 @@ def test_scientific_notation_is_exact(value: int, power: int) -> None:
 
 
 PLACES = {
-    "48 + 24 = 72": ["48", "24", "72"],
-    "1,000 and .5, 3/4; 50% of 1.5e3.": ["1,000", ".5", "3/4", "50%", "1.5e3"],
-    r"2\frac{1}{2} or \frac{x}{2}": [r"2\frac{1}{2}", r"\frac", "2"],
-    "4:30, 1/0": ["4", "30", "1/0"],
-    "7" * 500: ["7" * 500],
-    "none": [],
-}
+    "48 + 24 = 72": ["48", "24", "72"], "1,000 and .5, 3/4; 50% of 1.5e3.": ["1,000", ".5", "3/4", "50%", "1.5e3"],
+    r"2\frac{1}{2} or \frac{x}{2}": [r"2\frac{1}{2}", r"\frac", "2"], "4:30, 1/0": ["4", "30", "1/0"],
+    "7" * 500: ["7" * 500], "none": [],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("line", "literals"), PLACES.items())
@@ -455,22 +390,14 @@ def test_number_places_do_not_overlap_and_miss_no_digit(line: str) -> None:
 
 
 QUANTITIES = {
-    "72 clips": Fraction(72),
-    "$1,000 per day.": Fraction(1000),
-    "5 dollars and 50 cents": Fraction(11, 2),
-    "2 and a half hours": Fraction(5, 2),
-    "1 and a half million": Fraction(1_500_000),
-    "2 hundred thousand": Fraction(200_000),
-    "$70k": Fraction(70_000),
-    "3\u4e07\u5143": Fraction(30_000),
-    "2\u00bd cups": Fraction(5, 2),
-    "72 (48 + 24 = 72)": Fraction(72),
-    "72 = x": Fraction(72),
-    "(72)": Fraction(72),
+    "72 clips": Fraction(72), "$1,000 per day.": Fraction(1000), "5 dollars and 50 cents": Fraction(11, 2),
+    "2 and a half hours": Fraction(5, 2), "1 and a half million": Fraction(1_500_000),
+    "2 hundred thousand": Fraction(200_000), "$70k": Fraction(70_000), "3\u4e07\u5143": Fraction(30_000),
+    "2\u00bd cups": Fraction(5, 2), "72 (48 + 24 = 72)": Fraction(72), "72 = x": Fraction(72), "(72)": Fraction(72),
     "72 cm^2": Fraction(72),
-}
+}  # fmt: skip
 NO_QUANTITIES = [
-    *("72 or 73", "2 hours and 5 minutes", "5 feet 10", "4:30 pm", "5x", "$70k$", "48 + 24", "2**10", "(1, 2)"),
+    *("72 or 73", "2 hours and 5 minutes", "5 feet 10", "4:30 pm", "5x", "$70k$", "48 + 24", "2**10", "(1, 2)")
 ]
 
 

@@ -132,10 +132,5 @@ def test_boxed_answers_agree_with_their_published_labels(shared_rows) -> None:
     counts = Counter((row["correct"], verdict(Gsm8k("strict"), row["response"], row["gold"]).value) for row in graded)
     # Three problems have a gold that is no number ("4t", "4a-2", "4:30p.."): 24 rows abstain.
     assert counts == Counter(
-        {
-            (True, "correct"): 279,
-            (False, "wrong"): 17,
-            (True, "unparseable_gold"): 16,
-            (False, "unparseable_gold"): 8,
-        }
+        {(True, "correct"): 279, (False, "wrong"): 17, (True, "unparseable_gold"): 16, (False, "unparseable_gold"): 8}
     )

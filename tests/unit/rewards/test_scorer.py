@@ -90,21 +90,12 @@ def scorer(*functions: str, weights: tuple[float, ...] | None = None, pool: Scri
     return Scorer(RewardSection(functions=functions, weights=weights), build=build, pool=pool or ScriptedPool())
 
 
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("openai/gsm8k", "gsm8k"),
-        ("arithmetic", "gsm8k"),
-        ("math_dapo", "math_dapo"),
-        ("math_dapo_512", "math_dapo"),
-        ("BytedTsinghua-SIA/DAPO-Math-17k", "math_dapo"),
-        ("BytedTsinghua-SIA/DAPO-Math-17k-Processed", "math_dapo"),
-        ("aime2024", "math_dapo"),
-        ("HuggingFaceH4/MATH-500", "math"),
-        ("dianjin", "multiple_choice"),
-        ("dianjin_open", "math"),
-    ],
-)
+@pytest.mark.parametrize(("source", "name"), [
+    ("openai/gsm8k", "gsm8k"), ("arithmetic", "gsm8k"), ("math_dapo", "math_dapo"), ("math_dapo_512", "math_dapo"),
+    ("BytedTsinghua-SIA/DAPO-Math-17k", "math_dapo"), ("BytedTsinghua-SIA/DAPO-Math-17k-Processed", "math_dapo"),
+    ("aime2024", "math_dapo"), ("HuggingFaceH4/MATH-500", "math"), ("dianjin", "multiple_choice"),
+    ("dianjin_open", "math"),
+])  # fmt: skip
 def test_auto_follows_the_data_source(source: str, name: str) -> None:
     assert function_for(source) == name
 
@@ -265,28 +256,17 @@ def test_the_job_has_verls_four_arguments() -> None:
     assert VERIFIER.can_read("") and VERIFIER.can_read("anything")
 
 
-@pytest.mark.parametrize(
-    ("value", "score", "verdict"),
-    [
-        (1, 1.0, Verdict.CORRECT),
-        (0.25, 0.25, Verdict.CORRECT),
-        (0, 0.0, Verdict.WRONG),
-        (-1.0, -1.0, Verdict.WRONG),
-        (True, 1.0, Verdict.CORRECT),
-        (False, 0.0, Verdict.WRONG),
-        ({"score": 0.1}, 0.1, Verdict.CORRECT),
-        ({"score": True}, 1.0, Verdict.CORRECT),
-        ({"score": 0.1, "acc": False}, 0.1, Verdict.WRONG),
-        ({"score": -0.5, "acc": True}, -0.5, Verdict.CORRECT),
-        ({"score": -0.5, "acc": 1.0}, -0.5, Verdict.CORRECT),
-        ({"score": 1, "acc": 0}, 1.0, Verdict.WRONG),
-        ({"score": 1, "acc": 0.5}, 1.0, Verdict.CORRECT),
-        ({"score": 0, "verdict": "no_answer"}, 0.0, Verdict.NO_ANSWER),
-        ({"score": 0, "verdict": "correct"}, 0.0, Verdict.CORRECT),
-        ({"score": 0, "verdict": "correct", "acc": False}, 0.0, Verdict.WRONG),
-        ({"score": 1, "verdict": "brilliant"}, 1.0, Verdict.CORRECT),
-    ],
-)
+@pytest.mark.parametrize(("value", "score", "verdict"), [
+    (1, 1.0, Verdict.CORRECT), (0.25, 0.25, Verdict.CORRECT), (0, 0.0, Verdict.WRONG), (-1.0, -1.0, Verdict.WRONG),
+    (True, 1.0, Verdict.CORRECT), (False, 0.0, Verdict.WRONG), ({"score": 0.1}, 0.1, Verdict.CORRECT),
+    ({"score": True}, 1.0, Verdict.CORRECT), ({"score": 0.1, "acc": False}, 0.1, Verdict.WRONG),
+    ({"score": -0.5, "acc": True}, -0.5, Verdict.CORRECT), ({"score": -0.5, "acc": 1.0}, -0.5, Verdict.CORRECT),
+    ({"score": 1, "acc": 0}, 1.0, Verdict.WRONG), ({"score": 1, "acc": 0.5}, 1.0, Verdict.CORRECT),
+    ({"score": 0, "verdict": "no_answer"}, 0.0, Verdict.NO_ANSWER),
+    ({"score": 0, "verdict": "correct"}, 0.0, Verdict.CORRECT),
+    ({"score": 0, "verdict": "correct", "acc": False}, 0.0, Verdict.WRONG),
+    ({"score": 1, "verdict": "brilliant"}, 1.0, Verdict.CORRECT),
+])  # fmt: skip
 def test_values_and_verdicts(value: JSONValue, score: float, verdict: Verdict) -> None:
     verification = concluded(value)
     assert (verification.value, verification.verdict, verification.message) == (score, verdict, "")
@@ -307,21 +287,14 @@ def test_verdicts_that_say_nothing_about_the_answer_abstain(verdict: Verdict) ->
     assert bool(verification.message) == (verdict is not Verdict.UNPARSEABLE_GOLD)
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("0.5", r"returned '0\.5'; expected a finite number, a dict with a finite number 'score', or None"),
-        ([1.0], r"returned \[1\.0\]; expected"),
-        (math.nan, "returned nan; expected"),
-        (-math.inf, "returned -inf; expected"),
-        (10**400, r"returned 1000.*\(int\); expected"),
-        ({}, r"dict with the keys \[\]; expected"),
-        ({"scores": 1.0}, r"dict with the keys \['scores'\]; expected"),
-        ({"score": "1"}, "returned 'score' '1'; expected"),
-        ({"score": math.nan}, "returned 'score' nan; expected"),
-        ({"score": [1]}, r"returned 'score' \[1\]; expected"),
-    ],
-)
+@pytest.mark.parametrize(("value", "message"), [
+    ("0.5", r"returned '0\.5'; expected a finite number, a dict with a finite number 'score', or None"),
+    ([1.0], r"returned \[1\.0\]; expected"), (math.nan, "returned nan; expected"),
+    (-math.inf, "returned -inf; expected"), (10**400, r"returned 1000.*\(int\); expected"),
+    ({}, r"dict with the keys \[\]; expected"), ({"scores": 1.0}, r"dict with the keys \['scores'\]; expected"),
+    ({"score": "1"}, "returned 'score' '1'; expected"), ({"score": math.nan}, "returned 'score' nan; expected"),
+    ({"score": [1]}, r"returned 'score' \[1\]; expected"),
+])  # fmt: skip
 def test_what_is_no_reward_says_what_is(value: JSONValue, message: str) -> None:
     verification = concluded(value)
     assert (verification.value, verification.verdict) == (None, Verdict.ERROR)

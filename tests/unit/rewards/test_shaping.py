@@ -27,17 +27,13 @@ def candidate(text: str = "", num_tokens: int | None = None) -> Candidate:
 FOUR_CORNERS = LengthSection(correct_short=1.0, correct_long=0.6, wrong_short=-1.0, wrong_long=-0.2, max_len=100)
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "correct", "wrong"),
-    [
-        (0, 1.0, -1.0),
-        (50, 0.8, -0.6),  # cos(pi / 2) = 0: half way
-        (25, 0.6 + 0.4 * (1 + math.sqrt(0.5)) / 2, -0.2 - 0.8 * (1 + math.sqrt(0.5)) / 2),
-        (100, 0.6, -0.2),
-        (101, 0.6, -0.2),  # an unclamped cosine would climb back
-        (200, 0.6, -0.2),
-    ],
-)
+@pytest.mark.parametrize(("num_tokens", "correct", "wrong"), [
+    (0, 1.0, -1.0),
+    (50, 0.8, -0.6),  # cos(pi / 2) = 0: half way
+    (25, 0.6 + 0.4 * (1 + math.sqrt(0.5)) / 2, -0.2 - 0.8 * (1 + math.sqrt(0.5)) / 2), (100, 0.6, -0.2),
+    (101, 0.6, -0.2),  # an unclamped cosine would climb back
+    (200, 0.6, -0.2),
+])  # fmt: skip
 def test_length_by_hand(num_tokens: int, correct: float, wrong: float) -> None:
     length = CosineLength(FOUR_CORNERS)
     assert length.value(candidate(num_tokens=num_tokens), Verdict.CORRECT) == pytest.approx(correct, abs=1e-12)
@@ -76,26 +72,22 @@ def repetition(text: str, size: int, factor: float = 1.0) -> float:
     return Repetition(RepetitionSection(ngram_size=size, factor=factor)).value(candidate(text), None)
 
 
-@pytest.mark.parametrize(
-    ("text", "size", "expected"),
-    [
-        ("", 1, 0.0),
-        ("one two three", 4, 0.0),  # no 4-gram at all
-        ("one two three", 3, 0.0),
-        ("a b a b a", 2, -0.5),  # ab ba ab ba: 2 of 4
-        ("a b a b a", 3, -1 / 3),  # aba bab aba: 2 of 3
-        ("x x x x x", 1, -0.8),
-        ("x x x x x", 5, 0.0),
-        ("The the THE", 1, -2 / 3),  # case does not hide a repetition
-        ("a\nb\t a  b", 2, -1 / 3),  # white space does not either
-        ("\u518d\u60f3\u518d\u60f3", 2, -1 / 3),  # four Han characters are four words
-        ("\u518d\u60f3 \u518d\u60f3", 2, -1 / 3),
-        ("so\u518d x so\u518d", 1, -2 / 5),  # so, one character, x, so, one character
-        ("\u304b\u304b\u304b", 1, -2 / 3),  # kana
-        ("\U00020000\U00020000", 1, -0.5),  # Han outside the basic plane
-        ("\uff0c\uff0c \uff0c\uff0c", 1, -0.5),  # punctuation is no CJK character: two words
-    ],
-)
+@pytest.mark.parametrize(("text", "size", "expected"), [
+    ("", 1, 0.0),
+    ("one two three", 4, 0.0),  # no 4-gram at all
+    ("one two three", 3, 0.0),
+    ("a b a b a", 2, -0.5),  # ab ba ab ba: 2 of 4
+    ("a b a b a", 3, -1 / 3),  # aba bab aba: 2 of 3
+    ("x x x x x", 1, -0.8), ("x x x x x", 5, 0.0),
+    ("The the THE", 1, -2 / 3),  # case does not hide a repetition
+    ("a\nb\t a  b", 2, -1 / 3),  # white space does not either
+    ("\u518d\u60f3\u518d\u60f3", 2, -1 / 3),  # four Han characters are four words
+    ("\u518d\u60f3 \u518d\u60f3", 2, -1 / 3),
+    ("so\u518d x so\u518d", 1, -2 / 5),  # so, one character, x, so, one character
+    ("\u304b\u304b\u304b", 1, -2 / 3),  # kana
+    ("\U00020000\U00020000", 1, -0.5),  # Han outside the basic plane
+    ("\uff0c\uff0c \uff0c\uff0c", 1, -0.5),  # punctuation is no CJK character: two words
+])  # fmt: skip
 def test_repetition_by_hand(text: str, size: int, expected: float) -> None:
     assert repetition(text, size) == pytest.approx(expected, abs=1e-15)
     assert repetition(text, size, factor=3.0) == pytest.approx(3 * expected, abs=1e-15)
@@ -119,39 +111,30 @@ def test_repetition_of_long_ngrams_over_a_long_text_finishes() -> None:
 # ----- think and answer tags
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<think>7 + 8 = 15</think><answer>15</answer>",
-        "  \n<think>\nfirst\n\nsecond\n</think>\n\n <answer>\n15\n</answer>\n \t",
-        "<think></think><answer></answer>",
-        "7 + 8 = 15</think>\n<answer>15</answer>",  # the prompt opened the block
-        "\n</think>\n\n<answer>15</answer>",
-        "<think>if 3 < 4 and <b>so</b>, </ think> is no tag</think><answer>15</answer>",
-        "<think>\u60f3\u4e00\u60f3</think>\u3000<answer>\u7b54\u6848</answer>",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "<think>7 + 8 = 15</think><answer>15</answer>",
+    "  \n<think>\nfirst\n\nsecond\n</think>\n\n <answer>\n15\n</answer>\n \t", "<think></think><answer></answer>",
+    "7 + 8 = 15</think>\n<answer>15</answer>",  # the prompt opened the block
+    "\n</think>\n\n<answer>15</answer>",
+    "<think>if 3 < 4 and <b>so</b>, </ think> is no tag</think><answer>15</answer>",
+    "<think>\u60f3\u4e00\u60f3</think>\u3000<answer>\u7b54\u6848</answer>",
+])  # fmt: skip
 def test_well_formed(text: str) -> None:
     assert ThinkFormat().value(candidate(text), None) == 1.0
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "15", "<answer>15</answer>", "<think>7 + 8</think>15", "<think>7 + 8</think><answer>15"),
-        *("<think>7 + 8<answer>15</answer>", "<think>7 + 8</think>So: <answer>15</answer>"),
-        *("<think>7 + 8</think><answer>15</answer>.", "Well. <think>7 + 8</think><answer>15</answer>"),
-        *("<answer>15</answer><think>7 + 8</think>", "<think>7 + 8<answer>15</answer></think>"),
-        "<think><think>7 + 8</think><answer>15</answer>",
-        "<think>7</think><think>8</think><answer>15</answer>",
-        "<think>7 + 8</think></think><answer>15</answer>",
-        "<think>7 + 8</think><answer>14</answer><answer>15</answer>",
-        *("<think>7 + 8</think><answer><answer>15</answer>", "<think>7 + 8</think><answer>15</answer></answer>"),
-        "<think>7 + 8</think><answer>15<think></answer>",
-        *("<think>as in <answer>: 7 + 8</think><answer>15</answer>", "<THINK>7 + 8</THINK><ANSWER>15</ANSWER>"),
-        *("<think>7 + 8</think></answer>15<answer>", "</think></answer><answer>", "</answer></think><answer>"),
-    ],
-)
+@pytest.mark.parametrize("text", [
+    *("", "15", "<answer>15</answer>", "<think>7 + 8</think>15", "<think>7 + 8</think><answer>15"),
+    *("<think>7 + 8<answer>15</answer>", "<think>7 + 8</think>So: <answer>15</answer>"),
+    *("<think>7 + 8</think><answer>15</answer>.", "Well. <think>7 + 8</think><answer>15</answer>"),
+    *("<answer>15</answer><think>7 + 8</think>", "<think>7 + 8<answer>15</answer></think>"),
+    "<think><think>7 + 8</think><answer>15</answer>", "<think>7</think><think>8</think><answer>15</answer>",
+    "<think>7 + 8</think></think><answer>15</answer>", "<think>7 + 8</think><answer>14</answer><answer>15</answer>",
+    *("<think>7 + 8</think><answer><answer>15</answer>", "<think>7 + 8</think><answer>15</answer></answer>"),
+    "<think>7 + 8</think><answer>15<think></answer>",
+    *("<think>as in <answer>: 7 + 8</think><answer>15</answer>", "<THINK>7 + 8</THINK><ANSWER>15</ANSWER>"),
+    *("<think>7 + 8</think></answer>15<answer>", "</think></answer><answer>", "</answer></think><answer>"),
+])  # fmt: skip
 def test_malformed(text: str) -> None:
     assert ThinkFormat().value(candidate(text), Verdict.CORRECT) == 0.0
 
@@ -229,20 +212,13 @@ def test_no_lengths_no_penalties():
     assert overlong_penalty([], max_len=8, buffer_len=2).shape == (0,)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "settings", "message"),
-    [
-        ([3, -1], {}, "lengths: -1 at 1"),
-        ([2.5], {}, "lengths: 2.5 at 0"),
-        ([np.nan], {}, "lengths: nan at 0"),
-        ([[1, 2]], {}, r"lengths: expected shape \[any\], got \[1, 2\]"),
-        ([1], {"buffer_len": 9}, "buffer_len 9 must lie between 0 and max_len 8"),
-        ([1], {"buffer_len": -1}, "buffer_len -1"),
-        ([1], {"factor": -1.0}, "factor -1"),
-        ([1], {"floor": 0.5}, "floor 0.5"),
-        ([1], {"buffer_len": 0}, "buffer_len 0 needs a floor"),
-    ],
-)
+@pytest.mark.parametrize(("lengths", "settings", "message"), [
+    ([3, -1], {}, "lengths: -1 at 1"), ([2.5], {}, "lengths: 2.5 at 0"), ([np.nan], {}, "lengths: nan at 0"),
+    ([[1, 2]], {}, r"lengths: expected shape \[any\], got \[1, 2\]"),
+    ([1], {"buffer_len": 9}, "buffer_len 9 must lie between 0 and max_len 8"),
+    ([1], {"buffer_len": -1}, "buffer_len -1"), ([1], {"factor": -1.0}, "factor -1"),
+    ([1], {"floor": 0.5}, "floor 0.5"), ([1], {"buffer_len": 0}, "buffer_len 0 needs a floor"),
+])  # fmt: skip
 def test_bad_settings_are_refused(lengths, settings, message):
     with pytest.raises(DataError, match=message):
         overlong_penalty(lengths, **{"max_len": 8, "buffer_len": 2, **settings})

@@ -216,35 +216,26 @@ def strict_pool(hostile: str) -> Iterator[WorkerPool]:
         yield pool
 
 
-@pytest.mark.parametrize(
-    ("act", "outcome", "message"),
-    [
-        ("hang", Outcome.TIMEOUT, r"no value within 0\.5 s \(reward\.workers\.timeout_s\)"),
-        ("regex", Outcome.TIMEOUT, "no value"),
-        ("big_power", Outcome.TIMEOUT, "no value"),
-        ("sleep", Outcome.TIMEOUT, "no value"),
-        ("stop", Outcome.TIMEOUT, "no value"),
-        ("exit_3", Outcome.DIED, "ended with exit code 3$"),
-        ("kill_self", Outcome.DIED, r"ended by signal 11 .*printed last: .*hostile\.py., line \d+ in kill_self"),
-        ("bad_address", Outcome.DIED, "ended by signal 11"),
-        ("held_pipe_then_exit", Outcome.DIED, "ended with exit code 5$"),
-        ("close_everything", Outcome.DIED, "worker"),
-        ("sys_exit", Outcome.FAILED, r"^SystemExit \(hostile\.py, line \d+\)$"),
-        ("ten_gigabytes", Outcome.FAILED, r"^out of memory: .* 512 MiB \(reward\.workers\.memory_mb\)"),
-        ("grow", Outcome.FAILED, "^out of memory"),
-        ("recursion", Outcome.FAILED, "^RecursionError"),
-        ("nested_value", Outcome.FAILED, "^RecursionError"),
-        ("hundred_megabytes", Outcome.FAILED, "^returned more than 1 MiB"),
-        ("base_exception", Outcome.FAILED, r"^BaseException: not an Exception \(hostile\.py, line \d+\)$"),
-        ("silent_exception", Outcome.FAILED, "^Silent: .*__str__ raised"),
-        ("interrupt", Outcome.FAILED, "^KeyboardInterrupt"),
-        ("ask", Outcome.FAILED, "^EOFError"),
-        ("nan", Outcome.FAILED, r"^returned nan in \['inner'\]\[0\]; a value must be finite"),
-        ("infinite", Outcome.FAILED, "^returned -inf;"),
-        ("a_set", Outcome.FAILED, "^returned a set; expected a number"),
-        ("no_reply", Outcome.FAILED, r"^ValueError: two lines \(hostile\.py, line \d+\)$"),
-    ],
-)
+@pytest.mark.parametrize(("act", "outcome", "message"), [
+    ("hang", Outcome.TIMEOUT, r"no value within 0\.5 s \(reward\.workers\.timeout_s\)"),
+    ("regex", Outcome.TIMEOUT, "no value"), ("big_power", Outcome.TIMEOUT, "no value"),
+    ("sleep", Outcome.TIMEOUT, "no value"), ("stop", Outcome.TIMEOUT, "no value"),
+    ("exit_3", Outcome.DIED, "ended with exit code 3$"),
+    ("kill_self", Outcome.DIED, r"ended by signal 11 .*printed last: .*hostile\.py., line \d+ in kill_self"),
+    ("bad_address", Outcome.DIED, "ended by signal 11"),
+    ("held_pipe_then_exit", Outcome.DIED, "ended with exit code 5$"), ("close_everything", Outcome.DIED, "worker"),
+    ("sys_exit", Outcome.FAILED, r"^SystemExit \(hostile\.py, line \d+\)$"),
+    ("ten_gigabytes", Outcome.FAILED, r"^out of memory: .* 512 MiB \(reward\.workers\.memory_mb\)"),
+    ("grow", Outcome.FAILED, "^out of memory"), ("recursion", Outcome.FAILED, "^RecursionError"),
+    ("nested_value", Outcome.FAILED, "^RecursionError"),
+    ("hundred_megabytes", Outcome.FAILED, "^returned more than 1 MiB"),
+    ("base_exception", Outcome.FAILED, r"^BaseException: not an Exception \(hostile\.py, line \d+\)$"),
+    ("silent_exception", Outcome.FAILED, "^Silent: .*__str__ raised"),
+    ("interrupt", Outcome.FAILED, "^KeyboardInterrupt"), ("ask", Outcome.FAILED, "^EOFError"),
+    ("nan", Outcome.FAILED, r"^returned nan in \['inner'\]\[0\]; a value must be finite"),
+    ("infinite", Outcome.FAILED, "^returned -inf;"), ("a_set", Outcome.FAILED, "^returned a set; expected a number"),
+    ("no_reply", Outcome.FAILED, r"^ValueError: two lines \(hostile\.py, line \d+\)$"),
+])  # fmt: skip
 def test_a_misdeed_costs_its_own_sample_only(hostile: str, act: str, outcome: Outcome, message: str) -> None:
     texts = ["a", "b", act, "c", "d", "e"]
     with a_pool(hostile, timeout_s=0.5 if outcome is Outcome.TIMEOUT else 60.0) as pool:

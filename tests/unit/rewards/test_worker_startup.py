@@ -97,16 +97,13 @@ def test_the_second_task_is_checked_as_well(tmp_path: Path) -> None:
         pool.start()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "def f(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n",
-        *("def f(**kwargs):\n    return 1.0\n", "def f(solution_str, ground_truth, **kwargs):\n    return 1.0\n"),
-        "def f(ground_truth, extra_info, solution_str, data_source, strict=True):\n    return 1.0\n",
-        "class Judge:\n    def __call__(self, solution_str, **kwargs):\n        return 1.0\nf = Judge()\n",
-        "import functools\ndef g(scale, **kwargs):\n    return scale\nf = functools.partial(g, 1.0)\n",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "def f(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n",
+    *("def f(**kwargs):\n    return 1.0\n", "def f(solution_str, ground_truth, **kwargs):\n    return 1.0\n"),
+    "def f(ground_truth, extra_info, solution_str, data_source, strict=True):\n    return 1.0\n",
+    "class Judge:\n    def __call__(self, solution_str, **kwargs):\n        return 1.0\nf = Judge()\n",
+    "import functools\ndef g(scale, **kwargs):\n    return scale\nf = functools.partial(g, 1.0)\n",
+])  # fmt: skip
 def test_signatures_that_take_the_four_arguments(tmp_path: Path, text: str) -> None:
     file = write(tmp_path, text)
     with a_pool(f"{file}:f") as pool:
@@ -141,20 +138,11 @@ def test_the_callers_search_path_is_the_workers(tmp_path: Path, monkeypatch: pyt
         assert [reply.value for reply in run(pool, f"{file}:f")] == [["process", "worker"]]
 
 
-@pytest.mark.parametrize(
-    ("expression", "value"),
-    [
-        ("numpy.float32(0.5)", 0.5),
-        ("numpy.int64(3)", 3),
-        ("numpy.bool_(True)", True),
-        ("numpy.array(2.0)", 2.0),
-        ("{'score': numpy.float64(1.5), 'pred': numpy.str_('72')}", {"score": 1.5, "pred": "72"}),
-        ("(1, 2)", [1, 2]),
-        ("fractions.Fraction(1, 4)", 0.25),
-        ("{1: True}", {"1": True}),
-        ("None", None),
-    ],
-)
+@pytest.mark.parametrize(("expression", "value"), [
+    ("numpy.float32(0.5)", 0.5), ("numpy.int64(3)", 3), ("numpy.bool_(True)", True), ("numpy.array(2.0)", 2.0),
+    ("{'score': numpy.float64(1.5), 'pred': numpy.str_('72')}", {"score": 1.5, "pred": "72"}), ("(1, 2)", [1, 2]),
+    ("fractions.Fraction(1, 4)", 0.25), ("{1: True}", {"1": True}), ("None", None),
+])  # fmt: skip
 def test_values_become_plain(tmp_path: Path, expression: str, value: JSONValue) -> None:
     file = write(tmp_path, f"import fractions, numpy\ndef f(**kwargs):\n    return {expression}\n")
     with a_pool(f"{file}:f") as pool:

@@ -42,30 +42,19 @@ def test_text_is_encoded_as_it_stands(tmp_path: Path, tokenizer) -> None:
     assert rows_of(tmp_path, '{"text": "' + text + '"}', section) == [tokenizer.encode(text)]
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("{ids: [1]}", "not JSON"),
-        ("", "not JSON"),
-        ("[1, 2]", "expected a JSON object, got list"),
-        ("[" * 100_000, "not JSON"),
-        ('{"id": [1]}', 'expected either "ids" or "text", got neither'),
-        ('{"ids": [1], "text": "a"}', "got ids, text"),
-        ('{"ids": []}', "no ids"),
-        ('{"ids": 5}', "must be a list of whole numbers"),
-        ('{"ids": [1.0]}', "must be a list of whole numbers"),
-        ('{"ids": [true]}', "must be a list of whole numbers"),
-        ('{"ids": [97]}', "id 97 is outside the vocabulary, 0 to 96"),
-        ('{"ids": [3, -1]}', "id -1 is outside the vocabulary"),
-        ('{"ids": [99999999999999999999]}', "outside the vocabulary"),
-        ('{"ids": [' + ", ".join(["3"] * 81) + "]}", "81 ids, the model has 80 positions"),
-        ('{"text": 5}', '"text" must be a text, got int'),
-        ('{"text": ""}', "no ids"),
-        ('{"text": "\\ud800"}', "half of a surrogate pair"),
-        ('{"text": "<|im_end|>"}', "id 378 is outside the vocabulary"),
-    ],
-    ids=range(18),
-)
+@pytest.mark.parametrize(("line", "said"), [
+    ("{ids: [1]}", "not JSON"), ("", "not JSON"), ("[1, 2]", "expected a JSON object, got list"),
+    ("[" * 100_000, "not JSON"), ('{"id": [1]}', 'expected either "ids" or "text", got neither'),
+    ('{"ids": [1], "text": "a"}', "got ids, text"), ('{"ids": []}', "no ids"),
+    ('{"ids": 5}', "must be a list of whole numbers"), ('{"ids": [1.0]}', "must be a list of whole numbers"),
+    ('{"ids": [true]}', "must be a list of whole numbers"),
+    ('{"ids": [97]}', "id 97 is outside the vocabulary, 0 to 96"),
+    ('{"ids": [3, -1]}', "id -1 is outside the vocabulary"),
+    ('{"ids": [99999999999999999999]}', "outside the vocabulary"),
+    ('{"ids": [' + ", ".join(["3"] * 81) + "]}", "81 ids, the model has 80 positions"),
+    ('{"text": 5}', '"text" must be a text, got int'), ('{"text": ""}', "no ids"),
+    ('{"text": "\\ud800"}', "half of a surrogate pair"), ('{"text": "<|im_end|>"}', "id 378 is outside the vocabulary"),
+], ids=range(18))  # fmt: skip
 def test_an_unusable_line_is_named(line: str, said: str, tmp_path: Path, tokenizer) -> None:
     tokenizer.save(tmp_path)
     with pytest.raises(DataError) as caught:

@@ -131,16 +131,13 @@ def refused(model_dir: Path, choice: DataChoice, options: EvalOptions, *override
     return error.value
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"num_samples": 4, "pass_at_k": (8,)}, "set eval.num_samples=8 or drop 8"),
-        ({"max_new_tokens": 96}, "give less than 96"),
-        ({"temperature": 0.5}, "--temperature: greedy answers do not depend on it"),
-        ({"top_p": 0.9}, "--top-p: greedy answers do not depend on it"),
-        ({"num_samples": 2, "temperature": 0.0}, "eval.temperature"),
-    ],
-)
+@pytest.mark.parametrize(("options", "said"), [
+    ({"num_samples": 4, "pass_at_k": (8,)}, "set eval.num_samples=8 or drop 8"),
+    ({"max_new_tokens": 96}, "give less than 96"),
+    ({"temperature": 0.5}, "--temperature: greedy answers do not depend on it"),
+    ({"top_p": 0.9}, "--top-p: greedy answers do not depend on it"),
+    ({"num_samples": 2, "temperature": 0.0}, "eval.temperature"),
+])  # fmt: skip
 def test_options_that_contradict_each_other(options: dict, said: str, model_dir: Path) -> None:
     error = refused(model_dir, ARITHMETIC, EvalOptions(**options))
     assert isinstance(error, ConfigError) and said in str(error)

@@ -33,22 +33,18 @@ def test_noise_does_not_hide_it() -> None:
         assert growth is not None and growth.gb_per_step == pytest.approx(0.01, rel=0.2)
 
 
-@pytest.mark.parametrize(
-    "figures",
-    [
-        pytest.param(np.full(WINDOW, 4.0), id="flat"),
-        pytest.param(4.0 - 0.01 * STEPS, id="falling"),
-        pytest.param(4.0 + 0.1 * (STEPS % QUARTER), id="saw-tooth"),
-        pytest.param(4.0 + 0.1 * (STEPS % 7), id="saw-tooth of another period"),
-        pytest.param(4.0 + 1.0 * (STEPS >= 20), id="one jump"),
-        pytest.param(4.0 + 1.0 * (STEPS >= 20) + 0.5 * (STEPS >= 33), id="two jumps"),
-        pytest.param(4.0 + 2.0 * (STEPS == 40), id="one peak"),
-        pytest.param(4.0 + 1.0 * (STEPS >= WINDOW - 5), id="a jump at the end"),
-        pytest.param(4.0 * (1 + 0.0004 * STEPS), id="4 % in 100 steps"),
-        pytest.param(4.0 + 0.1 * STEPS[: WINDOW - 1], id="too few"),
-        pytest.param(5.0 - np.exp(-STEPS / 8), id="growth that dies away"),
-    ],
-)
+@pytest.mark.parametrize("figures", [
+    pytest.param(np.full(WINDOW, 4.0), id="flat"), pytest.param(4.0 - 0.01 * STEPS, id="falling"),
+    pytest.param(4.0 + 0.1 * (STEPS % QUARTER), id="saw-tooth"),
+    pytest.param(4.0 + 0.1 * (STEPS % 7), id="saw-tooth of another period"),
+    pytest.param(4.0 + 1.0 * (STEPS >= 20), id="one jump"),
+    pytest.param(4.0 + 1.0 * (STEPS >= 20) + 0.5 * (STEPS >= 33), id="two jumps"),
+    pytest.param(4.0 + 2.0 * (STEPS == 40), id="one peak"),
+    pytest.param(4.0 + 1.0 * (STEPS >= WINDOW - 5), id="a jump at the end"),
+    pytest.param(4.0 * (1 + 0.0004 * STEPS), id="4 % in 100 steps"),
+    pytest.param(4.0 + 0.1 * STEPS[: WINDOW - 1], id="too few"),
+    pytest.param(5.0 - np.exp(-STEPS / 8), id="growth that dies away"),
+])  # fmt: skip
 def test_what_is_no_growth(figures: np.ndarray) -> None:
     assert growth_of(figures.tolist(), SHARE) is None
 

@@ -65,13 +65,10 @@ def test_a_step_may_lose_all_its_updates(make_trainer, one_of_two_right, fakes) 
     assert trainer.skipped == SkippedUpdates(total=2, in_a_row=0)
 
 
-@pytest.mark.parametrize(
-    ("limit", "nonfinite", "said"),
-    [
-        ("trainer.max_nonfinite_skips_in_a_row=2", [2, 3, 4], "max_nonfinite_skips_in_a_row = 2 updates were skipped"),
-        ("trainer.max_nonfinite_skips=2", [1, 3, 5], "max_nonfinite_skips = 2 updates were skipped before"),
-    ],
-)
+@pytest.mark.parametrize(("limit", "nonfinite", "said"), [
+    ("trainer.max_nonfinite_skips_in_a_row=2", [2, 3, 4], "max_nonfinite_skips_in_a_row = 2 updates were skipped"),
+    ("trainer.max_nonfinite_skips=2", [1, 3, 5], "max_nonfinite_skips = 2 updates were skipped before"),
+])  # fmt: skip
 def test_skips_are_bounded(make_trainer, one_of_two_right, fakes, limit: str, nonfinite: list[int], said: str) -> None:
     trainer = make_trainer(one_of_two_right, SKIP, limit, backend=fakes.backend(nonfinite=nonfinite))
     with pytest.raises(TrainingError, match=said):

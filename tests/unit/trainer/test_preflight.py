@@ -43,14 +43,10 @@ def test_prompts_are_shown_as_the_model_will_see_them(check) -> None:
     assert "3 (trainer.max_steps), 5 rows" in shown
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"question": "pens " * 40}, "the prompt has 5. tokens, data.max_prompt_length is 32"),
-        ({"answer": "#### 10\n\nThat is \\boxed{11}. #### 11 #### 1"}, None),
-    ],
-    ids=["long prompt", "last mark"],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    ({"question": "pens " * 40}, "the prompt has 5. tokens, data.max_prompt_length is 32"),
+    ({"answer": "#### 10\n\nThat is \\boxed{11}. #### 11 #### 1"}, None),
+], ids=["long prompt", "last mark"])  # fmt: skip
 def test_first_rows_that_cannot_be_used_are_refused(check, change: dict, said: str | None) -> None:
     rows = [{**ROWS[0], **change}, *ROWS[1:]]
     if said is None:

@@ -20,11 +20,7 @@ NO_FILTER, BY_REWARD = FilterGroupsSection(), FilterGroupsSection(metric="reward
 def select(groups, section, baselines, label=None):
     """The reasons by which responses of these groups are left out."""
     sampled = [
-        SampledGroup(
-            group=group,
-            baseline=None if baselines is None else baselines[index],
-            step=1,
-        )
+        SampledGroup(group=group, baseline=None if baselines is None else baselines[index], step=1)
         for index, group in enumerate(groups)
     ]
     reason = left_out_rule(section, label, needs_baseline=baselines is not None)
@@ -122,17 +118,12 @@ def test_a_mini_batch_without_signal_makes_no_update(make_trainer, by_prompt) ->
     assert numbers == {4, 5, 6, 7}
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        (),
-        ("algorithm.kl.placement=reward",),
-        ("algorithm.kl.placement=loss", "algorithm.rollout_correction.level=sequence"),
-        ("algorithm.name=gspo_token", "algorithm.advantage.estimator=reinforce_plus_plus"),
-        ("algorithm.advantage.estimator=remax",),
-    ],
-    ids=["plain", "kl in the reward", "kl in the loss", "per token", "greedy baseline"],
-)
+@pytest.mark.parametrize("settings", [
+    (), ("algorithm.kl.placement=reward",),
+    ("algorithm.kl.placement=loss", "algorithm.rollout_correction.level=sequence"),
+    ("algorithm.name=gspo_token", "algorithm.advantage.estimator=reinforce_plus_plus"),
+    ("algorithm.advantage.estimator=remax",),
+], ids=["plain", "kl in the reward", "kl in the loss", "per token", "greedy baseline"])  # fmt: skip
 def test_a_step_in_which_nothing_is_left_trains_nothing_and_says_so(
     settings: tuple[str, ...], make_trainer, by_prompt, fakes
 ) -> None:

@@ -102,16 +102,11 @@ def test_updates_are_averaged_and_extremes_kept() -> None:
     assert [metrics[f"actor/grad_share_length_decile/{n}"] for n in range(1, 11)] == pytest.approx([0.1] * 10)
 
 
-@pytest.mark.parametrize(
-    ("section", "reported"),
-    [
-        (AlgorithmSection(), set()),
-        (AlgorithmSection(kl=KLSection(placement="reward")), set()),
-        (AlgorithmSection(kl=KLSection(placement="loss")), {"actor/kl", "actor/kl_loss"}),
-        (AlgorithmSection(clip_ratio_c=3.0), {"actor/pg_clipfrac_lower"}),
-    ],
-    ids=["plain", "kl in the reward", "kl in the loss", "dual clip"],
-)
+@pytest.mark.parametrize(("section", "reported"), [
+    (AlgorithmSection(), set()), (AlgorithmSection(kl=KLSection(placement="reward")), set()),
+    (AlgorithmSection(kl=KLSection(placement="loss")), {"actor/kl", "actor/kl_loss"}),
+    (AlgorithmSection(clip_ratio_c=3.0), {"actor/pg_clipfrac_lower"}),
+], ids=["plain", "kl in the reward", "kl in the loss", "dual clip"])  # fmt: skip
 def test_what_the_algorithm_does_not_have_is_not_reported(section: AlgorithmSection, reported: set[str]) -> None:
     one = result(1.0, 2.0, 0.1, pg_loss=1.0, kl=0.0, kl_loss=0.0, pg_clipfrac_lower=0.0)
     optional = {"actor/kl", "actor/kl_loss", "actor/pg_clipfrac_lower"}

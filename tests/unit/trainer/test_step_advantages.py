@@ -111,10 +111,8 @@ def test_a_prompt_whose_greedy_response_has_no_reward_is_left_out(
 
 
 REINFORCE = (
-    "algorithm.name=gspo_token",
-    "algorithm.advantage.estimator=reinforce_plus_plus",
-    "algorithm.advantage.gamma=0.5",
-)
+    "algorithm.name=gspo_token", "algorithm.advantage.estimator=reinforce_plus_plus", "algorithm.advantage.gamma=0.5",
+)  # fmt: skip
 
 
 def discounted(length: int, reward: float) -> np.ndarray:

@@ -60,12 +60,7 @@ def assert_advantages(result: StepResult, trainer, expected: list[np.ndarray]) -
 
 @pytest.mark.parametrize(
     ("estimator", "value"),
-    [
-        ("k1", lambda u: u),
-        ("k2", lambda u: u**2 / 2),
-        ("k3", lambda u: np.exp(-u) + u - 1),
-        ("abs", np.abs),
-    ],
+    [("k1", lambda u: u), ("k2", lambda u: u**2 / 2), ("k3", lambda u: np.exp(-u) + u - 1), ("abs", np.abs)],
     ids=["k1", "k2", "k3", "abs"],
 )
 def test_the_penalty_of_all_tokens_is_taken_from_the_reward(estimator: str, value, make) -> None:

@@ -84,14 +84,11 @@ def test_the_reference_is_still_scored(make, fakes) -> None:
     assert "critic/kl" in metrics and trainer.backend.batches[0][0].ref_logp_NK.any()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (("rollout.top_p=0.9",), "rollout.top_p 0.9 cut the distribution"),
-        (("rollout.top_k=20", "rollout.top_p=0.9"), "rollout.top_p 0.9 and rollout.top_k 20 cut"),
-        (("algorithm.rollout_correction.level=token",), "level token, exp(old - sampler), is 1"),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "said"), [
+    (("rollout.top_p=0.9",), "rollout.top_p 0.9 cut the distribution"),
+    (("rollout.top_k=20", "rollout.top_p=0.9"), "rollout.top_p 0.9 and rollout.top_k 20 cut"),
+    (("algorithm.rollout_correction.level=token",), "level token, exp(old - sampler), is 1"),
+])  # fmt: skip
 def test_what_it_does_not_go_with(overrides: tuple[str, ...], said: str, load) -> None:
     with pytest.raises(ConfigError) as caught:
         load(SAMPLER, *overrides)

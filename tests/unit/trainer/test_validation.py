@@ -17,10 +17,8 @@ from mindgspo.trainer.progress import Best, Progress
 from mindgspo.trainer.validation import Baseline
 
 SETS = (
-    "data.eval=null",
-    "data.eval.a={format: arithmetic, split: dev}",
-    "data.eval.b={format: arithmetic, split: test}",
-)
+    "data.eval=null", "data.eval.a={format: arithmetic, split: dev}", "data.eval.b={format: arithmetic, split: test}",
+)  # fmt: skip
 
 
 @pytest.fixture
