@@ -44,14 +44,10 @@ def write_run(run_dir: Path, *, variant: str = "gspo", seed: int = 1, steps: int
         clip = CLIP.get(variant, 0.1) * (1 + (step % 2) / 2.5)
         rows.append(
             {
-                "step": step,
-                "critic/score/mean": 0.5 + 0.4 * step / steps + seed / 100,
-                "actor/pg_clipfrac": clip,
-                "actor/pg_clipfrac_seq": clip,
-                "actor/updates": 4,
-                "samples/generated": 100 * seed,
+                "step": step, "critic/score/mean": 0.5 + 0.4 * step / steps + seed / 100, "actor/pg_clipfrac": clip,
+                "actor/pg_clipfrac_seq": clip, "actor/updates": 4, "samples/generated": 100 * seed,
             }
-        )
+        )  # fmt: skip
     rows.append({"step": steps, "val-core/arithmetic/acc/mean@1": after})
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     summary = {"finished": True, "accuracy_before": 0.5, "accuracy_after": after, "seconds": 100.0 + seed}

@@ -68,13 +68,10 @@ def samples_of(lengths: list[int], seed: int = 0) -> list[Sample]:
         logp = log_probs(table(), ids[2:-1], ids[3:])
         found.append(
             Sample(
-                prompt=prompt,
-                response=response,
-                advantage=float(rng.normal()),
-                old=logp + rng.normal(0, 0.05) + rng.normal(0, 0.02, length),
-                ref=logp + rng.normal(0, 0.3, length),
+                prompt=prompt, response=response, advantage=float(rng.normal()),
+                old=logp + rng.normal(0, 0.05) + rng.normal(0, 0.02, length), ref=logp + rng.normal(0, 0.3, length),
             )
-        )
+        )  # fmt: skip
     return found
 
 
@@ -179,12 +176,9 @@ def expected(rows: list[list[Sample]], algorithm: AlgorithmSection, *, pack_num:
         arrays["old_logp_NK"] = arrays["logp_NK"]
     result = policy_loss(
         loss_definition(with_recipe(algorithm, max_new_tokens=LENGTH)),
-        advantages_NK=np.array([sample.advantage for sample, _ in flat]),
-        mask_NK=mask_NK,
-        kl_coef=settings.get("beta", 0.0),
-        num_sequences=settings.get("num_sequences"),
-        **arrays,
-    )
+        advantages_NK=np.array([sample.advantage for sample, _ in flat]), mask_NK=mask_NK,
+        kl_coef=settings.get("beta", 0.0), num_sequences=settings.get("num_sequences"), **arrays,
+    )  # fmt: skip
     probabilities = np.exp(table().astype(np.float64))
     probabilities /= probabilities.sum(axis=1, keepdims=True)
     gradient = np.zeros((VOCAB, VOCAB))

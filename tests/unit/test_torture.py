@@ -49,13 +49,9 @@ def run_folder(folder: Path, *, steps: int, saved: tuple[int, ...], value: float
     """A finished run as the judge sees one."""
     for step in saved:
         save_checkpoint(
-            folder / "checkpoints",
-            step=step,
-            parameters={"w": np.full(3, value, np.float32)},
-            optimizer={"m": np.full(3, step, np.float32)},
-            state={"kept": {}},
-            keep=Keep(last=9),
-        )
+            folder / "checkpoints", step=step, parameters={"w": np.full(3, value, np.float32)},
+            optimizer={"m": np.full(3, step, np.float32)}, state={"kept": {}}, keep=Keep(last=9),
+        )  # fmt: skip
     records = [
         {"step": step, "actor/loss": step * value, "timing_s/gen": np.random.rand()} for step in range(steps + 1)
     ]

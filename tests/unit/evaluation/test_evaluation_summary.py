@@ -133,14 +133,9 @@ def test_what_is_kept_of_a_group() -> None:
 
     def response(number: int, length: int, reason: FinishReason) -> Response:
         return Response(
-            prompt_index=0,
-            sample_index=number,
-            ids=np.zeros(length, np.int32),
-            logprobs=np.zeros(length, np.float32),
-            finish_reason=reason,
-            temperature=1.0,
-            weight_version=0,
-        )
+            prompt_index=0, sample_index=number, ids=np.zeros(length, np.int32), logprobs=np.zeros(length, np.float32),
+            finish_reason=reason, temperature=1.0, weight_version=0,
+        )  # fmt: skip
 
     prompt = Prompt(index=0, ids=np.ones(1, np.int32), text="?", answer="1", data_source="math")
     scores = (score(RIGHT, "1"), score(NONE))

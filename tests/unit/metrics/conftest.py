@@ -44,27 +44,23 @@ def make_group(index: int, verdicts: list[Verdict], *, text: str = "What is 47 +
         ),
         responses=tuple(
             Response(
-                prompt_index=index,
-                sample_index=sample,
+                prompt_index=index, sample_index=sample,
                 ids=np.array([kinds.index(verdict), sample] + [0] * (8 + sample), np.int32),
                 logprobs=np.full(10 + sample, -0.5, np.float32),
                 finish_reason=FinishReason.LENGTH if verdict is Verdict.NO_ANSWER else FinishReason.STOP,
-                temperature=1.0,
-                weight_version=3,
+                temperature=1.0, weight_version=3,
             )
             for sample, verdict in enumerate(verdicts)
         ),
         scores=tuple(
             Score(
-                value=float(value),
-                verdict=verdict,
-                extracted=None if verdict is Verdict.NO_ANSWER else TEXTS[verdict][-2:],
-                parts={"gsm8k": float(value)},
+                value=float(value), verdict=verdict,
+                extracted=None if verdict is Verdict.NO_ANSWER else TEXTS[verdict][-2:], parts={"gsm8k": float(value)},
             )
             for verdict, value in zip(verdicts, values, strict=True)
         ),
         advantages=tuple(np.full(10 + sample, advantage, np.float32) for sample, advantage in enumerate(advantages)),
-    )
+    )  # fmt: skip
 
 
 def decode(ids: Int32Array) -> str:
@@ -90,14 +86,9 @@ def make_run(run_dir: Path, *, steps: int = 60, end: bool = True) -> Path:
     (run_dir / "config.yaml").write_text(CONFIG, encoding="utf-8")
     if end:
         write_summary(
-            run_dir,
-            accuracy_before=0.4375,
-            accuracy_after=0.873,
-            steps=steps,
-            seconds=214.6,
-            tokens_per_second=8412.0,
+            run_dir, accuracy_before=0.4375, accuracy_after=0.873, steps=steps, seconds=214.6, tokens_per_second=8412.0,
             peak_rss_mb=2310.5,
-        )
+        )  # fmt: skip
     return run_dir
 
 
@@ -115,30 +106,22 @@ def _fake_update(step: int, rng: np.random.Generator) -> dict[str, float]:
     )
     return {
         **{f"actor/{name}": value for name, value in telemetry_metrics([telemetry]).items()},
-        "actor/log_ratio_mean": float(log_s.mean()),
-        "actor/log_ratio_min": float(log_s.min()),
+        "actor/log_ratio_mean": float(log_s.mean()), "actor/log_ratio_min": float(log_s.min()),
         "actor/log_ratio_max": float(log_s.max()),
         **{
             f"actor/pg_clipfrac_{sign}{suffix}": float(np.clip(share - 0.001 * step + rng.normal(0, 0.02), 0, 1))
             for sign, share in (("pos", 0.2), ("neg", 0.15))
             for suffix in ("", "_seq")
         },
-        "actor/updates": 4,
-        "actor/pg_loss": float(rng.normal(0, 2e-4)),
+        "actor/updates": 4, "actor/pg_loss": float(rng.normal(0, 2e-4)),
         "actor/pg_clipfrac_seq": float(np.clip(0.36 - 0.002 * step + rng.normal(0, 0.035), 0, 1)),
         "actor/pg_clipfrac": float(np.clip(0.33 - 0.002 * step + rng.normal(0, 0.035), 0, 1)),
-        "actor/grad_norm": float(0.8 + rng.normal(0, 0.1)),
-        "actor/entropy": 0.41 - 0.002 * step,
-        "actor/lr": 5e-5,
-        "actor/first_ratio_error_max": 9.5e-7,
-        "response_length/mean": float(length),
-        "response_length/max": float(length + 20 + rng.integers(6)),
-        "response_length/min": float(length - 18),
-        "timing_s/gen": 1.9,
-        "timing_s/step": 3.4,
-        "perf/throughput": float(8400 + rng.normal(0, 150)),
+        "actor/grad_norm": float(0.8 + rng.normal(0, 0.1)), "actor/entropy": 0.41 - 0.002 * step, "actor/lr": 5e-5,
+        "actor/first_ratio_error_max": 9.5e-7, "response_length/mean": float(length),
+        "response_length/max": float(length + 20 + rng.integers(6)), "response_length/min": float(length - 18),
+        "timing_s/gen": 1.9, "timing_s/step": 3.4, "perf/throughput": float(8400 + rng.normal(0, 150)),
         "perf/cpu_memory_used_gb": 2.2,
-    }
+    }  # fmt: skip
 
 
 @pytest.fixture

@@ -101,14 +101,9 @@ PAGES = ("metrics.md", "metrics_cn.md")
 
 def run_tool(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "tools/write_glossary.py", *arguments],
-        cwd=ROOT,
-        env={"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+        [sys.executable, "tools/write_glossary.py", *arguments], cwd=ROOT, env={"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
 
 
 @pytest.fixture

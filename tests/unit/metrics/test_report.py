@@ -340,11 +340,8 @@ def test_the_table_lays_the_last_answers_beside_the_first(log: RunLog, scored, d
     assert len(table.problems) == MAX_PROBLEMS
     first = table.problems[0]
     assert (first.set_name, first.gold, first.first.verdict, first.last.verdict) == (
-        "eval",
-        "85",
-        "no_answer",
-        "correct",
-    )
+        "eval", "85", "no_answer", "correct",
+    )  # fmt: skip
     assert (first.first.is_cut, first.last.is_cut, first.last.extracted) == (True, False, "85")
     assert (first.last.num_correct, first.last.num_samples) == (2, 3)
     assert table.problems[1].last.num_samples == 0

@@ -140,15 +140,10 @@ def test_the_console_shows_one_line_per_step(tmp_path: Path) -> None:
         log.log_metrics(
             7,
             {
-                "critic/score/mean": 0.52345,
-                "response_length/mean": 41.25,
-                "actor/pg_clipfrac_seq": 0.3312,
-                "actor/pg_clipfrac": 0.9,
-                "actor/grad_norm": 0.871,
-                "perf/throughput": 10234.4,
-                "timing_s/step": 3.414,
+                "critic/score/mean": 0.52345, "response_length/mean": 41.25, "actor/pg_clipfrac_seq": 0.3312,
+                "actor/pg_clipfrac": 0.9, "actor/grad_norm": 0.871, "perf/throughput": 10234.4, "timing_s/step": 3.414,
             },
-        )
+        )  # fmt: skip
         log.log_metrics(7, {"val-core/[bold]odd/acc/mean@1": 0.75})
         log.log_metrics(8, {"training/epoch": 1.0})
     assert screen.getvalue() == (
@@ -225,12 +220,8 @@ def test_summary_round_trip(tmp_path: Path) -> None:
     path = write_summary(tmp_path, accuracy_before=0.5, accuracy_after=None, steps=3, device="CPU", finished=True)
     assert path == tmp_path / "summary.json"
     assert json.loads(path.read_text()) == {
-        "accuracy_before": 0.5,
-        "accuracy_after": None,
-        "steps": 3,
-        "device": "CPU",
-        "finished": True,
-    }
+        "accuracy_before": 0.5, "accuracy_after": None, "steps": 3, "device": "CPU", "finished": True,
+    }  # fmt: skip
     write_summary(tmp_path, steps=4)
     assert read_summary(tmp_path) == {"steps": 4}
     assert list(tmp_path.iterdir()) == [path]

@@ -334,14 +334,9 @@ def test_hostile_text_is_never_executed(tmp_path: Path) -> None:
         """
     )
     run = subprocess.run(
-        [sys.executable, "-c", program],
-        input=json.dumps(HOSTILE),
-        text=True,
-        capture_output=True,
-        cwd=tmp_path,
-        check=True,
-        env={"PYTHONPATH": str(Path(__file__).resolve().parents[3]), "PATH": ""},
-    )
+        [sys.executable, "-c", program], input=json.dumps(HOSTILE), text=True, capture_output=True, cwd=tmp_path,
+        check=True, env={"PYTHONPATH": str(Path(__file__).resolve().parents[3]), "PATH": ""},
+    )  # fmt: skip
     seen = json.loads(run.stdout)
     assert seen["replies"] == len(HOSTILE)
     assert list(tmp_path.iterdir()) == []
@@ -388,13 +383,10 @@ def test_a_power_tower_is_left_out_and_its_neighbours_are_scored(scorer: Scorer)
 def test_numbers_of_ten_thousand_digits_are_scored(scorer: Scorer) -> None:
     number = "7" * 10_000
     scores = scored(
-        scorer,
-        (rf"\boxed{{{number}}}", "7"),
-        (rf"\boxed{{{number} + x}}", "x + 1"),
+        scorer, (rf"\boxed{{{number}}}", "7"), (rf"\boxed{{{number} + x}}", "x + 1"),
         (rf"\boxed{{\frac{{{number}}}{{{number}1}}}}", r"\frac{1}{10}"),
-        (rf"\boxed{{{number[:90]}x}}", f"x \\cdot {number[:90]}"),
-        (r"\boxed{7}", number),
-    )
+        (rf"\boxed{{{number[:90]}x}}", f"x \\cdot {number[:90]}"), (r"\boxed{7}", number),
+    )  # fmt: skip
     assert [score.verdict.value for score in scores[:3]] == ["wrong"] * 3
     assert scores[3].verdict is Verdict.CORRECT
     assert scores[4].verdict is Verdict.UNPARSEABLE_GOLD

@@ -161,40 +161,18 @@ def test_tags_that_are_quoted_are_no_block() -> None:
 
 
 NOT_PAID_34 = [
-    "Answer: x = 33 or x = 34",
-    r"\boxed{x = 33 \text{ or } x = 34}",
-    "Answer: n is 33 or n is 34",
+    "Answer: x = 33 or x = 34", r"\boxed{x = 33 \text{ or } x = 34}", "Answer: n is 33 or n is 34",
     "The answer is x = 33 or x = 34.",
     "#### x = 33 or x = 34",
-    "Answer: The maximum is 35 and the minimum is 34",
-    r"\boxed{a=5, b=34}",
+    "Answer: The maximum is 35 and the minimum is 34", r"\boxed{a=5, b=34}",
     "#### a=5, b=34",
-    "Answer: $n^2 = 34$",
-    "Answer: $2x=34$",
-    r"\boxed{33} or \boxed{34}",
-    r"\boxed{34} or \boxed{33}",
-    r"$\boxed{33}$ or $\boxed{34}$",
-    r"\boxed{33} \text{ or } \boxed{34}",
-    r"Answer: \boxed{33} or \boxed{34}",
-    "\\boxed{33} \u6216 \\boxed{34}",
-    "Answer: None of the above (34 is too large)",
-    "Answer: unknown\n\nWe have 34 cases.",
-    "Answer: there is no solution.\n\nWe have 34 cases.",
-    r"Answer: $n \le 34$",
-    "Answer: n < 34",
-    "The answer is not equal to 34.",
-    "The answer cannot be 34.",
-    "It is never 34.",
-    "I don't think it is 34.",
-    "So 34 is wrong.",
-    "\u4e0d\u53ef\u80fd\u662f34",
-    "She sold three fewer than 34.",
-    "5 more than 34",
-    "the square root of 34",
-    "So x > 34",
-    "32; 33; 34",
-    "32 | 33 | 34",
-    "from 30 to 34",
+    "Answer: $n^2 = 34$", "Answer: $2x=34$", r"\boxed{33} or \boxed{34}", r"\boxed{34} or \boxed{33}",
+    r"$\boxed{33}$ or $\boxed{34}$", r"\boxed{33} \text{ or } \boxed{34}", r"Answer: \boxed{33} or \boxed{34}",
+    "\\boxed{33} \u6216 \\boxed{34}", "Answer: None of the above (34 is too large)",
+    "Answer: unknown\n\nWe have 34 cases.", "Answer: there is no solution.\n\nWe have 34 cases.", r"Answer: $n \le 34$",
+    "Answer: n < 34", "The answer is not equal to 34.", "The answer cannot be 34.", "It is never 34.",
+    "I don't think it is 34.", "So 34 is wrong.", "\u4e0d\u53ef\u80fd\u662f34", "She sold three fewer than 34.",
+    "5 more than 34", "the square root of 34", "So x > 34", "32; 33; 34", "32 | 33 | 34", "from 30 to 34",
     *(
         f"{marker}34{words}"
         for marker in ("#### ", "Answer: ")
@@ -204,7 +182,7 @@ NOT_PAID_34 = [
             *("\u5343\u5143", "\u767e"),
         )
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("verifier", [Gsm8k(), Gsm8k("first"), Gsm8k("last"), MathDapo()])

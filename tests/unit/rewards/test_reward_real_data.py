@@ -70,18 +70,13 @@ WRONG_LABELS = [
     (
         758,
         "So 16 people think that horse #12 will win.",
-        "16",
-        Verdict.CORRECT,
-        "12 is the horse's name, 16 the answer",
+        "16", Verdict.CORRECT, "12 is the horse's name, 16 the answer",
     ),
     (
-        1098,
-        "After 5 days, how many hours do his lunches and breaks add up to?",
-        "5",
-        Verdict.WRONG,
+        1098, "After 5 days, how many hours do his lunches and breaks add up to?", "5", Verdict.WRONG,
         "the response repeats the question and answers nothing; its 5 is a given",
     ),
-]
+]  # fmt: skip
 
 
 def test_answers_of_the_form_a_n_agree_with_all_their_labels(shared_rows) -> None:

@@ -112,12 +112,8 @@ def test_auto_judges_each_row_by_its_own_source_in_input_order() -> None:
     )
     assert [score.value for score in scores] == [1.0, 1.0, -1.0, 0.0, 1.0]
     assert [list(score.parts) for score in scores] == [
-        ["gsm8k"],
-        ["math_dapo"],
-        ["math_dapo"],
-        ["gsm8k"],
-        ["multiple_choice"],
-    ]
+        ["gsm8k"], ["math_dapo"], ["math_dapo"], ["gsm8k"], ["multiple_choice"],
+    ]  # fmt: skip
     assert scores[3].verdict is Verdict.NO_ANSWER
 
 
@@ -356,10 +352,7 @@ def test_the_whole_way_through_a_worker(tmp_path: Path) -> None:
     found = [conclude(reply.value) for reply in replies]
     assert [verification.value for verification in found] == [1.0, None, 0.0, None]
     assert [verification.verdict for verification in found] == [
-        Verdict.CORRECT,
-        Verdict.ERROR,
-        Verdict.WRONG,
-        Verdict.ERROR,
-    ]
+        Verdict.CORRECT, Verdict.ERROR, Verdict.WRONG, Verdict.ERROR,
+    ]  # fmt: skip
     assert found[2].extracted == "73" and found[2].extras == {"row": 2.0, "is_mine": 1.0}
     assert "returned 'right'" in found[1].message and "abstained" in found[3].message

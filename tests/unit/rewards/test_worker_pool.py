@@ -158,11 +158,8 @@ def pid(**kwargs):
 
 def ask(task: str, text: str, index: int = 0) -> Job:
     arguments: dict[str, JSONValue] = {
-        "data_source": "test",
-        "solution_str": text,
-        "ground_truth": "72",
-        "extra_info": {"index": index},
-    }
+        "data_source": "test", "solution_str": text, "ground_truth": "72", "extra_info": {"index": index},
+    }  # fmt: skip
     return Job(task=task, arguments=arguments, conclude=conclude)
 
 

@@ -111,15 +111,9 @@ class FakeBackend:
         self.rates.append(lr)
         self.kl_coefs.append(kl_coef)
         metrics = {
-            "pg_loss": 0.5,
-            "kl_loss": 2 * kl,
-            "kl": kl,
-            "pg_clipfrac_seq": 0.25,
-            "pg_clipfrac_lower": 0.125,
-            "log_ratio_max": error,
-            "log_ratio_min": -error,
-            "ratio_error_max": error,
-        }
+            "pg_loss": 0.5, "kl_loss": 2 * kl, "kl": kl, "pg_clipfrac_seq": 0.25, "pg_clipfrac_lower": 0.125,
+            "log_ratio_max": error, "log_ratio_min": -error, "ratio_error_max": error,
+        }  # fmt: skip
         logp = tuple(np.where(batch.mask_NK, np.float32(self._logp), np.float32(np.nan)) for batch in batches)
         return UpdateResult(loss=0.75, grad_norm=2.0, entropy=0.25, metrics=metrics, telemetry=(), logp_NK=logp)
 
@@ -161,15 +155,12 @@ def prompts(tokenizer: Tokenizer) -> tuple[Prompt, ...]:
     texts = [f"{'Tom has ' * (number % 3)}{a}+{b}?" for number, (a, b) in enumerate(sums)]
     return tuple(
         Prompt(
-            index=number,
-            ids=np.array(tokenizer.encode(text), np.int32),
-            text=text,
-            answer=str(a + b),
+            index=number, ids=np.array(tokenizer.encode(text), np.int32), text=text, answer=str(a + b),
             data_source=("arithmetic", "openai/gsm8k")[number % 2],
             solution=f"{a}+{b}={a + b}\n#### {a + b}",
         )
         for number, (text, (a, b)) in enumerate(zip(texts, sums, strict=True))
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -194,29 +185,16 @@ def make_trainer(load, prompts, tokenizer, tmp_path: Path, configs: dict):
         config = load(*overrides)
         reward_scorer = changed.pop("reward_scorer", None) or Scorer(config.reward)
         fields = {
-            "algorithm": config.algorithm,
-            "rollout": config.rollout,
-            "settings": config.trainer,
-            "optimizer": config.optimizer,
-            "reward_functions": config.reward.functions,
-            "reward_weights": config.reward.weights,
-            "seed": config.seed,
-            "layout": batch_layout(config, pad_id=tokenizer.pad_id),
-            "model": None,
-            "engine": ScriptedEngine(script),
-            "scorer": ResponseScorer(reward_scorer, tokenizer),
-            "old_policy": FakeScorer(),
-            "reference": None,
-            "kl": KLController(config.algorithm.kl),
-            "backend": FakeBackend(),
-            "train_set": prompts,
+            "algorithm": config.algorithm, "rollout": config.rollout, "settings": config.trainer,
+            "optimizer": config.optimizer, "reward_functions": config.reward.functions,
+            "reward_weights": config.reward.weights, "seed": config.seed,
+            "layout": batch_layout(config, pad_id=tokenizer.pad_id), "model": None, "engine": ScriptedEngine(script),
+            "scorer": ResponseScorer(reward_scorer, tokenizer), "old_policy": FakeScorer(), "reference": None,
+            "kl": KLController(config.algorithm.kl), "backend": FakeBackend(), "train_set": prompts,
             "stream": PromptStream(len(prompts), config.seed, shuffle=False),
-            "leftovers": LeftoverBuffer(config.algorithm.filter_groups.keep_surplus_steps, prompts),
-            "timers": Timers(),
-            "total_steps": config.trainer.max_steps,
-            "failures_dir": tmp_path / "failures",
-            **changed,
-        }
+            "leftovers": LeftoverBuffer(config.algorithm.filter_groups.keep_surplus_steps, prompts), "timers": Timers(),
+            "total_steps": config.trainer.max_steps, "failures_dir": tmp_path / "failures", **changed,
+        }  # fmt: skip
         made = Trainer(**fields)
         configs[id(made)] = config
         made.engine.load_weights(0)
@@ -237,14 +215,9 @@ def validation_of(configs: dict, prompts, tokenizer):
         if id(trainer) not in made:
             config = configs[id(trainer)]
             evaluator = Evaluator(
-                trainer.engine,
-                trainer.scorer,
-                config.eval,
-                max_new_tokens=config.rollout.max_new_tokens,
-                seed=config.seed,
-                names_sets=config.data.names_eval_sets,
-                swap=trainer.swap,
-            )
+                trainer.engine, trainer.scorer, config.eval, max_new_tokens=config.rollout.max_new_tokens,
+                seed=config.seed, names_sets=config.data.names_eval_sets, swap=trainer.swap,
+            )  # fmt: skip
             sets = {"eval": prompts}
             made[id(trainer)] = Validation(evaluator, sets, config.eval, timers=trainer.timers, decode=tokenizer.decode)
         return made[id(trainer)]
@@ -290,11 +263,6 @@ def response() -> Callable[..., Response]:
     from mindgspo.types import FinishReason
 
     return lambda ids, logprobs: Response(
-        prompt_index=0,
-        sample_index=0,
-        ids=np.array(ids, np.int32),
-        logprobs=np.array(logprobs, np.float32),
-        finish_reason=FinishReason.STOP,
-        temperature=1.0,
-        weight_version=0,
-    )
+        prompt_index=0, sample_index=0, ids=np.array(ids, np.int32), logprobs=np.array(logprobs, np.float32),
+        finish_reason=FinishReason.STOP, temperature=1.0, weight_version=0,
+    )  # fmt: skip

@@ -15,15 +15,9 @@ from mindgspo.types import Batch
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
 SECTION = ModelSection(
-    vocab_size=31,
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    max_position_embeddings=32,
-    initializer_range=0.3,
-)
+    vocab_size=31, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+    num_key_value_heads=1, max_position_embeddings=32, initializer_range=0.3,
+)  # fmt: skip
 TEMPERATURE, COEF = 0.8, 0.25
 
 

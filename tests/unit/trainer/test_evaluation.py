@@ -48,13 +48,10 @@ def test_pass_at_k_of_sampled_answers(make_trainer, answer, prompts, evaluate) -
     }
     assert found == pytest.approx(
         {
-            "val-core/arithmetic/acc/mean@1": 0,
-            "val-core/arithmetic/acc/mean@4": 0.25,
-            "val-core/arithmetic/acc/pass@1": 0.25,
-            "val-core/arithmetic/acc/pass@2": 0.5,
-            "val-core/arithmetic/acc/pass@4": 1.0,
-            "val-core/arithmetic/acc/maj@2": 0.25,
+            "val-core/arithmetic/acc/mean@1": 0, "val-core/arithmetic/acc/mean@4": 0.25,
+            "val-core/arithmetic/acc/pass@1": 0.25, "val-core/arithmetic/acc/pass@2": 0.5,
+            "val-core/arithmetic/acc/pass@4": 1.0, "val-core/arithmetic/acc/maj@2": 0.25,
             "val-core/arithmetic/acc/maj@4": 0,
         }
-    )
+    )  # fmt: skip
     assert evaluation.metrics["val-core/openai/gsm8k/acc/pass@4"] == 0

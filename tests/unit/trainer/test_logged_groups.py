@@ -17,13 +17,8 @@ def group(index: int, messages: Sequence[str] = ("", "")) -> Group:
         prompt=Prompt(index=index, ids=ids, text="q", answer="1", data_source="gsm8k"),
         responses=tuple(
             Response(
-                prompt_index=index,
-                sample_index=sample,
-                ids=ids,
-                logprobs=zero,
-                finish_reason=FinishReason.STOP,
-                temperature=1.0,
-                weight_version=0,
+                prompt_index=index, sample_index=sample, ids=ids, logprobs=zero, finish_reason=FinishReason.STOP,
+                temperature=1.0, weight_version=0,
             )
             for sample in range(len(messages))
         ),
@@ -34,7 +29,7 @@ def group(index: int, messages: Sequence[str] = ("", "")) -> Group:
             for text in messages
         ),
         advantages=(zero,) * len(messages),
-    )
+    )  # fmt: skip
 
 
 def test_the_first_groups_and_as_many_with_a_failure() -> None:

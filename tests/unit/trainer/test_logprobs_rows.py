@@ -12,15 +12,9 @@ from mindgspo.errors import DataError, TokenizerError
 from mindgspo.evaluation.log_probs import read_rows
 
 SECTION = ModelSection(
-    vocab_size=97,
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    max_position_embeddings=80,
-    initializer_range=0.3,
-)
+    vocab_size=97, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+    num_key_value_heads=1, max_position_embeddings=80, initializer_range=0.3,
+)  # fmt: skip
 
 
 def rows_of(folder: Path, text: str, section: ModelSection = SECTION) -> list[list[int]]:

@@ -21,14 +21,9 @@ def write_model(folder: Path, *, positions: int = 96) -> Path:
     """A folder that names a tiny model; its weights are no weights, so whoever reads them fails."""
     folder.mkdir()
     model = ModelSection(
-        vocab_size=384,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=positions,
-    )
+        vocab_size=384, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=positions,
+    )  # fmt: skip
     (folder / "config.json").write_text(json.dumps(huggingface_config(model, eos_ids=[378], pad_id=376)))
     (folder / "model.safetensors").write_bytes(b"no weights")
     load_tokenizer(TokenizerSection()).save(folder)
@@ -63,20 +58,10 @@ def test_every_option_arrives_and_set_wins(model_dir: Path, tmp_path: Path) -> N
     other = tmp_path / "tokenizer"
     load_tokenizer(TokenizerSection()).save(other)
     options = EvalOptions(
-        num_samples=8,
-        pass_at_k=(1, 8),
-        temperature=0.6,
-        top_p=0.95,
-        max_new_tokens=20,
-        max_rows=5,
-        seed=3,
-        batch=4,
-        device="Ascend",
-        tokenizer=other,
-        eos_tokens=("<|endoftext|>",),
-        system_prompt="Think.",
+        num_samples=8, pass_at_k=(1, 8), temperature=0.6, top_p=0.95, max_new_tokens=20, max_rows=5, seed=3, batch=4,
+        device="Ascend", tokenizer=other, eos_tokens=("<|endoftext|>",), system_prompt="Think.",
         instruction_suffix='\nSay "#### n".',
-    )
+    )  # fmt: skip
     for task in (
         tasks_of_data(model_dir, ARITHMETIC, options, ["seed=4", "model.head_dim=8", "device=CPU"])[0],
         *tasks_of_experiment(model_dir, QUICKSTART, options, ["seed=4", "device=CPU"]),

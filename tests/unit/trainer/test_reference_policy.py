@@ -111,12 +111,9 @@ def test_the_kl_starts_at_zero_and_grows(placement: str, model, make_trainer, an
 
     settings = (f"algorithm.kl.placement={placement}", "optimizer.warmup_ratio=0", "optimizer.lr=3e-3")
     trainer = make_trainer(
-        lambda prompt, sample: answer(prompt.answer if sample == 0 else "9"),
-        *settings,
-        "trainer.prompts_per_mini_batch=4",
-        model=model,
-        old_policy=PolicyScorer(model, temperature=1.0),
-    )
+        lambda prompt, sample: answer(prompt.answer if sample == 0 else "9"), *settings,
+        "trainer.prompts_per_mini_batch=4", model=model, old_policy=PolicyScorer(model, temperature=1.0),
+    )  # fmt: skip
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False)
     trainer.backend = SingleUpdate(policy, build_policy_loss(trainer.config.algorithm), trainer.optimizer)
     trainer.reference = ReferencePolicy(trainer.config.model, ALONE, temperature=1.0)

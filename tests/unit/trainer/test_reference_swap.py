@@ -21,15 +21,9 @@ from mindgspo.parallel.swap.states import Holding, Phase
 MIB = 2**20
 # 2 x 8192 x 512 numbers in two tables: 32 MiB of float32, beside which everything else is small.
 SECTION = ModelSection(
-    vocab_size=8192,
-    hidden_size=512,
-    intermediate_size=512,
-    num_hidden_layers=1,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=64,
-    tie_word_embeddings=False,
-)
+    vocab_size=8192, hidden_size=512, intermediate_size=512, num_hidden_layers=1, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -25,28 +25,18 @@ def selection(response):
 def test_every_sample_is_trained_or_filtered_for_a_reason(selection) -> None:
     some = selection(None, "timeout", None, "zero_signal", "zero_signal", None)
     assert account(some, num_asked=6, num_trained=3) == {
-        "samples/generated": 6,
-        "samples/trained": 3,
-        "samples/filtered": 3,
-        "samples/filtered/timeout": 1,
+        "samples/generated": 6, "samples/trained": 3, "samples/filtered": 3, "samples/filtered/timeout": 1,
         "samples/filtered/zero_signal": 2,
-    }
+    }  # fmt: skip
 
 
 def test_groups_move_between_steps_without_a_hole(selection) -> None:
     some = selection(None, None, None, "kept", "surplus", "short", "kept", "error", "zero_signal")
     assert account(some, num_earlier=2, num_asked=7, num_trained=3) == {
-        "samples/generated": 7,
-        "samples/trained": 3,
-        "samples/filtered": 2,
-        "samples/filtered/error": 1,
-        "samples/filtered/zero_signal": 1,
-        "samples/dropped": 2,
-        "samples/dropped/short": 1,
-        "samples/dropped/surplus": 1,
-        "samples/kept": 2,
-        "samples/earlier": 2,
-    }
+        "samples/generated": 7, "samples/trained": 3, "samples/filtered": 2, "samples/filtered/error": 1,
+        "samples/filtered/zero_signal": 1, "samples/dropped": 2, "samples/dropped/short": 1,
+        "samples/dropped/surplus": 1, "samples/kept": 2, "samples/earlier": 2,
+    }  # fmt: skip
 
 
 def test_a_hole_in_the_account_is_a_defect(selection) -> None:

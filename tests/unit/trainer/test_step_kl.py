@@ -86,13 +86,10 @@ def test_the_penalty_of_all_tokens_is_taken_from_the_reward(estimator: str, valu
 
 def test_reinforce_plus_plus_charges_every_token_its_own_penalty(make) -> None:
     trainer = make(
-        *KL_IN_REWARD,
-        "algorithm.kl.estimator=k1",
-        "algorithm.name=gspo_token",
-        "algorithm.advantage.estimator=reinforce_plus_plus",
-        "algorithm.advantage.gamma=0.5",
+        *KL_IN_REWARD, "algorithm.kl.estimator=k1", "algorithm.name=gspo_token",
+        "algorithm.advantage.estimator=reinforce_plus_plus", "algorithm.advantage.gamma=0.5",
         "algorithm.advantage.whiten=none",
-    )
+    )  # fmt: skip
     result = trainer.train_step(1)
     expected = []
     for ids, reward in zip(responses_of(result), rewards_of(result), strict=True):

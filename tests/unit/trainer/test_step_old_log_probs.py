@@ -25,12 +25,9 @@ class NeverAsked:
 def make(make_trainer, answer, fakes):
     def with_backend(*overrides: str, logp: float = -1.05, **changed: object):
         return make_trainer(
-            lambda prompt, sample: answer(prompt.answer if sample == 0 else "999"),
-            SAMPLER,
-            *overrides,
-            old_policy=NeverAsked(),
-            **{"backend": fakes.backend(ratio_errors=[0.5], logp=logp), **changed},
-        )
+            lambda prompt, sample: answer(prompt.answer if sample == 0 else "999"), SAMPLER, *overrides,
+            old_policy=NeverAsked(), **{"backend": fakes.backend(ratio_errors=[0.5], logp=logp), **changed},
+        )  # fmt: skip
 
     return with_backend
 

@@ -39,13 +39,10 @@ def test_sets_with_one_data_source_in_common_are_kept_apart(make_trainer, answer
     greedy = {name: value for name, value in evaluation.metrics.items() if name.endswith("acc/mean@1")}
     assert greedy == pytest.approx(
         {
-            "val-core/acc/mean@1": 3 / 5,
-            "val-core/a/acc/mean@1": 1,
-            "val-core/b/acc/mean@1": 1 / 3,
-            "val-core/b/arithmetic/acc/mean@1": 0,
-            "val-core/b/openai/gsm8k/acc/mean@1": 1 / 2,
+            "val-core/acc/mean@1": 3 / 5, "val-core/a/acc/mean@1": 1, "val-core/b/acc/mean@1": 1 / 3,
+            "val-core/b/arithmetic/acc/mean@1": 0, "val-core/b/openai/gsm8k/acc/mean@1": 1 / 2,
         }
-    )
+    )  # fmt: skip
     assert evaluation.solved == (True, True, False, True, False)
     assert unknown_names(evaluation.metrics) == []
     low, high = (evaluation.metrics[f"val-core/a/acc/mean@1/{end}"] for end in ("low", "high"))
