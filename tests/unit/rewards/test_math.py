@@ -77,10 +77,12 @@ def test_what_prose_takes_back_is_not_paid(text: str, gold: str) -> None:
     assert not isinstance(found, Job) or found.arguments["answer"] != gold  # the words go along
 
 
-def test_first_and_last() -> None:
+def test_first_last_and_cut() -> None:
     text = r"Answer: \boxed{3}. Wait: \boxed{4}"
     assert verdict(text, "3", "first") is CORRECT
     assert verdict(text, "4", "last") is CORRECT
+    found = Math().verify(candidate("Then 3 + 4 = 7", "7", is_cut=True))
+    assert isinstance(found, Verification) and found.verdict is NO_ANSWER
 
 
 @pytest.mark.parametrize("gold", ["", "  ", "$$", r"\boxed{}", "...", "x" * 5000])
@@ -95,27 +97,14 @@ def test_readable_gold_answers(gold: str) -> None:
 
 
 def test_what_needs_algebra_is_a_job_of_plain_texts() -> None:
-    verifier = Math()
-    response = candidate(r"Thus $\boxed{2\sqrt{2}}$.", r"It is $\boxed{\sqrt{8}}$.")
-    job = verifier.verify(response)
+    job = Math().verify(candidate(r"Thus $\boxed{2\sqrt{2}}$.", r"It is $\boxed{\sqrt{8}}$."))
     assert isinstance(job, Job) and job.task == "math_verify"
     assert job.arguments == {"answer": r"2\sqrt{2}", "gold": r"\sqrt{8}"}
+    for gold_parsed in (True, False):  # what is not shown to be the same is wrong
+        other = {"same": False, "gold_parsed": gold_parsed, "answer_parsed": True}
+        assert job.conclude(other).verdict is WRONG
     same = {"same": True, "gold_parsed": True, "answer_parsed": True}
     assert job.conclude(same) == Verification(value=1.0, verdict=CORRECT, extracted=r"2\sqrt{2}")
-
-
-@pytest.mark.parametrize("gold_parsed", [True, False])
-def test_what_is_not_shown_to_be_the_same_is_wrong(gold_parsed: bool) -> None:
-    verifier = Math()
-    response = candidate(r"\boxed{2\sqrt{2}}", r"\sqrt{9}")
-    job = verifier.verify(response)
-    assert isinstance(job, Job)
-    assert job.conclude({"same": False, "gold_parsed": gold_parsed, "answer_parsed": True}).verdict is WRONG
-
-
-def test_a_response_that_was_cut_has_no_final_number() -> None:
-    found = Math().verify(candidate("Then 3 + 4 = 7", "7", is_cut=True))
-    assert isinstance(found, Verification) and found.verdict is NO_ANSWER
 
 
 PIECES = [
@@ -132,9 +121,7 @@ soup = st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
 @given(text=soup | st.text(), gold=soup | st.text(), mode=st.sampled_from(["strict", "flexible", "first", "last"]))
 @example(text=r"\boxed{1/0}", gold="1/0", mode="flexible")
 def test_any_text_gets_a_verification_or_a_job(text: str, gold: str, mode: AnswerMode) -> None:
-    verifier = Math(mode)
-    response = candidate(text, gold)
-    found = verifier.verify(response)
+    found = Math(mode).verify(candidate(text, gold))
     if isinstance(found, Job):
         found = found.conclude({"same": False, "gold_parsed": False, "answer_parsed": False})
     assert (found.value is None) == (found.verdict is Verdict.UNPARSEABLE_GOLD)
@@ -171,33 +158,16 @@ def verified(text: str, gold: str, task: Callable) -> Verification:
     return found.conclude(task(found.arguments)) if isinstance(found, Job) else found
 
 
-# (problem, gold, extracted) of every row where our verdict and the published label differ: none. Two things about the
-# labels: the gold answer of problem 3 is the mutilated "4:30p..", and the eight responses that say "4:30 p.m." are
-# labelled wrong; read as "4:30p" they are not shown to be the same, so we agree for a reason that is the data's fault.
-DISAGREEMENTS: list[tuple[int, str, str]] = []
-
-
 @pytest.mark.shared_data
 def test_boxed_answers_agree_with_their_published_labels(shared_rows, task: Callable) -> None:
-    counts: Counter[tuple[bool, Verdict]] = Counter()
-    disagreements = []
+    """Only problem 3, whose gold answer is the mutilated "4:30p..", needs the symbolic comparison. Its eight responses
+    "4:30 p.m." are labelled wrong and not shown to be the same: we agree for a reason that is the data's fault."""
+    counts, jobs = Counter(), Counter()
     for row in shared_rows("model-outputs/math_qwen25math_boxed.jsonl"):
-        found = verified(row["response"], row["gold"], task)
-        counts[row["correct"], found.verdict] += 1
-        if row["correct"] != (found.verdict is Verdict.CORRECT):
-            disagreements.append((row["problem"], row["gold"], found.extracted))
-    assert disagreements == DISAGREEMENTS
+        jobs[row["gold"]] += isinstance(at_once(row["response"], row["gold"]), Job)
+        counts[row["correct"], verified(row["response"], row["gold"], task).verdict] += 1
     assert counts == Counter({(True, Verdict.CORRECT): 295, (False, Verdict.WRONG): 25})
-
-
-@pytest.mark.shared_data
-def test_only_the_mutilated_gold_answer_needs_the_symbolic_comparison(shared_rows) -> None:
-    jobs = Counter(
-        row["gold"]
-        for row in shared_rows("model-outputs/math_qwen25math_boxed.jsonl")
-        if isinstance(at_once(row["response"], row["gold"]), Job)
-    )
-    assert jobs == Counter({"4:30p..": 8})
+    assert +jobs == Counter({"4:30p..": 8})
 
 
 @pytest.mark.shared_data
@@ -267,29 +237,21 @@ UNEQUAL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("answer", "gold"), EQUAL)
-def test_equal_expressions(same: Callable[[str, str], bool], answer: str, gold: str) -> None:
-    assert same(answer, gold)
+@pytest.mark.parametrize(("answer", "gold", "is_same"), [*((*p, True) for p in EQUAL), *((*p, False) for p in UNEQUAL)])
+def test_expressions(same: Callable[[str, str], bool], answer: str, gold: str, is_same: bool) -> None:
+    assert same(answer, gold) == is_same
 
 
-@pytest.mark.parametrize(("answer", "gold"), UNEQUAL)
-def test_other_expressions(same: Callable[[str, str], bool], answer: str, gold: str) -> None:
-    assert not same(answer, gold)
-
-
-def test_an_equation_is_read_as_its_right_side_where_the_gold_answer_is_none(same: Callable[[str, str], bool]) -> None:
+def test_an_equation_is_read_as_its_right_side_and_no_alarm_is_set(same: Callable[[str, str], bool]) -> None:
     assert same("x^2 + y^2 = 4", "4")
     assert not same("4", "x^2 + y^2 = 4")
+    with ThreadPoolExecutor(1) as threads:  # signal.alarm works in the main thread only
+        assert threads.submit(same, "(x+1)^2", "x^2+2x+1").result()
 
 
 def test_it_says_which_side_is_no_formula(task: Callable) -> None:
     assert task({"answer": "1", "gold": "}{"}) == {"same": False, "gold_parsed": False, "answer_parsed": False}
     assert task({"answer": "}{", "gold": "1"}) == {"same": False, "gold_parsed": True, "answer_parsed": False}
-
-
-def test_no_alarm_is_set(same: Callable[[str, str], bool]) -> None:
-    with ThreadPoolExecutor(1) as threads:  # signal.alarm works in the main thread only
-        assert threads.submit(same, "(x+1)^2", "x^2+2x+1").result()
 
 
 PAYLOADS = [
@@ -354,9 +316,6 @@ def test_what_reaches_the_grammar_holds_no_python() -> None:
     assert any(written)
 
 
-TOWER = r"\boxed{9^{9^{9^{9^{9}}}}}"
-
-
 @pytest.fixture(scope="module")
 def scorer(task: Callable) -> Iterator[Scorer]:
     section = RewardWorkersSection(count=2, timeout_s=2.0)
@@ -371,9 +330,8 @@ def scored(scorer: Scorer, *pairs: tuple[str, str]) -> list[Score]:
 
 
 def test_a_power_tower_is_left_out_and_its_neighbours_are_scored(scorer: Scorer) -> None:
-    right = (r"\boxed{(x+1)^2}", "x^2+2x+1")
-    wrong = (r"\boxed{(x+1)^2}", "x^2+2x+2")
-    scores = scored(scorer, right, wrong, (TOWER, "x^2+1"), right, wrong, right)
+    right, wrong = (r"\boxed{(x+1)^2}", "x^2+2x+1"), (r"\boxed{(x+1)^2}", "x^2+2x+2")
+    scores = scored(scorer, right, wrong, (r"\boxed{9^{9^{9^{9^{9}}}}}", "x^2+1"), right, wrong, right)
     assert [score.verdict.value for score in scores] == ["correct", "wrong", "timeout", "correct", "wrong", "correct"]
     assert scores[2].value is None and "within 2 s" in scores[2].message
     again = scored(scorer, right, wrong)

@@ -138,13 +138,6 @@ def test_what_is_turned_down_is_no_choice(text: str) -> None:
     assert verdict(text, "B") is NO_ANSWER
 
 
-def test_letters_that_nothing_announces_are_a_word_unless_in_order() -> None:
-    for word in ("BAD", "(BAD)", "**BAD**", "Hm.\nBAD.", "ADD"):
-        assert verdict(word, "".join(set(word) & set("ABD"))) is NO_ANSWER
-    for text in ("ABD", "Hm.\n(ABD)", "B, A, D", r"\boxed{BAD}", "Answer: BAD", "<answer>BAD</answer>"):
-        assert verdict(text, "ABD") is CORRECT
-
-
 @pytest.mark.parametrize(
     ("text", "letters"),
     [
@@ -177,14 +170,15 @@ def test_boxes_that_are_alternatives_choose_nothing(frame: str, link: str, mode:
             assert verdict(frame.format(text), gold, mode) is WRONG
 
 
-def test_first_and_last() -> None:
+def test_first_last_cut_and_words_of_letters() -> None:
     text = "Answer: A\nQuestion: more?\nAnswer: B"
     assert verdict(text, "A", "first") is CORRECT
     assert verdict(text, "B", "last") is CORRECT
-
-
-def test_the_last_line_of_a_response_that_was_cut_is_no_answer() -> None:
     assert verdict("We compare\nA", "A", is_cut=True) is NO_ANSWER
+    for word in ("BAD", "(BAD)", "**BAD**", "Hm.\nBAD.", "ADD"):
+        assert verdict(word, "".join(set(word) & set("ABD"))) is NO_ANSWER
+    for text in ("ABD", "Hm.\n(ABD)", "B, A, D", r"\boxed{BAD}", "Answer: BAD", "<answer>BAD</answer>"):
+        assert verdict(text, "ABD") is CORRECT
 
 
 PIECES = [

@@ -35,7 +35,7 @@ def found(text: str, mode: AnswerMode = "flexible", own: tuple[Marker, ...] = (M
 EVERY_KIND = "The answer is 6.\nAnswer: 3\n\\boxed{1}\nA: 5\nI say, answer: 4\n#### 2\nSo there are 7 clips."
 
 
-def test_flexible_believes_its_own_marker_first_and_the_others_by_rank() -> None:
+def test_which_marker_each_mode_believes() -> None:
     assert found(EVERY_KIND) == " 2"
     assert found(EVERY_KIND, own=(Marker.ANSWER_LINE,)) == " 3"
     left = EVERY_KIND.replace("#### 2\n", "")
@@ -49,20 +49,11 @@ def test_flexible_believes_its_own_marker_first_and_the_others_by_rank() -> None
     ]:
         assert found(left) == answer
         left = left.replace(marker_line, "", 1)
-
-
-def test_strict_believes_nothing_but_its_own_marker() -> None:
     assert found(EVERY_KIND, "strict") == " 2"
     assert found(EVERY_KIND.replace("#### 2\n", ""), "strict") is None
-
-
-def test_first_and_last_go_by_position_alone() -> None:
     assert found(EVERY_KIND, "first") == "6."
     assert found(EVERY_KIND, "last") == " 2"
     assert found("48 clips.\nSo 72 clips.", "first") == found("48 clips.\nSo 72 clips.", "last") == "72"
-
-
-def test_own_kinds_are_of_equal_rank() -> None:
     own = (Marker.HASHES, Marker.BOXED)
     assert found(r"#### 1 " "\n" r"\boxed{2}", own=own) == "2"
     assert found("\\boxed{2}\n#### 1", own=own) == " 1"
@@ -82,9 +73,13 @@ def test_mode_first_is_for_a_model_that_goes_on_with_questions_of_its_own(answer
     assert verified(text, mode="last").verdict is W
 
 
-def test_mode_first_does_not_stop_at_a_question_that_is_repeated() -> None:
+def test_mode_first_and_questions() -> None:
     assert verified("Question: She sold 48 and then 24 clips. How many?\nAnswer: 72", mode="first").verdict is C
     assert verified("Let us see.\nQuestion: She sold 48, then 24.\nAnswer: 72", mode="first").verdict is C
+    thinking = "The 3 parts.\nQuestion: how many?</think>\nShe sold 72.\n\nQuestion: and 5?\nAnswer: 5"
+    assert verified(thinking, mode="first").verdict is C
+    assert verified("<think>" + thinking, mode="first").verdict is C
+    assert verified("72 clips\n\nQuestion: and 5?\n<think>Well.</think> 5", mode="first").verdict is C
 
 
 @pytest.mark.parametrize("mode", ["strict", "flexible", "first", "last"])
@@ -98,25 +93,35 @@ def test_an_answer_block_is_searched_first_and_nothing_before_it_is_believed(mod
     assert verified("<ANSWER>\n#### 72\n</ANSWER>", mode=mode).verdict is C
 
 
-def test_of_several_blocks_the_last_decides_and_in_mode_first_the_first() -> None:
+def test_which_block_decides_and_what_is_none() -> None:
     text = "<answer>71</answer> No. <answer>72</answer>"
     assert verified(text).extracted == "72"
     assert verified(text, mode="first").extracted == "71"
-
-
-def test_an_empty_block_or_a_tag_that_is_talked_about_is_no_block() -> None:
     assert verified("#### 72\n<answer> </answer>").verdict is C
     assert verified("I shall put it in <answer> tags: <answer>72</answer>").verdict is C
-
-
-def test_text_behind_a_block_counts_where_the_block_has_no_marker_of_its_own_in_mode_strict() -> None:
     assert verified("<answer>72 clips</answer>\n#### 72", mode="strict").verdict is C
+    quoted = "<think>The format is <answer>72</answer>, but I get 73.</think>\n\nThe answer is \\boxed{73}."
+    assert verified(quoted).verdict is W
+    assert verified(quoted, "73").verdict is C
+    assert verified(r"<think>I must reply with <answer> answer here </answer>.</think> \boxed{72}").verdict is C
+    assert verified("I will use <answer> answer here </answer> tags.\n\n#### 72").verdict is C
+    assert verified("I put it between <answer> and </answer>. She sold 72.").verdict is C
+    assert verified("<answer>see below</answer>\n#### 72").verdict is C
+    assert verified("<answer>see below</answer>\nShe sold 72.").verdict is W
 
 
 def test_what_follows_the_thinking_decides() -> None:
     assert verified("<think>\\boxed{71}? No.</think>\nShe sold 72 clips.").verdict is C
     assert verified("<think>\\boxed{72}? No.</think>\nShe sold 71 clips.").verdict is W
     assert verified("<think>\\boxed{72}? No.</think>\nShe sold 71 clips.", mode="strict").verdict is N
+
+    def verdict(verifier: Math | MultipleChoice, text: str, gold: str) -> Verdict:
+        verification = verifier.verify(Candidate(text=text, gold=gold, data_source="", index=0))
+        assert isinstance(verification, Verification)
+        return verification.verdict
+
+    assert verdict(MultipleChoice(), "<think>I think \\boxed{B}</think>\n\nAnswer: C", "C") is C
+    assert verdict(Math(), "<think>..\\boxed{5}</think>\n\nThe answer is $\\pi$.", r"\pi") is C
 
 
 @pytest.mark.parametrize("text", [
@@ -130,34 +135,6 @@ def test_what_follows_the_thinking_decides() -> None:
 def test_thinking_alone_is_no_answer(text: str, mode: AnswerMode) -> None:
     assert verified(text, mode=mode).verdict is N
     assert verified(text, mode=mode, is_cut=True).verdict is N
-
-
-def test_answers_without_a_digit_follow_thinking_too() -> None:
-    def verdict(verifier: Math | MultipleChoice, text: str, gold: str) -> Verdict:
-        verification = verifier.verify(Candidate(text=text, gold=gold, data_source="", index=0))
-        assert isinstance(verification, Verification)
-        return verification.verdict
-
-    assert verdict(MultipleChoice(), "<think>I think \\boxed{B}</think>\n\nAnswer: C", "C") is C
-    assert verdict(Math(), "<think>..\\boxed{5}</think>\n\nThe answer is $\\pi$.", r"\pi") is C
-
-
-def test_mode_first_looks_for_the_next_question_behind_the_thinking() -> None:
-    thinking = "The 3 parts.\nQuestion: how many?</think>\nShe sold 72.\n\nQuestion: and 5?\nAnswer: 5"
-    assert verified(thinking, mode="first").verdict is C
-    assert verified("<think>" + thinking, mode="first").verdict is C
-    assert verified("72 clips\n\nQuestion: and 5?\n<think>Well.</think> 5", mode="first").verdict is C
-
-
-def test_tags_that_are_quoted_are_no_block() -> None:
-    quoted = "<think>The format is <answer>72</answer>, but I get 73.</think>\n\nThe answer is \\boxed{73}."
-    assert verified(quoted).verdict is W
-    assert verified(quoted, "73").verdict is C
-    assert verified(r"<think>I must reply with <answer> answer here </answer>.</think> \boxed{72}").verdict is C
-    assert verified("I will use <answer> answer here </answer> tags.\n\n#### 72").verdict is C
-    assert verified("I put it between <answer> and </answer>. She sold 72.").verdict is C
-    assert verified("<answer>see below</answer>\n#### 72").verdict is C
-    assert verified("<answer>see below</answer>\nShe sold 72.").verdict is W
 
 
 NOT_PAID_34 = [
@@ -213,7 +190,7 @@ def test_signs_units_and_explanations_are_read(verifier: Gsm8k | MathDapo, text:
         assert verifier.verify(Candidate(text=text, gold=gold[1:], data_source="", index=0)).verdict is W
 
 
-def test_the_end_of_a_cut_response_is_no_final_number() -> None:
+def test_cut_ends_words_behind_markers_and_too_many_of_them() -> None:
     text = "48 / 2 = 24, and 48 + 24 = 72"
     assert verified(text).verdict is C
     assert verified(text, is_cut=True).verdict is N
@@ -221,16 +198,10 @@ def test_the_end_of_a_cut_response_is_no_final_number() -> None:
     assert verified("Answer: she sold 72", is_cut=True).verdict is W
     assert verified("<answer>She sold 72", is_cut=True).verdict is N
     assert verified("<answer>72</answer> and", is_cut=True).verdict is C
-
-
-def test_words_behind_a_marker_lead_to_the_number_in_or_behind_them_never_to_one_before() -> None:
     assert verified("Answer: Natalia sold 72 clips.").verdict is C
     assert verified("Answer: we add up.\n48 + 24 = 72").verdict is C
     assert verified("It could be 72. Answer: there is no solution").verdict is W
     assert verified("She sold 72.\n\u7b54\uff1a\u4e0d\u77e5\u9053").verdict is W
-
-
-def test_only_so_many_occurrences_of_a_kind_are_looked_at() -> None:
     headings = "\n#### Step" * MAX_OCCURRENCES
     assert verified("#### 72" + headings[: -len("\n#### Step")], mode="strict").verdict is C
     assert verified("#### 72" + headings, mode="strict").verdict is N
@@ -275,16 +246,13 @@ def test_strict_box_looks_at_the_last_box_whatever_the_mode() -> None:
     assert verifier.verify(Candidate(text="Answer: 34", gold="34", data_source="", index=0)).verdict is N
 
 
-def test_can_read() -> None:
+def test_can_read_and_what_is_extracted() -> None:
     for gold in ("72", "$1,000", "1/2", r"\frac{1}{2}", "She sold 72.\n#### 72", "50%", "1e3"):
         assert Gsm8k().can_read(gold) and MathDapo().can_read(gold)
     for gold in ("", "seventy-two", "72 or 73", "x + 1", "4:30", "9" * 1000):
         assert not Gsm8k().can_read(gold)
     assert MathDapo().can_read("x + 1")
     assert not MathDapo().can_read("") and not MathDapo().can_read("\n$$ \\[")
-
-
-def test_the_extracted_answer_is_what_the_reader_sees() -> None:
     assert verified("#### **$1,000** per day.", "1000").extracted == "1,000 per day"
     assert verified(r"\boxed{\text{yes}}", "1").extracted == "yes"
     assert verified("So she has 72 clips.").extracted == "72"
@@ -312,14 +280,9 @@ UNREADABLE = [
 ]
 
 
-@pytest.mark.parametrize(("text", "value"), READABLE.items())
-def test_readable(text: str, value: Fraction) -> None:
+@pytest.mark.parametrize(("text", "value"), [*READABLE.items(), *dict.fromkeys(UNREADABLE).items()])
+def test_one_number(text: str, value: Fraction | None) -> None:
     assert parse_number(text) == value
-
-
-@pytest.mark.parametrize("text", UNREADABLE)
-def test_unreadable(text: str) -> None:
-    assert parse_number(text) is None
 
 
 @given(st.integers(min_value=-(10**30), max_value=10**30))
@@ -379,14 +342,9 @@ NO_QUANTITIES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "value"), QUANTITIES.items())
-def test_a_number_with_what_stands_around_it(text: str, value: Fraction) -> None:
-    assert read_quantity(text) == Quantity(value=value)
-
-
-@pytest.mark.parametrize("text", NO_QUANTITIES)
-def test_what_is_not_one_number_is_not_read_as_one(text: str) -> None:
-    assert read_quantity(text) is None
+@pytest.mark.parametrize(("text", "value"), [*QUANTITIES.items(), *dict.fromkeys(NO_QUANTITIES).items()])
+def test_a_number_with_what_stands_around_it(text: str, value: Fraction | None) -> None:
+    assert read_quantity(text) == (None if value is None else Quantity(value=value))
 
 
 def test_absurd_sizes_are_refused() -> None:

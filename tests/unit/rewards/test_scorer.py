@@ -117,18 +117,17 @@ def test_auto_judges_each_row_by_its_own_source_in_input_order() -> None:
     assert scores[3].verdict is Verdict.NO_ANSWER
 
 
-def test_the_reward_is_the_weighted_sum_and_keeps_its_parts() -> None:
+def test_weighted_sums_and_who_gives_the_verdict() -> None:
     (score,) = scorer("auto", "verl_strict", weights=(2.0, -0.5)).score([candidate("#### 72")])
     assert score.value == 2.0 * 1.0 - 0.5 * 7.0
     assert dict(score.parts) == {"gsm8k": 1.0, "verl_strict": 7.0}
     assert (score.verdict, score.extracted) == (Verdict.CORRECT, "72")
-
-
-def test_the_first_function_that_judges_the_answer_gives_the_verdict() -> None:
     (score,) = scorer("length", "gsm8k", "verl_strict").score([candidate("#### 71")])
     assert (score.verdict, score.extracted) == (Verdict.WRONG, "71")
     assert score.value == -0.25 + 0.0 + 7.0
     assert list(score.parts) == ["length", "gsm8k", "verl_strict"]
+    (score,) = scorer("auto").score([candidate("#### 1", gold="yes")])
+    assert score.value is None and score.verdict is Verdict.UNPARSEABLE_GOLD
 
 
 def test_shapers_are_shown_the_verdict_and_alone_their_sign_gives_one() -> None:
@@ -178,11 +177,6 @@ def test_an_exception_makes_the_sample_invalid_and_only_the_first_is_logged(capl
     assert "broken on purpose" in caplog.text and "row 4" in caplog.text
 
 
-def test_an_unreadable_gold_abstains() -> None:
-    (score,) = scorer("auto").score([candidate("#### 1", gold="yes")])
-    assert score.value is None and score.verdict is Verdict.UNPARSEABLE_GOLD
-
-
 def test_try_out_refuses_what_fails_on_an_ordinary_row() -> None:
     pool = ScriptedPool([Reply(outcome=Outcome.TIMEOUT, message="took longer than 10 s")])
     with pytest.raises(RewardError, match=r"verl_strict: took longer than 10 s \(tried on row 3\)"):
@@ -190,36 +184,24 @@ def test_try_out_refuses_what_fails_on_an_ordinary_row() -> None:
     assert [score.value for score in scorer("gsm8k").try_out([candidate("#### 71")])] == [0.0]
 
 
-def test_only_a_file_starts_the_workers_before_the_first_response() -> None:
+def test_start_close_and_labels() -> None:
     scorer("math").start()
     with pytest.raises(RewardError, match="no function compute_score"):
         scorer("/folder/my_reward.py:compute_score").start()
-
-
-def test_closing_the_scorer_closes_its_pool() -> None:
     pool = ScriptedPool()
     with scorer("gsm8k", pool=pool):
         assert not pool.is_closed
     assert pool.is_closed
-
-
-def test_labels_are_the_names_under_which_parts_are_logged() -> None:
     assert scorer("gsm8k", "/folder/my_reward.py:score").labels == ("gsm8k", "my_reward.score")
 
 
-def test_check_rows_names_the_row_of_an_unknown_source() -> None:
+def test_check_rows_names_what_it_refuses() -> None:
     rows = [prompt(0), prompt(7, source="openai/gsm8K")]
     with pytest.raises(DataError, match=r"row 7: .*'openai/gsm8K'; did you mean 'openai/gsm8k'\?"):
         scorer("auto").check_rows(rows)
-
-
-def test_check_rows_lists_unreadable_answers_with_their_number() -> None:
     rows = [prompt(i, answer="72" if i < 3 else f"word {i}") for i in range(10)]
     with pytest.raises(DataError, match=r"7 gold answers in 10 rows .*row 3 \(gsm8k\): answer 'word 3'.*and 2 more"):
         scorer("auto", "length").check_rows(rows)
-
-
-def test_check_rows_accepts_good_rows_and_a_named_function_needs_no_source() -> None:
     scorer("auto").check_rows([prompt(0), prompt(1, source="arithmetic", answer="-3")])
     scorer("gsm8k").check_rows([prompt(0, source="my/own")])
 
@@ -234,10 +216,6 @@ def test_a_gold_answer_is_read_by_the_function_of_its_source() -> None:
 
 CANDIDATE = Candidate(text="It is #### 72", gold="72", data_source="mine", index=3, extra_info={"index": 3})
 VERIFIER = FromFile(FileFunction(Path("/rewards/mine.py"), "compute_score"))
-
-
-def concluded(value: JSONValue) -> Verification:
-    return conclude(value)
 
 
 def test_the_job_has_verls_four_arguments() -> None:
@@ -264,21 +242,18 @@ def test_the_job_has_verls_four_arguments() -> None:
     ({"score": 1, "verdict": "brilliant"}, 1.0, Verdict.CORRECT),
 ])  # fmt: skip
 def test_values_and_verdicts(value: JSONValue, score: float, verdict: Verdict) -> None:
-    verification = concluded(value)
+    verification = conclude(value)
     assert (verification.value, verification.verdict, verification.message) == (score, verdict, "")
     assert type(verification.value) is float
 
 
-@pytest.mark.parametrize("value", [None, {"score": None}])
-def test_none_abstains(value: JSONValue) -> None:
-    verification = concluded(value)
-    assert (verification.value, verification.verdict) == (None, Verdict.ERROR)
-    assert "abstained" in verification.message
-
-
 @pytest.mark.parametrize("verdict", [Verdict.UNPARSEABLE_GOLD, Verdict.TIMEOUT, Verdict.ERROR])
-def test_verdicts_that_say_nothing_about_the_answer_abstain(verdict: Verdict) -> None:
-    verification = concluded({"score": 1.0, "verdict": verdict.value})
+def test_none_and_verdicts_that_say_nothing_about_the_answer_abstain(verdict: Verdict) -> None:
+    for value in (None, {"score": None}):
+        verification = conclude(value)
+        assert (verification.value, verification.verdict) == (None, Verdict.ERROR)
+        assert "abstained" in verification.message
+    verification = conclude({"score": 1.0, "verdict": verdict.value})
     assert (verification.value, verification.verdict) == (None, verdict)
     assert bool(verification.message) == (verdict is not Verdict.UNPARSEABLE_GOLD)
 
@@ -292,20 +267,20 @@ def test_verdicts_that_say_nothing_about_the_answer_abstain(verdict: Verdict) ->
     ({"score": [1]}, r"returned 'score' \[1\]; expected"),
 ])  # fmt: skip
 def test_what_is_no_reward_says_what_is(value: JSONValue, message: str) -> None:
-    verification = concluded(value)
+    verification = conclude(value)
     assert (verification.value, verification.verdict) == (None, Verdict.ERROR)
     assert re.search(message, verification.message), verification.message
 
 
 def test_details_are_kept() -> None:
-    verification = concluded(
+    verification = conclude(
         {"score": 1.0, "acc": True, "pred": "7" * 300, "format": 0.5, "words": 12, "lucky": False, "note": "text"}
     )
     assert verification.extracted == "7" * 200
     assert verification.extras == {"format": 0.5, "words": 12.0, "lucky": 0.0}
-    assert concluded({"score": 1.0, "pred": 72}).extracted == "72"
-    assert concluded({"score": 1.0, "pred": None}).extracted is None
-    assert concluded(1.0).extracted is None and concluded(1.0).extras == {}
+    assert conclude({"score": 1.0, "pred": 72}).extracted == "72"
+    assert conclude({"score": 1.0, "pred": None}).extracted is None
+    assert conclude(1.0).extracted is None and conclude(1.0).extras == {}
 
 
 json_values = st.recursive(
@@ -320,7 +295,7 @@ json_values = st.recursive(
 
 @given(value=json_values)
 def test_no_value_raises_and_none_is_paid_by_chance(value: JSONValue) -> None:
-    verification = concluded(value)
+    verification = conclude(value)
     assert verification.value is None or math.isfinite(verification.value)
     assert (verification.value is None) == (
         verification.verdict in (Verdict.ERROR, Verdict.TIMEOUT, Verdict.UNPARSEABLE_GOLD)

@@ -41,24 +41,18 @@ def test_length_by_hand(num_tokens: int, correct: float, wrong: float) -> None:
         assert length.value(candidate(num_tokens=num_tokens), verdict) == pytest.approx(wrong, abs=1e-12)
 
 
-def test_length_is_exact_at_both_ends() -> None:
+def test_length_ends_order_and_what_it_needs() -> None:
     length = CosineLength(
         LengthSection(correct_short=0.1, correct_long=-0.7, wrong_short=-0.3, wrong_long=0.9, max_len=7)
     )
     ends = [candidate(num_tokens=0), candidate(num_tokens=7)]
     assert [length.value(end, Verdict.CORRECT) for end in ends] == [0.1, -0.7]
     assert [length.value(end, Verdict.WRONG) for end in ends] == [-0.3, 0.9]
-
-
-def test_length_pays_short_right_and_long_wrong_answers_more_by_default() -> None:
     length = CosineLength(LengthSection(max_len=64))
     right = [length.value(candidate(num_tokens=n), Verdict.CORRECT) for n in range(65)]
     wrong = [length.value(candidate(num_tokens=n), Verdict.WRONG) for n in range(65)]
     assert right == sorted(right, reverse=True) and len(set(right)) == 65
     assert wrong == sorted(wrong) and len(set(wrong)) == 65
-
-
-def test_length_needs_tokens() -> None:
     with pytest.raises(AssertionError, match="max_len"):
         CosineLength(LengthSection())
     with pytest.raises(AssertionError, match="tokens"):
@@ -180,35 +174,20 @@ def test_a_quarter_of_a_megabyte_of_it_finishes(unit: str) -> None:
         shaper.value(candidate(f"<think>{noise}</think><answer>{noise}</answer>"), None)
 
 
-def test_a_line_over_the_buffer_by_hand():
+def test_overlong_penalties_by_hand():
     lengths = [0, 15, 16, 18, 20]
     actual = overlong_penalty(lengths, max_len=20, buffer_len=5)
     np.testing.assert_allclose(actual, [0, 0, -0.2, -0.6, -1.0], rtol=1e-15)
     assert actual.dtype == np.float64
-
-
-def test_beyond_the_longest_length_the_floor_decides():
     lengths = [20, 25, 100]
     assert overlong_penalty(lengths, max_len=20, buffer_len=5).tolist() == [-1, -2, -17]
     assert overlong_penalty(lengths, max_len=20, buffer_len=5, floor=-1.0).tolist() == [-1, -1, -1]
     assert overlong_penalty(lengths, max_len=20, buffer_len=5, factor=0.5, floor=-0.5).tolist() == [-0.5] * 3
-
-
-def test_no_penalty_is_never_a_reward():
     for factor in (0.0, 1.0):
         actual = overlong_penalty(range(40), max_len=30, buffer_len=10, factor=factor)
         assert (actual <= 0).all() and not np.signbit(actual[:21]).any()
-
-
-def test_a_buffer_of_the_whole_length_begins_at_once():
     assert overlong_penalty([0, 1, 8], max_len=8, buffer_len=8).tolist() == [0, -0.125, -1]
-
-
-def test_without_a_buffer_the_penalty_is_a_step():
     assert overlong_penalty([7, 8, 9], max_len=8, buffer_len=0, floor=-1.0).tolist() == [0, 0, -1]
-
-
-def test_no_lengths_no_penalties():
     assert overlong_penalty([], max_len=8, buffer_len=2).shape == (0,)
 
 
@@ -227,15 +206,13 @@ def test_bad_settings_are_refused(lengths, settings, message):
 # ----- the reward function
 
 
-def of_length(num_tokens: int | None) -> Candidate:
-    return Candidate(text="", gold="", data_source="test", index=0, num_tokens=num_tokens)
-
-
-def test_one_response_by_hand_and_never_below_the_factor():
+def test_one_response_by_hand_whatever_the_verdict():
     overlong = Overlong(OverlongSection(buffer_len=5, factor=0.5, max_len=20))
-    values = [overlong.value(of_length(length), None) for length in (0, 1, 15, 16, 18, 20, 21, 10**9)]
+    values = [overlong.value(candidate(num_tokens=length), None) for length in (0, 1, 15, 16, 18, 20, 21, 10**9)]
     assert values == [0, 0, 0, -0.1, pytest.approx(-0.3), -0.5, -0.5, -0.5]
     assert all(type(value) is float for value in values)
+    overlong = Overlong(OverlongSection(buffer_len=4, max_len=8))
+    assert {overlong.value(candidate(num_tokens=6), verdict) for verdict in (*Verdict, None)} == {-0.5}
 
 
 @pytest.mark.parametrize(("max_len", "buffer_len", "factor"), [(20, 5, 1.0), (20, 20, 2.5), (7, 1, 0.3), (64, 16, 0)])
@@ -243,21 +220,13 @@ def test_one_response_is_paid_as_many_are(max_len, buffer_len, factor):
     overlong = Overlong(OverlongSection(buffer_len=buffer_len, factor=factor, max_len=max_len))
     lengths = range(2 * max_len + 2)
     many = overlong_penalty(lengths, max_len=max_len, buffer_len=buffer_len, factor=factor, floor=-factor)
-    assert [overlong.value(of_length(length), None) for length in lengths] == many.tolist()
+    assert [overlong.value(candidate(num_tokens=length), None) for length in lengths] == many.tolist()
 
 
-def test_the_verdict_does_not_matter():
-    overlong = Overlong(OverlongSection(buffer_len=4, max_len=8))
-    assert {overlong.value(of_length(6), verdict) for verdict in (*Verdict, None)} == {-0.5}
-
-
-def test_a_buffer_longer_than_the_response_is_refused():
+def test_a_long_buffer_and_missing_lengths_are_refused():
     with pytest.raises(DataError, match="buffer_len 9 must lie between 0 and max_len 8"):
         Overlong(OverlongSection(buffer_len=9, max_len=8))
-
-
-def test_it_needs_the_length():
     with pytest.raises(AssertionError, match="max_len"):
         Overlong(OverlongSection())
     with pytest.raises(AssertionError, match="tokens"):
-        Overlong(OverlongSection(max_len=5000)).value(of_length(None), None)
+        Overlong(OverlongSection(max_len=5000)).value(candidate(num_tokens=None), None)

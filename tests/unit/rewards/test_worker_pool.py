@@ -25,78 +25,59 @@ ROOT = Path(__file__).parents[3]
 # What a job says in solution_str is what the function does.
 HOSTILE = r"""
 import ctypes, decimal, fcntl, os, re, signal, stat, subprocess, sys, time
-
 class Silent(Exception):
     def __str__(self):
         raise ValueError("no text")
-
 def hang():
     while True:
         pass
-
 def regex():
     return re.match(r"(a+)+$", "a" * 60 + "b")
-
 def big_power():
     return 9 ** 9 ** 9 ** 9
-
 def sleep():
     time.sleep(60)
-
 def exit_3():
     os._exit(3)
-
 def kill_self():
     os.kill(os.getpid(), signal.SIGSEGV)
-
 def bad_address():
     ctypes.string_at(0)
-
 def sys_exit():
     sys.exit()
-
 def half_second():
     time.sleep(0.5)
     return "slept"
-
 def alarm():
     signal.setitimer(signal.ITIMER_REAL, 0.1)
     return "set"
-
 def ten_gigabytes():
     return len(bytearray(10 * 2**30))
-
 def grow():
     kept = []
     while True:
         kept.append(bytearray(2**20))
-
 def recursion():
     return recursion()
-
 def nested_value():
     value = []
     for _ in range(100_000):
         value = [value]
     return value
-
 def shout():
     for _ in range(5):
         print("out" * 700_000)
         print("err" * 700_000, file=sys.stderr)
     os.write(1, b"straight to the first output\n")
     return 1.0
-
 def held_pipe():
     program = "import time; time.sleep(60)"
     subprocess.Popen([sys.executable, "-c", program], close_fds=False)
     return 1.0
-
 def held_pipe_then_exit():
     if os.fork() == 0:
         time.sleep(60)
     os._exit(5)
-
 def close_jobs():
     for name in os.listdir("/proc/self/fd"):
         number = int(name)
@@ -107,50 +88,36 @@ def close_jobs():
         if number > 2 and is_read and stat.S_ISFIFO(os.fstat(number).st_mode):
             os.close(number)
     return 1.0
-
 def come_back_twice():
     os.fork()
     return 1.0
-
 def hundred_megabytes():
     return "x" * 100_000_000
-
 def base_exception():
     raise BaseException("not an Exception")
-
 def silent_exception():
     raise Silent
-
 def interrupt():
     raise KeyboardInterrupt
-
 def close_everything():
     os.closerange(0, 1000)
     return 1.0
-
 def stop():
     os.kill(os.getpid(), signal.SIGSTOP)
-
 def ask():
     return input("a number, please: ")
-
 def nan():
     return {"score": 1.0, "inner": [float("nan")]}
-
 def infinite():
     return decimal.Decimal("-Infinity")
-
 def a_set():
     return {1}
-
 def no_reply():
     raise ValueError("two\nlines")
-
 def f(data_source, solution_str, ground_truth, extra_info):
     if solution_str in globals():
         return globals()[solution_str]()
     return [solution_str, ground_truth, extra_info]
-
 def pid(**kwargs):
     return os.getpid()
 """
@@ -265,13 +232,10 @@ def test_all_misdeeds_at_once(strict_pool: WorkerPool, hostile: str) -> None:
     assert Outcome.DONE not in {reply.outcome for reply in replies[::2]}
 
 
-def test_no_jobs_start_no_process(pool: WorkerPool) -> None:
+def test_at_most_as_many_workers_as_jobs_and_they_stay(pool: WorkerPool, hostile: str) -> None:
     before = children_of(os.getpid())
     assert pool.run([]) == []
     assert children_of(os.getpid()) == before
-
-
-def test_at_most_as_many_workers_as_jobs_and_they_stay(pool: WorkerPool, hostile: str) -> None:
     before = children_of(os.getpid())
     (first,) = values(pool.run([ask(f"{hostile}:pid", "")]))
     assert children_of(os.getpid()) - before == {first}
@@ -291,10 +255,14 @@ def test_replies_come_in_input_order(tmp_path: Path) -> None:
         assert values(pool.run([ask(f"{file}:f", delay) for delay in delays])) == delays
 
 
-def test_any_text_crosses_the_pipe_unchanged(pool: WorkerPool, hostile: str) -> None:
+def test_any_text_crosses_the_pipe_and_what_is_no_json_fails_alone(pool: WorkerPool, hostile: str) -> None:
     texts = ["\ud800 lone \udfff", "\0\n\r\u2028\x85", "\U0001f600 \u4e2d", "x" * 400_000, '"\\', ""]
     replies = pool.run([ask(f"{hostile}:f", text) for text in texts])
     assert [value[0] for value in values(replies)] == texts
+    broken = Job(task=f"{hostile}:f", arguments={"solution_str": b"bytes"}, conclude=conclude)  # type: ignore[dict-item]
+    replies = pool.run([ask(f"{hostile}:f", "a"), broken, ask(f"{hostile}:f", "b")])
+    assert [reply.outcome for reply in replies] == [Outcome.DONE, Outcome.FAILED, Outcome.DONE]
+    assert "bytes is not JSON serializable" in replies[1].message
 
 
 def test_a_worker_that_does_not_read_is_late(strict_pool: WorkerPool, hostile: str) -> None:
@@ -312,13 +280,6 @@ def test_an_idle_worker_that_was_killed_is_replaced_for_free(pool: WorkerPool, h
         assert wait_until(lambda pid=pid: not is_running(pid))
         (other,) = values(pool.run([ask(f"{hostile}:pid", "")]))
         assert other != pid
-
-
-def test_an_argument_that_is_no_json_fails_alone(pool: WorkerPool, hostile: str) -> None:
-    broken = Job(task=f"{hostile}:f", arguments={"solution_str": b"bytes"}, conclude=conclude)  # type: ignore[dict-item]
-    replies = pool.run([ask(f"{hostile}:f", "a"), broken, ask(f"{hostile}:f", "b")])
-    assert [reply.outcome for reply in replies] == [Outcome.DONE, Outcome.FAILED, Outcome.DONE]
-    assert "bytes is not JSON serializable" in replies[1].message
 
 
 def test_what_a_killed_function_started_ends_too(tmp_path: Path) -> None:
@@ -388,16 +349,13 @@ def test_ctrl_c_ends_the_work_and_leaves_the_pool_usable(pool: WorkerPool, hosti
     assert [value[0] for value in values(pool.run([ask(f"{hostile}:f", text) for text in "abc"]))] == ["a", "b", "c"]
 
 
-def test_a_pool_outlives_the_thread_that_used_it_first(pool: WorkerPool, hostile: str) -> None:
+def test_threads_share_a_pool_in_turn_and_it_outlives_them(pool: WorkerPool, hostile: str) -> None:
     found: list[JSONValue] = []
     thread = threading.Thread(target=lambda: found.extend(values(pool.run([ask(f"{hostile}:pid", "")]))))
     thread.start()
     thread.join()
     time.sleep(0.1)  # the kernel's signal, were there one, would come now
     assert values(pool.run([ask(f"{hostile}:pid", "")])) == found
-
-
-def test_threads_are_served_one_after_the_other(pool: WorkerPool, hostile: str) -> None:
     found: dict[int, list[JSONValue]] = {}
 
     def score(number: int) -> None:

@@ -82,16 +82,13 @@ def test_a_file_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path, text
     assert str(file) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_wrong_second_task_are_refused(tmp_path: Path) -> None:
     write(tmp_path, GOOD, "rewards.py")
     with (
         a_pool(f"{tmp_path}/reward.py:f") as pool,
         pytest.raises(RewardError, match=r"reward\.py: there is no such file; did you mean .*rewards\.py\?"),
     ):
         pool.start()
-
-
-def test_the_second_task_is_checked_as_well(tmp_path: Path) -> None:
     file = write(tmp_path, GOOD)
     with a_pool(f"{file}:f", f"{file}:g") as pool, pytest.raises(RewardError, match="no function 'g'"):
         pool.start()
@@ -172,14 +169,11 @@ def test_imports_are_not_charged_to_a_job(tmp_path: Path) -> None:
     assert [reply.outcome for reply in replies] == [Outcome.DONE, Outcome.TIMEOUT, Outcome.DONE]
 
 
-def test_loud_imports(tmp_path: Path) -> None:
+def test_loud_imports_and_a_second_start(tmp_path: Path) -> None:
     file = write(tmp_path, "import sys\nprint('x' * 500_000)\nsys.stderr.write('y' * 500_000)\n" + GOOD)
     with a_pool(f"{file}:f") as pool:
         pool.start()
         assert run(pool, f"{file}:f")[0].outcome is Outcome.DONE
-
-
-def test_a_second_start_is_free(tmp_path: Path) -> None:
     file = write(tmp_path, f"import os\ndef f({SIGNATURE}):\n    return os.getpid()\n")
     with a_pool(f"{file}:f", count=2) as pool:
         pool.start()
