@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mindgspo.evaluation.estimates import mean_at_n, mean_estimate, share_estimate
-from mindgspo.evaluation.summary import ScoredProblem
+from mindgspo.evaluation.summary import ScoredProblem, summarize
 from mindgspo.types import FinishReason, Prompt, Response, Score, ScoredGroup, Verdict
 
 RIGHT, WRONG, NONE, LATE = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER, Verdict.TIMEOUT
@@ -18,8 +18,6 @@ def score(verdict: Verdict, extracted: str | None = None, value: float | None = 
 
 
 def problem(*scores: Score, lengths: tuple[int, ...] | None = None, num_cut: int = 0) -> ScoredProblem:
-    from mindgspo.evaluation.summary import ScoredProblem
-
     lengths = (1,) * len(scores) if lengths is None else lengths
     return ScoredProblem(data_source="math", scores=scores, lengths=lengths, num_cut=num_cut)
 
@@ -32,8 +30,6 @@ PROBLEMS = (
 
 
 def test_sampled_figures_by_hand() -> None:
-    from mindgspo.evaluation.summary import summarize
-
     figures = summarize(PROBLEMS, ks=(1, 2, 4))
     values = {name: estimate.value for name, estimate in figures.estimates.items()}
     assert values == pytest.approx(
@@ -55,33 +51,19 @@ def test_sampled_figures_by_hand() -> None:
     assert (figures.no_answer, figures.failed) == pytest.approx((3 / 12, 1 / 12))
 
 
-def test_greedy_figures_have_neither_vote_nor_best() -> None:
-    from mindgspo.evaluation.summary import summarize
-
+def test_greedy_figures_ties_and_untold_answers() -> None:
     figures = summarize([problem(score(RIGHT, "1")), problem(score(NONE))])
     assert figures.estimates == {"acc/mean@1": share_estimate([1, 0])}
-
-
-def test_a_tie_is_drawn_by_lot() -> None:
-    from mindgspo.evaluation.summary import summarize
-
     figures = summarize([problem(score(RIGHT, "1"), score(WRONG, "2"), score(WRONG, "3"))], ks=(3,))
     assert figures.estimates["acc/maj@3"].value == pytest.approx(1 / 3)
-
-
-def test_no_vote_where_answers_are_not_told() -> None:
-    """A user's function may judge without saying what it found."""
-    from mindgspo.evaluation.summary import summarize
-
+    # A user's function may judge without saying what it found.
     figures = summarize([problem(score(RIGHT), score(WRONG), score(WRONG))], ks=(3,))
     assert set(figures.estimates) == {"acc/mean@3", "acc/pass@3"}
 
 
-def test_rewards_that_say_more_than_the_verdict() -> None:
-    """Of -1, 0.5 and a failed judgement (the lowest, -1), and of 1, 1, 1: means -0.5 and 1, best 0.5 and 1; of two
-    samples the best of the first problem is 0.5 in two of three pairs, -1 in the third."""
-    from mindgspo.evaluation.summary import summarize
-
+def test_when_rewards_are_shown() -> None:
+    # Of -1, 0.5 and a failed judgement (the lowest, -1), and of 1, 1, 1: means -0.5 and 1, best 0.5 and 1; of two
+    # samples the best of the first problem is 0.5 in two of three pairs, -1 in the third.
     late = score(LATE)
     figures = summarize(
         [
@@ -94,43 +76,24 @@ def test_rewards_that_say_more_than_the_verdict() -> None:
     assert figures.estimates["reward/best@2"] == mean_estimate([(0.5 + 0.5 - 1) / 3, 1])
     assert "reward/best@1" not in figures.estimates, "it is the mean"
     assert figures.estimates["reward/best@3"].value == pytest.approx((0.5 + 1) / 2)
-
-
-def test_rewards_that_say_no_more_are_left_out() -> None:
-    """DAPO pays +1 and -1."""
-    from mindgspo.evaluation.summary import summarize
-
+    # DAPO pays +1 and -1.
     paid = problem(score(WRONG, "2", value=-1.0), score(RIGHT, "1", value=1.0), score(NONE, value=-1.0))
     assert set(summarize([paid], ks=(3,)).estimates) == {"acc/mean@3", "acc/pass@3", "acc/maj@3"}
-
-
-def test_plain_rewards_can_be_asked_for() -> None:
-    from mindgspo.evaluation.summary import summarize
-
     paid = problem(score(WRONG, "2"), score(RIGHT, "1"), score(NONE))
     found = summarize([paid, paid], ks=(2,), all_rewards=True).estimates
     assert {name for name in found if name.startswith("reward")} == {"reward/mean@3", "reward/best@2", "reward/best@3"}
     assert summarize([problem(score(LATE))], all_rewards=True).estimates.keys() == {"acc/mean@1"}
 
 
-def test_nothing_could_be_judged() -> None:
-    from mindgspo.evaluation.summary import summarize
-
+def test_failures_lengths_and_cuts() -> None:
     figures = summarize([problem(score(LATE), score(LATE))], ks=(2,))
     assert figures.failed == 1 and figures.estimates["acc/mean@2"].value == 0
-
-
-def test_lengths_and_cuts() -> None:
-    from mindgspo.evaluation.summary import summarize
-
     answers = [score(RIGHT, "1"), score(NONE)]
     figures = summarize([problem(*answers, lengths=(3, 16), num_cut=1), problem(*answers, lengths=(4, 5))])
     assert (figures.mean_length, figures.cut) == (28 / 4, 1 / 4)
 
 
 def test_what_is_kept_of_a_group() -> None:
-    from mindgspo.evaluation.summary import ScoredProblem
-
     def response(number: int, length: int, reason: FinishReason) -> Response:
         return Response(
             prompt_index=0, sample_index=number, ids=np.zeros(length, np.int32), logprobs=np.zeros(length, np.float32),

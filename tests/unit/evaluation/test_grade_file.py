@@ -103,14 +103,11 @@ def test_a_bad_row_is_named_and_no_file_is_left(tmp_path: Path, row: dict, messa
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
-def test_auto_needs_a_data_source_and_names_the_line_without_one(tmp_path: Path) -> None:
+def test_lines_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     row = {"response": "#### 1", "gold": "1"}
     rows = write(tmp_path / "rows.jsonl", [{**row, "data_source": "openai/gsm8k"}, row])
     with pytest.raises(DataError, match=r"rows.jsonl:2: no reward function for data_source ''.*instead of auto"):
         grade(function="auto", input=rows, output=tmp_path / "scored.jsonl", keys=RowKeys())
-
-
-def test_a_corrupt_line_is_named(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"response": "1", "gold": "1"}\n{"response": \n')
     with pytest.raises(DataError, match=r"rows.jsonl:2: not a line of JSON"):
@@ -127,7 +124,7 @@ def test_an_impossible_function_is_refused_before_any_row_is_read(tmp_path: Path
         grade(function=function, input=tmp_path / "absent", output=tmp_path / "scored.jsonl", keys=RowKeys())
 
 
-def test_a_broken_file_is_refused_before_any_row_is_read(tmp_path: Path) -> None:
+def test_a_broken_file_and_an_impossible_output_are_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def scores(): pass\n")
     with pytest.raises(RewardError, match=r"mine.py.*score.*did you mean.*scores"):
         grade(
@@ -136,9 +133,6 @@ def test_a_broken_file_is_refused_before_any_row_is_read(tmp_path: Path) -> None
             output=tmp_path / "scored.jsonl",
             keys=RowKeys(),
         )
-
-
-def test_the_input_is_never_the_output(tmp_path: Path) -> None:
     rows = write(tmp_path / "rows.jsonl", ROWS)
     with pytest.raises(ConfigError, match="is the input; choose another file"):
         grade(function="gsm8k", input=rows, output=rows, keys=RowKeys())

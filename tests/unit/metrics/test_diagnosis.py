@@ -95,9 +95,18 @@ def test_clipping_is_judged_by_the_algorithm(
     assert words in finding.text
 
 
-def test_only_the_last_steps_count() -> None:
+def test_only_the_last_steps_count_growing_memory_is_told_and_the_gravest_comes_first() -> None:
     (finding,) = diagnose(run_with(response_length__clip_ratio=[1.0] * 50 + [0.0] * 20))
     assert finding.level is Level.GOOD
+    (finding,) = diagnose(run_with(perf__cpu_memory_used_gb=[2.0 + 0.1 * step for step in range(20)]))
+    assert finding.level is Level.WARN
+    (finding,) = diagnose(run_with(perf__cpu_memory_used_gb=[1.0] * 5 + [3.0] * 15))
+    assert finding.level is Level.GOOD
+    findings = diagnose(
+        run_with(actor__pg_clipfrac_seq=[0.3] * 3, reward__no_answer_ratio=[0.9] * 3, reward__invalid_ratio=[0.01] * 3)
+    )
+    assert [finding.level for finding in findings] == [Level.ALARM, Level.WARN, Level.GOOD]
+    assert diagnose(run_with(training__epoch=[1.0])) == []
 
 
 @pytest.mark.parametrize(("last", "level"), [(0.9, Level.GOOD), (0.1, Level.WARN)])
@@ -108,21 +117,6 @@ def test_trends(last: float, level: Level) -> None:
     assert finding.level is level
     (finding,) = diagnose(run_with(actor__entropy=[2.0] * 6 + [last - 0.05] * 3))
     assert finding.level is level
-
-
-def test_growing_memory() -> None:
-    (finding,) = diagnose(run_with(perf__cpu_memory_used_gb=[2.0 + 0.1 * step for step in range(20)]))
-    assert finding.level is Level.WARN
-    (finding,) = diagnose(run_with(perf__cpu_memory_used_gb=[1.0] * 5 + [3.0] * 15))
-    assert finding.level is Level.GOOD
-
-
-def test_the_gravest_comes_first_and_nothing_recorded_says_nothing() -> None:
-    findings = diagnose(
-        run_with(actor__pg_clipfrac_seq=[0.3] * 3, reward__no_answer_ratio=[0.9] * 3, reward__invalid_ratio=[0.01] * 3)
-    )
-    assert [finding.level for finding in findings] == [Level.ALARM, Level.WARN, Level.GOOD]
-    assert diagnose(run_with(training__epoch=[1.0])) == []
 
 
 def test_accuracy_comes_from_the_summary_or_else_from_the_evaluations() -> None:
@@ -206,18 +200,19 @@ def test_an_evaluation_that_is_in_order_says_nothing(aux: dict[str, float]) -> N
     assert diagnose(evaluated(**aux)) == []
 
 
-def test_answers_that_were_cut_are_not_blamed_on_their_form() -> None:
-    """80 % without an answer, 70 % cut: 10 % were whole, which is usual."""
+def test_cut_answers_are_not_blamed_on_their_form_and_the_worst_set_is_named() -> None:
+    # 80 % without an answer, 70 % cut: 10 % were whole, which is usual.
     findings = diagnose(evaluated(no_answer_ratio=0.8, response_length__clip_ratio=0.7))
     assert ["were cut" in finding.text for finding in findings] == [True]
-
-
-def test_the_worst_of_several_sets_is_named() -> None:
     run = evaluated(part="easy", response_length__clip_ratio=0.2)
     run.add(0, {"val-core/hard/acc/mean@1": 0.2, "val-aux/hard/response_length/clip_ratio": 0.6})
     (finding,) = diagnose(run)
     assert "60% of the evaluation's answers to hard" in finding.text
     assert list(accuracies(run)) == ["easy", "hard"], "all problems together are no set"
+    run = RunHistory(CONFIG)
+    run.add(1, {"response_length/clip_ratio": 0.62})
+    (finding,) = diagnose(run)
+    assert finding.text == "62.0% of the responses were cut at 256 tokens"
 
 
 @pytest.mark.parametrize(("gain", "says"), [(-0.02, True), (0.02, False)])
@@ -240,28 +235,21 @@ def test_groups_without_signal_are_explained(solved: float, words: str) -> None:
     assert "91.0% of the groups had equal rewards" in finding.text and words in finding.advice
 
 
-def test_the_longest_response_is_named_where_it_is_known() -> None:
-    run = RunHistory(CONFIG)
-    run.add(1, {"response_length/clip_ratio": 0.62})
-    (finding,) = diagnose(run)
-    assert finding.text == "62.0% of the responses were cut at 256 tokens"
-
-
 # ----- the verdict
 
 
-def test_a_verdict_with_nothing_to_say_is_one_line() -> None:
+def test_verdicts_of_one_line_or_none() -> None:
     run = moved(0.1, 0.04, 0.16)
     run.add(20, {f"{OVERALL}/low": 0.45, f"{OVERALL}/high": 0.55})
     assert verdict_lines(run, step=20, best="best 50.0% here") == [
         "evaluation at step 20: accuracy 50.0% (95 % interval 45.0% .. 55.0%), +10.0 points since the first "
         "(95 % interval +4.0 .. +16.0); best 50.0% here; nothing needs attention"
     ]
-
-
-def test_no_change_is_said_once() -> None:
     (line,) = verdict_lines(moved(0.004, -0.019, 0.027), step=20, best="best")
     assert "-1.9 .. +2.7: no change can be claimed" in line
+    run = RunHistory()
+    run.add(1, {"reward/zero_signal_group_ratio": 1.0})
+    assert verdict_lines(run, step=1, best="") == []
 
 
 def test_only_the_gravest_findings_are_printed() -> None:
@@ -274,12 +262,6 @@ def test_only_the_gravest_findings_are_printed() -> None:
     assert [line.split(":")[0].strip() for line in lines[:-1]] == ["alarm", "alarm", "warn"]
     assert "62% of the evaluation's answers" in lines[1] and "Raise rollout.max_new_tokens." in lines[1]
     assert lines[-1] == "  and 2 more, in the report"
-
-
-def test_no_evaluation_no_verdict() -> None:
-    run = RunHistory()
-    run.add(1, {"reward/zero_signal_group_ratio": 1.0})
-    assert verdict_lines(run, step=1, best="") == []
 
 
 def test_names_and_settings_that_the_rules_speak_of_exist() -> None:
@@ -306,7 +288,4 @@ def test_the_best_evaluation(values: list[tuple[int, float]], expected: tuple[in
         run.add(step, {"val-core/aime/acc/mean@8": value, OVERALL: 1 - value})
     best = best_evaluation(run)
     assert (best.step, best.value, best.is_only) == (*expected, False)
-
-
-def test_without_an_evaluation_nothing_is_best() -> None:
     assert best_evaluation(RunHistory("not: [yaml")) is None

@@ -46,18 +46,17 @@ def test_known(name: str) -> None:
     assert unknown_names({name: 1.0}) == []
 
 
-def test_unknown_names_are_listed_once_and_sorted_and_step_is_no_metric() -> None:
+def test_unknown_names_are_listed_and_every_entry_says_what_it_means() -> None:
     assert unknown_names([*KNOWN, "step", *UNKNOWN, *UNKNOWN]) == sorted(UNKNOWN)
-
-
-def test_every_entry_says_what_it_means() -> None:
     for name, info in METRICS.items():
         assert len(info.meaning) > 10, name
         assert not info.action or info.healthy, f"{name}: an action needs a healthy range"
         assert all(text.isascii() for text in (info.meaning, info.unit, info.healthy, info.action)), name
+    low, high = CLIP_BAND
+    assert f"gspo {low:g} to {high:g}" in METRICS["actor/pg_clipfrac_seq"].healthy
 
 
-def test_chinese_has_every_text_that_english_has_and_no_other() -> None:
+def test_chinese_has_every_text_and_number_of_english() -> None:
     assert list(TEXTS) == list(METRICS), "the same names in the same order"
     assert [list(section.metrics) for section in chinese_sections()] == [list(section.metrics) for section in SECTIONS]
     for name, english in METRICS.items():
@@ -65,15 +64,7 @@ def test_chinese_has_every_text_that_english_has_and_no_other() -> None:
         for field in ("meaning", "unit", "healthy", "action"):
             assert bool(getattr(english, field)) == bool(getattr(chinese, field)), f"{name}: {field}"
         assert re.search(r"[\u4e00-\u9fff]", chinese.meaning), name
-
-
-def test_the_clip_band_of_the_diagnosis_is_the_glossarys() -> None:
-    low, high = CLIP_BAND
-    assert f"gspo {low:g} to {high:g}" in METRICS["actor/pg_clipfrac_seq"].healthy
-
-
-def test_numbers_agree_in_both_languages() -> None:
-    """Every number of an English text stands in the Chinese one: a bound that is changed must be changed twice."""
+    # Every number of an English text stands in the Chinese one: a bound that is changed must be changed twice.
     for name, english in METRICS.items():
         for field in ("healthy", "action"):
             numbers, chinese = (
@@ -143,21 +134,13 @@ def test_a_page_without_its_marker_is_left_alone(docs: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_metric_has_a_row_of_five_cells(page: str) -> None:
+def test_rows_placeholders_and_names_of_a_page(page: str) -> None:
     rows = rows_of(page)
     assert [row[0].strip(" `") for row in rows] == list(METRICS)
     assert {len(row) for row in rows} == {5}
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_no_placeholder_is_swallowed_as_a_tag(page: str) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     outside_of_code = re.sub(r"`[^`\n]*`|<!--.*?-->", "", text)
     assert re.findall(r"(?<!\\)<\w+>", outside_of_code) == []
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_metrics_named_in_the_introduction_exist(page: str) -> None:
     introduction = (ROOT / "docs" / page).read_text(encoding="utf-8").partition("<!-- Everything below")[0]
     named = set(re.findall(r"`((?:actor|critic|reward|val-core|samples)/[^`]+)`", introduction))
     examples = {"val-core/<source>/acc/mean@1": "val-core/<source>/acc/mean@<n>"}

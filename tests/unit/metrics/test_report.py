@@ -142,28 +142,22 @@ def test_a_running_run_can_be_drawn(tmp_path: Path, build_run: Callable[..., Pat
     assert "Steps" in text and ">3<" in text
 
 
-def test_only_first_and_last_logged_step_are_kept(run_folder: Path) -> None:
+def test_the_first_and_the_last_logged_step_are_kept_with_known_names(run_folder: Path) -> None:
     run = read_run(run_folder)
     assert {row["step"] for row in run.first_samples} == {1}
     assert {row["step"] for row in run.last_samples} == {60}
     assert len(run.first_samples) == len(run.last_samples) == 24
-
-
-def test_the_made_up_run_writes_known_names_only(run_folder: Path) -> None:
     run = read_run(run_folder)
     assert unknown_names({name for row in run.metrics for name in row}) == []
 
 
-def test_long_texts_are_cut_for_display() -> None:
+def test_durations_cut_texts_and_the_summarys_algorithm() -> None:
+    found = [duration(seconds) for seconds in (0.4, 59.6, 215, 7800)]
+    assert found == ["0 s", "1 min 0 s", "3 min 35 s", "2 h 10 min"]
     (group,) = group_samples([{"step": 1, "prompt_index": 0, "prompt": "p", "response": "x" * 10_000}])
     assert group.responses[0]["response"].endswith("[... 4,000 more characters in samples.jsonl]")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min 0 s"), (215, "3 min 35 s"), (7800, "2 h 10 min")]
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    run = RunRecord(name="run", metrics=({"step": 1},), summary={"algorithm": "grpo"})
+    assert run_settings(run).clips_responses is False
 
 
 @pytest.mark.parametrize(("content", "message"), [
@@ -225,7 +219,7 @@ NEW = ("actor/log_ratio_hist", "actor/grad_share")
 OLD = ("actor/log_ratio_m", "actor/pg_clipfrac_")
 
 
-def test_four_panels_two_panels_none(run_folder: Path) -> None:
+def test_panels_of_the_picture(run_folder: Path) -> None:
     run = read_run(run_folder)
     width, height = size(draw_policy(run, LIGHT))
     assert width >= 1200
@@ -233,35 +227,24 @@ def test_four_panels_two_panels_none(run_folder: Path) -> None:
         assert size(draw_policy(without(run, *missing), DARK)) == (width, pytest.approx(height / 2, abs=1))
     assert size(draw_policy(without(run, NEW[0]), LIGHT)) == (width, height), "three panels need two rows"
     assert draw_policy(without(run, *NEW, *OLD), LIGHT) is None
-
-
-def test_the_place_of_a_missing_panel_is_empty(run_folder: Path) -> None:
-    three = draw_policy(without(read_run(run_folder), NEW[0]), LIGHT)
+    three = draw_policy(without(run, NEW[0]), LIGHT)
     assert three is not None
     pixels = imread(BytesIO(three), format="png")
     height, width = pixels.shape[:2]
     corner = pixels[height * 6 // 10 :, width * 6 // 10 :]
     assert (corner == corner[-1, -1]).all(), "something is drawn where the fourth panel would be"
-
-
-def test_the_same_run_gives_the_same_picture_and_themes_differ(run_folder: Path) -> None:
-    run = read_run(run_folder)
     assert draw_policy(run, LIGHT) == draw_policy(run, LIGHT) != draw_policy(run, DARK)
-
-
-@pytest.mark.parametrize("steps", [1, 2])
-def test_a_run_of_few_steps(tmp_path: Path, build_run: Callable[..., Path], steps: int) -> None:
-    size(draw_policy(read_run(build_run(tmp_path / "run", steps=steps, end=False)), LIGHT))
-
-
-def test_a_run_that_never_clips_and_never_moves(run_folder: Path) -> None:
-    run = read_run(run_folder)
     still = [
         {key: 0.0 if "clipfrac" in key or key.startswith("actor/log_ratio_m") else value for key, value in row.items()}
         for row in run.metrics
     ]
     size(draw_policy(replace(run, metrics=tuple(still)), LIGHT))
     size(draw(replace(run, metrics=tuple(still), config_text="algorithm: {name: grpo}\n"), LIGHT))
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_run_of_few_steps(tmp_path: Path, build_run: Callable[..., Path], steps: int) -> None:
+    size(draw_policy(read_run(build_run(tmp_path / "run", steps=steps, end=False)), LIGHT))
 
 
 def test_an_old_run_still_has_a_report(run_folder: Path) -> None:
@@ -295,11 +278,6 @@ def test_settings_that_change_how_metrics_are_read(
     assert settings.algorithm == algorithm
     assert settings.clips_responses is clips_responses
     assert settings.log_clip_range == (None if log_range is None else pytest.approx(log_range, rel=1e-4))
-
-
-def test_a_run_without_configuration_takes_the_algorithm_from_its_summary() -> None:
-    run = RunRecord(name="run", metrics=({"step": 1},), summary={"algorithm": "grpo"})
-    assert run_settings(run).clips_responses is False
 
 
 RIGHT, WRONG, NONE = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER
@@ -405,8 +383,5 @@ def test_intervals_and_the_best_step_change_the_picture(log: RunLog, tmp_path: P
 )
 def test_labels_are_pushed_apart(values: list[float], expected: list[float]) -> None:
     assert pushed_apart(values, 1.0) == pytest.approx(expected)
-
-
-def test_many_labels_share_the_height() -> None:
     places = pushed_apart([0.5] * 20, 1.0)
     assert places == sorted(places) and places[0] >= 0 and places[-1] <= 1

@@ -76,7 +76,10 @@ def test_a_second_log_appends_and_truncation_forgets_later_steps(
     assert [row["step"] for row in lines(tmp_path / "samples.jsonl")] == [0, 0, 1, 1, 2, 2]
 
 
-def test_truncation_drops_the_half_line_of_a_killed_run(tmp_path: Path) -> None:
+def test_truncation_drops_the_half_line_of_a_killed_run_and_needs_no_file(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        log.truncate_after(3)
+    assert list(tmp_path.iterdir()) == []
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "a": 1.0}\n{"step": 2, "a"')
     assert list(read_records(path)) == [{"step": 1, "a": 1.0}]
@@ -85,12 +88,6 @@ def test_truncation_drops_the_half_line_of_a_killed_run(tmp_path: Path) -> None:
         log.log_metrics(2, {"a": 2.0})
     assert path.read_text() == '{"step": 1, "a": 1.0}\n{"step": 2, "a": 2.0}\n'
     assert list(tmp_path.iterdir()) == [path]  # no temporary file is left
-
-
-def test_truncation_of_a_folder_without_files_does_nothing(tmp_path: Path) -> None:
-    with open_log(tmp_path) as log:
-        log.truncate_after(3)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -150,9 +147,6 @@ def test_the_console_shows_one_line_per_step(tmp_path: Path) -> None:
         "step    7/12  score 0.523  length 41.2  clip 0.331  grad 0.871  tok/s 10,234  s 3.41\n"
         "step    7/12  val-core/[bold]odd/acc/mean@1 0.7500\n"
     )
-
-
-def test_a_line_without_anything_to_show_is_not_printed() -> None:
     assert step_line(1, None, {"training/epoch": 1.0}) is None
     assert step_line(1, None, {"critic/score/mean": 1.0}) == "step       1  score 1.000"
 
@@ -190,7 +184,7 @@ def test_missing_tensorboard_says_what_to_install(tmp_path: Path, monkeypatch: p
         open_log(tmp_path, tensorboard=True)
 
 
-def test_timers_sum_by_phase_nest_and_start_again() -> None:
+def test_timers_sum_by_phase_nest_start_again_and_count_what_raised() -> None:
     ticks = iter([0.0, 10.0, 11.5, 20.0, 30.0, 32.0])
     timers = Timers(clock=lambda: next(ticks))
     with timers("step"), timers("gen"):  # step 0 to 20, gen 10 to 11.5
@@ -200,9 +194,6 @@ def test_timers_sum_by_phase_nest_and_start_again() -> None:
     assert timers.seconds("gen") == 3.5
     assert timers.collect() == {"timing_s/gen": 3.5, "timing_s/step": 20.0}
     assert timers.collect() == {} and timers.seconds("gen") == 0.0
-
-
-def test_a_timer_counts_a_phase_that_raised() -> None:
     ticks = iter([1.0, 4.0])
     timers = Timers(clock=lambda: next(ticks))
     with pytest.raises(KeyError), timers("reward"):
@@ -216,7 +207,11 @@ def test_memory_figures_are_in_their_units() -> None:
     assert rss_gb() * 1024 <= peak_rss_mb() * 1.05
 
 
-def test_summary_round_trip(tmp_path: Path) -> None:
+def test_summaries(tmp_path: Path) -> None:
+    assert read_summary(tmp_path) == {}
+    (tmp_path / "summary.json").write_text("{")
+    with pytest.raises(RunFolderError, match=r"summary\.json: not JSON"):
+        read_summary(tmp_path)
     path = write_summary(tmp_path, accuracy_before=0.5, accuracy_after=None, steps=3, device="CPU", finished=True)
     assert path == tmp_path / "summary.json"
     assert json.loads(path.read_text()) == {
@@ -225,20 +220,10 @@ def test_summary_round_trip(tmp_path: Path) -> None:
     write_summary(tmp_path, steps=4)
     assert read_summary(tmp_path) == {"steps": 4}
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_summary_that_is_not_finite_leaves_the_old_one(tmp_path: Path) -> None:
     write_summary(tmp_path, seconds=1.0)
     with pytest.raises(AssertionError, match="tokens_per_second"):
         write_summary(tmp_path, seconds=2.0, tokens_per_second=float("inf"))
     assert read_summary(tmp_path) == {"seconds": 1.0}
-
-
-def test_reading_an_absent_or_broken_summary(tmp_path: Path) -> None:
-    assert read_summary(tmp_path) == {}
-    (tmp_path / "summary.json").write_text("{")
-    with pytest.raises(RunFolderError, match=r"summary\.json: not JSON"):
-        read_summary(tmp_path)
 
 
 C, W, N = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER
@@ -278,10 +263,6 @@ def test_responses_without_a_reward_count_as_invalid_only(build_group: BuildGrou
     assert metrics["reward/invalid_ratio"] == metrics["reward/zero_signal_group_ratio"] == 1.0
 
 
-def scored(group: Group, *scores: Score) -> Group:
-    return replace(group, scores=scores)
-
-
 def test_every_verdict_has_its_share_and_they_add_up_to_one(build_group: BuildGroup) -> None:
     counts = {C: 3, W: 2, N: 1, Verdict.UNPARSEABLE_GOLD: 2, Verdict.TIMEOUT: 1, Verdict.ERROR: 1}
     invalid = (Verdict.UNPARSEABLE_GOLD, Verdict.TIMEOUT, Verdict.ERROR)
@@ -290,7 +271,7 @@ def test_every_verdict_has_its_share_and_they_add_up_to_one(build_group: BuildGr
         for verdict, count in counts.items()
         for _ in range(count)
     ]
-    metrics = group_metrics([scored(build_group(0, [C] * 10), *scores)])
+    metrics = group_metrics([replace(build_group(0, [C] * 10), scores=tuple(scores))])
     shares = {verdict: metrics[f"reward/{verdict.value}_ratio"] for verdict in Verdict}
     assert shares == {verdict: count / 10 for verdict, count in counts.items()}
     assert metrics["reward/invalid_ratio"] == 4 / 10
@@ -303,12 +284,26 @@ def test_parts_and_extras_are_means_over_the_responses_that_have_them(build_grou
     )
     second = Score(value=0.0, verdict=W, parts={"gsm8k": 0.0, "mine.f": 0.75}, extras={"mine.f/acc": 0.0})
     third = Score(value=None, verdict=Verdict.TIMEOUT, parts={"gsm8k": 1.0}, message="mine.f: out of time")
-    metrics = group_metrics([scored(build_group(0, [C, W, W]), first, second, third)])
+    metrics = group_metrics(
+        [
+            replace(
+                build_group(0, [C, W, W]),
+                scores=(
+                    first,
+                    second,
+                    third,
+                ),
+            )
+        ]
+    )
     assert metrics["reward/part/gsm8k/mean"] == pytest.approx(2 / 3)
     assert metrics["reward/part/mine.f/mean"] == 0.5
     assert metrics["reward/extra/mine.f/acc/mean"] == 0.5
     assert metrics["reward/extra/mine.f/steps/mean"] == 7.0
     assert unknown_names(metrics) == []
+    score = Score(value=1.0, verdict=C, extras={"m.f/a b": 1.0, "m.f/a+b": 2.0})
+    metrics = group_metrics([replace(build_group(0, [C]), scores=(score,))])
+    assert metrics["reward/extra/m.f/a_b/mean"] == 1.5
 
 
 @pytest.mark.parametrize(("key", "name"), [
@@ -319,13 +314,7 @@ def test_parts_and_extras_are_means_over_the_responses_that_have_them(build_grou
 ])  # fmt: skip
 def test_names_from_a_users_dict_become_names_of_metrics(build_group: BuildGroup, key: str, name: str) -> None:
     score = Score(value=1.0, verdict=C, extras={f"my file.f/{key}": 3.0})
-    metrics = group_metrics([scored(build_group(0, [C]), score)])
+    metrics = group_metrics([replace(build_group(0, [C]), scores=(score,))])
     extras = {metric: value for metric, value in metrics.items() if metric.startswith("reward/extra/")}
     assert extras == {f"reward/extra/my_file.f/{name}/mean": 3.0}
     assert unknown_names(metrics) == []
-
-
-def test_keys_that_become_one_name_are_counted_together(build_group: BuildGroup) -> None:
-    score = Score(value=1.0, verdict=C, extras={"m.f/a b": 1.0, "m.f/a+b": 2.0})
-    metrics = group_metrics([scored(build_group(0, [C]), score)])
-    assert metrics["reward/extra/m.f/a_b/mean"] == 1.5

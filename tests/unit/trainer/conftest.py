@@ -170,6 +170,24 @@ def answer(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
 
 
 @pytest.fixture
+def one_of_two_right(answer):
+    """The first sibling is right, the second one says 999."""
+    return lambda prompt, sample: answer(prompt.answer if sample == 0 else "999")
+
+
+@pytest.fixture
+def model(cpu_runtime: None, load):
+    """The scripted experiment's model with random weights."""
+    from mindgspo.models.policy import build_model
+    from mindgspo.models.weights import initialize_weights
+
+    section = load().model
+    model = build_model(section)
+    initialize_weights(model, section, seed=1)
+    return model
+
+
+@pytest.fixture
 def make_trainer(load, prompts, tokenizer, tmp_path: Path, configs: dict):
     """make_trainer(script, *overrides, **fields): a Trainer around a scripted engine. reward_scorer: the reward
     functions."""

@@ -30,9 +30,9 @@ def indices(groups) -> list[int]:
     return [group.prompt.index for group in groups]
 
 
-def test_prompts_are_drawn_until_the_batch_is_full(make_trainer, mixed) -> None:
-    """4 groups are wanted. 0..3 give one; a share of 1/4 asks for 3 / (1/4) = 12, at most 4: 4..7 give one more; then
-    2 / (2/8) = 8, at most 4: 0..3 once more; then 4..7."""
+def test_prompts_are_drawn_until_the_batch_is_full_and_no_more_than_that_asks_for(make_trainer, mixed) -> None:
+    # 4 groups are wanted. 0..3 give one; a share of 1/4 asks for 3 / (1/4) = 12, at most 4: 4..7 give one more; then
+    # 2 / (2/8) = 8, at most 4: 0..3 once more; then 4..7.
     trainer = make_trainer(mixed(1, 6), *REFILL)
     samples = trainer.draw_samples(1)
     assert (samples.num_draws, samples.num_with_signal, samples.num_earlier) == (4, 4, 0)
@@ -40,10 +40,7 @@ def test_prompts_are_drawn_until_the_batch_is_full(make_trainer, mixed) -> None:
     assert sorted(indices(samples.groups)) == sorted([*range(8), *range(8)])
     assert samples.selection.reasons == (*[None] * 8, *["zero_signal"] * 24)
     assert samples.counters.prefilled_prompts == 16
-
-
-def test_no_more_is_drawn_than_the_share_with_a_signal_asks_for(make_trainer, mixed) -> None:
-    """The first 4 give 3, so one is missing: 1 / (3/4) = 1.3, two are drawn, and the second of them is beyond."""
+    # The first 4 give 3, so one is missing: 1 / (3/4) = 1.3, two are drawn, and the second of them is beyond.
     trainer = make_trainer(mixed(0, 1, 2, 4, 5), *REFILL)
     samples = trainer.draw_samples(1)
     assert indices(samples.groups) == [0, 1, 2, 4, 5, 3]
@@ -70,7 +67,7 @@ def test_a_step_trains_full_mini_batches_and_accounts_for_everything(make_traine
     assert metrics["training/epoch"] == 6 / 8
 
 
-def test_groups_beyond_the_batch_are_trained_first_in_the_next_step(make_trainer, mixed) -> None:
+def test_earlier_groups_come_first_fill_a_batch_and_expire(make_trainer, mixed, prompts) -> None:
     trainer = make_trainer(mixed(0, 1, 2, 4, 5, 6, 7), *REFILL, "algorithm.filter_groups.keep_surplus_steps=1")
     first = trainer.train_step(1)
     assert (first.metrics["samples/kept"], first.metrics["sampling/groups_waiting"]) == (2, 1)
@@ -82,17 +79,11 @@ def test_groups_beyond_the_batch_are_trained_first_in_the_next_step(make_trainer
     assert [metrics[f"samples/{name}"] for name in ("generated", "earlier", "trained")] == [6, 2, 8]
     assert metrics["sampling/groups_earlier"] == 1
     assert metrics["samples/filtered"] == 0
-
-
-def test_groups_that_wait_too_long_expire(make_trainer, mixed, prompts) -> None:
     trainer = make_trainer(mixed(0, 1, 2, 4, 5), *REFILL, "algorithm.filter_groups.keep_surplus_steps=2")
     trainer.draw_samples(1)
     assert (len(trainer.leftovers), trainer.leftovers.num_expired) == (1, 0)
     assert trainer.leftovers.take(4, step=4) == []
     assert (len(trainer.leftovers), trainer.leftovers.num_expired) == (0, 1)
-
-
-def test_a_batch_that_is_full_of_earlier_groups_needs_no_rollout(make_trainer, mixed) -> None:
     trainer = make_trainer(
         mixed(*range(8)), *REFILL, "algorithm.filter_groups.prompts_per_draw=8",
         "algorithm.filter_groups.keep_surplus_steps=1",
@@ -114,11 +105,8 @@ def test_a_prompt_that_comes_twice_in_a_step_is_answered_anew(make_trainer, mixe
             self._engine = engine
 
         def generate(self, prompts, settings, *, weight_version):
-            asked.append((indices_of(prompts), settings.stream))
+            asked.append(([prompt.index for prompt in prompts], settings.stream))
             return self._engine.generate(prompts, settings, weight_version=weight_version)
-
-    def indices_of(prompts) -> list[int]:
-        return [prompt.index for prompt in prompts]
 
     trainer = make_trainer(mixed(1, 6), *REFILL)
     trainer.engine = Listening(trainer.engine)
@@ -141,7 +129,7 @@ def test_a_batch_that_stays_short(make_trainer, mixed, when_short: str, trained:
     assert (metrics["sampling/num_gen_batches"], metrics["samples/generated"]) == (2, 16)
 
 
-def test_a_skipped_step_can_keep_what_it_found(make_trainer, mixed) -> None:
+def test_a_batch_that_stays_short_is_kept_or_stops_the_run(make_trainer, mixed) -> None:
     trainer = make_trainer(
         mixed(0, 5), *REFILL, "algorithm.filter_groups.max_num_gen_batches=1",
         "algorithm.filter_groups.when_short=skip", "algorithm.filter_groups.keep_surplus_steps=3",
@@ -150,9 +138,6 @@ def test_a_skipped_step_can_keep_what_it_found(make_trainer, mixed) -> None:
     trained = [trainer.train_step(step).metrics["samples/trained"] for step in (1, 2, 3, 4)]
     # 0; 5; 0; 5 are found one by one: the fourth fills the batch.
     assert trained == [0, 0, 0, 8]
-
-
-def test_a_batch_that_stays_short_can_stop_the_run(make_trainer, mixed) -> None:
     trainer = make_trainer(
         mixed(0, 5), *REFILL, "algorithm.filter_groups.max_num_gen_batches=2",
         "algorithm.filter_groups.when_short=stop",

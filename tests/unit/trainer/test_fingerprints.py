@@ -34,11 +34,8 @@ def check(saved, ours, *, weights_only: bool = False) -> list[str]:
     return check_fingerprints(saved, ours, where="step_00000004", weights_only=weights_only)
 
 
-def test_the_same_inputs_are_silent(make) -> None:
+def test_equal_inputs_are_silent_and_missing_ones_told(make) -> None:
     assert check(make(), make()) == []
-
-
-def test_a_checkpoint_without_them_says_that_nothing_is_compared(make) -> None:
     (line,) = check(None, make())
     assert "nothing is compared" in line
 
@@ -60,14 +57,11 @@ def test_another_tokenizer_is_refused_with_what_differs(make, tmp_path: Path) ->
         assert said in str(caught.value)
 
 
-def test_other_rows_are_refused_unless_only_weights_are_taken(make) -> None:
+def test_other_rows_are_refused_and_a_changed_reward_file_is_told(make, tmp_path: Path) -> None:
     saved, ours = make(), make(digest="bb", num_rows=9)
     with pytest.raises(CheckpointError, match=r"other rows of data.train \(7, here 9"):
         check(saved, ours)
     assert check(saved, ours, weights_only=True) == []
-
-
-def test_a_changed_reward_file_is_told(make, tmp_path: Path) -> None:
     saved = make()
     (tmp_path / "reward.py").write_text(REWARD.replace("1.0", "0.5"))
     (line,) = check(saved, make())

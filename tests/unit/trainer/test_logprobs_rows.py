@@ -23,13 +23,10 @@ def rows_of(folder: Path, text: str, section: ModelSection = SECTION) -> list[li
     return [row.tolist() for row in read_rows(path, section, folder)]
 
 
-def test_ids_are_read_in_order(tmp_path: Path) -> None:
+def test_what_is_read(tmp_path: Path, tokenizer) -> None:
     assert rows_of(tmp_path, '{"ids": [0, 96]}\n{"ids": [5], "note": "kept by the user"}') == [[0, 96], [5]]
     assert rows_of(tmp_path, '{"ids": [1]}\r\n') == [[1]]
     assert rows_of(tmp_path, '{"ids": [' + ", ".join(["3"] * 80) + "]}") == [[3] * 80]
-
-
-def test_text_is_encoded_as_it_stands(tmp_path: Path, tokenizer) -> None:
     tokenizer.save(tmp_path)
     section = SECTION.model_copy(update={"vocab_size": 379})
     text = "Tom has 3 pens.<|im_end|>"
@@ -56,14 +53,11 @@ def test_an_unusable_line_is_named(line: str, said: str, tmp_path: Path, tokeniz
     assert str(caught.value).startswith(f"{tmp_path / 'rows.jsonl'}, line 2: ") and said in str(caught.value)
 
 
-def test_files_that_hold_no_rows(tmp_path: Path) -> None:
+def test_no_rows_no_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere.jsonl: cannot be read"):
         read_rows(tmp_path / "nowhere.jsonl", SECTION, tmp_path)
     with pytest.raises(DataError, match="is empty"):
         rows_of(tmp_path, "")
-
-
-def test_text_needs_a_tokenizer_and_ids_do_not(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="holds no tokenizer"):
         rows_of(tmp_path, '{"ids": [1]}\n{"text": "a"}')
 

@@ -40,14 +40,35 @@ def script(answer):
     return said
 
 
-def test_figures_by_data_source(measured, script, prompts) -> None:
-    found, _ = measured(script, *SETTINGS, rows=prompts[::-1])
+def test_figures_table_report_and_records_agree(measured, script, prompts, tokenizer) -> None:
+    found, told = measured(script, *SETTINGS, rows=prompts[::-1])
     assert [one.source for one in found] == ["arithmetic", "openai/gsm8k"]
     arithmetic, gsm8k = found
     assert (arithmetic.greedy.num_problems, arithmetic.greedy.num_correct) == (4, 0)
     values = {name: estimate.value for name, estimate in arithmetic.sampled.estimates.items()}
     assert values == {"acc/mean@4": 0.25, "acc/pass@1": 0.25, "acc/pass@4": 1, "acc/maj@4": 0}
     assert {estimate.value for estimate in gsm8k.sampled.estimates.values()} == {1}
+    lines = table_lines(found)
+    assert " ".join(lines[0].split()) == "data problems answers figure value 95 % interval cut no answer tokens"
+    assert len(lines) == 1 + 2 * (1 + 4)
+    assert lines[1].startswith("rows (arithmetic)") and "greedy" in lines[1] and "0.000  0.000 to 0.490" in lines[1]
+    assert lines[2].split()[:3] == ["4", "samples", "acc/mean@4"]
+    assert len({len(line) for line in lines if "%" in line}) <= 2, "columns stand below each other"
+    said = json.loads(json.dumps(report(found), allow_nan=False))
+    assert (said["problems"], said["accuracy"]) == (8, 0.5)
+    assert said["settings"]["num_samples"] == 4 and said["settings"]["max_new_tokens"] == 16
+    first = said["results"][0]
+    assert (first["data"], first["data_source"], first["problems"]) == ("rows", "arithmetic", 4)
+    assert first["greedy"]["acc/mean@1"]["value"] == 0 and first["greedy"]["cut"] == 0
+    assert first["sampled"]["acc/mean@4"].keys() == {"value", "low", "high"}
+    records = [record for group in told for record in generation_records(found[0].task, tokenizer, group)]
+    assert len(records) == 8 * (1 + 4)
+    first = records[0]
+    assert (first["temperature"], first["sample"], first["verdict"], first["extracted"]) == (0.0, 0, "wrong", "7")
+    assert first["response"] == "#### 7<|im_end|>" and first["finish_reason"] == "stop"
+    assert [record["verdict"] for record in records if record["index"] == 0] == ["wrong", "wrong", "correct"] + [
+        "wrong"
+    ] * 2
 
 
 def test_greedy_alone(measured, script) -> None:
@@ -63,39 +84,6 @@ def test_the_number_of_calls_changes_nothing(measured, script) -> None:
     assert [(one.greedy, one.sampled) for one in few] == [(one.greedy, one.sampled) for one in many]
     assert [group.prompt.index for group in told_few] == [*range(8), *range(8)]
     assert [group.prompt.index for group in told_many] == [*range(8), *range(8)]
-
-
-def test_the_table_has_a_line_per_figure(measured, script) -> None:
-    found, _ = measured(script, *SETTINGS)
-    lines = table_lines(found)
-    assert " ".join(lines[0].split()) == "data problems answers figure value 95 % interval cut no answer tokens"
-    assert len(lines) == 1 + 2 * (1 + 4)
-    assert lines[1].startswith("rows (arithmetic)") and "greedy" in lines[1] and "0.000  0.000 to 0.490" in lines[1]
-    assert lines[2].split()[:3] == ["4", "samples", "acc/mean@4"]
-    assert len({len(line) for line in lines if "%" in line}) <= 2, "columns stand below each other"
-
-
-def test_the_report_says_what_the_table_says(measured, script) -> None:
-    found, _ = measured(script, *SETTINGS)
-    said = json.loads(json.dumps(report(found), allow_nan=False))
-    assert (said["problems"], said["accuracy"]) == (8, 0.5)
-    assert said["settings"]["num_samples"] == 4 and said["settings"]["max_new_tokens"] == 16
-    first = said["results"][0]
-    assert (first["data"], first["data_source"], first["problems"]) == ("rows", "arithmetic", 4)
-    assert first["greedy"]["acc/mean@1"]["value"] == 0 and first["greedy"]["cut"] == 0
-    assert first["sampled"]["acc/mean@4"].keys() == {"value", "low", "high"}
-
-
-def test_records_of_every_answer(measured, script, tokenizer) -> None:
-    found, told = measured(script, *SETTINGS)
-    records = [record for group in told for record in generation_records(found[0].task, tokenizer, group)]
-    assert len(records) == 8 * (1 + 4)
-    first = records[0]
-    assert (first["temperature"], first["sample"], first["verdict"], first["extracted"]) == (0.0, 0, "wrong", "7")
-    assert first["response"] == "#### 7<|im_end|>" and first["finish_reason"] == "stop"
-    assert [record["verdict"] for record in records if record["index"] == 0] == ["wrong", "wrong", "correct"] + [
-        "wrong"
-    ] * 2
 
 
 def test_remarks_say_what_to_do(measured, tokenizer) -> None:

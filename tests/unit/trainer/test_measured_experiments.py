@@ -44,9 +44,8 @@ def test_defaults_without_any_yaml(model_dir: Path) -> None:
     assert config.rollout.max_new_tokens == 96 // 2, "2,048 do not fit: half of the positions"
     assert (config.eval.num_samples, config.eval.temperature, config.rollout.top_p) == (1, 1.0, 1.0)
     assert (config.device, config.seed, config.reward.functions) == ("CPU", 1, ("gsm8k",))
-
-
-def test_the_folder_may_name_the_longest_response(model_dir: Path) -> None:
+    (task,) = tasks_of_data(model_dir, ARITHMETIC, EvalOptions(num_samples=4), [])
+    assert task.config.eval.pass_at_k == (4,)
     (model_dir / "generation_config.json").write_text(json.dumps({"max_new_tokens": 70}))
     (task,) = tasks_of_data(model_dir, ARITHMETIC, EvalOptions(), [])
     assert task.config.rollout.max_new_tokens == 70, "also more than half"
@@ -83,11 +82,6 @@ def test_every_held_out_set_of_an_experiment_is_a_task(model_dir: Path, tmp_path
         ("easy", "test", 5),
         ("dev", "dev", 3),
     ]
-
-
-def test_pass_at_k_follows_the_number_of_samples(model_dir: Path) -> None:
-    (task,) = tasks_of_data(model_dir, ARITHMETIC, EvalOptions(num_samples=4), [])
-    assert task.config.eval.pass_at_k == (4,)
 
 
 def test_an_experiment_is_measured_as_it_measures_itself(model_dir: Path) -> None:
@@ -128,21 +122,15 @@ def test_options_that_contradict_each_other(options: dict, said: str, model_dir:
     assert isinstance(error, ConfigError) and said in str(error)
 
 
-def test_no_model_is_said_before_anything_about_data(tmp_path: Path) -> None:
+def test_what_is_not_there(tmp_path: Path, model_dir: Path) -> None:
     error = refused(tmp_path / "nowhere", DataChoice(texts=("gsm8k",)), EvalOptions())
     assert isinstance(error, WeightsError) and "config.json: cannot be read" in str(error)
-
-
-def test_a_folder_without_weights(model_dir: Path) -> None:
+    error = refused(model_dir, DataChoice(texts=("gsm8k",), folder=tmp_path), EvalOptions())
+    assert isinstance(error, DataError) and "--data gsm8k=" in str(error)
     (model_dir / "model.safetensors").unlink()
     assert "holds no *.safetensors" in str(refused(model_dir, ARITHMETIC, EvalOptions()))
     with pytest.raises(WeightsError, match="holds no"):
         tasks_of_experiment(model_dir, QUICKSTART, EvalOptions(), [])
-
-
-def test_data_that_are_not_there(model_dir: Path, tmp_path: Path) -> None:
-    error = refused(model_dir, DataChoice(texts=("gsm8k",), folder=tmp_path), EvalOptions())
-    assert isinstance(error, DataError) and "--data gsm8k=" in str(error)
 
 
 def test_data_twice_and_a_format_for_a_name(model_dir: Path) -> None:

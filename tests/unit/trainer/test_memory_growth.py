@@ -19,18 +19,16 @@ SHARE = 0.05
 STEPS = np.arange(WINDOW)
 
 
-def test_a_steady_growth_is_one() -> None:
+def test_steady_noisy_and_stepwise_growth() -> None:
     growth = growth_of(4.0 + 0.01 * STEPS, SHARE)
     assert growth is not None
     assert growth.gb_per_step == pytest.approx(0.01) and growth.gb == pytest.approx(4.47)
     assert steps_until_full(1.005, growth.gb_per_step) == 100
-
-
-def test_noise_does_not_hide_it() -> None:
     random = np.random.default_rng(0)
     for _ in range(50):
         growth = growth_of(4.0 + 0.01 * STEPS + 0.05 * random.random(WINDOW), SHARE)
         assert growth is not None and growth.gb_per_step == pytest.approx(0.01, rel=0.2)
+    assert growth_of(4.0 + 0.1 * (STEPS // 6), SHARE) is not None
 
 
 @pytest.mark.parametrize("figures", [
@@ -47,10 +45,6 @@ def test_noise_does_not_hide_it() -> None:
 ])  # fmt: skip
 def test_what_is_no_growth(figures: np.ndarray) -> None:
     assert growth_of(figures.tolist(), SHARE) is None
-
-
-def test_a_leak_in_jumps_is_one() -> None:
-    assert growth_of(4.0 + 0.1 * (STEPS // 6), SHARE) is not None
 
 
 def observed(alarm: MemoryAlarm, figures: np.ndarray) -> list[tuple[int, str]]:

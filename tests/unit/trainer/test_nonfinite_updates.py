@@ -18,11 +18,6 @@ from mindgspo.trainer.updates import MAX_SAVED_UPDATES, SkippedUpdates, save_bat
 SKIP = "trainer.on_nonfinite=skip"
 
 
-@pytest.fixture
-def one_of_two_right(answer):
-    return lambda prompt, sample: answer(prompt.answer if sample == 0 else "9")
-
-
 def test_the_run_stops_and_says_where_the_batch_is(make_trainer, one_of_two_right, fakes) -> None:
     trainer = make_trainer(one_of_two_right, backend=fakes.backend(nonfinite=[2]))
     with pytest.raises(
@@ -77,13 +72,6 @@ def test_skips_are_bounded(make_trainer, one_of_two_right, fakes, limit: str, no
     assert trainer.backend.calls == nonfinite[-1] and trainer.skipped.total == 2
 
 
-def test_the_count_survives_a_stop() -> None:
-    before = SkippedUpdates(total=7, in_a_row=2)
-    after = SkippedUpdates()
-    after.load_state(before.state())
-    assert after == before
-
-
 def test_only_so_many_batches_are_saved(make_trainer, one_of_two_right, tmp_path: Path) -> None:
     trainer = make_trainer(one_of_two_right)
     trainer.train_step(1)
@@ -95,10 +83,14 @@ def test_only_so_many_batches_are_saved(make_trainer, one_of_two_right, tmp_path
     assert save_batches(folder, "update_0", batches).startswith("the batch is saved as"), "the same one again"
 
 
-def test_what_a_skipped_batch_made_nan_is_not_reported() -> None:
+def test_what_a_skipped_batch_made_nan_is_not_reported_and_the_count_survives_a_stop() -> None:
     metrics = {"actor/entropy": math.nan, "actor/loss": 1.0, "training/rollout_logprob_diff_max": math.inf}
     assert finite_metrics(metrics, num_skipped=1) == {"actor/loss": 1.0}
     assert finite_metrics(metrics, num_skipped=0) is not metrics and len(finite_metrics(metrics, num_skipped=0)) == 3
+    before = SkippedUpdates(total=7, in_a_row=2)
+    after = SkippedUpdates()
+    after.load_state(before.state())
+    assert after == before
 
 
 def test_the_fault_nan_is_in_every_micro_batch_of_its_update(make_trainer, one_of_two_right) -> None:

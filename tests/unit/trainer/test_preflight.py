@@ -56,11 +56,16 @@ def test_first_rows_that_cannot_be_used_are_refused(check, change: dict, said: s
             check(rows)
 
 
-def test_a_row_whose_gold_answer_cannot_be_read_is_left_out_as_the_run_will(check) -> None:
+def test_rows_that_the_run_leaves_out_are_counted(check) -> None:
     shown = check([{**ROWS[0], "answer": "#### several"}, *ROWS[1:]])
     assert "data.train: 4 rows (1 more will be dropped), the first 2:" in shown and "several" not in shown
     with pytest.raises(DataError, match="holds no row with a gold answer that can be read"):
         check([{**ROWS[0], "answer": "#### several"}])
+    shown = check([{**ROWS[0], "answer": "10"}, *ROWS, {"question": "When?", "answer": "#### noon"}])
+    assert "data.train: 5 rows (2 more will be dropped), the first 2:" in shown
+    again = {**ROWS[0], "question": f" {ROWS[0]['question']}"}
+    assert "data.train: 6 rows" in check([*ROWS, again])
+    assert "data.train: 5 rows (1 more will be dropped)" in check([*ROWS, again], "data.train.dedup=true")
 
 
 def test_without_a_solution_the_gold_answer_itself_is_tried(check, tmp_path) -> None:
@@ -80,37 +85,32 @@ def test_a_reward_file_is_loaded_and_tried_on_two_rows(check, tmp_path) -> None:
         reward.write_text(body.format(value))
         with pytest.raises(RewardError, match=said):
             check(ROWS, f"reward.functions=['{reward}:score']")
+    reward.write_text(body.format("None"))
+    assert "gets no reward (abstained" in check(ROWS, f"reward.functions=['{reward}:score']")
     reward.write_text("import nowhere_to_be_found\n")
     with pytest.raises(RewardError, match="nowhere_to_be_found"):
         check(ROWS, f"reward.functions=['{reward}:score']")
 
 
-def test_a_broken_row_far_below_is_found_too(check) -> None:
-    with pytest.raises(DataError, match="rows.jsonl:6: answer: expected a non-empty text"):
-        check([*ROWS, {"question": "How many?"}])
+STRICT = ("reward.functions=[math_dapo]", "reward.answer=strict")
 
 
-def test_rows_without_a_gold_answer_are_counted_as_dropped(check) -> None:
-    shown = check([{**ROWS[0], "answer": "10"}, *ROWS, {"question": "When?", "answer": "#### noon"}])
-    assert "data.train: 5 rows (2 more will be dropped), the first 2:" in shown
-
-
-def test_a_reward_that_refuses_the_rows_own_solution_is_refused(check) -> None:
-    with pytest.raises(DataError, match="row 0: the reward functions call its own solution no_answer"):
-        check(ROWS, "reward.functions=[math_dapo]", "reward.answer=strict")
+@pytest.mark.parametrize(("rows", "settings", "error", "said"), [
+    ([*ROWS, {"question": "How many?"}], (), DataError, "rows.jsonl:6: answer: expected a non-empty text"),
+    (ROWS, STRICT, DataError, "row 0: the reward functions call its own solution no_answer"),
+    ([], (), DataError, "rows.jsonl"),
+    (ROWS, ("model.vocab_size=100",), TokenizerError, "model.vocab_size = 100 is too small"),
+], ids=["a broken row far below", "its own solution", "an empty file", "a large vocabulary"])  # fmt: skip
+def test_what_is_refused(check, rows: list[dict], settings: tuple[str, ...], error: type, said: str) -> None:
+    with pytest.raises(error, match=said):
+        check(rows, *settings)
 
 
 def test_a_careless_teachers_solution_may_be_wrong_but_must_have_an_answer(load) -> None:
     shown = "\n".join(check_experiment(load("data.train.forgotten_carries=1.0", "data.train.max_rows=40")))
     assert "data.train: 40 rows" in shown
     with pytest.raises(DataError, match="its own solution no_answer"):
-        settings = ("data.train.forgotten_carries=1.0", "reward.functions=[math_dapo]", "reward.answer=strict")
-        list(check_experiment(load(*settings)))
-
-
-def test_an_empty_file_is_refused(check) -> None:
-    with pytest.raises(DataError, match="rows.jsonl"):
-        check([])
+        list(check_experiment(load("data.train.forgotten_carries=1.0", *STRICT)))
 
 
 def test_prepared_data_must_be_of_this_tokenizer(check, tmp_path: Path) -> None:
@@ -136,11 +136,6 @@ def test_the_models_folder_must_fit_the_model_section(check, load, tmp_path: Pat
         check(ROWS, setting)
 
 
-def test_a_vocabulary_larger_than_the_model_is_refused(check) -> None:
-    with pytest.raises(TokenizerError, match="model.vocab_size = 100 is too small"):
-        check(ROWS, "model.vocab_size=100")
-
-
 def test_the_gold_answer_of_every_row_is_read_by_the_functions_named(check) -> None:
     rows = [*ROWS, {"question": "When?", "answer": "#### 4:30"}]
     assert "data.train: 5 rows" in check(rows)  # by auto such a row is dropped, as the run does
@@ -155,18 +150,6 @@ def test_the_gold_answer_of_every_row_is_read_by_the_functions_named(check) -> N
         check([verl], "data.train.format=verl", "reward.functions=[gsm8k]")
     with pytest.raises(DataError, match="rows.jsonl:1: no reward function for data_source 'my/own'"):
         check([verl], "data.train.format=verl")
-
-
-def test_rows_that_dedup_drops_are_not_counted(check) -> None:
-    again = {**ROWS[0], "question": f" {ROWS[0]['question']}"}
-    assert "data.train: 6 rows" in check([*ROWS, again])
-    assert "data.train: 5 rows (1 more will be dropped)" in check([*ROWS, again], "data.train.dedup=true")
-
-
-def test_a_reward_file_may_abstain(check, tmp_path) -> None:
-    reward = tmp_path / "mine.py"
-    reward.write_text("def score(data_source, solution_str, ground_truth, extra_info):\n    return None\n")
-    assert "gets no reward (abstained" in check(ROWS, f"reward.functions=['{reward}:score']")
 
 
 def test_a_prepared_folder_must_fit_the_settings_and_be_whole(load, tokenizer, tmp_path: Path) -> None:

@@ -17,17 +17,6 @@ NORM = "model.norm.weight"
 
 
 @pytest.fixture
-def model(cpu_runtime: None, load):
-    from mindgspo.models.policy import build_model
-    from mindgspo.models.weights import initialize_weights
-
-    section = load().model
-    model = build_model(section)
-    initialize_weights(model, section, seed=1)
-    return model
-
-
-@pytest.fixture
 def make(cpu_runtime: None, load):
     """make(mode=..., every=..., decay=...): a reference policy, not filled yet."""
     from mindgspo.trainer.reference import ReferencePolicy
@@ -112,7 +101,7 @@ def test_it_rounds_as_it_says_and_is_near_the_exact_average(model, make, load, t
         np.testing.assert_allclose(array, exact[name], rtol=1e-6, atol=1e-8, err_msg=name)
 
 
-def test_an_average_of_equals_stays_what_it_is(model, make, tmp_path: Path) -> None:
+def test_an_average_of_equals_stays_and_changes_once_in_a_step(model, make, tmp_path: Path) -> None:
     reference = make(mode="ema", every=1, decay=0.9)
     reference.freeze(model, tmp_path, version=0)
     before = reference.arrays()
@@ -120,9 +109,6 @@ def test_an_average_of_equals_stays_what_it_is(model, make, tmp_path: Path) -> N
         reference.follow(model, steps_done=step - 1, version=0)
     for name, array in reference.arrays().items():
         np.testing.assert_array_equal(array, before[name], err_msg=name)
-
-
-def test_asked_twice_in_a_step_it_changes_once(model, make, tmp_path: Path) -> None:
     reference = make(mode="ema", every=1, decay=0.5)
     reference.freeze(model, tmp_path, version=0)
     set_norm(model, 3.0)
@@ -159,7 +145,7 @@ def test_a_checkpoint_without_it_is_refused(make, tmp_path: Path) -> None:
         make(mode="sync", every=2).restore(tmp_path)
 
 
-def test_a_step_lets_it_follow_before_it_scores(make_trainer, answer, fakes) -> None:
+def test_a_step_lets_it_follow_before_it_scores(make_trainer, one_of_two_right, fakes) -> None:
 
     told = []
 
@@ -168,11 +154,7 @@ def test_a_step_lets_it_follow_before_it_scores(make_trainer, answer, fakes) -> 
             told.append((steps_done, version))
             self.version = 1.5
 
-    trainer = make_trainer(
-        lambda prompt, sample: answer(prompt.answer if sample == 0 else "9"),
-        "algorithm.kl.placement=loss",
-        reference=Diary(lambda ids: -0.03 * ids),
-    )
+    trainer = make_trainer(one_of_two_right, "algorithm.kl.placement=loss", reference=Diary(lambda ids: -0.03 * ids))
     metrics = [trainer.train_step(step).metrics for step in (1, 2)]
     assert told == [(0, 0), (1, 2)], "two updates in a step"
     assert [step["critic/reference_version"] for step in metrics] == [1.5, 1.5]

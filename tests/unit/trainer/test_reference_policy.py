@@ -16,17 +16,6 @@ IDS = np.random.default_rng(5).integers(1, 300, 14).astype(np.int32)
 
 
 @pytest.fixture
-def model(cpu_runtime: None, load):
-    from mindgspo.models.policy import build_model
-    from mindgspo.models.weights import initialize_weights
-
-    section = load().model
-    model = build_model(section)
-    initialize_weights(model, section, seed=1)
-    return model
-
-
-@pytest.fixture
 def make_reference(cpu_runtime: None, load):
     from mindgspo.trainer.reference import ReferencePolicy
 

@@ -50,20 +50,14 @@ def by_prompt(answer):
     )
 
 
-def test_without_a_filter_only_abstained_rewards_are_left_out(group) -> None:
+def test_reasons_by_hand(group) -> None:
     selection = select([group(1.0, 1.0), group(None, 0.0)], NO_FILTER, None)
     assert selection.reasons == (None, None, "timeout", None)
     assert len(selection.responses) == 4
     assert (selection.trained(0, 4), selection.trained(2, 4), selection.trained(2, 3)) == ([0, 1, 3], [3], [])
-
-
-def test_groups_that_tell_nothing_apart_are_filtered_by_name(group) -> None:
     groups = [group(1.0, 1.0), group(0.0, 1.0), group(None, 1.0), group(None, 0.1, 0.2), group(0.1, 0.1)]
     expected = ["zero_signal"] * 2 + [None] * 2 + ["timeout", "zero_signal"] + ["timeout", None, None]
     assert list(select(groups, BY_REWARD, None).reasons) == [*expected, "zero_signal", "zero_signal"]
-
-
-def test_a_group_without_a_baseline_has_nothing_to_be_compared_with(group) -> None:
     groups = [group(0.0, 1.0), group(None, 1.0), group(1.0, 1.0)]
     assert select(groups, NO_FILTER, [0.0, None, None]).reasons == (
         *(None, None),
@@ -97,7 +91,7 @@ def test_filtered_groups_leave_the_rows_and_the_denominators(make_trainer, by_pr
             np.testing.assert_allclose(advantages, np.full(advantages.size, sign * size), rtol=1e-5)
 
 
-def test_unfiltered_groups_without_signal_count_with_advantage_zero(make_trainer, by_prompt) -> None:
+def test_groups_without_signal_count_unfiltered_and_make_no_update_filtered(make_trainer, by_prompt) -> None:
     trainer = make_trainer(by_prompt({0: 1, 1: 2, 2: 1, 3: 0}))
     metrics = trainer.train_step(1).metrics
     assert (metrics["samples/trained"], metrics["samples/filtered"], metrics["actor/updates"]) == (8, 0, 2)
@@ -108,9 +102,6 @@ def test_unfiltered_groups_without_signal_count_with_advantage_zero(make_trainer
             int(number): batch.advantages_NK[row] for batch in batches for row, number in enumerate(batch.samples_N)
         }
         assert [bool(found[number].any()) for number in sorted(found)] == [True, True, False, False]
-
-
-def test_a_mini_batch_without_signal_makes_no_update(make_trainer, by_prompt) -> None:
     trainer = make_trainer(by_prompt({0: 0, 1: 2, 2: 1, 3: 1}), "algorithm.filter_groups.metric=reward")
     metrics = trainer.train_step(1).metrics
     assert (metrics["actor/updates"], metrics["training/updates"], trainer.weight_version) == (1, 1, 1)

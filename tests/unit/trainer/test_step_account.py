@@ -22,24 +22,18 @@ def selection(response):
     return lambda *reasons: Selection(responses=tuple(response([1], [-1.0]) for _ in reasons), reasons=reasons)
 
 
-def test_every_sample_is_trained_or_filtered_for_a_reason(selection) -> None:
+def test_the_account_has_every_sample_and_no_hole(selection) -> None:
     some = selection(None, "timeout", None, "zero_signal", "zero_signal", None)
     assert account(some, num_asked=6, num_trained=3) == {
         "samples/generated": 6, "samples/trained": 3, "samples/filtered": 3, "samples/filtered/timeout": 1,
         "samples/filtered/zero_signal": 2,
     }  # fmt: skip
-
-
-def test_groups_move_between_steps_without_a_hole(selection) -> None:
     some = selection(None, None, None, "kept", "surplus", "short", "kept", "error", "zero_signal")
     assert account(some, num_earlier=2, num_asked=7, num_trained=3) == {
         "samples/generated": 7, "samples/trained": 3, "samples/filtered": 2, "samples/filtered/error": 1,
         "samples/filtered/zero_signal": 1, "samples/dropped": 2, "samples/dropped/short": 1,
         "samples/dropped/surplus": 1, "samples/kept": 2, "samples/earlier": 2,
     }  # fmt: skip
-
-
-def test_a_hole_in_the_account_is_a_defect(selection) -> None:
     with pytest.raises(AssertionError, match="2 responses and 0 earlier ones, but 1 trained"):
         account(selection(None, None), num_asked=2, num_trained=1)
     with pytest.raises(AssertionError, match="2 responses and 0 earlier ones, but 2 trained"):
@@ -101,7 +95,4 @@ def test_what_the_algorithm_does_not_have_is_not_reported(section: AlgorithmSect
     one = result(1.0, 2.0, 0.1, pg_loss=1.0, kl=0.0, kl_loss=0.0, pg_clipfrac_lower=0.0)
     optional = {"actor/kl", "actor/kl_loss", "actor/pg_clipfrac_lower"}
     assert update_metrics([one], section).keys() & optional == reported
-
-
-def test_no_update_has_no_metrics_but_its_count() -> None:
-    assert update_metrics([], AlgorithmSection()) == {"actor/updates": 0}
+    assert update_metrics([], section) == {"actor/updates": 0}

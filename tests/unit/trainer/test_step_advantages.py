@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
 from scripted_engine import ScriptedEngine
 
 from mindgspo.metrics import unknown_names
@@ -57,23 +56,17 @@ def assert_advantages(result: StepResult, updater, expected: list[np.ndarray], *
         np.testing.assert_array_equal(rows[number], found)
 
 
-@pytest.fixture
-def one_of_two_right(answer):
-    return lambda prompt, sample: answer(prompt.answer if sample == 0 else "999")
-
-
 def lengths_of(result: StepResult) -> list[int]:
     return [response.length for group in result.groups for response in group.responses]
 
 
-def test_remax_subtracts_the_reward_of_a_greedy_response(make_trainer, one_of_two_right, answer) -> None:
-    """The greedy answer is right for prompts 0 and 3 only."""
+def test_remax_alone_subtracts_the_reward_of_a_greedy_response(make_trainer, one_of_two_right, answer) -> None:
+    # The greedy answer is right for prompts 0 and 3 only.
     engine = RecordingEngine(
         one_of_two_right, lambda prompt, sample: answer(prompt.answer if prompt.index in (0, 3) else "998")
     )
     trainer = make_trainer(one_of_two_right, "algorithm.advantage.estimator=remax", engine=engine)
     result = trainer.train_step(1)
-
     assert engine.asked == [(1.0, 2, 16, 4), (0.0, 1, 16, 4)]
     values = [0, -1, 1, 0, 1, 0, 0, -1]
     expected = [np.full(length, value) for length, value in zip(lengths_of(result), values, strict=True)]
@@ -82,9 +75,6 @@ def test_remax_subtracts_the_reward_of_a_greedy_response(make_trainer, one_of_tw
     assert unknown_names(metrics) == []
     assert (metrics["samples/generated"], metrics["samples/trained"]) == (8, 8), "greedy answers are no samples"
     assert metrics["critic/score/mean"] == 0.5
-
-
-def test_other_estimators_ask_for_no_greedy_response(make_trainer, one_of_two_right) -> None:
     engine = RecordingEngine(one_of_two_right, None)
     make_trainer(one_of_two_right, engine=engine).train_step(1)
     assert engine.asked == [(1.0, 2, 16, 4)]

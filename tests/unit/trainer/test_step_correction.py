@@ -23,12 +23,10 @@ def difference(ids: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture
-def make(make_trainer, answer, fakes):
-    def with_mismatch(*overrides: str):
-        script = lambda prompt, sample: answer(prompt.answer if sample == 0 else "999")  # noqa: E731 - one line
-        return make_trainer(script, *overrides, old_policy=fakes.scorer(lambda ids: difference(ids) - 1))
-
-    return with_mismatch
+def make(make_trainer, one_of_two_right, fakes):
+    return lambda *overrides: make_trainer(
+        one_of_two_right, *overrides, old_policy=fakes.scorer(lambda ids: difference(ids) - 1)
+    )
 
 
 def rows_of(trainer) -> Iterator[tuple[np.ndarray, np.ndarray]]:

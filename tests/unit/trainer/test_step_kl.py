@@ -22,11 +22,6 @@ DR_GRPO = "algorithm.advantage.estimator=dr_grpo"
 
 
 @pytest.fixture
-def one_of_two_right(answer):
-    return lambda prompt, sample: answer(prompt.answer if sample == 0 else "999")
-
-
-@pytest.fixture
 def make(make_trainer, one_of_two_right, fakes):
     """make(*overrides, **trainer): trainer with the two policies above."""
 

@@ -22,17 +22,15 @@ class NeverAsked:
 
 
 @pytest.fixture
-def make(make_trainer, answer, fakes):
+def make(make_trainer, one_of_two_right, fakes):
     def with_backend(*overrides: str, logp: float = -1.05, **changed: object):
-        return make_trainer(
-            lambda prompt, sample: answer(prompt.answer if sample == 0 else "999"), SAMPLER, *overrides,
-            old_policy=NeverAsked(), **{"backend": fakes.backend(ratio_errors=[0.5], logp=logp), **changed},
-        )  # fmt: skip
+        fields = {"backend": fakes.backend(ratio_errors=[0.5], logp=logp), **changed}
+        return make_trainer(one_of_two_right, SAMPLER, *overrides, old_policy=NeverAsked(), **fields)
 
     return with_backend
 
 
-def test_the_samplers_log_probs_are_the_old_ones_and_nothing_is_scored(make) -> None:
+def test_old_log_probs_and_mismatch_are_the_samplers(make) -> None:
     trainer = make()
     metrics = trainer.train_step(1).metrics
     for batch in (batch for batches in trainer.backend.batches for batch in batches):
@@ -41,10 +39,7 @@ def test_the_samplers_log_probs_are_the_old_ones_and_nothing_is_scored(make) -> 
     assert unknown_names(metrics) == []
     gone = {"actor/entropy", "actor/first_ratio_error_max"}
     assert not metrics.keys() & gone, "neither is known; the ratio of the first update is the mismatch"
-
-
-def test_the_mismatch_is_that_of_the_first_update(make) -> None:
-    metrics = make().train_step(1).metrics
+    # The mismatch is that of the first update.
     assert metrics["training/rollout_logprob_diff_mean"] == pytest.approx(0.05, rel=1e-5)
     assert metrics["training/rollout_logprob_diff_max"] == pytest.approx(0.05, rel=1e-5)
     assert metrics["rollout_corr/kl"] == pytest.approx(0.05, rel=1e-5)
@@ -52,30 +47,21 @@ def test_the_mismatch_is_that_of_the_first_update(make) -> None:
     assert metrics["training/rollout_probs_diff_max"] == pytest.approx(math.exp(-1) - math.exp(-1.05), rel=1e-5)
 
 
-def test_a_mismatch_beyond_its_limit_stops_the_run(make) -> None:
+def test_a_mismatch_beyond_its_limit_or_not_finite_stops_the_run(make) -> None:
     with pytest.raises(TrainingError, match=r"step 3: .* differ by 0.5 nat .* trainer.max_rollout_mismatch = 0.1; .*"):
         make(logp=-1.5).train_step(3)
     assert make("trainer.max_rollout_mismatch=0.6", logp=-1.5).train_step(3).metrics["actor/updates"] == 2
-
-
-def test_a_log_prob_that_is_not_finite_stops_the_run(make) -> None:
     with pytest.raises(TrainingError, match="differ by nan"):
         make(logp=math.nan).train_step(1)
 
 
-def test_where_the_first_update_was_skipped_the_second_one_tells(make, fakes) -> None:
+def test_skipped_updates_entropy_and_reference(make, fakes) -> None:
     updater = fakes.backend(nonfinite=[1], logp=-1.05)
     metrics = make("trainer.on_nonfinite=skip", backend=updater).train_step(1).metrics
     assert metrics["actor/updates_skipped"] == 1
     assert metrics["training/rollout_logprob_diff_mean"] == pytest.approx(0.05, rel=1e-5)
-
-
-def test_the_entropy_is_the_updates_where_they_have_one(make) -> None:
     metrics = make("algorithm.entropy_coef=0.01").train_step(1).metrics
     assert metrics["actor/entropy"] == 0.25
-
-
-def test_the_reference_is_still_scored(make, fakes) -> None:
     trainer = make("algorithm.kl.placement=reward", reference=fakes.reference(lambda ids: -0.03 * ids))
     metrics = trainer.train_step(1).metrics
     assert "critic/kl" in metrics and trainer.backend.batches[0][0].ref_logp_NK.any()

@@ -17,12 +17,6 @@ from mindgspo.rewards.verification import Verification
 HALF = math.sqrt(0.5)  # rewards 1 and 0: (1 - 0.5) / std, ddof 1
 
 
-@pytest.fixture
-def one_of_two_right(answer):
-    """The first sibling is right, the second one says 999."""
-    return lambda prompt, sample: answer(prompt.answer if sample == 0 else "999")
-
-
 def test_a_step_by_hand(make_trainer, one_of_two_right, prompts) -> None:
     trainer = make_trainer(one_of_two_right)
     result = trainer.train_step(1)
@@ -75,7 +69,7 @@ def test_the_updater_gets_every_sample_once_with_its_old_log_probs(make_trainer,
             assert not batch.ref_logp_NK.any() and (batch.correction_NK == 1).all()
 
 
-def test_the_learning_rate_counts_updates_and_the_version_moves_with_them(make_trainer, one_of_two_right) -> None:
+def test_the_learning_rate_the_version_and_the_prompts_follow_the_updates(make_trainer, one_of_two_right) -> None:
     trainer = make_trainer(one_of_two_right)
     for step in (1, 2, 3):
         result = trainer.train_step(step)
@@ -85,9 +79,6 @@ def test_the_learning_rate_counts_updates_and_the_version_moves_with_them(make_t
     assert result.metrics["training/updates"] == 6
     assert trainer.weight_version == 6
     assert [response.weight_version for response in result.groups[0].responses] == [4, 4]
-
-
-def test_prompts_follow_the_stream(make_trainer, one_of_two_right) -> None:
     trainer = make_trainer(one_of_two_right)
     drawn = [[group.prompt.index for group in trainer.train_step(step).groups] for step in (1, 2, 3)]
     assert drawn == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
@@ -111,22 +102,17 @@ def test_responses_without_a_reward_are_filtered_and_counted_by_reason(make_trai
     assert rows == 3
 
 
-def test_a_mini_batch_without_any_reward_is_left_out(make_trainer, one_of_two_right, fakes) -> None:
+def test_mini_batches_and_steps_without_any_reward(make_trainer, one_of_two_right, fakes, caplog) -> None:
     scorer = fakes.abstaining_scorer(lambda one: one.index < 2)
     trainer = make_trainer(one_of_two_right, reward_scorer=scorer)
     metrics = trainer.train_step(1).metrics
     assert (metrics["actor/updates"], metrics["samples/trained"], metrics["samples/filtered"]) == (1, 4, 4)
     assert trainer.weight_version == 1
-
-
-def test_a_step_without_any_reward_stops_the_run(make_trainer, one_of_two_right, fakes) -> None:
     trainer = make_trainer(one_of_two_right, reward_scorer=fakes.abstaining_scorer(lambda one: True))
     with pytest.raises(TrainingError, match=r"step 7: none of the 8 responses has a reward \(8 timeout\)"):
         trainer.train_step(7)
     assert trainer.backend.batches == [] and trainer.weight_version == 0
 
-
-def test_a_reward_function_that_raises_filters_its_sample(make_trainer, one_of_two_right, caplog) -> None:
     class Raising:
         def verify(self, candidate: Candidate) -> Verification:
             raise RuntimeError("broken")
@@ -137,20 +123,14 @@ def test_a_reward_function_that_raises_filters_its_sample(make_trainer, one_of_t
     assert "RuntimeError: broken" in caplog.text
 
 
-def test_a_ratio_off_one_before_the_first_update_stops_the_run(make_trainer, one_of_two_right, fakes) -> None:
+def test_ratios_off_one_and_a_stale_engine(make_trainer, one_of_two_right, fakes) -> None:
     trainer = make_trainer(one_of_two_right, backend=fakes.backend(ratio_errors=[2e-5]))
     with pytest.raises(TrainingError, match=r"step 1: .* off 1 by 2e-05, allowed is trainer.max_ratio_error = 1e-05"):
         trainer.train_step(1)
-
-
-def test_after_the_first_update_the_ratio_may_be_anything(make_trainer, one_of_two_right, fakes) -> None:
     trainer = make_trainer(one_of_two_right, backend=fakes.backend(ratio_errors=[1e-6, 0.5]))
     metrics = trainer.train_step(1).metrics
     assert (metrics["actor/first_ratio_error_max"], metrics["actor/ratio_error_max"]) == (1e-6, 0.5)
     assert (metrics["actor/log_ratio_max"], metrics["actor/log_ratio_min"]) == (0.5, -0.5)
-
-
-def test_a_stale_engine_is_noticed(make_trainer, one_of_two_right) -> None:
     trainer = make_trainer(one_of_two_right)
     trainer.weight_version = 1
     with pytest.raises(AssertionError):
