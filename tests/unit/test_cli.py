@@ -71,20 +71,16 @@ def test_a_users_mistake_is_one_message_with_exit_code_1(
     assert not list(tmp_path.iterdir()), "nothing is written"
 
 
-def test_a_defect_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def defect(_: object) -> None:
-        raise AssertionError("an invariant")
+def test_ctrl_c_is_one_line_and_a_defect_of_ours_keeps_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def raising(error: BaseException) -> None:
+        raise error
 
-    monkeypatch.setattr("mindgspo.metrics.plot_run", defect)
+    monkeypatch.setattr("mindgspo.metrics.plot_run", lambda _: raising(AssertionError("an invariant")))
     with pytest.raises(AssertionError, match="an invariant"):
         main(["report", "x"])
-
-
-def test_ctrl_c_is_one_line_and_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    def interrupted(_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("mindgspo.metrics.plot_run", interrupted)
+    monkeypatch.setattr("mindgspo.metrics.plot_run", lambda _: raising(KeyboardInterrupt()))
     assert main(["report", "x"]) == 130
     assert capsys.readouterr().err == "interrupted; what was saved stays\n"
 

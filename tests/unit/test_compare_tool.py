@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
+import compare_algorithms as tool
 import pytest
 
 from mindgspo.config import dump_config, load_config
@@ -20,19 +19,6 @@ PROJECT = Path(__file__).resolve().parents[2]
 QUICKSTART = PROJECT / "examples/arithmetic/gspo.yaml"
 PNG = b"\x89PNG\r\n\x1a\n"
 CLIP = {"gspo": 0.2, "grpo": 0.001}
-
-
-def load_tool() -> ModuleType:
-    specification = importlib.util.spec_from_file_location(
-        "compare_algorithms", PROJECT / "tools/compare_algorithms.py"
-    )
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module  # dataclasses look their module up
-    specification.loader.exec_module(module)
-    return module
-
-
-tool = load_tool()
 
 
 def write_run(run_dir: Path, *, variant: str = "gspo", seed: int = 1, steps: int = 12, config: str = "") -> Path:
@@ -72,9 +58,6 @@ def cells(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
 
 
-# ----- table and picture
-
-
 def test_the_table_by_hand(tmp_path: Path) -> None:
     header, ruler, *rows = cells(tool.comparison_table(compared(tmp_path)))
     assert header[:2] == ["algorithm", "seed"] and set(ruler) == {"---"}
@@ -84,9 +67,6 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
     clipped = ["0.24 ± 0", "0.24 ± 0"]
     assert rows[6] == ["gspo", "mean of 3", "0.500 ± 0.000", "0.920 ± 0.010", *clipped, "2,400 ± 1,200", "102 ± 1"]
     assert [row[0] for row in rows[6:]] == ["gspo", "grpo"]
-
-
-def test_one_seed_needs_no_mean_and_what_was_not_recorded_is_a_dash(tmp_path: Path) -> None:
     runs = compared(tmp_path, seeds=(4,))
     assert len(tool.comparison_table(runs).splitlines()) == 2 + 2
     bare = RunRecord(name="bare", metrics=({"step": 1},))
@@ -104,7 +84,7 @@ def test_the_picture(tmp_path: Path, seeds: tuple[int, ...], steps: int) -> None
     assert tool.draw_comparison(runs, LIGHT) == content != tool.draw_comparison(runs, DARK)
 
 
-def test_what_accuracy_cost(tmp_path: Path) -> None:
+def test_costs_still_runs_and_names_in_the_picture(tmp_path: Path) -> None:
     runs = compared(tmp_path, seeds=(1, 3))
     assert tool.spent(runs[1].run, "samples/generated", [0, 1, 12]) == [0, 300, 3600]
     assert tool.spent(runs[0].run, "actor/updates", [0, 5, 12]) == [0, 20, 48]
@@ -112,21 +92,12 @@ def test_what_accuracy_cost(tmp_path: Path) -> None:
     assert content.startswith(PNG) and tool.draw_costs(runs, LIGHT) == content != tool.draw_costs(runs[:2], LIGHT)
     bare = RunRecord(name="bare", metrics=({"step": 1},))
     assert tool.draw_costs([tool.ComparedRun(variant="gspo", seed=5, run=bare)], LIGHT).startswith(PNG)
-
-
-def test_runs_that_never_clip_or_recorded_nothing_can_be_drawn(tmp_path: Path) -> None:
     rows = ({"step": 1, "actor/pg_clipfrac": 0.0}, {"step": 2, "actor/pg_clipfrac": 0.0})
     still = RunRecord(name="still", metrics=rows)
     assert tool.draw_comparison([tool.ComparedRun(variant="gspo", seed=1, run=still)], LIGHT).startswith(PNG)
     both = [*compared(tmp_path), tool.ComparedRun(variant="still", seed=1, run=still)]
     assert tool.draw_comparison(both, LIGHT).startswith(PNG)
-
-
-def test_names_in_the_picture() -> None:
     assert [tool.display_name(name) for name in ("gspo", "dr_grpo", "wide_clip")] == ["GSPO", "DR-GRPO", "wide_clip"]
-
-
-# ----- the runs
 
 
 class Trainer:
@@ -171,16 +142,13 @@ def test_every_seed_warms_up_once_and_both_algorithms_start_from_it(tmp_path: Pa
     assert grpo.config.model_copy(update=same) == gspo.config
 
 
-def test_a_child_resolves_its_command_line_to_the_planned_configuration(tmp_path: Path) -> None:
+def test_what_a_child_is_told_and_runs_without_warm_up(tmp_path: Path) -> None:
     output = tmp_path / "odd: name, # {here}"
     (job,) = [job for job in tool.plan(QUICKSTART, output, tool.VARIANTS, [1], []) if job.name == "grpo"]
     python, minus_m, module, command, experiment, *overrides = job.arguments()
     assert (python, minus_m, module, command) == (sys.executable, "-m", "mindgspo.cli", "run")
     assert overrides[::2] == ["--set"] * (len(overrides) // 2)
     assert load_config(experiment, overrides[1::2], check_files=False) == job.config
-
-
-def test_an_experiment_without_warm_up_is_run_as_it_is(tmp_path: Path) -> None:
     jobs = tool.plan(QUICKSTART, tmp_path, {"a": (), "b": ("algorithm.clip_high=8e-4",)}, [1], ["warmup=null"])
     assert [(job.name, job.command) for job in jobs] == [("a", "run"), ("b", "run")]
     assert jobs[0].config.model.path is None
@@ -219,27 +187,21 @@ def test_a_failed_run_stops_and_names_its_log_and_the_next_call_goes_on(
     assert trainer.launched == []
 
 
-def test_a_child_that_ends_without_a_result_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compare(tmp_path, lambda job: 0) == 1
-    assert "warm-up: ended without a result" in capsys.readouterr().err
-
-
-def test_a_finished_run_with_other_settings_is_not_taken_for_this_one(
+def test_wrong_settings_and_other_runs_are_refused_before_anything_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    trainer = Trainer()
+    assert compare(tmp_path, trainer, "--variant", "gspo", "--variant", "x", "algorithm.clip_hihg=1") == 1
+    assert "did you mean algorithm.clip_high" in capsys.readouterr().err
+    assert trainer.launched == [] and list(tmp_path.iterdir()) == []
     assert compare(tmp_path, Trainer(), "--seeds", "1") == 0
     trainer = Trainer()
     assert compare(tmp_path, trainer, "--seeds", "1", "--set", "optimizer.lr=1e-4") == 1
     message = capsys.readouterr().err
     assert "optimizer.lr: 0.0001, the run has 5e-05" in message and "choose another --output" in message
     assert trainer.launched == []
-
-
-def test_a_wrong_setting_is_refused_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trainer = Trainer()
-    assert compare(tmp_path, trainer, "--variant", "gspo", "--variant", "x", "algorithm.clip_hihg=1") == 1
-    assert "did you mean algorithm.clip_high" in capsys.readouterr().err
-    assert trainer.launched == [] and list(tmp_path.iterdir()) == []
+    assert compare(tmp_path / "other", lambda job: 0) == 1
+    assert "warm-up: ended without a result" in capsys.readouterr().err
 
 
 def test_only_plot_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

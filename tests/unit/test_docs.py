@@ -42,16 +42,13 @@ def text_of(document: Path) -> str:
     return document.read_text(encoding="utf-8")
 
 
-# ----- files and links
-
-
 def anchors(document: Path) -> set[str]:
     """The names by which headings are linked to."""
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for _, title in headings(text_of(document))}
 
 
 @each_document
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_and_files_named_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(text_of(document))):
         if "://" in target:
             continue
@@ -59,10 +56,6 @@ def test_links_lead_somewhere(document: Path) -> None:
         other = (document.parent / name).resolve() if name else document
         assert other.exists(), f"{document.name}: {target} does not exist"
         assert not anchor or anchor in anchors(other), f"{document.name}: no heading for {target}"
-
-
-@each_document
-def test_files_named_exist(document: Path) -> None:
     text = text_of(document)
     places = [line for _, content in code_blocks(text) for line in content.splitlines()] + code_spans(text)
     named = {
@@ -76,15 +69,12 @@ def test_files_named_exist(document: Path) -> None:
     }
     missing = [name for name in named if not (document.parent / name).exists() and not (PROJECT / name).exists()]
     assert missing == [], document.name
-
-
-@each_document
-def test_modules_named_within_the_package_exist(document: Path) -> None:
-    """`parallel/ranks.py` is mindgspo/parallel/ranks.py, where mindgspo/parallel is a package."""
+    # `parallel/ranks.py` is mindgspo/parallel/ranks.py, where mindgspo/parallel is a package.
     named = {span for span in code_spans(text_of(document)) if re.fullmatch(r"[a-z_]+/[\w/]*\w\.(?:py|yaml)", span)}
     packages = {path.parent.name for path in (PROJECT / "mindgspo").glob("*/__init__.py")}
     missing = [name for name in named if name.split("/")[0] in packages and not (PROJECT / "mindgspo" / name).exists()]
     assert missing == [], document.name
+    assert re.findall(r"@@.*|\b(?:TODO|FIXME|XXX)\b", text_of(document)) == []
 
 
 def test_folders_of_the_drawing_and_packages_of_the_table_exist() -> None:
@@ -96,19 +86,6 @@ def test_folders_of_the_drawing_and_packages_of_the_table_exist() -> None:
         described = {name for row in packages[1:] for name in re.findall(r"`(\w+)`", row[0])}
         assert [name for name in named if not (PROJECT / "mindgspo" / name).exists()] == []
         assert described == {path.parent.name for path in (PROJECT / "mindgspo").glob("*/__init__.py")}
-
-
-@each_document
-def test_nothing_is_left_to_fill_in(document: Path) -> None:
-    assert re.findall(r"@@.*|\b(?:TODO|FIXME|XXX)\b", text_of(document)) == []
-
-
-def test_the_entry_pages_are_short() -> None:
-    limits = {"README.md": 200, "README_CN.md": 200, "AGENTS.md": 80}
-    assert [name for name, limit in limits.items() if len(text_of(PROJECT / name).splitlines()) > limit] == []
-
-
-# ----- commands and settings
 
 
 def commands_of_the_cli() -> dict[str, set[str]]:
@@ -151,9 +128,11 @@ def test_commands_and_their_options_exist(document: Path) -> None:
         assert options <= COMMANDS[name], f"{document.name}: {name} has no {options - COMMANDS[name]}"
 
 
-def test_every_command_is_shown() -> None:
+def test_every_command_is_shown_and_the_entry_pages_are_short() -> None:
     shown = {name for page in ("commands.md", "checkpoints.md", "ascend.md") for name, _ in calls(text_of(DOCS / page))}
     assert shown | {"run"} >= COMMANDS.keys(), COMMANDS.keys() - shown
+    limits = {"README.md": 200, "README_CN.md": 200, "AGENTS.md": 80}
+    assert [name for name, limit in limits.items() if len(text_of(PROJECT / name).splitlines()) > limit] == []
 
 
 FILE_ENDINGS = (".html", ".json", ".jsonl", ".md", ".png", ".py", ".safetensors", ".yaml", ".so", ".parquet")
@@ -220,9 +199,6 @@ def test_the_quickstart_passes_its_check(seed: int) -> None:
     assert any("own solution" in line for line in check_experiment(config))
 
 
-# ----- two languages, one content
-
-
 @each_pair
 def test_both_languages_say_the_same(pair: tuple[Path, Path]) -> None:
     texts = [text_of(page) for page in pair]
@@ -240,15 +216,6 @@ def test_both_languages_say_the_same(pair: tuple[Path, Path]) -> None:
     assert texts[0] != texts[1]
 
 
-# ----- the import table of CONTRIBUTING.md
-
-
-def levels() -> dict[str, int]:
-    """{package: level} from CONTRIBUTING.md."""
-    table = next(t for t in tables(text_of(PROJECT / "CONTRIBUTING.md")) if t[0] == ["level", "packages"])
-    return {package: int(level) for level, packages in table[1:] for package in re.findall(r"`(\w+)`", packages)}
-
-
 def imported_packages(path: Path) -> set[str]:
     modules = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -260,7 +227,8 @@ def imported_packages(path: Path) -> set[str]:
 
 
 def test_imports_go_down_the_table_of_contributing() -> None:
-    level = levels()
+    table = next(t for t in tables(text_of(PROJECT / "CONTRIBUTING.md")) if t[0] == ["level", "packages"])
+    level = {package: int(number) for number, packages in table[1:] for package in re.findall(r"`(\w+)`", packages)}
     root = PROJECT / "mindgspo"
     upwards, found = [], set()
     for path in sorted(root.rglob("*.py")):

@@ -61,6 +61,14 @@ def text_of(page: Path) -> str:
     return page.read_text(encoding="utf-8")
 
 
+def options_of(*words: str) -> set[str]:
+    """Options of a command; words behind its name do not matter."""
+    command = typer.main.get_command(app)
+    for word in words:
+        command = command.commands[word] if hasattr(command, "commands") else command
+    return {option for parameter in command.params for option in parameter.opts}
+
+
 def table_of(page: Path, first_names: set[str]) -> dict[str, list[str]]:
     """{name: other cells} of the table whose first column holds these names."""
     for table in tables(text_of(page)):
@@ -71,7 +79,7 @@ def table_of(page: Path, first_names: set[str]) -> dict[str, list[str]]:
 
 
 @each_page("algorithms")
-def test_algorithms_every_loss_is_shown_with_its_defaults(page: Path) -> None:
+def test_algorithms_losses_aggregations_and_estimators_are_those_of_the_code(page: Path) -> None:
     for name, (paper, _, aggregation, clip) in table_of(page, set(POLICY_LOSSES)).items():
         recipe = POLICY_LOSSES[name]
         assert aggregation == f"`{recipe.agg_mode}`"
@@ -79,18 +87,10 @@ def test_algorithms_every_loss_is_shown_with_its_defaults(page: Path) -> None:
         assert numbers == list(recipe.clip or ())
         arxiv = re.findall(r"\d{4}\.\d{5}", recipe.source)[0]
         assert arxiv in paper or name == "gspo_token", f"{name}: {paper}"
-
-
-@each_page("algorithms")
-def test_algorithms_every_aggregation_is_shown_with_its_weight(page: Path) -> None:
     rows = table_of(page, set(get_args(AggregationMode)))
     for mode, factor in LENGTH_FACTORS.items():
         shown = re.sub(r"abs\((.*?)\)", r"|\1|", rows[mode][1].strip("`")).replace("S", "L")
         assert shown == factor
-
-
-@each_page("algorithms")
-def test_algorithms_every_estimator_is_shown_with_the_keys_it_reads(page: Path) -> None:
     for name, cells in table_of(page, set(get_args(EstimatorName))).items():
         assert set(re.findall(r"`(\w+)`", cells[-1])) == {key for key, readers in READERS.items() if name in readers}
 
@@ -103,6 +103,9 @@ def test_batches_both_pages_have_the_same_parts_and_figures() -> None:
     assert numbers == [
         [row[1:] for row in table[1:] if any(one[:1].isdigit() for one in row[1:])] for table in tables(chinese)
     ]
+    changes = ("trainer.samples_per_micro_batch=", "trainer.max_tokens_per_micro_batch=2048", "trainer.packing=true")
+    config = load_config(PROJECT / "examples" / "gsm8k" / "smoke.yaml", changes, check_files=False)
+    assert config.trainer.packing
 
 
 @each_page("batches")
@@ -114,25 +117,12 @@ def test_batches_settings_and_metrics_exist(page: Path) -> None:
     assert len(metrics) == 6 and all(glossary_name(metric) for metric in metrics)
 
 
-def test_batches_the_example_passes_the_rules() -> None:
-    changes = ("trainer.samples_per_micro_batch=", "trainer.max_tokens_per_micro_batch=2048", "trainer.packing=true")
-    config = load_config(PROJECT / "examples" / "gsm8k" / "smoke.yaml", changes, check_files=False)
-    assert config.trainer.packing
-
-
 @each_page("checkpoints")
-def test_checkpoints_every_option_of_the_conversion_has_its_row(page: Path) -> None:
+def test_checkpoints_options_and_names_are_the_programs(page: Path) -> None:
     rows = next(table for table in tables(text_of(page)) if any("--dtype" in row[0] for row in table))
     assert {row[0].strip("`") for row in rows[1:]} == {
-        option
-        for parameter in typer.main.get_command(app).commands["convert"].commands["weights"].params
-        for option in parameter.opts
-        if option.startswith("--")
+        o for o in options_of("convert", "weights") if o.startswith("--")
     }
-
-
-@each_page("checkpoints")
-def test_checkpoints_the_table_of_names_is_the_programs(page: Path) -> None:
     (rows,) = (table for table in tables(text_of(page)) if table[0] == ["Hugging Face", "MindFormers"])
     for left, right in rows[1:]:
         ours, theirs = (re.findall(r"`([^`]+)`", cell) for cell in (left, right))
@@ -158,32 +148,19 @@ def test_evaluation_names_files_and_rewards_are_those_of_the_code(page: Path, tm
 
 
 @each_page("evaluation")
-def test_evaluation_every_format_is_told_by_columns(page: Path) -> None:
+def test_evaluation_formats_options_settings_and_numbers(page: Path) -> None:
     shown = [row[1].strip("`") for row in tables(text_of(page))[1][1:]]
     assert sorted(shown) == sorted(PARSERS)
-
-
-@each_page("evaluation")
-def test_evaluation_options_and_settings_exist(page: Path) -> None:
-    command = typer.main.get_command(app).commands["eval"]
-    options = {option for parameter in command.params for option in parameter.opts}
+    options = options_of("eval")
     text = text_of(page)
     named = {word for place in [*shell_lines(text), *code_spans(text)] for word in re.findall(r"--[a-z-]+", place)}
     assert named <= options and len(named) > 10, named - options
     shown = {key.replace("data.eval.aime.", "data.eval.") for key in re.findall(r"--set ([a-z_.]+)=", prose(text))}
     assert shown <= {key for key, _ in known_keys()}
-
-
-@each_page("evaluation")
-def test_evaluation_numbers_in_the_text(page: Path) -> None:
     text = text_of(page)
     assert f"{wilson(0, 30).high:.3f}" in text and str(MAX_NEW_TOKENS) in text
     change = change_estimate([1] * 250 + [0] * 250, [1] * 270 + [0] * 230)
     assert f"+{change.low * 100:.1f} .. +{change.high * 100:.1f}" in text and change.value == 0.04
-
-
-@each_page("evaluation")
-def test_evaluation_settings_of_evaluations_in_training(page: Path) -> None:
     rows = {row[0].strip("`"): row[1].strip("`") for row in tables(text_of(page))[-1][1:]}
     assert rows.keys() == {key for key, _ in known_keys() if key.startswith("eval.")}
     for key, shown in rows.items():
@@ -192,18 +169,14 @@ def test_evaluation_settings_of_evaluations_in_training(page: Path) -> None:
 
 
 @each_page("evaluation")
-def test_evaluation_the_experiment_with_two_sets_is_legal(page: Path) -> None:
+def test_evaluation_examples_are_legal_and_true(page: Path) -> None:
     (block,) = [content for language, content in code_blocks(text_of(page)) if language == "yaml"]
     shown = yaml.safe_load(block)
     evaluation = EvalSection(**shown["eval"])
     assert set(TypeAdapter(EvalSources).validate_python(shown["data"]["eval"])) == {"gsm8k", "aime"}
     part, figure = evaluation.best_metric.removeprefix("val-core/").split("/", 1)
     assert part == "aime" and figure in evaluation_metrics(evaluation)
-
-
-@each_page("evaluation")
-def test_evaluation_the_verdict_is_what_is_printed(page: Path) -> None:
-    """The example's run, told to the rules."""
+    # The example's run, told to the rules.
     (block,) = [content for language, content in code_blocks(text_of(page)) if language == "text"]
     run = RunHistory("rollout:\n  max_new_tokens: 256\n")
     change = {CHANGE: 0.004, f"{CHANGE}/low": -0.019, f"{CHANGE}/high": 0.027}
@@ -214,20 +187,14 @@ def test_evaluation_the_verdict_is_what_is_printed(page: Path) -> None:
 
 
 @each_page("integrations")
-def test_integrations_commands_shown_exist(page: Path) -> None:
-    commands = typer.main.get_command(app).commands
+def test_integrations_commands_and_versions(page: Path) -> None:
     shown = [line.split() for line in shell_lines(text_of(page)) if line.startswith("mf/bin/mindgspo")]
     assert [words[1] for words in shown] == ["logprobs", "run"]
     for words in shown:
-        options = {option for parameter in commands[words[1]].params for option in parameter.opts}
-        assert {word for word in words if word.startswith("--")} <= options
+        assert {word for word in words if word.startswith("--")} <= options_of(words[1])
     (setting,) = (words[-1] for words in shown if words[1] == "run")
     config = load_config(PROJECT / shown[1][2], [setting])
     assert config.model.backend == "mindformers" and list(backend_problems(config)) == []
-
-
-@each_page("integrations")
-def test_integrations_the_pair_of_versions_is_the_one_that_is_asked_for(page: Path) -> None:
     extra = 'mindformers = ["mindformers==' + WANTED["mindformers"] + '"]'
     assert extra in (PROJECT / "pyproject.toml").read_text(encoding="utf-8").splitlines()
     text = text_of(page)
@@ -258,12 +225,20 @@ def test_migrate_the_tables_are_those_of_the_code(tmp_path: Path) -> None:
 
 
 @each_page("migrate")
-def test_migrate_every_key_of_every_table_is_on_the_page(page: Path) -> None:
+def test_migrate_keys_reports_and_commands(page: Path) -> None:
     text = text_of(page)
     for table in TABLES.values():
         assert f"\n## {table.title}\n" in text
         section = text.partition(f"\n## {table.title}\n")[2].partition("\n## ")[0]
         assert [row.source for row in table.rows if f"`{row.source}`" not in section] == []
+    explained = {row[0] for table in tables(text_of(page)) for row in table}
+    assert {status.value for status in Status} | {"still to be set", "refused here"} <= explained
+    for line in shell_lines(text_of(page)):
+        words = line.split()
+        if words[:2] == ["python", "tools/prepare_data.py"]:
+            words[:2] = ["mindgspo", "data", "prepare"]
+        assert words[0] == "mindgspo", line
+        assert {word for word in words if word.startswith("--")} <= options_of(*words[1:3]), line
 
 
 @each_page("migrate")
@@ -277,57 +252,25 @@ def test_migrate_the_example_comes_out_as_shown(page: Path, tmp_path: Path) -> N
     assert lines[: len(shown)] == shown and lines[len(shown)].startswith("mapped (")
 
 
-@each_page("migrate")
-def test_migrate_every_part_of_a_report_is_explained(page: Path) -> None:
-    explained = {row[0] for table in tables(text_of(page)) for row in table}
-    assert {status.value for status in Status} | {"still to be set", "refused here"} <= explained
-
-
-@each_page("migrate")
-def test_migrate_commands_and_options_exist(page: Path) -> None:
-    groups = typer.main.get_command(app).commands
-    for line in shell_lines(text_of(page)):
-        words = line.split()
-        if words[:2] == ["python", "tools/prepare_data.py"]:
-            command = groups["data"].commands["prepare"]
-        else:
-            assert words[0] == "mindgspo", line
-            command = groups[words[1]].commands[words[2]] if hasattr(groups[words[1]], "commands") else groups[words[1]]
-        options = {option for parameter in command.params for option in parameter.opts}
-        assert {word for word in words if word.startswith("--")} <= options, line
-
-
 @each_page("reliability")
-def test_reliability_tables_are_those_of_the_code(page: Path) -> None:
+def test_reliability_tables_and_numbers_are_those_of_the_code(page: Path) -> None:
     keys, points, whats, _ = tables(text_of(page))
     for key, default, _ in keys[1:]:
         assert str(TrainerSection.model_fields[key.strip("`").removeprefix("trainer.")].default) == default
     assert [row[0].strip("`") for row in points[1:]] == list(faults.POINTS)
     assert [row[0].strip("`") for row in whats[1:]] == list(faults.WHATS)
-
-
-@each_page("reliability")
-def test_reliability_numbers_are_those_of_the_code(page: Path) -> None:
     text = text_of(page).replace("\n", " ")
     growth = WatchSection.model_fields["memory_growth"].default
     for number in (STALLED, MAX_SAVED_UPDATES, WINDOW, growth, faults.EXIT_CODE):
         assert re.search(rf"\D{re.escape(str(number))}[^\d.]", text), number
 
 
-def names_of(table: list[list[str]]) -> list[str]:
-    return [row[0].strip("`") for row in table[1:]]
-
-
 @each_page("rewards")
-def test_rewards_every_function_mode_verdict_and_worker_setting_has_its_row(page: Path) -> None:
-    shown = [names_of(table) for table in tables(text_of(page))]
+def test_rewards_tables_settings_and_function_are_those_of_the_code(page: Path) -> None:
+    shown = [[row[0].strip("`") for row in table[1:]] for table in tables(text_of(page))]
     workers = [path for path, _ in known_keys() if path.startswith("reward.workers.")]
     for expected in (VERIFIERS, SHAPERS, get_args(AnswerMode), [verdict.value for verdict in Verdict], workers):
         assert list(expected) in shown
-
-
-@each_page("rewards")
-def test_rewards_settings_shown_can_be_loaded(page: Path) -> None:
     shown = [
         yaml.safe_load(content)["reward"] for language, content in code_blocks(text_of(page)) if language == "yaml"
     ]
@@ -337,10 +280,6 @@ def test_rewards_settings_shown_can_be_loaded(page: Path) -> None:
         assert reward.weights is None or len(reward.weights) == len(reward.functions)
         for name in reward.functions:
             assert name in VERIFIERS or name in SHAPERS or file_function(name) is not None
-
-
-@each_page("rewards")
-def test_rewards_the_function_shown_does_what_the_page_says(page: Path) -> None:
     (source,) = (content for language, content in code_blocks(text_of(page)) if language == "python")
     names: dict[str, object] = {}
     exec(source, names)
@@ -350,37 +289,27 @@ def test_rewards_the_function_shown_does_what_the_page_says(page: Path) -> None:
     assert returned == {"score": 1.0, "num_words": 5}
 
 
-def cell_text(cell: str) -> str:
-    """The response that a cell of the last table describes."""
-    spans = re.findall(r"`([^`]+)`", cell)
-    if "2,000" in cell:
-        return spans[0] + " " + "x" * 2000
-    return "\n".join(spans)
-
-
 @each_page("rewards")
 def test_rewards_the_comparison_with_verl_is_true(page: Path) -> None:
     header, *rows = tables(text_of(page))[-1]
     functions = [build_function(cell.strip("`"), RewardSection()) for cell in header[1:]]
     assert len(rows) == 7 and len(functions) == 3
     for response, *verdicts in rows:
+        spans = re.findall(r"`([^`]+)`", response)
+        text = spans[0] + " " + "x" * 2000 if "2,000" in response else "\n".join(spans)
         for function, expected in zip(functions, verdicts, strict=True):
-            candidate = Candidate(text=cell_text(response), gold="72", data_source="openai/gsm8k", index=0)
+            candidate = Candidate(text=text, gold="72", data_source="openai/gsm8k", index=0)
             verification = function.verify(candidate)
             assert isinstance(verification, Verification)
             assert verification.verdict.value == expected, f"{response}: {function}"
 
 
 @each_page("sampling")
-def test_sampling_every_setting_is_shown_with_its_default(page: Path) -> None:
+def test_sampling_settings_and_metrics(page: Path) -> None:
     table = tables(text_of(page))[0]
     shown = {row[0].strip("`"): row[1] for row in table[1:]}
     defaults = {name: field.default for name, field in FilterGroupsSection.model_fields.items()}
     assert shown == {name: str(value).lower() for name, value in defaults.items()}
-
-
-@each_page("sampling")
-def test_sampling_metrics_named_exist(page: Path) -> None:
     spans = code_spans(text_of(page))
     named = {span for span in spans if re.match(r"(?:sampling|samples)/\w", span)}
     assert len(named) >= 5

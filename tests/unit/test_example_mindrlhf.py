@@ -215,25 +215,22 @@ def agree(result: tuple[float, np.ndarray], twin) -> None:
     np.testing.assert_allclose(gradient, expected_gradient, rtol=0, atol=1e-5 * largest)
 
 
-def test_packed_rows(example) -> None:
-    """One ratio per sample and not per row; the response of one token counts; dummies do not."""
+def test_packed_rows_of_one_and_of_two_replicas(example) -> None:
+    # One ratio per sample and not per row; the response of one token counts; dummies do not.
     rows = rows_of(ROWS)
     twin = expected(rows, WIDE, pack_num=3)
     assert 0 < twin[0].metrics["pg_clipfrac_seq"] < 1, "some samples must be clipped, others not"
     agree(found(example.GSPOModel(config(), fake_policy(), WIDE), packed(rows, 3)), twin)
+    # Ends of samples are counted within a replica's rows.
+    rows = rows_of([[5, 1], [9, 4], [8], [3, 3, 3]])
+    cell = example.GSPOModel(config(), fake_policy(num_replicas=2), WIDE)
+    agree(found(cell, packed(rows, 3)), expected(rows, WIDE, pack_num=3, num_replicas=2))
 
 
 def test_one_sample_per_row(example) -> None:
     rows = rows_of([[5], [1], [17], [9]])
     cell = example.GSPOModel(config(pack_num=1), fake_policy(), WIDE)
     agree(found(cell, packed(rows, 1)), expected(rows, WIDE, pack_num=1))
-
-
-def test_rows_of_two_replicas(example) -> None:
-    """Ends of samples are counted within a replica's rows."""
-    rows = rows_of([[5, 1], [9, 4], [8], [3, 3, 3]])
-    cell = example.GSPOModel(config(), fake_policy(num_replicas=2), WIDE)
-    agree(found(cell, packed(rows, 3)), expected(rows, WIDE, pack_num=3, num_replicas=2))
 
 
 def test_how_samples_are_packed_does_not_matter(example) -> None:
@@ -252,7 +249,7 @@ def test_how_samples_are_packed_does_not_matter(example) -> None:
     np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
 
 
-def test_the_kl_term_of_mindrlhf(example) -> None:
+def test_the_kl_term_of_mindrlhf_and_no_old_policy(example) -> None:
     rows = rows_of(ROWS)
     term = KLSection(
         placement="loss", estimator="k3", exponent_clamp=None, value_clamp=None, agg_mode="seq-mean-token-mean"
@@ -260,9 +257,6 @@ def test_the_kl_term_of_mindrlhf(example) -> None:
     twin = expected(rows, WIDE.model_copy(update={"kl": term}), pack_num=3, beta=0.7)
     assert abs(twin[0].kl_loss) > 1e-3
     agree(found(example.GSPOModel(config(beta=0.7), fake_policy(), WIDE), packed(rows, 3)), twin)
-
-
-def test_without_an_old_policy_the_ratio_is_one(example) -> None:
     rows = rows_of(ROWS)
     cell = example.GSPOModel(config(enable_oldpolicy=False), fake_policy())
     agree(found(cell, packed(rows, 3)), expected(rows, AlgorithmSection(), pack_num=3, on_policy=True))

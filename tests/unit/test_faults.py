@@ -51,10 +51,15 @@ def test_several_faults_and_ranks() -> None:
         [faults.reach("reward.inside") for _ in range(3)]
 
 
-def test_unarmed_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unarmed_nothing_happens_and_every_point_is_reached_somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(faults.VARIABLE, raising=False)
     assert faults.arm(0) is None
     assert not any(faults.reach(point) for point in faults.POINTS)
+    named: set[str] = set()
+    for path in PACKAGE.rglob("*.py"):
+        for point in re.findall(r'faults\.reach\((?:f?)"([\w.{}]+)"\)', path.read_text(encoding="utf-8")):
+            named |= {point.replace("{fault}", kind) for kind in ("rollout", "eval")} if "{" in point else {point}
+    assert named == set(faults.POINTS)
 
 
 @pytest.mark.parametrize(("text", "said"), [
@@ -96,11 +101,3 @@ def test_what_holds_a_process_up(what: str, status: str) -> None:
     finally:
         process.kill()
         process.wait()
-
-
-def test_every_point_is_reached_somewhere_and_every_place_is_in_the_table() -> None:
-    named: set[str] = set()
-    for path in PACKAGE.rglob("*.py"):
-        for point in re.findall(r'faults\.reach\((?:f?)"([\w.{}]+)"\)', path.read_text(encoding="utf-8")):
-            named |= {point.replace("{fault}", kind) for kind in ("rollout", "eval")} if "{" in point else {point}
-    assert named == set(faults.POINTS)

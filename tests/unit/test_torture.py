@@ -138,9 +138,6 @@ def test_a_kill_from_outside_waits_for_steps_of_this_life(tmp_path: Path) -> Non
     assert not late.has_come(17.0)
     write(1, 2, 3, 4)
     assert [late.has_come(seconds) for seconds in (19.0, 19.9, 20.0)] == [False, False, True]
-
-
-def test_the_pace_of_a_run(tmp_path: Path) -> None:
     lines = [{"step": 0, "timing_s/testing": 9.0}, *({"step": step, "timing_s/step": 2.0} for step in (1, 2, 3))]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert Pace.of(tmp_path, 30.0) == Pace(start_s=24.0, step_s=2.0)
