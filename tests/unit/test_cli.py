@@ -104,11 +104,9 @@ def test_data_is_prepared_inspected_and_checked(
     prepare = ["data", "prepare", "--format", "arithmetic", "--output", "rows", "--max-rows", "9"]
     assert main([*prepare, "--max-prompt-length", "32", "--seed", "3"]) == 0
     assert "rows       9 in, 9 out" in capsys.readouterr().out
-
     assert main(["data", "inspect", "rows", "--rows", "2"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("<|im_start|>user\n") == 2 and shown.count("--- solution: ") == 2
-
     settings = ["--set", "data.train={format: prepared, path: rows}", "--set", "trainer.max_steps="]
     assert main(["check", str(QUICKSTART), *settings, "--set", "rollout.prompts_per_step=8"]) == 0
     assert "data.train: 9 prepared rows" in capsys.readouterr().out

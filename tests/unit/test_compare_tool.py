@@ -177,7 +177,6 @@ def test_a_failed_run_stops_and_names_its_log_and_the_next_call_goes_on(
     assert f"error: seed 1, grpo: exit code 3; its output is in {log}" in message
     assert "line 19" in message and "line 11\n" not in message
     assert not (tmp_path / "comparison.md").exists()
-
     trainer = Trainer()
     assert compare(tmp_path, trainer, "--seeds", "1", "2") == 0
     assert trainer.launched == ["1/grpo", "2/warm-up", "2/gspo", "2/grpo"]

@@ -128,11 +128,9 @@ def test_a_broken_file_and_an_impossible_output_are_refused(tmp_path: Path) -> N
     (tmp_path / "mine.py").write_text("def scores(): pass\n")
     with pytest.raises(RewardError, match=r"mine.py.*score.*did you mean.*scores"):
         grade(
-            function=f"{tmp_path}/mine.py:score",
-            input=tmp_path / "absent",
-            output=tmp_path / "scored.jsonl",
+            function=f"{tmp_path}/mine.py:score", input=tmp_path / "absent", output=tmp_path / "scored.jsonl",
             keys=RowKeys(),
-        )
+        )  # fmt: skip
     rows = write(tmp_path / "rows.jsonl", ROWS)
     with pytest.raises(ConfigError, match="is the input; choose another file"):
         grade(function="gsm8k", input=rows, output=rows, keys=RowKeys())

@@ -24,11 +24,9 @@ def run_with(
         for i in range(length)
     ]
     return RunRecord(
-        name="run",
-        metrics=tuple(rows),
-        summary=summary or {},
+        name="run", metrics=tuple(rows), summary=summary or {},
         config_text=f"algorithm:\n  name: {algorithm}\n" if algorithm else "",
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "value", "level", "words"), [

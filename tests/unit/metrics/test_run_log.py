@@ -289,13 +289,11 @@ def test_parts_and_extras_are_means_over_the_responses_that_have_them(build_grou
             replace(
                 build_group(0, [C, W, W]),
                 scores=(
-                    first,
-                    second,
-                    third,
+                    first, second, third,
                 ),
             )
         ]
-    )
+    )  # fmt: skip
     assert metrics["reward/part/gsm8k/mean"] == pytest.approx(2 / 3)
     assert metrics["reward/part/mine.f/mean"] == 0.5
     assert metrics["reward/extra/mine.f/acc/mean"] == 0.5

@@ -205,7 +205,6 @@ def test_answers_to_other_problems_are_not_taken_for_right(shared_rows, task: Ca
 
 @pytest.fixture(scope="module")
 def same(task: Callable) -> Callable[[str, str], bool]:
-
     def compare(answer: str, gold: str) -> bool:
         reply = task({"answer": answer, "gold": gold})
         assert isinstance(reply, dict) and set(reply) == {"same", "gold_parsed", "answer_parsed"}

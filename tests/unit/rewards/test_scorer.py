@@ -104,12 +104,10 @@ def test_auto_judges_each_row_by_its_own_source_in_input_order() -> None:
     scores = scorer("auto").score(
         [
             candidate("#### 72"),
-            candidate("Answer: 72", source="math_dapo"),
-            candidate("Answer: 2", source="math_dapo", gold="1"),
-            candidate("nothing"),
-            candidate(r"\boxed{BA}", source="dianjin", gold="AB"),
+            candidate("Answer: 72", source="math_dapo"), candidate("Answer: 2", source="math_dapo", gold="1"),
+            candidate("nothing"), candidate(r"\boxed{BA}", source="dianjin", gold="AB"),
         ]
-    )
+    )  # fmt: skip
     assert [score.value for score in scores] == [1.0, 1.0, -1.0, 0.0, 1.0]
     assert [list(score.parts) for score in scores] == [
         ["gsm8k"], ["math_dapo"], ["math_dapo"], ["gsm8k"], ["multiple_choice"],

@@ -54,7 +54,6 @@ class FakeScorer:
         self._logp = logp
 
     def score(self, batches: Sequence[Batch]) -> list:
-
         from mindgspo.models.scoring import TokenScores
 
         return [

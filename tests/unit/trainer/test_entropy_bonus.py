@@ -34,7 +34,6 @@ def policy(cpu_runtime: None):
 @pytest.fixture
 def batches(policy) -> list[Batch]:
     """Five responses of 1 to 8 tokens on the policy, all with advantage 0, in two micro-batches with a filler."""
-
     from mindgspo.models.scoring import PolicyScorer
 
     random = np.random.default_rng(4)
@@ -78,7 +77,6 @@ def test_its_gradient_is_that_of_the_entropy_by_central_differences(policy, batc
     result = updater.update(batches, lr=0.0)
     assert result.loss == pytest.approx(-COEF * before, rel=1e-5), "advantages are 0: nothing else is in the loss"
     assert result.metrics["pg_loss"] == 0
-
     weights = policy.model.trainable_params()
     gradients = [array for array in updater.state().values() if array.ndim][: len(weights)]
     total = np.sqrt(sum(np.square(gradient.astype(np.float64)).sum() for gradient in gradients))
@@ -100,7 +98,6 @@ def test_its_gradient_is_that_of_the_entropy_by_central_differences(policy, batc
 
 
 def test_it_makes_the_policy_less_certain(policy, batches) -> None:
-
     from mindgspo.models.scoring import PolicyScorer
 
     scorer, updater = PolicyScorer(policy.model, temperature=TEMPERATURE), make_updater(policy)

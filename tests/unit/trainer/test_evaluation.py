@@ -12,7 +12,6 @@ def test_accuracy_by_source_and_over_all(make_trainer, answer, prompts, tokenize
     said = {2: answer("999"), 6: tokenizer.encode("Tom")}
     trainer = make_trainer(lambda prompt, sample: said.get(prompt.index, answer(prompt.answer)))
     evaluation = evaluate(trainer, {"eval": prompts}, step=3)
-
     assert evaluation.accuracy == 6 / 8 == validation_of(trainer).evaluator.greedy_accuracy(prompts, weight_version=0)
     metrics = evaluation.metrics
     assert unknown_names(metrics) == []

@@ -86,7 +86,6 @@ def test_scores_equal_the_full_logits_whatever_stands_beside(cpu_runtime: None) 
     random = np.random.default_rng(0)
     rows = [random.integers(0, 97, 1 + number % 64).astype(np.int32) for number in range(70)]
     scores = score_rows(model, rows)
-
     ids_RT = np.zeros((70, 64), np.int32)
     for number, row in enumerate(rows):
         ids_RT[number, : row.size] = row

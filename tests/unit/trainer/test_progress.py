@@ -19,7 +19,6 @@ def test_seconds_are_summed_over_processes() -> None:
     first.advance({"perf/time_per_step": 3.0, "perf/total_num_tokens": 70})
     saved = json.loads(json.dumps(first.state(1010.0)))
     assert saved["seconds"] == 10.0
-
     second = Progress.from_state(saved, started=5.0)
     second.advance({"perf/time_per_step": 4.0, "perf/total_num_tokens": 30})
     second.accuracy = 0.5

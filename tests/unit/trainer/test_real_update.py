@@ -75,11 +75,9 @@ def test_telemetry_of_a_real_update(make_trainer, model, updater, answer) -> Non
 
     trainer = make_trainer(
         lambda prompt, sample: answer(f"000000{prompt.answer}" if sample == 0 else "9"),
-        "trainer.prompts_per_mini_batch=4",
-        model=model,
-        backend=updater,
+        "trainer.prompts_per_mini_batch=4", model=model, backend=updater,
         old_policy=PolicyScorer(model, temperature=1.0),
-    )
+    )  # fmt: skip
     metrics = trainer.train_step(1).metrics
     assert unknown_names(metrics) == []
     assert metrics["response_length/max"] > 2 * metrics["response_length/min"]

@@ -129,7 +129,6 @@ def test_a_resumed_run_has_the_reference_it_would_have_had(changes, model, make,
         set_norm(model, values[step])
         reference.follow(model, steps_done=step - 1, version=100 + 2 * (step - 1))
         expected.append((norm_of(reference).copy(), reference.version))
-
     resumed = make(**changes)
     resumed.load(state, ArraySource(arrays, path=tmp_path))
     resumed.restore(tmp_path / "nowhere")
@@ -146,7 +145,6 @@ def test_a_checkpoint_without_it_is_refused(make, tmp_path: Path) -> None:
 
 
 def test_a_step_lets_it_follow_before_it_scores(make_trainer, one_of_two_right, fakes) -> None:
-
     told = []
 
     class Diary(fakes.reference):

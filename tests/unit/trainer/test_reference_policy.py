@@ -41,7 +41,6 @@ def redraw(model, load) -> None:
 
 
 def test_it_is_the_policy_of_the_moment_it_was_frozen(model, make_reference, batch, load, tmp_path: Path) -> None:
-
     from mindgspo.models.scoring import PolicyScorer
 
     policy, reference = PolicyScorer(model, temperature=0.8), make_reference()
@@ -49,11 +48,9 @@ def test_it_is_the_policy_of_the_moment_it_was_frozen(model, make_reference, bat
     frozen = log_probs(policy, batch)
     assert np.ptp(frozen[batch.mask_NK]) > 1e-3, "log-probs that are all alike would prove little"
     np.testing.assert_array_equal(log_probs(reference.scorer, batch), frozen)
-
     redraw(model, load)
     assert np.abs(log_probs(policy, batch) - frozen)[batch.mask_NK].max() > 1e-3
     np.testing.assert_array_equal(log_probs(reference.scorer, batch), frozen)
-
     # Another process: nothing but the folder is left.
     restored = make_reference()
     restored.restore(tmp_path / "reference")
@@ -108,7 +105,6 @@ def test_the_kl_starts_at_zero_and_grows(placement: str, model, make_trainer, an
     trainer.reference = ReferencePolicy(trainer.config.model, ALONE, temperature=1.0)
     trainer.reference.freeze(model, tmp_path / "reference", version=0)
     before = log_probs(trainer.reference.scorer, batch)
-
     name = {"loss": "actor/kl", "reward": "critic/kl"}[placement]
     found = []
     for step in (1, 2, 3):

@@ -76,7 +76,6 @@ def test_filtered_groups_leave_the_rows_and_the_denominators(make_trainer, by_pr
     """Prompts 0 and 2 have one right answer; both answers of 1 are right, both of 3 wrong."""
     trainer = make_trainer(by_prompt({0: 1, 1: 2, 2: 1, 3: 0}), "algorithm.filter_groups.metric=reward")
     result = trainer.train_step(1)
-
     metrics = result.metrics
     assert unknown_names(metrics) == []
     names = ("generated", "trained", "filtered", "filtered/zero_signal")
@@ -119,11 +118,9 @@ def test_a_step_in_which_nothing_is_left_trains_nothing_and_says_so(
     settings: tuple[str, ...], make_trainer, by_prompt, fakes
 ) -> None:
     trainer = make_trainer(
-        by_prompt({0: 2, 1: 0, 2: 2, 3: 0}),
-        "algorithm.filter_groups.metric=reward",
-        *settings,
+        by_prompt({0: 2, 1: 0, 2: 2, 3: 0}), "algorithm.filter_groups.metric=reward", *settings,
         reference=fakes.reference(lambda ids: -0.5 - 0.01 * ids) if "kl" in "".join(settings) else None,
-    )
+    )  # fmt: skip
     result = trainer.train_step(1)
     assert trainer.backend.batches == [] and trainer.weight_version == 0
     metrics = result.metrics

@@ -44,11 +44,9 @@ def test_the_account_has_every_sample_and_no_hole(selection) -> None:
 
 def test_mismatch_looks_at_real_tokens_only() -> None:
     sample = TrainingSample(
-        prompt_ids=np.array([1], np.int32),
-        response_ids=np.array([2, 3], np.int32),
-        rollout_logp=np.array([math.log(0.5), math.log(0.25)], np.float32),
-        number=0,
-    )
+        prompt_ids=np.array([1], np.int32), response_ids=np.array([2, 3], np.int32),
+        rollout_logp=np.array([math.log(0.5), math.log(0.25)], np.float32), number=0,
+    )  # fmt: skip
     (batch,) = lay_out([sample], samples_per_micro_batch=2, length_multiple=4, pad_id=0)
     batch.old_logp_NK[...] = 77.0  # padded slots must not count
     batch.old_logp_NK[0, :2] = np.log([0.25, 0.25])

@@ -89,7 +89,6 @@ def test_a_prompt_whose_greedy_response_has_no_reward_is_left_out(
     )
     trainer = make_trainer(one_of_two_right, "algorithm.advantage.estimator=remax", engine=engine, reward_scorer=scorer)
     result = trainer.train_step(1)
-
     names = ("trained", "filtered", "filtered/no_baseline", "filtered/timeout")
     assert [result.metrics[f"samples/{name}"] for name in names] == [5, 3, 2, 1]
     assert unknown_names(result.metrics) == []
@@ -147,11 +146,9 @@ def test_several_reward_functions_are_normalised_each_by_itself(make_trainer, to
         return [*tokenizer.encode(f"#### {first}\nAnswer: {second}"), tokenizer.eos_ids[0]]
 
     settings = (
-        "rollout.max_new_tokens=48",
-        "reward.functions=[gsm8k, math_dapo]",
-        "reward.weights=[1.0, 0.25]",
+        "rollout.max_new_tokens=48", "reward.functions=[gsm8k, math_dapo]", "reward.weights=[1.0, 0.25]",
         "algorithm.advantage.combine=normalize_then_sum",
-    )
+    )  # fmt: skip
     trainer = make_trainer(script, *settings)
     result = trainer.train_step(1)
     found = [[tuple(score.parts.values()) for score in group.scores] for group in result.groups]

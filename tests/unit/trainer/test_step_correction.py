@@ -48,7 +48,6 @@ def test_token_weights_are_truncated(rows: tuple[str, ...], make) -> None:
     if rows:
         batches = [batch for batches in trainer.backend.batches for batch in batches]
         assert any(batch.segments_RT.max() > 1 for batch in batches), "nothing is packed"
-
     found = list(rows_of(trainer))
     assert len(found) == 8
     for ids, weights in found:
@@ -74,7 +73,6 @@ def test_responses_far_off_are_masked_and_still_counted(make) -> None:
     """A response weighs the product of its tokens' weights, or 0 outside [0.5, 2]; the denominators stay."""
     trainer = make(f"{CORRECTION}.level=sequence", f"{CORRECTION}.mode=mask", f"{CORRECTION}.max=2")
     metrics = trainer.train_step(1).metrics
-
     kept = []
     for ids, weights in rows_of(trainer):
         product = math.exp(difference(ids).sum())

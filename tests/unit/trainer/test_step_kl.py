@@ -61,13 +61,11 @@ def assert_advantages(result: StepResult, trainer, expected: list[np.ndarray]) -
 def test_the_penalty_of_all_tokens_is_taken_from_the_reward(estimator: str, value, make) -> None:
     trainer = make(*KL_IN_REWARD, f"algorithm.kl.estimator={estimator}", DR_GRPO)
     result = trainer.train_step(1)
-
     tokens = [value(0.01 * ids) for ids in responses_of(result)]
     rewards = np.array(rewards_of(result)) - 0.05 * np.array([kl.sum() for kl in tokens])
     assert len(set(np.round(rewards, 6))) > 4, "the penalties should differ"
     centred = (rewards.reshape(4, 2) - rewards.reshape(4, 2).mean(axis=1, keepdims=True)).reshape(-1)
     assert_advantages(result, trainer, [np.full(kl.size, one) for kl, one in zip(tokens, centred, strict=True)])
-
     metrics = result.metrics
     assert unknown_names(metrics) == []
     assert metrics["critic/kl"] == pytest.approx(np.concatenate(tokens).mean(), rel=1e-5)

@@ -20,7 +20,6 @@ HALF = math.sqrt(0.5)  # rewards 1 and 0: (1 - 0.5) / std, ddof 1
 def test_a_step_by_hand(make_trainer, one_of_two_right, prompts) -> None:
     trainer = make_trainer(one_of_two_right)
     result = trainer.train_step(1)
-
     assert [group.prompt.index for group in result.groups] == [0, 1, 2, 3]
     for group in result.groups:
         for response, advantages, expected in zip(group.responses, group.advantages, (HALF, -HALF), strict=True):
@@ -44,7 +43,6 @@ def test_a_step_by_hand(make_trainer, one_of_two_right, prompts) -> None:
 def test_the_updater_gets_every_sample_once_with_its_old_log_probs(make_trainer, one_of_two_right, prompts) -> None:
     trainer = make_trainer(one_of_two_right)
     result = trainer.train_step(1)
-
     assert len(trainer.backend.batches) == 2
     for first_prompt, batches in zip((0, 2), trainer.backend.batches, strict=True):
         groups = result.groups[first_prompt : first_prompt + 2]
@@ -88,7 +86,6 @@ def test_responses_without_a_reward_are_filtered_and_counted_by_reason(make_trai
     scorer = fakes.abstaining_scorer(lambda one: one.index == 0 and "999" in one.text)
     trainer = make_trainer(one_of_two_right, reward_scorer=scorer)
     result = trainer.train_step(1)
-
     assert unknown_names(result.metrics) == []
     names = ("samples/generated", "samples/trained", "samples/filtered", "samples/filtered/timeout")
     assert [result.metrics[name] for name in names] == [8, 7, 1, 1]

@@ -85,7 +85,6 @@ def test_what_an_evaluation_leaves_in_the_log(
     progress.step = 4
     validate(trainer, log, progress)
     assert (progress.accuracy, progress.best) == (7 / 8, Best(step=4, value=7 / 8))
-
     first, second = lines(tmp_path / "metrics.jsonl")
     assert "val-core/acc/change" not in first
     expected = change_estimate([1] + [0] * 7, [0] + [1] * 7)
