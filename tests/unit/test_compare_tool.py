@@ -71,8 +71,7 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
     assert len(tool.comparison_table(runs).splitlines()) == 2 + 2
     bare = RunRecord(name="bare", metrics=({"step": 1},))
     *_, row, mean = cells(tool.comparison_table([*runs, tool.ComparedRun(variant="gspo", seed=5, run=bare)]))
-    assert row == ["gspo", "5", *["-"] * 6]
-    assert mean == ["gspo", "mean of 2", *["-"] * 6]
+    assert (row, mean) == (["gspo", "5", *["-"] * 6], ["gspo", "mean of 2", *["-"] * 6])
 
 
 @pytest.mark.parametrize(("seeds", "steps"), [((1, 2, 3), 40), ((1,), 12), ((1, 2), 1)])

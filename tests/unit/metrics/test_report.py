@@ -321,8 +321,7 @@ def test_the_table_lays_the_last_answers_beside_the_first(log: RunLog, scored, d
         "eval", "85", "no_answer", "correct",
     )  # fmt: skip
     assert (first.first.is_cut, first.last.is_cut, first.last.extracted) == (True, False, "85")
-    assert (first.last.num_correct, first.last.num_samples) == (2, 3)
-    assert table.problems[1].last.num_samples == 0
+    assert (first.last.num_correct, first.last.num_samples, table.problems[1].last.num_samples) == (2, 3, 0)
     page = write_report(tmp_path).read_text(encoding="utf-8")
     assert "Held-out problems" in page and "greedy, step 0" in page and "2 of 3 samples correct" in page
 
@@ -332,8 +331,7 @@ def test_one_evaluation_has_one_column_and_a_warm_ups_second_counts(log: RunLog,
     for verdict in (WRONG, RIGHT):
         log.log_validation(0, "eval", [scored(0, [verdict])], decode_ids)
     table = held_out_table(read_run(tmp_path))
-    assert table.steps == (0,)
-    assert (table.problems[0].first, table.problems[0].last.verdict) == (None, "correct")
+    assert (table.steps, table.problems[0].first, table.problems[0].last.verdict) == ((0,), None, "correct")
     assert "greedy, step 0" in write_report(tmp_path).read_text(encoding="utf-8")
 
 

@@ -116,8 +116,7 @@ def test_a_sample_line_holds_the_whole_story(tmp_path: Path, build_group: BuildG
     # (1 - 0.5) / (sqrt(0.5) + 1e-6), one of two siblings being right
     assert correct["advantage"] == pytest.approx(0.7071, abs=1e-4)
     assert (correct["length"], correct["finish_reason"]) == (10, "stop")
-    assert (unanswered["extracted"], unanswered["answer"]) == (None, "85")
-    assert unanswered["finish_reason"] == "length"
+    assert (unanswered["extracted"], unanswered["answer"], unanswered["finish_reason"]) == (None, "85", "length")
 
 
 def test_any_text_survives_the_samples_file(tmp_path: Path, build_group: BuildGroup) -> None:
@@ -231,21 +230,16 @@ C, W, N = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER
 
 def test_two_groups_by_hand(build_group: BuildGroup) -> None:
     metrics = group_metrics([build_group(0, [C, W, N, W]), build_group(1, [C, C, C, C])])
-    assert metrics["critic/score/mean"] == 5 / 8
-    assert (metrics["critic/score/max"], metrics["critic/score/min"]) == (1.0, 0.0)
-    assert metrics["reward/correct_ratio"] == 5 / 8
-    assert metrics["reward/wrong_ratio"] == 2 / 8
-    assert metrics["reward/no_answer_ratio"] == 1 / 8
-    assert metrics["reward/invalid_ratio"] == 0.0
-    assert metrics["reward/zero_signal_group_ratio"] == 1 / 2
-    assert metrics["reward/part/gsm8k/mean"] == 5 / 8
+    assert (metrics["critic/score/mean"], metrics["critic/score/max"], metrics["critic/score/min"]) == (5 / 8, 1.0, 0.0)
+    assert (metrics["reward/correct_ratio"], metrics["reward/wrong_ratio"]) == (5 / 8, 2 / 8)
+    assert (metrics["reward/no_answer_ratio"], metrics["reward/invalid_ratio"]) == (1 / 8, 0.0)
+    assert (metrics["reward/zero_signal_group_ratio"], metrics["reward/part/gsm8k/mean"]) == (1 / 2, 5 / 8)
     # first group: rewards 1, 0, 0, 0 have mean 0.25 and deviation (ddof 1) 0.5
     assert metrics["critic/advantages/max"] == pytest.approx(1.5, rel=1e-4)
     assert metrics["critic/advantages/min"] == pytest.approx(-0.5, rel=1e-4)
     assert metrics["response_length/mean"] == 11.5  # 10, 11, 12, 13 in either group
     assert (metrics["response_length/max"], metrics["response_length/min"]) == (13.0, 10.0)
-    assert metrics["response_length/clip_ratio"] == 1 / 8
-    assert metrics["prompt_length/mean"] == 12.0
+    assert (metrics["response_length/clip_ratio"], metrics["prompt_length/mean"]) == (1 / 8, 12.0)
     assert unknown_names(metrics) == []
 
 
@@ -253,8 +247,7 @@ def test_responses_without_a_reward_count_as_invalid_only(build_group: BuildGrou
     group = build_group(0, [C, W])
     failed = Score(value=None, verdict=Verdict.ERROR)
     metrics = group_metrics([replace(group, scores=(group.scores[0], failed))])
-    assert metrics["critic/score/mean"] == 1.0
-    assert metrics["reward/invalid_ratio"] == 0.5
+    assert (metrics["critic/score/mean"], metrics["reward/invalid_ratio"]) == (1.0, 0.5)
     nothing = replace(
         group, scores=(failed, failed), advantages=tuple(np.zeros_like(each) for each in group.advantages)
     )
@@ -294,10 +287,8 @@ def test_parts_and_extras_are_means_over_the_responses_that_have_them(build_grou
             )
         ]
     )  # fmt: skip
-    assert metrics["reward/part/gsm8k/mean"] == pytest.approx(2 / 3)
-    assert metrics["reward/part/mine.f/mean"] == 0.5
-    assert metrics["reward/extra/mine.f/acc/mean"] == 0.5
-    assert metrics["reward/extra/mine.f/steps/mean"] == 7.0
+    assert (metrics["reward/part/gsm8k/mean"], metrics["reward/part/mine.f/mean"]) == (pytest.approx(2 / 3), 0.5)
+    assert (metrics["reward/extra/mine.f/acc/mean"], metrics["reward/extra/mine.f/steps/mean"]) == (0.5, 7.0)
     assert unknown_names(metrics) == []
     score = Score(value=1.0, verdict=C, extras={"m.f/a b": 1.0, "m.f/a+b": 2.0})
     metrics = group_metrics([replace(build_group(0, [C]), scores=(score,))])

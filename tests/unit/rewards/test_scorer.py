@@ -121,8 +121,7 @@ def test_weighted_sums_and_who_gives_the_verdict() -> None:
     assert dict(score.parts) == {"gsm8k": 1.0, "verl_strict": 7.0}
     assert (score.verdict, score.extracted) == (Verdict.CORRECT, "72")
     (score,) = scorer("length", "gsm8k", "verl_strict").score([candidate("#### 71")])
-    assert (score.verdict, score.extracted) == (Verdict.WRONG, "71")
-    assert score.value == -0.25 + 0.0 + 7.0
+    assert (score.verdict, score.extracted, score.value) == (Verdict.WRONG, "71", -0.25 + 0.0 + 7.0)
     assert list(score.parts) == ["length", "gsm8k", "verl_strict"]
     (score,) = scorer("auto").score([candidate("#### 1", gold="yes")])
     assert score.value is None and score.verdict is Verdict.UNPARSEABLE_GOLD
@@ -160,8 +159,7 @@ def test_a_failed_job_makes_its_sample_invalid_and_no_other(outcome: Outcome, ve
     first, second = scorer("gsm8k", "verl_strict", "length", pool=pool).score(
         [candidate("later"), candidate("#### 72")]
     )
-    assert (first.value, first.verdict) == (None, verdict)
-    assert first.message == "verl_strict: what went wrong"
+    assert (first.value, first.verdict, first.message) == (None, verdict, "verl_strict: what went wrong")
     assert dict(first.parts) == {"gsm8k": 0.0, "length": -0.25}
     assert second.value == 1.0 + 7.0 - 0.25
 
@@ -274,8 +272,7 @@ def test_details_are_kept() -> None:
     verification = conclude(
         {"score": 1.0, "acc": True, "pred": "7" * 300, "format": 0.5, "words": 12, "lucky": False, "note": "text"}
     )
-    assert verification.extracted == "7" * 200
-    assert verification.extras == {"format": 0.5, "words": 12.0, "lucky": 0.0}
+    assert (verification.extracted, verification.extras) == ("7" * 200, {"format": 0.5, "words": 12.0, "lucky": 0.0})
     assert conclude({"score": 1.0, "pred": 72}).extracted == "72"
     assert conclude({"score": 1.0, "pred": None}).extracted is None
     assert conclude(1.0).extracted is None and conclude(1.0).extras == {}

@@ -38,8 +38,7 @@ def test_prompts_are_drawn_until_the_batch_is_full_and_no_more_than_that_asks_fo
     assert (samples.num_draws, samples.num_with_signal, samples.num_earlier) == (4, 4, 0)
     assert indices(samples.groups[:4]) == [1, 6, 1, 6]
     assert sorted(indices(samples.groups)) == sorted([*range(8), *range(8)])
-    assert samples.selection.reasons == (*[None] * 8, *["zero_signal"] * 24)
-    assert samples.counters.prefilled_prompts == 16
+    assert (samples.selection.reasons, samples.counters.prefilled_prompts) == ((*[None] * 8, *["zero_signal"] * 24), 16)
     # The first 4 give 3, so one is missing: 1 / (3/4) = 1.3, two are drawn, and the second of them is beyond.
     trainer = make_trainer(mixed(0, 1, 2, 4, 5), *REFILL)
     samples = trainer.draw_samples(1)
@@ -58,13 +57,11 @@ def test_a_step_trains_full_mini_batches_and_accounts_for_everything(make_traine
     assert [len(batches[0].samples_N) and batches[0].num_sequences for batches in trainer.backend.batches] == [4, 4]
     assert (metrics["sampling/num_gen_batches"], metrics["sampling/prompts"]) == (2, 6)
     assert metrics["sampling/signal_share"] == pytest.approx(5 / 6)
-    assert metrics["sampling/all_correct_share"] == pytest.approx(1 / 6)
-    assert metrics["sampling/none_correct_share"] == 0
+    assert (metrics["sampling/all_correct_share"], metrics["sampling/none_correct_share"]) == (pytest.approx(1 / 6), 0)
     assert metrics["reward/zero_signal_group_ratio"] == pytest.approx(1 / 6), "the group beyond the batch has a signal"
     # Trained: 4 right, 4 wrong. Generated: 7 right, 5 wrong.
     assert metrics["sampling/score_shift"] == pytest.approx(0.5 - 7 / 12)
-    assert metrics["critic/score/mean"] == pytest.approx(7 / 12)
-    assert metrics["training/epoch"] == 6 / 8
+    assert (metrics["critic/score/mean"], metrics["training/epoch"]) == (pytest.approx(7 / 12), 6 / 8)
 
 
 def test_earlier_groups_come_first_fill_a_batch_and_expire(make_trainer, mixed, prompts) -> None:
@@ -77,8 +74,7 @@ def test_earlier_groups_come_first_fill_a_batch_and_expire(make_trainer, mixed, 
     metrics = second.metrics
     assert unknown_names(metrics) == []
     assert [metrics[f"samples/{name}"] for name in ("generated", "earlier", "trained")] == [6, 2, 8]
-    assert metrics["sampling/groups_earlier"] == 1
-    assert metrics["samples/filtered"] == 0
+    assert (metrics["sampling/groups_earlier"], metrics["samples/filtered"]) == (1, 0)
     trainer = make_trainer(mixed(0, 1, 2, 4, 5), *REFILL, "algorithm.filter_groups.keep_surplus_steps=2")
     trainer.draw_samples(1)
     assert (len(trainer.leftovers), trainer.leftovers.num_expired) == (1, 0)

@@ -39,8 +39,7 @@ def test_prompts_are_shown_as_the_model_will_see_them(check) -> None:
     ) in shown
     assert "data.train: 5 rows, the first 2:" in shown and "Tom has 12 pens" not in shown
     assert "--- reward: the row's own solution gets 1, found '10', gold '10'" in shown
-    assert "data.eval: 16 rows, the first 2:" in shown
-    assert "3 (trainer.max_steps), 5 rows" in shown
+    assert "data.eval: 16 rows, the first 2:" in shown and "3 (trainer.max_steps), 5 rows" in shown
 
 
 @pytest.mark.parametrize(("change", "said"), [

@@ -36,8 +36,7 @@ def test_a_step_by_hand(make_trainer, one_of_two_right, prompts) -> None:
     assert metrics["training/rollout_probs_diff_mean"] == pytest.approx(math.exp(-1) - math.exp(-1.25))
     response_tokens = sum(response.length for group in result.groups for response in group.responses)
     prompt_tokens = 2 * sum(prompt.ids.size for prompt in prompts[:4])
-    assert metrics["perf/total_num_tokens"] == response_tokens + prompt_tokens
-    assert metrics["training/epoch"] == 0.5
+    assert (metrics["perf/total_num_tokens"], metrics["training/epoch"]) == (response_tokens + prompt_tokens, 0.5)
 
 
 def test_the_updater_gets_every_sample_once_with_its_old_log_probs(make_trainer, one_of_two_right, prompts) -> None:
@@ -73,9 +72,7 @@ def test_the_learning_rate_the_version_and_the_prompts_follow_the_updates(make_t
         result = trainer.train_step(step)
     # 6 updates in all, the rise takes half of them.
     assert trainer.backend.rates == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3, 1e-3, 1e-3])
-    assert result.metrics["actor/lr"] == 1e-3
-    assert result.metrics["training/updates"] == 6
-    assert trainer.weight_version == 6
+    assert (result.metrics["actor/lr"], result.metrics["training/updates"], trainer.weight_version) == (1e-3, 6, 6)
     assert [response.weight_version for response in result.groups[0].responses] == [4, 4]
     trainer = make_trainer(one_of_two_right)
     drawn = [[group.prompt.index for group in trainer.train_step(step).groups] for step in (1, 2, 3)]
