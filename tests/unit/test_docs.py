@@ -122,24 +122,10 @@ def calls(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 @each_document
-def test_commands_and_their_options_exist(document: Path) -> None:
+def test_commands_options_and_settings_exist(document: Path) -> None:
     for name, words in calls(text_of(document)):
         options = {word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)}
         assert options <= COMMANDS[name], f"{document.name}: {name} has no {options - COMMANDS[name]}"
-
-
-def test_every_command_is_shown_and_the_entry_pages_are_short() -> None:
-    shown = {name for page in ("commands.md", "checkpoints.md", "ascend.md") for name, _ in calls(text_of(DOCS / page))}
-    assert shown | {"run"} >= COMMANDS.keys(), COMMANDS.keys() - shown
-    limits = {"README.md": 200, "README_CN.md": 200, "AGENTS.md": 80}
-    assert [name for name, limit in limits.items() if len(text_of(PROJECT / name).splitlines()) > limit] == []
-
-
-FILE_ENDINGS = (".html", ".json", ".jsonl", ".md", ".png", ".py", ".safetensors", ".yaml", ".so", ".parquet")
-
-
-@each_document
-def test_settings_named_exist(document: Path) -> None:
     text = text_of(document)
     # Console blocks show refusals; the test below runs them.
     blocks = "".join(content for language, content in code_blocks(text) if language != "console")
@@ -152,6 +138,16 @@ def test_settings_named_exist(document: Path) -> None:
     named = {re.sub(r"^data\.eval\.\w+\.(\w+)$", r"data.eval.\1", name) for name in named} - set(faults.POINTS)
     sections = {name for name in named if any(key.startswith(f"{name}.") for key in SETTINGS)}
     assert named - sections <= SETTINGS, f"{document.name}: {named - sections - SETTINGS}"
+
+
+def test_every_command_is_shown_and_the_entry_pages_are_short() -> None:
+    shown = {name for page in ("commands.md", "checkpoints.md", "ascend.md") for name, _ in calls(text_of(DOCS / page))}
+    assert shown | {"run"} >= COMMANDS.keys(), COMMANDS.keys() - shown
+    limits = {"README.md": 200, "README_CN.md": 200, "AGENTS.md": 80}
+    assert [name for name, limit in limits.items() if len(text_of(PROJECT / name).splitlines()) > limit] == []
+
+
+FILE_ENDINGS = (".html", ".json", ".jsonl", ".md", ".png", ".py", ".safetensors", ".yaml", ".so", ".parquet")
 
 
 @each_document

@@ -135,7 +135,7 @@ def test_checkpoints_options_and_names_are_the_programs(page: Path) -> None:
 
 
 @each_page("evaluation")
-def test_evaluation_names_files_and_rewards_are_those_of_the_code(page: Path, tmp_path: Path) -> None:
+def test_evaluation_names_formats_options_and_numbers(page: Path, tmp_path: Path) -> None:
     rows = {row[0].strip("`"): row[1:] for row in tables(text_of(page))[0][1:]}
     assert list(rows) == list(NAMES)
     for name, (files, ending, reward) in rows.items():
@@ -145,10 +145,6 @@ def test_evaluation_names_files_and_rewards_are_those_of_the_code(page: Path, tm
         assert reward == f"`{found.function}`"
         assert ending == found.instruction_suffix.strip() or "`math500`" in ending
     assert str(NUM_GENERATED_ROWS) in "".join(rows["arithmetic"]) and f"`{DATA_FOLDER}`" in text_of(page)
-
-
-@each_page("evaluation")
-def test_evaluation_formats_options_settings_and_numbers(page: Path) -> None:
     shown = [row[1].strip("`") for row in tables(text_of(page))[1][1:]]
     assert sorted(shown) == sorted(PARSERS)
     options = options_of("eval")
@@ -225,7 +221,14 @@ def test_migrate_the_tables_are_those_of_the_code(tmp_path: Path) -> None:
 
 
 @each_page("migrate")
-def test_migrate_keys_reports_and_commands(page: Path) -> None:
+def test_migrate_example_keys_reports_and_commands(page: Path, tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(block(page, "sh"))
+    found = convert([path])
+    assert found.yaml == block(page, "yaml")
+    lines = list(report_lines(found))
+    shown = block(page, "text").splitlines()
+    assert lines[: len(shown)] == shown and lines[len(shown)].startswith("mapped (")
     text = text_of(page)
     for table in TABLES.values():
         assert f"\n## {table.title}\n" in text
@@ -239,17 +242,6 @@ def test_migrate_keys_reports_and_commands(page: Path) -> None:
             words[:2] = ["mindgspo", "data", "prepare"]
         assert words[0] == "mindgspo", line
         assert {word for word in words if word.startswith("--")} <= options_of(*words[1:3]), line
-
-
-@each_page("migrate")
-def test_migrate_the_example_comes_out_as_shown(page: Path, tmp_path: Path) -> None:
-    path = tmp_path / "train.sh"
-    path.write_text(block(page, "sh"))
-    found = convert([path])
-    assert found.yaml == block(page, "yaml")
-    lines = list(report_lines(found))
-    shown = block(page, "text").splitlines()
-    assert lines[: len(shown)] == shown and lines[len(shown)].startswith("mapped (")
 
 
 @each_page("reliability")

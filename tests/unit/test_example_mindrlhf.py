@@ -227,10 +227,15 @@ def test_packed_rows_of_one_and_of_two_replicas(example) -> None:
     agree(found(cell, packed(rows, 3)), expected(rows, WIDE, pack_num=3, num_replicas=2))
 
 
-def test_one_sample_per_row(example) -> None:
+def test_one_sample_per_row_and_nothing_read_outside_of_responses(example) -> None:
     rows = rows_of([[5], [1], [17], [9]])
     cell = example.GSPOModel(config(pack_num=1), fake_policy(), WIDE)
     agree(found(cell, packed(rows, 1)), expected(rows, WIDE, pack_num=1))
+    rows = rows_of(ROWS)
+    inputs = packed(rows, 3)
+    for position in (2, 3, 7):
+        inputs[position][inputs[1] == 0] = np.nan
+    agree(found(example.GSPOModel(config(), fake_policy(), WIDE), inputs), expected(rows, WIDE, pack_num=3))
 
 
 def test_how_samples_are_packed_does_not_matter(example) -> None:
@@ -269,8 +274,8 @@ def test_other_losses_of_this_project(example, name: str) -> None:
     agree(found(cell, packed(rows, 3)), expected(rows, algorithm, pack_num=3))
 
 
-def test_micro_batches_of_a_pipeline_add_up(example) -> None:
-    """Two calls whose mean is one update: with a common divisor every sample weighs the same."""
+def test_micro_batches_add_up_and_dummies_alone_are_zero(example) -> None:
+    # Two calls whose mean is one update: with a common divisor every sample weighs the same.
     rows = rows_of(ROWS[:1] + ROWS[2:])
     twin = expected(rows, WIDE, pack_num=3, num_replicas=2)
     losses, gradients = [], []
@@ -280,21 +285,10 @@ def test_micro_batches_of_a_pipeline_add_up(example) -> None:
         losses.append(loss)
         gradients.append(gradient)
     agree((np.mean(losses), np.mean(gradients, axis=0)), twin)
-
-
-def test_a_call_of_dummies_alone_is_zero(example) -> None:
     inputs = packed(rows_of([[3]]), 3)
     inputs[1][:] = 0
     loss, gradient = found(example.GSPOModel(config(beta=0.5), fake_policy(), WIDE), inputs)
     assert loss == 0 and not gradient.any()
-
-
-def test_what_stands_outside_the_responses_is_never_read(example) -> None:
-    rows = rows_of(ROWS)
-    inputs = packed(rows, 3)
-    for position in (2, 3, 7):
-        inputs[position][inputs[1] == 0] = np.nan
-    agree(found(example.GSPOModel(config(), fake_policy(), WIDE), inputs), expected(rows, WIDE, pack_num=3))
 
 
 def test_the_train_cell_and_its_monitors(example) -> None:

@@ -117,14 +117,11 @@ def test_trends(last: float, level: Level) -> None:
     assert finding.level is level
 
 
-def test_accuracy_comes_from_the_summary_or_else_from_the_evaluations() -> None:
+def test_accuracy_timeouts_and_errors() -> None:
     values = {"val-core__math__acc__mean@1": [0.2, 0.4, 0.6]}
     assert accuracy_span(run_with(**values)) == (0.2, 0.6)
     assert accuracy_span(run_with(summary={"accuracy_after": 0.7}, **values)) == (0.2, 0.7)
     assert accuracy_span(run_with(x=[1.0])) == (None, None)
-
-
-def test_timeouts_and_errors_are_named_with_what_to_do_and_only_where_there_are_many() -> None:
     rare = run_with(reward__invalid_ratio=[0.01], reward__timeout_ratio=[0.01], reward__error_ratio=[0.0])
     assert [finding.level for finding in diagnose(rare)] == [Level.WARN]
     often = run_with(reward__invalid_ratio=[0.5], reward__timeout_ratio=[0.2], reward__error_ratio=[0.3])
@@ -132,16 +129,6 @@ def test_timeouts_and_errors_are_named_with_what_to_do_and_only_where_there_are_
     assert {overall.level, timeouts.level, errors.level} == {Level.ALARM}
     assert "reward.workers.timeout_s" in timeouts.advice
     assert all("samples.jsonl" in finding.advice for finding in (overall, timeouts, errors))
-
-
-def test_settings_and_metrics_of_the_verdict_rules_exist() -> None:
-    settings = {path for path, _ in known_keys()}
-    everything = {f"reward__{name}_ratio": [1.0] for name in ("no_answer", "invalid", "timeout", "error")}
-    findings = diagnose(run_with(**everything))
-    assert len(findings) == 4
-    named = {word for finding in findings for word in re.findall(r"reward\.[a-z_.]*[a-z_]", finding.advice)}
-    assert named == {"reward.workers.timeout_s", "reward.workers.memory_mb"} and named <= settings
-    assert unknown_names(name.replace("__", "/") for name in everything) == []
 
 
 CONFIG = "rollout:\n  max_new_tokens: 256\nalgorithm:\n  name: gspo\n"
@@ -271,6 +258,13 @@ def test_names_and_settings_that_the_rules_speak_of_exist() -> None:
     advice = " ".join(finding.advice for finding in diagnose(run)) + " reward.overlong reward.length data.eval"
     named = set(re.findall(r"(?:reward|rollout|data)\.[a-z_.]*[a-z_]", advice))
     assert named <= {path for path, _ in known_keys()} and len(named) >= 4
+    settings = {path for path, _ in known_keys()}
+    everything = {f"reward__{name}_ratio": [1.0] for name in ("no_answer", "invalid", "timeout", "error")}
+    findings = diagnose(run_with(**everything))
+    assert len(findings) == 4
+    named = {word for finding in findings for word in re.findall(r"reward\.[a-z_.]*[a-z_]", finding.advice)}
+    assert named == {"reward.workers.timeout_s", "reward.workers.memory_mb"} and named <= settings
+    assert unknown_names(name.replace("__", "/") for name in everything) == []
 
 
 # ----- the best

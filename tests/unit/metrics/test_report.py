@@ -67,10 +67,16 @@ def test_the_plot_is_a_png_of_decent_size(run_folder: Path) -> None:
     assert plot_run(run_folder).read_bytes() == content  # the same run gives the same picture
 
 
-def test_moving_mean_by_hand() -> None:
+def test_means_durations_cut_texts_and_the_summarys_algorithm() -> None:
     mean, deviation = smooth((0.0, 3.0, 6.0, 0.0), 3)
     assert mean.tolist() == [1.5, 3.0, 3.0, 3.0]
     assert np.allclose(deviation, [1.5, np.sqrt(6), np.sqrt(6), 3.0])
+    found = [duration(seconds) for seconds in (0.4, 59.6, 215, 7800)]
+    assert found == ["0 s", "1 min 0 s", "3 min 35 s", "2 h 10 min"]
+    (group,) = group_samples([{"step": 1, "prompt_index": 0, "prompt": "p", "response": "x" * 10_000}])
+    assert group.responses[0]["response"].endswith("[... 4,000 more characters in samples.jsonl]")
+    run = RunRecord(name="run", metrics=({"step": 1},), summary={"algorithm": "grpo"})
+    assert run_settings(run).clips_responses is False
 
 
 def test_the_report_holds_every_section(run_folder: Path) -> None:
@@ -151,15 +157,6 @@ def test_the_first_and_the_last_logged_step_are_kept_with_known_names(run_folder
     assert unknown_names({name for row in run.metrics for name in row}) == []
 
 
-def test_durations_cut_texts_and_the_summarys_algorithm() -> None:
-    found = [duration(seconds) for seconds in (0.4, 59.6, 215, 7800)]
-    assert found == ["0 s", "1 min 0 s", "3 min 35 s", "2 h 10 min"]
-    (group,) = group_samples([{"step": 1, "prompt_index": 0, "prompt": "p", "response": "x" * 10_000}])
-    assert group.responses[0]["response"].endswith("[... 4,000 more characters in samples.jsonl]")
-    run = RunRecord(name="run", metrics=({"step": 1},), summary={"algorithm": "grpo"})
-    assert run_settings(run).clips_responses is False
-
-
 @pytest.mark.parametrize(("content", "message"), [
     (None, r"no metrics\.jsonl here"), ("", "no complete line yet"), ('{"step": 1', "no complete line yet"),
     ('{"a": 1}\n', "line 1: has no integer 'step'"), ('{"step": 1, "a": "x"}\n', "line 1: 'a' is not a number"),
@@ -187,13 +184,10 @@ def test_the_tool_prints_both_paths(run_folder: Path) -> None:
     assert done.stdout.split() == [str(run_folder / "reward.png"), str(run_folder / "report.html")]
 
 
-def test_the_tool_explains_a_wrong_folder(tmp_path: Path) -> None:
+def test_the_tool_explains_a_wrong_folder_and_imports_are_light(tmp_path: Path) -> None:
     done = run_tool(str(tmp_path))
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("error: ") and "metrics.jsonl" in done.stderr
-
-
-def test_metrics_and_rewards_import_neither_mindspore_nor_heavy_libraries() -> None:
     program = (
         "import sys, mindgspo.metrics, mindgspo.rewards; "
         "print([m for m in ('mindspore', 'matplotlib', 'tensorboardX') if m in sys.modules])"
@@ -245,18 +239,6 @@ def test_panels_of_the_picture(run_folder: Path) -> None:
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_run_of_few_steps(tmp_path: Path, build_run: Callable[..., Path], steps: int) -> None:
     size(draw_policy(read_run(build_run(tmp_path / "run", steps=steps, end=False)), LIGHT))
-
-
-def test_an_old_run_still_has_a_report(run_folder: Path) -> None:
-    path = run_folder / "metrics.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    prefixes = (*NEW, *OLD)
-    path.write_text(
-        "".join(json.dumps({k: v for k, v in row.items() if not k.startswith(prefixes)}) + "\n" for row in rows)
-    )
-    (run_folder / "config.yaml").unlink()
-    assert len(pictures(read_run(run_folder))) == 1
-    assert "Last steps" in write_report(run_folder).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("text", "algorithm", "clips_responses", "log_range"), [
@@ -335,9 +317,18 @@ def test_one_evaluation_has_one_column_and_a_warm_ups_second_counts(log: RunLog,
     assert "greedy, step 0" in write_report(tmp_path).read_text(encoding="utf-8")
 
 
-def test_nothing_written_down_is_no_table(run_folder: Path) -> None:
+def test_an_old_run_without_answers_still_has_a_report(run_folder: Path) -> None:
     assert held_out_table(read_run(run_folder)) is None
     assert "Held-out problems" not in write_report(run_folder).read_text(encoding="utf-8")
+    path = run_folder / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    prefixes = (*NEW, *OLD)
+    path.write_text(
+        "".join(json.dumps({k: v for k, v in row.items() if not k.startswith(prefixes)}) + "\n" for row in rows)
+    )
+    (run_folder / "config.yaml").unlink()
+    assert len(pictures(read_run(run_folder))) == 1
+    assert "Last steps" in write_report(run_folder).read_text(encoding="utf-8")
 
 
 def test_names_and_answers_of_sets_are_shown_and_never_obeyed(log: RunLog, scored, tmp_path: Path) -> None:

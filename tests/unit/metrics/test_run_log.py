@@ -183,7 +183,7 @@ def test_missing_tensorboard_says_what_to_install(tmp_path: Path, monkeypatch: p
         open_log(tmp_path, tensorboard=True)
 
 
-def test_timers_sum_by_phase_nest_start_again_and_count_what_raised() -> None:
+def test_timers_and_memory_figures() -> None:
     ticks = iter([0.0, 10.0, 11.5, 20.0, 30.0, 32.0])
     timers = Timers(clock=lambda: next(ticks))
     with timers("step"), timers("gen"):  # step 0 to 20, gen 10 to 11.5
@@ -198,9 +198,6 @@ def test_timers_sum_by_phase_nest_start_again_and_count_what_raised() -> None:
     with pytest.raises(KeyError), timers("reward"):
         raise KeyError
     assert timers.collect() == {"timing_s/reward": 3.0}
-
-
-def test_memory_figures_are_in_their_units() -> None:
     # A Python process with numpy needs more than 10 MB and, here, less than 100 GB.
     assert 0.01 < rss_gb() < 100
     assert rss_gb() * 1024 <= peak_rss_mb() * 1.05
@@ -228,7 +225,7 @@ def test_summaries(tmp_path: Path) -> None:
 C, W, N = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER
 
 
-def test_two_groups_by_hand(build_group: BuildGroup) -> None:
+def test_figures_of_groups_by_hand(build_group: BuildGroup) -> None:
     metrics = group_metrics([build_group(0, [C, W, N, W]), build_group(1, [C, C, C, C])])
     assert (metrics["critic/score/mean"], metrics["critic/score/max"], metrics["critic/score/min"]) == (5 / 8, 1.0, 0.0)
     assert (metrics["reward/correct_ratio"], metrics["reward/wrong_ratio"]) == (5 / 8, 2 / 8)
@@ -241,9 +238,6 @@ def test_two_groups_by_hand(build_group: BuildGroup) -> None:
     assert (metrics["response_length/max"], metrics["response_length/min"]) == (13.0, 10.0)
     assert (metrics["response_length/clip_ratio"], metrics["prompt_length/mean"]) == (1 / 8, 12.0)
     assert unknown_names(metrics) == []
-
-
-def test_responses_without_a_reward_count_as_invalid_only(build_group: BuildGroup) -> None:
     group = build_group(0, [C, W])
     failed = Score(value=None, verdict=Verdict.ERROR)
     metrics = group_metrics([replace(group, scores=(group.scores[0], failed))])
@@ -254,9 +248,6 @@ def test_responses_without_a_reward_count_as_invalid_only(build_group: BuildGrou
     metrics = group_metrics([nothing])
     assert "critic/score/mean" not in metrics
     assert metrics["reward/invalid_ratio"] == metrics["reward/zero_signal_group_ratio"] == 1.0
-
-
-def test_every_verdict_has_its_share_and_they_add_up_to_one(build_group: BuildGroup) -> None:
     counts = {C: 3, W: 2, N: 1, Verdict.UNPARSEABLE_GOLD: 2, Verdict.TIMEOUT: 1, Verdict.ERROR: 1}
     invalid = (Verdict.UNPARSEABLE_GOLD, Verdict.TIMEOUT, Verdict.ERROR)
     scores = [

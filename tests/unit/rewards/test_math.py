@@ -89,11 +89,8 @@ def test_first_last_and_cut() -> None:
 def test_a_gold_answer_without_content_abstains(gold: str) -> None:
     assert not Math().can_read(gold)
     assert verdict(r"\boxed{1}", gold) is Verdict.UNPARSEABLE_GOLD
-
-
-@pytest.mark.parametrize("gold", ["72", r"\text{east}", r"\infty", "4:30", r"A solution. \boxed{x^2}", "\u662f"])
-def test_readable_gold_answers(gold: str) -> None:
-    assert Math().can_read(gold)
+    for other in ("72", r"\text{east}", r"\infty", "4:30", r"A solution. \boxed{x^2}", "\u662f"):
+        assert Math().can_read(other)
 
 
 def test_what_needs_algebra_is_a_job_of_plain_texts() -> None:
@@ -241,14 +238,11 @@ def test_expressions(same: Callable[[str, str], bool], answer: str, gold: str, i
     assert same(answer, gold) == is_same
 
 
-def test_an_equation_is_read_as_its_right_side_and_no_alarm_is_set(same: Callable[[str, str], bool]) -> None:
+def test_equations_sides_that_are_no_formula_and_no_alarm(same: Callable[[str, str], bool], task: Callable) -> None:
     assert same("x^2 + y^2 = 4", "4")
     assert not same("4", "x^2 + y^2 = 4")
     with ThreadPoolExecutor(1) as threads:  # signal.alarm works in the main thread only
         assert threads.submit(same, "(x+1)^2", "x^2+2x+1").result()
-
-
-def test_it_says_which_side_is_no_formula(task: Callable) -> None:
     assert task({"answer": "1", "gold": "}{"}) == {"same": False, "gold_parsed": False, "answer_parsed": False}
     assert task({"answer": "}{", "gold": "1"}) == {"same": False, "gold_parsed": True, "answer_parsed": False}
 

@@ -224,7 +224,7 @@ def test_final_number(text: str, number: str | None) -> None:
     assert final_number(text) == number
 
 
-def test_math_dapo_answers_that_are_no_numbers_must_be_the_same_without_doubt() -> None:
+def test_math_dapo_compares_texts_and_may_look_at_the_last_box() -> None:
     def verdict(text: str, gold: str) -> Verdict:
         return MathDapo().verify(Candidate(text=text, gold=gold, data_source="", index=0)).verdict
 
@@ -236,9 +236,6 @@ def test_math_dapo_answers_that_are_no_numbers_must_be_the_same_without_doubt() 
     assert verdict("Answer: 5", "x+1") is W
     assert verdict(r"Answer: $\sqrt{8}$", r"2\sqrt{2}") is W  # `math` would ask a worker
     assert verdict("Answer: 5", "?!") is U
-
-
-def test_strict_box_looks_at_the_last_box_whatever_the_mode() -> None:
     for mode in ("strict", "flexible", "first", "last"):
         verifier = MathDapo(mode, strict_box=True)
         candidate = Candidate(text=r"Answer: 34 \boxed{33} \boxed{34} 35", gold="34", data_source="", index=0)

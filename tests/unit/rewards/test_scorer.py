@@ -142,12 +142,16 @@ def test_shapers_are_shown_the_verdict_and_alone_their_sign_gives_one() -> None:
     assert (tags.value, tags.verdict) == (1.0, Verdict.CORRECT)
 
 
-def test_jobs_of_a_batch_run_together_and_come_back_in_order() -> None:
+def test_jobs_run_together_and_ordinary_rows_must_not_fail() -> None:
     pool = ScriptedPool([Reply(outcome=Outcome.DONE, value=5), Reply(outcome=Outcome.DONE, value=6)])
     scores = scorer("verl_strict", pool=pool).score([candidate("later a"), candidate("now"), candidate("later b")])
     assert [score.value for score in scores] == [5.0, 3.0, 6.0]
     assert [job.arguments["text"] for job in pool.jobs] == ["later a", "later b"]
     assert dict(scores[0].extras) == {"verl_strict/words": 2.0}
+    pool = ScriptedPool([Reply(outcome=Outcome.TIMEOUT, message="took longer than 10 s")])
+    with pytest.raises(RewardError, match=r"verl_strict: took longer than 10 s \(tried on row 3\)"):
+        scorer("verl_strict", pool=pool).try_out([candidate("now"), candidate("later", 3)])
+    assert [score.value for score in scorer("gsm8k").try_out([candidate("#### 71")])] == [0.0]
 
 
 @pytest.mark.parametrize(
@@ -173,13 +177,6 @@ def test_an_exception_makes_the_sample_invalid_and_only_the_first_is_logged(capl
     assert "broken on purpose" in caplog.text and "row 4" in caplog.text
 
 
-def test_try_out_refuses_what_fails_on_an_ordinary_row() -> None:
-    pool = ScriptedPool([Reply(outcome=Outcome.TIMEOUT, message="took longer than 10 s")])
-    with pytest.raises(RewardError, match=r"verl_strict: took longer than 10 s \(tried on row 3\)"):
-        scorer("verl_strict", pool=pool).try_out([candidate("now"), candidate("later", 3)])
-    assert [score.value for score in scorer("gsm8k").try_out([candidate("#### 71")])] == [0.0]
-
-
 def test_start_close_and_labels() -> None:
     scorer("math").start()
     with pytest.raises(RewardError, match="no function compute_score"):
@@ -200,9 +197,6 @@ def test_check_rows_names_what_it_refuses() -> None:
         scorer("auto", "length").check_rows(rows)
     scorer("auto").check_rows([prompt(0), prompt(1, source="arithmetic", answer="-3")])
     scorer("gsm8k").check_rows([prompt(0, source="my/own")])
-
-
-def test_a_gold_answer_is_read_by_the_function_of_its_source() -> None:
     assert gold_is_readable("openai/gsm8k", "1,000") is True
     assert gold_is_readable("openai/gsm8k", "x + 1") is False
     assert gold_is_readable("math", "x + 1") is True
@@ -214,7 +208,7 @@ CANDIDATE = Candidate(text="It is #### 72", gold="72", data_source="mine", index
 VERIFIER = FromFile(FileFunction(Path("/rewards/mine.py"), "compute_score"))
 
 
-def test_the_job_has_verls_four_arguments() -> None:
+def test_the_job_has_verls_four_arguments_and_details_are_kept() -> None:
     job = VERIFIER.verify(CANDIDATE)
     assert job.task == "/rewards/mine.py:compute_score"
     assert job.arguments == {
@@ -224,6 +218,13 @@ def test_the_job_has_verls_four_arguments() -> None:
         "extra_info": {"index": 3},
     }
     assert VERIFIER.can_read("") and VERIFIER.can_read("anything")
+    verification = conclude(
+        {"score": 1.0, "acc": True, "pred": "7" * 300, "format": 0.5, "words": 12, "lucky": False, "note": "text"}
+    )
+    assert (verification.extracted, verification.extras) == ("7" * 200, {"format": 0.5, "words": 12.0, "lucky": 0.0})
+    assert conclude({"score": 1.0, "pred": 72}).extracted == "72"
+    assert conclude({"score": 1.0, "pred": None}).extracted is None
+    assert conclude(1.0).extracted is None and conclude(1.0).extras == {}
 
 
 @pytest.mark.parametrize(("value", "score", "verdict"), [
@@ -266,16 +267,6 @@ def test_what_is_no_reward_says_what_is(value: JSONValue, message: str) -> None:
     verification = conclude(value)
     assert (verification.value, verification.verdict) == (None, Verdict.ERROR)
     assert re.search(message, verification.message), verification.message
-
-
-def test_details_are_kept() -> None:
-    verification = conclude(
-        {"score": 1.0, "acc": True, "pred": "7" * 300, "format": 0.5, "words": 12, "lucky": False, "note": "text"}
-    )
-    assert (verification.extracted, verification.extras) == ("7" * 200, {"format": 0.5, "words": 12.0, "lucky": 0.0})
-    assert conclude({"score": 1.0, "pred": 72}).extracted == "72"
-    assert conclude({"score": 1.0, "pred": None}).extracted is None
-    assert conclude(1.0).extracted is None and conclude(1.0).extras == {}
 
 
 json_values = st.recursive(

@@ -213,6 +213,10 @@ def test_one_response_by_hand_whatever_the_verdict():
     assert all(type(value) is float for value in values)
     overlong = Overlong(OverlongSection(buffer_len=4, max_len=8))
     assert {overlong.value(candidate(num_tokens=6), verdict) for verdict in (*Verdict, None)} == {-0.5}
+    with pytest.raises(AssertionError, match="max_len"):
+        Overlong(OverlongSection())
+    with pytest.raises(AssertionError, match="tokens"):
+        Overlong(OverlongSection(max_len=5000)).value(candidate(num_tokens=None), None)
 
 
 @pytest.mark.parametrize(("max_len", "buffer_len", "factor"), [(20, 5, 1.0), (20, 20, 2.5), (7, 1, 0.3), (64, 16, 0)])
@@ -221,12 +225,3 @@ def test_one_response_is_paid_as_many_are(max_len, buffer_len, factor):
     lengths = range(2 * max_len + 2)
     many = overlong_penalty(lengths, max_len=max_len, buffer_len=buffer_len, factor=factor, floor=-factor)
     assert [overlong.value(candidate(num_tokens=length), None) for length in lengths] == many.tolist()
-
-
-def test_a_long_buffer_and_missing_lengths_are_refused():
-    with pytest.raises(DataError, match="buffer_len 9 must lie between 0 and max_len 8"):
-        Overlong(OverlongSection(buffer_len=9, max_len=8))
-    with pytest.raises(AssertionError, match="max_len"):
-        Overlong(OverlongSection())
-    with pytest.raises(AssertionError, match="tokens"):
-        Overlong(OverlongSection(max_len=5000)).value(candidate(num_tokens=None), None)

@@ -29,36 +29,26 @@ class Silent(Exception):
     def __str__(self):
         raise ValueError("no text")
 def hang():
-    while True:
-        pass
-def regex():
-    return re.match(r"(a+)+$", "a" * 60 + "b")
-def big_power():
-    return 9 ** 9 ** 9 ** 9
-def sleep():
-    time.sleep(60)
-def exit_3():
-    os._exit(3)
-def kill_self():
-    os.kill(os.getpid(), signal.SIGSEGV)
-def bad_address():
-    ctypes.string_at(0)
-def sys_exit():
-    sys.exit()
+    while True: pass
+def regex(): return re.match(r"(a+)+$", "a" * 60 + "b")
+def big_power(): return 9 ** 9 ** 9 ** 9
+def sleep(): time.sleep(60)
+def exit_3(): os._exit(3)
+def kill_self(): os.kill(os.getpid(), signal.SIGSEGV)
+def bad_address(): ctypes.string_at(0)
+def sys_exit(): sys.exit()
 def half_second():
     time.sleep(0.5)
     return "slept"
 def alarm():
     signal.setitimer(signal.ITIMER_REAL, 0.1)
     return "set"
-def ten_gigabytes():
-    return len(bytearray(10 * 2**30))
+def ten_gigabytes(): return len(bytearray(10 * 2**30))
 def grow():
     kept = []
     while True:
         kept.append(bytearray(2**20))
-def recursion():
-    return recursion()
+def recursion(): return recursion()
 def nested_value():
     value = []
     for _ in range(100_000):
@@ -91,29 +81,19 @@ def close_jobs():
 def come_back_twice():
     os.fork()
     return 1.0
-def hundred_megabytes():
-    return "x" * 100_000_000
-def base_exception():
-    raise BaseException("not an Exception")
-def silent_exception():
-    raise Silent
-def interrupt():
-    raise KeyboardInterrupt
+def hundred_megabytes(): return "x" * 100_000_000
+def base_exception(): raise BaseException("not an Exception")
+def silent_exception(): raise Silent
+def interrupt(): raise KeyboardInterrupt
 def close_everything():
     os.closerange(0, 1000)
     return 1.0
-def stop():
-    os.kill(os.getpid(), signal.SIGSTOP)
-def ask():
-    return input("a number, please: ")
-def nan():
-    return {"score": 1.0, "inner": [float("nan")]}
-def infinite():
-    return decimal.Decimal("-Infinity")
-def a_set():
-    return {1}
-def no_reply():
-    raise ValueError("two\nlines")
+def stop(): os.kill(os.getpid(), signal.SIGSTOP)
+def ask(): return input("a number, please: ")
+def nan(): return {"score": 1.0, "inner": [float("nan")]}
+def infinite(): return decimal.Decimal("-Infinity")
+def a_set(): return {1}
+def no_reply(): raise ValueError("two\nlines")
 def f(data_source, solution_str, ground_truth, extra_info):
     if solution_str in globals():
         return globals()[solution_str]()
@@ -219,9 +199,12 @@ def test_noise_costs_nothing(pool: WorkerPool, hostile: str, act: str) -> None:
     assert [value[0] for value in values(replies)[::2]] == ["a", "b", "c"]
 
 
-def test_one_worker_that_stops_reading_is_replaced_for_free(hostile: str) -> None:
+def test_a_worker_that_stops_reading_is_replaced_and_an_alarm_hits_no_other_response(hostile: str) -> None:
     with a_pool(hostile, timeout_s=30.0, count=1) as pool:
         assert values(pool.run([ask(f"{hostile}:f", "close_jobs")] * 4)) == [1.0] * 4
+    with WorkerPool([f"{hostile}:f"], count=1, timeout_s=5.0, startup_timeout_s=30.0, memory_mb=256) as pool:
+        replies = pool.run([ask(f"{hostile}:f", "alarm"), ask(f"{hostile}:f", "half_second")])
+    assert [reply.outcome for reply in replies] == [Outcome.DONE, Outcome.DONE], replies
 
 
 def test_all_misdeeds_at_once(strict_pool: WorkerPool, hostile: str) -> None:
@@ -285,17 +268,10 @@ def test_an_idle_worker_that_was_killed_is_replaced_for_free(pool: WorkerPool, h
 def test_what_a_killed_function_started_ends_too(tmp_path: Path) -> None:
     file = tmp_path / "parent.py"
     file.write_text(
-        textwrap.dedent(
-            """
-            import os, subprocess, time
-            def f(solution_str, **kwargs):
-                sleeper = subprocess.Popen(["sleep", "60"])
-                with open(solution_str, "w") as pid:
-                    pid.write(str(sleeper.pid))
-                os.rename(solution_str, solution_str + ".pid")
-                time.sleep(60)
-            """
-        )
+        "import os, subprocess, time\ndef f(solution_str, **kwargs):\n"
+        '    sleeper = subprocess.Popen(["sleep", "60"])\n'
+        '    with open(solution_str, "w") as pid:\n        pid.write(str(sleeper.pid))\n'
+        '    os.rename(solution_str, solution_str + ".pid")\n    time.sleep(60)\n'
     )
     with WorkerPool([f"{file}:f"], count=1, timeout_s=0.5, startup_timeout_s=30.0, memory_mb=256) as pool:
         (reply,) = pool.run([ask(f"{file}:f", str(tmp_path / "sleeper"))])
@@ -314,7 +290,7 @@ def test_thirty_kills_leave_no_process_and_no_open_file(strict_pool: WorkerPool,
     assert (len(os.listdir("/proc/self/fd")), len(children_of(os.getpid()))) == (files, processes)
 
 
-def test_close_ends_the_workers_and_the_pool_can_be_used_again(pool: WorkerPool, hostile: str) -> None:
+def test_closed_and_forgotten_pools_end_their_workers(pool: WorkerPool, hostile: str) -> None:
     before = children_of(os.getpid())
     files = len(os.listdir("/proc/self/fd"))
     first = set(values(pool.run([ask(f"{hostile}:pid", "")] * 20)))
@@ -322,19 +298,10 @@ def test_close_ends_the_workers_and_the_pool_can_be_used_again(pool: WorkerPool,
     assert children_of(os.getpid()) == before and len(os.listdir("/proc/self/fd")) == files
     pool.close()
     assert not first & set(values(pool.run([ask(f"{hostile}:pid", "")])))
-
-
-def test_a_forgotten_pool_ends_its_workers(hostile: str) -> None:
     pool = WorkerPool([f"{hostile}:pid"], count=1, timeout_s=5.0, startup_timeout_s=30.0, memory_mb=256)
     (pid,) = values(pool.run([ask(f"{hostile}:pid", "")]))
     del pool
     assert not is_running(pid)
-
-
-def test_an_alarm_that_a_function_leaves_running_does_not_hit_the_next_response(hostile: str) -> None:
-    with WorkerPool([f"{hostile}:f"], count=1, timeout_s=5.0, startup_timeout_s=30.0, memory_mb=256) as pool:
-        replies = pool.run([ask(f"{hostile}:f", "alarm"), ask(f"{hostile}:f", "half_second")])
-    assert [reply.outcome for reply in replies] == [Outcome.DONE, Outcome.DONE], replies
 
 
 @pytest.mark.usefixtures("ctrl_c_interrupts")
@@ -395,34 +362,34 @@ def test_a_program_that_ignores_its_workers_end(strict_pool: WorkerPool, hostile
     assert [reply.outcome for reply in replies] == outcomes
 
 
-def test_a_parent_killed_by_sigkill_leaves_no_worker(tmp_path: Path) -> None:
-    """As a user's script: no `if __name__`, the package only on sys.path; both children hang in the C code of re."""
-    function = tmp_path / "stuck.py"
-    function.write_text(
-        textwrap.dedent(
-            """
-            import os, re
-            def f(solution_str, **kwargs):
-                open(f"{solution_str}.{os.getpid()}", "w").close()
-                return re.match(r"(a+)+$", "a" * 60 + "b")
-            """
-        )
-    )
-    script = tmp_path / "script.py"
-    arguments = {"data_source": "", "solution_str": str(tmp_path / "started"), "ground_truth": "", "extra_info": {}}
+def script_of(folder: Path, task: str, text: str, count: int, timeout_s: float) -> Path:
+    """A user's script: no `if __name__`, the package only on sys.path; it prints the replies of `count` jobs."""
+    arguments = {"data_source": "", "solution_str": text, "ground_truth": "", "extra_info": {}}
+    script = folder / "script.py"
     script.write_text(
         textwrap.dedent(
             f"""
-            import sys
+            import json, sys
             sys.path.insert(0, {str(ROOT)!r})
             from mindgspo.rewards.verification import Job
             from mindgspo.rewards.workers.pool import WorkerPool
-            task = {str(function) + ":f"!r}
-            pool = WorkerPool([task], count=2, timeout_s=60.0, startup_timeout_s=30.0, memory_mb=256)
-            pool.run([Job(task=task, arguments={arguments!r}, conclude=print)] * 2)
+            pool = WorkerPool([{task!r}], count=2, timeout_s={timeout_s}, startup_timeout_s=30.0, memory_mb=256)
+            replies = pool.run([Job(task={task!r}, arguments={arguments!r}, conclude=print)] * {count})
+            print(json.dumps([reply.value for reply in replies]))
             """
         )
     )
+    return script
+
+
+def test_a_parent_killed_by_sigkill_leaves_no_worker(tmp_path: Path) -> None:
+    """Both children hang in the C code of re."""
+    function = tmp_path / "stuck.py"
+    function.write_text(
+        "import os, re\ndef f(solution_str, **kwargs):\n"
+        '    open(f"{solution_str}.{os.getpid()}", "w").close()\n    return re.match(r"(a+)+$", "a" * 60 + "b")\n'
+    )
+    script = script_of(tmp_path, f"{function}:f", str(tmp_path / "started"), count=2, timeout_s=60.0)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     with subprocess.Popen([sys.executable, str(script)], cwd=tmp_path, env=environment) as parent:
         try:
@@ -440,22 +407,7 @@ def test_a_parent_killed_by_sigkill_leaves_no_worker(tmp_path: Path) -> None:
 
 
 def test_a_script_ends_with_its_workers(tmp_path: Path, hostile: str) -> None:
-    script = tmp_path / "script.py"
-    arguments = {"data_source": "", "solution_str": "", "ground_truth": "", "extra_info": {}}
-    script.write_text(
-        textwrap.dedent(
-            f"""
-            import json, sys
-            sys.path.insert(0, {str(ROOT)!r})
-            from mindgspo.rewards.verification import Job
-            from mindgspo.rewards.workers.pool import WorkerPool
-            task = {hostile + ":pid"!r}
-            pool = WorkerPool([task], count=2, timeout_s=5.0, startup_timeout_s=30.0, memory_mb=256)
-            replies = pool.run([Job(task=task, arguments={arguments!r}, conclude=print)] * 50)
-            print(json.dumps([reply.value for reply in replies]))
-            """
-        )
-    )
+    script = script_of(tmp_path, f"{hostile}:pid", "", count=50, timeout_s=5.0)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True)
     children = set(json.loads(done.stdout))
     assert children and None not in children

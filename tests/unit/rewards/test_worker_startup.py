@@ -147,7 +147,7 @@ def test_values_become_plain(tmp_path: Path, expression: str, value: JSONValue) 
     assert (reply.outcome, reply.value, type(reply.value)) == (Outcome.DONE, value, type(value))
 
 
-def test_imports_out_of_time(tmp_path: Path) -> None:
+def test_imports_out_of_time_and_not_charged_to_a_job(tmp_path: Path) -> None:
     file = write(tmp_path, "import time\ntime.sleep(60)\n" + GOOD)
     message = r"not ready within 0\.4 s \(reward\.workers\.startup_timeout_s\)"
     with a_pool(f"{file}:f", startup_timeout_s=0.4) as pool:
@@ -156,9 +156,6 @@ def test_imports_out_of_time(tmp_path: Path) -> None:
         replies = run(pool, *[f"{file}:f"] * 5)
     assert {reply.outcome for reply in replies} == {Outcome.FAILED}
     assert all(re.search(message, reply.message) for reply in replies)
-
-
-def test_imports_are_not_charged_to_a_job(tmp_path: Path) -> None:
     text = (
         "import os, time\ntime.sleep(0.7)\ndef f(solution_str, **kwargs):\n    time.sleep(60)\n"
         "def g(**kwargs):\n    return 1.0\n"

@@ -193,15 +193,12 @@ def test_waiting_groups_survive_a_stop(make_trainer, mixed, prompts, tmp_path) -
     assert LeftoverBuffer(2, prompts).arrays() == {}
 
 
-def test_each_stream_of_prompts_goes_on_where_the_draws_ended(make_trainer, mixed, prompts) -> None:
+def test_the_stream_goes_on_where_draws_ended_and_no_draw_exceeds_the_data(make_trainer, mixed, prompts, load) -> None:
     trainer = make_trainer(mixed(1, 6), *REFILL, stream=PromptStream(len(prompts), 3))
     trainer.draw_samples(1)
     whole = PromptStream(len(prompts), 3)
     whole.take(trainer.stream.state().position + 8 * trainer.stream.state().epoch)
     assert trainer.stream.take(3) == whole.take(3)
-
-
-def test_a_draw_larger_than_the_data_would_answer_prompts_twice_alike(load) -> None:
     config = load(*REFILL, "algorithm.filter_groups.prompts_per_draw=9")
     check_distinct_prompts(config, 9)
     with pytest.raises(ConfigError, match=r"prompts_per_draw: 9 different prompts cannot be drawn from 8 rows"):

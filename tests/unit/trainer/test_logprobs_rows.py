@@ -23,16 +23,6 @@ def rows_of(folder: Path, text: str, section: ModelSection = SECTION) -> list[li
     return [row.tolist() for row in read_rows(path, section, folder)]
 
 
-def test_what_is_read(tmp_path: Path, tokenizer) -> None:
-    assert rows_of(tmp_path, '{"ids": [0, 96]}\n{"ids": [5], "note": "kept by the user"}') == [[0, 96], [5]]
-    assert rows_of(tmp_path, '{"ids": [1]}\r\n') == [[1]]
-    assert rows_of(tmp_path, '{"ids": [' + ", ".join(["3"] * 80) + "]}") == [[3] * 80]
-    tokenizer.save(tmp_path)
-    section = SECTION.model_copy(update={"vocab_size": 379})
-    text = "Tom has 3 pens.<|im_end|>"
-    assert rows_of(tmp_path, '{"text": "' + text + '"}', section) == [tokenizer.encode(text)]
-
-
 @pytest.mark.parametrize(("line", "said"), [
     ("{ids: [1]}", "not JSON"), ("", "not JSON"), ("[1, 2]", "expected a JSON object, got list"),
     ("[" * 100_000, "not JSON"), ('{"id": [1]}', 'expected either "ids" or "text", got neither'),
@@ -53,13 +43,20 @@ def test_an_unusable_line_is_named(line: str, said: str, tmp_path: Path, tokeniz
     assert str(caught.value).startswith(f"{tmp_path / 'rows.jsonl'}, line 2: ") and said in str(caught.value)
 
 
-def test_no_rows_no_tokenizer(tmp_path: Path) -> None:
+def test_what_is_read_and_what_holds_no_rows(tmp_path: Path, tokenizer) -> None:
     with pytest.raises(DataError, match="nowhere.jsonl: cannot be read"):
         read_rows(tmp_path / "nowhere.jsonl", SECTION, tmp_path)
     with pytest.raises(DataError, match="is empty"):
         rows_of(tmp_path, "")
     with pytest.raises(TokenizerError, match="holds no tokenizer"):
         rows_of(tmp_path, '{"ids": [1]}\n{"text": "a"}')
+    assert rows_of(tmp_path, '{"ids": [0, 96]}\n{"ids": [5], "note": "kept by the user"}') == [[0, 96], [5]]
+    assert rows_of(tmp_path, '{"ids": [1]}\r\n') == [[1]]
+    assert rows_of(tmp_path, '{"ids": [' + ", ".join(["3"] * 80) + "]}") == [[3] * 80]
+    tokenizer.save(tmp_path)
+    section = SECTION.model_copy(update={"vocab_size": 379})
+    text = "Tom has 3 pens.<|im_end|>"
+    assert rows_of(tmp_path, '{"text": "' + text + '"}', section) == [tokenizer.encode(text)]
 
 
 def test_few_row_lengths_are_compiled() -> None:

@@ -1,12 +1,15 @@
-"""Measuring with scripted answers: figures, table, JSON and records agree, and calls of the engine do not matter."""
+"""Measuring with scripted answers: figures, table, JSON and records agree; the folder of `--out` is whole or absent."""
 
 from __future__ import annotations
 
 import json
+import resource
+from pathlib import Path
 
 import pytest
 
-from mindgspo.evaluation.output import generation_records, remarks, report, table_lines
+from mindgspo.errors import ConfigError
+from mindgspo.evaluation.output import EvalFolder, generation_records, remarks, report, table_lines
 
 SETTINGS = ("eval.num_samples=4", "eval.pass_at_k=[1, 4]")
 
@@ -63,22 +66,18 @@ def test_figures_table_report_and_records_agree(measured, script, prompts, token
     assert first["sampled"]["acc/mean@4"].keys() == {"value", "low", "high"}
     records = [record for group in told for record in generation_records(found[0].task, tokenizer, group)]
     assert len(records) == 8 * (1 + 4)
-    first = records[0]
+    of_first = [record for record in records if record["index"] == 0]
+    first = of_first[0]
     assert (first["temperature"], first["sample"], first["verdict"], first["extracted"]) == (0.0, 0, "wrong", "7")
     assert first["response"] == "#### 7<|im_end|>" and first["finish_reason"] == "stop"
-    assert [record["verdict"] for record in records if record["index"] == 0] == ["wrong", "wrong", "correct"] + [
-        "wrong"
-    ] * 2
+    assert [record["verdict"] for record in of_first] == ["wrong", "wrong", "correct", "wrong", "wrong"]
 
 
-def test_greedy_alone(measured, script) -> None:
+def test_greedy_alone_and_the_number_of_calls(measured, script) -> None:
     found, told = measured(script)
     assert [one.sampled for one in found] == [None, None]
     assert len(told) == 8
-
-
-def test_the_number_of_calls_changes_nothing(measured, script) -> None:
-    """8 prompts x 4 samples: with one slot a call takes 2 prompts, with 64 all of them."""
+    # 8 prompts x 4 samples: with one slot a call takes 2 prompts, with 64 all of them.
     few, told_few = measured(script, *SETTINGS, "rollout.slots=1")
     many, told_many = measured(script, *SETTINGS, "rollout.slots=64")
     assert [(one.greedy, one.sampled) for one in few] == [(one.greedy, one.sampled) for one in many]
@@ -86,19 +85,72 @@ def test_the_number_of_calls_changes_nothing(measured, script) -> None:
     assert [group.prompt.index for group in told_many] == [*range(8), *range(8)]
 
 
-def test_remarks_say_what_to_do(measured, tokenizer) -> None:
+def test_remarks_say_what_to_do(measured, tokenizer, script) -> None:
     found, _ = measured(lambda prompt, sample: tokenizer.encode("pens " * 30), dropped={"no answer": 2, "too long": 1})
     lines = list(remarks(found))
     assert lines[0] == "rows: 3 rows were left out (2 x no answer, 1 x too long)"
     assert lines[1] == "rows (arithmetic), greedy: 100 % cut at 16 tokens: raise --max-new-tokens"
     assert sum("left out" in line for line in lines) == 1, "once, not per data source"
     assert not any("no answer was found" in line for line in lines), "the cut explains it"
-
-
-def test_a_prompt_that_asks_for_another_form_is_suspected(measured, tokenizer) -> None:
     found, _ = measured(lambda prompt, sample: [*tokenizer.encode("Tom"), tokenizer.eos_ids[0]])
     assert any("no answer was found in 100 %" in line for line in remarks(found))
-
-
-def test_a_good_evaluation_has_no_remark(measured, script) -> None:
     assert list(remarks(measured(script, *SETTINGS)[0])) == []
+
+
+def test_it_appears_when_it_is_complete(tmp_path: Path) -> None:
+    target = tmp_path / "new" / "folder"
+    with EvalFolder(target) as folder:
+        folder.write([{"index": 0}, {"index": 1}])
+        assert not target.exists()
+        folder.finish({"accuracy": 0.5})
+    assert sorted(path.name for path in target.iterdir()) == ["eval.json", "generations.jsonl"]
+    assert json.loads((target / "eval.json").read_text()) == {"accuracy": 0.5}
+    assert (target / "generations.jsonl").read_text() == '{"index": 0}\n{"index": 1}\n'
+    assert [path.name for path in target.parent.iterdir()] == ["folder"]
+
+
+def test_a_failure_or_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), EvalFolder(tmp_path / "out") as folder:
+        folder.write([{"index": 0}])
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+    # A limit on the size of files stands for the disk's end.
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    records = [{"text": "x" * 1000}] * 100
+    with pytest.raises(ConfigError, match=r"--out .*out: cannot be written"), EvalFolder(tmp_path / "out") as folder:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+        try:
+            folder.write(records)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_what_is_there_stays(what: str, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    if what == "folder":
+        target.mkdir()
+    kept = target / "mine.txt" if what == "folder" else target
+    kept.write_text("mine")
+    with pytest.raises(ConfigError, match="is not overwritten"), EvalFolder(target):
+        raise AssertionError("it was entered")
+    assert kept.read_text() == "mine" and list(tmp_path.iterdir()) == [target]
+
+
+def test_an_empty_folder_may_be_filled_and_no_folder_stands_in_a_file(tmp_path: Path) -> None:
+    with EvalFolder(tmp_path / "out") as folder:
+        (tmp_path / "out").mkdir()
+        folder.finish({})
+    assert (tmp_path / "out" / "eval.json").is_file()
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written"), EvalFolder(tmp_path / "file" / "out"):
+        raise AssertionError("it was entered")
+
+
+def test_whoever_comes_first_keeps_the_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not overwritten"), EvalFolder(tmp_path / "out") as folder:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "theirs").touch()
+        folder.finish({})
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["theirs"]

@@ -35,24 +35,6 @@ def model_dir(tmp_path: Path) -> Path:
     return write_model(tmp_path / "model")
 
 
-def test_defaults_without_any_yaml(model_dir: Path) -> None:
-    (task,) = tasks_of_data(model_dir, ARITHMETIC, EvalOptions(), [])
-    config = task.config
-    assert (task.label, config.data.eval.format, config.data.eval.max_rows) == ("arithmetic", "arithmetic", 512)
-    assert (config.model.path, config.model.num_hidden_layers, config.tokenizer.path) == (model_dir, 1, model_dir)
-    assert config.tokenizer.eos_tokens == ("<|im_end|>",)
-    assert config.rollout.max_new_tokens == 96 // 2, "2,048 do not fit: half of the positions"
-    assert (config.eval.num_samples, config.eval.temperature, config.rollout.top_p) == (1, 1.0, 1.0)
-    assert (config.device, config.seed, config.reward.functions) == ("CPU", 1, ("gsm8k",))
-    (task,) = tasks_of_data(model_dir, ARITHMETIC, EvalOptions(num_samples=4), [])
-    assert task.config.eval.pass_at_k == (4,)
-    (model_dir / "generation_config.json").write_text(json.dumps({"max_new_tokens": 70}))
-    (task,) = tasks_of_data(model_dir, ARITHMETIC, EvalOptions(), [])
-    assert task.config.rollout.max_new_tokens == 70, "also more than half"
-    (task,) = tasks_of_data(model_dir, ARITHMETIC, EvalOptions(max_new_tokens=30), [])
-    assert task.config.rollout.max_new_tokens == 30
-
-
 def test_every_option_arrives_and_set_wins(model_dir: Path, tmp_path: Path) -> None:
     other = tmp_path / "tokenizer"
     load_tokenizer(TokenizerSection()).save(other)
@@ -84,12 +66,27 @@ def test_every_held_out_set_of_an_experiment_is_a_task(model_dir: Path, tmp_path
     ]
 
 
-def test_an_experiment_is_measured_as_it_measures_itself(model_dir: Path) -> None:
+def test_defaults_of_data_and_of_an_experiment(model_dir: Path) -> None:
     (task,) = tasks_of_experiment(model_dir, QUICKSTART, EvalOptions(), [])
     own = load_config(QUICKSTART)
     assert task.config.model.num_hidden_layers == 1 and task.config.model.path == model_dir
     assert (task.config.data, task.config.eval, task.config.reward) == (own.data, own.eval, own.reward)
     assert task.label == "arithmetic-gspo"
+    (task,) = tasks_of_data(model_dir, ARITHMETIC, EvalOptions(), [])
+    config = task.config
+    assert (task.label, config.data.eval.format, config.data.eval.max_rows) == ("arithmetic", "arithmetic", 512)
+    assert (config.model.path, config.model.num_hidden_layers, config.tokenizer.path) == (model_dir, 1, model_dir)
+    assert config.tokenizer.eos_tokens == ("<|im_end|>",)
+    assert config.rollout.max_new_tokens == 96 // 2, "2,048 do not fit: half of the positions"
+    assert (config.eval.num_samples, config.eval.temperature, config.rollout.top_p) == (1, 1.0, 1.0)
+    assert (config.device, config.seed, config.reward.functions) == ("CPU", 1, ("gsm8k",))
+    (task,) = tasks_of_data(model_dir, ARITHMETIC, EvalOptions(num_samples=4), [])
+    assert task.config.eval.pass_at_k == (4,)
+    (model_dir / "generation_config.json").write_text(json.dumps({"max_new_tokens": 70}))
+    (task,) = tasks_of_data(model_dir, ARITHMETIC, EvalOptions(), [])
+    assert task.config.rollout.max_new_tokens == 70, "also more than half"
+    (task,) = tasks_of_data(model_dir, ARITHMETIC, EvalOptions(max_new_tokens=30), [])
+    assert task.config.rollout.max_new_tokens == 30
 
 
 def test_several_data_sets_have_labels_of_their_own(model_dir: Path, tmp_path: Path) -> None:
@@ -122,7 +119,15 @@ def test_options_that_contradict_each_other(options: dict, said: str, model_dir:
     assert isinstance(error, ConfigError) and said in str(error)
 
 
-def test_what_is_not_there(tmp_path: Path, model_dir: Path) -> None:
+def test_what_is_refused(model_dir: Path, tmp_path: Path) -> None:
+    assert "is there twice" in str(refused(model_dir, DataChoice(texts=("arithmetic",) * 2), EvalOptions()))
+    named = DataChoice(texts=("arithmetic",), format="verl")
+    for alone in ({"format": "columns"}, {"columns": ColumnsSection(prompt="p", answer="a", data_source_name="math")}):
+        assert "go together" in str(refused(model_dir, DataChoice(texts=("rows.jsonl",), **alone), EvalOptions()))
+    assert "a named data set has its own" in str(refused(model_dir, named, EvalOptions()))
+    small = write_model(tmp_path / "small", positions=48)
+    with pytest.raises(ConfigError, match=r"48 positions, but .* = 54; lower one of them with --set"):
+        tasks_of_experiment(small, QUICKSTART, EvalOptions(), [])
     error = refused(tmp_path / "nowhere", DataChoice(texts=("gsm8k",)), EvalOptions())
     assert isinstance(error, WeightsError) and "config.json: cannot be read" in str(error)
     error = refused(model_dir, DataChoice(texts=("gsm8k",), folder=tmp_path), EvalOptions())
@@ -131,17 +136,3 @@ def test_what_is_not_there(tmp_path: Path, model_dir: Path) -> None:
     assert "holds no *.safetensors" in str(refused(model_dir, ARITHMETIC, EvalOptions()))
     with pytest.raises(WeightsError, match="holds no"):
         tasks_of_experiment(model_dir, QUICKSTART, EvalOptions(), [])
-
-
-def test_data_twice_and_a_format_for_a_name(model_dir: Path) -> None:
-    assert "is there twice" in str(refused(model_dir, DataChoice(texts=("arithmetic",) * 2), EvalOptions()))
-    named = DataChoice(texts=("arithmetic",), format="verl")
-    for alone in ({"format": "columns"}, {"columns": ColumnsSection(prompt="p", answer="a", data_source_name="math")}):
-        assert "go together" in str(refused(model_dir, DataChoice(texts=("rows.jsonl",), **alone), EvalOptions()))
-    assert "a named data set has its own" in str(refused(model_dir, named, EvalOptions()))
-
-
-def test_an_experiment_with_longer_rows_than_the_model_has_positions(tmp_path: Path) -> None:
-    small = write_model(tmp_path / "small", positions=48)
-    with pytest.raises(ConfigError, match=r"48 positions, but .* = 54; lower one of them with --set"):
-        tasks_of_experiment(small, QUICKSTART, EvalOptions(), [])

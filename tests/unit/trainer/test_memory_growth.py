@@ -53,7 +53,7 @@ def observed(alarm: MemoryAlarm, figures: np.ndarray) -> list[tuple[int, str]]:
     return [(step, text) for step, text in told if text is not None]
 
 
-def test_each_rank_is_told_of_once() -> None:
+def test_each_rank_is_told_of_once_and_an_alarm_that_is_off_says_nothing() -> None:
     steps = np.arange(200)
     figures = np.stack([np.full(200, 2.0), 3.0 + 0.01 * steps, 2.0 + 0.02 * np.maximum(steps - 100, 0)], axis=1)
     (first_step, first), (second_step, second) = observed(MemoryAlarm(SHARE), figures)
@@ -63,9 +63,6 @@ def test_each_rank_is_told_of_once() -> None:
     )
     assert "last for about 600 more steps" in first
     assert second_step > 100 and "rank 1 holds" in second and "rank 2 holds" in second
-
-
-def test_the_first_steps_and_an_alarm_that_is_off_say_nothing() -> None:
     steps = np.arange(150)[:, None]
     start = 1.0 + 0.3 * np.minimum(steps, 10)  # ten steps that compile
     assert observed(MemoryAlarm(SHARE), start) == []

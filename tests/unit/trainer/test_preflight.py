@@ -67,11 +67,13 @@ def test_rows_that_the_run_leaves_out_are_counted(check) -> None:
     assert "data.train: 5 rows (1 more will be dropped)" in check([*ROWS, again], "data.train.dedup=true")
 
 
-def test_without_a_solution_the_gold_answer_itself_is_tried(check, tmp_path) -> None:
+def test_without_a_solution_or_a_function_that_judges(check, tmp_path) -> None:
     rows = tmp_path / "aime.jsonl"
     rows.write_text('{"problem": "How many?", "answer": "073"}\n')
     shown = check(ROWS, f"data.eval={{format: aime, path: {rows}}}", "data.max_prompt_length=64")
     assert "the row's gold answer, written in three usual forms, gets 1, found " in shown
+    shown = check(ROWS, "reward.functions=[format, repetition]")
+    assert "the row's own solution gets 0 (format 0 + repetition " in shown
 
 
 def test_a_reward_file_is_loaded_and_tried_on_two_rows(check, tmp_path) -> None:
@@ -166,8 +168,3 @@ def test_a_prepared_folder_must_fit_the_settings_and_be_whole(load, tokenizer, t
     (folder / "prompts.mindrecord").write_bytes(b"cut")
     with pytest.raises(DataError, match="3 bytes, dataset.json says"):
         list(check_experiment(load(*settings)))
-
-
-def test_functions_that_judge_no_answer_are_accepted(check) -> None:
-    shown = check(ROWS, "reward.functions=[format, repetition]")
-    assert "the row's own solution gets 0 (format 0 + repetition " in shown

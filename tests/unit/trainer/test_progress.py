@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
 import pytest
 
 from mindgspo.checkpoint import open_run_folder
-from mindgspo.config import dump_config
-from mindgspo.errors import ConfigError, TrainingError
+from mindgspo.config import TokenizerSection, dump_config
+from mindgspo.errors import CheckpointError, ConfigError, TrainingError
+from mindgspo.tokenization import load_tokenizer
 from mindgspo.trainer.progress import Best, Progress
-from mindgspo.trainer.resume_checks import check_config, check_same_experiment
+from mindgspo.trainer.resume_checks import check_config, check_fingerprints, check_same_experiment, fingerprints
 
 
 def test_seconds_are_summed_over_processes() -> None:
@@ -27,7 +29,7 @@ def test_seconds_are_summed_over_processes() -> None:
     assert (second.accuracy_before, second.accuracy) == (0.25, 0.5)
 
 
-def test_the_best_evaluation_is_the_first_of_equals_and_survives_a_stop() -> None:
+def test_the_best_evaluation_and_the_accuracy_before() -> None:
     progress = Progress()
     found = []
     for value in (0.5, 0.25, 0.75, None, 0.75):
@@ -38,9 +40,6 @@ def test_the_best_evaluation_is_the_first_of_equals_and_survives_a_stop() -> Non
     assert found == [first, first, third, third, third]
     saved = json.loads(json.dumps(progress.state(0.0)))
     assert Progress.from_state(saved, started=0.0).best == third
-
-
-def test_the_accuracy_before_is_the_first_at_step_0_and_a_warm_up_replaces_the_best() -> None:
     progress = Progress()
     assert Progress.from_state(json.loads(json.dumps(progress.state(0.0))), started=0.0).best is None
     progress.evaluated(0.75, 0.75)
@@ -83,3 +82,59 @@ def test_a_reward_setting_that_differs_is_told_where_a_run_goes_on(load, tmp_pat
     assert check_config(load("trainer.keep_best=2", "trainer.save_in_background=true"), again) == []
     with pytest.raises(ConfigError, match="reward.workers.timeout_s"):
         check_same_experiment(load("reward.workers.timeout_s=2"), folder.config)  # as comparisons ask
+
+
+REWARD = "def score(data_source, solution_str, ground_truth, extra_info):\n    return 1.0\n"
+
+
+@pytest.fixture
+def make(load, tmp_path: Path):
+    """make(): fingerprints of an experiment with a tokenizer and a reward file of its own."""
+    load_tokenizer(TokenizerSection()).save(tmp_path / "tokenizer")
+    (tmp_path / "reward.py").write_text(REWARD)
+
+    def made(digest: str = "aa", num_rows: int = 7):
+        config = load(f'reward.functions=["{tmp_path}/reward.py:score"]')
+        tokenizer = load_tokenizer(TokenizerSection(path=tmp_path / "tokenizer"))
+        return json.loads(json.dumps(fingerprints(config, tokenizer, [None] * num_rows, digest=digest)))
+
+    return made
+
+
+def check(saved, ours, *, weights_only: bool = False) -> list[str]:
+    return check_fingerprints(saved, ours, where="step_00000004", weights_only=weights_only)
+
+
+def test_equal_inputs_are_silent_and_missing_ones_told(make) -> None:
+    assert check(make(), make()) == []
+    (line,) = check(None, make())
+    assert "nothing is compared" in line
+
+
+def test_another_tokenizer_is_refused_with_what_differs(make, tmp_path: Path) -> None:
+    saved = make()
+    path = next((tmp_path / "tokenizer").glob("*.json"))
+    path.write_text(path.read_text() + " ")
+    for weights_only in (False, True):
+        with pytest.raises(CheckpointError) as caught:
+            check(saved, make(), weights_only=weights_only)
+        assert f"{path.name}: another content" in str(caught.value) and "tokenizer.path" in str(caught.value)
+    larger = copy.deepcopy(saved)
+    larger["tokenizer"] |= {"tokens": 9000, "eos_ids": [1, 2]}
+    larger["tokenizer"]["files"]["merges.txt"] = "00"
+    with pytest.raises(CheckpointError) as caught:
+        check(larger, saved)
+    for said in ("tokens: 9000 there", "EOS ids: [1, 2] there", "merges.txt: "):
+        assert said in str(caught.value)
+
+
+def test_other_rows_are_refused_and_a_changed_reward_file_is_told(make, tmp_path: Path) -> None:
+    saved, ours = make(), make(digest="bb", num_rows=9)
+    with pytest.raises(CheckpointError, match=r"other rows of data.train \(7, here 9"):
+        check(saved, ours)
+    assert check(saved, ours, weights_only=True) == []
+    saved = make()
+    (tmp_path / "reward.py").write_text(REWARD.replace("1.0", "0.5"))
+    (line,) = check(saved, make())
+    assert "reward.score is not the file any more" in line
+    assert check(saved, make(), weights_only=True) == []

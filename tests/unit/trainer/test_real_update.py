@@ -148,18 +148,13 @@ def test_the_warm_up_stops_at_its_accuracy(warm_up, answer) -> None:
     assert asked == [*range(8), *range(8)], "greedy, one answer per problem"
 
 
-def test_a_solution_becomes_a_row_with_its_eos(prompts, tokenizer, load) -> None:
+def test_a_solution_becomes_a_row_or_is_named(prompts, tokenizer, load) -> None:
     from mindgspo.trainer.warmup import supervised_sample
 
     sample = supervised_sample(prompts[3], tokenizer, load().model)
     np.testing.assert_array_equal(sample.prompt_ids, prompts[3].ids)
     assert tokenizer.decode(sample.response_ids) == "13+33=46\n#### 46<|im_end|>"
     assert not sample.rollout_logp.any() and sample.rollout_logp.size == sample.response_ids.size
-
-
-def test_rows_that_cannot_be_learnt_from_are_named(prompts, tokenizer, load) -> None:
-    from mindgspo.trainer.warmup import supervised_sample
-
     model = load().model
     with pytest.raises(DataError, match="row 3 of the training data has no worked solution"):
         supervised_sample(replace(prompts[3], solution=""), tokenizer, model)

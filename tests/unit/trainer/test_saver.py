@@ -66,7 +66,7 @@ def test_an_error_in_the_background_comes_up_at_the_next_save_or_at_the_end(make
         saver.save(Progress(step=1))
 
 
-def test_an_error_of_the_run_is_the_one_that_is_told_and_the_checkpoint_is_ended(make_saver) -> None:
+def test_an_error_of_the_run_is_told_and_in_the_foreground_the_caller_waits(make_saver) -> None:
     written = []
 
     def work(step: int) -> None:
@@ -77,9 +77,6 @@ def test_an_error_of_the_run_is_the_one_that_is_told_and_the_checkpoint_is_ended
         saver.save(Progress(step=1))
         raise TrainingError("loss is not finite")
     assert written == [1]
-
-
-def test_in_the_foreground_the_caller_waits(make_saver) -> None:
     written = []
     with make_saver(written.append, background=False) as saver:
         saver.save(Progress(step=3))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mindgspo.config import FilterGroupsSection
+from mindgspo.evaluation.scoring import logged_groups
 from mindgspo.metrics import unknown_names
 from mindgspo.trainer.dynamic_sampling import SampledGroup, left_out_rule
 from mindgspo.trainer.dynamic_sampling import select as select_responses
@@ -134,3 +135,17 @@ def test_a_step_in_which_nothing_is_left_trains_nothing_and_says_so(
     assert not any(advantages.any() for group in result.groups for advantages in group.advantages)
     # The next step goes on, with the next prompts.
     assert [group.prompt.index for group in trainer.train_step(2).groups] == [4, 5, 6, 7]
+
+
+def test_the_first_groups_and_as_many_with_a_failure_are_logged(prompts, response) -> None:
+    right, failed = Score(value=1.0, verdict=Verdict.CORRECT), Score(value=None, verdict=Verdict.ERROR, message="broke")
+    scores = [(right, right)] * 8
+    for index, found in {1: (right, failed), 3: (failed, right), 6: (failed, failed), 7: (failed, right)}.items():
+        scores[index] = found
+    responses = (response([1], [-1.0]),) * 2
+    groups = [
+        ScoredGroup(prompt=prompt, responses=responses, scores=found)
+        for prompt, found in zip(prompts, scores, strict=True)
+    ]
+    shown = [[one.prompt.index for one in logged_groups(groups, count)] for count in (0, 1, 2, 8)]
+    assert shown == [[], [0, 1], [0, 1, 3, 6], list(range(8))]

@@ -109,17 +109,14 @@ def discounted(length: int, reward: float) -> np.ndarray:
     return reward * 0.5 ** np.arange(length - 1, -1, -1)
 
 
-def test_discounted_returns_reach_the_rows_token_by_token(make_trainer, one_of_two_right) -> None:
+def test_discounted_returns_reach_the_rows_whitened_or_not(make_trainer, one_of_two_right, fakes) -> None:
     trainer = make_trainer(one_of_two_right, *REINFORCE, "algorithm.advantage.whiten=none")
     result = trainer.train_step(1)
     lengths = lengths_of(result)
     assert len(set(lengths)) > 1 and min(lengths) > 2, "the example shows too little"
     expected = [discounted(length, reward) for length, reward in zip(lengths, [1, 0] * 4, strict=True)]
     assert_advantages(result, trainer.backend, expected, rtol=1e-6)
-
-
-def test_returns_are_whitened_over_the_tokens_of_the_whole_step(make_trainer, one_of_two_right, fakes) -> None:
-    """Over both mini-batches, without the response whose reward abstained."""
+    # Over both mini-batches, without the response whose reward abstained.
     scorer = fakes.abstaining_scorer(lambda one: one.index == 1 and "999" not in one.text)
     trainer = make_trainer(one_of_two_right, *REINFORCE, reward_scorer=scorer)
     result = trainer.train_step(1)

@@ -69,8 +69,8 @@ def test_token_weights_are_truncated(rows: tuple[str, ...], make) -> None:
     )
 
 
-def test_responses_far_off_are_masked_and_still_counted(make) -> None:
-    """A response weighs the product of its tokens' weights, or 0 outside [0.5, 2]; the denominators stay."""
+def test_responses_far_off_are_masked_and_without_a_correction_weigh_one(make) -> None:
+    # A response weighs the product of its tokens' weights, or 0 outside [0.5, 2]; the denominators stay.
     trainer = make(f"{CORRECTION}.level=sequence", f"{CORRECTION}.mode=mask", f"{CORRECTION}.max=2")
     metrics = trainer.train_step(1).metrics
     kept = []
@@ -82,9 +82,6 @@ def test_responses_far_off_are_masked_and_still_counted(make) -> None:
     assert metrics["rollout_corr/clipped_share"] == pytest.approx(1 - sum(kept) / 8)
     assert (metrics["rollout_corr/weight_min"], metrics["samples/trained"]) == (0, 8)
     assert {batch.num_sequences for batches in trainer.backend.batches for batch in batches} == {4}
-
-
-def test_without_a_correction_every_token_weighs_one(make) -> None:
     trainer = make()
     metrics = trainer.train_step(1).metrics
     assert all((weights == 1).all() for _, weights in rows_of(trainer))

@@ -108,7 +108,7 @@ def test_responses_that_are_not_trained_are_not_measured(make, fakes) -> None:
     assert result.metrics["critic/rewards/mean"] == pytest.approx(np.mean(rewards), rel=1e-5)
 
 
-def test_the_loss_gets_the_coefficient_and_the_log_probs_of_the_reference(make, fakes) -> None:
+def test_the_loss_gets_the_coefficient_and_the_reference_or_nothing(make, fakes) -> None:
     trainer = make(*KL_IN_LOSS, backend=fakes.backend(kls=[0.25, 0.75]))
     result = trainer.train_step(1)
     assert trainer.backend.kl_coefs == [0.05, 0.05]
@@ -122,9 +122,6 @@ def test_the_loss_gets_the_coefficient_and_the_log_probs_of_the_reference(make, 
     assert "critic/kl" not in metrics and metrics["critic/rewards/mean"] == 0.5, "the reward is left alone"
     for group in result.groups:
         assert [advantages[0] for advantages in group.advantages] == pytest.approx([HALF, -HALF], rel=1e-5)
-
-
-def test_without_a_penalty_nothing_is_said_about_it(make, fakes) -> None:
     trainer = make("algorithm.kl.coef=0.05", reference=None, backend=fakes.backend(kls=[0.25, 0.75]))
     metrics = trainer.train_step(1).metrics
     assert not metrics.keys() & {"actor/kl", "actor/kl_loss", "actor/kl_coef", "critic/kl"}
@@ -135,16 +132,13 @@ def test_without_a_penalty_nothing_is_said_about_it(make, fakes) -> None:
 ADAPTIVE = ("algorithm.kl.target=0.1", "algorithm.kl.horizon=80", "algorithm.kl.coef=0.5")
 
 
-def test_an_adaptive_coefficient_answers_in_the_next_step(make, fakes) -> None:
-    """8 responses at a horizon of 80. Step 1: mean KL 0.11, 10 % above the target; step 2: 0, bounded at 20 %."""
+def test_an_adaptive_coefficient_answers_to_trained_responses_and_survives(make, fakes) -> None:
+    # 8 responses at a horizon of 80. Step 1: mean KL 0.11, 10 % above the target; step 2: 0, bounded at 20 %.
     trainer = make(*KL_IN_LOSS, *ADAPTIVE, backend=fakes.backend(kls=[0.10, 0.12, 0.0, 0.0]))
     coefs = [trainer.train_step(step).metrics["actor/kl_coef"] for step in (1, 2, 3)]
     rising, falling = 0.5 * (1 + 0.1 * 8 / 80), 0.5 * (1 + 0.1 * 8 / 80) * (1 - 0.2 * 8 / 80)
     assert coefs == pytest.approx([0.5, rising, falling])
     assert trainer.backend.kl_coefs == pytest.approx([0.5, 0.5, rising, rising, falling, falling])
-
-
-def test_it_answers_to_the_trained_responses_only_and_not_to_a_step_without_any(make, fakes) -> None:
     abstains = [1]
     scorer = fakes.abstaining_scorer(lambda candidate: candidate.index in abstains and "999" in candidate.text)
     settings = (*KL_IN_LOSS, *ADAPTIVE, "algorithm.filter_groups.metric=reward")
@@ -155,6 +149,13 @@ def test_it_answers_to_the_trained_responses_only_and_not_to_a_step_without_any(
     abstains += [4, 5, 6, 7]
     assert trainer.train_step(2).metrics["samples/trained"] == 0
     assert trainer.kl.coef == pytest.approx(moved)
+    trainer = make(*KL_IN_LOSS, *ADAPTIVE, backend=fakes.backend(kls=[0.5, 0.5]))
+    trainer.train_step(1)
+    saved = json.loads(json.dumps(trainer.kl.state()))
+    resumed = KLController(trainer.algorithm.kl)
+    assert resumed.coef == 0.5
+    resumed.load_state(saved)
+    assert resumed.coef == trainer.kl.coef != 0.5
 
 
 def test_in_the_reward_it_answers_to_the_critics_kl_and_weighs_the_next_rewards(make) -> None:
@@ -168,13 +169,3 @@ def test_in_the_reward_it_answers_to_the_critics_kl_and_weighs_the_next_rewards(
         reward - moved * 0.01 * ids.sum() for reward, ids in zip(rewards_of(second), responses_of(second), strict=True)
     ]
     assert second.metrics["critic/rewards/mean"] == pytest.approx(np.mean(rewards), rel=1e-5)
-
-
-def test_an_adapted_coefficient_survives_a_checkpoint(make, fakes) -> None:
-    trainer = make(*KL_IN_LOSS, *ADAPTIVE, backend=fakes.backend(kls=[0.5, 0.5]))
-    trainer.train_step(1)
-    saved = json.loads(json.dumps(trainer.kl.state()))
-    resumed = KLController(trainer.algorithm.kl)
-    assert resumed.coef == 0.5
-    resumed.load_state(saved)
-    assert resumed.coef == trainer.kl.coef != 0.5
