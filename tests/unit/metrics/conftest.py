@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from mindgspo.algorithms.loss_metrics import telemetry_metrics
+from mindgspo.algorithms.loss_metrics import collect_telemetry, telemetry_metrics
 from mindgspo.metrics import RunLog, group_metrics, write_summary
 from mindgspo.types import FinishReason, Group, Int32Array, Prompt, Response, Score, Verdict
 
@@ -93,8 +93,6 @@ def make_run(run_dir: Path, *, steps: int = 60, end: bool = True) -> Path:
 
 
 def _fake_update(step: int, rng: np.random.Generator) -> dict[str, float]:
-    from mindgspo.algorithms.loss_metrics import collect_telemetry
-
     length = 44 + 0.15 * step + rng.normal(0, 1.2)
     spread = 0.006 + 0.004 * math.exp(-step / 15)
     log_s = rng.normal(-2e-4, spread, 256).astype(np.float32)

@@ -6,10 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from mindspore import Tensor
 
+from mindgspo.algorithms.losses.registry import build_policy_loss
+from mindgspo.algorithms.optim.manual import SingleUpdate
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection
 from mindgspo.config.load import with_recipe
 from mindgspo.data.rows import TrainingSample, lay_out
+from mindgspo.models.policy import PolicyLogProbs, build_model
+from mindgspo.models.scoring import PolicyScorer
+from mindgspo.models.weights import initialize_weights
 from mindgspo.types import Batch
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
@@ -23,9 +29,6 @@ TEMPERATURE, COEF = 0.8, 0.25
 
 @pytest.fixture
 def policy(cpu_runtime: None):
-    from mindgspo.models.policy import PolicyLogProbs, build_model
-    from mindgspo.models.weights import initialize_weights
-
     model = build_model(SECTION)
     initialize_weights(model, SECTION, seed=3)
     return PolicyLogProbs(model, temperature=TEMPERATURE, with_entropy=True)
@@ -34,8 +37,6 @@ def policy(cpu_runtime: None):
 @pytest.fixture
 def batches(policy) -> list[Batch]:
     """Five responses of 1 to 8 tokens on the policy, all with advantage 0, in two micro-batches with a filler."""
-    from mindgspo.models.scoring import PolicyScorer
-
     random = np.random.default_rng(4)
     samples = []
     for number in range(5):
@@ -49,9 +50,6 @@ def batches(policy) -> list[Batch]:
 
 def make_updater(policy, *, lr: float = 1e-3):
     """beta1 = 0 and no clipping of the norm: the first moment after an update is its gradient."""
-    from mindgspo.algorithms.losses.registry import build_policy_loss
-    from mindgspo.algorithms.optim.manual import SingleUpdate
-
     section = with_recipe(AlgorithmSection(entropy_coef=COEF), max_new_tokens=8)
     optimizer = OptimizerSection(lr=lr, beta1=0.0, max_grad_norm=1e9, weight_decay=0.0)
     return SingleUpdate(policy, build_policy_loss(section), optimizer)
@@ -68,10 +66,6 @@ def mean_entropy(scorer, batches: list[Batch]) -> float:
 
 def test_its_gradient_is_that_of_the_entropy_by_central_differences(policy, batches) -> None:
     """One weight matrix at a time, along its own gradient, where the derivative is the gradient's norm."""
-    from mindspore import Tensor
-
-    from mindgspo.models.scoring import PolicyScorer
-
     scorer, updater = PolicyScorer(policy.model, temperature=TEMPERATURE), make_updater(policy)
     before = mean_entropy(scorer, batches)
     result = updater.update(batches, lr=0.0)
@@ -98,8 +92,6 @@ def test_its_gradient_is_that_of_the_entropy_by_central_differences(policy, batc
 
 
 def test_it_makes_the_policy_less_certain(policy, batches) -> None:
-    from mindgspo.models.scoring import PolicyScorer
-
     scorer, updater = PolicyScorer(policy.model, temperature=TEMPERATURE), make_updater(policy)
     entropies = [mean_entropy(scorer, batches)]
     for _ in range(5):

@@ -6,10 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mindspore import Tensor
 
 from mindgspo.config import ModelSection
 from mindgspo.errors import DataError, TokenizerError
 from mindgspo.evaluation.log_probs import read_rows
+from mindgspo.models.policy import build_model
+from mindgspo.models.scoring import padded_length, score_rows
+from mindgspo.models.weights import initialize_weights
 
 SECTION = ModelSection(
     vocab_size=97, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
@@ -60,8 +64,6 @@ def test_what_is_read_and_what_holds_no_rows(tmp_path: Path, tokenizer) -> None:
 
 
 def test_few_row_lengths_are_compiled() -> None:
-    from mindgspo.models.scoring import padded_length
-
     assert [padded_length(n, 32768) for n in (1, 64, 65, 128, 1000, 1024, 1025, 2048, 32768)] == [
         *(64, 64, 128, 128, 1024, 1024, 2048, 2048, 32768)
     ]
@@ -72,12 +74,6 @@ def test_few_row_lengths_are_compiled() -> None:
 
 def test_scores_equal_the_full_logits_whatever_stands_beside(cpu_runtime: None) -> None:
     """70 rows of up to 64 ids: more than one call, the last one filled up. Judged by the softmax of all logits."""
-    from mindspore import Tensor
-
-    from mindgspo.models.policy import build_model
-    from mindgspo.models.scoring import score_rows
-    from mindgspo.models.weights import initialize_weights
-
     model = build_model(SECTION)
     initialize_weights(model, SECTION, seed=4)
     random = np.random.default_rng(0)

@@ -10,6 +10,8 @@ import pytest
 
 from mindgspo.errors import ConfigError
 from mindgspo.evaluation.output import EvalFolder, generation_records, remarks, report, table_lines
+from mindgspo.evaluation.run_tasks import evaluate_task
+from mindgspo.evaluation.tasks import EvalTask
 
 SETTINGS = ("eval.num_samples=4", "eval.pass_at_k=[1, 4]")
 
@@ -19,9 +21,6 @@ def measured(make_trainer, validation_of, configs, prompts):
     """measured(script, *overrides): what is found, and the groups that were told on the way."""
 
     def run(script, *overrides: str, rows=prompts, dropped: dict[str, int] | None = None, **changed: object):
-        from mindgspo.evaluation.run_tasks import evaluate_task
-        from mindgspo.evaluation.tasks import EvalTask
-
         trainer = make_trainer(script, *overrides, **changed)
         task = EvalTask(label="rows", config=configs[id(trainer)], any_length=True)
         told = []

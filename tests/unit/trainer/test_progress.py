@@ -12,6 +12,7 @@ from mindgspo.checkpoint import open_run_folder
 from mindgspo.config import TokenizerSection, dump_config
 from mindgspo.errors import CheckpointError, ConfigError, TrainingError
 from mindgspo.tokenization import load_tokenizer
+from mindgspo.trainer.loop import require_all_steps
 from mindgspo.trainer.progress import Best, Progress
 from mindgspo.trainer.resume_checks import check_config, check_fingerprints, check_same_experiment, fingerprints
 
@@ -65,8 +66,6 @@ def test_settings_that_change_the_computation_are_all_named(load, tmp_path: Path
 
 
 def test_a_run_with_fewer_steps_than_asked_is_not_finished(cpu_runtime: None) -> None:
-    from mindgspo.trainer.loop import require_all_steps
-
     require_all_steps(Progress(step=4), 4)
     with pytest.raises(TrainingError, match="ended at step 3 of 4: it is not finished"):
         require_all_steps(Progress(step=3), 4)

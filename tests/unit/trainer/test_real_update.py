@@ -10,18 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mindgspo.algorithms.losses.registry import build_policy_loss
+from mindgspo.algorithms.optim.manual import SingleUpdate
 from mindgspo.config import WarmupSection
 from mindgspo.errors import DataError, TrainingError
 from mindgspo.metrics import RunLog, unknown_names
+from mindgspo.metrics.glossary import LOG_RATIO_BINS
+from mindgspo.models.policy import PolicyLogProbs, build_model
+from mindgspo.models.scoring import PolicyScorer
+from mindgspo.models.weights import initialize_weights
+from mindgspo.trainer.warmup import supervised_sample
 
 
 @pytest.fixture(scope="module")
 def compiled(cpu_runtime: None, load):
     """(model, updater), which all tests share; `model` and `updater` put back what was trained."""
-    from mindgspo.algorithms.losses.registry import build_policy_loss
-    from mindgspo.algorithms.optim.manual import SingleUpdate
-    from mindgspo.models.policy import PolicyLogProbs, build_model
-
     config = load()
     model = build_model(config.model)
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False)
@@ -30,8 +33,6 @@ def compiled(cpu_runtime: None, load):
 
 @pytest.fixture
 def model(compiled, load):
-    from mindgspo.models.weights import initialize_weights
-
     initialize_weights(compiled[0], load().model, seed=1)
     return compiled[0]
 
@@ -43,17 +44,10 @@ def updater(compiled):
     return updater
 
 
-@pytest.fixture
-def one_of_two_right(answer):
-    return lambda prompt, sample: answer(prompt.answer if sample == 0 else "9")
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.9])
 def test_old_log_probs_at_another_temperature_are_found_out(
     temperature: float, make_trainer, model, updater, one_of_two_right
 ) -> None:
-    from mindgspo.models.scoring import PolicyScorer
-
     trainer = make_trainer(
         one_of_two_right, model=model, backend=updater, old_policy=PolicyScorer(model, temperature=temperature)
     )
@@ -70,9 +64,6 @@ def test_old_log_probs_at_another_temperature_are_found_out(
 
 def test_telemetry_of_a_real_update(make_trainer, model, updater, answer) -> None:
     """One update, so nothing is clipped. The right answer is long, the wrong one short: in gspo both weigh the same."""
-    from mindgspo.metrics.glossary import LOG_RATIO_BINS
-    from mindgspo.models.scoring import PolicyScorer
-
     trainer = make_trainer(
         lambda prompt, sample: answer(f"000000{prompt.answer}" if sample == 0 else "9"),
         "trainer.prompts_per_mini_batch=4", model=model, backend=updater,
@@ -88,9 +79,6 @@ def test_telemetry_of_a_real_update(make_trainer, model, updater, answer) -> Non
 
 def test_telemetry_covers_all_updates_of_the_step(make_trainer, model, updater, one_of_two_right) -> None:
     """After a first update with a rate that moves this model far, the ratios of the second one have left 1."""
-    from mindgspo.metrics.glossary import LOG_RATIO_BINS
-    from mindgspo.models.scoring import PolicyScorer
-
     settings = ("optimizer.lr=1e-2", "optimizer.warmup_ratio=0")
     old_policy = PolicyScorer(model, temperature=1.0)
     trainer = make_trainer(one_of_two_right, *settings, model=model, backend=updater, old_policy=old_policy)
@@ -149,8 +137,6 @@ def test_the_warm_up_stops_at_its_accuracy(warm_up, answer) -> None:
 
 
 def test_a_solution_becomes_a_row_or_is_named(prompts, tokenizer, load) -> None:
-    from mindgspo.trainer.warmup import supervised_sample
-
     sample = supervised_sample(prompts[3], tokenizer, load().model)
     np.testing.assert_array_equal(sample.prompt_ids, prompts[3].ids)
     assert tokenizer.decode(sample.response_ids) == "13+33=46\n#### 46<|im_end|>"

@@ -8,20 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mindgspo.algorithms.losses.registry import build_policy_loss
+from mindgspo.algorithms.optim.manual import SingleUpdate
 from mindgspo.config.algorithm import ReferenceSection
 from mindgspo.data.rows import TrainingSample, lay_out
 from mindgspo.errors import CheckpointError
 from mindgspo.metrics import unknown_names
+from mindgspo.models.policy import PolicyLogProbs
+from mindgspo.models.scoring import PolicyScorer
+from mindgspo.models.weights import initialize_weights, weights_as_numpy
 from mindgspo.parallel.placement import ALONE
 from mindgspo.tensor_files import ArraySource
+from mindgspo.trainer.reference import ReferencePolicy
 
 IDS = np.random.default_rng(5).integers(1, 300, 14).astype(np.int32)
 
 
 @pytest.fixture
 def make_reference(cpu_runtime: None, load):
-    from mindgspo.trainer.reference import ReferencePolicy
-
     return lambda: ReferencePolicy(load().model, ALONE, temperature=0.8)
 
 
@@ -38,14 +42,10 @@ def log_probs(scorer, batch) -> np.ndarray:
 
 def redraw(model, load) -> None:
     """Other weights, in place, as an update changes them."""
-    from mindgspo.models.weights import initialize_weights
-
     initialize_weights(model, load().model, seed=2)
 
 
 def test_it_is_the_policy_of_the_moment_it_was_frozen(model, make_reference, batch, load, tmp_path: Path) -> None:
-    from mindgspo.models.scoring import PolicyScorer
-
     policy, reference = PolicyScorer(model, temperature=0.8), make_reference()
     reference.freeze(model, tmp_path / "reference", version=0)
     frozen = log_probs(policy, batch)
@@ -92,12 +92,6 @@ def test_a_folder_that_lost_it_is_refused(damage: str, model, make_reference, tm
 @pytest.mark.parametrize("placement", ["loss", "reward"])
 def test_the_kl_starts_at_zero_and_grows(placement: str, model, make_trainer, answer, tmp_path: Path, batch) -> None:
     """Three steps of real updates with a learning rate that moves this model well away from where it began."""
-    from mindgspo.algorithms.losses.registry import build_policy_loss
-    from mindgspo.algorithms.optim.manual import SingleUpdate
-    from mindgspo.models.policy import PolicyLogProbs
-    from mindgspo.models.scoring import PolicyScorer
-    from mindgspo.trainer.reference import ReferencePolicy
-
     settings = (f"algorithm.kl.placement={placement}", "optimizer.warmup_ratio=0", "optimizer.lr=3e-3")
     trainer = make_trainer(
         lambda prompt, sample: answer(prompt.answer if sample == 0 else "9"), *settings,
@@ -127,8 +121,6 @@ NORM = "model.norm.weight"
 @pytest.fixture
 def make(cpu_runtime: None, load):
     """make(mode=..., every=..., decay=...): a reference policy, not filled yet."""
-    from mindgspo.trainer.reference import ReferencePolicy
-
     return lambda **changes: ReferencePolicy(load().model, ALONE, temperature=1.0, changes=ReferenceSection(**changes))
 
 
@@ -174,8 +166,6 @@ def test_every_second_step_it_becomes_the_policy(model, make, tmp_path: Path) ->
 
 
 def whole(model) -> dict[str, np.ndarray]:
-    from mindgspo.models.weights import weights_as_numpy
-
     return weights_as_numpy(model, model.config)
 
 
@@ -190,8 +180,6 @@ def test_a_moving_average_by_hand(model, make, tmp_path: Path) -> None:
 
 def test_it_rounds_as_it_says_and_is_near_the_exact_average(model, make, load, tmp_path: Path) -> None:
     """float32, one rounding each: of 1 - decay, the difference, the product, the sum; judged in float64 as well."""
-    from mindgspo.models.weights import initialize_weights
-
     reference = make(mode="ema", every=1, decay=0.99)
     reference.freeze(model, tmp_path, version=0)
     exact = {name: array.astype(np.float64) for name, array in whole(model).items()}

@@ -15,8 +15,13 @@ from mindgspo.config import ModelSection
 from mindgspo.config.algorithm import ReferenceSection
 from mindgspo.config.schema import SwapSection
 from mindgspo.data.rows import TrainingSample, lay_out
+from mindgspo.models.policy import build_model
+from mindgspo.models.weights import held_parameters, initialize_weights
 from mindgspo.parallel.placement import ALONE
 from mindgspo.parallel.swap.states import Holding, Phase
+from mindgspo.parallel.swap.swap import open_swap
+from mindgspo.trainer.build import build_experiment
+from mindgspo.trainer.reference import KeptReference, ReferencePolicy
 
 MIB = 2**20
 # 2 x 8192 x 512 numbers in two tables: 32 MiB of float32, beside which everything else is small.
@@ -50,11 +55,6 @@ def resident_bytes(parameters) -> int:
 @pytest.fixture
 def swapped(cpu_runtime: None, tmp_path: Path) -> Iterator[tuple]:
     """(swap, policy, reference), registered as the trainer does."""
-    from mindgspo.models.policy import build_model
-    from mindgspo.models.weights import held_parameters, initialize_weights
-    from mindgspo.parallel.swap.swap import open_swap
-    from mindgspo.trainer.reference import ReferencePolicy
-
     policy = build_model(SECTION)
     initialize_weights(policy, SECTION, seed=1)
     swap = open_swap(SwapSection(enabled=True), tmp_path / "swap")
@@ -69,8 +69,6 @@ def swapped(cpu_runtime: None, tmp_path: Path) -> Iterator[tuple]:
 
 
 def test_its_pages_leave_the_process_outside_of_scoring(swapped, batch) -> None:
-    from mindgspo.models.weights import initialize_weights
-
     swap, policy, reference = swapped
     size = sum(parameter.nbytes for parameter in reference.parameters)
     assert size > 32 * MIB
@@ -96,9 +94,6 @@ def test_its_pages_leave_the_process_outside_of_scoring(swapped, batch) -> None:
 
 
 def test_swapped_or_not_it_is_the_same(swapped, batch, tmp_path: Path) -> None:
-    from mindgspo.models.weights import initialize_weights
-    from mindgspo.trainer.reference import KeptReference, ReferencePolicy
-
     swap, policy, reference = swapped
     with swap.phase(Phase.SCORE):
         changes = ReferenceSection(mode="ema", every=1, decay=0.5)
@@ -120,8 +115,6 @@ def test_swapped_or_not_it_is_the_same(swapped, batch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("placement", ["none", "loss"])
 def test_there_is_one_only_where_a_penalty_needs_it(placement: str, cpu_runtime: None, load, tmp_path: Path) -> None:
-    from mindgspo.trainer.build import build_experiment
-
     settings = (f"algorithm.kl.placement={placement}", "swap.enabled=true")
     if placement == "loss":
         settings += ("algorithm.kl.reference.mode=ema",)

@@ -9,6 +9,7 @@ import pytest
 
 from mindgspo.errors import CheckpointError, TrainingError
 from mindgspo.trainer.progress import Progress
+from mindgspo.trainer.saving import Saver
 
 LONG_S = 30.0
 
@@ -16,7 +17,6 @@ LONG_S = 30.0
 @pytest.fixture
 def make_saver(make_trainer, tmp_path):
     """make_saver(work, background): a saver whose checkpoints are written by `work(step)`."""
-    from mindgspo.trainer.saving import Saver
 
     class FakeSaver(Saver):
         def _prepared(self, progress: Progress) -> Callable[[], object]:

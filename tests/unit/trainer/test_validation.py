@@ -13,6 +13,7 @@ from mindgspo.errors import ConfigError
 from mindgspo.evaluation.estimates import change_estimate
 from mindgspo.evaluation.evaluate import check_best_metric
 from mindgspo.metrics import RunLog, unknown_names
+from mindgspo.rollout.protocol import Purpose
 from mindgspo.trainer.progress import Best, Progress
 from mindgspo.trainer.validation import Baseline
 
@@ -50,8 +51,6 @@ def test_sets_with_one_data_source_in_common_are_kept_apart(make_trainer, answer
 
 
 def test_samples_of_an_evaluation_depend_on_nothing_but_seed_and_step(make_trainer, prompts, evaluate) -> None:
-    from mindgspo.rollout.protocol import Purpose
-
     trainer = make_trainer(lambda prompt, sample: [sample + 1], "eval.num_samples=2")
     asked = []
     generate = trainer.engine.generate
