@@ -191,6 +191,8 @@ def make_trainer(load, prompts, tokenizer, tmp_path: Path, configs: dict):
     """make_trainer(script, *overrides, **fields): a Trainer around a scripted engine. reward_scorer: the reward
     functions."""
 
+    alive = []  # ids are keys below, and must not be given away
+
     def make(script: Callable[[Prompt, int], Sequence[int]], *overrides: str, **changed: object):
         from scripted_engine import ScriptedEngine
 
@@ -214,6 +216,7 @@ def make_trainer(load, prompts, tokenizer, tmp_path: Path, configs: dict):
         }  # fmt: skip
         made = Trainer(**fields)
         configs[id(made)] = config
+        alive.append(made)
         made.engine.load_weights(0)
         return made
 

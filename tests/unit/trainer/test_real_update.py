@@ -92,7 +92,7 @@ def test_telemetry_covers_all_updates_of_the_step(make_trainer, model, updater, 
 
 
 @pytest.fixture
-def warm_up(make_trainer, model, prompts, tokenizer, tmp_path: Path):
+def warm_up(make_trainer, validation_of, model, prompts, tokenizer, load, tmp_path: Path):
     """warm_up(script, stop_at): run it on all prompts; returns the trainer and the lines of metrics.jsonl."""
     from mindgspo.trainer.warmup import Warmup, supervised_sample, warm_up
 
@@ -102,11 +102,11 @@ def warm_up(make_trainer, model, prompts, tokenizer, tmp_path: Path):
             section=WarmupSection(
                 max_steps=30, batch_size=4, lr=1e-2, check_every=10, stop_at_accuracy=stop_at, check=None
             ),
-            samples=tuple(supervised_sample(row, tokenizer, trainer.config.model) for row in prompts),
+            samples=tuple(supervised_sample(row, tokenizer, load().model) for row in prompts),
             check_set=None if stop_at is None else prompts,
         )
         with RunLog(tmp_path, tensorboard=False, progress=False) as log:
-            warm_up(trainer, warmup, log)
+            warm_up(trainer, warmup, validation_of(trainer).evaluator, log)
         return trainer, [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
 
     return start

@@ -90,16 +90,18 @@ def test_a_folder_that_lost_it_is_refused(damage: str, model, make_reference, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("placement", ["loss", "reward"])
-def test_the_kl_starts_at_zero_and_grows(placement: str, model, make_trainer, answer, tmp_path: Path, batch) -> None:
+def test_the_kl_starts_at_zero_and_grows(
+    placement: str, model, make_trainer, one_of_two_right, load, tmp_path: Path, batch
+) -> None:
     """Three steps of real updates with a learning rate that moves this model well away from where it began."""
     settings = (f"algorithm.kl.placement={placement}", "optimizer.warmup_ratio=0", "optimizer.lr=3e-3")
     trainer = make_trainer(
-        lambda prompt, sample: answer(prompt.answer if sample == 0 else "9"), *settings,
+        one_of_two_right, *settings,
         "trainer.prompts_per_mini_batch=4", model=model, old_policy=PolicyScorer(model, temperature=1.0),
     )  # fmt: skip
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False)
-    trainer.backend = SingleUpdate(policy, build_policy_loss(trainer.config.algorithm), trainer.optimizer)
-    trainer.reference = ReferencePolicy(trainer.config.model, ALONE, temperature=1.0)
+    trainer.backend = SingleUpdate(policy, build_policy_loss(trainer.algorithm), trainer.optimizer)
+    trainer.reference = ReferencePolicy(load().model, ALONE, temperature=1.0)
     trainer.reference.freeze(model, tmp_path / "reference", version=0)
     before = log_probs(trainer.reference.scorer, batch)
     name = {"loss": "actor/kl", "reward": "critic/kl"}[placement]

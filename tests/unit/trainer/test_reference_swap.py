@@ -21,7 +21,7 @@ from mindgspo.parallel.placement import ALONE
 from mindgspo.parallel.swap.states import Holding, Phase
 from mindgspo.parallel.swap.swap import open_swap
 from mindgspo.trainer.build import build_experiment
-from mindgspo.trainer.reference import KeptReference, ReferencePolicy
+from mindgspo.trainer.reference import ReferencePolicy
 
 MIB = 2**20
 # 2 x 8192 x 512 numbers in two tables: 32 MiB of float32, beside which everything else is small.
@@ -60,7 +60,7 @@ def swapped(cpu_runtime: None, tmp_path: Path) -> Iterator[tuple]:
     swap = open_swap(SwapSection(enabled=True), tmp_path / "swap")
     swap.register(Holding.ACTOR_WEIGHTS, held_parameters(policy))
     changes = ReferenceSection(mode="ema", every=1, decay=0.5)
-    reference = ReferencePolicy(SECTION, ALONE, temperature=1.0, changes=changes)
+    reference = ReferencePolicy(SECTION, ALONE, temperature=1.0, changes=changes, swap=swap)
     swap.register(Holding.REFERENCE_WEIGHTS, reference.parameters)
     with swap.phase(Phase.SCORE):
         reference.freeze(policy, tmp_path / "reference", version=0)
@@ -108,7 +108,7 @@ def test_swapped_or_not_it_is_the_same(swapped, batch, tmp_path: Path) -> None:
     np.testing.assert_array_equal(one.logp_NK, other.logp_NK)
     with swap.phase(Phase.UPDATE):
         pass
-    saved = KeptReference(reference, swap).arrays()  # a checkpoint, while it is away
+    saved = reference.arrays()  # a checkpoint, while it is away
     for name, array in resident.arrays().items():
         np.testing.assert_array_equal(saved[name], array, err_msg=name)
 
@@ -118,14 +118,14 @@ def test_there_is_one_only_where_a_penalty_needs_it(placement: str, cpu_runtime:
     settings = (f"algorithm.kl.placement={placement}", "swap.enabled=true")
     if placement == "loss":
         settings += ("algorithm.kl.reference.mode=ema",)
-    trainer = build_experiment(
+    experiment = build_experiment(
         load(*settings), data_dir=tmp_path / "data", failures_dir=tmp_path / "failures", swap_dir=tmp_path / "swap"
     )
-    held = trainer.swap.ledger.held
+    trainer, held = experiment.trainer, experiment.trainer.swap.ledger.held
     if placement == "none":
-        assert trainer.reference is None and "reference" not in trainer.kept
+        assert trainer.reference is None and "reference" not in experiment.stateful
         assert held[Holding.REFERENCE_WEIGHTS] == 0
     else:
-        assert "reference" in trainer.kept
+        assert "reference" in experiment.stateful
         assert held[Holding.REFERENCE_WEIGHTS] == held[Holding.ACTOR_WEIGHTS] > 0
     trainer.swap.close()
