@@ -134,13 +134,11 @@ def test_other_memory_given_by_set_data_is_taken_back(tier: MappedMemory):
     kept = parameter(ramp(1))
     tier.take_over([kept], keeps_content=True)
     where = address_of(kept)
-
     kept.set_data(Tensor(ramp(1) + 1))
     assert address_of(kept) != where
     tier.evict(kept)
     assert address_of(kept) == where
     assert resident_mib(where, 1) == 0
-
     kept.set_data(Tensor(ramp(1) + 2))
     tier.load(kept)
     assert address_of(kept) == where
@@ -168,7 +166,6 @@ def test_a_failing_read_leaves_the_parameter_evicted(tier: MappedMemory, tmp_pat
     with pytest.raises(TrainingError, match="w could not be read from .*swap .*Bad address.*still evicted"):
         tier.load(kept)
     assert resident_mib(where, 2) == 0
-
     os.ftruncate(descriptor, 2 * MIB)
     tier.load(kept)
     assert resident_mib(where, 2) == 2, "once the disk can be read, so can the parameter"

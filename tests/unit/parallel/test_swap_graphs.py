@@ -60,17 +60,10 @@ class AdamStep(nn.Cell):
         zero = ops.zeros_like(step_size)
         for i in range(2):
             self.adam(
-                self.weights[i],
-                self.moments[2 * i],
-                self.moments[2 * i + 1],
-                zero,
-                zero,
-                step_size,
-                ops.full_like(step_size, 0.9),
-                ops.full_like(step_size, 0.999),
-                ops.full_like(step_size, 1e-8),
+                self.weights[i], self.moments[2 * i], self.moments[2 * i + 1], zero, zero, step_size,
+                ops.full_like(step_size, 0.9), ops.full_like(step_size, 0.999), ops.full_like(step_size, 1e-8),
                 self.gradients[i],
-            )
+            )  # fmt: skip
             ops.assign(self.gradients[i], ops.zeros_like(self.gradients[i]))
         return step_size
 
