@@ -144,8 +144,7 @@ def test_order_of_responses_and_names_of_groups_do_not_matter(name, data):
     section = AdvantageSection(estimator=name, gamma=0.9, std_over=std_over)
     expected = estimate_advantages(section, made(rewards, groups, lengths, token_penalties=penalties))
     shuffled = None if penalties is None else penalties[order]
-    renamed = np.array([40, -3, 10**12])[groups]
-    inputs = made(rewards[order], renamed[order], lengths[order], token_penalties=shuffled)
+    inputs = made(rewards[order], np.array([40, -3, 10**12])[groups][order], lengths[order], token_penalties=shuffled)
     actual = estimate_advantages(section, inputs)
     for tokens, place in zip(actual, order, strict=True):
         np.testing.assert_allclose(tokens, expected[place], rtol=1e-5, atol=1e-6)
@@ -200,15 +199,13 @@ def test_normalize_then_sum_refuses_what_it_would_not_read(section, inputs, mess
         )
 
 
-def test_normalize_then_sum_needs_the_parts():
-    section = AdvantageSection(estimator="grpo", combine="normalize_then_sum")
-    with pytest.raises(DataError, match="part_rewards_NF"):
-        estimate_advantages(section, made([1, 0], [0, 0]))
-
-
-def test_remax_needs_the_greedy_rewards():
-    with pytest.raises(DataError, match="remax needs baselines_N"):
-        estimate_advantages(AdvantageSection(estimator="remax"), made([1, 0], [0, 0], baselines_N=None))
+@pytest.mark.parametrize(("section", "message"), [
+    ({"estimator": "grpo", "combine": "normalize_then_sum"}, "part_rewards_NF"),
+    ({"estimator": "remax"}, "remax needs baselines_N"),
+])  # fmt: skip
+def test_inputs_that_are_needed(section, message):
+    with pytest.raises(DataError, match=message):
+        estimate_advantages(AdvantageSection(**section), made([1, 0], [0, 0], baselines_N=None))
 
 
 @pytest.mark.parametrize(("name", "hint"), [("grop", "did you mean 'grpo'"), ("xyz", "known: grpo"), (None, "None")])

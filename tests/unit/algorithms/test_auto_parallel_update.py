@@ -132,12 +132,9 @@ def found(request: pytest.FixtureRequest, cpu_runtime) -> Found:
     return updated(*request.param)
 
 
-def test_figures(alone: Found, found: Found) -> None:
+def test_updates_are_those_of_one_process(alone: Found, found: Found) -> None:
     for expected, figures in zip(alone.figures, found.figures, strict=True):
         assert figures == pytest.approx(expected, rel=1e-5, abs=1e-5)
-
-
-def test_every_micro_batch(alone: Found, found: Found) -> None:
     names = ("loss", "metrics", "log-ratios", "entropy", "log-probs", "d loss / d logp")
     for expected_update, own_update in zip(alone.results, found.results, strict=True):
         for expected, own in zip(expected_update, own_update, strict=True):
@@ -145,17 +142,11 @@ def test_every_micro_batch(alone: Found, found: Found) -> None:
             for name, array, own_array in zip(names, expected, own, strict=True):
                 assert own_array.shape == array.shape and own_array.dtype == array.dtype, name
                 np.testing.assert_allclose(own_array, array, rtol=1e-5, atol=1e-5, err_msg=name)
-
-
-def test_telemetry(alone: Found, found: Found) -> None:
     for expected, own in zip(alone.telemetry, found.telemetry, strict=True):
         for micro, own_micro in zip(expected, own, strict=True):
             np.testing.assert_array_equal(own_micro.log_ratio_counts, micro.log_ratio_counts)
             np.testing.assert_array_equal(own_micro.responses_L, micro.responses_L)
             np.testing.assert_allclose(own_micro.gradient_L, micro.gradient_L, rtol=0, atol=1e-5)
-
-
-def test_weights_and_moments(alone: Found, found: Found) -> None:
     assert found.weights.keys() == alone.weights.keys() and found.moments.keys() == alone.moments.keys()
     for name, weight in alone.weights.items():
         np.testing.assert_allclose(found.weights[name], weight, rtol=0, atol=1e-5, err_msg=name)

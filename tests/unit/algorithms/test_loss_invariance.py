@@ -235,8 +235,7 @@ def test_packed_rows(cpu_runtime, name):
         place = np.arange(mask.size, dtype=np.int32).reshape(mask.shape)
         rows = (ids, positions, segments, predict.reshape(-1), targets.reshape(-1), place)
         arrays = (np.zeros(mask.shape, np.float32), *rows, old_logp, ref_logp, advantages, correction, mask)
-        tensors = [Tensor(a) for a in (*arrays, *scalars)]
-        (loss, _, _, _, _), (by_logp, by_weight) = gradient(*tensors)
+        (loss, _, _, _, _), (by_logp, by_weight) = gradient(*[Tensor(a) for a in (*arrays, *scalars)])
         found[per_row] = (float(loss.asnumpy()), by_logp.asnumpy(), by_weight[0].asnumpy())
     for per_row in (2, 4):
         assert found[per_row][0] == pytest.approx(found[1][0], rel=1e-6)

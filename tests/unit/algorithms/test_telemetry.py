@@ -105,9 +105,7 @@ def test_equal_lengths_share_their_weight_evenly() -> None:
 
 
 def test_fewer_responses_than_deciles_are_spread() -> None:
-    mask_NK = mask_of([1, 3], 3)
-    gradient_NK = np.array([[1, 0, 0], [1, 1, 1]], np.float32)
-    metrics = of_gradient(gradient_NK, mask_NK)
+    metrics = of_gradient(np.array([[1, 0, 0], [1, 1, 1]], np.float32), mask_of([1, 3], 3))
     assert deciles(metrics) == pytest.approx([0.05] * 5 + [0.15] * 5)
 
 

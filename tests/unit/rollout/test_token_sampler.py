@@ -80,8 +80,7 @@ def test_the_token_that_float64_draws(top_k: int, top_p: float) -> None:
 def test_the_ends_of_the_interval_draw_tokens_that_can_be_drawn(top_k: int, top_p: float) -> None:
     # Tokens 0, 3 and 4 have probability 0 in float32; 1 and 2 have 3/4 and 1/4.
     logits = np.tile(np.array([-500, np.log(3), 0, -500, -1e9], np.float32), (6, 1))
-    uniforms = np.array([1.0, TINIEST, 0.7, 0.749, 0.751, 0.3], np.float32)
-    ids, logp = sample(logits, uniforms, top_k=top_k, top_p=top_p)
+    ids, logp = sample(logits, np.array([1.0, TINIEST, 0.7, 0.749, 0.751, 0.3], np.float32), top_k=top_k, top_p=top_p)
     assert ids.tolist() == [2, 1, 1, 1, 2, 1]
     np.testing.assert_allclose(np.exp(logp), [0.25, 0.75, 0.75, 0.75, 0.25, 0.75], rtol=1e-5)
 
@@ -97,9 +96,7 @@ def test_top_p_keeps_the_token_that_reaches_the_mass() -> None:
 
 
 def test_tokens_tied_with_the_last_one_kept_stay() -> None:
-    logits = np.zeros((4, 4), np.float32)
-    uniforms = np.array([0.2, 0.4, 0.6, 0.9], np.float32)
-    ids, _ = sample(logits, uniforms, top_k=2, top_p=1.0)
+    ids, _ = sample(np.zeros((4, 4), np.float32), np.array([0.2, 0.4, 0.6, 0.9], np.float32), top_k=2, top_p=1.0)
     assert ids.tolist() == [0, 1, 2, 3]
 
 
