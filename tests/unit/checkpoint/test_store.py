@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from mindgspo.checkpoint import Keep, load_checkpoint, newest_checkpoint, open_checkpoint, save_checkpoint
-from mindgspo.checkpoint.store import best_first, evaluation_of, steps_newest_first
+from mindgspo.checkpoint.store import best_first, evaluation_of, stateful_file, steps_newest_first
 from mindgspo.checkpoint.verify import list_lines
 from mindgspo.errors import CheckpointError
 
@@ -371,6 +371,12 @@ def test_a_file_of_what_is_kept_and_the_state_are_verified_as_the_others_are(tmp
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match=r"state\.json: damaged"), open_checkpoint(path):
         pass
+
+
+@pytest.mark.parametrize("name", ["parameters", "optimizer", "../up", "State", ""])
+def test_names_that_would_be_other_files_are_ours_to_avoid(name: str) -> None:
+    with pytest.raises(AssertionError):
+        stateful_file(name)
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:

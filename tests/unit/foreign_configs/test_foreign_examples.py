@@ -90,6 +90,7 @@ def test_mindformers_finetune_and_predict_are_two_plans() -> None:
     assert values["trainer.prompts_per_mini_batch"] == 32 and values["rollout.prompts_per_step"] == 128
     assert found.missing == ["data.train", "data.eval"]
     assert findings_of(found, "seed")[-1].text == "the other file's 7 counts"
+    assert flat(of_files(EXAMPLES["mindformers, both"][::-1])) == values, "in any order"
 
 
 def test_a_predict_file_alone_gives_both_plans_its_cards() -> None:
