@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+from torture_runs import TINY_MODEL
 
 from mindgspo.config import TokenizerSection, load_config
 from mindgspo.models.huggingface_config import huggingface_config
@@ -19,16 +20,7 @@ from mindgspo.tokenization import load_tokenizer
 
 PROJECT = Path(__file__).resolve().parents[1]
 
-MODEL = """
-model:
-  vocab_size: 384
-  hidden_size: 32
-  intermediate_size: 64
-  num_hidden_layers: 2
-  num_attention_heads: 4
-  num_key_value_heads: 2
-  max_position_embeddings: 64
-"""
+MODEL = f"\n{TINY_MODEL}"
 
 # The warm-up teaches "#### d" with d out of three: a policy that then guesses is right often enough for groups
 # with unequal rewards, so that GSPO's updates really change the weights.

@@ -39,9 +39,7 @@ _PLANS = {
 WORKERS = tuple(_PLANS)
 """Numbers of workers that it can have."""
 
-_EXPERIMENT = """\
-experiment: torture
-seed: 3
+TINY_MODEL = """\
 model:
   vocab_size: 384
   hidden_size: 32
@@ -50,6 +48,12 @@ model:
   num_attention_heads: 4
   num_key_value_heads: 2
   max_position_embeddings: 64
+"""
+_EXPERIMENT = f"""\
+experiment: torture
+seed: 3
+{TINY_MODEL}"""
+_EXPERIMENT += """\
 data:
   train: {{format: arithmetic, split: train, max_rows: 22}}
   eval: {{format: arithmetic, split: test, max_rows: 4}}

@@ -85,7 +85,7 @@ def main() -> None:
     sys.path.insert(0, str(PROJECT))
     from mindgspo.cli import main as run
 
-    trace = Trace(("train_step", "run_step") if given.step_only else ())
+    trace = Trace(("train_step",) if given.step_only else ())
     with tempfile.TemporaryDirectory() as folder:
         sets = [*SMALL, *given.overrides, f"run_dir={folder}/run", "logging.progress=false"]
         words = ["run", given.config, *(word for one in sets for word in ("--set", one))]

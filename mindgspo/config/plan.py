@@ -118,7 +118,7 @@ def check_cpu_plan(name: str, plan: ParallelPlan) -> list[str]:
             f"{name}.pipeline_stage: {plan.pipeline_stage}; on CPU it is 1: multiply data_parallel or model_parallel "
             f"by {plan.pipeline_stage}, {emulate}"
         )
-    if plan.optimizer_shard:
+    if plan.optimizer_shard and plan.data_parallel > 1:  # one replica has nothing to shard, on any device
         problems.append(f"{name}.optimizer_shard: on CPU every replica keeps all moments; remove it, {emulate}")
     return problems
 

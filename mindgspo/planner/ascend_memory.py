@@ -30,7 +30,7 @@ from mindgspo.planner.rank_work import FLOAT, TYPE_BYTES, RankWidths, RankWork, 
 _RUNTIME = 3 * GIB
 # HCCL_BUFFSIZE is 200 MB by default, and each group of ranks takes it twice (CANN's documentation).
 _GROUP_BUFFERS = 2 * 200 * MIB
-_CHUNK_BYTES = 512 * MIB  # parallel.logical_logprob
+_CHUNK_BYTES = 512 * MIB  # models.log_prob
 _FLASH_STATISTICS = 2 * 8
 _MASK_BYTES = 2048 * 2048  # parallel.device_ops.SegmentMask
 GRAPHS: Mapping[Phase, tuple[str, ...]] = {
