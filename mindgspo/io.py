@@ -116,6 +116,14 @@ def flush_while_writing(descriptor: int) -> Iterator[None]:
         raise failure[0]
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and its parents, and flush their names to disk."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        fsync(path.parent)
+
+
 def fsync(path: Path) -> None:
     """Flush a file's content, or a folder's list of names, to disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -15,6 +15,7 @@ import xxhash
 
 from mindgspo.errors import CheckpointError
 from mindgspo.io import write_json
+from mindgspo.metrics.files import LOGS, FileRecord
 from mindgspo.tensor_files.tensors import TensorInfo
 
 MANIFEST_FILE = "manifest.json"
@@ -29,21 +30,14 @@ class NewerFormatError(CheckpointError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileRecord:
-    """One file: its size in bytes and the hexadecimal digest of its content."""
-
-    size: int
-    digest: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """step: training steps done when the checkpoint was taken. hash_name: sha256 or xxh3_128. files: by plain file
-    name."""
+    name. logs: what the run's logs held then, by file name; None where that was not recorded."""
 
     step: int
     hash_name: str
     files: dict[str, FileRecord]
+    logs: dict[str, FileRecord] | None
 
 
 class FileDigest:
@@ -61,9 +55,17 @@ class FileDigest:
         return self._hash.hexdigest()
 
 
-def write_manifest(folder: Path, *, step: int, digests: Mapping[str, str] | None = None) -> None:
-    """Record every file of `folder`. digests: {name: digest} of files that need not be read again."""
+def write_manifest(
+    folder: Path,
+    *,
+    step: int,
+    digests: Mapping[str, str] | None = None,
+    logs: Mapping[str, FileRecord] | None = None,
+) -> None:
+    """Record every file of `folder`. digests: {name: digest} of files that need not be read again. logs: see
+    `Manifest`."""
     known = digests or {}
+    hash_name = _HASH_OF_VERSION[FORMAT_VERSION]
     write_json(
         folder / MANIFEST_FILE,
         {
@@ -72,12 +74,24 @@ def write_manifest(folder: Path, *, step: int, digests: Mapping[str, str] | None
             "files": {
                 path.name: {
                     "size": path.stat().st_size,
-                    _HASH_OF_VERSION[FORMAT_VERSION]: known.get(path.name) or _digest(path),
+                    hash_name: known.get(path.name) or _digest(path),
                 }
                 for path in sorted(folder.iterdir())
             },
+            **({} if logs is None else {"logs": {name: _record_json(log, hash_name) for name, log in logs.items()}}),
         },
     )
+
+
+def _record_json(record: FileRecord, hash_name: str) -> dict[str, int | str]:
+    return {"size": record.size, hash_name: record.digest}
+
+
+def _records(content: Mapping[str, Mapping[str, object]], hash_name: str) -> dict[str, FileRecord]:
+    return {
+        str(name): FileRecord(size=int(str(record["size"])), digest=str(record[hash_name]))
+        for name, record in content.items()
+    }
 
 
 def verify(folder: Path, *, required: tuple[str, ...], hashes: bool = True) -> Manifest:
@@ -115,15 +129,13 @@ def _read_manifest(folder: Path, required: tuple[str, ...]) -> Manifest:
                 "version that wrote it, or move this checkpoint away to continue from an older one"
             )
         hash_name = _HASH_OF_VERSION[version]
-        files = {
-            str(name): FileRecord(size=int(record["size"]), digest=str(record[hash_name]))
-            for name, record in content["files"].items()
-        }
-        manifest = Manifest(step=int(content["step"]), hash_name=hash_name, files=files)
+        files = _records(content["files"], hash_name)
+        logs = _records(content["logs"], hash_name) if "logs" in content else None
+        manifest = Manifest(step=int(content["step"]), hash_name=hash_name, files=files, logs=logs)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: damaged ({type(error).__name__}: {error}); {_REMEDY}") from error
     absent = [name for name in required if name not in files]
-    outside = [name for name in files if Path(name).name != name]
+    outside = [name for name in files if Path(name).name != name] + [name for name in logs or () if name not in LOGS]
     if absent or outside:
         raise CheckpointError(f"{path}: damaged (lacks {absent}, strange names {outside}); {_REMEDY}")
     return manifest

@@ -17,19 +17,16 @@ from mindgspo.checkpoint.store import ROLLBACK_FILE, step_of
 from mindgspo.errors import RunFolderError
 from mindgspo.io import fsync, remove_folder, unused_name, write_file, write_json
 from mindgspo.metrics.files import (
-    METRICS_FILE,
+    LOGS,
     PLOT_FILE,
     REPORT_FILE,
-    SAMPLES_FILE,
     SUMMARY_FILE,
-    VALIDATION_FILE,
     drop_records_after,
     split_records,
 )
 
 # They tell of the run's end.
 _OF_THE_END = (SUMMARY_FILE, REPORT_FILE, PLOT_FILE, "export")
-_BY_STEP = (METRICS_FILE, SAMPLES_FILE, VALIDATION_FILE)
 
 
 def roll_back(root: Path, step: int) -> Path:
@@ -54,7 +51,7 @@ def finish_rollback(root: Path) -> Path | None:
             os.rename(path, aside / path.name)
     for name in _OF_THE_END:
         _move(root / name, aside / name)
-    for name in _BY_STEP:
+    for name in LOGS:
         _cut(root / name, aside / name, step)
     fsync(aside)
     marker.unlink()

@@ -18,7 +18,7 @@ from typing import Literal
 from mindgspo.checkpoint.origin import CHECKPOINTS, Origin, Restore, find_origin
 from mindgspo.checkpoint.rollback import finish_rollback
 from mindgspo.errors import RunFolderError
-from mindgspo.io import unused_name, write_json
+from mindgspo.io import make_folder, unused_name, write_json
 from mindgspo.metrics.files import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -188,7 +188,7 @@ def open_run_folder(
         if overwrite and origin is not None and origin.path.is_relative_to(root):
             raise RunFolderError(f"{root}: --overwrite would move {origin.path} aside, from which the run is to begin")
         how = resume if isinstance(resume, str) else "auto" if origin is None or origin.is_same_run else "never"
-        root.mkdir(parents=True, exist_ok=True)
+        make_folder(root)
         lock = RunLock(root / _LOCK)
         try:
             return _open_locked(root, lock, resume=how, overwrite=overwrite, origin=origin)

@@ -10,7 +10,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +24,14 @@ from mindgspo.errors import CheckpointError
 from mindgspo.io import (
     check_free_space,
     fsync,
+    make_folder,
     publish_folder,
     remove_folder,
     remove_leftovers,
     temporary_path,
     write_json,
 )
+from mindgspo.metrics.files import FileRecord
 from mindgspo.tensor_files import ArraySource, TensorSource, open_tensors, read_safetensors, write_tensor_file
 
 PARAMETERS_FILE = "parameters.safetensors"
@@ -196,11 +198,13 @@ def save_checkpoint(
     state: Mapping[str, object],
     keep: Keep,
     stateful: Mapping[str, Mapping[str, np.ndarray]] | None = None,
+    logs: Mapping[Path, FileRecord] | None = None,
 ) -> Path:
     """Write one checkpoint, then remove complete ones that `keep` does not name; returns its folder.
 
     state must come back from JSON unchanged (no tuples, no integer keys, no NaN). stateful: {name: arrays} of the other
-    stateful parts of a run, each in a file of its own unless empty.
+    stateful parts of a run, each in a file of its own unless empty. logs: what the run's logs hold; flushed to disk
+    before the checkpoint counts.
     Raises CheckpointError: not enough space (checked first), or the write failed. Older checkpoints then
     stay.
     """
@@ -211,7 +215,7 @@ def save_checkpoint(
     arrays_of = {PARAMETERS_FILE: parameters, OPTIMIZER_FILE: optimizer, **extra}
     filled = temporary_path(target)
     try:
-        checkpoints_dir.mkdir(parents=True, exist_ok=True)
+        make_folder(checkpoints_dir)
         remove_leftovers(checkpoints_dir)
         needed = sum(array.nbytes for arrays in arrays_of.values() for array in arrays.values())
         fix = "make room, lower trainer.keep_checkpoints, or put run_dir on a larger disk"
@@ -223,7 +227,13 @@ def save_checkpoint(
             faults.reach("save.inside")
         write_json(filled / STATE_FILE, state)
         faults.reach("save.inside")
-        write_manifest(filled, step=step, digests={name: digest.hexdigest() for name, digest in digests.items()})
+        _flush_logs(logs or {})
+        write_manifest(
+            filled,
+            step=step,
+            digests={name: digest.hexdigest() for name, digest in digests.items()},
+            logs=None if logs is None else {path.name: record for path, record in logs.items()},
+        )
         faults.reach("save.rename")
         publish_folder(filled, target)
     except OSError as error:
@@ -234,6 +244,13 @@ def save_checkpoint(
         shutil.rmtree(filled, ignore_errors=True)
     remove_others(checkpoints_dir, keep, just_written=target)
     return target
+
+
+def _flush_logs(paths: Iterable[Path]) -> None:
+    """A checkpoint must not outlive the lines that it covers, as it would after a power cut."""
+    present = [path for path in paths if path.exists()]
+    for path in (*present, *{path.parent for path in present}):
+        fsync(path)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -249,11 +266,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCheckpoint:
-    """step: training steps done. parameters: under Hugging Face names. state: JSON as saved. stateful: {name: state} of
-    what the run keeps by name; `arrays_of` gives their arrays."""
+    """step: training steps done. logs: as in `Manifest`. parameters: under Hugging Face names. state: JSON as saved.
+    stateful: {name: state} of what the run keeps by name; `arrays_of` gives their arrays."""
 
     path: Path
     step: int
+    logs: Mapping[str, FileRecord] | None
     state: Mapping[str, Any]
     parameters: TensorSource
     optimizer: TensorSource
@@ -276,6 +294,7 @@ def open_checkpoint(path: Path) -> Iterator[OpenCheckpoint]:
         yield OpenCheckpoint(
             path=path,
             step=manifest.step,
+            logs=manifest.logs,
             state=state,
             parameters=files.enter_context(open_tensors(path / PARAMETERS_FILE)),
             optimizer=files.enter_context(open_tensors(path / OPTIMIZER_FILE)),

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+import xxhash
+
 from mindgspo.errors import RunFolderError
-from mindgspo.io import write_file, write_json
+from mindgspo.io import fsync, write_file, write_json
 
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
@@ -22,13 +26,66 @@ CONFIG_FILE = "config.yaml"
 RUN_FILE = "run.json"
 PLOT_FILE = "reward.png"
 REPORT_FILE = "report.html"
+LOGS = (METRICS_FILE, SAMPLES_FILE, VALIDATION_FILE)
+_BLOCK_BYTES = 1 << 20
 
 
-def append_records(path: Path, records: Iterable[Mapping[str, object]]) -> None:
-    """Append one JSON line per record."""
-    data = b"".join(json_line(record) for record in records)
-    with path.open("ab") as file:
-        file.write(data)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """One file, or the beginning of one that grows: its size in bytes and the hexadecimal digest of its content."""
+
+    size: int
+    digest: str
+
+
+class LogFile:
+    """A JSON Lines file that this process alone appends to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._hash, self._hashed = xxhash.xxh3_128(), 0
+
+    def append(self, records: Iterable[Mapping[str, object]]) -> None:
+        """Append one JSON line per record."""
+        data = b"".join(json_line(record) for record in records)
+        with self.path.open("ab") as file:
+            file.write(data)
+
+    def record(self) -> FileRecord:
+        """What the file holds, with its XXH3 digest of 128 bits. Reads only what came since the last call."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size < self._hashed:
+            self._hash, self._hashed = xxhash.xxh3_128(), 0
+        self._hashed += _update(self._hash, self.path, self._hashed, size)
+        return FileRecord(size=self._hashed, digest=self._hash.hexdigest())
+
+    def cut(self, step: int, size: int | None = None) -> None:
+        """Drop the records beyond `step`. size: where they begin, if that is known; what lies beyond is not read."""
+        if size is None:
+            drop_records_after(self.path, step)
+        elif self.path.exists():
+            os.truncate(self.path, size)
+            fsync(self.path)
+        self._hash, self._hashed = xxhash.xxh3_128(), 0
+
+
+def begins_with(path: Path, record: FileRecord) -> bool:
+    """Whether a file still begins with what was recorded; one that is absent counts as empty."""
+    digest = xxhash.xxh3_128()
+    return _update(digest, path, 0, record.size) == record.size and digest.hexdigest() == record.digest
+
+
+def _update(digest: xxhash.xxh3_128, path: Path, start: int, end: int) -> int:
+    """Hash the bytes from start to end; returns how many there were."""
+    if start == end or not path.exists():
+        return 0
+    position = start
+    with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        while block := file.read(min(_BLOCK_BYTES, end - position)):
+            digest.update(block)
+            position += len(block)
+    return position - start
 
 
 def json_line(record: Mapping[str, object]) -> bytes:

@@ -21,8 +21,8 @@ from mindgspo.metrics.files import (
     METRICS_FILE,
     SAMPLES_FILE,
     VALIDATION_FILE,
-    append_records,
-    drop_records_after,
+    FileRecord,
+    LogFile,
     plain_number,
     read_records,
 )
@@ -48,9 +48,9 @@ class RunLog:
         total_steps: int | None = None,
         console: Console | None = None,
     ) -> None:
-        self._metrics_path = Path(run_dir) / METRICS_FILE
-        self._samples_path = Path(run_dir) / SAMPLES_FILE
-        self._validation_path = Path(run_dir) / VALIDATION_FILE
+        self._metrics, self._samples, self._validation = (
+            LogFile(Path(run_dir) / name) for name in (METRICS_FILE, SAMPLES_FILE, VALIDATION_FILE)
+        )
         config = Path(run_dir) / CONFIG_FILE
         self.history = RunHistory(config.read_text(encoding="utf-8") if config.is_file() else "")
         self._tensorboard = TensorBoardSink(Path(run_dir) / "tensorboard") if tensorboard else None
@@ -70,12 +70,18 @@ class RunLog:
         if self._tensorboard is not None:
             self._tensorboard.close()
 
-    def truncate_after(self, step: int) -> None:
-        """Forget what was logged beyond `step`: called once on resume, before anything is logged."""
-        drop_records_after(self._metrics_path, step)
-        drop_records_after(self._samples_path, step)
-        drop_records_after(self._validation_path, step)
-        for record in read_records(self._metrics_path):
+    def records(self) -> dict[Path, FileRecord]:
+        """What the logs hold: what a checkpoint that is taken here covers."""
+        return {log.path: log.record() for log in (self._metrics, self._samples, self._validation)}
+
+    def truncate_after(self, step: int, sizes: Mapping[str, int] | None = None) -> None:
+        """Forget what was logged beyond `step`: called once on resume, before anything is logged.
+
+        sizes: {file name: bytes until then}, of logs of which that is known.
+        """
+        for log in (self._metrics, self._samples, self._validation):
+            log.cut(step, (sizes or {}).get(log.path.name))
+        for record in read_records(self._metrics.path):
             self.history.add(record["step"], record)
         if self._tensorboard is not None:
             self._tensorboard.purge_after(step)
@@ -89,7 +95,7 @@ class RunLog:
         """
         numbers = {key: plain_number(key, metrics[key]) for key in sorted(metrics)}
         assert "step" not in numbers, "the step is an argument, not a metric"
-        append_records(self._metrics_path, [{"step": int(step), **numbers}])
+        self._metrics.append([{"step": int(step), **numbers}])
         self.history.add(int(step), numbers)
         if self._tensorboard is not None:
             self._tensorboard.write(step, numbers)
@@ -97,16 +103,12 @@ class RunLog:
 
     def log_samples(self, step: int, groups: Sequence[Group], decode: Decode) -> None:
         """Append one line per response of `groups`."""
-        append_records(
-            self._samples_path,
-            (record for group in groups for record in training_records(int(step), group, decode)),
-        )
+        self._samples.append(record for group in groups for record in training_records(int(step), group, decode))
 
     def log_validation(self, step: int, set_name: str, groups: Sequence[ScoredGroup], decode: Decode) -> None:
         """Append one line per answer to problems of a held-out set."""
-        append_records(
-            self._validation_path,
-            (record for group in groups for record in validation_records(int(step), set_name, group, decode)),
+        self._validation.append(
+            record for group in groups for record in validation_records(int(step), set_name, group, decode)
         )
 
     def note(self, text: str) -> None:
@@ -123,7 +125,10 @@ class SilentLog(RunLog):
     def close(self) -> None:
         pass
 
-    def truncate_after(self, step: int) -> None:
+    def records(self) -> dict[Path, FileRecord]:
+        return {}
+
+    def truncate_after(self, step: int, sizes: Mapping[str, int] | None = None) -> None:
         pass
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:

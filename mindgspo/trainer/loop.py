@@ -84,8 +84,10 @@ def _run(config: ExperimentConfig, folder: RunFolder, *, only_warm_up: bool) -> 
         trainer.total_steps = 0
     with experiment.scorer, closing(trainer.swap):
         warmup = build_warmup(config, experiment, data_dir=folder.data, new_run=new_run)
-        saver = Saver(trainer, experiment.stateful, experiment.inputs, folder.checkpoints)
-        with _open_log(config, folder, trainer.total_steps) as log, saver:
+        with (
+            _open_log(config, folder, trainer.total_steps) as log,
+            Saver(trainer, experiment.stateful, experiment.inputs, folder.checkpoints, log) as saver,
+        ):
             _print_banner(config, experiment, log)
             start = Resume(
                 trainer=trainer,

@@ -24,12 +24,12 @@ from mindgspo.checkpoint import (
 from mindgspo.errors import TrainingError
 from mindgspo.io import fsync_tree, publish_folder, temporary_path, write_file
 from mindgspo.metrics import RunLog
-from mindgspo.metrics.files import METRICS_FILE, SAMPLES_FILE, VALIDATION_FILE, split_records
+from mindgspo.metrics.files import LOGS, split_records
 from mindgspo.models.weights import load_tensors
-from mindgspo.parallel.cluster import first_rank_first, path_for_all
+from mindgspo.parallel.cluster import first_rank_first, is_first, path_for_all
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.trainer.progress import Progress
-from mindgspo.trainer.resume_checks import check_fingerprints
+from mindgspo.trainer.resume_checks import check_fingerprints, intact_logs, log_warnings
 from mindgspo.trainer.saving import Saver, Stateful
 from mindgspo.trainer.step import Trainer
 
@@ -79,11 +79,11 @@ class Resume:
 
     def _continue(self, newest: Path) -> Start:
         """From the newest checkpoint of this run."""
-        progress = self._load(newest)
+        progress, sizes = self._load(newest, self.folder.root)
         self._restore_reference()
 
         def settle() -> None:
-            self.log.truncate_after(progress.step)
+            self.log.truncate_after(progress.step, sizes)
             self.log.note(f"resumed at step {progress.step} from {newest}")
             faults.reach("resume.after")
 
@@ -93,7 +93,7 @@ class Resume:
         """To an earlier checkpoint of this run. Only when it is loaded is the later part of the run given up."""
         path = path_for_all(origin.checkpoint)
         assert path is not None
-        progress = self._load(path)
+        progress, sizes = self._load(path, self.folder.root)
         self._restore_reference()
 
         def settle() -> None:
@@ -101,7 +101,7 @@ class Resume:
             first_rank_first(
                 lambda: self.log.note(f"what came later is in {roll_back(self.folder.root, progress.step)}")
             )
-            self.log.truncate_after(progress.step)
+            self.log.truncate_after(progress.step, sizes)
             self.log.note("from here on resume=auto continues")
             faults.reach("resume.after")
 
@@ -124,7 +124,7 @@ class Resume:
         """With all of another run's checkpoint."""
         path = path_for_all(origin.checkpoint)
         assert path is not None
-        progress = self._load(path)
+        progress, _ = self._load(path, origin.run)
 
         def settle() -> None:
             first_rank_first(lambda: _copy_history(origin.run, self.folder, progress.step))
@@ -136,8 +136,9 @@ class Resume:
 
         return Start(progress=progress, settle=settle)
 
-    def _load(self, path: Path) -> Progress:
-        """Everything that `Saver` took."""
+    def _load(self, path: Path, run: Path | None) -> tuple[Progress, dict[str, int]]:
+        """Everything that `Saver` took; and how many bytes of each log of that run are from before it, as far as the
+        log is whole. run: None where the checkpoint lies in no run folder."""
         trainer = self.trainer
         with open_checkpoint(path) as saved:
             if saved.step > trainer.total_steps:
@@ -146,6 +147,7 @@ class Resume:
                     "nothing to train; raise trainer.max_steps, or name an earlier checkpoint with resume=PATH"
                 )
             self._check_inputs(saved, weights_only=False)
+            sizes = {} if run is None or not is_first() else self._check_logs(saved, run)
             self._load_weights(saved, with_optimizer=True)
             for name, part in self.stateful.items():
                 if name in saved.stateful:
@@ -155,7 +157,7 @@ class Resume:
             trainer.weight_version = int(saved.state["weight_version"])
             progress = Progress.from_state(saved.state["progress"], started=self.started)
         trainer.load_engine_weights()
-        return progress
+        return progress, sizes
 
     def _load_weights(self, saved: OpenCheckpoint, *, with_optimizer: bool = False) -> None:
         trainer = self.trainer
@@ -169,6 +171,12 @@ class Resume:
         for line in check_fingerprints(there, self.inputs, where=saved.path, weights_only=weights_only):
             self.log.note(f"warning: {line}")
 
+    def _check_logs(self, saved: OpenCheckpoint, run: Path) -> dict[str, int]:
+        intact = intact_logs(run, saved.logs)
+        for line in log_warnings(run, saved.path, saved.logs, intact=intact):
+            self.log.note(f"warning: {line}")
+        return intact
+
     def _restore_reference(self) -> None:
         if self.trainer.reference is not None:
             with self.trainer.swap.phase(Phase.SCORE):
@@ -179,7 +187,7 @@ def _copy_history(run: Path | None, folder: RunFolder, step: int) -> None:
     """What the other run has that is no part of a checkpoint: its logs until then, and its reference policy."""
     if run is None:
         return
-    for name in (METRICS_FILE, SAMPLES_FILE, VALIDATION_FILE):
+    for name in LOGS:
         until, _ = split_records(run / name, step)
         if until:
             write_file(folder.root / name, b"".join(until))

@@ -1,5 +1,6 @@
 """Checks that a resumed run is the same experiment: its configuration against that of the run folder, and hashes of
-what it learns from against those of the checkpoint (files that changed under one name). No MindSpore.
+what it learns from against those of the checkpoint (files that changed under one name). And that its logs still hold
+what they held when the checkpoint was saved. No MindSpore.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from mindgspo.checkpoint import RunFolder, RunStatus
+from mindgspo.checkpoint.manifest import verify
+from mindgspo.checkpoint.store import steps_newest_first
 from mindgspo.config import ExperimentConfig, config_mapping, load_config
 from mindgspo.config.reward import file_function
 from mindgspo.data import PromptDataset
 from mindgspo.errors import CheckpointError, ConfigError
+from mindgspo.metrics.files import FileRecord, begins_with
 from mindgspo.tokenization import Tokenizer
 
 # What may change between two processes of one run without changing what it computes, but for rounding: checkpoints are
@@ -140,6 +144,60 @@ def check_fingerprints(
         for name, digest in ours["reward"].items()
         if saved["reward"].get(name, digest) != digest
     ]
+
+
+def intact_logs(run: Path, logs: Mapping[str, FileRecord] | None) -> dict[str, int]:
+    """{name: bytes} of the logs of a run that still begin with what a checkpoint of it recorded."""
+    return {name: log.size for name, log in (logs or {}).items() if begins_with(run / name, log)}
+
+
+def log_warnings(
+    run: Path, checkpoint: Path, logs: Mapping[str, FileRecord] | None, *, intact: Mapping[str, int]
+) -> list[str]:
+    """One line per log that lacks something, and one that says what can be done. The run can go on all the same: no
+    state of it is in its logs. logs: None in checkpoints that do not record them."""
+    if logs is None:
+        return [f"{checkpoint} does not record what the logs held when it was saved; they are not checked"]
+    lines = [_log_problem(run / name, checkpoint, log.size) for name, log in logs.items() if name not in intact]
+    if not lines:
+        return []
+    older = _last_step_with_logs(run, checkpoint)
+    again = "" if older is None else f", or train these steps again with resume={older}, up to which nothing is missing"
+    return [*lines, f"the run goes on without these records; to have them, restore the files from a copy{again}"]
+
+
+def _log_problem(log: Path, checkpoint: Path, size: int) -> str:
+    if not log.exists():
+        return f"{log}: missing, with the {size:,} bytes that {checkpoint.name} covers"
+    found = log.stat().st_size
+    if found >= size:
+        return f"{log}: its first {size:,} bytes are not what they were when {checkpoint.name} was saved"
+    last = _last_logged_step(log)
+    ends = "without a record" if last is None else f"with step {last}"
+    return f"{log}: {found:,} of the {size:,} bytes that {checkpoint.name} covers are there; it ends {ends}"
+
+
+def _last_logged_step(log: Path) -> int | None:
+    """None where no line can be read; what follows a broken one counts as missing."""
+    step = None
+    with log.open("rb") as file:
+        for line in file:
+            try:
+                step = int(json.loads(line)["step"])
+            except (ValueError, KeyError, TypeError):
+                break
+    return step
+
+
+def _last_step_with_logs(run: Path, checkpoint: Path) -> Path | None:
+    for path in steps_newest_first(checkpoint.parent):
+        try:
+            logs = verify(path, required=(), hashes=False).logs
+        except CheckpointError:
+            continue
+        if logs is not None and len(intact_logs(run, logs)) == len(logs):
+            return path
+    return None
 
 
 def rows_digest(rows: PromptDataset) -> str:

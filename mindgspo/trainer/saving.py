@@ -18,6 +18,7 @@ import numpy as np
 
 from mindgspo import faults
 from mindgspo.checkpoint import Keep, save_checkpoint
+from mindgspo.metrics import RunLog
 from mindgspo.models.weights import weights_as_numpy
 from mindgspo.parallel.cluster import first_rank_first, is_first
 from mindgspo.parallel.swap.states import Phase
@@ -75,10 +76,13 @@ class Saver:
         stateful: Mapping[str, Stateful],
         inputs: Mapping[str, Any],
         checkpoints: Path,
+        log: RunLog,
     ) -> None:
         """stateful: what changes while the run goes on beside weights and optimizer, by name. inputs: fingerprints of
-        what the run learns from. checkpoints: the folder."""
-        self._trainer, self._stateful, self._inputs, self._folder = trainer, stateful, inputs, checkpoints
+        what the run learns from. checkpoints: the folder. log: what it holds at a save is on disk with the
+        checkpoint."""
+        self._trainer, self._stateful, self._inputs = trainer, stateful, inputs
+        self._folder, self._log = checkpoints, log
         self._writer: threading.Thread | None = None
         self._failure: BaseException | None = None
 
@@ -134,6 +138,7 @@ class Saver:
             optimizer=optimizer,
             state=state,
             stateful={name: part.arrays() for name, part in self._stateful.items()},
+            logs=self._log.records(),
             keep=Keep(last=settings.keep_checkpoints, best=settings.keep_best),
         )
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from mindgspo.errors import CheckpointError, TrainingError
+from mindgspo.metrics import SilentLog
 from mindgspo.trainer.progress import Progress
 from mindgspo.trainer.saving import Saver
 
@@ -25,7 +26,7 @@ def make_saver(make_trainer, tmp_path):
 
     def make(work: Callable[[int], object], *, background: bool = True):
         trainer = make_trainer(lambda prompt, sample: [1], f"trainer.save_in_background={str(background).lower()}")
-        saver = FakeSaver(trainer, {}, {}, tmp_path / "checkpoints")
+        saver = FakeSaver(trainer, {}, {}, tmp_path / "checkpoints", SilentLog())
         saver.work = work
         return saver
 
