@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs one experiment. `run_gspo.sh --help` says how.
 set -euo pipefail
+trap 'echo "interrupted before the run" >&2; exit 130' INT
 
 project=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)
 # shellcheck source=tools/setup_env.sh
@@ -43,5 +44,12 @@ fi
 
 set_up_environment "$project"
 
+# Ctrl-C waits until the command can answer it, where env (coreutils 8.31) can hold it back.
+hold=()
+if env --block-signal=INT true 2>/dev/null; then
+    hold=(env --block-signal=INT)
+fi
+
 # `mindgspo run` starts as many workers as the experiment's plans need.
-exec "$MINDGSPO_PYTHON" -m mindgspo.cli run "$@"
+trap - INT
+exec "${hold[@]}" "$MINDGSPO_PYTHON" -m mindgspo.cli run "$@"

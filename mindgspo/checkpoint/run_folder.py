@@ -34,9 +34,21 @@ from mindgspo.text import listed
 
 _LOCK = ".lock"
 _IDENTITY = RUN_FILE
-# Any of these says that a run has begun here. Prepared data alone does not: it is made before the run.
-_RUN_MARKS = (CONFIG_FILE, METRICS_FILE, SAMPLES_FILE, SUMMARY_FILE, CHECKPOINTS, "export")
-_OWN_NAMES = (*_RUN_MARKS, _IDENTITY, VALIDATION_FILE, "data", "failures", "logs", "reference", "swap", "tensorboard")
+# Any of these says that a run has begun here. Prepared data and the configuration are written before a run does
+# anything that could be lost.
+_RUN_MARKS = (METRICS_FILE, SAMPLES_FILE, SUMMARY_FILE, CHECKPOINTS, "export")
+_OWN_NAMES = (
+    *_RUN_MARKS,
+    CONFIG_FILE,
+    _IDENTITY,
+    VALIDATION_FILE,
+    "data",
+    "failures",
+    "logs",
+    "reference",
+    "swap",
+    "tensorboard",
+)
 
 
 class RunLock:
@@ -204,6 +216,7 @@ def open_run_folder(
 def _open_locked(root: Path, lock: RunLock, *, resume: str, overwrite: bool, origin: Origin | None) -> RunFolder:
     finish_rollback(root)
     if not _run_marks(root):
+        origin = origin or (_beginning(root) if resume == "auto" else None)
         run_id = _new_identity(root, origin)
         return RunFolder(root=root, status=RunStatus.NEW, run_id=run_id, origin=origin, _lock=lock)
     finished = _is_finished(root)
@@ -248,6 +261,8 @@ def _refuse_foreign(root: Path) -> None:
         raise RunFolderError(f"{root}: is a file; choose a folder with `--set run_dir=...`")
     names = sorted(entry.name for entry in root.iterdir())
     foreign = [name for name in names if not _is_ours(name)]
+    if CONFIG_FILE in names and _IDENTITY not in names:
+        foreign.append(CONFIG_FILE)
     if foreign and not _run_marks(root):
         raise RunFolderError(
             f"{root}: holds files that no run made ({listed(foreign, 5)}), so nothing is written "

@@ -1,5 +1,24 @@
-"""The command line `mindgspo`."""
+"""The command line `mindgspo`. Nothing is imported here before Ctrl-C is answered."""
 
-from mindgspo.cli.program import app, main
+from __future__ import annotations
 
-__all__ = ["app", "main"]
+from collections.abc import Sequence
+
+from mindgspo import interrupts
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code: 0, 1 for a `MindGSPOError`, 2 for usage, 130 for Ctrl-C."""
+    with interrupts.caught():
+        try:
+            from mindgspo.cli.program import run_command
+
+            interrupts.begin_work()
+            code = run_command(arguments)
+        except BaseException:  # whatever an interrupted import or clearing up has raised
+            if not interrupts.is_received():
+                raise
+        if interrupts.is_received():
+            interrupts.say_interrupted()
+            return interrupts.EXIT_CODE
+        return code

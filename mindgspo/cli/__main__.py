@@ -2,7 +2,7 @@
 
 import sys
 
-from mindgspo.cli.program import main
+from mindgspo.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Optional
 import typer
 
 from mindgspo.errors import ConfigError
+from mindgspo.interrupts import advise
 
 data_app = typer.Typer(no_args_is_help=True, help="Prepare and look at data sets.")
 
@@ -123,6 +124,7 @@ def data_prepare(
             f"--tokenizer: missing; the built-in tokenizer knows only the arithmetic task, but --format is {format} "
             "(a Hugging Face model folder usually holds its tokenizer)"
         )
+    advise("the same command goes on where it was")
     info = prepare_dataset(source, data, load_tokenizer(section), output, seed=seed, force=force, workers=workers)
     print(f"{info.account()}\nready      {output}")
 

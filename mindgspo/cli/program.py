@@ -10,10 +10,8 @@ from __future__ import annotations
 import importlib.metadata
 import io
 import platform
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -73,8 +71,8 @@ def options(
     """Options that stand before a command."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code: 0, 1 for a `MindGSPOError`, 2 for usage, 130 for Ctrl-C."""
+def run_command(arguments: Sequence[str] | None) -> int:
+    """Run one command and return the exit code: 0, 1 for a `MindGSPOError`, 2 for usage."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a GBK terminal must not stop a command at a character it lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     if is_worker() and is_emulated():  # as its launcher is
@@ -82,31 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         install_emulated_card()
     try:
-        with _stopped_in_order():
-            app(args=arguments, prog_name="mindgspo", standalone_mode=True)
+        app(args=arguments, prog_name="mindgspo", standalone_mode=True)
     except SystemExit as ended:
-        if ended.code == _INTERRUPTED:
-            print("interrupted; what was saved stays", file=sys.stderr)
         return int(ended.code or 0)
     except MindGSPOError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     raise AssertionError("typer ends every command with SystemExit")
-
-
-_INTERRUPTED = 130  # what typer exits with on KeyboardInterrupt: 128 + SIGINT
-
-
-@contextmanager
-def _stopped_in_order() -> Iterator[None]:
-    """While a MindSpore graph runs, its handler answers Ctrl-C with a SIGTERM to the own process. Here a SIGTERM,
-    whoever sent it, raises KeyboardInterrupt, so that locks, progress bar and temporary folders are cleared away."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)

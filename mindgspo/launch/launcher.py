@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mindgspo.config.schema import WatchSection
+from mindgspo.interrupts import advice
 from mindgspo.launch.failures import Failure, explain, first_failure, names, read_failure, standard_output
 from mindgspo.launch.folder import SCHEDULER, LaunchFolder, open_folder
 from mindgspo.launch.processes import ClusterPlan, Processes, children_now, plan_cluster, start_processes
@@ -93,6 +94,8 @@ class _Launch:
         while not self._signals:
             size = self._follower.size()
             failure = self._failure()
+            if self._signals:
+                break  # Ctrl-C in a terminal reaches the ranks too: that they end is no failure
             if failure is not None:
                 self._copy_output(size if failure.rank != 0 else failure.log_bytes)
                 self._tell(explain(failure, watch.records(), self._folder))
@@ -112,7 +115,7 @@ class _Launch:
             time.sleep(_POLL_S)
         number = self._signals[0]
         self._processes.end()
-        self._tell([f"stopped by {number.name}; {names(self._plan.ranks)} ended"])
+        self._tell([f"stopped by {number.name}; {names(self._plan.ranks)} ended{advice()}"])
         return 128 + number
 
     def _failure(self) -> Failure | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from mindgspo.checkpoint.run_folder import RunStatus, open_run_folder
 from mindgspo.config import ExperimentConfig, KLSection, load_config
 from mindgspo.errors import ConfigError
+from mindgspo.interrupts import advise
 from mindgspo.launch.launcher import launch
 from mindgspo.launch.processes import plan_cluster
 from mindgspo.launch.watch import watch_this_process
@@ -54,6 +55,7 @@ def start(request: RunRequest, options: ClusterOptions) -> int:
     if runtime.is_launched():
         run_worker(lambda: _work(request, request.experiment()))
     config = request.experiment()
+    advise("what was saved stays, go on with --set resume=auto")
     needed = config.plans.train.world_size
     if options.workers not in (None, needed):
         raise ConfigError(

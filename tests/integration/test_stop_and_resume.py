@@ -16,7 +16,7 @@ def test_a_run_stopped_twice_ends_as_an_uninterrupted_one(finished_run, experime
     # Ctrl-C after the warm-up, before the first step.
     code, output, errors = stopped_at(experiment, root / "checkpoints" / "step_00000000", signal.SIGINT)
     assert code == 130, errors
-    assert errors.strip() == "interrupted; what was saved stays"
+    assert errors.strip() == "interrupted; what was saved stays, go on with --set resume=auto"
     assert "warm-up    40/40" in output
     # kill -9 after the second step.
     code, output, errors = stopped_at(experiment, root / "checkpoints" / "step_00000002", signal.SIGKILL)

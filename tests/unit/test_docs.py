@@ -13,7 +13,7 @@ import typer
 from markdown_pages import code_blocks, code_spans, headings, prose, shell_lines, tables
 
 from mindgspo import faults
-from mindgspo.cli import app
+from mindgspo.cli.program import app
 from mindgspo.config import batch_table, load_config
 from mindgspo.config.messages import known_keys
 from mindgspo.errors import ConfigError

@@ -16,7 +16,7 @@ from markdown_pages import code_blocks, code_spans, headings, prose, shell_lines
 from pydantic import TypeAdapter
 
 from mindgspo import faults
-from mindgspo.cli import app
+from mindgspo.cli.program import app
 from mindgspo.config import FilterGroupsSection, load_config
 from mindgspo.config.algorithm import POLICY_LOSSES, AggregationMode, EstimatorName
 from mindgspo.config.algorithm_rules import LENGTH_FACTORS, READERS

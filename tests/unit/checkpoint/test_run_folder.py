@@ -55,12 +55,19 @@ def test_what_no_run_has_filled_is_new(tmp_path: Path):
     assert folder.status is RunStatus.NEW and folder.moved_aside is None
     (tmp_path / "run" / "data").mkdir(parents=True)  # prepared data
     opened(tmp_path / "run")
+    (tmp_path / "run" / "config.yaml").write_text("seed: 1\n")  # stopped before its first metrics
     for leftover in (".run.json.tmp-1", ".config.yaml.x8fk2", ".data.tmp-9b2f"):
         (tmp_path / "run" / leftover).write_text("{")
     assert opened(tmp_path / "run").status is RunStatus.NEW, "stopped before its first file"
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "samples.jsonl", "summary.json"])
+def test_a_configuration_that_no_run_wrote_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("mine")
+    with pytest.raises(RunFolderError, match=r"files that no run made \(config.yaml\)"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl", "summary.json"])
 def test_a_run_is_refused_with_three_ways_out(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("{}")
     with pytest.raises(RunFolderError) as caught:
@@ -228,7 +235,7 @@ def test_a_run_that_has_begun_elsewhere_remembers_where(tmp_path: Path) -> None:
     first = opened(tmp_path / "run", other, restore="weights")
     first.config.write_text("experiment: test\n")
     second = opened(tmp_path / "run", "auto")
-    assert second.status is RunStatus.RESUMED and second.origin == first.origin
+    assert second.status is RunStatus.NEW and second.origin == first.origin
     assert second.origin is not None and second.origin.restore == "weights"
 
 

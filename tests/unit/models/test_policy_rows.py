@@ -155,8 +155,10 @@ def test_loss_and_gradients_do_not_depend_on_the_layout(scorer, updater, layout:
     found, gradients = update_once(updater, samples[::-1], **layout)
     assert found.loss == pytest.approx(expected.loss, rel=1e-6)
     assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-6)
+    # A gradient is a sum over slots: n float32 terms added in another order differ by up to n units of rounding.
+    rounding = 2.0**-24 * sum(sample.prompt_ids.size + sample.response_ids.size for sample in samples)
     for name, gradient in expected_gradients.items():
         largest = np.abs(gradient).max()
-        np.testing.assert_allclose(gradients[name], gradient, rtol=0, atol=1e-6 * largest, err_msg=name)
+        np.testing.assert_allclose(gradients[name], gradient, rtol=0, atol=rounding * largest, err_msg=name)
     for name, value in expected.metrics.items():
         assert found.metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name

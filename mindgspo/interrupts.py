@@ -1,0 +1,132 @@
+"""Ctrl-C, from a command's first line to its last: one line on standard error and exit code 130.
+
+The entry point imports this module before any other, so it needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+EXIT_CODE = 128 + signal.SIGINT
+# A signal that comes later than this after the first one finds a command that hangs while it clears up.
+_PATIENCE_S = 3.0
+
+_received_s: float | None = None
+_is_raised = False
+_has_work = False
+_advice = ""
+_standard_error = 2
+
+
+@contextmanager
+def caught() -> Iterator[None]:
+    """SIGINT and SIGTERM end the process at once with the line until `begin_work`; after it they raise
+    KeyboardInterrupt once, behind the import that may be going on. For the main thread.
+
+    SIGTERM too, because while a MindSpore graph runs MindSpore's own handler answers Ctrl-C with a SIGTERM to the
+    process. SIGALRM delivers again what could not be answered. What the starting shell ignores (`nohup`, `&`) stays
+    ignored.
+    """
+    global _received_s, _is_raised, _has_work, _advice
+    _received_s, _is_raised, _has_work, _advice = None, False, False, ""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
+    hook = sys.unraisablehook
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, _receive)
+    sys.unraisablehook = _raise_again
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, before)  # run_gspo.sh blocks it until somebody can answer
+    try:
+        yield
+    finally:
+        # What has been interrupted is left in peace until the process ends.
+        if not is_received():
+            sys.unraisablehook = hook
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_IGN if is_received() else handler or signal.SIG_DFL)
+
+
+def begin_work() -> None:
+    """From here on there may be something to clear away."""
+    global _has_work
+    _has_work = True
+
+
+def advise(how_to_go_on: str) -> None:
+    """What the line is to say behind "interrupted": how to go on."""
+    global _advice
+    _advice = how_to_go_on
+
+
+def advice() -> str:
+    """`; ` and what `advise` was given; empty before that."""
+    return f"; {_advice}" if _advice else ""
+
+
+def is_received() -> bool:
+    """Whether a signal has come."""
+    return _received_s is not None
+
+
+def say_interrupted() -> None:
+    """Print the line."""
+    with suppress(Exception):  # standard output may be closed, or in use by the code that was interrupted
+        sys.stdout.flush()
+    with suppress(OSError):
+        os.write(_standard_error, f"interrupted{advice()}\n".encode())
+
+
+def _receive(number: int, frame: FrameType | None) -> None:
+    global _received_s, _is_raised
+    if _received_s is None:
+        _received_s = time.monotonic()
+    if not _has_work or time.monotonic() - _received_s > _PATIENCE_S:
+        say_interrupted()
+        os._exit(EXIT_CODE)
+    if _is_raised:
+        return
+    if _is_importing(frame):
+        _come_again()
+        return
+    _is_raised = True
+    _silence_standard_error()
+    raise KeyboardInterrupt
+
+
+def _silence_standard_error() -> None:
+    """The line is all that is said: MindSpore's compiler would log each of its functions that the interrupt passes."""
+    global _standard_error
+    if _standard_error != 2:
+        return
+    with suppress(OSError):  # closed
+        _standard_error = os.dup(2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Half a package, above all half of MindSpore, prints pages when it is left."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _come_again() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+
+
+def _raise_again(unraisable: sys.UnraisableHookArgs) -> None:
+    """Python drops what is raised in a destructor or a callback: an interrupt that is lost there comes again."""
+    global _is_raised
+    if not is_received():
+        sys.__unraisablehook__(unraisable)
+    elif isinstance(unraisable.exc_value, KeyboardInterrupt):
+        _is_raised = False
+        _come_again()
