@@ -24,7 +24,7 @@ HEADERS = {
 }
 
 # Names of metrics, settings and files: words of latin letters joined by dots, slashes or underscores. And one formula.
-_NAME = re.compile(r"sum_t \|d loss / d logp_t\||(?<![A-Za-z0-9])[a-z][a-z0-9]*(?:[./_@](?:<[a-z]+>|[A-Za-z0-9-]+))+")
+_NAME = re.compile(r"sum_t \|d loss / d logp_t\||(?<![A-Za-z0-9-])[a-z][a-z0-9-]*(?:[./_@](?:<[a-z]+>|[A-Za-z0-9-]+))+")
 
 
 def glossary(page: str) -> str:

@@ -243,7 +243,7 @@ def _step_rows(folder: Path) -> Iterator[tuple[str, ...]]:
         number = str(int(step.name.rpartition("_")[2]))
         try:
             verify(step, required=CHECKPOINT_FILES, hashes=False)
-            state = "complete" + marks.get(step, "")
+            state = "sizes match" + marks.get(step, "")
         except CheckpointError as error:
             state = f"damaged: {str(error).partition(';')[0].replace(f'{step}/', '')}"
         value = evaluation_of(step)

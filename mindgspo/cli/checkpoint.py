@@ -58,7 +58,10 @@ SyncOption = Annotated[
 
 @checkpoint_app.command("list")
 def checkpoint_list(path: SourceArgument) -> None:
-    """List the steps of a run, complete or damaged, or the files of another checkpoint."""
+    """List the steps of a run, or the files of another checkpoint.
+
+    Only sizes are compared with a step's manifest; `mindgspo checkpoint verify` compares hashes.
+    """
     from mindgspo.checkpoint.verify import list_lines
 
     for line in list_lines(path):

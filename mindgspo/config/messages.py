@@ -40,6 +40,22 @@ _NAME_THEM_ALL = (
     "file says)"
 )
 
+_SENTENCE_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)\. ")
+
+# Other names of a value.
+_SYNONYMS = {("device", name): "Ascend" for name in ("npu", "ascend910", "ascend910b", "gpu", "cuda")}
+
+# Top-level sections of other suites, each with the suite.
+_FOREIGN_SECTIONS = {
+    "actor_rollout_ref": "verl or MindSpeed-RL",
+    "rl_config": "MindSpeed-RL",
+    "megatron_training": "MindSpeed-RL",
+    "rl_model": "MindRLHF",
+    "sampling_config": "MindRLHF",
+    "runner_config": "MindFormers",
+    "model_config": "MindFormers",
+}
+
 # Values that other suites have and this one has not, with the reason.
 _NOT_BUILT = {("estimator", "gae"): "it needs a value model, which this suite does not train"}
 
@@ -133,6 +149,10 @@ def _unknown_key_fix(location: tuple[int | str, ...]) -> str:
     """The closest sibling and the same key in other sections; failing both, the key that another suite calls
     by this name; failing that, a close key in another section."""
     key, siblings = str(location[-1]), list(_section_at(location[:-1]).model_fields)
+    if len(location) == 1 and key in _FOREIGN_SECTIONS:
+        return (
+            f"a section of {_FOREIGN_SECTIONS[key]}: `mindgspo convert config FILE --out NEW.yaml` converts such a file"
+        )
     prefix = _dotted(location[:-1]) + "." if location[:-1] else ""
     beside = closest(key, siblings)
     candidates = (
@@ -163,6 +183,8 @@ def _hint(key: str, given: Any, expected: str) -> str:
     """Why there is no such value, or which one is close; nothing if neither is known."""
     if (key, str(given)) in _NOT_BUILT:
         return f"; {_NOT_BUILT[key, str(given)]}"
+    if (key, str(given).lower()) in _SYNONYMS:
+        return f"; write {_SYNONYMS[key, str(given).lower()]}"
     options = [option.strip(" '") for part in expected.split(" or ") for option in part.split(",")]
     return did_you_mean(given, options)
 
@@ -171,4 +193,4 @@ def _description(location: tuple[int | str, ...]) -> str:
     """First sentence of the field's text."""
     field = _section_at(location[:-1]).model_fields[str(location[-1])]
     assert field.description, f"{_dotted(location)} has no description"
-    return " ".join(field.description.split()).split(". ")[0].rstrip(".")
+    return _SENTENCE_END.split(" ".join(field.description.split()))[0].rstrip(".")

@@ -18,6 +18,7 @@ import psutil
 from mindgspo.errors import ConfigError
 from mindgspo.launch.folder import SCHEDULER, LaunchFolder
 from mindgspo.parallel import runtime
+from mindgspo.text import counted, divisors, either, nearest
 
 # How long processes that were asked to end may take: contexts are left, temporary folders removed. Whoever hangs in a
 # collective cannot react at all.
@@ -62,12 +63,12 @@ def plan_cluster(
     if master_port is None:
         if nodes > 1:
             raise ConfigError(
-                f"master_port: none is given, and {nodes} nodes must agree on one; give all of them the same free port "
+                f"--master-port: none is given, and {nodes} nodes must agree on one; give all of them the same free port "
                 f"of {master_addr}, e.g. 8118"
             )
         master_port = _listen_once(family, address, 0)
     elif not 1024 <= master_port <= 65535:
-        raise ConfigError(f"master_port: {master_port}; legal ports are 1024 to 65535")
+        raise ConfigError(f"--master-port {master_port}: legal ports are 1024 to 65535")
     elif node_rank == 0:
         _listen_once(family, address, master_port)
     return ClusterPlan(
@@ -77,18 +78,16 @@ def plan_cluster(
 
 def _check_sizes(num_workers: int, nodes: int, node_rank: int) -> None:
     if nodes < 1:
-        raise ConfigError(f"nodes: {nodes}; there is at least 1")
+        raise ConfigError(f"--nodes {nodes}: there is at least 1")
     if num_workers < 1:
         raise ConfigError(f"num_workers: {num_workers}; there is at least 1")
     if num_workers % nodes:
-        below = num_workers - num_workers % nodes
-        nearest = f"{below} or {below + nodes}" if below else str(nodes)
         raise ConfigError(
-            f"num_workers: {num_workers} workers on {nodes} nodes; every node has the same number, so that the nearest "
-            f"legal values are {nearest}"
+            f"--nodes {nodes}: the plans need {counted(num_workers, 'worker')}, the same number on every node; the nearest "
+            f"legal ones are {either(nearest(divisors(num_workers), nodes))}"
         )
     if not 0 <= node_rank < nodes:
-        raise ConfigError(f"node_rank: {node_rank} of {nodes} nodes; legal values are 0 to {nodes - 1}")
+        raise ConfigError(f"--node-rank {node_rank}: of {nodes} nodes; legal values are 0 to {nodes - 1}")
 
 
 def _resolve(host: str) -> tuple[int, str]:
@@ -97,7 +96,7 @@ def _resolve(host: str) -> tuple[int, str]:
         family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
         raise ConfigError(
-            f"master_addr: {host} is not known ({error.strerror}); give the IP address of node 0"
+            f"--master-addr {host}: not known ({error.strerror}); give the IP address of node 0"
         ) from error
     return family, str(address[0])
 
@@ -121,7 +120,9 @@ def _refusal(host: str, port: int, error: OSError) -> str:
             f"master_port: another process already listens at {host}:{port}; choose another port, or end that process"
         )
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"master_addr: {host} is not an address of this machine; it must be that of node 0, where node_rank is 0"
+        return (
+            f"--master-addr {host}: is not an address of this machine; it must be that of node 0, where node_rank is 0"
+        )
     return f"master_port: cannot listen at {host}:{port} ({error.strerror}); choose another port"
 
 

@@ -170,7 +170,8 @@ def _label_first_and_last(axes: Axes, series: Series, theme: Theme) -> None:
     """Write the values beside the two ends, on the side of the point where the line does not run."""
     last = len(series.values) - 1
     for index, neighbour in {0: min(1, last), last: max(0, last - 1)}.items():
-        is_above = series.values[index] >= series.values[neighbour]
+        is_at_axis = series.values[index] < _LABEL_HEIGHT * axes.get_ylim()[1]  # below are the numbers of the axis
+        is_above = is_at_axis or series.values[index] >= series.values[neighbour]
         is_left = index == 0 and last > 0
         axes.annotate(
             f"{series.values[index]:.1%}",

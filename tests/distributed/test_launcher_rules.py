@@ -139,15 +139,15 @@ def plan(**changed: object) -> ClusterPlan:
 
 @pytest.mark.parametrize(("changed", "message"), [
     ({"num_workers": 0}, "num_workers: 0; there is at least 1"),
-    ({"nodes": 0}, "nodes: 0; there is at least 1"),
-    ({"num_workers": 7, "nodes": 2}, "num_workers: 7 workers on 2 nodes.*legal values are 6 or 8"),
-    ({"num_workers": 2, "nodes": 3}, "num_workers: 2 workers on 3 nodes.*legal values are 3"),
-    ({"nodes": 2, "node_rank": 2}, "node_rank: 2 of 2 nodes; legal values are 0 to 1"),
-    ({"node_rank": -1}, "node_rank: -1 of 1 nodes"),
-    ({"nodes": 2}, "master_port: none is given, and 2 nodes must agree"),
-    ({"master_port": 80}, "master_port: 80; legal ports are 1024 to 65535"),
-    ({"master_addr": "192.0.2.1"}, "master_addr: 192.0.2.1 is not an address of this machine"),
-    ({"master_addr": "host.invalid"}, "master_addr: host.invalid is not known"),
+    ({"nodes": 0}, "--nodes 0: there is at least 1"),
+    ({"num_workers": 7, "nodes": 2}, "--nodes 2: the plans need 7 workers.*legal ones are 1 or 7"),
+    ({"num_workers": 2, "nodes": 3}, "--nodes 3: the plans need 2 workers.*legal ones are 2"),
+    ({"nodes": 2, "node_rank": 2}, "--node-rank 2: of 2 nodes; legal values are 0 to 1"),
+    ({"node_rank": -1}, "--node-rank -1: of 1 nodes"),
+    ({"nodes": 2}, "--master-port: none is given, and 2 nodes must agree"),
+    ({"master_port": 80}, "--master-port 80: legal ports are 1024 to 65535"),
+    ({"master_addr": "192.0.2.1"}, "--master-addr 192.0.2.1: is not an address of this machine"),
+    ({"master_addr": "host.invalid"}, "--master-addr host.invalid: not known"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused(changed: dict[str, object], message: str):
     with pytest.raises(ConfigError, match=message):

@@ -14,7 +14,7 @@ from mindgspo.config import ParallelPlan
 from mindgspo.text import aligned, counted
 
 _LABEL = 13
-_UNITS = ("B", "KB", "MB", "GB", "TB")
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _MOST_RANKS = 6
 
 
@@ -81,7 +81,7 @@ def _memory_text(memory: Memory) -> str:
 
 
 def size_text(size: int | None) -> str:
-    """Bytes in the unit that leaves the fewest digits; 1 GB is 2**30 bytes."""
+    """Bytes in the unit that leaves the fewest digits."""
     if size is None:
         return "size known at run time"
     value, unit = float(size), 0

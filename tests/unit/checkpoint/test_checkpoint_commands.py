@@ -84,8 +84,8 @@ def test_steps_of_a_run(tmp_path: Path, step: Path, call: Call):
         rows = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in out.splitlines()]
         assert code == 0
         assert [(row[0], row[1], row[-1]) for row in rows[1:3]] == [
-            ("step_00000003", "3", "complete"),
-            ("step_00000005", "5", "complete, newest"),
+            ("step_00000003", "3", "sizes match"),
+            ("step_00000005", "5", "sizes match, newest"),
         ]
         assert rows[3][-1].startswith("damaged: optimizer.safetensors: truncated, ")
         assert rows[1][2] == "9.0 MiB"

@@ -329,8 +329,8 @@ def test_the_list_shows_evaluations_and_the_best(tmp_path: Path) -> None:
     for step, value in VALUES.items():
         save_evaluated(tmp_path, step, Keep(last=9), value)
     lines = {line.split()[0]: line for line in list_lines(tmp_path)}
-    assert "0.7500" in lines["step_00000002"] and lines["step_00000002"].endswith("complete, best")
-    assert "best" not in lines["step_00000003"] and lines["step_00000006"].endswith("complete, newest")
+    assert "0.7500" in lines["step_00000002"] and lines["step_00000002"].endswith("sizes match, best")
+    assert "best" not in lines["step_00000003"] and lines["step_00000006"].endswith("sizes match, newest")
     assert "-" in lines["step_00000004"]
 
 

@@ -52,9 +52,9 @@ def test_block_of_a_compiled_graph(tmp_path: Path) -> None:
     lines = list(block(result(tmp_path), section="plans.train", plan=PLAN, world_size=8))
     assert lines == [
         "train, rank 0 of 8",
-        "  compile      23.4 s, 5.00 GB of host memory",
-        "  parameters   2 tensors, 2,097,152 numbers, 6.00 MB (BFloat16 2.00 MB, Float32 4.00 MB)",
-        "  collectives  AllReduce  ranks 0-3  1,128 times                 3.00 GB",
+        "  compile      23.4 s, 5.00 GiB of host memory",
+        "  parameters   2 tensors, 2,097,152 numbers, 6.00 MiB (BFloat16 2.00 MiB, Float32 4.00 MiB)",
+        "  collectives  AllReduce  ranks 0-3  1,128 times                3.00 GiB",
         "               Send       ranks 0,4       1 time  size known at run time",
         "  fused        FlashAttentionScore 14",
         "  products     BFloat16 98",
@@ -64,7 +64,7 @@ def test_block_of_a_compiled_graph(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("memory, line", [
     (Memory(allocated=37 << 30, reserved=48 << 30),
-        "  memory       37.00 GB peak on the device (MindSpore's allocator; without workspaces and HCCL buffers)"),
+        "  memory       37.00 GiB peak on the device (MindSpore's allocator; without workspaces and HCCL buffers)"),
     (Memory(why_not="RuntimeError: no kernel"), "  memory       not measured: RuntimeError: no kernel"),
 ])  # fmt: skip
 def test_block_of_a_graph_whose_memory_was_asked_for(tmp_path: Path, memory: Memory, line: str) -> None:
@@ -111,7 +111,7 @@ def test_last_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size, text", [
-    (0, "0 B"), (1023, "1023 B"), (1024, "1.00 KB"), (3 << 29, "1.50 GB"), (5 << 50, "5120.00 TB"),
+    (0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (3 << 29, "1.50 GiB"), (5 << 50, "5120.00 TiB"),
     (None, "size known at run time"),
 ])  # fmt: skip
 def test_sizes(size: int | None, text: str) -> None:
