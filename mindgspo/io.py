@@ -6,18 +6,26 @@ waits as `.<name>.old-<pid>` until the new one has its name; `remove_leftovers` 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shutil
+import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 Content = bytes | bytearray | memoryview
+
+MOST_BYTES = 1 << 30
+MOST_LINE_BYTES = 16 << 20
+MOST_DEPTH = 100
+"""Brackets within each other in JSON from outside: real files have fewer than 10, and whoever walks them recurses."""
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<pid>\d+)")
 _FLUSH_EVERY_S = 0.02
@@ -82,6 +90,71 @@ def write_file(path: Path, content: Content, *, sync: bool = True) -> None:
 def write_json(path: Path, content: object) -> None:
     """Write JSON to `path` atomically. Raises ValueError for NaN and infinities."""
     write_file(path, json_bytes(content))
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The content of a file from outside. Raises OSError, also for what is no regular file (a pipe would wait for ever)
+    and for more than `most` bytes."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "is no regular file", str(path))
+        if found.st_size > most:
+            raise OSError(errno.EFBIG, f"has {found.st_size:,} bytes, and at most {most:,} are read", str(path))
+        return file.read(most)
+
+
+def read_lines(path: Path, error: type[Exception], most: int = MOST_LINE_BYTES) -> Iterator[tuple[int, bytes]]:
+    """(number, line with its end) of a file from outside, from 1 on. Raises `error` for a line of more than `most`
+    bytes: parsed, it would take many times that much memory."""
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(most + 1):
+            number += 1
+            if len(line) > most:
+                raise error(f"{path}, line {number}: more than {most:,} bytes; split the line, or remove it")
+            yield number, line
+
+
+def parse_json(content: str | bytes, **options: Any) -> Any:
+    """JSON from outside. options: of `json.loads`. Raises ValueError that says in a few words why it cannot be read:
+    not UTF-8, not JSON, nested too deeply, an integer of thousands of digits, which would take quadratic time."""
+    try:
+        text = content if isinstance(content, str) else content.decode("utf-8")
+        value = json.loads(text, **options)
+    except UnicodeDecodeError as error:
+        place = f"not UTF-8 text ({error.reason} at byte {error.start})"
+        raise ValueError(f"{place}; convert the file, e.g. by `iconv -f GBK -t UTF-8`") from None
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        raise ValueError(f"not JSON ({line}column {error.colno}: {error.msg})") from None
+    except ValueError as error:
+        if "integer string conversion" not in str(error):  # raised by a hook of the caller's
+            raise
+        digits = sys.get_int_max_str_digits()
+        raise ValueError(f"holds an integer of more than {digits:,} digits; write it as text") from None
+    if text.count("[") + text.count("{") > MOST_DEPTH and is_deeper(value, MOST_DEPTH):
+        raise ValueError(_TOO_DEEP)
+    return value
+
+
+_TOO_DEEP = f"not JSON that can be read (nested more than {MOST_DEPTH} deep)"
+
+
+def read_json(path: Path, **options: Any) -> Any:
+    """The JSON of a file from outside. Raises OSError as `read_bytes`, ValueError as `parse_json`."""
+    return parse_json(read_bytes(path), **options)
+
+
+def is_deeper(value: object, depth: int) -> bool:
+    """Whether lists and mappings stand more than `depth` deep within each other."""
+    level = [value] if isinstance(value, (list, dict)) else []
+    for _ in range(depth):
+        inside = (below for one in level for below in (one.values() if isinstance(one, dict) else one))
+        level = [below for below in inside if isinstance(below, (list, dict))]
+    return bool(level)
 
 
 def json_bytes(content: object) -> bytes:

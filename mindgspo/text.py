@@ -1,9 +1,12 @@
-"""Pieces of messages: did you mean, shortened values, lists of names, tables, nearest legal numbers."""
+"""Pieces of messages: did you mean, shortened values, lists of names, tables, nearest legal numbers; and text from
+outside made harmless for a terminal."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TextIO
 
 
 def closest(given: object, known: Iterable[object], *, cutoff: float = 0.6) -> str | None:
@@ -25,9 +28,44 @@ def shorten(text: object, width: int = 60) -> str:
     return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
+# Controls (C0 without tab and line feed, C1), marks and overrides of the writing direction, Unicode's line separators,
+# half surrogate pairs.
+_STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+
+
 def printable(text: str) -> str:
-    """The text with escapes in place of control characters, which must not reach a terminal."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    """The text with escapes in place of whatever steers a terminal or hides what is written; lines stay lines."""
+    return _STEERS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+class PrintableStream:
+    """A text stream that writes to another one what is printable of a text. raw: that one, for progress bars."""
+
+    def __init__(self, raw: TextIO) -> None:
+        self.raw = raw
+
+    def write(self, text: str) -> int:
+        """All of it; returns the number of characters given."""
+        self.raw.write(printable(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+
+def raw_stream(stream: TextIO) -> TextIO:
+    """The stream behind a `PrintableStream`; any other as it is."""
+    return stream.raw if isinstance(stream, PrintableStream) else stream
+
+
+def error_text(error: object) -> str:
+    """What a user reads of an error: printable, no endless lines."""
+    return "\n".join(map(_without_middle, printable(f"error: {error}").split("\n")))
+
+
+def _without_middle(line: str, width: int = 2000) -> str:
+    """A line that is too long keeps its beginning, which names the file, and its end, which says what to do."""
+    return line if len(line) <= width else f"{line[: width // 2]} ... {line[-width // 2 :]}"
 
 
 def listed(names: Sequence[object], most: int = 8) -> str:

@@ -5,7 +5,6 @@ A chunk of one weight is in memory at a time, whatever the size of the model.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from mindgspo.checkpoint.progress import byte_progress
 from mindgspo.checkpoint.store import CHECKPOINT_FILES, PARAMETERS_FILE
 from mindgspo.config import ModelSection, load_config
 from mindgspo.errors import CheckpointError, WeightsError
-from mindgspo.io import json_bytes
+from mindgspo.io import json_bytes, parse_json, read_bytes
 from mindgspo.metrics.files import CONFIG_FILE
 from mindgspo.models.huggingface_config import generation_config, huggingface_config, read_model_section
 from mindgspo.models.names import hugging_face_name, mindformers_name
@@ -117,8 +116,8 @@ def _read_description(folder: Path) -> Description:
     files = dict(read_files(folder).contents)
     try:
         if (folder / _GENERATION_CONFIG).is_file():
-            files[_GENERATION_CONFIG] = (folder / _GENERATION_CONFIG).read_bytes()
-        return Description(section=section, config=(folder / "config.json").read_bytes(), files=files)
+            files[_GENERATION_CONFIG] = read_bytes(folder / _GENERATION_CONFIG)
+        return Description(section=section, config=read_bytes(folder / "config.json"), files=files)
     except OSError as error:
         raise WeightsError(f"{folder}: cannot be read ({error})") from error
 
@@ -250,7 +249,7 @@ def _weights(source: ModelSource, conversion: Conversion) -> list[Weight]:
 
 def _config(description: Description, dtype: WeightDtype | None) -> bytes:
     """config.json: byte for byte, unless it names another dtype than the weights now have."""
-    content = json.loads(description.config)
+    content = parse_json(description.config)
     present = [key for key in _DTYPE_KEYS if key in content]
     if dtype is None or (present and all(content[key] == dtype for key in present)):
         return description.config

@@ -5,7 +5,6 @@ Never more than a chunk of a weight is in memory.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,15 @@ from typing import Literal
 import numpy as np
 
 from mindgspo.errors import CheckpointError
-from mindgspo.io import check_free_space, fsync_tree, publish_folder, remove_leftovers, temporary_path, write_json
+from mindgspo.io import (
+    check_free_space,
+    fsync_tree,
+    publish_folder,
+    read_json,
+    remove_leftovers,
+    temporary_path,
+    write_json,
+)
 from mindgspo.tensor_files import (
     FILE_DTYPES,
     FLOAT_DTYPES,
@@ -171,7 +178,7 @@ def _refuse_foreign(folder: Path, run_id: str | None) -> None:
     owner: object = None
     if marker.is_file():
         try:
-            owner = json.loads(marker.read_text(encoding="utf-8"))["run_id"]
+            owner = read_json(marker)["run_id"]
         except (ValueError, KeyError, TypeError):
             owner = None
     if owner is None or owner != run_id:

@@ -6,7 +6,6 @@ Format 2 has XXH3 digests of 128 bits, which cost next to nothing beside the dis
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import xxhash
 
 from mindgspo.errors import CheckpointError
-from mindgspo.io import write_json
+from mindgspo.io import read_json, write_json
 from mindgspo.metrics.files import LOGS, FileRecord
 from mindgspo.tensor_files.tensors import TensorInfo
 
@@ -121,7 +120,7 @@ def _read_manifest(folder: Path, required: tuple[str, ...]) -> Manifest:
     if not path.is_file():
         raise CheckpointError(f"{folder}: no {MANIFEST_FILE}, so this is no complete checkpoint; {_REMEDY}")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         version = content["format_version"]
         if isinstance(version, int) and version > FORMAT_VERSION:
             raise NewerFormatError(

@@ -6,7 +6,6 @@ them aside only follows, and is finished by the next process where one was kille
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -15,7 +14,7 @@ from mindgspo import faults
 from mindgspo.checkpoint.origin import CHECKPOINTS
 from mindgspo.checkpoint.store import ROLLBACK_FILE, step_of
 from mindgspo.errors import RunFolderError
-from mindgspo.io import fsync, remove_folder, unused_name, write_file, write_json
+from mindgspo.io import fsync, read_json, remove_folder, unused_name, write_file, write_json
 from mindgspo.metrics.files import (
     LOGS,
     PLOT_FILE,
@@ -61,7 +60,7 @@ def finish_rollback(root: Path) -> Path | None:
 
 def _read(marker: Path) -> tuple[int, Path]:
     try:
-        content = json.loads(marker.read_text(encoding="utf-8"))
+        content = read_json(marker)
         step, name = int(content["to"]), str(content["aside"])
         if Path(name).name != name:
             raise ValueError(f"strange name {name!r}")

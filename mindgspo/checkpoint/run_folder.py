@@ -6,7 +6,6 @@ Nothing is ever deleted here.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import socket
 import uuid
@@ -18,7 +17,7 @@ from typing import Literal
 from mindgspo.checkpoint.origin import CHECKPOINTS, Origin, Restore, find_origin
 from mindgspo.checkpoint.rollback import finish_rollback
 from mindgspo.errors import RunFolderError
-from mindgspo.io import make_folder, unused_name, write_json
+from mindgspo.io import make_folder, read_json, unused_name, write_json
 from mindgspo.metrics.files import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -319,7 +318,7 @@ def _beginning(root: Path) -> Origin | None:
 
 def _read_object(path: Path) -> dict[str, object]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except ValueError as error:
         raise RunFolderError(f"{path}: damaged ({error}); remove this file and try again") from error
     if not isinstance(content, dict):

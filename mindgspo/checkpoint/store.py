@@ -26,6 +26,7 @@ from mindgspo.io import (
     fsync,
     make_folder,
     publish_folder,
+    read_json,
     remove_folder,
     remove_leftovers,
     temporary_path,
@@ -119,7 +120,7 @@ def read_state(step: Path) -> dict[str, Any]:
     """The JSON state of a checkpoint. Raises CheckpointError where it is none."""
     path = step / STATE_FILE
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
+        state = read_json(path)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: damaged ({error}); restore the file from a copy") from error
     if not isinstance(state, dict):
@@ -133,7 +134,7 @@ def _last_step(checkpoints_dir: Path) -> int | None:
     if not path.is_file():
         return None
     try:
-        return int(json.loads(path.read_text(encoding="utf-8"))["to"])
+        return int(read_json(path)["to"])
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: damaged ({error}); remove this file and try again") from error
 

@@ -7,7 +7,6 @@ taken, by number.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from mindgspo.checkpoint.manifest import MANIFEST_FILE, verify
 from mindgspo.checkpoint.store import CHECKPOINT_FILES, OPTIMIZER_FILE, PARAMETERS_FILE, STATE_FILE, steps_newest_first
 from mindgspo.errors import CheckpointError
-from mindgspo.io import write_json
+from mindgspo.io import read_json, write_json
 from mindgspo.tensor_files.reader import INDEX_FILE, SINGLE_FILE
 from mindgspo.text import counted, listed
 
@@ -72,7 +71,7 @@ def read_record(folder: Path) -> ShardRecord:
     """Read it. Raises CheckpointError where it is damaged or names files outside of its folder."""
     path = folder / RECORD_FILE
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         if content["format_version"] != _FORMAT_VERSION:
             raise ValueError(f"format version {content['format_version']}, this mindgspo reads {_FORMAT_VERSION}")
         files = {

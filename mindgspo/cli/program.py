@@ -12,6 +12,7 @@ import io
 import platform
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from typing import Annotated
 
 import typer
@@ -25,6 +26,7 @@ from mindgspo.cli.reward import reward_app
 from mindgspo.cli.strategy import strategy_app
 from mindgspo.errors import MindGSPOError
 from mindgspo.parallel.runtime import is_emulated, is_worker
+from mindgspo.text import PrintableStream, error_text
 
 app = typer.Typer(
     add_completion=False,
@@ -79,11 +81,22 @@ def run_command(arguments: Sequence[str] | None) -> int:
         from mindgspo.ascend.emulator.launcher import install_emulated_card
 
         install_emulated_card()
+    # Whatever a command prints may come from data, model files or responses.
+    with redirect_stdout(PrintableStream(sys.stdout)), redirect_stderr(PrintableStream(sys.stderr)):
+        return _exit_code(arguments)
+
+
+def _exit_code(arguments: Sequence[str] | None) -> int:
     try:
         app(args=arguments, prog_name="mindgspo", standalone_mode=True)
     except SystemExit as ended:
         return int(ended.code or 0)
     except MindGSPOError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(error_text(error), file=sys.stderr)
+        return 1
+    except OSError as error:  # a file of the user's, wherever it was used: gone, a name too long, no right, no space
+        if error.filename is None:
+            raise
+        print(error_text(f"{error.filename}: {error.strerror}"), file=sys.stderr)
         return 1
     raise AssertionError("typer ends every command with SystemExit")

@@ -14,7 +14,7 @@ DataFormat = Literal["gsm8k", "verl", "dapo", "math", "aime", "dianjin", "column
 ONE_SOURCE, NAMED_SOURCES = "<one>", "<named>"
 """Tags of the two forms of `data.eval`, which pydantic puts into the places of its complaints."""
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
-PositiveInt = Annotated[int, Field(ge=1)]
+PositiveInt = Annotated[int, Field(ge=1, le=65_536)]
 OVERALL = "val-core/acc/mean@1"
 """The greedy accuracy over all problems of all sets."""
 CHANGE = "val-core/acc/change"
@@ -130,7 +130,7 @@ class EvalSection(Section):
     every: int | None = Field(default=None, ge=1)
     """Steps between evaluations. None: only before the first and after the last step (verl: test_freq; TRL:
     eval_steps)."""
-    num_samples: int = Field(default=1, ge=1)
+    num_samples: int = Field(default=1, ge=1, le=65_536)
     """Samples per problem for mean@n, pass@k, maj@k and best@k; 1: greedy answers only (verl: val_kwargs.n)."""
     pass_at_k: tuple[PositiveInt, ...] = Field(default=(1,), min_length=1)
     """Values of k for which pass@k, and from 2 on maj@k and best@k, are reported; each at most num_samples."""

@@ -16,13 +16,18 @@ from mindgspo.config.algorithm_rules import default_kl_agg_mode
 from mindgspo.config.device_rules import default_cache_dtype
 from mindgspo.config.messages import schema_problems
 from mindgspo.config.model import ModelSection
+from mindgspo.config.path_rules import file_problems, path_problems
 from mindgspo.config.reward import RewardSection, file_function
-from mindgspo.config.rules import file_problems, joined_problems, model_and_plan_problems
+from mindgspo.config.rules import joined_problems, model_and_plan_problems
 from mindgspo.config.schema import ExperimentConfig, PlansSection
 from mindgspo.config.section import Section
 from mindgspo.config.yaml_dialect import explain, parse_document, parse_value, write_document
 from mindgspo.errors import ConfigError
-from mindgspo.text import did_you_mean
+from mindgspo.io import read_bytes
+from mindgspo.text import did_you_mean, shorten
+
+_MOST_BYTES, _MOST_FILES, _MOST_KEYS = 1 << 18, 100, 10
+"""Of a file; of a file with all that it includes; in the path to a setting. Real ones have 10 KB, 3 and 4."""
 
 
 def read_layers(path: Path, overrides: Iterable[str]) -> dict[str, Any]:
@@ -31,7 +36,7 @@ def read_layers(path: Path, overrides: Iterable[str]) -> dict[str, Any]:
     Raises ConfigError for a missing or unreadable file, an include cycle, an override that is not
     `a.b=value`.
     """
-    return with_overrides(_read_file(path, including=()), overrides)
+    return with_overrides(_read_file(path, (), read=[]), overrides)
 
 
 def with_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -53,23 +58,27 @@ def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _read_file(path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
-    """One file merged over its includes. `including`: the files on the way here, outermost first."""
+def _read_file(path: Path, including: tuple[Path, ...], *, read: list[Path]) -> dict[str, Any]:
+    """One file merged over its includes. `including`: the files on the way here, outermost first. read: grows by every
+    file that is read."""
     resolved = path.resolve()
+    read.append(resolved)
+    if len(read) > _MOST_FILES:
+        raise ConfigError(f"{including[-1]}: include: more than {_MOST_FILES} files in all; put them into fewer files")
     if resolved in including:
         chain = " -> ".join(str(one) for one in (*including, resolved))
         raise ConfigError(f"{including[-1]}: include makes a circle: {chain}; remove one of these includes")
     own = dict(_parse_file(path, including))
     included: dict[str, Any] = {}
     for name in _included_names(path, own.pop("include", None)):
-        included = merge(included, _read_file(path.parent / name, (*including, resolved)))
+        included = merge(included, _read_file(path.parent / name, (*including, resolved), read=read))
     return merge(included, _with_absolute_paths(own, path.parent))
 
 
 def _parse_file(path: Path, including: tuple[Path, ...]) -> Mapping[str, Any]:
     named_by = f"{including[-1]}: include: " if including else ""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path, _MOST_BYTES).decode("utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{named_by}{path}: no such file{_similar_files(path)}") from None
     except UnicodeDecodeError as error:
@@ -91,7 +100,9 @@ def _included_names(path: Path, include: object) -> list[str]:
     names = [] if include is None else include if isinstance(include, list) else [include]
     for name in names:
         if not isinstance(name, str):
-            raise ConfigError(f"{path}: include: expected a path or a list of paths, got {name!r}")
+            raise ConfigError(f"{path}: include: expected a path or a list of paths, got {shorten(repr(name))}")
+        if "\0" in name:
+            raise ConfigError(f"{path}: include: {name!r}: the character NUL can be in no file's name")
     return names
 
 
@@ -99,12 +110,13 @@ def _read_override(override: str) -> dict[str, Any]:
     """ "a.b=c" as {"a": {"b": c}}."""
     dotted, equals, text = override.partition("=")
     keys = dotted.strip().split(".")
-    if not equals or not all(keys):
-        raise ConfigError(f"--set {override}: expected section.key=value, e.g. --set trainer.max_steps=20")
+    said = f"--set {shorten(override, 100)}"
+    if not equals or not all(keys) or len(keys) > _MOST_KEYS:
+        raise ConfigError(f"{said}: expected section.key=value, e.g. --set trainer.max_steps=20")
     try:
         value = parse_value(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"--set {override}: {explain(error)}") from None
+        raise ConfigError(f"{said}: {explain(error)}") from None
     for key in reversed(keys):
         value = {key: value}
     return _with_absolute_paths(value, Path.cwd())
@@ -166,7 +178,8 @@ def load_mapping(source: str, mapping: Mapping[str, Any], overrides: Iterable[st
 
 def _checked(source: str, mapping: dict[str, Any], *, check_files: bool) -> ExperimentConfig:
     resolved = resolve(_parse(source, mapping))
-    problems = joined_problems(resolved) + (file_problems(resolved) if check_files else [])
+    of_paths = path_problems(resolved) or (file_problems(resolved) if check_files else [])
+    problems = [*joined_problems(resolved), *of_paths]
     if problems:
         raise config_error(source, problems)
     return resolved

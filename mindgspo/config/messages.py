@@ -35,6 +35,8 @@ _BOUNDS = {
     "less_than_equal": ("<=", "le"),
 }
 
+_MOST_LINES = 20
+
 _NAME_THEM_ALL = (
     "give that one a name, too: data.eval: {NAME: {format: ..., ...}, ...} (--set data.eval=null first drops what the "
     "file says)"
@@ -64,7 +66,9 @@ def schema_problems(error: ValidationError) -> list[str]:
     """One line per problem, unknown keys first: a misspelt key often explains a missing one."""
     details = [one for one in error.errors(include_url=False) if not _follows_from_another(one)]
     details.sort(key=lambda one: one["type"] != "extra_forbidden")
-    return [f"{_dotted(one['loc'])}: {_sentence(one)}" for one in details]
+    details = _without_second_forms(details)
+    more = [f"and {len(details) - _MOST_LINES:,} more"] if len(details) > _MOST_LINES else []
+    return [f"{shorten(_dotted(one['loc']), 200)}: {_sentence(one)}" for one in details[:_MOST_LINES]] + more
 
 
 def known_keys(section: type[Section] = ExperimentConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -88,6 +92,17 @@ def section_of(section: type[Section], name: str) -> type[Section] | None:
     return None
 
 
+def _without_second_forms(details: list[ErrorDetails]) -> list[ErrorDetails]:
+    """A value that may be a word or a path fails as either, which is one problem."""
+    words = {one["loc"][:-1] for one in details if one["type"] == "literal_error"}
+    return [one for one in details if not (one["loc"] and _is_path(one["loc"][-1]) and one["loc"][:-1] in words)]
+
+
+def _is_path(step: int | str) -> bool:
+    """Pydantic names the forms of a union after its own functions; this one stands for a path."""
+    return isinstance(step, str) and step.startswith("lax-or-strict[")
+
+
 def _follows_from_another(detail: ErrorDetails) -> bool:
     """Pydantic calls a list too short when its only entry is wrong, which is a line of its own already."""
     return detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]
@@ -105,9 +120,12 @@ def _sentence(detail: ErrorDetails) -> str:
         return f"expected {_EXPECTED[kind]}, got {_shown(given)}"
     if kind in _BOUNDS:
         sign, key = _BOUNDS[kind]
-        return f"must be {sign} {context[key]:g}, got {_shown(given)}"
+        bound = context[key]
+        return f"must be {sign} {f'{bound:,}' if isinstance(bound, int) else f'{bound:g}'}, got {_shown(given)}"
     if kind == "literal_error":
         options = context["expected"]
+        if _is_form(detail["loc"][-1]):
+            return f"expected {options.replace(' or ', ', ')} or a path, got {_shown(given)}"
         return f"expected {options}, got {_shown(given)}{_hint(str(detail['loc'][-1]), given, options)}"
     if kind == "too_short":
         return f"needs at least {context['min_length']} entry, got {_shown(given)}"
@@ -126,9 +144,14 @@ def _shown(value: Any) -> str:
 
 def _dotted(location: tuple[int | str, ...]) -> str:
     """("reward", "weights", 0) -> "reward.weights[0]"."""
-    shown = (step for step in location if step not in (ONE_SOURCE, NAMED_SOURCES, "[key]"))
+    shown = (step for step in location if step not in (ONE_SOURCE, NAMED_SOURCES, "[key]") and not _is_form(step))
     dotted = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in shown)
     return dotted.removeprefix(".") or "the file"
+
+
+def _is_form(step: int | str) -> bool:
+    """Whether a step of a location is pydantic's name for a form of a union."""
+    return _is_path(step) or str(step).startswith("literal[")
 
 
 def _section_at(location: tuple[int | str, ...]) -> type[Section]:

@@ -69,28 +69,28 @@ class ModelSection(Section):
     """Model family. qwen2 covers Qwen2 and Qwen2.5: biases on q, k and v. qwen3 covers the dense Qwen3: no biases, but
     an RMSNorm of every query and key head; qwen3_moe is the same with a mixture of experts in every layer. llama covers
     Llama 2 and 3: neither biases nor norms of heads."""
-    vocab_size: int = Field(ge=2)
+    vocab_size: int = Field(ge=2, le=1 << 24)
     """Rows of the embedding table; at least the tokenizer's size (Qwen2.5 pads its 151,665 tokens to
     151,936)."""
-    hidden_size: int = Field(ge=1)
+    hidden_size: int = Field(ge=1, le=1 << 20)
     """Width of the residual stream; where head_dim is not set, a multiple of num_attention_heads."""
-    intermediate_size: int = Field(ge=1)
+    intermediate_size: int = Field(ge=1, le=1 << 22)
     """Width inside the SwiGLU feed-forward block. Not used where every layer has experts, but Hugging Face's
     config.json names it."""
-    num_hidden_layers: int = Field(ge=1)
+    num_hidden_layers: int = Field(ge=1, le=1000)
     """Decoder layers."""
-    num_attention_heads: int = Field(ge=1)
+    num_attention_heads: int = Field(ge=1, le=65_536)
     """Query heads."""
-    num_key_value_heads: int = Field(ge=1)
+    num_key_value_heads: int = Field(ge=1, le=65_536)
     """Key/value heads (grouped-query attention); divides num_attention_heads."""
-    head_dim: int | None = Field(default=None, ge=1)
+    head_dim: int | None = Field(default=None, ge=1, le=65_536)
     """Width of one head; even (RoPE). None: hidden_size / num_attention_heads, which is the only legal value for qwen2
     (Qwen3 has 128 whatever its width)."""
-    num_experts: int | None = Field(default=None, ge=2)
+    num_experts: int | None = Field(default=None, ge=2, le=1024)
     """qwen3_moe only: experts of every layer."""
     num_experts_per_tok: int | None = Field(default=None, ge=1)
     """qwen3_moe only: how many of them each token goes to; at most num_experts."""
-    moe_intermediate_size: int | None = Field(default=None, ge=1)
+    moe_intermediate_size: int | None = Field(default=None, ge=1, le=1 << 22)
     """qwen3_moe only: width inside each expert's SwiGLU."""
     norm_topk_prob: bool = False
     """qwen3_moe only: whether the router's weights of a token's experts are scaled to a sum of 1 (Qwen3-30B-A3B:

@@ -120,11 +120,11 @@ class RepetitionSection(Section):
 class RewardWorkersSection(Section):
     """Child processes in which symbolic comparison and your own functions run."""
 
-    count: int = Field(default=2, ge=1)
+    count: int = Field(default=2, ge=1, le=1024)
     """Children; they start when the first response needs one."""
-    timeout_s: float = Field(default=10.0, gt=0)
+    timeout_s: float = Field(default=10.0, gt=0, le=86_400)
     """Wall-clock seconds one response may take; then its child is killed and the response is left out as timeout."""
-    startup_timeout_s: float = Field(default=120.0, gt=0)
+    startup_timeout_s: float = Field(default=120.0, gt=0, le=86_400)
     """Wall-clock seconds a child may take for its imports, those of your file included."""
     memory_mb: int = Field(default=4096, ge=256)
     """Memory a child may take (MiB); a response that needs more is left out as error."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from mindgspo.config.algorithm_rules import (
     advantage_problems,
@@ -22,13 +21,14 @@ from mindgspo.config.data import OVERALL, DataSourceSection, EvalSection
 from mindgspo.config.device_rules import backend_problems, device_problems
 from mindgspo.config.model import FAMILIES, ModelSection
 from mindgspo.config.plan import check_infer_plan, check_reference_plan, check_same_world, check_train_plan
-from mindgspo.config.reward import reward_file_problems, reward_problems
+from mindgspo.config.reward import reward_problems
 from mindgspo.config.schema import ExperimentConfig, PlansSection
 from mindgspo.text import closest, divisors, either, nearest
 
 _BEST = re.compile(r"val-core/(?P<part>.+)/(?P<metric>(?:acc|reward)/[a-z]+@[0-9]+)")
 _FILE_FORMATS = ("gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns")
 _SUFFIXES = (".jsonl", ".parquet")
+_MOST_GENERATED = 100_000
 
 
 def batch_problems(config: ExperimentConfig) -> Iterator[str]:
@@ -222,14 +222,6 @@ def model_and_plan_problems(model: ModelSection, plans: PlansSection) -> list[st
     return problems
 
 
-def file_problems(config: ExperimentConfig) -> list[str]:
-    """Every input path that does not exist, or is a file where a folder is read, or the reverse."""
-    paths = [("model.path", config.model.path), ("tokenizer.path", config.tokenizer.path)]
-    paths += [(f"{key}.path", source.path) for key, source in data_sources(config)]
-    missing = [_missing(key, path) for key, path in paths if path is not None and not path.exists()]
-    return [*missing, *_wrong_kinds(config), *reward_file_problems(config.reward)]
-
-
 def data_sources(config: ExperimentConfig) -> list[tuple[str, DataSourceSection]]:
     """(key, section) of every data set the run reads."""
     sources = [("data.train", config.data.train), *eval_sources(config)]
@@ -242,20 +234,6 @@ def eval_sources(config: ExperimentConfig) -> list[tuple[str, DataSourceSection]
     """(key, section) of every set of held-out problems."""
     is_named = config.data.names_eval_sets
     return [(f"data.eval.{name}" if is_named else "data.eval", found) for name, found in config.data.eval_sets.items()]
-
-
-def _missing(key: str, path: Path) -> str:
-    folder = next(parent for parent in path.parents if parent.exists())
-    return f"{key}: {path} does not exist (nearest existing folder: {folder}); set it with --set {key}=..."
-
-
-def _wrong_kinds(config: ExperimentConfig) -> Iterator[str]:
-    weights = config.model.path
-    if weights is not None and weights.is_file():
-        yield f"model.path: {weights} is a file; give the folder with config.json and *.safetensors"
-    for key, source in data_sources(config):
-        if source.format == "prepared" and source.path is not None and source.path.is_file():
-            yield f"{key}.path: {source.path} is a file; give the prepared folder, or set {key}.format"
 
 
 def _model_problems(model: ModelSection) -> Iterator[str]:
@@ -358,7 +336,7 @@ def _data_problems(config: ExperimentConfig) -> Iterator[str]:
                 f"{key}.path: {source.format} rows are read from a {' or '.join(_SUFFIXES)} file, got "
                 f"{source.path.name} (a folder made by `mindgspo data prepare` needs {key}.format=prepared)"
             )
-        yield from columns_problems(key, source)
+        yield from source_problems(key, source)
         if source.dedup and source.format == "prepared":
             yield f"{key}.dedup: a prepared folder is used as it is; prepare it with --dedup, or name the raw file"
     raw = [f"{key} is {source.format}" for key, source in sources if source.format in _FILE_FORMATS]
@@ -373,6 +351,16 @@ def _data_problems(config: ExperimentConfig) -> Iterator[str]:
         yield (
             "warmup.check: missing; stop_at_accuracy is measured on its rows, e.g. "
             "{format: arithmetic, split: dev, max_rows: 256}"
+        )
+
+
+def source_problems(key: str, source: DataSourceSection) -> Iterator[str]:
+    """Rules of one source that need no file."""
+    yield from columns_problems(key, source)
+    if source.format == "arithmetic" and (source.max_rows or 0) > _MOST_GENERATED:
+        yield (
+            f"{key}.max_rows: {source.max_rows:,} rows of a task that has a few thousand problems; largest legal: "
+            f"{_MOST_GENERATED:,}"
         )
 
 

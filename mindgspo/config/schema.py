@@ -58,9 +58,9 @@ class ReshardSection(Section):
 class RolloutSection(Section):
     """How responses are sampled."""
 
-    prompts_per_step: int = Field(ge=1)
+    prompts_per_step: int = Field(ge=1, le=1_000_000)
     """Prompts drawn per training step (verl: train_batch_size)."""
-    num_generations: int = Field(ge=1)
+    num_generations: int = Field(ge=1, le=65_536)
     """Responses per prompt: the group size G, at least 2 for an advantage within the group. Usual: 8 or
     16 (verl: n)."""
     max_new_tokens: int = Field(ge=1)
@@ -73,7 +73,7 @@ class RolloutSection(Section):
     paper."""
     top_k: int = Field(default=0, ge=0)
     """Sample from the k likeliest tokens; 0 switches it off, as in the paper."""
-    slots: int = Field(default=64, ge=1)
+    slots: int = Field(default=64, ge=1, le=65_536)
     """Sequences decoded at the same time; a finished sequence's slot is refilled at once. Sets the size of
     the key/value cache, not the result."""
     cache_dtype: Literal["float32", "bfloat16", "float16"] | None = None
@@ -238,7 +238,7 @@ class ExperimentConfig(Section):
     """Name; also the default run folder's name."""
     run_dir: Path | None = None
     """Folder for everything the run writes, relative to the current folder. None: runs/<experiment>."""
-    seed: int = Field(default=1, ge=0)
+    seed: int = Field(default=1, ge=0, le=2**64 - 1)
     """Master seed: weights, data order and sampling derive their streams from it."""
     device: Literal["CPU", "Ascend"] = "CPU"
     """Where graphs run."""

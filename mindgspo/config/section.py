@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any
+
+from annotated_types import Le
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic_core import PydanticKnownError
+
+LARGEST_INTEGER = 2**31 - 1
+"""MindSpore counts in int32."""
 
 
 class Section(BaseModel):
@@ -19,6 +26,16 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         protected_namespaces=(),
     )
+
+    @field_validator("*")
+    @classmethod
+    def _within_int32(cls, value: Any, info: ValidationInfo) -> Any:
+        """An integer whose field names no largest value is an int32."""
+        if type(value) is int and abs(value) > LARGEST_INTEGER:
+            assert info.field_name is not None
+            if not any(isinstance(rule, Le) for rule in cls.model_fields[info.field_name].metadata):
+                raise PydanticKnownError("less_than_equal", {"le": LARGEST_INTEGER})
+        return value
 
 
 def is_changed(section: Section, key: str) -> bool:

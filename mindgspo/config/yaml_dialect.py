@@ -15,6 +15,8 @@ from typing import Any, ClassVar
 
 import yaml
 
+from mindgspo.text import shorten
+
 _SCALARS = (
     ("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
     ("tag:yaml.org,2002:int", re.compile(r"^[-+]?(?:0|[1-9][0-9_]*)$"), list("-+0123456789")),
@@ -33,6 +35,10 @@ _SCALARS = (
     ("tag:yaml.org,2002:null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
 )
 
+MOST_DEPTH = 50
+MOST_DIGITS = 400
+"""The longest float has 309 digits before its point."""
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _CONSTRUCTED = ("null", "bool", "int", "float", "str", "seq", "map")
 
 
@@ -45,26 +51,54 @@ class _Loader(yaml.SafeLoader):
         for kind in _CONSTRUCTED
     } | {None: yaml.SafeLoader.construct_undefined}
 
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = 0
+
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()
             problem = f"alias *{event.anchor} is not supported; repeat the value, or share it with `include`"
             raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
-        return super().compose_node(parent, index)
+        self._depth += 1
+        if self._depth > MOST_DEPTH:
+            problem = f"nested more than {MOST_DEPTH} deep"
+            raise yaml.composer.ComposerError(None, None, problem, self.peek_event().start_mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_scalar(self, node: yaml.ScalarNode) -> str:
+        """Refuses half a surrogate pair, which no file can hold, and numbers that take quadratic time to read."""
+        text = super().construct_scalar(node)
+        if not _is_unicode(text):
+            problem = "half a surrogate pair, which is no character"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        if node.tag in _NUMBERS and len(text) > MOST_DIGITS:
+            problem = f"a number of {len(text):,} digits; at most {MOST_DIGITS} are read"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return text
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
         seen: dict[str, yaml.Node] = {}
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
-                problem = f"a key must be text, got {key!r}"
+                problem = f"a key must be text, got {shorten(repr(key))}"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             if key in seen:
                 first = seen[key].start_mark.line + 1
-                problem = f"key {key!r} is given twice (first on line {first}); remove one"
+                problem = f"key {shorten(repr(key))} is given twice (first on line {first}); remove one"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen[key] = key_node
         return super().construct_mapping(node, deep)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 class _Dumper(yaml.SafeDumper):
@@ -91,7 +125,10 @@ for _tag, _pattern, _first in _SCALARS:
 
 def parse_document(text: str) -> Any:
     """One YAML document as plain data. Raises yaml.YAMLError, with line and column where they are known."""
-    return yaml.load(text, _Loader)
+    try:
+        return yaml.load(text, _Loader)
+    except ValueError as error:  # PyYAML's own, e.g. for the escape of a character beyond Unicode
+        raise yaml.YAMLError(str(error)) from None
 
 
 def parse_value(text: str) -> Any:

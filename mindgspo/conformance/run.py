@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from rich.progress import track
 from mindgspo.conformance.cases import KINDS_OF_CELLS, Case, Filters, read_cases
 from mindgspo.conformance.cells import CellRuns
 from mindgspo.conformance.compare import Check, Comparison, check_twin
-from mindgspo.text import aligned, shorten
+from mindgspo.text import aligned, raw_stream, shorten
 
 _WIDEST_SOURCE = 36
 _GAP = "  "
@@ -79,7 +80,7 @@ def _check_cells(cases: Sequence[Case]) -> Mapping[int, Check]:
     """Checks by the place of the case; cases of kinds without cells are left out."""
     runs = CellRuns({i: case for i, case in enumerate(cases) if case.kind in KINDS_OF_CELLS})
     found = dict(runs.skipped)
-    console = Console(stderr=True)
+    console = Console(file=raw_stream(sys.stderr))
     running = f"{runs.num_graphs} float32 graphs, {runs.num_processes} process" + "es" * (runs.num_processes > 1)
     for checks in track(
         runs.checks(), running, total=runs.num_graphs, console=console, transient=True, disable=not console.is_terminal

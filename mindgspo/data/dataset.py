@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mindgspo.data.dataset_info import COLUMNS, FILE_NAME, RECORD_NAME, DatasetInfo, read_info
+from mindgspo.data.record_index import check_record_file
 from mindgspo.data.rendering import FORMATS_WITH_INSTRUCTION
 from mindgspo.data.sources import sha256_of
 from mindgspo.errors import DataError
+from mindgspo.text import printable
 from mindgspo.tokenization import Tokenizer
 from mindgspo.types import Prompt
 
@@ -60,8 +62,18 @@ def write_records(prompts: Iterable[Prompt], folder: Path) -> None:
     writer.commit()
 
 
-def read_records(folder: Path) -> Iterator[Prompt]:
-    """The prompts in the order in which they were written."""
+def read_records(folder: Path, num_rows: int) -> Iterator[Prompt]:
+    """The prompts in the order in which they were written. Raises DataError where the file is not whole or holds
+    another number of rows."""
+    check_record_file(folder / RECORD_NAME, num_rows)
+    try:
+        yield from _read(folder)
+    except RuntimeError as error:  # MindSpore's, several paragraphs
+        first = next(iter(str(error).strip().splitlines()), "no reason given")
+        raise DataError(f"{folder / RECORD_NAME}: cannot be read ({first}); prepare again with --force") from error
+
+
+def _read(folder: Path) -> Iterator[Prompt]:
     from mindspore.dataset import MindDataset
 
     records = MindDataset(str(folder / RECORD_NAME), columns_list=list(SCHEMA), shuffle=False, num_parallel_workers=1)
@@ -111,9 +123,9 @@ def verify_files(folder: Path, info: DatasetInfo, *, hashes: bool = False) -> No
             raise DataError(f"{path}: sha256 differs from dataset.json's; copy it again or prepare again with --force")
 
 
-def verify_records(folder: Path, written: Iterable[Prompt]) -> None:
-    """Raise DataError unless the MindRecord file of `folder` gives back exactly the prompts `written`."""
-    for number, (prompt, read) in enumerate(zip_longest(written, read_records(folder))):
+def verify_records(folder: Path, written: Iterable[Prompt], num_rows: int) -> None:
+    """Raise DataError unless the MindRecord file of `folder` gives back exactly the `num_rows` prompts `written`."""
+    for number, (prompt, read) in enumerate(zip_longest(written, read_records(folder, num_rows))):
         if prompt is None or read is None:
             which = "fewer" if read is None else "more"
             raise DataError(f"{folder}: {which} rows are read back than the {number} that were written; try again")
@@ -163,7 +175,8 @@ def open_dataset(
     Raises DataError as `check_folder`, and for a file with other rows than dataset.json says.
     """
     info = check_folder(folder, tokenizer, data)
-    prompts = tuple(read_records(folder))
+    verify_files(folder, info, hashes=True)
+    prompts = tuple(read_records(folder, info.counts.rows_out))
     if len(prompts) != info.counts.rows_out or any(prompt.index != i for i, prompt in enumerate(prompts)):
         raise DataError(
             f"{folder}: holds {len(prompts)} rows, dataset.json says {info.counts.rows_out}; prepare again with --force"
@@ -220,12 +233,12 @@ def inspect_dataset(folder: Path, num_rows: int = 3) -> str:
     prompt = info.prompt
     lines = [
         f"{folder} (schema version {info.schema_version})",
-        _visible(info.account()),
+        printable(info.account()),
         f"settings   system_prompt {prompt.system_prompt!r}, instruction_prefix {prompt.instruction_prefix!r}, "
         f"instruction_suffix {prompt.instruction_suffix!r}, truncation {prompt.truncation}, seed {info.seed}",
         f"files      {', '.join(facts.name for facts in info.files)}: sizes and sha256 as in {FILE_NAME}",
     ]
-    for row in itertools.islice(read_records(folder), num_rows):
+    for row in itertools.islice(read_records(folder, info.counts.rows_out), num_rows):
         lines += ["", *row_lines(row)]
     return "\n".join(lines)
 
@@ -233,14 +246,9 @@ def inspect_dataset(folder: Path, num_rows: int = 3) -> str:
 def row_lines(row: Prompt) -> list[str]:
     """One row as lines of text."""
     return [
-        f"--- row {row.index}: {row.ids.size} tokens, data_source {_visible(row.data_source)}",
-        _visible(row.text),
-        f"--- answer: {_visible(row.answer)}",
-        f"--- solution: {_visible(row.solution) or '(none)'}",
-        f"--- extra_info: {_visible(json.dumps(dict(row.extra_info), ensure_ascii=False))}",
+        f"--- row {row.index}: {row.ids.size} tokens, data_source {printable(row.data_source)}",
+        printable(row.text),
+        f"--- answer: {printable(row.answer)}",
+        f"--- solution: {printable(row.solution) or '(none)'}",
+        f"--- extra_info: {printable(json.dumps(dict(row.extra_info), ensure_ascii=False))}",
     ]
-
-
-def _visible(text: str) -> str:
-    """Control characters as escapes: data is untrusted and could otherwise steer the terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

@@ -251,7 +251,7 @@ def _write(
         logger.warning("no reward function is known for data_source %s: gold answers were not checked", names)
     num_rows = account.counts.rows_out
     write_records(progress.watched("write", account.prompts(read_chunks(paths)), num_rows), folder)
-    verify_records(folder, progress.watched("read back", account.prompts(read_chunks(paths)), num_rows))
+    verify_records(folder, progress.watched("read back", account.prompts(read_chunks(paths)), num_rows), num_rows)
     if account.reasons:
         with (folder / DROPPED_NAME).open("w", encoding="utf-8") as file:
             for row in account.dropped(read_chunks(paths)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -10,6 +11,8 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from mindgspo.text import printable, raw_stream
+
 Row = TypeVar("Row")
 
 
@@ -17,7 +20,7 @@ class PreparationProgress(AbstractContextManager["PreparationProgress"]):
     """One bar per stage (tokenizing, writing, reading back), gone when the preparation ends."""
 
     def __init__(self, *, is_wanted: bool) -> None:
-        self._console = Console(stderr=True)
+        self._console = Console(file=raw_stream(sys.stderr))
         self._bars = Progress(
             TextColumn("{task.description:<9}"),
             BarColumn(),
@@ -39,7 +42,7 @@ class PreparationProgress(AbstractContextManager["PreparationProgress"]):
 
     def note(self, text: str) -> None:
         """A line for the user, above the bars."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def stage(self, name: str, count: Callable[[], int]) -> Callable[[int], None]:
         """A new bar; the function to call with the number of rows just done. count: asked only if a bar is shown."""

@@ -5,20 +5,21 @@ Rows come with their place, "file:line" or "file row n", for messages.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import itertools
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindgspo.config.rules import columns_problems
+from mindgspo.config.rules import source_problems
 from mindgspo.data.arithmetic import generate_rows
 from mindgspo.data.formats import check_schema, parser_for
 from mindgspo.data.source_rows import DroppedRow, SourceRow, checked_text
 from mindgspo.errors import DataError
+from mindgspo.io import parse_json, read_lines
 
 if TYPE_CHECKING:
     import pyarrow
@@ -76,32 +77,22 @@ def sha256_of(path: Path) -> str:
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            where = f"{path}:{number}"
-            if not line.strip():
-                continue
-            row = _parsed(line.rstrip(b"\r\n"), where, encoding="utf-8-sig" if number == 1 else "utf-8")
-            if not isinstance(row, dict):
-                hint = _FROM_LIST if isinstance(row, list) else ""
-                raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}{hint}")
-            yield where, row
+    for number, line in read_lines(path, DataError):
+        where = f"{path}:{number}"
+        if not line.strip():
+            continue
+        row = _parsed(line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").rstrip(b"\r\n"), where)
+        if not isinstance(row, dict):
+            hint = _FROM_LIST if isinstance(row, list) else ""
+            raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}{hint}")
+        yield where, row
 
 
-def _parsed(line: bytes, where: str, *, encoding: str) -> object:
+def _parsed(line: bytes, where: str) -> object:
     try:
-        return json.loads(line.decode(encoding))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where}: not UTF-8; convert the file, e.g. by `iconv -f GBK -t UTF-8`") from error
-    except json.JSONDecodeError as error:
-        hint = _FROM_LIST if line.strip() == b"[" else ""
-        raise DataError(f"{where}: not a line of JSON (column {error.colno}: {error.msg}){hint}") from error
-    except RecursionError as error:
-        raise DataError(f"{where}: not a line of JSON that can be read (nested too deeply)") from error
+        return parse_json(line)
     except ValueError as error:
-        # Python refuses to read longer integers, which takes quadratic time.
-        digits = sys.get_int_max_str_digits()
-        raise DataError(f"{where}: holds an integer of more than {digits} digits; write it as text") from error
+        raise DataError(f"{where}: {error}{_FROM_LIST if line.strip() == b'[' else ''}") from error
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
@@ -179,7 +170,7 @@ def open_source(section: DataSourceSection, seed: int) -> Source:
     """
     if section.format == "prepared":
         raise DataError(f"data source {section.path}: format 'prepared' is ready for use; there is nothing to prepare")
-    for problem in columns_problems("data source", section):
+    for problem in source_problems("data source", section):
         raise DataError(problem)
     if section.columns is not None and section.columns.data_source is None:
         checked_text(section.columns.data_source_name, "data source.columns.data_source_name")

@@ -4,7 +4,6 @@ other implementation.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ import numpy as np
 
 from mindgspo.config import ModelSection
 from mindgspo.errors import DataError, WeightsError
+from mindgspo.io import parse_json
 from mindgspo.models.huggingface_config import read_model_section
 from mindgspo.parallel.runtime import Device, set_up_runtime
 from mindgspo.tokenization import Backend, load_backend
@@ -102,9 +102,9 @@ def _ids(line: bytes, where: str, section: ModelSection, encoder: _Encoder) -> I
 
 def _object(line: bytes, where: str) -> dict[str, object]:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON ({error})") from error
+        row = parse_json(line)
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}")
     return row

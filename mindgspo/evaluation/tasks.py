@@ -18,7 +18,7 @@ from mindgspo.config.rules import eval_sources
 from mindgspo.data.benchmarks import NAMES, NUM_GENERATED_ROWS, Benchmark, find_benchmark
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.models.huggingface_config import read_model_section
-from mindgspo.tokenization.tokenizer import read_json, tokenizer_section_of
+from mindgspo.tokenization.tokenizer import read_object, tokenizer_section_of
 
 MAX_NEW_TOKENS = 2048
 """Longest response where neither an option nor the folder's generation_config.json says; half of the model's positions
@@ -208,7 +208,7 @@ def _default_length(model_dir: Path, model: ModelSection, options: EvalOptions) 
                 f"for prompt and response together; give less than {model.max_position_embeddings}"
             )
         return options.max_new_tokens
-    named = read_json(model_dir / "generation_config.json").get("max_new_tokens")
+    named = read_object(model_dir / "generation_config.json").get("max_new_tokens")
     if type(named) is int and 1 <= named < model.max_position_embeddings:
         return named
     return max(1, min(MAX_NEW_TOKENS, model.max_position_embeddings // 2))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mindgspo.errors import MindGSPOError
-from mindgspo.io import write_file
+from mindgspo.io import read_json, write_file
 from mindgspo.launch.folder import SCHEDULER, LaunchFolder
 from mindgspo.parallel.heartbeat import Record, State
 
@@ -63,7 +63,7 @@ class FailureRecord:
 def read_failure(path: Path) -> FailureRecord | None:
     """None where no failure was recorded."""
     try:
-        return FailureRecord(**json.loads(path.read_text(encoding="utf-8")))
+        return FailureRecord(**read_json(path))
     except FileNotFoundError:
         return None
 

@@ -25,6 +25,7 @@ from mindgspo.errors import MindGSPOError
 from mindgspo.launch.failures import FailureRecord
 from mindgspo.launch.folder import LaunchFolder
 from mindgspo.parallel import heartbeat, runtime
+from mindgspo.text import error_text, raw_stream
 
 _LOOK_S = 1.0
 # How long this worker may take to leave its contexts when the launcher is gone.
@@ -39,8 +40,8 @@ def run_worker(body: Callable[[], int]) -> NoReturn:
     orders = runtime.launch_orders()
     if runtime.is_scheduler():
         _serve(orders)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # a file would get whole blocks, and lose the last in a crash
+    if isinstance(stdout := raw_stream(sys.stdout), io.TextIOWrapper):
+        stdout.reconfigure(line_buffering=True)  # a file would get whole blocks, and lose the last in a crash
     faulthandler.enable()
     signal.signal(signal.SIGTERM, _raise_terminated)
     folder = _report_to_launcher(orders) if orders is not None else None
@@ -109,7 +110,7 @@ def _tell_failure(error: Exception, folder: LaunchFolder | None) -> None:
         with suppress(OSError):  # a full disk, say; what is printed says the same
             FailureRecord.of(error, log_bytes=_bytes_printed()).write(folder.failure(runtime.launched_rank()))
     if isinstance(error, MindGSPOError):
-        print(f"error: {error}", file=sys.stderr)
+        print(error_text(error), file=sys.stderr)
     else:
         traceback.print_exception(error)
 

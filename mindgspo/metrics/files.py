@@ -16,7 +16,7 @@ from pathlib import Path
 import xxhash
 
 from mindgspo.errors import RunFolderError
-from mindgspo.io import fsync, write_file, write_json
+from mindgspo.io import fsync, parse_json, read_json, read_lines, write_file, write_json
 
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
@@ -101,10 +101,9 @@ def read_records(path: Path) -> Iterator[dict[str, object]]:
     """
     if not path.exists():
         return
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.endswith(b"\n"):
-                yield _decode(line, path, number)
+    for number, line in read_lines(path, RunFolderError):
+        if line.endswith(b"\n"):
+            yield _decode(line, path, number)
 
 
 def drop_records_after(path: Path, step: int) -> None:
@@ -127,9 +126,9 @@ def split_records(path: Path, step: int) -> tuple[list[bytes], list[bytes]]:
 
 def _decode(line: bytes, path: Path, number: int) -> dict[str, object]:
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError as error:
-        raise RunFolderError(f"{path}, line {number}: not JSON ({error}); delete that line") from error
+        raise RunFolderError(f"{path}, line {number}: {error}; delete that line") from error
     if not isinstance(record, dict):
         raise RunFolderError(f"{path}, line {number}: expected an object, got {type(record).__name__}")
     return record
@@ -171,9 +170,9 @@ def read_summary(run_dir: Path) -> dict[str, object]:
     if not path.exists():
         return {}
     try:
-        record = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise RunFolderError(f"{path}: not JSON ({error})") from error
+        record = read_json(path)
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path}: {error}") from error
     if not isinstance(record, dict):
         raise RunFolderError(f"{path}: expected an object, got {type(record).__name__}")
     return record

@@ -6,7 +6,6 @@ folder comes from models and data sets and is untrusted.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from array import array
@@ -21,6 +20,7 @@ from mindgspo.config.algorithm import POLICY_LOSSES
 from mindgspo.config.data import OVERALL
 from mindgspo.config.yaml_dialect import parse_document
 from mindgspo.errors import RunFolderError
+from mindgspo.io import read_json
 from mindgspo.metrics.files import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -92,7 +92,7 @@ def read_run(run_dir: Path) -> RunRecord:
 def _is_emulated(path: Path) -> bool:
     """Whether the run began on emulated cards. A damaged file is an error for whoever continues the run."""
     try:
-        return json.loads(path.read_text(encoding="utf-8")).get("emulated") is True
+        return read_json(path).get("emulated") is True
     except (OSError, ValueError, AttributeError):
         return False
 

@@ -6,6 +6,7 @@ The trainer decides what is logged; nothing here reads a configuration.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,7 @@ from mindgspo.metrics.files import (
     read_records,
 )
 from mindgspo.metrics.run_folder import RunHistory
+from mindgspo.text import printable, raw_stream
 from mindgspo.types import Group, Int32Array, Prompt, Response, Score, ScoredGroup
 
 
@@ -54,7 +56,9 @@ class RunLog:
         config = Path(run_dir) / CONFIG_FILE
         self.history = RunHistory(config.read_text(encoding="utf-8") if config.is_file() else "")
         self._tensorboard = TensorBoardSink(Path(run_dir) / "tensorboard") if tensorboard else None
-        self._printer = StepPrinter(console or Console(), progress=progress, total_steps=total_steps)
+        self._printer = StepPrinter(
+            console or Console(file=raw_stream(sys.stdout)), progress=progress, total_steps=total_steps
+        )
 
     def __enter__(self) -> RunLog:
         return self
@@ -204,7 +208,7 @@ class StepPrinter:
 
     def print_text(self, text: str) -> None:
         """Print above the bar; the text is taken literally, without rich's markup."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         if self._progress is not None:

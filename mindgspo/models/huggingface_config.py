@@ -6,7 +6,6 @@ ignored.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from pydantic import ValidationError
 from mindgspo.config import ModelSection
 from mindgspo.config.model import FAMILIES, RopeScalingSection
 from mindgspo.errors import ConfigError, WeightsError
+from mindgspo.io import read_json
 
 # Fields that mean the same under the same name.
 _SHARED = (
@@ -55,11 +55,11 @@ def read_model_section(folder: Path) -> ModelSection:
     """
     path = folder / "config.json"
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = read_json(path)
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read ({error.strerror}); give a Hugging Face model folder") from error
-    except (ValueError, RecursionError) as error:
-        raise WeightsError(f"{path}: is not JSON ({error})") from error
+    except ValueError as error:
+        raise WeightsError(f"{path}: {error}") from error
     architecture = raw.get("model_type") if isinstance(raw, dict) else None
     if not isinstance(architecture, str) or architecture not in FAMILIES:
         raise WeightsError(f"{path}: model_type is {architecture!r}; supported: {', '.join(FAMILIES)}")

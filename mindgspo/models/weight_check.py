@@ -14,7 +14,7 @@ import numpy as np
 from mindgspo.config import ModelSection
 from mindgspo.errors import WeightsError
 from mindgspo.models.names import weight_shapes
-from mindgspo.tensor_files import FLOAT_DTYPES, TensorInfo, TensorSource
+from mindgspo.tensor_files import FLOAT_DTYPES, TensorInfo, TensorSource, open_tensors
 from mindgspo.tensor_files.file_bytes import titled_names
 from mindgspo.text import did_you_mean
 
@@ -40,6 +40,13 @@ def require_weights(model: ModelSection, source: TensorSource, names: Mapping[st
     shapes = weight_shapes(model)
     check_names(shapes, {name: source.tensors[theirs] for name, theirs in stored.items()}, where=source.path)
     return {name: stored[name] for name in shapes}
+
+
+def check_weights(model: ModelSection, folder: Path) -> None:
+    """Raises WeightsError unless the folder's files hold exactly the weights of this model, by names, shapes and types;
+    of their values only a tied output table is read."""
+    with open_tensors(folder) as found:
+        require_weights(model, found, {name: name for name in found.tensors})
 
 
 def _are_equal(source: TensorSource, left: str, right: str) -> bool:

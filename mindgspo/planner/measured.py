@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mindgspo.config import ExperimentConfig
 from mindgspo.config.load import config_mapping
-from mindgspo.io import write_json
+from mindgspo.io import read_json, write_json
 
 _FOLDER = "memory"
 # What graphs are made of; of `model` all but where its weights lie.
@@ -65,6 +65,6 @@ def stored_peaks(folder: Path, config: ExperimentConfig) -> list[MeasuredPeak]:
 def _read(folder: Path) -> Iterator[MeasuredPeak]:
     for path in (folder / _FOLDER).glob("*.json"):
         try:
-            yield MeasuredPeak(**json.loads(path.read_text(encoding="utf-8")))
+            yield MeasuredPeak(**read_json(path))
         except (OSError, ValueError, TypeError):  # not ours, or of another version: as if it were not there
             continue

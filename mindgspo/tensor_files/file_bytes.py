@@ -42,7 +42,7 @@ def refused_dtypes(path: Path, dtypes: Sequence[tuple[str, str]]) -> WeightsErro
 
 def _shown(text: str) -> str:
     """Text out of a file for a message: no control characters for the terminal, no endless names."""
-    return printable(shorten(text, 400))
+    return printable(shorten(text, 400)).replace("\n", "\\n")
 
 
 def _size(path: Path) -> str:

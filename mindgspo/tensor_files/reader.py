@@ -7,7 +7,6 @@ shard is a plain name in the same folder, and index and shards must agree on eve
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindgspo.errors import WeightsError
-from mindgspo.io import Closing
+from mindgspo.io import Closing, read_json
 from mindgspo.tensor_files.ckpt_format import looks_like_ckpt, read_records
 from mindgspo.tensor_files.file_bytes import LISTED, FileContent, PlacedBytes, damaged, titled_names
 from mindgspo.tensor_files.safetensors_format import looks_like_safetensors, read_header, unique_keys
@@ -258,7 +257,7 @@ def _compare(file: TensorFile, expected: set[str]) -> None:
 def _read_index(index: Path) -> dict[str, str]:
     """Weight name -> shard file name."""
     try:
-        content = json.loads(index.read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
+        content = read_json(index, object_pairs_hook=unique_keys)
         shard_of = {str(name): str(shard) for name, shard in content["weight_map"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise WeightsError(

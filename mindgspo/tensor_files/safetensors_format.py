@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from mindgspo.io import parse_json
 from mindgspo.tensor_files.file_bytes import Extent, FileContent, PlacedBytes, damaged, refused_dtypes
 from mindgspo.tensor_files.tensors import MAX_AXES, STORED_BITS, TensorInfo
 
@@ -38,12 +39,12 @@ def read_header(path: Path, content: FileContent) -> tuple[dict[str, PlacedBytes
     if length > min(MAX_HEADER_BYTES, content.size - 8):
         raise damaged(path, f"its header would have {length:,} bytes")
     try:
-        header = json.loads(content.at(8, length).decode("utf-8"), object_pairs_hook=unique_keys)
+        header = parse_json(bytes(content.at(8, length)), object_pairs_hook=unique_keys)
         if not isinstance(header, dict):
             raise ValueError("is no JSON object")
         metadata = _metadata(header.pop(_METADATA, {}))
         entries = {str(name): _entry(name, entry) for name, entry in header.items()}
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise damaged(path, f"its header: {error}") from error
     refused = [(name, dtype) for name, (dtype, *_) in entries.items() if dtype not in STORED_BITS]
     if refused:

@@ -13,6 +13,7 @@ from pathlib import Path
 from tokenizers import pre_tokenizers
 
 from mindgspo.errors import TokenizerError
+from mindgspo.io import parse_json, read_bytes
 
 VOCAB = "vocab.json"
 MERGES = "merges.txt"
@@ -47,9 +48,9 @@ class TokenizerFiles:
     def json_object(self, name: str) -> dict[str, object]:
         """The file's JSON object. Raises TokenizerError where it is none."""
         try:
-            value = json.loads(self.text(name))
-        except json.JSONDecodeError as error:
-            raise TokenizerError(f"{self.where(name)}: not valid JSON ({error})") from error
+            value = parse_json(self.contents[name])
+        except ValueError as error:
+            raise TokenizerError(f"{self.where(name)}: {error}") from error
         if not isinstance(value, dict):
             raise TokenizerError(f"{self.where(name)}: expected a JSON object, got {type(value).__name__}")
         return value
@@ -70,7 +71,7 @@ def read_files(folder: Path) -> TokenizerFiles:
         raise TokenizerError(f"tokenizer.path: {folder}: {what}")
     wanted = [path for path in sorted(folder.iterdir()) if path.name in NAMES or path.suffix == SENTENCEPIECE_SUFFIX]
     try:
-        contents = {path.name: path.read_bytes() for path in wanted}
+        contents = {path.name: read_bytes(path) for path in wanted}
     except OSError as error:
         raise TokenizerError(f"tokenizer.path: {folder}: cannot be read ({error})") from error
     return TokenizerFiles(origin=str(folder), contents=contents)

@@ -16,7 +16,7 @@ from typing import Protocol, TypedDict
 
 from mindgspo.config.data import TokenizerSection
 from mindgspo.errors import TokenizerError
-from mindgspo.io import write_file
+from mindgspo.io import read_json, write_file
 from mindgspo.text import did_you_mean, listed
 from mindgspo.tokenization.backends import load_qwen2, load_sentencepiece, load_tokenizer_json
 from mindgspo.tokenization.chat import ChatTemplate, read_chat_template
@@ -199,18 +199,18 @@ def tokenizer_section_of(model_dir: Path, tokenizer_dir: Path, eos_tokens: Seque
 
 def _eos_ids(model_dir: Path) -> list[int]:
     for name in ("generation_config.json", "config.json"):
-        found = read_json(model_dir / name).get("eos_token_id")
+        found = read_object(model_dir / name).get("eos_token_id")
         ids = found if isinstance(found, list) else [found]
         if any(type(one) is int for one in ids):
             return [one for one in ids if type(one) is int]
     return []
 
 
-def read_json(path: Path) -> Mapping[str, object]:
+def read_object(path: Path) -> Mapping[str, object]:
     """The object of a JSON file; empty where the file is absent. Raises TokenizerError where it holds no object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError) as error:
+        value = read_json(path) if path.exists() else {}
+    except (OSError, ValueError) as error:
         raise TokenizerError(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(value, dict):
         raise TokenizerError(f"{path}: expected a JSON object, got {type(value).__name__}")

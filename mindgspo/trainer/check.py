@@ -15,8 +15,9 @@ from mindgspo.data.rendering import PromptFacts, prompt_facts, render_row
 from mindgspo.data.source_rows import DroppedRow, SourceRow
 from mindgspo.data.sources import open_source
 from mindgspo.errors import DataError
-from mindgspo.evaluation.datasets import HELD_OUT_SEED, NUM_TRIAL_ROWS, trial_candidate
+from mindgspo.evaluation.datasets import HELD_OUT_SEED, NUM_TRIAL_ROWS, check_distinct_prompts, trial_candidate
 from mindgspo.models.huggingface_config import check_architecture, read_model_section
+from mindgspo.models.weight_check import check_weights
 from mindgspo.rewards import Scorer, gold_is_readable
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.types import Prompt, Verdict
@@ -28,10 +29,13 @@ def check_experiment(config: ExperimentConfig) -> Iterator[str]:
     yield f"tokenizer: {tokenizer.name}, {tokenizer.vocab_size} ids, eos {tokenizer.eos_ids}, pad {tokenizer.pad_id}"
     if config.model.path is not None:
         check_architecture(config.model, read_model_section(config.model.path))
-        yield f"model: {config.model.path}/config.json fits the `model` section"
+        check_weights(config.model, config.model.path)
+        yield f"model: {config.model.path}: config.json and weights fit the `model` section"
     with Scorer(config.reward) as scorer:
         scorer.start()
         num_train_rows = yield from _checked_sources(config, tokenizer, scorer)
+    if num_train_rows is not None:
+        check_distinct_prompts(config, num_train_rows)
     yield ""
     table = batch_table(config, num_train_rows)
     width = max(len(name) for name, _ in table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from mindgspo.errors import DryRunError
 from mindgspo.parallel.ranks import RankGrid
 from mindgspo.planner.command import DRY_RUNS
 from mindgspo.planner.measured import MeasuredPeak, fingerprint, store_peak
+from mindgspo.text import raw_stream
 
 # Each graph, and where its plan stands; a reference policy without a plan of its own has that of training.
 SECTIONS = {
@@ -104,7 +106,7 @@ class DryRun:
     def results(self) -> Iterator[Result]:
         """Every graph and rank asked for, in order. Progress is shown on the terminal, if there is one."""
         jobs = [(graph, rank) for graph in self.request.graphs for rank in self._ranks(graph)]
-        console = Console(stderr=True)
+        console = Console(file=raw_stream(sys.stderr))
         for number, (graph, rank) in enumerate(jobs, start=1):
             with console.status(f"compiling {graph} for rank {rank} ({number} of {len(jobs)})"):
                 self.done.append(self._compile(graph, rank))

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
+from mindgspo.io import parse_json
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy, TensorMap, check_sizes, device_axes
 from mindgspo.text import shorten
 
@@ -227,8 +228,8 @@ def to_json(strategy: Strategy) -> bytes:
 def from_json(content: bytes, source: str) -> Strategy:
     """The record of a file. Raises ValueError, without the path, for content that is no strategy."""
     try:
-        document = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(content)
+    except ValueError as error:
         raise ValueError(f"its {len(content)} bytes are no JSON ({error})") from error
     if not isinstance(document, dict) or not isinstance(document.get(_LAYOUTS), dict):
         hint = ""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -100,3 +104,54 @@ def test_inspect_does_not_let_data_steer_the_terminal(prepare, tmp_path: Path):
     shown = inspect_dataset(tmp_path / "out")
     assert "\x1b" not in shown and "\u202e" not in shown and "red \\x1b[31m and \\u202e back" in shown
     assert '--- extra_info: {"x": "\u6570\\u202e"}' in shown
+
+
+def set_index(command: str):
+    def change(folder: Path) -> None:
+        with closing(sqlite3.connect(folder / "prompts.mindrecord.db")) as index, index:
+            index.execute(command)
+
+    return change
+
+
+def replace_bytes(name: str, change):
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
+
+
+RECORD, INDEX = "prompts.mindrecord", "prompts.mindrecord.db"
+TAMPERED = (
+    ("its index holds 0 rows, dataset.json says 3", set_index("DELETE FROM INDEXES")),
+    ("its index holds 2 rows, dataset.json says 3", set_index("DELETE FROM INDEXES WHERE ROW_ID = 1")),
+    ("no such table", set_index("DROP TABLE INDEXES")),
+    ("no such table", replace_bytes(INDEX, lambda content: b"")),
+    ("not a database", replace_bytes(INDEX, lambda content: bytes(len(content)))),
+    ("its index: ", replace_bytes(INDEX, lambda content: content[:4096] + b"\x55" * (len(content) - 4096))),
+    ("its index is another file's", set_index("UPDATE SHARD_NAME SET NAME = '../../other'")),
+    ("places rows outside", set_index("UPDATE INDEXES SET PAGE_OFFSET_BLOB_END = 1000000000000")),
+    ("places rows outside", set_index("UPDATE INDEXES SET PAGE_OFFSET_RAW = -5")),
+    ("places rows outside", set_index("UPDATE INDEXES SET PAGE_OFFSET_RAW_END = 0")),
+    ("places rows outside", set_index("UPDATE INDEXES SET PAGE_ID_RAW = 99")),
+    ("places rows outside", set_index("UPDATE INDEXES SET PAGE_OFFSET_BLOB = 'x'")),
+    ("its header would have 0 bytes", replace_bytes(RECORD, lambda content: bytes(len(content)))),
+    ("its header would have", replace_bytes(RECORD, lambda content: b"\xff" * 8 + content[8:])),
+    ("ends beyond the file", replace_bytes(RECORD, lambda content: content[: 3 << 20])),
+    ("not JSON", replace_bytes(RECORD, lambda content: content[:8] + b"x" + content[9:])),
+)
+
+
+def test_tampered_records_never_reach_mindspore(folder: Path, tokenizer: Tokenizer, tmp_path: Path):
+    """Its reader follows index and header blindly: an index without rows is a crash of the process."""
+    for number, (said, change) in enumerate(TAMPERED):
+        copy = tmp_path / str(number)
+        shutil.copytree(folder, copy)
+        change(copy)
+        info = json.loads((copy / "dataset.json").read_text())
+        is_same_size = all((copy / one["name"]).stat().st_size == one["size"] for one in info["files"])
+        with pytest.raises(DataError, match="sha256 differs" if is_same_size else "bytes, dataset.json says"):
+            open_dataset(copy, tokenizer)
+        for one in info["files"]:
+            content = (copy / one["name"]).read_bytes()
+            one["size"], one["sha256"] = len(content), hashlib.sha256(content).hexdigest()
+        (copy / "dataset.json").write_text(json.dumps(info))
+        with pytest.raises(DataError, match=f"{copy}/prompts.mindrecord: damaged .*{said}"):
+            open_dataset(copy, tokenizer)

@@ -251,7 +251,7 @@ def test_force_moves_the_old_folder_aside_unless_the_source_is_bad(prepare, gsm8
     assert len(open_dataset(tmp_path / "out.old-2", tokenizer)) == 3
     before = folder_bytes(out)
     gsm8k_file.write_text("{broken\n")
-    with pytest.raises(DataError, match="gsm8k.jsonl:1: not a line of JSON"):
+    with pytest.raises(DataError, match="gsm8k.jsonl:1: not JSON"):
         prepare(gsm8k, out, force=True)
     assert folder_bytes(out) == before and len(list(tmp_path.glob("out.old*"))) == 2
 

@@ -110,7 +110,7 @@ def test_lines_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         grade(function="auto", input=rows, output=tmp_path / "scored.jsonl", keys=RowKeys())
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"response": "1", "gold": "1"}\n{"response": \n')
-    with pytest.raises(DataError, match=r"rows.jsonl:2: not a line of JSON"):
+    with pytest.raises(DataError, match=r"rows.jsonl:2: not JSON"):
         grade(function="gsm8k", input=rows, output=tmp_path / "scored.jsonl", keys=RowKeys())
 
 

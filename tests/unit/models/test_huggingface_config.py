@@ -198,7 +198,7 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="config.json: cannot be read.*Hugging Face model folder"):
         read_model_section(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "qwen2",')
-    with pytest.raises(WeightsError, match="config.json: is not JSON"):
+    with pytest.raises(WeightsError, match="config.json: not JSON"):
         read_model_section(tmp_path)
     with pytest.raises(WeightsError, match="model_type is None"):
         read_model_section(write(tmp_path, ["qwen2"]))

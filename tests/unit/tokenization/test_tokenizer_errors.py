@@ -34,7 +34,7 @@ def test_missing_file(small_folder: Path, name: str):
 
 
 @pytest.mark.parametrize(("name", "content", "message"), [
-    ("vocab.json", b"{", "vocab.json: not valid JSON"),
+    ("vocab.json", b"{", "vocab.json: not JSON"),
     ("vocab.json", b"[1]", "vocab.json: expected a JSON object, got list"),
     ("vocab.json", b'{"a": "b"}', "vocab.json: expected an object of token -> id"),
     ("vocab.json", b'{"a": true}', "vocab.json: expected an object of token -> id"),

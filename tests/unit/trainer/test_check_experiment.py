@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mindgspo.cli.data import data_prepare
 from mindgspo.errors import ConfigError, DataError, RewardError, TokenizerError, WeightsError
 from mindgspo.models.huggingface_config import huggingface_config
+from mindgspo.models.names import weight_shapes
+from mindgspo.tensor_files import write_safetensors
 from mindgspo.trainer.check import check_experiment
 
 ROWS = [{"question": f"Tom has {n} pens.", "answer": f"{n}+0={n}\n#### {n}"} for n in range(10, 15)]
@@ -101,7 +104,9 @@ STRICT = ("reward.functions=[math_dapo]", "reward.answer=strict")
     (ROWS, STRICT, DataError, "row 0: the reward functions call its own solution no_answer"),
     ([], (), DataError, "rows.jsonl"),
     (ROWS, ("model.vocab_size=100",), TokenizerError, "model.vocab_size = 100 is too small"),
-], ids=["a broken row far below", "its own solution", "an empty file", "a large vocabulary"])  # fmt: skip
+    (ROWS, ("rollout.prompts_per_step=6", "trainer.prompts_per_mini_batch=6"), ConfigError,
+     "rollout.prompts_per_step: 6 different prompts cannot be drawn from 5 rows of data.train; largest legal: 5"),
+], ids=["broken row far below", "its own solution", "an empty file", "a large vocabulary", "few rows"])  # fmt: skip
 def test_what_is_refused(check, rows: list[dict], settings: tuple[str, ...], error: type, said: str) -> None:
     with pytest.raises(error, match=said):
         check(rows, *settings)
@@ -123,12 +128,20 @@ def test_prepared_data_must_be_of_this_tokenizer(check, tmp_path: Path) -> None:
 
 
 def test_the_models_folder_must_fit_the_model_section(check, load, tmp_path: Path) -> None:
-    described = huggingface_config(load().model, eos_ids=[378], pad_id=376)
+    model = load().model
+    described = huggingface_config(model, eos_ids=[378], pad_id=376)
     (tmp_path / "model").mkdir()
     file = tmp_path / "model" / "config.json"
     file.write_text(json.dumps(described))
     setting = f"model.path={tmp_path / 'model'}"
-    assert "config.json fits the `model` section" in check(ROWS, setting)
+    with pytest.raises(WeightsError, match="neither model.safetensors nor"):
+        check(ROWS, setting)
+    weights = {name: np.zeros(shape, dtype=np.float32) for name, shape in weight_shapes(model).items()}
+    write_safetensors(tmp_path / "model" / "model.safetensors", weights)
+    assert "config.json and weights fit the `model` section" in check(ROWS, setting)
+    write_safetensors(tmp_path / "model" / "model.safetensors", dict(list(weights.items())[:-1]))
+    with pytest.raises(WeightsError, match="the weights do not fit the configured model"):
+        check(ROWS, setting)
     file.write_text(json.dumps({**described, "num_hidden_layers": 3}))
     with pytest.raises(ConfigError, match=r"model.num_hidden_layers: 2, there 3"):
         check(ROWS, setting)

@@ -1,0 +1,79 @@
+"""Rules of the paths in a config: names that a file can have, inputs that exist, a run folder that can be made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from mindgspo.config.reward import file_function, reward_file_problems
+from mindgspo.config.rules import data_sources
+from mindgspo.config.schema import ExperimentConfig
+from mindgspo.text import shorten
+
+_LONGEST_NAME, _LONGEST_PATH = 255, 4095
+"""In bytes, as Linux has them."""
+
+
+def path_problems(config: ExperimentConfig) -> list[str]:
+    """Every path that no file system can hold."""
+    files = [file.path for file in map(file_function, config.reward.functions) if file is not None]
+    resume = [("resume", config.resume)] if isinstance(config.resume, Path) else []
+    paths = [
+        ("run_dir", config.run_dir),
+        ("swap.path", config.swap.path),
+        *resume,
+        *_inputs(config),
+        *(("reward.functions", path) for path in files),
+    ]
+    return [line for key, path in paths if path is not None for line in _name_problems(key, path)]
+
+
+def _name_problems(key: str, path: Path) -> Iterator[str]:
+    name = max((os.fsencode(part) for part in path.parts), key=len, default=b"")
+    if "\0" in str(path):
+        yield f"{key}: {shorten(repr(str(path)), 200)}: the character NUL can be in no file's name"
+    elif len(name) > _LONGEST_NAME:
+        yield f"{key}: {shorten(path, 200)}: a name of {len(name)} bytes; a file's name has at most {_LONGEST_NAME}"
+    elif len(os.fsencode(path)) > _LONGEST_PATH:
+        yield f"{key}: {shorten(path, 200)}: {len(os.fsencode(path))} bytes; a path has at most {_LONGEST_PATH}"
+
+
+def file_problems(config: ExperimentConfig) -> list[str]:
+    """Every input path that does not exist, or is a file where a folder is read, or the reverse; and a run folder that
+    cannot be made."""
+    missing = [_missing(key, path) for key, path in _inputs(config) if path is not None and not path.exists()]
+    return [*missing, *_wrong_kinds(config), *reward_file_problems(config.reward), *_run_dir_problems(config)]
+
+
+def _inputs(config: ExperimentConfig) -> list[tuple[str, Path | None]]:
+    paths = [("model.path", config.model.path), ("tokenizer.path", config.tokenizer.path)]
+    return paths + [(f"{key}.path", source.path) for key, source in data_sources(config)]
+
+
+def _missing(key: str, path: Path) -> str:
+    nearest = _nearest(path.parent)
+    return f"{key}: {path} does not exist (nearest existing folder: {nearest}); set it with --set {key}=..."
+
+
+def _nearest(path: Path) -> Path:
+    """The path itself, or the nearest above it that exists."""
+    return next(one for one in (path, *path.parents) if one.exists())
+
+
+def _run_dir_problems(config: ExperimentConfig) -> Iterator[str]:
+    assert config.run_dir is not None, "config is not resolved"
+    found = _nearest(config.run_dir.expanduser().absolute())
+    if not found.is_dir():
+        yield f"run_dir: {found} is a file; choose a folder with --set run_dir=..."
+    elif not os.access(found, os.W_OK | os.X_OK):
+        yield f"run_dir: {config.run_dir}: nothing can be written into {found}; choose another with --set run_dir=..."
+
+
+def _wrong_kinds(config: ExperimentConfig) -> Iterator[str]:
+    weights = config.model.path
+    if weights is not None and weights.is_file():
+        yield f"model.path: {weights} is a file; give the folder with config.json and *.safetensors"
+    for key, source in data_sources(config):
+        if source.format == "prepared" and source.path is not None and source.path.is_file():
+            yield f"{key}.path: {source.path} is a file; give the prepared folder, or set {key}.format"
