@@ -63,8 +63,8 @@ def plan_cluster(
     if master_port is None:
         if nodes > 1:
             raise ConfigError(
-                f"--master-port: none is given, and {nodes} nodes must agree on one; give all of them the same free port "
-                f"of {master_addr}, e.g. 8118"
+                f"--master-port: none is given, and {nodes} nodes must agree on one; give all of them the same free "
+                f"port of {master_addr}, e.g. 8118"
             )
         master_port = _listen_once(family, address, 0)
     elif not 1024 <= master_port <= 65535:
@@ -83,8 +83,8 @@ def _check_sizes(num_workers: int, nodes: int, node_rank: int) -> None:
         raise ConfigError(f"num_workers: {num_workers}; there is at least 1")
     if num_workers % nodes:
         raise ConfigError(
-            f"--nodes {nodes}: the plans need {counted(num_workers, 'worker')}, the same number on every node; the nearest "
-            f"legal ones are {either(nearest(divisors(num_workers), nodes))}"
+            f"--nodes {nodes}: the plans need {counted(num_workers, 'worker')}, the same number on every node; the "
+            f"nearest legal ones are {either(nearest(divisors(num_workers), nodes))}"
         )
     if not 0 <= node_rank < nodes:
         raise ConfigError(f"--node-rank {node_rank}: of {nodes} nodes; legal values are 0 to {nodes - 1}")
