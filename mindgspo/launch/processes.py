@@ -123,7 +123,7 @@ def _refusal(host: str, port: int, error: OSError) -> str:
         return (
             f"--master-addr {host}: is not an address of this machine; it must be that of node 0, where node_rank is 0"
         )
-    return f"master_port: cannot listen at {host}:{port} ({error.strerror}); choose another port"
+    return f"--master-port: cannot listen at {host}:{port} ({error.strerror}); choose another port"
 
 
 def start_processes(

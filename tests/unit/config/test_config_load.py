@@ -52,6 +52,7 @@ def test_defaults_are_resolved(load):
     ("algorithm.name=gsop",
      "algorithm.name: expected 'gspo', 'gspo_token', 'grpo', 'ppo', 'dapo', 'dr_grpo', 'gmpo', 'cispo', 'sapo' or "
      "'gpg', got 'gsop'; did you mean 'gspo'?"),
+    ("device=NPU", "device: expected 'CPU' or 'Ascend', got 'NPU'; write Ascend"),
     ("algorithm.advantage.estimator=gae",
      "algorithm.advantage.estimator: expected 'grpo', 'dr_grpo', 'rloo', 'opo', 'max_rl', 'pass_k', 'gpg', 'remax', "
      "'reinforce_plus_plus' or 'reinforce_plus_plus_baseline', got 'gae'; it needs a value model, which this suite "
@@ -79,6 +80,7 @@ def test_a_wrong_value_is_named_with_its_rule(problems, override, line):
     ("rollout.clip_low", "did you mean algorithm.clip_low"),  # the same key in another section
     ("warmup.every", "did you mean warmup.check_every or algorithm.kl.reference.every or eval.every"),  # both
     ("trainer.train_batch_size", "did you mean rollout.prompts_per_step"),  # another suite's word
+    ("actor_rollout_ref", "a section of verl or MindSpeed-RL: `mindgspo convert config FILE"),
     ("rollout.n", "did you mean rollout.num_generations"),
     ("learning_rate", "did you mean optimizer.lr"),
     ("data.max_new_token", "did you mean rollout.max_new_tokens"),  # a close key in another section
