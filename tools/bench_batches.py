@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,9 @@ NUM_SAMPLES = 512
 
 def main() -> None:
     arguments = parse_arguments()
+    for option, path in (("--rows", arguments.rows), ("--tokenizer", arguments.tokenizer)):
+        if not path.exists():
+            sys.exit(f"error: {option}: {path} does not exist; give GSM8K's train.jsonl, and a tokenizer's folder")
     samples = gsm8k_samples(arguments.rows, arguments.tokenizer, NUM_SAMPLES)
     print(json.dumps(report(samples, arguments), indent=2))
 

@@ -48,6 +48,12 @@ def test_packed_batches_are_even_and_dense() -> None:
         assert found["shapes"] == 1 and found["passes"] <= layouts["rows of one sample"]["passes"]
 
 
+def test_a_benchmark_says_which_data_it_lacks(tmp_path: Path) -> None:
+    command = [sys.executable, "tools/bench_batches.py", "--rows", str(tmp_path / "train.jsonl")]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.startswith(f"error: --rows: {tmp_path / 'train.jsonl'} does not exist")
+
+
 @pytest.mark.shared_data
 @pytest.mark.usefixtures("shared_data")
 @pytest.mark.parametrize(("example", "said"), [

@@ -20,6 +20,7 @@ from mindgspo.config import (
     dump_config,
     load_config,
     load_model_and_plans,
+    messages,
     resolve,
 )
 from mindgspo.config.load import merge, read_layers
@@ -88,6 +89,13 @@ def test_a_wrong_value_is_named_with_its_rule(problems, override, line):
 ])  # fmt: skip
 def test_an_unknown_key_is_answered_with_the_nearest_one(problems, key, answer):
     assert problems(f"{key}=3")[0].startswith(f"{key}: unknown key; {answer}")
+
+
+def test_no_key_is_described_by_half_a_sentence() -> None:
+    first = {key: messages._SENTENCE_END.split(" ".join(text.split()))[0] for key, text in known_keys()}
+    assert [
+        key for key, text in first.items() if text.endswith((".g", ".e")) or text.count("(") != text.count(")")
+    ] == []
 
 
 def test_a_misspelt_required_key_leads_the_list(tmp_path, experiment):
