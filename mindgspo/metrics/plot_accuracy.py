@@ -124,6 +124,7 @@ def _draw(axes: Axes, lines: Sequence[_Line], theme: Theme) -> None:
             markersize=6,
             markeredgecolor=theme.surface,
             markeredgewidth=1.2,
+            clip_on=False,  # points at 0 lie on the axis
         )
     axes.set_ylim(0, min(1.1, max(0.1, top * 1.15)))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -191,11 +192,13 @@ def _mark_best(axes: Axes, run: RunRecord, theme: Theme) -> None:
     if best is None or best.is_only:
         return
     axes.axvline(best.step, color=theme.ink, linewidth=0.9, linestyle=(0, (1, 2)), zorder=0.5)
+    top = axes.get_ylim()[1]
+    is_high = best.value > top / 2  # then the text stands below the line
     is_late = best.step > sum(step_limits(run)) / 2  # then the text stands on the left
     axes.annotate(
         f"best: step {best.step}",
-        xy=(best.step, axes.get_ylim()[0]),  # below: above the line stands its last value
-        xytext=(-4 if is_late else 4, 6),
+        xy=(best.step, 0.0 if is_high else top),
+        xytext=(-4 if is_late else 4, 6 if is_high else -12),
         textcoords="offset points",
         ha="right" if is_late else "left",
         color=theme.muted,
