@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import math
 import re
@@ -22,8 +23,8 @@ from rich.console import Console
 from mindgspo.errors import RunFolderError
 from mindgspo.metrics import RunLog, plot_run, unknown_names, write_report
 from mindgspo.metrics.plot import draw, draw_policy
-from mindgspo.metrics.plot_accuracy import draw_sampled, pushed_apart
-from mindgspo.metrics.plot_style import DARK, LIGHT, smooth
+from mindgspo.metrics.plot_accuracy import draw_accuracy, draw_sampled, pushed_apart
+from mindgspo.metrics.plot_style import DARK, LIGHT, new_figure, smooth
 from mindgspo.metrics.report import MAX_PROBLEMS, duration, group_samples, held_out_table, pictures
 from mindgspo.metrics.run_folder import RunRecord, read_run, run_settings
 from mindgspo.types import Group, ScoredGroup, Verdict
@@ -65,6 +66,19 @@ def test_the_plot_is_a_png_of_decent_size(run_folder: Path) -> None:
     width, height = (int.from_bytes(content[start : start + 4], "big") for start in (16, 20))
     assert width >= 1200 and height >= 700
     assert plot_run(run_folder).read_bytes() == content  # the same run gives the same picture
+
+
+@pytest.mark.parametrize("values", [[0, 0, 0.004, 0.004, 0.004], [0, 0, 0, 0, 0], [0.5, 0.3, 0.6, 0.2, 0.0]])
+def test_labels_of_the_accuracy_keep_clear_of_the_axis_and_of_each_other(tmp_path: Path, values: list[float]) -> None:
+    lines = [{"step": step, "val-core/arithmetic/acc/mean@1": value} for step, value in enumerate(values)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    figure = new_figure(LIGHT, 5.5, 3.2)
+    axes = figure.subplots()
+    draw_accuracy(axes, read_run(tmp_path), LIGHT)
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in axes.texts if text.get_text()]
+    assert len(boxes) >= 2 and min(box.y0 for box in boxes) >= axes.get_window_extent().y0
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
 
 
 def test_means_durations_cut_texts_and_the_summarys_algorithm() -> None:
