@@ -6,7 +6,7 @@
 
 Prints one JSON object: `gsm8k` (10,000 responses in the calling process), `math_verify` (1,000 comparisons of
 expressions that only math-verify can decide, in worker processes) and `hang` (a batch of 100 of them in which one
-response, a power tower, is killed at the time limit). Seconds are medians of several runs; the workers' start is told
+response, a huge power, is killed at the time limit). Seconds are medians of several runs; the workers' start is told
 apart.
 """
 
@@ -27,7 +27,7 @@ from mindgspo.data.sources import read_file
 from mindgspo.rewards import Candidate, Scorer
 from mindgspo.types import Score
 
-TOWER = r"\boxed{9^{9^{9^{9^{9}}}}}"
+HUGE_POWER = r"\boxed{(x+1)^{20000}}"
 
 
 def main() -> None:
@@ -80,7 +80,7 @@ def hang(workers: int, timeout_s: float) -> dict[str, object]:
     with math_scorer(workers, timeout_s) as scorer:
         scorer.score(candidates[:workers])
         without, _ = timed(lambda: scorer.score(candidates), 1)
-        candidates[50] = Candidate(text=TOWER, gold="x^2 + 1", data_source="math", index=50)
+        candidates[50] = Candidate(text=HUGE_POWER, gold="x^2 + 1", data_source="math", index=50)
         seconds, scores = timed(lambda: scorer.score(candidates), 1)
     return {
         "timeout_s": timeout_s,

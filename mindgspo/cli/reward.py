@@ -52,3 +52,4 @@ def reward_score(
     for line in confusion.lines():
         print(line)
     print(f"scored     {output}")
+    confusion.raise_if_all_failed()

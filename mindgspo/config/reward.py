@@ -123,7 +123,11 @@ class RewardWorkersSection(Section):
     count: int = Field(default=2, ge=1, le=1024)
     """Children; they start when the first response needs one."""
     timeout_s: float = Field(default=10.0, gt=0, le=86_400)
-    """Wall-clock seconds one response may take; then its child is killed and the response is left out as timeout."""
+    """Wall-clock seconds one response may take; then its child is killed and its verdict is timeout."""
+    on_timeout: Literal["wrong", "leave_out"] = "wrong"
+    """What becomes of a response of math with verdict timeout. wrong: it is paid like a wrong answer if its gold answer
+    is quickly compared with another number, because an answer too slow to compare would escape its negative advantage.
+    leave_out: it has no reward. Responses on which your own function runs out of time are always left out."""
     startup_timeout_s: float = Field(default=120.0, gt=0, le=86_400)
     """Wall-clock seconds a child may take for its imports, those of your file included."""
     memory_mb: int = Field(default=4096, ge=256)

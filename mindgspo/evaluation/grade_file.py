@@ -22,7 +22,7 @@ from mindgspo.config.reward import (
     reward_problems,
 )
 from mindgspo.data.sources import read_file
-from mindgspo.errors import ConfigError, DataError
+from mindgspo.errors import ConfigError, DataError, RewardError
 from mindgspo.io import atomic_file
 from mindgspo.metrics.files import json_line
 from mindgspo.rewards import Candidate, Scorer
@@ -49,9 +49,12 @@ class Example:
 
 @dataclass(slots=True, kw_only=True)
 class Confusion:
-    """Counts (label, verdict) -> rows; label None where a row has none."""
+    """Counts (label, verdict) -> rows; label None where a row has none. num_unscored: rows without a score.
+    first_failure: what is said of the first of them."""
 
     max_examples: int
+    num_unscored: int = 0
+    first_failure: str = ""
     counts: Counter[tuple[bool | None, Verdict]] = field(default_factory=Counter)
     false_positives: list[Example] = field(default_factory=list)
     false_negatives: list[Example] = field(default_factory=list)
@@ -60,12 +63,20 @@ class Confusion:
         """Count one row. A false positive is called correct against its label, a false negative the other way round;
         an invalid sample is neither."""
         self.counts[label, score.verdict] += 1
+        if score.value is None:
+            self.first_failure = self.first_failure or f"{where}: {score.message or score.verdict.value}"
+            self.num_unscored += 1
         if label is None or score.value is None or label == (score.verdict is Verdict.CORRECT):
             return
         examples = self.false_negatives if label else self.false_positives
         if len(examples) < self.max_examples:
             tail = response[-TAIL_CHARS:]
             examples.append(Example(where=where, gold=gold, extracted=score.extracted, tail=tail))
+
+    def raise_if_all_failed(self) -> None:
+        """Raises RewardError where there are rows and none of them has a score."""
+        if self.num_unscored and self.num_unscored == sum(self.counts.values()):
+            raise RewardError(f"all {self.num_unscored} rows are without a score; the first, {self.first_failure}")
 
     def lines(self) -> Iterator[str]:
         """Verdicts, and where there are labels: the table, the agreement and the examples."""

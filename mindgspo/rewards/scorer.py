@@ -6,8 +6,10 @@ file fails in the first seconds instead of after the first rollout.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from mindgspo.config.reward import AUTO, SHAPERS, RewardSection, file_function, function_label
 from mindgspo.errors import DataError, RewardError
@@ -48,6 +50,8 @@ class Scorer(Closing):
         self._functions: dict[str, Verifier | Shaper] = {}
         self._pool = _worker_pool(section, on_answer) if pool is None else pool
         self._has_told = False
+        self._quick: set[str] = set()
+        self._told_of_dropped: set[str] = set()
         self.has_files = any(file_function(text) is not None for text in section.functions)
         self.has_verifier = any(text not in SHAPERS for text in section.functions)
         self.labels = tuple(map(function_label, section.functions))
@@ -124,8 +128,10 @@ class Scorer(Closing):
                 else:
                     found[number][name] = said
         replies = self._pool.run([job for _, _, job in pending])
+        late = [job for (_, _, job), reply in zip(pending, replies, strict=True) if reply.outcome is Outcome.TIMEOUT]
+        self._try_without_responses(late)
         for (number, name, job), reply in zip(pending, replies, strict=True):
-            found[number][name] = _concluded(name, job, reply)
+            found[number][name] = self._concluded(name, job, reply)
         return [self._joined(*row) for row in zip(candidates, functions, found, strict=True)]
 
     def _verify(self, name: str, candidate: Candidate) -> Verification | Job:
@@ -134,12 +140,34 @@ class Scorer(Closing):
         except Exception as error:  # one broken sample must neither stop the run nor be paid as wrong
             return _failed(name, Verdict.ERROR, f"{type(error).__name__}: {error}")
 
+    def _try_without_responses(self, late: Sequence[Job]) -> None:
+        """Finds out for each gold answer whether a job whose time ran out was slow because of the response."""
+        if self._section.workers.on_timeout == "leave_out":
+            return
+        trials = {_key(job): job for job in late if job.when_late is not None and _key(job) not in self._quick}
+        replies = self._pool.run([replace(job, arguments=job.without_response) for job in trials.values()])
+        self._quick |= {key for key, reply in zip(trials, replies, strict=True) if reply.outcome is Outcome.DONE}
+
+    def _concluded(self, name: str, job: Job, reply: Reply) -> Verification:
+        if reply.outcome is Outcome.TIMEOUT and job.when_late is not None and _key(job) in self._quick:
+            return replace(job.when_late, message=f"{function_label(name)}: {reply.message}")
+        if reply.outcome is not Outcome.DONE:
+            return _failed(name, Verdict.TIMEOUT if reply.outcome is Outcome.TIMEOUT else Verdict.ERROR, reply.message)
+        if reply.message and name not in self._told_of_dropped:
+            self._told_of_dropped.add(name)
+            logger.warning("%s: %s", function_label(name), reply.message)
+        verification = job.conclude(reply.value)
+        if verification.message and verification.message != ABSTAINED:
+            return _failed(name, verification.verdict, verification.message)
+        return verification
+
     def _log_first_failure(self, candidates: Sequence[Candidate], scores: Sequence[Score]) -> None:
         for candidate, score in zip(candidates, scores, strict=True):
             if not self._has_told and score.message and score.message != ABSTAINED:
                 self._has_told = True
+                effect = "is left out" if score.value is None else "counts as wrong"
                 logger.warning(
-                    "%s, on row %d; this response is left out, as any more will be", score.message, candidate.index
+                    "%s, on row %d; this response %s, as any more will", score.message, candidate.index, effect
                 )
 
     def _joined(self, candidate: Candidate, weights: dict[str, float], said: dict[str, Verification]) -> Score:
@@ -194,13 +222,9 @@ def _failed(name: str, verdict: Verdict, message: str) -> Verification:
     return Verification(value=None, verdict=verdict, message=f"{function_label(name)}: {message}")
 
 
-def _concluded(name: str, job: Job, reply: Reply) -> Verification:
-    if reply.outcome is not Outcome.DONE:
-        return _failed(name, Verdict.TIMEOUT if reply.outcome is Outcome.TIMEOUT else Verdict.ERROR, reply.message)
-    verification = job.conclude(reply.value)
-    if verification.message and verification.message != ABSTAINED:
-        return _failed(name, verification.verdict, verification.message)
-    return verification
+def _key(job: Job) -> str:
+    """What identifies a job without its response."""
+    return json.dumps([job.task, dict(job.without_response)], sort_keys=True)
 
 
 def _worker_pool(section: RewardSection, on_answer: Callable[[], None]) -> WorkerPool:

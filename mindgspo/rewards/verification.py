@@ -40,9 +40,9 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """value: reward before weighting; None abstains (TIMEOUT, ERROR, UNPARSEABLE_GOLD). extracted: the answer that was
-    found, at most MAX_EXTRACTED_CHARS. extras: further numbers that a user's function reports; they are logged only.
-    message: why a function failed, "" where it did not."""
+    """value: reward before weighting; None abstains (ERROR, UNPARSEABLE_GOLD, most of TIMEOUT). extracted: the
+    answer that was found, at most MAX_EXTRACTED_CHARS. extras: further numbers that a user's function reports; they are
+    logged only. message: why a function failed, "" where it did not."""
 
     value: float | None
     verdict: Verdict
@@ -55,11 +55,14 @@ class Verification:
 class Job:
     """Work for a worker process. task: "math_verify", or "/absolute/path/file.py:function" for a user's function.
     arguments: JSON values only, because that is what crosses the pipe; never code. conclude: what the value that the
-    task returned says about the candidate."""
+    task returned says about the candidate. when_late: what it is where time ran out, if `without_response` is quick,
+    which asks the same of the row alone; None: time that ran out is the function's failure."""
 
     task: str
     arguments: Mapping[str, JSONValue]
     conclude: Callable[[JSONValue], Verification] = field(compare=False)
+    when_late: Verification | None = None
+    without_response: Mapping[str, JSONValue] = field(default_factory=dict)
 
 
 class Outcome(str, Enum):
@@ -73,7 +76,8 @@ class Outcome(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """value: what the task returned, of a DONE job. message: one line that says what went wrong, of the others."""
+    """value: what the task returned, of a DONE job. message: one line that says what went wrong; of a DONE job, what
+    was left out of its value."""
 
     outcome: Outcome
     value: JSONValue = None

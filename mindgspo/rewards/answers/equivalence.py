@@ -10,8 +10,9 @@ Linear in the texts, exact: no floats.
     6. numbers, lists and tuples of numbers    3,5,7 and 3,5 differ, (1,2) and (2,1) too
     7. tuples and sets, orders of capitals     (1,2) and \{1,2\} differ, ABC and BCA, 3:1 and 3
     8. what is not worked out differs          \gcd(12,18) for 6, x+3=8 for 5, |x| < 2 for (-2,2)
-    9. what no formula can contain differs     prose in another script, quotation marks
-   10. anything else is undecided              2\sqrt{2} and \sqrt{8}, x(x+1) and x^2+x
+    9. what is too large to evaluate differs   9^{9^{9^9}}, (10^{10})!
+   10. what no formula can contain differs     prose in another script, quotation marks
+   11. anything else is undecided              2\sqrt{2} and \sqrt{8}, x(x+1) and x^2+x
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from mindgspo.rewards.answers.latex_reader import form_of_tokens
 from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, Kind, Token, answer_tokens, denies, safe_latex
 from mindgspo.rewards.answers.latex_values import CONSTANTS, NormalForm
 from mindgspo.rewards.answers.quantity import Quantity, parse_number, read_quantity, same_quantity
+from mindgspo.rewards.answers.size import is_too_large
 from mindgspo.rewards.answers.text import plain
 
 
@@ -61,6 +63,8 @@ def compare(answer: str, gold: str) -> Comparison:
         if found is not Comparison.UNDECIDED:
             return found
     if _is_unsolved(pair[0].tokens, pair[1].tokens):
+        return Comparison.DIFFERENT
+    if any(is_too_large(reading.tokens) for reading in pair):
         return Comparison.DIFFERENT
     can_be_formulas = all(safe_latex(reading.tokens) is not None for reading in pair)
     return Comparison.UNDECIDED if can_be_formulas else Comparison.DIFFERENT

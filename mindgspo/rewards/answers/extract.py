@@ -236,19 +236,26 @@ USUAL_MARKERS: tuple[Marker, ...] = (
 
 
 def find_answer(
-    text: str, *, own: Sequence[Marker], others: Sequence[Marker], mode: AnswerMode, is_cut: bool = False
+    text: str,
+    *,
+    own: Sequence[Marker],
+    others: Sequence[Marker],
+    mode: AnswerMode,
+    is_cut: bool = False,
+    ending: Callable[[str], str | None] = final_number,
 ) -> str | None:
     """The text of the answer, or None if `text` holds none.
 
     own: the data set's markers, of equal rank. others: further ones, the most trusted first; those of `own` may be
-    among them. is_cut: whether the response reached the longest length without an EOS.
+    among them. is_cut: whether the response reached the longest length without an EOS. ending: what a text without any
+    marker ends in, where FINAL_NUMBER is among the others.
     A value that is stated is preferred to words behind a marker. Never raises.
     """
     ranks = _ranks(own, others, mode)
     takes_number = Marker.FINAL_NUMBER in others and mode != "strict" and not is_cut
     words: str | None = None
     for passage in passages(text, from_start=mode == "first", is_cut=is_cut):
-        answer = _answer_in(passage, ranks, mode, takes_number)
+        answer = _answer_in(passage, ranks, mode, ending if takes_number else None)
         if answer is None:
             continue
         if not passage.is_block or _STATES_SOMETHING.search(answer):
@@ -266,7 +273,9 @@ def _ranks(own: Sequence[Marker], others: Sequence[Marker], mode: AnswerMode) ->
     return [own, *([marker] for marker in rest)] if mode == "flexible" else [[*own, *rest]]
 
 
-def _answer_in(passage: Passage, ranks: Sequence[Sequence[Marker]], mode: AnswerMode, takes_number: bool) -> str | None:
+def _answer_in(
+    passage: Passage, ranks: Sequence[Sequence[Marker]], mode: AnswerMode, ending: Callable[[str], str | None] | None
+) -> str | None:
     text = passage.text
     vague: tuple[Occurrence, str] | None = None
     # A box that is one of several alternatives announces all of them.
@@ -289,11 +298,11 @@ def _answer_in(passage: Passage, ranks: Sequence[Sequence[Marker]], mode: Answer
     if vague is not None:
         # Words behind a marker, as in "Answer: She sold 72 clips.": the number is looked for in and behind them.
         occurrence, content = vague
-        number = _number_in_words(text[occurrence.start :], content) if takes_number else None
+        number = _number_in_words(text[occurrence.start :], content) if ending else None
         return number if number is not None and read_quantity(number) is not None else content
     if passage.is_block:
-        return None if mode == "strict" else _whole_block(text, takes_number)
-    return final_number(text) if takes_number else None
+        return None if mode == "strict" else _whole_block(text, takes_number=ending is not None)
+    return ending(text) if ending else None
 
 
 def _number_in_words(text: str, line: str) -> str | None:
@@ -305,7 +314,7 @@ def _number_in_words(text: str, line: str) -> str | None:
     return final_number(line if _HAS_DIGIT.search(line) else text)
 
 
-def _whole_block(text: str, takes_number: bool) -> str:
+def _whole_block(text: str, *, takes_number: bool) -> str:
     """A block without a marker: a value ("72", "x + 1"), or a sentence that ends in one."""
     if read_quantity(text) is None and takes_number:
         number = final_number(text)

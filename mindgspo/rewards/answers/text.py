@@ -60,6 +60,20 @@ _WHITESPACE = re.compile(r"\s+")
 _MARKUP_CHARACTERS = re.compile(r"[\\*_`$<~{}]")
 
 
+# "\\\\frac" is "\\frac" that was escaped once too often; in an environment two backslashes end a row.
+_DOUBLED = re.compile(r"\\{2,}(?=[A-Za-z{}%$#&|,;:!()\[\]])")
+_DOUBLED_ENVIRONMENT = re.compile(r"\\\\begin\s?\{")
+
+
+def single_backslashes(text: str) -> str:
+    """An answer that was escaped once too often, as it was meant."""
+    if "\\\\" not in text:
+        return text
+    if "\\begin" not in text:
+        return _DOUBLED.sub(r"\\", text)
+    return text.replace("\\\\", "\\") if _DOUBLED_ENVIRONMENT.search(text) else text
+
+
 def ascii_forms(text: str) -> str:
     """`text` with full-width digits and punctuation, typographic minus signs and the like in their ASCII forms."""
     return text if text.isascii() else text.translate(_CHARACTERS)
@@ -76,7 +90,7 @@ def plain(text: str) -> str:
 
 
 def _without_markup(text: str) -> str:
-    text = _POWER.sub("^", text.replace("{,}", ",").replace(r"\%", "%"))
+    text = _POWER.sub("^", single_backslashes(text).replace("{,}", ",").replace(r"\%", "%"))
     text = _SHORT_MONEY.sub(lambda match: match[1] + _SHORT_FORMS[match[2]], text)
     text = _NEGATIVE_MONEY.sub("-", text)
     text = _DEGREES.sub("\u00b0", _APPROXIMATELY.sub("=", text))

@@ -13,16 +13,22 @@ from functools import partial
 from mindgspo.config.reward import AnswerMode
 from mindgspo.rewards.answers.equivalence import Comparison, compare
 from mindgspo.rewards.answers.extract import USUAL_MARKERS, Marker, content_of, find_answer, occurrences
+from mindgspo.rewards.answers.final_number import final_number
 from mindgspo.rewards.answers.latex_reader import normal_form
 from mindgspo.rewards.answers.latex_tokens import Kind, answer_tokens
-from mindgspo.rewards.answers.text import boxed_spans, passages
-from mindgspo.rewards.verification import Candidate, Job, JSONValue, Verification, verified
+from mindgspo.rewards.answers.quantity import read_quantity
+from mindgspo.rewards.answers.text import boxed_spans, passages, single_backslashes
+from mindgspo.rewards.verification import MAX_EXTRACTED_CHARS, Candidate, Job, JSONValue, Verification, verified
 from mindgspo.types import Verdict
 
 TASK = "math_verify"
+MAX_ENDING_CHARS = 1000
+"""How much of a text without a marker is searched for a last formula."""
+
 _MAX_WORDS = 3
 _MAX_LINES = 20
 _LINES = (Marker.ANSWER_LINE, Marker.ANSWER_COLON, Marker.ANSWER_IS)
+_HAS_DIGIT = re.compile(r"\d")
 _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{2,}[ ,]+[A-Za-z]{2,}")
 
 
@@ -48,7 +54,13 @@ class Math:
         gold = gold_answer(candidate.gold)
         comparison = compare(answer, gold)
         if comparison is Comparison.UNDECIDED:
-            return Job(task=TASK, arguments={"answer": answer, "gold": gold}, conclude=partial(_compared, answer))
+            return Job(
+                task=TASK,
+                arguments={"answer": answer, "gold": gold},
+                conclude=partial(_compared, answer),
+                when_late=Verification(value=0.0, verdict=Verdict.TIMEOUT, extracted=answer[:MAX_EXTRACTED_CHARS]),
+                without_response={"answer": "1", "gold": gold},
+            )
         return verified(answer, comparison is Comparison.SAME)
 
     def _answer(self, candidate: Candidate) -> str | None:
@@ -59,7 +71,12 @@ class Math:
                 if stated is not None:
                     return stated
         found = find_answer(
-            candidate.text, own=(Marker.BOXED,), others=USUAL_MARKERS, mode=self._mode, is_cut=candidate.is_cut
+            candidate.text,
+            own=(Marker.BOXED,),
+            others=USUAL_MARKERS,
+            mode=self._mode,
+            is_cut=candidate.is_cut,
+            ending=_ending,
         )
         return None if found is None else expression_in(found)
 
@@ -111,6 +128,7 @@ _FORMULA = re.compile(
 )
 _CONNECTS = re.compile(r"\s*(?:,|;|,?\s?(?:and|or)|\u548c|\u6216|\u3001|\uff0c)\s*", re.IGNORECASE)
 _EQUALS = re.compile(r"\s*(?:=|is|are|equals)\s*", re.IGNORECASE)
+_IS = re.compile(r"\b(?:is|are|equals)\b[\s:]*", re.IGNORECASE)
 _GOES_ON = re.compile(
     r"\s*(?:,?\s?(?:and|or)\b|[-+*/^=]|[?,]\s?(?:or|maybe|perhaps|possibly|no|not)\b"
     r"|(?:is|was|are)(?:n['\u2019]t|\s(?:not|wrong|incorrect|false))\b|\(?(?:not|wrong|incorrect)\b)",
@@ -139,6 +157,7 @@ _SENTENCE_END = re.compile(
 def expression_in(content: str) -> str:
     """The formulas between delimiters, where they are announced and nothing else says a number; else the first
     sentence, or all of `content` where it takes back a formula: "not $x$", "$\\pi$? or $e$?"."""
+    content = single_backslashes(content)
     formulas = list(_FORMULA.finditer(content))
     if formulas and not re.search(r"[0-9]", content[: formulas[0].start()]):
         found = _first_list(content, formulas)
@@ -148,7 +167,41 @@ def expression_in(content: str) -> str:
             return content.strip()
     end = _SENTENCE_END.search(content.lstrip())
     sentence = content.lstrip() if end is None else content.lstrip()[: end.start()]
+    if formulas or not _is_formula(sentence):
+        sentence = _behind_is(sentence) or sentence
     return sentence.strip() or content.strip()
+
+
+def _behind_is(sentence: str) -> str | None:
+    """Of "the largest $n$ is 34" the value, if it is a formula."""
+    *_, last = _IS.split(sentence)
+    value = last.strip(" $.")
+    return value if len(last) < len(sentence) and not _DENIES.search(sentence) and _is_formula(value) else None
+
+
+def _ending(text: str) -> str | None:
+    """What a text without any marker ends in: the last formulas as a whole, where words announce them or they are an
+    equation; else the final number. A number within a formula that says something else is no answer."""
+    sentence = text[-MAX_ENDING_CHARS:]
+    formulas = list(_FORMULA.finditer(sentence))
+    if formulas and not _HAS_DIGIT.search(sentence, formulas[-1].end()):
+        inside = _inside(formulas[-1])
+        if read_quantity(inside) is None:
+            first = len(formulas) - 1
+            while first and _CONNECTS.fullmatch(sentence, formulas[first - 1].end(), formulas[first].start()):
+                first -= 1
+            sentence = sentence[_start_of_sentence(sentence, formulas[first].start()) :]
+            found = _first_list(sentence, list(_FORMULA.finditer(sentence)))
+            return found if found is not None or "=" not in inside else inside
+    number = final_number(text)
+    if number is not None:
+        line = text.rstrip().rpartition("\n")[2]
+        return number if read_quantity(number) is not None else _behind_is(line[-MAX_ENDING_CHARS:])
+    return None
+
+
+def _start_of_sentence(text: str, position: int) -> int:
+    return max(text.rfind(end, 0, position) + 1 for end in (". ", "? ", "\n\n", "\u3002"))
 
 
 def takes_back(content: str) -> bool:

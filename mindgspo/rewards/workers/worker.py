@@ -32,6 +32,7 @@ MATH_VERIFY = "math_verify"
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 """What a user's function is called with, by keyword: the convention of verl's `custom_reward_function`."""
 MODULE_PREFIX = "mindgspo_reward_"
+NEEDED_KEYS = ("score", "acc", "verdict")
 MAX_MESSAGE = 500
 MAX_NAMES = 20
 PR_SET_PDEATHSIG = 1
@@ -120,8 +121,8 @@ def _load(task: str) -> Task:
 def _answer(line: bytes, loaded: Mapping[str, Task]) -> bytes:
     try:
         job = json.loads(line)
-        value = loaded[job["task"]](job["arguments"])
-        return _line({"outcome": "done", "value": _plain_value(value)})
+        value, dropped = _reward(loaded[job["task"]](job["arguments"]))
+        return _line({"outcome": "done", "value": value, "message": dropped})
     except MemoryError:
         return OUT_OF_MEMORY
     except BaseException as error:  # sys.exit() in a reward function costs its sample, no more
@@ -217,6 +218,24 @@ def _check_signature(function: Callable[..., object], task: str, name: str) -> N
             f"{task} is {name}{signature}, but is called with the keyword arguments {wanted}: {error}. "
             f"Write: def {name}({wanted})"
         ) from error
+
+
+def _reward(value: object) -> tuple[object, str]:
+    """`value` as JSON, and which extras of a dict were dropped because JSON does not have them, "" for none: a score is
+    not lost for an array beside it."""
+    if not isinstance(value, Mapping) or "score" not in value:
+        return _plain_value(value), ""
+    kept: dict[str, object] = {}
+    dropped: list[str] = []
+    for key, item in value.items():
+        try:
+            kept[str(key)] = _plain_value(item, f" in [{key!r}]")
+        except UnsuitableValueError:
+            if key in NEEDED_KEYS:
+                raise
+            dropped.append(f"{key!r} ({type(item).__name__})")
+    named = f"{', '.join(dropped[:MAX_NAMES])} of its values: not a finite number or text, dropped" if dropped else ""
+    return kept, named[:MAX_MESSAGE]
 
 
 def _plain_value(value: object, place: str = "") -> object:

@@ -89,6 +89,19 @@ def test_a_function_of_your_own_scores_in_a_child(tmp_path: Path, monkeypatch: p
     assert "0.5" in scored[1]["message"]
 
 
+def test_a_function_that_fails_on_every_row_ends_with_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text("def score(**row):\n    return 1 / (len(row['solution_str']) - 2)\n")
+    command = ["reward", "score", "--function", f"{tmp_path}/mine.py:score", "--output", str(tmp_path / "scored.jsonl")]
+    failing, mixed = ([{"response": text, "gold": "1"} for text in texts] for texts in (["#1", "#2"], ["#1", "1"]))
+    assert main([*command, "--input", str(write(tmp_path / "mixed.jsonl", mixed))]) == 0
+    assert main([*command, "--input", str(write(tmp_path / "rows.jsonl", failing))]) == 1
+    message = capsys.readouterr().err
+    assert f"all 2 rows are without a score; the first, {tmp_path}/rows.jsonl:1: mine.score: ZeroDivis" in message
+    assert [row["verdict"] for row in read(tmp_path / "scored.jsonl")] == ["error", "error"]
+
+
 @pytest.mark.parametrize(("row", "message"), [
     ({"gold": "1"}, r"rows.jsonl:2: response: missing; keys there: gold. Another key: --response-key NAME"),
     ({"response": "1"}, r"rows.jsonl:2: gold: missing"),

@@ -168,6 +168,31 @@ def test_a_failed_job_makes_its_sample_invalid_and_no_other(outcome: Outcome, ve
     assert second.value == 1.0 + 7.0 - 0.25
 
 
+def test_a_late_job_is_paid_as_it_says_if_it_is_quick_without_its_response() -> None:
+    def verify(candidate: Candidate) -> Job:
+        return Job(
+            task="count",
+            arguments={"text": candidate.text},
+            conclude=lambda value: Verification(value=1.0, verdict=Verdict.CORRECT),
+            when_late=Verification(value=-1.0, verdict=Verdict.TIMEOUT),
+            without_response={"gold": candidate.gold},
+        )
+
+    late, done = Reply(outcome=Outcome.TIMEOUT, message="took longer than 10 s"), Reply(outcome=Outcome.DONE, value=1)
+    pool = ScriptedPool([late, done, late, late, done, late, late, late])
+    function = CharacterCount()
+    function.verify = verify  # type: ignore[method-assign]
+    section = RewardSection(functions=("math",), weights=(1.0,))
+    three = [candidate("a"), candidate("b"), candidate("c"), candidate("d", gold="slow")]
+    with Scorer(section, build=lambda name, section: function, pool=pool) as scorer:
+        first = scorer.score(three)
+        again = scorer.score(three[:1])
+    assert [score.value for score in first] == [-1.0, 1.0, -1.0, None]
+    assert [score.verdict.value for score in first] == ["timeout", "correct", "timeout", "timeout"]
+    assert [job.arguments for job in pool.jobs[4:6]] == [{"gold": "72"}, {"gold": "slow"}], "once per gold answer"
+    assert again[0].value == -1.0 and len(pool.jobs) == 7, "known from the first batch"
+
+
 def test_an_exception_makes_the_sample_invalid_and_only_the_first_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         scores = scorer("gsm8k", "verl_strict").score([candidate("raise", 4), candidate("#### 72"), candidate("raise")])
@@ -287,6 +312,25 @@ def test_no_value_raises_and_none_is_paid_by_chance(value: JSONValue) -> None:
         verification.verdict in (Verdict.ERROR, Verdict.TIMEOUT, Verdict.UNPARSEABLE_GOLD)
     )
     assert all(math.isfinite(extra) for extra in verification.extras.values())
+
+
+def test_an_array_among_the_extras_costs_no_score_and_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import numpy\n"
+        "def score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    value = numpy.zeros(3) if solution_str == 'array' else 1.0\n"
+        "    return {'score': value, 'states': numpy.zeros(3), 'loss': float('nan'), 'words': 2}\n"
+    )
+    section = RewardSection(functions=(f"{file}:score",), weights=(1.0,))
+    with caplog.at_level(logging.WARNING), Scorer(section) as scorer:
+        first, second, broken = scorer.score([candidate("a"), candidate("b"), candidate("array")])
+    assert (first.value, second.value, dict(first.extras)) == (1.0, 1.0, {"mine.score/words": 2.0})
+    assert (broken.value, broken.verdict) == (None, Verdict.ERROR) and "['score']" in broken.message
+    dropped = [record.getMessage() for record in caplog.records if "dropped" in record.getMessage()]
+    assert len(dropped) == 1 and "mine.score: 'states' (ndarray), 'loss' (float)" in dropped[0]
 
 
 def test_the_whole_way_through_a_worker(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def close_everything():
     return 1.0
 def stop(): os.kill(os.getpid(), signal.SIGSTOP)
 def ask(): return input("a number, please: ")
-def nan(): return {"score": 1.0, "inner": [float("nan")]}
+def nan(): return {"score": [float("nan")]}
 def infinite(): return decimal.Decimal("-Infinity")
 def a_set(): return {1}
 def no_reply(): raise ValueError("two\nlines")
@@ -176,7 +176,7 @@ def strict_pool(hostile: str) -> Iterator[WorkerPool]:
     ("base_exception", Outcome.FAILED, r"^BaseException: not an Exception \(hostile\.py, line \d+\)$"),
     ("silent_exception", Outcome.FAILED, "^Silent: .*__str__ raised"),
     ("interrupt", Outcome.FAILED, "^KeyboardInterrupt"), ("ask", Outcome.FAILED, "^EOFError"),
-    ("nan", Outcome.FAILED, r"^returned nan in \['inner'\]\[0\]; a value must be finite"),
+    ("nan", Outcome.FAILED, r"^returned nan in \['score'\]\[0\]; a value must be finite"),
     ("infinite", Outcome.FAILED, "^returned -inf;"), ("a_set", Outcome.FAILED, "^returned a set; expected a number"),
     ("no_reply", Outcome.FAILED, r"^ValueError: two lines \(hostile\.py, line \d+\)$"),
 ])  # fmt: skip

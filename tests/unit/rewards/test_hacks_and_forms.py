@@ -1,0 +1,103 @@
+"""Answers made to be paid for nothing, and right ones in unusual forms: what is paid, by which function.
+
+Every row is (functions, response, gold answer): g is gsm8k, d math_dapo, m math. The symbolic comparison runs in this
+process, where no answer may take long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mindgspo.rewards.answers.latex_tokens import answer_tokens
+from mindgspo.rewards.answers.size import is_too_large
+from mindgspo.rewards.functions.math import Math
+from mindgspo.rewards.functions.numeric import Gsm8k, MathDapo
+from mindgspo.rewards.verification import Candidate, Job, Verification
+from mindgspo.rewards.workers.math_verify import load
+from mindgspo.types import Verdict
+
+VERIFIERS = {"g": Gsm8k(), "d": MathDapo(), "m": Math()}
+
+
+@pytest.fixture(scope="module")
+def task() -> Callable:
+    pytest.importorskip("math_verify", reason="the symbolic comparison needs the package math-verify")
+    return load()
+
+
+def boxed(functions: str, gold: str, *answers: str) -> list[tuple[str, str, str]]:
+    return [(functions, rf"So it is $\boxed{{{answer}}}$.", gold) for answer in answers]
+
+
+def rows(functions: str, gold: str, *responses: str) -> list[tuple[str, str, str]]:
+    return [(functions, response, gold) for response in responses]
+
+
+# Text that was escaped once too often, and line breaks that are meant.
+DOUBLED = [
+    ("m", r"The final answer is $3\\sqrt{13}$. I hope it is correct.", r"3\sqrt{13}"),
+    ("gdm", r"\\boxed{\\frac{1}{4}}", "1/4"), ("gdm", r"\boxed{\\frac{1}{4}}", "0.25"),
+    ("m", r"\\boxed{\\left( 3, \\frac{\\pi}{2} \\right)}", r"\left( 3, \frac{\pi}{2} \right)"),
+    ("m", r"\boxed{(5, \\infty)}", r"(5,\infty)"), ("m", r"\boxed{y=\\frac{4}{3}}", r"\frac{4}{3}"),
+    ("gdm", r"\\boxed{50\\%}", "50"), ("gdm", r"\\boxed{72 \\text{ clips}}", "72"), ("gdm", r"Answer: \\(34\\)", "34"),
+    ("gdm", r"The answer is $\\frac{1}{4}$.", "0.25"), ("gdm", r"So she pays $\\frac{9}{20}$.", "0.45"),
+    ("m", r"\boxed{6\sqrt{2}}", r"6\\sqrt{2}"), ("m", r"\\\\boxed{3\\\\sqrt{2}}", r"3\sqrt{2}"),
+    ("m", r"\\boxed{\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
+    *boxed("m", r"\begin{pmatrix} a \\ b c \end{pmatrix}", r"\begin{pmatrix} a \\bc \end{pmatrix}"),
+    *boxed("m", r"\begin{pmatrix} 1 \\ 2/3 \end{pmatrix}", r"\begin{pmatrix} 1 \\\frac{2}{3} \end{pmatrix}"),
+]  # fmt: skip
+
+# What a response without any marker ends in.
+ENDINGS = [
+    ("m", "so it is $x^2+6$", "x^2+6"), ("m", r"So the area is $5\pi$.", r"5\pi"),
+    ("gdm", "So it is $48 + 24 = 72$ clips.", "72"), ("m", r"Hence $f(x) = 2x + 3$.", "2x+3"), ("m", "It is 5x", "5x"),
+]  # fmt: skip
+OPERANDS = [
+    ("gdm", "so it is $x^2+6$", "8"), ("gdm", "so $a_1 + 4 = b$", "5"), ("m", "so x + 5x", "5x"),
+    ("gdm", "we get 2^3", "8"),
+    *rows("gdm", "72", "So she sold 48 + 24", "This leaves 80 - 8.", "it is twice 36", "the sum 70 and 2", "9 times 8"),
+]  # fmt: skip
+
+PAID = [*DOUBLED, *ENDINGS]
+REFUSED = [
+    ("m", r"\\boxed{\\frac{1}{4}}", "4"), ("m", r"\boxed{\\sqrt{13}}", "13"), *OPERANDS,
+]  # fmt: skip
+
+
+def verdict(function: str, text: str, gold: str, task: Callable) -> Verdict:
+    found = VERIFIERS[function].verify(Candidate(text=text, gold=gold, data_source="", index=0))
+    return (found.conclude(task(found.arguments)) if isinstance(found, Job) else found).verdict
+
+
+@pytest.mark.parametrize(("functions", "text", "gold"), PAID)
+def test_right_answers_are_paid(task: Callable, functions: str, text: str, gold: str) -> None:
+    assert [verdict(function, text, gold, task) for function in functions] == [Verdict.CORRECT] * len(functions)
+
+
+@pytest.mark.parametrize(("functions", "text", "gold"), REFUSED)
+def test_other_answers_are_not(task: Callable, functions: str, text: str, gold: str) -> None:
+    for function in functions:
+        assert verdict(function, text, gold, task) in (Verdict.WRONG, Verdict.NO_ANSWER), function
+
+
+TOO_LARGE = [
+    *("10^{10^{10}}", "9^{9^{9^9}}", "(10^{10})!", "((9!)!)!", r"\binom{10^{10}}{10^9}", "x^{10^{10^{10}}}"),
+    *("(x+1)^{10^9}", "2^{9999999999}", "9999999999!", r"\sum_{k=1}^{10^{12}} k!", r"\prod_{k=1}^{10^{10}} k"),
+    *("2^{2^{2^{2^{2^2}}}}", "10^{-10^{10}}", r"\left(\frac{1}{2}\right)^{10^{10}}", r"\sqrt{2}^{10^{11}}"),
+    *(r"\begin{pmatrix}1&1\\1&0\end{pmatrix}^{10^{10}}", "x" + "^{99" * 99 + "}" * 99, "9" * 900),
+]
+NOT_TOO_LARGE = [
+    *("2^{2018}", r"2 \cdot 2^{2017}", "2018!", r"x^{\frac{2017}{2018}}", "x^{2017/2018}", r"\binom{2018}{1009}"),
+    *("9^{500}", "(x+1)^{1000}", "a_{100000000}", r"\frac{10^{1000}}{7^{1000}}", "10^{10^4}", "", "}{", "^!"),
+]
+
+
+@pytest.mark.parametrize(("text", "is_large"), [*((t, True) for t in TOO_LARGE), *((t, False) for t in NOT_TOO_LARGE)])
+def test_the_size_of_an_answer_is_known_before_it_is_evaluated(text: str, is_large: bool) -> None:
+    assert is_too_large(answer_tokens(text)) == is_large
+    if is_large:
+        for answer, gold in ((text, "x^2 + 1"), ("x^2 + 1", text)):
+            found = Math().verify(Candidate(text=rf"\boxed{{{answer}}}", gold=gold, data_source="", index=0))
+            assert isinstance(found, Verification) and found.verdict is Verdict.WRONG
