@@ -15,14 +15,23 @@ from mindgspo.config import load_config
 from mindgspo.config.messages import section_of
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.errors import ConfigError
-from mindgspo.integrations.foreign_configs import mindformers, mindrlhf, verl
+from mindgspo.integrations.foreign_configs import mindformers, mindrlhf, mindspeed, verl
 from mindgspo.integrations.foreign_configs.experiment import Experiment
+from mindgspo.integrations.foreign_configs.models import take_end_tokens, take_model_folder
 from mindgspo.integrations.foreign_configs.sources import Source, read_source
 from mindgspo.integrations.foreign_configs.tables import Finding, Row, Status, Table, one_line, shown
 from mindgspo.io import write_file
 
-TABLES: dict[str, Table] = {table.name: table for table in (mindformers.TABLE, mindrlhf.TABLE, verl.TABLE)}
+TABLES: dict[str, Table] = {suite.TABLE.name: suite.TABLE for suite in (mindformers, mindrlhf, mindspeed, verl)}
 _LONGEST = 1000  # characters of a reason
+# How a missing key is given on the command line.
+_EXAMPLES = {
+    "data.train": ": --set data.train.format=verl --set data.train.path=FILE (docs/configuration.md lists the formats)",
+    "data.eval": ": --set data.eval.format=verl --set data.eval.path=FILE",
+    "model": ": --set model.path=FOLDER takes its sizes from the folder's config.json",
+    "tokenizer.path": ": --set tokenizer.path=FOLDER",
+    "algorithm.name": ": --set algorithm.name=gspo, or another; the file may name one, but not so that it can be read",
+}
 _ORDER = (
     Status.UNKNOWN,
     Status.UNREADABLE,
@@ -50,15 +59,21 @@ class Conversion:
 def convert(paths: Sequence[Path], suite: str | None = None, overrides: Iterable[str] = ()) -> Conversion:
     """The experiment that the files describe. suite: which table reads them; None: told from their keys.
 
-    Several files: MindFormers' finetune and predict YAML, or MindRLHF's YAML and the MindFormers files that it names.
+    Several files: MindFormers' finetune and predict YAML, MindRLHF's YAML and the MindFormers files that it names, or
+    MindSpeed-RL's YAML and the file of its model.
     Raises ConfigError for a file that cannot be read, or an override that is none.
     """
     sources = [read_source(path, suite if number == 0 else None) for number, path in enumerate(paths)]
     experiment = Experiment()
     name = _fill(sources, experiment)
     experiment.override(overrides)
+    take_model_folder(experiment)
+    take_end_tokens(experiment)
     title = [f"Converted by mindgspo convert config from {' and '.join(path.name for path in paths)}."]
     refused, missing = _checked(experiment.yaml(title))
+    unsaid = experiment.unsaid()
+    refused = [line for line in refused if line.partition(":")[0] not in unsaid]
+    missing += unsaid
     title += [f"Still to be set: {', '.join(missing)}."] if missing else []
     return Conversion(
         suite=name,
@@ -76,13 +91,15 @@ def _fill(sources: Sequence[Source], experiment: Experiment) -> str:
         verl.fill(sources[0], experiment)
     elif set(suites) == {"mindformers"} and len(suites) <= 2:
         mindformers.fill(sources, experiment)
+    elif set(suites) == {"mindspeed"} and len(suites) <= 2:
+        mindspeed.fill(sources, experiment)
     elif suites.count("mindrlhf") == 1 and set(suites) <= {"mindrlhf", "mindformers"}:
         mindrlhf.fill(sorted(sources, key=lambda source: source.suite != "mindrlhf"), experiment)
     else:
         raise ConfigError(
             f"{', '.join(str(source.path) for source in sources)}: {' and '.join(suites)} do not go together; give one "
             "of verl, or a finetune and a predict file of MindFormers, or one of MindRLHF with the MindFormers files "
-            "that it names"
+            "that it names, or one of MindSpeed-RL with the file of its model"
         )
     return "mindrlhf" if "mindrlhf" in suites else suites[0]
 
@@ -126,7 +143,7 @@ def report_lines(conversion: Conversion) -> Iterator[str]:
     names_files = len({finding.file for finding in conversion.findings if finding.file}) > 1
     if conversion.missing:
         yield f"still to be set ({len(conversion.missing)}): no file says so; use --set or write it into the result"
-        yield from (f"  {key}" for key in conversion.missing)
+        yield from (f"  {key}{_EXAMPLES.get(key, '')}" for key in conversion.missing)
     if conversion.refused:
         yield f"refused here ({len(conversion.refused)}): the result holds what the files say; change it"
         yield from (f"  {one_line(line, _LONGEST)}" for line in conversion.refused)

@@ -6,7 +6,7 @@ plans of equal cards, which all suites share, are worked out here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -43,11 +43,13 @@ class Value(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Experiment:
-    """values: by dotted key here. findings: in the order they came up. used: rows that said something."""
+    """values: by dotted key here. findings: in the order they came up. used: rows that said something. end_token_ids:
+    by dotted key, ids whose names the tokenizer has, and the key they stand under."""
 
     values: dict[str, Value] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     used: list[Row] = field(default_factory=list)
+    end_token_ids: dict[str, tuple[Sequence[int], str]] = field(default_factory=dict)
 
     def apply(self, table: Table, source: Source, *, with_defaults: bool = True) -> Settings:
         """Every key of the file becomes a finding, and a value where it has one here; then the suite's defaults."""
@@ -63,7 +65,12 @@ class Experiment:
             else:
                 self._take(row, value, row.outcome(value, settings), source=key, file=source.name)
         for row in table.rows if with_defaults else ():
-            if row.has_default and row.source not in settings and row.source not in reading.unread_keys:
+            if not row.has_default or row.source in settings or row.source in reading.unread_keys:
+                continue
+            if reading.unread_words:
+                text = f"may stand in {reading.unread_words[0]}, which is not read, so its default is not assumed"
+                self.report(Status.UNREADABLE, row.source, "", text, targets=(), file=source.name)
+            else:
                 self._take_default(row, row.outcome(row.default, settings))
         return settings
 
@@ -90,6 +97,19 @@ class Experiment:
     def set(self, values: Mapping[str, Any], origin: str) -> None:
         """Values, and the key or rule that they follow from."""
         self.values.update({target: Value(value, origin) for target, value in values.items()})
+
+    def assume_device(self, why: str) -> None:
+        """Where no file says it, or says another: what this project is for."""
+        if self.get("device") is None:
+            self.assume("device", "Ascend", why, "this project runs on Ascend or CPU; set device=CPU for a CPU")
+
+    def leave_open(self, target: str, why: str) -> None:
+        """A value that the files may hold, but not so that it can be read; the result is refused until it is set."""
+        self.values[target] = Value(None, f"to be set: {why}")
+
+    def unsaid(self) -> list[str]:
+        """The keys that were left open."""
+        return [key for key, value in self.values.items() if value.origin.startswith("to be set: ")]
 
     def set_from(self, settings: Settings, key: str, target: str, value: Any) -> None:
         """The value that `key` gives, or its default there, which is said where this project would do something
@@ -139,6 +159,22 @@ class Experiment:
             why = "left out: it counts between pipeline stages, and there is one"
             self.report(Status.ADJUSTED, key, self.get(key), why)
             del self.values[key]
+
+    def fill_replicas(self, plan: str, cards: int, block: int, origin: str) -> int:
+        """Replicas of a plan, each of `block` cards; returns their number."""
+        replicas = max(1, cards // block)
+        key = f"{plan}.data_parallel"
+        self.set({key: replicas}, f"{origin} = {cards} / {block}")
+        if cards % block:
+            self.report(Status.NOT_IMPLEMENTED, key, replicas, f"{cards} cards are no multiple of {block}")
+        return replicas
+
+    def assume_micro_batches(self) -> None:
+        """Where Megatron trains in stages: it counts no micro-batches between them."""
+        stages = self.count(f"{TRAIN}.pipeline_stage")
+        if stages > 1:
+            why = "Megatron lets all micro-batches of an update through the stages"
+            self.assume(f"{TRAIN}.micro_batch_num", stages, why, "the smallest legal number; more idle less")
 
     def assume_infer_plan(self) -> None:
         """Where no plan of generation is given: the slices of the train plan, its stages as replicas."""

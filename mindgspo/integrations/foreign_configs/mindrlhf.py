@@ -12,6 +12,7 @@ from typing import Any
 from mindgspo.errors import ConfigError
 from mindgspo.integrations.foreign_configs import mindformers
 from mindgspo.integrations.foreign_configs.experiment import INFER, SIZES, TRAIN, Experiment
+from mindgspo.integrations.foreign_configs.models import token_ids
 from mindgspo.integrations.foreign_configs.sources import Source, read_source
 from mindgspo.integrations.foreign_configs.tables import (
     Outcome,
@@ -102,6 +103,12 @@ def tokenizer(value: Any, settings: Settings, row: Row) -> str:
     return str(Path(path).parent) if Path(path).suffix in (".json", ".txt") else path
 
 
+def token_id(value: Any, settings: Settings, row: Row) -> Outcome:
+    if not token_ids(value):
+        raise ValueError(f"expected a whole number or a list of them, got {value!r}")
+    return mapped({})
+
+
 def last_rate(value: Any, settings: Settings, row: Row) -> Outcome:
     peak = number(settings[f"{_ACTOR}.lr_schedule.lr"])
     if peak <= 0:
@@ -165,6 +172,10 @@ def fill(sources: Sequence[Source], experiment: Experiment) -> None:
     experiment.assume("algorithm.name", "grpo", "MindRLHF's loss", remark)
     _fill_plans(settings, experiment)
     _fill_batches(settings, experiment)
+    for name, target in (("eos_token_id", "tokenizer.eos_tokens"), ("pad_token_id", "tokenizer.pad_token")):
+        key = f"{_GENERATE}.sampling_config.{name}"
+        if ids := token_ids(settings[key]):
+            experiment.end_token_ids[target] = (ids, key)
     key = f"{_GENERATE}.max_num_seqs"
     if key in settings:
         slots = settings.size(key) * experiment.count(f"{INFER}.data_parallel")

@@ -1,7 +1,9 @@
 """verl's overrides out of a shell script, a command line or a list of them. Nothing is run.
 
 tree-sitter-bash takes the script apart. Assignments, lists, defaults and arithmetic are evaluated in the order of the
-script; of the environment nothing is read but the home folder and the current one.
+script; of the environment nothing is read but the home folder and the current one. Of `if` and `case` that branch is
+followed that the script's own values lead to. Where they do not say which, a variable keeps what all branches agree on:
+of a list the settings that are in it either way.
 """
 
 from __future__ import annotations
@@ -19,24 +21,24 @@ import yaml
 from tree_sitter import Language, Node, Parser
 
 from mindgspo.config.yaml_dialect import parse_value
+from mindgspo.integrations.foreign_configs import shell_conditions
 from mindgspo.integrations.foreign_configs.tables import Finding, Reading, Status, one_line
 
 _TRAINER = re.compile(r"(verl|recipe)(\.\w+)*\.main_\w+|(.*/)?main_\w+\.py")
 _OVERRIDE = re.compile(r"(?P<sign>\+{0,2}|~)(?P<key>\w+(?:\.\w+)+)(?P<rest>=.*|)", re.DOTALL)
 _CONFIG_OPTIONS = ("--config-name", "--config-path")
 _SINGLE_WORDS = (*_CONFIG_OPTIONS, "model_engine")
-_CONDITIONAL = (
-    "if_statement",
-    "while_statement",
-    "for_statement",
-    "c_style_for_statement",
-    "case_statement",
-    "subshell",
-)
+_REPEATED = ("while_statement", "for_statement", "c_style_for_statement", "subshell")
+_CHOICES = {"if_statement": shell_conditions.branches_of_if, "case_statement": shell_conditions.branches_of_case}
+_NOT_FOLLOWED = "is set under a condition or in a loop, which is not followed"
+# verl's scripts find out what they run on with this variable; this project runs on Ascend.
+_DEVICE, _ON_ASCEND = "DEVICE", "npu"
 _COMMANDS = ("command", "unset_command")
 _SUBSTITUTIONS = ("command_substitution", "process_substitution")
 _MOST_CHARACTERS, _MOST_IN_A_WORD, _MOST_ALTOGETHER = 200_000, 65_536, 4_000_000
 _MOST_DEFAULTS = 20  # within one default
+_MOST_CHOICES = 500  # that are followed; each keeps a copy of the variables
+_MOST_TEXTS = 20  # that a variable may have behind a condition
 _MOST_SECONDS = 20  # of parsing; what is broken at every character takes the parser minutes
 _LARGEST = 2**63
 _WITH_DEFAULT = re.compile(r"([A-Za-z_]\w*|\d+)(:?-|:?=)(.*)", re.DOTALL)
@@ -50,6 +52,14 @@ _BEHIND_A_NAME = re.compile(rb"(\$\(\(.*?\)\)|\$(?:[A-Za-z_]\w*|[0-9@*]))([/.,+~
 
 class Unresolved(Exception):  # noqa: N818  (says what it is; nothing went wrong)
     """A word whose value is not in the file. The message says what is missing."""
+
+
+class _OneOf(Unresolved):
+    """A variable with several possible texts."""
+
+    def __init__(self, reason: str, texts: Sequence[str]) -> None:
+        super().__init__(reason)
+        self.texts = texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +80,10 @@ class _Unread:
     known: str
     shown: str
     reason: str
+
+
+_Value = str | list[str | _Unread] | Unresolved
+_Variables = dict[str, _Value]
 
 
 def read_overrides(text: str) -> Reading:
@@ -125,18 +139,19 @@ class _Script:
 
     def __init__(self, source: bytes) -> None:
         self._source = source
-        self._variables: dict[str, str | list[str | _Unread] | Unresolved] = {
-            "HOME": str(Path.home()),
-            "PWD": str(Path.cwd()),
-        }
-        self._defaults: dict[str, str] = {}
+        self._variables: _Variables = {"HOME": str(Path.home()), "PWD": str(Path.cwd())}
+        self._defaults: dict[str, tuple[str, str]] = {}
         self._made = 0
+        self._choices = 0
+        self._has_ended = False
         self._reading = Reading()
         self._commands: list[int] = []
         self._others: list[str] = []
 
     def visit(self, node: Node, *, is_sure: bool) -> None:
         """is_sure: the node is run exactly once."""
+        if self._has_ended:
+            return
         if node.type in _COMMANDS:
             self._command(node, [], is_sure)
         elif node.type == "variable_assignment":
@@ -147,14 +162,52 @@ class _Script:
                 self._command(body, redirects, is_sure)
             else:
                 self.visit(body, is_sure=is_sure)
-        elif node.type == "list":
-            for number, child in enumerate(node.named_children):
-                self.visit(child, is_sure=is_sure and number == 0)
+        elif node.type == "list" and len(node.named_children) == 2:
+            first, second = node.named_children
+            verdict = shell_conditions.decided(first, self._text_if_known)
+            if any(one.type == "||" for one in node.children) and verdict is not None:
+                verdict = not verdict
+            self.visit(first, is_sure=is_sure)
+            self._follow([(verdict, [second])], is_sure)
+        elif node.type in _CHOICES:
+            self._follow(list(_CHOICES[node.type](node, self._text_if_known)), is_sure)
         elif node.type not in _SUBSTITUTIONS:
             if node.type == "for_statement" and (name := node.child_by_field_name("variable")) is not None:
                 self._variables[self._text(name)] = Unresolved(f"${self._text(name)} is set by a loop")
             for child in node.named_children:
-                self.visit(child, is_sure=is_sure and node.type not in _CONDITIONAL)
+                self.visit(child, is_sure=is_sure and node.type not in _REPEATED)
+
+    def _follow(self, branches: Sequence[shell_conditions.Branch], is_sure: bool) -> None:
+        """Visit the branch that is run; where that is not known, all that may be, each from the same variables."""
+        possible: list[Sequence[Node]] = []
+        for verdict, body in branches:
+            is_taken = verdict if is_sure else None  # in a loop variables may be other ones each time
+            possible += [body] if is_taken is not False else []
+            if is_taken:
+                break
+        else:
+            possible.append(())
+        self._choices += 1
+        is_known = len(possible) == 1
+        is_followed = is_sure and self._choices <= _MOST_CHOICES
+        before, after = self._variables, []
+        for body in possible:
+            if is_followed and not is_known:
+                self._variables = dict(before)
+            for child in body:
+                self.visit(child, is_sure=is_sure and (is_known or is_followed))
+            if not self._has_ended:
+                after.append(self._variables)
+            self._has_ended = is_known and self._has_ended
+        if is_followed and not is_known:
+            self._has_ended = not after
+            self._variables = _joint(after) if after else before
+
+    def _text_if_known(self, node: Node) -> str | None:
+        try:
+            return self._joined(list(self._parts(node)))
+        except Unresolved:
+            return None
 
     def reading(self) -> Reading:
         reading = self._reading
@@ -163,8 +216,7 @@ class _Script:
             raise ValueError(f"holds {len(self._commands)} training commands (lines {lines}); leave one of them in")
         if not reading.values and not reading.unread_keys:
             raise ValueError("holds no override of the form section.key=value")
-        for name, default in self._defaults.items():
-            why = "the script's own default of a variable of the environment"
+        for name, (default, why) in self._defaults.items():
             reading.findings.append(Finding(status=Status.ASSUMED, source=f"${name}", value=default, text=why))
         if self._others:
             names = ", ".join(sorted(set(self._others))[:8])
@@ -190,6 +242,7 @@ class _Script:
             self._reading.values.clear()  # overrides that stood alone before it were for people to read
             self._arguments(words[trainer + 1 :])
         elif not _OVERRIDE.fullmatch(first):
+            self._has_ended = is_sure and first == "exit"
             self._others.append(_shown(words[0]))
         elif not self._commands:
             self._arguments(words)
@@ -236,14 +289,16 @@ class _Script:
         try:
             fields = self._fields(word)
         except Unresolved as reason:
-            self._reading.unread(_shown(word), "", str(reason))
-            return
+            fields = [_Unread(_literal_start(word), _shown(word), str(reason))]
         for one in fields:
             if isinstance(one, str):
                 self._override(one)
+            elif key := _OVERRIDE.fullmatch(one.known):
+                self._reading.unread(key["key"], one.shown.partition("=")[2], one.reason)
             else:
-                key = _OVERRIDE.fullmatch(one.known)
-                self._reading.unread(key["key"] if key else one.shown, one.shown.partition("=")[2], one.reason)
+                self._reading.unread(one.shown, one.shown.partition("=")[2], one.reason)
+                if not one.known:
+                    self._reading.unread_words.append(one.shown)
 
     def _override(self, text: str) -> None:
         found = _OVERRIDE.fullmatch(text)
@@ -279,14 +334,16 @@ class _Script:
         name = self._text(target).partition("[")[0]
         is_added = any(child.type == "+=" for child in node.children)
         if not is_sure:
-            self._forget(name, "is set under a condition or in a loop, which is not followed")
+            self._forget(name, _NOT_FOLLOWED)
         elif target.type == "subscript":
             self._forget(name, "is set by its number, which is not followed")
         elif value is not None and value.type == "array":
-            before = self._variables.get(name) if is_added else None
+            before = self._variables.get(name, []) if is_added else []
             try:
                 added = [one for child in value.named_children for one in self._elements(child)]
-                self._variables[name] = [*before, *added] if isinstance(before, list) else added
+                if isinstance(before, Unresolved):
+                    raise before
+                self._variables[name] = [*([before] if isinstance(before, str) else before), *added]
             except Unresolved as reason:
                 self._variables[name] = reason
         elif is_added:
@@ -323,6 +380,9 @@ class _Script:
                 raise value if isinstance(value, Unresolved) else Unresolved(f"the list {name} is not in the file")
             self._count(sum(len(one if isinstance(one, str) else one.shown) + 1 for one in value))
             return value
+        if len(word) == 1 and word[0].is_split and isinstance(word[0].value, _OneOf):
+            self._count(sum(map(len, word[0].value.texts)))
+            return _agreed([text.split() for text in word[0].value.texts], str(word[0].value))
         try:
             text = self._joined(word)
         except Unresolved as reason:
@@ -350,8 +410,13 @@ class _Script:
 
     # Words
 
+    def _start(self, node: Node) -> int:
+        """Where the node starts without the blanks that the grammar takes to an expansion between quotes."""
+        text = self._source[node.start_byte : node.end_byte]
+        return node.end_byte - len(text.lstrip())
+
     def _parts(self, node: Node, *, is_quoted: bool = False) -> Iterator[_Part]:
-        text = self._text(node)
+        text = self._text(node).lstrip() if is_quoted else self._text(node)
         if node.type in ("concatenation", "command_name", "translated_string"):
             end = node.start_byte
             for child in node.named_children:
@@ -382,7 +447,7 @@ class _Script:
         yield _Part("", "", is_literal=True)  # "" is a word too
         end = node.start_byte + 1
         for child in [*(one for one in node.named_children if one.type != "string_content"), None]:
-            start = node.end_byte - 1 if child is None else child.start_byte
+            start = node.end_byte - 1 if child is None else self._start(child)
             between = self._source[end:start].decode()
             if between:
                 value = re.sub(r'\\([$`"\\]|\n)', lambda found: found[1].strip("\n"), between)
@@ -410,7 +475,14 @@ class _Script:
         if value is not None and (value or not with_default):
             return value
         if with_default:
-            self._defaults[name] = default = self._default(with_default[3])
+            why = "the script's own default of a variable of the environment"
+            try:
+                default = self._default(with_default[3])
+            except Unresolved:
+                if name != _DEVICE:
+                    raise
+                default, why = _ON_ASCEND, "the script finds out what it runs on; this project runs on Ascend"
+            self._defaults[name] = (default, why)
             return default
         raise Unresolved(f"${name} has no value in the file")
 
@@ -463,6 +535,44 @@ class _Script:
 
     def _text(self, node: Node) -> str:
         return self._source[node.start_byte : node.end_byte].decode()
+
+
+def _joint(states: Sequence[_Variables]) -> _Variables:
+    """What is known of every variable after one of several branches."""
+    found: _Variables = {}
+    for name in {name: None for state in states for name in state}:
+        values = [state.get(name) for state in states]
+        reason = f"${name} {_NOT_FOLLOWED}"
+        lists = [[] if one is None else one for one in values if one is None or isinstance(one, list)]
+        texts = [text for one in values for text in _texts(one)]
+        if all(one == values[0] for one in values[1:]) and values[0] is not None:
+            found[name] = values[0]
+        elif len(lists) == len(values):
+            found[name] = _agreed(lists, reason)
+        elif None not in texts and len(set(texts)) <= _MOST_TEXTS:
+            found[name] = _OneOf(reason, [str(one) for one in dict.fromkeys(texts)])
+        else:
+            found[name] = Unresolved(reason)
+    return found
+
+
+def _texts(value: _Value | None) -> Sequence[str | None]:
+    """The texts that a variable may have; None among them: another one."""
+    if isinstance(value, _OneOf):
+        return value.texts
+    return [""] if value is None else [value if isinstance(value, str) else None]
+
+
+def _agreed(lists: Sequence[Sequence[str | _Unread]], reason: str) -> list[str | _Unread]:
+    """The words that are in every list; of the others the key alone."""
+    found: dict[str | _Unread, None] = {}
+    for word in (word for words in lists for word in words):
+        if isinstance(word, str) and not all(word in words for words in lists):
+            key = f"{word.partition('=')[0]}="
+            found[_Unread(key, key, reason)] = None
+        else:
+            found[word] = None
+    return list(found)
 
 
 def _quotient(left: int, right: int) -> int:

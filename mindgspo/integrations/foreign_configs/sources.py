@@ -1,4 +1,5 @@
-"""Foreign files, read and told apart by their keys: shell commands of verl, YAML of MindFormers and MindRLHF.
+"""Foreign files, read and told apart by their keys: shell commands of verl, YAML of MindFormers, MindRLHF and
+MindSpeed-RL.
 
 YAML becomes a flat mapping of dotted keys in bounded time and memory. It is PyYAML's own dialect (YAML 1.1, with
 aliases), because the suites read their files with it; tags that make anything but plain data are refused.
@@ -22,6 +23,7 @@ from mindgspo.integrations.foreign_configs.tables import Reading
 _MOST_BYTES, _MOST_VALUES, _DEEPEST = 1_000_000, 20_000, 40
 _CONSTRUCTED = ("null", "bool", "int", "float", "str", "seq", "map", "timestamp")
 _MARKS = {
+    "mindspeed": ("megatron_training.",),  # before MindRLHF, whose names of sections it shares
     "mindrlhf": ("rl_config.", "actor_config.", "generate_config."),
     "mindformers": ("run_mode", "model.model_config.", "parallel_config.", "runner_config.", "pretrained_model_dir"),
 }
@@ -58,8 +60,9 @@ def read_source(path: Path, suite: str | None) -> Source:
     found = suite or _suite_of(values)
     if found is None:
         raise ConfigError(
-            f"{path}: no key of MindFormers (run_mode, parallel_config, ...) or MindRLHF (rl_config, ...) in it; verl "
-            "is read from a command line or a list of overrides; if it is one of them, say so with --from"
+            f"{path}: no key of MindFormers (run_mode, parallel_config, ...), MindRLHF (rl_config, ...) or "
+            "MindSpeed-RL (megatron_training, ...) in it; verl is read from a command line or a list of overrides; "
+            "if it is one of them, say so with --from"
         )
     return Source(path=path, suite=found, reading=reading)
 
@@ -84,7 +87,8 @@ def _suite_of(values: Mapping[str, Any]) -> str | None:
         sections = tuple(mark for mark in marks if mark.endswith("."))
         if any(key in marks or key.startswith(sections) for key in values):
             return suite
-    return None
+    is_model = any(key.endswith((".ffn_hidden_size", ".num_query_groups")) for key in values)
+    return "mindspeed" if is_model else None
 
 
 class _Loader(yaml.SafeLoader):

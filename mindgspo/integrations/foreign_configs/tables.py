@@ -2,7 +2,7 @@
 
     conditions       condition -> why a key that depends on it sets nothing where it does not hold
     mapped           keys there -> {to: keys here, and how}
-    not_implemented  key there -> {instead: what to do here, harmless: values without effect}
+    not_implemented  keys there -> {instead: what to do here, harmless: values without effect}
     not_needed       why -> keys there
 
 A * in a key stands for anything; where several keys fit a setting, the longest start before a * counts.
@@ -69,10 +69,12 @@ class Finding:
 @dataclass(slots=True, kw_only=True)
 class Reading:
     """A foreign file as it was read. values: by dotted key. unread_keys: those whose value is not in the file, so that
-    no default stands for them. findings: remarks on what is no value."""
+    no default stands for them. unread_words: each may hold any key, so that no default stands for any. findings:
+    remarks on what is no value."""
 
     values: dict[str, Any] = field(default_factory=dict)
     unread_keys: set[str] = field(default_factory=set)
+    unread_words: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
     def remark(self, source: str, value: Any, text: str, status: Status = Status.NOT_NEEDED) -> None:
@@ -84,6 +86,10 @@ class Reading:
         self.unread_keys.add(source)
         self.values.pop(source, None)
         self.remark(source, value, text, Status.UNREADABLE)
+
+    def is_unread(self, key: str) -> bool:
+        """Whether the key may be set to a value that is not in the file."""
+        return key in self.unread_keys or (bool(self.unread_words) and key not in self.values)
 
 
 class Settings:
@@ -99,7 +105,7 @@ class Settings:
         """The file's value, else the suite's default; None for a key that could not be read."""
         if key in self._reading.values:
             return self._reading.values[key]
-        return None if key in self._reading.unread_keys else self._table.default(key)
+        return None if self._reading.is_unread(key) else self._table.default(key)
 
     def first(self, *keys: str) -> Any:
         """The value of the first of these keys that the file sets, else the default of the first."""
@@ -183,7 +189,11 @@ def load_table(name: str, functions: Mapping[str, Any]) -> Table:
         for keys, entry in content["mapped"].items()
         for key in keys.split(", ")
     ]
-    rows += [_not_implemented_row(key, entry) for key, entry in content["not_implemented"].items()]
+    rows += [
+        _not_implemented_row(key, entry)
+        for keys, entry in content["not_implemented"].items()
+        for key in keys.split(", ")
+    ]
     rows += [_not_needed_row(key, why) for why, keys in content["not_needed"].items() for key in keys]
     return Table(name=name, title=content["title"], rows=rows)
 

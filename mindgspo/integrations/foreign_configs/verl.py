@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import lcm, prod
 from typing import Any
 
 from mindgspo.config.algorithm import POLICY_LOSSES
@@ -36,6 +37,12 @@ _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT, _MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 _MEGATRON = f"{_ACTOR}.megatron"
 _MEGATRON_TRAINERS = ("ppo_megatron_trainer", "dapo_megatron_trainer")
+_MEGATRON_SIZES = (
+    ("tensor_model_parallel_size", "model_parallel"),
+    ("pipeline_model_parallel_size", "pipeline_stage"),
+    ("context_parallel_size", "context_parallel"),
+    ("expert_model_parallel_size", "expert_parallel"),
+)
 _CORRECTION, _FILTER = "algorithm.rollout_correction", "algorithm.filter_groups"
 # policy_loss.loss_mode -> algorithm.name. vanilla is the token-level clip that grpo, dapo and ppo share here.
 _LOSS_MODES = {"vanilla": "grpo", "gspo": "gspo", "sapo": "sapo", "gpg": "gpg", "geo_mean": "gmpo", "cispo": "cispo"}
@@ -231,10 +238,10 @@ def clip_ratio(value: Any, settings: Settings, row: Row) -> Outcome:
 
 def aggregation(value: Any, settings: Settings, row: Row) -> Any:
     name = loss_name(settings)
-    if f"{_ACTOR}.loss_agg_mode" not in settings and name in ("gspo", "sapo", "gmpo"):
-        return not_needed(f"{name} averages over responses there up to 0.9.0 whatever the mode, and so it does here")
     if name == "gmpo":
         return not_needed("gmpo has one loss per response; the mode is not read there either")
+    if name in ("gspo", "sapo") and value != "seq-mean-token-mean":
+        return not_needed(f"{name} averages over responses there whatever the mode, and so it does here")
     return text(value)
 
 
@@ -340,6 +347,12 @@ TABLE = load_table("verl", globals())
 def fill(source: Source, experiment: Experiment) -> None:
     """The experiment that the overrides describe."""
     settings = experiment.apply(TABLE, source)
+    key = f"{_ACTOR}.policy_loss.loss_mode"
+    if source.reading.is_unread(key):
+        experiment.leave_open("algorithm.name", f"the value of {key} is not in the file")
+    elif settings["algorithm.adv_estimator"] == "gae" and is_vanilla(settings):
+        experiment.leave_open("algorithm.name", "adv_estimator gae needs a value model, which is not built")
+    experiment.assume_device("verl's own default is cuda")
     _fill_model(settings, experiment)
     _fill_plans(settings, experiment)
     _fill_micro_batches(settings, experiment)
@@ -368,14 +381,16 @@ def _fill_model(settings: Settings, experiment: Experiment) -> None:
 
 
 def _fill_plans(settings: Settings, experiment: Experiment) -> None:
-    for key in ("trainer.nnodes", "trainer.n_gpus_per_node"):
-        if settings[key] is None:
-            why = "its value is not in the file; set both plans' data_parallel"
-            experiment.report(Status.ASSUMED, key, 1, why)
-    cards = settings.size("trainer.nnodes") * settings.size("trainer.n_gpus_per_node")
     key = f"{_ROLLOUT}.tensor_model_parallel_size"
     slices = settings.size(key)
-    _fill_replicas(experiment, INFER, cards, slices, f"cards / {key}")
+    cards = settings.size("trainer.nnodes") * settings.size("trainer.n_gpus_per_node")
+    unsaid = [key for key in ("trainer.nnodes", "trainer.n_gpus_per_node") if settings[key] is None]
+    if unsaid:
+        sizes = _MEGATRON_SIZES if is_megatron(settings) else ()
+        cards = lcm(cards, slices, prod(settings.size(f"{_MEGATRON}.{name}") for name, _ in sizes))
+        why = "not in the file; the fewest that both plans fit on; set both plans' data_parallel"
+        experiment.report(Status.ASSUMED, " x ".join(unsaid), cards, why)
+    experiment.fill_replicas(INFER, cards, slices, f"cards / {key}")
     experiment.set_from(settings, key, f"{INFER}.model_parallel", slices)
     fill_train_plan: Callable[[Settings, Experiment, int], None] = (
         _fill_megatron_plan if is_megatron(settings) else _fill_fsdp_plan
@@ -389,7 +404,7 @@ def _fill_fsdp_plan(settings: Settings, experiment: Experiment, cards: int) -> N
     why = "FSDP cuts weights over all cards, which is not implemented here"
     how = "cut as for generation; `mindgspo plan` shows whether it fits; model_parallel and pipeline_stage cut more"
     experiment.assume(f"{TRAIN}.model_parallel", slices, why, how)
-    if _fill_replicas(experiment, TRAIN, cards, slices, "cards / model_parallel") > 1:
+    if experiment.fill_replicas(TRAIN, cards, slices, "cards / model_parallel") > 1:
         why = "FSDP cuts moments over all cards"
         experiment.assume(f"{TRAIN}.optimizer_shard", True, why, "over the replicas here")
     key = f"{_MODEL}.enable_gradient_checkpointing"
@@ -399,16 +414,11 @@ def _fill_fsdp_plan(settings: Settings, experiment: Experiment, cards: int) -> N
 
 def _fill_megatron_plan(settings: Settings, experiment: Experiment, cards: int) -> None:
     block = 1
-    for key, target in (
-        ("tensor_model_parallel_size", "model_parallel"),
-        ("pipeline_model_parallel_size", "pipeline_stage"),
-        ("context_parallel_size", "context_parallel"),
-        ("expert_model_parallel_size", "expert_parallel"),
-    ):
+    for key, target in _MEGATRON_SIZES:
         size = settings.size(f"{_MEGATRON}.{key}")
         block *= 1 if target == "expert_parallel" else size
         experiment.set_from(settings, f"{_MEGATRON}.{key}", f"{TRAIN}.{target}", size)
-    _fill_replicas(experiment, TRAIN, cards, block, "cards / (model x pipeline x context)")
+    experiment.fill_replicas(TRAIN, cards, block, "cards / (model x pipeline x context)")
     for key, target in (("sequence_parallel", "use_seq_parallel"), ("use_distributed_optimizer", "optimizer_shard")):
         key = f"{_MEGATRON}.{key}"
         experiment.set_from(settings, key, f"{TRAIN}.{target}", settings.is_on(key))
@@ -416,19 +426,7 @@ def _fill_megatron_plan(settings: Settings, experiment: Experiment, cards: int) 
     if settings[key] in ("full", "selective"):
         experiment.set({f"{TRAIN}.recompute": settings[key]}, key)
     experiment.drop_what_has_no_effect()
-    stages = experiment.count(f"{TRAIN}.pipeline_stage")
-    if stages > 1:
-        why = "Megatron lets all micro-batches of an update through the stages"
-        experiment.assume(f"{TRAIN}.micro_batch_num", stages, why, "the smallest legal number; more idle less")
-
-
-def _fill_replicas(experiment: Experiment, plan: str, cards: int, block: int, origin: str) -> int:
-    replicas = max(1, cards // block)
-    key = f"{plan}.data_parallel"
-    experiment.set({key: replicas}, f"{origin} = {cards} / {block}")
-    if cards % block:
-        experiment.report(Status.NOT_IMPLEMENTED, key, replicas, f"{cards} cards are no multiple of {block}")
-    return replicas
+    experiment.assume_micro_batches()
 
 
 def _fill_micro_batches(settings: Settings, experiment: Experiment) -> None:

@@ -34,6 +34,7 @@ def unread(text: str) -> dict[str, str]:
                          ("a.b=x#y", "x#y"), ("a.b=1 \\\n  c.d=2", 1), ("a.b=\\\n1", 1), ("a.b=1 | tee log", 1),
                          ("a.b=1 > log 2>&1", 1), ("a.b=1 2>&1 | tee log", 1), ("a.b=1 &", 1),
                          ("a.b=1; echo c.d=2", 1), ("a.b=${x}", 7), ("a.b=$x", 7), ("a.b=${x}0", 70),
+                         ('a.b="$x $x"', "7 7"), ('a.b="-  ${x} $((x))"', "-  7 7"),
                          ('a.b="${x}"', 7), ("a.b='$y'", "$y"), (r"a.b=\$y", "$y"), ("a.b=${missing:-5}", 5),
                          ("a.b=${missing-5}", 5), ("a.b=${empty:-5}", 5), ("a.b=${x:-5}", 7),
                          ('a.b=${missing:-"${x}/y"}', "7/y"), ("a.b=$((x * 2))", 14),
@@ -67,6 +68,99 @@ FIRST+=(a.d=5)
 ALL=("${FIRST[@]}" a.e=6)
 """
     assert values(f'{text}{TRAIN} "${{ALL[@]}}" a.f=7') == {"a.b": 4, "a.c": "x y", "a.d": 5, "a.e": 6, "a.f": 7}
+
+
+def test_the_branch_that_the_values_lead_to_is_followed() -> None:
+    lines = """
+backend=megatron
+steps=3
+CONFIG=" a.b=1"
+EXTRA=(a.x=0)
+if [[ $backend == "fsdp" ]]; then
+    CONFIG="$CONFIG a.c=2"
+elif [ "$backend" = megatron ] && [ $steps -ge 3 ]; then
+    CONFIG="$CONFIG  a.c=3"
+    EXTRA=("${EXTRA[@]}" a.y=1)
+else
+    exit 1
+fi
+case "$backend" in
+    fsdp|fsdp2) size=1 ;;
+    megatron)
+        size=2
+        ;;
+    *) exit 1 ;;
+esac
+[ -z "$backend" ] || EXTRA+=(a.z=5)
+[[ -n $backend && ! $steps -lt 3 ]] && last=7
+"""
+    text = f'{lines}{TRAIN} $CONFIG "${{EXTRA[@]}}" a.d=$size a.e=$last'
+    assert values(text) == {"a.b": 1, "a.c": 3, "a.x": 0, "a.y": 1, "a.z": 5, "a.d": 2, "a.e": 7}
+    assert unread(text) == {}
+    said = subprocess.run(
+        ["bash", "-c", f'{lines}printf "%s " $CONFIG "${{EXTRA[@]}}" a.d=$size a.e=$last'],
+        capture_output=True,
+        text=True,
+    )
+    assert sorted(said.stdout.split()) == sorted(f"{key}={value}" for key, value in values(text).items())
+
+
+def test_where_no_branch_is_sure_what_all_of_them_say_stays() -> None:
+    text = f"""
+LIST=(a.b=1 a.c=2)
+TEXT=" a.d=1"
+if [ "$HOST" = here ]; then
+    LIST+=(a.e=3)
+    TEXT="$TEXT a.f=4"
+else
+    LIST=(a.b=1 a.c=5)
+fi
+{TRAIN} "${{LIST[@]}}" $TEXT a.g=6"""
+    assert values(text) == {"a.b": 1, "a.d": 1, "a.g": 6}
+    assert set(unread(text)) == {"a.c", "a.e", "a.f"}, "each is set in one branch alone, or differs"
+    assert read_overrides(text).unread_words == [], "no other key can be in them"
+
+
+@pytest.mark.parametrize(
+    "test", ["[[ ! $u == b ]]", "[ $x = $u ]", "[[ $x == 7* ]]", "[ -f $x ]", "grep -q $x", "[[ $x =~ 7 ]]"]
+)
+def test_conditions_whose_outcome_is_not_in_the_file(test: str) -> None:
+    assert unread(f"x=7\nif {test}; then\n y=1\nfi\n{TRAIN} a.b=$y a.c=1").keys() == {"a.b"}
+
+
+def test_a_branch_that_ends_the_script_leaves_nothing_behind() -> None:
+    text = f'case "$ON" in\n gpu) x=1 ;;\n npu) x=1; y=2 ;;\n *) x=3; exit 1 ;;\nesac\n{TRAIN} a.b=$x a.c=$y'
+    assert values(text) == {"a.b": 1} and set(unread(text)) == {"a.c"}
+
+
+def test_a_word_that_may_hold_any_key_is_noted() -> None:
+    assert read_overrides(f"{TRAIN} a.b=1 $UNKNOWN").unread_words == ["${UNKNOWN}"]
+    assert read_overrides(f'{TRAIN} a.b=1 "${{UNKNOWN[@]}}"').unread_words == ["${UNKNOWN[@]}"]
+    added = f'if [ -e x ]; then\n L=($(cat x))\nfi\nL+=(a.c=1)\n{TRAIN} a.b=1 "${{L[@]}}"'
+    assert values(added) == {"a.b": 1, "a.c": 1} and len(read_overrides(added).unread_words) == 1
+    assert read_overrides(f'{TRAIN} a.b=1 "$@"').unread_words == [], (
+        "a script is converted as it is called without them"
+    )
+
+
+def test_scripts_of_verl_find_out_that_they_run_on_ascend() -> None:
+    text = f"""
+DEVICE=${{DEVICE:-$(python3 -c 'import torch_npu' && echo npu || echo gpu)}}
+case "$DEVICE" in
+    gpu) size=512 ;;
+    npu) size=256 ;;
+esac
+{TRAIN} a.b=$size"""
+    reading = read_overrides(text)
+    assert reading.values == {"a.b": 256}
+    assert ("$DEVICE", "npu") in [(one.source, one.value) for one in reading.findings if one.status is Status.ASSUMED]
+
+
+def test_many_branches_end_soon() -> None:
+    text = "".join(f"if [ $u = {n} ]; then\n v{n}=(a.k{n}=1)\nfi\n" for n in range(4000))
+    started = time.monotonic()
+    assert values(f"{text}{TRAIN} a.b=1") == {"a.b": 1}
+    assert time.monotonic() - started < 60
 
 
 def test_an_unquoted_variable_is_as_many_words_as_it_holds() -> None:
