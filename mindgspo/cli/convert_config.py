@@ -27,7 +27,8 @@ def convert_config(
         typer.Argument(
             metavar="FILE...",
             help="MindFormers' finetune or predict YAML, or both; MindRLHF's GRPO YAML, with the MindFormers files "
-            "that it names behind it; MindSpeed-RL's YAML, with that of its model behind it; or verl's command: a script, a command line, or overrides one per line.",
+            "that it names behind it; MindSpeed-RL's YAML, with that of its model behind it; or verl's command: a "
+            "script, a command line, or overrides one per line.",
         ),
     ],
     from_: Annotated[
