@@ -40,6 +40,10 @@ class RunFolderError(MindGSPOError, RuntimeError):
     """The run folder is in a state that this command must not touch."""
 
 
+class WriteError(MindGSPOError, OSError):
+    """A file cannot be written: the disk is full or read-only, or the user has no right to."""
+
+
 class TrainingError(MindGSPOError, RuntimeError):
     """Training cannot go on: non-finite loss, a failed self-check, fewer steps than asked."""
 

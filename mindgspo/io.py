@@ -16,10 +16,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from mindgspo.errors import WriteError
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 Content = bytes | bytearray | memoryview
 
 MOST_BYTES = 1 << 30
@@ -29,7 +32,7 @@ MOST_DEPTH = 100
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<pid>\d+)")
 _FLUSH_EVERY_S = 0.02
-_SPARE_BYTES = 16 << 20  # headers, small files, the file system's own records
+_RESERVE_BYTES = 16 << 20  # headers, small files, the file system's own records
 
 
 def temporary_path(path: Path) -> Path:
@@ -39,12 +42,16 @@ def temporary_path(path: Path) -> Path:
 
 @contextmanager
 def atomic_file(
-    path: Path, *, sync: bool = True, on_write: Callable[[Content], None] | None = None
+    path: Path,
+    *,
+    sync: bool = True,
+    on_write: Callable[[Content], None] | None = None,
+    num_bytes: int | None = None,
 ) -> Iterator[BinaryIO]:
     """A binary file that becomes `path` when the block succeeds and is removed when it fails.
 
     sync: flush it to disk; otherwise a power cut may leave part of it. on_write: called with everything that is
-    written, e.g. to hash it without reading it back.
+    written, e.g. to hash it without reading it back. num_bytes: that it will have, if that is known. Raises WriteError.
     """
     temporary = temporary_path(path)
     try:
@@ -55,10 +62,53 @@ def atomic_file(
             if sync:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
+        if sync:
+            fsync(path.parent)
+    except OSError as error:
+        if error.filename is not None and Path(error.filename) not in (temporary, path, path.parent):
+            raise  # of a file that the block reads
+        raise write_error(path, error, num_bytes) from error
     finally:
-        temporary.unlink(missing_ok=True)
-    if sync:
-        fsync(path.parent)
+        with suppress(OSError):  # there is none on a disk that is read-only
+            temporary.unlink(missing_ok=True)
+
+
+def write_error(path: Path, error: OSError, num_bytes: int | None = None) -> WriteError:
+    """What the system refused to write to `path`: what that needs, what there is, what can be done. num_bytes: that
+    were to be written, if that is known."""
+    folder = _nearest_folder(path)
+    mend = "choose another place"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        needs = "" if num_bytes is None else f"it needs {_size(num_bytes)}, "
+        full = "the disk is full" if error.errno == errno.ENOSPC else "the disk quota is used up"
+        reason = f"{full} ({needs}{_size(shutil.disk_usage(folder).free)} are free in {folder})"
+        mend = "make room there, or choose a place on another disk"
+    elif error.errno == errno.EROFS:
+        reason = f"{folder} is read-only"
+    elif error.errno in (errno.EACCES, errno.EPERM):
+        reason = f"user {os.geteuid()} may not write in {folder}"
+    elif error.errno == errno.EFBIG:
+        reason = "the file would be larger than the limit (ulimit -f) or the file system allows"
+    else:
+        reason = error.strerror or (os.strerror(error.errno) if error.errno else str(error))
+    wrapped = WriteError(f"{path}: cannot be written: {reason}; {mend}")
+    wrapped.errno = error.errno
+    return wrapped
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes:,} bytes" if num_bytes < 1 << 20 else f"{num_bytes / 2**20:,.1f} MiB"
+
+
+@contextmanager
+def writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
+    """A block that writes `path`, a file or folder; what the system refuses becomes a WriteError, see `write_error`."""
+    try:
+        yield
+    except WriteError:
+        raise
+    except OSError as error:
+        raise write_error(path, error, num_bytes) from error
 
 
 class Closing(AbstractContextManager):
@@ -82,8 +132,8 @@ class _ObservedFile:
 
 
 def write_file(path: Path, content: Content, *, sync: bool = True) -> None:
-    """Write `content` to `path` atomically; sync as in `atomic_file`."""
-    with atomic_file(path, sync=sync) as file:
+    """Write `content` to `path` atomically; sync as in `atomic_file`. Raises WriteError."""
+    with atomic_file(path, sync=sync, num_bytes=len(content)) as file:
         file.write(content)
 
 
@@ -253,11 +303,19 @@ def remove_leftovers(parent: Path, name: str = "") -> None:
 
 
 def check_free_space(path: Path, num_bytes: int, error: type[Exception], fix: str) -> None:
-    """Raises `error`, which ends with `fix`, if the disk of `path` has too little space for `num_bytes`."""
-    folder = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.is_dir())
-    needed, free = num_bytes + _SPARE_BYTES, shutil.disk_usage(folder).free
-    if free < needed:
-        raise error(f"{path}: needs {needed / 2**20:,.0f} MiB and {free / 2**20:,.0f} MiB are free in {folder}; {fix}")
+    """Raises `error`, which ends with `fix`, if the disk of `path` lacks space for `num_bytes` and a reserve."""
+    folder = _nearest_folder(path)
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes + _RESERVE_BYTES:
+        raise error(
+            f"{path}: needs {_size(num_bytes)} and a reserve of {_size(_RESERVE_BYTES)}, and {_size(free)} are free in "
+            f"{folder}; {fix}"
+        )
+
+
+def _nearest_folder(path: Path) -> Path:
+    """The folder itself, or the nearest one above that exists."""
+    return next(parent for parent in (path.absolute(), *path.absolute().parents) if os.path.isdir(parent))
 
 
 def unused_name(path: Path) -> Path:

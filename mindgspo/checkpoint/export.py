@@ -23,6 +23,7 @@ from mindgspo.io import (
     read_json,
     remove_leftovers,
     temporary_path,
+    write_error,
     write_json,
 )
 from mindgspo.tensor_files import (
@@ -163,9 +164,7 @@ def filled_folder(folder: Path, *, run_id: str | None, num_bytes: int) -> Iterat
         fsync_tree(filled)
         publish_folder(filled, folder)
     except OSError as error:
-        raise CheckpointError(
-            f"{folder}: the model could not be exported ({error}); nothing of it is left behind"
-        ) from error
+        raise CheckpointError(f"{write_error(folder, error, num_bytes)}; nothing of it is left behind") from error
     finally:
         shutil.rmtree(filled, ignore_errors=True)
 

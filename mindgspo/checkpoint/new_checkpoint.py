@@ -23,7 +23,7 @@ from mindgspo.checkpoint.stored_files import SUFFIXES, RecordedFile, ShardRecord
 from mindgspo.checkpoint.verify import CHUNK_BYTES, Advance, check_equal, comparison_bytes, recorded_file, tensor_digest
 from mindgspo.checkpoint.whole_checkpoint import WholeCheckpoint, WholeTensor, open_whole
 from mindgspo.errors import CheckpointError
-from mindgspo.io import fsync, fsync_tree, publish_folder, remove_leftovers, temporary_path
+from mindgspo.io import fsync, fsync_tree, publish_folder, remove_leftovers, temporary_path, write_error
 from mindgspo.parallel.layout import Layout, TensorSlice
 from mindgspo.parallel.strategy.record import Strategy
 from mindgspo.tensor_files.reader import open_tensor_file
@@ -138,7 +138,7 @@ class NewCheckpoint:
             self._publish(target)
         except OSError as error:
             raise CheckpointError(
-                f"{target}: could not be written ({error}); nothing is left there, the source is untouched"
+                f"{write_error(target, error)}; nothing is left there, the source is untouched"
             ) from error
         finally:
             shutil.rmtree(self._filled, ignore_errors=True)

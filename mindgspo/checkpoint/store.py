@@ -30,6 +30,7 @@ from mindgspo.io import (
     remove_folder,
     remove_leftovers,
     temporary_path,
+    write_error,
     write_json,
 )
 from mindgspo.metrics.files import FileRecord
@@ -215,10 +216,10 @@ def save_checkpoint(
     extra = {stateful_file(name): arrays for name, arrays in (stateful or {}).items() if arrays}
     arrays_of = {PARAMETERS_FILE: parameters, OPTIMIZER_FILE: optimizer, **extra}
     filled = temporary_path(target)
+    needed = sum(array.nbytes for arrays in arrays_of.values() for array in arrays.values())
     try:
         make_folder(checkpoints_dir)
         remove_leftovers(checkpoints_dir)
-        needed = sum(array.nbytes for arrays in arrays_of.values() for array in arrays.values())
         fix = "make room, lower trainer.keep_checkpoints, or put run_dir on a larger disk"
         check_free_space(target, needed, CheckpointError, fix)  # older checkpoints go only after this one stands
         filled.mkdir()
@@ -238,9 +239,8 @@ def save_checkpoint(
         faults.reach("save.rename")
         publish_folder(filled, target)
     except OSError as error:
-        raise CheckpointError(
-            f"{target}: the checkpoint could not be written ({error}); older checkpoints are untouched"
-        ) from error
+        refused = write_error(target, error, needed)
+        raise CheckpointError(f"{refused}; older checkpoints are untouched") from error
     finally:
         shutil.rmtree(filled, ignore_errors=True)
     remove_others(checkpoints_dir, keep, just_written=target)

@@ -13,6 +13,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,6 +26,7 @@ from mindgspo.cli.data import data_app
 from mindgspo.cli.reward import reward_app
 from mindgspo.cli.strategy import strategy_app
 from mindgspo.errors import MindGSPOError
+from mindgspo.io import DISK_ERRORS, write_error
 from mindgspo.parallel.runtime import is_emulated, is_worker
 from mindgspo.text import PrintableStream, error_text
 
@@ -95,6 +97,10 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
         print(error_text(error), file=sys.stderr)
         return 1
     except OSError as error:  # a file of the user's, wherever it was used: gone, a name too long, no right, no space
+        if error.errno in DISK_ERRORS:
+            place = f"{error.strerror}; make room there"  # of standard output, or of what a library writes
+            print(error_text(write_error(Path(error.filename), error) if error.filename else place), file=sys.stderr)
+            return 1
         if error.filename is None:
             raise
         print(error_text(f"{error.filename}: {error.strerror}"), file=sys.stderr)

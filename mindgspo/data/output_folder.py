@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mindgspo.errors import DataError
+from mindgspo.errors import DataError, WriteError
+from mindgspo.io import write_error
 
 
 class OutputError(DataError):
@@ -49,8 +50,10 @@ def named_os_errors(out_dir: Path) -> Iterator[None]:
     """What the system refuses (a full disk, no permission) as an OutputError with the path that it is about."""
     try:
         yield
+    except WriteError as error:
+        raise OutputError(str(error)) from error
     except OSError as error:
-        raise OutputError(f"{error.filename or out_dir}: {error.strerror or error}") from error
+        raise OutputError(str(write_error(Path(error.filename or out_dir), error))) from error
 
 
 _LOCK = "lock"

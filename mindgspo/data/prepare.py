@@ -49,6 +49,7 @@ from mindgspo.data.render_workers import Chunk, WorkerDiedError, write_chunks
 from mindgspo.data.rendering import is_whole_chunk, prompt_facts, read_chunks, render_row, write_chunk
 from mindgspo.data.sources import Source, open_source, sha256_of
 from mindgspo.errors import DataError, TokenizerError
+from mindgspo.io import check_free_space
 from mindgspo.rewards.registry import gold_is_readable
 from mindgspo.text import listed
 from mindgspo.tokenization import Tokenizer
@@ -61,6 +62,7 @@ logger = logging.getLogger(__name__)
 CHUNK_ROWS = 1024
 _WORKERS_FROM_CHUNKS = 4  # fewer are done before a worker has loaded its tokenizer
 _MOST_WORKERS = 16
+_RECORDS_PER_CHUNKS = 2  # bytes of MindRecord and its index per byte of chunks: 1.85 with short prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +134,10 @@ def prepare_dataset(
                 progress,
                 workers=default_workers() if workers is None else workers,
                 chunk_rows=chunk_rows,
+            )
+            size = sum(path.stat().st_size for path in paths)
+            check_free_space(
+                out_dir, _RECORDS_PER_CHUNKS * size, OutputError, "make room there, or choose another disk"
             )
             ready = partial.empty_ready()
             info = _write(opened, inputs, paths, ready, progress, seed=seed, is_readable=is_readable)

@@ -23,7 +23,7 @@ from typing import Any
 from mindgspo.data.dataset_info import PromptFacts
 from mindgspo.data.rendering import render_row, write_chunk
 from mindgspo.data.source_rows import DroppedRow, SourceRow
-from mindgspo.errors import DataError, TokenizerError
+from mindgspo.errors import DataError, TokenizerError, WriteError
 from mindgspo.tokenization import Tokenizer, load_backend
 from mindgspo.tokenization.chat import read_chat_template
 from mindgspo.tokenization.files import read_files
@@ -31,7 +31,7 @@ from mindgspo.tokenization.files import read_files
 # The parent's own path goes along: it may have been set by hand, by pytest or by a script.
 _START = "import sys; sys.path[:] = sys.argv[1:]; from mindgspo.data.render_workers import main; main()"
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-_ERRORS = {"DataError": DataError, "TokenizerError": TokenizerError}
+_ERRORS = {"DataError": DataError, "TokenizerError": TokenizerError, "WriteError": WriteError}
 
 
 class WorkerDiedError(DataError):
@@ -145,7 +145,7 @@ def main() -> None:
         try:
             rows = (render_row(_row(fields), facts, tokenizer) for fields in request["rows"])
             write_chunk(Path(request["path"]), rows)
-        except (DataError, TokenizerError) as error:
+        except (DataError, TokenizerError, WriteError) as error:
             answer = {"error": type(error).__name__, "message": str(error)}
         try:
             print(json.dumps(answer), file=replies, flush=True)

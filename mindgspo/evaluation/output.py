@@ -15,7 +15,7 @@ from mindgspo.evaluation.estimates import Estimate
 from mindgspo.evaluation.run_tasks import TaskResult
 from mindgspo.evaluation.summary import EvaluationSummary
 from mindgspo.evaluation.tasks import EvalTask
-from mindgspo.io import fsync_tree, remove_leftovers, temporary_path, write_json
+from mindgspo.io import fsync_tree, remove_leftovers, temporary_path, write_error, write_json
 from mindgspo.metrics.files import json_line
 from mindgspo.tokenization import Tokenizer
 from mindgspo.types import ScoredGroup
@@ -223,7 +223,7 @@ class EvalFolder:
         try:
             yield
         except OSError as error:
-            raise ConfigError(f"--out {self._path}: cannot be written ({error}); choose another folder") from error
+            raise ConfigError(f"--out {write_error(self._path, error)}") from error
 
     def _refuse_taken(self) -> None:
         is_empty = self._path.is_dir() and not any(self._path.iterdir())

@@ -16,7 +16,7 @@ from pathlib import Path
 import xxhash
 
 from mindgspo.errors import RunFolderError
-from mindgspo.io import fsync, parse_json, read_json, read_lines, write_file, write_json
+from mindgspo.io import fsync, parse_json, read_json, read_lines, write_file, write_json, writing
 
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
@@ -46,9 +46,9 @@ class LogFile:
         self._hash, self._hashed = xxhash.xxh3_128(), 0
 
     def append(self, records: Iterable[Mapping[str, object]]) -> None:
-        """Append one JSON line per record."""
+        """Append one JSON line per record. Raises WriteError."""
         data = b"".join(json_line(record) for record in records)
-        with self.path.open("ab") as file:
+        with writing(self.path, len(data)), self.path.open("ab") as file:
             file.write(data)
 
     def record(self) -> FileRecord:

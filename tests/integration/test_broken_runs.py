@@ -98,8 +98,8 @@ def test_a_run_survives_its_disk_its_checkpoint_and_its_reward(tmp_path: Path) -
     ended = run(config, run_dir, "save.rename:2=full_disk")
     assert ended.returncode == 1 and "Traceback" not in ended.stderr, ended.stderr
     assert f"warning: {faults.VARIABLE} is set" in ended.stdout
-    assert "step_00000002: the checkpoint could not be written" in ended.stderr
-    assert "No space left on device" in ended.stderr
+    assert "step_00000002: cannot be written" in ended.stderr
+    assert "the disk is full" in ended.stderr
     assert checkpoints(run_dir) == ["step_00000000"], "no half of a checkpoint is left"
     # The process is killed between two files of the next but one, of step 4.
     ended = run(config, run_dir, "save.rename:2=kill")

@@ -16,6 +16,7 @@ from mindgspo.ascend.dryrun.runner import BUILDER, TIME_LIMIT_S, Result, run_chi
 from mindgspo.ascend.toolchain import Toolchain, find_toolchain
 from mindgspo.config import ExperimentConfig, ParallelPlan, dump_config, load_config
 from mindgspo.errors import DryRunError
+from mindgspo.io import write_error
 from mindgspo.parallel.ranks import RankGrid
 from mindgspo.planner.command import DRY_RUNS
 from mindgspo.planner.measured import MeasuredPeak, fingerprint, store_peak
@@ -143,7 +144,7 @@ class DryRun:
         try:
             store_peak(self.folder, peak)
         except OSError as error:
-            raise DryRunError(f"{error.filename or self.folder}: {error.strerror or error}") from error
+            raise DryRunError(str(write_error(self.folder, error))) from error
 
     @property
     def _world_size(self) -> int:
@@ -194,5 +195,5 @@ def _folder(request: DryRunRequest, config: ExperimentConfig) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         written.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise DryRunError(f"{error.filename or folder}: {error.strerror or error}") from error
+        raise DryRunError(str(write_error(folder, error))) from error
     return folder

@@ -129,13 +129,10 @@ def _required_of(key: str) -> list[str]:
 
 
 def save_new(path: Path, text: str) -> None:
-    """Write a file that was not there, atomically. Raises ConfigError for one that is, or cannot be made."""
+    """Write a file that was not there, atomically. Raises ConfigError for one that is; WriteError."""
     if path.exists():
         raise ConfigError(f"{path}: is there already; give --out another name, or move it away")
-    try:
-        write_file(path, text.encode())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+    write_file(path, text.encode())
 
 
 def report_lines(conversion: Conversion) -> Iterator[str]:

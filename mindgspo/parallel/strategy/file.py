@@ -109,7 +109,7 @@ def write_strategies(
         ranks = grid.stage_ranks(stage)
         content = _content(Path(folder, f"*{suffix}"), strategy_of(layouts, plan=plan, rank=ranks[0]))
         for rank in ranks:
-            _replace(paths[rank], content)
+            write_file(paths[rank], content)
     return paths
 
 
@@ -118,7 +118,7 @@ def copy_strategy(source: Path, paths: Sequence[Path]) -> Strategy:
     strategy = read_strategy(source)
     content = source.read_bytes()
     for path in paths:
-        _replace(path, content)
+        write_file(path, content)
     return strategy
 
 
@@ -144,7 +144,7 @@ def rank_paths(folder: Path, plan: ParallelPlan, suffix: str) -> list[Path]:
 
 def save_strategy(path: Path | str, strategy: Strategy) -> None:
     """Write a record, e.g. a merged one, as `.ckpt` or `.json`. Errors as `write_strategy`."""
-    _replace(Path(path), _content(Path(path), strategy))
+    write_file(Path(path), _content(Path(path), strategy))
 
 
 def merge_strategies(paths: Sequence[Path | str]) -> Strategy:
@@ -186,13 +186,6 @@ def _content(path: Path, strategy: Strategy) -> bytes:
         return _WRITERS[path.suffix](strategy)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
-
-
-def _replace(path: Path, content: bytes) -> None:
-    try:
-        write_file(path, content)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be written ({error.strerror}); give another place") from error
 
 
 def read_source(path: Path) -> Mapping[str, Strategy]:

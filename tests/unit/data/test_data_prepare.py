@@ -162,8 +162,8 @@ def test_output_paths_that_no_folder_can_take(prepare, gsm8k, gsm8k_file: Path, 
         (tmp_path / "to_empty", "to_empty: is a symbolic link to an empty folder"),
         (tmp_path / "to_nothing", "to_nothing: is a symbolic link to nothing"),
         (tmp_path / "to_nothing" / "x", "to_nothing/x: .*to_nothing is a symbolic link to nothing"),
-        (tmp_path / ("n" * 300), "nnn: File name too long"),
-        (tmp_path / ("n" * 240), "n.partial-.*: File name too long"),
+        (tmp_path / ("n" * 300), "nnn: cannot be written: File name too long"),
+        (tmp_path / ("n" * 240), "n.partial-.*: cannot be written: File name too long"),
     ):
         with pytest.raises(DataError, match=message):
             prepare(gsm8k, out)
@@ -174,7 +174,7 @@ def test_a_full_disk_is_told_and_keeps_the_chunks(prepare, gsm8k, tmp_path: Path
     def fill(data_source: str, gold: str) -> bool:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(DataError, match=f"^{tmp_path / 'out'}: No space left on device$"):
+    with pytest.raises(DataError, match=f"^{tmp_path / 'out'}: cannot be written: the disk is full"):
         prepare(gsm8k, is_readable=fill)
     assert len(list(tmp_path.glob("out.partial-*/chunk-00000.jsonl"))) == 1
 
