@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Literal, Optional
 
 import typer
 
 from mindgspo.errors import ConfigError
 from mindgspo.interrupts import advise
+
+if TYPE_CHECKING:
+    from mindgspo.config.data import DataSection, DataSourceSection
+    from mindgspo.tokenization import Tokenizer
 
 data_app = typer.Typer(no_args_is_help=True, help="Prepare and look at data sets.")
 
@@ -16,10 +20,18 @@ data_app = typer.Typer(no_args_is_help=True, help="Prepare and look at data sets
 @data_app.command("prepare")
 def data_prepare(
     format: Annotated[
-        Literal["gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns", "arithmetic"],
-        typer.Option(help="What the rows look like."),
+        Literal["gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns", "mindrlhf", "arithmetic"],
+        typer.Option(help="What the rows look like; mindrlhf: the MindRecord of MindRLHF's rlhf_data.py."),
     ],
-    output: Annotated[Path, typer.Option("--output", "--output_path", help="Folder to make; never overwritten.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "--output_path",
+            help="Folder to make; never overwritten. A name that ends in .mindrecord: a file for MindRLHF's "
+            "dataset_file instead.",
+        ),
+    ],
     input: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--input", "--file_path", help="*.jsonl or *.parquet file; none for arithmetic."),
@@ -56,7 +68,12 @@ def data_prepare(
         Optional[int],  # noqa: UP045
         typer.Option(help="Use at most this many rows, from the start."),
     ] = None,
-    max_prompt_length: Annotated[int, typer.Option(help="Longest prompt in tokens.")] = 1024,
+    max_prompt_length: Annotated[
+        int, typer.Option("--max-prompt-length", "--max_prompt_length", help="Longest prompt in tokens.")
+    ] = 1024,
+    seq_length: Annotated[
+        int, typer.Option("--seq-length", "--seq_length", help="Slots of an answer in MindRLHF's file.", min=1)
+    ] = 4096,
     truncation: Annotated[
         Literal["error", "left", "right", "middle", "drop"],
         typer.Option(help="What happens to a longer prompt: stop, cut at that side, or drop the row."),
@@ -89,6 +106,7 @@ def data_prepare(
     from mindgspo.config.data import DataSection, DataSourceSection, TokenizerSection
     from mindgspo.config.rules import columns_problems
     from mindgspo.data import prepare_dataset
+    from mindgspo.data.mindrlhf import SUFFIX
     from mindgspo.tokenization import load_tokenizer
 
     if workers is not None and workers < 1:
@@ -124,9 +142,24 @@ def data_prepare(
             f"--tokenizer: missing; the built-in tokenizer knows only the arithmetic task, but --format is {format} "
             "(a Hugging Face model folder usually holds its tokenizer)"
         )
+    if output.suffix == SUFFIX:
+        _write_mindrlhf(source, data, load_tokenizer(section), output, seed=seed, seq_length=seq_length)
+        return
     advise("the same command goes on where it was")
     info = prepare_dataset(source, data, load_tokenizer(section), output, seed=seed, force=force, workers=workers)
     print(f"{info.account()}\nready      {output}")
+
+
+def _write_mindrlhf(
+    source: DataSourceSection, data: DataSection, tokenizer: Tokenizer, output: Path, *, seed: int, seq_length: int
+) -> None:
+    from mindgspo.data.mindrlhf import write_file
+    from mindgspo.data.rendering import prompt_facts
+    from mindgspo.data.sources import open_source
+
+    rows = open_source(source, seed, tokenizer).parsed()
+    made = write_file(rows, output, tokenizer, prompt_facts(source, data), seq_length=seq_length)
+    print(f"rows       {made.rows} written, {made.dropped} left out\nready      {output}, {output.name}.db beside it")
 
 
 def _tokenizer_folder(folder: Path | None, vocab: Path | None, merges: Path | None) -> Path | None:

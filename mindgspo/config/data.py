@@ -10,7 +10,9 @@ from pydantic import Discriminator, Field, Tag
 
 from mindgspo.config.section import Section
 
-DataFormat = Literal["gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns", "arithmetic", "prepared"]
+DataFormat = Literal[
+    "gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns", "mindrlhf", "arithmetic", "prepared"
+]
 ONE_SOURCE, NAMED_SOURCES = "<one>", "<named>"
 """Tags of the two forms of `data.eval`, which pydantic puts into the places of its complaints."""
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
@@ -46,9 +48,10 @@ class DataSourceSection(Section):
     r"""gsm8k: rows {question, answer with '#### n'}. verl: rows {data_source, prompt, ability, reward_model,
     extra_info}. dapo: the same, put into DAPO's prompt where it is bare. math: MATH, MATH-lighteval, MATH-500:
     {problem, solution with \boxed{}, answer}. aime: {problem, answer}. dianjin: DianJin-R1-Data, {instruction, output}.
-    columns: any rows, see `columns`. arithmetic: generated. prepared: a folder made by `mindgspo data prepare`."""
+    columns: any rows, see `columns`. mindrlhf: the MindRecord of MindRLHF's rlhf_data.py. arithmetic: generated.
+    prepared: a folder made by `mindgspo data prepare`."""
     path: Path | None = None
-    """File (*.jsonl, *.parquet), or a prepared folder; not set for arithmetic."""
+    """File (*.jsonl, *.parquet, MindRLHF's MindRecord), or a prepared folder; not set for arithmetic."""
     columns: ColumnsSection | None = None
     """Which columns hold what; for the format `columns` only."""
     dedup: bool = False

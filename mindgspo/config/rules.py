@@ -339,7 +339,7 @@ def _data_problems(config: ExperimentConfig) -> Iterator[str]:
         yield from source_problems(key, source)
         if source.dedup and source.format == "prepared":
             yield f"{key}.dedup: a prepared folder is used as it is; prepare it with --dedup, or name the raw file"
-    raw = [f"{key} is {source.format}" for key, source in sources if source.format in _FILE_FORMATS]
+    raw = [f"{key} is {source.format}" for key, source in sources if source.format in (*_FILE_FORMATS, "mindrlhf")]
     if raw and config.tokenizer.path is None:
         yield (
             f"tokenizer.path: missing; the built-in tokenizer knows only the arithmetic task, but {raw[0]} "

@@ -108,7 +108,7 @@ def prepare_dataset(
     the next call only if neither the rows nor the settings are at fault.
     """
     check_out_dir(out_dir)
-    opened = open_source(source, seed)
+    opened = open_source(source, seed, tokenizer)
     inputs = _Inputs(
         source=_source_facts(opened),
         tokenizer=TokenizerFacts(name=tokenizer.name, fingerprint=tokenizer.fingerprint),

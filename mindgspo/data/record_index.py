@@ -30,6 +30,15 @@ def check_record_file(path: Path, num_rows: int) -> None:
         ) from error
 
 
+def num_records(path: Path) -> int:
+    """Rows of the file. Raises DataError where its index cannot be read."""
+    try:
+        with closing(sqlite3.connect(f"{Path(f'{path}.db').absolute().as_uri()}?mode=ro", uri=True)) as index:
+            return int(index.execute("SELECT COUNT(*) FROM INDEXES").fetchone()[0])
+    except (TypeError, ValueError, sqlite3.Error) as error:
+        raise DataError(f"{path}: damaged ({error}); copy it and {path.name}.db again") from error
+
+
 def _pages(path: Path) -> dict[tuple[str, int], int]:
     """{(kind, page): bytes in use} as the header says, all of them within the file."""
     size = path.stat().st_size

@@ -20,6 +20,7 @@ from mindgspo.data.formats import check_schema, parser_for
 from mindgspo.data.source_rows import DroppedRow, SourceRow, checked_text
 from mindgspo.errors import DataError
 from mindgspo.io import parse_json, read_lines
+from mindgspo.tokenization import Tokenizer
 
 if TYPE_CHECKING:
     import pyarrow
@@ -131,12 +132,13 @@ class Source:
     """A source that exists.
 
     section: as configured. seed: what generated rows are drawn with; None for files, which need none.
-    sha256: of the file's bytes, or of the generated rows.
+    sha256: of the file's bytes, or of the generated rows. tokenizer: makes text of rows that are ids.
     """
 
     section: DataSourceSection
     seed: int | None
     sha256: str
+    tokenizer: Tokenizer | None = None
 
     @property
     def label(self) -> str:
@@ -149,6 +151,12 @@ class Source:
             yield from _generated(self.section, self.seed)
             return
         assert self.section.path is not None
+        if self.section.format == "mindrlhf":
+            from mindgspo.data.mindrlhf import read_rows
+
+            assert self.tokenizer is not None, "rows of ids need a tokenizer"
+            yield from itertools.islice(read_rows(self.section.path, self.tokenizer), self.section.max_rows)
+            return
         parse = parser_for(self.section)
         for where, row in itertools.islice(read_file(self.section.path), self.section.max_rows):
             yield parse(row, where)
@@ -158,12 +166,18 @@ class Source:
         if self.seed is not None:
             return len(_generated(self.section, self.seed))
         assert self.section.path is not None
-        rows = count_rows(self.section.path)
+        if self.section.format == "mindrlhf":
+            from mindgspo.data.record_index import num_records
+
+            rows = num_records(self.section.path)
+        else:
+            rows = count_rows(self.section.path)
         return rows if self.section.max_rows is None else min(rows, self.section.max_rows)
 
 
-def open_source(section: DataSourceSection, seed: int) -> Source:
-    """Check that the source exists, that a parquet file has the mapped columns, and take its hash.
+def open_source(section: DataSourceSection, seed: int, tokenizer: Tokenizer | None = None) -> Source:
+    """Check that the source exists, that a parquet file has the mapped columns, and take its hash. tokenizer: for the
+    format mindrlhf, whose rows are ids.
 
     Raises DataError: no such file, unknown kind of file, a path where none belongs or none where one does, columns
     missing in the section or in the file, or the format "prepared", whose folder has no raw rows.
@@ -180,6 +194,10 @@ def open_source(section: DataSourceSection, seed: int) -> Source:
         return Source(section=section, seed=seed, sha256=_hash_rows(section, seed))
     if section.path is None:
         raise DataError(f"data source: format {section.format!r} needs a path (--input) to a *.jsonl or *.parquet file")
+    if section.format == "mindrlhf":
+        if not section.path.is_file():
+            raise DataError(f"{section.path}: no such file; MindRLHF's --output_path is a file with a *.db beside it")
+        return Source(section=section, seed=None, sha256=sha256_of(section.path), tokenizer=tokenizer)
     check_file(section.path)
     if section.columns is not None and section.path.suffix == PARQUET:
         check_schema(section.path, read_schema(section.path), section.columns)

@@ -76,7 +76,7 @@ def _first_prompts(
 ) -> tuple[list[Prompt], int, int]:
     """The first rows as prompts, and the numbers of those that the run would keep and drop, long prompts aside. Every
     row is read, and its gold answer by the functions of the configuration."""
-    opened = open_source(source, config.seed if key == "data.train" else HELD_OUT_SEED)
+    opened = open_source(source, config.seed if key == "data.train" else HELD_OUT_SEED, tokenizer)
     index, first, num_rows, num_dropped, unreadable = PromptIndex(), [], 0, 0, []
     for row in opened.parsed():
         if isinstance(row, DroppedRow) or gold_is_readable(row.data_source, row.answer) is False:

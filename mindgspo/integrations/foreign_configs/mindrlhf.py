@@ -109,6 +109,12 @@ def token_id(value: Any, settings: Settings, row: Row) -> Outcome:
     return mapped({})
 
 
+def dataset(value: Any, settings: Settings, row: Row) -> Outcome:
+    if not value:
+        return not_needed("none is given")
+    return mapped({"data.train.format": "mindrlhf", "data.train.path": local_path(value)})
+
+
 def last_rate(value: Any, settings: Settings, row: Row) -> Outcome:
     peak = number(settings[f"{_ACTOR}.lr_schedule.lr"])
     if peak <= 0:
