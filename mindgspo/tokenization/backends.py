@@ -33,6 +33,21 @@ QWEN2_PATTERN = (
 QWEN2_CLASSES = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 
 
+def load_here(files: TokenizerFiles) -> AnyBackend:
+    """The encoder of these files, in this process; tokenizer.json before vocab.json + merges.txt before *.model, as
+    transformers prefers them. Raises TokenizerError."""
+    if TOKENIZER_JSON in files:
+        return load_tokenizer_json(files)
+    if VOCAB in files or MERGES in files:
+        return load_qwen2(files)
+    if files.sentencepiece_names():
+        return load_sentencepiece(files)
+    raise TokenizerError(
+        f"tokenizer.path: {files.origin}: holds no tokenizer; expected {VOCAB} + {MERGES}, or {TOKENIZER_JSON}, or one "
+        "sentencepiece *.model"
+    )
+
+
 class BpeBackend:
     """A `tokenizers.Tokenizer` as a `Backend`."""
 
@@ -87,8 +102,9 @@ def load_tokenizer_json(files: TokenizerFiles) -> BpeBackend:
 
     Raises TokenizerError where the file is malformed or contradicts tokenizer_config.json.
     """
+    text = files.text(TOKENIZER_JSON)
     try:
-        inner = tokenizers.Tokenizer.from_str(files.text(TOKENIZER_JSON))
+        inner = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception for every malformed file
         raise TokenizerError(f"{files.where(TOKENIZER_JSON)}: not a tokenizer file ({error})") from error
     # Whoever wrote the file may have left truncation or padding switched on; both would change ids silently.
@@ -230,3 +246,6 @@ def load_sentencepiece(files: TokenizerFiles) -> SentencePieceBackend:
                 f"{names[0]} gives that id to {piece!r}"
             )
     return backend
+
+
+AnyBackend = BpeBackend | SentencePieceBackend

@@ -1,69 +1,79 @@
 """Chat templates: messages to one text, by the Jinja template that came with the tokenizer.
 
-The template is untrusted code: it runs in
-jinja2's immutable sandbox without a loader, sees plain strings only, and its only helpers are `range`,
-`dict`, `namespace` and `raise_exception`. Rendering is deterministic: no clock is offered (`strftime_now`),
-so templates that look for one take their fixed date.
+The template is untrusted code: it runs in a child process with limits, there in jinja2's immutable sandbox without a
+loader, sees plain strings only, and its only helpers are `range`, `dict`, `namespace` and `raise_exception`. Rendering
+is deterministic: no clock is offered (`strftime_now`), so templates that look for one take their fixed date.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
 
 import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mindgspo.errors import TokenizerError
-from mindgspo.tokenization.files import CHAT_TEMPLATE, CONFIG, TokenizerFiles
+from mindgspo.tokenization.confined import ConfinedError, confined
+from mindgspo.tokenization.files import CHAT_TEMPLATE, CONFIG, TokenizerFiles, is_built_in
 
 HELPERS = ("range", "dict", "namespace")
-# What code inside a template can raise; whatever it is, the file is at fault.
-TEMPLATE_FAULTS = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
+LONGEST_TEXT = 16 << 20
 
 
 class ChatTemplate:
-    """A template's source, compiled on first use: without chat needs, nobody meets its faults."""
+    """A template's source; without chat needs, nobody meets its faults."""
 
-    def __init__(self, source: str, *, where: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, *, where: str, files: TokenizerFiles) -> None:
         self._source = source
         self._where = where
-        self._special_tokens = dict(special_tokens)
-        self._compiled: jinja2.Template | None = None
+        self._special_tokens = _special_tokens(files)
+        # This project's own template runs here, any other in a child process with limits.
+        self._confined = None if is_built_in(files) else confined(files)
 
     def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
         """The text of a conversation, as Hugging Face's `apply_chat_template` renders it.
 
-        Raises TokenizerError naming the template's file where the template fails or refuses the messages.
+        Raises TokenizerError naming the template's file where the template fails or refuses the messages, takes too
+        long or too much memory.
         """
         for message in messages:
             assert all(isinstance(value, str) for value in message.values()), f"not text: {message}"
-        # Exact str objects only: a subclass could carry methods that the sandbox does not know.
-        plain = [{str(key): str(value) for key, value in message.items()} for message in messages]
+        variables = {
+            # Exact str objects only: a subclass could carry methods that the sandbox does not know.
+            "messages": [{str(key): str(value) for key, value in message.items()} for message in messages],
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            **self._special_tokens,
+        }
+        if self._confined is None:
+            return render_here(self._source, variables)
         try:
-            if self._compiled is None:
-                self._compiled = _environment().from_string(self._source)
-            return self._compiled.render(
-                messages=plain,
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
-            )
-        except TEMPLATE_FAULTS as error:
+            return self._confined.ask("render", source=self._source, variables=variables)
+        except ConfinedError as error:
+            roles = ", ".join(message.get("role", "?") for message in messages)
             raise TokenizerError(
-                f"{self._where}: the chat template failed with {type(error).__name__}: {error}. "
-                "The roles given were: " + ", ".join(message.get("role", "?") for message in plain)
+                f"{self._where}: the chat template failed: {error}. The roles given were: {roles}"
             ) from error
+
+
+def render_here(source: str, variables: Mapping[str, Any]) -> str:
+    """The text that a template makes, in this process. Raises whatever its code can raise; ValueError for a text that
+    cannot be written as UTF-8 or is endless."""
+    text = _compiled(source).render(variables)
+    if len(text) > LONGEST_TEXT:
+        raise ValueError(f"it wrote {len(text):,} characters; at most {LONGEST_TEXT:,} are taken")
+    text.encode()
+    return text
+
+
+@lru_cache(maxsize=4)
+def _compiled(source: str) -> jinja2.Template:
+    return _environment().from_string(source)
 
 
 def read_chat_template(files: TokenizerFiles) -> ChatTemplate | None:
@@ -72,10 +82,9 @@ def read_chat_template(files: TokenizerFiles) -> ChatTemplate | None:
     A list of named templates gives its entry "default". None where the folder has no template. Raises
     TokenizerError where the field is neither text nor such a list.
     """
-    special_tokens = _special_tokens(files)
     if CHAT_TEMPLATE in files:
         where = files.where(CHAT_TEMPLATE)
-        return ChatTemplate(files.text(CHAT_TEMPLATE), where=where, special_tokens=special_tokens)
+        return ChatTemplate(files.text(CHAT_TEMPLATE), where=where, files=files)
     source = files.config().get("chat_template")
     where = f"{files.where(CONFIG)}: chat_template"
     if isinstance(source, list):
@@ -87,7 +96,7 @@ def read_chat_template(files: TokenizerFiles) -> ChatTemplate | None:
         return None
     if not isinstance(source, str):
         raise TokenizerError(f"{where}: expected text, got {type(source).__name__}")
-    return ChatTemplate(source, where=where, special_tokens=special_tokens)
+    return ChatTemplate(source, where=where, files=files)
 
 
 def _special_tokens(files: TokenizerFiles) -> dict[str, str]:

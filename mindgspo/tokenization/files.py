@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from tokenizers import pre_tokenizers
@@ -134,6 +135,12 @@ CHATML = (
 )
 
 
+def is_built_in(files: TokenizerFiles) -> bool:
+    """Whether these are the built-in tokenizer's files, byte for byte, wherever they lie."""
+    return files.contents == arithmetic_files().contents
+
+
+@cache
 def arithmetic_files() -> TokenizerFiles:
     """The built-in tokenizer of the arithmetic task: a byte-level BPE of a few hundred ids in Qwen2's form.
 

@@ -18,16 +18,15 @@ from mindgspo.config.data import TokenizerSection
 from mindgspo.errors import TokenizerError
 from mindgspo.io import read_json, write_file
 from mindgspo.text import did_you_mean, listed
-from mindgspo.tokenization.backends import load_qwen2, load_sentencepiece, load_tokenizer_json
+from mindgspo.tokenization.backends import load_here
 from mindgspo.tokenization.chat import ChatTemplate, read_chat_template
+from mindgspo.tokenization.confined import confined
 from mindgspo.tokenization.files import (
     CHAT_TEMPLATE,
     CONFIG,
-    MERGES,
-    TOKENIZER_JSON,
-    VOCAB,
     TokenizerFiles,
     arithmetic_files,
+    is_built_in,
     read_files,
 )
 
@@ -149,18 +148,12 @@ def load_backend(folder: Path) -> Backend:
 
 
 def _load_backend(files: TokenizerFiles) -> Backend:
-    """tokenizer.json before vocab.json + merges.txt before *.model, as transformers prefers them."""
-    if TOKENIZER_JSON in files:
-        return load_tokenizer_json(files)
-    if VOCAB in files or MERGES in files:
-        return load_qwen2(files)
-    if files.sentencepiece_names():
-        return load_sentencepiece(files)
-    raise TokenizerError(
-        f"tokenizer.path: {files.origin}: holds no tokenizer; expected {VOCAB} + {MERGES}, or "
-        f"{TOKENIZER_JSON}, "
-        "or one sentencepiece *.model"
-    )
+    """Loaded here if these are this project's own files, else in a child process with limits."""
+    if is_built_in(files):
+        return load_here(files)
+    backend = confined(files)
+    backend.load()
+    return backend
 
 
 def _id_of(token: str, key: str, backend: Backend, files: TokenizerFiles) -> int:

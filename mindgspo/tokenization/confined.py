@@ -1,0 +1,164 @@
+"""A tokenizer and its chat template from outside, in a child process with limits.
+
+A template is a program, and so is a tokenizer.json: with regular expressions and replacements it can take years or all
+memory over one line of text, inside a library call that Python cannot interrupt. So whatever comes from a folder runs
+in a child, which gives itself a limit of processor time per request and of memory, and is started again when it has
+died of one. The built-in tokenizer needs none of this.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+from weakref import WeakValueDictionary, finalize
+
+from mindgspo.errors import TokenizerError
+from mindgspo.tokenization.files import TokenizerFiles
+
+REQUEST_S, LOADING_S = 10, 120
+"""Seconds of processor time: usual texts take a millisecond, large vocabularies a few seconds."""
+MEMORY_BYTES = 4 << 30
+
+_START = "import sys; sys.path[:] = sys.argv[1:]; from mindgspo.tokenization.confined_child import main; main()"
+# One thread, whose processor time is the child's; a panic's backtrace would be printed nobody knows where.
+_ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
+
+
+class ConfinedError(TokenizerError):
+    """What the child's libraries raised, or what the child died of, in a few words without the file's name."""
+
+
+class ConfinedTokenizer:
+    """A `Backend`, loaded in the child, and the child's other services. request_s: processor time of one request but
+    loading; memory_bytes: of the child."""
+
+    def __init__(
+        self, files: TokenizerFiles, *, request_s: float = REQUEST_S, memory_bytes: int = MEMORY_BYTES
+    ) -> None:
+        self._files = files
+        self._request_s = request_s
+        self._memory_bytes = memory_bytes
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._facts: Mapping[str, Any] | None = None
+        self._ids: dict[str, int | None] = {}
+
+    @property
+    def num_ids(self) -> int:
+        return self.load()["num_ids"]
+
+    def special_names(self) -> list[str]:
+        return list(self.load()["special_names"])
+
+    def load(self) -> Mapping[str, Any]:
+        """num_ids and special_names. Raises TokenizerError where the files are no tokenizer."""
+        if self._facts is None:
+            self._facts = self._named("the tokenizer cannot be loaded", lambda: self.ask("load", seconds=LOADING_S))
+        return self._facts
+
+    def encode(self, text: str) -> list[int]:
+        what = f"the tokenizer fails on a text of {len(text):,} characters"
+        return self._named(what, lambda: self.ask("encode", text=text))
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        what = f"the tokenizer fails on {len(ids):,} ids"
+        return self._named(what, lambda: self.ask("decode", ids=ids, skip_special_tokens=skip_special_tokens))
+
+    def id_of(self, token: str) -> int | None:
+        if token not in self._ids:
+            self._ids[token] = self._named("the tokenizer fails", lambda: self.ask("id_of", token=token))
+        return self._ids[token]
+
+    def _named(self, what: str, ask: Callable[[], Any]) -> Any:
+        try:
+            return ask()
+        except ConfinedError as error:
+            raise TokenizerError(f"{self._files.origin}: {what}: {error}") from error
+
+    def ask(self, service: str, *, seconds: float | None = None, **fields: object) -> Any:
+        """What a service of `confined_child` returns. Raises ConfinedError, or the service's own TokenizerError."""
+        seconds = self._request_s if seconds is None else seconds
+        with self._lock:
+            if self._child is None:
+                self._child = self._started()
+            try:
+                reply = _exchange(self._child, {"service": service, "seconds": seconds, **fields})
+            except BaseException:  # Ctrl-C, say: nobody waits for the reply, which would be taken for the next one
+                self._end()
+                raise
+            if reply is None:
+                raise ConfinedError(self._cause_of_death(self._end(), seconds))
+        if "error" in reply:
+            raise TokenizerError(reply["error"])
+        if "fault" in reply:
+            raise ConfinedError(reply["fault"])
+        return reply["value"]
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        child = subprocess.Popen(
+            [sys.executable, "-c", _START, *sys.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | _ENVIRONMENT,
+            start_new_session=True,  # Ctrl-C is the parent's; the child ends with its input
+        )
+        finalize(self, _close, child)
+        contents = {name: base64.b64encode(content).decode() for name, content in self._files.contents.items()}
+        setup = {"origin": self._files.origin, "contents": contents, "memory_bytes": self._memory_bytes}
+        if _exchange(child, setup) is None:
+            raise ConfinedError(f"its process cannot be started (exit code {child.wait()})")
+        return child
+
+    def _end(self) -> int:
+        """Of the child; the next request starts another one. The exit code."""
+        child, self._child = self._child, None
+        return 0 if child is None else _close(child)
+
+    def _cause_of_death(self, code: int, seconds: float) -> str:
+        if code == -signal.SIGPROF:
+            return f"it takes more than {seconds:g} s of processor time"
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"exit code {code}"
+        return f"its process died ({name}); it has {self._memory_bytes / 2**30:g} GiB of memory"
+
+
+def _exchange(child: subprocess.Popen[bytes], request: Mapping[str, object]) -> dict[str, Any] | None:
+    """The reply; None where the child has died."""
+    assert child.stdin and child.stdout
+    try:
+        child.stdin.write(json.dumps(request).encode() + b"\n")
+        child.stdin.flush()
+    except BrokenPipeError:
+        return None
+    line = child.stdout.readline()
+    return json.loads(line) if line.endswith(b"\n") else None
+
+
+def _close(child: subprocess.Popen[bytes]) -> int:
+    """The exit code, which of a process that was dying already is that of its death."""
+    child.kill()
+    code = child.wait()
+    for pipe in (child.stdin, child.stdout):
+        with suppress(BrokenPipeError):
+            pipe.close()
+    return code
+
+
+_IN_USE: WeakValueDictionary[tuple[str, str], ConfinedTokenizer] = WeakValueDictionary()
+
+
+def confined(files: TokenizerFiles) -> ConfinedTokenizer:
+    """The child of these files; whoever asks for the same files shares it."""
+    digest = hashlib.sha256()
+    for name, content in sorted(files.contents.items()):
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return _IN_USE.setdefault((files.origin, digest.hexdigest()), ConfinedTokenizer(files))
