@@ -29,7 +29,7 @@ from mindgspo.data.source_rows import (
     text_of,
 )
 from mindgspo.errors import DataError
-from mindgspo.rewards.answers.text import boxed_spans
+from mindgspo.rewards.answers.quantity import last_boxes
 from mindgspo.text import did_you_mean
 from mindgspo.tokenization import ChatMessage
 
@@ -97,14 +97,13 @@ def parse_math(row: Mapping[str, object], where: str) -> SourceRow | DroppedRow:
 
 
 def last_box(solution: str) -> str | None:
-    """The last balanced box's content, stripped; without any, the last box without braces; None if empty or absent."""
-    spans = boxed_spans(solution)
-    if spans:
-        content = solution[spans[-1].start : spans[-1].end]
-    else:
+    """The content of the last balanced box, or of the boxes listed up to it; without any, the last box without braces;
+    None if empty or absent."""
+    content = last_boxes(solution)
+    if content is None:
         bare = _BOX_WITHOUT_BRACES.findall(solution)
-        content = bare[-1] if bare else ""
-    return content.strip() or None
+        content = bare[-1].strip() if bare else ""
+    return content or None
 
 
 def parse_aime(row: Mapping[str, object], where: str) -> SourceRow | DroppedRow:

@@ -26,7 +26,7 @@ from itertools import pairwise
 from mindgspo.rewards.answers.latex_reader import form_of_tokens
 from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, Kind, Token, answer_tokens, denies, safe_latex
 from mindgspo.rewards.answers.latex_values import CONSTANTS, NormalForm
-from mindgspo.rewards.answers.quantity import Quantity, parse_number, read_quantity, same_quantity
+from mindgspo.rewards.answers.quantity import Quantity, contradict, parse_number, read_quantity, same_quantity
 from mindgspo.rewards.answers.size import is_too_large
 from mindgspo.rewards.answers.text import plain
 
@@ -58,6 +58,8 @@ def compare(answer: str, gold: str) -> Comparison:
         return Comparison.DIFFERENT
     if answer.split() == gold.split():
         return Comparison.SAME
+    if any(_contradicts_itself(reading.tokens) for reading in pair):
+        return Comparison.DIFFERENT
     for stage in (_compare_numbers, _compare_times, _compare_based, _compare_options, _compare_words, _compare_forms):
         found = stage(*pair)
         if found is not Comparison.UNDECIDED:
@@ -252,6 +254,15 @@ def _is_unsolved(answer: Sequence[Token], gold: Sequence[Token]) -> bool:
     if _operations(answer) - _operations(gold):
         return True
     return all(map(_is_plain, _elements(gold))) and any(map(_is_to_be_solved, _elements(answer)))
+
+
+def _contradicts_itself(tokens: Sequence[Token]) -> bool:
+    """Whether an equation has sides that are different numbers, as x = 71 = 72 has."""
+    return any(
+        relations <= {"=", "approx"} and contradict(["".join(token.text for token in side) for side in sides])
+        for sides, relations in _elements(tokens)
+        if relations
+    )
 
 
 def _operations(tokens: Sequence[Token]) -> set[str]:

@@ -10,6 +10,7 @@ r"""Where in a response its answer stands: the ways in which responses announce 
 
 The Chinese forms of these are read too. The response is searched from end to end, in linear time. A marker that is
 followed by words instead of a value ("#### Step 1", "Answer: we compute ...") does not outvote one that states a value.
+In every mode but first, an answer that is taken back ("Wait, this is wrong.") is none: what follows decides.
 What `mode` does (reward.answer in the configuration):
 
     strict      the last of the data set's own markers
@@ -39,12 +40,12 @@ from mindgspo.rewards.answers.quantity import (
     MAX_CONTENT_CHARS,
     before_calculation,
     box_content,
-    hedged_spans,
+    joined_spans,
     read_quantity,
     starts_with_number,
     states_several,
 )
-from mindgspo.rewards.answers.text import Passage, boxed_spans, passages, plain
+from mindgspo.rewards.answers.text import Passage, boxed_spans, passages, plain, without_open_boxes
 
 Item = TypeVar("Item")
 
@@ -106,7 +107,7 @@ _HEADING = re.compile(r"\s*[0-9]{1,2}[.):]\s+[^\W\d]")
 _HAS_DIGIT = re.compile(r"\d")
 _HAS_WORD = re.compile(r"\w")
 # "\sqrt{34}", "(1, 2)" and "x + 1" are values that are not numbers; "We compute ..." is none.
-_FORMULA_START = re.compile(r"-?\\[A-Za-z{|]|[(\[{|](?![A-Za-z]{2})|-?[A-Za-z](?:[-+*/^_(]|\s[-+*/^=]\s|\s*\Z)")
+_FORMULA_START = re.compile(r"-?\\[A-Za-z{|]|[(\[{|](?![A-Za-z]{2})|-?[A-Za-z](?:[-+*/^_(=]|\s[-+*/^=]\s|\s*\Z)")
 _LOOKAHEAD_LINES = 4
 
 
@@ -156,6 +157,8 @@ def _strength_of(text: str, occurrence: Occurrence, content: str) -> _Strength:
             return _Strength.VAGUE if occurrence.marker is Marker.HASHES else _Strength.STATED
         if states_several(plain(content)):
             return _Strength.VAGUE
+        if _BOUNDED.match(plain(content)):
+            return _Strength.STATED  # a bound, which is no number
     return _strength_without_number(occurrence.marker, plain(content))
 
 
@@ -221,6 +224,12 @@ _REFUSES = re.compile(
     r"|\u4e0d|\u65e0|\u6ca1\u6709|\u672a\u77e5",
     re.IGNORECASE,
 )
+_BOUND = (
+    r"(?:at (?:least|most)|up to|over|under|above|below|beyond"
+    r"|(?:more|less|fewer|greater|larger|bigger|smaller|higher|lower) than)\W{0,3}"
+)
+_BOUND_BEFORE = re.compile(rf"\b{_BOUND}\Z", re.IGNORECASE)
+_BOUNDED = re.compile(rf"(?:an? number |no |not )?{_BOUND}[0-9]", re.IGNORECASE)
 _COMPARES = re.compile(r"[<>\u2264\u2265\u2260]|\\(?:leq?|geq?|neq?|lt|gt)(?:slant)?(?![A-Za-z])")
 
 USUAL_MARKERS: tuple[Marker, ...] = (
@@ -276,11 +285,11 @@ def _ranks(own: Sequence[Marker], others: Sequence[Marker], mode: AnswerMode) ->
 def _answer_in(
     passage: Passage, ranks: Sequence[Sequence[Marker]], mode: AnswerMode, ending: Callable[[str], str | None] | None
 ) -> str | None:
-    text = passage.text
+    text = without_open_boxes(passage.text)
     vague: tuple[Occurrence, str] | None = None
     # A box that is one of several alternatives announces all of them.
     has_boxes = any(Marker.BOXED in markers for markers in ranks)
-    boxes = hedged_spans(text) if has_boxes else []
+    boxes = joined_spans(text) if has_boxes else []
     firsts, lasts = {span.start: span for span in boxes}, {span.end: span for span in boxes}
     for markers in ranks:
         for occurrence in occurrences(text, markers, from_start=mode == "first"):
@@ -292,7 +301,11 @@ def _answer_in(
                 content = before_calculation(content)
             strength = _strength_of(text, occurrence, content)
             if strength is _Strength.STATED:
-                return content
+                taken_back = None if mode == "first" else withdrawal(text, occurrence)
+                if taken_back is None:
+                    return content
+                rest = Passage(text[taken_back.end() :], is_block=False)
+                return _answer_in(rest, ranks, mode, ending) if rest.text else None
             if strength is _Strength.VAGUE and vague is None:
                 vague = (occurrence, content)
     if vague is not None:
@@ -305,13 +318,31 @@ def _answer_in(
     return ending(text) if ending else None
 
 
+_WITHDRAWAL = re.compile(
+    r"\b(?:(?:this|that|it|(?:the )?above|(?:my|the|this|that) (?:\w+ )?(?:answer|result|value|solution))\s"
+    r"(?:is|was|seems|looks)|(?:that|this|it)['\u2019]s)\s(?:\w+\s)?(?:wrong|incorrect|a mistake|an error"
+    r"|not (?:right|correct))(?! (?:to|that|for)\b)"
+    r"|(?:is|was)n['\u2019]t (?:right|correct)\b|\b(?:can['\u2019]t|cannot|can not) be (?:right|correct)\b"
+    r"|\bI (?:have )?(?:just )?made an? (?:\w+ )?(?:mistake|error)\b|\bcorrection\s?:"
+    r"|\b(?:scratch|disregard|ignore) (?:that|this|the above|my)\b|\u7b54\u6848\u9519|\u7b97\u9519\u4e86|\u66f4\u6b63",
+    re.IGNORECASE,
+)
+
+
+def withdrawal(text: str, occurrence: Occurrence) -> re.Match[str] | None:
+    """Where an answer is taken back by what follows it: "Wait, this is wrong. ..."; None where it is not."""
+    is_box = occurrence.marker is Marker.BOXED
+    return _WITHDRAWAL.search(text, occurrence.end if is_box else occurrence.start)
+
+
 def _number_in_words(text: str, line: str) -> str | None:
     """The number in a line of words behind a marker, with which `text` starts; of a line without any, the number
     behind it. None where the line refuses to answer, bounds the answer or offers several."""
     words = plain(line)
     if _REFUSES.match(words) or _COMPARES.search(words) or states_several(words):
         return None
-    return final_number(line if _HAS_DIGIT.search(line) else text)
+    number = final_number(line if _HAS_DIGIT.search(line) else text)
+    return None if number is None or _BOUND_BEFORE.search(words.rpartition(number)[0]) else number
 
 
 def _whole_block(text: str, *, takes_number: bool) -> str:

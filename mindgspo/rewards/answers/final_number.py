@@ -4,9 +4,9 @@ Where the text ends in no single number the result is something that `read_quant
 73", "2 hours and 5 minutes", "3:20 pm", "48 + 24", "2^10", "5x" is not what the text says.
 
 Passed over are numbers that only count or name something ("Step 3:", "2. Add", x_1, cm^2), that are denied ("not 72"),
-those of a question, because a question that is repeated or asked back states nothing, and those of a reason that is no
-calculation ("because 9 > 8"). The result of a calculation is preferred to a number that only words part from it ("= 24
-pages in 3 days"), and on the last line with a number one in bold type to all others.
+those of code, those of a question, because a question that is repeated or asked back states nothing, and those of a
+reason that is no calculation ("because 9 > 8"). The result of a calculation is preferred to a number that only words
+part from it ("= 24 pages in 3 days"), and on the last line with a number one in bold type to all others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 
 from mindgspo.rewards.answers.quantity import number_places, read_quantity, without_aside
-from mindgspo.rewards.answers.text import ascii_forms, plain
+from mindgspo.rewards.answers.text import ascii_forms, plain, without_code
 
 MAX_LINE_CHARS = 1000
 """How much of a line is read, counted back from its last digit; the answer's sentence is shorter."""
@@ -52,7 +52,7 @@ _SIGN = re.compile(r"(?P<word>[^\W\d_]*)(?P<char>\S?)(?P<gap>\s?)(?P<sign>[-+])(
 _OPERATOR_BEFORE = re.compile(
     r"(?:[+*/^\u00d7\u00f7\u00b7\u221a{]|[0-9)\s]x|\\(?:times|cdot|div|pm|sqrt|log|ln)\s?[\[({]?"
     r"|\b(?:sqrt|plus|minus|times|divided by|multiplied by|twice|double|half)\s?\(?"
-    r"|\b(?:more|less|fewer|greater|larger|smaller|higher|lower) than|\b(?:square|cube) root of(?:\sthe number)?"
+    r"|\b(?:more|less|fewer|greater|larger|bigger|smaller|higher|lower) than|\b(?:square|cube) root of(?:\sthe number)?"
     r"|(?<=[\w)}])\s?[<>\u2264\u2265]|\\(?:leq?|geq?|lt|gt)"
     r"|(?:%|\bhalf|\bthirds?|\bquarters?|[0-9]/[0-9]{1,9})\sof(?:\sthe)?)\s?\Z",
     re.IGNORECASE,
@@ -94,7 +94,7 @@ _CONTEXT_CHARS = 40
 def final_number(text: str) -> str | None:
     """The final number of `text`, or None if it states none. Linear; never raises."""
     num_lines = 0
-    for line in reversed(text.split("\n")):
+    for line in reversed(without_code(text).split("\n")):
         last_digit = _last_digit(line)
         if last_digit is None:
             continue

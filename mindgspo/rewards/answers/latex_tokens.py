@@ -330,8 +330,9 @@ def _safe(token: Token) -> str | None:
 
 # Words that say more than a unit does.
 _UNIT_WORDS = (
-    "or and not if no when for with base mod remainder hundred thousand million billion trillion dozen am pm a.m p.m "
-    "a.m. p.m. is are times plus minus over to than least most less more"
+    "or and not if no when for with base mod remainder hundred thousand million billion trillion dozen hundreds "
+    "thousands millions dozens tenths hundredths thousandths halves doubled tripled halved am pm a.m p.m a.m. p.m. is "
+    "are times plus minus over to than least most less more"
 )
 _DENIALS = frozenset(("wrong", "incorrect", "false", "maybe", "cannot"))
 _POWERS = frozenset(("squared", "cubed"))

@@ -8,10 +8,11 @@ hedge must never be paid, nor the last piece of something that is read whole.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from mindgspo.rewards.answers.text import BOX, Span, boxed_spans, plain
+from mindgspo.rewards.answers.text import BOX, Span, boxed_spans, plain, without_inner_boxes
 
 MAX_DIGITS = 100
 """Longest number read, and largest power of ten. Gold answers have a dozen digits at most; int() is quadratic in the
@@ -172,7 +173,8 @@ _UNIT_HEAD = re.compile(
 # Words that take the number back, or go on calculating with it.
 _NO_UNIT = re.compile(
     r"\b(?:or|nor|not|no|never|cannot|wrong|incorrect|impossible|invalid|false|squared|cubed|plus|minus|divided|multiplied"
-    r"|base|factorial|lakhs?|crores?|hundreds|thousands|millions|billions)\b|n't\b|\u6216|\u4e0d|\u9519"
+    r"|doubled|tripled|halved|base|factorial|lakhs?|crores?|(?:ten|hundred|thousand|million)ths|halves"
+    r"|at (?:the |a )?(?:least|most|minimum|maximum|min|max))\b|n't\b|\u6216|\u4e0d|\u9519"
     r"|\band\s(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]{3,5}teen|twenty|thirty|forty"
     r"|fifty|sixty|seventy|eighty|ninety)\b",
     re.IGNORECASE,
@@ -227,9 +229,11 @@ _CONCLUSION = re.compile(
     r"\b(?:so|thus|hence|therefore|then|which|giving)\b|\u6240\u4ee5|\u56e0\u6b64|\u6545|\u5219|\u5373", re.IGNORECASE
 )
 
-# "\\boxed{71}$ or $\\boxed{72}": what stands between the contents of two boxes that are one answer.
-_MARKUP = r"(?:[\s$,*]|\\[()\[\],; ]|\\q?quad(?![A-Za-z])|\\text\{){0,12}"
-_OR_BETWEEN_BOXES = re.compile(rf"\}}{_MARKUP}(?:or|\u6216\u8005?)[\s}}]{{0,3}}{_MARKUP}{BOX}", re.IGNORECASE)
+# "\\boxed{71}$ or $x = \\boxed{72}": what stands between the contents of two boxes that are one answer.
+_JOINT = r"[,;/&|\u3001\uff0c\uff1b]|\b(?:or|and|also)\b|\u6216\u8005?|\u548c|\u4e0e|\u53ca"
+_MARKUP = r"[\s$*(}]|\\[()\[\],; ]|\\q?quad(?![A-Za-z])|\\text\{|[A-Za-z](?:_\{?[0-9]\}?)?\s?="
+_BETWEEN_BOXES = re.compile(rf"\}}(?:{_MARKUP}){{0,20}}(?:{_JOINT})(?:{_JOINT}|{_MARKUP}){{0,20}}{BOX}", re.IGNORECASE)
+_BRACE = re.compile(r"(?<!\\)[{}]")
 _MAX_BETWEEN = 60
 _MAX_FORM_CHARS = 100
 _MINUS_BEFORE_BOX = re.compile(rf"(?<![\w)}}\]-])[-\u2212]\$?{BOX}\Z")
@@ -242,13 +246,14 @@ _ASIDE = re.compile(r"\s\(\s?[0-9][0-9.,]*\s?[-+*/x=\u00d7\u00f7][-+*/x=\u00d7\u
 
 # A thousand grams, metres, watts, calories and hertz are a unit in Chinese.
 _MULTIPLIER = re.compile(
-    r"\s*(?:(hundred|thousand|million|billion|trillion)\b|(\u767e\u4e07|\u5343\u4e07|\u4e07\u4ebf|\u4e07|\u4ebf|\u767e"
+    r"\s*(?:(dozen|hundred|thousand|million|billion|trillion)s?\b|(\u767e\u4e07|\u5343\u4e07|\u4e07\u4ebf|\u4e07|\u4ebf|\u767e"
     r"|\u5343(?![\u514b\u7c73\u74e6\u5361\u8d6b])))",
     re.IGNORECASE,
 )
-_POWERS = {
-    **{"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12},
-    **{"\u767e": 2, "\u5343": 3, "\u4e07": 4, "\u767e\u4e07": 6, "\u5343\u4e07": 7, "\u4ebf": 8, "\u4e07\u4ebf": 12},
+_MULTIPLES = {
+    **{"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12},
+    **{"\u767e": 10**2, "\u5343": 10**3, "\u4e07": 10**4, "\u767e\u4e07": 10**6, "\u5343\u4e07": 10**7},
+    **{"\u4ebf": 10**8, "\u4e07\u4ebf": 10**12},
 }
 _AND_A_PART = re.compile(r"\s+and\s+(?:an?|one)[ -](half|third|quarter)\b", re.IGNORECASE)
 _PARTS = {"half": Fraction(1, 2), "third": Fraction(1, 3), "quarter": Fraction(1, 4)}
@@ -277,18 +282,19 @@ def read_quantity(content: str) -> Quantity | None:
 def unboxed(content: str) -> str:
     r"""What stands in the last box of `content`, as in "Answer: $\boxed{34}$."; all of it where nothing is boxed, or
     where a value is stated before."""
-    boxes = hedged_spans(content)
+    boxes = joined_spans(content)
     if not boxes or _STATED_BEFORE.search(content, 0, min(boxes[0].start, MAX_CONTENT_CHARS)):
         return content
     return box_content(content, boxes[-1].start, boxes[-1].end)
 
 
-def hedged_spans(text: str) -> list[Span]:
-    r"""`boxed_spans`, where "\boxed{71} or \boxed{72}" is one span: a hedge is one answer, read by `box_content`."""
+def joined_spans(text: str) -> list[Span]:
+    r"""`boxed_spans`, where "\boxed{71} and \boxed{72}" is one span: a list or a hedge is one answer, read by
+    `box_content`."""
     spans: list[Span] = []
     for span in boxed_spans(text):
         between = text[spans[-1].end : span.start] if spans and span.start - spans[-1].end <= _MAX_BETWEEN else ""
-        if _OR_BETWEEN_BOXES.fullmatch(between) and not _are_equal(text, spans[-1], span):
+        if _BETWEEN_BOXES.fullmatch(between) and not _are_equal(text, spans[-1], span):
             span = Span(spans.pop().start, span.end)
         spans.append(span)
     return spans
@@ -303,11 +309,30 @@ def _are_equal(text: str, one: Span, other: Span) -> bool:
 
 
 def box_content(text: str, start: int, end: int) -> str:
-    r"""The content of the box at [start, end) with the minus sign right before the box: "-\boxed{34}" says -34."""
-    content = _OR_BETWEEN_BOXES.sub(" or ", text[start:end])
+    r"""The content of the box or boxes at [start, end): "71 , 72", and "-\boxed{34}" says -34. Of boxes within it the
+    content stands apart: "\boxed{7\boxed{2}}" says 7 and 2."""
+    content = without_inner_boxes(_with_commas(text[start:end]))
     if _LETTERS.fullmatch(content) or not _MINUS_BEFORE_BOX.search(text[max(0, start - 20) : start]):
         return content
     return f"-{content}" if _SIMPLE.fullmatch(content) else f"-({content})"
+
+
+def _with_commas(content: str) -> str:
+    """The contents of joined boxes with commas between them; other braces that close before a box are left alone."""
+    parts: list[str] = []
+    start = 0
+    for joint in _BETWEEN_BOXES.finditer(content):
+        braces = _BRACE.findall(content, start, joint.start())
+        if braces.count("{") == braces.count("}"):
+            parts.append(content[start : joint.start()])
+            start = joint.end()
+    return " , ".join([*parts, content[start:]])
+
+
+def last_boxes(text: str) -> str | None:
+    r"""What the last box of `text` says, or the boxes that are listed up to it; None without any."""
+    spans = joined_spans(text)
+    return box_content(text, *spans[-1]).strip() if spans else None
 
 
 def starts_with_number(content: str) -> bool:
@@ -355,9 +380,10 @@ def _first_sentence_with_digit(text: str) -> str:
 
 
 def _side_of_equation(sentence: str) -> Quantity | None:
-    """The last side of "x = 48 + 24 = 72" or "the sum is 72"; the first side of "72 = x" or "72 = 48 + 24"."""
+    """The last side of "x = 48 + 24 = 72" or "the sum is 72"; the first side of "72 = x" or "72 = 48 + 24". None where
+    two sides are different numbers, as in "x = 71 = 72"; a rounded one is not different."""
     sides = _EQUALS.split(sentence)
-    if len(sides) == 1 or states_several(sentence):
+    if len(sides) == 1 or states_several(sentence) or contradict(sides):
         return None
     if any(_MULTIPLE_OR_POWER.fullmatch(_CONCLUSION.split(side)[-1].strip(" ,")) for side in sides[:-1]):
         return None
@@ -367,6 +393,16 @@ def _side_of_equation(sentence: str) -> Quantity | None:
         if _VARIABLE.fullmatch(other) or _CALCULATION.fullmatch(other):
             stated = _number_and_unit(sides[0])
     return stated
+
+
+def contradict(sides: Sequence[str]) -> bool:
+    """Whether two sides of an equation are different numbers, and neither is the other one rounded."""
+    values = [value for value in map(parse_number, sides) if value is not None]
+    decimals = [side.strip().partition(".")[2] for side in sides if parse_number(side) is not None]
+    return any(
+        abs(value - last) >= Fraction(1, 10 ** len(decimals[-1])) and value not in (last * 100, last / 100)
+        for value, last in ((value, values[-1]) for value in values[:-1])
+    )
 
 
 def states_several(sentence: str) -> bool:
@@ -397,7 +433,7 @@ def _number_and_unit(text: str) -> Quantity | None:
         value, rest = value + _PARTS[part[1].lower()], rest[part.end() :]
     for _ in range(2):  # "2 hundred thousand"
         if multiplier := _MULTIPLIER.match(rest):
-            value *= 10 ** _POWERS[(multiplier[1] or multiplier[2]).lower()]
+            value *= _MULTIPLES[(multiplier[1] or multiplier[2]).lower()]
             rest = rest[multiplier.end() :]
     return Quantity(value=value, percent=number.percent) if is_unit(rest) else None
 

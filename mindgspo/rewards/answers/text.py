@@ -147,6 +147,44 @@ def boxed_spans(text: str) -> list[Span]:
     return spans
 
 
+def without_inner_boxes(content: str) -> str:
+    """The content of a box with the contents of boxes in it, spaces around them."""
+    if _FIRST_BOX.search(content) is None:
+        return content
+    characters = list(content)
+    for span in boxed_spans(content):
+        characters[span.end] = " "
+    return _FIRST_BOX.sub(" ", "".join(characters))
+
+
+def without_open_boxes(text: str) -> str:
+    """`text` without boxes that are never closed, each to the end of its line: they announce nothing."""
+    if _FIRST_BOX.search(text) is None:
+        return text
+    closed = {span.start for span in boxed_spans(text)}
+    kept: list[str] = []
+    end = 0
+    for box in _FIRST_BOX.finditer(text):
+        if box.end() not in closed and box.start() >= end:
+            kept.append(text[end : box.start()])
+            end = text.find("\n", box.end())
+            if end < 0:
+                return "".join(kept)
+    return "".join([*kept, text[end:]]) if kept else text
+
+
+_CODE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})([^`\n]*)$.*?(?:^[ \t]{0,3}\1|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def without_code(text: str) -> str:
+    """`text` without blocks of code between fences; what a program printed ("```output") stays."""
+    return (
+        _CODE.sub(lambda block: block[0] if block[2].strip() == "output" else "", text)
+        if "```" in text or "~~~" in text
+        else text
+    )
+
+
 # ----- parts of a response
 
 

@@ -12,12 +12,12 @@ from functools import partial
 
 from mindgspo.config.reward import AnswerMode
 from mindgspo.rewards.answers.equivalence import Comparison, compare
-from mindgspo.rewards.answers.extract import USUAL_MARKERS, Marker, content_of, find_answer, occurrences
+from mindgspo.rewards.answers.extract import USUAL_MARKERS, Marker, content_of, find_answer, occurrences, withdrawal
 from mindgspo.rewards.answers.final_number import final_number
 from mindgspo.rewards.answers.latex_reader import normal_form
 from mindgspo.rewards.answers.latex_tokens import Kind, answer_tokens
-from mindgspo.rewards.answers.quantity import read_quantity
-from mindgspo.rewards.answers.text import boxed_spans, passages, single_backslashes
+from mindgspo.rewards.answers.quantity import last_boxes, read_quantity
+from mindgspo.rewards.answers.text import boxed_spans, passages, single_backslashes, without_code
 from mindgspo.rewards.verification import MAX_EXTRACTED_CHARS, Candidate, Job, JSONValue, Verification, verified
 from mindgspo.types import Verdict
 
@@ -84,6 +84,8 @@ class Math:
         r"""What is announced in a text without a box. `find_answer` looks for numbers and for formulas that start like
         one, so that it would pass over "The answer is $\{1,2\}$." and "The answer is east." to the last number."""
         for occurrence in occurrences(text, _LINES, from_start=self._mode == "first")[:_MAX_LINES]:
+            if self._mode != "first" and withdrawal(text, occurrence):
+                return None
             content = content_of(text, occurrence)
             if takes_back(content):
                 return content.strip()
@@ -94,9 +96,9 @@ class Math:
 
 
 def gold_answer(gold: str) -> str:
-    r"""The content of the last \boxed{} of a whole solution, or all of a gold answer without one."""
-    boxes = boxed_spans(gold)
-    return (gold[boxes[-1].start : boxes[-1].end] if boxes else gold).strip()
+    r"""What the last \boxed{} of a whole solution says, or the boxes that are listed there; else all of it."""
+    boxed = last_boxes(gold)
+    return gold.strip() if boxed is None else boxed
 
 
 def _is_words(text: str) -> bool:
@@ -182,6 +184,7 @@ def _behind_is(sentence: str) -> str | None:
 def _ending(text: str) -> str | None:
     """What a text without any marker ends in: the last formulas as a whole, where words announce them or they are an
     equation; else the final number. A number within a formula that says something else is no answer."""
+    text = without_code(text)
     sentence = text[-MAX_ENDING_CHARS:]
     formulas = list(_FORMULA.finditer(sentence))
     if formulas and not _HAS_DIGIT.search(sentence, formulas[-1].end()):

@@ -94,7 +94,7 @@ class MathDapo(NumericVerifier):
     def _is_correct(self, announced: str, gold: str) -> bool:
         if _gold_quantity(gold) is not None:
             return super()._is_correct(announced, gold)
-        return compare(plain(unboxed(announced)), gold) is Comparison.SAME
+        return compare(plain(unboxed(announced)), unboxed(gold)) is Comparison.SAME
 
 
 class VerlGsm8k:

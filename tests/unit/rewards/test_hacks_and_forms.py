@@ -60,9 +60,68 @@ OPERANDS = [
     *rows("gdm", "72", "So she sold 48 + 24", "This leaves 80 - 8.", "it is twice 36", "the sum 70 and 2", "9 times 8"),
 ]  # fmt: skip
 
-PAID = [*DOUBLED, *ENDINGS]
+# Several boxes: one list, or a hedge.
+BOXES = [
+    *rows("md", "1,-2", r"\boxed{1} and \boxed{-2}", r"$\boxed{-2}$, $\boxed{1}$.", r"$x=\boxed{1}$ or $x=\boxed{-2}$"),
+    *((functions, r"\boxed{1,-2}", r"The roots are $\boxed{1}$ and $\boxed{-2}$.") for functions in "md"),
+    ("m", r"The roots are $\boxed{1}, \boxed{2}$, and $\boxed{3}$.", "3,2,1"),
+    *rows("gdm", "72", r"\boxed{72} and \boxed{72.0}", r"So \boxed{71}. No: \boxed{72}", "\\boxed{71}\n\n\\boxed{72}"),
+    *rows("gdm", "72", r"\boxed{48} + \boxed{24} = \boxed{72}", r"\boxed{48} in April, so \boxed{72} in all."),
+    *rows("gdm", "72", r"\boxed{\boxed{72}}", r"\boxed{x=\boxed{72}}", r"\boxed{\text{Answer: } \boxed{72}}"),
+    *rows("gdm", "72", r"\boxed{72} \boxed{", "\\boxed{71\n\\boxed{72}"),
+]
+HEDGES = [
+    ("m", r"\boxed{-2}", r"\boxed{1} and \boxed{-2}"), ("m", r"\boxed{1}", r"\boxed{1} and \boxed{-2}"),
+    *rows("gdm", "72", r"\boxed{71} and \boxed{72}", r"\boxed{71}, \boxed{72}", r"$\boxed{72}$ or $\boxed{71}$."),
+    *rows("gdm", "72", r"\boxed{70}, \boxed{71}, \boxed{72}", r"\(\boxed{71}\); \(\boxed{72}\)",
+        r"\boxed{71} / \boxed{72}"),
+    *rows("gdm", "72", r"x=\boxed{71}, x=\boxed{72}", r"\boxed{71} \text{ and } \boxed{72}",
+        "\\boxed{71}\u3001\\boxed{72}"),
+    *boxed("gdm", "72", r"71 \boxed{72}", r"71, \boxed{72}", r"\boxed{71} \boxed{72}", r"7\boxed{72}", r"1\boxed{72}"),
+    *boxed("gdm", "72", r"70 \boxed{71 \boxed{72}}", r"\text{not } \boxed{72}"),
+    *rows("gdm", "72", r"\boxed{72", r"So the answer is $\boxed{72$.", r"Answer: \boxed{72", "\\fbox{72\nand so on"),
+]  # fmt: skip
+
+# Bounds, contradictions, multiples, withdrawals, code.
+PLAIN = [
+    *rows("gdm", "72", "The answer is about 72.", "The answer is exactly 72", "Answer: She sold at least 70, so 72."),
+    *rows("gdm", "72", "#### 72 more clips", "#### 48 + 24 = 72.0 = 72", "#### 72 pairs", r"\boxed{x = 48 + 24 = 72}"),
+    *rows("gd", "72", "#### 72 is the least number", "#### 1.2 hours = 72 minutes", r"\boxed{71.6 \approx 72}"),
+    *rows("gd", "72", "#### 6 dozen", "#### 72 less than in April"),
+    *rows("gdm", "72", r"\boxed{71}. Wait, that is wrong. \boxed{72}",
+        "#### 71\nThis is wrong. The correct answer is 72."),
+    *rows("gdm", "72", r"\boxed{72}. Wait, let me check: 48 + 24 = 72. Right.", "This is wrong: 71. So \\boxed{72}"),
+    *rows("gdm", "72", r"\boxed{72}. Option B is wrong.", r"\boxed{72}. It is not right to add twice.",
+        r"\boxed{72}. Is this wrong?"),
+    *rows("gdm", "72", "```python\nprint(1)\n```\nShe sold 72 clips.", "She sold 72.\n```\n48 + 24\n```",
+        "#### 72\n```\nx = 5"),
+    *rows("gdm", "72", "`72`", "```python\nprint(48 + 24)\n```\n```output\n72\n```"),
+]  # fmt: skip
+TRICKS = [
+    *(("gdm", f"The answer is {bound} 72", "72") for bound in ("at least", "at most", "up to", "over", "under",
+        "below")),
+    *(("gdm", f"The answer is {bound} 72.", "72") for bound in ("more than", "no less than", "bigger than",
+        "between 71 and")),
+    *rows("gdm", "72", "Answer: at least 72", "#### at least 72", "#### 72 at least", "Answer: 72 at the most",
+        "#### 72 or so"),
+    *rows("gdm", "72", "The answer is x=5=72", "#### 71 = 72", "Answer: x = 71 = 72"),
+    *boxed("gdm", "72", "2+2=5=72", "x=71=72", "71=72", "a=1=b=72", r"\geq 72", "72+", r"\text{at least } 72"),
+    *boxed("gdm", "72", *(rf"72 \text{{ {word}}}" for word in ("dozen", "dozens", "tenths", "hundredths", "thousand",
+        "halves"))),
+    *rows("gdm", "72", r"\boxed{72}. Wait, this is wrong. The correct answer is 75.",
+        r"\boxed{72} Actually, that is incorrect. It is 75."),
+    *rows("gdm", "72", "Answer: 72\nI made a mistake. It should be 75.",
+        r"\boxed{72}. Scratch that, the answer is 75."),
+    *rows("gdm", "72", r"\boxed{72}. This answer is wrong.", r"\boxed{72} Correction: the answer is 75.",
+        "#### 72. Hmm, that can't be right. 75"),
+    *rows("gdm", "72", "Answer: 72. Oops, that's not correct. Answer: 75", "The answer is 72. No, that's wrong."),
+    *rows("gdm", "72", "```python\nprint(72)\n```", "Let me see.\n```\n72\n```", "```python\nx = 72",
+        "~~~\n72\n~~~\nas shown"),
+]  # fmt: skip
+
+PAID = [*DOUBLED, *ENDINGS, *BOXES, *PLAIN]
 REFUSED = [
-    ("m", r"\\boxed{\\frac{1}{4}}", "4"), ("m", r"\boxed{\\sqrt{13}}", "13"), *OPERANDS,
+    ("m", r"\\boxed{\\frac{1}{4}}", "4"), ("m", r"\boxed{\\sqrt{13}}", "13"), *OPERANDS, *HEDGES, *TRICKS,
 ]  # fmt: skip
 
 

@@ -78,7 +78,7 @@ GSM8K_STYLE = [
     ("CCCC NCC NC", r"\boxed{50\%}", "50"), ("CCCC NCC NC", r"\boxed{45^\circ}", "45"),
     ("WWWW NWW NC", r"\boxed{5x}", "5"), ("WWWW NWW NC", r"\boxed{5\pi}", "5"),
     ("WWWW NWW NW", r"\boxed{72, 73}", "72"),
-    ("NCCC NCN NC", r"\boxed{72", "72"),  # the brace was forgotten
+    ("NNNN NNN NC", r"\boxed{72", "72"),  # the brace was forgotten
     ("NNNN NNN NW", r"Put it in \boxed{}.", "72"), ("WWWW NWW NN", r"\boxed{\text{yes}}", "72"),
     ("WWCW NCC WW", r"\boxed{72} and #### 71", "72"), ("CCCC NCC WC", r"#### 71 and then \boxed{72}", "72"),
     ("CCCC NCC NC", r"#### \boxed{72}", "72"),
@@ -282,6 +282,7 @@ ENDINGS = [
     ("NCCC NCN NW", "\u4e00\u5171\u9700\u8981 1,200 \u5143\u3002", "1200"),
     ("NCCC NCN NC", "\u7b54\u6848\u5e94\u8be5\u662f 15\uff05\u3002", "15"),
     ("NCCC NCN NC", "print(total)  # 72", "72"),
+    ("NCCC NCN NW", "She makes $18 per day.\n\n```python\nprint(9 * 2)\n```", "18"),
     ("CCCC NCC NW", r"The answer is $\boxed{72}$ clips, not 73.", "72"),
     ("NCCC CCN NW", r"Answer: \(\displaystyle \frac{7}{2}\)", "3.5"),
     ("NCCC NCN NW", r"Thus $x = \tfrac{7}{2}$.", "3.5"), ("NCCC NCN NW", "The answer is 72, since 48 + 24 = 72.", "72"),
@@ -292,7 +293,6 @@ ENDINGS = [
 # Where the rules end: a careful reader who knows the question says CORRECT, a rule that does not know it cannot.
 LIMITS = [
     ("NWWW NWN NW", "He sprints 540 meters in 3 sessions of 180 meters.", "540"),
-    ("NWWW NWN NW", "She makes $18 per day.\n\n```python\nprint(9 * 2)\n```", "18"),
     ("NWWW NWN NW", "It costs 20 dollars in 2025.", "20"),
     ("WWWW NWW NC", r"\boxed{x \in \{5\}}", "5"),
     ("WWWW NWN WW", "#### 10^3", "1000"),
