@@ -32,10 +32,14 @@ def strategy_show(
     """List what a strategy file says of every parameter: how it is cut, and which ranks hold it."""
     from mindgspo.config import load_model_and_plans
     from mindgspo.models.names import parameter_shapes
+    from mindgspo.parallel.parameter_layouts import parameter_layouts
     from mindgspo.parallel.strategy.commands import show_lines
 
-    shapes = None if config is None else parameter_shapes(load_model_and_plans(config).model)
-    for line in show_lines(path, shows_all=all_, shapes=shapes):
+    layouts = None
+    if config is not None:
+        model, plans = load_model_and_plans(config)
+        layouts = parameter_layouts(parameter_shapes(model), model, plans.train)
+    for line in show_lines(path, shows_all=all_, layouts=layouts):
         print(line)
 
 

@@ -22,11 +22,11 @@ class LaunchFolder:
 
     def log(self, rank: int) -> Path:
         """What a rank, or the scheduler, prints."""
-        return self.log_dir / ("scheduler.log" if rank == SCHEDULER else f"rank_{rank}.log")
+        return log_file(self.log_dir, rank)
 
     def failure(self, rank: int) -> Path:
         """Why a rank failed, see `failures.FailureRecord`."""
-        return self.log_dir / f"failure_{rank}.json"
+        return _failure_file(self.log_dir, rank)
 
     def stack(self, rank: int) -> Path:
         """Where a rank is whenever it is asked, during a stall."""
@@ -37,6 +37,15 @@ class LaunchFolder:
         return self.state_dir / f"heartbeat_{rank}"
 
 
+def log_file(log_dir: Path, rank: int) -> Path:
+    """What a rank, or the scheduler, prints."""
+    return log_dir / ("scheduler.log" if rank == SCHEDULER else f"rank_{rank}.log")
+
+
+def _failure_file(log_dir: Path, rank: int) -> Path:
+    return log_dir / f"failure_{rank}.json"
+
+
 @contextmanager
 def open_folder(log_dir: Path, members: Iterable[int]) -> Iterator[LaunchFolder]:
     """The folders, made. What an earlier launch logged for these ranks is moved to `log_dir`/earlier_<n>."""
@@ -44,21 +53,20 @@ def open_folder(log_dir: Path, members: Iterable[int]) -> Iterator[LaunchFolder]
     state_dir = Path(tempfile.mkdtemp(prefix="mindgspo-launch-"))
     folder = LaunchFolder(log_dir=log_dir.resolve(), state_dir=state_dir.resolve())
     try:
-        _move_earlier_aside(folder, members)
+        move_earlier_aside(folder.log_dir, members)
         yield folder
     finally:
         shutil.rmtree(state_dir, ignore_errors=True)
 
 
-def _move_earlier_aside(folder: LaunchFolder, members: Iterable[int]) -> None:
-    paths = []
-    for rank in members:
-        paths += [folder.log(rank), folder.failure(rank)]
+def move_earlier_aside(log_dir: Path, members: Iterable[int]) -> None:
+    """Move what an earlier launch logged for these ranks to `log_dir`/earlier_<n>."""
+    paths = [file(log_dir, rank) for rank in members for file in (log_file, _failure_file)]
     paths = [path for path in paths if path.exists()]
     if not paths:
         return
     number = 1
-    while (aside := folder.log_dir / f"earlier_{number}").exists():
+    while (aside := log_dir / f"earlier_{number}").exists():
         number += 1
     aside.mkdir()
     for path in paths:

@@ -1,6 +1,7 @@
 """The entry of a started process: does a worker's work, or serves as MindSpore's scheduler, and ends.
 
-Under an msrun that the user has called there is no launcher, and no file is written.
+Under an msrun that the user has called there is no launcher, and nothing is reported; `copy_output` then gives the run
+folder its logs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import io
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -17,13 +19,13 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO
 
 import psutil
 
 from mindgspo.errors import MindGSPOError
 from mindgspo.launch.failures import FailureRecord
-from mindgspo.launch.folder import LaunchFolder
+from mindgspo.launch.folder import LaunchFolder, log_file
 from mindgspo.parallel import heartbeat, runtime
 from mindgspo.text import error_text, raw_stream
 
@@ -52,6 +54,29 @@ def run_worker(body: Callable[[], int]) -> NoReturn:
     else:
         heartbeat.fail()
     end_process(code)
+
+
+def copy_output(log_dir: Path, rank: int) -> None:
+    """From here on write what Python prints to `log_dir`/rank_<rank>.log, too. What MindSpore's own code prints is in
+    msrun's log alone."""
+    log = log_file(log_dir, rank).open("w", encoding="utf-8", errors="backslashreplace", buffering=1)
+    log.write(f"rank {rank}, process {os.getpid()} on {socket.gethostname()}\n")
+    sys.stdout, sys.stderr = _Copied(sys.stdout, log), _Copied(sys.stderr, log)
+
+
+class _Copied:
+    """A text stream that writes to another one and to a log."""
+
+    def __init__(self, stream: TextIO, log: TextIO) -> None:
+        self._stream, self._log = stream, log
+
+    def write(self, text: str) -> int:
+        """All of it; returns the number of characters."""
+        self._log.write(text)
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class _Terminated(KeyboardInterrupt):

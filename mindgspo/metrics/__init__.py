@@ -7,7 +7,7 @@ from mindgspo.metrics.files import read_summary, write_summary
 from mindgspo.metrics.glossary import METRICS, MetricInfo, unknown_names
 from mindgspo.metrics.group_metrics import group_metrics
 from mindgspo.metrics.plot import plot_run
-from mindgspo.metrics.report import write_report
+from mindgspo.metrics.report import report_of_finished, write_report
 from mindgspo.metrics.run_log import RunLog, SilentLog
 from mindgspo.metrics.timers import Timers, peak_rss_mb, rss_gb
 
@@ -21,6 +21,7 @@ __all__ = [
     "peak_rss_mb",
     "plot_run",
     "read_summary",
+    "report_of_finished",
     "rss_gb",
     "unknown_names",
     "verdict_lines",

@@ -16,9 +16,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from mindgspo.config.data import CHANGE
 from mindgspo.io import write_file
 from mindgspo.metrics.diagnosis import accuracy_span, diagnose
-from mindgspo.metrics.files import REPORT_FILE, SAMPLES_FILE, VALIDATION_FILE
+from mindgspo.metrics.files import REPORT_FILE, SAMPLES_FILE, SUMMARY_FILE, VALIDATION_FILE
 from mindgspo.metrics.glossary import METRICS, SECTIONS, MetricInfo, chinese_sections, glossary_name
-from mindgspo.metrics.plot import draw, draw_policy
+from mindgspo.metrics.plot import draw, draw_policy, plot_run
 from mindgspo.metrics.plot_accuracy import draw_sampled
 from mindgspo.metrics.plot_style import DARK, LIGHT
 from mindgspo.metrics.run_folder import RunRecord, best_evaluation, latest, read_run
@@ -68,6 +68,15 @@ class SampleGroup:
     answer: str
     responses: tuple[Mapping[str, object], ...]
     num_correct: int
+
+
+def report_of_finished(run_dir: Path) -> Path:
+    """report.html of a run that is finished; made where the run was stopped between its summary and its report."""
+    path, summary = run_dir / REPORT_FILE, run_dir / SUMMARY_FILE
+    if not path.is_file() or path.stat().st_mtime_ns < summary.stat().st_mtime_ns:
+        plot_run(run_dir)
+        write_report(run_dir)
+    return path
 
 
 def write_report(run_dir: Path) -> Path:

@@ -318,6 +318,12 @@ def launched_rank() -> int:
     return int(os.environ["MS_NODE_ID"])
 
 
+def msrun_workers() -> tuple[int, int | None]:
+    """How many workers msrun was asked for, and which of them this is, where that is known from the start."""
+    rank = os.environ.get("MS_NODE_ID", "")
+    return int(os.environ["MS_WORKER_NUM"]), int(rank) if rank.isdecimal() else None
+
+
 def is_scheduler() -> bool:
     """Whether this process was started as the scheduler, which must not do a worker's work."""
     return os.environ.get("MS_ROLE") == "MS_SCHED"

@@ -141,5 +141,8 @@ def _conclusion(experiment: ExperimentConfig, plan: MemoryPlan) -> str:
     change = smallest_change(experiment, capacity=plan.capacity)
     if change is None:
         return f"does not fit: {peak_text(plan)}; nothing that was tried fits: take more cards or a smaller model"
-    then = expected_memory(changed(experiment, change), capacity=plan.capacity)
-    return f"does not fit: {peak_text(plan)}; smallest change with which {peak_text(then)}: {set_options(change)}"
+    other = changed(experiment, change)
+    then = expected_memory(other, capacity=plan.capacity)
+    cards, cards_now = (each.plans.train.world_size for each in (other, experiment))
+    on = "" if cards == cards_now else f", on {cards} cards instead of {cards_now},"
+    return f"does not fit: {peak_text(plan)}; smallest change with which{on} {peak_text(then)}: {set_options(change)}"

@@ -21,8 +21,10 @@ from mindgspo.config import ExperimentConfig, batch_table, dump_config, notes
 from mindgspo.config.rules import data_sources
 from mindgspo.errors import TrainingError
 from mindgspo.evaluation.scoring import logged_groups
-from mindgspo.io import write_file
-from mindgspo.metrics import RunLog, SilentLog, peak_rss_mb, plot_run, write_report, write_summary
+from mindgspo.io import make_folder, write_file
+from mindgspo.launch.folder import move_earlier_aside
+from mindgspo.launch.worker import copy_output
+from mindgspo.metrics import RunLog, SilentLog, peak_rss_mb, plot_run, report_of_finished, write_report, write_summary
 from mindgspo.models.huggingface_config import generation_config, huggingface_config
 from mindgspo.models.weights import weights_as_numpy
 from mindgspo.parallel import heartbeat, runtime
@@ -54,11 +56,11 @@ def run_experiment(config: ExperimentConfig, *, overwrite: bool = False, only_wa
     try:
         warnings = check_config(config, folder)
         if folder.status is RunStatus.FINISHED:
-            if is_first() and not folder.report.is_file():  # stopped between summary and report
-                _report(folder)
             if is_first():
-                print(f"{folder.root}: this run is finished; its report is {folder.report}")
+                print(f"{folder.root}: this run is finished; its report is {report_of_finished(folder.root)}")
             return None
+        if runtime.is_worker() and runtime.launch_orders() is None:
+            _log_under_msrun(folder)
         if folder.moved_aside is not None:
             print(f"the former run was moved to {folder.moved_aside}")
         if is_first():
@@ -67,6 +69,17 @@ def run_experiment(config: ExperimentConfig, *, overwrite: bool = False, only_wa
         return _run(config, folder, only_warm_up=only_warm_up)
     finally:
         folder.close()
+
+
+def _log_under_msrun(folder: RunFolder) -> None:
+    """Logs of all ranks where the launcher has those of its workers; msrun's own are wherever it was called."""
+
+    def begin() -> None:
+        make_folder(folder.logs)
+        move_earlier_aside(folder.logs, range(runtime.world_size()))
+
+    first_rank_first(begin)
+    copy_output(folder.logs, runtime.rank())
 
 
 def _run(config: ExperimentConfig, folder: RunFolder, *, only_warm_up: bool) -> Path | None:

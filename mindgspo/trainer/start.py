@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from mindgspo.launch.launcher import launch
 from mindgspo.launch.processes import plan_cluster
 from mindgspo.launch.watch import watch_this_process
 from mindgspo.launch.worker import run_worker
+from mindgspo.metrics import report_of_finished
 from mindgspo.parallel import runtime
 from mindgspo.trainer.resume_checks import check_config
 
@@ -53,18 +56,39 @@ class RunRequest:
 def start(request: RunRequest, options: ClusterOptions) -> int:
     """Run an experiment and return the exit code. Raises the errors of `mindgspo.errors`."""
     if runtime.is_launched():
+        if runtime.launch_orders() is None:
+            _check_msrun(request.experiment())
         run_worker(lambda: _work(request, request.experiment()))
     config = request.experiment()
     advise("what was saved stays, go on with --set resume=auto")
     needed = config.plans.train.world_size
     if options.workers not in (None, needed):
-        raise ConfigError(
-            f"--workers {options.workers}: plans.train {config.plans.train} and plans.infer {config.plans.infer} "
-            f"(data x model x pipeline) need {needed}; leave the option out, or change the plans"
-        )
+        raise ConfigError(f"--workers {options.workers}: {_needs(config)}; leave the option out, or change the plans")
     if needed == 1:
         return _work(request, config)
     return _launch(request, config, options, num_workers=needed)
+
+
+def _needs(config: ExperimentConfig) -> str:
+    train, infer = config.plans.train, config.plans.infer
+    return f"plans.train {train} and plans.infer {infer} (data x model x pipeline) need {train.world_size}"
+
+
+def _check_msrun(config: ExperimentConfig) -> None:
+    """Refuse another number of workers than the plans', in the scheduler's process, too: msrun waits for it, and it for
+    workers that will not come. And say who this is, for msrun's logs of ranks that print nothing else."""
+    number, rank = runtime.msrun_workers()
+    if number != config.plans.train.world_size:
+        needed = config.plans.train.world_size
+        raise ConfigError(
+            f"msrun --worker_num {number}: {_needs(config)}; give --worker_num {needed}, or change the plans"
+        )
+    if not runtime.is_scheduler():
+        who = "a rank" if rank is None else f"rank {rank}"
+        print(
+            f"{who} of {number}, process {os.getpid()} on {socket.gethostname()}; rank 0 tells how the run goes",
+            flush=True,
+        )
 
 
 def _launch(request: RunRequest, config: ExperimentConfig, options: ClusterOptions, *, num_workers: int) -> int:
@@ -87,7 +111,7 @@ def _launch(request: RunRequest, config: ExperimentConfig, options: ClusterOptio
             print(f"the former run was moved to {folder.moved_aside}")
         check_config(config, folder)
         if folder.status is RunStatus.FINISHED:
-            print(f"{folder.root}: this run is finished; its report is {folder.report}")
+            print(f"{folder.root}: this run is finished; its report is {report_of_finished(folder.root)}")
             return 0
     return launch(request.arguments(), log_dir=config.run_dir / "logs", watch=config.watch, **cluster)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from mindgspo.errors import CheckpointError
-from mindgspo.parallel.layout import Shape
-from mindgspo.parallel.strategy.compare import compare_strategies
+from mindgspo.parallel.layout import Layout, Shape
+from mindgspo.parallel.strategy.compare import check_fits, compare_strategies
 from mindgspo.parallel.strategy.file import SINGLE, read_folder, read_source, save_strategy
 from mindgspo.parallel.strategy.record import ALL_REPLICAS, StoredLayout, Strategy, device_axes
 from mindgspo.text import aligned, counted
@@ -155,12 +155,15 @@ class Differences:
     """Of differences; 0: the two are equal."""
 
 
-def show_lines(path: Path, *, shows_all: bool = False, shapes: Mapping[str, Shape] | None = None) -> Iterator[str]:
-    """The table of a file or folder. shapes: of the parameters; protobuf files have none.
+def show_lines(path: Path, *, shows_all: bool = False, layouts: Mapping[str, Layout] | None = None) -> Iterator[str]:
+    """The table of a file or folder. layouts: of the model under any plan, for shapes, which protobuf files lack.
 
-    Raises CheckpointError for what is no strategy.
+    Raises CheckpointError for what is no strategy, WeightsError where it is another model's.
     """
+    shapes = {name: layout.shape for name, layout in (layouts or {}).items()}
     for name, strategy in read_source(path).items():
+        if layouts is not None:
+            check_fits(strategy, layouts)
         yield f"{_label(name)}{_summary(strategy)}"
         yield from table_lines(strategy, shows_all=shows_all, shapes=shapes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -117,6 +118,23 @@ def test_what_the_compiler_may_also_write(run, tmp_path: Path):
     assert rows["w"] == ["(2, 4)", "(-1, 0)", "1 x 1/4", "all replicas, step 4", "0-7"]
     assert rows["nested"] == ["(2, 2, 2)", "((2, 0), -1)", "1/4 x 1", "0-7"]
     assert rows["step"] == ["(2, 4)", "()", "0-7"]
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ("num_hidden_layers: 6", "24 of 75 parameters of the model are not in it: model.layers.4."),
+        ("num_hidden_layers: 2", "24 of 51 names in it are not the model's: model.layers.2."),
+        ("hidden_size: 320", "have another shape"),
+    ],
+)
+def test_shapes_of_another_model_are_refused(run, config: Path, tmp_path: Path, other: str, said: str):
+    """JSON files have shapes themselves; of protobuf files the names are compared, and whether the cuts divide."""
+    write_plan_files(*load_model_and_plans(config), tmp_path / "s", suffix=".json")
+    key = other.split(":")[0]
+    config.write_text(re.sub(rf"{key}: \d+", other, MODEL))
+    code, lines, error = run("show", tmp_path / "s" / "reference", "--config", config)
+    assert code == 1 and lines == [] and said in error and "does not fit the model" in error
 
 
 def test_equal_folders_and_a_graph_that_one_side_lacks(run, out: Path, config: Path, tmp_path: Path):

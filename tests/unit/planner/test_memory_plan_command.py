@@ -43,6 +43,9 @@ def test_a_plan_that_does_not_fit_says_what_would(capsys: pytest.CaptureFixture[
     assert lines[-1].startswith("does not fit: update needs ")
     again = planned(capsys, SEVEN_BILLION, "--memory-gb", "50", *lines[-1].split(": ")[-1].split())
     assert again[-1].startswith("fits: ")
+    assert " cards instead of " not in lines[-1]
+    lines = planned(capsys, SEVEN_BILLION, "--memory-gb", "32")
+    assert "smallest change with which, on 16 cards instead of 8, update needs " in lines[-1]
     lines = planned(capsys, SEVEN_BILLION, "--memory-gb", "0.5")
     assert lines[-1].endswith("nothing that was tried fits: take more cards or a smaller model")
 
