@@ -97,6 +97,7 @@ def plan(
         typer.Option(
             "--memory-gb",
             min=0.1,
+            max=1e6,
             help="Memory of one card in GiB, 64 (Atlas 800T A2) by default; for device CPU the machine's, by default "
             "what it has.",
         ),

@@ -24,8 +24,10 @@ from weakref import WeakValueDictionary, finalize
 from mindgspo.errors import TokenizerError
 from mindgspo.tokenization.files import TokenizerFiles
 
-REQUEST_S, LOADING_S = 10, 120
-"""Seconds of processor time: usual texts take a millisecond, large vocabularies a few seconds."""
+REQUEST_S, LOADING_S = 3, 120
+"""Seconds of processor time: a usual text takes a millisecond, a large vocabulary a few seconds."""
+_CHARACTERS_PER_S = 200_000
+"""A long text gets this much longer; usual tokenizers are ten times as fast."""
 MEMORY_BYTES = 4 << 30
 
 _START = "import sys; sys.path[:] = sys.argv[1:]; from mindgspo.tokenization.confined_child import main; main()"
@@ -67,7 +69,8 @@ class ConfinedTokenizer:
 
     def encode(self, text: str) -> list[int]:
         what = f"the tokenizer fails on a text of {len(text):,} characters"
-        return self._named(what, lambda: self.ask("encode", text=text))
+        seconds = self._request_s + len(text) / _CHARACTERS_PER_S
+        return self._named(what, lambda: self.ask("encode", text=text, seconds=seconds))
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
         what = f"the tokenizer fails on {len(ids):,} ids"
@@ -126,7 +129,7 @@ class ConfinedTokenizer:
 
     def _cause_of_death(self, code: int, seconds: float) -> str:
         if code == -signal.SIGPROF:
-            return f"it takes more than {seconds:g} s of processor time"
+            return f"it takes more than {seconds:.3g} s of processor time"
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"exit code {code}"
         return f"its process died ({name}); it has {self._memory_bytes / 2**30:g} GiB of memory"
 
