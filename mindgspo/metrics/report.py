@@ -22,6 +22,7 @@ from mindgspo.metrics.plot import draw, draw_policy, plot_run
 from mindgspo.metrics.plot_accuracy import draw_sampled
 from mindgspo.metrics.plot_style import DARK, LIGHT
 from mindgspo.metrics.run_folder import RunRecord, best_evaluation, latest, read_run
+from mindgspo.text import printable
 
 LAST_STEPS = 8
 MAX_GROUPS = 6
@@ -82,7 +83,7 @@ def report_of_finished(run_dir: Path) -> Path:
 def write_report(run_dir: Path) -> Path:
     """Write `report.html` into the run folder and return its path. RunFolderError if there are no metrics."""
     path = Path(run_dir) / REPORT_FILE
-    write_file(path, render(read_run(run_dir)).encode("utf-8", "replace"))
+    write_file(path, printable(render(read_run(run_dir))).encode())
     return path
 
 

@@ -30,6 +30,7 @@ from mindgspo.metrics.files import (
     read_records,
     read_summary,
 )
+from mindgspo.text import printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,8 @@ def read_run(run_dir: Path) -> RunRecord:
             f"{run_dir}: no {METRICS_FILE} here. Give the folder of a run (the YAML's run_dir, "
             f"default runs/<experiment>) that has finished at least one step"
         )
-    metrics = tuple(read_records(metrics_path))
+    # Names hold what data calls itself; they go to fonts, pages and terminals.
+    metrics = tuple({printable(key): value for key, value in row.items()} for row in read_records(metrics_path))
     if not metrics:
         raise RunFolderError(f"{metrics_path}: no complete line yet; wait for the first step to end")
     _check(metrics, metrics_path)

@@ -118,14 +118,18 @@ def test_the_report_asks_nothing_of_the_network_and_runs_no_script(run_folder: P
     assert "default-src 'none'" in text
 
 
-HOSTILE = "</pre><script>alert(1)</script><img src=x onerror='alert(2)'>\" onmouseover=\"x {{ 7*7 }} {% raw %}\ud83d"
+HOSTILE = (
+    "</pre><script>alert(1)</script><img src=x onerror='alert(2)'>\" onmouseover=\"x {{ 7*7 }} {% raw %}\ud83d"
+    "\x1b[31m\u202e"
+)
+HOSTILE_METRIC = "val-core/<u>$x$ \\bad{\ud83d\x1b/acc/mean@1"
 
 
 def test_hostile_text_is_shown_and_never_obeyed(tmp_path: Path, build_group: Callable[..., Group]) -> None:
     run_dir = tmp_path / "<em>run & co"
     run_dir.mkdir()
     with RunLog(run_dir, tensorboard=False, progress=False, console=Console(quiet=True)) as log:
-        log.log_metrics(1, {"critic/score/mean": 0.5, "val-core/<u>$x$ \\bad{/acc/mean@1": 0.5, '"><script>': 1.0})
+        log.log_metrics(1, {"critic/score/mean": 0.5, HOSTILE_METRIC: 0.5, '"><script>': 1.0})
         log.log_samples(1, [build_group(0, [Verdict.CORRECT, Verdict.WRONG], text=HOSTILE)], lambda ids: HOSTILE)
     (run_dir / "config.yaml").write_text("a: </pre><script>alert(3)</script>\n")
     plot_run(run_dir)
@@ -134,6 +138,7 @@ def test_hostile_text_is_shown_and_never_obeyed(tmp_path: Path, build_group: Cal
     assert not {"script", "em", "u"} & set(tags) and tags.count("img") == 1
     assert not any(key.startswith("on") for _, attributes in parsed.tags for key in attributes)
     assert parsed.open == []
+    assert not set("\x1b\u202e") & set(text) and "\\x1b[31m\\u202e" in text
     assert "{{ 7*7 }}" in text and "&lt;script&gt;alert(1)" in text and "&lt;script&gt;alert(3)" in text
 
 
