@@ -25,13 +25,13 @@ _standard_error = 2
 
 
 @contextmanager
-def caught() -> Iterator[None]:
+def caught(*, at_end_of_process: bool = True) -> Iterator[None]:
     """SIGINT and SIGTERM end the process at once with the line until `begin_work`; after it they raise
     KeyboardInterrupt once, behind the import that may be going on. For the main thread.
 
     SIGTERM too, because while a MindSpore graph runs MindSpore's own handler answers Ctrl-C with a SIGTERM to the
     process. SIGALRM delivers again what could not be answered. What the starting shell ignores (`nohup`, `&`) stays
-    ignored.
+    ignored. at_end_of_process: what comes behind it is Python's own end, which is not disturbed.
     """
     global _received_s, _is_raised, _has_work, _advice
     _received_s, _is_raised, _has_work, _advice = None, False, False, ""
@@ -45,11 +45,11 @@ def caught() -> Iterator[None]:
     try:
         yield
     finally:
-        # What has been interrupted is left in peace until the process ends.
-        if not is_received():
+        is_ending = at_end_of_process or is_received()
+        if not is_ending:
             sys.unraisablehook = hook
         for number, handler in before.items():
-            signal.signal(number, signal.SIG_IGN if is_received() else handler or signal.SIG_DFL)
+            signal.signal(number, signal.SIG_IGN if is_ending else handler or signal.SIG_DFL)
 
 
 def begin_work() -> None:

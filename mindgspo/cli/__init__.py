@@ -9,7 +9,7 @@ from mindgspo import interrupts
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code: 0, 1 for a `MindGSPOError`, 2 for usage, 130 for Ctrl-C."""
-    with interrupts.caught():
+    with interrupts.caught(at_end_of_process=arguments is None):
         try:
             from mindgspo.cli.program import run_command
 

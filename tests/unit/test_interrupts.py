@@ -99,6 +99,17 @@ def test_a_clearing_up_that_hangs_is_ended_by_a_later_signal() -> None:
     assert interrupted(program, signals=2) == (130, "", "interrupted; go on so\n")
 
 
+def test_what_comes_after_the_last_line_changes_nothing() -> None:
+    program = """
+import atexit, time
+from mindgspo import interrupts
+with interrupts.caught():
+    pass
+atexit.register(lambda: (print("ready", flush=True), time.sleep(0.3)))
+"""
+    assert interrupted(program) == (0, "", "")
+
+
 def test_what_the_shell_ignores_stays_ignored() -> None:
     body = COMMAND.format(body="ready()").replace("time.sleep(60)", "time.sleep(0.3); sys.exit(0)")
     program = f"import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n{body}"
