@@ -70,7 +70,7 @@ def _row(where: str, question: str, answer: str) -> SourceRow | DroppedRow:
 
 
 def _records(path: Path) -> Iterator[tuple[Int64Array, Int64Array]]:
-    check_record_file(path, 0)
+    check_record_file(path)
     from mindspore.dataset import MindDataset
 
     columns = ["prompt_ids", "pretrain_ids"]

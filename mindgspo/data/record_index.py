@@ -18,8 +18,9 @@ _LENGTH_BYTES = 8
 _KINDS = {"RAW": "RAW_DATA", "BLOB": "BLOB_DATA"}
 
 
-def check_record_file(path: Path, num_rows: int) -> None:
-    """Raise DataError unless the index beside `path` places `num_rows` records inside the pages of this file."""
+def check_record_file(path: Path, num_rows: int | None = None) -> None:
+    """Raise DataError unless the index beside `path` places `num_rows` records (None: any number but 0) inside the
+    pages of this file."""
     try:
         pages = _pages(path)
         with closing(sqlite3.connect(f"{Path(f'{path}.db').absolute().as_uri()}?mode=ro", uri=True)) as index:
@@ -61,7 +62,7 @@ def _pages(path: Path) -> dict[tuple[str, int], int]:
     return used
 
 
-def _check_index(index: sqlite3.Connection, name: str, pages: dict[tuple[str, int], int], num_rows: int) -> None:
+def _check_index(index: sqlite3.Connection, name: str, pages: dict[tuple[str, int], int], num_rows: int | None) -> None:
     problem = index.execute("PRAGMA quick_check(1)").fetchone()[0]
     if problem != "ok":
         raise ValueError(f"its index: {problem}")
@@ -69,8 +70,10 @@ def _check_index(index: sqlite3.Connection, name: str, pages: dict[tuple[str, in
     if names != [(name,)]:
         raise ValueError("its index is another file's")
     found = index.execute("SELECT COUNT(*), COUNT(DISTINCT ROW_ID), MIN(ROW_ID), MAX(ROW_ID) FROM INDEXES").fetchone()
-    if num_rows and found != (num_rows, num_rows, 0, num_rows - 1):
+    if num_rows is not None and found[0] != num_rows:
         raise ValueError(f"its index holds {found[0]} rows, dataset.json says {num_rows}")
+    if found[0] == 0 or found != (found[0], found[0], 0, found[0] - 1):
+        raise ValueError(f"its index of {found[0]} rows has none, gaps or repetitions")
     for kind, page_type in _KINDS.items():
         start, end = f"PAGE_OFFSET_{kind}", f"PAGE_OFFSET_{kind}_END"
         rows = index.execute(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from mindgspo.errors import DataError
-from mindgspo.text import closest
+from mindgspo.text import closest, listed, shorten
 from mindgspo.tokenization import ChatMessage
 
 
@@ -150,7 +150,7 @@ def present(row: Mapping[str, object], keys: Iterable[str]) -> dict[str, object]
 
 def only_fields(row: Mapping[str, object]) -> str:
     """The row's fields for a message."""
-    return f"only the fields {', '.join(map(str, row)) or '(none)'}"
+    return f"only the fields {listed([shorten(name) for name in row], 20) or '(none)'}"
 
 
 def shown(value: object) -> str:

@@ -15,6 +15,7 @@ from mindgspo.config import ModelSection
 from mindgspo.config.model import FAMILIES, RopeScalingSection
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.io import read_json
+from mindgspo.text import shorten
 
 # Fields that mean the same under the same name.
 _SHARED = (
@@ -78,7 +79,9 @@ def read_model_section(folder: Path) -> ModelSection:
             path=folder, architecture=architecture, rope_theta=_rope_theta(raw), rope_scaling=_scaling(raw), **values
         )
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        problems = "; ".join(
+            f"{'.'.join(map(str, e['loc']))}: {e['msg']}, got {shorten(e['input'])}" for e in error.errors()
+        )
         raise WeightsError(f"{path}: {problems}") from error
     for problem in _impossible(section):
         raise WeightsError(f"{path}: {problem}")

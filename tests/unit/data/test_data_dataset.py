@@ -13,6 +13,7 @@ import pytest
 
 from mindgspo.config.data import ColumnsSection, DataSourceSection, TokenizerSection
 from mindgspo.data import inspect_dataset, open_dataset
+from mindgspo.data.record_index import check_record_file
 from mindgspo.errors import DataError
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 
@@ -155,3 +156,5 @@ def test_tampered_records_never_reach_mindspore(folder: Path, tokenizer: Tokeniz
         (copy / "dataset.json").write_text(json.dumps(info))
         with pytest.raises(DataError, match=f"{copy}/prompts.mindrecord: damaged .*{said}"):
             open_dataset(copy, tokenizer)
+        with pytest.raises(DataError, match="prompts.mindrecord: damaged"):
+            check_record_file(copy / "prompts.mindrecord")  # as of a file whose number of rows nothing tells

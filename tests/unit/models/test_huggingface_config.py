@@ -200,6 +200,8 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen2",')
     with pytest.raises(WeightsError, match="config.json: not JSON"):
         read_model_section(tmp_path)
+    with pytest.raises(WeightsError, match="num_hidden_layers: .* less than or equal to 1000, got 10000000"):
+        read_model_section(write(tmp_path, {**OLD_STYLE, "num_hidden_layers": 10**7}))
     with pytest.raises(WeightsError, match="model_type is None"):
         read_model_section(write(tmp_path, ["qwen2"]))
 
