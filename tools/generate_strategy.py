@@ -7,6 +7,7 @@
 Leaves strategies/{train,reference,rollout}/ckpt_strategy_rank_<rank>.ckpt, worked out from the plans, without
 MindSpore. CONFIG is an experiment or a file of model_configs/. Each of these folders serves MindSpore's
 merge_pipeline_strategys and MindFormers' src_strategy_path_or_dir; `mindgspo strategy show | diff | merge` read them.
+With --layout mindformers or mindrlhf they bear the parameter names of those suites, and so describe their checkpoints.
 
 With --compile, MindSpore's own files instead: the graphs of an experiment are compiled for Ascend, for the first rank
 of each pipeline stage, minutes for a large model. `mindgspo dryrun` says what that needs.
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from mindgspo.config import load_model_and_plans
 from mindgspo.errors import MindGSPOError
-from mindgspo.planner.strategy_files import GRAPHS, place_compiled, write_plan_files
+from mindgspo.planner.strategy_files import GRAPHS, NAMINGS, place_compiled, write_plan_files
 
 
 def main() -> int:
@@ -34,10 +35,17 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write into")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override; may be repeated")
     parser.add_argument("--format", choices=("ckpt", "json"), default="ckpt", help="protobuf (default) or JSON")
+    parser.add_argument(
+        "--layout",
+        choices=tuple(NAMINGS),
+        help="whose parameter names: MindFormers' or MindRLHF's; by default this project's",
+    )
     parser.add_argument("--compile", action="store_true", help="take MindSpore's own files; CONFIG is an experiment")
     options = parser.parse_args()
     if options.compile and options.format == "json":
         parser.error("--compile: the files are as MindSpore wrote them, protobuf; leave --format out")
+    if options.compile and options.layout is not None:
+        parser.error("--compile: the graphs are this project's, and so are the names; leave --layout out")
     start = time.perf_counter()
     try:
         lines = _compiled(options) if options.compile else _worked_out(options)
@@ -53,7 +61,7 @@ def main() -> int:
 def _worked_out(options: argparse.Namespace) -> Iterator[str]:
     """Files by the layout algebra."""
     model, plans = load_model_and_plans(options.config, options.set)
-    written = write_plan_files(model, plans, options.out, suffix=f".{options.format}")
+    written = write_plan_files(model, plans, options.out, suffix=f".{options.format}", naming=options.layout)
     yield from map(str, written)
     yield f"{sum(folder.num_files for folder in written)} files"
 

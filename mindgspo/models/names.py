@@ -197,6 +197,12 @@ def mindformers_name(hugging_face_name: str) -> str:
     return _renamed(hugging_face_name, _OUTSIDE_LAYERS, _IN_LAYERS, "MindFormers has no name for it")
 
 
+def mindformers_names(model: ModelSection) -> dict[str, str]:
+    """{our parameter name: its name in MindFormers' model} of every weight, in table order. Raises WeightsError: a
+    weight that its cells do not have."""
+    return {weight.ours: mindformers_name(weight.theirs[0]) for weight in _expand(model)}
+
+
 def hugging_face_name(mindformers_name: str) -> str:
     """Hugging Face's name of a weight. Raises WeightsError: no name of MindFormers' Qwen2 or Llama cells."""
     outside = {theirs: name for name, theirs in _OUTSIDE_LAYERS.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from mindgspo.config import ModelSection, ParallelPlan, load_model_and_plans
 from mindgspo.config.schema import PlansSection
 from mindgspo.errors import CheckpointError, ConfigError
-from mindgspo.models.names import parameter_shapes
+from mindgspo.models.names import mindformers_names, parameter_shapes
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import parameter_layouts
 from mindgspo.parallel.ranks import RankGrid
@@ -23,6 +24,17 @@ from mindgspo.parallel.strategy.record import Strategy
 GRAPHS = ("train", "reference", "rollout")
 # What AdamW keeps beside each weight.
 _MOMENTS = ("adamw.m.", "adamw.v.")
+_THEIR_MOMENTS = ("adam_m.", "adam_v.")
+# Suites whose names the files can bear, and what stands before MindFormers' own in each graph. MindRLHF's cells have
+# the model inside: see `reload_ckpt` and `load_checkpoint` of its train_worker.py, ref_worker.py and infer_worker.py.
+NAMINGS: Mapping[str, Mapping[str, str]] = {
+    "mindformers": dict.fromkeys(GRAPHS, ""),
+    "mindrlhf": {
+        "train": "grpo_model_train.policy_model.model.",
+        "reference": "model.",
+        "rollout": "grpo_model.policy_model.model.",
+    },
+}
 _SIZES = re.compile(r"(\d+)x(\d+)x(\d+)")
 
 
@@ -60,18 +72,35 @@ def graph_layouts(model: ModelSection, plans: PlansSection, graph: str) -> tuple
     return plan, {**weights, **moments}
 
 
+def renamed(model: ModelSection, layouts: Mapping[str, Layout], graph: str, naming: str) -> dict[str, Layout]:
+    """The layouts of a graph under the parameter names of one of NAMINGS, moments as their AdamW has them: `adam_m.`
+    and `adam_v.` before the weight's. Raises WeightsError for a model whose weights have no name there."""
+    prefix = NAMINGS[naming][graph]
+    names = {name: f"{prefix}{theirs}" for name, theirs in mindformers_names(model).items()}
+    moments = {
+        f"{ours}{name}": f"{theirs}{their_name}"
+        for ours, theirs in zip(_MOMENTS, _THEIR_MOMENTS, strict=True)
+        for name, their_name in names.items()
+    }
+    names = {**names, **moments}
+    return {names[name]: layout for name, layout in layouts.items()}
+
+
 def write_plan_files(
-    model: ModelSection, plans: PlansSection, folder: Path, *, suffix: str = ".ckpt"
+    model: ModelSection, plans: PlansSection, folder: Path, *, suffix: str = ".ckpt", naming: str | None = None
 ) -> list[WrittenFolder]:
     """Write the files of all ranks; existing ones of the same names are replaced.
 
-    suffix: `.ckpt` (protobuf) or `.json`. Raises ConfigError where a plan does not fit the model, CheckpointError for a
-    folder that cannot be written or holds files of other ranks.
+    suffix: `.ckpt` (protobuf) or `.json`. naming: one of NAMINGS; None: this project's parameter names.
+    Raises WeightsError for a model whose weights have no name there, ConfigError where a plan does not fit the model,
+    CheckpointError for a folder that cannot be written or holds files of other ranks.
     """
     found = []
     for graph in GRAPHS:
         start = time.perf_counter()
         plan, layouts = graph_layouts(model, plans, graph)
+        if naming is not None:
+            layouts = renamed(model, layouts, graph, naming)
         paths = write_strategies(folder / graph, layouts, plan=plan, suffix=suffix, strategy_of=compiled_strategy)
         found.append(
             WrittenFolder(

@@ -286,6 +286,60 @@ def test_what_did_not_compile_stops_the_tool(compiled: Compiled, said: str, tmp_
 
 ROOT = Path(__file__).resolve().parents[3]
 TOOL = ROOT / "tools" / "generate_strategy.py"
+
+# One layer of MindFormers' LlamaForCausalLM with qkv_concat=False, as its own network lists its parameters
+# (mindformers 1.9.0 and r1.6.0): [out, in] of a Qwen2 with 8 heads of 32, 2 of them for keys and values.
+PUBLISHED = {
+    "model.tok_embeddings.embedding_weight": (1024, 256),
+    "model.layers.1.attention_norm.weight": (256,),
+    "model.layers.1.ffn_norm.weight": (256,),
+    "model.layers.1.attention.wq.weight": (256, 256),
+    "model.layers.1.attention.wq.bias": (256,),
+    "model.layers.1.attention.wk.weight": (64, 256),
+    "model.layers.1.attention.wk.bias": (64,),
+    "model.layers.1.attention.wv.weight": (64, 256),
+    "model.layers.1.attention.wv.bias": (64,),
+    "model.layers.1.attention.wo.weight": (256, 256),
+    "model.layers.1.feed_forward.w1.weight": (512, 256),
+    "model.layers.1.feed_forward.w2.weight": (256, 512),
+    "model.layers.1.feed_forward.w3.weight": (512, 256),
+    "model.norm_out.weight": (256,),
+    "lm_head.weight": (1024, 256),
+}
+MINDRLHF = {"train": "grpo_model_train.policy_model.model.", "reference": "model.",
+            "rollout": "grpo_model.policy_model.model."}  # fmt: skip
+
+
+@pytest.mark.parametrize("naming", ["mindformers", "mindrlhf"])
+def test_files_with_the_names_and_shapes_of_other_suites(naming: str, config: Path, out: Path, tmp_path: Path) -> None:
+    write_plan_files(*load_model_and_plans(config), tmp_path / "theirs", suffix=".json", naming=naming)
+    for graph in GRAPHS:
+        prefix = MINDRLHF[graph] if naming == "mindrlhf" else ""
+        found = {}
+        for path in (tmp_path / "theirs" / graph).iterdir():
+            found |= read_strategy(path).parameters
+        shapes = {name: next(iter(stages.values())).shape for name, stages in found.items()}
+        published = {f"{prefix}{name}": shape for name, shape in PUBLISHED.items()}
+        states = ("", "adam_m.", "adam_v.") if graph == "train" else ("",)
+        for state in states:
+            assert {name: shapes[f"{state}{name}"] for name in published} == published
+        assert len(shapes) == len(states) * (3 + 4 * 12), "and nothing else: 4 layers of 12 weights, 3 outside"
+        ours = {}
+        for path in (out / graph).iterdir():
+            ours |= read_strategy(path).parameters
+        wanted = ours["model.layers.1.mlp.down_proj.weight"]
+        for stage, stored in found[f"{prefix}model.layers.1.feed_forward.w2.weight"].items():
+            assert stored.placement == wanted[stage].placement, "the same slices under another name"
+
+
+def test_models_without_names_there_are_refused_and_compiled_files_keep_ours(config: Path, tmp_path: Path) -> None:
+    config.write_text(MODEL.replace("{vocab_size", "{architecture: qwen3, head_dim: 32, vocab_size"), encoding="utf-8")
+    done = run_tool(config, "--out", tmp_path / "theirs", "--layout", "mindformers")
+    assert done.returncode == 1 and "MindFormers has no name for it" in done.stderr
+    done = run_tool(config, "--out", tmp_path / "theirs", "--layout", "mindrlhf", "--compile")
+    assert done.returncode == 2 and "leave --layout out" in done.stderr
+
+
 MODELS = sorted((ROOT / "model_configs").glob("*.yaml"))
 QUERY, NORM = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.input_layernorm.weight"
 
