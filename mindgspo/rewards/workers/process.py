@@ -8,13 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from mindgspo.rewards.verification import Outcome, Reply
+from mindgspo.rewards.workers.guard import MARK
 
 MAX_REPLY_BYTES = 2**20
 READ_BYTES = 2**16
@@ -25,6 +28,7 @@ MAX_ERROR_TEXT = 400
 DEATH_GRACE_S = 0.2
 
 _PROGRAM = Path(__file__).with_name("worker.py")
+_GUARD = Path(__file__).with_name("guard.py")
 # Lines of faulthandler's report that do not help: frames of the worker's program and of the import system, libraries.
 _NOT_THE_USERS = (str(_PROGRAM.parent), "<frozen importlib", "Extension modules:")
 # More threads than workers would only hinder each other.
@@ -57,7 +61,11 @@ class WorkerProcess:
 
     def __init__(self, settings: PoolSettings) -> None:
         self._memory_mb = settings.memory_mb
-        self._process = _spawn([sys.executable, str(_PROGRAM)], os.environ | _ENVIRONMENT)
+        self._mark = uuid.uuid4().hex
+        environment = os.environ | _ENVIRONMENT | {MARK: self._mark}
+        _guard.start()
+        self._process = _spawn([sys.executable, str(_PROGRAM)], environment)
+        _guard.tell(f"+{self._process.pid} {self._mark}")
         assert self._process.stdin and self._process.stdout and self._process.stderr
         self.jobs, self.replies, self.errors = self._process.stdin, self._process.stdout, self._process.stderr
         for pipe in (self.jobs, self.replies, self.errors):
@@ -174,9 +182,10 @@ class WorkerProcess:
         return f"; it printed last: {text[:MAX_ERROR_TEXT]}" if text else ""
 
     def kill(self) -> None:
-        """End the process and all that it started in its group, and let go of its pipes. Follow up by `reap`."""
+        """End the process and all that it started, and let go of its pipes. Follow up by `reap`."""
         with suppress(ProcessLookupError):  # the whole group has ended and is being reaped elsewhere
             os.killpg(self._process.pid, signal.SIGKILL)
+        _guard.tell(f"-{self._process.pid} {self._mark}")
         for pipe in (self.jobs, self.replies, self.errors):
             pipe.close()
 
@@ -223,13 +232,42 @@ def _one_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "mindgspo-reward-spawner")
 
 
+class _Guard:
+    """The program of `guard`, started with the first worker. It learns of this process's end by the end of a pipe."""
+
+    def __init__(self) -> None:
+        self._pipe: IO[bytes] | None = None
+
+    def start(self) -> None:
+        """Unless it was. Raises OSError if the system has no room for one more process."""
+        if self._pipe is not None:
+            return
+        started = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_GUARD)],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._pipe = started.stdin
+        started.wait()
+
+    def tell(self, line: str) -> None:
+        """One line of what it reads. Where it was killed, workers still end with this process, by the kernel."""
+        assert self._pipe is not None, "not started"
+        with suppress(BrokenPipeError):
+            self._pipe.write(f"{line}\n".encode())
+
+
 _spawner = _one_thread()
+_guard = _Guard()
 
 
 def _renew_in_copy() -> None:
-    """A forked copy of this process does not have the thread."""
-    global _spawner
-    _spawner = _one_thread()
+    """A forked copy of this process does not have the thread, and must not keep the pipe open."""
+    global _spawner, _guard
+    _spawner, _guard = _one_thread(), _Guard()
 
 
 os.register_at_fork(after_in_child=_renew_in_copy)

@@ -265,19 +265,46 @@ def test_an_idle_worker_that_was_killed_is_replaced_for_free(pool: WorkerPool, h
         assert other != pid
 
 
+# One in the worker's group, one in a session of its own, one without environment.
+STARTS_OTHERS = """
+import os, subprocess, time
+def f(solution_str, **kwargs):
+    started = [subprocess.Popen(["sleep", "600"], start_new_session=own, env=env)
+               for own, env in ((False, None), (True, None), (False, {}))]
+    with open(solution_str, "w") as pids:
+        pids.write(" ".join(str(one.pid) for one in started))
+    os.rename(solution_str, solution_str + ".pids")
+    time.sleep(600)
+"""
+
+
 def test_what_a_killed_function_started_ends_too(tmp_path: Path) -> None:
     file = tmp_path / "parent.py"
-    file.write_text(
-        "import os, subprocess, time\ndef f(solution_str, **kwargs):\n"
-        '    sleeper = subprocess.Popen(["sleep", "60"])\n'
-        '    with open(solution_str, "w") as pid:\n        pid.write(str(sleeper.pid))\n'
-        '    os.rename(solution_str, solution_str + ".pid")\n    time.sleep(60)\n'
-    )
+    file.write_text(STARTS_OTHERS)
     with WorkerPool([f"{file}:f"], count=1, timeout_s=0.5, startup_timeout_s=30.0, memory_mb=256) as pool:
-        (reply,) = pool.run([ask(f"{file}:f", str(tmp_path / "sleeper"))])
-    assert reply.outcome is Outcome.TIMEOUT
-    sleeper = int((tmp_path / "sleeper.pid").read_text())
-    assert wait_until(lambda: not is_running(sleeper))
+        (reply,) = pool.run([ask(f"{file}:f", str(tmp_path / "started"))])
+        assert reply.outcome is Outcome.TIMEOUT
+        started = [int(pid) for pid in (tmp_path / "started.pids").read_text().split()]
+        assert len(started) == 3 and wait_until(lambda: not any(map(is_running, started))), started
+
+
+def test_what_a_function_started_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    file = tmp_path / "parent.py"
+    file.write_text(STARTS_OTHERS)
+    pids = tmp_path / "started.pids"
+    script = script_of(tmp_path, f"{file}:f", str(tmp_path / "started"), count=1, timeout_s=600.0)
+    with subprocess.Popen([sys.executable, str(script)], cwd=tmp_path) as parent:
+        try:
+            assert wait_until(lambda: parent.poll() is not None or pids.exists(), 60.0)
+            assert parent.poll() is None, "the script ended by itself"
+        finally:
+            parent.kill()
+    started = [int(pid) for pid in pids.read_text().split()]
+    try:
+        assert len(started) == 3 and wait_until(lambda: not any(map(is_running, started))), started
+    finally:
+        for pid in filter(is_running, started):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_thirty_kills_leave_no_process_and_no_open_file(strict_pool: WorkerPool, hostile: str) -> None:
