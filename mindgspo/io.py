@@ -7,12 +7,14 @@ waits as `.<name>.old-<pid>` until the new one has its name; `remove_leftovers` 
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import re
 import shutil
 import stat
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +34,7 @@ MOST_DEPTH = 100
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<pid>\d+)")
 _FLUSH_EVERY_S = 0.02
+os.umask(_UMASK := os.umask(0o077))  # the only way to read it
 _RESERVE_BYTES = 16 << 20  # headers, small files, the file system's own records
 
 
@@ -316,6 +319,49 @@ def check_free_space(path: Path, num_bytes: int, error: type[Exception], fix: st
 def _nearest_folder(path: Path) -> Path:
     """The folder itself, or the nearest one above that exists."""
     return next(parent for parent in (path.absolute(), *path.absolute().parents) if os.path.isdir(parent))
+
+
+@contextmanager
+def scratch_folder(kind: str) -> Iterator[Path]:
+    """`<temporary folder>/mindgspo-<kind>-<user id>-<random>`, removed at the end of the block.
+
+    Its owner holds a lock on it, which the kernel drops with the process: folders of this user that nobody holds were
+    left by processes that were killed, and are removed as well.
+    """
+    parent, prefix = Path(tempfile.gettempdir()), f"mindgspo-{kind}-{os.getuid()}-"
+    for left in parent.glob(f"{prefix}*"):
+        with suppress(OSError):
+            descriptor = _locked(left)
+            if left.stat().st_uid == os.getuid():
+                shutil.rmtree(left, ignore_errors=True)
+            os.close(descriptor)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        with suppress(OSError):  # somebody is clearing it away, who came before the lock
+            descriptor = _locked(folder)
+            break
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _locked(folder: Path) -> int:
+    """The descriptor of a folder that exists and is locked. Raises OSError where it is gone, or held by another."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.stat(folder)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def restore_umask() -> None:
+    """After the first import of MindSpore: where it logs to files (GLOG_logtostderr=0), it sets the umask to 077."""
+    os.umask(_UMASK)
 
 
 def unused_name(path: Path) -> Path:

@@ -19,6 +19,7 @@ from mindgspo.data.record_index import check_record_file
 from mindgspo.data.rendering import FORMATS_WITH_INSTRUCTION
 from mindgspo.data.sources import sha256_of
 from mindgspo.errors import DataError
+from mindgspo.io import restore_umask
 from mindgspo.text import printable
 from mindgspo.tokenization import Tokenizer
 from mindgspo.types import Prompt
@@ -47,6 +48,7 @@ def write_records(prompts: Iterable[Prompt], folder: Path) -> None:
     """Write all prompts into `folder`. The file knows its own name: rename the folder, never the file."""
     from mindspore.mindrecord import FileWriter
 
+    restore_umask()
     writer = FileWriter(str(folder / RECORD_NAME), shard_num=1)
     writer.set_header_size(HEADER_SIZE)
     writer.set_page_size(PAGE_SIZE)

@@ -4,7 +4,6 @@ everything that can be wrong in files and lengths is found before the weights ar
 
 from __future__ import annotations
 
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ from mindgspo.evaluation.evaluate import Evaluator
 from mindgspo.evaluation.scoring import ResponseScorer, start_scorer
 from mindgspo.evaluation.summary import EvaluationSummary, ScoredProblem, summarize
 from mindgspo.evaluation.tasks import EvalTask
+from mindgspo.io import scratch_folder
 from mindgspo.models.policy import build_model
 from mindgspo.models.weights import fill_model
 from mindgspo.parallel.cluster import start_device
@@ -63,7 +63,7 @@ def evaluate_tasks(tasks: Sequence[EvalTask], keep: Keep = lambda *_: None) -> l
     start_device(first)
     tokenizer = load_tokenizer(first.tokenizer, first.model.vocab_size)
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mindgspo-eval-")))
+        folder = stack.enter_context(scratch_folder("eval"))
         opened = []
         for number, task in enumerate(tasks):
             scorer = stack.enter_context(start_scorer(task.config.reward, ALONE))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from mindgspo.io import make_folder, scratch_folder
 
 SCHEDULER = -1
 """Stands for MindSpore's scheduler where ranks are numbered."""
@@ -49,14 +49,11 @@ def _failure_file(log_dir: Path, rank: int) -> Path:
 @contextmanager
 def open_folder(log_dir: Path, members: Iterable[int]) -> Iterator[LaunchFolder]:
     """The folders, made. What an earlier launch logged for these ranks is moved to `log_dir`/earlier_<n>."""
-    log_dir.mkdir(parents=True, exist_ok=True)
-    state_dir = Path(tempfile.mkdtemp(prefix="mindgspo-launch-"))
-    folder = LaunchFolder(log_dir=log_dir.resolve(), state_dir=state_dir.resolve())
-    try:
+    make_folder(log_dir)
+    with scratch_folder("launch") as state_dir:
+        folder = LaunchFolder(log_dir=log_dir.resolve(), state_dir=state_dir.resolve())
         move_earlier_aside(folder.log_dir, members)
         yield folder
-    finally:
-        shutil.rmtree(state_dir, ignore_errors=True)
 
 
 def move_earlier_aside(log_dir: Path, members: Iterable[int]) -> None:

@@ -105,7 +105,7 @@ class Meeting:
 def new_meeting_file(world_size: int) -> Path:
     """Zeroed counters, to be opened by every rank and then unlinked by whoever made them."""
     folder = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
-    descriptor, name = tempfile.mkstemp(prefix="mindgspo-meeting-", dir=folder)
+    descriptor, name = tempfile.mkstemp(prefix=f"mindgspo-meeting-{os.getuid()}-", dir=folder)
     with os.fdopen(descriptor, "wb") as file:
         file.write(bytes(2 * world_size * world_size * np.dtype(np.int64).itemsize))
     return Path(name)

@@ -23,13 +23,15 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from mindgspo.io import restore_umask
+
 if TYPE_CHECKING:
     from mindspore import Parameter, Tensor, nn
 
 # Errors only: MindSpore's deprecation warnings about its own context API drown the run's output.
 os.environ.setdefault("GLOG_v", "3")
 # A failed compile writes rank_0/om/analyze_fail.ir: keep it out of the user's working folder.
-os.environ.setdefault("MS_OM_PATH", os.path.join(tempfile.gettempdir(), "mindgspo-compile"))
+os.environ.setdefault("MS_OM_PATH", os.path.join(tempfile.gettempdir(), f"mindgspo-compile-{os.getuid()}"))
 # Inside `paged_kernels` MindSpore 2.10 would take its own kernel for Swiglu, too, and fail: it is not told how to fuse.
 os.environ.setdefault("MS_DISABLE_INTERNAL_KERNELS_LIST", "Swiglu")
 # MindFormers, where it is used, writes logs: into the working folder, if nobody says otherwise.
@@ -72,6 +74,7 @@ def set_up_runtime(device: Device = "CPU") -> None:
 
     import mindspore as ms
 
+    restore_umask()
     ms.set_device(device)
     ms.set_context(mode=ms.GRAPH_MODE, jit_config={"jit_level": "O0"})
     if device == "Ascend" and (os.cpu_count() or 1) < _DISPATCH_THREADS:

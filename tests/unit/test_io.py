@@ -5,12 +5,17 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from mindgspo.io import flush_while_writing, parse_json, read_bytes, read_lines
+from mindgspo.io import flush_while_writing, parse_json, read_bytes, read_lines, scratch_folder
 
 
 def test_an_error_of_the_disk_is_told_at_the_end(tmp_path: Path):
@@ -64,3 +69,56 @@ def test_a_file_from_outside_is_regular_and_not_endless(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"1234\n12345\n")
     with pytest.raises(RuntimeError, match="file, line 2: more than 5 bytes"):
         list(read_lines(tmp_path / "file", RuntimeError, most=5))
+
+
+# ----- folders that last as long as their process, and rights
+KILLED = """
+import os, signal, sys
+from mindgspo.io import scratch_folder
+with scratch_folder("test") as folder:
+    (folder / "file").write_text("x")
+    print(folder, flush=True)
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_scratch_folders_of_killed_processes_are_removed_and_those_of_others_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    process = subprocess.Popen([sys.executable, "-c", KILLED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                               env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
+    with process:
+        left = Path(process.stdout.readline().strip())
+        assert left.name.startswith(f"mindgspo-test-{os.getuid()}-")
+        with scratch_folder("test") as own:
+            assert sorted(tmp_path.iterdir()) == sorted([left, own]), "its owner lives"
+        process.stdin.close()
+    assert process.returncode == -signal.SIGKILL and left.is_dir()
+    with scratch_folder("other"):
+        assert left.is_dir()
+    with pytest.raises(FileNotFoundError), scratch_folder("test") as own:
+        assert list(tmp_path.iterdir()) == [own]
+        raise FileNotFoundError("of the block")
+    assert list(tmp_path.iterdir()) == []
+
+
+LOGS_TO_FILES = """
+import os, sys
+from pathlib import Path
+from mindgspo.parallel.runtime import set_up_runtime
+import mindspore
+set_up_runtime("CPU")
+Path(sys.argv[1]).mkdir()
+"""
+
+
+def test_mindspores_import_does_not_change_the_rights_of_what_is_written(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "GLOG_logtostderr": "0",
+                   "GLOG_log_dir": str(tmp_path / "glog")}  # fmt: skip
+    made = tmp_path / "made"
+    subprocess.run([sys.executable, "-c", LOGS_TO_FILES, made], env=environment, check=True, umask=0o022)
+    assert (tmp_path / "glog").is_dir(), "MindSpore has made its folder, under another umask"
+    assert stat.S_IMODE(made.stat().st_mode) == 0o755

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from mindgspo.ascend.dryrun.graph_text import GraphFacts
 from mindgspo.ascend.dryrun.job import UNFINISHED, Answer, Failure, Job, Memory, read_answer, write_record
 from mindgspo.ascend.toolchain import Toolchain
+from mindgspo.io import scratch_folder
 
 # A simulated rank must not meet a real cluster, nor take a graph from a cache instead of compiling it.
 _NOT_PASSED_ON = frozenset(
@@ -72,7 +72,7 @@ def run_child(
     for path in (strategy, log):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(prefix="mindgspo-dryrun-") as scratch:
+    with scratch_folder("dryrun") as scratch:
         job = Job(
             config=str(config.resolve()) if config else None,
             overrides=overrides,
@@ -83,13 +83,13 @@ def run_child(
             builder=builder,
             import_folders=tuple(str(path.resolve()) for path in import_folders),
             strategy_path=str(strategy),
-            result_path=str(Path(scratch, "answer.json")),
+            result_path=str(scratch / "answer.json"),
             is_stand_in=toolchain.is_stand_in,
             measures_memory=measures_memory,
         )
-        answer = _answer(job, Path(scratch), toolchain, log, time_limit_s)
+        answer = _answer(job, scratch, toolchain, log, time_limit_s)
         if measures_memory and answer.failure is not None and answer.failure.phase in ("set-up", "compile", "process"):
-            answer = _without_memory(answer.failure, job, Path(scratch), toolchain, log, time_limit_s)
+            answer = _without_memory(answer.failure, job, scratch, toolchain, log, time_limit_s)
     return Result(
         graph=graph,
         rank=rank,

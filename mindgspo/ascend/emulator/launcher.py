@@ -27,7 +27,7 @@ from mindgspo.ascend.toolchain import Toolchain, find_toolchain, install_stand_i
 from mindgspo.parallel.runtime import EMULATED, is_emulated
 
 _FOLDER = "MINDGSPO_EMULATOR_FOLDER"
-_PREFIX = "mindgspo-cards-"  # of that folder; the rest is the process id of the job's first process
+_PREFIX = f"mindgspo-cards-{os.getuid()}-"  # of that folder; the rest is the process id of the job's first process
 # aclError values: CANN's for a parameter that an operator refuses, and for whatever else went wrong inside of it.
 _OK, _PARAMETER_INVALID, _INNER_ERROR = 0, 161002, 561000
 _CHECK, _LAUNCH, _FORGET = 0, 1, 2
