@@ -18,6 +18,8 @@ from mindgspo.text import did_you_mean
 
 AnswerMode = Literal["strict", "flexible", "first", "last"]
 
+Unevaluated = Literal["refuse", "accept"]
+
 AUTO = "auto"
 """Stands for the function that fits a row's data_source."""
 
@@ -124,14 +126,14 @@ class RewardWorkersSection(Section):
     """Children; they start when the first response needs one."""
     timeout_s: float = Field(default=10.0, gt=0, le=86_400)
     """Wall-clock seconds one response may take; then its child is killed and its verdict is timeout."""
-    on_timeout: Literal["wrong", "leave_out"] = "wrong"
-    """What becomes of a response of math with verdict timeout. wrong: it is paid like a wrong answer if its gold answer
-    is quickly compared with another number, because an answer too slow to compare would escape its negative advantage.
-    leave_out: it has no reward. Responses on which your own function runs out of time are always left out."""
     startup_timeout_s: float = Field(default=120.0, gt=0, le=86_400)
     """Wall-clock seconds a child may take for its imports, those of your file included."""
     memory_mb: int = Field(default=4096, ge=256)
     """Memory a child may take (MiB); a response that needs more is left out as error."""
+    on_timeout: Literal["wrong", "leave_out"] = "wrong"
+    """What becomes of a response of math with verdict timeout. wrong: it is paid like a wrong answer if its gold answer
+    is quickly compared with another number, because an answer too slow to compare would escape its negative advantage.
+    leave_out: it has no reward. Responses on which your own function runs out of time are always left out."""
 
 
 class RewardSection(Section):
@@ -157,6 +159,10 @@ class RewardSection(Section):
     """Settings of the function repetition."""
     workers: RewardWorkersSection = RewardWorkersSection()
     """Child processes for whatever may take long."""
+    unevaluated: Unevaluated = "refuse"
+    """What math makes of an answer that is left to be computed (12 x 6, 2^10, a sum, an integral) where the gold answer
+    is its result. refuse: it is wrong, because a policy could learn to leave calculations to its grader. accept: it
+    is paid for its value."""
 
     @property
     def resolved_weights(self) -> tuple[float, ...]:
@@ -238,6 +244,8 @@ def _setting_problems(reward: RewardSection) -> Iterator[str]:
                 f"reward.overlong.buffer_len: {buffer_len} is longer than reward.overlong.max_len {max_len} "
                 f"(rollout.max_new_tokens where it is not set); nearest legal: {max_len}"
             )
+    if reward.unevaluated != "refuse" and not {"math", AUTO} & set(reward.functions):
+        yield f"reward.unevaluated: {reward.unevaluated} is read by math alone; remove it, or name math a function"
     if reward.answer != "flexible" and all(name in _ANSWER_IS_NOT_READ_BY for name in reward.functions):
         yield f"reward.answer: {reward.answer} is not read by {', '.join(reward.functions)}; remove it"
 

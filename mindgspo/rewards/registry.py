@@ -21,7 +21,7 @@ from mindgspo.text import did_you_mean
 _VERIFIERS: Mapping[str, Callable[[RewardSection], Verifier]] = {
     "gsm8k": lambda section: Gsm8k(section.answer),
     "math_dapo": lambda section: MathDapo(section.answer, section.math_dapo.strict_box),
-    "math": lambda section: Math(section.answer),
+    "math": lambda section: Math(section.answer, section.unevaluated),
     "multiple_choice": lambda section: MultipleChoice(section.answer),
     "verl_strict": lambda section: VerlGsm8k("strict"),
     "verl_flexible": lambda section: VerlGsm8k("flexible"),

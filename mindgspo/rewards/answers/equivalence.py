@@ -9,7 +9,7 @@ Linear in the texts, exact: no floats.
     5. the same normal form                    see `latex_reader`
     6. numbers, lists and tuples of numbers    3,5,7 and 3,5 differ, (1,2) and (2,1) too
     7. tuples and sets, orders of capitals     (1,2) and \{1,2\} differ, ABC and BCA, 3:1 and 3
-    8. what is not worked out differs          \gcd(12,18) for 6, x+3=8 for 5, |x| < 2 for (-2,2)
+    8. what is not worked out differs          \gcd(12,18) and 2 \cdot 3 for 6, x+3=8 for 5, |x| < 2 for (-2,2)
     9. what is too large to evaluate differs   9^{9^{9^9}}, (10^{10})!
    10. what no formula can contain differs     prose in another script, quotation marks
    11. anything else is undecided              2\sqrt{2} and \sqrt{8}, x(x+1) and x^2+x
@@ -23,8 +23,17 @@ from enum import Enum
 from fractions import Fraction
 from itertools import pairwise
 
+from mindgspo.config.reward import Unevaluated
 from mindgspo.rewards.answers.latex_reader import form_of_tokens
-from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, Kind, Token, answer_tokens, denies, safe_latex
+from mindgspo.rewards.answers.latex_tokens import (
+    LINE_BREAK,
+    MAX_EXPRESSION_CHARS,
+    Kind,
+    Token,
+    answer_tokens,
+    denies,
+    safe_latex,
+)
 from mindgspo.rewards.answers.latex_values import CONSTANTS, NormalForm
 from mindgspo.rewards.answers.quantity import Quantity, contradict, parse_number, read_quantity, same_quantity
 from mindgspo.rewards.answers.size import is_too_large
@@ -46,10 +55,11 @@ _HEDGES = frozenset(("or", "not", "if", "least", "most", "plus", "minus", "times
 _ARTICLES = frozenset(("a", "an", "the"))
 
 
-def compare(answer: str, gold: str) -> Comparison:
+def compare(answer: str, gold: str, unevaluated: Unevaluated = "refuse") -> Comparison:
     """Compares two answers without looking at the question. Never raises.
 
     SAME does not depend on which of the two is the gold answer; DIFFERENT does where the answer is not worked out.
+    unevaluated: whether an answer that is left to be computed is DIFFERENT or compared by its value.
     """
     if max(len(answer), len(gold)) > MAX_EXPRESSION_CHARS:
         return Comparison.SAME if answer.strip() == gold.strip() else Comparison.DIFFERENT
@@ -60,11 +70,13 @@ def compare(answer: str, gold: str) -> Comparison:
         return Comparison.SAME
     if any(_contradicts_itself(reading.tokens) for reading in pair):
         return Comparison.DIFFERENT
+    if unevaluated == "refuse" and _is_left_to_compute(*pair):
+        return Comparison.DIFFERENT
     for stage in (_compare_numbers, _compare_times, _compare_based, _compare_options, _compare_words, _compare_forms):
         found = stage(*pair)
         if found is not Comparison.UNDECIDED:
             return found
-    if _is_unsolved(pair[0].tokens, pair[1].tokens):
+    if _is_to_be_solved(pair[0].tokens, pair[1].tokens):
         return Comparison.DIFFERENT
     if any(is_too_large(reading.tokens) for reading in pair):
         return Comparison.DIFFERENT
@@ -77,7 +89,7 @@ class _Reading:
 
     def __init__(self, text: str) -> None:
         self.plain = plain(text)
-        self.tokens: Sequence[Token] = answer_tokens(text)
+        self.tokens: Sequence[Token] = _stated_value(answer_tokens(text))
         self.form: NormalForm | None = form_of_tokens(list(self.tokens))
         self.number = self._number(text)
 
@@ -235,7 +247,7 @@ def _decided(same: bool) -> Comparison:
 
 # ----- answers that hand the question back
 
-_OPERATION_NAMES = "sum prod int iint oint lim gcd lcm det lceil lfloor max min begin{vmatrix}"
+_OPERATION_NAMES = "sum prod int iint oint lim gcd lcm det lceil lfloor max min begin{vmatrix} bmod pmod mod"
 _OPERATIONS = frozenset(_OPERATION_NAMES.split())
 _RELATION_NAMES = "= < > le ge ne in equiv approx"
 _RELATIONS = frozenset(_RELATION_NAMES.split())
@@ -248,12 +260,10 @@ _Side = list[Token]
 _OPENING, _CLOSING = ("(", "[", "{", r"\{"), (")", "]", "}", r"\}")
 
 
-def _is_unsolved(answer: Sequence[Token], gold: Sequence[Token]) -> bool:
-    """Whether `answer` has an operation that `gold` lacks, or a relation that is not solved where `gold` is: sides that
-    are neither names nor constants, or a name that is also on the other side."""
-    if _operations(answer) - _operations(gold):
-        return True
-    return all(map(_is_plain, _elements(gold))) and any(map(_is_to_be_solved, _elements(answer)))
+def _is_to_be_solved(answer: Sequence[Token], gold: Sequence[Token]) -> bool:
+    """Whether `answer` has a relation that is not solved where `gold` is: sides that are neither names nor constants,
+    or a name that is also on the other side."""
+    return all(map(_is_plain, _elements(gold))) and any(map(_is_unsolved, _elements(answer)))
 
 
 def _contradicts_itself(tokens: Sequence[Token]) -> bool:
@@ -267,7 +277,82 @@ def _contradicts_itself(tokens: Sequence[Token]) -> bool:
 
 def _operations(tokens: Sequence[Token]) -> set[str]:
     named = (Kind.COMMAND, Kind.TEXT)
-    return {token.text.lower() for token in tokens if token.kind in named and token.text.lower() in _OPERATIONS}
+    found = {token.text.lower() for token in tokens if token.kind in named and token.text.lower() in _OPERATIONS}
+    return found | {"derivative"} if _DERIVATIVE in "".join(token.text for token in tokens) else found
+
+
+def _stated_value(tokens: list[Token]) -> list[Token]:
+    r"""The last side of \lim a_n = 1 and 17 \bmod 5 = 2, which state what an operation comes to; all of any other."""
+    elements = _elements(tokens)
+    sides, relations = elements[0]
+    if len(elements) > 1 or relations != {"="} or not _operations(sides[0]) or not _is_constant(sides[-1]):
+        return tokens
+    return sides[-1]
+
+
+# What tokens are to the patterns below: n a number, t the number 10, f a fraction, r a root, o a function, k a
+# constant, x a letter, c any other command.
+_SHAPES = {
+    **{text: text for text in "+-*/^!|%,&_()[]{}"},
+    **{";": ",", ":": ",", "cup": ",", LINE_BREAK: ",", r"\{": "(", r"\}": ")", r"\|": "|", "pm": "+"},
+    **{"frac": "f", "sqrt": "r", "infty": "n", "begin{pmatrix}": "<", "end{pmatrix}": ">"},
+    **dict.fromkeys(("binom", "choose", "log", "ln", "lg", "exp", *_TRIGONOMETRIC), "o"),
+    **dict.fromkeys((*CONSTANTS - {"infty"}, *_NUMBER_LETTERS), "k"),
+    **dict.fromkeys(("ldots", "dots", "cdots"), ""),
+}
+_WRITTEN_NUMBER = re.compile(
+    r"(?:[nt]?f\{[-+]?[nt]\}\{[-+]?[nt]\}|[nt][nt]/[nt]|[nt]/[nt]|(?:[nt]\*)?t\^\{[-+]?[nt]\}|[nt])%?"
+)
+_BRACKETED_NUMBER = re.compile(r"(?:\([-+]*N\)|\{[-+]*N\})%?")
+# N stands for a number as people write it: a sum or product of two, a power, a factorial, a function of numbers alone.
+_TO_COMPUTE = re.compile(
+    r"(?:\A|[-+(,{<])N[-+]+N(?=\Z|[-+),}>])|(?<![r\]])N(?:[*/]?N|\^[-+]*N)|k\^[-+]*N|N!|\|[-+]*N\||><|\A(?=[^x]*\Z).*o|\A[-+]*N?r(?:\[N\])?N\Z"
+)
+_NUMBERS_AND_NAMES = re.compile(r"(?:[-+]*N|x+)?(?:[,()<>\[\]{}](?:[-+]*N|x+)?)*")
+_DIVISION_SIGN = re.compile(r"\\div(?![A-Za-z])|\u00f7")
+_DERIVATIVE = "frac{d}{d"
+_SIGNIFICANT = 6
+
+
+def _is_left_to_compute(answer: _Reading, gold: _Reading) -> bool:
+    r"""Whether `answer` holds an operation on plain numbers where `gold` is nothing but numbers, or one with a name
+    that `gold` lacks: 12 \times 6, 2^{10}, \frac{3 + 4}{2}, \log_2 8. Numbers as people write them hold none:
+    -\frac{3}{4}, 1\frac12, 3 \times 10^5, 50\%; nor do sums with irrational terms. A root may be what a long decimal
+    stands for."""
+    values = [side for element in _elements(answer.tokens) for side in _value_sides(*element)]
+    if any(_operations(value) - _operations(gold.tokens) for value in values):
+        return True
+    shapes = [_shape(value) for value in values]
+    has_operation = _DIVISION_SIGN.search(answer.plain) or any(map(_TO_COMPUTE.search, shapes))
+    if not has_operation or parse_number(answer.plain) is not None:
+        return False
+    if "r" in "".join(shapes) and any("." in token.text and len(token.text) > _SIGNIFICANT for token in gold.tokens):
+        return False
+    gold_shapes = [_shape(side) for sides, _ in _elements(gold.tokens) for side in sides]
+    return any("N" in shape for shape in gold_shapes) and all(map(_NUMBERS_AND_NAMES.fullmatch, gold_shapes))
+
+
+def _value_sides(sides: list[_Side], relations: set[str]) -> list[_Side]:
+    """The last side of an equation, the first where the last is a name; all sides of an inequality."""
+    if not relations <= {"=", "approx", "in", "equiv"}:
+        return sides
+    return [sides[0] if len(sides) > 1 and _is_name(sides[-1]) else sides[-1]]
+
+
+def _shape(tokens: Sequence[Token]) -> str:
+    """`tokens` with N for each written number and x for letters; words left out."""
+    shape = _WRITTEN_NUMBER.sub("N", "".join(map(_shape_of, tokens)))
+    while (smaller := _BRACKETED_NUMBER.sub("N", shape)) != shape:
+        shape = smaller
+    return shape
+
+
+def _shape_of(token: Token) -> str:
+    if token.kind is Kind.NUMBER:
+        return "t" if token.text == "10" else "n"
+    if token.text in _SHAPES and token.kind is not Kind.TEXT:
+        return _SHAPES[token.text]
+    return {Kind.LETTER: "x", Kind.TEXT: ""}.get(token.kind, "c")
 
 
 def _elements(tokens: Sequence[Token]) -> list[tuple[list[_Side], set[str]]]:
@@ -293,7 +378,7 @@ def _is_plain(element: tuple[list[_Side], set[str]]) -> bool:
     return len(sides) == 1 or all(_is_name(side) or _is_constant(side) for side in sides)
 
 
-def _is_to_be_solved(element: tuple[list[_Side], set[str]]) -> bool:
+def _is_unsolved(element: tuple[list[_Side], set[str]]) -> bool:
     if _is_plain(element):
         return False
     sides, relations = element

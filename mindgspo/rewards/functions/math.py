@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from mindgspo.config.reward import AnswerMode
+from mindgspo.config.reward import AnswerMode, Unevaluated
 from mindgspo.rewards.answers.equivalence import Comparison, compare
 from mindgspo.rewards.answers.extract import USUAL_MARKERS, Marker, content_of, find_answer, occurrences, withdrawal
 from mindgspo.rewards.answers.final_number import final_number
@@ -33,10 +33,11 @@ _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{2,}[ ,]+[A-Za-z]{2,}")
 
 
 class Math:
-    """answer: where the answer is looked for, see `extract.find_answer`."""
+    """answer: where the answer is looked for, see `extract.find_answer`. unevaluated: see `equivalence.compare`."""
 
-    def __init__(self, answer: AnswerMode = "flexible") -> None:
+    def __init__(self, answer: AnswerMode = "flexible", unevaluated: Unevaluated = "refuse") -> None:
         self._mode: AnswerMode = answer
+        self._unevaluated: Unevaluated = unevaluated
 
     def can_read(self, gold: str) -> bool:
         r"""Whether `gold` is an answer: an expression or a few words, or a solution whose last \boxed{} holds one."""
@@ -52,7 +53,7 @@ class Math:
         if answer is None:
             return Verification(value=0.0, verdict=Verdict.NO_ANSWER)
         gold = gold_answer(candidate.gold)
-        comparison = compare(answer, gold)
+        comparison = compare(answer, gold, self._unevaluated)
         if comparison is Comparison.UNDECIDED:
             return Job(
                 task=TASK,

@@ -33,7 +33,7 @@ SAME = [
     ("50 percent", r"50\%"), (r"5.4 \text{ cents}", "5.4"), (r"15\mbox{ cm}^2", "15"),
     (r"864 \mbox{ inches}^2", r"864\text{ in}^2"), (r"\frac{270}7\text{ degrees}", r"\frac{270}{7}"),
     (r"90^\circ", "90"), (r"90^{\circ}", "90\u00b0"), ("$1,000 per day.", "1000"), ("72 clips", r"72 \text{ clips}"),
-    (r"2\cdot 3", "6"), ("\uff17\uff12", "72"), ("5\u5398\u7c73", "5"), ("+7", "7"), (r"3 \times 10^5", "300000"),
+    ("\uff17\uff12", "72"), ("5\u5398\u7c73", "5"), ("+7", "7"), (r"3 \times 10^5", "300000"),
     ("1.5e3", "1500"), ("50 000", "50,000"), ("12 per cent", r"12\%"), (r"5\text{ m}", "5"), ("AB = 5", "5"),
     ("x = 2+3 = 5", "5"),
     # typing
@@ -89,6 +89,27 @@ NOT_WORKED_OUT = [
     ("x=2x-5", "x=5"), ("x^2 + y^2 = 4", "4"), ("2x = 4", "4"), ("x^2 = 4", "2,-2"), ("5x - 7y + 11z + 4 = 0", "0"),
 ]  # fmt: skip
 
+# An operation on numbers is left to do. The gold answer may have one.
+LEFT_TO_COMPUTE = [
+    ("2^{10}", "1024"), (r"2\cdot 3", "6"), (r"144 \div 2", "72"), ("12(6)", "72"), (r"\frac{3+4}{2}", "3.5"),
+    (r"\frac{1/2}{3}", r"\frac16"), (r"\frac{1}{2}+\frac{1}{3}", r"\frac{5}{6}"), ("7 - (-2)", "9"), ("5!", "120"),
+    (r"\binom{10}{3}", "120"), (r"{10 \choose 3}", "120"), (r"\log_2 1024", "10"), (r"\sqrt{16}", "4"), ("|-5|", "5"),
+    (r"3\sqrt[3]{27}", "9"), (r"\cos 0", "1"), (r"\sin\frac{\pi}{2}", "1"), (r"\ln e", "1"), ("i^2", "-1"), ("e^0",
+        "1"),
+    (r"x = 12 \times 6", "72"), (r"12 \times 6 \text{ clips}", "72"), ("(1+2, 4)", "(3,4)"), ("1+2, 4", "3,4"),
+    (r"\begin{pmatrix}1+1\\7\end{pmatrix}", r"\begin{pmatrix}2\\7\end{pmatrix}"), (r"\frac{d}{dx} x^2", "2x"),
+    (r"\begin{pmatrix}1&2\end{pmatrix}\begin{pmatrix}1\\1\end{pmatrix}", "3"), (r"1 \pm 2", "3,-1"),
+]  # fmt: skip
+NOTHING_LEFT = [
+    ("-5", "-5"), ("-(5)", "-5"), (r"\frac{144}{2}", "72"), (r"1\frac12", "1.5"), ("3 1/2", "3.5"), ("10^5", "100000"),
+    (r"3 \cdot 10^{-5}", "0.00003"), (r"33\frac{1}{3}\%", "1/3"), (r"12 \times 6 = 72", "72"), (r"\pm 2", "2,-2"),
+    ("50 000", "50000"), (r"0.\overline{3}", "1/3"), ("(3, -4)", "(3,-4)"), ("72 = x", "72"), (r"\sqrt{2}",
+        "1.4142136"),
+    (r"2\sqrt{141 - 20\sqrt{41}} + 2\sqrt{20\sqrt{41} + 141}", "40"), (r"(28 - 140\sqrt5)(-5\sqrt5/2 - 1/2)", "1736"),
+    ("3+4i", "4i+3"), ("4^5", "2^{10}"), ("6!/2", "5! \\cdot 3"), (r"\sin^2 x + \cos^2 x", "1"), (r"2 + \sqrt{3}",
+        "3.7320508"),
+]  # fmt: skip
+
 # What a problem may ask for, with its value: not the question, so it is compared.
 ASKED_FOR = [("m+n=13", "13"), ("a - b + c = -2", "-2"), (r"\cos A = \frac{3}{5}", r"\frac35")]
 
@@ -96,7 +117,7 @@ ASKED_FOR = [("m+n=13", "13"), ("a - b + c = -2", "-2"), (r"\cos A = \frac{3}{5}
 # A symbolic matter: the first nine are equal, the others are not. Here only: never wrongly decided.
 UNDECIDED = [
     (r"2\sqrt{2}", r"\sqrt{8}"), (r"\frac{1}{\sqrt{3}}", r"\frac{\sqrt{3}}{3}"), ("(x+1)^2", "x^2+2x+1"),
-    ("x(x+1)", "x^2+x"), ("2^{10}", "1024"), (r"\sin^2 x + \cos^2 x", "1"),
+    ("x(x+1)", "x^2+x"), (r"\sin^2 x + \cos^2 x", "1"),
     ("5x - 7y + 11z + 4 = 0", "7y - 5x - 11z - 4 = 0"), (r"\frac{1+\sqrt{5}}{2}", r"\frac12 + \frac{\sqrt5}{2}"),
     ("ba", "ab"), (r"2\sqrt{2}", r"2\sqrt{3}"), ("2ab", "2"), ("x=5", "y=5"), ("4t", "4"), (r"|a+b|+c", "|a+c+b|"),
     (r"x \sin y", r"y \sin x"), (r"\sin(x)y", r"\sin(xy)"), (r"\sin(x/2)", r"\sin x/2"), (r"\sin(x)/2", r"\sin x/2"),
@@ -125,6 +146,18 @@ def test_pairs(answer: str, gold: str, found: Comparison, exchanged: Comparison)
 
 @pytest.mark.parametrize(("answer", "gold"), ASKED_FOR)
 def test_the_value_of_what_is_asked_for_is_an_answer(answer: str, gold: str) -> None:
+    assert compare(answer, gold) is not Comparison.DIFFERENT
+
+
+@pytest.mark.parametrize(("answer", "gold"), LEFT_TO_COMPUTE)
+def test_an_operation_that_is_left_to_do_is_no_answer_unless_it_may_be(answer: str, gold: str) -> None:
+    assert compare(answer, gold) is Comparison.DIFFERENT
+    assert compare(answer, gold, "accept") is not Comparison.DIFFERENT
+    assert compare(gold, answer) is not Comparison.DIFFERENT
+
+
+@pytest.mark.parametrize(("answer", "gold"), NOTHING_LEFT)
+def test_numbers_as_people_write_them_and_irrational_terms_are_answers(answer: str, gold: str) -> None:
     assert compare(answer, gold) is not Comparison.DIFFERENT
 
 

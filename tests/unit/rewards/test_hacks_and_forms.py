@@ -119,9 +119,22 @@ TRICKS = [
         "~~~\n72\n~~~\nas shown"),
 ]  # fmt: skip
 
-PAID = [*DOUBLED, *ENDINGS, *BOXES, *PLAIN]
+# Left to be computed; see test_equivalence for more.
+UNEVALUATED = [
+    *boxed("gdm", "72", r"12 \times 6", "80 - 8", "12(6)", r"x = 12 \times 6", r"12 \times 6 \text{ clips}",
+        r"144 \div 2"),
+    *boxed("gdm", "1024", "2^{10}", r"2^5 \cdot 2^5"), *boxed("gdm", "120", "5!", r"\binom{10}{3}"),
+    *rows("gdm", "72", r"So there are 12 * 6", "The answer is 12 * 6."),
+]  # fmt: skip
+WRITTEN = [
+    *boxed("gdm", "72", r"\frac{144}{2}", r"12 \times 6 = 72", "72.0"), *boxed("gdm", "300000", r"3 \times 10^5"),
+    *boxed("gdm", "0.5", r"50\%", r"\frac{1}{2}"), *boxed("m", "2^{10}", "1024", "4^5"), *boxed("m", "5!", "120"),
+]  # fmt: skip
+
+PAID = [*DOUBLED, *ENDINGS, *BOXES, *PLAIN, *WRITTEN]
 REFUSED = [
     ("m", r"\\boxed{\\frac{1}{4}}", "4"), ("m", r"\boxed{\\sqrt{13}}", "13"), *OPERANDS, *HEDGES, *TRICKS,
+    *UNEVALUATED,
 ]  # fmt: skip
 
 
