@@ -19,7 +19,7 @@ from mindgspo.data.record_index import check_record_file
 from mindgspo.data.rendering import FORMATS_WITH_INSTRUCTION
 from mindgspo.data.sources import sha256_of
 from mindgspo.errors import DataError
-from mindgspo.io import restore_umask
+from mindgspo.io import parse_json, restore_umask
 from mindgspo.text import printable
 from mindgspo.tokenization import Tokenizer
 from mindgspo.types import Prompt
@@ -73,6 +73,8 @@ def read_records(folder: Path, num_rows: int) -> Iterator[Prompt]:
     except RuntimeError as error:  # MindSpore's, several paragraphs
         first = next(iter(str(error).strip().splitlines()), "no reason given")
         raise DataError(f"{folder / RECORD_NAME}: cannot be read ({first}); prepare again with --force") from error
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{folder / RECORD_NAME}: extra_info: {error}; prepare again with --force") from error
 
 
 def _read(folder: Path) -> Iterator[Prompt]:
@@ -89,7 +91,7 @@ def _read(folder: Path) -> Iterator[Prompt]:
             answer=record["answer"].item(),
             data_source=record["data_source"].item(),
             solution=record["solution"].item(),
-            extra_info=json.loads(record["extra_info"].item()),
+            extra_info=dict(parse_json(record["extra_info"].item())),
         )
 
 
@@ -183,6 +185,12 @@ def open_dataset(
         raise DataError(
             f"{folder}: holds {len(prompts)} rows, dataset.json says {info.counts.rows_out}; prepare again with --force"
         )
+    for prompt in prompts:
+        if not prompt.ids.size or prompt.ids.min() < 0 or prompt.ids.max() >= tokenizer.vocab_size:
+            raise DataError(
+                f"{folder}: row {prompt.index} has no ids, or others than the {tokenizer.vocab_size} of the tokenizer; "
+                "prepare again with --force"
+            )
     return PromptDataset(prompts[:max_rows], info)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from mindgspo.config.data import ColumnsSection, DataSourceSection, TokenizerSection
 from mindgspo.data import inspect_dataset, open_dataset
+from mindgspo.data.dataset import HEADER_SIZE, PAGE_SIZE
 from mindgspo.data.record_index import check_record_file
 from mindgspo.errors import DataError
 from mindgspo.tokenization import Tokenizer, load_tokenizer
@@ -115,6 +116,17 @@ def set_index(command: str):
     return change
 
 
+def set_bytes(content: bytes, offset: int, piece: bytes) -> bytes:
+    """Of the arrays of row 0, from the length in front of them on."""
+    start = HEADER_SIZE + offset
+    return content[:start] + piece + content[start + len(piece) :]
+
+
+def set_values(content: bytes, piece: bytes) -> bytes:
+    """Of the texts and numbers of row 0, behind the length in front of them."""
+    return set_bytes(content, PAGE_SIZE + 8, piece)
+
+
 def replace_bytes(name: str, change):
     return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
 
@@ -137,7 +149,26 @@ TAMPERED = (
     ("its header would have", replace_bytes(RECORD, lambda content: b"\xff" * 8 + content[8:])),
     ("ends beyond the file", replace_bytes(RECORD, lambda content: content[: 3 << 20])),
     ("not JSON", replace_bytes(RECORD, lambda content: content[:8] + b"x" + content[9:])),
+    (
+        "row 0 has another length than its index says",
+        replace_bytes(RECORD, lambda content: set_bytes(content, 0, b"9")),
+    ),
+    ("row 0 is not what the header says", replace_bytes(RECORD, lambda content: set_bytes(content, 8, b"\x7f"))),
+    ("row 0 is not what the header says", replace_bytes(RECORD, lambda content: set_bytes(content, 12, b"\xff"))),
+    ("row 0 is not what the header says", replace_bytes(RECORD, lambda content: set_values(content, b"\xc1"))),
+    ("a text ends beyond its row", replace_bytes(RECORD, lambda content: set_values(content, b"\x86\xdb\xff"))),
+    ("not all of texts", replace_bytes(RECORD, lambda content: content.replace(b'"string"', b'"floats"'))),
+    ("arrays of something else", replace_bytes(RECORD, lambda content: content.replace(b'"int32"', b'"int16"'))),
 )
+
+
+def seal_again(folder: Path) -> None:
+    """dataset.json as if the files had always been so."""
+    info = json.loads((folder / "dataset.json").read_text())
+    for one in info["files"]:
+        content = (folder / one["name"]).read_bytes()
+        one["size"], one["sha256"] = len(content), hashlib.sha256(content).hexdigest()
+    (folder / "dataset.json").write_text(json.dumps(info))
 
 
 def test_tampered_records_never_reach_mindspore(folder: Path, tokenizer: Tokenizer, tmp_path: Path):
@@ -150,11 +181,22 @@ def test_tampered_records_never_reach_mindspore(folder: Path, tokenizer: Tokeniz
         is_same_size = all((copy / one["name"]).stat().st_size == one["size"] for one in info["files"])
         with pytest.raises(DataError, match="sha256 differs" if is_same_size else "bytes, dataset.json says"):
             open_dataset(copy, tokenizer)
-        for one in info["files"]:
-            content = (copy / one["name"]).read_bytes()
-            one["size"], one["sha256"] = len(content), hashlib.sha256(content).hexdigest()
-        (copy / "dataset.json").write_text(json.dumps(info))
+        seal_again(copy)
         with pytest.raises(DataError, match=f"{copy}/prompts.mindrecord: damaged .*{said}"):
             open_dataset(copy, tokenizer)
         with pytest.raises(DataError, match="prompts.mindrecord: damaged"):
             check_record_file(copy / "prompts.mindrecord")  # as of a file whose number of rows nothing tells
+
+
+@pytest.mark.parametrize(("old", "new", "said"), [
+    (b"\xa2{}", b"\xa2[}", "prompts.mindrecord: extra_info: not JSON"),
+    (b"\xa2{}", b"\xa211", "prompts.mindrecord: extra_info: "),
+    (b"\x79\x01", b"\xff\x7f", "row 0 has no ids, or others than the 379 of the tokenizer"),
+])  # fmt: skip
+def test_tampered_values_of_rows_are_refused(folder: Path, tokenizer: Tokenizer, old: bytes, new: bytes, said: str):
+    content = (folder / RECORD).read_bytes()
+    assert old in content[HEADER_SIZE:]
+    (folder / RECORD).write_bytes(content[:HEADER_SIZE] + content[HEADER_SIZE:].replace(old, new, 1))
+    seal_again(folder)
+    with pytest.raises(DataError, match=said):
+        open_dataset(folder, tokenizer)
