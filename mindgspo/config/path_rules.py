@@ -43,6 +43,8 @@ def file_problems(config: ExperimentConfig) -> list[str]:
     """Every input path that does not exist, or is a file where a folder is read, or the reverse; and a run folder that
     cannot be made."""
     missing = [_missing(key, path) for key, path in _inputs(config) if path is not None and not path.exists()]
+    if isinstance(config.resume, Path) and not (resume := config.resume.expanduser()).exists():
+        missing.append(_missing("resume", resume.absolute()))
     return [*missing, *_wrong_kinds(config), *reward_file_problems(config.reward), *_run_dir_problems(config)]
 
 
