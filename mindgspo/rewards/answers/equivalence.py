@@ -48,6 +48,8 @@ class Comparison(Enum):
     UNDECIDED = "undecided"
 
 
+_DECIMAL_COMMA = re.compile(r"\s*\$?\s*([-+]?[0-9]+)(?:,|\{,\})(?!(?:[0-9]{3},)*[0-9]{3}(?![0-9]))([0-9]+)\s*\$?\s*")
+_TYPED_AREA = re.compile(r"[^A-Za-z]*\s[kcdm]?m\s?[\u00b2\u00b3]")
 _TIME = re.compile(r"([0-9]{1,2}):([0-9]{2})\s?(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _BASED = re.compile(r"\+(?P<digits>[0-9]+)_\{(?P<base>[^{}]*)\}")
 _OPTION = re.compile(r"\(?([A-F])\)?\.?")
@@ -58,8 +60,9 @@ _ARTICLES = frozenset(("a", "an", "the"))
 def compare(answer: str, gold: str, unevaluated: Unevaluated = "refuse") -> Comparison:
     """Compares two answers without looking at the question. Never raises.
 
-    SAME does not depend on which of the two is the gold answer; DIFFERENT does where the answer is not worked out.
-    unevaluated: whether an answer that is left to be computed is DIFFERENT or compared by its value.
+    SAME does not depend on which of the two is the gold answer, but for a decimal comma, which only the gold answer may
+    introduce; DIFFERENT does where the answer is not worked out. unevaluated: whether an answer that is left to be
+    computed is DIFFERENT or compared by its value.
     """
     if max(len(answer), len(gold)) > MAX_EXPRESSION_CHARS:
         return Comparison.SAME if answer.strip() == gold.strip() else Comparison.DIFFERENT
@@ -67,6 +70,8 @@ def compare(answer: str, gold: str, unevaluated: Unevaluated = "refuse") -> Comp
     if not all(reading.tokens for reading in pair):
         return Comparison.DIFFERENT
     if answer.split() == gold.split():
+        return Comparison.SAME
+    if _is_decimal_comma(pair[0], gold) or _is_same_angle(*pair) or _is_same_angle(*reversed(pair)):
         return Comparison.SAME
     if any(_contradicts_itself(reading.tokens) for reading in pair):
         return Comparison.DIFFERENT
@@ -89,6 +94,7 @@ class _Reading:
 
     def __init__(self, text: str) -> None:
         self.plain = plain(text)
+        self.has_degrees = "circ" in text or "degree" in text or "\u00b0" in text
         self.tokens: Sequence[Token] = _stated_value(answer_tokens(text))
         self.form: NormalForm | None = form_of_tokens(list(self.tokens))
         self.number = self._number(text)
@@ -104,6 +110,8 @@ class _Reading:
 
     def _is_number_with_words(self) -> bool:
         """Whether this can be "$1,000 per day" and cannot be "2ab", "x^2 = 4" or "5 or more"."""
+        if _TYPED_AREA.fullmatch(self.plain):
+            return True
         has_words = False
         for token in self.tokens:
             words = frozenset(token.text.lower().split()) if token.kind is Kind.TEXT else frozenset()
@@ -159,6 +167,25 @@ class _Reading:
             return ()  # a product of variables
         words = re.findall(r"[^\W\d_]+", self.plain)
         return tuple(word for word in words if word.lower() not in _ARTICLES) if len(words) > 1 else tuple(words)
+
+
+def _is_decimal_comma(answer: _Reading, gold: str) -> bool:
+    """Whether `gold` is a number with a decimal comma, as in 3,14, and `answer` the same number."""
+    comma = _DECIMAL_COMMA.fullmatch(gold)
+    own = _DECIMAL_COMMA.fullmatch(answer.plain)
+    if comma is None or (own is None and answer.number is None):
+        return False
+    value = answer.number.value if answer.number is not None else parse_number(f"{own[1]}.{own[2]}")
+    return value == parse_number(f"{comma[1]}.{comma[2]}")
+
+
+def _is_same_angle(degrees: _Reading, radians: _Reading) -> bool:
+    r"""Whether one is a number of degrees and the other the same angle as a multiple of \pi."""
+    if not degrees.has_degrees or radians.has_degrees or degrees.form is None or not degrees.form.is_number:
+        return False
+    value = Fraction(degrees.form.body) / 180
+    turned = form_of_tokens(answer_tokens(rf"\frac{{{value.numerator}}}{{{value.denominator}}}\pi"))
+    return turned is not None and radians.form is not None and turned.body == radians.form.body
 
 
 def _compare_numbers(answer: _Reading, gold: _Reading) -> Comparison:

@@ -4,7 +4,8 @@ r"""The normal form of a LaTeX answer: equal for answers that differ only in how
     the same typing     \left( \right), \!, \, and \quad, fonts, $, x^2 and x^{2}, \cdot and nothing, full-width forms
     the same answer     x=5 and 5; x \in [0,1] and [0,1]; 5 \text{ cm}^2 and 5; 30^\circ and 30; 1,234 and 1{,}234
     the same list       1,-2 and -2 and 1 and \{1,-2\} and x=1 or x=-2: a list without brackets is a set
-    two answers         1 \pm \sqrt{2} is 1+\sqrt{2}, 1-\sqrt{2}
+    two answers         1 \pm \sqrt{2} is 1+\sqrt{2}, 1-\sqrt{2}; (\pm 1, 0) is (1,0), (-1,0)
+    the same interval   x > 5, -x < -5, \{x \mid x > 5\} and (5,\infty); x < 1 \text{ or } x > 2 and a union; x \ne 2
     not the same        (1,2) and (2,1), (1,2] and (1,2), (1,234) and 1,234, 2\frac{1}{2} and 2 \cdot \frac{1}{2}
 
 Nothing is multiplied out or simplified. The reader is a recursive descent, linear in the text:
@@ -19,6 +20,7 @@ Whatever cannot be read without guessing (1/2x, x2, a bracket that never closes,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from mindgspo.rewards.answers.latex_tokens import LINE_BREAK, Kind, Token, answer_tokens
@@ -40,6 +42,7 @@ from mindgspo.rewards.answers.latex_values import (
     relation_element,
     set_text,
     sum_text,
+    union_text,
     value_element,
     with_sign,
 )
@@ -151,6 +154,8 @@ class _Reader:
             sides.append(self._sum())
         if not relations:
             return value_element(sides[0], None)
+        if relations[0] == "in" and set(relations[1:]) == {"cup"} and is_name(sides[0]):
+            return replace(relation_element(sides[1:], relations[1:]), name=sum_text(sides[0]))
         if relations == ["in"] or set(relations) == {"="}:
             # Of "x = 2 + 3 = 5" the last side is the answer; "5 = x" says the same as "x = 5".
             turned = len(sides) == 2 and relations == ["="] and not is_name(sides[0])
@@ -285,9 +290,12 @@ class _Reader:
 
     def _bracket(self, opening: str, follows: Token | None) -> Term:
         bars, self._in_bars = self._in_bars, False
+        is_condition = opening == r"\{" and self._condition_follows()
         elements = self._elements()
         self._in_bars = bars
         closing = self._expect(*_CLOSING[opening])
+        if is_condition:
+            return factor(_joined(elements).body.removeprefix("+"), commutes=False)
         if opening == r"\{":
             return _set(elements)
         if len(elements) == 1 and opening + closing in ("()", "[]"):
@@ -298,8 +306,27 @@ class _Reader:
             is_argument = follows is not None and follows.kind in (Kind.LETTER, Kind.TEXT)
             is_base = self._is("^", "_", "!", "'")
             return parenthesis(terms) if is_argument or is_base else as_factor(terms)
-        parts = [f" {PLUS_MINUS} ".join(element.full_texts) for element in elements]
-        return factor(f"tuple{opening}{'; '.join(parts)}{closing}", commutes=False)
+        choices = [element.full_texts for element in elements]
+        text, first, second = (
+            f"tuple{opening}{'; '.join(parts)}{closing}"
+            for parts in (
+                map(f" {PLUS_MINUS} ".join, choices),
+                [each[0] for each in choices],
+                [each[-1] for each in choices],
+            )
+        )
+        is_one_choice = sum(map(len, choices)) == len(choices) + 1
+        return replace(factor(text, commutes=False), both=(f"+{first}", f"+{second}") if is_one_choice else None)
+
+    def _condition_follows(self) -> bool:
+        r"""Reads the head of \{x \mid ...\} or \{x \in \mathbb{R} : ...\}, if it comes next."""
+        for domain in ([], ["in", "mathbb", "{", "R", "}"], ["in", "R"]):
+            ahead = self._tokens[self._at : self._at + len(domain) + 2]
+            *between, bar = [token.text for token in ahead[1:]] or [""]
+            if between == domain and bar in ("|", ":") and ahead[0].kind is Kind.LETTER:
+                self._at += len(ahead)
+                return True
+        return False
 
     # -- commands -------------------------------------------------------------------------------------------------
 
@@ -383,14 +410,23 @@ def form_of_tokens(tokens: list[Token]) -> NormalForm | None:
         elements = _Reader(tokens).read()
     except Unreadable:
         return None
+    return _joined(elements)
+
+
+def _joined(elements: Sequence[Element]) -> NormalForm:
+    """The form of a list. Inequalities for one name are a union of intervals."""
     names = [element.name for element in elements]
     # Of "x = 1, -2" and of "x = 1 or x = -2", x is the name of all; "x = 1, y = 2" is a list of equations.
     is_shared = len(set(names)) == 1 or not any(names[1:])
     texts = {text for element in elements for text in (element.texts if is_shared else element.full_texts)}
-    return NormalForm(name=names[0] if is_shared else None, body=_body(sorted(texts)))
+    are_intervals = len(set(names)) == 1 and all(
+        element.terms is None and text.startswith("+tuple") for element in elements for text in element.texts
+    )
+    body = union_text(sorted(texts)) if are_intervals and len(texts) > 1 else _body(sorted(texts))
+    return NormalForm(name=names[0] if is_shared and names else None, body=body)
 
 
 def _body(texts: list[str]) -> str:
     """A list without brackets is a set, and a set of one is its element."""
     only = texts[0] if len(texts) == 1 else f"set{{{'; '.join(texts)}}}"
-    return only.removeprefix("+") if only.startswith("+set{") else _SAME_BODY.get(only, only)
+    return only.removeprefix("+") if only.startswith(("+set{", "+relation(")) else _SAME_BODY.get(only, only)

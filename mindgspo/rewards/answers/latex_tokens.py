@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from mindgspo.rewards.answers.text import WIDTHS_AND_DASHES, single_backslashes
+from mindgspo.rewards.answers.text import ORDINAL, WIDTHS_AND_DASHES, single_backslashes
 
 MAX_EXPRESSION_CHARS = 1000
 """A longer answer is not read as an expression."""
@@ -121,7 +121,7 @@ def tokens_of(text: str) -> list[Token]:
     if not text.isascii():
         text = text.translate(_CHARACTERS)
     text = single_backslashes(text)
-    text = _REPEATING.sub(_as_fraction, _TYPESET_THOUSANDS.sub("", _DEGREES.sub(" ", text)))
+    text = _REPEATING.sub(_as_fraction, _TYPESET_THOUSANDS.sub("", _DEGREES.sub(" ", ORDINAL.sub("", text))))
     tokens: list[Token] = []
     depth = position = 0
     while position < len(text):

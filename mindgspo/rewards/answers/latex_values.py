@@ -22,6 +22,7 @@ CONSTANTS = frozenset(_CONSTANTS.split())
 
 
 _MIRRORED = {">": "<", "ge": "le"}
+_REALS = r"+\mathbb{+R}"
 _UNORDERED = frozenset(("cup", "cap", "="))
 _NUMBER = r"[-+][0-9]+(?:/[0-9]+)?"
 _IS_NUMBER = re.compile(_NUMBER)
@@ -40,7 +41,8 @@ class Term:
     """coefficient * factors / divisors, added or subtracted.
 
     sign: +1, -1, or 0 for plus-minus. coefficient: >= 0. commutes: whether the order of the factors says nothing.
-    inner: the sum, of a term that is nothing but a parenthesis.
+    inner: the sum, of a term that is nothing but a parenthesis. both: of a tuple with one plus-minus in it, the texts
+    of the two tuples that it stands for.
     """
 
     sign: int
@@ -49,6 +51,7 @@ class Term:
     divisors: tuple[str, ...] = ()
     commutes: bool = True
     inner: Sum | None = None
+    both: tuple[str, str] | None = None
 
     @property
     def text(self) -> str:
@@ -105,6 +108,7 @@ class TermBuilder:
     divisors: list[str] = field(default_factory=list)
     commutes: bool = True
     inner: Sum | None = None
+    both: tuple[str, str] | None = None
     is_empty: bool = True
 
     def multiply(self, other: Term) -> None:
@@ -133,11 +137,13 @@ class TermBuilder:
     def _note(self, other: Term) -> None:
         self.commutes = self.commutes and other.commutes
         self.inner = other.inner if self.is_empty and other.inner is not None else None
+        self.both = other.both if self.is_empty and self.sign == 1 else None
         self.is_empty = False
 
     def done(self) -> Term:
         """The product."""
-        return Term(self.sign, self.coefficient, tuple(self.factors), tuple(self.divisors), self.commutes, self.inner)
+        factors, divisors = tuple(self.factors), tuple(self.divisors)
+        return Term(self.sign, self.coefficient, factors, divisors, self.commutes, self.inner, self.both)
 
 
 def factor(text: str, *, commutes: bool = True) -> Term:
@@ -202,6 +208,8 @@ def _is_letter(text: str) -> bool:
 
 def value_element(terms: Sum, name: str | None) -> Element:
     """An answer that is a value; one plus-minus in it makes it two."""
+    if len(terms) == 1 and terms[0].both is not None:
+        return Element(name, terms[0].both, terms)
     unsure = [index for index, term in enumerate(terms) if term.sign == 0]
     if len(unsure) == 1 and sum_text(terms).count(PLUS_MINUS) == 1:
         index = unsure[0]
@@ -210,13 +218,55 @@ def value_element(terms: Sum, name: str | None) -> Element:
     return Element(name, (sum_text(terms),), terms)
 
 
+def _negated(terms: Sum) -> Sum:
+    return tuple(with_sign(term, -term.sign) for term in terms)
+
+
+def _interval(sides: Sequence[Sum], signs: Sequence[str]) -> Element | None:
+    """The interval that a < x <= b, x < b or a < x says, with x as its name; -x is turned round first. None for other
+    inequalities. signs: "<" and "le"."""
+    place = 1 if len(sides) == 3 else int(not is_name(sides[0]) and not is_name(_negated(sides[0])))
+    if len(sides) > 3 or any(is_name(side) for index, side in enumerate(sides) if index != place):
+        return None
+    if not is_name(sides[place]):
+        sides, signs, place = [_negated(side) for side in reversed(sides)], signs[::-1], len(sides) - 1 - place
+    low = sum_text(sides[place - 1]) if place else r"-\infty"
+    high = sum_text(sides[place + 1]) if place + 1 < len(sides) else r"+\infty"
+    letter = sides[place][0].factors[0] if is_name(sides[place]) else ""
+    if not letter or letter in low + high:
+        return None
+    opening = "[" if place and signs[0] == "le" else "("
+    closing = "]" if place + 1 < len(sides) and signs[-1] == "le" else ")"
+    return Element(sum_text(sides[place]), (f"+tuple{opening}{low}; {high}{closing}",), None)
+
+
+def all_but(value: str) -> str:
+    """Canonical text of the real numbers without one of them."""
+    return union_text([rf"+tuple(-\infty; {value})", rf"+tuple({value}; +\infty)"])
+
+
+def union_text(texts: Sequence[str]) -> str:
+    """Canonical text of a union of sets."""
+    return f"relation({' cup '.join(sorted(texts))})"
+
+
 def relation_element(sides: Sequence[Sum], relations: Sequence[str]) -> Element:
-    """a < b < c, in the direction of "less"; the sides of equations and of unions in alphabetical order."""
+    """a < b < c, in the direction of "less", as an interval where it is one; the sides of equations and of unions in
+    alphabetical order."""
     texts = list(map(sum_text, sides))
     signs = list(relations)
+    if signs == ["ne"] and is_name(sides[0]):
+        return Element(texts[0], (all_but(texts[1]),), None)
+    if signs == ["setminus"] and texts[0] == _REALS and not texts[1].startswith("+set"):
+        return Element(None, (all_but(texts[1]),), None)
     if all(sign in _MIRRORED for sign in signs):
+        sides = sides[::-1]
         texts.reverse()
         signs = [_MIRRORED[sign] for sign in reversed(signs)]
+    if set(signs) <= {"<", "le"}:
+        interval = _interval(sides, signs)
+        if interval is not None:
+            return interval
     elif len(set(signs)) == 1 and signs[0] in _UNORDERED:
         texts.sort()
     chain = texts[0] + "".join(f" {sign} {text}" for sign, text in zip(signs, texts[1:], strict=True))

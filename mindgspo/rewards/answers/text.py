@@ -49,6 +49,10 @@ _SPACED = re.compile(r"\*\*|__|\\?\$|\\[,;: ()\[\]]|~|\\q?quad(?![A-Za-z])")
 _FONTS = r"text(?:bf|it|rm|tt|sf)?|math(?:rm|bf|it|tt|sf)|underline|mbox|emph"
 _WRAPPER = re.compile(rf"\\(?:{_FONTS}|boxed|fbox)\s*\{{([^{{}}]*)\}}")
 _WRAPPER_OPENING = re.compile(rf"\\(?:{_FONTS}|boxed|fbox)\s*\{{")
+_TH = r"(?:st|nd|rd|th)"
+_WRAPPED_TH = rf"\\(?:text|mathrm|textrm|mbox)\s?\{{\s?{_TH}\s?\}}"
+ORDINAL = re.compile(rf"(?<=[0-9])(?:\^\s?\{{\s?(?:{_WRAPPED_TH}|{_TH})\s?\}}|\^?{_WRAPPED_TH}|{_TH}(?![A-Za-z]))")
+"""The end of 12th, 12^{\\mathrm{th}} and the like."""
 _APPROXIMATELY = re.compile(r"\\(?:approx|simeq|equiv)(?![A-Za-z])")
 _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![A-Za-z])")
 # "48 minus 24" is a difference; "is negative 72" a sign.
@@ -93,7 +97,7 @@ def _without_markup(text: str) -> str:
     text = _POWER.sub("^", single_backslashes(text).replace("{,}", ",").replace(r"\%", "%"))
     text = _SHORT_MONEY.sub(lambda match: match[1] + _SHORT_FORMS[match[2]], text)
     text = _NEGATIVE_MONEY.sub("-", text)
-    text = _DEGREES.sub("\u00b0", _APPROXIMATELY.sub("=", text))
+    text = _DEGREES.sub("\u00b0", _APPROXIMATELY.sub("=", ORDINAL.sub("", text)))
     text = _SPACED.sub(" ", _REMOVED.sub("", text))
     for _ in range(3):  # \textbf{\text{...}}: three levels are more than anyone writes
         text = _WRAPPER.sub(r" \1 ", text)

@@ -58,6 +58,19 @@ SAME = [
         r"\begin{bmatrix}-\frac13\\[2pt]\frac{2}{3}\\\frac53\end{bmatrix}",
     ),
     (r"\begin{pmatrix} -1 & 0 \\ 0 & -1 \end{pmatrix}", r"\left(\begin{array}{cc}-1&0\\0&-1\\\end{array}\right)"),
+    # intervals, unions, points, angles, ordinals, units
+    ("-2 < x < 2", "(-2,2)"), (r"\{x \mid -2 < x \le 3\}", "(-2,3]"), (r"\{x : x > 5\}", r"(5,\infty)"),
+    (r"\{x \in \mathbb{R} | x \ge 5\}", r"[5,\infty)"), ("x > 5", r"x \in (5,\infty)"), ("-x > -1", "x < 1"),
+    (r"-x \ge 2", r"(-\infty,-2]"), (r"x<-\frac12 \text{ or } x\ge 4", r"[4,\infty)\cup(-\infty,-\frac{1}{2})"),
+    (r"\{x \mid x<-1 \text{ or } x>3\}", r"x \in (-\infty,-1)\cup(3,\infty)"), ("3 > x > -2", "(-2,3)"),
+    (r"x \ne 2", r"(-\infty,2)\cup(2,\infty)"), (r"\mathbb{R} \setminus \{2\}", r"\{x : x \neq 2\}"),
+    (r"(\pm\sqrt2,0)", r"(\sqrt2,0),(-\sqrt2,0)"), (r"(0, \pm 5)", "(0,-5), (0,5)"), (r"(1\pm\sqrt3,2)",
+        r"(1-\sqrt3,2),(1+\sqrt3,2)"),
+    (r"120^\circ", r"\frac{2\pi}{3}"), (r"90^{\circ}", r"\pi/2"), (r"-45 \text{ degrees}", r"-\frac{\pi}{4}"),
+        ("180\u00b0", r"\pi"),
+    (r"12^{\mathrm{th}}", "12"), (r"3^{\text{rd}}", "3"), ("21^{st}", "21"), ("12th", "12"), ("5 m\u00b2", "5"),
+        ("7 cm\u00b3", "7"),
+    (r"17 \bmod 5 = 2", "2"), (r"\lim_{x\to 0}\frac{\sin x}{x} = 1", "1"), (r"\gcd(12,18) = 6", "6"),
     # bases, times, words
     ("52_8", "52_{8}"), ("4210_{5}", "4210"), ("4:30", r"4:30 \text{ p.m.}"), ("4:30 PM", r"4\!:\!30\text{ p.m.}"),
     (r"\text{(C)}", "C"), (r"\textbf{(C)}", r"\text{C}"), (r"\text{Evelyn}", "Evelyn"), (r"\text{even}", "Even"),
@@ -76,6 +89,8 @@ DIFFERENT = [
     (r"4:30 \text{ a.m.}", r"4:30\text{ p.m.}"), ("A", "B"), (r"\text{(C)}", r"\text{(D)}"),
     (r"\text{east}", r"\text{west}"), ("Evelyn", r"\text{Navin}"), ("p", "q"), ("\u662f", "\u5426"), ("", "5"),
     ("$$", "5"), ("5", 'six, he said "maybe"'), ("7" * (MAX_EXPRESSION_CHARS + 1), "7"), ("BCA", "ABC"), ("3:1", "3"),
+    (r"17 \bmod 5 = 3", "2"), (r"12^{\mathrm{th}}", "13"), ("3.14",
+        "3, 14"),
     ("(1,2)", "1,2"), ("[1,2]", r"\{1,2\}"), ("(2,1)", r"\{1,2\}"), (r"(-1,\sqrt2)", r"-1,\sqrt2"),
 ]  # fmt: skip
 
@@ -86,7 +101,8 @@ NOT_WORKED_OUT = [
     (r"\det\begin{pmatrix}1&2\\3&4\end{pmatrix}", "-2"), (r"\begin{vmatrix} 1 & 2 \\ 3 & 4 \end{vmatrix}", "-2"),
     (r"\lceil\sqrt{20}\rceil^2", "25"), (r"\lfloor \pi \rfloor", "3"), ("|x|<2", "(-2,2)"), ("|x|<2", "-2<x<2"),
     ("-4<x^4+4x^2<21", r"(-\sqrt3,\sqrt3)"), (r"\frac{1}{x-5}>0", r"(5,\infty)"), ("x+3=8", "x=5"), ("x+3=8", "8"),
-    ("x=2x-5", "x=5"), ("x^2 + y^2 = 4", "4"), ("2x = 4", "4"), ("x^2 = 4", "2,-2"), ("5x - 7y + 11z + 4 = 0", "0"),
+    ("x=2x-5", "x=5"), ("-x > -1", "x > 1"), ("x^2 + y^2 = 4", "4"), ("2x = 4", "4"), ("x^2 = 4", "2,-2"),
+        ("5x - 7y + 11z + 4 = 0", "0"),
 ]  # fmt: skip
 
 # An operation on numbers is left to do. The gold answer may have one.
@@ -119,13 +135,14 @@ UNDECIDED = [
     (r"2\sqrt{2}", r"\sqrt{8}"), (r"\frac{1}{\sqrt{3}}", r"\frac{\sqrt{3}}{3}"), ("(x+1)^2", "x^2+2x+1"),
     ("x(x+1)", "x^2+x"), (r"\sin^2 x + \cos^2 x", "1"),
     ("5x - 7y + 11z + 4 = 0", "7y - 5x - 11z - 4 = 0"), (r"\frac{1+\sqrt{5}}{2}", r"\frac12 + \frac{\sqrt5}{2}"),
-    ("ba", "ab"), (r"2\sqrt{2}", r"2\sqrt{3}"), ("2ab", "2"), ("x=5", "y=5"), ("4t", "4"), (r"|a+b|+c", "|a+c+b|"),
+    ("ba", "ab"), ("x > 5", r"[5,\infty)"), (r"2\sqrt{2}", r"2\sqrt{3}"), ("2ab", "2"), ("x=5", "y=5"), ("4t", "4"),
+        (r"|a+b|+c", "|a+c+b|"),
     (r"x \sin y", r"y \sin x"), (r"\sin(x)y", r"\sin(xy)"), (r"\sin(x/2)", r"\sin x/2"), (r"\sin(x)/2", r"\sin x/2"),
     (r"\sin x \cdot y", r"\sin xy"), ("-x", "x"), (r"-\text{east}", r"\text{east}"), ("x2", "2x"), ("1/2x", "x/2"),
     ("5 or more", "5"), ("not 5", "5"),
     (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 1 & 2 \end{pmatrix}"), ("x^{10}", "x^1 0"),
     ("A", r"\text{Anna}"), (r"\lfloor 2n/2 \rfloor", r"\lfloor n \rfloor"), ("f(x) = x(x+1)", "x^2+x"),
-    (r"AB = 2\sqrt{2}", r"\sqrt{8}"), (r"\angle ABC = 60", "60"), ("(x,y) = (1,2)", "(1,2)"), ("-2 < x < 2", "(-2,2)"),
+    (r"AB = 2\sqrt{2}", r"\sqrt{8}"), (r"\angle ABC = 60", "60"), ("(x,y) = (1,2)", "(1,2)"),
     ("x = 2, y = 3", "(2,3)"), ("2x - y + 3 = 0", "y = 2x+3"), (r"5 \text{ is wrong}", "5"),
     (r"5 \text{ squared}", "5"), ("5 squared", "5"), (r"\pi \text{ squared}", r"\pi"),
     (r"\frac{1}{2} \text{ is incorrect}", "0.5"), ("2A", "2a"), (r"\textbf{(C)}\ 5", "B"),
@@ -142,6 +159,13 @@ SURE, OTHER, OPEN = Comparison.SAME, Comparison.DIFFERENT, Comparison.UNDECIDED
 ])  # fmt: skip
 def test_pairs(answer: str, gold: str, found: Comparison, exchanged: Comparison) -> None:
     assert (compare(answer, gold), compare(gold, answer)) == (found, exchanged)
+
+
+@pytest.mark.parametrize("answer", ["3,14", "3.14", "3{,}14", r"\frac{157}{50}", "3.14 \\text{ m}"])
+def test_a_decimal_comma_is_one_where_the_gold_answer_has_it(answer: str) -> None:
+    assert compare(answer, "3,14") is Comparison.SAME and compare(answer, "$3{,}14$") is Comparison.SAME
+    assert compare(answer, "3, 14") is not Comparison.SAME or answer == "3,14"
+    assert compare("3,14", "3.14") is not Comparison.SAME and compare("1.234", "1,234") is Comparison.DIFFERENT
 
 
 @pytest.mark.parametrize(("answer", "gold"), ASKED_FOR)

@@ -54,9 +54,20 @@ ENDINGS = [
     ("m", "so it is $x^2+6$", "x^2+6"), ("m", r"So the area is $5\pi$.", r"5\pi"),
     ("gdm", "So it is $48 + 24 = 72$ clips.", "72"), ("m", r"Hence $f(x) = 2x + 3$.", "2x+3"), ("m", "It is 5x", "5x"),
 ]  # fmt: skip
+ENDINGS += [
+    ("m", r"So the inverse is $\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}$.",
+        r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    ("m", "Therefore the intersection is $(3,4)$.", "(3,4)"), ("m", "Hence the solution is $x > 5$.", "x>5"),
+    ("m", r"The roots are $(1,2)$ and $(3,4)$.", "(3,4),(1,2)"), ("m", "The solution set is $-2 < x < 3$.", "(-2,3)"),
+    *rows("gdm", "34", "Final Answer: The largest $n$ is 34.", "Final Answer: The largest $n$ is $34$."),
+    ("m", r"Final Answer: The value of $x$ is $\frac{\sqrt{2}}{3}$.", r"\frac{\sqrt2}{3}"),
+    *boxed("gd", "12", r"12^{\mathrm{th}}", "12th"), *boxed("gd", "2", r"17 \bmod 5 = 2"), *boxed("gd", "5",
+        "5 m\u00b2"),
+]  # fmt: skip
 OPERANDS = [
     ("gdm", "so it is $x^2+6$", "8"), ("gdm", "so $a_1 + 4 = b$", "5"), ("m", "so x + 5x", "5x"),
     ("gdm", "we get 2^3", "8"),
+    ("m", r"We get \[A + x = \begin{pmatrix} 3 \\ 4 \end{pmatrix}.\]", "4"),
     *rows("gdm", "72", "So she sold 48 + 24", "This leaves 80 - 8.", "it is twice 36", "the sum 70 and 2", "9 times 8"),
 ]  # fmt: skip
 
