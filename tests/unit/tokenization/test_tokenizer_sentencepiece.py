@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 
 from mindgspo.config.data import TokenizerSection
 from mindgspo.errors import TokenizerError
@@ -98,3 +99,12 @@ def test_unreadable_models(tmp_path: Path, model: bytes):
     (tmp_path / "b.model").write_bytes(model)
     with pytest.raises(TokenizerError, match="2 sentencepiece models"):
         load_tokenizer(section)
+
+
+def test_a_piece_that_is_too_long_for_the_library_is_refused(folder: Path, model: bytes):
+    """Versions before the lower bound end the process by SIGSEGV."""
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    proto.pieces[-1].piece = "a" * 200_000
+    (folder / "tokenizer.model").write_bytes(proto.SerializeToString())
+    with pytest.raises(TokenizerError, match="tokenizer.model: not a sentencepiece model .*piece is too long"):
+        load_tokenizer(TokenizerSection(path=folder, eos_tokens=("</s>",), pad_token="<unk>"))
