@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from mindgspo.config.data import DataSourceSection
 
+# A file of some KB can hold rows of some GB, each the same long text: few are unpacked at a time.
+_ROWS_PER_BATCH, _MOST_BATCH_BYTES = 64, 256 << 20
 JSONL = ".jsonl"
 PARQUET = ".parquet"
 _FROM_LIST = " (a JSON list becomes a file of lines by `jq -c '.[]' rows.json > rows.jsonl`)"
@@ -103,12 +105,23 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
     try:
         number = 0
         with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1024):
+            for batch in map(_plain, file.iter_batches(batch_size=_ROWS_PER_BATCH)):
+                if batch.nbytes > _MOST_BATCH_BYTES:
+                    rows = f"rows {number + 1} to {number + batch.num_rows}"
+                    raise DataError(f"{path} {rows}: more than {_MOST_BATCH_BYTES:,} bytes; remove the longest")
                 for row in _row_values(batch, path, number):
                     number += 1
                     yield f"{path} row {number}", row
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a readable parquet file ({error})") from error
+    except (pyarrow.ArrowException, OSError, MemoryError) as error:
+        raise DataError(f"{path}: not a readable parquet file ({error or 'too large'})") from error
+
+
+def _plain(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+    """The batch with the values of its dictionaries written out, so that its size is that of its rows."""
+    import pyarrow
+
+    columns = [one.dictionary_decode() if pyarrow.types.is_dictionary(one.type) else one for one in batch.columns]
+    return pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def _row_values(batch: pyarrow.RecordBatch, path: Path, rows_before: int) -> list[dict[str, object]]:

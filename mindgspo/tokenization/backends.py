@@ -118,6 +118,8 @@ def _bpe_model(files: TokenizerFiles) -> models.BPE:
     vocab = files.json_object(VOCAB)
     if not all(type(value) is int and value >= 0 for value in vocab.values()):
         raise TokenizerError(f"{files.where(VOCAB)}: expected an object of token -> id")
+    if len(set(vocab.values())) < len(vocab):
+        raise TokenizerError(f"{files.where(VOCAB)}: {len(vocab) - len(set(vocab.values()))} tokens share an id")
     merges = []
     # Not splitlines(): only "\n" ends a line here.
     for number, line in enumerate(files.text(MERGES).split("\n"), start=1):

@@ -147,3 +147,23 @@ def test_what_does_not_fit_together(tmp_path: Path, train: str, problem: str):
     with pytest.raises(ConfigError) as raised:
         load(tmp_path, train)
     assert problem in str(raised.value) and ": 1 problem" in str(raised.value)
+
+
+def test_a_small_file_of_endless_rows_is_refused(tmp_path: Path):
+    """One text of 8 MiB that all rows share: 5 KB on the disk."""
+    column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 1024, pyarrow.int32()), ["a " * (4 << 20)])
+    path = tmp_path / "rows.parquet"
+    for stored in (column, column.dictionary_decode().slice(0, 40)):
+        pyarrow.parquet.write_table(pyarrow.table({"question": stored}), path, compression="zstd")
+        assert path.stat().st_size < 10_000
+        with pytest.raises(
+            DataError, match=r"rows.parquet rows 1 to \d+: more than 268,435,456 bytes; remove the longest"
+        ):
+            list(read_file(path))
+
+
+def test_a_line_that_is_too_long_is_named(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"a": "' + b"x" * (16 << 20) + b'"}\n')
+    with pytest.raises(DataError, match="rows.jsonl, line 2: more than 16,777,216 bytes; split the line, or remove it"):
+        list(read_file(path))

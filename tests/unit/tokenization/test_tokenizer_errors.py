@@ -37,6 +37,7 @@ def test_missing_file(small_folder: Path, name: str):
     ("vocab.json", b"{", "vocab.json: not JSON"),
     ("vocab.json", b"[1]", "vocab.json: expected a JSON object, got list"),
     ("vocab.json", b'{"a": "b"}', "vocab.json: expected an object of token -> id"),
+    ("vocab.json", b'{"a": 1, "b": 1, "c": 2}', "vocab.json: 1 tokens share an id"),
     ("vocab.json", b'{"a": true}', "vocab.json: expected an object of token -> id"),
     ("vocab.json", b"\xff\xfe", "vocab.json: not UTF-8 text"),
     ("merges.txt", b"#version: 0.2\na b\nabc\n", "merges.txt:3: expected two tokens and one space, got 'abc'"),
