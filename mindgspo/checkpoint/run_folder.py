@@ -17,7 +17,7 @@ from typing import Literal
 from mindgspo.checkpoint.origin import CHECKPOINTS, Origin, Restore, find_origin
 from mindgspo.checkpoint.rollback import finish_rollback
 from mindgspo.errors import RunFolderError
-from mindgspo.io import make_folder, read_json, unused_name, write_json
+from mindgspo.io import make_folder, read_json, unused_name, write_error, write_json
 from mindgspo.metrics.files import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -207,9 +207,7 @@ def open_run_folder(
             lock.release()
             raise
     except OSError as error:
-        raise RunFolderError(
-            f"{root}: this run folder cannot be used ({error}); choose another with `--set run_dir=...`"
-        ) from error
+        raise RunFolderError(f"{write_error(root, error)} with `--set run_dir=...`") from error
 
 
 def _open_locked(root: Path, lock: RunLock, *, resume: str, overwrite: bool, origin: Origin | None) -> RunFolder:

@@ -28,6 +28,10 @@ class LaunchFolder:
         """Why a rank failed, see `failures.FailureRecord`."""
         return _failure_file(self.log_dir, rank)
 
+    def failure_beside_logs(self, rank: int) -> Path:
+        """The same where log_dir is on a disk that is full: the launcher still tells it in one message."""
+        return _failure_file(self.state_dir, rank)
+
     def stack(self, rank: int) -> Path:
         """Where a rank is whenever it is asked, during a stall."""
         return self.state_dir / f"stack_{rank}"

@@ -124,7 +124,8 @@ class _Launch:
         ended = self._processes.poll()
         failures = []
         for rank in self._plan.members:
-            record = read_failure(self._folder.failure(rank))
+            paths = (self._folder.failure(rank), self._folder.failure_beside_logs(rank))
+            record = next(filter(None, map(read_failure, paths)), None)
             if record is not None:
                 failures.append(Failure(rank=rank, time=record.time, record=record))
             elif rank in ended and self._is_failure(rank, ended[rank]):

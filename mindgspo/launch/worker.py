@@ -132,8 +132,11 @@ def _tell_failure(error: Exception, folder: LaunchFolder | None) -> None:
     """Record, then print: so the launcher knows of the failure before it can copy a traceback from the log."""
     if folder is not None:
         sys.stdout.flush()
-        with suppress(OSError):  # a full disk, say; what is printed says the same
-            FailureRecord.of(error, log_bytes=_bytes_printed()).write(folder.failure(runtime.launched_rank()))
+        rank, record = runtime.launched_rank(), FailureRecord.of(error, log_bytes=_bytes_printed())
+        for path in (folder.failure(rank), folder.failure_beside_logs(rank)):
+            with suppress(OSError):  # a full disk, say
+                record.write(path)
+                break
     if isinstance(error, MindGSPOError):
         print(error_text(error), file=sys.stderr)
     else:

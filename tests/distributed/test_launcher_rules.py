@@ -24,6 +24,7 @@ from mindgspo.launch.failures import (
 from mindgspo.launch.folder import SCHEDULER, LaunchFolder
 from mindgspo.launch.processes import ClusterPlan, plan_cluster
 from mindgspo.launch.watch import GoesOn, Meeting, MeetingWatch, Stall, StallWatch
+from mindgspo.launch.worker import _tell_failure
 from mindgspo.parallel import runtime
 from mindgspo.parallel.heartbeat import MEETING, Record, State
 
@@ -253,3 +254,15 @@ def test_meeting_names_who_has_not_come_every_30_seconds():
     assert watch.observe(dict.fromkeys(range(4), beat(0, 2, stage="setup")), 95.0) is None
     assert watch.is_over
     assert watch.observe(records, 1000.0) is None
+
+
+def test_a_failure_is_recorded_although_the_disk_of_the_logs_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = LaunchFolder(log_dir=tmp_path / "absent", state_dir=tmp_path)
+    monkeypatch.setenv("MS_NODE_ID", "2")
+    _tell_failure(DataError("metrics.jsonl: cannot be written"), full)
+    record = read_failure(full.failure_beside_logs(2))
+    assert read_failure(full.failure(2)) is None and record is not None
+    assert record.message == "metrics.jsonl: cannot be written" and record.is_user_error
+    assert capsys.readouterr().err == "error: metrics.jsonl: cannot be written\n"

@@ -142,7 +142,7 @@ def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     with pytest.raises(RunFolderError, match="is a file"):
         opened(tmp_path / "run")
-    with pytest.raises(RunFolderError, match="cannot be used"):
+    with pytest.raises(RunFolderError, match="cannot be written: .*; choose another place with `--set run_dir"):
         opened(tmp_path / "run" / "below")
 
 
