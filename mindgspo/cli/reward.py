@@ -28,8 +28,10 @@ def reward_score(
     answer: Annotated[
         Literal["strict", "flexible", "first", "last"], typer.Option(help="Where the answer is looked for.")
     ] = "flexible",
-    workers: Annotated[int, typer.Option(help="Worker processes for slow functions.", min=1)] = 2,
-    timeout: Annotated[float, typer.Option(help="Seconds one response may take in a worker.", min=0.1)] = 10.0,
+    workers: Annotated[int, typer.Option(help="Worker processes for slow functions.", min=1, max=1024)] = 2,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds one response may take in a worker.", min=0.1, max=86_400)
+    ] = 10.0,
     examples: Annotated[int, typer.Option(help="Examples to show of each kind of error.", min=0)] = 5,
 ) -> None:
     """Score a file of responses with one reward function; each row is written with its score and verdict.
