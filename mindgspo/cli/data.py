@@ -190,7 +190,7 @@ def _tokenizer_folder(folder: Path | None, vocab: Path | None, merges: Path | No
 @data_app.command("inspect")
 def data_inspect(
     folder: Annotated[Path, typer.Argument(help="Folder made by `mindgspo data prepare`")],
-    rows: Annotated[int, typer.Option(help="How many rows to show.", min=0)] = 3,
+    rows: Annotated[int, typer.Option(help="How many rows to show.", min=0, max=1_000_000)] = 3,
 ) -> None:
     """Show what a prepared data set was made of, and its first rows with the exact prompt text."""
     from mindgspo.data import inspect_dataset
