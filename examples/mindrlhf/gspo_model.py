@@ -10,10 +10,11 @@ the mask leaves its response tokens: so each packed sample has its own ratio, an
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, lazy_inline, nn, ops
 
 from mindgspo.algorithms.loss_metrics import POLICY_METRICS
 from mindgspo.algorithms.losses.registry import build_policy_loss
@@ -22,6 +23,20 @@ from mindgspo.errors import ConfigError
 from mindgspo.parallel.auto_parallel import pure
 
 _AT = {metric.name: index for index, metric in enumerate(POLICY_METRICS)}
+
+
+def inlined_late(init: Callable[..., None]) -> Callable[..., None]:
+    """MindSpore's `lazy_inline` where the graph has pipeline stages, as GRPOModel has it: all micro-batches of a call
+    share one sub-graph, which is compiled once. Without stages there is one call, and the CPU runtime wants it inlined.
+    """
+    late = lazy_inline(init)
+
+    @wraps(init)
+    def chosen(self: nn.Cell, *arguments: object, **named: object) -> None:
+        has_stages = ms.get_auto_parallel_context("pipeline_stages") > 1
+        (late if has_stages else init)(self, *arguments, **named)
+
+    return chosen
 
 
 class GSPOModel(nn.Cell):
@@ -36,6 +51,7 @@ class GSPOModel(nn.Cell):
     train cell averages them; then give samples of an update / micro_batch_num, so that all samples weigh the same.
     """
 
+    @inlined_late
     def __init__(
         self,
         grpo_config: object,

@@ -90,7 +90,11 @@ def build(config: object, graph: str, rank: int, *, strategy_path: Path) -> Grap
     settings = SimpleNamespace(
         beta=0.1, pack_num=PACKED, seq_length=LENGTH, enable_oldpolicy=True, enable_full_monitor=graph == "monitored"
     )
+    ms.set_auto_parallel_context(pipeline_stages=stages)  # as MindRLHF's train worker does before it makes its cells
     net = GSPOModelTrain(SimpleNamespace(rl_config=settings), SmallPolicy(data, model, stages))
+    ms.set_auto_parallel_context(pipeline_stages=1)  # the graph gets its own, by AutoParallel
+    is_shared = str(net.grpo_model_train.cell_init_args).startswith("lazy_inline")
+    assert is_shared == (stages > 1), "one sub-graph of all micro-batches, where there are stages"
     if stages == 1:
         net = _VirtualDatasetCell(net)
         step = nn.TrainOneStepCell(net, nn.AdamWeightDecay(net.trainable_params()))

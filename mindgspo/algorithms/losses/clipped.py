@@ -12,7 +12,7 @@ from __future__ import annotations
 from mindspore import Tensor, nn, ops
 
 from mindgspo.algorithms.losses.definition import LossDefinition
-from mindgspo.algorithms.losses.policy_loss import PolicyLoss, bounded, log_bound, log_clip_range
+from mindgspo.algorithms.losses.policy_loss import PolicyLoss, bounded, log_bound, log_clip_range, zeros_like
 from mindgspo.algorithms.losses.ratios import SequenceRatio, SequenceTokenRatio, TokenRatio
 
 
@@ -41,7 +41,7 @@ class ClippedLoss(PolicyLoss):
             ops.logical_and(free > inside, advantages_NK > 0), ops.logical_and(free < inside, advantages_NK < 0)
         )
         token_loss = -advantages_NK * ops.exp(ops.where(clipped, inside, free))
-        capped = ops.zeros_like(clipped)
+        capped = zeros_like(clipped)
         if self.clip_ratio_c is not None:
             cap_NK = -self.clip_ratio_c * advantages_NK
             capped = ops.logical_and(token_loss > cap_NK, advantages_NK < 0)

@@ -21,6 +21,8 @@ from mindgspo.algorithms.losses.ratios import TokenRatio
 # Beyond every log-ratio. Not inf: where inf and -inf are both constants of a graph, MindSpore 2.10's compiler
 # puts, in about one compilation of a hundred, one in the other's place, or fails.
 BEYOND = 3e38
+# The operator itself: MindSpore 2.7.0 loses the graph of the Python function ops.zeros_like inside ops.Morph.
+zeros_like = ops.ZerosLike()
 
 
 def bounded(values: Tensor, low: float | None, high: float | None) -> Tensor:
@@ -247,8 +249,8 @@ class PolicyLoss(nn.Cell):
         )
 
         loss = policy_loss
-        kl_loss = ops.zeros_like(policy_loss)
-        kl_NK = ops.zeros_like(difference_NK)
+        kl_loss = zeros_like(policy_loss)
+        kl_NK = zeros_like(difference_NK)
         if self.kl is not None:
             kl_NK = self.kl(logp_NK, ref_logp_NK, old_logp_NK, mask_NK)
             kl_loss = self.aggregate_kl(kl_NK, mask_NK, num_sequences, num_tokens)

@@ -11,7 +11,7 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from mindgspo.algorithms.losses.definition import LossDefinition
-from mindgspo.algorithms.losses.policy_loss import PolicyLoss, bounded, log_clip_range
+from mindgspo.algorithms.losses.policy_loss import PolicyLoss, bounded, log_clip_range, zeros_like
 
 
 class CISPOLoss(PolicyLoss):
@@ -30,7 +30,7 @@ class CISPOLoss(PolicyLoss):
         inside = bounded(log_ratio, self.log_low, self.log_high)
         weight = ops.stop_gradient(ops.exp(inside))
         clipped = inside != log_ratio
-        return -weight * advantages_NK * logp_NK, clipped, ops.zeros_like(clipped)
+        return -weight * advantages_NK * logp_NK, clipped, zeros_like(clipped)
 
 
 class SAPOLoss(PolicyLoss):
@@ -51,7 +51,7 @@ class SAPOLoss(PolicyLoss):
         above_one = ops.exp(log_ratio) - 1.0
         rising = ops.sigmoid(above_one * self.tau_pos) * (4.0 / self.tau_pos)
         falling = ops.sigmoid(above_one * self.tau_neg) * (4.0 / self.tau_neg)
-        nothing = ops.zeros_like(mask_NK)
+        nothing = zeros_like(mask_NK)
         return -advantages_NK * ops.where(advantages_NK > 0, rising, falling), nothing, nothing
 
 
@@ -64,7 +64,7 @@ class GPGLoss(PolicyLoss):
     def surrogate(
         self, log_ratio: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        nothing = ops.zeros_like(mask_NK)
+        nothing = zeros_like(mask_NK)
         return -advantages_NK * logp_NK, nothing, nothing
 
 
@@ -92,7 +92,7 @@ class GMPOLoss(PolicyLoss):
         if self.counts_empty_rows:
             is_empty_N1 = ops.logical_not(mask_NK.any(axis=1, keep_dims=True))
             own_N1 = ops.where(is_empty_N1, advantages_NK[:, :1], own_N1)
-        return own_N1 + ops.zeros_like(advantages_NK)
+        return own_N1 + zeros_like(advantages_NK)
 
     def surrogate(
         self, log_ratio: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor
@@ -103,7 +103,7 @@ class GMPOLoss(PolicyLoss):
         ratio_N1 = ops.exp(self.mean(ops.where(mask_NK, kept_NK, 0.0), mask_NK))
         advantage_N1 = self.mean(advantages_NK, mask_NK) if self.pools_advantages else advantages_NK[:, :1]
         clipped = ops.logical_and(kept_NK != log_ratio, advantages_NK != 0)
-        return -advantage_N1 * ratio_N1, clipped, ops.zeros_like(clipped)
+        return -advantage_N1 * ratio_N1, clipped, zeros_like(clipped)
 
     def corrected(self, token_loss: Tensor, correction_NK: Tensor, mask_NK: Tensor) -> Tensor:
         """The response's loss [N, 1] times the geometric mean of its tokens' weights; 0 if one of them is 0."""
