@@ -17,6 +17,7 @@ import numpy as np
 from mindspore import Tensor, lazy_inline, nn, ops
 
 from mindgspo.algorithms.loss_metrics import POLICY_METRICS
+from mindgspo.algorithms.losses.policy_loss import zeros_like
 from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.config import AlgorithmSection, KLSection, with_recipe
 from mindgspo.errors import ConfigError
@@ -187,11 +188,11 @@ class PackedLoss(nn.Cell):
         logp_NK = self.per_sample(logp_RT)
         results = self.loss(
             logp_NK,
-            ops.zeros_like(logp_NK),
+            zeros_like(logp_NK),
             self.per_sample(old_logp_RT) if self.has_old_policy else ops.stop_gradient(logp_NK),
             self.per_sample(ref_logp_RT),
             self.per_sample(advantages_RT),
-            ops.ones_like(logp_NK),
+            zeros_like(logp_NK) + 1.0,
             mask_NK,
             num_samples if self.samples_per_call is None else self.samples_per_call,
             num_tokens,
