@@ -35,7 +35,7 @@ NAMINGS: Mapping[str, Mapping[str, str]] = {
         "rollout": "grpo_model.policy_model.model.",
     },
 }
-_SIZES = re.compile(r"(\d+)x(\d+)x(\d+)")
+_SIZES = re.compile(r"(\d{1,9})x(\d{1,9})x(\d{1,9})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
