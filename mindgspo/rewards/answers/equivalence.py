@@ -21,6 +21,7 @@ import re
 from collections.abc import Sequence
 from enum import Enum
 from fractions import Fraction
+from functools import cached_property
 from itertools import pairwise
 
 from mindgspo.config.reward import Unevaluated
@@ -96,17 +97,22 @@ class _Reading:
         self.plain = plain(text)
         self.has_degrees = "circ" in text or "degree" in text or "\u00b0" in text
         self.tokens: Sequence[Token] = _stated_value(answer_tokens(text))
-        self.form: NormalForm | None = form_of_tokens(list(self.tokens))
-        self.number = self._number(text)
+        self._text = text
 
-    def _number(self, text: str) -> Quantity | None:
+    @cached_property
+    def form(self) -> NormalForm | None:
+        return form_of_tokens(list(self.tokens))
+
+    @cached_property
+    def number(self) -> Quantity | None:
+        """The value, of a number with or without words."""
         if self.form is not None and self.form.is_number:
             return Quantity(value=Fraction(self.form.body))
         if self.form is not None and self.form.is_percent:
             return Quantity(value=Fraction(self.form.body.removesuffix(" %")) / 100, percent=True)
         # A literal may be in a notation that the form does not know, such as 1.5e3.
         is_number = parse_number(self.plain) is not None or self._is_number_with_words()
-        return read_quantity(text) if is_number else None
+        return read_quantity(self._text) if is_number else None
 
     def _is_number_with_words(self) -> bool:
         """Whether this can be "$1,000 per day" and cannot be "2ab", "x^2 = 4" or "5 or more"."""
@@ -172,8 +178,10 @@ class _Reading:
 def _is_decimal_comma(answer: _Reading, gold: str) -> bool:
     """Whether `gold` is a number with a decimal comma, as in 3,14, and `answer` the same number."""
     comma = _DECIMAL_COMMA.fullmatch(gold)
+    if comma is None:
+        return False
     own = _DECIMAL_COMMA.fullmatch(answer.plain)
-    if comma is None or (own is None and answer.number is None):
+    if own is None and answer.number is None:
         return False
     value = answer.number.value if answer.number is not None else parse_number(f"{own[1]}.{own[2]}")
     return value == parse_number(f"{comma[1]}.{comma[2]}")
@@ -295,7 +303,7 @@ def _is_to_be_solved(answer: Sequence[Token], gold: Sequence[Token]) -> bool:
 
 def _contradicts_itself(tokens: Sequence[Token]) -> bool:
     """Whether an equation has sides that are different numbers, as x = 71 = 72 has."""
-    return any(
+    return len(tokens) > 2 and any(
         relations <= {"=", "approx"} and contradict(["".join(token.text for token in side) for side in sides])
         for sides, relations in _elements(tokens)
         if relations
@@ -310,6 +318,8 @@ def _operations(tokens: Sequence[Token]) -> set[str]:
 
 def _stated_value(tokens: list[Token]) -> list[Token]:
     r"""The last side of \lim a_n = 1 and 17 \bmod 5 = 2, which state what an operation comes to; all of any other."""
+    if not any(token.text == "=" for token in tokens):
+        return tokens
     elements = _elements(tokens)
     sides, relations = elements[0]
     if len(elements) > 1 or relations != {"="} or not _operations(sides[0]) or not _is_constant(sides[-1]):
@@ -346,6 +356,8 @@ def _is_left_to_compute(answer: _Reading, gold: _Reading) -> bool:
     that `gold` lacks: 12 \times 6, 2^{10}, \frac{3 + 4}{2}, \log_2 8. Numbers as people write them hold none:
     -\frac{3}{4}, 1\frac12, 3 \times 10^5, 50\%; nor do sums with irrational terms. A root may be what a long decimal
     stands for."""
+    if len(answer.tokens) == 1:
+        return False
     values = [side for element in _elements(answer.tokens) for side in _value_sides(*element)]
     if any(_operations(value) - _operations(gold.tokens) for value in values):
         return True

@@ -135,6 +135,8 @@ def _literal(head: str, start: int) -> _Literal | None:
 
 
 def _value(parts: tuple[str, str, str, str]) -> Fraction | None:
+    if parts[1:] == ("0", "1", "0"):  # by far the most frequent
+        return _decimal(parts[0])
     whole, top, bottom = (_decimal(part) for part in parts[:3])
     if whole is None or top is None or bottom is None or bottom == 0:
         return None

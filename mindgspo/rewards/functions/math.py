@@ -170,7 +170,7 @@ def expression_in(content: str) -> str:
             return content.strip()
     end = _SENTENCE_END.search(content.lstrip())
     sentence = content.lstrip() if end is None else content.lstrip()[: end.start()]
-    if formulas or not _is_formula(sentence):
+    if _IS.search(sentence) and (formulas or not _is_formula(sentence)):
         sentence = _behind_is(sentence) or sentence
     return sentence.strip() or content.strip()
 
