@@ -49,7 +49,9 @@ class Comparison(Enum):
     UNDECIDED = "undecided"
 
 
-_DECIMAL_COMMA = re.compile(r"\s*\$?\s*([-+]?[0-9]+)(?:,|\{,\})(?!(?:[0-9]{3},)*[0-9]{3}(?![0-9]))([0-9]+)\s*\$?\s*")
+_DECIMAL_COMMA = re.compile(
+    r"\s*\$?\s*([-+]?(?:0|[1-9][0-9]*(?!(?:(?:,|\{,\})[0-9]{3})+(?![0-9]))))(?:,|\{,\})([0-9]+)\s*\$?\s*"
+)
 _TYPED_AREA = re.compile(r"[^A-Za-z]*\s[kcdm]?m\s?[\u00b2\u00b3]")
 _TIME = re.compile(r"([0-9]{1,2}):([0-9]{2})\s?(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _BASED = re.compile(r"\+(?P<digits>[0-9]+)_\{(?P<base>[^{}]*)\}")
@@ -330,8 +332,8 @@ def _stated_value(tokens: list[Token]) -> list[Token]:
 # What tokens are to the patterns below: n a number, t the number 10, f a fraction, r a root, o a function, k a
 # constant, x a letter, c any other command.
 _SHAPES = {
-    **{text: text for text in "+-*/^!|%,&_()[]{}"},
-    **{";": ",", ":": ",", "cup": ",", LINE_BREAK: ",", r"\{": "(", r"\}": ")", r"\|": "|", "pm": "+"},
+    **{text: text for text in "+-*/^!|%,_()[]{}"},
+    **{";": ",", ":": ",", "&": ",", "cup": ",", LINE_BREAK: ",", r"\{": "(", r"\}": ")", r"\|": "|", "pm": "+"},
     **{"frac": "f", "sqrt": "r", "infty": "n", "begin{pmatrix}": "<", "end{pmatrix}": ">"},
     **dict.fromkeys(("binom", "choose", "log", "ln", "lg", "exp", *_TRIGONOMETRIC), "o"),
     **dict.fromkeys((*CONSTANTS - {"infty"}, *_NUMBER_LETTERS), "k"),
@@ -343,7 +345,7 @@ _WRITTEN_NUMBER = re.compile(
 _BRACKETED_NUMBER = re.compile(r"(?:\([-+]*N\)|\{[-+]*N\})%?")
 # N stands for a number as people write it: a sum or product of two, a power, a factorial, a function of numbers alone.
 _TO_COMPUTE = re.compile(
-    r"(?:\A|[-+(,{<])N[-+]+N(?=\Z|[-+),}>])|(?<![r\]])N(?:[*/]?N|\^[-+]*N)|k\^[-+]*N|N!|\|[-+]*N\||><|\A(?=[^x]*\Z).*o|\A[-+]*N?r(?:\[N\])?N\Z"
+    r"(?:\A|[-+(,{<])N[-+]+N(?=\Z|[-+),}>])|(?<![r\]])N(?:[*/]?N|\^[-+]*N)|k\^[-+]*N|N!|\|[-+]*N\||>[-+*/]*<|\A(?=[^x]*\Z).*o|\A[-+]*N?r(?:\[N\])?N\Z"
 )
 _NUMBERS_AND_NAMES = re.compile(r"(?:[-+]*N|x+)?(?:[,()<>\[\]{}](?:[-+]*N|x+)?)*")
 _DIVISION_SIGN = re.compile(r"\\div(?![A-Za-z])|\u00f7")

@@ -64,6 +64,8 @@ _CHARACTERS |= {0x3B1 + offset: rf"\{name} " for offset, name in enumerate(_GREE
 _DEGREES = re.compile(r"\^\s?\{?\s?\\circ(?![A-Za-z])\s?\}?|\\degrees?(?![A-Za-z])|\\textdegree(?![A-Za-z])")
 # "10,\!080", "10{,}080" and "10\,080" are single numbers, whatever stands around them.
 _TYPESET_THOUSANDS = re.compile(r"(?<=[0-9])(?:,\\! ?|\{,\} ?|\\[,;:](?=[0-9]{3}(?![0-9])))(?=[0-9]{3})")
+_TYPED_RELATIONS = {"<=": r"\le ", ">=": r"\ge ", "!=": r"\ne "}
+_TYPED_RELATION = re.compile(r"[<>]=|(?<=\s)!=")
 _REPEATING = re.compile(r"(?<![0-9.])([0-9]{0,20})\.([0-9]{0,20})\\(?:overline|bar)\s?\{([0-9]{1,20})\}")
 
 _WORD_WRAPPERS = r"text(?:bf|it|rm|normal|sf|tt|up|sc)?|mbox|hbox|mathrm|mathbf|mathit|mathsf|operatorname|emph"
@@ -120,7 +122,7 @@ def tokens_of(text: str) -> list[Token]:
         return []
     if not text.isascii():
         text = text.translate(_CHARACTERS)
-    text = single_backslashes(text)
+    text = _TYPED_RELATION.sub(lambda typed: _TYPED_RELATIONS[typed[0]], single_backslashes(text))
     text = _REPEATING.sub(_as_fraction, _TYPESET_THOUSANDS.sub("", _DEGREES.sub(" ", ORDINAL.sub("", text))))
     tokens: list[Token] = []
     depth = position = 0

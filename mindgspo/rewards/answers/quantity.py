@@ -220,7 +220,7 @@ _BRACKETED = re.compile(r"(-?)[(\[]\s?([^()\[\]]*)[)\]]")
 _STATED_BEFORE = re.compile(r"[0-9].*?\.\s", re.DOTALL)  # "34. A bound was \\boxed{40}" states 34
 _SENTENCE_END = re.compile(r"\.(?=\s|\Z)")
 _NUMBER_START = re.compile(r"[-+]?\s?(?:\.?[0-9]|\\[dt]?frac)")
-_EQUALS = re.compile(r"=|\b(?:is|are|equals|be)\b|\u662f|\u4e3a|\u7b49\u4e8e", re.IGNORECASE)
+_EQUALS = re.compile(r"(?<![<>])(?<!\s!)=|\b(?:is|are|equals|be)\b|\u662f|\u4e3a|\u7b49\u4e8e", re.IGNORECASE)
 _OPERATOR = re.compile(r"\s*[-+*/x\u00d7\u00f7]\s?\$?[0-9]")
 _VARIABLE = re.compile(r"[^\W\d]{1,20}")
 _CALCULATION = re.compile(r"[0-9][0-9., ()]*(?:[-+*/x\u00d7\u00f7][0-9., ()]+)+")
@@ -234,7 +234,9 @@ _CONCLUSION = re.compile(
 # "\\boxed{71}$ or $x = \\boxed{72}": what stands between the contents of two boxes that are one answer.
 _JOINT = r"[,;/&|\u3001\uff0c\uff1b]|\b(?:or|and|also)\b|\u6216\u8005?|\u548c|\u4e0e|\u53ca"
 _MARKUP = r"[\s$*(}]|\\[()\[\],; ]|\\q?quad(?![A-Za-z])|\\text\{|[A-Za-z](?:_\{?[0-9]\}?)?\s?="
-_BETWEEN_BOXES = re.compile(rf"\}}(?:{_MARKUP}){{0,20}}(?:{_JOINT})(?:{_JOINT}|{_MARKUP}){{0,20}}{BOX}", re.IGNORECASE)
+_BETWEEN_BOXES = re.compile(
+    rf"\}}(?:(?:{_MARKUP}){{0,20}}(?:{_JOINT})(?:{_JOINT}|{_MARKUP}){{0,20}})?{BOX}", re.IGNORECASE
+)
 _BRACE = re.compile(r"(?<!\\)[{}]")
 _MAX_BETWEEN = 60
 _MAX_FORM_CHARS = 100

@@ -60,7 +60,8 @@ SAME = [
     (r"\begin{pmatrix} -1 & 0 \\ 0 & -1 \end{pmatrix}", r"\left(\begin{array}{cc}-1&0\\0&-1\\\end{array}\right)"),
     # intervals, unions, points, angles, ordinals, units
     ("-2 < x < 2", "(-2,2)"), (r"\{x \mid -2 < x \le 3\}", "(-2,3]"), (r"\{x : x > 5\}", r"(5,\infty)"),
-    (r"\{x \in \mathbb{R} | x \ge 5\}", r"[5,\infty)"), ("x > 5", r"x \in (5,\infty)"), ("-x > -1", "x < 1"),
+    (r"\{x \in \mathbb{R} | x \ge 5\}", r"[5,\infty)"), ("x > 5", r"x \in (5,\infty)"), ("x <= 1", "-x >= -1"),
+        ("x != 3", r"x \ne 3"), ("-x > -1", "x < 1"),
     (r"-x \ge 2", r"(-\infty,-2]"), (r"x<-\frac12 \text{ or } x\ge 4", r"[4,\infty)\cup(-\infty,-\frac{1}{2})"),
     (r"\{x \mid x<-1 \text{ or } x>3\}", r"x \in (-\infty,-1)\cup(3,\infty)"), ("3 > x > -2", "(-2,3)"),
     (r"x \ne 2", r"(-\infty,2)\cup(2,\infty)"), (r"\mathbb{R} \setminus \{2\}", r"\{x : x \neq 2\}"),
@@ -115,6 +116,8 @@ LEFT_TO_COMPUTE = [
     (r"x = 12 \times 6", "72"), (r"12 \times 6 \text{ clips}", "72"), ("(1+2, 4)", "(3,4)"), ("1+2, 4", "3,4"),
     (r"\begin{pmatrix}1+1\\7\end{pmatrix}", r"\begin{pmatrix}2\\7\end{pmatrix}"), (r"\frac{d}{dx} x^2", "2x"),
     (r"\begin{pmatrix}1&2\end{pmatrix}\begin{pmatrix}1\\1\end{pmatrix}", "3"), (r"1 \pm 2", "3,-1"),
+    (r"\begin{pmatrix}1&0\\0&1\end{pmatrix}\begin{pmatrix}1&0\\0&1\end{pmatrix}",
+        r"\begin{pmatrix}1&0\\0&1\end{pmatrix}"),
 ]  # fmt: skip
 NOTHING_LEFT = [
     ("-5", "-5"), ("-(5)", "-5"), (r"\frac{144}{2}", "72"), (r"1\frac12", "1.5"), ("3 1/2", "3.5"), ("10^5", "100000"),
@@ -165,6 +168,7 @@ def test_pairs(answer: str, gold: str, found: Comparison, exchanged: Comparison)
 def test_a_decimal_comma_is_one_where_the_gold_answer_has_it(answer: str) -> None:
     assert compare(answer, "3,14") is Comparison.SAME and compare(answer, "$3{,}14$") is Comparison.SAME
     assert compare(answer, "3, 14") is not Comparison.SAME or answer == "3,14"
+    assert compare("0.125", "0,125") is Comparison.SAME
     assert compare("3,14", "3.14") is not Comparison.SAME and compare("1.234", "1,234") is Comparison.DIFFERENT
 
 

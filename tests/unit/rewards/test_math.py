@@ -324,15 +324,9 @@ def scored(scorer: Scorer, *pairs: tuple[str, str]) -> list[Score]:
 
 def test_an_answer_too_slow_to_compare_is_paid_as_wrong_and_its_neighbours_are_scored(scorer: Scorer) -> None:
     right, wrong = (r"\boxed{(x+1)^2}", "x^2+2x+1"), (r"\boxed{(x+1)^2}", "x^2+2x+2")
-    slow = r"(x+1)^{20000}"
-    scores = scored(scorer, right, wrong, (rf"\boxed{{{slow}}}", "x^2+1"), (r"\boxed{x^2}", slow), right, wrong)
-    found = ["correct", "wrong", "timeout", "timeout", "correct", "wrong"]
-    assert [score.verdict.value for score in scores] == found
+    scores = scored(scorer, right, wrong, (r"\boxed{(x+1)^{20000}}", "x^2+1"), right, wrong)
+    assert [score.verdict.value for score in scores] == ["correct", "wrong", "timeout", "correct", "wrong"]
     assert scores[2].value == 0.0 and "within 2 s" in scores[2].message
-    assert scores[3].value is None, "the gold answer is to blame"
-    section = RewardWorkersSection(count=1, timeout_s=2.0, on_timeout="leave_out")
-    with Scorer(RewardSection(functions=("math",), workers=section)) as lenient:
-        assert scored(lenient, (rf"\boxed{{{slow}}}", "x^2+1"))[0].value is None
     again = scored(scorer, right, wrong)
     assert [score.verdict for score in again] == [Verdict.CORRECT, Verdict.WRONG]
 

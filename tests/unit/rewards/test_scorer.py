@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindgspo.config import RewardSection
-from mindgspo.config.reward import FileFunction
+from mindgspo.config.reward import FileFunction, RewardWorkersSection
 from mindgspo.errors import DataError, RewardError
 from mindgspo.rewards import Scorer, gold_is_readable
 from mindgspo.rewards.functions.from_file import FromFile, conclude
@@ -191,6 +191,9 @@ def test_a_late_job_is_paid_as_it_says_if_it_is_quick_without_its_response() -> 
     assert [score.verdict.value for score in first] == ["timeout", "correct", "timeout", "timeout"]
     assert [job.arguments for job in pool.jobs[4:6]] == [{"gold": "72"}, {"gold": "slow"}], "once per gold answer"
     assert again[0].value == -1.0 and len(pool.jobs) == 7, "known from the first batch"
+    lenient = section.model_copy(update={"workers": RewardWorkersSection(on_timeout="leave_out")})
+    with Scorer(lenient, build=lambda name, section: function, pool=ScriptedPool([late])) as scorer:
+        assert scorer.score(three[:1])[0].value is None
 
 
 def test_an_exception_makes_the_sample_invalid_and_only_the_first_is_logged(caplog: pytest.LogCaptureFixture) -> None:
