@@ -30,13 +30,15 @@ _NO_VALUES = {"id": "int64"}  # what a row without single values holds instead
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Header:
     """values: type of every column of single values. arrays: length of the arrays of every other column, in the order
-    of the file; -1: any. used: bytes in use of every page, by (type, number)."""
+    of the file; -1: any. used: bytes in use of every page, by (type, number). groups: (page of arrays, group of
+    rows)."""
 
     values: Mapping[str, str]
     arrays: tuple[int, ...]
     first_page: int
     page_size: int
     used: Mapping[tuple[str, int], int]
+    groups: frozenset[tuple[int, int]]
 
 
 def check_record_file(path: Path, num_rows: int | None = None) -> None:
@@ -78,7 +80,7 @@ def _read_header(content: mmap.mmap) -> _Header:
     first_page, page_size = header["header_size"], header["page_size"]
     if type(first_page) is not int or type(page_size) is not int or first_page < length or page_size <= 0:
         raise ValueError("its header states impossible sizes")
-    used = {}
+    used, groups = {}, set()
     for page in header["page"]:
         number, bytes_used = page["page_id"], page["page_size"]
         if type(number) is not int or type(bytes_used) is not int or number < 0 or not 0 <= bytes_used <= page_size:
@@ -86,13 +88,21 @@ def _read_header(content: mmap.mmap) -> _Header:
         if first_page + number * page_size + bytes_used > len(content):
             raise ValueError(f"page {number} ends beyond the file")
         used[page["page_type"], number] = bytes_used
+        groups |= {(number, group["id"]) for group in page["row_group_ids"] if page["page_type"] == _PAGE_TYPES["BLOB"]}
     (schema,) = header["schema"]
     columns, blobs = schema["schema"], schema["blob_fields"]
     arrays = tuple(_array_length(columns[name]) for name in blobs)
     values = {name: column["type"] for name, column in columns.items() if name not in blobs}
     if any(set(columns[name]) != {"type"} or kind not in ("string", *_INTEGERS) for name, kind in values.items()):
         raise ValueError(f"its columns {', '.join(values)} are not all of texts and integers")
-    return _Header(values=values or _NO_VALUES, arrays=arrays, first_page=first_page, page_size=page_size, used=used)
+    return _Header(
+        values=values or _NO_VALUES,
+        arrays=arrays,
+        first_page=first_page,
+        page_size=page_size,
+        used=used,
+        groups=frozenset(groups),
+    )
 
 
 def _array_length(column: Mapping[str, Any]) -> int:
@@ -113,6 +123,8 @@ def _check_index(index: sqlite3.Connection, name: str, header: _Header, num_rows
         raise ValueError(f"its index holds {found[0]} rows, dataset.json says {num_rows}")
     if found[0] == 0 or found != (found[0], found[0], 0, found[0] - 1):
         raise ValueError(f"its index of {found[0]} rows has none, gaps or repetitions")
+    if not set(index.execute("SELECT DISTINCT PAGE_ID_BLOB, ROW_GROUP_ID FROM INDEXES")) <= header.groups:
+        raise ValueError("its index places rows in groups that its header does not name")
     for kind, page_type in _PAGE_TYPES.items():
         start, end = f"PAGE_OFFSET_{kind}", f"PAGE_OFFSET_{kind}_END"
         pages = index.execute(

@@ -144,6 +144,7 @@ TAMPERED = (
     ("places rows outside", set_index("UPDATE INDEXES SET PAGE_OFFSET_RAW = -5")),
     ("places rows outside", set_index("UPDATE INDEXES SET PAGE_OFFSET_RAW_END = 0")),
     ("places rows outside", set_index("UPDATE INDEXES SET PAGE_ID_RAW = 99")),
+    ("groups that its header does not name", set_index("UPDATE INDEXES SET ROW_GROUP_ID = 7")),
     ("places rows outside", set_index("UPDATE INDEXES SET PAGE_OFFSET_BLOB = 'x'")),
     ("its header would have 0 bytes", replace_bytes(RECORD, lambda content: bytes(len(content)))),
     ("its header would have", replace_bytes(RECORD, lambda content: b"\xff" * 8 + content[8:])),
