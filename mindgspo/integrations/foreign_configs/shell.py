@@ -360,15 +360,7 @@ class _Script:
     def _elements(self, node: Node) -> list[str | _Unread]:
         if node.type == "comment":
             return []
-        word = list(self._parts(node))
-        if _list_name(word) is not None:
-            return self._fields(word)
-        try:
-            return [self._joined(word)]
-        except Unresolved as reason:
-            known = _literal_start(word)
-            known = known if "=" in known else ""
-            return [_Unread(known, f"{known}?", str(reason))]
+        return self._fields(list(self._parts(node)))
 
     def _fields(self, word: list[_Part]) -> list[str | _Unread]:
         """The words that bash hands on: those of a list, or the word itself cut at blanks of unquoted variables. Raises

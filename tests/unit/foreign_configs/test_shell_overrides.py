@@ -170,6 +170,18 @@ def test_an_unquoted_variable_is_as_many_words_as_it_holds() -> None:
     assert values(glued) == {"a.b": 1, "a.c": 2, "a.d": 3, "a.e": 4, "a.f": "1 a.c=2"}
 
 
+def test_an_unquoted_variable_in_a_list_is_as_many_words_as_it_holds() -> None:
+    text = f'MORE=" a.b=1 a.c=2"\nALL=($MORE a.d=3 "$MORE")\n{TRAIN} "${{ALL[@]}}"'
+    assert values(text) == {"a.b": 1, "a.c": 2, "a.d": 3}
+    said = subprocess.run(
+        ["bash", "-c", 'MORE=" a.b=1 a.c=2"\nALL=($MORE a.d=3)\nprintf "%s|" "${ALL[@]}"'],
+        capture_output=True,
+        text=True,
+    )
+    assert said.stdout == "a.b=1|a.c=2|a.d=3|"
+    assert read_overrides(f'ALL=($MORE a.d=3)\n{TRAIN} "${{ALL[@]}}"').unread_words == ["${MORE}"]
+
+
 def test_one_setting_without_a_value_does_not_take_the_list_with_it() -> None:
     text = f'ALL=(a.b=1 a.c=$later a.d=3)\nlater=2\n{TRAIN} "${{ALL[@]}}"'
     assert values(text) == {"a.b": 1, "a.d": 3}
