@@ -45,8 +45,10 @@ _WITH_DEFAULT = re.compile(r"([A-Za-z_]\w*|\d+)(:?-|:?=)(.*)", re.DOTALL)
 _LIST = re.compile(r"([A-Za-z_]\w*)\[[@*]\]")
 _CONTINUED = re.compile(r"(\\\n)+")
 # What the grammar takes wrongly is parsed with other characters of the same length, and read as it is in the file:
-# ${section.key}, which belongs to Hydra, and in $a/$b/c the character behind $b, at which the word would end.
+# ${section.key}, which belongs to Hydra, the default in ${name:-default}, which is parsed by itself, and in $a/$b/c the
+# character behind $b, at which the word would end.
 _OF_HYDRA = re.compile(rb"\$\{\w+(\.\w+)+\}")
+_OF_DEFAULT = re.compile(rb"(\$\{\w+:?[-=])([^{}\n]*)(?=\})")
 _BEHIND_A_NAME = re.compile(rb"(\$\(\(.*?\)\)|\$(?:[A-Za-z_]\w*|[0-9@*]))([/.,+~*^-]?)", re.DOTALL)
 
 
@@ -108,6 +110,7 @@ def read_overrides(text: str) -> Reading:
 
 def _parse(source: bytes) -> Node:
     masked = _OF_HYDRA.sub(lambda found: found[0].replace(b".", b"_"), source)
+    masked = _OF_DEFAULT.sub(lambda found: found[1] + b"_" * len(found[2]), masked)
     masked = _BEHIND_A_NAME.sub(
         lambda found: found[1] + (found[2] if found[1].endswith(b")") else b":" * len(found[2])), masked
     )
