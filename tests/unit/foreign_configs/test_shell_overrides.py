@@ -41,7 +41,8 @@ def unread(text: str) -> dict[str, str]:
                          ("a.b=${missing:-$((x * 2))}", 14), ("a.b=${missing:-${other:-$x}}", 7),
                          ('a.b="${missing:-a b}"', "a b"), ("a.b=1 '' \"\" $empty", 1),
                          ("a.b=$(( (x + 1) * 1024 / 3 - 1 % 2 ))", 2729),
-                         ("a.b=${missing:-$(((x + 1) * 2))}", 16), ("a.b=${missing:-['y','z']}", ["y", "z"]), ("a.b=$(($x * ${x}))", 49),
+                         ("a.b=${missing:-$(((x + 1) * 2))}", 16), ("a.b=${missing:-['y','z']}", ["y", "z"]),
+                         ("a.b=$(($x * ${x}))", 49),
                          ("a.b=$((-x))", -7)])  # fmt: skip
 def test_words_as_bash_reads_them(line: str, value: object) -> None:
     assert values(f"x=7\nempty=\n{TRAIN} {line}\n")["a.b"] == value
