@@ -226,7 +226,7 @@ _REFUSES = re.compile(
 )
 _BOUND = (
     r"(?:at (?:least|most)|up to|over|under|above|below|beyond"
-    r"|(?:more|less|fewer|greater|larger|bigger|smaller|higher|lower) than)\W{0,3}"
+    r"|(?:more|less|fewer|greater|larger|bigger|smaller|higher|lower) than(?: or equal to)?)\W{0,3}"
 )
 _BOUND_BEFORE = re.compile(rf"\b{_BOUND}\Z", re.IGNORECASE)
 _BOUNDED = re.compile(rf"(?:an? number |no |not )?{_BOUND}[0-9]", re.IGNORECASE)
@@ -324,15 +324,21 @@ _WITHDRAWAL = re.compile(
     r"|not (?:right|correct))(?! (?:to|that|for)\b)"
     r"|(?:is|was)n['\u2019]t (?:right|correct)\b|\b(?:can['\u2019]t|cannot|can not) be (?:right|correct)\b"
     r"|\bI (?:have )?(?:just )?made an? (?:\w+ )?(?:mistake|error)\b|\bcorrection\s?:"
+    r"|\bI was wrong\b|\bnever mind\b|\boops\b|\bwait,? no\b|\bno,? wait\b|\bnot the (?:right|correct) answer\b"
+    r"|\b(?:right|correct) answer (?:is|was) (?:actually|in fact|rather|instead)\b"
     r"|\b(?:scratch|disregard|ignore) (?:that|this|the above|my)\b|\u7b54\u6848\u9519|\u7b97\u9519\u4e86|\u66f4\u6b63",
     re.IGNORECASE,
 )
 
 
+_DENIED_BEHIND = re.compile(r"[}\s$*)\\\]]{0,8}(?:is|was)(?:n['\u2019]t|\snot|\s(?:wrong|incorrect))\b", re.IGNORECASE)
+
+
 def withdrawal(text: str, occurrence: Occurrence) -> re.Match[str] | None:
     """Where an answer is taken back by what follows it: "Wait, this is wrong. ..."; None where it is not."""
-    is_box = occurrence.marker is Marker.BOXED
-    return _WITHDRAWAL.search(text, occurrence.end if is_box else occurrence.start)
+    if occurrence.marker is not Marker.BOXED:
+        return _WITHDRAWAL.search(text, occurrence.start)
+    return _DENIED_BEHIND.match(text, occurrence.end) or _WITHDRAWAL.search(text, occurrence.end)
 
 
 def _number_in_words(text: str, line: str) -> str | None:

@@ -232,7 +232,10 @@ _CONCLUSION = re.compile(
 )
 
 # "\\boxed{71}$ or $x = \\boxed{72}": what stands between the contents of two boxes that are one answer.
-_JOINT = r"[,;/&|\u3001\uff0c\uff1b]|\b(?:or|and|also)\b|\u6216\u8005?|\u548c|\u4e0e|\u53ca"
+_JOINT = (
+    r"[,;/&|\u3001\uff0c\uff1b]|\b(?:or|and|also|maybe|perhaps|possibly|alternatively)\b"
+    r"|\u6216\u8005?|\u548c|\u4e0e|\u53ca"
+)
 _MARKUP = r"[\s$*(}]|\\[()\[\],; ]|\\q?quad(?![A-Za-z])|\\text\{|[A-Za-z](?:_\{?[0-9]\}?)?\s?="
 _BETWEEN_BOXES = re.compile(
     rf"\}}(?:(?:{_MARKUP}){{0,20}}(?:{_JOINT})(?:{_JOINT}|{_MARKUP}){{0,20}})?{BOX}", re.IGNORECASE
