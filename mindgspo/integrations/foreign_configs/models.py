@@ -17,7 +17,7 @@ from mindgspo.integrations.foreign_configs.experiment import Experiment, schema_
 from mindgspo.integrations.foreign_configs.tables import Status, dotted
 
 _FOLDER = Path(mindgspo.__file__).resolve().parents[1] / "model_configs"
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")  # a path such as ./Qwen3-8B is none
 
 # Last part of a path or of a hub's name -> file of model_configs/, and what is different in that variant.
 KNOWN: Mapping[str, tuple[str, Mapping[str, Any]]] = {

@@ -10,7 +10,7 @@ import pytest
 from foreign_cases.conversions import converted, findings_of, flat
 
 from mindgspo.integrations.foreign_configs import report_lines
-from mindgspo.integrations.foreign_configs.models import sizes_of
+from mindgspo.integrations.foreign_configs.models import is_local, sizes_of
 from mindgspo.integrations.foreign_configs.tables import Status
 
 TRAIN = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo"
@@ -148,3 +148,10 @@ def test_the_report_says_how_to_give_data_and_folders(tmp_path: Path) -> None:
     )
     assert any(line.startswith("  data.eval: --set data.eval.format=verl") for line in lines)
     assert any(line.startswith("  model: --set model.path=FOLDER") for line in lines)
+
+
+@pytest.mark.parametrize(("path", "expected"), [("Qwen/Qwen3-8B", False), ("./Qwen3-8B", True), ("../Qwen3-8B", True),
+                                                ("/m/Qwen3-8B", True), ("~/Qwen3-8B", True), ("Qwen3-8B", True),
+                                                ("a/b/c", True)])  # fmt: skip
+def test_paths_are_told_from_names_on_a_hub(path: str, expected: bool) -> None:
+    assert is_local(path) is expected
