@@ -64,7 +64,7 @@ def start(request: RunRequest, options: ClusterOptions) -> int:
     needed = config.plans.train.world_size
     if options.workers not in (None, needed):
         raise ConfigError(f"--workers {options.workers}: {_needs(config)}; leave the option out, or change the plans")
-    if needed == 1:
+    if needed == 1 and options == ClusterOptions(workers=options.workers):
         return _work(request, config)
     return _launch(request, config, options, num_workers=needed)
 

@@ -37,6 +37,18 @@ def test_a_finished_run_of_several_processes_gets_its_report(
     assert (finished / "report.html").is_file() and (finished / "reward.png").is_file()
 
 
+@pytest.mark.parametrize(("options", "said"), [
+    (["--nodes", "2"], "--nodes 2: the plans need 1 worker, the same number on every node"),
+    (["--node-rank", "1"], "--node-rank 1: of 1 nodes; legal values are 0 to 0"),
+    (["--master-port", "80"], "--master-port 80: legal ports are 1024 to 65535"),
+])  # fmt: skip
+def test_one_process_has_no_place_for_options_of_a_cluster(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", str(FOUR.with_name("gspo.yaml")), "--set", f"run_dir={tmp_path / 'run'}", *options]) == 1
+    assert said in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
 def test_a_report_from_before_the_end_is_made_again(finished: Path) -> None:
     report = finished / "report.html"
     report.write_text("half way")
