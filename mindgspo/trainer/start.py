@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mindgspo.checkpoint.run_folder import RunStatus, open_run_folder
 from mindgspo.config import ExperimentConfig, KLSection, load_config
@@ -64,9 +66,15 @@ def start(request: RunRequest, options: ClusterOptions) -> int:
     needed = config.plans.train.world_size
     if options.workers not in (None, needed):
         raise ConfigError(f"--workers {options.workers}: {_needs(config)}; leave the option out, or change the plans")
-    if needed == 1 and options == ClusterOptions(workers=options.workers):
-        return _work(request, config)
-    return _launch(request, config, options, num_workers=needed)
+    cluster = {
+        "num_workers": needed,
+        "nodes": options.nodes,
+        "node_rank": options.node_rank,
+        "master_addr": options.master_addr,
+        "master_port": options.master_port,
+    }
+    plan_cluster(**cluster)  # refuses what cannot be, before a folder is touched
+    return _work(request, config) if needed == 1 else _launch(request, config, cluster)
 
 
 def _needs(config: ExperimentConfig) -> str:
@@ -91,17 +99,10 @@ def _check_msrun(config: ExperimentConfig) -> None:
         )
 
 
-def _launch(request: RunRequest, config: ExperimentConfig, options: ClusterOptions, *, num_workers: int) -> int:
+def _launch(request: RunRequest, config: ExperimentConfig, cluster: Mapping[str, Any]) -> int:
+    """cluster: the arguments of `plan_cluster`."""
     assert config.run_dir is not None, "config is not resolved"
-    cluster = {
-        "num_workers": num_workers,
-        "nodes": options.nodes,
-        "node_rank": options.node_rank,
-        "master_addr": options.master_addr,
-        "master_port": options.master_port,
-    }
-    plan_cluster(**cluster)  # refuses what cannot be, before a folder is touched
-    if options.node_rank == 0:
+    if cluster["node_rank"] == 0:
         # What a former run left is dealt with before anything is started; rank 0 opens and locks the folder again.
         folder = open_run_folder(
             config.run_dir, resume=config.resume, overwrite=request.overwrite, restore=config.restore
