@@ -74,6 +74,7 @@ def test_a_run_with_fewer_steps_than_asked_is_not_finished(cpu_runtime: None) ->
 def test_a_reward_setting_that_differs_is_told_where_a_run_goes_on(load, tmp_path: Path) -> None:
     folder = open_run_folder(tmp_path / "run", resume="never", overwrite=False)
     folder.config.write_text(dump_config(load()))
+    folder.metrics.write_text("")
     folder.close()
     again = open_run_folder(tmp_path / "run", resume="auto", overwrite=False)
     (line,) = check_config(load("reward.workers.timeout_s=2"), again)
