@@ -45,17 +45,14 @@ _NAME_THEM_ALL = (
 _SENTENCE_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)\. ")
 
 # Other names of a value.
-_SYNONYMS = {("device", name): "Ascend" for name in ("npu", "ascend910", "ascend910b", "gpu", "cuda")}
+_SYNONYMS = {("device", name): "Ascend" for name in ("npu", "ascend910", "ascend910b")}
 
-# Top-level sections of other suites, each with the suite.
+# Top-level sections of other suites, each with the suite and what is converted of it.
 _FOREIGN_SECTIONS = {
-    "actor_rollout_ref": "verl or MindSpeed-RL",
-    "rl_config": "MindSpeed-RL",
-    "megatron_training": "MindSpeed-RL",
-    "rl_model": "MindRLHF",
-    "sampling_config": "MindRLHF",
-    "runner_config": "MindFormers",
-    "model_config": "MindFormers",
+    "actor_rollout_ref": ("verl", "script"),
+    **dict.fromkeys(("rl_config", "actor_config", "generate_config"), ("MindRLHF or MindSpeed-RL", "file")),
+    "megatron_training": ("MindSpeed-RL", "file"),
+    **dict.fromkeys(("runner_config", "parallel_config"), ("MindFormers", "file")),
 }
 
 # Values that other suites have and this one has not, with the reason.
@@ -173,9 +170,8 @@ def _unknown_key_fix(location: tuple[int | str, ...]) -> str:
     by this name; failing that, a close key in another section."""
     key, siblings = str(location[-1]), list(_section_at(location[:-1]).model_fields)
     if len(location) == 1 and key in _FOREIGN_SECTIONS:
-        return (
-            f"a section of {_FOREIGN_SECTIONS[key]}: `mindgspo convert config FILE --out NEW.yaml` converts such a file"
-        )
+        suite, what = _FOREIGN_SECTIONS[key]
+        return f"a section of {suite}; `mindgspo convert config FILE --out NEW.yaml` converts its {what}"
     prefix = _dotted(location[:-1]) + "." if location[:-1] else ""
     beside = closest(key, siblings)
     candidates = (

@@ -117,7 +117,7 @@ def _listen_once(family: int, host: str, port: int) -> int:
 def _refusal(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
-            f"master_port: another process already listens at {host}:{port}; choose another port, or end that process"
+            f"--master-port: another process already listens at {host}:{port}; choose another port, or end that process"
         )
     if error.errno == errno.EADDRNOTAVAIL:
         return (

@@ -72,9 +72,9 @@ class SampleGroup:
 
 
 def report_of_finished(run_dir: Path) -> Path:
-    """report.html of a run that is finished; made where the run was stopped between its summary and its report."""
+    """report.html of a run that is finished; made where there is none that is younger than its summary."""
     path, summary = run_dir / REPORT_FILE, run_dir / SUMMARY_FILE
-    if not path.is_file() or path.stat().st_mtime_ns < summary.stat().st_mtime_ns:
+    if not path.is_file() or path.stat().st_mtime_ns <= summary.stat().st_mtime_ns:
         plot_run(run_dir)
         write_report(run_dir)
     return path

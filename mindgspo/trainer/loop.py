@@ -24,7 +24,7 @@ from mindgspo.evaluation.scoring import logged_groups
 from mindgspo.io import make_folder, write_file
 from mindgspo.launch.folder import move_earlier_aside
 from mindgspo.launch.worker import copy_output
-from mindgspo.metrics import RunLog, SilentLog, peak_rss_mb, plot_run, report_of_finished, write_report, write_summary
+from mindgspo.metrics import RunLog, SilentLog, peak_rss_mb, report_of_finished, write_summary
 from mindgspo.models.huggingface_config import generation_config, huggingface_config
 from mindgspo.models.weights import weights_as_numpy
 from mindgspo.parallel import heartbeat, runtime
@@ -126,7 +126,7 @@ def _run(config: ExperimentConfig, folder: RunFolder, *, only_warm_up: bool) -> 
             if config.swap.enabled:
                 log.note(trainer.swap.ledger.table())
             _finish(config, experiment, folder, progress)
-    return _report(folder) if is_first() else None
+    return report_of_finished(folder.root) if is_first() else None
 
 
 def _open_log(config: ExperimentConfig, folder: RunFolder, total_steps: int) -> RunLog:
@@ -134,11 +134,6 @@ def _open_log(config: ExperimentConfig, folder: RunFolder, total_steps: int) -> 
         return SilentLog()
     logging = config.logging
     return RunLog(folder.root, tensorboard=logging.tensorboard, progress=logging.progress, total_steps=total_steps)
-
-
-def _report(folder: RunFolder) -> Path:
-    plot_run(folder.root)
-    return write_report(folder.root)
 
 
 def _print_banner(config: ExperimentConfig, experiment: Experiment, log: RunLog) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from mindgspo.checkpoint.store import steps_newest_first
 from mindgspo.config import ExperimentConfig, config_mapping, load_config
 from mindgspo.config.reward import file_function
 from mindgspo.data import PromptDataset
-from mindgspo.errors import CheckpointError, ConfigError
-from mindgspo.metrics.files import FileRecord, begins_with
+from mindgspo.errors import CheckpointError, ConfigError, RunFolderError
+from mindgspo.metrics.files import FileRecord, begins_with, read_records
 from mindgspo.tokenization import Tokenizer
 
 # What may change between two processes of one run without changing what it computes, but for rounding: checkpoints are
@@ -180,12 +181,9 @@ def _log_problem(log: Path, checkpoint: Path, size: int) -> str:
 def _last_logged_step(log: Path) -> int | None:
     """None where no line can be read; what follows a broken one counts as missing."""
     step = None
-    with log.open("rb") as file:
-        for line in file:
-            try:
-                step = int(json.loads(line)["step"])
-            except (ValueError, KeyError, TypeError):
-                break
+    with suppress(RunFolderError, ValueError, KeyError):
+        for record in read_records(log):
+            step = int(str(record["step"]))
     return step
 
 

@@ -160,7 +160,7 @@ def test_port_in_use_is_refused_on_node_0_alone():
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"another process already listens at 127.0.0.1:{port}"):
+        with pytest.raises(ConfigError, match=f"--master-port: another process already listens at 127.0.0.1:{port}"):
             plan(master_port=port)
         assert plan(nodes=2, node_rank=1, master_port=port).master_port == port  # there it is node 0 that listens
     assert plan(master_port=port).master_port == port

@@ -81,7 +81,8 @@ def test_a_wrong_value_is_named_with_its_rule(problems, override, line):
     ("rollout.clip_low", "did you mean algorithm.clip_low"),  # the same key in another section
     ("warmup.every", "did you mean warmup.check_every or algorithm.kl.reference.every or eval.every"),  # both
     ("trainer.train_batch_size", "did you mean rollout.prompts_per_step"),  # another suite's word
-    ("actor_rollout_ref", "a section of verl or MindSpeed-RL: `mindgspo convert config FILE"),
+    ("actor_rollout_ref", "a section of verl; `mindgspo convert config FILE --out NEW.yaml` converts its script"),
+    ("rl_config", "a section of MindRLHF or MindSpeed-RL; `mindgspo convert config FILE --out NEW.yaml` converts its"),
     ("rollout.n", "did you mean rollout.num_generations"),
     ("learning_rate", "did you mean optimizer.lr"),
     ("data.max_new_token", "did you mean rollout.max_new_tokens"),  # a close key in another section
