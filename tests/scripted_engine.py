@@ -40,6 +40,8 @@ class ScriptedEngine:
                 busy_slot_steps=tokens,
                 slot_steps=tokens,
                 generated_tokens=tokens,
+                preemptions=0,
+                most_blocks=0,
             ),
         )
 

@@ -187,13 +187,16 @@ def _checked(source: str, mapping: dict[str, Any], *, check_files: bool) -> Expe
 
 def resolve(config: ExperimentConfig) -> ExperimentConfig:
     """The config with its derived defaults filled in: run_dir, what the chosen algorithm's paper says, the reward's
-    weights and lengths, the cache's type, and the layout of tied tables."""
+    weights and lengths, the cache's type, how often the host looks, and the layout of tied tables."""
     run_dir = config.run_dir if config.run_dir is not None else Path("runs") / config.experiment
     longest = config.rollout.max_new_tokens
     algorithm = with_recipe(config.algorithm, max_new_tokens=longest)
     reward = with_lengths(config.reward, max_new_tokens=longest)
     rollout = config.rollout.model_copy(
-        update={"cache_dtype": config.rollout.cache_dtype or default_cache_dtype(config)}
+        update={
+            "cache_dtype": config.rollout.cache_dtype or default_cache_dtype(config),
+            "tokens_per_look": config.rollout.tokens_per_look or (8 if config.device == "Ascend" else 1),
+        }
     )
     own = {"algorithm": algorithm, "reward": reward, "rollout": rollout, "plans": _with_tied_tables(config)}
     return config.model_copy(update={"run_dir": run_dir, **own})

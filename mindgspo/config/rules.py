@@ -17,6 +17,7 @@ from mindgspo.config.algorithm_rules import (
     loss_problems,
     old_log_prob_problems,
 )
+from mindgspo.config.cache import cache_budget_problems
 from mindgspo.config.data import OVERALL, DataSourceSection, EvalSection
 from mindgspo.config.device_rules import backend_problems, device_problems
 from mindgspo.config.model import FAMILIES, ModelSection
@@ -187,6 +188,7 @@ def joined_problems(config: ExperimentConfig) -> list[str]:
         *batch_problems(config),
         *_length_problems(config),
         *_sampling_problems(config),
+        *cache_budget_problems(config),
         *eval_problems(config),
         *loss_problems(config),
         *kl_problems(config),

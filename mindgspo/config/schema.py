@@ -74,8 +74,17 @@ class RolloutSection(Section):
     top_k: int = Field(default=0, ge=0)
     """Sample from the k likeliest tokens; 0 switches it off, as in the paper."""
     slots: int = Field(default=64, ge=1, le=65_536)
-    """Sequences decoded at the same time; a finished sequence's slot is refilled at once. Sets the size of
-    the key/value cache, not the result."""
+    """Most sequences decoded at the same time, over all replicas of plans.infer; a finished sequence's slot is refilled
+    at once. Changes memory and speed, not the result (vLLM: max_num_seqs)."""
+    cache_gb: float | None = Field(default=None, gt=0)
+    """Budget of the key/value cache of one rank, in GB of 2^30 bytes. It is cut into blocks of 128 tokens, which
+    sequences get as they grow; where none is left, the youngest one waits and is run again. At least one longest
+    sequence. Changes memory and speed, not the result. None: enough for all slots at their longest (vLLM:
+    gpu_memory_utilization)."""
+    tokens_per_look: int | None = Field(default=None, ge=1, le=64)
+    """Tokens that every sequence is given before the host reads them, ends what has ended and admits others. More let
+    the card work on while the host does not look; what is drawn behind an end is dropped. Changes speed, not the
+    result. None: 8 on Ascend, 1 on CPU."""
     cache_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Type of the key/value cache; a smaller one than model.dtype takes less memory and rounds keys and values. On
     Ascend bfloat16 or float16, on CPU float32 or float16. None: model.dtype, but bfloat16 where that is float32 on

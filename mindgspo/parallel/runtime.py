@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 os.environ.setdefault("GLOG_v", "3")
 # A failed compile writes rank_0/om/analyze_fail.ir: keep it out of the user's working folder.
 os.environ.setdefault("MS_OM_PATH", os.path.join(tempfile.gettempdir(), f"mindgspo-compile-{os.getuid()}"))
-# Inside `paged_kernels` MindSpore 2.10 would take its own kernel for Swiglu, too, and fail: it is not told how to fuse.
-os.environ.setdefault("MS_DISABLE_INTERNAL_KERNELS_LIST", "Swiglu")
+# Inside `paged_kernels` MindSpore 2.10 would take its own kernels for these, too: that of Swiglu fails, because it is
+# not told how to fuse, and that of attention is given no lengths of its sequences.
+os.environ.setdefault("MS_DISABLE_INTERNAL_KERNELS_LIST", "Swiglu,FlashAttentionScore")
 # MindFormers, where it is used, writes logs: into the working folder, if nobody says otherwise.
 os.environ.setdefault("LOG_MF_PATH", os.path.join(tempfile.gettempdir(), f"mindgspo-mindformers-{os.getuid()}"))
 

@@ -89,7 +89,7 @@ def graph_bytes(work: RankWork, graph: str) -> int:
         weights = weight_sizes(work.config.model, plan, work.rank)
         read = [size for name, size in weights.items() if graph != "prefill" or _is_prefilled(work, name)]
         resident = FLOAT * sum(read)
-        resident += held[Holding.KV_CACHE] if graph == "decode" else 0
+        resident += held[Holding.KV_CACHE] if graph in ("prefill", "decode") else 0
     return resident + sum(graph_parts(work, graph).values())
 
 
@@ -252,7 +252,7 @@ def _scoring(work: RankWork, width: RankWidths) -> Parts:
 
 def _prefill(work: RankWork) -> Parts:
     """The widest layer, and the keys and values of all."""
-    width, tokens = work.infer, work.prompts * work.prompt_length
+    width, tokens = work.infer, max(rows * length for rows, length in work.prefills)
     rows = 2 * width.layers * tokens * width.key_value * TYPE_BYTES[work.cache_dtype]
     return {
         Part.CONSTANTS: _constants(work, attentions=1),

@@ -10,6 +10,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mindgspo.config import ExperimentConfig, load_config
+from mindgspo.config.cache import (
+    BLOCK,
+    block_bytes,
+    cache_blocks,
+    cache_columns,
+    sequences_at_once,
+    slots_per_replica,
+)
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.planner.ascend_memory import GRAPHS
 from mindgspo.planner.expected import PHASES, expected_memory, graph_memory
@@ -107,10 +115,24 @@ def plan_of_file(config: Path, overrides: Sequence[str], *, memory_gb: float | N
     plan = expected_memory(experiment, capacity=None if memory_gb is None else int(memory_gb * GIB))
     yield from plan_lines(plan)
     yield ""
+    yield _cache_line(experiment)
+    yield ""
     if experiment.device == "Ascend":
         yield from _measured(experiment)
     yield _GROUNDS[plan.device]
     yield _conclusion(experiment, plan)
+
+
+def _cache_line(experiment: ExperimentConfig) -> str:
+    """The cache's size, and how many sequences it holds."""
+    blocks, columns = cache_blocks(experiment), cache_columns(experiment)
+    size = blocks * block_bytes(experiment)
+    unit, half = _Unit(size), -(-columns // 2)
+    return (
+        f"key/value cache of a rank: {blocks:,} blocks of {BLOCK} tokens, {unit.text(size)} {unit.name}; a replica "
+        f"decodes {sequences_at_once(experiment, columns):,} sequences at once at the longest, {columns:,} columns, "
+        f"and {sequences_at_once(experiment, half):,} at half of that (its slots: {slots_per_replica(experiment):,})"
+    )
 
 
 def _measured(experiment: ExperimentConfig) -> Iterator[str]:

@@ -78,15 +78,18 @@ def _score(work: RankWork, width: RankWidths) -> Parts:
 
 
 def _rollout(work: RankWork) -> Parts:
-    """A prefill beside the keys and values that wait for their slots, and a step's logits with what sampling makes."""
+    """A prefill with all keys and values; a step's scores, with gathered keys and values and where they were; and its
+    logits with what sampling makes."""
     width, rollout = work.infer, work.config.rollout
-    tokens = work.prompts * work.prompt_length
-    prefilled = 2 * width.layers * tokens * width.key_value
-    layer = _one_layer(width, tokens, work.prompts * width.heads * work.prompt_length**2)
-    step = 4 * work.slots * width.heads * work.columns
+    prefill = max(
+        2 * width.layers * rows * length * width.key_value
+        + _one_layer(width, rows * length, rows * width.heads * length**2)
+        for rows, length in work.prefills
+    )
+    step = work.slots * work.columns * (4 * width.heads + 2 * width.key_value + 3 * width.kv_heads)
     tensors = 10 if rollout.top_k > 0 or rollout.top_p < 1 else 4
     return {
-        Part.ACTIVATIONS: FLOAT * (prefilled + max(layer, step)),
+        Part.ACTIVATIONS: FLOAT * max(prefill, step),
         Part.LOGITS: FLOAT * tensors * work.slots * work.config.model.vocab_size,
     }
 

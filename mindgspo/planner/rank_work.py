@@ -11,6 +11,7 @@ from functools import lru_cache
 from math import prod
 
 from mindgspo.config import ExperimentConfig, ModelSection, ParallelPlan
+from mindgspo.config.cache import block_bytes, whole_cache_blocks
 from mindgspo.config.plan import inner_size
 from mindgspo.data.rows import round_up
 from mindgspo.models.names import parameter_shapes
@@ -20,7 +21,7 @@ from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.reshard.plan import ReshardPlan
 from mindgspo.parallel.reshard.planner import plan_reshard
 from mindgspo.parallel.swap.states import Holding
-from mindgspo.rollout.sizes import BLOCK, reads_trained_weights, rollout_sizes
+from mindgspo.rollout.sizes import reads_trained_weights, rollout_sizes
 
 FLOAT = 4
 """Bytes of a float32."""
@@ -102,8 +103,8 @@ class RankWork:
     """One rank's work.
 
     rows, row_length: of a micro-batch of the longest samples. responses: response-token slots per row. in_flight:
-    micro-batches between their forward and backward pass here. prompts, prompt_length: of one prefill. slots, columns,
-    cache_dtype: of the key/value cache.
+    micro-batches between their forward and backward pass here. prompts, prompt_length: of one prefill. slots: most
+    sequences decoded at once. columns: of the longest. blocks, cache_dtype: of the key/value cache.
     """
 
     config: ExperimentConfig
@@ -119,6 +120,7 @@ class RankWork:
     prompt_length: int
     slots: int
     columns: int
+    blocks: int
     cache_dtype: str
 
     @classmethod
@@ -145,9 +147,18 @@ class RankWork:
             prompts=sizes.prefill_width,
             prompt_length=sizes.prompt_columns,
             slots=sizes.num_slots,
-            columns=round_up(sizes.cache_columns, BLOCK) if config.device == "Ascend" else sizes.cache_columns,
+            columns=sizes.cache_columns,
+            blocks=sizes.num_blocks,
             cache_dtype=sizes.cache_dtype,
         )
+
+    @property
+    def prefills(self) -> tuple[tuple[int, int], ...]:
+        """Rows and their length of each kind of prefill: prompts, and one sequence of any length behind a
+        pre-emption."""
+        may_preempt = self.blocks < whole_cache_blocks(self.config)
+        again = ((1, round_up(self.columns, self.config.trainer.length_multiple)),) if may_preempt else ()
+        return ((self.prompts, self.prompt_length), *again)
 
     @property
     def plan(self) -> ParallelPlan:
@@ -196,14 +207,13 @@ def held_bytes(work: RankWork) -> dict[Holding, int]:
         reference = FLOAT * sum(weight_sizes(config.model, plans.scoring, work.rank).values())
     # Optimizer shards of the compiler cut weights and gradients with the moments (parallel.strategy.layouts).
     trained = moments if config.device == "Ascend" else own
-    cache = work.slots * work.columns * work.infer.key_value * 2 * work.infer.layers
     return {
         Holding.ACTOR_WEIGHTS: trained,
         Holding.GRADIENTS: trained,
         Holding.MOMENTS: 2 * moments,
         Holding.REFERENCE_WEIGHTS: reference,
         Holding.ROLLOUT_WEIGHTS: rollout,
-        Holding.KV_CACHE: cache * TYPE_BYTES[work.cache_dtype],
+        Holding.KV_CACHE: work.blocks * block_bytes(config),
     }
 
 

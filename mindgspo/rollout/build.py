@@ -52,6 +52,8 @@ def _native_engine(config: ExperimentConfig, model: nn.Cell, tokenizer: Tokenize
         max_prompt_length=config.data.max_prompt_length,
         max_new_tokens=rollout.max_new_tokens,
         length_multiple=config.trainer.length_multiple,
+        num_blocks=sizes.num_blocks,
+        tokens_per_look=sizes.tokens_per_look,
         cache_dtype=sizes.cache_dtype,
         top_k=rollout.top_k,
         top_p=rollout.top_p,

@@ -1,36 +1,39 @@
-"""The native rollout engine: the host keeps slots busy, compiled graphs do the work.
+"""The native rollout engine: the scheduler says what is decoded, compiled graphs do the work.
 
 It runs on the parameters of the model it was given, the trainer's own or a copy laid out for generating; who fills that
 copy is not its business (`rollout.replicated`).
 
-Legend: S slots, Q prompts of one prefill, L prompt columns.
+Legend: S rows of the decode batch, J steps of a run, Q prompts of one prefill, L prompt columns, M = Q * L.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 from mindgspo import faults
+from mindgspo.config.cache import BLOCK
 from mindgspo.data.rows import round_up
 from mindgspo.parallel.collectives import GraphOfRanks
 from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.runtime import paged_kernels
-from mindgspo.rollout.cache import admission, slot_cache
-from mindgspo.rollout.graphs import DecodeStep, Prefill, TokenSampler
+from mindgspo.rollout.blocks import SCRATCH, BlockAllocator, num_blocks_for
+from mindgspo.rollout.cache import CopyBlocks, PagedCache
+from mindgspo.rollout.graphs import Collect, DecodeStep, Prefill, TokenSampler
 from mindgspo.rollout.protocol import Purpose, Rollout, RolloutCounters, SamplingSettings
-from mindgspo.rollout.slots import Admission, SlotTable
-from mindgspo.types import Prompt
+from mindgspo.rollout.scheduler import DecodeRun, PrefillRow, Scheduler
+from mindgspo.types import Float32Array, Prompt
 
 
 class NativeEngine:
     """Implements `RolloutEngine` with MindSpore graphs.
 
-    num_slots: sequences decoded at once. prefill_width: prompts per prefill graph. max_prompt_length,
-    max_new_tokens: bounds that size the cache. length_multiple: prompts are padded to a multiple of it. cache_dtype:
-    None: the model's.
+    num_slots: most sequences decoded at once. prefill_width: prompts per prefill graph. max_prompt_length,
+    max_new_tokens: bounds of a sequence. length_multiple: prompts are padded to a multiple of it. num_blocks: of the
+    cache, the scratch block among them; None: enough for all slots at their longest. tokens_per_look: decode steps
+    between two looks of the host. cache_dtype: None: the model's. block: tokens per block.
     """
 
     def __init__(
@@ -43,26 +46,34 @@ class NativeEngine:
         max_prompt_length: int,
         max_new_tokens: int,
         length_multiple: int,
+        num_blocks: int | None = None,
+        tokens_per_look: int = 1,
         cache_dtype: str | None = None,
         top_k: int = 0,
         top_p: float = 1.0,
+        block: int = BLOCK,
     ) -> None:
         self._eos_ids = tuple(eos_ids)
         self._num_slots, self._prefill_width = num_slots, prefill_width
         self._max_new_tokens, self._length_multiple = max_new_tokens, length_multiple
-        num_columns = round_up(max_prompt_length, length_multiple) + max_new_tokens
-        self._cache = slot_cache(model, num_slots=num_slots, num_columns=num_columns, dtype=cache_dtype)
+        self._tokens_per_look = tokens_per_look
+        self._prompt_columns = round_up(max_prompt_length, length_multiple)
+        num_columns = self._prompt_columns + max_new_tokens
+        if num_blocks is None:
+            num_blocks = num_slots * num_blocks_for(num_columns, block) + 1
+        self._cache = PagedCache(model, num_blocks=num_blocks, num_columns=num_columns, dtype=cache_dtype, block=block)
         team = model.place.model_ranks
         self._prefill = GraphOfRanks(Prefill(model, self._cache), team)
-        self._admit = admission(self._cache)
+        self._copy_blocks = CopyBlocks(self._cache)
         self._decode = GraphOfRanks(DecodeStep(model, self._cache, TokenSampler(top_k=top_k, top_p=top_p)), team)
-        # Copying a few slots per graph keeps refilling cheap; a wider graph would mostly copy padding.
-        self._admit_width = min(8, num_slots)
+        self._collect = Collect()
+        # Copying a few blocks per graph keeps admission cheap; a wider graph would mostly copy padding.
+        self._copy_width = min(8, num_slots)
         self._weight_version: int | None = None
 
     @property
     def cache(self) -> tuple[Parameter, ...]:
-        """Keys and values of all slots; nothing in them is needed between two calls of `generate`."""
+        """Keys and values of all blocks; nothing in them is needed between two calls of `generate`."""
         return tuple(self._cache.matrices)
 
     def load_weights(self, version: int) -> None:
@@ -77,85 +88,119 @@ class NativeEngine:
         assert settings.max_new_tokens <= self._max_new_tokens, settings
         fault = "rollout" if settings.stream.purpose is Purpose.TRAINING else "eval"
         faults.reach(f"{fault}.before")
-        table = SlotTable(
+        allocator = BlockAllocator(self._cache.num_blocks)
+        scheduler = Scheduler(
             prompts,
             settings,
             num_slots=self._num_slots,
+            block=self._cache.block,
+            most_blocks=self._cache.most_blocks,
+            allocator=allocator,
+            tokens_per_look=self._tokens_per_look,
             eos_ids=self._eos_ids,
             weight_version=weight_version,
         )
-        greedy = settings.temperature == 0
-        inverse_temperature_S = Tensor(
-            np.full(self._num_slots, 1.0 if greedy else 1.0 / settings.temperature, np.float32)
-        )
-        greedy_S = Tensor(np.full(self._num_slots, greedy))
-        store = _PromptStore(self._prefill, prompts, self._prefill_width, self._length_multiple)
-        steps = busy = 0
-        while not table.done:
-            self._admit_waiting(table, store)
-            busy += table.num_busy
-            steps += 1
-            with paged_kernels():
-                ids_S, logprobs_S = self._decode(
-                    Tensor(table.ids_S),
-                    Tensor(table.positions_S),
-                    Tensor(table.uniforms()),
-                    inverse_temperature_S,
-                    greedy_S,
-                    Tensor(table.positions_S + np.int32(1)),
-                )
-            table.advance(ids_S.asnumpy(), logprobs_S.asnumpy())
+        sampling = self._sampling(settings)
+        steps = busy = prefilled = 0
+        while not scheduler.done:
+            scheduler.grow()
+            admissions = scheduler.admit()
+            prefilled += len(admissions.prefills)
+            self._run_prompts(admissions.prefills)
+            self._copy(admissions.copies)
+            run = scheduler.next_run()
+            drawn_J2S = self._run_steps(run, sampling)
+            busy += scheduler.take(drawn_J2S[:, 0].astype(np.int32), drawn_J2S[:, 1])
+            steps += run.num_steps
             faults.reach(f"{fault}.inside")
-        responses = table.responses()
+        responses = scheduler.responses()
         return Rollout(
             responses=responses,
             counters=RolloutCounters(
-                prefilled_prompts=store.num_prefilled,
+                prefilled_prompts=prefilled,
                 decode_steps=steps,
                 busy_slot_steps=busy,
                 slot_steps=steps * self._num_slots,
                 generated_tokens=sum(response.length for group in responses for response in group),
+                preemptions=scheduler.preemptions,
+                most_blocks=allocator.most_in_use,
             ),
         )
 
-    def _admit_waiting(self, table: SlotTable, store: _PromptStore) -> None:
-        """Fill free slots; a prefill replaces the store only after all of its prompts' samples were admitted."""
-        while admissions := table.admissions(self._admit_width):
-            if admissions[0].prompt >= store.stop:
-                store.prefill_next()
-            admissions = [admitted for admitted in admissions if admitted.prompt < store.stop]
-            for admitted in admissions:
-                table.place(admitted)
-            source_rows, target_rows = self._rows(admissions, store)
-            with paged_kernels():
-                self._admit(Tensor(source_rows), Tensor(target_rows), *store.prefilled)
+    def _sampling(self, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
+        """Inverse temperatures float32 [S], and whether the likeliest token is taken, bool [S]."""
+        greedy = settings.temperature == 0
+        inverse = 1.0 if greedy else 1.0 / settings.temperature
+        return Tensor(np.full(self._num_slots, inverse, np.float32)), Tensor(np.full(self._num_slots, greedy))
 
-    def _rows(self, admissions: Sequence[Admission], store: _PromptStore) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of the prefill and of the cache; repeats of the last admission fill the width."""
-        padded = [*admissions, *[admissions[-1]] * (self._admit_width - len(admissions))]
-        prompts = [admitted.prompt - store.start for admitted in padded]
-        return self._cache.admission_rows(prompts, [admitted.slot for admitted in padded], store.num_columns)
+    def _run_steps(self, run: DecodeRun, sampling: tuple[Tensor, Tensor]) -> Float32Array:
+        """Ids and log-probs float32 [J, 2, S] of a run's steps, each fed with what the one before it drew. Nobody waits
+        for a step but the last."""
+        ids_S, table_SP = Tensor(run.ids_S), Tensor(run.table_SP)
+        num_rows_1 = Tensor(np.array([run.num_rows], np.int32))
+        drawn: list[Tensor] = []
+        with paged_kernels():
+            for step in range(run.num_steps):
+                ids_S, drawn_2S = self._decode(
+                    ids_S,
+                    Tensor(run.positions_JS[step]),
+                    Tensor(run.cache_rows_JS[step]),
+                    table_SP,
+                    num_rows_1,
+                    Tensor(run.uniforms_JS[step]),
+                    *sampling,
+                    Tensor(run.positions_JS[step] + np.int32(1)),
+                )
+                drawn.append(drawn_2S)
+        if self._tokens_per_look == 1:
+            return drawn[0].asnumpy()[None]
+        # Always as many, so that there is one graph.
+        padded = [*drawn, *[drawn[-1]] * (self._tokens_per_look - len(drawn))]
+        return self._collect(*padded).asnumpy()[: len(drawn)]
 
+    def _run_prompts(self, rows: Sequence[PrefillRow]) -> None:
+        """Sequences that go on behind a pre-emption may be longer than any prompt: each is a prefill of its own."""
+        prompts = [row for row in rows if row.ids.size <= self._prompt_columns]
+        for start in range(0, len(prompts), self._prefill_width):
+            some = prompts[start : start + self._prefill_width]
+            longest = max(row.ids.size for row in some)
+            self._prefill_rows(some, self._prefill_width, round_up(longest, self._length_multiple))
+        for row in rows:
+            if row.ids.size > self._prompt_columns:
+                self._prefill_rows([row], 1, self._long_columns(row.ids.size))
 
-class _PromptStore:
-    """Keys and values of the prompts [start, stop), from the latest prefill."""
+    def _long_columns(self, length: int) -> int:
+        """The longest prompt's columns, doubled as often as need be: few graphs for all lengths."""
+        columns = self._prompt_columns
+        while columns < length:
+            columns *= 2
+        return min(columns, round_up(self._cache.num_columns, self._length_multiple))
 
-    def __init__(self, prefill: GraphOfRanks, prompts: Sequence[Prompt], width: int, length_multiple: int) -> None:
-        self._prefill, self._prompts, self._width, self._multiple = prefill, prompts, width, length_multiple
-        self.start = self.stop = self.num_prefilled = self.num_columns = 0
-        self.prefilled: tuple[Tensor, ...] = ()
-
-    def prefill_next(self) -> None:
-        """Run the next prompts, at most `width`; unused rows of the graph repeat a one-token prompt."""
-        self.start, self.stop = self.stop, min(self.stop + self._width, len(self._prompts))
-        prompts = self._prompts[self.start : self.stop]
-        self.num_columns = round_up(max(prompt.ids.size for prompt in prompts), self._multiple)
-        shape = (self._width, self.num_columns)
-        ids_QL, segments_QL = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-        for row, prompt in enumerate(prompts):
-            ids_QL[row, : prompt.ids.size] = prompt.ids
-            segments_QL[row, : prompt.ids.size] = 1
-        positions_QL = np.tile(np.arange(self.num_columns, dtype=np.int32), (self._width, 1))
+    def _prefill_rows(self, rows: Sequence[PrefillRow], width: int, columns: int) -> None:
+        """Unused rows of the graph repeat a one-token prompt; padding goes into the scratch block."""
+        ids_QL, segments_QL = np.zeros((2, width, columns), np.int32)
+        positions_QL = np.tile(np.arange(columns, dtype=np.int32), (width, 1))
+        cache_rows_QL = SCRATCH * self._cache.block + positions_QL % np.int32(self._cache.block)
+        for number, row in enumerate(rows):
+            ids_QL[number, : row.ids.size] = row.ids
+            segments_QL[number, : row.ids.size] = 1
+            cache_rows_QL[number, : row.ids.size] = row.cache_rows
         segments = Tensor(attention_segments(segments_QL))
-        self.prefilled = self._prefill(Tensor(ids_QL), Tensor(positions_QL), segments)
-        self.num_prefilled += len(prompts)
+        with paged_kernels():
+            self._prefill(Tensor(ids_QL), Tensor(positions_QL), segments, Tensor(cache_rows_QL.reshape(-1)))
+
+    def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks, (source, target) each."""
+        within = np.arange(self._cache.block, dtype=np.int32)
+        with paged_kernels():
+            for some in _in_parts(copies, self._copy_width):
+                sources_W, targets_W = np.array(some, np.int32).T
+                rows_M = (targets_W[:, None] * np.int32(self._cache.block) + within).reshape(-1)
+                self._copy_blocks(Tensor(np.ascontiguousarray(sources_W)), Tensor(rows_M))
+
+
+def _in_parts(copies: Sequence[tuple[int, int]], width: int) -> Iterator[list[tuple[int, int]]]:
+    """Parts of `width` each; the scratch block is copied onto itself to fill the last one."""
+    for start in range(0, len(copies), width):
+        some = list(copies[start : start + width])
+        yield [*some, *[(SCRATCH, SCRATCH)] * (width - len(some))]

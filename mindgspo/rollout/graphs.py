@@ -1,12 +1,12 @@
-"""The compiled graphs of generation: prefill and one decode step with its sampling; `cache.Admit` admits prompts into
-slots.
+"""The compiled graphs of generation: prefill and one decode step with its sampling; `cache.CopyBlocks` gives siblings
+their part of a prompt.
 
-A slot is one sequence being decoded; its keys and values lie in cache columns 0 .. C-1, a column per position. A
-prompt is run once; each of its G siblings is admitted by copying the prompt's columns into a free slot. Decoding
-starts by feeding the prompt's last token (again), so the first response token is sampled by the same code as all
-others, and prefill needs no head.
+Prefill runs prompts and writes their keys and values into the blocks that the scheduler names. Decoding starts by
+feeding the prompt's last token (again), so the first response token is sampled by the same code as all others, and
+prefill needs no head.
 
-Legend: S slots, Q prompts of one prefill, L prompt columns, V vocabulary, B kv heads, D head size.
+Legend: S rows of the decode batch, P blocks of the longest sequence, Q prompts of one prefill, L prompt columns,
+V vocabulary, B kv heads, D head size.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from mindgspo.parallel.model_parallel_ops import from_first_rank, gather_columns
-from mindgspo.rollout.cache import SlotCache
+from mindgspo.rollout.cache import PagedCache, StoreOp, decode_attention
 
 
 class TokenSampler(nn.Cell):
@@ -62,31 +62,34 @@ class TokenSampler(nn.Cell):
 
 
 class Prefill(nn.Cell):
-    """Runs prompts once and returns what their siblings' caches need."""
+    """Runs prompts once and writes their keys and values into the cache."""
 
-    def __init__(self, model: nn.Cell, cache: SlotCache) -> None:
-        super().__init__(auto_prefix=False)
-        self.model = model
-        self.rows_of_prefill = cache.rows_of_prefill
-
-    def construct(self, ids_QL: Tensor, positions_QL: Tensor, segments: Tensor) -> tuple[Tensor, ...]:
-        """(k0, v0, k1, v1, ...), each [rows, ...] as the cache wants them; columns beyond a prompt's length hold values
-        nobody reads. segments: see `attention_segments`."""
-        rows = ()
-        for cached in self.model.prefill(ids_QL, positions_QL, segments):
-            rows += (self.rows_of_prefill(cached, ids_QL.shape[0]),)
-        return rows
-
-
-class DecodeStep(nn.Cell):
-    """Feeds one token per slot and samples the next one. The ranks of a model-parallel group share the slots: each
-    holds its heads' part of the cache, the first one draws, and all go on with its tokens."""
-
-    def __init__(self, model: nn.Cell, cache: SlotCache, sampler: TokenSampler) -> None:
+    def __init__(self, model: nn.Cell, cache: PagedCache) -> None:
         super().__init__(auto_prefix=False)
         self.model = model
         self.cache = cache.matrices
-        self.attend = cache.attention()
+        self.store = StoreOp(cache)
+
+    def construct(self, ids_QL: Tensor, positions_QL: Tensor, segments: Tensor, cache_rows_M: Tensor) -> Tensor:
+        """segments: see `attention_segments`. cache_rows_M: int32 [Q * L], where each token's key and value go; those
+        of padding go into the scratch block. What is returned means nothing."""
+        cached = self.model.prefill(ids_QL, positions_QL, segments)
+        places = self.store.places(cache_rows_M)
+        done = ()
+        for i in range(len(cached) // 2):
+            done += self.store(self.cache[2 * i], self.cache[2 * i + 1], cached[2 * i], cached[2 * i + 1], places)
+        return ops.depend(cache_rows_M, done)
+
+
+class DecodeStep(nn.Cell):
+    """Feeds one token per row and samples the next one. The ranks of a model-parallel group share the rows: each
+    holds its heads' part of the cache, the first one draws, and all go on with its tokens."""
+
+    def __init__(self, model: nn.Cell, cache: PagedCache, sampler: TokenSampler) -> None:
+        super().__init__(auto_prefix=False)
+        self.model = model
+        self.cache = cache.matrices
+        self.attend = decode_attention(cache)
         self.sampler = sampler
         self.logits = ops.MatMul(transpose_b=True)
         self.gather_columns = gather_columns(model.place)
@@ -96,22 +99,28 @@ class DecodeStep(nn.Cell):
         self,
         ids_S: Tensor,
         positions_S: Tensor,
+        cache_rows_S: Tensor,
+        table_SP: Tensor,
+        num_rows_1: Tensor,
         uniforms_S: Tensor,
         inverse_temperature_S: Tensor,
         greedy_S: Tensor,
         batch_valid_length: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Next ids int32 [S] and their log-probs float32 [S].
+        """Next ids int32 [S], and float32 [2, S] with the same ids (exact below 2^24) and their log-probs, for the
+        host.
 
-        ids_S, positions_S: int32, the token fed to each slot and its position; idle slots feed anything to column 0.
-        batch_valid_length: int32 [S], tokens of each slot with the one that is fed: positions_S + 1. MindSpore reads
-        the graph input of this name on the host, for PagedAttention.
+        ids_S, positions_S: int32, the token fed to each row and its position; idle rows, those behind the first
+        num_rows_1 (int32 [1]) among them, feed anything to column 0. cache_rows_S: int32, where its key and value go.
+        table_SP: int32, the blocks of each row's sequence. batch_valid_length: int32 [S], tokens of each sequence with
+        the one that is fed: positions_S + 1. MindSpore reads the graph input of this name on the host, for
+        PagedAttention.
         """
         model = self.model
         # Read before the cache is written to: a table that is read again behind a write is copied each time.
         output_weight_VH = ops.cast(model.output_weight(), model.dtype)
         cos, sin = model.rotation(positions_S)
-        places = self.attend.places(positions_S, batch_valid_length)
+        places = self.attend.places(cache_rows_S, table_SP, batch_valid_length, num_rows_1)
         x_SH = model.embed_tokens(ids_S)
         for i in range(len(model.layers)):
             layer = model.layers[i]
@@ -121,4 +130,16 @@ class DecodeStep(nn.Cell):
         logits_SV = self.logits(model.norm(x_SH), output_weight_VH)
         logits_SV = self.gather_columns(ops.cast(logits_SV, ms.float32))
         drawn_S, logprobs_S = self.sampler(logits_SV, uniforms_S, inverse_temperature_S, greedy_S)
-        return self.from_first_rank(drawn_S, logprobs_S)
+        drawn_S, logprobs_S = self.from_first_rank(drawn_S, logprobs_S)
+        return drawn_S, ops.stack((ops.cast(drawn_S, ms.float32), logprobs_S))
+
+
+class Collect(nn.Cell):
+    """What the steps of a run drew, as one tensor: the host waits for it once."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+
+    def construct(self, *drawn_2S: Tensor) -> Tensor:
+        """float32 [J, 2, S]."""
+        return ops.stack(drawn_2S)

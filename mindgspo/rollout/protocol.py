@@ -64,9 +64,11 @@ class SamplingSettings:
 class RolloutCounters:
     """What the engine did in one call.
 
-    prefilled_prompts: prompts run through the model (once each, whatever the group size). decode_steps: decode graphs
-    launched. busy_slot_steps, slot_steps: slots that held an unfinished sequence, and all slots, summed over steps.
-    generated_tokens: response tokens, EOS included.
+    prefilled_prompts: prompts run through the model: once each, whatever the group size, and once more, with the
+    tokens so far, behind each pre-emption. decode_steps: decode graphs launched. busy_slot_steps, slot_steps: slots
+    that held an unfinished sequence, and all slots, summed over steps. generated_tokens: response tokens, EOS included.
+    preemptions: sequences that had to leave the cache and were taken up again. most_blocks: of the cache in use at
+    once, on the rank with most.
     """
 
     prefilled_prompts: int
@@ -74,6 +76,8 @@ class RolloutCounters:
     busy_slot_steps: int
     slot_steps: int
     generated_tokens: int
+    preemptions: int
+    most_blocks: int
 
     @property
     def busy_share(self) -> float:
@@ -82,11 +86,11 @@ class RolloutCounters:
 
     @staticmethod
     def total(counters: Iterable[RolloutCounters]) -> RolloutCounters:
-        """Of several calls."""
+        """Of several calls, or of several ranks."""
         rows = [astuple(one) for one in counters]
-        return RolloutCounters(
-            **{field.name: sum(row[place] for row in rows) for place, field in enumerate(fields(RolloutCounters))}
-        )
+        together = {field.name: [row[place] for row in rows] for place, field in enumerate(fields(RolloutCounters))}
+        most = max(together.pop("most_blocks"), default=0)
+        return RolloutCounters(**{name: sum(numbers) for name, numbers in together.items()}, most_blocks=most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

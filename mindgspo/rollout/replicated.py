@@ -6,6 +6,7 @@ The ranks of one model-parallel group run one native engine together. Weights co
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import astuple, fields
 
 import numpy as np
 
@@ -36,23 +37,23 @@ class ReplicatedEngine:
         """See `RolloutEngine`. The responses do not depend on how many replicas there are."""
         own = self._replicas.own(prompts)
         found: list[Arrays] = []
-        counted = np.zeros(len(_COUNTERS), np.int64)
+        counted = np.zeros(_NUM_COUNTERS, np.int64)
         if own:
             rollout = self._engine.generate(own, settings, weight_version=weight_version)
             found = [_packed(siblings) for siblings in rollout.responses]
-            counted = np.array([getattr(rollout.counters, name) for name in _COUNTERS], np.int64)
+            counted = np.array(astuple(rollout.counters), np.int64)
         groups = self._replicas.collect(found, num_items=len(prompts))
-        totals = sum(total for (total,) in self._replicas.collect_each((counted,)))
+        of_ranks = [RolloutCounters(*map(int, numbers)) for (numbers,) in self._replicas.collect_each((counted,))]
         return Rollout(
             responses=tuple(
                 _unpacked(arrays, prompt, settings, weight_version)
                 for prompt, arrays in zip(prompts, groups, strict=True)
             ),
-            counters=RolloutCounters(**dict(zip(_COUNTERS, map(int, totals), strict=True))),
+            counters=RolloutCounters.total(of_ranks),
         )
 
 
-_COUNTERS = ("prefilled_prompts", "decode_steps", "busy_slot_steps", "slot_steps", "generated_tokens")
+_NUM_COUNTERS = len(fields(RolloutCounters))
 
 
 def _packed(siblings: Sequence[Response]) -> Arrays:

@@ -5,36 +5,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindgspo.config import ExperimentConfig
+from mindgspo.config.cache import cache_blocks, cache_columns, slots_per_replica
 from mindgspo.data.rows import round_up
-
-BLOCK = 128
-"""Positions per block of the paged cache on Ascend; a slot has whole blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSizes:
-    """Of one replica. num_slots: sequences decoded at once. prefill_width: prompts per prefill. prompt_columns: the
-    longest prompt, padded. cache_columns: positions of a slot that are asked for; see `BLOCK`. cache_dtype: of keys and
-    values."""
+    """Of one replica. num_slots: most sequences decoded at once. prefill_width: prompts per prefill. prompt_columns:
+    the longest prompt, padded. cache_columns: of the longest sequence. num_blocks: of the cache. cache_dtype: of keys
+    and values. tokens_per_look: decode steps between two looks of the host."""
 
     num_slots: int
     prefill_width: int
     prompt_columns: int
     cache_columns: int
+    num_blocks: int
     cache_dtype: str
+    tokens_per_look: int
 
 
 def rollout_sizes(config: ExperimentConfig) -> RolloutSizes:
     """Slots are dealt out to the replicas; a prefill takes as many prompts as fill them with their siblings once."""
-    assert config.rollout.cache_dtype is not None, "config.resolve fills it in"
-    slots = max(1, config.rollout.slots // config.plans.infer.data_parallel)
-    columns = round_up(config.data.max_prompt_length, config.trainer.length_multiple)
+    rollout = config.rollout
+    assert rollout.cache_dtype is not None and rollout.tokens_per_look is not None, "config.resolve fills them in"
+    slots = slots_per_replica(config)
     return RolloutSizes(
         num_slots=slots,
-        prefill_width=max(1, slots // config.rollout.num_generations),
-        prompt_columns=columns,
-        cache_columns=columns + config.rollout.max_new_tokens,
-        cache_dtype=config.rollout.cache_dtype,
+        prefill_width=max(1, slots // rollout.num_generations),
+        prompt_columns=round_up(config.data.max_prompt_length, config.trainer.length_multiple),
+        cache_columns=cache_columns(config),
+        num_blocks=cache_blocks(config),
+        cache_dtype=rollout.cache_dtype,
+        tokens_per_look=rollout.tokens_per_look,
     )
 
 

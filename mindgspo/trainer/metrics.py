@@ -128,6 +128,8 @@ def rollout_metrics(counters: RolloutCounters) -> dict[str, float]:
         "rollout/prefill_calls": counters.prefilled_prompts,
         "rollout/decode_steps": counters.decode_steps,
         "rollout/busy_slot_share": counters.busy_share,
+        "rollout/preemptions": counters.preemptions,
+        "rollout/cache_blocks": counters.most_blocks,
     }
 
 

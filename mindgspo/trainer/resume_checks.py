@@ -39,6 +39,8 @@ _FREE = (
     "trainer.on_nonfinite",
     "trainer.max_nonfinite_skips",
     "rollout.slots",
+    "rollout.cache_gb",
+    "rollout.tokens_per_look",
     "eval.every",
     "eval.logged_problems",
     "plans.",

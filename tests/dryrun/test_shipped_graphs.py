@@ -153,14 +153,14 @@ def test_a_rank_holds_the_slices_of_the_algebra(
         if config.plans.train.pipeline_stage > 1:  # accumulated over the micro-batches before replicas share them out
             whole = slices(config.model_copy(update={"plans": _whole(config)}), graph, rank)
             expected |= {f"accu_grads.{name}": whole[name] for name in weights}
+    if graph in ("prefill", "decode"):
+        plan = config.plans.infer
+        kv_heads = max(1, 2 // plan.model_parallel)
+        blocks = (16 // plan.data_parallel + 1, 128, kv_heads, config.model.head_dim)
+        expected |= {f"cache.{layer}.{kind}": blocks for layer in range(2) for kind in ("keys", "values")}
     if graph == "prefill":  # keys and values are all it wants; the last layer's rest stays unread
         assert held.keys() == expected.keys() - {"model.norm.weight", "lm_head.weight"}
         expected = {name: expected[name] for name in held}
-    if graph == "decode":
-        plan = config.plans.infer
-        kv_heads = max(1, 2 // plan.model_parallel)
-        blocks = (16 // plan.data_parallel, 128, kv_heads, config.model.head_dim)
-        expected |= {f"cache.{layer}.{kind}": blocks for layer in range(2) for kind in ("keys", "values")}
     assert held == expected
 
 
@@ -282,6 +282,7 @@ def test_replicas_share_the_optimizer_out(compiled: Compiled, rank: int, stage: 
     ("1x4x2", "train", 0, {"FlashAttentionScore": (2, 2), "RmsNorm": (4, 4), "RotaryPositionEmbedding": (4, 4)}),
     ("1x4x2", "train", 4, {"RmsNorm": (6, 6), "Swiglu": (2, 2)}),
     ("1x4x2", "reference", 4, {"FlashAttentionScore": (1, 0), "RmsNorm": (3, 0), "Swiglu": (1, 0)}),
+    ("1x4x2", "prefill", 0, {"FlashAttentionScore": (1, 0), "PagedAttention": (0, 0), "ReshapeAndCache": (2, 0)}),
     ("1x4x2", "decode", 0, {"PagedAttention": (2, 0), "ReshapeAndCache": (2, 0), "RmsNorm": (5, 0)}),
     # Layers again in the backward pass: two micro-batches of one layer.
     ("2x2x2, optimizer sharded", "train", 6,

@@ -6,7 +6,7 @@ train: the GSPO update with its optimizer, a round of micro-batches. reference: 
 scores the old policy; where it has a plan of its own, old_policy is the graph that does. prefill, decode: the
 rollout's, of one model-parallel group of the infer plan.
 
-Legend: S decode slots; Q prompts of a prefill, L their columns.
+Legend: S decode slots, P blocks of the longest sequence; Q prompts of a prefill, L their columns.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from mindgspo.models.weights import weight_layouts
 from mindgspo.parallel.auto_parallel import set_mode
 from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.placement import Placement, auto_parallel_placement
-from mindgspo.rollout.cache import SlotCache, slot_cache
+from mindgspo.rollout.cache import PagedCache
 from mindgspo.rollout.graphs import DecodeStep, Prefill, TokenSampler
-from mindgspo.rollout.sizes import RolloutSizes, rollout_sizes
+from mindgspo.rollout.sizes import rollout_sizes
 from mindgspo.trainer.batches import longest_batch
 
 
@@ -98,23 +98,26 @@ def _prefill(config: ExperimentConfig, rank: int, strategy_path: Path | None) ->
     shape = (sizes.prefill_width, sizes.prompt_columns)
     ids_QL = np.zeros(shape, np.int32)
     positions_QL = np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1))
-    inputs = (ids_QL, positions_QL, attention_segments(np.ones(shape, np.int32)))
-    return CompilableGraph(cell=Prefill(model, _cache(model, sizes)), inputs=tuple(Tensor(array) for array in inputs))
+    inputs = (ids_QL, positions_QL, attention_segments(np.ones(shape, np.int32)), positions_QL.reshape(-1))
+    cell = Prefill(model, _cache(model, config, rank))
+    return CompilableGraph(cell=cell, inputs=tuple(Tensor(array) for array in inputs))
 
 
 def _decode(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
     model = build_model(config.model, Placement(plan=config.plans.infer, rank=rank))
-    sizes = rollout_sizes(config)
-    cache = _cache(model, sizes)
+    num_slots = rollout_sizes(config).num_slots
+    cache = _cache(model, config, rank)
     sampler = TokenSampler(top_k=config.rollout.top_k, top_p=config.rollout.top_p)
-    ids_S = np.zeros(sizes.num_slots, np.int32)
-    floats_S = np.ones(sizes.num_slots, np.float32)
-    inputs = (ids_S, ids_S, floats_S, floats_S, np.zeros(sizes.num_slots, bool), ids_S + 1)
+    ids_S, floats_S = np.zeros(num_slots, np.int32), np.ones(num_slots, np.float32)
+    table_SP, num_rows_1 = np.zeros((num_slots, cache.most_blocks), np.int32), np.array([num_slots], np.int32)
+    greedy_S = np.zeros(num_slots, bool)
+    inputs = (ids_S, ids_S, ids_S, table_SP, num_rows_1, floats_S, floats_S, greedy_S, ids_S + 1)
     return CompilableGraph(cell=DecodeStep(model, cache, sampler), inputs=tuple(Tensor(array) for array in inputs))
 
 
-def _cache(model: nn.Cell, sizes: RolloutSizes) -> SlotCache:
-    return slot_cache(model, num_slots=sizes.num_slots, num_columns=sizes.cache_columns, dtype=sizes.cache_dtype)
+def _cache(model: nn.Cell, config: ExperimentConfig, rank: int) -> PagedCache:
+    sizes = rollout_sizes(config)
+    return PagedCache(model, num_blocks=sizes.num_blocks, num_columns=sizes.cache_columns, dtype=sizes.cache_dtype)
 
 
 _BUILDERS: Mapping[str, Callable[[ExperimentConfig, int, Path | None], CompilableGraph]] = {

@@ -190,3 +190,18 @@ def test_heads_of_another_width() -> None:
     assert list(mindformers_problems(model(architecture="llama"))) == []
     (problem,) = mindformers_problems(model(architecture="llama", head_dim=6))
     assert problem.startswith("model.head_dim: 6 x 2 attention heads is not hidden_size 8")
+
+
+def test_a_cache_holds_one_longest_sequence_at_least(problems: Callable[..., list[str]], experiment: Path) -> None:
+    long = "rollout.max_new_tokens=16000"
+    (found,) = problems(long, "rollout.cache_gb=0.001", "model.max_position_embeddings=32000")
+    assert found.startswith("rollout.cache_gb: 0.001 pays for 0 blocks of 128 tokens, "), found
+    smallest = float(found.rsplit("smallest legal: ", maxsplit=1)[1])
+    load_config(experiment, [long, f"rollout.cache_gb={smallest}", "model.max_position_embeddings=32000"])
+    assert len(problems(long, f"rollout.cache_gb={smallest - 0.002}", "model.max_position_embeddings=32000")) == 1
+
+
+@pytest.mark.parametrize(("device", "given", "resolved"), [("CPU", "null", 1), ("Ascend", "null", 8), ("CPU", "3", 3)])
+def test_how_often_the_host_looks(experiment: Path, device: str, given: str, resolved: int) -> None:
+    config = load_config(experiment, [f"device={device}", f"rollout.tokens_per_look={given}"])
+    assert config.rollout.tokens_per_look == resolved

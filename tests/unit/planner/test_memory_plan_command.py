@@ -159,3 +159,19 @@ def test_small_peaks_are_told_in_mebibytes(capsys: pytest.CaptureFixture[str]) -
     peak = replace(peak_of(config), allocated=200 << 20)
     title, row = measured_lines([(Phase.UPDATE, peak, 190 << 20)])
     assert title.startswith("graph by graph, MiB") and row.split()[-4:] == ["200", "190", "-5.0", "%"]
+
+
+def test_a_plan_shows_how_many_sequences_the_cache_holds(planned_here) -> None:
+    def line(*settings: str) -> str:
+        (found,) = (each for each in planned_here(*settings) if each.startswith("key/value cache of a rank"))
+        return found
+
+    assert line() == (
+        "key/value cache of a rank: 5,121 blocks of 128 tokens, 8.75 GiB; a replica decodes 64 sequences at once at "
+        "the longest, 10,240 columns, and 64 at half of that (its slots: 64)"
+    )
+    # 2 GiB are 1,170 blocks, of which one is for padding: 14 sequences of 80 blocks, 29 of 40.
+    assert line("--set", "rollout.cache_gb=2") == (
+        "key/value cache of a rank: 1,170 blocks of 128 tokens, 2,048 MiB; a replica decodes 14 sequences at once at "
+        "the longest, 10,240 columns, and 29 at half of that (its slots: 64)"
+    )

@@ -34,13 +34,32 @@ def test_seven_billion_weights_gradients_and_moments_by_hand(seven_billion: Expe
 def test_seven_billion_rollout_weights_and_cache_by_hand(seven_billion: ExperimentConfig) -> None:
     held = held_bytes(RankWork.of(seven_billion, 5))
     assert held[Holding.ROLLOUT_WEIGHTS] == 4 * (28 * LAYER + INPUT_TABLE + 3584 + OUTPUT_ROWS) == 9_251_221_504
-    # 64 slots of each of two replicas, 2048 + 8192 columns, one key/value head of 128, keys and values, bfloat16.
-    assert held[Holding.KV_CACHE] == 64 * 10_240 * 128 * 2 * 28 * 2 == 9_395_240_960
+    # 64 slots of each of two replicas, 2048 + 8192 columns, and a block for padding; one key/value head of 128, keys
+    # and values, bfloat16.
+    assert held[Holding.KV_CACHE] == (64 * 10_240 + 128) * 128 * 2 * 28 * 2 == 9_397_075_968
+
+
+def test_a_budget_bounds_the_cache(seven_billion: ExperimentConfig) -> None:
+    def cache(budget: float) -> int:
+        rollout = seven_billion.rollout.model_copy(update={"cache_gb": budget})
+        return held_bytes(RankWork.of(seven_billion.model_copy(update={"rollout": rollout}), 5))[Holding.KV_CACHE]
+
+    block = 128 * 128 * 2 * 28 * 2
+    assert cache(100.0) == 5121 * block, "more than all slots can use is not taken"
+    assert cache(2.0) == 2 * 2**30 // block * block
+
+
+def test_a_smaller_cache_makes_room_for_sequences_that_are_run_again(seven_billion: ExperimentConfig) -> None:
+    rollout = seven_billion.rollout.model_copy(update={"cache_gb": 2.0})
+    tight = RankWork.of(seven_billion.model_copy(update={"rollout": rollout}), 5)
+    whole = RankWork.of(seven_billion, 5)
+    assert whole.prefills == ((whole.prompts, 2048),) and tight.prefills == (*whole.prefills, (1, 10_240))
 
 
 def test_the_cache_has_a_type_of_its_own() -> None:
-    # 16 slots of 128 columns, which are a block, four key/value heads of 32, keys and values of 8 layers.
-    numbers = 16 * 128 * 4 * 32 * 2 * 8
+    # 16 slots of 128 columns, which are a block, and one for padding; four key/value heads of 32, keys and values of 8
+    # layers.
+    numbers = 17 * 128 * 4 * 32 * 2 * 8
     for device, bytes_each in (("CPU", 4), ("Ascend", 2)):
         config = experiment_of(qwen2(), device=device)
         assert held_bytes(RankWork.of(config, 0))[Holding.KV_CACHE] == numbers * bytes_each

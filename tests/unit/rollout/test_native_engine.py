@@ -239,6 +239,7 @@ def test_counters_and_busy_slots_on_mixed_lengths(engine) -> None:
     assert counters.prefilled_prompts == len(prompts)
     assert counters.generated_tokens == counters.busy_slot_steps == sum(lengths)
     assert counters.slot_steps == 5 * counters.decode_steps
+    assert (counters.preemptions, counters.most_blocks) == (0, 5), "a block per sequence"
     assert counters.busy_share >= 0.9
 
 
@@ -250,6 +251,33 @@ def test_a_cache_of_another_type_rounds_keys_and_values_alone(model, endless_eng
     assert {matrix.dtype for matrix in endless_engine.cache} == {ms.float32}
     # float16 keeps 11 bits; over two layers the rounding of keys and values moves log-probs in the third digit.
     assert 1e-5 < trainer_gap(model, halves, 1.0) < 1e-2
+
+
+@pytest.mark.parametrize("tokens_per_look", [3, 8])
+def test_a_sample_does_not_depend_on_how_often_the_host_looks(model, engine, tokens_per_look: int) -> None:
+    prompts = make_prompts(9)
+    rollout = generate(make_engine(model, tokens_per_look=tokens_per_look), prompts, sampling())
+    for siblings, others in zip(rollout.responses, generate(engine, prompts, sampling()).responses, strict=True):
+        for response, other in zip(siblings, others, strict=True):
+            assert response.ids.tolist() == other.ids.tolist() and response.finish_reason == other.finish_reason
+            assert response.logprobs.tolist() == other.logprobs.tolist(), "bit for bit"
+    counters = rollout.counters
+    assert counters.generated_tokens == counters.busy_slot_steps < counters.slot_steps
+
+
+@pytest.mark.parametrize("tokens_per_look", [1, 4])
+def test_preemption_changes_no_token(model, engine, endless_engine, tokens_per_look: int) -> None:
+    """Blocks of four tokens: five for the longest sequence, and a cache of nine for five sequences."""
+    for eos_ids, reference in ((EOS_IDS, engine), ((), endless_engine)):
+        prompts = make_prompts(9)
+        tight = make_engine(model, eos_ids=eos_ids, block=4, num_blocks=10, tokens_per_look=tokens_per_look)
+        rollout, expected = generate(tight, prompts, sampling()), generate(reference, prompts, sampling())
+        assert tokens_of(rollout) == tokens_of(expected)
+        for siblings, others in zip(rollout.responses, expected.responses, strict=True):
+            for response, other in zip(siblings, others, strict=True):
+                np.testing.assert_allclose(response.logprobs, other.logprobs, atol=1e-5)
+        assert rollout.counters.most_blocks <= 9
+    assert rollout.counters.preemptions > 0, "nobody had to leave"
 
 
 def test_weights_of_another_version_are_refused(model, engine) -> None:

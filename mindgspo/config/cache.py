@@ -1,0 +1,67 @@
+"""The paged key/value cache of one rank: its blocks and their bytes, from the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+
+from mindgspo.config.schema import ExperimentConfig
+
+BLOCK = 128
+"""Tokens per block, as PagedAttention has them on Ascend."""
+_SCRATCH = 1  # the block that idle rows and padding write into
+_GIB = 2**30
+_TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def cache_columns(config: ExperimentConfig) -> int:
+    """Columns of the longest sequence: its prompt, rounded up, and its response."""
+    multiple = config.trainer.length_multiple
+    return -(-config.data.max_prompt_length // multiple) * multiple + config.rollout.max_new_tokens
+
+
+def slots_per_replica(config: ExperimentConfig) -> int:
+    """Most sequences that a replica of the infer plan decodes at once."""
+    return max(1, config.rollout.slots // config.plans.infer.data_parallel)
+
+
+def block_bytes(config: ExperimentConfig) -> int:
+    """Keys and values of one block on one rank of the infer plan; where ranks are more than key/value heads, each has
+    one."""
+    model = config.model
+    assert model.head_dim is not None and config.rollout.cache_dtype is not None, "config.resolve fills them in"
+    heads = max(1, model.num_key_value_heads // config.plans.infer.model_parallel)
+    return BLOCK * heads * model.head_dim * 2 * model.num_hidden_layers * _TYPE_BYTES[config.rollout.cache_dtype]
+
+
+def whole_cache_blocks(config: ExperimentConfig) -> int:
+    """Blocks with which all slots can be at their longest at once, the scratch block among them."""
+    return slots_per_replica(config) * ceil(cache_columns(config) / BLOCK) + _SCRATCH
+
+
+def cache_blocks(config: ExperimentConfig) -> int:
+    """Blocks of one rank: what `rollout.cache_gb` pays for, but no more than can ever be used."""
+    whole, budget = whole_cache_blocks(config), config.rollout.cache_gb
+    return whole if budget is None else min(whole, int(budget * _GIB) // block_bytes(config))
+
+
+def sequences_at_once(config: ExperimentConfig, columns: int) -> int:
+    """How many sequences of so many columns a replica decodes at once."""
+    return min(slots_per_replica(config), (cache_blocks(config) - _SCRATCH) // ceil(columns / BLOCK))
+
+
+def cache_budget_problems(config: ExperimentConfig) -> Iterator[str]:
+    """A cache must hold one longest sequence."""
+    columns, budget = cache_columns(config), config.rollout.cache_gb
+    if budget is None or config.model.head_dim is None:
+        return
+    needed, given = ceil(columns / BLOCK) + _SCRATCH, int(budget * _GIB) // block_bytes(config)
+    if given >= needed:
+        return
+    smallest = ceil(needed * block_bytes(config) / _GIB * 1000) / 1000
+    yield (
+        f"rollout.cache_gb: {budget:g} pays for {given} blocks of {BLOCK} tokens, {block_bytes(config):,} bytes each "
+        f"on a rank; the longest sequence, {columns:,} columns (data.max_prompt_length "
+        f"{config.data.max_prompt_length}, rounded up, + rollout.max_new_tokens {config.rollout.max_new_tokens}), "
+        f"needs {needed}, with one for padding; smallest legal: {smallest:g}"
+    )

@@ -1,0 +1,364 @@
+"""Which sequences are decoded, and which blocks of the cache they hold: bookkeeping in plain numpy, without MindSpore.
+
+The engine calls `grow`, `admit`, `next_run` and `take` in turn until `done`; each turn is one look of the host.
+
+Sequences wait in one queue: prompt by prompt, sample by sample. One is admitted where a slot and enough blocks are
+free; it gets more blocks as it grows. Where none is left, the sequence that was admitted last is pre-empted: its blocks
+are freed, and it waits at the front of the queue with the tokens that it has. Its prompt and tokens are then run once
+more, and since each token has a uniform of its own, it goes on as if nothing had happened.
+
+A prompt is run once for all siblings that come while its blocks are held: they share its full blocks, and the rest of
+it is copied into a block of each sibling's own. The blocks are held until the last sibling has come, but no longer than
+they are to spare.
+
+Legend: S rows of the decode batch, P blocks of the longest sequence, K response tokens, J steps of a run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mindgspo.rollout.blocks import SCRATCH, BlockAllocator, num_blocks_for, num_shared_blocks
+from mindgspo.rollout.protocol import SamplingSettings
+from mindgspo.types import FinishReason, Float32Array, Int32Array, Prompt, Response
+
+# Free blocks per active sequence without which no other is admitted. At published lengths (responses to 20k) 1 keeps
+# 4 % more sequences at work than 4, and runs four times as many tokens again behind pre-emptions; 8 keeps 7 % fewer.
+_MARGIN = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillRow:
+    """Tokens to be run at once. ids: int32 [L]. cache_rows: int32 [L], where their keys and values go."""
+
+    ids: Int32Array
+    cache_rows: Int32Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admissions:
+    """What the cache needs for those that were admitted, in this order: rows to be run, and blocks to be copied, as
+    (source, target)."""
+
+    prefills: list[PrefillRow] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeRun:
+    """The steps up to the host's next look. Rows behind the first `num_rows` are idle.
+
+    ids_S: int32, the tokens of the first step; those of the others are what the step before drew. table_SP: int32.
+    positions_JS, cache_rows_JS: int32, each token's position and where its key and value go. uniforms_JS: float32.
+    """
+
+    num_rows: int
+    ids_S: Int32Array
+    table_SP: Int32Array
+    positions_JS: Int32Array
+    cache_rows_JS: Int32Array
+    uniforms_JS: Float32Array
+
+    @property
+    def num_steps(self) -> int:
+        """Decode steps of the run."""
+        return len(self.positions_JS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    """A sequence in the queue. number: prompt * samples + sample. ids, logprobs: the tokens it has."""
+
+    number: int
+    ids: Int32Array
+    logprobs: Float32Array
+
+
+class Scheduler:
+    """The state of one call of `generate`.
+
+    num_slots: most sequences decoded at once. block: tokens per block. most_blocks: of one sequence, the width P of the
+    block table. allocator: of a cache that holds one longest sequence at least. tokens_per_look: most decode steps of a
+    run.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        settings: SamplingSettings,
+        *,
+        num_slots: int,
+        block: int,
+        most_blocks: int,
+        allocator: BlockAllocator,
+        tokens_per_look: int,
+        eos_ids: Collection[int],
+        weight_version: int,
+    ) -> None:
+        assert allocator.num_in_use == 0 and most_blocks <= allocator.capacity, (most_blocks, allocator.capacity)
+        self._prompts, self._settings = prompts, settings
+        self._block, self._allocator, self._tokens_per_look = block, allocator, tokens_per_look
+        self._eos_ids, self._weight_version = np.array(sorted(eos_ids), dtype=np.int32), weight_version
+        self._num_samples = len(prompts) * settings.num_samples
+        self._next_sample = 0
+        self._preempted: deque[_Waiting] = deque()
+        self._held: dict[int, list[int]] = {}  # blocks of prompts whose siblings have not all come
+        self._finished: dict[int, Response] = {}
+        self.preemptions = 0
+        # By slot, the place of a sequence from its admission on; rows of the batch name slots, oldest first.
+        size = (num_slots, settings.max_new_tokens)
+        self._rows: list[int] = []
+        self._free_slots = list(range(num_slots - 1, -1, -1))
+        self._numbers = np.full(num_slots, -1, np.int64)
+        self._prompt_lengths, self._lengths = np.zeros((2, num_slots), np.int64)
+        self._first_ids = np.zeros(num_slots, np.int32)  # the prompts' last tokens, which decoding is fed first
+        self._ids, self._logprobs = np.zeros(size, np.int32), np.zeros(size, np.float32)
+        self._uniforms = np.ones(size, np.float32)
+        self._table = np.full((num_slots, most_blocks), SCRATCH, np.int32)
+        self._num_blocks = np.zeros(num_slots, np.int64)
+
+    @property
+    def done(self) -> bool:
+        """Every sample has ended."""
+        return len(self._finished) == self._num_samples
+
+    @property
+    def num_active(self) -> int:
+        """Sequences in the decode batch."""
+        return len(self._rows)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences in the queue."""
+        return len(self._preempted) + self._num_samples - self._next_sample
+
+    def progress(self) -> list[tuple[int, int]]:
+        """Of each active sequence, in the order of the rows: its number (prompt * samples + sample) and its tokens."""
+        return [(int(self._numbers[slot]), int(self._lengths[slot])) for slot in self._rows]
+
+    def grow(self) -> None:
+        """Give active sequences the blocks of their next tokens, the oldest first, and pre-empt the youngest where
+        none are left."""
+        rows = np.array(self._rows, np.int64)
+        for slot in rows[self._missing(rows) > 0].tolist():
+            if self._numbers[slot] < 0:
+                return  # it was pre-empted, and so were all that came later
+            missing = int(self._missing(np.array([slot]))[0])
+            while missing > self._allocator.num_free:
+                if self._held:
+                    self._let_go_of_prompts()
+                    continue
+                youngest = self._rows[-1]
+                assert len(self._rows) > 1, "the cache does not hold one sequence"
+                self._preempt(youngest)
+                if youngest == slot:
+                    return
+            self._give(slot, self._allocator.take(missing))
+
+    def admit(self) -> Admissions:
+        """Take sequences out of the queue while a slot and blocks are free. `_MARGIN` blocks are left for each of the
+        others that may still grow."""
+        admissions = Admissions()
+        finished_prompts: list[int] = []
+        while self._free_slots and (waiting := self._front()) is not None:
+            prompt = waiting.number // self._settings.num_samples
+            fresh = waiting.ids.size == 0
+            held = self._held.get(prompt) if fresh else None
+            shared = self._shared_with(prompt, held)
+            # The rest of the prompt lies in the last block held; where nobody writes into it, it need not be copied.
+            in_place = held is not None and len(held) > len(shared) and self._allocator.holders(held[-1]) == 1
+            own = self._blocks_of(waiting) - len(shared) - in_place
+            if own + (self._growth() if self._rows else 0) > self._allocator.num_free:
+                if self._rows:
+                    break
+                self._let_go_of_prompts()
+                continue
+            tail = self._allocator.share(held[-1:]) if in_place else []
+            blocks = [*self._allocator.share(shared), *tail, *self._allocator.take(own)]
+            self._place(waiting, blocks)
+            if held is None:
+                admissions.prefills.append(self._prefill_row(waiting, blocks, len(shared)))
+            elif len(held) > len(shared) and not in_place:
+                admissions.copies.append((held[-1], blocks[len(shared)]))
+            more_siblings = self._next_sample < (prompt + 1) * self._settings.num_samples
+            if fresh and held is None and more_siblings:
+                length = self._prompts[prompt].ids.size
+                # Nothing but its last token in the last block: each sibling writes that itself.
+                self._held[prompt] = self._allocator.share(blocks[: num_blocks_for(length - 1, self._block)])
+            elif held is not None and not more_siblings:
+                finished_prompts.append(prompt)
+        for prompt in finished_prompts:  # only now: their blocks are still to be copied
+            self._allocator.release(self._held.pop(prompt, []))
+        return admissions
+
+    def next_run(self) -> DecodeRun:
+        """What the decode graph is fed up to the next look."""
+        rows = np.array(self._rows, np.int64)
+        assert rows.size, "nobody is active"
+        remaining = self._settings.max_new_tokens - self._lengths[rows]
+        num_steps, num_slots = min(self._tokens_per_look, int(remaining.max())), self._numbers.size
+        steps_J1 = np.arange(num_steps)[:, None]
+        is_busy = steps_J1 < remaining
+        first = self._prompt_lengths[rows] + self._lengths[rows] - 1
+        positions = np.where(is_busy, first + steps_J1, 0)
+        table_SP = np.zeros((num_slots, self._table.shape[1]), np.int32)
+        table_SP[: rows.size] = self._table[rows]
+        cache_rows = self._cache_rows(table_SP[np.arange(rows.size), positions // self._block], positions)
+        columns = np.minimum(self._lengths[rows] + steps_J1, self._settings.max_new_tokens - 1)
+        ids_S = np.zeros(num_slots, np.int32)
+        ids_S[: rows.size] = self._last_ids(rows)
+        shape = (num_steps, num_slots)
+        run = DecodeRun(
+            num_rows=rows.size,
+            ids_S=ids_S,
+            table_SP=table_SP,
+            positions_JS=np.zeros(shape, np.int32),
+            cache_rows_JS=np.full(shape, SCRATCH * self._block, np.int32),
+            uniforms_JS=np.ones(shape, np.float32),
+        )
+        run.positions_JS[:, : rows.size] = positions
+        run.cache_rows_JS[:, : rows.size] = np.where(is_busy, cache_rows, SCRATCH * self._block)
+        run.uniforms_JS[:, : rows.size] = self._uniforms[rows, columns]
+        return run
+
+    def take(self, ids_JS: np.ndarray, logprobs_JS: np.ndarray) -> int:
+        """Append the tokens of a run and end sequences; what lies behind an end is dropped. Returns how many tokens
+        were appended."""
+        rows = np.array(self._rows, np.int64)
+        ids, logprobs = ids_JS[:, : rows.size], logprobs_JS[:, : rows.size]
+        steps_J1 = np.arange(len(ids))[:, None]
+        fits = steps_J1 < self._settings.max_new_tokens - self._lengths[rows]
+        is_eos = np.isin(ids, self._eos_ids) & fits
+        behind_eos = np.cumsum(is_eos, axis=0) - is_eos > 0
+        step, row = np.nonzero(fits & ~behind_eos)
+        slots, columns = rows[row], self._lengths[rows[row]] + step
+        self._ids[slots, columns], self._logprobs[slots, columns] = ids[step, row], logprobs[step, row]
+        self._lengths[rows] += np.bincount(row, minlength=rows.size)
+        stopped = is_eos.any(axis=0)
+        full = self._lengths[rows] == self._settings.max_new_tokens
+        for slot, stop in zip(rows[stopped | full].tolist(), stopped[stopped | full], strict=True):
+            self._finish(slot, FinishReason.STOP if stop else FinishReason.LENGTH)
+        return step.size
+
+    def responses(self) -> tuple[tuple[Response, ...], ...]:
+        """All responses by prompt, then by sample index."""
+        assert self.done and self._allocator.num_in_use == 0
+        per_prompt = self._settings.num_samples
+        return tuple(
+            tuple(self._finished[prompt * per_prompt + sample] for sample in range(per_prompt))
+            for prompt in range(len(self._prompts))
+        )
+
+    def _front(self) -> _Waiting | None:
+        if self._preempted:
+            return self._preempted[0]
+        if self._next_sample == self._num_samples:
+            return None
+        return _Waiting(number=self._next_sample, ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32))
+
+    def _shared_with(self, prompt: int, held: list[int] | None) -> list[int]:
+        """Full blocks of the prompt that hold it already: those held for it, or an active sibling's."""
+        count = num_shared_blocks(self._prompts[prompt].ids.size, self._block)
+        if held is not None:
+            return held[:count]
+        for slot in self._rows:
+            if self._numbers[slot] // self._settings.num_samples == prompt:
+                return self._table[slot, :count].tolist()
+        return []
+
+    def _blocks_of(self, waiting: _Waiting) -> int:
+        """Blocks with which a sequence goes on up to the next look."""
+        length = self._prompts[waiting.number // self._settings.num_samples].ids.size
+        return int(self._needed(np.array([length]), np.array([waiting.ids.size]))[0])
+
+    def _needed(self, prompt_lengths: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Blocks of the columns that are written up to the next look."""
+        steps = np.minimum(self._tokens_per_look, self._settings.max_new_tokens - lengths)
+        return -(-(prompt_lengths + lengths + steps - 1) // self._block)
+
+    def _missing(self, slots: np.ndarray) -> np.ndarray:
+        return self._needed(self._prompt_lengths[slots], self._lengths[slots]) - self._num_blocks[slots]
+
+    def _growth(self) -> int:
+        """Blocks that active sequences may soon need."""
+        rows = np.array(self._rows, np.int64)
+        longest = self._prompt_lengths[rows] + self._settings.max_new_tokens - 1
+        return int(np.minimum(-(-longest // self._block) - self._num_blocks[rows], _MARGIN).sum())
+
+    def _place(self, waiting: _Waiting, blocks: list[int]) -> None:
+        """Put the sequence at the front of the queue into a free slot, the last row of the batch."""
+        if self._preempted:
+            self._preempted.popleft()
+        else:
+            self._next_sample += 1
+        settings, slot, length = self._settings, self._free_slots.pop(), waiting.ids.size
+        position, sample = divmod(waiting.number, settings.num_samples)
+        prompt = self._prompts[position]
+        self._rows.append(slot)
+        self._numbers[slot], self._prompt_lengths[slot] = waiting.number, prompt.ids.size
+        self._lengths[slot], self._first_ids[slot] = length, prompt.ids[-1]
+        self._ids[slot, :length], self._logprobs[slot, :length] = waiting.ids, waiting.logprobs
+        if settings.temperature > 0:
+            self._uniforms[slot] = settings.stream.uniforms(prompt.index, sample, settings.max_new_tokens)
+        self._give(slot, blocks)
+
+    def _give(self, slot: int, blocks: list[int]) -> None:
+        start = int(self._num_blocks[slot])
+        self._table[slot, start : start + len(blocks)] = blocks
+        self._num_blocks[slot] += len(blocks)
+
+    def _prefill_row(self, waiting: _Waiting, blocks: list[int], num_shared: int) -> PrefillRow:
+        """Prompt and tokens; what shared blocks hold already is not written again."""
+        prompt = self._prompts[waiting.number // self._settings.num_samples]
+        ids = np.concatenate([prompt.ids, waiting.ids]).astype(np.int32)
+        columns = np.arange(ids.size)
+        targets = np.array([SCRATCH] * num_shared + blocks[num_shared:], np.int32)
+        return PrefillRow(ids=ids, cache_rows=self._cache_rows(targets[columns // self._block], columns))
+
+    def _cache_rows(self, blocks: np.ndarray, positions: np.ndarray) -> Int32Array:
+        return (blocks * self._block + positions % self._block).astype(np.int32)
+
+    def _last_ids(self, rows: np.ndarray) -> Int32Array:
+        drawn = self._ids[rows, np.maximum(self._lengths[rows] - 1, 0)]
+        return np.where(self._lengths[rows] > 0, drawn, self._first_ids[rows])
+
+    def _preempt(self, slot: int) -> None:
+        length = int(self._lengths[slot])
+        self._preempted.appendleft(
+            _Waiting(
+                number=int(self._numbers[slot]),
+                ids=self._ids[slot, :length].copy(),
+                logprobs=self._logprobs[slot, :length].copy(),
+            )
+        )
+        self.preemptions += 1
+        self._leave(slot)
+
+    def _finish(self, slot: int, reason: FinishReason) -> None:
+        number, length = int(self._numbers[slot]), int(self._lengths[slot])
+        prompt, sample = divmod(number, self._settings.num_samples)
+        self._finished[number] = Response(
+            prompt_index=self._prompts[prompt].index,
+            sample_index=sample,
+            ids=self._ids[slot, :length].copy(),
+            logprobs=self._logprobs[slot, :length].copy(),
+            finish_reason=reason,
+            temperature=self._settings.temperature,
+            weight_version=self._weight_version,
+        )
+        self._leave(slot)
+
+    def _leave(self, slot: int) -> None:
+        self._allocator.release(self._table[slot, : self._num_blocks[slot]].tolist())
+        self._table[slot], self._num_blocks[slot], self._numbers[slot] = SCRATCH, 0, -1
+        self._rows.remove(slot)
+        self._free_slots.append(slot)
+
+    def _let_go_of_prompts(self) -> None:
+        for blocks in self._held.values():
+            self._allocator.release(blocks)
+        self._held.clear()

@@ -1,0 +1,275 @@
+"""Which sequences are decoded and where their keys and values lie, driven by a model that lives in this file.
+
+The model's cache holds, in each place, which token of which sequence was written there; every step reads back all
+columns of each sequence. So a block used twice, a column not written or a copy that comes too early is seen.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mindgspo.rollout.blocks import BlockAllocator, num_blocks_for
+from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
+from mindgspo.rollout.scheduler import Admissions, DecodeRun, Scheduler
+from mindgspo.types import FinishReason, Prompt
+
+EOS = 99
+STREAM = RandomStream(seed=1, purpose=Purpose.TRAINING, step=1)
+Planned = Callable[[int, int], list[int]]
+"""Tokens that sample s of prompt p emits."""
+
+
+def make_prompt(index: int, length: int) -> Prompt:
+    """Its tokens are unlike those of any other."""
+    ids = (1000 * (index + 1) + np.arange(length)).astype(np.int32)
+    return Prompt(index=index, ids=ids, text="", answer="", data_source="test")
+
+
+def make_scheduler(
+    prompts: list[Prompt], *, num_samples: int, num_slots: int, max_new_tokens: int, num_blocks: int | None = None,
+    block: int = 4, tokens_per_look: int = 1, temperature: float = 1.0,
+) -> tuple[Scheduler, BlockAllocator]:  # fmt: skip
+    most = num_blocks_for(max(prompt.ids.size for prompt in prompts) + max_new_tokens, block)
+    allocator = BlockAllocator(num_slots * most + 1 if num_blocks is None else num_blocks)
+    scheduler = Scheduler(
+        prompts,
+        SamplingSettings(
+            num_samples=num_samples, temperature=temperature, max_new_tokens=max_new_tokens, stream=STREAM
+        ),
+        num_slots=num_slots,
+        block=block,
+        most_blocks=most,
+        allocator=allocator,
+        tokens_per_look=tokens_per_look,
+        eos_ids={EOS, 98},
+        weight_version=5,
+    )
+    return scheduler, allocator
+
+
+@dataclass
+class FakeModel:
+    """Reads from the cache which sequence it goes on with: the prompt's tokens say which prompt, the uniform of the
+    first token which sample."""
+
+    prompts: Sequence[Prompt]
+    planned: Planned
+    num_samples: int
+    max_new_tokens: int
+    block: int
+    cache: dict[int, int] = field(default_factory=dict)
+    prefills: int = 0
+    steps: int = 0
+    busy: list[int] = field(default_factory=list)
+    admitted: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sample_of = {
+            (prompt.index, token, float(uniform)): sample
+            for prompt in self.prompts
+            for sample in range(self.num_samples)
+            for token, uniform in enumerate(STREAM.uniforms(prompt.index, sample, self.max_new_tokens))
+        }
+
+    def admit(self, admissions: Admissions) -> None:
+        """Prefills first, then copies."""
+        for row in admissions.prefills:
+            self.prefills += 1
+            self.cache |= dict(zip(row.cache_rows.tolist(), row.ids.tolist(), strict=True))
+        for source, target in admissions.copies:
+            for place in range(self.block):
+                if source * self.block + place in self.cache:
+                    self.cache[target * self.block + place] = self.cache[source * self.block + place]
+
+    def run(self, run: DecodeRun) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and log-probs (-id) of the steps."""
+        ids, drawn = run.ids_S.copy(), []
+        self.busy.append(run.num_rows)
+        for positions, cache_rows, uniforms in zip(run.positions_JS, run.cache_rows_JS, run.uniforms_JS, strict=True):
+            self.steps += 1
+            written = [row for row in cache_rows[: run.num_rows].tolist() if row >= self.block]
+            assert len(set(written)) == len(written), "two rows write into one place"
+            self.cache |= dict(zip(cache_rows.tolist(), ids.tolist(), strict=True))
+            for row in range(ids.size):
+                is_busy = cache_rows[row] >= self.block
+                assert row < run.num_rows or not is_busy
+                ids[row] = self._next(run.table_SP[row], int(positions[row]), float(uniforms[row])) if is_busy else 55
+            drawn.append(ids.copy())
+        ids_JS = np.array(drawn)
+        return ids_JS, -ids_JS.astype(np.float32)
+
+    def _next(self, table: np.ndarray, position: int, uniform: float) -> int:
+        columns = np.arange(position + 1)
+        places = table[columns // self.block] * self.block + columns % self.block
+        tokens = [self.cache[place] for place in places.tolist()]
+        number = next(n for n, prompt in enumerate(self.prompts) if prompt.index == tokens[0] // 1000 - 1)
+        prompt = self.prompts[number]
+        assert tokens[: prompt.ids.size] == prompt.ids.tolist()
+        emitted = tokens[prompt.ids.size :]
+        sample = self.sample_of[prompt.index, len(emitted), uniform]
+        planned = self.planned(number, sample)
+        if len(emitted) >= len(planned):
+            return 55  # behind its end
+        assert emitted == planned[: len(emitted)]
+        return planned[len(emitted)]
+
+
+def drive(scheduler: Scheduler, model: FakeModel) -> None:
+    for _ in range(10_000):
+        if scheduler.done:
+            return
+        scheduler.grow()
+        model.admit(scheduler.admit())
+        scheduler.take(*model.run(scheduler.next_run()))
+    raise AssertionError("the scheduler never gets done")
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_every_sample_ends_exactly_once_with_its_own_tokens(data: st.DataObject) -> None:
+    num_prompts, num_samples = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))
+    num_slots, tokens_per_look = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 5))
+    max_new_tokens, block = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 4))
+    prompts = [make_prompt(3 * p + 1, data.draw(st.integers(1, 9))) for p in range(num_prompts)]
+    count = num_prompts * num_samples
+    lengths = data.draw(st.lists(st.integers(1, max_new_tokens), min_size=count, max_size=count))
+    ends_in_eos = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
+    most = num_blocks_for(max(prompt.ids.size for prompt in prompts) + max_new_tokens, block)
+    # From one longest sequence to all slots at their longest.
+    num_blocks = 1 + data.draw(st.integers(most, most * num_slots))
+
+    def planned(prompt: int, sample: int) -> list[int]:
+        number = prompt * num_samples + sample
+        tokens = [1 + (number * 7 + t) % 90 for t in range(lengths[number])]
+        if ends_in_eos[number] or lengths[number] < max_new_tokens:
+            tokens[-1] = EOS - number % 2
+        return tokens
+
+    scheduler, allocator = make_scheduler(
+        prompts, num_samples=num_samples, num_slots=num_slots, max_new_tokens=max_new_tokens, block=block,
+        num_blocks=num_blocks, tokens_per_look=tokens_per_look,
+    )  # fmt: skip
+    model = FakeModel(prompts, planned, num_samples, max_new_tokens, block)
+    drive(scheduler, model)
+    assert allocator.num_in_use == 0 and allocator.most_in_use <= num_blocks - 1
+    if num_blocks == 1 + most * num_slots:
+        assert scheduler.preemptions == 0 and model.prefills == num_prompts
+        if tokens_per_look == 1:  # a slot waits for nobody: a greedy list schedule ends within the bound of Graham
+            assert model.steps <= sum(lengths) / num_slots + max(lengths)
+    responses = scheduler.responses()
+    assert len(responses) == num_prompts
+    for p, siblings in enumerate(responses):
+        assert [response.sample_index for response in siblings] == list(range(num_samples))
+        for s, response in enumerate(siblings):
+            tokens = planned(p, s)
+            assert response.prompt_index == prompts[p].index and response.weight_version == 5
+            assert response.ids.tolist() == tokens
+            assert response.logprobs.tolist() == [-float(token) for token in tokens]
+            stopped = tokens[-1] in (EOS, EOS - 1)
+            assert response.finish_reason == (FinishReason.STOP if stopped else FinishReason.LENGTH)
+
+
+def test_what_each_step_is_fed() -> None:
+    prompts = [make_prompt(4, 3)]
+    scheduler, _ = make_scheduler(prompts, num_samples=2, num_slots=3, max_new_tokens=3, tokens_per_look=2)
+    admissions = scheduler.admit()
+    run = scheduler.next_run()
+    # The prompt's last token at its own position, then the sampled token one position on.
+    assert run.num_rows == 2 and run.ids_S.tolist() == [5002, 5002, 0]
+    assert run.positions_JS.tolist() == [[2, 2, 0], [3, 3, 0]]
+    first, second = (STREAM.uniforms(4, sample, 3) for sample in (0, 1))
+    assert run.uniforms_JS.tolist() == [[first[0], second[0], 1.0], [first[1], second[1], 1.0]]
+    # One prefill, into the first sibling's block, and a copy for the second.
+    (row,), ((source, target),) = admissions.prefills, admissions.copies
+    assert row.ids.tolist() == [5000, 5001, 5002] and row.cache_rows.tolist() == [4 * source + c for c in range(3)]
+    assert run.table_SP[:, 0].tolist() == [source, target, 0] and source != target
+    assert run.cache_rows_JS.tolist() == [[4 * source + c, 4 * target + c, 0] for c in (2, 3)]
+    scheduler.take(np.array([[41, EOS, 17], [42, 43, 17]], np.int32), np.zeros((2, 3), np.float32))
+    assert scheduler.num_active == 1 and not scheduler.done
+    scheduler.grow()
+    run = scheduler.next_run()
+    assert run.ids_S.tolist() == [42, 0, 0] and run.positions_JS.tolist() == [[4, 0, 0]], "one token is left"
+
+
+def test_siblings_share_the_full_blocks_of_their_prompt() -> None:
+    scheduler, allocator = make_scheduler([make_prompt(0, 9)], num_samples=3, num_slots=3, max_new_tokens=3)
+    admissions = scheduler.admit()
+    tables = scheduler.next_run().table_SP[:, :3]
+    assert (tables[:, :2] == tables[0, :2]).all() and len(set(tables[:, 2].tolist())) == 3
+    # Nine tokens in blocks of four: the last block would hold the last token alone, which is fed again.
+    assert len(admissions.prefills) == 1 and not admissions.copies and allocator.num_in_use == 5
+
+
+def test_the_youngest_is_preempted_and_goes_on_with_its_tokens() -> None:
+    # Two sequences of four blocks each do not fit into six blocks.
+    prompts = [make_prompt(0, 4), make_prompt(1, 4)]
+    scheduler, allocator = make_scheduler(prompts, num_samples=1, num_slots=2, max_new_tokens=12, num_blocks=7)
+    planned = {0: list(range(1, 13)), 1: list(range(21, 33))}
+    model = FakeModel(prompts, lambda p, s: planned[p], 1, 12, 4)
+    drive(scheduler, model)
+    assert scheduler.preemptions == 1 and model.prefills == 3 and allocator.most_in_use == 6
+    assert [group[0].ids.tolist() for group in scheduler.responses()] == [planned[0], planned[1]]
+
+
+def test_an_eos_in_the_last_place_is_a_stop() -> None:
+    prompts = [make_prompt(0, 1)]
+    scheduler, _ = make_scheduler(prompts, num_samples=1, num_slots=1, max_new_tokens=1)
+    drive(scheduler, FakeModel(prompts, lambda prompt, sample: [EOS], 1, 1, 4))
+    assert scheduler.responses()[0][0].finish_reason == FinishReason.STOP
+
+
+def test_a_slot_is_filled_again_in_the_step_after_its_sample_ends() -> None:
+    # Two slots; the first sample takes 6 steps, the others 1 to 3: 6 + 6 tokens fit exactly into 2 x 6.
+    lengths = [6, 1, 2, 3]
+    prompts = [make_prompt(0, 1), make_prompt(1, 2)]
+    scheduler, _ = make_scheduler(prompts, num_samples=2, num_slots=2, max_new_tokens=7)
+    model = FakeModel(prompts, lambda p, s: [1] * (lengths[2 * p + s] - 1) + [EOS], 2, 7, 4)
+    drive(scheduler, model)
+    assert (model.steps, sum(model.busy)) == (6, 12)
+
+
+def test_greedy_sampling_asks_for_no_random_numbers() -> None:
+    scheduler, _ = make_scheduler([make_prompt(0, 1)], num_samples=1, num_slots=2, max_new_tokens=3, temperature=0.0)
+    scheduler.admit()
+    assert scheduler.next_run().uniforms_JS.tolist() == [[1.0, 1.0]]
+
+
+def test_a_cache_that_does_not_hold_one_sequence_is_refused() -> None:
+    with pytest.raises(AssertionError):
+        make_scheduler([make_prompt(0, 9)], num_samples=1, num_slots=1, max_new_tokens=8, num_blocks=5)
+
+
+def test_two_and_a_half_times_as_many_sequences_as_with_whole_slots() -> None:
+    """Lengths of a published run (Qwen3-32B, DAPO): prompts to 2k, responses to 20k, 7.5k columns on average."""
+    rng = np.random.default_rng(0)
+    longest_prompt, longest_response, group, num_prompts, whole_slots = 2048, 20480, 16, 40, 16
+    prompts = [make_prompt(index, int(rng.integers(100, longest_prompt + 1))) for index in range(num_prompts)]
+    lengths = np.minimum(rng.gamma(1.6, 4300, (num_prompts, group)).astype(int) + 1, longest_response)
+    columns = np.mean([prompt.ids.size for prompt in prompts]) + lengths.mean()
+    assert 7300 < columns < 7700, columns
+    blocks = whole_slots * num_blocks_for(longest_prompt + longest_response, 128)
+    scheduler, _ = make_scheduler(
+        prompts, num_samples=group, num_slots=128, max_new_tokens=longest_response, num_blocks=blocks + 1, block=128,
+        tokens_per_look=64, temperature=0.0,
+    )  # fmt: skip
+    active, recomputed = [], 0
+    while not scheduler.done:
+        scheduler.grow()
+        recomputed += sum(row.ids.size for row in scheduler.admit().prefills)
+        run = scheduler.next_run()
+        # Of the time in which sequences wait: at the end there are none left to take a place.
+        if scheduler.num_waiting:
+            active += [run.num_rows] * run.num_steps
+        ids = np.ones((run.num_steps, 128), np.int32)
+        for row, (number, length) in enumerate(scheduler.progress()):
+            end = lengths.reshape(-1)[number] - length - 1
+            if end < run.num_steps:
+                ids[end, row] = EOS
+        scheduler.take(ids, np.zeros(ids.shape, np.float32))
+    assert np.mean(active) >= 2.5 * whole_slots
+    # What pre-emptions cost: prompts and tokens that are run once more, cheaper by far than decoding them.
+    assert recomputed < 0.15 * lengths.sum(), (recomputed, lengths.sum(), scheduler.preemptions)
