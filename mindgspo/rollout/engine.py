@@ -146,10 +146,10 @@ class NativeEngine:
                     Tensor(run.positions_JS[step]),
                     Tensor(run.cache_rows_JS[step]),
                     table_SP,
-                    num_rows_1,
                     Tensor(run.uniforms_JS[step]),
                     *sampling,
                     Tensor(run.positions_JS[step] + np.int32(1)),
+                    num_rows_1,
                 )
                 drawn.append(drawn_2S)
         if self._tokens_per_look == 1:

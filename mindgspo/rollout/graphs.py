@@ -101,20 +101,20 @@ class DecodeStep(nn.Cell):
         positions_S: Tensor,
         cache_rows_S: Tensor,
         table_SP: Tensor,
-        num_rows_1: Tensor,
         uniforms_S: Tensor,
         inverse_temperature_S: Tensor,
         greedy_S: Tensor,
         batch_valid_length: Tensor,
+        num_rows_1: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Next ids int32 [S], and float32 [2, S] with the same ids (exact below 2^24) and their log-probs, for the
         host.
 
-        ids_S, positions_S: int32, the token fed to each row and its position; idle rows, those behind the first
-        num_rows_1 (int32 [1]) among them, feed anything to column 0. cache_rows_S: int32, where its key and value go.
-        table_SP: int32, the blocks of each row's sequence. batch_valid_length: int32 [S], tokens of each sequence with
-        the one that is fed: positions_S + 1. MindSpore reads the graph input of this name on the host, for
-        PagedAttention.
+        ids_S, positions_S: int32, the token fed to each row and its position; idle rows feed anything to column 0.
+        cache_rows_S: int32, where its key and value go. table_SP: int32, the blocks of each row's sequence.
+        batch_valid_length: int32 [S], tokens of each sequence with the one that is fed: positions_S + 1. MindSpore
+        reads the graph input of this name on the host, for PagedAttention. num_rows_1: int32 [1], rows behind these
+        are idle; last, because MindSpore 2.10 does not find an input by its name behind one that no operator reads.
         """
         model = self.model
         # Read before the cache is written to: a table that is read again behind a write is copied each time.

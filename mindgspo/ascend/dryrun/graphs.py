@@ -111,7 +111,7 @@ def _decode(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> 
     ids_S, floats_S = np.zeros(num_slots, np.int32), np.ones(num_slots, np.float32)
     table_SP, num_rows_1 = np.zeros((num_slots, cache.most_blocks), np.int32), np.array([num_slots], np.int32)
     greedy_S = np.zeros(num_slots, bool)
-    inputs = (ids_S, ids_S, ids_S, table_SP, num_rows_1, floats_S, floats_S, greedy_S, ids_S + 1)
+    inputs = (ids_S, ids_S, ids_S, table_SP, floats_S, floats_S, greedy_S, ids_S + 1, num_rows_1)
     return CompilableGraph(cell=DecodeStep(model, cache, sampler), inputs=tuple(Tensor(array) for array in inputs))
 
 
