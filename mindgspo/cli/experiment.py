@@ -68,9 +68,12 @@ def _start(
     master_addr: str,
     master_port: int | None,
 ) -> None:
+    from mindgspo.planner import with_cache_budget
     from mindgspo.trainer.start import ClusterOptions, RunRequest, start
 
-    request = RunRequest(command=command, config=config, overrides=tuple(set_), overwrite=overwrite)
+    request = RunRequest(
+        command=command, config=config, overrides=tuple(set_), overwrite=overwrite, complete=with_cache_budget
+    )
     options = ClusterOptions(
         workers=workers, nodes=nodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
     )

@@ -79,8 +79,8 @@ class RolloutSection(Section):
     cache_gb: float | None = Field(default=None, gt=0)
     """Budget of the key/value cache of one rank, in GB of 2^30 bytes. It is cut into blocks of 128 tokens, which
     sequences get as they grow; where none is left, the youngest one waits and is run again. At least one longest
-    sequence. Changes memory and speed, not the result. None: enough for all slots at their longest (vLLM:
-    gpu_memory_utilization)."""
+    sequence. Changes memory and speed, not the result. None: enough for all slots at their longest; on Ascend
+    no more than `mindgspo plan` says is left on a card of 64 GB (vLLM: gpu_memory_utilization)."""
     tokens_per_look: int | None = Field(default=None, ge=1, le=64)
     """Tokens that every sequence is given before the host reads them, ends what has ended and admits others. More let
     the card work on while the host does not look; what is drawn behind an end is dropped. Changes speed, not the

@@ -1,5 +1,6 @@
 """Door of the memory planner: a configuration in, the memory that a run is expected to need out. Without MindSpore."""
 
+from mindgspo.planner.cache_budget import with_cache_budget
 from mindgspo.planner.command import plan_of_file
 from mindgspo.planner.expected import PHASES, expected_memory, graph_memory
 from mindgspo.planner.memory_plan import GIB, MIB, Level, MemoryPlan, Part, PhaseMemory, RankMemory
@@ -19,4 +20,5 @@ __all__ = [
     "plan_of_file",
     "set_options",
     "smallest_change",
+    "with_cache_budget",
 ]

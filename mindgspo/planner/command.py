@@ -20,6 +20,7 @@ from mindgspo.config.cache import (
 )
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.planner.ascend_memory import GRAPHS
+from mindgspo.planner.cache_budget import with_cache_budget
 from mindgspo.planner.expected import PHASES, expected_memory, graph_memory
 from mindgspo.planner.measured import MeasuredPeak, stored_peaks
 from mindgspo.planner.memory_plan import GIB, MIB, Level, MemoryPlan, Part, RankMemory
@@ -111,8 +112,9 @@ def _title(each: RankMemory) -> str:
 
 def plan_of_file(config: Path, overrides: Sequence[str], *, memory_gb: float | None = None) -> Iterator[str]:
     """memory_gb: GiB of a card, on CPU of the machine; None: 64, or what the machine has. Raises ConfigError."""
-    experiment = load_config(config, overrides, check_files=False)
-    plan = expected_memory(experiment, capacity=None if memory_gb is None else int(memory_gb * GIB))
+    capacity = None if memory_gb is None else int(memory_gb * GIB)
+    experiment = with_cache_budget(load_config(config, overrides, check_files=False), capacity=capacity)
+    plan = expected_memory(experiment, capacity=capacity)
     yield from plan_lines(plan)
     yield ""
     yield _cache_line(experiment)

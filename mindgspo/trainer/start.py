@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,16 +37,18 @@ class ClusterOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """command: "run" or "sft". config, overrides, overwrite: as on the command line."""
+    """command: "run" or "sft". config, overrides, overwrite: as on the command line. complete: fills in what follows
+    from the whole configuration."""
 
     command: str
     config: Path
     overrides: tuple[str, ...]
     overwrite: bool
+    complete: Callable[[ExperimentConfig], ExperimentConfig]
 
     def experiment(self) -> ExperimentConfig:
         """The resolved configuration of the run that is asked for. Raises ConfigError."""
-        config = load_config(self.config, self.overrides)
+        config = self.complete(load_config(self.config, self.overrides))
         return warm_up_alone(config) if self.command == "sft" else config
 
     def arguments(self) -> list[str]:

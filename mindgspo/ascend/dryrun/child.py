@@ -106,11 +106,12 @@ def _config(job: Job) -> ExperimentConfig | None:
     if job.config is None:
         return None
     from mindgspo.config import load_config
+    from mindgspo.planner.cache_budget import with_cache_budget
 
     before = os.getcwd()
     os.chdir(job.working_folder)  # relative paths in overrides count from there
     try:
-        return load_config(job.config, job.overrides, check_files=False)
+        return with_cache_budget(load_config(job.config, job.overrides, check_files=False))
     finally:
         os.chdir(before)
 

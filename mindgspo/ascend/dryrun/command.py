@@ -18,6 +18,7 @@ from mindgspo.config import ExperimentConfig, ParallelPlan, dump_config, load_co
 from mindgspo.errors import DryRunError
 from mindgspo.io import write_error
 from mindgspo.parallel.ranks import RankGrid
+from mindgspo.planner.cache_budget import with_cache_budget
 from mindgspo.planner.command import DRY_RUNS
 from mindgspo.planner.measured import MeasuredPeak, fingerprint, store_peak
 from mindgspo.text import raw_stream
@@ -77,7 +78,7 @@ class DryRun:
         not exist and for a folder that cannot be used.
         """
         request = replace(request, overrides=(*request.overrides, "device=Ascend"))
-        config = load_config(request.config, request.overrides, check_files=False)
+        config = with_cache_budget(load_config(request.config, request.overrides, check_files=False))
         if request.is_all_ranks and request.ranks is not None:
             raise DryRunError("--ranks and --all: give one of them")
         _check_graphs(request.graphs)

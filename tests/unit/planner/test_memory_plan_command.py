@@ -175,3 +175,16 @@ def test_a_plan_shows_how_many_sequences_the_cache_holds(planned_here) -> None:
         "key/value cache of a rank: 1,170 blocks of 128 tokens, 2,048 MiB; a replica decodes 14 sequences at once at "
         "the longest, 10,240 columns, and 29 at half of that (its slots: 64)"
     )
+
+
+def test_the_cache_gets_what_is_left(planned_here) -> None:
+    """The first card of 60 GiB is full but for 0.3 GiB; with twice the slots there is not enough left for all."""
+    whole = planned_here("--memory-gb", "60")
+    assert whole[-1].startswith("fits: ") and any("5,121 blocks" in line for line in whole)
+    bounded = planned_here("--memory-gb", "60", "--set", "rollout.slots=256")
+    assert bounded[-1].startswith("fits: ") and not any("10,241 blocks" in line for line in bounded)
+    (line,) = (each for each in bounded if each.startswith("key/value cache of a rank"))
+    at_once = int(line.split("decodes ")[1].split()[0])
+    assert 64 <= at_once < 128
+    asked = planned_here("--memory-gb", "60", "--set", "rollout.slots=256", "--set", "rollout.cache_gb=17.5")
+    assert asked[-1].startswith("does not fit: "), "a budget that is said is kept"
