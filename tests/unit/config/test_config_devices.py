@@ -195,7 +195,7 @@ def test_heads_of_another_width() -> None:
 def test_a_cache_holds_one_longest_sequence_at_least(problems: Callable[..., list[str]], experiment: Path) -> None:
     long = "rollout.max_new_tokens=16000"
     (found,) = problems(long, "rollout.cache_gb=0.001", "model.max_position_embeddings=32000")
-    assert found.startswith("rollout.cache_gb: 0.001 pays for 0 blocks of 128 tokens, "), found
+    assert found.startswith("rollout.cache_gb: 0.001 pays for 2 blocks of 128 tokens, 393,216 bytes each "), found
     smallest = float(found.rsplit("smallest legal: ", maxsplit=1)[1])
     load_config(experiment, [long, f"rollout.cache_gb={smallest}", "model.max_position_embeddings=32000"])
     assert len(problems(long, f"rollout.cache_gb={smallest - 0.002}", "model.max_position_embeddings=32000")) == 1
