@@ -68,7 +68,7 @@ class RolloutCounters:
     tokens so far, behind each pre-emption. decode_steps: decode graphs launched. busy_slot_steps, slot_steps: slots
     that held an unfinished sequence, and all slots, summed over steps. generated_tokens: response tokens, EOS included.
     preemptions: sequences that had to leave the cache and were taken up again. most_blocks: of the cache in use at
-    once, on the rank with most.
+    once, on the replica with most.
     """
 
     prefilled_prompts: int
@@ -86,7 +86,7 @@ class RolloutCounters:
 
     @staticmethod
     def total(counters: Iterable[RolloutCounters]) -> RolloutCounters:
-        """Of several calls, or of several ranks."""
+        """Of several calls, or of several replicas."""
         rows = [astuple(one) for one in counters]
         together = {field.name: [row[place] for row in rows] for place, field in enumerate(fields(RolloutCounters))}
         most = max(together.pop("most_blocks"), default=0)

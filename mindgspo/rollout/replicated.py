@@ -37,23 +37,26 @@ class ReplicatedEngine:
         """See `RolloutEngine`. The responses do not depend on how many replicas there are."""
         own = self._replicas.own(prompts)
         found: list[Arrays] = []
-        counted = np.zeros(_NUM_COUNTERS, np.int64)
+        counted = np.zeros(len(_COUNTERS), np.int64)
         if own:
             rollout = self._engine.generate(own, settings, weight_version=weight_version)
             found = [_packed(siblings) for siblings in rollout.responses]
             counted = np.array(astuple(rollout.counters), np.int64)
         groups = self._replicas.collect(found, num_items=len(prompts))
-        of_ranks = [RolloutCounters(*map(int, numbers)) for (numbers,) in self._replicas.collect_each((counted,))]
+        of_replicas = [
+            RolloutCounters(**dict(zip(_COUNTERS, map(int, numbers), strict=True)))
+            for (numbers,) in self._replicas.collect_each((counted,))
+        ]
         return Rollout(
             responses=tuple(
                 _unpacked(arrays, prompt, settings, weight_version)
                 for prompt, arrays in zip(prompts, groups, strict=True)
             ),
-            counters=RolloutCounters.total(of_ranks),
+            counters=RolloutCounters.total(of_replicas),
         )
 
 
-_NUM_COUNTERS = len(fields(RolloutCounters))
+_COUNTERS = tuple(field.name for field in fields(RolloutCounters))
 
 
 def _packed(siblings: Sequence[Response]) -> Arrays:
