@@ -24,7 +24,16 @@ from collections.abc import Collection, Iterator, Mapping
 
 from mindgspo.parallel.swap.states import Holding, Phase
 from mindgspo.planner.memory_plan import GIB, MIB, Part, Parts
-from mindgspo.planner.rank_work import FLOAT, TYPE_BYTES, RankWidths, RankWork, held_bytes, weight_sizes
+from mindgspo.planner.rank_work import (
+    FLOAT,
+    TYPE_BYTES,
+    RankWidths,
+    RankWork,
+    generating_bytes,
+    held_bytes,
+    weight_sizes,
+)
+from mindgspo.rollout.sizes import reads_trained_weights
 
 # CANN's context, the drivers' share of the card and the pool's blocks: a round number, not measured.
 _RUNTIME = 3 * GIB
@@ -84,12 +93,13 @@ def graph_bytes(work: RankWork, graph: str) -> int:
     if graph == "train":
         resident = sum(held[each] for each in (Holding.ACTOR_WEIGHTS, Holding.GRADIENTS, Holding.MOMENTS))
         resident += sum(standing(work, (Phase.UPDATE,)).values())
+    elif graph in ("prefill", "decode"):
+        weights = generating_bytes(work.config, work.rank)
+        read = [size for name, size in weights.items() if graph != "prefill" or _is_prefilled(work, name)]
+        resident = sum(read) + held[Holding.KV_CACHE]
     else:
         plan = {"reference": plans.scoring, "old_policy": plans.train}.get(graph, plans.infer)
-        weights = weight_sizes(work.config.model, plan, work.rank)
-        read = [size for name, size in weights.items() if graph != "prefill" or _is_prefilled(work, name)]
-        resident = FLOAT * sum(read)
-        resident += held[Holding.KV_CACHE] if graph in ("prefill", "decode") else 0
+        resident = FLOAT * sum(weight_sizes(work.config.model, plan, work.rank).values())
     return resident + sum(graph_parts(work, graph).values())
 
 
@@ -266,7 +276,7 @@ def _decode(work: RankWork) -> Parts:
     width, size, model = work.infer, TYPE_BYTES[work.config.model.dtype], work.config.model
     head = {
         Part.CONSTANTS: _constants(work, attentions=0),
-        Part.COMPUTE_WEIGHTS: _copies(work, width.output_rows * width.hidden),
+        Part.COMPUTE_WEIGHTS: _casts(work, width.output_rows * width.hidden),
         Part.LOGITS: size * work.slots * width.output_rows,
     }
     sampling = {
@@ -288,15 +298,20 @@ def _forward(work: RankWork, width: RankWidths, tokens: int) -> int:
 
 
 def _expert_copies(work: RankWork) -> int:
-    """Of generation: the three stacked matrices of a layer's experts, transposed, and one of them before that."""
+    """Of generation: the three stacked matrices of a layer's experts, transposed, and one of them cast before that."""
     sizes = weight_sizes(work.config.model, work.config.plans.infer, work.rank)
     matrices = [size for name, size in sizes.items() if name.startswith("model.layers.0.") and ".experts." in name]
-    return _copies(work, sum(matrices) + max(matrices, default=0))
+    return _copies(work, sum(matrices)) + _casts(work, max(matrices, default=0))
 
 
 def _matrices(sizes: Mapping[str, int]) -> dict[str, int]:
     """Elements of the layers' weights, which are cast before they are used."""
     return {name: size for name, size in sizes.items() if ".layers." in name}
+
+
+def _casts(work: RankWork, elements: int) -> int:
+    """Bytes of weights that generation casts: a model of its own holds them in the compute type."""
+    return _copies(work, elements) if reads_trained_weights(work.config) else 0
 
 
 def _copies(work: RankWork, elements: int) -> int:

@@ -21,13 +21,13 @@ from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.reshard.plan import ReshardPlan
 from mindgspo.parallel.reshard.planner import plan_reshard
 from mindgspo.parallel.swap.states import Holding
-from mindgspo.rollout.sizes import reads_trained_weights, rollout_sizes
+from mindgspo.rollout.sizes import generating_type, reads_trained_weights, rollout_sizes
 
 FLOAT = 4
 """Bytes of a float32."""
 TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 Sizes = Mapping[str, int]
-"""Elements by parameter name."""
+"""Elements, or bytes, by parameter name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +201,7 @@ def held_bytes(work: RankWork) -> dict[Holding, int]:
     moments = FLOAT * sum(_moment_sizes(config.model, plans.train, work.rank).values())
     rollout = 0
     if not reads_trained_weights(config):
-        rollout = FLOAT * sum(weight_sizes(config.model, plans.infer, work.rank).values())
+        rollout = sum(generating_bytes(config, work.rank).values())
     reference = 0
     if config.algorithm.kl.placement != "none":
         reference = FLOAT * sum(weight_sizes(config.model, plans.scoring, work.rank).values())
@@ -232,6 +232,18 @@ def reshard_bytes(work: RankWork) -> ReshardBytes:
     if reads_trained_weights(config):
         return ReshardBytes(bucket=0, step=0)
     return _reshard(config.model, config.plans.train, config.plans.infer, config.reshard.bucket_mb << 20, work.rank)
+
+
+def generating_bytes(config: ExperimentConfig, rank: int) -> Sizes:
+    """Bytes by name of the weights that generation reads, on a rank."""
+    sizes = weight_sizes(config.model, config.plans.infer, rank)
+    if reads_trained_weights(config):
+        return {name: FLOAT * size for name, size in sizes.items()}
+    return {name: size * _generating_item(config.model, name) for name, size in sizes.items()}
+
+
+def _generating_item(model: ModelSection, name: str) -> int:
+    return TYPE_BYTES[generating_type(name, model.dtype)]
 
 
 def whole_bytes(model: ModelSection) -> int:
@@ -265,11 +277,17 @@ def _reshard(
 ) -> ReshardBytes:
     plan = _reshard_plan(model, train, infer, bucket_bytes)
     old, new = weight_sizes(model, train, rank), weight_sizes(model, infer, rank)
-    steps = [FLOAT * sum(old.get(name, 0) + new.get(name, 0) for name in step.parameters) for step in plan.steps]
+    steps = [
+        sum(FLOAT * old.get(name, 0) + _generating_item(model, name) * new.get(name, 0) for name in step.parameters)
+        for step in plan.steps
+    ]
     buckets = [bucket.num_bytes for bucket in plan.buckets() if rank in (bucket.sender, *bucket.receivers)]
     return ReshardBytes(bucket=max(buckets, default=0), step=max(steps, default=0))
 
 
 @lru_cache(maxsize=64)
 def _reshard_plan(model: ModelSection, train: ParallelPlan, infer: ParallelPlan, bucket_bytes: int) -> ReshardPlan:
-    return plan_reshard(_weight_layouts(model, train), _weight_layouts(model, infer), bucket_bytes=bucket_bytes)
+    items = {name: _generating_item(model, name) for name in parameter_shapes(model)}
+    return plan_reshard(
+        _weight_layouts(model, train), _weight_layouts(model, infer), bucket_bytes=bucket_bytes, item_bytes=items
+    )

@@ -14,7 +14,7 @@ from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.protocol import RolloutEngine
 from mindgspo.rollout.replicated import ReplicatedEngine
 from mindgspo.rollout.sizes import reads_trained_weights, rollout_sizes
-from mindgspo.rollout.weight_transfer import WeightTransfer
+from mindgspo.rollout.weight_transfer import WeightTransfer, hold_in_compute_type
 from mindgspo.tokenization import Tokenizer
 
 
@@ -37,6 +37,7 @@ def build_engine(config: ExperimentConfig, trained: nn.Cell, tokenizer: Tokenize
         engine = native if place.plan.world_size == 1 else replicated
         return BuiltEngine(engine=engine, model=trained, cache=native.cache)
     model = build_model(config.model, place)
+    hold_in_compute_type(model)
     native = _native_engine(config, model, tokenizer)
     transfer = WeightTransfer(trained, model, config.model, config.reshard, swap.reshard_step)
     return BuiltEngine(engine=ReplicatedEngine(native, place, transfer.bring), model=model, cache=native.cache)

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import mindspore as ms
+import numpy as np
 from mindspore import nn
 
 from mindgspo.config.model import ModelSection
 from mindgspo.config.schema import ReshardSection
+from mindgspo.models.transformer import DTYPES
 from mindgspo.models.weights import held_parameters, weight_layouts, weight_views
-from mindgspo.parallel.parameter_memory import commit_values
+from mindgspo.parallel.parameter_memory import commit_values, zero_parameter
 from mindgspo.parallel.reshard.resharder import Resharder, ReshardReport, Residency, everything_stays
 from mindgspo.parallel.reshard.verify import sampled_names, verify_reshard
+from mindgspo.rollout.sizes import generating_type
+
+
+def hold_in_compute_type(model: nn.Cell) -> None:
+    """Give a model that generates, and that nobody trains, parameters of the type it computes in (`generating_type`).
+    Each is cast to it wherever it is read, so the results stay as they are."""
+    for _, cell in model.cells_and_names():
+        for attribute, parameter in list(cell.parameters_and_names(expand=False)):
+            dtype = DTYPES[generating_type(parameter.name, model.config.dtype)]
+            if parameter.dtype != dtype:
+                setattr(cell, attribute, zero_parameter(tuple(parameter.shape), parameter.name, dtype))
 
 
 class WeightTransfer:
-    """From the training model's plan to the generating model's. Planned once.
+    """From the training model's plan to the generating model's, whose parameters may have a smaller type. Planned once.
 
-    Raises WeightsError where a transfer that is verified did not arrive bit for bit.
+    Raises WeightsError where a transfer that is verified did not arrive bit for bit, rounded to that type.
     """
 
     def __init__(
@@ -30,8 +44,15 @@ class WeightTransfer:
         self._source = weight_layouts(model, trained.place)
         self._destination = weight_layouts(model, generating.place)
         self._verify, self._residency = section.verify, residency
+        # Of all names: a rank also sends what it does not hold itself.
+        own = {parameter.name: ms.dtype_to_nptype(parameter.dtype) for parameter in generating.get_parameters()}
+        self._types = {name: np.dtype(own.get(name, np.float32)) for name in self._destination}
         self._resharder = Resharder(
-            self._source, self._destination, bucket_bytes=section.bucket_mb << 20, residency=residency
+            self._source,
+            self._destination,
+            bucket_bytes=section.bucket_mb << 20,
+            types=self._types,
+            residency=residency,
         )
         self._transfers = 0
         self.last: ReshardReport | None = None
@@ -47,7 +68,7 @@ class WeightTransfer:
         if names:
             # Read again: what is compared is what the engine will read.
             new = weight_views(self._generating)
-            verify_reshard(names, self._source, self._destination, old, new, self._residency)
+            verify_reshard(names, self._source, self._destination, old, new, self._residency, self._types)
 
     def _names(self) -> list[str]:
         names = list(self._source)

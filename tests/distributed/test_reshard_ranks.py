@@ -200,7 +200,7 @@ NORM = "model.layers.0.input_layernorm.weight"
         "model.layers.9.mlp.up_proj.weight has shape (4,), the plan says none (not on this rank)"),
     ("shape", "destination", f"{NORM} has shape (3,), the plan says (32,)"),
     # A kept slice would be converted on the way, and everything else be misread.
-    ("type", "destination", f"{NORM} is float64; both sides must be float32"),
+    ("type", "destination", f"{NORM} is float64; it must be float32"),
 ])  # fmt: skip
 def test_slices_that_do_not_fit_are_refused(outcome: Outcome, kind: str, side: str, said: str):
     for rank, told in enumerate(outcome.told):

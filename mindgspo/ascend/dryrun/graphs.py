@@ -30,7 +30,8 @@ from mindgspo.parallel.device_ops import attention_segments
 from mindgspo.parallel.placement import Placement, auto_parallel_placement
 from mindgspo.rollout.cache import PagedCache
 from mindgspo.rollout.graphs import DecodeStep, Prefill, TokenSampler
-from mindgspo.rollout.sizes import rollout_sizes
+from mindgspo.rollout.sizes import reads_trained_weights, rollout_sizes
+from mindgspo.rollout.weight_transfer import hold_in_compute_type
 from mindgspo.trainer.batches import longest_batch
 
 
@@ -93,20 +94,20 @@ def _scoring(config: ExperimentConfig, plan: ParallelPlan, rank: int, strategy_p
 
 
 def _prefill(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
-    model = build_model(config.model, Placement(plan=config.plans.infer, rank=rank))
+    model = _generating_model(config, rank)
     sizes = rollout_sizes(config)
     shape = (sizes.prefill_width, sizes.prompt_columns)
     ids_QL = np.zeros(shape, np.int32)
     positions_QL = np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1))
     inputs = (ids_QL, positions_QL, attention_segments(np.ones(shape, np.int32)), positions_QL.reshape(-1))
-    cell = Prefill(model, _cache(model, config, rank))
+    cell = Prefill(model, _cache(model, config))
     return CompilableGraph(cell=cell, inputs=tuple(Tensor(array) for array in inputs))
 
 
 def _decode(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
-    model = build_model(config.model, Placement(plan=config.plans.infer, rank=rank))
+    model = _generating_model(config, rank)
     num_slots = rollout_sizes(config).num_slots
-    cache = _cache(model, config, rank)
+    cache = _cache(model, config)
     sampler = TokenSampler(top_k=config.rollout.top_k, top_p=config.rollout.top_p)
     ids_S, floats_S = np.zeros(num_slots, np.int32), np.ones(num_slots, np.float32)
     table_SP, num_rows_1 = np.zeros((num_slots, cache.most_blocks), np.int32), np.array([num_slots], np.int32)
@@ -115,7 +116,14 @@ def _decode(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> 
     return CompilableGraph(cell=DecodeStep(model, cache, sampler), inputs=tuple(Tensor(array) for array in inputs))
 
 
-def _cache(model: nn.Cell, config: ExperimentConfig, rank: int) -> PagedCache:
+def _generating_model(config: ExperimentConfig, rank: int) -> nn.Cell:
+    model = build_model(config.model, Placement(plan=config.plans.infer, rank=rank))
+    if not reads_trained_weights(config):
+        hold_in_compute_type(model)
+    return model
+
+
+def _cache(model: nn.Cell, config: ExperimentConfig) -> PagedCache:
     sizes = rollout_sizes(config)
     return PagedCache(model, num_blocks=sizes.num_blocks, num_columns=sizes.cache_columns, dtype=sizes.cache_dtype)
 

@@ -1,6 +1,7 @@
 """Carry out a reshard over real ranks: the same steps on all of them, each taking part in the buckets that name it.
 
-One buffer of at most a bucket's bytes exists at a time. Bytes are moved as they are, whatever the element type.
+One buffer of at most a bucket's bytes exists at a time. What the destination holds in a smaller type is rounded before
+it is sent.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from mindgspo.parallel.reshard.planner import plan_reshard
 
 WORD = np.dtype(np.int32)
 """Type of the buffers: CPU collectives move float32 and int32, and only an integer keeps every bit pattern."""
+Types = Mapping[str, np.dtype]
+"""Element types by parameter name."""
 Residency = Callable[[tuple[str, ...]], AbstractContextManager[None]]
 """Called around every step with its parameters' names: makes them resident on both sides, and lets them go."""
 
@@ -30,13 +33,13 @@ def empty_buffer(bucket: Bucket) -> np.ndarray:
     return np.empty(-(-bucket.num_bytes // WORD.itemsize), WORD)
 
 
-def pack(bucket: Bucket, old: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The sender's buffer, from its old slices by parameter name."""
+def pack(bucket: Bucket, old: Mapping[str, np.ndarray], types: Types | None = None) -> np.ndarray:
+    """The sender's buffer, from its old slices by parameter name. types: those that are sent; None: the slices' own."""
     buffer = empty_buffer(bucket)
     buffer[-1:] = 0  # bytes behind the last piece
     for piece, raw in _views(bucket, buffer):
         block = old[piece.parameter][piece.source.index]
-        raw.view(block.dtype).reshape(block.shape)[...] = block
+        raw.view(block.dtype if types is None else types[piece.parameter]).reshape(block.shape)[...] = block
     return buffer
 
 
@@ -54,7 +57,7 @@ def copy_local(plan: ReshardPlan, parameter: str, rank: int, old: np.ndarray, ne
     if copy is None:
         return 0
     new[copy.destination.index] = old[copy.source.index]
-    return copy.source.size * old.itemsize
+    return copy.source.size * new.itemsize
 
 
 def _views(bucket: Bucket, buffer: np.ndarray) -> Iterator[tuple[Piece, np.ndarray]]:
@@ -85,8 +88,9 @@ class ReshardReport:
 class Resharder:
     """One way between two sets of layouts, planned once and travelled as often as weights change.
 
-    Raises WeightsError where names or shapes of the two sides differ, ConfigError for an impossible bucket size, and
-    WeightsError where ranks have planned differently (they run other versions or other configurations).
+    types: of the destination, for every name; None: float32, as the source is. Raises WeightsError where names or
+    shapes of the two sides differ, ConfigError for an impossible bucket size, and WeightsError where ranks have planned
+    differently (they run other versions or other configurations).
     """
 
     def __init__(
@@ -95,9 +99,12 @@ class Resharder:
         destination: Mapping[str, Layout],
         *,
         bucket_bytes: int,
+        types: Types | None = None,
         residency: Residency = everything_stays,
     ) -> None:
-        self.plan = plan_reshard(source, destination, bucket_bytes=bucket_bytes)
+        self._types = dict.fromkeys(destination, np.dtype(np.float32)) if types is None else types
+        item_bytes = {name: each.itemsize for name, each in self._types.items()}
+        self.plan = plan_reshard(source, destination, bucket_bytes=bucket_bytes, item_bytes=item_bytes)
         self._residency = residency
         self._rank = runtime.rank()
         _compare_digests(self.plan)
@@ -108,8 +115,8 @@ class Resharder:
     def run(self, old: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray]) -> ReshardReport:
         """Fill this rank's slices `new` (contiguous) from everybody's `old`. A slice that both sides keep in one array
         is left alone; kept slices in two arrays are copied."""
-        self._check_slices("source", self.plan.source, old)
-        self._check_slices("destination", self.plan.destination, new)
+        self._check_slices("source", self.plan.source, old, dict.fromkeys(old, np.dtype(np.float32)))
+        self._check_slices("destination", self.plan.destination, new, self._types)
         started = time.perf_counter()
         received = sent = copied = peak = 0
         for step in self.plan.steps:
@@ -137,13 +144,15 @@ class Resharder:
     def _pass_on(self, bucket: Bucket, old: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray]) -> int:
         """Take part in one broadcast; returns the bytes of the buffer."""
         is_sender = self._rank == bucket.sender
-        buffer = pack(bucket, old) if is_sender else empty_buffer(bucket)
+        buffer = pack(bucket, old, self._types) if is_sender else empty_buffer(bucket)
         broadcast(buffer, sender=bucket.sender, ranks=bucket.group)
         if not is_sender:
             unpack(bucket, buffer, new)
         return buffer.nbytes
 
-    def _check_slices(self, side: str, layouts: Mapping[str, Layout], slices: Mapping[str, np.ndarray]) -> None:
+    def _check_slices(
+        self, side: str, layouts: Mapping[str, Layout], slices: Mapping[str, np.ndarray], types: Types
+    ) -> None:
         expected = {
             name: layout.slice_shape for name, layout in layouts.items() if layout.slice_of(self._rank) is not None
         }
@@ -154,10 +163,9 @@ class Resharder:
                     f"{side} of a reshard, rank {self._rank}: {name} has shape {given.get(name, 'none (missing)')}, "
                     f"the plan says {expected.get(name, 'none (not on this rank)')}"
                 )
-            if slices[name].dtype != np.float32:  # a copy would convert it, and a buffer's bytes would be misread
+            if slices[name].dtype != types[name]:  # a copy would convert it, and a buffer's bytes would be misread
                 raise WeightsError(
-                    f"{side} of a reshard, rank {self._rank}: {name} is {slices[name].dtype}; both sides must be "
-                    "float32"
+                    f"{side} of a reshard, rank {self._rank}: {name} is {slices[name].dtype}; it must be {types[name]}"
                 )
 
 

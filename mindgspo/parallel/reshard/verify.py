@@ -1,7 +1,8 @@
 """Check that a reshard arrived: SHA-256 of whole parameters on both sides, without gathering any of them.
 
 Both layouts together cut a parameter into a grid of blocks; every rank hashes the blocks that it holds, on either side;
-all hashes of one block must agree. The hash of a parameter is the hash of its blocks' hashes, in order.
+all hashes of one block must agree; what the destination holds in a smaller type is rounded to it first. The hash of a
+parameter is the hash of its blocks' hashes, in order.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from mindgspo.errors import WeightsError
 from mindgspo.parallel import runtime
 from mindgspo.parallel.collectives import exchange
 from mindgspo.parallel.layout import Layout, TensorSlice
-from mindgspo.parallel.reshard.resharder import Residency, everything_stays
+from mindgspo.parallel.reshard.resharder import Residency, Types, everything_stays
 from mindgspo.text import listed
 
 SAMPLE_SIZE = 4
@@ -36,10 +37,11 @@ def verify_reshard(
     old: Mapping[str, np.ndarray],
     new: Mapping[str, np.ndarray],
     residency: Residency = everything_stays,
+    types: Types | None = None,
 ) -> dict[str, str]:
-    """{name: SHA-256 of the whole parameter} on every rank. residency: as `Resharder`'s. Raises WeightsError where
-    two holders of a block, on whichever side, hold different bytes."""
-    messages = exchange(_own_digests(names, source, destination, old, new, residency))
+    """{name: SHA-256 of the whole parameter} on every rank. residency, types: as `Resharder`'s. Raises WeightsError
+    where two holders of a block, on whichever side, hold different bytes."""
+    messages = exchange(_own_digests(names, source, destination, old, new, residency, types))
     readers = [_Reader(message) for message in messages]
     hashes, damaged = {}, []
     for name in names:
@@ -65,6 +67,7 @@ def _own_digests(
     old: Mapping[str, np.ndarray],
     new: Mapping[str, np.ndarray],
     residency: Residency,
+    types: Types | None,
 ) -> bytes:
     """This rank's hashes, in the order in which every rank reads them."""
     rank, digests = runtime.rank(), []
@@ -75,6 +78,7 @@ def _own_digests(
                     held = side[name].slice_of(rank)
                     if held is not None and held.intersection(block) is not None:
                         values = np.ascontiguousarray(slices[name][block.relative_to(held.starts).index])
+                        values = values if types is None else values.astype(types[name], copy=False)
                         digests.append(hashlib.sha256(values.view(np.uint8)).digest())
     return b"".join(digests)
 

@@ -15,7 +15,7 @@ from mindgspo.parallel.placement import Placement
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.protocol import Purpose, RandomStream, RolloutEngine, SamplingSettings
 from mindgspo.rollout.replicated import ReplicatedEngine
-from mindgspo.rollout.weight_transfer import WeightTransfer
+from mindgspo.rollout.weight_transfer import WeightTransfer, hold_in_compute_type
 
 MAX_NEW_TOKENS = 12
 
@@ -38,7 +38,10 @@ class PlanSampler:
         place = Placement(plan=plan, rank=runtime.rank())
         self.trained = trained
         self.prompts = prompts_of(section)
-        model = build_model(section, place) if plan.world_size > 1 else trained
+        model = trained
+        if plan.world_size > 1:
+            model = build_model(section, place)
+            hold_in_compute_type(model)
         native = NativeEngine(
             model, eos_ids=(1,), num_slots=16, prefill_width=4, max_prompt_length=8, max_new_tokens=MAX_NEW_TOKENS,
             length_multiple=8, cache_dtype=cache_dtype,

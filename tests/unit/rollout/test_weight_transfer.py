@@ -1,0 +1,103 @@
+"""Weights that come over to a model that generates: in the type it computes in, and proved to be the rounded ones."""
+
+import numpy as np
+import pytest
+
+from mindgspo.config import ModelSection
+from mindgspo.config.schema import ReshardSection
+from mindgspo.errors import WeightsError
+from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
+from mindgspo.types import Prompt
+
+pytestmark = pytest.mark.usefixtures("cpu_runtime")
+
+SECTION = ModelSection(
+    vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False, initializer_range=0.2,
+    dtype="float16",
+)  # fmt: skip
+EXPERTS = ModelSection(
+    architecture="qwen3_moe", vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=1, head_dim=8,
+    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False,
+    num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True, dtype="float16",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pair(cpu_runtime):
+    """A trained model, and one that generates with its weights."""
+    from mindgspo.models.policy import build_model
+    from mindgspo.models.weights import initialize_weights
+    from mindgspo.rollout.weight_transfer import WeightTransfer, hold_in_compute_type
+
+    trained, generating = build_model(SECTION), build_model(SECTION)
+    initialize_weights(trained, SECTION, seed=5)
+    hold_in_compute_type(generating)
+    transfer = WeightTransfer(trained, generating, SECTION, ReshardSection(verify="full"))
+    transfer.bring(1)
+    return trained, generating, transfer
+
+
+def test_only_routers_keep_float32(cpu_runtime) -> None:
+    import mindspore as ms
+
+    from mindgspo.models.policy import build_model
+    from mindgspo.rollout.weight_transfer import hold_in_compute_type
+
+    model = build_model(EXPERTS)
+    names = [parameter.name for parameter in model.get_parameters()]
+    hold_in_compute_type(model)
+    assert [parameter.name for parameter in model.get_parameters()] == names
+    kept = [parameter.name for parameter in model.get_parameters() if parameter.dtype == ms.float32]
+    assert kept == ["model.layers.0.mlp.gate.weight"]
+
+
+def test_weights_arrive_rounded_in_half_the_bytes(pair) -> None:
+    from mindgspo.models.weights import weight_views
+
+    trained, generating, transfer = pair
+    old, new = weight_views(trained), weight_views(generating)
+    assert old.keys() == new.keys()
+    for name, values in old.items():
+        assert values.dtype == np.float32 and new[name].dtype == np.float16
+        assert (values.astype(np.float16) == new[name]).all(), name
+    assert transfer.last is not None and 2 * transfer.last.copied == sum(values.nbytes for values in old.values())
+
+
+def test_a_weight_that_is_not_the_rounded_one_is_found(pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mindgspo.parallel.reshard.resharder import Resharder
+
+    _, _, transfer = pair
+    right = Resharder.run
+
+    def wrong(self, old, new):
+        report = right(self, old, new)
+        new["model.norm.weight"][3] = np.nextafter(new["model.norm.weight"][3], np.float16(9))
+        return report
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Resharder, "run", wrong)
+        with pytest.raises(WeightsError, match=r"1 of \d+ compared parameters differ.*model\.norm\.weight"):
+            transfer.bring(2)
+    transfer.bring(3)
+
+
+def test_rounded_weights_sample_the_same(pair) -> None:
+    from mindgspo.rollout.engine import NativeEngine
+
+    prompts = [
+        Prompt(index=i, ids=np.arange(1, 3 + i, dtype=np.int32), text="", answer="", data_source="test")
+        for i in range(3)
+    ]
+    stream = RandomStream(seed=9, purpose=Purpose.TRAINING, step=2)
+    settings = SamplingSettings(num_samples=2, temperature=1.0, max_new_tokens=8, stream=stream)
+    found = []
+    for model in pair[:2]:
+        engine = NativeEngine(
+            model, eos_ids=(3,), num_slots=6, prefill_width=3, max_prompt_length=4, max_new_tokens=8,
+            length_multiple=4,
+        )  # fmt: skip
+        engine.load_weights(1)
+        groups = engine.generate(prompts, settings, weight_version=1).responses
+        found.append([(response.ids.tolist(), response.logprobs.tolist()) for group in groups for response in group])
+    assert found[0] == found[1]
