@@ -274,6 +274,7 @@ def _prefill(work: RankWork) -> Parts:
 def _decode(work: RankWork) -> Parts:
     """A step's logits: beside the output table in the compute type, or all of them, and what sampling makes of them."""
     width, size, model = work.infer, TYPE_BYTES[work.config.model.dtype], work.config.model
+    is_cut = work.config.rollout.top_k > 0 or work.config.rollout.top_p < 1
     head = {
         Part.CONSTANTS: _constants(work, attentions=0),
         Part.COMPUTE_WEIGHTS: _casts(work, width.output_rows * width.hidden),
@@ -281,7 +282,7 @@ def _decode(work: RankWork) -> Parts:
     }
     sampling = {
         Part.CONSTANTS: _constants(work, attentions=0),
-        Part.LOGITS: 4 * FLOAT * work.slots * model.vocab_size,
+        Part.LOGITS: (4 if is_cut else 3) * FLOAT * work.slots * model.vocab_size,
     }
     experts = {Part.CONSTANTS: _constants(work, attentions=0), Part.COMPUTE_WEIGHTS: _expert_copies(work)}
     return _fullest(iter((head, sampling, experts)))

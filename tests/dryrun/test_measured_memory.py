@@ -64,7 +64,7 @@ def test_graphs_without_gradients(measured: Callable, graph: str) -> None:
 
 
 def test_decoding_does_not_copy_a_table_that_is_read_twice(measured: Callable) -> None:
-    """A quarter of 262,144 x 1,024 float32 numbers: what decoding takes most of."""
+    """A quarter of 262,144 x 1,024 bfloat16 numbers: what decoding takes most of."""
     overrides = (*WIDE, "model.vocab_size=262144", "model.tie_word_embeddings=true")
     result, planned = measured("decode", 0, PLANS | {"train": "data_parallel: 2, model_parallel: 4"}, overrides)
     assert result.memory.allocated == pytest.approx(planned, rel=0.01)
