@@ -24,7 +24,7 @@ from mindgspo.rollout.cache import CopyBlocks, PagedCache
 from mindgspo.rollout.graphs import Collect, DecodeStep, Prefill, TokenSampler
 from mindgspo.rollout.protocol import Purpose, Rollout, RolloutCounters, SamplingSettings
 from mindgspo.rollout.scheduler import DecodeRun, PrefillRow, Scheduler
-from mindgspo.types import Float32Array, Prompt
+from mindgspo.types import Float32Array, Int32Array, Prompt
 
 
 class NativeEngine:
@@ -109,8 +109,7 @@ class NativeEngine:
             self._run_prompts(admissions.prefills)
             self._copy(admissions.copies)
             run = scheduler.next_run()
-            drawn_J2S = self._run_steps(run, sampling)
-            busy += scheduler.take(drawn_J2S[:, 0].astype(np.int32), drawn_J2S[:, 1])
+            busy += scheduler.take(*self._run_steps(run, sampling))
             steps += run.num_steps
             faults.reach(f"{fault}.inside")
         responses = scheduler.responses()
@@ -133,15 +132,16 @@ class NativeEngine:
         inverse = 1.0 if greedy else 1.0 / settings.temperature
         return Tensor(np.full(self._num_slots, inverse, np.float32)), Tensor(np.full(self._num_slots, greedy))
 
-    def _run_steps(self, run: DecodeRun, sampling: tuple[Tensor, Tensor]) -> Float32Array:
-        """Ids and log-probs float32 [J, 2, S] of a run's steps, each fed with what the one before it drew. Nobody waits
-        for a step but the last."""
+    def _run_steps(self, run: DecodeRun, sampling: tuple[Tensor, Tensor]) -> tuple[Int32Array, Float32Array]:
+        """Ids and log-probs [J, S] of a run's steps, each fed with what the one before it drew. The host waits once,
+        for the last one."""
         ids_S, table_SP = Tensor(run.ids_S), Tensor(run.table_SP)
         num_rows_1 = Tensor(np.array([run.num_rows], np.int32))
-        drawn: list[Tensor] = []
+        ids: list[Tensor] = []
+        logprobs: list[Tensor] = []
         with paged_kernels():
             for step in range(run.num_steps):
-                ids_S, drawn_2S = self._decode(
+                ids_S, logprobs_S = self._decode(
                     ids_S,
                     Tensor(run.positions_JS[step]),
                     Tensor(run.cache_rows_JS[step]),
@@ -151,12 +151,14 @@ class NativeEngine:
                     Tensor(run.positions_JS[step] + np.int32(1)),
                     num_rows_1,
                 )
-                drawn.append(drawn_2S)
+                ids.append(ids_S)
+                logprobs.append(logprobs_S)
         if self._tokens_per_look == 1:
-            return drawn[0].asnumpy()[None]
-        # Always as many, so that there is one graph.
-        padded = [*drawn, *[drawn[-1]] * (self._tokens_per_look - len(drawn))]
-        return self._collect(*padded).asnumpy()[: len(drawn)]
+            return ids[0].asnumpy()[None], logprobs[0].asnumpy()[None]
+        for drawn in (ids, logprobs):  # always as many, so that there is one graph
+            drawn.extend(drawn[-1:] * (self._tokens_per_look - run.num_steps))
+        ids_JS, logprobs_JS = self._collect(*ids, *logprobs).asnumpy()[:, : run.num_steps]
+        return ids_JS.astype(np.int32), logprobs_JS
 
     def _run_prompts(self, rows: Sequence[PrefillRow]) -> None:
         """Sequences that go on behind a pre-emption may be longer than any prompt: each is a prefill of its own."""

@@ -107,8 +107,7 @@ class DecodeStep(nn.Cell):
         batch_valid_length: Tensor,
         num_rows_1: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Next ids int32 [S], and float32 [2, S] with the same ids (exact below 2^24) and their log-probs, for the
-        host.
+        """Next ids int32 [S] and their log-probs float32 [S].
 
         ids_S, positions_S: int32, the token fed to each row and its position; idle rows feed anything to column 0.
         cache_rows_S: int32, where its key and value go. table_SP: int32, the blocks of each row's sequence.
@@ -130,8 +129,7 @@ class DecodeStep(nn.Cell):
         logits_SV = self.logits(model.norm(x_SH), output_weight_VH)
         logits_SV = self.gather_columns(ops.cast(logits_SV, ms.float32))
         drawn_S, logprobs_S = self.sampler(logits_SV, uniforms_S, inverse_temperature_S, greedy_S)
-        drawn_S, logprobs_S = self.from_first_rank(drawn_S, logprobs_S)
-        return drawn_S, ops.stack((ops.cast(drawn_S, ms.float32), logprobs_S))
+        return self.from_first_rank(drawn_S, logprobs_S)
 
 
 class Collect(nn.Cell):
@@ -140,6 +138,8 @@ class Collect(nn.Cell):
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
 
-    def construct(self, *drawn_2S: Tensor) -> Tensor:
-        """float32 [J, 2, S]."""
-        return ops.stack(drawn_2S)
+    def construct(self, *drawn_S: Tensor) -> Tensor:
+        """Ids (exact below 2^24) and log-probs, float32 [2, J, S]. drawn_S: the ids of all steps, then log-probs."""
+        num_steps = len(drawn_S) // 2
+        ids_JS, logprobs_JS = ops.stack(drawn_S[:num_steps]), ops.stack(drawn_S[num_steps:])
+        return ops.stack((ops.cast(ids_JS, ms.float32), logprobs_JS))
