@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from mindgspo.config import ExperimentConfig
+from mindgspo.config.cache import cache_budget_problems
 from mindgspo.config.schema import SwapSection
 from mindgspo.data import PromptDataset
 from mindgspo.data.progress import PreparationProgress
@@ -160,17 +161,21 @@ def _rows(task: EvalTask, tokenizer: Tokenizer, scorer: Scorer, folder: Path) ->
 
 def _sized(config: ExperimentConfig, opened: Sequence[tuple[EvalTask, PromptDataset]]) -> ExperimentConfig:
     """The configuration that the engine of all tasks is built with: room for the longest prompt, no more slots than
-    there is to answer. Raises ConfigError where the model has too few positions."""
+    there is to answer. Raises ConfigError where the model has too few positions, or the cache too few
+    blocks."""
     rollout, positions = config.rollout, config.model.max_position_embeddings
     task, prompt = max(((task, prompt) for task, rows in opened for prompt in rows), key=lambda pair: pair[1].ids.size)
     _check_positions(task, prompt, rollout.max_new_tokens, positions)
     slots = min(rollout.slots, max(len(rows) for _, rows in opened) * config.eval.num_samples)
-    return config.model_copy(
+    sized = config.model_copy(
         update={
             "data": config.data.model_copy(update={"max_prompt_length": prompt.ids.size}),
             "rollout": rollout.model_copy(update={"slots": slots, "num_generations": config.eval.num_samples}),
         }
     )
+    for problem in cache_budget_problems(sized):
+        raise ConfigError(f"{task.label}, whose longest prompt has {prompt.ids.size} tokens: {problem}")
+    return sized
 
 
 def _check_positions(task: EvalTask, prompt: Prompt, max_new_tokens: int, positions: int) -> None:
