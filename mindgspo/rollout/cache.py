@@ -173,22 +173,23 @@ def decode_attention(cache: PagedCache) -> nn.Cell:
 
 
 class CopyBlocks(nn.Cell):
-    """Copies whole blocks: what siblings have of their prompt beside its full blocks."""
+    """Copies the first `num_tokens` of blocks: what siblings have of their prompt beside its full blocks."""
 
-    def __init__(self, cache: PagedCache) -> None:
+    def __init__(self, cache: PagedCache, num_tokens: int) -> None:
         super().__init__(auto_prefix=False)
         self.cache = cache.matrices
+        self.num_tokens = num_tokens
         self.rows = (-1, cache.num_kv_heads, cache.head_dim)
         self.gather = ops.Gather()
         self.store = StoreOp(cache)
 
     def construct(self, sources_W: Tensor, cache_rows_M: Tensor) -> Tensor:
-        """sources_W: int32, blocks. cache_rows_M: int32, where each of their tokens goes."""
+        """sources_W: int32, blocks. cache_rows_M: int32 [W * num_tokens], where each of their first tokens goes."""
         places = self.store.places(cache_rows_M)
         done = ()
         for i in range(len(self.cache) // 2):
             keys, values = self.cache[2 * i], self.cache[2 * i + 1]
-            key_MBD = self.gather(keys, sources_W, 0).reshape(self.rows)
-            value_MBD = self.gather(values, sources_W, 0).reshape(self.rows)
+            key_MBD = self.gather(keys, sources_W, 0)[:, : self.num_tokens].reshape(self.rows)
+            value_MBD = self.gather(values, sources_W, 0)[:, : self.num_tokens].reshape(self.rows)
             done += self.store(keys, values, key_MBD, value_MBD, places)
         return ops.depend(sources_W, done)

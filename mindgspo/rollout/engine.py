@@ -64,7 +64,9 @@ class NativeEngine:
         self._cache = PagedCache(model, num_blocks=num_blocks, num_columns=num_columns, dtype=cache_dtype, block=block)
         team = model.place.model_ranks
         self._prefill = GraphOfRanks(Prefill(model, self._cache), team)
-        self._copy_blocks = CopyBlocks(self._cache)
+        # The rest of a prompt is no longer than the prompt.
+        self._copied_tokens = min(block, self._prompt_columns)
+        self._copy_blocks = CopyBlocks(self._cache, self._copied_tokens)
         self._decode = GraphOfRanks(DecodeStep(model, self._cache, TokenSampler(top_k=top_k, top_p=top_p)), team)
         self._collect = Collect()
         # Copying a few blocks per graph keeps admission cheap; a wider graph would mostly copy padding.
@@ -192,8 +194,8 @@ class NativeEngine:
             self._prefill(Tensor(ids_QL), Tensor(positions_QL), segments, Tensor(cache_rows_QL.reshape(-1)))
 
     def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks, (source, target) each."""
-        within = np.arange(self._cache.block, dtype=np.int32)
+        """Copy the rest of a prompt from block to block, (source, target) each."""
+        within = np.arange(self._copied_tokens, dtype=np.int32)
         with paged_kernels():
             for some in _in_parts(copies, self._copy_width):
                 sources_W, targets_W = np.array(some, np.int32).T
