@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import hypothesis
@@ -48,6 +49,24 @@ def cpu_runtime() -> None:
     from mindgspo.parallel.runtime import set_up_runtime
 
     set_up_runtime("CPU")
+
+
+@pytest.fixture(scope="module")
+def composed_runtime(cpu_runtime) -> Iterator[None]:
+    """Cells of the module's tests are composed of MindSpore's small ops, as on the auto_parallel path."""
+    from mindgspo.parallel.device_ops import composed_ops
+
+    with composed_ops():
+        yield
+
+
+@pytest.fixture(params=["kernels", "composed"])
+def form(request: pytest.FixtureRequest, cpu_runtime) -> Iterator[str]:
+    """Of the operators that a test builds: both, one after the other."""
+    from mindgspo.parallel.device_ops import composed_ops
+
+    with composed_ops() if request.param == "composed" else nullcontext():
+        yield request.param
 
 
 @pytest.fixture(scope="session")

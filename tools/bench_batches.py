@@ -96,7 +96,7 @@ def figures(samples: Sequence[TrainingSample], layout: BatchLayout) -> dict[str,
     started = time.perf_counter()
     batches = micro_batches(samples, layout)
     seconds = time.perf_counter() - started
-    metrics = batch_metrics([batches], layout.replicas)
+    metrics = batch_metrics([batches], layout)
     predicted = sum(int(batch.mask_NK.sum()) for batch in batches)
     shapes = {(batch.ids_RT.shape, batch.mask_NK.shape, batch.predict_P.shape) for batch in batches}
     return {

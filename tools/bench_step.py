@@ -33,11 +33,13 @@ from mindspore import Tensor, ops
 from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.algorithms.optim.manual import SingleUpdate
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, with_recipe
-from mindgspo.data.rows import TrainingSample, lay_out, scattered
+from mindgspo.data.micro_batches import BatchLayout, largest_shape, micro_batches
+from mindgspo.data.rows import TrainingSample, scattered
 from mindgspo.metrics import peak_rss_mb
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer
 from mindgspo.models.weights import initialize_weights
+from mindgspo.parallel.device_ops import takes_packed
 from mindgspo.parallel.runtime import set_up_runtime
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
@@ -138,6 +140,10 @@ class StepBench:
             )
             for index in range(NUM_PROMPTS)
         ]
+        layout = BatchLayout(samples_per_micro_batch=MINI_BATCH, length_multiple=PROMPT_LENGTH, pad_id=0)
+        longest = PROMPT_LENGTH + max_new_tokens
+        shape = largest_shape(layout, num_samples=MINI_BATCH, longest=longest, slots=max_new_tokens)
+        self.layout = replace(layout, one_shape=shape if takes_packed(self.model) else None)
         self.version = 0
         self.shapes: set[tuple[int, ...]] = set()
         self.mini_batches: list[list[Batch]] = []
@@ -206,12 +212,7 @@ class StepBench:
             for number, response in enumerate(responses)
         ]
         mini_batches = [
-            lay_out(
-                samples[start : start + MINI_BATCH],
-                samples_per_micro_batch=MINI_BATCH,
-                length_multiple=PROMPT_LENGTH,
-                pad_id=0,
-            )
+            micro_batches(samples[start : start + MINI_BATCH], self.layout)
             for start in range(0, len(samples), MINI_BATCH)
         ]
         scores = iter(self.old_policy.score([batch for batches in mini_batches for batch in batches]))

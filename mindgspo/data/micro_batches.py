@@ -22,6 +22,7 @@ from mindgspo.data.rows import (
     TrainingSample,
     batch_of,
     denominators,
+    in_one_row,
     lay_out,
     longest_first,
     round_up,
@@ -42,6 +43,7 @@ class BatchLayout:
     row from which on that costs more than all the rest. length_multiple: row lengths
     are multiples of it. replicas: data-parallel ones. in_rounds: they compute `round_size` micro-batches each in one
     graph, which should have one shape. balanced: replicas get equal shares of the work, instead of what comes by turns.
+    one_shape: see `rows.in_one_row`; None: batches have the shapes that their samples ask for.
     """
 
     samples_per_micro_batch: int | None = None
@@ -55,12 +57,28 @@ class BatchLayout:
     in_rounds: bool = False
     round_size: int = 1
     balanced: bool = False
+    one_shape: BatchSize | None = None
 
 
 def micro_batches(samples: Samples, layout: BatchLayout) -> list[Batch]:
     """Every sample in one of them. Longest samples first where they are not packed. Raises nothing: a sample longer
     than the budget is a mistake of ours, for `config.rules` refuses the budget."""
-    return _packed(samples, layout) if layout.packing else _unpacked(samples, layout)
+    batches = _packed(samples, layout) if layout.packing else _unpacked(samples, layout)
+    return batches if layout.one_shape is None else [in_one_row(batch, layout.one_shape) for batch in batches]
+
+
+def largest_shape(layout: BatchLayout, *, num_samples: int, longest: int, slots: int) -> BatchSize:
+    """For `BatchLayout.one_shape`: of micro-batches of a mini-batch of `num_samples` samples, whose longest one has
+    `longest` tokens and `slots` response tokens. It costs memory in the inputs of graphs alone."""
+    rows, row_length = layout.samples_per_micro_batch, round_up(longest, layout.length_multiple)
+    slots = round_up(slots, layout.length_multiple)
+    if rows is not None:
+        rows = min(rows, num_samples)
+        return BatchSize(rows=rows, row_length=row_length, samples=rows, slots=slots)
+    assert layout.max_tokens_per_micro_batch is not None
+    tokens = max(layout.max_tokens_per_micro_batch, row_length)
+    samples = min(num_samples, tokens)
+    return BatchSize(rows=1, row_length=tokens, samples=samples, slots=slots, predictions=min(tokens, samples * slots))
 
 
 def few(number: int, *, multiple: int = 1, parts: int = 4) -> int:
@@ -222,15 +240,18 @@ def _packed_size(by_replica: Sequence[Sequence[Rows]], row_length: int, layout: 
     )
 
 
-def batch_metrics(mini_batches: Sequence[Sequence[Batch]], replicas: int) -> dict[str, float]:
+def batch_metrics(mini_batches: Sequence[Sequence[Batch]], layout: BatchLayout) -> dict[str, float]:
     """Means over the updates. global_seqlen/min, max, minmax_diff: tokens of a replica if each took as many samples, in
-    the order of the step; balanced_min, balanced_max: as they are; mean: of both. padding_share: of all token slots."""
+    the order of the step; balanced_min, balanced_max: as they are; mean: of both. padding_share: of the token slots
+    that are computed. layout: what made the batches."""
     if not mini_batches:
         return {}
+    replicas = layout.replicas
     plain = [_extremes(_in_order(batches, replicas)) for batches in mini_batches]
     found = [_extremes(tokens_of_replicas(batches, replicas)) for batches in mini_batches]
     batches = [batch for batches in mini_batches for batch in batches]
     tokens = sum(num_tokens(batch) for batch in batches)
+    computed = tokens if layout.one_shape is not None else sum(batch.ids_RT.size for batch in batches)
     smallest, largest = np.mean(plain, axis=0)
     balanced = np.mean(found, axis=0)
     return {
@@ -240,7 +261,7 @@ def batch_metrics(mini_batches: Sequence[Sequence[Batch]], replicas: int) -> dic
         "global_seqlen/balanced_min": float(balanced[0]),
         "global_seqlen/balanced_max": float(balanced[1]),
         "global_seqlen/mean": tokens / len(mini_batches) / replicas,
-        "training/padding_share": 1.0 - tokens / sum(batch.ids_RT.size for batch in batches),
+        "training/padding_share": 1.0 - tokens / computed,
         "training/micro_batches_per_update": len(batches) / len(mini_batches) / replicas,
     }
 

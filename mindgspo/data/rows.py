@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -134,6 +135,54 @@ def batch_of(rows: Sequence[Sequence[TrainingSample]], size: BatchSize, pad_id: 
     )
 
 
+class PackedTokens(NamedTuple):
+    """A batch's real tokens without padding between them, and where its predictions are made.
+
+    ids_1M, positions_1M: int32, as many slots as the batch has; real tokens stand in front. ends_N: int32, where each
+    sample ends among them, the last one's end again for samples that are not there. predict_P: as of `Batch`, -1 where
+    nobody reads the prediction.
+    """
+
+    ids_1M: Int32Array
+    positions_1M: Int32Array
+    ends_N: Int32Array
+    predict_P: Int32Array
+
+
+def packed_tokens(batch: Batch) -> PackedTokens:
+    """The same batch for kernels, which compute what is in use."""
+    segments_M, row_length = batch.segments_RT.reshape(-1), batch.ids_RT.shape[1]
+    real = np.flatnonzero(segments_M)
+    new_place_M = np.cumsum(segments_M > 0, dtype=np.int32) - 1
+    sample_of = real // row_length * (int(segments_M.max(initial=0)) + 1) + segments_M[real]
+    ends = np.flatnonzero(np.diff(sample_of, append=-1)) + 1
+    ends_N = np.full(batch.samples_N.size, real.size, np.int32)
+    ends_N[: ends.size] = ends
+    is_read_P = np.zeros(batch.predict_P.size, bool)
+    is_read_P[batch.place_NK[batch.mask_NK]] = True
+    ids_1M, positions_1M = np.zeros((2, 1, segments_M.size), np.int32)
+    ids_1M[0, : real.size] = batch.ids_RT.reshape(-1)[real]
+    positions_1M[0, : real.size] = batch.positions_RT.reshape(-1)[real]
+    predict_P = np.where(is_read_P, new_place_M[batch.predict_P], -1).astype(np.int32)
+    return PackedTokens(ids_1M, positions_1M, ends_N, predict_P)
+
+
+def in_one_row(batch: Batch, size: BatchSize) -> Batch:
+    """The same samples in one row of the length of all of `size`'s, and padded to its other sizes: for kernels, to
+    which padding costs nothing, so that batches of all lengths have one graph. What is larger than `size` stays so."""
+    packed, samples = packed_tokens(batch), max(size.samples, batch.samples_N.size)
+    num_real, slots = int(packed.ends_N[-1]), max(size.slots, batch.mask_NK.shape[1])
+    row_length = max(size.rows * size.row_length, num_real)
+    predictions = max(size.predictions or size.samples * size.slots, batch.predict_P.size)
+    shapes = {"_NK": (samples, slots), "_P": (predictions,), "_N": (samples,)}
+    ids_RT, positions_RT, segments_RT = np.zeros((3, 1, row_length), np.int32)
+    ids_RT[0, :num_real] = packed.ids_1M[0, :num_real]
+    positions_RT[0, :num_real] = packed.positions_1M[0, :num_real]
+    segments_RT[0, :num_real] = np.searchsorted(packed.ends_N, np.arange(num_real), side="right") + 1
+    rows = {"ids_RT": ids_RT, "positions_RT": positions_RT, "segments_RT": segments_RT}
+    return _padded(replace(batch, predict_P=np.maximum(packed.predict_P, 0), **rows), shapes)
+
+
 def gathered(batches: Iterable[Batch], arrays_NK: Iterable[Float32Array], num_samples: int) -> list[Float32Array]:
     """The rows of the batches' arrays by sample number, each cut to its real tokens; empty for numbers in no batch."""
     rows = [np.zeros(0, np.float32)] * num_samples
@@ -186,8 +235,9 @@ def filler_like(batch: Batch) -> Batch:
 
 
 def _padded(batch: Batch, shapes: Mapping[str, tuple[int, ...]]) -> Batch:
-    """shapes: by the end of an array's name."""
-    own, width = batch.ids_RT.shape[1], shapes["_RT"][1]
+    """shapes: by the end of an array's name; others stay."""
+    own = batch.ids_RT.shape[1]
+    width = shapes["_RT"][1] if "_RT" in shapes else own
     arrays = {}
     for name in batch.__slots__:
         shape = shapes.get(name[name.rfind("_") :])

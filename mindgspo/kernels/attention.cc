@@ -1,14 +1,19 @@
 // Attention over sequences of their own lengths, its gradients, and attention of one query over a cache in blocks.
 //
 // Scores exist for a block of kQueries x kKeys at a time. One task computes what belongs to one sequence and one
-// key/value head, in a fixed order, so that no two tasks write the same gradient.
+// key/value head, in a fixed order, so that no two tasks write the same gradient. A query's result is the same, bit for
+// bit, among all queries of its sequence and alone over a float32 cache.
 // Legend: T tokens, N query heads, K key/value heads, D head size of q and k, E of v.
 #include "common.h"
 
 namespace mindgspo {
 namespace {
 
-constexpr int64_t kQueries = 64, kKeys = 128;
+constexpr int64_t kQueries = 56, kKeys = 128;
+static_assert(kKeys % kPanel == 0, "blocks of keys are whole panels");
+
+// Columns of a block of scores that are computed: whole panels.
+int64_t computed(int64_t keys) { return panels_of(keys) * kPanel; }
 
 int64_t rounded_up(int64_t n) { return (n + 15) / 16 * 16; }  // rows of work memory start at cache lines
 
@@ -118,33 +123,61 @@ Matrix matrix_of(const float* x, int64_t rows, int64_t columns, int64_t stride) 
   return {x, kFloat32, rows, columns, stride, 1};
 }
 
-Matrix transposed_of(const float* x, int64_t rows, int64_t columns, int64_t stride) {  // of x [columns, rows]
-  return {x, kFloat32, rows, columns, 1, stride};
-}
-
 float& statistic(const Tensor& x, int64_t batch, int64_t token, int64_t head) {
   return *reinterpret_cast<float*>(element(x, batch * x.strides[0] + token * x.strides[1] + head * x.strides[2]));
 }
 
-// Sequence and key/value head of a task, and their keys and values in float32 (rows kd and ke apart).
+// What a query has seen so far: the highest score, the sum of exp(score - highest), and that sum weighted by values.
+struct Softmax {
+  float top = -INFINITY, weight = 0.0f;
+
+  float anchor() const { return top == -INFINITY ? 0.0f : top; }
+  // `scores` of n more keys become their weights.
+  void add(float* scores, int64_t n, float* sums, int64_t size) {
+    const float old = top;
+    top = std::max(old, max_of(scores, n));  // a NaN comes back in the sum of exponentials
+    const float anchored = anchor(), shrink = exp_of(old - anchored);
+    for (int64_t j = 0; j < n; ++j) scores[j] = exp_of(scores[j] - anchored);
+    weight = weight * shrink + sum_of(n, [&](int64_t j) { return scores[j]; });
+    for (int64_t j = 0; j < size; ++j) sums[j] *= shrink;
+  }
+  void finish(float* sums, int64_t size) const {
+    const float factor = weight == 0.0f ? 0.0f : 1.0f / weight;
+    for (int64_t j = 0; j < size; ++j) sums[j] *= factor;
+  }
+};
+
+// Sequence and key/value head of a task, and the panels that its queries are multiplied with.
 struct KeysAndValues {
   const Problem& p;
   const Sequence& one;
-  int64_t sequence, kv_head, kd, ke;
-  float *keys, *values;
+  int64_t sequence, kv_head, ke;
+  Matrix keys, values;
 
   KeysAndValues(const Problem& p, int64_t task)
       : p(p), one(p.sequences[task / p.k.shape[2]]), sequence(task / p.k.shape[2]), kv_head(task % p.k.shape[2]),
-        kd(rounded_up(p.d)), ke(rounded_up(p.e)), keys(scratch(kWork0, one.keys * kd)),
-        values(scratch(kWork1, one.keys * ke)) {
-    read_matrix(head_of(p.k, one.batch, one.k_first, one.keys, kv_head), keys, kd);
-    read_matrix(head_of(p.v, one.batch, one.k_first, one.keys, kv_head), values, ke);
+        ke(rounded_up(p.e)), keys(head_of(p.k, one.batch, one.k_first, one.keys, kv_head)),
+        values(head_of(p.v, one.batch, one.k_first, one.keys, kv_head)) {}
+
+  // Panels of x^T [size, keys], whose columns are the keys.
+  static float* by_columns(Slot slot, const Matrix& x) {
+    float* panels = scratch(slot, packed_size(x.columns, x.rows));
+    pack(transposed(x), panels, kFloat32, 1);
+    return panels;
+  }
+  // Panels of x [keys, size], those of each block of keys by themselves.
+  static float* by_blocks(Slot slot, const Matrix& x) {
+    float* panels = scratch(slot, packed_size(x.rows, x.columns));
+    for (int64_t first = 0; first < x.rows; first += kKeys)
+      pack(part(x, first, std::min(kKeys, x.rows - first), 0, x.columns), panels + packed_size(first, x.columns), kFloat32,
+           1);
+    return panels;
   }
 
-  // scores [queries, keys] of a block, -inf where a key is not seen.
-  void scores(const float* queries, int64_t head, int64_t query0, int64_t count, int64_t key0, int64_t n,
-              float* out) const {
-    multiply(matrix_of(queries, count, p.d, kd), transposed_of(keys + key0 * kd, p.d, n, kd), out, kKeys, false);
+  // scores [count, keys] of a block, -inf where a key is not seen.
+  void scores(const float* of_keys, const float* queries, int64_t stride, int64_t head, int64_t query0, int64_t count,
+              int64_t key0, int64_t n, float* out) const {
+    multiply_packed(matrix_of(queries, count, p.d, stride), of_keys + key0 * p.d, computed(n), out, kKeys, false);
     p.apply_mask(one, sequence, head, query0, count, key0, n, out);
   }
 
@@ -154,44 +187,36 @@ struct KeysAndValues {
     int64_t first, last, unused;
     p.bounds(one, query0, &first, &unused);
     p.bounds(one, query0 + count - 1, &unused, &last);
-    for (int64_t key0 = first / kKeys * kKeys; key0 < last; key0 += kKeys) body(key0, std::min(kKeys, one.keys - key0));
+    for (int64_t key0 = first / kKeys * kKeys; key0 < last; key0 += kKeys) body(key0, std::min(kKeys, last - key0));
   }
 };
 
 void forward_of(const Problem& p, int64_t task, const Tensor& highest, const Tensor& total, const Tensor& out) {
   const KeysAndValues kv(p, task);
   const Sequence& one = kv.one;
-  float* queries = scratch(kWork2, kQueries * kv.kd);
+  const int64_t kd = rounded_up(p.d);
+  const float *of_keys = kv.by_columns(kWork0, kv.keys), *of_values = kv.by_blocks(kWork1, kv.values);
+  float* queries = scratch(kWork2, kQueries * kd);
   float* scores = scratch(kWork3, kQueries * kKeys);
   float* sums = scratch(kWork4, kQueries * kv.ke);
   for (int64_t head = kv.kv_head * p.group; head < (kv.kv_head + 1) * p.group; ++head) {
     for (int64_t query0 = 0; query0 < one.queries; query0 += kQueries) {
       const int64_t count = std::min(kQueries, one.queries - query0);
-      float top[kQueries], weight[kQueries] = {};
-      std::fill(top, top + kQueries, -INFINITY);
+      Softmax rows[kQueries];
       std::fill(sums, sums + kQueries * kv.ke, 0.0f);
-      read_matrix(head_of(p.q, one.batch, one.q_first + query0, count, head), queries, kv.kd);
+      read_matrix(head_of(p.q, one.batch, one.q_first + query0, count, head), queries, kd);
       kv.for_blocks(query0, count, [&](int64_t key0, int64_t n) {
-        kv.scores(queries, head, query0, count, key0, n, scores);
-        for (int64_t i = 0; i < count; ++i) {
-          float* row = scores + i * kKeys;
-          const float old = top[i];
-          top[i] = std::max(old, max_of(row, n));  // a NaN comes back in the sum of exponentials
-          const float anchor = top[i] == -INFINITY ? 0.0f : top[i], shrink = exp_of(old - anchor);
-          for (int64_t j = 0; j < n; ++j) row[j] = exp_of(row[j] - anchor);
-          weight[i] = weight[i] * shrink + sum_of(n, [&](int64_t j) { return row[j]; });
-          for (int64_t j = 0; j < p.e; ++j) sums[i * kv.ke + j] *= shrink;
-        }
-        multiply(matrix_of(scores, count, n, kKeys), matrix_of(kv.values + key0 * kv.ke, n, p.e, kv.ke), sums, kv.ke,
-                 true);
+        kv.scores(of_keys, queries, kd, head, query0, count, key0, n, scores);
+        for (int64_t i = 0; i < count; ++i) rows[i].add(scores + i * kKeys, n, sums + i * kv.ke, p.e);
+        multiply_packed(matrix_of(scores, count, n, kKeys), of_values + packed_size(key0, p.e), p.e, sums, kv.ke, true,
+                        std::min(kKeys, one.keys - key0));
       });
       for (int64_t i = 0; i < count; ++i) {
-        const float factor = weight[i] == 0.0f ? 0.0f : 1.0f / weight[i];
-        for (int64_t j = 0; j < p.e; ++j) sums[i * kv.ke + j] *= factor;
+        rows[i].finish(sums + i * kv.ke, p.e);
         for (int64_t lane = 0; lane < highest.shape[3]; ++lane)
-          (&statistic(highest, one.batch, one.q_first + query0 + i, head))[lane * highest.strides[3]] = top[i];
+          (&statistic(highest, one.batch, one.q_first + query0 + i, head))[lane * highest.strides[3]] = rows[i].top;
         for (int64_t lane = 0; lane < total.shape[3]; ++lane)
-          (&statistic(total, one.batch, one.q_first + query0 + i, head))[lane * total.strides[3]] = weight[i];
+          (&statistic(total, one.batch, one.q_first + query0 + i, head))[lane * total.strides[3]] = rows[i].weight;
       }
       write_matrix(head_of(out, one.batch, one.q_first + query0, count, head), sums, kv.ke);
     }
@@ -205,36 +230,41 @@ struct Gradients {
 void backward_of(const Problem& p, int64_t task, const Gradients& g) {
   const KeysAndValues kv(p, task);
   const Sequence& one = kv.one;
-  float* queries = scratch(kWork2, kQueries * kv.kd);
-  float* weights = scratch(kWork3, kQueries * kKeys);  // softmax of a block
-  float* of_out = scratch(kWork4, kQueries * kv.ke);
-  float* d_scores = scratch(kWork5, kQueries * kKeys);
-  float* d_queries = scratch(kWork6, kQueries * kv.kd);
-  float* d_keys = scratch(kWork7, one.keys * kv.kd);
-  float* d_values = scratch(kWork8, one.keys * kv.ke);
-  float* outputs = scratch(kWork9, kQueries * kv.ke);
-  std::fill(d_keys, d_keys + one.keys * kv.kd, 0.0f);
-  std::fill(d_values, d_values + one.keys * kv.ke, 0.0f);
+  const int64_t kd = rounded_up(p.d), ke = kv.ke;
+  const float *of_keys = kv.by_columns(kWork0, kv.keys), *of_values = kv.by_columns(kWork1, kv.values);
+  const float* keys = kv.by_blocks(kWork2, kv.keys);
+  float* queries = scratch(kWork3, kQueries * (kd + 2 * ke));
+  float *of_out = queries + kQueries * kd, *outputs = of_out + kQueries * ke;
+  float* query_panels = scratch(kWork4, packed_size(kQueries, p.d) + packed_size(kQueries, p.e));
+  float* out_panels = query_panels + packed_size(kQueries, p.d);
+  float* weights = scratch(kWork5, 2 * kQueries * kKeys);  // softmax of a block
+  float* d_scores = weights + kQueries * kKeys;
+  float* d_queries = scratch(kWork6, kQueries * kd);
+  float* d_keys = scratch(kWork7, one.keys * kd);
+  float* d_values = scratch(kWork8, one.keys * ke);
+  std::fill(d_keys, d_keys + one.keys * kd, 0.0f);
+  std::fill(d_values, d_values + one.keys * ke, 0.0f);
   for (int64_t head = kv.kv_head * p.group; head < (kv.kv_head + 1) * p.group; ++head) {
     for (int64_t query0 = 0; query0 < one.queries; query0 += kQueries) {
       const int64_t count = std::min(kQueries, one.queries - query0), token0 = one.q_first + query0;
       float anchor[kQueries], factor[kQueries], delta[kQueries];
-      read_matrix(head_of(p.q, one.batch, token0, count, head), queries, kv.kd);
-      read_matrix(head_of(g.d_out, one.batch, token0, count, head), of_out, kv.ke);
-      read_matrix(head_of(g.out, one.batch, token0, count, head), outputs, kv.ke);
+      read_matrix(head_of(p.q, one.batch, token0, count, head), queries, kd);
+      read_matrix(head_of(g.d_out, one.batch, token0, count, head), of_out, ke);
+      read_matrix(head_of(g.out, one.batch, token0, count, head), outputs, ke);
+      pack(matrix_of(queries, count, p.d, kd), query_panels, kFloat32, 1);
+      pack(matrix_of(of_out, count, p.e, ke), out_panels, kFloat32, 1);
       for (int64_t i = 0; i < count; ++i) {
-        const float top = statistic(g.highest, one.batch, token0 + i, head);
-        const float weight = statistic(g.total, one.batch, token0 + i, head);
-        anchor[i] = top == -INFINITY ? 0.0f : top;
-        factor[i] = weight == 0.0f ? 0.0f : 1.0f / weight;
-        const float *dy = of_out + i * kv.ke, *y = outputs + i * kv.ke;
+        const Softmax seen{statistic(g.highest, one.batch, token0 + i, head),
+                           statistic(g.total, one.batch, token0 + i, head)};
+        anchor[i] = seen.anchor();
+        factor[i] = seen.weight == 0.0f ? 0.0f : 1.0f / seen.weight;
+        const float *dy = of_out + i * ke, *y = outputs + i * ke;
         delta[i] = sum_of(p.e, [&](int64_t j) { return dy[j] * y[j]; });
       }
-      std::fill(d_queries, d_queries + count * kv.kd, 0.0f);
+      std::fill(d_queries, d_queries + count * kd, 0.0f);
       kv.for_blocks(query0, count, [&](int64_t key0, int64_t n) {
-        kv.scores(queries, head, query0, count, key0, n, weights);
-        multiply(matrix_of(of_out, count, p.e, kv.ke), transposed_of(kv.values + key0 * kv.ke, p.e, n, kv.ke), d_scores,
-                 kKeys, false);
+        kv.scores(of_keys, queries, kd, head, query0, count, key0, n, weights);
+        multiply_packed(matrix_of(of_out, count, p.e, ke), of_values + key0 * p.e, computed(n), d_scores, kKeys, false);
         for (int64_t i = 0; i < count; ++i) {
           float *weight = weights + i * kKeys, *d_score = d_scores + i * kKeys;
           for (int64_t j = 0; j < n; ++j) {
@@ -242,49 +272,69 @@ void backward_of(const Problem& p, int64_t task, const Gradients& g) {
             d_score[j] = weight[j] * (d_score[j] - delta[i]) * p.scale;
           }
         }
-        multiply(matrix_of(d_scores, count, n, kKeys), matrix_of(kv.keys + key0 * kv.kd, n, p.d, kv.kd), d_queries,
-                 kv.kd, true);
-        multiply(transposed_of(d_scores, n, count, kKeys), matrix_of(queries, count, p.d, kv.kd),
-                 d_keys + key0 * kv.kd, kv.kd, true);
-        multiply(transposed_of(weights, n, count, kKeys), matrix_of(of_out, count, p.e, kv.ke),
-                 d_values + key0 * kv.ke, kv.ke, true);
+        const Matrix of_scores = matrix_of(d_scores, count, n, kKeys), of_weights = matrix_of(weights, count, n, kKeys);
+        multiply_packed(of_scores, keys + packed_size(key0, p.d), p.d, d_queries, kd, true,
+                        std::min(kKeys, one.keys - key0));
+        multiply_packed(transposed(of_scores), query_panels, p.d, d_keys + key0 * kd, kd, true);
+        multiply_packed(transposed(of_weights), out_panels, p.e, d_values + key0 * ke, ke, true);
       });
-      write_matrix(head_of(g.d_q, one.batch, token0, count, head), d_queries, kv.kd);
+      write_matrix(head_of(g.d_q, one.batch, token0, count, head), d_queries, kd);
     }
   }
-  write_matrix(head_of(g.d_k, one.batch, one.k_first, one.keys, kv.kv_head), d_keys, kv.kd);
-  write_matrix(head_of(g.d_v, one.batch, one.k_first, one.keys, kv.kv_head), d_values, kv.ke);
+  write_matrix(head_of(g.d_k, one.batch, one.k_first, one.keys, kv.kv_head), d_keys, kd);
+  write_matrix(head_of(g.d_v, one.batch, one.k_first, one.keys, kv.kv_head), d_values, ke);
 }
 
-// Sequence `s` and key/value head `kv_head` of paged attention.
-void paged_of(const Tensor& q, const Tensor& key_cache, const Tensor& value_cache, const Tensor& table, int64_t length,
-              float scale, const Tensor& out, int64_t s, int64_t kv_head) {
-  const int64_t d = q.shape[2], size = key_cache.shape[1], group = q.shape[1] / key_cache.shape[2];
-  float* keys = scratch(kWork0, length * d);
-  float* values = scratch(kWork1, length * d);
-  float* weights = scratch(kWork2, group * length);
-  float* results = scratch(kWork3, group * d);
-  for (int64_t token = 0; token < length; token += size) {
-    const int64_t block = integer_at(table, s * table.strides[0] + token / size * table.strides[1]);
-    const int64_t n = std::min(size, length - token);
-    read_matrix(head_of(key_cache, block, 0, n, kv_head), keys + token * d, d);
-    read_matrix(head_of(value_cache, block, 0, n, kv_head), values + token * d, d);
+// What paged attention is given, checked. Blocks of other sizes than kKeys are brought together to that.
+struct Pages {
+  const Tensor &q, &keys, &values, &table;
+  std::vector<int64_t> lengths;
+  float scale;
+
+  int64_t block(int64_t s, int64_t at) const {
+    return integer_at(table, s * table.strides[0] + at * table.strides[1]);
   }
+  // Tokens key0 .. key0 + n of a sequence, [n, D]; computed(n) of them can be read.
+  Matrix tokens(const Tensor& cache, Slot slot, int64_t s, int64_t kv_head, int64_t key0, int64_t n) const {
+    const int64_t size = cache.shape[1];
+    if (size == kKeys) return head_of(cache, block(s, key0 / size), 0, kKeys, kv_head);
+    const int64_t d = cache.shape[3];
+    float* copies = scratch(slot, kKeys * d);
+    std::fill(copies, copies + kKeys * d, 0.0f);
+    for (int64_t done = 0; done < n;) {
+      const int64_t token = key0 + done, some = std::min(n - done, size - token % size);
+      read_matrix(head_of(cache, block(s, token / size), token % size, some, kv_head), copies + done * d, d);
+      done += some;
+    }
+    return matrix_of(copies, kKeys, d, d);
+  }
+};
+
+// Sequence `s` and key/value head `kv_head` of paged attention.
+void paged_of(const Pages& p, const Tensor& out, int64_t s, int64_t kv_head) {
+  const int64_t d = p.q.shape[2], group = p.q.shape[1] / p.keys.shape[2], stride = rounded_up(d);
   const auto heads = [&](const Tensor& x) {
     return Matrix{element(x, s * x.strides[0] + kv_head * group * x.strides[1]), x.dtype, group, d, x.strides[1],
                   x.strides[2]};
   };
-  multiply(heads(q), transposed_of(keys, d, length, d), weights, length, false);
-  for (int64_t i = 0; i < group; ++i) {
-    float* row = weights + i * length;
-    for (int64_t j = 0; j < length; ++j) row[j] *= scale;
-    const float top = length ? max_of(row, length) : 0.0f;
-    for (int64_t j = 0; j < length; ++j) row[j] = exp_of(row[j] - top);
-    const float factor = 1.0f / sum_of(length, [&](int64_t j) { return row[j]; });
-    for (int64_t j = 0; j < length; ++j) row[j] *= factor;
+  float* scores = scratch(kWork2, group * kKeys);
+  float* sums = scratch(kWork3, group * stride);
+  std::fill(sums, sums + group * stride, 0.0f);
+  std::vector<Softmax> rows(group);
+  for (int64_t key0 = 0; key0 < p.lengths[s]; key0 += kKeys) {
+    const int64_t n = std::min(kKeys, p.lengths[s] - key0);
+    const Matrix keys = part(p.tokens(p.keys, kWork0, s, kv_head, key0, n), 0, computed(n), 0, d);
+    multiply(heads(p.q), transposed(keys), scores, kKeys, false);
+    for (int64_t i = 0; i < group; ++i) {
+      float* row = scores + i * kKeys;
+      for (int64_t j = 0; j < n; ++j) row[j] *= p.scale;
+      rows[i].add(row, n, sums + i * stride, d);
+    }
+    const Matrix values = part(p.tokens(p.values, kWork1, s, kv_head, key0, n), 0, n, 0, d);
+    multiply(matrix_of(scores, group, n, kKeys), values, sums, stride, true);
   }
-  multiply(matrix_of(weights, group, length, length), matrix_of(values, length, d, d), results, d, false);
-  write_matrix(heads(out), results, d);
+  for (int64_t i = 0; i < group; ++i) rows[i].finish(sums + i * stride, d);
+  write_matrix(heads(out), sums, stride);
 }
 
 }  // namespace
@@ -342,21 +392,41 @@ extern "C" int mindgspo_paged_attention(const mindgspo_tensor* q, const mindgspo
     require_shape("out", *out, {q->shape, q->shape + 3});
     require_shape("lengths", *lengths, {sequences});
     require_shape("table", *table, {sequences, table->shape[1]});
-    std::vector<int64_t> lens;
+    Pages pages{*q, *key_cache, *value_cache, *table, {}, float(scale)};
     for (int64_t s = 0; s < sequences; ++s) {
-      lens.push_back(integer_at(*lengths, s * lengths->strides[0]));
-      require(lens[s] >= 0 && lens[s] <= table->shape[1] * size,
-              "sequence " + std::to_string(s) + " has length " + std::to_string(lens[s]) + " and a table for " +
+      const int64_t length = integer_at(*lengths, s * lengths->strides[0]);
+      require(length >= 0 && length <= table->shape[1] * size,
+              "sequence " + std::to_string(s) + " has length " + std::to_string(length) + " and a table for " +
                   std::to_string(table->shape[1] * size));
-      for (int64_t at = 0; at * size < lens[s]; ++at) {
-        const int64_t block = integer_at(*table, s * table->strides[0] + at * table->strides[1]);
+      for (int64_t at = 0; at * size < length; ++at) {
+        const int64_t block = pages.block(s, at);
         require(block >= 0 && block < key_cache->shape[0], "block " + std::to_string(block) + " of sequence " +
                                                               std::to_string(s) + " is not in the cache");
       }
+      pages.lengths.push_back(length);
     }
     parallel(sequences * kv_heads, threads, [&](int64_t task) {
-      const int64_t s = task / kv_heads;
-      paged_of(*q, *key_cache, *value_cache, *table, lens[s], float(scale), *out, s, task % kv_heads);
+      paged_of(pages, *out, task / kv_heads, task % kv_heads);
+    });
+  });
+}
+
+extern "C" int mindgspo_store_tokens(const mindgspo_tensor* x, const mindgspo_tensor* slots, const mindgspo_tensor* cache,
+                                     int64_t threads) {
+  return guarded([&] {
+    const int64_t tokens = floats("x", x, 3).shape[0], size = floats("cache", cache, 4).shape[1];
+    require_shape("x", *x, {tokens, cache->shape[2], cache->shape[3]});
+    require_shape("slots", integers("slots", slots, 1), {tokens});
+    for_rows(tokens, threads, [&](int64_t token) {
+      const int64_t slot = integer_at(*slots, token * slots->strides[0]);
+      if (slot < 0) return;
+      require(slot < cache->shape[0] * size, "slot " + std::to_string(slot) + " is not in the cache");
+      for (int64_t head = 0; head < x->shape[1]; ++head) {
+        const Matrix one = head_of(*cache, slot / size, slot % size, 1, head);
+        float* values = scratch(kRow0, x->shape[2]);
+        load(element(*x, token * x->strides[0] + head * x->strides[1]), x->dtype, x->strides[2], x->shape[2], values);
+        write_matrix(one, values, x->shape[2]);
+      }
     });
   });
 }

@@ -52,7 +52,7 @@ def matmul(
     a: Bits, b: Bits, out: Bits, *, bias: Bits | None = None, alpha: float = 1.0, beta: float = 1.0, threads: int = 1
 ) -> None:
     """out[..., M, N] = alpha * a @ b + beta * bias; batch axes and bias are spread to out's."""
-    _call("matmul", a, b, bias, out, alpha, beta, threads)
+    call("matmul", a, b, bias, out, alpha, beta, threads)
 
 
 def attention(
@@ -76,7 +76,7 @@ def attention(
     with B = 1; without them every batch entry is a sequence.
     """
     ends = _ends(q_ends), _ends(k_ends), len(q_ends or ())
-    _call("attention", q, k, v, mask, *ends, scale, _Visible(*visible), highest, total, out, threads)
+    call("attention", q, k, v, mask, *ends, scale, _Visible(*visible), highest, total, out, threads)
 
 
 def attention_backward(
@@ -101,7 +101,7 @@ def attention_backward(
     """Gradients of `attention`, whose results are given: out, highest, total."""
     ends = _ends(q_ends), _ends(k_ends), len(q_ends or ())
     outputs = highest, total, out, d_out, d_q, d_k, d_v
-    _call("attention_backward", q, k, v, mask, *ends, scale, _Visible(*visible), *outputs, threads)
+    call("attention_backward", q, k, v, mask, *ends, scale, _Visible(*visible), *outputs, threads)
 
 
 def paged_attention(
@@ -116,7 +116,7 @@ def paged_attention(
     threads: int = 1,
 ) -> None:
     """One query per sequence: q, out [S, N, D]; caches [blocks, block size, K, D]; table [S, blocks]; lengths [S]."""
-    _call("paged_attention", q, key_cache, value_cache, table, lengths, scale, out, threads)
+    call("paged_attention", q, key_cache, value_cache, table, lengths, scale, out, threads)
 
 
 def rms_norm(
@@ -131,80 +131,107 @@ def rms_norm(
     threads: int = 1,
 ) -> None:
     """y = x * rstd * gamma [H] over the last axis; rstd [..., 1]. With other, of x + other, which goes to total."""
-    _call("rms_norm", x, other, gamma, epsilon, y, rstd, total, threads)
+    call("rms_norm", x, other, gamma, epsilon, y, rstd, total, threads)
 
 
 def rms_norm_backward(
-    d_y: Bits, x: Bits, rstd: Bits, gamma: Bits, *, d_x: Bits, d_gamma: Bits, threads: int = 1
+    d_y: Bits,
+    x: Bits,
+    rstd: Bits,
+    gamma: Bits,
+    *,
+    d_x: Bits,
+    d_gamma: Bits,
+    added: Bits | None = None,
+    threads: int = 1,
 ) -> None:
-    """Gradients of `rms_norm` without `other`."""
-    _call("rms_norm_backward", d_y, x, rstd, gamma, d_x, d_gamma, threads)
+    """Gradients of `rms_norm`, x being the sum where there was `other`; `added` is added to d_x."""
+    call("rms_norm_backward", d_y, x, rstd, gamma, added, d_x, d_gamma, threads)
 
 
 def softmax(x: Bits, axis: int, *, y: Bits, is_log: bool = False, threads: int = 1) -> None:
     """Softmax, or its logarithm, along an axis."""
-    _call("softmax", x, axis, is_log, y, threads)
+    call("softmax", x, axis, is_log, y, threads)
 
 
 def softmax_backward(d_y: Bits, y: Bits, axis: int, *, d_x: Bits, is_log: bool = False, threads: int = 1) -> None:
     """Gradient of `softmax`, whose result y is given."""
-    _call("softmax_backward", d_y, y, axis, is_log, d_x, threads)
+    call("softmax_backward", d_y, y, axis, is_log, d_x, threads)
 
 
 def swiglu(x: Bits, axis: int, *, y: Bits, threads: int = 1) -> None:
     """silu(first half of x along the axis) * second half."""
-    _call("swiglu", x, axis, y, threads)
+    call("swiglu", x, axis, y, threads)
 
 
 def swiglu_backward(d_y: Bits, x: Bits, axis: int, *, d_x: Bits, threads: int = 1) -> None:
     """Gradient of `swiglu`."""
-    _call("swiglu_backward", d_y, x, axis, d_x, threads)
+    call("swiglu_backward", d_y, x, axis, d_x, threads)
 
 
 def rotary(
     x: Bits, cos: Bits, sin: Bits, *, y: Bits, interleaved: bool = False, backward: bool = False, threads: int = 1
 ) -> None:
     """x * cos + rotated(x) * sin over the last axis, or its transpose for gradients; the tables are spread to x."""
-    _call("rotary", x, cos, sin, interleaved, backward, y, threads)
+    call("rotary", x, cos, sin, interleaved, backward, y, threads)
 
 
 def add(a: Bits, b: Bits, *, out: Bits, threads: int = 1) -> None:
     """a + b, both spread to out; they have as many axes."""
-    _call("elementwise", 0, a, b, out, threads)
+    call("elementwise", 0, a, b, out, threads)
 
 
 def mul(a: Bits, b: Bits, *, out: Bits, threads: int = 1) -> None:
     """a * b, both spread to out; they have as many axes."""
-    _call("elementwise", 1, a, b, out, threads)
+    call("elementwise", 1, a, b, out, threads)
 
 
 def silu(x: Bits, *, y: Bits, threads: int = 1) -> None:
     """x * sigmoid(x)."""
-    _call("elementwise", 2, x, None, y, threads)
+    call("elementwise", 2, x, None, y, threads)
 
 
 def silu_backward(d_y: Bits, x: Bits, *, d_x: Bits, threads: int = 1) -> None:
     """Gradient of `silu`."""
-    _call("elementwise", 3, d_y, x, d_x, threads)
+    call("elementwise", 3, d_y, x, d_x, threads)
 
 
 @functools.cache
 def _library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(library()))
     loaded.mindgspo_error.restype = ctypes.c_char_p
+    loaded.mindgspo_panel_columns.restype = ctypes.c_int64
     return loaded
 
 
-def _call(name: str, *arguments: object) -> None:
-    """Calls mindgspo_<name>; the order and the kinds of the arguments are those of `kernels.h`."""
+def call(name: str, *arguments: object) -> None:
+    """Calls mindgspo_<name>; order and kinds of the arguments are those of `kernels.h`. Tensors are `Bits`, several of
+    them a list or a tuple."""
     loaded = _library()
-    if getattr(loaded, f"mindgspo_{name}")(*map(_argument, arguments)):
+    kept = [Tensors(one) if isinstance(one, (list, tuple)) else one for one in arguments]
+    if getattr(loaded, f"mindgspo_{name}")(*map(_argument, kept)):
         raise ValueError(f"{name}: {loaded.mindgspo_error().decode()}")
 
 
+def panel_columns() -> int:
+    """Columns of a panel of packed weights on this processor."""
+    return _library().mindgspo_panel_columns()
+
+
+class Tensors:
+    """Several descriptors as the array of pointers that C takes; null for None."""
+
+    def __init__(self, tensors: Sequence[Bits | None]) -> None:
+        self.descriptors = [None if one is None else ctypes.create_string_buffer(_descriptor(one)) for one in tensors]
+        places = [None if one is None else ctypes.addressof(one) for one in self.descriptors]
+        self.array = (ctypes.c_void_p * len(places))(*places)
+
+
 def _argument(given: object) -> object:
-    if given is None or isinstance(given, (ctypes.Array, ctypes.Structure)):
+    if given is None or isinstance(given, (ctypes.Array, ctypes.Structure, type(ctypes.byref(ctypes.c_int())))):
         return given
+    if isinstance(given, Tensors):
+        return given.array
     if isinstance(given, float):
         return ctypes.c_double(given)
     if isinstance(given, (int, np.integer)):  # flags too

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import hashlib
 import os
 import platform
+import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from mindgspo.errors import MindGSPOError
 
 _SOURCES = Path(__file__).parent
-_UNITS = ("common.cc", "matmul.cc", "attention.cc", "rows.cc")
 _NAME = "libmindgspo_kernels.so"
 # No -ffast-math: infinities mask scores, and sums have to keep their order.
-_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared")
+_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-pthread", "-fPIC")
 
 
 class KernelsUnavailable(MindGSPOError, RuntimeError):  # noqa: N818  (says what it is; nothing went wrong)
@@ -29,22 +33,34 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "mindgspo"
 
 
-def library(environment: Mapping[str, str] = os.environ) -> Path:
-    """The library's path; compiles it (10 s) if these sources were never compiled for this processor.
+@functools.cache
+def library() -> Path:
+    """The library's path; compiles it (10 s) if these sources were never compiled for this processor, into the user's
+    cache or, where that cannot be written to, for this process alone.
 
     Two processes may compile at once: each does so aside, and the last one to finish gives its file the name.
     Raises KernelsUnavailable.
     """
-    cache = cache_folder(environment)
+    return library_in(cache_folder(os.environ))
+
+
+def library_in(cache: Path) -> Path:
+    """The same with this cache."""
     path = cache / "kernels" / _key() / _NAME
-    if not path.is_file():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=path.parent, prefix=".building-") as aside:
-                _compile(Path(aside, _NAME))
-                os.replace(Path(aside, _NAME), path)
-        except OSError as error:
-            raise KernelsUnavailable(f"the kernels cannot be written below {cache}: {error}") from error
+    if path.is_file():
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = tempfile.TemporaryDirectory(dir=path.parent, prefix=".building-")
+    except OSError as error:
+        alone = Path(tempfile.mkdtemp(prefix="mindgspo-kernels-"))
+        atexit.register(shutil.rmtree, alone, ignore_errors=True)
+        print(f"[kernels] not kept, and compiled at each start: {error}", file=sys.stderr)
+        _compile(alone / _NAME)
+        return alone / _NAME
+    with aside as folder:
+        _compile(Path(folder, _NAME))
+        os.replace(Path(folder, _NAME), path)
     return path
 
 
@@ -64,7 +80,14 @@ def _processor() -> str:
 
 
 def _compile(target: Path) -> None:
-    _run("g++", *_FLAGS, "-o", str(target), *(str(_SOURCES / unit) for unit in _UNITS))
+    sources = sorted(_SOURCES.glob("*.cc"))
+    objects = [target.with_name(source.name + ".o") for source in sources]
+    if "avx512f" not in _processor() and platform.machine() == "x86_64":
+        print("[kernels] this processor has no AVX-512: products take about twice as long", file=sys.stderr)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        units = zip(sources, objects, strict=True)
+        list(pool.map(lambda unit: _run("g++", *_FLAGS, "-c", "-o", str(unit[1]), str(unit[0])), units))
+    _run("g++", *_FLAGS, "-shared", "-o", str(target), *map(str, objects))
 
 
 def _run(*command: str) -> str:

@@ -1,7 +1,12 @@
 // Errors, conversions, rows and threads. See common.h.
 #include "common.h"
 
-#include <omp.h>
+#include <sched.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
 
 namespace mindgspo {
 
@@ -187,23 +192,129 @@ void Rows::write(int which, int64_t row, const float* values) const {
   store(start(which, row), tensors_[which]->dtype, row_strides_[which], length(which, row), values);
 }
 
-void parallel_call(int64_t tasks, int64_t threads, void (*body)(void*, int64_t), void* context) {
-  threads = std::clamp<int64_t>(threads, 1, std::max<int64_t>(tasks, 1));
-  if (threads <= 1) {
-    for (int64_t task = 0; task < tasks; ++task) body(context, task);
-    return;
+namespace {
+
+// The processors of the thread that loads this library. MindSpore ties the threads that launch operators to one each,
+// and threads that they start would stay there.
+struct Processors {
+  cpu_set_t set;
+  Processors() {
+    if (sched_getaffinity(0, sizeof set, &set) != 0) CPU_ZERO(&set);
   }
-  std::exception_ptr failure;
-#pragma omp parallel for schedule(dynamic) num_threads(int(threads))
-  for (int64_t task = 0; task < tasks; ++task) {
-    try {
-      body(context, task);
-    } catch (...) {
-#pragma omp critical(mindgspo_failure)
-      failure = std::current_exception();
+};
+
+const Processors& our_processors() {
+  static const Processors ours;
+  return ours;
+}
+
+// Threads that help whoever calls `run`, one caller at a time.
+class Pool {
+ public:
+  // Tasks from an atomic counter; returns when all are done. False if another caller is being helped.
+  bool run(int64_t tasks, int64_t threads, void (*body)(void*, int64_t), void* context) {
+    std::unique_lock<std::mutex> turn(turn_, std::try_to_lock);
+    if (!turn.owns_lock()) return false;
+    while (int64_t(started_) < threads - 1) start();
+    while (inside_.load() != 0) pause();  // late helpers of the last call, who find nothing to do
+    body_ = body, context_ = context, tasks_ = tasks, failure_ = nullptr;
+    done_ = 0, helpers_ = int(threads - 1);
+    next_ = 0;  // last: a helper that is late may begin at once
+    call_.fetch_add(1);
+    if (asleep_.load() > 0) {
+      std::lock_guard<std::mutex> lock(sleep_);
+      wake_.notify_all();
+    }
+    work();
+    for (int turn = 0; turn < kTurns && done_.load() < tasks; ++turn) pause();
+    if (done_.load() < tasks) {  // a helper's processor has other work
+      std::unique_lock<std::mutex> lock(sleep_);
+      is_awaited_ = true;
+      ended_.wait(lock, [&] { return done_.load() >= tasks; });
+      is_awaited_ = false;
+    }
+    next_ = kNone;
+    if (failure_) std::rethrow_exception(failure_);
+    return true;
+  }
+
+ private:
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+
+  void start() {
+    std::thread([this, number = started_] {
+      const cpu_set_t& ours = our_processors().set;
+      if (CPU_COUNT(&ours) > 0) sched_setaffinity(0, sizeof ours, &ours);
+      help(number);
+    }).detach();
+    ++started_;
+  }
+
+  void help(int number) {
+    uint64_t seen = 0;
+    while (true) {
+      // Long enough to stay awake between the operators of a graph, far too short to be felt beside it.
+      for (int turn = 0; turn < kTurns && call_.load() == seen; ++turn) pause();
+      if (call_.load() == seen) {
+        std::unique_lock<std::mutex> lock(sleep_);
+        asleep_.fetch_add(1);
+        wake_.wait(lock, [&] { return call_.load() != seen; });
+        asleep_.fetch_sub(1);
+      }
+      inside_.fetch_add(1);
+      seen = call_.load();
+      if (number < helpers_.load()) work();
+      inside_.fetch_sub(1);
     }
   }
-  if (failure) std::rethrow_exception(failure);
+
+  void work() {
+    for (int64_t task = next_.fetch_add(1); task < tasks_.load(); task = next_.fetch_add(1)) {
+      try {
+        body_.load()(context_.load(), task);
+      } catch (...) {
+        std::lock_guard<std::mutex> lock(failing_);
+        failure_ = std::current_exception();
+      }
+      if (done_.fetch_add(1) + 1 == tasks_.load() && is_awaited_.load()) {
+        std::lock_guard<std::mutex> lock(sleep_);
+        ended_.notify_one();
+      }
+    }
+  }
+
+  static constexpr int kTurns = 3000;
+  static constexpr int64_t kNone = INT64_MAX / 2;  // for helpers that come late: behind every task
+  std::mutex turn_, sleep_, failing_;
+  std::condition_variable wake_, ended_;
+  std::atomic<bool> is_awaited_{false};
+  std::atomic<uint64_t> call_{0};
+  std::atomic<int> asleep_{0}, inside_{0}, helpers_{0};
+  std::atomic<int64_t> next_{kNone}, tasks_{0}, done_{0};
+  std::atomic<void (*)(void*, int64_t)> body_{nullptr};
+  std::atomic<void*> context_{nullptr};
+  std::exception_ptr failure_;
+  int started_ = 0;
+};
+
+// Never destroyed: its threads wait in it until the process ends.
+Pool& pool() {
+  static Pool* const one = new Pool;
+  return *one;
+}
+
+}  // namespace
+
+int64_t default_threads() { return std::max(1, CPU_COUNT(&our_processors().set)); }
+
+void parallel_call(int64_t tasks, int64_t threads, void (*body)(void*, int64_t), void* context) {
+  threads = std::min(threads, tasks);
+  if (threads > 1 && pool().run(tasks, threads, body, context)) return;
+  for (int64_t task = 0; task < tasks; ++task) body(context, task);
 }
 
 }  // namespace mindgspo

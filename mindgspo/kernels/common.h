@@ -183,7 +183,7 @@ void store(void* data, int32_t dtype, int64_t stride, int64_t n, const float* va
 // Memory of the calling thread that is used again by the next call; `slot` tells apart what is in use at once. Valid
 // until the slot is asked for again.
 enum Slot { kPackA, kPackB, kProduct, kRow0, kRow1, kRow2, kRow3, kWork0, kWork1, kWork2, kWork3, kWork4, kWork5,
-            kWork6, kWork7, kWork8, kWork9, kSlots };
+            kWork6, kWork7, kWork8, kWork9, kShared0, kShared1, kShared2, kShared3, kSlots };
 float* scratch(Slot slot, int64_t floats);
 
 // ---- rows
@@ -215,8 +215,11 @@ class Rows {
 
 // ---- threads
 
+// The processors of the thread that loaded this library.
+int64_t default_threads();
 void parallel_call(int64_t tasks, int64_t threads, void (*body)(void*, int64_t), void* context);
-// body(task) for every task, on up to `threads` threads. An exception in one of them is thrown again here.
+// body(task) for every task, on up to `threads` threads, which wait for work without turning for long. An exception in
+// one of them is thrown again here. Where the threads are busy for another caller, the calling thread does it all.
 template <class Body>
 void parallel(int64_t tasks, int64_t threads, Body body) {
   parallel_call(tasks, threads, [](void* context, int64_t task) { (*static_cast<Body*>(context))(task); }, &body);
@@ -241,7 +244,39 @@ struct Matrix {
   int64_t rows, columns, row_stride, column_stride;
 };
 
+// x[.., r, c] of a tensor of two axes.
+inline Matrix matrix_of(const Tensor& x) {
+  return {x.data, x.dtype, x.shape[0], x.shape[1], x.strides[0], x.strides[1]};
+}
+inline Matrix transposed(const Matrix& x) { return {x.data, x.dtype, x.columns, x.rows, x.column_stride, x.row_stride}; }
+inline Matrix part(const Matrix& whole, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+  const int64_t offset = row * whole.row_stride + column * whole.column_stride;
+  return {static_cast<const char*>(whole.data) + offset * size_of(whole.dtype), whole.dtype, rows, columns,
+          whole.row_stride, whole.column_stride};
+}
+
+// Every function below computes an element of a product by the same additions in the same order, whatever rows and
+// columns are beside it: a token's results do not depend on its batch.
+
 // c (float32 [a.rows, b.columns], rows `c_stride` apart) = a @ b, or c + a @ b. On the calling thread.
 void multiply(const Matrix& a, const Matrix& b, float* c, int64_t c_stride, bool is_added);
+
+// A right operand that many products read: panels of kPanel columns in float32, [panels, rows, kPanel], with zeros
+// behind the last column.
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+constexpr int kPanel = 2 * kLanes;
+inline int64_t panels_of(int64_t columns) { return (columns + kPanel - 1) / kPanel; }
+inline int64_t packed_size(int64_t rows, int64_t columns) { return panels_of(columns) * kPanel * rows; }
+// Packs on up to `threads` threads. The numbers are rounded to `rounded`, a dtype, first.
+void pack(const Matrix& b, float* panels, int32_t rounded, int64_t threads);
+// As `multiply`; `columns` of b, from a panel's first on. panel_rows: rows of b, where `a` has fewer columns.
+void multiply_packed(const Matrix& a, const float* panels, int64_t columns, float* c, int64_t c_stride, bool is_added,
+                     int64_t panel_rows = 0);
 
 }  // namespace mindgspo

@@ -24,6 +24,48 @@ const char* mindgspo_error();
 int mindgspo_matmul(const mindgspo_tensor* a, const mindgspo_tensor* b, const mindgspo_tensor* bias,
                     const mindgspo_tensor* out, double alpha, double beta, int64_t threads);
 
+// Linear layers that read one input: outs[i] [M, O_i] = x [M, I] @ weights[i]^T + biases[i]; weights[i]: [O_i, I],
+// biases[i]: [O_i] or null. Weights are rounded to x's dtype.
+int mindgspo_linear(const mindgspo_tensor* x, int64_t layers, const mindgspo_tensor* const* weights,
+                    const mindgspo_tensor* const* biases, const mindgspo_tensor* const* outs, int64_t threads);
+// Gradients of the same; d_biases[i] may be null.
+int mindgspo_linear_backward(const mindgspo_tensor* x, int64_t layers, const mindgspo_tensor* const* weights,
+                             const mindgspo_tensor* const* d_outs, const mindgspo_tensor* d_x,
+                             const mindgspo_tensor* const* d_weights, const mindgspo_tensor* const* d_biases,
+                             int64_t threads);
+// The same by expert: weights[i] [E, O_i, I]; x has the rows of expert 0 first, up to ends[0], then those of expert 1.
+int mindgspo_grouped_linear(const mindgspo_tensor* x, const int64_t* ends, int64_t layers,
+                            const mindgspo_tensor* const* weights, const mindgspo_tensor* const* outs, int64_t threads);
+int mindgspo_grouped_linear_backward(const mindgspo_tensor* x, const int64_t* ends, int64_t layers,
+                                     const mindgspo_tensor* const* weights, const mindgspo_tensor* const* d_outs,
+                                     const mindgspo_tensor* d_x, const mindgspo_tensor* const* d_weights,
+                                     int64_t threads);
+// Router of a mixture: probs [M, E] = softmax(x [M, H] @ weight^T), experts int32 [M, K] the likeliest first, weights
+// [M, K] their probs, divided by their sum if `is_normed`; all float32. Gradients of x and weight from those of weights.
+int mindgspo_route(const mindgspo_tensor* x, const mindgspo_tensor* weight, int64_t is_normed,
+                   const mindgspo_tensor* probs, const mindgspo_tensor* experts, const mindgspo_tensor* weights,
+                   int64_t threads);
+int mindgspo_route_backward(const mindgspo_tensor* x, const mindgspo_tensor* weight, int64_t is_normed,
+                            const mindgspo_tensor* probs, const mindgspo_tensor* experts,
+                            const mindgspo_tensor* weights, const mindgspo_tensor* d_weights, const mindgspo_tensor* d_x,
+                            const mindgspo_tensor* d_weight, int64_t threads);
+// Assignments experts [M, K] sorted by expert, then token: slots int32 [M, K], where each stands; tokens int32 [M K], the
+// token in each slot; ends int64 [E], slots up to and including each expert's.
+int mindgspo_expert_slots(const mindgspo_tensor* experts, const mindgspo_tensor* slots, const mindgspo_tensor* tokens,
+                          const mindgspo_tensor* ends);
+// out [M, H] = sum over k of weights[m, k] * rows[slots[m, k]], and its gradients.
+int mindgspo_combine(const mindgspo_tensor* rows, const mindgspo_tensor* slots, const mindgspo_tensor* weights,
+                     const mindgspo_tensor* out, int64_t threads);
+int mindgspo_combine_backward(const mindgspo_tensor* rows, const mindgspo_tensor* slots, const mindgspo_tensor* weights,
+                              const mindgspo_tensor* d_out, const mindgspo_tensor* d_rows,
+                              const mindgspo_tensor* d_weights, int64_t threads);
+// One layer whose weight [O, I] was packed for many products of few tokens: panels, float32 [P, I, columns of a panel].
+int mindgspo_pack_linear(const mindgspo_tensor* weight, const mindgspo_tensor* panels, int64_t threads);
+int mindgspo_packed_linear(const mindgspo_tensor* x, const mindgspo_tensor* panels, const mindgspo_tensor* bias,
+                           const mindgspo_tensor* out, int64_t threads);
+// Columns of a panel on this processor.
+int64_t mindgspo_panel_columns();
+
 // softmax(scale * q k^T) v by sequences. q, out: [B, T, N, D]; k: [B, T2, K, D]; v: [B, T2, K, Dv <= D].
 // q_ends, k_ends: cumulative lengths of the S sequences where B is 1; null where every batch entry is one sequence.
 // Query i of a sequence with n queries and m keys sees key j if -before <= j - i - shift <= after, where shift is m - n
@@ -51,13 +93,19 @@ int mindgspo_paged_attention(const mindgspo_tensor* q, const mindgspo_tensor* ke
                              const mindgspo_tensor* value_cache, const mindgspo_tensor* table,
                              const mindgspo_tensor* lengths, double scale, const mindgspo_tensor* out, int64_t threads);
 
+// cache [blocks, size, K, D], at token slots[m] counted over blocks, = x[m], x: [M, K, D]; where a slot is negative
+// nothing is written.
+int mindgspo_store_tokens(const mindgspo_tensor* x, const mindgspo_tensor* slots, const mindgspo_tensor* cache,
+                          int64_t threads);
+
 // y = x * rstd * gamma[H], rstd = 1 / sqrt(mean(x^2) + epsilon) over the last axis of x [.., H]. rstd: [.., 1] or null.
 // With other, x + other is normalized in place of x; it is also written to sum, unless null.
 int mindgspo_rms_norm(const mindgspo_tensor* x, const mindgspo_tensor* other, const mindgspo_tensor* gamma,
                       double epsilon, const mindgspo_tensor* y, const mindgspo_tensor* rstd,
                       const mindgspo_tensor* sum, int64_t threads);
+// x: what was normalized. added: more of its gradient, which has reached it by another way; or null.
 int mindgspo_rms_norm_backward(const mindgspo_tensor* d_y, const mindgspo_tensor* x, const mindgspo_tensor* rstd,
-                               const mindgspo_tensor* gamma, const mindgspo_tensor* d_x,
+                               const mindgspo_tensor* gamma, const mindgspo_tensor* added, const mindgspo_tensor* d_x,
                                const mindgspo_tensor* d_gamma, int64_t threads);
 
 // Along `axis`, of any stride. The backward functions take what the forward returned, y.
@@ -78,4 +126,53 @@ int mindgspo_rotary(const mindgspo_tensor* x, const mindgspo_tensor* cos, const 
 // Operands are spread to the output's shape. which: 0 a + b, 1 a * b, 2 silu(a), 3 gradient a of silu at b.
 int mindgspo_elementwise(int64_t which, const mindgspo_tensor* a, const mindgspo_tensor* b, const mindgspo_tensor* out,
                          int64_t threads);
+
+// Of hidden states [M, H], weight [V, H] and a temperature: log_probs[i] of targets[i] under softmax(hidden[rows[i]]
+// weight^T * inverse_temperature), the logarithm of the softmax's denominator, and its entropy (or null), float32 [P].
+// rows: int32 or int64 [P]; 0 comes out where one is negative. Weights are rounded to hidden's dtype.
+int mindgspo_log_prob(const mindgspo_tensor* hidden, const mindgspo_tensor* rows, const mindgspo_tensor* weight,
+                      const mindgspo_tensor* targets, double inverse_temperature, const mindgspo_tensor* log_probs,
+                      const mindgspo_tensor* log_sums, const mindgspo_tensor* entropies, int64_t threads);
+// Gradients of the same; no row is named twice. d_hidden may have fewer rows than hidden. entropies and d_entropies may
+// be null, together.
+int mindgspo_log_prob_backward(const mindgspo_tensor* hidden, const mindgspo_tensor* rows,
+                               const mindgspo_tensor* weight, const mindgspo_tensor* targets,
+                               double inverse_temperature, const mindgspo_tensor* log_sums,
+                               const mindgspo_tensor* entropies, const mindgspo_tensor* d_log_probs,
+                               const mindgspo_tensor* d_entropies, const mindgspo_tensor* d_hidden,
+                               const mindgspo_tensor* d_weight, int64_t threads);
+// Draws an id per row of logits [S, V] by its uniform in (0, 1], or takes the likeliest where greedy [S]; log_probs: at
+// the temperature and before top_k (0: off) and top_p (1: off) cut the distribution. ids: int32 [S].
+int mindgspo_sample(const mindgspo_tensor* logits, const mindgspo_tensor* uniforms,
+                    const mindgspo_tensor* inverse_temperatures, const mindgspo_tensor* greedy, int64_t top_k,
+                    double top_p, const mindgspo_tensor* ids, const mindgspo_tensor* log_probs, int64_t threads);
+
+// Rows of a table [V, H] by ids [M], and the table's gradient, float32: the sum of d_out's rows in their order.
+int mindgspo_embedding(const mindgspo_tensor* ids, const mindgspo_tensor* table, const mindgspo_tensor* out,
+                       int64_t threads);
+int mindgspo_embedding_backward(const mindgspo_tensor* ids, const mindgspo_tensor* d_out,
+                                const mindgspo_tensor* d_table, int64_t threads);
+// out = x * cos + rotate_half(x) * sin, or its transpose for gradients; x: [M, heads, D], cos, sin: float32 tables
+// [positions, D], whose rows the positions [M] name.
+int mindgspo_rotate_heads(const mindgspo_tensor* x, const mindgspo_tensor* positions, const mindgspo_tensor* cos,
+                          const mindgspo_tensor* sin, int64_t is_backward, const mindgspo_tensor* out, int64_t threads);
+// out = silu(gate) * up, all [M, I], and its gradients.
+int mindgspo_gated(const mindgspo_tensor* gate, const mindgspo_tensor* up, const mindgspo_tensor* out, int64_t threads);
+int mindgspo_gated_backward(const mindgspo_tensor* d_out, const mindgspo_tensor* gate, const mindgspo_tensor* up,
+                            const mindgspo_tensor* d_gate, const mindgspo_tensor* d_up, int64_t threads);
+
+// Optimizer, over contiguous float32 tensors. accumulate: sums[i] = gradients[i], or += where `is_added`; *squares: the
+// sum of the squares of all sums, in double.
+int mindgspo_accumulate(int64_t tensors, const mindgspo_tensor* const* gradients, const mindgspo_tensor* const* sums,
+                        int64_t is_added, double* squares, int64_t threads);
+// p -= decay * p where decays[i]; m, v and p as `ops.Adam` without its own bias corrections.
+struct mindgspo_adamw_step {
+  double clip_scale, step_size, root_epsilon, decay, beta1, beta2;
+};
+int mindgspo_adamw(int64_t tensors, const mindgspo_tensor* const* weights, const mindgspo_tensor* const* first_moments,
+                   const mindgspo_tensor* const* second_moments, const mindgspo_tensor* const* gradients,
+                   const int64_t* decays, mindgspo_adamw_step step, int64_t threads);
+
+// Processors that operators of graphs use; by default those of the thread that loads the library.
+void mindgspo_set_threads(int64_t threads);
 }

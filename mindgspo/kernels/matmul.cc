@@ -6,14 +6,8 @@
 namespace mindgspo {
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int kLanes = 16, kTileRows = 14;
-#elif defined(__AVX__)
-constexpr int kLanes = 8, kTileRows = 6;
-#else
-constexpr int kLanes = 4, kTileRows = 6;
-#endif
-constexpr int kTileColumns = 2 * kLanes;
+constexpr int kTileRows = kLanes == 16 ? 14 : 6;
+constexpr int kTileColumns = kPanel;
 constexpr int64_t kDepth = 256;
 // What a task computes: its block of `b` (kDepth x kBlockColumns) stays in the second-level cache.
 constexpr int64_t kBlockRows = 36 * 14, kBlockColumns = 256;
@@ -66,15 +60,6 @@ Tile tile_of(int rows, bool is_wide, bool along_k) {
   if (along_k) return is_wide ? tile_of<2, true>(rows, all) : tile_of<1, true>(rows, all);
   return is_wide ? tile_of<2, false>(rows, all) : tile_of<1, false>(rows, all);
 }
-
-// Part of a matrix.
-Matrix part(const Matrix& whole, int64_t row, int64_t rows, int64_t column, int64_t columns) {
-  const int64_t offset = row * whole.row_stride + column * whole.column_stride;
-  return {static_cast<const char*>(whole.data) + offset * size_of(whole.dtype), whole.dtype, rows, columns,
-          whole.row_stride, whole.column_stride};
-}
-
-Matrix transposed(const Matrix& x) { return {x.data, x.dtype, x.columns, x.rows, x.column_stride, x.row_stride}; }
 
 const char* row_of(const Matrix& x, int64_t row) {
   return static_cast<const char*>(x.data) + row * x.row_stride * size_of(x.dtype);
@@ -174,7 +159,7 @@ bool pack_rows(const Matrix& a, float* out) {
 
 // A few rows times columns that lie along K: the packing would take longer than the product.
 constexpr int64_t kFewRows = 4;
-void multiply_by_dots(const Matrix& a, const Matrix& b, float* c, int64_t c_stride, bool is_added) {
+void multiply_by_dots(const Matrix& a, const Matrix& b, float* c, int64_t c_stride) {
   float* rows = scratch(kPackA, kFewRows * kDepth);
   float* column = scratch(kPackB, kDepth);
   for (int64_t first = 0; first < a.columns; first += kDepth) {
@@ -191,7 +176,7 @@ void multiply_by_dots(const Matrix& a, const Matrix& b, float* c, int64_t c_stri
         const float* row = rows + i * kDepth;
         const float dot = sum_of(depth, [&](int64_t k) { return row[k] * values[k]; });
         float& out = c[i * c_stride + j];
-        out = is_added || first > 0 ? out + dot : dot;
+        out = first > 0 ? out + dot : dot;
       }
     }
   }
@@ -223,12 +208,53 @@ void multiply_block(const Matrix& a, const Matrix& b, float* c, int64_t c_stride
   }
 }
 
+// b's columns from `first` on as panels.
+void pack_panels(const Matrix& b, int64_t first, int64_t columns, int32_t rounded, float* out) {
+  pack_columns(part(b, 0, b.rows, first, columns), out);
+  if (rounded == kFloat32 || rounded == b.dtype) return;
+  with_dtype(rounded, [&](auto dtype) {
+    const int64_t size = packed_size(b.rows, columns);
+    for (int64_t i = 0; i < size; ++i) out[i] = dtype.read(dtype.write(out[i]));
+  });
+}
+
 }  // namespace
+
+void pack(const Matrix& b, float* panels, int32_t rounded, int64_t threads) {
+  constexpr int64_t kPanelsOfTask = 4;
+  parallel((panels_of(b.columns) + kPanelsOfTask - 1) / kPanelsOfTask, threads, [&](int64_t task) {
+    const int64_t first = task * kPanelsOfTask * kPanel;
+    pack_panels(b, first, std::min(kPanelsOfTask * kPanel, b.columns - first), rounded, panels + first * b.rows);
+  });
+}
+
+void multiply_packed(const Matrix& a, const float* panels, int64_t columns, float* c, int64_t c_stride, bool is_added,
+                     int64_t panel_rows) {
+  if (panel_rows == 0) panel_rows = a.columns;
+  if (a.columns == 0 && !is_added)
+    for (int64_t row = 0; row < a.rows; ++row) std::fill(c + row * c_stride, c + row * c_stride + columns, 0.0f);
+  for (int64_t top = 0; top < a.rows; top += kBlockRows) {
+    const int64_t rows = std::min(kBlockRows, a.rows - top), tiles = (rows + kTileRows - 1) / kTileRows;
+    float* of_a = scratch(kPackA, (rows + kTileRows) * kRowStride);
+    for (int64_t first = 0; first < a.columns; first += kDepth) {
+      const int64_t depth = std::min(kDepth, a.columns - first);
+      const bool along_k = pack_rows(part(a, top, rows, first, depth), of_a);
+      for (int64_t j = 0; j < columns; j += kPanel) {
+        const float* panel = panels + j * panel_rows + first * kPanel;
+        for (int64_t t = 0; t < tiles; ++t) {
+          const int64_t row = t * kTileRows, wide = std::min<int64_t>(kPanel, columns - j);
+          const Tile run = tile_of(int(std::min<int64_t>(kTileRows, rows - row)), true, along_k);
+          run(depth, of_a + (along_k ? row * kRowStride : row * depth), panel, kPanel, c + (top + row) * c_stride + j,
+              c_stride, wide, is_added || first > 0);
+        }
+      }
+    }
+  }
+}
 
 void multiply(const Matrix& a, const Matrix& b, float* c, int64_t c_stride, bool is_added) {
   if (a.columns == 0 && !is_added)
     for (int64_t row = 0; row < a.rows; ++row) std::fill(c + row * c_stride, c + row * c_stride + b.columns, 0.0f);
-  if (a.rows <= kFewRows && b.row_stride == 1) return multiply_by_dots(a, b, c, c_stride, is_added);
   for (int64_t i = 0; i < a.rows; i += kBlockRows)
     for (int64_t j = 0; j < b.columns; j += kBlockColumns) {
       const int64_t rows = std::min(kBlockRows, a.rows - i), columns = std::min(kBlockColumns, b.columns - j);
@@ -322,7 +348,10 @@ extern "C" int mindgspo_matmul(const mindgspo_tensor* a, const mindgspo_tensor* 
       const Matrix left = part(batches.matrix(*a, batch), row, rows, 0, batches.k);
       const Matrix right = part(batches.matrix(*b, batch), 0, batches.k, column, columns);
       float* product = scratch(kProduct, rows * columns);
-      multiply(left, right, product, columns, false);
+      if (rows <= kFewRows && right.row_stride == 1)
+        multiply_by_dots(left, right, product, columns);
+      else
+        multiply(left, right, product, columns, false);
       batches.write(batch, row, rows, column, columns, product, float(alpha), float(beta));
     });
   });

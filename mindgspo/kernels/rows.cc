@@ -76,7 +76,8 @@ extern "C" int mindgspo_rms_norm(const mindgspo_tensor* x, const mindgspo_tensor
 
 extern "C" int mindgspo_rms_norm_backward(const mindgspo_tensor* d_y, const mindgspo_tensor* x,
                                           const mindgspo_tensor* rstd, const mindgspo_tensor* gamma,
-                                          const mindgspo_tensor* d_x, const mindgspo_tensor* d_gamma, int64_t threads) {
+                                          const mindgspo_tensor* added, const mindgspo_tensor* d_x,
+                                          const mindgspo_tensor* d_gamma, int64_t threads) {
   return guarded([&] {
     require(floats("x", x).rank >= 1, "x must have an axis");
     const int64_t axis = x->rank - 1;
@@ -88,7 +89,8 @@ extern "C" int mindgspo_rms_norm_backward(const mindgspo_tensor* d_y, const mind
     std::vector<int64_t> rows_shape(x->shape, x->shape + x->rank);
     rows_shape[axis] = 1;
     require_shape("rstd", floats("rstd", rstd), rows_shape);
-    const Rows rows({x, d_y, d_x, rstd}, axis);
+    if (added != nullptr) require_like("added", floats("added", added), *x);
+    const Rows rows({x, d_y, d_x, rstd, added ? added : x}, axis);
     std::vector<float> weights(n);
     load(gamma->data, gamma->dtype, gamma->strides[0], n, weights.data());
     // Chunks of rows, as many as the shape says: the order of the sum over rows does not depend on the threads.
@@ -109,6 +111,10 @@ extern "C" int mindgspo_rms_norm_backward(const mindgspo_tensor* d_y, const mind
           const float normal = values[i] * scale;
           d_weights[i] += d_values[i] * normal;
           results[i] = scale * (d_values[i] * weights[i] - normal * mean);
+        }
+        if (added != nullptr) {
+          const float* more = rows.read(4, row, kWork0);
+          for (int64_t i = 0; i < n; ++i) results[i] += more[i];
         }
         rows.write(2, row, results);
       }

@@ -12,8 +12,9 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from mindgspo.config import ModelSection
-from mindgspo.parallel.device_ops import SwiGLUOp
+from mindgspo.parallel.device_ops import SwiGLUOp, has_kernels
 from mindgspo.parallel.expert_ops import ExpertCollectives, ExpertSlots, OwnSlots, grouped_matmul
+from mindgspo.parallel.kernel_ops import ExpertsKernel
 from mindgspo.parallel.parameter_memory import zero_parameter
 from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.ranks import DATA, EXPERT, MODEL, WHOLE
@@ -67,7 +68,7 @@ class ExpertShare(nn.Cell):
         x_SH = self._own(self.gather(x_MH, token_S, 0), own_S1)
         gate_SI = self.product(x_SH, ops.cast(gate_EIH, self.dtype), groups)
         up_SI = self.product(x_SH, ops.cast(up_EIH, self.dtype), groups)
-        out_SH = self.product(self.swiglu(gate_SI, up_SI), ops.cast(down_EHI, self.dtype), groups)
+        out_SH = self.product(self.swiglu(gate_SI, up_SI, groups), ops.cast(down_EHI, self.dtype), groups)
         out_MKH = self.gather(self._own(out_SH, own_S1), slot_MK.reshape(-1), 0).reshape(*experts_MK.shape, -1)
         # As Hugging Face: outputs are weighted in the model's type, and the sum is formed in it. A product of matrices
         # costs a tenth of multiplying and adding up on CPU.
@@ -94,6 +95,11 @@ class MixtureOfExperts(nn.Cell):
         self.up_proj = zero_parameter((num_experts, inner, hidden), f"{name}.experts.up_proj.weight")
         self.down_proj = zero_parameter((num_experts, hidden, inner), f"{name}.experts.down_proj.weight")
         ranks = ExpertCollectives(place, num_experts)
+        self.kernel = None
+        if has_kernels():
+            self.kernel = ExpertsKernel(num_chosen, is_normed=config.norm_topk_prob)
+            self.enter, self.leave = ranks.enter, ranks.leave
+            return
         slots = ExpertSlots(num_experts=num_experts, num_chosen=num_chosen, first=ranks.first, own=ranks.own)
         share = ExpertShare(slots, dtype)
         router = Router(num_chosen, config.norm_topk_prob)
@@ -110,9 +116,15 @@ class MixtureOfExperts(nn.Cell):
         column, row = (EXPERT, MODEL, WHOLE), (EXPERT, WHOLE, MODEL)
         self.routed = place.split_function(routed, (DATA, WHOLE), (WHOLE, WHOLE), column, column, row)
 
-    def construct(self, x_MH: Tensor) -> Tensor:
+    def construct(
+        self, x_MH: Tensor, tokens: Tensor, gate_up: tuple[Tensor, ...] = (), down: tuple[Tensor, ...] = ()
+    ) -> Tensor:
+        """gate_up, down: nothing; as of a dense block."""
+        if self.kernel is not None:
+            weights = (self.gate, self.gate_proj, self.up_proj, self.down_proj)
+            return self.leave(self.kernel(self.enter(x_MH), *weights, tokens))
         return self.routed(x_MH, self.gate, self.gate_proj, self.up_proj, self.down_proj)
 
     def cheap_cells(self) -> tuple[nn.Cell, ...]:
         """What `recompute: selective` computes again."""
-        return (self.share.swiglu,)
+        return (self.kernel.swiglu,) if self.kernel is not None else (self.share.swiglu,)

@@ -14,16 +14,19 @@ from mindspore import Tensor, nn, ops
 from mindgspo.config import ModelSection
 from mindgspo.models.log_prob import log_prob_head
 from mindgspo.models.transformer import Transformer
+from mindgspo.parallel.device_ops import composed_ops, takes_packed
+from mindgspo.parallel.kernel_ops import LogProbKernel
 from mindgspo.parallel.model_parallel_ops import enter_model_parallel
-from mindgspo.parallel.placement import ALONE, Placement
+from mindgspo.parallel.placement import ALONE, AutoParallelPlacement, Placement
 from mindgspo.parallel.ranks import DATA, WHOLE
 from mindgspo.parallel.runtime import without_values
 
 
 def build_model(section: ModelSection, place: Placement = ALONE) -> nn.Cell:
-    """The transformer, or this rank's part of it; its parameters are zero until `models.weights` fills
-    them. Those of a graph that is to be divided take no memory before it is compiled."""
-    with without_values() if place.is_divided else nullcontext():
+    """The transformer, or this rank's part of it; its parameters are zero until `models.weights` fills them. Those of a
+    graph that is to be divided take no memory before it is compiled; the compiler knows no kernels of ours."""
+    own = composed_ops() if isinstance(place, AutoParallelPlacement) else nullcontext()
+    with own, without_values() if place.is_divided else nullcontext():
         return Transformer(section, place)
 
 
@@ -33,6 +36,9 @@ class PolicyLogProbs(nn.Cell):
     def __init__(self, model: nn.Cell, *, temperature: float, with_entropy: bool) -> None:
         super().__init__(auto_prefix=False)
         self.model = model
+        self.kernel, self.is_packed = None, takes_packed(model)
+        if self.is_packed and model.place.model_parallel == 1:
+            self.kernel = LogProbKernel(temperature=temperature, with_entropy=with_entropy)
         self.head = log_prob_head(model.place, temperature=temperature, with_entropy=with_entropy)
         self.enter = enter_model_parallel(model.place)
         self.num_replicas = model.place.parts(DATA)
@@ -54,6 +60,10 @@ class PolicyLogProbs(nn.Cell):
     ) -> tuple[Tensor, Tensor]:
         """logp_NK and entropy_NK, float32; masked slots hold values of some prediction that mean nothing."""
         hidden_MH = self.model(ids_RT, positions_RT, segments_RT)
+        if self.kernel is not None:
+            weight_VH = self.model.output_weight()
+            logp_P, entropy_P = self.kernel(hidden_MH, weight_VH, predict_P, targets_P, segments_RT)
+            return self._by_sample(logp_P, place_NK), self._by_sample(entropy_P, place_NK)
         hidden_PH = self.enter(self._predicting(hidden_MH, predict_P))
         logp_P, entropy_P = self.head(hidden_PH, self.model.output_weight(), targets_P)
         return self._by_sample(logp_P, place_NK), self._by_sample(entropy_P, place_NK)
@@ -61,6 +71,8 @@ class PolicyLogProbs(nn.Cell):
     def _predicting(self, hidden_MH: Tensor, predict_P: Tensor) -> Tensor:
         """Hidden states [P, H] in front of the response tokens. In a graph that the compiler divides over replicas
         each takes them from its own rows, into which its indices point."""
+        if self.is_packed:
+            predict_P = ops.maximum(predict_P, 0)  # nobody reads what is -1
         if self.num_replicas == 1:
             return self.gather(hidden_MH, predict_P, 0)
         hidden_size = hidden_MH.shape[-1]

@@ -21,7 +21,8 @@ from mindgspo.models.log_prob import ChunkedLogProb
 from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.parallel.auto_parallel import divided, set_mode
 from mindgspo.parallel.collectives import GraphOfRanks
-from mindgspo.parallel.device_ops import attention_segments
+from mindgspo.parallel.device_ops import attention_segments, is_fused, policy_inputs, takes_packed
+from mindgspo.parallel.kernel_ops import LogProbKernel
 from mindgspo.parallel.placement import AutoParallelPlacement
 from mindgspo.parallel.replicas import Arrays, Replicas
 from mindgspo.types import Batch, Float32Array, Int32Array
@@ -50,7 +51,7 @@ class PolicyScorer:
 
     def __init__(self, model: nn.Cell, *, temperature: float) -> None:
         policy = PolicyLogProbs(model, temperature=temperature, with_entropy=True)
-        self._policy = GraphOfRanks(policy, model.place.model_ranks)
+        self._policy, self._is_packed = GraphOfRanks(policy, model.place.model_ranks), policy.is_packed
         self._replicas = Replicas(model.place)
 
     def compile(self, batch: Batch) -> None:
@@ -58,16 +59,13 @@ class PolicyScorer:
 
     def score(self, batches: Sequence[Batch]) -> list[TokenScores]:
         """One result per batch, on every rank; all graphs are launched before the first result is awaited."""
-        pending = [self._policy(*_inputs(batch)) for batch in self._replicas.own(batches)]
+        pending = [self._policy(*self._inputs(batch)) for batch in self._replicas.own(batches)]
         found = [(logp.asnumpy(), entropy.asnumpy()) for logp, entropy in pending]
         collected = self._replicas.collect(found, num_items=len(batches))
         return [TokenScores.of(batch, *arrays) for batch, arrays in zip(batches, collected, strict=True)]
 
-
-def _inputs(batch: Batch) -> tuple[Tensor, ...]:
-    segments = attention_segments(batch.segments_RT, num_segments=batch.samples_N.size)
-    arrays = (batch.ids_RT, batch.positions_RT, segments, batch.predict_P, batch.targets_P, batch.place_NK)
-    return tuple(Tensor(array) for array in arrays)
+    def _inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        return tuple(Tensor(array) for array in policy_inputs(batch, is_packed=self._is_packed))
 
 
 class AutoParallelScorer:
@@ -143,6 +141,7 @@ class LogProbsAndNext(nn.Cell):
     def __init__(self, model: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         self.model = model
+        self.kernel = LogProbKernel(temperature=1.0, with_entropy=False) if takes_packed(model) else None
         self.head = ChunkedLogProb(temperature=1.0)
         self.gather = ops.Gather()
         self.logits = ops.MatMul(transpose_b=True)
@@ -155,7 +154,11 @@ class LogProbsAndNext(nn.Cell):
         cut off. last_R: int32, flattened [R * T] index of each row's last token."""
         hidden_MH = self.model(ids_RT, positions_RT, segments_RT)
         weight_VH = self.model.output_weight()
-        logp_M, entropy_M = self.head(hidden_MH, weight_VH, targets_RT.reshape(-1))
+        if self.kernel is not None:
+            every_M = ops.cast(ops.arange(hidden_MH.shape[0]), ms.int32)
+            logp_M, entropy_M = self.kernel(hidden_MH, weight_VH, every_M, targets_RT.reshape(-1), segments_RT)
+        else:
+            logp_M, entropy_M = self.head(hidden_MH, weight_VH, targets_RT.reshape(-1))
         last_RH = self.gather(hidden_MH, last_R, 0)
         logits_RV = self.logits(last_RH, ops.cast(weight_VH, last_RH.dtype))
         next_R = self.argmax(ops.cast(logits_RV, ms.float32))
@@ -194,7 +197,8 @@ def _score_padded(cell: LogProbsAndNext, rows: Sequence[Int32Array], *, width: i
         segments_RT[index, : row.size] = 1
         last_R[index] += row.size - 1
     positions_RT = np.tile(np.arange(length, dtype=np.int32), (width, 1))
-    inputs = (ids_RT, positions_RT, attention_segments(segments_RT), targets_RT, last_R)
+    segments = attention_segments(segments_RT) if takes_packed(cell.model) or is_fused() else segments_RT
+    inputs = (ids_RT, positions_RT, segments, targets_RT, last_R)
     logp, next_ids, _ = cell(*(Tensor(array) for array in inputs))
     logp_RT, next_R = logp.asnumpy(), next_ids.asnumpy()
     return [

@@ -17,13 +17,22 @@ from mindspore import Tensor, nn, ops
 from mindgspo.config import ModelSection
 from mindgspo.config.model import FAMILIES, RopeScalingSection
 from mindgspo.models.mixture_of_experts import MixtureOfExperts
-from mindgspo.parallel.device_ops import CausalAttentionOp, RMSNormOp, RotaryOp, SegmentMask, SwiGLUOp
+from mindgspo.parallel.device_ops import (
+    CausalAttentionOp,
+    RMSNormOp,
+    RotaryPairOp,
+    RotationOp,
+    SegmentMask,
+    SwiGLUOp,
+    has_kernels,
+)
 from mindgspo.parallel.layers import (
     ColumnParallelLinear,
+    LinearGroup,
     RowParallelLinear,
     VocabParallelEmbedding,
 )
-from mindgspo.parallel.model_parallel_ops import Unchanged, enter_model_parallel
+from mindgspo.parallel.model_parallel_ops import enter_model_parallel
 from mindgspo.parallel.parameter_memory import zero_parameter
 from mindgspo.parallel.placement import ALONE, Placement
 from mindgspo.parallel.ranks import DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axes
@@ -43,8 +52,12 @@ class RMSNorm(nn.Cell):
         self.norm = RMSNormOp(eps, place, axes)
         self.dtype = dtype
 
-    def construct(self, x: Tensor) -> Tensor:
-        return self.norm(x, ops.cast(self.weight, self.dtype))
+    def construct(self, x: Tensor, tokens: Tensor) -> Tensor:
+        return self.norm(x, ops.cast(self.weight, self.dtype), tokens)
+
+    def of_sum(self, x: Tensor, delta: Tensor | None, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Of x + delta, and that sum; of x alone, and x, where there is no delta."""
+        return self.norm.of_sum(x, delta, ops.cast(self.weight, self.dtype), tokens)
 
 
 class Attention(nn.Cell):
@@ -63,31 +76,46 @@ class Attention(nn.Cell):
         self.q_proj = ColumnParallelLinear(hidden, heads * self.head_dim, name=f"{name}.q_proj", **column)
         self.k_proj = ColumnParallelLinear(hidden, kv_size, units=kv_heads, name=f"{name}.k_proj", **column)
         self.v_proj = ColumnParallelLinear(hidden, kv_size, units=kv_heads, name=f"{name}.v_proj", **column)
+        self.projections = LinearGroup(self.q_proj, self.k_proj, self.v_proj)
         self.o_proj = RowParallelLinear(heads * self.head_dim, hidden, dtype=dtype, name=f"{name}.o_proj", place=place)
-        norm, has_norms = (self.head_dim, config.rms_norm_eps, dtype), family.has_head_norms
-        self.q_norm = RMSNorm(*norm, f"{name}.q_norm", place, (DATA, MODEL)) if has_norms else Unchanged()
-        self.k_norm = RMSNorm(*norm, f"{name}.k_norm", place, (DATA, KEY_VALUE)) if has_norms else Unchanged()
-        self.rotate_query = RotaryOp(self.head_dim, place, (MODEL,))
-        self.rotate_key = RotaryOp(self.head_dim, place, (KEY_VALUE,))
+        norm, self.has_head_norms = (self.head_dim, config.rms_norm_eps, dtype), family.has_head_norms
+        if self.has_head_norms:
+            self.q_norm = RMSNorm(*norm, f"{name}.q_norm", place, (DATA, MODEL))
+            self.k_norm = RMSNorm(*norm, f"{name}.k_norm", place, (DATA, KEY_VALUE))
+        self.rotate = RotaryPairOp(self.head_dim, place)
         self.attention = CausalAttentionOp(self.num_heads, self.num_kv_heads, self.head_dim, place)
 
-    def project(self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(
+        self,
+        x_MH: Tensor,
+        rotation: tuple[Tensor, Tensor, Tensor],
+        tokens: Tensor,
+        panels: tuple[Tensor, ...] = (),
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [M, A, D], rotated keys [M, B, D] and values [M, B, D] of M flattened tokens."""
-        x_MH = self.enter(x_MH)
-        query = self.q_norm(self.q_proj(x_MH).reshape(-1, self.num_heads, self.head_dim))
-        key = self.k_norm(self.k_proj(x_MH).reshape(-1, self.num_kv_heads, self.head_dim))
-        value = self.v_proj(x_MH).reshape(-1, self.num_kv_heads, self.head_dim)
-        return self.rotate_query(query, cos_M1D, sin_M1D), self.rotate_key(key, cos_M1D, sin_M1D), value
+        query, key, value = self.projections(self.enter(x_MH), tokens, panels)
+        query = query.reshape(-1, self.num_heads, self.head_dim)
+        key = key.reshape(-1, self.num_kv_heads, self.head_dim)
+        if self.has_head_norms:
+            query, key = self.q_norm(query, tokens), self.k_norm(key, tokens)
+        query, key = self.rotate(query, key, rotation, tokens)
+        return query, key, value.reshape(-1, self.num_kv_heads, self.head_dim)
 
-    def construct(self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, mask: Tensor) -> Tensor:
+    def construct(self, x_MH: Tensor, rotation: tuple[Tensor, Tensor, Tensor], mask: Tensor) -> Tensor:
         """Attention output [M, H] over whole rows; mask: see `SegmentMask`."""
-        query, key, value = self.project(x_MH, cos_M1D, sin_M1D)
-        return self.o_proj(self.attention(query, key, value, mask))
+        return self.prefill(x_MH, rotation, mask)[0]
 
-    def prefill(self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def prefill(
+        self, x_MH: Tensor, rotation: tuple[Tensor, Tensor, Tensor], mask: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """As `construct`, with the keys and values [M, B, D] for a cache."""
-        query, key, value = self.project(x_MH, cos_M1D, sin_M1D)
-        return self.o_proj(self.attention(query, key, value, mask)), key, value
+        query, key, value = self.project(x_MH, rotation, mask)
+        return self.o_proj(self.attention(query, key, value, mask), mask), key, value
+
+    def cheap_cells(self) -> tuple[nn.Cell, ...]:
+        """What `recompute: selective` computes again, attention apart."""
+        norms = (self.q_norm, self.k_norm) if self.has_head_norms else ()
+        return (*norms, *self.rotate.cells())
 
 
 class FeedForward(nn.Cell):
@@ -100,12 +128,16 @@ class FeedForward(nn.Cell):
         self.enter = enter_model_parallel(place)
         self.gate_proj = ColumnParallelLinear(hidden, inner, name=f"{name}.gate_proj", **column)
         self.up_proj = ColumnParallelLinear(hidden, inner, name=f"{name}.up_proj", **column)
+        self.projections = LinearGroup(self.gate_proj, self.up_proj)
         self.down_proj = RowParallelLinear(inner, hidden, dtype=dtype, name=f"{name}.down_proj", place=place)
         self.swiglu = SwiGLUOp(place)
 
-    def construct(self, x_MH: Tensor) -> Tensor:
-        x_MH = self.enter(x_MH)
-        return self.down_proj(self.swiglu(self.gate_proj(x_MH), self.up_proj(x_MH)))
+    def construct(
+        self, x_MH: Tensor, tokens: Tensor, gate_up: tuple[Tensor, ...] = (), down: tuple[Tensor, ...] = ()
+    ) -> Tensor:
+        """gate_up, down: the matrices, where they are packed."""
+        gate, up = self.projections(self.enter(x_MH), tokens, gate_up)
+        return self.down_proj(self.swiglu(gate, up, tokens), tokens, down)
 
     def cheap_cells(self) -> tuple[nn.Cell, ...]:
         """What `recompute: selective` computes again."""
@@ -134,26 +166,44 @@ class DecoderLayer(nn.Cell):
             for cell in (
                 self.input_layernorm,
                 self.post_attention_layernorm,
-                *(norm for norm in (attention.q_norm, attention.k_norm) if isinstance(norm, RMSNorm)),
-                attention.rotate_query,
-                attention.rotate_key,
+                *attention.cheap_cells(),
                 *self.mlp.cheap_cells(),
             ):
                 # A fused cell is one op, and by default a cell's own output is kept.
                 cell.recompute(output_recompute=attention.attention.fused)
-            if not attention.attention.fused:  # the fused op keeps no weights
+            if attention.attention.keeps_weights:
                 attention.attention.recompute()
 
-    def construct(self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, mask: Tensor) -> Tensor:
-        attended = self.self_attn(self.input_layernorm(x_MH), cos_M1D, sin_M1D, mask)
-        return self.feed_forward(self.add(x_MH, attended))
+    def construct(self, x_MH: Tensor, rotation: tuple[Tensor, Tensor, Tensor], mask: Tensor) -> Tensor:
+        return self.prefill(x_MH, rotation, mask)[0]
 
-    def prefill(self, x_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        attended, key, value = self.self_attn.prefill(self.input_layernorm(x_MH), cos_M1D, sin_M1D, mask)
-        return self.feed_forward(self.add(x_MH, attended)), key, value
+    def prefill(
+        self, x_MH: Tensor, rotation: tuple[Tensor, Tensor, Tensor], mask: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As `construct`, with the keys and values [M, B, D] for a cache."""
+        attended_MH, key, value = self.self_attn.prefill(self.input_layernorm(x_MH, mask), rotation, mask)
+        x_MH, delta_MH = self.feed_forward(x_MH, attended_MH, mask)
+        return self.add(x_MH, delta_MH), key, value
 
-    def feed_forward(self, x_MH: Tensor) -> Tensor:
-        return self.add(x_MH, self.mlp(self.post_attention_layernorm(x_MH)))
+    def carry(
+        self, x_MH: Tensor, delta_MH: Tensor | None, rotation: tuple[Tensor, Tensor, Tensor], mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """As `construct` for kernels, which add while they norm: states are x + delta, on both sides. None: zeros."""
+        normed_MH, x_MH = self.input_layernorm.of_sum(x_MH, delta_MH, mask)
+        return self.feed_forward(x_MH, self.self_attn(normed_MH, rotation, mask), mask)
+
+    def feed_forward(
+        self,
+        x_MH: Tensor,
+        attended_MH: Tensor,
+        tokens: Tensor,
+        gate_up: tuple[Tensor, ...] = (),
+        down: tuple[Tensor, ...] = (),
+    ) -> tuple[Tensor, Tensor]:
+        """What is behind attention: x, and what is still to be added to it. gate_up, down: the matrices, where they
+        are packed."""
+        normed_MH, x_MH = self.post_attention_layernorm.of_sum(x_MH, attended_MH, tokens)
+        return x_MH, self.mlp(normed_MH, tokens, gate_up, down)
 
 
 class Transformer(nn.Cell):
@@ -181,9 +231,11 @@ class Transformer(nn.Cell):
         # A whole table is the output table by its own rows alone.
         self.takes_rows = self.tied and self.embed_tokens.weight.shape[0] > output_rows
         self.first_output, self.last_output = place.at.model * output_rows, (place.at.model + 1) * output_rows
-        self.rope_cos, self.rope_sin = (Tensor(table) for table in rope_tables(config))
-        self.gather = place.split(ops.Gather(), (WHOLE, WHOLE), (DATA,))
+        self.rotation = RotationOp(*rope_tables(config), place)
         self.segment_mask = SegmentMask()
+        self.is_packed = has_kernels()
+        # What is computed again is a cell with one output.
+        self.carries = self.is_packed and place.recompute == "none"
         place.assign_stages(self)
         for layer in self.layers:
             layer.set_recompute(place.recompute)
@@ -194,29 +246,28 @@ class Transformer(nn.Cell):
             return self.embed_tokens.weight[self.first_output : self.last_output]
         return self.embed_tokens.weight if self.tied else self.lm_head
 
-    def rotation(self, positions_M: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [M, 1, D] at the given positions."""
-        cos_MD, sin_MD = self.gather(self.rope_cos, positions_M, 0), self.gather(self.rope_sin, positions_M, 0)
-        table = (-1, 1, cos_MD.shape[-1])
-        return cos_MD.reshape(table), sin_MD.reshape(table)
-
     def construct(self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor) -> Tensor:
         """Hidden states behind the final norm, [M, H]. segments: see `attention_segments`."""
-        cos, sin = self.rotation(positions_RT.reshape(-1))
+        rotation = self.rotation(positions_RT.reshape(-1))
         mask = self.segment_mask(segments)
-        x_MH = self.embed_tokens(ids_RT.reshape(-1))
+        x_MH = self.embed_tokens(ids_RT.reshape(-1), mask)
+        if self.carries:
+            delta_MH = None
+            for layer in self.layers:
+                x_MH, delta_MH = layer.carry(x_MH, delta_MH, rotation, mask)
+            return self.norm.of_sum(x_MH, delta_MH, mask)[0]
         for layer in self.layers:
-            x_MH = layer(x_MH, cos, sin, mask)
-        return self.norm(x_MH)
+            x_MH = layer(x_MH, rotation, mask)
+        return self.norm(x_MH, mask)
 
     def prefill(self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor) -> tuple[Tensor, ...]:
         """Keys and values of every layer: (k0, v0, k1, v1, ...), each [M, B, D]."""
-        cos, sin = self.rotation(positions_RT.reshape(-1))
+        rotation = self.rotation(positions_RT.reshape(-1))
         mask = self.segment_mask(segments)
-        x_MH = self.embed_tokens(ids_RT.reshape(-1))
+        x_MH = self.embed_tokens(ids_RT.reshape(-1), mask)
         cached = ()
         for layer in self.layers:
-            x_MH, key, value = layer.prefill(x_MH, cos, sin, mask)
+            x_MH, key, value = layer.prefill(x_MH, rotation, mask)
             cached += (key, value)
         return cached
 

@@ -1,9 +1,12 @@
-"""Ops that exist fused on Ascend and are composed of small ops elsewhere: the one place where the device chooses.
+"""The operators that models are written in: the one place where the device chooses.
 
-Each is a cell whose `__init__` fixes the branch, so a compiled graph holds only one of them. The composed forms are
-what CPU tests compare with numpy twins of what the fused ops' documentation says; the fused forms are compiled by the
-dry run. On the auto_parallel path the fused forms carry strategies; composed ones need none, one process runs them
-whole.
+On Ascend they are MindSpore's fused ops, on CPU our C++ kernels (`kernel_ops`). Where these cannot be compiled, and in
+tests as their twins, they are composed of MindSpore's small ops. Each is a cell whose `__init__` fixes the branch, so a
+compiled graph holds only one of them. On the auto_parallel path the fused forms carry strategies; the others need none,
+one process runs them whole.
+
+`tokens` goes with every operator on rows: on CPU it says how many of them are in use, see `kernel_ops`; the other forms
+compute all.
 
 Legend: R rows, T token slots, M = R * T flattened tokens, H hidden units, I inner features, A query heads, B key/value
 heads, D head size, E segment ends.
@@ -11,13 +14,22 @@ heads, D head size, E segment ends.
 
 from __future__ import annotations
 
+import functools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from mindgspo.data.rows import packed_tokens
+from mindgspo.kernels.build import KernelsUnavailable, library
+from mindgspo.parallel.kernel_ops import AttentionKernel, RMSNormKernel, RotaryKernel, SwiGLUKernel
 from mindgspo.parallel.placement import ALONE, Placement
 from mindgspo.parallel.ranks import DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axes
 from mindgspo.parallel.runtime import current_device
+from mindgspo.types import Batch
 
 # Added to scores that must not be attended. Finite, so that a fully masked row stays free of NaN, and small
 # enough for bfloat16 and float16 after the scores were widened to float32.
@@ -27,6 +39,35 @@ MASKED_SCORE = -1.0e9
 def is_fused() -> bool:
     """Whether this process compiles for a device that has the fused ops."""
     return current_device() == "Ascend"
+
+
+_is_composed = False
+
+
+@contextmanager
+def composed_ops() -> Iterator[None]:
+    """Cells that are built inside are composed of MindSpore's small ops, though there are kernels."""
+    global _is_composed
+    before, _is_composed = _is_composed, True
+    try:
+        yield
+    finally:
+        _is_composed = before
+
+
+def has_kernels() -> bool:
+    """Whether cells that are built now are made of our kernels. Says once why not, where they cannot be compiled."""
+    return not is_fused() and not _is_composed and _kernels_compile()
+
+
+@functools.cache
+def _kernels_compile() -> bool:
+    try:
+        library()
+    except KernelsUnavailable as error:
+        print(f"[kernels] {error}; MindSpore's small operators take their place, several times slower", file=sys.stderr)
+        return False
+    return True
 
 
 class RMSNormOp(nn.Cell):
@@ -39,12 +80,25 @@ class RMSNormOp(nn.Cell):
         super().__init__(auto_prefix=False)
         self.eps = eps
         self.fused = is_fused()
+        self.kernel = RMSNormKernel(eps) if has_kernels() else None
+        self.add = place.split(ops.Add(), (*axes, WHOLE), (*axes, WHOLE))
         if self.fused:
             self.rms_norm = place.split(ops.auto_generate.RmsNorm(eps), (*axes, WHOLE), (WHOLE,))
         self.sum = ops.ReduceSum(keep_dims=True)
         self.outer = ops.MatMul()
 
-    def construct(self, x: Tensor, weight: Tensor) -> Tensor:
+    def of_sum(self, x: Tensor, delta: Tensor | None, weight: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Of x + delta, and that sum; of x alone, and x, where there is no delta."""
+        if delta is None:
+            return self.construct(x, weight, tokens), x
+        if self.kernel is not None:
+            return self.kernel.of_sum(x, delta, weight, tokens)
+        total = self.add(x, delta)
+        return self.construct(total, weight, tokens), total
+
+    def construct(self, x: Tensor, weight: Tensor, tokens: Tensor) -> Tensor:
+        if self.kernel is not None:
+            return self.kernel(x, weight, tokens)
         if self.fused:
             return self.rms_norm(x, weight)[0]
         # On CPU a product of equal shapes costs half of one that broadcasts, and an outer product by matmul costs
@@ -56,10 +110,8 @@ class RMSNormOp(nn.Cell):
 
 
 class RotaryOp(nn.Cell):
-    """Rotary position embedding in the rotate-half form: x * cos + rotate_half(x) * sin (arXiv 2104.09864).
-
-    x: [M, heads, D]; cos, sin: float32 [M, 1, D] tables with the two halves of D repeated. heads: how the heads of x
-    are split.
+    """Rotary position embedding in the rotate-half form: x * cos + rotate_half(x) * sin (arXiv 2104.09864), composed or
+    of one fused op. x: [M, heads, D]; cos, sin: float32 [M, 1, D]. heads: how the heads of x are split.
     """
 
     def __init__(self, head_dim: int, place: Placement = ALONE, heads: Axes = (MODEL,)) -> None:
@@ -89,6 +141,48 @@ class RotaryOp(nn.Cell):
         return ops.cast(x * ops.tile(cos, spread) + rotated * ops.tile(sin, spread), x.dtype)
 
 
+class RotaryPairOp(nn.Cell):
+    """Rotated queries [M, A, D] and keys [M, B, D]; rotation: what `rotation` made of the positions, once per graph.
+
+    cos, sin: float32 tables [positions, D], the two halves of D repeated.
+    """
+
+    def __init__(self, head_dim: int, place: Placement = ALONE) -> None:
+        super().__init__(auto_prefix=False)
+        self.kernel = RotaryKernel() if has_kernels() else None
+        if self.kernel is None:
+            self.query, self.key = RotaryOp(head_dim, place, (MODEL,)), RotaryOp(head_dim, place, (KEY_VALUE,))
+
+    def construct(
+        self, query: Tensor, key: Tensor, rotation: tuple[Tensor, Tensor, Tensor], tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        positions_M, cos, sin = rotation
+        if self.kernel is not None:
+            return self.kernel(query, key, positions_M, cos, sin, tokens)
+        return self.query(query, cos, sin), self.key(key, cos, sin)
+
+    def cells(self) -> tuple[nn.Cell, ...]:
+        """Those that can be computed again."""
+        return (self.kernel,) if self.kernel is not None else (self.query, self.key)
+
+
+class RotationOp(nn.Cell):
+    """construct(positions_M) -> positions, cos and sin as `RotaryPairOp` takes them."""
+
+    def __init__(self, cos: np.ndarray, sin: np.ndarray, place: Placement = ALONE) -> None:
+        super().__init__(auto_prefix=False)
+        self.cos, self.sin = Tensor(cos), Tensor(sin)
+        self.has_kernel = has_kernels()
+        self.gather = place.split(ops.Gather(), (WHOLE, WHOLE), (DATA,))
+
+    def construct(self, positions_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self.has_kernel:
+            return positions_M, self.cos, self.sin
+        cos_MD, sin_MD = self.gather(self.cos, positions_M, 0), self.gather(self.sin, positions_M, 0)
+        table = (-1, 1, cos_MD.shape[-1])
+        return positions_M, cos_MD.reshape(table), sin_MD.reshape(table)
+
+
 def rotate_half_matrix(head_dim: int) -> np.ndarray:
     """float32 [D, D]: x @ it = (-second half of x, first half of x)."""
     half = head_dim // 2
@@ -108,11 +202,14 @@ class SwiGLUOp(nn.Cell):
     def __init__(self, place: Placement = ALONE) -> None:
         super().__init__(auto_prefix=False)
         self.fused = is_fused()
+        self.kernel = SwiGLUKernel() if has_kernels() else None
         if self.fused:
             self.stack = place.split(ops.Stack(axis=1), (DATA, MODEL), (DATA, MODEL))
             self.swiglu = place.split(ops.auto_generate.Swiglu(), (DATA, WHOLE, MODEL))
 
-    def construct(self, gate: Tensor, up: Tensor) -> Tensor:
+    def construct(self, gate: Tensor, up: Tensor, tokens: Tensor) -> Tensor:
+        if self.kernel is not None:
+            return self.kernel(gate, up, tokens)
         if self.fused:
             return self.swiglu(self.stack((gate, up)), 1).reshape(gate.shape)
         return ops.silu(gate) * up
@@ -131,6 +228,8 @@ class CausalAttentionOp(nn.Cell):
         self.group = num_heads // num_kv_heads
         self.scale = head_dim**-0.5
         self.fused = is_fused()
+        self.kernel = AttentionKernel(head_dim) if has_kernels() else None
+        self.keeps_weights = not self.fused and self.kernel is None  # for the backward pass
         if self.fused:
             self.flash = place.split(
                 ops.operations.nn_ops.FlashAttentionScore(
@@ -150,6 +249,8 @@ class CausalAttentionOp(nn.Cell):
         self.weigh = ops.BatchMatMul()
 
     def construct(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        if self.kernel is not None:
+            return self.kernel(query, key, value, mask)
         if self.fused:
             if self.copies > 1:
                 key, value = self._repeated(key), self._repeated(value)
@@ -184,17 +285,18 @@ CAUSAL_FROM_THE_END = 3
 class SegmentMask(nn.Cell):
     """What `CausalAttentionOp` needs to know of the segments, made once per graph for all layers.
 
-    construct(segments): what `attention_segments` made. On Ascend the ends [E] pass as they are. Elsewhere segments_RT
-    become uint8 [R, T, T]: 1 where query slot i must not see key slot j: j later than i, or in another segment. Padded
-    slots (segment 0) see earlier padded slots, so that no softmax row is empty.
+    construct(segments): what `attention_segments` made. On Ascend and for kernels the ends [E] pass as they are.
+    Composed attention needs a mask: segments_RT become uint8 [R, T, T], 1 where query slot i must not see key slot j: j
+    later than i, or in another segment. Padded slots (segment 0) see earlier padded slots, so that no softmax row is
+    empty.
     """
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
-        self.fused = is_fused()
+        self.takes_ends = is_fused() or has_kernels()
 
     def construct(self, segments: Tensor) -> Tensor:
-        if self.fused:
+        if self.takes_ends:
             return segments
         num_slots = segments.shape[1]
         slots = ops.arange(num_slots)
@@ -203,17 +305,34 @@ class SegmentMask(nn.Cell):
         return ops.cast(ops.logical_or(later, other), ms.uint8)
 
 
+def takes_packed(cell: nn.Cell) -> bool:
+    """Whether a model, or a policy, is made of kernels, which compute real tokens alone."""
+    return getattr(cell, "is_packed", False)
+
+
 def attention_segments(
     segments_RT: np.ndarray, *, num_replicas: int = 1, num_segments: int | None = None
 ) -> np.ndarray:
     """The input of a graph that says which tokens belong together.
 
-    segments_RT itself where attention is composed of small ops. For the fused op the ends of its segments, see
-    `segment_ends`.
+    segments_RT itself where attention is composed of small ops; else the ends of its segments, see `segment_ends`.
     """
-    if not is_fused():
+    if not is_fused() and not has_kernels():
         return segments_RT
     return segment_ends(segments_RT, num_replicas=num_replicas, num_segments=num_segments)
+
+
+def policy_inputs(batch: Batch, *, is_packed: bool) -> tuple[np.ndarray, ...]:
+    """What a graph of one process takes of a batch: ids, positions, segments, predict_P, targets_P, place_NK.
+
+    is_packed: see `takes_packed`.
+    """
+    if is_packed:
+        return *packed_tokens(batch), batch.targets_P, batch.place_NK
+    segments = batch.segments_RT
+    if is_fused():
+        segments = segment_ends(segments, num_segments=batch.samples_N.size)
+    return batch.ids_RT, batch.positions_RT, segments, batch.predict_P, batch.targets_P, batch.place_NK
 
 
 def segment_ends(segments_RT: np.ndarray, *, num_replicas: int = 1, num_segments: int | None = None) -> np.ndarray:

@@ -16,6 +16,8 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
+from mindgspo.parallel.device_ops import has_kernels
+from mindgspo.parallel.kernel_ops import LinearKernel, PackedLinearKernel, RowsKernel
 from mindgspo.parallel.model_parallel_ops import leave_model_parallel
 from mindgspo.parallel.parameter_memory import zero_parameter
 from mindgspo.parallel.placement import Placement
@@ -59,6 +61,35 @@ class ColumnParallelLinear(nn.Cell):
         return out_MO
 
 
+class LinearGroup(nn.Cell):
+    """Column-parallel layers that read one input: construct(x_MI, tokens) -> what each of them returns."""
+
+    def __init__(self, *layers: ColumnParallelLinear) -> None:
+        super().__init__(auto_prefix=False)
+        self.layers = nn.CellList(list(layers), auto_prefix=False)
+        self.has_bias = layers[0].has_bias
+        self.kernel = None
+        if has_kernels():
+            self.kernel = LinearKernel(len(layers), has_bias=self.has_bias)
+            self.packed = PackedLinearKernel([layer.weight.shape[0] for layer in layers], has_bias=self.has_bias)
+
+    def construct(self, x_MI: Tensor, tokens: Tensor, panels: tuple[Tensor, ...] = ()) -> tuple[Tensor, ...]:
+        """panels: of the layers' weights, where they are packed."""
+        outs = ()
+        if self.kernel is None:
+            for layer in self.layers:
+                outs += (layer(x_MI),)
+            return outs
+        weights = ()
+        for i in range(len(self.layers)):
+            weights += (panels[i] if len(panels) > 0 else self.layers[i].weight,)
+            if self.has_bias:
+                weights += (self.layers[i].bias,)
+        if len(panels) > 0:
+            return self.packed(x_MI, tokens, *weights)
+        return self.kernel(x_MI, tokens, *weights)
+
+
 class RowParallelLinear(nn.Cell):
     """x W^T whose input features are split under model_parallel (o, down); the ranks' outputs are added up, and where
     the sequence is split between layers each rank keeps its tokens of the sum."""
@@ -69,8 +100,17 @@ class RowParallelLinear(nn.Cell):
         self.dtype = dtype
         self.matmul = place.split(ops.MatMul(transpose_b=True), (DATA, MODEL), (WHOLE, MODEL), output=(SEQUENCE, WHOLE))
         self.leave = leave_model_parallel(place)
+        self.kernel = None
+        if has_kernels():
+            self.kernel = LinearKernel(1, has_bias=False)
+            self.packed = PackedLinearKernel([out_features], has_bias=False)
 
-    def construct(self, x_MI: Tensor) -> Tensor:
+    def construct(self, x_MI: Tensor, tokens: Tensor, panels: tuple[Tensor, ...] = ()) -> Tensor:
+        """panels: of the weight, where it is packed."""
+        if len(panels) > 0:
+            return self.leave(self.packed(x_MI, tokens, *panels)[0])
+        if self.kernel is not None:
+            return self.leave(self.kernel(x_MI, tokens, self.weight))
         return self.leave(self.matmul(x_MI, ops.cast(self.weight, self.dtype)))
 
 
@@ -92,12 +132,20 @@ class VocabParallelEmbedding(nn.Cell):
         else:
             self.gather = place.split(ops.Gather(), (MODEL, WHOLE), (DATA,), output=(SEQUENCE, WHOLE))
         self.leave = leave_model_parallel(place)
+        self.kernel = None
+        if has_kernels():
+            self.kernel = RowsKernel(ms.float32 if self.is_split else dtype)
 
-    def construct(self, ids: Tensor) -> Tensor:
+    def rows(self, weight: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
+        if self.kernel is not None:
+            return self.kernel(ids, weight, tokens)
+        return self.gather(weight, ids, 0)
+
+    def construct(self, ids: Tensor, tokens: Tensor) -> Tensor:
         if self.is_split:
             rows = ids - self.first_row
             is_own = ops.logical_and(rows >= 0, rows < self.num_rows)
-            found = self.gather(self.weight, ops.where(is_own, rows, 0), 0)
+            found = self.rows(self.weight, ops.where(is_own, rows, 0), tokens)
             return ops.cast(self.leave(found * ops.cast(is_own, ms.float32).expand_dims(-1)), self.dtype)
         weight = ops.stop_gradient(self.weight) if self.is_silent else self.weight
-        return ops.cast(self.gather(weight, ids, 0), self.dtype)
+        return ops.cast(self.rows(weight, ids, tokens), self.dtype)

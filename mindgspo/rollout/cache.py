@@ -1,7 +1,8 @@
 """The paged key/value cache, how keys and values get into it, and attention over it.
 
-One layout on all devices: blocks of `BLOCK` tokens, which sequences hold as the scheduler says. Storing and attending
-have two forms, chosen in `__init__`: Ascend's fused ReshapeAndCache and PagedAttention, and ops that every device has.
+Blocks of `BLOCK` tokens, which sequences hold as the scheduler says. Storing and attending have three forms, chosen in
+`__init__`: Ascend's fused ReshapeAndCache and PagedAttention, our kernels on CPU (which order a block's numbers in
+their own way), and ops that every device has.
 The cache may have another type than the model (`rollout.cache_dtype`): keys and values are cast when they are written,
 queries when they are compared, and attention's output is of the query's type again.
 
@@ -17,7 +18,8 @@ from mindspore import ParameterTuple, Tensor, nn, ops
 
 from mindgspo.config.cache import BLOCK
 from mindgspo.models.transformer import DTYPES
-from mindgspo.parallel.device_ops import MASKED_SCORE, is_fused
+from mindgspo.parallel.device_ops import MASKED_SCORE, has_kernels, is_fused
+from mindgspo.parallel.kernel_ops import CopyBlocksKernel, PagedAttentionKernel, StoreKernel
 from mindgspo.parallel.parameter_memory import zero_parameter
 from mindgspo.rollout.blocks import num_blocks_for
 
@@ -48,14 +50,16 @@ class PagedCache:
 class StoreOp(nn.Cell):
     """Writes M keys and values of a layer where they belong.
 
-    construct(keys, values, key_MBD, value_MBD, places): the layer's cache, what is written, and what `places` made of
-    cache_rows_M, int32: block * tokens per block + the place within the block. What is returned is to be depended on.
+    construct(keys, values, key_MBD, value_MBD, places, tokens): the layer's cache, what is written, what `places` made
+    of cache_rows_M, int32: block * tokens per block + the place within the block, and see `kernel_ops` for tokens. What
+    is returned is to be depended on.
     """
 
     def __init__(self, cache: PagedCache) -> None:
         super().__init__(auto_prefix=False)
         self.fused = is_fused()
         self.block = cache.block
+        self.kernel = StoreKernel() if has_kernels() else None
         if self.fused:
             self.store = ops.auto_generate.ReshapeAndCache()
         else:
@@ -63,13 +67,15 @@ class StoreOp(nn.Cell):
 
     def places(self, cache_rows_M: Tensor) -> Tensor:
         """Once per graph: block and place within it [M, 2], or the rows as they are."""
-        if self.fused:
+        if self.fused or self.kernel is not None:
             return cache_rows_M
         return ops.stack((cache_rows_M // self.block, cache_rows_M % self.block), -1)
 
     def construct(
-        self, keys: Tensor, values: Tensor, key_MBD: Tensor, value_MBD: Tensor, places: Tensor
+        self, keys: Tensor, values: Tensor, key_MBD: Tensor, value_MBD: Tensor, places: Tensor, tokens: Tensor
     ) -> tuple[Tensor, ...]:
+        if self.kernel is not None:
+            return (self.kernel(key_MBD, value_MBD, keys, values, places, tokens),)
         key_MBD, value_MBD = ops.cast(key_MBD, keys.dtype), ops.cast(value_MBD, values.dtype)
         if self.fused:
             rows = (key_MBD.shape[0], -1)  # the op takes three axes for batch, sequence and features
@@ -77,8 +83,9 @@ class StoreOp(nn.Cell):
         return (self.scatter(keys, places, key_MBD), self.scatter(values, places, value_MBD))
 
 
-class FusedDecodeAttention(nn.Cell):
-    """One token per row: its key and value go into the cache, its query meets all columns of its sequence.
+class PagedDecodeAttention(nn.Cell):
+    """One token per row, by Ascend's op or our kernel: its key and value go into the cache, its query meets all columns
+    of its sequence.
 
     places(...) is made once per step; construct(keys, values, query, key, value, *places), once per layer with the
     layer's cache, returns [S, A * D].
@@ -88,13 +95,16 @@ class FusedDecodeAttention(nn.Cell):
         super().__init__(auto_prefix=False)
         self.size = cache.num_heads * cache.head_dim
         self.store = StoreOp(cache)
-        self.attend = ops.auto_generate.PagedAttention(cache.num_heads, cache.head_dim**-0.5, cache.num_kv_heads)
+        self.kernel = PagedAttentionKernel(cache.head_dim) if has_kernels() else None
+        if self.kernel is None:
+            self.attend = ops.auto_generate.PagedAttention(cache.num_heads, cache.head_dim**-0.5, cache.num_kv_heads)
 
     def places(
         self, cache_rows_S: Tensor, table_SP: Tensor, lengths_S: Tensor, num_rows_1: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """What `StoreOp` wants, the block table, and how many tokens each sequence has with the new one [S]."""
-        return self.store.places(cache_rows_S), table_SP, lengths_S
+    ) -> tuple[Tensor, ...]:
+        """What `StoreOp` wants, the block table, how many tokens each sequence has with the new one [S], and how many
+        rows are in use."""
+        return self.store.places(cache_rows_S), table_SP, lengths_S, num_rows_1
 
     def construct(
         self,
@@ -106,15 +116,19 @@ class FusedDecodeAttention(nn.Cell):
         places: Tensor,
         table_SP: Tensor,
         lengths_S: Tensor,
+        num_rows_1: Tensor,
     ) -> Tensor:
-        stored = self.store(keys, values, key_SBD, value_SBD, places)
+        stored = self.store(keys, values, key_SBD, value_SBD, places, num_rows_1)
+        if self.kernel is not None:
+            out = self.kernel(ops.depend(query_SAD, stored), keys, values, table_SP, lengths_S, num_rows_1)
+            return out.reshape(-1, self.size)
         queries = ops.depend(ops.cast(query_SAD, keys.dtype), stored)
         out = self.attend(queries, keys, values, table_SP, lengths_S)
         return ops.cast(out.reshape(-1, self.size), query_SAD.dtype)
 
 
 class ComposedDecodeAttention(nn.Cell):
-    """As `FusedDecodeAttention`, of ops that every device has: all columns of the longest sequence are gathered, and
+    """As `PagedDecodeAttention`, of ops that every device has: all columns of the longest sequence are gathered, and
     those behind a row's own are masked. It computes idle rows, too."""
 
     def __init__(self, cache: PagedCache) -> None:
@@ -133,7 +147,7 @@ class ComposedDecodeAttention(nn.Cell):
 
     def places(
         self, cache_rows_S: Tensor, table_SP: Tensor, lengths_S: Tensor, num_rows_1: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         """What `StoreOp` wants; block, place and head of each column [S, B, C, 3]; and what is added to the scores of
         each column [S, 1, C]."""
         blocks_S1C = ops.gather(table_SP, self.block_of_C, 1).expand_dims(1)
@@ -141,7 +155,7 @@ class ComposedDecodeAttention(nn.Cell):
         blocks, places = ops.broadcast_to(blocks_S1C, shape), ops.broadcast_to(self.place_of_11C, shape)
         columns_SBC3 = ops.stack((blocks, places, ops.broadcast_to(self.heads_1B1, shape)), -1)
         bias_S1C = ops.cast(self.columns_11C >= lengths_S.reshape(-1, 1, 1), ms.float32) * MASKED_SCORE
-        return self.store.places(cache_rows_S), columns_SBC3, bias_S1C
+        return self.store.places(cache_rows_S), columns_SBC3, bias_S1C, num_rows_1
 
     def construct(
         self,
@@ -153,9 +167,10 @@ class ComposedDecodeAttention(nn.Cell):
         places: Tensor,
         columns_SBC3: Tensor,
         bias_S1C: Tensor,
+        num_rows_1: Tensor,
     ) -> Tensor:
         num_rows, num_columns = columns_SBC3.shape[0], columns_SBC3.shape[2]
-        keys, values = self.store(keys, values, key_SBD, value_SBD, places)
+        keys, values = self.store(keys, values, key_SBD, value_SBD, places, num_rows_1)
         heads = num_rows * self.num_kv_heads
         rows = (heads, num_columns, self.head_dim)
         keys, values = self.gather(keys, columns_SBC3).reshape(rows), self.gather(values, columns_SBC3).reshape(rows)
@@ -169,27 +184,32 @@ class ComposedDecodeAttention(nn.Cell):
 
 def decode_attention(cache: PagedCache) -> nn.Cell:
     """The form of this device."""
-    return FusedDecodeAttention(cache) if is_fused() else ComposedDecodeAttention(cache)
+    return PagedDecodeAttention(cache) if is_fused() or has_kernels() else ComposedDecodeAttention(cache)
 
 
 class CopyBlocks(nn.Cell):
-    """Copies the first `num_tokens` of blocks: what siblings have of their prompt beside its full blocks."""
+    """Copies the first `num_tokens` of blocks, or all: what siblings have of their prompt beside its full blocks."""
 
     def __init__(self, cache: PagedCache, num_tokens: int) -> None:
         super().__init__(auto_prefix=False)
         self.cache = cache.matrices
         self.num_tokens = num_tokens
         self.rows = (-1, cache.num_kv_heads, cache.head_dim)
+        self.within = Tensor(np.arange(num_tokens, dtype=np.int32).reshape(1, -1))
+        self.block = cache.block
+        self.kernel = CopyBlocksKernel(cache.matrices) if has_kernels() else None
         self.gather = ops.Gather()
         self.store = StoreOp(cache)
 
-    def construct(self, sources_W: Tensor, cache_rows_M: Tensor) -> Tensor:
-        """sources_W: int32, blocks. cache_rows_M: int32 [W * num_tokens], where each of their first tokens goes."""
-        places = self.store.places(cache_rows_M)
+    def construct(self, sources_W: Tensor, targets_W: Tensor) -> Tensor:
+        """sources_W, targets_W: int32, blocks. What is returned means nothing."""
+        if self.kernel is not None:
+            return self.kernel(sources_W, targets_W)
+        places = self.store.places((targets_W.reshape(-1, 1) * self.block + self.within).reshape(-1))
         done = ()
         for i in range(len(self.cache) // 2):
             keys, values = self.cache[2 * i], self.cache[2 * i + 1]
             key_MBD = self.gather(keys, sources_W, 0)[:, : self.num_tokens].reshape(self.rows)
             value_MBD = self.gather(values, sources_W, 0)[:, : self.num_tokens].reshape(self.rows)
-            done += self.store(keys, values, key_MBD, value_MBD, places)
+            done += self.store(keys, values, key_MBD, value_MBD, places, sources_W)
         return ops.depend(sources_W, done)

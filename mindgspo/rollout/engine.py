@@ -17,7 +17,7 @@ from mindgspo import faults
 from mindgspo.config.cache import BLOCK
 from mindgspo.data.rows import round_up
 from mindgspo.parallel.collectives import GraphOfRanks
-from mindgspo.parallel.device_ops import attention_segments
+from mindgspo.parallel.device_ops import attention_segments, takes_packed
 from mindgspo.parallel.runtime import paged_kernels
 from mindgspo.rollout.blocks import SCRATCH, BlockAllocator, num_blocks_for
 from mindgspo.rollout.cache import CopyBlocks, PagedCache
@@ -65,12 +65,13 @@ class NativeEngine:
         team = model.place.model_ranks
         self._prefill = GraphOfRanks(Prefill(model, self._cache), team)
         # The rest of a prompt is no longer than the prompt.
-        self._copied_tokens = min(block, self._prompt_columns)
-        self._copy_blocks = CopyBlocks(self._cache, self._copied_tokens)
-        self._decode = GraphOfRanks(DecodeStep(model, self._cache, TokenSampler(top_k=top_k, top_p=top_p)), team)
+        self._copy_blocks = CopyBlocks(self._cache, min(block, self._prompt_columns))
+        decode = DecodeStep(model, self._cache, TokenSampler(top_k=top_k, top_p=top_p))
+        self._decode, self._pack_weights = GraphOfRanks(decode, team), decode.packed
         self._collect = Collect()
         # Copying a few blocks per graph keeps admission cheap; a wider graph would mostly copy padding.
         self._copy_width = min(8, num_slots)
+        self._is_packed = takes_packed(model)
         self._weight_version: int | None = None
 
     @property
@@ -80,6 +81,8 @@ class NativeEngine:
 
     def load_weights(self, version: int) -> None:
         """Stamp the weights that the model's parameters hold now."""
+        if self._is_packed:
+            self._pack_weights()
         self._weight_version = version
 
     def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, weight_version: int) -> Rollout:
@@ -181,7 +184,12 @@ class NativeEngine:
         return min(columns, round_up(self._cache.num_columns, self._length_multiple))
 
     def _prefill_rows(self, rows: Sequence[PrefillRow], width: int, columns: int) -> None:
-        """Unused rows of the graph repeat a one-token prompt; padding goes into the scratch block."""
+        """Rows of the graph that nobody needs repeat a one-token prompt; padding goes into the scratch block."""
+        inputs = _packed_rows(rows, width, columns) if self._is_packed else self._padded_rows(rows, width, columns)
+        with paged_kernels():
+            self._prefill(*(Tensor(array) for array in inputs))
+
+    def _padded_rows(self, rows: Sequence[PrefillRow], width: int, columns: int) -> tuple[np.ndarray, ...]:
         ids_QL, segments_QL = np.zeros((2, width, columns), np.int32)
         positions_QL = np.tile(np.arange(columns, dtype=np.int32), (width, 1))
         cache_rows_QL = SCRATCH * self._cache.block + positions_QL % np.int32(self._cache.block)
@@ -189,18 +197,26 @@ class NativeEngine:
             ids_QL[number, : row.ids.size] = row.ids
             segments_QL[number, : row.ids.size] = 1
             cache_rows_QL[number, : row.ids.size] = row.cache_rows
-        segments = Tensor(attention_segments(segments_QL))
-        with paged_kernels():
-            self._prefill(Tensor(ids_QL), Tensor(positions_QL), segments, Tensor(cache_rows_QL.reshape(-1)))
+        return ids_QL, positions_QL, attention_segments(segments_QL), cache_rows_QL.reshape(-1)
 
     def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy the rest of a prompt from block to block, (source, target) each."""
-        within = np.arange(self._copied_tokens, dtype=np.int32)
         with paged_kernels():
             for some in _in_parts(copies, self._copy_width):
-                sources_W, targets_W = np.array(some, np.int32).T
-                rows_M = (targets_W[:, None] * np.int32(self._cache.block) + within).reshape(-1)
-                self._copy_blocks(Tensor(np.ascontiguousarray(sources_W)), Tensor(rows_M))
+                blocks = np.array(some, np.int32).T
+                self._copy_blocks(*(Tensor(np.ascontiguousarray(row)) for row in blocks))
+
+
+def _packed_rows(rows: Sequence[PrefillRow], width: int, columns: int) -> tuple[np.ndarray, ...]:
+    """The rows behind each other, as kernels take them."""
+    ids_M, positions_M, cache_rows_M = np.zeros((3, width * columns), np.int32)
+    ends_Q, start = np.zeros(width, np.int32), 0
+    for number, row in enumerate(rows):
+        stop = start + row.ids.size
+        ids_M[start:stop], positions_M[start:stop] = row.ids, np.arange(row.ids.size)
+        cache_rows_M[start:stop] = row.cache_rows
+        ends_Q[number:] = start = stop
+    return ids_M[None], positions_M[None], ends_Q, cache_rows_M
 
 
 def _in_parts(copies: Sequence[tuple[int, int]], width: int) -> Iterator[list[tuple[int, int]]]:

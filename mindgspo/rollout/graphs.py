@@ -12,8 +12,11 @@ V vocabulary, B kv heads, D head size.
 from __future__ import annotations
 
 import mindspore as ms
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
+from mindgspo.models.transformer import FeedForward
+from mindgspo.parallel.device_ops import has_kernels, takes_packed
+from mindgspo.parallel.kernel_ops import PackedLinearKernel, PackKernel, SampleKernel
 from mindgspo.parallel.model_parallel_ops import from_first_rank, gather_columns
 from mindgspo.rollout.cache import PagedCache, StoreOp, decode_attention
 
@@ -31,14 +34,18 @@ class TokenSampler(nn.Cell):
         self.log_softmax = ops.LogSoftmax(-1)
         self.argmax = ops.Argmax(-1, ms.int32)
         self.sort = ops.Sort(-1, True)
+        self.kernel = SampleKernel(top_k=top_k, top_p=top_p) if has_kernels() else None
 
     def construct(
-        self, logits_SV: Tensor, uniforms_S: Tensor, inverse_temperature_S: Tensor, greedy_S: Tensor
+        self, logits_SV: Tensor, uniforms_S: Tensor, inverse_temperature_S: Tensor, greedy_S: Tensor, tokens: Tensor
     ) -> tuple[Tensor, Tensor]:
         """ids int32 [S] and log-probs float32 [S], the latter at the temperature and before any cut.
 
-        logits_SV: float32. uniforms_S: float32 in (0, 1]. greedy_S: bool, takes the likeliest token instead.
+        logits_SV: float32. uniforms_S: float32 in (0, 1]. greedy_S: bool, takes the likeliest token instead. tokens:
+        see `kernel_ops`.
         """
+        if self.kernel is not None:
+            return self.kernel(logits_SV, uniforms_S, inverse_temperature_S, greedy_S, tokens)
         logp_SV = self.log_softmax(logits_SV * inverse_temperature_S.reshape(-1, 1))
         cdf_SV = ops.cumsum(self._cut(ops.exp(logp_SV)), -1)
         # Scaled by the last entry: rounding and cuts leave a total other than 1. Counting entries strictly below
@@ -77,8 +84,64 @@ class Prefill(nn.Cell):
         places = self.store.places(cache_rows_M)
         done = ()
         for i in range(len(cached) // 2):
-            done += self.store(self.cache[2 * i], self.cache[2 * i + 1], cached[2 * i], cached[2 * i + 1], places)
+            keys, values = self.cache[2 * i], self.cache[2 * i + 1]
+            done += self.store(keys, values, cached[2 * i], cached[2 * i + 1], places, segments)
         return ops.depend(cache_rows_M, done)
+
+
+class PackedWeights(nn.Cell):
+    """The matrices of decoding, packed once for many products of few tokens where kernels make them.
+
+    construct() packs the weights that the model's parameters hold now. of_layer(i): panels of query, key and value, of
+    attention's output, of gate and up, and of down; empty where there are none, and the layers take their weights.
+    """
+
+    def __init__(self, model: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.has_kernels = takes_packed(model)
+        self.product = ops.MatMul(transpose_b=True)
+        self.places: tuple[tuple[tuple[int, ...], ...], ...] = tuple(((),) * 4 for _ in model.layers)
+        if not self.has_kernels:
+            return
+        by_layer = [_matrices(layer) for layer in model.layers]
+        weights = [weight for layer in by_layer for group in layer for weight in group]
+        self.takes_rows = model.takes_rows
+        if not self.takes_rows:
+            weights.append(model.output_weight())
+        numbers = iter(range(len(weights)))
+        self.places = tuple(tuple(tuple(next(numbers) for _ in group) for group in layer) for layer in by_layer)
+        self.weights = ParameterTuple(weights)
+        self.pack = PackKernel(self.weights)
+        if not self.takes_rows:
+            self.output = PackedLinearKernel([weights[-1].shape[0]], has_bias=False)
+
+    def construct(self) -> Tensor:
+        return self.pack()
+
+    def of_layer(self, number: int) -> tuple[tuple[Tensor, ...], ...]:
+        found = ()
+        for group in self.places[number]:
+            panels = ()
+            for place in group:
+                panels += (self.pack.panels[place],)
+            found += (panels,)
+        return found
+
+    def logits(self, hidden_SH: Tensor, weight_VH: Tensor, tokens: Tensor) -> Tensor:
+        """[S, V / ranks] of the final hidden states; weight_VH: the output table, in case it is not packed."""
+        if self.has_kernels and not self.takes_rows:
+            return self.output(hidden_SH, tokens, self.pack.panels[-1])[0]
+        return self.product(hidden_SH, weight_VH)
+
+
+def _matrices(layer: nn.Cell) -> tuple[tuple[Parameter, ...], ...]:
+    """Weights of a layer in the order of `PackedWeights.of_layer`; a mixture's experts have none."""
+    attention = layer.self_attn
+    block = ((), ())
+    if isinstance(layer.mlp, FeedForward):
+        block = ((layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight), (layer.mlp.down_proj.weight,))
+    projections = (attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)
+    return (projections, (attention.o_proj.weight,), *block)
 
 
 class DecodeStep(nn.Cell):
@@ -91,7 +154,7 @@ class DecodeStep(nn.Cell):
         self.cache = cache.matrices
         self.attend = decode_attention(cache)
         self.sampler = sampler
-        self.logits = ops.MatMul(transpose_b=True)
+        self.packed = PackedWeights(model)
         self.gather_columns = gather_columns(model.place)
         self.from_first_rank = from_first_rank(model.place)
 
@@ -118,17 +181,23 @@ class DecodeStep(nn.Cell):
         model = self.model
         # Read before the cache is written to: a table that is read again behind a write is copied each time.
         output_weight_VH = ops.cast(model.output_weight(), model.dtype)
-        cos, sin = model.rotation(positions_S)
+        tokens, rotation = num_rows_1, model.rotation(positions_S)
         places = self.attend.places(cache_rows_S, table_SP, batch_valid_length, num_rows_1)
-        x_SH = model.embed_tokens(ids_S)
+        x_SH, delta_SH = model.embed_tokens(ids_S, tokens), None
         for i in range(len(model.layers)):
             layer = model.layers[i]
-            query, key, value = layer.self_attn.project(layer.input_layernorm(x_SH), cos, sin)
+            normed_SH, x_SH = layer.input_layernorm.of_sum(x_SH, delta_SH, tokens)
+            qkv, output, gate_up, down = self.packed.of_layer(i)
+            query, key, value = layer.self_attn.project(normed_SH, rotation, tokens, qkv)
             attended = self.attend(self.cache[2 * i], self.cache[2 * i + 1], query, key, value, *places)
-            x_SH = layer.feed_forward(x_SH + layer.self_attn.o_proj(attended))
-        logits_SV = self.logits(model.norm(x_SH), output_weight_VH)
+            attended = layer.self_attn.o_proj(attended, tokens, output)
+            x_SH, delta_SH = layer.feed_forward(x_SH, attended, tokens, gate_up, down)
+            if not self.packed.has_kernels:
+                x_SH, delta_SH = layer.add(x_SH, delta_SH), None
+        normed_SH, _ = model.norm.of_sum(x_SH, delta_SH, tokens)
+        logits_SV = self.packed.logits(normed_SH, output_weight_VH, tokens)
         logits_SV = self.gather_columns(ops.cast(logits_SV, ms.float32))
-        drawn_S, logprobs_S = self.sampler(logits_SV, uniforms_S, inverse_temperature_S, greedy_S)
+        drawn_S, logprobs_S = self.sampler(logits_SV, uniforms_S, inverse_temperature_S, greedy_S, tokens)
         return self.from_first_rank(drawn_S, logprobs_S)
 
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from mindgspo.config import ExperimentConfig
-from mindgspo.data.micro_batches import BatchLayout, micro_batches
+from mindgspo.data.micro_batches import BatchLayout, largest_shape, micro_batches
 from mindgspo.data.rows import TrainingSample, round_up
+from mindgspo.parallel.device_ops import has_kernels
 from mindgspo.trainer.dynamic_sampling import StepSamples
 from mindgspo.types import Batch
 
@@ -22,16 +23,17 @@ COSTLY_ROW = 2.5
 
 
 def batch_layout(config: ExperimentConfig, *, pad_id: int) -> BatchLayout:
-    """For the replicas of the training plan. Ascend's fused attention takes a long row of many samples; there, replicas
-    of one graph and its pipeline compute rounds of micro-batches together."""
+    """For the replicas of the training plan. Ascend's fused attention and our kernels take a long row of many samples;
+    on Ascend, replicas of one graph and its pipeline compute rounds of micro-batches together."""
     trainer, plan = config.trainer, config.plans.train
     is_fused = config.device == "Ascend"
     is_divided = is_fused and plan.world_size > 1
-    return BatchLayout(
+    is_packed = config.device == "CPU" and config.model.backend == "native" and has_kernels()
+    layout = BatchLayout(
         samples_per_micro_batch=trainer.samples_per_micro_batch,
         max_tokens_per_micro_batch=trainer.max_tokens_per_micro_batch,
         packing=trainer.packing,
-        in_one_row=is_fused,
+        in_one_row=is_fused or is_packed,
         costly_row=round(COSTLY_ROW * config.model.hidden_size),
         length_multiple=trainer.length_multiple,
         pad_id=pad_id,
@@ -40,6 +42,11 @@ def batch_layout(config: ExperimentConfig, *, pad_id: int) -> BatchLayout:
         round_size=plan.micro_batch_num if is_divided else 1,
         balanced=trainer.balance_batches,
     )
+    if not is_packed:
+        return layout
+    num_samples, slots = trainer.prompts_per_mini_batch * config.rollout.num_generations, config.rollout.max_new_tokens
+    longest = config.data.max_prompt_length + slots
+    return replace(layout, one_shape=largest_shape(layout, num_samples=num_samples, longest=longest, slots=slots))
 
 
 def lay_out_mini_batches(samples: StepSamples, layout: BatchLayout, *, responses_per_mini_batch: int) -> MiniBatches:

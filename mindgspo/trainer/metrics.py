@@ -12,7 +12,7 @@ from mindgspo.algorithms.loss_metrics import batch_mismatch, telemetry_metrics
 from mindgspo.algorithms.optim.backend import UpdateResult
 from mindgspo.algorithms.rollout_correction import step_correction_metrics
 from mindgspo.config import AlgorithmSection, KLSection, RolloutSection, TrainerSection
-from mindgspo.data.micro_batches import batch_metrics
+from mindgspo.data.micro_batches import BatchLayout, batch_metrics
 from mindgspo.metrics import Timers, group_metrics, peak_rss_mb, rss_gb
 from mindgspo.rollout.protocol import RolloutCounters
 from mindgspo.trainer.advantages import StepAdvantages
@@ -31,10 +31,10 @@ def step_metrics(
     settings: TrainerSection,
     timers: Timers,
     *,
-    replicas: int = 1,
+    layout: BatchLayout,
 ) -> dict[str, float]:
     """What follows from a step's records. all_groups: of `samples`, with advantages. results: of the updates in their
-    order, None where one was skipped. replicas: of the training plan."""
+    order, None where one was skipped. layout: of `mini_batches`."""
     batches = flattened(mini_batches)
     # Of this step's own rollouts; where the batch was full without any, of what it trains.
     groups = all_groups[samples.num_earlier :] or all_groups
@@ -53,7 +53,7 @@ def step_metrics(
         **update_metrics([result for result in results if result is not None], algorithm),
         **({"actor/updates_skipped": list(results).count(None)} if settings.on_nonfinite == "skip" else {}),
         **perf_metrics(groups, timers),
-        **batch_metrics(mini_batches, replicas),
+        **batch_metrics(mini_batches, layout),
     }
     metrics |= step_mismatch(mini_batches, results, algorithm, first_number=num_earlier)
     if batches and algorithm.rollout_correction.level != "none":

@@ -118,7 +118,7 @@ class Trainer:
                 self.rollout,
                 self.settings,
                 self.timers,
-                replicas=self.layout.replicas,
+                layout=self.layout,
             ),
             **sampling_metrics(self.algorithm.filter_groups, samples, self.leftovers),
             **reward_metrics(estimated, self.algorithm.kl, self.kl.coef),

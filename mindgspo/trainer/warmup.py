@@ -6,6 +6,7 @@ may stop early.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from mindgspo.algorithms.optim.build import build_update_backend
 from mindgspo.algorithms.optim.learning_rate import learning_rate
 from mindgspo.config import ModelSection, WarmupSection
 from mindgspo.data import PromptDataset, PromptStream
-from mindgspo.data.micro_batches import BatchLayout, micro_batches
+from mindgspo.data.micro_batches import BatchLayout, largest_shape, micro_batches
 from mindgspo.data.rows import TrainingSample
 from mindgspo.errors import DataError
 from mindgspo.evaluation.evaluate import Evaluator
@@ -51,7 +52,7 @@ def warm_up(trainer: Trainer, warmup: Warmup, evaluator: Evaluator, log: RunLog)
     policy = PolicyLogProbs(trainer.model, temperature=1.0, with_entropy=False)
     backend = build_update_backend(policy, SupervisedLoss(), optimizer)
     stream = PromptStream(len(warmup.samples), trainer.seed ^ _WARMUP_STREAM)
-    layout = _layout(trainer.layout, section)
+    layout = _layout(trainer.layout, section, warmup.samples)
     for number in range(1, section.max_steps + 1):
         batches = micro_batches([warmup.samples[index] for index in stream.take(section.batch_size)], layout)
         lr = learning_rate(number - 1, section.max_steps, optimizer)
@@ -72,10 +73,14 @@ def warm_up(trainer: Trainer, warmup: Warmup, evaluator: Evaluator, log: RunLog)
     log.log_metrics(0, _metrics(result, lr=lr, updates=number, accuracy=accuracy))
 
 
-def _layout(layout: BatchLayout, section: WarmupSection) -> BatchLayout:
-    if layout.samples_per_micro_batch is None:
+def _layout(layout: BatchLayout, section: WarmupSection, samples: Sequence[TrainingSample]) -> BatchLayout:
+    if layout.samples_per_micro_batch is not None:
+        layout = replace(layout, samples_per_micro_batch=min(layout.samples_per_micro_batch, section.batch_size))
+    if layout.one_shape is None:
         return layout
-    return replace(layout, samples_per_micro_batch=min(layout.samples_per_micro_batch, section.batch_size))
+    longest, slots = max(one.length for one in samples), max(one.response_ids.size for one in samples)
+    shape = largest_shape(layout, num_samples=section.batch_size, longest=longest, slots=slots)
+    return replace(layout, one_shape=shape)
 
 
 def _metrics(result: UpdateResult, *, lr: float, updates: int, accuracy: float | None) -> dict[str, float]:

@@ -4,7 +4,6 @@ Legend: B batch, T tokens, N query heads, K key/value heads, D head size.
 """
 
 import itertools
-import os
 from pathlib import Path
 
 import numpy as np
@@ -345,29 +344,39 @@ def test_wrong_sequences_are_refused() -> None:
 
 
 def test_the_library_is_compiled_once_and_put_in_place_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    environment, compiled = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}, []
+    compiled = []
 
     def compile_aside(target: Path) -> None:
         compiled.append(target)
         assert not (target.parent.parent / target.name).exists()  # no one may load a half-written file
         target.write_bytes(b"half of the ")
         if len(compiled) == 1:
-            build.library(environment)  # another process is faster
+            build.library_in(tmp_path)  # another process is faster
         target.write_bytes(b"library")
 
     monkeypatch.setattr(build, "_compile", compile_aside)
-    path = build.library(environment)
-    assert path == build.library(environment) and len(set(compiled)) == 2
+    path = build.library_in(tmp_path)
+    assert path == build.library_in(tmp_path) and len(set(compiled)) == 2
     assert path.read_bytes() == b"library" and list(path.parent.iterdir()) == [path]
     monkeypatch.setattr(build, "_processor", lambda: "flags: another processor")
-    assert build.library(environment).parent != path.parent
+    assert build.library_in(tmp_path).parent != path.parent
 
 
-def test_without_a_compiler_or_a_place_to_write_the_reason_is_told(tmp_path, monkeypatch):
+def test_the_cache_is_the_users() -> None:
+    assert build.cache_folder({"XDG_CACHE_HOME": "/of/mine"}) == Path("/of/mine/mindgspo")
+    assert build.cache_folder({"XDG_CACHE_HOME": "not/absolute"}) == Path.home() / ".cache" / "mindgspo"
+
+
+def test_where_nothing_can_be_written_the_library_is_compiled_for_the_process(tmp_path, monkeypatch, capsys) -> None:
     occupied = tmp_path / "file"
     occupied.touch()
-    with pytest.raises(build.KernelsUnavailable, match="cannot be written below"):
-        build.library(os.environ | {"XDG_CACHE_HOME": str(occupied)})
+    monkeypatch.setattr(build, "_compile", Path.touch)
+    path = build.library_in(occupied)
+    assert path.is_file() and tmp_path not in path.parents
+    assert "compiled at each start: [Errno 20]" in capsys.readouterr().err
+
+
+def test_without_a_compiler_the_reason_is_told(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(build.KernelsUnavailable, match="apt-get install g\\+\\+"):
-        build.library({"XDG_CACHE_HOME": str(tmp_path)})
+        build.library_in(tmp_path)

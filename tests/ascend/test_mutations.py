@@ -39,7 +39,7 @@ MUTATIONS = {
     "attention without the newest token": Mutation("rollout/engine.py", "one card", ": sampled/0",
         "Tensor(run.positions_JS[step] + np.int32(1))", "Tensor(run.positions_JS[step])"),
     "a shared prompt that is not copied": Mutation("rollout/engine.py", "one card", ": sampled/0",
-        "self._copy_blocks(Tensor", "(lambda *rows: rows)(Tensor"),
+        "self._copy_blocks(*", "(lambda *rows: rows)(*"),
     "a swap that does not come back": Mutation("parallel/swap/offloaded_memory.py", "one card", ": loss",
         "self._offload(parameter)", "parameter.set_data(parameter * 0)"),
     "a missing AllReduce behind row-parallel layers": Mutation("parallel/model_parallel_ops.py", "2x1x1", ": sampled/0",

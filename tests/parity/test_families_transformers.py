@@ -106,8 +106,10 @@ IDS_RT = np.random.default_rng(1).integers(0, VOCAB_SIZE, (2, 40)).astype(np.int
 def our_logits(model) -> np.ndarray:
     from mindspore import Tensor
 
+    from mindgspo.parallel.device_ops import attention_segments
+
     positions_RT = np.tile(np.arange(IDS_RT.shape[1], dtype=np.int32), (len(IDS_RT), 1))
-    hidden = model(Tensor(IDS_RT), Tensor(positions_RT), Tensor(np.ones_like(IDS_RT))).asnumpy()
+    hidden = model(Tensor(IDS_RT), Tensor(positions_RT), Tensor(attention_segments(np.ones_like(IDS_RT)))).asnumpy()
     return (hidden @ model.output_weight().asnumpy().T).reshape(*IDS_RT.shape, VOCAB_SIZE)
 
 

@@ -10,6 +10,8 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindgspo.config.schema import OptimizerSection
+from mindgspo.parallel.device_ops import has_kernels
+from mindgspo.parallel.kernel_ops import AdamWKernel
 from mindgspo.parallel.parameter_memory import zeros_beside
 
 
@@ -55,6 +57,10 @@ class AdamW(nn.Cell):
         self.zero = Tensor(0.0, ms.float32)
         self.one = Tensor(1.0, ms.float32)
         self.adam = ops.Adam()
+        self.kernel = None
+        if has_kernels():
+            moments, betas = (self.first_moments, self.second_moments), (self.beta1, self.beta2)
+            self.kernel = AdamWKernel(weights, moments, decays=self.decays, betas=betas)
 
     def scalars(self, step: int, lr: float, grad_norm: float) -> StepScalars:
         """Inputs of update number `step` (1, 2, ...) at learning rate `lr`.
@@ -80,11 +86,13 @@ class AdamW(nn.Cell):
         root_eps: Tensor,
         decay: Tensor,
     ) -> Tensor:
-        """Update every weight from `gradients` (float32, in the order of `weights`); returns `step_size`.
+        """Update every weight from `gradients` (float32, in the order of `weights`); returns what to wait for.
 
         There is no branch on the norm in here: MindSpore 2.10 may drop a run-time branch that only changes
         Parameters, without a word. Whoever calls looks at the norm first.
         """
+        if self.kernel is not None:
+            return self.kernel(clip_scale, step_size, root_eps, decay, *gradients)
         for first, last in self.runs:
             self.update_run(first, last, gradients, clip_scale, step_size, root_eps, decay)
         return step_size

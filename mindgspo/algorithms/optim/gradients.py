@@ -10,7 +10,8 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindgspo.algorithms.optim.adamw import short_runs, squared_rows
 from mindgspo.parallel.collectives import group_name
-from mindgspo.parallel.device_ops import attention_segments
+from mindgspo.parallel.device_ops import has_kernels, policy_inputs
+from mindgspo.parallel.kernel_ops import AccumulateKernel
 from mindgspo.parallel.parameter_memory import set_values, zeros_beside
 from mindgspo.parallel.ranks import Ranks
 from mindgspo.types import Batch
@@ -42,11 +43,11 @@ def inputs_of(batch: Batch, kl_coef: float = 0.0) -> tuple[np.ndarray, ...]:
     )
 
 
-def tensors_of(batch: Batch, kl_coef: float) -> tuple[Tensor, ...]:
+def tensors_of(batch: Batch, kl_coef: float, *, is_packed: bool) -> tuple[Tensor, ...]:
     """The same as the graph of one micro-batch takes them on this device."""
-    probe, ids, positions, segments, *rest = inputs_of(batch, kl_coef)
-    ends = attention_segments(segments, num_segments=batch.samples_N.size)
-    return tuple(Tensor(array) for array in (probe, ids, positions, ends, *rest))
+    probe, *inputs = inputs_of(batch, kl_coef)
+    arrays = (probe, *policy_inputs(batch, is_packed=is_packed), *inputs[NUM_POLICY_INPUTS:])
+    return tuple(Tensor(array) for array in arrays)
 
 
 class Objective(nn.Cell):
@@ -75,7 +76,8 @@ class Objective(nn.Cell):
 
 
 class GradientAccumulator(nn.Cell):
-    """Gradient of one micro-batch, added to `gradients`, which `OptimizerStep` leaves at zero."""
+    """Gradient of one micro-batch, added to `gradients`. Composed, they are zero before the first, as `OptimizerStep`
+    leaves them; the kernel replaces what the update before has left."""
 
     def __init__(self, objective: Objective, weights: ParameterTuple, gradients: ParameterTuple) -> None:
         super().__init__(auto_prefix=False)
@@ -84,13 +86,23 @@ class GradientAccumulator(nn.Cell):
         self.gradients = gradients
         self.runs = short_runs(len(weights))
         self.value_and_grad = ops.value_and_grad(objective, 0, weights, has_aux=True)
+        self.kernel = AccumulateKernel(gradients) if has_kernels() else None
+        self.unknown = Tensor(np.zeros(1, np.float32))
 
-    def construct(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Takes what `Objective` does; returns that and, last, d loss / d logp [N, K], 0 where masked."""
+    def construct(
+        self, is_added: Tensor, *inputs: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Takes what `Objective` does, behind is_added: int32 [1], 0 for the first micro-batch of an update. Returns
+        what `Objective` does and d loss / d logp [N, K], 0 where masked; then, by the kernel, the sum of the squares of
+        the gradients so far, float32 [1]."""
         (loss, metrics, log_ratio, entropy, logp_NK), (grad_logp_NK, gradients) = self.value_and_grad(*inputs)
-        for first, last in self.runs:
-            self.add_run(gradients, first, last)
-        return loss, metrics, log_ratio, entropy, logp_NK, grad_logp_NK
+        squares = self.unknown
+        if self.kernel is not None:
+            squares = self.kernel(is_added, *gradients)
+        else:
+            for first, last in self.runs:
+                self.add_run(gradients, first, last)
+        return loss, metrics, log_ratio, entropy, logp_NK, grad_logp_NK, squares
 
     def add_run(self, gradients: tuple[Tensor, ...], first: int, last: int) -> None:
         """Add the gradients of the weights number `first` to `last` - 1."""
@@ -140,13 +152,13 @@ class GradientNorm(nn.Cell):
 
 
 class OptimizerStep(nn.Cell):
-    """Applies the accumulated gradients and zeroes them for the next update."""
+    """Applies the accumulated gradients and, where `GradientAccumulator` wants it, zeroes them for the next update."""
 
     def __init__(self, optimizer: nn.Cell, gradients: ParameterTuple) -> None:
         super().__init__(auto_prefix=False)
         self.optimizer = optimizer
         self.gradients = gradients
-        self.runs = short_runs(len(gradients))
+        self.runs = () if has_kernels() else short_runs(len(gradients))
 
     def construct(self, clip_scale: Tensor, step_size: Tensor, root_eps: Tensor, decay: Tensor) -> Tensor:
         """Inputs as `AdamW.scalars`."""

@@ -6,8 +6,11 @@ Each rank holds its slices of the weights, whole moments of these slices, and on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
+import mindspore as ms
+import numpy as np
 from mindspore import Tensor, nn
 
 from mindgspo.algorithms.optim.adamw import AdamW
@@ -18,12 +21,14 @@ from mindgspo.algorithms.optim.gradients import (
     GradientSum,
     Objective,
     OptimizerStep,
+    discard,
     gradients_of,
     tensors_of,
 )
 from mindgspo.config.schema import OptimizerSection
 from mindgspo.models.names import parameter_shapes
 from mindgspo.parallel.collectives import GraphOfRanks, group_name, meet, world_ranks
+from mindgspo.parallel.device_ops import takes_packed
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import gradient_ranks, parameter_layouts
 from mindgspo.parallel.placement import ALONE, Placement
@@ -36,7 +41,7 @@ class SingleUpdate(UpdateBackend):
 
     def __init__(self, policy: nn.Cell, loss: nn.Cell, section: OptimizerSection, place: Placement = ALONE) -> None:
         super().__init__(policy, loss)
-        self._replicas = Replicas(place)
+        self._replicas, self._is_packed = Replicas(place), takes_packed(policy)
         self.gradients = gradients_of(self.weights)
         self.accumulator = GradientAccumulator(Objective(policy, loss), self.weights, self.gradients)
         self.optimizer = AdamW(self.weights, section)
@@ -46,17 +51,28 @@ class SingleUpdate(UpdateBackend):
 
     def _apply(self, batches: Sequence[Batch], *, kl_coef: float, lr: float) -> tuple[list[Arrays], float]:
         # All graphs are launched before the first result is read: the device does not wait for the host.
-        pending = [self._accumulate(*tensors_of(batch, kl_coef)) for batch in self._replicas.own(batches)]
+        own = self._replicas.own(batches)
+        pending = [
+            self._accumulate(
+                Tensor([int(number > 0)], ms.int32), *tensors_of(batch, kl_coef, is_packed=self._is_packed)
+            )
+            for number, batch in enumerate(own)
+        ]
+        if not own:
+            discard(self.gradients)
         found = [tuple(tensor.asnumpy() for tensor in result) for result in pending]
-        results = self._replicas.collect(found, num_items=len(batches))
-        self._sum_gradients()
-        grad_norm = float(self._norm().asnumpy())
+        squares = [result[-1] for result in found]
+        results = self._replicas.collect([result[:-1] for result in found], num_items=len(batches))
+        grad_norm = self._grad_norm(squares)
         self._refuse_non_finite([float(result[0]) for result in results], grad_norm)
         self._step(*self.optimizer.scalars(self._updates + 1, lr, grad_norm))
         return results, grad_norm
 
-    def _sum_gradients(self) -> None:
-        """Add every rank's gradients up."""
+    def _grad_norm(self, squares: Sequence[np.ndarray]) -> float:
+        """Of the gradients, once every rank's are added up; squares: what the accumulator returned."""
+        if self.accumulator.kernel is not None:
+            return math.sqrt(float(squares[-1][0]))
+        return float(self._norm().asnumpy())
 
 
 class ManualUpdate(SingleUpdate):
@@ -80,13 +96,14 @@ class ManualUpdate(SingleUpdate):
         self._norm = GraphOfRanks(GradientNorm(counted, group_name(world_ranks())), world_ranks())
         self._step = GraphOfRanks(OptimizerStep(self.optimizer, self.gradients), world_ranks())
 
-    def _sum_gradients(self) -> None:
+    def _grad_norm(self, squares: Sequence[np.ndarray]) -> float:
         if self._sum.is_needed:
             self._sum.compile()
         # Replicas may have had micro-batches of other shapes, hence graphs to compile.
         meet(world_ranks())
         if self._sum.is_needed:
             self._sum().asnumpy()
+        return float(self._norm().asnumpy())
 
     def _moment_layouts(self) -> dict[str, Layout]:
         return moment_layouts_of(self._layouts)

@@ -7,7 +7,8 @@ import pytest
 
 from mindgspo.config.schema import OptimizerSection
 
-pytestmark = pytest.mark.usefixtures("cpu_runtime")
+pytestmark = pytest.mark.usefixtures("form")
+
 
 SHAPES = {"embedding": (17, 8), "bias": (8,), "projection": (8, 5), "experts": (3, 4, 5), "norm": (5,)}
 
@@ -146,7 +147,9 @@ def test_a_non_finite_norm_is_seen_and_refused_before_the_step(bad):
         np.testing.assert_array_equal(value, before[name], err_msg=name)
 
 
-def test_the_step_leaves_the_gradients_at_zero():
+def test_the_step_leaves_the_gradients_at_zero_for_small_ops_to_add_to(form):
+    if form == "kernels":
+        pytest.skip("the first micro-batch replaces what is there")
     rng = np.random.default_rng(3)
     rig = make_rig(OptimizerSection(), draw(rng, 0.1))
     rig.update(1, 1e-3, draw(rng, 0.1))

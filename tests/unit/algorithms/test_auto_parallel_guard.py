@@ -12,7 +12,7 @@ from mindgspo.config.load import with_recipe
 from mindgspo.errors import TrainingError
 from mindgspo.types import Batch
 
-pytestmark = pytest.mark.usefixtures("cpu_runtime")
+pytestmark = pytest.mark.usefixtures("composed_runtime")
 
 VOCAB, HIDDEN, NUM_MICRO_BATCHES = 11, 4, 2
 OPTIMIZER = OptimizerSection(lr=1e-2, weight_decay=0.1, max_grad_norm=0.1)
@@ -107,7 +107,7 @@ class Trained:
 
 
 @pytest.fixture(scope="module")
-def compiled(cpu_runtime) -> dict[bool, Trained]:
+def compiled(composed_runtime) -> dict[bool, Trained]:
     return {logical: Trained(logical=logical) for logical in (True, False)}
 
 
@@ -194,7 +194,7 @@ def test_moments_move_between_the_paths(trained: Trained, own: Trained, is_to_ow
 
 
 @pytest.fixture(scope="module")
-def stepped(cpu_runtime):
+def stepped(composed_runtime):
     """stepped(guarded, is_good, updates): weights and moments behind so many steps of AdamW from one start."""
     from mindspore import Parameter, ParameterTuple, Tensor, nn
 

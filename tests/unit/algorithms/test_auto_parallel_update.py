@@ -13,7 +13,7 @@ from mindgspo.config.load import with_recipe
 from mindgspo.data.rows import TrainingSample, lay_out
 from mindgspo.types import Batch
 
-pytestmark = pytest.mark.usefixtures("cpu_runtime")
+pytestmark = pytest.mark.usefixtures("composed_runtime")
 
 SECTION = ModelSection(
     vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
@@ -123,12 +123,12 @@ def updated(plan: ParallelPlan | None, num_micro_batches: int = 0) -> Found:
 
 
 @pytest.fixture(scope="module")
-def alone(cpu_runtime) -> Found:
+def alone(composed_runtime) -> Found:
     return updated(None)
 
 
 @pytest.fixture(scope="module", params=CASES)
-def found(request: pytest.FixtureRequest, cpu_runtime) -> Found:
+def found(request: pytest.FixtureRequest, composed_runtime) -> Found:
     return updated(*request.param)
 
 

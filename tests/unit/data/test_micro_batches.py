@@ -13,12 +13,22 @@ from mindgspo.data.micro_batches import (
     BatchLayout,
     batch_metrics,
     few,
+    largest_shape,
     micro_batches,
     sample_lengths,
     tokens_of_replicas,
 )
 from mindgspo.data.partition import dealt, packed, partition
-from mindgspo.data.rows import TrainingSample, evened, filler_like, gathered, lay_out, scattered, stackable
+from mindgspo.data.rows import (
+    TrainingSample,
+    evened,
+    filler_like,
+    gathered,
+    lay_out,
+    packed_tokens,
+    scattered,
+    stackable,
+)
 from mindgspo.parallel.device_ops import segment_ends
 from mindgspo.types import Batch
 
@@ -213,8 +223,35 @@ def test_metrics_worked_by_hand() -> None:
     lengths = {"min": 5, "max": 15, "minmax_diff": 10, "balanced_min": 10, "balanced_max": 10, "mean": 10}
     expected = {f"global_seqlen/{name}": length for name, length in lengths.items()}
     expected |= {"training/padding_share": 4 / 24, "training/micro_batches_per_update": 1}
-    assert batch_metrics([batches], 2) == pytest.approx(expected)
-    assert batch_metrics([], 2) == {}
+    assert batch_metrics([batches], layout) == pytest.approx(expected)
+    assert batch_metrics([], layout) == {}
+
+
+def test_one_shape_for_batches_of_all_lengths() -> None:
+    """The same samples and numbers in one row; padding behind them is not computed."""
+    layout = BatchLayout(samples_per_micro_batch=3, length_multiple=4, pad_id=1)
+    size = largest_shape(layout, num_samples=8, longest=9, slots=6)
+    assert (size.rows, size.row_length, size.samples, size.slots) == (3, 12, 3, 8)
+    fixed = replace(layout, one_shape=size)
+    for batch, same in zip(micro_batches(samples(), layout), micro_batches(samples(), fixed), strict=True):
+        assert same.ids_RT.shape == (1, 36) and same.mask_NK.shape == (3, 8) and same.predict_P.shape == (24,)
+        assert sample_lengths(batch) == sample_lengths(same)
+        is_real = batch.segments_RT > 0
+        np.testing.assert_array_equal(same.ids_RT[0, : is_real.sum()], batch.ids_RT[is_real])
+        np.testing.assert_array_equal(same.positions_RT[0, : is_real.sum()], batch.positions_RT[is_real])
+        assert not same.segments_RT[0, is_real.sum() :].any()
+        before, after = packed_tokens(batch), packed_tokens(same)
+        np.testing.assert_array_equal(before.ends_N, after.ends_N)
+        for name in ("targets_P", "rollout_logp_NK"):
+            own, mask = getattr(batch, name), batch.mask_NK
+            places = batch.place_NK[mask] if name.endswith("_P") else mask
+            same_places = same.place_NK[same.mask_NK] if name.endswith("_P") else same.mask_NK
+            np.testing.assert_array_equal(getattr(same, name)[same_places], own[places])
+        np.testing.assert_array_equal(
+            after.predict_P[same.place_NK[same.mask_NK]], before.predict_P[batch.place_NK[batch.mask_NK]]
+        )
+        assert (same.samples_N == batch.samples_N).all()
+    assert batch_metrics([micro_batches(samples(), fixed)], fixed)["training/padding_share"] == 0
 
 
 def sums(costs: list[int], parts: list[list[int]]) -> list[int]:

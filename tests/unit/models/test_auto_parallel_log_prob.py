@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.usefixtures("cpu_runtime")
+pytestmark = pytest.mark.usefixtures("composed_runtime")
 
 NUM_TOKENS, VOCAB_SIZE, HIDDEN_SIZE = 12, 24, 6
 

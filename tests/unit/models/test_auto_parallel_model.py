@@ -7,7 +7,7 @@ import pytest
 
 from mindgspo.config import ModelSection, ParallelPlan
 
-pytestmark = pytest.mark.usefixtures("cpu_runtime")
+pytestmark = pytest.mark.usefixtures("composed_runtime")
 
 SHAPE = {
     "vocab_size": 29, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -78,7 +78,7 @@ def section(request: pytest.FixtureRequest) -> ModelSection:
 
 
 @pytest.fixture(scope="module")
-def alone(section: ModelSection, cpu_runtime) -> Outcome:
+def alone(section: ModelSection, composed_runtime) -> Outcome:
     from mindgspo.parallel.placement import ALONE
 
     found = outcome(section, ALONE)
@@ -113,8 +113,8 @@ def test_recomputation(section: ModelSection, alone: Outcome, extent: str, is_lo
 
 # Cells of a layer that are computed again as a whole; Qwen2 has no norms of heads.
 SELECTED = {
-    "input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm", "self_attn.rotate_query",
-    "self_attn.rotate_key", "self_attn.attention", "mlp.swiglu",
+    "input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm", "self_attn.rotate.query",
+    "self_attn.rotate.key", "self_attn.attention", "mlp.swiglu",
 }  # fmt: skip
 
 

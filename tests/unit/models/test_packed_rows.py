@@ -89,6 +89,30 @@ def log_probs(scorer, batches: list[Batch]) -> tuple[list[np.ndarray], list[np.n
     return tuple(gathered(batches, [getattr(one, name) for one in scores], 12) for name in ("logp_NK", "entropy_NK"))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kernels_compute_what_small_ops_do(family: str) -> None:
+    from mindgspo.models.scoring import PolicyScorer
+    from mindgspo.parallel.device_ops import composed_ops
+
+    def outcome(layout: BatchLayout):
+        logp, entropy = log_probs(PolicyScorer(model_of(family), temperature=0.9), micro_batches(samples(), layout))
+        return logp, entropy, updated(family, "gspo", layout, [values - 0.01 for values in logp])
+
+    with composed_ops():
+        logp, entropy, (result, gradients) = outcome(PLAIN)
+    for layout in (PLAIN, PACKED, ONE_ROW):
+        found_logp, found_entropy, (found, found_gradients) = outcome(layout)
+        np.testing.assert_allclose(np.concatenate(found_logp), np.concatenate(logp), rtol=0, atol=1e-5)
+        # ops.exp on CPU is off by up to 4e-6 of its value, and with it p log p.
+        np.testing.assert_allclose(np.concatenate(found_entropy), np.concatenate(entropy), rtol=5e-6, atol=0)
+        assert found.loss == pytest.approx(result.loss, abs=1e-6)
+        assert found.grad_norm == pytest.approx(result.grad_norm, rel=1e-5)
+        for name, gradient in gradients.items():
+            np.testing.assert_allclose(
+                found_gradients[name], gradient, rtol=0, atol=1e-5 * np.abs(gradient).max(), err_msg=name
+            )
+
+
 @pytest.fixture(scope="module")
 def scorer(cpu_runtime):
     from mindgspo.models.scoring import PolicyScorer

@@ -1,4 +1,5 @@
-"""The composed forms of the fused ops, against what the documentation of the fused ops says (`fused_ops`).
+"""Our kernels and the composed forms of the fused ops, against what the documentation of the fused ops says
+(`fused_ops`).
 
 Legend: M flattened tokens, A query heads, D head size.
 """
@@ -10,10 +11,25 @@ import pytest
 from fused_ops import flash_attention, rms_norm, rotate_half, swiglu
 from mindspore import Tensor, nn
 
-from mindgspo.parallel.device_ops import CausalAttentionOp, RMSNormOp, RotaryOp, SegmentMask, SwiGLUOp, segment_ends
+from mindgspo.parallel.device_ops import (
+    CausalAttentionOp,
+    RMSNormOp,
+    RotaryOp,
+    RotaryPairOp,
+    RotationOp,
+    SegmentMask,
+    SwiGLUOp,
+    attention_segments,
+    segment_ends,
+)
 from mindgspo.parallel.runtime import current_device, set_up_runtime
 
-pytestmark = pytest.mark.usefixtures("cpu_runtime")
+pytestmark = pytest.mark.usefixtures("form")
+
+
+def all_of(x: np.ndarray) -> np.ndarray:
+    """Every row is in use."""
+    return np.array([len(x)], np.int32)
 
 
 def run(cell, *arrays: np.ndarray) -> np.ndarray:
@@ -27,14 +43,15 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 def test_rms_norm_divides_by_the_root_mean_square() -> None:
     # mean square (9 + 16 + 0 + 0) / 4 = 6.25, root 2.5; the epsilon 2.75 makes it 3
     x, weight = np.array([[3, 4, 0, 0]], np.float32), np.array([1, 2, 3, 4], np.float32)
-    np.testing.assert_allclose(run(RMSNormOp(0.0), x, weight), [[1.2, 3.2, 0, 0]], rtol=1e-6)
-    np.testing.assert_allclose(run(RMSNormOp(2.75), x, weight), [[1, 8 / 3, 0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(run(RMSNormOp(0.0), x, weight, all_of(x)), [[1.2, 3.2, 0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(run(RMSNormOp(2.75), x, weight, all_of(x)), [[1, 8 / 3, 0, 0]], rtol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(7, 10), (5, 3, 8)], ids=["hidden states", "heads"])
 def test_rms_norm_is_that_of_the_fused_op(shape: tuple[int, ...]) -> None:
     x, gamma = normal(0, *shape), normal(1, shape[-1])
-    np.testing.assert_allclose(run(RMSNormOp(1e-2), x, gamma), rms_norm(x, gamma, epsilon=1e-2), rtol=1e-5, atol=1e-6)
+    found = run(RMSNormOp(1e-2), x, gamma, all_of(x))
+    np.testing.assert_allclose(found, rms_norm(x, gamma, epsilon=1e-2), rtol=1e-5, atol=1e-6)
 
 
 def test_rotary_turns_pairs_half_a_head_apart() -> None:
@@ -52,14 +69,32 @@ def test_rotary_is_that_of_the_fused_op(num_heads: int) -> None:
     np.testing.assert_allclose(found, rotate_half(x[None], cos[None], sin[None])[0], rtol=1e-5, atol=1e-6)
 
 
+def test_queries_and_keys_are_rotated_by_their_positions() -> None:
+    class Rotated(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.rotation, self.rotate = RotationOp(cos, sin), RotaryPairOp(6)
+
+        def construct(self, query, key, positions, tokens):
+            return self.rotate(query, key, self.rotation(positions), tokens)
+
+    query, key, cos, sin = normal(0, 9, 4, 6), normal(1, 9, 2, 6), normal(2, 20, 6), normal(3, 20, 6)
+    positions = np.array([0, 1, 2, 19, 3, 3, 0, 1, 18], np.int32)
+    for x, found in zip((query, key), Rotated()(*map(Tensor, (query, key, positions, all_of(query)))), strict=True):
+        expected = rotate_half(x[None], cos[positions][None, :, None], sin[positions][None, :, None])[0]
+        np.testing.assert_allclose(found.asnumpy(), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_swiglu_gates_with_silu() -> None:
     gate, up = np.array([[-30, -1, 0, 2]], np.float32), np.array([[1, 2, 3, 4]], np.float32)
     expected = swiglu(np.stack([gate, up], axis=1), 1).reshape(gate.shape)
-    np.testing.assert_allclose(run(SwiGLUOp(), gate, up), expected, rtol=1e-5)
+    np.testing.assert_allclose(run(SwiGLUOp(), gate, up, all_of(gate)), expected, rtol=1e-5)
     assert expected[0, 3] == pytest.approx(2 / (1 + np.exp(-2)) * 4), "the gate, and not the other, is silu's"
 
 
-def test_pairs_are_masked_later_and_across_segments() -> None:
+def test_pairs_are_masked_later_and_across_segments(form: str) -> None:
+    if form == "kernels":
+        pytest.skip("kernels take ends")
     assert run(SegmentMask(), np.array([[1, 1, 2, 0, 0]], np.int32)).tolist() == [
         [[0, 1, 1, 1, 1], [0, 0, 1, 1, 1], [1, 1, 0, 1, 1], [1, 1, 1, 0, 1], [1, 1, 1, 0, 0]]
     ]
@@ -102,7 +137,7 @@ def attended(num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[list[np.
 
     heads = (num_heads, num_kv_heads, num_kv_heads)
     tensors = [normal(seed, SEGMENTS_RT.size, count, head_dim) for seed, count in enumerate(heads)]
-    return tensors, run(Attention(), *tensors, SEGMENTS_RT)
+    return tensors, run(Attention(), *tensors, attention_segments(SEGMENTS_RT))
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])

@@ -17,7 +17,7 @@ from mindgspo.parallel.expert_blocks import expert_block_slots, num_expert_block
 from mindgspo.parallel.expert_ops import ExpertSlots, OwnSlots, grouped_matmul
 from mindgspo.parallel.runtime import compiled_text
 
-pytestmark = pytest.mark.usefixtures("cpu_runtime")
+pytestmark = pytest.mark.usefixtures("composed_runtime")  # tests/unit/kernels has those of kernels
 
 
 def choices(num_tokens: int, num_experts: int, num_chosen: int, *, seed: int, favourite: float = 0.0) -> np.ndarray:

@@ -86,6 +86,8 @@ def full_logits(model, prompts: Sequence[Prompt], rollout: Rollout) -> list[tupl
     """(ids [L], logits [L, V] they were drawn from) of every response, by one full forward pass over all rows."""
     from mindspore import Tensor
 
+    from mindgspo.parallel.device_ops import attention_segments
+
     rows = [
         (p.ids.size, np.concatenate([p.ids, r.ids])) for p, g in zip(prompts, rollout.responses, strict=True) for r in g
     ]
@@ -93,7 +95,7 @@ def full_logits(model, prompts: Sequence[Prompt], rollout: Rollout) -> list[tupl
     ids = np.stack([np.pad(row, (0, width - row.size)) for _, row in rows]).astype(np.int32)
     segments = np.stack([np.arange(width) < row.size for _, row in rows]).astype(np.int32)
     positions = np.tile(np.arange(width, dtype=np.int32), (len(rows), 1))
-    hidden = model(Tensor(ids), Tensor(positions), Tensor(segments)).asnumpy()
+    hidden = model(Tensor(ids), Tensor(positions), Tensor(attention_segments(segments))).asnumpy()
     logits = (hidden @ model.output_weight().asnumpy().T).reshape(len(rows), width, -1)
     return [(row[start:], logits[i, start - 1 : row.size - 1]) for i, (start, row) in enumerate(rows)]
 
@@ -144,8 +146,9 @@ def trainer_gap(model, engine, temperature: float) -> float:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_sampler_and_trainer_agree_on_log_probs(model, engine, temperature: float) -> None:
-    assert trainer_gap(model, engine, temperature) < 1e-4
+def test_sampler_and_trainer_have_the_same_log_probs(model, engine, temperature: float) -> None:
+    """Bit for bit: kernels add up a token's numbers alike in every batch."""
+    assert trainer_gap(model, engine, temperature) == 0.0
 
 
 def test_the_graphs_read_the_present_weights(model, engine) -> None:
@@ -154,11 +157,13 @@ def test_the_graphs_read_the_present_weights(model, engine) -> None:
     prompts, settings = make_prompts(4), sampling()
     before = tokens_of(generate(engine, prompts, settings))
     initialize_weights(model, SECTION, seed=6)
+    engine.load_weights(VERSION)
     try:
         assert tokens_of(generate(engine, prompts, settings)) != before
         assert trainer_gap(model, engine, 1.0) < 1e-4
     finally:
         initialize_weights(model, SECTION, seed=5)
+        engine.load_weights(VERSION)
     assert tokens_of(generate(engine, prompts, settings)) == before
 
 

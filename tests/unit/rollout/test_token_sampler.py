@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.usefixtures("cpu_runtime")
+pytestmark = pytest.mark.usefixtures("form")
 
 NUM_SLOTS, VOCAB_SIZE = 400, 37
 # Where a uniform lies closer than this to an edge of the CDF, float32 may rightly choose either neighbour.
@@ -21,7 +21,8 @@ def sample(
     sampler, size = TokenSampler(top_k=top_k, top_p=top_p), len(uniforms)
     greedy = np.zeros(size, bool) if greedy is None else greedy
     inverse = np.ones(size, np.float32) if temperatures is None else (1 / temperatures).astype(np.float32)
-    ids, logp = sampler(Tensor(logits), Tensor(uniforms), Tensor(inverse), Tensor(greedy))
+    every = np.array([size], np.int32)
+    ids, logp = sampler(*map(Tensor, (logits, uniforms, inverse, greedy, every)))
     return ids.asnumpy(), logp.asnumpy()
 
 

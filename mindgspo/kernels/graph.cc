@@ -1,0 +1,511 @@
+// The operators as MindSpore's `ops.Custom` calls them on CPU (aot): raw memory, shapes and names of dtypes; inputs
+// first, then outputs, all contiguous. `operators.py` has the Python side.
+//
+// `tokens` is an integer tensor whose last element says how many leading rows are in use. Others are neither read nor
+// written: graphs have one shape, and cost what is in them.
+#include <cstdio>
+#include <string_view>
+
+#include "common.h"
+
+using namespace mindgspo;
+
+namespace {
+
+int32_t dtype_of(std::string_view name) {
+  if (name == "float32") return kFloat32;
+  if (name == "float16") return kFloat16;
+  if (name == "bfloat16") return kBFloat16;
+  if (name == "int32") return kInt32;
+  if (name == "int64") return kInt64;
+  if (name == "uint8") return kUint8;
+  if (name == "bool") return kBool;
+  throw std::invalid_argument("dtype " + std::string(name) + " is not known");
+}
+
+// What an operator is called with.
+class Arguments {
+ public:
+  Arguments(int count, void** data, int* ranks, int64_t** shapes, const char** dtypes) {
+    for (int i = 0; i < count; ++i) {
+      Tensor one{};
+      require(ranks[i] <= kMaxRank, "argument " + std::to_string(i) + " has " + std::to_string(ranks[i]) + " axes");
+      one.data = data[i], one.dtype = dtype_of(dtypes[i]), one.rank = ranks[i];
+      int64_t stride = 1;
+      for (int axis = one.rank - 1; axis >= 0; --axis) {
+        one.shape[axis] = shapes[i][axis], one.strides[axis] = stride;
+        stride *= one.shape[axis];
+      }
+      tensors_.push_back(one);
+    }
+  }
+
+  // The next argument; `used`: its leading rows alone.
+  const Tensor* next() { return &tensors_.at(at_++); }
+  const Tensor* next(int64_t used) {
+    Tensor& one = tensors_.at(at_++);
+    require(one.rank >= 1 && used >= 0 && used <= one.shape[0],
+            std::to_string(used) + " rows in use of " + text_of_shape(one));
+    one.shape[0] = used;
+    return &one;
+  }
+  size_t count() const { return tensors_.size(); }
+  void skip(int64_t count) { at_ += count; }
+  void go_to(int64_t argument) { at_ = argument; }
+
+  float number(int64_t argument, int64_t i = 0) const { return static_cast<float*>(tensors_.at(argument).data)[i]; }
+  int64_t integer(int64_t argument, int64_t i) const { return integer_at(tensors_.at(argument), i); }
+  int64_t length(int64_t argument) const { return tensors_.at(argument).shape[0]; }
+  const Tensor& tensor(int64_t argument) const { return tensors_.at(argument); }
+  // The number of rows in use, of the argument `tokens`.
+  int64_t used(int64_t argument) const { return integer(argument, length(argument) - 1); }
+
+ private:
+  std::vector<Tensor> tensors_;
+  size_t at_ = 0;
+};
+
+int64_t processors = default_threads();
+
+void check(int result) {
+  if (result != 0) throw std::runtime_error(mindgspo_error());
+}
+
+// MindSpore knows only that an operator failed; why is written to standard error.
+template <class Body>
+int run(const char* name, int count, void** data, int* ranks, int64_t** shapes, const char** dtypes, Body body) {
+  const int result = guarded([&] {
+    Arguments arguments(count, data, ranks, shapes, dtypes);
+    body(arguments);
+  });
+  if (result != 0) std::fprintf(stderr, "mindgspo kernels: %s: %s\n", name, mindgspo_error());
+  return result;
+}
+
+// A tensor with another number of axes over the same memory.
+Tensor reshaped(const Tensor& x, std::initializer_list<int64_t> shape) {
+  Tensor other{};
+  other.data = x.data, other.dtype = x.dtype, other.rank = int32_t(shape.size());
+  std::copy(shape.begin(), shape.end(), other.shape);
+  int64_t stride = 1;
+  for (int axis = other.rank - 1; axis >= 0; --axis) {
+    other.strides[axis] = stride;
+    stride *= other.shape[axis];
+  }
+  return other;
+}
+
+}  // namespace
+
+extern "C" void mindgspo_set_threads(int64_t threads) { processors = std::max<int64_t>(1, threads); }
+
+#define GRAPH_OPERATOR(name)                                                                                         \
+  static void name##_body(Arguments& in);                                                                            \
+  extern "C" int graph_##name(int count, void** data, int* ranks, int64_t** shapes, const char** dtypes, void*, void*) { \
+    return run(#name, count, data, ranks, shapes, dtypes, name##_body);                                              \
+  }                                                                                                                  \
+  static void name##_body(Arguments& in)
+// The same operator by another name: MindSpore remembers one gradient function per name, and thereby its inputs.
+#define GRAPH_ALIAS(alias, name)                                                                                     \
+  extern "C" int graph_##alias(int count, void** data, int* ranks, int64_t** shapes, const char** dtypes, void*, void*) { \
+    return run(#name, count, data, ranks, shapes, dtypes, name##_body);                                              \
+  }
+
+// x, weight, epsilon, tokens -> y, rstd
+GRAPH_OPERATOR(rms_norm) {
+  const int64_t used = in.used(3);
+  const Tensor *x = in.next(used), *weight = in.next();
+  in.skip(2);
+  const Tensor *y = in.next(used), *rstd = in.next(used);
+  check(mindgspo_rms_norm(x, nullptr, weight, in.number(2), y, rstd, nullptr, processors));
+}
+
+// d_y, x, rstd, weight, tokens -> d_x, d_weight
+GRAPH_OPERATOR(rms_norm_grad) {
+  const int64_t used = in.used(4);
+  const Tensor *d_y = in.next(used), *x = in.next(used), *rstd = in.next(used), *weight = in.next();
+  in.skip(1);
+  const Tensor *d_x = in.next(used), *d_weight = in.next();
+  check(mindgspo_rms_norm_backward(d_y, x, rstd, weight, nullptr, d_x, d_weight, processors));
+}
+
+// x, delta, weight, epsilon, tokens -> y, x + delta, rstd
+GRAPH_OPERATOR(add_rms_norm) {
+  const int64_t used = in.used(4);
+  const Tensor *x = in.next(used), *delta = in.next(used), *weight = in.next();
+  in.skip(2);
+  const Tensor *y = in.next(used), *sum = in.next(used), *rstd = in.next(used);
+  check(mindgspo_rms_norm(x, delta, weight, in.number(3), y, rstd, sum, processors));
+}
+
+// d_y, d_sum, sum, rstd, weight, tokens -> the gradient of x, which is delta's too, d_weight
+GRAPH_OPERATOR(add_rms_norm_grad) {
+  const int64_t used = in.used(5);
+  const Tensor *d_y = in.next(used), *d_sum = in.next(used), *sum = in.next(used), *rstd = in.next(used);
+  const Tensor* weight = in.next();
+  in.skip(1);
+  const Tensor *d_x = in.next(used), *d_weight = in.next();
+  check(mindgspo_rms_norm_backward(d_y, sum, rstd, weight, d_sum, d_x, d_weight, processors));
+}
+
+namespace {
+
+// Of layers: weight, then bias where `biased` says so.
+struct Layers {
+  std::vector<const Tensor*> weights, biases;
+  Layers(Arguments& in, int64_t biased) {
+    for (int64_t i = 0; i < in.length(biased); ++i) {
+      weights.push_back(in.next());
+      biases.push_back(in.integer(biased, i) ? in.next() : nullptr);
+    }
+  }
+};
+
+std::vector<const Tensor*> rows_of(Arguments& in, size_t count, int64_t used) {
+  std::vector<const Tensor*> tensors;
+  for (size_t i = 0; i < count; ++i) tensors.push_back(in.next(used));
+  return tensors;
+}
+
+}  // namespace
+
+// x, tokens, biased [layers], then each layer's weight and bias -> outs
+GRAPH_OPERATOR(linear) {
+  const int64_t used = in.used(1);
+  const Tensor* x = in.next(used);
+  in.go_to(3);
+  const Layers layers(in, 2);
+  const auto outs = rows_of(in, layers.weights.size(), used);
+  check(mindgspo_linear(x, int64_t(outs.size()), layers.weights.data(), layers.biases.data(), outs.data(), processors));
+}
+
+GRAPH_ALIAS(linear_1, linear)
+GRAPH_ALIAS(linear_1_biased, linear)
+GRAPH_ALIAS(linear_2, linear)
+GRAPH_ALIAS(linear_3, linear)
+GRAPH_ALIAS(linear_3_biased, linear)
+
+// x, tokens, biased, weights and biases, d_outs -> d_x, then each layer's d_weight and d_bias
+GRAPH_OPERATOR(linear_grad) {
+  const int64_t used = in.used(1);
+  const Tensor* x = in.next(used);
+  in.go_to(3);
+  const Layers layers(in, 2);
+  const auto d_outs = rows_of(in, layers.weights.size(), used);
+  const Tensor* d_x = in.next(used);
+  const Layers gradients(in, 2);
+  check(mindgspo_linear_backward(x, int64_t(d_outs.size()), layers.weights.data(), d_outs.data(), d_x,
+                                 gradients.weights.data(), gradients.biases.data(), processors));
+}
+
+// query, key, positions, cos, sin, tokens -> rotated query, rotated key
+static void rotate(Arguments& in, bool is_backward) {
+  const int64_t used = in.used(5);
+  const Tensor *query = in.next(used), *key = in.next(used), *positions = in.next(used), *cos = in.next();
+  const Tensor* sin = in.next();
+  in.skip(1);
+  const Tensor *rotated_query = in.next(used), *rotated_key = in.next(used);
+  check(mindgspo_rotate_heads(query, positions, cos, sin, is_backward, rotated_query, processors));
+  check(mindgspo_rotate_heads(key, positions, cos, sin, is_backward, rotated_key, processors));
+}
+GRAPH_OPERATOR(rotary) { rotate(in, false); }
+// d_query, d_key, positions, cos, sin, tokens -> gradients of query and key
+GRAPH_OPERATOR(rotary_grad) { rotate(in, true); }
+
+namespace {
+
+constexpr mindgspo_visible kCausal{int64_t(1) << 40, 0, 1};
+
+// The argument `ends`: where each sequence ends among the tokens, cumulative.
+std::vector<int64_t> ends_of(const Arguments& in, int64_t argument) {
+  std::vector<int64_t> ends;
+  for (int64_t i = 0; i < in.length(argument); ++i) ends.push_back(in.integer(argument, i));
+  return ends;
+}
+
+// [M, heads, D] as the one batch entry [1, M, heads, D]; statistics [M, heads] as [1, M, heads, 1].
+Tensor one_entry(const Tensor& x) {
+  return x.rank == 3 ? reshaped(x, {1, x.shape[0], x.shape[1], x.shape[2]}) : reshaped(x, {1, x.shape[0], x.shape[1], 1});
+}
+
+}  // namespace
+
+// query, key, value, ends, scale -> out, highest, total
+GRAPH_OPERATOR(attention) {
+  const std::vector<int64_t> ends = ends_of(in, 3);
+  const int64_t used = ends.back();
+  const Tensor q = one_entry(*in.next(used)), k = one_entry(*in.next(used)), v = one_entry(*in.next(used));
+  in.skip(2);
+  const Tensor out = one_entry(*in.next(used)), highest = one_entry(*in.next(used)), total = one_entry(*in.next(used));
+  check(mindgspo_attention(&q, &k, &v, nullptr, ends.data(), ends.data(), int64_t(ends.size()), in.number(4), kCausal,
+                           &highest, &total, &out, processors));
+}
+
+// query, key, value, ends, scale, out, highest, total, d_out -> d_query, d_key, d_value
+GRAPH_OPERATOR(attention_grad) {
+  const std::vector<int64_t> ends = ends_of(in, 3);
+  const int64_t used = ends.back();
+  const Tensor q = one_entry(*in.next(used)), k = one_entry(*in.next(used)), v = one_entry(*in.next(used));
+  in.skip(2);
+  const Tensor out = one_entry(*in.next(used)), highest = one_entry(*in.next(used)), total = one_entry(*in.next(used));
+  const Tensor d_out = one_entry(*in.next(used)), d_q = one_entry(*in.next(used)), d_k = one_entry(*in.next(used));
+  const Tensor d_v = one_entry(*in.next(used));
+  check(mindgspo_attention_backward(&q, &k, &v, nullptr, ends.data(), ends.data(), int64_t(ends.size()), in.number(4),
+                                    kCausal, &highest, &total, &out, &d_out, &d_q, &d_k, &d_v, processors));
+}
+
+// gate, up, tokens -> out
+GRAPH_OPERATOR(gated) {
+  const int64_t used = in.used(2);
+  const Tensor *gate = in.next(used), *up = in.next(used);
+  in.skip(1);
+  check(mindgspo_gated(gate, up, in.next(used), processors));
+}
+
+// d_out, gate, up, tokens -> d_gate, d_up
+GRAPH_OPERATOR(gated_grad) {
+  const int64_t used = in.used(3);
+  const Tensor *d_out = in.next(used), *gate = in.next(used), *up = in.next(used);
+  in.skip(1);
+  const Tensor *d_gate = in.next(used), *d_up = in.next(used);
+  check(mindgspo_gated_backward(d_out, gate, up, d_gate, d_up, processors));
+}
+
+// ids, table, tokens -> out
+GRAPH_OPERATOR(embedding) {
+  const int64_t used = in.used(2);
+  const Tensor *ids = in.next(used), *table = in.next();
+  in.skip(1);
+  check(mindgspo_embedding(ids, table, in.next(used), processors));
+}
+
+// ids, table, tokens, d_out -> d_table
+GRAPH_OPERATOR(embedding_grad) {
+  const int64_t used = in.used(2);
+  const Tensor* ids = in.next(used);
+  in.skip(2);
+  const Tensor* d_out = in.next(used);
+  check(mindgspo_embedding_backward(ids, d_out, in.next(), processors));
+}
+
+// hidden, weight, rows, targets, inverse_temperature, tokens -> log_probs, log_sums
+static void log_prob(Arguments& in, bool with_entropy) {
+  const Tensor *hidden = in.next(), *weight = in.next(), *rows = in.next(), *targets = in.next();
+  in.skip(2);
+  const Tensor *log_probs = in.next(), *log_sums = in.next(), *entropies = with_entropy ? in.next() : nullptr;
+  check(mindgspo_log_prob(hidden, rows, weight, targets, in.number(4), log_probs, log_sums, entropies, processors));
+}
+GRAPH_OPERATOR(log_prob) { log_prob(in, false); }
+// the same -> log_probs, log_sums, entropies
+GRAPH_OPERATOR(log_prob_entropy) { log_prob(in, true); }
+
+// hidden, weight, rows, targets, inverse_temperature, tokens, log_sums, d_log_probs -> d_hidden, d_weight
+GRAPH_OPERATOR(log_prob_grad) {
+  const Tensor *hidden = in.next(), *weight = in.next(), *rows = in.next(), *targets = in.next();
+  in.skip(2);
+  const Tensor *log_sums = in.next(), *d_log_probs = in.next();
+  const Tensor *d_hidden = in.next(in.used(5)), *d_weight = in.next();
+  check(mindgspo_log_prob_backward(hidden, rows, weight, targets, in.number(4), log_sums, nullptr, d_log_probs, nullptr,
+                                   d_hidden, d_weight, processors));
+}
+
+// as before, then entropies, d_entropies -> d_hidden, d_weight
+GRAPH_OPERATOR(log_prob_entropy_grad) {
+  const Tensor *hidden = in.next(), *weight = in.next(), *rows = in.next(), *targets = in.next();
+  in.skip(2);
+  const Tensor *log_sums = in.next(), *d_log_probs = in.next(), *entropies = in.next(), *d_entropies = in.next();
+  const Tensor *d_hidden = in.next(in.used(5)), *d_weight = in.next();
+  check(mindgspo_log_prob_backward(hidden, rows, weight, targets, in.number(4), log_sums, entropies, d_log_probs,
+                                   d_entropies, d_hidden, d_weight, processors));
+}
+
+// x, weight, is_normed, tokens -> experts, weights, probs
+GRAPH_OPERATOR(route) {
+  const int64_t used = in.used(3);
+  const Tensor *x = in.next(used), *weight = in.next();
+  in.skip(2);
+  const Tensor *experts = in.next(used), *weights = in.next(used), *probs = in.next(used);
+  check(mindgspo_route(x, weight, in.integer(2, 0), probs, experts, weights, processors));
+}
+
+// x, weight, is_normed, tokens, experts, weights, probs, d_weights -> d_x, d_weight
+GRAPH_OPERATOR(route_grad) {
+  const int64_t used = in.used(3);
+  const Tensor *x = in.next(used), *weight = in.next();
+  in.skip(2);
+  const Tensor *experts = in.next(used), *weights = in.next(used), *probs = in.next(used), *d_weights = in.next(used);
+  const Tensor *d_x = in.next(used), *d_weight = in.next();
+  check(mindgspo_route_backward(x, weight, in.integer(2, 0), probs, experts, weights, d_weights, d_x, d_weight,
+                                processors));
+}
+
+// experts, the router's weight for its number of experts, tokens -> slots, token of each slot, ends
+GRAPH_OPERATOR(expert_slots) {
+  const int64_t used = in.used(2);
+  const Tensor* experts = in.next(used);
+  in.skip(2);
+  const Tensor *slots = in.next(used), *tokens = in.next(used * experts->shape[1]), *ends = in.next();
+  check(mindgspo_expert_slots(experts, slots, tokens, ends));
+}
+
+// x, ends, then weights -> outs
+GRAPH_OPERATOR(grouped_linear) {
+  const std::vector<int64_t> ends = ends_of(in, 1);
+  const Tensor* x = in.next(ends.back());
+  in.skip(1);
+  const size_t layers = (in.count() - 2) / 2;
+  std::vector<const Tensor*> weights;
+  for (size_t i = 0; i < layers; ++i) weights.push_back(in.next());
+  const auto outs = rows_of(in, layers, ends.back());
+  check(mindgspo_grouped_linear(x, ends.data(), int64_t(layers), weights.data(), outs.data(), processors));
+}
+
+GRAPH_ALIAS(grouped_linear_1, grouped_linear)
+GRAPH_ALIAS(grouped_linear_2, grouped_linear)
+
+// x, ends, weights, d_outs -> d_x, d_weights
+GRAPH_OPERATOR(grouped_linear_grad) {
+  const std::vector<int64_t> ends = ends_of(in, 1);
+  const Tensor* x = in.next(ends.back());
+  in.skip(1);
+  const size_t layers = (in.count() - 3) / 3;
+  std::vector<const Tensor*> weights, d_weights;
+  for (size_t i = 0; i < layers; ++i) weights.push_back(in.next());
+  const auto d_outs = rows_of(in, layers, ends.back());
+  const Tensor* d_x = in.next(ends.back());
+  for (size_t i = 0; i < layers; ++i) d_weights.push_back(in.next());
+  check(mindgspo_grouped_linear_backward(x, ends.data(), int64_t(layers), weights.data(), d_outs.data(), d_x,
+                                         d_weights.data(), processors));
+}
+
+// rows, slots, weights, tokens -> out
+GRAPH_OPERATOR(combine) {
+  const int64_t used = in.used(3);
+  const Tensor *rows = in.next(), *slots = in.next(used), *weights = in.next(used);
+  in.skip(1);
+  check(mindgspo_combine(rows, slots, weights, in.next(used), processors));
+}
+
+// rows, slots, weights, tokens, d_out -> d_rows, d_weights
+GRAPH_OPERATOR(combine_grad) {
+  const int64_t used = in.used(3);
+  const Tensor *rows = in.next(), *slots = in.next(used), *weights = in.next(used);
+  in.skip(1);
+  const Tensor *d_out = in.next(used), *d_rows = in.next(), *d_weights = in.next(used);
+  check(mindgspo_combine_backward(rows, slots, weights, d_out, d_rows, d_weights, processors));
+}
+
+// x, tokens, biased, then each layer's panels and bias -> outs
+GRAPH_OPERATOR(packed_linear) {
+  const int64_t used = in.used(1);
+  const Tensor* x = in.next(used);
+  in.go_to(3);
+  const Layers layers(in, 2);
+  const auto outs = rows_of(in, layers.weights.size(), used);
+  for (size_t i = 0; i < outs.size(); ++i)
+    check(mindgspo_packed_linear(x, layers.weights[i], layers.biases[i], outs[i], processors));
+}
+
+// weights, then the panels of each, which are written -> 0
+GRAPH_OPERATOR(pack_linears) {
+  const size_t layers = (in.count() - 1) / 2;
+  for (size_t i = 0; i < layers; ++i)
+    check(mindgspo_pack_linear(&in.tensor(i), &in.tensor(layers + i), processors));
+  static_cast<int32_t*>(in.tensor(2 * layers).data)[0] = 0;
+}
+
+namespace {
+
+// A cache [blocks, size, heads, D] whose keys lie by columns inside a block, [heads, D, size], and values by rows,
+// [heads, size, D]: attention reads both where they are.
+Tensor by_columns(const Tensor& cache) {
+  require(cache.rank == 4, "a cache has four axes, not " + text_of_shape(cache));
+  Tensor view = cache;
+  view.strides[1] = 1, view.strides[2] = cache.shape[1] * cache.shape[3], view.strides[3] = cache.shape[1];
+  return view;
+}
+Tensor by_rows(const Tensor& cache) {
+  require(cache.rank == 4, "a cache has four axes, not " + text_of_shape(cache));
+  Tensor view = cache;
+  view.strides[1] = cache.shape[3], view.strides[2] = cache.shape[1] * cache.shape[3], view.strides[3] = 1;
+  return view;
+}
+
+}  // namespace
+
+// keys [M, heads, D], values, key cache, value cache, which are written, slots [M], tokens -> 0
+GRAPH_OPERATOR(store_tokens) {
+  const int64_t used = in.used(5);
+  const Tensor *keys = in.next(used), *values = in.next(used), key_cache = by_columns(*in.next());
+  const Tensor value_cache = by_rows(*in.next()), *slots = in.next(used);
+  check(mindgspo_store_tokens(keys, slots, &key_cache, processors));
+  check(mindgspo_store_tokens(values, slots, &value_cache, processors));
+  in.skip(1);
+  static_cast<int32_t*>(in.next()->data)[0] = 0;
+}
+
+// query [S, A, D], key cache, value cache, table [S, P], lengths [S], scale, tokens -> out
+GRAPH_OPERATOR(paged_attention) {
+  const int64_t used = in.used(6);
+  const Tensor *query = in.next(used), keys = by_columns(*in.next()), values = by_rows(*in.next());
+  const Tensor *table = in.next(used), *lengths = in.next(used);
+  in.skip(2);
+  check(mindgspo_paged_attention(query, &keys, &values, table, lengths, in.number(5), in.next(used), processors));
+}
+
+// sources [n], targets [n], then caches, which are written -> 0
+GRAPH_OPERATOR(copy_blocks) {
+  const int64_t blocks = in.length(0);
+  const size_t caches = in.count() - 3;
+  parallel(blocks * int64_t(caches), processors, [&](int64_t task) {
+    const Tensor& cache = in.tensor(2 + task / blocks);
+    const int64_t source = in.integer(0, task % blocks), target = in.integer(1, task % blocks);
+    if (source == target) return;
+    require(source >= 0 && source < cache.shape[0] && target >= 0 && target < cache.shape[0],
+            "blocks " + std::to_string(source) + " and " + std::to_string(target) + " of " + text_of_shape(cache));
+    std::memcpy(element(cache, target * cache.strides[0]), element(cache, source * cache.strides[0]),
+                cache.strides[0] * size_of(cache.dtype));
+  });
+  static_cast<int32_t*>(in.tensor(2 + caches).data)[0] = 0;
+}
+
+// logits, uniforms, inverse_temperatures, greedy, top_k, top_p, tokens -> ids, log_probs
+GRAPH_OPERATOR(sample) {
+  const int64_t used = in.used(6);
+  const auto rows = rows_of(in, 4, used);
+  in.skip(3);
+  const Tensor *ids = in.next(used), *log_probs = in.next(used);
+  check(mindgspo_sample(rows[0], rows[1], rows[2], rows[3], in.integer(4, 0), in.number(5), ids, log_probs, processors));
+}
+
+// is_added, gradients, then their sums, which are written -> the sum of their squares
+GRAPH_OPERATOR(accumulate) {
+  const size_t count = (in.count() - 2) / 2;
+  in.skip(1);
+  const auto take = [&] {
+    std::vector<const Tensor*> tensors;
+    for (size_t i = 0; i < count; ++i) tensors.push_back(in.next());
+    return tensors;
+  };
+  const auto gradients = take(), sums = take();
+  double squares = 0.0;
+  check(mindgspo_accumulate(int64_t(count), gradients.data(), sums.data(), in.integer(0, 0), &squares, processors));
+  static_cast<float*>(in.next()->data)[0] = float(squares);
+}
+
+// clip_scale, step_size, root_epsilon, decay, betas [2], decays [n], then weights, both moments, which are written, and
+// gradients -> 0
+GRAPH_OPERATOR(adamw) {
+  const size_t count = (in.count() - 7) / 4;
+  const mindgspo_adamw_step step{in.number(0), in.number(1), in.number(2), in.number(3), in.number(4, 0), in.number(4, 1)};
+  std::vector<int64_t> decays;
+  for (int64_t i = 0; i < in.length(5); ++i) decays.push_back(in.integer(5, i));
+  require(decays.size() == count, std::to_string(decays.size()) + " decays for " + std::to_string(count) + " weights");
+  in.skip(6);
+  std::vector<std::vector<const Tensor*>> groups(4);
+  for (auto& group : groups)
+    for (size_t i = 0; i < count; ++i) group.push_back(in.next());
+  check(mindgspo_adamw(int64_t(count), groups[0].data(), groups[1].data(), groups[2].data(), groups[3].data(),
+                       decays.data(), step, processors));
+  static_cast<int32_t*>(in.next()->data)[0] = 0;
+}

@@ -1,0 +1,277 @@
+// Linear layers that read one input, of all tokens or of each expert's, and their gradients.
+//
+// Legend: M tokens, I input features, O output features of a layer, E experts.
+#include "common.h"
+
+namespace mindgspo {
+namespace {
+
+// Rows of one task: some tiles of the product, few enough that two threads end together.
+constexpr int64_t kTaskRows = 112;
+
+void convert(const float* values, int64_t n, const Tensor& out, int64_t row, int64_t column) {
+  store(element(out, row * out.strides[0] + column * out.strides[1]), out.dtype, out.strides[1], n, values);
+}
+
+// One product left @ panels -> out (+ bias), cut into tasks for `parallel`.
+struct Product {
+  Matrix left;
+  const float* panels;
+  const Tensor* out;
+  const Tensor* bias;
+  bool is_added;  // to what out holds, which is float32 then
+  int64_t rows_of_task, columns_of_task, row_tasks, column_tasks;
+
+  Product(const Matrix& left, const float* panels, const Tensor& out, const Tensor* bias, bool is_added, int64_t threads)
+      : left(left), panels(panels), out(&out), bias(bias), is_added(is_added), rows_of_task(kTaskRows),
+        columns_of_task(panels_of(out.shape[1]) * kPanel) {
+    row_tasks = (left.rows + kTaskRows - 1) / kTaskRows;
+    column_tasks = 1;
+    // Few rows: columns are shared out, too.
+    const int64_t wanted = threads > 1 ? 3 * threads : 1, panels_in_all = panels_of(out.shape[1]);
+    if (row_tasks > 0 && row_tasks < wanted) {
+      column_tasks = std::min(panels_in_all, (wanted + row_tasks - 1) / row_tasks);
+      const int64_t panels_of_task = (panels_in_all + column_tasks - 1) / column_tasks;
+      column_tasks = (panels_in_all + panels_of_task - 1) / panels_of_task;
+      columns_of_task = panels_of_task * kPanel;
+    }
+  }
+
+  int64_t tasks() const { return row_tasks * column_tasks; }
+
+  void run(int64_t task) const {
+    const int64_t row = task / column_tasks * rows_of_task, column = task % column_tasks * columns_of_task;
+    const int64_t rows = std::min(rows_of_task, left.rows - row);
+    const int64_t columns = std::min(columns_of_task, out->shape[1] - column);
+    const float* own = panels + column * left.columns;
+    const Matrix some = part(left, row, rows, 0, left.columns);
+    const bool is_direct = out->dtype == kFloat32 && out->strides[1] == 1;
+    float* direct = reinterpret_cast<float*>(element(*out, row * out->strides[0] + column * out->strides[1]));
+    float* product = is_direct ? direct : scratch(kProduct, rows * columns);
+    const int64_t stride = is_direct ? out->strides[0] : columns;
+    if (is_added && !is_direct)
+      for (int64_t i = 0; i < rows; ++i)
+        load(element(*out, (row + i) * out->strides[0] + column * out->strides[1]), out->dtype, out->strides[1], columns,
+             product + i * stride);
+    multiply_packed(some, own, columns, product, stride, is_added);
+    if (bias != nullptr) {
+      float* added = scratch(kRow0, columns);
+      load(element(*bias, column * bias->strides[0]), bias->dtype, bias->strides[0], columns, added);
+      for (int64_t i = 0; i < rows; ++i)
+        for (int64_t j = 0; j < columns; ++j) product[i * stride + j] += added[j];
+    }
+    if (!is_direct)
+      for (int64_t i = 0; i < rows; ++i) convert(product + i * stride, columns, *out, row + i, column);
+  }
+};
+
+void run_all(const std::vector<Product>& products, int64_t threads) {
+  int64_t tasks = 0;
+  for (const Product& one : products) tasks += one.tasks();
+  parallel(tasks, threads, [&](int64_t task) {
+    for (const Product& one : products) {
+      if (task < one.tasks()) return one.run(task);
+      task -= one.tasks();
+    }
+  });
+}
+
+int64_t features(const char* name, const Tensor* weight, int64_t inputs) {
+  const Tensor& checked = floats(name, weight, 2);
+  require(checked.shape[1] == inputs, std::string(name) + " " + text_of_shape(checked) + " does not take " +
+                                          std::to_string(inputs) + " features");
+  return checked.shape[0];
+}
+
+}  // namespace
+}  // namespace mindgspo
+
+using namespace mindgspo;
+
+extern "C" int mindgspo_linear(const mindgspo_tensor* x, int64_t layers, const mindgspo_tensor* const* weights,
+                               const mindgspo_tensor* const* biases, const mindgspo_tensor* const* outs,
+                               int64_t threads) {
+  return guarded([&] {
+    const int64_t tokens = floats("x", x, 2).shape[0], inputs = x->shape[1];
+    int64_t size = 0;
+    for (int64_t i = 0; i < layers; ++i) {
+      const int64_t outputs = features("weight", weights[i], inputs);
+      require_shape("out", floats("out", outs[i], 2), {tokens, outputs});
+      if (biases[i] != nullptr) require_shape("bias", floats("bias", biases[i], 1), {outputs});
+      size += packed_size(inputs, outputs);
+    }
+    if (tokens == 0) return;
+    float* panels = scratch(kShared0, size);
+    std::vector<Product> products;
+    for (int64_t i = 0; i < layers; ++i) {
+      pack(transposed(matrix_of(*weights[i])), panels, x->dtype, threads);
+      products.emplace_back(matrix_of(*x), panels, *outs[i], biases[i], false, threads);
+      panels += packed_size(inputs, outs[i]->shape[1]);
+    }
+    run_all(products, threads);
+  });
+}
+
+extern "C" int64_t mindgspo_panel_columns() { return kPanel; }
+
+extern "C" int mindgspo_pack_linear(const mindgspo_tensor* weight, const mindgspo_tensor* panels, int64_t threads) {
+  return guarded([&] {
+    floats("weight", weight, 2);
+    require_shape("panels", floats("panels", panels, 3), {panels_of(weight->shape[0]), weight->shape[1], kPanel});
+    require(panels->dtype == kFloat32 && panels->strides[2] == 1 && panels->strides[1] == kPanel,
+            "panels must be contiguous float32");
+    pack(transposed(matrix_of(*weight)), static_cast<float*>(panels->data), kFloat32, threads);
+  });
+}
+
+extern "C" int mindgspo_packed_linear(const mindgspo_tensor* x, const mindgspo_tensor* panels,
+                                      const mindgspo_tensor* bias, const mindgspo_tensor* out, int64_t threads) {
+  return guarded([&] {
+    const int64_t tokens = floats("x", x, 2).shape[0], inputs = x->shape[1];
+    const int64_t outputs = floats("out", out, 2).shape[1];
+    require_shape("out", *out, {tokens, outputs});
+    require_shape("panels", floats("panels", panels, 3), {panels_of(outputs), inputs, kPanel});
+    if (bias != nullptr) require_shape("bias", floats("bias", bias, 1), {outputs});
+    run_all({Product(matrix_of(*x), static_cast<const float*>(panels->data), *out, bias, false, threads)}, threads);
+  });
+}
+
+extern "C" int mindgspo_linear_backward(const mindgspo_tensor* x, int64_t layers,
+                                        const mindgspo_tensor* const* weights, const mindgspo_tensor* const* d_outs,
+                                        const mindgspo_tensor* d_x, const mindgspo_tensor* const* d_weights,
+                                        const mindgspo_tensor* const* d_biases, int64_t threads) {
+  return guarded([&] {
+    const int64_t tokens = floats("x", x, 2).shape[0], inputs = x->shape[1];
+    require_shape("d_x", floats("d_x", d_x, 2), {tokens, inputs});
+    int64_t most = 0;
+    for (int64_t i = 0; i < layers; ++i) {
+      const int64_t outputs = features("weight", weights[i], inputs);
+      require_shape("d_out", floats("d_out", d_outs[i], 2), {tokens, outputs});
+      require_shape("d_weight", floats("d_weight", d_weights[i], 2), {outputs, inputs});
+      if (d_biases[i] != nullptr) require_shape("d_bias", floats("d_bias", d_biases[i], 1), {outputs});
+      most = std::max(most, packed_size(outputs, inputs));
+    }
+    // Gradients of the weights: d_out^T x, the sum over tokens from the first on.
+    float* of_x = scratch(kShared1, packed_size(tokens, inputs));
+    pack(matrix_of(*x), of_x, kFloat32, threads);
+    std::vector<Product> products;
+    for (int64_t i = 0; i < layers; ++i)
+      products.emplace_back(transposed(matrix_of(*d_outs[i])), of_x, *d_weights[i], nullptr, false, threads);
+    run_all(products, threads);
+    // That of the input: sum over the layers of d_out W, in float32.
+    const bool is_direct = d_x->dtype == kFloat32;
+    Tensor sum = *d_x;
+    if (!is_direct) {
+      sum.data = scratch(kShared2, tokens * inputs);
+      sum.dtype = kFloat32, sum.strides[0] = inputs, sum.strides[1] = 1;
+    }
+    float* panels = scratch(kShared0, most);
+    for (int64_t i = 0; i < layers; ++i) {
+      pack(matrix_of(*weights[i]), panels, x->dtype, threads);
+      run_all({Product(matrix_of(*d_outs[i]), panels, sum, nullptr, i > 0, threads)}, threads);
+    }
+    if (!is_direct)
+      for_rows(tokens, threads, [&](int64_t row) {
+        convert(static_cast<const float*>(sum.data) + row * inputs, inputs, *d_x, row, 0);
+      });
+    for (int64_t i = 0; i < layers; ++i) {
+      if (d_biases[i] == nullptr) continue;
+      const int64_t outputs = d_biases[i]->shape[0];
+      constexpr int64_t kColumns = 64;
+      parallel((outputs + kColumns - 1) / kColumns, threads, [&](int64_t task) {
+        const int64_t first = task * kColumns, n = std::min(kColumns, outputs - first);
+        float total[kColumns] = {}, row[kColumns];
+        for (int64_t token = 0; token < tokens; ++token) {
+          const Tensor& d = *d_outs[i];
+          load(element(d, token * d.strides[0] + first * d.strides[1]), d.dtype, d.strides[1], n, row);
+          for (int64_t j = 0; j < n; ++j) total[j] += row[j];
+        }
+        const Tensor& out = *d_biases[i];
+        store(element(out, first * out.strides[0]), out.dtype, out.strides[0], n, total);
+      });
+    }
+  });
+}
+
+namespace {
+
+// Of tensors [E, O, I] and rows sorted by expert: what belongs to one expert.
+struct Expert {
+  int64_t number, first, rows;
+
+  Tensor tokens(const Tensor& x) const {
+    Tensor own = x;
+    own.data = element(x, first * x.strides[0]), own.shape[0] = rows;
+    return own;
+  }
+  Tensor weight(const Tensor& x) const {
+    Tensor own = x;
+    own.data = element(x, number * x.strides[0]), own.rank = 2;
+    std::copy(x.shape + 1, x.shape + 3, own.shape), std::copy(x.strides + 1, x.strides + 3, own.strides);
+    return own;
+  }
+};
+
+// body(expert, its layers' weights, theirs of `outs`) for every expert.
+template <class Body>
+void for_experts(const Tensor& x, const int64_t* ends, int64_t experts, Body body) {
+  int64_t first = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    require(ends[e] >= first && ends[e] <= x.shape[0], "expert " + std::to_string(e) + " ends at row " +
+                                                           std::to_string(ends[e]) + " of " + std::to_string(x.shape[0]));
+    body(Expert{e, first, ends[e] - first});
+    first = ends[e];
+  }
+}
+
+// Pointers to copies of tensors, one made by `of` for each.
+template <class Of>
+struct Tensors {
+  std::vector<Tensor> own;
+  std::vector<const Tensor*> pointers;
+  Tensors(const Tensor* const* given, int64_t count, Of of) {
+    for (int64_t i = 0; i < count; ++i) own.push_back(of(*given[i]));
+    for (const Tensor& one : own) pointers.push_back(&one);
+  }
+};
+
+}  // namespace
+
+extern "C" int mindgspo_grouped_linear(const mindgspo_tensor* x, const int64_t* ends, int64_t layers,
+                                       const mindgspo_tensor* const* weights, const mindgspo_tensor* const* outs,
+                                       int64_t threads) {
+  return guarded([&] {
+    floats("x", x, 2);
+    for (int64_t i = 0; i < layers; ++i) floats("weight", weights[i], 3), floats("out", outs[i], 2);
+    const std::vector<const Tensor*> none(layers, nullptr);
+    for_experts(*x, ends, weights[0]->shape[0], [&](const Expert& expert) {
+      if (expert.rows == 0) return;
+      const Tensor tokens = expert.tokens(*x);
+      const Tensors of_weights(weights, layers, [&](const Tensor& w) { return expert.weight(w); });
+      const Tensors of_outs(outs, layers, [&](const Tensor& y) { return expert.tokens(y); });
+      if (mindgspo_linear(&tokens, layers, of_weights.pointers.data(), none.data(), of_outs.pointers.data(), threads))
+        throw std::invalid_argument(mindgspo_error());
+    });
+  });
+}
+
+extern "C" int mindgspo_grouped_linear_backward(const mindgspo_tensor* x, const int64_t* ends, int64_t layers,
+                                                const mindgspo_tensor* const* weights,
+                                                const mindgspo_tensor* const* d_outs, const mindgspo_tensor* d_x,
+                                                const mindgspo_tensor* const* d_weights, int64_t threads) {
+  return guarded([&] {
+    floats("x", x, 2), floats("d_x", d_x, 2);
+    for (int64_t i = 0; i < layers; ++i)
+      floats("weight", weights[i], 3), floats("d_out", d_outs[i], 2), floats("d_weight", d_weights[i], 3);
+    const std::vector<const Tensor*> none(layers, nullptr);
+    for_experts(*x, ends, weights[0]->shape[0], [&](const Expert& expert) {
+      const Tensor tokens = expert.tokens(*x), d_tokens = expert.tokens(*d_x);
+      const Tensors of_weights(weights, layers, [&](const Tensor& w) { return expert.weight(w); });
+      const Tensors of_outs(d_outs, layers, [&](const Tensor& y) { return expert.tokens(y); });
+      const Tensors of_d_weights(d_weights, layers, [&](const Tensor& w) { return expert.weight(w); });
+      if (mindgspo_linear_backward(&tokens, layers, of_weights.pointers.data(), of_outs.pointers.data(), &d_tokens,
+                                   of_d_weights.pointers.data(), none.data(), threads))
+        throw std::invalid_argument(mindgspo_error());
+    });
+  });
+}
