@@ -1,6 +1,6 @@
 """Seconds and tokens per second of rollout, old log-probs and update on a small model, as JSON.
 
-    python tools/bench_step.py [--scenario full|mixed] [--max-new-tokens 64] [--steps 6] [--warmup-steps 2]
+    python tools/bench_step.py [--scenario full|mixed] [--max-new-tokens 64] [--steps 6] [--warmup-steps 2] [--limit]
     python tools/bench_step.py --layouts [--scenario gsm8k|mixed] [--max-new-tokens 64] [--steps 6]
 
 Model: Qwen2, hidden 256, 4 layers, 8 heads, 4 kv heads, ffn 704, vocabulary 1024, tied, float32, random weights. One
@@ -12,6 +12,8 @@ two commits time the same work. Compile time is reported apart; figures are medi
 `loss_cell` is the GSPO cell alone, forward and backward, as a graph of its own on the last step's batches, launch and
 transfer of its inputs included; `share_of_update` sets that against an update, of which it is a part.
 `update_graphs` counts the gradient graphs that were compiled: one per shape of a micro-batch.
+
+`--limit` sets the step against what its operations, bytes and launches cost at least on this machine; see `step_limit`.
 
 `--layouts` times nothing but updates and log-probs, of one mini-batch of 64 samples in every layout; see
 `bench_layouts`. `gsm8k`, for that alone: lengths like those of GSM8K.
@@ -29,6 +31,7 @@ from dataclasses import replace
 import numpy as np
 from bench_layouts import compare_layouts, samples_of
 from mindspore import Tensor, ops
+from step_limit import step_limit
 
 from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.algorithms.optim.manual import SingleUpdate
@@ -83,6 +86,7 @@ def main() -> None:
         **{key: round(value, 4) for key, value in median.items()},
         "loss_cell": bench.loss_cell(median["update_s"]),
         **bench.compiled(),
+        **({"limit": bench.limit(counted)} if arguments.limit else {}),
         "tokens_per_s_generated": round(median["tokens"] / median["generation_s"], 1),
         "tokens_per_s_step": round(median["tokens"] / median["step_s"], 1),
         "peak_rss_mb": round(peak_rss_mb(), 1),
@@ -94,6 +98,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenario", choices=("full", "mixed", "gsm8k"), default="full")
     parser.add_argument("--layouts", action="store_true", help="compare layouts of one mini-batch")
+    parser.add_argument("--limit", action="store_true", help="what a step costs at least here, and the share reached")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--slots", type=int, default=64, help="sequences decoded at once")
     parser.add_argument("--steps", type=int, default=6, help="counted steps")
@@ -147,12 +152,13 @@ class StepBench:
         self.version = 0
         self.shapes: set[tuple[int, ...]] = set()
         self.mini_batches: list[list[Batch]] = []
+        self.responses: list[Response] = []
 
     def run(self, step: int) -> dict[str, float]:
         """Seconds of each phase of one step, and the response tokens it generated."""
         times = [time.perf_counter()]
         self.engine.load_weights(self.version)
-        responses = self.generate(step)
+        self.responses = responses = self.generate(step)
         times.append(time.perf_counter())
         self.mini_batches = self.score(responses)
         times.append(time.perf_counter())
@@ -186,6 +192,16 @@ class StepBench:
     def compiled(self) -> dict[str, int]:
         """Distinct shapes of micro-batches, and gradient graphs compiled for them."""
         return {"micro_batch_shapes": len(self.shapes), "update_graphs": self.updater.compiled_graphs}
+
+    def limit(self, counted: Sequence[dict[str, float]]) -> dict[str, object]:
+        """See `step_limit`, for the last step; `share`: of the seconds that the operations need in those it took."""
+        lengths = [response.length for response in self.responses]
+        found = step_limit(MODEL, lengths, prompt_length=PROMPT_LENGTH, num_prompts=NUM_PROMPTS, mini_batch=MINI_BATCH)
+        last = counted[-1]
+        shares = {
+            name: round(seconds / last[f"{name}_s"], 3) for name, seconds in found["operations_by_phase_s"].items()
+        }
+        return {**found, "share": round(found["operations_s"] / last["step_s"], 3), "share_by_phase": shares}
 
     def generate(self, step: int) -> list[Response]:
         settings = SamplingSettings(

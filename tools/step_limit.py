@@ -23,9 +23,9 @@ _SECONDS = 0.15
 
 
 def step_limit(
-    model: ModelSection, lengths: Sequence[int], *, prompt_length: int, num_prompts: int, mini_batch: int, launches: int
+    model: ModelSection, lengths: Sequence[int], *, prompt_length: int, num_prompts: int, mini_batch: int
 ) -> dict[str, object]:
-    """Seconds of each bound, and what they follow from. lengths: of the step's responses. launches: of its graphs."""
+    """Seconds of each bound, and what they follow from. lengths: of the step's responses."""
     layer = _layer_shapes(model)
     tokens = sum(lengths) + len(lengths) * prompt_length
     trunk = 2 * model.num_hidden_layers * sum(rows * columns for rows, columns in layer)
@@ -44,6 +44,9 @@ def step_limit(
     moved = 4 * parameters * (7 * num_updates + max(lengths))
     memory = _memory_rate()
     empty = _empty_launch()
+    # By layer 10 operators forward and as many backward, and 6 around them; a decode step is forward alone.
+    forward_launches = 10 * model.num_hidden_layers + 6
+    launches = forward_launches * (max(lengths) + 1 + num_updates * 3)
     return {
         "operations_s": round(sum(operations.values()) / rate, 4),
         "operations_by_phase_s": {name: round(value / rate, 4) for name, value in operations.items()},

@@ -83,7 +83,7 @@ def _compile(target: Path) -> None:
     sources = sorted(_SOURCES.glob("*.cc"))
     objects = [target.with_name(source.name + ".o") for source in sources]
     if "avx512f" not in _processor() and platform.machine() == "x86_64":
-        print("[kernels] this processor has no AVX-512: products take about twice as long", file=sys.stderr)
+        print("[kernels] this processor has no AVX-512: products are slower", file=sys.stderr)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         units = zip(sources, objects, strict=True)
         list(pool.map(lambda unit: _run("g++", *_FLAGS, "-c", "-o", str(unit[1]), str(unit[0])), units))

@@ -402,8 +402,8 @@ GRAPH_OPERATOR(packed_linear) {
   in.go_to(3);
   const Layers layers(in, 2);
   const auto outs = rows_of(in, layers.weights.size(), used);
-  for (size_t i = 0; i < outs.size(); ++i)
-    check(mindgspo_packed_linear(x, layers.weights[i], layers.biases[i], outs[i], processors));
+  check(mindgspo_packed_linear(x, int64_t(outs.size()), layers.weights.data(), layers.biases.data(), outs.data(),
+                               processors));
 }
 
 // weights, then the panels of each, which are written -> 0

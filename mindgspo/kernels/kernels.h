@@ -59,10 +59,10 @@ int mindgspo_combine(const mindgspo_tensor* rows, const mindgspo_tensor* slots, 
 int mindgspo_combine_backward(const mindgspo_tensor* rows, const mindgspo_tensor* slots, const mindgspo_tensor* weights,
                               const mindgspo_tensor* d_out, const mindgspo_tensor* d_rows,
                               const mindgspo_tensor* d_weights, int64_t threads);
-// One layer whose weight [O, I] was packed for many products of few tokens: panels, float32 [P, I, columns of a panel].
+// Layers whose weights [O, I] were packed for many products of few tokens: panels, float32 [P, I, columns of a panel].
 int mindgspo_pack_linear(const mindgspo_tensor* weight, const mindgspo_tensor* panels, int64_t threads);
-int mindgspo_packed_linear(const mindgspo_tensor* x, const mindgspo_tensor* panels, const mindgspo_tensor* bias,
-                           const mindgspo_tensor* out, int64_t threads);
+int mindgspo_packed_linear(const mindgspo_tensor* x, int64_t layers, const mindgspo_tensor* const* panels,
+                           const mindgspo_tensor* const* biases, const mindgspo_tensor* const* outs, int64_t threads);
 // Columns of a panel on this processor.
 int64_t mindgspo_panel_columns();
 

@@ -124,15 +124,21 @@ extern "C" int mindgspo_pack_linear(const mindgspo_tensor* weight, const mindgsp
   });
 }
 
-extern "C" int mindgspo_packed_linear(const mindgspo_tensor* x, const mindgspo_tensor* panels,
-                                      const mindgspo_tensor* bias, const mindgspo_tensor* out, int64_t threads) {
+extern "C" int mindgspo_packed_linear(const mindgspo_tensor* x, int64_t layers, const mindgspo_tensor* const* panels,
+                                      const mindgspo_tensor* const* biases, const mindgspo_tensor* const* outs,
+                                      int64_t threads) {
   return guarded([&] {
     const int64_t tokens = floats("x", x, 2).shape[0], inputs = x->shape[1];
-    const int64_t outputs = floats("out", out, 2).shape[1];
-    require_shape("out", *out, {tokens, outputs});
-    require_shape("panels", floats("panels", panels, 3), {panels_of(outputs), inputs, kPanel});
-    if (bias != nullptr) require_shape("bias", floats("bias", bias, 1), {outputs});
-    run_all({Product(matrix_of(*x), static_cast<const float*>(panels->data), *out, bias, false, threads)}, threads);
+    std::vector<Product> products;
+    for (int64_t i = 0; i < layers; ++i) {
+      const int64_t outputs = floats("out", outs[i], 2).shape[1];
+      require_shape("out", *outs[i], {tokens, outputs});
+      require_shape("panels", floats("panels", panels[i], 3), {panels_of(outputs), inputs, kPanel});
+      if (biases[i] != nullptr) require_shape("bias", floats("bias", biases[i], 1), {outputs});
+      const auto* values = static_cast<const float*>(panels[i]->data);
+      products.emplace_back(matrix_of(*x), values, *outs[i], biases[i], false, threads);
+    }
+    run_all(products, threads);
   });
 }
 

@@ -189,6 +189,7 @@ class GraphOfRanks:
 
     def __init__(self, cell: nn.Cell, ranks: Ranks) -> None:
         self.cell, self._ranks = cell, ranks
+        self._call = runtime.CompiledCell(cell)
         self._compiled: set[tuple] = set()
 
     def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -199,7 +200,7 @@ class GraphOfRanks:
                 self.cell.compile(*inputs)
                 self._compiled.add(shapes)
                 meet(self._ranks)
-        return self.cell(*inputs)
+        return self._call(*inputs)
 
 
 def world_ranks() -> Ranks:

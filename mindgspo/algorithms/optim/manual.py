@@ -33,6 +33,7 @@ from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import gradient_ranks, parameter_layouts
 from mindgspo.parallel.placement import ALONE, Placement
 from mindgspo.parallel.replicas import Arrays, Replicas
+from mindgspo.parallel.runtime import CompiledCell
 from mindgspo.types import Batch
 
 
@@ -45,9 +46,9 @@ class SingleUpdate(UpdateBackend):
         self.gradients = gradients_of(self.weights)
         self.accumulator = GradientAccumulator(Objective(policy, loss), self.weights, self.gradients)
         self.optimizer = AdamW(self.weights, section)
-        self._accumulate: Callable[..., tuple[Tensor, ...]] = self.accumulator
+        self._accumulate: Callable[..., tuple[Tensor, ...]] = CompiledCell(self.accumulator)
         self._norm: Callable[..., Tensor] = GradientNorm(self.gradients)
-        self._step: Callable[..., Tensor] = OptimizerStep(self.optimizer, self.gradients)
+        self._step: Callable[..., Tensor] = CompiledCell(OptimizerStep(self.optimizer, self.gradients))
 
     def _apply(self, batches: Sequence[Batch], *, kl_coef: float, lr: float) -> tuple[list[Arrays], float]:
         # All graphs are launched before the first result is read: the device does not wait for the host.

@@ -101,7 +101,7 @@ def test_a_token_is_the_same_in_every_batch_and_with_packed_weights(tokens: int,
     for token in {0, tokens // 2, tokens - 1}:
         alone, packed = empty(1, outputs), empty(1, outputs)
         binding.call("linear", of(x.bits[token : token + 1]), 1, [weight], [None], [alone], 1)
-        binding.call("packed_linear", of(x.bits[token : token + 1]), panels, None, packed, 1)
+        binding.call("packed_linear", of(x.bits[token : token + 1]), 1, [panels], [None], [packed], 1)
         np.testing.assert_array_equal(alone.bits[0], out.bits[token])
         np.testing.assert_array_equal(packed.bits[0], out.bits[token])
 
