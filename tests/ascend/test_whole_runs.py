@@ -174,7 +174,9 @@ def test_a_rank_that_fails_is_named_and_the_others_end(cards, experiment, sign, 
         experiment, "failed", "trainer.max_steps=50", "plans.train.data_parallel=2", "plans.infer.data_parallel=2",
         "watch={factor: 1, min_seconds: 40, on_stall: stop}",
     )  # fmt: skip
-    ranks = {rank: child for child in psutil.Process(launcher.pid).children() if (rank := _rank(child)) is not None}
+    # The workers were there first; what a worker leaves behind comes to the launcher, too, with its rank.
+    children = sorted(psutil.Process(launcher.pid).children(), key=psutil.Process.create_time, reverse=True)
+    ranks = {rank: child for child in children if (rank := _rank(child)) is not None}
     os.kill(ranks["1"].pid, sign)
     began = time.monotonic()
     output, _ = launcher.communicate(timeout=120)

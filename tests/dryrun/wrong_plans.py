@@ -42,7 +42,8 @@ _SIX_HEADS = ("model.num_attention_heads=6", "model.hidden_size=96")
 WRONG_PLANS = {
     "vocabulary": WrongPlan(overrides=("model.vocab_size=510",),
         path="plans.train.model_parallel: 4 does not split the model evenly", fix="vocab_size 510); nearest legal: 2",
-        refused=("MatMul", "shape value 510", "strategy value 4")),
+        refused=("TensorShapeDimensionIsDividedBySplitDeviceDimension failed",
+                 "device_matrix:[const vector]{1, 1, 4}")),
     "attention heads": WrongPlan(overrides=_SIX_HEADS,
         path="plans.train.model_parallel: 4 does not split the model evenly (6 attention heads",
         fix="nearest legal: 2", refused=("6", "4")),
