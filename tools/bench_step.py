@@ -1,10 +1,12 @@
 """Seconds and tokens per second of rollout, old log-probs and update on a small model, as JSON.
 
     python tools/bench_step.py [--scenario full|mixed] [--max-new-tokens 64] [--steps 6] [--warmup-steps 2] [--limit]
+                               [--recompute-old]
     python tools/bench_step.py --layouts [--scenario gsm8k|mixed] [--max-new-tokens 64] [--steps 6]
 
 Model: Qwen2, hidden 256, 4 layers, 8 heads, 4 kv heads, ffn 704, vocabulary 1024, tied, float32, random weights. One
-step is a rollout of 8 prompts of 32 tokens x 8 samples, old log-probs, and 4 GSPO updates of 16 samples.
+step is a rollout of 8 prompts of 32 tokens x 8 samples, old log-probs, and 4 GSPO updates of 16 samples. Old log-probs
+are by default the sampler's, as in training (`algorithm.old_log_probs=auto`); --recompute-old scores them.
 `full`: no token ends a response. `mixed`: so many tokens do that, the random model being nearly uniform, each draw
 ends its response with a fixed probability and the mean length is about a third of the maximum. Draws are seeded, so
 two commits time the same work. Compile time is reported apart; figures are medians over the counted steps.
@@ -65,7 +67,9 @@ MODEL = ModelSection(
 def main() -> None:
     arguments = parse_arguments()
     set_up_runtime("CPU")
-    bench = StepBench(arguments.scenario, arguments.max_new_tokens, arguments.slots)
+    bench = StepBench(
+        arguments.scenario, arguments.max_new_tokens, arguments.slots, recomputes_old=arguments.recompute_old
+    )
     if arguments.layouts:
         samples = samples_of(arguments.scenario, MODEL.vocab_size, PROMPT_LENGTH, arguments.max_new_tokens)
         found = compare_layouts(bench.updater, bench.old_policy, samples, rounds=arguments.steps)
@@ -99,6 +103,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--scenario", choices=("full", "mixed", "gsm8k"), default="full")
     parser.add_argument("--layouts", action="store_true", help="compare layouts of one mini-batch")
     parser.add_argument("--limit", action="store_true", help="what a step costs at least here, and the share reached")
+    parser.add_argument(
+        "--recompute-old", action="store_true", help="score old log-probs, which are the sampler's bit for bit"
+    )
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--slots", type=int, default=64, help="sequences decoded at once")
     parser.add_argument("--steps", type=int, default=6, help="counted steps")
@@ -113,8 +120,9 @@ def parse_arguments() -> argparse.Namespace:
 class StepBench:
     """The parts of one step, without data, rewards and logging."""
 
-    def __init__(self, scenario: str, max_new_tokens: int, slots: int) -> None:
+    def __init__(self, scenario: str, max_new_tokens: int, slots: int, *, recomputes_old: bool = False) -> None:
         self.max_new_tokens = max_new_tokens
+        self.recomputes_old = recomputes_old
         self.model = build_model(MODEL)
         initialize_weights(self.model, MODEL, seed=0)
         # (1 - exp(-p M)) / p, the mean length under a stop probability p and a maximum M, is M / 3 at p M = 2.82.
@@ -130,7 +138,7 @@ class StepBench:
         )
         self.old_policy = PolicyScorer(self.model, temperature=1.0)
         self.updater = SingleUpdate(
-            PolicyLogProbs(self.model, temperature=1.0, with_entropy=False),
+            PolicyLogProbs(self.model, temperature=1.0, with_entropy=not recomputes_old),
             build_policy_loss(ALGORITHM),
             OptimizerSection(lr=1e-6),
         )
@@ -231,10 +239,14 @@ class StepBench:
             micro_batches(samples[start : start + MINI_BATCH], self.layout)
             for start in range(0, len(samples), MINI_BATCH)
         ]
-        scores = iter(self.old_policy.score([batch for batches in mini_batches for batch in batches]))
+        batches = [batch for batches in mini_batches for batch in batches]
+        old = [batch.rollout_logp_NK for batch in batches]
+        if self.recomputes_old:
+            old = [found.logp_NK for found in self.old_policy.score(batches)]
+        old_logp = iter(old)
         return [
             [
-                replace(batch, old_logp_NK=next(scores).logp_NK, advantages_NK=scattered(batch, advantages))
+                replace(batch, old_logp_NK=next(old_logp), advantages_NK=scattered(batch, advantages))
                 for batch in batches
             ]
             for batches in mini_batches

@@ -261,9 +261,11 @@ class AlgorithmSection(Section):
     """How rewards become advantages."""
     kl: KLSection = KLSection()
     """Penalty on the distance to the reference policy."""
-    old_log_probs: Literal["recompute", "sampler"] = "recompute"
+    old_log_probs: Literal["auto", "recompute", "sampler"] = "auto"
     """Log-probs of the old policy, which the ratio compares with. recompute: a scoring pass of the training graph
     before the first update. sampler: those that the responses were drawn with; no scoring pass, and the ratio carries
-    the mismatch of sampler and trainer as well (verl: rollout_correction.bypass_mode; slime: use-rollout-logprobs)."""
+    the mismatch of sampler and trainer as well (verl: rollout_correction.bypass_mode; slime: use-rollout-logprobs).
+    auto: those of the sampler where they are the trainer's, bit for bit (float32 on CPU kernels, no weight split over
+    processes, every response from the present weights), else recompute."""
     rollout_correction: RolloutCorrectionSection = RolloutCorrectionSection()
     """Correction of the mismatch between sampler and trainer."""

@@ -168,6 +168,9 @@ extern "C" int mindgspo_log_prob_backward(const mindgspo_tensor* hidden, const m
             "d_hidden " + text_of_shape(*d_hidden) + " does not fit hidden " + text_of_shape(*hidden));
     require_shape("d_weight", floats("d_weight", d_weight, 2), {p.vocabulary, p.size});
     require(d_weight->dtype == kFloat32 && d_weight->strides[1] == 1, "d_weight must be float32 in rows");
+    bool has_entropy_gradient = false;  // none where the entropy is only reported
+    for (int64_t i = 0; entropies != nullptr && i < p.count(); ++i)
+      has_entropy_gradient = has_entropy_gradient || at(*d_entropies, p.predictions[i]) != 0.0f;
     const float* states = p.gathered(kShared0, threads);
     float* d_states = scratch(kShared2, p.count() * p.size);
     std::fill(d_states, d_states + p.count() * p.size, 0.0f);
@@ -189,7 +192,7 @@ extern "C" int mindgspo_log_prob_backward(const mindgspo_tensor* hidden, const m
             const int64_t place = p.predictions[top + row0 + i], target = p.target(place) - first;
             const float log_sum = at(*log_sums, place), d = at(*d_log_probs, place) * p.inverse_temperature;
             float* row = own + i * n;
-            if (entropies != nullptr) {
+            if (has_entropy_gradient) {
               // d entropy / dz = -p (log p + entropy)
               const float e = at(*d_entropies, place) * p.inverse_temperature, mean = at(*entropies, place);
               for (int64_t j = 0; j < n; ++j) {

@@ -36,6 +36,7 @@ class PolicyLogProbs(nn.Cell):
     def __init__(self, model: nn.Cell, *, temperature: float, with_entropy: bool) -> None:
         super().__init__(auto_prefix=False)
         self.model = model
+        self.with_entropy = with_entropy
         self.kernel, self.is_packed = None, takes_packed(model)
         if self.is_packed and model.place.model_parallel == 1:
             self.kernel = LogProbKernel(temperature=temperature, with_entropy=with_entropy)

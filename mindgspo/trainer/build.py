@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mindspore import nn
 
@@ -39,6 +39,7 @@ from mindgspo.models.weights import fill_model, held_parameters
 from mindgspo.parallel import heartbeat
 from mindgspo.parallel.cluster import infer_place, reference_place, start_device, train_place
 from mindgspo.parallel.collectives import require_agreement
+from mindgspo.parallel.device_ops import takes_packed
 from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.replicas import Replicas
 from mindgspo.parallel.swap.states import Holding
@@ -106,8 +107,11 @@ def build_experiment(
     place = train_place(config)
     model = build_trained_model(config, place)
     temperature = config.rollout.temperature
+    old_log_probs = resolved_old_log_probs(config, model)
+    # Where nothing is scored the updates report the entropy, if it costs next to nothing.
+    with_entropy = config.algorithm.entropy_coef > 0 or (old_log_probs == "sampler" and takes_packed(model))
     backend = build_update_backend(
-        PolicyLogProbs(model, temperature=temperature, with_entropy=config.algorithm.entropy_coef > 0),
+        PolicyLogProbs(model, temperature=temperature, with_entropy=with_entropy),
         build_policy_loss(config.algorithm),
         config.optimizer,
     )
@@ -138,6 +142,7 @@ def build_experiment(
     response_scorer = ResponseScorer(scorer, tokenizer, Replicas(infer_place(config)))
     trainer = Trainer(
         algorithm=config.algorithm,
+        old_log_probs=old_log_probs,
         rollout=config.rollout,
         settings=config.trainer,
         optimizer=config.optimizer,
@@ -183,6 +188,26 @@ def build_experiment(
         stateful=stateful_parts(trainer, validation),
         inputs=fingerprints(config, tokenizer, train_set, digest=train_digest),
     )
+
+
+def resolved_old_log_probs(config: ExperimentConfig, model: nn.Cell) -> Literal["recompute", "sampler"]:
+    """What `algorithm.old_log_probs` comes to.
+
+    Kernels add up a token's numbers alike in every batch, so that in float32 sampler and trainer find the same log-prob
+    of a token, bit for bit, unless weights are split over processes or a response is of earlier weights. A correction
+    of the mismatch wants both.
+    """
+    algorithm, plans = config.algorithm, config.plans
+    if algorithm.old_log_probs != "auto":
+        return algorithm.old_log_probs
+    is_exact = (
+        takes_packed(model)
+        and config.model.dtype == config.rollout.cache_dtype == "float32"
+        and plans.train.model_parallel == plans.infer.model_parallel == 1
+        and algorithm.filter_groups.keep_surplus_steps == 0
+        and algorithm.rollout_correction.level == "none"
+    )
+    return "sampler" if is_exact else "recompute"
 
 
 def stateful_parts(trainer: Trainer, validation: Validation) -> dict[str, Stateful]:

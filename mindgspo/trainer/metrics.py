@@ -32,9 +32,11 @@ def step_metrics(
     timers: Timers,
     *,
     layout: BatchLayout,
+    scores_old: bool,
 ) -> dict[str, float]:
     """What follows from a step's records. all_groups: of `samples`, with advantages. results: of the updates in their
-    order, None where one was skipped. layout: of `mini_batches`."""
+    order, None where one was skipped. layout: of `mini_batches`. scores_old: whether a scoring pass found the old
+    log-probs."""
     batches = flattened(mini_batches)
     # Of this step's own rollouts; where the batch was full without any, of what it trains.
     groups = all_groups[samples.num_earlier :] or all_groups
@@ -50,12 +52,12 @@ def step_metrics(
             num_nonfinite=num_nonfinite,
         ),
         **rollout_metrics(samples.counters),
-        **update_metrics([result for result in results if result is not None], algorithm),
+        **update_metrics([result for result in results if result is not None], algorithm, scores_old=scores_old),
         **({"actor/updates_skipped": list(results).count(None)} if settings.on_nonfinite == "skip" else {}),
         **perf_metrics(groups, timers),
         **batch_metrics(mini_batches, layout),
     }
-    metrics |= step_mismatch(mini_batches, results, algorithm, first_number=num_earlier)
+    metrics |= step_mismatch(mini_batches, results, scores_old=scores_old, first_number=num_earlier)
     if batches and algorithm.rollout_correction.level != "none":
         correction = step_correction_metrics(algorithm.rollout_correction, batches)
         metrics |= {f"rollout_corr/{name}": value for name, value in correction.items()}
@@ -136,14 +138,14 @@ def rollout_metrics(counters: RolloutCounters) -> dict[str, float]:
 def step_mismatch(
     mini_batches: MiniBatches,
     results: Sequence[UpdateResult | None],
-    algorithm: AlgorithmSection,
     *,
+    scores_old: bool,
     first_number: int = 0,
 ) -> dict[str, float]:
     """How far the sampler's log-probs lie from the trainer's, over all response tokens of the step's own rollouts;
     where nothing was scored, over those of the first update, which finds the policy as it sampled. first_number: of
     the first response that this step sampled."""
-    if algorithm.old_log_probs == "recompute":
+    if scores_old:
         batches = flattened(mini_batches)
         return batch_mismatch(batches, [batch.old_logp_NK for batch in batches], first_number=first_number)
     for index, result in enumerate(results):
@@ -156,18 +158,22 @@ def step_mismatch(
 _EXTREMES = {"log_ratio_max": max, "log_ratio_min": min, "ratio_error_max": max}
 
 
-def update_metrics(results: Sequence[UpdateResult], algorithm: AlgorithmSection) -> dict[str, float]:
+def update_metrics(
+    results: Sequence[UpdateResult], algorithm: AlgorithmSection, *, scores_old: bool
+) -> dict[str, float]:
     """Means over the step's updates; extremes where a mean would hide them; telemetry over all of them. What the
-    algorithm does not have (KL term, dual clip) is not reported."""
+    algorithm does not have (KL term, dual clip) is not reported. Where nothing was scored the entropy is that of the
+    updates, each over its own mini-batch, if they compute it."""
     metrics: dict[str, float] = {"actor/updates": len(results)}
     if not results:
         return metrics
     metrics["actor/loss"] = float(np.mean([result.loss for result in results]))
     metrics["actor/grad_norm"] = float(np.mean([result.grad_norm for result in results]))
-    if algorithm.old_log_probs == "recompute":
+    if algorithm.old_log_probs != "sampler":
         metrics["actor/first_ratio_error_max"] = results[0].metrics["ratio_error_max"]
-    elif algorithm.entropy_coef > 0:
-        metrics["actor/entropy"] = float(np.mean([result.entropy for result in results]))
+    entropies = [result.entropy for result in results if result.entropy is not None]
+    if entropies and not scores_old:
+        metrics["actor/entropy"] = float(np.mean(entropies))
     absent = set(_absent(algorithm))
     for name in results[0].metrics.keys() - absent:
         values = [result.metrics[name] for result in results]

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from mindspore import nn
@@ -52,7 +53,8 @@ from mindgspo.types import Float32Array, Prompt, StepResult
 class Trainer:
     """Trains one policy, on one rank of the plans; `build.build_experiment` makes it.
 
-    reward_functions, reward_weights: of the configuration, in order. layout: how samples become rows. engine: generates
+    old_log_probs: what `algorithm.old_log_probs` comes to. reward_functions, reward_weights: of the configuration, in
+    order. layout: how samples become rows. engine: generates
     with the weights of `weight_version`. old_policy: scores with the present weights. reference: the policy that a KL
     term refers to, None without one. kl: its coefficient. leftovers: groups that wait for a later step. failures_dir:
     where a batch that broke an update is saved. total_steps: of the whole run. weight_version: updates applied to the
@@ -60,6 +62,7 @@ class Trainer:
     """
 
     algorithm: AlgorithmSection
+    old_log_probs: Literal["recompute", "sampler"]
     rollout: RolloutSection
     settings: TrainerSection
     optimizer: OptimizerSection
@@ -119,6 +122,7 @@ class Trainer:
                 self.settings,
                 self.timers,
                 layout=self.layout,
+                scores_old=self.old_log_probs == "recompute",
             ),
             **sampling_metrics(self.algorithm.filter_groups, samples, self.leftovers),
             **reward_metrics(estimated, self.algorithm.kl, self.kl.coef),
@@ -209,7 +213,7 @@ class Trainer:
         if not mini_batches:
             return [], {}
         batches, metrics = flattened(mini_batches), {}
-        if self.algorithm.old_log_probs == "sampler":
+        if self.old_log_probs == "sampler":
             batches = [replace(batch, old_logp_NK=batch.rollout_logp_NK) for batch in batches]
         else:
             old = self.old_policy.score(batches)

@@ -96,6 +96,46 @@ def test_a_step_trains_with_every_loss(name: str, trainer, tmp_path: Path) -> No
     assert all(np.isfinite(array).all() for array in after.values())
 
 
+def test_by_default_old_log_probs_are_the_samplers_and_the_step_is_the_same(trainer, tmp_path: Path) -> None:
+    """Bit for bit, on kernels."""
+    from mindgspo.algorithms.losses.registry import build_policy_loss
+    from mindgspo.algorithms.optim.manual import SingleUpdate
+    from mindgspo.models.policy import PolicyLogProbs
+    from mindgspo.models.weights import initialize_weights, weights_as_numpy
+    from mindgspo.trainer.build import resolved_old_log_probs
+
+    config = load(tmp_path)
+    trainer.algorithm, trainer.optimizer = config.algorithm, config.optimizer
+    found = {}
+    for old_log_probs in (resolved_old_log_probs(config, trainer.model), "recompute"):
+        initialize_weights(trainer.model, config.model, seed=1)
+        policy = PolicyLogProbs(trainer.model, temperature=1.0, with_entropy=True)
+        trainer.backend = SingleUpdate(policy, build_policy_loss(config.algorithm), config.optimizer)
+        trainer.weight_version += 1
+        trainer.engine.load_weights(trainer.weight_version)
+        trainer.old_log_probs = old_log_probs
+        metrics = trainer.train_step(1).metrics
+        found[old_log_probs] = (metrics, weights_as_numpy(trainer.model, config.model))
+    (sampled, ours), (scored, theirs) = found["sampler"], found["recompute"]
+    assert sampled["actor/first_ratio_error_max"] == scored["actor/first_ratio_error_max"] == 0
+    assert sampled["training/rollout_logprob_diff_max"] == scored["training/rollout_logprob_diff_max"] == 0
+    assert sampled["actor/entropy"] == pytest.approx(scored["actor/entropy"], rel=1e-2), "of moving weights"
+    assert all((ours[name] == theirs[name]).all() for name in theirs)
+
+
+@pytest.mark.parametrize(("overrides", "expected"), [
+    ((), "sampler"), (("algorithm.old_log_probs=recompute",), "recompute"),
+    (("algorithm.rollout_correction.level=token",), "recompute"), (("rollout.cache_dtype=float16",), "recompute"),
+    (("algorithm.filter_groups={metric: reward, refill: true, keep_surplus_steps: 2}",), "recompute"),
+])  # fmt: skip
+def test_the_sampler_is_asked_where_it_finds_the_same(
+    overrides: tuple[str, ...], expected: str, trainer, tmp_path
+) -> None:
+    from mindgspo.trainer.build import resolved_old_log_probs
+
+    assert resolved_old_log_probs(load(tmp_path, *overrides), trainer.model) == expected
+
+
 ALGORITHM = """
 algorithm:
   name: gspo_token

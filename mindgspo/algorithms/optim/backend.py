@@ -35,14 +35,14 @@ class UpdateResult:
     """What one update reports.
 
     loss: over the whole mini-batch. grad_norm: global L2 norm before clipping. entropy: mean per response
-    token, in nats; 0 if the policy does not compute it. metrics: the loss cell's table by name, averaged with the
+    token, in nats; None if the policy does not compute it. metrics: the loss cell's table by name, averaged with the
     global denominators. telemetry: ratios and gradients, by micro-batch. logp_NK: log-probs of the response tokens
     before the update, by micro-batch; masked slots hold anything.
     """
 
     loss: float
     grad_norm: float
-    entropy: float
+    entropy: float | None
     metrics: Mapping[str, float]
     telemetry: tuple[UpdateTelemetry, ...]
     logp_NK: tuple[Float32Array, ...]
@@ -75,6 +75,7 @@ class UpdateBackend:
     def __init__(self, policy: nn.Cell, loss: nn.Cell) -> None:
         self.weights = ParameterTuple(policy.trainable_params())
         self._metric_table = loss.metrics
+        self._has_entropy = getattr(policy, "with_entropy", True)
         self._updates = 0
         self._gradients_are_zero = True
 
@@ -122,7 +123,7 @@ class UpdateBackend:
         return UpdateResult(
             loss=sum(float(micro.loss) for micro in micros),
             grad_norm=grad_norm,
-            entropy=sum(float(micro.entropy) for micro in micros) / num_tokens,
+            entropy=sum(float(micro.entropy) for micro in micros) / num_tokens if self._has_entropy else None,
             metrics=summarize(
                 self._metric_table,
                 [micro.metrics for micro in micros],

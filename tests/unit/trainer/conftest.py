@@ -80,7 +80,7 @@ class FakeReference:
 class FakeBackend:
     """Remembers batches, learning rates and KL coefficients. Update number n reports the ratio error
     `ratio_errors[n]`, or 0, and the mean KL `kls[n]`, or 0. The calls numbered `nonfinite` (from 1) are refused.
-    All tokens have the log-prob `logp`."""
+    All tokens have the log-prob `logp`; `entropy` is their mean entropy."""
 
     def __init__(
         self,
@@ -88,8 +88,9 @@ class FakeBackend:
         kls: Sequence[float] = (),
         nonfinite: Sequence[int] = (),
         logp: float = -1.25,
+        entropy: float | None = None,
     ) -> None:
-        self._logp = logp
+        self._logp, self._entropy = logp, entropy
         self.updates = self.calls = 0
         self._nonfinite = nonfinite
         self.batches: list[Sequence[Batch]] = []
@@ -114,7 +115,9 @@ class FakeBackend:
             "log_ratio_max": error, "log_ratio_min": -error, "ratio_error_max": error,
         }  # fmt: skip
         logp = tuple(np.where(batch.mask_NK, np.float32(self._logp), np.float32(np.nan)) for batch in batches)
-        return UpdateResult(loss=0.75, grad_norm=2.0, entropy=0.25, metrics=metrics, telemetry=(), logp_NK=logp)
+        return UpdateResult(
+            loss=0.75, grad_norm=2.0, entropy=self._entropy, metrics=metrics, telemetry=(), logp_NK=logp
+        )
 
 
 class AbstainingScorer:
@@ -187,7 +190,7 @@ def model(cpu_runtime: None, load):
 
 
 @pytest.fixture
-def make_trainer(load, prompts, tokenizer, tmp_path: Path, configs: dict):
+def make_trainer(cpu_runtime: None, load, prompts, tokenizer, tmp_path: Path, configs: dict):
     """make_trainer(script, *overrides, **fields): a Trainer around a scripted engine. reward_scorer: the reward
     functions."""
 
@@ -205,6 +208,7 @@ def make_trainer(load, prompts, tokenizer, tmp_path: Path, configs: dict):
         reward_scorer = changed.pop("reward_scorer", None) or Scorer(config.reward)
         fields = {
             "algorithm": config.algorithm, "rollout": config.rollout, "settings": config.trainer,
+            "old_log_probs": config.algorithm.old_log_probs.replace("auto", "recompute"),
             "optimizer": config.optimizer, "reward_functions": config.reward.functions,
             "reward_weights": config.reward.weights, "seed": config.seed,
             "layout": batch_layout(config, pad_id=tokenizer.pad_id), "model": None, "engine": ScriptedEngine(script),

@@ -50,7 +50,7 @@ def test_mismatch_looks_at_real_tokens_only() -> None:
     (batch,) = lay_out([sample], samples_per_micro_batch=2, length_multiple=4, pad_id=0)
     batch.old_logp_NK[...] = 77.0  # padded slots must not count
     batch.old_logp_NK[0, :2] = np.log([0.25, 0.25])
-    metrics = step_mismatch([[batch]], [], AlgorithmSection())
+    metrics = step_mismatch([[batch]], [], scores_old=True)
     assert metrics["training/rollout_logprob_diff_max"] == pytest.approx(math.log(2), rel=1e-6)
     assert metrics["training/rollout_logprob_diff_mean"] == pytest.approx(math.log(2) / 2, rel=1e-6)
     assert metrics["training/rollout_probs_diff_max"] == pytest.approx(0.25, rel=1e-6)
@@ -66,13 +66,13 @@ def result(loss: float, norm: float, high: float, **metrics: float) -> UpdateRes
     )
     extremes = {"log_ratio_max": high, "log_ratio_min": -high, "ratio_error_max": high}
     return UpdateResult(
-        loss=loss, grad_norm=norm, entropy=0.0, metrics={**metrics, **extremes}, telemetry=(telemetry,), logp_NK=()
+        loss=loss, grad_norm=norm, entropy=None, metrics={**metrics, **extremes}, telemetry=(telemetry,), logp_NK=()
     )
 
 
 def test_updates_are_averaged_and_extremes_kept() -> None:
     results = [result(1.0, 2.0, 1e-7, pg_loss=0.25, ppo_kl=0.1), result(3.0, 4.0, 0.5, pg_loss=0.75, ppo_kl=0.3)]
-    metrics = update_metrics(results, AlgorithmSection())
+    metrics = update_metrics(results, AlgorithmSection(), scores_old=True)
     assert unknown_names(metrics) == []
     assert (metrics["actor/loss"], metrics["actor/grad_norm"], metrics["actor/updates"]) == (2.0, 3.0, 2)
     assert (metrics["actor/pg_loss"], metrics["actor/ppo_kl"]) == (0.5, pytest.approx(0.2))
@@ -91,5 +91,5 @@ def test_updates_are_averaged_and_extremes_kept() -> None:
 def test_what_the_algorithm_does_not_have_is_not_reported(section: AlgorithmSection, reported: set[str]) -> None:
     one = result(1.0, 2.0, 0.1, pg_loss=1.0, kl=0.0, kl_loss=0.0, pg_clipfrac_lower=0.0)
     optional = {"actor/kl", "actor/kl_loss", "actor/pg_clipfrac_lower"}
-    assert update_metrics([one], section).keys() & optional == reported
-    assert update_metrics([], section) == {"actor/updates": 0}
+    assert update_metrics([one], section, scores_old=True).keys() & optional == reported
+    assert update_metrics([], section, scores_old=True) == {"actor/updates": 0}

@@ -60,7 +60,7 @@ def test_skipped_updates_entropy_and_reference(make, fakes) -> None:
     metrics = make("trainer.on_nonfinite=skip", backend=updater).train_step(1).metrics
     assert metrics["actor/updates_skipped"] == 1
     assert metrics["training/rollout_logprob_diff_mean"] == pytest.approx(0.05, rel=1e-5)
-    metrics = make("algorithm.entropy_coef=0.01").train_step(1).metrics
+    metrics = make(backend=fakes.backend(ratio_errors=[0.5], logp=-1.05, entropy=0.25)).train_step(1).metrics
     assert metrics["actor/entropy"] == 0.25
     trainer = make("algorithm.kl.placement=reward", reference=fakes.reference(lambda ids: -0.03 * ids))
     metrics = trainer.train_step(1).metrics
