@@ -91,6 +91,7 @@ void load(const void* data, int32_t dtype, int64_t stride, int64_t n, float* out
 }
 
 void store(void* data, int32_t dtype, int64_t stride, int64_t n, const float* values) {
+  if (data == values) return;
   with_dtype(dtype, [&](auto dtype) {
     auto* bits = static_cast<typename decltype(dtype)::Bits*>(data);
     if (stride == 1)
@@ -125,21 +126,21 @@ Rows::Rows(std::vector<const Tensor*> tensors, int axis, bool is_by_element) : t
   strides_.resize(tensor_count);
   for (int at = 0; at < first.rank; ++at) {
     for (const Tensor* tensor : tensors_) {
-      require(tensor->rank == first.rank, text_of_shape(*tensor) + " must have as many axes as " + text_of_shape(first));
-      require((at == axis && !is_by_element) || tensor->shape[at] == first.shape[at] || tensor->shape[at] == 1,
-              text_of_shape(*tensor) + " cannot be spread to " + text_of_shape(first));
+      if (tensor->rank != first.rank)
+        require(false, text_of_shape(*tensor) + " must have as many axes as " + text_of_shape(first));
+      const bool fits = (at == axis && !is_by_element) || tensor->shape[at] == first.shape[at] || tensor->shape[at] == 1;
+      if (!fits) require(false, text_of_shape(*tensor) + " cannot be spread to " + text_of_shape(first));
     }
     if ((at == axis && !is_by_element) || first.shape[at] == 1) continue;
-    std::vector<int64_t> strides;
-    for (const Tensor* tensor : tensors_) strides.push_back(tensor->shape[at] == 1 ? 0 : tensor->strides[at]);
+    const auto stride = [&](int i) { return tensors_[i]->shape[at] == 1 ? 0 : tensors_[i]->strides[at]; };
     bool is_merged = !shape_.empty();  // one axis with the one before, if every tensor's memory goes on so
     for (int i = 0; i < tensor_count && is_merged; ++i)
-      is_merged = strides_[i].back() == strides[i] * first.shape[at];
+      is_merged = strides_[i].back() == stride(i) * first.shape[at];
     for (int i = 0; i < tensor_count; ++i)
       if (is_merged)
-        strides_[i].back() = strides[i];
+        strides_[i].back() = stride(i);
       else
-        strides_[i].push_back(strides[i]);
+        strides_[i].push_back(stride(i));
     if (is_merged)
       shape_.back() *= first.shape[at];
     else
@@ -181,11 +182,11 @@ char* Rows::start(int which, int64_t row) const {
 }
 
 const float* Rows::read(int which, int64_t row, Slot slot) const {
-  const char* place = start(which, row);
-  if (tensors_[which]->dtype == kFloat32 && row_strides_[which] == 1) return reinterpret_cast<const float*>(place);
-  float* copy = scratch(slot, length(which, row));
-  load(place, tensors_[which]->dtype, row_strides_[which], length(which, row), copy);
-  return copy;
+  return mindgspo::read(start(which, row), tensors_[which]->dtype, row_strides_[which], length(which, row), slot);
+}
+
+float* Rows::results(int which, int64_t row, Slot slot) const {
+  return results_at(start(which, row), tensors_[which]->dtype, row_strides_[which], length(which, row), slot);
 }
 
 void Rows::write(int which, int64_t row, const float* values) const {

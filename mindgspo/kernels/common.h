@@ -117,6 +117,7 @@ inline float exp_of(float x) {
 }
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + exp_of(-x)); }
+inline float silu(float x) { return x * sigmoid(x); }
 
 // Sums and maxima by 16 lanes: the compiler may not reorder additions by itself, and the order is always the same.
 constexpr int kSumLanes = 16;
@@ -174,9 +175,24 @@ inline void with_dtype(int32_t dtype, Body body) {
     body(Float16());
 }
 
-// n numbers, `stride` elements apart.
+// n numbers, `stride` elements apart. Values that lie there already are left as they are.
 void load(const void* data, int32_t dtype, int64_t stride, int64_t n, float* out);
 void store(void* data, int32_t dtype, int64_t stride, int64_t n, const float* values);
+
+// Turns the pairs (a, b) of x, n numbers: forward (a cos_a - b sin_a, b cos_b + a sin_b), backward its transpose. `step`
+// from pair to pair and `apart` inside one: 1 and n / 2 for halves, 2 and 1 for neighbours. `out` may be x.
+template <int step>
+inline void rotate_pairs(const float* x, const float* cos, const float* sin, int64_t n, bool is_backward, float* out) {
+  const int64_t apart = step == 1 ? n / 2 : 1;
+  const float *sin_a = is_backward ? sin + apart : sin, *sin_b = is_backward ? sin : sin + apart;
+  const float sign = is_backward ? -1.0f : 1.0f;
+#pragma GCC ivdep
+  for (int64_t at = 0; at < n / 2 * step; at += step) {
+    const float a = x[at], b = x[at + apart];
+    out[at] = a * cos[at] - sign * b * sin_a[at];
+    out[at + apart] = b * cos[at + apart] + sign * a * sin_b[at];
+  }
+}
 
 // ---- memory
 
@@ -188,6 +204,30 @@ float* scratch(Slot slot, int64_t floats);
 
 // ---- rows
 
+// n numbers, `stride` elements apart, for reading: in place where they are float32 side by side, else a copy in `slot`.
+inline const float* read(const char* place, int32_t dtype, int64_t stride, int64_t n, Slot slot) {
+  if (dtype == kFloat32 && stride == 1) return reinterpret_cast<const float*>(place);
+  float* copy = scratch(slot, n);
+  load(place, dtype, stride, n, copy);
+  return copy;
+}
+// Where n results are made: in place, or in `slot` until they are stored.
+inline float* results_at(char* place, int32_t dtype, int64_t stride, int64_t n, Slot slot) {
+  return dtype == kFloat32 && stride == 1 ? reinterpret_cast<float*>(place) : scratch(slot, n);
+}
+
+// x[row], as one series of numbers: axes behind the second lie side by side.
+inline int64_t row_size(const Tensor& x) { return x.rank == 3 ? x.shape[1] * x.shape[2] : x.shape[1]; }
+inline const float* read_row(const Tensor& x, int64_t row, Slot slot) {
+  return read(element(x, row * x.strides[0]), x.dtype, x.strides[x.rank - 1], row_size(x), slot);
+}
+inline float* results_of_row(const Tensor& x, int64_t row, Slot slot) {
+  return results_at(element(x, row * x.strides[0]), x.dtype, x.strides[x.rank - 1], row_size(x), slot);
+}
+inline void write_row(const Tensor& x, int64_t row, const float* values) {
+  store(element(x, row * x.strides[0]), x.dtype, x.strides[x.rank - 1], row_size(x), values);
+}
+
 // One axis of several tensors, and all their other axes as one series of rows.
 class Rows {
  public:
@@ -198,12 +238,14 @@ class Rows {
 
   int64_t count() const { return count_ * pieces_; }
   int64_t length(int which, int64_t row) const;
-  // For reading: in place where it can be, else a float32 copy in `slot`.
+  // Rows of one task: enough numbers to be worth one.
+  int64_t task() const { return kTask / std::clamp<int64_t>(lengths_[0], 1, kPiece); }
   const float* read(int which, int64_t row, Slot slot) const;
+  float* results(int which, int64_t row, Slot slot) const;
   void write(int which, int64_t row, const float* values) const;
 
  private:
-  static constexpr int64_t kPiece = 4096;
+  static constexpr int64_t kPiece = 4096, kTask = 8 * kPiece;
   Rows(std::vector<const Tensor*> tensors, int axis, bool is_by_element);
   char* start(int which, int64_t row) const;
 
@@ -227,11 +269,10 @@ void parallel(int64_t tasks, int64_t threads, Body body) {
 
 // body(row) for every row, in tasks of many.
 template <class Body>
-void for_rows(int64_t rows, int64_t threads, Body body) {
-  constexpr int64_t kTask = 64;
-  parallel((rows + kTask - 1) / kTask, threads, [&](int64_t task) {
-    const int64_t end = std::min(rows, (task + 1) * kTask);
-    for (int64_t row = task * kTask; row < end; ++row) body(row);
+void for_rows(int64_t rows, int64_t threads, Body body, int64_t rows_per_task = 64) {
+  parallel((rows + rows_per_task - 1) / rows_per_task, threads, [&](int64_t task) {
+    const int64_t end = std::min(rows, (task + 1) * rows_per_task);
+    for (int64_t row = task * rows_per_task; row < end; ++row) body(row);
   });
 }
 

@@ -7,19 +7,6 @@ using namespace mindgspo;
 
 namespace {
 
-// Numbers of a row in float32: in place, or a copy in `slot`.
-const float* row_of(const Tensor& x, int64_t row, Slot slot) {
-  const char* place = element(x, row * x.strides[0]);
-  if (x.dtype == kFloat32 && x.strides[1] == 1) return reinterpret_cast<const float*>(place);
-  float* copy = scratch(slot, x.shape[1]);
-  load(place, x.dtype, x.strides[1], x.shape[1], copy);
-  return copy;
-}
-
-void write_row(const Tensor& x, int64_t row, const float* values) {
-  store(element(x, row * x.strides[0]), x.dtype, x.strides[1], x.shape[1], values);
-}
-
 float& number(const Tensor& x, int64_t row, int64_t column) {
   return *reinterpret_cast<float*>(element(x, row * x.strides[0] + column * x.strides[1]));
 }
@@ -91,7 +78,7 @@ extern "C" int mindgspo_route_backward(const mindgspo_tensor* x, const mindgspo_
     d_logits.data = scratch(kShared3, tokens * count);
     d_logits.strides[0] = count, d_logits.strides[1] = 1;
     for_rows(tokens, threads, [&](int64_t token) {
-      const float* p = row_of(*probs, token, kRow0);
+      const float* p = read_row(*probs, token, kRow0);
       float* d = static_cast<float*>(d_logits.data) + token * count;  // first of the probabilities
       std::fill(d, d + count, 0.0f);
       float sum = 0.0f, weighted = 0.0f;
@@ -161,7 +148,7 @@ extern "C" int mindgspo_combine(const mindgspo_tensor* rows, const mindgspo_tens
       float* sums = scratch(kRow1, size);
       std::fill(sums, sums + size, 0.0f);
       for (int64_t k = 0; k < chosen; ++k) {
-        const float *values = row_of(*rows, index(*slots, token, k), kRow0), weight = number(*weights, token, k);
+        const float *values = read_row(*rows, index(*slots, token, k), kRow0), weight = number(*weights, token, k);
         for (int64_t i = 0; i < size; ++i) sums[i] += weight * values[i];
       }
       write_row(*out, token, sums);
@@ -179,11 +166,11 @@ extern "C" int mindgspo_combine_backward(const mindgspo_tensor* rows, const mind
     require_shape("d_rows", floats("d_rows", d_rows, 2), {d_rows->shape[0], size});
     plain("weights", weights, {tokens, chosen}), plain("d_weights", d_weights, {tokens, chosen});
     for_rows(tokens, threads, [&](int64_t token) {
-      const float* d = row_of(*d_out, token, kRow0);
+      const float* d = read_row(*d_out, token, kRow0);
       float* results = scratch(kRow1, size);
       for (int64_t k = 0; k < chosen; ++k) {
         const int64_t slot = index(*slots, token, k);
-        const float *values = row_of(*rows, slot, kRow2), weight = number(*weights, token, k);
+        const float *values = read_row(*rows, slot, kRow2), weight = number(*weights, token, k);
         number(*d_weights, token, k) = sum_of(size, [&](int64_t i) { return d[i] * values[i]; });
         for (int64_t i = 0; i < size; ++i) results[i] = weight * d[i];
         write_row(*d_rows, slot, results);

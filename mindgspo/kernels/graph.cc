@@ -300,24 +300,18 @@ GRAPH_OPERATOR(log_prob) { log_prob(in, false); }
 GRAPH_OPERATOR(log_prob_entropy) { log_prob(in, true); }
 
 // hidden, weight, rows, targets, inverse_temperature, tokens, log_sums, d_log_probs -> d_hidden, d_weight
-GRAPH_OPERATOR(log_prob_grad) {
+static void log_prob_backward(Arguments& in, bool with_entropy) {
   const Tensor *hidden = in.next(), *weight = in.next(), *rows = in.next(), *targets = in.next();
   in.skip(2);
   const Tensor *log_sums = in.next(), *d_log_probs = in.next();
-  const Tensor *d_hidden = in.next(in.used(5)), *d_weight = in.next();
-  check(mindgspo_log_prob_backward(hidden, rows, weight, targets, in.number(4), log_sums, nullptr, d_log_probs, nullptr,
-                                   d_hidden, d_weight, processors));
-}
-
-// as before, then entropies, d_entropies -> d_hidden, d_weight
-GRAPH_OPERATOR(log_prob_entropy_grad) {
-  const Tensor *hidden = in.next(), *weight = in.next(), *rows = in.next(), *targets = in.next();
-  in.skip(2);
-  const Tensor *log_sums = in.next(), *d_log_probs = in.next(), *entropies = in.next(), *d_entropies = in.next();
+  const Tensor *entropies = with_entropy ? in.next() : nullptr, *d_entropies = with_entropy ? in.next() : nullptr;
   const Tensor *d_hidden = in.next(in.used(5)), *d_weight = in.next();
   check(mindgspo_log_prob_backward(hidden, rows, weight, targets, in.number(4), log_sums, entropies, d_log_probs,
                                    d_entropies, d_hidden, d_weight, processors));
 }
+GRAPH_OPERATOR(log_prob_grad) { log_prob_backward(in, false); }
+// the same, then entropies, d_entropies -> d_hidden, d_weight
+GRAPH_OPERATOR(log_prob_entropy_grad) { log_prob_backward(in, true); }
 
 // x, weight, is_normed, tokens -> experts, weights, probs
 GRAPH_OPERATOR(route) {

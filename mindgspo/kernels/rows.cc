@@ -26,8 +26,36 @@ struct Halves {
   }
 };
 
-float silu(float x) { return x * sigmoid(x); }
 float silu_slope(float x) { return sigmoid(x) * (1.0f + x * (1.0f - sigmoid(x))); }
+
+// out = silu(gate) * value.
+void gated(const Tensor& gate, const Tensor& value, const Tensor& out, int64_t threads) {
+  const Rows rows = Rows::of_elements({&gate, &value, &out});
+  const auto body = [&](int64_t row) {
+    const float *gates = rows.read(0, row, kRow0), *values = rows.read(1, row, kRow1);
+    float* results = rows.results(2, row, kRow2);
+    for (int64_t i = 0, n = rows.length(0, row); i < n; ++i) results[i] = silu(gates[i]) * values[i];
+    rows.write(2, row, results);
+  };
+  for_rows(rows.count(), threads, body, rows.task());
+}
+
+void gated_backward(const Tensor& d_out, const Tensor& gate, const Tensor& value, const Tensor& d_gate,
+                    const Tensor& d_value, int64_t threads) {
+  const Rows rows = Rows::of_elements({&gate, &value, &d_out, &d_gate, &d_value});
+  const auto body = [&](int64_t row) {
+    const float *gates = rows.read(0, row, kRow0), *values = rows.read(1, row, kRow1), *d = rows.read(2, row, kRow2);
+    float *d_gates = rows.results(3, row, kRow3), *d_values = rows.results(4, row, kWork0);
+    for (int64_t i = 0, n = rows.length(0, row); i < n; ++i) {
+      const float of_gate = d[i] * values[i] * silu_slope(gates[i]), of_value = d[i] * silu(gates[i]);
+      d_gates[i] = of_gate;
+      d_values[i] = of_value;
+    }
+    rows.write(3, row, d_gates);
+    rows.write(4, row, d_values);
+  };
+  for_rows(rows.count(), threads, body, rows.task());
+}
 
 // Sum of [chunks, n] over the chunks, in their order.
 void add_chunks(const std::vector<float>& partial, int64_t n, float* out) {
@@ -179,14 +207,7 @@ extern "C" int mindgspo_swiglu(const mindgspo_tensor* x, int64_t axis, const min
     axis = normalized_axis(axis, floats("x", x));
     const Halves halves("x", *x, axis);
     require_like("y", floats("y", y), halves.gate);
-    const Rows rows = Rows::of_elements({&halves.gate, &halves.value, y});
-    for_rows(rows.count(), threads, [&](int64_t row) {
-      const int64_t n = rows.length(0, row);
-      const float *gate = rows.read(0, row, kRow0), *value = rows.read(1, row, kRow1);
-      float* results = scratch(kRow2, n);
-      for (int64_t i = 0; i < n; ++i) results[i] = silu(gate[i]) * value[i];
-      rows.write(2, row, results);
-    });
+    gated(halves.gate, halves.value, *y, threads);
   });
 }
 
@@ -197,18 +218,27 @@ extern "C" int mindgspo_swiglu_backward(const mindgspo_tensor* d_y, const mindgs
     require_like("d_x", floats("d_x", d_x), *x);
     const Halves halves("x", *x, axis), d_halves("d_x", *d_x, axis);
     require_like("d_y", floats("d_y", d_y), halves.gate);
-    const Rows rows = Rows::of_elements({&halves.gate, &halves.value, d_y, &d_halves.gate, &d_halves.value});
-    for_rows(rows.count(), threads, [&](int64_t row) {
-      const int64_t n = rows.length(0, row);
-      const float *gate = rows.read(0, row, kRow0), *value = rows.read(1, row, kRow1), *d = rows.read(2, row, kRow2);
-      float *d_gate = scratch(kRow3, n), *d_value = scratch(kWork0, n);
-      for (int64_t i = 0; i < n; ++i) {
-        d_gate[i] = d[i] * value[i] * silu_slope(gate[i]);
-        d_value[i] = d[i] * silu(gate[i]);
-      }
-      rows.write(3, row, d_gate);
-      rows.write(4, row, d_value);
-    });
+    gated_backward(*d_y, halves.gate, halves.value, d_halves.gate, d_halves.value, threads);
+  });
+}
+
+extern "C" int mindgspo_gated(const mindgspo_tensor* gate, const mindgspo_tensor* up, const mindgspo_tensor* out,
+                              int64_t threads) {
+  return guarded([&] {
+    require_like("up", floats("up", up), floats("gate", gate));
+    require_like("out", floats("out", out), *gate);
+    gated(*gate, *up, *out, threads);
+  });
+}
+
+extern "C" int mindgspo_gated_backward(const mindgspo_tensor* d_out, const mindgspo_tensor* gate,
+                                       const mindgspo_tensor* up, const mindgspo_tensor* d_gate,
+                                       const mindgspo_tensor* d_up, int64_t threads) {
+  return guarded([&] {
+    floats("gate", gate);
+    for (const auto& [name, x] : {std::pair{"up", up}, {"d_out", d_out}, {"d_gate", d_gate}, {"d_up", d_up}})
+      require_like(name, floats(name, x), *gate);
+    gated_backward(*d_out, *gate, *up, *d_gate, *d_up, threads);
   });
 }
 
@@ -217,29 +247,20 @@ extern "C" int mindgspo_rotary(const mindgspo_tensor* x, const mindgspo_tensor* 
   return guarded([&] {
     require(floats("x", x).rank >= 1, "x must have an axis");
     const int64_t axis = x->rank - 1;
-    const int64_t n = x->shape[axis], half = n / 2;
+    const int64_t n = x->shape[axis];
     require(n % 2 == 0, "x must have an even last axis, not " + std::to_string(n));
     require_like("y", floats("y", y), *x);
     for (const auto& [name, table] : {std::pair{"cos", cos}, {"sin", sin}})
       require(floats(name, table).rank == x->rank && table->shape[axis] == n,
               std::string(name) + " " + text_of_shape(*table) + " does not fit x " + text_of_shape(*x));
     const Rows rows({x, y, cos, sin}, axis);
-    // Of a pair (a, b) of x: forward (a cos_a - b sin_a, b cos_b + a sin_b); backward its transpose.
-    const int64_t step = is_interleaved ? 2 : 1, apart = is_interleaved ? 1 : half;
     for_rows(rows.count(), threads, [&](int64_t row) {
       const float *values = rows.read(0, row, kRow0), *c = rows.read(2, row, kRow1), *s = rows.read(3, row, kRow2);
       float* results = scratch(kRow3, n);
-      const auto rotate = [&](int64_t step, int64_t apart, const float* s_a, const float* s_b, float sign) {
-        for (int64_t i = 0; i < half; ++i) {
-          const int64_t a = i * step, b = a + apart;
-          results[a] = values[a] * c[a] - sign * values[b] * s_a[a];
-          results[b] = values[b] * c[b] + sign * values[a] * s_b[a];
-        }
-      };
-      if (is_backward)
-        rotate(step, apart, s + apart, s, -1.0f);
+      if (is_interleaved)
+        rotate_pairs<2>(values, c, s, n, is_backward, results);
       else
-        rotate(step, apart, s, s + apart, 1.0f);
+        rotate_pairs<1>(values, c, s, n, is_backward, results);
       rows.write(1, row, results);
     });
   });
