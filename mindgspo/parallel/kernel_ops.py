@@ -205,6 +205,11 @@ class RowsKernel(nn.Cell):
         return self.take(ids_M, table_VH, tokens)
 
 
+def _of_hidden_and_weight(found, rows, targets, scale, tokens):
+    """Gradients of hidden and weight, and zeros of the inputs behind them."""
+    return found[0], found[1], zeros_like(rows), zeros_like(targets), zeros_like(scale), zeros_like(tokens)
+
+
 class LogProbKernel(nn.Cell):
     """construct(hidden_MH, weight_VH, rows_P, targets_P, tokens) -> (logp_P, entropy_P), float32, as
     `log_prob.ChunkedLogProb` of hidden_MH[rows_P]; 0 where a row is negative. No row is named twice.
@@ -222,26 +227,12 @@ class LogProbKernel(nn.Cell):
         grad = kernel(f"{name}_grad", lambda h, w, *rest: (h, w), lambda h, w, *rest: (h, ms.float32))
 
         def gradient(hidden, weight, rows, targets, scale, tokens, out, dout):
-            dhidden, dweight = grad(hidden, weight, rows, targets, scale, tokens, out[1], dout[0])
-            return (
-                dhidden,
-                dweight,
-                zeros_like(rows),
-                zeros_like(targets),
-                zeros_like(scale),
-                zeros_like(tokens),
-            )
+            found = grad(hidden, weight, rows, targets, scale, tokens, out[1], dout[0])
+            return _of_hidden_and_weight(found, rows, targets, scale, tokens)
 
         def gradient_with_entropy(hidden, weight, rows, targets, scale, tokens, out, dout):
-            dhidden, dweight = grad(hidden, weight, rows, targets, scale, tokens, out[1], dout[0], out[2], dout[2])
-            return (
-                dhidden,
-                dweight,
-                zeros_like(rows),
-                zeros_like(targets),
-                zeros_like(scale),
-                zeros_like(tokens),
-            )
+            found = grad(hidden, weight, rows, targets, scale, tokens, out[1], dout[0], out[2], dout[2])
+            return _of_hidden_and_weight(found, rows, targets, scale, tokens)
 
         self.log_prob = kernel(
             name,
