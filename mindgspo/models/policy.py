@@ -40,8 +40,9 @@ class PolicyLogProbs(nn.Cell):
         self.kernel, self.is_packed = None, takes_packed(model)
         if self.is_packed and model.place.model_parallel == 1:
             self.kernel = LogProbKernel(temperature=temperature, with_entropy=with_entropy)
-        self.head = log_prob_head(model.place, temperature=temperature, with_entropy=with_entropy)
-        self.enter = enter_model_parallel(model.place)
+        else:
+            self.head = log_prob_head(model.place, temperature=temperature, with_entropy=with_entropy)
+            self.enter = enter_model_parallel(model.place)
         self.num_replicas = model.place.parts(DATA)
         if self.num_replicas == 1:
             self.gather = model.place.split(ops.Gather(), (WHOLE, WHOLE), (WHOLE,))

@@ -141,8 +141,10 @@ class LogProbsAndNext(nn.Cell):
     def __init__(self, model: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         self.model = model
-        self.kernel = LogProbKernel(temperature=1.0, with_entropy=False) if takes_packed(model) else None
-        self.head = ChunkedLogProb(temperature=1.0)
+        self.is_packed = takes_packed(model)
+        self.head = (
+            LogProbKernel(temperature=1.0, with_entropy=False) if self.is_packed else ChunkedLogProb(temperature=1.0)
+        )
         self.gather = ops.Gather()
         self.logits = ops.MatMul(transpose_b=True)
         self.argmax = ops.Argmax(-1, ms.int32)
@@ -154,9 +156,9 @@ class LogProbsAndNext(nn.Cell):
         cut off. last_R: int32, flattened [R * T] index of each row's last token."""
         hidden_MH = self.model(ids_RT, positions_RT, segments_RT)
         weight_VH = self.model.output_weight()
-        if self.kernel is not None:
+        if self.is_packed:
             every_M = ops.cast(ops.arange(hidden_MH.shape[0]), ms.int32)
-            logp_M, entropy_M = self.kernel(hidden_MH, weight_VH, every_M, targets_RT.reshape(-1), segments_RT)
+            logp_M, entropy_M = self.head(hidden_MH, weight_VH, every_M, targets_RT.reshape(-1), segments_RT)
         else:
             logp_M, entropy_M = self.head(hidden_MH, weight_VH, targets_RT.reshape(-1))
         last_RH = self.gather(hidden_MH, last_R, 0)
