@@ -61,8 +61,8 @@ class BatchLayout:
 
 
 def micro_batches(samples: Samples, layout: BatchLayout) -> list[Batch]:
-    """Every sample in one of them. Longest samples first where they are not packed. Raises nothing: a sample longer
-    than the budget is a mistake of ours, for `config.rules` refuses the budget."""
+    """Every sample in one of them. Longest samples first where they are not packed and padding is computed. Raises
+    nothing: a sample longer than the budget is a mistake of ours, for `config.rules` refuses the budget."""
     batches = _packed(samples, layout) if layout.packing else _unpacked(samples, layout)
     return batches if layout.one_shape is None else [in_one_row(batch, layout.one_shape) for batch in batches]
 
@@ -96,6 +96,7 @@ def _unpacked(samples: Samples, layout: BatchLayout) -> list[Batch]:
             samples_per_micro_batch=layout.samples_per_micro_batch,
             length_multiple=layout.length_multiple,
             pad_id=layout.pad_id,
+            keeps_order=layout.one_shape is not None,
         )
     else:
         batches = _budgeted(samples, layout)

@@ -54,13 +54,15 @@ def lay_out(
     samples_per_micro_batch: int,
     length_multiple: int,
     pad_id: int,
+    keeps_order: bool = False,
 ) -> list[Batch]:
     """Micro-batches of exactly `samples_per_micro_batch` rows of one sample, longest samples first.
 
     The last one is filled up with rows without a real token. old_logp, ref_logp and advantages are 0, corrections 1.
-    Longest first, so that a lack of memory shows in the first micro-batch.
+    Longest first, so that a lack of memory shows in the first micro-batch. keeps_order: in the order given instead,
+    which keeps samples of one prompt together.
     """
-    whole, ordered = denominators(samples), longest_first(samples)
+    whole, ordered = denominators(samples), samples if keeps_order else longest_first(samples)
     parts = [
         ordered[start : start + samples_per_micro_batch] for start in range(0, len(ordered), samples_per_micro_batch)
     ]
@@ -136,51 +138,71 @@ def batch_of(rows: Sequence[Sequence[TrainingSample]], size: BatchSize, pad_id: 
 
 
 class PackedTokens(NamedTuple):
-    """A batch's real tokens without padding between them, and where its predictions are made.
+    """What of a batch's tokens is computed, without padding, and where its predictions are made.
 
-    ids_1M, positions_1M: int32, as many slots as the batch has; real tokens stand in front. ends_N: int32, where each
-    sample ends among them, the last one's end again for samples that are not there. predict_P: as of `Batch`, -1 where
-    nobody reads the prediction.
+    Samples with equal prompts share one; the last token of a response, which predicts nothing, is left out.
+
+    ids_1M, positions_1M: int32, as many slots as the batch has; tokens in use stand in front. segments_E2: int32; by
+    sequence, an earlier one that it continues, -1 for none, and where it ends among the tokens; E = 2 N, the end of the
+    last one again for sequences that are not there. predict_P: as of `Batch`, -1 where nobody reads the prediction.
     """
 
     ids_1M: Int32Array
     positions_1M: Int32Array
-    ends_N: Int32Array
+    segments_E2: Int32Array
     predict_P: Int32Array
 
 
 def packed_tokens(batch: Batch) -> PackedTokens:
     """The same batch for kernels, which compute what is in use."""
-    segments_M, row_length = batch.segments_RT.reshape(-1), batch.ids_RT.shape[1]
-    real = np.flatnonzero(segments_M)
-    new_place_M = np.cumsum(segments_M > 0, dtype=np.int32) - 1
-    sample_of = real // row_length * (int(segments_M.max(initial=0)) + 1) + segments_M[real]
-    ends = np.flatnonzero(np.diff(sample_of, append=-1)) + 1
-    ends_N = np.full(batch.samples_N.size, real.size, np.int32)
-    ends_N[: ends.size] = ends
-    is_read_P = np.zeros(batch.predict_P.size, bool)
-    is_read_P[batch.place_NK[batch.mask_NK]] = True
-    ids_1M, positions_1M = np.zeros((2, 1, segments_M.size), np.int32)
-    ids_1M[0, : real.size] = batch.ids_RT.reshape(-1)[real]
-    positions_1M[0, : real.size] = batch.positions_RT.reshape(-1)[real]
-    predict_P = np.where(is_read_P, new_place_M[batch.predict_P], -1).astype(np.int32)
-    return PackedTokens(ids_1M, positions_1M, ends_N, predict_P)
+    ids_M, positions_M = batch.ids_RT.reshape(-1), batch.positions_RT.reshape(-1)
+    by_prompt: dict[bytes, list[int]] = {}
+    last_of_prompt_N = batch.predict_P[batch.place_NK[:, 0]]
+    counts_N = batch.mask_NK.sum(axis=1)
+    for sample in np.flatnonzero(counts_N):
+        last = last_of_prompt_N[sample]
+        prompt = ids_M[last - positions_M[last] : last + 1]
+        by_prompt.setdefault(prompt.tobytes(), []).append(sample)
+    sources, segments, predict_P, end = [], [], np.full_like(batch.predict_P, -1), 0
+    for samples in by_prompt.values():
+        last = last_of_prompt_N[samples[0]]
+        prefix, is_shared = len(segments), len(samples) > 1
+        sources.append(np.arange(last - positions_M[last], last + 1))
+        end += sources[-1].size
+        last_slot = end - 1
+        if is_shared:
+            segments.append((-1, end))
+        for sample in samples:
+            own, places = counts_N[sample] - 1, batch.place_NK[sample]
+            sources.append(np.arange(last_of_prompt_N[sample] + 1, last_of_prompt_N[sample] + 1 + own))
+            predict_P[places[0]] = last_slot
+            predict_P[places[1 : own + 1]] = np.arange(end, end + own)
+            end += own
+            segments.append((prefix if is_shared else -1, end))
+    segments_E2 = np.full((2 * batch.samples_N.size, 2), (-1, end), np.int32)
+    segments_E2[: len(segments)] = np.reshape(segments, (-1, 2))
+    used = np.concatenate([np.zeros(0, np.int64), *sources])
+    ids_1M, positions_1M = np.zeros((2, 1, ids_M.size), np.int32)
+    ids_1M[0, :end], positions_1M[0, :end] = ids_M[used], positions_M[used]
+    return PackedTokens(ids_1M, positions_1M, segments_E2, predict_P)
 
 
 def in_one_row(batch: Batch, size: BatchSize) -> Batch:
     """The same samples in one row of the length of all of `size`'s, and padded to its other sizes: for kernels, to
     which padding costs nothing, so that batches of all lengths have one graph. What is larger than `size` stays so."""
-    packed, samples = packed_tokens(batch), max(size.samples, batch.samples_N.size)
-    num_real, slots = int(packed.ends_N[-1]), max(size.slots, batch.mask_NK.shape[1])
-    row_length = max(size.rows * size.row_length, num_real)
+    samples, slots = max(size.samples, batch.samples_N.size), max(size.slots, batch.mask_NK.shape[1])
+    segments_M = batch.segments_RT.reshape(-1)
+    real = np.flatnonzero(segments_M)
+    row_length = max(size.rows * size.row_length, real.size)
     predictions = max(size.predictions or size.samples * size.slots, batch.predict_P.size)
     shapes = {"_NK": (samples, slots), "_P": (predictions,), "_N": (samples,)}
     ids_RT, positions_RT, segments_RT = np.zeros((3, 1, row_length), np.int32)
-    ids_RT[0, :num_real] = packed.ids_1M[0, :num_real]
-    positions_RT[0, :num_real] = packed.positions_1M[0, :num_real]
-    segments_RT[0, :num_real] = np.searchsorted(packed.ends_N, np.arange(num_real), side="right") + 1
+    ids_RT[0, : real.size] = batch.ids_RT.reshape(-1)[real]
+    positions_RT[0, : real.size] = batch.positions_RT.reshape(-1)[real]
+    segments_RT[0, : real.size] = np.cumsum(positions_RT[0, : real.size] == 0)
+    new_place_M = np.maximum(np.cumsum(segments_M > 0, dtype=np.int32) - 1, 0)
     rows = {"ids_RT": ids_RT, "positions_RT": positions_RT, "segments_RT": segments_RT}
-    return _padded(replace(batch, predict_P=np.maximum(packed.predict_P, 0), **rows), shapes)
+    return _padded(replace(batch, predict_P=new_place_M[batch.predict_P], **rows), shapes)
 
 
 def gathered(batches: Iterable[Batch], arrays_NK: Iterable[Float32Array], num_samples: int) -> list[Float32Array]:

@@ -1,8 +1,9 @@
 // Attention over sequences of their own lengths, its gradients, and attention of one query over a cache in blocks.
 //
 // Scores exist for a block of kQueries x kKeys at a time. One task computes what belongs to one sequence and one
-// key/value head, in a fixed order, so that no two tasks write the same gradient. A query's result is the same, bit for
-// bit, among all queries of its sequence and alone over a float32 cache.
+// key/value head, in a fixed order, so that no two tasks write the same gradient; what several sequences add to the
+// gradients of a prefix that they share is summed afterwards. A query's result is the same, bit for bit, among all
+// queries of its sequence, behind a shared prefix, and alone over a float32 cache.
 // Legend: T tokens, N query heads, K key/value heads, D head size of q and k, E of v.
 #include "common.h"
 
@@ -17,8 +18,14 @@ int64_t computed(int64_t keys) { return panels_of(keys) * kPanel; }
 
 int64_t rounded_up(int64_t n) { return (n + 15) / 16 * 16; }  // rows of work memory start at cache lines
 
+// keys: all that it has, those of its prefix first; its own begin at token k_first.
 struct Sequence {
   int64_t batch, q_first, queries, k_first, keys;
+  int64_t prefix = -1;  // the sequence whose keys come before its own
+  int64_t p_first = 0, p_keys = 0;
+  bool is_prefix = false;
+
+  int64_t own_keys() const { return keys - p_keys; }
 };
 
 // What forward and backward are given, checked.
@@ -30,7 +37,7 @@ struct Problem {
   std::vector<Sequence> sequences;
 
   Problem(const Tensor* q_, const Tensor* k_, const Tensor* v_, const Tensor* mask_, const int64_t* q_ends,
-          const int64_t* k_ends, int64_t count, double scale_, mindgspo_visible visible_)
+          const int64_t* k_ends, const int64_t* prefixes, int64_t count, double scale_, mindgspo_visible visible_)
       : q(floats("q", q_, 4)), k(floats("k", k_, 4)), v(floats("v", v_, 4)), mask(mask_), visible(visible_),
         scale(float(scale_)), d(q.shape[3]), e(v.shape[3]) {
     require_shape("k", k, {q.shape[0], k.shape[1], k.shape[2], d});
@@ -46,6 +53,7 @@ struct Problem {
       for (int64_t s = 0; s < count; ++s) {
         require(q_ends[s] >= q_first && k_ends[s] >= k_first, "ends must not fall");
         sequences.push_back({0, q_first, q_ends[s] - q_first, k_first, k_ends[s] - k_first});
+        if (prefixes != nullptr && prefixes[s] >= 0) put_behind(prefixes[s]);
         q_first = q_ends[s], k_first = k_ends[s];
       }
       require(q_first == q.shape[1] && k_first == k.shape[1],
@@ -53,6 +61,17 @@ struct Problem {
                   ", must be the tokens, " + std::to_string(q.shape[1]) + " and " + std::to_string(k.shape[1]));
     }
     if (mask != nullptr) check_mask();
+  }
+
+  // The last sequence continues another one.
+  void put_behind(int64_t prefix) {
+    Sequence& one = sequences.back();
+    require(prefix < int64_t(sequences.size()) - 1 && sequences[prefix].prefix < 0,
+            "sequence " + std::to_string(sequences.size() - 1) + " cannot continue sequence " + std::to_string(prefix) +
+                ", which must be an earlier one that continues none");
+    sequences[prefix].is_prefix = true;
+    one.prefix = prefix, one.p_first = sequences[prefix].k_first, one.p_keys = sequences[prefix].keys;
+    one.keys += one.p_keys;
   }
 
   void check_mask() const {
@@ -156,8 +175,19 @@ struct KeysAndValues {
 
   KeysAndValues(const Problem& p, int64_t task)
       : p(p), one(p.sequences[task / p.k.shape[2]]), sequence(task / p.k.shape[2]), kv_head(task % p.k.shape[2]),
-        ke(rounded_up(p.e)), keys(head_of(p.k, one.batch, one.k_first, one.keys, kv_head)),
-        values(head_of(p.v, one.batch, one.k_first, one.keys, kv_head)) {}
+        ke(rounded_up(p.e)), keys(head_of(p.k, one.batch, one.k_first, one.own_keys(), kv_head)),
+        values(head_of(p.v, one.batch, one.k_first, one.own_keys(), kv_head)) {
+    if (one.prefix < 0) return;
+    float* copies = scratch(kWork9, one.keys * (p.d + p.e));
+    keys = joined(p.k, keys, copies), values = joined(p.v, values, copies + one.keys * p.d);
+  }
+
+  // The prefix's rows, then its own.
+  Matrix joined(const Tensor& x, const Matrix& own, float* copies) const {
+    read_matrix(head_of(x, one.batch, one.p_first, one.p_keys, kv_head), copies, own.columns);
+    read_matrix(own, copies + one.p_keys * own.columns, own.columns);
+    return matrix_of(copies, one.keys, own.columns, own.columns);
+  }
 
   // Panels of x^T [size, keys], whose columns are the keys.
   static float* by_columns(Slot slot, const Matrix& x) {
@@ -223,11 +253,58 @@ void forward_of(const Problem& p, int64_t task, const Tensor& highest, const Ten
   }
 }
 
+// Gradients of prefixes' keys and values, [keys, D + E] of each sequence that continues or is continued and each
+// key/value head.
+class PrefixGradients {
+ public:
+  explicit PrefixGradients(const Problem& p) : p_(p) {
+    int64_t size = 0;
+    for (const Sequence& one : p.sequences) {
+      offsets_.push_back(size);
+      size += keys_of(one) * (p.d + p.e) * p.k.shape[2];
+    }
+    data_ = scratch(kShared0, size);
+  }
+
+  // d_keys, d_values: of a task, rows kd and ke apart, the prefix's first.
+  void keep(int64_t sequence, int64_t kv_head, const float* d_keys, int64_t kd, const float* d_values, int64_t ke) {
+    const int64_t n = keys_of(p_.sequences[sequence]);
+    float* place = at(sequence, kv_head);
+    for (int64_t key = 0; key < n; ++key) {
+      std::copy(d_keys + key * kd, d_keys + key * kd + p_.d, place + key * p_.d);
+      std::copy(d_values + key * ke, d_values + key * ke + p_.e, place + n * p_.d + key * p_.e);
+    }
+  }
+
+  // Sums what the prefix itself and those that continue it have found, in their order, and writes it.
+  void write(int64_t prefix, int64_t kv_head, const Tensor& d_k, const Tensor& d_v) {
+    const Sequence& one = p_.sequences[prefix];
+    float* sum = at(prefix, kv_head);
+    for (size_t s = prefix + 1; s < p_.sequences.size(); ++s) {
+      if (p_.sequences[s].prefix != prefix) continue;
+      const float* more = at(s, kv_head);
+      for (int64_t i = 0; i < one.keys * (p_.d + p_.e); ++i) sum[i] += more[i];
+    }
+    write_matrix(head_of(d_k, one.batch, one.k_first, one.keys, kv_head), sum, p_.d);
+    write_matrix(head_of(d_v, one.batch, one.k_first, one.keys, kv_head), sum + one.keys * p_.d, p_.e);
+  }
+
+ private:
+  static int64_t keys_of(const Sequence& one) { return one.is_prefix ? one.keys : one.p_keys; }
+  float* at(int64_t sequence, int64_t kv_head) const {
+    return data_ + offsets_[sequence] + kv_head * keys_of(p_.sequences[sequence]) * (p_.d + p_.e);
+  }
+
+  const Problem& p_;
+  std::vector<int64_t> offsets_;
+  float* data_;
+};
+
 struct Gradients {
   const Tensor &highest, &total, &out, &d_out, &d_q, &d_k, &d_v;
 };
 
-void backward_of(const Problem& p, int64_t task, const Gradients& g) {
+void backward_of(const Problem& p, int64_t task, const Gradients& g, PrefixGradients& of_prefixes) {
   const KeysAndValues kv(p, task);
   const Sequence& one = kv.one;
   const int64_t kd = rounded_up(p.d), ke = kv.ke;
@@ -281,8 +358,11 @@ void backward_of(const Problem& p, int64_t task, const Gradients& g) {
       write_matrix(head_of(g.d_q, one.batch, token0, count, head), d_queries, kd);
     }
   }
-  write_matrix(head_of(g.d_k, one.batch, one.k_first, one.keys, kv.kv_head), d_keys, kd);
-  write_matrix(head_of(g.d_v, one.batch, one.k_first, one.keys, kv.kv_head), d_values, ke);
+  if (one.is_prefix || one.prefix >= 0) of_prefixes.keep(kv.sequence, kv.kv_head, d_keys, kd, d_values, ke);
+  if (one.is_prefix) return;
+  const int64_t own = one.own_keys();
+  write_matrix(head_of(g.d_k, one.batch, one.k_first, own, kv.kv_head), d_keys + one.p_keys * kd, kd);
+  write_matrix(head_of(g.d_v, one.batch, one.k_first, own, kv.kv_head), d_values + one.p_keys * ke, ke);
 }
 
 // What paged attention is given, checked. Blocks of other sizes than kKeys are brought together to that.
@@ -344,11 +424,11 @@ using namespace mindgspo;
 
 extern "C" int mindgspo_attention(const mindgspo_tensor* q, const mindgspo_tensor* k, const mindgspo_tensor* v,
                                   const mindgspo_tensor* mask, const int64_t* q_ends, const int64_t* k_ends,
-                                  int64_t sequences, double scale, mindgspo_visible visible,
+                                  const int64_t* prefixes, int64_t sequences, double scale, mindgspo_visible visible,
                                   const mindgspo_tensor* highest, const mindgspo_tensor* total,
                                   const mindgspo_tensor* out, int64_t threads) {
   return guarded([&] {
-    const Problem p(q, k, v, mask, q_ends, k_ends, sequences, scale, visible);
+    const Problem p(q, k, v, mask, q_ends, k_ends, prefixes, sequences, scale, visible);
     require_shape("out", floats("out", out), {q->shape[0], q->shape[1], q->shape[2], p.e});
     p.require_statistics("highest", highest);
     p.require_statistics("total", total);
@@ -359,12 +439,12 @@ extern "C" int mindgspo_attention(const mindgspo_tensor* q, const mindgspo_tenso
 
 extern "C" int mindgspo_attention_backward(
     const mindgspo_tensor* q, const mindgspo_tensor* k, const mindgspo_tensor* v, const mindgspo_tensor* mask,
-    const int64_t* q_ends, const int64_t* k_ends, int64_t sequences, double scale, mindgspo_visible visible,
-    const mindgspo_tensor* highest, const mindgspo_tensor* total, const mindgspo_tensor* out,
+    const int64_t* q_ends, const int64_t* k_ends, const int64_t* prefixes, int64_t sequences, double scale,
+    mindgspo_visible visible, const mindgspo_tensor* highest, const mindgspo_tensor* total, const mindgspo_tensor* out,
     const mindgspo_tensor* d_out, const mindgspo_tensor* d_q, const mindgspo_tensor* d_k, const mindgspo_tensor* d_v,
     int64_t threads) {
   return guarded([&] {
-    const Problem p(q, k, v, mask, q_ends, k_ends, sequences, scale, visible);
+    const Problem p(q, k, v, mask, q_ends, k_ends, prefixes, sequences, scale, visible);
     p.require_statistics("highest", highest);
     p.require_statistics("total", total);
     for (const auto& [name, x] : {std::pair{"out", out}, {"d_out", d_out}})
@@ -373,8 +453,13 @@ extern "C" int mindgspo_attention_backward(
     require_shape("d_k", floats("d_k", d_k), {k->shape, k->shape + 4});
     require_shape("d_v", floats("d_v", d_v), {v->shape, v->shape + 4});
     const Gradients gradients{*highest, *total, *out, *d_out, *d_q, *d_k, *d_v};
-    parallel(int64_t(p.sequences.size()) * k->shape[2], threads,
-             [&](int64_t task) { backward_of(p, task, gradients); });
+    const int64_t tasks = int64_t(p.sequences.size()) * k->shape[2];
+    PrefixGradients of_prefixes(p);
+    parallel(tasks, threads, [&](int64_t task) { backward_of(p, task, gradients, of_prefixes); });
+    parallel(tasks, threads, [&](int64_t task) {
+      const int64_t sequence = task / k->shape[2];
+      if (p.sequences[sequence].is_prefix) of_prefixes.write(sequence, task % k->shape[2], *d_k, *d_v);
+    });
   });
 }
 

@@ -68,14 +68,16 @@ def attention(
     mask: Bits | None = None,
     q_ends: Sequence[int] | None = None,
     k_ends: Sequence[int] | None = None,
+    prefixes: Sequence[int] | None = None,
     threads: int = 1,
 ) -> None:
     """out [B, T, N, Dv] of q [B, T, N, D], k [B, T2, K, D], v [B, T2, K, Dv]; highest, total: float32 [B, T, N, any].
 
     mask: uint8 or bool [S, N, longest T, longest T2], 1 hides; its first two axes may be 1. Ends: cumulative lengths,
-    with B = 1; without them every batch entry is a sequence.
+    with B = 1; without them every batch entry is a sequence. prefixes: by sequence an earlier one that it continues, or
+    -1: its keys come first, and its own queries see them as tokens of one sequence do.
     """
-    ends = _ends(q_ends), _ends(k_ends), len(q_ends or ())
+    ends = _ends(q_ends), _ends(k_ends), _ends(prefixes), len(q_ends or ())
     call("attention", q, k, v, mask, *ends, scale, _Visible(*visible), highest, total, out, threads)
 
 
@@ -96,10 +98,11 @@ def attention_backward(
     mask: Bits | None = None,
     q_ends: Sequence[int] | None = None,
     k_ends: Sequence[int] | None = None,
+    prefixes: Sequence[int] | None = None,
     threads: int = 1,
 ) -> None:
     """Gradients of `attention`, whose results are given: out, highest, total."""
-    ends = _ends(q_ends), _ends(k_ends), len(q_ends or ())
+    ends = _ends(q_ends), _ends(k_ends), _ends(prefixes), len(q_ends or ())
     outputs = highest, total, out, d_out, d_q, d_k, d_v
     call("attention_backward", q, k, v, mask, *ends, scale, _Visible(*visible), *outputs, threads)
 

@@ -58,7 +58,12 @@ class Arguments {
   int64_t length(int64_t argument) const { return tensors_.at(argument).shape[0]; }
   const Tensor& tensor(int64_t argument) const { return tensors_.at(argument); }
   // The number of rows in use, of the argument `tokens`.
-  int64_t used(int64_t argument) const { return integer(argument, length(argument) - 1); }
+  int64_t used(int64_t argument) const {
+    const Tensor& tokens = tensors_.at(argument);
+    int64_t last = 1;
+    for (int axis = 0; axis < tokens.rank; ++axis) last *= tokens.shape[axis];
+    return integer(argument, last - 1);
+  }
 
  private:
   std::vector<Tensor> tensors_;
@@ -216,12 +221,21 @@ namespace {
 
 constexpr mindgspo_visible kCausal{int64_t(1) << 40, 0, 1};
 
-// The argument `ends`: where each sequence ends among the tokens, cumulative.
-std::vector<int64_t> ends_of(const Arguments& in, int64_t argument) {
-  std::vector<int64_t> ends;
-  for (int64_t i = 0; i < in.length(argument); ++i) ends.push_back(in.integer(argument, i));
-  return ends;
-}
+// The argument `segments`: where each sequence ends among the tokens, cumulative; or, in two columns, which earlier
+// sequence each continues (-1: none), and its end.
+struct Segments {
+  std::vector<int64_t> prefixes, ends;
+
+  Segments(const Arguments& in, int64_t argument) {
+    const bool has_prefixes = in.tensor(argument).rank == 2;
+    for (int64_t i = 0; i < in.length(argument); ++i) {
+      prefixes.push_back(has_prefixes ? in.integer(argument, 2 * i) : -1);
+      ends.push_back(in.integer(argument, has_prefixes ? 2 * i + 1 : i));
+    }
+  }
+  int64_t used() const { return ends.back(); }
+  int64_t count() const { return int64_t(ends.size()); }
+};
 
 // [M, heads, D] as the one batch entry [1, M, heads, D]; statistics [M, heads] as [1, M, heads, 1].
 Tensor one_entry(const Tensor& x) {
@@ -230,28 +244,28 @@ Tensor one_entry(const Tensor& x) {
 
 }  // namespace
 
-// query, key, value, ends, scale -> out, highest, total
+// query, key, value, segments, scale -> out, highest, total
 GRAPH_OPERATOR(attention) {
-  const std::vector<int64_t> ends = ends_of(in, 3);
-  const int64_t used = ends.back();
+  const Segments of(in, 3);
+  const int64_t used = of.used();
   const Tensor q = one_entry(*in.next(used)), k = one_entry(*in.next(used)), v = one_entry(*in.next(used));
   in.skip(2);
   const Tensor out = one_entry(*in.next(used)), highest = one_entry(*in.next(used)), total = one_entry(*in.next(used));
-  check(mindgspo_attention(&q, &k, &v, nullptr, ends.data(), ends.data(), int64_t(ends.size()), in.number(4), kCausal,
-                           &highest, &total, &out, processors));
+  check(mindgspo_attention(&q, &k, &v, nullptr, of.ends.data(), of.ends.data(), of.prefixes.data(), of.count(),
+                           in.number(4), kCausal, &highest, &total, &out, processors));
 }
 
-// query, key, value, ends, scale, out, highest, total, d_out -> d_query, d_key, d_value
+// query, key, value, segments, scale, out, highest, total, d_out -> d_query, d_key, d_value
 GRAPH_OPERATOR(attention_grad) {
-  const std::vector<int64_t> ends = ends_of(in, 3);
-  const int64_t used = ends.back();
+  const Segments of(in, 3);
+  const int64_t used = of.used();
   const Tensor q = one_entry(*in.next(used)), k = one_entry(*in.next(used)), v = one_entry(*in.next(used));
   in.skip(2);
   const Tensor out = one_entry(*in.next(used)), highest = one_entry(*in.next(used)), total = one_entry(*in.next(used));
   const Tensor d_out = one_entry(*in.next(used)), d_q = one_entry(*in.next(used)), d_k = one_entry(*in.next(used));
   const Tensor d_v = one_entry(*in.next(used));
-  check(mindgspo_attention_backward(&q, &k, &v, nullptr, ends.data(), ends.data(), int64_t(ends.size()), in.number(4),
-                                    kCausal, &highest, &total, &out, &d_out, &d_q, &d_k, &d_v, processors));
+  check(mindgspo_attention_backward(&q, &k, &v, nullptr, of.ends.data(), of.ends.data(), of.prefixes.data(), of.count(),
+                                    in.number(4), kCausal, &highest, &total, &out, &d_out, &d_q, &d_k, &d_v, processors));
 }
 
 // gate, up, tokens -> out
@@ -344,7 +358,7 @@ GRAPH_OPERATOR(expert_slots) {
 
 // x, ends, then weights -> outs
 GRAPH_OPERATOR(grouped_linear) {
-  const std::vector<int64_t> ends = ends_of(in, 1);
+  const std::vector<int64_t> ends = Segments(in, 1).ends;
   const Tensor* x = in.next(ends.back());
   in.skip(1);
   const size_t layers = (in.count() - 2) / 2;
@@ -359,7 +373,7 @@ GRAPH_ALIAS(grouped_linear_2, grouped_linear)
 
 // x, ends, weights, d_outs -> d_x, d_weights
 GRAPH_OPERATOR(grouped_linear_grad) {
-  const std::vector<int64_t> ends = ends_of(in, 1);
+  const std::vector<int64_t> ends = Segments(in, 1).ends;
   const Tensor* x = in.next(ends.back());
   in.skip(1);
   const size_t layers = (in.count() - 3) / 3;

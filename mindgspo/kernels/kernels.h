@@ -68,6 +68,7 @@ int64_t mindgspo_panel_columns();
 
 // softmax(scale * q k^T) v by sequences. q, out: [B, T, N, D]; k: [B, T2, K, D]; v: [B, T2, K, Dv <= D].
 // q_ends, k_ends: cumulative lengths of the S sequences where B is 1; null where every batch entry is one sequence.
+// prefixes: by sequence an earlier one, itself without prefix, whose keys come before its own; or -1. Null: none has.
 // Query i of a sequence with n queries and m keys sees key j if -before <= j - i - shift <= after, where shift is m - n
 // if from_end and 0 otherwise, and if mask[s, head, i, j] is 0 (mask: uint8 or bool, first two axes spread; or null).
 // highest, total: float32 [B, T, N, any]: maximum and sum of the exponentials of a query's scores, written along the
@@ -77,13 +78,14 @@ struct mindgspo_visible {
   int64_t from_end;
 };
 int mindgspo_attention(const mindgspo_tensor* q, const mindgspo_tensor* k, const mindgspo_tensor* v,
-                       const mindgspo_tensor* mask, const int64_t* q_ends, const int64_t* k_ends, int64_t sequences,
-                       double scale, mindgspo_visible visible, const mindgspo_tensor* highest,
-                       const mindgspo_tensor* total, const mindgspo_tensor* out, int64_t threads);
+                       const mindgspo_tensor* mask, const int64_t* q_ends, const int64_t* k_ends,
+                       const int64_t* prefixes, int64_t sequences, double scale, mindgspo_visible visible,
+                       const mindgspo_tensor* highest, const mindgspo_tensor* total, const mindgspo_tensor* out,
+                       int64_t threads);
 // Gradients of the same; `out`, `highest` and `total` are what the forward wrote.
 int mindgspo_attention_backward(const mindgspo_tensor* q, const mindgspo_tensor* k, const mindgspo_tensor* v,
                                 const mindgspo_tensor* mask, const int64_t* q_ends, const int64_t* k_ends,
-                                int64_t sequences, double scale, mindgspo_visible visible,
+                                const int64_t* prefixes, int64_t sequences, double scale, mindgspo_visible visible,
                                 const mindgspo_tensor* highest, const mindgspo_tensor* total,
                                 const mindgspo_tensor* out, const mindgspo_tensor* d_out, const mindgspo_tensor* d_q,
                                 const mindgspo_tensor* d_k, const mindgspo_tensor* d_v, int64_t threads);
@@ -133,7 +135,7 @@ int mindgspo_elementwise(int64_t which, const mindgspo_tensor* a, const mindgspo
 int mindgspo_log_prob(const mindgspo_tensor* hidden, const mindgspo_tensor* rows, const mindgspo_tensor* weight,
                       const mindgspo_tensor* targets, double inverse_temperature, const mindgspo_tensor* log_probs,
                       const mindgspo_tensor* log_sums, const mindgspo_tensor* entropies, int64_t threads);
-// Gradients of the same; no row is named twice. d_hidden may have fewer rows than hidden. entropies and d_entropies may
+// Gradients of the same; d_hidden may have fewer rows than hidden. entropies and d_entropies may
 // be null, together.
 int mindgspo_log_prob_backward(const mindgspo_tensor* hidden, const mindgspo_tensor* rows,
                                const mindgspo_tensor* weight, const mindgspo_tensor* targets,

@@ -214,20 +214,19 @@ extern "C" int mindgspo_log_prob_backward(const mindgspo_tensor* hidden, const m
         });
       }
     });
-    std::vector<int64_t> place_of(d_hidden->shape[0], -1);
-    for (int64_t i = 0; i < p.count(); ++i) {
+    // Of each row its predictions, in their order.
+    std::vector<int64_t> first_of(d_hidden->shape[0], -1), next(p.count(), -1);
+    for (int64_t i = p.count() - 1; i >= 0; --i) {
       const int64_t row = p.row(p.predictions[i]);
-      require(row < d_hidden->shape[0] && place_of[row] < 0, "row " + std::to_string(row) + " is predicted from twice");
-      place_of[row] = i;
+      require(row < d_hidden->shape[0], "prediction of row " + std::to_string(row) + ", which is not in use");
+      next[i] = first_of[row], first_of[row] = i;
     }
     for_rows(d_hidden->shape[0], threads, [&](int64_t row) {
-      const float* values = d_states + place_of[row] * p.size;
-      if (place_of[row] < 0) {
-        float* zeros = scratch(kRow0, p.size);
-        std::fill(zeros, zeros + p.size, 0.0f);
-        values = zeros;
-      }
-      store(element(*d_hidden, row * d_hidden->strides[0]), d_hidden->dtype, d_hidden->strides[1], p.size, values);
+      float* sum = scratch(kRow0, p.size);
+      std::fill(sum, sum + p.size, 0.0f);
+      for (int64_t i = first_of[row]; i >= 0; i = next[i])
+        for (int64_t j = 0; j < p.size; ++j) sum[j] += d_states[i * p.size + j];
+      store(element(*d_hidden, row * d_hidden->strides[0]), d_hidden->dtype, d_hidden->strides[1], p.size, sum);
     });
   });
 }

@@ -145,16 +145,17 @@ class RotaryKernel(nn.Cell):
 
 
 class AttentionKernel(nn.Cell):
-    """See `device_ops.CausalAttentionOp`; ends: int [sequences], where each sequence ends among the tokens."""
+    """See `device_ops.CausalAttentionOp`; segments: int [sequences], where each sequence ends among the tokens, or
+    [sequences, 2], which earlier sequence each continues, -1 for none, and its end."""
 
     def __init__(self, head_dim: int) -> None:
         super().__init__(auto_prefix=False)
         self.scale = Tensor([head_dim**-0.5], ms.float32)
         grad = kernel("attention_grad", lambda q, k, v, *rest: (q, k, v), lambda q, k, v, *rest: (q, k, v))
 
-        def gradient(query, key, value, ends, scale, out, dout):
-            dquery, dkey, dvalue = grad(query, key, value, ends, scale, out[0], out[1], out[2], dout[0])
-            return dquery, dkey, dvalue, zeros_like(ends), zeros_like(scale)
+        def gradient(query, key, value, segments, scale, out, dout):
+            dquery, dkey, dvalue = grad(query, key, value, segments, scale, out[0], out[1], out[2], dout[0])
+            return dquery, dkey, dvalue, zeros_like(segments), zeros_like(scale)
 
         self.attend = kernel(
             "attention",
@@ -163,8 +164,8 @@ class AttentionKernel(nn.Cell):
             gradient,
         )
 
-    def construct(self, query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> Tensor:
-        out, _, _ = self.attend(query, key, value, ends, self.scale)
+    def construct(self, query: Tensor, key: Tensor, value: Tensor, segments: Tensor) -> Tensor:
+        out, _, _ = self.attend(query, key, value, segments, self.scale)
         return out.reshape(out.shape[0], -1)
 
 
@@ -212,7 +213,7 @@ def _of_hidden_and_weight(found, rows, targets, scale, tokens):
 
 class LogProbKernel(nn.Cell):
     """construct(hidden_MH, weight_VH, rows_P, targets_P, tokens) -> (logp_P, entropy_P), float32, as
-    `log_prob.ChunkedLogProb` of hidden_MH[rows_P]; 0 where a row is negative. No row is named twice.
+    `log_prob.ChunkedLogProb` of hidden_MH[rows_P]; 0 where a row is negative.
 
     Without `with_entropy` entropy_P means nothing.
     """

@@ -230,6 +230,48 @@ def test_attention_and_its_gradients_in_halves_are_those_of_float32_rounded(dtyp
     np.testing.assert_array_equal(found[0][0].bits, DeviceTensor.of(found[1][0].bits, dtype).bits)
 
 
+@pytest.mark.parametrize(("prefix", "lengths", "other", "threads"), [
+    (1, [1], 0, 1), (5, [3, 0, 9], 4, 2), (130, [70, 1, 40], 9, 3), (128, [0, 64], 0, 2), (60, [57, 200], 3, 1),
+])  # fmt: skip
+def test_a_shared_prefix_is_a_copy_of_it_in_front_of_each_sequence(
+    prefix: int, lengths: list[int], other: int, threads: int
+) -> None:
+    """Results bit for bit, and its gradients those of all copies together. A sequence of its own stands before."""
+    order = [range(other), range(other, other + prefix)]
+    for length in lengths:
+        order.append(range(order[-1].stop, order[-1].stop + length))
+    copies = [order[0], order[1], *([*order[1], *own] for own in order[2:])]
+    columns = np.concatenate([np.asarray(one, int) for one in copies])
+    causal = {"visible": kernels.Visible(after=0, from_end=True), "scale": 0.3, "threads": threads}
+    ends = np.cumsum([len(one) for one in order]).tolist()
+    shared = causal | {"q_ends": ends, "k_ends": ends, "prefixes": [-1, -1] + [1] * len(lengths)}
+    ends = np.cumsum([len(one) for one in copies]).tolist()
+    copied = causal | {"q_ends": ends, "k_ends": ends}
+    q, k, v, d_out = (draw(1, order[-1].stop, heads, 16, seed=heads) for heads in (4, 2, 2, 4))
+    # A copied prefix has results, but no gradient flows into them.
+    repeated = np.concatenate(
+        [np.arange(len(one)) < len(one) - len(own) for one, own in zip(copies, order, strict=True)]
+    )
+    found = []
+    for settings_, at in ((shared, np.arange(order[-1].stop)), (copied, columns)):
+        inputs = [DeviceTensor.of(np.ascontiguousarray(x.bits[:, at])) for x in (q, k, v)]
+        upstream = d_out.bits[:, at].copy()
+        if len(at) == len(repeated):
+            upstream[:, repeated] = 0
+        results = results_for(inputs[0], inputs[2])
+        kernels.attention(*inputs, **settings_, **results)
+        gradients = [DeviceTensor.zeros(x.shape) for x in inputs]
+        names = dict(zip(("d_q", "d_k", "d_v"), gradients, strict=True))
+        kernels.attention_backward(*inputs, **settings_, **results, d_out=DeviceTensor.of(upstream), **names)
+        sums = [np.zeros(x.shape) for x in (q, k, v)]
+        for total, gradient in zip(sums, gradients, strict=True):
+            np.add.at(total[0], at, gradient.bits[0])
+        found.append((results["out"].bits[0], sums))
+    np.testing.assert_array_equal(found[0][0], found[1][0][~repeated])
+    for one, other_one in zip(found[0][1], found[1][1], strict=True):
+        np.testing.assert_allclose(one, other_one, rtol=0, atol=1e-5 * max(np.abs(other_one).max(initial=0), 1e-3))
+
+
 def test_attention_of_a_batch_with_a_mask_in_any_layout() -> None:
     """Heads before the sequence, as BNSD lies in memory; a mask for each entry and head."""
     q, k, v = draw(2, 3, 40, 16), draw(2, 3, 150, 16, seed=1), draw(2, 3, 150, 16, seed=2)

@@ -241,7 +241,7 @@ def test_one_shape_for_batches_of_all_lengths() -> None:
         np.testing.assert_array_equal(same.positions_RT[0, : is_real.sum()], batch.positions_RT[is_real])
         assert not same.segments_RT[0, is_real.sum() :].any()
         before, after = packed_tokens(batch), packed_tokens(same)
-        np.testing.assert_array_equal(before.ends_N, after.ends_N)
+        np.testing.assert_array_equal(before.segments_E2, after.segments_E2)
         for name in ("targets_P", "rollout_logp_NK"):
             own, mask = getattr(batch, name), batch.mask_NK
             places = batch.place_NK[mask] if name.endswith("_P") else mask
@@ -252,6 +252,28 @@ def test_one_shape_for_batches_of_all_lengths() -> None:
         )
         assert (same.samples_N == batch.samples_N).all()
     assert batch_metrics([micro_batches(samples(), fixed)], fixed)["training/padding_share"] == 0
+
+
+def test_packed_tokens_share_prompts_and_leave_out_what_predicts_nothing() -> None:
+    def sample(prompt: list[int], response: list[int], number: int) -> TrainingSample:
+        return TrainingSample(
+            prompt_ids=np.array(prompt, np.int32),
+            response_ids=np.array(response, np.int32),
+            rollout_logp=np.zeros(len(response), np.float32),
+            number=number,
+        )
+
+    given = [sample([5, 6], [1, 2, 3], 0), sample([7], [8, 9], 1), sample([5, 6], [4], 2), sample([5], [6], 3)]
+    (batch,) = lay_out(given, samples_per_micro_batch=5, length_multiple=4, pad_id=0, keeps_order=True)
+    packed = packed_tokens(batch)
+    # Prompt 5 6, what follows it: 1 2 and nothing; 7 and 8; 5.
+    assert packed.ids_1M[0].tolist() == [5, 6, 1, 2, 7, 8, 5] + [0] * 33
+    assert packed.positions_1M[0, :7].tolist() == [0, 1, 2, 3, 0, 1, 0]
+    assert packed.segments_E2.tolist() == [[-1, 2], [0, 4], [0, 4], [-1, 6], *[[-1, 7]] * 6]
+    assert [packed.predict_P[batch.place_NK[n, batch.mask_NK[n]]].tolist() for n in range(5)] == [
+        [1, 2, 3], [4, 5], [1], [6], [],
+    ]  # fmt: skip
+    assert (packed.predict_P >= 0).sum() == 7
 
 
 def sums(costs: list[int], parts: list[list[int]]) -> list[int]:
