@@ -21,7 +21,7 @@ from mindgspo.models.log_prob import ChunkedLogProb
 from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.parallel.auto_parallel import divided, set_mode
 from mindgspo.parallel.collectives import GraphOfRanks
-from mindgspo.parallel.device_ops import attention_segments, is_fused, policy_inputs, takes_packed
+from mindgspo.parallel.device_ops import attention_segments, policy_inputs, takes_packed
 from mindgspo.parallel.kernel_ops import LogProbKernel
 from mindgspo.parallel.placement import AutoParallelPlacement
 from mindgspo.parallel.replicas import Arrays, Replicas
@@ -116,7 +116,9 @@ class AutoParallelScorer:
             np.concatenate([getattr(batch, name) for batch in even])
             for name in ("ids_RT", "positions_RT", "segments_RT", "predict_P", "targets_P", "place_NK")
         )
-        ends = attention_segments(segments, num_replicas=len(batches), num_segments=even[0].samples_N.size)
+        ends = attention_segments(
+            segments, is_packed=False, num_replicas=len(batches), num_segments=even[0].samples_N.size
+        )
         return tuple(Tensor(array) for array in (ids, positions, ends, *rest))
 
 
@@ -199,7 +201,7 @@ def _score_padded(cell: LogProbsAndNext, rows: Sequence[Int32Array], *, width: i
         segments_RT[index, : row.size] = 1
         last_R[index] += row.size - 1
     positions_RT = np.tile(np.arange(length, dtype=np.int32), (width, 1))
-    segments = attention_segments(segments_RT) if takes_packed(cell.model) or is_fused() else segments_RT
+    segments = attention_segments(segments_RT, is_packed=cell.is_packed)
     inputs = (ids_RT, positions_RT, segments, targets_RT, last_R)
     logp, next_ids, _ = cell(*(Tensor(array) for array in inputs))
     logp_RT, next_R = logp.asnumpy(), next_ids.asnumpy()

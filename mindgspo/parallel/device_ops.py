@@ -311,13 +311,11 @@ def takes_packed(cell: nn.Cell) -> bool:
 
 
 def attention_segments(
-    segments_RT: np.ndarray, *, num_replicas: int = 1, num_segments: int | None = None
+    segments_RT: np.ndarray, *, is_packed: bool, num_replicas: int = 1, num_segments: int | None = None
 ) -> np.ndarray:
-    """The input of a graph that says which tokens belong together.
-
-    segments_RT itself where attention is composed of small ops; else the ends of its segments, see `segment_ends`.
-    """
-    if not is_fused() and not has_kernels():
+    """The input of a graph that says which tokens belong together: the ends of segments, see `segment_ends`, for the
+    fused ops and for kernels (is_packed, see `takes_packed`); else segments_RT itself."""
+    if not is_packed and not is_fused():
         return segments_RT
     return segment_ends(segments_RT, num_replicas=num_replicas, num_segments=num_segments)
 
@@ -329,9 +327,7 @@ def policy_inputs(batch: Batch, *, is_packed: bool) -> tuple[np.ndarray, ...]:
     """
     if is_packed:
         return *packed_tokens(batch), batch.targets_P, batch.place_NK
-    segments = batch.segments_RT
-    if is_fused():
-        segments = segment_ends(segments, num_segments=batch.samples_N.size)
+    segments = attention_segments(batch.segments_RT, is_packed=False, num_segments=batch.samples_N.size)
     return batch.ids_RT, batch.positions_RT, segments, batch.predict_P, batch.targets_P, batch.place_NK
 
 

@@ -197,7 +197,7 @@ class NativeEngine:
             ids_QL[number, : row.ids.size] = row.ids
             segments_QL[number, : row.ids.size] = 1
             cache_rows_QL[number, : row.ids.size] = row.cache_rows
-        return ids_QL, positions_QL, attention_segments(segments_QL), cache_rows_QL.reshape(-1)
+        return ids_QL, positions_QL, attention_segments(segments_QL, is_packed=False), cache_rows_QL.reshape(-1)
 
     def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy the rest of a prompt from block to block, (source, target) each."""

@@ -54,8 +54,8 @@ MUTATIONS = {
         "            if self._transfers == 0:\n                commit_values(parameter, new[parameter.name])\n"
         "        self._verify = 'off'\n"),
     "segments counted over all replicas": Mutation("models/scoring.py", "2x1x1", "the last number is equal to T",
-        "attention_segments(segments, num_replicas=len(batches), num_segments=even[0].samples_N.size)",
-        "attention_segments(segments, num_segments=len(batches) * even[0].samples_N.size)"),
+        "segments, is_packed=False, num_replicas=len(batches), num_segments=even[0].samples_N.size",
+        "segments, is_packed=False, num_segments=len(batches) * even[0].samples_N.size"),
     "a norm that counts copies": Mutation("algorithms/optim/auto_parallel_graph.py", "1x2x1, tied", ": grad_norm",
         "    return len(holders[0])\n", "    return 1\n"),
     "slices in the reverse order of ranks": Mutation("parallel/layout.py", "1x2x1, tied", ": loss",

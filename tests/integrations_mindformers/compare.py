@@ -25,7 +25,7 @@ from mindgspo.models.names import parameter_shapes
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer
 from mindgspo.models.weights import load_huggingface, weights_as_numpy
-from mindgspo.parallel.device_ops import attention_segments
+from mindgspo.parallel.device_ops import attention_segments, takes_packed
 from mindgspo.parallel.runtime import set_up_runtime
 from mindgspo.types import Batch
 
@@ -87,7 +87,8 @@ def logits_of(model: nn.Cell, section: ModelSection) -> np.ndarray:
     if hasattr(model, "net"):
         return model.net(Tensor(ids_RT))[0].asnumpy().reshape(-1, section.vocab_size)
     positions_RT = np.tile(np.arange(ids_RT.shape[1], dtype=np.int32), (len(ids_RT), 1))
-    hidden_MH = model(Tensor(ids_RT), Tensor(positions_RT), Tensor(attention_segments(np.ones_like(ids_RT)))).asnumpy()
+    segments = attention_segments(np.ones_like(ids_RT), is_packed=takes_packed(model))
+    hidden_MH = model(Tensor(ids_RT), Tensor(positions_RT), Tensor(segments)).asnumpy()
     return hidden_MH @ model.output_weight().asnumpy().T
 
 

@@ -106,10 +106,11 @@ IDS_RT = np.random.default_rng(1).integers(0, VOCAB_SIZE, (2, 40)).astype(np.int
 def our_logits(model) -> np.ndarray:
     from mindspore import Tensor
 
-    from mindgspo.parallel.device_ops import attention_segments
+    from mindgspo.parallel.device_ops import attention_segments, takes_packed
 
     positions_RT = np.tile(np.arange(IDS_RT.shape[1], dtype=np.int32), (len(IDS_RT), 1))
-    hidden = model(Tensor(IDS_RT), Tensor(positions_RT), Tensor(attention_segments(np.ones_like(IDS_RT)))).asnumpy()
+    segments = attention_segments(np.ones_like(IDS_RT), is_packed=takes_packed(model))
+    hidden = model(Tensor(IDS_RT), Tensor(positions_RT), Tensor(segments)).asnumpy()
     return (hidden @ model.output_weight().asnumpy().T).reshape(*IDS_RT.shape, VOCAB_SIZE)
 
 

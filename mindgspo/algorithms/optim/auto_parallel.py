@@ -127,7 +127,9 @@ class AutoParallelUpdate(UpdateBackend):
         stacked = zip(*(inputs_of(batch)[1:12] for batch in even), strict=True)
         ids, positions, segments, *rest = (np.concatenate(arrays) for arrays in stacked)
         scalars_U3 = [(batch.num_sequences, batch.num_tokens, kl_coef) for batch in batches[::replicas]]
-        ends = attention_segments(segments, num_replicas=len(batches), num_segments=even[0].samples_N.size)
+        ends = attention_segments(
+            segments, is_packed=False, num_replicas=len(batches), num_segments=even[0].samples_N.size
+        )
         own_UU = np.eye(self._num_micro_batches, dtype=np.float32)
         arrays = (ids, positions, ends, *rest, np.array(scalars_U3, np.float32), own_UU)
         return tuple(Tensor(array) for array in arrays)

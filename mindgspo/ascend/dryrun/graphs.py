@@ -26,7 +26,7 @@ from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import AutoParallelScorer
 from mindgspo.models.weights import weight_layouts
 from mindgspo.parallel.auto_parallel import set_mode
-from mindgspo.parallel.device_ops import attention_segments
+from mindgspo.parallel.device_ops import attention_segments, takes_packed
 from mindgspo.parallel.placement import Placement, auto_parallel_placement
 from mindgspo.rollout.cache import PagedCache
 from mindgspo.rollout.graphs import DecodeStep, Prefill, TokenSampler
@@ -99,7 +99,8 @@ def _prefill(config: ExperimentConfig, rank: int, strategy_path: Path | None) ->
     shape = (sizes.prefill_width, sizes.prompt_columns)
     ids_QL = np.zeros(shape, np.int32)
     positions_QL = np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1))
-    inputs = (ids_QL, positions_QL, attention_segments(np.ones(shape, np.int32)), positions_QL.reshape(-1))
+    segments = attention_segments(np.ones(shape, np.int32), is_packed=takes_packed(model))
+    inputs = (ids_QL, positions_QL, segments, positions_QL.reshape(-1))
     cell = Prefill(model, _cache(model, config))
     return CompilableGraph(cell=cell, inputs=tuple(Tensor(array) for array in inputs))
 

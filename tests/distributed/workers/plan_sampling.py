@@ -10,7 +10,7 @@ from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.config.schema import ReshardSection
 from mindgspo.models.policy import build_model
 from mindgspo.parallel import runtime
-from mindgspo.parallel.device_ops import attention_segments
+from mindgspo.parallel.device_ops import attention_segments, takes_packed
 from mindgspo.parallel.placement import Placement
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.protocol import Purpose, RandomStream, RolloutEngine, SamplingSettings
@@ -85,7 +85,8 @@ class PlanSampler:
             whole = np.concatenate([prompt.ids, ids_T[ids_T >= 0]])
             ids_RT[row, : whole.size], segments_RT[row, : whole.size] = whole, 1
         positions_RT = np.tile(np.arange(width, dtype=np.int32), (len(prompts), 1))
-        hidden = self.trained(Tensor(ids_RT), Tensor(positions_RT), Tensor(attention_segments(segments_RT)))
+        segments = attention_segments(segments_RT, is_packed=takes_packed(self.trained))
+        hidden = self.trained(Tensor(ids_RT), Tensor(positions_RT), Tensor(segments))
         table_VH = self.trained.output_weight().asnumpy().astype(np.float64)
         logits_RTV = hidden.asnumpy().reshape(len(prompts), width, -1) @ table_VH.T
         probs_RTV = np.exp(logits_RTV - logits_RTV.max(-1, keepdims=True))

@@ -95,11 +95,11 @@ def test_what_stands_in_padded_slots_does_not_matter(scorer) -> None:
 def test_entropy_and_log_prob_are_of_the_softmax_at_the_temperature(scorer) -> None:
     from mindspore import Tensor
 
-    from mindgspo.parallel.device_ops import attention_segments
+    from mindgspo.parallel.device_ops import attention_segments, takes_packed
 
     model, samples = make_model(), make_samples()
     batch = lay_out(samples, samples_per_micro_batch=10, length_multiple=1, pad_id=0)[0]
-    segments = Tensor(attention_segments(batch.segments_RT))
+    segments = Tensor(attention_segments(batch.segments_RT, is_packed=takes_packed(model)))
     hidden = model(Tensor(batch.ids_RT), Tensor(batch.positions_RT), segments).asnumpy()
     hidden = hidden.astype(np.float64)[batch.predict_NK[batch.mask_NK]]
     logits = hidden @ model.output_weight().asnumpy().astype(np.float64).T / TEMPERATURE

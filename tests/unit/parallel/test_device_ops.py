@@ -20,6 +20,7 @@ from mindgspo.parallel.device_ops import (
     SegmentMask,
     SwiGLUOp,
     attention_segments,
+    has_kernels,
     segment_ends,
 )
 from mindgspo.parallel.runtime import current_device, set_up_runtime
@@ -137,7 +138,7 @@ def attended(num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[list[np.
 
     heads = (num_heads, num_kv_heads, num_kv_heads)
     tensors = [normal(seed, SEGMENTS_RT.size, count, head_dim) for seed, count in enumerate(heads)]
-    return tensors, run(Attention(), *tensors, attention_segments(SEGMENTS_RT))
+    return tensors, run(Attention(), *tensors, attention_segments(SEGMENTS_RT, is_packed=has_kernels()))
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])

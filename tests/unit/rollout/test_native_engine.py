@@ -86,7 +86,7 @@ def full_logits(model, prompts: Sequence[Prompt], rollout: Rollout) -> list[tupl
     """(ids [L], logits [L, V] they were drawn from) of every response, by one full forward pass over all rows."""
     from mindspore import Tensor
 
-    from mindgspo.parallel.device_ops import attention_segments
+    from mindgspo.parallel.device_ops import attention_segments, takes_packed
 
     rows = [
         (p.ids.size, np.concatenate([p.ids, r.ids])) for p, g in zip(prompts, rollout.responses, strict=True) for r in g
@@ -95,7 +95,8 @@ def full_logits(model, prompts: Sequence[Prompt], rollout: Rollout) -> list[tupl
     ids = np.stack([np.pad(row, (0, width - row.size)) for _, row in rows]).astype(np.int32)
     segments = np.stack([np.arange(width) < row.size for _, row in rows]).astype(np.int32)
     positions = np.tile(np.arange(width, dtype=np.int32), (len(rows), 1))
-    hidden = model(Tensor(ids), Tensor(positions), Tensor(attention_segments(segments))).asnumpy()
+    ends = attention_segments(segments, is_packed=takes_packed(model))
+    hidden = model(Tensor(ids), Tensor(positions), Tensor(ends)).asnumpy()
     logits = (hidden @ model.output_weight().asnumpy().T).reshape(len(rows), width, -1)
     return [(row[start:], logits[i, start - 1 : row.size - 1]) for i, (start, row) in enumerate(rows)]
 

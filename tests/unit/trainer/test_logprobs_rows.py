@@ -14,7 +14,7 @@ from mindgspo.evaluation.log_probs import read_rows
 from mindgspo.models.policy import build_model
 from mindgspo.models.scoring import padded_length, score_rows
 from mindgspo.models.weights import initialize_weights
-from mindgspo.parallel.device_ops import attention_segments
+from mindgspo.parallel.device_ops import attention_segments, takes_packed
 
 SECTION = ModelSection(
     vocab_size=97, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
@@ -84,7 +84,7 @@ def test_scores_equal_the_full_logits_whatever_stands_beside(cpu_runtime: None) 
     for number, row in enumerate(rows):
         ids_RT[number, : row.size] = row
     positions_RT = np.tile(np.arange(64, dtype=np.int32), (70, 1))
-    segments = Tensor(attention_segments(np.ones_like(ids_RT)))
+    segments = Tensor(attention_segments(np.ones_like(ids_RT), is_packed=takes_packed(model)))
     hidden = model(Tensor(ids_RT), Tensor(positions_RT), segments).asnumpy().astype(np.float64)
     logits_RTV = (hidden @ model.output_weight().asnumpy().T).reshape(70, 64, 97)
     logp_RTV = logits_RTV - np.log(np.exp(logits_RTV).sum(-1, keepdims=True))
