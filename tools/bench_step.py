@@ -15,7 +15,7 @@ two commits time the same work. Compile time is reported apart; figures are medi
 transfer of its inputs included; `share_of_update` sets that against an update, of which it is a part.
 `update_graphs` counts the gradient graphs that were compiled: one per shape of a micro-batch.
 
-`--limit` sets the step against what its operations, bytes and launches cost at least on this machine; see `step_limit`.
+`--limit` sets the step against what its operations, bytes and launches cost at least here; see `bench_limit`.
 
 `--layouts` times nothing but updates and log-probs, of one mini-batch of 64 samples in every layout; see
 `bench_layouts`. `gsm8k`, for that alone: lengths like those of GSM8K.
@@ -32,8 +32,8 @@ from dataclasses import replace
 
 import numpy as np
 from bench_layouts import compare_layouts, samples_of
-from mindspore import Tensor, ops
-from step_limit import step_limit
+from bench_limit import step_limit
+from mindspore import Tensor, nn, ops
 
 from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.algorithms.optim.manual import SingleUpdate
@@ -161,6 +161,7 @@ class StepBench:
         self.shapes: set[tuple[int, ...]] = set()
         self.mini_batches: list[list[Batch]] = []
         self.responses: list[Response] = []
+        self.decode_steps = 0
 
     def run(self, step: int) -> dict[str, float]:
         """Seconds of each phase of one step, and the response tokens it generated."""
@@ -202,9 +203,21 @@ class StepBench:
         return {"micro_batch_shapes": len(self.shapes), "update_graphs": self.updater.compiled_graphs}
 
     def limit(self, counted: Sequence[dict[str, float]]) -> dict[str, object]:
-        """See `step_limit`, for the last step; `share`: of the seconds that the operations need in those it took."""
+        """See `bench_limit`, for the last step; `share`: of the seconds that the operations need in those it took."""
+        engine, updater = self.engine, self.updater
         lengths = [response.length for response in self.responses]
-        found = step_limit(MODEL, lengths, prompt_length=PROMPT_LENGTH, num_prompts=NUM_PROMPTS, mini_batch=MINI_BATCH)
+        num_batches = sum(map(len, self.mini_batches))
+        graphs: dict[str, tuple[nn.Cell, int]] = {
+            "weights_packed": (engine._pack_weights, 1),
+            "prefill": (engine._prefill.cell, 1),
+            "decode_step": (engine._decode.cell, self.decode_steps),
+            "gradients": (updater.accumulator, num_batches),
+            "optimizer": (updater._step.cell, len(self.mini_batches)),
+        }
+        if self.recomputes_old:
+            graphs["old_log_probs"] = (self.old_policy._policy.cell, num_batches)
+        sizes = {"prompt_length": PROMPT_LENGTH, "num_prompts": NUM_PROMPTS, "mini_batch": MINI_BATCH}
+        found = step_limit(MODEL, lengths, graphs, **sizes)
         last = counted[-1]
         shares = {
             name: round(seconds / last[f"{name}_s"], 3) for name, seconds in found["operations_by_phase_s"].items()
@@ -219,6 +232,7 @@ class StepBench:
             stream=RandomStream(seed=0, purpose=Purpose.TRAINING, step=step),
         )
         rollout = self.engine.generate(self.prompts, settings, weight_version=self.version)
+        self.decode_steps = rollout.counters.decode_steps
         return [response for siblings in rollout.responses for response in siblings]
 
     def score(self, responses: Sequence[Response]) -> list[list[Batch]]:

@@ -2,8 +2,9 @@
 
 Three bounds, none of which an implementation that computes the same can go below: the products' operations by the
 fastest sgemm found here, at the model's own shapes, on all cores; the bytes of weights, gradients and moments that
-updates and decoded tokens read and write by the memory's rate; and the launches by the time of an empty one. Padding,
-recomputation, attention's softmax and everything element by element are not in them.
+updates and decoded tokens read and write by the memory's rate; and the launches of the step's graphs, as they are
+compiled, by the time of an empty one. Padding, recomputation, attention's softmax and everything element by element are
+not in the first two.
 """
 
 from __future__ import annotations
@@ -12,20 +13,34 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import mindspore as ms
 import numpy as np
+from mindspore import Tensor, nn
 
+from mindgspo.ascend.dryrun.graph_text import read_graph
 from mindgspo.config import ModelSection
+from mindgspo.parallel.kernel_ops import SwiGLUKernel
+from mindgspo.parallel.runtime import compiled_text
 
 _SECONDS = 0.15
+# Nodes of a graph's text that order others, or name what is there already.
+_NOT_LAUNCHED = ("Depend", "ExpandDims", "Load", "MakeTuple", "Reshape", "Squeeze", "TupleGetItem", "UpdateState")
 
 
 def step_limit(
-    model: ModelSection, lengths: Sequence[int], *, prompt_length: int, num_prompts: int, mini_batch: int
+    model: ModelSection,
+    lengths: Sequence[int],
+    graphs: Mapping[str, tuple[nn.Cell, int]],
+    *,
+    prompt_length: int,
+    num_prompts: int,
+    mini_batch: int,
 ) -> dict[str, object]:
-    """Seconds of each bound, and what they follow from. lengths: of the step's responses."""
+    """Seconds of each bound, and what they follow from. lengths: of the step's responses. graphs: by name, cells that
+    were called, and how often the step calls them."""
     layer = _layer_shapes(model)
     tokens = sum(lengths) + len(lengths) * prompt_length
     trunk = 2 * model.num_hidden_layers * sum(rows * columns for rows, columns in layer)
@@ -36,7 +51,9 @@ def step_limit(
     decoded += _attention(model, [prompt_length + one for one in lengths]) - _attention(model, [prompt_length]) * len(
         lengths
     )
-    operations = {"generation": prefill + decoded, "old_log_probs": forward, "update": 3 * forward}
+    operations = {"generation": prefill + decoded, "update": 3 * forward}
+    if "old_log_probs" in graphs:
+        operations["old_log_probs"] = forward
     rate = _sgemm_rate(mini_batch * tokens // len(lengths), [*layer, (model.vocab_size, model.hidden_size)])
     parameters = model.vocab_size * model.hidden_size + trunk // 2
     num_updates = len(lengths) // mini_batch
@@ -44,19 +61,25 @@ def step_limit(
     moved = 4 * parameters * (7 * num_updates + max(lengths))
     memory = _memory_rate()
     empty = _empty_launch()
-    # By layer 10 operators forward and as many backward, and 6 around them; a decode step is forward alone.
-    forward_launches = 10 * model.num_hidden_layers + 6
-    launches = forward_launches * (max(lengths) + 1 + num_updates * 3)
+    operators = {name: _launched(cell) for name, (cell, _) in graphs.items()}
+    launches = sum(operators[name] * calls for name, (_, calls) in graphs.items())
     return {
         "operations_s": round(sum(operations.values()) / rate, 4),
         "operations_by_phase_s": {name: round(value / rate, 4) for name, value in operations.items()},
         "sgemm_gflops": round(rate / 1e9, 1),
         "bytes_s": round(moved / memory, 4),
         "memory_gb_per_s": round(memory / 1e9, 1),
+        "launches_by_graph": operators,
         "launches": launches,
         "launches_s": round(launches * empty, 4),
         "empty_launch_us": round(1e6 * empty, 2),
     }
+
+
+def _launched(cell: nn.Cell) -> int:
+    """Operators of the graph that the cell was last compiled to."""
+    operators = read_graph(compiled_text(cell), 1).operators
+    return sum(count for name, count in operators.items() if name not in _NOT_LAUNCHED)
 
 
 def _layer_shapes(model: ModelSection) -> list[tuple[int, int]]:
@@ -92,9 +115,7 @@ def _sgemm_rate(tokens: int, shapes: Sequence[tuple[int, int]]) -> float:
 
 def _sgemm() -> Callable[[np.ndarray, np.ndarray, np.ndarray], object]:
     """out = x W^T on the calling thread, by the library that MindSpore brings."""
-    import mindspore
-
-    path = next(Path(mindspore.__file__).parent.glob("lib/libdnnl.so*"))
+    path = next(Path(ms.__file__).parent.glob("lib/libdnnl.so*"))
     sgemm = ctypes.CDLL(str(path)).dnnl_sgemm
 
     def multiply(x: np.ndarray, weight: np.ndarray, out: np.ndarray) -> None:
@@ -152,10 +173,6 @@ def _memory_rate() -> float:
 
 def _empty_launch() -> float:
     """Seconds per operator of a graph whose operators have nothing to do."""
-    import mindspore as ms
-    from mindspore import Tensor, nn
-
-    from mindgspo.parallel.kernel_ops import SwiGLUKernel
 
     class Chain(nn.Cell):
         def __init__(self, length: int) -> None:
