@@ -1,9 +1,10 @@
 """Seconds of an update and of its log-probs for several layouts of the same samples: what packing is worth.
 
-Called by `bench_step --layouts`. Lengths: `gsm8k` draws prompts and responses as long as GSM8K's questions and answers
-(log-normal, fitted in Qwen2.5's tokens; tools/bench_batches.py counts the real ones); `mixed` draws responses
-geometrically, with a mean of a third of the maximum, behind prompts of one length. Layouts take turns, so that a
-busier minute meets all of them; figures are medians.
+Called by `bench_step --layouts`. An update has 8 prompts with 8 responses each. Lengths: `gsm8k` draws prompts and
+responses as long as GSM8K's questions and answers (log-normal, fitted in Qwen2.5's tokens; tools/bench_batches.py
+counts the real ones); `mixed` draws responses geometrically, with a mean of a third of the maximum, behind prompts of
+one length. Layouts take turns, so that a busier minute meets all of them; figures are medians. `slots`: those that a
+pass through the model computes.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from itertools import pairwise
 import numpy as np
 
 from mindgspo.algorithms.optim.manual import SingleUpdate
-from mindgspo.data.micro_batches import BatchLayout, batch_metrics, micro_batches
-from mindgspo.data.rows import TrainingSample
+from mindgspo.data.micro_batches import BatchLayout, largest_shape, micro_batches
+from mindgspo.data.rows import TrainingSample, packed_tokens
 from mindgspo.models.scoring import PolicyScorer
 from mindgspo.types import Batch
 
-SAMPLES = 64
+PROMPTS, GROUP = 8, 8
 """Of one update."""
 # Mean and standard deviation of the logarithms, and bounds.
 GSM8K_PROMPT, GSM8K_RESPONSE = (3.99, 0.37, 16, 200), (4.70, 0.42, 24, 360)
@@ -36,15 +37,19 @@ LAYOUTS: Mapping[str, BatchLayout] = {
 def samples_of(scenario: str, vocab_size: int, prompt_length: int, max_new_tokens: int) -> list[TrainingSample]:
     """The samples of an update; seeded. Random tokens."""
     random = np.random.default_rng(0)
+
+    def ids(length: int) -> np.ndarray:
+        return random.integers(0, vocab_size, length).astype(np.int32)
+
     samples = []
-    for number in range(SAMPLES):
-        prompt, response = prompt_length, min(int(random.geometric(2.82 / max_new_tokens)), max_new_tokens)
-        if scenario == "gsm8k":
-            prompt, response = (_drawn(random, *shape) for shape in (GSM8K_PROMPT, GSM8K_RESPONSE))
-        ids = random.integers(0, vocab_size, prompt + response).astype(np.int32)
-        logp = np.zeros(response, np.float32)
+    for number in range(PROMPTS * GROUP):
+        if number % GROUP == 0:
+            prompt_ids = ids(_drawn(random, *GSM8K_PROMPT) if scenario == "gsm8k" else prompt_length)
+        drawn = min(int(random.geometric(2.82 / max_new_tokens)), max_new_tokens)
+        response_ids = ids(_drawn(random, *GSM8K_RESPONSE) if scenario == "gsm8k" else drawn)
+        logp = np.zeros(response_ids.size, np.float32)
         samples.append(
-            TrainingSample(prompt_ids=ids[:prompt], response_ids=ids[prompt:], rollout_logp=logp, number=number)
+            TrainingSample(prompt_ids=prompt_ids, response_ids=response_ids, rollout_logp=logp, number=number)
         )
     return samples
 
@@ -54,10 +59,13 @@ def _drawn(random: np.random.Generator, mean: float, deviation: float, shortest:
 
 
 def compare_layouts(
-    updater: SingleUpdate, scorer: PolicyScorer, samples: Sequence[TrainingSample], *, rounds: int
+    updater: SingleUpdate, scorer: PolicyScorer, samples: Sequence[TrainingSample], *, rounds: int, is_packed: bool
 ) -> dict[str, object]:
-    """Figures by layout, and the speed-ups over rows of one sample."""
-    batches = {name: _scored(scorer, micro_batches(samples, layout)) for name, layout in LAYOUTS.items()}
+    """Figures by layout, and the speed-ups over rows of one sample. is_packed: the model computes tokens alone."""
+    batches = {
+        name: _scored(scorer, micro_batches(samples, _for_kernels(layout, samples) if is_packed else layout))
+        for name, layout in LAYOUTS.items()
+    }
     seconds: dict[str, list[tuple[float, ...]]] = {name: [] for name in LAYOUTS}
     graphs: dict[str, int] = {}
     for name, of_layout in batches.items():  # compiles
@@ -81,15 +89,25 @@ def compare_layouts(
                 },
                 "passes": len(batches[name]),
                 "graphs": graphs[name],
-                "padding": round(batch_metrics([batches[name]], 1)["training/padding_share"], 4),
+                "slots": sum(_computed(batch, is_packed) for batch in batches[name]),
             }
             for name, of_layout in medians.items()
         },
     }
 
 
+def _for_kernels(layout: BatchLayout, samples: Sequence[TrainingSample]) -> BatchLayout:
+    longest, slots = max(one.length for one in samples), max(one.response_ids.size for one in samples)
+    shape = largest_shape(layout, num_samples=len(samples), longest=longest, slots=slots)
+    return replace(layout, in_one_row=True, one_shape=shape)
+
+
+def _computed(batch: Batch, is_packed: bool) -> int:
+    return int(packed_tokens(batch).segments_E2[-1, 1]) if is_packed else batch.ids_RT.size
+
+
 def _scored(scorer: PolicyScorer, batches: Sequence[Batch]) -> list[Batch]:
-    draws = np.random.default_rng(2).standard_normal(SAMPLES).astype(np.float32)
+    draws = np.random.default_rng(2).standard_normal(PROMPTS * GROUP).astype(np.float32)
     return [
         replace(
             batch, old_logp_NK=found.logp_NK, advantages_NK=np.where(batch.mask_NK, draws[batch.samples_N][:, None], 0)

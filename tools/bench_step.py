@@ -72,7 +72,8 @@ def main() -> None:
     )
     if arguments.layouts:
         samples = samples_of(arguments.scenario, MODEL.vocab_size, PROMPT_LENGTH, arguments.max_new_tokens)
-        found = compare_layouts(bench.updater, bench.old_policy, samples, rounds=arguments.steps)
+        is_packed = takes_packed(bench.model)
+        found = compare_layouts(bench.updater, bench.old_policy, samples, rounds=arguments.steps, is_packed=is_packed)
         print(json.dumps({"scenario": arguments.scenario, **found}, indent=2))
         return
     started = time.perf_counter()
