@@ -97,7 +97,7 @@ def test_a_step_trains_with_every_loss(name: str, trainer, tmp_path: Path) -> No
 
 
 def test_by_default_old_log_probs_are_the_samplers_and_the_step_is_the_same(trainer, tmp_path: Path) -> None:
-    """Bit for bit, on kernels."""
+    """Bit for bit, on kernels, from the same prompts."""
     from mindgspo.algorithms.losses.registry import build_policy_loss
     from mindgspo.algorithms.optim.manual import SingleUpdate
     from mindgspo.models.policy import PolicyLogProbs
@@ -106,7 +106,7 @@ def test_by_default_old_log_probs_are_the_samplers_and_the_step_is_the_same(trai
 
     config = load(tmp_path)
     trainer.algorithm, trainer.optimizer = config.algorithm, config.optimizer
-    found = {}
+    position, found = trainer.stream.state(), {}
     for old_log_probs in (resolved_old_log_probs(config, trainer.model), "recompute"):
         initialize_weights(trainer.model, config.model, seed=1)
         policy = PolicyLogProbs(trainer.model, temperature=1.0, with_entropy=True)
@@ -114,12 +114,14 @@ def test_by_default_old_log_probs_are_the_samplers_and_the_step_is_the_same(trai
         trainer.weight_version += 1
         trainer.engine.load_weights(trainer.weight_version)
         trainer.old_log_probs = old_log_probs
+        trainer.stream.restore(position)
         metrics = trainer.train_step(1).metrics
         found[old_log_probs] = (metrics, weights_as_numpy(trainer.model, config.model))
     (sampled, ours), (scored, theirs) = found["sampler"], found["recompute"]
     assert sampled["actor/first_ratio_error_max"] == scored["actor/first_ratio_error_max"] == 0
     assert sampled["training/rollout_logprob_diff_max"] == scored["training/rollout_logprob_diff_max"] == 0
     assert sampled["actor/entropy"] == pytest.approx(scored["actor/entropy"], rel=1e-2), "of moving weights"
+    assert sampled["critic/score/mean"] == scored["critic/score/mean"]
     assert all((ours[name] == theirs[name]).all() for name in theirs)
 
 
