@@ -70,7 +70,7 @@ class Arguments {
   size_t at_ = 0;
 };
 
-int64_t processors = default_threads();
+const int64_t processors = default_threads();
 
 void check(int result) {
   if (result != 0) throw std::runtime_error(mindgspo_error());
@@ -101,8 +101,6 @@ Tensor reshaped(const Tensor& x, std::initializer_list<int64_t> shape) {
 }
 
 }  // namespace
-
-extern "C" void mindgspo_set_threads(int64_t threads) { processors = std::max<int64_t>(1, threads); }
 
 #define GRAPH_OPERATOR(name)                                                                                         \
   static void name##_body(Arguments& in);                                                                            \

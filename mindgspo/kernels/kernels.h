@@ -174,7 +174,4 @@ struct mindgspo_adamw_step {
 int mindgspo_adamw(int64_t tensors, const mindgspo_tensor* const* weights, const mindgspo_tensor* const* first_moments,
                    const mindgspo_tensor* const* second_moments, const mindgspo_tensor* const* gradients,
                    const int64_t* decays, mindgspo_adamw_step step, int64_t threads);
-
-// Processors that operators of graphs use; by default those of the thread that loads the library.
-void mindgspo_set_threads(int64_t threads);
 }

@@ -1,0 +1,48 @@
+"""The kernels as other processors get them, and a run without them, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[3]
+
+
+def in_process(arguments: list[str], tools: Path, cache: Path) -> subprocess.CompletedProcess[str]:
+    """Python with these arguments; `tools` is where its compiler is, `cache` where compiled kernels are kept."""
+    environment = os.environ | {"PATH": str(tools), "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(PROJECT)}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=500
+    )
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or not shutil.which("g++"), reason="compiles for x86-64 processors")
+@pytest.mark.parametrize("processor", ["x86-64-v3", "x86-64"], ids=["AVX2", "plain"])
+def test_kernels_for_a_lesser_processor_compute_the_same(tmp_path: Path, processor: str) -> None:
+    compiler = tmp_path / "tools" / "g++"
+    compiler.parent.mkdir()
+    compiler.write_text(f'#!/bin/sh\nPATH="{os.environ["PATH"]}" exec {shutil.which("g++")} "$@" -march={processor}\n')
+    compiler.chmod(0o755)
+    tests = ["tests/unit/kernels/test_graph_kernels.py", "tests/ascend/test_kernels.py"]
+    ended = in_process(["-m", "pytest", "-q", "-p", "no:cacheprovider", *tests], compiler.parent, tmp_path / "cache")
+    assert ended.returncode == 0 and "skipped" not in ended.stdout, ended.stdout[-3000:]
+    built = next((tmp_path / "cache").rglob("libmindgspo_kernels.so"))
+    listing = subprocess.run(["objdump", "-d", str(built)], capture_output=True, text=True, check=True).stdout
+    assert ("zmm" in listing, "ymm" in listing) == (False, processor == "x86-64-v3")
+
+
+def test_a_run_without_a_compiler_says_once_what_is_slower(tmp_path: Path) -> None:
+    settings = [f"run_dir={tmp_path / 'run'}", "trainer.max_steps=1", "warmup.max_steps=2", "data.eval.max_rows=8"]
+    words = [word for setting in settings for word in ("--set", setting)]
+    ended = in_process(
+        ["-m", "mindgspo.cli", "run", "examples/arithmetic/gspo.yaml", *words], tmp_path / "none", tmp_path / "cache"
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    told = [line for line in (ended.stdout + ended.stderr).splitlines() if line.startswith("[kernels]")]
+    assert len(told) == 1 and "apt-get install g++" in told[0] and "several times slower" in told[0]
