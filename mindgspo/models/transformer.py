@@ -156,6 +156,8 @@ class DecoderLayer(nn.Cell):
         block = MixtureOfExperts if FAMILIES[config.architecture].has_experts else FeedForward
         self.mlp = block(config, dtype, f"{name}.mlp", place)
         self.add = place.split(ops.Add(), (SEQUENCE, WHOLE), (SEQUENCE, WHOLE))
+        # MindSpore computes again what a cell's own call returns, not what another method of it does.
+        self.norms_again = place.recompute == "selective"
 
     def set_recompute(self, extent: str) -> None:
         """Have the backward pass compute again what `ParallelPlan.recompute` says."""
@@ -202,7 +204,11 @@ class DecoderLayer(nn.Cell):
     ) -> tuple[Tensor, Tensor]:
         """What is behind attention: x, and what is still to be added to it. gate_up, down: the matrices, where they
         are packed."""
-        normed_MH, x_MH = self.post_attention_layernorm.of_sum(x_MH, attended_MH, tokens)
+        if self.norms_again:
+            x_MH = self.add(x_MH, attended_MH)
+            normed_MH = self.post_attention_layernorm(x_MH, tokens)
+        else:
+            normed_MH, x_MH = self.post_attention_layernorm.of_sum(x_MH, attended_MH, tokens)
         return x_MH, self.mlp(normed_MH, tokens, gate_up, down)
 
 
