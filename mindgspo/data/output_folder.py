@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mindgspo.errors import DataError, WriteError
-from mindgspo.io import write_error
+from mindgspo.io import make_folder, write_error
 
 
 class OutputError(DataError):
@@ -128,7 +128,7 @@ def _is_held(folder: Path) -> bool:
 
 def _locked(folder: Path) -> int | None:
     """The descriptor of the folder's lock, held; None if it cannot be had."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     path = folder / _LOCK
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

@@ -2,7 +2,7 @@
 
     rows -> chunk files of tokenized rows -> account (what is dropped and why) -> MindRecord file, read back -> folder
 
-Everything is gathered in `<out>.partial-<key>` and renamed when it is complete, so a reader sees all of it or nothing,
+Everything is gathered in `<out>.partial-<key>`, flushed to disk and renamed: a reader sees all of it or nothing,
 an existing folder is never overwritten, and an interrupted preparation goes on from its chunks.
 """
 
@@ -49,7 +49,7 @@ from mindgspo.data.render_workers import Chunk, WorkerDiedError, write_chunks
 from mindgspo.data.rendering import is_whole_chunk, prompt_facts, read_chunks, render_row, write_chunk
 from mindgspo.data.sources import Source, open_source, sha256_of
 from mindgspo.errors import DataError, TokenizerError
-from mindgspo.io import check_free_space
+from mindgspo.io import check_free_space, fsync, fsync_tree
 from mindgspo.rewards.registry import gold_is_readable
 from mindgspo.text import listed
 from mindgspo.tokenization import Tokenizer
@@ -285,6 +285,7 @@ def _write(
 
 
 def _put_in_place(ready: Path, out_dir: Path, inputs: _Inputs, info: DatasetInfo, *, force: bool) -> DatasetInfo:
+    fsync_tree(ready)
     if force and is_taken(out_dir):
         names = (out_dir.with_name(f"{out_dir.name}.old-{number}") for number in itertools.count(1))
         out_dir.rename(next(name for name in names if not name.exists()))
@@ -295,4 +296,5 @@ def _put_in_place(ready: Path, out_dir: Path, inputs: _Inputs, info: DatasetInfo
         if not out_dir.is_dir():
             raise
         return _reuse(out_dir, inputs)
+    fsync(out_dir.parent)
     return info
