@@ -179,7 +179,12 @@ class SwapBench:
             OptimizerSection(lr=1e-4),
         )
         self.swap.register(Holding.MOMENTS, self.updater.moments)
-        self.swap.register(Holding.GRADIENTS, self.updater.gradients, keeps_content=False)
+        self.swap.register(
+            Holding.GRADIENTS,
+            self.updater.gradients,
+            keeps_content=False,
+            is_zero=lambda: self.updater.gradients_are_zero,
+        )
 
     def _build_engine(self, section: ModelSection) -> None:
         self.engine = NativeEngine(

@@ -68,7 +68,7 @@ class UpdateBackend:
 
     optimizer: AdamW
     gradients: Sequence[Parameter]
-    """The accumulated gradients of this rank, zero between two updates."""
+    """The accumulated gradients of this rank; between two updates zero, or what the next one replaces."""
     accumulator: nn.Cell
     rank = 0
 
@@ -91,7 +91,8 @@ class UpdateBackend:
 
     @property
     def gradients_are_zero(self) -> bool:
-        """False after an update that was interrupted."""
+        """Whether they may be lost: they are zero, or what the next update replaces. False after an update that was
+        interrupted."""
         return self._gradients_are_zero
 
     def compile(self, batch: Batch) -> None:

@@ -195,7 +195,8 @@ class Swap:
 
         A parameter that another holding has, too, is one block of memory: resident while either is needed.
         keeps_content: False for what may come back as zeros (KV cache; gradients between two updates). is_zero: for
-        gradients, whether they are; without it they are read. Raises ConfigError before anything has moved.
+        gradients, whether they are, or the next update replaces them; without it they are read. Raises ConfigError
+        before anything has moved.
         """
         assert self._open is None, f"{holding.value} registered during phase {self._open}"
         assert holding not in self._holdings, f"{holding.value} registered twice"
