@@ -36,7 +36,9 @@ def test_losses_that_are_never_finite_stop_the_run_with_the_batches_saved(experi
     assert f"{third}. trainer.max_nonfinite_skips = 2 updates were skipped before" in done.stderr
     assert "Traceback" not in done.stderr
     with np.load(first, allow_pickle=False) as batch:
-        assert batch["ids_RT"].shape == (8, 64)  # 26 prompt + 8 response tokens, rounded up to 32s
+        # In one row, which has the room of eight: up to 26 prompt + 8 response tokens, rounded up to 32s.
+        assert batch["ids_RT"].shape == batch["segments_RT"].shape == (1, 8 * 64)
+        assert np.unique(batch["segments_RT"]).tolist() == list(range(9)), "eight samples and the room behind them"
         assert batch["mask_NK"].sum() == batch["num_tokens"]
         assert batch["num_sequences"] == 8
     assert [path.name for path in (root / "checkpoints").iterdir()] == ["step_00000000"]
