@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from mindgspo.errors import MindGSPOError
+from mindgspo.io import fsync
 
 _SOURCES = Path(__file__).parent
 _NAME = "libmindgspo_kernels.so"
@@ -60,6 +61,7 @@ def library_in(cache: Path) -> Path:
         return alone / _NAME
     with aside as folder:
         _compile(Path(folder, _NAME))
+        fsync(Path(folder, _NAME))  # a power cut would leave an empty file of that name, which is taken for the library
         os.replace(Path(folder, _NAME), path)
     return path
 

@@ -1,4 +1,4 @@
-"""The kernels as other processors get them, and a run without them, in processes of their own."""
+"""The kernels as other processors get them, a run without them, in processes of their own; and after a power cut."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from loop_disk import loop_disk
+
+from mindgspo.io import fsync
+from mindgspo.kernels import build
 
 PROJECT = Path(__file__).resolve().parents[3]
 
@@ -46,3 +50,14 @@ def test_a_run_without_a_compiler_says_once_what_is_slower(tmp_path: Path) -> No
     assert ended.returncode == 0, ended.stderr[-3000:]
     told = [line for line in (ended.stdout + ended.stderr).splitlines() if line.startswith("[kernels]")]
     assert len(told) == 1 and "apt-get install g++" in told[0] and "several times slower" in told[0]
+
+
+def test_the_library_is_whole_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_compile", lambda target: target.write_bytes(b"library" * 1000))
+    with loop_disk(tmp_path / "image", tmp_path / "mounted") as disk:
+        path = build.library_in(disk).relative_to(disk)
+        (disk / "other").touch()
+        fsync(disk / "other")  # flushes the names of all files, and the content of this one alone
+        shutil.copyfile(tmp_path / "image", tmp_path / "copy")
+    with loop_disk(tmp_path / "copy", tmp_path / "after") as disk:
+        assert (disk / path).read_bytes() == b"library" * 1000
