@@ -238,7 +238,7 @@ def _replace(root: Path, lock: RunLock, origin: Origin | None) -> RunFolder:
     moved_aside = unused_name(root.with_name(f"{root.name}.old"))
     os.rename(root, moved_aside)
     lock.release()
-    root.mkdir()
+    make_folder(root)
     new_lock = RunLock(root / _LOCK)
     return RunFolder(
         root=root,
