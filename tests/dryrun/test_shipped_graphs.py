@@ -262,6 +262,7 @@ def test_training_splits_the_sequence_both_ways(compiled: Compiled) -> None:
     # Five gathers forward; backward one for each of the five scattered sums.
     assert found["AllGather", (4, 5, 6, 7)] == 5 + 5
     # Five sums forward; backward one for each product that read gathered tokens: q, k, v, gate and up, and the head.
+    # Their gradients would be added up first, and share one, if the norm before them were not computed again.
     assert found["ReduceScatter", (4, 5, 6, 7)] == 5 + 2 * 5 + 1
 
 
