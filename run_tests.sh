@@ -72,6 +72,8 @@ echo "== ruff check"
 echo "== ruff format"
 "$python" -m ruff format --check .
 echo "== pytest"
+# The workers below fill the cores; threads of operators would only wait for one another.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 # A worker per core, four at most: each holds a MindSpore. Tests of one file share fixtures and stay together; files
 # come in order, since those of whole runs, which take longest, have few tests and would come last.
 "$python" -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=10 "${selection[@]}" "$@"

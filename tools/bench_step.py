@@ -40,6 +40,7 @@ from mindgspo.algorithms.optim.manual import SingleUpdate
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, with_recipe
 from mindgspo.data.micro_batches import BatchLayout, largest_shape, micro_batches
 from mindgspo.data.rows import TrainingSample, scattered
+from mindgspo.kernels.binding import graph_threads
 from mindgspo.metrics import peak_rss_mb
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer
@@ -86,6 +87,7 @@ def main() -> None:
         "scenario": arguments.scenario,
         "max_new_tokens": arguments.max_new_tokens,
         "slots": arguments.slots,
+        "threads": graph_threads(),
         "counted_steps": arguments.steps,
         "warmup_and_compile_s": round(compiled, 3),
         **{key: round(value, 4) for key, value in median.items()},

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -203,8 +204,22 @@ def silu_backward(d_y: Bits, x: Bits, *, d_x: Bits, threads: int = 1) -> None:
 def _library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(library()))
     loaded.mindgspo_error.restype = ctypes.c_char_p
-    loaded.mindgspo_panel_columns.restype = ctypes.c_int64
+    loaded.mindgspo_panel_columns.restype = loaded.mindgspo_threads.restype = ctypes.c_int64
+    # The user's word, which os.environ has: importing MindSpore sets the variable itself to 1, for C alone.
+    limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    loaded.mindgspo_threads(ctypes.c_int64(int(limit) if limit.isdecimal() else 0))
     return loaded
+
+
+def graph_operator(name: str) -> str:
+    """The operator `graph_<name>` of `graph.cc`, as `ops.Custom` names it; the library is loaded."""
+    _library()
+    return f"{library()}:graph_{name}"
+
+
+def graph_threads() -> int:
+    """Threads of an operator in a graph: $OMP_NUM_THREADS, by default and at most the processors of this process."""
+    return _library().mindgspo_threads(ctypes.c_int64(0))
 
 
 def call(name: str, *arguments: object) -> None:

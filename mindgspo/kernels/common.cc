@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <cstdlib>
 #include <mutex>
 #include <thread>
 
@@ -311,12 +310,7 @@ Pool& pool() {
 
 }  // namespace
 
-int64_t default_threads() {
-  const char* limit = std::getenv("OMP_NUM_THREADS");
-  const long allowed = limit ? std::strtol(limit, nullptr, 10) : 0;  // "4,2" is four at the outermost level
-  const long processors = std::max(1, CPU_COUNT(&our_processors().set));
-  return allowed > 0 ? std::min(allowed, processors) : processors;
-}
+int64_t default_threads() { return std::max(1, CPU_COUNT(&our_processors().set)); }
 
 void parallel_call(int64_t tasks, int64_t threads, void (*body)(void*, int64_t), void* context) {
   threads = std::min(threads, tasks);

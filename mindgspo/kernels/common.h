@@ -257,7 +257,7 @@ class Rows {
 
 // ---- threads
 
-// The processors of the thread that loaded this library, or $OMP_NUM_THREADS of them.
+// The processors of the thread that loaded this library.
 int64_t default_threads();
 void parallel_call(int64_t tasks, int64_t threads, void (*body)(void*, int64_t), void* context);
 // body(task) for every task, on up to `threads` threads, which wait for work without turning for long. An exception in

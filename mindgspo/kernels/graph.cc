@@ -70,7 +70,7 @@ class Arguments {
   size_t at_ = 0;
 };
 
-const int64_t processors = default_threads();
+int64_t processors = default_threads();
 
 void check(int result) {
   if (result != 0) throw std::runtime_error(mindgspo_error());
@@ -101,6 +101,11 @@ Tensor reshaped(const Tensor& x, std::initializer_list<int64_t> shape) {
 }
 
 }  // namespace
+
+extern "C" int64_t mindgspo_threads(int64_t limit) {
+  if (limit > 0) processors = std::min(limit, default_threads());
+  return processors;
+}
 
 #define GRAPH_OPERATOR(name)                                                                                         \
   static void name##_body(Arguments& in);                                                                            \

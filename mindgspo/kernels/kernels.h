@@ -174,4 +174,8 @@ struct mindgspo_adamw_step {
 int mindgspo_adamw(int64_t tensors, const mindgspo_tensor* const* weights, const mindgspo_tensor* const* first_moments,
                    const mindgspo_tensor* const* second_moments, const mindgspo_tensor* const* gradients,
                    const int64_t* decays, mindgspo_adamw_step step, int64_t threads);
+
+// Threads of operators in graphs: the processors of the thread that loaded this library, `limit` of them if it is
+// positive. Called before the first operator.
+int64_t mindgspo_threads(int64_t limit);
 }

@@ -16,8 +16,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
-from mindgspo.kernels.binding import panel_columns
-from mindgspo.kernels.build import library
+from mindgspo.kernels.binding import graph_operator, panel_columns
 from mindgspo.parallel.parameter_memory import zero_parameter
 
 zeros_like = ops.ZerosLike()
@@ -34,7 +33,7 @@ def kernel(
     gradient: of every input, from the inputs, the outputs and the outputs' gradients; with as many named arguments,
     since MindSpore differentiates no operator of a variable number.
     """
-    return ops.Custom(f"{library()}:graph_{name}", shapes, dtypes, "aot", bprop=gradient)
+    return ops.Custom(graph_operator(name), shapes, dtypes, "aot", bprop=gradient)
 
 
 class RMSNormKernel(nn.Cell):

@@ -18,9 +18,9 @@ from mindgspo.kernels import build
 PROJECT = Path(__file__).resolve().parents[3]
 
 
-def in_process(arguments: list[str], tools: Path, cache: Path) -> subprocess.CompletedProcess[str]:
-    """Python with these arguments; `tools` is where its compiler is, `cache` where compiled kernels are kept."""
-    environment = os.environ | {"PATH": str(tools), "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(PROJECT)}
+def in_process(arguments: list[str], **environment: str | Path) -> subprocess.CompletedProcess[str]:
+    """Python with these arguments and environment variables."""
+    environment = os.environ | {name: str(value) for name, value in environment.items()}
     return subprocess.run(
         [sys.executable, *arguments], cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=500
     )
@@ -34,18 +34,40 @@ def test_kernels_for_a_lesser_processor_compute_the_same(tmp_path: Path, process
     compiler.write_text(f'#!/bin/sh\nPATH="{os.environ["PATH"]}" exec {shutil.which("g++")} "$@" -march={processor}\n')
     compiler.chmod(0o755)
     tests = ["tests/unit/kernels/test_graph_kernels.py", "tests/ascend/test_kernels.py"]
-    ended = in_process(["-m", "pytest", "-q", "-p", "no:cacheprovider", *tests], compiler.parent, tmp_path / "cache")
+    ended = in_process(
+        ["-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+        PATH=compiler.parent,
+        XDG_CACHE_HOME=tmp_path / "cache",
+    )
     assert ended.returncode == 0 and "skipped" not in ended.stdout, ended.stdout[-3000:]
     built = next((tmp_path / "cache").rglob("libmindgspo_kernels.so"))
     listing = subprocess.run(["objdump", "-d", str(built)], capture_output=True, text=True, check=True).stdout
     assert ("zmm" in listing, "ymm" in listing) == (False, processor == "x86-64-v3")
 
 
+@pytest.mark.parametrize(("limit", "threads"), [(None, len(os.sched_getaffinity(0))), ("1", 1), ("1,4", 1)])
+def test_operators_use_every_processor_unless_told_otherwise(limit: str | None, threads: int) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment |= {} if limit is None else {"OMP_NUM_THREADS": limit}
+    # MindSpore first: importing it sets that variable to 1, out of Python's sight.
+    script = "import mindspore; from mindgspo.kernels import binding; print(binding.graph_threads())"
+    found = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert int(found.stdout) == threads
+
+
+def test_graphs_of_several_threads_compute_the_same() -> None:
+    tests = "tests/unit/kernels/test_graph_kernels.py"
+    ended = in_process(["-m", "pytest", "-q", "-p", "no:cacheprovider", tests], OMP_NUM_THREADS="2")
+    assert ended.returncode == 0 and " passed" in ended.stdout, ended.stdout[-3000:]
+
+
 def test_a_run_without_a_compiler_says_once_what_is_slower(tmp_path: Path) -> None:
     settings = [f"run_dir={tmp_path / 'run'}", "trainer.max_steps=1", "warmup.max_steps=2", "data.eval.max_rows=8"]
     words = [word for setting in settings for word in ("--set", setting)]
     ended = in_process(
-        ["-m", "mindgspo.cli", "run", "examples/arithmetic/gspo.yaml", *words], tmp_path / "none", tmp_path / "cache"
+        ["-m", "mindgspo.cli", "run", "examples/arithmetic/gspo.yaml", *words],
+        PATH=tmp_path / "none",
+        XDG_CACHE_HOME=tmp_path / "cache",
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     told = [line for line in (ended.stdout + ended.stderr).splitlines() if line.startswith("[kernels]")]
