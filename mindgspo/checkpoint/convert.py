@@ -22,7 +22,6 @@ from mindgspo.checkpoint.export import (
     write_weights,
 )
 from mindgspo.checkpoint.manifest import MANIFEST_FILE, verify
-from mindgspo.checkpoint.progress import byte_progress
 from mindgspo.checkpoint.store import CHECKPOINT_FILES, PARAMETERS_FILE
 from mindgspo.config import ModelSection, load_config
 from mindgspo.errors import CheckpointError, WeightsError
@@ -31,6 +30,7 @@ from mindgspo.metrics.files import CONFIG_FILE
 from mindgspo.models.huggingface_config import generation_config, huggingface_config, read_model_section
 from mindgspo.models.names import hugging_face_name, mindformers_name
 from mindgspo.models.weight_check import require_weights
+from mindgspo.progress import byte_progress
 from mindgspo.tensor_files import FILE_DTYPES, INDEX_FILE, SINGLE_FILE, TensorSource, WeightDtype, open_tensors
 from mindgspo.tensor_files.file_bytes import titled_names
 from mindgspo.tokenization import load_tokenizer

@@ -17,7 +17,6 @@ import numpy as np
 
 from mindgspo.checkpoint.manifest import FileDigest, file_digest, write_manifest
 from mindgspo.checkpoint.placement import OPTIMIZER_PREFIX, num_ranks, place
-from mindgspo.checkpoint.progress import byte_progress
 from mindgspo.checkpoint.store import OPTIMIZER_FILE, PARAMETERS_FILE
 from mindgspo.checkpoint.stored_files import SUFFIXES, RecordedFile, ShardRecord, find_checkpoint, write_record
 from mindgspo.checkpoint.verify import CHUNK_BYTES, Advance, check_equal, comparison_bytes, recorded_file, tensor_digest
@@ -26,6 +25,7 @@ from mindgspo.errors import CheckpointError
 from mindgspo.io import fsync, fsync_tree, publish_folder, remove_leftovers, temporary_path, write_error
 from mindgspo.parallel.layout import Layout, TensorSlice
 from mindgspo.parallel.strategy.record import Strategy
+from mindgspo.progress import byte_progress
 from mindgspo.tensor_files.reader import open_tensor_file
 from mindgspo.tensor_files.safetensors_format import library_order
 from mindgspo.tensor_files.tensors import TensorInfo

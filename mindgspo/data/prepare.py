@@ -44,12 +44,12 @@ from mindgspo.data.output_folder import (
     other_partials,
     partial_path,
 )
-from mindgspo.data.progress import PreparationProgress
 from mindgspo.data.render_workers import Chunk, WorkerDiedError, write_chunks
 from mindgspo.data.rendering import is_whole_chunk, prompt_facts, read_chunks, render_row, write_chunk
 from mindgspo.data.sources import Source, open_source, sha256_of
 from mindgspo.errors import DataError, TokenizerError
 from mindgspo.io import check_free_space, fsync, fsync_tree
+from mindgspo.progress import RowProgress
 from mindgspo.rewards.registry import gold_is_readable
 from mindgspo.text import listed
 from mindgspo.tokenization import Tokenizer
@@ -125,7 +125,7 @@ def prepare_dataset(
         partial = PartialFolder(out_dir, key)
     keep = True
     try:
-        with named_os_errors(out_dir), PreparationProgress(is_wanted=show_progress) as progress:
+        with named_os_errors(out_dir), RowProgress(is_wanted=show_progress) as progress:
             paths = _render_chunks(
                 opened,
                 inputs.prompt,
@@ -167,7 +167,7 @@ def _render_chunks(
     facts: PromptFacts,
     tokenizer: Tokenizer,
     partial: PartialFolder,
-    progress: PreparationProgress,
+    progress: RowProgress,
     *,
     workers: int,
     chunk_rows: int,
@@ -243,7 +243,7 @@ def _write(
     inputs: _Inputs,
     paths: list[Path],
     folder: Path,
-    progress: PreparationProgress,
+    progress: RowProgress,
     *,
     seed: int,
     is_readable: GoldCheck,

@@ -15,7 +15,6 @@ from mindgspo.config import ExperimentConfig
 from mindgspo.config.cache import cache_budget_problems
 from mindgspo.config.schema import SwapSection
 from mindgspo.data import PromptDataset
-from mindgspo.data.progress import PreparationProgress
 from mindgspo.errors import ConfigError
 from mindgspo.evaluation.datasets import HELD_OUT_SEED, open_checked_dataset
 from mindgspo.evaluation.evaluate import Evaluator
@@ -28,6 +27,7 @@ from mindgspo.models.weights import fill_model
 from mindgspo.parallel.cluster import start_device
 from mindgspo.parallel.placement import ALONE
 from mindgspo.parallel.swap.swap import Swap
+from mindgspo.progress import RowProgress
 from mindgspo.rewards import Scorer
 from mindgspo.rollout.build import build_engine
 from mindgspo.tokenization import Tokenizer, load_tokenizer
@@ -128,7 +128,7 @@ def _answered(
     """Call by call; what is sampled depends on the prompt alone, so the cut changes nothing."""
     size = max(1, ROUNDS_PER_CALL * task.config.rollout.slots // num_samples)
     found: list[ScoredProblem] = []
-    with PreparationProgress(is_wanted=task.config.logging.progress) as progress:
+    with RowProgress(is_wanted=task.config.logging.progress) as progress:
         name = f"{task.label} " + ("greedy" if temperature == 0 else f"{num_samples} samples")
         advance = progress.stage(name, lambda: len(prompts))
         for start in range(0, len(prompts), size):

@@ -18,9 +18,24 @@ from mindspore.ops import constexpr
 
 from mindgspo.parallel.collectives import group_name
 from mindgspo.parallel.device_ops import is_fused
-from mindgspo.parallel.expert_blocks import expert_block_slots, num_expert_blocks
 from mindgspo.parallel.model_parallel_ops import Unchanged, enter_model_parallel, leave_model_parallel
 from mindgspo.parallel.placement import AutoParallelPlacement, Placement
+
+_SMALLEST_BLOCK, _LARGEST_BLOCK = 8, 256
+
+
+def expert_block_slots(num_assignments: int, num_experts: int) -> int:
+    """Slots of a block: the power of two nearest below a quarter of an expert's mean load, from 8 to 256. Larger blocks
+    stand half empty, smaller ones copy the experts' matrices more often (measured on CPU)."""
+    wanted = num_assignments // (4 * num_experts)
+    return min(max(1 << max(wanted.bit_length() - 1, 0), _SMALLEST_BLOCK), _LARGEST_BLOCK)
+
+
+def num_expert_blocks(num_assignments: int, num_experts: int) -> int:
+    """Blocks that hold any way of handing the assignments out; no more than the assignments, for none is empty."""
+    block = expert_block_slots(num_assignments, num_experts)
+    return min(num_assignments, (num_assignments + num_experts * (block - 1)) // block)
+
 
 # Evaluated while the graph is compiled.
 block_slots, block_count = constexpr(expert_block_slots), constexpr(num_expert_blocks)

@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 from mindspore import Tensor, nn, ops
 
 from mindgspo.models.mixture_of_experts import ExpertShare
-from mindgspo.parallel.expert_blocks import expert_block_slots, num_expert_blocks
-from mindgspo.parallel.expert_ops import ExpertSlots, OwnSlots, grouped_matmul
+from mindgspo.parallel.expert_ops import (
+    ExpertSlots,
+    OwnSlots,
+    expert_block_slots,
+    grouped_matmul,
+    num_expert_blocks,
+)
 from mindgspo.parallel.runtime import compiled_text
 
 pytestmark = pytest.mark.usefixtures("composed_runtime")  # tests/unit/kernels has those of kernels
