@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,10 +11,15 @@ import numpy as np
 
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.reshard.plan import Bucket, ReshardPlan, Step
-from mindgspo.parallel.reshard.resharder import copy_local, empty_buffer, pack, unpack
+from mindgspo.parallel.reshard.resharder import copy_local, pack, unpack
 
 RankSlices = dict[int, dict[str, np.ndarray]]
 """Every rank's slices by parameter name."""
+
+
+def empty_buffer(bucket: Bucket) -> np.ndarray:
+    """int32 [ceil(bytes / 4)]."""
+    return np.empty(-(-bucket.num_bytes // 4), np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +48,13 @@ def scatter(full: Mapping[str, np.ndarray], layouts: Mapping[str, Layout]) -> Ra
     return slices
 
 
-def run_in_one_process(plan: ReshardPlan, old: RankSlices, *, free_old: bool = False) -> tuple[RankSlices, ReshardCost]:
+def run_in_one_process(
+    plan: ReshardPlan, old: RankSlices, *, free_old: bool = False, buffer_bytes: int = sys.maxsize
+) -> tuple[RankSlices, ReshardCost]:
     """The new slices of every rank, and the cost. A kept slice is the same array as before.
 
-    free_old: give up every old slice as soon as its step is done; `old` is empty afterwards.
+    free_old: give up every old slice as soon as its step is done; `old` is empty afterwards. buffer_bytes: larger
+    buckets travel in parts.
     """
     dtypes = {name: array.dtype for slices in old.values() for name, array in slices.items()}
     ranks = sorted(
@@ -63,7 +72,8 @@ def run_in_one_process(plan: ReshardPlan, old: RankSlices, *, free_old: bool = F
     for step in plan.steps:
         world.begin(step)
         for bucket in step.buckets:
-            world.broadcast(bucket)
+            for part in bucket.parts(buffer_bytes):
+                world.broadcast(part)
         if free_old:
             world.free(step)
     return world.new, world.cost
@@ -99,7 +109,8 @@ class _World:
 
     def broadcast(self, bucket: Bucket) -> None:
         """One buffer from the sender to every receiver's own buffer, and into its slices."""
-        sent = pack(bucket, self.old[bucket.sender])
+        sent = empty_buffer(bucket)
+        pack(bucket, self.old[bucket.sender], sent)
         self.cost.sent[bucket.sender] += bucket.num_bytes
         self._note(bucket.sender, buffers=sent.nbytes)
         for rank in bucket.receivers:

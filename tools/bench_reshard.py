@@ -65,22 +65,24 @@ def main() -> int:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=8, help="a multiple of 4")
+    parser.add_argument("--workers", type=int, default=8, help="2 or a multiple of 4")
     parser.add_argument("--hidden", type=int, default=768, help="a multiple of 32 x workers")
     parser.add_argument("--layers", type=int, default=10, help="an even number")
     parser.add_argument("--bucket-mb", type=int, default=64, help="largest buffer in MiB, as reshard.bucket_mb")
     parser.add_argument("--runs", type=int, default=5, help="counted runs per pair")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    if arguments.workers % 4 or arguments.hidden % (32 * arguments.workers) or arguments.layers % 2:
-        parser.error("--workers must be a multiple of 4, --hidden of 32 x workers, --layers of 2")
+    workers = arguments.workers
+    if (workers % 4 and workers != 2) or arguments.hidden % (32 * workers) or arguments.layers % 2:
+        parser.error("--workers must be 2 or a multiple of 4, --hidden of 32 x workers, --layers of 2")
     return arguments
 
 
 def pairs_of(workers: int) -> list[tuple[list[int], list[int]]]:
     """(from, to) as [data, model, pipeline]."""
     train, infer = [1, workers // 2, 2], [2, workers // 2, 1]
-    return [(train, infer), (infer, train), ([2, workers // 4, 2], [workers, 1, 1]), (train, train)]
+    split = [2, workers // 4, 2] if workers > 2 else [1, 2, 1]
+    return [(train, infer), (infer, train), (split, [workers, 1, 1]), (train, train)]
 
 
 def as_text(report: dict) -> str:

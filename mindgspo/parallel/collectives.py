@@ -1,16 +1,15 @@
 """Collectives called from the host, and what makes them safe: process groups made in one order, ranks that meet before
-they enter, and agreement on what all ranks must share. A process that is alone pays nothing.
+they enter, and agreement on what all ranks must share. Broadcasts between the ranks of a CPU cluster go through the
+memory that they share, everything else through MindSpore. A process that is alone pays nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import mmap
-import os
-import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from mindspore import Tensor, nn
 
 from mindgspo.errors import ConfigError
 from mindgspo.parallel import heartbeat, runtime
+from mindgspo.parallel.meeting import SLOT_BYTES, Meeting, new_meeting_file
 from mindgspo.parallel.ranks import Ranks
 
 _names: dict[Ranks, str] = {}
@@ -51,66 +51,7 @@ def _made(ranks: Ranks) -> str:
     return name
 
 
-_SHARED_MEMORY = Path("/dev/shm")
-_SPINS, _SHORTEST_SLEEP, _LONGEST_SLEEP = 50, 5e-5, 2e-3
-
-
-class Meeting:
-    """The counters of one cluster, seen from one rank. file: made by `new_meeting_file`, of `world_size` ranks."""
-
-    def __init__(self, file: Path, *, rank: int, world_size: int) -> None:
-        try:
-            with file.open("r+b") as opened:
-                self._memory = mmap.mmap(opened.fileno(), 0)
-        except OSError as error:
-            raise ConfigError(
-                f"{file}: rank {rank} cannot open the memory it shares with rank 0 ({error.strerror}); the workers of "
-                "a CPU cluster run on one host"
-            ) from error
-        counters = np.frombuffer(self._memory, np.int64).reshape(2, world_size, world_size)
-        self._met, self._sent = counters[0], counters[1]
-        self._received = np.zeros(world_size, np.int64)
-        self._rank = rank
-
-    def meet(self, ranks: Ranks) -> None:
-        """Wait until every one of `ranks` has come to this meeting."""
-        others = [rank for rank in ranks if rank != self._rank]
-        for other in others:
-            self._met[self._rank, other] += 1
-        for other in others:
-            self._wait(self._met, other, int(self._met[self._rank, other]))
-
-    def has_sent(self, to: int) -> None:
-        """A message to rank `to` is on its way."""
-        self._sent[self._rank, to] += 1
-
-    def await_message(self, sender: int) -> None:
-        """Wait until the next message of `sender` is on its way."""
-        self._received[sender] += 1
-        self._wait(self._sent, sender, int(self._received[sender]))
-
-    def _wait(self, counters: np.ndarray, other: int, count: int) -> None:
-        spins, pause = 0, _SHORTEST_SLEEP
-        while counters[other, self._rank] < count:
-            spins += 1
-            if spins == _SPINS:
-                heartbeat.wait(True)
-            elif spins > _SPINS:
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_SLEEP)
-        if spins >= _SPINS:
-            heartbeat.wait(False)
-
-
-def new_meeting_file(world_size: int) -> Path:
-    """Zeroed counters, to be opened by every rank and then unlinked by whoever made them."""
-    folder = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
-    descriptor, name = tempfile.mkstemp(prefix=f"mindgspo-meeting-{os.getuid()}-", dir=folder)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(bytes(2 * world_size * world_size * np.dtype(np.int64).itemsize))
-    return Path(name)
-
-
+# CPU collectives move float32 and int32, and only an integer keeps every bit pattern.
 _WORD = np.dtype(np.int32)
 _PATH_BYTES = 512
 
@@ -142,31 +83,44 @@ def meet(ranks: Ranks) -> None:
         _meeting.meet(ranks)
 
 
+def make_broadcast_groups(groups: Iterable[Ranks]) -> None:
+    """Make those of the groups that have this process among them, where broadcasts need them: see `group_name`."""
+    if _meeting is None:
+        for ranks in groups:
+            if runtime.rank() in ranks:
+                group_name(ranks)
+
+
 def broadcast(array: np.ndarray, *, sender: int, ranks: Ranks) -> None:
-    """Fill `array` (contiguous, float32 or int32) on all `ranks` with the sender's."""
+    """Fill `array` (contiguous, float32 or int32) on all `ranks` with the sender's. On CPU the sender may go on before
+    they have it."""
     if len(ranks) == 1:
         return
-    meet(ranks)
-    runtime.broadcast_in_place(array, sender=sender, group=group_name(ranks))
+    if _meeting is None:
+        runtime.broadcast_in_place(array, sender=sender, group=group_name(ranks))
+    else:
+        _meeting.broadcast(array.reshape(-1).view(np.uint8), sender=sender, ranks=ranks)
 
 
-def send(array: np.ndarray, *, to: int) -> None:
-    """Hand `array` (contiguous, float32 or int32) to one rank, which calls `receive`; on CPU the sender goes on."""
-    me = runtime.rank()
-    runtime.broadcast_in_place(array, sender=me, group=group_name(_pair(me, to)))
+def max_buffer_bytes() -> int:
+    """The most that `broadcast_buffer` takes at once."""
+    return sys.maxsize if _meeting is None else SLOT_BYTES
+
+
+@contextmanager
+def broadcast_buffer(num_bytes: int, *, sender: int, ranks: Ranks) -> Iterator[np.ndarray]:
+    """int32 [ceil(num_bytes / 4)]: what the sender writes into it inside, the other `ranks` read from it inside."""
+    num_words = -(-num_bytes // _WORD.itemsize)
     if _meeting is not None:
-        _meeting.has_sent(to)
-
-
-def receive(array: np.ndarray, *, sender: int) -> None:
-    """Fill `array` with what `sender` sends; waits for it."""
-    if _meeting is not None:
-        _meeting.await_message(sender)
-    runtime.broadcast_in_place(array, sender=sender, group=group_name(_pair(runtime.rank(), sender)))
-
-
-def _pair(one: int, other: int) -> Ranks:
-    return (min(one, other), max(one, other))
+        with _meeting.passing(num_words * _WORD.itemsize, sender=sender, ranks=ranks) as slot:
+            yield slot.view(_WORD)
+        return
+    buffer, is_sender = np.empty(num_words, _WORD), runtime.rank() == sender
+    if is_sender:
+        yield buffer
+    runtime.broadcast_in_place(buffer, sender=sender, group=group_name(ranks))
+    if not is_sender:
+        yield buffer
 
 
 def barrier() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from mindgspo.parallel.layout import Layout, TensorSlice
@@ -25,6 +25,14 @@ class Piece:
     destination: TensorSlice
     """Where it goes in each receiver's slice."""
     num_bytes: int
+
+    def parts(self, max_bytes: int) -> Iterator[Piece]:
+        """Itself, cut into pieces of at most `max_bytes`."""
+        item_bytes = self.num_bytes // self.source.size
+        blocks = (side.blocks(max_bytes // item_bytes) for side in (self.source, self.destination))
+        for source, destination in zip(*blocks, strict=True):
+            num_bytes = source.size * item_bytes
+            yield Piece(parameter=self.parameter, source=source, destination=destination, num_bytes=num_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +53,29 @@ class Bucket:
     def group(self) -> Ranks:
         """Sender and receivers, ascending: the group of the broadcast."""
         return tuple(sorted((self.sender, *self.receivers)))
+
+    def parts(self, max_bytes: int) -> Iterator[Bucket]:
+        """The same bytes in the same order in buckets of at most `max_bytes`, itself where it fits."""
+        if self.num_bytes <= max_bytes:
+            yield self
+            return
+        pieces = (part for piece in self.pieces for part in piece.parts(max_bytes))
+        for run in packed(pieces, max_bytes):
+            yield Bucket(sender=self.sender, receivers=self.receivers, pieces=run)
+
+
+def packed(pieces: Iterable[Piece], max_bytes: int) -> Iterator[tuple[Piece, ...]]:
+    """Runs of consecutive pieces of at most `max_bytes` together; no piece may be larger."""
+    run: list[Piece] = []
+    filled = 0
+    for piece in pieces:
+        if run and filled + piece.num_bytes > max_bytes:
+            yield tuple(run)
+            run, filled = [], 0
+        run.append(piece)
+        filled += piece.num_bytes
+    if run:
+        yield tuple(run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from math import prod
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.parallel.layout import Layout, Shape, SliceIndex, TensorSlice
 from mindgspo.parallel.ranks import Ranks
-from mindgspo.parallel.reshard.plan import Bucket, Piece, ReshardPlan, Step
+from mindgspo.parallel.reshard.plan import Bucket, Piece, ReshardPlan, Step, packed
 from mindgspo.text import listed
 
 WORD_BYTES = 4
@@ -269,21 +269,8 @@ def _buckets(
     for name in parameters:
         for link, pieces in streams.get(name, {}).items():
             by_link.setdefault(link, []).extend(pieces)
-    packed = [
-        [Bucket(sender=sender, receivers=receivers, pieces=run) for run in _packed(pieces, bucket_bytes)]
+    turns = [
+        [Bucket(sender=sender, receivers=receivers, pieces=run) for run in packed(pieces, bucket_bytes)]
         for (sender, receivers), pieces in by_link.items()
     ]
-    return tuple(bucket for turn in zip_longest(*packed) for bucket in turn if bucket is not None)
-
-
-def _packed(pieces: list[Piece], bucket_bytes: int) -> Iterator[tuple[Piece, ...]]:
-    run: list[Piece] = []
-    filled = 0
-    for piece in pieces:
-        if run and filled + piece.num_bytes > bucket_bytes:
-            yield tuple(run)
-            run, filled = [], 0
-        run.append(piece)
-        filled += piece.num_bytes
-    if run:
-        yield tuple(run)
+    return tuple(bucket for turn in zip_longest(*turns) for bucket in turn if bucket is not None)

@@ -1,7 +1,7 @@
 """Carry out a reshard over real ranks: the same steps on all of them, each taking part in the buckets that name it.
 
-One buffer of at most a bucket's bytes exists at a time. What the destination holds in a smaller type is rounded before
-it is sent.
+One buffer of at most a bucket's bytes exists at a time; where ranks share memory it is a part of that. What the
+destination holds in a smaller type is rounded before it is sent.
 """
 
 from __future__ import annotations
@@ -15,37 +15,28 @@ import numpy as np
 
 from mindgspo.errors import WeightsError
 from mindgspo.parallel import runtime
-from mindgspo.parallel.collectives import broadcast, exchange, group_name
+from mindgspo.parallel.collectives import broadcast_buffer, exchange, make_broadcast_groups, max_buffer_bytes
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.reshard.plan import Bucket, Piece, ReshardPlan
 from mindgspo.parallel.reshard.planner import plan_reshard
 
-WORD = np.dtype(np.int32)
-"""Type of the buffers: CPU collectives move float32 and int32, and only an integer keeps every bit pattern."""
 Types = Mapping[str, np.dtype]
 """Element types by parameter name."""
 Residency = Callable[[tuple[str, ...]], AbstractContextManager[None]]
 """Called around every step with its parameters' names: makes them resident on both sides, and lets them go."""
 
 
-def empty_buffer(bucket: Bucket) -> np.ndarray:
-    """int32 [ceil(bytes / 4)], what a receiver hands to the broadcast."""
-    return np.empty(-(-bucket.num_bytes // WORD.itemsize), WORD)
-
-
-def pack(bucket: Bucket, old: Mapping[str, np.ndarray], types: Types | None = None) -> np.ndarray:
-    """The sender's buffer, from its old slices by parameter name. types: those that are sent; None: the slices' own."""
-    buffer = empty_buffer(bucket)
+def pack(bucket: Bucket, old: Mapping[str, np.ndarray], buffer: np.ndarray, types: Types | None = None) -> None:
+    """Fill the sender's buffer, int32 [ceil(bytes / 4)], from its old slices by parameter name. types: those that are
+    sent; None: the slices' own."""
     buffer[-1:] = 0  # bytes behind the last piece
     for piece, raw in _views(bucket, buffer):
         block = old[piece.parameter][piece.source.index]
         raw.view(block.dtype if types is None else types[piece.parameter]).reshape(block.shape)[...] = block
-    return buffer
 
 
 def unpack(bucket: Bucket, buffer: np.ndarray, new: Mapping[str, np.ndarray]) -> None:
     """Write a received buffer into the receiver's new slices."""
-    assert buffer.dtype == WORD, buffer.dtype
     for piece, raw in _views(bucket, buffer):
         slice_ = new[piece.parameter]
         slice_[piece.destination.index] = raw.view(slice_.dtype).reshape(piece.destination.shape)
@@ -108,9 +99,7 @@ class Resharder:
         self._residency = residency
         self._rank = runtime.rank()
         _compare_digests(self.plan)
-        for ranks in self.plan.groups():
-            if self._rank in ranks:
-                group_name(ranks)
+        make_broadcast_groups(self.plan.groups())
 
     def run(self, old: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray]) -> ReshardReport:
         """Fill this rank's slices `new` (contiguous) from everybody's `old`. A slice that both sides keep in one array
@@ -142,13 +131,16 @@ class Resharder:
         return copy_local(self.plan, name, self._rank, old[name], new[name])
 
     def _pass_on(self, bucket: Bucket, old: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray]) -> int:
-        """Take part in one broadcast; returns the bytes of the buffer."""
-        is_sender = self._rank == bucket.sender
-        buffer = pack(bucket, old, self._types) if is_sender else empty_buffer(bucket)
-        broadcast(buffer, sender=bucket.sender, ranks=bucket.group)
-        if not is_sender:
-            unpack(bucket, buffer, new)
-        return buffer.nbytes
+        """Take part in the broadcasts of one bucket; returns the bytes of the largest buffer."""
+        largest = 0
+        for part in bucket.parts(max_buffer_bytes()):
+            with broadcast_buffer(part.num_bytes, sender=part.sender, ranks=part.group) as buffer:
+                if self._rank == part.sender:
+                    pack(part, old, buffer, self._types)
+                else:
+                    unpack(part, buffer, new)
+                largest = max(largest, buffer.nbytes)
+        return largest
 
     def _check_slices(
         self, side: str, layouts: Mapping[str, Layout], slices: Mapping[str, np.ndarray], types: Types

@@ -22,6 +22,9 @@ MODELS = {
     # Not everything divides over four replicas: some moments stay whole.
     "tied": ModelSection(vocab_size=40, hidden_size=24, intermediate_size=36, num_hidden_layers=4,
         num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True),
+    # A quarter of the table does not fit the memory that ranks share.
+    "wide": ModelSection(vocab_size=24000, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True),
 }  # fmt: skip
 
 # Zeros and infinities of both signs, the smallest and the largest subnormal, quiet and signalling NaNs with payloads.
@@ -29,7 +32,7 @@ PATTERNS = np.array(
     [0, 1 << 31, 0x7F800000, 0xFF800000, 1, 0x807FFFFF, 0x7FC00000, 0xFFC12345, 0x7F800001, 0xFFBFFFFF], np.uint32
 )
 
-WHOLE = 1 << 20
+WHOLE = 16 << 20
 """A bucket that is larger than any model here."""
 
 
@@ -77,6 +80,8 @@ PAIRS = [
     Pair(name="stages for replicas", source=plan_of("2x4x1"), destination=plan_of("1x4x2")),
     Pair(name="table to whole", source=plan_of("2x4x1", split_table=True), destination=plan_of("2x4x1")),
     Pair(name="table to slices", source=plan_of("4x2x1"), destination=plan_of("2x4x1", split_table=True)),
+    Pair(name="buckets in parts", model="wide", source=plan_of("2x4x1", split_table=True),
+        destination=plan_of("2x4x1"), bucket_bytes=WHOLE),
     Pair(name="kv heads on two ranks each", source=plan_of("2x4x1"), destination=plan_of("2x2x2"), bucket_bytes=512),
     Pair(name="tied", model="tied", source=plan_of("1x4x2"), destination=plan_of("2x2x2"), bucket_bytes=516),
     Pair(name="tied to no stages", model="tied", source=plan_of("2x2x2"), destination=plan_of("8x1x1")),

@@ -1,10 +1,11 @@
-"""Ranks that are threads of the test's own process, for what they tell each other over the whole world."""
+"""Ranks that are threads of the test's own process: for what they tell each other over the whole world, and for those
+that may wait for ever."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
@@ -84,3 +85,23 @@ def over_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list]:
         return ranks.run(work)
 
     return run
+
+
+@pytest.fixture
+def aside() -> Callable[..., Future]:
+    """aside(function, *arguments, **options): its future, in a thread of its own, which may hang without holding
+    pytest up."""
+
+    def start(function: Callable, *arguments: object, **options: object) -> Future:
+        future: Future = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(function(*arguments, **options))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=work, daemon=True).start()
+        return future
+
+    return start

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import resource
 import subprocess
 import sys
-import threading
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -16,7 +17,7 @@ import pytest
 
 from mindgspo.errors import ConfigError
 from mindgspo.parallel import heartbeat
-from mindgspo.parallel.collectives import Meeting, new_meeting_file
+from mindgspo.parallel.meeting import NUM_SLOTS, SLOT_BYTES, Meeting, new_meeting_file
 
 CHILD = Path(__file__).with_name("meeting_child.py")
 WAIT_S = 60.0
@@ -35,25 +36,6 @@ def file() -> Iterator[Path]:
 def ranks(file: Path) -> list[Meeting]:
     """Four of them."""
     return [Meeting(file, rank=rank, world_size=4) for rank in range(4)]
-
-
-@pytest.fixture
-def aside() -> Callable[..., Future]:
-    """aside(function, *arguments): its future, in a thread of its own, which may hang without holding pytest up."""
-
-    def start(function: Callable, *arguments: object) -> Future:
-        future: Future = Future()
-
-        def work() -> None:
-            try:
-                future.set_result(function(*arguments))
-            except BaseException as error:
-                future.set_exception(error)
-
-        threading.Thread(target=work, daemon=True).start()
-        return future
-
-    return start
 
 
 def assert_waits(*futures: Future) -> None:
@@ -107,33 +89,33 @@ def test_nobody_is_early_in_a_thousand_meetings(ranks: list[Meeting], aside: Cal
     assert [walk.result(timeout=WAIT_S) for walk in walks] == [0, 0, 0, 0]
 
 
-def test_the_receiver_waits_and_the_sender_does_not(ranks: list[Meeting], aside: Callable[..., Future]):
-    for num_sent in (0, 3):
-        for _ in range(num_sent):
-            ranks[0].has_sent(2)
-        for _ in range(num_sent):
-            ranks[2].await_message(0)
-        waiting = aside(ranks[2].await_message, 0)
-        assert_waits(waiting)
-        ranks[0].has_sent(2)
-        assert_goes_on(waiting)
+def test_a_new_file_is_allocated_zeros_and_nobody_elses(file: Path):
+    assert not np.fromfile(file, np.uint8).any()
+    facts = file.stat()
+    assert facts.st_size > 4 * NUM_SLOTS * SLOT_BYTES
+    assert facts.st_blocks * 512 >= facts.st_size, "a page that is missing later kills the process"
+    assert facts.st_mode & 0o077 == 0
 
 
-def test_a_message_is_for_one_receiver_and_of_one_sender(ranks: list[Meeting], aside: Callable[..., Future]):
-    ranks[0].has_sent(1)
-    ranks[1].has_sent(0)
-    others = aside(ranks[1].await_message, 2), aside(ranks[3].await_message, 0), aside(ranks[0].meet, (0, 1))
-    assert_waits(*others)  # a message is no meeting either
-    ranks[1].await_message(0)
-    ranks[0].await_message(1)
-    ranks[2].has_sent(1)
-    ranks[0].has_sent(3)
-    assert_goes_on(aside(ranks[1].meet, (0, 1)), *others)
+def test_without_shared_memory_the_file_is_among_temporary_files(monkeypatch, tmp_path: Path, caplog):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    file = new_meeting_file(2, folder=tmp_path / "absent")
+    assert file.parent == tmp_path and not np.fromfile(file, np.uint8).any()
+    (line,) = caplog.messages
+    assert "absent has no room for the 4.0 MiB that 2 ranks share ([Errno 2]" in line
+    assert line.endswith(f"; they are in {tmp_path}")
 
 
-def test_a_new_file_holds_zeros_for_every_pair(file: Path):
-    assert np.fromfile(file, np.int64).tolist() == [0] * (2 * 4 * 4)
-    assert file.stat().st_mode & 0o077 == 0, "nobody else's"
+def test_no_room_anywhere_is_found_at_once_and_leaves_nothing(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (NUM_SLOTS * SLOT_BYTES, limits[1]))
+        with pytest.raises(ConfigError, match=r"has no room for the 8\.0 MiB that 4 ranks share .*, neither has "):
+            new_meeting_file(4, folder=tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_may_go_once_all_have_opened_it(ranks: list[Meeting], file: Path, aside: Callable[..., Future]):

@@ -6,6 +6,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reshard_in_numpy import RankSlices, run_in_one_process, scatter
+from reshard_in_numpy import RankSlices, empty_buffer, run_in_one_process, scatter
 from small_plans import TINY, plan, weights
 
 from mindgspo.config import ModelSection, ParallelPlan
@@ -22,7 +23,7 @@ from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
 from mindgspo.parallel.reshard.plan import ReshardPlan
 from mindgspo.parallel.reshard.planner import plan_reshard
-from mindgspo.parallel.reshard.resharder import empty_buffer, pack, unpack
+from mindgspo.parallel.reshard.resharder import pack, unpack
 
 MAX_RANKS = 64
 
@@ -185,6 +186,23 @@ def test_a_bucket_of_one_word(item: Any):
     assert set(cost.peak_buffers.values()) == {4}
 
 
+@pytest.mark.parametrize("buffer_bytes", [4, 10, 100, 5000, 1 << 20])
+def test_a_bucket_travels_in_parts_where_the_buffer_is_smaller(buffer_bytes: int):
+    plan = plan_reshard(*SIDES, bucket_bytes=1 << 16)
+    full = full_tensors(plan.source, np.float32)
+    new, cost = run_in_one_process(plan, scatter(full, plan.source), buffer_bytes=buffer_bytes)
+    assert_equal_bits(new, scatter(full, plan.destination))
+    assert cost.received == plan.lacking_bytes()
+    assert cost.sent == plan.sent_bytes()
+    largest = max(bucket.num_bytes for bucket in plan.buckets())
+    assert buffer_bytes / 2 < max(cost.peak_buffers.values()) <= buffer_bytes or buffer_bytes > largest
+    for bucket in plan.buckets():
+        parts = list(bucket.parts(buffer_bytes))
+        assert parts == [bucket] or bucket.num_bytes > buffer_bytes
+        # As few as that: no two neighbours would fit together.
+        assert all(one.num_bytes + other.num_bytes > buffer_bytes for one, other in pairwise(parts))
+
+
 def test_mixed_sizes_share_a_bucket():
     items = {name: 2 if name.endswith("weight") else 4 for name in SIDES[0]}
     plan = plan_reshard(*SIDES, bucket_bytes=1 << 16, item_bytes=items)
@@ -251,7 +269,7 @@ def test_packing_and_unpacking_allocate_the_buffer_and_nothing_else():
             tracemalloc.reset_peak()
             before = tracemalloc.get_traced_memory()[0]
             if bucket.sender == 0:
-                pack(bucket, old)
+                pack(bucket, old, empty_buffer(bucket))
             else:
                 unpack(bucket, empty_buffer(bucket), new)
             extra = tracemalloc.get_traced_memory()[1] - before

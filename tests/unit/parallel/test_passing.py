@@ -1,0 +1,190 @@
+"""Bytes through shared memory arrive unchanged, once, in order, and are not written over while somebody reads them:
+ranks that are threads, then ranks that are processes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mindgspo.parallel import heartbeat
+from mindgspo.parallel.heartbeat import Record, read_record
+from mindgspo.parallel.meeting import NUM_SLOTS, SLOT_BYTES, Meeting, new_meeting_file
+
+CHILD = Path(__file__).with_name("passing_child.py")
+WAIT_S = 120.0
+
+
+@pytest.fixture
+def file() -> Iterator[Path]:
+    path = new_meeting_file(4)
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def ranks(file: Path) -> list[Meeting]:
+    """Four of them."""
+    return [Meeting(file, rank=rank, world_size=4) for rank in range(4)]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen]]:
+    """start(*arguments): a `passing_child`; none outlives the test."""
+    children: list[subprocess.Popen] = []
+
+    def started(*arguments: object) -> subprocess.Popen:
+        command = [sys.executable, str(CHILD), *map(str, arguments)]
+        children.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        return children[-1]
+
+    yield started
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+def put(meeting: Meeting, content: int, to: tuple[int, ...], sender: int = 0) -> None:
+    with meeting.passing(8, sender=sender, ranks=tuple(sorted((sender, *to)))) as slot:
+        slot[:] = content
+
+
+def taken(meeting: Meeting, rank: int, sender: int = 0) -> list[int]:
+    with meeting.passing(8, sender=sender, ranks=tuple(sorted((sender, rank)))) as slot:
+        return sorted(set(slot.tolist()))
+
+
+def test_a_sender_is_ahead_by_its_slots_and_no_further(ranks: list[Meeting], aside: Callable[..., Future]):
+    for number in range(NUM_SLOTS):
+        put(ranks[0], number, to=(1, 2))
+    late = aside(put, ranks[0], NUM_SLOTS, (1, 2))
+    for number in range(NUM_SLOTS):
+        assert taken(ranks[1], 1) == [number]
+    assert_waits(late)  # for rank 2
+    for number in range(NUM_SLOTS):
+        assert taken(ranks[2], 2) == [number]
+    assert_goes_on(late)
+    assert [taken(ranks[rank], rank) for rank in (1, 2)] == [[NUM_SLOTS], [NUM_SLOTS]]
+
+
+def test_a_slot_is_not_written_over_while_it_is_read(ranks: list[Meeting], aside: Callable[..., Future]):
+    for number in range(NUM_SLOTS):
+        put(ranks[0], number, to=(1,))
+    with ranks[1].passing(8, sender=0, ranks=(0, 1)) as slot:
+        late = aside(put, ranks[0], 99, (1,))
+        assert_waits(late)
+        assert set(slot.tolist()) == {0}
+    assert_goes_on(late)
+
+
+def test_a_receiver_waits_for_its_own_message(ranks: list[Meeting], aside: Callable[..., Future]):
+    """Not for that of another sender or for another receiver, and not before the sender is done with it."""
+    early = aside(taken, ranks[2], 2, 0)
+    put(ranks[0], 1, to=(1,))
+    put(ranks[3], 3, to=(2,), sender=3)
+    assert_waits(early)
+    with ranks[0].passing(8, sender=0, ranks=(0, 1, 2)) as slot:
+        slot[:] = 7
+        assert_waits(early)
+    assert early.result(WAIT_S) == [7]
+    assert [taken(ranks[1], 1), taken(ranks[1], 1), taken(ranks[2], 2, 3)] == [[1], [7], [3]]
+
+
+def test_each_receiver_gets_its_messages_in_order(ranks: list[Meeting], aside: Callable[..., Future]):
+    groups = [(1,), (2,), (1, 2), (3,), (1, 2, 3), (2,), (1,), (1,), (3,), (2, 3)]
+    sending = aside(lambda: [put(ranks[0], number, to=group) for number, group in enumerate(groups)])
+    due = {rank: [number for number, group in enumerate(groups) if rank in group] for rank in (1, 2, 3)}
+    receiving = {rank: aside(lambda rank=rank: [taken(ranks[rank], rank) for _ in due[rank]]) for rank in due}
+    assert {rank: future.result(WAIT_S) for rank, future in receiving.items()} == {
+        rank: [[number] for number in numbers] for rank, numbers in due.items()
+    }
+    assert_goes_on(sending)
+
+
+def test_senders_do_not_share_slots(ranks: list[Meeting]):
+    for sender in (0, 1, 2):
+        put(ranks[sender], 10 + sender, to=(3,), sender=sender)
+    assert [taken(ranks[3], 3, sender) for sender in (2, 0, 1)] == [[12], [10], [11]]
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, SLOT_BYTES - 1, SLOT_BYTES, SLOT_BYTES + 1, 5 * SLOT_BYTES + 3])
+def test_any_number_of_bytes(ranks: list[Meeting], aside: Callable[..., Future], num_bytes: int):
+    sent = np.random.default_rng(5).integers(0, 256, num_bytes, np.uint8)
+    held = [sent.copy(), *(np.zeros(num_bytes, np.uint8) for _ in range(3))]
+    assert_goes_on(*(aside(ranks[i].broadcast, held[i], sender=0, ranks=(0, 1, 3)) for i in (0, 1, 3)))
+    assert [array.tobytes() == sent.tobytes() for array in held] == [True, True, num_bytes == 0, True]
+
+
+@pytest.mark.parametrize("side", ["sender", "receiver"])
+def test_who_waits_in_a_broadcast_says_so(ranks: list[Meeting], aside: Callable[..., Future], side: str):
+    beat = heartbeat.start(None)
+    try:
+        if side == "sender":
+            waiting = aside(lambda: [put(ranks[0], 1, to=(1,)) for _ in range(NUM_SLOTS + 1)])
+        else:
+            waiting = aside(taken, ranks[1], 1)
+        assert until(lambda: beat.record.waits)
+        assert not waiting.done()
+        if side == "sender":
+            taken(ranks[1], 1)
+        else:
+            put(ranks[0], 1, to=(1,))
+        assert_goes_on(waiting)
+        assert not beat.record.waits
+    finally:
+        heartbeat.stop()
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_processes_pass_random_bits_in_random_groups(start: Callable[..., subprocess.Popen], world_size: int):
+    file = new_meeting_file(world_size)
+    try:
+        children = [start(file, rank, world_size, "walk", 7, 150) for rank in range(world_size)]
+        assert [child.communicate(timeout=WAIT_S)[0] for child in children] == ["0\n"] * world_size
+    finally:
+        file.unlink()
+
+
+def test_a_sender_that_is_killed_leaves_its_receiver_waiting(
+    start: Callable[..., subprocess.Popen], file: Path, tmp_path: Path
+):
+    """It has not come to the end with half a message, and the launcher can see who waits; no file is left."""
+    beat, result = tmp_path / "heartbeat", tmp_path / "result"
+    receiver = start(file, 1, 4, "receive", beat, result, 2 * SLOT_BYTES)
+    assert until(lambda: waits(read_record(beat)))
+    sender = start(file, 0, 4, "die", 2 * SLOT_BYTES)
+    assert sender.wait(WAIT_S) == -signal.SIGKILL
+    file.unlink()
+    assert until(lambda: waits(read_record(beat)))
+    time.sleep(0.2)
+    assert receiver.poll() is None and waits(read_record(beat)) and not result.exists()
+    assert not list(file.parent.glob(f"{file.name}*"))
+
+
+def waits(record: Record | None) -> bool:
+    return record is not None and record.waits
+
+
+def until(condition: Callable[[], bool]) -> bool:
+    """Whether it comes true in time."""
+    give_up = time.monotonic() + WAIT_S
+    while not condition() and time.monotonic() < give_up:
+        time.sleep(0.001)
+    return condition()
+
+
+def assert_waits(*futures: Future) -> None:
+    time.sleep(0.05)
+    assert not any(future.done() for future in futures)
+
+
+def assert_goes_on(*futures: Future) -> None:
+    for future in futures:
+        future.result(timeout=WAIT_S)
