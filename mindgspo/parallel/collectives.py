@@ -99,6 +99,7 @@ def broadcast(array: np.ndarray, *, sender: int, ranks: Ranks) -> None:
     if _meeting is None:
         runtime.broadcast_in_place(array, sender=sender, group=group_name(ranks))
     else:
+        assert array.flags.c_contiguous, array.flags
         _meeting.broadcast(array.reshape(-1).view(np.uint8), sender=sender, ranks=ranks)
 
 

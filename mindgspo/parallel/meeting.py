@@ -1,7 +1,7 @@
-"""What the workers of a CPU cluster share, one file of memory: counters by which they wait for each other, and slots
-through which bytes go from one rank to others.
+"""What the workers of a CPU cluster share, one file of memory: slots through which bytes go from one rank to others,
+and counters by which they wait for each other.
 
-    file: met, taken [W, W], put [W, W, NUM_SLOTS], all int64; then the slots, uint8 [W, NUM_SLOTS, SLOT_BYTES]
+    file: the slots, uint8 [W, NUM_SLOTS, SLOT_BYTES]; met, taken [W, W], put [W, W, NUM_SLOTS], all int64
 
 W is the world size. The first axis is the rank that writes; nobody else writes there.
 """
@@ -26,9 +26,9 @@ from mindgspo.parallel.ranks import Ranks
 
 SLOT_BYTES = 1 << 20
 NUM_SLOTS = 2
-"""Of each sender: it fills one slot while the others are read. Larger or more slots are not faster: these stay in a
-processor's cache from the sender's write to the receivers' reads, and a waking rank needs less time than a slot takes.
-32 ranks fit into the 64 MiB that containers have for shared memory."""
+"""Of each sender: it fills one while the other is read. Smaller slots are slower, because waking a rank takes as long
+as copying some 100 KiB; larger or more ones are hardly faster, and leave the processor's caches between the sender's
+write and the receivers' reads. The 64 MiB that containers have for shared memory do for 31 ranks."""
 
 _log = logging.getLogger(__name__)
 _SHARED_MEMORY = Path("/dev/shm")
@@ -52,7 +52,7 @@ class Meeting:
             ) from error
         pairs = world_size * world_size
         memory = np.frombuffer(mmap.mmap(self._file, 0), np.uint8)
-        counters, slots = np.split(memory, [_counter_bytes(world_size)])
+        slots, counters = np.split(memory, [world_size * NUM_SLOTS * SLOT_BYTES])
         met, taken, put = np.split(counters.view(_COUNT), [pairs, 2 * pairs])
         self._met, self._taken = (counts.reshape(world_size, world_size) for counts in (met, taken))
         # Which message of a pair is in a slot of its sender, counted from 1.
@@ -131,17 +131,14 @@ class Meeting:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
-def _counter_bytes(world_size: int) -> int:
-    return (2 + NUM_SLOTS) * world_size * world_size * _COUNT.itemsize
-
-
 def new_meeting_file(world_size: int, folder: Path = _SHARED_MEMORY) -> Path:
     """Zeros, all of them allocated; to be opened by every rank and then unlinked by whoever made them.
 
-    In `folder`, or with a warning in that for temporary files where `folder` is missing or has no room. Raises
-    ConfigError where neither has.
+    In `folder`, or, with a warning, in that for temporary files where `folder` is missing or has no room. Raises
+    ConfigError where there is none either.
     """
-    num_bytes = _counter_bytes(world_size) + world_size * NUM_SLOTS * SLOT_BYTES
+    num_counters = (2 + NUM_SLOTS) * world_size * world_size
+    num_bytes = world_size * NUM_SLOTS * SLOT_BYTES + num_counters * _COUNT.itemsize
     try:
         return _allocated(folder, num_bytes)
     except OSError as error:
