@@ -1,8 +1,9 @@
-"""Memory of one rank's graphs on CPU beside its holdings: a rough estimate in float32.
+"""Memory of one rank's graphs of kernels on CPU beside its holdings: an estimate in float32, without that of graphs
+composed of MindSpore's small operators, which keep more.
 
-Same interface as `ascend_memory`. Per token the backward pass keeps of each layer: its input, two norms and what they
-scale (6 hidden), queries and attention's output (2 query), keys and values (2 key/value), gate, sigmoid, SiLU, up and
-their product (5 inner), and per row and head the softmax of the scores [T, T].
+Same interface as `ascend_memory`. Per token the backward pass keeps of each layer: its input and what it becomes behind
+attention, and both normed (4 hidden); rotated queries and attention's output (2 query); keys and values (2 key/value);
+gate, up and their product (3 inner).
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from mindgspo.planner.rank_work import FLOAT, RankWidths, RankWork, weight_sizes
 # Measured with MindSpore 2.10: a process with a first small graph, what a rank of a cluster has beyond that, and
 # compiled graphs of all phases.
 _PROCESS, _CLUSTER = 450 * MIB, 150 * MIB
-_GRAPHS, _GRAPHS_PER_LAYER = 150 * MIB, 30 * MIB
-_CHUNK_BYTES = 64 * MIB
+_GRAPHS, _GRAPHS_PER_LAYER = 100 * MIB, 27 * MIB
+# Logits that the log-prob head has at once: of a chunk where ranks split the vocabulary, else of so many entries and
+# predictions (kernels/log_prob.cc).
+_CHUNK_BYTES, _ENTRIES, _PREDICTIONS = 64 * MIB, 4096, 1024
 
 
 def reserve(work: RankWork) -> int:
@@ -26,8 +29,9 @@ def reserve(work: RankWork) -> int:
 
 
 def standing(work: RankWork, phases: Collection[Phase]) -> Parts:
-    """Compiled graphs, which live as long as the process."""
-    return {Part.GRAPHS: _GRAPHS + _GRAPHS_PER_LAYER * work.train.layers}
+    """Compiled graphs and the matrices packed for decoding, which live as long as the process."""
+    packed = FLOAT * _packed(work) if Phase.ROLLOUT in phases else 0
+    return {Part.GRAPHS: _GRAPHS + _GRAPHS_PER_LAYER * work.train.layers, Part.PACKED_WEIGHTS: packed}
 
 
 def temporary(work: RankWork, phase: Phase) -> Parts:
@@ -40,67 +44,73 @@ def temporary(work: RankWork, phase: Phase) -> Parts:
     if phase is Phase.UPDATE:
         return {**_update(work), **lasting}
     if phase is Phase.SCORE:
-        peaks = [_score(work, width) for _, width in work.scoring]
+        peaks = [
+            {Part.ACTIVATIONS: FLOAT * _at_work(width, work.tokens), Part.LOGITS: FLOAT * _head(work, width)}
+            for _, width in work.scoring
+        ]
         return {**max(peaks, key=lambda parts: sum(parts.values()), default={}), **lasting}
     return {**_rollout(work), **lasting} if phase is Phase.ROLLOUT else {}
 
 
 def _update(work: RankWork) -> Parts:
-    width = work.train
-    kept = width.layers * _kept_per_layer(work, work.plan.recompute)
-    again = _kept_per_layer(work, "none") if work.plan.recompute != "none" else 0
-    # The gradient of the output table so far, this chunk's, and their sum.
-    table = width.output_rows * width.hidden
-    return {
-        Part.ACTIVATIONS: FLOAT * (kept + again),
-        Part.NEW_GRADIENTS: FLOAT * sum(weight_sizes(work.config.model, work.plan, work.rank).values()),
-        Part.LOGITS: 3 * FLOAT * max(table, _chunk(work, width)),
-    }
-
-
-def _kept_per_layer(work: RankWork, recompute: str) -> int:
-    """Elements that a layer keeps for its backward pass. selective: without norms, the product and the softmax."""
+    """The backward pass begins with all that was kept and the output table's gradient, and ends with all gradients;
+    those of both uses of a tied table stand beside their sum."""
     width, tokens = work.train, work.tokens
-    if recompute == "full":
-        return tokens * width.hidden
-    block = width.feed_forward(tokens)
-    heads = (2 * width.query + 2 * width.key_value) * (2 if width.has_head_norms else 1)
-    if recompute == "selective":
-        return tokens * (4 * width.hidden + heads) + 4 * block.inner + 2 * block.routed
-    return tokens * (6 * width.hidden + heads) + 5 * block.inner + 2 * block.routed + work.scores
-
-
-def _score(work: RankWork, width: RankWidths) -> Parts:
+    kept = width.layers * (tokens * width.hidden if work.plan.recompute == "full" else _kept(width, tokens))
+    table = width.output_rows * width.hidden if width.is_last else 0
+    gradients = sum(weight_sizes(work.config.model, work.plan, work.rank).values())
+    if work.config.model.tie_word_embeddings and width.is_first:
+        gradients += 2 * table
+    activations, new = max((kept, table), (0, gradients), key=sum)
     return {
-        Part.ACTIVATIONS: FLOAT * _one_layer(width, work.tokens, work.scores_of(width)),
-        Part.LOGITS: 3 * FLOAT * _chunk(work, width),
+        Part.ACTIVATIONS: FLOAT * (activations + _at_work(width, tokens)),
+        Part.NEW_GRADIENTS: FLOAT * new,
+        Part.LOGITS: FLOAT * _head(work, width),
     }
+
+
+def _kept(width: RankWidths, tokens: int) -> int:
+    """Elements that a layer keeps for its backward pass. recompute=selective saves nothing of kernels'."""
+    block, heads = width.feed_forward(tokens), width.query + width.key_value
+    return tokens * (4 * width.hidden + (2 + width.has_head_norms) * heads) + 3 * block.inner + 2 * block.routed
+
+
+def _at_work(width: RankWidths, tokens: int) -> int:
+    """Elements of one layer's tensors, or their gradients, and of what its widest product packs: weights and input."""
+    widest = max(2 * width.inner, width.query + 2 * width.key_value)
+    packed = width.hidden * widest + max(tokens * width.hidden, width.feed_forward(tokens).inner)
+    return _kept(width, tokens) + packed
 
 
 def _rollout(work: RankWork) -> Parts:
-    """A prefill with all keys and values; a step's scores, with gathered keys and values and where they were; and its
-    logits with what sampling makes."""
-    width, rollout = work.infer, work.config.rollout
-    prefill = max(
-        2 * width.layers * rows * length * width.key_value
-        + _one_layer(width, rows * length, rows * width.heads * length**2)
+    """A prefill with all keys and values, or a decoded token of every slot; and the logits of these."""
+    width = work.infer
+    prefills = [
+        2 * width.layers * rows * length * width.key_value + _at_work(width, rows * length)
         for rows, length in work.prefills
-    )
-    step = work.slots * work.columns * (4 * width.heads + 2 * width.key_value + 3 * width.kv_heads)
-    tensors = 10 if rollout.top_k > 0 or rollout.top_p < 1 else 4
+    ]
     return {
-        Part.ACTIVATIONS: FLOAT * max(prefill, step),
-        Part.LOGITS: FLOAT * tensors * work.slots * work.config.model.vocab_size,
+        Part.ACTIVATIONS: FLOAT * max(*prefills, _at_work(width, work.slots)),
+        Part.LOGITS: FLOAT * work.slots * work.config.model.vocab_size,
     }
 
 
-def _one_layer(width: RankWidths, tokens: int, scores: int) -> int:
-    """Elements of a forward pass through one layer."""
-    block = width.feed_forward(tokens)
-    return tokens * (3 * width.hidden + 2 * width.key_value) + 4 * block.inner + 2 * block.routed + 3 * scores
+def _packed(work: RankWork) -> int:
+    """Elements of the rollout's matrices: see `rollout.graphs.PackedWeights`."""
+    width, model = work.infer, work.config.model
+    sizes = weight_sizes(model, work.config.plans.infer, work.rank)
+    layers = sum(size for name, size in sizes.items() if name.endswith("_proj.weight") and ".experts." not in name)
+    takes_rows = model.tie_word_embeddings and width.input_rows > width.output_rows
+    return layers + (0 if takes_rows else width.output_rows * width.hidden)
 
 
-def _chunk(work: RankWork, width: RankWidths) -> int:
-    """Elements of one chunk of logits of the log-prob head."""
-    rows = max(1, _CHUNK_BYTES // (FLOAT * width.output_rows))
-    return min(rows, work.scored_tokens) * width.output_rows if width.is_last else 0
+def _head(work: RankWork, width: RankWidths) -> int:
+    """Elements that the log-prob head works with: hidden states and their gradients, and logits and packed matrices of
+    one part, or chunks of logits where the vocabulary is split."""
+    if not width.is_last:
+        return 0
+    predictions, hidden, entries = work.scored_tokens, width.hidden, width.output_rows
+    if entries < work.config.model.vocab_size:
+        return 3 * min(max(1, _CHUNK_BYTES // (FLOAT * entries)), predictions) * entries
+    some, part = min(predictions, _PREDICTIONS), min(entries, _ENTRIES)
+    return 2 * predictions * hidden + some * (part + hidden) + 2 * part * hidden

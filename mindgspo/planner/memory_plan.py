@@ -21,6 +21,7 @@ class Part(Enum):
     MOMENTS = "AdamW's moments"
     REFERENCE_WEIGHTS = "reference weights"
     ROLLOUT_WEIGHTS = "rollout weights"
+    PACKED_WEIGHTS = "matrices packed for decoding"
     KV_CACHE = "key/value cache"
     COMPUTE_WEIGHTS = "weights in the compute type"
     ROUND_GRADIENTS = "gradients of one pipeline round"

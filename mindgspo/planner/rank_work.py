@@ -177,15 +177,6 @@ class RankWork:
         return self.config.trainer.max_tokens_per_micro_batch or self.rows * self.responses
 
     @property
-    def scores(self) -> int:
-        """Elements of one training layer's attention scores, where these exist."""
-        return self.scores_of(self.train)
-
-    def scores_of(self, width: RankWidths) -> int:
-        """Those of a layer of these widths."""
-        return self.rows * width.heads * self.row_length**2
-
-    @property
     def scoring(self) -> tuple[tuple[ParallelPlan, RankWidths], ...]:
         """Plan and widths of the policies that score: the trained one, unless the sampler's log-probs stand for its,
         and the reference if there is one."""

@@ -196,28 +196,41 @@ def test_the_samplers_log_probs_need_no_graph(device: str) -> None:
     assert Part.ACTIVATIONS in both.classes[0].at(Level.BY_PHASE, Phase.SCORE).parts, "the reference still scores"
 
 
-# ----- The CPU's rough terms: by hand for a small model, and their order
+# ----- CPU graphs of kernels: by hand for a small model, and their order
 # 4 rows of 64 + 64 tokens; 8 layers of width 256, 8 heads and 4 key/value heads of 32, inner 768, vocabulary 1024.
-TOKENS, SCORES = 4 * 128, 4 * 8 * 128**2
-STREAMS = 6 * 256 + 2 * 256 + 2 * 128
+TOKENS = 4 * 128
+KEPT = TOKENS * (4 * 256 + 2 * 256 + 2 * 128 + 3 * 768)
+# One layer's own, panels of gate and up, and the packed input of down.
+AT_WORK = KEPT + 2 * 256 * 768 + TOKENS * 768
+TABLE, MATRICES = 1024 * 256, 256 * 256 * 2 + 2 * 128 * 256 + 3 * 256 * 768
+WEIGHTS = 2 * TABLE + 8 * (MATRICES + (256 + 2 * 128) + 2 * 256) + 256
 
 
-@pytest.mark.parametrize(("recompute", "elements"), [
-    ("none", 8 * (TOKENS * (STREAMS + 5 * 768) + SCORES)),
-    ("selective", 8 * TOKENS * (STREAMS - 2 * 256 + 4 * 768) + TOKENS * (STREAMS + 5 * 768) + SCORES),
-    ("full", 8 * TOKENS * 256 + TOKENS * (STREAMS + 5 * 768) + SCORES),
+@pytest.mark.parametrize(("recompute", "activations", "gradients"), [
+    ("none", 8 * KEPT, TABLE), ("selective", 8 * KEPT, TABLE), ("full", 0, WEIGHTS),
 ])  # fmt: skip
-def test_an_update_by_hand(recompute: str, elements: int) -> None:
+def test_an_update_by_hand(recompute: str, activations: int, gradients: int) -> None:
     parts = temporary(RankWork.of(experiment_of(qwen2(), train={"recompute": recompute}), 0), Phase.UPDATE)
-    layer = 256 * 256 * 2 + 2 * 128 * 256 + 3 * 256 * 768 + (256 + 2 * 128) + 2 * 256
-    assert parts[Part.ACTIVATIONS] == 4 * elements
-    assert parts[Part.NEW_GRADIENTS] == 4 * (2 * 1024 * 256 + 8 * layer + 256)
-    assert parts[Part.LOGITS] == 4 * 3 * 1024 * 256
+    assert parts[Part.ACTIVATIONS] == 4 * (activations + AT_WORK)
+    assert parts[Part.NEW_GRADIENTS] == 4 * gradients
+    # States and their gradients of 256 predictions, logits and states, and the panels of all entries, twice.
+    assert parts[Part.LOGITS] == 4 * (2 * 256 * 256 + 256 * (1024 + 256) + 2 * 1024 * 256)
 
 
-def test_a_step_of_the_rollout_by_hand() -> None:
-    parts = temporary(RankWork.of(experiment_of(qwen2(), slots=16), 0), Phase.ROLLOUT)
-    assert parts[Part.LOGITS] == 4 * 4 * 16 * 1024
+def test_gradients_of_a_tied_table_stand_beside_their_sum() -> None:
+    model = qwen2(vocab_size=65536, tie_word_embeddings=True)
+    parts = temporary(RankWork.of(experiment_of(model), 0), Phase.UPDATE)
+    assert parts[Part.NEW_GRADIENTS] == 4 * (WEIGHTS - 2 * TABLE + 3 * 64 * TABLE)
+
+
+def test_a_rollout_by_hand() -> None:
+    config = experiment_of(qwen2(), slots=16)
+    parts = temporary(RankWork.of(config, 0), Phase.ROLLOUT)
+    assert parts[Part.LOGITS] == 4 * 16 * 1024
+    (plan,) = expected_memory(config).classes
+    assert plan.at(Level.BY_PHASE, Phase.UPDATE).parts[Part.PACKED_WEIGHTS] == 4 * (8 * MATRICES + TABLE)
+    alone = expected_memory(config, phases=[Phase.UPDATE]).classes[0]
+    assert Part.PACKED_WEIGHTS not in alone.at(Level.BY_PHASE, Phase.UPDATE).parts
 
 
 def test_a_process_of_one_phase_has_no_other_holdings() -> None:
