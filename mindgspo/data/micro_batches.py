@@ -69,7 +69,8 @@ def micro_batches(samples: Samples, layout: BatchLayout) -> list[Batch]:
 
 def largest_shape(layout: BatchLayout, *, num_samples: int, longest: int, slots: int) -> BatchSize:
     """For `BatchLayout.one_shape`: of micro-batches of a mini-batch of `num_samples` samples, whose longest one has
-    `longest` tokens and `slots` response tokens. It costs memory in the inputs of graphs alone."""
+    `longest` tokens and `slots` response tokens. It costs memory in the inputs of graphs, and what the loss takes for
+    its N * K slots: under a token budget N is that of samples of a quarter of the longest."""
     rows, row_length = layout.samples_per_micro_batch, round_up(longest, layout.length_multiple)
     slots = round_up(slots, layout.length_multiple)
     if rows is not None:
@@ -77,8 +78,9 @@ def largest_shape(layout: BatchLayout, *, num_samples: int, longest: int, slots:
         return BatchSize(rows=rows, row_length=row_length, samples=rows, slots=slots)
     assert layout.max_tokens_per_micro_batch is not None
     tokens = max(layout.max_tokens_per_micro_batch, row_length)
-    samples = min(num_samples, tokens)
-    return BatchSize(rows=1, row_length=tokens, samples=samples, slots=slots, predictions=min(tokens, samples * slots))
+    samples = min(num_samples, 4 * tokens // row_length)
+    predictions = min(tokens, num_samples * slots)
+    return BatchSize(rows=1, row_length=tokens, samples=samples, slots=slots, predictions=predictions)
 
 
 def few(number: int, *, multiple: int = 1, parts: int = 4) -> int:

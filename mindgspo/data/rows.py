@@ -189,8 +189,11 @@ def packed_tokens(batch: Batch) -> PackedTokens:
 
 def in_one_row(batch: Batch, size: BatchSize) -> Batch:
     """The same samples in one row of the length of all of `size`'s, and padded to its other sizes: for kernels, to
-    which padding costs nothing, so that batches of all lengths have one graph. What is larger than `size` stays so."""
-    samples, slots = max(size.samples, batch.samples_N.size), max(size.slots, batch.mask_NK.shape[1])
+    which padding costs nothing, so that batches of all lengths have one graph. What is larger than `size` stays so, but
+    for the samples: more than those of `size` are padded to twice as many, or four times, and so on."""
+    samples, slots = size.samples, max(size.slots, batch.mask_NK.shape[1])
+    while samples < batch.samples_N.size:
+        samples *= 2
     segments_M = batch.segments_RT.reshape(-1)
     real = np.flatnonzero(segments_M)
     row_length = max(size.rows * size.row_length, real.size)

@@ -254,6 +254,25 @@ def test_one_shape_for_batches_of_all_lengths() -> None:
     assert batch_metrics([micro_batches(samples(), fixed)], fixed)["training/padding_share"] == 0
 
 
+def test_the_shape_under_a_budget_does_not_grow_with_the_mini_batch() -> None:
+    layout = BatchLayout(max_tokens_per_micro_batch=36, packing=True, in_one_row=True, length_multiple=4, pad_id=1)
+    size = largest_shape(layout, num_samples=1000, longest=9, slots=6)
+    assert (size.samples, size.slots, size.predictions) == (12, 8, 36)
+    assert largest_shape(layout, num_samples=8, longest=9, slots=6).samples == 8
+    for number, padded in ((5, 12), (13, 24), (25, 48)):
+        short = [
+            TrainingSample(
+                prompt_ids=np.array([1], np.int32),
+                response_ids=np.array([2], np.int32),
+                rollout_logp=np.zeros(1, np.float32),
+                number=index,
+            )
+            for index in range(number)
+        ]
+        (batch,) = micro_batches(short, replace(layout, max_tokens_per_micro_batch=80, one_shape=size))
+        assert batch.samples_N.shape == (padded,) and (batch.samples_N >= 0).sum() == number
+
+
 def test_packed_tokens_share_prompts_and_leave_out_what_predicts_nothing() -> None:
     def sample(prompt: list[int], response: list[int], number: int) -> TrainingSample:
         return TrainingSample(
