@@ -164,6 +164,7 @@ class Scheduler:
         others that may still grow."""
         admissions = Admissions()
         finished_prompts: list[int] = []
+        growth = self._growth(self._rows)
         while self._free_slots and (waiting := self._front()) is not None:
             prompt = waiting.number // self._settings.num_samples
             fresh = waiting.ids.size == 0
@@ -172,7 +173,7 @@ class Scheduler:
             # The rest of the prompt lies in the last block held; where nobody writes into it, it need not be copied.
             in_place = held is not None and len(held) > len(shared) and self._allocator.holders(held[-1]) == 1
             own = self._blocks_of(waiting) - len(shared) - in_place
-            if own + (self._growth() if self._rows else 0) > self._allocator.num_free:
+            if own + growth > self._allocator.num_free:
                 if self._rows:
                     break
                 self._let_go_of_prompts()
@@ -180,6 +181,7 @@ class Scheduler:
             tail = self._allocator.share(held[-1:]) if in_place else []
             blocks = [*self._allocator.share(shared), *tail, *self._allocator.take(own)]
             self._place(waiting, blocks)
+            growth += self._growth(self._rows[-1:])
             if held is None:
                 admissions.prefills.append(self._prefill_row(waiting, blocks, len(shared)))
             elif len(held) > len(shared) and not in_place:
@@ -283,9 +285,9 @@ class Scheduler:
     def _missing(self, slots: np.ndarray) -> np.ndarray:
         return self._needed(self._prompt_lengths[slots], self._lengths[slots]) - self._num_blocks[slots]
 
-    def _growth(self) -> int:
-        """Blocks that active sequences may soon need."""
-        rows = np.array(self._rows, np.int64)
+    def _growth(self, slots: Sequence[int]) -> int:
+        """Blocks that the sequences in these slots may soon need."""
+        rows = np.array(slots, np.int64)
         longest = self._prompt_lengths[rows] + self._settings.max_new_tokens - 1
         return int(np.minimum(-(-longest // self._block) - self._num_blocks[rows], _MARGIN).sum())
 
