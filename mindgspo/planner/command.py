@@ -32,8 +32,8 @@ DRY_RUNS = Path("dryrun")
 _GROUNDS = {
     "Ascend": "An estimate: weights, gradients, moments and cache follow from the plans, the rest from what "
     "MindSpore's allocator did in dry runs (docs/ascend.md); the framework's part was not measured on a card.",
-    "CPU": "A rough estimate for the longest prompts and responses: weights, gradients, moments and cache follow from "
-    "the plans. Workers of reward functions are not in it.",
+    "CPU": "An estimate for the longest prompts and responses: weights, gradients, moments and cache follow from the "
+    "plans, the rest from what our kernels keep. Workers of reward functions are not in it.",
 }
 
 
