@@ -27,8 +27,9 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from bench_layouts import compare_layouts, samples_of
@@ -36,7 +37,7 @@ from bench_limit import step_limit
 from mindspore import Tensor, nn, ops
 
 from mindgspo.algorithms.losses.registry import build_policy_loss
-from mindgspo.algorithms.optim.manual import SingleUpdate
+from mindgspo.algorithms.optim.manual import ManualUpdate, SingleUpdate
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, with_recipe
 from mindgspo.data.micro_batches import BatchLayout, largest_shape, micro_batches
 from mindgspo.data.rows import TrainingSample, scattered
@@ -46,12 +47,13 @@ from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer
 from mindgspo.models.weights import initialize_weights
 from mindgspo.parallel.device_ops import takes_packed
+from mindgspo.parallel.placement import ALONE, Placement
 from mindgspo.parallel.runtime import set_up_runtime
 from mindgspo.rollout.engine import NativeEngine
-from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
+from mindgspo.rollout.protocol import Purpose, RandomStream, RolloutEngine, SamplingSettings
+from mindgspo.rollout.replicated import ReplicatedEngine
 from mindgspo.types import Batch, Prompt, Response
 
-NUM_PROMPTS, PROMPT_LENGTH, GROUP, MINI_BATCH = 8, 32, 8, 16
 ALGORITHM = with_recipe(AlgorithmSection(), max_new_tokens=128)
 MODEL = ModelSection(
     vocab_size=1024,
@@ -65,14 +67,28 @@ MODEL = ModelSection(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSizes:
+    """What one step works on. slots: sequences decoded at once. mini_batch: samples per update, in micro-batches of at
+    most `micro_batch`."""
+
+    model: ModelSection = MODEL
+    num_prompts: int = 8
+    prompt_length: int = 32
+    group: int = 8
+    max_new_tokens: int = 64
+    slots: int = 64
+    mini_batch: int = 16
+    micro_batch: int = 16
+
+
 def main() -> None:
     arguments = parse_arguments()
     set_up_runtime("CPU")
-    bench = StepBench(
-        arguments.scenario, arguments.max_new_tokens, arguments.slots, recomputes_old=arguments.recompute_old
-    )
+    sizes = StepSizes(max_new_tokens=arguments.max_new_tokens, slots=arguments.slots)
+    bench = StepBench(sizes, ends=arguments.scenario == "mixed", recomputes_old=arguments.recompute_old)
     if arguments.layouts:
-        samples = samples_of(arguments.scenario, MODEL.vocab_size, PROMPT_LENGTH, arguments.max_new_tokens)
+        samples = samples_of(arguments.scenario, MODEL.vocab_size, sizes.prompt_length, arguments.max_new_tokens)
         is_packed = takes_packed(bench.model)
         found = compare_layouts(bench.updater, bench.old_policy, samples, rounds=arguments.steps, is_packed=is_packed)
         print(json.dumps({"scenario": arguments.scenario, **found}, indent=2))
@@ -121,26 +137,35 @@ def parse_arguments() -> argparse.Namespace:
 
 
 class StepBench:
-    """The parts of one step, without data, rewards and logging."""
+    """The parts of one step, without data, rewards and logging.
 
-    def __init__(self, scenario: str, max_new_tokens: int, slots: int, *, recomputes_old: bool = False) -> None:
-        self.max_new_tokens = max_new_tokens
+    ends: draws end responses, else none does. place: this process's, in a plan of data-parallel replicas alone.
+    """
+
+    def __init__(
+        self, sizes: StepSizes, *, ends: bool = False, recomputes_old: bool = False, place: Placement = ALONE
+    ) -> None:
+        self.sizes = sizes
         self.recomputes_old = recomputes_old
-        self.model = build_model(MODEL)
-        initialize_weights(self.model, MODEL, seed=0)
+        self.model = build_model(sizes.model, place)
+        initialize_weights(self.model, sizes.model, seed=0)
         # (1 - exp(-p M)) / p, the mean length under a stop probability p and a maximum M, is M / 3 at p M = 2.82.
-        num_stops = round(2.82 / max_new_tokens * MODEL.vocab_size) if scenario == "mixed" else 0
-        self.engine = NativeEngine(
+        num_stops = round(2.82 / sizes.max_new_tokens * sizes.model.vocab_size) if ends else 0
+        self.native = NativeEngine(
             self.model,
             eos_ids=range(num_stops),
-            num_slots=slots,
-            prefill_width=NUM_PROMPTS,
-            max_prompt_length=PROMPT_LENGTH,
-            max_new_tokens=max_new_tokens,
-            length_multiple=PROMPT_LENGTH,
+            num_slots=sizes.slots,
+            prefill_width=max(1, sizes.slots // sizes.group),
+            max_prompt_length=sizes.prompt_length,
+            max_new_tokens=sizes.max_new_tokens,
+            length_multiple=sizes.prompt_length,
+        )
+        is_alone = place.plan.world_size == 1
+        self.engine: RolloutEngine = (
+            self.native if is_alone else ReplicatedEngine(self.native, place, lambda version: None)
         )
         self.old_policy = PolicyScorer(self.model, temperature=1.0)
-        self.updater = SingleUpdate(
+        self.updater = (SingleUpdate if is_alone else ManualUpdate)(
             PolicyLogProbs(self.model, temperature=1.0, with_entropy=not recomputes_old),
             build_policy_loss(ALGORITHM),
             OptimizerSection(lr=1e-6),
@@ -149,16 +174,21 @@ class StepBench:
         self.prompts = [
             Prompt(
                 index=index,
-                ids=random.integers(0, MODEL.vocab_size, PROMPT_LENGTH).astype(np.int32),
+                ids=random.integers(0, sizes.model.vocab_size, sizes.prompt_length).astype(np.int32),
                 text="",
                 answer="",
                 data_source="bench",
             )
-            for index in range(NUM_PROMPTS)
+            for index in range(sizes.num_prompts)
         ]
-        layout = BatchLayout(samples_per_micro_batch=MINI_BATCH, length_multiple=PROMPT_LENGTH, pad_id=0)
-        longest = PROMPT_LENGTH + max_new_tokens
-        shape = largest_shape(layout, num_samples=MINI_BATCH, longest=longest, slots=max_new_tokens)
+        layout = BatchLayout(
+            samples_per_micro_batch=sizes.micro_batch,
+            length_multiple=sizes.prompt_length,
+            pad_id=0,
+            replicas=place.plan.data_parallel,
+        )
+        longest = sizes.prompt_length + sizes.max_new_tokens
+        shape = largest_shape(layout, num_samples=sizes.mini_batch, longest=longest, slots=sizes.max_new_tokens)
         self.layout = replace(layout, one_shape=shape if takes_packed(self.model) else None)
         self.version = 0
         self.shapes: set[tuple[int, ...]] = set()
@@ -166,19 +196,20 @@ class StepBench:
         self.responses: list[Response] = []
         self.decode_steps = 0
 
-    def run(self, step: int) -> dict[str, float]:
-        """Seconds of each phase of one step, and the response tokens it generated."""
-        times = [time.perf_counter()]
+    def run(self, step: int, clock: Callable[[], Any] = time.perf_counter) -> dict[str, Any]:
+        """What passed by `clock` in each phase of one step, seconds by default, and the response tokens it
+        generated."""
+        times = [clock()]
         self.engine.load_weights(self.version)
         self.responses = responses = self.generate(step)
-        times.append(time.perf_counter())
+        times.append(clock())
         self.mini_batches = self.score(responses)
-        times.append(time.perf_counter())
+        times.append(clock())
         for batches in self.mini_batches:
             self.shapes |= {batch.ids_RT.shape + batch.mask_NK.shape for batch in batches}
             self.updater.update(batches, 1e-6)
             self.version += 1
-        times.append(time.perf_counter())
+        times.append(clock())
         return {
             "step_s": times[3] - times[0],
             "generation_s": times[1] - times[0],
@@ -207,7 +238,7 @@ class StepBench:
 
     def limit(self, counted: Sequence[dict[str, float]]) -> dict[str, object]:
         """See `bench_limit`, for the last step; `share`: of the seconds that the operations need in those it took."""
-        engine, updater = self.engine, self.updater
+        engine, updater, sizes = self.native, self.updater, self.sizes
         lengths = [response.length for response in self.responses]
         num_batches = sum(map(len, self.mini_batches))
         graphs: dict[str, tuple[nn.Cell, int]] = {
@@ -219,8 +250,14 @@ class StepBench:
         }
         if self.recomputes_old:
             graphs["old_log_probs"] = (self.old_policy._policy.cell, num_batches)
-        sizes = {"prompt_length": PROMPT_LENGTH, "num_prompts": NUM_PROMPTS, "mini_batch": MINI_BATCH}
-        found = step_limit(MODEL, lengths, graphs, **sizes)
+        found = step_limit(
+            sizes.model,
+            lengths,
+            graphs,
+            prompt_length=sizes.prompt_length,
+            num_prompts=sizes.num_prompts,
+            mini_batch=sizes.mini_batch,
+        )
         last = counted[-1]
         shares = {
             name: round(seconds / last[f"{name}_s"], 3) for name, seconds in found["operations_by_phase_s"].items()
@@ -229,9 +266,9 @@ class StepBench:
 
     def generate(self, step: int) -> list[Response]:
         settings = SamplingSettings(
-            num_samples=GROUP,
+            num_samples=self.sizes.group,
             temperature=1.0,
-            max_new_tokens=self.max_new_tokens,
+            max_new_tokens=self.sizes.max_new_tokens,
             stream=RandomStream(seed=0, purpose=Purpose.TRAINING, step=step),
         )
         rollout = self.engine.generate(self.prompts, settings, weight_version=self.version)
@@ -253,8 +290,8 @@ class StepBench:
             for number, response in enumerate(responses)
         ]
         mini_batches = [
-            micro_batches(samples[start : start + MINI_BATCH], self.layout)
-            for start in range(0, len(samples), MINI_BATCH)
+            micro_batches(samples[start : start + self.sizes.mini_batch], self.layout)
+            for start in range(0, len(samples), self.sizes.mini_batch)
         ]
         batches = [batch for batches in mini_batches for batch in batches]
         old = [batch.rollout_logp_NK for batch in batches]
