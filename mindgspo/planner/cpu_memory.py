@@ -83,16 +83,13 @@ def _at_work(width: RankWidths, tokens: int) -> int:
 
 
 def _rollout(work: RankWork) -> Parts:
-    """A prefill with all keys and values, or a decoded token of every slot; and the logits of these."""
+    """A prefill with all keys and values, beside which a decode step is small, and the logits of a step."""
     width = work.infer
-    prefills = [
+    prefill = max(
         2 * width.layers * rows * length * width.key_value + _at_work(width, rows * length)
         for rows, length in work.prefills
-    ]
-    return {
-        Part.ACTIVATIONS: FLOAT * max(*prefills, _at_work(width, work.slots)),
-        Part.LOGITS: FLOAT * work.slots * work.config.model.vocab_size,
-    }
+    )
+    return {Part.ACTIVATIONS: FLOAT * prefill, Part.LOGITS: FLOAT * work.slots * work.config.model.vocab_size}
 
 
 def _packed(work: RankWork) -> int:
