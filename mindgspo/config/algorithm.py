@@ -265,7 +265,7 @@ class AlgorithmSection(Section):
     """Log-probs of the old policy, which the ratio compares with. recompute: a scoring pass of the training graph
     before the first update. sampler: those that the responses were drawn with; no scoring pass, and the ratio carries
     the mismatch of sampler and trainer as well (verl: rollout_correction.bypass_mode; slime: use-rollout-logprobs).
-    auto: those of the sampler where they are the trainer's, bit for bit (float32 on CPU kernels, no weight split over
-    processes, every response from the present weights), else recompute."""
+    auto: those of the sampler where they are the trainer's, bit for bit (on CPU kernels, with a cache that rounds no
+    more than the model, no weight split over processes, every response from the present weights), else recompute."""
     rollout_correction: RolloutCorrectionSection = RolloutCorrectionSection()
     """Correction of the mismatch between sampler and trainer."""

@@ -11,6 +11,7 @@ from math import gcd
 from mindgspo.config.model import FAMILIES, ModelSection
 from mindgspo.config.plan import ParallelPlan, check_cpu_plan, legal_model_parallel
 from mindgspo.config.schema import ExperimentConfig
+from mindgspo.kernels.build import has_compiler
 from mindgspo.text import divisors, either, nearest
 
 _GROUPS = "on Ascend ranks work together by 1, 2, 4 or whole servers of 8"
@@ -44,13 +45,6 @@ def device_problems(config: ExperimentConfig) -> Iterator[str]:
 
 
 def _cpu_problems(config: ExperimentConfig) -> Iterator[str]:
-    if config.model.dtype == "bfloat16":
-        yield "model.dtype: bfloat16 has no CPU kernels; set model.dtype=float32 or device=Ascend"
-    elif config.rollout.cache_dtype == "bfloat16":
-        yield (
-            "rollout.cache_dtype: bfloat16 has no CPU kernels; set rollout.cache_dtype=float16, null "
-            f"(model.dtype, {config.model.dtype}), or device=Ascend"
-        )
     for name, plan in (("plans.train", config.plans.train), ("plans.reference", config.plans.reference)):
         if plan is not None and plan.expert_parallel > 1:
             yield (
@@ -62,6 +56,17 @@ def _cpu_problems(config: ExperimentConfig) -> Iterator[str]:
                 f"{name}.use_seq_parallel: CPU has no reduce-scatter, by which ranks split the sequence; set it to "
                 "false (the result is the same), or device=Ascend"
             )
+
+
+def compiler_problems(config: ExperimentConfig) -> Iterator[str]:
+    """What this machine cannot compute on CPU: MindSpore's own operators have no bfloat16 there, only our kernels."""
+    if config.device != "CPU" or has_compiler():
+        return
+    missing = "bfloat16 on CPU takes kernels that g++ compiles, and it is not installed; apt-get install g++, or set"
+    if config.model.dtype == "bfloat16":
+        yield f"model.dtype: {missing} model.dtype=float32"
+    elif config.rollout.cache_dtype == "bfloat16":
+        yield f"rollout.cache_dtype: {missing} rollout.cache_dtype={config.model.dtype}"
 
 
 def _head_dim_problems(model: ModelSection) -> Iterator[str]:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from mindgspo.config.algorithm import POLICY_LOSSES, AlgorithmSection, ReferenceSection
 from mindgspo.config.algorithm_rules import default_kl_agg_mode
-from mindgspo.config.device_rules import default_cache_dtype
+from mindgspo.config.device_rules import compiler_problems, default_cache_dtype
 from mindgspo.config.messages import schema_problems
 from mindgspo.config.model import ModelSection
 from mindgspo.config.path_rules import file_problems, path_problems
@@ -162,7 +162,7 @@ def load_config(path: str | PathLike[str], overrides: Iterable[str] = (), check_
     """The experiment at `path` with `overrides` ("section.key=value", later wins), checked and resolved.
 
     A relative `path` in a file counts from that file's folder, one in an override from the current folder.
-    check_files: also refuse data, tokenizer and weight paths that do not exist.
+    check_files: also refuse data, tokenizer and weight paths that do not exist, and what this machine cannot compute.
     Raises ConfigError with every problem found, one per line.
     """
     return _checked(str(path), read_layers(Path(path), overrides), check_files=check_files)
@@ -179,7 +179,8 @@ def load_mapping(source: str, mapping: Mapping[str, Any], overrides: Iterable[st
 def _checked(source: str, mapping: dict[str, Any], *, check_files: bool) -> ExperimentConfig:
     resolved = resolve(_parse(source, mapping))
     of_paths = path_problems(resolved) or (file_problems(resolved) if check_files else [])
-    problems = [*joined_problems(resolved), *of_paths]
+    of_machine = compiler_problems(resolved) if check_files else ()
+    problems = [*joined_problems(resolved), *of_paths, *of_machine]
     if problems:
         raise config_error(source, problems)
     return resolved

@@ -108,7 +108,8 @@ class ModelSection(Section):
     initializer_range: float = Field(default=0.02, gt=0)
     """Standard deviation of random initial weights (Hugging Face's default)."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Type of weights in the forward and backward pass. CPU has no bfloat16 kernels."""
+    """Type of weights and activations in the forward and backward pass. Trained weights, gradients and moments are
+    float32. bfloat16 on CPU wants g++, which compiles the kernels."""
 
     @model_validator(mode="after")
     def _with_head_dim(self) -> ModelSection:

@@ -87,8 +87,8 @@ class RolloutSection(Section):
     result. None: 8 on Ascend, 1 on CPU."""
     cache_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Type of the key/value cache; a smaller one than model.dtype takes less memory and rounds keys and values. On
-    Ascend bfloat16 or float16, on CPU float32 or float16. None: model.dtype, but bfloat16 where that is float32 on
-    Ascend; `mindgspo check` and the start of a run say so (vLLM: kv_cache_dtype)."""
+    Ascend bfloat16 or float16, on CPU any; bfloat16 there wants g++, as model.dtype does. None: model.dtype, but
+    bfloat16 where that is float32 on Ascend; `mindgspo check` and the start of a run say so (vLLM: kv_cache_dtype)."""
 
 
 class SwapSection(Section):
@@ -152,11 +152,13 @@ class TrainerSection(Section):
     at the end."""
     max_ratio_error: float = Field(default=1e-5, gt=0)
     """The run stops when |s - 1| exceeds this on the first mini-batch after a rollout, where the ratio s must
-    be 1. 1e-5 suits float32; bfloat16 needs about 2e-3."""
+    be 1. 1e-5 suits float32, and every type in one process on CPU, whose kernels leave no difference; bfloat16 on
+    Ascend needs about 2e-3."""
     max_rollout_mismatch: float = Field(default=0.1, gt=0)
     """Only with algorithm.old_log_probs=sampler, where that ratio tells nothing: the run stops when sampler and trainer
     differ by more than this in the log-probs of the first mini-batch, in nats, mean of the absolute difference per
-    token. float32: about 1e-6; bfloat16: 0.01 to 0.02."""
+    token. float32: about 1e-6; bfloat16: 0.01 to 0.02; 0 in one process on CPU, unless the cache rounds more than the
+    model."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """What an update does whose loss or gradient is not finite. Its batch is saved in run_dir/failures either way, and
     no weight, moment or update number changes. stop: the run ends, and can be resumed. skip: the run goes on with the

@@ -34,6 +34,11 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "mindgspo"
 
 
+def has_compiler() -> bool:
+    """Whether g++ is there to compile the kernels; no file is read."""
+    return shutil.which("g++") is not None
+
+
 @functools.cache
 def library() -> Path:
     """The library's path; compiles it (10 s) if these sources were never compiled for this processor, into the user's

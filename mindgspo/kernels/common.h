@@ -81,9 +81,11 @@ inline uint16_t to_bfloat16(float value) {
 
 inline float from_float16(uint16_t half) {
   const uint32_t sign = uint32_t(half & 0x8000u) << 16, rest = uint32_t(half & 0x7FFFu);
-  const float scaled = bits_of<float>(rest << 13) * 0x1p112f;  // the exponent's bias: 127 in place of 15
-  const uint32_t finite = bits_of<uint32_t>(scaled), special = (rest << 13) | 0x7F800000u;
-  return bits_of<float>(sign | (rest >= 0x7C00u ? special : finite));
+  const uint32_t normal = (rest << 13) + (112u << 23), special = (rest << 13) | 0x7F800000u;  // bias: 127 in place of 15
+  // Below 2^-14: as the end of 2^-14's mantissa. No number here is one that a thread may take for zero, as those below
+  // 2^-126 are where its caller has set the processor so.
+  const uint32_t tiny = bits_of<uint32_t>(bits_of<float>((rest << 13) + (113u << 23)) - 0x1p-14f);
+  return bits_of<float>(sign | (rest < 0x400u ? tiny : rest >= 0x7C00u ? special : normal));
 }
 
 inline uint16_t to_float16(float value) {
@@ -178,6 +180,13 @@ inline void with_dtype(int32_t dtype, Body body) {
 // n numbers, `stride` elements apart. Values that lie there already are left as they are.
 void load(const void* data, int32_t dtype, int64_t stride, int64_t n, float* out);
 void store(void* data, int32_t dtype, int64_t stride, int64_t n, const float* values);
+// The nearest values of a dtype, in place.
+inline void round_to(int32_t dtype, int64_t n, float* values) {
+  if (dtype == kFloat32) return;
+  with_dtype(dtype, [&](auto numbers) {
+    for (int64_t i = 0; i < n; ++i) values[i] = numbers.read(numbers.write(values[i]));
+  });
+}
 
 // Turns the pairs (a, b) of x, n numbers: forward (a cos_a - b sin_a, b cos_b + a sin_b), backward its transpose. `step`
 // from pair to pair and `apart` inside one: 1 and n / 2 for halves, 2 and 1 for neighbours. `out` may be x.

@@ -23,6 +23,25 @@ int32_t dtype_of(std::string_view name) {
   throw std::invalid_argument("dtype " + std::string(name) + " is not known");
 }
 
+// A tensor with another number of axes over the same memory.
+Tensor reshaped(const Tensor& x, std::initializer_list<int64_t> shape) {
+  Tensor other{};
+  other.data = x.data, other.dtype = x.dtype, other.rank = int32_t(shape.size());
+  std::copy(shape.begin(), shape.end(), other.shape);
+  int64_t stride = 1;
+  for (int axis = other.rank - 1; axis >= 0; --axis) {
+    other.strides[axis] = stride;
+    stride *= other.shape[axis];
+  }
+  return other;
+}
+
+int64_t row_elements(const Tensor& x) {
+  int64_t product = 1;
+  for (int axis = 1; axis < x.rank; ++axis) product *= x.shape[axis];
+  return product;
+}
+
 // What an operator is called with.
 class Arguments {
  public:
@@ -48,6 +67,13 @@ class Arguments {
             std::to_string(used) + " rows in use of " + text_of_shape(one));
     one.shape[0] = used;
     return &one;
+  }
+  // The same as rows of one axis: [M, ..] as [M, the rest].
+  const Tensor* next_flat(int64_t used) {
+    Tensor& one = tensors_.at(at_);
+    require(one.rank >= 1 && one.rank <= 3, text_of_shape(one) + " is not rows of features or heads");
+    one = reshaped(one, {one.shape[0], row_elements(one)});
+    return next(used);
   }
   size_t count() const { return tensors_.size(); }
   void skip(int64_t count) { at_ += count; }
@@ -87,18 +113,21 @@ int run(const char* name, int count, void** data, int* ranks, int64_t** shapes, 
   return result;
 }
 
-// A tensor with another number of axes over the same memory.
-Tensor reshaped(const Tensor& x, std::initializer_list<int64_t> shape) {
-  Tensor other{};
-  other.data = x.data, other.dtype = x.dtype, other.rank = int32_t(shape.size());
-  std::copy(shape.begin(), shape.end(), other.shape);
-  int64_t stride = 1;
-  for (int axis = other.rank - 1; axis >= 0; --axis) {
-    other.strides[axis] = stride;
-    stride *= other.shape[axis];
+// A weight [H] of a norm, rounded to the dtype of what it is multiplied with.
+struct Rounded {
+  std::vector<float> values;
+  Tensor tensor;
+
+  const Tensor* get() const { return &tensor; }
+
+  Rounded(const Tensor& weight, int32_t dtype) : tensor(weight) {
+    if (dtype == kFloat32 || weight.dtype == dtype) return;
+    values.resize(weight.shape[0]);
+    load(weight.data, weight.dtype, 1, int64_t(values.size()), values.data());
+    round_to(dtype, int64_t(values.size()), values.data());
+    tensor.data = values.data(), tensor.dtype = kFloat32;
   }
-  return other;
-}
+};
 
 }  // namespace
 
@@ -125,7 +154,7 @@ GRAPH_OPERATOR(rms_norm) {
   const Tensor *x = in.next(used), *weight = in.next();
   in.skip(2);
   const Tensor *y = in.next(used), *rstd = in.next(used);
-  check(mindgspo_rms_norm(x, nullptr, weight, in.number(2), y, rstd, nullptr, processors));
+  check(mindgspo_rms_norm(x, nullptr, Rounded(*weight, x->dtype).get(), in.number(2), y, rstd, nullptr, processors));
 }
 
 // d_y, x, rstd, weight, tokens -> d_x, d_weight
@@ -134,7 +163,8 @@ GRAPH_OPERATOR(rms_norm_grad) {
   const Tensor *d_y = in.next(used), *x = in.next(used), *rstd = in.next(used), *weight = in.next();
   in.skip(1);
   const Tensor *d_x = in.next(used), *d_weight = in.next();
-  check(mindgspo_rms_norm_backward(d_y, x, rstd, weight, nullptr, d_x, d_weight, processors));
+  check(mindgspo_rms_norm_backward(d_y, x, rstd, Rounded(*weight, x->dtype).get(), nullptr, d_x, d_weight,
+                                   processors));
 }
 
 // x, delta, weight, epsilon, tokens -> y, x + delta, rstd
@@ -143,7 +173,7 @@ GRAPH_OPERATOR(add_rms_norm) {
   const Tensor *x = in.next(used), *delta = in.next(used), *weight = in.next();
   in.skip(2);
   const Tensor *y = in.next(used), *sum = in.next(used), *rstd = in.next(used);
-  check(mindgspo_rms_norm(x, delta, weight, in.number(3), y, rstd, sum, processors));
+  check(mindgspo_rms_norm(x, delta, Rounded(*weight, x->dtype).get(), in.number(3), y, rstd, sum, processors));
 }
 
 // d_y, d_sum, sum, rstd, weight, tokens -> the gradient of x, which is delta's too, d_weight
@@ -153,7 +183,8 @@ GRAPH_OPERATOR(add_rms_norm_grad) {
   const Tensor* weight = in.next();
   in.skip(1);
   const Tensor *d_x = in.next(used), *d_weight = in.next();
-  check(mindgspo_rms_norm_backward(d_y, sum, rstd, weight, d_sum, d_x, d_weight, processors));
+  check(mindgspo_rms_norm_backward(d_y, sum, rstd, Rounded(*weight, sum->dtype).get(), d_sum, d_x, d_weight,
+                                   processors));
 }
 
 namespace {
@@ -175,15 +206,22 @@ std::vector<const Tensor*> rows_of(Arguments& in, size_t count, int64_t used) {
   return tensors;
 }
 
+// The same, as rows of one axis.
+std::vector<const Tensor*> flat_rows_of(Arguments& in, size_t count, int64_t used) {
+  std::vector<const Tensor*> tensors;
+  for (size_t i = 0; i < count; ++i) tensors.push_back(in.next_flat(used));
+  return tensors;
+}
+
 }  // namespace
 
-// x, tokens, biased [layers], then each layer's weight and bias -> outs
+// x, tokens, biased [layers], then each layer's weight and bias -> outs [M, O], or by heads, [M, heads, O / heads]
 GRAPH_OPERATOR(linear) {
   const int64_t used = in.used(1);
   const Tensor* x = in.next(used);
   in.go_to(3);
   const Layers layers(in, 2);
-  const auto outs = rows_of(in, layers.weights.size(), used);
+  const auto outs = flat_rows_of(in, layers.weights.size(), used);
   check(mindgspo_linear(x, int64_t(outs.size()), layers.weights.data(), layers.biases.data(), outs.data(), processors));
 }
 
@@ -199,7 +237,7 @@ GRAPH_OPERATOR(linear_grad) {
   const Tensor* x = in.next(used);
   in.go_to(3);
   const Layers layers(in, 2);
-  const auto d_outs = rows_of(in, layers.weights.size(), used);
+  const auto d_outs = flat_rows_of(in, layers.weights.size(), used);
   const Tensor* d_x = in.next(used);
   const Layers gradients(in, 2);
   check(mindgspo_linear_backward(x, int64_t(d_outs.size()), layers.weights.data(), d_outs.data(), d_x,
@@ -244,16 +282,22 @@ struct Segments {
 Tensor one_entry(const Tensor& x) {
   return x.rank == 3 ? reshaped(x, {1, x.shape[0], x.shape[1], x.shape[2]}) : reshaped(x, {1, x.shape[0], x.shape[1], 1});
 }
+// The same of [M, heads * D], with the heads of q.
+Tensor one_entry(const Tensor& x, const Tensor& q) {
+  require(x.shape[1] == row_elements(q) && q.rank == 3, text_of_shape(x) + " does not have the heads of " + text_of_shape(q));
+  return reshaped(x, {1, x.shape[0], q.shape[1], q.shape[2]});
+}
 
 }  // namespace
 
-// query, key, value, segments, scale -> out, highest, total
+// query, key, value, segments, scale -> out [M, heads * D], highest, total
 GRAPH_OPERATOR(attention) {
   const Segments of(in, 3);
   const int64_t used = of.used();
-  const Tensor q = one_entry(*in.next(used)), k = one_entry(*in.next(used)), v = one_entry(*in.next(used));
+  const Tensor& query = *in.next(used);
+  const Tensor q = one_entry(query), k = one_entry(*in.next(used)), v = one_entry(*in.next(used));
   in.skip(2);
-  const Tensor out = one_entry(*in.next(used)), highest = one_entry(*in.next(used)), total = one_entry(*in.next(used));
+  const Tensor out = one_entry(*in.next(used), query), highest = one_entry(*in.next(used)), total = one_entry(*in.next(used));
   check(mindgspo_attention(&q, &k, &v, nullptr, of.ends.data(), of.ends.data(), of.prefixes.data(), of.count(),
                            in.number(4), kCausal, &highest, &total, &out, processors));
 }
@@ -262,10 +306,11 @@ GRAPH_OPERATOR(attention) {
 GRAPH_OPERATOR(attention_grad) {
   const Segments of(in, 3);
   const int64_t used = of.used();
-  const Tensor q = one_entry(*in.next(used)), k = one_entry(*in.next(used)), v = one_entry(*in.next(used));
+  const Tensor& query = *in.next(used);
+  const Tensor q = one_entry(query), k = one_entry(*in.next(used)), v = one_entry(*in.next(used));
   in.skip(2);
-  const Tensor out = one_entry(*in.next(used)), highest = one_entry(*in.next(used)), total = one_entry(*in.next(used));
-  const Tensor d_out = one_entry(*in.next(used)), d_q = one_entry(*in.next(used)), d_k = one_entry(*in.next(used));
+  const Tensor out = one_entry(*in.next(used), query), highest = one_entry(*in.next(used)), total = one_entry(*in.next(used));
+  const Tensor d_out = one_entry(*in.next(used), query), d_q = one_entry(*in.next(used)), d_k = one_entry(*in.next(used));
   const Tensor d_v = one_entry(*in.next(used));
   check(mindgspo_attention_backward(&q, &k, &v, nullptr, of.ends.data(), of.ends.data(), of.prefixes.data(), of.count(),
                                     in.number(4), kCausal, &highest, &total, &out, &d_out, &d_q, &d_k, &d_v, processors));
@@ -412,17 +457,17 @@ GRAPH_OPERATOR(packed_linear) {
   const Tensor* x = in.next(used);
   in.go_to(3);
   const Layers layers(in, 2);
-  const auto outs = rows_of(in, layers.weights.size(), used);
+  const auto outs = flat_rows_of(in, layers.weights.size(), used);
   check(mindgspo_packed_linear(x, int64_t(outs.size()), layers.weights.data(), layers.biases.data(), outs.data(),
                                processors));
 }
 
-// weights, then the panels of each, which are written -> 0
+// like: of the dtype to round to, weights, then the panels of each, which are written -> 0
 GRAPH_OPERATOR(pack_linears) {
-  const size_t layers = (in.count() - 1) / 2;
-  for (size_t i = 0; i < layers; ++i)
-    check(mindgspo_pack_linear(&in.tensor(i), &in.tensor(layers + i), processors));
-  static_cast<int32_t*>(in.tensor(2 * layers).data)[0] = 0;
+  const size_t layers = (in.count() - 2) / 2;
+  for (size_t i = 1; i <= layers; ++i)
+    check(mindgspo_pack_linear(&in.tensor(i), &in.tensor(0), &in.tensor(layers + i), processors));
+  static_cast<int32_t*>(in.tensor(2 * layers + 1).data)[0] = 0;
 }
 
 namespace {
@@ -455,13 +500,14 @@ GRAPH_OPERATOR(store_tokens) {
   static_cast<int32_t*>(in.next()->data)[0] = 0;
 }
 
-// query [S, A, D], key cache, value cache, table [S, P], lengths [S], scale, tokens -> out
+// query [S, A, D], key cache, value cache, table [S, P], lengths [S], scale, tokens -> out [S, A * D]
 GRAPH_OPERATOR(paged_attention) {
   const int64_t used = in.used(6);
   const Tensor *query = in.next(used), keys = by_columns(*in.next()), values = by_rows(*in.next());
   const Tensor *table = in.next(used), *lengths = in.next(used);
   in.skip(2);
-  check(mindgspo_paged_attention(query, &keys, &values, table, lengths, in.number(5), in.next(used), processors));
+  const Tensor out = reshaped(*in.next_flat(used), {used, query->shape[1], query->shape[2]});
+  check(mindgspo_paged_attention(query, &keys, &values, table, lengths, in.number(5), &out, processors));
 }
 
 // sources [n], targets [n], then caches, which are written -> 0

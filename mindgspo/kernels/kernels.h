@@ -25,7 +25,7 @@ int mindgspo_matmul(const mindgspo_tensor* a, const mindgspo_tensor* b, const mi
                     const mindgspo_tensor* out, double alpha, double beta, int64_t threads);
 
 // Linear layers that read one input: outs[i] [M, O_i] = x [M, I] @ weights[i]^T + biases[i]; weights[i]: [O_i, I],
-// biases[i]: [O_i] or null. Weights are rounded to x's dtype.
+// biases[i]: [O_i] or null. Weights and biases are rounded to x's dtype.
 int mindgspo_linear(const mindgspo_tensor* x, int64_t layers, const mindgspo_tensor* const* weights,
                     const mindgspo_tensor* const* biases, const mindgspo_tensor* const* outs, int64_t threads);
 // Gradients of the same; d_biases[i] may be null.
@@ -59,8 +59,10 @@ int mindgspo_combine(const mindgspo_tensor* rows, const mindgspo_tensor* slots, 
 int mindgspo_combine_backward(const mindgspo_tensor* rows, const mindgspo_tensor* slots, const mindgspo_tensor* weights,
                               const mindgspo_tensor* d_out, const mindgspo_tensor* d_rows,
                               const mindgspo_tensor* d_weights, int64_t threads);
-// Layers whose weights [O, I] were packed for many products of few tokens: panels, float32 [P, I, columns of a panel].
-int mindgspo_pack_linear(const mindgspo_tensor* weight, const mindgspo_tensor* panels, int64_t threads);
+// Layers whose weights [O, I] were packed for many products of few tokens: panels, float32 [P, I, columns of a panel],
+// of numbers that were rounded to the dtype of `like`, which should be x's.
+int mindgspo_pack_linear(const mindgspo_tensor* weight, const mindgspo_tensor* like, const mindgspo_tensor* panels,
+                         int64_t threads);
 int mindgspo_packed_linear(const mindgspo_tensor* x, int64_t layers, const mindgspo_tensor* const* panels,
                            const mindgspo_tensor* const* biases, const mindgspo_tensor* const* outs, int64_t threads);
 // Columns of a panel on this processor.
@@ -101,7 +103,7 @@ int mindgspo_store_tokens(const mindgspo_tensor* x, const mindgspo_tensor* slots
                           int64_t threads);
 
 // y = x * rstd * gamma[H], rstd = 1 / sqrt(mean(x^2) + epsilon) over the last axis of x [.., H]. rstd: [.., 1] or null.
-// With other, x + other is normalized in place of x; it is also written to sum, unless null.
+// With other, x + other is normalized in place of x, rounded to sum's dtype if it is also written there (not null).
 int mindgspo_rms_norm(const mindgspo_tensor* x, const mindgspo_tensor* other, const mindgspo_tensor* gamma,
                       double epsilon, const mindgspo_tensor* y, const mindgspo_tensor* rstd,
                       const mindgspo_tensor* sum, int64_t threads);

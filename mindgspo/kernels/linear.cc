@@ -57,6 +57,7 @@ struct Product {
     if (bias != nullptr) {
       float* added = scratch(kRow0, columns);
       load(element(*bias, column * bias->strides[0]), bias->dtype, bias->strides[0], columns, added);
+      round_to(left.dtype, columns, added);
       for (int64_t i = 0; i < rows; ++i)
         for (int64_t j = 0; j < columns; ++j) product[i * stride + j] += added[j];
     }
@@ -114,13 +115,14 @@ extern "C" int mindgspo_linear(const mindgspo_tensor* x, int64_t layers, const m
 
 extern "C" int64_t mindgspo_panel_columns() { return kPanel; }
 
-extern "C" int mindgspo_pack_linear(const mindgspo_tensor* weight, const mindgspo_tensor* panels, int64_t threads) {
+extern "C" int mindgspo_pack_linear(const mindgspo_tensor* weight, const mindgspo_tensor* like,
+                                    const mindgspo_tensor* panels, int64_t threads) {
   return guarded([&] {
     floats("weight", weight, 2);
     require_shape("panels", floats("panels", panels, 3), {panels_of(weight->shape[0]), weight->shape[1], kPanel});
     require(panels->dtype == kFloat32 && panels->strides[2] == 1 && panels->strides[1] == kPanel,
             "panels must be contiguous float32");
-    pack(transposed(matrix_of(*weight)), static_cast<float*>(panels->data), kFloat32, threads);
+    pack(transposed(matrix_of(*weight)), static_cast<float*>(panels->data), floats("like", like).dtype, threads);
   });
 }
 

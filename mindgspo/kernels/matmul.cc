@@ -211,11 +211,7 @@ void multiply_block(const Matrix& a, const Matrix& b, float* c, int64_t c_stride
 // b's columns from `first` on as panels.
 void pack_panels(const Matrix& b, int64_t first, int64_t columns, int32_t rounded, float* out) {
   pack_columns(part(b, 0, b.rows, first, columns), out);
-  if (rounded == kFloat32 || rounded == b.dtype) return;
-  with_dtype(rounded, [&](auto dtype) {
-    const int64_t size = packed_size(b.rows, columns);
-    for (int64_t i = 0; i < size; ++i) out[i] = dtype.read(dtype.write(out[i]));
-  });
+  if (rounded != b.dtype) round_to(rounded, packed_size(b.rows, columns), out);
 }
 
 }  // namespace

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
+import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from mindgspo.config import ModelSection
 from mindgspo.models.log_prob import log_prob_head
 from mindgspo.models.transformer import Transformer
 from mindgspo.parallel.device_ops import composed_ops, takes_packed
-from mindgspo.parallel.kernel_ops import LogProbKernel
+from mindgspo.parallel.kernel_ops import LogProbKernel, RowsKernel
 from mindgspo.parallel.model_parallel_ops import enter_model_parallel
 from mindgspo.parallel.placement import ALONE, AutoParallelPlacement, Placement
 from mindgspo.parallel.ranks import DATA, WHOLE
@@ -28,6 +29,20 @@ def build_model(section: ModelSection, place: Placement = ALONE) -> nn.Cell:
     own = composed_ops() if isinstance(place, AutoParallelPlacement) else nullcontext()
     with own, without_values() if place.is_divided else nullcontext():
         return Transformer(section, place)
+
+
+class RoundedWeight(nn.Cell):
+    """construct(weight) -> it in float32, rounded to `dtype`; its gradient is not rounded."""
+
+    def __init__(self, dtype: ms.Type) -> None:
+        super().__init__(auto_prefix=False)
+        self.dtype = dtype
+
+    def construct(self, weight: Tensor) -> Tensor:
+        return ops.cast(ops.cast(weight, self.dtype), ms.float32)
+
+    def bprop(self, weight, out, dout):
+        return (dout,)
 
 
 class PolicyLogProbs(nn.Cell):
@@ -43,6 +58,10 @@ class PolicyLogProbs(nn.Cell):
         else:
             self.head = log_prob_head(model.place, temperature=temperature, with_entropy=with_entropy)
             self.enter = enter_model_parallel(model.place)
+        # A head composed of small operators computes in float32 where the kernels around it do not.
+        self.is_widened = self.is_packed and model.dtype != ms.float32
+        if self.is_widened:
+            self.rows, self.rounded = RowsKernel(ms.float32), RoundedWeight(model.dtype)
         self.num_replicas = model.place.parts(DATA)
         if self.num_replicas == 1:
             self.gather = model.place.split(ops.Gather(), (WHOLE, WHOLE), (WHOLE,))
@@ -67,7 +86,10 @@ class PolicyLogProbs(nn.Cell):
             logp_P, entropy_P = self.kernel(hidden_MH, weight_VH, predict_P, targets_P, segments_RT)
             return self._by_sample(logp_P, place_NK), self._by_sample(entropy_P, place_NK)
         hidden_PH = self.enter(self._predicting(hidden_MH, predict_P))
-        logp_P, entropy_P = self.head(hidden_PH, self.model.output_weight(), targets_P)
+        weight_VH = self.model.output_weight()
+        if self.is_widened:
+            weight_VH = self.rounded(weight_VH)
+        logp_P, entropy_P = self.head(hidden_PH, weight_VH, targets_P)
         return self._by_sample(logp_P, place_NK), self._by_sample(entropy_P, place_NK)
 
     def _predicting(self, hidden_MH: Tensor, predict_P: Tensor) -> Tensor:
@@ -75,6 +97,8 @@ class PolicyLogProbs(nn.Cell):
         each takes them from its own rows, into which its indices point."""
         if self.is_packed:
             predict_P = ops.maximum(predict_P, 0)  # nobody reads what is -1
+        if self.is_widened:
+            return self.rows(predict_P, hidden_MH, ops.ones((1,), ms.int32) * predict_P.shape[0])
         if self.num_replicas == 1:
             return self.gather(hidden_MH, predict_P, 0)
         hidden_size = hidden_MH.shape[-1]

@@ -22,7 +22,7 @@ from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.parallel.auto_parallel import divided, set_mode
 from mindgspo.parallel.collectives import GraphOfRanks
 from mindgspo.parallel.device_ops import attention_segments, policy_inputs, takes_packed
-from mindgspo.parallel.kernel_ops import LogProbKernel
+from mindgspo.parallel.kernel_ops import LinearKernel, LogProbKernel, RowsKernel
 from mindgspo.parallel.placement import AutoParallelPlacement
 from mindgspo.parallel.replicas import Arrays, Replicas
 from mindgspo.types import Batch, Float32Array, Int32Array
@@ -144,9 +144,11 @@ class LogProbsAndNext(nn.Cell):
         super().__init__(auto_prefix=False)
         self.model = model
         self.is_packed = takes_packed(model)
-        self.head = (
-            LogProbKernel(temperature=1.0, with_entropy=False) if self.is_packed else ChunkedLogProb(temperature=1.0)
-        )
+        if self.is_packed:
+            self.head = LogProbKernel(temperature=1.0, with_entropy=False)
+            self.rows, self.output = RowsKernel(), LinearKernel(1, has_bias=False, dtype=ms.float32)
+        else:
+            self.head = ChunkedLogProb(temperature=1.0)
         self.gather = ops.Gather()
         self.logits = ops.MatMul(transpose_b=True)
         self.argmax = ops.Argmax(-1, ms.int32)
@@ -161,10 +163,13 @@ class LogProbsAndNext(nn.Cell):
         if self.is_packed:
             every_M = ops.cast(ops.arange(hidden_MH.shape[0]), ms.int32)
             logp_M, entropy_M = self.head(hidden_MH, weight_VH, every_M, targets_RT.reshape(-1), segments_RT)
+            every_row_1 = ops.ones((1,), ms.int32) * last_R.shape[0]
+            last_RH = self.rows(last_R, hidden_MH, every_row_1)
+            logits_RV = self.output(last_RH, every_row_1, weight_VH)
         else:
             logp_M, entropy_M = self.head(hidden_MH, weight_VH, targets_RT.reshape(-1))
-        last_RH = self.gather(hidden_MH, last_R, 0)
-        logits_RV = self.logits(last_RH, ops.cast(weight_VH, last_RH.dtype))
+            last_RH = self.gather(hidden_MH, last_R, 0)
+            logits_RV = self.logits(last_RH, ops.cast(weight_VH, last_RH.dtype))
         next_R = self.argmax(ops.cast(logits_RV, ms.float32))
         return logp_M.reshape(ids_RT.shape), next_R, entropy_M
 

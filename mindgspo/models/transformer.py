@@ -24,7 +24,9 @@ from mindgspo.parallel.device_ops import (
     RotationOp,
     SegmentMask,
     SwiGLUOp,
+    fork_op,
     has_kernels,
+    require_bfloat16,
 )
 from mindgspo.parallel.layers import (
     ColumnParallelLinear,
@@ -50,14 +52,19 @@ class RMSNorm(nn.Cell):
         super().__init__(auto_prefix=False)
         self.weight = zero_parameter((size,), f"{name}.weight")
         self.norm = RMSNormOp(eps, place, axes)
+        self.has_kernel = self.norm.kernel is not None
         self.dtype = dtype
 
     def construct(self, x: Tensor, tokens: Tensor) -> Tensor:
-        return self.norm(x, ops.cast(self.weight, self.dtype), tokens)
+        return self.norm(x, self._scale(), tokens)
 
     def of_sum(self, x: Tensor, delta: Tensor | None, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Of x + delta, and that sum; of x alone, and x, where there is no delta."""
-        return self.norm.of_sum(x, delta, ops.cast(self.weight, self.dtype), tokens)
+        return self.norm.of_sum(x, delta, self._scale(), tokens)
+
+    def _scale(self) -> Tensor:
+        """Kernels round the weight themselves, and its gradient stays float32."""
+        return self.weight if self.has_kernel else ops.cast(self.weight, self.dtype)
 
 
 class Attention(nn.Cell):
@@ -76,7 +83,7 @@ class Attention(nn.Cell):
         self.q_proj = ColumnParallelLinear(hidden, heads * self.head_dim, name=f"{name}.q_proj", **column)
         self.k_proj = ColumnParallelLinear(hidden, kv_size, units=kv_heads, name=f"{name}.k_proj", **column)
         self.v_proj = ColumnParallelLinear(hidden, kv_size, units=kv_heads, name=f"{name}.v_proj", **column)
-        self.projections = LinearGroup(self.q_proj, self.k_proj, self.v_proj)
+        self.projections = LinearGroup(self.q_proj, self.k_proj, self.v_proj, head_dim=self.head_dim)
         self.o_proj = RowParallelLinear(heads * self.head_dim, hidden, dtype=dtype, name=f"{name}.o_proj", place=place)
         norm, self.has_head_norms = (self.head_dim, config.rms_norm_eps, dtype), family.has_head_norms
         if self.has_head_norms:
@@ -94,12 +101,10 @@ class Attention(nn.Cell):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [M, A, D], rotated keys [M, B, D] and values [M, B, D] of M flattened tokens."""
         query, key, value = self.projections(self.enter(x_MH), tokens, panels)
-        query = query.reshape(-1, self.num_heads, self.head_dim)
-        key = key.reshape(-1, self.num_kv_heads, self.head_dim)
         if self.has_head_norms:
             query, key = self.q_norm(query, tokens), self.k_norm(key, tokens)
         query, key = self.rotate(query, key, rotation, tokens)
-        return query, key, value.reshape(-1, self.num_kv_heads, self.head_dim)
+        return query, key, value
 
     def construct(self, x_MH: Tensor, rotation: tuple[Tensor, Tensor, Tensor], mask: Tensor) -> Tensor:
         """Attention output [M, H] over whole rows; mask: see `SegmentMask`."""
@@ -156,6 +161,7 @@ class DecoderLayer(nn.Cell):
         block = MixtureOfExperts if FAMILIES[config.architecture].has_experts else FeedForward
         self.mlp = block(config, dtype, f"{name}.mlp", place)
         self.add = place.split(ops.Add(), (SEQUENCE, WHOLE), (SEQUENCE, WHOLE))
+        self.fork = fork_op()
         # MindSpore computes again what a cell's own call returns, not what another method of it does.
         self.norms_again = place.recompute == "selective"
 
@@ -183,7 +189,8 @@ class DecoderLayer(nn.Cell):
         self, x_MH: Tensor, rotation: tuple[Tensor, Tensor, Tensor], mask: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """As `construct`, with the keys and values [M, B, D] for a cache."""
-        attended_MH, key, value = self.self_attn.prefill(self.input_layernorm(x_MH, mask), rotation, mask)
+        x_MH, again_MH = self.fork(x_MH)
+        attended_MH, key, value = self.self_attn.prefill(self.input_layernorm(again_MH, mask), rotation, mask)
         x_MH, delta_MH = self.feed_forward(x_MH, attended_MH, mask)
         return self.add(x_MH, delta_MH), key, value
 
@@ -205,8 +212,8 @@ class DecoderLayer(nn.Cell):
         """What is behind attention: x, and what is still to be added to it. gate_up, down: the matrices, where they
         are packed."""
         if self.norms_again:
-            x_MH = self.add(x_MH, attended_MH)
-            normed_MH = self.post_attention_layernorm(x_MH, tokens)
+            x_MH, again_MH = self.fork(self.add(x_MH, attended_MH))
+            normed_MH = self.post_attention_layernorm(again_MH, tokens)
         else:
             normed_MH, x_MH = self.post_attention_layernorm.of_sum(x_MH, attended_MH, tokens)
         return x_MH, self.mlp(normed_MH, tokens, gate_up, down)
@@ -217,6 +224,8 @@ class Transformer(nn.Cell):
 
     def __init__(self, config: ModelSection, place: Placement = ALONE) -> None:
         super().__init__(auto_prefix=False)
+        if config.dtype == "bfloat16":
+            require_bfloat16("model.dtype")
         dtype = DTYPES[config.dtype]
         self.config = config
         self.place = place

@@ -24,8 +24,9 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindgspo.data.rows import packed_tokens
+from mindgspo.errors import ConfigError
 from mindgspo.kernels.build import KernelsUnavailable, library
-from mindgspo.parallel.kernel_ops import AttentionKernel, RMSNormKernel, RotaryKernel, SwiGLUKernel
+from mindgspo.parallel.kernel_ops import AttentionKernel, ForkKernel, RMSNormKernel, RotaryKernel, SwiGLUKernel
 from mindgspo.parallel.placement import ALONE, Placement
 from mindgspo.parallel.ranks import DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axes
 from mindgspo.parallel.runtime import current_device
@@ -70,6 +71,28 @@ def _kernels_compile() -> bool:
     return True
 
 
+def require_bfloat16(key: str) -> None:
+    """Raises ConfigError where cells that are built now cannot compute in bfloat16, as the setting `key` asks: on CPU,
+    MindSpore's own operators cannot."""
+    if not is_fused() and not has_kernels():
+        raise ConfigError(
+            f"{key}: bfloat16 on CPU takes our kernels, which could not be compiled here; install g++ (apt-get install "
+            f"g++), or set {key}=float32"
+        )
+
+
+class SameTwice(nn.Cell):
+    """construct(x) -> (x, x), for two readers."""
+
+    def construct(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+
+def fork_op() -> nn.Cell:
+    """For what has two readers: `ForkKernel` where there are kernels."""
+    return ForkKernel() if has_kernels() else SameTwice()
+
+
 class RMSNormOp(nn.Cell):
     """x / sqrt(mean(x^2) + eps) * weight over the last axis, in float32 (arXiv 1910.07467).
 
@@ -81,6 +104,7 @@ class RMSNormOp(nn.Cell):
         self.eps = eps
         self.fused = is_fused()
         self.kernel = RMSNormKernel(eps) if has_kernels() else None
+        self.fork = fork_op()
         self.add = place.split(ops.Add(), (*axes, WHOLE), (*axes, WHOLE))
         if self.fused:
             self.rms_norm = place.split(ops.auto_generate.RmsNorm(eps), (*axes, WHOLE), (WHOLE,))
@@ -90,7 +114,8 @@ class RMSNormOp(nn.Cell):
     def of_sum(self, x: Tensor, delta: Tensor | None, weight: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Of x + delta, and that sum; of x alone, and x, where there is no delta."""
         if delta is None:
-            return self.construct(x, weight, tokens), x
+            x, again = self.fork(x)
+            return self.construct(x, weight, tokens), again
         if self.kernel is not None:
             return self.kernel.of_sum(x, delta, weight, tokens)
         total = self.add(x, delta)

@@ -36,6 +36,21 @@ def kernel(
     return ops.Custom(graph_operator(name), shapes, dtypes, "aot", bprop=gradient)
 
 
+class ForkKernel(nn.Cell):
+    """construct(x) -> (x, x), for two readers whose gradients are added: MindSpore's own sum of them, AddN, has no
+    bfloat16 on CPU. It goes in front of every second reader of what is differentiated."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.add = ops.Add()
+
+    def construct(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+    def bprop(self, x, out, dout):
+        return (self.add(dout[0], dout[1]),)
+
+
 class RMSNormKernel(nn.Cell):
     """See `device_ops.RMSNormOp`; x: [M, H] or [M, A, D]."""
 
@@ -74,8 +89,13 @@ class RMSNormKernel(nn.Cell):
         return y, total
 
 
-def _linear(num_layers: int, has_bias: bool) -> ops.Custom:
-    """(x [M, I], tokens, biased, then each layer's weight [O, I] and bias [O]) -> [M, O] by layer."""
+def _outs_by_head(features: int, head_dim: int | None) -> list[int]:
+    """The axes of a token's outputs: [O], or [O / D, D]."""
+    return [features] if head_dim is None else [features // head_dim, head_dim]
+
+
+def _linear(num_layers: int, has_bias: bool, head_dim: int | None, dtype: ms.Type | None) -> ops.Custom:
+    """(x [M, I], tokens, biased, then each layer's weight [O, I] and bias [O]) -> [M, O], or by head, of each layer."""
     step = 2 if has_bias else 1
     last = num_layers * step
     grad = kernel("linear_grad", lambda x, t, b, *rest: (x, *rest[:last]), lambda x, t, b, *rest: (x, *rest[:last]))
@@ -103,22 +123,32 @@ def _linear(num_layers: int, has_bias: bool) -> ops.Custom:
     gradients = {(1, False): one, (1, True): one_biased, (2, False): two, (3, False): three, (3, True): three_biased}
     name = f"linear_{num_layers}_biased" if has_bias else f"linear_{num_layers}"
     if num_layers == 1:
-        return kernel(name, lambda x, t, b, w, *bias: [x[0], w[0]], lambda x, *rest: x, gradients[num_layers, has_bias])
+        return kernel(
+            name,
+            lambda x, t, b, w, *bias: [x[0], *_outs_by_head(w[0], head_dim)],
+            lambda x, *rest: dtype or x,
+            gradients[num_layers, has_bias],
+        )
     return kernel(
         name,
-        lambda x, t, b, *rest: tuple([x[0], weight[0]] for weight in rest[::step]),
-        lambda x, *rest: (x,) * num_layers,
+        lambda x, t, b, *rest: tuple([x[0], *_outs_by_head(weight[0], head_dim)] for weight in rest[::step]),
+        lambda x, *rest: (dtype or x,) * num_layers,
         gradients[num_layers, has_bias],
     )
 
 
 class LinearKernel(nn.Cell):
-    """construct(x_MI, tokens, weight_OI, [bias_O,] ...) -> x W^T + b [M, O] of each of 1, 2 or 3 layers that read x."""
+    """construct(x_MI, tokens, weight_OI, [bias_O,] ...) -> x W^T + b [M, O] of each of 1, 2 or 3 layers that read x.
 
-    def __init__(self, num_layers: int, *, has_bias: bool) -> None:
+    head_dim: D, where outputs are heads, [M, O / D, D]. dtype: of the outputs, None: x's.
+    """
+
+    def __init__(
+        self, num_layers: int, *, has_bias: bool, head_dim: int | None = None, dtype: ms.Type | None = None
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.biased = Tensor(np.full(num_layers, has_bias, np.int32))
-        self.linear = _linear(num_layers, has_bias)
+        self.linear = _linear(num_layers, has_bias, head_dim, dtype)
 
     def construct(self, x_MI: Tensor, tokens: Tensor, *weights: Tensor) -> Tensor | tuple[Tensor, ...]:
         return self.linear(x_MI, tokens, self.biased, *weights)
@@ -158,14 +188,13 @@ class AttentionKernel(nn.Cell):
 
         self.attend = kernel(
             "attention",
-            lambda q, k, v, e, s: (q, q[:2], q[:2]),
+            lambda q, k, v, e, s: ([q[0], q[1] * q[2]], q[:2], q[:2]),
             lambda q, k, v, e, s: (q, ms.float32, ms.float32),
             gradient,
         )
 
     def construct(self, query: Tensor, key: Tensor, value: Tensor, segments: Tensor) -> Tensor:
-        out, _, _ = self.attend(query, key, value, segments, self.scale)
-        return out.reshape(out.shape[0], -1)
+        return self.attend(query, key, value, segments, self.scale)[0]
 
 
 class SwiGLUKernel(nn.Cell):
@@ -257,7 +286,7 @@ class ExpertsKernel(nn.Cell):
     def __init__(self, num_chosen: int, *, is_normed: bool) -> None:
         super().__init__(auto_prefix=False)
         self.is_normed = Tensor([int(is_normed)], ms.int32)
-        self.rows, self.swiglu = RowsKernel(), SwiGLUKernel()
+        self.fork, self.rows, self.swiglu = ForkKernel(), RowsKernel(), SwiGLUKernel()
         route_gradient = kernel("route_grad", lambda x, w, *rest: (x, w), lambda x, w, *rest: (x, ms.float32))
 
         def gradient_of_route(x, weight, is_normed, tokens, out, dout):
@@ -319,7 +348,8 @@ class ExpertsKernel(nn.Cell):
         down_EHI: Tensor,
         tokens: Tensor,
     ) -> Tensor:
-        experts_MK, weights_MK, _ = self.route(x_MH, gate_EH, self.is_normed, tokens)
+        x_MH, routed_MH = self.fork(x_MH)
+        experts_MK, weights_MK, _ = self.route(routed_MH, gate_EH, self.is_normed, tokens)
         slots_MK, token_S, ends_E = self.slots(experts_MK, gate_EH, tokens)
         x_SH = self.rows(token_S, x_MH, ends_E)
         gate_SI, up_SI = self.gate_up(x_SH, ends_E, gate_EIH, up_EIH)
@@ -364,12 +394,13 @@ class AdamWKernel(nn.Cell):
 
 
 class PackKernel(nn.Cell):
-    """construct() packs `weights` [O, I] as they are now into `panels`, for `PackedLinearKernel`."""
+    """construct() packs `weights` [O, I] as they are now into `panels`, for `PackedLinearKernel`; the numbers are
+    rounded to `dtype`, that of the tokens."""
 
-    def __init__(self, weights: ParameterTuple) -> None:
+    def __init__(self, weights: ParameterTuple, dtype: ms.Type) -> None:
         super().__init__(auto_prefix=False)
         columns = panel_columns()
-        self.weights = weights
+        self.weights, self.like = weights, Tensor([0.0], dtype)
         self.panels = ParameterTuple(
             [
                 zero_parameter(
@@ -383,19 +414,21 @@ class PackKernel(nn.Cell):
         self.pack = kernel("pack_linears", lambda *shapes: [1], lambda *dtypes: ms.int32)
 
     def construct(self) -> Tensor:
-        return self.pack(*self.weights, *self.panels)
+        return self.pack(self.like, *self.weights, *self.panels)
 
 
 class PackedLinearKernel(nn.Cell):
     """As `LinearKernel` with packed weights, for few tokens; a tuple for one layer, too. sizes: output features."""
 
-    def __init__(self, sizes: Sequence[int], *, has_bias: bool) -> None:
+    def __init__(
+        self, sizes: Sequence[int], *, has_bias: bool, head_dim: int | None = None, dtype: ms.Type | None = None
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.biased = Tensor(np.full(len(sizes), has_bias, np.int32))
         self.linear = kernel(
             "packed_linear",
-            lambda x, *rest: tuple([x[0], size] for size in sizes),
-            lambda x, *rest: (x,) * len(sizes),
+            lambda x, *rest: tuple([x[0], *_outs_by_head(size, head_dim)] for size in sizes),
+            lambda x, *rest: (dtype or x,) * len(sizes),
         )
 
     def construct(self, x_MI: Tensor, tokens: Tensor, *panels: Tensor) -> tuple[Tensor, ...]:
@@ -430,12 +463,12 @@ class StoreKernel(nn.Cell):
 
 
 class PagedAttentionKernel(nn.Cell):
-    """Queries [S, A, D] over the columns of their sequences [S, A, D]; see `rollout.cache.PagedDecodeAttention`."""
+    """Queries [S, A, D] over the columns of their sequences [S, A * D]; see `rollout.cache.PagedDecodeAttention`."""
 
     def __init__(self, head_dim: int) -> None:
         super().__init__(auto_prefix=False)
         self.scale = Tensor([head_dim**-0.5], ms.float32)
-        self.attend = kernel("paged_attention", lambda q, *rest: q, lambda q, *rest: q)
+        self.attend = kernel("paged_attention", lambda q, *rest: [q[0], q[1] * q[2]], lambda q, *rest: q)
 
     def construct(
         self, query_SAD: Tensor, keys: Tensor, values: Tensor, table_SP: Tensor, lengths_S: Tensor, tokens: Tensor

@@ -62,23 +62,28 @@ class ColumnParallelLinear(nn.Cell):
 
 
 class LinearGroup(nn.Cell):
-    """Column-parallel layers that read one input: construct(x_MI, tokens) -> what each of them returns."""
+    """Column-parallel layers that read one input: construct(x_MI, tokens) -> what each of them returns.
 
-    def __init__(self, *layers: ColumnParallelLinear) -> None:
+    head_dim: D, where outputs are heads, [M, O / D, D].
+    """
+
+    def __init__(self, *layers: ColumnParallelLinear, head_dim: int | None = None) -> None:
         super().__init__(auto_prefix=False)
         self.layers = nn.CellList(list(layers), auto_prefix=False)
         self.has_bias = layers[0].has_bias
+        self.head_dim = head_dim
         self.kernel = None
         if has_kernels():
-            self.kernel = LinearKernel(len(layers), has_bias=self.has_bias)
-            self.packed = PackedLinearKernel([layer.weight.shape[0] for layer in layers], has_bias=self.has_bias)
+            form = {"has_bias": self.has_bias, "head_dim": head_dim}
+            self.kernel = LinearKernel(len(layers), **form)
+            self.packed = PackedLinearKernel([layer.weight.shape[0] for layer in layers], **form)
 
     def construct(self, x_MI: Tensor, tokens: Tensor, panels: tuple[Tensor, ...] = ()) -> tuple[Tensor, ...]:
         """panels: of the layers' weights, where they are packed."""
         outs = ()
         if self.kernel is None:
             for layer in self.layers:
-                outs += (layer(x_MI),)
+                outs += (self._by_head(layer(x_MI)),)
             return outs
         weights = ()
         for i in range(len(self.layers)):
@@ -88,6 +93,9 @@ class LinearGroup(nn.Cell):
         if len(panels) > 0:
             return self.packed(x_MI, tokens, *weights)
         return self.kernel(x_MI, tokens, *weights)
+
+    def _by_head(self, out_MO: Tensor) -> Tensor:
+        return out_MO if self.head_dim is None else out_MO.reshape(-1, out_MO.shape[-1] // self.head_dim, self.head_dim)
 
 
 class RowParallelLinear(nn.Cell):

@@ -20,6 +20,20 @@ from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.runtime import current_device
 
 
+class SumOverRanks(nn.Cell):
+    """The sum of every rank's x. On CPU in float32, rounded once: its AllReduce has no bfloat16."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__(auto_prefix=False)
+        self.sum = ops.AllReduce(group=group)
+        self.is_wide = current_device() != "Ascend"
+
+    def construct(self, x: Tensor) -> Tensor:
+        if self.is_wide:
+            return ops.cast(self.sum(ops.cast(x, ms.float32)), x.dtype)
+        return self.sum(x)
+
+
 class Unchanged(nn.Cell):
     """The cell of a rank that is alone."""
 
@@ -32,7 +46,7 @@ class EnterModelParallel(nn.Cell):
 
     def __init__(self, group: str) -> None:
         super().__init__(auto_prefix=False)
-        self.sum = ops.AllReduce(group=group)
+        self.sum = SumOverRanks(group)
 
     def construct(self, x: Tensor) -> Tensor:
         return x
@@ -48,7 +62,7 @@ class LeaveModelParallel(nn.Cell):
 
     def __init__(self, group: str) -> None:
         super().__init__(auto_prefix=False)
-        self.sum = ops.AllReduce(group=group)
+        self.sum = SumOverRanks(group)
 
     def construct(self, x: Tensor) -> Tensor:
         return self.sum(x)

@@ -18,7 +18,7 @@ from mindspore import ParameterTuple, Tensor, nn, ops
 
 from mindgspo.config.cache import BLOCK
 from mindgspo.models.transformer import DTYPES
-from mindgspo.parallel.device_ops import MASKED_SCORE, has_kernels, is_fused
+from mindgspo.parallel.device_ops import MASKED_SCORE, has_kernels, is_fused, require_bfloat16
 from mindgspo.parallel.kernel_ops import CopyBlocksKernel, PagedAttentionKernel, StoreKernel
 from mindgspo.parallel.parameter_memory import zero_parameter
 from mindgspo.rollout.blocks import num_blocks_for
@@ -42,6 +42,8 @@ class PagedCache:
         self.num_kv_heads = model.place.share(config.num_key_value_heads, units=config.num_key_value_heads)
         self.head_dim = model.head_dim
         self.dtype = model.dtype if dtype is None else DTYPES[dtype]
+        if self.dtype == ms.bfloat16:
+            require_bfloat16("rollout.cache_dtype")
         shape = (num_blocks, block, self.num_kv_heads, self.head_dim)
         names = [f"cache.{i}.{kind}" for i in range(config.num_hidden_layers) for kind in ("keys", "values")]
         self.matrices = ParameterTuple([zero_parameter(shape, name, self.dtype, requires_grad=False) for name in names])
@@ -120,8 +122,7 @@ class PagedDecodeAttention(nn.Cell):
     ) -> Tensor:
         stored = self.store(keys, values, key_SBD, value_SBD, places, num_rows_1)
         if self.kernel is not None:
-            out = self.kernel(ops.depend(query_SAD, stored), keys, values, table_SP, lengths_S, num_rows_1)
-            return out.reshape(-1, self.size)
+            return self.kernel(ops.depend(query_SAD, stored), keys, values, table_SP, lengths_S, num_rows_1)
         queries = ops.depend(ops.cast(query_SAD, keys.dtype), stored)
         out = self.attend(queries, keys, values, table_SP, lengths_S)
         return ops.cast(out.reshape(-1, self.size), query_SAD.dtype)

@@ -16,7 +16,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindgspo.models.transformer import FeedForward
 from mindgspo.parallel.device_ops import has_kernels, takes_packed
-from mindgspo.parallel.kernel_ops import PackedLinearKernel, PackKernel, SampleKernel
+from mindgspo.parallel.kernel_ops import LinearKernel, PackedLinearKernel, PackKernel, SampleKernel
 from mindgspo.parallel.model_parallel_ops import from_first_rank, gather_columns
 from mindgspo.rollout.cache import PagedCache, StoreOp, decode_attention
 
@@ -111,9 +111,11 @@ class PackedWeights(nn.Cell):
         numbers = iter(range(len(weights)))
         self.places = tuple(tuple(tuple(next(numbers) for _ in group) for group in layer) for layer in by_layer)
         self.weights = ParameterTuple(weights)
-        self.pack = PackKernel(self.weights)
-        if not self.takes_rows:
-            self.output = PackedLinearKernel([weights[-1].shape[0]], has_bias=False)
+        self.pack = PackKernel(self.weights, model.dtype)
+        if self.takes_rows:
+            self.output = LinearKernel(1, has_bias=False, dtype=ms.float32)
+        else:
+            self.output = PackedLinearKernel([weights[-1].shape[0]], has_bias=False, dtype=ms.float32)
 
     def construct(self) -> Tensor:
         return self.pack()
@@ -128,10 +130,13 @@ class PackedWeights(nn.Cell):
         return found
 
     def logits(self, hidden_SH: Tensor, weight_VH: Tensor, tokens: Tensor) -> Tensor:
-        """[S, V / ranks] of the final hidden states; weight_VH: the output table, in case it is not packed."""
-        if self.has_kernels and not self.takes_rows:
-            return self.output(hidden_SH, tokens, self.pack.panels[-1])[0]
-        return self.product(hidden_SH, weight_VH)
+        """[S, V / ranks] of the final hidden states; weight_VH: the output table, in case it is not packed. Kernels
+        return float32, as the log-prob head computes them."""
+        if not self.has_kernels:
+            return self.product(hidden_SH, weight_VH)
+        if self.takes_rows:
+            return self.output(hidden_SH, tokens, weight_VH)
+        return self.output(hidden_SH, tokens, self.pack.panels[-1])[0]
 
 
 def _matrices(layer: nn.Cell) -> tuple[tuple[Parameter, ...], ...]:

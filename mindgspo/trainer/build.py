@@ -193,16 +193,16 @@ def build_experiment(
 def resolved_old_log_probs(config: ExperimentConfig, model: nn.Cell) -> Literal["recompute", "sampler"]:
     """What `algorithm.old_log_probs` comes to.
 
-    Kernels add up a token's numbers alike in every batch, so that in float32 sampler and trainer find the same log-prob
-    of a token, bit for bit, unless weights are split over processes or a response is of earlier weights. A correction
-    of the mismatch wants both.
+    Kernels add up and round a token's numbers alike in every batch, so that sampler and trainer find the same log-prob
+    of a token, bit for bit, unless the cache rounds more than the model, weights are split over processes or a response
+    is of earlier weights. A correction of the mismatch wants both.
     """
     algorithm, plans = config.algorithm, config.plans
     if algorithm.old_log_probs != "auto":
         return algorithm.old_log_probs
     is_exact = (
         takes_packed(model)
-        and config.model.dtype == config.rollout.cache_dtype == "float32"
+        and config.rollout.cache_dtype in (config.model.dtype, "float32")  # rounds nothing that is not rounded already
         and plans.train.model_parallel == plans.infer.model_parallel == 1
         and algorithm.filter_groups.keep_surplus_steps == 0
         and algorithm.rollout_correction.level == "none"

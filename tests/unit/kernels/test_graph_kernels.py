@@ -97,7 +97,7 @@ def test_a_token_is_the_same_in_every_batch_and_with_packed_weights(tokens: int,
     binding.call("linear", x, 1, [weight], [None], [out], 2)
     columns = binding.panel_columns()
     panels = empty(-(-outputs // columns), inputs, columns)
-    binding.call("pack_linear", weight, panels, 2)
+    binding.call("pack_linear", weight, x, panels, 2)
     for token in {0, tokens // 2, tokens - 1}:
         alone, packed = empty(1, outputs), empty(1, outputs)
         binding.call("linear", of(x.bits[token : token + 1]), 1, [weight], [None], [alone], 1)
