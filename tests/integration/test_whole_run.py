@@ -158,3 +158,22 @@ def test_the_last_checkpoint_converts_to_the_export(finished_run, tmp_path: Path
     assert exported.keys() == converted.keys()
     # The marks of ownership differ: a run may replace its own export, and nothing else.
     assert {name for name in exported if exported[name] != converted[name]} == {"mindgspo_export.json"}
+
+
+@pytest.mark.slow
+def test_a_run_in_bfloat16_passes_its_own_checks(experiment: Path) -> None:
+    """Sampler and trainer round alike, so the checks of float32 hold; and small updates are not lost to rounding."""
+    sets = ["model.dtype=bfloat16", "trainer.max_steps=2", "algorithm.kl={placement: loss, coef: 0.01}"]
+    done = mindgspo("run", experiment, *(word for one in sets for word in ("--set", one)), cwd=experiment.parent)
+    assert done.returncode == 0, done.stderr + done.stdout
+    root = experiment.parent / "runs" / "tiny"
+    assert load_config(root / "config.yaml").rollout.cache_dtype == "bfloat16"
+    training = [line for line in read_lines(root / "metrics.jsonl") if "actor/pg_loss" in line]
+    assert [line["step"] for line in training] == [1, 2]
+    for line in training:
+        assert line["training/rollout_logprob_diff_max"] == line["actor/first_ratio_error_max"] == 0.0
+        assert line["actor/grad_norm"] > 0
+    for name, array in read_safetensors(next((root / "export").glob("*.safetensors"))).items():
+        assert array.dtype == np.float32, name
+        if array.ndim > 1:
+            assert (array.view(np.uint32) & 0xFFFF).any(), f"{name}: trained weights are not rounded"

@@ -109,6 +109,7 @@ def test_heads_are_multiples_of_16(problems, experiment, overrides, line):
     ("CPU", "float32", "null", "float32"),
     ("CPU", "float16", "null", "float16"),
     ("CPU", "float32", "float16", "float16"),
+    ("CPU", "bfloat16", "null", "bfloat16"),
     ("Ascend", "float32", "null", "bfloat16"),
     ("Ascend", "float32", "float16", "float16"),
     ("Ascend", "bfloat16", "null", "bfloat16"),
@@ -126,10 +127,25 @@ def test_a_cache_type_that_the_device_does_not_take(problems: Callable[..., list
         "rollout.cache_dtype: float32; ReshapeAndCache and PagedAttention take a cache of bfloat16 or float16; set "
         "rollout.cache_dtype=bfloat16"
     ]
+
+
+def test_bfloat16_on_cpu_wants_a_compiler(
+    problems: Callable[..., list[str]], experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (compiler := tmp_path / "g++").touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    compiler.chmod(0o755)
+    for overrides in (["model.dtype=bfloat16"], ["rollout.cache_dtype=bfloat16"]):
+        load_config(experiment, ["device=CPU", *overrides])
+    compiler.unlink()
+    missing = "bfloat16 on CPU takes kernels that g++ compiles, and it is not installed; apt-get install g++, or set"
+    assert problems("device=CPU", "model.dtype=bfloat16") == [f"model.dtype: {missing} model.dtype=float32"]
     assert problems("device=CPU", "rollout.cache_dtype=bfloat16") == [
-        "rollout.cache_dtype: bfloat16 has no CPU kernels; set rollout.cache_dtype=float16, null (model.dtype, "
-        "float32), or device=Ascend"
+        f"rollout.cache_dtype: {missing} rollout.cache_dtype=float32"
     ]
+    for overrides in (["device=CPU", "model.dtype=float16"], ["model.dtype=bfloat16"]):
+        load_config(experiment, overrides)
+    load_config(experiment, ["device=CPU", "model.dtype=bfloat16"], check_files=False)
 
 
 def test_the_tokens_of_a_micro_batch_are_split(problems: Callable[..., list[str]], experiment: Path) -> None:

@@ -41,7 +41,6 @@ WARMUP = "warmup={max_steps: 5, batch_size: 4, lr: 1e-3, stop_at_accuracy: 0.5}"
      "model.head_dim: 33 must be even (RoPE turns pairs); nearest legal: 32 or 34"),
     (["model.num_key_value_heads=3"],
      "model.num_key_value_heads: 3 does not divide num_attention_heads 4; nearest legal: 2 or 4"),
-    (["model.dtype=bfloat16"], "model.dtype: bfloat16 has no CPU kernels; set model.dtype=float32 or device=Ascend"),
     (["eval.pass_at_k=[1, 8]", "eval.num_samples=4"],
      "eval.pass_at_k: 8 needs as many samples, but eval.num_samples is 4; set eval.num_samples=8 or drop 8"),
     (["reward.weights=[1, 2]"], "reward.weights: 2 weights for 1 reward.functions; give one weight per function"),

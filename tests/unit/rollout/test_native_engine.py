@@ -152,6 +152,32 @@ def test_sampler_and_trainer_have_the_same_log_probs(model, engine, temperature:
     assert trainer_gap(model, engine, temperature) == 0.0
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_they_are_the_same_in_16_bits_and_with_weights_held_in_them(cpu_runtime, dtype: str) -> None:
+    import mindspore as ms
+
+    from mindgspo.models.policy import build_model
+    from mindgspo.models.weights import initialize_weights
+    from mindgspo.parallel.device_ops import takes_packed
+    from mindgspo.rollout.weight_transfer import hold_in_compute_type
+
+    section = SECTION.model_copy(update={"dtype": dtype})
+    trained, generating = build_model(section), build_model(section)
+    if not takes_packed(trained):
+        pytest.skip("there are no kernels")
+    hold_in_compute_type(generating)
+    for built in (trained, generating):
+        initialize_weights(built, section, seed=5)
+        for parameter in built.get_parameters():  # norms and biases that have to be rounded
+            values = parameter.asnumpy()
+            if values.ndim == 1:
+                values[...] = 1 + 0.3 * np.random.default_rng(values.size).standard_normal(values.size)
+    engine = make_engine(trained, eos_ids=())
+    assert {matrix.dtype for matrix in engine.cache} == {trained.dtype} != {ms.float32}
+    assert trainer_gap(trained, engine, 0.7) == 0.0
+    assert trainer_gap(trained, make_engine(generating, eos_ids=(), cache_dtype="float32"), 1.0) == 0.0
+
+
 def test_the_graphs_read_the_present_weights(model, engine) -> None:
     from mindgspo.models.weights import initialize_weights
 
