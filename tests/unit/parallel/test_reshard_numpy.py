@@ -23,7 +23,7 @@ from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
 from mindgspo.parallel.reshard.plan import ReshardPlan
 from mindgspo.parallel.reshard.planner import plan_reshard
-from mindgspo.parallel.reshard.resharder import pack, unpack
+from mindgspo.parallel.reshard.resharder import Resharder, pack, unpack
 
 MAX_RANKS = 64
 
@@ -201,6 +201,18 @@ def test_a_bucket_travels_in_parts_where_the_buffer_is_smaller(buffer_bytes: int
         assert parts == [bucket] or bucket.num_bytes > buffer_bytes
         # As few as that: no two neighbours would fit together.
         assert all(one.num_bytes + other.num_bytes > buffer_bytes for one, other in pairwise(parts))
+
+
+@pytest.mark.parametrize(("source", "destination"), [((1, 2), (2, 1)), ((2, 1), (1, 2)), ((1, 1, 2), (2, 1))])
+def test_ranks_without_shared_memory_broadcast_through_the_device(over_ranks, source: tuple, destination: tuple):
+    sides = weights(plan(*source)), weights(plan(*destination))
+    full = full_tensors(sides[0], np.float32)
+    old, new = scatter(full, sides[0]), scatter({name: np.zeros_like(array) for name, array in full.items()}, sides[1])
+    reports = over_ranks(2, lambda rank: Resharder(*sides, bucket_bytes=4096).run(old[rank], new[rank]))
+    assert_equal_bits(new, scatter(full, sides[1]))
+    lacking = plan_reshard(*sides, bucket_bytes=4096).lacking_bytes()
+    assert [report.received for report in reports] == [lacking[0], lacking[1]]
+    assert all(report.peak_buffer <= 4096 for report in reports)
 
 
 def test_mixed_sizes_share_a_bucket():
