@@ -1,6 +1,6 @@
 """How the seconds per token of generation and of updates change with the size of the work, as JSON.
 
-    python tools/bench_scaling.py [--series group prompts length width processes] [--rounds 5]
+    python tools/bench_scaling.py [--series group prompts length width processes] [--rounds 4]
 
 Series, of which one size grows while the others stay:
 
@@ -105,7 +105,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [*SERIES, "processes"]
     parser.add_argument("--series", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
-    parser.add_argument("--rounds", type=int, default=5, help="counted steps of every point")
+    parser.add_argument("--rounds", type=int, default=4, help="counted steps of every point")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 
