@@ -29,27 +29,24 @@ def reserve(work: RankWork) -> int:
 
 
 def standing(work: RankWork, phases: Collection[Phase]) -> Parts:
-    """Compiled graphs and the matrices packed for decoding, which live as long as the process."""
+    """What lives as long as the process: compiled graphs, the matrices packed for decoding, and the pool from which
+    graphs take what they work with. It gives nothing back, so it is as large as the largest of them needs."""
+    pools = [_update(work)] if Phase.UPDATE in phases else []
+    if Phase.ROLLOUT in phases:
+        pools.append(_rollout(work))
+    if Phase.SCORE in phases:
+        pools += [_score(work, width) for _, width in work.scoring]
     packed = FLOAT * _packed(work) if Phase.ROLLOUT in phases else 0
-    return {Part.GRAPHS: _GRAPHS + _GRAPHS_PER_LAYER * work.train.layers, Part.PACKED_WEIGHTS: packed}
+    graphs = _GRAPHS + _GRAPHS_PER_LAYER * work.train.layers
+    pool = max(pools, key=lambda parts: sum(parts.values()), default={})
+    return {**pool, Part.GRAPHS: graphs, Part.PACKED_WEIGHTS: packed}
 
 
 def temporary(work: RankWork, phase: Phase) -> Parts:
-    """What a phase uses at its peak beside the holdings."""
-    # Rank 0 gathers whole weights and both moments before they are written, in the background while the run goes on.
-    copies = {Part.COPIES: 3 * whole_bytes(work.config.model) if work.rank == 0 else 0}
-    lasting = copies if work.config.trainer.save_in_background else {}
-    if phase is Phase.SAVE:
-        return copies
-    if phase is Phase.UPDATE:
-        return {**_update(work), **lasting}
-    if phase is Phase.SCORE:
-        peaks = [
-            {Part.ACTIVATIONS: FLOAT * _at_work(width, work.tokens), Part.LOGITS: FLOAT * _head(work, width)}
-            for _, width in work.scoring
-        ]
-        return {**max(peaks, key=lambda parts: sum(parts.values()), default={}), **lasting}
-    return {**_rollout(work), **lasting} if phase is Phase.ROLLOUT else {}
+    """Rank 0 gathers whole weights and both moments before they are written, in the background while the run goes
+    on."""
+    is_copied = work.rank == 0 and (phase is Phase.SAVE or work.config.trainer.save_in_background)
+    return {Part.COPIES: 3 * whole_bytes(work.config.model)} if is_copied else {}
 
 
 def _update(work: RankWork) -> Parts:
@@ -67,6 +64,10 @@ def _update(work: RankWork) -> Parts:
         Part.NEW_GRADIENTS: FLOAT * new,
         Part.LOGITS: FLOAT * _head(work, width),
     }
+
+
+def _score(work: RankWork, width: RankWidths) -> Parts:
+    return {Part.ACTIVATIONS: FLOAT * _at_work(width, work.tokens), Part.LOGITS: FLOAT * _head(work, width)}
 
 
 def _kept(width: RankWidths, tokens: int) -> int:

@@ -53,7 +53,7 @@ def test_a_plan_that_does_not_fit_says_what_would(capsys: pytest.CaptureFixture[
 def test_small_runs_are_told_in_mebibytes(capsys: pytest.CaptureFixture[str]) -> None:
     lines = planned(capsys, ARITHMETIC, "--memory-gb", "16")
     assert any(line.startswith("rank 0, layers 0-2, MiB") for line in lines)
-    assert lines[-1].startswith("fits: update needs ") and lines[-1].endswith(" of 16,384 MiB")
+    assert lines[-1].startswith("fits: save needs ") and lines[-1].endswith(" of 16,384 MiB")
 
 
 def test_processes_of_one_machine_share_its_memory(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from planned_experiments import experiment_of, qwen2
 from mindgspo.config import ExperimentConfig
 from mindgspo.parallel.swap.states import NEEDS, Holding, Phase
 from mindgspo.planner import Level, Part, expected_memory
-from mindgspo.planner.cpu_memory import temporary
+from mindgspo.planner.cpu_memory import standing
 from mindgspo.planner.rank_work import RankWork, held_bytes, reshard_bytes, whole_bytes
 
 # One layer on one of four slices: q 896 x 3584 + 896, k and v 128 x 3584 + 128 each, o 3584 x 896, gate and up
@@ -188,11 +188,12 @@ def test_ranks_of_one_training_stage_are_told_apart_by_the_references_stages() -
 @pytest.mark.parametrize("device", ["CPU", "Ascend"])
 def test_the_samplers_log_probs_need_no_graph(device: str) -> None:
     recomputed, sampled = (
-        expected_memory(experiment(None, device=device, old_log_probs=value)) for value in ("recompute", "sampler")
+        expected_memory(experiment(None, device=device, old_log_probs=value), phases=[Phase.SCORE])
+        for value in ("recompute", "sampler")
     )
     parts = [plan.classes[0].at(Level.BY_PHASE, Phase.SCORE).parts for plan in (recomputed, sampled)]
     assert Part.ACTIVATIONS in parts[0] and Part.ACTIVATIONS not in parts[1]
-    both = expected_memory(experiment(None, device=device, old_log_probs="sampler", **KL))
+    both = expected_memory(experiment(None, device=device, old_log_probs="sampler", **KL), phases=[Phase.SCORE])
     assert Part.ACTIVATIONS in both.classes[0].at(Level.BY_PHASE, Phase.SCORE).parts, "the reference still scores"
 
 
@@ -210,7 +211,7 @@ WEIGHTS = 2 * TABLE + 8 * (MATRICES + (256 + 2 * 128) + 2 * 256) + 256
     ("none", 8 * KEPT, TABLE), ("selective", 8 * KEPT, TABLE), ("full", 0, WEIGHTS),
 ])  # fmt: skip
 def test_an_update_by_hand(recompute: str, activations: int, gradients: int) -> None:
-    parts = temporary(RankWork.of(experiment_of(qwen2(), train={"recompute": recompute}), 0), Phase.UPDATE)
+    parts = standing(RankWork.of(experiment_of(qwen2(), train={"recompute": recompute}), 0), [Phase.UPDATE])
     assert parts[Part.ACTIVATIONS] == 4 * (activations + AT_WORK)
     assert parts[Part.NEW_GRADIENTS] == 4 * gradients
     # States and their gradients of 256 predictions, logits and states, and the panels of all entries, twice.
@@ -219,18 +220,25 @@ def test_an_update_by_hand(recompute: str, activations: int, gradients: int) -> 
 
 def test_gradients_of_a_tied_table_stand_beside_their_sum() -> None:
     model = qwen2(vocab_size=65536, tie_word_embeddings=True)
-    parts = temporary(RankWork.of(experiment_of(model), 0), Phase.UPDATE)
+    parts = standing(RankWork.of(experiment_of(model), 0), [Phase.UPDATE])
     assert parts[Part.NEW_GRADIENTS] == 4 * (WEIGHTS - 2 * TABLE + 3 * 64 * TABLE)
 
 
 def test_a_rollout_by_hand() -> None:
     config = experiment_of(qwen2(), slots=16)
-    parts = temporary(RankWork.of(config, 0), Phase.ROLLOUT)
+    parts = standing(RankWork.of(config, 0), [Phase.ROLLOUT])
     assert parts[Part.LOGITS] == 4 * 16 * 1024
+    assert parts[Part.PACKED_WEIGHTS] == 4 * (8 * MATRICES + TABLE)
+    (plan,) = expected_memory(config, phases=[Phase.UPDATE]).classes
+    assert Part.PACKED_WEIGHTS not in plan.at(Level.BY_PHASE, Phase.UPDATE).parts
+
+
+def test_what_an_update_took_is_there_in_every_phase() -> None:
+    config = experiment_of(qwen2())
     (plan,) = expected_memory(config).classes
-    assert plan.at(Level.BY_PHASE, Phase.UPDATE).parts[Part.PACKED_WEIGHTS] == 4 * (8 * MATRICES + TABLE)
-    alone = expected_memory(config, phases=[Phase.UPDATE]).classes[0]
-    assert Part.PACKED_WEIGHTS not in alone.at(Level.BY_PHASE, Phase.UPDATE).parts
+    for phase in (Phase.ROLLOUT, Phase.RESHARD, Phase.SAVE):
+        parts = plan.at(Level.BY_PHASE, phase).parts
+        assert parts[Part.ACTIVATIONS] == standing(RankWork.of(config, 0), [Phase.UPDATE])[Part.ACTIVATIONS]
 
 
 def test_a_process_of_one_phase_has_no_other_holdings() -> None:
