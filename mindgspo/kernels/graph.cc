@@ -173,7 +173,11 @@ GRAPH_OPERATOR(add_rms_norm) {
   const Tensor *x = in.next(used), *delta = in.next(used), *weight = in.next();
   in.skip(2);
   const Tensor *y = in.next(used), *sum = in.next(used), *rstd = in.next(used);
-  check(mindgspo_rms_norm(x, delta, Rounded(*weight, x->dtype).get(), in.number(3), y, rstd, sum, processors));
+  if (sum->dtype == kFloat32)
+    return check(mindgspo_rms_norm(x, delta, weight, in.number(3), y, rstd, sum, processors));
+  // What is normed is the rounded sum: as where it is made in front of the norm, and as the backward pass reads it.
+  check(mindgspo_elementwise(0, x, delta, sum, processors));
+  check(mindgspo_rms_norm(sum, nullptr, Rounded(*weight, x->dtype).get(), in.number(3), y, rstd, nullptr, processors));
 }
 
 // d_y, d_sum, sum, rstd, weight, tokens -> the gradient of x, which is delta's too, d_weight

@@ -103,7 +103,7 @@ int mindgspo_store_tokens(const mindgspo_tensor* x, const mindgspo_tensor* slots
                           int64_t threads);
 
 // y = x * rstd * gamma[H], rstd = 1 / sqrt(mean(x^2) + epsilon) over the last axis of x [.., H]. rstd: [.., 1] or null.
-// With other, x + other is normalized in place of x, rounded to sum's dtype if it is also written there (not null).
+// With other, x + other is normalized in place of x; it is also written to sum, unless null.
 int mindgspo_rms_norm(const mindgspo_tensor* x, const mindgspo_tensor* other, const mindgspo_tensor* gamma,
                       double epsilon, const mindgspo_tensor* y, const mindgspo_tensor* rstd,
                       const mindgspo_tensor* sum, int64_t threads);

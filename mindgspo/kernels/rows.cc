@@ -89,10 +89,7 @@ extern "C" int mindgspo_rms_norm(const mindgspo_tensor* x, const mindgspo_tensor
         const float* more = rows.read(2, row, kRow1);
         float* added = scratch(kRow2, n);
         for (int64_t i = 0; i < n; ++i) added[i] = values[i] + more[i];
-        if (sum != nullptr) {
-          rows.write(3, row, added);
-          round_to(sum->dtype, n, added);
-        }
+        if (sum != nullptr) rows.write(3, row, added);
         values = added;
       }
       const float mean = sum_of(n, [&](int64_t i) { return values[i] * values[i]; }) / float(n);
