@@ -1,6 +1,6 @@
 """Collectives called from the host, and what makes them safe: process groups made in one order, ranks that meet before
-they enter, and agreement on what all ranks must share. Broadcasts between the ranks of a CPU cluster go through the
-memory that they share, everything else through MindSpore. A process that is alone pays nothing.
+they enter, and agreement on what all ranks must share. Between the ranks of a CPU cluster they go through memory that
+these share, on Ascend through MindSpore. A process that is alone pays nothing.
 """
 
 from __future__ import annotations
@@ -133,9 +133,16 @@ def barrier() -> None:
 
 def sum_over_world(array: np.ndarray) -> None:
     """Replace `array` (float32 or int32, contiguous) on every rank by the sum over all ranks."""
-    if runtime.world_size() > 1:
-        meet(world_ranks())
+    if _meeting is not None:
+        _meeting.sum([array], world_ranks())
+    elif runtime.world_size() > 1:
         runtime.sum_in_place(array, group=group_name(world_ranks()))
+
+
+def sum_in_shared_memory(arrays: Sequence[np.ndarray], ranks: Ranks) -> None:
+    """Replace `arrays` (float32, contiguous) on all `ranks` of a CPU cluster by their sums, the same bits on each."""
+    assert _meeting is not None
+    _meeting.sum(arrays, ranks)
 
 
 class GraphOfRanks:

@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn
 
 from mindgspo.algorithms.optim.adamw import AdamW
 from mindgspo.algorithms.optim.backend import UpdateBackend, moment_layouts_of
 from mindgspo.algorithms.optim.gradients import (
     GradientAccumulator,
     GradientNorm,
-    GradientSum,
     Objective,
     OptimizerStep,
     discard,
@@ -27,11 +26,13 @@ from mindgspo.algorithms.optim.gradients import (
 )
 from mindgspo.config.schema import OptimizerSection
 from mindgspo.models.names import parameter_shapes
-from mindgspo.parallel.collectives import GraphOfRanks, group_name, meet, world_ranks
+from mindgspo.parallel.collectives import GraphOfRanks, group_name, meet, sum_in_shared_memory, world_ranks
 from mindgspo.parallel.device_ops import takes_packed
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import gradient_ranks, parameter_layouts
+from mindgspo.parallel.parameter_memory import values_of
 from mindgspo.parallel.placement import ALONE, Placement
+from mindgspo.parallel.ranks import Ranks
 from mindgspo.parallel.replicas import Arrays, Replicas
 from mindgspo.parallel.runtime import CompiledCell
 from mindgspo.types import Batch
@@ -87,7 +88,11 @@ class ManualUpdate(SingleUpdate):
         ranks = gradient_ranks(self._layouts, model.config, place.plan, place.rank)
         names = [weight.name for weight in self.weights]
         self._accumulate = GraphOfRanks(self.accumulator, place.model_ranks)
-        self._sum = GradientSum(self.gradients, [ranks[name] for name in names])
+        shared: dict[Ranks, list[Parameter]] = {}
+        for name, gradient in zip(names, self.gradients, strict=True):
+            if len(ranks[name]) > 1:
+                shared.setdefault(ranks[name], []).append(gradient)
+        self._shared = sorted(shared.items(), key=lambda one: one[0])  # in one order on all ranks
         # Of the ranks that hold the same slice, the first one counts it in the norm.
         counted = [
             gradient
@@ -98,12 +103,10 @@ class ManualUpdate(SingleUpdate):
         self._step = GraphOfRanks(OptimizerStep(self.optimizer, self.gradients), world_ranks())
 
     def _grad_norm(self, squares: Sequence[np.ndarray]) -> float:
-        if self._sum.is_needed:
-            self._sum.compile()
+        for ranks, gradients in self._shared:
+            sum_in_shared_memory([values_of(gradient) for gradient in gradients], ranks)
         # Replicas may have had micro-batches of other shapes, hence graphs to compile.
         meet(world_ranks())
-        if self._sum.is_needed:
-            self._sum().asnumpy()
         return float(self._norm().asnumpy())
 
     def _moment_layouts(self) -> dict[str, Layout]:

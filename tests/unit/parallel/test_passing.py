@@ -122,6 +122,25 @@ def test_any_number_of_bytes(ranks: list[Meeting], aside: Callable[..., Future],
     assert [array.tobytes() == sent.tobytes() for array in held] == [True, True, num_bytes == 0, True]
 
 
+@pytest.mark.parametrize("group", [(0, 1), (0, 2, 3), (0, 1, 2, 3)])
+@pytest.mark.parametrize("shapes", [[(1,)], [(3,), (0,), (5, 7)], [(SLOT_BYTES // 4 - 1,), (2,), (600, 1000), (3,)]])
+def test_sums_are_those_in_the_order_of_the_ranks_on_each(
+    ranks: list[Meeting], aside: Callable[..., Future], group: tuple[int, ...], shapes: list[tuple[int, ...]]
+):
+    rng = np.random.default_rng(3)
+    given = {rank: [rng.standard_normal(shape, np.float32) * 10.0 ** (3 * rank) for shape in shapes] for rank in group}
+    given = {rank: [array.astype(np.float32) for array in arrays] for rank, arrays in given.items()}
+    expected = [np.zeros(shape, np.float32) for shape in shapes]
+    for rank in group:
+        for total, array in zip(expected, given[rank], strict=True):
+            total += array
+    for _ in range(2):  # the second time over slots that were used
+        held = {rank: [array.copy() for array in given[rank]] for rank in group}
+        assert_goes_on(*(aside(ranks[rank].sum, held[rank], group) for rank in group))
+        for arrays in held.values():
+            assert [array.tobytes() for array in arrays] == [array.tobytes() for array in expected]
+
+
 @pytest.mark.parametrize("side", ["sender", "receiver"])
 def test_who_waits_in_a_broadcast_says_so(ranks: list[Meeting], aside: Callable[..., Future], side: str):
     beat = heartbeat.start(None)
