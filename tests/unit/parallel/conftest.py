@@ -4,8 +4,9 @@ that may wait for ever."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 from mindgspo.parallel import collectives as process_groups
 from mindgspo.parallel import runtime
+from mindgspo.parallel.meeting import Meeting, new_meeting_file
 
 Result = TypeVar("Result")
 PATIENCE_S = 60.0
@@ -105,3 +107,17 @@ def aside() -> Callable[..., Future]:
         return future
 
     return start
+
+
+@pytest.fixture
+def file() -> Iterator[Path]:
+    """The memory that `ranks` share."""
+    path = new_meeting_file(4)
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def ranks(file: Path) -> list[Meeting]:
+    """Four of them, each to be used by a thread."""
+    return [Meeting(file, rank=rank, world_size=4) for rank in range(4)]

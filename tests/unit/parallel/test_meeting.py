@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -23,19 +23,6 @@ CHILD = Path(__file__).with_name("meeting_child.py")
 WAIT_S = 60.0
 # Long enough for a rank that does not wait to show it.
 MOMENT_S = 0.05
-
-
-@pytest.fixture
-def file() -> Iterator[Path]:
-    path = new_meeting_file(4)
-    yield path
-    path.unlink(missing_ok=True)
-
-
-@pytest.fixture
-def ranks(file: Path) -> list[Meeting]:
-    """Four of them."""
-    return [Meeting(file, rank=rank, world_size=4) for rank in range(4)]
 
 
 def assert_waits(*futures: Future) -> None:

@@ -23,19 +23,6 @@ WAIT_S = 120.0
 
 
 @pytest.fixture
-def file() -> Iterator[Path]:
-    path = new_meeting_file(4)
-    yield path
-    path.unlink(missing_ok=True)
-
-
-@pytest.fixture
-def ranks(file: Path) -> list[Meeting]:
-    """Four of them."""
-    return [Meeting(file, rank=rank, world_size=4) for rank in range(4)]
-
-
-@pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen]]:
     """start(*arguments): a `passing_child`; none outlives the test."""
     children: list[subprocess.Popen] = []
