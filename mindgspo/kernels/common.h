@@ -329,4 +329,20 @@ void pack(const Matrix& b, float* panels, int32_t rounded, int64_t threads);
 void multiply_packed(const Matrix& a, const float* panels, int64_t columns, float* c, int64_t c_stride, bool is_added,
                      int64_t panel_rows = 0);
 
+// Panels for left operands of numbers of one dtype, to which b's are rounded. Those of bfloat16, where the processor
+// multiplies it, have pairs: two rows of b in the place of one float. Any other are as above.
+struct Panels {
+  const float* data;
+  int64_t rows;  // of b
+  bool are_pairs;
+
+  // What `pack_for` makes of b at `data`, which has packed_size(rows, columns) floats.
+  Panels(int32_t dtype, int64_t rows, const float* data);
+  int64_t depth() const { return are_pairs ? (rows + 1) / 2 : rows; }
+};
+Panels pack_for(int32_t dtype, const Matrix& b, float* data, int64_t threads);
+// b's columns from `column` on, a panel's first. The numbers of `a` are of the panels' dtype, however they are stored.
+void multiply_packed(const Matrix& a, const Panels& b, int64_t column, int64_t columns, float* c, int64_t c_stride,
+                     bool is_added);
+
 }  // namespace mindgspo

@@ -60,7 +60,7 @@ int mindgspo_combine_backward(const mindgspo_tensor* rows, const mindgspo_tensor
                               const mindgspo_tensor* d_out, const mindgspo_tensor* d_rows,
                               const mindgspo_tensor* d_weights, int64_t threads);
 // Layers whose weights [O, I] were packed for many products of few tokens: panels, float32 [P, I, columns of a panel],
-// of numbers that were rounded to the dtype of `like`, which should be x's.
+// of numbers that were rounded to the dtype of `like`, which must be x's.
 int mindgspo_pack_linear(const mindgspo_tensor* weight, const mindgspo_tensor* like, const mindgspo_tensor* panels,
                          int64_t threads);
 int mindgspo_packed_linear(const mindgspo_tensor* x, int64_t layers, const mindgspo_tensor* const* panels,

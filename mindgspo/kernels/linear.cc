@@ -16,13 +16,14 @@ void convert(const float* values, int64_t n, const Tensor& out, int64_t row, int
 // One product left @ panels -> out (+ bias), cut into tasks for `parallel`.
 struct Product {
   Matrix left;
-  const float* panels;
+  Panels panels;
   const Tensor* out;
   const Tensor* bias;
   bool is_added;  // to what out holds, which is float32 then
   int64_t rows_of_task, columns_of_task, row_tasks, column_tasks;
 
-  Product(const Matrix& left, const float* panels, const Tensor& out, const Tensor* bias, bool is_added, int64_t threads)
+  Product(const Matrix& left, const Panels& panels, const Tensor& out, const Tensor* bias, bool is_added,
+          int64_t threads)
       : left(left), panels(panels), out(&out), bias(bias), is_added(is_added), rows_of_task(kTaskRows),
         columns_of_task(panels_of(out.shape[1]) * kPanel) {
     row_tasks = (left.rows + kTaskRows - 1) / kTaskRows;
@@ -43,7 +44,6 @@ struct Product {
     const int64_t row = task / column_tasks * rows_of_task, column = task % column_tasks * columns_of_task;
     const int64_t rows = std::min(rows_of_task, left.rows - row);
     const int64_t columns = std::min(columns_of_task, out->shape[1] - column);
-    const float* own = panels + column * left.columns;
     const Matrix some = part(left, row, rows, 0, left.columns);
     const bool is_direct = out->dtype == kFloat32 && out->strides[1] == 1;
     float* direct = reinterpret_cast<float*>(element(*out, row * out->strides[0] + column * out->strides[1]));
@@ -53,7 +53,7 @@ struct Product {
       for (int64_t i = 0; i < rows; ++i)
         load(element(*out, (row + i) * out->strides[0] + column * out->strides[1]), out->dtype, out->strides[1], columns,
              product + i * stride);
-    multiply_packed(some, own, columns, product, stride, is_added);
+    multiply_packed(some, panels, column, columns, product, stride, is_added);
     if (bias != nullptr) {
       float* added = scratch(kRow0, columns);
       load(element(*bias, column * bias->strides[0]), bias->dtype, bias->strides[0], columns, added);
@@ -105,8 +105,8 @@ extern "C" int mindgspo_linear(const mindgspo_tensor* x, int64_t layers, const m
     float* panels = scratch(kShared0, size);
     std::vector<Product> products;
     for (int64_t i = 0; i < layers; ++i) {
-      pack(transposed(matrix_of(*weights[i])), panels, x->dtype, threads);
-      products.emplace_back(matrix_of(*x), panels, *outs[i], biases[i], false, threads);
+      const Panels own = pack_for(x->dtype, transposed(matrix_of(*weights[i])), panels, threads);
+      products.emplace_back(matrix_of(*x), own, *outs[i], biases[i], false, threads);
       panels += packed_size(inputs, outs[i]->shape[1]);
     }
     run_all(products, threads);
@@ -122,7 +122,7 @@ extern "C" int mindgspo_pack_linear(const mindgspo_tensor* weight, const mindgsp
     require_shape("panels", floats("panels", panels, 3), {panels_of(weight->shape[0]), weight->shape[1], kPanel});
     require(panels->dtype == kFloat32 && panels->strides[2] == 1 && panels->strides[1] == kPanel,
             "panels must be contiguous float32");
-    pack(transposed(matrix_of(*weight)), static_cast<float*>(panels->data), floats("like", like).dtype, threads);
+    pack_for(floats("like", like).dtype, transposed(matrix_of(*weight)), static_cast<float*>(panels->data), threads);
   });
 }
 
@@ -137,8 +137,8 @@ extern "C" int mindgspo_packed_linear(const mindgspo_tensor* x, int64_t layers, 
       require_shape("out", *outs[i], {tokens, outputs});
       require_shape("panels", floats("panels", panels[i], 3), {panels_of(outputs), inputs, kPanel});
       if (biases[i] != nullptr) require_shape("bias", floats("bias", biases[i], 1), {outputs});
-      const auto* values = static_cast<const float*>(panels[i]->data);
-      products.emplace_back(matrix_of(*x), values, *outs[i], biases[i], false, threads);
+      const Panels own(x->dtype, inputs, static_cast<const float*>(panels[i]->data));
+      products.emplace_back(matrix_of(*x), own, *outs[i], biases[i], false, threads);
     }
     run_all(products, threads);
   });
@@ -162,9 +162,10 @@ extern "C" int mindgspo_linear_backward(const mindgspo_tensor* x, int64_t layers
     // Gradients of the weights: d_out^T x, the sum over tokens from the first on.
     float* of_x = scratch(kShared1, packed_size(tokens, inputs));
     pack(matrix_of(*x), of_x, kFloat32, threads);
+    const Panels all_x(kFloat32, tokens, of_x);
     std::vector<Product> products;
     for (int64_t i = 0; i < layers; ++i)
-      products.emplace_back(transposed(matrix_of(*d_outs[i])), of_x, *d_weights[i], nullptr, false, threads);
+      products.emplace_back(transposed(matrix_of(*d_outs[i])), all_x, *d_weights[i], nullptr, false, threads);
     run_all(products, threads);
     // That of the input: sum over the layers of d_out W, in float32.
     const bool is_direct = d_x->dtype == kFloat32;
@@ -176,7 +177,8 @@ extern "C" int mindgspo_linear_backward(const mindgspo_tensor* x, int64_t layers
     float* panels = scratch(kShared0, most);
     for (int64_t i = 0; i < layers; ++i) {
       pack(matrix_of(*weights[i]), panels, x->dtype, threads);
-      run_all({Product(matrix_of(*d_outs[i]), panels, sum, nullptr, i > 0, threads)}, threads);
+      const Panels own(kFloat32, weights[i]->shape[0], panels);
+      run_all({Product(matrix_of(*d_outs[i]), own, sum, nullptr, i > 0, threads)}, threads);
     }
     if (!is_direct)
       for_rows(tokens, threads, [&](int64_t row) {

@@ -77,18 +77,17 @@ struct Problem {
   // body(first entry, entries, panels of their transposed rows)
   template <class Body>
   void for_parts(int64_t threads, Body body) const {
-    float* panels = scratch(kShared1, packed_size(size, std::min(kVocabulary, vocabulary)));
+    float* memory = scratch(kShared1, packed_size(size, std::min(kVocabulary, vocabulary)));
     for (int64_t first = 0; first < vocabulary; first += kVocabulary) {
       const int64_t n = std::min(kVocabulary, vocabulary - first);
-      pack(transposed(entries(first, n)), panels, hidden.dtype, threads);
-      body(first, n, panels);
+      body(first, n, pack_for(hidden.dtype, transposed(entries(first, n)), memory, threads));
     }
   }
 
   // Logits of `rows` states over a part, at the temperature.
-  void logits(const float* states, int64_t rows, const float* panels, int64_t n, float* out, int64_t stride) const {
+  void logits(const float* states, int64_t rows, const Panels& panels, int64_t n, float* out, int64_t stride) const {
     const Matrix left{states, kFloat32, rows, size, size, 1};
-    multiply_packed(left, panels, n, out, stride, false);
+    multiply_packed(left, panels, 0, n, out, stride, false);
     if (inverse_temperature == 1.0f) return;
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < n; ++j) out[i * stride + j] *= inverse_temperature;
@@ -126,7 +125,7 @@ extern "C" int mindgspo_log_prob(const mindgspo_tensor* hidden, const mindgspo_t
     const float* states = p.gathered(kShared0, threads);
     std::vector<Total> totals(p.count());
     std::vector<float> chosen(p.count());
-    p.for_parts(threads, [&](int64_t first, int64_t n, const float* panels) {
+    p.for_parts(threads, [&](int64_t first, int64_t n, const Panels& panels) {
       for_row_blocks(p.count(), threads, [&](int64_t row0, int64_t some) {
         float* logits = scratch(kWork0, some * n);
         float* exponentials = scratch(kWork1, n);
@@ -179,7 +178,7 @@ extern "C" int mindgspo_log_prob_backward(const mindgspo_tensor* hidden, const m
     const int64_t of_states = packed_size(most_rows, p.size), of_entries = packed_size(most, p.size);
     float* d_logits = scratch(kShared3, most_rows * most + of_states + of_entries);
     float *state_panels = d_logits + most_rows * most, *entry_panels = state_panels + of_states;
-    p.for_parts(threads, [&](int64_t first, int64_t n, const float* panels) {
+    p.for_parts(threads, [&](int64_t first, int64_t n, const Panels& panels) {
       pack(p.entries(first, n), entry_panels, hidden->dtype, threads);
       if (p.count() == 0)
         for (int64_t v = 0; v < n; ++v) std::fill(&at(*d_weight, first + v), &at(*d_weight, first + v) + p.size, 0.0f);

@@ -1,6 +1,12 @@
 // Matrix products: blocks of both operands are converted to float32 and packed, and a tile of registers multiplies them.
 //
 // Every sum over K runs from its start to its end in blocks of kDepth, whatever the other sizes and the threads are.
+// Where the processor multiplies bfloat16, forward products of it are made of pairs: two numbers along K in 32 bits.
+// Their products are added to float32 as any others; what is below 2^-126 counts as zero.
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 #include "common.h"
 
 namespace mindgspo {
@@ -16,10 +22,29 @@ constexpr int64_t kRowStride = kDepth + 16;
 
 typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
 typedef float AnyVector __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
+typedef int32_t AnyInt __attribute__((may_alias));
+typedef uint16_t AnyHalf __attribute__((may_alias));
+
+// What a tile adds to its sums at each step along K: products of floats, or of pairs in their places.
+struct Floats {
+  static Vector add(Vector sums, const float* a, Vector b) { return sums + *a * b; }
+};
+#if defined(__AVX512BF16__)
+constexpr bool kHasPairs = true;
+struct Pairs {
+  static Vector add(Vector sums, const float* a, Vector b) {
+    const __m512i pair = _mm512_set1_epi32(*reinterpret_cast<const AnyInt*>(a));
+    return Vector(_mm512_dpbf16_ps(__m512(sums), __m512bh(pair), __m512bh(b)));
+  }
+};
+#else
+constexpr bool kHasPairs = false;
+using Pairs = Floats;
+#endif
 
 // c[R, columns] (+)= a[R, depth] @ b[depth, V * kLanes], b's rows b_stride apart. kAlongK: a's rows lie along K,
 // kRowStride apart; else its columns are packed, kTileRows apart.
-template <int R, int V, bool kAlongK>
+template <class Step, int R, int V, bool kAlongK>
 void tile(int64_t depth, const float* a, const float* b, int64_t b_stride, float* c, int64_t c_stride, int64_t columns,
           bool is_added) {
   constexpr int64_t kRow = kAlongK ? kRowStride : 1, kStep = kAlongK ? 1 : kTileRows;
@@ -30,7 +55,7 @@ void tile(int64_t depth, const float* a, const float* b, int64_t b_stride, float
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
-      for (int v = 0; v < V; ++v) sums[r][v] += a[r * kRow] * of_b[v];
+      for (int v = 0; v < V; ++v) sums[r][v] = Step::add(sums[r][v], a + r * kRow, of_b[v]);
   }
   if (columns == V * kLanes) {
 #pragma GCC unroll 16
@@ -49,17 +74,20 @@ void tile(int64_t depth, const float* a, const float* b, int64_t b_stride, float
 
 using Tile = void (*)(int64_t, const float*, const float*, int64_t, float*, int64_t, int64_t, bool);
 
-template <int V, bool kAlongK, int... R>
+template <class Step, int V, bool kAlongK, int... R>
 constexpr Tile tile_of(int rows, std::integer_sequence<int, R...>) {
-  constexpr Tile tiles[] = {tile<R + 1, V, kAlongK>...};
+  constexpr Tile tiles[] = {tile<Step, R + 1, V, kAlongK>...};
   return tiles[rows - 1];
 }
 
+constexpr auto kAllRows = std::make_integer_sequence<int, kTileRows>();
+
 Tile tile_of(int rows, bool is_wide, bool along_k) {
-  constexpr auto all = std::make_integer_sequence<int, kTileRows>();
-  if (along_k) return is_wide ? tile_of<2, true>(rows, all) : tile_of<1, true>(rows, all);
-  return is_wide ? tile_of<2, false>(rows, all) : tile_of<1, false>(rows, all);
+  if (along_k) return is_wide ? tile_of<Floats, 2, true>(rows, kAllRows) : tile_of<Floats, 1, true>(rows, kAllRows);
+  return is_wide ? tile_of<Floats, 2, false>(rows, kAllRows) : tile_of<Floats, 1, false>(rows, kAllRows);
 }
+
+Tile tile_of_pairs(int rows) { return tile_of<Pairs, 2, true>(rows, kAllRows); }
 
 const char* row_of(const Matrix& x, int64_t row) {
   return static_cast<const char*>(x.data) + row * x.row_stride * size_of(x.dtype);
@@ -157,6 +185,45 @@ bool pack_rows(const Matrix& a, float* out) {
   return false;
 }
 
+// n numbers, `stride` elements apart, in bfloat16; behind an odd number of them a zero.
+void load_pairs(const char* place, int32_t dtype, int64_t stride, int64_t n, float* out) {
+  AnyHalf* halves = reinterpret_cast<AnyHalf*>(out);
+  if (n % 2 == 1) halves[n] = 0;
+  if (dtype == kBFloat16 && stride == 1) {
+    std::memcpy(out, place, n * sizeof(uint16_t));
+    return;
+  }
+  with_dtype(dtype, [&](auto numbers) {
+    const auto* bits = reinterpret_cast<const typename decltype(numbers)::Bits*>(place);
+    if (stride == 1)
+#pragma GCC ivdep
+      for (int64_t i = 0; i < n; ++i) halves[i] = to_bfloat16(numbers.read(bits[i]));
+    else
+      for (int64_t i = 0; i < n; ++i) halves[i] = to_bfloat16(numbers.read(bits[i * stride]));
+  });
+}
+
+// `pack_rows` and `pack_columns` with pairs.
+void pack_row_pairs(const Matrix& a, float* out) {
+  for (int64_t row = 0; row < a.rows; ++row)
+    load_pairs(row_of(a, row), a.dtype, a.column_stride, a.columns, out + row * kRowStride);
+}
+
+void pack_column_pairs(const Matrix& b, float* out) {
+  float* pairs = scratch(kPackB, kTileColumns * kRowStride);
+  const int64_t depth = (b.rows + 1) / 2;
+  for (int64_t first = 0; first < b.columns; first += kTileColumns, out += depth * kTileColumns) {
+    const int64_t columns = std::min<int64_t>(kTileColumns, b.columns - first);
+    if (columns < kTileColumns) std::fill(out, out + depth * kTileColumns, 0.0f);
+    for (int64_t row = 0; row < b.rows; row += 2 * kDepth) {
+      const int64_t rows = std::min(2 * kDepth, b.rows - row);
+      pack_row_pairs(transposed(part(b, row, rows, first, columns)), pairs);
+      const Matrix packed{pairs, kFloat32, columns, (rows + 1) / 2, kRowStride, 1};
+      copy_transposed(packed, out + row / 2 * kTileColumns, kTileColumns);
+    }
+  }
+}
+
 // A few rows times columns that lie along K: the packing would take longer than the product.
 constexpr int64_t kFewRows = 4;
 void multiply_by_dots(const Matrix& a, const Matrix& b, float* c, int64_t c_stride) {
@@ -208,38 +275,64 @@ void multiply_block(const Matrix& a, const Matrix& b, float* c, int64_t c_stride
   }
 }
 
-// b's columns from `first` on as panels.
-void pack_panels(const Matrix& b, int64_t first, int64_t columns, int32_t rounded, float* out) {
-  pack_columns(part(b, 0, b.rows, first, columns), out);
-  if (rounded != b.dtype) round_to(rounded, packed_size(b.rows, columns), out);
+// body(some of b's columns, the first of them), in tasks of a few panels.
+template <class Body>
+void for_panels(const Matrix& b, int64_t threads, Body body) {
+  constexpr int64_t kPanelsOfTask = 4;
+  parallel((panels_of(b.columns) + kPanelsOfTask - 1) / kPanelsOfTask, threads, [&](int64_t task) {
+    const int64_t first = task * kPanelsOfTask * kPanel;
+    body(part(b, 0, b.rows, first, std::min(kPanelsOfTask * kPanel, b.columns - first)), first);
+  });
 }
 
 }  // namespace
 
 void pack(const Matrix& b, float* panels, int32_t rounded, int64_t threads) {
-  constexpr int64_t kPanelsOfTask = 4;
-  parallel((panels_of(b.columns) + kPanelsOfTask - 1) / kPanelsOfTask, threads, [&](int64_t task) {
-    const int64_t first = task * kPanelsOfTask * kPanel;
-    pack_panels(b, first, std::min(kPanelsOfTask * kPanel, b.columns - first), rounded, panels + first * b.rows);
+  for_panels(b, threads, [&](const Matrix& some, int64_t first) {
+    pack_columns(some, panels + first * b.rows);
+    if (rounded != b.dtype) round_to(rounded, packed_size(b.rows, some.columns), panels + first * b.rows);
   });
+}
+
+Panels::Panels(int32_t dtype, int64_t rows, const float* data)
+    : data(data), rows(rows), are_pairs(kHasPairs && dtype == kBFloat16) {}
+
+Panels pack_for(int32_t dtype, const Matrix& b, float* data, int64_t threads) {
+  const Panels panels(dtype, b.rows, data);
+  if (panels.are_pairs)
+    for_panels(b, threads, [&](const Matrix& some, int64_t first) {
+      pack_column_pairs(some, data + first * panels.depth());
+    });
+  else
+    pack(b, data, dtype, threads);
+  return panels;
 }
 
 void multiply_packed(const Matrix& a, const float* panels, int64_t columns, float* c, int64_t c_stride, bool is_added,
                      int64_t panel_rows) {
-  if (panel_rows == 0) panel_rows = a.columns;
+  const Panels b(kFloat32, panel_rows == 0 ? a.columns : panel_rows, panels);
+  multiply_packed(a, b, 0, columns, c, c_stride, is_added);
+}
+
+void multiply_packed(const Matrix& a, const Panels& b, int64_t column, int64_t columns, float* c, int64_t c_stride,
+                     bool is_added) {
+  const int64_t step = b.are_pairs ? 2 : 1;  // numbers along K in the place of a float
   if (a.columns == 0 && !is_added)
     for (int64_t row = 0; row < a.rows; ++row) std::fill(c + row * c_stride, c + row * c_stride + columns, 0.0f);
   for (int64_t top = 0; top < a.rows; top += kBlockRows) {
     const int64_t rows = std::min(kBlockRows, a.rows - top), tiles = (rows + kTileRows - 1) / kTileRows;
     float* of_a = scratch(kPackA, (rows + kTileRows) * kRowStride);
-    for (int64_t first = 0; first < a.columns; first += kDepth) {
-      const int64_t depth = std::min(kDepth, a.columns - first);
-      const bool along_k = pack_rows(part(a, top, rows, first, depth), of_a);
+    for (int64_t first = 0; first < a.columns; first += step * kDepth) {
+      const Matrix block = part(a, top, rows, first, std::min(step * kDepth, a.columns - first));
+      const int64_t depth = (block.columns + step - 1) / step;
+      if (b.are_pairs) pack_row_pairs(block, of_a);
+      const bool along_k = b.are_pairs || pack_rows(block, of_a);
       for (int64_t j = 0; j < columns; j += kPanel) {
-        const float* panel = panels + j * panel_rows + first * kPanel;
+        const float* panel = b.data + (column + j) * b.depth() + first / step * kPanel;
         for (int64_t t = 0; t < tiles; ++t) {
           const int64_t row = t * kTileRows, wide = std::min<int64_t>(kPanel, columns - j);
-          const Tile run = tile_of(int(std::min<int64_t>(kTileRows, rows - row)), true, along_k);
+          const int some = int(std::min<int64_t>(kTileRows, rows - row));
+          const Tile run = b.are_pairs ? tile_of_pairs(some) : tile_of(some, true, along_k);
           run(depth, of_a + (along_k ? row * kRowStride : row * depth), panel, kPanel, c + (top + row) * c_stride + j,
               c_stride, wide, is_added || first > 0);
         }

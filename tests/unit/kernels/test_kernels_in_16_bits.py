@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from mindgspo.kernels import binding
 from mindgspo.kernels.build import KernelsUnavailable, library
 
 try:
@@ -39,11 +40,26 @@ class Half:
 
         return ms.Tensor(array.astype(np.float32), getattr(ms, self.name))
 
-    def rounded(self, array: np.ndarray) -> np.ndarray:
-        """The nearest values of the dtype, float64."""
+    def memory(self, array: np.ndarray) -> np.ndarray:
+        """The nearest values of the dtype."""
         import mindspore as ms
 
-        return array.astype(np.float32).astype(ms.dtype_to_nptype(getattr(ms, self.name))).astype(np.float64)
+        return array.astype(np.float32).astype(ms.dtype_to_nptype(getattr(ms, self.name)))
+
+    def rounded(self, array: np.ndarray) -> np.ndarray:
+        """The same as float64."""
+        return self.memory(array).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A tensor as the kernels take it."""
+
+    bits: np.ndarray
+
+    @property
+    def dtype(self) -> str:
+        return self.bits.dtype.name
 
 
 @pytest.fixture(params=[Half("bfloat16", 2.0**-8), Half("float16", 2.0**-11)], ids=["bfloat16", "float16"])
@@ -118,6 +134,45 @@ def test_linear_layers_by_head(half: Half) -> None:
         check(wide(d_weight), d_out.T @ x, 0, TOKENS * FLOAT32 * (np.abs(d_out).T @ np.abs(x)), "d_weight")
         check(wide(d_bias), d_out.sum(0), 0, TOKENS * FLOAT32 * np.abs(d_out).sum(0), "d_bias")
     check(wide(gradients[0]), d_x, half.unit, terms_of_d_x, "d_x")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "inputs", "outputs"),
+    [(1, 1, 1), (29, 1, 33), (17, 33, 31), (45, 512, 64), (64, 513, 70), (113, 1025, 5)],
+)
+def test_a_product_is_the_same_in_every_batch_with_packed_weights_and_in_log_probs(
+    half: Half, tokens: int, inputs: int, outputs: int
+) -> None:
+    rng = np.random.default_rng(inputs)
+    x, weight = half.memory(numbers(rng, tokens, inputs)), numbers(rng, outputs, inputs).astype(np.float32)
+
+    def linear(x: np.ndarray, weight: np.ndarray, threads: int) -> np.ndarray:
+        out = np.full((len(x), len(weight)), np.nan, np.float32)
+        binding.call("linear", Memory(x), 1, [Memory(weight)], [None], [Memory(out)], threads)
+        return out
+
+    out = linear(x, weight, 2)
+    exact, rounded = x.astype(np.float64), half.rounded(weight)
+    terms = (inputs + 2) * FLOAT32 * (np.abs(exact) @ np.abs(rounded).T)
+    check(out.astype(np.float64), exact @ rounded.T, 0, terms, "out")
+    columns = binding.panel_columns()
+    panels = Memory(np.full((-(-outputs // columns), inputs, columns), np.nan, np.float32))
+    binding.call("pack_linear", Memory(weight), Memory(x), panels, 2)
+    for count in (1, tokens):
+        packed = np.full((count, outputs), np.nan, np.float32)
+        binding.call("packed_linear", Memory(x[:count]), 1, [panels], [None], [Memory(packed)], 1)
+        np.testing.assert_array_equal(packed, out[:count])
+    for token in range(tokens):
+        np.testing.assert_array_equal(linear(x[token : token + 1], weight, 1)[0], out[token])
+    for output in range(outputs):
+        np.testing.assert_array_equal(linear(x, weight[output : output + 1], 1)[:, 0], out[:, output])
+    np.testing.assert_array_equal(linear(x, np.asfortranarray(weight), 1), out)
+    # Of a vocabulary of one entry, the logarithm of the softmax's denominator is the logit.
+    rows, targets = np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.int32)
+    log_prob, logits = np.full(tokens, np.nan, np.float32), np.full(tokens, np.nan, np.float32)
+    places = [Memory(array) for array in (x, rows, weight[:1], targets)]
+    binding.call("log_prob", *places, 1.0, Memory(log_prob), Memory(logits), None, 1)
+    np.testing.assert_array_equal(logits, out[:, 0])
 
 
 def test_norms_of_sums(half: Half) -> None:
