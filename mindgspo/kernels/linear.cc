@@ -160,9 +160,10 @@ extern "C" int mindgspo_linear_backward(const mindgspo_tensor* x, int64_t layers
       most = std::max(most, packed_size(outputs, inputs));
     }
     // Gradients of the weights: d_out^T x, the sum over tokens from the first on.
+    bool are_bfloat16 = x->dtype == kBFloat16;
+    for (int64_t i = 0; i < layers; ++i) are_bfloat16 = are_bfloat16 && d_outs[i]->dtype == kBFloat16;
     float* of_x = scratch(kShared1, packed_size(tokens, inputs));
-    pack(matrix_of(*x), of_x, kFloat32, threads);
-    const Panels all_x(kFloat32, tokens, of_x);
+    const Panels all_x = pack_for(are_bfloat16 ? kBFloat16 : kFloat32, matrix_of(*x), of_x, threads);
     std::vector<Product> products;
     for (int64_t i = 0; i < layers; ++i)
       products.emplace_back(transposed(matrix_of(*d_outs[i])), all_x, *d_weights[i], nullptr, false, threads);
@@ -176,8 +177,12 @@ extern "C" int mindgspo_linear_backward(const mindgspo_tensor* x, int64_t layers
     }
     float* panels = scratch(kShared0, most);
     for (int64_t i = 0; i < layers; ++i) {
-      pack(matrix_of(*weights[i]), panels, x->dtype, threads);
-      const Panels own(kFloat32, weights[i]->shape[0], panels);
+      const Matrix weight = matrix_of(*weights[i]);
+      Panels own(kFloat32, weight.rows, panels);
+      if (are_bfloat16)
+        own = pack_for(kBFloat16, weight, panels, threads);
+      else
+        pack(weight, panels, x->dtype, threads);
       run_all({Product(matrix_of(*d_outs[i]), own, sum, nullptr, i > 0, threads)}, threads);
     }
     if (!is_direct)

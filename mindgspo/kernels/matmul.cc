@@ -1,7 +1,7 @@
 // Matrix products: blocks of both operands are converted to float32 and packed, and a tile of registers multiplies them.
 //
 // Every sum over K runs from its start to its end in blocks of kDepth, whatever the other sizes and the threads are.
-// Where the processor multiplies bfloat16, forward products of it are made of pairs: two numbers along K in 32 bits.
+// Where the processor multiplies bfloat16, those of linear layers are made of pairs: two numbers along K in 32 bits.
 // Their products are added to float32 as any others; what is below 2^-126 counts as zero.
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
@@ -87,7 +87,9 @@ Tile tile_of(int rows, bool is_wide, bool along_k) {
   return is_wide ? tile_of<Floats, 2, false>(rows, kAllRows) : tile_of<Floats, 1, false>(rows, kAllRows);
 }
 
-Tile tile_of_pairs(int rows) { return tile_of<Pairs, 2, true>(rows, kAllRows); }
+Tile tile_of_pairs(int rows, bool along_k) {
+  return along_k ? tile_of<Pairs, 2, true>(rows, kAllRows) : tile_of<Pairs, 2, false>(rows, kAllRows);
+}
 
 const char* row_of(const Matrix& x, int64_t row) {
   return static_cast<const char*>(x.data) + row * x.row_stride * size_of(x.dtype);
@@ -203,10 +205,40 @@ void load_pairs(const char* place, int32_t dtype, int64_t stride, int64_t n, flo
   });
 }
 
-// `pack_rows` and `pack_columns` with pairs.
-void pack_row_pairs(const Matrix& a, float* out) {
-  for (int64_t row = 0; row < a.rows; ++row)
-    load_pairs(row_of(a, row), a.dtype, a.column_stride, a.columns, out + row * kRowStride);
+// Pairs of x's rows, whose numbers lie side by side: a row of pairs each `stride` floats.
+void load_row_pairs(const Matrix& x, float* out, int64_t stride) {
+  with_dtype(x.dtype, [&](auto numbers) {
+    for (int64_t row = 0; row < x.rows; row += 2, out += stride) {
+      const auto* upper = reinterpret_cast<const typename decltype(numbers)::Bits*>(row_of(x, row));
+      const auto* lower = row + 1 < x.rows ? upper + x.row_stride : nullptr;
+      AnyInt* pairs = reinterpret_cast<AnyInt*>(out);
+      if (lower == nullptr)
+        for (int64_t i = 0; i < x.columns; ++i) pairs[i] = to_bfloat16(numbers.read(upper[i]));
+      else
+#pragma GCC ivdep
+        for (int64_t i = 0; i < x.columns; ++i)
+          pairs[i] = int32_t(to_bfloat16(numbers.read(upper[i])) | uint32_t(to_bfloat16(numbers.read(lower[i]))) << 16);
+    }
+  });
+}
+
+// `copy_rows`, `pack_rows` and `pack_columns` with pairs.
+void copy_row_pairs(const Matrix& x, float* out, int64_t stride) {
+  for (int64_t row = 0; row < x.rows; ++row)
+    load_pairs(row_of(x, row), x.dtype, x.column_stride, x.columns, out + row * stride);
+}
+
+bool pack_row_pairs(const Matrix& a, float* out) {
+  const bool along_k = a.row_stride != 1 || a.column_stride == 1;
+  if (along_k) {
+    copy_row_pairs(a, out, kRowStride);
+    return true;
+  }
+  for (int64_t first = 0; first < a.rows; first += kTileRows, out += (a.columns + 1) / 2 * kTileRows) {
+    const int64_t rows = std::min<int64_t>(kTileRows, a.rows - first);
+    load_row_pairs(transposed(part(a, first, rows, 0, a.columns)), out, kTileRows);
+  }
+  return false;
 }
 
 void pack_column_pairs(const Matrix& b, float* out) {
@@ -215,9 +247,13 @@ void pack_column_pairs(const Matrix& b, float* out) {
   for (int64_t first = 0; first < b.columns; first += kTileColumns, out += depth * kTileColumns) {
     const int64_t columns = std::min<int64_t>(kTileColumns, b.columns - first);
     if (columns < kTileColumns) std::fill(out, out + depth * kTileColumns, 0.0f);
+    if (b.column_stride == 1) {
+      load_row_pairs(part(b, 0, b.rows, first, columns), out, kTileColumns);
+      continue;
+    }
     for (int64_t row = 0; row < b.rows; row += 2 * kDepth) {
       const int64_t rows = std::min(2 * kDepth, b.rows - row);
-      pack_row_pairs(transposed(part(b, row, rows, first, columns)), pairs);
+      copy_row_pairs(transposed(part(b, row, rows, first, columns)), pairs, kRowStride);
       const Matrix packed{pairs, kFloat32, columns, (rows + 1) / 2, kRowStride, 1};
       copy_transposed(packed, out + row / 2 * kTileColumns, kTileColumns);
     }
@@ -325,14 +361,13 @@ void multiply_packed(const Matrix& a, const Panels& b, int64_t column, int64_t c
     for (int64_t first = 0; first < a.columns; first += step * kDepth) {
       const Matrix block = part(a, top, rows, first, std::min(step * kDepth, a.columns - first));
       const int64_t depth = (block.columns + step - 1) / step;
-      if (b.are_pairs) pack_row_pairs(block, of_a);
-      const bool along_k = b.are_pairs || pack_rows(block, of_a);
+      const bool along_k = b.are_pairs ? pack_row_pairs(block, of_a) : pack_rows(block, of_a);
       for (int64_t j = 0; j < columns; j += kPanel) {
         const float* panel = b.data + (column + j) * b.depth() + first / step * kPanel;
         for (int64_t t = 0; t < tiles; ++t) {
           const int64_t row = t * kTileRows, wide = std::min<int64_t>(kPanel, columns - j);
           const int some = int(std::min<int64_t>(kTileRows, rows - row));
-          const Tile run = b.are_pairs ? tile_of_pairs(some) : tile_of(some, true, along_k);
+          const Tile run = b.are_pairs ? tile_of_pairs(some, along_k) : tile_of(some, true, along_k);
           run(depth, of_a + (along_k ? row * kRowStride : row * depth), panel, kPanel, c + (top + row) * c_stride + j,
               c_stride, wide, is_added || first > 0);
         }

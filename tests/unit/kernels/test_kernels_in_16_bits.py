@@ -175,6 +175,36 @@ def test_a_product_is_the_same_in_every_batch_with_packed_weights_and_in_log_pro
     np.testing.assert_array_equal(logits, out[:, 0])
 
 
+@pytest.mark.parametrize(("tokens", "inputs", "outputs"), [(1, 1, 1), (15, 33, 20), (64, 70, 31), (515, 7, 45)])
+def test_a_gradient_is_the_same_in_every_batch(half: Half, tokens: int, inputs: int, outputs: int) -> None:
+    rng = np.random.default_rng(tokens)
+    x, d_out = half.memory(numbers(rng, tokens, inputs)), half.memory(numbers(rng, tokens, outputs))
+    weight = numbers(rng, outputs, inputs).astype(np.float32)
+
+    def backward(x: np.ndarray, weight: np.ndarray, d_out: np.ndarray, threads: int) -> tuple[np.ndarray, np.ndarray]:
+        d_x, d_weight = np.full(x.shape, np.nan, np.float32), np.full(weight.shape, np.nan, np.float32)
+        given = [Memory(weight)], [Memory(d_out)], Memory(d_x), [Memory(d_weight)], [None]
+        binding.call("linear_backward", Memory(x), 1, *given, threads)
+        return d_x, d_weight
+
+    d_x, d_weight = backward(x, weight, d_out, 2)
+    wide_x, wide_d, rounded = x.astype(np.float64), d_out.astype(np.float64), half.rounded(weight)
+    terms = (outputs + 2) * FLOAT32 * (np.abs(wide_d) @ np.abs(rounded))
+    check(d_x.astype(np.float64), wide_d @ rounded, 0, terms, "d_x")
+    terms = (tokens + 2) * FLOAT32 * (np.abs(wide_d).T @ np.abs(wide_x))
+    check(d_weight.astype(np.float64), wide_d.T @ wide_x, 0, terms, "d_weight")
+    for token in {0, tokens // 2, tokens - 1}:
+        alone, _ = backward(x[token : token + 1], weight, d_out[token : token + 1], 1)
+        np.testing.assert_array_equal(alone[0], d_x[token])
+    for output in range(outputs):
+        _, alone = backward(x, weight[output : output + 1], d_out[:, output : output + 1], 1)
+        np.testing.assert_array_equal(alone[0], d_weight[output])
+    for feature in range(inputs):
+        alone = backward(x[:, feature : feature + 1], weight[:, feature : feature + 1], d_out, 1)
+        np.testing.assert_array_equal(alone[0][:, 0], d_x[:, feature])
+        np.testing.assert_array_equal(alone[1][:, 0], d_weight[:, feature])
+
+
 def test_norms_of_sums(half: Half) -> None:
     from mindgspo.parallel.kernel_ops import RMSNormKernel
 
