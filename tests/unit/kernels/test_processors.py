@@ -33,7 +33,8 @@ def test_kernels_for_a_lesser_processor_compute_the_same(tmp_path: Path, process
     compiler.parent.mkdir()
     compiler.write_text(f'#!/bin/sh\nPATH="{os.environ["PATH"]}" exec {shutil.which("g++")} "$@" -march={processor}\n')
     compiler.chmod(0o755)
-    tests = ["tests/unit/kernels/test_graph_kernels.py", "tests/ascend/test_kernels.py"]
+    names = "unit/kernels/test_graph_kernels.py", "unit/kernels/test_kernels_in_16_bits.py", "ascend/test_kernels.py"
+    tests = [f"tests/{name}" for name in names]
     ended = in_process(
         ["-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
         PATH=compiler.parent,
