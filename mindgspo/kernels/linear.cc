@@ -159,9 +159,9 @@ extern "C" int mindgspo_linear_backward(const mindgspo_tensor* x, int64_t layers
       if (d_biases[i] != nullptr) require_shape("d_bias", floats("d_bias", d_biases[i], 1), {outputs});
       most = std::max(most, packed_size(outputs, inputs));
     }
-    // Gradients of the weights: d_out^T x, the sum over tokens from the first on.
     bool are_bfloat16 = x->dtype == kBFloat16;
     for (int64_t i = 0; i < layers; ++i) are_bfloat16 = are_bfloat16 && d_outs[i]->dtype == kBFloat16;
+    // Gradients of the weights: d_out^T x, the sum over tokens from the first on.
     float* of_x = scratch(kShared1, packed_size(tokens, inputs));
     const Panels all_x = pack_for(are_bfloat16 ? kBFloat16 : kFloat32, matrix_of(*x), of_x, threads);
     std::vector<Product> products;
