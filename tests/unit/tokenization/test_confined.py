@@ -91,9 +91,10 @@ DOUBLED = [{"type": "Replace", "pattern": {"String": "n"}, "content": "nn"}] * 6
 ], ids=["at one place", "at every place", "a text that doubles"])  # fmt: skip
 def test_a_tokenizer_is_stopped(tmp_path: Path, changes: dict, said: str) -> None:
     child = ConfinedTokenizer(read_files(outside(tmp_path, **changes)), request_s=2, memory_bytes=1 << 30)
-    where = f"{tmp_path}: the tokenizer fails on a text of 301 characters"
+    text = "one pen and another " * 18 + "!"  # 15 take a fast processor 2 s at every place; 20 are too many at one
+    where = f"{tmp_path}: the tokenizer fails on a text of {len(text)} characters"
     with pytest.raises(TokenizerError, match=f"{where}: .*({said})"):
-        child.encode("one pen and another " * 15 + "!")
+        child.encode(text)
     assert child.id_of("a") == 1
 
 
