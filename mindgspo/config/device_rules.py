@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from math import gcd
 
 from mindgspo.config.model import FAMILIES, ModelSection
-from mindgspo.config.plan import ParallelPlan, check_cpu_plan, legal_model_parallel
+from mindgspo.config.plan import ParallelPlan, check_cpu_plan, experts_in_replica_problems, legal_model_parallel
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.kernels.build import has_compiler
 from mindgspo.text import divisors, either, nearest
@@ -46,11 +46,9 @@ def device_problems(config: ExperimentConfig) -> Iterator[str]:
 
 def _cpu_problems(config: ExperimentConfig) -> Iterator[str]:
     for name, plan in (("plans.train", config.plans.train), ("plans.reference", config.plans.reference)):
-        if plan is not None and plan.expert_parallel > 1:
-            yield (
-                f"{name}.expert_parallel: {plan.expert_parallel}; experts are split by the compiler for Ascend only; "
-                "set it to 1 (the result is the same), or device=Ascend"
-            )
+        if plan is not None and config.model.num_experts:
+            for problem in experts_in_replica_problems(name, plan, "on CPU"):
+                yield f"{problem} (the result is the same), or device=Ascend"
         if plan is not None and plan.use_seq_parallel:
             yield (
                 f"{name}.use_seq_parallel: CPU has no reduce-scatter, by which ranks split the sequence; set it to "
@@ -144,12 +142,15 @@ def _tied_stage_problems(name: str, plan: ParallelPlan, model: ModelSection) -> 
 
 
 def _sequence_problems(name: str, plan: ParallelPlan, config: ExperimentConfig) -> Iterator[str]:
-    """Tokens of a micro-batch, flattened, are split; its width is any multiple of length_multiple."""
+    """Tokens of a micro-batch, flattened, are split, or shared out between blocks of ranks that have all experts; its
+    width is any multiple of length_multiple."""
     multiple = config.trainer.length_multiple
     rows = config.trainer.samples_per_micro_batch or 1  # under a token budget any number
     slices = plan.model_parallel
-    if not plan.use_seq_parallel or rows * multiple % slices == 0:
+    is_split = plan.use_seq_parallel or plan.expert_block < slices
+    if not is_split or rows * multiple % slices == 0:
         return
+    key = "use_seq_parallel" if plan.use_seq_parallel else "expert_parallel"
     given = f"trainer.length_multiple {multiple}"
     if config.trainer.samples_per_micro_batch is not None:
         given = f"trainer.samples_per_micro_batch {rows} x {given} = {rows * multiple}"
@@ -157,7 +158,7 @@ def _sequence_problems(name: str, plan: ParallelPlan, config: ExperimentConfig) 
     below = multiple // step * step
     legal = [number for number in (below, below + step) if number]
     yield (
-        f"{name}.use_seq_parallel: model_parallel {slices} does not divide the tokens of a micro-batch, "
+        f"{name}.{key}: model_parallel {slices} does not divide the tokens of a micro-batch, "
         f"{given}; nearest legal trainer.length_multiple: {either(legal)}"
     )
 

@@ -17,9 +17,9 @@ _NOT_IN_GENERATION = {
     "optimizer_shard": "there is no optimizer while generating",
     "micro_batch_num": "there are no micro-batches while generating",
     "recompute": "there is no backward pass while generating",
-    "expert_parallel": "replicas generate on their own, each with all experts",
     "use_seq_parallel": "decoding takes one token per sequence",
 }
+_OF_EXPERTS = ("expert_parallel", "expert_tensor_parallel")
 _NOT_IN_SCORING = {
     "optimizer_shard": "there is no optimizer while scoring",
     "micro_batch_num": "without a backward pass micro-batches follow each other through the stages as they are",
@@ -39,8 +39,11 @@ class ParallelPlan(Section):
     context_parallel: int = Field(default=1, ge=1)
     """Cards that split one sequence in attention."""
     expert_parallel: int = Field(default=1, ge=1)
-    """Consecutive data-parallel replicas that split the experts of a mixture between them; taken from data_parallel, so
-    it does not count in `world_size`. Training on Ascend only."""
+    """Parts into which the experts of a mixture are split; expert_parallel x expert_tensor_parallel consecutive ranks
+    of a stage have all of them. Taken from data_parallel and model_parallel, so it does not count in `world_size`."""
+    expert_tensor_parallel: int | None = Field(default=None, ge=1)
+    """Ranks that split the features of each expert (verl: expert_tensor_parallel_size): model_parallel, which is meant
+    where nothing is said, or 1, so that experts are whole and expert_parallel splits them over model_parallel, too."""
     micro_batch_num: int = Field(default=1, ge=1)
     """Micro-batches that go through the pipeline between two drains of it, of which at most `pipeline_stage` are in
     flight; at least that many, or stages stand idle. More means less idle time at no cost of memory."""
@@ -62,6 +65,16 @@ class ParallelPlan(Section):
         """Number of processes, one per card."""
         return self.data_parallel * self.model_parallel * self.pipeline_stage * self.context_parallel
 
+    @property
+    def expert_slices(self) -> int:
+        """Ranks that split the features of each expert."""
+        return self.model_parallel if self.expert_tensor_parallel is None else self.expert_tensor_parallel
+
+    @property
+    def expert_block(self) -> int:
+        """Consecutive ranks of a stage that have all experts together."""
+        return self.expert_parallel * self.expert_slices
+
     def __str__(self) -> str:
         return f"{self.data_parallel} x {self.model_parallel} x {self.pipeline_stage}"
 
@@ -71,7 +84,7 @@ def check_train_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list
     problems = [*_common_problems(name, plan, model), *_pipeline_problems(name, plan, model)]
     if plan.optimizer_shard and plan.data_parallel == 1:
         problems.append(f"{name}.optimizer_shard: there is one replica, which keeps all moments; remove it")
-    return [*problems, *_sequence_problems(name, plan), *_expert_problems(f"{name}.expert_parallel", plan, model)]
+    return [*problems, *_sequence_problems(name, plan), *_expert_problems(name, plan, model)]
 
 
 def _sequence_problems(name: str, plan: ParallelPlan) -> list[str]:
@@ -92,6 +105,7 @@ def check_infer_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list
             f"{name}.pipeline_stage: {plan.pipeline_stage}; decoding runs on one stage; set it to 1 and multiply "
             f"data_parallel or model_parallel by {plan.pipeline_stage}"
         )
+    problems += _expert_problems(name, plan, model) or experts_in_replica_problems(name, plan, "while generating")
     return [*problems, *_meaningless(name, plan, _NOT_IN_GENERATION)]
 
 
@@ -101,7 +115,7 @@ def check_reference_plan(name: str, plan: ParallelPlan, model: ModelSection) -> 
     if model.num_hidden_layers % plan.pipeline_stage:
         problems.append(_stage_problem(name, plan, model))
     problems += _meaningless(name, plan, _NOT_IN_SCORING)
-    return [*problems, *_sequence_problems(name, plan), *_expert_problems(f"{name}.expert_parallel", plan, model)]
+    return [*problems, *_sequence_problems(name, plan), *_expert_problems(name, plan, model)]
 
 
 def _meaningless(name: str, plan: ParallelPlan, reasons: Mapping[str, str]) -> list[str]:
@@ -170,17 +184,54 @@ def _fits(model_parallel: int, model: ModelSection) -> bool:
 
 
 def _expert_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
-    size, experts = plan.expert_parallel, model.num_experts
-    if size == 1:
-        return []
+    size, slices, experts = plan.expert_parallel, plan.model_parallel, model.num_experts
     if experts is None:
-        return [f"{name}: {size}, but {model.architecture} has no experts; remove it"]
-    legal = [number for number in divisors(plan.data_parallel) if experts % number == 0]
+        given = {key: getattr(plan, key) for key in _OF_EXPERTS if is_changed(plan, key)}
+        return [
+            f"{name}.{key}: {value}, but {model.architecture} has no experts; remove it" for key, value in given.items()
+        ]
+    if plan.expert_slices not in (1, slices):
+        return [
+            f"{name}.expert_tensor_parallel: {plan.expert_slices}; the features of an expert are split over all ranks "
+            f"of model_parallel {slices} or not at all; legal: 1 or {slices}"
+        ]
+    legal = legal_expert_parallel(plan, experts)
     if size in legal:
         return []
+    fix = f"nearest legal: {either(nearest(legal, size))}"
+    if plan.expert_slices == slices:
+        rule = f"must divide data_parallel {plan.data_parallel} and the {experts} experts"
+        whole = plan.model_copy(update={"expert_tensor_parallel": 1})
+        if size in legal_expert_parallel(whole, experts):
+            fix += f", or set {name}.expert_tensor_parallel=1, which splits them over model_parallel, too"
+    else:
+        rule = (
+            f"must divide the {plan.data_parallel * slices} ranks of a stage (data_parallel {plan.data_parallel} x "
+            f"model_parallel {slices}) and the {experts} experts, and divide model_parallel or be a multiple of it"
+        )
+    return [f"{name}.expert_parallel: {size} {rule}; {fix}"]
+
+
+def legal_expert_parallel(plan: ParallelPlan, num_experts: int) -> list[int]:
+    """Into how many parts a plan of these other sizes can split the experts, ascending. Where experts are whole, a
+    block of ranks that has them all is a run of replicas or lies within one."""
+    slices = plan.model_parallel
+    blocks = [slices * replicas for replicas in divisors(plan.data_parallel)]
+    if plan.expert_slices == 1:
+        blocks = sorted({*blocks, *divisors(slices)})
+    sizes = [block // plan.expert_slices for block in blocks]
+    return [size for size in sizes if num_experts % size == 0]
+
+
+def experts_in_replica_problems(name: str, plan: ParallelPlan, when: str) -> list[str]:
+    """Where each process holds its own slices: the ranks of a replica see the same tokens, and their results add up."""
+    slices = plan.model_parallel
+    if plan.expert_block == slices:
+        return []
+    split = f", or set them to {slices} and 1" if slices > 1 else ""
     return [
-        f"{name}: {size} must divide data_parallel {plan.data_parallel} and the {experts} experts; nearest legal: "
-        f"{either(nearest(legal, size))}"
+        f"{name}.expert_parallel: {plan.expert_parallel} x expert_tensor_parallel {plan.expert_slices}; {when} the "
+        f"ranks of a replica, model_parallel {slices}, have all experts together; leave both out{split}"
     ]
 
 

@@ -107,7 +107,7 @@ extern "C" int mindgspo_route_backward(const mindgspo_tensor* x, const mindgspo_
   });
 }
 
-extern "C" int mindgspo_expert_slots(const mindgspo_tensor* experts, const mindgspo_tensor* slots,
+extern "C" int mindgspo_expert_slots(const mindgspo_tensor* experts, int64_t first, const mindgspo_tensor* slots,
                                      const mindgspo_tensor* tokens, const mindgspo_tensor* ends) {
   return guarded([&] {
     const int64_t rows = integers("experts", experts, 2).shape[0], chosen = experts->shape[1];
@@ -117,11 +117,14 @@ extern "C" int mindgspo_expert_slots(const mindgspo_tensor* experts, const mindg
     require(slots->dtype == kInt32 && tokens->dtype == kInt32 && ends->dtype == kInt64,
             "slots and tokens must be int32, ends int64");
     std::vector<int64_t> next(count + 1);
+    const auto own = [&](int64_t m, int64_t k) {
+      const int64_t expert = index(*experts, m, k) - first;
+      return expert >= 0 && expert < count ? expert : -1;
+    };
     for (int64_t m = 0; m < rows; ++m)
       for (int64_t k = 0; k < chosen; ++k) {
-        const int64_t expert = index(*experts, m, k);
-        require(expert >= 0 && expert < count, "expert " + std::to_string(expert) + " is not one of " + std::to_string(count));
-        ++next[expert + 1];
+        const int64_t expert = own(m, k);
+        if (expert >= 0) ++next[expert + 1];
       }
     for (int64_t e = 0; e < count; ++e) {
       next[e + 1] += next[e];
@@ -129,9 +132,9 @@ extern "C" int mindgspo_expert_slots(const mindgspo_tensor* experts, const mindg
     }
     for (int64_t m = 0; m < rows; ++m)
       for (int64_t k = 0; k < chosen; ++k) {
-        const int64_t slot = next[index(*experts, m, k)]++;
+        const int64_t expert = own(m, k), slot = expert < 0 ? -1 : next[expert]++;
         index_in(*slots, m * slots->strides[0] + k * slots->strides[1]) = int32_t(slot);
-        index_in(*tokens, slot * tokens->strides[0]) = int32_t(m);
+        if (slot >= 0) index_in(*tokens, slot * tokens->strides[0]) = int32_t(m);
       }
   });
 }
@@ -148,7 +151,9 @@ extern "C" int mindgspo_combine(const mindgspo_tensor* rows, const mindgspo_tens
       float* sums = scratch(kRow1, size);
       std::fill(sums, sums + size, 0.0f);
       for (int64_t k = 0; k < chosen; ++k) {
-        const float *values = read_row(*rows, index(*slots, token, k), kRow0), weight = number(*weights, token, k);
+        const int64_t slot = index(*slots, token, k);
+        if (slot < 0) continue;
+        const float *values = read_row(*rows, slot, kRow0), weight = number(*weights, token, k);
         for (int64_t i = 0; i < size; ++i) sums[i] += weight * values[i];
       }
       write_row(*out, token, sums);
@@ -170,6 +175,10 @@ extern "C" int mindgspo_combine_backward(const mindgspo_tensor* rows, const mind
       float* results = scratch(kRow1, size);
       for (int64_t k = 0; k < chosen; ++k) {
         const int64_t slot = index(*slots, token, k);
+        if (slot < 0) {
+          number(*d_weights, token, k) = 0.0f;
+          continue;
+        }
         const float *values = read_row(*rows, slot, kRow2), weight = number(*weights, token, k);
         number(*d_weights, token, k) = sum_of(size, [&](int64_t i) { return d[i] * values[i]; });
         for (int64_t i = 0; i < size; ++i) results[i] = weight * d[i];

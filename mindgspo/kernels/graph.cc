@@ -399,13 +399,13 @@ GRAPH_OPERATOR(route_grad) {
                                 processors));
 }
 
-// experts, the router's weight for its number of experts, tokens -> slots, token of each slot, ends
+// experts, first of the own ones, tokens -> slots, token of each slot, ends
 GRAPH_OPERATOR(expert_slots) {
   const int64_t used = in.used(2);
   const Tensor* experts = in.next(used);
   in.skip(2);
   const Tensor *slots = in.next(used), *tokens = in.next(used * experts->shape[1]), *ends = in.next();
-  check(mindgspo_expert_slots(experts, slots, tokens, ends));
+  check(mindgspo_expert_slots(experts, in.integer(1, 0), slots, tokens, ends));
 }
 
 // x, ends, then weights -> outs

@@ -49,11 +49,12 @@ int mindgspo_route_backward(const mindgspo_tensor* x, const mindgspo_tensor* wei
                             const mindgspo_tensor* probs, const mindgspo_tensor* experts,
                             const mindgspo_tensor* weights, const mindgspo_tensor* d_weights, const mindgspo_tensor* d_x,
                             const mindgspo_tensor* d_weight, int64_t threads);
-// Assignments experts [M, K] sorted by expert, then token: slots int32 [M, K], where each stands; tokens int32 [M K], the
-// token in each slot; ends int64 [E], slots up to and including each expert's.
-int mindgspo_expert_slots(const mindgspo_tensor* experts, const mindgspo_tensor* slots, const mindgspo_tensor* tokens,
-                          const mindgspo_tensor* ends);
-// out [M, H] = sum over k of weights[m, k] * rows[slots[m, k]], and its gradients.
+// Assignments experts [M, K] to the E experts from `first` on sorted by expert, then token: slots int32 [M, K], where
+// each stands, -1 for other experts; tokens int32 [M K], the token in each slot; ends int64 [E], slots up to and
+// including each expert's.
+int mindgspo_expert_slots(const mindgspo_tensor* experts, int64_t first, const mindgspo_tensor* slots,
+                          const mindgspo_tensor* tokens, const mindgspo_tensor* ends);
+// out [M, H] = sum over k of weights[m, k] * rows[slots[m, k]] where there is a slot, and its gradients.
 int mindgspo_combine(const mindgspo_tensor* rows, const mindgspo_tensor* slots, const mindgspo_tensor* weights,
                      const mindgspo_tensor* out, int64_t threads);
 int mindgspo_combine_backward(const mindgspo_tensor* rows, const mindgspo_tensor* slots, const mindgspo_tensor* weights,

@@ -1,7 +1,8 @@
 """The feed-forward block of Qwen3-MoE: each token goes to a few of many experts, none is ever dropped.
 
-Under model_parallel every rank routes all tokens alike and has a share of the inner features of every expert, so that
-the ranks' outputs add up as those of a dense block do.
+Under model_parallel the ranks see the same tokens, route them alike, and have a share of the inner features of every
+expert, or some experts whole, so that their outputs add up as those of a dense block do. In a graph that the compiler
+divides, `ExpertCollectives` says which tokens come to a rank.
 
 Legend: M flattened tokens, E experts, K experts per token, S slots, H hidden, I inner features of one expert.
 """
@@ -17,7 +18,7 @@ from mindgspo.parallel.expert_ops import ExpertCollectives, ExpertSlots, OwnSlot
 from mindgspo.parallel.kernel_ops import ExpertsKernel
 from mindgspo.parallel.parameter_memory import zero_parameter
 from mindgspo.parallel.placement import Placement
-from mindgspo.parallel.ranks import DATA, EXPERT, MODEL, WHOLE
+from mindgspo.parallel.ranks import EXPERT, EXPERT_FEATURES, SEQUENCE, WHOLE
 
 
 class Router(nn.Cell):
@@ -89,18 +90,20 @@ class MixtureOfExperts(nn.Cell):
         super().__init__(auto_prefix=False)
         num_experts, num_chosen = config.num_experts, config.num_experts_per_tok
         assert num_experts is not None and num_chosen is not None and config.moe_intermediate_size is not None
-        hidden, inner = config.hidden_size, place.share(config.moe_intermediate_size)
+        hidden, inner = config.hidden_size, config.moe_intermediate_size // place.plan.expert_slices
+        held = len(place.own_experts(num_experts))
         self.gate = zero_parameter((num_experts, hidden), f"{name}.gate.weight")
-        self.gate_proj = zero_parameter((num_experts, inner, hidden), f"{name}.experts.gate_proj.weight")
-        self.up_proj = zero_parameter((num_experts, inner, hidden), f"{name}.experts.up_proj.weight")
-        self.down_proj = zero_parameter((num_experts, hidden, inner), f"{name}.experts.down_proj.weight")
-        ranks = ExpertCollectives(place, num_experts)
+        self.gate_proj = zero_parameter((held, inner, hidden), f"{name}.experts.gate_proj.weight")
+        self.up_proj = zero_parameter((held, inner, hidden), f"{name}.experts.up_proj.weight")
+        self.down_proj = zero_parameter((held, hidden, inner), f"{name}.experts.down_proj.weight")
+        ranks = ExpertCollectives(place)
+        own = place.held.own_experts(num_experts)
         self.kernel = None
         if has_kernels():
-            self.kernel = ExpertsKernel(num_chosen, is_normed=config.norm_topk_prob)
+            self.kernel = ExpertsKernel(num_chosen, is_normed=config.norm_topk_prob, own=own)
             self.enter, self.leave = ranks.enter, ranks.leave
             return
-        slots = ExpertSlots(num_experts=num_experts, num_chosen=num_chosen, first=ranks.first, own=ranks.own)
+        slots = ExpertSlots(num_experts=num_experts, num_chosen=num_chosen, own=own)
         share = ExpertShare(slots, dtype)
         router = Router(num_chosen, config.norm_topk_prob)
         self.share = share
@@ -113,8 +116,8 @@ class MixtureOfExperts(nn.Cell):
             x_MH, experts_MK, weights_MK = gather(x_MH), gather(experts_MK), gather(weights_MK)
             return leave(scatter(share(x_MH, experts_MK, weights_MK, gate_EIH, up_EIH, down_EHI)))
 
-        column, row = (EXPERT, MODEL, WHOLE), (EXPERT, WHOLE, MODEL)
-        self.routed = place.split_function(routed, (DATA, WHOLE), (WHOLE, WHOLE), column, column, row)
+        column, row = (EXPERT, EXPERT_FEATURES, WHOLE), (EXPERT, WHOLE, EXPERT_FEATURES)
+        self.routed = place.split_function(routed, (SEQUENCE, WHOLE), (WHOLE, WHOLE), column, column, row)
 
     def construct(
         self, x_MH: Tensor, tokens: Tensor, gate_up: tuple[Tensor, ...] = (), down: tuple[Tensor, ...] = ()

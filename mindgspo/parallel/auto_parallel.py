@@ -13,7 +13,7 @@ from mindspore.ops import Morph, Primitive
 from mindspore.parallel import Layout
 
 from mindgspo.config.plan import ParallelPlan
-from mindgspo.parallel.ranks import DATA, EXPERT, MODEL, WHOLE, Axes, Axis
+from mindgspo.parallel.ranks import DATA, EXPERT, EXPERT_FEATURES, MODEL, SEQUENCE, WHOLE, Axes, Axis
 from mindgspo.parallel.runtime import current_device
 from mindgspo.parallel.strategy.layouts import hsdp_call
 
@@ -54,14 +54,37 @@ def set_mode(graph: nn.Cell, model: nn.Cell, *, training: bool) -> None:
         graph.set_train(training)
 
 
-# How the ranks of a stage are arranged for the layouts below, outermost first.
-_RANK_AXES = ("replicas", "experts", "slices")
-_SPLIT_BY: Mapping[Axis, str | tuple[str, str]] = {
-    WHOLE: "None",
-    DATA: ("replicas", "experts"),
-    MODEL: "slices",
-    EXPERT: "experts",
-}
+# How the ranks of a stage are arranged for the layouts below, outermost first. A block of ranks that has all experts is
+# a run of replicas, the inner two axes, or lies within one and is the inner axis.
+_RANK_AXES = ("outer", "middle", "inner")
+
+
+def _arrangement(plan: ParallelPlan) -> tuple[tuple[int, int, int], Mapping[Axis, tuple[str, ...]]]:
+    """Sizes of the axes, and by which of them each word splits."""
+    block, slices = plan.expert_block, plan.model_parallel
+    narrow, wide = sorted((block, slices))
+    sizes = (plan.data_parallel * slices // wide, wide // narrow, narrow)
+    outer, middle, inner = _RANK_AXES
+    data = (outer, middle) if block > slices else (outer,)
+    experts: tuple[str, ...] = (middle, inner) if block > slices else (inner,)
+    features: tuple[str, ...] = ()
+    if plan.expert_slices > 1:
+        experts, features = (middle,), (inner,)
+    return sizes, {
+        WHOLE: (),
+        DATA: data,
+        SEQUENCE: _RANK_AXES if plan.use_seq_parallel else data,
+        MODEL: (middle, inner) if block < slices else (inner,),
+        EXPERT: experts,
+        EXPERT_FEATURES: features,
+    }
+
+
+def _entry(axes: tuple[str, ...]) -> str | tuple[str, ...]:
+    """As a layout of MindSpore spells what splits one axis of a tensor."""
+    if len(axes) > 1:
+        return axes
+    return axes[0] if axes else "None"
 
 
 def pure(morph: Primitive) -> Primitive:
@@ -98,7 +121,7 @@ def rank_function(
     """
     op = whole_function(function, gradient)
     op.add_prim_attr("self_define_shard", True)
-    experts = plan.expert_parallel
-    ranks = Layout((plan.data_parallel // experts, experts, plan.model_parallel), _RANK_AXES)
-    layouts = tuple(ranks(*(_SPLIT_BY[axis] for axis in axes)) for axes in inputs)
+    sizes, split_by = _arrangement(plan)
+    ranks = Layout(sizes, _RANK_AXES)
+    layouts = tuple(ranks(*(_entry(split_by[axis]) for axis in axes)) for axes in inputs)
     return op.shard(in_strategy=layouts, out_strategy=layouts[:1])

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import mindspore as ms
 from mindspore import Tensor, nn, ops
-from mindspore.ops import constexpr
+from mindspore.ops import Primitive, constexpr
 
 from mindgspo.parallel.collectives import group_name
 from mindgspo.parallel.device_ops import is_fused
 from mindgspo.parallel.model_parallel_ops import Unchanged, enter_model_parallel, leave_model_parallel
 from mindgspo.parallel.placement import AutoParallelPlacement, Placement
+from mindgspo.parallel.ranks import Ranks
 
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 8, 256
 
@@ -44,15 +45,15 @@ block_slots, block_count = constexpr(expert_block_slots), constexpr(num_expert_b
 class ExpertSlots(nn.Cell):
     """construct(experts_MK) -> (slot_MK, token_S, own_S1, groups).
 
-    first, own: this rank's experts, all of them or a run. slot_MK: int32, where each assignment stands. token_S: int32,
+    own: this rank's experts, all of them or a run. slot_MK: int32, where each assignment stands. token_S: int32,
     the token in each slot. own_S1: bool, which slots are those of own experts; the others stand behind them. groups:
     what `GroupedMatMul` needs: the expert of each block, int32 [N], or on Ascend, int64 [own], the number of slots up
     to and including each own expert's.
     """
 
-    def __init__(self, *, num_experts: int, num_chosen: int, first: int = 0, own: int | None = None) -> None:
+    def __init__(self, *, num_experts: int, num_chosen: int, own: range) -> None:
         super().__init__(auto_prefix=False)
-        self.first, self.own = first, num_experts if own is None else own
+        self.first, self.own = own.start, len(own)
         self.num_chosen = num_chosen
         self.is_all = self.own == num_experts
         self.num_groups = self.own if self.is_all else self.own + 1
@@ -163,28 +164,61 @@ def grouped_matmul() -> nn.Cell:
     return GroupedMatMul() if is_fused() else BlockMatMul()
 
 
+class OwnShare(nn.Cell):
+    """construct(x_MH) -> the rows of one of `count` equal shares of them, number `number`."""
+
+    def __init__(self, number: int, count: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.number, self.count = number, count
+
+    def construct(self, x_MH: Tensor) -> Tensor:
+        rows = x_MH.shape[0] // self.count
+        return x_MH[self.number * rows : (self.number + 1) * rows]
+
+
 class ExpertCollectives:
     """What the ranks of a mixture tell each other; cells that cost nothing where there is nothing to tell.
 
-    first, own: the rank's experts. enter: applied to the tokens before everything. gather, scatter: applied to tokens
-    before their experts and to results behind them, where replicas have different experts: each sees all their tokens,
-    and gets back the sums for its own. leave: sums the slices of each expert's features.
+    enter: applied to the tokens before everything. gather, scatter: applied to the entered tokens before their experts
+    and to results behind them; each rank computes what its experts add for all the tokens that it has gathered, and
+    gets back sums for those that have entered, or for a part of them. leave: makes the results for all tokens of that.
 
-    Where each process holds its own slices, gradients of what ranks share are kept whole on each of them. In a graph
-    that the compiler divides, copies of a gradient add up to it, which is what the collectives' own derivatives do.
+    Where each process holds its own slices, all ranks of a replica compute all of its tokens, and gradients of what
+    ranks share are kept whole on each of them. In a graph that the compiler divides, copies of a gradient add up to it,
+    which is what the collectives' own derivatives do. There each token is computed once by a block of ranks that has
+    all experts:
+    - under use_seq_parallel a rank enters with tokens of its own; the block gathers them and shares sums out.
+    - a block of whole replicas gathers the tokens of all, at each slice; sums go back to the replicas and over the
+      slices.
+    - of several blocks in a replica each enters with its share of the replica's tokens, and its ranks share sums out;
+      in the order of the ranks these are the tokens.
     """
 
-    def __init__(self, place: Placement, num_experts: int) -> None:
+    def __init__(self, place: Placement) -> None:
         self.enter, self.leave = enter_model_parallel(place), leave_model_parallel(place)
         self.gather, self.scatter = Unchanged(), Unchanged()
-        self.first, self.own = 0, num_experts
         if not (isinstance(place, AutoParallelPlacement) and place.is_divided):
             return
-        held, size = place.held, place.divided.expert_parallel
-        if held.model_parallel > 1:
-            self.leave = ops.AllReduce(group=group_name(held.model_ranks))
-        if size > 1:
-            group = group_name(held.grid.expert_group(held.rank, size))
-            self.gather, self.scatter = ops.AllGather(group=group), ops.ReduceScatter(group=group)
-            self.own = num_experts // size
-            self.first = held.at.data % size * self.own
+        held = place.held
+        slices, block = held.model_parallel, held.plan.expert_block
+        if place.divided.use_seq_parallel:
+            self._exchange(held.expert_ranks)
+        elif block < slices:
+            self.enter = OwnShare(held.at.model // block, slices // block)
+            self.scatter = _scatter(held.expert_ranks)
+            self.leave = ops.AllGather(group=group_name(held.model_ranks))
+        else:
+            self._exchange(tuple(rank for rank in held.expert_ranks if rank % slices == held.at.model))
+            if slices > 1:
+                self.leave = ops.AllReduce(group=group_name(held.model_ranks))
+
+    def _exchange(self, ranks: Ranks) -> None:
+        self.gather, self.scatter = _gather(ranks), _scatter(ranks)
+
+
+def _gather(ranks: Ranks) -> nn.Cell | Primitive:
+    return Unchanged() if len(ranks) == 1 else ops.AllGather(group=group_name(ranks))
+
+
+def _scatter(ranks: Ranks) -> nn.Cell | Primitive:
+    return Unchanged() if len(ranks) == 1 else ops.ReduceScatter(group=group_name(ranks))

@@ -280,12 +280,11 @@ class LogProbKernel(nn.Cell):
 
 
 class ExpertsKernel(nn.Cell):
-    """What the experts add for each token, [M, H]; see `mixture_of_experts`. Every process has all experts, or its
-    slices of each."""
+    """What the own experts, or the own slices of them, add for each token, [M, H]; see `mixture_of_experts`."""
 
-    def __init__(self, num_chosen: int, *, is_normed: bool) -> None:
+    def __init__(self, num_chosen: int, *, is_normed: bool, own: range) -> None:
         super().__init__(auto_prefix=False)
-        self.is_normed = Tensor([int(is_normed)], ms.int32)
+        self.is_normed, self.first = Tensor([int(is_normed)], ms.int32), Tensor([own.start], ms.int32)
         self.fork, self.rows, self.swiglu = ForkKernel(), RowsKernel(), SwiGLUKernel()
         route_gradient = kernel("route_grad", lambda x, w, *rest: (x, w), lambda x, w, *rest: (x, ms.float32))
 
@@ -300,13 +299,13 @@ class ExpertsKernel(nn.Cell):
             gradient_of_route,
         )
 
-        def no_gradient(experts, gate, tokens, out, dout):
-            return zeros_like(experts), zeros_like(gate), zeros_like(tokens)
+        def no_gradient(experts, first, tokens, out, dout):
+            return zeros_like(experts), zeros_like(first), zeros_like(tokens)
 
         self.slots = kernel(
             "expert_slots",
-            lambda e, gate, t: (e, [e[0] * e[1]], [gate[0]]),
-            lambda e, gate, t: (ms.int32, ms.int32, ms.int64),
+            lambda e, f, t: (e, [e[0] * e[1]], [len(own)]),
+            lambda e, f, t: (ms.int32, ms.int32, ms.int64),
             no_gradient,
         )
         grouped_gradient = kernel(
@@ -350,7 +349,7 @@ class ExpertsKernel(nn.Cell):
     ) -> Tensor:
         x_MH, routed_MH = self.fork(x_MH)
         experts_MK, weights_MK, _ = self.route(routed_MH, gate_EH, self.is_normed, tokens)
-        slots_MK, token_S, ends_E = self.slots(experts_MK, gate_EH, tokens)
+        slots_MK, token_S, ends_E = self.slots(experts_MK, self.first, tokens)
         x_SH = self.rows(token_S, x_MH, ends_E)
         gate_SI, up_SI = self.gate_up(x_SH, ends_E, gate_EIH, up_EIH)
         out_SH = self.down(self.swiglu(gate_SI, up_SI, ends_E), ends_E, down_EHI)

@@ -38,9 +38,9 @@ class Split(Enum):
     ROW = auto()
     """Axis 1 (input features) over model_parallel."""
     EXPERT_COLUMN = auto()
-    """Axis 0 (experts) over expert_parallel, axis 1 (output features of each) over model_parallel."""
+    """Axis 0 (experts) over expert_parallel, axis 1 (output features of each) over expert_tensor_parallel."""
     EXPERT_ROW = auto()
-    """Axis 0 (experts) over expert_parallel, axis 2 (input features of each) over model_parallel."""
+    """Axis 0 (experts) over expert_parallel, axis 2 (input features of each) over expert_tensor_parallel."""
     INPUT_TABLE = auto()
     """Axis 0 (vocabulary) over model_parallel, or whole under vocab_emb_dp."""
 
@@ -182,12 +182,15 @@ def _stages(name: str, model: ModelSection, plan: ParallelPlan) -> tuple[int, ..
 
 def _inner_axes(split: Split, model: ModelSection, plan: ParallelPlan) -> tuple[int, ...]:
     """The device axes inside the replicas: model_parallel, or (kv heads, ranks that share one) where heads are few, or
-    with experts split (expert_parallel, model_parallel)."""
+    with experts split (expert_parallel, expert_tensor_parallel), behind (blocks that have all experts) where there are
+    several of them within model_parallel."""
     kv_heads = model.num_key_value_heads
     if split is Split.KEY_VALUE and plan.model_parallel > kv_heads:
         return (kv_heads, plan.model_parallel // kv_heads)
+    if split in _EXPERTS and plan.expert_block < plan.model_parallel:
+        return (plan.model_parallel // plan.expert_block, plan.expert_parallel, plan.expert_slices)
     if split in _EXPERTS and plan.expert_parallel > 1:
-        return (plan.expert_parallel, plan.model_parallel)
+        return (plan.expert_parallel, plan.expert_slices)
     return (plan.model_parallel,)
 
 

@@ -83,6 +83,17 @@ class Placement:
         return features // parts
 
     @property
+    def expert_ranks(self) -> Ranks:
+        """The ranks that have all experts together, this one among them."""
+        return self.grid.block(self.rank, self.plan.expert_block)
+
+    def own_experts(self, num_experts: int) -> range:
+        """The experts of which this rank has all features or a slice."""
+        each = num_experts // self.plan.expert_parallel
+        number = self.rank % self.plan.expert_block // self.plan.expert_slices
+        return range(number * each, (number + 1) * each)
+
+    @property
     def recompute(self) -> str:
         """What the backward pass computes again: see `ParallelPlan.recompute`."""
         return self.plan.recompute

@@ -95,12 +95,11 @@ class RankGrid:
         at = self.coordinates(rank)
         return tuple(self.rank(stage=at.stage, data=data, model=at.model) for data in range(self.data_parallel))
 
-    def expert_group(self, rank: int, expert_parallel: int) -> Ranks:
-        """The ranks of consecutive replicas that have all experts together, at the rank's slice of each."""
-        at = self.coordinates(rank)
-        first = at.data // expert_parallel * expert_parallel
-        replicas = range(first, first + expert_parallel)
-        return tuple(self.rank(stage=at.stage, data=data, model=at.model) for data in replicas)
+    def block(self, rank: int, size: int) -> Ranks:
+        """The run of consecutive ranks of a stage, one of equal runs of this size, in which the rank stands."""
+        assert self.stage_size % size == 0, f"runs of {size} ranks in a stage of {self.stage_size}"
+        first = rank // size * size
+        return tuple(range(first, first + size))
 
     def pipeline_group(self, rank: int) -> Ranks:
         """The ranks that a sample passes through, first stage to last, at the rank's replica and slice."""
@@ -138,10 +137,12 @@ class Axis(Enum):
     KEY_VALUE = auto()
     """Key/value heads: model_parallel, or the heads where they are fewer than that."""
     EXPERT = auto()
-    """Experts: expert_parallel, which takes consecutive replicas of data_parallel."""
+    """Experts: expert_parallel."""
+    EXPERT_FEATURES = auto()
+    """Inner features of each expert: model_parallel, or whole under expert_tensor_parallel 1."""
 
 
-WHOLE, DATA, SEQUENCE, MODEL, KEY_VALUE, EXPERT = Axis
+WHOLE, DATA, SEQUENCE, MODEL, KEY_VALUE, EXPERT, EXPERT_FEATURES = Axis
 Axes = tuple[Axis, ...]
 
 
@@ -155,4 +156,5 @@ def parts_of(plan: ParallelPlan, num_kv_heads: int) -> Mapping[Axis, int]:
         MODEL: model,
         KEY_VALUE: min(num_kv_heads, model),
         EXPERT: plan.expert_parallel,
+        EXPERT_FEATURES: plan.expert_slices,
     }

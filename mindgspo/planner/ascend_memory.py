@@ -21,6 +21,7 @@ all gradients waiting, and the optimizer's step. The fullest one counts.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from fractions import Fraction
 
 from mindgspo.parallel.swap.states import Holding, Phase
 from mindgspo.planner.memory_plan import GIB, MIB, Part, Parts
@@ -57,8 +58,10 @@ def reserve(work: RankWork) -> int:
     if work.config.algorithm.kl.placement != "none" and work.config.plans.reference is not None:
         plans["reference"] = work.config.plans.reference
     for name, plan in plans.items():
-        for axis in ("data_parallel", "expert_parallel", "model_parallel", "pipeline_stage"):
+        for axis in ("data_parallel", "model_parallel", "pipeline_stage"):
             sizes[f"{name} {axis}"] = getattr(plan, axis)
+        if plan.expert_block != plan.model_parallel:
+            sizes[f"{name} experts"] = plan.expert_block
     return _RUNTIME + _GROUP_BUFFERS * sum(size > 1 for size in sizes.values())
 
 
@@ -185,8 +188,8 @@ def _moments_of_update(work: RankWork) -> Iterator[Parts]:
 
 
 def _own_experts(work: RankWork, weights: Mapping[str, int]) -> int:
-    """Elements of the experts, where each replica has other ones."""
-    if work.plan.expert_parallel < work.plan.data_parallel:
+    """Elements of the experts, where no other rank has the same."""
+    if work.plan.expert_block < work.plan.data_parallel * work.plan.model_parallel:
         return 0
     return sum(size for name, size in weights.items() if ".experts." in name)
 
@@ -212,10 +215,11 @@ def _hidden(work: RankWork) -> int:
 
 
 def _routing(work: RankWork) -> int:
-    """What experts read: a micro-batch's hidden states for the router, in float32, and gathered from all replicas that
-    share the experts."""
-    size = TYPE_BYTES[work.config.model.dtype]
-    return work.tokens * work.train.hidden * (FLOAT + size * work.plan.expert_parallel)
+    """What experts read: hidden states of the tokens that the rank routes, in float32, and of those that it has
+    gathered or taken."""
+    size, slices = TYPE_BYTES[work.config.model.dtype], work.plan.model_parallel
+    routed = Fraction(1, slices) if work.plan.use_seq_parallel else min(1, work.train.sees)
+    return round(work.tokens * work.train.hidden * (FLOAT * routed + size * work.train.sees))
 
 
 def _rotation(work: RankWork) -> int:

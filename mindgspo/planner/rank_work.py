@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from math import prod
 
@@ -35,8 +36,9 @@ class RankWidths:
     """One rank's part of a model under one plan.
 
     query, key_value: features of its heads. inner: of SwiGLU, or of each expert's. experts: own ones, 0 where there are
-    none; chosen: of them per token, counted over all tokens that come to this rank. output_rows: vocabulary entries of
-    its logits. input_rows: of its input table. has_biases: of q, k and v. has_head_norms: of queries and keys.
+    none; chosen: of all experts per token; sees: the tokens that come to this rank's experts, as a multiple of those of
+    its replica. output_rows: vocabulary entries of its logits. input_rows: of its input table. has_biases: of q, k and
+    v. has_head_norms: of queries and keys.
     """
 
     layers: int
@@ -46,6 +48,7 @@ class RankWidths:
     inner: int
     experts: int
     chosen: int
+    sees: Fraction
     heads: int
     kv_heads: int
     output_rows: int
@@ -68,9 +71,10 @@ class RankWidths:
             hidden=model.hidden_size,
             query=heads * model.head_dim,
             key_value=kv_heads * model.head_dim,
-            inner=place.share(inner_size(model)),
-            experts=(model.num_experts or 0) // place.plan.expert_parallel,
-            chosen=(model.num_experts_per_tok or 0) * place.plan.expert_parallel,
+            inner=inner_size(model) // (place.plan.expert_slices if model.num_experts else place.model_parallel),
+            experts=len(place.own_experts(model.num_experts or 0)),
+            chosen=model.num_experts_per_tok or 0,
+            sees=Fraction(place.plan.expert_block, place.model_parallel),
             heads=heads,
             kv_heads=kv_heads,
             output_rows=output_rows,
@@ -85,7 +89,7 @@ class RankWidths:
         """What one feed-forward block of so many tokens works with."""
         if not self.experts:
             return FeedForwardSizes(inner=tokens * self.inner, routed=0)
-        slots = tokens * self.chosen
+        slots = round(tokens * self.sees) * self.chosen
         return FeedForwardSizes(inner=slots * self.inner, routed=slots * self.hidden)
 
 

@@ -181,24 +181,27 @@ def _plan_changes(config: ExperimentConfig) -> Iterator[Rung]:
 def _other_plans(
     config: ExperimentConfig, *, cards: int, slices: int, stages: int, infer_slices: int, experts: int
 ) -> dict[str, Any]:
-    """How often cards, the training plan's slices, stages and replicas that split the experts, and the infer plan's
-    slices are doubled; replicas make up for it. Empty where they cannot."""
+    """How often cards, the training plan's slices, stages and parts of the experts, and the infer plan's slices are
+    doubled; replicas make up for it. Empty where they cannot."""
     train, infer = config.plans.train, config.plans.infer
     replicas = _scaled(train.data_parallel, cards - slices - stages)
     infer_replicas = _scaled(infer.data_parallel, cards - infer_slices)
     if replicas is None or infer_replicas is None:
         return {}
     pipeline = train.pipeline_stage << stages
+    largest = replicas * (train.model_parallel << slices if train.expert_tensor_parallel == 1 else 1)
     settings = {
         "plans.train.data_parallel": replicas,
         "plans.train.model_parallel": train.model_parallel << slices,
         "plans.train.pipeline_stage": pipeline,
         "plans.train.micro_batch_num": max(train.micro_batch_num, pipeline) if pipeline > 1 else 1,
-        "plans.train.expert_parallel": min(train.expert_parallel << experts, replicas),
+        "plans.train.expert_parallel": min(train.expert_parallel << experts, largest),
         "plans.train.optimizer_shard": train.optimizer_shard and replicas > 1,
         "plans.infer.data_parallel": infer_replicas,
         "plans.infer.model_parallel": infer.model_parallel << infer_slices,
     }
+    if infer.expert_parallel > 1:
+        settings["plans.infer.expert_parallel"] = infer.expert_parallel << infer_slices
     return {key: value for key, value in settings.items() if _value(config, key) != value}
 
 

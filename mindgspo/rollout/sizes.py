@@ -49,7 +49,7 @@ def reads_trained_weights(config: ExperimentConfig) -> bool:
     train, infer = config.plans.train, config.plans.infer
     if train.world_size == 1:
         return True
-    sizes = ("data_parallel", "model_parallel", "pipeline_stage", "vocab_emb_dp")
+    sizes = ("data_parallel", "model_parallel", "pipeline_stage", "vocab_emb_dp", "expert_parallel", "expert_slices")
     return config.device != "Ascend" and all(getattr(train, size) == getattr(infer, size) for size in sizes)
 
 

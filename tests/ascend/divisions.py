@@ -23,6 +23,8 @@ def case(model: str, train: Mapping, infer: Mapping) -> dict:
 
 DATA, MODEL, STAGES = {"data_parallel": 2}, {"model_parallel": 2}, {"pipeline_stage": 2, "micro_batch_num": 2}
 SPLIT_TABLE, SHARDED = {"vocab_emb_dp": False}, {"optimizer_shard": True}
+SPLIT_SEQUENCE, WHOLE_EXPERTS = {"use_seq_parallel": True}, {"expert_tensor_parallel": 1}
+TWO_PARTS, FOUR_PARTS = WHOLE_EXPERTS | {"expert_parallel": 2}, WHOLE_EXPERTS | {"expert_parallel": 4}
 # Cases by number of cards; one job runs all of a size.
 ONE = {
     "one card": case("dense", {}, {}),
@@ -41,6 +43,10 @@ TWO = {
     "1x1x2": case("dense", STAGES, DATA),
     "2x1x1, sharded moments": case("dense", DATA | SHARDED, DATA),
     "2x1x1, split experts": case("experts", DATA | {"expert_parallel": 2}, DATA),
+    "1x2x1, whole experts": case("experts", MODEL | TWO_PARTS, MODEL | TWO_PARTS),
+    "1x2x1, whole experts, split sequence": case("experts", MODEL | TWO_PARTS | SPLIT_SEQUENCE, MODEL),
+    "1x2x1, all experts on every rank": case("experts", MODEL | WHOLE_EXPERTS, DATA),
+    "1x2x1, features of experts, split sequence": case("experts", MODEL | SPLIT_SEQUENCE, MODEL | TWO_PARTS),
     "2x1x1, packed": {"model": "dense", "train": DATA, "is_packed": True},
 }
 FOUR = {
@@ -48,6 +54,16 @@ FOUR = {
     "1x4x1": case("dense", {"model_parallel": 4}, DATA | MODEL),
     "1x2x2": case("dense", MODEL | STAGES, {"model_parallel": 4}),
     "2x2x1 of experts": case("experts", DATA | MODEL | {"expert_parallel": 2}, {"data_parallel": 4}),
+    "2x2x1, whole experts over all": case("experts", DATA | MODEL | FOUR_PARTS, {"model_parallel": 4} | FOUR_PARTS),
+    "2x2x1, whole experts over all, split sequence": case(
+        "experts", DATA | MODEL | FOUR_PARTS | SPLIT_SEQUENCE, DATA | MODEL | TWO_PARTS
+    ),
+    "2x2x1, whole experts, sharded moments": case("experts", DATA | MODEL | TWO_PARTS | SHARDED, {"data_parallel": 4}),
+    "1x4x1, two blocks of whole experts": case("experts", {"model_parallel": 4} | TWO_PARTS, DATA | MODEL),
+    "1x4x1, two blocks of whole experts, split sequence": case(
+        "experts", {"model_parallel": 4} | TWO_PARTS | SPLIT_SEQUENCE | {"recompute": "full"}, DATA | MODEL | TWO_PARTS
+    ),
+    "1x2x2, whole experts": case("experts", MODEL | STAGES | TWO_PARTS, {"model_parallel": 4} | FOUR_PARTS),
 }
 EIGHT = {
     "1x4x2": case("dense", {"model_parallel": 4} | STAGES, DATA | {"model_parallel": 4}),

@@ -19,14 +19,19 @@ from mindgspo.launch.launcher import launch
 
 WORKERS = Path(__file__).parent / "workers"
 
+# Experts whole on the ranks that have them.
+WHOLE = {"model_parallel": 2, "expert_parallel": 2, "expert_tensor_parallel": 1}
 # (name, training plan, generating plan) by number of workers.
 PLANS = {
     2: [("2x1x1", {"data_parallel": 2}, {"model_parallel": 2}), ("1x2x1", {"model_parallel": 2}, {"data_parallel": 2}),
         ("1x2x1 of experts", {"model_parallel": 2}, {"data_parallel": 2}),
+        ("1x2x1 of whole experts", WHOLE, {"model_parallel": 2}),
+        ("2x1x1 of experts, sampled with whole ones", {"data_parallel": 2}, WHOLE),
         ("2x1x1 packed", {"data_parallel": 2}, {"data_parallel": 2}),
         ("2x1x1 of experts, packed", {"data_parallel": 2}, {"data_parallel": 2})],
     4: [("1x4x1", {"model_parallel": 4}, {"model_parallel": 2, "data_parallel": 2}),
         ("2x2x1", {"data_parallel": 2, "model_parallel": 2, "vocab_emb_dp": False}, {"data_parallel": 4}),
+        ("2x2x1 of whole experts", {"data_parallel": 2} | WHOLE, {"data_parallel": 2} | WHOLE),
         ("2x2x1 packed", {"data_parallel": 2, "model_parallel": 2}, {"data_parallel": 4})],
     8: [("2x4x1 of experts", {"data_parallel": 2, "model_parallel": 4}, {"data_parallel": 4, "model_parallel": 2}),
         ("4x2x1", {"data_parallel": 4, "model_parallel": 2}, {"data_parallel": 2, "model_parallel": 4})],

@@ -17,7 +17,7 @@ from mindgspo.config import (
     notes,
 )
 from mindgspo.config.model import FAMILIES
-from mindgspo.config.plan import check_same_world, inner_size, legal_model_parallel
+from mindgspo.config.plan import check_reference_plan, check_same_world, inner_size, legal_model_parallel
 from mindgspo.errors import ConfigError
 from mindgspo.text import divisors, nearest
 
@@ -254,12 +254,68 @@ def test_experts_divide_over_replicas(plan, line) -> None:
     assert check_train_plan("p", plan.model_copy(update={"expert_parallel": 4}), MIXTURE) == []
 
 
+LARGE = MIXTURE.model_copy(update={"num_experts": 128, "num_hidden_layers": 4})
+
+
+def whole(data: int, model: int, experts: int, stages: int = 1) -> ParallelPlan:
+    return ParallelPlan(data_parallel=data, model_parallel=model, pipeline_stage=stages, micro_batch_num=stages,
+                        expert_parallel=experts, expert_tensor_parallel=1)  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", [
+    whole(2, 4, 8, 4), whole(4, 4, 8), whole(1, 4, 4, 4), whole(1, 4, 4), whole(4, 4, 16), whole(2, 4, 2),
+    whole(1, 4, 1),
+], ids=str)  # fmt: skip
+def test_whole_experts_go_to_all_ranks_of_a_stage(plan: ParallelPlan) -> None:
+    assert check_train_plan("p", plan, LARGE) == []
+    assert check_reference_plan("p", plan.model_copy(update={"micro_batch_num": 1}), LARGE) == []
+
+
+@pytest.mark.parametrize(("plan", "line"), [
+    (whole(1, 4, 8, 4),
+     "p.expert_parallel: 8 must divide the 4 ranks of a stage (data_parallel 1 x model_parallel 4) and the 128 "
+     "experts, and divide model_parallel or be a multiple of it; nearest legal: 4"),
+    # Blocks of three ranks would cut replicas of two.
+    (whole(3, 2, 3).model_copy(update={"expert_parallel": 3}),
+     "p.expert_parallel: 3 must divide the 6 ranks of a stage (data_parallel 3 x model_parallel 2) and the 128 "
+     "experts, and divide model_parallel or be a multiple of it; nearest legal: 2"),
+    (whole(2, 4, 8).model_copy(update={"expert_tensor_parallel": 2}),
+     "p.expert_tensor_parallel: 2; the features of an expert are split over all ranks of model_parallel 4 or not at "
+     "all; legal: 1 or 4"),
+    (whole(2, 4, 8).model_copy(update={"expert_tensor_parallel": None}),
+     "p.expert_parallel: 8 must divide data_parallel 2 and the 128 experts; nearest legal: 2, or set "
+     "p.expert_tensor_parallel=1, which splits them over model_parallel, too"),
+])  # fmt: skip
+def test_parts_that_no_block_of_ranks_has_are_refused(plan: ParallelPlan, line: str) -> None:
+    assert check_train_plan("p", plan, LARGE) == [line]
+
+
+def test_a_model_without_experts_has_no_ranks_for_them() -> None:
+    dense = ModelSection(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                         num_attention_heads=4, num_key_value_heads=2)  # fmt: skip
+    for check in (check_train_plan, check_infer_plan, check_reference_plan):
+        lines = check("p", whole(2, 2, 2), dense)
+        assert lines == [
+            "p.expert_parallel: 2, but qwen2 has no experts; remove it",
+            "p.expert_tensor_parallel: 1, but qwen2 has no experts; remove it",
+        ]
+
+
 def test_replicas_that_generate_have_all_experts() -> None:
-    (line,) = check_infer_plan("p", ParallelPlan(data_parallel=4, expert_parallel=2), MIXTURE)
-    assert line == "p.expert_parallel: 2; replicas generate on their own, each with all experts; remove it"
+    assert check_infer_plan("p", whole(8, 4, 4), LARGE) == []
+    assert check_infer_plan("p", ParallelPlan(data_parallel=4, model_parallel=4, expert_tensor_parallel=4), LARGE) == []
+    (line,) = check_infer_plan("p", ParallelPlan(data_parallel=4, expert_parallel=2), LARGE)
+    assert line == (
+        "p.expert_parallel: 2 x expert_tensor_parallel 1; while generating the ranks of a replica, model_parallel 1, "
+        "have all experts together; leave both out"
+    )
+    (line,) = check_infer_plan("p", whole(2, 4, 8), LARGE)
+    assert line.endswith("leave both out, or set them to 4 and 1")
 
 
-def test_experts_are_split_on_ascend_only(load) -> None:
+def test_experts_are_split_within_a_replica_on_cpu(load) -> None:
     plans = ("plans.train.data_parallel=2", "plans.infer.data_parallel=2", "plans.train.expert_parallel=2")
-    with pytest.raises(ConfigError, match="plans.train.expert_parallel: 2; .* set it to 1 .*or device=Ascend"):
+    with pytest.raises(ConfigError, match="plans.train.expert_parallel: 2 x .*; on CPU .*, or device=Ascend"):
         load(*EXPERTS, *plans)
+    split = "{model_parallel: 2, expert_parallel: 2, expert_tensor_parallel: 1}"
+    assert load(*EXPERTS, f"plans.train={split}", f"plans.infer={split}").plans.infer.expert_block == 2

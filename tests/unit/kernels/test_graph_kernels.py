@@ -153,7 +153,7 @@ def test_router_slots_and_sums_of_experts(tokens: int, experts: int, chosen: int
 
     slots, owner, ends = (empty(*shape, dtype=dtype) for shape, dtype in (
         ((tokens, chosen), "int32"), ((tokens * chosen,), "int32"), ((experts,), "int64")))  # fmt: skip
-    binding.call("expert_slots", numbers, slots, owner, ends)
+    binding.call("expert_slots", numbers, 0, slots, owner, ends)
     assert ends.bits.tolist() == np.cumsum(np.bincount(numbers.bits.ravel(), minlength=experts)).tolist()
     np.testing.assert_array_equal(owner.bits[slots.bits], np.repeat(np.arange(tokens)[:, None], chosen, axis=1))
     np.testing.assert_array_equal(np.searchsorted(ends.bits, slots.bits, side="right"), numbers.bits)
@@ -165,6 +165,27 @@ def test_router_slots_and_sums_of_experts(tokens: int, experts: int, chosen: int
     binding.call("combine_backward", rows, slots, shares, d_out, d_rows, d_shares, threads)
     np.testing.assert_allclose(d_shares.bits, (wide(d_out)[:, None] * wide(rows)[slots.bits]).sum(axis=2), **CLOSE)
     np.testing.assert_allclose(d_rows.bits[slots.bits], wide(shares)[:, :, None] * wide(d_out)[:, None], **CLOSE)
+
+    # A process that has a run of the experts leaves the others' assignments out.
+    first, last = experts // 3, experts // 3 + max(1, experts // 2)
+    is_own = (numbers.bits >= first) & (numbers.bits < last)
+    own_slots, owner, ends = (empty(*shape, dtype=dtype) for shape, dtype in (
+        ((tokens, chosen), "int32"), ((tokens * chosen,), "int32"), ((last - first,), "int64")))  # fmt: skip
+    binding.call("expert_slots", numbers, first, own_slots, owner, ends)
+    assert ends.bits.tolist() == np.cumsum([(numbers.bits == e).sum() for e in range(first, last)]).tolist()
+    assert (own_slots.bits[~is_own] == -1).all()
+    np.testing.assert_array_equal(owner.bits[own_slots.bits[is_own]], np.nonzero(is_own)[0])
+    found = np.searchsorted(ends.bits, own_slots.bits[is_own], side="right") + first
+    np.testing.assert_array_equal(found, numbers.bits[is_own])
+    binding.call("combine", rows, own_slots, shares, out, threads)
+    terms = np.where(is_own[..., None], wide(shares)[..., None] * wide(rows)[own_slots.bits], 0)
+    np.testing.assert_allclose(out.bits, terms.sum(axis=1), **CLOSE)
+    d_own_shares = empty(tokens, chosen)
+    binding.call("combine_backward", rows, own_slots, shares, d_out, d_rows, d_own_shares, threads)
+    products = (wide(d_out)[:, None] * wide(rows)[own_slots.bits]).sum(axis=2)
+    np.testing.assert_allclose(d_own_shares.bits, np.where(is_own, products, 0), **CLOSE)
+    expected_rows = (wide(shares)[:, :, None] * wide(d_out)[:, None])[is_own]
+    np.testing.assert_allclose(d_rows.bits[own_slots.bits[is_own]], expected_rows, **CLOSE)
 
     d_x, d_weight = empty(tokens, 11), empty(experts, 11)
     given_route = probs, numbers, shares, d_shares

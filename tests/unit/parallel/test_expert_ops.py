@@ -44,7 +44,7 @@ def test_every_assignment_has_its_own_slot_in_a_block_of_its_expert(
     num_tokens: int, num_experts: int, num_chosen: int, favourite: float, seed: int
 ) -> None:
     experts_MK = choices(num_tokens, num_experts, num_chosen, seed=seed, favourite=favourite)
-    found = ExpertSlots(num_experts=num_experts, num_chosen=num_chosen)(Tensor(experts_MK))
+    found = ExpertSlots(num_experts=num_experts, num_chosen=num_chosen, own=range(num_experts))(Tensor(experts_MK))
     slot_MK, token_S, own_S1, expert_N = (array.asnumpy() for array in found)
     assert len(set(slot_MK.reshape(-1))) == slot_MK.size
     block = token_S.size // expert_N.size
@@ -56,7 +56,7 @@ def test_every_assignment_has_its_own_slot_in_a_block_of_its_expert(
 @pytest.mark.parametrize(("first", "own"), [(0, 2), (2, 3), (5, 1)])
 def test_a_share_of_the_experts_keeps_to_its_own_slots(first: int, own: int) -> None:
     experts_MK = choices(30, 6, 2, seed=1)
-    share = ExpertSlots(num_experts=6, num_chosen=2, first=first, own=own)
+    share = ExpertSlots(num_experts=6, num_chosen=2, own=range(first, first + own))
     slot_MK, _, own_S1, expert_N = (array.asnumpy() for array in share(Tensor(experts_MK)))
     is_own_MK = (experts_MK >= first) & (experts_MK < first + own)
     np.testing.assert_array_equal(own_S1[slot_MK.reshape(-1), 0].reshape(slot_MK.shape), is_own_MK)
@@ -110,9 +110,7 @@ def share_of(experts: slice, inner: slice):
     experts_MK = choices(NUM_TOKENS, NUM_EXPERTS, NUM_CHOSEN, seed=4)
     gate, up, down = weights(5)
     parts = (gate[experts, inner], up[experts, inner], down[experts, :, inner])
-    slots = ExpertSlots(
-        num_experts=NUM_EXPERTS, num_chosen=NUM_CHOSEN, first=experts.start, own=experts.stop - experts.start
-    )
+    slots = ExpertSlots(num_experts=NUM_EXPERTS, num_chosen=NUM_CHOSEN, own=range(experts.start, experts.stop))
     cell = ExpertShare(slots, ms.float32)
 
     def weighed(x, router_weights, gate_EIH, up_EIH, down_EHI):
@@ -175,7 +173,7 @@ def test_no_constant_of_a_graph_is_as_large_as_the_hidden_states_in_the_slots() 
     class Gradients(nn.Cell):
         def __init__(self) -> None:
             super().__init__(auto_prefix=False)
-            slots = ExpertSlots(num_experts=NUM_EXPERTS, num_chosen=NUM_CHOSEN, own=NUM_EXPERTS // 2)
+            slots = ExpertSlots(num_experts=NUM_EXPERTS, num_chosen=NUM_CHOSEN, own=range(NUM_EXPERTS // 2))
             self.share = ExpertShare(slots, ms.float32)
             self.gradients = ops.GradOperation(get_all=True, sens_param=True)
 

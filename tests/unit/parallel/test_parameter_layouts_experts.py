@@ -58,3 +58,51 @@ def test_moments_of_experts_are_split_over_the_replicas_that_share_them() -> Non
     everywhere = ParallelPlan(data_parallel=4, expert_parallel=4, optimizer_shard=True)
     alone = moment_layouts(SHAPES, SMALL, everywhere)[GATE]
     assert alone.slice_of(1) == TensorSlice((2, 0, 0), (4, 12, 16)) and not alone.remark
+
+
+def whole_experts(data: int, model: int, experts: int, **more) -> ParallelPlan:
+    return ParallelPlan(
+        data_parallel=data, model_parallel=model, expert_parallel=experts, expert_tensor_parallel=1, **more
+    )
+
+
+def experts_of(plan: ParallelPlan, rank: int) -> tuple[int, int]:
+    """The first expert of a rank and the first it has no more, of both matrices, whole."""
+    layouts = parameter_layouts(SHAPES, SMALL, plan)
+    gate, down = layouts[GATE].slice_of(rank), layouts[DOWN].slice_of(rank)
+    assert gate.shape[1:] == (12, 16) and down.shape[1:] == (16, 12)
+    assert (gate.starts[0], gate.stops[0]) == (down.starts[0], down.stops[0])
+    return gate.starts[0], gate.stops[0]
+
+
+def test_whole_experts_go_to_runs_of_ranks() -> None:
+    # Two replicas of two ranks have all experts together, and two others again.
+    wide = whole_experts(4, 2, 4)
+    assert [experts_of(wide, rank) for rank in (0, 1, 2, 3, 6)] == [(0, 2), (2, 4), (4, 6), (6, 8), (4, 6)]
+    # Two of a replica's four ranks.
+    narrow = whole_experts(2, 4, 2)
+    assert [experts_of(narrow, rank) for rank in (0, 1, 2, 7)] == [(0, 4), (4, 8), (0, 4), (4, 8)]
+    assert experts_of(whole_experts(2, 4, 1), 5) == (0, 8)
+    assert experts_of(whole_experts(1, 4, 4, pipeline_stage=2, micro_batch_num=2), 7) == (6, 8)
+
+
+def test_gradients_of_whole_experts_come_from_all_who_have_them() -> None:
+    def ranks(plan: ParallelPlan, rank: int) -> tuple:
+        found = gradient_ranks(parameter_layouts(SHAPES, SMALL, plan), SMALL, plan, rank)
+        return found[GATE], found[DOWN], found[ROUTER]
+
+    everyone = tuple(range(8))
+    assert ranks(whole_experts(4, 2, 4), 6) == ((2, 6), (2, 6), everyone)
+    assert ranks(whole_experts(2, 4, 2), 7) == ((1, 3, 5, 7), (1, 3, 5, 7), everyone)
+    assert ranks(whole_experts(2, 4, 8), 5) == ((5,), (5,), everyone)
+
+
+def test_moments_of_whole_experts_are_split_over_replicas_not_within_them() -> None:
+    """As everything else: over data_parallel, also where several ranks of a replica have the same experts."""
+    plan = whole_experts(2, 4, 2, optimizer_shard=True)
+    moments = moment_layouts(SHAPES, SMALL, plan)[GATE]
+    assert [moments.slice_of(rank).starts[0] for rank in range(8)] == [0, 4, 0, 4, 2, 6, 2, 6]
+    assert moments.slice_shape == (2, 12, 16)
+    # 32 ranks of Qwen3-30B-A3B: nobody else has a rank's experts.
+    alone = moment_layouts(SHAPES, SMALL, whole_experts(2, 4, 8, optimizer_shard=True))[GATE]
+    assert alone.slice_shape == (1, 12, 16)

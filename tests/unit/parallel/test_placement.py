@@ -48,6 +48,26 @@ def test_features_that_do_not_divide_are_our_own_mistake():
         Placement(plan=SEED, rank=0).share(10)
 
 
+@pytest.mark.parametrize(("plan", "rank", "ranks", "experts"), [
+    # Replicas 2 and 3 share the experts, each of them split over two ranks.
+    ({"data_parallel": 4, "model_parallel": 2, "expert_parallel": 2}, 7, (4, 5, 6, 7), range(4, 8)),
+    # Whole ones: over the four ranks of these replicas, over the two of one, over two of the four of one.
+    ({"data_parallel": 4, "model_parallel": 2, "expert_parallel": 4, "expert_tensor_parallel": 1}, 6, (4, 5, 6, 7),
+        range(4, 6)),
+    ({"data_parallel": 4, "model_parallel": 2, "expert_parallel": 2, "expert_tensor_parallel": 1}, 7, (6, 7),
+        range(4, 8)),
+    ({"model_parallel": 4, "expert_parallel": 2, "expert_tensor_parallel": 1}, 2, (2, 3), range(0, 4)),
+    ({"model_parallel": 4, "expert_tensor_parallel": 1}, 2, (2,), range(0, 8)),
+    ({"model_parallel": 4}, 2, (0, 1, 2, 3), range(0, 8)),
+    # Of two stages.
+    ({"data_parallel": 2, "model_parallel": 4, "pipeline_stage": 2, "expert_parallel": 8, "expert_tensor_parallel": 1},
+        13, tuple(range(8, 16)), range(5, 6)),
+])  # fmt: skip
+def test_a_block_of_consecutive_ranks_has_all_experts(plan: dict, rank: int, ranks: Ranks, experts: range):
+    place = Placement(plan=ParallelPlan(**plan), rank=rank)
+    assert (place.expert_ranks, place.own_experts(8)) == (ranks, experts)
+
+
 def summed_over(plan: ParallelPlan, rank: int) -> dict[str, Ranks]:
     return gradient_ranks(parameter_layouts(SHAPES, MODEL, plan), MODEL, plan, rank)
 

@@ -58,7 +58,9 @@ def test_an_axis_without_a_layout_is_refused():
         RankGrid.of(ParallelPlan(context_parallel=2))
 
 
-def test_replicas_that_split_the_experts_are_consecutive():
+def test_blocks_are_runs_of_a_stages_ranks():
     grid = RankGrid(data_parallel=4, model_parallel=2, pipeline_stage=2)
-    assert [grid.expert_group(rank, 2) for rank in (0, 3, 5, 14)] == [(0, 2), (1, 3), (5, 7), (12, 14)]
-    assert grid.expert_group(9, 4) == grid.data_group(9) == (9, 11, 13, 15)
+    assert [grid.block(rank, 4) for rank in (0, 3, 14)] == [(0, 1, 2, 3), (0, 1, 2, 3), (12, 13, 14, 15)]
+    assert grid.block(9, 8) == grid.stage_ranks(1) and grid.block(9, 1) == (9,)
+    with pytest.raises(AssertionError, match="runs of 3 ranks in a stage of 8"):
+        grid.block(0, 3)
