@@ -169,6 +169,18 @@ class Experiment:
             self.report(Status.NOT_IMPLEMENTED, key, replicas, f"{cards} cards are no multiple of {block}")
         return replicas
 
+    def split_experts_of_generation(self, settings: Settings, key: str) -> None:
+        """Experts that vLLM has whole on its ranks: here on those of a replica, so over all of its slices."""
+        parts, slices = settings.size(key), self.count(f"{INFER}.model_parallel")
+        if parts == 1:
+            return
+        if slices > 1:
+            names = {"expert_parallel": slices, "expert_tensor_parallel": 1}
+            self.set({f"{INFER}.{name}": size for name, size in names.items()}, key)
+        if parts != slices:
+            why = f"{slices}: a replica has all experts, split over its slices; set {INFER}.model_parallel for more"
+            self.report(Status.ADJUSTED, key, parts, why)
+
     def assume_micro_batches(self) -> None:
         """Where Megatron trains in stages: it counts no micro-batches between them."""
         stages = self.count(f"{TRAIN}.pipeline_stage")

@@ -243,11 +243,11 @@ def _fill_plans(settings: Settings, experiment: Experiment) -> None:
         ("tensor_model_parallel_size", "model_parallel"),
         ("pipeline_model_parallel_size", "pipeline_stage"),
         ("context_parallel_size", "context_parallel"),
-        ("expert_model_parallel_size", "expert_parallel"),
     ):
         size = settings.size(of_megatron(settings, name))
-        block *= 1 if target == "expert_parallel" else size
+        block *= size
         experiment.set_from(settings, of_megatron(settings, name), f"{TRAIN}.{target}", size)
+    _fill_experts_of_training(settings, experiment)
     experiment.fill_replicas(TRAIN, cards, block, "num_npus / (tensor x pipeline x context)")
     for name, target in (("sequence_parallel", "use_seq_parallel"), ("use_distributed_optimizer", "optimizer_shard")):
         key = of_megatron(settings, name)
@@ -261,6 +261,17 @@ def _fill_plans(settings: Settings, experiment: Experiment) -> None:
     slices = settings.size(key)
     experiment.fill_replicas(INFER, cards, slices, "num_npus / infer_tensor_parallel_size")
     experiment.set_from(settings, key, f"{INFER}.model_parallel", slices)
+    experiment.split_experts_of_generation(settings, f"{_GENERATE}.infer_expert_parallel_size")
+
+
+def _fill_experts_of_training(settings: Settings, experiment: Experiment) -> None:
+    key, extends = of_megatron(settings, "expert_model_parallel_size"), of_megatron(settings, "moe_tp_extend_ep")
+    slices = experiment.count(f"{TRAIN}.model_parallel")
+    if not settings.is_on(extends) or slices == 1:
+        experiment.set_from(settings, key, f"{TRAIN}.expert_parallel", settings.size(key))
+        return
+    parts = {"expert_parallel": settings.size(key) * slices, "expert_tensor_parallel": 1}
+    experiment.set({f"{TRAIN}.{name}": size for name, size in parts.items()}, extends)
 
 
 def _fill_batches(settings: Settings, experiment: Experiment) -> None:

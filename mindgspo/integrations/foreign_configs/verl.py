@@ -41,7 +41,6 @@ _MEGATRON_SIZES = (
     ("tensor_model_parallel_size", "model_parallel"),
     ("pipeline_model_parallel_size", "pipeline_stage"),
     ("context_parallel_size", "context_parallel"),
-    ("expert_model_parallel_size", "expert_parallel"),
 )
 _CORRECTION, _FILTER = "algorithm.rollout_correction", "algorithm.filter_groups"
 # policy_loss.loss_mode -> algorithm.name. vanilla is the token-level clip that grpo, dapo and ppo share here.
@@ -386,12 +385,12 @@ def _fill_plans(settings: Settings, experiment: Experiment) -> None:
     cards = settings.size("trainer.nnodes") * settings.size("trainer.n_gpus_per_node")
     unsaid = [key for key in ("trainer.nnodes", "trainer.n_gpus_per_node") if settings[key] is None]
     if unsaid:
-        sizes = _MEGATRON_SIZES if is_megatron(settings) else ()
-        cards = lcm(cards, slices, prod(settings.size(f"{_MEGATRON}.{name}") for name, _ in sizes))
+        cards = lcm(cards, slices, *_megatron_blocks(settings)) if is_megatron(settings) else lcm(cards, slices)
         why = "not in the file; the fewest that both plans fit on; set both plans' data_parallel"
         experiment.report(Status.ASSUMED, " x ".join(unsaid), cards, why)
     experiment.fill_replicas(INFER, cards, slices, f"cards / {key}")
     experiment.set_from(settings, key, f"{INFER}.model_parallel", slices)
+    experiment.split_experts_of_generation(settings, f"{_ROLLOUT}.expert_parallel_size")
     fill_train_plan: Callable[[Settings, Experiment, int], None] = (
         _fill_megatron_plan if is_megatron(settings) else _fill_fsdp_plan
     )
@@ -412,12 +411,23 @@ def _fill_fsdp_plan(settings: Settings, experiment: Experiment, cards: int) -> N
         experiment.set_from(settings, key, f"{TRAIN}.recompute", "full")
 
 
+def _megatron_blocks(settings: Settings) -> tuple[int, int]:
+    """Cards of a replica, and those that have all experts in all stages: both divide the cards."""
+    replica = prod(settings.size(f"{_MEGATRON}.{name}") for name, _ in _MEGATRON_SIZES)
+    slices = "expert_tensor_parallel_size"
+    if settings[f"{_MEGATRON}.{slices}"] is None:
+        slices = "tensor_model_parallel_size"
+    names = ("expert_model_parallel_size", "pipeline_model_parallel_size", slices)
+    return replica, prod(settings.size(f"{_MEGATRON}.{name}") for name in names)
+
+
 def _fill_megatron_plan(settings: Settings, experiment: Experiment, cards: int) -> None:
-    block = 1
-    for key, target in _MEGATRON_SIZES:
-        size = settings.size(f"{_MEGATRON}.{key}")
-        block *= 1 if target == "expert_parallel" else size
-        experiment.set_from(settings, f"{_MEGATRON}.{key}", f"{TRAIN}.{target}", size)
+    for key, target in (*_MEGATRON_SIZES, ("expert_model_parallel_size", "expert_parallel")):
+        experiment.set_from(settings, f"{_MEGATRON}.{key}", f"{TRAIN}.{target}", settings.size(f"{_MEGATRON}.{key}"))
+    key = f"{_MEGATRON}.expert_tensor_parallel_size"
+    if settings[key] is not None:
+        experiment.set({f"{TRAIN}.expert_tensor_parallel": settings.size(key)}, key)
+    block, _ = _megatron_blocks(settings)
     experiment.fill_replicas(TRAIN, cards, block, "cards / (model x pipeline x context)")
     for key, target in (("sequence_parallel", "use_seq_parallel"), ("use_distributed_optimizer", "optimizer_shard")):
         key = f"{_MEGATRON}.{key}"
