@@ -293,11 +293,12 @@ def _decode(work: RankWork) -> Parts:
 
 
 def _forward(work: RankWork, width: RankWidths, tokens: int) -> int:
-    """One layer at a time: gate and up, side by side once more, and the stream beside them; or inputs and results of
-    the norm in front of them; or queries, keys and values."""
+    """One layer at a time: gate and up, side by side once more, and the stream beside them; before that gate, up and
+    what experts read; behind them what they return, twice; or inputs and results of the norm in front of them; or
+    queries, keys and values."""
     size = TYPE_BYTES[work.config.model.dtype]
     block = width.feed_forward(tokens)
-    inner, routed = 4 * block.inner + block.routed, 2 * block.routed
+    inner, routed = max(4 * block.inner, 2 * block.inner + block.routed), 2 * block.routed
     attention = tokens * (width.hidden + 3 * width.query + 3 * width.key_value)
     return size * (max(inner, routed, attention, 3 * tokens * width.hidden) + tokens * width.hidden)
 

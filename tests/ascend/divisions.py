@@ -133,7 +133,8 @@ def shipped_in_miniature() -> dict[str, Mapping]:
             base = (PROJECT / "examples/gsm8k/gspo_qwen2_5_7b.yaml").read_text("utf-8")
             experiment.write_text(base.replace("../../model_configs/qwen2_5_7b.yaml", str(path)), "utf-8")
             config = load_config(experiment, check_files=False)
-            train, infer = _on_eight_cards(config.plans.train), _on_eight_cards(config.plans.infer)
+            train = _on_eight_cards(config.plans.train)
+            infer = _on_eight_cards(config.plans.infer, generates=True)
             cases[path.stem] = {
                 "model": _small(config.model, train),
                 "train": train.model_dump(),
@@ -142,11 +143,13 @@ def shipped_in_miniature() -> dict[str, Mapping]:
     return cases
 
 
-def _on_eight_cards(plan: ParallelPlan) -> ParallelPlan:
+def _on_eight_cards(plan: ParallelPlan, *, generates: bool = False) -> ParallelPlan:
     while plan.world_size > 8:
         widest = max(("model_parallel", "pipeline_stage", "data_parallel"), key=lambda axis: getattr(plan, axis))
         plan = plan.model_copy(update={widest: getattr(plan, widest) // 2})
-    return plan.model_copy(update={"expert_parallel": min(plan.expert_parallel, plan.data_parallel)})
+    slices, replicas = plan.model_parallel, 1 if generates else plan.data_parallel
+    most = replicas * slices if plan.expert_tensor_parallel == 1 else replicas
+    return plan.model_copy(update={"expert_parallel": min(plan.expert_parallel, most)})
 
 
 def _small(model: ModelSection, train: ParallelPlan) -> dict:

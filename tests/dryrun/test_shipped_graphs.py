@@ -61,6 +61,16 @@ CASES = {
     "4x1x2, experts split": Case("qwen3_moe",
         "data_parallel: 4, pipeline_stage: 2, micro_batch_num: 2, expert_parallel: 4, recompute: full",
         "data_parallel: 8"),
+    "2x4x1, whole experts over all": Case("qwen3_moe",
+        "data_parallel: 2, model_parallel: 4, expert_parallel: 8, expert_tensor_parallel: 1, use_seq_parallel: true, "
+        "optimizer_shard: true, recompute: full",
+        "data_parallel: 2, model_parallel: 4, expert_parallel: 4, expert_tensor_parallel: 1"),
+    "2x4x1, two blocks of whole experts": Case("qwen3_moe",
+        "data_parallel: 2, model_parallel: 4, expert_parallel: 2, expert_tensor_parallel: 1, optimizer_shard: true",
+        "data_parallel: 8"),
+    "1x4x2, whole experts": Case("qwen3_moe",
+        "model_parallel: 4, pipeline_stage: 2, micro_batch_num: 2, expert_parallel: 4, expert_tensor_parallel: 1",
+        "data_parallel: 2, model_parallel: 4, expert_parallel: 4, expert_tensor_parallel: 1"),
     "1x4x2, llama": Case("llama", "model_parallel: 4, pipeline_stage: 2, micro_batch_num: 2",
         "data_parallel: 2, model_parallel: 4"),
 }  # fmt: skip
@@ -175,6 +185,37 @@ def test_experts_see_the_tokens_of_all_replicas_that_share_them(compiled: Compil
         # Behind attention and behind the experts, and the head's four numbers.
         ("AllReduce", (4, 5, 6, 7)): (8, 4 * HIDDEN + 4 * NUMBERS),
     }
+
+
+ROUTED = 2 * 128 * 2 * 4  # numbers and weights of a micro-batch's chosen experts
+
+
+def test_whole_experts_see_what_their_block_has(compiled: Compiled) -> None:
+    """Rank 7's block are all ranks; each enters with a quarter of a replica's tokens, to be gathered and scattered."""
+    found = collectives_of(compiled("2x4x1, whole experts over all", "reference", 7))
+    assert found["AllGather", WORLD] == (2 * 3, 2 * (QUARTER + ROUTED // 4))
+    assert found["ReduceScatter", WORLD] == (2, 2 * 8 * QUARTER)
+    # Behind attention; in front of it and of the head.
+    assert found["ReduceScatter", (4, 5, 6, 7)] == (2, 2 * HIDDEN)
+    assert found["AllGather", (4, 5, 6, 7)] == (3, 3 * QUARTER)
+
+
+def test_blocks_of_a_replica_compute_its_tokens_once(compiled: Compiled) -> None:
+    """Ranks 6 and 7 have all experts, and half of the replica's tokens; of the sums each keeps half, a quarter of all,
+    and the slices gather them."""
+    found = collectives_of(compiled("2x4x1, two blocks of whole experts", "reference", 7))
+    assert found["ReduceScatter", (6, 7)] == (2, 2 * HIDDEN // 2)
+    assert found["AllGather", (4, 5, 6, 7)] == (2, 2 * QUARTER)
+    assert found["AllReduce", (4, 5, 6, 7)] == (6, 2 * HIDDEN + 4 * NUMBERS)
+
+
+def test_whole_experts_of_a_replica_that_generates_are_summed(compiled: Compiled) -> None:
+    found = collectives_of(compiled("1x4x2, whole experts", "decode", 7))
+    assert found["AllReduce", (4, 5, 6, 7)] == (5, 4 * 8 * 128 * 2 + 8 * 2 * 4), "as of a dense model"
+
+
+def collectives_of(result: Result) -> dict[tuple[str, tuple[int, ...]], tuple[int, int]]:
+    return {(entry.kind, entry.ranks): (entry.count, entry.bytes) for entry in result.facts.collectives}
 
 
 def test_experts_are_multiplied_in_groups_forward_and_backward(compiled: Compiled) -> None:
