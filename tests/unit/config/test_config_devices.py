@@ -163,6 +163,17 @@ def test_the_tokens_of_a_micro_batch_are_split(problems: Callable[..., list[str]
     ]
 
 
+def test_blocks_that_share_a_replicas_tokens_need_equal_shares(problems: Callable[..., list[str]]) -> None:
+    mixture = ["model.architecture=qwen3_moe", "model.num_experts=8", "model.num_experts_per_tok=2",
+               "model.moe_intermediate_size=48"]  # fmt: skip
+    split = [*mixture, *plans(1, 4, more=", expert_parallel: 2, expert_tensor_parallel: 1")]
+    assert problems(*split, "trainer.length_multiple=6") == [
+        "plans.train.expert_parallel: model_parallel 4 does not divide the tokens of a micro-batch, "
+        "trainer.samples_per_micro_batch 1 x trainer.length_multiple 6 = 6; nearest legal trainer.length_multiple: 4 "
+        "or 8"
+    ]
+
+
 def test_a_tied_table_is_split_as_the_output_table_is(experiment: Path, problems: Callable[..., list[str]]) -> None:
     tied = ["model.tie_word_embeddings=true", *plans(1, 4)]
     resolved = load_config(experiment, tied)
