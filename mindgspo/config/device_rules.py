@@ -46,8 +46,8 @@ def device_problems(config: ExperimentConfig) -> Iterator[str]:
 
 def _cpu_problems(config: ExperimentConfig) -> Iterator[str]:
     for name, plan in (("plans.train", config.plans.train), ("plans.reference", config.plans.reference)):
-        if plan is not None and config.model.num_experts:
-            for problem in experts_in_replica_problems(name, plan, "on CPU"):
+        if plan is not None:
+            for problem in experts_in_replica_problems(name, plan, config.model, "on CPU"):
                 yield f"{problem} (the result is the same), or device=Ascend"
         if plan is not None and plan.use_seq_parallel:
             yield (

@@ -105,7 +105,9 @@ def check_infer_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list
             f"{name}.pipeline_stage: {plan.pipeline_stage}; decoding runs on one stage; set it to 1 and multiply "
             f"data_parallel or model_parallel by {plan.pipeline_stage}"
         )
-    problems += _expert_problems(name, plan, model) or experts_in_replica_problems(name, plan, "while generating")
+    problems += experts_in_replica_problems(name, plan, model, "while generating") or _expert_problems(
+        name, plan, model
+    )
     return [*problems, *_meaningless(name, plan, _NOT_IN_GENERATION)]
 
 
@@ -223,16 +225,23 @@ def legal_expert_parallel(plan: ParallelPlan, num_experts: int) -> list[int]:
     return [size for size in sizes if num_experts % size == 0]
 
 
-def experts_in_replica_problems(name: str, plan: ParallelPlan, when: str) -> list[str]:
+def experts_in_replica_problems(name: str, plan: ParallelPlan, model: ModelSection, when: str) -> list[str]:
     """Where each process holds its own slices: the ranks of a replica see the same tokens, and their results add up."""
-    slices = plan.model_parallel
-    if plan.expert_block == slices:
+    parts, slices, experts = plan.expert_parallel, plan.model_parallel, model.num_experts
+    if experts is None:
         return []
-    split = f", or set them to {slices} and 1" if slices > 1 else ""
-    return [
-        f"{name}.expert_parallel: {plan.expert_parallel} x expert_tensor_parallel {plan.expert_slices}; {when} the "
-        f"ranks of a replica, model_parallel {slices}, have all experts together; leave both out{split}"
-    ]
+    if plan.expert_block != slices:
+        split = f", or set them to {slices} and 1" if slices > 1 and experts % slices == 0 else ""
+        return [
+            f"{name}.expert_parallel: {parts} x expert_tensor_parallel {plan.expert_slices}; {when} the ranks of a "
+            f"replica, model_parallel {slices}, have all experts together; leave both out{split}"
+        ]
+    if experts % parts:
+        return [
+            f"{name}.expert_parallel: {parts} does not divide the {experts} experts, and {when} the ranks of a "
+            f"replica, model_parallel {slices}, split all of them or none; leave it and expert_tensor_parallel out"
+        ]
+    return []
 
 
 def _pipeline_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:

@@ -313,6 +313,18 @@ def test_replicas_that_generate_have_all_experts() -> None:
     assert line.endswith("leave both out, or set them to 4 and 1")
 
 
+def test_what_is_proposed_for_experts_while_generating_is_legal() -> None:
+    six = LARGE.model_copy(update={"num_experts": 6})
+    (line,) = check_infer_plan("p", whole(2, 4, 4), six)
+    assert line == (
+        "p.expert_parallel: 4 does not divide the 6 experts, and while generating the ranks of a replica, "
+        "model_parallel 4, split all of them or none; leave it and expert_tensor_parallel out"
+    )
+    (line,) = check_infer_plan("p", whole(2, 4, 2), six)
+    assert line.endswith("have all experts together; leave both out"), "4 does not divide the experts either"
+    assert check_infer_plan("p", ParallelPlan(data_parallel=2, model_parallel=4), six) == []
+
+
 def test_experts_are_split_within_a_replica_on_cpu(load) -> None:
     plans = ("plans.train.data_parallel=2", "plans.infer.data_parallel=2", "plans.train.expert_parallel=2")
     with pytest.raises(ConfigError, match="plans.train.expert_parallel: 2 x .*; on CPU .*, or device=Ascend"):
