@@ -248,6 +248,12 @@ def _sampling_notes(config: ExperimentConfig) -> Iterator[str]:
 def _unread_notes(config: ExperimentConfig) -> Iterator[str]:
     if config.trainer.max_steps is not None and config.trainer.epochs != 1:
         yield f"trainer.epochs: {config.trainer.epochs} is not read, because trainer.max_steps is set"
+    warmup, steps = config.optimizer.warmup_steps, config.trainer.max_steps
+    if warmup is not None and is_changed(config.optimizer, "warmup_ratio"):
+        ratio = config.optimizer.warmup_ratio
+        yield f"optimizer.warmup_ratio: {ratio:g} is not read, because optimizer.warmup_steps is set"
+    if warmup is not None and steps is not None and warmup > steps:
+        yield f"optimizer.warmup_steps: {warmup} is more than the run's {steps} steps, so optimizer.lr is never reached"
     if config.plans.reference is not None and config.algorithm.kl.placement == "none":
         yield "plans.reference: not read, because algorithm.kl.placement is none, so there is no reference policy"
 

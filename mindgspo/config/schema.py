@@ -40,7 +40,10 @@ class OptimizerSection(Section):
     schedule: Literal["constant", "cosine"] = "constant"
     """Learning rate after the rise."""
     warmup_ratio: float = Field(default=0.05, ge=0, lt=1)
-    """Share of all updates over which the learning rate rises linearly."""
+    """Share of all updates over which the learning rate rises linearly (verl: lr_warmup_steps_ratio)."""
+    warmup_steps: int | None = Field(default=None, ge=0)
+    """Training steps over which it rises, however long the run is. None: warmup_ratio decides (verl:
+    lr_warmup_steps)."""
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
     """Cosine only: last learning rate as a share of the peak."""
 

@@ -290,7 +290,8 @@ class Trainer:
 
     def learning_rate(self, update_index: int) -> float:
         """Learning rate of the update number `update_index` (from 0) of the run."""
-        return learning_rate(update_index, self.total_steps * self.updates_per_rollout, self.optimizer)
+        per_step = self.updates_per_rollout
+        return learning_rate(update_index, self.total_steps * per_step, self.optimizer, updates_per_step=per_step)
 
     @property
     def updates_per_rollout(self) -> int:

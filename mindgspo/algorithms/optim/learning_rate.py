@@ -10,15 +10,20 @@ import math
 from mindgspo.config.schema import OptimizerSection
 
 
-def learning_rate(update_index: int, total_updates: int, section: OptimizerSection) -> float:
+def learning_rate(
+    update_index: int, total_updates: int, section: OptimizerSection, *, updates_per_step: int = 1
+) -> float:
     """Learning rate of update `update_index` (0, ..., total_updates - 1).
 
-    The rise takes `warmup_ratio` of all updates (rounded): its first update gets lr / rise, not 0, so that no
-    update is spent without effect; its last one gets lr. cosine then falls from lr to exactly
-    lr * min_lr_ratio at the last update.
+    The rise takes the updates of `warmup_steps` training steps, or `warmup_ratio` of all updates (rounded): its first
+    update gets lr / rise, not 0, so that no update is spent without effect; its last one gets lr. cosine then falls
+    from lr to exactly lr * min_lr_ratio at the last update.
     """
     assert 0 <= update_index < total_updates, f"update {update_index} of {total_updates}"
-    rise = round(section.warmup_ratio * total_updates)
+    if section.warmup_steps is None:
+        rise = round(section.warmup_ratio * total_updates)
+    else:
+        rise = section.warmup_steps * updates_per_step
     if update_index < rise:
         return section.lr * (update_index + 1) / rise
     if section.schedule == "constant":

@@ -17,7 +17,7 @@ from typing import Any
 from mindgspo.config.model import FAMILIES
 from mindgspo.errors import ConfigError
 from mindgspo.integrations.foreign_configs.experiment import INFER, SIZES, TRAIN, Experiment
-from mindgspo.integrations.foreign_configs.models import sizes_of
+from mindgspo.integrations.foreign_configs.models import take_sizes
 from mindgspo.integrations.foreign_configs.sources import Source
 from mindgspo.integrations.foreign_configs.tables import (
     Finding,
@@ -236,15 +236,7 @@ def _fill_model(settings: Settings, experiment: Experiment) -> None:
     if family is not None:
         experiment.set({"model.architecture": family}, "what the layers of model.model_config have")
     elif (path := experiment.get("model.path")) is not None:
-        try:
-            found = sizes_of(str(path))
-        except ValueError as error:
-            found = None
-            experiment.report(Status.UNREADABLE, "pretrained_model_dir", path, str(error))
-        if found is not None:
-            sizes, origin = found
-            missing = {f"model.{name}": value for name, value in sizes.items()}
-            experiment.set({key: missing[key] for key in missing if key not in experiment.values}, origin)
+        take_sizes(experiment, "pretrained_model_dir", str(path), fill=True)
     if experiment.get("model.dtype") == "bfloat16":
         experiment.assume("trainer.max_ratio_error", 2e-3, "model.dtype is bfloat16", "its own rounding")
     files = [settings[f"{_TOKENIZER}.{name}"] for name in ("vocab_file", "merges_file")]

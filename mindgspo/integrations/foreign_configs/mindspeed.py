@@ -13,7 +13,7 @@ from typing import Any
 from mindgspo.errors import ConfigError
 from mindgspo.integrations.foreign_configs import mindrlhf, verl
 from mindgspo.integrations.foreign_configs.experiment import INFER, TRAIN, Experiment
-from mindgspo.integrations.foreign_configs.models import is_local, sizes_of
+from mindgspo.integrations.foreign_configs.models import is_local, take_sizes
 from mindgspo.integrations.foreign_configs.sources import Source, read_source
 from mindgspo.integrations.foreign_configs.tables import (
     Outcome,
@@ -225,15 +225,9 @@ def _fill_model(source: Source, experiment: Experiment) -> None:
 
 
 def _fill_model_by_name(settings: Settings, experiment: Experiment) -> None:
-    name = str(settings[of_megatron(settings, "tokenizer_name_or_path")] or "")
-    try:
-        found = sizes_of(name) if name else None
-    except ValueError as error:
-        found = None
-        experiment.report(Status.UNREADABLE, f"{_MEGATRON}.tokenizer_name_or_path", name, str(error))
-    if found is not None:
-        sizes, origin = found
-        experiment.set({f"model.{key}": value for key, value in sizes.items()}, origin)
+    name = settings[of_megatron(settings, "tokenizer_name_or_path")]
+    if name:
+        take_sizes(experiment, f"{_MEGATRON}.tokenizer_name_or_path", str(name))
 
 
 def _fill_plans(settings: Settings, experiment: Experiment) -> None:

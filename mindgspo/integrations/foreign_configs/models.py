@@ -1,5 +1,6 @@
 """What a model's folder says: sizes from config.json, names of end tokens. Where a file only names a model, its sizes
-are those of model_configs/, if the name is known; a name that is not in the table is not guessed at.
+are those of model_configs/, if the name is known, also where its letters and digits stand in another spelling; a name
+that is not in the table is not guessed at.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ KNOWN: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     **{f"Qwen3-{name}": (f"qwen3_{name.lower().replace('.', '_')}", {}) for name in ("0.6B", "4B", "8B", "32B")},
     "Qwen2.5-Math-7B": ("qwen2_5_7b", {"max_position_embeddings": 4096, "rope_theta": 10000.0}),
     "Qwen3-30B-A3B": ("qwen3_30b_a3b", {}),
+    "Qwen3-30B": ("qwen3_30b_a3b", {}),  # the one Qwen3 of 30B
     "Qwen3-30B-A3B-Base": ("qwen3_30b_a3b", {"max_position_embeddings": 32768}),
     "Qwen3-30B-A3B-Instruct-2507": (
         "qwen3_30b_a3b",
@@ -43,6 +45,14 @@ KNOWN: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "Llama-3.1-8B": ("llama3_1_8b", {}),
 }
 
+
+def _spelling(name: str) -> str:
+    """A name without what people leave out or write otherwise: Qwen25_3B is Qwen2.5-3B."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+_BY_SPELLING: Mapping[str, str] = {_spelling(name): name for name in KNOWN}
+assert len(_BY_SPELLING) == len(KNOWN), "two known models have one spelling"
 
 _QWEN_TOKENS = {151643: "<|endoftext|>", 151645: "<|im_end|>"}
 """Of Qwen2, Qwen2.5 and Qwen3."""
@@ -61,12 +71,28 @@ def sizes_of(path: str) -> tuple[Mapping[str, Any], str] | None:
     folder = Path(path).expanduser()
     if (folder / "config.json").is_file():
         return _from_folder(folder)
-    known = KNOWN.get(Path(path).name)
-    file = _FOLDER / f"{known[0]}.yaml" if known else None
-    if known is None or file is None or not file.is_file():
+    given = Path(path).name
+    name = _BY_SPELLING.get(_spelling(given))
+    if name is None or not (file := _FOLDER / f"{KNOWN[name][0]}.yaml").is_file():
         return None
     sizes = {key: value for key, value in read_layers(file, ())["model"].items() if key not in ("path", "dtype")}
-    return dict(dotted({**sizes, **known[1]})), f"model_configs/{file.name}, by the name {Path(path).name}"
+    origin = f"model_configs/{file.name}, by the name {given}"
+    return dict(dotted({**sizes, **KNOWN[name][1]})), origin if given == name else f"{origin}, taken for {name}"
+
+
+def take_sizes(experiment: Experiment, key: str, path: str, *, fill: bool = False) -> None:
+    """The sizes of the model that `key` of a foreign file names. fill: only those that are not set yet."""
+    try:
+        found = sizes_of(path)
+    except ValueError as error:
+        experiment.report(Status.UNREADABLE, key, path, str(error))
+        return
+    if found is None:
+        return
+    sizes, origin = {f"model.{name}": value for name, value in found[0].items()}, found[1]
+    experiment.set({name: sizes[name] for name in sizes if not fill or name not in experiment.values}, origin)
+    if ", taken for " in origin:
+        experiment.report(Status.ASSUMED, "model.*", "", f"{origin}; config.json of model.path is what counts")
 
 
 def _from_folder(folder: Path) -> tuple[Mapping[str, Any], str] | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from mindgspo.config.algorithm import POLICY_LOSSES
 from mindgspo.integrations.foreign_configs.experiment import INFER, TRAIN, Experiment, schema_default
-from mindgspo.integrations.foreign_configs.models import is_local, sizes_of
+from mindgspo.integrations.foreign_configs.models import is_local, take_sizes
 from mindgspo.integrations.foreign_configs.sources import Source
 from mindgspo.integrations.foreign_configs.tables import (
     Outcome,
@@ -35,6 +35,7 @@ from mindgspo.integrations.foreign_configs.tables import (
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT, _MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+_CARDS = ("trainer.nnodes", "trainer.n_gpus_per_node")
 _MEGATRON = f"{_ACTOR}.megatron"
 _MEGATRON_TRAINERS = ("ppo_megatron_trainer", "dapo_megatron_trainer")
 _MEGATRON_SIZES = (
@@ -154,12 +155,12 @@ def column(value: Any, settings: Settings, row: Row) -> Outcome:
 
 
 def model_path(value: Any, settings: Settings, row: Row) -> Outcome:
-    if not is_local(text(value)):
-        return not_implemented(
-            "a name on a hub: nothing is downloaded; set model.path and tokenizer.path to a local folder"
-        )
     path = local_path(value)
-    return mapped({"model.path": path, **({} if settings["data.tokenizer"] else {"tokenizer.path": path})})
+    values = {"model.path": path, **({} if settings["data.tokenizer"] else {"tokenizer.path": path})}
+    if is_local(text(value)):
+        return mapped(values)
+    why = "a name on a hub: nothing is downloaded, a folder is read; set model.path and tokenizer.path to yours"
+    return adjusted(values, why)
 
 
 def eval_samples(value: Any, settings: Settings, row: Row) -> Outcome:
@@ -171,6 +172,15 @@ def eval_do_sample(value: Any, settings: Settings, row: Row) -> Outcome:
     if flag(value) and not several_eval_samples(settings):
         return not_implemented("one drawn sample per problem; here one is greedy: set eval.num_samples for drawn ones")
     return not_needed("eval.num_samples=1 is greedy, more of them are drawn")
+
+
+def engine_replicas(value: Any, settings: Settings, row: Row) -> Outcome:
+    """Replicas that share one engine there; here each is by itself, and they fill the cards."""
+    slices, cards = settings.size(f"{_ROLLOUT}.tensor_model_parallel_size"), _cards(settings)
+    together = slices * whole(value)
+    if _unsaid_cards(settings) or together < 1 or cards % together == 0:
+        return mapped({})
+    return adjusted({}, f"{cards // slices}, as {cards} cards allow; its engine takes {together} of them")
 
 
 def slots(value: Any, settings: Settings, row: Row) -> Outcome:
@@ -302,14 +312,7 @@ def most_draws(value: Any, settings: Settings, row: Row) -> Any:
 def warmup_steps(value: Any, settings: Settings, row: Row) -> Any:
     if value is None or whole(value) < 0:
         return not_needed("lr_warmup_steps_ratio counts")
-    total = settings["trainer.total_training_steps"]
-    if whole(value) == 0:
-        return 0.0
-    if not isinstance(total, int) or total < 1:
-        return not_implemented(
-            f"set optimizer.warmup_ratio to {value} / number of training steps, which `mindgspo check` prints"
-        )
-    return mapped({row.target: min(whole(value) / total, 0.999)}, f"{value} of {total} steps")
+    return whole(value)
 
 
 def last_rate(value: Any, settings: Settings, row: Row) -> float:
@@ -364,14 +367,8 @@ def fill(source: Source, experiment: Experiment) -> None:
 
 def _fill_model(settings: Settings, experiment: Experiment) -> None:
     key = f"{_MODEL}.path"
-    try:
-        found = sizes_of(str(settings[key])) if key in settings else None
-    except ValueError as error:
-        found = None
-        experiment.report(Status.UNREADABLE, key, settings[key], str(error))
-    if found is not None:
-        sizes, origin = found
-        experiment.set({f"model.{name}": value for name, value in sizes.items()}, origin)
+    if key in settings:
+        take_sizes(experiment, key, str(settings[key]))
     key = f"{_MODEL}.override_config.max_position_embeddings"
     if settings[key] is not None:
         experiment.set({"model.max_position_embeddings": settings[key]}, key)
@@ -382,10 +379,10 @@ def _fill_model(settings: Settings, experiment: Experiment) -> None:
 def _fill_plans(settings: Settings, experiment: Experiment) -> None:
     key = f"{_ROLLOUT}.tensor_model_parallel_size"
     slices = settings.size(key)
-    cards = settings.size("trainer.nnodes") * settings.size("trainer.n_gpus_per_node")
-    unsaid = [key for key in ("trainer.nnodes", "trainer.n_gpus_per_node") if settings[key] is None]
+    together = slices * settings.size(f"{_ROLLOUT}.data_parallel_size")  # cards of one engine of vLLM
+    cards, unsaid = _cards(settings), _unsaid_cards(settings)
     if unsaid:
-        cards = lcm(cards, slices, *_megatron_blocks(settings)) if is_megatron(settings) else lcm(cards, slices)
+        cards = lcm(cards, together, *_megatron_blocks(settings)) if is_megatron(settings) else lcm(cards, together)
         why = "not in the file; the fewest that both plans fit on; set both plans' data_parallel"
         experiment.report(Status.ASSUMED, " x ".join(unsaid), cards, why)
     experiment.fill_replicas(INFER, cards, slices, f"cards / {key}")
@@ -395,6 +392,16 @@ def _fill_plans(settings: Settings, experiment: Experiment) -> None:
         _fill_megatron_plan if is_megatron(settings) else _fill_fsdp_plan
     )
     fill_train_plan(settings, experiment, cards)
+
+
+def _cards(settings: Settings) -> int:
+    """Cards of all machines, as far as the file says."""
+    return prod(settings.size(key) for key in _CARDS)
+
+
+def _unsaid_cards(settings: Settings) -> list[str]:
+    """Of these two numbers, those that cannot be read."""
+    return [key for key in _CARDS if settings[key] is None]
 
 
 def _fill_fsdp_plan(settings: Settings, experiment: Experiment, cards: int) -> None:

@@ -9,6 +9,15 @@ def test_linear_rise_then_constant():
     assert [learning_rate(i, 10, section) for i in range(10)] == [0.25, 0.5, 0.75, *[1.0] * 7]
 
 
+def test_a_rise_of_whole_steps_whatever_the_length_of_the_run():
+    section = OptimizerSection(lr=1.0, warmup_ratio=0.5, warmup_steps=2)
+    for total in (8, 80):  # two updates per step: four of rise
+        assert [learning_rate(i, total, section, updates_per_step=2) for i in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
+    assert learning_rate(0, 8, section.model_copy(update={"warmup_steps": 0}), updates_per_step=2) == 1.0
+    longer = section.model_copy(update={"warmup_steps": 16})
+    assert learning_rate(7, 8, longer, updates_per_step=1) == 0.5, "the run ends within the rise"
+
+
 def test_linear_rise_then_cosine_to_the_floor():
     section = OptimizerSection(lr=2.0, warmup_ratio=1 / 7, schedule="cosine", min_lr_ratio=0.5)
     # One update of rise, then cos(pi k / 5), k = 0..5, mapped from [-1, 1] to [1, 2].

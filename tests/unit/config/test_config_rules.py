@@ -100,6 +100,10 @@ def test_no_notes_about_the_papers_settings(load):
     (["rollout.top_p=0.9", "rollout.top_k=20"], "rollout: top_p 0.9 and top_k 20 cut the distribution"),
     (["rollout.top_k=20"], "rollout: top_k 20 cut"),
     (["trainer.epochs=3"], "trainer.epochs: 3 is not read, because trainer.max_steps is set"),
+    (["optimizer={warmup_ratio: 0.1, warmup_steps: 2}"],
+     "optimizer.warmup_ratio: 0.1 is not read, because optimizer.warmup_steps is set"),
+    (["optimizer.warmup_steps=9", "trainer.max_steps=8"],
+     "optimizer.warmup_steps: 9 is more than the run's 8 steps, so optimizer.lr is never reached"),
 ])  # fmt: skip
 def test_a_surprising_setting_is_noted(load, overrides, expected):
     (note,) = notes(load(*overrides))

@@ -9,6 +9,7 @@ import pytest
 from foreign_cases.conversions import FILES, findings_of, flat
 
 from mindgspo.config import load_config, load_model_and_plans
+from mindgspo.errors import ConfigError
 from mindgspo.integrations.foreign_configs import Conversion, convert, report_lines
 from mindgspo.integrations.foreign_configs.models import KNOWN
 from mindgspo.integrations.foreign_configs.tables import Status
@@ -20,6 +21,9 @@ EXAMPLES = {"mindformers": ("finetune_qwen2_5_7b.yaml",),
             "mindformers, both": ("finetune_qwen2_5_7b.yaml", "predict_qwen2_5_7b.yaml"),
             "mindrlhf": ("grpo_qwen2_5_7b.yaml",), "verl gspo": ("verl_gspo_gsm8k_3b.sh",),
             "verl dapo": ("verl_dapo_math_32b.sh",), "verl math": ("verl_math_lighteval_7b.txt",)}  # fmt: skip
+# With the keys and values of launch scripts that are published for Ascend.
+OF_ASCEND = ("verl_gspo_3b_sequence_parallel.sh", "verl_gspo_30b_megatron.sh", "verl_dapo_32b_fsdp2.sh",
+             "verl_dapo_8b_own_reward.sh")  # fmt: skip
 each_example = pytest.mark.parametrize("names", EXAMPLES.values(), ids=EXAMPLES)
 GENERATED = ("data.train.format=arithmetic", "data.train.path=", "data.eval.format=arithmetic", "data.eval.split=test",
              "data.eval.path=", "tokenizer.path=", "tokenizer.eos_tokens=['<|im_end|>', '<|endoftext|>']",
@@ -158,12 +162,47 @@ def test_verl_dapo_of_the_seed() -> None:
               "algorithm.filter_groups.refill": True, "algorithm.filter_groups.metric": "accuracy",
               "algorithm.filter_groups.when_short": "stop", "algorithm.filter_groups.max_num_gen_batches": 10,
               "algorithm.filter_groups.prompts_per_draw": 1536, "reward.functions": ["auto", "overlong"],
-              "reward.overlong.buffer_len": 4096, "reward.overlong.max_len": 20480, "optimizer.warmup_ratio": 0.05,
+              "reward.overlong.buffer_len": 4096, "reward.overlong.max_len": 20480, "optimizer.warmup_steps": 10,
               "eval.num_samples": 32, "eval.pass_at_k": [1, 32], "eval.temperature": 0.6,
               "plans.train.data_parallel": 32, "model.path": "/data/models/Qwen2.5-32B",
               "model.num_hidden_layers": 64}  # fmt: skip
     assert {key: values.get(key) for key in wanted} == wanted
     assert findings_of(found, "trainer.logger")[0].status is Status.NOT_IMPLEMENTED
+
+
+@pytest.mark.parametrize("name", OF_ASCEND)
+def test_scripts_for_ascend_ask_for_paths_alone(name: str, tmp_path: Path) -> None:
+    found = of_files((name,))
+    assert (found.missing, found.refused) == ([], [])
+    assert [one.source for one in found.findings if one.status is Status.UNKNOWN] == []
+    with pytest.raises(ConfigError) as error:
+        load_config(written(found, tmp_path))
+    asked = {line.strip().partition(":")[0] for line in str(error.value).splitlines()[1:]}
+    paths = {"model.path", "tokenizer.path", "data.train.path", "data.eval.path"}
+    assert paths <= asked <= paths | {"reward.functions"}
+
+
+def test_verl_gspo_of_experts() -> None:
+    found = of_files(("verl_gspo_30b_megatron.sh",))
+    values = flat(found)
+    wanted = {"model.architecture": "qwen3_moe", "model.num_hidden_layers": 48, "plans.train.data_parallel": 2,
+              "plans.train.model_parallel": 4, "plans.train.pipeline_stage": 4, "plans.train.expert_parallel": 8,
+              "plans.train.expert_tensor_parallel": 1, "plans.infer.data_parallel": 8, "plans.infer.model_parallel": 4,
+              "optimizer.warmup_steps": 10, "optimizer.warmup_ratio": None}  # fmt: skip
+    assert {key: values.get(key) for key in wanted} == wanted
+    assert "taken for Qwen3-30B" in findings_of(found, "model.*")[0].text
+
+
+def test_experts_do_not_fit_on_half_the_cards(tmp_path: Path) -> None:
+    text = (FILES / "verl_gspo_30b_megatron.sh").read_text().replace("NNODES:-4", "NNODES:-2")
+    (tmp_path / "half.sh").write_text(text)
+    found = convert([tmp_path / "half.sh"])
+    (refused,) = found.refused
+    assert refused.startswith("plans.train.expert_parallel: 8 must divide the 4 ranks of a stage")
+    assert refused.endswith("nearest legal: 4")
+    (finding,) = findings_of(found, "actor_rollout_ref.rollout.data_parallel_size")
+    assert (finding.status, finding.text) == (Status.ADJUSTED, "4, as 16 cards allow; its engine takes 32 of them")
+    assert flat(found)["plans.infer.data_parallel"] == 4
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -218,7 +257,7 @@ def test_refused_values_stay_and_the_nearest_legal_one_is_named(tmp_path: Path) 
 
 def test_nothing_is_silent() -> None:
     """Every key of every example is in the report, and every value of the result has an origin beside it."""
-    for names in EXAMPLES.values():
+    for names in (*EXAMPLES.values(), *zip(OF_ASCEND, strict=True)):
         found = of_files(names)
         reported = {finding.source for finding in found.findings}
         for name in names:
