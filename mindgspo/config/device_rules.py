@@ -6,7 +6,7 @@ The numbers for Ascend are those of MindSpore 2.10's compiler and fused operator
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import gcd
+from math import gcd, prod
 
 from mindgspo.config.model import FAMILIES, ModelSection
 from mindgspo.config.plan import ParallelPlan, check_cpu_plan, experts_in_replica_problems, legal_model_parallel
@@ -95,23 +95,25 @@ def _cache_problems(config: ExperimentConfig) -> Iterator[str]:
 def _rank_problems(name: str, plan: ParallelPlan, model: ModelSection) -> Iterator[str]:
     """Model-parallel groups, stages and the whole, the first of them that is wrong: all are runs of consecutive
     ranks."""
-    slices, replicas, stages = plan.model_parallel, plan.data_parallel, plan.pipeline_stage
+    slices, parts, stages = plan.model_parallel, plan.context_parallel, plan.pipeline_stage
+    replicas, stage_size = plan.data_parallel, plan.token_parts * slices
     legal = [size for size in legal_model_parallel(model) if _is_group(size)]
     if not _is_group(slices):
         yield f"{name}.model_parallel: {slices}; {_GROUPS}; nearest legal: {either(nearest(legal, slices))}"
         return
-    if not _is_group(replicas * slices):
-        legal = [number for number in range(1, replicas + _SERVER) if _is_group(number * slices)]
+    context = f"context_parallel {parts} x " if parts > 1 else ""
+    if not _is_group(stage_size):
+        legal = [number for number in range(1, replicas + _SERVER) if _is_group(number * parts * slices)]
         yield (
-            f"{name}.data_parallel: {replicas} x model_parallel {slices} = {replicas * slices} ranks; {_GROUPS}; "
+            f"{name}.data_parallel: {replicas} x {context}model_parallel {slices} = {stage_size} ranks; {_GROUPS}; "
             f"nearest legal: {either(nearest(legal, replicas))}"
         )
         return
-    if not _is_group(replicas * slices * stages):
-        legal = [number for number in divisors(model.num_hidden_layers) if _is_group(replicas * slices * number)]
+    if not _is_group(stage_size * stages):
+        legal = [number for number in divisors(model.num_hidden_layers) if _is_group(stage_size * number)]
         yield (
-            f"{name}.pipeline_stage: {stages} stages of {replicas} x {slices} ranks = {replicas * slices * stages}; "
-            f"{_GROUPS}; nearest legal: {either(nearest(legal, stages))}"
+            f"{name}.pipeline_stage: {stages} stages of {replicas} x {f'{parts} x ' * (parts > 1)}{slices} ranks = "
+            f"{stage_size * stages}; {_GROUPS}; nearest legal: {either(nearest(legal, stages))}"
         )
 
 
@@ -146,19 +148,24 @@ def _sequence_problems(name: str, plan: ParallelPlan, config: ExperimentConfig) 
     width is any multiple of length_multiple."""
     multiple = config.trainer.length_multiple
     rows = config.trainer.samples_per_micro_batch or 1  # under a token budget any number
-    slices = plan.model_parallel
-    is_split = plan.use_seq_parallel or plan.expert_block < slices
-    if not is_split or rows * multiple % slices == 0:
+    by = {"context_parallel": plan.context_parallel}
+    if plan.use_seq_parallel or plan.expert_block < plan.model_parallel:
+        by["model_parallel"] = plan.model_parallel
+    parts = prod(by.values())
+    if rows * multiple % parts == 0:
         return
-    key = "use_seq_parallel" if plan.use_seq_parallel else "expert_parallel"
+    key = "context_parallel"
+    if "model_parallel" in by:
+        key = "use_seq_parallel" if plan.use_seq_parallel else "expert_parallel"
+    sizes = " x ".join(f"{axis} {size}" for axis, size in by.items() if size > 1)
     given = f"trainer.length_multiple {multiple}"
     if config.trainer.samples_per_micro_batch is not None:
         given = f"trainer.samples_per_micro_batch {rows} x {given} = {rows * multiple}"
-    step = slices // gcd(slices, rows)
+    step = parts // gcd(parts, rows)
     below = multiple // step * step
     legal = [number for number in (below, below + step) if number]
     yield (
-        f"{name}.{key}: model_parallel {slices} does not divide the tokens of a micro-batch, "
+        f"{name}.{key}: {sizes} does not divide the tokens of a micro-batch, "
         f"{given}; nearest legal trainer.length_multiple: {either(legal)}"
     )
 

@@ -37,7 +37,8 @@ class ParallelPlan(Section):
     pipeline_stage: int = Field(default=1, ge=1)
     """Groups of consecutive layers on different cards; divides the number of layers."""
     context_parallel: int = Field(default=1, ge=1)
-    """Cards that split one sequence in attention."""
+    """Cards that split the tokens of each micro-batch; around attention they exchange tokens for heads (Ulysses,
+    arXiv 2309.14509). Divides the attention heads of each model_parallel slice. Training and scoring on Ascend only."""
     expert_parallel: int = Field(default=1, ge=1)
     """Parts into which the experts of a mixture are split; expert_parallel x expert_tensor_parallel consecutive ranks
     of a stage have all of them. Taken from data_parallel and model_parallel, so it does not count in `world_size`."""
@@ -51,7 +52,8 @@ class ParallelPlan(Section):
     """Split activations along the sequence between tensor-parallel regions: norms and residuals take 1/model_parallel
     of the memory. Training on Ascend only."""
     optimizer_shard: bool = False
-    """Split optimizer state over the data-parallel replicas (MindSpore's enable_parallel_optimizer)."""
+    """Split optimizer state over data_parallel x context_parallel, whose ranks hold the same weights (MindSpore's
+    enable_parallel_optimizer)."""
     vocab_emb_dp: bool = True
     """Replicate the embedding table instead of splitting it over `model_parallel` (MindFormers' default). Where nothing
     is said and model.tie_word_embeddings makes it the output table, which is split, it is split too."""
@@ -66,6 +68,12 @@ class ParallelPlan(Section):
         return self.data_parallel * self.model_parallel * self.pipeline_stage * self.context_parallel
 
     @property
+    def token_parts(self) -> int:
+        """Parts into which the tokens of all replicas' micro-batches are split; the ranks that have them hold the same
+        weights."""
+        return self.data_parallel * self.context_parallel
+
+    @property
     def expert_slices(self) -> int:
         """Ranks that split the features of each expert."""
         return self.model_parallel if self.expert_tensor_parallel is None else self.expert_tensor_parallel
@@ -76,13 +84,14 @@ class ParallelPlan(Section):
         return self.expert_parallel * self.expert_slices
 
     def __str__(self) -> str:
-        return f"{self.data_parallel} x {self.model_parallel} x {self.pipeline_stage}"
+        sizes = f"{self.data_parallel} x {self.model_parallel} x {self.pipeline_stage}"
+        return sizes if self.context_parallel == 1 else f"{sizes} x context {self.context_parallel}"
 
 
 def check_train_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
     """Everything wrong with the plan at `name` (e.g. "plans.train") for training `model`, one line per problem."""
     problems = [*_common_problems(name, plan, model), *_pipeline_problems(name, plan, model)]
-    if plan.optimizer_shard and plan.data_parallel == 1:
+    if plan.optimizer_shard and plan.token_parts == 1:
         problems.append(f"{name}.optimizer_shard: there is one replica, which keeps all moments; remove it")
     return [*problems, *_sequence_problems(name, plan), *_expert_problems(name, plan, model)]
 
@@ -94,12 +103,18 @@ def _sequence_problems(name: str, plan: ParallelPlan) -> list[str]:
 
 
 def _common_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
-    return [*_model_parallel_problems(f"{name}.model_parallel", plan, model), *_not_built(name, plan)]
+    problems = _model_parallel_problems(f"{name}.model_parallel", plan, model)
+    return problems or _context_problems(f"{name}.context_parallel", plan, model)
 
 
 def check_infer_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
     """Everything wrong with a plan that generates, with entries that mean nothing then, one line per problem."""
-    problems = _common_problems(name, plan, model)
+    problems = _model_parallel_problems(f"{name}.model_parallel", plan, model)
+    if plan.context_parallel > 1:
+        problems.append(
+            f"{name}.context_parallel: {plan.context_parallel}; decoding takes one token per sequence; set it to "
+            f"1 and multiply data_parallel or model_parallel by {plan.context_parallel}"
+        )
     if plan.pipeline_stage > 1:
         problems.append(
             f"{name}.pipeline_stage: {plan.pipeline_stage}; decoding runs on one stage; set it to 1 and multiply "
@@ -129,12 +144,12 @@ def check_cpu_plan(name: str, plan: ParallelPlan) -> list[str]:
     """What a CPU cluster does not have: it divides by data and tensors alone."""
     problems = []
     emulate = "or run the plan on emulated Ascend cards with --emulate-ascend"
-    if plan.pipeline_stage > 1:
-        problems.append(
-            f"{name}.pipeline_stage: {plan.pipeline_stage}; on CPU it is 1: multiply data_parallel or model_parallel "
-            f"by {plan.pipeline_stage}, {emulate}"
-        )
-    if plan.optimizer_shard and plan.data_parallel > 1:  # one replica has nothing to shard, on any device
+    for key in ("pipeline_stage", "context_parallel"):
+        if (size := getattr(plan, key)) > 1:
+            problems.append(
+                f"{name}.{key}: {size}; on CPU it is 1: multiply data_parallel or model_parallel by {size}, {emulate}"
+            )
+    if plan.optimizer_shard and plan.token_parts > 1:  # one replica has nothing to shard, on any device
         problems.append(f"{name}.optimizer_shard: on CPU every replica keeps all moments; remove it, {emulate}")
     return problems
 
@@ -147,7 +162,7 @@ def check_same_world(train: ParallelPlan, other: ParallelPlan, name: str = "plan
     if train.world_size % (other.world_size // other.data_parallel) == 0:
         replicas = train.world_size // (other.world_size // other.data_parallel)
         return [f"{name}: {sizes}; they share the same cards; set {name}.data_parallel={replicas}"]
-    return [f"{name}: {sizes}; they share the same cards, so data x model x pipeline must be equal"]
+    return [f"{name}: {sizes}; they share the same cards, so their products must be equal"]
 
 
 def _model_parallel_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
@@ -162,6 +177,27 @@ def _model_parallel_problems(name: str, plan: ParallelPlan, model: ModelSection)
         f"{inner_size(model)}, vocab_size {model.vocab_size}); nearest legal: "
         f"{either(nearest(legal, size))}"
     ]
+
+
+def _context_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
+    size, slices = plan.context_parallel, plan.model_parallel
+    legal = legal_context_parallel(plan, model)
+    if size in legal:
+        return []
+    of_slices = f" of each of {slices} model_parallel slices" if slices > 1 else ""
+    return [
+        f"{name}: {size} ranks exchange tokens for heads and do not divide those{of_slices} evenly "
+        f"({model.num_attention_heads} attention heads, {model.num_key_value_heads} key/value heads); nearest legal: "
+        f"{either(nearest(legal, size))}"
+    ]
+
+
+def legal_context_parallel(plan: ParallelPlan, model: ModelSection) -> list[int]:
+    """Into how many parts a plan with this model_parallel can split sequences, ascending. Few key/value heads may be
+    shared by several cards, but then evenly."""
+    heads = model.num_attention_heads // plan.model_parallel
+    kv_heads = max(model.num_key_value_heads // plan.model_parallel, 1)
+    return [size for size in divisors(heads) if kv_heads % size == 0 or size % kv_heads == 0]
 
 
 def inner_size(model: ModelSection) -> int:
@@ -202,23 +238,28 @@ def _expert_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list
         return []
     fix = f"nearest legal: {either(nearest(legal, size))}"
     if plan.expert_slices == slices:
-        rule = f"must divide data_parallel {plan.data_parallel} and the {experts} experts"
+        rule = f"must divide {_token_parts(plan)} and the {experts} experts"
         whole = plan.model_copy(update={"expert_tensor_parallel": 1})
         if size in legal_expert_parallel(whole, experts):
             fix += f", or set {name}.expert_tensor_parallel=1, which splits them over model_parallel, too"
     else:
         rule = (
-            f"must divide the {plan.data_parallel * slices} ranks of a stage (data_parallel {plan.data_parallel} x "
-            f"model_parallel {slices}) and the {experts} experts, and divide model_parallel or be a multiple of it"
+            f"must divide the {plan.token_parts * slices} ranks of a stage ({_token_parts(plan)} x model_parallel "
+            f"{slices}) and the {experts} experts, and divide model_parallel or be a multiple of it"
         )
     return [f"{name}.expert_parallel: {size} {rule}; {fix}"]
 
 
+def _token_parts(plan: ParallelPlan) -> str:
+    context = f" x context_parallel {plan.context_parallel}" if plan.context_parallel > 1 else ""
+    return f"data_parallel {plan.data_parallel}{context}"
+
+
 def legal_expert_parallel(plan: ParallelPlan, num_experts: int) -> list[int]:
     """Into how many parts a plan of these other sizes can split the experts, ascending. Where experts are whole, a
-    block of ranks that has them all is a run of replicas or lies within one."""
+    block of ranks that has them all is a run of model_parallel groups or lies within one."""
     slices = plan.model_parallel
-    blocks = [slices * replicas for replicas in divisors(plan.data_parallel)]
+    blocks = [slices * groups for groups in divisors(plan.token_parts)]
     if plan.expert_slices == 1:
         blocks = sorted({*blocks, *divisors(slices)})
     sizes = [block // plan.expert_slices for block in blocks]
@@ -266,10 +307,3 @@ def _stage_problem(name: str, plan: ParallelPlan, model: ModelSection) -> str:
     stages, layers = plan.pipeline_stage, model.num_hidden_layers
     legal = either(nearest(divisors(layers), stages))
     return f"{name}.pipeline_stage: {stages} does not divide {layers} layers; nearest legal: {legal}"
-
-
-def _not_built(name: str, plan: ParallelPlan) -> list[str]:
-    """Entries that no code acts on yet are refused, so that nothing set is silently without effect."""
-    if plan.context_parallel == 1:
-        return []
-    return [f"{name}.context_parallel: {plan.context_parallel} is not built in this version; the only legal value is 1"]

@@ -259,6 +259,27 @@ def filler_like(batch: Batch) -> Batch:
     return replace(batch, mask_NK=np.zeros_like(batch.mask_NK), samples_N=np.full_like(batch.samples_N, -1))
 
 
+def in_chunks(batch: Batch, count: int) -> Batch:
+    """The same batch for ranks that split the flattened tokens of its rows into `count` equal runs: its predictions
+    stand in as many equal parts, and `predict_P` points into the own run of each. A part has room for any share."""
+    if count == 1:
+        return batch
+    run, rest = divmod(batch.ids_RT.size, count)
+    assert rest == 0, f"{batch.ids_RT.size} tokens in {count} runs"
+    places = batch.place_NK[batch.mask_NK]
+    tokens, room = batch.predict_P[places], min(batch.predict_P.size, run)
+    part = tokens // run
+    in_order = np.argsort(part, kind="stable")
+    first = np.searchsorted(part[in_order], np.arange(count))
+    new_places = np.empty_like(places)
+    new_places[in_order] = part[in_order] * room + np.arange(places.size) - first[part[in_order]]
+    predict_P, targets_P = np.zeros((2, count * room), np.int32)
+    predict_P[new_places], targets_P[new_places] = tokens % run, batch.targets_P[places]
+    place_NK = np.zeros_like(batch.place_NK)
+    place_NK[batch.mask_NK] = new_places
+    return replace(batch, predict_P=predict_P, targets_P=targets_P, place_NK=place_NK)
+
+
 def _padded(batch: Batch, shapes: Mapping[str, tuple[int, ...]]) -> Batch:
     """shapes: by the end of an array's name; others stay."""
     own = batch.ids_RT.shape[1]

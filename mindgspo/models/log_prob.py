@@ -16,8 +16,8 @@ among them), with derivatives of their own: the compiler does not look into a ha
 logits are computed again in the backward pass. MindSpore's order of execution is breadth first and would compute the
 logits of all chunks before it is done with the first, so chunks are chained in both passes.
 
-Legend: M tokens, D data-parallel replicas, C tokens of one chunk (and replica), V vocabulary entries (of this rank), H
-hidden units, K ranks of the group.
+Legend: M tokens, D parts into which ranks split them, C tokens of one chunk (and part), V vocabulary entries (of this
+rank), H hidden units, K ranks of the group.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ class VocabParallelLogProbEntropy(VocabParallelLogProb):
 
 class AutoParallelLogProb(nn.Cell):
     """construct(hidden_MH, weight_VH, targets_M) -> (logp_M, entropy_M), float32, under
-    softmax(hidden W^T / temperature); tokens of a replica are consecutive. Without `with_entropy` entropy_M is no
+    softmax(hidden W^T / temperature); a part's tokens are consecutive. Without `with_entropy` entropy_M is no
     entropy. chunk_bytes: of one rank's logits of a chunk; larger than elsewhere, since the graph holds every chunk."""
 
     def __init__(
@@ -292,7 +292,7 @@ class AutoParallelLogProb(nn.Cell):
     ) -> None:
         super().__init__(auto_prefix=False)
         assert temperature > 0, temperature
-        self.num_replicas = place.parts(DATA)
+        self.num_parts = place.parts(DATA)
         self.vocabulary_parts = place.parts(MODEL)
         self.chunk_bytes = chunk_bytes
         self.chunk = ChunkLogProb(place, temperature=temperature, with_entropy=with_entropy)
@@ -304,21 +304,21 @@ class AutoParallelLogProb(nn.Cell):
         self.join = place.split(ops.Concat(axis=1), _TOKENS, _TOKENS)
 
     def construct(self, hidden_MH: Tensor, weight_VH: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
-        replicas, hidden_size = self.num_replicas, hidden_MH.shape[1]
-        own = hidden_MH.shape[0] // replicas
+        parts, hidden_size = self.num_parts, hidden_MH.shape[1]
+        own = hidden_MH.shape[0] // parts
         chunk = chunk_tokens(weight_VH.shape[0] // self.vocabulary_parts, self.chunk_bytes)
-        hidden_DMH = hidden_MH.reshape(replicas, own, hidden_size)
-        targets_DM = targets_M.reshape(replicas, own)
+        hidden_DMH = hidden_MH.reshape(parts, own, hidden_size)
+        targets_DM = targets_M.reshape(parts, own)
         logp_DM, entropy_DM, done = None, None, targets_DM
         for start in range(0, own, chunk):
             stop = min(start + chunk, own)
-            # Also before the first: the compiler sums each use of a parameter over the replicas by itself.
+            # Also before the first: the compiler sums each use of a parameter over the parts by itself.
             hidden_DMH = self.hidden_in_turn(hidden_DMH, done)
             weight_VH = self.weight_in_turn(weight_VH, done)
-            hidden_DCH = self.take_hidden(hidden_DMH, (0, start, 0), (replicas, stop, hidden_size), (1, 1, 1))
-            targets_DC = self.take_targets(targets_DM, (0, start), (replicas, stop), (1, 1))
+            hidden_DCH = self.take_hidden(hidden_DMH, (0, start, 0), (parts, stop, hidden_size), (1, 1, 1))
+            targets_DC = self.take_targets(targets_DM, (0, start), (parts, stop), (1, 1))
             logp, entropy = self.chunk(hidden_DCH.reshape(-1, hidden_size), weight_VH, targets_DC.reshape(-1, 1))
-            logp, entropy = logp.reshape(replicas, -1), entropy.reshape(replicas, -1)
+            logp, entropy = logp.reshape(parts, -1), entropy.reshape(parts, -1)
             # A strategy names every input, and how many chunks there are is known here alone: one by one.
             logp_DM = logp if logp_DM is None else self.join((logp_DM, logp))
             entropy_DM = entropy if entropy_DM is None else self.join((entropy_DM, entropy))

@@ -19,7 +19,7 @@ from mindgspo.parallel.device_ops import composed_ops, takes_packed
 from mindgspo.parallel.kernel_ops import LogProbKernel, RowsKernel
 from mindgspo.parallel.model_parallel_ops import enter_model_parallel
 from mindgspo.parallel.placement import ALONE, AutoParallelPlacement, Placement
-from mindgspo.parallel.ranks import DATA, WHOLE
+from mindgspo.parallel.ranks import DATA, REPLICA, WHOLE
 from mindgspo.parallel.runtime import without_values
 
 
@@ -62,13 +62,15 @@ class PolicyLogProbs(nn.Cell):
         self.is_widened = self.is_packed and model.dtype != ms.float32
         if self.is_widened:
             self.rows, self.rounded = RowsKernel(ms.float32), RoundedWeight(model.dtype)
-        self.num_replicas = model.place.parts(DATA)
-        if self.num_replicas == 1:
+        self.num_parts, self.num_replicas = model.place.parts(DATA), model.place.parts(REPLICA)
+        if self.num_parts == 1:
             self.gather = model.place.split(ops.Gather(), (WHOLE, WHOLE), (WHOLE,))
-            self.take = model.place.split(ops.Gather(), (WHOLE,), (WHOLE,))
         else:
             self.gather = model.place.split(ops.Gather(batch_dims=1), (DATA, WHOLE, WHOLE), (DATA, WHOLE))
-            self.take = model.place.split(ops.Gather(batch_dims=1), (DATA, WHOLE), (DATA, WHOLE))
+        if self.num_replicas == 1:
+            self.take = model.place.split(ops.Gather(), (WHOLE,), (WHOLE,))
+        else:
+            self.take = model.place.split(ops.Gather(batch_dims=1), (REPLICA, WHOLE), (REPLICA, WHOLE))
 
     def construct(
         self,
@@ -93,17 +95,17 @@ class PolicyLogProbs(nn.Cell):
         return self._by_sample(logp_P, place_NK), self._by_sample(entropy_P, place_NK)
 
     def _predicting(self, hidden_MH: Tensor, predict_P: Tensor) -> Tensor:
-        """Hidden states [P, H] in front of the response tokens. In a graph that the compiler divides over replicas
-        each takes them from its own rows, into which its indices point."""
+        """Hidden states [P, H] in front of the response tokens. In a graph that the compiler divides over parts of the
+        tokens each takes them from its own, into which its indices point; see `rows.in_chunks`."""
         if self.is_packed:
             predict_P = ops.maximum(predict_P, 0)  # nobody reads what is -1
         if self.is_widened:
             return self.rows(predict_P, hidden_MH, ops.ones((1,), ms.int32) * predict_P.shape[0])
-        if self.num_replicas == 1:
+        if self.num_parts == 1:
             return self.gather(hidden_MH, predict_P, 0)
         hidden_size = hidden_MH.shape[-1]
-        hidden_DMH = hidden_MH.reshape(self.num_replicas, -1, hidden_size)
-        return self.gather(hidden_DMH, predict_P.reshape(self.num_replicas, -1), 1).reshape(-1, hidden_size)
+        hidden_DMH = hidden_MH.reshape(self.num_parts, -1, hidden_size)
+        return self.gather(hidden_DMH, predict_P.reshape(self.num_parts, -1), 1).reshape(-1, hidden_size)
 
     def _by_sample(self, values_P: Tensor, place_NK: Tensor) -> Tensor:
         """What the head found, [N, K]; a replica's indices point into its own predictions."""

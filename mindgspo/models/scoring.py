@@ -16,7 +16,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from mindgspo.data.rows import evened, filler_like, stackable
+from mindgspo.data.rows import evened, filler_like, in_chunks, stackable
 from mindgspo.models.log_prob import ChunkedLogProb
 from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.parallel.auto_parallel import divided, set_mode
@@ -77,6 +77,7 @@ class AutoParallelScorer:
         policy = PolicyLogProbs(model, temperature=temperature, with_entropy=True)
         self._policy, self._graph = policy, divided(policy, place, strategy_path=strategy_path)
         self._num_replicas, self._replicas = place.divided.data_parallel, Replicas(place.held)
+        self._num_chunks = place.divided.context_parallel
 
     def graph_for(self, batch: Batch) -> tuple[nn.Cell, tuple[Tensor, ...]]:
         """The graph, ready to be compiled or called, and inputs for it: `batch` on every replica."""
@@ -111,7 +112,7 @@ class AutoParallelScorer:
         return tuple(np.split(array, self._num_replicas)[replica][:samples, :slots] for array in arrays)
 
     def _inputs(self, batches: Sequence[Batch]) -> tuple[Tensor, ...]:
-        even = evened(batches)
+        even = [in_chunks(batch, self._num_chunks) for batch in evened(batches)]
         ids, positions, segments, *rest = (
             np.concatenate([getattr(batch, name) for batch in even])
             for name in ("ids_RT", "positions_RT", "segments_RT", "predict_P", "targets_P", "place_NK")

@@ -13,7 +13,7 @@ from mindspore.ops import Morph, Primitive
 from mindspore.parallel import Layout
 
 from mindgspo.config.plan import ParallelPlan
-from mindgspo.parallel.ranks import DATA, EXPERT, EXPERT_FEATURES, MODEL, SEQUENCE, WHOLE, Axes, Axis
+from mindgspo.parallel.ranks import DATA, EXPERT, EXPERT_FEATURES, MODEL, REPLICA, SEQUENCE, WHOLE, Axes, Axis
 from mindgspo.parallel.runtime import current_device
 from mindgspo.parallel.strategy.layouts import hsdp_call
 
@@ -54,16 +54,29 @@ def set_mode(graph: nn.Cell, model: nn.Cell, *, training: bool) -> None:
         graph.set_train(training)
 
 
-# How the ranks of a stage are arranged for the layouts below, outermost first. A block of ranks that has all experts is
-# a run of replicas, the inner two axes, or lies within one and is the inner axis.
+# How the ranks of a stage are arranged for the layouts below, outermost first.
 _RANK_AXES = ("outer", "middle", "inner")
+_Arrangement = tuple[tuple[int, int, int], Mapping[Axis, tuple[str, ...]]]
+"""Sizes of the axes, and by which of them each word splits."""
 
 
-def _arrangement(plan: ParallelPlan) -> tuple[tuple[int, int, int], Mapping[Axis, tuple[str, ...]]]:
-    """Sizes of the axes, and by which of them each word splits."""
+def _arrangement_of_sequences(plan: ParallelPlan) -> _Arrangement:
+    """For functions that see whole sequences: data_parallel, context_parallel, model_parallel."""
+    outer, middle, inner = _RANK_AXES
+    return (plan.data_parallel, plan.context_parallel, plan.model_parallel), {
+        WHOLE: (),
+        REPLICA: (outer,),
+        DATA: (outer, middle),
+        MODEL: (inner,),
+    }
+
+
+def _arrangement(plan: ParallelPlan) -> _Arrangement:
+    """For other functions. A block of ranks that has all experts is a run of model_parallel groups, the inner two axes,
+    or lies within one and is the inner axis."""
     block, slices = plan.expert_block, plan.model_parallel
     narrow, wide = sorted((block, slices))
-    sizes = (plan.data_parallel * slices // wide, wide // narrow, narrow)
+    sizes = (plan.token_parts * slices // wide, wide // narrow, narrow)
     outer, middle, inner = _RANK_AXES
     data = (outer, middle) if block > slices else (outer,)
     experts: tuple[str, ...] = (middle, inner) if block > slices else (inner,)
@@ -121,7 +134,8 @@ def rank_function(
     """
     op = whole_function(function, gradient)
     op.add_prim_attr("self_define_shard", True)
-    sizes, split_by = _arrangement(plan)
+    sees_sequences = any(REPLICA in axes for axes in inputs)
+    sizes, split_by = _arrangement_of_sequences(plan) if sees_sequences else _arrangement(plan)
     ranks = Layout(sizes, _RANK_AXES)
     layouts = tuple(ranks(*(_entry(split_by[axis]) for axis in axes)) for axes in inputs)
     return op.shard(in_strategy=layouts, out_strategy=layouts[:1])

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import mindspore as ms
@@ -26,9 +26,10 @@ from mindspore import Tensor, nn, ops
 from mindgspo.data.rows import packed_tokens
 from mindgspo.errors import ConfigError
 from mindgspo.kernels.build import KernelsUnavailable, library
+from mindgspo.parallel.collectives import group_name
 from mindgspo.parallel.kernel_ops import AttentionKernel, ForkKernel, RMSNormKernel, RotaryKernel, SwiGLUKernel
 from mindgspo.parallel.placement import ALONE, Placement
-from mindgspo.parallel.ranks import DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axes
+from mindgspo.parallel.ranks import DATA, KEY_VALUE, MODEL, REPLICA, SEQUENCE, WHOLE, Axes
 from mindgspo.parallel.runtime import current_device
 from mindgspo.types import Batch
 
@@ -244,7 +245,8 @@ class CausalAttentionOp(nn.Cell):
     """softmax(q k^T / sqrt(D) + mask) v with grouped key/value heads, causal and within segments.
 
     query: [M, A, D]; key, value: [M, B, D]; mask: what `SegmentMask` made. Returns [M, A * D]. Scores and softmax in
-    float32. Where key/value heads are fewer than model_parallel, each is repeated for the ranks that share it.
+    float32. Where key/value heads are fewer than model_parallel x context_parallel, each is repeated for the ranks that
+    share it.
     """
 
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, place: Placement = ALONE) -> None:
@@ -256,19 +258,12 @@ class CausalAttentionOp(nn.Cell):
         self.kernel = AttentionKernel(head_dim) if has_kernels() else None
         self.keeps_weights = not self.fused and self.kernel is None  # for the backward pass
         if self.fused:
-            self.flash = place.split(
-                ops.operations.nn_ops.FlashAttentionScore(
-                    head_num=num_heads, scale_value=self.scale, input_layout="TND", sparse_mode=CAUSAL_FROM_THE_END
-                ),
-                (DATA, MODEL, WHOLE),
-                (DATA, MODEL, WHOLE),
-                (DATA, MODEL, WHOLE),
-                (WHOLE, WHOLE),
-                (DATA,),
-                (DATA,),
-            )
+            context = place.parts(DATA) // place.parts(REPLICA)
+            flash = flash_attention if context == 1 else flash_of_all_tokens
+            self.flash = flash(num_heads, self.scale, place)
+            # Once model_parallel has cut them, what a rank has is repeated until every part of the sequence gets one.
+            self.copies = max(1, place.parts(MODEL) * context // num_kv_heads)
             self.causal = Tensor(np.triu(np.ones((2048, 2048), np.uint8), k=1))
-            self.copies = place.parts(MODEL) // place.parts(KEY_VALUE)
             self.tile = place.split(ops.Tile(), (DATA, KEY_VALUE, WHOLE, WHOLE))
         self.scores = ops.BatchMatMul(transpose_b=True)
         self.weigh = ops.BatchMatMul()
@@ -279,7 +274,7 @@ class CausalAttentionOp(nn.Cell):
         if self.fused:
             if self.copies > 1:
                 key, value = self._repeated(key), self._repeated(value)
-            _, _, _, out = self.flash(query, key, value, None, None, None, self.causal, None, mask, mask)
+            out = self.flash(query, key, value, self.causal, mask)
             return out.reshape(-1, self.num_heads * self.head_dim)
         num_rows, num_slots = mask.shape[0], mask.shape[1]
         heads = (num_rows, num_slots, self.num_kv_heads, self.group, self.head_dim)
@@ -305,6 +300,43 @@ class CausalAttentionOp(nn.Cell):
 
 # Each segment's last query sees all of its keys: causal for queries and keys of equal number.
 CAUSAL_FROM_THE_END = 3
+_HEADS = (DATA, MODEL, WHOLE)
+
+
+def flash_attention(num_heads: int, scale: float, place: Placement = ALONE) -> Callable[..., Tensor]:
+    """Ascend's fused attention: (query_MAD, key_MBD, value_MBD, causal, ends_E) -> [M, A, D].
+
+    causal: uint8 [2048, 2048], 1 where a key is later than a query. ends_E: what `segment_ends` made.
+    """
+    score = ops.operations.nn_ops.FlashAttentionScore(
+        head_num=num_heads, scale_value=scale, input_layout="TND", sparse_mode=CAUSAL_FROM_THE_END
+    )
+    flash = place.split(score, _HEADS, _HEADS, _HEADS, (WHOLE, WHOLE), (DATA,), (DATA,))
+
+    def attention(query, key, value, causal, ends_E):
+        return flash(query, key, value, None, None, None, causal, None, ends_E, ends_E)[3]
+
+    return attention
+
+
+def flash_of_all_tokens(num_heads: int, scale: float, place: Placement) -> Callable[..., Tensor]:
+    """`flash_attention` where context_parallel splits the tokens of a sequence (Ulysses, arXiv 2309.14509): a rank
+    gives its tokens of other ranks' heads for theirs of its own, attends over whole sequences with these, and gives
+    back.
+
+    num_heads: of all ranks.
+    """
+    held = place.held
+    ranks = held.context_ranks
+    own_heads = flash_attention(num_heads // (held.model_parallel * len(ranks)), scale)
+    # From all heads of own tokens, [M, A, D], to own heads of all tokens; and back.
+    to_heads = ops.AlltoAll(len(ranks), 1, 0, group_name(ranks))
+    to_tokens = ops.AlltoAll(len(ranks), 0, 1, group_name(ranks))
+
+    def attention(query, key, value, causal, ends_E):
+        return to_tokens(own_heads(to_heads(query), to_heads(key), to_heads(value), causal, ends_E))
+
+    return place.split_function(attention, _HEADS, _HEADS, _HEADS, (WHOLE, WHOLE), (REPLICA,))
 
 
 class SegmentMask(nn.Cell):

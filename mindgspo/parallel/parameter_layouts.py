@@ -109,10 +109,11 @@ def moment_layouts(shapes: Mapping[str, Shape], model: ModelSection, plan: Paral
     """{name: layout} of each optimizer moment of the weight of that name; errors as `parameter_layouts`.
 
     Equal to the weight's without `optimizer_shard`. With it, axis 0 of the weight's slice is split further over the
-    data-parallel ranks; where it does not divide, the moment is kept whole and the layout's remark says so.
+    ranks of data_parallel x context_parallel; where it does not divide, the moment is kept whole and the layout's
+    remark says so.
     """
     weights = parameter_layouts(shapes, model, plan)
-    if not plan.optimizer_shard or plan.data_parallel == 1:
+    if not plan.optimizer_shard or plan.token_parts == 1:
         return weights
     return {
         name: _over_replicas(layout, _inner_axes(_split(name, model), model, plan)) for name, layout in weights.items()
@@ -125,8 +126,8 @@ def gradient_ranks(
     """{name: ranks over which its gradient is summed} of the weights that `rank` holds; the rank itself among them.
 
     Norms of the residual stream see whole activations: all model-parallel ranks find the same gradient, and
-    data-parallel ones add theirs up. Of every other weight, norms of heads among them, each rank finds only what its
-    own samples, heads, vocabulary or stage contribute, so that all holders of a slice add theirs up.
+    those with other tokens add theirs up. Of every other weight, norms of heads among them, each rank finds only what
+    its own tokens, heads, vocabulary or stage contribute, so that all holders of a slice add theirs up.
     """
     grid = RankGrid.of(plan)
     held = {name: layout.ranks_with_slice_of(rank) for name, layout in layouts.items()}
@@ -141,7 +142,7 @@ def _layout(name: str, shape: Shape, model: ModelSection, plan: ParallelPlan, gr
     split = _split(name, model)
     stages = _stages(name, model, plan)
     inner = _inner_axes(split, model, plan)
-    replicas = plan.data_parallel * plan.model_parallel // prod(inner)
+    replicas = plan.token_parts * plan.model_parallel // prod(inner)
     outer = (len(stages), replicas) if len(stages) > 1 else (replicas,)
     ranks: Ranks = sum((grid.stage_ranks(stage) for stage in stages), ())
     return Layout(

@@ -1,4 +1,5 @@
-"""Where one process stands in one plan: its stage, replica and slice, and how much of a layer it holds. Pure Python."""
+"""Where one process stands in one plan: its stage, replica, part of the sequences and slice, and how much of a layer it
+holds. Pure Python."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class Placement:
 
     @property
     def at(self) -> Coordinates:
-        """Stage, replica and slice of this rank."""
+        """Stage, replica, part of the sequences and slice of this rank."""
         return self.grid.coordinates(self.rank)
 
     @property
@@ -47,6 +48,11 @@ class Placement:
         return self.grid.model_group(self.rank)
 
     @property
+    def context_ranks(self) -> Ranks:
+        """The ranks that have the parts of the same sequences, in order; this rank is number `at.context`."""
+        return self.grid.context_group(self.rank)
+
+    @property
     def is_first_stage(self) -> bool:
         """Whether the input table lives here."""
         return self.at.stage == 0
@@ -58,8 +64,8 @@ class Placement:
 
     @property
     def is_speaker(self) -> bool:
-        """Whether this rank speaks for its replica: the first slice of the last stage, where log-probs come out."""
-        return self.is_last_stage and self.at.model == 0
+        """Whether this rank speaks for its replica: its first rank on the last stage, where log-probs come out."""
+        return self.is_last_stage and self.at.context == self.at.model == 0
 
     def speakers(self) -> Ranks:
         """The rank that speaks for each data-parallel replica, in order of the replicas."""

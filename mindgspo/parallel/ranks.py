@@ -1,5 +1,5 @@
-"""The ranks of a plan as a grid (stages, replicas, slices), and the words in which layers say how an operator's inputs
-are split over it. Pure Python.
+"""The ranks of a plan as a grid (stages, replicas, parts of their sequences, slices), and the words in which layers say
+how an operator's inputs are split over it. Pure Python.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from enum import Enum, auto
 from math import prod
 
 from mindgspo.config.plan import ParallelPlan
-from mindgspo.errors import ConfigError
 
 Ranks = tuple[int, ...]
 
@@ -24,16 +23,18 @@ def device_coordinate(position: int, device_matrix: tuple[int, ...], axis: int) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinates:
-    """Where a rank stands: pipeline stage, data-parallel replica, model-parallel slice; each from 0."""
+    """Where a rank stands: pipeline stage, data-parallel replica, context-parallel part of its sequences,
+    model-parallel slice; each from 0."""
 
     stage: int
     data: int
+    context: int = 0
     model: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankGrid:
-    """All ranks of one plan as a grid [stage, data, model].
+    """All ranks of one plan as a grid [stage, data, context, model].
 
     Example: in 1 x 4 x 2 (data x model x pipeline) ranks 0 to 3 are stage 0, 4 to 7 stage 1; rank 6 is model slice 2.
     """
@@ -41,44 +42,47 @@ class RankGrid:
     data_parallel: int
     model_parallel: int
     pipeline_stage: int
+    context_parallel: int = 1
 
     @classmethod
     def of(cls, plan: ParallelPlan) -> RankGrid:
-        """The grid of a plan. Raises ConfigError for an axis that has no place in it."""
-        if plan.context_parallel != 1:
-            raise ConfigError(
-                f"context_parallel: {plan.context_parallel} has no layout in this version; the only legal value is 1"
-            )
+        """The grid of a plan."""
         return cls(
-            data_parallel=plan.data_parallel, model_parallel=plan.model_parallel, pipeline_stage=plan.pipeline_stage
+            data_parallel=plan.data_parallel,
+            model_parallel=plan.model_parallel,
+            pipeline_stage=plan.pipeline_stage,
+            context_parallel=plan.context_parallel,
         )
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return self.data_parallel * self.model_parallel * self.pipeline_stage
+        return self.stage_size * self.pipeline_stage
 
     @property
     def stage_size(self) -> int:
         """Ranks per pipeline stage."""
-        return self.data_parallel * self.model_parallel
+        return self.data_parallel * self.context_parallel * self.model_parallel
 
     def coordinates(self, rank: int) -> Coordinates:
         """Where a rank stands."""
         assert 0 <= rank < self.world_size, f"rank {rank} of {self.world_size}"
-        matrix = (self.pipeline_stage, self.data_parallel, self.model_parallel)
+        matrix = (self.pipeline_stage, self.data_parallel, self.context_parallel, self.model_parallel)
         return Coordinates(
-            stage=device_coordinate(rank, matrix, 2),
-            data=device_coordinate(rank, matrix, 1),
+            stage=device_coordinate(rank, matrix, 3),
+            data=device_coordinate(rank, matrix, 2),
+            context=device_coordinate(rank, matrix, 1),
             model=device_coordinate(rank, matrix, 0),
         )
 
-    def rank(self, *, stage: int, data: int, model: int) -> int:
+    def rank(self, *, stage: int, data: int, model: int, context: int = 0) -> int:
         """The rank that stands there."""
         assert 0 <= stage < self.pipeline_stage, f"stage {stage} of {self.pipeline_stage}"
         assert 0 <= data < self.data_parallel, f"replica {data} of {self.data_parallel}"
+        assert 0 <= context < self.context_parallel, f"context part {context} of {self.context_parallel}"
         assert 0 <= model < self.model_parallel, f"model slice {model} of {self.model_parallel}"
-        return (stage * self.data_parallel + data) * self.model_parallel + model
+        replica = stage * self.data_parallel + data
+        return (replica * self.context_parallel + context) * self.model_parallel + model
 
     def stage_ranks(self, stage: int) -> Ranks:
         """All ranks of one pipeline stage, ascending."""
@@ -87,13 +91,20 @@ class RankGrid:
 
     def model_group(self, rank: int) -> Ranks:
         """The ranks that hold one replica of the rank's stage together: sums of row-parallel layers run over them."""
+        first = rank - self.coordinates(rank).model
+        return tuple(range(first, first + self.model_parallel))
+
+    def context_group(self, rank: int) -> Ranks:
+        """The ranks that have the parts of the same sequences, in order, at the rank's slice."""
         at = self.coordinates(rank)
-        return tuple(self.rank(stage=at.stage, data=at.data, model=model) for model in range(self.model_parallel))
+        first = rank - at.context * self.model_parallel
+        return tuple(first + part * self.model_parallel for part in range(self.context_parallel))
 
     def data_group(self, rank: int) -> Ranks:
-        """The ranks that hold the same weights for other samples: gradients are summed over them."""
+        """The ranks that hold the same weights for other tokens, of other samples (data_parallel) or of the same ones
+        (context_parallel): gradients are summed over them."""
         at = self.coordinates(rank)
-        return tuple(self.rank(stage=at.stage, data=data, model=at.model) for data in range(self.data_parallel))
+        return tuple(self.stage_ranks(at.stage)[at.model :: self.model_parallel])
 
     def block(self, rank: int, size: int) -> Ranks:
         """The run of consecutive ranks of a stage, one of equal runs of this size, in which the rank stands."""
@@ -102,16 +113,15 @@ class RankGrid:
         return tuple(range(first, first + size))
 
     def pipeline_group(self, rank: int) -> Ranks:
-        """The ranks that a sample passes through, first stage to last, at the rank's replica and slice."""
-        at = self.coordinates(rank)
-        return tuple(self.rank(stage=stage, data=at.data, model=at.model) for stage in range(self.pipeline_stage))
+        """The ranks that a token passes through, first stage to last, at the rank's slice."""
+        return tuple(range(rank % self.stage_size, self.world_size, self.stage_size))
 
     def model_groups(self) -> tuple[Ranks, ...]:
         """Every model-parallel group, in order of its first rank."""
         return self._groups(self.model_group)
 
     def data_groups(self) -> tuple[Ranks, ...]:
-        """Every data-parallel group, in order of its first rank."""
+        """Every group that holds the same weights, in order of its first rank."""
         return self._groups(self.data_group)
 
     def pipeline_groups(self) -> tuple[Ranks, ...]:
@@ -127,10 +137,13 @@ class Axis(Enum):
 
     WHOLE = auto()
     """Nothing."""
+    REPLICA = auto()
+    """What belongs to whole sequences: data_parallel."""
     DATA = auto()
-    """data_parallel: rows of the batch, or their flattened tokens."""
+    """Flattened tokens: data_parallel, and within each replica context_parallel, which takes runs of consecutive ones.
+    """
     SEQUENCE = auto()
-    """Flattened tokens between the layers' tensor-parallel regions: data_parallel, and model_parallel as well under
+    """Flattened tokens between the layers' tensor-parallel regions: as DATA, and model_parallel as well under
     use_seq_parallel."""
     MODEL = auto()
     """model_parallel: heads, features, vocabulary."""
@@ -142,17 +155,18 @@ class Axis(Enum):
     """Inner features of each expert: model_parallel, or whole under expert_tensor_parallel 1."""
 
 
-WHOLE, DATA, SEQUENCE, MODEL, KEY_VALUE, EXPERT, EXPERT_FEATURES = Axis
+WHOLE, REPLICA, DATA, SEQUENCE, MODEL, KEY_VALUE, EXPERT, EXPERT_FEATURES = Axis
 Axes = tuple[Axis, ...]
 
 
 def parts_of(plan: ParallelPlan, num_kv_heads: int) -> Mapping[Axis, int]:
     """Into how many parts each word cuts an axis under a plan."""
-    data, model = plan.data_parallel, plan.model_parallel
+    tokens, model = plan.token_parts, plan.model_parallel
     return {
         WHOLE: 1,
-        DATA: data,
-        SEQUENCE: data * model if plan.use_seq_parallel else data,
+        REPLICA: plan.data_parallel,
+        DATA: tokens,
+        SEQUENCE: tokens * model if plan.use_seq_parallel else tokens,
         MODEL: model,
         KEY_VALUE: min(num_kv_heads, model),
         EXPERT: plan.expert_parallel,

@@ -58,7 +58,7 @@ def reserve(work: RankWork) -> int:
     if work.config.algorithm.kl.placement != "none" and work.config.plans.reference is not None:
         plans["reference"] = work.config.plans.reference
     for name, plan in plans.items():
-        for axis in ("data_parallel", "model_parallel", "pipeline_stage"):
+        for axis in ("token_parts", "context_parallel", "model_parallel", "pipeline_stage"):
             sizes[f"{name} {axis}"] = getattr(plan, axis)
         if plan.expert_block != plan.model_parallel:
             sizes[f"{name} experts"] = plan.expert_block
@@ -123,14 +123,14 @@ def _moments_of_update(work: RankWork) -> Iterator[Parts]:
     weights = weight_sizes(work.config.model, plan, work.rank)
     in_layers = sum(_matrices(weights).values())
     table = width.output_rows * width.hidden if width.is_last else 0
-    is_sharded, is_pipeline = plan.optimizer_shard and plan.data_parallel > 1, plan.pipeline_stage > 1
-    trained = held_bytes(work)[Holding.GRADIENTS]
+    is_sharded, is_pipeline = plan.optimizer_shard and plan.token_parts > 1, plan.pipeline_stage > 1
+    trained, tokens = held_bytes(work)[Holding.GRADIENTS], work.tokens(width)
 
     everything, per_layer = _layer_bytes(work, "none"), _layer_bytes(work, plan.recompute)
-    states = work.tokens * _hidden(work) * size
-    kept = work.in_flight * (width.layers * per_layer + _rotation(work))
+    states = tokens * _hidden(work) * size
+    kept = work.in_flight * (width.layers * per_layer + _rotation(work, width))
     sent = 0 if width.is_last else 2 * states  # what an earlier stage has computed and is sending
-    block = width.feed_forward(work.tokens)
+    block = width.feed_forward(tokens)
     # What is computed again of one layer, and gradients of activations on their way through it: those of SwiGLU are the
     # widest, and where the product of gate and up was kept it is gone by then; with experts those of their tokens are.
     again = 0 if plan.recompute == "none" else everything - per_layer
@@ -150,11 +150,11 @@ def _moments_of_update(work: RankWork) -> Iterator[Parts]:
         yield fixed | {
             Part.COMPUTE_WEIGHTS: _copies(work, casts + table) + whole + (FLOAT * table if is_sharded else 0),
             Part.NEW_GRADIENTS: FLOAT * table,
-            Part.ACTIVATIONS: kept + states + 2 * work.scored_tokens * width.hidden * size,
+            Part.ACTIVATIONS: kept + states + 2 * work.scored_tokens(width) * width.hidden * size,
             Part.LOGITS: logits,
         }
     # The output table's gradient is added up first, at once where it need not be sent.
-    is_waiting = work.config.model.tie_word_embeddings or plan.data_parallel > 1
+    is_waiting = work.config.model.tie_word_embeddings or plan.token_parts > 1
     waiting = FLOAT * table if is_waiting and not is_pipeline else 0
     yield fixed | {
         Part.COMPUTE_WEIGHTS: _copies(work, casts or in_layers // width.layers) + whole,
@@ -169,12 +169,12 @@ def _moments_of_update(work: RankWork) -> Iterator[Parts]:
         yield fixed | {
             Part.COMPUTE_WEIGHTS: _copies(work, casts),
             Part.NEW_GRADIENTS: inputs,
-            Part.ACTIVATIONS: under_way + work.tokens * _hidden(work) * (size + FLOAT),
+            Part.ACTIVATIONS: under_way + tokens * _hidden(work) * (size + FLOAT),
         }
     else:
         # Experts that no other replica holds are neither sent nor cut for the optimizer: one tensor.
         own = FLOAT * _own_experts(work, weights)
-        waiting = (waiting + FLOAT * in_layers - own) * (2 if plan.data_parallel > 1 and not is_sharded else 1)
+        waiting = (waiting + FLOAT * in_layers - own) * (2 if plan.token_parts > 1 and not is_sharded else 1)
         waiting += trained if is_sharded else own
         yield fixed | {
             Part.COMPUTE_WEIGHTS: _copies(work, in_layers // width.layers),
@@ -189,7 +189,7 @@ def _moments_of_update(work: RankWork) -> Iterator[Parts]:
 
 def _own_experts(work: RankWork, weights: Mapping[str, int]) -> int:
     """Elements of the experts, where no other rank has the same."""
-    if work.plan.expert_block < work.plan.data_parallel * work.plan.model_parallel:
+    if work.plan.expert_block < work.plan.token_parts * work.plan.model_parallel:
         return 0
     return sum(size for name, size in weights.items() if ".experts." in name)
 
@@ -197,16 +197,16 @@ def _own_experts(work: RankWork, weights: Mapping[str, int]) -> int:
 def _layer_bytes(work: RankWork, recompute: str) -> int:
     """What one layer keeps of one micro-batch."""
     width, size = work.train, TYPE_BYTES[work.config.model.dtype]
-    hidden = _hidden(work)
+    hidden, tokens = _hidden(work), work.tokens(width)
     if recompute == "full":
-        return work.tokens * size * hidden
+        return tokens * size * hidden
     heads = 2 * width.query + 2 * width.key_value
-    wide, block = 2 * hidden + heads, width.feed_forward(work.tokens)
+    wide, block = 2 * hidden + heads, width.feed_forward(tokens)
     inner = 2 * block.inner + 2 * block.routed
     if recompute == "none":
         wide += 2 * hidden + (width.query + width.key_value if width.has_head_norms else 0)
         inner += block.inner
-    return size * inner + work.tokens * (size * wide + FLOAT * _FLASH_STATISTICS * width.heads)
+    return size * inner + tokens * (size * wide + FLOAT * _FLASH_STATISTICS * width.heads)
 
 
 def _hidden(work: RankWork) -> int:
@@ -219,13 +219,13 @@ def _routing(work: RankWork) -> int:
     gathered or taken."""
     size, slices = TYPE_BYTES[work.config.model.dtype], work.plan.model_parallel
     routed = Fraction(1, slices) if work.plan.use_seq_parallel else min(1, work.train.sees)
-    return round(work.tokens * work.train.hidden * (FLOAT * routed + size * work.train.sees))
+    return round(work.tokens(work.train) * work.train.hidden * (FLOAT * routed + size * work.train.sees))
 
 
-def _rotation(work: RankWork) -> int:
+def _rotation(work: RankWork, width: RankWidths) -> int:
     """Cosines and sines of a micro-batch's tokens, float32."""
     assert work.config.model.head_dim is not None
-    return 2 * FLOAT * work.tokens * work.config.model.head_dim
+    return 2 * FLOAT * work.tokens(width) * work.config.model.head_dim
 
 
 def _constants(work: RankWork, *, attentions: int) -> int:
@@ -244,7 +244,7 @@ def _attentions(work: RankWork) -> int:
 
 def _chunk(work: RankWork, width: RankWidths) -> int:
     """Tokens of a chunk of logits."""
-    return min(work.scored_tokens, max(1, _CHUNK_BYTES // (FLOAT * width.output_rows)))
+    return min(work.scored_tokens(width), max(1, _CHUNK_BYTES // (FLOAT * width.output_rows)))
 
 
 def _scoring(work: RankWork, width: RankWidths) -> Parts:
@@ -252,13 +252,13 @@ def _scoring(work: RankWork, width: RankWidths) -> Parts:
     size = TYPE_BYTES[work.config.model.dtype]
     layer = {
         Part.CONSTANTS: _constants(work, attentions=1),
-        Part.ACTIVATIONS: _forward(work, width, work.tokens) + _rotation(work) * size // FLOAT,
+        Part.ACTIVATIONS: _forward(work, width, work.tokens(width)) + _rotation(work, width) * size // FLOAT,
     }
     if not width.is_last:
         return layer
     head = {
         Part.CONSTANTS: _constants(work, attentions=1),
-        Part.ACTIVATIONS: work.scored_tokens * width.hidden * size,
+        Part.ACTIVATIONS: work.scored_tokens(width) * width.hidden * size,
         Part.LOGITS: 3 * FLOAT * width.output_rows * _chunk(work, width),
     }
     return _fullest(iter((layer, head)))

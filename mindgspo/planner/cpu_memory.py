@@ -52,7 +52,7 @@ def temporary(work: RankWork, phase: Phase) -> Parts:
 def _update(work: RankWork) -> Parts:
     """The backward pass begins with all that was kept and the output table's gradient, and ends with all gradients;
     those of both uses of a tied table stand beside their sum."""
-    width, tokens = work.train, work.tokens
+    width, tokens = work.train, work.tokens(work.train)
     kept = width.layers * (tokens * width.hidden if work.plan.recompute == "full" else _kept(width, tokens))
     table = width.output_rows * width.hidden if width.is_last else 0
     gradients = sum(weight_sizes(work.config.model, work.plan, work.rank).values())
@@ -67,7 +67,7 @@ def _update(work: RankWork) -> Parts:
 
 
 def _score(work: RankWork, width: RankWidths) -> Parts:
-    return {Part.ACTIVATIONS: FLOAT * _at_work(width, work.tokens), Part.LOGITS: FLOAT * _head(work, width)}
+    return {Part.ACTIVATIONS: FLOAT * _at_work(width, work.tokens(width)), Part.LOGITS: FLOAT * _head(work, width)}
 
 
 def _kept(width: RankWidths, tokens: int) -> int:
@@ -107,7 +107,7 @@ def _head(work: RankWork, width: RankWidths) -> int:
     one part, or chunks of logits where the vocabulary is split."""
     if not width.is_last:
         return 0
-    predictions, hidden, entries = work.scored_tokens, width.hidden, width.output_rows
+    predictions, hidden, entries = work.scored_tokens(width), width.hidden, width.output_rows
     if entries < work.config.model.vocab_size:
         return 3 * min(max(1, _CHUNK_BYTES // (FLOAT * entries)), predictions) * entries
     some, part = min(predictions, _PREDICTIONS), min(entries, _ENTRIES)

@@ -35,13 +35,15 @@ Sizes = Mapping[str, int]
 class RankWidths:
     """One rank's part of a model under one plan.
 
-    query, key_value: features of its heads. inner: of SwiGLU, or of each expert's. experts: own ones, 0 where there are
-    none; chosen: of all experts per token; sees: the tokens that come to this rank's experts, as a multiple of those of
-    its replica. output_rows: vocabulary entries of its logits. input_rows: of its input table. has_biases: of q, k and
-    v. has_head_norms: of queries and keys.
+    context: parts of each sequence, of which it has one. query, key_value: features of its heads. inner: of SwiGLU, or
+    of each expert's. experts: own ones, 0 where there are none; chosen: of all experts per token; sees: the tokens that
+    come to this rank's experts, as a multiple of those that its model-parallel group has. output_rows: vocabulary
+    entries of its logits. input_rows: of its input table. has_biases: of q, k and v. has_head_norms: of queries and
+    keys.
     """
 
     layers: int
+    context: int
     hidden: int
     query: int
     key_value: int
@@ -68,6 +70,7 @@ class RankWidths:
         names = parameter_shapes(model)
         return cls(
             layers=len(place.own_layers(model.num_hidden_layers)),
+            context=place.plan.context_parallel,
             hidden=model.hidden_size,
             query=heads * model.head_dim,
             key_value=kv_heads * model.head_dim,
@@ -169,16 +172,16 @@ class RankWork:
         """The training plan."""
         return self.config.plans.train
 
-    @property
-    def tokens(self) -> int:
-        """Of a micro-batch, padding included."""
-        return self.config.trainer.max_tokens_per_micro_batch or self.rows * self.row_length
+    def tokens(self, width: RankWidths) -> int:
+        """Of a micro-batch, padding included: those that a rank has of them."""
+        whole = self.config.trainer.max_tokens_per_micro_batch or self.rows * self.row_length
+        return -(-whole // width.context)
 
-    @property
-    def scored_tokens(self) -> int:
-        """Response-token slots of a micro-batch, which reach the log-prob head. Under a token budget that does not say
-        how many of its tokens are prompts, all of them."""
-        return self.config.trainer.max_tokens_per_micro_batch or self.rows * self.responses
+    def scored_tokens(self, width: RankWidths) -> int:
+        """Response-token slots of a micro-batch, which reach the log-prob head; of a part of its tokens as many as
+        there may be. Under a token budget that does not say how many of its tokens are prompts, all of them."""
+        whole = self.config.trainer.max_tokens_per_micro_batch or self.rows * self.responses
+        return min(whole, self.tokens(width))
 
     @property
     def scoring(self) -> tuple[tuple[ParallelPlan, RankWidths], ...]:

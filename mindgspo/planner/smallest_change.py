@@ -113,7 +113,7 @@ def _ladders(config: ExperimentConfig) -> list[list[Rung]]:
 
 def _shard(config: ExperimentConfig) -> list[Rung]:
     plan = config.plans.train
-    if plan.optimizer_shard or plan.data_parallel == 1:
+    if plan.optimizer_shard or plan.token_parts == 1:
         return []
     return [(_OPTIMIZER_SHARD, {"plans.train.optimizer_shard": True})]
 
@@ -163,40 +163,40 @@ def _halvings(key: str, value: int, price: int) -> Iterator[Rung]:
 
 
 def _plan_changes(config: ExperimentConfig) -> Iterator[Rung]:
-    """Other sizes of the plans, by powers of two: replicas that become slices or stages, more cards. On CPU all ranks
-    share one memory, so that plans stay as they are."""
+    """Other sizes of the plans, by powers of two: replicas that become slices, stages or parts of sequences, more
+    cards. On CPU all ranks share one memory, so that plans stay as they are."""
     yield 0, {}
     if config.device == "CPU":
         return
     doublings = range(_MAX_DOUBLINGS + 1)
-    for cards, slices, stages, infer_slices in product(doublings, repeat=4):
-        for experts in doublings if config.model.num_experts else (0,):
-            settings = _other_plans(
-                config, cards=cards, slices=slices, stages=stages, infer_slices=infer_slices, experts=experts
-            )
-            if settings and not joined_problems(changed(config, settings)):
-                yield _TWICE_THE_CARDS * cards + _OTHER_PLAN * (slices + stages + infer_slices + experts), settings
+    of_experts = doublings if config.model.num_experts else range(1)
+    for cards, *others in product(doublings, doublings, doublings, doublings, doublings, of_experts):
+        settings = _other_plans(config, cards, *others)
+        if settings and not joined_problems(changed(config, settings)):
+            yield _TWICE_THE_CARDS * cards + _OTHER_PLAN * sum(others), settings
 
 
 def _other_plans(
-    config: ExperimentConfig, *, cards: int, slices: int, stages: int, infer_slices: int, experts: int
+    config: ExperimentConfig, cards: int, slices: int, stages: int, parts: int, infer_slices: int, experts: int
 ) -> dict[str, Any]:
-    """How often cards, the training plan's slices, stages and parts of the experts, and the infer plan's slices are
-    doubled; replicas make up for it. Empty where they cannot."""
+    """How often cards, the training plan's slices, stages and parts of sequences, the infer plan's slices and the parts
+    of the experts are doubled; replicas make up for it. Empty where they cannot."""
     train, infer = config.plans.train, config.plans.infer
-    replicas = _scaled(train.data_parallel, cards - slices - stages)
+    replicas = _scaled(train.data_parallel, cards - slices - stages - parts)
     infer_replicas = _scaled(infer.data_parallel, cards - infer_slices)
     if replicas is None or infer_replicas is None:
         return {}
     pipeline = train.pipeline_stage << stages
-    largest = replicas * (train.model_parallel << slices if train.expert_tensor_parallel == 1 else 1)
+    context = train.context_parallel << parts
+    largest = replicas * context * (train.model_parallel << slices if train.expert_tensor_parallel == 1 else 1)
     settings = {
         "plans.train.data_parallel": replicas,
         "plans.train.model_parallel": train.model_parallel << slices,
         "plans.train.pipeline_stage": pipeline,
+        "plans.train.context_parallel": context,
         "plans.train.micro_batch_num": max(train.micro_batch_num, pipeline) if pipeline > 1 else 1,
         "plans.train.expert_parallel": min(train.expert_parallel << experts, largest),
-        "plans.train.optimizer_shard": train.optimizer_shard and replicas > 1,
+        "plans.train.optimizer_shard": train.optimizer_shard and replicas * context > 1,
         "plans.infer.data_parallel": infer_replicas,
         "plans.infer.model_parallel": infer.model_parallel << infer_slices,
     }

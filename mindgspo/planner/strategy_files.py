@@ -127,7 +127,7 @@ def plan_strategy(config: Path, plan: str) -> Strategy:
         raise ConfigError(f"{plan}: no plan; give {', '.join(GRAPHS)}, or data x model x pipeline, e.g. 1x4x2")
     if sizes is not None:
         data, cards, stages = map(int, sizes.groups())
-        changed = {"data_parallel": data, "model_parallel": cards, "pipeline_stage": stages}
+        changed = {"data_parallel": data, "model_parallel": cards, "pipeline_stage": stages, "context_parallel": 1}
         plans = plans.model_copy(update={"train": type(plans.train)(**{**plans.train.model_dump(), **changed})})
     used, layouts = graph_layouts(model, plans, "train" if sizes else plan)
     grid = RankGrid.of(used)

@@ -89,11 +89,12 @@ def longest_batch(config: ExperimentConfig) -> Batch:
         return _full_batch(config)
     width = round_up(config.data.max_prompt_length + slots, config.trainer.length_multiple)
     zeros_NK, floats_NK = np.zeros((rows, slots), np.int32), np.zeros((rows, slots), np.float32)
+    first_R1 = np.arange(rows, dtype=np.int32)[:, None] * width + config.data.max_prompt_length - 1
     return Batch(
         ids_RT=np.zeros((rows, width), np.int32),
         positions_RT=np.tile(np.arange(width, dtype=np.int32), (rows, 1)),
         segments_RT=np.ones((rows, width), np.int32),
-        predict_P=zeros_NK.reshape(-1),
+        predict_P=(first_R1 + np.arange(slots, dtype=np.int32)).reshape(-1),
         targets_P=zeros_NK.reshape(-1),
         place_NK=np.arange(rows * slots, dtype=np.int32).reshape(rows, slots),
         mask_NK=np.ones((rows, slots), bool),

@@ -21,7 +21,12 @@ def case(model: str, train: Mapping, infer: Mapping) -> dict:
     return {"model": model, "train": dict(train), "infer": dict(infer)}
 
 
+def packed(model: str, train: Mapping) -> dict:
+    return {"model": model, "train": dict(train), "is_packed": True}
+
+
 DATA, MODEL, STAGES = {"data_parallel": 2}, {"model_parallel": 2}, {"pipeline_stage": 2, "micro_batch_num": 2}
+CONTEXT, CONTEXT_OF_4 = {"context_parallel": 2}, {"context_parallel": 4}
 SPLIT_TABLE, SHARDED = {"vocab_emb_dp": False}, {"optimizer_shard": True}
 SPLIT_SEQUENCE, WHOLE_EXPERTS = {"use_seq_parallel": True}, {"expert_tensor_parallel": 1}
 TWO_PARTS, FOUR_PARTS = WHOLE_EXPERTS | {"expert_parallel": 2}, WHOLE_EXPERTS | {"expert_parallel": 4}
@@ -30,7 +35,7 @@ ONE = {
     "one card": case("dense", {}, {}),
     "one card, tied": case("tied", {}, {}),
     "one card of experts": case("experts", {}, {}),
-    "one card, packed": {"model": "dense", "train": {}, "is_packed": True},
+    "one card, packed": packed("dense", {}),
 }
 TWO = {
     "2x1x1": case("dense", DATA, MODEL),
@@ -47,7 +52,12 @@ TWO = {
     "1x2x1, whole experts, split sequence": case("experts", MODEL | TWO_PARTS | SPLIT_SEQUENCE, MODEL),
     "1x2x1, all experts on every rank": case("experts", MODEL | WHOLE_EXPERTS, DATA),
     "1x2x1, features of experts, split sequence": case("experts", MODEL | SPLIT_SEQUENCE, MODEL | TWO_PARTS),
-    "2x1x1, packed": {"model": "dense", "train": DATA, "is_packed": True},
+    "2x1x1, packed": packed("dense", DATA),
+    "context 2": case("dense", CONTEXT, DATA),
+    "context 2, packed": packed("dense", CONTEXT),
+    "context 2, tied, sharded moments": case("tied", CONTEXT | SHARDED, DATA),
+    "context 2, recomputed": case("dense", CONTEXT | {"recompute": "full"}, DATA),
+    "context 2, split experts": case("experts", CONTEXT | {"expert_parallel": 2}, DATA),
 }
 FOUR = {
     "2x2x1, tied, sharded moments": case("tied", DATA | MODEL | SHARDED | SPLIT_TABLE, {"data_parallel": 4}),
@@ -63,11 +73,26 @@ FOUR = {
     "1x4x1, two blocks of whole experts, split sequence": case(
         "experts", {"model_parallel": 4} | TWO_PARTS | SPLIT_SEQUENCE | {"recompute": "full"}, DATA | MODEL | TWO_PARTS
     ),
+    "2x1x1, context 2, sharded moments": case("dense", DATA | CONTEXT | SHARDED, {"data_parallel": 4}),
+    "1x2x1, context 2": case("dense", MODEL | CONTEXT, DATA | MODEL),
+    "1x2x1, context 2, split sequence, packed": packed("dense", MODEL | CONTEXT | SPLIT_SEQUENCE),
+    "1x1x2, context 2": case("dense", STAGES | CONTEXT, {"data_parallel": 4}),
+    "1x1x2, context 2, packed": packed("dense", STAGES | CONTEXT),
+    "context 4": case("dense", CONTEXT_OF_4, {"model_parallel": 4}),
+    "context 4, packed": packed("dense", CONTEXT_OF_4),
+    "2x1x1, context 2, whole experts over all": case("experts", DATA | CONTEXT | FOUR_PARTS, {"data_parallel": 4}),
+    "1x2x1, context 2, whole experts over all, split sequence": case(
+        "experts", MODEL | CONTEXT | FOUR_PARTS | SPLIT_SEQUENCE, DATA | MODEL
+    ),
     "1x2x2, whole experts": case("experts", MODEL | STAGES | TWO_PARTS, {"model_parallel": 4} | FOUR_PARTS),
 }
 EIGHT = {
     "1x4x2": case("dense", {"model_parallel": 4} | STAGES, DATA | {"model_parallel": 4}),
     "2x2x2": case("dense", DATA | MODEL | STAGES | SHARDED, {"data_parallel": 4, "model_parallel": 2}),
+    "1x2x2, context 2, split sequence": case(
+        "dense", MODEL | STAGES | CONTEXT | SPLIT_SEQUENCE, {"data_parallel": 4, "model_parallel": 2}
+    ),
+    "2x1x1, context 4, packed, sharded moments": packed("dense", DATA | CONTEXT_OF_4 | SHARDED),
 }
 
 

@@ -22,7 +22,7 @@ def test_one_card_equals_cpu(figures_of_cards: Callable, figures_on_cpu: Callabl
 
 @pytest.mark.smoke
 def test_a_graph_divided_over_two_cards_equals_cpu(figures_of_cards: Callable, figures_on_cpu: Callable) -> None:
-    check_all(figures_of_cards, figures_on_cpu, 2, some(TWO, "1x2x1, tied"))
+    check_all(figures_of_cards, figures_on_cpu, 2, some(TWO, "1x2x1, tied", "context 2, packed"))
 
 
 @pytest.mark.slow

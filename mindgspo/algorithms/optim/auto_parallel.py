@@ -18,7 +18,7 @@ from mindgspo.algorithms.optim.auto_parallel_graph import Division, MicroBatchOb
 from mindgspo.algorithms.optim.backend import UpdateBackend, moment_layouts_of
 from mindgspo.algorithms.optim.gradients import Objective, discard, inputs_of
 from mindgspo.config.schema import OptimizerSection
-from mindgspo.data.rows import evened, filler_like
+from mindgspo.data.rows import evened, filler_like, in_chunks
 from mindgspo.errors import NonFiniteError
 from mindgspo.parallel.auto_parallel import divided, set_mode
 from mindgspo.parallel.device_ops import attention_segments
@@ -123,7 +123,7 @@ class AutoParallelUpdate(UpdateBackend):
         assert len(batches) == self._round, f"{len(batches)} micro-batches in a round of {self._round}"
         replicas = self._round // self._num_micro_batches
         # Without the probe and the three scalars of each.
-        even = evened(batches)
+        even = [in_chunks(batch, self._place.divided.context_parallel) for batch in evened(batches)]
         stacked = zip(*(inputs_of(batch)[1:12] for batch in even), strict=True)
         ids, positions, segments, *rest = (np.concatenate(arrays) for arrays in stacked)
         scalars_U3 = [(batch.num_sequences, batch.num_tokens, kl_coef) for batch in batches[::replicas]]

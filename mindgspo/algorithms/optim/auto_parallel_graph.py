@@ -113,7 +113,7 @@ class Division:
         """layouts: of the gradients, by weight, those of all stages."""
         return cls(
             copies={name: _num_copies(layout) for name, layout in layouts.items()},
-            shards_gradients=plan.optimizer_shard and plan.data_parallel > 1,
+            shards_gradients=plan.optimizer_shard and plan.token_parts > 1,
             group=world_group(),
         )
 

@@ -106,9 +106,9 @@ def _no_power_of_two(match: re.Match[str], plan: ParallelPlan) -> list[str]:
 
 
 def _too_many_ranks(match: re.Match[str], plan: ParallelPlan) -> list[str]:
-    here = f"{plan.data_parallel} x {plan.model_parallel}"
+    here = f"{plan.token_parts} x {plan.model_parallel}"
     return [
-        f"model_parallel: data_parallel x model_parallel is {here}; an operator is split {match['ways']} ways, but a "
+        f"model_parallel: {_parts(plan)} x model_parallel is {here}; an operator is split {match['ways']} ways, but a "
         f"stage has {match['size']} ranks"
     ]
 
@@ -135,15 +135,22 @@ def _whole_axis(match: re.Match[str], plan: ParallelPlan) -> list[str]:
 
 def _entries(ways: int, plan: ParallelPlan) -> list[str]:
     """The entries that split an axis so many ways, each with its value; none if no entry does."""
-    replicas, slices = plan.data_parallel, plan.model_parallel
+    parts, slices = plan.token_parts, plan.model_parallel
     fitting = []
     if slices == ways:
         fitting.append(f"model_parallel: {ways}")
-    if replicas == ways:
+    if plan.data_parallel == ways:
         fitting.append(f"data_parallel: {ways}")
-    if replicas * slices == ways and not fitting:
-        fitting.append(f"model_parallel: data_parallel x model_parallel = {ways}")
+    elif parts == ways:
+        fitting.append(f"context_parallel: {_parts(plan)} = {ways}")
+    if parts * slices == ways and not fitting:
+        fitting.append(f"model_parallel: {_parts(plan)} x model_parallel = {ways}")
     return fitting
+
+
+def _parts(plan: ParallelPlan) -> str:
+    """What splits tokens."""
+    return "data_parallel" if plan.context_parallel == 1 else "data_parallel x context_parallel"
 
 
 _Advice = Callable[[re.Match[str], ParallelPlan], list[str]]

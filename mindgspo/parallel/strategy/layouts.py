@@ -7,7 +7,7 @@ levels) and reading files and inserted collectives:
 - Into `shard_size` parts, or as many as there are replicas where these are fewer or it is -1 (1 is taken for -1).
 - Replicas are all ranks of the stage with the same slice: of a norm also the model_parallel ranks, of few key/value
   heads also the ranks that share one. Parts go to runs of consecutive replicas; so only where replicas are exactly the
-  data_parallel ranks does shard_size=data_parallel cut over these.
+  data_parallel x context_parallel ranks does a shard_size of their number cut over these.
 - A weight is cut or left whole, never cut into fewer parts. Whole if it is smaller than the threshold (bytes of the
   whole tensor in the parameter's own type), if the parts do not divide the replicas or axis 0 of the slice, or if the
   parameter's `parallel_optimizer` is False.
@@ -54,9 +54,9 @@ class HsdpCall:
 
 def hsdp_call(plan: ParallelPlan) -> HsdpCall | None:
     """The call that graphs of this plan make; None: they make none."""
-    if not plan.optimizer_shard or plan.data_parallel == 1:
+    if not plan.optimizer_shard or plan.token_parts == 1:
         return None
-    return HsdpCall(shard_size=plan.data_parallel)
+    return HsdpCall(shard_size=plan.token_parts)
 
 
 def hsdp_shards(stored: StoredLayout, call: HsdpCall) -> StoredLayout:
@@ -112,7 +112,7 @@ def stage_strategy(layouts: Mapping[str, Layout], *, plan: ParallelPlan, rank: i
     """What the file of a rank says: the parameters of its pipeline stage, in the order of `layouts`.
 
     layouts: of this plan; weights and, under names of their own, optimizer moments. Under `optimizer_shard` a split of
-    axis 0 over data_parallel is written into the optimizer-shard fields where MindSpore reads the same placement from
+    axis 0 over the replicas is written into the optimizer-shard fields where MindSpore reads the same placement from
     them, and into the tensor map where not (key/value heads shared by several ranks, norms under model_parallel).
     """
     return _stage_record(layouts, plan, rank, plan.optimizer_shard)

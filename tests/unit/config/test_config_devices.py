@@ -163,6 +163,34 @@ def test_the_tokens_of_a_micro_batch_are_split(problems: Callable[..., list[str]
     ]
 
 
+def test_parts_of_sequences_need_equal_shares(problems: Callable[..., list[str]], experiment: Path) -> None:
+    split = ["plans.train={context_parallel: 4, model_parallel: 2, use_seq_parallel: true}",
+             "plans.infer={data_parallel: 8}"]  # fmt: skip
+    assert problems(*split, "trainer.length_multiple=12") == [
+        "plans.train.use_seq_parallel: context_parallel 4 x model_parallel 2 does not divide the tokens of a "
+        "micro-batch, trainer.samples_per_micro_batch 1 x trainer.length_multiple 12 = 12; nearest legal "
+        "trainer.length_multiple: 8 or 16"
+    ]
+    packed = ["trainer={samples_per_micro_batch: null, max_tokens_per_micro_batch: 160, packing: true}"]
+    assert problems(*split, "plans.train.use_seq_parallel=false", *packed, "trainer.length_multiple=10") == [
+        "plans.train.context_parallel: context_parallel 4 does not divide the tokens of a micro-batch, "
+        "trainer.length_multiple 10; nearest legal trainer.length_multiple: 8 or 12"
+    ]
+    assert load_config(experiment, split).plans.train.token_parts == 4
+
+
+def test_parts_of_sequences_are_for_cards(problems: Callable[..., list[str]]) -> None:
+    split = ["plans.train={context_parallel: 2}", "plans.infer={data_parallel: 2}"]
+    assert problems("device=CPU", *split) == [
+        "plans.train.context_parallel: 2; on CPU it is 1: multiply data_parallel or model_parallel by 2, or run the "
+        "plan on emulated Ascend cards with --emulate-ascend"
+    ]
+    assert problems("plans.train={context_parallel: 4, data_parallel: 3}", "plans.infer={data_parallel: 12}")[0] == (
+        f"plans.train.data_parallel: 3 x context_parallel 4 x model_parallel 1 = 12 ranks; {GROUPS}; nearest legal: 2 "
+        "or 4"
+    )
+
+
 def test_blocks_that_share_a_replicas_tokens_need_equal_shares(problems: Callable[..., list[str]]) -> None:
     mixture = ["model.architecture=qwen3_moe", "model.num_experts=8", "model.num_experts_per_tok=2",
                "model.moe_intermediate_size=48"]  # fmt: skip

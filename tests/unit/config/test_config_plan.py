@@ -29,7 +29,8 @@ def test_world_size_counts_every_axis_but_experts():
     plan = ParallelPlan(data_parallel=2, model_parallel=4, pipeline_stage=3, context_parallel=5, expert_parallel=7)
     assert plan.world_size == 2 * 4 * 3 * 5
     assert ParallelPlan().world_size == 1
-    assert str(plan) == "2 x 4 x 3"
+    assert str(plan) == "2 x 4 x 3 x context 5" and str(ParallelPlan(model_parallel=4)) == "1 x 4 x 1"
+    assert plan.token_parts == 10
 
 
 @pytest.mark.parametrize("plan", [
@@ -40,6 +41,8 @@ def test_world_size_counts_every_axis_but_experts():
     ParallelPlan(model_parallel=4, pipeline_stage=2, micro_batch_num=4),
     ParallelPlan(data_parallel=2, optimizer_shard=True, vocab_emb_dp=False),
     ParallelPlan(data_parallel=2, model_parallel=4, use_seq_parallel=True),
+    ParallelPlan(context_parallel=16),
+    ParallelPlan(context_parallel=2, model_parallel=2, use_seq_parallel=True, optimizer_shard=True),
 ])  # fmt: skip
 def test_what_fits_is_legal(plan):
     assert check_train_plan("plans.train", plan, MODEL_3B) == []
@@ -58,8 +61,12 @@ def test_what_fits_is_legal(plan):
      "(trainer.samples_per_micro_batch cuts mini-batches)"),
     (ParallelPlan(optimizer_shard=True),
      "p.optimizer_shard: there is one replica, which keeps all moments; remove it"),
-    (ParallelPlan(context_parallel=2),
-     "p.context_parallel: 2 is not built in this version; the only legal value is 1"),
+    (ParallelPlan(context_parallel=32),
+     "p.context_parallel: 32 ranks exchange tokens for heads and do not divide those evenly (16 attention heads, 2 "
+     "key/value heads); nearest legal: 16"),
+    (ParallelPlan(model_parallel=8, context_parallel=4),
+     "p.context_parallel: 4 ranks exchange tokens for heads and do not divide those of each of 8 model_parallel slices "
+     "evenly (16 attention heads, 2 key/value heads); nearest legal: 2"),
     (ParallelPlan(data_parallel=2, expert_parallel=2), "p.expert_parallel: 2, but qwen2 has no experts; remove it"),
     (ParallelPlan(use_seq_parallel=True),
      "p.use_seq_parallel: model_parallel is 1, so nothing splits the sequence; remove it"),
@@ -84,11 +91,15 @@ def test_what_means_nothing_while_generating_is_refused():
         "plans.infer.use_seq_parallel",
     ]
     assert check_infer_plan("plans.infer", ParallelPlan(data_parallel=2, model_parallel=4), MODEL_3B) == []
+    assert check_infer_plan("plans.infer", ParallelPlan(context_parallel=2), MODEL_3B) == [
+        "plans.infer.context_parallel: 2; decoding takes one token per sequence; set it to 1 and "
+        "multiply data_parallel or model_parallel by 2"
+    ]
 
 
 @pytest.mark.parametrize(("infer", "fix"), [
     (ParallelPlan(model_parallel=4), "they share the same cards; set plans.infer.data_parallel=2"),
-    (ParallelPlan(model_parallel=3), "they share the same cards, so data x model x pipeline must be equal"),
+    (ParallelPlan(model_parallel=3), "they share the same cards, so their products must be equal"),
 ])  # fmt: skip
 def test_both_plans_take_the_same_cards(infer, fix):
     train = ParallelPlan(model_parallel=4, pipeline_stage=2, micro_batch_num=2)

@@ -10,9 +10,9 @@ from mindspore import ops
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.models.policy import build_model
 from mindgspo.parallel.placement import ALONE, AutoParallelPlacement, Placement, auto_parallel_placement
-from mindgspo.parallel.ranks import DATA, EXPERT, EXPERT_FEATURES, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axis
+from mindgspo.parallel.ranks import DATA, EXPERT, EXPERT_FEATURES, KEY_VALUE, MODEL, REPLICA, SEQUENCE, WHOLE, Axis
 
-WORDS = (WHOLE, DATA, SEQUENCE, MODEL, KEY_VALUE, EXPERT, EXPERT_FEATURES)
+WORDS = (WHOLE, REPLICA, DATA, SEQUENCE, MODEL, KEY_VALUE, EXPERT, EXPERT_FEATURES)
 
 
 class RecordingOp:
@@ -33,20 +33,23 @@ def parts(plan: ParallelPlan, num_kv_heads: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(("plan", "num_kv_heads", "expected"), [
-    # whole, data, sequence, model, key/value, expert, expert's features
-    ({}, 2, (1, 1, 1, 1, 1, 1, 1)),
-    ({"data_parallel": 4}, 2, (1, 4, 4, 1, 1, 1, 1)),
-    ({"data_parallel": 4, "expert_parallel": 2}, 2, (1, 4, 4, 1, 1, 2, 1)),
-    ({"data_parallel": 2, "model_parallel": 4}, 8, (1, 2, 2, 4, 4, 1, 4)),
+    # whole, replica, data, sequence, model, key/value, expert, expert's features
+    ({}, 2, (1, 1, 1, 1, 1, 1, 1, 1)),
+    ({"data_parallel": 4}, 2, (1, 4, 4, 4, 1, 1, 1, 1)),
+    ({"data_parallel": 4, "expert_parallel": 2}, 2, (1, 4, 4, 4, 1, 1, 2, 1)),
+    ({"data_parallel": 2, "model_parallel": 4}, 8, (1, 2, 2, 2, 4, 4, 1, 4)),
     ({"data_parallel": 2, "model_parallel": 4, "expert_parallel": 8, "expert_tensor_parallel": 1}, 8,
-        (1, 2, 2, 4, 4, 8, 1)),
+        (1, 2, 2, 2, 4, 4, 8, 1)),
     # two heads for four ranks: each head is cut off once and computed by two
-    ({"data_parallel": 2, "model_parallel": 4}, 2, (1, 2, 2, 4, 2, 1, 4)),
-    ({"data_parallel": 2, "model_parallel": 4, "use_seq_parallel": True}, 2, (1, 2, 8, 4, 2, 1, 4)),
-    ({"model_parallel": 4, "use_seq_parallel": True}, 4, (1, 1, 4, 4, 4, 1, 4)),
+    ({"data_parallel": 2, "model_parallel": 4}, 2, (1, 2, 2, 2, 4, 2, 1, 4)),
+    ({"data_parallel": 2, "model_parallel": 4, "use_seq_parallel": True}, 2, (1, 2, 2, 8, 4, 2, 1, 4)),
+    ({"model_parallel": 4, "use_seq_parallel": True}, 4, (1, 1, 1, 4, 4, 4, 1, 4)),
+    # parts of sequences are data's, as tokens are, but no replicas
+    ({"data_parallel": 2, "context_parallel": 4, "model_parallel": 2, "use_seq_parallel": True}, 2,
+        (1, 2, 8, 16, 2, 2, 1, 2)),
     # stages and shards of the optimizer do not cut an op
     ({"data_parallel": 2, "model_parallel": 2, "pipeline_stage": 2, "optimizer_shard": True}, 2,
-        (1, 2, 2, 2, 2, 1, 2)),
+        (1, 2, 2, 2, 2, 2, 1, 2)),
 ])  # fmt: skip
 def test_every_word_has_a_number_of_parts(plan: dict, num_kv_heads: int, expected: tuple[int, ...]):
     assert parts(ParallelPlan(**plan), num_kv_heads) == expected
@@ -59,7 +62,7 @@ def test_a_process_with_its_own_slices_tells_the_compiler_nothing():
         op = RecordingOp()
         assert place.split(op, (DATA, MODEL), (WHOLE,), output=(SEQUENCE, WHOLE)) is op
         assert op.strategies is None
-        assert [place.parts(word) for word in WORDS] == [1] * 7
+        assert [place.parts(word) for word in WORDS] == [1] * 8
         model = staged_model(4)
         place.assign_stages(model)
         assert not any(hasattr(cell, "pipeline_stage") for cell in cells(model))

@@ -169,7 +169,6 @@ def test_a_moment_that_does_not_divide_is_kept_whole_and_says_so():
         r"lm_head.weight axis 0: 66 elements do not divide into 4 .* nearest legal: 3 or 6"),
     (TINY.model_copy(update={"vocab_size": 66}), plan(1, 4, 1, vocab_emb_dp=False),
         r"model.embed_tokens.weight axis 0: 66 elements"),
-    (TINY, ParallelPlan(context_parallel=2), r"context_parallel: 2 has no layout"),
 ])  # fmt: skip
 def test_a_plan_that_does_not_fit_names_the_nearest_legal_one(
     model: ModelSection, parallel_plan: ParallelPlan, message: str

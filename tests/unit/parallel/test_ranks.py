@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindgspo.config.plan import ParallelPlan
-from mindgspo.errors import ConfigError
 from mindgspo.parallel.ranks import Coordinates, RankGrid, device_coordinate
 
 
-def grid(data: int, model: int, stages: int) -> RankGrid:
-    return RankGrid.of(ParallelPlan(data_parallel=data, model_parallel=model, pipeline_stage=stages))
+def grid(data: int, model: int, stages: int, context: int = 1) -> RankGrid:
+    return RankGrid.of(
+        ParallelPlan(data_parallel=data, model_parallel=model, pipeline_stage=stages, context_parallel=context)
+    )
 
 
 def test_pipeline_is_outermost_and_model_parallel_innermost():
@@ -36,26 +37,31 @@ def test_device_axes_are_counted_from_the_right():
     assert [device_coordinate(11, (2, 3, 4), axis) for axis in (0, 1, 2)] == [3, 2, 0]
 
 
-@given(data=st.integers(1, 5), model=st.integers(1, 5), stages=st.integers(1, 5))
-def test_coordinates_and_groups_are_consistent(data: int, model: int, stages: int):
-    any_grid = grid(data, model, stages)
-    assert any_grid.world_size == data * model * stages
+def test_parts_of_sequences_stand_between_replicas_and_slices():
+    small = grid(2, 2, 2, context=2)
+    assert small.coordinates(11) == Coordinates(stage=1, data=0, context=1, model=1)
+    assert [small.context_group(rank) for rank in (0, 3, 13)] == [(0, 2), (1, 3), (13, 15)]
+    assert small.model_group(11) == (10, 11) and small.pipeline_group(11) == (3, 11)
+    # Gradients are summed over replicas and parts.
+    assert small.data_group(11) == (9, 11, 13, 15)
+
+
+@given(data=st.integers(1, 4), model=st.integers(1, 4), stages=st.integers(1, 4), context=st.integers(1, 4))
+def test_coordinates_and_groups_are_consistent(data: int, model: int, stages: int, context: int):
+    any_grid = grid(data, model, stages, context)
+    assert any_grid.world_size == data * model * stages * context
     for rank in range(any_grid.world_size):
         at = any_grid.coordinates(rank)
-        assert any_grid.rank(stage=at.stage, data=at.data, model=at.model) == rank
+        assert any_grid.rank(stage=at.stage, data=at.data, context=at.context, model=at.model) == rank
+        assert any_grid.context_group(rank)[at.context] == rank and len(any_grid.context_group(rank)) == context
         assert rank in any_grid.stage_ranks(at.stage)
     for groups, size in (
         (any_grid.model_groups(), model),
-        (any_grid.data_groups(), data),
+        (any_grid.data_groups(), data * context),
         (any_grid.pipeline_groups(), stages),
     ):
         assert {len(group) for group in groups} == {size}
         assert sorted(rank for group in groups for rank in group) == list(range(any_grid.world_size))
-
-
-def test_an_axis_without_a_layout_is_refused():
-    with pytest.raises(ConfigError, match="context_parallel: 2 has no layout.*the only legal value is 1"):
-        RankGrid.of(ParallelPlan(context_parallel=2))
 
 
 def test_blocks_are_runs_of_a_stages_ranks():
