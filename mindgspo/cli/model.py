@@ -57,11 +57,11 @@ def evaluate(
     ] = None,
     temperature: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option(help="Temperature of the samples (default 1)."),
+        typer.Option(help="Temperature of what is drawn (default 1)."),
     ] = None,
     top_p: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option(help="Nucleus of the samples (default 1: off)."),
+        typer.Option(help="Nucleus of what is drawn (default: that of --config, else 1, off)."),
     ] = None,
     max_new_tokens: Annotated[
         Optional[int],  # noqa: UP045

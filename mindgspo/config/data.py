@@ -18,7 +18,7 @@ ONE_SOURCE, NAMED_SOURCES = "<one>", "<named>"
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 PositiveInt = Annotated[int, Field(ge=1, le=65_536)]
 OVERALL = "val-core/acc/mean@1"
-"""The greedy accuracy over all problems of all sets."""
+"""The accuracy over all problems of all sets, one answer each: greedy, unless eval.do_sample."""
 CHANGE = "val-core/acc/change"
 """Its change since the first evaluation of the run."""
 
@@ -134,13 +134,20 @@ class EvalSection(Section):
     """Steps between evaluations. None: only before the first and after the last step (verl: test_freq; TRL:
     eval_steps)."""
     num_samples: int = Field(default=1, ge=1, le=65_536)
-    """Samples per problem for mean@n, pass@k, maj@k and best@k; 1: greedy answers only (verl: val_kwargs.n)."""
+    """Samples per problem for mean@n, pass@k, maj@k and best@k, beside its one greedy answer; 1: that answer alone
+    (verl: val_kwargs.n)."""
+    do_sample: bool = False
+    """Draw the one answer of num_samples=1 instead of taking the likeliest tokens (verl: val_kwargs.do_sample)."""
     pass_at_k: tuple[PositiveInt, ...] = Field(default=(1,), min_length=1)
     """Values of k for which pass@k, and from 2 on maj@k and best@k, are reported; each at most num_samples."""
     temperature: float = Field(default=1.0, gt=0)
-    """Temperature of those samples (greedy accuracy ignores it). rollout.top_p and rollout.top_k hold for them, too."""
+    """Temperature of what is drawn (verl: val_kwargs.temperature)."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    """As rollout.top_p, for what is drawn. None: rollout.top_p (verl: val_kwargs.top_p)."""
+    top_k: int | None = Field(default=None, ge=0)
+    """As rollout.top_k, for what is drawn. None: rollout.top_k (verl: val_kwargs.top_k)."""
     best_metric: str = OVERALL
-    """Metric by which the best evaluation is chosen; the higher the better. By default the greedy accuracy over all
+    """Metric by which the best evaluation is chosen; the higher the better. By default the accuracy over all
     problems; val-core/aime/acc/mean@16, say, for one set or data source (TRL: metric_for_best_model)."""
     logged_problems: int | None = Field(default=8, ge=0)
     """Problems of each set whose answers are written to validation.jsonl at each evaluation, from the start. None: all

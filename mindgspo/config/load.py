@@ -188,7 +188,8 @@ def _checked(source: str, mapping: dict[str, Any], *, check_files: bool) -> Expe
 
 def resolve(config: ExperimentConfig) -> ExperimentConfig:
     """The config with its derived defaults filled in: run_dir, what the chosen algorithm's paper says, the reward's
-    weights and lengths, the cache's type, how often the host looks, and the layout of tied tables."""
+    weights and lengths, the cache's type, how often the host looks, the cuts of evaluation, and the layout of tied
+    tables."""
     run_dir = config.run_dir if config.run_dir is not None else Path("runs") / config.experiment
     longest = config.rollout.max_new_tokens
     algorithm = with_recipe(config.algorithm, max_new_tokens=longest)
@@ -199,8 +200,9 @@ def resolve(config: ExperimentConfig) -> ExperimentConfig:
             "tokens_per_look": config.rollout.tokens_per_look or (8 if config.device == "Ascend" else 1),
         }
     )
+    cuts = {key: getattr(rollout, key) for key in ("top_p", "top_k") if getattr(config.eval, key) is None}
     own = {"algorithm": algorithm, "reward": reward, "rollout": rollout, "plans": _with_tied_tables(config)}
-    return config.model_copy(update={"run_dir": run_dir, **own})
+    return config.model_copy(update={"run_dir": run_dir, "eval": config.eval.model_copy(update=cuts), **own})
 
 
 def _with_tied_tables(config: ExperimentConfig) -> PlansSection:

@@ -248,6 +248,12 @@ def _sampling_notes(config: ExperimentConfig) -> Iterator[str]:
 def _unread_notes(config: ExperimentConfig) -> Iterator[str]:
     if config.trainer.max_steps is not None and config.trainer.epochs != 1:
         yield f"trainer.epochs: {config.trainer.epochs} is not read, because trainer.max_steps is set"
+    section = config.eval
+    if section.num_samples == 1 and not section.do_sample:
+        usual = {"temperature": 1.0, "top_p": config.rollout.top_p, "top_k": config.rollout.top_k}
+        unread = [f"eval.{key}" for key, value in usual.items() if getattr(section, key) != value]
+        if unread:
+            yield f"{', '.join(unread)}: not read, because the one answer is greedy; eval.do_sample=true draws it"
     warmup, steps = config.optimizer.warmup_steps, config.trainer.max_steps
     if warmup is not None and is_changed(config.optimizer, "warmup_ratio"):
         ratio = config.optimizer.warmup_ratio

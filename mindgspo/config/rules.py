@@ -127,6 +127,11 @@ def _samples(config: ExperimentConfig) -> int:
 def eval_problems(config: ExperimentConfig) -> Iterator[str]:
     """Every violated rule about evaluation."""
     section = config.eval
+    if section.do_sample and section.num_samples > 1:
+        yield (
+            f"eval.do_sample: with eval.num_samples {section.num_samples} as many are drawn without it, beside a "
+            "greedy one; leave it out"
+        )
     most = max(section.pass_at_k)
     if most > section.num_samples:
         yield (
@@ -146,12 +151,12 @@ def part_of(best_metric: str) -> str | None:
 def evaluation_metrics(section: EvalSection) -> list[str]:
     """The metrics that an evaluation reports for each set or data source."""
     size = section.num_samples
-    greedy = ["acc/mean@1", "reward/mean@1"]
+    single = ["acc/mean@1", "reward/mean@1"]
     if size == 1:
-        return greedy
+        return single
     several = sorted({*section.pass_at_k, size} - {1})
     return [
-        *greedy,
+        *single,
         *(f"{kind}/mean@{size}" for kind in ("acc", "reward")),
         *(f"acc/pass@{k}" for k in section.pass_at_k),
         *(f"acc/maj@{k}" for k in several),

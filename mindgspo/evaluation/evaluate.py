@@ -1,4 +1,5 @@
-"""Evaluates the policy on held-out problems: greedy, and mean@n, maj@k, pass@k, best@k where samples are asked for.
+"""Evaluates the policy on held-out problems: one answer each, and mean@n, maj@k, pass@k, best@k where samples are asked
+for.
 
 Metrics are named `val-core/<part>/...`, with the ends of their intervals. A part is each data source of a single set,
 each set where sets have names, and below such a set `<set>/<source>` where it holds several sources.
@@ -22,23 +23,24 @@ from mindgspo.evaluation.scoring import ResponseScorer, logged_groups
 from mindgspo.evaluation.summary import EvaluationSummary, ScoredProblem, summarize
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.parallel.swap.swap import Swap
-from mindgspo.rollout.protocol import Purpose, RandomStream, RolloutEngine, SamplingSettings
+from mindgspo.rollout.protocol import Cut, Purpose, RandomStream, RolloutEngine, SamplingSettings
 from mindgspo.types import Prompt, ScoredGroup, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedSet:
-    """What is written down of a set. greedy: one answer per problem. sampled: eval.num_samples of them, none where that
-    is 1. Of eval.logged_problems problems, and of as many others whose scoring failed."""
+    """What is written down of a set. single: one answer per problem, greedy unless eval.do_sample. sampled:
+    eval.num_samples of them, none where that is 1. Of eval.logged_problems problems, and of as many others whose
+    scoring failed."""
 
     name: str
-    greedy: tuple[ScoredGroup, ...]
+    single: tuple[ScoredGroup, ...]
     sampled: tuple[ScoredGroup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """sets: answers to look at. solved: whether the greedy answer is correct, by problem, set after set. metrics: by
+    """sets: answers to look at. solved: whether the one answer is correct, by problem, set after set. metrics: by
     name, with the ends of intervals."""
 
     sets: tuple[EvaluatedSet, ...]
@@ -47,7 +49,7 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """Share of problems whose greedy answer is correct, over all sets."""
+        """Share of problems whose one answer is correct, over all sets."""
         return float(np.mean(self.solved))
 
 
@@ -74,11 +76,11 @@ class Evaluator:
         self._swap = swap or Swap(SwapSection(), None)
 
     def evaluate(self, sets: Mapping[str, Sequence[Prompt]], step: int, *, weight_version: int) -> Evaluation:
-        """Greedy answers to all problems and, if eval.num_samples > 1, that many samples, with their summary."""
+        """One answer to each problem and, if eval.num_samples > 1, that many samples, with their summary."""
         section = self._section
         found, solved, metrics = [], [], {}
         for name, prompts in sets.items():
-            greedy = self.answers(prompts, step, weight_version=weight_version)
+            single = self.answers(prompts, step, temperature=single_temperature(section), weight_version=weight_version)
             sampled: tuple[ScoredGroup, ...] = ()
             if section.num_samples > 1:
                 sampled = self.answers(
@@ -88,10 +90,10 @@ class Evaluator:
                     num_samples=section.num_samples,
                     weight_version=weight_version,
                 )
-            metrics |= self._set_metrics(name, greedy, sampled)
-            solved += [_is_solved(group) for group in greedy]
-            shown, shown_samples = (logged_groups(groups, section.logged_problems) for groups in (greedy, sampled))
-            found.append(EvaluatedSet(name=name, greedy=shown, sampled=shown_samples))
+            metrics |= self._set_metrics(name, single, sampled)
+            solved += [_is_solved(group) for group in single]
+            shown, shown_samples = (logged_groups(groups, section.logged_problems) for groups in (single, sampled))
+            found.append(EvaluatedSet(name=name, single=shown, sampled=shown_samples))
         metrics |= with_bounds(OVERALL, share_estimate(solved))
         return Evaluation(sets=tuple(found), solved=tuple(solved), metrics=metrics)
 
@@ -109,28 +111,36 @@ class Evaluator:
         weight_version: int = 0,
     ) -> tuple[ScoredGroup, ...]:
         """The scored answers to `prompts`, in their order. temperature: 0 takes the likeliest token."""
+        section = self._section
+        assert section.top_k is not None and section.top_p is not None, "config is not resolved"
         settings = SamplingSettings(
             num_samples=num_samples,
             temperature=temperature,
             max_new_tokens=self._max_new_tokens,
             stream=RandomStream(seed=self._seed, purpose=Purpose.EVALUATION, step=step),
+            cut=Cut(section.top_k, section.top_p),
         )
         with self._swap.phase(Phase.EVALUATE):
             rollout = self._engine.generate(prompts, settings, weight_version=weight_version)
         return self._scorer.score(prompts, rollout)
 
     def _set_metrics(
-        self, name: str, greedy_groups: Sequence[ScoredGroup], sampled_groups: Sequence[ScoredGroup]
+        self, name: str, single_groups: Sequence[ScoredGroup], sampled_groups: Sequence[ScoredGroup]
     ) -> dict[str, float]:
-        greedy, sampled = _by_source(greedy_groups), _by_source(sampled_groups)
+        single, sampled = _by_source(single_groups), _by_source(sampled_groups)
         metrics: dict[str, float] = {}
-        for part, sources in part_names(name, greedy, names_sets=self._names_sets).items():
-            summary = summarize([some for source in sources for some in greedy[source]], all_rewards=True)
-            metrics |= dict(_core_metrics(part, summary)) | _greedy_metrics(part, summary)
+        for part, sources in part_names(name, single, names_sets=self._names_sets).items():
+            summary = summarize([some for source in sources for some in single[source]], all_rewards=True)
+            metrics |= dict(_core_metrics(part, summary)) | _single_metrics(part, summary)
             if sampled:
                 some = [some for source in sources for some in sampled[source]]
                 metrics |= dict(_core_metrics(part, summarize(some, self._section.pass_at_k, all_rewards=True)))
         return metrics
+
+
+def single_temperature(section: EvalSection) -> float:
+    """Of the one answer to each problem; 0 where it is greedy."""
+    return section.temperature if section.do_sample else 0.0
 
 
 def part_names(set_name: str, sources: Iterable[str], *, names_sets: bool) -> dict[str, list[str]]:
@@ -160,7 +170,7 @@ def _core_metrics(part: str, summary: EvaluationSummary) -> Iterator[tuple[str, 
         yield from with_bounds(f"val-core/{part}/{name}", estimate).items()
 
 
-def _greedy_metrics(part: str, summary: EvaluationSummary) -> dict[str, float]:
+def _single_metrics(part: str, summary: EvaluationSummary) -> dict[str, float]:
     return {
         f"val-aux/{part}/num_problems": summary.num_problems,
         f"val-aux/{part}/no_answer_ratio": summary.no_answer,

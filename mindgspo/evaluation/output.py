@@ -12,7 +12,8 @@ from typing import BinaryIO
 
 from mindgspo.errors import ConfigError
 from mindgspo.evaluation.estimates import Estimate
-from mindgspo.evaluation.run_tasks import TaskResult
+from mindgspo.evaluation.evaluate import single_temperature
+from mindgspo.evaluation.run_tasks import TaskResult, kind_of
 from mindgspo.evaluation.summary import EvaluationSummary
 from mindgspo.evaluation.tasks import EvalTask
 from mindgspo.io import fsync_tree, remove_leftovers, temporary_path, write_error, write_json
@@ -68,22 +69,23 @@ def remarks(found: Sequence[TaskResult]) -> Iterator[str]:
 
 
 def report(found: Sequence[TaskResult]) -> dict[str, object]:
-    """All summaries with what they were measured with. accuracy: of greedy answers, over all problems."""
+    """All summaries with what they were measured with. accuracy: of one answer each, over all problems."""
     config = found[0].task.config
-    problems = sum(one.greedy.num_problems for one in found)
+    problems = sum(one.single.num_problems for one in found)
     return {
         "model": str(config.model.path),
         "problems": problems,
-        "accuracy": sum(one.greedy.num_correct for one in found) / problems,
+        "accuracy": sum(one.single.num_correct for one in found) / problems,
         "settings": {
             "device": config.device,
             "dtype": config.model.dtype,
             "seed": config.seed,
             "max_new_tokens": config.rollout.max_new_tokens,
             "num_samples": config.eval.num_samples,
+            "do_sample": config.eval.do_sample,
             "temperature": config.eval.temperature,
-            "top_p": config.rollout.top_p,
-            "top_k": config.rollout.top_k,
+            "top_p": config.eval.top_p,
+            "top_k": config.eval.top_k,
             "tokenizer": None if config.tokenizer.path is None else str(config.tokenizer.path),
             "eos_tokens": list(config.tokenizer.eos_tokens),
         },
@@ -119,13 +121,14 @@ def _label(one: TaskResult, found: Sequence[TaskResult]) -> str:
 
 
 def _kinds(one: TaskResult) -> Iterator[tuple[str, EvaluationSummary]]:
-    yield "greedy", one.greedy
+    section = one.task.config.eval
+    yield kind_of(single_temperature(section), 1), one.single
     if one.sampled is not None:
-        yield f"{one.task.config.eval.num_samples} samples", one.sampled
+        yield kind_of(section.temperature, section.num_samples), one.sampled
 
 
 def _rows_of(one: TaskResult, label: str) -> Iterator[tuple[str, ...]]:
-    names: tuple[str, str] = (label, f"{one.greedy.num_problems:,}")
+    names: tuple[str, str] = (label, f"{one.single.num_problems:,}")
     for kind, summary in _kinds(one):
         first = (kind, _percent(summary.cut), _percent(summary.no_answer), f"{summary.mean_length:.0f}")
         for name, estimate in summary.estimates.items():
@@ -149,12 +152,12 @@ def _result(one: TaskResult) -> dict[str, object]:
         "data_source": one.source,
         "path": None if source.path is None else str(source.path),
         "format": source.format,
-        "problems": one.greedy.num_problems,
+        "problems": one.single.num_problems,
         "dropped": one.dropped,
         "system_prompt": config.data.system_prompt,
         "instruction_suffix": config.data.instruction_suffix,
         "reward": list(config.reward.functions),
-        "greedy": _summary(one.greedy),
+        kind_of(single_temperature(config.eval), 1): _summary(one.single),
         "sampled": None if one.sampled is None else _summary(one.sampled),
     }
 

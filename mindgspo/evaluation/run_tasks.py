@@ -17,7 +17,7 @@ from mindgspo.config.schema import SwapSection
 from mindgspo.data import PromptDataset
 from mindgspo.errors import ConfigError
 from mindgspo.evaluation.datasets import HELD_OUT_SEED, open_checked_dataset
-from mindgspo.evaluation.evaluate import Evaluator
+from mindgspo.evaluation.evaluate import Evaluator, single_temperature
 from mindgspo.evaluation.scoring import ResponseScorer, start_scorer
 from mindgspo.evaluation.summary import EvaluationSummary, ScoredProblem, summarize
 from mindgspo.evaluation.tasks import EvalTask
@@ -40,18 +40,18 @@ left empty at the end of a call do not matter."""
 _NO_LIMIT = 1 << 30  # tokens; how long prompts may be is said once the longest is known
 
 Keep = Callable[[EvalTask, Tokenizer, ScoredGroup], None]
-"""Told every problem with its answers, greedy ones first."""
+"""Told every problem with its answers, the single ones first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult:
-    """source: the rows' data source. dropped: rows of the data set that were left out, by reason. greedy: one answer
-    per problem. sampled: eval.num_samples of them, None where that is 1."""
+    """source: the rows' data source. dropped: rows of the data set that were left out, by reason. single: one answer
+    per problem, greedy unless eval.do_sample. sampled: eval.num_samples of them, None where that is 1."""
 
     task: EvalTask
     source: str
     dropped: dict[str, int]
-    greedy: EvaluationSummary
+    single: EvaluationSummary
     sampled: EvaluationSummary | None
 
 
@@ -99,7 +99,8 @@ def evaluate_task(
 ) -> list[TaskResult]:
     """The results of one data set by data source, in alphabetical order. keep: told every problem with its answers."""
     section = task.config.eval
-    greedy = _by_source(_answered(evaluator, task, prompts, keep, temperature=0.0, num_samples=1))
+    settings = {"temperature": single_temperature(section), "num_samples": 1}
+    single = _by_source(_answered(evaluator, task, prompts, keep, **settings))
     sampled: dict[str, list[ScoredProblem]] = {}
     if section.num_samples > 1:
         settings = {"temperature": section.temperature, "num_samples": section.num_samples}
@@ -109,10 +110,10 @@ def evaluate_task(
             task=task,
             source=source,
             dropped=dropped,
-            greedy=summarize(some),
+            single=summarize(some),
             sampled=summarize(sampled[source], section.pass_at_k) if sampled else None,
         )
-        for source, some in sorted(greedy.items())
+        for source, some in sorted(single.items())
     ]
 
 
@@ -129,7 +130,7 @@ def _answered(
     size = max(1, ROUNDS_PER_CALL * task.config.rollout.slots // num_samples)
     found: list[ScoredProblem] = []
     with RowProgress(is_wanted=task.config.logging.progress) as progress:
-        name = f"{task.label} " + ("greedy" if temperature == 0 else f"{num_samples} samples")
+        name = f"{task.label} {kind_of(temperature, num_samples)}"
         advance = progress.stage(name, lambda: len(prompts))
         for start in range(0, len(prompts), size):
             groups = evaluator.answers(
@@ -140,6 +141,13 @@ def _answered(
                 found.append(ScoredProblem.of(group))
             advance(len(groups))
     return found
+
+
+def kind_of(temperature: float, num_samples: int) -> str:
+    """What answers of a problem are called."""
+    if temperature == 0:
+        return "greedy"
+    return "drawn" if num_samples == 1 else f"{num_samples} samples"
 
 
 def _by_source(answered: Sequence[ScoredProblem]) -> dict[str, list[ScoredProblem]]:

@@ -60,7 +60,7 @@ class EvalOptions:
             "eval.num_samples": self.num_samples,
             "eval.pass_at_k": None if ks is None else list(ks),
             "eval.temperature": self.temperature,
-            "rollout.top_p": self.top_p,
+            "eval.top_p": self.top_p,
             "rollout.max_new_tokens": self.max_new_tokens,
             **{f"{key}.max_rows": self.max_rows for key in eval_keys},
             "seed": self.seed,
@@ -218,7 +218,8 @@ def _refuse_unused(options: EvalOptions, config: ExperimentConfig) -> None:
     """Settings of samples where there are none; greedy answers do not read them."""
     given: Mapping[str, object] = {"temperature": options.temperature, "top-p": options.top_p}
     unused = [name for name, value in given.items() if value is not None]
-    if unused and config.eval.num_samples == 1:
+    if unused and config.eval.num_samples == 1 and not config.eval.do_sample:
         raise ConfigError(
-            f"--{unused[0]}: greedy answers do not depend on it, and eval.num_samples is 1; add e.g. --num-samples 8"
+            f"--{unused[0]}: greedy answers do not depend on it, and eval.num_samples is 1; add e.g. --num-samples 8, "
+            "or --set eval.do_sample=true"
         )

@@ -43,7 +43,7 @@ class _Line:
 
 def draw_accuracy(axes: Axes, run: RunRecord, theme: Theme) -> None:
     """Greedy accuracy of every set or data source; of all problems together, too, where there are several."""
-    entitle(axes, theme, "Held-out accuracy", "greedy answers; shaded: 95 % interval; dotted: best step")
+    entitle(axes, theme, "Held-out accuracy", "one answer per problem; shaded: 95 % interval; dotted: best step")
     parts = list(accuracies(run))
     if not parts:
         return not_recorded(axes, theme)
@@ -62,7 +62,7 @@ def draw_accuracy(axes: Axes, run: RunRecord, theme: Theme) -> None:
 
 
 def draw_sampled(run: RunRecord, theme: Theme) -> bytes | None:
-    """A panel per set or data source with all its shares: greedy, mean@n, pass@k, maj@k."""
+    """A panel per set or data source with all its shares: mean@1, mean@n, pass@k, maj@k."""
     names = {part: _figures(run, part) for part in list(accuracies(run))[:MOST_PANELS]}
     if all(len(found) <= 1 for found in names.values()):
         return None
@@ -71,9 +71,9 @@ def draw_sampled(run: RunRecord, theme: Theme) -> bytes | None:
     cells = list(figure.subplots(rows, 2, squeeze=False).flat)
     for axes, (part, found) in zip(cells, names.items(), strict=False):
         style(axes, theme)
-        entitle(axes, theme, _literal(part), "greedy and sampled answers; shaded: 95 % interval")
+        entitle(axes, theme, _literal(part), "one answer per problem, and samples; shaded: 95 % interval")
         lines = [
-            _line(run, name, _figure_label(name), theme.series[number % 4], "--" if number >= 4 else "-")
+            _line(run, name, name.rpartition("/")[2], theme.series[number % 4], "--" if number >= 4 else "-")
             for number, name in enumerate(found)
         ]
         _draw(axes, lines, theme)
@@ -86,16 +86,11 @@ def draw_sampled(run: RunRecord, theme: Theme) -> bytes | None:
 
 
 def _figures(run: Recorded, part: str) -> list[str]:
-    """The shares measured of a part, greedy first, then in the order of their k."""
+    """The shares measured of a part, mean@1 first, then in the order of their k."""
     pattern = re.compile(re.escape(f"val-core/{part}/acc/") + r"(?P<kind>mean|pass|maj)@(?P<k>[0-9]+)")
     found = [match for name in run.names() if (match := pattern.fullmatch(name))]
     order = {"mean": 0, "maj": 1, "pass": 2}
     return [match[0] for match in sorted(found, key=lambda match: (order[match["kind"]], int(match["k"])))]
-
-
-def _figure_label(name: str) -> str:
-    figure = name.rpartition("/")[2]
-    return "greedy" if figure == "mean@1" else figure
 
 
 def _line(run: Recorded, name: str, label: str, colour: str, dashes: str) -> _Line:

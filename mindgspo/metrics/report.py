@@ -239,11 +239,12 @@ def _base64(data: bytes) -> str:
 
 
 _Record = Mapping[str, object]
+_GREEDY = "greedy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The greedy answer to a problem, and how many of its samples are correct."""
+    """The one answer to a problem, and how many of its samples are correct."""
 
     verdict: str
     extracted: object
@@ -267,9 +268,10 @@ class HeldOutProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutTable:
-    """steps: of the evaluations that are shown, one or two."""
+    """steps: of the evaluations that are shown, one or two. kind: of their answers, greedy or drawn."""
 
     steps: tuple[object, ...]
+    kind: str
     problems: tuple[HeldOutProblem, ...]
 
 
@@ -286,7 +288,8 @@ def held_out_table(run: RunRecord) -> HeldOutTable | None:
             before = evaluations[0].get(key, ()) if len(evaluations) > 1 else ()
             problems.append(_problem(lines, _answer(before), _answer(lines)))
     steps = tuple(lines[0].get("step") for lines in (run.first_validation, run.last_validation) if lines)
-    return HeldOutTable(steps=steps, problems=tuple(problems))
+    is_greedy = any(line.get("sample") == _GREEDY for lines in evaluations[-1].values() for line in lines)
+    return HeldOutTable(steps=steps, kind=_GREEDY if is_greedy else "drawn", problems=tuple(problems))
 
 
 def _by_problem(lines: Sequence[_Record]) -> dict[tuple[object, object], list[_Record]]:
@@ -308,16 +311,18 @@ def _problem(lines: Sequence[_Record], first: Answer | None, last: Answer | None
 
 def _answer(lines: Sequence[_Record]) -> Answer | None:
     """A warm-up's two evaluations share a step: the later line of an answer counts."""
-    greedy = [line for line in lines if line.get("sample") == "greedy"]
-    if not greedy:
+    if not lines:
         return None
-    samples = {line.get("sample"): line for line in lines if line.get("sample") != "greedy"}
+    single = [line for line in lines if line.get("sample") == _GREEDY]
+    samples = {line.get("sample"): line for line in lines if line.get("sample") != _GREEDY}
+    if not single:  # eval.do_sample: the only answer is a drawn one
+        single, samples = list(lines), {}
     return Answer(
-        verdict=str(greedy[-1].get("verdict")),
-        extracted=greedy[-1].get("extracted"),
-        length=greedy[-1].get("length"),
-        is_cut=greedy[-1].get("finish_reason") == "length",
-        response=_cut_text(greedy[-1].get("response")),
+        verdict=str(single[-1].get("verdict")),
+        extracted=single[-1].get("extracted"),
+        length=single[-1].get("length"),
+        is_cut=single[-1].get("finish_reason") == "length",
+        response=_cut_text(single[-1].get("response")),
         num_correct=sum(line.get("verdict") == "correct" for line in samples.values()),
         num_samples=len(samples),
     )

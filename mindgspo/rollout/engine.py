@@ -21,8 +21,8 @@ from mindgspo.parallel.device_ops import attention_segments, takes_packed
 from mindgspo.parallel.runtime import paged_kernels
 from mindgspo.rollout.blocks import SCRATCH, BlockAllocator, num_blocks_for
 from mindgspo.rollout.cache import CopyBlocks, PagedCache
-from mindgspo.rollout.graphs import Collect, DecodeStep, Prefill, TokenSampler
-from mindgspo.rollout.protocol import Purpose, Rollout, RolloutCounters, SamplingSettings
+from mindgspo.rollout.graphs import Collect, DecodeStep, PackedWeights, Prefill, TokenSampler
+from mindgspo.rollout.protocol import Cut, Purpose, Rollout, RolloutCounters, SamplingSettings
 from mindgspo.rollout.scheduler import DecodeRun, PrefillRow, Scheduler
 from mindgspo.types import Float32Array, Int32Array, Prompt
 
@@ -33,7 +33,8 @@ class NativeEngine:
     num_slots: most sequences decoded at once. prefill_width: prompts per prefill graph. max_prompt_length,
     max_new_tokens: bounds of a sequence. length_multiple: prompts are padded to a multiple of it. num_blocks: of the
     cache, the scratch block among them; None: enough for all slots at their longest. tokens_per_look: decode steps
-    between two looks of the host. cache_dtype: None: the model's. block: tokens per block.
+    between two looks of the host. cache_dtype: None: the model's. top_k, top_p: see `Cut`; where settings bring a cut
+    of their own, there is one more graph. block: tokens per block.
     """
 
     def __init__(
@@ -62,12 +63,13 @@ class NativeEngine:
         if num_blocks is None:
             num_blocks = num_slots * num_blocks_for(num_columns, block) + 1
         self._cache = PagedCache(model, num_blocks=num_blocks, num_columns=num_columns, dtype=cache_dtype, block=block)
-        team = model.place.model_ranks
-        self._prefill = GraphOfRanks(Prefill(model, self._cache), team)
+        self._model, self._team = model, model.place.model_ranks
+        self._prefill = GraphOfRanks(Prefill(model, self._cache), self._team)
         # The rest of a prompt is no longer than the prompt.
         self._copy_blocks = CopyBlocks(self._cache, min(block, self._prompt_columns))
-        decode = DecodeStep(model, self._cache, TokenSampler(top_k=top_k, top_p=top_p))
-        self._decode, self._pack_weights = GraphOfRanks(decode, team), decode.packed
+        self._pack_weights = PackedWeights(model)
+        self._cut = Cut(top_k, top_p)
+        self._decoders = {self._cut: self._decoder(self._cut)}
         self._collect = Collect()
         # Copying a few blocks per graph keeps admission cheap; a wider graph would mostly copy padding.
         self._copy_width = min(8, num_slots)
@@ -106,6 +108,7 @@ class NativeEngine:
             weight_version=weight_version,
         )
         sampling = self._sampling(settings)
+        decode = self._decoder_of(settings)
         steps = busy = prefilled = 0
         while not scheduler.done:
             scheduler.grow()
@@ -114,7 +117,7 @@ class NativeEngine:
             self._run_prompts(admissions.prefills)
             self._copy(admissions.copies)
             run = scheduler.next_run()
-            busy += scheduler.take(*self._run_steps(run, sampling))
+            busy += scheduler.take(*self._run_steps(run, decode, sampling))
             steps += run.num_steps
             faults.reach(f"{fault}.inside")
         responses = scheduler.responses()
@@ -137,7 +140,20 @@ class NativeEngine:
         inverse = 1.0 if greedy else 1.0 / settings.temperature
         return Tensor(np.full(self._num_slots, inverse, np.float32)), Tensor(np.full(self._num_slots, greedy))
 
-    def _run_steps(self, run: DecodeRun, sampling: tuple[Tensor, Tensor]) -> tuple[Int32Array, Float32Array]:
+    def _decoder(self, cut: Cut) -> GraphOfRanks:
+        sampler = TokenSampler(top_k=cut.top_k, top_p=cut.top_p)
+        return GraphOfRanks(DecodeStep(self._model, self._cache, sampler, self._pack_weights), self._team)
+
+    def _decoder_of(self, settings: SamplingSettings) -> GraphOfRanks:
+        """The decode graph that cuts as the settings say; sorting the vocabulary costs time, so each has its own."""
+        cut = self._cut if settings.cut is None or settings.temperature == 0 else settings.cut
+        if cut not in self._decoders:
+            self._decoders[cut] = self._decoder(cut)
+        return self._decoders[cut]
+
+    def _run_steps(
+        self, run: DecodeRun, decode: GraphOfRanks, sampling: tuple[Tensor, Tensor]
+    ) -> tuple[Int32Array, Float32Array]:
         """Ids and log-probs [J, S] of a run's steps, each fed with what the one before it drew. The host waits once,
         for the last one."""
         ids_S, table_SP = Tensor(run.ids_S), Tensor(run.table_SP)
@@ -146,7 +162,7 @@ class NativeEngine:
         logprobs: list[Tensor] = []
         with paged_kernels():
             for step in range(run.num_steps):
-                ids_S, logprobs_S = self._decode(
+                ids_S, logprobs_S = decode(
                     ids_S,
                     Tensor(run.positions_JS[step]),
                     Tensor(run.cache_rows_JS[step]),

@@ -153,13 +153,13 @@ class DecodeStep(nn.Cell):
     """Feeds one token per row and samples the next one. The ranks of a model-parallel group share the rows: each
     holds its heads' part of the cache, the first one draws, and all go on with its tokens."""
 
-    def __init__(self, model: nn.Cell, cache: PagedCache, sampler: TokenSampler) -> None:
+    def __init__(self, model: nn.Cell, cache: PagedCache, sampler: TokenSampler, packed: PackedWeights) -> None:
         super().__init__(auto_prefix=False)
         self.model = model
         self.cache = cache.matrices
         self.attend = decode_attention(cache)
         self.sampler = sampler
-        self.packed = PackedWeights(model)
+        self.packed = packed
         self.gather_columns = gather_columns(model.place)
         self.from_first_rank = from_first_rank(model.place)
 

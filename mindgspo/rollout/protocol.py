@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -43,18 +43,27 @@ class RandomStream:
         return (1.0 - draws).astype(np.float32)
 
 
+class Cut(NamedTuple):
+    """Which tokens can be drawn: the top_k likeliest (0: all), and of these the fewest whose probability reaches top_p
+    (1: all)."""
+
+    top_k: int = 0
+    top_p: float = 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingSettings:
     """How the responses of one call are drawn.
 
     num_samples: responses per prompt. temperature: 0 takes the likeliest token. max_new_tokens: EOS included.
-    stream: where the uniforms come from (not read when greedy).
+    stream: where the uniforms come from. cut: None: the engine's own. When greedy neither of these is read.
     """
 
     num_samples: int
     temperature: float
     max_new_tokens: int
     stream: RandomStream
+    cut: Cut | None = None
 
     def __post_init__(self) -> None:
         assert self.num_samples >= 1 and self.max_new_tokens >= 1 and self.temperature >= 0, self

@@ -71,7 +71,7 @@ class Validation:
         progress.evaluated(evaluation.accuracy, metrics.get(best_metric))
         log.log_metrics(progress.step, metrics)
         for one in evaluation.sets:
-            for groups in (one.greedy, one.sampled):
+            for groups in (one.single, one.sampled):
                 log.log_validation(progress.step, one.name, groups, self._decode)
         for line in verdict_lines(log.history, step=progress.step, best=_best_text(best_metric, progress)):
             log.note(line)

@@ -29,7 +29,7 @@ from mindgspo.parallel.auto_parallel import set_mode
 from mindgspo.parallel.device_ops import attention_segments, takes_packed
 from mindgspo.parallel.placement import Placement, auto_parallel_placement
 from mindgspo.rollout.cache import PagedCache
-from mindgspo.rollout.graphs import DecodeStep, Prefill, TokenSampler
+from mindgspo.rollout.graphs import DecodeStep, PackedWeights, Prefill, TokenSampler
 from mindgspo.rollout.sizes import reads_trained_weights, rollout_sizes
 from mindgspo.rollout.weight_transfer import hold_in_compute_type
 from mindgspo.trainer.batches import longest_batch
@@ -114,7 +114,8 @@ def _decode(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> 
     table_SP, num_rows_1 = np.zeros((num_slots, cache.most_blocks), np.int32), np.array([num_slots], np.int32)
     greedy_S = np.zeros(num_slots, bool)
     inputs = (ids_S, ids_S, ids_S, table_SP, floats_S, floats_S, greedy_S, ids_S + 1, num_rows_1)
-    return CompilableGraph(cell=DecodeStep(model, cache, sampler), inputs=tuple(Tensor(array) for array in inputs))
+    cell = DecodeStep(model, cache, sampler, PackedWeights(model))
+    return CompilableGraph(cell=cell, inputs=tuple(Tensor(array) for array in inputs))
 
 
 def _generating_model(config: ExperimentConfig, rank: int) -> nn.Cell:

@@ -15,6 +15,7 @@ from mindgspo.integrations.foreign_configs.experiment import INFER, TRAIN, Exper
 from mindgspo.integrations.foreign_configs.models import is_local, take_sizes
 from mindgspo.integrations.foreign_configs.sources import Source
 from mindgspo.integrations.foreign_configs.tables import (
+    READERS,
     Outcome,
     Row,
     Settings,
@@ -35,6 +36,7 @@ from mindgspo.integrations.foreign_configs.tables import (
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT, _MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+_EVAL = f"{_ROLLOUT}.val_kwargs"
 _CARDS = ("trainer.nnodes", "trainer.n_gpus_per_node")
 _MEGATRON = f"{_ACTOR}.megatron"
 _MEGATRON_TRAINERS = ("ppo_megatron_trainer", "dapo_megatron_trainer")
@@ -110,8 +112,11 @@ def filters_groups(settings: Settings) -> bool:
     return flag(settings[f"{_FILTER}.enable"])
 
 
-def several_eval_samples(settings: Settings) -> bool:
-    return whole(settings[f"{_ROLLOUT}.val_kwargs.n"]) != 1
+def draws_answers(settings: Settings) -> bool:
+    """Whether evaluation draws; at temperature 0, the default there, it does not, whatever do_sample says."""
+    temperature = settings[f"{_EVAL}.temperature"]
+    several = settings.size(f"{_EVAL}.n") > 1
+    return temperature not in (0, None) and (several or settings.is_on(f"{_EVAL}.do_sample"))
 
 
 def penalizes_overlong(settings: Settings) -> bool:
@@ -165,13 +170,27 @@ def model_path(value: Any, settings: Settings, row: Row) -> Outcome:
 
 def eval_samples(value: Any, settings: Settings, row: Row) -> Outcome:
     samples = whole(value)
+    if samples > 1 and not draws_answers(settings):
+        return adjusted({"eval.num_samples": 1}, "1: at temperature 0 all of them are the greedy answer")
     return mapped({"eval.num_samples": samples, **({"eval.pass_at_k": [1, samples]} if samples > 1 else {})})
 
 
 def eval_do_sample(value: Any, settings: Settings, row: Row) -> Outcome:
-    if flag(value) and not several_eval_samples(settings):
-        return not_implemented("one drawn sample per problem; here one is greedy: set eval.num_samples for drawn ones")
-    return not_needed("eval.num_samples=1 is greedy, more of them are drawn")
+    if not flag(value):
+        return not_needed("one answer is greedy, more are drawn, as here")
+    if settings.size(f"{_EVAL}.n") > 1:
+        return not_needed("several answers are always drawn")
+    return mapped({row.target: True}) if draws_answers(settings) else not_needed("temperature 0 is greedy")
+
+
+def eval_cut(value: Any, settings: Settings, row: Row) -> Outcome:
+    """top_p or top_k."""
+    key = row.source.rpartition(".")[2]
+    read = number if key == "top_p" else READERS["top_k"]
+    training = settings[f"{_ROLLOUT}.{key}"]
+    if training is not None and read(value) == read(training):
+        return not_needed(f"as in training, which {row.target} follows")
+    return mapped({row.target: read(value)})
 
 
 def engine_replicas(value: Any, settings: Settings, row: Row) -> Outcome:

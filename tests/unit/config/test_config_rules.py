@@ -43,6 +43,8 @@ WARMUP = "warmup={max_steps: 5, batch_size: 4, lr: 1e-3, stop_at_accuracy: 0.5}"
      "model.num_key_value_heads: 3 does not divide num_attention_heads 4; nearest legal: 2 or 4"),
     (["eval.pass_at_k=[1, 8]", "eval.num_samples=4"],
      "eval.pass_at_k: 8 needs as many samples, but eval.num_samples is 4; set eval.num_samples=8 or drop 8"),
+    (["eval={do_sample: true, num_samples: 4}"],
+     "eval.do_sample: with eval.num_samples 4 as many are drawn without it, beside a greedy one; leave it out"),
     (["reward.weights=[1, 2]"], "reward.weights: 2 weights for 1 reward.functions; give one weight per function"),
     (["data.eval.split=train"],
      "data.eval.split: train is already the split of data.train, so they share rows; nearest legal: dev or test"),
@@ -96,9 +98,17 @@ def test_no_notes_about_the_papers_settings(load):
     assert notes(load()) == []
 
 
+def test_what_evaluation_draws_is_cut_as_in_training_unless_said(load):
+    assert notes(load("eval={do_sample: true, top_p: 0.7, temperature: 0.6}")) == []
+    section = load("eval={do_sample: true, top_p: 0.7}", "rollout={top_k: 20, top_p: 0.9}").eval
+    assert (section.top_p, section.top_k) == (0.7, 20)
+
+
 @pytest.mark.parametrize(("overrides", "expected"), [
     (["rollout.top_p=0.9", "rollout.top_k=20"], "rollout: top_p 0.9 and top_k 20 cut the distribution"),
     (["rollout.top_k=20"], "rollout: top_k 20 cut"),
+    (["eval={temperature: 0.6, top_p: 0.7}"],
+     "eval.temperature, eval.top_p: not read, because the one answer is greedy; eval.do_sample=true draws it"),
     (["trainer.epochs=3"], "trainer.epochs: 3 is not read, because trainer.max_steps is set"),
     (["optimizer={warmup_ratio: 0.1, warmup_steps: 2}"],
      "optimizer.warmup_ratio: 0.1 is not read, because optimizer.warmup_steps is set"),

@@ -182,6 +182,14 @@ def test_scripts_for_ascend_ask_for_paths_alone(name: str, tmp_path: Path) -> No
     assert paths <= asked <= paths | {"reward.functions"}
 
 
+@pytest.mark.parametrize("name", OF_ASCEND[:3])
+def test_one_drawn_answer_with_a_cut_of_its_own(name: str) -> None:
+    values = flat(of_files((name,)))
+    wanted = {"eval.num_samples": 1, "eval.do_sample": True, "eval.temperature": 1.0, "eval.top_p": 0.7,
+              "eval.top_k": None}  # fmt: skip
+    assert {key: values.get(key) for key in wanted} == wanted
+
+
 def test_verl_gspo_of_experts() -> None:
     found = of_files(("verl_gspo_30b_megatron.sh",))
     values = flat(found)

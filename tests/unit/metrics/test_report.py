@@ -336,6 +336,16 @@ def test_one_evaluation_has_one_column_and_a_warm_ups_second_counts(log: RunLog,
     assert "greedy, step 0" in write_report(tmp_path).read_text(encoding="utf-8")
 
 
+def test_one_drawn_answer_is_shown_as_such(log: RunLog, scored, decode_ids, tmp_path: Path) -> None:
+    log.log_metrics(0, figures("eval", 0.5))
+    group = scored(0, [RIGHT])
+    drawn = replace(group, responses=tuple(replace(one, temperature=1.0) for one in group.responses))
+    log.log_validation(0, "eval", [drawn], decode_ids)
+    table = held_out_table(read_run(tmp_path))
+    assert (table.kind, table.problems[0].last.verdict, table.problems[0].last.num_samples) == ("drawn", "correct", 0)
+    assert "drawn, step 0" in write_report(tmp_path).read_text(encoding="utf-8")
+
+
 def test_an_old_run_without_answers_still_has_a_report(run_folder: Path) -> None:
     assert held_out_table(read_run(run_folder)) is None
     assert "Held-out problems" not in write_report(run_folder).read_text(encoding="utf-8")

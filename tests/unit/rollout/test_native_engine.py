@@ -4,12 +4,13 @@ One tiny random model with weights wide enough that its distributions are peaked
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from mindgspo.config import ModelSection
-from mindgspo.rollout.protocol import Purpose, RandomStream, Rollout, SamplingSettings
+from mindgspo.rollout.protocol import Cut, Purpose, RandomStream, Rollout, SamplingSettings
 from mindgspo.types import FinishReason, Prompt
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
@@ -260,6 +261,17 @@ def test_top_k_of_one_is_greedy(model, endless_engine) -> None:
     prompts = make_prompts(4)
     greedy = tokens_of(generate(endless_engine, prompts, sampling(num_samples=1, temperature=0.0)))
     assert tokens_of(generate(make_engine(model, eos_ids=(), top_k=1), prompts, sampling(num_samples=1))) == greedy
+
+
+def test_a_cut_of_ones_own_leaves_the_engines_alone(model, endless_engine) -> None:
+    prompts, drawn = make_prompts(4), sampling(num_samples=1)
+    greedy, before = (
+        tokens_of(generate(endless_engine, prompts, settings))
+        for settings in (sampling(num_samples=1, temperature=0.0), drawn)
+    )
+    assert tokens_of(generate(endless_engine, prompts, replace(drawn, cut=Cut(top_k=1)))) == greedy != before
+    assert tokens_of(generate(endless_engine, prompts, drawn)) == before
+    assert tokens_of(generate(endless_engine, prompts, replace(drawn, cut=Cut()))) == before
 
 
 def test_counters_and_busy_slots_on_mixed_lengths(engine) -> None:

@@ -49,7 +49,7 @@ def test_every_option_arrives_and_set_wins(model_dir: Path, tmp_path: Path) -> N
     ):
         config = task.config
         assert (config.eval.num_samples, config.eval.pass_at_k, config.eval.temperature) == (8, (1, 8), 0.6)
-        assert (config.rollout.top_p, config.rollout.max_new_tokens, config.rollout.slots) == (0.95, 20, 4)
+        assert (config.eval.top_p, config.rollout.max_new_tokens, config.rollout.slots) == (0.95, 20, 4)
         assert (config.data.eval.max_rows, config.seed, config.device) == (5, 4, "CPU")
         assert (config.tokenizer.path, config.tokenizer.eos_tokens) == (other, ("<|endoftext|>",))
         assert (config.data.system_prompt, config.data.instruction_suffix) == ("Think.", '\nSay "#### n".')

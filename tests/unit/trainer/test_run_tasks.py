@@ -46,7 +46,7 @@ def test_figures_table_report_and_records_agree(measured, script, prompts, token
     found, told = measured(script, *SETTINGS, rows=prompts[::-1])
     assert [one.source for one in found] == ["arithmetic", "openai/gsm8k"]
     arithmetic, gsm8k = found
-    assert (arithmetic.greedy.num_problems, arithmetic.greedy.num_correct) == (4, 0)
+    assert (arithmetic.single.num_problems, arithmetic.single.num_correct) == (4, 0)
     values = {name: estimate.value for name, estimate in arithmetic.sampled.estimates.items()}
     assert values == {"acc/mean@4": 0.25, "acc/pass@1": 0.25, "acc/pass@4": 1, "acc/maj@4": 0}
     assert {estimate.value for estimate in gsm8k.sampled.estimates.values()} == {1}
@@ -79,9 +79,17 @@ def test_greedy_alone_and_the_number_of_calls(measured, script) -> None:
     # 8 prompts x 4 samples: with one slot a call takes 2 prompts, with 64 all of them.
     few, told_few = measured(script, *SETTINGS, "rollout.slots=1")
     many, told_many = measured(script, *SETTINGS, "rollout.slots=64")
-    assert [(one.greedy, one.sampled) for one in few] == [(one.greedy, one.sampled) for one in many]
+    assert [(one.single, one.sampled) for one in few] == [(one.single, one.sampled) for one in many]
     assert [group.prompt.index for group in told_few] == [*range(8), *range(8)]
     assert [group.prompt.index for group in told_many] == [*range(8), *range(8)]
+
+
+def test_one_drawn_answer_is_not_called_greedy(measured, script) -> None:
+    found, _ = measured(script, "eval={do_sample: true, top_p: 0.7}")
+    assert "drawn" in table_lines(found)[1] and "greedy" not in "\n".join(table_lines(found))
+    said = report(found)
+    assert said["results"][0]["drawn"]["acc/mean@1"]["value"] == 0 and "greedy" not in said["results"][0]
+    assert (said["settings"]["do_sample"], said["settings"]["top_p"]) == (True, 0.7)
 
 
 def test_remarks_say_what_to_do(measured, tokenizer, script) -> None:

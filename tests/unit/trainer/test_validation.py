@@ -13,7 +13,7 @@ from mindgspo.errors import ConfigError
 from mindgspo.evaluation.estimates import change_estimate
 from mindgspo.evaluation.evaluate import check_best_metric
 from mindgspo.metrics import RunLog, unknown_names
-from mindgspo.rollout.protocol import Purpose
+from mindgspo.rollout.protocol import Cut, Purpose
 from mindgspo.trainer.progress import Best, Progress
 from mindgspo.trainer.validation import Baseline
 
@@ -63,7 +63,28 @@ def test_samples_of_an_evaluation_depend_on_nothing_but_seed_and_step(make_train
     evaluate(trainer, {"eval": prompts}, step=3)
     greedy, sampled = asked
     assert (greedy.temperature, greedy.num_samples) == (0.0, 1)
+    assert (sampled.temperature, sampled.num_samples, sampled.cut) == (1.0, 2, Cut(0, 1.0))
     assert (sampled.stream.purpose, sampled.stream.step, sampled.stream.seed) == (Purpose.EVALUATION, 3, 1)
+
+
+def test_one_drawn_answer_per_problem(make_trainer, answer, prompts, log: RunLog, tmp_path, evaluate, validate) -> None:
+    settings = ("eval={do_sample: true, temperature: 0.7, top_p: 0.7, logged_problems: 1}", "rollout.top_k=20")
+    trainer = make_trainer(lambda prompt, sample: answer(prompt.answer), *settings)
+    asked = []
+    generate = trainer.engine.generate
+
+    def remembered(prompts, settings, **kept):
+        asked.append(settings)
+        return generate(prompts, settings, **kept)
+
+    trainer.engine.generate = remembered
+    evaluation = evaluate(trainer, {"eval": prompts}, step=3)
+    (drawn,) = asked
+    assert (drawn.temperature, drawn.num_samples, drawn.stream.purpose) == (0.7, 1, Purpose.EVALUATION)
+    assert drawn.cut == Cut(20, 0.7), "top_k is rollout's"
+    assert evaluation.accuracy == 1 == evaluation.metrics["val-core/arithmetic/acc/mean@1"]
+    validate(trainer, log, Progress())
+    assert [line["sample"] for line in lines(tmp_path / "validation.jsonl")] == [0]
 
 
 def test_what_an_evaluation_leaves_in_the_log(
@@ -182,8 +203,8 @@ def test_accuracy_by_source_and_over_all(make_trainer, answer, prompts, tokenize
     assert (metrics["val-core/arithmetic/acc/mean@1"], metrics["val-core/openai/gsm8k/acc/mean@1"]) == (2 / 4, 1)
     assert metrics["val-aux/arithmetic/no_answer_ratio"] == 1 / 4
     assert not any("pass@" in name for name in metrics), "num_samples is 1: greedy only"
-    assert [group.prompt.index for group in evaluation.sets[0].greedy] == list(range(8))
-    assert {response.temperature for group in evaluation.sets[0].greedy for response in group.responses} == {0.0}
+    assert [group.prompt.index for group in evaluation.sets[0].single] == list(range(8))
+    assert {response.temperature for group in evaluation.sets[0].single for response in group.responses} == {0.0}
 
 
 def test_a_response_that_was_cut_counts_as_cut(make_trainer, prompts, tokenizer, evaluate) -> None:
