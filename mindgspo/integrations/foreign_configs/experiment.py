@@ -146,13 +146,13 @@ class Experiment:
 
     def drop_what_has_no_effect(self) -> None:
         """Takes out of the train plan what its own sizes make void; this project refuses such entries."""
-        for name, size, why in (
-            ("optimizer_shard", "data_parallel", "one replica keeps all moments"),
-            ("use_seq_parallel", "model_parallel", "nothing splits the sequence"),
+        for name, sizes, why in (
+            ("optimizer_shard", ("data_parallel", "context_parallel"), "one replica keeps all moments"),
+            ("use_seq_parallel", ("model_parallel",), "nothing splits the sequence"),
         ):
             key = f"{TRAIN}.{name}"
-            if self.get(key) and self.count(f"{TRAIN}.{size}") == 1:
-                self.report(Status.ADJUSTED, key, self.get(key), f"left out: {size} is 1, so {why}")
+            if self.get(key) and all(self.count(f"{TRAIN}.{size}") == 1 for size in sizes):
+                self.report(Status.ADJUSTED, key, self.get(key), f"left out: {sizes[0]} is 1, so {why}")
                 del self.values[key]
         key = f"{TRAIN}.micro_batch_num"
         if self.count(f"{TRAIN}.pipeline_stage") == 1 and self.get(key, 1) != 1:

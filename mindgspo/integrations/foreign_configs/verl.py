@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import lcm, prod
+from math import gcd, lcm, prod
 from typing import Any
 
 from mindgspo.config.algorithm import POLICY_LOSSES
@@ -429,12 +429,40 @@ def _fill_fsdp_plan(settings: Settings, experiment: Experiment, cards: int) -> N
     why = "FSDP cuts weights over all cards, which is not implemented here"
     how = "cut as for generation; `mindgspo plan` shows whether it fits; model_parallel and pipeline_stage cut more"
     experiment.assume(f"{TRAIN}.model_parallel", slices, why, how)
-    if experiment.fill_replicas(TRAIN, cards, slices, "cards / model_parallel") > 1:
+    context = _fill_context(settings, experiment, slices)
+    block = "model_parallel" if context == 1 else "(model_parallel x context_parallel)"
+    if experiment.fill_replicas(TRAIN, cards, slices * context, f"cards / {block}") * context > 1:
         why = "FSDP cuts moments over all cards"
         experiment.assume(f"{TRAIN}.optimizer_shard", True, why, "over the replicas here")
     key = f"{_MODEL}.enable_gradient_checkpointing"
     if settings.is_on(key):
         experiment.set_from(settings, key, f"{TRAIN}.recompute", "full")
+
+
+def _ranks_of_sequence(settings: Settings) -> tuple[int, str]:
+    """Cards that split a sequence outside of Megatron's tensor parallelism, and the key that says so."""
+    if is_megatron(settings):
+        key = f"{_MEGATRON}.context_parallel_size"
+        return settings.size(key), key
+    keys = [f"{_ACTOR}.{section}ulysses_sequence_parallel_size" for section in ("", "fsdp_config.")]
+    return max((settings.size(key), key) for key in keys)
+
+
+def _fill_context(settings: Settings, experiment: Experiment, slices: int) -> int:
+    """Ulysses under FSDP: matrices are cut here, which splits heads too, so that context_parallel is what is left of
+    it; returns that."""
+    ranks, key = _ranks_of_sequence(settings)
+    context = ranks // gcd(ranks, slices)
+    if ranks == 1:
+        return 1
+    experiment.set({f"{TRAIN}.context_parallel": context}, key)
+    if slices > 1:
+        experiment.set({f"{TRAIN}.use_seq_parallel": True}, key)
+        how = f"model_parallel {slices} x context_parallel {context} with use_seq_parallel"
+        experiment.report(
+            Status.ADJUSTED, key, ranks, f"cards per sequence: {how}", targets=(f"{TRAIN}.context_parallel",)
+        )
+    return context
 
 
 def _megatron_blocks(settings: Settings) -> tuple[int, int]:
@@ -473,8 +501,11 @@ def _fill_micro_batches(settings: Settings, experiment: Experiment) -> None:
         longest = experiment.count("data.max_prompt_length") + experiment.count("rollout.max_new_tokens")
         longest = -(-longest // multiple) * multiple
         origin = f"{_ACTOR}.ppo_max_token_len_per_gpu"
-        tokens = settings.size(origin)
+        ranks, of_ranks = _ranks_of_sequence(settings)
+        tokens = settings.size(origin) * ranks
         experiment.set_from(settings, origin, key, max(tokens, longest))
+        if ranks > 1:
+            experiment.report(Status.ADJUSTED, key, tokens, f"{origin} x {of_ranks}: those of all cards of a sequence")
         if tokens < longest:
             why = f"{longest}, the longest prompt and response; verl raises it as well"
             experiment.report(Status.ADJUSTED, key, tokens, why)

@@ -122,11 +122,24 @@ def test_the_device_is_not_said_to_be_a_default_of_verl(tmp_path: Path) -> None:
     assert "verl's own default is cuda" in finding.text
 
 
-def test_the_sequence_split_of_fsdp_is_no_setting_without_effect(tmp_path: Path) -> None:
-    for section in ("", "fsdp_config."):
+def test_the_cards_of_a_sequence_are_those_of_model_and_context_parallel(tmp_path: Path) -> None:
+    for section, slices, context in (("", 1, 4), ("fsdp_config.", 1, 4), ("", 2, 2), ("", 4, 1), ("", 8, 1)):
         key = f"actor_rollout_ref.actor.{section}ulysses_sequence_parallel_size"
-        (finding,) = findings_of(converted(tmp_path, f"{TRAIN} {key}=4"), key)
-        assert finding.status is Status.NOT_IMPLEMENTED and "context_parallel" in finding.text
+        text = (
+            f"{TRAIN} {key}=4 actor_rollout_ref.rollout.tensor_model_parallel_size={slices} trainer.nnodes=2 "
+            "actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=5000"
+        )
+        found = converted(tmp_path, text)
+        values = flat(found)
+        assert (values["plans.train.model_parallel"], values["plans.train.context_parallel"]) == (slices, context)
+        assert values["plans.train.data_parallel"] == 16 // (slices * context)
+        assert values.get("plans.train.use_seq_parallel", False) == (slices > 1)
+        assert values["trainer.max_tokens_per_micro_batch"] == 20000, "verl counts those of one card"
+        told = findings_of(found, key)[-1]
+        if slices > 1:
+            assert (
+                told.status is Status.ADJUSTED and f"model_parallel {slices} x context_parallel {context}" in told.text
+            )
 
 
 def test_the_cards_of_a_cluster_that_the_script_does_not_name(tmp_path: Path) -> None:
