@@ -164,8 +164,8 @@ def test_verl_dapo_of_the_seed() -> None:
               "algorithm.filter_groups.prompts_per_draw": 1536, "reward.functions": ["auto", "overlong"],
               "reward.overlong.buffer_len": 4096, "reward.overlong.max_len": 20480, "optimizer.warmup_steps": 10,
               "eval.num_samples": 32, "eval.pass_at_k": [1, 32], "eval.temperature": 0.6,
-              "plans.train.data_parallel": 16, "plans.train.context_parallel": 2, "model.path": "/data/models/Qwen2.5-32B",
-              "model.num_hidden_layers": 64}  # fmt: skip
+              "plans.train.data_parallel": 16, "plans.train.context_parallel": 2,
+              "model.path": "/data/models/Qwen2.5-32B", "model.num_hidden_layers": 64}  # fmt: skip
     assert {key: values.get(key) for key in wanted} == wanted
     assert findings_of(found, "trainer.logger")[0].status is Status.NOT_IMPLEMENTED
 
