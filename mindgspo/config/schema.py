@@ -243,6 +243,9 @@ class LoggingSection(Section):
     """Groups written to samples.jsonl per step. None: all."""
     progress: bool = True
     """Show a progress bar on a terminal."""
+    peak_tflops: float | None = Field(default=None, gt=0)
+    """Dense peak of one card in the type of model.dtype, in 10^12 operations per second (verl takes 354 for Ascend
+    910B). With it the metric perf/mfu/actor says what share of it the updates reach. None: not reported."""
 
 
 class ExperimentConfig(Section):

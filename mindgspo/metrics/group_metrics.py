@@ -12,7 +12,7 @@ from mindgspo.types import FinishReason, Group, Score, Verdict
 
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """critic/*, reward/*, response_length/* and prompt_length/* of all responses of `groups` (at least one).
+    """critic/*, reward/*, response*/* and prompt_length/* of all responses of `groups` (at least one).
 
     Responses without a reward (value None) count in reward/invalid_ratio and lengths, not in critic/*: if
     none is left, the critic names are absent. The shares of the six verdicts add up to 1. Names of functions and
@@ -44,6 +44,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         | {"reward/zero_signal_group_ratio": silent / len(groups)}
         | _statistics("response_length", [response.length for response in responses])
         | {"response_length/clip_ratio": cut / len(responses)}
+        | {"response/aborted_ratio": sum(response.length == 0 for response in responses) / len(responses)}
         | _statistics("prompt_length", [group.prompt.ids.size for group in groups])
     )
 

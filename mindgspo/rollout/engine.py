@@ -24,7 +24,7 @@ from mindgspo.rollout.cache import CopyBlocks, PagedCache
 from mindgspo.rollout.graphs import Collect, DecodeStep, PackedWeights, Prefill, TokenSampler
 from mindgspo.rollout.protocol import Cut, Purpose, Rollout, RolloutCounters, SamplingSettings
 from mindgspo.rollout.scheduler import DecodeRun, PrefillRow, Scheduler
-from mindgspo.types import Float32Array, Int32Array, Prompt
+from mindgspo.types import Float32Array, Int32Array, Prompt, Response
 
 
 class NativeEngine:
@@ -131,6 +131,7 @@ class NativeEngine:
                 generated_tokens=sum(response.length for group in responses for response in group),
                 preemptions=scheduler.preemptions,
                 most_blocks=allocator.most_in_use,
+                **_extremes(scheduler.seconds, prompts, responses),
             ),
         )
 
@@ -221,6 +222,21 @@ class NativeEngine:
             for some in _in_parts(copies, self._copy_width):
                 blocks = np.array(some, np.int32).T
                 self._copy_blocks(*(Tensor(np.ascontiguousarray(row)) for row in blocks))
+
+
+def _extremes(
+    seconds: np.ndarray, prompts: Sequence[Prompt], responses: Sequence[Sequence[Response]]
+) -> dict[str, int]:
+    """The fastest and the slowest response, as `RolloutCounters` has them. seconds: of all responses, end to end."""
+    if not prompts:
+        return {}
+    prompt, sample = divmod(int(seconds.argmax()), len(responses[0]))
+    return {
+        "fastest_us": max(1, round(1e6 * seconds.min())),  # 0 says that nobody measured
+        "slowest_us": max(1, round(1e6 * seconds.max())),
+        "slowest_prompt": prompts[prompt].ids.size,
+        "slowest_response": responses[prompt][sample].length,
+    }
 
 
 def _packed_rows(rows: Sequence[PrefillRow], width: int, columns: int) -> tuple[np.ndarray, ...]:

@@ -6,7 +6,7 @@ counter-based, so no state is kept anywhere.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
@@ -77,7 +77,8 @@ class RolloutCounters:
     tokens so far, behind each pre-emption. decode_steps: decode graphs launched. busy_slot_steps, slot_steps: slots
     that held an unfinished sequence, and all slots, summed over steps. generated_tokens: response tokens, EOS included.
     preemptions: sequences that had to leave the cache and were taken up again. most_blocks: of the cache in use at
-    once, on the replica with most.
+    once, on the replica with most. fastest_us, slowest_us: microseconds between a response's admission and its end,
+    whole numbers as all counters; 0 where nobody measures. slowest_prompt, slowest_response: tokens of the slowest one.
     """
 
     prefilled_prompts: int
@@ -87,6 +88,10 @@ class RolloutCounters:
     generated_tokens: int
     preemptions: int
     most_blocks: int
+    fastest_us: int = 0
+    slowest_us: int = 0
+    slowest_prompt: int = 0
+    slowest_response: int = 0
 
     @property
     def busy_share(self) -> float:
@@ -96,10 +101,21 @@ class RolloutCounters:
     @staticmethod
     def total(counters: Iterable[RolloutCounters]) -> RolloutCounters:
         """Of several calls, or of several replicas."""
-        rows = [astuple(one) for one in counters]
-        together = {field.name: [row[place] for row in rows] for place, field in enumerate(fields(RolloutCounters))}
-        most = max(together.pop("most_blocks"), default=0)
-        return RolloutCounters(**{name: sum(numbers) for name, numbers in together.items()}, most_blocks=most)
+        every = list(counters)
+        slowest = max(every, key=lambda one: one.slowest_us, default=None)
+        sums = {name: sum(getattr(one, name) for one in every) for name in _SUMS}
+        return RolloutCounters(
+            **sums,
+            most_blocks=max((one.most_blocks for one in every), default=0),
+            fastest_us=min((one.fastest_us for one in every if one.slowest_us), default=0),
+            **{name: getattr(slowest, name, 0) for name in _OF_SLOWEST},
+        )
+
+
+_OF_SLOWEST = ("slowest_us", "slowest_prompt", "slowest_response")
+_SUMS = tuple(
+    field.name for field in fields(RolloutCounters) if field.name not in ("most_blocks", "fastest_us", *_OF_SLOWEST)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,9 @@ Legend: S rows of the decode batch, P blocks of the longest sequence, K response
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -83,7 +84,7 @@ class Scheduler:
 
     num_slots: most sequences decoded at once. block: tokens per block. most_blocks: of one sequence, the width P of the
     block table. allocator: of a cache that holds one longest sequence at least. tokens_per_look: most decode steps of a
-    run.
+    run. clock: seconds from an arbitrary origin.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Scheduler:
         tokens_per_look: int,
         eos_ids: Collection[int],
         weight_version: int,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         assert allocator.num_in_use == 0 and most_blocks <= allocator.capacity, (most_blocks, allocator.capacity)
         self._prompts, self._settings = prompts, settings
@@ -108,6 +110,9 @@ class Scheduler:
         self._preempted: deque[_Waiting] = deque()
         self._held: dict[int, list[int]] = {}  # blocks of prompts whose siblings have not all come
         self._finished: dict[int, Response] = {}
+        self._clock, self._starts = clock, np.zeros(self._num_samples)
+        self.seconds = np.zeros(self._num_samples)
+        """Between each sample's first admission and the look that found its end, by prompt * samples + sample."""
         self.preemptions = 0
         # By slot, the place of a sequence from its admission on; rows of the batch name slots, oldest first.
         size = (num_slots, settings.max_new_tokens)
@@ -297,6 +302,7 @@ class Scheduler:
             self._preempted.popleft()
         else:
             self._next_sample += 1
+            self._starts[waiting.number] = self._clock()
         settings, slot, length = self._settings, self._free_slots.pop(), waiting.ids.size
         position, sample = divmod(waiting.number, settings.num_samples)
         prompt = self._prompts[position]
@@ -343,6 +349,7 @@ class Scheduler:
     def _finish(self, slot: int, reason: FinishReason) -> None:
         number, length = int(self._numbers[slot]), int(self._lengths[slot])
         prompt, sample = divmod(number, self._settings.num_samples)
+        self.seconds[number] = self._clock() - self._starts[number]
         self._finished[number] = Response(
             prompt_index=self._prompts[prompt].index,
             sample_index=sample,

@@ -49,6 +49,7 @@ from mindgspo.rollout.build import build_engine
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.trainer.batches import batch_layout, longest_batch
 from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
+from mindgspo.trainer.metrics import Speed
 from mindgspo.trainer.reference import ReferencePolicy
 from mindgspo.trainer.resume_checks import fingerprints, rows_digest
 from mindgspo.trainer.saving import JSONState, Stateful
@@ -162,6 +163,7 @@ def build_experiment(
         leftovers=LeftoverBuffer(config.algorithm.filter_groups.keep_surplus_steps, train_set),
         failures_dir=failures_dir,
         total_steps=total_steps,
+        speed=Speed.of(config.model, config.plans.train, config.logging.peak_tflops),
         timers=Timers(on_enter=_stage_begins, on_exit=_stage_ends),
         swap=swap,
     )

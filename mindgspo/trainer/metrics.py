@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from mindgspo.algorithms.loss_metrics import batch_mismatch, telemetry_metrics
 from mindgspo.algorithms.optim.backend import UpdateResult
 from mindgspo.algorithms.rollout_correction import step_correction_metrics
-from mindgspo.config import AlgorithmSection, KLSection, RolloutSection, TrainerSection
+from mindgspo.config import AlgorithmSection, KLSection, ModelSection, ParallelPlan, RolloutSection, TrainerSection
 from mindgspo.data.micro_batches import BatchLayout, batch_metrics
 from mindgspo.metrics import Timers, group_metrics, peak_rss_mb, rss_gb
 from mindgspo.rollout.protocol import RolloutCounters
@@ -32,6 +33,7 @@ def step_metrics(
     timers: Timers,
     *,
     layout: BatchLayout,
+    speed: Speed,
     scores_old: bool,
 ) -> dict[str, float]:
     """What follows from a step's records. all_groups: of `samples`, with advantages. results: of the updates in their
@@ -54,7 +56,7 @@ def step_metrics(
         **rollout_metrics(samples.counters),
         **update_metrics([result for result in results if result is not None], algorithm, scores_old=scores_old),
         **({"actor/updates_skipped": list(results).count(None)} if settings.on_nonfinite == "skip" else {}),
-        **perf_metrics(groups, timers),
+        **perf_metrics(groups, timers, speed, trained_lengths(samples) * settings.epochs_per_rollout),
         **batch_metrics(mini_batches, layout),
     }
     metrics |= step_mismatch(mini_batches, results, scores_old=scores_old, first_number=num_earlier)
@@ -126,7 +128,15 @@ def account(
 
 def rollout_metrics(counters: RolloutCounters) -> dict[str, float]:
     """What the engine did."""
-    return {
+    timed = {}
+    if counters.slowest_us:
+        timed = {
+            "timing_s/agent_loop/generate_sequences/min": counters.fastest_us / 1e6,
+            "timing_s/agent_loop/generate_sequences/max": counters.slowest_us / 1e6,
+            "timing_s/agent_loop/slowest/prompt_length": counters.slowest_prompt,
+            "timing_s/agent_loop/slowest/response_length": counters.slowest_response,
+        }
+    return timed | {
         "rollout/prefill_calls": counters.prefilled_prompts,
         "rollout/decode_steps": counters.decode_steps,
         "rollout/busy_slot_share": counters.busy_share,
@@ -189,18 +199,73 @@ def _absent(algorithm: AlgorithmSection) -> Iterator[str]:
         yield "pg_clipfrac_lower"
 
 
-def perf_metrics(groups: Sequence[Group], timers: Timers) -> dict[str, float]:
-    """Throughput by the step's own timers, memory, and the timings themselves."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """What the speed of training is compared with.
+
+    cards: of the train plan. peak: operations per second of one of them, None where nobody said. per_token, per_square:
+    operations of an update per token of a sample, and per token of its squared length.
+    """
+
+    cards: int = 1
+    peak: float | None = None
+    per_token: float = 0.0
+    per_square: float = 0.0
+
+    @staticmethod
+    def of(model: ModelSection, train: ParallelPlan, peak_tflops: float | None) -> Speed:
+        """Operations as verl counts them (flops_counter): two per weight that a token meets and for attention all
+        pairs of tokens, times three for the backward pass; recomputing, norms and the optimizer are not counted, both
+        tables of the vocabulary are."""
+        hidden, heads, head_dim = model.hidden_size, model.num_attention_heads, model.head_dim
+        assert head_dim is not None, "the section is not checked"
+        attention = 2 * hidden * head_dim * (heads + model.num_key_value_heads)
+        block = 3 * hidden * model.intermediate_size
+        if model.num_experts is not None:
+            assert model.num_experts_per_tok is not None and model.moe_intermediate_size is not None
+            block = hidden * (3 * model.num_experts_per_tok * model.moe_intermediate_size + model.num_experts)
+        weights = model.num_hidden_layers * (attention + block) + 2 * model.vocab_size * hidden
+        return Speed(
+            cards=train.world_size,
+            peak=None if peak_tflops is None else 1e12 * peak_tflops,
+            per_token=6.0 * weights,
+            per_square=12.0 * model.num_hidden_layers * heads * head_dim,
+        )
+
+    def utilization(self, lengths: Sequence[int], seconds: float) -> float | None:
+        """Share of the cards' peak that updates on samples of these lengths reached; None where it is not known."""
+        if self.peak is None or seconds == 0:
+            return None
+        operations = self.per_token * sum(lengths) + self.per_square * sum(length * length for length in lengths)
+        return operations / seconds / (self.cards * self.peak)
+
+
+def trained_lengths(samples: StepSamples) -> list[int]:
+    """Tokens of each trained sample, prompt and response."""
+    prompts = [group.prompt.ids.size for group in samples.groups for _ in group.responses]
+    selection = samples.selection
+    return [
+        prompt + response.length
+        for prompt, response, reason in zip(prompts, selection.responses, selection.reasons, strict=True)
+        if reason is None
+    ]
+
+
+def perf_metrics(groups: Sequence[Group], timers: Timers, speed: Speed, lengths: Sequence[int]) -> dict[str, float]:
+    """Throughput by the step's own timers, memory, and the timings themselves. lengths: of what updates went through,
+    as often as they did."""
     response_tokens = sum(response.length for group in groups for response in group.responses)
     prompt_tokens = sum(group.prompt.ids.size * len(group.responses) for group in groups)
     timings = timers.collect()
     generation = {}
     if "timing_s/gen" in timings:
         generation["perf/gen_tokens_per_second"] = response_tokens / timings["timing_s/gen"]
+    utilization = speed.utilization(lengths, timings.get("timing_s/update_actor", 0.0))
     return {
         **timings,
+        **({} if utilization is None else {"perf/mfu/actor": utilization}),
         "perf/total_num_tokens": prompt_tokens + response_tokens,
-        "perf/throughput": (prompt_tokens + response_tokens) / timings["timing_s/step"],
+        "perf/throughput": (prompt_tokens + response_tokens) / timings["timing_s/step"] / speed.cards,
         "perf/time_per_step": timings["timing_s/step"],
         **generation,
         "perf/cpu_memory_used_gb": rss_gb(),

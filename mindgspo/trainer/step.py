@@ -43,7 +43,7 @@ from mindgspo.trainer.dynamic_sampling import (
     left_out_rule,
     sampling_metrics,
 )
-from mindgspo.trainer.metrics import finite_metrics, reward_metrics, step_metrics
+from mindgspo.trainer.metrics import Speed, finite_metrics, reward_metrics, step_metrics
 from mindgspo.trainer.reference import ReferencePolicy
 from mindgspo.trainer.updates import SkippedUpdates, apply_update, check_mismatch, check_ratio, require_rewards
 from mindgspo.types import Float32Array, Prompt, StepResult
@@ -57,7 +57,8 @@ class Trainer:
     order. layout: how samples become rows. engine: generates
     with the weights of `weight_version`. old_policy: scores with the present weights. reference: the policy that a KL
     term refers to, None without one. kl: its coefficient. leftovers: groups that wait for a later step. failures_dir:
-    where a batch that broke an update is saved. total_steps: of the whole run. weight_version: updates applied to the
+    where a batch that broke an update is saved. total_steps: of the whole run. speed: what it is measured by.
+    weight_version: updates applied to the
     policy's weights, warm-up included.
     """
 
@@ -82,6 +83,7 @@ class Trainer:
     leftovers: LeftoverBuffer
     failures_dir: Path
     total_steps: int
+    speed: Speed = field(default_factory=Speed)
     timers: Timers = field(default_factory=Timers)
     swap: Swap = field(default_factory=lambda: Swap(SwapSection(), None))
     skipped: SkippedUpdates = field(default_factory=SkippedUpdates)
@@ -122,6 +124,7 @@ class Trainer:
                 self.settings,
                 self.timers,
                 layout=self.layout,
+                speed=self.speed,
                 scores_old=self.old_log_probs == "recompute",
             ),
             **sampling_metrics(self.algorithm.filter_groups, samples, self.leftovers),

@@ -285,6 +285,8 @@ def test_counters_and_busy_slots_on_mixed_lengths(engine) -> None:
     assert counters.slot_steps == 5 * counters.decode_steps
     assert (counters.preemptions, counters.most_blocks) == (0, 5), "a block per sequence"
     assert counters.busy_share >= 0.9
+    assert 0 < counters.fastest_us <= counters.slowest_us
+    assert counters.slowest_response in lengths and counters.slowest_prompt in {p.ids.size for p in prompts}
 
 
 def test_a_cache_of_another_type_rounds_keys_and_values_alone(model, endless_engine) -> None:

@@ -1,11 +1,15 @@
 """Counters of several replicas, over a single process that stands for them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scripted_engine import ScriptedEngine
 
+from mindgspo.metrics import unknown_names
 from mindgspo.parallel.placement import ALONE
 from mindgspo.rollout.protocol import Purpose, RandomStream, RolloutCounters, SamplingSettings
+from mindgspo.trainer.metrics import rollout_metrics
 from mindgspo.types import Prompt
 
 
@@ -20,6 +24,19 @@ def test_counters_add_up_but_for_the_most() -> None:
     total = RolloutCounters.total([counters(2), counters(5)])
     assert (total.generated_tokens, total.preemptions, total.most_blocks) == (7, 7, 5)
     assert RolloutCounters.total([]) == counters(0)
+
+
+def test_the_fastest_and_the_slowest_of_all() -> None:
+    slow = replace(counters(1), fastest_us=5, slowest_us=90, slowest_prompt=3, slowest_response=40)
+    fast = replace(counters(1), fastest_us=2, slowest_us=60, slowest_prompt=7, slowest_response=30)
+    total = RolloutCounters.total([fast, counters(0), slow])  # a replica without prompts measures nothing
+    assert (total.fastest_us, total.slowest_us) == (2, 90)
+    assert (total.slowest_prompt, total.slowest_response) == (3, 40)
+    assert not any("agent_loop" in name for name in rollout_metrics(counters(1)))
+    metrics = rollout_metrics(total)
+    assert unknown_names(metrics) == []
+    names = ("generate_sequences/min", "generate_sequences/max", "slowest/prompt_length", "slowest/response_length")
+    assert [metrics[f"timing_s/agent_loop/{name}"] for name in names] == [2e-6, 9e-5, 3, 40]
 
 
 @pytest.mark.usefixtures("cpu_runtime")

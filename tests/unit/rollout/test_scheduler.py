@@ -4,6 +4,7 @@ The model's cache holds, in each place, which token of which sequence was writte
 columns of each sequence. So a block used twice, a column not written or a copy that comes too early is seen.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -31,7 +32,7 @@ def make_prompt(index: int, length: int) -> Prompt:
 
 def make_scheduler(
     prompts: list[Prompt], *, num_samples: int, num_slots: int, max_new_tokens: int, num_blocks: int | None = None,
-    block: int = 4, tokens_per_look: int = 1, temperature: float = 1.0,
+    block: int = 4, tokens_per_look: int = 1, temperature: float = 1.0, clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[Scheduler, BlockAllocator]:  # fmt: skip
     most = num_blocks_for(max(prompt.ids.size for prompt in prompts) + max_new_tokens, block)
     allocator = BlockAllocator(num_slots * most + 1 if num_blocks is None else num_blocks)
@@ -47,6 +48,7 @@ def make_scheduler(
         tokens_per_look=tokens_per_look,
         eos_ids={EOS, 98},
         weight_version=5,
+        clock=clock,
     )
     return scheduler, allocator
 
@@ -226,10 +228,22 @@ def test_a_slot_is_filled_again_in_the_step_after_its_sample_ends() -> None:
     # Two slots; the first sample takes 6 steps, the others 1 to 3: 6 + 6 tokens fit exactly into 2 x 6.
     lengths = [6, 1, 2, 3]
     prompts = [make_prompt(0, 1), make_prompt(1, 2)]
-    scheduler, _ = make_scheduler(prompts, num_samples=2, num_slots=2, max_new_tokens=7)
     model = FakeModel(prompts, lambda p, s: [1] * (lengths[2 * p + s] - 1) + [EOS], 2, 7, 4)
+    scheduler, _ = make_scheduler(prompts, num_samples=2, num_slots=2, max_new_tokens=7, clock=lambda: model.steps)
     drive(scheduler, model)
     assert (model.steps, sum(model.busy)) == (6, 12)
+    assert scheduler.seconds.tolist() == lengths, "waiting in the queue is not counted"
+
+
+def test_a_pre_empted_samples_time_goes_on() -> None:
+    # 29 columns for two sequences of 24: the second leaves in step 15 and comes back when the first has ended.
+    prompts = [make_prompt(0, 1), make_prompt(1, 1)]
+    model = FakeModel(prompts, lambda p, s: [1] * 23 + [EOS], 1, 24, 1)
+    scheduler, _ = make_scheduler(
+        prompts, num_samples=1, num_slots=2, max_new_tokens=24, num_blocks=30, block=1, clock=lambda: model.steps
+    )
+    drive(scheduler, model)
+    assert (scheduler.preemptions, scheduler.seconds.tolist()) == (1, [24, 34])
 
 
 def test_greedy_sampling_asks_for_no_random_numbers() -> None:

@@ -8,11 +8,12 @@ import math
 import numpy as np
 import pytest
 
-from mindgspo.config import RewardSection
+from mindgspo.config import ModelSection, ParallelPlan, RewardSection
 from mindgspo.errors import TrainingError
 from mindgspo.metrics import unknown_names
 from mindgspo.rewards import Candidate, Scorer
 from mindgspo.rewards.verification import Verification
+from mindgspo.trainer.metrics import Speed
 
 HALF = math.sqrt(0.5)  # rewards 1 and 0: (1 - 0.5) / std, ddof 1
 
@@ -37,6 +38,7 @@ def test_a_step_by_hand(make_trainer, one_of_two_right, prompts) -> None:
     response_tokens = sum(response.length for group in result.groups for response in group.responses)
     prompt_tokens = 2 * sum(prompt.ids.size for prompt in prompts[:4])
     assert (metrics["perf/total_num_tokens"], metrics["training/epoch"]) == (response_tokens + prompt_tokens, 0.5)
+    assert metrics["response/aborted_ratio"] == 0 and "perf/mfu/actor" not in metrics
     # The updater got every sample once, with its old log-probs.
     assert len(trainer.backend.batches) == 2
     for first_prompt, batches in zip((0, 2), trainer.backend.batches, strict=True):
@@ -60,6 +62,32 @@ def test_a_step_by_hand(make_trainer, one_of_two_right, prompts) -> None:
             assert set(batch.old_logp_NK[batch.mask_NK]) == {np.float32(-1.25)}
             assert not batch.old_logp_NK[~batch.mask_NK].any() and not batch.advantages_NK[~batch.mask_NK].any()
             assert not batch.ref_logp_NK.any() and (batch.correction_NK == 1).all()
+
+
+def test_speed_is_per_card_and_counts_what_was_trained(make_trainer, one_of_two_right) -> None:
+    speed = Speed(cards=4, peak=2.0, per_token=6.0, per_square=12.0)
+    result = make_trainer(one_of_two_right, "trainer.epochs_per_rollout=2", speed=speed).train_step(1)
+    metrics = result.metrics
+    lengths = [group.prompt.ids.size + response.length for group in result.groups for response in group.responses]
+    operations = 2 * sum(6 * length + 12 * length**2 for length in lengths)
+    seconds = metrics["timing_s/update_actor"]
+    assert metrics["perf/mfu/actor"] == pytest.approx(operations / (seconds * 4 * 2.0))
+    assert metrics["perf/throughput"] == pytest.approx(sum(lengths) / metrics["timing_s/step"] / 4)
+    assert unknown_names(metrics) == []
+
+
+def test_operations_of_an_update_by_hand() -> None:
+    sizes = {"vocab_size": 32, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 3,
+             "num_attention_heads": 2, "num_key_value_heads": 1}  # fmt: skip
+    plan = ParallelPlan(data_parallel=2, model_parallel=2, pipeline_stage=2)
+    # Per layer 8 x (8 + 4 + 4 + 8) of attention and 3 x 8 x 16, then 2 x 32 x 8 of the tables.
+    dense = Speed.of(ModelSection(**sizes), plan, 0.5)
+    assert dense == Speed(cards=8, peak=5e11, per_token=6 * (3 * (192 + 384) + 512), per_square=12 * 3 * 2 * 4)
+    # Per layer two experts of 3 x 8 x 5 and a router of 8 x 6.
+    experts = {"architecture": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 5}
+    assert Speed.of(ModelSection(**sizes, **experts), plan, 0.5).per_token == 6 * (3 * (192 + 240 + 48) + 512)
+    assert Speed.of(ModelSection(**sizes), plan, None).utilization([7], 1.0) is None
+    assert dense.utilization([7], 0.0) is None, "every update was skipped"
 
 
 def test_the_learning_rate_the_version_and_the_prompts_follow_the_updates(make_trainer, one_of_two_right) -> None:
