@@ -97,7 +97,7 @@ def _rank_problems(name: str, plan: ParallelPlan, model: ModelSection) -> Iterat
     ranks."""
     slices, parts, stages = plan.model_parallel, plan.context_parallel, plan.pipeline_stage
     replicas, stage_size = plan.data_parallel, plan.token_parts * slices
-    legal = [size for size in legal_model_parallel(model) if _is_group(size)]
+    legal = [size for size in legal_model_parallel(plan, model) if _is_group(size)]
     if not _is_group(slices):
         yield f"{name}.model_parallel: {slices}; {_GROUPS}; nearest legal: {either(nearest(legal, slices))}"
         return
@@ -135,7 +135,7 @@ def _tied_stage_problems(name: str, plan: ParallelPlan, model: ModelSection) -> 
     if not model.tie_word_embeddings or stages == 1:
         return
     more = plan.model_parallel * stages
-    by_slices = f"model_parallel={more} or " if more in legal_model_parallel(model) and _is_group(more) else ""
+    by_slices = f"model_parallel={more} or " if more in legal_model_parallel(plan, model) and _is_group(more) else ""
     yield (
         f"{name}.pipeline_stage: {stages} stages, but model.tie_word_embeddings makes one table of the first stage's "
         f"and the last one's, and their two copies are not kept equal on Ascend; set pipeline_stage=1, "

@@ -167,16 +167,22 @@ def check_same_world(train: ParallelPlan, other: ParallelPlan, name: str = "plan
 
 def _model_parallel_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
     size = plan.model_parallel
-    legal = legal_model_parallel(model)
+    legal = legal_model_parallel(plan, model)
     if size in legal:
         return []
-    sizes = f"{model.num_attention_heads} attention heads, {model.num_key_value_heads} key/value heads"
-    inner = "moe_intermediate_size" if model.moe_intermediate_size else "intermediate_size"
+    sizes = f"{model.num_attention_heads} attention heads, {model.num_key_value_heads} key/value heads, "
+    if not _has_whole_experts(plan, model):
+        inner = "moe_intermediate_size" if model.moe_intermediate_size else "intermediate_size"
+        sizes += f"{inner} {inner_size(model)}, "
     return [
-        f"{name}: {size} does not split the model evenly ({sizes}, {inner} "
-        f"{inner_size(model)}, vocab_size {model.vocab_size}); nearest legal: "
+        f"{name}: {size} does not split the model evenly ({sizes}vocab_size {model.vocab_size}); nearest legal: "
         f"{either(nearest(legal, size))}"
     ]
+
+
+def _has_whole_experts(plan: ParallelPlan, model: ModelSection) -> bool:
+    """Whether model_parallel leaves the features of experts, which are then the only feed-forward blocks, alone."""
+    return model.num_experts is not None and plan.expert_tensor_parallel == 1
 
 
 def _context_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
@@ -205,20 +211,18 @@ def inner_size(model: ModelSection) -> int:
     return model.moe_intermediate_size or model.intermediate_size
 
 
-def legal_model_parallel(model: ModelSection) -> list[int]:
-    """Into how many slices the model's matrices can be cut, ascending."""
-    return [size for size in divisors(model.num_attention_heads) if _fits(size, model)]
+def legal_model_parallel(plan: ParallelPlan, model: ModelSection) -> list[int]:
+    """Into how many slices a plan of these other sizes can cut the model's matrices, ascending."""
+    inner = 0 if _has_whole_experts(plan, model) else inner_size(model)
+    return [size for size in divisors(model.num_attention_heads) if inner % size == 0 and _fits(size, model)]
 
 
 def _fits(model_parallel: int, model: ModelSection) -> bool:
     """Few key/value heads may be shared by several cards, but then evenly: one size divides the other. The vocabulary
     is always divided over the output table's logits, whether or not the input table is."""
     kv_heads = model.num_key_value_heads
-    return (
-        (kv_heads % model_parallel == 0 or model_parallel % kv_heads == 0)
-        and inner_size(model) % model_parallel == 0
-        and model.vocab_size % model_parallel == 0
-    )
+    shares_heads = kv_heads % model_parallel == 0 or model_parallel % kv_heads == 0
+    return shares_heads and model.vocab_size % model_parallel == 0
 
 
 def _expert_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:

@@ -249,9 +249,17 @@ def test_a_rule_for_stretching_that_is_not_implemented_is_refused(load) -> None:
 
 def test_model_parallel_divides_the_features_of_an_expert() -> None:
     # 12 features of each expert divide over 4 ranks, not over 8; the dense width of 100 does not matter.
-    assert inner_size(MIXTURE) == 12 and legal_model_parallel(MIXTURE) == [1, 2, 4]
+    assert inner_size(MIXTURE) == 12 and legal_model_parallel(ParallelPlan(), MIXTURE) == [1, 2, 4]
     (line,) = check_train_plan("p", ParallelPlan(model_parallel=8), MIXTURE)
     assert "moe_intermediate_size 12" in line and line.endswith("nearest legal: 4")
+
+
+def test_model_parallel_leaves_whole_experts_alone() -> None:
+    odd = MIXTURE.model_copy(update={"moe_intermediate_size": 7})
+    plan = ParallelPlan(model_parallel=8, expert_parallel=4, expert_tensor_parallel=1)
+    assert check_train_plan("p", plan, odd) == [] and legal_model_parallel(plan, odd) == [1, 2, 4, 8]
+    (line,) = check_train_plan("p", plan.model_copy(update={"model_parallel": 3}), odd)[:1]
+    assert "intermediate_size" not in line and line.endswith("nearest legal: 2 or 4")
 
 
 @pytest.mark.parametrize(("plan", "line"), [
