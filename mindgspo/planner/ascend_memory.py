@@ -10,9 +10,10 @@ model_parallel, and `hidden` too where use_seq_parallel splits the tokens:
                           queries and keys before these, too
     recompute selective   2 hidden + 2 query + 2 key_value + 2 inner: without norms' results and the product
     recompute full        hidden: the layer's input; and once all of the above, for the layer that is computed again
-with experts hidden states of their tokens, before and behind them, and inner counts for each of them; and from flash
-attention two float32 statistics of 8 numbers per query head. Of every micro-batch in flight, as are the matrices in the
-compute type that a layer keeps where it is not computed again.
+with context_parallel attention's output twice, by heads and by tokens, and keys and values as often as ranks share
+them; with experts hidden states of their tokens, before and behind them, and inner counts for each of them; and from
+flash attention two float32 statistics of 8 numbers per query head. Of every micro-batch in flight, as are the matrices
+in the compute type that a layer keeps where it is not computed again.
 
 An update has four moments at which it may need most: the head's backward pass, the last layer's, the first layer's with
 all gradients waiting, and the optimizer's step. The fullest one counts.
@@ -200,7 +201,8 @@ def _layer_bytes(work: RankWork, recompute: str) -> int:
     hidden, tokens = _hidden(work), work.tokens(width)
     if recompute == "full":
         return tokens * size * hidden
-    heads = 2 * width.query + 2 * width.key_value
+    is_cut = width.context > 1
+    heads = (3 if is_cut else 2) * width.query + 2 * width.key_value * max(1, width.context // width.kv_heads)
     wide, block = 2 * hidden + heads, width.feed_forward(tokens)
     inner = 2 * block.inner + 2 * block.routed
     if recompute == "none":

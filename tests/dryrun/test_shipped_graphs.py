@@ -71,6 +71,10 @@ CASES = {
     "1x4x2, whole experts": Case("qwen3_moe",
         "model_parallel: 4, pipeline_stage: 2, micro_batch_num: 2, expert_parallel: 4, expert_tensor_parallel: 1",
         "data_parallel: 2, model_parallel: 4, expert_parallel: 4, expert_tensor_parallel: 1"),
+    # A key/value head on each slice, for two parts of every sequence.
+    "1x2x2, context 2": Case("qwen2",
+        "model_parallel: 2, pipeline_stage: 2, context_parallel: 2, micro_batch_num: 2, optimizer_shard: true",
+        "data_parallel: 4, model_parallel: 2"),
     "1x4x2, llama": Case("llama", "model_parallel: 4, pipeline_stage: 2, micro_batch_num: 2",
         "data_parallel: 2, model_parallel: 4"),
 }  # fmt: skip
@@ -284,6 +288,11 @@ WITH_HEAD = {SUMS: (8, 4 * HIDDEN + 4 * NUMBERS), ("AllGather", (0, 4)): (2, 2 *
             ("AllReduce", (4, 5, 6, 7)): (4, 4 * NUMBERS), ("AllGather", (1, 5)): (2, 2 * NUMBERS)}),
     ("2x4x1, sequence split", "prefill", 5, {}),
     ("2x4x1, sequence split", "decode", 5, {}),
+    # Half of the tokens. Queries, the key head and the value head, both of them twice; and what attention returns. As
+    # many predictions as response slots, which are fewer than tokens.
+    ("1x2x2, context 2", "reference", 7,
+        {("AlltoAll", (5, 7)): (4, QUARTER + 2 * QUARTER // 2 + QUARTER), ("AllGather", (5, 7)): (2, 2 * NUMBERS),
+            ("AllReduce", (6, 7)): (6, HIDDEN + 4 * NUMBERS), ("Receive", WORLD): (1, HIDDEN // 2)}),
     # Two micro-batches. Each: two sums forward, two backward. Once: sums of what ranks find alike but count in parts
     # (table, two norms), the shared key/value heads' gradients, the gradient norm.
     ("1x4x2", "train", 0,
