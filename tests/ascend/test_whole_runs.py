@@ -156,7 +156,11 @@ def test_the_eight_card_plans(cards: None, run: Callable, experiment: Path) -> N
     ("plans.train={pipeline_stage: 2, micro_batch_num: 2}", "plans.infer.data_parallel=2",
      "plans.reference.data_parallel=2", "algorithm.kl={placement: loss, coef: 0.1}"),
     ("model.dtype=bfloat16", "plans.train={data_parallel: 2, optimizer_shard: true}", "plans.infer.data_parallel=2"),
-], ids=["data", "model", "stages and a reference policy", "sharded moments in bfloat16"])  # fmt: skip
+    ("plans.train={context_parallel: 2, optimizer_shard: true}", "plans.infer.data_parallel=2",
+     "plans.reference.context_parallel=2", "algorithm.kl={placement: loss, coef: 0.1}",
+     "trainer.samples_per_micro_batch=null", "trainer.max_tokens_per_micro_batch=128", "trainer.packing=true"),
+], ids=["data", "model", "stages and a reference policy", "sharded moments in bfloat16",
+        "parts of packed rows"])  # fmt: skip
 def test_two_card_plans(run: Callable, experiment: Path, settings: tuple[str, ...]) -> None:
     run("cards", *settings)
     assert steps(experiment.parent / "cards") == [0, 1, 2]
