@@ -9,6 +9,7 @@ Legend of the shape suffixes used here and in every tensor file:
     R  rows of a batch                               T  token slots per row
     P  predicted tokens of a batch
     V  vocabulary entries                            H  hidden units
+    X  experts that one token goes to, in all layers
 
 A record is frozen, built by keyword, and checks its lengths when it is made. Lengths are always explicit:
 nobody rebuilds them by searching for EOS or padding ids.
@@ -26,6 +27,8 @@ from numpy.typing import NDArray
 Int32Array = NDArray[np.int32]
 Float32Array = NDArray[np.float32]
 BoolArray = NDArray[np.bool_]
+ExpertArray = NDArray[np.uint8] | NDArray[np.int16]
+"""Numbers of experts: one byte each where a layer has at most 256 of them, two where it has more."""
 
 
 class FinishReason(str, Enum):
@@ -75,13 +78,32 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """Which experts of a mixture the sampler's routers chose for the tokens that it was fed.
+
+    X columns: K of each layer, layer after layer, the likeliest first. prompt_LX: of the prompt's tokens but the last;
+    siblings may share it. response_LX: of the token in front of each response token: the prompt's last one, then the
+    response's but the last, which is fed to nobody.
+    """
+
+    prompt_LX: ExpertArray
+    response_LX: ExpertArray
+
+    @property
+    def whole(self) -> ExpertArray:
+        """Of prompt and response but the last token, [tokens - 1, X]."""
+        return np.concatenate([self.prompt_LX, self.response_LX])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
     """One sampled continuation, as the sampler made it.
 
     prompt_index, sample_index: which prompt, and which of its G siblings.
     ids: int32 [L], EOS included if one was sampled. logprobs: float32 [L], log-probability of each token under
     softmax(logits / temperature), before any top-k or top-p cut. temperature: 0 means greedy (log-probs then
-    at temperature 1). weight_version: version stamp of the weights that sampled it.
+    at temperature 1). weight_version: version stamp of the weights that sampled it. routing: None where it was not
+    recorded, and on ranks of other replicas than the one that sampled it.
     """
 
     prompt_index: int
@@ -91,10 +113,14 @@ class Response:
     finish_reason: FinishReason
     temperature: float
     weight_version: int
+    routing: Routing | None = None
 
     def __post_init__(self) -> None:
         assert self.ids.shape == self.logprobs.shape and self.ids.ndim == 1 and self.ids.size > 0, (
             f"response {self.prompt_index}/{self.sample_index}: ids {self.ids.shape}, logprobs {self.logprobs.shape}"
+        )
+        assert self.routing is None or len(self.routing.response_LX) == self.ids.size, (
+            f"response {self.prompt_index}/{self.sample_index}: routing of {len(self.routing.response_LX)} tokens"
         )
 
     @property
@@ -176,6 +202,7 @@ class Batch:
     advantages_NK: float32, 0 where masked. correction_NK: float32 weights against the mismatch of sampler and
         trainer, 1 everywhere if they are not corrected.
     num_sequences, num_tokens: denominators over the whole global mini-batch (not this micro-batch).
+    experts_RTX: where routing was recorded, of each token but the last of a sample, see `Routing`; else 0.
     """
 
     ids_RT: Int32Array
@@ -193,6 +220,7 @@ class Batch:
     correction_NK: Float32Array
     num_sequences: int
     num_tokens: int
+    experts_RTX: ExpertArray | None = None
 
     def __post_init__(self) -> None:
         shapes_NK = {name: getattr(self, name).shape for name in self.__slots__ if name.endswith("_NK")}
@@ -201,6 +229,8 @@ class Batch:
         assert len(set(shapes_RT.values())) == 1, f"batch: {shapes_RT}"
         shapes_P = (self.predict_P.shape, self.targets_P.shape)
         assert self.predict_P.ndim == 1 and len(set(shapes_P)) == 1, f"batch: {shapes_P}"
+        if self.experts_RTX is not None:
+            assert self.experts_RTX.shape[:2] == self.ids_RT.shape, f"batch: experts {self.experts_RTX.shape}"
         assert self.samples_N.shape == self.mask_NK.shape[:1], f"batch: samples {self.samples_N.shape}"
         assert self.num_sequences > 0 and self.num_tokens > 0, "a batch without a single response token"
 

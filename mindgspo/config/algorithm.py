@@ -269,3 +269,9 @@ class AlgorithmSection(Section):
     more than the model, no weight split over processes, every response from the present weights), else recompute."""
     rollout_correction: RolloutCorrectionSection = RolloutCorrectionSection()
     """Correction of the mismatch between sampler and trainer."""
+    router_replay: Literal["none", "old", "rollout"] = "none"
+    """Mixtures of experts: which experts the updates use. none: those that the routers choose at each moment. old:
+    those that they chose when the old log-probs were scored (R2). rollout: those that they chose when the response was
+    sampled, in scoring, too (R3, arXiv 2510.11370). Gradients flow through the weights of the replayed experts; the
+    reference policy chooses for itself (verl: router_replay.mode; slime: use-routing-replay,
+    use-rollout-routing-replay)."""

@@ -316,6 +316,38 @@ def old_log_prob_problems(config: ExperimentConfig) -> Iterator[str]:
         )
 
 
+def router_problems(config: ExperimentConfig) -> Iterator[str]:
+    """Violated rules of routing that is recorded and replayed."""
+    key, replay, records = "algorithm.router_replay", config.algorithm.router_replay, config.rollout.record_experts
+    model, train = config.model, config.plans.train
+    if model.num_experts is None:
+        given = f"{key}: {replay}" if replay != "none" else "rollout.record_experts: true" if records else None
+        if given:
+            yield f"{given}, but {model.architecture} has no experts; remove it"
+        return
+    if (records or replay != "none") and train.world_size > 1:
+        name = key if replay != "none" else "rollout.record_experts"
+        yield (
+            f"{name}: recorded routing does not travel between processes, and the plans need {train.world_size}; "
+            "remove it"
+        )
+    if replay == "rollout" and not records:
+        yield (
+            f"{key}: rollout replays what the sampler's routers chose, and rollout.record_experts=false keeps nothing "
+            f"of it; remove that, or set {key}=old"
+        )
+    if replay == "old" and config.algorithm.old_log_probs == "sampler":
+        yield (
+            f"{key}: old takes the experts of the scoring pass, which algorithm.old_log_probs=sampler leaves out; set "
+            f"{key}=rollout, or algorithm.old_log_probs=recompute"
+        )
+    if replay == "old" and config.device == "Ascend" and train.world_size > 1:
+        yield (
+            f"{key}: old; a graph that is divided over {train.world_size} cards does not return what its routers "
+            f"choose; set {key}=rollout"
+        )
+
+
 def correction_problems(config: ExperimentConfig) -> Iterator[str]:
     """Violated rules of the weights against the mismatch of sampler and trainer."""
     section = config.algorithm.rollout_correction

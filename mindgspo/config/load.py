@@ -188,8 +188,8 @@ def _checked(source: str, mapping: dict[str, Any], *, check_files: bool) -> Expe
 
 def resolve(config: ExperimentConfig) -> ExperimentConfig:
     """The config with its derived defaults filled in: run_dir, what the chosen algorithm's paper says, the reward's
-    weights and lengths, the cache's type, how often the host looks, the cuts of evaluation, and the layout of tied
-    tables."""
+    weights and lengths, the cache's type, how often the host looks, whether experts are recorded, the cuts of
+    evaluation, and the layout of tied tables."""
     run_dir = config.run_dir if config.run_dir is not None else Path("runs") / config.experiment
     longest = config.rollout.max_new_tokens
     algorithm = with_recipe(config.algorithm, max_new_tokens=longest)
@@ -197,12 +197,18 @@ def resolve(config: ExperimentConfig) -> ExperimentConfig:
     rollout = config.rollout.model_copy(
         update={
             "cache_dtype": config.rollout.cache_dtype or default_cache_dtype(config),
+            "record_experts": _records_experts(config),
             "tokens_per_look": config.rollout.tokens_per_look or (8 if config.device == "Ascend" else 1),
         }
     )
     cuts = {key: getattr(rollout, key) for key in ("top_p", "top_k") if getattr(config.eval, key) is None}
     own = {"algorithm": algorithm, "reward": reward, "rollout": rollout, "plans": _with_tied_tables(config)}
     return config.model_copy(update={"run_dir": run_dir, "eval": config.eval.model_copy(update=cuts), **own})
+
+
+def _records_experts(config: ExperimentConfig) -> bool:
+    given = config.rollout.record_experts
+    return config.algorithm.router_replay == "rollout" if given is None else given
 
 
 def _with_tied_tables(config: ExperimentConfig) -> PlansSection:

@@ -16,6 +16,7 @@ from mindgspo.config.algorithm_rules import (
     kl_problems,
     loss_problems,
     old_log_prob_problems,
+    router_problems,
 )
 from mindgspo.config.cache import cache_budget_problems
 from mindgspo.config.data import OVERALL, DataSourceSection, EvalSection
@@ -198,6 +199,7 @@ def joined_problems(config: ExperimentConfig) -> list[str]:
         *loss_problems(config),
         *kl_problems(config),
         *old_log_prob_problems(config),
+        *router_problems(config),
         *correction_problems(config),
         *advantage_problems(config),
         *filter_problems(config),

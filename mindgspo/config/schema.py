@@ -93,6 +93,11 @@ class RolloutSection(Section):
     Ascend bfloat16 or float16, on CPU any; bfloat16 there wants g++, as model.dtype does. None: model.dtype, but
     bfloat16 where that is float32 on Ascend; `mindgspo check` and the start of a run say so (vLLM: kv_cache_dtype)."""
 
+    record_experts: bool | None = None
+    """Mixtures of experts: keep with each response which experts the sampler's routers chose, one byte per choice (two
+    beyond 256 experts), e.g. 384 bytes per token of Qwen3-30B-A3B. It is what router/ metrics are made of. None: where
+    algorithm.router_replay is rollout (verl: enable_rollout_routing_replay)."""
+
 
 class SwapSection(Section):
     """Heterogeneous memory: only what the present phase of a step reads is resident. On Ascend the rest waits in host

@@ -140,17 +140,20 @@ def batch_of(rows: Sequence[Sequence[TrainingSample]], size: BatchSize, pad_id: 
 class PackedTokens(NamedTuple):
     """What of a batch's tokens is computed, without padding, and where its predictions are made.
 
-    Samples with equal prompts share one; the last token of a response, which predicts nothing, is left out.
+    Samples with equal prompts share one, if their experts are equal, too; the last token of a response, which predicts
+    nothing, is left out.
 
     ids_1M, positions_1M: int32, as many slots as the batch has; tokens in use stand in front. segments_E2: int32; by
     sequence, an earlier one that it continues, -1 for none, and where it ends among the tokens; E = 2 N, the end of the
     last one again for sequences that are not there. predict_P: as of `Batch`, -1 where nobody reads the prediction.
+    place_M: int64 [R * T], where each of the batch's tokens stands among those in use, -1 for what is left out.
     """
 
     ids_1M: Int32Array
     positions_1M: Int32Array
     segments_E2: Int32Array
     predict_P: Int32Array
+    place_M: np.ndarray
 
 
 def packed_tokens(batch: Batch) -> PackedTokens:
@@ -159,22 +162,29 @@ def packed_tokens(batch: Batch) -> PackedTokens:
     by_prompt: dict[bytes, list[int]] = {}
     last_of_prompt_N = batch.predict_P[batch.place_NK[:, 0]]
     counts_N = batch.mask_NK.sum(axis=1)
+    experts_MX = None if batch.experts_RTX is None else batch.experts_RTX.reshape(ids_M.size, -1)
     for sample in np.flatnonzero(counts_N):
         last = last_of_prompt_N[sample]
-        prompt = ids_M[last - positions_M[last] : last + 1]
-        by_prompt.setdefault(prompt.tobytes(), []).append(sample)
+        prompt = slice(last - positions_M[last], last + 1)
+        routed = b"" if experts_MX is None else experts_MX[prompt].tobytes()
+        by_prompt.setdefault(ids_M[prompt].tobytes() + routed, []).append(sample)
     sources, segments, predict_P, end = [], [], np.full_like(batch.predict_P, -1), 0
+    place_M = np.full(ids_M.size, -1, np.int64)
     for samples in by_prompt.values():
         last = last_of_prompt_N[samples[0]]
         prefix, is_shared = len(segments), len(samples) > 1
         sources.append(np.arange(last - positions_M[last], last + 1))
+        prompt_places = np.arange(end, end + sources[-1].size)
         end += sources[-1].size
         last_slot = end - 1
         if is_shared:
             segments.append((-1, end))
         for sample in samples:
             own, places = counts_N[sample] - 1, batch.place_NK[sample]
-            sources.append(np.arange(last_of_prompt_N[sample] + 1, last_of_prompt_N[sample] + 1 + own))
+            first = last_of_prompt_N[sample] + 1
+            sources.append(np.arange(first, first + own))
+            place_M[first - prompt_places.size : first] = prompt_places
+            place_M[first : first + own] = np.arange(end, end + own)
             predict_P[places[0]] = last_slot
             predict_P[places[1 : own + 1]] = np.arange(end, end + own)
             end += own
@@ -184,7 +194,7 @@ def packed_tokens(batch: Batch) -> PackedTokens:
     used = np.concatenate([np.zeros(0, np.int64), *sources])
     ids_1M, positions_1M = np.zeros((2, 1, ids_M.size), np.int32)
     ids_1M[0, :end], positions_1M[0, :end] = ids_M[used], positions_M[used]
-    return PackedTokens(ids_1M, positions_1M, segments_E2, predict_P)
+    return PackedTokens(ids_1M, positions_1M, segments_E2, predict_P, place_M)
 
 
 def in_one_row(batch: Batch, size: BatchSize) -> Batch:
@@ -249,7 +259,16 @@ def evened(batches: Sequence[Batch]) -> list[Batch]:
     samples, slots = np.max([batch.mask_NK.shape for batch in batches], axis=0)
     predictions = max(batch.predict_P.size for batch in batches)
     return [
-        _padded(batch, {"_RT": (rows, width), "_NK": (samples, slots), "_P": (predictions,), "_N": (samples,)})
+        _padded(
+            batch,
+            {
+                "_RT": (rows, width),
+                "_RTX": (rows, width),
+                "_NK": (samples, slots),
+                "_P": (predictions,),
+                "_N": (samples,),
+            },
+        )
         for batch in batches
     ]
 
@@ -281,15 +300,15 @@ def in_chunks(batch: Batch, count: int) -> Batch:
 
 
 def _padded(batch: Batch, shapes: Mapping[str, tuple[int, ...]]) -> Batch:
-    """shapes: by the end of an array's name; others stay."""
+    """shapes: of the first axes, by the end of an array's name; others stay."""
     own = batch.ids_RT.shape[1]
     width = shapes["_RT"][1] if "_RT" in shapes else own
     arrays = {}
     for name in batch.__slots__:
-        shape = shapes.get(name[name.rfind("_") :])
-        if shape is not None:
-            array = getattr(batch, name)
-            more = [(0, wanted - size) for wanted, size in zip(shape, array.shape, strict=True)]
+        shape, array = shapes.get(name[name.rfind("_") :]), getattr(batch, name)
+        if shape is not None and array is not None:
+            more = [(0, wanted - size) for wanted, size in zip(shape, array.shape, strict=False)]
+            more += [(0, 0)] * (array.ndim - len(more))
             arrays[name] = np.pad(array, more, constant_values=-1 if name == "samples_N" else 0)
     # Indices into the flattened rows, which are longer now.
     arrays["predict_P"] = arrays["predict_P"] // own * width + arrays["predict_P"] % own

@@ -23,12 +23,20 @@ const Tensor& plain(const char* name, const Tensor* x, const std::vector<int64_t
   return *x;
 }
 
+int64_t expert_of(const Tensor& experts, int64_t token, int64_t k, int64_t count) {
+  const int64_t expert = index(experts, token, k);
+  if (expert < 0 || expert >= count)
+    throw std::invalid_argument("token " + std::to_string(token) + " goes to expert " + std::to_string(expert) + " of " +
+                                std::to_string(count));
+  return expert;
+}
+
 constexpr int64_t kTaskRows = 112;
 
 }  // namespace
 
-extern "C" int mindgspo_route(const mindgspo_tensor* x, const mindgspo_tensor* weight, int64_t is_normed,
-                              const mindgspo_tensor* probs, const mindgspo_tensor* experts,
+extern "C" int mindgspo_route(const mindgspo_tensor* x, const mindgspo_tensor* weight, const mindgspo_tensor* given,
+                              int64_t is_normed, const mindgspo_tensor* probs, const mindgspo_tensor* experts,
                               const mindgspo_tensor* weights, int64_t threads) {
   return guarded([&] {
     const int64_t tokens = floats("x", x, 2).shape[0], size = x->shape[1], count = floats("weight", weight, 2).shape[0];
@@ -38,6 +46,7 @@ extern "C" int mindgspo_route(const mindgspo_tensor* x, const mindgspo_tensor* w
     require(experts->dtype == kInt32 && chosen <= count, "experts must be int32, at most " + std::to_string(count));
     require_shape("experts", *experts, {tokens, chosen});
     plain("weights", weights, {tokens, chosen});
+    if (given != nullptr) require_shape("given", integers("given", given, 2), {tokens, chosen});
     float* panels = scratch(kShared0, packed_size(size, count));
     pack(transposed(matrix_of(*weight)), panels, kFloat32, threads);
     parallel((tokens + kTaskRows - 1) / kTaskRows, threads, [&](int64_t task) {
@@ -54,12 +63,14 @@ extern "C" int mindgspo_route(const mindgspo_tensor* x, const mindgspo_tensor* w
         write_row(*probs, first + i, row);
         std::partial_sort(order.begin(), order.begin() + chosen, order.end(),
                           [&](int64_t a, int64_t b) { return row[a] > row[b] || (row[a] == row[b] && a < b); });
+        for (int64_t k = 0; k < chosen; ++k)
+          index_in(*experts, (first + i) * experts->strides[0] + k * experts->strides[1]) = int32_t(order[k]);
+        if (given != nullptr)
+          for (int64_t k = 0; k < chosen; ++k) order[k] = expert_of(*given, first + i, k, count);
         float sum = 0.0f;
         for (int64_t k = 0; k < chosen; ++k) sum += row[order[k]];
-        for (int64_t k = 0; k < chosen; ++k) {
-          index_in(*experts, (first + i) * experts->strides[0] + k * experts->strides[1]) = int32_t(order[k]);
+        for (int64_t k = 0; k < chosen; ++k)
           number(*weights, first + i, k) = is_normed ? row[order[k]] / sum : row[order[k]];
-        }
       }
     });
   });
@@ -107,8 +118,9 @@ extern "C" int mindgspo_route_backward(const mindgspo_tensor* x, const mindgspo_
   });
 }
 
-extern "C" int mindgspo_expert_slots(const mindgspo_tensor* experts, int64_t first, const mindgspo_tensor* slots,
-                                     const mindgspo_tensor* tokens, const mindgspo_tensor* ends) {
+extern "C" int mindgspo_expert_slots(const mindgspo_tensor* experts, int64_t first, int64_t all,
+                                     const mindgspo_tensor* slots, const mindgspo_tensor* tokens,
+                                     const mindgspo_tensor* ends) {
   return guarded([&] {
     const int64_t rows = integers("experts", experts, 2).shape[0], chosen = experts->shape[1];
     const int64_t count = integers("ends", ends, 1).shape[0];
@@ -118,7 +130,7 @@ extern "C" int mindgspo_expert_slots(const mindgspo_tensor* experts, int64_t fir
             "slots and tokens must be int32, ends int64");
     std::vector<int64_t> next(count + 1);
     const auto own = [&](int64_t m, int64_t k) {
-      const int64_t expert = index(*experts, m, k) - first;
+      const int64_t expert = expert_of(*experts, m, k, all) - first;
       return expert >= 0 && expert < count ? expert : -1;
     };
     for (int64_t m = 0; m < rows; ++m)

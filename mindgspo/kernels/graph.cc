@@ -385,7 +385,16 @@ GRAPH_OPERATOR(route) {
   const Tensor *x = in.next(used), *weight = in.next();
   in.skip(2);
   const Tensor *experts = in.next(used), *weights = in.next(used), *probs = in.next(used);
-  check(mindgspo_route(x, weight, in.integer(2, 0), probs, experts, weights, processors));
+  check(mindgspo_route(x, weight, nullptr, in.integer(2, 0), probs, experts, weights, processors));
+}
+
+// x, weight, given experts, is_normed, tokens -> the experts that it would choose, weights of the given ones, probs
+GRAPH_OPERATOR(route_given) {
+  const int64_t used = in.used(4);
+  const Tensor *x = in.next(used), *weight = in.next(), *given = in.next(used);
+  in.skip(2);
+  const Tensor *experts = in.next(used), *weights = in.next(used), *probs = in.next(used);
+  check(mindgspo_route(x, weight, given, in.integer(3, 0), probs, experts, weights, processors));
 }
 
 // x, weight, is_normed, tokens, experts, weights, probs, d_weights -> d_x, d_weight
@@ -399,13 +408,13 @@ GRAPH_OPERATOR(route_grad) {
                                 processors));
 }
 
-// experts, first of the own ones, tokens -> slots, token of each slot, ends
+// experts, [first of the own ones, number of all], tokens -> slots, token of each slot, ends
 GRAPH_OPERATOR(expert_slots) {
   const int64_t used = in.used(2);
   const Tensor* experts = in.next(used);
   in.skip(2);
   const Tensor *slots = in.next(used), *tokens = in.next(used * experts->shape[1]), *ends = in.next();
-  check(mindgspo_expert_slots(experts, in.integer(1, 0), slots, tokens, ends));
+  check(mindgspo_expert_slots(experts, in.integer(1, 0), in.integer(1, 1), slots, tokens, ends));
 }
 
 // x, ends, then weights -> outs

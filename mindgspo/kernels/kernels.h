@@ -41,18 +41,19 @@ int mindgspo_grouped_linear_backward(const mindgspo_tensor* x, const int64_t* en
                                      const mindgspo_tensor* d_x, const mindgspo_tensor* const* d_weights,
                                      int64_t threads);
 // Router of a mixture: probs [M, E] = softmax(x [M, H] @ weight^T), experts int32 [M, K] the likeliest first, weights
-// [M, K] their probs, divided by their sum if `is_normed`; all float32. Gradients of x and weight from those of weights.
-int mindgspo_route(const mindgspo_tensor* x, const mindgspo_tensor* weight, int64_t is_normed,
-                   const mindgspo_tensor* probs, const mindgspo_tensor* experts, const mindgspo_tensor* weights,
-                   int64_t threads);
+// [M, K] their probs, divided by their sum if `is_normed`; all float32. given: null, or [M, K], the experts that weights
+// are of instead. Gradients of x and weight from those of weights, for the experts that these are of.
+int mindgspo_route(const mindgspo_tensor* x, const mindgspo_tensor* weight, const mindgspo_tensor* given,
+                   int64_t is_normed, const mindgspo_tensor* probs, const mindgspo_tensor* experts,
+                   const mindgspo_tensor* weights, int64_t threads);
 int mindgspo_route_backward(const mindgspo_tensor* x, const mindgspo_tensor* weight, int64_t is_normed,
                             const mindgspo_tensor* probs, const mindgspo_tensor* experts,
                             const mindgspo_tensor* weights, const mindgspo_tensor* d_weights, const mindgspo_tensor* d_x,
                             const mindgspo_tensor* d_weight, int64_t threads);
-// Assignments experts [M, K] to the E experts from `first` on sorted by expert, then token: slots int32 [M, K], where
-// each stands, -1 for other experts; tokens int32 [M K], the token in each slot; ends int64 [E], slots up to and
+// Assignments experts [M, K], each below `all`, to the E experts from `first` on, sorted by expert, then token: slots
+// int32 [M, K], where each stands, -1 for other experts; tokens int32 [M K], the token in each slot; ends int64 [E], slots up to and
 // including each expert's.
-int mindgspo_expert_slots(const mindgspo_tensor* experts, int64_t first, const mindgspo_tensor* slots,
+int mindgspo_expert_slots(const mindgspo_tensor* experts, int64_t first, int64_t all, const mindgspo_tensor* slots,
                           const mindgspo_tensor* tokens, const mindgspo_tensor* ends);
 // out [M, H] = sum over k of weights[m, k] * rows[slots[m, k]] where there is a slot, and its gradients.
 int mindgspo_combine(const mindgspo_tensor* rows, const mindgspo_tensor* slots, const mindgspo_tensor* weights,

@@ -251,6 +251,33 @@ def _mismatch(run: Recorded) -> Finding | None:
     return Finding(level, text, "" if level is Level.GOOD else advice)
 
 
+def _routing(run: Recorded) -> Finding | None:
+    share = recent(run, "router/mismatch")
+    if share is None:
+        return None
+    text = f"{share:.2%} of the experts that tokens were trained with were not those of the sampler"
+    level = Level.ALARM if share > 0.2 else Level.WARN if share > 0.05 else Level.GOOD
+    advice = "Set algorithm.router_replay=rollout, use fewer updates per rollout, or lower optimizer.lr."
+    return Finding(level, text, "" if level is Level.GOOD else advice)
+
+
+def _expert_load(run: Recorded) -> Finding | None:
+    peak, entropy = recent(run, "router/load_max_over_mean"), recent(run, "router/load_entropy")
+    dead = recent(run, "router/dead_expert_share")
+    if peak is None or entropy is None or dead is None:
+        return None
+    text = (
+        f"the busiest expert of a layer had {peak:.1f} times the mean load, {dead:.0%} of all experts no token; the "
+        f"most uneven layer's entropy was {entropy:.0%} of the largest"
+    )
+    level = Level.ALARM if dead > 0.7 else Level.WARN if dead > 0.3 or entropy < 0.6 else Level.GOOD
+    advice = (
+        "Look at router/layer_<layer>/ for the layer. Nothing here balances the load: lower optimizer.lr, or begin "
+        "with a model whose routers are balanced."
+    )
+    return Finding(level, text, "" if level is Level.GOOD else advice)
+
+
 def _gradient_by_length(run: Recorded) -> Finding | None:
     longest = recent(run, "actor/grad_share_length_decile/10")
     if longest is None:
@@ -298,6 +325,8 @@ POLICY_RULES: tuple[Rule, ...] = (
     _kl,
     _mismatch,
     _effective_sample_size,
+    _routing,
+    _expert_load,
     _gradient_by_length,
     _entropy,
 )

@@ -4,7 +4,11 @@ Under model_parallel the ranks see the same tokens, route them alike, and have a
 expert, or some experts whole, so that their outputs add up as those of a dense block do. In a graph that the compiler
 divides, `ExpertCollectives` says which tokens come to a rank.
 
-Legend: M flattened tokens, E experts, K experts per token, S slots, H hidden, I inner features of one expert.
+Experts may be given (router replay: VERL's R2 and R3, arXiv 2510.11370): then the router weighs those, and its gradient
+flows through their weights.
+
+Legend: M flattened tokens, E experts, K experts per token, S slots, H hidden, I inner features of one expert, X = K of
+each layer, layer after layer.
 """
 
 from __future__ import annotations
@@ -22,7 +26,10 @@ from mindgspo.parallel.ranks import EXPERT, EXPERT_FEATURES, SEQUENCE, WHOLE
 
 
 class Router(nn.Cell):
-    """softmax(x W^T) over the experts, in float32, and the K largest; Hugging Face's Qwen3MoeTopKRouter."""
+    """softmax(x W^T) over the experts, in float32, and the K largest; Hugging Face's Qwen3MoeTopKRouter.
+
+    construct(x_MH, weight_EH) -> (experts_MK int32, the chosen ones; weights_MK float32, their probabilities, or,
+    normed, their shares of the chosen ones' sum). weigh: the weights of given ones."""
 
     def __init__(self, num_chosen: int, is_normed: bool) -> None:
         super().__init__(auto_prefix=False)
@@ -32,14 +39,18 @@ class Router(nn.Cell):
         self.top_k = ops.TopK(sorted=True)
 
     def construct(self, x_MH: Tensor, weight_EH: Tensor) -> tuple[Tensor, Tensor]:
-        """experts_MK: int32, the chosen ones. weights_MK: float32, their probabilities, or, normed, their shares of the
-        chosen ones' sum."""
-        probs_ME = self.softmax(self.logits(ops.cast(x_MH, ms.float32), weight_EH))
+        probs_ME = self.probs(x_MH, weight_EH)
         _, experts_MK = self.top_k(ops.stop_gradient(probs_ME), self.num_chosen)
+        return experts_MK, self.weigh(probs_ME, experts_MK)
+
+    def probs(self, x_MH: Tensor, weight_EH: Tensor) -> Tensor:
+        return self.softmax(self.logits(ops.cast(x_MH, ms.float32), weight_EH))
+
+    def weigh(self, probs_ME: Tensor, experts_MK: Tensor) -> Tensor:
         weights_MK = ops.gather_elements(probs_ME, 1, experts_MK)
         if self.is_normed:
             weights_MK = weights_MK / weights_MK.sum(-1, keepdims=True)
-        return experts_MK, weights_MK
+        return weights_MK
 
 
 class ExpertShare(nn.Cell):
@@ -84,14 +95,18 @@ class ExpertShare(nn.Cell):
 
 
 class MixtureOfExperts(nn.Cell):
-    """Router and experts; the parameters of the experts are stacked, [E, I, H] and [E, H, I]."""
+    """Router and experts; the parameters of the experts are stacked, [E, I, H] and [E, H, I].
 
-    def __init__(self, config: ModelSection, dtype: ms.Type, name: str, place: Placement) -> None:
+    layer: its number among those that have experts, which says where its columns of given experts are.
+    """
+
+    def __init__(self, config: ModelSection, dtype: ms.Type, name: str, place: Placement, *, layer: int) -> None:
         super().__init__(auto_prefix=False)
         num_experts, num_chosen = config.num_experts, config.num_experts_per_tok
         assert num_experts is not None and num_chosen is not None and config.moe_intermediate_size is not None
         hidden, inner = config.hidden_size, config.moe_intermediate_size // place.plan.expert_slices
         held = len(place.own_experts(num_experts))
+        self.first, self.num_chosen = layer * num_chosen, num_chosen
         self.gate = zero_parameter((num_experts, hidden), f"{name}.gate.weight")
         self.gate_proj = zero_parameter((held, inner, hidden), f"{name}.experts.gate_proj.weight")
         self.up_proj = zero_parameter((held, inner, hidden), f"{name}.experts.up_proj.weight")
@@ -100,33 +115,64 @@ class MixtureOfExperts(nn.Cell):
         own = place.held.own_experts(num_experts)
         self.kernel = None
         if has_kernels():
-            self.kernel = ExpertsKernel(num_chosen, is_normed=config.norm_topk_prob, own=own)
+            self.kernel = ExpertsKernel(num_experts, num_chosen, is_normed=config.norm_topk_prob, own=own)
             self.enter, self.leave = ranks.enter, ranks.leave
             return
         slots = ExpertSlots(num_experts=num_experts, num_chosen=num_chosen, own=own)
         share = ExpertShare(slots, dtype)
         router = Router(num_chosen, config.norm_topk_prob)
-        self.share = share
-        enter, gather, scatter, leave = ranks.enter, ranks.gather, ranks.scatter, ranks.leave
+        self.share, self.router, self.tells_choice = share, router, not place.is_divided
+        enter, cut, gather, scatter, leave = ranks.enter, ranks.cut, ranks.gather, ranks.scatter, ranks.leave
+        layer_of = self.layer_of
 
-        def routed(x_MH, gate_EH, gate_EIH, up_EIH, down_EHI):
-            # The router, too, reads what has entered: through its weights each slice finds a part of the gradient.
-            x_MH = enter(x_MH)
-            experts_MK, weights_MK = router(x_MH, gate_EH)
+        def results(x_MH, experts_MK, weights_MK, gate_EIH, up_EIH, down_EHI):
             x_MH, experts_MK, weights_MK = gather(x_MH), gather(experts_MK), gather(weights_MK)
             return leave(scatter(share(x_MH, experts_MK, weights_MK, gate_EIH, up_EIH, down_EHI)))
 
-        column, row = (EXPERT, EXPERT_FEATURES, WHOLE), (EXPERT, WHOLE, EXPERT_FEATURES)
-        self.routed = place.split_function(routed, (SEQUENCE, WHOLE), (WHOLE, WHOLE), column, column, row)
+        # The router, too, reads what has entered: through its weights each slice finds a part of the gradient.
+        def routed(x_MH, gate_EH, gate_EIH, up_EIH, down_EHI):
+            x_MH = enter(x_MH)
+            return results(x_MH, *router(x_MH, gate_EH), gate_EIH, up_EIH, down_EHI)
+
+        def replayed(x_MH, given_MX, gate_EH, gate_EIH, up_EIH, down_EHI):
+            x_MH, given_MK = enter(x_MH), layer_of(cut(given_MX))
+            weights_MK = router.weigh(router.probs(x_MH, gate_EH), given_MK)
+            return results(x_MH, given_MK, weights_MK, gate_EIH, up_EIH, down_EHI)
+
+        tokens, column, row = (SEQUENCE, WHOLE), (EXPERT, EXPERT_FEATURES, WHOLE), (EXPERT, WHOLE, EXPERT_FEATURES)
+        self.routed = place.split_function(routed, tokens, (WHOLE, WHOLE), column, column, row)
+        self.replayed = place.split_function(replayed, tokens, tokens, (WHOLE, WHOLE), column, column, row)
+
+    def layer_of(self, given_MX: Tensor) -> Tensor:
+        """int32 [M, K]: the columns of this layer."""
+        return ops.cast(given_MX[:, self.first : self.first + self.num_chosen], ms.int32)
 
     def construct(
-        self, x_MH: Tensor, tokens: Tensor, gate_up: tuple[Tensor, ...] = (), down: tuple[Tensor, ...] = ()
-    ) -> Tensor:
-        """gate_up, down: nothing; as of a dense block."""
+        self,
+        x_MH: Tensor,
+        tokens: Tensor,
+        gate_up: tuple[Tensor, ...] = (),
+        down: tuple[Tensor, ...] = (),
+        given_MX: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """What is added to x, and the experts that the router chooses, int32 [M, K]; () in a graph that the compiler
+        divides.
+
+        gate_up, down: nothing; as of a dense block. given_MX: experts that are taken in place of those, of all layers;
+        see `types.Routing`.
+        """
+        weights = (self.gate, self.gate_proj, self.up_proj, self.down_proj)
         if self.kernel is not None:
-            weights = (self.gate, self.gate_proj, self.up_proj, self.down_proj)
-            return self.leave(self.kernel(self.enter(x_MH), *weights, tokens))
-        return self.routed(x_MH, self.gate, self.gate_proj, self.up_proj, self.down_proj)
+            given_MK = None if given_MX is None else self.layer_of(given_MX)
+            out_MH, chosen_MK = self.kernel(self.enter(x_MH), *weights, tokens, given_MK)
+            return self.leave(out_MH), (chosen_MK,)
+        choice = ()
+        if self.tells_choice:
+            chosen_MK, _ = self.router(x_MH, self.gate)
+            choice = (chosen_MK,)
+        if given_MX is None:
+            return self.routed(x_MH, *weights), choice
+        return self.replayed(x_MH, given_MX, *weights), choice
 
     def cheap_cells(self) -> tuple[nn.Cell, ...]:
         """What `recompute: selective` computes again."""

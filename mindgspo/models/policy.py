@@ -46,12 +46,25 @@ class RoundedWeight(nn.Cell):
 
 
 class PolicyLogProbs(nn.Cell):
-    """Transformer and log-prob head. Only response positions reach the head; prompts and padding never do."""
+    """Transformer and log-prob head. Only response positions reach the head; prompts and padding never do.
 
-    def __init__(self, model: nn.Cell, *, temperature: float, with_entropy: bool) -> None:
+    replays_experts: take those that are given in place of those that a mixture's routers choose. tells_choices: return
+    the latter, too; see `Transformer.with_choices`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Cell,
+        *,
+        temperature: float,
+        with_entropy: bool,
+        replays_experts: bool = False,
+        tells_choices: bool = False,
+    ) -> None:
         super().__init__(auto_prefix=False)
-        self.model = model
+        self.model, self.num_layers = model, model.config.num_hidden_layers
         self.with_entropy = with_entropy
+        self.replays_experts, self.tells_choices = replays_experts, tells_choices
         self.kernel, self.is_packed = None, takes_packed(model)
         if self.is_packed and model.place.model_parallel == 1:
             self.kernel = LogProbKernel(temperature=temperature, with_entropy=with_entropy)
@@ -80,9 +93,25 @@ class PolicyLogProbs(nn.Cell):
         predict_P: Tensor,
         targets_P: Tensor,
         place_NK: Tensor,
+        given_RTX: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """logp_NK and entropy_NK, float32; masked slots hold values of some prediction that mean nothing. With
+        tells_choices, chosen_MX, int32: see `types.Routing`.
+
+        given_RTX: of replays_experts; see `RoutedTokens.given`.
+        """
+        assert self.replays_experts or given_RTX is None
+        given_MX = None if given_RTX is None else given_RTX.reshape(-1, given_RTX.shape[-1])
+        if self.tells_choices:
+            hidden_MH, choices = self.model.with_choices(ids_RT, positions_RT, segments_RT, given_MX)
+            logp_NK, entropy_NK = self._log_probs(hidden_MH, segments_RT, predict_P, targets_P, place_NK)
+            return logp_NK, entropy_NK, ops.concat(choices, 1)
+        hidden_MH = self.model(ids_RT, positions_RT, segments_RT, given_MX)
+        return self._log_probs(hidden_MH, segments_RT, predict_P, targets_P, place_NK)
+
+    def _log_probs(
+        self, hidden_MH: Tensor, segments_RT: Tensor, predict_P: Tensor, targets_P: Tensor, place_NK: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """logp_NK and entropy_NK, float32; masked slots hold values of some prediction that mean nothing."""
-        hidden_MH = self.model(ids_RT, positions_RT, segments_RT)
         if self.kernel is not None:
             weight_VH = self.model.output_weight()
             logp_P, entropy_P = self.kernel(hidden_MH, weight_VH, predict_P, targets_P, segments_RT)

@@ -9,23 +9,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from mindgspo.data.routing import RoutingDifference, expert_dtype, stacked_experts
 from mindgspo.data.rows import evened, filler_like, in_chunks, stackable
 from mindgspo.models.log_prob import ChunkedLogProb
 from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.parallel.auto_parallel import divided, set_mode
 from mindgspo.parallel.collectives import GraphOfRanks
-from mindgspo.parallel.device_ops import attention_segments, policy_inputs, takes_packed
+from mindgspo.parallel.device_ops import PolicyInputs, attention_segments, policy_inputs, takes_packed
 from mindgspo.parallel.kernel_ops import LinearKernel, LogProbKernel, RowsKernel
 from mindgspo.parallel.placement import AutoParallelPlacement
 from mindgspo.parallel.replicas import Arrays, Replicas
-from mindgspo.types import Batch, Float32Array, Int32Array
+from mindgspo.types import Batch, ExpertArray, Float32Array, Int32Array
 
 # One graph is compiled per row length: powers of two up to _FINE, then multiples of it.
 _SHORTEST, _FINE = 64, 1024
@@ -34,24 +35,45 @@ _TOKENS_PER_CALL = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenScores:
-    """logp_NK, entropy_NK: float32 per response token of a batch, 0 where masked."""
+    """logp_NK, entropy_NK: float32 per response token of a batch, 0 where masked. mismatch: how far what routers choose
+    differs from the batch's routing; None where they do not tell, or there is none. experts_RTX: what they choose, as
+    of `Batch`, on the ranks that have scored the batch."""
 
     logp_NK: Float32Array
     entropy_NK: Float32Array
+    mismatch: RoutingDifference | None = None
+    experts_RTX: ExpertArray | None = None
 
     @classmethod
-    def of(cls, batch: Batch, logp_NK: Float32Array, entropy_NK: Float32Array) -> TokenScores:
-        """Masks what a graph returned."""
+    def of(cls, batch: Batch, logp_NK: Float32Array, entropy_NK: Float32Array, *mismatch: np.ndarray) -> TokenScores:
+        """Masks what a graph returned. mismatch: `RoutingDifference.array`, if there is one."""
         zero = np.float32(0)
-        return cls(logp_NK=np.where(batch.mask_NK, logp_NK, zero), entropy_NK=np.where(batch.mask_NK, entropy_NK, zero))
+        return cls(
+            logp_NK=np.where(batch.mask_NK, logp_NK, zero),
+            entropy_NK=np.where(batch.mask_NK, entropy_NK, zero),
+            mismatch=RoutingDifference.of(*mismatch) if mismatch else None,
+        )
 
 
 class PolicyScorer:
-    """Scores batches; every replica of the model's plan scores its share."""
+    """Scores batches; every replica of the model's plan scores its share.
 
-    def __init__(self, model: nn.Cell, *, temperature: float) -> None:
-        policy = PolicyLogProbs(model, temperature=temperature, with_entropy=True)
+    replays_experts: with the routing of the batches. tells_choices: see `TokenScores`.
+    """
+
+    def __init__(
+        self, model: nn.Cell, *, temperature: float, replays_experts: bool = False, tells_choices: bool = False
+    ) -> None:
+        policy = PolicyLogProbs(
+            model,
+            temperature=temperature,
+            with_entropy=True,
+            replays_experts=replays_experts,
+            tells_choices=tells_choices,
+        )
         self._policy, self._is_packed = GraphOfRanks(policy, model.place.model_ranks), policy.is_packed
+        self._replays_experts, self._num_layers = replays_experts, policy.num_layers
+        self._expert_dtype = expert_dtype(model.config.num_experts or 0)
         self._replicas = Replicas(model.place)
 
     def compile(self, batch: Batch) -> None:
@@ -59,22 +81,43 @@ class PolicyScorer:
 
     def score(self, batches: Sequence[Batch]) -> list[TokenScores]:
         """One result per batch, on every rank; all graphs are launched before the first result is awaited."""
-        pending = [self._policy(*self._inputs(batch)) for batch in self._replicas.own(batches)]
-        found = [(logp.asnumpy(), entropy.asnumpy()) for logp, entropy in pending]
+        own, numbers = self._replicas.own(batches), self._replicas.own(range(len(batches)))
+        inputs = [policy_inputs(batch, is_packed=self._is_packed) for batch in own]
+        pending = [self._policy(*self._tensors(batch, of)) for batch, of in zip(own, inputs, strict=True)]
+        found, chosen = [], [None] * len(batches)
+        for number, batch, (_, routed), result in zip(numbers, own, inputs, pending, strict=True):
+            logp, entropy, *choices = (tensor.asnumpy() for tensor in result)
+            mismatch = ()
+            if choices and batch.experts_RTX is not None:
+                mismatch = (routed.differing(batch, *choices, self._num_layers).array,)
+            for chosen_MX in choices:
+                chosen[number] = routed.in_rows(batch, chosen_MX.astype(self._expert_dtype))
+            found.append((logp, entropy, *mismatch))
         collected = self._replicas.collect(found, num_items=len(batches))
-        return [TokenScores.of(batch, *arrays) for batch, arrays in zip(batches, collected, strict=True)]
+        return [
+            replace(TokenScores.of(batch, *arrays), experts_RTX=experts_RTX)
+            for batch, arrays, experts_RTX in zip(batches, collected, chosen, strict=True)
+        ]
 
-    def _inputs(self, batch: Batch) -> tuple[Tensor, ...]:
-        return tuple(Tensor(array) for array in policy_inputs(batch, is_packed=self._is_packed))
+    def _tensors(self, batch: Batch, inputs: PolicyInputs) -> tuple[Tensor, ...]:
+        given = (inputs.routed.given(batch),) if self._replays_experts else ()
+        return tuple(Tensor(array) for array in (*inputs.arrays, *given))
 
 
 class AutoParallelScorer:
     """As `PolicyScorer`, by a graph that MindSpore's compiler divides over all ranks of a plan. A call of the graph
     takes a batch of every replica."""
 
-    def __init__(self, model: nn.Cell, *, temperature: float, strategy_path: Path | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Cell,
+        *,
+        temperature: float,
+        replays_experts: bool = False,
+        strategy_path: Path | None = None,
+    ) -> None:
         place: AutoParallelPlacement = model.place
-        policy = PolicyLogProbs(model, temperature=temperature, with_entropy=True)
+        policy = PolicyLogProbs(model, temperature=temperature, with_entropy=True, replays_experts=replays_experts)
         self._policy, self._graph = policy, divided(policy, place, strategy_path=strategy_path)
         self._num_replicas, self._replicas = place.divided.data_parallel, Replicas(place.held)
         self._num_chunks = place.divided.context_parallel
@@ -120,13 +163,18 @@ class AutoParallelScorer:
         ends = attention_segments(
             segments, is_packed=False, num_replicas=len(batches), num_segments=even[0].samples_N.size
         )
-        return tuple(Tensor(array) for array in (ids, positions, ends, *rest))
+        given = (stacked_experts(even),) if self._policy.replays_experts else ()
+        return tuple(Tensor(array) for array in (ids, positions, ends, *rest, *given))
 
 
-def build_scorer(model: nn.Cell, *, temperature: float) -> PolicyScorer | AutoParallelScorer:
+def build_scorer(
+    model: nn.Cell, *, temperature: float, replays_experts: bool = False, tells_choices: bool = False
+) -> PolicyScorer | AutoParallelScorer:
     """The scorer for the path that the model was built on."""
-    kind = AutoParallelScorer if isinstance(model.place, AutoParallelPlacement) else PolicyScorer
-    return kind(model, temperature=temperature)
+    if isinstance(model.place, AutoParallelPlacement):
+        assert not tells_choices, "config.rules refuses it"
+        return AutoParallelScorer(model, temperature=temperature, replays_experts=replays_experts)
+    return PolicyScorer(model, temperature=temperature, replays_experts=replays_experts, tells_choices=tells_choices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,11 +138,17 @@ class FeedForward(nn.Cell):
         self.swiglu = SwiGLUOp(place)
 
     def construct(
-        self, x_MH: Tensor, tokens: Tensor, gate_up: tuple[Tensor, ...] = (), down: tuple[Tensor, ...] = ()
-    ) -> Tensor:
-        """gate_up, down: the matrices, where they are packed."""
+        self,
+        x_MH: Tensor,
+        tokens: Tensor,
+        gate_up: tuple[Tensor, ...] = (),
+        down: tuple[Tensor, ...] = (),
+        given_MX: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """What is added to x, and the choice of no router. gate_up, down: the matrices, where they are packed.
+        given_MX: nothing; as of a mixture."""
         gate, up = self.projections(self.enter(x_MH), tokens, gate_up)
-        return self.down_proj(self.swiglu(gate, up, tokens), tokens, down)
+        return self.down_proj(self.swiglu(gate, up, tokens), tokens, down), ()
 
     def cheap_cells(self) -> tuple[nn.Cell, ...]:
         """What `recompute: selective` computes again."""
@@ -152,14 +158,16 @@ class FeedForward(nn.Cell):
 class DecoderLayer(nn.Cell):
     """Pre-norm attention and feed-forward blocks with residual connections."""
 
-    def __init__(self, config: ModelSection, dtype: ms.Type, name: str, place: Placement) -> None:
+    def __init__(self, config: ModelSection, dtype: ms.Type, number: int, place: Placement) -> None:
         super().__init__(auto_prefix=False)
-        norm = (config.hidden_size, config.rms_norm_eps, dtype)
+        name, norm = f"model.layers.{number}", (config.hidden_size, config.rms_norm_eps, dtype)
         self.input_layernorm = RMSNorm(*norm, f"{name}.input_layernorm", place)
         self.self_attn = Attention(config, dtype, f"{name}.self_attn", place)
         self.post_attention_layernorm = RMSNorm(*norm, f"{name}.post_attention_layernorm", place)
-        block = MixtureOfExperts if FAMILIES[config.architecture].has_experts else FeedForward
-        self.mlp = block(config, dtype, f"{name}.mlp", place)
+        if FAMILIES[config.architecture].has_experts:
+            self.mlp = MixtureOfExperts(config, dtype, f"{name}.mlp", place, layer=number)
+        else:
+            self.mlp = FeedForward(config, dtype, f"{name}.mlp", place)
         self.add = place.split(ops.Add(), (SEQUENCE, WHOLE), (SEQUENCE, WHOLE))
         self.fork = fork_op()
         # MindSpore computes again what a cell's own call returns, not what another method of it does.
@@ -182,24 +190,40 @@ class DecoderLayer(nn.Cell):
             if attention.attention.keeps_weights:
                 attention.attention.recompute()
 
-    def construct(self, x_MH: Tensor, rotation: tuple[Tensor, Tensor, Tensor], mask: Tensor) -> Tensor:
-        return self.prefill(x_MH, rotation, mask)[0]
+    def construct(
+        self,
+        x_MH: Tensor,
+        rotation: tuple[Tensor, Tensor, Tensor],
+        mask: Tensor,
+        given_MX: Tensor | None = None,
+    ) -> Tensor:
+        return self.prefill(x_MH, rotation, mask, given_MX)[0]
 
     def prefill(
-        self, x_MH: Tensor, rotation: tuple[Tensor, Tensor, Tensor], mask: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """As `construct`, with the keys and values [M, B, D] for a cache."""
+        self,
+        x_MH: Tensor,
+        rotation: tuple[Tensor, Tensor, Tensor],
+        mask: Tensor,
+        given_MX: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
+        """As `construct`, with the keys and values [M, B, D] for a cache, and the choice of the layer's router."""
         x_MH, again_MH = self.fork(x_MH)
         attended_MH, key, value = self.self_attn.prefill(self.input_layernorm(again_MH, mask), rotation, mask)
-        x_MH, delta_MH = self.feed_forward(x_MH, attended_MH, mask)
-        return self.add(x_MH, delta_MH), key, value
+        x_MH, delta_MH, choice = self.feed_forward(x_MH, attended_MH, mask, given_MX=given_MX)
+        return self.add(x_MH, delta_MH), key, value, choice
 
     def carry(
-        self, x_MH: Tensor, delta_MH: Tensor | None, rotation: tuple[Tensor, Tensor, Tensor], mask: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """As `construct` for kernels, which add while they norm: states are x + delta, on both sides. None: zeros."""
+        self,
+        x_MH: Tensor,
+        delta_MH: Tensor | None,
+        rotation: tuple[Tensor, Tensor, Tensor],
+        mask: Tensor,
+        given_MX: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """As `construct` for kernels, which add while they norm: states are x + delta, on both sides. None: zeros. And
+        the choice of the layer's router."""
         normed_MH, x_MH = self.input_layernorm.of_sum(x_MH, delta_MH, mask)
-        return self.feed_forward(x_MH, self.self_attn(normed_MH, rotation, mask), mask)
+        return self.feed_forward(x_MH, self.self_attn(normed_MH, rotation, mask), mask, given_MX=given_MX)
 
     def feed_forward(
         self,
@@ -208,15 +232,17 @@ class DecoderLayer(nn.Cell):
         tokens: Tensor,
         gate_up: tuple[Tensor, ...] = (),
         down: tuple[Tensor, ...] = (),
-    ) -> tuple[Tensor, Tensor]:
-        """What is behind attention: x, and what is still to be added to it. gate_up, down: the matrices, where they
-        are packed."""
+        given_MX: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """What is behind attention: x, what is still to be added to it, and the choice of the router: (), or the
+        experts [M, K]. gate_up, down: the matrices, where they are packed. given_MX: see `MixtureOfExperts`."""
         if self.norms_again:
             x_MH, again_MH = self.fork(self.add(x_MH, attended_MH))
             normed_MH = self.post_attention_layernorm(again_MH, tokens)
         else:
             normed_MH, x_MH = self.post_attention_layernorm.of_sum(x_MH, attended_MH, tokens)
-        return x_MH, self.mlp(normed_MH, tokens, gate_up, down)
+        delta_MH, choice = self.mlp(normed_MH, tokens, gate_up, down, given_MX)
+        return x_MH, delta_MH, choice
 
 
 class Transformer(nn.Cell):
@@ -236,7 +262,7 @@ class Transformer(nn.Cell):
             config.vocab_size, config.hidden_size, dtype=dtype, name="model.embed_tokens", place=place
         )
         self.layers = nn.CellList(
-            [DecoderLayer(config, dtype, f"model.layers.{i}", place) for i in range(config.num_hidden_layers)],
+            [DecoderLayer(config, dtype, i, place) for i in range(config.num_hidden_layers)],
             auto_prefix=False,
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, "model.norm", place)
@@ -261,30 +287,52 @@ class Transformer(nn.Cell):
             return self.embed_tokens.weight[self.first_output : self.last_output]
         return self.embed_tokens.weight if self.tied else self.lm_head
 
-    def construct(self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor) -> Tensor:
-        """Hidden states behind the final norm, [M, H]. segments: see `attention_segments`."""
+    def construct(
+        self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor, given_MX: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states behind the final norm, [M, H]. segments: see `attention_segments`. given_MX: experts of a
+        mixture that are taken in place of those that its routers choose, see `types.Routing`."""
+        if self.carries:
+            return self.with_choices(ids_RT, positions_RT, segments, given_MX)[0]
         rotation = self.rotation(positions_RT.reshape(-1))
         mask = self.segment_mask(segments)
         x_MH = self.embed_tokens(ids_RT.reshape(-1), mask)
+        for layer in self.layers:
+            x_MH = layer(x_MH, rotation, mask, given_MX)
+        return self.norm(x_MH, mask)
+
+    def with_choices(
+        self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor, given_MX: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """What `construct` returns, and the experts that the routers choose, int32 [M, K] of each layer. Nothing is
+        computed again in a backward pass."""
+        rotation = self.rotation(positions_RT.reshape(-1))
+        mask = self.segment_mask(segments)
+        x_MH, choices = self.embed_tokens(ids_RT.reshape(-1), mask), ()
         if self.carries:
             delta_MH = None
             for layer in self.layers:
-                x_MH, delta_MH = layer.carry(x_MH, delta_MH, rotation, mask)
-            return self.norm.of_sum(x_MH, delta_MH, mask)[0]
+                x_MH, delta_MH, choice = layer.carry(x_MH, delta_MH, rotation, mask, given_MX)
+                choices += choice
+            return self.norm.of_sum(x_MH, delta_MH, mask)[0], choices
         for layer in self.layers:
-            x_MH = layer(x_MH, rotation, mask)
-        return self.norm(x_MH, mask)
+            x_MH, _, _, choice = layer.prefill(x_MH, rotation, mask, given_MX)
+            choices += choice
+        return self.norm(x_MH, mask), choices
 
-    def prefill(self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor) -> tuple[Tensor, ...]:
-        """Keys and values of every layer: (k0, v0, k1, v1, ...), each [M, B, D]."""
+    def prefill(
+        self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Keys and values of every layer, (k0, v0, k1, v1, ...), each [M, B, D]; and the choices of the routers."""
         rotation = self.rotation(positions_RT.reshape(-1))
         mask = self.segment_mask(segments)
         x_MH = self.embed_tokens(ids_RT.reshape(-1), mask)
-        cached = ()
+        cached, choices = (), ()
         for layer in self.layers:
-            x_MH, key, value = layer.prefill(x_MH, rotation, mask)
+            x_MH, key, value, choice = layer.prefill(x_MH, rotation, mask)
             cached += (key, value)
-        return cached
+            choices += choice
+        return cached, choices
 
 
 def rope_tables(model: ModelSection) -> tuple[Float32Array, Float32Array]:

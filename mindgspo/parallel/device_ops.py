@@ -18,11 +18,13 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from mindgspo.data.routing import RoutedTokens
 from mindgspo.data.rows import packed_tokens
 from mindgspo.errors import ConfigError
 from mindgspo.kernels.build import KernelsUnavailable, library
@@ -377,15 +379,22 @@ def attention_segments(
     return segment_ends(segments_RT, num_replicas=num_replicas, num_segments=num_segments)
 
 
-def policy_inputs(batch: Batch, *, is_packed: bool) -> tuple[np.ndarray, ...]:
-    """What a graph of one process takes of a batch: ids, positions, segments, predict_P, targets_P, place_NK.
+class PolicyInputs(NamedTuple):
+    """What a graph of one process takes of a batch: ids, positions, segments, predict_P, targets_P, place_NK."""
 
-    is_packed: see `takes_packed`.
-    """
+    arrays: tuple[np.ndarray, ...]
+    routed: RoutedTokens
+
+
+def policy_inputs(batch: Batch, *, is_packed: bool) -> PolicyInputs:
+    """is_packed: see `takes_packed`."""
     if is_packed:
-        return *packed_tokens(batch), batch.targets_P, batch.place_NK
+        packed = packed_tokens(batch)
+        tokens = (packed.ids_1M, packed.positions_1M, packed.segments_E2, packed.predict_P)
+        return PolicyInputs((*tokens, batch.targets_P, batch.place_NK), RoutedTokens.packed(packed.place_M))
     segments = attention_segments(batch.segments_RT, is_packed=False, num_segments=batch.samples_N.size)
-    return batch.ids_RT, batch.positions_RT, segments, batch.predict_P, batch.targets_P, batch.place_NK
+    arrays = (batch.ids_RT, batch.positions_RT, segments, batch.predict_P, batch.targets_P, batch.place_NK)
+    return PolicyInputs(arrays, RoutedTokens.unpacked(batch))
 
 
 def segment_ends(segments_RT: np.ndarray, *, num_replicas: int = 1, num_segments: int | None = None) -> np.ndarray:

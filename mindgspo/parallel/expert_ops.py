@@ -179,9 +179,10 @@ class OwnShare(nn.Cell):
 class ExpertCollectives:
     """What the ranks of a mixture tell each other; cells that cost nothing where there is nothing to tell.
 
-    enter: applied to the tokens before everything. gather, scatter: applied to the entered tokens before their experts
-    and to results behind them; each rank computes what its experts add for all the tokens that it has gathered, and
-    gets back sums for those that have entered, or for a part of them. leave: makes the results for all tokens of that.
+    enter: applied to the tokens before everything; cut: to what is given about them, and is not differentiated. gather,
+    scatter: applied to the entered tokens before their experts and to results behind them; each rank computes what its
+    experts add for all the tokens that it has gathered, and gets back sums for those that have entered, or for a part
+    of them. leave: makes the results for all tokens of that.
 
     Where each process holds its own slices, all ranks of a replica compute all of its tokens, and gradients of what
     ranks share are kept whole on each of them. In a graph that the compiler divides, copies of a gradient add up to it,
@@ -196,7 +197,7 @@ class ExpertCollectives:
 
     def __init__(self, place: Placement) -> None:
         self.enter, self.leave = enter_model_parallel(place), leave_model_parallel(place)
-        self.gather, self.scatter = Unchanged(), Unchanged()
+        self.cut, self.gather, self.scatter = Unchanged(), Unchanged(), Unchanged()
         if not (isinstance(place, AutoParallelPlacement) and place.is_divided):
             return
         held = place.held
@@ -204,7 +205,7 @@ class ExpertCollectives:
         if place.divided.use_seq_parallel:
             self._exchange(held.expert_ranks)
         elif block < slices:
-            self.enter = OwnShare(held.at.model // block, slices // block)
+            self.enter = self.cut = OwnShare(held.at.model // block, slices // block)
             self.scatter = _scatter(held.expert_ranks)
             self.leave = ops.AllGather(group=group_name(held.model_ranks))
         else:

@@ -282,9 +282,9 @@ class LogProbKernel(nn.Cell):
 class ExpertsKernel(nn.Cell):
     """What the own experts, or the own slices of them, add for each token, [M, H]; see `mixture_of_experts`."""
 
-    def __init__(self, num_chosen: int, *, is_normed: bool, own: range) -> None:
+    def __init__(self, num_experts: int, num_chosen: int, *, is_normed: bool, own: range) -> None:
         super().__init__(auto_prefix=False)
-        self.is_normed, self.first = Tensor([int(is_normed)], ms.int32), Tensor([own.start], ms.int32)
+        self.is_normed, self.place = Tensor([int(is_normed)], ms.int32), Tensor([own.start, num_experts], ms.int32)
         self.fork, self.rows, self.swiglu = ForkKernel(), RowsKernel(), SwiGLUKernel()
         route_gradient = kernel("route_grad", lambda x, w, *rest: (x, w), lambda x, w, *rest: (x, ms.float32))
 
@@ -299,13 +299,24 @@ class ExpertsKernel(nn.Cell):
             gradient_of_route,
         )
 
-        def no_gradient(experts, first, tokens, out, dout):
-            return zeros_like(experts), zeros_like(first), zeros_like(tokens)
+        def gradient_of_route_given(x, weight, given, is_normed, tokens, out, dout):
+            dx, dweight = route_gradient(x, weight, is_normed, tokens, given, out[1], out[2], dout[1])
+            return dx, dweight, zeros_like(given), zeros_like(is_normed), zeros_like(tokens)
+
+        self.route_given = kernel(
+            "route_given",
+            lambda x, w, g, n, t: (g, g, [x[0], w[0]]),
+            lambda x, w, g, n, t: (ms.int32, ms.float32, ms.float32),
+            gradient_of_route_given,
+        )
+
+        def no_gradient(experts, place, tokens, out, dout):
+            return zeros_like(experts), zeros_like(place), zeros_like(tokens)
 
         self.slots = kernel(
             "expert_slots",
-            lambda e, f, t: (e, [e[0] * e[1]], [len(own)]),
-            lambda e, f, t: (ms.int32, ms.int32, ms.int64),
+            lambda e, p, t: (e, [e[0] * e[1]], [len(own)]),
+            lambda e, p, t: (ms.int32, ms.int32, ms.int64),
             no_gradient,
         )
         grouped_gradient = kernel(
@@ -346,14 +357,21 @@ class ExpertsKernel(nn.Cell):
         up_EIH: Tensor,
         down_EHI: Tensor,
         tokens: Tensor,
-    ) -> Tensor:
+        given_MK: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """That, and the experts that the router chooses. given_MK: int32, experts that are taken in their place."""
         x_MH, routed_MH = self.fork(x_MH)
-        experts_MK, weights_MK, _ = self.route(routed_MH, gate_EH, self.is_normed, tokens)
-        slots_MK, token_S, ends_E = self.slots(experts_MK, self.first, tokens)
+        if given_MK is None:
+            chosen_MK, weights_MK, _ = self.route(routed_MH, gate_EH, self.is_normed, tokens)
+            experts_MK = chosen_MK
+        else:
+            chosen_MK, weights_MK, _ = self.route_given(routed_MH, gate_EH, given_MK, self.is_normed, tokens)
+            experts_MK = given_MK
+        slots_MK, token_S, ends_E = self.slots(experts_MK, self.place, tokens)
         x_SH = self.rows(token_S, x_MH, ends_E)
         gate_SI, up_SI = self.gate_up(x_SH, ends_E, gate_EIH, up_EIH)
         out_SH = self.down(self.swiglu(gate_SI, up_SI, ends_E), ends_E, down_EHI)
-        return self.combine(out_SH, slots_MK, weights_MK, tokens)
+        return self.combine(out_SH, slots_MK, weights_MK, tokens), chosen_MK
 
 
 class AccumulateKernel(nn.Cell):

@@ -58,4 +58,5 @@ def _native_engine(config: ExperimentConfig, model: nn.Cell, tokenizer: Tokenize
         cache_dtype=sizes.cache_dtype,
         top_k=rollout.top_k,
         top_p=rollout.top_p,
+        records_experts=rollout.record_experts,
     )

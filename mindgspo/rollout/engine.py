@@ -24,7 +24,7 @@ from mindgspo.rollout.cache import CopyBlocks, PagedCache
 from mindgspo.rollout.graphs import Collect, DecodeStep, PackedWeights, Prefill, TokenSampler
 from mindgspo.rollout.protocol import Cut, Purpose, Rollout, RolloutCounters, SamplingSettings
 from mindgspo.rollout.scheduler import DecodeRun, PrefillRow, Scheduler
-from mindgspo.types import Float32Array, Int32Array, Prompt, Response
+from mindgspo.types import ExpertArray, Float32Array, Int32Array, Prompt, Response
 
 
 class NativeEngine:
@@ -34,7 +34,7 @@ class NativeEngine:
     max_new_tokens: bounds of a sequence. length_multiple: prompts are padded to a multiple of it. num_blocks: of the
     cache, the scratch block among them; None: enough for all slots at their longest. tokens_per_look: decode steps
     between two looks of the host. cache_dtype: None: the model's. top_k, top_p: see `Cut`; where settings bring a cut
-    of their own, there is one more graph. block: tokens per block.
+    of their own, there is one more graph. block: tokens per block. records_experts: responses have `Routing`.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class NativeEngine:
         top_k: int = 0,
         top_p: float = 1.0,
         block: int = BLOCK,
+        records_experts: bool = False,
     ) -> None:
         self._eos_ids = tuple(eos_ids)
         self._num_slots, self._prefill_width = num_slots, prefill_width
@@ -63,8 +64,8 @@ class NativeEngine:
         if num_blocks is None:
             num_blocks = num_slots * num_blocks_for(num_columns, block) + 1
         self._cache = PagedCache(model, num_blocks=num_blocks, num_columns=num_columns, dtype=cache_dtype, block=block)
-        self._model, self._team = model, model.place.model_ranks
-        self._prefill = GraphOfRanks(Prefill(model, self._cache), self._team)
+        self._model, self._team, self._records_experts = model, model.place.model_ranks, records_experts
+        self._prefill = GraphOfRanks(Prefill(model, self._cache, records_experts=records_experts), self._team)
         # The rest of a prompt is no longer than the prompt.
         self._copy_blocks = CopyBlocks(self._cache, min(block, self._prompt_columns))
         self._pack_weights = PackedWeights(model)
@@ -114,7 +115,7 @@ class NativeEngine:
             scheduler.grow()
             admissions = scheduler.admit()
             prefilled += len(admissions.prefills)
-            self._run_prompts(admissions.prefills)
+            scheduler.keep_routing(self._run_prompts(admissions.prefills))
             self._copy(admissions.copies)
             run = scheduler.next_run()
             busy += scheduler.take(*self._run_steps(run, decode, sampling))
@@ -143,7 +144,10 @@ class NativeEngine:
 
     def _decoder(self, cut: Cut) -> GraphOfRanks:
         sampler = TokenSampler(top_k=cut.top_k, top_p=cut.top_p)
-        return GraphOfRanks(DecodeStep(self._model, self._cache, sampler, self._pack_weights), self._team)
+        step = DecodeStep(
+            self._model, self._cache, sampler, self._pack_weights, records_experts=self._records_experts
+        )
+        return GraphOfRanks(step, self._team)
 
     def _decoder_of(self, settings: SamplingSettings) -> GraphOfRanks:
         """The decode graph that cuts as the settings say; sorting the vocabulary costs time, so each has its own."""
@@ -154,16 +158,17 @@ class NativeEngine:
 
     def _run_steps(
         self, run: DecodeRun, decode: GraphOfRanks, sampling: tuple[Tensor, Tensor]
-    ) -> tuple[Int32Array, Float32Array]:
-        """Ids and log-probs [J, S] of a run's steps, each fed with what the one before it drew. The host waits once,
-        for the last one."""
+    ) -> tuple[Int32Array, Float32Array, ExpertArray | None]:
+        """Ids and log-probs [J, S] of a run's steps, each fed with what the one before it drew, and the experts
+        [J, S, X] of what was fed. The host waits once, for the last one."""
         ids_S, table_SP = Tensor(run.ids_S), Tensor(run.table_SP)
         num_rows_1 = Tensor(np.array([run.num_rows], np.int32))
         ids: list[Tensor] = []
         logprobs: list[Tensor] = []
+        recorded: list[Tensor] = []
         with paged_kernels():
             for step in range(run.num_steps):
-                ids_S, logprobs_S = decode(
+                ids_S, logprobs_S, *experts_SX = decode(
                     ids_S,
                     Tensor(run.positions_JS[step]),
                     Tensor(run.cache_rows_JS[step]),
@@ -175,23 +180,28 @@ class NativeEngine:
                 )
                 ids.append(ids_S)
                 logprobs.append(logprobs_S)
+                recorded += experts_SX
+        experts_JSX = np.stack([tensor.asnumpy() for tensor in recorded]) if recorded else None
         if self._tokens_per_look == 1:
-            return ids[0].asnumpy()[None], logprobs[0].asnumpy()[None]
+            return ids[0].asnumpy()[None], logprobs[0].asnumpy()[None], experts_JSX
         for drawn in (ids, logprobs):  # always as many, so that there is one graph
             drawn.extend(drawn[-1:] * (self._tokens_per_look - run.num_steps))
         ids_JS, logprobs_JS = self._collect(*ids, *logprobs).asnumpy()[:, : run.num_steps]
-        return ids_JS.astype(np.int32), logprobs_JS
+        return ids_JS.astype(np.int32), logprobs_JS, experts_JSX
 
-    def _run_prompts(self, rows: Sequence[PrefillRow]) -> None:
-        """Sequences that go on behind a pre-emption may be longer than any prompt: each is a prefill of its own."""
+    def _run_prompts(self, rows: Sequence[PrefillRow]) -> list[tuple[PrefillRow, ExpertArray]]:
+        """Sequences that go on behind a pre-emption may be longer than any prompt: each is a prefill of its own.
+        Returns the experts of each row's tokens, [L, X]; nothing where they are not recorded."""
+        recorded: list[tuple[PrefillRow, ExpertArray]] = []
         prompts = [row for row in rows if row.ids.size <= self._prompt_columns]
         for start in range(0, len(prompts), self._prefill_width):
             some = prompts[start : start + self._prefill_width]
             longest = max(row.ids.size for row in some)
-            self._prefill_rows(some, self._prefill_width, round_up(longest, self._length_multiple))
+            recorded += self._prefill_rows(some, self._prefill_width, round_up(longest, self._length_multiple))
         for row in rows:
             if row.ids.size > self._prompt_columns:
-                self._prefill_rows([row], 1, self._long_columns(row.ids.size))
+                recorded += self._prefill_rows([row], 1, self._long_columns(row.ids.size))
+        return recorded
 
     def _long_columns(self, length: int) -> int:
         """The longest prompt's columns, doubled as often as need be: few graphs for all lengths."""
@@ -200,11 +210,18 @@ class NativeEngine:
             columns *= 2
         return min(columns, round_up(self._cache.num_columns, self._length_multiple))
 
-    def _prefill_rows(self, rows: Sequence[PrefillRow], width: int, columns: int) -> None:
+    def _prefill_rows(
+        self, rows: Sequence[PrefillRow], width: int, columns: int
+    ) -> list[tuple[PrefillRow, ExpertArray]]:
         """Rows of the graph that nobody needs repeat a one-token prompt; padding goes into the scratch block."""
         inputs = _packed_rows(rows, width, columns) if self._is_packed else self._padded_rows(rows, width, columns)
         with paged_kernels():
-            self._prefill(*(Tensor(array) for array in inputs))
+            _, *recorded = self._prefill(*(Tensor(array) for array in inputs))
+        if not recorded:
+            return []
+        experts_MX, lengths = recorded[0].asnumpy(), [row.ids.size for row in rows]
+        ends = np.cumsum(lengths) if self._is_packed else np.arange(len(rows)) * columns + lengths
+        return [(row, experts_MX[end - length : end]) for row, end, length in zip(rows, ends, lengths, strict=True)]
 
     def _padded_rows(self, rows: Sequence[PrefillRow], width: int, columns: int) -> tuple[np.ndarray, ...]:
         ids_QL, segments_QL = np.zeros((2, width, columns), np.int32)

@@ -12,8 +12,10 @@ V vocabulary, B kv heads, D head size.
 from __future__ import annotations
 
 import mindspore as ms
+import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
+from mindgspo.data.routing import expert_dtype
 from mindgspo.models.transformer import FeedForward
 from mindgspo.parallel.device_ops import has_kernels, takes_packed
 from mindgspo.parallel.kernel_ops import LinearKernel, PackedLinearKernel, PackKernel, SampleKernel
@@ -68,25 +70,44 @@ class TokenSampler(nn.Cell):
         return ops.where(probs_SV >= last_kept_S1, probs_SV, 0.0)
 
 
+class RecordedChoices(nn.Cell):
+    """What routers choose, as `types.Routing` keeps it; nothing where it is not recorded."""
+
+    def __init__(self, model: nn.Cell, *, records_experts: bool) -> None:
+        super().__init__(auto_prefix=False)
+        self.records_experts = records_experts
+        self.dtype = ms.uint8 if expert_dtype(model.config.num_experts or 0) == np.uint8 else ms.int16
+
+    def construct(self, choices: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """choices: int32 [M, K] of each layer. Returns (), or one tensor [M, X]."""
+        if not self.records_experts:
+            return ()
+        return (ops.cast(ops.concat(choices, 1), self.dtype),)
+
+
 class Prefill(nn.Cell):
     """Runs prompts once and writes their keys and values into the cache."""
 
-    def __init__(self, model: nn.Cell, cache: PagedCache) -> None:
+    def __init__(self, model: nn.Cell, cache: PagedCache, *, records_experts: bool = False) -> None:
         super().__init__(auto_prefix=False)
         self.model = model
+        self.recorded = RecordedChoices(model, records_experts=records_experts)
         self.cache = cache.matrices
         self.store = StoreOp(cache)
 
-    def construct(self, ids_QL: Tensor, positions_QL: Tensor, segments: Tensor, cache_rows_M: Tensor) -> Tensor:
+    def construct(
+        self, ids_QL: Tensor, positions_QL: Tensor, segments: Tensor, cache_rows_M: Tensor
+    ) -> tuple[Tensor, ...]:
         """segments: see `attention_segments`. cache_rows_M: int32 [Q * L], where each token's key and value go; those
-        of padding go into the scratch block. What is returned means nothing."""
-        cached = self.model.prefill(ids_QL, positions_QL, segments)
+        of padding go into the scratch block. What is returned first means nothing; see `RecordedChoices` for the rest.
+        """
+        cached, choices = self.model.prefill(ids_QL, positions_QL, segments)
         places = self.store.places(cache_rows_M)
         done = ()
         for i in range(len(cached) // 2):
             keys, values = self.cache[2 * i], self.cache[2 * i + 1]
             done += self.store(keys, values, cached[2 * i], cached[2 * i + 1], places, segments)
-        return ops.depend(cache_rows_M, done)
+        return ops.depend(cache_rows_M, done), *self.recorded(choices)
 
 
 class PackedWeights(nn.Cell):
@@ -153,9 +174,18 @@ class DecodeStep(nn.Cell):
     """Feeds one token per row and samples the next one. The ranks of a model-parallel group share the rows: each
     holds its heads' part of the cache, the first one draws, and all go on with its tokens."""
 
-    def __init__(self, model: nn.Cell, cache: PagedCache, sampler: TokenSampler, packed: PackedWeights) -> None:
+    def __init__(
+        self,
+        model: nn.Cell,
+        cache: PagedCache,
+        sampler: TokenSampler,
+        packed: PackedWeights,
+        *,
+        records_experts: bool = False,
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.model = model
+        self.recorded = RecordedChoices(model, records_experts=records_experts)
         self.cache = cache.matrices
         self.attend = decode_attention(cache)
         self.sampler = sampler
@@ -174,8 +204,8 @@ class DecodeStep(nn.Cell):
         greedy_S: Tensor,
         batch_valid_length: Tensor,
         num_rows_1: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Next ids int32 [S] and their log-probs float32 [S].
+    ) -> tuple[Tensor, ...]:
+        """Next ids int32 [S], their log-probs float32 [S], and the `RecordedChoices` for the tokens that were fed.
 
         ids_S, positions_S: int32, the token fed to each row and its position; idle rows feed anything to column 0.
         cache_rows_S: int32, where its key and value go. table_SP: int32, the blocks of each row's sequence.
@@ -188,7 +218,7 @@ class DecodeStep(nn.Cell):
         output_weight_VH = ops.cast(model.output_weight(), model.dtype)
         tokens, rotation = num_rows_1, model.rotation(positions_S)
         places = self.attend.places(cache_rows_S, table_SP, batch_valid_length, num_rows_1)
-        x_SH, delta_SH = model.embed_tokens(ids_S, tokens), None
+        x_SH, delta_SH, choices = model.embed_tokens(ids_S, tokens), None, ()
         for i in range(len(model.layers)):
             layer = model.layers[i]
             normed_SH, x_SH = layer.input_layernorm.of_sum(x_SH, delta_SH, tokens)
@@ -196,14 +226,16 @@ class DecodeStep(nn.Cell):
             query, key, value = layer.self_attn.project(normed_SH, rotation, tokens, qkv)
             attended = self.attend(self.cache[2 * i], self.cache[2 * i + 1], query, key, value, *places)
             attended = layer.self_attn.o_proj(attended, tokens, output)
-            x_SH, delta_SH = layer.feed_forward(x_SH, attended, tokens, gate_up, down)
+            x_SH, delta_SH, choice = layer.feed_forward(x_SH, attended, tokens, gate_up, down)
+            choices += choice
             if not self.packed.has_kernels:
                 x_SH, delta_SH = layer.add(x_SH, delta_SH), None
         normed_SH, _ = model.norm.of_sum(x_SH, delta_SH, tokens)
         logits_SV = self.packed.logits(normed_SH, output_weight_VH, tokens)
         logits_SV = self.gather_columns(ops.cast(logits_SV, ms.float32))
         drawn_S, logprobs_S = self.sampler(logits_SV, uniforms_S, inverse_temperature_S, greedy_S, tokens)
-        return self.from_first_rank(drawn_S, logprobs_S)
+        drawn_S, logprobs_S = self.from_first_rank(drawn_S, logprobs_S)
+        return drawn_S, logprobs_S, *self.recorded(choices)
 
 
 class Collect(nn.Cell):

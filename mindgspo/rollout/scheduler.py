@@ -25,7 +25,7 @@ import numpy as np
 
 from mindgspo.rollout.blocks import SCRATCH, BlockAllocator, num_blocks_for, num_shared_blocks
 from mindgspo.rollout.protocol import SamplingSettings
-from mindgspo.types import FinishReason, Float32Array, Int32Array, Prompt, Response
+from mindgspo.types import ExpertArray, FinishReason, Float32Array, Int32Array, Prompt, Response, Routing
 
 # Free blocks per active sequence without which no other is admitted. At published lengths (responses to 20k) 1 keeps
 # 4 % more sequences at work than 4, and runs four times as many tokens again behind pre-emptions; 8 keeps 7 % fewer.
@@ -34,8 +34,10 @@ _MARGIN = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillRow:
-    """Tokens to be run at once. ids: int32 [L]. cache_rows: int32 [L], where their keys and values go."""
+    """Tokens to be run at once. prompt: number of the prompt that they begin with. ids: int32 [L]. cache_rows: int32
+    [L], where their keys and values go."""
 
+    prompt: int
     ids: Int32Array
     cache_rows: Int32Array
 
@@ -72,11 +74,13 @@ class DecodeRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Waiting:
-    """A sequence in the queue. number: prompt * samples + sample. ids, logprobs: the tokens it has."""
+    """A sequence in the queue. number: prompt * samples + sample. ids, logprobs: the tokens it has. experts: of what
+    each of them was drawn from, [L, X], where they are recorded."""
 
     number: int
     ids: Int32Array
     logprobs: Float32Array
+    experts: ExpertArray | None = None
 
 
 class Scheduler:
@@ -122,6 +126,8 @@ class Scheduler:
         self._prompt_lengths, self._lengths = np.zeros((2, num_slots), np.int64)
         self._first_ids = np.zeros(num_slots, np.int32)  # the prompts' last tokens, which decoding is fed first
         self._ids, self._logprobs = np.zeros(size, np.int32), np.zeros(size, np.float32)
+        self._experts: ExpertArray | None = None  # [slots, tokens, X], where they are recorded
+        self._prompt_experts: dict[int, ExpertArray] = {}
         self._uniforms = np.ones(size, np.float32)
         self._table = np.full((num_slots, most_blocks), SCRATCH, np.int32)
         self._num_blocks = np.zeros(num_slots, np.int64)
@@ -232,9 +238,16 @@ class Scheduler:
         run.uniforms_JS[:, : rows.size] = self._uniforms[rows, columns]
         return run
 
-    def take(self, ids_JS: np.ndarray, logprobs_JS: np.ndarray) -> int:
-        """Append the tokens of a run and end sequences; what lies behind an end is dropped. Returns how many tokens
-        were appended."""
+    def keep_routing(self, recorded: Sequence[tuple[PrefillRow, ExpertArray]]) -> None:
+        """The experts of rows that were run, [L, X] each; those of a prompt's last token come with the first token that
+        is drawn, and a prompt that is run again keeps what it had."""
+        for row, experts_LX in recorded:
+            length = self._prompts[row.prompt].ids.size - 1
+            self._prompt_experts.setdefault(row.prompt, experts_LX[:length].copy())
+
+    def take(self, ids_JS: np.ndarray, logprobs_JS: np.ndarray, experts_JSX: ExpertArray | None = None) -> int:
+        """Append the tokens of a run and end sequences; what lies behind an end is dropped. experts_JSX: of the tokens
+        that were fed, where they are recorded. Returns how many tokens were appended."""
         rows = np.array(self._rows, np.int64)
         ids, logprobs = ids_JS[:, : rows.size], logprobs_JS[:, : rows.size]
         steps_J1 = np.arange(len(ids))[:, None]
@@ -244,6 +257,10 @@ class Scheduler:
         step, row = np.nonzero(fits & ~behind_eos)
         slots, columns = rows[row], self._lengths[rows[row]] + step
         self._ids[slots, columns], self._logprobs[slots, columns] = ids[step, row], logprobs[step, row]
+        if experts_JSX is not None:
+            if self._experts is None:  # its pages take memory as they are written
+                self._experts = np.zeros((*self._ids.shape, experts_JSX.shape[2]), experts_JSX.dtype)
+            self._experts[slots, columns] = experts_JSX[step, row]
         self._lengths[rows] += np.bincount(row, minlength=rows.size)
         stopped = is_eos.any(axis=0)
         full = self._lengths[rows] == self._settings.max_new_tokens
@@ -310,6 +327,8 @@ class Scheduler:
         self._numbers[slot], self._prompt_lengths[slot] = waiting.number, prompt.ids.size
         self._lengths[slot], self._first_ids[slot] = length, prompt.ids[-1]
         self._ids[slot, :length], self._logprobs[slot, :length] = waiting.ids, waiting.logprobs
+        if self._experts is not None and waiting.experts is not None:
+            self._experts[slot, :length] = waiting.experts
         if settings.temperature > 0:
             self._uniforms[slot] = settings.stream.uniforms(prompt.index, sample, settings.max_new_tokens)
         self._give(slot, blocks)
@@ -321,11 +340,12 @@ class Scheduler:
 
     def _prefill_row(self, waiting: _Waiting, blocks: list[int], num_shared: int) -> PrefillRow:
         """Prompt and tokens; what shared blocks hold already is not written again."""
-        prompt = self._prompts[waiting.number // self._settings.num_samples]
+        number = waiting.number // self._settings.num_samples
+        prompt = self._prompts[number]
         ids = np.concatenate([prompt.ids, waiting.ids]).astype(np.int32)
         columns = np.arange(ids.size)
         targets = np.array([SCRATCH] * num_shared + blocks[num_shared:], np.int32)
-        return PrefillRow(ids=ids, cache_rows=self._cache_rows(targets[columns // self._block], columns))
+        return PrefillRow(prompt=number, ids=ids, cache_rows=self._cache_rows(targets[columns // self._block], columns))
 
     def _cache_rows(self, blocks: np.ndarray, positions: np.ndarray) -> Int32Array:
         return (blocks * self._block + positions % self._block).astype(np.int32)
@@ -341,6 +361,7 @@ class Scheduler:
                 number=int(self._numbers[slot]),
                 ids=self._ids[slot, :length].copy(),
                 logprobs=self._logprobs[slot, :length].copy(),
+                experts=self._experts_of(slot),
             )
         )
         self.preemptions += 1
@@ -358,8 +379,16 @@ class Scheduler:
             finish_reason=reason,
             temperature=self._settings.temperature,
             weight_version=self._weight_version,
+            routing=self._routing_of(slot, prompt),
         )
         self._leave(slot)
+
+    def _experts_of(self, slot: int) -> ExpertArray | None:
+        return None if self._experts is None else self._experts[slot, : self._lengths[slot]].copy()
+
+    def _routing_of(self, slot: int, prompt: int) -> Routing | None:
+        experts_LX = self._experts_of(slot)
+        return None if experts_LX is None else Routing(prompt_LX=self._prompt_experts[prompt], response_LX=experts_LX)
 
     def _leave(self, slot: int) -> None:
         self._allocator.release(self._table[slot, : self._num_blocks[slot]].tolist())

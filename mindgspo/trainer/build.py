@@ -40,7 +40,7 @@ from mindgspo.parallel import heartbeat
 from mindgspo.parallel.cluster import infer_place, reference_place, start_device, train_place
 from mindgspo.parallel.collectives import require_agreement
 from mindgspo.parallel.device_ops import takes_packed
-from mindgspo.parallel.placement import Placement
+from mindgspo.parallel.placement import AutoParallelPlacement, Placement
 from mindgspo.parallel.replicas import Replicas
 from mindgspo.parallel.swap.states import Holding
 from mindgspo.parallel.swap.swap import open_swap
@@ -111,8 +111,16 @@ def build_experiment(
     old_log_probs = resolved_old_log_probs(config, model)
     # Where nothing is scored the updates report the entropy, if it costs next to nothing.
     with_entropy = config.algorithm.entropy_coef > 0 or (old_log_probs == "sampler" and takes_packed(model))
+    replay, tells_choices = config.algorithm.router_replay, tells_router_choices(config, place)
     backend = build_update_backend(
-        PolicyLogProbs(model, temperature=temperature, with_entropy=with_entropy),
+        PolicyLogProbs(
+            model,
+            temperature=temperature,
+            with_entropy=with_entropy,
+            replays_experts=replay != "none",
+            # What is computed again in the backward pass is a cell with one output.
+            tells_choices=tells_choices and place.recompute == "none",
+        ),
         build_policy_loss(config.algorithm),
         config.optimizer,
     )
@@ -154,7 +162,9 @@ def build_experiment(
         model=model,
         engine=built.engine,
         scorer=response_scorer,
-        old_policy=build_scorer(model, temperature=temperature),
+        old_policy=build_scorer(
+            model, temperature=temperature, replays_experts=replay == "rollout", tells_choices=tells_choices
+        ),
         reference=reference,
         kl=KLController(config.algorithm.kl),
         backend=backend,
@@ -192,6 +202,12 @@ def build_experiment(
     )
 
 
+def tells_router_choices(config: ExperimentConfig, place: Placement) -> bool:
+    """Whether the trainer's graphs return what routers choose: to be replayed, or compared with what was recorded."""
+    is_wanted = config.rollout.record_experts or config.algorithm.router_replay == "old"
+    return bool(is_wanted) and not isinstance(place, AutoParallelPlacement)
+
+
 def resolved_old_log_probs(config: ExperimentConfig, model: nn.Cell) -> Literal["recompute", "sampler"]:
     """What `algorithm.old_log_probs` comes to.
 
@@ -208,6 +224,7 @@ def resolved_old_log_probs(config: ExperimentConfig, model: nn.Cell) -> Literal[
         and plans.train.model_parallel == plans.infer.model_parallel == 1
         and algorithm.filter_groups.keep_surplus_steps == 0
         and algorithm.rollout_correction.level == "none"
+        and algorithm.router_replay != "old"
     )
     return "sampler" if is_exact else "recompute"
 

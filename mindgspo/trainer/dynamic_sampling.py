@@ -22,11 +22,12 @@ from mindgspo.errors import TrainingError
 from mindgspo.evaluation.scoring import score_from_json, score_to_json
 from mindgspo.rollout.protocol import RolloutCounters
 from mindgspo.tensor_files import TensorSource
-from mindgspo.types import FinishReason, Response, Score, ScoredGroup, Verdict
+from mindgspo.types import ExpertArray, FinishReason, Prompt, Response, Routing, Score, ScoredGroup, Verdict
 
 SURPLUS, SHORT, KEPT = "surplus", "short", "kept"
 """Why whole groups with a signal are not trained: beyond the full batch; in a step that found too few of them and is
 skipped; put aside for a later step."""
+_PROMPTS = "prompt_experts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,29 +283,54 @@ class LeftoverBuffer:
         return {"num_expired": self.num_expired, "groups": [_describe(sampled) for sampled in self._groups]}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """ids and logprobs of all responses, end to end; nothing where no group waits."""
+        """ids and logprobs of all responses, end to end, and their routing where it is recorded; nothing where no group
+        waits."""
         responses = [response for sampled in self._groups for response in sampled.group.responses]
         if not responses:
             return {}
-        return {
+        arrays = {
             "ids": np.concatenate([response.ids for response in responses]),
             "logprobs": np.concatenate([response.logprobs for response in responses]),
+        }
+        if any(response.routing is None for response in responses):
+            return arrays
+        firsts = [sampled.group.responses[0] for sampled in self._groups]
+        return arrays | {
+            "experts": np.concatenate([response.routing.response_LX for response in responses]),
+            _PROMPTS: np.concatenate([first.routing.prompt_LX for first in firsts]),
         }
 
     def load(self, state: Mapping[str, Any], arrays: TensorSource) -> None:
         """Continue from what `state` and `arrays` returned."""
         self.num_expired = int(state["num_expired"])
-        self._groups, start = [], 0
+        self._groups, start, prompt_start = [], 0, 0
         tokens = {name: arrays.read(name) for name in arrays.tensors}
+        of_prompts = tokens.pop(_PROMPTS, None)
         for described in state["groups"]:
             stop = start + sum(described["lengths"])
-            self._groups.append(self._restored(described, {name: array[start:stop] for name, array in tokens.items()}))
+            prompt, prompt_LX = self._train_set[described["prompt"]], None
+            if of_prompts is not None:
+                prompt_stop = prompt_start + prompt.ids.size - 1
+                prompt_LX, prompt_start = of_prompts[prompt_start:prompt_stop].copy(), prompt_stop
+            of_group = {name: array[start:stop] for name, array in tokens.items()}
+            self._groups.append(self._restored(described, prompt, of_group, prompt_LX))
             start = stop
 
-    def _restored(self, described: Mapping[str, Any], tokens: Mapping[str, np.ndarray]) -> SampledGroup:
-        """tokens: ids and logprobs of this group, end to end."""
-        prompt = self._train_set[described["prompt"]]
+    def _restored(
+        self,
+        described: Mapping[str, Any],
+        prompt: Prompt,
+        tokens: Mapping[str, np.ndarray],
+        prompt_LX: ExpertArray | None,
+    ) -> SampledGroup:
+        """tokens: ids and logprobs of this group, and experts where there is prompt_LX, those of the prompt; all end to
+        end."""
         ends = np.cumsum(described["lengths"])[:-1]
+        routing: list[Routing | None] = [None] * len(described["lengths"])
+        if prompt_LX is not None:
+            routing = [
+                Routing(prompt_LX=prompt_LX, response_LX=own.copy()) for own in np.split(tokens["experts"], ends)
+            ]
         responses = tuple(
             Response(
                 prompt_index=prompt.index,
@@ -314,12 +340,14 @@ class LeftoverBuffer:
                 finish_reason=FinishReason(reason),
                 temperature=described["temperature"],
                 weight_version=described["weight_version"],
+                routing=own_routing,
             )
-            for sample, (reason, ids, logprobs) in enumerate(
+            for sample, (reason, ids, logprobs, own_routing) in enumerate(
                 zip(
                     described["reasons"],
                     np.split(tokens["ids"], ends),
                     np.split(tokens["logprobs"], ends),
+                    routing,
                     strict=True,
                 )
             )

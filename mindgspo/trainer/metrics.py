@@ -14,7 +14,9 @@ from mindgspo.algorithms.optim.backend import UpdateResult
 from mindgspo.algorithms.rollout_correction import step_correction_metrics
 from mindgspo.config import AlgorithmSection, KLSection, ModelSection, ParallelPlan, RolloutSection, TrainerSection
 from mindgspo.data.micro_batches import BatchLayout, batch_metrics
+from mindgspo.data.routing import RoutingDifference, load_metrics
 from mindgspo.metrics import Timers, group_metrics, peak_rss_mb, rss_gb
+from mindgspo.models.scoring import TokenScores
 from mindgspo.rollout.protocol import RolloutCounters
 from mindgspo.trainer.advantages import StepAdvantages
 from mindgspo.trainer.batches import MiniBatches, flattened
@@ -75,6 +77,34 @@ def reward_metrics(estimated: StepAdvantages, section: KLSection, kl_coef: float
         rewards = estimated.rewards
         metrics["critic/kl"] = estimated.kl
         metrics |= {f"critic/rewards/{name}": float(getattr(rewards, name)()) for name in ("mean", "max", "min")}
+    return metrics
+
+
+def sampler_mismatch(scores: Sequence[TokenScores]) -> dict[str, float]:
+    """How far the trainer's routers choose otherwise than the sampler's under the same weights; nothing where they do
+    not tell."""
+    found = [score.mismatch for score in scores if score.mismatch is not None]
+    return {"router/sampler_mismatch": RoutingDifference.sum(found).share} if found else {}
+
+
+def router_metrics(
+    results: Sequence[UpdateResult | None],
+    replay: str,
+    score_metrics: Mapping[str, float],
+    loads_LE: np.ndarray | None,
+) -> dict[str, float]:
+    """What became of the routing between sampling and the updates, and how evenly experts were used while sampling.
+
+    results: of the updates, None where one was skipped. replay: `algorithm.router_replay`. loads_LE: see
+    `expert_loads`; None where no routing was recorded.
+    """
+    metrics = {} if loads_LE is None else load_metrics(loads_LE)
+    drifts = [result.drift for result in results if result is not None and result.drift is not None]
+    if drifts:
+        metrics["router/drift"] = RoutingDifference.sum(drifts).share
+    used = {"none": metrics.get("router/drift"), "rollout": 0.0, "old": score_metrics.get("router/sampler_mismatch")}
+    if loads_LE is not None and used[replay] is not None:
+        metrics["router/mismatch"] = used[replay]
     return metrics
 
 

@@ -26,6 +26,7 @@ from mindgspo.config import AlgorithmSection, OptimizerSection, RolloutSection, 
 from mindgspo.config.schema import SwapSection
 from mindgspo.data import PromptDataset, PromptStream
 from mindgspo.data.micro_batches import BatchLayout
+from mindgspo.data.routing import expert_loads, with_experts
 from mindgspo.data.rows import scattered
 from mindgspo.evaluation.scoring import ResponseScorer
 from mindgspo.metrics import Timers
@@ -43,7 +44,14 @@ from mindgspo.trainer.dynamic_sampling import (
     left_out_rule,
     sampling_metrics,
 )
-from mindgspo.trainer.metrics import Speed, finite_metrics, reward_metrics, step_metrics
+from mindgspo.trainer.metrics import (
+    Speed,
+    finite_metrics,
+    reward_metrics,
+    router_metrics,
+    sampler_mismatch,
+    step_metrics,
+)
 from mindgspo.trainer.reference import ReferencePolicy
 from mindgspo.trainer.updates import SkippedUpdates, apply_update, check_mismatch, check_ratio, require_rewards
 from mindgspo.types import Float32Array, Prompt, StepResult
@@ -130,6 +138,7 @@ class Trainer:
             **sampling_metrics(self.algorithm.filter_groups, samples, self.leftovers),
             **reward_metrics(estimated, self.algorithm.kl, self.kl.coef),
             **score_metrics,
+            **router_metrics(results, self.algorithm.router_replay, score_metrics, self.expert_loads(samples)),
             "actor/lr": self.learning_rate(max(self.updates_tried - 1, 0)),
             "training/epoch": self.stream.epochs,
             "training/updates": self.backend.updates,
@@ -203,7 +212,24 @@ class Trainer:
     def lay_out(self, samples: StepSamples) -> MiniBatches:
         """Micro-batches of the trained responses, by mini-batch."""
         size = self.settings.prompts_per_mini_batch * self.rollout.num_generations
-        return lay_out_mini_batches(samples, self.layout, responses_per_mini_batch=size)
+        mini_batches = lay_out_mini_batches(samples, self.layout, responses_per_mini_batch=size)
+        if not self.rollout.record_experts:
+            return mini_batches
+        routing = {number: response.routing for number, response in enumerate(samples.selection.responses)}
+        return [[with_experts(batch, routing) for batch in batches] for batches in mini_batches]
+
+    def expert_loads(self, samples: StepSamples) -> np.ndarray | None:
+        """Tokens of this step's responses by layer and expert; None where routing is not recorded."""
+        recorded = [
+            response.routing.response_LX
+            for group in samples.generated
+            for response in group.responses
+            if response.routing is not None
+        ]
+        if not recorded:
+            return None
+        model = self.model.config
+        return expert_loads(np.concatenate(recorded), model.num_hidden_layers, model.num_experts)
 
     def follow_policy(self, step: int) -> None:
         """Let a moving reference policy take its step towards the policy."""
@@ -223,6 +249,11 @@ class Trainer:
             batches = [replace(batch, old_logp_NK=found.logp_NK) for batch, found in zip(batches, old, strict=True)]
             entropy = sum(float(found.entropy_NK.sum(dtype=np.float64)) for found in old)
             metrics["actor/entropy"] = entropy / sum(micro_batches[0].num_tokens for micro_batches in mini_batches)
+            metrics |= sampler_mismatch(old)
+            if self.algorithm.router_replay == "old":
+                batches = [
+                    replace(batch, experts_RTX=found.experts_RTX) for batch, found in zip(batches, old, strict=True)
+                ]
         if self.reference is not None:
             metrics |= {
                 "critic/reference_version": self.reference.version,

@@ -123,7 +123,8 @@ def save_batches(folder: Path, name: str, batches: Sequence[Batch]) -> str:
     if not paths[0].exists() and len(list(folder.glob(f"*{_FIRST}"))) >= MAX_SAVED_UPDATES:
         return f"the batch is not saved: {folder} holds those of {MAX_SAVED_UPDATES} updates already"
     for path, batch in reversed(list(zip(paths, batches, strict=True))):
-        arrays = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+        fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+        arrays = {name: value for name, value in fields.items() if value is not None}
         with atomic_file(path) as file:
             np.savez(file, **arrays)
     siblings = f" and {len(paths) - 1} more beside it" if paths[1:] else ""

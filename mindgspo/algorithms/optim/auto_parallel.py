@@ -18,6 +18,7 @@ from mindgspo.algorithms.optim.auto_parallel_graph import Division, MicroBatchOb
 from mindgspo.algorithms.optim.backend import UpdateBackend, moment_layouts_of
 from mindgspo.algorithms.optim.gradients import Objective, discard, inputs_of
 from mindgspo.config.schema import OptimizerSection
+from mindgspo.data.routing import stacked_experts
 from mindgspo.data.rows import evened, filler_like, in_chunks
 from mindgspo.errors import NonFiniteError
 from mindgspo.parallel.auto_parallel import divided, set_mode
@@ -63,7 +64,7 @@ class AutoParallelUpdate(UpdateBackend):
                 is_pipeline=plan.pipeline_stage > 1,
                 division=None if layouts is None else Division.of(layouts, plan),
             )
-        self._model = policy.model
+        self._model, self._replays_experts = policy.model, getattr(policy, "replays_experts", False)
         self.graph = self.accumulator = divided(self.cell, self._place, strategy_path=strategy_path)
         self.gradients = self._held(self.cell.gradients)
         self._is_laid_out = layouts is None
@@ -131,7 +132,8 @@ class AutoParallelUpdate(UpdateBackend):
             segments, is_packed=False, num_replicas=len(batches), num_segments=even[0].samples_N.size
         )
         own_UU = np.eye(self._num_micro_batches, dtype=np.float32)
-        arrays = (ids, positions, ends, *rest, np.array(scalars_U3, np.float32), own_UU)
+        given = (stacked_experts(even),) if self._replays_experts else ()
+        arrays = (ids, positions, ends, *rest, np.array(scalars_U3, np.float32), own_UU, *given)
         return tuple(Tensor(array) for array in arrays)
 
     def _results(self, rounds: Sequence[np.ndarray], batches: Sequence[Batch], kl_coef: float) -> list[Arrays]:

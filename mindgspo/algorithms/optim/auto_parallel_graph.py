@@ -26,6 +26,8 @@ from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_memory import zeros_beside
 from mindgspo.parallel.runtime import world_group
 
+_NUM_INPUTS = NUM_POLICY_INPUTS + 7
+
 
 class MicroBatchObjective(nn.Cell):
     """policy -> loss of one micro-batch of all replicas, as a vector that may be added up over micro-batches."""
@@ -42,10 +44,10 @@ class MicroBatchObjective(nn.Cell):
         in its own place. Only the loss is to be differentiated.
 
         inputs: as `gradients.inputs_of` without the probe and the scalars; then scalars_13 (num_sequences, num_tokens,
-        kl_coef) and own_1U, 1 in this micro-batch's place, else 0.
+        kl_coef) and own_1U, 1 in this micro-batch's place, else 0; and where experts are given, given_RTX.
         """
-        logp_NK, entropy_NK = self.policy(*inputs[:NUM_POLICY_INPUTS])
-        return self.measured_loss(logp_NK, entropy_NK, *inputs[NUM_POLICY_INPUTS:])
+        logp_NK, entropy_NK = self.policy(*inputs[:NUM_POLICY_INPUTS], *inputs[_NUM_INPUTS:])
+        return self.measured_loss(logp_NK, entropy_NK, *inputs[NUM_POLICY_INPUTS:_NUM_INPUTS])
 
 
 class SharedObjective(MicroBatchObjective):

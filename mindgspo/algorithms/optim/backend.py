@@ -19,6 +19,7 @@ from mindspore import Parameter, ParameterTuple, nn
 from mindgspo.algorithms.loss_metrics import UpdateTelemetry, collect_telemetry, summarize
 from mindgspo.algorithms.optim.adamw import AdamW
 from mindgspo.algorithms.optim.gradients import discard
+from mindgspo.data.routing import RoutingDifference
 from mindgspo.errors import CheckpointError, NonFiniteError
 from mindgspo.parallel.layout import Layout, Shape
 from mindgspo.parallel.parameter_memory import set_values, values_of
@@ -35,7 +36,8 @@ class UpdateResult:
     """What one update reports.
 
     loss: over the whole mini-batch. grad_norm: global L2 norm before clipping. entropy: mean per response
-    token, in nats; None if the policy does not compute it. metrics: the loss cell's table by name, averaged with the
+    token, in nats; None if the policy does not compute it. drift: how far what routers choose now differs from the
+    routing of the batches; None if the policy does not tell. metrics: the loss cell's table by name, averaged with the
     global denominators. telemetry: ratios and gradients, by micro-batch. logp_NK: log-probs of the response tokens
     before the update, by micro-batch; masked slots hold anything.
     """
@@ -46,10 +48,11 @@ class UpdateResult:
     metrics: Mapping[str, float]
     telemetry: tuple[UpdateTelemetry, ...]
     logp_NK: tuple[Float32Array, ...]
+    drift: RoutingDifference | None = None
 
 
 class MicroBatchResult(NamedTuple):
-    """What the graph of one micro-batch returned."""
+    """What the graph of one micro-batch returned. drift: `RoutingDifference.array`."""
 
     loss: np.ndarray
     metrics: np.ndarray
@@ -57,6 +60,7 @@ class MicroBatchResult(NamedTuple):
     entropy: np.ndarray
     logp_NK: np.ndarray
     grad_logp_NK: np.ndarray
+    drift: np.ndarray | None = None
 
 
 class UpdateBackend:
@@ -136,6 +140,7 @@ class UpdateBackend:
                 for micro, batch in zip(micros, batches, strict=True)
             ),
             logp_NK=tuple(micro.logp_NK for micro in micros),
+            drift=_total_drift(micros),
         )
 
     def _apply(self, batches: Sequence[Batch], *, kl_coef: float, lr: float) -> tuple[list[Arrays], float]:
@@ -217,6 +222,11 @@ class UpdateBackend:
     def _moment_layouts(self) -> dict[str, Layout] | None:
         """{moment's name: layout}; None where this rank holds all moments whole."""
         return None
+
+
+def _total_drift(micros: Sequence[MicroBatchResult]) -> RoutingDifference | None:
+    parts = [RoutingDifference.of(micro.drift) for micro in micros if micro.drift is not None]
+    return RoutingDifference.sum(parts) if parts else None
 
 
 def moment_layouts_of(weight_layouts: Mapping[str, Layout]) -> dict[str, Layout]:

@@ -8,6 +8,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindgspo.algorithms.optim.adamw import short_runs, squared_rows
+from mindgspo.data.routing import RoutedTokens
 from mindgspo.parallel.device_ops import has_kernels, policy_inputs
 from mindgspo.parallel.kernel_ops import AccumulateKernel
 from mindgspo.parallel.parameter_memory import set_values, zeros_beside
@@ -16,6 +17,8 @@ from mindgspo.types import Batch
 NUM_POLICY_INPUTS = 6
 """ids_RT, positions_RT, segments_RT, predict_P, targets_P, place_NK."""
 _MASK = NUM_POLICY_INPUTS + 4
+NUM_INPUTS = NUM_POLICY_INPUTS + 8
+"""They, and the loss's: old_logp_NK, ref_logp_NK, advantages_NK, correction_NK, mask_NK and three scalars."""
 
 
 def inputs_of(batch: Batch, kl_coef: float = 0.0) -> tuple[np.ndarray, ...]:
@@ -40,11 +43,19 @@ def inputs_of(batch: Batch, kl_coef: float = 0.0) -> tuple[np.ndarray, ...]:
     )
 
 
-def tensors_of(batch: Batch, kl_coef: float, *, is_packed: bool) -> tuple[Tensor, ...]:
-    """The same as the graph of one micro-batch takes them on this device."""
+def tensors_of(
+    batch: Batch, kl_coef: float, *, is_packed: bool, replays: bool = False
+) -> tuple[tuple[Tensor, ...], RoutedTokens]:
+    """The same as the graph of one micro-batch takes them on this device, and where the tokens of recorded routing
+    stand in it. replays: the batch's experts are taken; they come last."""
     probe, *inputs = inputs_of(batch, kl_coef)
-    arrays = (probe, *policy_inputs(batch, is_packed=is_packed), *inputs[NUM_POLICY_INPUTS:])
-    return tuple(Tensor(array) for array in arrays)
+    of_policy, routed = policy_inputs(batch, is_packed=is_packed)
+    given = (routed.given(batch),) if replays else ()
+    arrays = (probe, *of_policy, *inputs[NUM_POLICY_INPUTS:], *given)
+    return tuple(Tensor(array) for array in arrays), routed
+
+
+_NUM_MEASURED = 5
 
 
 class Objective(nn.Cell):
@@ -59,17 +70,18 @@ class Objective(nn.Cell):
         self.policy = policy
         self.loss = loss
 
-    def construct(self, probe_NK: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Loss, metrics vector, log-ratios, entropy summed over real tokens, and log-probs [N, K]; only the loss is
-        differentiated.
+    def construct(self, probe_NK: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Loss, metrics vector, log-ratios, entropy summed over real tokens, log-probs [N, K], and what else the policy
+        returns; only the loss is differentiated.
 
         probe_NK: zeros, added to the log-probs. The gradient with respect to it is d loss / d logp as it flowed.
-        inputs: see `inputs_of`.
+        inputs: see `inputs_of`; behind them, where experts are given, given_RTX.
         """
-        logp_NK, entropy_NK = self.policy(*inputs[:NUM_POLICY_INPUTS])
-        loss, metrics, log_ratio = self.loss(logp_NK + probe_NK, entropy_NK, *inputs[NUM_POLICY_INPUTS:])
+        found = self.policy(*inputs[:NUM_POLICY_INPUTS], *inputs[NUM_INPUTS:])
+        logp_NK, entropy_NK = found[0], found[1]
+        loss, metrics, log_ratio = self.loss(logp_NK + probe_NK, entropy_NK, *inputs[NUM_POLICY_INPUTS:NUM_INPUTS])
         entropy = ops.where(inputs[_MASK], ops.stop_gradient(entropy_NK), 0.0).sum()
-        return loss, metrics, log_ratio, entropy, ops.stop_gradient(logp_NK)
+        return loss, metrics, log_ratio, entropy, ops.stop_gradient(logp_NK), *found[2:]
 
 
 class GradientAccumulator(nn.Cell):
@@ -86,20 +98,18 @@ class GradientAccumulator(nn.Cell):
         self.kernel = AccumulateKernel(gradients) if has_kernels() else None
         self.unknown = Tensor(np.zeros(1, np.float32))
 
-    def construct(
-        self, is_added: Tensor, *inputs: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def construct(self, is_added: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Takes what `Objective` does, behind is_added: int32 [1], 0 for the first micro-batch of an update. Returns
-        what `Objective` does and d loss / d logp [N, K], 0 where masked; then, by the kernel, the sum of the squares of
-        the gradients so far, float32 [1]."""
-        (loss, metrics, log_ratio, entropy, logp_NK), (grad_logp_NK, gradients) = self.value_and_grad(*inputs)
+        what `Objective` does up to log-probs and d loss / d logp [N, K], 0 where masked; then, by the kernel, the sum
+        of the squares of the gradients so far, float32 [1], and what else the policy returns."""
+        found, (grad_logp_NK, gradients) = self.value_and_grad(*inputs)
         squares = self.unknown
         if self.kernel is not None:
             squares = self.kernel(is_added, *gradients)
         else:
             for first, last in self.runs:
                 self.add_run(gradients, first, last)
-        return loss, metrics, log_ratio, entropy, logp_NK, grad_logp_NK, squares
+        return *found[:_NUM_MEASURED], grad_logp_NK, squares, *found[_NUM_MEASURED:]
 
     def add_run(self, gradients: tuple[Tensor, ...], first: int, last: int) -> None:
         """Add the gradients of the weights number `first` to `last` - 1."""

@@ -25,6 +25,7 @@ from mindgspo.algorithms.optim.gradients import (
     tensors_of,
 )
 from mindgspo.config.schema import OptimizerSection
+from mindgspo.data.routing import RoutedTokens
 from mindgspo.models.names import parameter_shapes
 from mindgspo.parallel.collectives import GraphOfRanks, group_name, meet, sum_in_shared_memory, world_ranks
 from mindgspo.parallel.device_ops import takes_packed
@@ -37,6 +38,9 @@ from mindgspo.parallel.replicas import Arrays, Replicas
 from mindgspo.parallel.runtime import CompiledCell
 from mindgspo.types import Batch
 
+_NUM_RESULTS = 6
+"""Of `MicroBatchResult` without the drift."""
+
 
 class SingleUpdate(UpdateBackend):
     """The update of one process, which holds the whole model."""
@@ -44,6 +48,8 @@ class SingleUpdate(UpdateBackend):
     def __init__(self, policy: nn.Cell, loss: nn.Cell, section: OptimizerSection, place: Placement = ALONE) -> None:
         super().__init__(policy, loss)
         self._replicas, self._is_packed = Replicas(place), takes_packed(policy)
+        self._replays_experts = getattr(policy, "replays_experts", False)
+        self._num_layers = getattr(policy, "num_layers", 0)
         self.gradients = gradients_of(self.weights)
         self.accumulator = GradientAccumulator(Objective(policy, loss), self.weights, self.gradients)
         self.optimizer = AdamW(self.weights, section)
@@ -54,21 +60,29 @@ class SingleUpdate(UpdateBackend):
     def _apply(self, batches: Sequence[Batch], *, kl_coef: float, lr: float) -> tuple[list[Arrays], float]:
         # All graphs are launched before the first result is read: the device does not wait for the host.
         own = self._replicas.own(batches)
+        inputs = [tensors_of(batch, kl_coef, is_packed=self._is_packed, replays=self._replays_experts) for batch in own]
         pending = [
-            self._accumulate(
-                Tensor([int(number > 0)], ms.int32), *tensors_of(batch, kl_coef, is_packed=self._is_packed)
-            )
-            for number, batch in enumerate(own)
+            self._accumulate(Tensor([int(number > 0)], ms.int32), *tensors)
+            for number, (tensors, _) in enumerate(inputs)
         ]
         if not own:
             discard(self.gradients)
         found = [tuple(tensor.asnumpy() for tensor in result) for result in pending]
-        squares = [result[-1] for result in found]
-        results = self._replicas.collect([result[:-1] for result in found], num_items=len(batches))
+        squares = [result[_NUM_RESULTS] for result in found]
+        drifts = [
+            self._drift(batch, routed, *result[_NUM_RESULTS + 1 :])
+            for batch, (_, routed), result in zip(own, inputs, found, strict=True)
+        ]
+        measured = [(*result[:_NUM_RESULTS], *drift) for result, drift in zip(found, drifts, strict=True)]
+        results = self._replicas.collect(measured, num_items=len(batches))
         grad_norm = self._grad_norm(squares)
         self._refuse_non_finite([float(result[0]) for result in results], grad_norm)
         self._step(*self.optimizer.scalars(self._updates + 1, lr, grad_norm))
         return results, grad_norm
+
+    def _drift(self, batch: Batch, routed: RoutedTokens, *chosen_MX: np.ndarray) -> Arrays:
+        """chosen_MX: one, or none where the policy tells no choices."""
+        return tuple(routed.differing(batch, chosen, self._num_layers).array for chosen in chosen_MX)
 
     def _grad_norm(self, squares: Sequence[np.ndarray]) -> float:
         """Of the gradients, once every rank's are added up; squares: what the accumulator returned."""

@@ -144,16 +144,25 @@ def test_router_slots_and_sums_of_experts(tokens: int, experts: int, chosen: int
     rng, chosen = np.random.default_rng(tokens), min(chosen, experts)
     x, weight = floats(rng, tokens, 11), floats(rng, experts, 11)
     probs, numbers, shares = empty(tokens, experts), empty(tokens, chosen, dtype="int32"), empty(tokens, chosen)
-    binding.call("route", x, weight, normed, probs, numbers, shares, threads)
+    binding.call("route", x, weight, None, normed, probs, numbers, shares, threads)
     expected = softmax(wide(x) @ wide(weight).T)
     np.testing.assert_allclose(probs.bits, expected, **CLOSE)
     best = np.sort(expected, axis=1)[:, ::-1][:, :chosen]
     scale = best.sum(axis=1, keepdims=True) if normed else 1.0
     np.testing.assert_allclose(shares.bits, best / scale, **CLOSE)
+    # Given experts are weighed, and what the router would choose is told as before.
+    wanted, chosen_before = empty(tokens, chosen, dtype="uint8"), numbers.bits.copy()
+    wanted.bits[:] = rng.permuted(np.tile(np.arange(experts), (tokens, 1)), axis=1)[:, :chosen]
+    given_shares = empty(tokens, chosen)
+    binding.call("route", x, weight, wanted, normed, probs, numbers, given_shares, threads)
+    of_given = np.take_along_axis(expected, wanted.bits.astype(np.int64), axis=1)
+    scale = of_given.sum(axis=1, keepdims=True) if normed else 1.0
+    np.testing.assert_allclose(given_shares.bits, of_given / scale, **CLOSE)
+    np.testing.assert_array_equal(numbers.bits, chosen_before)
 
     slots, owner, ends = (empty(*shape, dtype=dtype) for shape, dtype in (
         ((tokens, chosen), "int32"), ((tokens * chosen,), "int32"), ((experts,), "int64")))  # fmt: skip
-    binding.call("expert_slots", numbers, 0, slots, owner, ends)
+    binding.call("expert_slots", numbers, 0, experts, slots, owner, ends)
     assert ends.bits.tolist() == np.cumsum(np.bincount(numbers.bits.ravel(), minlength=experts)).tolist()
     np.testing.assert_array_equal(owner.bits[slots.bits], np.repeat(np.arange(tokens)[:, None], chosen, axis=1))
     np.testing.assert_array_equal(np.searchsorted(ends.bits, slots.bits, side="right"), numbers.bits)
@@ -171,7 +180,7 @@ def test_router_slots_and_sums_of_experts(tokens: int, experts: int, chosen: int
     is_own = (numbers.bits >= first) & (numbers.bits < last)
     own_slots, owner, ends = (empty(*shape, dtype=dtype) for shape, dtype in (
         ((tokens, chosen), "int32"), ((tokens * chosen,), "int32"), ((last - first,), "int64")))  # fmt: skip
-    binding.call("expert_slots", numbers, first, own_slots, owner, ends)
+    binding.call("expert_slots", numbers, first, experts, own_slots, owner, ends)
     assert ends.bits.tolist() == np.cumsum([(numbers.bits == e).sum() for e in range(first, last)]).tolist()
     assert (own_slots.bits[~is_own] == -1).all()
     np.testing.assert_array_equal(owner.bits[own_slots.bits[is_own]], np.nonzero(is_own)[0])

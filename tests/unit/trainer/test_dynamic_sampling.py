@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from mindgspo.evaluation.datasets import check_distinct_prompts
 from mindgspo.metrics import unknown_names
 from mindgspo.tensor_files import ArraySource
 from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
+from mindgspo.types import Routing
 
 REFILL = ("algorithm.filter_groups.metric=reward", "algorithm.filter_groups.refill=true")
 
@@ -191,6 +193,33 @@ def test_waiting_groups_survive_a_stop(make_trainer, mixed, prompts, tmp_path) -
             np.testing.assert_array_equal(ours.logprobs, theirs.logprobs)
             assert (ours.finish_reason, ours.weight_version) == (theirs.finish_reason, theirs.weight_version)
     assert LeftoverBuffer(2, prompts).arrays() == {}
+
+
+def test_routing_waits_with_its_group(make_trainer, mixed, prompts, tmp_path) -> None:
+    settings = (*REFILL, "algorithm.filter_groups.prompts_per_draw=8", "algorithm.filter_groups.keep_surplus_steps=2")
+    trainer = make_trainer(mixed(0, 1, 2, 4, 5, 6, 7), *settings)
+    trainer.draw_samples(1)
+    waiting, rng = trainer.leftovers.take(9, step=1), np.random.default_rng(0)
+    for sampled in waiting:
+        prompt_LX = rng.integers(0, 256, (sampled.group.prompt.ids.size - 1, 6)).astype(np.uint8)
+        routed = tuple(
+            replace(
+                response,
+                routing=Routing(
+                    prompt_LX=prompt_LX, response_LX=rng.integers(0, 256, (response.length, 6)).astype(np.uint8)
+                ),
+            )
+            for response in sampled.group.responses
+        )
+        trainer.leftovers.put([replace(sampled, group=replace(sampled.group, responses=routed))])
+    state, arrays = trainer.leftovers.state(), trainer.leftovers.arrays()
+    assert arrays["experts"].dtype == np.uint8
+    other = LeftoverBuffer(2, prompts)
+    other.load(json.loads(json.dumps(state)), ArraySource(arrays, path=tmp_path))
+    for one, two in zip(trainer.leftovers.take(9, step=1), other.take(9, step=1), strict=True):
+        for ours, theirs in zip(one.group.responses, two.group.responses, strict=True):
+            assert theirs.routing.prompt_LX.dtype == theirs.routing.response_LX.dtype == np.uint8
+            np.testing.assert_array_equal(ours.routing.whole, theirs.routing.whole)
 
 
 def test_the_stream_goes_on_where_draws_ended_and_no_draw_exceeds_the_data(make_trainer, mixed, prompts, load) -> None:

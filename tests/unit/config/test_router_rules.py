@@ -1,0 +1,40 @@
+"""What `check` says of routing that cannot be recorded or replayed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mindgspo.config import load_config
+from mindgspo.errors import ConfigError
+
+MOE = Path(__file__).resolve().parents[3] / "examples/arithmetic/gspo_moe.yaml"
+DENSE = MOE.with_name("gspo.yaml")
+
+
+def problems(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        load_config(path, overrides)
+    first, *rest = str(error.value).splitlines()
+    assert first.endswith(": 1 problem") and len(rest) == 1, error.value
+    return rest[0].strip()
+
+
+def test_routing_is_recorded_where_it_is_replayed() -> None:
+    assert load_config(MOE, ["rollout.record_experts="]).rollout.record_experts is False
+    replayed = ["rollout.record_experts=", "algorithm.router_replay=rollout"]
+    assert load_config(MOE, replayed).rollout.record_experts is True
+
+
+def test_each_mistake_is_one_line_with_its_fix() -> None:
+    assert problems(DENSE, "algorithm.router_replay=old") == (
+        "algorithm.router_replay: old, but qwen2 has no experts; remove it"
+    )
+    assert problems(DENSE, "rollout.record_experts=true") == (
+        "rollout.record_experts: true, but qwen2 has no experts; remove it"
+    )
+    nothing = problems(MOE, "algorithm.router_replay=rollout", "rollout.record_experts=false")
+    assert nothing.startswith("algorithm.router_replay: rollout replays") and "router_replay=old" in nothing
+    skipped = problems(MOE, "algorithm.router_replay=old", "algorithm.old_log_probs=sampler")
+    assert "leaves out; set algorithm.router_replay=rollout, or algorithm.old_log_probs=recompute" in skipped
