@@ -325,12 +325,6 @@ def router_problems(config: ExperimentConfig) -> Iterator[str]:
         if given:
             yield f"{given}, but {model.architecture} has no experts; remove it"
         return
-    if (records or replay != "none") and train.world_size > 1:
-        name = key if replay != "none" else "rollout.record_experts"
-        yield (
-            f"{name}: recorded routing does not travel between processes, and the plans need {train.world_size}; "
-            "remove it"
-        )
     if replay == "rollout" and not records:
         yield (
             f"{key}: rollout replays what the sampler's routers chose, and rollout.record_experts=false keeps nothing "

@@ -23,9 +23,8 @@ def expert_dtype(num_experts: int) -> np.dtype:
     return np.dtype(np.uint8 if num_experts <= _ONE_BYTE else np.int16)
 
 
-def with_experts(batch: Batch, routing: Mapping[int, Routing]) -> Batch:
-    """The batch with the routing of its samples, by their numbers in `Batch.samples_N`."""
-    like = next(iter(routing.values())).response_LX
+def with_experts(batch: Batch, routing: Mapping[int, Routing], *, like: ExpertArray) -> Batch:
+    """The batch with the routing of its samples, by their numbers in `Batch.samples_N`. like: of its type and width."""
     experts_RTX = np.zeros((*batch.ids_RT.shape, like.shape[1]), like.dtype)
     for place_K, number in zip(batch.place_NK, batch.samples_N.tolist(), strict=True):
         if number >= 0:

@@ -194,6 +194,28 @@ def _told(message: bytes, *, sender: int, num_bytes: int) -> bytes:
     return raw.tobytes()
 
 
+def send_between(messages: Mapping[int, np.ndarray], expected: Mapping[int, int]) -> dict[int, np.ndarray]:
+    """Bytes from rank to rank; all ranks call it. messages: uint8, by the rank that gets them. expected: how many bytes
+    come, by the rank that sends them. Returns what has come, by sender."""
+    rank, size = runtime.rank(), runtime.world_size()
+    assert rank not in messages and rank not in expected, "a message to itself"
+    words = {other: np.zeros(-(-num_bytes // _WORD.itemsize), _WORD) for other, num_bytes in expected.items()}
+    sent = {other: np.zeros(-(-message.nbytes // _WORD.itemsize), _WORD) for other, message in messages.items()}
+    for other, message in messages.items():
+        sent[other].view(np.uint8)[: message.nbytes] = message
+    if _meeting is None:
+        none = np.zeros(0, _WORD)
+        parts = [sent.get(other, none) for other in range(size)]
+        runtime.send_to_each(parts, [words.get(other, none) for other in range(size)])
+    else:
+        # Every rank takes the pairs in one order, so that nobody waits for somebody who waits for it.
+        pairs = [(rank, other) for other in messages] + [(other, rank) for other in expected]
+        for sender, receiver in sorted(pairs):
+            array = sent[receiver] if sender == rank else words[sender]
+            broadcast(array, sender=sender, ranks=tuple(sorted((sender, receiver))))
+    return {other: words[other].view(np.uint8)[:num_bytes] for other, num_bytes in expected.items()}
+
+
 _MAX_NAMED = 5
 
 

@@ -252,6 +252,22 @@ def sum_in_place(array: np.ndarray, *, group: str) -> None:
     _wait_for(tensor, array)
 
 
+def send_to_each(parts: Sequence[np.ndarray], received: Sequence[np.ndarray]) -> None:
+    """Send the int32 array number r to rank r of the world, and fill the array number s with what rank s sends here."""
+    from mindspore import Tensor
+    from mindspore.mint import distributed
+
+    # Never empty: the collective takes no buffer without memory.
+    outgoing, incoming = ([np.zeros(1, np.int32), *arrays] for arrays in (parts, received))
+    result = Tensor(np.concatenate(incoming))
+    distributed.all_to_all_single(
+        result[1:], Tensor(np.concatenate(outgoing))[1:], [one.size for one in received], [one.size for one in parts]
+    )
+    ends = np.cumsum([one.size for one in received])
+    for array, part in zip(received, np.split(result.asnumpy()[1:], ends[:-1]), strict=True):
+        array[...] = part
+
+
 def _aliasing_tensor(array: np.ndarray) -> Tensor:
     from mindspore import Tensor
 

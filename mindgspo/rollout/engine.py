@@ -144,9 +144,7 @@ class NativeEngine:
 
     def _decoder(self, cut: Cut) -> GraphOfRanks:
         sampler = TokenSampler(top_k=cut.top_k, top_p=cut.top_p)
-        step = DecodeStep(
-            self._model, self._cache, sampler, self._pack_weights, records_experts=self._records_experts
-        )
+        step = DecodeStep(self._model, self._cache, sampler, self._pack_weights, records_experts=self._records_experts)
         return GraphOfRanks(step, self._team)
 
     def _decoder_of(self, settings: SamplingSettings) -> GraphOfRanks:

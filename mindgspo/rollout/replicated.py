@@ -13,7 +13,7 @@ import numpy as np
 from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.replicas import Arrays, Replicas
 from mindgspo.rollout.protocol import Rollout, RolloutCounters, RolloutEngine, SamplingSettings
-from mindgspo.types import FinishReason, Prompt, Response
+from mindgspo.types import FinishReason, Prompt, Response, Routing
 
 _REASONS = tuple(FinishReason)
 
@@ -43,14 +43,21 @@ class ReplicatedEngine:
             found = [_packed(siblings) for siblings in rollout.responses]
             counted = np.array(astuple(rollout.counters), np.int64)
         groups = self._replicas.collect(found, num_items=len(prompts))
+        routing: dict[int, list[Routing | None]] = {}
+        if own and self._replicas.speaks:
+            numbers = self._replicas.own(range(len(prompts)))
+            routing = {
+                number: [response.routing for response in siblings]
+                for number, siblings in zip(numbers, rollout.responses, strict=True)
+            }
         of_replicas = [
             RolloutCounters(**dict(zip(_COUNTERS, map(int, numbers), strict=True)))
             for (numbers,) in self._replicas.collect_each((counted,))
         ]
         return Rollout(
             responses=tuple(
-                _unpacked(arrays, prompt, settings, weight_version)
-                for prompt, arrays in zip(prompts, groups, strict=True)
+                _unpacked(arrays, prompt, settings, weight_version, routing.get(number))
+                for number, (prompt, arrays) in enumerate(zip(prompts, groups, strict=True))
             ),
             counters=RolloutCounters.total(of_replicas),
         )
@@ -69,7 +76,14 @@ def _packed(siblings: Sequence[Response]) -> Arrays:
     )
 
 
-def _unpacked(arrays: Arrays, prompt: Prompt, settings: SamplingSettings, weight_version: int) -> tuple[Response, ...]:
+def _unpacked(
+    arrays: Arrays,
+    prompt: Prompt,
+    settings: SamplingSettings,
+    weight_version: int,
+    routing: Sequence[Routing | None] | None,
+) -> tuple[Response, ...]:
+    """routing: of the responses that this rank speaks for; it stays here until somebody trains them."""
     lengths, reasons, ids, logprobs = arrays
     stops = np.cumsum(lengths)[:-1]
     return tuple(
@@ -81,6 +95,7 @@ def _unpacked(arrays: Arrays, prompt: Prompt, settings: SamplingSettings, weight
             finish_reason=_REASONS[reason],
             temperature=settings.temperature,
             weight_version=weight_version,
+            routing=None if routing is None else routing[sample],
         )
         for sample, (reason, own_ids, own_logprobs) in enumerate(
             zip(reasons, np.split(ids, stops), np.split(logprobs, stops), strict=True)

@@ -42,6 +42,7 @@ from mindgspo.parallel.collectives import require_agreement
 from mindgspo.parallel.device_ops import takes_packed
 from mindgspo.parallel.placement import AutoParallelPlacement, Placement
 from mindgspo.parallel.replicas import Replicas
+from mindgspo.parallel.routing_transfer import RoutingTransfer
 from mindgspo.parallel.swap.states import Holding
 from mindgspo.parallel.swap.swap import open_swap
 from mindgspo.rewards import Scorer
@@ -148,6 +149,7 @@ def build_experiment(
         swap.register(Holding.REFERENCE_WEIGHTS, reference.parameters)
     swap.register(Holding.GRADIENTS, backend.gradients, keeps_content=False, is_zero=lambda: backend.gradients_are_zero)
     swap.register(Holding.MOMENTS, backend.moments)
+    routing = RoutingTransfer(place.held, config.model) if config.rollout.record_experts else None
     response_scorer = ResponseScorer(scorer, tokenizer, Replicas(infer_place(config)))
     trainer = Trainer(
         algorithm=config.algorithm,
@@ -170,7 +172,8 @@ def build_experiment(
         backend=backend,
         train_set=train_set,
         stream=PromptStream(len(train_set), config.seed, config.data.shuffle),
-        leftovers=LeftoverBuffer(config.algorithm.filter_groups.keep_surplus_steps, train_set),
+        leftovers=LeftoverBuffer(config.algorithm.filter_groups.keep_surplus_steps, train_set, routing),
+        routing=routing,
         failures_dir=failures_dir,
         total_steps=total_steps,
         speed=Speed.of(config.model, config.plans.train, config.logging.peak_tflops),

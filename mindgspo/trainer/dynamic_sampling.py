@@ -20,6 +20,8 @@ from mindgspo.config import FilterGroupsSection
 from mindgspo.data import PromptDataset
 from mindgspo.errors import TrainingError
 from mindgspo.evaluation.scoring import score_from_json, score_to_json
+from mindgspo.parallel.cluster import is_first
+from mindgspo.parallel.routing_transfer import RoutingTransfer, Wanted
 from mindgspo.rollout.protocol import RolloutCounters
 from mindgspo.tensor_files import TensorSource
 from mindgspo.types import ExpertArray, FinishReason, Prompt, Response, Routing, Score, ScoredGroup, Verdict
@@ -250,11 +252,12 @@ def _shifts(samples: StepSamples) -> dict[str, float]:
 class LeftoverBuffer:
     """Groups with a signal that found no room in their step; stateful.
 
-    keep_steps: for how many steps after its own a group may be trained. train_set: whose prompts they answer.
+    keep_steps: for how many steps after its own a group may be trained. train_set: whose prompts they answer. routing:
+    where experts are recorded.
     """
 
-    def __init__(self, keep_steps: int, train_set: PromptDataset) -> None:
-        self._keep_steps, self._train_set = keep_steps, train_set
+    def __init__(self, keep_steps: int, train_set: PromptDataset, routing: RoutingTransfer | None = None) -> None:
+        self._keep_steps, self._train_set, self._routing = keep_steps, train_set, routing
         self._groups: list[SampledGroup] = []
         self.num_expired = 0
         """Groups that became too old before there was room for them, over the whole run."""
@@ -292,12 +295,16 @@ class LeftoverBuffer:
             "ids": np.concatenate([response.ids for response in responses]),
             "logprobs": np.concatenate([response.logprobs for response in responses]),
         }
-        if any(response.routing is None for response in responses):
+        if self._routing is None:
             return arrays
-        firsts = [sampled.group.responses[0] for sampled in self._groups]
+        numbers = tuple(range(len(responses)))
+        found = self._routing.brought([sampled.group for sampled in self._groups], [Wanted(numbers, (0,))])
+        if not found:  # rank 0 writes
+            return arrays
+        firsts = np.cumsum([0, *(len(sampled.group.responses) for sampled in self._groups[:-1])]).tolist()
         return arrays | {
-            "experts": np.concatenate([response.routing.response_LX for response in responses]),
-            _PROMPTS: np.concatenate([first.routing.prompt_LX for first in firsts]),
+            "experts": np.concatenate([found[number].response_LX for number in numbers]),
+            _PROMPTS: np.concatenate([found[number].prompt_LX for number in firsts]),
         }
 
     def load(self, state: Mapping[str, Any], arrays: TensorSource) -> None:
@@ -306,6 +313,8 @@ class LeftoverBuffer:
         self._groups, start, prompt_start = [], 0, 0
         tokens = {name: arrays.read(name) for name in arrays.tensors}
         of_prompts = tokens.pop(_PROMPTS, None)
+        if not is_first():  # one rank has the routing, and sends it to those that train
+            of_prompts = None
         for described in state["groups"]:
             stop = start + sum(described["lengths"])
             prompt, prompt_LX = self._train_set[described["prompt"]], None

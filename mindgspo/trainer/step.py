@@ -26,11 +26,11 @@ from mindgspo.config import AlgorithmSection, OptimizerSection, RolloutSection, 
 from mindgspo.config.schema import SwapSection
 from mindgspo.data import PromptDataset, PromptStream
 from mindgspo.data.micro_batches import BatchLayout
-from mindgspo.data.routing import expert_loads, with_experts
 from mindgspo.data.rows import scattered
 from mindgspo.evaluation.scoring import ResponseScorer
 from mindgspo.metrics import Timers
-from mindgspo.models.scoring import AutoParallelScorer, PolicyScorer
+from mindgspo.models.scoring import AutoParallelScorer, PolicyScorer, TokenScores
+from mindgspo.parallel.routing_transfer import RoutingTransfer
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.parallel.swap.swap import Swap
 from mindgspo.rollout.protocol import Purpose, RandomStream, Rollout, RolloutCounters, RolloutEngine, SamplingSettings
@@ -62,12 +62,11 @@ class Trainer:
     """Trains one policy, on one rank of the plans; `build.build_experiment` makes it.
 
     old_log_probs: what `algorithm.old_log_probs` comes to. reward_functions, reward_weights: of the configuration, in
-    order. layout: how samples become rows. engine: generates
-    with the weights of `weight_version`. old_policy: scores with the present weights. reference: the policy that a KL
-    term refers to, None without one. kl: its coefficient. leftovers: groups that wait for a later step. failures_dir:
-    where a batch that broke an update is saved. total_steps: of the whole run. speed: what it is measured by.
-    weight_version: updates applied to the
-    policy's weights, warm-up included.
+    order. layout: how samples become rows. engine: generates with the weights of `weight_version`. old_policy: scores
+    with the present weights. reference: the policy that a KL term refers to, None without one. kl: its coefficient.
+    leftovers: groups that wait for a later step. routing: where experts are recorded, brings them to the ranks that
+    train a sample. failures_dir: where a batch that broke an update is saved. total_steps: of the whole run. speed: what
+    it is measured by. weight_version: updates applied to the policy's weights, warm-up included.
     """
 
     algorithm: AlgorithmSection
@@ -89,6 +88,7 @@ class Trainer:
     train_set: PromptDataset
     stream: PromptStream
     leftovers: LeftoverBuffer
+    routing: RoutingTransfer | None
     failures_dir: Path
     total_steps: int
     speed: Speed = field(default_factory=Speed)
@@ -213,23 +213,13 @@ class Trainer:
         """Micro-batches of the trained responses, by mini-batch."""
         size = self.settings.prompts_per_mini_batch * self.rollout.num_generations
         mini_batches = lay_out_mini_batches(samples, self.layout, responses_per_mini_batch=size)
-        if not self.rollout.record_experts:
-            return mini_batches
-        routing = {number: response.routing for number, response in enumerate(samples.selection.responses)}
-        return [[with_experts(batch, routing) for batch in batches] for batches in mini_batches]
+        return mini_batches if self.routing is None else self.routing.routed(mini_batches, samples.groups)
 
     def expert_loads(self, samples: StepSamples) -> np.ndarray | None:
         """Tokens of this step's responses by layer and expert; None where routing is not recorded."""
-        recorded = [
-            response.routing.response_LX
-            for group in samples.generated
-            for response in group.responses
-            if response.routing is not None
-        ]
-        if not recorded:
+        if self.routing is None:
             return None
-        model = self.model.config
-        return expert_loads(np.concatenate(recorded), model.num_hidden_layers, model.num_experts)
+        return self.routing.loads([response for group in samples.generated for response in group.responses])
 
     def follow_policy(self, step: int) -> None:
         """Let a moving reference policy take its step towards the policy."""
@@ -245,7 +235,7 @@ class Trainer:
         if self.old_log_probs == "sampler":
             batches = [replace(batch, old_logp_NK=batch.rollout_logp_NK) for batch in batches]
         else:
-            old = self.old_policy.score(batches)
+            old = self.score_old(mini_batches)
             batches = [replace(batch, old_logp_NK=found.logp_NK) for batch, found in zip(batches, old, strict=True)]
             entropy = sum(float(found.entropy_NK.sum(dtype=np.float64)) for found in old)
             metrics["actor/entropy"] = entropy / sum(micro_batches[0].num_tokens for micro_batches in mini_batches)
@@ -262,6 +252,13 @@ class Trainer:
             scores = self.reference.scorer.score(batches)
             batches = [replace(batch, ref_logp_NK=found.logp_NK) for batch, found in zip(batches, scores, strict=True)]
         return regrouped(batches, mini_batches), metrics
+
+    def score_old(self, mini_batches: MiniBatches) -> list[TokenScores]:
+        """By the old policy, all batches at once; where routing is recorded or replayed, so that each is scored on the
+        ranks that train it, which have its routing."""
+        if self.routing is None and self.algorithm.router_replay == "none":
+            return self.old_policy.score(flattened(mini_batches))
+        return [score for batches in mini_batches for score in self.old_policy.score(batches)]
 
     def with_advantages(self, mini_batches: MiniBatches, advantages: Sequence[Float32Array]) -> MiniBatches:
         """The same batches with the advantages of their responses, by number, and the correction weights."""

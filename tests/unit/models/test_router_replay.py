@@ -77,7 +77,8 @@ def laid_out(responses: list[Response], layout: BatchLayout) -> list[Batch]:
         for number, one in enumerate(responses)
     ]
     routing = {number: one.routing for number, one in enumerate(responses)}
-    return [with_experts(batch, routing) for batch in micro_batches(samples, layout)]
+    like = responses[0].routing.response_LX
+    return [with_experts(batch, routing, like=like) for batch in micro_batches(samples, layout)]
 
 
 def scores(model, batches: list[Batch], **kinds):

@@ -215,7 +215,8 @@ def make_trainer(cpu_runtime: None, load, prompts, tokenizer, tmp_path: Path, co
             "scorer": ResponseScorer(reward_scorer, tokenizer), "old_policy": FakeScorer(), "reference": None,
             "kl": KLController(config.algorithm.kl), "backend": FakeBackend(), "train_set": prompts,
             "stream": PromptStream(len(prompts), config.seed, shuffle=False),
-            "leftovers": LeftoverBuffer(config.algorithm.filter_groups.keep_surplus_steps, prompts), "timers": Timers(),
+            "leftovers": LeftoverBuffer(config.algorithm.filter_groups.keep_surplus_steps, prompts), "routing": None,
+            "timers": Timers(),
             "total_steps": config.trainer.max_steps, "failures_dir": tmp_path / "failures", **changed,
         }  # fmt: skip
         made = Trainer(**fields)
