@@ -65,8 +65,8 @@ class Trainer:
     order. layout: how samples become rows. engine: generates with the weights of `weight_version`. old_policy: scores
     with the present weights. reference: the policy that a KL term refers to, None without one. kl: its coefficient.
     leftovers: groups that wait for a later step. routing: where experts are recorded, brings them to the ranks that
-    train a sample. failures_dir: where a batch that broke an update is saved. total_steps: of the whole run. speed: what
-    it is measured by. weight_version: updates applied to the policy's weights, warm-up included.
+    train a sample. failures_dir: where a batch that broke an update is saved. total_steps: of the whole run. speed:
+    what it is measured by. weight_version: updates applied to the policy's weights, warm-up included.
     """
 
     algorithm: AlgorithmSection

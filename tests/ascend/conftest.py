@@ -61,15 +61,17 @@ def figures_of_cards(cards: None, tmp_path_factory: pytest.TempPathFactory) -> F
 
 @pytest.fixture(scope="session")
 def figures_on_cpu(cpu_runtime: None) -> Callable[[str | Mapping], dict[str, np.ndarray]]:
-    """A model of `plan_figures`, by name or section -> the figures of one process on CPU, without an emulated card."""
+    """A model of `plan_figures`, by name or section, and whether experts are replayed -> the figures of one process on
+    CPU, without an emulated card."""
     from plan_figures import figures
 
     made: dict[str, dict[str, np.ndarray]] = {}
 
-    def of_model(model: str | Mapping) -> dict[str, np.ndarray]:
-        key = json.dumps(model, sort_keys=True)
+    def of_model(model: str | Mapping, *, replays: bool = False) -> dict[str, np.ndarray]:
+        key = json.dumps([model, replays], sort_keys=True)
         if key not in made:
-            made[key] = figures({"model": model, "train": {}, "infer": {}}, "CPU")
+            kind = {"replays": True} if replays else {"infer": {}}
+            made[key] = figures({"model": model, "train": {}, **kind}, "CPU")
         return made[key]
 
     return of_model

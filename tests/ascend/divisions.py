@@ -25,6 +25,10 @@ def packed(model: str, train: Mapping) -> dict:
     return {"model": model, "train": dict(train), "is_packed": True}
 
 
+def replayed(train: Mapping, **packing: bool) -> dict:
+    return {"model": "experts", "train": dict(train), "replays": True, **packing}
+
+
 DATA, MODEL, STAGES = {"data_parallel": 2}, {"model_parallel": 2}, {"pipeline_stage": 2, "micro_batch_num": 2}
 CONTEXT, CONTEXT_OF_4 = {"context_parallel": 2}, {"context_parallel": 4}
 SPLIT_TABLE, SHARDED = {"vocab_emb_dp": False}, {"optimizer_shard": True}
@@ -36,6 +40,7 @@ ONE = {
     "one card, tied": case("tied", {}, {}),
     "one card of experts": case("experts", {}, {}),
     "one card, packed": packed("dense", {}),
+    "one card, replayed": replayed({}),
 }
 TWO = {
     "2x1x1": case("dense", DATA, MODEL),
@@ -58,6 +63,9 @@ TWO = {
     "context 2, tied, sharded moments": case("tied", CONTEXT | SHARDED, DATA),
     "context 2, recomputed": case("dense", CONTEXT | {"recompute": "full"}, DATA),
     "context 2, split experts": case("experts", CONTEXT | {"expert_parallel": 2}, DATA),
+    "2x1x1, split experts, replayed": replayed(DATA | {"expert_parallel": 2}),
+    "1x2x1, whole experts, split sequence, replayed": replayed(MODEL | TWO_PARTS | SPLIT_SEQUENCE),
+    "context 2, packed, replayed": replayed(CONTEXT, is_packed=True),
 }
 FOUR = {
     "2x2x1, tied, sharded moments": case("tied", DATA | MODEL | SHARDED | SPLIT_TABLE, {"data_parallel": 4}),
@@ -84,6 +92,9 @@ FOUR = {
     "1x2x1, context 2, whole experts over all, split sequence": case(
         "experts", MODEL | CONTEXT | FOUR_PARTS | SPLIT_SEQUENCE, DATA | MODEL
     ),
+    "2x2x1, whole experts over all, replayed": replayed(DATA | MODEL | FOUR_PARTS),
+    "1x4x1, two blocks of whole experts, replayed": replayed({"model_parallel": 4} | TWO_PARTS),
+    "2x1x2, split experts, packed, replayed": replayed(DATA | STAGES | {"expert_parallel": 2}, is_packed=True),
     "1x2x2, whole experts": case("experts", MODEL | STAGES | TWO_PARTS, {"model_parallel": 4} | FOUR_PARTS),
 }
 EIGHT = {

@@ -39,9 +39,9 @@ def figures(case: Mapping, device: str) -> Arrays:
     """Everything that is compared, whole, on rank 0.
 
     case: model (a name of MODELS, or a section), train and infer (plans; no infer: nothing is sampled), is_packed,
-    dtype.
+    dtype, replays (given experts; each process has those of its own replica).
     """
-    from plan_cases import batches_of, definition
+    from plan_cases import batches_of, definition, routed
     from plan_sampling import PlanSampler
 
     from mindgspo.algorithms.losses.clipped import GSPOLoss
@@ -65,15 +65,18 @@ def figures(case: Mapping, device: str) -> Arrays:
     if device == "Ascend" and plan.world_size > 1:
         place = auto_parallel_placement(plan, section.num_key_value_heads, rank=runtime.rank())
     model = build_model(section, place)
-    policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False)
+    replays = bool(case.get("replays"))
+    policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False, replays_experts=replays)
     updater = build_update_backend(policy, GSPOLoss(definition()), OptimizerSection(lr=LEARNING_RATE, eps=EPS))
     packed_for = plan.data_parallel if case.get("is_packed") else None
     layout = {"in_one_row": device == "Ascend", "in_rounds": place.is_divided, "round_size": plan.micro_batch_num}
     batches = batches_of(section, packed_for=packed_for, **layout if packed_for else {})
+    if replays:
+        batches = routed(batches, section, held=lambda number: number % plan.data_parallel == place.held.at.data)
     if place.is_divided:
-        updater.compile(batches[0])
+        updater.compile(next(batch for batch in batches if not replays or batch.experts_RTX is not None))
     initialize_weights(model, section, seed=3)
-    scorer = build_scorer(model, temperature=1.0)
+    scorer = build_scorer(model, temperature=1.0, replays_experts=replays)
     is_card = device == "Ascend"
     swap = Swap(SwapSection(enabled=is_card), OffloadedMemory() if is_card else None)
     swap.register(Holding.ACTOR_WEIGHTS, held_parameters(model))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from mindgspo.algorithms.losses.definition import LossDefinition
 from mindgspo.data.micro_batches import BatchLayout, micro_batches
+from mindgspo.data.routing import with_experts
 from mindgspo.data.rows import TrainingSample, scattered
-from mindgspo.types import Batch, Prompt
+from mindgspo.types import Batch, Prompt, Routing
 
 MODEL = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -61,6 +63,30 @@ def batches_of(section, *, packed_for: int | None = None, **layout_of_device: ob
         replace(batch, old_logp_NK=scattered(batch, old), advantages_NK=scattered(batch, advantages))
         for batch in micro_batches(samples, layout)
     ]
+
+
+def routed(batches: list[Batch], section, *, held: Callable[[int], bool] = lambda number: True) -> list[Batch]:
+    """The batches with experts drawn at random for every token, the same whatever the layout; without, where this
+    process does not hold the batch of a number."""
+    width = section.num_hidden_layers * section.num_experts_per_tok
+
+    def routing(number: int, num_prompt: int, length: int) -> Routing:
+        random = np.random.default_rng([14, number])
+        tokens = num_prompt - 1 + length
+        drawn = random.permuted(np.tile(np.arange(section.num_experts), (tokens, section.num_hidden_layers, 1)), axis=2)
+        experts = drawn[:, :, : section.num_experts_per_tok].reshape(tokens, width).astype(np.uint8)
+        return Routing(prompt_LX=experts[: num_prompt - 1], response_LX=experts[num_prompt - 1 :])
+
+    of_batches = []
+    for place, batch in enumerate(batches):
+        by_number = {}
+        for row, number in enumerate(batch.samples_N.tolist()):
+            if number >= 0:
+                num_prompt = 1 + int(batch.positions_RT.flat[batch.predict_P[batch.place_NK[row, 0]]])
+                by_number[number] = routing(number, num_prompt, int(batch.mask_NK[row].sum()))
+        like = np.zeros((0, width), np.uint8)
+        of_batches.append(with_experts(batch, by_number, like=like) if held(place) else batch)
+    return of_batches
 
 
 def prompts_of(section) -> list[Prompt]:
