@@ -1,0 +1,60 @@
+"""One worker that has the routing of its replica's responses and brings it to those that train them.
+
+usage: routing_pairs.py FOLDER. Every rank writes FOLDER/<plans>_<rank>.npz: experts by mini-batch and micro-batch where
+it has them, what rank 0 asked for, loads, and the bytes that it sent.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from mindgspo.launch.worker import run_worker
+from mindgspo.parallel import runtime
+from mindgspo.parallel.cluster import meet_others
+
+
+def body(folder: Path) -> int:
+    runtime.set_up_runtime("CPU")
+    from routing_cases import PLANS, SECTION, groups, mini_batches
+
+    from mindgspo.parallel import collectives
+    from mindgspo.parallel.placement import Placement
+    from mindgspo.parallel.replicas import Replicas
+    from mindgspo.parallel.routing_transfer import RoutingTransfer, Wanted
+
+    meet_others()
+    collectives.open_meeting()
+    for name, (infer, train) in PLANS.items():
+        rank = runtime.rank()
+        place = Placement(plan=infer, rank=rank)
+        whole = groups()
+        own = Replicas(place).own(range(len(whole))) if place.is_speaker else []
+        held = [
+            group if number in own
+            else replace(group, responses=tuple(replace(one, routing=None) for one in group.responses))
+            for number, group in enumerate(whole)
+        ]  # fmt: skip
+        transfer = RoutingTransfer(Placement(plan=train, rank=rank), SECTION)
+        routed = transfer.routed(mini_batches(held), held)
+        arrays = {
+            f"experts_{i}_{j}": batch.experts_RTX
+            for i, batches in enumerate(routed)
+            for j, batch in enumerate(batches)
+            if batch.experts_RTX is not None
+        }
+        arrays["sent"] = np.array(transfer.bytes_sent)
+        for number, routing in transfer.brought(held, [Wanted((0, 4, 5, 17), (0,))]).items():
+            arrays[f"asked_{number}"] = routing.whole
+        arrays["loads"] = transfer.loads([response for group in held for response in group.responses])
+        np.savez(folder / f"{name}_{rank}.npz", **arrays)
+    collectives.barrier()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    run_worker(lambda: body(Path(sys.argv[1])))
