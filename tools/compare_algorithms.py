@@ -229,12 +229,14 @@ class ComparedRun:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A figure of a run: its heading, how it is found, how it and its deviation are written."""
+    """A figure of a run: its heading, how it is found, how it and its deviation are written. is_optional: the column is
+    left out where no run has it."""
 
     heading: str
     figure: Callable[[RunRecord], float | None]
     form: str
     deviation_form: str
+    is_optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +260,13 @@ def _run_mean(metric: str) -> Callable[[RunRecord], float | None]:
     return mean
 
 
+def _run_max(metric: str) -> Callable[[RunRecord], float | None]:
+    def largest(run: RunRecord) -> float | None:
+        return max(run.series(metric).values, default=None)
+
+    return largest
+
+
 def _generated(run: RunRecord) -> float | None:
     series = run.series("samples/generated")
     return sum(series.values) if series else None
@@ -273,6 +282,10 @@ _COLUMNS = (
     _Column("accuracy after", lambda run: accuracy_span(run)[1], "{:.3f}", "{:.3f}"),
     _Column("responses clipped", _run_mean("actor/pg_clipfrac_seq"), "{:.2g}", "{:.1g}"),
     _Column("tokens clipped", _run_mean("actor/pg_clipfrac"), "{:.2g}", "{:.1g}"),
+    _Column("gradient norm", _run_mean("actor/grad_norm"), "{:.2g}", "{:.1g}", is_optional=True),
+    _Column("largest gradient norm", _run_max("actor/grad_norm"), "{:.2g}", "{:.1g}", is_optional=True),
+    _Column("routing mismatch", _run_mean("router/mismatch"), "{:.2%}", "{:.2%}", is_optional=True),
+    _Column("routing drift", _run_mean("router/drift"), "{:.2%}", "{:.2%}", is_optional=True),
     _Column("responses generated", _generated, "{:,.0f}", "{:,.0f}"),
     _Column("seconds", _seconds, "{:.0f}", "{:.0f}"),
 )
@@ -281,14 +294,20 @@ _COLUMNS = (
 def comparison_table(runs: Sequence[ComparedRun]) -> str:
     """Markdown: a line per run, then a line per variant with mean and standard deviation (ddof 1) over its seeds.
 
-    Clip fractions are means over the steps of a run. "-" where a run did not record a figure.
+    Clip fractions, gradient norms and routing are means over the steps of a run. "-" where a run did not record a
+    figure.
     """
-    lines = [["algorithm", "seed", *(column.heading for column in _COLUMNS)], ["---"] * (len(_COLUMNS) + 2)]
+    columns = [
+        column
+        for column in _COLUMNS
+        if not column.is_optional or any(column.figure(one.run) is not None for one in runs)
+    ]
+    lines = [["algorithm", "seed", *(column.heading for column in columns)], ["---"] * (len(columns) + 2)]
     for one in runs:
-        lines.append([one.variant, str(one.seed), *(_cell(column, column.figure(one.run)) for column in _COLUMNS)])
+        lines.append([one.variant, str(one.seed), *(_cell(column, column.figure(one.run)) for column in columns)])
     for variant, siblings in by_variant(runs).items():
         if len(siblings) > 1:
-            cells = [_summary_cell(column, [column.figure(one.run) for one in siblings]) for column in _COLUMNS]
+            cells = [_summary_cell(column, [column.figure(one.run) for one in siblings]) for column in columns]
             lines.append([variant, f"mean of {len(siblings)}", *cells])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -316,17 +335,20 @@ def _summary_cell(column: _Column, values: Sequence[float | None]) -> str:
 
 
 def draw_comparison(runs: Sequence[ComparedRun], theme: Theme) -> bytes:
-    """Reward, held-out accuracy and clip fraction: a line per variant for the mean over its seeds, a band from the
-    smallest to the largest of them. Reward and clip fraction are moving means."""
+    """Reward, held-out accuracy, clip fraction and, where it was recorded, how far routing drifts: a line per variant
+    for the mean over its seeds, a band from the smallest to the largest of them. All but accuracy are moving means."""
     assert runs, "a comparison of no runs"
-    figure = new_figure(theme, 13, 3.9)
-    reward, accuracy, clip = figure.subplots(1, 3)
+    has_routing = any(one.run.series("router/drift") for one in runs)
+    count = 4 if has_routing else 3
+    figure = new_figure(theme, 13 * count / 3, 3.9)
+    reward, accuracy, clip, *routing = figure.subplots(1, count)
     seeds = max(len(siblings) for siblings in by_variant(runs).values())
     band = f"; mean and range of {seeds} seeds" if seeds > 1 else ""
     for axes, title, subtitle in (
         (reward, "Reward", f"smoothed{band}"),
         (accuracy, "Held-out accuracy", f"greedy answers{band}"),
         (clip, "Tokens clipped", f"smoothed{band}"),
+        *((axes, "Routing drift", f"smoothed{band}") for axes in routing),
     ):
         style(axes, theme)
         entitle(axes, theme, title, subtitle)
@@ -334,6 +356,9 @@ def draw_comparison(runs: Sequence[ComparedRun], theme: Theme) -> bytes:
     _draw_lines(reward, runs, theme, lambda run: run.series("critic/score/mean"), is_smooth=True)
     _draw_lines(accuracy, runs, theme, _accuracy, is_smooth=False)
     _draw_lines(clip, runs, theme, lambda run: run.series("actor/pg_clipfrac"), is_smooth=True, is_logarithmic=True)
+    for axes in routing:
+        _draw_lines(axes, runs, theme, lambda run: run.series("router/drift"), is_smooth=True)
+        label_y(axes, theme, "share of routers' choices")
     label_y(reward, theme, "mean reward")
     label_y(accuracy, theme, "share of problems solved")
     label_y(clip, theme, "share of response tokens (log scale)")

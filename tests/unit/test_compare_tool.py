@@ -74,6 +74,18 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
     assert (row, mean) == (["gspo", "5", *["-"] * 6], ["gspo", "mean of 2", *["-"] * 6])
 
 
+def test_routing_and_gradients_have_columns_where_they_were_recorded() -> None:
+    rows = ({"step": 1, "actor/grad_norm": 0.5, "router/drift": 0.01, "router/mismatch": 0.0},
+            {"step": 2, "actor/grad_norm": 1.5, "router/drift": 0.03, "router/mismatch": 0.0})  # fmt: skip
+    runs = [tool.ComparedRun(variant="gspo", seed=1, run=RunRecord(name="routed", metrics=rows))]
+    header, _, row = cells(tool.comparison_table(runs))
+    found = dict(zip(header, row, strict=True))
+    assert (found["gradient norm"], found["largest gradient norm"]) == ("1", "1.5")
+    assert (found["routing mismatch"], found["routing drift"]) == ("0.00%", "2.00%")
+    content = tool.draw_comparison(runs, LIGHT)
+    assert int.from_bytes(content[16:20], "big") >= 2000
+
+
 @pytest.mark.parametrize(("seeds", "steps"), [((1, 2, 3), 40), ((1,), 12), ((1, 2), 1)])
 def test_the_picture(tmp_path: Path, seeds: tuple[int, ...], steps: int) -> None:
     runs = compared(tmp_path, seeds=seeds, steps=steps)

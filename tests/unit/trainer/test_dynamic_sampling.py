@@ -9,10 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mindgspo.config import ModelSection
 from mindgspo.data import PromptStream
 from mindgspo.errors import ConfigError, TrainingError
 from mindgspo.evaluation.datasets import check_distinct_prompts
 from mindgspo.metrics import unknown_names
+from mindgspo.parallel.placement import ALONE
+from mindgspo.parallel.routing_transfer import RoutingTransfer
 from mindgspo.tensor_files import ArraySource
 from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
 from mindgspo.types import Routing
@@ -199,24 +202,23 @@ def test_routing_waits_with_its_group(make_trainer, mixed, prompts, tmp_path) ->
     settings = (*REFILL, "algorithm.filter_groups.prompts_per_draw=8", "algorithm.filter_groups.keep_surplus_steps=2")
     trainer = make_trainer(mixed(0, 1, 2, 4, 5, 6, 7), *settings)
     trainer.draw_samples(1)
-    waiting, rng = trainer.leftovers.take(9, step=1), np.random.default_rng(0)
-    for sampled in waiting:
+    mixture = ModelSection(
+        architecture="qwen3_moe", vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, num_experts=256, num_experts_per_tok=2, moe_intermediate_size=16,
+    )  # fmt: skip
+    transfer, rng = RoutingTransfer(ALONE, mixture), np.random.default_rng(0)
+    buffer, other = LeftoverBuffer(2, prompts, transfer), LeftoverBuffer(2, prompts, transfer)
+    for sampled in trainer.leftovers.take(9, step=1):
         prompt_LX = rng.integers(0, 256, (sampled.group.prompt.ids.size - 1, 6)).astype(np.uint8)
-        routed = tuple(
-            replace(
-                response,
-                routing=Routing(
-                    prompt_LX=prompt_LX, response_LX=rng.integers(0, 256, (response.length, 6)).astype(np.uint8)
-                ),
-            )
-            for response in sampled.group.responses
-        )
-        trainer.leftovers.put([replace(sampled, group=replace(sampled.group, responses=routed))])
-    state, arrays = trainer.leftovers.state(), trainer.leftovers.arrays()
-    assert arrays["experts"].dtype == np.uint8
-    other = LeftoverBuffer(2, prompts)
+        responses = []
+        for response in sampled.group.responses:
+            response_LX = rng.integers(0, 256, (response.length, 6)).astype(np.uint8)
+            responses.append(replace(response, routing=Routing(prompt_LX=prompt_LX, response_LX=response_LX)))
+        buffer.put([replace(sampled, group=replace(sampled.group, responses=tuple(responses)))])
+    state, arrays = buffer.state(), buffer.arrays()
+    assert arrays["experts"].dtype == np.uint8 and len(buffer) == 3
     other.load(json.loads(json.dumps(state)), ArraySource(arrays, path=tmp_path))
-    for one, two in zip(trainer.leftovers.take(9, step=1), other.take(9, step=1), strict=True):
+    for one, two in zip(buffer.take(9, step=1), other.take(9, step=1), strict=True):
         for ours, theirs in zip(one.group.responses, two.group.responses, strict=True):
             assert theirs.routing.prompt_LX.dtype == theirs.routing.response_LX.dtype == np.uint8
             np.testing.assert_array_equal(ours.routing.whole, theirs.routing.whole)
