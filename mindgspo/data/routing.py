@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mindgspo.config import ModelSection
 from mindgspo.types import Batch, ExpertArray, Routing
 
 _ONE_BYTE = 256
@@ -21,6 +22,12 @@ _ONE_BYTE = 256
 def expert_dtype(num_experts: int) -> np.dtype:
     """The smallest type that holds their numbers and that every device computes with."""
     return np.dtype(np.uint8 if num_experts <= _ONE_BYTE else np.int16)
+
+
+def no_routing(model: ModelSection) -> ExpertArray:
+    """[0, X], of the type and width that the routing of a mixture has."""
+    assert model.num_experts is not None and model.num_experts_per_tok is not None, model.architecture
+    return np.zeros((0, model.num_hidden_layers * model.num_experts_per_tok), expert_dtype(model.num_experts))
 
 
 def with_experts(batch: Batch, routing: Mapping[int, Routing], *, like: ExpertArray) -> Batch:
@@ -87,11 +94,16 @@ def _flat(experts_RTX: ExpertArray) -> ExpertArray:
     return experts_RTX.reshape(-1, experts_RTX.shape[2])
 
 
-def stacked_experts(batches: Sequence[Batch]) -> ExpertArray:
-    """`experts_RTX` of all of them; zeros for batches of other replicas, whose routing is not here."""
-    known = next(batch.experts_RTX for batch in batches if batch.experts_RTX is not None)
+def stacked_experts(batches: Sequence[Batch], like: ExpertArray) -> ExpertArray:
+    """`experts_RTX` of all of them; zeros, of the width of `like`, for batches of other replicas, whose routing is not
+    here."""
     return np.concatenate(
-        [np.zeros_like(known) if batch.experts_RTX is None else batch.experts_RTX for batch in batches]
+        [
+            np.zeros((*batch.ids_RT.shape, like.shape[1]), like.dtype)
+            if batch.experts_RTX is None
+            else batch.experts_RTX
+            for batch in batches
+        ]
     )
 
 

@@ -16,7 +16,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from mindgspo.data.routing import RoutingDifference, expert_dtype, stacked_experts
+from mindgspo.data.routing import RoutingDifference, expert_dtype, no_routing, stacked_experts
 from mindgspo.data.rows import evened, filler_like, in_chunks, stackable
 from mindgspo.models.log_prob import ChunkedLogProb
 from mindgspo.models.policy import PolicyLogProbs
@@ -163,7 +163,7 @@ class AutoParallelScorer:
         ends = attention_segments(
             segments, is_packed=False, num_replicas=len(batches), num_segments=even[0].samples_N.size
         )
-        given = (stacked_experts(even),) if self._policy.replays_experts else ()
+        given = (stacked_experts(even, no_routing(self._policy.model.config)),) if self._policy.replays_experts else ()
         return tuple(Tensor(array) for array in (ids, positions, ends, *rest, *given))
 
 

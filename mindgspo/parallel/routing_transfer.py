@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mindgspo.config import ModelSection
-from mindgspo.data.routing import expert_dtype, expert_loads, with_experts
+from mindgspo.data.routing import expert_loads, no_routing, with_experts
 from mindgspo.parallel.collectives import send_between, sum_over_world
 from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.ranks import Ranks
@@ -36,12 +36,9 @@ class RoutingTransfer:
     """
 
     def __init__(self, train: Placement, model: ModelSection) -> None:
-        assert model.num_experts is not None and model.num_experts_per_tok is not None, model.architecture
         self._rank, self._world_size = train.rank, train.plan.world_size
         self._num_layers, self._num_experts = model.num_hidden_layers, model.num_experts
-        self._no_rows = np.zeros(
-            (0, model.num_hidden_layers * model.num_experts_per_tok), expert_dtype(self._num_experts)
-        )
+        self._no_rows = no_routing(model)
         replicas = [train.grid.coordinates(rank).data for rank in range(self._world_size)]
         self._own = replicas[self._rank]
         self._trainers: list[Ranks] = [

@@ -17,6 +17,7 @@ from running import MODEL, mindgspo, sets
 from torture_runs import at_the_end
 
 from mindgspo.checkpoint.store import read_state, step_folder
+from mindgspo.tensor_files import open_tensor_file
 
 STEPS = 4
 # The reward of every third answer is always the same: those groups have no signal.
@@ -63,6 +64,15 @@ algorithm:
   filter_groups: {{metric: reward, refill: true, prompts_per_draw: 4, keep_surplus_steps: 2}}
 {TRAINER}, epochs_per_rollout: 2, save_in_background: true, keep_best: 1}}
 """
+# Recorded experts wait with their groups.
+MIXTURE = """
+include: exact.yaml
+model: {architecture: qwen3_moe, num_experts: 6, num_experts_per_tok: 2, moe_intermediate_size: 16}
+algorithm: {router_replay: rollout}
+"""
+TWO_REPLICAS = """
+plans: {train: {data_parallel: 2}, infer: {data_parallel: 2}}
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,18 +91,24 @@ class Whole:
 
 @pytest.fixture(scope="module")
 def whole_run(once: Callable[..., Path]) -> Callable[[str], Whole]:
-    """whole_run("frozen") or whole_run("moving"): made when it is first asked for."""
+    """whole_run("frozen"), "moving", and as the latter "routed" and "routed_twice": made when it is first asked for."""
 
     def make(folder: Path) -> None:
-        is_flat = folder.name == "moving"
+        is_flat = folder.name != "frozen"
         (folder / "reward.py").write_text(f"FLAT = {is_flat}\n{REWARD}")
         (folder / "exact.yaml").write_text(COMMON + (MOVING if is_flat else FROZEN))
-        done = mindgspo("run", folder / "exact.yaml", cwd=folder)
+        mixture = MIXTURE if folder.name == "routed" else MIXTURE + TWO_REPLICAS
+        if folder.name.startswith("routed"):
+            (folder / "mixture.yaml").write_text(mixture)
+        done = mindgspo("run", config_of(folder), cwd=folder)
         assert done.returncode == 0, done.stderr + done.stdout
+
+    def config_of(folder: Path) -> Path:
+        return folder / ("mixture.yaml" if folder.name.startswith("routed") else "exact.yaml")
 
     def run(name: str) -> Whole:
         folder = once(name, make)
-        return Whole(config=folder / "exact.yaml", root=folder / "runs" / "exact")
+        return Whole(config=config_of(folder), root=folder / "runs" / "exact")
 
     return run
 
@@ -115,8 +131,17 @@ def test_in_the_middle_of_everything(whole_run, tmp_path: Path) -> None:
     assert at_the_end(tmp_path / "run", whole.root) == []
 
 
+def test_with_routing_that_waits(whole_run, tmp_path: Path) -> None:
+    whole = whole_run("routed")
+    step = next(step for step in range(1, STEPS) if whole.kept(step, "surplus")["groups"])
+    with open_tensor_file(whole.checkpoint(step) / "surplus.safetensors") as waiting:
+        assert {"experts", "prompt_experts"} <= waiting.tensors.keys()
+    begin_at(whole, step, tmp_path / "run")
+    assert at_the_end(tmp_path / "run", whole.root) == []
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["frozen", "moving"])
+@pytest.mark.parametrize("name", ["frozen", "moving", "routed", "routed_twice"])
 @pytest.mark.parametrize("step", range(STEPS + 1))
 def test_at_every_step(whole_run, tmp_path: Path, name: str, step: int) -> None:
     whole = whole_run(name)
@@ -125,8 +150,9 @@ def test_at_every_step(whole_run, tmp_path: Path, name: str, step: int) -> None:
 
 
 @pytest.mark.slow
-def test_killed_while_a_thread_writes_the_checkpoint(whole_run, tmp_path: Path) -> None:
-    whole = whole_run("moving")
+@pytest.mark.parametrize("name", ["moving", "routed"])
+def test_killed_while_a_thread_writes_the_checkpoint(whole_run, tmp_path: Path, name: str) -> None:
+    whole = whole_run(name)
     root = tmp_path / "run"
     words = sets("resume=auto", f"run_dir={root}")
     num_files = len(list(whole.checkpoint(0).iterdir())) - 1  # each is a point, but for the manifest

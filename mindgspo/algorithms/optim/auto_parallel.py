@@ -18,7 +18,7 @@ from mindgspo.algorithms.optim.auto_parallel_graph import Division, MicroBatchOb
 from mindgspo.algorithms.optim.backend import UpdateBackend, moment_layouts_of
 from mindgspo.algorithms.optim.gradients import Objective, discard, inputs_of
 from mindgspo.config.schema import OptimizerSection
-from mindgspo.data.routing import stacked_experts
+from mindgspo.data.routing import no_routing, stacked_experts
 from mindgspo.data.rows import evened, filler_like, in_chunks
 from mindgspo.errors import NonFiniteError
 from mindgspo.parallel.auto_parallel import divided, set_mode
@@ -132,7 +132,7 @@ class AutoParallelUpdate(UpdateBackend):
             segments, is_packed=False, num_replicas=len(batches), num_segments=even[0].samples_N.size
         )
         own_UU = np.eye(self._num_micro_batches, dtype=np.float32)
-        given = (stacked_experts(even),) if self._replays_experts else ()
+        given = (stacked_experts(even, no_routing(self._model.config)),) if self._replays_experts else ()
         arrays = (ids, positions, ends, *rest, np.array(scalars_U3, np.float32), own_UU, *given)
         return tuple(Tensor(array) for array in arrays)
 

@@ -58,6 +58,7 @@ def _train(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> C
         build_model(config.model, place),
         temperature=config.rollout.temperature,
         with_entropy=config.algorithm.entropy_coef > 0,
+        replays_experts=config.algorithm.router_replay != "none",
     )
     part = AutoParallelUpdate(
         policy,
@@ -78,17 +79,30 @@ def _reference(config: ExperimentConfig, rank: int, strategy_path: Path | None) 
 
 
 def _old_policy(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
-    return _scoring(config, config.plans.train.model_copy(update={"optimizer_shard": False}), rank, strategy_path)
+    plan = config.plans.train.model_copy(update={"optimizer_shard": False})
+    return _scoring(config, plan, rank, strategy_path, replays_experts=config.algorithm.router_replay == "rollout")
 
 
 def _rollout(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
     return _scoring(config, config.plans.infer, rank, strategy_path)
 
 
-def _scoring(config: ExperimentConfig, plan: ParallelPlan, rank: int, strategy_path: Path | None) -> CompilableGraph:
+def _scoring(
+    config: ExperimentConfig,
+    plan: ParallelPlan,
+    rank: int,
+    strategy_path: Path | None,
+    *,
+    replays_experts: bool = False,
+) -> CompilableGraph:
     place = auto_parallel_placement(plan, config.model.num_key_value_heads, rank=rank)
     model = build_model(config.model, place)
-    scorer = AutoParallelScorer(model, temperature=config.rollout.temperature, strategy_path=strategy_path)
+    scorer = AutoParallelScorer(
+        model,
+        temperature=config.rollout.temperature,
+        replays_experts=replays_experts,
+        strategy_path=strategy_path,
+    )
     cell, inputs = scorer.graph_for(longest_batch(config))
     return CompilableGraph(cell=cell, inputs=inputs)
 
@@ -101,7 +115,7 @@ def _prefill(config: ExperimentConfig, rank: int, strategy_path: Path | None) ->
     positions_QL = np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1))
     segments = attention_segments(np.ones(shape, np.int32), is_packed=takes_packed(model))
     inputs = (ids_QL, positions_QL, segments, positions_QL.reshape(-1))
-    cell = Prefill(model, _cache(model, config))
+    cell = Prefill(model, _cache(model, config), records_experts=bool(config.rollout.record_experts))
     return CompilableGraph(cell=cell, inputs=tuple(Tensor(array) for array in inputs))
 
 
@@ -114,7 +128,8 @@ def _decode(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> 
     table_SP, num_rows_1 = np.zeros((num_slots, cache.most_blocks), np.int32), np.array([num_slots], np.int32)
     greedy_S = np.zeros(num_slots, bool)
     inputs = (ids_S, ids_S, ids_S, table_SP, floats_S, floats_S, greedy_S, ids_S + 1, num_rows_1)
-    cell = DecodeStep(model, cache, sampler, PackedWeights(model))
+    records_experts = bool(config.rollout.record_experts)
+    cell = DecodeStep(model, cache, sampler, PackedWeights(model), records_experts=records_experts)
     return CompilableGraph(cell=cell, inputs=tuple(Tensor(array) for array in inputs))
 
 
