@@ -272,8 +272,25 @@ def batch_table(config: ExperimentConfig, num_rows: int | None) -> list[tuple[st
             if rollout.cache_dtype != config.model.dtype
             else []
         ),
+        *([("recorded experts", recorded_experts(config))] if rollout.record_experts else []),
         ("plans", _plans_text(config)),
     ]
+
+
+def recorded_experts(config: ExperimentConfig) -> str:
+    """What recorded routing takes of the memory of hosts, and what the updates make of it."""
+    model, rollout = config.model, config.rollout
+    assert model.num_experts is not None and model.num_experts_per_tok is not None, "config.rules refuses it"
+    size = 1 if model.num_experts <= 256 else 2
+    per_token = model.num_hidden_layers * model.num_experts_per_tok * size
+    responses = rollout.prompts_per_step * rollout.num_generations
+    most = per_token * (responses * rollout.max_new_tokens + rollout.prompts_per_step * config.data.max_prompt_length)
+    choices = f"{model.num_hidden_layers} layers x {model.num_experts_per_tok} experts x {size} byte{'s' * (size > 1)}"
+    used = {"none": "compared, not replayed", "old": "compared; updates replay those of scoring", "rollout": "replayed"}
+    return (
+        f"{per_token:,} bytes per token = {choices}, at most {most / 2**20:,.1f} MB per step in all; "
+        f"{used[config.algorithm.router_replay]}"
+    )
 
 
 def _plans_text(config: ExperimentConfig) -> str:

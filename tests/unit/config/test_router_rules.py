@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mindgspo.config import load_config
+from mindgspo.config.summary import batch_table
 from mindgspo.errors import ConfigError
 
 MOE = Path(__file__).resolve().parents[3] / "examples/arithmetic/gspo_moe.yaml"
@@ -38,3 +39,12 @@ def test_each_mistake_is_one_line_with_its_fix() -> None:
     assert nothing.startswith("algorithm.router_replay: rollout replays") and "router_replay=old" in nothing
     skipped = problems(MOE, "algorithm.router_replay=old", "algorithm.old_log_probs=sampler")
     assert "leaves out; set algorithm.router_replay=rollout, or algorithm.old_log_probs=recompute" in skipped
+
+
+def test_check_says_what_recording_costs() -> None:
+    settings = ["algorithm.router_replay=rollout", "rollout.max_new_tokens=224"]
+    lines = dict(batch_table(load_config(MOE, settings), None))
+    assert lines["recorded experts"] == (
+        "6 bytes per token = 3 layers x 2 experts x 1 byte, at most 0.3 MB per step in all; replayed"
+    )
+    assert "recorded experts" not in dict(batch_table(load_config(DENSE), None))
