@@ -319,7 +319,7 @@ def old_log_prob_problems(config: ExperimentConfig) -> Iterator[str]:
 def router_problems(config: ExperimentConfig) -> Iterator[str]:
     """Violated rules of routing that is recorded and replayed."""
     key, replay, records = "algorithm.router_replay", config.algorithm.router_replay, config.rollout.record_experts
-    model, train = config.model, config.plans.train
+    model = config.model
     if model.num_experts is None:
         given = f"{key}: {replay}" if replay != "none" else "rollout.record_experts: true" if records else None
         if given:
@@ -334,11 +334,6 @@ def router_problems(config: ExperimentConfig) -> Iterator[str]:
         yield (
             f"{key}: old takes the experts of the scoring pass, which algorithm.old_log_probs=sampler leaves out; set "
             f"{key}=rollout, or algorithm.old_log_probs=recompute"
-        )
-    if replay == "old" and config.device == "Ascend" and train.world_size > 1:
-        yield (
-            f"{key}: old; a graph that is divided over {train.world_size} cards does not return what its routers "
-            f"choose; set {key}=rollout"
         )
 
 

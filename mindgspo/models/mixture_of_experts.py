@@ -121,7 +121,7 @@ class MixtureOfExperts(nn.Cell):
         slots = ExpertSlots(num_experts=num_experts, num_chosen=num_chosen, own=own)
         share = ExpertShare(slots, dtype)
         router = Router(num_chosen, config.norm_topk_prob)
-        self.share, self.router, self.tells_choice = share, router, not place.is_divided
+        self.share, self.router, self.is_divided = share, router, place.is_divided
         enter, cut, gather, scatter, leave = ranks.enter, ranks.cut, ranks.gather, ranks.scatter, ranks.leave
         layer_of = self.layer_of
 
@@ -139,8 +139,15 @@ class MixtureOfExperts(nn.Cell):
             weights_MK = router.weigh(router.probs(x_MH, gate_EH), given_MK)
             return results(x_MH, given_MK, weights_MK, gate_EIH, up_EIH, down_EHI)
 
+        # As one op of a divided graph it returns what is as large as its first input: the choices of all layers, with
+        # those of this one in their place.
+        def chosen(told_MX, x_MH, gate_EH):
+            experts_MK = ops.cast(router(x_MH, gate_EH)[0], told_MX.dtype)
+            return ops.concat((told_MX[:, : self.first], experts_MK, told_MX[:, self.first + num_chosen :]), 1)
+
         tokens, column, row = (SEQUENCE, WHOLE), (EXPERT, EXPERT_FEATURES, WHOLE), (EXPERT, WHOLE, EXPERT_FEATURES)
         self.routed = place.split_function(routed, tokens, (WHOLE, WHOLE), column, column, row)
+        self.chosen = place.split_function(chosen, tokens, tokens, (WHOLE, WHOLE))
         self.replayed = place.split_function(replayed, tokens, tokens, (WHOLE, WHOLE), column, column, row)
 
     def layer_of(self, given_MX: Tensor) -> Tensor:
@@ -154,12 +161,13 @@ class MixtureOfExperts(nn.Cell):
         gate_up: tuple[Tensor, ...] = (),
         down: tuple[Tensor, ...] = (),
         given_MX: Tensor | None = None,
+        is_told: bool = False,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """What is added to x, and the experts that the router chooses, int32 [M, K]; () in a graph that the compiler
-        divides.
+        """What is added to x, and the experts that the router chooses, int32 [M, K]. In a graph that the compiler
+        divides, () instead, or where is_told given_MX with the chosen ones in their place.
 
-        gate_up, down: nothing; as of a dense block. given_MX: experts that are taken in place of those, of all layers;
-        see `types.Routing`.
+        gate_up, down: nothing; as of a dense block. given_MX: unless is_told, experts that are taken in place of those,
+        of all layers; see `types.Routing`.
         """
         weights = (self.gate, self.gate_proj, self.up_proj, self.down_proj)
         if self.kernel is not None:
@@ -167,10 +175,12 @@ class MixtureOfExperts(nn.Cell):
             out_MH, chosen_MK = self.kernel(self.enter(x_MH), *weights, tokens, given_MK)
             return self.leave(out_MH), (chosen_MK,)
         choice = ()
-        if self.tells_choice:
+        if is_told:
+            choice = (self.chosen(given_MX, x_MH, self.gate),)
+        elif not self.is_divided:
             chosen_MK, _ = self.router(x_MH, self.gate)
             choice = (chosen_MK,)
-        if given_MX is None:
+        if given_MX is None or is_told:
             return self.routed(x_MH, *weights), choice
         return self.replayed(x_MH, given_MX, *weights), choice
 

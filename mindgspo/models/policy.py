@@ -49,7 +49,8 @@ class PolicyLogProbs(nn.Cell):
     """Transformer and log-prob head. Only response positions reach the head; prompts and padding never do.
 
     replays_experts: take those that are given in place of those that a mixture's routers choose. tells_choices: return
-    the latter, too; see `Transformer.with_choices`.
+    the latter, too; see `Transformer.with_choices`. In a graph that the compiler divides it is one or the other, and
+    what is told is written over what is given.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class PolicyLogProbs(nn.Cell):
         self.model, self.num_layers = model, model.config.num_hidden_layers
         self.with_entropy = with_entropy
         self.replays_experts, self.tells_choices = replays_experts, tells_choices
+        self.is_divided = model.place.is_divided
+        assert not (self.is_divided and replays_experts and tells_choices)
         self.kernel, self.is_packed = None, takes_packed(model)
         if self.is_packed and model.place.model_parallel == 1:
             self.kernel = LogProbKernel(temperature=temperature, with_entropy=with_entropy)
@@ -100,8 +103,11 @@ class PolicyLogProbs(nn.Cell):
 
         given_RTX: of replays_experts; see `RoutedTokens.given`.
         """
-        assert self.replays_experts or given_RTX is None
         given_MX = None if given_RTX is None else given_RTX.reshape(-1, given_RTX.shape[-1])
+        if self.tells_choices and self.is_divided:
+            hidden_MH, told_MX = self.model.with_told(ids_RT, positions_RT, segments_RT, given_MX)
+            logp_NK, entropy_NK = self._log_probs(hidden_MH, segments_RT, predict_P, targets_P, place_NK)
+            return logp_NK, entropy_NK, told_MX
         if self.tells_choices:
             hidden_MH, choices = self.model.with_choices(ids_RT, positions_RT, segments_RT, given_MX)
             logp_NK, entropy_NK = self._log_probs(hidden_MH, segments_RT, predict_P, targets_P, place_NK)

@@ -16,7 +16,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from mindgspo.data.routing import RoutingDifference, expert_dtype, no_routing, stacked_experts
+from mindgspo.data.routing import RoutedTokens, RoutingDifference, expert_dtype, no_routing, stacked_experts
 from mindgspo.data.rows import evened, filler_like, in_chunks, stackable
 from mindgspo.models.log_prob import ChunkedLogProb
 from mindgspo.models.policy import PolicyLogProbs
@@ -114,12 +114,20 @@ class AutoParallelScorer:
         *,
         temperature: float,
         replays_experts: bool = False,
+        tells_choices: bool = False,
         strategy_path: Path | None = None,
     ) -> None:
         place: AutoParallelPlacement = model.place
-        policy = PolicyLogProbs(model, temperature=temperature, with_entropy=True, replays_experts=replays_experts)
+        policy = PolicyLogProbs(
+            model,
+            temperature=temperature,
+            with_entropy=True,
+            replays_experts=replays_experts,
+            tells_choices=tells_choices and not replays_experts,
+        )
         self._policy, self._graph = policy, divided(policy, place, strategy_path=strategy_path)
         self._num_replicas, self._replicas = place.divided.data_parallel, Replicas(place.held)
+        self._own_replica = place.held.at.data
         self._num_chunks = place.divided.context_parallel
 
     def graph_for(self, batch: Batch) -> tuple[nn.Cell, tuple[Tensor, ...]]:
@@ -137,14 +145,31 @@ class AutoParallelScorer:
         set_mode(self._policy, self._policy.model, training=False)
         numbers = stackable(batches, self._num_replicas)
         pending = [self._graph(*self._inputs(self._filled([batches[i] for i in of_round]))) for of_round in numbers]
-        rounds = [(logp.asnumpy(), entropy.asnumpy()) for logp, entropy in pending]
-        by_number = [
-            self._cut(arrays, replica, batches[number])
-            for of_round, arrays in zip(numbers, rounds, strict=True)
-            for replica, number in enumerate(of_round)
+        rounds = [tuple(tensor.asnumpy() for tensor in of_round) for of_round in pending]
+        found: list[Arrays] = [()] * len(batches)
+        chosen: list[ExpertArray | None] = [None] * len(batches)
+        for of_round, (logp, entropy, *told) in zip(numbers, rounds, strict=True):
+            for replica, number in enumerate(of_round):
+                batch, mismatch = batches[number], ()
+                if told and replica == self._own_replica and self._replicas.speaks:
+                    shape = np.max([batches[i].ids_RT.shape for i in of_round], axis=0)
+                    chosen_MX, routed = self._told(*told, shape, batch), RoutedTokens.unpacked(batch)
+                    chosen[number] = routed.in_rows(batch, chosen_MX)
+                    if batch.experts_RTX is not None:
+                        mismatch = (routed.differing(batch, chosen_MX, self._policy.num_layers).array,)
+                found[number] = (*self._cut((logp, entropy), replica, batch), *mismatch)
+        collected = self._replicas.collect(self._replicas.own(found), num_items=len(batches))
+        return [
+            replace(TokenScores.of(batch, *arrays), experts_RTX=experts_RTX)
+            for batch, arrays, experts_RTX in zip(batches, collected, chosen, strict=True)
         ]
-        collected = self._replicas.collect(self._replicas.own(by_number), num_items=len(batches))
-        return [TokenScores.of(batch, *arrays) for batch, arrays in zip(batches, collected, strict=True)]
+
+    def _told(self, told_MX: np.ndarray, shape: Sequence[int], batch: Batch) -> ExpertArray:
+        """What the routers chose for the own batch of a round, [R * T, X]. shape: of the rows that its batches were
+        evened to."""
+        (num_rows, num_slots), width = batch.ids_RT.shape, told_MX.shape[1]
+        told_RTX = np.split(told_MX, self._num_replicas)[self._own_replica].reshape(*shape, width)
+        return told_RTX[:num_rows, :num_slots].reshape(-1, width).astype(no_routing(self._policy.model.config).dtype)
 
     def _filled(self, batches: Sequence[Batch]) -> list[Batch]:
         return [*batches, *[filler_like(batches[-1])] * (self._num_replicas - len(batches))]
@@ -163,7 +188,12 @@ class AutoParallelScorer:
         ends = attention_segments(
             segments, is_packed=False, num_replicas=len(batches), num_segments=even[0].samples_N.size
         )
-        given = (stacked_experts(even, no_routing(self._policy.model.config)),) if self._policy.replays_experts else ()
+        given: Arrays = ()
+        if self._policy.replays_experts:
+            given = (stacked_experts(even, no_routing(self._policy.model.config)),)
+        elif self._policy.tells_choices and self._policy.is_divided:
+            width = no_routing(self._policy.model.config).shape[1]
+            given = (np.zeros((*ids.shape, width), np.int32),)
         return tuple(Tensor(array) for array in (ids, positions, ends, *rest, *given))
 
 
@@ -172,8 +202,9 @@ def build_scorer(
 ) -> PolicyScorer | AutoParallelScorer:
     """The scorer for the path that the model was built on."""
     if isinstance(model.place, AutoParallelPlacement):
-        assert not tells_choices, "config.rules refuses it"
-        return AutoParallelScorer(model, temperature=temperature, replays_experts=replays_experts)
+        return AutoParallelScorer(
+            model, temperature=temperature, replays_experts=replays_experts, tells_choices=tells_choices
+        )
     return PolicyScorer(model, temperature=temperature, replays_experts=replays_experts, tells_choices=tells_choices)
 
 

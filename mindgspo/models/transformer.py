@@ -144,9 +144,10 @@ class FeedForward(nn.Cell):
         gate_up: tuple[Tensor, ...] = (),
         down: tuple[Tensor, ...] = (),
         given_MX: Tensor | None = None,
+        is_told: bool = False,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """What is added to x, and the choice of no router. gate_up, down: the matrices, where they are packed.
-        given_MX: nothing; as of a mixture."""
+        given_MX, is_told: nothing; as of a mixture."""
         gate, up = self.projections(self.enter(x_MH), tokens, gate_up)
         return self.down_proj(self.swiglu(gate, up, tokens), tokens, down), ()
 
@@ -196,8 +197,11 @@ class DecoderLayer(nn.Cell):
         rotation: tuple[Tensor, Tensor, Tensor],
         mask: Tensor,
         given_MX: Tensor | None = None,
-    ) -> Tensor:
-        return self.prefill(x_MH, rotation, mask, given_MX)[0]
+        is_told: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """x; where is_told also given_MX with what the router chooses in its place."""
+        x_MH, _, _, choice = self.prefill(x_MH, rotation, mask, given_MX, is_told)
+        return (x_MH, choice[0]) if is_told else x_MH
 
     def prefill(
         self,
@@ -205,11 +209,12 @@ class DecoderLayer(nn.Cell):
         rotation: tuple[Tensor, Tensor, Tensor],
         mask: Tensor,
         given_MX: Tensor | None = None,
+        is_told: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
         """As `construct`, with the keys and values [M, B, D] for a cache, and the choice of the layer's router."""
         x_MH, again_MH = self.fork(x_MH)
         attended_MH, key, value = self.self_attn.prefill(self.input_layernorm(again_MH, mask), rotation, mask)
-        x_MH, delta_MH, choice = self.feed_forward(x_MH, attended_MH, mask, given_MX=given_MX)
+        x_MH, delta_MH, choice = self.feed_forward(x_MH, attended_MH, mask, given_MX=given_MX, is_told=is_told)
         return self.add(x_MH, delta_MH), key, value, choice
 
     def carry(
@@ -233,15 +238,17 @@ class DecoderLayer(nn.Cell):
         gate_up: tuple[Tensor, ...] = (),
         down: tuple[Tensor, ...] = (),
         given_MX: Tensor | None = None,
+        is_told: bool = False,
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """What is behind attention: x, what is still to be added to it, and the choice of the router: (), or the
-        experts [M, K]. gate_up, down: the matrices, where they are packed. given_MX: see `MixtureOfExperts`."""
+        experts [M, K]. gate_up, down: the matrices, where they are packed. given_MX, is_told: see `MixtureOfExperts`.
+        """
         if self.norms_again:
             x_MH, again_MH = self.fork(self.add(x_MH, attended_MH))
             normed_MH = self.post_attention_layernorm(again_MH, tokens)
         else:
             normed_MH, x_MH = self.post_attention_layernorm.of_sum(x_MH, attended_MH, tokens)
-        delta_MH, choice = self.mlp(normed_MH, tokens, gate_up, down, given_MX)
+        delta_MH, choice = self.mlp(normed_MH, tokens, gate_up, down, given_MX, is_told)
         return x_MH, delta_MH, choice
 
 
@@ -319,6 +326,18 @@ class Transformer(nn.Cell):
             x_MH, _, _, choice = layer.prefill(x_MH, rotation, mask, given_MX)
             choices += choice
         return self.norm(x_MH, mask), choices
+
+    def with_told(
+        self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor, told_MX: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """As `with_choices`, in a graph that the compiler divides: int32 [M, X]. told_MX: as large; each layer writes
+        its own columns and hands it on, across stages, too."""
+        rotation = self.rotation(positions_RT.reshape(-1))
+        mask = self.segment_mask(segments)
+        x_MH = self.embed_tokens(ids_RT.reshape(-1), mask)
+        for layer in self.layers:
+            x_MH, told_MX = layer(x_MH, rotation, mask, told_MX, True)
+        return self.norm(x_MH, mask), told_MX
 
     def prefill(
         self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor

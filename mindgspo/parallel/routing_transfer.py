@@ -8,7 +8,7 @@ Legend: X experts that one token goes to, in all layers; L layers, E experts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -45,6 +45,7 @@ class RoutingTransfer:
             tuple(rank for rank, replica in enumerate(replicas) if replica == number)
             for number in range(train.plan.data_parallel)
         ]
+        self._speakers = train.speakers()
         self.bytes_sent = 0
         """By this rank, so far."""
 
@@ -60,6 +61,31 @@ class RoutingTransfer:
         return [
             [
                 with_experts(batch, routing, like=self._no_rows) if place % count == self._own else batch
+                for place, batch in enumerate(batches)
+            ]
+            for batches in mini_batches
+        ]
+
+    def shared(self, mini_batches: Sequence[Sequence[Batch]]) -> list[list[Batch]]:
+        """The same batches with the routing that scoring has found on all ranks of the replica that trains them; until
+        then the one that speaks for it has it."""
+        count, speaker = len(self._trainers), self._speakers[self._own]
+        own = [batch for batches in mini_batches for batch in batches[self._own :: count]]
+        sizes = [batch.ids_RT.size * self._no_rows.shape[1] for batch in own]
+        if self._world_size == 1:
+            return [list(batches) for batches in mini_batches]
+        if self._rank == speaker:
+            flat = np.concatenate([self._no_rows.reshape(-1), *(_routing_of(batch).reshape(-1) for batch in own)])
+            send_between({rank: flat.view(np.uint8) for rank in self._trainers[self._own] if rank != speaker}, {})
+        else:
+            num_bytes = sum(sizes) * self._no_rows.itemsize
+            flat = send_between({}, {speaker: num_bytes})[speaker].view(self._no_rows.dtype)
+        parts = iter(np.split(flat, np.cumsum(sizes)[:-1]))
+        return [
+            [
+                replace(batch, experts_RTX=next(parts).reshape(*batch.ids_RT.shape, -1))
+                if place % count == self._own
+                else replace(batch, experts_RTX=None)
                 for place, batch in enumerate(batches)
             ]
             for batches in mini_batches
@@ -114,6 +140,11 @@ class RoutingTransfer:
             sum_over_world(holders)
         assert holders.all() and holders.max(initial=1) <= self._world_size, "a response with no routing, or with two"
         return holders - 1
+
+
+def _routing_of(batch: Batch) -> ExpertArray:
+    assert batch.experts_RTX is not None, "a batch that was not scored here"
+    return batch.experts_RTX
 
 
 def _numbers(batches: Iterable[Batch]) -> tuple[int, ...]:

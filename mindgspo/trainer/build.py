@@ -112,7 +112,9 @@ def build_experiment(
     old_log_probs = resolved_old_log_probs(config, model)
     # Where nothing is scored the updates report the entropy, if it costs next to nothing.
     with_entropy = config.algorithm.entropy_coef > 0 or (old_log_probs == "sampler" and takes_packed(model))
-    replay, tells_choices = config.algorithm.router_replay, tells_router_choices(config, place)
+    # Of the trainer's graphs: to be replayed, or compared with what was recorded.
+    replay, records = config.algorithm.router_replay, bool(config.rollout.record_experts)
+    tells_choices = records or replay == "old"
     backend = build_update_backend(
         PolicyLogProbs(
             model,
@@ -120,7 +122,7 @@ def build_experiment(
             with_entropy=with_entropy,
             replays_experts=replay != "none",
             # What is computed again in the backward pass is a cell with one output.
-            tells_choices=tells_choices and place.recompute == "none",
+            tells_choices=tells_choices and place.recompute == "none" and not isinstance(place, AutoParallelPlacement),
         ),
         build_policy_loss(config.algorithm),
         config.optimizer,
@@ -149,7 +151,7 @@ def build_experiment(
         swap.register(Holding.REFERENCE_WEIGHTS, reference.parameters)
     swap.register(Holding.GRADIENTS, backend.gradients, keeps_content=False, is_zero=lambda: backend.gradients_are_zero)
     swap.register(Holding.MOMENTS, backend.moments)
-    routing = RoutingTransfer(place.held, config.model) if config.rollout.record_experts else None
+    routing = RoutingTransfer(place.held, config.model) if records or replay == "old" else None
     response_scorer = ResponseScorer(scorer, tokenizer, Replicas(infer_place(config)))
     trainer = Trainer(
         algorithm=config.algorithm,
@@ -172,7 +174,9 @@ def build_experiment(
         backend=backend,
         train_set=train_set,
         stream=PromptStream(len(train_set), config.seed, config.data.shuffle),
-        leftovers=LeftoverBuffer(config.algorithm.filter_groups.keep_surplus_steps, train_set, routing),
+        leftovers=LeftoverBuffer(
+            config.algorithm.filter_groups.keep_surplus_steps, train_set, routing if records else None
+        ),
         routing=routing,
         failures_dir=failures_dir,
         total_steps=total_steps,
@@ -203,12 +207,6 @@ def build_experiment(
         stateful=stateful_parts(trainer, validation),
         inputs=fingerprints(config, tokenizer, train_set, digest=train_digest),
     )
-
-
-def tells_router_choices(config: ExperimentConfig, place: Placement) -> bool:
-    """Whether the trainer's graphs return what routers choose: to be replayed, or compared with what was recorded."""
-    is_wanted = config.rollout.record_experts or config.algorithm.router_replay == "old"
-    return bool(is_wanted) and not isinstance(place, AutoParallelPlacement)
 
 
 def resolved_old_log_probs(config: ExperimentConfig, model: nn.Cell) -> Literal["recompute", "sampler"]:

@@ -102,7 +102,8 @@ def router_metrics(
     drifts = [result.drift for result in results if result is not None and result.drift is not None]
     if drifts:
         metrics["router/drift"] = RoutingDifference.sum(drifts).share
-    used = {"none": metrics.get("router/drift"), "rollout": 0.0, "old": score_metrics.get("router/sampler_mismatch")}
+    scored = score_metrics.get("router/sampler_mismatch")
+    used = {"none": metrics.get("router/drift", scored), "rollout": 0.0, "old": scored}
     if loads_LE is not None and used[replay] is not None:
         metrics["router/mismatch"] = used[replay]
     return metrics

@@ -64,9 +64,10 @@ class Trainer:
     old_log_probs: what `algorithm.old_log_probs` comes to. reward_functions, reward_weights: of the configuration, in
     order. layout: how samples become rows. engine: generates with the weights of `weight_version`. old_policy: scores
     with the present weights. reference: the policy that a KL term refers to, None without one. kl: its coefficient.
-    leftovers: groups that wait for a later step. routing: where experts are recorded, brings them to the ranks that
-    train a sample. failures_dir: where a batch that broke an update is saved. total_steps: of the whole run. speed:
-    what it is measured by. weight_version: updates applied to the policy's weights, warm-up included.
+    leftovers: groups that wait for a later step. routing: where experts are recorded or those of scoring are replayed,
+    brings them to the ranks that train a sample. failures_dir: where a batch that broke an update is saved.
+    total_steps: of the whole run. speed: what it is measured by. weight_version: updates applied to the policy's
+    weights, warm-up included.
     """
 
     algorithm: AlgorithmSection
@@ -213,11 +214,13 @@ class Trainer:
         """Micro-batches of the trained responses, by mini-batch."""
         size = self.settings.prompts_per_mini_batch * self.rollout.num_generations
         mini_batches = lay_out_mini_batches(samples, self.layout, responses_per_mini_batch=size)
-        return mini_batches if self.routing is None else self.routing.routed(mini_batches, samples.groups)
+        if self.routing is None or not self.rollout.record_experts:
+            return mini_batches
+        return self.routing.routed(mini_batches, samples.groups)
 
     def expert_loads(self, samples: StepSamples) -> np.ndarray | None:
         """Tokens of this step's responses by layer and expert; None where routing is not recorded."""
-        if self.routing is None:
+        if self.routing is None or not self.rollout.record_experts:
             return None
         return self.routing.loads([response for group in samples.generated for response in group.responses])
 
@@ -244,6 +247,7 @@ class Trainer:
                 batches = [
                     replace(batch, experts_RTX=found.experts_RTX) for batch, found in zip(batches, old, strict=True)
                 ]
+                batches = flattened(self.routing.shared(regrouped(batches, mini_batches)))
         if self.reference is not None:
             metrics |= {
                 "critic/reference_version": self.reference.version,
@@ -256,7 +260,7 @@ class Trainer:
     def score_old(self, mini_batches: MiniBatches) -> list[TokenScores]:
         """By the old policy, all batches at once; where routing is recorded or replayed, so that each is scored on the
         ranks that train it, which have its routing."""
-        if self.routing is None and self.algorithm.router_replay == "none":
+        if self.routing is None:
             return self.old_policy.score(flattened(mini_batches))
         return [score for batches in mini_batches for score in self.old_policy.score(batches)]
 

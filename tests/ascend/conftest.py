@@ -61,16 +61,16 @@ def figures_of_cards(cards: None, tmp_path_factory: pytest.TempPathFactory) -> F
 
 @pytest.fixture(scope="session")
 def figures_on_cpu(cpu_runtime: None) -> Callable[[str | Mapping], dict[str, np.ndarray]]:
-    """A model of `plan_figures`, by name or section, and whether experts are replayed -> the figures of one process on
+    """A model of `plan_figures`, by name or section, and how its experts are looked at -> the figures of one process on
     CPU, without an emulated card."""
     from plan_figures import figures
 
     made: dict[str, dict[str, np.ndarray]] = {}
 
-    def of_model(model: str | Mapping, *, replays: bool = False) -> dict[str, np.ndarray]:
-        key = json.dumps([model, replays], sort_keys=True)
+    def of_model(model: str | Mapping, *, replays: bool = False, tells: bool = False) -> dict[str, np.ndarray]:
+        key = json.dumps([model, replays, tells], sort_keys=True)
         if key not in made:
-            kind = {"replays": True} if replays else {"infer": {}}
+            kind = {"replays": replays, "tells": tells} if replays or tells else {"infer": {}}
             made[key] = figures({"model": model, "train": {}, **kind}, "CPU")
         return made[key]
 

@@ -29,6 +29,10 @@ def replayed(train: Mapping, **packing: bool) -> dict:
     return {"model": "experts", "train": dict(train), "replays": True, **packing}
 
 
+def told(train: Mapping) -> dict:
+    return {"model": "experts", "train": dict(train), "tells": True}
+
+
 DATA, MODEL, STAGES = {"data_parallel": 2}, {"model_parallel": 2}, {"pipeline_stage": 2, "micro_batch_num": 2}
 CONTEXT, CONTEXT_OF_4 = {"context_parallel": 2}, {"context_parallel": 4}
 SPLIT_TABLE, SHARDED = {"vocab_emb_dp": False}, {"optimizer_shard": True}
@@ -66,6 +70,8 @@ TWO = {
     "2x1x1, split experts, replayed": replayed(DATA | {"expert_parallel": 2}),
     "1x2x1, whole experts, split sequence, replayed": replayed(MODEL | TWO_PARTS | SPLIT_SEQUENCE),
     "context 2, packed, replayed": replayed(CONTEXT, is_packed=True),
+    "1x2x1, whole experts, split sequence, told": told(MODEL | TWO_PARTS | SPLIT_SEQUENCE),
+    "2x1x1, told": told(DATA),
 }
 FOUR = {
     "2x2x1, tied, sharded moments": case("tied", DATA | MODEL | SHARDED | SPLIT_TABLE, {"data_parallel": 4}),
@@ -93,6 +99,8 @@ FOUR = {
         "experts", MODEL | CONTEXT | FOUR_PARTS | SPLIT_SEQUENCE, DATA | MODEL
     ),
     "2x2x1, whole experts over all, replayed": replayed(DATA | MODEL | FOUR_PARTS),
+    "1x4x1, two blocks of whole experts, told": told({"model_parallel": 4} | TWO_PARTS),
+    "2x1x2, split experts, told": told(DATA | STAGES | {"expert_parallel": 2}),
     "1x4x1, two blocks of whole experts, replayed": replayed({"model_parallel": 4} | TWO_PARTS),
     "2x1x2, split experts, packed, replayed": replayed(DATA | STAGES | {"expert_parallel": 2}, is_packed=True),
     "1x2x2, whole experts": case("experts", MODEL | STAGES | TWO_PARTS, {"model_parallel": 4} | FOUR_PARTS),
@@ -121,6 +129,10 @@ def check(found: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], nam
         np.testing.assert_allclose(found[key], wanted[key], rtol=1e-5, atol=0, err_msg=f"{name}: {key}")
     for key in (key for key in wanted if key.startswith("weight/")):
         np.testing.assert_allclose(found[key], wanted[key], rtol=0, atol=5e-6, err_msg=f"{name}: {key}")
+    for key in (key for key in found if key.startswith("told/") and key in wanted):
+        # Of two experts that are nearly as likely either may be chosen.
+        differing = np.mean(np.sort(found[key], axis=-1) != np.sort(wanted[key], axis=-1))
+        assert found[key].any() and differing < 0.01, f"{name}: {key}: {differing:.2%} of the choices differ"
     for sampled in ("sampled/0", "sampled/3"):
         if f"{sampled}/ids" in found:
             strays = stray_sequences(found, wanted, sampled, name)

@@ -13,7 +13,8 @@ from ascend.divisions import EIGHT, FOUR, ONE, TWO, check, named, shipped_in_min
 def check_all(figures_of_cards: Callable, figures_on_cpu: Callable, num_cards: int, cases: Mapping) -> None:
     found = figures_of_cards(num_cards, named(cases))
     for name, case in cases.items():
-        check(found[name], figures_on_cpu(case["model"], replays=bool(case.get("replays"))), name)
+        kinds = {key: bool(case.get(key)) for key in ("replays", "tells")}
+        check(found[name], figures_on_cpu(case["model"], **kinds), name)
 
 
 def test_one_card_equals_cpu(figures_of_cards: Callable, figures_on_cpu: Callable) -> None:

@@ -80,7 +80,9 @@ def _reference(config: ExperimentConfig, rank: int, strategy_path: Path | None) 
 
 def _old_policy(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
     plan = config.plans.train.model_copy(update={"optimizer_shard": False})
-    return _scoring(config, plan, rank, strategy_path, replays_experts=config.algorithm.router_replay == "rollout")
+    replay, records = config.algorithm.router_replay, bool(config.rollout.record_experts)
+    kinds = {"replays_experts": replay == "rollout", "tells_choices": records or replay == "old"}
+    return _scoring(config, plan, rank, strategy_path, **kinds)
 
 
 def _rollout(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
@@ -92,17 +94,11 @@ def _scoring(
     plan: ParallelPlan,
     rank: int,
     strategy_path: Path | None,
-    *,
-    replays_experts: bool = False,
+    **kinds: bool,
 ) -> CompilableGraph:
     place = auto_parallel_placement(plan, config.model.num_key_value_heads, rank=rank)
     model = build_model(config.model, place)
-    scorer = AutoParallelScorer(
-        model,
-        temperature=config.rollout.temperature,
-        replays_experts=replays_experts,
-        strategy_path=strategy_path,
-    )
+    scorer = AutoParallelScorer(model, temperature=config.rollout.temperature, strategy_path=strategy_path, **kinds)
     cell, inputs = scorer.graph_for(longest_batch(config))
     return CompilableGraph(cell=cell, inputs=inputs)
 

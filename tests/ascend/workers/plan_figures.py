@@ -8,6 +8,7 @@ FOLDER/<name>.npz. `figures` is also called by tests on CPU, for the plan of one
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,8 @@ def figures(case: Mapping, device: str) -> Arrays:
     """Everything that is compared, whole, on rank 0.
 
     case: model (a name of MODELS, or a section), train and infer (plans; no infer: nothing is sampled), is_packed,
-    dtype, replays (given experts; each process has those of its own replica).
+    dtype, replays (given experts; each process has those of its own replica), tells (what routers choose while
+    scoring).
     """
     from plan_cases import batches_of, definition, routed
     from plan_sampling import PlanSampler
@@ -54,6 +56,7 @@ def figures(case: Mapping, device: str) -> Arrays:
     from mindgspo.models.weights import held_parameters, initialize_weights, weights_as_numpy
     from mindgspo.parallel import runtime
     from mindgspo.parallel.placement import Placement, auto_parallel_placement
+    from mindgspo.parallel.routing_transfer import RoutingTransfer
     from mindgspo.parallel.swap.offloaded_memory import OffloadedMemory
     from mindgspo.parallel.swap.states import Holding, Phase
     from mindgspo.parallel.swap.swap import Swap
@@ -76,7 +79,8 @@ def figures(case: Mapping, device: str) -> Arrays:
     if place.is_divided:
         updater.compile(next(batch for batch in batches if not replays or batch.experts_RTX is not None))
     initialize_weights(model, section, seed=3)
-    scorer = build_scorer(model, temperature=1.0, replays_experts=replays)
+    tells = bool(case.get("tells"))
+    scorer = build_scorer(model, temperature=1.0, replays_experts=replays, tells_choices=tells)
     is_card = device == "Ascend"
     swap = Swap(SwapSection(enabled=is_card), OffloadedMemory() if is_card else None)
     swap.register(Holding.ACTOR_WEIGHTS, held_parameters(model))
@@ -105,6 +109,12 @@ def figures(case: Mapping, device: str) -> Arrays:
         for name in ("logp_NK", "entropy_NK"):
             rows = gathered(batches, [getattr(found, name) for found in scores], 16)
             arrays[f"{name}/{number}"] = np.concatenate(rows)
+        if tells:
+            transfer = RoutingTransfer(place.held, section)
+            found = [replace(batch, experts_RTX=one.experts_RTX) for batch, one in zip(batches, scores, strict=True)]
+            for place_, batch in enumerate(transfer.shared([found])[0]):
+                if batch.experts_RTX is not None:
+                    arrays[f"told/{number}/{place_}"] = batch.experts_RTX
         with swap.phase(Phase.UPDATE):
             results.append(updater.update(batches, LEARNING_RATE))
     arrays["loss"] = np.array([result.loss for result in results])
