@@ -53,6 +53,8 @@ def test_those_that_train_have_the_routing_and_others_do_not(found, name: str) -
         for key, array in expected.items():
             assert has[key].dtype == np.int16
             np.testing.assert_array_equal(has[key], array, err_msg=f"rank {rank}: {key}")
+            np.testing.assert_array_equal(has[key.replace("experts", "shared")], array, err_msg=f"rank {rank}: {key}")
+        assert sum(key.startswith("shared") for key in has) == len(expected)
         # A prompt's rows once per receiver, whatever the number of its responses; two bytes per expert.
         for group in {number // 3 for number in numbers}:
             sender = group % infer.data_parallel * infer.model_parallel

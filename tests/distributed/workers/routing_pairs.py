@@ -38,7 +38,8 @@ def body(folder: Path) -> int:
             else replace(group, responses=tuple(replace(one, routing=None) for one in group.responses))
             for number, group in enumerate(whole)
         ]  # fmt: skip
-        transfer = RoutingTransfer(Placement(plan=train, rank=rank), SECTION)
+        training = Placement(plan=train, rank=rank)
+        transfer = RoutingTransfer(training, SECTION)
         routed = transfer.routed(mini_batches(held), held)
         arrays = {
             f"experts_{i}_{j}": batch.experts_RTX
@@ -47,6 +48,12 @@ def body(folder: Path) -> int:
             if batch.experts_RTX is not None
         }
         arrays["sent"] = np.array(transfer.bytes_sent)
+        # As after scoring: the ranks that do not speak for their replica have nothing.
+        silent = [[replace(batch, experts_RTX=None) for batch in batches] for batches in routed]
+        for i, batches in enumerate(transfer.shared(routed if training.is_speaker else silent)):
+            for j, batch in enumerate(batches):
+                if batch.experts_RTX is not None:
+                    arrays[f"shared_{i}_{j}"] = batch.experts_RTX
         for number, routing in transfer.brought(held, [Wanted((0, 4, 5, 17), (0,))]).items():
             arrays[f"asked_{number}"] = routing.whole
         arrays["loads"] = transfer.loads([response for group in held for response in group.responses])
