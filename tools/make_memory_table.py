@@ -30,7 +30,7 @@ import psutil
 
 from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.parallel.ranks import RankGrid
-from mindgspo.planner import GIB, graph_memory
+from mindgspo.planner import GIB, graph_memory, with_cache_budget
 from mindgspo.planner.measured import fingerprint, stored_peaks
 from mindgspo.planner.rank_work import whole_bytes
 
@@ -136,6 +136,11 @@ def experiment(name: str, scratch: Path) -> Path:
     return path
 
 
+def loaded(name: str, scratch: Path) -> ExperimentConfig:
+    """The experiment's configuration as the dry run completes it."""
+    return with_cache_budget(load_config(experiment(name, scratch), check_files=False))
+
+
 def wanted(config: ExperimentConfig) -> Iterator[tuple[str, int, bool]]:
     """Graph, rank, and whether it is that of a last stage other than the first."""
     plans = {"train": config.plans.train, "reference": config.plans.scoring}
@@ -156,8 +161,7 @@ def read_figures() -> list[Figure]:
 
 def measure(name: str, scratch: Path, arguments: argparse.Namespace) -> None:
     """What of a configuration is not stored."""
-    path = experiment(name, scratch)
-    config = load_config(path, check_files=False)
+    path, config = experiment(name, scratch), loaded(name, scratch)
     digits = fingerprint(config)
     for graph, rank, _ in wanted(config):
         known = [each for each in read_figures() if (each.name, each.graph, each.rank) == (name, graph, rank)]
@@ -233,7 +237,7 @@ def page_text(page: str) -> str:
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         for name in names():
-            config = load_config(experiment(name, Path(scratch)), check_files=False)
+            config = loaded(name, Path(scratch))
             cells = {(graph, is_last): (graph, rank) for graph, rank, is_last in wanted(config)}
             row = [f"`{name}`", f"{config.plans.train}; {config.plans.infer}"]
             for column in COLUMNS:

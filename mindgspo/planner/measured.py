@@ -8,9 +8,10 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mindgspo.config import ExperimentConfig
-from mindgspo.config.load import config_mapping
+from mindgspo.config.section import Section
 from mindgspo.io import read_json, write_json
 
 _FOLDER = "memory"
@@ -40,12 +41,24 @@ class MeasuredPeak:
 
 
 def fingerprint(config: ExperimentConfig) -> str:
-    """16 digits that are equal for configurations whose graphs are."""
-    everything = config_mapping(config)
-    content = {section: everything[section] for section in _SECTIONS}
-    content["model"] = {key: value for key, value in content["model"].items() if key != "path"}
-    content |= {section: {key: everything[section][key] for key in keys} for section, keys in _KEYS.items()}
+    """16 digits that are equal for configurations whose graphs are. Defaults do not count, so that a setting which is
+    new and not used changes none."""
+    said = _said(config)
+    content = {section: said.get(section, {}) for section in _SECTIONS}
+    content["model"].pop("path", None)
+    for section, keys in _KEYS.items():
+        content[section] = {key: value for key, value in said.get(section, {}).items() if key in keys}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _said(section: Section) -> dict[str, Any]:
+    """Values other than their defaults; a switch whose default is derived and which is off counts as none."""
+    said = {}
+    for key, value in section.model_dump(mode="json", exclude_defaults=True).items():
+        inner = getattr(section, key)
+        if value is not False or type(section).model_fields[key].default is not None:
+            said[key] = _said(inner) if isinstance(inner, Section) else value
+    return said
 
 
 def store_peak(folder: Path, peak: MeasuredPeak) -> None:

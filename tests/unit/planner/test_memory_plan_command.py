@@ -111,6 +111,8 @@ def test_files_that_are_no_peaks_are_left_out(tmp_path: Path, seven_billion: Exp
     ({"data.max_prompt_length": 1024}, False),
     ({"trainer.samples_per_micro_batch": 2}, False),
     ({"model.dtype": "float32"}, False),
+    ({"plans.infer.data_parallel": 4}, False),
+    ({"rollout.temperature": 1.0, "plans.train.expert_parallel": 1}, True),
 ])  # fmt: skip
 def test_a_fingerprint_is_that_of_the_graphs(seven_billion: ExperimentConfig, settings: dict, is_same: bool) -> None:
     assert (fingerprint(changed(seven_billion, settings)) == fingerprint(seven_billion)) == is_same
