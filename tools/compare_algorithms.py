@@ -362,8 +362,12 @@ def draw_comparison(runs: Sequence[ComparedRun], theme: Theme) -> bytes:
     label_y(reward, theme, "mean reward")
     label_y(accuracy, theme, "share of problems solved")
     label_y(clip, theme, "share of response tokens (log scale)")
-    if reward.get_legend_handles_labels()[0]:
-        reward.legend(frameon=False, fontsize=10, labelcolor=theme.ink, loc="lower right")
+    handles, labels = reward.get_legend_handles_labels()
+    words = {"frameon": False, "fontsize": 10, "labelcolor": theme.ink}
+    if len(labels) > 2:  # below everything, where no line is
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), **words)
+    elif labels:
+        reward.legend(loc="lower right", **words)
     return png_bytes(figure, theme)
 
 
@@ -388,11 +392,12 @@ def _draw_lines(
         return not_recorded(axes, theme)
     floor = _logarithmic_axis(axes, list(bands.values())) if is_logarithmic else -math.inf
     for index, (variant, band) in enumerate(bands.items()):
-        colour = theme.series[index % len(theme.series)]
+        turn, place = divmod(index, len(theme.series))
+        colour, line = theme.series[place], ("-", "--", ":")[turn % 3]
         marker = {"marker": "o", "markersize": 4} if not is_smooth or len(band.steps) == 1 else {}
         low, high, mean = (np.maximum(values, floor) for values in (band.low, band.high, band.mean))
         axes.fill_between(band.steps, low, high, color=colour, alpha=0.16, linewidth=0)
-        axes.plot(band.steps, mean, color=colour, linewidth=2.2, label=display_name(variant), **marker)
+        axes.plot(band.steps, mean, color=colour, linestyle=line, linewidth=2.2, label=display_name(variant), **marker)
 
 
 def _logarithmic_axis(axes: Axes, bands: Sequence[_Band]) -> float:
