@@ -34,7 +34,7 @@ class NativeEngine:
     max_new_tokens: bounds of a sequence. length_multiple: prompts are padded to a multiple of it. num_blocks: of the
     cache, the scratch block among them; None: enough for all slots at their longest. tokens_per_look: decode steps
     between two looks of the host. cache_dtype: None: the model's. top_k, top_p: see `Cut`; where settings bring a cut
-    of their own, there is one more graph. block: tokens per block. records_experts: responses have `Routing`.
+    of their own, there is one more graph. block: tokens per block. records_experts: training responses have `Routing`.
     """
 
     def __init__(
@@ -110,15 +110,18 @@ class NativeEngine:
         )
         sampling = self._sampling(settings)
         decode = self._decoder_of(settings)
+        is_recorded = self._records_experts and settings.stream.purpose is Purpose.TRAINING
         steps = busy = prefilled = 0
         while not scheduler.done:
             scheduler.grow()
             admissions = scheduler.admit()
             prefilled += len(admissions.prefills)
-            scheduler.keep_routing(self._run_prompts(admissions.prefills))
+            routed = self._run_prompts(admissions.prefills)
+            if is_recorded:
+                scheduler.keep_routing(routed)
             self._copy(admissions.copies)
             run = scheduler.next_run()
-            busy += scheduler.take(*self._run_steps(run, decode, sampling))
+            busy += scheduler.take(*self._run_steps(run, decode, sampling, is_recorded=is_recorded))
             steps += run.num_steps
             faults.reach(f"{fault}.inside")
         responses = scheduler.responses()
@@ -155,10 +158,10 @@ class NativeEngine:
         return self._decoders[cut]
 
     def _run_steps(
-        self, run: DecodeRun, decode: GraphOfRanks, sampling: tuple[Tensor, Tensor]
+        self, run: DecodeRun, decode: GraphOfRanks, sampling: tuple[Tensor, Tensor], *, is_recorded: bool
     ) -> tuple[Int32Array, Float32Array, ExpertArray | None]:
-        """Ids and log-probs [J, S] of a run's steps, each fed with what the one before it drew, and the experts
-        [J, S, X] of what was fed. The host waits once, for the last one."""
+        """Ids and log-probs [J, S] of a run's steps, each fed with what the one before it drew, and, where they are to
+        be recorded, the experts [J, S, X] of what was fed. The host waits once, for the last one."""
         ids_S, table_SP = Tensor(run.ids_S), Tensor(run.table_SP)
         num_rows_1 = Tensor(np.array([run.num_rows], np.int32))
         ids: list[Tensor] = []
@@ -179,7 +182,7 @@ class NativeEngine:
                 ids.append(ids_S)
                 logprobs.append(logprobs_S)
                 recorded += experts_SX
-        experts_JSX = np.stack([tensor.asnumpy() for tensor in recorded]) if recorded else None
+        experts_JSX = np.stack([tensor.asnumpy() for tensor in recorded]) if is_recorded else None
         if self._tokens_per_look == 1:
             return ids[0].asnumpy()[None], logprobs[0].asnumpy()[None], experts_JSX
         for drawn in (ids, logprobs):  # always as many, so that there is one graph
