@@ -52,7 +52,7 @@ def turn_routers(model) -> None:
         set_values(layer.mlp.gate, np.ascontiguousarray(gate[::-1] * np.float32(0.9)))
 
 
-def sampled(model, *, records: bool = True, **sizes) -> list[Response]:
+def sampled(model, *, records: bool = True, purpose: Purpose = Purpose.TRAINING, **sizes) -> list[Response]:
     """Three responses to each prompt."""
     from mindgspo.rollout.engine import NativeEngine
 
@@ -62,7 +62,7 @@ def sampled(model, *, records: bool = True, **sizes) -> list[Response]:
         **settings,
     )  # fmt: skip
     engine.load_weights(1)
-    stream = RandomStream(seed=9, purpose=Purpose.TRAINING, step=2)
+    stream = RandomStream(seed=9, purpose=purpose, step=2)
     sampling = SamplingSettings(num_samples=3, temperature=1.0, max_new_tokens=MAX_NEW, stream=stream)
     rollout = engine.generate(PROMPTS, sampling, weight_version=1)
     assert "num_blocks" not in sizes or rollout.counters.preemptions > 0
@@ -169,6 +169,7 @@ def test_recorded_routing_does_not_depend_on_the_layout(model, responses) -> Non
             np.testing.assert_array_equal(one.ids, other.ids)
             np.testing.assert_array_equal(one.routing.whole, other.routing.whole)
     assert all(one.routing is None for one in sampled(model, records=False))
+    assert all(one.routing is None for one in sampled(model, purpose=Purpose.EVALUATION))
 
 
 def test_small_operators_record_the_same(responses) -> None:
