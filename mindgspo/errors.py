@@ -48,6 +48,10 @@ class TrainingError(MindGSPOError, RuntimeError):
     """Training cannot go on: non-finite loss, a failed self-check, fewer steps than asked."""
 
 
+class RolloutError(MindGSPOError, RuntimeError):
+    """A server that generates cannot be reached, stops, or answers with what it was not asked for."""
+
+
 class NonFiniteError(TrainingError):
     """The loss or the gradient of an update is not finite; weights and optimizer are as before it."""
 

@@ -102,8 +102,9 @@ class Response:
     prompt_index, sample_index: which prompt, and which of its G siblings.
     ids: int32 [L], EOS included if one was sampled. logprobs: float32 [L], log-probability of each token under
     softmax(logits / temperature), before any top-k or top-p cut. temperature: 0 means greedy (log-probs then
-    at temperature 1). weight_version: version stamp of the weights that sampled it. routing: None where it was not
-    recorded, and on ranks of other replicas than the one that sampled it.
+    at temperature 1). weight_version: version stamp of the weights that sampled its first token. token_versions: int32
+    [L], those of each token; None where one version sampled them all. routing: None where it was not recorded, and on
+    ranks of other replicas than the one that sampled it.
     """
 
     prompt_index: int
@@ -113,12 +114,14 @@ class Response:
     finish_reason: FinishReason
     temperature: float
     weight_version: int
+    token_versions: Int32Array | None = None
     routing: Routing | None = None
 
     def __post_init__(self) -> None:
         assert self.ids.shape == self.logprobs.shape and self.ids.ndim == 1 and self.ids.size > 0, (
             f"response {self.prompt_index}/{self.sample_index}: ids {self.ids.shape}, logprobs {self.logprobs.shape}"
         )
+        assert self.token_versions is None or self.token_versions.shape == self.ids.shape, self.token_versions
         assert self.routing is None or len(self.routing.response_LX) == self.ids.size, (
             f"response {self.prompt_index}/{self.sample_index}: routing of {len(self.routing.response_LX)} tokens"
         )

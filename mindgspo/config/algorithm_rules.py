@@ -374,7 +374,7 @@ def filter_problems(config: ExperimentConfig) -> Iterator[str]:
     if section.metric == "none":
         yield f"{_KEY}.refill: no group is left out while metric is none; set {_KEY}.metric=reward, or refill=false"
     draw, replicas = section.prompts_per_draw, config.plans.infer.data_parallel
-    if draw is not None and draw % replicas:
+    if draw is not None and not config.has_servers and draw % replicas:
         lower = draw // replicas * replicas
         yield (
             f"{_KEY}.prompts_per_draw: {draw} is not shared evenly by the {replicas} replicas of plans.infer; nearest "

@@ -17,6 +17,7 @@ from mindgspo.config.device_rules import compiler_problems, default_cache_dtype
 from mindgspo.config.messages import schema_problems
 from mindgspo.config.model import ModelSection
 from mindgspo.config.path_rules import file_problems, path_problems
+from mindgspo.config.plan import check_same_world
 from mindgspo.config.reward import RewardSection, file_function
 from mindgspo.config.rules import joined_problems, model_and_plan_problems
 from mindgspo.config.schema import ExperimentConfig, PlansSection
@@ -317,6 +318,8 @@ def load_model_and_plans(path: str | PathLike[str], overrides: Iterable[str] = (
     except ValidationError as error:
         raise config_error(str(path), schema_problems(error)) from None
     problems = model_and_plan_problems(found.model, found.plans)
+    if found.plans.infer.cards is None:
+        problems += check_same_world(found.plans.train, found.plans.infer)
     if problems:
         raise config_error(str(path), problems)
     return ModelAndPlans(found.model, found.plans)

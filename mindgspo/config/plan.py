@@ -62,6 +62,10 @@ class ParallelPlan(Section):
     input. selective: norms, rotary embedding and SwiGLU, on CPU also what lies inside attention; outputs of products
     stay."""
 
+    cards: str | None = Field(default=None, pattern=r"^\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*$")
+    """plans.infer only: cards of this plan alone, e.g. "4-7" or "4,5", where generation does not share those of
+    plans.train, which are the first ones. None: it shares them with trainer.schedule=sync, else those behind them."""
+
     @property
     def world_size(self) -> int:
         """Number of processes, one per card."""
@@ -82,6 +86,14 @@ class ParallelPlan(Section):
     def expert_block(self) -> int:
         """Consecutive ranks of a stage that have all experts together."""
         return self.expert_parallel * self.expert_slices
+
+    @property
+    def card_numbers(self) -> tuple[int, ...] | None:
+        """The numbers that `cards` names, in its order; None where it names none."""
+        if self.cards is None:
+            return None
+        ends = [part.partition("-") for part in self.cards.split(",")]
+        return tuple(n for first, _, last in ends for n in range(int(first), int(last or first) + 1))
 
     def __str__(self) -> str:
         sizes = f"{self.data_parallel} x {self.model_parallel} x {self.pipeline_stage}"

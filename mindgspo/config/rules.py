@@ -24,6 +24,7 @@ from mindgspo.config.device_rules import backend_problems, device_problems
 from mindgspo.config.model import FAMILIES, ModelSection
 from mindgspo.config.plan import check_infer_plan, check_reference_plan, check_same_world, check_train_plan
 from mindgspo.config.reward import reward_problems
+from mindgspo.config.schedule_rules import schedule_problems
 from mindgspo.config.schema import ExperimentConfig, PlansSection
 from mindgspo.text import closest, divisors, either, nearest
 
@@ -42,7 +43,7 @@ def batch_problems(config: ExperimentConfig) -> Iterator[str]:
             f"nearest legal: {either(nearest(divisors(prompts), mini))}"
         )
     infer = config.plans.infer
-    if prompts % infer.data_parallel:
+    if not config.has_servers and prompts % infer.data_parallel:
         yield (
             f"plans.infer.data_parallel: {infer.data_parallel} replicas do not share rollout.prompts_per_step "
             f"{prompts} evenly; nearest legal: {either(nearest(divisors(prompts), infer.data_parallel))}"
@@ -189,6 +190,7 @@ def joined_problems(config: ExperimentConfig) -> list[str]:
     """Every violated rule that needs no file."""
     return [
         *model_and_plan_problems(config.model, config.plans),
+        *schedule_problems(config),
         *device_problems(config),
         *backend_problems(config),
         *batch_problems(config),
@@ -223,7 +225,6 @@ def model_and_plan_problems(model: ModelSection, plans: PlansSection) -> list[st
         *_model_problems(model),
         *check_train_plan("plans.train", plans.train, model),
         *check_infer_plan("plans.infer", plans.infer, model),
-        *check_same_world(plans.train, plans.infer, "plans.infer"),
     ]
     if plans.reference is not None:
         problems += check_reference_plan("plans.reference", plans.reference, model)

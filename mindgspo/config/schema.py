@@ -58,6 +58,22 @@ class ReshardSection(Section):
     step, or of all (each rank then hashes everything it holds)."""
 
 
+class ServersSection(Section):
+    """Engines that answer over HTTP: completion servers that somebody has started, or those that `mindgspo run` starts
+    on cards of their own."""
+
+    urls: tuple[str, ...] = ()
+    """Where running servers are reached, e.g. http://10.0.0.2:8000; prompts are shared between them. Empty: none, or
+    those that the run starts."""
+    weights_dir: Path | None = None
+    """Folder through which servers get new weights; they see it under the same path. Memory of this machine such as
+    /dev/shm/name is fast, servers of other machines want storage that all share. None: rollout_weights in run_dir."""
+    timeout_seconds: float = Field(default=3600.0, gt=0)
+    """Within which a server answers a request. 3600: a long response of a large model takes tens of minutes."""
+    retries: int = Field(default=3, ge=0)
+    """How often a request is made again after its connection broke or its server was busy, before the run ends."""
+
+
 class RolloutSection(Section):
     """How responses are sampled."""
 
@@ -97,6 +113,8 @@ class RolloutSection(Section):
     """Mixtures of experts: keep with each response which experts the sampler's routers chose, one byte per choice (two
     beyond 256 experts), e.g. 384 bytes per token of Qwen3-30B-A3B. It is what router/ metrics are made of. None: where
     algorithm.router_replay is rollout (verl: enable_rollout_routing_replay)."""
+    servers: ServersSection = ServersSection()
+    """Generation by other processes, reached over HTTP."""
 
 
 class SwapSection(Section):
@@ -118,6 +136,15 @@ class SwapSection(Section):
 
 class TrainerSection(Section):
     """Length of the run, batches, saving and checks."""
+
+    schedule: Literal["sync", "one_step_off", "bounded"] = "sync"
+    """Who waits for whom. sync: a step generates, then trains, on the same cards. one_step_off: while a step trains,
+    the responses of the next one are generated on cards of their own, with the weights before it (verl:
+    one_step_off_policy). bounded: generation never stops; a step trains the first prompts whose responses have ended,
+    and what runs when new weights come goes on with them (verl: fully_async_policy)."""
+    max_staleness: int = Field(default=1, ge=0, le=64)
+    """Steps by which the weights that drew the oldest token of a response may be behind those that a step begins
+    with. 0: none, as sync. Not read with schedule=sync; one_step_off has 0 or 1 (verl: staleness_threshold)."""
 
     max_steps: int | None = Field(default=None, ge=1)
     """Training steps; one step is one rollout and all updates made from it. None: `epochs` decides
@@ -224,8 +251,8 @@ class PlansSection(Section):
     train: ParallelPlan = ParallelPlan()
     """Plan of the policy while it is trained."""
     infer: ParallelPlan = ParallelPlan()
-    """Plan of the policy while it generates. The same cards: its product equals that of `train`. Equal plans share one
-    set of weights; otherwise weights are laid out anew after each step."""
+    """Plan of the policy while it generates. The same cards, if it has none of its own: its product equals that of
+    `train`. Equal plans share one set of weights; otherwise weights are laid out anew after each step."""
     reference: ParallelPlan | None = None
     """Plan of the reference policy of a KL term, which only scores. The same cards: its product equals that of `train`.
     Its replicas share the micro-batches; its weights are laid out anew from the trained ones. None: as `train`, without
@@ -302,3 +329,18 @@ class ExperimentConfig(Section):
     """Evaluation on held-out problems."""
     logging: LoggingSection = LoggingSection()
     """What is written down and shown."""
+
+    @property
+    def has_own_servers(self) -> bool:
+        """Whether the run starts servers that generate, on cards of their own."""
+        return not self.rollout.servers.urls and (self.trainer.schedule != "sync" or self.plans.infer.cards is not None)
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether other processes generate."""
+        return bool(self.rollout.servers.urls) or self.has_own_servers
+
+    @property
+    def staleness(self) -> int:
+        """Steps by which responses may be behind: `trainer.max_staleness`, 0 with schedule=sync."""
+        return 0 if self.trainer.schedule == "sync" else self.trainer.max_staleness

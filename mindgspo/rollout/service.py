@@ -1,0 +1,154 @@
+"""The interface of an engine that generates while others work: responses are asked for, and come back later.
+
+Nothing is generated under half-loaded weights: an answer has one weight version, and new weights are loaded while
+nothing runs. What runs at that moment is cut: it comes back as far as it has come, and is asked for again with its
+tokens as a prefix, which the engine runs once more under the new weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from mindgspo.rollout.protocol import Rollout, RolloutCounters, SamplingSettings
+from mindgspo.types import FinishReason, Float32Array, Int32Array, Prompt, Response, Routing
+
+
+def _no_ids() -> Int32Array:
+    return np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Responses to one prompt.
+
+    number: names the request; no other that runs has it. samples: their sample indexes. settings: as of a whole
+    rollout; max_new_tokens counts the prefix, num_samples is not read. prefix: int32 [L], tokens that the one response
+    asked for has already, without an EOS; its next token is number L of the response and of its random stream.
+    """
+
+    number: int
+    prompt: Prompt
+    samples: tuple[int, ...]
+    settings: SamplingSettings
+    prefix: Int32Array = field(default_factory=_no_ids)
+
+    def __post_init__(self) -> None:
+        assert self.samples and (len(self.samples) == 1 or not self.prefix.size), self
+        assert self.prefix.size < self.settings.max_new_tokens, self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What one response got in one go. ids, logprobs: int32, float32 [L], behind the prefix; none at all where it was
+    cut before its first token. finish_reason: None where it was cut. routing: where it is recorded; its prompt_LX is of
+    prompt and prefix but the last token, empty where the piece is."""
+
+    ids: Int32Array
+    logprobs: Float32Array
+    finish_reason: FinishReason | None
+    routing: Routing | None = None
+
+    def __post_init__(self) -> None:
+        assert self.ids.shape == self.logprobs.shape and self.ids.ndim == 1, (self.ids.shape, self.logprobs.shape)
+        assert self.ids.size or self.finish_reason is None, "an ended response without a token"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """To the request of that number: a piece per sample, in the request's order, all under one version of the
+    weights."""
+
+    number: int
+    weight_version: int
+    pieces: tuple[Piece, ...]
+
+
+class CompletionService(Protocol):
+    """Generates in the background. Called by one thread. Raises RolloutError where an engine behind it fails for good,
+    or answers with what it was not asked for."""
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Begin with these, in this order where not all can run at once. Returns at once."""
+
+    def wait(self, timeout_s: float | None = None) -> list[Answer]:
+        """Answers that nobody has been given, in any order; waits until there is one, or for `timeout_s` at most."""
+
+    def cut(self) -> list[Answer]:
+        """Stop whatever runs. All answers that nobody has been given, those of cut requests among them: afterwards
+        nothing runs."""
+
+    def load_weights(self, folder: Path, version: int) -> None:
+        """Take the weights in `folder` (see `rollout.weights_folder`) over; nothing may run. On return all engines have
+        them, and answer with `version`."""
+
+    def idle_seconds(self) -> float:
+        """Time since the service began in which an engine had nothing to do, mean over the engines."""
+
+
+class ServiceEngine:
+    """Implements `RolloutEngine` with a service that has no other requests: asks, and waits for all.
+
+    The weights are loaded by whoever owns the service.
+    """
+
+    def __init__(self, service: CompletionService) -> None:
+        self._service = service
+        self._numbers = itertools.count()
+        self._weight_version: int | None = None
+
+    def load_weights(self, version: int) -> None:
+        """Take note of the version that the service has loaded."""
+        self._weight_version = version
+
+    def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, weight_version: int) -> Rollout:
+        """See `RolloutEngine`. The counters know tokens alone."""
+        assert weight_version == self._weight_version, (weight_version, self._weight_version)
+        samples = tuple(range(settings.num_samples))
+        first = next(self._numbers)
+        requests = [
+            Request(number=number, prompt=prompt, samples=samples, settings=settings)
+            for number, prompt in zip(itertools.chain([first], self._numbers), prompts, strict=False)
+        ]
+        self._service.submit(requests)
+        answers: dict[int, Answer] = {}
+        while len(answers) < len(requests):
+            answers |= {answer.number: answer for answer in self._service.wait()}
+        responses = tuple(whole_responses(request, answers[request.number]) for request in requests)
+        return Rollout(responses=responses, counters=tokens_counted(responses))
+
+
+def whole_responses(request: Request, answer: Answer) -> tuple[Response, ...]:
+    """Of a request without prefix that was not cut."""
+    assert not request.prefix.size and answer.number == request.number, (request.number, answer.number)
+    responses = []
+    for sample, piece in zip(request.samples, answer.pieces, strict=True):
+        assert piece.finish_reason is not None, f"request {request.number} was cut"
+        responses.append(
+            Response(
+                prompt_index=request.prompt.index,
+                sample_index=sample,
+                ids=piece.ids,
+                logprobs=piece.logprobs,
+                finish_reason=piece.finish_reason,
+                temperature=request.settings.temperature,
+                weight_version=answer.weight_version,
+                routing=piece.routing,
+            )
+        )
+    return tuple(responses)
+
+
+def tokens_counted(responses: Sequence[Sequence[Response]]) -> RolloutCounters:
+    """What can be said of work that an engine elsewhere has done."""
+    counters: Mapping[str, int] = dict.fromkeys(
+        ("prefilled_prompts", "decode_steps", "busy_slot_steps", "slot_steps", "preemptions", "most_blocks"), 0
+    )
+    return RolloutCounters(
+        **counters, generated_tokens=sum(response.length for siblings in responses for response in siblings)
+    )
