@@ -243,6 +243,8 @@ def _mismatch(run: Recorded) -> Finding | None:
         f"sampler and trainer disagree on the same tokens by {distance:.2g} nat per token (k3), by {gap:.2g} in "
         "probability"
     )
+    if (behind := recent(run, "staleness/token_mean")) is not None and behind > 0:
+        return Finding(Level.GOOD, f"{text}; the sampler's weights were {behind:.2g} steps behind")
     level = Level.ALARM if distance > 0.1 else Level.WARN if distance > 0.01 or gap > 0.01 else Level.GOOD
     advice = (
         "Look at training/rollout_actor_probs_pearson_corr: far below 1 means other weights, positions or temperature; "
@@ -312,6 +314,22 @@ def _entropy(run: Recorded) -> Finding | None:
     return Finding(Level.WARN, text, "The policy hardly explores now: lower optimizer.lr or raise clip_high.")
 
 
+def _waiting(run: Recorded) -> Finding | None:
+    trainer, servers = recent(run, "schedule/trainer_idle_share"), recent(run, "schedule/rollout_idle_share")
+    if trainer is None or servers is None:
+        return None
+    behind = recent(run, "staleness/token_mean") or 0.0
+    text = (
+        f"the trainer waits {trainer:.0%} of a step, the servers have nothing to do {servers:.0%} of the time; trained "
+        f"tokens are {behind:.2g} steps behind on average"
+    )
+    if max(trainer, servers) <= 0.3:
+        return Finding(Level.GOOD, text)
+    side, other = ("generation", "training") if trainer > servers else ("training", "generation")
+    advice = f"Give {side} cards of {other}, or raise trainer.max_staleness; mindgspo plan --timeline compares splits."
+    return Finding(Level.WARN, text, advice)
+
+
 POLICY_RULES: tuple[Rule, ...] = (
     _clip_fraction,
     ShareRule(
@@ -325,6 +343,7 @@ POLICY_RULES: tuple[Rule, ...] = (
     _kl,
     _mismatch,
     _effective_sample_size,
+    _waiting,
     _routing,
     _expert_load,
     _gradient_by_length,

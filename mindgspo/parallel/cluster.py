@@ -81,6 +81,14 @@ def infer_place(config: ExperimentConfig) -> Placement:
     return Placement(plan=config.plans.infer, rank=runtime.rank())
 
 
+def scoring_place(config: ExperimentConfig) -> Placement:
+    """Where this process stands while responses are scored: with those that it generated, or, where other processes
+    generate, as one of equals."""
+    if config.has_servers:
+        return Placement(plan=ParallelPlan(data_parallel=config.plans.train.world_size), rank=runtime.rank())
+    return infer_place(config)
+
+
 def first_rank_first(action: Callable[[], None]) -> None:
     """Rank 0 does it; the others go on when it is done."""
     if is_first():

@@ -43,8 +43,8 @@ class Replicas:
         if self._speaks:
             expected = len(range(self._own, num_items, self._count))
             assert len(results) == expected, f"{len(results)} results for {expected} items"
-        messages = exchange(_packed(results) if self._speaks else b"", speakers=self._speakers)
-        by_replica = [list(_unpacked(message)) for message in messages]
+        messages = exchange(pack_arrays(results) if self._speaks else b"", speakers=self._speakers)
+        by_replica = [list(unpack_arrays(message)) for message in messages]
         return [by_replica[number % self._count][number // self._count] for number in range(num_items)]
 
     def collect_objects(
@@ -66,14 +66,14 @@ class Replicas:
         return self.collect([result], num_items=self._count)
 
 
-def _packed(results: Sequence[Arrays]) -> bytes:
+def pack_arrays(results: Sequence[Arrays]) -> bytes:
     """A line of JSON with types and shapes, then the arrays' bytes."""
     header = [[[array.dtype.str, list(array.shape)] for array in arrays] for arrays in results]
     bodies = [np.ascontiguousarray(array).tobytes() for arrays in results for array in arrays]
     return b"".join([json.dumps(header).encode(), b"\n", *bodies])
 
 
-def _unpacked(message: bytes) -> Iterator[Arrays]:
+def unpack_arrays(message: bytes) -> Iterator[Arrays]:
     header, _, body = message.partition(b"\n")
     start = 0
     for described in json.loads(header):

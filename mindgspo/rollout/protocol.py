@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from mindgspo.config.schema import RolloutSection
 from mindgspo.types import Float32Array, Prompt, Response
 
 
@@ -67,6 +68,16 @@ class SamplingSettings:
 
     def __post_init__(self) -> None:
         assert self.num_samples >= 1 and self.max_new_tokens >= 1 and self.temperature >= 0, self
+
+
+def training_sampling(section: RolloutSection, seed: int, *, step: int, draw: int = 0) -> SamplingSettings:
+    """How the training responses of a draw are sampled."""
+    return SamplingSettings(
+        num_samples=section.num_generations,
+        temperature=section.temperature,
+        max_new_tokens=section.max_new_tokens,
+        stream=RandomStream(seed=seed, purpose=Purpose.TRAINING, step=step, draw=draw),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

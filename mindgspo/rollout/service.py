@@ -7,7 +7,6 @@ tokens as a prefix, which the engine runs once more under the new weights.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,7 +98,6 @@ class ServiceEngine:
 
     def __init__(self, service: CompletionService) -> None:
         self._service = service
-        self._numbers = itertools.count()
         self._weight_version: int | None = None
 
     def load_weights(self, version: int) -> None:
@@ -110,10 +108,9 @@ class ServiceEngine:
         """See `RolloutEngine`. The counters know tokens alone."""
         assert weight_version == self._weight_version, (weight_version, self._weight_version)
         samples = tuple(range(settings.num_samples))
-        first = next(self._numbers)
         requests = [
             Request(number=number, prompt=prompt, samples=samples, settings=settings)
-            for number, prompt in zip(itertools.chain([first], self._numbers), prompts, strict=False)
+            for number, prompt in enumerate(prompts)
         ]
         self._service.submit(requests)
         answers: dict[int, Answer] = {}

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mindspore import nn
 
@@ -37,7 +37,7 @@ from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import build_scorer
 from mindgspo.models.weights import fill_model, held_parameters
 from mindgspo.parallel import heartbeat
-from mindgspo.parallel.cluster import infer_place, reference_place, start_device, train_place
+from mindgspo.parallel.cluster import reference_place, scoring_place, start_device, train_place
 from mindgspo.parallel.collectives import require_agreement
 from mindgspo.parallel.device_ops import takes_packed
 from mindgspo.parallel.placement import AutoParallelPlacement, Placement
@@ -46,7 +46,6 @@ from mindgspo.parallel.routing_transfer import RoutingTransfer
 from mindgspo.parallel.swap.states import Holding
 from mindgspo.parallel.swap.swap import open_swap
 from mindgspo.rewards import Scorer
-from mindgspo.rollout.build import build_engine
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.trainer.batches import batch_layout, longest_batch
 from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
@@ -54,18 +53,24 @@ from mindgspo.trainer.metrics import Speed
 from mindgspo.trainer.reference import ReferencePolicy
 from mindgspo.trainer.resume_checks import fingerprints, rows_digest
 from mindgspo.trainer.saving import JSONState, Stateful
+from mindgspo.trainer.schedules import build_generation
 from mindgspo.trainer.step import Trainer
 from mindgspo.trainer.validation import Validation
 from mindgspo.trainer.warmup import Warmup, supervised_sample
 
+if TYPE_CHECKING:
+    from mindgspo.rollout.http_service import HTTPService
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """What a run works with. scorer: owns the worker processes of the reward functions; close it. stateful: what
-    checkpoints hold beside weights and optimizer, by name. inputs: fingerprints of what the run learns from."""
+    """What a run works with. scorer: owns the worker processes of the reward functions; service: asks the servers that
+    generate, on rank 0 where there are any; close both. stateful: what checkpoints hold beside weights and optimizer,
+    by name. inputs: fingerprints of what the run learns from."""
 
     tokenizer: Tokenizer
     scorer: Scorer
+    service: HTTPService | None
     trainer: Trainer
     validation: Validation
     stateful: Mapping[str, Stateful]
@@ -83,14 +88,14 @@ def build_experiment(
     """
     start_device(config)
     tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
-    scorer = start_scorer(config.reward, infer_place(config))
+    scorer = start_scorer(config.reward, scoring_place(config))
     train_set = open_checked_dataset(
         config, config.data.train, tokenizer, scorer, data_dir / "train", seed=config.seed, new_run=new_run
     )
     eval_sets = open_eval_sets(config, tokenizer, scorer, data_dir / "eval", new_run=new_run)
     check_best_metric(config.eval, eval_sets, names_sets=config.data.names_eval_sets)
     check_distinct_prompts(config, len(train_set))
-    if infer_place(config).is_speaker:
+    if scoring_place(config).is_speaker:
         scorer.try_out([trial_candidate(prompt, tokenizer) for prompt in itertools.islice(train_set, NUM_TRIAL_ROWS)])
     train_digest = rows_digest(train_set)
     total_steps = planned_steps(config, len(train_set))
@@ -134,9 +139,8 @@ def build_experiment(
     # Before any graph is compiled, and part by part: on CPU a parameter that is swapped gets memory of its own.
     swap = open_swap(config.swap, swap_dir)
     swap.register(Holding.ACTOR_WEIGHTS, held_parameters(model))
-    built = build_engine(config, model, tokenizer, swap)
-    swap.register(Holding.ROLLOUT_WEIGHTS, built.model.get_parameters())
-    swap.register(Holding.KV_CACHE, built.cache, keeps_content=False)
+    stream = PromptStream(len(train_set), config.seed, config.data.shuffle)
+    generation = build_generation(config, model, tokenizer, swap, train_set, stream, total_steps)
     reference = None
     if config.algorithm.kl.placement != "none":
         reference = ReferencePolicy(
@@ -152,7 +156,7 @@ def build_experiment(
     swap.register(Holding.GRADIENTS, backend.gradients, keeps_content=False, is_zero=lambda: backend.gradients_are_zero)
     swap.register(Holding.MOMENTS, backend.moments)
     routing = RoutingTransfer(place.held, config.model) if records or replay == "old" else None
-    response_scorer = ResponseScorer(scorer, tokenizer, Replicas(infer_place(config)))
+    response_scorer = ResponseScorer(scorer, tokenizer, Replicas(scoring_place(config)))
     trainer = Trainer(
         algorithm=config.algorithm,
         old_log_probs=old_log_probs,
@@ -164,7 +168,8 @@ def build_experiment(
         seed=config.seed,
         layout=batch_layout(config, pad_id=tokenizer.pad_id),
         model=model,
-        engine=built.engine,
+        engine=generation.engine,
+        feed=generation.fed,
         scorer=response_scorer,
         old_policy=build_scorer(
             model, temperature=temperature, replays_experts=replay == "rollout", tells_choices=tells_choices
@@ -173,7 +178,7 @@ def build_experiment(
         kl=KLController(config.algorithm.kl),
         backend=backend,
         train_set=train_set,
-        stream=PromptStream(len(train_set), config.seed, config.data.shuffle),
+        stream=stream,
         leftovers=LeftoverBuffer(
             config.algorithm.filter_groups.keep_surplus_steps, train_set, routing if records else None
         ),
@@ -186,7 +191,7 @@ def build_experiment(
     )
     validation = Validation(
         Evaluator(
-            built.engine,
+            generation.evaluation_engine,
             response_scorer,
             config.eval,
             max_new_tokens=config.rollout.max_new_tokens,
@@ -202,6 +207,7 @@ def build_experiment(
     return Experiment(
         tokenizer=tokenizer,
         scorer=scorer,
+        service=generation.service,
         trainer=trainer,
         validation=validation,
         stateful=stateful_parts(trainer, validation),
@@ -224,6 +230,7 @@ def resolved_old_log_probs(config: ExperimentConfig, model: nn.Cell) -> Literal[
         and config.rollout.cache_dtype in (config.model.dtype, "float32")  # rounds nothing that is not rounded already
         and plans.train.model_parallel == plans.infer.model_parallel == 1
         and algorithm.filter_groups.keep_surplus_steps == 0
+        and config.staleness == 0
         and algorithm.rollout_correction.level == "none"
         and algorithm.router_replay != "old"
     )
@@ -248,6 +255,8 @@ def stateful_parts(trainer: Trainer, validation: Validation) -> dict[str, Statef
         "surplus": trainer.leftovers,
         "baseline": JSONState(baseline.state, baseline.load_state),
     }
+    if trainer.feed is not None:
+        parts["feed"] = trainer.feed
     if trainer.reference is not None and not trainer.reference.is_frozen:
         parts["reference"] = trainer.reference
     return parts

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +92,10 @@ def _run(config: ExperimentConfig, folder: RunFolder, *, only_warm_up: bool) -> 
         swap_dir=folder.root / "swap",
         new_run=new_run,
     )
-    trainer = experiment.trainer
+    trainer, service = experiment.trainer, experiment.service
     if only_warm_up:
         trainer.total_steps = 0
-    with experiment.scorer, closing(trainer.swap):
+    with experiment.scorer, closing(trainer.swap), nullcontext() if service is None else closing(service):
         warmup = build_warmup(config, experiment, data_dir=folder.data, new_run=new_run)
         with (
             _open_log(config, folder, trainer.total_steps) as log,

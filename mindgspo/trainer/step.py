@@ -33,7 +33,7 @@ from mindgspo.models.scoring import AutoParallelScorer, PolicyScorer, TokenScore
 from mindgspo.parallel.routing_transfer import RoutingTransfer
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.parallel.swap.swap import Swap
-from mindgspo.rollout.protocol import Purpose, RandomStream, Rollout, RolloutCounters, RolloutEngine, SamplingSettings
+from mindgspo.rollout.protocol import Rollout, RolloutCounters, RolloutEngine, training_sampling
 from mindgspo.trainer.advantages import step_advantages
 from mindgspo.trainer.batches import MiniBatches, flattened, lay_out_mini_batches, regrouped
 from mindgspo.trainer.dynamic_sampling import (
@@ -53,6 +53,7 @@ from mindgspo.trainer.metrics import (
     step_metrics,
 )
 from mindgspo.trainer.reference import ReferencePolicy
+from mindgspo.trainer.schedules import FedRollouts
 from mindgspo.trainer.updates import SkippedUpdates, apply_update, check_mismatch, check_ratio, require_rewards
 from mindgspo.types import Float32Array, Prompt, StepResult
 
@@ -64,7 +65,8 @@ class Trainer:
     old_log_probs: what `algorithm.old_log_probs` comes to. reward_functions, reward_weights: of the configuration, in
     order. layout: how samples become rows. engine: generates with the weights of `weight_version`. old_policy: scores
     with the present weights. reference: the policy that a KL term refers to, None without one. kl: its coefficient.
-    leftovers: groups that wait for a later step. routing: where experts are recorded or those of scoring are replayed,
+    leftovers: groups that wait for a later step. feed: where responses come from instead of the engine, None with
+    trainer.schedule=sync. routing: where experts are recorded or those of scoring are replayed,
     brings them to the ranks that train a sample. failures_dir: where a batch that broke an update is saved.
     total_steps: of the whole run. speed: what it is measured by. weight_version: updates applied to the policy's
     weights, warm-up included.
@@ -92,6 +94,7 @@ class Trainer:
     routing: RoutingTransfer | None
     failures_dir: Path
     total_steps: int
+    feed: FedRollouts | None = None
     speed: Speed = field(default_factory=Speed)
     timers: Timers = field(default_factory=Timers)
     swap: Swap = field(default_factory=lambda: Swap(SwapSection(), None))
@@ -145,6 +148,7 @@ class Trainer:
             "training/updates": self.backend.updates,
             "training/global_step": step,
         }
+        metrics |= self.schedule_metrics(samples, metrics["timing_s/step"])
         metrics = finite_metrics(metrics, num_skipped=results.count(None))
         self.adapt_kl_coefficient(metrics)
         return StepResult(step=step, metrics=metrics, groups=estimated.groups)
@@ -174,9 +178,8 @@ class Trainer:
         self, num_prompts: int, *, step: int, draw: int
     ) -> tuple[list[SampledGroup], RolloutCounters]:
         """One rollout of the next prompts. draw: number of the rollout in the step."""
-        prompts = [self.train_set[index] for index in self.stream.take(num_prompts)]
         with self.timers("gen"), self.swap.phase(Phase.ROLLOUT):
-            rollout, greedy = self.generate(prompts, step=step, draw=draw)
+            prompts, rollout, greedy = self.generate(num_prompts, step=step, draw=draw)
             if not self.algorithm.filter_groups.refill:  # with it the next phase may be another rollout
                 self.swap.prefetch(Phase.SCORE)
         with self.timers("reward"):
@@ -190,23 +193,17 @@ class Trainer:
         ]
         return sampled, rollout.counters
 
-    def generate(self, prompts: Sequence[Prompt], *, step: int, draw: int = 0) -> tuple[Rollout, Rollout | None]:
-        """Sampled responses and, where the advantage needs them, greedy ones."""
-        settings = self.sampling_settings(step, draw)
+    def generate(self, num_prompts: int, *, step: int, draw: int) -> tuple[list[Prompt], Rollout, Rollout | None]:
+        """The next prompts, sampled responses and, where the advantage needs them, greedy ones."""
+        if self.feed is not None:
+            return *self.feed.draw(num_prompts, step=step), None
+        prompts = [self.train_set[index] for index in self.stream.take(num_prompts)]
+        settings = training_sampling(self.rollout, self.seed, step=step, draw=draw)
         rollout = self.engine.generate(prompts, settings, weight_version=self.weight_version)
         if not self.needs_greedy:
-            return rollout, None
+            return prompts, rollout, None
         settings = replace(settings, num_samples=1, temperature=0.0)
-        return rollout, self.engine.generate(prompts, settings, weight_version=self.weight_version)
-
-    def sampling_settings(self, step: int, draw: int = 0) -> SamplingSettings:
-        """How the training responses of a draw are sampled."""
-        return SamplingSettings(
-            num_samples=self.rollout.num_generations,
-            temperature=self.rollout.temperature,
-            max_new_tokens=self.rollout.max_new_tokens,
-            stream=RandomStream(seed=self.seed, purpose=Purpose.TRAINING, step=step, draw=draw),
-        )
+        return prompts, rollout, self.engine.generate(prompts, settings, weight_version=self.weight_version)
 
     # ---- rows, log-probs, advantages
 
@@ -308,14 +305,24 @@ class Trainer:
     def _check_first_update(self, batches: Sequence, result: UpdateResult, step: int) -> None:
         settings, temperature = self.settings, self.rollout.temperature
         if self.algorithm.old_log_probs == "sampler":
-            check_mismatch(batches, result, step, limit=settings.max_rollout_mismatch, temperature=temperature)
+            if self.feed is None or settings.max_staleness == 0:  # earlier weights drew with other log-probs
+                check_mismatch(batches, result, step, limit=settings.max_rollout_mismatch, temperature=temperature)
         else:
             check_ratio(result, step, limit=settings.max_ratio_error, temperature=temperature)
 
     def load_engine_weights(self) -> None:
         """Let the engine generate with the policy's present weights."""
         with self.swap.phase(Phase.RESHARD):
-            self.engine.load_weights(self.weight_version)
+            (self.feed or self.engine).load_weights(self.weight_version)
+
+    def schedule_metrics(self, samples: StepSamples, seconds: float) -> dict[str, float]:
+        """How old the trained responses were, and who waited in a step of so many seconds; nothing with
+        trainer.schedule=sync."""
+        if self.feed is None:
+            return {}
+        selection = samples.selection
+        trained = selection.trained(0, len(selection.responses))
+        return self.feed.metrics([selection.responses[number] for number in trained], seconds=seconds)
 
     def adapt_kl_coefficient(self, metrics: Mapping[str, float]) -> None:
         """Let the coefficient of the next step answer to the KL of this one."""

@@ -1,0 +1,96 @@
+"""Weights on their way to processes that generate: a folder in Hugging Face layout, which any server reads, and a list
+of what is in it, by which ours prove that what they hold is what was handed over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindgspo.config import ModelSection
+from mindgspo.errors import WeightsError
+from mindgspo.io import make_folder, publish_folder, read_json, remove_folder, temporary_path, write_file
+from mindgspo.models.huggingface_config import huggingface_config
+from mindgspo.rollout.sizes import generating_type
+from mindgspo.tensor_files import (
+    FILE_DTYPES,
+    SINGLE_FILE,
+    TensorInfo,
+    TensorSource,
+    info_of,
+    library_order,
+    open_tensors,
+    rounded,
+    write_tensors,
+)
+
+MANIFEST = "weights.json"
+
+
+def write_weights(folder: Path, tensors: Mapping[str, np.ndarray], model: ModelSection, version: int) -> None:
+    """Publish `folder`, whole or not at all. tensors: float32, under Hugging Face names; they are rounded to the types
+    that a model which generates holds. Nothing is flushed to the disk: a folder does not outlive its hand-over."""
+    targets = {name: FILE_DTYPES[generating_type(name, model.dtype)] for name in tensors}
+    infos = library_order(
+        {name: TensorInfo(dtype=targets[name], shape=tensor.shape) for name, tensor in tensors.items()}
+    )
+    filled = temporary_path(folder)
+    remove_folder(filled)
+    make_folder(filled)
+    path, digests = filled / SINGLE_FILE, {}
+
+    def parts() -> Iterator[tuple[str, np.ndarray]]:
+        for name in infos:
+            source = info_of(tensors[name]).dtype
+            bits = rounded(tensors[name], source=source, target=targets[name], name=name, path=path)
+            digests[name] = _digest(bits)
+            yield name, bits
+
+    write_tensors(path, infos, parts(), metadata={"format": "pt"}, sync=False)
+    config = huggingface_config(model, eos_ids=(), pad_id=0)
+    write_file(filled / "config.json", json.dumps(config).encode(), sync=False)
+    write_file(filled / MANIFEST, json.dumps({"version": version, "sha256": digests}).encode(), sync=False)
+    publish_folder(filled, folder)
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """An open folder. tensors: to be read by need. digests: SHA-256 of each, in hexadecimal digits."""
+
+    version: int
+    tensors: TensorSource
+    digests: Mapping[str, str]
+
+    def verify(self, name: str) -> None:
+        """Compare a tensor's bits with those that were handed over. Raises WeightsError."""
+        found = _digest(self.tensors.read(name))
+        if found != self.digests[name]:
+            raise WeightsError(
+                f"{self.tensors.path}: {name} has SHA-256 {found[:12]}..., {self.digests[name][:12]}... was handed "
+                "over; look at the storage that trainer and servers share"
+            )
+
+
+@contextmanager
+def open_weights(folder: Path) -> Iterator[HandedOver]:
+    """The folder that `write_weights` made. Raises WeightsError."""
+    try:
+        manifest: Any = read_json(folder / MANIFEST)
+        version, digests = int(manifest["version"]), {str(k): str(v) for k, v in manifest["sha256"].items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise WeightsError(f"{folder / MANIFEST}: cannot be read as what trainers hand over ({error})") from error
+    with open_tensors(folder) as tensors:
+        if missing := digests.keys() ^ tensors.tensors.keys():
+            raise WeightsError(f"{folder}: {sorted(missing)[0]} is in {MANIFEST} or in the tensor file, not in both")
+        yield HandedOver(version, tensors, digests)
+
+
+def _digest(bits: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(bits).reshape(-1).view(np.uint8)).hexdigest()

@@ -1,0 +1,264 @@
+"""The queue of prompts whose responses are generated while a step trains, between a service and the trainer.
+
+The age of a token is the number of steps between the weights that drew it and those that a step begins with; a group is
+as old as its oldest token. A group that no step has trained when it would become older than `max_staleness` was passed
+over too often, which the choice of each step's groups rules out: see `Feed._choice`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindgspo.parallel import heartbeat
+from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
+from mindgspo.rollout.service import Answer, CompletionService, Request
+from mindgspo.tensor_files import TensorSource
+from mindgspo.trainer.drafts import Draft, DraftGroup, arrays_of, describe, restore
+from mindgspo.types import Prompt, Response
+
+
+@dataclass(slots=True, kw_only=True)
+class _Account:
+    """Since the last step's metrics. waiting, taken, drawn, expired: groups, the first at its begin. waited_s: seconds
+    in which the trainer waited. began: time of its begin. idle_before: the service's idle seconds until then."""
+
+    waiting: int
+    began: float
+    idle_before: float
+    taken: int = 0
+    drawn: int = 0
+    expired: int = 0
+    waited_s: float = 0.0
+
+
+class Feed:
+    """Asks a service for responses ahead of the steps that train them; stateful.
+
+    take_prompts: the next ones, in the order of training. sampling: of every training response; its step and draw are
+    replaced. batch_size: prompts of a step. max_staleness: steps by which a token may be behind; so many batches are
+    asked for ahead. is_strict: a step trains the prompts that were taken first, and new weights wait until everything
+    that runs has ended (one step off); else it trains those that have ended first, as far as none becomes too old, and
+    what runs goes on with new weights (bounded). total_steps: of the run; nothing is asked for beyond it. clock:
+    seconds from an arbitrary origin.
+    """
+
+    def __init__(
+        self,
+        service: CompletionService,
+        take_prompts: Callable[[int], list[Prompt]],
+        sampling: SamplingSettings,
+        *,
+        batch_size: int,
+        max_staleness: int,
+        is_strict: bool,
+        total_steps: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._service, self._take_prompts, self._sampling = service, take_prompts, sampling
+        self._batch_size, self._max_staleness, self._is_strict = batch_size, max_staleness, is_strict
+        self._total_steps, self._clock = total_steps, clock
+        self._groups: list[DraftGroup] = []  # in the order in which their prompts were taken
+        self._running: dict[int, tuple[DraftGroup, tuple[int, ...]]] = {}
+        self._next_number = 0
+        self._step, self._takes = 0, 0  # the step that draws, and how often it has taken prompts
+        self._steps_of: dict[int, int] = {}  # steps before the weights of a version
+        self._version = 0
+        self._account = self._new_account()
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def draw(self, num_prompts: int, *, step: int) -> list[DraftGroup]:
+        """As many complete groups for step `step`, in the order in which their prompts were taken; waits for them."""
+        if step != self._step:
+            self._step, self._takes = step, 0
+        self._drop_expired()
+        self._fill(num_prompts)
+        while (chosen := self._choice(num_prompts)) is None:
+            self._absorb(self._waited(self._service.wait))
+        self._groups = [group for group in self._groups if group not in chosen]
+        self._account.drawn += len(chosen)
+        return chosen
+
+    def hand_over(self, folder: Path, version: int) -> None:
+        """Let the service go on with the weights in `folder`, those after the step that drew last."""
+        if self._is_strict:
+            while self._running:
+                self._absorb(self._waited(self._service.wait))
+        else:
+            self._cut()
+        self._service.load_weights(folder, version)
+        self._version = version
+        self._steps_of[version] = self._step
+        oldest = self._step - self._max_staleness - 1
+        self._steps_of = {key: steps for key, steps in self._steps_of.items() if steps >= oldest}
+        self._submit(self._groups)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, nothing of the feed's runs; behind it everything goes on where it was."""
+        self._cut()
+        yield
+        self._submit(self._groups)
+
+    def metrics(self, trained: Sequence[Response], *, seconds: float) -> dict[str, float]:
+        """Of the step that drew last. trained: its responses. seconds: it took, from draw to hand-over."""
+        account, self._account = self._account, self._new_account()
+        assert account.waiting + account.taken == account.drawn + account.expired + len(self._groups), account
+        samples = self._sampling.num_samples
+        idle, elapsed = self._account.idle_before - account.idle_before, self._account.began - account.began
+        metrics = {
+            "samples/begun": account.taken * samples,
+            "samples/waiting": len(self._groups) * samples,
+            "schedule/queue": sum(group.is_complete for group in self._groups),
+            "schedule/running": sum(not group.is_complete for group in self._groups),
+            "schedule/trainer_idle_share": account.waited_s / seconds,
+            "schedule/rollout_idle_share": idle / elapsed if elapsed else 0.0,
+        }
+        if account.expired:
+            metrics["samples/expired"] = account.expired * samples
+        return metrics | self._staleness(trained)
+
+    def state(self) -> dict[str, Any]:
+        """See `Stateful`. What runs is saved as far as it is known here, and goes on from there."""
+        return {
+            "step": self._step,
+            "steps_of": [[version, steps] for version, steps in self._steps_of.items()],
+            "groups": describe(self._groups),
+        }
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Tokens of the waiting responses, whole and in part."""
+        return arrays_of(self._groups, with_routing=True)
+
+    def load(self, state: Mapping[str, Any], arrays: TensorSource, prompts: Sequence[Prompt]) -> None:
+        """Continue from what `state` and `arrays` returned; generation goes on with the next hand-over."""
+        assert not self._running, "the feed is in use"
+        self._step, self._takes = int(state["step"]), 0
+        self._steps_of = {int(version): int(steps) for version, steps in state["steps_of"]}
+        read = {name: arrays.read(name) for name in arrays.tensors}
+        self._groups = restore(state["groups"], read, stream=self._sampling.stream, prompts=prompts)
+        self._account = self._new_account()
+
+    def _new_account(self) -> _Account:
+        return _Account(waiting=len(self._groups), began=self._clock(), idle_before=self._service.idle_seconds())
+
+    def _fill(self, num_prompts: int) -> None:
+        """Take prompts until those of this draw are there, and those of the steps ahead."""
+        ahead = min(self._max_staleness, self._total_steps - self._step) * self._batch_size
+        missing = num_prompts + ahead - len(self._groups)
+        while missing > 0:
+            # One take holds no prompt twice, and has random numbers of its own.
+            prompts = self._take_prompts(min(missing, max(num_prompts, self._batch_size)))
+            missing -= len(prompts)
+            stream = RandomStream(
+                seed=self._sampling.stream.seed, purpose=Purpose.TRAINING, step=self._step, draw=self._takes
+            )
+            self._takes += 1
+            self._account.taken += len(prompts)
+            groups = [
+                DraftGroup(prompt=prompt, stream=stream, drafts=[Draft() for _ in range(self._sampling.num_samples)])
+                for prompt in prompts
+            ]
+            self._groups += groups
+            self._submit(groups)
+
+    def _choice(self, num_prompts: int) -> list[DraftGroup] | None:
+        """The groups of a draw, None while they are not there.
+
+        Strict: the first. Else the complete groups that are due first; but where passing over the others would leave
+        more of them due in some later step than it can train, those are waited for. The rest, by the step in which they
+        are due: number i is trained i // batch_size steps after the next one at the latest.
+        """
+        if self._is_strict:
+            chosen = self._groups[:num_prompts]
+            return chosen if all(group.is_complete for group in chosen) else None
+        by_due = sorted(self._groups, key=self._due)
+        chosen = [group for group in by_due if group.is_complete][:num_prompts]
+        rest = [group for group in by_due if group not in chosen]
+        if len(chosen) < num_prompts:
+            return None
+        fits = all(self._due(group) > self._step + i // self._batch_size for i, group in enumerate(rest))
+        if not fits and not all(group.is_complete for group in rest):
+            return None
+        return [group for group in self._groups if group in chosen]
+
+    def _due(self, group: DraftGroup) -> int:
+        """The last step that may train a group."""
+        oldest = group.oldest_version
+        steps = self._steps_of[self._version if oldest is None else oldest]
+        return steps + self._max_staleness + 1
+
+    def _drop_expired(self) -> None:
+        """Where steps train fewer groups than a batch, some may have become too old."""
+        kept = [group for group in self._groups if self._due(group) >= self._step]
+        self._account.expired += len(self._groups) - len(kept)
+        self._groups = kept
+
+    def _submit(self, groups: Sequence[DraftGroup]) -> None:
+        """Ask for what is missing of these: one request for all responses of a group that have no token yet, one for
+        each that goes on."""
+        requests = []
+        for group in groups:
+            open_samples = [number for number, draft in enumerate(group.drafts) if draft.finish_reason is None]
+            fresh = tuple(number for number in open_samples if not group.drafts[number].ids.size)
+            begun = [(number,) for number in open_samples if group.drafts[number].ids.size]
+            for samples in ([fresh] if fresh else []) + begun:
+                requests.append(self._request(group, samples))
+                self._running[requests[-1].number] = (group, samples)
+        self._service.submit(requests)
+
+    def _request(self, group: DraftGroup, samples: tuple[int, ...]) -> Request:
+        number, self._next_number = self._next_number, self._next_number + 1
+        sampling = self._sampling
+        settings = SamplingSettings(
+            num_samples=sampling.num_samples,
+            temperature=sampling.temperature,
+            max_new_tokens=sampling.max_new_tokens,
+            stream=group.stream,
+        )
+        prefix = group.drafts[samples[0]].ids
+        return Request(number=number, prompt=group.prompt, samples=samples, settings=settings, prefix=prefix)
+
+    def _cut(self) -> None:
+        if self._running:
+            self._absorb(self._waited(self._service.cut))
+            assert not self._running, f"{len(self._running)} requests run behind a cut"
+
+    def _absorb(self, answers: Sequence[Answer]) -> None:
+        for answer in answers:
+            group, samples = self._running.pop(answer.number)
+            for sample, piece in zip(samples, answer.pieces, strict=True):
+                group.drafts[sample].append(piece, answer.weight_version)
+            heartbeat.tick()
+
+    def _waited(self, answers: Callable[[], list[Answer]]) -> list[Answer]:
+        began = self._clock()
+        found = answers()
+        self._account.waited_s += self._clock() - began
+        return found
+
+    def _staleness(self, trained: Sequence[Response]) -> dict[str, float]:
+        """By how many steps the tokens of the step's responses were behind."""
+        if not trained:
+            return {}
+        behind = []
+        for response in trained:
+            versions = response.token_versions
+            if versions is None:
+                versions = np.full(response.length, response.weight_version)
+            steps = np.array([self._steps_of[version] for version in versions.tolist()])
+            behind.append(np.maximum(self._step - 1 - steps, 0))  # weights that no update has changed are as new
+        tokens = np.concatenate(behind)
+        return {
+            "staleness/token_mean": float(tokens.mean()),
+            "staleness/token_max": float(tokens.max()),
+            "staleness/mixed_share": sum(bool(one.min() < one.max()) for one in behind) / len(behind),
+        }

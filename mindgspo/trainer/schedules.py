@@ -1,0 +1,173 @@
+"""Schedules in which generation does not wait for training: the responses of a step come out of a `Feed`.
+
+    sync           draw(s)  train(s)  weights(s)   draw(s+1)  train(s+1)  ...
+    one_step_off   draw(s)  train(s)  weights(s)   ...        servers: responses of s+1, with the weights before s
+    bounded        draw(s)  train(s)  weights(s)   ...        servers: never stop; new weights between two tokens
+
+`Trainer.train_step` is the same page in all of them. Rank 0 has the feed, and tells the others what a step draws.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mindspore import nn
+
+from mindgspo.config import ExperimentConfig
+from mindgspo.data import PromptDataset, PromptStream
+from mindgspo.parallel import runtime
+from mindgspo.parallel.cluster import is_first
+from mindgspo.parallel.collectives import exchange
+from mindgspo.parallel.replicas import pack_arrays, unpack_arrays
+from mindgspo.parallel.swap.states import Holding
+from mindgspo.parallel.swap.swap import Swap
+from mindgspo.rollout.build import build_engine
+from mindgspo.rollout.protocol import Rollout, RolloutEngine, SamplingSettings, training_sampling
+from mindgspo.rollout.remote import ServedWeights, remote_engine
+from mindgspo.rollout.service import ServiceEngine, tokens_counted
+from mindgspo.tensor_files import TensorSource
+from mindgspo.tokenization import Tokenizer
+from mindgspo.trainer.drafts import DraftGroup, arrays_of, describe, restore
+from mindgspo.trainer.feed import Feed
+from mindgspo.types import Prompt, Response
+
+if TYPE_CHECKING:
+    from mindgspo.rollout.http_service import HTTPService
+
+
+class FedRollouts:
+    """What a trainer draws from instead of its engine; stateful. feed: of rank 0, None on the others. engine: stamps
+    the version that evaluations ask for. prompts: those of training, by index."""
+
+    def __init__(
+        self,
+        feed: Feed | None,
+        weights: ServedWeights,
+        engine: RolloutEngine,
+        prompts: Sequence[Prompt],
+        sampling: SamplingSettings,
+    ) -> None:
+        self._feed, self._weights, self._engine = feed, weights, engine
+        self._prompts, self._sampling = prompts, sampling
+
+    def draw(self, num_prompts: int, *, step: int) -> tuple[list[Prompt], Rollout]:
+        """The next prompts that step `step` trains, and their responses, on all ranks; routing stays on rank 0."""
+        groups = [] if self._feed is None else self._feed.draw(num_prompts, step=step)
+        if runtime.world_size() > 1:
+            message = b"" if self._feed is None else _message(groups)
+            (message,) = exchange(message, speakers=(0,))
+            if self._feed is None:
+                groups = self._told(message)
+        responses = tuple(group.responses(self._sampling.temperature) for group in groups)
+        return [group.prompt for group in groups], Rollout(responses=responses, counters=tokens_counted(responses))
+
+    def load_weights(self, version: int) -> None:
+        """Let generation go on with the trained weights."""
+        self._weights.hand_over(version, lambda folder, version: self._feed.hand_over(folder, version))
+        self._engine.load_weights(version)
+
+    def metrics(self, trained: Sequence[Response], *, seconds: float) -> dict[str, float]:
+        """See `Feed.metrics`; rank 0 has them."""
+        return {} if self._feed is None else self._feed.metrics(trained, seconds=seconds)
+
+    def state(self) -> dict[str, Any]:
+        """See `Stateful`; rank 0 has it."""
+        return {} if self._feed is None else self._feed.state()
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """See `Stateful`."""
+        return {} if self._feed is None else self._feed.arrays()
+
+    def load(self, state: Mapping[str, Any], arrays: TensorSource) -> None:
+        """See `Stateful`."""
+        if self._feed is not None:
+            self._feed.load(state, arrays, self._prompts)
+
+    def _told(self, message: bytes) -> list[DraftGroup]:
+        ((header, *arrays),) = unpack_arrays(message)
+        described = json.loads(header.tobytes())
+        tokens = dict(zip(described["names"], arrays, strict=True))
+        return restore(described["groups"], tokens, stream=self._sampling.stream, prompts=self._prompts)
+
+
+class EvaluationEngine:
+    """Implements `RolloutEngine` for evaluations: whatever the feed has running makes way."""
+
+    def __init__(self, engine: RolloutEngine, feed: Feed | None) -> None:
+        self._engine, self._feed = engine, feed
+
+    def load_weights(self, version: int) -> None:
+        """The trainer hands weights over."""
+        raise AssertionError("weights are handed over by the trainer")
+
+    def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, weight_version: int) -> Rollout:
+        """See `RolloutEngine`."""
+        with nullcontext() if self._feed is None else self._feed.paused():
+            return self._engine.generate(prompts, settings, weight_version=weight_version)
+
+
+def _message(groups: Sequence[DraftGroup]) -> bytes:
+    arrays = arrays_of(groups, with_routing=False)
+    header = json.dumps({"groups": describe(groups), "names": list(arrays)}).encode()
+    return pack_arrays([(np.frombuffer(header, np.uint8), *arrays.values())])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """engine: of the trainer. evaluation_engine: of evaluations. fed: what the trainer draws from where its schedule is
+    not sync. service: of rank 0, where servers generate."""
+
+    engine: RolloutEngine
+    evaluation_engine: RolloutEngine
+    fed: FedRollouts | None = None
+    service: HTTPService | None = None
+
+
+def build_generation(
+    config: ExperimentConfig,
+    model: nn.Cell,
+    tokenizer: Tokenizer,
+    swap: Swap,
+    train_set: PromptDataset,
+    stream: PromptStream,
+    total_steps: int,
+) -> Generation:
+    """Generation on the cards that train, or by servers. stream: the order in which `train_set` is trained."""
+    if not config.has_servers:
+        built = build_engine(config, model, tokenizer, swap)
+        swap.register(Holding.ROLLOUT_WEIGHTS, built.model.get_parameters())
+        swap.register(Holding.KV_CACHE, built.cache, keeps_content=False)
+        return Generation(engine=built.engine, evaluation_engine=built.engine)
+    from mindgspo.rollout.http_service import open_service  # the HTTP library is not needed otherwise
+
+    service = open_service(config, tokenizer) if is_first() else None
+    assert config.run_dir is not None, "config is not resolved"
+    folder = config.rollout.servers.weights_dir or config.run_dir / "rollout_weights"
+    weights = ServedWeights(model, config.model, folder.absolute())
+    told = None if service is None else ServiceEngine(service)
+    if config.trainer.schedule == "sync":
+        engine = remote_engine(told, lambda version: weights.hand_over(version, service.load_weights))
+        return Generation(engine=engine, evaluation_engine=engine, service=service)
+    sampling = training_sampling(config.rollout, config.seed, step=0)
+    engine, feed = remote_engine(told, lambda version: None), None
+    if service is not None:
+        feed = Feed(
+            service,
+            lambda number: [train_set[index] for index in stream.take(number)],
+            sampling,
+            batch_size=config.rollout.prompts_per_step,
+            max_staleness=config.staleness,
+            is_strict=config.trainer.schedule == "one_step_off",
+            total_steps=total_steps,
+        )
+    return Generation(
+        engine=engine,
+        evaluation_engine=EvaluationEngine(engine, feed),
+        fed=FedRollouts(feed, weights, engine, train_set, sampling),
+        service=service,
+    )

@@ -1,0 +1,133 @@
+"""Whole training steps whose responses come out of a feed, against the same steps with an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from timed_service import TimedService, VirtualClock
+
+from mindgspo.metrics import unknown_names
+
+
+class NoWeights:
+    """There is no model: the version is all that is handed over."""
+
+    def hand_over(self, version: int, load) -> None:
+        load(Path("weights"), version)
+
+
+@pytest.fixture
+def feed_it(load, prompts):
+    """feed_it(trainer, script, schedule, staleness): let its responses come from a service on a virtual clock."""
+
+    def change(trainer, script, schedule: str, staleness: int, **service):
+        from mindgspo.rollout.protocol import training_sampling
+        from mindgspo.rollout.service import ServiceEngine
+        from mindgspo.trainer.feed import Feed
+        from mindgspo.trainer.schedules import FedRollouts
+
+        clock = VirtualClock()
+        timed = TimedService(script, clock=clock, sleep=clock.sleep, **{"slots": 4, **service})
+        sampling = training_sampling(trainer.rollout, trainer.seed, step=0)
+        feed = Feed(
+            timed,
+            lambda number: [prompts[index] for index in trainer.stream.take(number)],
+            sampling,
+            batch_size=trainer.rollout.prompts_per_step,
+            max_staleness=staleness,
+            is_strict=schedule == "one_step_off",
+            total_steps=trainer.total_steps,
+            clock=clock,
+        )
+        trainer.feed = FedRollouts(feed, NoWeights(), ServiceEngine(timed), prompts, sampling)
+        trainer.settings = load(f"trainer.schedule={schedule}", f"trainer.max_staleness={staleness}").trainer
+        trainer.load_engine_weights()
+        return timed
+
+    return change
+
+
+def trained(trainer) -> list[tuple]:
+    """All that the update backend was given."""
+    return [
+        tuple(getattr(batch, name).tolist() for name in batch.__slots__ if getattr(batch, name) is not None
+              and isinstance(getattr(batch, name), np.ndarray))
+        for batches in trainer.backend.batches for batch in batches
+    ]  # fmt: skip
+
+
+REFILL = (
+    "algorithm.filter_groups.metric=reward", "algorithm.filter_groups.refill=true",
+    "algorithm.filter_groups.when_short=train",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", ["one_step_off", "bounded"])
+@pytest.mark.parametrize("overrides", [(), REFILL], ids=["plain", "refill"])
+def test_without_staleness_every_step_is_that_of_sync(make_trainer, feed_it, answer, schedule, overrides) -> None:
+    """Also where some prompts give no signal, and others are drawn in their place."""
+
+    def script(prompt, sample: int):
+        is_right = sample == 0 or prompt.index % 3 == 1
+        return answer(prompt.answer if is_right else "9" * (1 + prompt.index % 4))
+
+    found = []
+    for fed in (False, True):
+        trainer = make_trainer(script, *overrides)
+        trainer.weight_version = 0
+        if fed:
+            feed_it(trainer, script, schedule, 0, token_s=1.5)
+        else:
+            trainer.engine.load_weights(0)
+        results = [trainer.train_step(step) for step in (1, 2, 3)]
+        assert [unknown_names(result.metrics) for result in results] == [[], [], []]
+        indexes = [[group.prompt.index for group in result.groups] for result in results]
+        metrics = [
+            {
+                name: value
+                for name, value in result.metrics.items()
+                if name.startswith(("samples", "sampling", "critic"))
+            }
+            for result in results
+        ]
+        found.append(
+            (indexes, [{k: v for k, v in one.items() if k[8:] not in ("begun", "waiting")} for one in metrics])
+        )
+        # The fakes' log-probs differ (-1, minus the version), so the sampler's are left out.
+        found[-1] += ([batch[:8] for batch in trained(trainer)],)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("schedule", "behind", "drew"), [("one_step_off", [0, 1, 1], 2), ("bounded", [0, 1, 0], 4)])
+def test_one_step_behind(make_trainer, feed_it, one_of_two_right, schedule, behind, drew) -> None:
+    """Training takes no time on this clock: bounded cuts the third batch before its first token, so that the weights
+    after the second step draw all of it."""
+    trainer = make_trainer(one_of_two_right)
+    service = feed_it(trainer, one_of_two_right, schedule, 1, slots=100)
+    results = [trainer.train_step(step) for step in (1, 2, 3)]
+    assert [result.metrics["staleness/token_mean"] for result in results] == behind
+    assert [result.metrics["samples/waiting"] for result in results] == [8, 8, 0]
+    assert [result.metrics["samples/begun"] for result in results] == [16, 8, 0]
+    versions = [{response.weight_version for group in result.groups for response in group.responses}
+                for result in results]  # fmt: skip
+    assert service.loaded == [0, 2, 4, 6] and versions == [{0}, {0}, {drew}]
+    assert [unknown_names(result.metrics) for result in results] == [[], [], []]
+
+
+def test_an_evaluation_while_the_feed_runs(make_trainer, feed_it, one_of_two_right, prompts) -> None:
+    from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
+    from mindgspo.trainer.schedules import EvaluationEngine
+
+    trainer = make_trainer(one_of_two_right)
+    service = feed_it(trainer, one_of_two_right, "bounded", 1, slots=3, token_s=2.0)
+    trainer.train_step(1)
+    engine = EvaluationEngine(trainer.feed._engine, trainer.feed._feed)
+    stream = RandomStream(seed=1, purpose=Purpose.EVALUATION, step=1)
+    settings = SamplingSettings(num_samples=1, temperature=0.0, max_new_tokens=16, stream=stream)
+    rollout = engine.generate(prompts[:3], settings, weight_version=2)
+    assert [response.ids.tolist() for (response,) in rollout.responses] == [one_of_two_right(p, 0) for p in prompts[:3]]
+    result = trainer.train_step(2)
+    assert result.metrics["samples/trained"] == 8
+    assert any(request.prefix.size for request in service.submitted), "the feed had nothing running"
