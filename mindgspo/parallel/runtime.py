@@ -311,6 +311,15 @@ class LaunchOrders:
     is_terminal: bool
 
 
+# Where the servers are that the launcher has started, for its workers.
+ROLLOUT_SERVERS = "MINDGSPO_ROLLOUT_SERVERS"
+
+
+def rollout_servers() -> tuple[str, ...]:
+    """URLs of the servers that were started to generate for this run; none where nobody started any."""
+    return tuple(os.environ.get(ROLLOUT_SERVERS, "").split())
+
+
 _LAUNCH = "MINDGSPO_LAUNCH"
 # A collective on CPU gives up after 30 s by default, also when a rank merely compiles or evaluates for longer. Who
 # died is found out by the launcher at once, and who is slow is reported by its watch: both limits can be a day.
