@@ -23,7 +23,8 @@ from mindgspo.rollout.blocks import SCRATCH, BlockAllocator, num_blocks_for
 from mindgspo.rollout.cache import CopyBlocks, PagedCache
 from mindgspo.rollout.graphs import Collect, DecodeStep, PackedWeights, Prefill, TokenSampler
 from mindgspo.rollout.protocol import Cut, Purpose, Rollout, RolloutCounters, SamplingSettings
-from mindgspo.rollout.scheduler import DecodeRun, PrefillRow, Scheduler
+from mindgspo.rollout.scheduler import DecodeRun, EndedRequest, PrefillRow, Scheduler
+from mindgspo.rollout.service import Request, whole_responses
 from mindgspo.types import ExpertArray, Float32Array, Int32Array, Prompt, Response
 
 
@@ -96,47 +97,38 @@ class NativeEngine:
         assert settings.max_new_tokens <= self._max_new_tokens, settings
         fault = "rollout" if settings.stream.purpose is Purpose.TRAINING else "eval"
         faults.reach(f"{fault}.before")
-        allocator = BlockAllocator(self._cache.num_blocks)
-        scheduler = Scheduler(
-            prompts,
-            settings,
+        samples = tuple(range(settings.num_samples))
+        requests = [
+            Request(number=number, prompt=prompt, samples=samples, settings=settings)
+            for number, prompt in enumerate(prompts)
+        ]
+        decoding = self.begin(settings)
+        ended: dict[int, EndedRequest] = {}
+        for request in requests:
+            decoding.add(request)
+        while not decoding.done:
+            decoding.look()
+            ended |= {one.request.number: one for one in decoding.ended()}
+            faults.reach(f"{fault}.inside")
+        in_order = [ended[request.number] for request in requests]
+        responses = tuple(whole_responses(one.request, one.pieces, weight_version) for one in in_order)
+        seconds = np.array([one.seconds for one in in_order])
+        return Rollout(responses=responses, counters=decoding.counters(**_extremes(seconds, prompts, responses)))
+
+    def begin(self, settings: SamplingSettings) -> Decoding:
+        """Nothing yet; requests whose settings differ from these in stream and length alone may be added. There is one
+        cache: another one may begin when this one is done."""
+        return Decoding(self, settings)
+
+    def _scheduler(self, allocator: BlockAllocator) -> Scheduler:
+        return Scheduler(
             num_slots=self._num_slots,
+            max_new_tokens=self._max_new_tokens,
             block=self._cache.block,
             most_blocks=self._cache.most_blocks,
             allocator=allocator,
             tokens_per_look=self._tokens_per_look,
             eos_ids=self._eos_ids,
-            weight_version=weight_version,
-        )
-        sampling = self._sampling(settings)
-        decode = self._decoder_of(settings)
-        is_recorded = self._records_experts and settings.stream.purpose is Purpose.TRAINING
-        steps = busy = prefilled = 0
-        while not scheduler.done:
-            scheduler.grow()
-            admissions = scheduler.admit()
-            prefilled += len(admissions.prefills)
-            routed = self._run_prompts(admissions.prefills)
-            if is_recorded:
-                scheduler.keep_routing(routed)
-            self._copy(admissions.copies)
-            run = scheduler.next_run()
-            busy += scheduler.take(*self._run_steps(run, decode, sampling, is_recorded=is_recorded))
-            steps += run.num_steps
-            faults.reach(f"{fault}.inside")
-        responses = scheduler.responses()
-        return Rollout(
-            responses=responses,
-            counters=RolloutCounters(
-                prefilled_prompts=prefilled,
-                decode_steps=steps,
-                busy_slot_steps=busy,
-                slot_steps=steps * self._num_slots,
-                generated_tokens=sum(response.length for group in responses for response in group),
-                preemptions=scheduler.preemptions,
-                most_blocks=allocator.most_in_use,
-                **_extremes(scheduler.seconds, prompts, responses),
-            ),
         )
 
     def _sampling(self, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
@@ -240,6 +232,51 @@ class NativeEngine:
             for some in _in_parts(copies, self._copy_width):
                 blocks = np.array(some, np.int32).T
                 self._copy_blocks(*(Tensor(np.ascontiguousarray(row)) for row in blocks))
+
+
+class Decoding:
+    """What an engine generates under one way of sampling; requests come and go."""
+
+    def __init__(self, engine: NativeEngine, settings: SamplingSettings) -> None:
+        self._engine, self._allocator = engine, BlockAllocator(engine._cache.num_blocks)
+        self._scheduler = engine._scheduler(self._allocator)
+        self._sampling, self._decoder = engine._sampling(settings), engine._decoder_of(settings)
+        self._is_recorded = engine._records_experts and settings.stream.purpose is Purpose.TRAINING
+        self._steps = self._busy = self._prefilled = self._tokens = 0
+        self.add, self.ended, self.cut = self._scheduler.add, self._scheduler.ended, self._scheduler.cut
+
+    @property
+    def done(self) -> bool:
+        """Nothing runs or waits."""
+        return self._scheduler.done
+
+    def look(self) -> None:
+        """Admit what there is room for, and decode up to the host's next look."""
+        engine, scheduler = self._engine, self._scheduler
+        scheduler.grow()
+        admissions = scheduler.admit()
+        self._prefilled += len(admissions.prefills)
+        routed = engine._run_prompts(admissions.prefills)
+        if self._is_recorded:
+            scheduler.keep_routing(routed)
+        engine._copy(admissions.copies)
+        run = scheduler.next_run()
+        drawn = engine._run_steps(run, self._decoder, self._sampling, is_recorded=self._is_recorded)
+        self._busy += scheduler.take(*drawn)
+        self._steps += run.num_steps
+
+    def counters(self, **extremes: int) -> RolloutCounters:
+        """Of all looks. extremes: of the responses, see `RolloutCounters`."""
+        return RolloutCounters(
+            prefilled_prompts=self._prefilled,
+            decode_steps=self._steps,
+            busy_slot_steps=self._busy,
+            slot_steps=self._steps * self._engine._num_slots,
+            generated_tokens=self._busy,
+            preemptions=self._scheduler.preemptions,
+            most_blocks=self._allocator.most_in_use,
+            **extremes,
+        )
 
 
 def _extremes(

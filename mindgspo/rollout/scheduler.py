@@ -1,11 +1,13 @@
-"""Which sequences are decoded, and which blocks of the cache they hold: bookkeeping in plain numpy, without MindSpore.
+"""Which sequences are decoded, and which blocks of the cache they hold: bookkeeping in plain numpy, no MindSpore.
 
 The engine calls `grow`, `admit`, `next_run` and `take` in turn until `done`; each turn is one look of the host.
+Requests may be added between two looks, and are given back by `ended` as soon as all their responses have ended.
 
-Sequences wait in one queue: prompt by prompt, sample by sample. One is admitted where a slot and enough blocks are
+Sequences wait in one queue: request by request, sample by sample. One is admitted where a slot and enough blocks are
 free; it gets more blocks as it grows. Where none is left, the sequence that was admitted last is pre-empted: its blocks
 are freed, and it waits at the front of the queue with the tokens that it has. Its prompt and tokens are then run once
-more, and since each token has a uniform of its own, it goes on as if nothing had happened.
+more, and since each token has a uniform of its own, it goes on as if nothing had happened. A request with a prefix is
+such a sequence from the start.
 
 A prompt is run once for all siblings that come while its blocks are held: they share its full blocks, and the rest of
 it is copied into a block of each sibling's own. The blocks are held until the last sibling has come, but no longer than
@@ -24,8 +26,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mindgspo.rollout.blocks import SCRATCH, BlockAllocator, num_blocks_for, num_shared_blocks
-from mindgspo.rollout.protocol import SamplingSettings
-from mindgspo.types import ExpertArray, FinishReason, Float32Array, Int32Array, Prompt, Response, Routing
+from mindgspo.rollout.service import Piece, Request
+from mindgspo.types import ExpertArray, FinishReason, Float32Array, Int32Array, Routing
 
 # Free blocks per active sequence without which no other is admitted. At published lengths (responses to 20k) 1 keeps
 # 4 % more sequences at work than 4, and runs four times as many tokens again behind pre-emptions; 8 keeps 7 % fewer.
@@ -34,12 +36,22 @@ _MARGIN = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillRow:
-    """Tokens to be run at once. prompt: number of the prompt that they begin with. ids: int32 [L]. cache_rows: int32
-    [L], where their keys and values go."""
+    """Tokens to be run at once. request: number of the one whose prompt they begin with. ids: int32 [L]. cache_rows:
+    int32 [L], where their keys and values go."""
 
-    prompt: int
+    request: int
     ids: Int32Array
     cache_rows: Int32Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedRequest:
+    """pieces: in the order of the request's samples. seconds: between each one's first admission and the look that
+    found its end, 0 where it was never admitted."""
+
+    request: Request
+    pieces: tuple[Piece, ...]
+    seconds: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,70 +84,128 @@ class DecodeRun:
         return len(self.positions_JS)
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Job:
+    """A request at work. number: of its first response among all that were added. next_place: of the sample that is
+    admitted next. held: blocks of the prompt while siblings are to come. prompt_experts: see `Routing.prompt_LX`."""
+
+    request: Request
+    number: int
+    next_place: int = 0
+    pieces: dict[int, Piece] = field(default_factory=dict)
+    starts: dict[int, float] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
+    held: list[int] | None = None
+    prompt_experts: ExpertArray | None = None
+
+    @property
+    def has_more(self) -> bool:
+        """Whether samples are still to be admitted."""
+        return self.next_place < len(self.request.samples)
+
+    @property
+    def prompt_length(self) -> int:
+        return int(self.request.prompt.ids.size)
+
+    @property
+    def limit(self) -> int:
+        """Most tokens of a response."""
+        return self.request.settings.max_new_tokens
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Waiting:
-    """A sequence in the queue. number: prompt * samples + sample. ids, logprobs: the tokens it has. experts: of what
+    """A sequence in the queue. place: of its sample in the request. ids, logprobs: the tokens it has. experts: of what
     each of them was drawn from, [L, X], where they are recorded."""
 
-    number: int
+    job: _Job
+    place: int
     ids: Int32Array
     logprobs: Float32Array
     experts: ExpertArray | None = None
 
 
 class Scheduler:
-    """The state of one call of `generate`.
+    """What one cache works on.
 
-    num_slots: most sequences decoded at once. block: tokens per block. most_blocks: of one sequence, the width P of the
-    block table. allocator: of a cache that holds one longest sequence at least. tokens_per_look: most decode steps of a
-    run. clock: seconds from an arbitrary origin.
+    num_slots: most sequences decoded at once. max_new_tokens: the most that any request asks for. block: tokens per
+    block. most_blocks: of one sequence, the width P of the block table. allocator: of a cache that holds one longest
+    sequence at least. tokens_per_look: most decode steps of a run. clock: seconds from an arbitrary origin.
     """
 
     def __init__(
         self,
-        prompts: Sequence[Prompt],
-        settings: SamplingSettings,
         *,
         num_slots: int,
+        max_new_tokens: int,
         block: int,
         most_blocks: int,
         allocator: BlockAllocator,
         tokens_per_look: int,
         eos_ids: Collection[int],
-        weight_version: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         assert allocator.num_in_use == 0 and most_blocks <= allocator.capacity, (most_blocks, allocator.capacity)
-        self._prompts, self._settings = prompts, settings
         self._block, self._allocator, self._tokens_per_look = block, allocator, tokens_per_look
-        self._eos_ids, self._weight_version = np.array(sorted(eos_ids), dtype=np.int32), weight_version
-        self._num_samples = len(prompts) * settings.num_samples
-        self._next_sample = 0
+        self._eos_ids, self._clock = np.array(sorted(eos_ids), dtype=np.int32), clock
+        self._num_added = 0
+        self._jobs: dict[int, _Job] = {}  # by number of the request, until all its responses have ended
+        self._queue: deque[_Job] = deque()  # those with samples to be admitted
         self._preempted: deque[_Waiting] = deque()
-        self._held: dict[int, list[int]] = {}  # blocks of prompts whose siblings have not all come
-        self._finished: dict[int, Response] = {}
-        self._clock, self._starts = clock, np.zeros(self._num_samples)
-        self.seconds = np.zeros(self._num_samples)
-        """Between each sample's first admission and the look that found its end, by prompt * samples + sample."""
+        self._ended: list[EndedRequest] = []
         self.preemptions = 0
         # By slot, the place of a sequence from its admission on; rows of the batch name slots, oldest first.
-        size = (num_slots, settings.max_new_tokens)
+        size = (num_slots, max_new_tokens)
         self._rows: list[int] = []
         self._free_slots = list(range(num_slots - 1, -1, -1))
-        self._numbers = np.full(num_slots, -1, np.int64)
-        self._prompt_lengths, self._lengths = np.zeros((2, num_slots), np.int64)
+        self._sequences: list[tuple[_Job, int] | None] = [None] * num_slots
+        self._prompt_lengths, self._lengths, self._limits = np.zeros((3, num_slots), np.int64)
         self._first_ids = np.zeros(num_slots, np.int32)  # the prompts' last tokens, which decoding is fed first
         self._ids, self._logprobs = np.zeros(size, np.int32), np.zeros(size, np.float32)
         self._experts: ExpertArray | None = None  # [slots, tokens, X], where they are recorded
-        self._prompt_experts: dict[int, ExpertArray] = {}
         self._uniforms = np.ones(size, np.float32)
         self._table = np.full((num_slots, most_blocks), SCRATCH, np.int32)
         self._num_blocks = np.zeros(num_slots, np.int64)
 
+    def add(self, request: Request) -> None:
+        """Let a request wait behind those that are here."""
+        assert request.number not in self._jobs, request.number
+        assert request.settings.max_new_tokens <= self._ids.shape[1], request.settings
+        job = _Job(request=request, number=self._num_added)
+        self._num_added += len(request.samples)
+        self._jobs[request.number] = job
+        self._queue.append(job)
+
+    def ended(self) -> list[EndedRequest]:
+        """Requests that have ended since the last call, in the order of their ends."""
+        found, self._ended = self._ended, []
+        return found
+
+    def cut(self) -> list[EndedRequest]:
+        """Those that have ended since the last call, and all others as far as they have come; nothing is left."""
+        for slot in list(self._rows):
+            job, place = self._sequence(slot)
+            length = int(self._lengths[slot])
+            experts = self._experts_of(slot)
+            piece = _piece(job, self._ids[slot, :length], self._logprobs[slot, :length], experts, None)
+            self._leave(slot)
+            self._end(job, place, piece)
+        for waiting in self._preempted:
+            piece = _piece(waiting.job, waiting.ids, waiting.logprobs, waiting.experts, None)
+            self._end(waiting.job, waiting.place, piece)
+        self._preempted.clear()
+        self._let_go_of_prompts()
+        for job in self._queue:
+            for place in range(job.next_place, len(job.request.samples)):
+                self._end(job, place, _piece(job, *_no_tokens(job), None, None))
+        self._queue.clear()
+        assert self.done and self._allocator.num_in_use == 0
+        return self.ended()
+
     @property
     def done(self) -> bool:
-        """Every sample has ended."""
-        return len(self._finished) == self._num_samples
+        """Every response has ended."""
+        return not self._jobs
 
     @property
     def num_active(self) -> int:
@@ -145,23 +215,26 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Sequences in the queue."""
-        return len(self._preempted) + self._num_samples - self._next_sample
+        return len(self._preempted) + sum(len(job.request.samples) - job.next_place for job in self._queue)
 
     def progress(self) -> list[tuple[int, int]]:
-        """Of each active sequence, in the order of the rows: its number (prompt * samples + sample) and its tokens."""
-        return [(int(self._numbers[slot]), int(self._lengths[slot])) for slot in self._rows]
+        """Of each active sequence, in the order of the rows: its number among all responses, and its tokens."""
+        found = []
+        for slot in self._rows:
+            job, place = self._sequence(slot)
+            found.append((job.number + place, int(self._lengths[slot])))
+        return found
 
     def grow(self) -> None:
         """Give active sequences the blocks of their next tokens, the oldest first, and pre-empt the youngest where
         none are left."""
         rows = np.array(self._rows, np.int64)
         for slot in rows[self._missing(rows) > 0].tolist():
-            if self._numbers[slot] < 0:
+            if self._sequences[slot] is None:
                 return  # it was pre-empted, and so were all that came later
             missing = int(self._missing(np.array([slot]))[0])
             while missing > self._allocator.num_free:
-                if self._held:
-                    self._let_go_of_prompts()
+                if self._let_go_of_prompts():
                     continue
                 youngest = self._rows[-1]
                 assert len(self._rows) > 1, "the cache does not hold one sequence"
@@ -174,13 +247,13 @@ class Scheduler:
         """Take sequences out of the queue while a slot and blocks are free. `_MARGIN` blocks are left for each of the
         others that may still grow."""
         admissions = Admissions()
-        finished_prompts: list[int] = []
+        finished_prompts: list[_Job] = []
         growth = self._growth(self._rows)
         while self._free_slots and (waiting := self._front()) is not None:
-            prompt = waiting.number // self._settings.num_samples
+            job = waiting.job
             fresh = waiting.ids.size == 0
-            held = self._held.get(prompt) if fresh else None
-            shared = self._shared_with(prompt, held)
+            held = job.held if fresh else None
+            shared = self._shared_with(job, held)
             # The rest of the prompt lies in the last block held; where nobody writes into it, it need not be copied.
             in_place = held is not None and len(held) > len(shared) and self._allocator.holders(held[-1]) == 1
             own = self._blocks_of(waiting) - len(shared) - in_place
@@ -197,23 +270,22 @@ class Scheduler:
                 admissions.prefills.append(self._prefill_row(waiting, blocks, len(shared)))
             elif len(held) > len(shared) and not in_place:
                 admissions.copies.append((held[-1], blocks[len(shared)]))
-            more_siblings = self._next_sample < (prompt + 1) * self._settings.num_samples
-            if fresh and held is None and more_siblings:
-                length = self._prompts[prompt].ids.size
+            if fresh and held is None and job.has_more:
                 # Nothing but its last token in the last block: each sibling writes that itself.
-                self._held[prompt] = self._allocator.share(blocks[: num_blocks_for(length - 1, self._block)])
-            elif held is not None and not more_siblings:
-                finished_prompts.append(prompt)
-        for prompt in finished_prompts:  # only now: their blocks are still to be copied
-            self._allocator.release(self._held.pop(prompt, []))
+                job.held = self._allocator.share(blocks[: num_blocks_for(job.prompt_length - 1, self._block)])
+            elif held is not None and not job.has_more:
+                finished_prompts.append(job)
+        for job in finished_prompts:  # only now: their blocks are still to be copied
+            self._allocator.release(job.held or [])
+            job.held = None
         return admissions
 
     def next_run(self) -> DecodeRun:
         """What the decode graph is fed up to the next look."""
         rows = np.array(self._rows, np.int64)
         assert rows.size, "nobody is active"
-        remaining = self._settings.max_new_tokens - self._lengths[rows]
-        num_steps, num_slots = min(self._tokens_per_look, int(remaining.max())), self._numbers.size
+        remaining = self._limits[rows] - self._lengths[rows]
+        num_steps, num_slots = min(self._tokens_per_look, int(remaining.max())), len(self._sequences)
         steps_J1 = np.arange(num_steps)[:, None]
         is_busy = steps_J1 < remaining
         first = self._prompt_lengths[rows] + self._lengths[rows] - 1
@@ -221,7 +293,7 @@ class Scheduler:
         table_SP = np.zeros((num_slots, self._table.shape[1]), np.int32)
         table_SP[: rows.size] = self._table[rows]
         cache_rows = self._cache_rows(table_SP[np.arange(rows.size), positions // self._block], positions)
-        columns = np.minimum(self._lengths[rows] + steps_J1, self._settings.max_new_tokens - 1)
+        columns = np.minimum(self._lengths[rows] + steps_J1, self._limits[rows] - 1)
         ids_S = np.zeros(num_slots, np.int32)
         ids_S[: rows.size] = self._last_ids(rows)
         shape = (num_steps, num_slots)
@@ -242,8 +314,10 @@ class Scheduler:
         """The experts of rows that were run, [L, X] each; those of a prompt's last token come with the first token that
         is drawn, and a prompt that is run again keeps what it had."""
         for row, experts_LX in recorded:
-            length = self._prompts[row.prompt].ids.size - 1
-            self._prompt_experts.setdefault(row.prompt, experts_LX[:length].copy())
+            job = self._jobs[row.request]
+            if job.prompt_experts is None:
+                length = job.prompt_length + job.request.prefix.size - 1
+                job.prompt_experts = experts_LX[:length].copy()
 
     def take(self, ids_JS: np.ndarray, logprobs_JS: np.ndarray, experts_JSX: ExpertArray | None = None) -> int:
         """Append the tokens of a run and end sequences; what lies behind an end is dropped. experts_JSX: of the tokens
@@ -251,7 +325,7 @@ class Scheduler:
         rows = np.array(self._rows, np.int64)
         ids, logprobs = ids_JS[:, : rows.size], logprobs_JS[:, : rows.size]
         steps_J1 = np.arange(len(ids))[:, None]
-        fits = steps_J1 < self._settings.max_new_tokens - self._lengths[rows]
+        fits = steps_J1 < self._limits[rows] - self._lengths[rows]
         is_eos = np.isin(ids, self._eos_ids) & fits
         behind_eos = np.cumsum(is_eos, axis=0) - is_eos > 0
         step, row = np.nonzero(fits & ~behind_eos)
@@ -263,74 +337,77 @@ class Scheduler:
             self._experts[slots, columns] = experts_JSX[step, row]
         self._lengths[rows] += np.bincount(row, minlength=rows.size)
         stopped = is_eos.any(axis=0)
-        full = self._lengths[rows] == self._settings.max_new_tokens
+        full = self._lengths[rows] == self._limits[rows]
         for slot, stop in zip(rows[stopped | full].tolist(), stopped[stopped | full], strict=True):
             self._finish(slot, FinishReason.STOP if stop else FinishReason.LENGTH)
         return step.size
 
-    def responses(self) -> tuple[tuple[Response, ...], ...]:
-        """All responses by prompt, then by sample index."""
-        assert self.done and self._allocator.num_in_use == 0
-        per_prompt = self._settings.num_samples
-        return tuple(
-            tuple(self._finished[prompt * per_prompt + sample] for sample in range(per_prompt))
-            for prompt in range(len(self._prompts))
-        )
+    def _sequence(self, slot: int) -> tuple[_Job, int]:
+        found = self._sequences[slot]
+        assert found is not None, slot
+        return found
 
     def _front(self) -> _Waiting | None:
         if self._preempted:
             return self._preempted[0]
-        if self._next_sample == self._num_samples:
+        if not self._queue:
             return None
-        return _Waiting(number=self._next_sample, ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32))
+        job = self._queue[0]
+        ids, logprobs = _no_tokens(job)
+        return _Waiting(job=job, place=job.next_place, ids=ids, logprobs=logprobs)
 
-    def _shared_with(self, prompt: int, held: list[int] | None) -> list[int]:
+    def _shared_with(self, job: _Job, held: list[int] | None) -> list[int]:
         """Full blocks of the prompt that hold it already: those held for it, or an active sibling's."""
-        count = num_shared_blocks(self._prompts[prompt].ids.size, self._block)
+        count = num_shared_blocks(job.prompt_length, self._block)
         if held is not None:
             return held[:count]
         for slot in self._rows:
-            if self._numbers[slot] // self._settings.num_samples == prompt:
+            if self._sequence(slot)[0] is job:
                 return self._table[slot, :count].tolist()
         return []
 
     def _blocks_of(self, waiting: _Waiting) -> int:
         """Blocks with which a sequence goes on up to the next look."""
-        length = self._prompts[waiting.number // self._settings.num_samples].ids.size
-        return int(self._needed(np.array([length]), np.array([waiting.ids.size]))[0])
+        lengths = (np.array([number]) for number in (waiting.job.prompt_length, waiting.ids.size, waiting.job.limit))
+        return int(self._needed(*lengths)[0])
 
-    def _needed(self, prompt_lengths: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    def _needed(self, prompt_lengths: np.ndarray, lengths: np.ndarray, limits: np.ndarray) -> np.ndarray:
         """Blocks of the columns that are written up to the next look."""
-        steps = np.minimum(self._tokens_per_look, self._settings.max_new_tokens - lengths)
+        steps = np.minimum(self._tokens_per_look, limits - lengths)
         return -(-(prompt_lengths + lengths + steps - 1) // self._block)
 
     def _missing(self, slots: np.ndarray) -> np.ndarray:
-        return self._needed(self._prompt_lengths[slots], self._lengths[slots]) - self._num_blocks[slots]
+        needed = self._needed(self._prompt_lengths[slots], self._lengths[slots], self._limits[slots])
+        return needed - self._num_blocks[slots]
 
     def _growth(self, slots: Sequence[int]) -> int:
         """Blocks that the sequences in these slots may soon need."""
         rows = np.array(slots, np.int64)
-        longest = self._prompt_lengths[rows] + self._settings.max_new_tokens - 1
+        longest = self._prompt_lengths[rows] + self._limits[rows] - 1
         return int(np.minimum(-(-longest // self._block) - self._num_blocks[rows], _MARGIN).sum())
 
     def _place(self, waiting: _Waiting, blocks: list[int]) -> None:
         """Put the sequence at the front of the queue into a free slot, the last row of the batch."""
+        job, place = waiting.job, waiting.place
         if self._preempted:
             self._preempted.popleft()
         else:
-            self._next_sample += 1
-            self._starts[waiting.number] = self._clock()
-        settings, slot, length = self._settings, self._free_slots.pop(), waiting.ids.size
-        position, sample = divmod(waiting.number, settings.num_samples)
-        prompt = self._prompts[position]
+            job.next_place += 1
+            if not job.has_more:
+                self._queue.popleft()
+            job.starts[place] = self._clock()
+        request, slot, length = job.request, self._free_slots.pop(), waiting.ids.size
         self._rows.append(slot)
-        self._numbers[slot], self._prompt_lengths[slot] = waiting.number, prompt.ids.size
-        self._lengths[slot], self._first_ids[slot] = length, prompt.ids[-1]
+        self._sequences[slot] = job, place
+        self._prompt_lengths[slot], self._limits[slot] = job.prompt_length, job.limit
+        self._lengths[slot], self._first_ids[slot] = length, request.prompt.ids[-1]
         self._ids[slot, :length], self._logprobs[slot, :length] = waiting.ids, waiting.logprobs
         if self._experts is not None and waiting.experts is not None:
             self._experts[slot, :length] = waiting.experts
-        if settings.temperature > 0:
-            self._uniforms[slot] = settings.stream.uniforms(prompt.index, sample, settings.max_new_tokens)
+        self._uniforms[slot] = 1.0
+        if request.settings.temperature > 0:
+            stream, sample = request.settings.stream, request.samples[place]
+            self._uniforms[slot, : job.limit] = stream.uniforms(request.prompt.index, sample, job.limit)
         self._give(slot, blocks)
 
     def _give(self, slot: int, blocks: list[int]) -> None:
@@ -340,12 +417,12 @@ class Scheduler:
 
     def _prefill_row(self, waiting: _Waiting, blocks: list[int], num_shared: int) -> PrefillRow:
         """Prompt and tokens; what shared blocks hold already is not written again."""
-        number = waiting.number // self._settings.num_samples
-        prompt = self._prompts[number]
-        ids = np.concatenate([prompt.ids, waiting.ids]).astype(np.int32)
+        request = waiting.job.request
+        ids = np.concatenate([request.prompt.ids, waiting.ids]).astype(np.int32)
         columns = np.arange(ids.size)
         targets = np.array([SCRATCH] * num_shared + blocks[num_shared:], np.int32)
-        return PrefillRow(prompt=number, ids=ids, cache_rows=self._cache_rows(targets[columns // self._block], columns))
+        cache_rows = self._cache_rows(targets[columns // self._block], columns)
+        return PrefillRow(request=request.number, ids=ids, cache_rows=cache_rows)
 
     def _cache_rows(self, blocks: np.ndarray, positions: np.ndarray) -> Int32Array:
         return (blocks * self._block + positions % self._block).astype(np.int32)
@@ -356,9 +433,11 @@ class Scheduler:
 
     def _preempt(self, slot: int) -> None:
         length = int(self._lengths[slot])
+        job, place = self._sequence(slot)
         self._preempted.appendleft(
             _Waiting(
-                number=int(self._numbers[slot]),
+                job=job,
+                place=place,
                 ids=self._ids[slot, :length].copy(),
                 logprobs=self._logprobs[slot, :length].copy(),
                 experts=self._experts_of(slot),
@@ -368,35 +447,58 @@ class Scheduler:
         self._leave(slot)
 
     def _finish(self, slot: int, reason: FinishReason) -> None:
-        number, length = int(self._numbers[slot]), int(self._lengths[slot])
-        prompt, sample = divmod(number, self._settings.num_samples)
-        self.seconds[number] = self._clock() - self._starts[number]
-        self._finished[number] = Response(
-            prompt_index=self._prompts[prompt].index,
-            sample_index=sample,
-            ids=self._ids[slot, :length].copy(),
-            logprobs=self._logprobs[slot, :length].copy(),
-            finish_reason=reason,
-            temperature=self._settings.temperature,
-            weight_version=self._weight_version,
-            routing=self._routing_of(slot, prompt),
-        )
+        job, place = self._sequence(slot)
+        length = int(self._lengths[slot])
+        job.seconds[place] = self._clock() - job.starts[place]
+        experts = self._experts_of(slot)
+        piece = _piece(job, self._ids[slot, :length], self._logprobs[slot, :length], experts, reason)
         self._leave(slot)
+        self._end(job, place, piece)
+
+    def _end(self, job: _Job, place: int, piece: Piece) -> None:
+        job.pieces[place] = piece
+        samples = job.request.samples
+        if len(job.pieces) == len(samples):
+            places = range(len(samples))
+            del self._jobs[job.request.number]
+            self._ended.append(
+                EndedRequest(
+                    request=job.request,
+                    pieces=tuple(job.pieces[place] for place in places),
+                    seconds=tuple(job.seconds.get(place, 0.0) for place in places),
+                )
+            )
 
     def _experts_of(self, slot: int) -> ExpertArray | None:
         return None if self._experts is None else self._experts[slot, : self._lengths[slot]].copy()
 
-    def _routing_of(self, slot: int, prompt: int) -> Routing | None:
-        experts_LX = self._experts_of(slot)
-        return None if experts_LX is None else Routing(prompt_LX=self._prompt_experts[prompt], response_LX=experts_LX)
-
     def _leave(self, slot: int) -> None:
         self._allocator.release(self._table[slot, : self._num_blocks[slot]].tolist())
-        self._table[slot], self._num_blocks[slot], self._numbers[slot] = SCRATCH, 0, -1
+        self._table[slot], self._num_blocks[slot], self._sequences[slot] = SCRATCH, 0, None
         self._rows.remove(slot)
         self._free_slots.append(slot)
 
-    def _let_go_of_prompts(self) -> None:
-        for blocks in self._held.values():
-            self._allocator.release(blocks)
-        self._held.clear()
+    def _let_go_of_prompts(self) -> bool:
+        """Release the blocks that are held for siblings to come; whether there were any."""
+        holding = [job for job in self._jobs.values() if job.held]
+        for job in holding:
+            self._allocator.release(job.held or [])
+            job.held = None
+        return bool(holding)
+
+
+def _no_tokens(job: _Job) -> tuple[Int32Array, Float32Array]:
+    """What a response begins with: its request's prefix, whose log-probs nobody reads."""
+    prefix = job.request.prefix
+    return prefix, np.zeros(prefix.size, np.float32)
+
+
+def _piece(
+    job: _Job, ids: Int32Array, logprobs: Float32Array, experts: ExpertArray | None, reason: FinishReason | None
+) -> Piece:
+    """What lies behind the prefix."""
+    start, routing = job.request.prefix.size, None
+    if experts is not None and ids.size > start:
+        assert job.prompt_experts is not None
+        routing = Routing(prompt_LX=job.prompt_experts, response_LX=experts[start:])
+    return Piece(ids=ids[start:].copy(), logprobs=logprobs[start:].copy(), finish_reason=reason, routing=routing)

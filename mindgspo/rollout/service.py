@@ -116,15 +116,17 @@ class ServiceEngine:
         answers: dict[int, Answer] = {}
         while len(answers) < len(requests):
             answers |= {answer.number: answer for answer in self._service.wait()}
-        responses = tuple(whole_responses(request, answers[request.number]) for request in requests)
+        responses = tuple(
+            whole_responses(request, answers[request.number].pieces, weight_version) for request in requests
+        )
         return Rollout(responses=responses, counters=tokens_counted(responses))
 
 
-def whole_responses(request: Request, answer: Answer) -> tuple[Response, ...]:
+def whole_responses(request: Request, pieces: Sequence[Piece], weight_version: int) -> tuple[Response, ...]:
     """Of a request without prefix that was not cut."""
-    assert not request.prefix.size and answer.number == request.number, (request.number, answer.number)
+    assert not request.prefix.size, request.number
     responses = []
-    for sample, piece in zip(request.samples, answer.pieces, strict=True):
+    for sample, piece in zip(request.samples, pieces, strict=True):
         assert piece.finish_reason is not None, f"request {request.number} was cut"
         responses.append(
             Response(
@@ -134,7 +136,7 @@ def whole_responses(request: Request, answer: Answer) -> tuple[Response, ...]:
                 logprobs=piece.logprobs,
                 finish_reason=piece.finish_reason,
                 temperature=request.settings.temperature,
-                weight_version=answer.weight_version,
+                weight_version=weight_version,
                 routing=piece.routing,
             )
         )

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from mindgspo.rollout.blocks import BlockAllocator, num_blocks_for
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
-from mindgspo.rollout.scheduler import Admissions, DecodeRun, Scheduler
+from mindgspo.rollout.scheduler import Admissions, DecodeRun, EndedRequest, Scheduler
+from mindgspo.rollout.service import Request
 from mindgspo.types import FinishReason, Prompt
 
 EOS = 99
@@ -33,24 +34,31 @@ def make_prompt(index: int, length: int) -> Prompt:
 def make_scheduler(
     prompts: list[Prompt], *, num_samples: int, num_slots: int, max_new_tokens: int, num_blocks: int | None = None,
     block: int = 4, tokens_per_look: int = 1, temperature: float = 1.0, clock: Callable[[], float] = time.perf_counter,
+    longest: int | None = None,
 ) -> tuple[Scheduler, BlockAllocator]:  # fmt: skip
-    most = num_blocks_for(max(prompt.ids.size for prompt in prompts) + max_new_tokens, block)
+    most = num_blocks_for(longest or max(prompt.ids.size for prompt in prompts) + max_new_tokens, block)
     allocator = BlockAllocator(num_slots * most + 1 if num_blocks is None else num_blocks)
     scheduler = Scheduler(
-        prompts,
-        SamplingSettings(
-            num_samples=num_samples, temperature=temperature, max_new_tokens=max_new_tokens, stream=STREAM
-        ),
         num_slots=num_slots,
+        max_new_tokens=max_new_tokens,
         block=block,
         most_blocks=most,
         allocator=allocator,
         tokens_per_look=tokens_per_look,
         eos_ids={EOS, 98},
-        weight_version=5,
         clock=clock,
     )
+    settings = SamplingSettings(
+        num_samples=num_samples, temperature=temperature, max_new_tokens=max_new_tokens, stream=STREAM
+    )
+    for number, prompt in enumerate(prompts):
+        scheduler.add(Request(number=number, prompt=prompt, samples=tuple(range(num_samples)), settings=settings))
     return scheduler, allocator
+
+
+def ended(scheduler: Scheduler) -> list[EndedRequest]:
+    """All requests, in order; they have ended since the last call."""
+    return sorted(scheduler.ended(), key=lambda one: one.request.number)
 
 
 @dataclass
@@ -162,13 +170,12 @@ def test_every_sample_ends_exactly_once_with_its_own_tokens(data: st.DataObject)
         assert scheduler.preemptions == 0 and model.prefills == num_prompts
         if tokens_per_look == 1:  # a slot waits for nobody: a greedy list schedule ends within the bound of Graham
             assert model.steps <= sum(lengths) / num_slots + max(lengths)
-    responses = scheduler.responses()
-    assert len(responses) == num_prompts
-    for p, siblings in enumerate(responses):
-        assert [response.sample_index for response in siblings] == list(range(num_samples))
-        for s, response in enumerate(siblings):
+    requests = ended(scheduler)
+    assert [one.request.prompt.index for one in requests] == [prompt.index for prompt in prompts]
+    for p, one in enumerate(requests):
+        assert len(one.pieces) == num_samples
+        for s, response in enumerate(one.pieces):
             tokens = planned(p, s)
-            assert response.prompt_index == prompts[p].index and response.weight_version == 5
             assert response.ids.tolist() == tokens
             assert response.logprobs.tolist() == [-float(token) for token in tokens]
             stopped = tokens[-1] in (EOS, EOS - 1)
@@ -214,14 +221,14 @@ def test_the_youngest_is_preempted_and_goes_on_with_its_tokens() -> None:
     model = FakeModel(prompts, lambda p, s: planned[p], 1, 12, 4)
     drive(scheduler, model)
     assert scheduler.preemptions == 1 and model.prefills == 3 and allocator.most_in_use == 6
-    assert [group[0].ids.tolist() for group in scheduler.responses()] == [planned[0], planned[1]]
+    assert [one.pieces[0].ids.tolist() for one in ended(scheduler)] == [planned[0], planned[1]]
 
 
 def test_an_eos_in_the_last_place_is_a_stop() -> None:
     prompts = [make_prompt(0, 1)]
     scheduler, _ = make_scheduler(prompts, num_samples=1, num_slots=1, max_new_tokens=1)
     drive(scheduler, FakeModel(prompts, lambda prompt, sample: [EOS], 1, 1, 4))
-    assert scheduler.responses()[0][0].finish_reason == FinishReason.STOP
+    assert ended(scheduler)[0].pieces[0].finish_reason == FinishReason.STOP
 
 
 def test_a_slot_is_filled_again_in_the_step_after_its_sample_ends() -> None:
@@ -232,7 +239,9 @@ def test_a_slot_is_filled_again_in_the_step_after_its_sample_ends() -> None:
     scheduler, _ = make_scheduler(prompts, num_samples=2, num_slots=2, max_new_tokens=7, clock=lambda: model.steps)
     drive(scheduler, model)
     assert (model.steps, sum(model.busy)) == (6, 12)
-    assert scheduler.seconds.tolist() == lengths, "waiting in the queue is not counted"
+    assert [seconds for one in ended(scheduler) for seconds in one.seconds] == lengths, (
+        "waiting in the queue is not counted"
+    )
 
 
 def test_a_pre_empted_samples_time_goes_on() -> None:
@@ -243,7 +252,7 @@ def test_a_pre_empted_samples_time_goes_on() -> None:
         prompts, num_samples=1, num_slots=2, max_new_tokens=24, num_blocks=30, block=1, clock=lambda: model.steps
     )
     drive(scheduler, model)
-    assert (scheduler.preemptions, scheduler.seconds.tolist()) == (1, [24, 34])
+    assert (scheduler.preemptions, [one.seconds[0] for one in ended(scheduler)]) == (1, [24, 34])
 
 
 def test_greedy_sampling_asks_for_no_random_numbers() -> None:
@@ -287,3 +296,76 @@ def test_two_and_a_half_times_as_many_sequences_as_with_whole_slots() -> None:
     assert np.mean(active) >= 2.5 * whole_slots
     # What pre-emptions cost: prompts and tokens that are run once more, cheaper by far than decoding them.
     assert recomputed < 0.15 * lengths.sum(), (recomputed, lengths.sum(), scheduler.preemptions)
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_requests_that_come_later_and_are_cut_go_on_where_they_were(data: st.DataObject) -> None:
+    """Cut at any look, any number of times, and asked for again with their tokens: each sample gets what it gets when
+    nobody cuts."""
+    num_samples, max_new_tokens, block = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9)), 3
+    prompts = [make_prompt(p, data.draw(st.integers(1, 7))) for p in range(data.draw(st.integers(1, 4)))]
+    looks = data.draw(st.lists(st.integers(0, 4), max_size=6))
+    tokens_per_look = data.draw(st.integers(1, 3))
+
+    def planned(prompt: int, sample: int) -> list[int]:
+        tokens = [
+            1 + (prompt * 31 + sample * 7 + t) % 90 for t in range(1 + (3 * prompt + 5 * sample) % max_new_tokens)
+        ]
+        return tokens if len(tokens) == max_new_tokens else [*tokens[:-1], EOS]
+
+    scheduler, allocator = make_scheduler(
+        prompts[:1], num_samples=num_samples, num_slots=3, max_new_tokens=max_new_tokens, block=block,
+        tokens_per_look=tokens_per_look,
+        num_blocks=1 + 2 * num_blocks_for(7 + max_new_tokens, block), longest=7 + max_new_tokens,
+    )  # fmt: skip
+    model = FakeModel(prompts, planned, num_samples, max_new_tokens, block)
+    drawn = {(p, s): [] for p in range(len(prompts)) for s in range(num_samples)}
+    ends: dict[tuple[int, int], FinishReason] = {}
+    sampling = SamplingSettings(
+        num_samples=num_samples, temperature=1.0, max_new_tokens=max_new_tokens, stream=STREAM
+    )  # fmt: skip
+    numbers = iter(range(100, 10_000))
+
+    def ask(prompt: int, samples: tuple[int, ...]) -> None:
+        prefix = np.array(drawn[prompt, samples[0]], np.int32)
+        scheduler.add(
+            Request(number=next(numbers), prompt=prompts[prompt], samples=samples, settings=sampling, prefix=prefix)
+        )
+
+    def note(requests: list[EndedRequest]) -> None:
+        for one in requests:
+            for sample, piece in zip(one.request.samples, one.pieces, strict=True):
+                key = one.request.prompt.index, sample
+                drawn[key] += piece.ids.tolist()
+                assert piece.logprobs.tolist() == [-float(token) for token in piece.ids]
+                if piece.finish_reason is not None:
+                    assert key not in ends
+                    ends[key] = piece.finish_reason
+
+    def look() -> None:
+        if not scheduler.done:
+            scheduler.grow()
+            model.admit(scheduler.admit())
+            scheduler.take(*model.run(scheduler.next_run()))
+            note(scheduler.ended())
+
+    look()
+    for prompt in range(1, len(prompts)):
+        ask(prompt, tuple(range(num_samples)))
+    for number in looks:
+        for _ in range(number):
+            look()
+        note(scheduler.cut())
+        assert allocator.num_in_use == 0
+        for prompt in range(len(prompts)):
+            rest = [sample for sample in range(num_samples) if (prompt, sample) not in ends]
+            fresh = tuple(sample for sample in rest if not drawn[prompt, sample])
+            for samples in [fresh] * bool(fresh) + [(sample,) for sample in rest if drawn[prompt, sample]]:
+                ask(prompt, samples)
+    for _ in range(1000):
+        look()
+    assert drawn == {key: planned(*key) for key in drawn}
+    assert {key: reason is FinishReason.STOP for key, reason in ends.items()} == {
+        key: tokens[-1] == EOS for key, tokens in drawn.items()
+    }
