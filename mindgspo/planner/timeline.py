@@ -1,0 +1,398 @@
+"""When each step of a schedule begins and ends: generation and training simulated, one ended response after the other.
+
+The queue is that of `trainer.feed`; what generates is a number of replicas, each with decode steps whose seconds are
+linear in what it decodes. Letters: P prompts, G responses per prompt.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import floor, inf, sqrt
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Schedule = Literal["sync", "one_step_off", "bounded"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Seconds that work takes.
+
+    decode_step: of one decode step of a replica; decode_sequence: more for each sequence in it; decode_context: more
+    for each token of their contexts. prefill_token: per token of a prompt, or of a response that goes on. train_step:
+    between the draw of a step's responses and new weights; train_token: more for each token of prompts and responses.
+    hand_over: until generation has the new weights.
+    """
+
+    decode_step: float
+    decode_sequence: float = 0.0
+    decode_context: float = 0.0
+    prefill_token: float = 0.0
+    train_step: float = 0.0
+    train_token: float = 0.0
+    hand_over: float = 0.0
+
+
+class Span(NamedTuple):
+    """A replica between two changes: seconds from the start, sequences that it runs or decodes, version of the
+    weights."""
+
+    begin: float
+    end: float
+    active: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """One step; seconds from the start of the run.
+
+    begin: it asks for responses. drawn: its responses are there. trained: its weights are. stopped: nothing runs any
+    more. end: generation has the weights. tokens: of its prompts and responses. busy: seconds in which a replica
+    worked, mean over the replicas. staleness_mean, staleness_max: steps by which the weights that drew its response
+    tokens were behind those that it began with.
+    """
+
+    step: int
+    begin: float
+    drawn: float
+    trained: float
+    stopped: float
+    end: float
+    tokens: int
+    busy: float
+    staleness_mean: float
+    staleness_max: int
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+    @property
+    def waiting(self) -> float:
+        """Seconds in which the trainer waited, for responses or for the end of those that new weights wait for."""
+        return self.drawn - self.begin + self.stopped - self.trained
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """steps: in their order. replicas: what each of them did."""
+
+    steps: tuple[StepTimes, ...]
+    replicas: tuple[tuple[Span, ...], ...]
+
+
+def simulate(
+    lengths_PG: NDArray[np.int64],
+    rates: Rates,
+    *,
+    schedule: Schedule,
+    prompts_per_step: int,
+    replicas: int,
+    slots: int,
+    steps: int,
+    max_staleness: int = 1,
+    prompt_tokens: int = 0,
+    is_dealt: bool = False,
+) -> Timeline:
+    """A run of so many steps.
+
+    lengths_PG: int64 [P, G], tokens of the responses in the order in which their prompts are drawn; the first prompts
+    come again behind the last. slots: sequences that a replica decodes at once. max_staleness: not read with sync; 0 or
+    1 with one_step_off. prompt_tokens: of each prompt; siblings share its prefill. is_dealt: each replica has an equal
+    part of the prompts, as those of one engine have; else a replica gets the next prompt as soon as it has a free slot.
+    """
+    assert lengths_PG.ndim == 2 and lengths_PG.size and lengths_PG.min() >= 1, lengths_PG.shape
+    assert min(prompts_per_step, replicas, slots, steps) >= 1 and max_staleness >= 0
+    generation = _Generation(rates, replicas, slots, prompt_tokens, is_dealt)
+    queue = _Queue(
+        lengths_PG, prompts_per_step, 0 if schedule == "sync" else max_staleness, schedule != "bounded", steps
+    )
+    done: list[StepTimes] = []
+    now = 0.0
+    for step in range(1, steps + 1):
+        begin, busy = now, generation.busy
+        generation.submit(queue.fill(step), now)
+        while (chosen := queue.choice(step)) is None:
+            now = generation.run_until_group()
+        tokens = sum(prompt_tokens * len(group.lengths) + sum(group.lengths) for group in chosen)
+        drawn, trained = now, now + rates.train_step + rates.train_token * tokens
+        stopped = trained
+        generation.run_until(trained)
+        if queue.is_strict:
+            stopped = max(trained, generation.run_until_all())
+        else:
+            generation.cut(trained)
+        now = stopped + rates.hand_over
+        behind = np.array([(step - 1 - version, count) for group in chosen for version, count in group.drawn.items()])
+        done.append(
+            StepTimes(
+                step=step,
+                begin=begin,
+                drawn=drawn,
+                trained=trained,
+                stopped=stopped,
+                end=now,
+                tokens=tokens,
+                busy=(generation.busy - busy) / replicas,
+                staleness_mean=float((behind[:, 0] * behind[:, 1]).sum() / behind[:, 1].sum()),
+                staleness_max=int(behind[:, 0].max()),
+            )
+        )
+        generation.version = queue.version = step
+        generation.submit([group for group in queue.groups if group.num_open], now)
+    return Timeline(steps=tuple(done), replicas=tuple(tuple(each.spans) for each in generation.replicas))
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """lengths, tokens: of each response in the end, and so far. num_open: responses that have not ended. drawn: tokens
+    by the version of the weights that drew them."""
+
+    lengths: list[int]
+    tokens: list[int]
+    num_open: int
+    drawn: dict[int, int] = field(default_factory=dict)
+
+    def add(self, sample: int, count: int, version: int) -> None:
+        """So many more tokens of a response."""
+        if count:
+            self.tokens[sample] += count
+            self.drawn[version] = self.drawn.get(version, 0) + count
+            self.num_open -= self.tokens[sample] == self.lengths[sample]
+
+
+class _Queue:
+    """The prompts that wait, and the choice among them: as `trainer.feed.Feed` has them."""
+
+    def __init__(
+        self, lengths_PG: NDArray[np.int64], batch_size: int, max_staleness: int, is_strict: bool, total_steps: int
+    ) -> None:
+        self._lengths_PG, self._batch_size, self._max_staleness = lengths_PG, batch_size, max_staleness
+        self.is_strict, self._total_steps = is_strict, total_steps
+        self._taken = 0
+        self.version = 0
+        self.groups: list[_Group] = []  # in the order in which their prompts were taken
+
+    def fill(self, step: int) -> list[_Group]:
+        """Take prompts until those of this step and of the steps ahead are there; returns the new ones."""
+        ahead = min(self._max_staleness, self._total_steps - step)
+        missing = (1 + ahead) * self._batch_size - len(self.groups)
+        rows = [(self._taken + i) % len(self._lengths_PG) for i in range(missing)]
+        self._taken += missing
+        new = [_Group(row, [0] * len(row), len(row)) for row in self._lengths_PG[rows].tolist()]
+        self.groups += new
+        return new
+
+    def choice(self, step: int) -> list[_Group] | None:
+        """The groups that the step trains, which leave the queue; None while they are not there."""
+        size = self._batch_size
+        if self.is_strict:
+            chosen = self.groups[:size]
+            if any(group.num_open for group in chosen):
+                return None
+            self.groups = self.groups[size:]
+            return chosen
+        by_due = sorted(self.groups, key=self._due)
+        chosen = [group for group in by_due if not group.num_open][:size]
+        if len(chosen) < size:
+            return None
+        taken = set(map(id, chosen))
+        rest = [group for group in by_due if id(group) not in taken]
+        if not all(self._due(group) > step + i // size for i, group in enumerate(rest)):
+            return None
+        self.groups = [group for group in self.groups if id(group) not in taken]
+        return chosen
+
+    def _due(self, group: _Group) -> int:
+        """The last step that may train it."""
+        return min(group.drawn, default=self.version) + self._max_staleness + 1
+
+
+class _Request(NamedTuple):
+    """Responses that go to one replica: all that have no token yet, or one that goes on."""
+
+    group: _Group
+    samples: tuple[int, ...]
+
+
+def _requests(group: _Group) -> Iterator[_Request]:
+    fresh = tuple(sample for sample, tokens in enumerate(group.tokens) if not tokens)
+    if fresh:
+        yield _Request(group, fresh)
+    for sample, (tokens, length) in enumerate(zip(group.tokens, group.lengths, strict=True)):
+        if 0 < tokens < length:
+            yield _Request(group, (sample,))
+
+
+class _Sequence(NamedTuple):
+    """One response in a replica. since: decode steps of the replica before it came."""
+
+    group: _Group
+    sample: int
+    since: int
+
+
+class _Replica:
+    """Decodes up to `slots` sequences; nothing changes between two ends but the number of steps."""
+
+    def __init__(self, rates: Rates, slots: int, prompt_tokens: int) -> None:
+        self._rates, self._slots, self._prompt_tokens = rates, slots, prompt_tokens
+        self._ends: list[tuple[int, int, _Sequence]] = []  # a heap by the step in which each ends
+        self._waiting: deque[tuple[_Group, int, int]] = deque()
+        self._clock, self._steps, self._context, self._serial = 0.0, 0, 0, 0
+        self.busy = 0.0
+        self.spans: list[Span] = []
+        self.next_end = inf
+
+    @property
+    def outstanding(self) -> int:
+        return len(self._ends) + len(self._waiting)
+
+    def ask(self, request: _Request) -> None:
+        """Its responses share the prompt's prefill."""
+        for number, sample in enumerate(request.samples):
+            prefill = 0 if number else self._prompt_tokens + request.group.tokens[sample]
+            self._waiting.append((request.group, sample, prefill))
+
+    def admit(self, now: float, version: int) -> None:
+        """Take waiting sequences into free slots, and run them through the model up to their last token."""
+        if not self._ends:
+            self._clock = max(self._clock, now)
+        begin, prefilled = self._clock, 0
+        while self._waiting and len(self._ends) < self._slots:
+            group, sample, prefill = self._waiting.popleft()
+            prefilled += prefill
+            self._serial += 1
+            sequence = _Sequence(group, sample, self._steps)
+            left = group.lengths[sample] - group.tokens[sample]
+            heapq.heappush(self._ends, (self._steps + left, self._serial, sequence))
+            self._context += self._prompt_tokens + group.tokens[sample]
+        self._pass(begin + prefilled * self._rates.prefill_token, version)
+        self.next_end = self._clock + self._seconds(self._ends[0][0] - self._steps) if self._ends else inf
+
+    def end_next(self, version: int) -> bool:
+        """Run until the next sequences end; whether a group is complete with them."""
+        self._run(self._ends[0][0] - self._steps, self.next_end, version)
+        has_completed = False
+        while self._ends and self._ends[0][0] == self._steps:
+            _, _, sequence = heapq.heappop(self._ends)
+            self._leave(sequence, version)
+            has_completed |= not sequence.group.num_open
+        return has_completed
+
+    def cut(self, now: float, version: int) -> None:
+        """Stop; the decode step that runs is lost."""
+        if self._ends:
+            self._run(self._steps_within(now - self._clock), max(now, self._clock), version)
+            for _, _, sequence in self._ends:
+                self._leave(sequence, version)
+        self._ends, self._context, self.next_end = [], 0, inf
+        self._waiting.clear()
+
+    def _leave(self, sequence: _Sequence, version: int) -> None:
+        count = self._steps - sequence.since
+        sequence.group.add(sequence.sample, count, version)
+        self._context -= self._prompt_tokens + sequence.group.tokens[sequence.sample]
+
+    def _run(self, steps: int, until: float, version: int) -> None:
+        self._steps += steps
+        self._context += steps * len(self._ends)
+        self._pass(until, version)
+
+    def _pass(self, until: float, version: int) -> None:
+        if until > self._clock:
+            self.busy += until - self._clock
+            self.spans.append(Span(self._clock, until, len(self._ends), version))
+            self._clock = until
+
+    def _seconds(self, steps: int) -> float:
+        """Of so many decode steps of the present sequences, whose contexts grow."""
+        rates, active = self._rates, len(self._ends)
+        contexts = steps * self._context + active * steps * (steps - 1) / 2
+        return steps * (rates.decode_step + active * rates.decode_sequence) + rates.decode_context * contexts
+
+    def _steps_within(self, seconds: float) -> int:
+        """Whole decode steps; fewer than the next end needs."""
+        rates, active = self._rates, len(self._ends)
+        most = self._ends[0][0] - self._steps - 1
+        if seconds <= 0:
+            return 0
+        growth = rates.decode_context * active / 2
+        first = rates.decode_step + active * rates.decode_sequence + rates.decode_context * self._context - growth
+        steps = 2 * seconds / (first + sqrt(first * first + 4 * growth * seconds)) if first or growth else inf
+        return int(min(most, floor(steps + 1e-9))) if steps < inf else most
+
+
+class _Generation:
+    """All replicas, and the requests that none of them has yet. busy: seconds in which they worked, summed."""
+
+    def __init__(self, rates: Rates, replicas: int, slots: int, prompt_tokens: int, is_dealt: bool) -> None:
+        self.replicas = [_Replica(rates, slots, prompt_tokens) for _ in range(replicas)]
+        self.version = 0
+        self._slots, self._is_dealt = slots, is_dealt
+        self._queue: deque[_Request] = deque()
+
+    @property
+    def busy(self) -> float:
+        return sum(replica.busy for replica in self.replicas)
+
+    def submit(self, groups: Sequence[_Group], now: float) -> None:
+        """Ask for the open responses of these."""
+        requests = [request for group in groups for request in _requests(group)]
+        if self._is_dealt:
+            parts = np.array_split(np.arange(len(requests)), len(self.replicas))
+            for replica, part in zip(self.replicas, parts, strict=True):
+                for number in part:
+                    replica.ask(requests[number])
+        else:
+            self._queue.extend(requests)
+            self._share()
+        for replica in self.replicas:
+            replica.admit(now, self.version)
+
+    def run_until_group(self) -> float:
+        """Until the next group is complete; when that is."""
+        while True:
+            now, has_completed = self._end_next()
+            if has_completed:
+                return now
+
+    def run_until_all(self) -> float:
+        """Until nothing runs; when the last response ended, 0 if there was none."""
+        now = 0.0
+        while any(replica.next_end < inf for replica in self.replicas):
+            now, _ = self._end_next()
+        return now
+
+    def run_until(self, time: float) -> None:
+        while min(replica.next_end for replica in self.replicas) <= time:
+            self._end_next()
+
+    def cut(self, now: float) -> None:
+        """Stop whatever runs."""
+        for replica in self.replicas:
+            replica.cut(now, self.version)
+        self._queue.clear()
+
+    def _end_next(self) -> tuple[float, bool]:
+        replica = min(self.replicas, key=lambda each: each.next_end)
+        now = replica.next_end
+        assert now < inf, "nothing runs, and the step waits"
+        has_completed = replica.end_next(self.version)
+        self._share()
+        replica.admit(now, self.version)
+        return now, has_completed
+
+    def _share(self) -> None:
+        """Requests go to the replica with the fewest open responses, as long as one has fewer than slots."""
+        while self._queue:
+            replica = min(self.replicas, key=lambda each: each.outstanding)
+            if replica.outstanding >= self._slots:
+                return
+            replica.ask(self._queue.popleft())
