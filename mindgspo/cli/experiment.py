@@ -105,16 +105,68 @@ def plan(
             "what it has.",
         ),
     ] = None,
+    timeline: Annotated[
+        bool,
+        typer.Option("--timeline", help="Print the expected seconds per step of each schedule instead, and draw them."),
+    ] = False,
+    lengths: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="FILE|NAME",
+            help="With --timeline: lengths of responses: a run folder, a file with one per line, or qwen3_32b_dapo.",
+        ),
+    ] = None,
+    rates: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            metavar="RUN|FILE|NAME=SECONDS",
+            help="With --timeline: how fast it is: a run folder, a file, or e.g. decode_step=0.04; may be repeated.",
+        ),
+    ] = None,
+    picture: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="With --timeline: file of the drawing; by default <experiment>-timeline.png."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --timeline: print JSON.")] = False,
 ) -> None:
     """Print the memory that an experiment is expected to need by phase, rank and use, in seconds, without MindSpore.
 
     The last line says whether it fits, and if not the smallest change of settings with which it does: many are tried.
     On Ascend all of it is an estimate. Weights and data need not be there.
+
+    With --timeline: what a step of each trainer.schedule is expected to take, on several splits of the same cards.
     """
+    if timeline:
+        _print_timeline(config, set_ or [], lengths, rates or [], picture, as_json)
+        return
+    if lengths or rates or picture or as_json:
+        raise typer.BadParameter("--lengths, --rates, --picture and --json go with --timeline")
     from mindgspo.planner import plan_of_file
 
     for line in plan_of_file(config, set_ or [], memory_gb=memory_gb):
         print(line)
+
+
+def _print_timeline(
+    config: Path, overrides: list[str], lengths: str | None, rates: list[str], picture: Path | None, as_json: bool
+) -> None:
+    import json
+
+    from mindgspo.config import load_config
+    from mindgspo.io import write_file
+    from mindgspo.planner import forecasts, timeline_json, timeline_lines
+    from mindgspo.planner.timeline_plot import draw_timelines
+
+    experiment = load_config(config, overrides, check_files=False)
+    found = forecasts(experiment, lengths=lengths, rates=rates)
+    picture = Path(f"{experiment.experiment}-timeline.png") if picture is None else picture
+    write_file(picture, draw_timelines(found))
+    if as_json:
+        print(json.dumps({**timeline_json(found), "picture": str(picture)}, indent=2))
+        return
+    for line in timeline_lines(found):
+        print(line)
+    print(f"picture: {picture}")
 
 
 def dryrun(

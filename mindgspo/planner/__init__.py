@@ -1,8 +1,10 @@
-"""Door of the memory planner: a configuration in, the memory that a run is expected to need out. Without MindSpore."""
+"""Door of the planner: a configuration in; out come the memory that a run is expected to need, and the seconds that
+each schedule is expected to take. Without MindSpore."""
 
 from mindgspo.planner.cache_budget import with_cache_budget
 from mindgspo.planner.command import plan_of_file
 from mindgspo.planner.expected import PHASES, expected_memory, graph_memory
+from mindgspo.planner.forecast import forecasts, timeline_json, timeline_lines
 from mindgspo.planner.memory_plan import GIB, MIB, Level, MemoryPlan, Part, PhaseMemory, RankMemory
 from mindgspo.planner.smallest_change import set_options, smallest_change
 
@@ -16,9 +18,12 @@ __all__ = [
     "PhaseMemory",
     "RankMemory",
     "expected_memory",
+    "forecasts",
     "graph_memory",
     "plan_of_file",
     "set_options",
     "smallest_change",
+    "timeline_json",
+    "timeline_lines",
     "with_cache_budget",
 ]

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import floor, inf, sqrt
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -329,6 +330,9 @@ class _Replica:
         return int(min(most, floor(steps + 1e-9))) if steps < inf else most
 
 
+_NEXT_END, _OUTSTANDING = attrgetter("next_end"), attrgetter("outstanding")
+
+
 class _Generation:
     """All replicas, and the requests that none of them has yet. busy: seconds in which they worked, summed."""
 
@@ -352,7 +356,7 @@ class _Generation:
                     replica.ask(requests[number])
         else:
             self._queue.extend(requests)
-            self._share()
+            self._share(self.replicas)
         for replica in self.replicas:
             replica.admit(now, self.version)
 
@@ -381,18 +385,18 @@ class _Generation:
         self._queue.clear()
 
     def _end_next(self) -> tuple[float, bool]:
-        replica = min(self.replicas, key=lambda each: each.next_end)
+        replica = min(self.replicas, key=_NEXT_END)
         now = replica.next_end
         assert now < inf, "nothing runs, and the step waits"
         has_completed = replica.end_next(self.version)
-        self._share()
+        self._share([replica])  # the others have nothing that they had not before
         replica.admit(now, self.version)
         return now, has_completed
 
-    def _share(self) -> None:
+    def _share(self, replicas: Sequence[_Replica]) -> None:
         """Requests go to the replica with the fewest open responses, as long as one has fewer than slots."""
         while self._queue:
-            replica = min(self.replicas, key=lambda each: each.outstanding)
+            replica = min(replicas, key=_OUTSTANDING)
             if replica.outstanding >= self._slots:
                 return
             replica.ask(self._queue.popleft())

@@ -1,0 +1,245 @@
+"""How fast an experiment generates and trains, for a forecast: from a run, from what was published, or as said.
+
+All of it is for the experiment's own plans: replicas of plans.infer, training on the cards of plans.train.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import yaml
+
+from mindgspo.config import ExperimentConfig, load_config
+from mindgspo.config.yaml_dialect import parse_document
+from mindgspo.errors import ConfigError, RunFolderError
+from mindgspo.io import read_bytes
+from mindgspo.metrics.files import CONFIG_FILE, METRICS_FILE
+from mindgspo.metrics.run_folder import read_run
+from mindgspo.models.names import weight_shapes
+from mindgspo.planner.timeline import Rates
+from mindgspo.text import did_you_mean, listed, shorten
+
+_MOST_SECONDS = 1e6
+_MOST_BYTES = 1 << 20
+_NAMES = tuple(field.name for field in fields(Rates))
+_PROMPT = "prompt_tokens"
+_KEYS = (*_NAMES, _PROMPT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speeds:
+    """rates: with training on train_cards. prompt_tokens: of a prompt. notes: one line each, what they rest on."""
+
+    rates: Rates
+    train_cards: int
+    prompt_tokens: int
+    notes: tuple[str, ...]
+
+    def on(self, train_cards: int) -> Rates:
+        """With training on so many cards: its seconds are taken to be inverse to them."""
+        factor = self.train_cards / train_cards
+        return replace(
+            self.rates, train_step=self.rates.train_step * factor, train_token=self.rates.train_token * factor
+        )
+
+
+def speeds_of(experiment: ExperimentConfig, given: Sequence[str]) -> Speeds:
+    """given: run folders, files of rates, and "name=seconds"; later ones win. Raises ConfigError, RunFolderError.
+
+    Where a name that begins with decode_ or train_ is given, the others that begin so are 0 unless they are given too.
+    """
+    runs = [text for text in given if "=" not in text and Path(text).is_dir()]
+    if runs:
+        speeds = _of_run(Path(runs[-1]), experiment)
+    elif experiment.device == "Ascend":
+        speeds = _published(experiment)
+    else:
+        speeds = None
+    said: dict[str, float] = {}
+    for text in given:
+        if "=" in text:
+            name, _, value = text.partition("=")
+            said |= _checked("--rates", {name.strip(): _number(value)})
+        elif not Path(text).is_dir():
+            said |= _of_file(Path(text))
+    if speeds is None:
+        _check_complete(said)
+        speeds = Speeds(
+            rates=Rates(decode_step=0.0), train_cards=experiment.plans.train.world_size, prompt_tokens=0, notes=()
+        )
+    return _with_said(speeds, said) if said else speeds
+
+
+def replica_cards(experiment: ExperimentConfig) -> int:
+    """Cards of one replica of the infer plan."""
+    infer = experiment.plans.infer
+    return infer.world_size // infer.data_parallel
+
+
+# ----- What was said
+def _with_said(speeds: Speeds, said: Mapping[str, float]) -> Speeds:
+    rates = {name: value for name, value in said.items() if name != _PROMPT}
+    families = {name.split("_")[0] for name in rates} & {"decode", "train"}
+    others = {name: 0.0 for name in _NAMES if name.split("_")[0] in families}
+    note = "as said: " + ", ".join(f"{name}={value:g}" for name, value in said.items())
+    return replace(
+        speeds,
+        rates=Rates(**{**asdict(speeds.rates), **others, **rates}),
+        prompt_tokens=int(said.get(_PROMPT, speeds.prompt_tokens)),
+        notes=(*speeds.notes, note),
+    )
+
+
+def _check_complete(said: Mapping[str, float]) -> None:
+    missing = [family for family in ("decode", "train") if not any(name.startswith(family) for name in said)]
+    if missing:
+        example = " ".join(f"--rates {family}_step={2 if family == 'train' else 0.01}" for family in missing)
+        raise ConfigError(
+            f"--rates: nothing is published for device CPU; give a folder of a run, or seconds: {example}"
+        )
+
+
+def _of_file(path: Path) -> dict[str, float]:
+    if not path.exists():
+        raise ConfigError(f"--rates: {shorten(path)} is no run folder, no file and no name=seconds ({listed(_KEYS)})")
+    try:
+        content = parse_document(read_bytes(path, _MOST_BYTES).decode("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not YAML or JSON ({shorten(str(error).splitlines()[0], 120)})") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: holds no names and seconds; write e.g. decode_step: 0.04 (known: {listed(_KEYS)})")
+    return _checked(str(path), content)
+
+
+def _checked(where: str, content: Mapping[object, object]) -> dict[str, float]:
+    for name, value in content.items():
+        if name not in _KEYS:
+            raise ConfigError(
+                f"{where}: unknown rate {shorten(repr(name))}{did_you_mean(name, _KEYS)} ({listed(_KEYS)})"
+            )
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not 0 <= value <= _MOST_SECONDS:
+            unit = "tokens" if name == _PROMPT else "seconds"
+            raise ConfigError(
+                f"{where}: {name}={shorten(value)} are no {unit}; write a number from 0 to {_MOST_SECONDS:,.0f}"
+            )
+    return {str(name): float(value) for name, value in content.items()}
+
+
+def _number(text: str) -> object:
+    try:
+        return float(text)
+    except ValueError:
+        return text.strip()
+
+
+# ----- What was published
+# verl's log of step 1 of Qwen3-32B, DAPO-Math-17k, 64 prompts x 16 responses on 64 dies of Atlas A3, 16 replicas of 4
+# for generation: 1,738 s = generation 1,315.2 (8.7 of it resharding) + old log-probs 116.2 + update 303.9 + reward 2.4;
+# 7,718,944 tokens. A replica generated for 1,081.8 s on average, the slowest for 1,306.6: with the lengths of
+# `lengths.NAMED`, dealt to the replicas, these two give seconds per decode step and per sequence in it. What contexts
+# cost cannot be told apart from that.
+_PUBLISHED_WEIGHTS = 32.76e9
+_PUBLISHED_CARDS, _PUBLISHED_REPLICA = 64, 4
+_PUBLISHED_TOKENS = 7_718_944
+_PUBLISHED_RATES = Rates(
+    decode_step=0.0401,
+    decode_sequence=0.00069,
+    prefill_token=116.2 / _PUBLISHED_TOKENS * _PUBLISHED_CARDS / _PUBLISHED_REPLICA,
+    train_token=(116.2 + 303.9 + 2.4) / _PUBLISHED_TOKENS,
+    hand_over=8.7,
+)
+_PUBLISHED_PROMPT = 153
+
+
+def _published(experiment: ExperimentConfig) -> Speeds:
+    """Scaled by weights and cards."""
+    cards, of_replica = experiment.plans.train.world_size, replica_cards(experiment)
+    total, active = _weights(experiment)
+    total, active = total / _PUBLISHED_WEIGHTS, active / _PUBLISHED_WEIGHTS
+    base, replica = _PUBLISHED_RATES, _PUBLISHED_REPLICA / of_replica
+    rates = Rates(
+        decode_step=base.decode_step * total * replica,
+        decode_sequence=base.decode_sequence * active * replica,
+        prefill_token=base.prefill_token * active * replica,
+        train_token=base.train_token * active * _PUBLISHED_CARDS / cards,
+        hand_over=base.hand_over * total * _PUBLISHED_CARDS / cards,
+    )
+    note = (
+        "published: one step of Qwen3-32B on 64 dies of Atlas A3 with verl (1,738 s: generation 1,315, old log-probs "
+        f"116, update 304, weights 9), scaled by weights (x {total:.3g}"
+        + (f", {active:.3g} per token" if abs(active / total - 1) > 0.01 else "")
+        + f") and cards (training {_PUBLISHED_CARDS} -> {cards}, a replica {_PUBLISHED_REPLICA} -> {of_replica}); not "
+        "measured on this model or suite: give --rates for yours"
+    )
+    return Speeds(rates=rates, train_cards=cards, prompt_tokens=_PUBLISHED_PROMPT, notes=(note,))
+
+
+def _weights(experiment: ExperimentConfig) -> tuple[float, float]:
+    """All weights, and those that a token meets."""
+    model = experiment.model
+    share = 1.0 if model.num_experts is None else (model.num_experts_per_tok or 1) / model.num_experts
+    sizes = {name: math.prod(shape) for name, shape in weight_shapes(model).items()}
+    return float(sum(sizes.values())), sum(size * (share if ".experts." in name else 1) for name, size in sizes.items())
+
+
+# ----- What a run measured
+_GEN, _STEP, _WEIGHTS = "timing_s/gen", "timing_s/step", "timing_s/update_weights"
+_DECODE_STEPS, _SPEED, _TOKENS = "rollout/decode_steps", "perf/gen_tokens_per_second", "perf/total_num_tokens"
+_NEEDED = (_GEN, _STEP, _DECODE_STEPS, _SPEED, _TOKENS)
+
+
+def _of_run(folder: Path, experiment: ExperimentConfig) -> Speeds:
+    """The first step, which compiles, is left out where there are others."""
+    rows = [row for row in read_run(folder).metrics if _STEP in row]
+    config = load_config(folder / CONFIG_FILE, check_files=False)
+    if config.has_servers:
+        raise RunFolderError(
+            f"{folder}: its responses came from servers, whose time is not in its metrics; give a run with "
+            "trainer.schedule=sync and no servers, or rates as name=seconds"
+        )
+    missing = [name for name in _NEEDED if not all(name in row for row in rows)]
+    if missing or not rows:
+        raise RunFolderError(
+            f"{folder / METRICS_FILE}: no step has {listed(missing or _NEEDED)}; give another run, or name=seconds"
+        )
+    rows = rows[1:] or rows
+    column = {name: np.array([row.get(name, 0.0) for row in rows], np.float64) for name in {*_NEEDED, _WEIGHTS}}
+    replicas, tokens = config.plans.infer.data_parallel, float(column[_TOKENS].sum())
+    generated = column[_SPEED] * column[_GEN] / replicas
+    step, sequence = _fitted(column[_DECODE_STEPS] / replicas, generated, column[_GEN])
+    forward = sum(row.get("timing_s/old_log_prob", row.get("timing_s/update_actor", 0.0) / 3) for row in rows)
+    cards, size = config.plans.train.world_size, replica_cards(config)
+    scale = size / replica_cards(experiment)
+    rates = Rates(
+        decode_step=step * scale,
+        decode_sequence=sequence * scale,
+        prefill_token=forward / tokens * cards / size * scale,
+        train_token=float((column[_STEP] - column[_GEN] - column[_WEIGHTS]).clip(0).sum()) / tokens,
+        hand_over=median(column[_WEIGHTS].tolist()),
+    )
+    note = (
+        f"{folder}: {len(rows)} steps, generation {median(column[_GEN].tolist()):.3g} s, training "
+        f"{rates.train_token * tokens / len(rows):.3g} s on {cards} cards, weights {rates.hand_over:.3g} s"
+        + ("" if scale == 1 else f"; scaled from {size} to {replica_cards(experiment)} cards of a replica")
+    )
+    prompt = round(median([row.get("prompt_length/mean", 0.0) for row in rows]))
+    return Speeds(rates=rates, train_cards=cards, prompt_tokens=prompt, notes=(note,))
+
+
+def _fitted(steps: np.ndarray, tokens: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
+    """Seconds per decode step and per token decoded, both at least 0, by least squares; all per decode step where the
+    runs' steps are too much alike to tell them apart."""
+    matrix = np.stack([steps, tokens], axis=1)
+    alone = float(steps @ seconds / (steps @ steps))
+    if len(seconds) < 4 or np.linalg.cond(matrix / matrix.max(axis=0)) > 100:
+        return alone, 0.0
+    (step, token), *_ = np.linalg.lstsq(matrix, seconds, rcond=None)
+    if step < 0:
+        return 0.0, float(tokens @ seconds / (tokens @ tokens))
+    return (float(step), float(token)) if token >= 0 else (alone, 0.0)
