@@ -22,7 +22,7 @@ from mindgspo.metrics.files import CONFIG_FILE, METRICS_FILE
 from mindgspo.metrics.run_folder import read_run
 from mindgspo.models.names import weight_shapes
 from mindgspo.planner.timeline import Rates
-from mindgspo.text import did_you_mean, listed, shorten
+from mindgspo.text import counted, did_you_mean, listed, shorten
 
 _MOST_SECONDS = 1e6
 _MOST_BYTES = 1 << 20
@@ -213,7 +213,7 @@ def _of_run(folder: Path, experiment: ExperimentConfig) -> Speeds:
     replicas, tokens = config.plans.infer.data_parallel, float(column[_TOKENS].sum())
     generated = column[_SPEED] * column[_GEN] / replicas
     step, sequence = _fitted(column[_DECODE_STEPS] / replicas, generated, column[_GEN])
-    forward = sum(row.get("timing_s/old_log_prob", row.get("timing_s/update_actor", 0.0) / 3) for row in rows)
+    forward = sum(row.get("timing_s/update_actor", 0.0) for row in rows) / 3  # twice as much goes backwards
     cards, size = config.plans.train.world_size, replica_cards(config)
     scale = size / replica_cards(experiment)
     rates = Rates(
@@ -224,8 +224,8 @@ def _of_run(folder: Path, experiment: ExperimentConfig) -> Speeds:
         hand_over=median(column[_WEIGHTS].tolist()),
     )
     note = (
-        f"{folder}: {len(rows)} steps, generation {median(column[_GEN].tolist()):.3g} s, training "
-        f"{rates.train_token * tokens / len(rows):.3g} s on {cards} cards, weights {rates.hand_over:.3g} s"
+        f"{folder}: {counted(len(rows), 'step')}, generation {median(column[_GEN].tolist()):.3g} s, training "
+        f"{rates.train_token * tokens / len(rows):.3g} s on {counted(cards, 'card')}, weights {rates.hand_over:.3g} s"
         + ("" if scale == 1 else f"; scaled from {size} to {replica_cards(experiment)} cards of a replica")
     )
     prompt = round(median([row.get("prompt_length/mean", 0.0) for row in rows]))
