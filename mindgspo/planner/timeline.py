@@ -106,7 +106,7 @@ def simulate(
     lengths_PG: int64 [P, G], tokens of the responses in the order in which their prompts are drawn; the first prompts
     come again behind the last. slots: sequences that a replica decodes at once. max_staleness: not read with sync; 0 or
     1 with one_step_off. prompt_tokens: of each prompt; siblings share its prefill. is_dealt: each replica has an equal
-    part of the prompts, as those of one engine have; else a replica gets the next prompt as soon as it has a free slot.
+    part of the prompts, as those of one engine have; else they are servers, which get the next one when they have room.
     """
     assert lengths_PG.ndim == 2 and lengths_PG.size and lengths_PG.min() >= 1, lengths_PG.shape
     assert min(prompts_per_step, replicas, slots, steps) >= 1 and max_staleness >= 0
@@ -215,26 +215,31 @@ class _Queue:
         return min(group.drawn, default=self.version) + self._max_staleness + 1
 
 
-class _Request(NamedTuple):
-    """Responses that go to one replica: all that have no token yet, or one that goes on."""
+@dataclass(slots=True, eq=False)
+class _Request:
+    """Responses that one replica is asked for: all of a group that have no token yet, or one that goes on. num_open:
+    those that have not ended."""
 
     group: _Group
     samples: tuple[int, ...]
+    num_open: int
 
 
 def _requests(group: _Group) -> Iterator[_Request]:
     fresh = tuple(sample for sample, tokens in enumerate(group.tokens) if not tokens)
-    if fresh:
-        yield _Request(group, fresh)
-    for sample, (tokens, length) in enumerate(zip(group.tokens, group.lengths, strict=True)):
-        if 0 < tokens < length:
-            yield _Request(group, (sample,))
+    begun = [
+        (sample,)
+        for sample, (tokens, length) in enumerate(zip(group.tokens, group.lengths, strict=True))
+        if 0 < tokens < length
+    ]
+    for samples in ([fresh] if fresh else []) + begun:
+        yield _Request(group, samples, len(samples))
 
 
 class _Sequence(NamedTuple):
     """One response in a replica. since: decode steps of the replica before it came."""
 
-    group: _Group
+    request: _Request
     sample: int
     since: int
 
@@ -245,37 +250,52 @@ class _Replica:
     def __init__(self, rates: Rates, slots: int, prompt_tokens: int) -> None:
         self._rates, self._slots, self._prompt_tokens = rates, slots, prompt_tokens
         self._ends: list[tuple[int, int, _Sequence]] = []  # a heap by the step in which each ends
-        self._waiting: deque[tuple[_Group, int, int]] = deque()
+        self._waiting: deque[tuple[_Request, int, int]] = deque()
         self._clock, self._steps, self._context, self._serial = 0.0, 0, 0, 0
         self.busy = 0.0
         self.spans: list[Span] = []
         self.next_end = inf
-
-    @property
-    def outstanding(self) -> int:
-        return len(self._ends) + len(self._waiting)
+        self.asked = 0  # responses of the requests that it has
 
     def ask(self, request: _Request) -> None:
         """Its responses share the prompt's prefill."""
+        self.asked += len(request.samples)
         for number, sample in enumerate(request.samples):
             prefill = 0 if number else self._prompt_tokens + request.group.tokens[sample]
-            self._waiting.append((request.group, sample, prefill))
+            self._waiting.append((request, sample, prefill))
 
     def admit(self, now: float, version: int) -> None:
         """Take waiting sequences into free slots, and run them through the model up to their last token."""
         if not self._ends:
             self._clock = max(self._clock, now)
+        elif not self._waiting or len(self._ends) == self._slots or not self._reach(now, version):
+            return self._look_ahead()
         begin, prefilled = self._clock, 0
         while self._waiting and len(self._ends) < self._slots:
-            group, sample, prefill = self._waiting.popleft()
+            request, sample, prefill = self._waiting.popleft()
+            group = request.group
             prefilled += prefill
             self._serial += 1
-            sequence = _Sequence(group, sample, self._steps)
+            sequence = _Sequence(request, sample, self._steps)
             left = group.lengths[sample] - group.tokens[sample]
             heapq.heappush(self._ends, (self._steps + left, self._serial, sequence))
             self._context += self._prompt_tokens + group.tokens[sample]
         self._pass(begin + prefilled * self._rates.prefill_token, version)
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
         self.next_end = self._clock + self._seconds(self._ends[0][0] - self._steps) if self._ends else inf
+
+    def _reach(self, now: float, version: int) -> bool:
+        """Go on to the end of the decode step that runs; False where sequences end with it, which lets others in."""
+        if self._clock >= now:
+            return True
+        steps = self._steps_within(now - self._clock)
+        steps += self._clock + self._seconds(steps) < now - 1e-9
+        if self._steps + steps == self._ends[0][0]:
+            return False
+        self._run(steps, self._clock + self._seconds(steps), version)
+        return True
 
     def end_next(self, version: int) -> bool:
         """Run until the next sequences end; whether a group is complete with them."""
@@ -284,7 +304,10 @@ class _Replica:
         while self._ends and self._ends[0][0] == self._steps:
             _, _, sequence = heapq.heappop(self._ends)
             self._leave(sequence, version)
-            has_completed |= not sequence.group.num_open
+            request = sequence.request
+            request.num_open -= 1
+            self.asked -= 0 if request.num_open else len(request.samples)
+            has_completed |= not request.group.num_open
         return has_completed
 
     def cut(self, now: float, version: int) -> None:
@@ -293,13 +316,14 @@ class _Replica:
             self._run(self._steps_within(now - self._clock), max(now, self._clock), version)
             for _, _, sequence in self._ends:
                 self._leave(sequence, version)
-        self._ends, self._context, self.next_end = [], 0, inf
+        self._ends, self._context, self.asked, self.next_end = [], 0, 0, inf
         self._waiting.clear()
 
     def _leave(self, sequence: _Sequence, version: int) -> None:
         count = self._steps - sequence.since
-        sequence.group.add(sequence.sample, count, version)
-        self._context -= self._prompt_tokens + sequence.group.tokens[sequence.sample]
+        group = sequence.request.group
+        group.add(sequence.sample, count, version)
+        self._context -= self._prompt_tokens + group.tokens[sequence.sample]
 
     def _run(self, steps: int, until: float, version: int) -> None:
         self._steps += steps
@@ -330,7 +354,8 @@ class _Replica:
         return int(min(most, floor(steps + 1e-9))) if steps < inf else most
 
 
-_NEXT_END, _OUTSTANDING = attrgetter("next_end"), attrgetter("outstanding")
+_NEXT_END, _ASKED = attrgetter("next_end"), attrgetter("asked")
+_ASKED_PER_SLOT = 2
 
 
 class _Generation:
@@ -356,7 +381,7 @@ class _Generation:
                     replica.ask(requests[number])
         else:
             self._queue.extend(requests)
-            self._share(self.replicas)
+            self._share()
         for replica in self.replicas:
             replica.admit(now, self.version)
 
@@ -389,14 +414,19 @@ class _Generation:
         now = replica.next_end
         assert now < inf, "nothing runs, and the step waits"
         has_completed = replica.end_next(self.version)
-        self._share([replica])  # the others have nothing that they had not before
         replica.admit(now, self.version)
+        for other in self._share():
+            other.admit(now, self.version)
         return now, has_completed
 
-    def _share(self, replicas: Sequence[_Replica]) -> None:
-        """Requests go to the replica with the fewest open responses, as long as one has fewer than slots."""
+    def _share(self) -> set[_Replica]:
+        """As `rollout.http_service` does: in turn, each to the replica with the fewest responses, while that has room;
+        returns those that got any. A request keeps its room until all its responses have ended."""
+        got = set()
         while self._queue:
-            replica = min(replicas, key=_OUTSTANDING)
-            if replica.outstanding >= self._slots:
-                return
+            replica, size = min(self.replicas, key=_ASKED), len(self._queue[0].samples)
+            if replica.asked and replica.asked + size > _ASKED_PER_SLOT * self._slots:
+                break
             replica.ask(self._queue.popleft())
+            got.add(replica)
+        return got

@@ -113,11 +113,24 @@ def test_replicas_share_requests_or_are_dealt_them() -> None:
     assert run(lengths, "sync", rates, **options).steps[0].drawn == 11
 
 
-def test_a_replica_gets_the_next_prompt_when_it_has_a_free_slot() -> None:
-    """One slot each: 6, 1, 1, 1 and 1 tokens take 6 s on two replicas; dealt, 6 + 1 + 1."""
+def test_a_replica_gets_the_next_prompt_when_it_has_room() -> None:
+    """One slot each, and one more response waits there: 6, 1, 1, 1 and 1 tokens. The first replica has 6 and 1, the
+    other 1 and 1, and then the last; dealt, 6 + 1 + 1."""
     options = {"prompts_per_step": 5, "replicas": 2, "steps": 1}
-    assert run([[6], [1], [1], [1], [1]], "sync", **options).steps[0].drawn == 6
+    shared = run([[6], [1], [1], [1], [1]], "sync", **options)
+    assert shared.steps[0].drawn == 7
+    assert [replica[-1].end for replica in shared.replicas] == [7, 3]
     assert run([[6], [1], [1], [1], [1]], "sync", is_dealt=True, **options).steps[0].drawn == 8
+
+
+def test_a_request_keeps_its_room_until_all_its_responses_have_ended() -> None:
+    """Four slots have room for eight responses, two requests of three. The third waits until they have ended, at 9 s,
+    although two slots are free from 2 s on."""
+    timeline = run([[9, 1, 1], [9, 1, 1], [2, 2, 2]], "sync", prompts_per_step=3, slots=4, steps=1)
+    assert timeline.steps[0].drawn == 11
+    assert [(span.begin, span.end, span.active) for span in timeline.replicas[0]] == [
+        (0, 1, 4), (1, 2, 4), (2, 9, 2), (9, 11, 3),
+    ]  # fmt: skip
 
 
 lengths = st.lists(st.lists(st.integers(1, 30), min_size=2, max_size=2), min_size=3, max_size=12)
