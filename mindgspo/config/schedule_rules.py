@@ -18,8 +18,14 @@ def schedule_problems(config: ExperimentConfig) -> Iterator[str]:
         yield from _card_problems(config)
     elif not config.has_servers:
         yield from check_same_world(plans.train, plans.infer, "plans.infer")
-    if config.rollout.servers.urls:
+    servers = config.rollout.servers
+    if servers.urls:
         yield from _url_problems(config)
+    elif servers.api != "mindgspo":
+        yield (
+            f"rollout.servers.api: {servers.api} is for servers that somebody has started; name them in "
+            "rollout.servers.urls, or remove it"
+        )
     if trainer.schedule == "sync":
         return
     if trainer.schedule == "one_step_off" and trainer.max_staleness > 1:

@@ -65,6 +65,8 @@ class ServersSection(Section):
     urls: tuple[str, ...] = ()
     """Where running servers are reached, e.g. http://10.0.0.2:8000; prompts are shared between them. Empty: none, or
     those that the run starts."""
+    api: Literal["mindgspo", "vllm", "sglang"] = "mindgspo"
+    """How they are asked: as those of `mindgspo serve`, or in vLLM's or SGLang's way (docs/rollout_servers.md)."""
     weights_dir: Path | None = None
     """Folder through which servers get new weights; they see it under the same path. Memory of this machine such as
     /dev/shm/name is fast, servers of other machines want storage that all share. None: rollout_weights in run_dir."""

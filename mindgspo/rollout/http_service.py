@@ -6,15 +6,12 @@ checked.
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
-import math
 import queue
 import threading
 import time
-import zlib
 from collections import deque
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,47 +25,41 @@ from mindgspo.data.routing import no_routing
 from mindgspo.errors import ConfigError, RolloutError
 from mindgspo.parallel import runtime
 from mindgspo.rollout.protocol import Cut
+from mindgspo.rollout.server_answers import AnswerReader, Expected
+from mindgspo.rollout.server_apis import SERVER_APIS, Call, ServerAPI
 from mindgspo.rollout.service import Answer, Piece, Request
 from mindgspo.tokenization import Tokenizer
-from mindgspo.types import FinishReason, Routing
 
 Result = TypeVar("Result")
-_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": None}
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 _CUT_AGAIN_S = 0.2
 _BUSY = (429, 503)
 _NO_CUT = Cut()
-# Of an answer: digits of a token's id, echo and log-prob, and what stands around them.
-_BYTES_PER_TOKEN, _MORE_BYTES = 96, 1 << 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """What a right answer keeps to. vocab_size, eos_ids: of the tokenizer. routing: an array [0, X] of the type of
-    experts' numbers, where they are recorded, of which there are num_experts."""
-
-    vocab_size: int
-    eos_ids: Collection[int]
-    routing: np.ndarray | None = None
-    num_experts: int = 0
+_MORE_BYTES = 1 << 16  # of an answer, beside its tokens
 
 
 @dataclass(slots=True, eq=False)
 class _Server:
-    """running: responses asked for and not answered. idle_since: since when that is 0; None while it is not."""
+    """running: responses asked for and not answered. idle_since: since when that is 0; None while it is not.
+    has_versions: whether it tells of which version the weights are."""
 
     url: str
     running: int = 0
     idle_s: float = 0.0
     idle_since: float | None = field(default_factory=time.perf_counter)
+    has_versions: bool = True
+
+
+class _GivenUp(Exception):  # noqa: N818  (nothing went wrong)
+    """A request that is not made again, because what runs is cut."""
 
 
 class HTTPService:
     """Implements `CompletionService` over the servers at `urls`, which share the requests.
 
     most_running: responses that one server is asked for at once. timeout_s: within which a request is answered.
-    retries: how often one is made again after its connection broke or its server was busy. cut: of settings that bring
-    none. Close it.
+    retries: how often one is made again after its connection broke or its server was busy. api: how they are asked.
+    cut: of settings that bring none. Close it.
     """
 
     def __init__(
@@ -79,11 +70,12 @@ class HTTPService:
         most_running: int,
         timeout_s: float,
         retries: int,
+        api: ServerAPI = SERVER_APIS["mindgspo"],
         cut: Cut = _NO_CUT,
     ) -> None:
         self._servers = [_Server(url.rstrip("/")) for url in urls]
         self._expected, self._most_running = expected, most_running
-        self._timeout_s, self._retries, self._own_cut = timeout_s, retries, cut
+        self._timeout_s, self._retries, self._api, self._own_cut = timeout_s, retries, api, cut
         self._version: int | None = None
         # Of the event loop's thread alone:
         self._waiting: deque[Request] = deque()
@@ -165,6 +157,7 @@ class HTTPService:
         )
 
     async def _ended(self) -> None:
+        self._waiting.clear()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -191,11 +184,23 @@ class HTTPService:
             task.add_done_callback(self._tasks.discard)
 
     async def _ask(self, server: _Server, request: Request) -> None:
+        api, expected, version = self._api, self._expected, self._version
+        assert version is not None
         try:
-            version = self._version
-            asked = _body(request, self._own_cut, with_experts=self._expected.routing is not None)
-            answer = await self._post(server, "/v1/completions", asked, _most_bytes(request, self._expected))
-            self._found.put(_Reader(request, self._expected, server.url).answer(answer, version))
+            call = Call(path=api.completions, body=api.ask(request, request.settings.cut or self._own_cut, expected))
+            content = await self._content(server, call, _most_bytes(request, api, expected), is_request=True)
+            found = _json(content, what := f"{server.url}{call.path}")
+            try:
+                answer = api.read(found, request, expected)
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+                raise RolloutError(
+                    f"{what}: answers in another form than rollout.servers.api says ({error!r})"
+                ) from error
+            if not server.has_versions:
+                answer["weight_version"] = api.label(version)
+            self._found.put(AnswerReader(request, expected, server.url).answer(answer, version, api.label(version)))
+        except _GivenUp:
+            self._found.put(_cut_before(request, version))
         except RolloutError as error:
             self._found.put(error)
         except Exception as error:  # a defect of ours must reach the caller, who waits
@@ -208,32 +213,38 @@ class HTTPService:
 
     async def _cut(self) -> None:
         self._is_cut = True
+        try:
+            await self._stopped()
+        finally:
+            self._is_cut = False
+
+    async def _stopped(self) -> None:
         for request in self._waiting:
-            pieces = tuple(_NOTHING for _ in request.samples)
             assert self._version is not None
-            self._found.put(Answer(number=request.number, weight_version=self._version, pieces=pieces))
+            self._found.put(_cut_before(request, self._version))
         self._waiting.clear()
         while self._tasks:  # again where a request reached its server behind the abort
-            await asyncio.gather(
-                *(self._post(server, "/abort_requests", {}, _MORE_BYTES) for server in self._servers if server.running)
-            )
+            await asyncio.gather(*(self._done(server, self._api.abort) for server in self._servers if server.running))
             if self._tasks:
                 await asyncio.wait(self._tasks, timeout=_CUT_AGAIN_S)
-        self._is_cut = False
 
     async def _load(self, folder: Path, version: int) -> None:
         assert not self._tasks and not self._waiting, "weights are loaded while requests run"
-        asked = {"folder": str(folder), "version": version}
-        await asyncio.gather(*(self._load_one(server, asked) for server in self._servers))
+        calls = self._api.load(folder, version)
+        await asyncio.gather(*(self._done(server, calls) for server in self._servers))
 
-    async def _load_one(self, server: _Server, asked: dict[str, Any]) -> None:
-        body = await self._post(server, "/update_weights", asked, _MORE_BYTES)
-        found = body.get("weight_version")
-        if found != asked["version"]:
-            raise RolloutError(
-                f"{server.url}: was told to load weights of version {asked['version']} from {asked['folder']}, and "
-                f"answers with version {found!r}"
-            )
+    async def _done(self, server: _Server, calls: Sequence[Call]) -> None:
+        """One call after the other. Raises RolloutError."""
+        for call in calls:
+            content = await self._content(server, call, _MORE_BYTES)
+            if call.may_lack:
+                server.has_versions = content is not None
+            if content is None:
+                continue
+            answer = _object(content, what := f"{server.url}{call.path}") if content else {}
+            if not call.is_right(answer):
+                asked = f"was told {json.dumps(call.body)}, and " if call.body else ""
+                raise RolloutError(f"{what}: {asked}answers with {_shown(content)}")
 
     async def _all_are_there(self, timeout_s: float) -> None:
         await asyncio.gather(*(self._is_there(server, time.monotonic() + timeout_s) for server in self._servers))
@@ -251,15 +262,19 @@ class HTTPService:
                 raise RolloutError(f"{server.url}: no server answers there ({reason}); look at rollout.servers.urls")
             await asyncio.sleep(0.1)
 
-    async def _post(self, server: _Server, path: str, asked: dict[str, Any], most_bytes: int) -> dict[str, Any]:
-        """The JSON that a server answers. Raises RolloutError."""
-        what, pause_s = f"{server.url}{path}", _FIRST_PAUSE_S
+    async def _content(self, server: _Server, call: Call, most_bytes: int, *, is_request: bool = False) -> bytes | None:
+        """What a server answers, None where it may lack the route and does. is_request: is not made again while what
+        runs is cut. Raises RolloutError, _GivenUp."""
+        what, pause_s = f"{server.url}{call.path}", _FIRST_PAUSE_S
         for attempt in range(self._retries + 1):
             try:
-                async with self._session.post(what, json=asked) as response:
+                body = None if call.method == "GET" else call.body
+                async with self._session.request(call.method, what, json=body) as response:
                     content = await _read(response, most_bytes, what)
                 if response.status == 200:
-                    return _object(content, what)
+                    return content
+                if response.status == 404 and call.may_lack:
+                    return None
                 reason = f"status {response.status}: {_message(content)}"
                 if response.status not in _BUSY:
                     raise RolloutError(f"{what}: {reason}")
@@ -270,6 +285,8 @@ class HTTPService:
                 ) from None
             except (aiohttp.ClientError, OSError) as error:
                 reason = f"the connection broke ({error or type(error).__name__})"
+            if is_request and self._is_cut:
+                raise _GivenUp
             if attempt < self._retries:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -297,6 +314,7 @@ def open_service(config: ExperimentConfig, tokenizer: Tokenizer) -> HTTPService:
         most_running=2 * -(-config.rollout.slots // len(urls)),  # as many again wait there, so that no slot does
         timeout_s=servers.timeout_seconds,
         retries=servers.retries,
+        api=SERVER_APIS[servers.api],
         cut=Cut(config.rollout.top_k, config.rollout.top_p),
     )
     try:
@@ -311,43 +329,17 @@ _STARTS_WITHIN_S = 60.0
 _NOTHING = Piece(ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32), finish_reason=None)
 
 
-def _body(request: Request, own_cut: Cut, *, with_experts: bool) -> dict[str, Any]:
-    """What is asked. own_cut: of settings that bring none. random_stream: for servers that draw as this suite does;
-    seed: for the others."""
-    settings, start = request.settings, int(request.prefix.size)
-    stream = {
-        "seed": settings.stream.seed,
-        "purpose": int(settings.stream.purpose),
-        "step": settings.stream.step,
-        "draw": settings.stream.draw,
-        "prompt_index": request.prompt.index,
-        "samples": list(request.samples),
-        "start": start,
-    }
-    body: dict[str, Any] = {
-        "model": "policy",
-        "prompt": [*request.prompt.ids.tolist(), *request.prefix.tolist()],
-        "n": len(request.samples),
-        "max_tokens": settings.max_new_tokens - start,
-        "temperature": settings.temperature,
-        "logprobs": 0,
-        "return_token_ids": True,
-        "return_routed_experts": with_experts,
-        "seed": zlib.crc32(json.dumps(stream).encode()) >> 1,
-        "random_stream": stream,
-    }
-    if settings.temperature > 0:
-        cut = settings.cut or own_cut
-        body |= {"top_k": cut.top_k or -1, "top_p": cut.top_p}
-    return body
+def _cut_before(request: Request, version: int) -> Answer:
+    """Its first tokens were drawn."""
+    return Answer(number=request.number, weight_version=version, pieces=tuple(_NOTHING for _ in request.samples))
 
 
-def _most_bytes(request: Request, expected: Expected) -> int:
+def _most_bytes(request: Request, api: ServerAPI, expected: Expected) -> int:
     """Of an answer to it, generously."""
     tokens = request.prompt.ids.size + request.settings.max_new_tokens
-    per_token = _BYTES_PER_TOKEN
-    if expected.routing is not None:
-        per_token += 2 * expected.routing.shape[1] * expected.routing.itemsize
+    per_token = api.bytes_per_token
+    if expected.routing is not None:  # in base64, of up to 4 bytes each
+        per_token += 6 * expected.routing.shape[1]
     return _MORE_BYTES + len(request.samples) * tokens * per_token
 
 
@@ -360,11 +352,15 @@ async def _read(response: aiohttp.ClientResponse, most_bytes: int, what: str) ->
     return bytes(content)
 
 
-def _object(content: bytes, what: str) -> dict[str, Any]:
+def _json(content: bytes | None, what: str) -> Any:
     try:
-        found = json.loads(content)
+        return json.loads(content or b"")
     except (ValueError, RecursionError):
-        found = None
+        raise RolloutError(f"{what}: answers with {_shown(content or b'')}, which is not JSON") from None
+
+
+def _object(content: bytes, what: str) -> dict[str, Any]:
+    found = _json(content, what)
     if not isinstance(found, dict):
         raise RolloutError(f"{what}: answers with {_shown(content)}, which is no JSON object")
     return found
@@ -381,115 +377,3 @@ def _message(content: bytes) -> str:
 def _shown(content: bytes) -> str:
     text = content[:80].decode(errors="replace")
     return repr(text + ("..." if len(content) > 80 else ""))
-
-
-class _Reader:
-    """Reads a server's answer to one request. Raises RolloutError for whatever it cannot be."""
-
-    def __init__(self, request: Request, expected: Expected, url: str) -> None:
-        self._request, self._expected, self._url = request, expected, url
-        self._prompt = [*request.prompt.ids.tolist(), *request.prefix.tolist()]
-
-    def answer(self, found: dict[str, Any], version: int | None) -> Answer:
-        """version: of the weights that the servers were given."""
-        told = found.get("weight_version")
-        if told != version or isinstance(told, bool):
-            raise self._error(
-                f"was generated with weights of version {told!r}, the servers were given version {version}; look for "
-                "somebody else who updates this server"
-            )
-        choices, samples = found.get("choices"), self._request.samples
-        if not isinstance(choices, list) or len(choices) != len(samples):
-            count = len(choices) if isinstance(choices, list) else "no list of"
-            raise self._error(f"has {count} choices, n was {len(samples)}")
-        pieces = tuple(self._piece(index, choice) for index, choice in enumerate(choices))
-        assert version is not None
-        return Answer(number=self._request.number, weight_version=version, pieces=pieces)
-
-    def _piece(self, index: int, choice: Any) -> Piece:
-        if not isinstance(choice, dict) or choice.get("index") != index:
-            raise self._error(f"choice {index} is not where it belongs, or no object")
-        if choice.get("prompt_token_ids") != self._prompt:
-            raise self._error(
-                f"choice {index} answers other prompt_token_ids than it was asked; the server must take ids as they are"
-            )
-        ids = self._ids(index, choice.get("token_ids"))
-        logprobs = self._logprobs(index, choice.get("logprobs"), ids.size)
-        reason = choice.get("finish_reason")
-        if reason not in _REASONS:
-            raise self._error(f"choice {index} has finish_reason {reason!r}; legal: {', '.join(_REASONS)}")
-        most = self._request.settings.max_new_tokens - self._request.prefix.size
-        ends = ids.size > 0 and int(ids[-1]) in self._expected.eos_ids
-        if reason == "stop" and not ends:
-            last = int(ids[-1]) if ids.size else "no token"
-            raise self._error(
-                f"choice {index} stopped at {last}, which is none of the end tokens {sorted(self._expected.eos_ids)}; "
-                "the server must stop at these alone, and return the last one"
-            )
-        if reason == "length" and ids.size != most:
-            raise self._error(f"choice {index} ended at {ids.size} tokens for its length, max_tokens was {most}")
-        return Piece(
-            ids=ids,
-            logprobs=logprobs,
-            finish_reason=_REASONS[reason],
-            routing=self._routing(index, choice.get("routed_experts"), ids.size),
-        )
-
-    def _ids(self, index: int, found: Any) -> np.ndarray:
-        most, size = self._request.settings.max_new_tokens - self._request.prefix.size, self._expected.vocab_size
-        if not isinstance(found, list) or not all(type(token) is int for token in found):
-            raise self._error(f"choice {index} has no list of token_ids; the server must know return_token_ids")
-        if len(found) > most:
-            raise self._error(f"choice {index} has {len(found)} tokens, max_tokens was {most}")
-        wrong = next((token for token in found if not 0 <= token < size), None)
-        if wrong is not None:
-            raise self._error(f"choice {index} has token id {wrong}; the vocabulary has {size}")
-        return np.array(found, np.int32)
-
-    def _logprobs(self, index: int, found: Any, num_tokens: int) -> np.ndarray:
-        values = found.get("token_logprobs") if isinstance(found, dict) else None
-        if not isinstance(values, list) or len(values) != num_tokens:
-            count = len(values) if isinstance(values, list) else "no"
-            raise self._error(f"choice {index} has {count} log-probs for {num_tokens} tokens")
-        wrong = next(
-            (one for one in values if type(one) not in (float, int) or not math.isfinite(one) or one > _ROUNDING), None
-        )
-        if wrong is not None:
-            raise self._error(f"choice {index} has the log-prob {wrong!r}; legal are finite numbers up to 0")
-        return np.array(values, np.float32)
-
-    def _routing(self, index: int, found: Any, num_tokens: int) -> Routing | None:
-        like = self._expected.routing
-        if like is None:
-            return None
-        if not isinstance(found, dict):
-            raise self._error(
-                f"choice {index} has no routed_experts, which rollout.record_experts asks for; set it to false, or "
-                "take a server that returns them"
-            )
-        num_prompt = len(self._prompt) - 1 if num_tokens else 0
-        return Routing(
-            prompt_LX=self._experts(index, found, "prompt", num_prompt, like),
-            response_LX=self._experts(index, found, "response", num_tokens, like),
-        )
-
-    def _experts(self, index: int, found: dict[str, Any], key: str, rows: int, like: np.ndarray) -> np.ndarray:
-        try:
-            content = base64.b64decode(found[key], validate=True)
-            experts = np.frombuffer(content, like.dtype).reshape(rows, like.shape[1])
-        except (KeyError, TypeError, ValueError):
-            raise self._error(
-                f"choice {index}: routed_experts.{key} is not base64 of {like.dtype.name} [{rows}, {like.shape[1]}]"
-            ) from None
-        if experts.size and not (experts.min() >= 0 and experts.max() < self._expected.num_experts):
-            raise self._error(
-                f"choice {index}: routed_experts.{key} names an expert beyond {self._expected.num_experts}"
-            )
-        return experts.copy()
-
-    def _error(self, what: str) -> RolloutError:
-        return RolloutError(f"{self._url}: the answer to request {self._request.number} {what}")
-
-
-# Log-probs of tokens that are certain may come out above 0 by the rounding of a float32 sum.
-_ROUNDING = 1e-4

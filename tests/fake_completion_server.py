@@ -1,0 +1,185 @@
+"""A completion server without a model, on a real port: it answers from a script in the way of `mindgspo serve`, vLLM or
+SGLang, and misbehaves as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from aiohttp import web
+
+EOS = 2
+VOCAB = 50
+LOGPROB = -0.25
+NUM_EXPERTS, EXPERTS_PER_TOKEN = 4, 2
+
+
+def script(sample: int) -> list[int]:
+    """The whole response of a sample."""
+    return [10 + sample, 11, 12, EOS]
+
+
+class FakeServer:
+    """spoil: what is sent in place of an answer to a completion: an object for JSON, bytes, a status. failures: of the
+    next requests, "drop" or a status, before any is answered. held_at: tokens behind which responses wait until they
+    are aborted. knows_versions: whether weights have one that is told, as in newer vLLMs.
+
+    asked: bodies of completion requests. calls: paths and bodies of the others. most: requests answered at once.
+    """
+
+    def __init__(
+        self,
+        api: str = "mindgspo",
+        *,
+        spoil: Callable[[Any], Any] = lambda answer: answer,
+        failures: tuple[str | int, ...] = (),
+        held_at: int | None = None,
+        knows_versions: bool = True,
+    ) -> None:
+        self.api, self.spoil, self.failures, self.held_at = api, spoil, list(failures), held_at
+        self.knows_versions = knows_versions
+        self.asked: list[dict[str, Any]] = []
+        self.calls: list[tuple[str, Any]] = []
+        self.most = 0
+        self._running = 0
+        self._version: Any = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="a completion server", daemon=True)
+        self._thread.start()
+        self.url = asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
+
+    def __enter__(self) -> FakeServer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _open(self) -> str:
+        self._aborted = asyncio.Event()
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json() if request.can_read_body else {}
+        if request.path in ("/v1/completions", "/generate"):
+            return await self._completion(request, body)
+        if request.path != "/health":
+            self.calls.append((request.path_qs, body))
+        return await self._call(request.path, body)
+
+    async def _call(self, path: str, body: dict[str, Any]) -> web.Response:
+        answer: Any = {}
+        if path in ("/abort_requests", "/pause", "/abort_request"):
+            self._aborted.set()
+            self._aborted = asyncio.Event()
+        elif path == "/update_weights":
+            self._version = body["version"]
+            answer = {"weight_version": self._version}
+        elif path == "/update_weights_from_disk":
+            self._version = body["weight_version"]
+            answer = {"success": True, "message": "", "num_paused_requests": 0}
+        elif path in ("/update_weight_version", "/weight_info"):
+            if not self.knows_versions:
+                return web.json_response({"detail": "Not Found"}, status=404)
+            self._version = body.get("new_version", self._version)
+            answer = {"weight_version": self._version}
+        elif path == "/model_info":
+            answer = {"weight_version": self._version}
+        elif path == "/reset_prefix_cache":
+            answer = {"success": True}
+        if path == "/abort_request":
+            return web.Response()
+        return web.json_response(answer)
+
+    async def _completion(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        self.asked.append(body)
+        self._running += 1
+        self.most = max(self.most, self._running)
+        try:
+            failure = self.failures.pop(0) if self.failures else None
+            if failure == "drop":
+                assert request.transport is not None
+                request.transport.close()
+                return web.Response()
+            if isinstance(failure, int):
+                return web.json_response({"error": {"message": "not ready"}}, status=failure)
+            if self.held_at is not None:
+                await self._aborted.wait()
+            answer = self.spoil(self._answer(body))
+        finally:
+            self._running -= 1
+        if isinstance(answer, int):
+            return web.json_response({"error": {"message": "no such model"}}, status=answer)
+        if isinstance(answer, bytes):
+            return web.Response(body=answer)
+        return web.json_response(answer)
+
+    def _answer(self, body: dict[str, Any]) -> Any:
+        if self.api == "sglang":
+            pairs = zip(body["input_ids"], body["sampling_params"], strict=True)
+            return [
+                self._of_sglang(index, prompt, sampling, body["return_routed_experts"])
+                for index, (prompt, sampling) in enumerate(pairs)
+            ]
+        stream = body.get("random_stream", {"samples": range(body["n"]), "start": 0})
+        choices = []
+        for index, sample in enumerate(stream["samples"]):
+            ids, reason = self._drawn(sample, stream["start"], body["max_tokens"])
+            choices.append(
+                {
+                    "index": index,
+                    "token_ids": ids,
+                    "prompt_token_ids": body["prompt"],
+                    "logprobs": {"token_logprobs": [LOGPROB] * len(ids)},
+                    "finish_reason": reason,
+                    "routed_experts": None,
+                }
+            )
+            if self.api == "vllm":
+                choices[-1]["text"] = "text"
+                choices[-1]["routed_experts"] = _npy(len(body["prompt"]) + len(ids) - 1) if ids else None
+                if self.knows_versions:
+                    span = {"version": self._version, "start": 0, "end": len(ids)}
+                    choices[-1]["weight_versions"] = [span] if ids else None
+        return {"choices": choices} | ({"weight_version": self._version} if self.api == "mindgspo" else {})
+
+    def _of_sglang(self, sample: int, prompt: list[int], sampling: dict[str, Any], with_experts: bool) -> Any:
+        ids, reason = self._drawn(sample, 0, sampling["max_new_tokens"])
+        meta: dict[str, Any] = {
+            "finish_reason": {"type": reason},
+            "weight_version": self._version,
+            "output_token_logprobs": [[LOGPROB, token, None] for token in ids],
+        }
+        if with_experts and ids:
+            meta["routed_experts"] = base64.b64encode(experts(len(prompt) + len(ids) - 1).tobytes()).decode()
+        return {"text": "text", "output_ids": ids, "prompt_token_ids": prompt, "meta_info": meta}
+
+    def _drawn(self, sample: int, start: int, most: int) -> tuple[list[int], str]:
+        rest = script(sample)[start:]
+        if self.held_at is not None and len(rest[: self.held_at]) < min(len(rest), most):
+            return rest[: self.held_at], "abort"
+        return rest[:most], "stop" if len(rest) <= most else "length"
+
+
+def experts(num_tokens: int) -> np.ndarray:
+    """int32 [num_tokens, EXPERTS_PER_TOKEN]: different ones for each token."""
+    return (np.arange(num_tokens * EXPERTS_PER_TOKEN, dtype=np.int32) % NUM_EXPERTS).reshape(num_tokens, -1)
+
+
+def _npy(num_tokens: int) -> str:
+    file = io.BytesIO()
+    np.save(file, experts(num_tokens).astype(np.uint16)[:, None, :])  # of one layer
+    return base64.b64encode(file.getvalue()).decode()

@@ -1,0 +1,547 @@
+from __future__ import annotations
+
+import base64
+import io
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_completion_server import (
+    EOS,
+    EXPERTS_PER_TOKEN,
+    LOGPROB,
+    NUM_EXPERTS,
+    VOCAB,
+    FakeServer,
+    experts,
+    script,
+)
+
+from mindgspo.errors import RolloutError
+from mindgspo.rollout.http_service import HTTPService
+from mindgspo.rollout.protocol import Cut, Purpose, RandomStream, SamplingSettings
+from mindgspo.rollout.server_answers import Expected
+from mindgspo.rollout.server_apis import SERVER_APIS
+from mindgspo.rollout.service import Answer, Request
+from mindgspo.types import FinishReason, Prompt
+
+APIS = sorted(SERVER_APIS)
+EXPECTED = Expected(vocab_size=VOCAB, eos_ids=(EOS,))
+ROUTED = Expected(
+    vocab_size=VOCAB,
+    eos_ids=(EOS,),
+    routing=np.zeros((0, EXPERTS_PER_TOKEN), np.uint8),
+    num_experts=NUM_EXPERTS,
+)
+
+
+@contextmanager
+def asking(
+    *servers: FakeServer, expected: Expected = EXPECTED, retries: int = 1, timeout_s: float = 60.0, most: int = 8
+) -> Iterator[HTTPService]:
+    """A service over the servers, which have weights of version 3."""
+    service = HTTPService(
+        [server.url for server in servers],
+        expected,
+        most_running=most,
+        timeout_s=timeout_s,
+        retries=retries,
+        api=SERVER_APIS[servers[0].api],
+    )
+    try:
+        service.load_weights(Path("/weights/version_3"), 3)
+        yield service
+    finally:
+        service.close()
+
+
+def request(number: int = 7, *, samples: Sequence[int] = (0, 1), longest: int = 8, **more: Any) -> Request:
+    prompt = Prompt(index=40, ids=np.array([5, 6, 7], np.int32), text="2+2=", answer="4", data_source="arithmetic")
+    stream = RandomStream(seed=9, purpose=Purpose.TRAINING, step=2, draw=1)
+    settings = SamplingSettings(num_samples=2, temperature=0.5, max_new_tokens=longest, stream=stream)
+    return Request(number=number, prompt=prompt, samples=tuple(samples), settings=settings, **more)
+
+
+def answered(service: HTTPService, *requests: Request) -> list[Answer]:
+    """All answers, by the number of the request."""
+    service.submit(requests)
+    answers: list[Answer] = []
+    while len(answers) < len(requests):
+        answers += service.wait()
+    return sorted(answers, key=lambda answer: answer.number)
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_responses_come_with_their_log_probs_and_their_version(api: str) -> None:
+    with FakeServer(api) as server, asking(server) as service:
+        (answer,) = answered(service, request())
+    assert (answer.number, answer.weight_version) == (7, 3)
+    assert [piece.ids.tolist() for piece in answer.pieces] == [script(0), script(1)]
+    assert [piece.finish_reason for piece in answer.pieces] == [FinishReason.STOP] * 2
+    assert answer.pieces[0].logprobs.tolist() == [LOGPROB] * 4 and answer.pieces[0].ids.dtype == np.int32
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_response_ends_at_its_longest(api: str) -> None:
+    with FakeServer(api) as server, asking(server) as service:
+        (answer,) = answered(service, request(longest=3))
+    assert [piece.ids.tolist() for piece in answer.pieces] == [[10, 11, 12], [11, 11, 12]]
+    assert [piece.finish_reason for piece in answer.pieces] == [FinishReason.LENGTH] * 2
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_routing_is_that_of_prompt_and_response(api: str) -> None:
+    def tell(answer: Any) -> Any:
+        if api == "mindgspo":
+            whole = experts(6).astype(np.uint8)
+            for choice in answer["choices"]:
+                choice["routed_experts"] = {"prompt": _base64(whole[:2]), "response": _base64(whole[2:])}
+        return answer
+
+    with FakeServer(api, spoil=tell) as server, asking(server, expected=ROUTED) as service:
+        (answer,) = answered(service, request())
+    routing = answer.pieces[1].routing
+    assert routing is not None and routing.prompt_LX.dtype == np.uint8
+    np.testing.assert_array_equal(routing.prompt_LX, experts(6)[:2])
+    np.testing.assert_array_equal(routing.response_LX, experts(6)[2:])
+
+
+def _base64(array: np.ndarray) -> str:
+    return base64.b64encode(array.tobytes()).decode()
+
+
+def test_what_mindgspo_serve_is_asked() -> None:
+    with FakeServer() as server, asking(server) as service:
+        answered(service, request(samples=[4], prefix=np.array([14], np.int32)))
+    (asked,) = server.asked
+    assert asked.pop("seed") < 2**31
+    assert asked == {
+        "model": "policy",
+        "prompt": [5, 6, 7, 14],
+        "n": 1,
+        "max_tokens": 7,
+        "temperature": 0.5,
+        "top_k": -1,
+        "top_p": 1.0,
+        "logprobs": 0,
+        "return_token_ids": True,
+        "return_routed_experts": False,
+        "random_stream": {
+            "seed": 9,
+            "purpose": 1,
+            "step": 2,
+            "draw": 1,
+            "prompt_index": 40,
+            "samples": [4],
+            "start": 1,
+        },
+    }
+    assert server.calls == [("/update_weights", {"folder": "/weights/version_3", "version": 3})]
+
+
+def test_what_vllm_is_asked() -> None:
+    with FakeServer("vllm") as server, asking(server) as service:
+        answered(service, request())
+    (asked,) = server.asked
+    assert (asked["prompt"], asked["n"], asked["max_tokens"]) == ([5, 6, 7], 2, 8)
+    assert (asked["stop_token_ids"], asked["ignore_eos"], asked["logprobs"]) == ([EOS], True, 0)
+    assert server.calls == [
+        ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": "/weights/version_3"}}),
+        ("/reset_prefix_cache", {}),
+        ("/resume", {}),
+        ("/update_weight_version", {"new_version": "3"}),
+        ("/weight_info", {}),
+    ]
+
+
+def test_what_sglang_is_asked() -> None:
+    with FakeServer("sglang") as server, asking(server) as service:
+        answered(service, request())
+    (asked,) = server.asked
+    assert asked["input_ids"] == [[5, 6, 7]] * 2
+    first, second = asked["sampling_params"]
+    assert second["sampling_seed"] == first["sampling_seed"] + 1
+    assert (first["max_new_tokens"], first["temperature"], first["stop_token_ids"]) == (8, 0.5, [EOS])
+    body = {"model_path": "/weights/version_3", "weight_version": "3", "flush_cache": True}
+    assert server.calls == [("/update_weights_from_disk", body), ("/model_info", {})]
+
+
+def test_an_older_vllm_that_tells_no_versions() -> None:
+    with FakeServer("vllm", knows_versions=False) as server, asking(server) as service:
+        (answer,) = answered(service, request())
+    assert answer.weight_version == 3
+
+
+def test_siblings_of_other_samples_are_drawn_from_other_seeds() -> None:
+    with FakeServer() as server, asking(server) as service:
+        answered(service, request(1, samples=[0]), request(2, samples=[1]))
+        answered(service, request(3, samples=[0]))
+    seeds = {asked["random_stream"]["samples"][0]: asked["seed"] for asked in server.asked}
+    assert seeds[0] != seeds[1]
+    assert sum(asked["seed"] == seeds[0] for asked in server.asked) == 2
+
+
+def test_a_greedy_response_is_asked_for_without_a_cut() -> None:
+    prompt, stream = request().prompt, request().settings.stream
+    settings = SamplingSettings(num_samples=1, temperature=0, max_new_tokens=8, stream=stream, cut=Cut(5, 0.9))
+    with FakeServer() as server, asking(server) as service:
+        answered(service, Request(number=1, prompt=prompt, samples=(0,), settings=settings))
+    assert "top_k" not in server.asked[0] and "top_p" not in server.asked[0]
+
+
+# ---- many requests, several servers
+
+
+def test_two_servers_share_the_requests_and_neither_is_flooded() -> None:
+    with FakeServer() as one, FakeServer() as other, asking(one, other, most=6) as service:
+        answers = answered(service, *(request(number) for number in range(40)))
+    assert [answer.number for answer in answers] == list(range(40))
+    assert min(len(one.asked), len(other.asked)) >= 10
+    assert max(one.most, other.most) <= 3  # of two responses each
+
+
+def test_thousands_of_requests_take_one_thread() -> None:
+    with FakeServer() as one, FakeServer() as other, asking(one, other, most=400) as service:
+        before = threading.active_count()
+        answers = answered(service, *(request(number) for number in range(2000)))
+        assert threading.active_count() == before
+    assert [answer.number for answer in answers] == list(range(2000))
+
+
+def test_idle_seconds_count_up_while_nothing_runs() -> None:
+    with FakeServer() as server, asking(server) as service:
+        answered(service, request())
+        first = service.idle_seconds()
+        assert service.idle_seconds() > first > 0
+        server.held_at = 1
+        service.submit([request(8)])
+        while not server.most or len(server.asked) < 2:
+            assert service.wait(timeout_s=0.01) == []
+        busy = service.idle_seconds()
+        assert service.idle_seconds() == busy
+        service.cut()
+
+
+# ---- cut
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_what_runs_comes_back_as_far_as_it_has_come(api: str) -> None:
+    with FakeServer(api, held_at=2) as server, asking(server, most=4) as service:
+        service.submit([request(number) for number in range(5)])  # two run at a time
+        while len(server.asked) < 2:
+            assert service.wait(timeout_s=0.01) == []
+        answers = sorted(service.cut(), key=lambda answer: answer.number)
+        assert [answer.number for answer in answers] == list(range(5))
+        assert [answer.pieces[0].ids.tolist() for answer in answers] == [[10, 11]] * 2 + [[]] * 3
+        assert all(piece.finish_reason is None for answer in answers for piece in answer.pieces)
+        assert len(server.asked) == 2
+        server.held_at = None
+        (answer,) = answered(service, request(9))
+    assert answer.pieces[0].ids.tolist() == script(0)
+
+
+def test_a_cut_of_nothing() -> None:
+    with FakeServer() as server, asking(server) as service:
+        assert service.cut() == []
+        assert len(server.calls) == 1  # no abort
+
+
+def test_a_cut_while_a_server_is_busy_asks_no_more() -> None:
+    with FakeServer(failures=(503,) * 1000) as server, asking(server, retries=1000) as service:
+        service.submit([request()])
+        while not server.asked:
+            assert service.wait(timeout_s=0.01) == []
+        (answer,) = service.cut()
+    assert [piece.ids.size for piece in answer.pieces] == [0, 0]
+
+
+def test_an_aborted_response_of_sglang_that_has_ended_all_the_same() -> None:
+    def abort(answer: Any) -> Any:
+        for one in answer:
+            one["meta_info"]["finish_reason"] = {"type": "abort"}
+        return answer
+
+    with FakeServer("sglang", spoil=abort) as server, asking(server) as service:
+        (whole,) = answered(service, request())
+        (longest,) = answered(service, request(8, longest=3))
+    assert [piece.finish_reason for piece in whole.pieces] == [FinishReason.STOP] * 2
+    assert [piece.finish_reason for piece in longest.pieces] == [FinishReason.LENGTH] * 2
+
+
+# ---- what goes wrong
+
+
+@pytest.mark.parametrize("failures", [("drop",), (503,), (429, "drop")])
+def test_a_request_is_made_again(failures: tuple[str | int, ...]) -> None:
+    with FakeServer(failures=failures) as server, asking(server, retries=2) as service:
+        (answer,) = answered(service, request())
+    assert answer.pieces[0].ids.tolist() == script(0)
+    assert len(server.asked) == len(failures) + 1
+    assert all(asked == server.asked[0] for asked in server.asked)
+
+
+def refusal(server: FakeServer, **options: Any) -> str:
+    """What is said of the answer to one request, without the server's address."""
+    with server, asking(server, **options) as service, pytest.raises(RolloutError) as caught:
+        answered(service, request())
+    message = str(caught.value)
+    assert "\n" not in message and message.startswith(server.url)
+    return message.removeprefix(server.url)
+
+
+def test_connections_that_break_for_good() -> None:
+    said = refusal(FakeServer(failures=("drop",) * 9))
+    assert said.startswith("/v1/completions: the connection broke (") and said.endswith(
+        ", 2 times; look at the server's log"
+    )
+
+
+def test_a_server_that_stays_busy() -> None:
+    said = refusal(FakeServer(failures=(503,) * 9))
+    assert said == "/v1/completions: status 503: not ready, 2 times; look at the server's log"
+
+
+def test_a_server_that_is_gone() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    service = HTTPService([url], EXPECTED, most_running=1, timeout_s=60, retries=0)
+    with pytest.raises(RolloutError, match=f"{url}: no server answers there .*; look at rollout.servers.urls"):
+        service.await_servers(0.1)
+    service.close()
+    service.close()
+
+
+def test_a_slow_server() -> None:
+    said = refusal(FakeServer(held_at=1), timeout_s=0.3)
+    assert said == (
+        "/v1/completions: no answer within 0.3 s; look at the server's log, or raise rollout.servers.timeout_seconds"
+    )
+
+
+def test_weights_that_a_server_does_not_take() -> None:
+    class Stubborn(FakeServer):
+        async def _call(self, path: str, body: dict[str, Any]) -> Any:
+            return await super()._call(path, body | {"version": 2})
+
+    with Stubborn() as server, pytest.raises(RolloutError) as caught, asking(server):
+        pass
+    assert str(caught.value) == (
+        f'{server.url}/update_weights: was told {{"folder": "/weights/version_3", "version": 3}}, and answers with '
+        "'{\"weight_version\": 2}'"
+    )
+
+
+def set_choice(key: str, value: Any) -> Callable[[Any], Any]:
+    """The second choice's."""
+
+    def spoil(answer: Any) -> Any:
+        answer["choices"][1][key] = value
+        return answer
+
+    return spoil
+
+
+def set_logprobs(values: list[Any]) -> Callable[[Any], Any]:
+    return set_choice("logprobs", {"token_logprobs": values})
+
+
+def with_tokens(ids: list[int], reason: str) -> Callable[[Any], Any]:
+    def spoil(answer: Any) -> Any:
+        answer["choices"][1] |= {
+            "token_ids": ids,
+            "finish_reason": reason,
+            "logprobs": {"token_logprobs": [LOGPROB] * len(ids)},
+        }
+        return answer
+
+    return spoil
+
+
+REFUSALS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "other version": (
+        lambda answer: answer | {"weight_version": 2},
+        "was generated with weights of version 2, the servers were given version 3; look for somebody else who updates "
+        "this server",
+    ),
+    "no version": (
+        lambda answer: {"choices": answer["choices"]},
+        "was generated with weights of version None, the servers were given version 3; look for somebody else who "
+        "updates this server",
+    ),
+    "other prompt": (
+        set_choice("prompt_token_ids", [5, 6, 8]),
+        "choice 1 answers other prompt_token_ids than it was asked; the server must take ids as they are",
+    ),
+    "id beyond the vocabulary": (
+        with_tokens([11, 50, EOS], "stop"),
+        "choice 1 has token id 50; the vocabulary has 50",
+    ),
+    "negative id": (with_tokens([11, -1, EOS], "stop"), "choice 1 has token id -1; the vocabulary has 50"),
+    "no ids": (
+        set_choice("token_ids", None),
+        "choice 1 has no list of token_ids; the server must know return_token_ids",
+    ),
+    "ids of another type": (
+        set_choice("token_ids", [True, 11.0, EOS]),
+        "choice 1 has no list of token_ids; the server must know return_token_ids",
+    ),
+    "no log-probs": (set_choice("logprobs", None), "choice 1 has no log-probs for 4 tokens"),
+    "too few log-probs": (set_logprobs([LOGPROB] * 3), "choice 1 has 3 log-probs for 4 tokens"),
+    "too many log-probs": (set_logprobs([LOGPROB] * 5), "choice 1 has 5 log-probs for 4 tokens"),
+    "NaN": (
+        set_logprobs([LOGPROB, float("nan"), LOGPROB, LOGPROB]),
+        "choice 1 has the log-prob nan; legal are finite numbers up to 0",
+    ),
+    "minus infinity": (
+        set_logprobs([LOGPROB, -float("inf"), LOGPROB, LOGPROB]),
+        "choice 1 has the log-prob -inf; legal are finite numbers up to 0",
+    ),
+    "positive log-prob": (
+        set_logprobs([LOGPROB, 0.5, LOGPROB, LOGPROB]),
+        "choice 1 has the log-prob 0.5; legal are finite numbers up to 0",
+    ),
+    "log-prob that is text": (
+        set_logprobs(["-1", LOGPROB, LOGPROB, LOGPROB]),
+        "choice 1 has the log-prob '-1'; legal are finite numbers up to 0",
+    ),
+    "too few choices": (lambda answer: answer | {"choices": answer["choices"][:1]}, "has 1 choices, n was 2"),
+    "too many choices": (lambda answer: answer | {"choices": answer["choices"] * 2}, "has 4 choices, n was 2"),
+    "no choices": (lambda answer: answer | {"choices": None}, "has no list of choices, n was 2"),
+    "choices in another order": (
+        lambda answer: answer | {"choices": answer["choices"][::-1]},
+        "choice 0 is not where it belongs, or no object",
+    ),
+    "choices that are no objects": (
+        lambda answer: answer | {"choices": [1, 2]},
+        "choice 0 is not where it belongs, or no object",
+    ),
+    "more tokens than asked for": (
+        with_tokens([11] * 9, "length"),
+        "choice 1 has 9 tokens, max_tokens was 8",
+    ),
+    "fewer tokens than its longest": (
+        with_tokens([11] * 3, "length"),
+        "choice 1 ended at 3 tokens for its length, max_tokens was 8",
+    ),
+    "unknown reason": (
+        set_choice("finish_reason", "tool_calls"),
+        "choice 1 has finish_reason 'tool_calls'; legal: stop, length, abort",
+    ),
+    "reason that is no text": (
+        set_choice("finish_reason", ["stop"]),
+        "choice 1 has finish_reason ['stop']; legal: stop, length, abort",
+    ),
+    "stop without an end": (
+        with_tokens([11, 12], "stop"),
+        "choice 1 stopped at 12, which is none of the end tokens [2]; the server must stop at these alone, and return "
+        "the last one",
+    ),
+    "stop without a token": (
+        with_tokens([], "stop"),
+        "choice 1 stopped at no token, which is none of the end tokens [2]; the server must stop at these alone, and "
+        "return the last one",
+    ),
+    "no stop at an end": (
+        with_tokens([11, EOS, 12, EOS], "stop"),
+        "choice 1 has the end token 2 at 1 of 4, and goes on or has finish_reason 'stop'; the server must stop at all "
+        "of [2]",
+    ),
+    "end at its longest": (
+        with_tokens([11] * 7 + [EOS], "length"),
+        "choice 1 has the end token 2 at 7 of 8, and goes on or has finish_reason 'length'; the server must stop at "
+        "all of [2]",
+    ),
+    "no object": (lambda answer: [answer], "is no JSON object"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+def test_an_answer_that_cannot_be_right(kind: str) -> None:
+    spoil, said = REFUSALS[kind]
+    assert refusal(FakeServer(spoil=spoil)) == f": the answer to request 7 {said}"
+
+
+ROUTING_REFUSALS: dict[str, tuple[Any, str]] = {
+    "none": (
+        None,
+        "choice 1 has no routed_experts, which rollout.record_experts asks for; set it to false, or take a server that "
+        "returns them",
+    ),
+    "too few": (
+        {"prompt": _base64(experts(2).astype(np.uint8)), "response": _base64(experts(3).astype(np.uint8))},
+        "choice 1: routed_experts.response is not base64 of uint8 [4, 2]",
+    ),
+    "no base64": ({"prompt": "*", "response": ""}, "choice 1: routed_experts.prompt is not base64 of uint8 [2, 2]"),
+    "unknown expert": (
+        {"prompt": _base64(np.full((2, 2), 4, np.uint8)), "response": _base64(experts(4).astype(np.uint8))},
+        "choice 1: routed_experts.prompt names an expert beyond 4",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ROUTING_REFUSALS)
+def test_routing_that_cannot_be_right(kind: str) -> None:
+    found, said = ROUTING_REFUSALS[kind]
+    good = {"prompt": _base64(experts(2).astype(np.uint8)), "response": _base64(experts(4).astype(np.uint8))}
+
+    def spoil(answer: Any) -> Any:
+        answer["choices"][0]["routed_experts"] = good
+        answer["choices"][1]["routed_experts"] = found
+        return answer
+
+    assert refusal(FakeServer(spoil=spoil), expected=ROUTED) == f": the answer to request 7 {said}"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "answers with '', which is not JSON"),
+        (b"<html>" + b"x" * 100, f"answers with '<html>{'x' * 74}...', which is not JSON"),
+        (b"[" * 60_000, f"answers with '{'[' * 80}...', which is not JSON"),
+        (b"\xff\xfe", "answers with '\ufffd\ufffd', which is not JSON"),
+        (b" " * 200_000, "answers with more than 67648 bytes, which no right answer has"),
+        (400, "status 400: no such model"),
+        (500, "status 500: no such model"),
+    ],
+)
+def test_garbage(content: bytes | int, said: str) -> None:
+    # 65,536 bytes and 96 for each of 2 * (3 + 8) tokens
+    server = FakeServer(spoil=lambda answer: content)
+    assert refusal(server) == f"/v1/completions: {said}"
+    assert len(server.asked) == 1  # it would come again
+
+
+def test_an_answer_in_the_form_of_another_server() -> None:
+    said = refusal(FakeServer("vllm", spoil=lambda answer: [1]))
+    assert said.startswith("/v1/completions: answers in another form than rollout.servers.api says (TypeError(")
+    said = refusal(FakeServer("sglang", spoil=lambda answer: {"choices": []}))
+    assert said.startswith("/generate: answers in another form than rollout.servers.api says (TypeError(")
+
+
+def test_a_vllm_whose_weights_changed_meanwhile() -> None:
+    spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 4}]
+    said = refusal(FakeServer("vllm", spoil=set_choice("weight_versions", spans)))
+    assert said.startswith(": the answer to request 7 was generated with weights of version ['3', '4'], the servers")
+
+
+def test_a_file_of_pickled_experts_is_not_read() -> None:
+    file = io.BytesIO()
+    np.save(file, np.array([[{}]] * 6, object), allow_pickle=True)
+    spoil = set_choice("routed_experts", _base64(np.frombuffer(file.getvalue(), np.uint8)))
+    said = refusal(FakeServer("vllm", spoil=spoil), expected=ROUTED)
+    assert "routed_experts are of object, in another order or no whole numbers" in said
+
+
+def test_an_error_leaves_the_service_to_be_closed() -> None:
+    with FakeServer(spoil=lambda answer: json.dumps(1).encode()) as server, asking(server) as service:
+        service.submit([request(number) for number in range(20)])
+        with pytest.raises(RolloutError):
+            service.wait()
