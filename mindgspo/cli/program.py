@@ -24,6 +24,7 @@ from mindgspo.cli.convert import convert_app
 from mindgspo.cli.convert_config import convert_config
 from mindgspo.cli.data import data_app
 from mindgspo.cli.reward import reward_app
+from mindgspo.cli.serve import serve
 from mindgspo.cli.strategy import strategy_app
 from mindgspo.errors import MindGSPOError
 from mindgspo.io import DISK_ERRORS, write_error
@@ -38,7 +39,7 @@ app = typer.Typer(
     help="GSPO reinforcement learning of language models on MindSpore.",
 )
 
-for command in (experiment.run, experiment.sft, experiment.check, experiment.plan):
+for command in (experiment.run, experiment.sft, serve, experiment.check, experiment.plan):
     app.command()(command)
 app.command("eval")(model.evaluate)
 for command in (model.logprobs, experiment.dryrun, experiment.report, proof.conformance):

@@ -127,11 +127,16 @@ def _refusal(host: str, port: int, error: OSError) -> str:
 
 
 def start_processes(
-    command: Sequence[str], plan: ClusterPlan, folder: LaunchFolder, orders: runtime.LaunchOrders
+    command: Sequence[str],
+    plan: ClusterPlan,
+    folder: LaunchFolder,
+    orders: runtime.LaunchOrders,
+    devices: Sequence[str] | None = None,
 ) -> dict[int, subprocess.Popen]:
     """{rank or SCHEDULER: process} of this node, each with the running interpreter; `command` is what follows it.
 
-    Each has a session of its own: Ctrl-C reaches the launcher alone, which ends them in order.
+    devices: see `launcher.launch`. Each has a session of its own: Ctrl-C reaches the launcher alone, which ends them in
+    order.
     """
     started = {}
     for member in plan.members:
@@ -142,6 +147,8 @@ def start_processes(
             num_local_workers=len(plan.ranks),
             scheduler=(plan.master_addr, plan.master_port),
         )
+        if devices is not None and member != SCHEDULER:
+            environment["DEVICE_ID"] = devices[plan.ranks.index(member)]
         with folder.log(member).open("wb") as log:
             started[member] = subprocess.Popen(
                 [sys.executable, *command],

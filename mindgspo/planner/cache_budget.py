@@ -15,11 +15,12 @@ _ROUNDS = 3  # a smaller cache may ask for a longer prefill
 
 def with_cache_budget(config: ExperimentConfig, *, capacity: int | None = None) -> ExperimentConfig:
     """The resolved configuration, with `rollout.cache_gb` set where a card does not hold the cache for all slots at
-    their longest. As it is where that is said already, where nothing need be done, and where no cache is small enough.
+    their longest. As it is where that is said already, where other processes generate, where nothing need be done, and
+    where no cache is small enough.
 
     capacity: as that of `expected_memory`.
     """
-    if config.device == "CPU" or config.rollout.cache_gb is not None:
+    if config.device == "CPU" or config.rollout.cache_gb is not None or config.has_servers:
         return config
     smaller = config
     for _ in range(_ROUNDS):

@@ -32,18 +32,19 @@ def build_engine(config: ExperimentConfig, trained: nn.Cell, tokenizer: Tokenize
     trained weights are transferred to."""
     place = infer_place(config)
     if reads_trained_weights(config):
-        native = _native_engine(config, trained, tokenizer)
+        native = native_engine(config, trained, tokenizer)
         replicated = ReplicatedEngine(native, place, lambda version: None)
         engine = native if place.plan.world_size == 1 else replicated
         return BuiltEngine(engine=engine, model=trained, cache=native.cache)
     model = build_model(config.model, place)
     hold_in_compute_type(model)
-    native = _native_engine(config, model, tokenizer)
+    native = native_engine(config, model, tokenizer)
     transfer = WeightTransfer(trained, model, config.model, config.reshard, swap.reshard_step)
     return BuiltEngine(engine=ReplicatedEngine(native, place, transfer.bring), model=model, cache=native.cache)
 
 
-def _native_engine(config: ExperimentConfig, model: nn.Cell, tokenizer: Tokenizer) -> NativeEngine:
+def native_engine(config: ExperimentConfig, model: nn.Cell, tokenizer: Tokenizer) -> NativeEngine:
+    """One replica's, on the parameters of `model`."""
     rollout, sizes = config.rollout, rollout_sizes(config)
     return NativeEngine(
         model,

@@ -41,6 +41,7 @@ _FREE = (
     "rollout.slots",
     "rollout.cache_gb",
     "rollout.tokens_per_look",
+    "rollout.servers.",
     "eval.every",
     "eval.logged_problems",
     "plans.",

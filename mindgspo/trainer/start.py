@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from mindgspo.errors import ConfigError
 from mindgspo.interrupts import advise
 from mindgspo.launch.launcher import launch
 from mindgspo.launch.processes import plan_cluster
+from mindgspo.launch.serving import own_servers
 from mindgspo.launch.watch import watch_this_process
 from mindgspo.launch.worker import run_worker
 from mindgspo.metrics import report_of_finished
@@ -53,8 +54,11 @@ class RunRequest:
 
     def arguments(self) -> list[str]:
         """For a worker: the same experiment; what had to be moved aside has been."""
-        sets = [word for override in self.overrides for word in ("--set", override)]
-        return ["-m", "mindgspo.cli", self.command, str(self.config), *sets]
+        return ["-m", "mindgspo.cli", self.command, *self.words()]
+
+    def words(self) -> list[str]:
+        """The experiment on a command line."""
+        return [str(self.config), *(word for override in self.overrides for word in ("--set", override))]
 
 
 def start(request: RunRequest, options: ClusterOptions) -> int:
@@ -76,7 +80,25 @@ def start(request: RunRequest, options: ClusterOptions) -> int:
         "master_port": options.master_port,
     }
     plan_cluster(**cluster)  # refuses what cannot be, before a folder is touched
-    return _work(request, config) if needed == 1 else _launch(request, config, cluster)
+    if config.has_own_servers and options.nodes > 1:
+        raise ConfigError(
+            f"--nodes {options.nodes}: a run starts servers that generate on one machine only; start them with "
+            "`mindgspo serve` where their cards are, and name them in rollout.servers.urls"
+        )
+    if needed == 1 and not config.has_own_servers:
+        return _work(request, config)
+    if cluster["node_rank"] == 0 and _is_finished(request, config):
+        return 0
+    if not config.has_own_servers:
+        return _launch(request, config, cluster)
+    assert config.run_dir is not None, "config is not resolved"
+    with own_servers(config, request.words(), config.run_dir / "logs") as show_dead:
+        if needed == 1:
+            return _work(replace(request, overwrite=False), config)
+        code = _launch(request, config, cluster)
+        if code:
+            show_dead()
+        return code
 
 
 def _needs(config: ExperimentConfig) -> str:
@@ -101,21 +123,23 @@ def _check_msrun(config: ExperimentConfig) -> None:
         )
 
 
+def _is_finished(request: RunRequest, config: ExperimentConfig) -> bool:
+    """Deal with what a former run left, before anything is started; rank 0 opens and locks the folder again."""
+    assert config.run_dir is not None, "config is not resolved"
+    folder = open_run_folder(config.run_dir, resume=config.resume, overwrite=request.overwrite, restore=config.restore)
+    folder.close()
+    if folder.moved_aside is not None:
+        print(f"the former run was moved to {folder.moved_aside}")
+    check_config(config, folder)
+    if folder.status is RunStatus.FINISHED:
+        print(f"{folder.root}: this run is finished; its report is {report_of_finished(folder.root)}")
+        return True
+    return False
+
+
 def _launch(request: RunRequest, config: ExperimentConfig, cluster: Mapping[str, Any]) -> int:
     """cluster: the arguments of `plan_cluster`."""
     assert config.run_dir is not None, "config is not resolved"
-    if cluster["node_rank"] == 0:
-        # What a former run left is dealt with before anything is started; rank 0 opens and locks the folder again.
-        folder = open_run_folder(
-            config.run_dir, resume=config.resume, overwrite=request.overwrite, restore=config.restore
-        )
-        folder.close()
-        if folder.moved_aside is not None:
-            print(f"the former run was moved to {folder.moved_aside}")
-        check_config(config, folder)
-        if folder.status is RunStatus.FINISHED:
-            print(f"{folder.root}: this run is finished; its report is {report_of_finished(folder.root)}")
-            return 0
     return launch(request.arguments(), log_dir=config.run_dir / "logs", watch=config.watch, **cluster)
 
 

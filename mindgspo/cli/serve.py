@@ -1,0 +1,48 @@
+"""The command that serves completions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from mindgspo.cli.options import ConfigArgument, EmulateOption, SetOption, emulated_overrides
+
+
+def serve(
+    config: ConfigArgument,
+    set_: SetOption = None,
+    host: Annotated[str, typer.Option(help="Address to listen at; whoever reaches it may ask.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")] = 8000,
+    cards: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="4,5", help="Cards of the replica; by default those that DEVICE_ID says, or the first."),
+    ] = None,
+    logs: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Folder for the logs of several ranks; by default serve/<experiment>."),
+    ] = None,
+    emulate_ascend: EmulateOption = False,
+) -> None:
+    """Serve one replica of an experiment's infer plan over HTTP, for trainers that generate elsewhere.
+
+    It begins without weights and gets them from its trainer (docs/rollout_servers.md). Ctrl-C ends it.
+    """
+    from mindgspo.config import load_config
+    from mindgspo.config.replica import replica_config
+    from mindgspo.config.schema import SwapSection
+    from mindgspo.launch.serving import start_serving
+    from mindgspo.planner import with_cache_budget
+
+    overrides = emulated_overrides(emulate_ascend, set_)
+    experiment = replica_config(load_config(config, overrides, check_files=False))
+    # Nothing but the replica's weights lies beside its cache, as in the rollout phase of a run that swaps.
+    alone = experiment.model_copy(update={"swap": SwapSection(enabled=True)})
+    rollout = experiment.rollout.model_copy(update={"cache_gb": with_cache_budget(alone).rollout.cache_gb})
+    experiment = experiment.model_copy(update={"rollout": rollout})
+    words = ["-m", "mindgspo.cli", "serve", str(config), "--host", host, "--port", str(port)]
+    words += [word for override in overrides for word in ("--set", override)]
+    code = start_serving(experiment, words, host=host, port=port, cards=cards, logs=logs)
+    if code:
+        raise typer.Exit(code)

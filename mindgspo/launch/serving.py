@@ -1,0 +1,131 @@
+"""The processes of completion servers: those of `mindgspo serve`, and those that a run starts for itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindgspo.config import ExperimentConfig
+from mindgspo.config.schedule_rules import infer_cards
+from mindgspo.errors import MindGSPOError
+from mindgspo.io import make_folder
+from mindgspo.launch.failures import last_lines
+from mindgspo.launch.launcher import launch
+from mindgspo.launch.processes import GRACE_S
+from mindgspo.launch.worker import run_worker
+from mindgspo.parallel import runtime
+
+_LAST_LINES = 12
+_SERVED = "MINDGSPO_SERVED"  # set for servers that a run has started
+
+
+def start_serving(
+    config: ExperimentConfig, words: Sequence[str], *, host: str, port: int, cards: str | None, logs: Path | None
+) -> int:
+    """Serve here, or in as many ranks as a replica of the infer plan has; returns the exit code. words: the command
+    line that does the same."""
+
+    def work() -> int:
+        from mindgspo.rollout.serve import serve  # MindSpore comes with it
+
+        serve(config, host=host, port=port, ready=lambda found: print(f"serving at http://{host}:{found}", flush=True))
+        return 0
+
+    if os.environ.get(_SERVED):
+        runtime.die_with_parent()
+    if runtime.is_launched():
+        run_worker(work)
+    size, devices = config.plans.infer.model_parallel, None if cards is None else cards.split(",")
+    if size > 1:
+        folder = logs or Path("serve") / config.experiment
+        return launch(words, num_workers=size, log_dir=folder, watch=config.watch, devices=devices)
+    if devices is not None:
+        os.environ["DEVICE_ID"] = devices[0]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return work()
+    except KeyboardInterrupt:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    url: str
+    log: Path
+    process: subprocess.Popen
+
+
+@contextmanager
+def own_servers(config: ExperimentConfig, words: Sequence[str], log_dir: Path) -> Iterator[Callable[[], None]]:
+    """While the block runs there is a server for each replica of the infer plan, on cards of its own, and this process
+    and its children know where. words: configuration and overrides as on the command line. Yields what shows the last
+    lines of servers that have ended; where the block raises, they are shown."""
+    cards, size = infer_cards(config), config.plans.infer.model_parallel
+    make_folder(log_dir)
+    servers: list[_Server] = []
+    try:
+        for number in range(config.plans.infer.data_parallel):
+            own = cards[number * size : (number + 1) * size]
+            servers.append(_started(words, own, log_dir, number))
+        os.environ[runtime.ROLLOUT_SERVERS] = " ".join(server.url for server in servers)
+        yield lambda: _show_dead(servers)
+    except MindGSPOError:
+        _show_dead(servers)
+        raise
+    finally:
+        _end(servers)
+
+
+def _started(words: Sequence[str], cards: Sequence[int], log_dir: Path, number: int) -> _Server:
+    port, log = _free_port(), log_dir / f"server_{number}.log"
+    # An emulated card's process sets itself up: servers and trainer are jobs of their own.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("MINDGSPO_EMULAT", "MS_"))}
+    command = [sys.executable, "-m", "mindgspo.cli", "serve", *words, "--port", str(port)]
+    command += ["--cards", ",".join(map(str, cards)), "--logs", str(log_dir / f"server_{number}")]
+    if runtime.is_emulated():
+        command.append("--emulate-ascend")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            env=environment | {_SERVED: "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return _Server(f"http://127.0.0.1:{port}", log, process)
+
+
+def _show_dead(servers: Sequence[_Server]) -> None:
+    for server in servers:
+        if (code := server.process.poll()) is not None:
+            print(f"the server at {server.url} has ended with exit code {code}; its log, {server.log}, ends with:")
+            for line in last_lines(server.log, _LAST_LINES):
+                print(f"  {line}")
+
+
+def _end(servers: Sequence[_Server]) -> None:
+    for server in servers:
+        if server.process.poll() is None:
+            server.process.terminate()
+    give_up = time.monotonic() + 2 * GRACE_S
+    for server in servers:
+        try:
+            server.process.wait(max(0.1, give_up - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(server.process.pid, signal.SIGKILL)
+            server.process.wait()
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
