@@ -7,6 +7,7 @@ from mindgspo.planner.expected import PHASES, expected_memory, graph_memory
 from mindgspo.planner.forecast import forecasts, timeline_json, timeline_lines
 from mindgspo.planner.memory_plan import GIB, MIB, Level, MemoryPlan, Part, PhaseMemory, RankMemory
 from mindgspo.planner.smallest_change import set_options, smallest_change
+from mindgspo.planner.timeline import Rates, StepTimes, Timeline, simulate
 
 __all__ = [
     "GIB",
@@ -17,11 +18,15 @@ __all__ = [
     "Part",
     "PhaseMemory",
     "RankMemory",
+    "Rates",
+    "StepTimes",
+    "Timeline",
     "expected_memory",
     "forecasts",
     "graph_memory",
     "plan_of_file",
     "set_options",
+    "simulate",
     "smallest_change",
     "timeline_json",
     "timeline_lines",

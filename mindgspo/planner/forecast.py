@@ -20,6 +20,8 @@ from mindgspo.planner.timeline import Schedule, StepTimes, Timeline, simulate
 from mindgspo.text import aligned, counted
 
 _SHARES = (1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)
+_DEPTHS = (1, 2, 4)
+"""max_staleness of bounded; the configured one is added, on its own split."""
 _MOST_RESPONSES = 500_000
 """Simulated in all: some seconds."""
 _FEWEST_STEPS, _MOST_STEPS = 8, 40
@@ -97,7 +99,7 @@ def forecasts(
     steps = max(_FEWEST_STEPS, min(_MOST_STEPS, _MOST_RESPONSES // (len(layouts) * prompts * group)))
     most_staleness = max(layout.max_staleness for layout in layouts)
     rng = np.random.default_rng(experiment.seed if seed is None else seed)
-    lengths_PG = source.draw(rng, prompts * (steps + 3 * most_staleness + 4), group)
+    lengths_PG = source.draw(rng, prompts * (steps + 2 * most_staleness + 2), group)
     slots = _slots(experiment, speeds.prompt_tokens + float(lengths_PG.mean()))
     return Forecasts(
         rows=tuple(_forecast(experiment, layout, speeds, lengths_PG, slots, steps) for layout in layouts),
@@ -110,8 +112,9 @@ def forecasts(
 
 
 def _slots(experiment: ExperimentConfig, columns: float) -> int:
-    """Sequences that a replica decodes at once, at the mean length."""
-    return max(1, sequences_at_once(with_cache_budget(experiment), math.ceil(columns)))
+    """Sequences that a replica decodes at once, at the mean length. Servers have their cards for themselves."""
+    bounded = experiment if experiment.has_servers else with_cache_budget(experiment)
+    return max(1, sequences_at_once(bounded, math.ceil(columns)))
 
 
 def _forecast(
@@ -130,10 +133,11 @@ def _forecast(
         prompts_per_step=experiment.rollout.prompts_per_step,
         replicas=layout.replicas,
         slots=slots,
-        steps=first + steps + layout.max_staleness,  # behind which nothing is drawn ahead
+        steps=first + steps,
         max_staleness=layout.max_staleness,
         prompt_tokens=speeds.prompt_tokens,
         is_dealt=not layout.infer_cards and not experiment.rollout.servers.urls,
+        is_whole=False,
     )
     counted_steps = timeline.steps[first : first + steps]
     total = sum(step.seconds for step in counted_steps)
@@ -188,8 +192,10 @@ def _layouts(experiment: ExperimentConfig) -> list[Layout]:
     if experiment.has_own_servers and trainer.schedule == "sync":
         found.append(layout("sync", 0, train.world_size, total - train.world_size))
     found += [layout("one_step_off", 1, *split) for split in splits]
-    depths = sorted({1, 2, 4} | ({trainer.max_staleness} if trainer.schedule == "bounded" else set()))
-    found += [layout("bounded", depth, *split) for depth in depths for split in splits]
+    found += [layout("bounded", depth, *split) for depth in _DEPTHS for split in splits]
+    if trainer.schedule == "bounded" and trainer.max_staleness not in _DEPTHS:
+        own = (train.world_size, 0 if urls else total - train.world_size)
+        found.append(layout("bounded", trainer.max_staleness, *own))
     return found
 
 

@@ -100,8 +100,9 @@ def simulate(
     max_staleness: int = 1,
     prompt_tokens: int = 0,
     is_dealt: bool = False,
+    is_whole: bool = True,
 ) -> Timeline:
-    """A run of so many steps.
+    """So many steps of a run; of its first and, if is_whole, last ones, behind which nothing is drawn ahead.
 
     lengths_PG: int64 [P, G], tokens of the responses in the order in which their prompts are drawn; the first prompts
     come again behind the last. slots: sequences that a replica decodes at once. max_staleness: not read with sync; 0 or
@@ -111,9 +112,9 @@ def simulate(
     assert lengths_PG.ndim == 2 and lengths_PG.size and lengths_PG.min() >= 1, lengths_PG.shape
     assert min(prompts_per_step, replicas, slots, steps) >= 1 and max_staleness >= 0
     generation = _Generation(rates, replicas, slots, prompt_tokens, is_dealt)
-    queue = _Queue(
-        lengths_PG, prompts_per_step, 0 if schedule == "sync" else max_staleness, schedule != "bounded", steps
-    )
+    staleness = 0 if schedule == "sync" else max_staleness
+    total_steps = steps if is_whole else steps + staleness
+    queue = _Queue(lengths_PG, prompts_per_step, staleness, schedule != "bounded", total_steps)
     done: list[StepTimes] = []
     now = 0.0
     for step in range(1, steps + 1):
@@ -199,10 +200,10 @@ class _Queue:
                 return None
             self.groups = self.groups[size:]
             return chosen
+        if sum(not group.num_open for group in self.groups) < size:
+            return None
         by_due = sorted(self.groups, key=self._due)
         chosen = [group for group in by_due if not group.num_open][:size]
-        if len(chosen) < size:
-            return None
         taken = set(map(id, chosen))
         rest = [group for group in by_due if id(group) not in taken]
         if not all(self._due(group) > step + i // size for i, group in enumerate(rest)):
