@@ -72,7 +72,10 @@ def speeds_of(experiment: ExperimentConfig, given: Sequence[str]) -> Speeds:
         speeds = Speeds(
             rates=Rates(decode_step=0.0), train_cards=experiment.plans.train.world_size, prompt_tokens=0, notes=()
         )
-    return _with_said(speeds, said) if said else speeds
+    speeds = _with_said(speeds, said) if said else speeds
+    if speeds.rates.decode_step + speeds.rates.decode_sequence == 0:
+        raise ConfigError("--rates: a decode step takes no time; set decode_step or decode_sequence above 0")
+    return speeds
 
 
 def replica_cards(experiment: ExperimentConfig) -> int:
@@ -203,10 +206,10 @@ def _of_run(folder: Path, experiment: ExperimentConfig) -> Speeds:
             f"{folder}: its responses came from servers, whose time is not in its metrics; give a run with "
             "trainer.schedule=sync and no servers, or rates as name=seconds"
         )
-    missing = [name for name in _NEEDED if not all(name in row for row in rows)]
+    missing = [name for name in _NEEDED if not all(row.get(name, 0) > 0 for row in rows)]
     if missing or not rows:
         raise RunFolderError(
-            f"{folder / METRICS_FILE}: no step has {listed(missing or _NEEDED)}; give another run, or name=seconds"
+            f"{folder / METRICS_FILE}: not every step has {listed(missing or _NEEDED)}; give another run, or rates"
         )
     rows = rows[1:] or rows
     column = {name: np.array([row.get(name, 0.0) for row in rows], np.float64) for name in {*_NEEDED, _WEIGHTS}}

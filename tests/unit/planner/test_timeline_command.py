@@ -140,6 +140,7 @@ def test_rates_that_are_said_replace_their_kind(eight_cards: ExperimentConfig, t
     ("train_step=-1", "--rates: train_step=-1.0 are no seconds"),
     ("train_step=nan", "--rates: train_step=nan are no seconds"),
     ("prompt_tokens=inf", "--rates: prompt_tokens=inf are no tokens"),
+    ("decode_context=1", "--rates: a decode step takes no time; set decode_step or decode_sequence above 0"),
     ("nowhere", "--rates: nowhere is no run folder, no file and no name=seconds"),
 ])  # fmt: skip
 def test_rates_that_are_none_are_refused(eight_cards: ExperimentConfig, given: str, message: str) -> None:
@@ -197,7 +198,8 @@ def test_rates_of_a_run(tmp_path: Path) -> None:
 def test_runs_without_what_is_needed_are_refused(tmp_path: Path) -> None:
     experiment = load_config(ARITHMETIC, check_files=False)
     for name, options, message in (
-        ("no_steps", {"rollout/decode_steps": None}, "no step has rollout/decode_steps; give another run"),
+        ("no_steps", {"rollout/decode_steps": None}, "not every step has rollout/decode_steps; give another run"),
+        ("no_time", {"timing_s/gen": 0.0}, "not every step has timing_s/gen; give another run"),
         ("fed", {"overrides": ["trainer.schedule=bounded"]}, "its responses came from servers"),
     ):
         folder = run_folder(tmp_path / name, **options)
