@@ -1,0 +1,234 @@
+"""A real completion server in a process of its own, asked over HTTP: the same tokens as the engine in this process."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mindgspo.config import load_config
+from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
+from mindgspo.rollout.service import Request
+from mindgspo.types import Prompt
+
+OVERRIDES = ("rollout.slots=6", "rollout.max_new_tokens=40", "model.max_position_embeddings=96")
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "arithmetic" / "gspo.yaml"
+STREAM = RandomStream(seed=5, purpose=Purpose.TRAINING, step=3, draw=1)
+
+
+def settings(**changed) -> SamplingSettings:
+    return SamplingSettings(**{"num_samples": 3, "temperature": 1.0, "max_new_tokens": 40, "stream": STREAM, **changed})
+
+
+def prompts(count: int) -> list[Prompt]:
+    rng = np.random.default_rng(1)
+    return [
+        Prompt(
+            index=index, ids=rng.integers(3, 300, 5 + 3 * index).astype(np.int32), text="", answer="", data_source="t"
+        )
+        for index in range(count)
+    ]
+
+
+class Served:
+    """A server process with the weights of seed 1, version 4."""
+
+    def __init__(self, folder: Path, model_parallel: int = 1) -> None:
+        self.config, self.is_exact = load_config(EXAMPLE, OVERRIDES), model_parallel == 1
+        more = (f"plans.infer.model_parallel={model_parallel}", "rollout.servers.urls=[http://elsewhere:1]")
+        sets = [word for key in (*OVERRIDES, *more) for word in ("--set", key)]
+        command = [sys.executable, "-m", "mindgspo.cli", "serve", str(EXAMPLE), "--port", "0", *sets]
+        self.log = folder / "server.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen([*command, "--logs", str(folder / "ranks")], stdout=log, stderr=log)
+        self.url = self._url()
+        self.folder = folder / "weights"
+
+    def _url(self) -> str:
+        import time
+
+        while True:
+            text = self.log.read_text()
+            if "serving at " in text:
+                return text.split("serving at ")[1].split()[0]
+            assert self.process.poll() is None, text
+            time.sleep(0.05)
+
+    def post(self, path: str, body: dict | bytes) -> tuple[int, dict]:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        try:
+            with urllib.request.urlopen(urllib.request.Request(self.url + path, content), timeout=60) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def service(self):
+        from mindgspo.rollout.http_service import open_service
+        from mindgspo.tokenization import load_tokenizer
+
+        rollout = self.config.rollout
+        servers = rollout.servers.model_copy(update={"urls": (self.url,)})
+        config = self.config.model_copy(update={"rollout": rollout.model_copy(update={"servers": servers})})
+        return open_service(config, load_tokenizer(config.tokenizer, config.model.vocab_size))
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(20) in (0, 128 + signal.SIGTERM), self.log.read_text()
+
+
+@pytest.fixture(scope="module")
+def weights(cpu_runtime: None, tmp_path_factory: pytest.TempPathFactory):
+    """(engine in this process, folder of the same weights)"""
+    from mindgspo.config.replica import replica_config
+    from mindgspo.models.policy import build_model
+    from mindgspo.models.weights import initialize_weights, weights_as_numpy
+    from mindgspo.rollout.build import native_engine
+    from mindgspo.rollout.weights_folder import write_weights
+    from mindgspo.tokenization import load_tokenizer
+
+    config = replica_config(load_config(EXAMPLE, OVERRIDES))
+    model = build_model(config.model)
+    initialize_weights(model, config.model, seed=1)
+    engine = native_engine(config, model, load_tokenizer(config.tokenizer, config.model.vocab_size))
+    engine.load_weights(4)
+    folder = tmp_path_factory.mktemp("weights") / "version_4"
+    write_weights(folder, weights_as_numpy(model, config.model), config.model, 4)
+    return engine, folder
+
+
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One rank, and a replica of two."""
+    server = Served(tmp_path_factory.mktemp("served"), request.param)
+    yield server
+    server.end()
+
+
+def drawn(pieces) -> list[tuple]:
+    return [(piece.ids.tolist(), piece.finish_reason) for piece in pieces]
+
+
+def test_without_weights_nothing_is_generated(served: Served) -> None:
+    status, body = served.post("/v1/completions", {"prompt": [5, 6], "max_tokens": 3})
+    assert status == 503 and "POST /update_weights first" in body["error"]["message"]
+
+
+def test_the_server_draws_what_the_engine_draws(served: Served, weights) -> None:
+    engine, folder = weights
+    service = served.service()
+    try:
+        service.load_weights(folder, 4)
+        some = prompts(4)
+        expected = engine.generate(some, settings(), weight_version=4)
+        service.submit(
+            [Request(number=n, prompt=one, samples=(0, 1, 2), settings=settings()) for n, one in enumerate(some)]
+        )
+        answers = {}
+        while len(answers) < 4:
+            answers |= {answer.number: answer for answer in service.wait()}
+        for number, siblings in enumerate(expected.responses):
+            assert answers[number].weight_version == 4
+            for piece, response in zip(answers[number].pieces, siblings, strict=True):
+                assert piece.ids.tolist() == response.ids.tolist() and piece.finish_reason is response.finish_reason
+                np.testing.assert_allclose(
+                    piece.logprobs, response.logprobs, atol=0 if served.is_exact else 1e-5, rtol=0
+                )
+    finally:
+        service.close()
+
+
+def test_what_is_cut_goes_on_as_if_nothing_had_happened(served: Served, weights) -> None:
+    """Cut three times while it runs; all tokens and log-probs are those of an uninterrupted call, bit for bit."""
+    engine, folder = weights
+    service = served.service()
+    try:
+        service.load_weights(folder, 4)
+        some = prompts(3)
+        expected = engine.generate(some, settings(), weight_version=4).responses
+        ids = {(p, s): [] for p in range(3) for s in range(3)}
+        logprobs = {key: [] for key in ids}
+        ended: set[tuple[int, int]] = set()
+        numbers = iter(range(1000))
+        for cuts_left in (3, 2, 1, 0):
+            asked = {}
+            for key in ids.keys() - ended:
+                prefix = np.array(ids[key], np.int32)
+                number = next(numbers)
+                asked[number] = key
+                service.submit(
+                    [Request(number=number, prompt=some[key[0]], samples=(key[1],), settings=settings(), prefix=prefix)]
+                )
+            answers = service.wait(0.05) + service.cut() if cuts_left else []
+            while len(answers) < len(asked):
+                answers += service.wait()
+            for answer in answers:
+                (piece,), key = answer.pieces, asked[answer.number]
+                ids[key] += piece.ids.tolist()
+                logprobs[key] += piece.logprobs.tolist()
+                if piece.finish_reason is not None:
+                    ended.add(key)
+        assert ended == ids.keys()
+        for (p, s), found in ids.items():
+            assert found == expected[p][s].ids.tolist()
+            np.testing.assert_allclose(logprobs[p, s], expected[p][s].logprobs, atol=1e-5, rtol=0)
+            if served.is_exact:
+                assert logprobs[p, s] == expected[p][s].logprobs.tolist()
+    finally:
+        service.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"{", "the body is no JSON object"),
+        ({"prompt": "2+2"}, "prompt: is no list of token ids"),
+        ({"prompt": []}, "prompt: 0 tokens; legal: 1 to 32"),
+        ({"prompt": [1] * 33}, "prompt: 33 tokens; legal: 1 to 32"),
+        ({"prompt": [999]}, "prompt: token id 999; the vocabulary has 512"),
+        ({"prompt": [-1]}, "prompt: token id -1"),
+        ({"prompt": [True]}, "prompt: is no list of token ids"),
+        ({"prompt": [5], "max_tokens": 41}, "max_tokens: 41; legal are whole numbers from 1 to 40"),
+        ({"prompt": [5], "n": 9}, "n: 9; legal are whole numbers from 1 to 8"),
+        ({"prompt": [5], "temperature": -1}, "temperature: -1; legal are numbers from 0 to 100"),
+        (b'{"prompt": [5], "temperature": NaN}', "temperature: nan"),
+        ({"prompt": [5], "top_p": 0}, "top_p: 0 leaves no token"),
+        ({"prompt": [5], "random_stream": [1]}, "random_stream: is no object"),
+        ({"prompt": [5], "random_stream": {"start": 1}}, "prompt: 1 tokens; legal: 2 to 33"),
+        ({"prompt": [5], "random_stream": {"start": 0, "samples": [0, 1]}}, "random_stream.samples: are not n = 1"),
+    ],
+)
+def test_what_cannot_be_served_is_said_in_one_line(served: Served, body, message: str) -> None:
+    status, found = served.post("/v1/completions", body)
+    assert status == 400 and message in found["error"]["message"], found
+
+
+def test_weights_that_are_not_what_they_should_be(served: Served, weights, tmp_path: Path) -> None:
+    _, folder = weights
+    for asked, message in (
+        ({"folder": str(folder), "version": 5}, "holds version 4, not 5"),
+        ({"folder": str(tmp_path), "version": 4}, "weights.json: cannot be read"),
+        ({"folder": 3, "version": 4}, "folder, version: a path and a whole number"),
+    ):
+        status, found = served.post("/update_weights", asked)
+        assert status == 400 and message in found["error"]["message"], found
+    assert served.post("/update_weights", {"folder": str(folder), "version": 4}) == (200, {"weight_version": 4})
+
+
+def test_sleep_takes_the_weights(served: Served, weights) -> None:
+    _, folder = weights
+    assert served.post("/sleep", {})[0] == 200
+    assert served.post("/v1/completions", {"prompt": [5]})[0] == 503
+    assert served.post("/update_weights", {"folder": str(folder), "version": 4})[0] == 409
+    assert served.post("/wake_up", {})[0] == 200
+    assert served.post("/v1/completions", {"prompt": [5]})[0] == 503
+    assert served.post("/update_weights", {"folder": str(folder), "version": 4})[0] == 200
+    status, found = served.post("/v1/completions", {"prompt": [5], "max_tokens": 2, "seed": 1})
+    assert status == 200 and 1 <= len(found["choices"][0]["token_ids"]) <= 2
