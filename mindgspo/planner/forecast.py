@@ -29,14 +29,16 @@ _FEWEST_STEPS, _MOST_STEPS = 8, 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A schedule on cards. infer_cards: those that generate alone; 0: the same cards train and generate, in turns.
-    is_configured: the experiment's own. is_planned: whether plans.train fits its cards without another division."""
+    """A schedule on cards. infer_cards: those that generate alone. is_shared: the same cards train and generate, in
+    turns; where that is not so and infer_cards is 0, servers elsewhere generate. is_configured: the experiment's own.
+    is_planned: whether plans.train fits its cards without another division."""
 
     schedule: Schedule
     max_staleness: int
     train_cards: int
     infer_cards: int
     replicas: int
+    is_shared: bool
     is_configured: bool
     is_planned: bool
 
@@ -46,7 +48,8 @@ class Layout:
 
     @property
     def cards(self) -> str:
-        return f"{self.train_cards} + {self.infer_cards}" if self.infer_cards else str(self.train_cards)
+        generate = "" if self.is_shared else f" + {self.infer_cards or 'servers'}"
+        return f"{self.train_cards}{generate}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +139,7 @@ def _forecast(
         steps=first + steps,
         max_staleness=layout.max_staleness,
         prompt_tokens=speeds.prompt_tokens,
-        is_dealt=not layout.infer_cards and not experiment.rollout.servers.urls,
+        is_dealt=layout.is_shared,
         is_whole=False,
     )
     counted_steps = timeline.steps[first : first + steps]
@@ -182,6 +185,7 @@ def _layouts(experiment: ExperimentConfig) -> list[Layout]:
             train_cards=train_cards,
             infer_cards=infer_cards,
             replicas=urls or max(1, own // of_replica),
+            is_shared=not infer_cards and not urls,
             is_configured=is_split and schedule == trainer.schedule and staleness == experiment.staleness,
             is_planned=train_cards % unit == 0,
         )

@@ -79,8 +79,8 @@ def _draw(axes: Axes, row: Forecast, horizon: float, theme: Theme) -> None:
 
 def _subtitle(row: Forecast, hidden: int) -> str:
     layout = row.layout
-    cards = f"{layout.train_cards} cards train, {layout.infer_cards} generate"
-    if not layout.infer_cards:
+    cards = f"{layout.train_cards} cards train, {layout.infer_cards or 'servers'} generate"
+    if layout.is_shared:
         cards = f"the same {layout.train_cards} cards in turns"
     first = "; height: busy slots; colour: the step, or the one that made the weights; black: hand-over"
     more = f"; {hidden} more replicas" if hidden else ""

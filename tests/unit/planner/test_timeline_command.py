@@ -19,6 +19,7 @@ from mindgspo.planner.lengths import length_source
 from mindgspo.planner.rates import speeds_of
 from mindgspo.planner.smallest_change import changed
 from mindgspo.planner.timeline import Rates
+from mindgspo.planner.timeline_plot import draw_timelines
 
 PROJECT = Path(__file__).resolve().parents[3]
 ARITHMETIC = PROJECT / "examples" / "arithmetic" / "gspo.yaml"
@@ -83,9 +84,10 @@ def test_a_single_card_gets_another_one() -> None:
 
 def test_servers_elsewhere_are_the_replicas(eight_cards: ExperimentConfig) -> None:
     urls = ("http://10.0.0.2:8000", "http://10.0.0.3:8000", "http://10.0.0.4:8000")
-    rows = forecasts(changed(eight_cards, {"rollout.servers.urls": urls})).rows
-    assert [row.layout.replicas for row in rows] == [3] * len(rows) and len(rows) == 5
-    assert {row.layout.cards for row in rows} == {"8"}
+    found = forecasts(changed(eight_cards, {"rollout.servers.urls": urls}))
+    assert [row.layout.replicas for row in found.rows] == [3] * len(found.rows) and len(found.rows) == 5
+    assert {row.layout.cards for row in found.rows} == {"8 + servers"} and found.rows[0].layout.is_configured
+    assert draw_timelines(found).startswith(b"\x89PNG")
 
 
 # ----- Rates
