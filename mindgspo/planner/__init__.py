@@ -6,8 +6,9 @@ from mindgspo.planner.command import plan_of_file
 from mindgspo.planner.expected import PHASES, expected_memory, graph_memory
 from mindgspo.planner.forecast import forecasts, timeline_json, timeline_lines
 from mindgspo.planner.memory_plan import GIB, MIB, Level, MemoryPlan, Part, PhaseMemory, RankMemory
+from mindgspo.planner.simulated_replicas import Rates
 from mindgspo.planner.smallest_change import set_options, smallest_change
-from mindgspo.planner.timeline import Rates, StepTimes, Timeline, simulate
+from mindgspo.planner.timeline import StepTimes, Timeline, simulate
 
 __all__ = [
     "GIB",

@@ -21,7 +21,7 @@ from mindgspo.io import read_bytes
 from mindgspo.metrics.files import CONFIG_FILE, METRICS_FILE
 from mindgspo.metrics.run_folder import read_run
 from mindgspo.models.names import weight_shapes
-from mindgspo.planner.timeline import Rates
+from mindgspo.planner.simulated_replicas import Rates
 from mindgspo.text import counted, did_you_mean, listed, shorten
 
 _MOST_SECONDS = 1e6

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mindgspo.metrics.plot_style import LIGHT, Theme, entitle, label_x, new_figure, png_bytes, style
 from mindgspo.planner.forecast import Forecast, Forecasts
-from mindgspo.planner.timeline import Span
+from mindgspo.planner.simulated_replicas import Span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindgspo.planner.timeline import Rates, Timeline, simulate
+from mindgspo.planner.simulated_replicas import Rates
+from mindgspo.planner.timeline import Timeline, simulate
 
 # A decode step takes a second, training five, the hand-over one.
 RATES = Rates(decode_step=1.0, train_step=5.0, hand_over=1.0)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timed_service import TimedService, VirtualClock
 
-from mindgspo.planner.timeline import Rates, simulate
+from mindgspo.planner.simulated_replicas import Rates
+from mindgspo.planner.timeline import simulate
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
 from mindgspo.trainer.feed import Feed
 from mindgspo.types import Prompt
