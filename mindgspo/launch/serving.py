@@ -15,16 +15,17 @@ from pathlib import Path
 
 from mindgspo.config import ExperimentConfig
 from mindgspo.config.schedule_rules import infer_cards
-from mindgspo.errors import MindGSPOError
+from mindgspo.errors import ConfigError, MindGSPOError, RolloutError
 from mindgspo.io import make_folder
 from mindgspo.launch.failures import last_lines
 from mindgspo.launch.launcher import launch
 from mindgspo.launch.processes import GRACE_S
 from mindgspo.launch.worker import run_worker
 from mindgspo.parallel import runtime
+from mindgspo.text import counted
 
 _LAST_LINES = 12
-_SERVED = "MINDGSPO_SERVED"  # set for servers that a run has started
+_SERVED = "MINDGSPO_SERVED"  # process id of the run that has started a server
 
 
 def start_serving(
@@ -39,21 +40,48 @@ def start_serving(
         serve(config, host=host, port=port, ready=lambda found: print(f"serving at http://{host}:{found}", flush=True))
         return 0
 
-    if os.environ.get(_SERVED):
-        runtime.die_with_parent()
     if runtime.is_launched():
         run_worker(work)
-    size, devices = config.plans.infer.model_parallel, None if cards is None else cards.split(",")
+    if run := os.environ.get(_SERVED):
+        runtime.die_with_parent()
+        if os.getppid() != int(run):
+            raise RolloutError("the run that has started this server is gone")
+    size, devices = config.plans.infer.model_parallel, None if cards is None else _numbers(config, cards)
+    _check_listens(host, port)
     if size > 1:
         folder = logs or Path("serve") / config.experiment
         return launch(words, num_workers=size, log_dir=folder, watch=config.watch, devices=devices)
     if devices is not None:
-        os.environ["DEVICE_ID"] = devices[0]
+        runtime.choose_card(devices[0])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return work()
     except KeyboardInterrupt:
         return 0
+
+
+def _numbers(config: ExperimentConfig, cards: str) -> list[str]:
+    numbers, size = cards.split(","), config.plans.infer.model_parallel
+    if not all(number.isdecimal() for number in numbers) or len(set(numbers)) != len(numbers) or len(numbers) != size:
+        raise ConfigError(
+            f"--cards {cards}: a replica of plans.infer has {counted(size, 'card')} (model_parallel); give as many "
+            f"numbers, e.g. --cards {','.join(map(str, range(size)))}"
+        )
+    return numbers
+
+
+def _check_listens(host: str, port: int) -> None:
+    """Before anything is compiled. Raises ConfigError."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host} --port {port}: cannot listen there ({error.strerror}); choose another port (0 takes a free "
+            "one), or an address of this machine"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +103,7 @@ def own_servers(config: ExperimentConfig, words: Sequence[str], log_dir: Path) -
         for number in range(config.plans.infer.data_parallel):
             own = cards[number * size : (number + 1) * size]
             servers.append(_started(words, own, log_dir, number))
-        os.environ[runtime.ROLLOUT_SERVERS] = " ".join(server.url for server in servers)
+        runtime.tell_rollout_servers([server.url for server in servers])
         yield lambda: _show_dead(servers)
     except MindGSPOError:
         _show_dead(servers)
@@ -95,7 +123,7 @@ def _started(words: Sequence[str], cards: Sequence[int], log_dir: Path, number: 
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
-            env=environment | {_SERVED: "1"},
+            env=environment | {_SERVED: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

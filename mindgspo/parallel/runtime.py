@@ -320,6 +320,16 @@ def rollout_servers() -> tuple[str, ...]:
     return tuple(os.environ.get(ROLLOUT_SERVERS, "").split())
 
 
+def tell_rollout_servers(urls: Sequence[str]) -> None:
+    """To this process and those that it starts, see `rollout_servers`."""
+    os.environ[ROLLOUT_SERVERS] = " ".join(urls)
+
+
+def choose_card(number: str) -> None:
+    """Of this machine, for this process alone; before `set_up_runtime`."""
+    os.environ["DEVICE_ID"] = number
+
+
 _LAUNCH = "MINDGSPO_LAUNCH"
 # A collective on CPU gives up after 30 s by default, also when a rank merely compiles or evaluates for longer. Who
 # died is found out by the launcher at once, and who is slow is reported by its watch: both limits can be a day.

@@ -12,10 +12,16 @@ import numpy as np
 
 from mindgspo.rollout.protocol import Cut, Purpose, RandomStream, SamplingSettings
 from mindgspo.rollout.service import Request
+from mindgspo.text import did_you_mean
 from mindgspo.types import Prompt
 
 _numbers = itertools.count(1)
 _BYTES_PER_TOKEN, _MORE_BYTES = 16, 1 << 16
+# Of these, model, logprobs and return_token_ids change nothing.
+_KEYS = (
+    *("prompt", "n", "max_tokens", "temperature", "top_k", "top_p", "seed", "random_stream", "number"),
+    *("model", "logprobs", "return_token_ids", "return_routed_experts"),
+)
 
 
 class RequestError(ValueError):
@@ -25,14 +31,15 @@ class RequestError(ValueError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Of one server. name: of its model. max_prompt_length, max_new_tokens: tokens of a prompt and of a whole response,
-    prefix and end included. max_samples: of one request. cut: where a request names none. records_experts: of training
-    responses."""
+    prefix and end included. max_samples: of one request. most_requests: that wait or run. cut: where a request names
+    none. records_experts: of training responses."""
 
     name: str
     vocab_size: int
     max_prompt_length: int
     max_new_tokens: int
     max_samples: int
+    most_requests: int
     cut: Cut
     records_experts: bool
 
@@ -54,6 +61,7 @@ def described(limits: Limits) -> dict[str, Any]:
 
 def request_of(asked: Mapping[str, Any], limits: Limits) -> Request:
     """Raises RequestError. `number`, where it is given, is the server's own; else the next one is taken."""
+    _check_keys(asked, limits)
     stream = asked.get("random_stream")
     if stream is not None and not isinstance(stream, Mapping):
         raise RequestError("random_stream: is no object")
@@ -79,6 +87,14 @@ def request_of(asked: Mapping[str, Any], limits: Limits) -> Request:
     )
     number = asked["number"] if "number" in asked else next(_numbers)
     return Request(number=number, prompt=prompt, samples=samples, settings=settings, prefix=ids[ids.size - start :])
+
+
+def _check_keys(asked: Mapping[str, Any], limits: Limits) -> None:
+    for key, value in asked.items():
+        if key not in _KEYS and value is not None and value is not False:
+            raise RequestError(f"{key:.40}: is not served{did_you_mean(key, _KEYS)}")
+    if asked.get("return_routed_experts") and not limits.records_experts:
+        raise RequestError("return_routed_experts: none are recorded here; serve with rollout.record_experts=true")
 
 
 def _samples(

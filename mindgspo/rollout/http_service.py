@@ -13,21 +13,20 @@ import time
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import TimeoutError as NotYet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
-import numpy as np
 
 from mindgspo.config import ExperimentConfig
 from mindgspo.data.routing import no_routing
 from mindgspo.errors import ConfigError, RolloutError
 from mindgspo.parallel import runtime
-from mindgspo.rollout.protocol import Cut
+from mindgspo.rollout.protocol import Cut, Purpose
 from mindgspo.rollout.server_answers import AnswerReader, Expected
 from mindgspo.rollout.server_apis import SERVER_APIS, Call, ServerAPI
-from mindgspo.rollout.service import Answer, Piece, Request
+from mindgspo.rollout.service import NO_TOKENS, Answer, Request
 from mindgspo.tokenization import Tokenizer
 
 Result = TypeVar("Result")
@@ -186,6 +185,8 @@ class HTTPService:
     async def _ask(self, server: _Server, request: Request) -> None:
         api, expected, version = self._api, self._expected, self._version
         assert version is not None
+        if request.settings.stream.purpose is not Purpose.TRAINING:
+            expected = replace(expected, routing=None)  # evaluations record none
         try:
             call = Call(path=api.completions, body=api.ask(request, request.settings.cut or self._own_cut, expected))
             content = await self._content(server, call, _most_bytes(request, api, expected), is_request=True)
@@ -326,12 +327,11 @@ def open_service(config: ExperimentConfig, tokenizer: Tokenizer) -> HTTPService:
 
 
 _STARTS_WITHIN_S = 60.0
-_NOTHING = Piece(ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32), finish_reason=None)
 
 
 def _cut_before(request: Request, version: int) -> Answer:
     """Its first tokens were drawn."""
-    return Answer(number=request.number, weight_version=version, pieces=tuple(_NOTHING for _ in request.samples))
+    return Answer(number=request.number, weight_version=version, pieces=tuple(NO_TOKENS for _ in request.samples))
 
 
 def _most_bytes(request: Request, api: ServerAPI, expected: Expected) -> int:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mindgspo.rollout.blocks import SCRATCH, BlockAllocator, num_blocks_for, num_shared_blocks
-from mindgspo.rollout.service import Piece, Request
+from mindgspo.rollout.service import NO_TOKENS, Piece, Request
 from mindgspo.types import ExpertArray, FinishReason, Float32Array, Int32Array, Routing
 
 # Free blocks per active sequence without which no other is admitted. At published lengths (responses to 20k) 1 keeps
@@ -181,25 +181,32 @@ class Scheduler:
         found, self._ended = self._ended, []
         return found
 
-    def cut(self) -> list[EndedRequest]:
-        """Those that have ended since the last call, and all others as far as they have come; nothing is left."""
+    def cut(self, numbers: Collection[int] | None = None) -> list[EndedRequest]:
+        """Those that have ended since the last call, and these requests, or all, as far as they have come: nothing is
+        left of them."""
+        chosen = {number: job for number, job in self._jobs.items() if numbers is None or number in numbers}
         for slot in list(self._rows):
             job, place = self._sequence(slot)
-            length = int(self._lengths[slot])
-            experts = self._experts_of(slot)
-            piece = _piece(job, self._ids[slot, :length], self._logprobs[slot, :length], experts, None)
-            self._leave(slot)
-            self._end(job, place, piece)
-        for waiting in self._preempted:
-            piece = _piece(waiting.job, waiting.ids, waiting.logprobs, waiting.experts, None)
-            self._end(waiting.job, waiting.place, piece)
-        self._preempted.clear()
-        self._let_go_of_prompts()
-        for job in self._queue:
+            if job.request.number in chosen:
+                length = int(self._lengths[slot])
+                experts = self._experts_of(slot)
+                piece = _piece(job, self._ids[slot, :length], self._logprobs[slot, :length], experts, None)
+                self._leave(slot)
+                self._end(job, place, piece)
+        preempted, self._preempted = self._preempted, deque()
+        for waiting in preempted:
+            if waiting.job.request.number in chosen:
+                piece = _piece(waiting.job, waiting.ids, waiting.logprobs, waiting.experts, None)
+                self._end(waiting.job, waiting.place, piece)
+            else:
+                self._preempted.append(waiting)
+        self._queue = deque(job for job in self._queue if job.request.number not in chosen)
+        for job in chosen.values():
+            self._allocator.release(job.held or [])
+            job.held = None
             for place in range(job.next_place, len(job.request.samples)):
-                self._end(job, place, _piece(job, *_no_tokens(job), None, None))
-        self._queue.clear()
-        assert self.done and self._allocator.num_in_use == 0
+                self._end(job, place, NO_TOKENS)
+        assert self._jobs or self._allocator.num_in_use == 0
         return self.ended()
 
     @property

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 from mindgspo.config import ExperimentConfig
 from mindgspo.models.policy import build_model
+from mindgspo.parallel import runtime
 from mindgspo.parallel.cluster import infer_place, start_device
 from mindgspo.rollout.build import native_engine
 from mindgspo.rollout.completions import Limits
@@ -31,9 +33,14 @@ def serve(config: ExperimentConfig, *, host: str, port: int, ready: Callable[[in
         max_prompt_length=config.data.max_prompt_length,
         max_new_tokens=config.rollout.max_new_tokens,
         max_samples=max(config.rollout.num_generations, config.eval.num_samples),
+        most_requests=max(1024, 4 * config.rollout.slots),
         cut=Cut(config.rollout.top_k, config.rollout.top_p),
         records_experts=bool(config.rollout.record_experts),
     )
     engine = native_engine(config, model, tokenizer)
     server = CompletionServer(engine, model, config.model, limits, verify=config.reshard.verify)
+    if not runtime.is_launched():
+        # No exception: raised in a callback of Python or MindSpore it would be lost.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: server.stop())
     server.run(host=host, port=port, ready=ready)

@@ -14,7 +14,7 @@ import json
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,17 +34,20 @@ from mindgspo.rollout.completions import Limits, RequestError, described, reques
 from mindgspo.rollout.engine import Decoding, NativeEngine
 from mindgspo.rollout.protocol import Cut, Purpose
 from mindgspo.rollout.scheduler import EndedRequest
-from mindgspo.rollout.service import Request
+from mindgspo.rollout.service import NO_TOKENS, Request
 from mindgspo.rollout.weights_folder import open_weights
 from mindgspo.types import Routing
 
 _IDLE_S = 5.0  # the other ranks of a replica hear from rank 0 at least so often
+_LAST_ANSWERS_S = 0.5  # for what is asked while the server ends
+_NO_WEIGHTS = "no weights yet: POST /update_weights first"
 _MOST_CUTS = 8  # decode graphs; each way of cutting the vocabulary has one
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """kind: ask, abort, load, sleep, wake. content: JSON. done: of rank 0, the HTTP status and what is answered."""
+    """kind: ask, forget, abort, load, sleep, wake, stop. content: JSON. done: of rank 0, the HTTP status and what is
+    answered."""
 
     kind: str
     content: dict[str, Any]
@@ -67,17 +70,19 @@ class CompletionServer:
         self._later: deque[Request] = deque()  # sampled in another way than what runs
         self._asked: dict[int, Future] = {}
         self._is_asleep = False
-        self._is_stopping = False
+        self._num_asked = 0  # of the event loop's thread
 
     def run(self, *, host: str, port: int, ready: Callable[[int], None]) -> None:
-        """Serve until a signal ends this process. ready: told the port, on rank 0."""
+        """Serve until `stop`, or until a signal ends this process. ready: told the port, on rank 0."""
         if runtime.rank() > 0:
             self._work()
             return
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="answers over HTTP", daemon=True)
         thread.start()
-        runner = web.AppRunner(self._application(), access_log=None)
+        runner = web.AppRunner(
+            self._application(), access_log=None, handler_cancellation=True, shutdown_timeout=_LAST_ANSWERS_S
+        )
 
         async def start() -> int:
             await runner.setup()
@@ -89,16 +94,21 @@ class CompletionServer:
         try:
             self._work()
         finally:
-            self._is_stopping = True
             asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(timeout=5.0)
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
+
+    def stop(self) -> None:
+        """Of a replica of one rank; a signal handler may call it."""
+        self._orders.put(_Order("stop", {}, Future()))
 
     # ---- the main thread
 
     def _work(self) -> None:
         while True:
             for order in self._told(self._taken()):
+                if order.kind == "stop":
+                    return
                 self._follow(order)
             self._begin()
             if self._decoding is not None and not self._decoding.done:
@@ -136,12 +146,17 @@ class CompletionServer:
 
     def _follow(self, order: _Order) -> None:
         answer: tuple[int, dict[str, Any]] | None = None
-        if order.kind == "ask":
+        if order.kind == "ask" and self._version is None:
+            answer = 503, {"error": _NO_WEIGHTS}
+        elif order.kind == "ask":
             request = request_of(order.content, self._limits)
             self._later.append(request)
             self._asked[request.number] = order.done
         elif order.kind == "abort":
-            self._abort()
+            self._stop()
+            answer = 200, {}
+        elif order.kind == "forget":
+            self._stop({order.content["number"]})
             answer = 200, {}
         elif self._is_busy:
             answer = 409, {"error": f"requests run; POST /abort_requests first, or wait, before {order.kind}"}
@@ -163,16 +178,17 @@ class CompletionServer:
                 self._decoding, self._kind = self._engine.begin(settings), kind
             self._decoding.add(self._later.popleft())
 
-    def _abort(self) -> None:
+    def _stop(self, numbers: Collection[int] | None = None) -> None:
+        """Answer these requests, or all, as far as they have come."""
         if self._decoding is not None:
-            self._answer(self._decoding.cut())
-        for request in self._later:
-            self._decoding = self._decoding or self._engine.begin(request.settings)
-            self._decoding.add(request)
-        if self._later and self._decoding is not None:
-            self._later.clear()
-            self._answer(self._decoding.cut())
-        self._decoding = None
+            self._answer(self._decoding.cut(numbers))
+        later, self._later = self._later, deque()
+        for request in later:
+            if numbers is None or request.number in numbers:
+                nothing = tuple(NO_TOKENS for _ in request.samples)
+                self._answer([EndedRequest(request=request, pieces=nothing, seconds=(0.0,) * len(nothing))])
+            else:
+                self._later.append(request)
 
     def _answer(self, ended: list[EndedRequest]) -> None:
         for one in ended:
@@ -202,21 +218,29 @@ class CompletionServer:
     def _load(self, folder: Path, version: int) -> tuple[int, dict[str, Any]]:
         if self._is_asleep:
             return 409, {"error": "asleep; POST /wake_up first"}
+        # The ranks of a replica go on with the same weights, or with none.
+        problems = [told.decode() for told in exchange(self._read(folder, version).encode())]
+        if any(problems):
+            self._version = None
+            return 400, {"error": next(filter(None, problems))}
+        self._engine.load_weights(version)
+        self._version, self._loads = version, self._loads + 1
+        return 200, {"weight_version": version}
+
+    def _read(self, folder: Path, version: int) -> str:
+        """Fill this rank's parameters. Returns what is wrong, in one line, or nothing."""
         try:
             with open_weights(folder) as weights:
                 if weights.version != version:
                     raise WeightsError(f"{folder}: holds version {weights.version}, not {version}")
-                self._version = None  # whoever fails half-way has no weights
                 load_tensors(self._model, self._section, weights.tensors)
                 names = list(weights.digests)
                 chosen = {"off": [], "sampled": sampled_names(names, self._loads), "full": names}[self._verify]
                 for name in chosen:
                     weights.verify(name)
         except (MindGSPOError, OSError) as error:
-            return 400, {"error": str(error)}
-        self._engine.load_weights(version)
-        self._version, self._loads = version, self._loads + 1
-        return 200, {"weight_version": version}
+            return "; ".join(line.strip() for line in str(error).splitlines())
+        return ""
 
     def _turn(self, *, is_asleep: bool) -> tuple[int, dict[str, Any]]:
         """Give the device's memory back, or take it again, without its content."""
@@ -256,8 +280,17 @@ class CompletionServer:
         except RequestError as error:
             return _error(400, str(error))
         if self._version is None:
-            return _error(503, "no weights yet: POST /update_weights first")
-        status, content = await self._ordered("ask", asked | {"number": found.number})
+            return _error(503, _NO_WEIGHTS)
+        if self._num_asked >= self._limits.most_requests:
+            return _error(429, f"{self._num_asked} requests wait or run, which is the most; ask again later")
+        self._num_asked += 1
+        try:
+            status, content = await self._ordered("ask", asked | {"number": found.number})
+        except asyncio.CancelledError:  # whoever asked has hung up
+            self._orders.put(_Order("forget", {"number": found.number}, Future()))
+            raise
+        finally:
+            self._num_asked -= 1
         return web.json_response(
             {"id": f"cmpl-{found.number}", "object": "text_completion", "model": self._limits.name, **content},
             status=status,
@@ -290,7 +323,7 @@ class CompletionServer:
     async def _ordered(self, kind: str, content: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         done: Future = Future()
         self._orders.put(_Order(kind, content, done))
-        return await asyncio.wrap_future(done)
+        return await asyncio.shield(asyncio.wrap_future(done))
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

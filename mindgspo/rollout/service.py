@@ -58,6 +58,10 @@ class Piece:
         assert self.ids.size or self.finish_reason is None, "an ended response without a token"
 
 
+NO_TOKENS = Piece(ids=_no_ids(), logprobs=np.zeros(0, np.float32), finish_reason=None)
+"""Of a response that was cut before its first token."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """To the request of that number: a piece per sample, in the request's order, all under one version of the
