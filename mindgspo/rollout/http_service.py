@@ -39,14 +39,12 @@ _MORE_BYTES = 1 << 16  # of an answer, beside its tokens
 
 @dataclass(slots=True, eq=False)
 class _Server:
-    """running: responses asked for and not answered. idle_since: since when that is 0; None while it is not.
-    has_versions: whether it tells of which version the weights are."""
+    """running: responses asked for and not answered. idle_since: since when that is 0; None while it is not."""
 
     url: str
     running: int = 0
     idle_s: float = 0.0
     idle_since: float | None = field(default_factory=time.perf_counter)
-    has_versions: bool = True
 
 
 class _GivenUp(Exception):  # noqa: N818  (nothing went wrong)
@@ -197,7 +195,7 @@ class HTTPService:
                 raise RolloutError(
                     f"{what}: answers in another form than rollout.servers.api says ({error!r})"
                 ) from error
-            if not server.has_versions:
+            if not api.always_tells and answer["weight_version"] is None:
                 answer["weight_version"] = api.label(version)
             self._found.put(AnswerReader(request, expected, server.url).answer(answer, version, api.label(version)))
         except _GivenUp:
@@ -238,8 +236,6 @@ class HTTPService:
         """One call after the other. Raises RolloutError."""
         for call in calls:
             content = await self._content(server, call, _MORE_BYTES)
-            if call.may_lack:
-                server.has_versions = content is not None
             if content is None:
                 continue
             answer = _object(content, what := f"{server.url}{call.path}") if content else {}

@@ -24,8 +24,7 @@ from mindgspo.rollout.service import Request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One of those that hand weights over, or end what runs. path: with its query. body: JSON. is_right: whether the
-    answer, {} where it is empty, says that it was done. may_lack: older servers do not know the route, and report no
-    versions."""
+    answer, {} where it is empty, says that it was done. may_lack: older servers do not know the route."""
 
     path: str
     method: Literal["GET", "POST"] = "POST"
@@ -38,7 +37,7 @@ class Call:
 class ServerAPI:
     """completions: path. ask: its body. read: answer -> that of `mindgspo serve`; raises whatever Python does for
     another form. abort: ends what runs. load: takes the weights in a folder over, under a version. label: of a version,
-    as the server tells it. bytes_per_token: of an answer, at most."""
+    as the server tells it. always_tells: each answer has one. bytes_per_token: of an answer, at most."""
 
     completions: str
     ask: Callable[[Request, Cut, Expected], dict[str, Any]]
@@ -46,6 +45,7 @@ class ServerAPI:
     abort: tuple[Call, ...]
     load: Callable[[Path, int], tuple[Call, ...]]
     label: Callable[[int], int | str]
+    always_tells: bool
     bytes_per_token: int
 
 
@@ -255,6 +255,7 @@ SERVER_APIS: Mapping[str, ServerAPI] = {
         abort=(Call(path="/abort_requests"),),
         load=_load_mindgspo,
         label=int,
+        always_tells=True,
         bytes_per_token=96,
     ),
     "vllm": ServerAPI(
@@ -264,6 +265,7 @@ SERVER_APIS: Mapping[str, ServerAPI] = {
         abort=(Call(path="/pause?mode=abort"), Call(path="/resume")),
         load=_load_vllm,
         label=str,
+        always_tells=False,  # from 0.33 on
         bytes_per_token=512,  # the text as well, and each token's likeliest one
     ),
     "sglang": ServerAPI(
@@ -273,6 +275,7 @@ SERVER_APIS: Mapping[str, ServerAPI] = {
         abort=(Call(path="/abort_request", body={"rid": "", "abort_all": True}),),
         load=_load_sglang,
         label=str,
+        always_tells=True,
         bytes_per_token=256,
     ),
 }
