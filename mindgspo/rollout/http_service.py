@@ -180,8 +180,13 @@ class HTTPService:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
+    def _expected_of(self, request: Request) -> Expected:
+        """Of evaluation's responses no routing is recorded."""
+        is_trained = request.settings.stream.purpose is Purpose.TRAINING
+        return self._expected if is_trained else replace(self._expected, routing=None)
+
     async def _ask(self, server: _Server, request: Request) -> None:
-        api, expected, version = self._api, self._expected, self._version
+        api, expected, version = self._api, self._expected_of(request), self._version
         assert version is not None
         if request.settings.stream.purpose is not Purpose.TRAINING:
             expected = replace(expected, routing=None)  # evaluations record none

@@ -112,6 +112,15 @@ def test_routing_is_that_of_prompt_and_response(api: str) -> None:
     np.testing.assert_array_equal(routing.response_LX, experts(6)[2:])
 
 
+def test_routing_of_evaluation_is_not_asked_for() -> None:
+    prompt = request().prompt
+    stream = RandomStream(seed=9, purpose=Purpose.EVALUATION, step=2)
+    settings = SamplingSettings(num_samples=1, temperature=0, max_new_tokens=8, stream=stream)
+    with FakeServer() as server, asking(server, expected=ROUTED) as service:
+        (answer,) = answered(service, Request(number=1, prompt=prompt, samples=(0,), settings=settings))
+    assert answer.pieces[0].routing is None and server.asked[0]["return_routed_experts"] is False
+
+
 def _base64(array: np.ndarray) -> str:
     return base64.b64encode(array.tobytes()).decode()
 
