@@ -43,6 +43,17 @@ def serve(
     experiment = experiment.model_copy(update={"rollout": rollout})
     words = ["-m", "mindgspo.cli", "serve", str(config), "--host", host, "--port", str(port)]
     words += [word for override in overrides for word in ("--set", override)]
-    code = start_serving(experiment, words, host=host, port=port, cards=cards, logs=logs)
+
+    def work() -> int:
+        from mindgspo.rollout.serve import serve as serve_replica  # MindSpore comes with it
+
+        serve_replica(experiment, host=host, port=port, ready=lambda found: _tell(host, found))
+        return 0
+
+    code = start_serving(work, experiment, words, host=host, port=port, cards=cards, logs=logs)
     if code:
         raise typer.Exit(code)
+
+
+def _tell(host: str, port: int) -> None:
+    print(f"serving at http://{host}:{port}", flush=True)

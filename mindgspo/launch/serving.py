@@ -29,17 +29,17 @@ _SERVED = "MINDGSPO_SERVED"  # process id of the run that has started a server
 
 
 def start_serving(
-    config: ExperimentConfig, words: Sequence[str], *, host: str, port: int, cards: str | None, logs: Path | None
+    work: Callable[[], int],
+    config: ExperimentConfig,
+    words: Sequence[str],
+    *,
+    host: str,
+    port: int,
+    cards: str | None,
+    logs: Path | None,
 ) -> int:
-    """Serve here, or in as many ranks as a replica of the infer plan has; returns the exit code. words: the command
+    """Do `work` here, or in as many ranks as a replica of the infer plan has; returns the exit code. words: the command
     line that does the same."""
-
-    def work() -> int:
-        from mindgspo.rollout.serve import serve  # MindSpore comes with it
-
-        serve(config, host=host, port=port, ready=lambda found: print(f"serving at http://{host}:{found}", flush=True))
-        return 0
-
     if runtime.is_launched():
         run_worker(work)
     if run := os.environ.get(_SERVED):
