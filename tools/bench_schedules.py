@@ -175,6 +175,7 @@ def measured(schedule: str, staleness: int, urls: list[str], options: argparse.N
         "eval.before": "false",
         "eval.every": "null",
         "algorithm.old_log_probs": "recompute",
+        "logging.groups_per_step": "null",
     }
     sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     command = [sys.executable, "-m", "mindgspo.cli", "run", str(EXPERIMENT), *sets]
@@ -219,8 +220,51 @@ def main() -> None:
                     server.terminate()
                     server.wait()
             results.append(summary(schedule, staleness, steps))
+            if schedule == "sync":
+                lengths_PG = drawn_lengths(Path(folder) / "sync_0" / "samples.jsonl", options)
+            results[-1]["forecast_s"] = forecast(schedule, staleness, results[0], lengths_PG, options)
             print(json.dumps(results[-1]), file=sys.stderr)
     print(json.dumps({"options": {**vars(options), "eos": eos}, "schedules": results}))
+
+
+def drawn_lengths(samples: Path, options: argparse.Namespace) -> np.ndarray:
+    """int64 [prompts, 8] in the order in which prompts are drawn: tokens, times ten where each takes ten times as
+    long."""
+    prompts: list[int] = []
+    for line in samples.read_text(encoding="utf-8").splitlines():
+        prompt = json.loads(line)["prompt_index"]
+        if not prompts or prompt != prompts[-1]:
+            prompts.append(prompt)
+    lengths = [
+        [round(length_of(prompt, sample) * slowness_of(prompt, sample, options.straggler)) for sample in range(8)]
+        for prompt in prompts
+    ]
+    return np.array(lengths, np.int64)
+
+
+def forecast(
+    schedule: str, staleness: int, sync: dict[str, Any], lengths_PG: np.ndarray, options: argparse.Namespace
+) -> float:
+    """Median seconds of the same steps, from how long training and the hand-over took in the sync run."""
+    from mindgspo.planner import Rates, simulate
+
+    rates = Rates(
+        decode_step=options.token_seconds,
+        train_step=sync["step_s"] - sync["gen_s"] - sync["hand_over_s"],
+        hand_over=sync["hand_over_s"],
+    )
+    timeline = simulate(
+        lengths_PG,
+        rates,
+        schedule=schedule,
+        prompts_per_step=options.prompts,
+        replicas=options.servers,
+        slots=options.slots,
+        steps=options.steps,
+        max_staleness=staleness,
+    )
+    steady = timeline.steps[3 : options.steps - max(staleness, 1)]
+    return round(statistics.median(step.seconds for step in steady), 4)
 
 
 def summary(schedule: str, staleness: int, steps: list[dict]) -> dict[str, Any]:

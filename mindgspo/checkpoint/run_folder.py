@@ -45,6 +45,7 @@ _OWN_NAMES = (
     "failures",
     "logs",
     "reference",
+    "rollout_weights",
     "swap",
     "tensorboard",
 )

@@ -168,6 +168,27 @@ def test_two_card_plans(run: Callable, experiment: Path, settings: tuple[str, ..
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("infer", ["data_parallel", "model_parallel"])
+def test_two_cards_train_while_two_others_generate(run: Callable, experiment: Path, infer: str) -> None:
+    """One step off: the same responses as on CPU, whose cache is as coarse here, and the same updates."""
+    settings = (
+        "trainer.schedule=one_step_off", "trainer.max_steps=3", "rollout.cache_dtype=bfloat16",
+        "algorithm.old_log_probs=recompute", "logging.groups_per_step=null",
+    )  # fmt: skip
+    run("cards", "plans.train.data_parallel=2", f"plans.infer.{infer}=2", *settings)
+    run("cpu", *settings, emulate=False)
+    on_cards, on_cpu = (experiment.parent / name for name in ("cards", "cpu"))
+    answers = [[row["response"] for row in read_lines(folder / "samples.jsonl")] for folder in (on_cards, on_cpu)]
+    assert len(answers[0]) == 48 and answers[0] == answers[1]
+    updates = [[row for row in metrics(folder) if "actor/loss" in row] for folder in (on_cards, on_cpu)]
+    assert [row["staleness/token_max"] for row in updates[0]] == [0, 1, 1]
+    for card, cpu in zip(*updates, strict=True):
+        for key in ("actor/loss", "actor/grad_norm", "actor/entropy"):
+            assert card[key] == pytest.approx(cpu[key], abs=1e-5), key
+    check_updates(on_cards)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sign", "exit_code", "words"),
     [(signal.SIGKILL, 137, "rank 1 failed first"), (signal.SIGSTOP, 124, "awaited: rank 1 at step")],
