@@ -25,6 +25,7 @@ from mindgspo.parallel import runtime
 from mindgspo.text import counted
 
 _LAST_LINES = 12
+_READY_WITHIN_S, _POLL_S = 600.0, 0.05
 _SERVED = "MINDGSPO_SERVED"  # process id of the run that has started a server
 
 
@@ -86,9 +87,13 @@ def _check_listens(host: str, port: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    url: str
+    port: int
     log: Path
     process: subprocess.Popen
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
 
 @contextmanager
@@ -103,6 +108,7 @@ def own_servers(config: ExperimentConfig, words: Sequence[str], log_dir: Path) -
         for number in range(config.plans.infer.data_parallel):
             own = cards[number * size : (number + 1) * size]
             servers.append(_started(words, own, log_dir, number))
+        _await(servers)
         runtime.tell_rollout_servers([server.url for server in servers])
         yield lambda: _show_dead(servers)
     except MindGSPOError:
@@ -129,7 +135,24 @@ def _started(words: Sequence[str], cards: Sequence[int], log_dir: Path, number: 
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    return _Server(f"http://127.0.0.1:{port}", log, process)
+    return _Server(port, log, process)
+
+
+def _await(servers: Sequence[_Server]) -> None:
+    """Until all listen, which they do once they are ready. Raises RolloutError."""
+    give_up = time.monotonic() + _READY_WITHIN_S
+    for server in servers:
+        while not _listens(server.port):
+            if any(one.process.poll() is not None for one in servers):
+                raise RolloutError("a server that generates has ended before it was ready")
+            if time.monotonic() > give_up:
+                raise RolloutError(f"{server.url}: the server is not ready after {_READY_WITHIN_S:.0f} s; {server.log}")
+            time.sleep(_POLL_S)
+
+
+def _listens(port: int) -> bool:
+    with closing(socket.socket()) as caller:
+        return caller.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _show_dead(servers: Sequence[_Server]) -> None:

@@ -85,8 +85,9 @@ def test_servers_end_with_their_run(run, number: signal.Signals) -> None:
     assert not left, [one.cmdline() for one in left]
 
 
-def test_a_run_to_its_end(config: Path) -> None:
-    process = started(config, "trainer.max_steps=3")
+@pytest.mark.parametrize("model_parallel", [1, 2])
+def test_a_run_to_its_end(config: Path, model_parallel: int) -> None:
+    process = started(config, "trainer.max_steps=3", f"plans.infer.model_parallel={model_parallel}")
     servers = servers_of(process)
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
@@ -95,6 +96,19 @@ def test_a_run_to_its_end(config: Path) -> None:
     assert all("serving at" in log and "Traceback" not in log for log in logs), logs
     lines = (config.parent / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()
     assert max(json.loads(line)["step"] for line in lines) == 3
+
+
+def test_a_server_that_cannot_start_ends_the_run_at_once(config: Path) -> None:
+    """Of a replica of two ranks one command more is started; it finds a folder where its log should be."""
+    words = ("run", config, *SERVED, *sets("plans.infer.model_parallel=2"))
+    blocked = config.parent / "runs" / "tiny" / "logs" / "server_1"
+    blocked.parent.mkdir(parents=True)
+    blocked.write_text("in the way")
+    ended = subprocess.run(
+        command(*words), cwd=config.parent, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1 and "before it was ready" in ended.stderr, ended
+    assert "server_1.log, ends with:" in ended.stdout, ended
 
 
 def test_servers_of_several_machines_are_started_by_hand(config: Path) -> None:
