@@ -369,3 +369,41 @@ def test_requests_that_come_later_and_are_cut_go_on_where_they_were(data: st.Dat
     assert {key: reason is FinishReason.STOP for key, reason in ends.items()} == {
         key: tokens[-1] == EOS for key, tokens in drawn.items()
     }
+
+
+def test_only_the_requests_named_are_cut() -> None:
+    prompts = [make_prompt(0, 3), make_prompt(1, 3), make_prompt(2, 3)]
+    planned = {p: [10 * p + t for t in range(1, 7)] for p in range(3)}
+    scheduler, allocator = make_scheduler(prompts, num_samples=1, num_slots=2, max_new_tokens=6)
+    model = FakeModel(prompts, lambda prompt, sample: planned[prompt], 1, 6, 4)
+    for _ in range(2):
+        scheduler.grow()
+        model.admit(scheduler.admit())
+        scheduler.take(*model.run(scheduler.next_run()))
+    # The first two run, the third waits.
+    cut = {one.request.number: one.pieces[0] for one in scheduler.cut({1, 2, 7})}
+    assert {number: piece.ids.tolist() for number, piece in cut.items()} == {1: [11, 12], 2: []}
+    assert all(piece.finish_reason is None for piece in cut.values())
+    drive(scheduler, model)
+    assert [one.pieces[0].ids.tolist() for one in ended(scheduler)] == [planned[0]] and allocator.num_in_use == 0
+
+
+def test_a_cut_among_siblings_that_wait_and_were_pre_empted() -> None:
+    # Twelve blocks of one token: the second prompt's siblings hold its blocks, or are pre-empted, when they are cut.
+    prompts = [make_prompt(0, 3), make_prompt(1, 4)]
+    for looks in range(1, 14):
+        scheduler, allocator = make_scheduler(
+            prompts, num_samples=3, num_slots=3, max_new_tokens=8, num_blocks=13, block=1
+        )
+        model = FakeModel(prompts, lambda prompt, sample: [1 + prompt + sample] * (3 + sample) + [EOS], 3, 8, 1)
+        for _ in range(looks):
+            scheduler.grow()
+            model.admit(scheduler.admit())
+            scheduler.take(*model.run(scheduler.next_run()))
+        before = scheduler.ended()
+        cut = [one.request.number for one in (*before, *scheduler.cut({1}))]
+        assert cut.count(1) == 1
+        drive(scheduler, model)
+        assert allocator.num_in_use == 0
+        (first,) = (one for one in (*before, *scheduler.ended()) if one.request.number == 0)
+        assert [piece.ids.tolist() for piece in first.pieces] == [[1 + s] * (3 + s) + [EOS] for s in range(3)]
