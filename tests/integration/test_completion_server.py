@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import signal
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from running import command, environment, write_experiment
+from running import command, environment, sets, write_experiment
 
 from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.rollout.protocol import Cut, Purpose, RandomStream, Rollout, SamplingSettings
@@ -349,3 +350,53 @@ def test_it_ends_at_once_with_requests_that_run(config: Path, weights: Path, exp
             threads.submit(server.post, "/v1/completions", body)
         time.sleep(0.2)
         assert server.end() == 0 and "Traceback" not in server.log.read_text(), server.log.read_text()
+
+
+MIXTURE = sets(
+    "model.architecture=qwen3_moe", "model.head_dim=8", "model.num_experts=6", "model.num_experts_per_tok=2",
+    "model.moe_intermediate_size=16", "model.norm_topk_prob=true", "rollout.record_experts=true",
+)  # fmt: skip
+
+
+def test_a_mixture_tells_its_experts(config: Path, tmp_path: Path) -> None:
+    """In one go, and in two of which the second goes on behind the first: the same routing as in this process."""
+    from mindgspo.models.policy import build_model
+    from mindgspo.models.weights import initialize_weights, weights_as_numpy
+    from mindgspo.rollout.build import native_engine
+    from mindgspo.rollout.weights_folder import write_weights
+    from mindgspo.tokenization import load_tokenizer
+
+    experiment = load_config(config, [*SERVER, *MIXTURE[1::2]], check_files=False)
+    model = build_model(experiment.model)
+    initialize_weights(model, experiment.model, seed=5)
+    engine = native_engine(experiment, model, load_tokenizer(experiment.tokenizer, experiment.model.vocab_size))
+    engine.load_weights(3)
+    several, settings = prompts(experiment.model.vocab_size, 3), sampling(max_new_tokens=16)
+    expected = in_this_process(engine, several, settings)
+    write_weights(tmp_path / "weights", weights_as_numpy(model, experiment.model), experiment.model, 3)
+    server = Server(config, tmp_path / "server.log", *MIXTURE)
+    try:
+        assert server.post("/update_weights", {"folder": str(tmp_path / "weights"), "version": 3})[0] == 200
+        for prompt, responses in zip(several, expected.responses, strict=True):
+            body = asked(prompt, settings, [0, 1, 2]) | {"return_routed_experts": True}
+            choices = server.post("/v1/completions", body)[1]["choices"]
+            assert_equal([[choice] for choice in choices], responses)
+            for sample, (choice, response) in enumerate(zip(choices, responses, strict=True)):
+                assert_routed(choice, response.routing.prompt_LX, response.routing.response_LX)
+                if response.length < 2:
+                    continue
+                half = response.length // 2
+                body = asked(prompt, settings, [sample], response.ids[:half].tolist())
+                (rest,) = server.post("/v1/completions", body | {"return_routed_experts": True})[1]["choices"]
+                assert rest["token_ids"] == response.ids[half:].tolist()
+                whole = response.routing.whole
+                split = prompt.ids.size + half - 1
+                assert_routed(rest, whole[:split], whole[split:])
+    finally:
+        assert server.end() == 0, server.log.read_text()
+
+
+def assert_routed(choice: dict[str, Any], prompt_LX: np.ndarray, response_LX: np.ndarray) -> None:
+    for key, wanted in (("prompt", prompt_LX), ("response", response_LX)):
+        found = np.frombuffer(base64.b64decode(choice["routed_experts"][key]), wanted.dtype)
+        assert np.array_equal(found.reshape(wanted.shape), wanted), key
