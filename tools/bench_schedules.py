@@ -5,7 +5,7 @@ take: `--slots` responses at once, `--token-seconds` per token each. Lengths are
 lognormal distribution, cut at the longest; with `--straggler N` one response in N is ten times as slow. Everything else
 is a real run: `mindgspo run` on the CPU quickstart's model, its client, its updates.
 
-    python tools/bench_schedules.py [--steps 12] [--token-seconds 0.03] [--straggler 0]
+    python tools/bench_schedules.py [--steps 20] [--token-seconds 0.02] [--straggler 0]
 """
 
 from __future__ import annotations
@@ -168,6 +168,7 @@ def measured(schedule: str, staleness: int, urls: list[str], options: argparse.N
         "trainer.max_staleness": staleness,
         "trainer.max_steps": options.steps,
         "rollout.max_new_tokens": LONGEST,
+        "rollout.slots": options.slots * options.servers,
         "model.max_position_embeddings": 128,
         "rollout.prompts_per_step": options.prompts,
         "rollout.num_generations": 8,
@@ -187,11 +188,11 @@ def measured(schedule: str, staleness: int, urls: list[str], options: argparse.N
 def main() -> None:
     """See the module's text."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--servers", type=int, default=1)
-    parser.add_argument("--slots", type=int, default=64)
-    parser.add_argument("--token-seconds", type=float, default=0.05)
+    parser.add_argument("--slots", type=int, default=256)
+    parser.add_argument("--token-seconds", type=float, default=0.02)
     parser.add_argument("--straggler", type=int, default=0)
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--eos", type=int, help=argparse.SUPPRESS)
@@ -245,7 +246,7 @@ def drawn_lengths(samples: Path, options: argparse.Namespace) -> np.ndarray:
 def forecast(
     schedule: str, staleness: int, sync: dict[str, Any], lengths_PG: np.ndarray, options: argparse.Namespace
 ) -> float:
-    """Median seconds of the same steps, from how long training and the hand-over took in the sync run."""
+    """Mean seconds of the same steps, from how long training and the hand-over took in the sync run."""
     from mindgspo.planner import Rates, simulate
 
     rates = Rates(
@@ -264,7 +265,7 @@ def forecast(
         max_staleness=staleness,
     )
     steady = timeline.steps[3 : options.steps - max(staleness, 1)]
-    return round(statistics.median(step.seconds for step in steady), 4)
+    return round(statistics.fmean(step.seconds for step in steady), 4)
 
 
 def summary(schedule: str, staleness: int, steps: list[dict]) -> dict[str, Any]:
@@ -272,21 +273,21 @@ def summary(schedule: str, staleness: int, steps: list[dict]) -> dict[str, Any]:
     nothing is generated ahead any more."""
     steady = steps[3 : len(steps) - max(staleness, 1)]
 
-    def median(name: str) -> float:
-        return round(statistics.median(step.get(name, 0.0) for step in steady), 4)
+    def mean(name: str) -> float:
+        return round(statistics.fmean(step.get(name, 0.0) for step in steady), 4)
 
     return {
         "schedule": schedule,
         "max_staleness": staleness,
-        "step_s": median("timing_s/step"),
+        "step_s": mean("timing_s/step"),
         "steps_s": [round(step["timing_s/step"], 3) for step in steps],
-        "gen_s": median("timing_s/gen"),
-        "update_s": median("timing_s/update_actor"),
-        "old_log_prob_s": median("timing_s/old_log_prob"),
-        "hand_over_s": median("timing_s/update_weights"),
-        "trainer_idle_share": median("schedule/trainer_idle_share"),
-        "rollout_idle_share": median("schedule/rollout_idle_share"),
-        "staleness_mean": median("staleness/token_mean"),
+        "gen_s": mean("timing_s/gen"),
+        "update_s": mean("timing_s/update_actor"),
+        "old_log_prob_s": mean("timing_s/old_log_prob"),
+        "hand_over_s": mean("timing_s/update_weights"),
+        "trainer_idle_share": mean("schedule/trainer_idle_share"),
+        "rollout_idle_share": mean("schedule/rollout_idle_share"),
+        "staleness_mean": mean("staleness/token_mean"),
         "staleness_max": max(step.get("staleness/token_max", 0.0) for step in steps),
     }
 
