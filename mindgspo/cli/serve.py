@@ -30,17 +30,11 @@ def serve(
     It begins without weights and gets them from its trainer (docs/rollout_servers.md). Ctrl-C ends it.
     """
     from mindgspo.config import load_config
-    from mindgspo.config.replica import replica_config
-    from mindgspo.config.schema import SwapSection
     from mindgspo.launch.serving import start_serving
-    from mindgspo.planner import with_cache_budget
+    from mindgspo.planner import replica_with_cache_budget
 
     overrides = emulated_overrides(emulate_ascend, set_)
-    experiment = replica_config(load_config(config, overrides, check_files=False))
-    # Nothing but the replica's weights lies beside its cache, as in the rollout phase of a run that swaps.
-    alone = experiment.model_copy(update={"swap": SwapSection(enabled=True)})
-    rollout = experiment.rollout.model_copy(update={"cache_gb": with_cache_budget(alone).rollout.cache_gb})
-    experiment = experiment.model_copy(update={"rollout": rollout})
+    experiment = replica_with_cache_budget(load_config(config, overrides, check_files=False))
     words = ["-m", "mindgspo.cli", "serve", str(config), "--host", host, "--port", str(port)]
     words += [word for override in overrides for word in ("--set", override)]
 

@@ -1,4 +1,4 @@
-"""The configuration of one replica that generates and does nothing else."""
+"""The configurations of the two sides of an experiment whose generation has cards of its own."""
 
 from __future__ import annotations
 
@@ -15,3 +15,9 @@ def replica_config(config: ExperimentConfig) -> ExperimentConfig:
     trainer = config.trainer.model_copy(update={"schedule": "sync"})
     plans = PlansSection(train=train, infer=infer)
     return config.model_copy(update={"plans": plans, "rollout": rollout, "trainer": trainer})
+
+
+def training_config(config: ExperimentConfig) -> ExperimentConfig:
+    """The same experiment on the cards that train. Its infer plan is that of nobody, but as large as the train plan."""
+    plans = config.plans.model_copy(update={"infer": ParallelPlan(data_parallel=config.plans.train.world_size)})
+    return config.model_copy(update={"plans": plans})

@@ -1,7 +1,7 @@
 """Door of the planner: a configuration in; out come the memory that a run is expected to need, and the seconds that
 each schedule is expected to take. Without MindSpore."""
 
-from mindgspo.planner.cache_budget import with_cache_budget
+from mindgspo.planner.cache_budget import replica_with_cache_budget, with_cache_budget
 from mindgspo.planner.command import plan_of_file
 from mindgspo.planner.expected import PHASES, expected_memory, graph_memory
 from mindgspo.planner.forecast import forecasts, timeline_json, timeline_lines
@@ -26,6 +26,7 @@ __all__ = [
     "forecasts",
     "graph_memory",
     "plan_of_file",
+    "replica_with_cache_budget",
     "set_options",
     "simulate",
     "smallest_change",

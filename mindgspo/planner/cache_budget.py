@@ -6,6 +6,8 @@ from math import floor
 
 from mindgspo.config import ExperimentConfig
 from mindgspo.config.cache import block_bytes, cache_blocks, cache_budget_problems
+from mindgspo.config.replica import replica_config
+from mindgspo.config.schema import SwapSection
 from mindgspo.planner.expected import expected_memory, level_of
 from mindgspo.planner.memory_plan import GIB, Part
 from mindgspo.planner.smallest_change import changed
@@ -35,6 +37,15 @@ def with_cache_budget(config: ExperimentConfig, *, capacity: int | None = None) 
         if any(cache_budget_problems(smaller)):
             return config
     return config
+
+
+def replica_with_cache_budget(config: ExperimentConfig, *, capacity: int | None = None) -> ExperimentConfig:
+    """`replica_config`, with the budget of a card that holds the replica's weights and cache alone."""
+    replica = replica_config(config)
+    # What a rollout needs where everything else is swapped out.
+    alone = replica.model_copy(update={"swap": SwapSection(enabled=True)})
+    budget = with_cache_budget(alone, capacity=capacity).rollout.cache_gb
+    return replica.model_copy(update={"rollout": replica.rollout.model_copy(update={"cache_gb": budget})})
 
 
 def _missing(config: ExperimentConfig, capacity: int | None) -> int:

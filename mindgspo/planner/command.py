@@ -18,9 +18,10 @@ from mindgspo.config.cache import (
     sequences_at_once,
     slots_per_replica,
 )
+from mindgspo.config.replica import training_config
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.planner.ascend_memory import GRAPHS
-from mindgspo.planner.cache_budget import with_cache_budget
+from mindgspo.planner.cache_budget import replica_with_cache_budget, with_cache_budget
 from mindgspo.planner.expected import PHASES, expected_memory, graph_memory
 from mindgspo.planner.measured import MeasuredPeak, stored_peaks
 from mindgspo.planner.memory_plan import GIB, MIB, Level, MemoryPlan, Part, RankMemory
@@ -114,6 +115,9 @@ def plan_of_file(config: Path, overrides: Sequence[str], *, memory_gb: float | N
     """memory_gb: GiB of a card, on CPU of the machine; None: 64, or what the machine has. Raises ConfigError."""
     capacity = None if memory_gb is None else int(memory_gb * GIB)
     experiment = with_cache_budget(load_config(config, overrides, check_files=False), capacity=capacity)
+    if experiment.has_servers:
+        yield from _lines_of_both_sides(experiment, capacity)
+        return
     plan = expected_memory(experiment, capacity=capacity)
     yield from plan_lines(plan)
     yield ""
@@ -123,6 +127,29 @@ def plan_of_file(config: Path, overrides: Sequence[str], *, memory_gb: float | N
         yield from _measured(experiment)
     yield _GROUNDS[plan.device]
     yield _conclusion(experiment, plan)
+
+
+def _lines_of_both_sides(experiment: ExperimentConfig, capacity: int | None) -> Iterator[str]:
+    """Where servers generate: the cards that train, and those of one of the servers that the run starts."""
+    plans = experiment.plans
+    training = expected_memory(
+        training_config(experiment), capacity=capacity, phases=(Phase.SCORE, Phase.UPDATE, Phase.SAVE)
+    )
+    yield f"training, {plans.train} (data x model x pipeline); other processes generate"
+    yield from plan_lines(training)
+    sides = {"training": training}
+    if experiment.has_own_servers:
+        replica = replica_with_cache_budget(experiment, capacity=capacity)
+        sides["each server"] = expected_memory(replica, capacity=capacity, phases=(Phase.ROLLOUT,))
+        yield ""
+        yield f"each of {plans.infer.data_parallel} servers, plans.infer {plans.infer}"
+        yield from plan_lines(sides["each server"])
+        yield ""
+        yield _cache_line(replica)
+    yield ""
+    yield _GROUNDS[training.device]
+    for name, plan in sides.items():
+        yield f"{name} {'fits' if plan.fits() else 'does not fit'}: {peak_text(plan)}"
 
 
 def _cache_line(experiment: ExperimentConfig) -> str:
