@@ -158,7 +158,9 @@ def account(
 
 
 def rollout_metrics(counters: RolloutCounters) -> dict[str, float]:
-    """What the engine did."""
+    """What the engine did; nothing where it is elsewhere and tells nothing of its work."""
+    if counters.generated_tokens and not counters.slot_steps:
+        return {}
     timed = {}
     if counters.slowest_us:
         timed = {

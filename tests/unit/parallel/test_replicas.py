@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as numpy_st
 
 from mindgspo.config import ParallelPlan
 from mindgspo.parallel.placement import Placement
-from mindgspo.parallel.replicas import Arrays, Replicas, _packed, _unpacked
+from mindgspo.parallel.replicas import Arrays, Replicas, pack_arrays, unpack_arrays
 
 DTYPES = [
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
@@ -35,7 +35,7 @@ arrays = st.sampled_from(DTYPES).flatmap(
 @settings(max_examples=60)
 @given(results=st.lists(st.lists(arrays, max_size=3).map(tuple), max_size=4))
 def test_any_arrays_survive_a_parcel(results: list[Arrays]):
-    found = list(_unpacked(_packed(results)))
+    found = list(unpack_arrays(pack_arrays(results)))
     assert len(found) == len(results)
     for one, other in zip(found, results, strict=True):
         assert_same(one, other)
@@ -52,17 +52,17 @@ def test_any_arrays_survive_a_parcel(results: list[Arrays]):
 ], ids=["empty", "empty in the middle", "no axes", "bit patterns", "line ends", "transposed", "backwards"])  # fmt: skip
 def test_odd_arrays_survive_a_parcel(array: np.ndarray):
     odd = np.arange(3, dtype=np.uint8)  # puts what follows where no aligned number begins
-    (found,) = _unpacked(_packed([(odd, array, array)]))
+    (found,) = unpack_arrays(pack_arrays([(odd, array, array)]))
     assert_same(found, (odd, array, array))
 
 
 def test_unpacked_arrays_are_the_receivers_own():
-    parcel = _packed([(np.arange(4),)])
-    ((array,),) = _unpacked(parcel)
+    parcel = pack_arrays([(np.arange(4),)])
+    ((array,),) = unpack_arrays(parcel)
     array += 1
     assert array.flags.owndata
-    assert_same(next(_unpacked(parcel)), (np.arange(4),))
-    assert [list(_unpacked(_packed(nothing))) for nothing in ([], [(), ()])] == [[], [(), ()]]
+    assert_same(next(unpack_arrays(parcel)), (np.arange(4),))
+    assert [list(unpack_arrays(pack_arrays(nothing))) for nothing in ([], [(), ()])] == [[], [(), ()]]
 
 
 def replicas_of(rank: int, **sizes: int) -> Replicas:
