@@ -68,8 +68,9 @@ class ServersSection(Section):
     api: Literal["mindgspo", "vllm", "sglang"] = "mindgspo"
     """How they are asked: as those of `mindgspo serve`, or in vLLM's or SGLang's way (docs/rollout_servers.md)."""
     weights_dir: Path | None = None
-    """Folder through which servers get new weights; they see it under the same path. Memory of this machine such as
-    /dev/shm/name is fast, servers of other machines want storage that all share. None: rollout_weights in run_dir."""
+    """Folder in which a run makes one of its own, through which servers get new weights; they see it under the same
+    path. Memory of this machine, /dev/shm, is fast; servers of other machines want storage that all share. None:
+    rollout_weights in run_dir."""
     timeout_seconds: float = Field(default=3600.0, gt=0)
     """Within which a server answers a request. 3600: a long response of a large model takes tens of minutes."""
     retries: int = Field(default=3, ge=0)

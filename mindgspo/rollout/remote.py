@@ -25,7 +25,7 @@ from mindgspo.types import Prompt
 
 
 class ServedWeights:
-    """trained: the model whose weights are handed over. folder: where, see `rollout.servers.weights_dir`."""
+    """trained: the model whose weights are handed over. folder: through which; nothing else is ever in it."""
 
     def __init__(self, trained: nn.Cell, model: ModelSection, folder: Path) -> None:
         self._trained, self._model, self._folder = trained, model, folder

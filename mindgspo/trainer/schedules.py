@@ -9,10 +9,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -128,6 +131,16 @@ class Generation:
     service: HTTPService | None = None
 
 
+def weights_folder(config: ExperimentConfig) -> Path:
+    """Of this run alone, which empties it, also where `rollout.servers.weights_dir` is shared with others."""
+    assert config.run_dir is not None, "config is not resolved"
+    run_dir, shared = config.run_dir.absolute(), config.rollout.servers.weights_dir
+    if shared is None:
+        return run_dir / "rollout_weights"
+    digest = hashlib.sha256(os.fsencode(run_dir)).hexdigest()
+    return shared.absolute() / f"mindgspo-{run_dir.name}-{digest[:12]}"
+
+
 def build_generation(
     config: ExperimentConfig,
     model: nn.Cell,
@@ -146,9 +159,7 @@ def build_generation(
     from mindgspo.rollout.http_service import open_service  # the HTTP library is not needed otherwise
 
     service = open_service(config, tokenizer) if is_first() else None
-    assert config.run_dir is not None, "config is not resolved"
-    folder = config.rollout.servers.weights_dir or config.run_dir / "rollout_weights"
-    weights = ServedWeights(model, config.model, folder.absolute())
+    weights = ServedWeights(model, config.model, weights_folder(config))
     told = None if service is None else ServiceEngine(service)
     if config.trainer.schedule == "sync":
         engine = remote_engine(told, lambda version: weights.hand_over(version, service.load_weights))

@@ -131,3 +131,16 @@ def test_an_evaluation_while_the_feed_runs(make_trainer, feed_it, one_of_two_rig
     result = trainer.train_step(2)
     assert result.metrics["samples/trained"] == 8
     assert any(request.prefix.size for request in service.submitted), "the feed had nothing running"
+
+
+def test_a_run_empties_no_folder_but_its_own(load, tmp_path: Path) -> None:
+    from mindgspo.trainer.schedules import weights_folder
+
+    def folder(run: str, *overrides: str) -> Path:
+        return weights_folder(load(f"run_dir={tmp_path / run}", *overrides))
+
+    shared = f"rollout.servers.weights_dir={tmp_path / 'shared'}"
+    assert folder("a/run") == tmp_path / "a" / "run" / "rollout_weights"
+    assert folder("a/run", shared).parent == tmp_path / "shared", "which may hold what others need"
+    assert folder("a/run", shared) == folder("a/run", shared), "so that what a killed run left is found again"
+    assert folder("a/run", shared) != folder("b/run", shared)
