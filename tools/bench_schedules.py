@@ -19,9 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
-from socket import socket
+from socket import AF_INET
 from typing import Any
 
 import numpy as np
@@ -151,13 +151,6 @@ def serve(options: argparse.Namespace) -> None:
     asyncio.run(start())
 
 
-def free_port() -> int:
-    """Of this machine."""
-    with closing(socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def measured(schedule: str, staleness: int, urls: list[str], options: argparse.Namespace, folder: Path) -> list[dict]:
     """The metrics of each step of a run."""
     run_dir = folder / f"{schedule}_{staleness}"
@@ -201,6 +194,7 @@ def main() -> None:
         serve(options)
         return
     from mindgspo.config import load_config
+    from mindgspo.launch.processes import listen_once
     from mindgspo.tokenization import load_tokenizer
 
     config = load_config(EXPERIMENT, [])
@@ -208,7 +202,7 @@ def main() -> None:
     results = []
     with tempfile.TemporaryDirectory() as folder:
         for schedule, staleness in SCHEDULES:
-            ports = [free_port() for _ in range(options.servers)]
+            ports = [listen_once(AF_INET, "127.0.0.1", 0) for _ in range(options.servers)]
             own = ["--slots", str(options.slots), "--token-seconds", str(options.token_seconds)]
             own += ["--straggler", str(options.straggler), "--eos", str(eos)]
             servers = [subprocess.Popen([sys.executable, __file__, "--serve", str(port), *own]) for port in ports]

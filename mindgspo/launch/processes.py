@@ -66,11 +66,11 @@ def plan_cluster(
                 f"--master-port: none is given, and {nodes} nodes must agree on one; give all of them the same free "
                 f"port of {master_addr}, e.g. 8118"
             )
-        master_port = _listen_once(family, address, 0)
+        master_port = _master_port(family, address, 0)
     elif not 1024 <= master_port <= 65535:
         raise ConfigError(f"--master-port {master_port}: legal ports are 1024 to 65535")
     elif node_rank == 0:
-        _listen_once(family, address, master_port)
+        _master_port(family, address, master_port)
     return ClusterPlan(
         num_workers=num_workers, nodes=nodes, node_rank=node_rank, master_addr=address, master_port=master_port
     )
@@ -101,17 +101,22 @@ def _resolve(host: str) -> tuple[int, str]:
     return family, str(address[0])
 
 
-def _listen_once(family: int, host: str, port: int) -> int:
-    """The port at which a process of this machine can listen now; raises ConfigError where it cannot."""
+def listen_once(family: int, host: str, port: int) -> int:
+    """The port, of a free one where it is 0, at which a process of this machine can listen now. Raises OSError."""
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         # As the scheduler does: connections of an earlier run that are still being closed are no obstacle.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-            listener.listen()
-        except OSError as error:
-            raise ConfigError(_refusal(host, port, error)) from error
+        listener.bind((host, port))
+        listener.listen()
         return listener.getsockname()[1]
+
+
+def _master_port(family: int, host: str, port: int) -> int:
+    """As `listen_once`, for the scheduler. Raises ConfigError."""
+    try:
+        return listen_once(family, host, port)
+    except OSError as error:
+        raise ConfigError(_refusal(host, port, error)) from error
 
 
 def _refusal(host: str, port: int, error: OSError) -> str:

@@ -19,7 +19,7 @@ from mindgspo.errors import ConfigError, MindGSPOError, RolloutError
 from mindgspo.io import make_folder
 from mindgspo.launch.failures import last_lines
 from mindgspo.launch.launcher import launch
-from mindgspo.launch.processes import GRACE_S
+from mindgspo.launch.processes import GRACE_S, listen_once
 from mindgspo.launch.worker import run_worker
 from mindgspo.parallel import runtime
 from mindgspo.text import counted
@@ -74,10 +74,8 @@ def _numbers(config: ExperimentConfig, cards: str) -> list[str]:
 def _check_listens(host: str, port: int) -> None:
     """Before anything is compiled. Raises ConfigError."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listen_once(family, str(address[0]), port)
     except OSError as error:
         raise ConfigError(
             f"--host {host} --port {port}: cannot listen there ({error.strerror}); choose another port (0 takes a free "
@@ -119,9 +117,9 @@ def own_servers(config: ExperimentConfig, words: Sequence[str], log_dir: Path) -
 
 
 def _started(words: Sequence[str], cards: Sequence[int], log_dir: Path, number: int) -> _Server:
-    port, log = _free_port(), log_dir / f"server_{number}.log"
+    port, log = listen_once(socket.AF_INET, "127.0.0.1", 0), log_dir / f"server_{number}.log"
     # An emulated card's process sets itself up: servers and trainer are jobs of their own.
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("MINDGSPO_EMULAT", "MS_"))}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MINDGSPO_EMULAT")}
     command = [sys.executable, "-m", "mindgspo.cli", "serve", *words, "--port", str(port)]
     command += ["--cards", ",".join(map(str, cards)), "--logs", str(log_dir / f"server_{number}")]
     if runtime.is_emulated():
@@ -174,9 +172,3 @@ def _end(servers: Sequence[_Server]) -> None:
         except subprocess.TimeoutExpired:
             os.killpg(server.process.pid, signal.SIGKILL)
             server.process.wait()
-
-
-def _free_port() -> int:
-    with closing(socket.socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]

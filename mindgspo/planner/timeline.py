@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindgspo.planner.simulated_replicas import Generation, Group, Rates, Span
+from mindgspo.rollout.service import first_due
 
 Schedule = Literal["sync", "one_step_off", "bounded"]
 
@@ -150,16 +151,13 @@ class _Queue:
                 return None
             self.groups = self.groups[size:]
             return chosen
-        if sum(not group.num_open for group in self.groups) < size:
-            return None
-        by_due = sorted(self.groups, key=self._due)
-        chosen = [group for group in by_due if not group.num_open][:size]
-        taken = set(map(id, chosen))
-        rest = [group for group in by_due if id(group) not in taken]
-        if not all(self._due(group) > step + i // size for i, group in enumerate(rest)):
-            return None
-        self.groups = [group for group in self.groups if id(group) not in taken]
-        return chosen
+        due_first = first_due(
+            self.groups, size, is_complete=lambda group: not group.num_open, due=self._due, step=step, batch_size=size
+        )
+        if due_first is not None:
+            taken = set(map(id, due_first))
+            self.groups = [group for group in self.groups if id(group) not in taken]
+        return due_first
 
     def _due(self, group: Group) -> int:
         """The last step that may train it."""

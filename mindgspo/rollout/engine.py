@@ -242,7 +242,7 @@ class Decoding:
         self._scheduler = engine._scheduler(self._allocator)
         self._sampling, self._decoder = engine._sampling(settings), engine._decoder_of(settings)
         self._is_recorded = engine._records_experts and settings.stream.purpose is Purpose.TRAINING
-        self._steps = self._busy = self._prefilled = self._tokens = 0
+        self._steps = self._busy = self._prefilled = 0
         self.add, self.ended, self.cut = self._scheduler.add, self._scheduler.ended, self._scheduler.cut
 
     @property

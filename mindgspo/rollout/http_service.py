@@ -32,6 +32,7 @@ from mindgspo.tokenization import Tokenizer
 Result = TypeVar("Result")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 _CUT_AGAIN_S = 0.2
+_STARTS_WITHIN_S = 60.0
 _BUSY = (429, 503)
 _NO_CUT = Cut()
 _MORE_BYTES = 1 << 16  # of an answer, beside its tokens
@@ -188,8 +189,6 @@ class HTTPService:
     async def _ask(self, server: _Server, request: Request) -> None:
         api, expected, version = self._api, self._expected_of(request), self._version
         assert version is not None
-        if request.settings.stream.purpose is not Purpose.TRAINING:
-            expected = replace(expected, routing=None)  # evaluations record none
         try:
             call = Call(path=api.completions, body=api.ask(request, request.settings.cut or self._own_cut, expected))
             content = await self._content(server, call, _most_bytes(request, api, expected), is_request=True)
@@ -325,9 +324,6 @@ def open_service(config: ExperimentConfig, tokenizer: Tokenizer) -> HTTPService:
         service.close()
         raise
     return service
-
-
-_STARTS_WITHIN_S = 60.0
 
 
 def _cut_before(request: Request, version: int) -> Answer:

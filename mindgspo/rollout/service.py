@@ -7,10 +7,10 @@ tokens as a prefix, which the engine runs once more under the new weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -155,3 +155,33 @@ def tokens_counted(responses: Sequence[Sequence[Response]]) -> RolloutCounters:
     return RolloutCounters(
         **counters, generated_tokens=sum(response.length for siblings in responses for response in siblings)
     )
+
+
+Group = TypeVar("Group")
+
+
+def first_due(
+    groups: Sequence[Group],
+    count: int,
+    *,
+    is_complete: Callable[[Group], bool],
+    due: Callable[[Group], int],
+    step: int,
+    batch_size: int,
+) -> list[Group] | None:
+    """The `count` complete groups that are due first, in the order of `groups`; None while step `step` has to wait.
+
+    due: the last step that may train a group. Where passing over the others would leave more of them due in some later
+    step than it can train, those are waited for: number i of the rest, by the step in which they are due, is trained
+    i // batch_size steps after the next one at the latest.
+    """
+    complete = [group for group in groups if is_complete(group)]
+    if len(complete) < count:
+        return None
+    dues = {id(group): due(group) for group in groups}
+    chosen = {id(group) for group in sorted(complete, key=lambda group: dues[id(group)])[:count]}
+    rest = sorted(dues[id(group)] for group in groups if id(group) not in chosen)
+    fits = all(last > step + number // batch_size for number, last in enumerate(rest))
+    if not fits and len(complete) < len(groups):
+        return None
+    return [group for group in groups if id(group) in chosen]

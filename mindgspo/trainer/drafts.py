@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -150,7 +150,7 @@ def restore(
                         response_LX=take("experts", length),
                     )
             drafts.append(draft)
-        own = RandomStream(seed=stream.seed, purpose=stream.purpose, step=one["step"], draw=one["draw"])
+        own = replace(stream, step=one["step"], draw=one["draw"])
         groups.append(DraftGroup(prompt=prompt, stream=own, drafts=drafts))
     return groups
 

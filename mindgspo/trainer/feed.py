@@ -2,7 +2,7 @@
 
 The age of a token is the number of steps between the weights that drew it and those that a step begins with; a group is
 as old as its oldest token. A group that no step has trained when it would become older than `max_staleness` was passed
-over too often, which the choice of each step's groups rules out: see `Feed._choice`.
+over too often, which the choice of each step's groups rules out: see `first_due`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mindgspo.parallel import heartbeat
-from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
-from mindgspo.rollout.service import Answer, CompletionService, Request
+from mindgspo.rollout.protocol import SamplingSettings
+from mindgspo.rollout.service import Answer, CompletionService, Request, first_due
 from mindgspo.tensor_files import TensorSource
 from mindgspo.trainer.drafts import Draft, DraftGroup, arrays_of, describe, restore
 from mindgspo.types import Prompt, Response
@@ -83,7 +83,8 @@ class Feed:
         self._fill(num_prompts)
         while (chosen := self._choice(num_prompts)) is None:
             self._absorb(self._waited(self._service.wait))
-        self._groups = [group for group in self._groups if group not in chosen]
+        drawn = set(chosen)
+        self._groups = [group for group in self._groups if group not in drawn]
         self._account.drawn += len(chosen)
         return chosen
 
@@ -158,9 +159,7 @@ class Feed:
             # One take holds no prompt twice, and has random numbers of its own.
             prompts = self._take_prompts(min(missing, max(num_prompts, self._batch_size)))
             missing -= len(prompts)
-            stream = RandomStream(
-                seed=self._sampling.stream.seed, purpose=Purpose.TRAINING, step=self._step, draw=self._takes
-            )
+            stream = replace(self._sampling.stream, step=self._step, draw=self._takes)
             self._takes += 1
             self._account.taken += len(prompts)
             groups = [
@@ -171,24 +170,18 @@ class Feed:
             self._submit(groups)
 
     def _choice(self, num_prompts: int) -> list[DraftGroup] | None:
-        """The groups of a draw, None while they are not there.
-
-        Strict: the first. Else the complete groups that are due first; but where passing over the others would leave
-        more of them due in some later step than it can train, those are waited for. The rest, by the step in which they
-        are due: number i is trained i // batch_size steps after the next one at the latest.
-        """
+        """The groups of a draw, None while they are not there: strict, the first; else see `first_due`."""
         if self._is_strict:
             chosen = self._groups[:num_prompts]
             return chosen if all(group.is_complete for group in chosen) else None
-        by_due = sorted(self._groups, key=self._due)
-        chosen = [group for group in by_due if group.is_complete][:num_prompts]
-        rest = [group for group in by_due if group not in chosen]
-        if len(chosen) < num_prompts:
-            return None
-        fits = all(self._due(group) > self._step + i // self._batch_size for i, group in enumerate(rest))
-        if not fits and not all(group.is_complete for group in rest):
-            return None
-        return [group for group in self._groups if group in chosen]
+        return first_due(
+            self._groups,
+            num_prompts,
+            is_complete=lambda group: group.is_complete,
+            due=self._due,
+            step=self._step,
+            batch_size=self._batch_size,
+        )
 
     def _due(self, group: DraftGroup) -> int:
         """The last step that may train a group."""
@@ -217,13 +210,7 @@ class Feed:
 
     def _request(self, group: DraftGroup, samples: tuple[int, ...]) -> Request:
         number, self._next_number = self._next_number, self._next_number + 1
-        sampling = self._sampling
-        settings = SamplingSettings(
-            num_samples=sampling.num_samples,
-            temperature=sampling.temperature,
-            max_new_tokens=sampling.max_new_tokens,
-            stream=group.stream,
-        )
+        settings = replace(self._sampling, stream=group.stream)
         prefix = group.drafts[samples[0]].ids
         return Request(number=number, prompt=group.prompt, samples=samples, settings=settings, prefix=prefix)
 
