@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
-import signal
-import subprocess
-import time
-import urllib.request
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from running import PROJECT, command, environment, sets
+from running import PROJECT, sets
+from served import Server
 
 from mindgspo.config import load_config
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
@@ -29,12 +23,6 @@ SETTINGS = (
     "model.dtype=float32",
 )
 SAMPLES = [0, 1, 2]
-
-
-def post(url: str, path: str, content: Any) -> dict[str, Any]:
-    request = urllib.request.Request(url + path, json.dumps(content).encode())
-    with urllib.request.urlopen(request, timeout=600) as answer:
-        return json.load(answer)
 
 
 @pytest.mark.parametrize("num_cards", [1, 2])
@@ -68,22 +56,14 @@ def test_a_replica_on_cards_draws_what_the_cpu_draws(
     settings = SamplingSettings(num_samples=3, temperature=1.0, max_new_tokens=12, stream=stream)
     expected = engine.generate(prompts, settings, weight_version=6)
 
-    log, numbers = tmp_path / "server.log", ",".join(map(str, range(num_cards)))
+    numbers = ",".join(map(str, range(num_cards)))
     parallel = (f"plans.infer.model_parallel={num_cards}", "rollout.servers.urls=[http://elsewhere:1]")
-    words = ["serve", EXPERIMENT, *sets(*SETTINGS, *parallel), "--port", "0", "--emulate-ascend", "--cards", numbers]
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            command(*words, "--logs", tmp_path / "ranks"), cwd=tmp_path, env=environment(), stdout=output,
-            stderr=subprocess.STDOUT,
-        )  # fmt: skip
+    words = [*sets(*SETTINGS, *parallel), "--emulate-ascend", "--cards", numbers, "--logs", str(tmp_path / "ranks")]
+    server = Server(EXPERIMENT, tmp_path / "server.log", *words)
     try:
-        while not (found := re.search(r"serving at (http://\S+)", log.read_text())):
-            assert server.poll() is None, log.read_text()[-5000:]
-            time.sleep(0.2)
-        url = found[1]
         for is_again in (False, True):
             weights = {"folder": str(tmp_path / "weights"), "version": 6}
-            assert post(url, "/update_weights", weights) == {"weight_version": 6}
+            assert server.post("/update_weights", weights) == (200, {"weight_version": 6})
             num_equal = num_tokens = 0
             for prompt, responses in zip(prompts, expected.responses, strict=True):
                 random_stream = {
@@ -91,7 +71,7 @@ def test_a_replica_on_cards_draws_what_the_cpu_draws(
                     "start": 0,
                 }  # fmt: skip
                 body = {"prompt": prompt.ids.tolist(), "n": 3, "max_tokens": 12, "random_stream": random_stream}
-                answer = post(url, "/v1/completions", body)
+                _, answer = server.post("/v1/completions", body)
                 assert answer["weight_version"] == 6
                 for choice, response in zip(answer["choices"], responses, strict=True):
                     ids, length = np.array(choice["token_ids"]), min(len(choice["token_ids"]), response.length)
@@ -102,8 +82,6 @@ def test_a_replica_on_cards_draws_what_the_cpu_draws(
                     num_equal, num_tokens = num_equal + int(same.sum()), num_tokens + response.length
             assert num_equal >= 0.9 * num_tokens, f"{num_equal} of {num_tokens}"
             if not is_again:  # the memory goes and comes back
-                post(url, "/sleep", {})
-                post(url, "/wake_up", {})
+                assert server.post("/sleep")[0] == server.post("/wake_up")[0] == 200
     finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait(timeout=60)
+        server.end()

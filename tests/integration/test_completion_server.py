@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-import re
-import signal
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from running import command, environment, sets, write_experiment
+from served import Server
 
 from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.rollout.protocol import Cut, Purpose, RandomStream, Rollout, SamplingSettings
@@ -34,47 +31,6 @@ SERVER = (
     "reshard.verify=full",
 )
 STREAM = RandomStream(seed=11, purpose=Purpose.TRAINING, step=4, draw=2)
-
-
-class Server:
-    """One `mindgspo serve` that listens at `url`."""
-
-    def __init__(self, config: Path, log: Path, *words: str) -> None:
-        self.log = log
-        sets = [word for override in SERVER for word in ("--set", override)]
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                command("serve", config, "--port", "0", *sets, *words),
-                cwd=config.parent, env=environment(), stdout=output, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-        give_up = time.monotonic() + 300
-        while not (found := re.search(r"serving at (http://\S+)", log.read_text())):
-            assert self.process.poll() is None and time.monotonic() < give_up, log.read_text()
-            time.sleep(0.1)
-        self.url = found[1]
-
-    def post(self, path: str, content: Any = None) -> tuple[int, Any]:
-        """Status and JSON of the answer. content: the body as it is if it is bytes, else JSON."""
-        body = content if isinstance(content, bytes) else json.dumps(content or {}).encode()
-        request = urllib.request.Request(
-            self.url + path, data=body, headers={"Content-Type": "application/json"}, method="POST"
-        )
-        return self._answer(request)
-
-    def get(self, path: str) -> tuple[int, Any]:
-        return self._answer(urllib.request.Request(self.url + path))
-
-    def _answer(self, request: urllib.request.Request) -> tuple[int, Any]:
-        try:
-            with urllib.request.urlopen(request, timeout=120) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
-
-    def end(self) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=30)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +77,7 @@ def reference(model: Any, experiment: ExperimentConfig) -> Any:
 @pytest.fixture(scope="module")
 def server(config: Path, weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("server") / "server.log"
-    server = Server(config, log)
+    server = Server(config, log, *sets(*SERVER))
     assert server.get("/health")[1]["weight_version"] is None
     status, answer = server.post("/v1/completions", {"prompt": [1]})
     assert status == 503 and "weights" in answer["error"]["message"]
@@ -335,7 +291,7 @@ def test_whoever_hangs_up_is_forgotten(loaded: Server, weights: Path, experiment
 
 
 def test_it_ends_at_once_with_requests_that_run(config: Path, weights: Path, experiment, tmp_path: Path) -> None:
-    server = Server(config, tmp_path / "server.log")
+    server = Server(config, tmp_path / "server.log", *sets(*SERVER))
     port = server.url.rpartition(":")[2]
     taken = subprocess.run(
         command("serve", config, "--port", port), cwd=config.parent, env=environment(), capture_output=True, text=True,
@@ -374,7 +330,7 @@ def test_a_mixture_tells_its_experts(config: Path, tmp_path: Path) -> None:
     several, settings = prompts(experiment.model.vocab_size, 3), sampling(max_new_tokens=16)
     expected = in_this_process(engine, several, settings)
     write_weights(tmp_path / "weights", weights_as_numpy(model, experiment.model), experiment.model, 3)
-    server = Server(config, tmp_path / "server.log", *MIXTURE)
+    server = Server(config, tmp_path / "server.log", *sets(*SERVER), *MIXTURE)
     try:
         assert server.post("/update_weights", {"folder": str(tmp_path / "weights"), "version": 3})[0] == 200
         for prompt, responses in zip(several, expected.responses, strict=True):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from running import PROJECT, sets
+from served import Server
 
 from mindgspo.config import load_config
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
@@ -20,7 +17,7 @@ from mindgspo.rollout.service import Request
 from mindgspo.types import Prompt
 
 OVERRIDES = ("rollout.slots=6", "rollout.max_new_tokens=40", "model.max_position_embeddings=96")
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "arithmetic" / "gspo.yaml"
+EXAMPLE = PROJECT / "examples" / "arithmetic" / "gspo.yaml"
 STREAM = RandomStream(seed=5, purpose=Purpose.TRAINING, step=3, draw=1)
 
 
@@ -38,37 +35,13 @@ def prompts(count: int) -> list[Prompt]:
     ]
 
 
-class Served:
-    """A server process with the weights of seed 1, version 4."""
+class Served(Server):
+    """Of the example, with a replica of so many ranks."""
 
-    def __init__(self, folder: Path, model_parallel: int = 1) -> None:
+    def __init__(self, folder: Path, model_parallel: int) -> None:
         self.config, self.is_exact = load_config(EXAMPLE, OVERRIDES), model_parallel == 1
         more = (f"plans.infer.model_parallel={model_parallel}", "rollout.servers.urls=[http://elsewhere:1]")
-        sets = [word for key in (*OVERRIDES, *more) for word in ("--set", key)]
-        command = [sys.executable, "-m", "mindgspo.cli", "serve", str(EXAMPLE), "--port", "0", *sets]
-        self.log = folder / "server.log"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen([*command, "--logs", str(folder / "ranks")], stdout=log, stderr=log)
-        self.url = self._url()
-        self.folder = folder / "weights"
-
-    def _url(self) -> str:
-        import time
-
-        while True:
-            text = self.log.read_text()
-            if "serving at " in text:
-                return text.split("serving at ")[1].split()[0]
-            assert self.process.poll() is None, text
-            time.sleep(0.05)
-
-    def post(self, path: str, body: dict | bytes) -> tuple[int, dict]:
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        try:
-            with urllib.request.urlopen(urllib.request.Request(self.url + path, content), timeout=60) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
+        super().__init__(EXAMPLE, folder / "server.log", *sets(*OVERRIDES, *more), "--logs", str(folder / "ranks"))
 
     def service(self):
         from mindgspo.rollout.http_service import open_service
@@ -78,10 +51,6 @@ class Served:
         servers = rollout.servers.model_copy(update={"urls": (self.url,)})
         config = self.config.model_copy(update={"rollout": rollout.model_copy(update={"servers": servers})})
         return open_service(config, load_tokenizer(config.tokenizer, config.model.vocab_size))
-
-    def end(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(20) in (0, 128 + signal.SIGTERM), self.log.read_text()
 
 
 @pytest.fixture(scope="module")
@@ -109,11 +78,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """One rank, and a replica of two."""
     server = Served(tmp_path_factory.mktemp("served"), request.param)
     yield server
-    server.end()
-
-
-def drawn(pieces) -> list[tuple]:
-    return [(piece.ids.tolist(), piece.finish_reason) for piece in pieces]
+    assert server.end() in (0, 128 + signal.SIGTERM), server.log.read_text()
 
 
 def test_without_weights_nothing_is_generated(served: Served) -> None:
