@@ -197,7 +197,7 @@ class CompletionServer:
 
     def _described(self, ended: EndedRequest) -> dict[str, Any]:
         request = ended.request
-        prompt = [*request.prompt.ids.tolist(), *request.prefix.tolist()]
+        prompt = request.token_ids
         is_recorded = request.settings.stream.purpose is Purpose.TRAINING and self._limits.records_experts
         choices = [
             {

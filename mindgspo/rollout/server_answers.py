@@ -37,7 +37,7 @@ class AnswerReader:
 
     def __init__(self, request: Request, expected: Expected, url: str) -> None:
         self._request, self._expected, self._url = request, expected, url
-        self._prompt = [*request.prompt.ids.tolist(), *request.prefix.tolist()]
+        self._prompt = request.token_ids
 
     def answer(self, found: Any, version: int, label: int | str) -> Answer:
         """version: of the weights that the servers were given; label: what they call it."""

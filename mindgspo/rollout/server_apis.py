@@ -49,10 +49,6 @@ class ServerAPI:
     bytes_per_token: int
 
 
-def _ids(request: Request) -> list[int]:
-    return [*request.prompt.ids.tolist(), *request.prefix.tolist()]
-
-
 def _stream(request: Request) -> dict[str, Any]:
     stream = request.settings.stream
     return {
@@ -82,20 +78,26 @@ def _most_tokens(request: Request) -> int:
     return request.settings.max_new_tokens - int(request.prefix.size)
 
 
-# ---- mindgspo serve
-
-
-def _ask_mindgspo(request: Request, cut: Cut, expected: Expected) -> dict[str, Any]:
+def _completion(request: Request, cut: Cut) -> dict[str, Any]:
+    """What OpenAI's servers share, for ids instead of text."""
     return {
         "model": "policy",
-        "prompt": _ids(request),
+        "prompt": request.token_ids,
         "n": len(request.samples),
         "max_tokens": _most_tokens(request),
         **_sampling(request, cut),
         "logprobs": 0,
         "return_token_ids": True,
-        "return_routed_experts": expected.routing is not None,
         "seed": _seed(request),
+    }
+
+
+# ---- mindgspo serve
+
+
+def _ask_mindgspo(request: Request, cut: Cut, expected: Expected) -> dict[str, Any]:
+    return _completion(request, cut) | {
+        "return_routed_experts": expected.routing is not None,
         "random_stream": _stream(request),
     }
 
@@ -113,22 +115,14 @@ def _tells(version: int | str) -> Callable[[Mapping[str, Any]], bool]:
 
 
 def _ask_vllm(request: Request, cut: Cut, expected: Expected) -> dict[str, Any]:
-    return {
-        "model": "policy",
-        "prompt": _ids(request),
-        "n": len(request.samples),
-        "max_tokens": _most_tokens(request),
-        **_sampling(request, cut),
+    return _completion(request, cut) | {
         # Those of the model's generation_config.json would be taken otherwise, and so would its ends.
         "repetition_penalty": 1.0,
         "min_p": 0.0,
         "ignore_eos": True,
         "stop_token_ids": sorted(expected.eos_ids),
-        "logprobs": 0,
-        "return_token_ids": True,
         "return_tokens_as_token_ids": True,
         "return_weight_versions": True,
-        "seed": _seed(request),
     }
 
 
@@ -165,7 +159,7 @@ def _ask_sglang(request: Request, cut: Cut, expected: Expected) -> dict[str, Any
         "skip_special_tokens": False,
     }
     return {
-        "input_ids": [_ids(request) for _ in samples],
+        "input_ids": [request.token_ids for _ in samples],
         "sampling_params": [sampling | {"sampling_seed": seed + sample} for sample in samples],
         "return_logprob": True,
         "return_prompt_token_ids": True,
@@ -221,7 +215,7 @@ def _experts(found: Any, num_tokens: int, request: Request, expected: Expected) 
     last."""
     if expected.routing is None or (found is None and num_tokens):
         return None
-    like, num_prompt = expected.routing, len(_ids(request)) - 1
+    like, num_prompt = expected.routing, len(request.token_ids) - 1
     if not num_tokens:
         return {"prompt": "", "response": ""}
     content = base64.b64decode(found, validate=True)

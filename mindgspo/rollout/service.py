@@ -41,6 +41,11 @@ class Request:
         assert self.samples and (len(self.samples) == 1 or not self.prefix.size), self
         assert self.prefix.size < self.settings.max_new_tokens, self
 
+    @property
+    def token_ids(self) -> list[int]:
+        """Prompt and prefix."""
+        return [*self.prompt.ids.tolist(), *self.prefix.tolist()]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
