@@ -62,7 +62,7 @@ class ParallelPlan(Section):
     input. selective: norms, rotary embedding and SwiGLU, on CPU also what lies inside attention; outputs of products
     stay."""
 
-    cards: str | None = Field(default=None, pattern=r"^\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*$")
+    cards: str | None = None
     """plans.infer only: cards of this plan alone, e.g. "4-7" or "4,5", where generation does not share those of
     plans.train, which are the first ones. None: it shares them with trainer.schedule=sync, else those behind them."""
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from mindgspo.config.plan import check_same_world
 from mindgspo.config.schema import ExperimentConfig
+
+_CARDS = re.compile(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*", re.ASCII)
 
 
 def schedule_problems(config: ExperimentConfig) -> Iterator[str]:
@@ -49,11 +52,16 @@ def infer_cards(config: ExperimentConfig) -> tuple[int, ...]:
     """Cards of the servers that the run starts, replica by replica."""
     plans = config.plans
     first = plans.train.world_size
-    return plans.infer.card_numbers or tuple(range(first, first + plans.infer.world_size))
+    named = plans.infer.card_numbers
+    return tuple(range(first, first + plans.infer.world_size)) if named is None else named
 
 
 def _card_problems(config: ExperimentConfig) -> Iterator[str]:
-    train, infer, cards = config.plans.train, config.plans.infer, infer_cards(config)
+    train, infer = config.plans.train, config.plans.infer
+    if infer.cards is not None and not _CARDS.fullmatch(infer.cards):
+        yield f'plans.infer.cards: "{infer.cards}" names no cards; write numbers and ranges, e.g. "4-7" or "4,6"'
+        return
+    cards = infer_cards(config)
     shared = sorted({card for card in cards if card < train.world_size})
     free = f"{train.world_size}-{train.world_size + infer.world_size - 1}" if infer.world_size > 1 else train.world_size
     if shared:

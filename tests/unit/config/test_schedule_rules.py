@@ -58,6 +58,15 @@ def test_servers_that_a_run_starts(load: Callable[..., ExperimentConfig]) -> Non
             [ONE_OFF, 'plans.infer.cards="0"'],
             'plans.infer.cards: "0" holds card 0, and plans.train 1 x 1 x 1 has the first 1; set plans.infer.cards="1"',
         ),
+        (
+            [ONE_OFF, 'plans.infer.cards="1, 2"'],
+            'plans.infer.cards: "1, 2" names no cards; write numbers and ranges, e.g. "4-7" or "4,6"',
+        ),
+        (
+            [ONE_OFF, 'plans.infer.cards="2-1"'],
+            'plans.infer.cards: "2-1" are 0 cards, plans.infer 1 x 1 x 1 needs 1; set plans.infer.cards="1", or '
+            "plans.infer.data_parallel",
+        ),
     ],
 )
 def test_what_cannot_be(problems: Callable[..., list[str]], overrides: list[str], line: str) -> None:
