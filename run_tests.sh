@@ -25,7 +25,7 @@ Sets the environment up as run_gspo.sh does, with the development tools, then ru
 TEXT
 }
 
-extras=(dev)
+extras=(dev docs)
 selection=(-m "not slow")
 with_mindformers=
 while true; do

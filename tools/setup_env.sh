@@ -37,6 +37,7 @@ _probe() {
         case $extra in
             dev) modules+=(pytest hypothesis ruff) ;;
             parity) modules+=(torch transformers) ;;
+            docs) modules+=(mkdocs material jieba) ;;
         esac
     done
     mapfile -t lines < <(cd / && "$1" - "${modules[@]}" 2>/dev/null <<'PY'

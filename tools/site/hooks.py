@@ -1,0 +1,108 @@
+"""Hooks of MkDocs: one language of the documentation becomes one site.
+
+A page is `page.md`, its Chinese twin `page_cn.md`, side by side, as GitHub shows them. A build takes the pages of one
+language under the names `page.html`, so that the switch between languages stays on the page. READMEs, which lie outside
+of docs/, become pages; links between documents are carried over to where those have got to.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+
+PROJECT = Path(__file__).resolve().parents[2]
+DOCS = PROJECT / "docs"
+ASSETS = Path(__file__).resolve().parent / "assets"
+
+_LANGUAGE_LINK = re.compile(r"^\[(?:中文|English)\]\([^)]*\)\n+", re.MULTILINE)
+_BETWEEN_LANGUAGES = re.compile(r"^---\n\n(?=# )", re.MULTILINE)
+_BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_BREAK_IN_CHINESE = re.compile(r"(?<=[\u3000-\u9fff\uff00-\uffef])\n(?=[\u3000-\u9fff\uff00-\uffef])")
+_LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Of this language every document, and what documents link to, as files of the site."""
+    chinese = _is_chinese(config)
+    for file in list(files):
+        if file.is_documentation_page():
+            files.remove(file)
+    for source, uri in _documents(chinese).items():
+        files.append(File.generated(config, uri, content=_text(source, chinese)))
+    files.append(File.generated(config, "LICENSE.txt", abs_src_path=str(PROJECT / "LICENSE")))
+    for asset in sorted(ASSETS.iterdir()):
+        files.append(File.generated(config, f"assets/{asset.name}", abs_src_path=str(asset)))
+    return files
+
+
+def on_nav(nav: Any, *, config: Any, files: Files) -> Any:
+    """Sections are called what the configuration of this language says."""
+    for item in nav.items:
+        item.title = config.extra["sections"].get(item.title, item.title)
+    return nav
+
+
+def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
+    """Links to documents become links to their pages; a line break between Chinese characters is not a space."""
+    places = _documents(_is_chinese(config))
+    other = _documents(not _is_chinese(config))
+    (source,) = (document for document, uri in places.items() if uri == page.file.src_uri)
+
+    def moved(match: re.Match[str]) -> str:
+        target = match.group()
+        name, mark, anchor = target.partition("#")
+        if not name or "://" in target:
+            return target
+        document = (source.parent / unquote(name)).resolve()
+        if document == PROJECT / "LICENSE":
+            uri = "LICENSE.txt"
+        elif document.is_relative_to(DOCS) and document.suffix != ".md":
+            uri = document.relative_to(DOCS).as_posix()
+        else:
+            uri = places.get(document) or other.get(document)
+        if uri is None:
+            raise PluginError(f"{source}: a link to {target}, which is no page of the site")
+        return posixpath.relpath(uri, posixpath.dirname(page.file.src_uri) or ".") + mark + anchor
+
+    blocks = _BLOCK.findall(markdown)
+    parts = [_BREAK_IN_CHINESE.sub("", _LINK.sub(moved, part)) for part in _BLOCK.split(markdown)]
+    return "".join(part + block for part, block in zip(parts, [*blocks, ""], strict=True))
+
+
+def on_post_page(output: str, *, page: Any, config: Any) -> str:
+    """The switch between languages leads to the same page of the other one, out of this site: Material's own links
+    cannot."""
+    back = posixpath.relpath(".", posixpath.dirname(page.url) or ".")
+    root = posixpath.join(back, "..") if _is_chinese(config) else back
+    for language, folder in (("en", ""), ("zh", "zh")):
+        link = posixpath.normpath(posixpath.join(root, folder, page.url))
+        output = re.sub(rf'href="[^"]*"(?= hreflang="{language}")', f'href="{link}"', output)
+    return output
+
+
+def _is_chinese(config: Any) -> bool:
+    return config.theme["language"] == "zh"
+
+
+def _documents(chinese: bool) -> dict[Path, str]:
+    """{a document: its place in the site of this language}. Documents of one language only are in both sites."""
+    found = {PROJECT / ("README_CN.md" if chinese else "README.md"): "index.md"}
+    for page in sorted(DOCS.rglob("*.md")):
+        if page.stem.endswith("_cn") == chinese:
+            found[page] = page.relative_to(DOCS).with_name(f"{page.stem.removesuffix('_cn')}.md").as_posix()
+    for readme in sorted(PROJECT.glob("examples/*/README.md")):
+        found[readme] = f"examples/{readme.parent.name}.md"
+    return found | {PROJECT / "CONTRIBUTING.md": "contributing.md", PROJECT / "AGENTS.md": "agents.md"}
+
+
+def _text(source: Path, chinese: bool) -> str:
+    """Without the link to the other language, for which the site has a switch; of a README of both, one half."""
+    text = _LANGUAGE_LINK.sub("", source.read_text(encoding="utf-8"), count=1)
+    halves = _BETWEEN_LANGUAGES.split(text)
+    return halves[-1] if chinese else halves[0]
