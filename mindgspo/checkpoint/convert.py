@@ -24,10 +24,10 @@ from mindgspo.checkpoint.export import (
 from mindgspo.checkpoint.manifest import MANIFEST_FILE, verify
 from mindgspo.checkpoint.store import CHECKPOINT_FILES, PARAMETERS_FILE
 from mindgspo.config import ModelSection, load_config
+from mindgspo.config.huggingface_config import generation_config, huggingface_config, read_model_section
 from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.io import json_bytes, parse_json, read_bytes
 from mindgspo.metrics.files import CONFIG_FILE
-from mindgspo.models.huggingface_config import generation_config, huggingface_config, read_model_section
 from mindgspo.models.names import hugging_face_name, mindformers_name
 from mindgspo.models.weight_check import require_weights
 from mindgspo.progress import byte_progress

@@ -116,8 +116,8 @@ class TokenizerSection(Section):
 
     path: Path | None = None
     """Folder with vocab.json + merges.txt, or tokenizer.json, or one sentencepiece *.model; with
-    tokenizer_config.json for the chat template. None: the small byte-level BPE built for the arithmetic task
-    (refused for rows from files)."""
+    tokenizer_config.json for the chat template. Not set: model.path, if a tokenizer lies there. None: the small
+    byte-level BPE built for the arithmetic task (refused for rows from files)."""
     eos_tokens: tuple[str, ...] = Field(default=("<|im_end|>", "<|endoftext|>"), min_length=1)
     """Tokens that end a response; the first one is appended to supervised answers."""
     pad_token: str = "<|endoftext|>"

@@ -14,8 +14,9 @@ from pydantic import ValidationError
 from mindgspo.config.algorithm import POLICY_LOSSES, AlgorithmSection, ReferenceSection
 from mindgspo.config.algorithm_rules import default_kl_agg_mode
 from mindgspo.config.device_rules import compiler_problems, default_cache_dtype
-from mindgspo.config.messages import schema_problems
+from mindgspo.config.messages import config_error, schema_problems
 from mindgspo.config.model import ModelSection
+from mindgspo.config.model_folder import with_model_folder, with_tokenizer_folder
 from mindgspo.config.path_rules import file_problems, path_problems
 from mindgspo.config.plan import check_same_world
 from mindgspo.config.reward import RewardSection, file_function
@@ -178,7 +179,7 @@ def load_mapping(source: str, mapping: Mapping[str, Any], overrides: Iterable[st
 
 
 def _checked(source: str, mapping: dict[str, Any], *, check_files: bool) -> ExperimentConfig:
-    resolved = resolve(_parse(source, mapping))
+    resolved = resolve(_parse(source, with_tokenizer_folder(with_model_folder(source, mapping))))
     of_paths = path_problems(resolved) or (file_problems(resolved) if check_files else [])
     of_machine = compiler_problems(resolved) if check_files else ()
     problems = [*joined_problems(resolved), *of_paths, *of_machine]
@@ -280,12 +281,6 @@ def _parse(source: str, mapping: dict[str, Any]) -> ExperimentConfig:
         raise config_error(source, schema_problems(error)) from None
 
 
-def config_error(source: str, problems: list[str]) -> ConfigError:
-    """The error that lists all problems of a file, one per line."""
-    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    return ConfigError("\n  ".join([f"{source}: {count}", *problems]))
-
-
 class ModelAndPlans(NamedTuple):
     """What a model's layouts follow from."""
 
@@ -309,7 +304,7 @@ def load_model_and_plans(path: str | PathLike[str], overrides: Iterable[str] = (
     if _other_keys(read_layers(Path(path), ())):
         config = load_config(path, overrides, check_files=False)
         return ModelAndPlans(config.model, config.plans)
-    mapping = read_layers(Path(path), overrides)
+    mapping = with_model_folder(str(path), read_layers(Path(path), overrides))
     problems = [f"{key}: the file holds model and plans only; leave it out" for key in _other_keys(mapping)]
     if problems:
         raise config_error(str(path), problems)

@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from mindgspo.config.data import NAMED_SOURCES, ONE_SOURCE
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.config.section import Section
+from mindgspo.errors import ConfigError
 from mindgspo.text import closest, did_you_mean, either, shorten
 
 _EXPECTED = {
@@ -66,6 +67,12 @@ def schema_problems(error: ValidationError) -> list[str]:
     details = _without_second_forms(details)
     more = [f"and {len(details) - _MOST_LINES:,} more"] if len(details) > _MOST_LINES else []
     return [f"{shorten(_dotted(one['loc']), 200)}: {_sentence(one)}" for one in details[:_MOST_LINES]] + more
+
+
+def config_error(source: str, problems: list[str]) -> ConfigError:
+    """The error that lists all problems of a file, one per line."""
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    return ConfigError("\n  ".join([f"{source}: {count}", *problems]))
 
 
 def known_keys(section: type[Section] = ExperimentConfig, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -61,7 +61,8 @@ class ModelSection(Section):
     """The policy's architecture, in Hugging Face's field names, and where its weights come from."""
 
     path: Path | None = None
-    """Hugging Face folder (config.json + *.safetensors). None: random weights drawn from `seed`."""
+    """Hugging Face folder (config.json + *.safetensors). Architecture and sizes below are read from its config.json;
+    those that are set must agree with it. None: random weights drawn from `seed`."""
     backend: Literal["native", "mindformers"] = "native"
     """Whose transformer is trained: ours, or MindFormers' (qwen2 and llama, on CPU in one process; see
     docs/integrations.md). Generation is ours with either."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mindgspo.config import ModelSection
+from mindgspo.config.huggingface_config import read_model_section
 from mindgspo.errors import DataError, WeightsError
 from mindgspo.io import parse_json
-from mindgspo.models.huggingface_config import read_model_section
 from mindgspo.parallel.runtime import Device, set_up_runtime
 from mindgspo.tokenization import Backend, load_backend
 from mindgspo.types import Int32Array

@@ -14,10 +14,10 @@ from typing import Any
 from mindgspo.checkpoint.manifest import MANIFEST_FILE as MANIFEST
 from mindgspo.config import ColumnsSection, ExperimentConfig, ModelSection, PlansSection, load_config, load_mapping
 from mindgspo.config.data import DataFormat
+from mindgspo.config.huggingface_config import read_model_section
 from mindgspo.config.rules import eval_sources
 from mindgspo.data.benchmarks import NAMES, NUM_GENERATED_ROWS, Benchmark, find_benchmark
 from mindgspo.errors import ConfigError, WeightsError
-from mindgspo.models.huggingface_config import read_model_section
 from mindgspo.tokenization.tokenizer import read_object, tokenizer_section_of
 
 MAX_NEW_TOKENS = 2048

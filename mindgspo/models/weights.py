@@ -14,7 +14,7 @@ import numpy as np
 from mindspore import Parameter, nn
 
 from mindgspo.config import ModelSection
-from mindgspo.models.huggingface_config import check_architecture, read_model_section
+from mindgspo.config.huggingface_config import check_architecture, read_model_section
 from mindgspo.models.names import Shape, hugging_face_names, parameter_shapes, to_hugging_face
 from mindgspo.models.weight_check import require_weights
 from mindgspo.parallel.layout import Layout

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from mindgspo.config import ModelSection
+from mindgspo.config.huggingface_config import huggingface_config
 from mindgspo.errors import WeightsError
 from mindgspo.io import make_folder, publish_folder, read_json, remove_folder, temporary_path, write_file
-from mindgspo.models.huggingface_config import huggingface_config
 from mindgspo.rollout.sizes import generating_type
 from mindgspo.tensor_files import (
     FILE_DTYPES,

@@ -18,6 +18,7 @@ import numpy as np
 from mindgspo import faults
 from mindgspo.checkpoint import Origin, RunFolder, RunStatus, export_huggingface, open_run_folder
 from mindgspo.config import ExperimentConfig, batch_table, dump_config, notes
+from mindgspo.config.huggingface_config import generation_config, huggingface_config
 from mindgspo.config.rules import data_sources
 from mindgspo.errors import TrainingError
 from mindgspo.evaluation.scoring import logged_groups
@@ -25,7 +26,6 @@ from mindgspo.io import make_folder, write_file
 from mindgspo.launch.folder import move_earlier_aside
 from mindgspo.launch.worker import copy_output
 from mindgspo.metrics import RunLog, SilentLog, peak_rss_mb, report_of_finished, write_summary
-from mindgspo.models.huggingface_config import generation_config, huggingface_config
 from mindgspo.models.weights import weights_as_numpy
 from mindgspo.parallel import heartbeat, runtime
 from mindgspo.parallel.cluster import first_rank_first, is_first, start_device

@@ -11,7 +11,7 @@ import pytest
 from running import mindgspo, tree, write_model
 
 from mindgspo.config import ModelSection, TokenizerSection
-from mindgspo.models.huggingface_config import huggingface_config
+from mindgspo.config.huggingface_config import huggingface_config
 from mindgspo.models.names import weight_shapes
 from mindgspo.tokenization import load_tokenizer
 

@@ -18,9 +18,9 @@ from mindspore import Tensor, nn
 from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.algorithms.optim.manual import SingleUpdate
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection
+from mindgspo.config.huggingface_config import read_model_section
 from mindgspo.config.load import with_recipe
 from mindgspo.data.rows import TrainingSample, lay_out, scattered
-from mindgspo.models.huggingface_config import read_model_section
 from mindgspo.models.names import parameter_shapes
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer

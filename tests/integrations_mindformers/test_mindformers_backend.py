@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mindgspo.config import ModelSection
-from mindgspo.models.huggingface_config import huggingface_config
+from mindgspo.config.huggingface_config import huggingface_config
 from mindgspo.models.names import weight_shapes
 from mindgspo.tensor_files import read_safetensors, write_safetensors
 
@@ -128,7 +128,7 @@ from pathlib import Path
 import numpy as np
 from mindspore import Tensor
 from mindgspo.integrations.mindformers.model import build_mindformers_model
-from mindgspo.models.huggingface_config import read_model_section
+from mindgspo.config.huggingface_config import read_model_section
 from mindgspo.parallel.runtime import set_up_runtime
 set_up_runtime("CPU")
 model = build_mindformers_model(read_model_section(Path(sys.argv[1])), longest_row=8)

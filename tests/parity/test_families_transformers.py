@@ -10,8 +10,8 @@ import pytest
 from mindgspo.algorithms.optim.manual import SingleUpdate
 from mindgspo.checkpoint import export_huggingface
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection
+from mindgspo.config.huggingface_config import generation_config, huggingface_config, read_model_section
 from mindgspo.config.load import with_recipe
-from mindgspo.models.huggingface_config import generation_config, huggingface_config, read_model_section
 from mindgspo.models.scoring import PolicyScorer
 
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")

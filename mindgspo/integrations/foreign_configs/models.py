@@ -96,7 +96,7 @@ def take_sizes(experiment: Experiment, key: str, path: str, *, fill: bool = Fals
 
 
 def _from_folder(folder: Path) -> tuple[Mapping[str, Any], str] | None:
-    from mindgspo.models.huggingface_config import read_model_section
+    from mindgspo.config.huggingface_config import read_model_section
 
     try:
         section = read_model_section(folder)

@@ -13,8 +13,8 @@ import pytest
 from mindgspo.checkpoint import Conversion, Keep, convert_weights, export_huggingface, save_checkpoint
 from mindgspo.cli import main
 from mindgspo.config import ExperimentConfig, ModelSection, dump_config, load_config
+from mindgspo.config.huggingface_config import generation_config, huggingface_config
 from mindgspo.errors import CheckpointError, WeightsError
-from mindgspo.models.huggingface_config import generation_config, huggingface_config
 from mindgspo.models.names import weight_shapes
 from mindgspo.tensor_files import bfloat16_bits, open_tensors, read_safetensors, write_safetensors
 from mindgspo.tokenization import load_tokenizer

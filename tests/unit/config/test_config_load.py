@@ -179,7 +179,7 @@ def test_paths_count_from_their_file_and_overrides_from_the_current_folder(tmp_p
     text = experiment.read_text().replace("arithmetic, split: train", "gsm8k, path: rows.jsonl")
     experiment.write_text("include: configs/model.yaml\n" + text)
     monkeypatch.chdir(tmp_path / "here")
-    config = load_config(experiment, ["tokenizer.path=tokenizer"])
+    config = load_config(experiment, ["tokenizer.path=tokenizer"], check_files=False)
     assert config.model.path == tmp_path / "weights"
     assert config.data.train.path == tmp_path / "rows.jsonl"
     assert config.tokenizer.path == tmp_path / "here" / "tokenizer"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mindgspo.cli.data import data_prepare
+from mindgspo.config.huggingface_config import huggingface_config
 from mindgspo.errors import ConfigError, DataError, RewardError, TokenizerError, WeightsError
-from mindgspo.models.huggingface_config import huggingface_config
 from mindgspo.models.names import weight_shapes
 from mindgspo.tensor_files import write_safetensors
 from mindgspo.trainer.check import check_experiment
@@ -138,15 +138,15 @@ def test_the_models_folder_must_fit_the_model_section(check, load, tmp_path: Pat
         check(ROWS, setting)
     weights = {name: np.zeros(shape, dtype=np.float32) for name, shape in weight_shapes(model).items()}
     write_safetensors(tmp_path / "model" / "model.safetensors", weights)
-    assert "config.json and weights fit the `model` section" in check(ROWS, setting)
+    assert "weights fit its config.json" in check(ROWS, setting)
     write_safetensors(tmp_path / "model" / "model.safetensors", dict(list(weights.items())[:-1]))
     with pytest.raises(WeightsError, match="the weights do not fit the configured model"):
         check(ROWS, setting)
     file.write_text(json.dumps({**described, "num_hidden_layers": 3}))
-    with pytest.raises(ConfigError, match=r"model.num_hidden_layers: 2, there 3"):
+    with pytest.raises(ConfigError, match=r"model.num_hidden_layers: 2, but .*config.json says 3"):
         check(ROWS, setting)
     file.unlink()
-    with pytest.raises(WeightsError, match="config.json: cannot be read"):
+    with pytest.raises(ConfigError, match="model has no config.json; give a Hugging Face folder"):
         check(ROWS, setting)
 
 

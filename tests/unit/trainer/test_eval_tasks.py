@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mindgspo.config import ColumnsSection, ModelSection, TokenizerSection, dump_config, load_config
+from mindgspo.config.huggingface_config import huggingface_config
 from mindgspo.errors import ConfigError, DataError, MindGSPOError, WeightsError
 from mindgspo.evaluation.tasks import DataChoice, EvalOptions, tasks_of_data, tasks_of_experiment
-from mindgspo.models.huggingface_config import huggingface_config
 from mindgspo.tokenization import load_tokenizer
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "arithmetic" / "gspo.yaml"

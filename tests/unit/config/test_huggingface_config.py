@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from mindgspo.config import ModelSection
+from mindgspo.config.huggingface_config import generation_config, huggingface_config, read_model_section
 from mindgspo.errors import WeightsError
-from mindgspo.models.huggingface_config import generation_config, huggingface_config, read_model_section
 
 QWEN25_CONFIG = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "qwen2.5-tokenizer" / "config.json"
 
@@ -101,6 +101,11 @@ def test_fields_left_out_take_the_family_s_defaults(tmp_path: Path) -> None:
     (OLD_STYLE, {"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
     (OLD_STYLE, {"head_dim": 128}, "head_dim 128 x 14 heads is not hidden_size 896"),
     (OLD_STYLE, {"hidden_size": "wide"}, "hidden_size"),
+    (OLD_STYLE, {"hidden_size": "896"}, "hidden_size: .*integer"),
+    (OLD_STYLE, {"tie_word_embeddings": 1}, "tie_word_embeddings: .*boolean"),
+    (OLD_STYLE, {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config is set .*gptq"),
+    (OLD_STYLE, {"layer_types": "full_attention"}, "layer_types has 'full_attention'"),
+    (QWEN3_MOE, {"shared_expert_intermediate_size": 768}, "shared_expert_intermediate_size is set"),
     (OLD_STYLE, {"vocab_size": None}, "vocab_size"),
     (OLD_STYLE, {"rope_theta": "large"}, "rope_theta: .*number"),
     (OLD_STYLE, {"rope_parameters": {"rope_type": "default", "rope_theta": None}}, "rope_theta: .*number"),
@@ -204,6 +209,8 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         read_model_section(write(tmp_path, {**OLD_STYLE, "num_hidden_layers": 10**7}))
     with pytest.raises(WeightsError, match="model_type is None"):
         read_model_section(write(tmp_path, ["qwen2"]))
+    with pytest.raises(WeightsError, match=r"cannot be read \(has 1,04.,... bytes, and at most 1,048,576 are read"):
+        read_model_section(write(tmp_path, {**OLD_STYLE, "padding": "x" * (1 << 20)}))
 
 
 def test_generation_stops_where_the_run_stopped() -> None:

@@ -6,15 +6,15 @@ ignored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from mindgspo.config import ModelSection
-from mindgspo.config.model import FAMILIES, RopeScalingSection
+from mindgspo.config.model import FAMILIES, ModelSection, RopeScalingSection
 from mindgspo.errors import ConfigError, WeightsError
-from mindgspo.io import read_json
+from mindgspo.io import parse_json, read_bytes
 from mindgspo.text import shorten
 
 # Fields that mean the same under the same name.
@@ -47,6 +47,11 @@ _DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "llama": {"max_position_embeddings": 2048},
 }
 _SCALING = tuple(RopeScalingSection.model_fields)
+# What no cell has, whatever the family: weights that are no plain numbers, experts that every token goes to.
+_FOREIGN = ("quantization_config", "compression_config", "shared_expert_intermediate_size", "n_shared_experts")
+FILE = "config.json"
+_MOST_BYTES = 1 << 20
+"""Real ones have a few KB."""
 
 
 def read_model_section(folder: Path) -> ModelSection:
@@ -54,9 +59,9 @@ def read_model_section(folder: Path) -> ModelSection:
 
     Raises WeightsError: no config.json, another family, or a detail that is not implemented.
     """
-    path = folder / "config.json"
+    path = folder / FILE
     try:
-        raw = read_json(path)
+        raw = parse_json(read_bytes(path, _MOST_BYTES))
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read ({error.strerror}); give a Hugging Face model folder") from error
     except ValueError as error:
@@ -74,10 +79,9 @@ def read_model_section(folder: Path) -> ModelSection:
         values["num_experts"] = raw.get("num_local_experts")  # as transformers 5 writes it
     if values.get("head_dim") is None:
         values.pop("head_dim", None)
+    values |= {"architecture": architecture, "rope_theta": _rope_theta(raw), "rope_scaling": _scaling(raw)}
     try:
-        section = ModelSection(
-            path=folder, architecture=architecture, rope_theta=_rope_theta(raw), rope_scaling=_scaling(raw), **values
-        )
+        section = ModelSection.model_validate_json(json.dumps({"path": str(folder), **values}), strict=True)
     except ValidationError as error:
         problems = "; ".join(
             f"{'.'.join(map(str, e['loc']))}: {e['msg']}, got {shorten(e['input'])}" for e in error.errors()
@@ -171,8 +175,13 @@ def _unimplemented(raw: Mapping[str, object]) -> Iterator[str]:
     partial = _rope(raw).get("partial_rotary_factor", raw.get("partial_rotary_factor"))
     if partial not in (None, 1):
         yield f"partial_rotary_factor is {partial!r}; only 1 is implemented"
+    for key in _FOREIGN:
+        if raw.get(key):
+            yield f"{key} is set ({shorten(raw[key])}); not implemented"
     layer_types = raw.get("layer_types") or []
-    others = [kind for kind in layer_types if kind != "full_attention"] if isinstance(layer_types, list) else []
+    others = (
+        [kind for kind in layer_types if kind != "full_attention"] if isinstance(layer_types, list) else [layer_types]
+    )
     if others:
         yield f"layer_types has {others[0]!r}; only full_attention is implemented"
     head_dim, hidden, heads = raw.get("head_dim"), raw.get("hidden_size"), raw.get("num_attention_heads")
@@ -214,9 +223,17 @@ _FREE = {"path", "backend", "dtype", "initializer_range"}
 
 def check_architecture(configured: ModelSection, found: ModelSection) -> None:
     """Raises ConfigError naming every field of the `model` section that the folder's config.json contradicts."""
-    ours, theirs = configured.model_dump(exclude=_FREE), found.model_dump(exclude=_FREE)
-    differing = [f"model.{key}: {ours[key]!r}, there {theirs[key]!r}" for key in ours if ours[key] != theirs[key]]
+    differing = contradictions(configured, found)
     if differing:
-        raise ConfigError(
-            f"{found.path}/config.json describes another model than the `model` section: " + "; ".join(differing)
-        )
+        raise ConfigError("\n  ".join([f"{found.path}: another model than the `model` section", *differing]))
+
+
+def contradictions(configured: ModelSection, found: ModelSection, among: Collection[str] | None = None) -> list[str]:
+    """One line per field in which the section is not what config.json says. among: names of fields; None: all."""
+    ours, theirs = configured.model_dump(exclude=_FREE), found.model_dump(exclude=_FREE)
+    return [
+        f"model.{key}: {ours[key]!r}, but {found.path}/{FILE} says {theirs[key]!r}; leave it out, or give another "
+        "model.path"
+        for key in ours
+        if ours[key] != theirs[key] and (among is None or key in among)
+    ]
