@@ -23,6 +23,7 @@ from mindgspo.cli.checkpoint import checkpoint_app
 from mindgspo.cli.convert import convert_app
 from mindgspo.cli.convert_config import convert_config
 from mindgspo.cli.data import data_app
+from mindgspo.cli.doctor import doctor
 from mindgspo.cli.reward import reward_app
 from mindgspo.cli.serve import serve
 from mindgspo.cli.strategy import strategy_app
@@ -42,7 +43,7 @@ app = typer.Typer(
 for command in (experiment.run, experiment.sft, serve, experiment.check, experiment.plan):
     app.command()(command)
 app.command("eval")(model.evaluate)
-for command in (model.logprobs, experiment.dryrun, experiment.report, proof.conformance):
+for command in (model.logprobs, experiment.dryrun, experiment.report, proof.conformance, doctor):
     app.command()(command)
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(data_app, name="data")

@@ -1,0 +1,48 @@
+"""The command that finds out why a machine cannot run an experiment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from mindgspo.cli.options import SetOption
+
+
+def doctor(
+    config: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Argument(help="Experiment YAML; without one, what any experiment needs is checked."),
+    ] = None,
+    set_: SetOption = None,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines that the ranks are spread over.")] = 1,
+    bundle: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="DIR", help="Folder for the report; by default doctor-<host>-<time>."),
+    ] = None,
+) -> None:
+    """Check this machine for an experiment, and say what is wrong with one fix for each.
+
+    Looks at Python, MindSpore, CANN, driver and their versions, the cards' health and users, HCCL's variables, rank
+    table and ports, shared memory, disks, limits and memory. Without a card what matters on CPU is checked. Ends with a
+    folder to send to somebody who can help; values of variables that may hold secrets are left out. Exit code 1 if
+    something is broken.
+    """
+    import time
+
+    from mindgspo.config import load_config
+    from mindgspo.doctor import Level, examine, facts, needs_of, report_lines, this_machine, write_bundle
+
+    machine = this_machine()
+    experiment = None if config is None else load_config(config, set_ or [], check_files=False)
+    needs = needs_of(machine, experiment, nodes)
+    rows, findings = facts(machine, needs), examine(machine, needs)
+    for line in report_lines(rows, findings):
+        print(line)
+    folder = bundle or Path(f"doctor-{machine.host}-{time.strftime('%Y%m%d-%H%M%S')}")
+    log_dir = None if experiment is None else needs.run_dir / "logs"
+    write_bundle(folder, machine, rows, findings, {}, log_dir)
+    print(f"to send to somebody who can help: {folder}")
+    if any(finding.level is Level.BROKEN for finding in findings):
+        raise typer.Exit(1)

@@ -1,0 +1,268 @@
+"""The checks of `mindgspo doctor`: a healthy server has no finding; each broken one has its own, with one fix."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from unit.doctor.fake_machine import (
+    DRIVER,
+    GB,
+    HOME,
+    NEEDS,
+    NPU_SMI_A3,
+    answers,
+    healthy,
+    npu_smi,
+    table,
+    with_variables,
+    write,
+)
+
+from mindgspo.config import load_config
+from mindgspo.doctor import Level, Machine, Needs, examine, facts, needs_of, report_lines, this_machine, write_bundle
+from mindgspo.doctor.bundle import environment_lines
+from mindgspo.doctor.cards import parse_npu_smi
+from mindgspo.doctor.machine import Disk, Output
+from mindgspo.errors import ConfigError
+
+PROJECT = Path(__file__).resolve().parents[3]
+TWO_NODES = replace(NEEDS, nodes=2)
+ON_CPU = replace(NEEDS, device="CPU", cards=0)
+Break = Callable[[Machine], Machine]
+
+
+def removed(*paths: str) -> Break:
+    def change(machine: Machine) -> Machine:
+        for path in paths:
+            target = machine.path(path)
+            target.rename(target.with_name(f"gone-{target.name}"))
+        return machine
+
+    return change
+
+
+def written(path: str, text: str = "", mode: int = 0o644) -> Break:
+    def change(machine: Machine) -> Machine:
+        write(machine.root, path, text, mode)
+        return machine
+
+    return change
+
+
+def variables(**values: str | None) -> Break:
+    return lambda machine: with_variables(machine, **values)
+
+
+def fields(**values: object) -> Break:
+    return lambda machine: replace(machine, **values)
+
+
+def answering(known: dict[tuple[str, ...], str | Output]) -> Break:
+    return lambda machine: replace(machine, run=answers({("npu-smi", "info"): npu_smi(), **known}))
+
+
+def disk(path: str, total: int, free: int) -> Break:
+    return lambda machine: replace(
+        machine, disk=lambda asked: Disk(total, free) if asked == path else machine.disk(asked)
+    )
+
+
+def with_limits(**values: int) -> Break:
+    return lambda machine: replace(machine, limits={**machine.limits, **values})
+
+
+def all_of(*changes: Break) -> Break:
+    def change(machine: Machine) -> Machine:
+        for one in changes:
+            machine = one(machine)
+        return machine
+
+    return change
+
+
+def hccn(card: int, what: str, text: str) -> dict[tuple[str, ...], str]:
+    return {("hccn_tool", "-i", str(card), what, "-g"): text}
+
+
+TLS = {
+    key: value
+    for card in range(8)
+    for key, value in hccn(card, "-tls", f"dev_id:{card}, tls switch[{int(card != 5)}](0:disable, 1:enable)").items()
+}
+
+# (name of the finding, what breaks, what the fix begins with, what the experiment needs)
+BROKEN: list[tuple[str, Break, str, Needs]] = [
+    ("python_version", fields(python="3.9.2"), "make an environment", NEEDS),
+    ("mindspore_missing", fields(mindspore=None, packages={"numpy": "1.26.4"}), "pip install 'mindspore", NEEDS),
+    ("two_mindspores", fields(packages={"mindspore": "2.10.0", "mindspore-ascend": "2.2.0", "numpy": "1.26.4"}),
+     "pip uninstall -y mindspore mindspore-ascend", NEEDS),
+    ("mindspore_version", fields(packages={"mindspore": "2.7.1", "numpy": "1.26.4"}), "pip install", NEEDS),
+    ("numpy_version", fields(packages={"mindspore": "2.10.0", "numpy": "2.1.0"}), "pip install 'numpy", NEEDS),
+    ("mindspore_without_ascend", removed("/python/mindspore/lib/plugin"), "pip install", NEEDS),
+    ("no_npu", removed("/dev", DRIVER), "--set device=CPU", NEEDS),
+    ("no_cards", removed(*(f"/dev/davinci{card}" for card in range(8))), "start the container with --device", NEEDS),
+    ("device_managers", removed("/dev/devmm_svm"), "start the container with --device=/dev/devmm_svm", NEEDS),
+    ("visible_devices", variables(ASCEND_RT_VISIBLE_DEVICES="0,1,2,3,4,5,6,9"), "export ASCEND_RT_VISIBLE", NEEDS),
+    ("visible_devices", variables(ASCEND_RT_VISIBLE_DEVICES="all"), "export ASCEND_RT_VISIBLE_DEVICES=0,1,2", NEEDS),
+    ("visible_devices", variables(ASCEND_RT_VISIBLE_DEVICES="0,1,1,2"), "export ASCEND_RT_VISIBLE", NEEDS),
+    ("too_few_cards", variables(ASCEND_RT_VISIBLE_DEVICES="0,1"), "unset ASCEND_RT_VISIBLE_DEVICES", NEEDS),
+    ("too_few_cards", fields(), "give plans for 8", replace(NEEDS, cards=16)),
+    ("device_group", fields(groups=frozenset({1000})), "sudo usermod -aG", NEEDS),
+    ("device_rights", all_of(fields(groups=frozenset({1000})), written("/dev/davinci0", mode=0o600)),
+     "sudo chmod 660 /dev/davinci0", NEEDS),
+    ("npu_smi_missing", fields(run=answers({})), "start the container with -v /usr/local/bin/npu-smi", NEEDS),
+    ("npu_smi_failed", answering({("npu-smi", "info"): Output(255, "dcmi module initialize failed. ret is -8005")}),
+     "let the administrator", NEEDS),
+    ("card_unhealthy", answering({("npu-smi", "info"): npu_smi(health="Critical")}), "leave it out, export ASCEND_RT_V",
+     NEEDS),
+    ("card_busy", answering({("npu-smi", "info"): npu_smi(used=34000, process=4711)}), "end it: kill 4711", NEEDS),
+    ("card_busy", answering({("npu-smi", "info"): npu_smi(used=34000)}), "end its process on the host", NEEDS),
+    ("driver_missing", removed(f"{DRIVER}/lib64"), f"start the container with -v {DRIVER}", NEEDS),
+    ("driver_library_path", written("/etc/ld.so.conf.d/ascend_driver_so.conf"), "export LD_LIBRARY_PATH", NEEDS),
+    ("driver_old", written(f"{DRIVER}/version.info", "Version=24.1.rc2\n"), "let the administrator", NEEDS),
+    ("cann_missing", all_of(removed(HOME), variables(ASCEND_HOME_PATH=None)), "install CANN", NEEDS),
+    ("cann_not_sourced", variables(ASCEND_HOME_PATH=None, ASCEND_OPP_PATH=None, LD_LIBRARY_PATH=None),
+     "source /usr/local/Ascend/ascend-toolkit/set_env.sh", NEEDS),
+    ("cann_path_gone", variables(ASCEND_HOME_PATH="/opt/cann"), "source /usr/local/Ascend", NEEDS),
+    ("cann_version", written(f"{HOME}/compiler/version.info", "Version=8.0.RC3\n"), "install CANN 8.5", NEEDS),
+    ("cann_library_path", variables(LD_LIBRARY_PATH="/usr/lib"), "source", NEEDS),
+    ("two_canns", all_of(written("/opt/old/lib64/libascendcl.so"),
+                         variables(LD_LIBRARY_PATH=f"/opt/old/lib64:{HOME}/lib64")), "open a new shell", NEEDS),
+    ("cann_opp", variables(ASCEND_OPP_PATH=None), "source", NEEDS),
+    ("cann_kernels", removed(f"{HOME}/opp/built-in/op_impl/ai_core/tbe/kernel"), "install the kernels", NEEDS),
+    ("hccl_missing", removed(f"{HOME}/lib64/libhccl.so"), "install the whole toolkit", NEEDS),
+    ("card_link_down", answering(hccn(2, "-link", "link status: DOWN")), "check cable", TWO_NODES),
+    ("card_tls", answering(TLS), "for each card: hccn_tool -i 5 -tls", NEEDS),
+    ("card_address", written("/etc/hccn.conf", "address_0=192.168.1.0\n"), "hccn_tool -i 1 -ip", TWO_NODES),
+    ("stale_role", variables(MS_ROLE="MS_WORKER", MS_WORKER_NUM="8"), "unset MS_ROLE MS_WORKER_NUM", NEEDS),
+    ("hccl_range", variables(HCCL_BUFFSIZE="200M"), "unset HCCL_BUFFSIZE", NEEDS),
+    ("hccl_range", variables(HCCL_CONNECT_TIMEOUT="60"), "unset HCCL_CONNECT_TIMEOUT", NEEDS),
+    ("hccl_connect_timeout", variables(HCCL_CONNECT_TIMEOUT=None), "export HCCL_CONNECT_TIMEOUT=1800", NEEDS),
+    ("hccl_if_ip", variables(HCCL_IF_IP="10.0.0.8"), "export HCCL_IF_IP=10.0.0.7", NEEDS),
+    ("socket_interface", variables(HCCL_SOCKET_IFNAME="eth"), "unset HCCL_SOCKET_IFNAME", NEEDS),
+    ("socket_interface", variables(GLOO_SOCKET_IFNAME="eth0"), "unset GLOO_SOCKET_IFNAME", ON_CPU),
+    ("hccl_whitelist", variables(HCCL_WHITELIST_DISABLE="0"), "export HCCL_WHITELIST_DISABLE=1", NEEDS),
+    ("hccl_ports", fields(listening=frozenset({60003})), "export HCCL_IF_BASE_PORT=50000", NEEDS),
+    ("rank_table", variables(RANK_TABLE_FILE="/gone.json"), "unset RANK_TABLE_FILE", NEEDS),
+    ("rank_table", all_of(written("/t.json", table(4)), variables(RANK_TABLE_FILE="/t.json")), "unset", NEEDS),
+    ("rank_table", all_of(written("/t.json", table(status="initializing")), variables(RANK_TABLE_FILE="/t.json")),
+     "unset", NEEDS),
+    ("rank_table", all_of(written("/t.json", "[" * 10000), variables(RANK_TABLE_FILE="/t.json")), "unset", NEEDS),
+    ("shared_memory", disk("/dev/shm", 64 << 20, 64 << 20), "start the container with --shm-size", NEEDS),
+    ("shared_memory_full", disk("/dev/shm", 16 * GB, 1 << 20), "remove what killed jobs left", NEEDS),
+    ("run_disk", disk("/data/runs/one", 1000 * GB, GB), "make room", NEEDS),
+    ("run_dir_local", written("/proc/mounts", "/dev/vda / ext4 rw 0 0\n"), "--set run_dir", TWO_NODES),
+    ("tmp_missing", variables(TMPDIR="/scratch"), "unset TMPDIR", NEEDS),
+    ("tmp_disk", disk("/tmp", 10 * GB, 1 << 20), "make room in /tmp", NEEDS),
+    ("limit_nofile", with_limits(nofile=1024), "ulimit -n 65536", NEEDS),
+    ("limit_nproc", with_limits(nproc=512), "ulimit -u", NEEDS),
+    ("limit_stack", with_limits(stack=1 << 20), "ulimit -s 8192", NEEDS),
+    ("limit_memlock", with_limits(memlock=64 << 10), "ulimit -l unlimited", NEEDS),
+    ("host_memory", fields(memory=40 * GB), "raise the container's limit", NEEDS),
+    ("cores", fields(cores=2), "plans for 2 ranks", ON_CPU),
+    ("locale", fields(encoding="ANSI_X3.4-1968"), "export LC_ALL=C.UTF-8", NEEDS),
+    ("no_compiler", fields(tools=frozenset()), "apt-get install g++", ON_CPU),
+    ("cache_closed", all_of(written("/closed/x", mode=0o600), variables(XDG_CACHE_HOME="/closed/x")),
+     "export XDG_CACHE_HOME", NEEDS),
+    ("verbose_logs", variables(ASCEND_GLOBAL_LOG_LEVEL="1"), "unset ASCEND_GLOBAL_LOG_LEVEL", NEEDS),
+    ("launch_blocking", variables(ASCEND_LAUNCH_BLOCKING="1"), "unset ASCEND_LAUNCH_BLOCKING", NEEDS),
+]  # fmt: skip
+
+
+def test_nothing_is_wrong_with_a_healthy_server(tmp_path: Path) -> None:
+    machine = healthy(tmp_path)
+    for needs in (NEEDS, TWO_NODES, ON_CPU, Needs(device="Ascend")):
+        assert examine(machine, needs) == []
+    assert dict(facts(machine, NEEDS))["versions"] == "driver 25.5.0, firmware 7.8.0.5.216, CANN 8.5.0"
+    assert report_lines(facts(machine, NEEDS), [])[-1] == "nothing is wrong"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "fix", "needs"), BROKEN, ids=[f"{n}-{i}" for i, (n, *_) in enumerate(BROKEN)]
+)
+def test_a_broken_machine_is_named_with_one_fix(
+    tmp_path: Path, name: str, change: Break, fix: str, needs: Needs
+) -> None:
+    found = examine(change(healthy(tmp_path)), needs)
+    assert [finding.name for finding in found] == [name]
+    (finding,) = found
+    assert finding.fix.startswith(fix), finding.fix
+    assert finding.what and finding.why
+    lines = report_lines([("host", "x")], found)
+    assert len(lines) == 7 and lines[-1] in ("1 broken, 0 risks", "0 broken, 1 risk")
+
+
+def test_broken_ones_come_before_risks(tmp_path: Path) -> None:
+    machine = all_of(variables(ASCEND_GLOBAL_LOG_LEVEL="0"), fields(listening=frozenset({60000})))(healthy(tmp_path))
+    found = examine(replace(machine, encoding="ascii", python="3.13.1"), NEEDS)
+    assert [finding.level for finding in found] == [Level.BROKEN] * 2 + [Level.RISK] * 2
+
+
+def test_npu_smi_of_a2_and_a3_is_read() -> None:
+    cards = parse_npu_smi(npu_smi(process=4711))
+    assert [card.number for card in cards] == list(range(8))
+    assert (cards[3].name, cards[3].memory_used, cards[3].memory, cards[3].processes) == ("910B3", 3441, 65536, (4711,))
+    first, second = parse_npu_smi(NPU_SMI_A3)
+    assert (first.number, first.npu, first.chip, first.health, first.memory_used) == (0, 0, 0, "OK", 3135)
+    assert (second.number, second.npu, second.chip, second.health) == (1, 0, 1, "Alarm")
+    assert (second.memory_used, second.processes) == (31000, (4711,))
+    assert parse_npu_smi("") == parse_npu_smi("| a | b | c |\n|||\n") == []
+
+
+def test_needs_of_an_experiment(tmp_path: Path) -> None:
+    machine = healthy(tmp_path)
+    config = load_config(PROJECT / "examples/gsm8k/gspo_qwen2_5_7b.yaml", [], check_files=False)
+    assert needs_of(machine, config, 2).ranks == 4 and needs_of(machine, config).device == "Ascend"
+    assert needs_of(machine, None).device == "Ascend"
+    assert needs_of(with_variables(removed("/dev", DRIVER)(machine), ASCEND_HOME_PATH=None), None).device == "CPU"
+    with pytest.raises(ConfigError, match="--nodes 3: the plans need 8 ranks"):
+        needs_of(machine, config, 3)
+
+
+def test_the_bundle_holds_report_and_logs_and_no_secret(tmp_path: Path) -> None:
+    machine = with_variables(
+        healthy(tmp_path / "root"),
+        HF_TOKEN="hf_abc",
+        AWS_SECRET_ACCESS_KEY="xyz",
+        MS_AUTH="geheim",
+        HCCL_IF_IP="10.0.0.7",
+        ASCEND_PROCESS_LOG_PATH="/plog",
+    )
+    write(machine.root, "/plog/debug/plog/plog-17_1.log", "[ERROR] EI0006\n")
+    logs = tmp_path / "logs"
+    write(logs, "rank_0.log", "x" * 400_000 + "\nhttp://me:geheim@host/a\nlast\n")
+    rows, found = facts(machine, NEEDS), examine(fields(encoding="ascii")(machine), NEEDS)
+    folder = tmp_path / "bundle"
+    write_bundle(folder, machine, rows, found, {"smoke.txt": "ok\n"}, logs)
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    assert names == ["environment.txt", "logs/plog-17_1.log", "logs/rank_0.log", "npu-smi.txt", "report.json",
+                     "report.txt", "smoke.txt"]  # fmt: skip
+    everything = "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
+    assert not any(secret in everything for secret in ("hf_abc", "xyz", "geheim"))
+    assert "HCCL_IF_IP=10.0.0.7" in everything and "HF_TOKEN=<not shown>" in everything
+    assert (folder / "logs/rank_0.log").read_text().endswith("http://<removed>@host/a\nlast\n")
+    assert (folder / "logs/rank_0.log").stat().st_size < 300_000
+    report = json.loads((folder / "report.json").read_text())
+    assert [one["name"] for one in report["findings"]] == ["locale"]
+    with pytest.raises(ConfigError, match="holds something already"):
+        write_bundle(folder, machine, rows, found, {}, None)
+
+
+def test_a_proxy_with_a_password_is_not_shown() -> None:
+    assert environment_lines({"MS_PROXY": "http://u:p@proxy:80", "http_proxy": "http://u:p@proxy"}) == [
+        "MS_PROXY=http://<removed>@proxy:80", "http_proxy=<not shown>",
+    ]  # fmt: skip
+
+
+def test_this_machine_is_read() -> None:
+    machine = this_machine()
+    assert machine.packages["mindspore"].startswith("2.") and machine.mindspore is not None
+    assert machine.disk("/dev/shm").total > 0 and machine.memory > 0 and "lo" in machine.interfaces
+    assert machine.run(("no-such-command",)) is None
+    output = machine.run(("sh", "-c", "echo out; echo err >&2; exit 3"))
+    assert output is not None and (output.code, output.text) == (3, "out\nerr\n")
+    assert isinstance(facts(machine, needs_of(machine, None)), list)
