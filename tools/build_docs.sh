@@ -9,7 +9,7 @@ source "$project/tools/setup_env.sh"
 folder=$(realpath -m "${1:-$project/site}")
 
 set_up_environment "$project" docs
-export NO_MKDOCS_2_WARNING=1
-"$MINDGSPO_PYTHON" -m mkdocs build --quiet --config-file "$project/tools/site/mkdocs.yml" --site-dir "$folder"
-"$MINDGSPO_PYTHON" -m mkdocs build --quiet --config-file "$project/tools/site/mkdocs_cn.yml" --site-dir "$folder/zh"
+export NO_MKDOCS_2_WARNING=1   # --quiet would also hide warnings from --strict
+"$MINDGSPO_PYTHON" -m mkdocs build --config-file "$project/tools/site/mkdocs.yml" --site-dir "$folder"
+"$MINDGSPO_PYTHON" -m mkdocs build --config-file "$project/tools/site/mkdocs_cn.yml" --site-dir "$folder/zh"
 echo "$folder/index.html"

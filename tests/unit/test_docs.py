@@ -22,7 +22,7 @@ from mindgspo.trainer.check import check_experiment
 PROJECT = Path(__file__).resolve().parents[2]
 DOCS = PROJECT / "docs"
 READMES = [PROJECT / "README.md", PROJECT / "README_CN.md"]
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted(DOCS.rglob("*.md"))
 DOCUMENTS = [
     *READMES, PROJECT / "CONTRIBUTING.md", PROJECT / "AGENTS.md", *sorted(PROJECT.glob("examples/*/README.md")), *PAGES,
 ]  # fmt: skip
@@ -130,7 +130,7 @@ def test_commands_options_and_settings_exist(document: Path) -> None:
     # Console blocks show refusals; the test below runs them.
     blocks = "".join(content for language, content in code_blocks(text) if language != "console")
     named = set(re.findall(r"--set '?([a-z_0-9.]+)=", blocks + prose(text)))
-    if document.stem.removesuffix("_cn") not in ("migrate", "checkpoints"):  # those name keys and weights of others
+    if document.stem.removesuffix("_cn") not in ("migrate", "checkpoints", "settings"):  # these name keys of others
         for span in code_spans(text):
             is_dotted = re.fullmatch(r"[a-z_0-9.]+", span) and span.split(".")[0] in SECTIONS
             if is_dotted and not span.endswith(FILE_ENDINGS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -197,26 +198,35 @@ def test_integrations_commands_and_versions(page: Path) -> None:
     assert all(f"{name} {WANTED[name.lower()]}" in text for name in ("MindFormers", "MindSpore"))
 
 
-TOOL = PROJECT / "tools" / "write_migration.py"
-
-
 def block(page: Path, language: str) -> str:
     (found,) = (content for name, content in code_blocks(text_of(page)) if name == language)
     return found
 
 
-def run_tool(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(TOOL), *map(str, arguments)], capture_output=True, text=True)
+def run_tool(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, f"tools/{name}.py", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    return subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True)
+
+
+def test_reference_every_setting_and_command_is_there_and_up_to_date() -> None:
+    done = run_tool("write_reference", "--check")
+    assert done.returncode == 0, done.stderr
+    shown = {row[0].strip("`") for table in tables(text_of(PROJECT / "docs/reference/settings.md")) for row in table}
+    shared = ("data.eval", "warmup.check", "plans.infer", "plans.reference")  # the tables of data.train and plans.train
+    missing = {key for key in SETTINGS - shown if not any(key.startswith(f"{section}.") for section in shared)}
+    assert all(section in SETTINGS for section in shared)
+    assert {key for key in missing if not any(other.startswith(f"{key}.") for other in SETTINGS)} == set()
 
 
 def test_migrate_the_tables_are_those_of_the_code(tmp_path: Path) -> None:
-    done = run_tool("--check")
+    done = run_tool("write_migration", "--check")
     assert done.returncode == 0, done.stderr
     for page in pages("migrate"):
         (tmp_path / page.name).write_text(text_of(page).replace("`data.train_batch_size`", "`data.batch`"))
-    stale = run_tool("--check", "--docs", tmp_path)
+    stale = run_tool("write_migration", "--check", "--docs", tmp_path)
     assert stale.returncode == 1 and "migrate.md" in stale.stderr and "migrate_cn.md" in stale.stderr
-    assert run_tool("--docs", tmp_path).returncode == 0
+    assert run_tool("write_migration", "--docs", tmp_path).returncode == 0
     assert [text_of(tmp_path / page.name) == text_of(page) for page in pages("migrate")] == [True, True]
 
 

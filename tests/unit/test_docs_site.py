@@ -25,7 +25,7 @@ def site(once: Callable[..., Path]) -> Path:
 
     def build(folder: Path) -> None:
         for name, place in (("mkdocs.yml", folder), ("mkdocs_cn.yml", folder / "zh")):
-            command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(place)]
+            command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(place)]
             command += ["--config-file", str(PROJECT / "tools/site" / name)]
             environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
             done = subprocess.run(command, capture_output=True, text=True, env=environment)
