@@ -5,7 +5,10 @@ take: `--slots` responses at once, `--token-seconds` per token each. Lengths are
 lognormal distribution, cut at the longest; with `--straggler N` one response in N is ten times as slow. Everything else
 is a real run: `mindgspo run` on the CPU quickstart's model, its client, its updates.
 
-    python tools/bench_schedules.py [--steps 20] [--token-seconds 0.02] [--straggler 0]
+    python tools/bench_schedules.py [--steps 20] [--skip 3] [--token-seconds 0.02] [--straggler 0] [--only bounded:4]
+
+`--slow-model PORT` serves the quickstart's model instead, until Ctrl-C, with a decode step every `--token-seconds` at
+most: for runs with rollout.servers.urls that learn something while generation takes its time.
 """
 
 from __future__ import annotations
@@ -151,6 +154,26 @@ def serve(options: argparse.Namespace) -> None:
     asyncio.run(start())
 
 
+def serve_model_slowly(options: argparse.Namespace) -> None:
+    """`mindgspo serve` of the quickstart, whose looks take a time at least."""
+    from mindgspo.config import load_config
+    from mindgspo.planner import replica_with_cache_budget
+    from mindgspo.rollout.engine import Decoding
+    from mindgspo.rollout.serve import serve as serve_replica
+
+    look = Decoding.look
+
+    def look_slowly(decoding: Decoding) -> None:
+        began = time.perf_counter()
+        look(decoding)
+        time.sleep(max(0.0, options.token_seconds - (time.perf_counter() - began)))
+
+    Decoding.look = look_slowly
+    port = options.slow_model
+    config = load_config(EXPERIMENT, [f"rollout.slots={options.slots}"], check_files=False)
+    serve_replica(replica_with_cache_budget(config), host="127.0.0.1", port=port, ready=print)
+
+
 def measured(schedule: str, staleness: int, urls: list[str], options: argparse.Namespace, folder: Path) -> list[dict]:
     """The metrics of each step of a run."""
     run_dir = folder / f"{schedule}_{staleness}"
@@ -182,6 +205,10 @@ def main() -> None:
     """See the module's text."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument(
+        "--skip", type=int, default=3, help="first steps that do not count: queues fill, graphs compile"
+    )
+    parser.add_argument("--only", nargs="*", help="schedules beside sync, as bounded:4")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--servers", type=int, default=1)
     parser.add_argument("--slots", type=int, default=256)
@@ -189,7 +216,11 @@ def main() -> None:
     parser.add_argument("--straggler", type=int, default=0)
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--eos", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--slow-model", type=int, metavar="PORT", help="see above")
     options = parser.parse_args()
+    if options.slow_model is not None:
+        serve_model_slowly(options)
+        return
     if options.serve is not None:
         serve(options)
         return
@@ -202,6 +233,8 @@ def main() -> None:
     results = []
     with tempfile.TemporaryDirectory() as folder:
         for schedule, staleness in SCHEDULES:
+            if options.only is not None and schedule != "sync" and f"{schedule}:{staleness}" not in options.only:
+                continue
             ports = [listen_once(AF_INET, "127.0.0.1", 0) for _ in range(options.servers)]
             own = ["--slots", str(options.slots), "--token-seconds", str(options.token_seconds)]
             own += ["--straggler", str(options.straggler), "--eos", str(eos)]
@@ -214,7 +247,7 @@ def main() -> None:
                 for server in servers:
                     server.terminate()
                     server.wait()
-            results.append(summary(schedule, staleness, steps))
+            results.append(summary(schedule, staleness, steps, options))
             if schedule == "sync":
                 lengths_PG = drawn_lengths(Path(folder) / "sync_0" / "samples.jsonl", options)
             results[-1]["forecast_s"] = forecast(schedule, staleness, results[0], lengths_PG, options)
@@ -258,14 +291,13 @@ def forecast(
         steps=options.steps,
         max_staleness=staleness,
     )
-    steady = timeline.steps[3 : options.steps - max(staleness, 1)]
+    steady = timeline.steps[options.skip : options.steps - max(staleness, 1)]
     return round(statistics.fmean(step.seconds for step in steady), 4)
 
 
-def summary(schedule: str, staleness: int, steps: list[dict]) -> dict[str, Any]:
-    """Of the steps behind the third, when graphs are compiled and queues are full, but not of the last ones, for which
-    nothing is generated ahead any more."""
-    steady = steps[3 : len(steps) - max(staleness, 1)]
+def summary(schedule: str, staleness: int, steps: list[dict], options: argparse.Namespace) -> dict[str, Any]:
+    """Of the steps behind the first ones, but not of the last, for which nothing is generated ahead any more."""
+    steady = steps[options.skip : len(steps) - max(staleness, 1)]
 
     def mean(name: str) -> float:
         return round(statistics.fmean(step.get(name, 0.0) for step in steady), 4)

@@ -23,7 +23,8 @@ from mindgspo.rollout.blocks import SCRATCH, BlockAllocator, num_blocks_for
 from mindgspo.rollout.cache import CopyBlocks, PagedCache
 from mindgspo.rollout.graphs import Collect, DecodeStep, PackedWeights, Prefill, TokenSampler
 from mindgspo.rollout.protocol import Cut, Purpose, Rollout, RolloutCounters, SamplingSettings
-from mindgspo.rollout.scheduler import DecodeRun, EndedRequest, PrefillRow, Scheduler
+from mindgspo.rollout.scheduler import Scheduler
+from mindgspo.rollout.sequences import DecodeRun, EndedRequest, PrefillRow
 from mindgspo.rollout.service import Request, whole_responses
 from mindgspo.types import ExpertArray, Float32Array, Int32Array, Prompt, Response
 

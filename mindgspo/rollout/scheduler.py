@@ -21,108 +21,17 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from mindgspo.rollout.blocks import SCRATCH, BlockAllocator, num_blocks_for, num_shared_blocks
+from mindgspo.rollout.sequences import Admissions, DecodeRun, EndedRequest, Job, PrefillRow, Waiting
 from mindgspo.rollout.service import NO_TOKENS, Piece, Request
-from mindgspo.types import ExpertArray, FinishReason, Float32Array, Int32Array, Routing
+from mindgspo.types import ExpertArray, FinishReason, Int32Array
 
 # Free blocks per active sequence without which no other is admitted. At published lengths (responses to 20k) 1 keeps
 # 4 % more sequences at work than 4, and runs four times as many tokens again behind pre-emptions; 8 keeps 7 % fewer.
 _MARGIN = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillRow:
-    """Tokens to be run at once. request: number of the one whose prompt they begin with. ids: int32 [L]. cache_rows:
-    int32 [L], where their keys and values go."""
-
-    request: int
-    ids: Int32Array
-    cache_rows: Int32Array
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndedRequest:
-    """pieces: in the order of the request's samples. seconds: between each one's first admission and the look that
-    found its end, 0 where it was never admitted."""
-
-    request: Request
-    pieces: tuple[Piece, ...]
-    seconds: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admissions:
-    """What the cache needs for those that were admitted, in this order: rows to be run, and blocks to be copied, as
-    (source, target)."""
-
-    prefills: list[PrefillRow] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeRun:
-    """The steps up to the host's next look. Rows behind the first `num_rows` are idle.
-
-    ids_S: int32, the tokens of the first step; those of the others are what the step before drew. table_SP: int32.
-    positions_JS, cache_rows_JS: int32, each token's position and where its key and value go. uniforms_JS: float32.
-    """
-
-    num_rows: int
-    ids_S: Int32Array
-    table_SP: Int32Array
-    positions_JS: Int32Array
-    cache_rows_JS: Int32Array
-    uniforms_JS: Float32Array
-
-    @property
-    def num_steps(self) -> int:
-        """Decode steps of the run."""
-        return len(self.positions_JS)
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Job:
-    """A request at work. number: of its first response among all that were added. next_place: of the sample that is
-    admitted next. held: blocks of the prompt while siblings are to come. prompt_experts: see `Routing.prompt_LX`."""
-
-    request: Request
-    number: int
-    next_place: int = 0
-    pieces: dict[int, Piece] = field(default_factory=dict)
-    starts: dict[int, float] = field(default_factory=dict)
-    seconds: dict[int, float] = field(default_factory=dict)
-    held: list[int] | None = None
-    prompt_experts: ExpertArray | None = None
-
-    @property
-    def has_more(self) -> bool:
-        """Whether samples are still to be admitted."""
-        return self.next_place < len(self.request.samples)
-
-    @property
-    def prompt_length(self) -> int:
-        return int(self.request.prompt.ids.size)
-
-    @property
-    def limit(self) -> int:
-        """Most tokens of a response."""
-        return self.request.settings.max_new_tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Waiting:
-    """A sequence in the queue. place: of its sample in the request. ids, logprobs: the tokens it has. experts: of what
-    each of them was drawn from, [L, X], where they are recorded."""
-
-    job: _Job
-    place: int
-    ids: Int32Array
-    logprobs: Float32Array
-    experts: ExpertArray | None = None
 
 
 class Scheduler:
@@ -149,16 +58,16 @@ class Scheduler:
         self._block, self._allocator, self._tokens_per_look = block, allocator, tokens_per_look
         self._eos_ids, self._clock = np.array(sorted(eos_ids), dtype=np.int32), clock
         self._num_added = 0
-        self._jobs: dict[int, _Job] = {}  # by number of the request, until all its responses have ended
-        self._queue: deque[_Job] = deque()  # those with samples to be admitted
-        self._preempted: deque[_Waiting] = deque()
+        self._jobs: dict[int, Job] = {}  # by number of the request, until all its responses have ended
+        self._queue: deque[Job] = deque()  # those with samples to be admitted
+        self._preempted: deque[Waiting] = deque()
         self._ended: list[EndedRequest] = []
         self.preemptions = 0
         # By slot, the place of a sequence from its admission on; rows of the batch name slots, oldest first.
         size = (num_slots, max_new_tokens)
         self._rows: list[int] = []
         self._free_slots = list(range(num_slots - 1, -1, -1))
-        self._sequences: list[tuple[_Job, int] | None] = [None] * num_slots
+        self._sequences: list[tuple[Job, int] | None] = [None] * num_slots
         self._prompt_lengths, self._lengths, self._limits = np.zeros((3, num_slots), np.int64)
         self._first_ids = np.zeros(num_slots, np.int32)  # the prompts' last tokens, which decoding is fed first
         self._ids, self._logprobs = np.zeros(size, np.int32), np.zeros(size, np.float32)
@@ -171,7 +80,7 @@ class Scheduler:
         """Let a request wait behind those that are here."""
         assert request.number not in self._jobs, request.number
         assert request.settings.max_new_tokens <= self._ids.shape[1], request.settings
-        job = _Job(request=request, number=self._num_added)
+        job = Job(request=request, number=self._num_added)
         self._num_added += len(request.samples)
         self._jobs[request.number] = job
         self._queue.append(job)
@@ -190,13 +99,13 @@ class Scheduler:
             if job.request.number in chosen:
                 length = int(self._lengths[slot])
                 experts = self._experts_of(slot)
-                piece = _piece(job, self._ids[slot, :length], self._logprobs[slot, :length], experts, None)
+                piece = job.piece(self._ids[slot, :length], self._logprobs[slot, :length], experts, None)
                 self._leave(slot)
                 self._end(job, place, piece)
         preempted, self._preempted = self._preempted, deque()
         for waiting in preempted:
             if waiting.job.request.number in chosen:
-                piece = _piece(waiting.job, waiting.ids, waiting.logprobs, waiting.experts, None)
+                piece = waiting.job.piece(waiting.ids, waiting.logprobs, waiting.experts, None)
                 self._end(waiting.job, waiting.place, piece)
             else:
                 self._preempted.append(waiting)
@@ -236,10 +145,11 @@ class Scheduler:
         """Give active sequences the blocks of their next tokens, the oldest first, and pre-empt the youngest where
         none are left."""
         rows = np.array(self._rows, np.int64)
-        for slot in rows[self._missing(rows) > 0].tolist():
+        all_missing = self._missing(rows)
+        for row in np.flatnonzero(all_missing > 0).tolist():
+            slot, missing = int(rows[row]), int(all_missing[row])
             if self._sequences[slot] is None:
                 return  # it was pre-empted, and so were all that came later
-            missing = int(self._missing(np.array([slot]))[0])
             while missing > self._allocator.num_free:
                 if self._let_go_of_prompts():
                     continue
@@ -254,8 +164,8 @@ class Scheduler:
         """Take sequences out of the queue while a slot and blocks are free. `_MARGIN` blocks are left for each of the
         others that may still grow."""
         admissions = Admissions()
-        finished_prompts: list[_Job] = []
-        growth = self._growth(self._rows)
+        finished_prompts: list[Job] = []
+        growth = self._growth(np.array(self._rows, np.int64))
         while self._free_slots and (waiting := self._front()) is not None:
             job = waiting.job
             fresh = waiting.ids.size == 0
@@ -272,7 +182,8 @@ class Scheduler:
             tail = self._allocator.share(held[-1:]) if in_place else []
             blocks = [*self._allocator.share(shared), *tail, *self._allocator.take(own)]
             self._place(waiting, blocks)
-            growth += self._growth(self._rows[-1:])
+            longest = job.prompt_length + job.limit - 1
+            growth += min(num_blocks_for(longest, self._block) - len(blocks), _MARGIN)
             if held is None:
                 admissions.prefills.append(self._prefill_row(waiting, blocks, len(shared)))
             elif len(held) > len(shared) and not in_place:
@@ -333,7 +244,7 @@ class Scheduler:
         ids, logprobs = ids_JS[:, : rows.size], logprobs_JS[:, : rows.size]
         steps_J1 = np.arange(len(ids))[:, None]
         fits = steps_J1 < self._limits[rows] - self._lengths[rows]
-        is_eos = np.isin(ids, self._eos_ids) & fits
+        is_eos = (ids[..., None] == self._eos_ids).any(axis=-1) & fits
         behind_eos = np.cumsum(is_eos, axis=0) - is_eos > 0
         step, row = np.nonzero(fits & ~behind_eos)
         slots, columns = rows[row], self._lengths[rows[row]] + step
@@ -349,21 +260,21 @@ class Scheduler:
             self._finish(slot, FinishReason.STOP if stop else FinishReason.LENGTH)
         return step.size
 
-    def _sequence(self, slot: int) -> tuple[_Job, int]:
+    def _sequence(self, slot: int) -> tuple[Job, int]:
         found = self._sequences[slot]
         assert found is not None, slot
         return found
 
-    def _front(self) -> _Waiting | None:
+    def _front(self) -> Waiting | None:
         if self._preempted:
             return self._preempted[0]
         if not self._queue:
             return None
-        job = self._queue[0]
-        ids, logprobs = _no_tokens(job)
-        return _Waiting(job=job, place=job.next_place, ids=ids, logprobs=logprobs)
+        job = self._queue[0]  # a prefix's log-probs are read by nobody
+        ids = job.request.prefix
+        return Waiting(job=job, place=job.next_place, ids=ids, logprobs=np.zeros(ids.size, np.float32))
 
-    def _shared_with(self, job: _Job, held: list[int] | None) -> list[int]:
+    def _shared_with(self, job: Job, held: list[int] | None) -> list[int]:
         """Full blocks of the prompt that hold it already: those held for it, or an active sibling's."""
         count = num_shared_blocks(job.prompt_length, self._block)
         if held is not None:
@@ -373,27 +284,24 @@ class Scheduler:
                 return self._table[slot, :count].tolist()
         return []
 
-    def _blocks_of(self, waiting: _Waiting) -> int:
-        """Blocks with which a sequence goes on up to the next look."""
-        lengths = (np.array([number]) for number in (waiting.job.prompt_length, waiting.ids.size, waiting.job.limit))
-        return int(self._needed(*lengths)[0])
-
-    def _needed(self, prompt_lengths: np.ndarray, lengths: np.ndarray, limits: np.ndarray) -> np.ndarray:
-        """Blocks of the columns that are written up to the next look."""
-        steps = np.minimum(self._tokens_per_look, limits - lengths)
-        return -(-(prompt_lengths + lengths + steps - 1) // self._block)
+    def _blocks_of(self, waiting: Waiting) -> int:
+        """Blocks with which a sequence goes on: those of the columns that are written up to the next look."""
+        job, length = waiting.job, waiting.ids.size
+        steps = min(self._tokens_per_look, job.limit - length)
+        return -(-(job.prompt_length + length + steps - 1) // self._block)
 
     def _missing(self, slots: np.ndarray) -> np.ndarray:
-        needed = self._needed(self._prompt_lengths[slots], self._lengths[slots], self._limits[slots])
-        return needed - self._num_blocks[slots]
+        """Blocks that they do not have of those that `_blocks_of` counts."""
+        lengths = self._lengths[slots]
+        steps = np.minimum(self._tokens_per_look, self._limits[slots] - lengths)
+        return -(-(self._prompt_lengths[slots] + lengths + steps - 1) // self._block) - self._num_blocks[slots]
 
-    def _growth(self, slots: Sequence[int]) -> int:
+    def _growth(self, slots: np.ndarray) -> int:
         """Blocks that the sequences in these slots may soon need."""
-        rows = np.array(slots, np.int64)
-        longest = self._prompt_lengths[rows] + self._limits[rows] - 1
-        return int(np.minimum(-(-longest // self._block) - self._num_blocks[rows], _MARGIN).sum())
+        longest = self._prompt_lengths[slots] + self._limits[slots] - 1
+        return int(np.minimum(-(-longest // self._block) - self._num_blocks[slots], _MARGIN).sum())
 
-    def _place(self, waiting: _Waiting, blocks: list[int]) -> None:
+    def _place(self, waiting: Waiting, blocks: list[int]) -> None:
         """Put the sequence at the front of the queue into a free slot, the last row of the batch."""
         job, place = waiting.job, waiting.place
         if self._preempted:
@@ -422,7 +330,7 @@ class Scheduler:
         self._table[slot, start : start + len(blocks)] = blocks
         self._num_blocks[slot] += len(blocks)
 
-    def _prefill_row(self, waiting: _Waiting, blocks: list[int], num_shared: int) -> PrefillRow:
+    def _prefill_row(self, waiting: Waiting, blocks: list[int], num_shared: int) -> PrefillRow:
         """Prompt and tokens; what shared blocks hold already is not written again."""
         request = waiting.job.request
         ids = np.concatenate([request.prompt.ids, waiting.ids]).astype(np.int32)
@@ -442,7 +350,7 @@ class Scheduler:
         length = int(self._lengths[slot])
         job, place = self._sequence(slot)
         self._preempted.appendleft(
-            _Waiting(
+            Waiting(
                 job=job,
                 place=place,
                 ids=self._ids[slot, :length].copy(),
@@ -458,23 +366,15 @@ class Scheduler:
         length = int(self._lengths[slot])
         job.seconds[place] = self._clock() - job.starts[place]
         experts = self._experts_of(slot)
-        piece = _piece(job, self._ids[slot, :length], self._logprobs[slot, :length], experts, reason)
+        piece = job.piece(self._ids[slot, :length], self._logprobs[slot, :length], experts, reason)
         self._leave(slot)
         self._end(job, place, piece)
 
-    def _end(self, job: _Job, place: int, piece: Piece) -> None:
+    def _end(self, job: Job, place: int, piece: Piece) -> None:
         job.pieces[place] = piece
-        samples = job.request.samples
-        if len(job.pieces) == len(samples):
-            places = range(len(samples))
+        if (ended := job.outcome()) is not None:
             del self._jobs[job.request.number]
-            self._ended.append(
-                EndedRequest(
-                    request=job.request,
-                    pieces=tuple(job.pieces[place] for place in places),
-                    seconds=tuple(job.seconds.get(place, 0.0) for place in places),
-                )
-            )
+            self._ended.append(ended)
 
     def _experts_of(self, slot: int) -> ExpertArray | None:
         return None if self._experts is None else self._experts[slot, : self._lengths[slot]].copy()
@@ -492,20 +392,3 @@ class Scheduler:
             self._allocator.release(job.held or [])
             job.held = None
         return bool(holding)
-
-
-def _no_tokens(job: _Job) -> tuple[Int32Array, Float32Array]:
-    """What a response begins with: its request's prefix, whose log-probs nobody reads."""
-    prefix = job.request.prefix
-    return prefix, np.zeros(prefix.size, np.float32)
-
-
-def _piece(
-    job: _Job, ids: Int32Array, logprobs: Float32Array, experts: ExpertArray | None, reason: FinishReason | None
-) -> Piece:
-    """What lies behind the prefix."""
-    start, routing = job.request.prefix.size, None
-    if experts is not None and ids.size > start:
-        assert job.prompt_experts is not None
-        routing = Routing(prompt_LX=job.prompt_experts, response_LX=experts[start:])
-    return Piece(ids=ids[start:].copy(), logprobs=logprobs[start:].copy(), finish_reason=reason, routing=routing)

@@ -33,7 +33,7 @@ from mindgspo.parallel.reshard.verify import sampled_names
 from mindgspo.rollout.completions import Limits, RequestError, described, request_of
 from mindgspo.rollout.engine import Decoding, NativeEngine
 from mindgspo.rollout.protocol import Cut, Purpose
-from mindgspo.rollout.scheduler import EndedRequest
+from mindgspo.rollout.sequences import EndedRequest
 from mindgspo.rollout.service import NO_TOKENS, Request
 from mindgspo.rollout.weights_folder import open_weights
 from mindgspo.types import Routing

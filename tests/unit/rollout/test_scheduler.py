@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from mindgspo.rollout.blocks import BlockAllocator, num_blocks_for
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
-from mindgspo.rollout.scheduler import Admissions, DecodeRun, EndedRequest, Scheduler
+from mindgspo.rollout.scheduler import Scheduler
+from mindgspo.rollout.sequences import Admissions, DecodeRun, EndedRequest
 from mindgspo.rollout.service import Request
 from mindgspo.types import FinishReason, Prompt
 
