@@ -250,7 +250,10 @@ def main() -> None:
             results.append(summary(schedule, staleness, steps, options))
             if schedule == "sync":
                 lengths_PG = drawn_lengths(Path(folder) / "sync_0" / "samples.jsonl", options)
-            results[-1]["forecast_s"] = forecast(schedule, staleness, results[0], lengths_PG, options)
+            found = results[-1]
+            found["forecast_s"] = forecast(schedule, staleness, results[0], lengths_PG, options)
+            if schedule == "bounded":
+                found["forecast_own_rates_s"] = forecast(schedule, staleness, found, lengths_PG, options)
             print(json.dumps(results[-1]), file=sys.stderr)
     print(json.dumps({"options": {**vars(options), "eos": eos}, "schedules": results}))
 
@@ -271,15 +274,16 @@ def drawn_lengths(samples: Path, options: argparse.Namespace) -> np.ndarray:
 
 
 def forecast(
-    schedule: str, staleness: int, sync: dict[str, Any], lengths_PG: np.ndarray, options: argparse.Namespace
+    schedule: str, staleness: int, run: dict[str, Any], lengths_PG: np.ndarray, options: argparse.Namespace
 ) -> float:
-    """Mean seconds of the same steps, from how long training and the hand-over took in the sync run."""
+    """Mean seconds of the same steps, from how long training and the hand-over took in `run`: the sync one, where
+    nothing runs beside them, or the bounded one itself, whose hand-overs also fetch what is cut."""
     from mindgspo.planner import Rates, simulate
 
     rates = Rates(
         decode_step=options.token_seconds,
-        train_step=sync["step_s"] - sync["gen_s"] - sync["hand_over_s"],
-        hand_over=sync["hand_over_s"],
+        train_step=run["step_s"] - run["gen_s"] - run["hand_over_s"],
+        hand_over=run["hand_over_s"],
     )
     timeline = simulate(
         lengths_PG,
