@@ -13,22 +13,25 @@ from mindgspo.errors import CheckpointError
 if TYPE_CHECKING:
     from mindgspo.parallel.strategy.record import Strategy
 
-checkpoint_app = typer.Typer(no_args_is_help=True, help="List, verify, merge, shard, transform and export checkpoints.")
+checkpoint_app = typer.Typer(no_args_is_help=True, help="List, verify, merge, shard and export checkpoints.")
 
 SourceArgument = Annotated[
-    Path, typer.Argument(help="Tensor file, model folder, step or folder of a run, or folder with rank_0, rank_1, ...")
+    Path,
+    typer.Argument(help="Tensor file, model folder, step or folder of a run, or folder with rank_0, rank_1 and so on."),
 ]
-NewArgument = Annotated[Path, typer.Argument(help="What to write; must not exist.")]
+NewArgument = Annotated[Path, typer.Argument(help="File or folder to write; it must not exist.")]
 WholeArgument = Annotated[
     Path, typer.Argument(help="File to write, *.safetensors or *.ckpt; or a folder, for a step of a run.")
 ]
 StrategyOption = Annotated[
     Optional[Path],  # noqa: UP045  (typer reads the annotation at run time on Python 3.10)
-    typer.Option("--strategy", help="Strategy of the ranks: merged file, or folder of ranks' files."),
+    typer.Option("--strategy", help="Strategy of the ranks, a merged file or a folder of ranks' files."),
 ]
 PlanOption = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--plan", help="Instead: train, reference or rollout of --config, or data x model x pipeline, 1x4x2."),
+    typer.Option(
+        "--plan", help="Plan in place of a strategy: train, reference or rollout of --config, or sizes such as 1x4x2."
+    ),
 ]
 ConfigOption = Annotated[
     Optional[Path],  # noqa: UP045
@@ -36,23 +39,25 @@ ConfigOption = Annotated[
 ]
 FormatOption = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--format", metavar="ckpt|safetensors", help="Of ranks' files; by default as the source's."),
+    typer.Option("--format", metavar="ckpt|safetensors", help="Format of ranks' files, by default the source's."),
 ]
-PrefixOption = Annotated[str, typer.Option("--prefix", help="Only files of ranks whose names begin so.")]
+PrefixOption = Annotated[str, typer.Option("--prefix", help="Take only files of ranks whose names begin so.")]
 WeightsOnlyOption = Annotated[bool, typer.Option("--weights-only", help="Leave optimizer state out.")]
 JobsOption = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option("--jobs", min=1, help="Files at a time; by default one per processor."),
+    typer.Option("--jobs", min=1, help="Files at a time, by default one per processor."),
 ]
 VerifyOption = Annotated[
     str,
     typer.Option(
-        "--verify", metavar="written|deep", help="deep: also compare every tensor with the source, and all replicas."
+        "--verify",
+        metavar="written|deep",
+        help="How much is checked; deep also compares every tensor with the source, and all replicas.",
     ),
 ]
 SyncOption = Annotated[
     bool,
-    typer.Option(help="End when everything is on the disk; --no-sync: when the kernel has it, as cp does."),
+    typer.Option(help="End when everything is on the disk, or with --no-sync when the kernel has it, as cp does."),
 ]
 
 
@@ -76,9 +81,10 @@ def checkpoint_verify(
     config: ConfigOption = None,
     prefix: PrefixOption = "",
 ) -> None:
-    """Prove that files are whole, by their hashes where these are known; exit code 1 if one is not.
+    """Prove that files are whole.
 
-    With a strategy, also that the ranks' files agree with it.
+    Hashes are compared where they are known; the exit code is 1 if a file is not whole. With a strategy, also
+    that the ranks' files agree with it.
     """
     from mindgspo.checkpoint.verify import verify_checkpoint
 
@@ -130,7 +136,10 @@ def checkpoint_shard(
     verify: VerifyOption = "written",
     sync: SyncOption = True,
 ) -> None:
-    """Cut a whole checkpoint into the files of ranks, as MindSpore's graphs load them."""
+    """Cut a whole checkpoint into the files of ranks.
+
+    MindSpore's graphs load them as they are.
+    """
     wanted = strategy_from(strategy, plan, config)
     if wanted is None:
         raise typer.BadParameter("say how to cut: --strategy PATH, or --plan 1x4x2 --config FILE")
@@ -152,14 +161,14 @@ def checkpoint_transform(
     destination: NewArgument,
     src_strategy: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--src-strategy", help="Of the source; without it the source is whole."),
+        typer.Option("--src-strategy", help="Strategy of the source; without it the source is whole."),
     ] = None,
     dst_strategy: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--dst-strategy", help="Of the destination; without it one file is written."),
+        typer.Option("--dst-strategy", help="Strategy of the destination; without it one file is written."),
     ] = None,
-    src_plan: Annotated[Optional[str], typer.Option("--src-plan", help="Instead of --src-strategy.")] = None,  # noqa: UP045
-    dst_plan: Annotated[Optional[str], typer.Option("--dst-plan", help="Instead of --dst-strategy.")] = None,  # noqa: UP045
+    src_plan: Annotated[Optional[str], typer.Option("--src-plan", help="Plan in place of --src-strategy.")] = None,  # noqa: UP045
+    dst_plan: Annotated[Optional[str], typer.Option("--dst-plan", help="Plan in place of --dst-strategy.")] = None,  # noqa: UP045
     config: ConfigOption = None,
     format_: FormatOption = None,
     prefix: PrefixOption = "",
@@ -185,17 +194,20 @@ def checkpoint_transform(
 
 @checkpoint_app.command("export")
 def checkpoint_export(
-    source: Annotated[Path, typer.Argument(help="Run folder (its newest step), or checkpoints/step_XXXXXXXX of one.")],
+    source: Annotated[
+        Path, typer.Argument(help="Run folder, whose newest step is taken, or checkpoints/step_XXXXXXXX of one.")
+    ],
     out: Annotated[Path, typer.Argument(help="New folder; one that holds something is never touched.")],
     dtype: Annotated[Dtype, typer.Option(help="Type of the weights; overflow is refused.")] = Dtype.keep,
     model_folder: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Where config.json and the tokenizer are, if the step lies outside of its run."),
+        typer.Option(help="Folder of config.json and the tokenizer, if the step lies outside of its run."),
     ] = None,
 ) -> None:
-    """Write a step of a run as a Hugging Face folder, with configuration, tokenizer and generation config.
+    """Write a step of a run as a Hugging Face folder.
 
-    `mindgspo convert weights` takes other sources, and writes other layouts.
+    Configuration, tokenizer and generation config come with it. `mindgspo convert weights` takes other sources, and
+    writes other layouts.
     """
     from mindgspo.checkpoint import Conversion, convert_weights
     from mindgspo.checkpoint.stored_files import find_checkpoint

@@ -50,26 +50,31 @@ def _num_bytes(text: str) -> int:
 def convert_weights(
     source: Annotated[
         Path,
-        typer.Argument(help="Hugging Face folder, run checkpoint (checkpoints/step_XXXXXXXX), or MindFormers' weights"),
+        typer.Argument(
+            help="Hugging Face folder, run checkpoint (checkpoints/step_XXXXXXXX), or MindFormers' weights."
+        ),
     ],
     out: Annotated[Path, typer.Argument(help="New folder; one that holds something is never touched.")],
     layout: Annotated[Layout, typer.Option(help="Whose names the weights get.")] = Layout.huggingface,
     dtype: Annotated[Dtype, typer.Option(help="Type of the weights; overflow is refused.")] = Dtype.keep,
     format_: Annotated[
-        FileFormat, typer.Option("--format", help="ckpt is for --layout mindformers.")
+        FileFormat, typer.Option("--format", help="Format of the files; ckpt is for --layout mindformers.")
     ] = FileFormat.safetensors,
     max_shard_size: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="SIZE", help="Several files of at most this size with an index, e.g. 5GB; else one file."),
+        typer.Option(
+            metavar="SIZE", help="Write several files of at most this size with an index, e.g. 5GB; else one file."
+        ),
     ] = None,
     model_folder: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Where config.json and the tokenizer are, if SOURCE has none."),
+        typer.Option(help="Folder of config.json and the tokenizer, if the source has none."),
     ] = None,
 ) -> None:
-    """Write a model's weights anew: other names, type or files; tokenizer, template and generation config come along.
+    """Write a model's weights with other names, type or files.
 
-    A weight is read and written in pieces, so memory does not grow with the model.
+    Tokenizer, template and generation config come with them. A weight is read and written in pieces, so memory does not
+    grow with the model.
     """
     from mindgspo.checkpoint import Conversion, convert_weights
 

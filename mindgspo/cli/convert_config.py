@@ -26,25 +26,28 @@ def convert_config(
         list[Path],
         typer.Argument(
             metavar="FILE...",
-            help="MindFormers' finetune or predict YAML, or both; MindRLHF's GRPO YAML, with the MindFormers files "
-            "that it names behind it; MindSpeed-RL's YAML, with that of its model behind it; or verl's command: a "
-            "script, a command line, or overrides one per line.",
+            help="Files of a suite: MindFormers' finetune or predict YAML, or both; MindRLHF's GRPO YAML, with the "
+            "MindFormers files that it names behind it; MindSpeed-RL's YAML, with that of its model behind it; or "
+            "verl's command: a script, a command line, or overrides one per line.",
         ),
     ],
     from_: Annotated[
         Optional[Suite],  # noqa: UP045
-        typer.Option("--from", help="Whose configuration the first FILE is; by default what its keys say."),
+        typer.Option("--from", help="Whose configuration the first FILE is, by default what its keys say."),
     ] = None,
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="YAML file to write; an existing one is never touched. None: standard output."),
+        typer.Option(
+            help="YAML file to write; an existing one is never touched. By default it goes to standard output."
+        ),
     ] = None,
     set_: SetOption = None,
 ) -> None:
-    """Write another suite's configuration as an experiment, and report on every key of it.
+    """Write another suite's configuration as an experiment.
 
-    The report, on standard error, names what could not be taken over and why, what had to be assumed, what must still
-    be set, and what `mindgspo check` would refuse, with the nearest legal value. Nothing of a script is run.
+    Every key is reported on. The report, on standard error, names what could not be taken over and why, what had to be
+    assumed, what must still be set, and what `mindgspo check` would refuse, with the nearest legal value. Nothing of a
+    script is run.
     """
     from mindgspo.integrations.foreign_configs import convert, report_lines, save_new
 

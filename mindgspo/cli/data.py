@@ -21,20 +21,20 @@ data_app = typer.Typer(no_args_is_help=True, help="Prepare and look at data sets
 def data_prepare(
     format: Annotated[
         Literal["gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns", "mindrlhf", "arithmetic"],
-        typer.Option(help="What the rows look like; mindrlhf: the MindRecord of MindRLHF's rlhf_data.py."),
+        typer.Option(help="What the rows look like; mindrlhf is the MindRecord of MindRLHF's rlhf_data.py."),
     ],
     output: Annotated[
         Path,
         typer.Option(
             "--output",
             "--output_path",
-            help="Folder to make; never overwritten. A name that ends in .mindrecord: a file for MindRLHF's "
-            "dataset_file instead.",
+            help="Folder to make; it is never overwritten. A name that ends in .mindrecord makes a file for "
+            "MindRLHF's dataset_file instead.",
         ),
     ],
     input: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--input", "--file_path", help="*.jsonl or *.parquet file; none for arithmetic."),
+        typer.Option("--input", "--file_path", help="File to read, *.jsonl or *.parquet; arithmetic needs none."),
     ] = None,
     columns: Annotated[
         Optional[Path],  # noqa: UP045
@@ -45,19 +45,19 @@ def data_prepare(
     ] = False,
     tokenizer: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Folder of the tokenizer; none: the built-in one of the arithmetic task."),
+        typer.Option(help="Folder of the tokenizer, by default the built-in one of the arithmetic task."),
     ] = None,
     vocab_path: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--vocab_path", help="vocab.json of the tokenizer, in place of --tokenizer (MindRLHF's words)."),
+        typer.Option("--vocab_path", help="The tokenizer's vocab.json, in place of --tokenizer, as MindRLHF has it."),
     ] = None,
     merges_file_path: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--merges_file_path", help="merges.txt beside it."),
+        typer.Option("--merges_file_path", help="The tokenizer's merges.txt, beside --vocab_path."),
     ] = None,
     eos_token: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option(help="Token that ends a response; may be repeated."),
+        typer.Option(help="Token that ends a response. May be repeated."),
     ] = None,
     pad_token: Annotated[
         Optional[str],  # noqa: UP045
@@ -88,17 +88,18 @@ def data_prepare(
     instruction_suffix: Annotated[
         str, typer.Option(help="Text appended to the question; verl and dapo rows bring their own.")
     ] = "",
-    seed: Annotated[int, typer.Option(help="Draws the rows of the arithmetic task.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the rows of the arithmetic task.")] = 1,
     workers: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(help="Processes that tokenize; none: one per processor."),
+        typer.Option(help="Processes that tokenize, by default one per processor."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Move an existing output folder aside.")] = False,
 ) -> None:
-    """Turn a file of questions and answers, or the generated arithmetic task, into a prepared data set.
+    """Turn a file of questions and answers into a prepared data set.
 
-    Rows whose gold answer cannot be read are dropped and listed in dropped.jsonl; equal prompts are counted. After an
-    interruption, even by kill -9, the same command goes on where it was.
+    The generated arithmetic task needs no file. Rows whose gold answer cannot be read are dropped and listed in
+    dropped.jsonl; equal prompts are counted. After an interruption, even by kill -9, the same command goes on where it
+    was.
     """
     from pydantic import ValidationError
 
@@ -189,10 +190,13 @@ def _tokenizer_folder(folder: Path | None, vocab: Path | None, merges: Path | No
 
 @data_app.command("inspect")
 def data_inspect(
-    folder: Annotated[Path, typer.Argument(help="Folder made by `mindgspo data prepare`")],
+    folder: Annotated[Path, typer.Argument(help="Folder made by `mindgspo data prepare`.")],
     rows: Annotated[int, typer.Option(help="How many rows to show.", min=0, max=1_000_000)] = 3,
 ) -> None:
-    """Show what a prepared data set was made of, and its first rows with the exact prompt text."""
+    """Show what a prepared data set was made of, and its first rows.
+
+    Rows are shown with the exact prompt text.
+    """
     from mindgspo.data import inspect_dataset
 
     print(inspect_dataset(folder, rows))

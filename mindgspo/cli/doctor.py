@@ -22,12 +22,12 @@ def doctor(
         typer.Option(metavar="DIR", help="Folder for the report; by default doctor-<host>-<time>."),
     ] = None,
 ) -> None:
-    """Check this machine for an experiment, and say what is wrong with one fix for each.
+    """Check this machine, and say how to fix what is wrong.
 
-    Looks at Python, MindSpore, CANN, driver and their versions, the cards' health and users, HCCL's variables, rank
-    table and ports, shared memory, disks, limits and memory. Without a card what matters on CPU is checked. Ends with a
-    folder to send to somebody who can help; values of variables that may hold secrets are left out. Exit code 1 if
-    something is broken.
+    There is one fix for each problem. Looks at Python, MindSpore, CANN, driver and their versions, the cards' health
+    and users, HCCL's variables, rank table and ports, shared memory, disks, limits and memory. Without a card what
+    matters on CPU is checked. Ends with a folder to send to somebody who can help; values of variables that may hold
+    secrets are left out. Exit code 1 if something is broken.
     """
     import time
 

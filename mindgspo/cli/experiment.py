@@ -32,10 +32,11 @@ def run(
     master_port: MasterPortOption = None,
     emulate_ascend: EmulateOption = False,
 ) -> None:
-    """Run an experiment: prepare data, warm up, train, evaluate, export, report.
+    """Run an experiment, from its data to the exported model.
 
-    As many worker processes are started as its plans need, on this machine, or with --nodes on each of several machines
-    by the same command with another --node-rank.
+    It prepares data, warms up, trains, evaluates, exports, and writes a report. As many worker processes are started as
+    its plans need, on this machine, or with --nodes on each of several machines by the same command with another
+    --node-rank.
     """
     set_ = emulated_overrides(emulate_ascend, set_)
     _start("run", config, set_, overwrite, workers, nodes, node_rank, master_addr, master_port)
@@ -52,7 +53,10 @@ def sft(
     master_port: MasterPortOption = None,
     emulate_ascend: EmulateOption = False,
 ) -> None:
-    """Run only the supervised warm-up of an experiment, into runs/<experiment>-sft unless run_dir is set."""
+    """Run only the supervised warm-up of an experiment.
+
+    Its run folder is runs/<experiment>-sft unless run_dir is set.
+    """
     set_ = emulated_overrides(emulate_ascend, set_)
     _start("sft", config, set_, overwrite, workers, nodes, node_rank, master_addr, master_port)
 
@@ -83,7 +87,10 @@ def _start(
 
 
 def check(config: ConfigArgument, set_: SetOption = None) -> None:
-    """Check an experiment without MindSpore: settings, tokenizer, data, prompts, reward, batch table."""
+    """Check an experiment in seconds, without MindSpore.
+
+    Looks at settings, tokenizer, data, prompts and reward, and prints the batch table.
+    """
     from mindgspo.config import load_config
     from mindgspo.trainer.check import check_experiment
 
@@ -107,32 +114,33 @@ def plan(
     ] = None,
     timeline: Annotated[
         bool,
-        typer.Option("--timeline", help="Print the expected seconds per step of each schedule instead, and draw them."),
+        typer.Option("--timeline", help="Print and draw the expected seconds per step of each schedule instead."),
     ] = False,
     lengths: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
             metavar="FILE|NAME",
-            help="With --timeline: lengths of responses: a run folder, a file with one per line, or qwen3_32b_dapo.",
+            help="With --timeline: lengths of responses, by a run folder, a file with one per line, or qwen3_32b_dapo.",
         ),
     ] = None,
     rates: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(
             metavar="RUN|FILE|NAME=SECONDS",
-            help="With --timeline: how fast it is: a run folder, a file, or e.g. decode_step=0.04; may be repeated.",
+            help="With --timeline: how fast it is, by a run folder, a file, or e.g. decode_step=0.04. May be repeated.",
         ),
     ] = None,
     picture: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="With --timeline: file of the drawing; by default <experiment>-timeline.png."),
+        typer.Option(help="With --timeline: file of the drawing, by default <experiment>-timeline.png."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="With --timeline: print JSON.")] = False,
 ) -> None:
-    """Print the memory that an experiment is expected to need by phase, rank and use, in seconds, without MindSpore.
+    """Print the memory that an experiment is expected to need.
 
-    The last line says whether it fits, and if not the smallest change of settings with which it does: many are tried.
-    On Ascend all of it is an estimate. Weights and data need not be there.
+    The table is by phase, rank and use, and takes seconds, without MindSpore. The last line says whether it fits, and
+    if not the smallest change of settings with which it does: many are tried. On Ascend all of it is an estimate.
+    Weights and data need not be there.
 
     With --timeline: what a step of each trainer.schedule is expected to take, on several splits of the same cards.
     """
@@ -178,7 +186,7 @@ def dryrun(
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Compile for every rank.")] = False,
     graphs: Annotated[
-        str, typer.Option(metavar="NAMES", help="Graphs to compile, of these.")
+        str, typer.Option(metavar="NAMES", help="Graphs to compile, some of the default ones.")
     ] = "train,reference,prefill,decode",
     out: Annotated[
         Optional[Path],  # noqa: UP045
@@ -187,15 +195,16 @@ def dryrun(
     time_limit: Annotated[float, typer.Option(help="Seconds that one graph may take.", min=1)] = 1800.0,
     memory: Annotated[
         bool,
-        typer.Option(help="Measure each graph's peak memory with MindSpore's allocator; takes half as long again."),
+        typer.Option(help="Measure each graph's peak memory with MindSpore's allocator. Takes half as long again."),
     ] = True,
 ) -> None:
-    """Compile an experiment's graphs for Ascend, with MindSpore's own front end, on a machine without Ascend.
+    """Compile an experiment's graphs for Ascend, without a card.
 
-    Reports for each graph and rank: time and memory of the compile, parameters held, collectives, fused operators, peak
-    memory on the device, and the strategy file that MindSpore wrote; or what it refused, and the entry of the plan to
-    change. Where CANN is not installed, stand-ins for its libraries are built with gcc the first time. Nothing is
-    executed: weights and data need not be there. The last line sums up; exit code 1 if a graph failed.
+    MindSpore's own front end compiles them on any machine. Reports for each graph and rank: time and memory of the
+    compile, parameters held, collectives, fused operators, peak memory on the device, and the strategy file that
+    MindSpore wrote; or what it refused, and the entry of the plan to change. Where CANN is not installed, stand-ins for
+    its libraries are built with gcc the first time. Nothing is executed: weights and data need not be there. The last
+    line sums up; exit code 1 if a graph failed.
     """
     from mindgspo.ascend.dryrun import DryRun, DryRunRequest
 
@@ -223,8 +232,11 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
         raise typer.BadParameter(f"{text!r} is no list of numbers such as 0,4", param_hint=option) from None
 
 
-def report(run_dir: Annotated[Path, typer.Argument(help="Run folder, e.g. runs/arithmetic-gspo")]) -> None:
-    """Draw reward.png and report.html of a run again, also while it is going on."""
+def report(run_dir: Annotated[Path, typer.Argument(help="Run folder, e.g. runs/arithmetic-gspo.")]) -> None:
+    """Draw reward.png and report.html of a run again.
+
+    This also works while the run is going on.
+    """
     from mindgspo.metrics import plot_run, write_report
 
     print(f"plot: {plot_run(run_dir)}")

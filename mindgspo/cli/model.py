@@ -14,22 +14,20 @@ from mindgspo.cli.options import EmulateOption, SetOption, emulated_overrides
 if TYPE_CHECKING:
     from mindgspo.evaluation.tasks import EvalTask
 
-    pass
-
 
 def evaluate(
-    model_dir: Annotated[Path, typer.Argument(help="Hugging Face folder, e.g. runs/<experiment>/export")],
+    model_dir: Annotated[Path, typer.Argument(help="Hugging Face folder, e.g. runs/<experiment>/export.")],
     data: Annotated[
         Optional[list[str]],  # noqa: UP045  (typer reads the annotation at run time on Python 3.10)
         typer.Option(
             metavar="NAME_OR_FILE",
-            help="gsm8k, math500, aime24 (also NAME=FILE), arithmetic, or a *.jsonl, *.parquet or prepared folder of "
-            "your own; may be repeated.",
+            help="Data set: gsm8k, math500, aime24 (also NAME=FILE), arithmetic, or a *.jsonl, *.parquet or prepared "
+            "folder of your own. May be repeated.",
         ),
     ] = None,
     config: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Instead: measure on the held-out rows of this experiment, as it would."),
+        typer.Option(help="Measure on the held-out rows of this experiment, as it would."),
     ] = None,
     data_dir: Annotated[
         Optional[Path],  # noqa: UP045
@@ -39,7 +37,7 @@ def evaluate(
     ] = None,
     format: Annotated[
         Optional[Literal["gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns"]],  # noqa: UP045
-        typer.Option(help="What the rows of your own files look like; none: recognised from their columns."),
+        typer.Option(help="What the rows of your own files look like, by default recognised from their columns."),
     ] = None,
     columns: Annotated[
         Optional[Path],  # noqa: UP045
@@ -47,38 +45,38 @@ def evaluate(
     ] = None,
     num_samples: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(min=1, help="Samples per problem beside the greedy answer; 1: greedy only (default)."),
+        typer.Option(min=1, help="Samples per problem beside the greedy answer, by default none."),
     ] = None,
     pass_at_k: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            metavar="K,K,...", help="The k of pass@k, maj@k and best@k, e.g. 1,4,8; none: the number of samples."
+            metavar="K,K,...", help="The k of pass@k, maj@k and best@k, e.g. 1,4,8; by default the number of samples."
         ),
     ] = None,
     temperature: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option(help="Temperature of what is drawn (default 1)."),
+        typer.Option(help="Temperature of samples, by default 1."),
     ] = None,
     top_p: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option(help="Nucleus of what is drawn (default: that of --config, else 1, off)."),
+        typer.Option(help="Nucleus of samples, by default that of --config, else 1, which is off."),
     ] = None,
     max_new_tokens: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(min=1, help="Longest response; none: the folder's generation_config.json, else 2048."),
+        typer.Option(min=1, help="Longest response in tokens, by default what generation_config.json says, else 2048."),
     ] = None,
     max_rows: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(min=1, help="Use at most this many rows of each data set, from the start."),
     ] = None,
-    seed: Annotated[Optional[int], typer.Option(min=0, help="Draws the samples (default 1).")] = None,  # noqa: UP045
+    seed: Annotated[Optional[int], typer.Option(min=0, help="Seed of the samples, by default 1.")] = None,  # noqa: UP045
     batch: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(min=1, help="Responses generated at the same time (default 32); changes speed and memory only."),
+        typer.Option(min=1, help="Responses generated at the same time, by default 32. Changes speed and memory only."),
     ] = None,
     device: Annotated[
         Optional[Literal["CPU", "Ascend"]],  # noqa: UP045
-        typer.Option(help="Where graphs run (default CPU)."),
+        typer.Option(help="Where graphs run, by default CPU."),
     ] = None,
     tokenizer: Annotated[
         Optional[Path],  # noqa: UP045
@@ -86,7 +84,7 @@ def evaluate(
     ] = None,
     eos_token: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option(help="Token that ends a response, instead of those that the folder names; may be repeated."),
+        typer.Option(help="Token that ends a response, instead of those that the folder names. May be repeated."),
     ] = None,
     system_prompt: Annotated[
         Optional[str],  # noqa: UP045
@@ -98,14 +96,15 @@ def evaluate(
     ] = None,
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Folder to make, with eval.json and every response in generations.jsonl.", metavar="DIR"),
+        typer.Option(help="Folder to make, with eval.json and all responses in generations.jsonl.", metavar="DIR"),
     ] = None,
     set_: SetOption = None,
     emulate_ascend: EmulateOption = False,
 ) -> None:
-    """Measure a model: greedy accuracy and, with --num-samples, mean@n, maj@k, pass@k and best@k, with 95 % intervals.
+    """Measure a model's accuracy on data sets.
 
-    Prints a table; the last line is a JSON object with the same figures and the settings.
+    The accuracy is that of greedy answers, with --num-samples also mean@n, maj@k, pass@k and best@k, all with 95 %
+    intervals. Prints a table; the last line is a JSON object with the same figures and the settings.
     """
     from mindgspo.cli.columns_file import read_columns_file
     from mindgspo.evaluation.tasks import DataChoice, EvalOptions, tasks_of_data, tasks_of_experiment
@@ -169,15 +168,22 @@ def _evaluate_and_print(tasks: list[EvalTask], out: Path | None) -> None:
 
 
 def logprobs(
-    model_dir: Annotated[Path, typer.Argument(help="Hugging Face folder: config.json and *.safetensors")],
-    input: Annotated[Path, typer.Option("--input", help='JSON Lines file, rows {"ids": [...]} or {"text": "..."}')],
+    model_dir: Annotated[Path, typer.Argument(help="Hugging Face folder, with config.json and *.safetensors.")],
+    input: Annotated[
+        Path, typer.Option("--input", help='JSON Lines file with rows {"ids": [...]} or {"text": "..."}.')
+    ],
     backend: Annotated[
         Literal["native", "mindformers"],
-        typer.Option(help="Whose transformer: ours, or MindFormers' (its own environment: docs/integrations.md)."),
+        typer.Option(
+            help="Whose transformer computes: ours, or MindFormers' (its own environment: docs/integrations.md)."
+        ),
     ] = "native",
     emulate_ascend: EmulateOption = False,
 ) -> None:
-    """Print each row's token log-probs and its greedy next token, one JSON line per row and nothing else."""
+    """Print each row's token log-probs and greedy next token.
+
+    There is one JSON line per row and nothing else.
+    """
     from mindgspo.evaluation.log_probs import log_probs_by_native_model, log_probs_of_file
 
     scorer = log_probs_by_native_model

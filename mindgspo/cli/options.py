@@ -7,22 +7,35 @@ from typing import Annotated, Optional
 
 import typer
 
-ConfigArgument = Annotated[Path, typer.Argument(help="Experiment YAML, e.g. examples/arithmetic/gspo.yaml")]
+from mindgspo.cli.settings import SET, complete_setting
+
+ConfigArgument = Annotated[
+    Path, typer.Argument(help="YAML file of the experiment, e.g. examples/arithmetic/gspo.yaml.")
+]
 SetOption = Annotated[
     Optional[list[str]],  # noqa: UP045  (typer reads the annotation at run time on Python 3.10)
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. --set seed=2; may be repeated."),
+    typer.Option(
+        SET,
+        metavar="KEY=VALUE",
+        help="Override a setting, e.g. --set seed=2. May be repeated.",
+        autocompletion=complete_setting,
+    ),
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Move an existing run folder aside.")]
 WorkersOption = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option("--workers", min=1, help="Stop unless the plans need exactly so many worker processes."),
 ]
-NodesOption = Annotated[int, typer.Option("--nodes", min=1, help="Machines that the workers are spread over.")]
-NodeRankOption = Annotated[int, typer.Option("--node-rank", min=0, help="Which of them this is; 0 has rank 0.")]
+NodesOption = Annotated[
+    int, typer.Option("--nodes", min=1, help="Number of machines that the workers are spread over.")
+]
+NodeRankOption = Annotated[
+    int, typer.Option("--node-rank", min=0, help="Number of this machine, from 0; machine 0 has rank 0.")
+]
 MasterAddrOption = Annotated[str, typer.Option("--master-addr", help="Address of the machine with --node-rank 0.")]
 MasterPortOption = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option("--master-port", help="Port there; needed with several machines, else a free one is taken."),
+    typer.Option("--master-port", help="Port at that address. Several machines need one; else a free one is taken."),
 ]
 EmulateOption = Annotated[
     bool,

@@ -17,15 +17,18 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.completion import completion_init
 
 from mindgspo.cli import experiment, model, proof
 from mindgspo.cli.checkpoint import checkpoint_app
+from mindgspo.cli.completion import completion
 from mindgspo.cli.convert import convert_app
 from mindgspo.cli.convert_config import convert_config
 from mindgspo.cli.data import data_app
 from mindgspo.cli.doctor import doctor
 from mindgspo.cli.reward import reward_app
 from mindgspo.cli.serve import serve
+from mindgspo.cli.settings import SettingsCommand
 from mindgspo.cli.strategy import strategy_app
 from mindgspo.errors import MindGSPOError
 from mindgspo.io import DISK_ERRORS, write_error
@@ -37,20 +40,30 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="GSPO reinforcement learning of language models on MindSpore.",
 )
 
-for command in (experiment.run, experiment.sft, serve, experiment.check, experiment.plan):
-    app.command()(command)
-app.command("eval")(model.evaluate)
-for command in (model.logprobs, experiment.dryrun, experiment.report, proof.conformance, doctor):
-    app.command()(command)
+# One line each, in the order of `mindgspo --help`.
+app.command(cls=SettingsCommand)(experiment.run)
+app.command(cls=SettingsCommand)(experiment.sft)
+app.command(cls=SettingsCommand)(serve)
+app.command(cls=SettingsCommand)(experiment.check)
+app.command(cls=SettingsCommand)(experiment.plan)
+app.command(cls=SettingsCommand)(experiment.dryrun)
+app.command("eval", cls=SettingsCommand)(model.evaluate)
+app.command()(model.logprobs)
+app.command()(experiment.report)
+app.command()(proof.conformance)
+app.command(cls=SettingsCommand)(doctor)
+app.command()(completion)
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(data_app, name="data")
 convert_app.command("config")(convert_config)
 app.add_typer(convert_app, name="convert")
 app.add_typer(reward_app, name="reward")
 app.add_typer(strategy_app, name="strategy")
+completion_init()  # typer answers the scripts of `mindgspo completion`
 
 
 def _print_version(is_wanted: bool) -> None:

@@ -9,24 +9,24 @@ import typer
 
 
 def conformance(
-    file: Annotated[Path, typer.Argument(help="JSON list (or JSON Lines) of cases; tests/data has one of 1,221.")],
+    file: Annotated[Path, typer.Argument(help="JSON list or JSON Lines of cases; tests/data has one of 1,221.")],
     source: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="TEXT", help="Only cases whose source contains this, e.g. verl."),
+        typer.Option(metavar="TEXT", help="Take only cases whose source contains this, e.g. verl."),
     ] = None,
     kind: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="Only this kind: policy_loss, kl, agg, advantage, reward_norm or overlong."),
+        typer.Option(help="Take only this kind: policy_loss, kl, agg, advantage, reward_norm or overlong."),
     ] = None,
     name: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="TEXT", help="Only cases whose name contains this."),
+        typer.Option(metavar="TEXT", help="Take only cases whose name contains this."),
     ] = None,
     twins_only: Annotated[
         bool, typer.Option("--twins-only", help="Leave out the MindSpore cells: seconds instead of minutes.")
     ] = False,
 ) -> None:
-    """Prove the losses against numbers that other suites' own functions computed.
+    """Prove the losses against the numbers of other suites.
 
     A case holds inputs, a definition, and the loss, gradient and metrics that verl, TRL, slime, OpenRLHF, ... made of
     them in float64. The numpy twins must agree on every case, in float64: rtol 1e-9, atol 1e-12, metrics too.

@@ -16,11 +16,11 @@ def reward_score(
         str,
         typer.Option(
             metavar="NAME_OR_FILE",
-            help="gsm8k, math_dapo, math, multiple_choice, format, repetition, verl_strict, verl_flexible, auto, or "
-            "path/to/file.py:compute_score.",
+            help="Reward function: gsm8k, math_dapo, math, multiple_choice, format, repetition, verl_strict, "
+            "verl_flexible, auto, or path/to/file.py:compute_score.",
         ),
     ],
-    input: Annotated[Path, typer.Option(help="*.jsonl or *.parquet file, one response per row.")],
+    input: Annotated[Path, typer.Option(help="File to read, *.jsonl or *.parquet, one response per row.")],
     output: Annotated[Path, typer.Option(help="JSON Lines file to write; an existing one is replaced.")],
     response_key: Annotated[str, typer.Option(help="Key of the response.")] = "response",
     gold_key: Annotated[str, typer.Option(help="Key of the gold answer.")] = "gold",
@@ -34,9 +34,10 @@ def reward_score(
     ] = 10.0,
     examples: Annotated[int, typer.Option(help="Examples to show of each kind of error.", min=0)] = 5,
 ) -> None:
-    """Score a file of responses with one reward function; each row is written with its score and verdict.
+    """Score a file of responses with one reward function.
 
-    Where rows have labels, the confusion table follows, with examples of false positives and false negatives.
+    Each row is written with its score and verdict. Where rows have labels, the confusion table follows, with examples
+    of false positives and false negatives.
     """
     from mindgspo.evaluation.grade_file import RowKeys, grade
 

@@ -13,11 +13,11 @@ from mindgspo.cli.options import ConfigArgument, EmulateOption, SetOption, emula
 def serve(
     config: ConfigArgument,
     set_: SetOption = None,
-    host: Annotated[str, typer.Option(help="Address to listen at; whoever reaches it may ask.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen at. Whoever reaches it may ask.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")] = 8000,
     cards: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="4,5", help="Cards of the replica; by default those that DEVICE_ID says, or the first."),
+        typer.Option(metavar="4,5", help="Cards of the replica, by default those that DEVICE_ID says, or the first."),
     ] = None,
     logs: Annotated[
         Optional[Path],  # noqa: UP045
@@ -25,9 +25,10 @@ def serve(
     ] = None,
     emulate_ascend: EmulateOption = False,
 ) -> None:
-    """Serve one replica of an experiment's infer plan over HTTP, for trainers that generate elsewhere.
+    """Serve completions over HTTP, for trainers that run elsewhere.
 
-    It begins without weights and gets them from its trainer (docs/rollout_servers.md). Ctrl-C ends it.
+    This is one replica of an experiment's infer plan. It begins without weights and gets them from its trainer
+    (docs/rollout_servers.md). Ctrl-C ends it.
     """
     from mindgspo.config import load_config
     from mindgspo.launch.serving import start_serving

@@ -7,16 +7,17 @@ from typing import Annotated, Optional
 
 import typer
 
-strategy_app = typer.Typer(no_args_is_help=True, help="Look at MindSpore's strategy files: who holds what.")
+strategy_app = typer.Typer(no_args_is_help=True, help="Look at MindSpore's strategy files, which say who holds what.")
 
 
 StrategyArgument = Annotated[
-    Path, typer.Argument(help="Strategy file, folder of ranks' files, or folder of tools/generate_strategy.py")
+    Path, typer.Argument(help="Strategy file, folder of ranks' files, or folder of tools/generate_strategy.py.")
 ]
 
 
 AllEntriesOption = Annotated[
-    bool, typer.Option("--all", help="A line for every entry, also for layers and optimizer state that are alike.")
+    bool,
+    typer.Option("--all", help="Print a line for every entry, also for layers and optimizer state that are alike."),
 ]
 
 
@@ -29,7 +30,10 @@ def strategy_show(
         typer.Option(help="Experiment or file of model_configs/, for shapes; protobuf files have none."),
     ] = None,
 ) -> None:
-    """List what a strategy file says of every parameter: how it is cut, and which ranks hold it."""
+    """List how a strategy file cuts every parameter.
+
+    Also shown is which ranks hold it.
+    """
     from mindgspo.config import load_model_and_plans
     from mindgspo.models.names import parameter_shapes
     from mindgspo.parallel.parameter_layouts import parameter_layouts
@@ -55,7 +59,10 @@ def strategy_diff(
         bool, typer.Option("--common", help="Leave out parameters that only one of the two has.")
     ] = False,
 ) -> None:
-    """Compare where two strategies put every parameter's slices; exit code 1 if anywhere on other ranks."""
+    """Compare where two strategies put every parameter's slices.
+
+    The exit code is 1 if anything is on other ranks.
+    """
     from mindgspo.parallel.strategy.commands import diff_lines
 
     found = diff_lines(left, right, shows_all=all_, spelling=spelling, common=common)
@@ -67,10 +74,13 @@ def strategy_diff(
 
 @strategy_app.command("merge")
 def strategy_merge(
-    folder: Annotated[Path, typer.Argument(help="Folder with the files of at least one rank of every stage")],
-    out: Annotated[Path, typer.Option(help="File to write: *.ckpt or *.json; an existing one is replaced.")],
+    folder: Annotated[Path, typer.Argument(help="Folder with the files of at least one rank of every stage.")],
+    out: Annotated[Path, typer.Option(help="File to write, *.ckpt or *.json; an existing one is replaced.")],
 ) -> None:
-    """Merge the files of all pipeline stages into one, as MindSpore's checkpoint tools want it."""
+    """Merge the files of all pipeline stages into one.
+
+    MindSpore's checkpoint tools want it so.
+    """
     from mindgspo.parallel.strategy.commands import merge_files
 
     print(merge_files(folder, out))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
 from mindgspo.cli import main
 from mindgspo.cli.program import app
@@ -16,13 +19,37 @@ PROJECT = Path(__file__).resolve().parents[2]
 QUICKSTART = PROJECT / "examples" / "arithmetic" / "gspo.yaml"
 
 
-def test_every_command_has_a_help_text(capsys: pytest.CaptureFixture) -> None:
-    commands = [(command.name or command.callback.__name__,) for command in app.registered_commands]
-    assert ("run",) in commands
-    for command in [*commands, ("data", "prepare"), ("data", "inspect")]:
-        assert main([*command, "--help"]) == 0
+def commands_of(group: object, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
+    """(words, command) of every command and group of commands below."""
+    for name, command in group.commands.items():
+        yield (*words, name), command
+        if hasattr(command, "commands"):
+            yield from commands_of(command, (*words, name))
+
+
+COMMANDS = dict(commands_of(typer.main.get_command(app)))
+
+
+def test_every_help_text_is_made_of_sentences(capsys: pytest.CaptureFixture) -> None:
+    texts = {" ".join(words): command.help for words, command in COMMANDS.items()}
+    for words, command in COMMANDS.items():
+        parameters = [param for param in command.params if param.name != "help"]
+        texts |= {" ".join((*words, param.opts[0])): param.help for param in parameters}
+    assert len(texts) > 150
+    assert {name: text for name, text in texts.items() if not re.match(r"[A-Z].*\.$", text or "", re.DOTALL)} == {}
+    for words in [(), *(words for words, command in COMMANDS.items() if hasattr(command, "commands"))]:
+        assert main([*words, "--help"]) == 0
+        assert re.findall(r"^  .*\.\.\.$", capsys.readouterr().out, re.MULTILINE) == [], (
+            "a list of commands is cut short"
+        )
+
+
+def test_h_is_help_everywhere(capsys: pytest.CaptureFixture) -> None:
+    assert ("run",) in COMMANDS and ("data", "prepare") in COMMANDS
+    for words in [(), *COMMANDS]:
+        assert main([*words, "-h"]) == 0
         text = capsys.readouterr().out
-        assert text.startswith(f"Usage: mindgspo {' '.join(command)} "), text
+        assert text.startswith(f"Usage: {' '.join(('mindgspo', *words))} "), text
         assert len(text.splitlines()) > 6, text
 
 

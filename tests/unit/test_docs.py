@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -127,6 +128,13 @@ def test_commands_options_and_settings_exist(document: Path) -> None:
         options = {word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)}
         assert options <= COMMANDS[name], f"{document.name}: {name} has no {options - COMMANDS[name]}"
     text = text_of(document)
+    bare = {
+        word.split("=")[0]
+        for name, words in calls(text)
+        for before, word in pairwise(words)
+        if "--set" in COMMANDS[name] and not before.startswith("-") and re.match(r"[a-z_0-9.]+=", word)
+    }
+    assert bare <= SETTINGS, f"{document.name}: {bare - SETTINGS}"
     # Console blocks show refusals; the test below runs them.
     blocks = "".join(content for language, content in code_blocks(text) if language != "console")
     named = set(re.findall(r"--set '?([a-z_0-9.]+)=", blocks + prose(text)))

@@ -1,0 +1,99 @@
+"""Settings on a command line: `--set a.b=c`, or bare `a.b=c` behind a command's arguments, and their completion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+from typer.core import TyperArgument, TyperCommand, TyperOption
+
+from mindgspo.text import did_you_mean
+
+if TYPE_CHECKING:
+    from typer import Context
+
+SET = "--set"
+
+
+class SettingsCommand(TyperCommand):
+    """A command with `--set` that takes settings as bare words, too. Both may be mixed; the later one wins."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """As typer does, with `--set` put before every bare setting."""
+        return super().parse_args(ctx, list(self._with_set(ctx, args)))
+
+    def _with_set(self, ctx: Context, args: Sequence[str]) -> Iterator[str]:
+        options = [param for param in self.params if isinstance(param, TyperOption)]
+        takes_value = {name for option in options if not option.is_flag for name in option.opts}
+        arguments_left = sum(isinstance(param, TyperArgument) for param in self.params)
+        words = iter(args)
+        for word in words:
+            if word.startswith("-"):
+                yield word
+                if word in takes_value:
+                    yield from (value for value in [next(words, None)] if value is not None)
+            elif arguments_left:
+                arguments_left -= 1
+                yield word
+            elif "=" in word:
+                yield from (SET, word)
+            elif not ctx.resilient_parsing:  # which is set while a line is completed
+                names = [name for option in options for name in option.opts]
+                hint = did_you_mean(f"--{word}", names, cutoff=0.8, show=str)
+                ctx.fail(f"{word!r} is no setting: write KEY=VALUE, e.g. trainer.max_steps=20{hint}")
+
+    def collect_usage_pieces(self, ctx: Context) -> list[str]:
+        """What `--help` shows behind the command's name."""
+        return [*super().collect_usage_pieces(ctx), "[KEY=VALUE]..."]
+
+    def format_epilog(self, ctx: Context, formatter: Any) -> None:
+        """What `--help` ends with."""
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text("KEY=VALUE overrides a setting as --set does. The last one wins.")
+
+    def shell_complete(self, ctx: Context, incomplete: str) -> list[Any]:
+        """Options, or settings behind the arguments."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        (option,) = (param for param in self.params if SET in param.opts)
+        return option.shell_complete(ctx, incomplete)
+
+
+def complete_setting(incomplete: str) -> list[tuple[str, str]]:
+    """(word, what it means) of all that an unfinished setting can become: keys up to the next dot or equals sign, and
+    behind that the values of fields that have few."""
+    from mindgspo.config import ExperimentConfig
+    from mindgspo.config.messages import section_of
+
+    dotted, equals, _ = incomplete.partition("=")
+    *sections, key = dotted.split(".")
+    section = ExperimentConfig
+    for name in sections:
+        below = section_of(section, name) if name in section.model_fields else None
+        if below is None:
+            return []
+        section = below
+    prefix = "".join(f"{name}." for name in sections)
+    if equals:
+        field = section.model_fields.get(key)
+        return [] if field is None else [(f"{dotted}={value}", "") for value in _values(field.annotation)]
+    return [
+        (f"{prefix}{name}{'=' if section_of(section, name) is None else '.'}", _first_sentence(field.description or ""))
+        for name, field in section.model_fields.items()
+    ]
+
+
+def _values(annotation: Any) -> Iterator[str]:
+    """What YAML can say for a choice of words, a switch, or an alternative of these."""
+    if annotation is bool:
+        yield from ("true", "false")
+    elif get_origin(annotation) is Literal:
+        yield from map(str, get_args(annotation))
+    elif get_origin(annotation) not in (list, tuple, dict):
+        for option in get_args(annotation):
+            yield from _values(option)
+
+
+def _first_sentence(text: str) -> str:
+    return " ".join(text.split()).partition(". ")[0].rstrip(".")
