@@ -28,7 +28,7 @@ from mindgspo import faults
 from mindgspo.checkpoint.manifest import verify
 from mindgspo.checkpoint.store import CHECKPOINT_FILES, step_of, steps_newest_first
 from mindgspo.errors import MindGSPOError, TrainingError
-from mindgspo.metrics.files import read_summary
+from mindgspo.metrics.files import LOGS, read_summary
 from mindgspo.tensor_files import read_safetensors
 
 _PLANS = {
@@ -346,7 +346,7 @@ def at_the_end(run_dir: Path, reference: Path) -> list[str]:
     """Whatever differs from the uninterrupted run: tensors of the last checkpoint and the export, metrics but for
     timings and memory, samples, summary."""
     problems = []
-    for name in sorted({path.name for folder in (run_dir, reference) for path in folder.glob("*.jsonl")}):
+    for name in LOGS:
         ours, theirs = (list(_lines(folder / name, None)) for folder in (run_dir, reference))
         problems += _difference(name, ours, theirs)
     last = [max((folder / "checkpoints").glob("step_*")) for folder in (run_dir, reference)]

@@ -133,7 +133,7 @@ def _describe_run(checkpoint: Path) -> Description:
     config = load_config(path, check_files=False)
     tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
     ids = {"eos_ids": tokenizer.eos_ids, "pad_id": tokenizer.pad_id}
-    generation = generation_config(**ids, max_new_tokens=config.rollout.max_new_tokens)
+    generation = generation_config(**ids, base=config.model.path)
     return Description(
         section=config.model,
         config=json_bytes(huggingface_config(config.model, **ids)),

@@ -20,6 +20,7 @@ from mindgspo.errors import RunFolderError
 from mindgspo.io import make_folder, read_json, unused_name, write_error, write_json
 from mindgspo.metrics.files import (
     CONFIG_FILE,
+    ENVIRONMENT_FILE,
     METRICS_FILE,
     PLOT_FILE,
     REPORT_FILE,
@@ -39,6 +40,7 @@ _RUN_MARKS = (METRICS_FILE, SAMPLES_FILE, SUMMARY_FILE, CHECKPOINTS, "export")
 _OWN_NAMES = (
     *_RUN_MARKS,
     CONFIG_FILE,
+    ENVIRONMENT_FILE,
     _IDENTITY,
     VALIDATION_FILE,
     "data",

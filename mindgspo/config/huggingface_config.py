@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -60,12 +61,7 @@ def read_model_section(folder: Path) -> ModelSection:
     Raises WeightsError: no config.json, another family, or a detail that is not implemented.
     """
     path = folder / FILE
-    try:
-        raw = parse_json(read_bytes(path, _MOST_BYTES))
-    except OSError as error:
-        raise WeightsError(f"{path}: cannot be read ({error.strerror}); give a Hugging Face model folder") from error
-    except ValueError as error:
-        raise WeightsError(f"{path}: {error}") from error
+    raw = _read(path)
     architecture = raw.get("model_type") if isinstance(raw, dict) else None
     if not isinstance(architecture, str) or architecture not in FAMILIES:
         raise WeightsError(f"{path}: model_type is {architecture!r}; supported: {', '.join(FAMILIES)}")
@@ -116,14 +112,27 @@ def huggingface_config(model: ModelSection, *, eos_ids: Sequence[int], pad_id: i
     }
 
 
-def generation_config(*, eos_ids: Sequence[int], pad_id: int, max_new_tokens: int) -> dict[str, object]:
-    """The content of generation_config.json: greedy, with the stop tokens the run used."""
-    return {
-        "do_sample": False,
-        "eos_token_id": list(eos_ids),
-        "pad_token_id": pad_id,
-        "max_new_tokens": max_new_tokens,
-    }
+# How a published model is meant to be asked. Lengths are not among it: training's bound says nothing about answers.
+_SAMPLING = ("bos_token_id", "do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def generation_config(*, eos_ids: Sequence[int], pad_id: int, base: Path | None = None) -> dict[str, object]:
+    """The content of generation_config.json: the stop tokens of the run; sampling as the folder of the first weights
+    says, greedy where it does not. Raises WeightsError where that folder's file is damaged."""
+    path = None if base is None else base / "generation_config.json"
+    found = _read(path) if path is not None and path.is_file() else {}
+    found = found if isinstance(found, dict) else {}
+    kept = {key: found[key] for key in _SAMPLING if isinstance(found.get(key), (bool, int, float))}
+    return {"do_sample": False, **kept, "eos_token_id": list(eos_ids), "pad_token_id": pad_id}
+
+
+def _read(path: Path) -> Any:
+    try:
+        return parse_json(read_bytes(path, _MOST_BYTES))
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be read ({error.strerror}); give a Hugging Face model folder") from error
+    except ValueError as error:
+        raise WeightsError(f"{path}: {error}") from error
 
 
 def _read_keys(architecture: str) -> tuple[str, ...]:

@@ -46,6 +46,9 @@ class OptimizerSection(Section):
     lr_warmup_steps)."""
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
     """Cosine only: last learning rate as a share of the peak."""
+    schedule_steps: int | None = Field(default=None, ge=1)
+    """Training steps that the schedule takes; later ones keep its last learning rate. It says what a run that goes on
+    beyond its end learns with. None: the whole run (Megatron: lr_decay_iters)."""
 
 
 class ReshardSection(Section):

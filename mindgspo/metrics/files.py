@@ -24,6 +24,7 @@ VALIDATION_FILE = "validation.jsonl"
 SUMMARY_FILE = "summary.json"
 CONFIG_FILE = "config.yaml"
 RUN_FILE = "run.json"
+ENVIRONMENT_FILE = "environment.jsonl"
 PLOT_FILE = "reward.png"
 REPORT_FILE = "report.html"
 LOGS = (METRICS_FILE, SAMPLES_FILE, VALIDATION_FILE)

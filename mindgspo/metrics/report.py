@@ -31,6 +31,8 @@ MAX_TEXT_CHARS = 6_000
 MAX_PROBLEMS = 6
 """Held-out problems per set; validation.jsonl has the others."""
 MAX_ANSWER_CHARS = 2_000
+MAX_STARTS = 20
+"""Newest ones; environment.jsonl has all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,17 @@ class MetricRow:
     name: str
     info: MetricInfo | None
     cells: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartRow:
+    """One start of the run, as environment.jsonl has it."""
+
+    time: object
+    step: object
+    machine: str
+    versions: str
+    command: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +124,7 @@ def render(run: RunRecord) -> str:
             if samples
         ],
         held_out=held_out_table(run),
+        starts=[start_row(start) for start in run.starts[-MAX_STARTS:]],
         glossary=SECTIONS,
         chinese={name: info.meaning for section in chinese for name, info in section.metrics.items()},
         chinese_titles={section.title: translated.title for section, translated in zip(SECTIONS, chinese, strict=True)},
@@ -178,6 +192,21 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def start_row(start: Mapping[str, object]) -> StartRow:
+    """One line of environment.jsonl in words."""
+    versions, git = start.get("versions"), start.get("git")
+    named = [f"{name} {version}" for name, version in versions.items()] if isinstance(versions, Mapping) else []
+    if isinstance(git, Mapping):
+        named.append(f"commit {str(git.get('commit'))[:12]}{', with changes' if git.get('dirty') else ''}")
+    return StartRow(
+        time=start.get("time"),
+        step=start.get("step"),
+        machine=f"{start.get('host')}: {start.get('machine')}, device {start.get('device')}",
+        versions=", ".join(named),
+        command=start.get("command"),
+    )
 
 
 _DRAWN = ("actor/log_ratio_hist/", "actor/grad_share_length_decile/")

@@ -23,6 +23,7 @@ from mindgspo.errors import RunFolderError
 from mindgspo.io import read_json
 from mindgspo.metrics.files import (
     CONFIG_FILE,
+    ENVIRONMENT_FILE,
     METRICS_FILE,
     RUN_FILE,
     SAMPLES_FILE,
@@ -40,7 +41,7 @@ class RunRecord:
     name: the folder's name, and whether its cards were emulated. metrics: lines of metrics.jsonl. first_samples,
     last_samples: lines of samples.jsonl of the first and of the last logged step (the last is empty if there is one
     step only). first_validation, last_validation: the same of validation.jsonl. summary: {} while the run goes on.
-    config_text: the resolved YAML, "" if absent.
+    config_text: the resolved YAML, "" if absent. starts: lines of environment.jsonl.
     """
 
     name: str
@@ -51,6 +52,7 @@ class RunRecord:
     last_samples: tuple[Mapping[str, object], ...] = ()
     first_validation: tuple[Mapping[str, object], ...] = ()
     last_validation: tuple[Mapping[str, object], ...] = ()
+    starts: tuple[Mapping[str, object], ...] = ()
 
     def names(self) -> Iterable[str]:
         """Every metric that was written, in the order of first appearance."""
@@ -88,6 +90,7 @@ def read_run(run_dir: Path) -> RunRecord:
         config_text=config.read_text(encoding="utf-8") if config.is_file() else "",
         first_validation=first_validation,
         last_validation=last_validation,
+        starts=tuple(read_records(run_dir / ENVIRONMENT_FILE)),
     )
 
 

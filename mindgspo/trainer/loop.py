@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,20 @@ from mindgspo.io import make_folder, write_file
 from mindgspo.launch.folder import move_earlier_aside
 from mindgspo.launch.worker import copy_output
 from mindgspo.metrics import RunLog, SilentLog, peak_rss_mb, report_of_finished, write_summary
+from mindgspo.metrics.environment import record_start
 from mindgspo.models.weights import weights_as_numpy
 from mindgspo.parallel import heartbeat, runtime
 from mindgspo.parallel.cluster import first_rank_first, is_first, start_device
 from mindgspo.parallel.collectives import exchange
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.trainer.build import Experiment, build_experiment, build_warmup
+from mindgspo.trainer.longer import config_before, is_complete, new_learning_rates, set_summary_aside
 from mindgspo.trainer.memory import MemoryAlarm, memory_metrics, resident_gb_of_ranks
 from mindgspo.trainer.progress import Progress
 from mindgspo.trainer.resume import Resume
 from mindgspo.trainer.resume_checks import check_config
 from mindgspo.trainer.saving import Saver
+from mindgspo.trainer.step import Trainer
 from mindgspo.trainer.warmup import Warmup, warm_up
 
 
@@ -55,7 +59,7 @@ def run_experiment(config: ExperimentConfig, *, overwrite: bool = False, only_wa
     )
     try:
         warnings = check_config(config, folder)
-        if folder.status is RunStatus.FINISHED:
+        if is_complete(config, folder) or (only_warm_up and folder.status is RunStatus.FINISHED):
             if is_first():
                 print(f"{folder.root}: this run is finished; its report is {report_of_finished(folder.root)}")
             return None
@@ -66,7 +70,7 @@ def run_experiment(config: ExperimentConfig, *, overwrite: bool = False, only_wa
         if is_first():
             for line in (*([] if warning is None else [warning]), *warnings):
                 print(line)
-        return _run(config, folder, only_warm_up=only_warm_up)
+        return _run(config, folder, before=config_before(folder), only_warm_up=only_warm_up)
     finally:
         folder.close()
 
@@ -82,7 +86,10 @@ def _log_under_msrun(folder: RunFolder) -> None:
     copy_output(folder.logs, runtime.rank())
 
 
-def _run(config: ExperimentConfig, folder: RunFolder, *, only_warm_up: bool) -> Path | None:
+def _run(
+    config: ExperimentConfig, folder: RunFolder, *, before: ExperimentConfig | None, only_warm_up: bool
+) -> Path | None:
+    """before: the configuration of the run that goes on."""
     started = time.perf_counter()
     new_run = folder.status is RunStatus.NEW
     experiment = build_experiment(
@@ -110,9 +117,10 @@ def _run(config: ExperimentConfig, folder: RunFolder, *, only_warm_up: bool) -> 
                 log=log,
                 saver=saver,
                 started=started,
+                learning_rates=partial(_learning_rates, config, before, trainer),
             ).restore()
             # From here on the folder holds a run. Whatever was wrong with the inputs has been said before.
-            first_rank_first(lambda: write_file(folder.config, dump_config(config).encode()))
+            first_rank_first(lambda: _begin(config, folder, log, start.progress))
             start.settle()
             progress = start.progress
             if progress is None:
@@ -127,6 +135,24 @@ def _run(config: ExperimentConfig, folder: RunFolder, *, only_warm_up: bool) -> 
                 log.note(trainer.swap.ledger.table())
             _finish(config, experiment, folder, progress)
     return report_of_finished(folder.root) if is_first() else None
+
+
+def _learning_rates(
+    config: ExperimentConfig, before: ExperimentConfig | None, trainer: Trainer, step: int
+) -> str | None:
+    """Of the new steps of a run that has become longer; step: those that it has behind it."""
+    if before is None or trainer.total_steps == 0:
+        return None
+    rows, updates = len(trainer.train_set), trainer.updates_per_rollout
+    return new_learning_rates(config, before, step=step, num_rows=rows, updates_per_step=updates)
+
+
+def _begin(config: ExperimentConfig, folder: RunFolder, log: RunLog, progress: Progress | None) -> None:
+    aside = set_summary_aside(folder)  # before the configuration, which alone tells that more steps are asked for
+    if aside is not None:
+        log.note(f"the run was finished and goes on; its summary until here is {aside}")
+    write_file(folder.config, dump_config(config).encode())
+    record_start(folder.root, step=0 if progress is None else progress.step, device=config.device)
 
 
 def _open_log(config: ExperimentConfig, folder: RunFolder, total_steps: int) -> RunLog:
@@ -238,11 +264,7 @@ def _write_results(
         folder.export,
         tensors=tensors,
         model_config=huggingface_config(config.model, eos_ids=tokenizer.eos_ids, pad_id=tokenizer.pad_id),
-        generation_config=generation_config(
-            eos_ids=tokenizer.eos_ids,
-            pad_id=tokenizer.pad_id,
-            max_new_tokens=config.rollout.max_new_tokens,
-        ),
+        generation_config=generation_config(eos_ids=tokenizer.eos_ids, pad_id=tokenizer.pad_id, base=config.model.path),
         tokenizer=tokenizer,
         run_id=folder.run_id,
     )

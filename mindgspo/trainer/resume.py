@@ -47,7 +47,8 @@ class Start:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
     """Restores `trainer` and `stateful`. inputs: fingerprints of what the run learns from. started: this process's
-    clock. All ranks call `restore`, before the first step."""
+    clock. learning_rates: tells, for the steps that a checkpoint has behind it, what new ones learn with. All ranks
+    call `restore`, before the first step."""
 
     trainer: Trainer
     stateful: Mapping[str, Stateful]
@@ -56,12 +57,14 @@ class Resume:
     log: RunLog
     saver: Saver
     started: float
+    learning_rates: Callable[[int], str | None]
 
     def restore(self) -> Start:
         """Restore the state that the run continues from, if any.
 
         Raises CheckpointError, WeightsError, DataError: damaged, of another model, tokenizer or data; TrainingError: it
-        is beyond the steps that are asked for. Nothing in the folder has changed then.
+        is beyond the steps that are asked for; ConfigError: nothing says what new steps learn with. Nothing in the
+        folder has changed then.
         """
         folder, origin = self.folder, self.folder.origin
         if origin is not None and origin.is_same_run:
@@ -147,6 +150,8 @@ class Resume:
                     "nothing to train; raise trainer.max_steps, or name an earlier checkpoint with resume=PATH"
                 )
             self._check_inputs(saved, weights_only=False)
+            if (told := self.learning_rates(saved.step)) is not None:
+                self.log.note(told)
             sizes = {} if run is None or not is_first() else self._check_logs(saved, run)
             self._load_weights(saved, with_optimizer=True)
             for name, part in self.stateful.items():

@@ -21,6 +21,7 @@ from mindgspo.data import PromptDataset
 from mindgspo.errors import CheckpointError, ConfigError, RunFolderError
 from mindgspo.metrics.files import FileRecord, begins_with, read_records
 from mindgspo.tokenization import Tokenizer
+from mindgspo.trainer.longer import LENGTH_KEYS, asks_for_more
 
 # What may change between two processes of one run without changing what it computes, but for rounding: checkpoints are
 # whole, so that any plan reads them.
@@ -61,13 +62,19 @@ def check_config(config: ExperimentConfig, folder: RunFolder) -> list[str]:
     Returns warnings, one line each. Raises ConfigError naming every setting that differs and must not.
     """
     if folder.status is not RunStatus.NEW:
-        return check_same_experiment(config, folder.config, warned=_WARNED)
+        return check_same_experiment(config, folder.config, free=_free_length(config, folder.config), warned=_WARNED)
     if folder.origin is None or folder.origin.restore == "weights":
         return []
     saved = folder.origin.config
     if saved is None:
         return [f"warning: {folder.origin.path} lies in no run folder, so no settings can be compared"]
-    return check_same_experiment(config, saved, free=_FREE_ELSEWHERE, warned=_WARNED)
+    return check_same_experiment(config, saved, free=(*_FREE_ELSEWHERE, *_free_length(config, saved)), warned=_WARNED)
+
+
+def _free_length(config: ExperimentConfig, saved: Path) -> tuple[str, ...]:
+    """A run may become longer, not shorter."""
+    is_longer = saved.is_file() and asks_for_more(config, load_config(saved, check_files=False))
+    return LENGTH_KEYS if is_longer else ()
 
 
 def check_same_experiment(

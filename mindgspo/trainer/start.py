@@ -21,6 +21,7 @@ from mindgspo.launch.watch import watch_this_process
 from mindgspo.launch.worker import run_worker
 from mindgspo.metrics import report_of_finished
 from mindgspo.parallel import runtime
+from mindgspo.trainer.longer import is_complete
 from mindgspo.trainer.resume_checks import check_config
 
 
@@ -131,7 +132,7 @@ def _is_finished(request: RunRequest, config: ExperimentConfig) -> bool:
     if folder.moved_aside is not None:
         print(f"the former run was moved to {folder.moved_aside}")
     check_config(config, folder)
-    if folder.status is RunStatus.FINISHED:
+    if is_complete(config, folder) or (request.command == "sft" and folder.status is RunStatus.FINISHED):
         print(f"{folder.root}: this run is finished; its report is {report_of_finished(folder.root)}")
         return True
     return False

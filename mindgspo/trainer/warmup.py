@@ -48,8 +48,8 @@ def warm_up(trainer: Trainer, warmup: Warmup, evaluator: Evaluator, log: RunLog)
     Raises TrainingError, with the batch saved, if a loss is not finite.
     """
     section = warmup.section
-    schedule = {"lr": section.lr, "schedule": "cosine", "warmup_ratio": 0.05, "warmup_steps": None}
-    optimizer = trainer.optimizer.model_copy(update=schedule)
+    own = {"lr": section.lr, "schedule": "cosine", "warmup_ratio": 0.05, "warmup_steps": None, "schedule_steps": None}
+    optimizer = trainer.optimizer.model_copy(update=own)
     policy = PolicyLogProbs(trainer.model, temperature=1.0, with_entropy=False)
     backend = build_update_backend(policy, SupervisedLoss(), optimizer)
     stream = PromptStream(len(warmup.samples), trainer.seed ^ _WARMUP_STREAM)

@@ -104,10 +104,10 @@ def test_a_resumed_run_must_be_the_same_experiment(finished_run, tmp_path: Path)
     shutil.copytree(finished_run.folder, folder)
     (folder / "runs" / "tiny" / "summary.json").unlink()
     before = tree(folder)
-    arguments = ("--set", "resume=auto", "--set", "trainer.max_steps=6", "--set", "logging.groups_per_step=1")
+    arguments = ("--set", "resume=auto", "--set", "rollout.top_k=6", "--set", "logging.groups_per_step=1")
     done = mindgspo("run", folder / "tiny.yaml", *arguments, cwd=folder)
     assert done.returncode == 1
-    assert "trainer.max_steps: 6, the run has 4" in done.stderr
+    assert "rollout.top_k: 6, the run has 0" in done.stderr
     assert "groups_per_step" not in done.stderr, "what does not change the computation is free"
     assert tree(folder) == before
 
@@ -150,10 +150,10 @@ def test_another_tokenizer_is_refused_also_for_weights_alone(finished_run, far_s
     assert "with another tokenizer" in done.stderr and "tokenizer_config.json: another content" in done.stderr
 
 
-def test_a_finished_run_that_is_asked_for_more_steps_is_not_called_finished(finished_run) -> None:
+def test_a_finished_run_that_is_asked_for_fewer_steps_is_refused(finished_run) -> None:
     before = tree(finished_run.folder)
-    done = mindgspo("run", finished_run.config, *sets("resume=auto", "trainer.max_steps=6"), cwd=finished_run.folder)
-    assert done.returncode == 1 and "trainer.max_steps: 6, the run has 4" in done.stderr
+    done = mindgspo("run", finished_run.config, *sets("resume=auto", "trainer.max_steps=3"), cwd=finished_run.folder)
+    assert done.returncode == 1 and "trainer.max_steps: 3, the run has 4" in done.stderr
     assert tree(finished_run.folder) == before
 
 

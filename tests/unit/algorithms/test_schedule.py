@@ -42,3 +42,13 @@ def test_updates_at_exactly_the_peak(index, updates, settings):
 def test_an_update_outside_the_run_is_refused(index):
     with pytest.raises(AssertionError, match="of 10"):
         learning_rate(index, 10, OptimizerSection())
+
+
+def test_steps_beyond_the_schedule_keep_its_last_rate():
+    section = OptimizerSection(lr=2.0, warmup_ratio=0.5, schedule="cosine", min_lr_ratio=0.5, schedule_steps=2)
+    # Two updates per step: the schedule is that of 4 updates, whatever the length of the run.
+    rates = [learning_rate(i, 12, section, updates_per_step=2) for i in range(12)]
+    assert rates == [1.0, 2.0, 2.0, *[1.0] * 9]
+    constant = section.model_copy(update={"schedule": "constant"})
+    assert [learning_rate(i, 12, constant, updates_per_step=2) for i in range(6)] == [1.0, 2.0, 2.0, 2.0, 2.0, 2.0]
+    assert learning_rate(1, 2, section.model_copy(update={"schedule_steps": 8})) == 1.0, "the run ends within it"

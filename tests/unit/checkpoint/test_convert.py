@@ -43,7 +43,7 @@ def exported(folder: Path, model: ModelSection | None = None, **options: object)
     model = model or section()
     export_huggingface(folder, tensors=some_weights(model),
                        model_config=huggingface_config(model, eos_ids=[2], pad_id=0),
-                       generation_config=generation_config(eos_ids=[2], pad_id=0, max_new_tokens=5),
+                       generation_config=generation_config(eos_ids=[2], pad_id=0),
                        tokenizer=FakeTokenizer(), **options)  # fmt: skip
     return folder
 
@@ -382,7 +382,7 @@ def test_a_checkpoint_becomes_what_the_run_exports(tmp_path: Path) -> None:
     ids = {"eos_ids": tokenizer.eos_ids, "pad_id": tokenizer.pad_id}
     export_huggingface(tmp_path / "run" / "export", tensors=weights,
                        model_config=huggingface_config(config.model, **ids),
-                       generation_config=generation_config(**ids, max_new_tokens=config.rollout.max_new_tokens),
+                       generation_config=generation_config(**ids),
                        tokenizer=tokenizer)  # fmt: skip
     convert_weights(Conversion(source=step, out=tmp_path / "out"))
     assert files(tmp_path / "out") == files(tmp_path / "run" / "export")

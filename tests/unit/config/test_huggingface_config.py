@@ -214,6 +214,16 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
 
 
 def test_generation_stops_where_the_run_stopped() -> None:
-    assert generation_config(eos_ids=(7, 9), pad_id=0, max_new_tokens=40) == {
-        "do_sample": False, "eos_token_id": [7, 9], "pad_token_id": 0, "max_new_tokens": 40,
+    assert generation_config(eos_ids=(7, 9), pad_id=0) == {
+        "do_sample": False, "eos_token_id": [7, 9], "pad_token_id": 0,
+    }  # fmt: skip
+
+
+def test_generation_samples_as_the_first_weights_folder_says(tmp_path: Path) -> None:
+    published = {"bos_token_id": 1, "do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": "0.8",
+                 "eos_token_id": 5, "pad_token_id": 4, "max_new_tokens": 2048}  # fmt: skip
+    (tmp_path / "generation_config.json").write_text(json.dumps(published))
+    assert generation_config(eos_ids=(7, 9), pad_id=0, base=tmp_path) == {
+        "bos_token_id": 1, "do_sample": True, "temperature": 0.7, "top_k": 20,
+        "eos_token_id": [7, 9], "pad_token_id": 0,
     }  # fmt: skip

@@ -1,0 +1,113 @@
+"""environment.jsonl: with which versions, by which command and where a run was started; one line per start.
+
+Nothing of the environment's variables is written: they hold keys and passwords.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+import mindgspo
+from mindgspo.metrics.files import ENVIRONMENT_FILE, LogFile
+
+PACKAGES = ("mindgspo", "mindspore", "numpy", "tokenizers", "math-verify")
+_CANN = ("ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH")
+_CANN_DEFAULT = Path("/usr/local/Ascend/ascend-toolkit/latest")
+_GIT_SECONDS = 10
+# In user:password@ of an address, and in what a setting called token, key, secret or password is given.
+_SECRETS = (
+    re.compile(r"(?<=://)[^/@\s]+(?=@)"),
+    re.compile(r"(?<=[=:])[^\s,}]+"),
+)
+_SECRET_NAME = re.compile(r"(?i)(token|key|secret|password)[\"']?\s*[=:]")
+
+
+def record_start(run_dir: Path, *, step: int, device: str) -> None:
+    """Append a line. step: training steps that the run has behind it. Raises WriteError."""
+    LogFile(run_dir / ENVIRONMENT_FILE).append([{"step": step, "device": device, **environment()}])
+
+
+def environment() -> dict[str, object]:
+    """This process: time, machine, command line, versions, and the commit where the package lies in a git checkout."""
+    return {
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "host": socket.gethostname(),
+        "machine": f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} CPUs",
+        "command": command_line(sys.argv),
+        "versions": versions(),
+        "git": git_state(Path(mindgspo.__file__).resolve().parents[1]),
+    }
+
+
+def command_line(words: list[str]) -> str:
+    """As it would be typed, without what looks like a secret. words: as in sys.argv."""
+    if words[0].endswith(("/mindgspo", "/__main__.py")):
+        words = ["mindgspo", *words[1:]]
+    return shlex.join(map(_without_secrets, words))
+
+
+def _without_secrets(word: str) -> str:
+    word = _SECRETS[0].sub("***", word)
+    return _SECRETS[1].sub("***", word) if _SECRET_NAME.search(word) else word
+
+
+def versions() -> dict[str, str]:
+    """{name: version} of Python, the packages that decide what a run computes, and CANN; what is absent is left out.
+
+    MindSpore for Ascend may bear another distribution's name, and then says its version itself once it is imported."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            version = getattr(sys.modules.get(name), "__version__", None)
+            if isinstance(version, str):
+                found[name] = version
+    cann = cann_version()
+    return found if cann is None else {**found, "cann": cann}
+
+
+def cann_version(default: Path = _CANN_DEFAULT) -> str | None:
+    """Of the CANN toolkit that the environment names, else of the one in its usual place; None without one."""
+    roots = [Path(os.environ[name]) for name in _CANN if os.environ.get(name)]
+    for root in (*roots, default):
+        for path in (root / "version.cfg", *sorted(root.glob("*-linux/ascend_toolkit_install.info"))):
+            if path.is_file():
+                text = path.read_bytes()[:4096].decode(errors="replace")
+                match = re.search(r"^(?:toolkit_installed_version|version)=\[?([^\]\s]+)", text, re.MULTILINE)
+                if match is not None:
+                    return match[1].rpartition(":")[2]
+    return None
+
+
+def git_state(root: Path) -> dict[str, object] | None:
+    """{"commit": ..., "dirty": whether tracked files differ from it}; None where root is no checkout of its own."""
+    if not (root / ".git").exists():
+        return None
+    commit = _git(root, "rev-parse", "HEAD")
+    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+    return None if commit is None else {"commit": commit, "dirty": bool(changes)}
+
+
+def _git(root: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *words],
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            capture_output=True,
+            text=True,
+            timeout=_GIT_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):  # no git, or not ours to read: a run does not depend on it
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,63 @@
+"""environment.jsonl: what a start records of its machine, and what it must not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from mindgspo.metrics import RunLog, write_report
+from mindgspo.metrics.environment import cann_version, command_line, git_state, record_start
+
+
+def test_every_start_appends_a_line_that_the_report_shows(tmp_path: Path) -> None:
+    with RunLog(tmp_path, tensorboard=False, progress=False, console=Console(quiet=True)) as log:
+        log.log_metrics(1, {"critic/score/mean": 0.5})
+    record_start(tmp_path, step=0, device="CPU")
+    record_start(tmp_path, step=4, device="CPU")
+    lines = [json.loads(line) for line in (tmp_path / "environment.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 4]
+    assert {"time", "host", "machine", "command", "versions", "git", "device"} < lines[0].keys()
+    assert lines[0]["versions"].keys() >= {"python", "numpy"}
+    page = write_report(tmp_path).read_text()
+    assert "Starts, versions and command lines" in page and f"numpy {lines[0]['versions']['numpy']}" in page
+
+
+def test_a_command_line_keeps_no_secret() -> None:
+    words = ["/x/mindgspo/cli/__main__.py", "run", "a b.yaml", "--set", "rollout.servers.urls=[http://me:pass@h:80]",
+             "--set", "api_key=abc", "--set", "trainer.max_tokens_per_micro_batch=64"]  # fmt: skip
+    assert command_line(words) == (
+        "mindgspo run 'a b.yaml' --set 'rollout.servers.urls=[http://***@h:80]' --set 'api_key=***' "
+        "--set trainer.max_tokens_per_micro_batch=64"
+    )
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("version.cfg", "# version: 1.0\nruntime_running_version=[7.5:8.1.RC1]\ntoolkit_installed_version=[7.7:8.2.RC1]\n"),
+    ("aarch64-linux/ascend_toolkit_install.info", "package_name=Ascend-cann-toolkit\nversion=8.2.RC1\narch=aarch64\n"),
+])  # fmt: skip
+def test_cann_is_found_where_the_toolkit_says_its_version(
+    name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
+    monkeypatch.setenv("ASCEND_TOOLKIT_HOME", str(tmp_path / "cann"))
+    assert cann_version(tmp_path / "none") is None
+    path = tmp_path / "cann" / name
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert cann_version(tmp_path / "none") == "8.2.RC1"
+
+
+def test_the_commit_of_a_checkout_and_whether_files_differ_from_it(tmp_path: Path) -> None:
+    assert git_state(tmp_path) is None
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    (tmp_path / "file").write_text("1")
+    for words in (["init", "-q"], ["add", "file"], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    found = git_state(tmp_path)
+    assert found is not None and len(str(found["commit"])) == 40 and found["dirty"] is False
+    (tmp_path / "file").write_text("2")
+    assert git_state(tmp_path) == {**found, "dirty": True}
