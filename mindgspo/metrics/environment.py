@@ -20,7 +20,6 @@ import mindgspo
 from mindgspo.metrics.files import ENVIRONMENT_FILE, LogFile
 
 PACKAGES = ("mindgspo", "mindspore", "numpy", "tokenizers", "math-verify")
-_CANN = ("ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH")
 _CANN_DEFAULT = Path("/usr/local/Ascend/ascend-toolkit/latest")
 _GIT_SECONDS = 10
 # In user:password@ of an address, and in what a setting called token, key, secret or password is given.
@@ -78,14 +77,13 @@ def versions() -> dict[str, str]:
 
 def cann_version(default: Path = _CANN_DEFAULT) -> str | None:
     """Of the CANN toolkit that the environment names, else of the one in its usual place; None without one."""
-    roots = [Path(os.environ[name]) for name in _CANN if os.environ.get(name)]
-    for root in (*roots, default):
-        for path in (root / "version.cfg", *sorted(root.glob("*-linux/ascend_toolkit_install.info"))):
-            if path.is_file():
-                text = path.read_bytes()[:4096].decode(errors="replace")
-                match = re.search(r"^(?:toolkit_installed_version|version)=\[?([^\]\s]+)", text, re.MULTILINE)
-                if match is not None:
-                    return match[1].rpartition(":")[2]
+    named = os.environ.get("ASCEND_HOME_PATH") or os.environ.get("ASCEND_TOOLKIT_HOME")
+    root = Path(named) if named else default
+    for name in ("compiler/version.info", "toolkit/version.info", "runtime/version.info", "version.info"):
+        if (root / name).is_file():
+            text = (root / name).read_bytes()[:4096].decode(errors="replace")
+            if found := re.search(r"^Version\s*=\s*(\S+)", text, re.MULTILINE):
+                return found[1]
     return None
 
 

@@ -35,20 +35,16 @@ def test_a_command_line_keeps_no_secret() -> None:
     )
 
 
-@pytest.mark.parametrize(("name", "text"), [
-    ("version.cfg", "# version: 1.0\nruntime_running_version=[7.5:8.1.RC1]\ntoolkit_installed_version=[7.7:8.2.RC1]\n"),
-    ("aarch64-linux/ascend_toolkit_install.info", "package_name=Ascend-cann-toolkit\nversion=8.2.RC1\narch=aarch64\n"),
-])  # fmt: skip
-def test_cann_is_found_where_the_toolkit_says_its_version(
-    name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
-    monkeypatch.setenv("ASCEND_TOOLKIT_HOME", str(tmp_path / "cann"))
-    assert cann_version(tmp_path / "none") is None
-    path = tmp_path / "cann" / name
+def test_cann_is_found_where_the_toolkit_says_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ASCEND_TOOLKIT_HOME", raising=False)
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path / "cann"))
+    assert cann_version() is None
+    path = tmp_path / "cann" / "compiler" / "version.info"
     path.parent.mkdir(parents=True)
-    path.write_text(text)
-    assert cann_version(tmp_path / "none") == "8.2.RC1"
+    path.write_text("Version=8.2.RC1\nversion_dir=8.2.RC1\n")
+    assert cann_version() == "8.2.RC1"
+    monkeypatch.delenv("ASCEND_HOME_PATH")
+    assert cann_version(tmp_path / "cann") == "8.2.RC1", "in its usual place"
 
 
 def test_the_commit_of_a_checkout_and_whether_files_differ_from_it(tmp_path: Path) -> None:
