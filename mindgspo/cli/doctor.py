@@ -21,6 +21,10 @@ def doctor(
         Optional[Path],  # noqa: UP045
         typer.Option(metavar="DIR", help="Folder for the report; by default doctor-<host>-<time>."),
     ] = None,
+    log: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", help="Instead, say what the error codes in this log mean."),
+    ] = None,
 ) -> None:
     """Check this machine, and say how to fix what is wrong.
 
@@ -28,7 +32,13 @@ def doctor(
     and users, HCCL's variables, rank table and ports, shared memory, disks, limits and memory. Without a card what
     matters on CPU is checked. Ends with a folder to send to somebody who can help; values of variables that may hold
     secrets are left out. Exit code 1 if something is broken.
+
+    With --log, the end of a log of a rank or of CANN is searched for codes of CANN, HCCL and MindSpore instead. Each is
+    told with its cause and fix.
     """
+    if log is not None:
+        _explain(log)
+        return
     import time
 
     from mindgspo.config import load_config
@@ -46,3 +56,10 @@ def doctor(
     print(f"to send to somebody who can help: {folder}")
     if any(finding.level is Level.BROKEN for finding in findings):
         raise typer.Exit(1)
+
+
+def _explain(log: Path) -> None:
+    from mindgspo.launch.error_codes import find_in_file, table, told
+
+    for line in told(find_in_file(log)) or [f"{log}: none of the {len(table())} known codes and messages is in it"]:
+        print(line)

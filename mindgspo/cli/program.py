@@ -11,6 +11,7 @@ import importlib.metadata
 import io
 import platform
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -119,5 +120,13 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
         if error.filename is None:
             raise
         print(error_text(f"{error.filename}: {error.strerror}"), file=sys.stderr)
+        return 1
+    except RuntimeError as error:  # of MindSpore, with a code of CANN's in it
+        from mindgspo.launch.error_codes import find, told
+
+        if not (meaning := told(find(str(error).splitlines()))):
+            raise
+        traceback.print_exc()
+        print(*meaning, sep="\n", file=sys.stderr)
         return 1
     raise AssertionError("typer ends every command with SystemExit")

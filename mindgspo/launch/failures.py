@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from mindgspo.errors import MindGSPOError
 from mindgspo.io import read_json, write_file
+from mindgspo.launch.error_codes import find, told
 from mindgspo.launch.folder import SCHEDULER, LaunchFolder
 from mindgspo.parallel.heartbeat import Record, State
 
@@ -221,7 +222,20 @@ def explain(failure: Failure, records: Mapping[int, Record | None], folder: Laun
         *_evidence(failure, folder),
         f"log: {folder.log(failure.rank)}",
         *_others(failure, records),
+        *_meaning(failure, records, folder),
     ]
+
+
+def _meaning(failure: Failure, records: Mapping[int, Record | None], folder: LaunchFolder) -> list[str]:
+    """What error codes of CANN, HCCL and MindSpore mean, by the log that says most: the rank that was first to end may
+    only have waited for the one that failed."""
+    own = _tail(folder.log(failure.rank))
+    if failure.record is not None:
+        own += failure.record.traceback.splitlines()
+    found = [(failure.rank, find(own))]
+    found += [(rank, find(_tail(folder.log(rank)))) for rank in sorted(records) if rank != failure.rank]
+    rank, seen = max(found, key=lambda one: one[1][0].error.kind if one[1] else 0)
+    return told(seen, where=f"{name(rank)}: ")
 
 
 def _cause(failure: Failure) -> str:

@@ -116,6 +116,18 @@ def test_ctrl_c_is_one_line_and_a_defect_of_ours_keeps_its_traceback(
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
+def test_a_code_of_cann_is_explained_behind_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("Malloc failed\nEL0004: [PID: 7] Failed to allocate memory.")
+
+    monkeypatch.setattr("mindgspo.trainer.check.check_experiment", fail)
+    assert main(["check", str(QUICKSTART)]) == 1
+    said = capsys.readouterr().err
+    assert said.index("Traceback") < said.index("EL0004: the card has not the memory") < said.index("  fix ")
+
+
 def test_check_answers_without_mindspore() -> None:
     program = (
         "import sys; from mindgspo.cli import main; code = main(['check', sys.argv[1]]); "
