@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import socket
 import uuid
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Literal
+
+import psutil
 
 from mindgspo.checkpoint.origin import CHECKPOINTS, Origin, Restore, find_origin
 from mindgspo.checkpoint.rollback import finish_rollback
@@ -90,6 +93,28 @@ class RunLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def is_open(root: Path) -> bool:
+    """Whether a process writes into a run folder now.
+
+    Where its last holder lives, the lock is tried for: that cannot keep a run from starting unless the number of that
+    process went to another one.
+    """
+    try:
+        descriptor = os.open(root / _LOCK, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        holder = re.fullmatch(r"process (\d{1,9}) on (.+)\n", os.pread(descriptor, 200, 0).decode(errors="replace"))
+        if holder and holder[2] == socket.gethostname() and not psutil.pid_exists(int(holder[1])):
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 class RunStatus(str, Enum):

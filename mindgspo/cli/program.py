@@ -28,6 +28,7 @@ from mindgspo.cli.convert_config import convert_config
 from mindgspo.cli.data import data_app
 from mindgspo.cli.doctor import doctor
 from mindgspo.cli.reward import reward_app
+from mindgspo.cli.runs import runs
 from mindgspo.cli.serve import serve
 from mindgspo.cli.settings import SettingsCommand
 from mindgspo.cli.strategy import strategy_app
@@ -54,6 +55,7 @@ app.command(cls=SettingsCommand)(experiment.plan)
 app.command(cls=SettingsCommand)(experiment.dryrun)
 app.command("eval", cls=SettingsCommand)(model.evaluate)
 app.command()(model.logprobs)
+app.command()(runs)
 app.command()(experiment.report)
 app.command()(proof.conformance)
 app.command(cls=SettingsCommand)(doctor)

@@ -64,8 +64,11 @@ class RunRecord:
         return Series(steps=tuple(row[0] for row in rows), values=tuple(row[1] for row in rows))
 
 
-def read_run(run_dir: Path) -> RunRecord:
-    """Read a run folder. RunFolderError if it does not exist or holds no metrics yet."""
+def read_run(run_dir: Path, *, with_samples: bool = True) -> RunRecord:
+    """Read a run folder. RunFolderError if it does not exist or holds no metrics yet.
+
+    with_samples: also the files of samples, which are long.
+    """
     run_dir = Path(run_dir)
     metrics_path = run_dir / METRICS_FILE
     if not metrics_path.is_file():
@@ -78,8 +81,10 @@ def read_run(run_dir: Path) -> RunRecord:
     if not metrics:
         raise RunFolderError(f"{metrics_path}: no complete line yet; wait for the first step to end")
     _check(metrics, metrics_path)
-    first, last = _first_and_last_samples(run_dir / SAMPLES_FILE)
-    first_validation, last_validation = _first_and_last_samples(run_dir / VALIDATION_FILE)
+    first = last = first_validation = last_validation = ()
+    if with_samples:
+        first, last = _first_and_last_samples(run_dir / SAMPLES_FILE)
+        first_validation, last_validation = _first_and_last_samples(run_dir / VALIDATION_FILE)
     config = run_dir / CONFIG_FILE
     return RunRecord(
         name=run_dir.resolve().name + (" (emulated Ascend cards)" if _is_emulated(run_dir / RUN_FILE) else ""),
@@ -213,11 +218,12 @@ class RunHistory:
 class RunSettings:
     """algorithm: name of the policy loss, None if unknown. log_clip_range: lowest and highest log ratio that is not
     clipped, None where unknown or where the loss clips no ratio from both sides. max_new_tokens: the longest response.
-    best_metric: by which the best evaluation is chosen."""
+    max_steps: None where the data set decides. best_metric: by which the best evaluation is chosen."""
 
     algorithm: str | None
     log_clip_range: tuple[float, float] | None
     max_new_tokens: int | None = None
+    max_steps: int | None = None
     best_metric: str = OVERALL
 
     @property
@@ -235,14 +241,17 @@ def run_settings(run: Recorded) -> RunSettings:
         document = parse_document(run.config_text)
     except yaml.YAMLError:
         document = None
-    section, rollout, evaluation = (_section(document, key) for key in ("algorithm", "rollout", "eval"))
-    longest, best = rollout.get("max_new_tokens"), evaluation.get("best_metric")
+    section, rollout, evaluation, trainer = (
+        _section(document, key) for key in ("algorithm", "rollout", "eval", "trainer")
+    )
+    longest, best, steps = rollout.get("max_new_tokens"), evaluation.get("best_metric"), trainer.get("max_steps")
     name = section.get("name", run.summary.get("algorithm"))
     name = name if isinstance(name, str) else None
     return RunSettings(
         algorithm=name,
         log_clip_range=_log_clip_range(name, section.get("clip_low"), section.get("clip_high")),
         max_new_tokens=longest if isinstance(longest, int) else None,
+        max_steps=steps if isinstance(steps, int) else None,
         best_metric=best if isinstance(best, str) else OVERALL,
     )
 

@@ -1,0 +1,150 @@
+"""What lies in a folder of runs: how far each one is, how well it does, and what its diagnosis says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from mindgspo.checkpoint.run_folder import is_open
+from mindgspo.errors import MindGSPOError, RunFolderError
+from mindgspo.launch.failures import read_failure
+from mindgspo.metrics.diagnosis import MOST_FINDINGS, Level, diagnose
+from mindgspo.metrics.files import METRICS_FILE, RUN_FILE, read_records, read_summary
+from mindgspo.metrics.run_folder import RunRecord, best_evaluation, overall_accuracy, read_run, run_settings
+from mindgspo.text import aligned, shorten
+
+_WIDEST_VERDICT = 70
+
+
+class RunState(str, Enum):
+    """RUNNING: a process writes into it. FAILED: a worker recorded why it ended. STOPPED: nobody writes, and it is not
+    complete. BROKEN: its files cannot be read."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOverview:
+    """One run. step: of the last line of its metrics. total_steps: None where its data set decides. accuracy: of the
+    latest evaluation, a share. best: the best value of eval.best_metric, best_step: of that evaluation. verdicts: the
+    gravest findings of the diagnosis, or why it failed or cannot be read. age_s: seconds since it wrote something."""
+
+    name: str
+    state: RunState
+    step: int | None = None
+    total_steps: int | None = None
+    accuracy: float | None = None
+    best: float | None = None
+    best_step: int | None = None
+    verdicts: tuple[str, ...] = ()
+    age_s: float
+
+
+def overviews(folder: Path) -> list[RunOverview]:
+    """The runs in a folder, or the one that the folder is itself, the latest first. RunFolderError if there is none."""
+    if not folder.is_dir():
+        raise RunFolderError(f"{folder}: no such folder; runs are in runs/ unless run_dir says otherwise")
+    if _is_run(folder):
+        return [overview(folder)]
+    found = [overview(path) for path in folder.iterdir() if path.is_dir() and _is_run(path)]
+    if not found:
+        raise RunFolderError(f"{folder}: no run folders here; each of them has {RUN_FILE} or {METRICS_FILE}")
+    return sorted(found, key=lambda one: (one.age_s, one.name))
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (RUN_FILE, METRICS_FILE))
+
+
+def overview(folder: Path) -> RunOverview:
+    """One run; a broken one is described, too."""
+    written = max((folder / name).stat().st_mtime for name in (RUN_FILE, METRICS_FILE) if (folder / name).is_file())
+    name, age_s = folder.resolve().name, max(0.0, time.time() - written)
+    try:
+        summary = read_summary(folder)
+        if is_open(folder):
+            state = RunState.RUNNING
+        else:
+            state = RunState.FINISHED if summary.get("finished") is True else RunState.STOPPED
+        failure = _failure(folder, since=written) if state is RunState.STOPPED else None
+        if failure is not None:
+            state = RunState.FAILED
+        has_steps = next(read_records(folder / METRICS_FILE), None) is not None
+        run = read_run(folder, with_samples=False) if has_steps else None
+    except (MindGSPOError, OSError) as error:
+        return RunOverview(name=name, state=RunState.BROKEN, verdicts=(str(error),), age_s=age_s)
+    if run is None:
+        verdicts = ("no step yet",) if failure is None else (failure,)
+        return RunOverview(name=name, state=state, step=0, verdicts=verdicts, age_s=age_s)
+    accuracy, best = overall_accuracy(run), best_evaluation(run)
+    return RunOverview(
+        name=run.name,
+        state=state,
+        step=max(row["step"] for row in run.metrics),
+        total_steps=_total_steps(run),
+        accuracy=accuracy.values[-1] if accuracy else None,
+        best=None if best is None else best.value,
+        best_step=None if best is None else best.step,
+        verdicts=_verdicts(run) if failure is None else (failure, *_verdicts(run)),
+        age_s=age_s,
+    )
+
+
+def _total_steps(run: RunRecord) -> int | None:
+    """A warm-up alone ends at step 0, whatever was planned."""
+    if run.summary.get("finished") is True and isinstance(run.summary.get("steps"), int):
+        return run.summary["steps"]
+    return run_settings(run).max_steps
+
+
+def _failure(folder: Path, *, since: float) -> str | None:
+    """What the first worker to fail wrote, unless the run has gone on since. since: seconds since the epoch."""
+    try:
+        records = [read_failure(path) for path in (folder / "logs").glob("failure_*.json")]
+    except (ValueError, TypeError) as error:
+        raise RunFolderError(f"{folder / 'logs'}: a failure_*.json is damaged ({error}); remove it") from error
+    latest = [record for record in records if record is not None and record.time >= since]
+    if not latest:
+        return None
+    first = min(latest, key=lambda record: record.time)
+    return first.message if first.is_user_error else f"{first.error}: {first.message}"
+
+
+def _verdicts(run: RunRecord) -> tuple[str, ...]:
+    found = [one for one in diagnose(run) if one.level is not Level.GOOD]
+    return tuple(f"{one.level.value}: {one.text}" for one in found[:MOST_FINDINGS]) or ("nothing needs attention",)
+
+
+def table_lines(runs: Sequence[RunOverview]) -> list[str]:
+    """One line per run below a header; of the verdicts the first."""
+    header = ("run", "state", "step", "accuracy", "best", "last written", "verdict")
+    return aligned([header, *map(_row, runs)])
+
+
+def _row(run: RunOverview) -> tuple[str, ...]:
+    total = "" if run.total_steps is None else f"/{run.total_steps}"
+    best = "" if run.best is None else f"{run.best:.3f} at {run.best_step}"
+    return (
+        run.name,
+        run.state.value,
+        "" if run.step is None else f"{run.step}{total}",
+        "" if run.accuracy is None else f"{run.accuracy:.1%}",
+        best,
+        f"{age(run.age_s)} ago",
+        shorten(" ".join(run.verdicts[0].split()), _WIDEST_VERDICT) if run.verdicts else "",
+    )
+
+
+def age(seconds: float) -> str:
+    """12 s, 5 min, 3 h, 2 days."""
+    for unit, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{seconds:.0f} s"
