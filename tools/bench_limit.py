@@ -22,6 +22,7 @@ from mindspore import Tensor, nn
 
 from mindgspo.ascend.dryrun.graph_text import read_graph
 from mindgspo.config import ModelSection
+from mindgspo.models.operations import Operations
 from mindgspo.parallel.kernel_ops import SwiGLUKernel
 from mindgspo.parallel.runtime import compiled_text
 
@@ -43,7 +44,7 @@ def step_limit(
     were called, and how often the step calls them."""
     layer = _layer_shapes(model)
     tokens = sum(lengths) + len(lengths) * prompt_length
-    trunk, head = _trunk(model), _head(model)
+    trunk, head = Operations.of(model).trunk, Operations.of(model).head
     forward = tokens * trunk + sum(lengths) * head + _attention(model, [prompt_length + one for one in lengths])
     prefill = num_prompts * prompt_length * trunk + _attention(model, [prompt_length] * num_prompts)
     decoded = sum(lengths) * (trunk + head)
@@ -75,20 +76,6 @@ def step_limit(
     }
 
 
-def token_operations(model: ModelSection) -> tuple[int, int]:
-    """Operations of the forward pass of a response token without attention, and of attention per token that it sees."""
-    assert model.head_dim is not None
-    return _trunk(model) + _head(model), 4 * model.num_attention_heads * model.head_dim * model.num_hidden_layers
-
-
-def _trunk(model: ModelSection) -> int:
-    return 2 * model.num_hidden_layers * sum(rows * columns for rows, columns in _layer_shapes(model))
-
-
-def _head(model: ModelSection) -> int:
-    return 2 * model.vocab_size * model.hidden_size
-
-
 def _launched(cell: nn.Cell) -> int:
     """Operators of the graph that the cell was last compiled to."""
     operators = read_graph(compiled_text(cell), 1).operators
@@ -105,7 +92,7 @@ def _layer_shapes(model: ModelSection) -> list[tuple[int, int]]:
 
 def _attention(model: ModelSection, lengths: Sequence[int]) -> int:
     """Operations of causal scores and of their products with values."""
-    return token_operations(model)[1] * sum(length * (length + 1) // 2 for length in lengths)
+    return Operations.of(model).pair * sum(length * (length + 1) // 2 for length in lengths)
 
 
 def _sgemm_rate(tokens: int, shapes: Sequence[tuple[int, int]]) -> float:

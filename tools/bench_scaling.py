@@ -39,7 +39,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from bench_limit import token_operations
 from bench_step import MODEL, StepBench, StepSizes
 
 from mindgspo.config import ModelSection, ParallelPlan
@@ -47,6 +46,7 @@ from mindgspo.config.schema import WatchSection
 from mindgspo.kernels.binding import graph_threads
 from mindgspo.launch.launcher import launch
 from mindgspo.launch.worker import run_worker
+from mindgspo.models.operations import Operations
 from mindgspo.parallel import runtime
 from mindgspo.parallel.cluster import meet_others
 from mindgspo.parallel.collectives import meet, open_meeting, sum_over_world, world_ranks
@@ -165,8 +165,9 @@ def rises(times: Sequence[float]) -> list[float]:
 def of_lengths(found: Mapping[int, Figures]) -> dict[str, object]:
     """With the fits of both clocks."""
     columns = np.array([mean_columns(SERIES["length"][length]) for length in found])
-    constant, per_column = token_operations(LONG)
-    expected = per_column * columns[-1] / (constant + per_column * columns[-1])
+    operations = Operations.of(LONG)
+    of_attention = operations.pair * columns[-1]
+    expected = of_attention / (operations.trunk + operations.head + of_attention)
     report: dict[str, object] = {"columns": columns.tolist(), "attention_share_of_operations": round(expected, 3)}
     for phase in PHASES:
         times = np.array([figures[phase] for figures in found.values()])
@@ -205,8 +206,8 @@ def of_widths(found: Mapping[int, Figures]) -> dict[str, object]:
     report: dict[str, object] = {}
     operations = {}
     for width in found:
-        constant, per_column = token_operations(of_width(width))
-        operations[width] = constant + per_column * columns
+        of_token = Operations.of(of_width(width))
+        operations[width] = of_token.trunk + of_token.head + of_token.pair * columns
     for phase in PHASES:
         times = {width: figures[phase] for width, figures in found.items()}
         report[phase] = judged(times, {width: times[width] / operations[width] for width in times})

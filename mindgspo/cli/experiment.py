@@ -120,43 +120,63 @@ def plan(
         Optional[str],  # noqa: UP045
         typer.Option(
             metavar="FILE|NAME",
-            help="With --timeline: lengths of responses, by a run folder, a file with one per line, or qwen3_32b_dapo.",
+            help="Lengths of responses, by a run folder, a file with one per line, or qwen3_32b_dapo.",
         ),
     ] = None,
     rates: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(
             metavar="RUN|FILE|NAME=SECONDS",
-            help="With --timeline: how fast it is, by a run folder, a file, or e.g. decode_step=0.04. May be repeated.",
+            help="How fast it is, by a run folder, a file, or e.g. decode_step=0.04. May be repeated.",
         ),
     ] = None,
+    card: Annotated[
+        str,
+        typer.Option(
+            metavar="A2|A3",
+            help="What device Ascend is, a card of Atlas A2 (910B3) or a die of Atlas A3 (910C, two to a card).",
+        ),
+    ] = "A2",
     picture: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="With --timeline: file of the drawing, by default <experiment>-timeline.png."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="With --timeline: print JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print the memory that an experiment is expected to need.
+    """Print the memory and the time that an experiment will need.
 
-    The table is by phase, rank and use, and takes seconds, without MindSpore. The last line says whether it fits, and
-    if not the smallest change of settings with which it does: many are tried. On Ascend all of it is an estimate.
-    Weights and data need not be there.
+    Memory is by phase, rank and use. Time is seconds of a step by phase, tokens per second, share of the peak, and
+    card-hours of the run. The last line says whether it fits, and if not the smallest change of settings with which it
+    does: many are tried. It takes seconds, without MindSpore; weights and data need not be there. On Ascend all of it
+    is an estimate.
 
     With --timeline: what a step of each trainer.schedule is expected to take, on several splits of the same cards.
     """
     if timeline:
-        _print_timeline(config, set_ or [], lengths, rates or [], picture, as_json)
+        _print_timeline(config, set_ or [], lengths, rates or [], card, picture, as_json)
         return
-    if lengths or rates or picture or as_json:
-        raise typer.BadParameter("--lengths, --rates, --picture and --json go with --timeline")
-    from mindgspo.planner import plan_of_file
+    if picture:
+        raise typer.BadParameter("--picture goes with --timeline")
+    import json
 
-    for line in plan_of_file(config, set_ or [], memory_gb=memory_gb):
+    from mindgspo.planner import TimeOptions, plan_json, plan_of_file
+
+    time = TimeOptions(lengths=lengths, rates=tuple(rates or ()), card=card)
+    if as_json:
+        print(json.dumps(plan_json(config, set_ or [], memory_gb=memory_gb, time=time), indent=2))
+        return
+    for line in plan_of_file(config, set_ or [], memory_gb=memory_gb, time=time):
         print(line)
 
 
 def _print_timeline(
-    config: Path, overrides: list[str], lengths: str | None, rates: list[str], picture: Path | None, as_json: bool
+    config: Path,
+    overrides: list[str],
+    lengths: str | None,
+    rates: list[str],
+    card: str,
+    picture: Path | None,
+    as_json: bool,
 ) -> None:
     import json
 
@@ -166,7 +186,7 @@ def _print_timeline(
     from mindgspo.planner.timeline_plot import draw_timelines
 
     experiment = load_config(config, overrides, check_files=False)
-    found = forecasts(experiment, lengths=lengths, rates=rates)
+    found = forecasts(experiment, lengths=lengths, rates=rates, card=card)
     picture = Path(f"{experiment.experiment}-timeline.png") if picture is None else picture
     write_file(picture, draw_timelines(found))
     if as_json:

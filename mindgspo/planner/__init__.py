@@ -1,8 +1,8 @@
-"""Door of the planner: a configuration in; out come the memory that a run is expected to need, and the seconds that
-each schedule is expected to take. Without MindSpore."""
+"""Door of the planner: a configuration in; out come the memory and the time that a run is expected to need, and
+the seconds that each schedule is expected to take. Without MindSpore."""
 
 from mindgspo.planner.cache_budget import replica_with_cache_budget, with_cache_budget
-from mindgspo.planner.command import plan_of_file
+from mindgspo.planner.command import TimeOptions, plan_json, plan_of_file
 from mindgspo.planner.expected import PHASES, expected_memory, graph_memory
 from mindgspo.planner.forecast import forecasts, timeline_json, timeline_lines
 from mindgspo.planner.memory_plan import GIB, MIB, Level, MemoryPlan, Part, PhaseMemory, RankMemory
@@ -21,10 +21,12 @@ __all__ = [
     "RankMemory",
     "Rates",
     "StepTimes",
+    "TimeOptions",
     "Timeline",
     "expected_memory",
     "forecasts",
     "graph_memory",
+    "plan_json",
     "plan_of_file",
     "replica_with_cache_budget",
     "set_options",

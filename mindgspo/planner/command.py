@@ -1,4 +1,4 @@
-"""`mindgspo plan`: the expected memory of an experiment as tables, and the smallest change where it does not fit.
+"""`mindgspo plan`: the memory and time of an experiment as tables, and the smallest change where it does not fit.
 
 Data and weights need not exist. Where a dry run has measured graphs of this configuration, its numbers stand beside the
 plan's.
@@ -7,7 +7,10 @@ plan's.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import floor
 from pathlib import Path
+from typing import Any
 
 from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.config.cache import (
@@ -22,6 +25,7 @@ from mindgspo.config.replica import training_config
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.planner.ascend_memory import GRAPHS
 from mindgspo.planner.cache_budget import replica_with_cache_budget, with_cache_budget
+from mindgspo.planner.cost import StepCost, cost_json, cost_lines, step_cost
 from mindgspo.planner.expected import PHASES, expected_memory, graph_memory
 from mindgspo.planner.measured import MeasuredPeak, stored_peaks
 from mindgspo.planner.memory_plan import GIB, MIB, Level, MemoryPlan, Part, RankMemory
@@ -30,6 +34,12 @@ from mindgspo.text import aligned
 
 DRY_RUNS = Path("dryrun")
 """Where `mindgspo dryrun` leaves its folders, one per experiment, by default."""
+_BARELY = 0.95
+"""Share of the memory from which on a plan fits barely: dry runs differ from it by a few percent."""
+_NO_RATES = (
+    "seconds of a step: nothing is known about this machine; give --rates RUN, a folder of a run, or "
+    "--rates NAME=SECONDS"
+)
 _GROUNDS = {
     "Ascend": "An estimate: weights, gradients, moments and cache follow from the plans, the rest from what "
     "MindSpore's allocator did in dry runs (docs/ascend.md); the framework's part was not measured on a card.",
@@ -111,45 +121,139 @@ def _title(each: RankMemory) -> str:
     return f"rank {first}, {layers}" if first == last else f"ranks {first}-{last}, {layers}"
 
 
-def plan_of_file(config: Path, overrides: Sequence[str], *, memory_gb: float | None = None) -> Iterator[str]:
-    """memory_gb: GiB of a card, on CPU of the machine; None: 64, or what the machine has. Raises ConfigError."""
-    capacity = None if memory_gb is None else int(memory_gb * GIB)
-    experiment = with_cache_budget(load_config(config, overrides, check_files=False), capacity=capacity)
-    if experiment.has_servers:
-        yield from _lines_of_both_sides(experiment, capacity)
-        return
-    plan = expected_memory(experiment, capacity=capacity)
-    yield from plan_lines(plan)
-    yield ""
-    yield _cache_line(experiment)
-    yield ""
-    if experiment.device == "Ascend":
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeOptions:
+    """How time is forecast: see `cost.step_cost`."""
+
+    lengths: str | None = None
+    rates: tuple[str, ...] = ()
+    card: str = "A2"
+
+
+def plan_of_file(
+    config: Path,
+    overrides: Sequence[str],
+    *,
+    memory_gb: float | None = None,
+    time: TimeOptions = TimeOptions(),
+) -> Iterator[str]:
+    """Memory, time, and last whether it fits. memory_gb: GiB of a card, on CPU of the machine; None: 64, or what the
+    machine has. Raises ConfigError, DataError, RunFolderError."""
+    capacity, experiment = _loaded(config, overrides, memory_gb)
+    sides = _sides(experiment, capacity)
+    for side in sides:
+        if side.title:
+            yield side.title
+        yield from plan_lines(side.plan)
+        yield ""
+        if side.generates:
+            yield _cache_line(side.experiment)
+            yield ""
+    if experiment.device == "Ascend" and not experiment.has_servers:
         yield from _measured(experiment)
-    yield _GROUNDS[plan.device]
-    yield _conclusion(experiment, plan)
+    cost = _cost(experiment, time)
+    yield from [_NO_RATES] if cost is None else cost_lines(cost)
+    yield ""
+    yield _GROUNDS[experiment.device]
+    for side in sides:
+        yield f"{side.name} {_verdict(side.plan)}" if side.name else _conclusion(experiment, side.plan)
 
 
-def _lines_of_both_sides(experiment: ExperimentConfig, capacity: int | None) -> Iterator[str]:
+def plan_json(
+    config: Path,
+    overrides: Sequence[str],
+    *,
+    memory_gb: float | None = None,
+    time: TimeOptions = TimeOptions(),
+) -> dict[str, Any]:
+    """The same as numbers: memory of each side (one, or those that train and each server), in bytes, and time."""
+    capacity, experiment = _loaded(config, overrides, memory_gb)
+    cost = _cost(experiment, time)
+    memory = []
+    for side in _sides(experiment, capacity):
+        settings = {} if side.plan.fits() or side.name else smallest_change(experiment, capacity=side.plan.capacity)
+        memory.append({"side": side.name or "all", **_memory_json(side.plan), "smallest_change": settings})
+    return {
+        "experiment": experiment.experiment,
+        "device": experiment.device,
+        "memory": memory,
+        "time": None if cost is None else cost_json(cost),
+    }
+
+
+def _memory_json(plan: MemoryPlan) -> dict[str, Any]:
+    phase, needed = plan.peak()
+    return {
+        "capacity": plan.capacity,
+        "needed": needed,
+        "phase": phase.value,
+        "fits": plan.fits(),
+        "level": plan.level.value,
+        "levels": {level.value: {phase.value: plan.needed(level, phase) for phase in plan.phases} for level in Level},
+        "ranks": [
+            {
+                "ranks": list(each.ranks),
+                "layers": list(each.layers),
+                "phases": {
+                    memory.phase.value: {part.value: size for part, size in memory.parts.items()}
+                    for memory in each.levels[plan.level]
+                },
+            }
+            for each in plan.classes
+        ],
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Side:
+    """Cards that hold the same things. name, title: empty where there is one side. generates: it holds the cache."""
+
+    experiment: ExperimentConfig
+    plan: MemoryPlan
+    generates: bool
+    name: str = ""
+    title: str = ""
+
+
+def _loaded(config: Path, overrides: Sequence[str], memory_gb: float | None) -> tuple[int | None, ExperimentConfig]:
+    capacity = None if memory_gb is None else int(memory_gb * GIB)
+    return capacity, with_cache_budget(load_config(config, overrides, check_files=False), capacity=capacity)
+
+
+def _sides(experiment: ExperimentConfig, capacity: int | None) -> list[_Side]:
     """Where servers generate: the cards that train, and those of one of the servers that the run starts."""
-    plans = experiment.plans
-    training = expected_memory(
-        training_config(experiment), capacity=capacity, phases=(Phase.SCORE, Phase.UPDATE, Phase.SAVE)
-    )
-    yield f"training, {plans.train} (data x model x pipeline); other processes generate"
-    yield from plan_lines(training)
-    sides = {"training": training}
+    if not experiment.has_servers:
+        plan = expected_memory(experiment, capacity=capacity)
+        return [_Side(experiment=experiment, plan=plan, generates=True)]
+    plans, trained = experiment.plans, training_config(experiment)
+    sides = [
+        _Side(
+            experiment=trained,
+            plan=expected_memory(trained, capacity=capacity, phases=(Phase.SCORE, Phase.UPDATE, Phase.SAVE)),
+            generates=False,
+            name="training",
+            title=f"training, {plans.train} (data x model x pipeline); other processes generate",
+        )
+    ]
     if experiment.has_own_servers:
         replica = replica_with_cache_budget(experiment, capacity=capacity)
-        sides["each server"] = expected_memory(replica, capacity=capacity, phases=(Phase.ROLLOUT,))
-        yield ""
-        yield f"each of {plans.infer.data_parallel} servers, plans.infer {plans.infer}"
-        yield from plan_lines(sides["each server"])
-        yield ""
-        yield _cache_line(replica)
-    yield ""
-    yield _GROUNDS[training.device]
-    for name, plan in sides.items():
-        yield f"{name} {'fits' if plan.fits() else 'does not fit'}: {peak_text(plan)}"
+        sides.append(
+            _Side(
+                experiment=replica,
+                plan=expected_memory(replica, capacity=capacity, phases=(Phase.ROLLOUT,)),
+                generates=True,
+                name="each server",
+                title=f"each of {plans.infer.data_parallel} servers, plans.infer {plans.infer}",
+            )
+        )
+    return sides
+
+
+def _cost(experiment: ExperimentConfig, time: TimeOptions) -> StepCost | None:
+    """None where nothing is known of the speed."""
+    if experiment.device == "CPU" and not time.rates:
+        return None
+    return step_cost(experiment, lengths=time.lengths, rates=time.rates, card=time.card)
 
 
 def _cache_line(experiment: ExperimentConfig) -> str:
@@ -186,14 +290,34 @@ def _measured(experiment: ExperimentConfig) -> Iterator[str]:
     yield ""
 
 
-def _conclusion(experiment: ExperimentConfig, plan: MemoryPlan) -> str:
-    if plan.fits():
+def _verdict(plan: MemoryPlan) -> str:
+    """Whether it fits, and how much is left where that is less than the estimate is worth."""
+    if not plan.fits():
+        return f"does not fit: {peak_text(plan)}"
+    share = plan.peak()[1] / plan.capacity
+    if share < _BARELY:
         return f"fits: {peak_text(plan)}"
+    unmeasured = "unmeasured on cards" if plan.device == "Ascend" else "an estimate"
+    return f"fits barely: {peak_text(plan)}, {_percent(share)}; {unmeasured}"
+
+
+def _percent(share: float) -> str:
+    """Rounded down, so that what fits is not called full."""
+    return f"{floor(1000 * share) / 10:.1f} %"
+
+
+def _conclusion(experiment: ExperimentConfig, plan: MemoryPlan) -> str:
+    verdict = _verdict(plan)
+    if plan.fits():
+        return verdict
     change = smallest_change(experiment, capacity=plan.capacity)
     if change is None:
-        return f"does not fit: {peak_text(plan)}; nothing that was tried fits: take more cards or a smaller model"
+        return f"{verdict}; nothing that was tried fits: take more cards or a smaller model"
     other = changed(experiment, change)
     then = expected_memory(other, capacity=plan.capacity)
     cards, cards_now = (each.plans.train.world_size for each in (other, experiment))
-    on = "" if cards == cards_now else f", on {cards} cards instead of {cards_now},"
-    return f"does not fit: {peak_text(plan)}; smallest change with which{on} {peak_text(then)}: {set_options(change)}"
+    unit = "cards" if plan.device == "Ascend" else "processes"
+    more = "" if cards == cards_now else f", which takes {cards} {unit} instead of {cards_now}"
+    share = then.peak()[1] / plan.capacity
+    barely = f" ({_percent(share)})" if share >= _BARELY else ""
+    return f"{verdict}; smallest change{more}, with which {peak_text(then)}{barely}: {set_options(change)}"

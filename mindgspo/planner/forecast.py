@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any
@@ -16,6 +16,7 @@ from mindgspo.config.cache import sequences_at_once
 from mindgspo.planner.cache_budget import with_cache_budget
 from mindgspo.planner.lengths import length_source
 from mindgspo.planner.rates import Speeds, replica_cards, speeds_of
+from mindgspo.planner.roofline import card_of
 from mindgspo.planner.timeline import Schedule, StepTimes, Timeline, simulate
 from mindgspo.text import aligned, counted
 
@@ -24,6 +25,8 @@ _DEPTHS = (1, 2, 4)
 """max_staleness of bounded; the configured one is added, on its own split."""
 _MOST_RESPONSES = 500_000
 """Simulated in all: some seconds."""
+_MOST_RESPONSES_OF_ONE = 50_000
+"""A second."""
 _FEWEST_STEPS, _MOST_STEPS = 8, 40
 
 
@@ -80,9 +83,13 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecasts:
-    """rows: layout by layout, sync first. notes: what they rest on."""
+    """rows: layout by layout, sync first. prompt_tokens: of a prompt. lengths_PG: of the responses drawn. phases: see
+    `Speeds`. notes: what they rest on."""
 
     rows: tuple[Forecast, ...]
+    prompt_tokens: int
+    lengths_PG: NDArray[np.int64]
+    phases: Mapping[str, float]
     prompts_per_step: int
     num_generations: int
     slots: int
@@ -91,21 +98,35 @@ class Forecasts:
 
 
 def forecasts(
-    experiment: ExperimentConfig, *, lengths: str | None = None, rates: Sequence[str] = (), seed: int | None = None
+    experiment: ExperimentConfig,
+    *,
+    lengths: str | None = None,
+    rates: Sequence[str] = (),
+    card: str = "A2",
+    is_whole: bool = True,
+    seed: int | None = None,
 ) -> Forecasts:
-    """Of all schedules. lengths, rates: as `length_source` and `speeds_of` read them. seed: of the lengths; None: the
-    experiment's. Raises ConfigError, DataError, RunFolderError."""
-    speeds, source = speeds_of(experiment, rates), length_source(lengths, experiment)
-    layouts = _layouts(experiment)
+    """Of all schedules, or if not is_whole of the configured one alone, over fewer steps.
+
+    lengths, rates: as `length_source` and `speeds_of` read them. card: of `roofline.CARDS`. seed: of the lengths; None:
+    the experiment's. Raises ConfigError, DataError, RunFolderError.
+    """
+    source = length_source(lengths, experiment)
+    layouts = [layout for layout in _layouts(experiment) if is_whole or layout.is_configured]
     rollout = experiment.rollout
     prompts, group = rollout.prompts_per_step, rollout.num_generations
-    steps = max(_FEWEST_STEPS, min(_MOST_STEPS, _MOST_RESPONSES // (len(layouts) * prompts * group)))
+    most = _MOST_RESPONSES if is_whole else _MOST_RESPONSES_OF_ONE
+    steps = max(_FEWEST_STEPS, min(_MOST_STEPS, most // (len(layouts) * prompts * group)))
     most_staleness = max(layout.max_staleness for layout in layouts)
     rng = np.random.default_rng(experiment.seed if seed is None else seed)
     lengths_PG = source.draw(rng, prompts * (steps + 2 * most_staleness + 2), group)
+    speeds = speeds_of(experiment, rates, lengths_PG=lengths_PG, card=card_of(card))
     slots = _slots(experiment, speeds.prompt_tokens + float(lengths_PG.mean()))
     return Forecasts(
         rows=tuple(_forecast(experiment, layout, speeds, lengths_PG, slots, steps) for layout in layouts),
+        prompt_tokens=speeds.prompt_tokens,
+        lengths_PG=lengths_PG,
+        phases=speeds.phases,
         prompts_per_step=prompts,
         num_generations=group,
         slots=slots,
@@ -231,9 +252,9 @@ def timeline_lines(found: Forecasts) -> Iterator[str]:
                 row.layout.name,
                 row.layout.cards + ("" if row.layout.is_planned else " *"),
                 str(row.layout.replicas),
-                *(_seconds(value) for value in (row.median, row.mean)),
+                *(seconds_text(value) for value in (row.median, row.mean)),
                 f"{sync / row.mean:.2f}" if row.mean else "-",
-                *(_seconds(value) for value in (row.drawing, row.training, row.draining, row.hand_over)),
+                *(seconds_text(value) for value in (row.drawing, row.training, row.draining, row.hand_over)),
                 f"{row.trainer_idle:.0%}",
                 f"{row.rollout_idle:.0%}",
                 f"{row.staleness_mean:.2f} (<= {row.staleness_max})",
@@ -247,7 +268,8 @@ def timeline_lines(found: Forecasts) -> Iterator[str]:
     yield from found.notes
 
 
-def _seconds(value: float) -> str:
+def seconds_text(value: float) -> str:
+    """Three digits, or whole seconds."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 or not value else f"{value:.3f}"
 
 

@@ -1,18 +1,18 @@
-"""How fast an experiment generates and trains, for a forecast: from a run, from what was published, or as said.
+"""How fast an experiment generates and trains, for a forecast: from a run, from what a card can do, or as said.
 
 All of it is for the experiment's own plans: replicas of plans.infer, training on the cards of plans.train.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.config.yaml_dialect import parse_document
@@ -20,7 +20,7 @@ from mindgspo.errors import ConfigError, RunFolderError
 from mindgspo.io import read_bytes
 from mindgspo.metrics.files import CONFIG_FILE, METRICS_FILE
 from mindgspo.metrics.run_folder import read_run
-from mindgspo.models.names import weight_shapes
+from mindgspo.planner.roofline import Card, decode_rates, training_seconds
 from mindgspo.planner.simulated_replicas import Rates
 from mindgspo.text import counted, did_you_mean, listed, shorten
 
@@ -33,11 +33,13 @@ _KEYS = (*_NAMES, _PROMPT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """rates: with training on train_cards. prompt_tokens: of a prompt. notes: one line each, what they rest on."""
+    """rates: with training on train_cards. prompt_tokens: of a prompt. phases: seconds of training in a step by phase,
+    which tell its parts; empty where they are not known. notes: one line each, what they rest on."""
 
     rates: Rates
     train_cards: int
     prompt_tokens: int
+    phases: Mapping[str, float]
     notes: tuple[str, ...]
 
     def on(self, train_cards: int) -> Rates:
@@ -48,8 +50,11 @@ class Speeds:
         )
 
 
-def speeds_of(experiment: ExperimentConfig, given: Sequence[str]) -> Speeds:
-    """given: run folders, files of rates, and "name=seconds"; later ones win. Raises ConfigError, RunFolderError.
+def speeds_of(
+    experiment: ExperimentConfig, given: Sequence[str], *, lengths_PG: NDArray[np.int64], card: Card
+) -> Speeds:
+    """given: run folders, files of rates, and "name=seconds"; later ones win. lengths_PG: tokens of responses, in the
+    order in which their prompts are drawn. card: what device Ascend is. Raises ConfigError, RunFolderError.
 
     Where a name that begins with decode_ or train_ is given, the others that begin so are 0 unless they are given too.
     """
@@ -57,7 +62,7 @@ def speeds_of(experiment: ExperimentConfig, given: Sequence[str]) -> Speeds:
     if runs:
         speeds = _of_run(Path(runs[-1]), experiment)
     elif experiment.device == "Ascend":
-        speeds = _published(experiment)
+        speeds = _of_card(experiment, card, lengths_PG)
     else:
         speeds = None
     said: dict[str, float] = {}
@@ -70,7 +75,11 @@ def speeds_of(experiment: ExperimentConfig, given: Sequence[str]) -> Speeds:
     if speeds is None:
         _check_complete(said)
         speeds = Speeds(
-            rates=Rates(decode_step=0.0), train_cards=experiment.plans.train.world_size, prompt_tokens=0, notes=()
+            rates=Rates(decode_step=0.0),
+            train_cards=experiment.plans.train.world_size,
+            prompt_tokens=0,
+            phases={},
+            notes=(),
         )
     speeds = _with_said(speeds, said) if said else speeds
     if speeds.rates.decode_step + speeds.rates.decode_sequence == 0:
@@ -94,6 +103,7 @@ def _with_said(speeds: Speeds, said: Mapping[str, float]) -> Speeds:
         speeds,
         rates=Rates(**{**asdict(speeds.rates), **others, **rates}),
         prompt_tokens=int(said.get(_PROMPT, speeds.prompt_tokens)),
+        phases={} if "train" in families else speeds.phases,
         notes=(*speeds.notes, note),
     )
 
@@ -103,7 +113,7 @@ def _check_complete(said: Mapping[str, float]) -> None:
     if missing:
         example = " ".join(f"--rates {family}_step={2 if family == 'train' else 0.01}" for family in missing)
         raise ConfigError(
-            f"--rates: nothing is published for device CPU; give a folder of a run, or seconds: {example}"
+            f"--rates: nothing is known about this machine; give a folder of a run, or seconds: {example}"
         )
 
 
@@ -141,59 +151,38 @@ def _number(text: str) -> object:
         return text.strip()
 
 
-# ----- What was published
-# verl's log of step 1 of Qwen3-32B, DAPO-Math-17k, 64 prompts x 16 responses on 64 dies of Atlas A3, 16 replicas of 4
-# for generation: 1,738 s = generation 1,315.2 (8.7 of it resharding) + old log-probs 116.2 + update 303.9 + reward 2.4;
-# 7,718,944 tokens. A replica generated for 1,081.8 s on average, the slowest for 1,306.6: with the lengths of
-# `lengths.NAMED`, dealt to the replicas, these two give seconds per decode step and per sequence in it. What contexts
-# cost cannot be told apart from that.
-_PUBLISHED_WEIGHTS = 32.76e9
-_PUBLISHED_CARDS, _PUBLISHED_REPLICA = 64, 4
-_PUBLISHED_TOKENS = 7_718_944
-_PUBLISHED_RATES = Rates(
-    decode_step=0.0401,
-    decode_sequence=0.00069,
-    prefill_token=116.2 / _PUBLISHED_TOKENS * _PUBLISHED_CARDS / _PUBLISHED_REPLICA,
-    train_token=(116.2 + 303.9 + 2.4) / _PUBLISHED_TOKENS,
-    hand_over=8.7,
-)
+# ----- What a card can do
 _PUBLISHED_PROMPT = 153
+"""Tokens of DAPO-Math-17k's prompts in the fitted step."""
 
 
-def _published(experiment: ExperimentConfig) -> Speeds:
-    """Scaled by weights and cards."""
-    cards, of_replica = experiment.plans.train.world_size, replica_cards(experiment)
-    total, active = _weights(experiment)
-    total, active = total / _PUBLISHED_WEIGHTS, active / _PUBLISHED_WEIGHTS
-    base, replica = _PUBLISHED_RATES, _PUBLISHED_REPLICA / of_replica
-    rates = Rates(
-        decode_step=base.decode_step * total * replica,
-        decode_sequence=base.decode_sequence * active * replica,
-        prefill_token=base.prefill_token * active * replica,
-        train_token=base.train_token * active * _PUBLISHED_CARDS / cards,
-        hand_over=base.hand_over * total * _PUBLISHED_CARDS / cards,
-    )
+def _of_card(experiment: ExperimentConfig, card: Card, lengths_PG: NDArray[np.int64]) -> Speeds:
+    """By `roofline`, for a step of these lengths."""
+    prompt = min(_PUBLISHED_PROMPT, experiment.data.max_prompt_length)
+    prompts = experiment.rollout.prompts_per_step
+    steps = [lengths_PG[start : start + prompts].ravel() for start in range(0, len(lengths_PG), prompts)]
+    seconds = [training_seconds(experiment, card, lengths_N, prompt) for lengths_N in steps if lengths_N.size]
+    phases = {name: fmean(each[name] for each in seconds) for name in seconds[0]}
+    tokens = fmean(float((lengths_N + prompt).sum()) for lengths_N in steps)
+    rates = replace(decode_rates(experiment, card), train_token=sum(phases.values()) / tokens)
     note = (
-        "published: one step of Qwen3-32B on 64 dies of Atlas A3 with verl (1,738 s: generation 1,315, old log-probs "
-        f"116, update 304, weights 9), scaled by weights (x {total:.3g}"
-        + (f", {active:.3g} per token" if abs(active / total - 1) > 0.01 else "")
-        + f") and cards (training {_PUBLISHED_CARDS} -> {cards}, a replica {_PUBLISHED_REPLICA} -> {of_replica}); not "
-        "measured on this model or suite: give --rates for yours"
+        f"a {card.unit} of {card.name}: {card.peak / 1e12:.0f} Tflop/s, memory {card.memory / 1e12:.2f} TB/s, links "
+        f"{card.link / 1e9:.0f} and {card.outer / 1e9:.0f} GB/s; the shares of them that are reached are fitted to one "
+        "step of Qwen3-32B in verl on 64 dies of Atlas A3; not measured on this model or suite: give --rates for yours"
     )
-    return Speeds(rates=rates, train_cards=cards, prompt_tokens=_PUBLISHED_PROMPT, notes=(note,))
-
-
-def _weights(experiment: ExperimentConfig) -> tuple[float, float]:
-    """All weights, and those that a token meets."""
-    model = experiment.model
-    share = 1.0 if model.num_experts is None else (model.num_experts_per_tok or 1) / model.num_experts
-    sizes = {name: math.prod(shape) for name, shape in weight_shapes(model).items()}
-    return float(sum(sizes.values())), sum(size * (share if ".experts." in name else 1) for name, size in sizes.items())
+    return Speeds(
+        rates=rates, train_cards=experiment.plans.train.world_size, prompt_tokens=prompt, phases=phases, notes=(note,)
+    )
 
 
 # ----- What a run measured
 _GEN, _STEP, _WEIGHTS = "timing_s/gen", "timing_s/step", "timing_s/update_weights"
 _DECODE_STEPS, _SPEED, _TOKENS = "rollout/decode_steps", "perf/gen_tokens_per_second", "perf/total_num_tokens"
+_TIMERS = {
+    "reward, advantages": ("timing_s/reward", "timing_s/adv"),
+    "old log-probs": ("timing_s/old_log_prob",),
+    "update": ("timing_s/update_actor",),
+}
 _NEEDED = (_GEN, _STEP, _DECODE_STEPS, _SPEED, _TOKENS)
 
 
@@ -231,8 +220,11 @@ def _of_run(folder: Path, experiment: ExperimentConfig) -> Speeds:
         f"{rates.train_token * tokens / len(rows):.3g} s on {counted(cards, 'card')}, weights {rates.hand_over:.3g} s"
         + ("" if scale == 1 else f"; scaled from {size} to {replica_cards(experiment)} cards of a replica")
     )
+    phases = {
+        phase: fmean(sum(row.get(name, 0.0) for name in names) for row in rows) for phase, names in _TIMERS.items()
+    }
     prompt = round(median([row.get("prompt_length/mean", 0.0) for row in rows]))
-    return Speeds(rates=rates, train_cards=cards, prompt_tokens=prompt, notes=(note,))
+    return Speeds(rates=rates, train_cards=cards, prompt_tokens=prompt, phases=phases, notes=(note,))
 
 
 def _fitted(steps: np.ndarray, tokens: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from mindgspo.config import AlgorithmSection, KLSection, ModelSection, ParallelP
 from mindgspo.data.micro_batches import BatchLayout, batch_metrics
 from mindgspo.data.routing import RoutingDifference, load_metrics
 from mindgspo.metrics import Timers, group_metrics, peak_rss_mb, rss_gb
+from mindgspo.models.operations import Operations
 from mindgspo.models.scoring import TokenScores
 from mindgspo.rollout.protocol import RolloutCounters
 from mindgspo.trainer.advantages import StepAdvantages
@@ -247,22 +248,14 @@ class Speed:
 
     @staticmethod
     def of(model: ModelSection, train: ParallelPlan, peak_tflops: float | None) -> Speed:
-        """Operations as verl counts them (flops_counter): two per weight that a token meets and for attention all
-        pairs of tokens, times three for the backward pass; recomputing, norms and the optimizer are not counted, both
-        tables of the vocabulary are."""
-        hidden, heads, head_dim = model.hidden_size, model.num_attention_heads, model.head_dim
-        assert head_dim is not None, "the section is not checked"
-        attention = 2 * hidden * head_dim * (heads + model.num_key_value_heads)
-        block = 3 * hidden * model.intermediate_size
-        if model.num_experts is not None:
-            assert model.num_experts_per_tok is not None and model.moe_intermediate_size is not None
-            block = hidden * (3 * model.num_experts_per_tok * model.moe_intermediate_size + model.num_experts)
-        weights = model.num_hidden_layers * (attention + block) + 2 * model.vocab_size * hidden
+        """As verl has it: for attention all pairs of tokens, both tables of the vocabulary; neither recomputing nor the
+        optimizer."""
+        operations = Operations.of(model)
         return Speed(
             cards=train.world_size,
             peak=None if peak_tflops is None else 1e12 * peak_tflops,
-            per_token=6.0 * weights,
-            per_square=12.0 * model.num_hidden_layers * heads * head_dim,
+            per_token=3.0 * (operations.trunk + 2 * operations.head),
+            per_square=3.0 * operations.pair,
         )
 
     def utilization(self, lengths: Sequence[int], seconds: float) -> float | None:

@@ -17,13 +17,13 @@ def test_both_sides_of_more_and_of_fewer_cards_than_training() -> None:
         lines = list(plan_of_file(LARGE, [*settings, f"plans.infer.data_parallel={replicas}"]))
         start = next(number for number, line in enumerate(lines) if line.startswith("each of"))
         assert lines[start].startswith(f"each of {replicas} servers, plans.infer {replicas} x 4 x 1")
-        training, server = "\n".join(lines[:start]), "\n".join(lines[start:-3])
+        training, server = "\n".join(lines[:start]), "\n".join(lines[start:-3]).partition("seconds of a step")[0]
         assert "key/value cache" not in training and "rollout weights" not in training
         assert "AdamW" not in server and "gradients" not in server
         # 32.8 billion bfloat16 numbers on four cards, and the cache in what is left.
         weights, cache = (float(re.search(rf"{name} +([0-9.]+)", server)[1]) for name in ("rollout weights", "cache"))
         assert 15 < weights < 16 and 25 < cache < 45
-        assert [line.split(":")[0] for line in lines[-2:]] == ["training fits", "each server fits"]
+        assert [line.split(":")[0] for line in lines[-2:]] == ["training fits", "each server fits barely"]
 
 
 def test_servers_elsewhere_are_not_counted() -> None:

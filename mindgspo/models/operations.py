@@ -1,0 +1,34 @@
+"""Operations of a forward pass from the model's sizes, as verl's flops_counter counts them: two for every weight that a
+token meets. Norms, softmax and rotary embedding are left out. Pure Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mindgspo.config import ModelSection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operations:
+    """trunk: of one token in all layers, without attention's products. head: of one token's logits. pair: of one token
+    that attends to another, in all layers. A backward pass takes twice as many."""
+
+    trunk: int
+    head: int
+    pair: int
+
+    @staticmethod
+    def of(model: ModelSection) -> Operations:
+        """Of experts those that a token goes to, and the router."""
+        hidden, heads, head_dim = model.hidden_size, model.num_attention_heads, model.head_dim
+        assert head_dim is not None, "the section is not checked"
+        attention = 2 * hidden * head_dim * (heads + model.num_key_value_heads)
+        block = 3 * hidden * model.intermediate_size
+        if model.num_experts is not None:
+            assert model.num_experts_per_tok is not None and model.moe_intermediate_size is not None
+            block = hidden * (3 * model.num_experts_per_tok * model.moe_intermediate_size + model.num_experts)
+        return Operations(
+            trunk=2 * model.num_hidden_layers * (attention + block),
+            head=2 * model.vocab_size * hidden,
+            pair=4 * model.num_hidden_layers * heads * head_dim,
+        )
