@@ -5,7 +5,8 @@ from __future__ import annotations
 import bench_scaling as tool
 import numpy as np
 import pytest
-from bench_limit import token_operations
+
+from mindgspo.models.operations import Operations
 
 
 def test_a_point_is_compared_with_the_best_before_it() -> None:
@@ -49,7 +50,8 @@ def test_lengths_are_flat_but_for_attention_and_not_where_more_grows() -> None:
 def test_operations_of_a_token() -> None:
     # 8 heads and 4 key/value heads of 32, inner 704, 4 layers, vocabulary 1024.
     layer = 256 * 512 + 256 * 256 + 3 * 256 * 704
-    assert token_operations(tool.of_width(256)) == (2 * 4 * layer + 2 * 1024 * 256, 4 * 256 * 4)
+    found = Operations.of(tool.of_width(256))
+    assert found == Operations(trunk=2 * 4 * layer, head=2 * 1024 * 256, pair=4 * 256 * 4)
 
 
 def test_the_least_of_all_rounds_is_taken_of_each_figure_by_itself() -> None:
