@@ -201,6 +201,12 @@ def measured(schedule: str, staleness: int, urls: list[str], options: argparse.N
     return [one for one in map(json.loads, lines) if "timing_s/step" in one]
 
 
+def chosen(names: list[str]) -> list[tuple[str, int]]:
+    """sync, whose times the forecasts need, and those of --only."""
+    pairs = (name.split(":") for name in names)
+    return [("sync", 0), *((schedule, int(staleness)) for schedule, staleness in pairs)]
+
+
 def main() -> None:
     """See the module's text."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -232,9 +238,7 @@ def main() -> None:
     eos = load_tokenizer(config.tokenizer, config.model.vocab_size).eos_ids[0]
     results = []
     with tempfile.TemporaryDirectory() as folder:
-        for schedule, staleness in SCHEDULES:
-            if options.only is not None and schedule != "sync" and f"{schedule}:{staleness}" not in options.only:
-                continue
+        for schedule, staleness in SCHEDULES if options.only is None else chosen(options.only):
             ports = [listen_once(AF_INET, "127.0.0.1", 0) for _ in range(options.servers)]
             own = ["--slots", str(options.slots), "--token-seconds", str(options.token_seconds)]
             own += ["--straggler", str(options.straggler), "--eos", str(eos)]
