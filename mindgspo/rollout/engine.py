@@ -9,6 +9,7 @@ Legend: S rows of the decode batch, J steps of a run, Q prompts of one prefill, 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn
@@ -27,6 +28,8 @@ from mindgspo.rollout.scheduler import Scheduler
 from mindgspo.rollout.sequences import DecodeRun, EndedRequest, PrefillRow
 from mindgspo.rollout.service import Request, whole_responses
 from mindgspo.types import ExpertArray, Float32Array, Int32Array, Prompt, Response
+
+Row = TypeVar("Row")
 
 
 class NativeEngine:
@@ -184,17 +187,25 @@ class NativeEngine:
         return ids_JS.astype(np.int32), logprobs_JS, experts_JSX
 
     def _run_prompts(self, rows: Sequence[PrefillRow]) -> list[tuple[PrefillRow, ExpertArray]]:
-        """Sequences that go on behind a pre-emption may be longer than any prompt: each is a prefill of its own.
-        Returns the experts of each row's tokens, [L, X]; nothing where they are not recorded."""
+        """Sequences that go on, behind a pre-emption or with a prefix, may be longer than any prompt. Returns the
+        experts of each row's tokens, [L, X]; nothing where they are not recorded."""
         recorded: list[tuple[PrefillRow, ExpertArray]] = []
         prompts = [row for row in rows if row.ids.size <= self._prompt_columns]
-        for start in range(0, len(prompts), self._prefill_width):
-            some = prompts[start : start + self._prefill_width]
+        for some in _parts(prompts, self._prefill_width):
             longest = max(row.ids.size for row in some)
             recorded += self._prefill_rows(some, self._prefill_width, round_up(longest, self._length_multiple))
+        longer: dict[int, list[PrefillRow]] = {}
         for row in rows:
             if row.ids.size > self._prompt_columns:
-                recorded += self._prefill_rows([row], 1, self._long_columns(row.ids.size))
+                longer.setdefault(self._long_columns(row.ids.size), []).append(row)
+        for columns, some in longer.items():
+            # As many tokens as in a prefill of prompts; few rows are run alone rather than with as much padding.
+            width = max(1, self._prefill_width * self._prompt_columns // columns)
+            for part in _parts(some, width):
+                if 2 * len(part) > width:
+                    recorded += self._prefill_rows(part, width, columns)
+                else:
+                    recorded += [found for row in part for found in self._prefill_rows([row], 1, columns)]
         return recorded
 
     def _long_columns(self, length: int) -> int:
@@ -230,8 +241,9 @@ class NativeEngine:
     def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy the rest of a prompt from block to block, (source, target) each."""
         with paged_kernels():
-            for some in _in_parts(copies, self._copy_width):
-                blocks = np.array(some, np.int32).T
+            for some in _parts(copies, self._copy_width):
+                filled = [*some, *[(SCRATCH, SCRATCH)] * (self._copy_width - len(some))]
+                blocks = np.array(filled, np.int32).T
                 self._copy_blocks(*(Tensor(np.ascontiguousarray(row)) for row in blocks))
 
 
@@ -307,8 +319,7 @@ def _packed_rows(rows: Sequence[PrefillRow], width: int, columns: int) -> tuple[
     return ids_M[None], positions_M[None], ends_Q, cache_rows_M
 
 
-def _in_parts(copies: Sequence[tuple[int, int]], width: int) -> Iterator[list[tuple[int, int]]]:
-    """Parts of `width` each; the scratch block is copied onto itself to fill the last one."""
-    for start in range(0, len(copies), width):
-        some = list(copies[start : start + width])
-        yield [*some, *[(SCRATCH, SCRATCH)] * (width - len(some))]
+def _parts(rows: Sequence[Row], width: int) -> Iterator[list[Row]]:
+    """Parts of `width` each; the last may be shorter."""
+    for start in range(0, len(rows), width):
+        yield list(rows[start : start + width])
