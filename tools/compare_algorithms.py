@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import subprocess
 import sys
 import time
@@ -30,12 +29,22 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mindgspo.config import ExperimentConfig, load_config
-from mindgspo.config.algorithm import POLICY_LOSSES
 from mindgspo.errors import ConfigError, MindGSPOError, TrainingError
 from mindgspo.io import write_file
+from mindgspo.metrics.compare_plot import (
+    ACCURACY,
+    CLIP_FRACTION,
+    REWARD,
+    ROUTING,
+    ComparedRun,
+    band_text,
+    by_variant,
+    display_name,
+    draw_curves,
+    line_style,
+)
 from mindgspo.metrics.files import read_summary
 from mindgspo.metrics.plot_style import (
     LIGHT,
@@ -46,11 +55,9 @@ from mindgspo.metrics.plot_style import (
     new_figure,
     not_recorded,
     png_bytes,
-    smooth,
     style,
-    window_of,
 )
-from mindgspo.metrics.run_folder import RunRecord, Series, accuracy_span, overall_accuracy, read_run
+from mindgspo.metrics.run_folder import RunRecord, accuracy_span, overall_accuracy, read_run
 from mindgspo.trainer.resume_checks import check_same_experiment
 
 if TYPE_CHECKING:
@@ -218,15 +225,6 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 # ----- table and pictures
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedRun:
-    """One run of the comparison; variant: what it is compared under, e.g. "gspo"."""
-
-    variant: str
-    seed: int
-    run: RunRecord
-
-
 @dataclass(frozen=True, slots=True)
 class _Column:
     """A figure of a run: its heading, how it is found, how it and its deviation are written. is_optional: the column is
@@ -237,16 +235,6 @@ class _Column:
     form: str
     deviation_form: str
     is_optional: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Band:
-    """Mean over the seeds, the smallest and the largest of them, by step."""
-
-    steps: tuple[int, ...]
-    mean: NDArray[np.float64]
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
 
 
 # ----- the table
@@ -312,14 +300,6 @@ def comparison_table(runs: Sequence[ComparedRun]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def by_variant(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
-    """The runs of each variant, in the order in which they are given."""
-    found: dict[str, list[ComparedRun]] = {}
-    for one in runs:
-        found.setdefault(one.variant, []).append(one)
-    return found
-
-
 def _cell(column: _Column, value: float | None) -> str:
     return "-" if value is None else column.form.format(value)
 
@@ -337,99 +317,9 @@ def _summary_cell(column: _Column, values: Sequence[float | None]) -> str:
 def draw_comparison(runs: Sequence[ComparedRun], theme: Theme) -> bytes:
     """Reward, held-out accuracy, clip fraction and, where it was recorded, how far routing drifts: a line per variant
     for the mean over its seeds, a band from the smallest to the largest of them. All but accuracy are moving means."""
-    assert runs, "a comparison of no runs"
     has_routing = any(one.run.series("router/drift") for one in runs)
-    count = 4 if has_routing else 3
-    figure = new_figure(theme, 13 * count / 3, 3.9)
-    reward, accuracy, clip, *routing = figure.subplots(1, count)
-    seeds = max(len(siblings) for siblings in by_variant(runs).values())
-    band = f"; mean and range of {seeds} seeds" if seeds > 1 else ""
-    for axes, title, subtitle in (
-        (reward, "Reward", f"smoothed{band}"),
-        (accuracy, "Held-out accuracy", f"greedy answers{band}"),
-        (clip, "Tokens clipped", f"smoothed{band}"),
-        *((axes, "Routing drift", f"smoothed{band}") for axes in routing),
-    ):
-        style(axes, theme)
-        entitle(axes, theme, title, subtitle)
-        label_x(axes, theme)
-    _draw_lines(reward, runs, theme, lambda run: run.series("critic/score/mean"), is_smooth=True)
-    _draw_lines(accuracy, runs, theme, _accuracy, is_smooth=False)
-    _draw_lines(clip, runs, theme, lambda run: run.series("actor/pg_clipfrac"), is_smooth=True, is_logarithmic=True)
-    for axes in routing:
-        _draw_lines(axes, runs, theme, lambda run: run.series("router/drift"), is_smooth=True)
-        label_y(axes, theme, "share of routers' choices")
-    label_y(reward, theme, "mean reward")
-    label_y(accuracy, theme, "share of problems solved")
-    label_y(clip, theme, "share of response tokens (log scale)")
-    handles, labels = reward.get_legend_handles_labels()
-    words = {"frameon": False, "fontsize": 10, "labelcolor": theme.ink}
-    if len(labels) > 2:  # below everything, where no line is
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), **words)
-    elif labels:
-        reward.legend(loc="lower right", **words)
-    return png_bytes(figure, theme)
-
-
-def _accuracy(run: RunRecord) -> Series:
-    return overall_accuracy(run)
-
-
-def _draw_lines(
-    axes: Axes,
-    runs: Sequence[ComparedRun],
-    theme: Theme,
-    series_of: Callable[[RunRecord], Series],
-    *,
-    is_smooth: bool,
-    is_logarithmic: bool = False,
-) -> None:
-    bands = {
-        variant: _band([series_of(one.run) for one in siblings], is_smooth=is_smooth)
-        for variant, siblings in by_variant(runs).items()
-    }
-    if not any(band.steps for band in bands.values()):
-        return not_recorded(axes, theme)
-    floor = _logarithmic_axis(axes, list(bands.values())) if is_logarithmic else -math.inf
-    for index, (variant, band) in enumerate(bands.items()):
-        turn, place = divmod(index, len(theme.series))
-        colour, line = theme.series[place], ("-", "--", ":")[turn % 3]
-        marker = {"marker": "o", "markersize": 4} if not is_smooth or len(band.steps) == 1 else {}
-        low, high, mean = (np.maximum(values, floor) for values in (band.low, band.high, band.mean))
-        axes.fill_between(band.steps, low, high, color=colour, alpha=0.16, linewidth=0)
-        axes.plot(band.steps, mean, color=colour, linestyle=line, linewidth=2.2, label=display_name(variant), **marker)
-
-
-def _logarithmic_axis(axes: Axes, bands: Sequence[_Band]) -> float:
-    """Whole decades around all positive values; returns the lower end, where zeros are drawn."""
-    positive = np.concatenate([band.low for band in bands] + [band.high for band in bands])
-    positive = positive[positive > 0]
-    if positive.size == 0:
-        axes.set_ylim(0, 1)
-        return -math.inf
-    floor = 10.0 ** math.floor(math.log10(positive.min()))
-    axes.set_yscale("log")
-    axes.set_ylim(floor * 0.8, 1.0)
-    axes.yaxis.set_major_formatter(lambda value, _: np.format_float_positional(value, 3, fractional=False, trim="-"))
-    axes.minorticks_off()
-    return floor
-
-
-def _band(series: Sequence[Series], *, is_smooth: bool) -> _Band:
-    """Over the steps that all seeds recorded."""
-    shared = sorted(set.intersection(*(set(one.steps) for one in series)))
-    rows = []
-    for one in series:
-        values = smooth(one.values, window_of(len(one.values)))[0] if is_smooth else np.asarray(one.values, np.float64)
-        by_step = dict(zip(one.steps, values, strict=True))
-        rows.append([by_step[step] for step in shared])
-    table = np.array(rows, np.float64).reshape(len(series), len(shared))
-    return _Band(tuple(shared), table.mean(axis=0), table.min(axis=0), table.max(axis=0))
-
-
-def display_name(variant: str) -> str:
-    """GSPO for gspo; names that are not an algorithm's stay as they are."""
-    return variant.upper().replace("_", "-") if variant in POLICY_LOSSES else variant
+    panels = (REWARD, ACCURACY, CLIP_FRACTION, *((ROUTING,) if has_routing else ()))
+    return draw_curves(runs, theme, panels, columns=len(panels))
 
 
 _COSTS = (
@@ -449,11 +339,9 @@ def draw_costs(runs: Sequence[ComparedRun], theme: Theme) -> bytes:
     generated responses on the right (their mean over the seeds)."""
     assert runs, "a comparison of no runs"
     figure = new_figure(theme, 11, 4.2)
-    seeds = max(len(siblings) for siblings in by_variant(runs).values())
-    band = f"; mean and range of {seeds} seeds" if seeds > 1 else ""
     for axes, (metric, title, unit) in zip(figure.subplots(1, 2, sharey=True), _COSTS, strict=True):
         style(axes, theme)
-        entitle(axes, theme, title, f"greedy answers{band}")
+        entitle(axes, theme, title, f"greedy answers{band_text(runs)}")
         label_x(axes, theme, unit)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         _draw(axes, runs, theme, metric)
@@ -475,10 +363,17 @@ def _draw(axes: Axes, runs: Sequence[ComparedRun], theme: Theme, metric: str) ->
             [[dict(zip(one.steps, one.values, strict=True))[step] for step in shared] for one in accuracies]
         )
         cost = np.mean([spent(one.run, metric, shared) for one in siblings], axis=0)
-        colour = theme.series[index % len(theme.series)]
+        colour, line = line_style(theme, index)
         axes.fill_between(cost, rows.min(axis=0), rows.max(axis=0), color=colour, alpha=0.16, linewidth=0)
         axes.plot(
-            cost, rows.mean(axis=0), color=colour, linewidth=2.2, marker="o", markersize=4, label=display_name(variant)
+            cost,
+            rows.mean(axis=0),
+            line,
+            color=colour,
+            linewidth=2.2,
+            marker="o",
+            markersize=4,
+            label=display_name(variant),
         )
     if is_empty:
         not_recorded(axes, theme)

@@ -22,6 +22,7 @@ from typer.completion import completion_init
 
 from mindgspo.cli import experiment, model, proof
 from mindgspo.cli.checkpoint import checkpoint_app
+from mindgspo.cli.compare import compare
 from mindgspo.cli.completion import completion
 from mindgspo.cli.convert import convert_app
 from mindgspo.cli.convert_config import convert_config
@@ -57,6 +58,7 @@ app.command("eval", cls=SettingsCommand)(model.evaluate)
 app.command()(model.logprobs)
 app.command()(runs)
 app.command()(experiment.report)
+app.command()(compare)
 app.command()(proof.conformance)
 app.command(cls=SettingsCommand)(doctor)
 app.command()(completion)

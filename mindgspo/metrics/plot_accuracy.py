@@ -14,6 +14,7 @@ from mindgspo.metrics.plot_style import (
     entitle,
     label_x,
     label_y,
+    literal,
     new_figure,
     not_recorded,
     png_bytes,
@@ -71,7 +72,7 @@ def draw_sampled(run: RunRecord, theme: Theme) -> bytes | None:
     cells = list(figure.subplots(rows, 2, squeeze=False).flat)
     for axes, (part, found) in zip(cells, names.items(), strict=False):
         style(axes, theme)
-        entitle(axes, theme, _literal(part), "one answer per problem, and samples; shaded: 95 % interval")
+        entitle(axes, theme, literal(part), "one answer per problem, and samples; shaded: 95 % interval")
         lines = [
             _line(run, name, name.rpartition("/")[2], theme.series[number % 4], "--" if number >= 4 else "-")
             for number, name in enumerate(found)
@@ -126,18 +127,13 @@ def _draw(axes: Axes, lines: Sequence[_Line], theme: Theme) -> None:
     label_y(axes, theme, "problems solved")
 
 
-def _literal(text: str) -> str:
-    """Names come from data files: without this, "$" would start matplotlib's formula parser."""
-    return text[:40].replace("$", r"\$")
-
-
 def _label_ends(axes: Axes, lines: Sequence[_Line], theme: Theme) -> None:
     """Name and last value of each line at its right end, pushed apart where they would overlap."""
     ends = sorted(lines, key=lambda line: line.series.values[-1])
     heights = pushed_apart([line.series.values[-1] for line in ends], axes.get_ylim()[1])
     for line, place in zip(ends, heights, strict=True):
         axes.annotate(
-            f"{_literal(line.label)} {line.series.values[-1]:.1%}",
+            f"{literal(line.label)} {line.series.values[-1]:.1%}",
             xy=(line.series.steps[-1], place),
             xytext=(9, 0),
             textcoords="offset points",

@@ -114,6 +114,11 @@ def entitle(axes: Axes, theme: Theme, title: str, subtitle: str) -> None:
     ).set_in_layout(False)  # a long line must not squeeze the axes
 
 
+def literal(text: str) -> str:
+    """Names come from data files: without this, "$" would start matplotlib's formula parser."""
+    return text[:40].replace("$", r"\$")
+
+
 def label_y(axes: Axes, theme: Theme, text: str) -> None:
     axes.set_ylabel(text, color=theme.muted, fontsize=9)
 

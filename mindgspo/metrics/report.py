@@ -6,23 +6,20 @@ forbids scripts and requests.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mindgspo.config.data import CHANGE
 from mindgspo.io import write_file
 from mindgspo.metrics.diagnosis import accuracy_span, diagnose
 from mindgspo.metrics.files import REPORT_FILE, SAMPLES_FILE, SUMMARY_FILE, VALIDATION_FILE
 from mindgspo.metrics.glossary import METRICS, SECTIONS, MetricInfo, chinese_sections, glossary_name
+from mindgspo.metrics.pages import Picture, page, picture
 from mindgspo.metrics.plot import draw, draw_policy, plot_run
 from mindgspo.metrics.plot_accuracy import draw_sampled
 from mindgspo.metrics.plot_style import DARK, LIGHT
 from mindgspo.metrics.run_folder import RunRecord, best_evaluation, latest, read_run
-from mindgspo.text import printable
 
 LAST_STEPS = 8
 MAX_GROUPS = 6
@@ -42,15 +39,6 @@ class Headline:
     label: str
     value: str
     remark: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A PNG in base64 for light and for dark pages, and what it shows, for readers who cannot see it."""
-
-    description: str
-    light: str
-    dark: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +84,16 @@ def report_of_finished(run_dir: Path) -> Path:
 def write_report(run_dir: Path) -> Path:
     """Write `report.html` into the run folder and return its path. RunFolderError if there are no metrics."""
     path = Path(run_dir) / REPORT_FILE
-    write_file(path, printable(render(read_run(run_dir))).encode())
+    write_file(path, render(read_run(run_dir)))
     return path
 
 
-def render(run: RunRecord) -> str:
+def render(run: RunRecord) -> bytes:
     """The page's HTML."""
-    environment = Environment(
-        loader=PackageLoader("mindgspo.metrics", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     steps, rows = last_steps_table(run)
     chinese = chinese_sections()
-    return environment.get_template("report.jinja").render(
+    return page(
+        "report.jinja",
         run=run,
         headlines=headlines(run),
         pictures=pictures(run),
@@ -133,21 +115,21 @@ def render(run: RunRecord) -> str:
 
 def pictures(run: RunRecord) -> list[Picture]:
     """The curves, the figures of sampled answers, and how the policy was updated where the run recorded that."""
-    curves = Picture(
+    curves = picture(
         "Reward, held-out accuracy, clip fraction and response length against the training step",
-        _base64(draw(run, LIGHT)),
-        _base64(draw(run, DARK)),
+        light=draw(run, LIGHT),
+        dark=draw(run, DARK),
     )
     light, dark = draw_sampled(run, LIGHT), draw_sampled(run, DARK)
     sampled = []
     if light is not None and dark is not None:
         description = "Greedy accuracy, mean, majority and pass of the samples against the training step, set by set"
-        sampled = [Picture(description, _base64(light), _base64(dark))]
+        sampled = [picture(description, light=light, dark=dark)]
     light, dark = draw_policy(run, LIGHT), draw_policy(run, DARK)
     if light is None or dark is None:
         return [curves, *sampled]
     description = "Clip fraction by sign, log ratio and its histogram over the steps, gradient by response length"
-    return [curves, *sampled, Picture(description, _base64(light), _base64(dark))]
+    return [curves, *sampled, picture(description, light=light, dark=dark)]
 
 
 def headlines(run: RunRecord) -> list[Headline]:
@@ -258,10 +240,6 @@ def _shortened(text: object, limit: int = MAX_TEXT_CHARS, file: str = SAMPLES_FI
     text = "" if text is None else str(text)
     hidden = len(text) - limit
     return text if hidden <= 0 else f"{text[:limit]}\n[... {hidden:,} more characters in {file}]"
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
 
 
 # ----- held-out problems: the answers of the first and of the last evaluation

@@ -178,9 +178,11 @@ def accuracies(run: Recorded) -> dict[str, Series]:
     return {source: run.series(name) for source, name in found.items()}
 
 
-def overall_accuracy(run: Recorded) -> Series:
-    """Greedy accuracy over all problems; of the first set or data source in folders that do not have it."""
-    return run.series(OVERALL) or next(iter(accuracies(run).values()), Series(steps=(), values=()))
+def overall_accuracy(run: Recorded, end: str = "") -> Series:
+    """Greedy accuracy over all problems; of the first set or data source in folders that do not have it. end: "/low"
+    or "/high" for the ends of its 95 % interval."""
+    names = (OVERALL, *(name for name in run.names() if ACCURACY.fullmatch(name)))
+    return run.series(next(filter(run.series, names), OVERALL) + end)
 
 
 def latest(run: Recorded, key: str) -> float | None:
