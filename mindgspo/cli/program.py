@@ -28,6 +28,7 @@ from mindgspo.cli.convert import convert_app
 from mindgspo.cli.convert_config import convert_config
 from mindgspo.cli.data import data_app
 from mindgspo.cli.doctor import doctor
+from mindgspo.cli.generate import generate
 from mindgspo.cli.reward import reward_app
 from mindgspo.cli.runs import runs
 from mindgspo.cli.serve import serve
@@ -55,6 +56,7 @@ app.command(cls=SettingsCommand)(experiment.check)
 app.command(cls=SettingsCommand)(experiment.plan)
 app.command(cls=SettingsCommand)(experiment.dryrun)
 app.command("eval", cls=SettingsCommand)(model.evaluate)
+app.command()(generate)
 app.command()(model.logprobs)
 app.command()(runs)
 app.command()(experiment.report)

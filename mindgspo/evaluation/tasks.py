@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mindgspo.checkpoint.manifest import MANIFEST_FILE as MANIFEST
 from mindgspo.config import ColumnsSection, ExperimentConfig, ModelSection, PlansSection, load_config, load_mapping
 from mindgspo.config.data import DataFormat
-from mindgspo.config.huggingface_config import read_model_section
 from mindgspo.config.rules import eval_sources
 from mindgspo.data.benchmarks import NAMES, NUM_GENERATED_ROWS, Benchmark, find_benchmark
-from mindgspo.errors import ConfigError, WeightsError
+from mindgspo.errors import ConfigError
+from mindgspo.evaluation.found_model import read_model_folder
 from mindgspo.tokenization.tokenizer import read_object, tokenizer_section_of
 
 MAX_NEW_TOKENS = 2048
@@ -147,19 +146,6 @@ def tasks_of_data(
     ]
     _refuse_unused(options, tasks[0].config)
     return tasks
-
-
-def read_model_folder(folder: Path) -> ModelSection:
-    """The architecture in config.json, `path` made absolute. Raises WeightsError for a folder without one or without
-    weights."""
-    if (folder / MANIFEST).is_file():
-        raise WeightsError(f"{folder}: a checkpoint of a run; `mindgspo checkpoint export {folder} DIR`, then give DIR")
-    if (folder / "checkpoints").is_dir() and not (folder / "config.json").is_file():
-        raise WeightsError(f"{folder}: a run; give its export folder, or `mindgspo checkpoint export` one of its steps")
-    section = read_model_section(folder)
-    if not any(folder.glob("*.safetensors")):
-        raise WeightsError(f"{folder}: holds no *.safetensors; give a Hugging Face folder with config.json and weights")
-    return section.model_copy(update={"path": folder.absolute()})
 
 
 def _benchmarks(choice: DataChoice) -> list[Benchmark]:

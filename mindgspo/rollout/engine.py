@@ -257,6 +257,7 @@ class Decoding:
         self._is_recorded = engine._records_experts and settings.stream.purpose is Purpose.TRAINING
         self._steps = self._busy = self._prefilled = 0
         self.add, self.ended, self.cut = self._scheduler.add, self._scheduler.ended, self._scheduler.cut
+        self.tokens_of = self._scheduler.tokens_of
 
     @property
     def done(self) -> bool:

@@ -141,6 +141,13 @@ class Scheduler:
             found.append((job.number + place, int(self._lengths[slot])))
         return found
 
+    def tokens_of(self, number: int) -> Int32Array:
+        """The tokens so far of the first active response to a request; none where all of them wait."""
+        for slot in self._rows:
+            if self._sequence(slot)[0].request.number == number:
+                return self._ids[slot, : self._lengths[slot]].copy()
+        return np.zeros(0, np.int32)
+
     def grow(self) -> None:
         """Give active sequences the blocks of their next tokens, the oldest first, and pre-empt the youngest where
         none are left."""

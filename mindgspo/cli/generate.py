@@ -1,0 +1,186 @@
+"""The command that answers prompts, or talks."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Optional
+
+import typer
+
+from mindgspo.cli.options import EmulateOption, emulated_overrides
+
+if TYPE_CHECKING:
+    from mindgspo.evaluation.generate import Chat, GenerateOptions
+
+_COMMANDS = "/reset begins anew, /quit or Ctrl-D ends, Ctrl-C stops an answer"
+
+
+def generate(
+    model: Annotated[
+        Path,
+        typer.Argument(metavar="MODEL_OR_RUN", help="Model folder, run folder, or checkpoints/step_XXXXXXXX of a run."),
+    ],
+    prompt: Annotated[
+        Optional[str],  # noqa: UP045  (typer reads the annotation at run time on Python 3.10)
+        typer.Option(metavar="TEXT", help="Prompt to answer; - reads it from standard input."),
+    ] = None,
+    file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            help="File of prompts to answer, *.jsonl with the key prompt or messages, or one prompt per line. Prints "
+            "one JSON line for each."
+        ),
+    ] = None,
+    temperature: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(min=0, max=100, help="Temperature; 0 takes the likeliest tokens."),
+    ] = None,
+    top_p: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(min=0, max=1, help="Sample from the likeliest tokens that hold this probability; 1 is off."),
+    ] = None,
+    top_k: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=0, help="Sample from this many likeliest tokens; 0 is off."),
+    ] = None,
+    max_new_tokens: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="Longest answer in tokens."),
+    ] = None,
+    num_samples: Annotated[int, typer.Option(min=1, max=65_536, help="Answers per prompt.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the samples.")] = 1,
+    batch: Annotated[
+        int, typer.Option(min=1, help="Answers generated at the same time. Changes speed and memory only.")
+    ] = 32,
+    system_prompt: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="System message of every conversation."),
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Go on with the text itself, without the chat template.")] = False,
+    tokenizer: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Folder of the tokenizer, if the model's folder has none."),
+    ] = None,
+    eos_token: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="Token that ends an answer, instead of those that the folder names. May be repeated."),
+    ] = None,
+    device: Annotated[Literal["CPU", "Ascend"], typer.Option(help="Where graphs run.")] = "CPU",
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], typer.Option(help="Type of weights and activations.")
+    ] = "float32",
+    emulate_ascend: EmulateOption = False,
+) -> None:
+    """Answer a prompt or a file of prompts, or chat.
+
+    The model is that of a folder, or of a run: its export, else its newest checkpoint. Without --prompt and --file it
+    is a chat: /reset begins a new conversation, /quit or Ctrl-D ends the chat, Ctrl-C stops an answer. How answers are
+    drawn is what generation_config.json says unless an option does, else greedy.
+    """
+    from mindgspo.evaluation.generate import GenerateOptions
+
+    if prompt is not None and file is not None:
+        raise typer.BadParameter("give --prompt or --file, not both")
+    if emulate_ascend:
+        emulated_overrides(True, None)
+        device = "Ascend"
+    options = GenerateOptions(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        max_new_tokens=max_new_tokens,
+        num_samples=num_samples,
+        seed=seed,
+        batch=batch,
+        device=device,
+        dtype=dtype,
+        tokenizer=tokenizer,
+        eos_tokens=tuple(eos_token or ()),
+        system_prompt=system_prompt,
+        is_raw=raw,
+    )
+    if prompt is not None:
+        _answer(model, sys.stdin.read() if prompt == "-" else prompt, options)
+    elif file is not None:
+        _answer_file(model, file, options)
+    elif raw or num_samples > 1:
+        raise typer.BadParameter("--raw and --num-samples go with --prompt or --file; a chat has one answer at a time")
+    else:
+        _chat(model, options)
+
+
+def _answer(model: Path, prompt: str, options: GenerateOptions) -> None:
+    from mindgspo.evaluation.generate import generate
+
+    (found,) = generate(model, [prompt], options)
+    for number, one in enumerate(found.completions, start=1):
+        if len(found.completions) > 1:
+            print(f"--- {number} of {len(found.completions)}: {one.ids.size} tokens, {one.finish_reason.value}")
+        print(one.text)
+
+
+def _answer_file(model: Path, file: Path, options: GenerateOptions) -> None:
+    from mindgspo.evaluation.generate import generate, json_row
+    from mindgspo.evaluation.prompts import read_prompts
+
+    for found in generate(model, read_prompts(file), options):
+        print(json_row(found), flush=True)
+
+
+def _chat(model: Path, options: GenerateOptions) -> None:
+    from mindgspo.errors import ConfigError
+    from mindgspo.evaluation.generate import Chat
+    from mindgspo.text import error_text
+
+    chat = Chat(model, options)
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        print(f"{chat.place}: {_COMMANDS}")
+    while (line := _next_line(is_terminal)) is not None:
+        word = line.strip()
+        if word == "/quit":
+            return
+        if word == "/reset":
+            chat.reset()
+        elif word.startswith("/") and word[1:].isalpha():
+            print(f"no command {word}: {_COMMANDS}")
+        elif word:
+            try:
+                _say(chat, line)
+            except ConfigError as error:
+                print(error_text(error), file=sys.stderr)
+
+
+def _say(chat: Chat, text: str) -> None:
+    from mindgspo import interrupts
+
+    with interrupts.counted() as count:
+        for piece in chat.say(text, count):
+            print(piece, end="", flush=True)
+        print(" [stopped]" if count() else "")
+
+
+def _next_line(is_terminal: bool) -> str | None:
+    """What is typed; None at the end. Ctrl-C drops what was typed so far."""
+    if not is_terminal:
+        line = sys.stdin.readline()
+        return line.rstrip("\n") if line else None
+    import readline  # noqa: F401  (input() then has a history and edits its line)
+
+    from mindgspo.text import raw_stream
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with redirect_stdout(raw_stream(sys.stdout)):  # else input() takes it for no terminal
+            return input("> ")
+    except KeyboardInterrupt:
+        print()
+        return ""
+    except EOFError:
+        print()
+        return None
+    finally:
+        signal.signal(signal.SIGINT, before)

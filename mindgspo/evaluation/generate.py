@@ -1,0 +1,286 @@
+"""Answers prompts with a model on disk, or talks (`mindgspo generate`, `mindgspo.generate`).
+
+Prompts go through the tokenizer's chat template unless they are raw text. Everything that can be wrong in prompts and
+lengths is found before the weights are read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mindgspo.config import ExperimentConfig, load_mapping
+from mindgspo.errors import ConfigError, DataError
+from mindgspo.evaluation.found_model import FoundModel, find_model
+from mindgspo.evaluation.prompts import PromptText, TextPieces, encode_prompt
+from mindgspo.models.policy import build_model
+from mindgspo.models.weights import load_tensors
+from mindgspo.parallel.cluster import start_device
+from mindgspo.parallel.placement import ALONE
+from mindgspo.rollout.build import native_engine
+from mindgspo.rollout.engine import NativeEngine
+from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
+from mindgspo.rollout.service import Request
+from mindgspo.tensor_files import open_tensors
+from mindgspo.tokenization import ChatMessage, Tokenizer, load_tokenizer
+from mindgspo.types import FinishReason, Float32Array, Int32Array, Prompt
+
+MAX_NEW_TOKENS = 2048
+"""Longest answer where nobody says, but at most half of the model's positions."""
+
+_CHAT_TOKENS = 4096
+_ROUNDS_PER_CALL = 8  # how often the slots are filled per call of the engine; see evaluation.run_tasks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateOptions:
+    """How answers are drawn. None: as the folder's generation_config.json says; where it says nothing, greedy (0), no
+    top-p, no top-k, and answers of up to 2,048 tokens.
+
+    num_samples: answers per prompt. batch: answers generated at the same time. tokenizer: a folder, if the model's has
+    none. eos_tokens: that end an answer, instead of those that the folder names. system_prompt: of every conversation
+    without one of its own. is_raw: prompts are text to go on with; no chat template.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_new_tokens: int | None = None
+    num_samples: int = 1
+    seed: int = 1
+    batch: int = 32
+    device: Literal["CPU", "Ascend"] = "CPU"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    tokenizer: Path | None = None
+    eos_tokens: tuple[str, ...] = ()
+    system_prompt: str | None = None
+    is_raw: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One answer. text: without the token that ends it. ids: int32 [L], with it. logprobs: float32 [L], under
+    softmax(logits / temperature) before any cut; greedy: at temperature 1. finish_reason: stop, or length where it was
+    cut off."""
+
+    text: str
+    ids: Int32Array
+    logprobs: Float32Array
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """The answers to one prompt."""
+
+    prompt: PromptText
+    completions: tuple[Completion, ...]
+
+    @property
+    def text(self) -> str:
+        """Of the first answer."""
+        return self.completions[0].text
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawing:
+    """What options and folder come to."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+
+
+def generate(model: Path, prompts: Sequence[PromptText], options: GenerateOptions) -> Iterator[Generated]:
+    """The answers, prompt by prompt, in their order. An answer depends on seed, its prompt's place and its own number.
+
+    Raises DataError for a prompt without a token, ConfigError for one that is too long, and the errors of the model's
+    files.
+    """
+    found = find_model(model, tokenizer=options.tokenizer, eos_tokens=options.eos_tokens)
+    drawing = _drawing(found, options)
+    tokenizer = load_tokenizer(found.tokenizer, found.section.vocab_size)
+    if not prompts:
+        raise DataError("there is no prompt; give at least one")
+    encoded = [
+        encode_prompt(tokenizer, prompt, f"prompt {number}", system_prompt=options.system_prompt, is_raw=options.is_raw)
+        for number, prompt in enumerate(prompts, start=1)
+    ]
+    longest = max(ids.size for ids in encoded)
+    length = _answer_length(found, options, longest)
+    slots = min(options.batch, len(prompts) * options.num_samples)
+    config = _config(found, options, drawing, longest_prompt=longest, max_new_tokens=length, slots=slots)
+    engine = _engine(found, config, tokenizer)
+    size = max(1, _ROUNDS_PER_CALL * slots // options.num_samples)
+    for start in range(0, len(prompts), size):
+        asked = [_prompt(start + n, ids) for n, ids in enumerate(encoded[start : start + size])]
+        settings = _settings(options, drawing, length)
+        answered = engine.generate(asked, settings, weight_version=0).responses
+        for prompt, responses in zip(prompts[start:], answered, strict=False):
+            completions = tuple(
+                Completion(
+                    text=tokenizer.decode(response.ids, skip_special_tokens=True),
+                    ids=response.ids,
+                    logprobs=response.logprobs,
+                    finish_reason=response.finish_reason,
+                )
+                for response in responses
+            )
+            yield Generated(prompt=prompt, completions=completions)
+
+
+class Chat:
+    """A conversation with a model, whose answers come piece by piece."""
+
+    def __init__(self, model: Path, options: GenerateOptions) -> None:
+        """Loads the model. Raises ConfigError, and the errors of the model's files."""
+        found = find_model(model, tokenizer=options.tokenizer, eos_tokens=options.eos_tokens)
+        self.place, self._options, self._drawing = found.place, options, _drawing(found, options)
+        self._tokenizer = load_tokenizer(found.tokenizer, found.section.vocab_size)
+        self._encode([{"role": "user", "content": "?"}])  # whether there is a template, before the weights are read
+        self._length = _answer_length(found, options, 1)
+        self._most_tokens = min(found.positions, max(_CHAT_TOKENS, 2 * self._length))
+        room = self._most_tokens - self._length
+        config = _config(found, options, self._drawing, longest_prompt=room, max_new_tokens=self._length, slots=1)
+        self._engine = _engine(found, config, self._tokenizer)
+        self._turns = 0
+        self.messages: list[ChatMessage] = []
+
+    def reset(self) -> None:
+        """Forget what was said."""
+        self.messages = []
+
+    def say(self, text: str, is_stopped: Callable[[], object] = lambda: False) -> Iterator[str]:
+        """The pieces of the answer. is_stopped: asked between two looks at the engine; what was said by then counts.
+
+        Raises ConfigError where the conversation has become too long; it is then as before.
+        """
+        asked = [*self.messages, {"role": "user", "content": text}]
+        ids = self._encode(asked)
+        room = min(self._length, self._most_tokens - ids.size)
+        if room < 1:
+            raise ConfigError(
+                f"the conversation has {ids.size:,} tokens, and there is room for {self._most_tokens:,} with the "
+                "answer; begin a new one"
+            )
+        settings = _settings(self._options, self._drawing, room)
+        decoding = self._engine.begin(settings)
+        decoding.add(Request(number=0, prompt=_prompt(self._turns, ids), samples=(0,), settings=settings))
+        self._turns += 1
+        pieces, said = TextPieces(self._tokenizer), ""
+        ended = []
+        while not ended:
+            decoding.look()
+            ended = decoding.cut() if is_stopped() else decoding.ended()
+            drawn = ended[0].pieces[0].ids if ended else decoding.tokens_of(0)
+            piece = pieces.of(drawn, is_last=bool(ended))
+            said += piece
+            yield piece
+        self.messages = [*asked, {"role": "assistant", "content": said}]
+
+    def _encode(self, messages: Sequence[ChatMessage]) -> Int32Array:
+        return encode_prompt(self._tokenizer, messages, "the conversation", system_prompt=self._options.system_prompt)
+
+
+def json_row(generated: Generated) -> str:
+    """One line of JSON Lines."""
+    completions = [
+        {"text": one.text, "finish_reason": one.finish_reason.value, "num_tokens": int(one.ids.size)}
+        for one in generated.completions
+    ]
+    prompt = generated.prompt if isinstance(generated.prompt, str) else list(generated.prompt)
+    return json.dumps({"prompt": prompt, "completions": completions}, ensure_ascii=False)
+
+
+# ----- from options to an engine
+
+
+def _drawing(found: FoundModel, options: GenerateOptions) -> _Drawing:
+    """Raises ConfigError for numbers that cannot be, and for several samples that would all be the same."""
+    said = found.generation if found.generation.get("do_sample") is True else {}
+
+    def chosen(given: float | None, key: str, default: float) -> float:
+        value = said.get(key, default) if given is None else given
+        return value if isinstance(value, (int, float)) and not isinstance(value, bool) else default
+
+    temperature = chosen(options.temperature, "temperature", 1.0 if said else 0.0)
+    if options.num_samples > 1 and temperature == 0:
+        raise ConfigError(f"--num-samples {options.num_samples}: greedy answers are all the same; add --temperature 1")
+    return _Drawing(temperature, chosen(options.top_p, "top_p", 1.0), int(chosen(options.top_k, "top_k", 0)))
+
+
+def _answer_length(found: FoundModel, options: GenerateOptions, longest_prompt: int) -> int:
+    """Most tokens of an answer. Raises ConfigError where prompt and answer do not fit into the model's positions."""
+    room = found.positions - longest_prompt
+    wanted = options.max_new_tokens
+    if wanted is None:
+        named = found.generation.get("max_new_tokens")
+        wanted = named if type(named) is int and named >= 1 else max(1, min(MAX_NEW_TOKENS, found.positions // 2))
+        wanted = min(wanted, max(1, room))
+    if wanted > room:
+        fewer = f"; give at most --max-new-tokens {room}" if room >= 1 else "; shorten the prompt"
+        raise ConfigError(
+            f"{found.place}: {found.positions:,} positions, but the longest prompt has {longest_prompt:,} tokens and "
+            f"answers up to {wanted:,}{fewer}"
+        )
+    return wanted
+
+
+def _settings(options: GenerateOptions, drawing: _Drawing, max_new_tokens: int) -> SamplingSettings:
+    return SamplingSettings(
+        num_samples=options.num_samples,
+        temperature=drawing.temperature,
+        max_new_tokens=max_new_tokens,
+        stream=RandomStream(seed=options.seed, purpose=Purpose.EVALUATION, step=0),
+    )
+
+
+def _prompt(index: int, ids: Int32Array) -> Prompt:
+    return Prompt(index=index, ids=ids, text="", answer="", data_source="")
+
+
+def _config(
+    found: FoundModel,
+    options: GenerateOptions,
+    drawing: _Drawing,
+    *,
+    longest_prompt: int,
+    max_new_tokens: int,
+    slots: int,
+) -> ExperimentConfig:
+    """An experiment that would generate so. Raises ConfigError for numbers that cannot be."""
+    sections = {
+        "experiment": "generate",
+        "device": options.device,
+        "seed": options.seed,
+        "model": {**found.section.model_dump(mode="json"), "dtype": options.dtype},
+        "tokenizer": found.tokenizer.model_dump(mode="json"),
+        "data": {
+            "train": {"format": "arithmetic"},  # never read; an experiment has them
+            "eval": {"format": "arithmetic", "split": "test"},
+            "max_prompt_length": longest_prompt,
+        },
+        "rollout": {
+            "prompts_per_step": 1,
+            "num_generations": max(2, options.num_samples),
+            "max_new_tokens": max_new_tokens,
+            "slots": slots,
+            "top_p": drawing.top_p,
+            "top_k": drawing.top_k,
+        },
+        "trainer": {"max_steps": 1, "prompts_per_mini_batch": 1, "samples_per_micro_batch": 1},
+    }
+    return load_mapping("generate", sections)
+
+
+def _engine(found: FoundModel, config: ExperimentConfig, tokenizer: Tokenizer) -> NativeEngine:
+    start_device(config)
+    model = build_model(config.model, ALONE)
+    with open_tensors(found.weights) as tensors:
+        load_tensors(model, config.model, tensors)
+    engine = native_engine(config, model, tokenizer)
+    engine.load_weights(0)
+    return engine
