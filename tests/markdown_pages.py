@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 
 def code_blocks(text: str) -> list[tuple[str, str]]:
@@ -48,3 +49,27 @@ def shell_lines(text: str) -> list[str]:
             if command:
                 lines.append(re.sub(r"\s+", " ", command))
     return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block. `file`: the file that it is the content of, named by the line above, e.g. `my_data.yaml`:.
+    `reason`: why it is not run, from the comment above, or "". `output`: what the block behind it shows."""
+
+    language: str
+    content: str
+    file: str
+    reason: str
+    output: str
+
+
+def blocks(text: str) -> list[Block]:
+    """Every fenced block at the start of a line, with what stands around it."""
+    found = []
+    pattern = (
+        r"(?:^`([\w./-]+)`[:\uff1a]\n\n)?(?:^<!-- not run: ([^\n]+) -->\n)?"
+        r"^```(\w*)\n(.*?)^```$(?=(?:\n\n```text\n(.*?)^```$)?)"
+    )
+    for file, reason, language, content, output in re.findall(pattern, text, flags=re.MULTILINE | re.DOTALL):
+        found.append(Block(language, content, file, reason, output))
+    return found

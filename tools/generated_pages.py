@@ -21,7 +21,7 @@ def row(cells: Iterable[str]) -> str:
 
 def escaped(text: str) -> str:
     """Characters that Markdown would read inside a table."""
-    return re.sub(r"([|*_<\\])", r"\\\1", text)
+    return re.sub(r"([|*_\\])", r"\\\1", text).replace("<", "&lt;")
 
 
 def marked_up(text: str) -> str:

@@ -90,7 +90,7 @@ def _code(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("|", r"\|").replace("*", r"\*").replace("<", r"\<")
+    return text.replace("|", r"\|").replace("*", r"\*").replace("<", "&lt;")
 
 
 PAGES = {"migrate.md": ENGLISH, "migrate_cn.md": CHINESE}

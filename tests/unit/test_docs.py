@@ -110,7 +110,7 @@ COMMANDS = commands_of_the_cli()
 def calls(text: str) -> Iterator[tuple[str, list[str]]]:
     """(command, further words) of every `mindgspo ...` and `./run_gspo.sh ...` in blocks and spans."""
     for line in [*shell_lines(text), *code_spans(text)]:
-        words = line.split()
+        words = re.split(r" (?:\|+|2>&1|&&)( |$)", line)[0].split()
         if words[0] == "mindgspo" and len(words) > 1 and not words[1].startswith("-"):
             candidates = [" ".join(words[1:3]), words[1]]
             name = next((name for name in candidates if name in COMMANDS), None)
@@ -167,7 +167,7 @@ def test_refusals_shown_are_the_real_ones(document: Path, monkeypatch: pytest.Mo
         words = command.split()
         if not output.startswith("error: ") or words[1] not in ("check", "plan", "dryrun", "run"):
             continue
-        overrides = [words[number + 1] for number, word in enumerate(words) if word == "--set"]
+        overrides = [word for word in words[3:] if re.match(r"[a-z_]+(?:\.\w+)*=", word)]
         overrides += ["device=Ascend"] if words[1] == "dryrun" else []
         with pytest.raises(ConfigError) as refused:
             load_config(words[2], overrides, check_files=False)

@@ -36,7 +36,7 @@ from mindgspo.integrations.foreign_configs.tables import Status
 from mindgspo.integrations.mindformers import WANTED
 from mindgspo.launch.watch import STALLED
 from mindgspo.metrics import verdict_lines
-from mindgspo.metrics.glossary import glossary_name
+from mindgspo.metrics.glossary import METRICS, glossary_name
 from mindgspo.metrics.run_folder import RunHistory
 from mindgspo.models.names import mindformers_name
 from mindgspo.rewards.registry import build_function
@@ -321,3 +321,13 @@ def test_sampling_settings_and_metrics(page: Path) -> None:
 def test_sampling_the_example_draws_again() -> None:
     section = load_config(PROJECT / "examples/arithmetic/gspo_dynamic.yaml").algorithm.filter_groups
     assert (section.metric, section.refill) == ("reward", True)
+
+
+@each_page("tuning")
+def test_tuning_metrics_are_those_of_the_glossary_and_settings_exist(page: Path) -> None:
+    rows = [row for table in tables(text_of(page)) if len(table[0]) == 4 and table[0][0] for row in table[1:]]
+    named = {span for row in rows for span in re.findall(r"`([a-z_]+/[^`]+)`", row[1])}
+    assert len(rows) >= 25 and len(named) >= 25
+    assert [name for name in named if glossary_name(name) is None and name not in METRICS] == []
+    keys = {span for row in rows for span in re.findall(r"`([a-z_]+\.[a-z_.]+)`", row[2] + row[3])}
+    assert keys and [key for key in keys if key not in SETTINGS] == []

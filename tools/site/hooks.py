@@ -24,6 +24,7 @@ _LANGUAGE_LINK = re.compile(r"^\[(?:中文|English)\]\([^)]*\)\n+", re.MULTILINE
 _BETWEEN_LANGUAGES = re.compile(r"^---\n\n(?=# )", re.MULTILINE)
 _BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _BREAK_IN_CHINESE = re.compile(r"(?<=[\u3000-\u9fff\uff00-\uffef])\n(?=[\u3000-\u9fff\uff00-\uffef])")
+_CODE_IN_TABLE = re.compile(r"(?<=<code>)[^<>\n]+(?=</code>(?:(?!</?t[dr]>).)*</td>)")
 _LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
 
 
@@ -77,13 +78,13 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
 
 def on_post_page(output: str, *, page: Any, config: Any) -> str:
     """The switch between languages leads to the same page of the other one, out of this site: Material's own links
-    cannot."""
+    cannot. Long names in tables break behind a dot, slash or underscore, so that tables fit a phone."""
     back = posixpath.relpath(".", posixpath.dirname(page.url) or ".")
     root = posixpath.join(back, "..") if _is_chinese(config) else back
     for language, folder in (("en", ""), ("zh", "zh")):
         link = posixpath.normpath(posixpath.join(root, folder, page.url))
         output = re.sub(rf'href="[^"]*"(?= hreflang="{language}")', f'href="{link}"', output)
-    return output
+    return _CODE_IN_TABLE.sub(lambda cell: re.sub(r"([/._])(?=\w)", r"\1<wbr>", cell.group()), output)
 
 
 def _is_chinese(config: Any) -> bool:
@@ -102,7 +103,10 @@ def _documents(chinese: bool) -> dict[Path, str]:
 
 
 def _text(source: Path, chinese: bool) -> str:
-    """Without the link to the other language, for which the site has a switch; of a README of both, one half."""
+    """Without the link to the other language, for which the site has a switch; of a README of both, one half. What
+    is there in English only is left out of the Chinese search."""
     text = _LANGUAGE_LINK.sub("", source.read_text(encoding="utf-8"), count=1)
     halves = _BETWEEN_LANGUAGES.split(text)
-    return halves[-1] if chinese else halves[0]
+    is_english_only = source in (PROJECT / "CONTRIBUTING.md", PROJECT / "AGENTS.md")
+    hidden = "---\nsearch: {exclude: true}\n---\n" if chinese and is_english_only else ""
+    return hidden + (halves[-1] if chinese else halves[0])
