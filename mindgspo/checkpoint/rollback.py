@@ -19,13 +19,14 @@ from mindgspo.metrics.files import (
     LOGS,
     PLOT_FILE,
     REPORT_FILE,
+    SAMPLES_PAGE,
     SUMMARY_FILE,
     drop_records_after,
     split_records,
 )
 
 # They tell of the run's end.
-_OF_THE_END = (SUMMARY_FILE, REPORT_FILE, PLOT_FILE, "export")
+_OF_THE_END = (SUMMARY_FILE, REPORT_FILE, SAMPLES_PAGE, PLOT_FILE, "export")
 
 
 def roll_back(root: Path, step: int) -> Path:

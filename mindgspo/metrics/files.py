@@ -27,6 +27,7 @@ RUN_FILE = "run.json"
 ENVIRONMENT_FILE = "environment.jsonl"
 PLOT_FILE = "reward.png"
 REPORT_FILE = "report.html"
+SAMPLES_PAGE = "samples.html"
 LOGS = (METRICS_FILE, SAMPLES_FILE, VALIDATION_FILE)
 _BLOCK_BYTES = 1 << 20
 

@@ -13,13 +13,14 @@ from pathlib import Path
 from mindgspo.config.data import CHANGE
 from mindgspo.io import write_file
 from mindgspo.metrics.diagnosis import accuracy_span, diagnose
-from mindgspo.metrics.files import REPORT_FILE, SAMPLES_FILE, SUMMARY_FILE, VALIDATION_FILE
+from mindgspo.metrics.files import REPORT_FILE, SAMPLES_FILE, SAMPLES_PAGE, SUMMARY_FILE, VALIDATION_FILE
 from mindgspo.metrics.glossary import METRICS, SECTIONS, MetricInfo, chinese_sections, glossary_name
 from mindgspo.metrics.pages import Picture, page, picture
 from mindgspo.metrics.plot import draw, draw_policy, plot_run
 from mindgspo.metrics.plot_accuracy import draw_sampled
 from mindgspo.metrics.plot_style import DARK, LIGHT
 from mindgspo.metrics.run_folder import RunRecord, best_evaluation, latest, read_run
+from mindgspo.metrics.samples_page import write_samples_page
 
 LAST_STEPS = 8
 MAX_GROUPS = 6
@@ -82,14 +83,16 @@ def report_of_finished(run_dir: Path) -> Path:
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write `report.html` into the run folder and return its path. RunFolderError if there are no metrics."""
-    path = Path(run_dir) / REPORT_FILE
-    write_file(path, render(read_run(run_dir)))
+    """Write `report.html` into the run folder, and `samples.html` beside it where samples were logged; returns the
+    report's path. RunFolderError if there are no metrics."""
+    path, run = Path(run_dir) / REPORT_FILE, read_run(run_dir)
+    samples = write_samples_page(Path(run_dir), run.name)
+    write_file(path, render(run, has_samples_page=samples is not None))
     return path
 
 
-def render(run: RunRecord) -> bytes:
-    """The page's HTML."""
+def render(run: RunRecord, *, has_samples_page: bool = False) -> bytes:
+    """The page's HTML. has_samples_page: it links to the one beside it."""
     steps, rows = last_steps_table(run)
     chinese = chinese_sections()
     return page(
@@ -106,6 +109,7 @@ def render(run: RunRecord) -> bytes:
             if samples
         ],
         held_out=held_out_table(run),
+        samples_page=SAMPLES_PAGE if has_samples_page else None,
         starts=[start_row(start) for start in run.starts[-MAX_STARTS:]],
         glossary=SECTIONS,
         chinese={name: info.meaning for section in chinese for name, info in section.metrics.items()},

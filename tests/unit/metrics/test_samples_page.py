@@ -1,0 +1,109 @@
+"""samples.html: what is on it, what an untrusted text can do there, and how long runs are made to fit."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mindgspo.errors import RunFolderError
+from mindgspo.metrics.samples_page import choose_steps, write_samples_page
+
+EVIL = '</script><script>document.title="owned"</script><img src=x onerror=alert(1)>\u202e'
+
+
+def sample(step: int, prompt: int = 1, **changes: object) -> dict[str, object]:
+    return {"step": step, "prompt_index": prompt, "sample_index": 0, "prompt": f"question {prompt}", "answer": "4",
+            "response": f"answer at {step}", "extracted": "4", "verdict": "correct", "score": 1.0, "advantage": 0.5,
+            "length": 7, "finish_reason": "stop", **changes}  # fmt: skip
+
+
+def write(path: Path, records: list[dict[str, object]]) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def content(page: str) -> dict[str, list]:
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    return json.loads(text)
+
+
+def test_samples_of_both_files_with_their_prompts_once(tmp_path: Path) -> None:
+    assert write_samples_page(tmp_path, "run") is None
+    write(tmp_path / "samples.jsonl", [sample(1), sample(2, verdict="wrong", score=0.0), sample(2, prompt=2)])
+    write(tmp_path / "validation.jsonl", [{**sample(2), "set": "eval", "sample": "greedy"}])
+    path = write_samples_page(tmp_path, "run")
+    assert path == tmp_path / "samples.html"
+    found = content(path.read_text())
+    assert [about["text"] for about in found["prompts"]] == ["question 1", "question 2", "question 1"]
+    assert found["counts"] == [2, 1, 1] and found["sets"] == ["training", "held-out: eval"]
+    assert found["samples"][1] == [0, 2, 0, "0", "wrong", 0.0, 0.5, 7, False, "4", None, "answer at 2"]
+    assert [row[0] for row in found["samples"]] == [0, 0, 0, 1]
+
+
+def test_no_text_of_a_run_can_end_its_element_or_run(tmp_path: Path) -> None:
+    write(
+        tmp_path / "samples.jsonl", [sample(1, prompt=EVIL, response=EVIL, answer=EVIL, extracted=EVIL, verdict=EVIL)]
+    )
+    page = write_samples_page(tmp_path, EVIL).read_text()
+    assert content(page)["samples"][0][-1] == EVIL.replace("\u202e", "\\u202e")
+    assert "<img" not in page and "\u202e" not in page and page.count("<script") == page.count("</script>") == 2
+    policy = re.search(r"script-src '(sha256-[^']+)'", page)
+    script = re.search(r"<script>(.*?)</script>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
+    assert policy[1] == f"sha256-{digest}", "no other script runs"
+    assert "default-src 'none'" in page and "http://" not in page and "https://" not in page
+
+
+def test_of_a_long_run_evenly_spread_steps_fit(tmp_path: Path) -> None:
+    records = [sample(step, response="x" * 850) for step in range(1, 101)]  # about 1,010 characters each
+    write(tmp_path / "samples.jsonl", records)
+    chosen = choose_steps(tmp_path / "samples.jsonl", 5_500)
+    assert sorted(chosen.steps) == [1, 26, 51, 75, 100] and chosen.num_steps == 100 and not chosen.is_cut
+    most = {"samples.jsonl": 5_500, "validation.jsonl": 1_000}
+    page = write_samples_page(tmp_path, "run", most_chars=most).read_text()
+    assert "samples.jsonl is long: 5 of its 100 steps are shown, evenly spread." in page
+    assert len(content(page)["samples"]) == 5
+    # Not even the newest step fits as a whole.
+    write(tmp_path / "samples.jsonl", [*records, *(sample(101, prompt=n, response="x" * 850) for n in range(9))])
+    page = write_samples_page(tmp_path, "run", most_chars={**most, "samples.jsonl": 3_100}).read_text()
+    assert "samples.jsonl is long: a part of its newest step is shown, out of 101 steps." in page
+    assert [row[1:3] for row in content(page)["samples"]] == [[101, 0], [101, 1], [101, 2]]
+
+
+def test_a_long_text_is_cut_and_says_so(tmp_path: Path) -> None:
+    write(tmp_path / "samples.jsonl", [sample(1, response="y" * 20_007)])
+    text = content(write_samples_page(tmp_path, "run").read_text())["samples"][0][-1]
+    assert text == "y" * 20_000 + "\n[... 7 more characters in the run folder]"
+
+
+def test_a_line_without_a_step_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "samples.jsonl", [sample(1), {"prompt": "?"}])
+    with pytest.raises(RunFolderError, match=r"samples.jsonl, line 2: has no integer 'step'"):
+        write_samples_page(tmp_path, "run")
+
+
+@pytest.mark.slow
+def test_the_page_in_a_browser(tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("needs chromium")
+    write(tmp_path / "samples.jsonl", [sample(1, response=EVIL), sample(2, verdict="wrong")])
+    path = write_samples_page(tmp_path, "run")
+    words = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=2000",
+        "--dump-dom",
+        f"file://{path}",
+    ]
+    shown = subprocess.run([browser, *words], capture_output=True, text=True, timeout=120, check=True).stdout
+    assert '<p id="count">2 samples, 50.0 % correct</p>' in shown
+    assert "<title>run · mindgspo samples</title>" in shown and "<img" not in shown
+    assert "&lt;/script&gt;&lt;script&gt;document.title=" in shown, "shown as text"
