@@ -9,6 +9,7 @@ import fcntl
 import os
 import re
 import socket
+import time
 import uuid
 from dataclasses import dataclass, field
 from enum import Enum
@@ -47,6 +48,7 @@ _OWN_NAMES = (
     _IDENTITY,
     VALIDATION_FILE,
     "data",
+    "dumps",
     "failures",
     "logs",
     "reference",
@@ -54,6 +56,9 @@ _OWN_NAMES = (
     "swap",
     "tensorboard",
 )
+
+
+_VISIBLE_WITHIN_S, _VISIBLE_POLL_S = 10.0, 0.1
 
 
 class RunLock:
@@ -319,6 +324,20 @@ def _identity(root: Path) -> str:
     if not isinstance(run_id, str):
         raise RunFolderError(f"{path}: damaged (no run_id); remove this file and try again")
     return run_id
+
+
+def seen_run_id(root: Path, expected: str, wait_s: float = _VISIBLE_WITHIN_S) -> str:
+    """The id of the run in a folder as this machine sees it, or what is there instead: on a disk of its own another
+    machine has no such folder, or an older run's. A network file system may show a new file late."""
+    give_up = time.monotonic() + wait_s
+    while True:
+        try:
+            found = str(read_json(root / _IDENTITY).get("run_id"))
+        except (OSError, ValueError, AttributeError):
+            found = f"no run at {root} on {socket.gethostname()}"
+        if found == expected or time.monotonic() >= give_up:
+            return found
+        time.sleep(_VISIBLE_POLL_S)
 
 
 def _new_identity(root: Path, origin: Origin | None = None) -> str:

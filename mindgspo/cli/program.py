@@ -29,6 +29,7 @@ from mindgspo.cli.convert_config import convert_config
 from mindgspo.cli.data import data_app
 from mindgspo.cli.doctor import doctor
 from mindgspo.cli.generate import generate
+from mindgspo.cli.replay import replay
 from mindgspo.cli.reward import reward_app
 from mindgspo.cli.runs import runs
 from mindgspo.cli.serve import serve
@@ -63,6 +64,7 @@ app.command()(experiment.report)
 app.command()(compare)
 app.command()(proof.conformance)
 app.command(cls=SettingsCommand)(doctor)
+app.command()(replay)
 app.command()(completion)
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(data_app, name="data")

@@ -209,6 +209,10 @@ class TrainerSection(Section):
     max_nonfinite_skips_in_a_row: int = Field(default=3, ge=1)
     """Updates that may be skipped one after the other; one more stops the run, because then it is not the batch but
     the weights that are broken."""
+    dump_step: int | None = Field(default=None, ge=1)
+    """Step whose inputs and results are written to run_dir/dumps, to be run again elsewhere and compared number by
+    number (`mindgspo replay`): weights twice, moments, gradients, batches, and of one process what each module
+    returned. It takes about 20 bytes per parameter on the disk. None: no step."""
 
 
 class WarmupSection(Section):

@@ -86,7 +86,7 @@ def cann(machine: Machine, needs: Needs) -> Iterator[Finding]:
                 "cann_missing",
                 f"no CANN: ASCEND_HOME_PATH is not set, and nothing is at {listed(_USUAL_CANN)}",
                 why="MindSpore loads CANN's libraries to reach a card",
-                fix="install CANN's toolkit and kernels for this chip, 8.5 or 9.0, or use a CANN image",
+                fix="install CANN's toolkit and kernels for this chip, 9.1, or use a CANN image",
             )
             if usual is None
             else broken(
@@ -166,7 +166,14 @@ def _cann_versions(machine: Machine, home: str) -> Iterator[Finding]:
             "cann_version",
             f"CANN {version}",
             why=f"MindSpore 2.10 takes {listed(CANN_SERIES)}",
-            fix="install CANN 8.5 or 9.0, toolkit and kernels",
+            fix="install CANN 9.1, toolkit and kernels",
+        )
+    elif (built := _built_with(machine)) is not None and built != series:
+        yield risk(
+            "cann_other_kernels",
+            f"CANN {version}; MindSpore's own kernels were built with CANN {built}",
+            why="MindSpore takes it with a warning; kernels of another release may fail (507015)",
+            fix=f"install CANN {built}, toolkit and kernels",
         )
     driver = driver_version(machine)
     least = DRIVER_OF_CANN.get(series)
@@ -177,6 +184,15 @@ def _cann_versions(machine: Machine, home: str) -> Iterator[Finding]:
             why=f"CANN {series} came with driver {least[0]}.{least[1]}; older ones lack what it calls (207019, 507899)",
             fix=f"let the administrator install driver and firmware {least[0]}.{least[1]} or newer on the host",
         )
+
+
+def _built_with(machine: Machine) -> str | None:
+    """Series of the CANN that the kernels in MindSpore's wheel were built with."""
+    if machine.mindspore is None:
+        return None
+    path = machine.mindspore / "lib" / "plugin" / "ascend" / "custom_ascendc_910b" / "version.info"
+    found = re.search(r"=\s*(\d+\.\d+)", path.read_text(encoding="utf-8")) if path.is_file() else None
+    return found[1] if found else None
 
 
 def driver(machine: Machine, needs: Needs) -> Iterator[Finding]:

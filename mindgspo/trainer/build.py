@@ -18,6 +18,7 @@ from mindspore import nn
 from mindgspo import faults
 from mindgspo.algorithms.kl_control import KLController
 from mindgspo.algorithms.losses.registry import build_policy_loss
+from mindgspo.algorithms.optim.backend import UpdateBackend
 from mindgspo.algorithms.optim.build import build_update_backend
 from mindgspo.config import ExperimentConfig, planned_steps
 from mindgspo.data import PromptStream, StreamState
@@ -114,24 +115,11 @@ def build_experiment(
     place = train_place(config)
     model = build_trained_model(config, place)
     temperature = config.rollout.temperature
-    old_log_probs = resolved_old_log_probs(config, model)
-    # Where nothing is scored the updates report the entropy, if it costs next to nothing.
-    with_entropy = config.algorithm.entropy_coef > 0 or (old_log_probs == "sampler" and takes_packed(model))
     # Of the trainer's graphs: to be replayed, or compared with what was recorded.
     replay, records = config.algorithm.router_replay, bool(config.rollout.record_experts)
     tells_choices = records or replay == "old"
-    backend = build_update_backend(
-        PolicyLogProbs(
-            model,
-            temperature=temperature,
-            with_entropy=with_entropy,
-            replays_experts=replay != "none",
-            # What is computed again in the backward pass is a cell with one output.
-            tells_choices=tells_choices and place.recompute == "none" and not isinstance(place, AutoParallelPlacement),
-        ),
-        build_policy_loss(config.algorithm),
-        config.optimizer,
-    )
+    old_log_probs = resolved_old_log_probs(config, model)
+    backend = build_backend(config, model)
     longest = longest_batch(config) if place.is_divided else None
     if longest is not None:  # compiling leaves this rank with the slices that weights are then loaded into
         backend.compile(longest)
@@ -184,6 +172,7 @@ def build_experiment(
         ),
         routing=routing,
         failures_dir=failures_dir,
+        dumps_dir=failures_dir.with_name("dumps"),
         total_steps=total_steps,
         speed=Speed.of(config.model, config.plans.train, config.logging.peak_tflops),
         timers=Timers(on_enter=_stage_begins, on_exit=_stage_ends),
@@ -212,6 +201,27 @@ def build_experiment(
         validation=validation,
         stateful=stateful_parts(trainer, validation),
         inputs=fingerprints(config, tokenizer, train_set, digest=train_digest),
+    )
+
+
+def build_backend(config: ExperimentConfig, model: nn.Cell) -> UpdateBackend:
+    """What applies the updates of an experiment to its model."""
+    place, replay = model.place, config.algorithm.router_replay
+    # Where nothing is scored the updates report the entropy, if it costs next to nothing.
+    is_free = resolved_old_log_probs(config, model) == "sampler" and takes_packed(model)
+    return build_update_backend(
+        PolicyLogProbs(
+            model,
+            temperature=config.rollout.temperature,
+            with_entropy=config.algorithm.entropy_coef > 0 or is_free,
+            replays_experts=replay != "none",
+            # What is computed again in the backward pass is a cell with one output.
+            tells_choices=(bool(config.rollout.record_experts) or replay == "old")
+            and place.recompute == "none"
+            and not isinstance(place, AutoParallelPlacement),
+        ),
+        build_policy_loss(config.algorithm),
+        config.optimizer,
     )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from mindgspo import faults
 from mindgspo.checkpoint import Origin, RunFolder, RunStatus, export_huggingface, open_run_folder
+from mindgspo.checkpoint.run_folder import seen_run_id
 from mindgspo.config import ExperimentConfig, batch_table, dump_config, notes
 from mindgspo.config.huggingface_config import generation_config, huggingface_config
 from mindgspo.config.rules import data_sources
@@ -31,7 +32,7 @@ from mindgspo.metrics.environment import record_start
 from mindgspo.models.weights import weights_as_numpy
 from mindgspo.parallel import heartbeat, runtime
 from mindgspo.parallel.cluster import first_rank_first, is_first, start_device
-from mindgspo.parallel.collectives import exchange
+from mindgspo.parallel.collectives import exchange, require_agreement
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.trainer.build import Experiment, build_experiment, build_warmup
 from mindgspo.trainer.longer import config_before, is_complete, new_learning_rates, set_summary_aside
@@ -304,6 +305,12 @@ def _open_for_all(open_folder: Callable[[], RunFolder]) -> RunFolder:
         if own.origin is not None:
             facts["origin"] = {**dataclasses.asdict(own.origin), "path": str(own.origin.path)}
     told = json.loads(exchange(json.dumps(facts).encode(), speakers=(0,))[0])
+    require_agreement(
+        "run folder",
+        {"the run there": seen_run_id(Path(told["root"]), told["run_id"])},
+        f"Every node needs {told['root']} on a file system that all of them share: rank 0 prepares data and writes "
+        "checkpoints there, the others read them. Put run_dir on one that is mounted everywhere",
+    )
     if own is not None:
         return own
     begun = told.get("origin")

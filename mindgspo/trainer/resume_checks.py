@@ -39,6 +39,7 @@ _FREE = (
     "trainer.balance_batches",
     "trainer.on_nonfinite",
     "trainer.max_nonfinite_skips",
+    "trainer.dump_step",
     "rollout.slots",
     "rollout.cache_gb",
     "rollout.tokens_per_look",

@@ -36,6 +36,7 @@ from mindgspo.parallel.swap.swap import Swap
 from mindgspo.rollout.protocol import Rollout, RolloutCounters, RolloutEngine, training_sampling
 from mindgspo.trainer.advantages import step_advantages
 from mindgspo.trainer.batches import MiniBatches, flattened, lay_out_mini_batches, regrouped
+from mindgspo.trainer.dump import StepDump
 from mindgspo.trainer.dynamic_sampling import (
     LeftoverBuffer,
     SampledGroup,
@@ -68,6 +69,7 @@ class Trainer:
     leftovers: groups that wait for a later step. feed: where responses come from instead of the engine, None with
     trainer.schedule=sync. routing: where experts are recorded or those of scoring are replayed,
     brings them to the ranks that train a sample. failures_dir: where a batch that broke an update is saved.
+    dumps_dir: where the step of trainer.dump_step is written.
     total_steps: of the whole run. speed: what it is measured by. weight_version: updates applied to the policy's
     weights, warm-up included.
     """
@@ -93,6 +95,7 @@ class Trainer:
     leftovers: LeftoverBuffer
     routing: RoutingTransfer | None
     failures_dir: Path
+    dumps_dir: Path
     total_steps: int
     feed: FedRollouts | None = None
     speed: Speed = field(default_factory=Speed)
@@ -283,11 +286,15 @@ class Trainer:
         first one must find importance ratios of 1."""
         results: list[UpdateResult | None] = []
         kl_coef = self.kl.coef if self.algorithm.kl.placement == "loss" else 0.0
+        dump = self._dump(step)
         for batches in mini_batches * self.settings.epochs_per_rollout:
+            lr = self.learning_rate(self.updates_tried)
+            if dump is not None:
+                dump.before(batches, lr=lr, kl_coef=kl_coef)
             result = apply_update(
                 self.backend,
                 batches,
-                lr=self.learning_rate(self.updates_tried),
+                lr=lr,
                 kl_coef=kl_coef,
                 settings=self.settings,
                 skipped=self.skipped,
@@ -295,12 +302,23 @@ class Trainer:
                 is_first=not results,
                 name=f"step_{step:08d}_update_{len(results) + 1}",
             )
+            if dump is not None:
+                dump.after(result)
             if result is not None:
                 self.weight_version += 1
                 if all(earlier is None for earlier in results):
                     self._check_first_update(batches, result, step)
             results.append(result)
+        if dump is not None:
+            dump.close()
         return results
+
+    def _dump(self, step: int) -> StepDump | None:
+        """Of the step that trainer.dump_step names."""
+        if step != self.settings.dump_step:
+            return None
+        folder = self.dumps_dir / f"step_{step:08d}"
+        return StepDump(folder, self.backend, step=step, beta1=self.optimizer.beta1)
 
     def _check_first_update(self, batches: Sequence, result: UpdateResult, step: int) -> None:
         settings, temperature = self.settings, self.rollout.temperature

@@ -119,16 +119,28 @@ def save_batches(folder: Path, name: str, batches: Sequence[Batch]) -> str:
     if not is_first_rank():  # rank 0 has the same batches
         return "rank 0 saves the batch"
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}_micro_batch_{index}.npz" for index in range(len(batches))]
-    if not paths[0].exists() and len(list(folder.glob(f"*{_FIRST}"))) >= MAX_SAVED_UPDATES:
+    first = batch_file(folder, name, 0)
+    if not first.exists() and len(list(folder.glob(f"*{_FIRST}"))) >= MAX_SAVED_UPDATES:
         return f"the batch is not saved: {folder} holds those of {MAX_SAVED_UPDATES} updates already"
+    paths = write_batches(folder, name, batches)
+    siblings = f" and {len(paths) - 1} more beside it" if paths[1:] else ""
+    return f"the batch is saved as {paths[0]}{siblings}"
+
+
+def batch_file(folder: Path, name: str, index: int) -> Path:
+    """Where `write_batches` writes the micro-batch number `index` of an update."""
+    return folder / f"{name}_micro_batch_{index}.npz"
+
+
+def write_batches(folder: Path, name: str, batches: Sequence[Batch]) -> list[Path]:
+    """The micro-batches of an update, one array per field of `Batch`; the first file comes last."""
+    paths = [batch_file(folder, name, index) for index in range(len(batches))]
     for path, batch in reversed(list(zip(paths, batches, strict=True))):
         fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
         arrays = {name: value for name, value in fields.items() if value is not None}
         with atomic_file(path) as file:
             np.savez(file, **arrays)
-    siblings = f" and {len(paths) - 1} more beside it" if paths[1:] else ""
-    return f"the batch is saved as {paths[0]}{siblings}"
+    return paths
 
 
 @contextmanager

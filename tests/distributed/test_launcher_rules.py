@@ -185,6 +185,16 @@ def test_environment_of_a_rank_of_the_second_of_two_nodes(monkeypatch: pytest.Mo
     assert scheduler["MS_ROLE"] == "MS_SCHED" and "MS_NODE_ID" not in scheduler
 
 
+def test_a_server_may_have_sixteen_devices():
+    cluster = {"num_workers": 32, "nodes": 2, "node_rank": 1, "master_addr": "127.0.0.1", "master_port": 8118}
+    plan = plan_cluster(**cluster)
+    assert plan.ranks == range(16, 32)
+    orders = runtime.LaunchOrders(log_dir="logs", state_dir="state", launcher=1, is_terminal=False)
+    shared = {"num_workers": 32, "num_local_workers": len(plan.ranks), "scheduler": ("127.0.0.1", 8118)}
+    devices = [runtime.worker_environment(orders, rank=rank, **shared)["DEVICE_ID"] for rank in plan.ranks]
+    assert devices == [str(number) for number in range(16)]
+
+
 def beat(step: int, entered: int, ticks: int = 0, *, stage: str = "generate", state: State = State.RUNNING) -> Record:
     return Record(process_id=1, state=state, step=step, stage=stage, entered=entered, ticks=ticks, changed_at=0.0)
 

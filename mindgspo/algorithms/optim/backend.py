@@ -77,6 +77,7 @@ class UpdateBackend:
     rank = 0
 
     def __init__(self, policy: nn.Cell, loss: nn.Cell) -> None:
+        self.policy = policy
         self.weights = ParameterTuple(policy.trainable_params())
         self._metric_table = loss.metrics
         self._has_entropy = getattr(policy, "with_entropy", True)

@@ -22,6 +22,7 @@ from mindgspo.checkpoint import (
     roll_back,
     save_checkpoint,
 )
+from mindgspo.checkpoint.run_folder import seen_run_id
 from mindgspo.errors import CheckpointError, RunFolderError
 from mindgspo.io import write_json
 
@@ -308,3 +309,13 @@ def test_a_step_outside_of_any_run_can_be_begun_with(tmp_path: Path) -> None:
     shutil.copytree(step, copy)
     origin = opened(tmp_path / "run", copy).origin
     assert origin is not None and origin.config is None and origin.checkpoint() == copy
+
+
+def test_a_machine_that_does_not_see_the_run_says_what_it_sees(tmp_path: Path) -> None:
+    assert seen_run_id(tmp_path, "abc", wait_s=0).startswith(f"no run at {tmp_path} on ")
+    (tmp_path / "run.json").write_text('{"run_id": "older"}')
+    assert seen_run_id(tmp_path, "abc", wait_s=0) == "older"
+    (tmp_path / "run.json").write_text("[]")
+    assert seen_run_id(tmp_path, "abc", wait_s=0).startswith("no run at ")
+    folder = opened(tmp_path / "run")
+    assert seen_run_id(folder.root, folder.run_id, wait_s=0) == folder.run_id

@@ -1,0 +1,42 @@
+"""The command that runs a dumped step again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Optional
+
+import typer
+
+from mindgspo.cli.options import EmulateOption, emulated_overrides
+
+
+def replay(
+    step_dir: Annotated[Path, typer.Argument(help="Folder of a dumped step, e.g. runs/x/dumps/step_00000005.")],
+    device: Annotated[Literal["CPU", "Ascend"], typer.Option(help="What it is run on.")] = "CPU",
+    emulate_ascend: EmulateOption = False,
+    tolerance: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(min=0.0, help="Allowed difference, of a tensor's largest number; by default by the model's type."),
+    ] = None,
+) -> None:
+    """Run a dumped step again, and compare it number by number.
+
+    A run with trainer.dump_step=N writes such a step. It is run in one process, on this CPU, on a card, or on an
+    emulated one. The forward pass is compared module by module, each given what was recorded in front of it, so that
+    the first one that differs is the one that computes something else. Then come log-probs, loss, gradients and
+    weights. The exit code is 1 if something is further off than allowed.
+    """
+    if emulate_ascend:
+        emulated_overrides(emulate_ascend, None)
+        device = "Ascend"
+    from mindgspo.parallel.runtime import set_up_runtime
+    from mindgspo.replay import Dump, Verdict
+    from mindgspo.replay import replay as run_again
+
+    dump = Dump.open(step_dir)
+    set_up_runtime(device)
+    comparison = run_again(dump, tolerance=tolerance)
+    for line in comparison.lines():
+        print(line)
+    if comparison.verdict is Verdict.DIFFERENT:
+        raise typer.Exit(1)

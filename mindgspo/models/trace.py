@@ -1,0 +1,150 @@
+"""The forward pass of the policy, module by module: what each returns, in order of execution.
+
+Every module is called as a graph of its own, the graph's own inputs being what is handed back for the module before it.
+So a recording of another device can be given to each, and each is judged alone: an error does not spread. For models of
+one process; the trainer's dump records, `replay` compares.
+
+Legend: M flattened tokens of the device's graph, C tokens of the comparison, H hidden units, N samples, K slots of
+response tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from mindgspo.config.model import FAMILIES
+from mindgspo.data.rows import packed_tokens
+from mindgspo.models.policy import PolicyLogProbs
+from mindgspo.models.transformer import DecoderLayer, RMSNorm, Transformer
+from mindgspo.parallel.device_ops import policy_inputs
+from mindgspo.types import Batch, Float32Array
+
+Use = Callable[[str, str, Float32Array], "Float32Array | None"]
+"""(module, operator, what it returned) -> what the next modules are given instead; None: that. float32, [C, ...]; the
+log-probs [N, K], 0 where masked."""
+
+
+def is_traceable(policy: nn.Cell) -> bool:
+    """Whether the policy is a whole model of ours in this process."""
+    return (
+        isinstance(policy, PolicyLogProbs)
+        and isinstance(policy.model, Transformer)
+        and (policy.model.place.held.plan.world_size == 1)
+    )
+
+
+def trace_forward(policy: PolicyLogProbs, batch: Batch, use: Use) -> None:
+    """Call every module of the policy for a batch, and `use` with what each returns."""
+    _Trace(policy, batch, use).run()
+
+
+class _NormOfSum(nn.Cell):
+    def __init__(self, norm: RMSNorm) -> None:
+        super().__init__(auto_prefix=False)
+        self.norm = norm
+
+    def construct(self, x_MH: Tensor, delta_MH: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        return self.norm.of_sum(x_MH, delta_MH, tokens)
+
+
+class _Head(nn.Cell):
+    def __init__(self, policy: PolicyLogProbs) -> None:
+        super().__init__(auto_prefix=False)
+        self.policy = policy
+
+    def construct(
+        self, hidden_MH: Tensor, segments: Tensor, predict_P: Tensor, targets_P: Tensor, place_NK: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return self.policy._log_probs(hidden_MH, segments, predict_P, targets_P, place_NK)
+
+
+class _Trace:
+    """One pass; holds where the tokens that are compared stand in this device's graph.
+
+    Those are the tokens that a graph of kernels computes (`rows.PackedTokens`): samples share their prompt, and the
+    last token of a response, which predicts nothing, is left out. Elsewhere they are picked from the batch's rows.
+    """
+
+    def __init__(self, policy: PolicyLogProbs, batch: Batch, use: Use) -> None:
+        self._policy, self._model, self._batch, self._use = policy, policy.model, batch, use
+        inputs = policy_inputs(batch, is_packed=policy.is_packed)
+        self._ids, self._positions, self._segments, *self._head_inputs = map(Tensor, inputs.arrays)
+        self._given = (Tensor(inputs.routed.given(batch)),) if policy.replays_experts else ()
+        place_M = packed_tokens(batch).place_M
+        used = np.flatnonzero(place_M >= 0)
+        if policy.is_packed:
+            self._take = self._put = self._from = np.arange(place_M.max() + 1)
+        else:
+            _, first = np.unique(place_M[used], return_index=True)
+            self._take, self._put, self._from = used[first], used, place_M[used]
+
+    def run(self) -> None:
+        model = self._model
+        rotation, self._mask = model.rotation(self._positions.reshape(-1)), model.segment_mask(self._segments)
+        x = self._tap("embed_tokens", "Gather", model.embed_tokens(self._ids.reshape(-1), self._mask))
+        delta = None
+        for number, layer in enumerate(model.layers):
+            x, delta = self._layer(f"layers.{number}", layer, x, delta, rotation)
+        hidden, _ = self._norm("norm", model.norm, x, delta)
+        logp_NK = _Head(self._policy)(hidden, self._segments, *self._head_inputs)[0].asnumpy()
+        self._use("log_probs", "MatMul, LogSoftmax", np.where(self._batch.mask_NK, logp_NK, np.float32(0)))
+
+    def _layer(
+        self, name: str, layer: DecoderLayer, x: Tensor, delta: Tensor | None, rotation: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """States behind the layer are the sum of the two."""
+        normed, x = self._norm(f"{name}.input_layernorm", layer.input_layernorm, x, delta)
+        attention, own = layer.self_attn, f"{name}.self_attn"
+        heads = [
+            self._tap(f"{own}.{part}", "MatMul", out)
+            for part, out in zip(("q_proj", "k_proj", "v_proj"), attention.projections(normed, self._mask), strict=True)
+        ]
+        if attention.has_head_norms:
+            heads[0] = self._tap(f"{own}.q_norm", "RmsNorm", attention.q_norm(heads[0], self._mask))
+            heads[1] = self._tap(f"{own}.k_norm", "RmsNorm", attention.k_norm(heads[1], self._mask))
+        query, key = attention.rotate(heads[0], heads[1], rotation, self._mask)
+        query = self._tap(f"{own}.rotate (queries)", "RotaryPositionEmbedding", query)
+        key = self._tap(f"{own}.rotate (keys)", "RotaryPositionEmbedding", key)
+        out = attention.attention(query, key, heads[2], self._mask)
+        out = self._tap(f"{own}.attention", "FlashAttentionScore", out)
+        out = self._tap(f"{own}.o_proj", "MatMul", attention.o_proj(out, self._mask))
+        normed, x = self._norm(f"{name}.post_attention_layernorm", layer.post_attention_layernorm, x, out)
+        if FAMILIES[self._model.config.architecture].has_experts:
+            out, _ = layer.mlp(normed, self._mask, (), (), *self._given)
+            return x, self._tap(f"{name}.mlp", "router, GroupedMatmul, Swiglu", out)
+        mlp, own = layer.mlp, f"{name}.mlp"
+        gate, up = mlp.projections(normed, self._mask)
+        gate, up = self._tap(f"{own}.gate_proj", "MatMul", gate), self._tap(f"{own}.up_proj", "MatMul", up)
+        inner = self._tap(f"{own}.swiglu", "Swiglu", mlp.swiglu(gate, up, self._mask))
+        return x, self._tap(f"{own}.down_proj", "MatMul", mlp.down_proj(inner, self._mask))
+
+    def _norm(self, name: str, norm: RMSNorm, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Of the sum, and the sum."""
+        if delta is None:
+            return self._tap(name, "RmsNorm", norm(x, self._mask)), x
+        normed, total = _NormOfSum(norm)(x, delta, self._mask)
+        total = self._tap(f"{name} (sum)", "Add", total)
+        return self._tap(name, "RmsNorm", normed), total
+
+    def _tap(self, name: str, operator: str, out: Tensor) -> Tensor:
+        values = _float32(out)
+        found = np.ascontiguousarray(values[self._take])
+        given = self._use(name, operator, found)
+        if given is None:
+            return out
+        values = values.copy()
+        values[self._put] = given[self._from]
+        return _as_type(values, out.dtype)
+
+
+def _float32(tensor: Tensor) -> Float32Array:
+    return (tensor if tensor.dtype == ms.float32 else ops.cast(tensor, ms.float32)).asnumpy()
+
+
+def _as_type(values: Float32Array, dtype: ms.Type) -> Tensor:
+    tensor = Tensor(values)
+    return tensor if dtype == ms.float32 else ops.cast(tensor, dtype)

@@ -1,0 +1,198 @@
+"""Runs a dumped step again in this process, whole, whatever plan it was made by.
+
+First the forward pass of its first micro-batch, module by module, each given what was recorded in front of it. Then
+all updates, from the recorded weights and moments on: log-probs, loss, norm, gradients of the first one, and the
+weights at the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mindspore import nn
+
+from mindgspo.algorithms.optim.backend import UpdateBackend
+from mindgspo.config import ExperimentConfig, load_config
+from mindgspo.errors import CheckpointError, ConfigError
+from mindgspo.io import read_json
+from mindgspo.models.policy import build_model
+from mindgspo.models.trace import trace_forward
+from mindgspo.models.weights import load_weights, weights_as_numpy
+from mindgspo.parallel import runtime
+from mindgspo.parallel.device_ops import takes_packed
+from mindgspo.replay.compare import Comparison, Difference, difference
+from mindgspo.tensor_files import open_tensors, read_safetensors
+from mindgspo.text import counted
+from mindgspo.trainer.build import build_backend
+from mindgspo.trainer.dump import FORMAT, MOMENT, gradients_between
+from mindgspo.trainer.updates import batch_file
+from mindgspo.types import Batch
+
+# Of the largest number of a tensor, by the type that the model computes in: what a module makes of equal inputs; what a
+# whole pass, forward and backward, makes of equal weights; what is left of a gradient in weights.
+_MODULE = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 5e-3}
+_PASS = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
+# Backwards through a layer: a gradient that is wrong is found in the weights behind it first.
+_BACKWARD = (
+    "mlp.down_proj", "mlp.experts.down_proj", "mlp.up_proj", "mlp.gate_proj", "mlp.experts", "mlp.gate",
+    "post_attention_layernorm", "self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm", "self_attn.v_proj",
+    "self_attn.k_proj", "self_attn.q_proj", "input_layernorm",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dump:
+    """A folder of `trainer.dump.StepDump`. facts: its step.json."""
+
+    folder: Path
+    config: ExperimentConfig
+    facts: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, folder: Path) -> Dump:
+        """Raises CheckpointError where it is no dump, or one of another format; ConfigError for its configuration."""
+        try:
+            facts = read_json(folder / "step.json")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{folder}: no dumped step ({error}); --set trainer.dump_step=5 writes one to <run_dir>/dumps"
+            ) from error
+        if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+            raise CheckpointError(f"{folder}: a dump of another version of mindgspo; this one reads format {FORMAT}")
+        # Weights are in the dump, the model's folder need not be here.
+        config = load_config(folder / "config.yaml", ["model.path="], check_files=False)
+        if config.model.backend != "native":
+            raise ConfigError(f"{folder}: model.backend={config.model.backend} cannot be run again; native can")
+        return cls(folder=folder, config=config, facts=facts)
+
+    def batches(self, number: int) -> list[Batch]:
+        """Of the update number `number`, from 1 on."""
+        count = self.facts["updates"][number - 1]["micro_batches"]
+        return [_read_batch(batch_file(self.folder, f"update_{number}", index)) for index in range(count)]
+
+    def tensors(self, name: str) -> dict[str, np.ndarray]:
+        """Of one of its files; {} where it was not written."""
+        path = self.folder / f"{name}.safetensors"
+        return read_safetensors(path) if path.exists() else {}
+
+    def __str__(self) -> str:
+        device = f"{'emulated ' if self.facts['is_emulated'] else ''}{self.facts['device']}"
+        processes = counted(self.facts["world_size"], "process")
+        versions = ", ".join(f"{name} {version}" for name, version in self.facts["versions"].items())
+        return f"step {self.facts['step']} of {self.config.experiment}, {device}, {processes}; {versions}"
+
+
+def _read_batch(path: Path) -> Batch:
+    with np.load(path, allow_pickle=False) as arrays:
+        fields = {name: arrays[name] for name in arrays.files}
+    for name in ("num_sequences", "num_tokens"):
+        fields[name] = int(fields[name])
+    return Batch(**fields)
+
+
+def replay(dump: Dump, *, tolerance: float | None = None) -> Comparison:
+    """Run a step again; `set_up_runtime` has chosen the device. tolerance: in place of those of the model's type."""
+    return _Replay(dump, tolerance).run()
+
+
+class _Replay:
+    def __init__(self, dump: Dump, tolerance: float | None) -> None:
+        config = dump.config
+        self._dump, self._config = dump, config
+        self._of_module = tolerance or _MODULE[config.model.dtype]
+        self._of_pass = tolerance or _PASS[config.model.dtype]
+        model = build_model(config.model)
+        self._backend: UpdateBackend = build_backend(config, model)
+        self._model: nn.Cell = model
+        load_weights(model, config.model, dump.tensors("weights"), where=dump.folder / "weights.safetensors")
+        with open_tensors(dump.folder / "optimizer.safetensors") as state:
+            self._backend.load_tensors(state)
+        where = "an emulated card" if runtime.is_emulated() else runtime.current_device()
+        self._found = Comparison(str(dump), where)
+
+    def run(self) -> Comparison:
+        self._forward()
+        for number, update in enumerate(self._dump.facts["updates"], 1):
+            if not update.get("is_skipped"):
+                self._update(number, update)
+        for name, recorded in self._dump.tensors("weights_after").items():
+            found = weights_as_numpy(self._model, self._config.model)[name]
+            self._add("weights after the step", name, found, recorded, tolerance=self._of_pass)
+        return self._found
+
+    def _add(
+        self, stage: str, name: str, found: Any, recorded: Any, *, tolerance: float, operator: str = ""
+    ) -> Difference:
+        one = difference(stage, name, found, recorded, tolerance=tolerance, operator=operator)
+        self._found.differences.append(one)
+        return one
+
+    def _forward(self) -> None:
+        trace = iter(self._dump.tensors("trace").items())
+        if not self._dump.tensors("trace"):
+            return
+
+        def compare(name: str, operator: str, found: np.ndarray) -> np.ndarray:
+            key, recorded = next(trace)
+            assert key.partition(" ")[2] == f"{name} | {operator}", f"{key} is recorded where {name} is computed"
+            self._add("forward", name, found, recorded, tolerance=self._of_module, operator=operator)
+            return recorded
+
+        trace_forward(self._backend.policy, self._laid_out(self._dump.batches(1)[0]), compare)
+
+    def _update(self, number: int, update: Mapping[str, Any]) -> None:
+        stage, batches = f"update {number}", [self._laid_out(batch) for batch in self._dump.batches(number)]
+        before = self._backend.state()
+        result = self._backend.update(batches, update["lr"], kl_coef=update["kl_coef"])
+        recorded = self._dump.tensors(f"update_{number}_found")
+        for index, (batch, found) in enumerate(zip(batches, result.logp_NK, strict=True)):
+            masked = [np.where(batch.mask_NK, array, 0) for array in (found, recorded[f"logp/{index}"])]
+            self._add(f"{stage}, forward", f"log-probs of micro-batch {index}", *masked, tolerance=self._of_pass)
+        scalars = {"loss": (result.loss, update["loss"]), "grad_norm": (result.grad_norm, update["grad_norm"])}
+        scale = max(abs(update["loss"]), 1e-3)  # a loss is a sum of numbers that cancel
+        self._add(f"{stage}, forward", "loss", *(np.array([one, scale]) for one in scalars["loss"]),
+                  tolerance=self._of_pass)  # fmt: skip
+        if number == 1:
+            self._gradients(stage, before)
+        self._add(f"{stage}, backward", "grad_norm", *map(np.array, scalars["grad_norm"]), tolerance=self._of_pass)
+
+    def _gradients(self, stage: str, before: Mapping[str, np.ndarray]) -> None:
+        moments = {name: array for name, array in before.items() if name.startswith(MOMENT)}
+        found = gradients_between(moments, self._backend.state(), self._config.optimizer.beta1)
+        recorded = self._dump.tensors("gradients")
+        for name in sorted(recorded, key=_backward_order):
+            self._add(f"{stage}, backward", f"gradient of {name}", found[name], recorded[name], tolerance=self._of_pass)
+
+    def _laid_out(self, batch: Batch) -> Batch:
+        """A card's attention takes as many segments as there are samples, none of them empty; a row of kernels may have
+        no padding left for those that are filled up."""
+        if takes_packed(self._backend.policy):
+            return batch
+        return _with_padding(batch, batch.samples_N.size)
+
+
+def _with_padding(batch: Batch, slots: int) -> Batch:
+    """The same rows, each with so many slots of padding more."""
+    width = batch.ids_RT.shape[1]
+    rows = {
+        name: np.pad(getattr(batch, name), ((0, 0), (0, slots))) for name in ("ids_RT", "positions_RT", "segments_RT")
+    }
+    if batch.experts_RTX is not None:
+        rows["experts_RTX"] = np.pad(batch.experts_RTX, ((0, 0), (0, slots), (0, 0)))
+    predict_P = (batch.predict_P // width * (width + slots) + batch.predict_P % width).astype(np.int32)
+    return dataclasses.replace(batch, predict_P=predict_P, **rows)
+
+
+def _backward_order(name: str) -> tuple[int, int, str]:
+    """Head and last norm first, then layers from the last to the first, then the embedding."""
+    parts = name.removeprefix("model.").split(".")
+    if parts[0] != "layers":
+        return (0 if "embed_tokens" not in name else 1 << 30, 0, name)
+    module = ".".join(parts[2:])
+    place = next((number for number, known in enumerate(_BACKWARD) if module.startswith(known)), len(_BACKWARD))
+    return 1_000_000 - int(parts[1]), place, name

@@ -1,0 +1,75 @@
+"""A dumped step of a whole run, run again on CPU: bit-equal; what was changed in the dump is found by its name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from running import mindgspo, write_experiment
+
+from mindgspo.errors import CheckpointError
+from mindgspo.tensor_files import read_safetensors, write_tensor_file
+
+SETTINGS = ("--set", "trainer.max_steps=2", "--set", "trainer.dump_step=2")
+
+
+@pytest.fixture(scope="module")
+def dumped(once: Callable[..., Path]) -> Path:
+    def run(folder: Path) -> None:
+        done = mindgspo("run", write_experiment(folder), *SETTINGS, cwd=folder)
+        assert done.returncode == 0, done.stderr + done.stdout
+
+    return once("dumped", run) / "runs/tiny/dumps/step_00000002"
+
+
+def replayed(folder: Path, *arguments: str) -> tuple[int, list[str]]:
+    done = mindgspo("replay", folder, *arguments, cwd=folder.parent)
+    assert done.stderr == "", done.stderr
+    return done.returncode, done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_a_step_is_bit_equal_on_the_same_machine(dumped: Path) -> None:
+    facts = json.loads((dumped / "step.json").read_text())
+    assert facts["updates"][0]["grad_norm"] > 0, "nothing was learnt in this step"
+    gradients = read_safetensors(dumped / "gradients.safetensors")
+    norm = np.sqrt(sum(float((one.astype(np.float64) ** 2).sum()) for one in gradients.values()))
+    assert norm == pytest.approx(min(facts["updates"][0]["grad_norm"], 1.0), rel=1e-3)
+    code, lines = replayed(dumped)
+    assert code == 0 and lines[-1].startswith("bit-equal: "), lines
+    assert lines[0].startswith("step 2 of tiny, CPU, 1 process; ") and lines[1] == "run again on CPU"
+    assert [line.split("  ")[0] for line in lines if line.startswith(("forward", "update", "weights"))][:3] == [
+        "forward", "update 1, forward", "update 1, backward",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "module"), [
+    ("model.layers.1.self_attn.k_proj.weight", "layers.1.self_attn.k_proj (MatMul)"),
+    ("model.norm.weight", "norm (RmsNorm)"),
+])  # fmt: skip
+def test_a_module_that_computes_something_else_is_named(dumped: Path, tmp_path: Path, name: str, module: str) -> None:
+    folder = tmp_path / "step"
+    shutil.copytree(dumped, folder)
+    weights = read_safetensors(folder / "weights.safetensors")
+    write_tensor_file(folder / "weights.safetensors", weights | {name: weights[name] * np.float32(1.01)})
+    code, lines = replayed(folder)
+    first = next(line for line in lines if line.startswith("first difference: "))
+    assert code == 1 and first.startswith(f"first difference: forward: {module} is off by "), lines
+
+
+@pytest.mark.slow
+def test_what_is_no_dump_is_refused(dumped: Path, tmp_path: Path) -> None:
+    from mindgspo.replay import Dump
+
+    with pytest.raises(CheckpointError, match=r"no dumped step .*trainer\.dump_step=5"):
+        Dump.open(tmp_path)
+    shutil.copytree(dumped, tmp_path / "step")
+    facts = json.loads((tmp_path / "step/step.json").read_text())
+    (tmp_path / "step/step.json").write_text(json.dumps(facts | {"format": 99}))
+    with pytest.raises(CheckpointError, match="another version of mindgspo"):
+        Dump.open(tmp_path / "step")
