@@ -217,7 +217,8 @@ def make_trainer(cpu_runtime: None, load, prompts, tokenizer, tmp_path: Path, co
             "stream": PromptStream(len(prompts), config.seed, shuffle=False),
             "leftovers": LeftoverBuffer(config.algorithm.filter_groups.keep_surplus_steps, prompts), "routing": None,
             "timers": Timers(),
-            "total_steps": config.trainer.max_steps, "failures_dir": tmp_path / "failures", **changed,
+            "total_steps": config.trainer.max_steps, "failures_dir": tmp_path / "failures",
+            "dumps_dir": tmp_path / "dumps", **changed,
         }  # fmt: skip
         made = Trainer(**fields)
         configs[id(made)] = config
