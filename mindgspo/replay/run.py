@@ -82,9 +82,9 @@ class Dump:
 
     def __str__(self) -> str:
         device = f"{'emulated ' if self.facts['is_emulated'] else ''}{self.facts['device']}"
-        processes = counted(self.facts["world_size"], "process")
+        ranks = counted(self.facts["world_size"], "rank")
         versions = ", ".join(f"{name} {version}" for name, version in self.facts["versions"].items())
-        return f"step {self.facts['step']} of {self.config.experiment}, {device}, {processes}; {versions}"
+        return f"step {self.facts['step']} of {self.config.experiment}, {device}, {ranks}; {versions}"
 
 
 def _read_batch(path: Path) -> Batch:

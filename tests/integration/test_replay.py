@@ -41,7 +41,7 @@ def test_a_step_is_bit_equal_on_the_same_machine(dumped: Path) -> None:
     assert norm == pytest.approx(min(facts["updates"][0]["grad_norm"], 1.0), rel=1e-3)
     code, lines = replayed(dumped)
     assert code == 0 and lines[-1].startswith("bit-equal: "), lines
-    assert lines[0].startswith("step 2 of tiny, CPU, 1 process; ") and lines[1] == "run again on CPU"
+    assert lines[0].startswith("step 2 of tiny, CPU, 1 rank; ") and lines[1] == "run again on CPU"
     assert [line.split("  ")[0] for line in lines if line.startswith(("forward", "update", "weights"))][:3] == [
         "forward", "update 1, forward", "update 1, backward",
     ]  # fmt: skip
