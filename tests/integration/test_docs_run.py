@@ -32,17 +32,19 @@ def of(page: Path) -> list[Block]:
 
 
 def runs(block: Block) -> bool:
-    return block.language in SHELL and not block.reason
+    return block.language in (*SHELL, "python") and not block.file and not block.reason
 
 
 def command_of(block: Block) -> str:
+    if block.language == "python":
+        return f"python - <<'PYTHON'\n{block.content}PYTHON"
     if block.language == "bash":
         return block.content
     return "\n".join(re.findall(r"^\$ ((?:.*\\\n)*.*)$", block.content, flags=re.MULTILINE))
 
 
 def output_of(block: Block) -> str:
-    if block.language == "bash":
+    if block.language != "console":
         return block.output
     return re.sub(r"^\$ (?:.*\\\n)*.*\n", "", block.content, flags=re.MULTILINE)
 
