@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from mindgspo.errors import WriteError
+from mindgspo.errors import ConfigError, WriteError
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 Content = bytes | bytearray | memoryview
@@ -138,6 +138,18 @@ def write_file(path: Path, content: Content, *, sync: bool = True) -> None:
     """Write `content` to `path` atomically; sync as in `atomic_file`. Raises WriteError."""
     with atomic_file(path, sync=sync, num_bytes=len(content)) as file:
         file.write(content)
+
+
+def write_new_file(path: Path, content: Content) -> None:
+    """Write a file that was not there, atomically. Raises ConfigError for one that is; WriteError."""
+    check_is_new(path)
+    write_file(path, content)
+
+
+def check_is_new(path: Path) -> None:
+    """Raises ConfigError where a file or folder has the name that --out gives."""
+    if path.exists():
+        raise ConfigError(f"{path}: is there already; give --out another name, or move it away")
 
 
 def write_json(path: Path, content: object) -> None:

@@ -49,13 +49,14 @@ def convert_config(
     assumed, what must still be set, and what `mindgspo check` would refuse, with the nearest legal value. Nothing of a
     script is run.
     """
-    from mindgspo.integrations.foreign_configs import convert, report_lines, save_new
+    from mindgspo.integrations.foreign_configs import convert, report_lines
+    from mindgspo.io import write_new_file
 
     converted = convert(files, None if from_ is None else from_.value, set_ or [])
     if out is None:
         print(converted.yaml, end="")
     else:
-        save_new(out, converted.yaml)
+        write_new_file(out, converted.yaml.encode())
     for line in report_lines(converted):
         print(line, file=sys.stderr)
     if out is not None:

@@ -30,6 +30,7 @@ from mindgspo.cli.data import data_app
 from mindgspo.cli.doctor import doctor
 from mindgspo.cli.generate import generate
 from mindgspo.cli.replay import replay
+from mindgspo.cli.init import init
 from mindgspo.cli.reward import reward_app
 from mindgspo.cli.runs import runs
 from mindgspo.cli.serve import serve
@@ -50,6 +51,7 @@ app = typer.Typer(
 )
 
 # One line each, in the order of `mindgspo --help`.
+app.command()(init)
 app.command(cls=SettingsCommand)(experiment.run)
 app.command(cls=SettingsCommand)(experiment.sft)
 app.command(cls=SettingsCommand)(serve)

@@ -170,12 +170,14 @@ def load_config(path: str | PathLike[str], overrides: Iterable[str] = (), check_
     return _checked(str(path), read_layers(Path(path), overrides), check_files=check_files)
 
 
-def load_mapping(source: str, mapping: Mapping[str, Any], overrides: Iterable[str] = ()) -> ExperimentConfig:
+def load_mapping(
+    source: str, mapping: Mapping[str, Any], overrides: Iterable[str] = (), *, check_files: bool = True
+) -> ExperimentConfig:
     """As `load_config`, of an experiment that a program puts together instead of a file; its paths are absolute.
 
     source: what errors call it.
     """
-    return _checked(source, with_overrides(mapping, overrides), check_files=True)
+    return _checked(source, with_overrides(mapping, overrides), check_files=check_files)
 
 
 def _checked(source: str, mapping: dict[str, Any], *, check_files: bool) -> ExperimentConfig:

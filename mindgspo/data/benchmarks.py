@@ -23,7 +23,7 @@ def recognised_format(path: Path) -> DataFormat:
     if first is None:
         raise DataError(f"{path}: holds no rows")
     _, row = first
-    found = _by_columns(row)
+    found = format_of_row(row)
     if found is None and _is_aime(path):
         return "aime"
     if found is None:
@@ -34,7 +34,8 @@ def recognised_format(path: Path) -> DataFormat:
     return found
 
 
-def _by_columns(row: Mapping[str, object]) -> DataFormat | None:
+def format_of_row(row: Mapping[str, object]) -> DataFormat | None:
+    """The published format that a row's columns are those of; AIME's could be anybody's."""
     if {"prompt", "reward_model"} <= row.keys():
         return "dapo" if str(row.get("data_source", "")).startswith(_DAPO) else "verl"
     if {"instruction", "output"} <= row.keys():
@@ -60,7 +61,12 @@ NUM_GENERATED_ROWS = 512
 
 _HASHES = ' Reason step by step and write the final number after "####".'
 _BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
-_SUFFIXES = {"gsm8k": _HASHES, "math": _BOXED, "aime": _BOXED}
+INSTRUCTIONS: Mapping[str, str] = {
+    "gsm8k": _HASHES,
+    "math": _BOXED,
+    "multiple_choice": "\nPlease reason step by step, and put the letters of the right options within \\boxed{}.",
+}
+"""What is appended to a question so that a reward function finds the answer."""
 _FUNCTIONS = {"gsm8k": "gsm8k", "arithmetic": "gsm8k", "math": "math", "aime": "math"}
 
 
@@ -75,7 +81,7 @@ class Benchmark:
     @property
     def instruction_suffix(self) -> str:
         """What is appended to each question; "" where the rows say themselves how to answer."""
-        return _SUFFIXES.get(self.format, "")
+        return "" if self.format == "arithmetic" else INSTRUCTIONS.get(self.function, "")
 
     @property
     def function(self) -> str:

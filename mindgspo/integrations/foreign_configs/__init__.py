@@ -5,6 +5,6 @@
 Pure Python; nothing of a foreign file is run.
 """
 
-from mindgspo.integrations.foreign_configs.convert import TABLES, Conversion, convert, report_lines, save_new
+from mindgspo.integrations.foreign_configs.convert import TABLES, Conversion, convert, report_lines
 
-__all__ = ["TABLES", "Conversion", "convert", "report_lines", "save_new"]
+__all__ = ["TABLES", "Conversion", "convert", "report_lines"]

@@ -20,7 +20,6 @@ from mindgspo.integrations.foreign_configs.experiment import Experiment
 from mindgspo.integrations.foreign_configs.models import take_end_tokens, take_model_folder
 from mindgspo.integrations.foreign_configs.sources import Source, read_source
 from mindgspo.integrations.foreign_configs.tables import Finding, Row, Status, Table, one_line, shown
-from mindgspo.io import write_file
 
 TABLES: dict[str, Table] = {suite.TABLE.name: suite.TABLE for suite in (mindformers, mindrlhf, mindspeed, verl)}
 _LONGEST = 1000  # characters of a reason
@@ -126,13 +125,6 @@ def _required_of(key: str) -> list[str]:
     if section is None or key == "model":
         return [key]
     return [f"{key}.{name}" for name, field in section.model_fields.items() if field.is_required()]
-
-
-def save_new(path: Path, text: str) -> None:
-    """Write a file that was not there, atomically. Raises ConfigError for one that is; WriteError."""
-    if path.exists():
-        raise ConfigError(f"{path}: is there already; give --out another name, or move it away")
-    write_file(path, text.encode())
 
 
 def report_lines(conversion: Conversion) -> Iterator[str]:

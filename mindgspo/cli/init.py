@@ -1,0 +1,77 @@
+"""`mindgspo init`: an experiment for a model folder and a file of questions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Optional
+
+import typer
+
+
+def init(
+    model: Annotated[Path, typer.Option(help="Hugging Face folder with config.json and a tokenizer.", metavar="DIR")],
+    data: Annotated[
+        Path, typer.Option(help="Questions with answers: *.jsonl, *.parquet, *.json, *.csv or *.tsv.", metavar="FILE")
+    ],
+    eval_: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--eval", help="Held-out questions; by default a tenth of the rows is held out.", metavar="FILE"),
+    ] = None,
+    question: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Column of the question; by default told by its name.", metavar="COLUMN"),
+    ] = None,
+    answer: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Column of the right answer; by default told by its name.", metavar="COLUMN"),
+    ] = None,
+    reward: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help="Your reward function, with verl's arguments; by default the one that reads the answers.",
+            metavar="FILE.py[:FUNCTION]",
+        ),
+    ] = None,
+    cards: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, max=4096, help="Ascend cards to plan for; by default one process on the CPU."),
+    ] = None,
+    device: Annotated[
+        Optional[Literal["CPU", "Ascend"]],  # noqa: UP045
+        typer.Option(help="Where graphs run; by default Ascend if --cards is given, else CPU."),
+    ] = None,
+    memory_gb: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--memory-gb",
+            min=0.1,
+            max=1e6,
+            help="Memory of one card in GiB, 64 by default; for device CPU the machine's, by default what it has.",
+        ),
+    ] = None,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="YAML file to write; by default <model>-<data>.yaml here.", metavar="FILE.yaml"),
+    ] = None,
+) -> None:
+    """Write an experiment for your model and data.
+
+    Sizes come from the model folder, lengths from the tokenized rows, plans and batches from the memory; five lines say
+    what was chosen and why. Nothing that exists is overwritten.
+    """
+    from mindgspo.setup import SetupRequest, write_experiment
+
+    request = SetupRequest(
+        model=model,
+        data=data,
+        eval=eval_,
+        question=question,
+        answer=answer,
+        reward=reward,
+        cards=cards,
+        device=device,
+        memory_gb=memory_gb,
+        out=out,
+    )
+    for line in write_experiment(request):
+        print(line)

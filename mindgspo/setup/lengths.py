@@ -1,0 +1,92 @@
+"""How long prompts and responses may be, from rows that were tokenized."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindgspo.data.dataset_info import PromptFacts
+from mindgspo.data.rendering import RenderedRow, render_row
+from mindgspo.data.source_rows import DroppedRow, SourceRow
+from mindgspo.errors import ConfigError
+from mindgspo.tokenization import Tokenizer
+
+MULTIPLE = {"CPU": 32, "Ascend": 128}
+"""To which rows are rounded up, so that few graphs are compiled."""
+# Without worked solutions nothing says how long responses want to be.
+_USUAL = {"CPU": 128, "Ascend": 2048}
+_ROOM = 4  # models write more than people
+_OUTLIER = 2  # beyond so many times the 95 % quantile a prompt is left out rather than every row made so long
+_MOST_LEFT_OUT = 0.1
+_NO_LIMIT = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """In tokens. prompt, response: the limits. prompts: of the rows that were measured, ascending; solutions: of their
+    worked solutions, where enough have one."""
+
+    prompt: int
+    response: int
+    prompts: tuple[int, ...]
+    solutions: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        """The quantiles and what follows from them, for a person."""
+        longer = sum(length > self.prompt for length in self.prompts)
+        left_out = f", {longer} of {len(self.prompts)} longer ones left out" if longer else ""
+        why = f"worked solutions {_quantiles(self.solutions)}" if self.solutions else "no worked solutions to measure"
+        return (
+            f"prompts {_quantiles(self.prompts)} tokens (median / 95 % / longest), up to {self.prompt}{left_out}; "
+            f"responses up to {self.response}: {why}"
+        )
+
+
+def measure(
+    rows: Sequence[SourceRow], instruction: str, tokenizer: Tokenizer, *, device: str, positions: int
+) -> Lengths:
+    """instruction: behind each question. positions: that the model has for both. Raises ConfigError where prompts leave
+    too little room for responses."""
+    facts = PromptFacts(
+        system_prompt=None,
+        instruction_prefix="",
+        instruction_suffix=instruction,
+        max_prompt_length=_NO_LIMIT,
+        truncation="error",
+    )
+    prompts = sorted(_length(render_row(row, facts, tokenizer)) for row in rows)
+    solutions = sorted(len(tokenizer.encode(row.solution)) for row in rows if row.solution)
+    solutions = solutions if 2 * len(solutions) >= len(rows) else []
+    multiple = MULTIPLE[device]
+    longest = prompts[-1] if prompts[-1] <= _OUTLIER * _quantile(prompts, 0.95) else _quantile(prompts, 0.99)
+    prompt = min(_rounded(longest, multiple), positions // 2)
+    left_out = sum(length > prompt for length in prompts)
+    if left_out > _MOST_LEFT_OUT * len(prompts):
+        raise ConfigError(
+            f"{left_out} of {len(prompts)} prompts are longer than {prompt} tokens, half of the model's {positions} "
+            "positions; give a model for longer texts, or shorter questions"
+        )
+    wanted = _ROOM * _quantile(solutions, 0.99) if solutions else _USUAL[device]
+    response = min(_rounded(wanted, multiple), positions - prompt)
+    return Lengths(prompt=prompt, response=response, prompts=tuple(prompts), solutions=tuple(solutions))
+
+
+def _length(row: RenderedRow | DroppedRow) -> int:
+    assert isinstance(row, RenderedRow), "rows without an answer were left out before"
+    return row.full_length
+
+
+def _quantile(lengths: Sequence[int], share: float) -> int:
+    """The smallest length that so large a share of them does not exceed."""
+    return int(np.quantile(lengths, share, method="inverted_cdf"))
+
+
+def _quantiles(ascending: Sequence[int]) -> str:
+    return f"{_quantile(ascending, 0.5)} / {_quantile(ascending, 0.95)} / {ascending[-1]}"
+
+
+def _rounded(length: int, multiple: int) -> int:
+    return -(-length // multiple) * multiple

@@ -1,0 +1,73 @@
+"""Which reward function scores the responses, and what it wants to be said to the model."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindgspo.config.reward import RewardSection, file_function, reward_file_problems
+from mindgspo.data.benchmarks import INSTRUCTIONS, Benchmark
+from mindgspo.errors import ConfigError, DataError
+from mindgspo.io import read_bytes
+from mindgspo.setup.rows import READERS, RowAccount
+from mindgspo.text import listed
+
+_MOST_BYTES = 1 << 20
+_USUAL_NAME = "compute_score"  # verl's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewarding:
+    """function: the entry of reward.functions. instruction: put behind each question. why: for a person."""
+
+    function: str
+    instruction: str
+    why: str
+
+
+def choose_reward(account: RowAccount, given: str | None) -> Rewarding:
+    """given: "FILE.py" or "FILE.py:function", None for a function of this project. Raises ConfigError for a file
+    without such a function, DataError where none of ours reads the gold answers."""
+    if given is not None:
+        function = _own_function(given)
+        return Rewarding(function=function, instruction="", why="yours")
+    if account.source.format != "columns":
+        known = Benchmark(label="", format=account.source.format, path=account.source.path)
+        return Rewarding(function=known.function, instruction=known.instruction_suffix, why="the data set's own")
+    for name in READERS:
+        if account.readable[name] == account.num_rows and (name != "math" or _are_short(account)):
+            return Rewarding(function=name, instruction=INSTRUCTIONS[name], why="it can read every answer")
+    best = max(READERS[:-1], key=lambda name: account.readable[name])
+    sample = account.measured[0].answer
+    raise DataError(
+        f"{account.source.path}: no reward function of this project reads all answers, e.g. {sample[:60]!r} ({best} "
+        f"reads {account.readable[best]} of {account.num_rows}); write one and give it with --reward FILE.py:function"
+    )
+
+
+def _are_short(account: RowAccount) -> bool:
+    """Whether answers are expressions or a few words, not texts that nobody writes again letter by letter."""
+    return all(len(row.answer) <= 60 for row in account.measured)
+
+
+def _own_function(given: str) -> str:
+    """ "FILE.py:function" with an absolute path; the file is parsed, not run."""
+    named = file_function(given)
+    path = (named.path if named is not None else Path(given)).absolute()
+    for problem in reward_file_problems(RewardSection(functions=(f"{path}:{_USUAL_NAME}",))):
+        raise ConfigError(problem.replace("reward.functions", "--reward", 1))
+    try:
+        tree = ast.parse(read_bytes(path, _MOST_BYTES), filename=str(path))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"--reward: {path}: cannot be read as Python ({error})") from error
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    public = [name for name in names if not name.startswith("_")]
+    if named is not None:
+        name = named.name
+    else:
+        name = _USUAL_NAME if _USUAL_NAME in names else public[0] if len(public) == 1 else ""
+    if name not in names:
+        what = f"there is no function {name!r}" if name else "which function scores a response is not clear"
+        raise ConfigError(f"--reward: {path}: {what}; give {path.name}:NAME (there are: {listed(names) or 'none'})")
+    return f"{path}:{name}"

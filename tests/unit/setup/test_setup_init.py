@@ -1,0 +1,125 @@
+"""`mindgspo init`: what it writes passes `mindgspo check` and fits, for every family and number of cards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from huggingface_folders import KINDS, write_folder, write_reward, write_rows
+
+from mindgspo.cli import main
+from mindgspo.config import ModelSection, load_config
+from mindgspo.config.huggingface_config import huggingface_config
+from mindgspo.config.load import read_layers
+from mindgspo.config.yaml_dialect import parse_document
+from mindgspo.errors import ConfigError
+from mindgspo.planner import GIB, expected_memory
+from mindgspo.setup.document import commented_document
+from mindgspo.setup.plans import Fit, Machine, fitting, prompts_per_step
+
+PROJECT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def brought(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with pens.jsonl and reward.py."""
+    folder = tmp_path_factory.mktemp("brought")
+    write_reward(folder / "reward.py")
+    write_rows(folder / "pens.jsonl")
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_model_and_odd_columns_pass_the_check(kind: str, brought: Path, tmp_path: Path, capsys) -> None:
+    folder = write_folder(tmp_path / "hf", kind, brought / "pens.jsonl")
+    words = ["--model", str(folder), "--data", str(brought / "pens.jsonl"), "--out", str(tmp_path / "new.yaml")]
+    own = ["--reward", str(brought / "reward.py")] if kind in ("Qwen2", "Qwen3Moe") else []
+    assert main(["init", *words, *own]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in said] == ["model", "data", "lengths", "plan", "next"]
+    assert f"{kind} of 0.1" in said[0] and "responses end at <eos>" in said[0]
+    assert "180 questions to train on, 20 held out" in said[1]
+    assert "question = user_query, answer = expected_result" in said[1]
+    assert ("reward.py:digits (yours)" if own else "gsm8k (it can read every answer)") in said[1]
+    assert said[4].endswith(f"mindgspo check {tmp_path / 'new.yaml'} && mindgspo run {tmp_path / 'new.yaml'}")
+    assert main(["check", str(tmp_path / "new.yaml")]) == 0
+    assert capsys.readouterr().out.endswith("\nok\n")
+    config = load_config(tmp_path / "new.yaml")
+    assert expected_memory(config).fits()
+    assert config.tokenizer.path == folder and config.tokenizer.eos_tokens == ("<eos>",)
+    assert main(["init", *words]) == 1
+    assert "new.yaml: is there already; give --out another name" in capsys.readouterr().err
+
+
+def test_held_out_rows_may_be_a_file_of_their_own(brought: Path, tmp_path: Path, capsys) -> None:
+    folder = write_folder(tmp_path / "hf", "Llama", brought / "pens.jsonl")
+    (tmp_path / "few.csv").write_text('user_query,expected_result\n"Tom has 3 pens.",3\n"Ann has 4 pens.",4\n')
+    words = ["--model", str(folder), "--data", str(brought / "pens.jsonl"), "--eval", str(tmp_path / "few.csv")]
+    assert main(["init", *words, "--cards", "2", "--device", "CPU", "--out", str(tmp_path / "new.yaml")]) == 0
+    assert "200 questions to train on, 2 held out" in capsys.readouterr().out
+    config = load_config(tmp_path / "new.yaml")
+    assert config.data.train.path == brought / "pens.jsonl"  # as it is
+    assert config.data.eval.path == tmp_path / "new_data" / "eval.jsonl"  # a run reads no CSV
+    assert config.plans.train.data_parallel == 2 and config.device == "CPU"
+
+
+def test_nothing_is_left_where_something_is_wrong(brought: Path, tmp_path: Path, capsys) -> None:
+    folder = write_folder(tmp_path / "hf", "Qwen2", brought / "pens.jsonl")
+    words = ["--model", str(folder), "--data", str(brought / "pens.jsonl"), "--out", str(tmp_path / "new.yaml")]
+    assert main(["init", *words, "--cards", "3"]) == 1
+    said = capsys.readouterr().err
+    assert "--cards 3: no plan is legal" in said and "nearest legal: 2 or 4" in said
+    assert main(["init", *words, "--memory-gb", "0.3"]) == 1
+    assert "does not fit on this machine: the least that was found needs" in capsys.readouterr().err
+    assert main(["init", *words, "--cards", "256"]) == 1
+    assert "180 questions to train on are too few, a step draws at least 256" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf"]
+
+
+def planned(tmp_path: Path, name: str, cards: int) -> Fit:
+    """Plans for a published model, of which only config.json is there."""
+    model = ModelSection(**read_layers(PROJECT / "model_configs" / f"{name}.yaml", ())["model"])
+    (tmp_path / "config.json").write_text(json.dumps(huggingface_config(model, eos_ids=[1], pad_id=0)))
+    machine = Machine(device="Ascend", cards=cards, capacity=None)
+    prompts = prompts_per_step(machine, 7473)
+    source = {"format": "gsm8k", "path": str(tmp_path / "rows.jsonl")}
+    base = {
+        "experiment": "planned",
+        "device": "Ascend",
+        "model": {"path": str(tmp_path), "dtype": "bfloat16"},
+        "tokenizer": {"path": str(tmp_path)},
+        "data": {"train": source, "eval": source, "max_prompt_length": 256},
+        "rollout": {"prompts_per_step": prompts, "num_generations": 8, "max_new_tokens": 1024},
+        "trainer": {"prompts_per_mini_batch": prompts // 4, "packing": True, "length_multiple": 128},
+    }
+    return fitting(name, base, machine)
+
+
+@pytest.mark.parametrize(("name", "cards", "train", "infer"), [
+    ("qwen2_5_0_5b", 1, "1 x 1 x 1", "1 x 1 x 1"), ("qwen2_5_0_5b", 8, "8 x 1 x 1", "8 x 1 x 1"),
+    ("qwen2_5_7b", 8, "4 x 2 x 1", "8 x 1 x 1"), ("qwen3_32b", 64, "8 x 8 x 1", "16 x 4 x 1"),
+])  # fmt: skip
+def test_a_model_is_divided_no_more_than_it_must_be(tmp_path: Path, name: str, cards: int, train: str, infer: str):
+    fit = planned(tmp_path, name, cards)
+    plans = fit.config.plans
+    assert (str(plans.train), str(plans.infer)) == (train, infer)
+    assert fit.memory.peak()[1] <= 0.9 * 64 * GIB
+    assert fit.config.rollout.slots >= 8 * plans.infer.data_parallel
+    assert load_mapping_again(fit)
+
+
+def load_mapping_again(fit: Fit) -> bool:
+    """What is written as YAML is what was planned."""
+    return parse_document(commented_document("A title.", fit.mapping, {"plans": "Why.\nAnd more."})) == fit.mapping
+
+
+def test_too_few_cards_are_told_the_number_that_fits(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="qwen2_5_7b does not fit on 1 card.*; on 4 cards it does: --cards 4"):
+        planned(tmp_path, "qwen2_5_7b", 1)
+
+
+@pytest.mark.parametrize(("cards", "rows", "prompts"), [(1, 7473, 32), (8, 7473, 256), (64, 7473, 512), (8, 90, 16),
+                                                        (12, 7473, 384), (6, 20, 12)])  # fmt: skip
+def test_prompts_of_a_step_can_be_shared_out(cards: int, rows: int, prompts: int) -> None:
+    assert prompts_per_step(Machine(device="Ascend", cards=cards, capacity=None), rows) == prompts
