@@ -29,8 +29,8 @@ from mindgspo.cli.convert_config import convert_config
 from mindgspo.cli.data import data_app
 from mindgspo.cli.doctor import doctor
 from mindgspo.cli.generate import generate
-from mindgspo.cli.replay import replay
 from mindgspo.cli.init import init
+from mindgspo.cli.replay import replay
 from mindgspo.cli.reward import reward_app
 from mindgspo.cli.runs import runs
 from mindgspo.cli.serve import serve
