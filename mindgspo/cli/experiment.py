@@ -137,6 +137,10 @@ def plan(
             help="What device Ascend is, a card of Atlas A2 (910B3) or a die of Atlas A3 (910C, two to a card).",
         ),
     ] = "A2",
+    probe: Annotated[
+        bool,
+        typer.Option("--probe", help="Measure this machine first, by some steps of the experiment. For device CPU."),
+    ] = False,
     picture: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="With --timeline: file of the drawing, by default <experiment>-timeline.png."),
@@ -153,7 +157,7 @@ def plan(
     With --timeline: what a step of each trainer.schedule is expected to take, on several splits of the same cards.
     """
     if timeline:
-        _print_timeline(config, set_ or [], lengths, rates or [], card, picture, as_json)
+        _print_timeline(config, set_ or [], lengths, rates or [], card, probe, picture, as_json)
         return
     if picture:
         raise typer.BadParameter("--picture goes with --timeline")
@@ -161,7 +165,7 @@ def plan(
 
     from mindgspo.planner import TimeOptions, plan_json, plan_of_file
 
-    time = TimeOptions(lengths=lengths, rates=tuple(rates or ()), card=card)
+    time = TimeOptions(lengths=lengths, rates=tuple(rates or ()), card=card, probes=probe)
     if as_json:
         print(json.dumps(plan_json(config, set_ or [], memory_gb=memory_gb, time=time), indent=2))
         return
@@ -175,6 +179,7 @@ def _print_timeline(
     lengths: str | None,
     rates: list[str],
     card: str,
+    probes: bool,
     picture: Path | None,
     as_json: bool,
 ) -> None:
@@ -182,11 +187,12 @@ def _print_timeline(
 
     from mindgspo.config import load_config
     from mindgspo.io import write_file
-    from mindgspo.planner import forecasts, timeline_json, timeline_lines
+    from mindgspo.planner import forecasts, probe_machine, timeline_json, timeline_lines
     from mindgspo.planner.timeline_plot import draw_timelines
 
     experiment = load_config(config, overrides, check_files=False)
-    found = forecasts(experiment, lengths=lengths, rates=rates, card=card)
+    probe = probe_machine(experiment, config, overrides) if probes else None
+    found = forecasts(experiment, lengths=lengths, rates=rates, card=card, probe=probe)
     picture = Path(f"{experiment.experiment}-timeline.png") if picture is None else picture
     write_file(picture, draw_timelines(found))
     if as_json:

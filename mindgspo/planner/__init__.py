@@ -6,6 +6,7 @@ from mindgspo.planner.command import TimeOptions, plan_json, plan_of_file
 from mindgspo.planner.expected import PHASES, expected_memory, graph_memory
 from mindgspo.planner.forecast import forecasts, timeline_json, timeline_lines
 from mindgspo.planner.memory_plan import GIB, MIB, Level, MemoryPlan, Part, PhaseMemory, RankMemory
+from mindgspo.planner.probe import probe_machine
 from mindgspo.planner.simulated_replicas import Rates
 from mindgspo.planner.smallest_change import set_options, smallest_change
 from mindgspo.planner.timeline import StepTimes, Timeline, simulate
@@ -28,6 +29,7 @@ __all__ = [
     "graph_memory",
     "plan_json",
     "plan_of_file",
+    "probe_machine",
     "replica_with_cache_budget",
     "set_options",
     "simulate",

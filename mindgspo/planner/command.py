@@ -29,6 +29,7 @@ from mindgspo.planner.cost import StepCost, cost_json, cost_lines, step_cost
 from mindgspo.planner.expected import PHASES, expected_memory, graph_memory
 from mindgspo.planner.measured import MeasuredPeak, stored_peaks
 from mindgspo.planner.memory_plan import GIB, MIB, Level, MemoryPlan, Part, RankMemory
+from mindgspo.planner.probe import probe_machine
 from mindgspo.planner.smallest_change import changed, set_options, smallest_change
 from mindgspo.text import aligned
 
@@ -37,8 +38,8 @@ DRY_RUNS = Path("dryrun")
 _BARELY = 0.95
 """Share of the memory from which on a plan fits barely: dry runs differ from it by a few percent."""
 _NO_RATES = (
-    "seconds of a step: nothing is known about this machine; give --rates RUN, a folder of a run, or "
-    "--rates NAME=SECONDS"
+    "seconds of a step: nothing is known about this machine; give --probe, which measures it in a "
+    "quarter of a minute, or --rates RUN, a folder of a run"
 )
 _GROUNDS = {
     "Ascend": "An estimate: weights, gradients, moments and cache follow from the plans, the rest from what "
@@ -123,11 +124,12 @@ def _title(each: RankMemory) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeOptions:
-    """How time is forecast: see `cost.step_cost`."""
+    """How time is forecast: see `cost.step_cost`. probes: run the experiment for some seconds first."""
 
     lengths: str | None = None
     rates: tuple[str, ...] = ()
     card: str = "A2"
+    probes: bool = False
 
 
 def plan_of_file(
@@ -151,7 +153,7 @@ def plan_of_file(
             yield ""
     if experiment.device == "Ascend" and not experiment.has_servers:
         yield from _measured(experiment)
-    cost = _cost(experiment, time)
+    cost = _cost(experiment, time, config, overrides)
     yield from [_NO_RATES] if cost is None else cost_lines(cost)
     yield ""
     yield _GROUNDS[experiment.device]
@@ -168,7 +170,7 @@ def plan_json(
 ) -> dict[str, Any]:
     """The same as numbers: memory of each side (one, or those that train and each server), in bytes, and time."""
     capacity, experiment = _loaded(config, overrides, memory_gb)
-    cost = _cost(experiment, time)
+    cost = _cost(experiment, time, config, overrides)
     memory = []
     for side in _sides(experiment, capacity):
         settings = {} if side.plan.fits() or side.name else smallest_change(experiment, capacity=side.plan.capacity)
@@ -249,11 +251,12 @@ def _sides(experiment: ExperimentConfig, capacity: int | None) -> list[_Side]:
     return sides
 
 
-def _cost(experiment: ExperimentConfig, time: TimeOptions) -> StepCost | None:
+def _cost(experiment: ExperimentConfig, time: TimeOptions, config: Path, overrides: Sequence[str]) -> StepCost | None:
     """None where nothing is known of the speed."""
-    if experiment.device == "CPU" and not time.rates:
+    if experiment.device == "CPU" and not time.rates and not time.probes:
         return None
-    return step_cost(experiment, lengths=time.lengths, rates=time.rates, card=time.card)
+    probe = probe_machine(experiment, config, overrides) if time.probes else None
+    return step_cost(experiment, lengths=time.lengths, rates=time.rates, card=time.card, probe=probe)
 
 
 def _cache_line(experiment: ExperimentConfig) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 from mindgspo.config import ExperimentConfig, planned_steps
 from mindgspo.models.operations import Operations
 from mindgspo.planner.forecast import Forecast, Forecasts, forecasts, seconds_text
+from mindgspo.planner.probe import Probe
 from mindgspo.planner.roofline import card_of
 from mindgspo.text import aligned, counted
 
@@ -26,14 +27,15 @@ class StepCost:
     """phases: seconds of each, mean over steps, which sum up to a step; with servers, generation is what a step waits
     for them. where: what the cards are. cards: that train and generate. tokens_per_card: of prompts and responses, per
     second and card. mfu: share of the peak that updates reach, as metric perf/mfu/actor has it; None where no peak is
-    known. busy: share of the time of generation in which its replicas work. mean_length: tokens of a response. steps:
-    of the run, None where its epochs decide."""
+    known. prefill: seconds of a step in which a replica runs prompts, mean. busy: share of the time of generation in
+    which its replicas work. mean_length: tokens of a response. steps: of the run, None where its epochs decide."""
 
     phases: Mapping[str, float]
     where: str
     cards: int
     tokens_per_card: float
     mfu: float | None
+    prefill: float
     busy: float
     mean_length: float
     prompt_tokens: int
@@ -54,15 +56,22 @@ class StepCost:
 
 
 def step_cost(
-    experiment: ExperimentConfig, *, lengths: str | None = None, rates: Sequence[str] = (), card: str = "A2"
+    experiment: ExperimentConfig,
+    *,
+    lengths: str | None = None,
+    rates: Sequence[str] = (),
+    card: str = "A2",
+    probe: Probe | None = None,
 ) -> StepCost:
     """Of the experiment as it is. Arguments and errors: those of `forecasts`."""
-    found = forecasts(experiment, lengths=lengths, rates=rates, card=card, is_whole=False)
+    found = forecasts(experiment, lengths=lengths, rates=rates, card=card, probe=probe, is_whole=False)
     (row,) = found.rows
     device = card_of(card) if experiment.device == "Ascend" else None
     peak = experiment.logging.peak_tflops
     cards = row.layout.train_cards + row.layout.infer_cards
-    phases = _phases(row, found.phases)
+    speeds = found.speeds
+    phases = _phases(row, speeds.phases)
+    prompts = found.prompts_per_step * speeds.prompt_tokens
     return StepCost(
         phases=phases,
         where=f"{counted(cards, device.unit)} of {device.name}" if device else f"device CPU, processes: {cards}",
@@ -74,9 +83,10 @@ def step_cost(
             phases.get("update"),
             device.peak if device and peak is None else peak and 1e12 * peak,
         ),
+        prefill=prompts * speeds.rates.prefill_token / row.layout.replicas,
         busy=_busy(row),
         mean_length=float(found.lengths_PG.mean()),
-        prompt_tokens=found.prompt_tokens,
+        prompt_tokens=speeds.prompt_tokens,
         prompts_per_step=found.prompts_per_step,
         num_generations=found.num_generations,
         slots=found.slots,
@@ -110,7 +120,7 @@ def _utilization(
     """As `trainer.metrics.Speed` counts operations."""
     if update is None or peak is None:
         return None
-    operations, lengths_PG = Operations.of(experiment.model), found.lengths_PG + found.prompt_tokens
+    operations, lengths_PG = Operations.of(experiment.model), found.lengths_PG + found.speeds.prompt_tokens
     tokens, squares = float(lengths_PG.mean()), float(np.square(lengths_PG, dtype=np.float64).mean())
     one = 3 * ((operations.trunk + 2 * operations.head) * tokens + operations.pair * squares)
     responses = found.prompts_per_step * found.num_generations * experiment.trainer.epochs_per_rollout
@@ -131,7 +141,7 @@ def cost_lines(cost: StepCost) -> Iterator[str]:
     mfu = "" if cost.mfu is None else f"; updates reach {cost.mfu:.1%} of the peak (MFU)"
     yield (
         f"tokens per second and card: {cost.tokens_per_card:,.1f}; replicas work {cost.busy:.0%} of the time of "
-        f"generation{mfu}"
+        f"generation, {seconds_text(cost.prefill)} s of it on prompts{mfu}"
     )
     steps = cost.steps or 100
     more = "" if cost.steps else " (trainer.epochs and the data say how many there are)"
@@ -159,6 +169,7 @@ def cost_json(cost: StepCost) -> dict[str, Any]:
         "cards": cost.cards,
         "tokens_per_second_and_card": cost.tokens_per_card,
         "mfu": cost.mfu,
+        "prefill_seconds": cost.prefill,
         "replicas_busy": cost.busy,
         "mean_response_tokens": cost.mean_length,
         "prompt_tokens": cost.prompt_tokens,

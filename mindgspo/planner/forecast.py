@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any
@@ -15,6 +15,7 @@ from mindgspo.config import ExperimentConfig
 from mindgspo.config.cache import sequences_at_once
 from mindgspo.planner.cache_budget import with_cache_budget
 from mindgspo.planner.lengths import length_source
+from mindgspo.planner.probe import Probe
 from mindgspo.planner.rates import Speeds, replica_cards, speeds_of
 from mindgspo.planner.roofline import card_of
 from mindgspo.planner.timeline import Schedule, StepTimes, Timeline, simulate
@@ -83,13 +84,12 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecasts:
-    """rows: layout by layout, sync first. prompt_tokens: of a prompt. lengths_PG: of the responses drawn. phases: see
-    `Speeds`. notes: what they rest on."""
+    """rows: layout by layout, sync first. speeds: of the experiment's own plans. lengths_PG: of the responses drawn.
+    notes: what they rest on."""
 
     rows: tuple[Forecast, ...]
-    prompt_tokens: int
+    speeds: Speeds
     lengths_PG: NDArray[np.int64]
-    phases: Mapping[str, float]
     prompts_per_step: int
     num_generations: int
     slots: int
@@ -103,15 +103,16 @@ def forecasts(
     lengths: str | None = None,
     rates: Sequence[str] = (),
     card: str = "A2",
+    probe: Probe | None = None,
     is_whole: bool = True,
     seed: int | None = None,
 ) -> Forecasts:
     """Of all schedules, or if not is_whole of the configured one alone, over fewer steps.
 
-    lengths, rates: as `length_source` and `speeds_of` read them. card: of `roofline.CARDS`. seed: of the lengths; None:
-    the experiment's. Raises ConfigError, DataError, RunFolderError.
+    lengths, rates: as `length_source` and `speeds_of` read them. card: of `roofline.CARDS`. probe: tells both
+    where neither is given. seed: of the lengths; None: the experiment's. Raises ConfigError, DataError, RunFolderError.
     """
-    source = length_source(lengths, experiment)
+    source = (probe.length_source if probe and lengths is None else None) or length_source(lengths, experiment)
     layouts = [layout for layout in _layouts(experiment) if is_whole or layout.is_configured]
     rollout = experiment.rollout
     prompts, group = rollout.prompts_per_step, rollout.num_generations
@@ -120,13 +121,12 @@ def forecasts(
     most_staleness = max(layout.max_staleness for layout in layouts)
     rng = np.random.default_rng(experiment.seed if seed is None else seed)
     lengths_PG = source.draw(rng, prompts * (steps + 2 * most_staleness + 2), group)
-    speeds = speeds_of(experiment, rates, lengths_PG=lengths_PG, card=card_of(card))
+    speeds = speeds_of(experiment, rates, lengths_PG=lengths_PG, card=card_of(card), probe=probe)
     slots = _slots(experiment, speeds.prompt_tokens + float(lengths_PG.mean()))
     return Forecasts(
         rows=tuple(_forecast(experiment, layout, speeds, lengths_PG, slots, steps) for layout in layouts),
-        prompt_tokens=speeds.prompt_tokens,
+        speeds=speeds,
         lengths_PG=lengths_PG,
-        phases=speeds.phases,
         prompts_per_step=prompts,
         num_generations=group,
         slots=slots,

@@ -20,6 +20,7 @@ from mindgspo.errors import ConfigError, RunFolderError
 from mindgspo.io import read_bytes
 from mindgspo.metrics.files import CONFIG_FILE, METRICS_FILE
 from mindgspo.metrics.run_folder import read_run
+from mindgspo.planner.probe import Probe
 from mindgspo.planner.roofline import Card, decode_rates, training_seconds
 from mindgspo.planner.simulated_replicas import Rates
 from mindgspo.text import counted, did_you_mean, listed, shorten
@@ -51,16 +52,24 @@ class Speeds:
 
 
 def speeds_of(
-    experiment: ExperimentConfig, given: Sequence[str], *, lengths_PG: NDArray[np.int64], card: Card
+    experiment: ExperimentConfig,
+    given: Sequence[str],
+    *,
+    lengths_PG: NDArray[np.int64],
+    card: Card,
+    probe: Probe | None = None,
 ) -> Speeds:
     """given: run folders, files of rates, and "name=seconds"; later ones win. lengths_PG: tokens of responses, in the
-    order in which their prompts are drawn. card: what device Ascend is. Raises ConfigError, RunFolderError.
+    order in which their prompts are drawn. card: what device Ascend is. probe: of this experiment, on this machine.
+    Raises ConfigError, RunFolderError.
 
     Where a name that begins with decode_ or train_ is given, the others that begin so are 0 unless they are given too.
     """
     runs = [text for text in given if "=" not in text and Path(text).is_dir()]
     if runs:
         speeds = _of_run(Path(runs[-1]), experiment)
+    elif probe is not None:
+        speeds = _of_steps("measured here", probe.steps, experiment, experiment, alone=probe.alone)
     elif experiment.device == "Ascend":
         speeds = _of_card(experiment, card, lengths_PG)
     else:
@@ -113,7 +122,7 @@ def _check_complete(said: Mapping[str, float]) -> None:
     if missing:
         example = " ".join(f"--rates {family}_step={2 if family == 'train' else 0.01}" for family in missing)
         raise ConfigError(
-            f"--rates: nothing is known about this machine; give a folder of a run, or seconds: {example}"
+            f"--rates: nothing is known about this machine; give a folder of a run, --probe, or seconds: {example}"
         )
 
 
@@ -200,41 +209,71 @@ def _of_run(folder: Path, experiment: ExperimentConfig) -> Speeds:
         raise RunFolderError(
             f"{folder / METRICS_FILE}: not every step has {listed(missing or _NEEDED)}; give another run, or rates"
         )
-    rows = rows[1:] or rows
+    return _of_steps(str(folder), rows[1:] or rows, config, experiment, alone=())
+
+
+def _of_steps(
+    where: str,
+    rows: Sequence[Mapping[str, float]],
+    config: ExperimentConfig,
+    experiment: ExperimentConfig,
+    *,
+    alone: Sequence[Mapping[str, float]],
+) -> Speeds:
+    """rows: metrics of steps of `config`. alone: see `Probe`; with it medians are taken, for there are few steps."""
+    middle = median if alone else fmean
     column = {name: np.array([row.get(name, 0.0) for row in rows], np.float64) for name in {*_NEEDED, _WEIGHTS}}
     replicas, tokens = config.plans.infer.data_parallel, float(column[_TOKENS].sum())
-    generated = column[_SPEED] * column[_GEN] / replicas
-    step, sequence = _fitted(column[_DECODE_STEPS] / replicas, generated, column[_GEN])
-    forward = sum(row.get("timing_s/update_actor", 0.0) for row in rows) / 3  # twice as much goes backwards
+    forward = sum(row.get("timing_s/update_actor", 0.0) for row in rows) / 3 / tokens  # twice as much goes backwards
+    steps, generated = column[_DECODE_STEPS] / replicas, column[_SPEED] * column[_GEN] / replicas
+    step, sequence = _told_apart(column, alone, forward) if alone else _fitted(steps, generated, column[_GEN])
     cards, size = config.plans.train.world_size, replica_cards(config)
     scale = size / replica_cards(experiment)
+    training = (column[_STEP] - column[_GEN] - column[_WEIGHTS]).clip(0)
     rates = Rates(
         decode_step=step * scale,
         decode_sequence=sequence * scale,
-        prefill_token=forward / tokens * cards / size * scale,
-        train_token=float((column[_STEP] - column[_GEN] - column[_WEIGHTS]).clip(0).sum()) / tokens,
+        prefill_token=forward * cards / size * scale,
+        train_token=middle(training.tolist()) / tokens * len(rows),
         hand_over=median(column[_WEIGHTS].tolist()),
     )
     note = (
-        f"{folder}: {counted(len(rows), 'step')}, generation {median(column[_GEN].tolist()):.3g} s, training "
+        f"{where}: {counted(len(rows), 'step')}, generation {median(column[_GEN].tolist()):.3g} s, training "
         f"{rates.train_token * tokens / len(rows):.3g} s on {counted(cards, 'card')}, weights {rates.hand_over:.3g} s"
         + ("" if scale == 1 else f"; scaled from {size} to {replica_cards(experiment)} cards of a replica")
     )
     phases = {
-        phase: fmean(sum(row.get(name, 0.0) for name in names) for row in rows) for phase, names in _TIMERS.items()
+        phase: middle([sum(row.get(name, 0.0) for name in names) for row in rows]) for phase, names in _TIMERS.items()
     }
+    phases["the rest"] = max(0.0, middle(training.tolist()) - sum(phases.values()))
     prompt = round(median([row.get("prompt_length/mean", 0.0) for row in rows]))
     return Speeds(rates=rates, train_cards=cards, prompt_tokens=prompt, phases=phases, notes=(note,))
+
+
+def _told_apart(
+    column: Mapping[str, NDArray[np.float64]], alone: Sequence[Mapping[str, float]], prefill_token: float
+) -> tuple[float, float]:
+    """Seconds per decode step and per sequence in it, from medians of whole steps and of few sequences."""
+    prompts = np.array([one["prompt_tokens"] for one in alone])
+    whole = np.stack([column[_DECODE_STEPS], column[_SPEED] * column[_GEN], column[_GEN]], axis=1)
+    few = np.array([[one["steps"], one["tokens"], one["seconds"]] for one in alone])
+    few[:, 2] -= prompts * prefill_token
+    found = np.stack([np.median(whole, axis=0), np.median(few, axis=0)])
+    return _not_negative(np.linalg.solve(found[:, :2], found[:, 2]), *found.T)
 
 
 def _fitted(steps: np.ndarray, tokens: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
     """Seconds per decode step and per token decoded, both at least 0, by least squares; all per decode step where the
     runs' steps are too much alike to tell them apart."""
     matrix = np.stack([steps, tokens], axis=1)
-    alone = float(steps @ seconds / (steps @ steps))
     if len(seconds) < 4 or np.linalg.cond(matrix / matrix.max(axis=0)) > 100:
-        return alone, 0.0
-    (step, token), *_ = np.linalg.lstsq(matrix, seconds, rcond=None)
+        return float(steps @ seconds / (steps @ steps)), 0.0
+    return _not_negative(np.linalg.lstsq(matrix, seconds, rcond=None)[0], steps, tokens, seconds)
+
+
+def _not_negative(found: np.ndarray, steps: np.ndarray, tokens: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
+    """All per token, or per step, where the other of the two is below 0."""
+    step, token = found.tolist()
     if step < 0:
         return 0.0, float(tokens @ seconds / (tokens @ tokens))
-    return (float(step), float(token)) if token >= 0 else (alone, 0.0)
+    return (step, token) if token >= 0 else (float(steps @ seconds / (steps @ steps)), 0.0)

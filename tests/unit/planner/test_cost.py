@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ from mindgspo.models.operations import Operations
 from mindgspo.planner import roofline
 from mindgspo.planner.cost import StepCost, step_cost
 from mindgspo.planner.lengths import NAMED, Lognormal
+from mindgspo.planner.probe import Probe
+from mindgspo.planner.rates import speeds_of
 from mindgspo.planner.roofline import CARDS, card_of, decode_rates, training_seconds
 from mindgspo.planner.smallest_change import changed
 
@@ -188,3 +191,59 @@ def test_a_plan_needs_no_files(tmp_path: Path, capsys: pytest.CaptureFixture[str
         arguments = ["--set", f"model.path={path}", "--set", f"tokenizer.path={path}"]
         assert main(["plan", str(PROJECT / "examples/gsm8k/gspo_qwen2_5_7b.yaml"), *arguments]) == 0
         assert "card-hours" in capsys.readouterr().out
+
+
+# ----- The probe
+def probed(lengths: Sequence[Sequence[int]] = ((20,), (22,))) -> Probe:
+    """Three steps of 80 decode steps and 4,000 tokens: 2 ms per decode step, 50 us per token, 30 us per token trained,
+    of which 24 are the update's."""
+    alone = {"steps": 20, "tokens": 160, "prompt_tokens": 25, "seconds": 20 * 0.002 + 160 * 5e-5 + 25 * 8e-6}
+    gen, tokens = 80 * 0.002 + 4000 * 5e-5, 10_000
+    row = {"timing_s/gen": gen, "timing_s/step": gen + 3e-5 * tokens + 0.01, "timing_s/update_actor": 2.4e-5 * tokens,
+           "timing_s/reward": 4e-6 * tokens, "timing_s/adv": 0.0, "timing_s/old_log_prob": 1e-6 * tokens,
+           "timing_s/update_weights": 0.01, "rollout/decode_steps": 80, "perf/gen_tokens_per_second": 4000 / gen,
+           "perf/total_num_tokens": tokens, "prompt_length/mean": 25.2}  # fmt: skip
+    slow = {**row, "timing_s/update_actor": 9.0, "timing_s/step": gen + 9.1}
+    return Probe(steps=(row, slow, row), alone=(alone,) * 3, lengths=tuple(np.array(each) for each in lengths))
+
+
+def test_a_probe_tells_rates_phases_and_lengths() -> None:
+    experiment = load_config(ARITHMETIC, check_files=False)
+    speeds = speeds_of(experiment, (), lengths_PG=np.full((32, 8), 20), card=A2, probe=probed())
+    rates = speeds.rates
+    assert (rates.decode_step, rates.decode_sequence) == pytest.approx((0.002, 5e-5), rel=0.1), "prefill is an estimate"
+    assert rates.train_token == pytest.approx(3e-5) and rates.hand_over == pytest.approx(0.01)
+    assert speeds.phases == pytest.approx(
+        {"reward, advantages": 0.04, "old log-probs": 0.01, "update": 0.24, "the rest": 0.01}
+    ), "one slow step does not count"
+    cost = step_cost(experiment, probe=probed())
+    assert cost.mean_length == pytest.approx(21, abs=0.2) and cost.notes[0].startswith("lengths: worked solutions, ")
+    assert cost.phases["update"] == pytest.approx(0.24 * 256 * 46 / 10_000, rel=0.02) and cost.mfu is None
+    own = step_cost(experiment, probe=probed([(3, 4), (5, 6)]))
+    assert own.notes[0].startswith("lengths: the model's own: 4 responses, mean 4, ")
+    assert "assumed: as Qwen3-32B" in step_cost(experiment, probe=probed([])).notes[0]
+
+
+@pytest.mark.slow
+def test_a_probe_measures_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    """The quickstart's own steps; solutions of its sums have 18 to 22 tokens."""
+    assert main(["plan", str(ARITHMETIC), "--probe", "--json"]) == 0
+    time = json.loads(capsys.readouterr().out)["time"]
+    assert {"generation", "update", "weights"} <= set(time["phases"]) and time["seconds"] > 0
+    assert time["mean_response_tokens"] == pytest.approx(20.3, abs=0.2) and time["prompt_tokens"] == 25
+
+
+TWO = ["plans.train.data_parallel=2", "plans.infer.data_parallel=2", "trainer.samples_per_micro_batch=32"]
+
+
+@pytest.mark.parametrize("settings, message", [
+    (["device=Ascend", "model.dtype=bfloat16"], "--probe: measures device CPU; device is Ascend, whose rates"),
+    (TWO, "--probe: measures one process; with several, or with servers that generate, give --rates"),
+    (["model.path=nowhere"], f"{ARITHMETIC}: 1 problem\n  model.path: "),
+])  # fmt: skip
+def test_probes_that_cannot_be_are_refused(
+    capsys: pytest.CaptureFixture[str], settings: Sequence[str], message: str
+) -> None:
+    arguments = [word for setting in settings for word in ("--set", setting)]
+    assert main(["plan", str(ARITHMETIC), "--probe", *arguments]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {message}")

@@ -293,4 +293,4 @@ def test_options_of_the_timeline_go_with_it(capsys: pytest.CaptureFixture[str]) 
     assert main(["plan", str(ARITHMETIC), "--picture", "a.png"]) == 2
     assert "goes with --timeline" in capsys.readouterr().err
     assert main(["plan", str(ARITHMETIC), "--timeline"]) == 1
-    assert "nothing is known about this machine; give a folder of a run, or seconds: " in capsys.readouterr().err
+    assert "nothing is known about this machine; give a folder of a run, --probe, or" in capsys.readouterr().err
