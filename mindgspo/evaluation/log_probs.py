@@ -1,10 +1,11 @@
-"""Log-probs of rows of ids or text under a Hugging Face folder (`mindgspo logprobs`), to compare any folder with any
-other implementation.
+"""Log-probs under a model on disk: of rows of ids or text (`mindgspo logprobs`), to compare any folder with any other
+implementation, and of responses to prompts (`mindgspo.score`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,10 +14,12 @@ import numpy as np
 from mindgspo.config import ModelSection
 from mindgspo.config.huggingface_config import read_model_section
 from mindgspo.errors import DataError, WeightsError
+from mindgspo.evaluation.found_model import find_model
+from mindgspo.evaluation.prompts import PromptText, encode_prompt
 from mindgspo.io import parse_json
 from mindgspo.parallel.runtime import Device, set_up_runtime
-from mindgspo.tokenization import Backend, load_backend
-from mindgspo.types import Int32Array
+from mindgspo.tokenization import Backend, load_backend, load_tokenizer
+from mindgspo.types import Float32Array, Int32Array
 
 if TYPE_CHECKING:
     from mindgspo.models.scoring import RowScore
@@ -52,6 +55,53 @@ def log_probs_of_file(
         if not np.isfinite(score.logprobs).all():
             raise WeightsError(f"{model_dir}: the log-probs of row {number} are not finite; look at its weights")
         yield {"logprobs": score.logprobs.tolist(), "next": score.next_id}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredResponse:
+    """ids: int32 [L], the response's tokens. logprobs: float32 [L], of each behind the prompt and those before it."""
+
+    ids: Int32Array
+    logprobs: Float32Array
+
+
+def score_responses(
+    model: Path, prompts: Sequence[PromptText], responses: Sequence[str | Int32Array], *, is_raw: bool = False
+) -> list[ScoredResponse]:
+    """The log-probs of responses, float32, at temperature 1; one response per prompt.
+
+    responses: text, which gets no token that ends it, or ids. is_raw: no chat template. Every row is checked before the
+    weights are read. Raises DataError naming the row, and the errors of the model's files.
+    """
+    if len(prompts) != len(responses):
+        raise DataError(f"{len(prompts)} prompts and {len(responses)} responses; give one response per prompt")
+    found = find_model(model)
+    section = found.section
+    tokenizer = load_tokenizer(found.tokenizer, section.vocab_size)
+    rows, answers = [], []
+    for number, (prompt, response) in enumerate(zip(prompts, responses, strict=True), start=1):
+        ids = tokenizer.encode(response) if isinstance(response, str) else response
+        answers.append(np.array(ids, np.int32))
+        if answers[-1].ndim != 1 or not answers[-1].size:
+            raise DataError(f"response {number}: holds no token")
+        if answers[-1].min() < 0 or answers[-1].max() >= section.vocab_size:
+            raise DataError(f"response {number}: an id is outside the vocabulary, 0 to {section.vocab_size - 1}")
+        rows.append(np.append(encode_prompt(tokenizer, prompt, f"prompt {number}", is_raw=is_raw), answers[-1]))
+        if rows[-1].size > found.positions:
+            raise DataError(
+                f"prompt {number}: {rows[-1].size:,} tokens with its response, the model has {found.positions:,} "
+                "positions (max_position_embeddings)"
+            )
+    set_up_runtime("CPU")
+    scored = []
+    for number, (ids, row) in enumerate(
+        zip(answers, log_probs_by_native_model(section, found.weights, rows), strict=True), start=1
+    ):
+        logprobs = row.logprobs[-ids.size :]
+        if not np.isfinite(logprobs).all():
+            raise WeightsError(f"{found.place}: the log-probs of response {number} are not finite; look at its weights")
+        scored.append(ScoredResponse(ids=ids, logprobs=logprobs))
+    return scored
 
 
 def read_rows(path: Path, section: ModelSection, model_dir: Path) -> list[Int32Array]:

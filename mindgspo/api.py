@@ -1,0 +1,217 @@
+"""The project in Python: train, read a run, generate, score. Importing this imports no MindSpore."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mindgspo.config import ExperimentConfig, load_config
+from mindgspo.errors import RunFolderError, TrainingError
+from mindgspo.text import did_you_mean
+
+if TYPE_CHECKING:
+    from mindgspo.checkpoint.runs import RunOverview
+    from mindgspo.evaluation.generate import Generated
+    from mindgspo.evaluation.log_probs import ScoredResponse
+    from mindgspo.evaluation.prompts import PromptText
+    from mindgspo.types import Int32Array
+
+Overrides = Sequence[str] | Mapping[str, object]
+"""["optimizer.lr=1e-6", ...] as on the command line, or {"optimizer.lr": 1e-6, ...}."""
+
+
+def train(config: str | PathLike[str], overrides: Overrides = (), *, overwrite: bool = False) -> Run:
+    """Run an experiment to its end, as `mindgspo run` does, and return the run.
+
+    config: its YAML file. overwrite: move an existing run folder aside. Where the plans need several processes, they
+    are started. Raises the errors of `mindgspo.errors`; what was saved before stays, and resume=auto continues it.
+
+    Example: train("examples/arithmetic/gspo.yaml", {"trainer.max_steps": 4, "run_dir": "runs/short"}).summary
+    """
+    from mindgspo.planner import with_cache_budget
+    from mindgspo.trainer.start import ClusterOptions, RunRequest, start
+
+    if isinstance(overrides, Mapping):
+        overrides = [f"{key}={json.dumps(value, default=str)}" for key, value in overrides.items()]
+    request = RunRequest(
+        command="run", config=Path(config), overrides=tuple(overrides), overwrite=overwrite, complete=with_cache_budget
+    )
+    run_dir = request.experiment().run_dir
+    assert run_dir is not None, "config is not resolved"
+    code = start(request, ClusterOptions())
+    if code:
+        raise TrainingError(f"the run ended with exit code {code}; its logs are in {run_dir / 'logs'}")
+    return Run.load(run_dir)
+
+
+def generate(model: str | PathLike[str], prompts: Sequence[PromptText], **options: Any) -> list[Generated]:
+    """Answers to prompts, in their order: `.text` of the first one, `.completions` of all with ids and log-probs.
+
+    model: an exported folder, a run, or a step of one. prompts: texts or conversations. options: the fields of
+    `mindgspo.evaluation.generate.GenerateOptions`, e.g. temperature, top_p, max_new_tokens, num_samples, seed. Raises
+    the errors of `mindgspo.errors`.
+
+    Example: generate("runs/arithmetic-gspo", ["Tom had 30 coins and lost 12. How many are left?"])[0].text
+    """
+    from mindgspo.evaluation.generate import GenerateOptions
+    from mindgspo.evaluation.generate import generate as answers
+
+    return list(answers(Path(model), prompts, GenerateOptions(**options)))
+
+
+def score(
+    model: str | PathLike[str],
+    prompts: Sequence[PromptText],
+    responses: Sequence[str | Int32Array],
+    *,
+    is_raw: bool = False,
+) -> list[ScoredResponse]:
+    """The log-probs of each response's tokens behind its prompt, float32, at temperature 1, without any cut.
+
+    model, prompts: as of `generate`. responses: one per prompt, as text, or as the ids that `generate` gives, which end
+    with the token that ends a response. is_raw: prompts are text to go on with; no chat template. Raises the errors of
+    `mindgspo.errors`.
+
+    Example: score("runs/arithmetic-gspo", ["1+2="], ["3"])[0].logprobs.sum()
+    """
+    from mindgspo.evaluation.log_probs import score_responses
+
+    return score_responses(Path(model), prompts, responses, is_raw=is_raw)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSeries:
+    """The values of one metric. steps: int64 [S], not necessarily all. values: float64 [S]."""
+
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+
+class Metrics(dict[str, MetricSeries]):
+    """Series by the names of docs/metrics.md, in the order in which they were first written."""
+
+    def __missing__(self, name: str) -> MetricSeries:
+        raise KeyError(f"{name}: no such metric in this run{did_you_mean(name, self)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One response that a run wrote down. sample: its number among the responses to its prompt, or "greedy". score,
+    extracted, advantage: None where there is none. set_name: of held-out problems. record: the whole line."""
+
+    step: int
+    prompt_index: int
+    sample: int | str
+    prompt: str
+    response: str
+    answer: str
+    verdict: str
+    score: float | None
+    extracted: str | None
+    length: int
+    finish_reason: str
+    advantage: float | None
+    set_name: str | None
+    record: Mapping[str, object]
+
+
+class Run:
+    """What a run folder holds, also while the run goes on; read when it is asked for, and then kept."""
+
+    def __init__(self, path: Path) -> None:
+        """See `load`."""
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"Run.load({str(self.path)!r})"
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Run:
+        """The run in a folder. Raises RunFolderError where there is none."""
+        from mindgspo.metrics.files import METRICS_FILE, RUN_FILE
+
+        folder = Path(path)
+        if not any((folder / name).is_file() for name in (RUN_FILE, METRICS_FILE)):
+            raise RunFolderError(f"{folder}: no run folder; it has neither {RUN_FILE} nor {METRICS_FILE}")
+        return cls(folder)
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """The series of all metrics. Raises RunFolderError while there is none, and for a damaged file."""
+        from mindgspo.metrics.run_folder import read_run
+
+        record = read_run(self.path, with_samples=False)
+        found = ((name, record.series(name)) for name in record.names())
+        return Metrics(
+            (name, MetricSeries(np.array(series.steps, np.int64), np.array(series.values, np.float64)))
+            for name, series in found
+        )
+
+    @cached_property
+    def summary(self) -> Mapping[str, object]:
+        """summary.json: accuracies, steps, seconds, ...; empty while the run has not ended."""
+        from mindgspo.metrics.files import read_summary
+
+        return read_summary(self.path)
+
+    @cached_property
+    def config(self) -> ExperimentConfig:
+        """The settings, with all defaults. Raises ConfigError."""
+        from mindgspo.metrics.files import CONFIG_FILE
+
+        return load_config(self.path / CONFIG_FILE, check_files=False)
+
+    @property
+    def overview(self) -> RunOverview:
+        """State, step, accuracy and diagnosis as `mindgspo runs` shows them, of this moment."""
+        from mindgspo.checkpoint.runs import overview
+
+        return overview(self.path)
+
+    @property
+    def samples(self) -> Iterator[Sample]:
+        """The training responses that were written down (logging.groups_per_step), one by one: the file is long."""
+        from mindgspo.metrics.files import SAMPLES_FILE
+
+        return _samples(self.path / SAMPLES_FILE)
+
+    @property
+    def validation(self) -> Iterator[Sample]:
+        """The answers to held-out problems that were written down (eval.logged_problems)."""
+        from mindgspo.metrics.files import VALIDATION_FILE
+
+        return _samples(self.path / VALIDATION_FILE)
+
+
+def _samples(path: Path) -> Iterator[Sample]:
+    """Raises RunFolderError, naming file and line, for what is no line of such a file."""
+    from mindgspo.metrics.files import read_records
+
+    for number, record in enumerate(read_records(path), start=1):
+        try:
+            yield Sample(
+                step=int(record["step"]),
+                prompt_index=int(record["prompt_index"]),
+                sample=record["sample"] if "sample" in record else record["sample_index"],
+                prompt=str(record["prompt"]),
+                response=str(record["response"]),
+                answer=str(record["answer"]),
+                verdict=str(record["verdict"]),
+                score=record.get("score"),
+                extracted=record.get("extracted"),
+                length=int(record["length"]),
+                finish_reason=str(record["finish_reason"]),
+                advantage=record.get("advantage"),
+                set_name=record.get("set"),
+                record=record,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunFolderError(f"{path}, line {number}: no sample ({type(error).__name__}: {error})") from error
