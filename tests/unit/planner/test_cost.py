@@ -143,6 +143,22 @@ def test_the_tables_of_the_docs_are_what_is_forecast(page: str, tmp_path: Path) 
     assert of_7b[2][2:] == [f"{cost.tokens_per_card:,.0f}", f"{cost.tokens_per_card / 238.7716:.2f}"]
 
 
+@pytest.mark.parametrize("page", ["planning.md", "planning_cn.md"])
+def test_the_constants_of_the_docs_are_those_of_the_code(page: str) -> None:
+    text = (PROJECT / "docs" / page).read_text()
+    (table,) = (found for found in tables(text) if len(found[0]) == 3 and "msmodeling" in str(found))
+    values = [row[1] for row in table[1:]]
+    a2, a3 = CARDS["A2"], CARDS["A3"]
+    numbers = [
+        *(f"{card.peak / 1e12:.1f}" for card in (a2, a3)), f"{a2.memory / 2**40:.1f} TiB/s",
+        *(f"{rate / 1e9:.0f} GB/s" for rate in (a3.link, a2.outer)), f"{roofline.MEMORY_SHARE}",
+        f"{roofline.LINK_SHARE}", f"{roofline.FORWARD_SHARE}", f"{roofline.UPDATE_SHARE}",
+        f"{1e3 * roofline.LAYER_SECONDS:.2f} ms", f"{roofline.WEIGHTS_RATE / 1e9:.2f} GB/s",
+        f"{1e3 * roofline.RESPONSE_SECONDS:.1f} ms",
+    ]  # fmt: skip
+    assert [number for number in numbers if not any(number in value for value in values)] == []
+
+
 # ----- As it is printed
 def test_a_plan_tells_time_and_cards(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(QWEN3_32B), "--card", "A3", "--set", "trainer.max_steps=100"]) == 0
