@@ -37,8 +37,6 @@ def runs(block: Block) -> bool:
 
 def sessions(block: Block) -> list[tuple[str, str]]:
     """(command, what it prints) of a block; a console block may have several."""
-    if block.language == "python":
-        return [(f"python - <<'PYTHON'\n{block.content}PYTHON", block.output)]
     if block.language == "bash":
         return [(block.content, block.output)]
     return re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", block.content, flags=re.MULTILINE)
@@ -79,12 +77,17 @@ class Place:
         for needed in re.findall(r"^Needs .*", (PROJECT / page).read_text(encoding="utf-8"), flags=re.MULTILINE):
             for link in re.findall(r"\]\((\w+\.md)\)", needed):
                 self.run(str(Path(page).with_name(link)))
+        program = ""  # the Python blocks of a page go on with each other's names
         for block in of(PROJECT / page):
             if block.file:
                 (self.folder / block.file).write_text(block.content, encoding="utf-8")
+            elif runs(block) and block.language == "python":
+                program += block.content
             elif runs(block):
                 for command, shown in sessions(block):
                     self._run(page, command, shown)
+        if program:
+            self._run(page, f"python - <<'PYTHON'\n{program}PYTHON", "")
 
     def _run(self, page: str, command: str, shown: str) -> None:
         if re.search(r"/(?:data|models)/", command):
@@ -97,7 +100,10 @@ class Place:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         printed = done.stdout.decode("utf-8", "replace")
-        assert shown.startswith("error: ") or done.returncode == 0, f"{page}: {command}\n{printed[-4000:]}"
+        is_shown = bool(
+            shown.strip(" .\n")
+        )  # then what is printed says more than the code, which may be that of a refusal
+        assert is_shown or done.returncode == 0, f"{page}: {command}\n{printed[-4000:]}"
         lines = {masked(line) for line in printed.splitlines()}
         missing = [line for line in shown.splitlines() if line.strip(" .") and masked(line) not in lines]
         assert missing == [], f"{page}: {command}\nprinted\n{printed[-8000:]}"
