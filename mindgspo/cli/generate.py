@@ -80,13 +80,15 @@ def generate(
     is a chat: /reset begins a new conversation, /quit or Ctrl-D ends the chat, Ctrl-C stops an answer. How answers are
     drawn is what generation_config.json says unless an option does, else greedy.
     """
-    from mindgspo.evaluation.generate import GenerateOptions
-
     if prompt is not None and file is not None:
         raise typer.BadParameter("give --prompt or --file, not both")
-    if emulate_ascend:
+    if prompt is None and file is None and (raw or num_samples > 1):
+        raise typer.BadParameter("--raw and --num-samples go with --prompt or --file; a chat has one answer at a time")
+    if emulate_ascend:  # before MindSpore is imported
         emulated_overrides(True, None)
         device = "Ascend"
+    from mindgspo.evaluation.generate import GenerateOptions
+
     options = GenerateOptions(
         temperature=temperature,
         top_p=top_p,
@@ -106,8 +108,6 @@ def generate(
         _answer(model, sys.stdin.read() if prompt == "-" else prompt, options)
     elif file is not None:
         _answer_file(model, file, options)
-    elif raw or num_samples > 1:
-        raise typer.BadParameter("--raw and --num-samples go with --prompt or --file; a chat has one answer at a time")
     else:
         _chat(model, options)
 

@@ -99,6 +99,21 @@ def test_a_clearing_up_that_hangs_is_ended_by_a_later_signal() -> None:
     assert interrupted(program, signals=2) == (130, "", "interrupted; go on so\n")
 
 
+def test_counted_signals_raise_nothing_until_the_third() -> None:
+    body = """
+        interrupts.begin_work()
+        with interrupts.counted() as count:
+            print("ready", flush=True)
+            while count() < {most}:
+                time.sleep(0.01)
+        print("went on", flush=True)
+        sys.exit(0)
+"""
+    program = COMMAND.replace("except BaseException", "except KeyboardInterrupt")
+    assert interrupted(program.format(body=body.format(most=2)), signals=2) == (0, "went on\n", "")
+    assert interrupted(program.format(body=body.format(most=9)), signals=3) == (130, "", "interrupted\n")
+
+
 def test_what_comes_after_the_last_line_changes_nothing() -> None:
     program = """
 import atexit, time
