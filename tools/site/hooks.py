@@ -24,6 +24,7 @@ _LANGUAGE_LINK = re.compile(r"^\[(?:中文|English)\]\([^)]*\)\n+", re.MULTILINE
 _BETWEEN_LANGUAGES = re.compile(r"^---\n\n(?=# )", re.MULTILINE)
 _BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _BREAK_IN_CHINESE = re.compile(r"(?<=[\u3000-\u9fff\uff00-\uffef])\n(?=[\u3000-\u9fff\uff00-\uffef])")
+_FILE_NAME_LINK = re.compile(r"\[([\w/.]+\.md)\]\(([^)\s]+)\)")
 _CODE_IN_TABLE = re.compile(r"(?<=<code>)[^<>\n]+(?=</code>(?:(?!</?t[dr]>).)*</td>)")
 _LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
 
@@ -50,7 +51,8 @@ def on_nav(nav: Any, *, config: Any, files: Files) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
-    """Links to documents become links to their pages; a line break between Chinese characters is not a space."""
+    """Links to documents become links to their pages, and those that show a file's name show its title; a line break
+    between Chinese characters is not a space."""
     places = _documents(_is_chinese(config))
     other = _documents(not _is_chinese(config))
     (source,) = (document for document, uri in places.items() if uri == page.file.src_uri)
@@ -71,8 +73,14 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
             raise PluginError(f"{source}: a link to {target}, which is no page of the site")
         return posixpath.relpath(uri, posixpath.dirname(page.file.src_uri) or ".") + mark + anchor
 
+    def named(match: re.Match[str]) -> str:
+        document = (source.parent / match[2].partition("#")[0]).resolve()
+        title = re.search(r"^# (.+)", _text(document, _is_chinese(config)), flags=re.MULTILINE)
+        return f"[{title[1]}]({match[2]})" if title else match.group()
+
     blocks = _BLOCK.findall(markdown)
-    parts = [_BREAK_IN_CHINESE.sub("", _LINK.sub(moved, part)) for part in _BLOCK.split(markdown)]
+    parts = [_LINK.sub(moved, _FILE_NAME_LINK.sub(named, part)) for part in _BLOCK.split(markdown)]
+    parts = [_BREAK_IN_CHINESE.sub("", part) for part in parts]
     return "".join(part + block for part, block in zip(parts, [*blocks, ""], strict=True))
 
 
