@@ -53,8 +53,10 @@ _OWN_NAMES = (
     "logs",
     "reference",
     "rollout_weights",
+    "swanlab",
     "swap",
     "tensorboard",
+    "wandb",
 )
 
 

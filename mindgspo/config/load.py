@@ -13,8 +13,9 @@ from pydantic import ValidationError
 
 from mindgspo.config.algorithm import POLICY_LOSSES, AlgorithmSection, ReferenceSection
 from mindgspo.config.algorithm_rules import default_kl_agg_mode
-from mindgspo.config.device_rules import compiler_problems, default_cache_dtype
+from mindgspo.config.device_rules import compiler_problems, default_cache_dtype, tracker_problems
 from mindgspo.config.messages import config_error, schema_problems
+from mindgspo.config.migrate import SCHEMA, SCHEMA_KEY, migrated
 from mindgspo.config.model import ModelSection
 from mindgspo.config.model_folder import with_model_folder, with_tokenizer_folder
 from mindgspo.config.path_rules import file_problems, path_problems
@@ -70,7 +71,7 @@ def _read_file(path: Path, including: tuple[Path, ...], *, read: list[Path]) -> 
     if resolved in including:
         chain = " -> ".join(str(one) for one in (*including, resolved))
         raise ConfigError(f"{including[-1]}: include makes a circle: {chain}; remove one of these includes")
-    own = dict(_parse_file(path, including))
+    own = migrated(_parse_file(path, including), str(path))
     included: dict[str, Any] = {}
     for name in _included_names(path, own.pop("include", None)):
         included = merge(included, _read_file(path.parent / name, (*including, resolved), read=read))
@@ -121,7 +122,7 @@ def _read_override(override: str) -> dict[str, Any]:
         raise ConfigError(f"{said}: {explain(error)}") from None
     for key in reversed(keys):
         value = {key: value}
-    return _with_absolute_paths(value, Path.cwd())
+    return _with_absolute_paths(migrated(value, said), Path.cwd())
 
 
 def _with_absolute_paths(mapping: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -183,7 +184,7 @@ def load_mapping(
 def _checked(source: str, mapping: dict[str, Any], *, check_files: bool) -> ExperimentConfig:
     resolved = resolve(_parse(source, with_tokenizer_folder(with_model_folder(source, mapping))))
     of_paths = path_problems(resolved) or (file_problems(resolved) if check_files else [])
-    of_machine = compiler_problems(resolved) if check_files else ()
+    of_machine = [*compiler_problems(resolved), *tracker_problems(resolved)] if check_files else ()
     problems = [*joined_problems(resolved), *of_paths, *of_machine]
     if problems:
         raise config_error(source, problems)
@@ -233,7 +234,7 @@ def config_mapping(config: ExperimentConfig) -> dict[str, Any]:
 
 def dump_config(config: ExperimentConfig) -> str:
     """YAML that `load_config` reads back as an equal config, from any folder."""
-    return write_document(config_mapping(config))
+    return write_document({SCHEMA_KEY: SCHEMA, **config_mapping(config)})
 
 
 def with_recipe(algorithm: AlgorithmSection, *, max_new_tokens: int) -> AlgorithmSection:

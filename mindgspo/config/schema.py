@@ -279,8 +279,11 @@ class PlansSection(Section):
 class LoggingSection(Section):
     """What a run writes down beside metrics.jsonl."""
 
-    tensorboard: bool = False
-    """Also write TensorBoard event files below run_dir/tensorboard."""
+    trackers: tuple[Literal["tensorboard", "swanlab", "wandb"], ...] = ()
+    """What else gets every metric. tensorboard: event files below run_dir/tensorboard. swanlab, wandb: SwanLab, Weights
+    & Biases, with keys and modes of their own (docs/integrations.md) (verl: trainer.logger)."""
+    tracker_project: str = Field(default="mindgspo", min_length=1, max_length=100)
+    """Project of SwanLab and Weights & Biases in which the run appears (verl: trainer.project_name)."""
     groups_per_step: int | None = Field(default=4, ge=1)
     """Groups written to samples.jsonl per step. None: all."""
     progress: bool = True

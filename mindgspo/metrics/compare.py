@@ -30,7 +30,7 @@ from mindgspo.text import aligned, shorten
 
 PANELS = (REWARD, ACCURACY, CLIP_FRACTION, ENTROPY, LENGTH, GRADIENT)
 # How a run is called, where it lies and how it begins says nothing about what it computes.
-_NOT_COMPARED = ("experiment", "run_dir", "resume", "restore", "logging.progress")
+_NOT_COMPARED = ("schema", "experiment", "run_dir", "resume", "restore", "logging.progress")
 _ABSENT = "-"
 _WIDTH = 40
 PICTURE, PAGE = "comparison.png", "comparison.html"

@@ -51,10 +51,11 @@ def command_line(words: list[str]) -> str:
     """As it would be typed, without what looks like a secret. words: as in sys.argv."""
     if words[0].endswith(("/mindgspo", "/__main__.py")):
         words = ["mindgspo", *words[1:]]
-    return shlex.join(map(_without_secrets, words))
+    return shlex.join(map(without_secrets, words))
 
 
-def _without_secrets(word: str) -> str:
+def without_secrets(word: str) -> str:
+    """The word without the password of an address, and without the value of what is called a key or a token."""
     word = _SECRETS[0].sub("***", word)
     return _SECRETS[1].sub("***", word) if _SECRET_NAME.search(word) else word
 

@@ -1,4 +1,4 @@
-"""Everything a run writes while it trains: metrics.jsonl, samples.jsonl, validation.jsonl, console lines, TensorBoard.
+"""Everything a run writes while it trains: metrics.jsonl, samples.jsonl, validation.jsonl, console lines, trackers.
 
 The trainer decides what is logged; nothing here reads a configuration.
 """
@@ -10,13 +10,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mindgspo.errors import ConfigError
 from mindgspo.metrics.files import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -28,25 +26,25 @@ from mindgspo.metrics.files import (
     read_records,
 )
 from mindgspo.metrics.run_folder import RunHistory
-from mindgspo.text import printable, raw_stream
+from mindgspo.metrics.tracking import Tracker
+from mindgspo.text import printable, raw_stream, shorten
 from mindgspo.types import Group, Int32Array, Prompt, Response, Score, ScoredGroup
 
 
 class RunLog:
-    """The log of one run; a context manager that closes the progress bar and the event file.
+    """The log of one run; a context manager that closes the progress bar and the trackers.
 
-    run_dir: existing folder; files in it are appended to. tensorboard: also write event files below
-    run_dir/tensorboard (ConfigError if tensorboardX is missing). progress: show a bar when the console is a
-    terminal and `total_steps` is known. console: where lines go; standard output by default. history: the metrics
-    logged so far, those before a resume included.
+    run_dir: existing folder; files in it are appended to. trackers: begun; they get every metric, and are closed with
+    the log. progress: show a bar when the console is a terminal and `total_steps` is known. console: where lines go;
+    standard output by default. history: the metrics logged so far, those before a resume included.
     """
 
     def __init__(
         self,
         run_dir: Path,
         *,
-        tensorboard: bool,
         progress: bool,
+        trackers: Sequence[Tracker] = (),
         total_steps: int | None = None,
         console: Console | None = None,
     ) -> None:
@@ -55,7 +53,7 @@ class RunLog:
         )
         config = Path(run_dir) / CONFIG_FILE
         self.history = RunHistory(config.read_text(encoding="utf-8") if config.is_file() else "")
-        self._tensorboard = TensorBoardSink(Path(run_dir) / "tensorboard") if tensorboard else None
+        self._trackers = list(trackers)
         self._printer = StepPrinter(
             console or Console(file=raw_stream(sys.stdout)), progress=progress, total_steps=total_steps
         )
@@ -66,13 +64,26 @@ class RunLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(failed=error is not None)
 
-    def close(self) -> None:
-        """Stop the progress bar, flush and close the event file."""
+    def close(self, *, failed: bool = False) -> None:
+        """Stop the progress bar, end the trackers. failed: the run ends with an error."""
         self._printer.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        self._tell(lambda tracker: tracker.close(failed=failed))
+        self._trackers.clear()
+
+    def _tell(self, call: Callable[[Tracker], None]) -> None:
+        """A tracker that fails gets nothing more; the run does not depend on it."""
+        for tracker in tuple(self._trackers):
+            try:
+                call(tracker)
+            except Exception as error:
+                self._trackers.remove(tracker)
+                said = shorten(" ".join(str(error).split()), 200)
+                self.note(
+                    f"warning: logging.trackers: {tracker.name} failed and gets nothing more "
+                    f"({type(error).__name__}: {said}); the run goes on, and metrics.jsonl has everything"
+                )
 
     def records(self) -> dict[Path, FileRecord]:
         """What the logs hold: what a checkpoint that is taken here covers."""
@@ -87,8 +98,7 @@ class RunLog:
             log.cut(step, (sizes or {}).get(log.path.name))
         for record in read_records(self._metrics.path):
             self.history.add(record["step"], record)
-        if self._tensorboard is not None:
-            self._tensorboard.purge_after(step)
+        self._tell(lambda tracker: tracker.resume_at(step))
         self._printer.start_at(step)
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -101,8 +111,7 @@ class RunLog:
         assert "step" not in numbers, "the step is an argument, not a metric"
         self._metrics.append([{"step": int(step), **numbers}])
         self.history.add(int(step), numbers)
-        if self._tensorboard is not None:
-            self._tensorboard.write(step, numbers)
+        self._tell(lambda tracker: tracker.write(int(step), numbers))
         self._printer.print_step(step, numbers)
 
     def log_samples(self, step: int, groups: Sequence[Group], decode: Decode) -> None:
@@ -213,38 +222,6 @@ class StepPrinter:
     def close(self) -> None:
         if self._progress is not None:
             self._progress.stop()
-
-
-class TensorBoardSink:
-    """Writes every metric as a scalar; the event file is made on the first write."""
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError as error:
-            raise ConfigError(
-                "logging.tensorboard: true needs the package tensorboardX, which cannot be imported "
-                f"({error}). Install it with `pip install tensorboardX`, or set logging.tensorboard=false"
-            ) from error
-        self._make_writer = SummaryWriter
-        self._folder = folder
-        self._purge_step: int | None = None
-        self._writer: Any = None
-
-    def purge_after(self, step: int) -> None:
-        """Tell TensorBoard to hide events beyond `step` that an earlier process wrote."""
-        assert self._writer is None, "purge_after must come before the first write"
-        self._purge_step = step + 1
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        if self._writer is None:
-            self._writer = self._make_writer(logdir=str(self._folder), purge_step=self._purge_step)
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
 
 
 Decode = Callable[[Int32Array], str]

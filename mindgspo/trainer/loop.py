@@ -19,7 +19,7 @@ import numpy as np
 from mindgspo import faults
 from mindgspo.checkpoint import Origin, RunFolder, RunStatus, export_huggingface, open_run_folder
 from mindgspo.checkpoint.run_folder import seen_run_id
-from mindgspo.config import ExperimentConfig, batch_table, dump_config, notes
+from mindgspo.config import ExperimentConfig, batch_table, config_mapping, dump_config, notes
 from mindgspo.config.huggingface_config import generation_config, huggingface_config
 from mindgspo.config.rules import data_sources
 from mindgspo.errors import TrainingError
@@ -29,6 +29,7 @@ from mindgspo.launch.folder import move_earlier_aside
 from mindgspo.launch.worker import copy_output
 from mindgspo.metrics import RunLog, SilentLog, peak_rss_mb, report_of_finished, write_summary
 from mindgspo.metrics.environment import record_start
+from mindgspo.metrics.tracking import TrackedRun, open_trackers
 from mindgspo.models.weights import weights_as_numpy
 from mindgspo.parallel import heartbeat, runtime
 from mindgspo.parallel.cluster import first_rank_first, is_first, start_device
@@ -160,7 +161,15 @@ def _open_log(config: ExperimentConfig, folder: RunFolder, total_steps: int) -> 
     if not is_first():
         return SilentLog()
     logging = config.logging
-    return RunLog(folder.root, tensorboard=logging.tensorboard, progress=logging.progress, total_steps=total_steps)
+    tracked = TrackedRun(
+        folder=folder.root,
+        run_id=folder.run_id,
+        name=config.experiment,
+        project=logging.tracker_project,
+        config=config_mapping(config),
+    )
+    trackers = open_trackers(logging.trackers, tracked)
+    return RunLog(folder.root, progress=logging.progress, trackers=trackers, total_steps=total_steps)
 
 
 def _print_banner(config: ExperimentConfig, experiment: Experiment, log: RunLog) -> None:

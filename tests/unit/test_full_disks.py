@@ -41,7 +41,7 @@ def make_run(run: Path) -> Path:
     config = load_config(ARITHMETIC)
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(dump_config(config))
-    with RunLog(run, tensorboard=False, progress=False, console=Console(quiet=True)) as log:
+    with RunLog(run, progress=False, console=Console(quiet=True)) as log:
         for step in (1, 2):
             log.log_metrics(step, {"critic/score/mean": 0.5, "actor/grad_norm": 1.0})
     weights = {name: np.zeros(shape, np.float32) for name, shape in weight_shapes(config.model).items()}

@@ -384,6 +384,7 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "seed": lambda value: whole(value, most=2**53),
     "number": number,
     "flag": flag,
+    "tensorboard": lambda value: ["tensorboard"] if flag(value) else [],
     "text": text,
     "text_list": lambda value: [text(value)],
     "path": local_path,

@@ -229,10 +229,11 @@ def device(value: Any, settings: Settings, row: Row) -> Any:
 
 def loggers(value: Any, settings: Settings, row: Row) -> Outcome:
     names = texts(value)
-    others = [name for name in names if name not in ("console", "tensorboard", "file")]
-    values = {"logging.tensorboard": True} if "tensorboard" in names else {}
+    trackers = [name for name in names if name in ("tensorboard", "swanlab", "wandb")]
+    others = [name for name in names if name not in ("console", "file", *trackers)]
+    values = {"logging.trackers": trackers} if trackers else {}
     if others:
-        why = f"no {', '.join(others)}; metrics.jsonl always, logging.tensorboard on request"
+        why = f"no {', '.join(others)}; metrics.jsonl always, logging.trackers on request"
         return replace(not_implemented(why), values=values)
     return mapped(values) if values else not_needed("console and metrics.jsonl always")
 

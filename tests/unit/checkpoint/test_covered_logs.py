@@ -26,7 +26,7 @@ from mindgspo.trainer.resume_checks import intact_logs, log_warnings
 
 
 def open_log(run: Path) -> RunLog:
-    return RunLog(run, tensorboard=False, progress=False, console=Console(quiet=True))
+    return RunLog(run, progress=False, console=Console(quiet=True))
 
 
 def train(run: Path, *, steps: range, save_every: int) -> RunLog:

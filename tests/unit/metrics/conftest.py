@@ -72,7 +72,7 @@ def make_run(run_dir: Path, *, steps: int = 60, end: bool = True) -> Path:
     run_dir.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(5)
     kinds = [Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER]
-    with RunLog(run_dir, tensorboard=False, progress=False, console=Console(quiet=True)) as log:
+    with RunLog(run_dir, progress=False, console=Console(quiet=True)) as log:
         log.log_metrics(0, {"val-core/arithmetic/acc/mean@1": 0.4375})
         for step in range(1, steps + 1):
             share = 0.45 + 0.45 * (1 - math.exp(-step / 22))

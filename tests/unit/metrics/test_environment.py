@@ -14,7 +14,7 @@ from mindgspo.metrics.environment import cann_version, command_line, git_state, 
 
 
 def test_every_start_appends_a_line_that_the_report_shows(tmp_path: Path) -> None:
-    with RunLog(tmp_path, tensorboard=False, progress=False, console=Console(quiet=True)) as log:
+    with RunLog(tmp_path, progress=False, console=Console(quiet=True)) as log:
         log.log_metrics(1, {"critic/score/mean": 0.5})
     record_start(tmp_path, step=0, device="CPU")
     record_start(tmp_path, step=4, device="CPU")

@@ -129,7 +129,7 @@ HOSTILE_METRIC = "val-core/<u>$x$ \\bad{\ud83d\x1b/acc/mean@1"
 def test_hostile_text_is_shown_and_never_obeyed(tmp_path: Path, build_group: Callable[..., Group]) -> None:
     run_dir = tmp_path / "<em>run & co"
     run_dir.mkdir()
-    with RunLog(run_dir, tensorboard=False, progress=False, console=Console(quiet=True)) as log:
+    with RunLog(run_dir, progress=False, console=Console(quiet=True)) as log:
         log.log_metrics(1, {"critic/score/mean": 0.5, HOSTILE_METRIC: 0.5, '"><script>': 1.0})
         log.log_samples(1, [build_group(0, [Verdict.CORRECT, Verdict.WRONG], text=HOSTILE)], lambda ids: HOSTILE)
     (run_dir / "config.yaml").write_text("a: </pre><script>alert(3)</script>\n")
@@ -152,7 +152,7 @@ def test_a_forged_samples_line_does_not_break_the_page(run_folder: Path) -> None
 
 
 def test_a_run_of_one_step_without_samples_or_summary_can_be_drawn(tmp_path: Path) -> None:
-    with RunLog(tmp_path, tensorboard=False, progress=False, console=Console(quiet=True)) as log:
+    with RunLog(tmp_path, progress=False, console=Console(quiet=True)) as log:
         log.log_metrics(0, {"training/epoch": 0.0})
     assert plot_run(tmp_path).read_bytes().startswith(PNG)
     text, _ = page(tmp_path)
@@ -301,7 +301,7 @@ def scored(build_group: Callable[..., Group]) -> Callable[..., ScoredGroup]:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[RunLog]:
-    with RunLog(tmp_path, tensorboard=False, progress=False, console=Console(quiet=True)) as opened:
+    with RunLog(tmp_path, progress=False, console=Console(quiet=True)) as opened:
         yield opened
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import io
 import json
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from mindgspo.errors import ConfigError, RunFolderError
+from mindgspo.errors import RunFolderError
 from mindgspo.metrics import (
     RunLog,
     Timers,
@@ -33,7 +32,7 @@ Decode = Callable[[Int32Array], str]
 
 
 def open_log(run_dir: Path, **options: object) -> RunLog:
-    settings = {"tensorboard": False, "progress": False, "console": Console(quiet=True)} | options
+    settings = {"progress": False, "console": Console(quiet=True)} | options
     return RunLog(run_dir, **settings)
 
 
@@ -160,27 +159,6 @@ def test_a_terminal_gets_a_progress_bar_and_other_outputs_do_not(tmp_path: Path)
         shown[is_terminal] = screen.getvalue()
     assert "training" in shown[True] and "3/5" in shown[True]
     assert shown[False] == "step     3/5  score 1.000\n"
-
-
-def test_tensorboard_events_hold_the_scalars(tmp_path: Path) -> None:
-    with open_log(tmp_path, tensorboard=True) as log:
-        log.truncate_after(4)
-        log.log_metrics(5, {"actor/lr": 0.25})
-    (events,) = (tmp_path / "tensorboard").iterdir()
-    assert b"actor/lr" in events.read_bytes()
-
-
-def test_missing_tensorboard_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real_import = builtins.__import__
-
-    def without_tensorboard(name: str, *arguments: object, **options: object) -> object:
-        if name.startswith("tensorboardX"):
-            raise ImportError("No module named 'tensorboardX'")
-        return real_import(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without_tensorboard)
-    with pytest.raises(ConfigError, match=r"logging\.tensorboard.*pip install tensorboardX"):
-        open_log(tmp_path, tensorboard=True)
 
 
 def test_timers_and_memory_figures() -> None:

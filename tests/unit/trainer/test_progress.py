@@ -57,7 +57,7 @@ def test_settings_that_change_the_computation_are_all_named(load, tmp_path: Path
     saved.write_text(dump_config(load()))
     check_same_experiment(load(), saved)
     check_same_experiment(load("resume=auto", "run_dir=elsewhere", "trainer.save_every=7", "eval.every=1"), saved)
-    check_same_experiment(load("logging.tensorboard=true", "trainer.keep_checkpoints=9"), saved)
+    check_same_experiment(load("logging.trackers=[tensorboard]", "trainer.keep_checkpoints=9"), saved)
     with pytest.raises(ConfigError) as caught:
         check_same_experiment(load("seed=2", "rollout.max_new_tokens=8", "logging.progress=false"), saved)
     assert "seed: 2, the run has 1" in str(caught.value)

@@ -105,7 +105,7 @@ def warm_up(make_trainer, validation_of, model, prompts, tokenizer, load, tmp_pa
             samples=tuple(supervised_sample(row, tokenizer, load().model) for row in prompts),
             check_set=None if stop_at is None else prompts,
         )
-        with RunLog(tmp_path, tensorboard=False, progress=False) as log:
+        with RunLog(tmp_path, progress=False) as log:
             warm_up(trainer, warmup, validation_of(trainer).evaluator, log)
         return trainer, [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
 

@@ -23,7 +23,7 @@ def finished(tmp_path: Path) -> Path:
     root = tmp_path / "run"
     root.mkdir()
     (root / "config.yaml").write_text(dump_config(load_config(FOUR, [f"run_dir={root}"])))
-    with RunLog(root, tensorboard=False, progress=False, console=Console(quiet=True)) as log:
+    with RunLog(root, progress=False, console=Console(quiet=True)) as log:
         log.log_metrics(1, {"critic/score/mean": 0.5})
     write_summary(root, finished=True)
     return root

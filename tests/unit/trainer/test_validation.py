@@ -24,7 +24,7 @@ SETS = (
 
 @pytest.fixture
 def log(tmp_path: Path):
-    with RunLog(tmp_path, tensorboard=False, progress=False, console=Console(quiet=True)) as opened:
+    with RunLog(tmp_path, progress=False, console=Console(quiet=True)) as opened:
         yield opened
 
 
@@ -178,7 +178,7 @@ def test_other_problems_or_an_empty_checkpoint_are_another_baseline() -> None:
 
 def test_after_a_resume_the_log_knows_what_was_before(tmp_path: Path) -> None:
     def opened() -> RunLog:
-        return RunLog(tmp_path, tensorboard=False, progress=False, console=Console(quiet=True))
+        return RunLog(tmp_path, progress=False, console=Console(quiet=True))
 
     with opened() as log:
         for step in range(4):

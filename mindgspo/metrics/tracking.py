@@ -1,0 +1,205 @@
+"""Trackers that show a run's metrics beside others': TensorBoard, SwanLab, Weights & Biases.
+
+metrics.jsonl has everything; a tracker gets a copy of each line's numbers and the configuration, no prompt and no
+response. Keys are the trackers' own business (`wandb login`, `swanlab login`, their environment variables); nothing of
+them is read or written here. A run that goes on is the same run there, because its id is that of run.json.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from mindgspo.errors import ConfigError
+from mindgspo.metrics.environment import without_secrets
+from mindgspo.text import shorten
+
+_CLOSE_SECONDS = 120.0
+"""For what is still to be sent at the end; without a network it would take for ever."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackedRun:
+    """folder: of the run; trackers keep their files below it. run_id: of run.json. config: nested JSON values."""
+
+    folder: Path
+    run_id: str
+    name: str
+    project: str = "mindgspo"
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Tracker(Protocol):
+    """One of them, begun. Whatever it raises later is said once, and it gets nothing more."""
+
+    @property
+    def name(self) -> str: ...
+
+    def resume_at(self, step: int) -> None:
+        """What was written beyond `step` does not count: called before the first write of a run that goes on."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The numbers of one line; several lines may share a step."""
+
+    def close(self, *, failed: bool) -> None:
+        """The end of the process, after an error or without one."""
+
+
+class TensorBoard:
+    """Event files below tensorboard/, made on the first write."""
+
+    name = "tensorboard"
+
+    def __init__(self, run: TrackedRun) -> None:
+        from tensorboardX import SummaryWriter
+
+        self._make_writer = SummaryWriter
+        self._folder = run.folder / "tensorboard"
+        self._purge_step: int | None = None
+        self._writer: Any = None
+
+    def resume_at(self, step: int) -> None:
+        """Tell TensorBoard to hide events beyond `step` that an earlier process wrote."""
+        assert self._writer is None, "resume_at must come before the first write"
+        self._purge_step = step + 1
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Tracker`."""
+        if self._writer is None:
+            self._writer = self._make_writer(logdir=str(self._folder), purge_step=self._purge_step)
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self, *, failed: bool) -> None:
+        """See `Tracker`."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WandB:
+    """Weights & Biases; files below wandb/. Steps that it has already are not taken again, and they are equal."""
+
+    name = "wandb"
+
+    def __init__(self, run: TrackedRun) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=run.project,
+            name=run.name,
+            id=run.run_id,
+            resume="allow",
+            dir=str(run.folder),
+            config=dict(run.config),
+            settings=wandb.Settings(console="off", disable_git=True, save_code=False, silent=True, init_timeout=60),
+        )
+
+    def resume_at(self, step: int) -> None:
+        """Nothing: see the class."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Tracker`."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self, *, failed: bool) -> None:
+        """See `Tracker`."""
+        _within(_CLOSE_SECONDS, lambda: self._run.finish(exit_code=int(failed)))
+
+
+class SwanLab:
+    """SwanLab; files below swanlab/."""
+
+    name = "swanlab"
+
+    def __init__(self, run: TrackedRun) -> None:
+        import swanlab
+
+        folder = run.folder / "swanlab"
+        folder.mkdir(exist_ok=True)
+        self._run = swanlab.init(
+            project=run.project,
+            name=run.name,
+            id=run.run_id,
+            resume="allow",
+            log_dir=str(folder),
+            config=dict(run.config),
+            settings=swanlab.Settings(
+                interactive=False,
+                terminal=swanlab.Settings.Terminal(proxy_type="none"),
+                probe=swanlab.Settings.Probe(git=False),
+            ),
+        )
+
+    def resume_at(self, step: int) -> None:
+        """Nothing: steps that are there already are written again with equal numbers."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Tracker`."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self, *, failed: bool) -> None:
+        """See `Tracker`."""
+        if failed:
+            self._run.finish(state="crashed", error="the run ended with an error")
+        else:
+            self._run.finish()  # in this thread: it handles signals
+
+
+_TRACKERS: Mapping[str, Callable[[TrackedRun], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "swanlab": SwanLab,
+    "wandb": WandB,
+}
+_OFFLINE = {"swanlab": "SWANLAB_MODE", "wandb": "WANDB_MODE"}
+
+
+def open_trackers(names: Sequence[str], run: TrackedRun) -> list[Tracker]:
+    """Begin them, each once. Raises ConfigError where one cannot begin: not installed, not logged in, no network."""
+    config = _without_secrets(run.config)
+    run = TrackedRun(folder=run.folder, run_id=run.run_id, name=run.name, project=run.project, config=config)
+    return [_opened(name, run) for name in dict.fromkeys(names)]
+
+
+def _opened(name: str, run: TrackedRun) -> Tracker:
+    try:
+        return _TRACKERS[name](run)
+    except ImportError as error:
+        raise ConfigError(
+            f"logging.trackers: {name} cannot be imported ({error}); pip install 'mindgspo[{name}]', or leave it out"
+        ) from error
+    except Exception as error:  # whatever a library of somebody else's says when it has no key or no network
+        offline = f", set {_OFFLINE[name]}=offline to keep it in the run folder" if name in _OFFLINE else ""
+        raise ConfigError(
+            f"logging.trackers: {name} cannot begin ({shorten(' '.join(str(error).split()), 200)}); run `{name} login`"
+            f"{offline}, or leave it out"
+        ) from error
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_secrets(below) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(below) for below in value]
+    return without_secrets(value) if isinstance(value, str) else value
+
+
+def _within(seconds: float, call: Callable[[], object]) -> None:
+    """Call it in a thread, and wait so long. Raises what it raises, or TimeoutError."""
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failure:
+        raise failure[0]
+    if thread.is_alive():
+        raise TimeoutError(f"nothing more was sent after {seconds:.0f} s")
