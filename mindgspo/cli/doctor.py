@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, NoReturn, Optional
 
 import typer
 
-from mindgspo.cli.options import SetOption
+from mindgspo.cli.options import EmulateOption, SetOption, emulated_overrides
+
+if TYPE_CHECKING:
+    from mindgspo.config import ExperimentConfig
 
 
 def doctor(
@@ -21,6 +24,10 @@ def doctor(
         Optional[Path],  # noqa: UP045
         typer.Option(metavar="DIR", help="Folder for the report; by default doctor-<host>-<time>."),
     ] = None,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Also compute: kernels, sums over groups, two steps, about two minutes.")
+    ] = False,
+    emulate_ascend: EmulateOption = False,
     log: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(metavar="FILE", help="Instead, say what the error codes in this log mean."),
@@ -33,17 +40,24 @@ def doctor(
     matters on CPU is checked. Ends with a folder to send to somebody who can help; values of variables that may hold
     secrets are left out. Exit code 1 if something is broken.
 
+    With --smoke, a tiny model is computed under the plans of the experiment: one kernel per class of operators is
+    compared with numpy, each group of ranks adds up, and two steps are run with the weights resharded and verified.
+
     With --log, the end of a log of a rank or of CANN is searched for codes of CANN, HCCL and MindSpore instead. Each is
     told with its cause and fix.
     """
     if log is not None:
         _explain(log)
         return
+    emulated_overrides(emulate_ascend, None)
     import time
 
     from mindgspo.config import load_config
     from mindgspo.doctor import Level, examine, facts, needs_of, report_lines, this_machine, write_bundle
+    from mindgspo.parallel import runtime
 
+    if smoke and config is not None and runtime.is_launched():
+        _work(config)
     machine = this_machine()
     experiment = None if config is None else load_config(config, set_ or [], check_files=False)
     needs = needs_of(machine, experiment, nodes)
@@ -54,8 +68,42 @@ def doctor(
     log_dir = None if experiment is None else needs.run_dir / "logs"
     write_bundle(folder, machine, rows, findings, {}, log_dir)
     print(f"to send to somebody who can help: {folder}")
-    if any(finding.level is Level.BROKEN for finding in findings):
+    is_well = not any(finding.level is Level.BROKEN for finding in findings)
+    if smoke:
+        has_cards = machine.has_cards() or emulate_ascend
+        is_well = _smoke(folder, experiment, on_cards=has_cards) and is_well
+    if not is_well:
         raise typer.Exit(1)
+
+
+def _work(config: Path) -> NoReturn:
+    """As a rank of the smoke test."""
+    from mindgspo.config import load_config
+    from mindgspo.launch.worker import run_worker
+
+    def body() -> int:
+        from mindgspo.doctor.smoke_ranks import smoke_of_rank  # MindSpore comes with it
+
+        return smoke_of_rank(load_config(config))
+
+    run_worker(body)
+
+
+def _smoke(folder: Path, experiment: ExperimentConfig | None, *, on_cards: bool) -> bool:
+    """Whether all parts went well; what they say is in the folder."""
+    from mindgspo.doctor.smoke import smoke_test, write_experiment
+    from mindgspo.io import write_file
+
+    device = "Ascend" if on_cards else "CPU"
+    if experiment is not None and experiment.device == "Ascend" and not on_cards:
+        print("smoke test: there is no card, so one process on CPU")
+        experiment = None
+    stages = []
+    for stage in smoke_test(write_experiment(folder / "smoke", device, experiment)):
+        print(stage, flush=True)
+        stages.append(stage)
+    write_file(folder / "smoke.txt", "".join(f"{stage}\n" for stage in stages).encode())
+    return not any(stage.problem for stage in stages)
 
 
 def _explain(log: Path) -> None:
