@@ -54,6 +54,7 @@ def test_two_ranks_pass_the_smoke_test(tmp_path: Path) -> None:
     experiment.write_text(
         f"include: {PROJECT}/examples/arithmetic/gspo.yaml\n"
         "plans: {train: {data_parallel: 2}, infer: {data_parallel: 1, model_parallel: 2}}\n"
+        "trainer: {samples_per_micro_batch: 32}\n"
     )
     done = mindgspo("doctor", experiment, "--smoke", "--bundle", tmp_path / "bundle", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
