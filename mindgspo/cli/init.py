@@ -49,6 +49,14 @@ def init(
             help="Memory of one card in GiB, 64 by default; for device CPU the machine's, by default what it has.",
         ),
     ] = None,
+    tokenizer: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Folder of the tokenizer, if the model's folder has none.", metavar="DIR"),
+    ] = None,
+    eos_token: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="Token that ends a response, instead of those that the folder names; may be repeated."),
+    ] = None,
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="YAML file to write; by default <model>-<data>.yaml here.", metavar="FILE.yaml"),
@@ -71,6 +79,8 @@ def init(
         cards=cards,
         device=device,
         memory_gb=memory_gb,
+        tokenizer=tokenizer,
+        eos_tokens=tuple(eos_token or ()),
         out=out,
     )
     for line in write_experiment(request):

@@ -12,7 +12,8 @@ from mindgspo.config import ModelSection, TokenizerSection, load_config
 from mindgspo.config.data import DataSourceSection
 from mindgspo.config.huggingface_config import read_model_section
 from mindgspo.config.model import FAMILIES
-from mindgspo.io import check_is_new, make_folder, write_new_file
+from mindgspo.errors import DataError
+from mindgspo.io import check_is_new, write_new_file
 from mindgspo.planner.command import peak_text
 from mindgspo.planner.memory_plan import GIB
 from mindgspo.planner.rank_work import FLOAT, whole_bytes
@@ -34,8 +35,9 @@ _BFLOAT16_RATIO_ERROR = 2e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupRequest:
-    """Options of the command line. device: None: Ascend where cards are given, else CPU. out: None: <model>-<data>.yaml
-    in the current folder. memory_gb: of a card, on CPU of the machine; None: 64, or what it has."""
+    """Options of the command line. device: None: Ascend where cards are given, else CPU. memory_gb: of a card, on CPU
+    of the machine; None: 64, or what it has. tokenizer: None: the model's. eos_tokens: instead of those that the
+    folders name. out: None: <model>-<data>.yaml in the current folder."""
 
     model: Path
     data: Path
@@ -46,6 +48,8 @@ class SetupRequest:
     cards: int | None = None
     device: Literal["CPU", "Ascend"] | None = None
     memory_gb: float | None = None
+    tokenizer: Path | None = None
+    eos_tokens: tuple[str, ...] = ()
     out: Path | None = None
 
     @property
@@ -65,13 +69,14 @@ class SetupRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Data:
     """The rows as a run reads them. to_write: files that must be written for that. train_rows: different questions to
-    train on. eval_rows: to measure on."""
+    train on. eval_rows: to measure on. shared: questions of both."""
 
     train: DataSourceSection
     eval: DataSourceSection
     to_write: tuple[tuple[RowAccount, dict[Path, frozenset[str]]], ...]
     train_rows: int
     eval_rows: int
+    shared: int
 
 
 def write_experiment(request: SetupRequest) -> Iterator[str]:
@@ -83,7 +88,7 @@ def write_experiment(request: SetupRequest) -> Iterator[str]:
     check_is_new(out)
     machine = request.machine
     model = read_model_section(request.model.absolute())
-    section = tokenizer_section_of(request.model, request.model)
+    section = tokenizer_section_of(request.model, request.tokenizer or request.model, request.eos_tokens)
     tokenizer = load_tokenizer(section, model.vocab_size)
     accounts = [
         take_account(path, question=request.question, answer=request.answer, keeps_others=request.reward is not None)
@@ -102,7 +107,6 @@ def write_experiment(request: SetupRequest) -> Iterator[str]:
     fit = fitting(str(request.model), base, machine)
     lines = _lines(request, machine, model, accounts[0], data, rewarding, lengths, fit)
     for account, files in data.to_write:
-        make_folder(next(iter(files)).parent)
         write_rows(account, files)
     text = commented_document(_title(out, lines), fit.mapping, _comments(machine, model, data, rewarding, lengths))
     write_new_file(out, text.encode())
@@ -130,6 +134,10 @@ def _data(accounts: list[RowAccount], out: Path) -> _Data:
             if not is_read:
                 to_write.append((account, {file: account.prompts}))
             sources.append(account.source if is_read else account.source.model_copy(update={"path": file}))
+        if held_out.prompts <= train.prompts:
+            raise DataError(
+                f"--eval: {held_out.path}: every question is in {train.path}, too; give others, or leave it out"
+            )
     if to_write:
         check_is_new(folder)
     return _Data(
@@ -138,6 +146,7 @@ def _data(accounts: list[RowAccount], out: Path) -> _Data:
         to_write=tuple(to_write),
         train_rows=num_train,
         eval_rows=num_eval,
+        shared=len(train.prompts & held_out.prompts) if held_out is not train else 0,
     )
 
 
@@ -160,7 +169,11 @@ def _experiment(
         "experiment": name,
         "device": machine.device,
         "model": {"path": str(model.path), "dtype": "bfloat16" if is_rounded else "float32"},
-        "tokenizer": {"eos_tokens": list(tokenizer.eos_tokens), "pad_token": tokenizer.pad_token},
+        "tokenizer": {
+            **({} if tokenizer.path == model.path else {"path": str(tokenizer.path)}),
+            "eos_tokens": list(tokenizer.eos_tokens),
+            "pad_token": tokenizer.pad_token,
+        },
         "data": {
             "train": _source(data.train),
             "eval": _source(data.eval),
@@ -207,6 +220,7 @@ def _lines(
     size = whole_bytes(model) / FLOAT
     number = f"{size / 1e9:.2f} G" if size >= 1e9 else f"{size / 1e6:.2f} M"
     family = FAMILIES[model.architecture].huggingface_class.removesuffix("ForCausalLM")
+    shared = f", {data.shared} of them in both" if data.shared else ""
     left_out = f", {account.num_unusable} unusable left out ({account.problem})" if account.num_unusable else ""
     written = f", written to {next(iter(data.to_write[0][1])).parent}" if data.to_write else ""
     function = config.reward.functions[0].rpartition("/")[2]
@@ -218,11 +232,12 @@ def _lines(
         where += f"train {plans.train}, infer {plans.infer} (data x model x pipeline)"
     saving = f", recompute {plans.train.recompute}" if plans.train.recompute != "none" else ""
     saving += ", weights leave the card between phases" if config.swap.enabled else ""
+    pace = "" if fit.seconds is None else f"; a step is expected to take {fit.seconds:,.0f} s"
     ends = either(config.tokenizer.eos_tokens)
     return {
         "model": f"{family} of {number} parameters, {request.model}; responses end at {ends}",
         "data": (
-            f"{data.train_rows} questions to train on, {data.eval_rows} held out{left_out}{written}; "
+            f"{data.train_rows} questions to train on, {data.eval_rows} held out{shared}{left_out}{written}; "
             f"{rows_text(account)}; reward {function} ({rewarding.why})"
         ),
         "lengths": lengths.text,
@@ -230,6 +245,7 @@ def _lines(
             f"{where}{saving}; a step draws "
             f"{config.rollout.prompts_per_step} prompts x {_GROUP}, {UPDATES} updates, {steps} steps per epoch; "
             f"{config.rollout.slots} sequences at once, micro-batches of {tokens:,} tokens; {peak_text(fit.memory)}"
+            f"{pace}"
         ),
     }
 

@@ -7,7 +7,7 @@ only where nothing else helps, weights leave the card between the phases.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any
 
@@ -16,9 +16,10 @@ from mindgspo.config.load import merge
 from mindgspo.config.plan import legal_expert_parallel, legal_model_parallel
 from mindgspo.config.rules import longest_row
 from mindgspo.errors import ConfigError
-from mindgspo.planner.expected import expected_memory, level_of
+from mindgspo.planner.cost import step_cost
+from mindgspo.planner.expected import CARD_BYTES, expected_memory, level_of
 from mindgspo.planner.memory_plan import GIB, MemoryPlan
-from mindgspo.planner.rank_work import FLOAT, whole_bytes
+from mindgspo.planner.rank_work import FLOAT, RankWork, whole_bytes
 from mindgspo.text import counted, divisors
 
 SHARE = 0.9
@@ -27,7 +28,10 @@ UPDATES = 4
 """Per rollout, as in the paper."""
 _STEPS_PER_EPOCH = 4
 _SERVER = 8
-_BYTES_TRAINED = 3 * FLOAT  # a float32 weight, its gradient and at least a share of its moments
+_BYTES_GENERATING = 2  # of a weight in bfloat16
+_MOST_ROUTED = 65_535
+"""Tokens of a micro-batch that a rank's experts may see, each counted once per expert: GroupedMatmul takes no longer
+axis (CANN's documentation of aclnnGroupedMatmulV3)."""
 _MICRO_BATCH = {"CPU": 4096, "Ascend": 16_384}
 _SLOTS = (128, 64, 32, 16, 8)
 _OTHER_CARDS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -44,11 +48,13 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """An experiment that fits: its mapping, the same resolved, and its memory."""
+    """An experiment that fits: its mapping, the same resolved, and its memory. seconds: that a step is expected to
+    take, None where nothing is known of the speed."""
 
     mapping: Mapping[str, Any]
     config: ExperimentConfig
     memory: MemoryPlan
+    seconds: float | None = None
 
 
 def prompts_per_step(machine: Machine, num_rows: int) -> int:
@@ -66,36 +72,50 @@ def prompts_per_step(machine: Machine, num_rows: int) -> int:
 
 
 def fitting(source: str, base: Mapping[str, Any], machine: Machine) -> Fit:
-    """The base experiment with the first plans that fit, the largest micro-batch and the most slots that fit then.
+    """The base experiment with plans that fit, and the most slots and largest micro-batch that fit then. Of several
+    ways to generate, the one with which a step is expected to be the fastest.
 
     source: what errors call it. base: without plans, slots and micro-batch. Raises ConfigError: no legal plan, or
     nothing fits, with the number of cards on which something would.
     """
-    fit, smallest = _first_fit(source, base, machine)
-    if fit is None:
-        raise ConfigError(_refusal(source, base, machine, smallest))
-    for key, settings in (("trainer", _micro_batches(fit, machine)), ("rollout", _slots(fit))):
+    refused: list[Fit] = []
+    found = [_tuned(source, fit, machine) for fit in _fits_by_generation(source, base, machine, refused)]
+    if not found:
+        raise ConfigError(_refusal(source, base, machine, refused))
+    if machine.device == "CPU":
+        return found[0]
+    timed = [replace(fit, seconds=step_cost(fit.config).seconds) for fit in found]
+    return min(timed, key=lambda fit: fit.seconds)
+
+
+def _fits_by_generation(source: str, base: Mapping[str, Any], machine: Machine, refused: list[Fit]) -> Iterator[Fit]:
+    """For each way to generate the first plan of training that fits. refused: grows by what does not fit."""
+    model = load_mapping(source, merge(base, _smallest_batch(base, 1)), check_files=False).model
+    for is_swapped in (False, True) if machine.device == "Ascend" else (False,):
+        for slices in _slices(model, machine):
+            infer = _infer_plan(model, machine, slices)
+            batch = merge(base, _smallest_batch(base, machine.cards // slices))
+            for train in _train_plans(model, machine, slices, is_swapped=is_swapped):
+                plans = {name: plan for name, plan in (("train", train), ("infer", infer)) if plan}
+                settings = ({"plans": plans} if plans else {}) | ({"swap": {"enabled": True}} if is_swapped else {})
+                tried = _tried(source, merge(batch, settings), machine)
+                if tried is None:
+                    continue
+                if _fits(tried):
+                    yield tried
+                    break
+                refused.append(tried)
+
+
+def _tuned(source: str, fit: Fit, machine: Machine) -> Fit:
+    """With the most slots and the largest micro-batch that fit, too."""
+    for key, settings in (("rollout", _slots(fit)), ("trainer", _micro_batches(fit, machine))):
         for section in settings:
             larger = _tried(source, merge(fit.mapping, {key: section}), machine)
             if larger is not None and _fits(larger):
                 fit = larger
                 break
     return fit
-
-
-def _first_fit(source: str, base: Mapping[str, Any], machine: Machine) -> tuple[Fit | None, Fit | None]:
-    """The first candidate that fits; failing that, None and the one that needs least."""
-    model = load_mapping(source, merge(base, _smallest_batch(base, 1)), check_files=False).model
-    smallest: Fit | None = None
-    for replicas, settings in _candidates(model, machine):
-        tried = _tried(source, merge(merge(base, _smallest_batch(base, replicas)), settings), machine)
-        if tried is None:
-            continue
-        if _fits(tried):
-            return tried, None
-        if smallest is None or tried.memory.peak()[1] < smallest.memory.peak()[1]:
-            smallest = tried
-    return None, smallest
 
 
 def _tried(source: str, mapping: Mapping[str, Any], machine: Machine) -> Fit | None:
@@ -109,7 +129,11 @@ def _tried(source: str, mapping: Mapping[str, Any], machine: Machine) -> Fit | N
 
 
 def _fits(fit: Fit) -> bool:
-    return fit.memory.peak()[1] <= SHARE * fit.memory.capacity
+    """In memory, and in what the operator of the experts takes."""
+    work = RankWork.of(fit.config, 0)
+    routed = work.train.feed_forward(work.tokens(work.train)).routed // work.train.hidden
+    is_taken = fit.config.device == "CPU" or routed <= _MOST_ROUTED
+    return is_taken and fit.memory.peak()[1] <= SHARE * fit.memory.capacity
 
 
 def _smallest_batch(base: Mapping[str, Any], replicas: int) -> dict[str, Any]:
@@ -137,30 +161,35 @@ def _slots(fit: Fit) -> Iterator[dict[str, int]]:
             yield {"slots": slots * replicas}
 
 
-def _candidates(model: ModelSection, machine: Machine) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(replicas that generate, settings of plans and swap); what is a default is left out."""
-    cards = machine.cards
+def _slices(model: ModelSection, machine: Machine) -> list[int]:
+    """Legal sizes of model_parallel within a server, ascending."""
+    return [
+        size for size in legal_model_parallel(ParallelPlan(), model) if machine.cards % size == 0 and size <= _SERVER
+    ]
+
+
+def _train_plans(
+    model: ModelSection, machine: Machine, infer_slices: int, *, is_swapped: bool
+) -> Iterator[dict[str, Any]]:
+    """From the fewest divisions to the most; pipelines where slices alone are not enough. Defaults are left out, and
+    plans that cannot fit whatever the batch."""
     experts = 0
     if model.num_experts is not None and model.moe_intermediate_size is not None:
         experts = model.num_hidden_layers * model.num_experts * 3 * model.hidden_size * model.moe_intermediate_size
     others = whole_bytes(model) // FLOAT - experts
-    capacity = machine.capacity or 64 * GIB
-    slices = [size for size in legal_model_parallel(ParallelPlan(), model) if cards % size == 0 and size <= _SERVER]
-    for swap in ({}, {"swap": {"enabled": True}}) if machine.device == "Ascend" else ({},):
-        for parts in divisors(cards):
-            held = _BYTES_TRAINED * (others // parts + experts // cards)
-            if machine.device == "Ascend" and held > capacity:
+    slices, cards = _slices(model, machine), machine.cards
+    rollout = 0 if is_swapped else _BYTES_GENERATING * (others + experts) // infer_slices
+    for parts in divisors(cards):
+        # Weights and gradients once per replica, moments once in all; experts once in all.
+        trained = 2 * FLOAT * (others // parts + others // cards + 2 * experts // cards)
+        if machine.device == "Ascend" and trained + rollout > SHARE * (machine.capacity or CARD_BYTES):
+            continue
+        for size in reversed(slices):
+            stages = parts // size
+            if parts % size or (stages > 1 and (machine.device == "CPU" or size < slices[-1])):
                 continue
-            for size in sorted(slices, reverse=True):
-                stages = parts // size
-                if parts % size or (stages > 1 and (machine.device == "CPU" or size < max(slices))):
-                    continue
-                for saving in _savings(size, machine):
-                    for infer in slices:
-                        train = _train_plan(model, machine, size, stages) | saving
-                        plans = {"train": train, "infer": _infer_plan(model, machine, infer)}
-                        plans = {name: plan for name, plan in plans.items() if plan}
-                        yield cards // infer, {**swap, **({"plans": plans} if plans else {})}
+            for saving in _savings(size, machine):
+                yield _train_plan(model, machine, size, stages) | saving
 
 
 def _savings(slices: int, machine: Machine) -> list[dict[str, Any]]:
@@ -196,28 +225,31 @@ def _infer_plan(model: ModelSection, machine: Machine, slices: int) -> dict[str,
     return plan
 
 
-def _refusal(source: str, base: Mapping[str, Any], machine: Machine, smallest: Fit | None) -> str:
-    plain = {"plans": {name: {"data_parallel": machine.cards} for name in ("train", "infer")}}
-    if smallest is None:
-        try:
-            load_mapping(source, merge(merge(base, _smallest_batch(base, machine.cards)), plain), check_files=False)
-        except ConfigError as error:
-            return f"--cards {machine.cards}: no plan is legal; the plain one: {error}"
+def _refusal(source: str, base: Mapping[str, Any], machine: Machine, refused: list[Fit]) -> str:
+    smallest = min(refused, key=lambda fit: fit.memory.peak()[1], default=None)
+    needs = ""
+    if smallest is not None:
+        needed, capacity = smallest.memory.peak()[1] / GIB, smallest.memory.capacity / GIB
+        planned = f"{100 * SHARE:.0f} % of {capacity:.1f} may be planned"
+        needs = f": the least that was found needs {needed:.1f} GiB, and {planned}"
+    elif illegal := _illegal(source, base, machine):
+        return f"--cards {machine.cards}: no plan is legal; the plain one: {illegal}"
     where = counted(machine.cards, "card") if machine.device == "Ascend" else "this machine"
-    needs = (
-        ""
-        if smallest is None
-        else (
-            f": the least that was found needs {smallest.memory.peak()[1] / GIB:.1f} GiB, and {100 * SHARE:.0f} % of "
-            f"{smallest.memory.capacity / GIB:.1f} may be planned"
-        )
-    )
-    capacity = machine.capacity if machine.device == "Ascend" else None
+    on_cards = merge(base, {"device": "Ascend", "model": {"dtype": "bfloat16"}})
     for cards in _OTHER_CARDS:
-        if machine.device == "Ascend" and cards <= machine.cards:
-            continue
-        other = Machine(device="Ascend", cards=cards, capacity=capacity)
-        on_cards = merge(base, {"device": "Ascend", "model": {"dtype": "bfloat16"}})
-        if base["rollout"]["prompts_per_step"] % lcm(UPDATES, cards) == 0 and _first_fit(source, on_cards, other)[0]:
+        is_more = machine.device == "CPU" or cards > machine.cards
+        other = Machine(device="Ascend", cards=cards, capacity=machine.capacity if machine.device == "Ascend" else None)
+        can_share = base["rollout"]["prompts_per_step"] % lcm(UPDATES, cards) == 0
+        if is_more and can_share and any(True for _ in _fits_by_generation(source, on_cards, other, [])):
             return f"{source} does not fit on {where}{needs}; on {counted(cards, 'card')} it does: --cards {cards}"
     return f"{source} does not fit on {where}{needs}; take a smaller model, shorter responses or more cards"
+
+
+def _illegal(source: str, base: Mapping[str, Any], machine: Machine) -> str:
+    """What the rules have against replicas alone; "" if nothing."""
+    plain = {"plans": {name: {"data_parallel": machine.cards} for name in ("train", "infer")}}
+    try:
+        load_mapping(source, merge(merge(base, _smallest_batch(base, machine.cards)), plain), check_files=False)
+    except ConfigError as error:
+        return str(error)
+    return ""

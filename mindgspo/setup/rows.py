@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from mindgspo.config.data import DataSourceSection
+from mindgspo.config.data import ColumnsSection, DataSourceSection
 from mindgspo.config.reward import RewardSection
 from mindgspo.data.benchmarks import format_of_row
 from mindgspo.data.formats import Parser, parser_for
 from mindgspo.data.source_rows import DroppedRow, SourceRow, json_object
 from mindgspo.data.sources import JSONL, PARQUET, read_file
 from mindgspo.errors import DataError
-from mindgspo.io import MOST_LINE_BYTES, atomic_file, parse_json, read_bytes
+from mindgspo.io import MOST_LINE_BYTES, atomic_file, make_folder, parse_json, read_bytes
 from mindgspo.rewards.registry import build_function, gold_is_readable
 from mindgspo.setup.columns import find_columns
 from mindgspo.text import listed
@@ -142,8 +142,10 @@ def take_account(path: Path, *, question: str | None, answer: str | None, keeps_
     name = path.stem if gold_is_readable(path.stem, "1") is None else f"own_{path.stem}"
     columns = find_columns(path, first, question=question, answer=answer, name=name)
     if keeps_others:
-        taken = {column.split(".")[0] for column in (columns.prompt, columns.answer, columns.solution) if column}
-        others = [key for key in first[0] if key not in taken and all(key in row for row in first)]
+        taken = _top_columns(columns)
+        others = [
+            key for key in first[0] if key not in taken and all(key in row and _is_json(row[key]) for row in first)
+        ]
         columns = columns.model_copy(update={"extra_info": tuple(others)})
     account = _account(path, DataSourceSection(format="columns", path=path, columns=columns))
     if account.num_unusable > _MOST_UNUSABLE * len(account.keys):
@@ -197,14 +199,33 @@ def held_out_keys(account: RowAccount) -> frozenset[str]:
 
 
 def write_rows(account: RowAccount, files: Mapping[Path, frozenset[str]]) -> None:
-    """Write the usable rows as JSON Lines: those whose prompts a file's set names into that file. Raises WriteError,
-    and DataError for a value that JSON has not."""
+    """Write the usable rows as JSON Lines: those whose prompts a file's set names into that file. Of rows in columns of
+    their own the columns that are read. Raises WriteError, and DataError for a value that JSON has not."""
+    columns = account.source.columns
+    kept = None if columns is None else _top_columns(columns) | set(columns.extra_info)
+    for folder in {file.parent for file in files}:
+        make_folder(folder)
     with ExitStack() as stack:
         opened = [(stack.enter_context(atomic_file(file)), keys) for file, keys in files.items()]
         for (where, row), key in zip(read_rows(account.path), account.keys, strict=True):
             for file, keys in opened:
                 if key in keys:
+                    row = row if kept is None else {name: row[name] for name in row if name in kept}
                     file.write(json.dumps(json_object(row, where), ensure_ascii=False).encode() + b"\n")
+
+
+def _top_columns(columns: ColumnsSection) -> set[str]:
+    """The columns that hold question, answer and solution, whether dots are part of their names or not."""
+    names = [name for name in (columns.prompt, columns.answer, columns.solution) if name is not None]
+    return {*names, *(name.split(".")[0] for name in names)}
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def rows_text(account: RowAccount) -> str:
