@@ -7,6 +7,7 @@ import hashlib
 import heapq
 import json
 import random
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -21,7 +22,7 @@ from mindgspo.data.formats import Parser, parser_for
 from mindgspo.data.source_rows import DroppedRow, SourceRow, json_object
 from mindgspo.data.sources import JSONL, PARQUET, read_file
 from mindgspo.errors import DataError
-from mindgspo.io import MOST_LINE_BYTES, atomic_file, make_folder, parse_json, read_bytes
+from mindgspo.io import MOST_LINE_BYTES, atomic_file, make_folder, parse_json, read_bytes, read_lines
 from mindgspo.rewards.registry import build_function, gold_is_readable
 from mindgspo.setup.columns import find_columns
 from mindgspo.text import listed
@@ -112,17 +113,19 @@ def _read_json(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
 
 def _read_csv(path: Path, *, delimiter: str) -> Iterator[tuple[str, dict[str, object]]]:
     csv.field_size_limit(MOST_LINE_BYTES)
+    lines = (
+        line.removeprefix(BOM_UTF8 if number == 1 else b"").decode() for number, line in read_lines(path, DataError)
+    )
+    reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, delimiter=delimiter, strict=True)
-            for row in reader:
-                where = f"{path}:{reader.line_num}"
-                if None in row or None in row.values():
-                    number = len(reader.fieldnames or ())
-                    raise DataError(f"{where}: has not the {number} fields that the first line names")
-                yield where, dict(row)
+        for row in reader:
+            where = f"{path}:{reader.line_num}"
+            if None in row or None in row.values():
+                number = len(reader.fieldnames or ())
+                raise DataError(f"{where}: has not the {number} fields that the first line names")
+            yield where, dict(row)
     except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not a readable CSV file ({error})") from error
+        raise DataError(f"{path}: line {reader.line_num + 1}: not readable as CSV ({error})") from error
 
 
 def take_account(path: Path, *, question: str | None, answer: str | None, keeps_others: bool) -> RowAccount:

@@ -75,9 +75,11 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
     ("a.csv", "ask,gold\nx\n", "a.csv:2: has not the 2 fields that the first line names"),
     ("a.csv", "ask,gold\nx,y,z\n", "a.csv:2: has not the 2 fields"),
     ("a.csv", "ask,gold\n", "holds no rows"),
+    ("a.csv", 'ask,gold\n"x"y,z\n', "line 2: not readable as CSV"),
+    ("a.csv", "ask,gold\n\udc80,z\n", "line 2: not readable as CSV"),
 ])  # fmt: skip
 def test_an_unusable_file_is_named(name: str, content: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_text(content, errors="surrogateescape")
     with pytest.raises(DataError) as caught:
         take_account(tmp_path / name, question=None, answer=None, keeps_others=False)
     assert said in str(caught.value)
