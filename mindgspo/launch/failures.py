@@ -8,15 +8,17 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from mindgspo.errors import MindGSPOError
-from mindgspo.io import read_json, write_file
+from mindgspo.io import make_folder, read_json, write_file
 from mindgspo.launch.error_codes import find, told
-from mindgspo.launch.folder import SCHEDULER, LaunchFolder
+from mindgspo.launch.folder import SCHEDULER, LaunchFolder, failure_file
+from mindgspo.parallel import runtime
 from mindgspo.parallel.heartbeat import Record, State
 
 _TAIL_BYTES = 2**16
@@ -59,6 +61,20 @@ class FailureRecord:
     def write(self, path: Path) -> None:
         """Write the record atomically."""
         write_file(path, json.dumps(dataclasses.asdict(self), indent=2).encode() + b"\n", sync=False)
+
+
+@contextmanager
+def noted_failure(log_dir: Path) -> Iterator[None]:
+    """Writes down why the block ended with an exception, of a process that no launcher started: `mindgspo runs` tells
+    it. A launcher's workers do so themselves."""
+    try:
+        yield
+    except Exception as error:
+        if not runtime.is_worker():
+            with suppress(OSError):  # a full disk may be the reason
+                make_folder(log_dir)
+                FailureRecord.of(error, log_bytes=0).write(failure_file(log_dir, 0))
+        raise
 
 
 def read_failure(path: Path) -> FailureRecord | None:

@@ -25,12 +25,12 @@ class LaunchFolder:
         return log_file(self.log_dir, rank)
 
     def failure(self, rank: int) -> Path:
-        """Why a rank failed, see `failures.FailureRecord`."""
-        return _failure_file(self.log_dir, rank)
+        """See `failure_file`."""
+        return failure_file(self.log_dir, rank)
 
     def failure_beside_logs(self, rank: int) -> Path:
         """The same where log_dir is on a disk that is full: the launcher still tells it in one message."""
-        return _failure_file(self.state_dir, rank)
+        return failure_file(self.state_dir, rank)
 
     def stack(self, rank: int) -> Path:
         """Where a rank is whenever it is asked, during a stall."""
@@ -46,7 +46,8 @@ def log_file(log_dir: Path, rank: int) -> Path:
     return log_dir / ("scheduler.log" if rank == SCHEDULER else f"rank_{rank}.log")
 
 
-def _failure_file(log_dir: Path, rank: int) -> Path:
+def failure_file(log_dir: Path, rank: int) -> Path:
+    """Why a rank failed, see `failures.FailureRecord`."""
     return log_dir / f"failure_{rank}.json"
 
 
@@ -62,7 +63,7 @@ def open_folder(log_dir: Path, members: Iterable[int]) -> Iterator[LaunchFolder]
 
 def move_earlier_aside(log_dir: Path, members: Iterable[int]) -> None:
     """Move what an earlier launch logged for these ranks to `log_dir`/earlier_<n>."""
-    paths = [file(log_dir, rank) for rank in members for file in (log_file, _failure_file)]
+    paths = [file(log_dir, rank) for rank in members for file in (log_file, failure_file)]
     paths = [path for path in paths if path.exists()]
     if not paths:
         return

@@ -25,6 +25,7 @@ from mindgspo.config.rules import data_sources
 from mindgspo.errors import TrainingError
 from mindgspo.evaluation.scoring import logged_groups
 from mindgspo.io import make_folder, write_file
+from mindgspo.launch.failures import noted_failure
 from mindgspo.launch.folder import move_earlier_aside
 from mindgspo.launch.worker import copy_output
 from mindgspo.metrics import RunLog, SilentLog, peak_rss_mb, report_of_finished, write_summary
@@ -124,18 +125,19 @@ def _run(
             # From here on the folder holds a run. Whatever was wrong with the inputs has been said before.
             first_rank_first(lambda: _begin(config, folder, log, start.progress))
             start.settle()
-            progress = start.progress
-            if progress is None:
-                log.truncate_after(-1)
-                progress = Progress(seconds_before=-started)
-                _prepare(config, experiment, None if start.has_weights else warmup, folder, log, progress)
-                saver.save(progress)
-            _train(config, experiment, log, saver, progress)
-            saver.wait()
-            require_all_steps(progress, trainer.total_steps)
-            if config.swap.enabled:
-                log.note(trainer.swap.ledger.table())
-            _finish(config, experiment, folder, progress)
+            with noted_failure(folder.logs):
+                progress = start.progress
+                if progress is None:
+                    log.truncate_after(-1)
+                    progress = Progress(seconds_before=-started)
+                    _prepare(config, experiment, None if start.has_weights else warmup, folder, log, progress)
+                    saver.save(progress)
+                _train(config, experiment, log, saver, progress)
+                saver.wait()
+                require_all_steps(progress, trainer.total_steps)
+                if config.swap.enabled:
+                    log.note(trainer.swap.ledger.table())
+                _finish(config, experiment, folder, progress)
     return report_of_finished(folder.root) if is_first() else None
 
 

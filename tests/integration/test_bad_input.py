@@ -78,7 +78,7 @@ MISTAKES = {
     ),
     "another architecture": (
         lambda folder: [*model(folder), "--set", "model.num_key_value_heads=4"],
-        ["model.num_key_value_heads: 4, there 2"],
+        ["model.num_key_value_heads: 4, but ", "/model/config.json says 2"],
     ),
     "missing name in the weights": (
         lambda folder: model(folder, lambda weights: weights.pop("model.norm.weight")),

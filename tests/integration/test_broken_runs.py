@@ -14,6 +14,7 @@ from running import PROJECT, environment, mindgspo, read_lines, reproducible, se
 from torture_runs import write_experiment
 
 from mindgspo import faults
+from mindgspo.checkpoint.runs import RunState, overview
 from mindgspo.errors import WeightsError
 
 
@@ -47,6 +48,8 @@ def test_losses_that_are_never_finite_stop_the_run_with_the_batches_saved(experi
     assert (step_1["actor/updates"], step_1["actor/updates_skipped"], step_1["training/updates"]) == (0, 2, 0)
     assert "actor/entropy" not in step_1, "it is nan"
     assert not (root / "summary.json").exists(), "the run is not finished"
+    told = overview(root)
+    assert told.state is RunState.FAILED and told.verdicts[0].startswith(f"{names[2]}: update 1: the loss of")
 
 
 def test_a_warm_up_that_breaks_saves_its_batch_too(experiment: Path) -> None:
