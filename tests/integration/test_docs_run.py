@@ -93,8 +93,8 @@ class Place:
         if re.search(r"/(?:data|models)/", command):
             if self.data is None:
                 pytest.skip(f"{page} needs the shared data folder")
-            command = command.replace("/models/Qwen2.5-0.5B", str(self.data / "qwen2.5-tokenizer"))
-            command = command.replace("/data/", f"{self.data}/")
+            places = {"/data": str(self.data), "/models/Qwen2.5-0.5B": str(self.data / "qwen2.5-tokenizer")}
+            command = re.sub(r"(?<![\w.])/(?:data(?=/)|models/Qwen2\.5-0\.5B)", lambda found: places[found[0]], command)
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", command], cwd=self.folder, env=self.environment, timeout=3600,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
