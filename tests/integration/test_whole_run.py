@@ -18,7 +18,7 @@ def test_the_run_folder_holds_what_is_promised(finished_run) -> None:
     root = finished_run.root
     assert finished_run.output.splitlines()[-1] == f"report: {root / 'report.html'}"
     lines = {"metrics.jsonl", "samples.jsonl", "validation.jsonl"}
-    promised = {"config.yaml", "summary.json", "reward.png", "report.html"}
+    promised = {"config.yaml", "summary.json", "environment.jsonl", "reward.png", "report.html", "samples.html"}
     assert {path.name for path in root.iterdir()} == (
         lines | promised | {"checkpoints", "export", "data", "run.json", ".lock"}
     )
