@@ -19,7 +19,7 @@ from mindgspo.errors import ConfigError
 from mindgspo.planner.cost import step_cost
 from mindgspo.planner.expected import CARD_BYTES, expected_memory, level_of
 from mindgspo.planner.memory_plan import GIB, MemoryPlan
-from mindgspo.planner.rank_work import FLOAT, RankWork, whole_bytes
+from mindgspo.planner.rank_work import FLOAT, whole_bytes
 from mindgspo.text import counted, divisors
 
 SHARE = 0.9
@@ -29,9 +29,6 @@ UPDATES = 4
 _STEPS_PER_EPOCH = 4
 _SERVER = 8
 _BYTES_GENERATING = 2  # of a weight in bfloat16
-_MOST_ROUTED = 65_535
-"""Tokens of a micro-batch that a rank's experts may see, each counted once per expert: GroupedMatmul takes no longer
-axis (CANN's documentation of aclnnGroupedMatmulV3)."""
 _MICRO_BATCH = {"CPU": 4096, "Ascend": 16_384}
 _SLOTS = (128, 64, 32, 16, 8)
 _OTHER_CARDS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -129,11 +126,7 @@ def _tried(source: str, mapping: Mapping[str, Any], machine: Machine) -> Fit | N
 
 
 def _fits(fit: Fit) -> bool:
-    """In memory, and in what the operator of the experts takes."""
-    work = RankWork.of(fit.config, 0)
-    routed = work.train.feed_forward(work.tokens(work.train)).routed // work.train.hidden
-    is_taken = fit.config.device == "CPU" or routed <= _MOST_ROUTED
-    return is_taken and fit.memory.peak()[1] <= SHARE * fit.memory.capacity
+    return fit.memory.peak()[1] <= SHARE * fit.memory.capacity
 
 
 def _smallest_batch(base: Mapping[str, Any], replicas: int) -> dict[str, Any]:

@@ -122,6 +122,11 @@ def test_internal_gather_takes_rows_that_are_there() -> None:
         assert f"indices must be in 0 to 4, not {wrong} to {wrong}" in text
 
 
+def transposed(of: DeviceTensor) -> DeviceTensor:
+    """A view."""
+    return of.seen(of.bits.T)
+
+
 def by_version(version: str, given: dict[str, object]) -> list[object]:
     """The arguments of GroupedMatmul in the order of its prototype."""
     groups = given.get("groups")
@@ -163,7 +168,7 @@ def test_groups_of_what_is_summed() -> None:
     """As gradients of weights are: x is a transposed view; an empty group gives zeros."""
     rows, weight, out = draw(10, 5), draw(10, 6, seed=1), DeviceTensor.of(np.ones((3, 5, 6)))
     given = {
-        "x": [rows.seen(rows.bits.T)],
+        "x": [transposed(rows)],
         "weight": [weight],
         "groups": [4, 4, 10],
         "split": 3,
@@ -173,6 +178,15 @@ def test_groups_of_what_is_summed() -> None:
     launch("aclnnGroupedMatmulV3", *by_version("V3", given))
     first, last = exact(rows)[:4].T @ exact(weight)[:4], exact(rows)[4:].T @ exact(weight)[4:]
     assert is_close(out, np.stack([first, 0 * first, last]))
+
+
+def test_what_is_summed_may_be_longer_than_the_last_axis() -> None:
+    """The bound is that of the axis which is innermost in memory: with x transposed, the features."""
+    rows, weight, out = draw(70_000, 2), draw(70_000, 3, seed=1), DeviceTensor.zeros((2, 2, 3))
+    given = {"x": [transposed(rows)], "weight": [weight], "groups": [4, 70_000], "split": 3, "kind": 2}
+    launch("aclnnGroupedMatmulV3", *by_version("V3", given | {"out": [out]}))
+    np.testing.assert_allclose(exact(out)[0], exact(rows)[:4].T @ exact(weight)[:4], rtol=1e-5)
+    np.testing.assert_allclose(exact(out)[1], exact(rows)[4:].T @ exact(weight)[4:], rtol=1e-3, atol=1e-2)
 
 
 def test_separate_products() -> None:
@@ -204,6 +218,9 @@ def test_internal_groups_of_rows() -> None:
     ({"groups": [6, 11]}, "groupList must not fall, and must end within the 10 of x, not [6, 11]"),
     ({"x": [draw(1, 10, 8)]}, "groupType 0 does not take x [float32[1, 10, 8]]"),
     ({"x": [draw(1, 65536)]}, "x must have a last axis of at most 65535, not 65536"),
+    ({"x": [transposed(draw(8, 10))]}, "groupType 0 must have x not transposed in memory"),
+    ({"kind": 2, "x": [draw(8, 10)], "weight": [draw(10, 6)], "out": [DeviceTensor.zeros((2, 8, 6))]},
+     "groupType 2 must have x and not weight transposed in memory"),
 ])  # fmt: skip
 def test_refused_groups(changed: dict[str, object], reason: str) -> None:
     given = {"x": [draw(10, 8)], "weight": [draw(2, 8, 6)], "groups": [4, 10], "split": 3, "kind": 0}

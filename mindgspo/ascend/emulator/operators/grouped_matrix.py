@@ -61,13 +61,25 @@ def _results(given: dict[str, Any]) -> list[DeviceTensor]:
     return given["out"] if "out" in given else given["y"]  # so called since the fourth version
 
 
+def _is_turned(one: DeviceTensor) -> bool | None:
+    """Whether its last two axes lie in memory the other way round; None where that cannot be told."""
+    if one.bits is None or one.bits.size == 0 or one.rank < 2 or 1 in one.shape[-2:]:
+        return None
+    return one.bits.strides[-2] < one.bits.strides[-1]
+
+
+def _innermost(one: DeviceTensor) -> int:
+    """Size of the axis that the documentation calls the last: of a turned tensor, the last but one."""
+    return one.shape[-2] if _is_turned(one) else max(one.shape[-1:], default=0)
+
+
 def _shapes(given: dict[str, Any]) -> str | None:
     """Tensors by groupType; what a sum is over and the sizes of the results are compared when it is computed."""
     kind, split = given["groupType"], given["splitItem"]
     x, weight, out = given["x"], given["weight"], _results(given)
     groups = given["groupListOptional"] or None  # MindSpore gives an empty list for an absent one
     for name in ("x", "weight"):
-        longest = max(max(one.shape[-1:], default=0) for one in given[name])
+        longest = max(map(_innermost, given[name]))
         if longest > _MOST_LAST:
             return f"{name} must have a last axis of at most {_MOST_LAST}, not {longest}"
     if kind == _SEPARATE:
@@ -90,6 +102,9 @@ def _shapes(given: dict[str, Any]) -> str | None:
         return f"groupList must have {held} entries, of at most {most}, not {count}"
     if kind == _BY_SUMMED and given["biasOptional"]:
         return f"groupType {kind} must have no bias"
+    sums = kind == _BY_SUMMED
+    if _is_turned(x[0]) not in (None, sums) or (sums and _is_turned(weight[0])):
+        return f"groupType {kind} must have x {'and not weight ' if sums else 'not '}transposed in memory"
     return None
 
 
