@@ -260,6 +260,9 @@ def _unread_notes(config: ExperimentConfig) -> Iterator[str]:
         yield f"optimizer.warmup_ratio: {ratio:g} is not read, because optimizer.warmup_steps is set"
     if warmup is not None and steps is not None and warmup > steps:
         yield f"optimizer.warmup_steps: {warmup} is more than the run's {steps} steps, so optimizer.lr is never reached"
+    dump = config.trainer.dump_step
+    if dump is not None and steps is not None and dump > steps:
+        yield f"trainer.dump_step: {dump} is behind the run's {steps} steps, so no step is dumped"
     if config.plans.reference is not None and config.algorithm.kl.placement == "none":
         yield "plans.reference: not read, because algorithm.kl.placement is none, so there is no reference policy"
 

@@ -13,6 +13,7 @@ from mindgspo.doctor.findings import Finding, Level
 from mindgspo.doctor.machine import Machine
 from mindgspo.errors import ConfigError
 from mindgspo.io import make_folder, write_file
+from mindgspo.launch.error_codes import find, told
 from mindgspo.text import aligned, counted
 
 _TAIL_BYTES = 1 << 18
@@ -47,7 +48,8 @@ def write_bundle(
     extra: Mapping[str, str],
     log_dir: Path | None,
 ) -> None:
-    """Fill a new folder: report.txt, report.json, environment.txt, npu-smi.txt, logs/.
+    """Fill a new folder: report.txt, report.json, environment.txt, npu-smi.txt, logs/, and codes.txt, what codes in
+    these mean.
 
     extra: further files by name. log_dir: of a run, whose logs' ends go along. Raises ConfigError where the folder
     holds something.
@@ -73,8 +75,13 @@ def write_bundle(
     logs = [*_newest(log_dir, "*.log"), *_newest(_plog_folder(machine), "plog-*.log")]
     if logs:
         make_folder(folder / "logs")
+    codes = []
     for path in logs:
-        write_file(folder / "logs" / path.name, _LOGIN.sub("<removed>@", tail(path)).encode("utf-8", "replace"))
+        text = _LOGIN.sub("<removed>@", tail(path))
+        write_file(folder / "logs" / path.name, text.encode("utf-8", "replace"))
+        codes += told(find(text.splitlines()), where=f"{path.name}: ")
+    if codes:
+        write_file(folder / "codes.txt", "".join(f"{line}\n" for line in codes).encode("utf-8", "replace"))
 
 
 def environment_lines(environment: Mapping[str, str]) -> list[str]:

@@ -112,6 +112,8 @@ def test_what_evaluation_draws_is_cut_as_in_training_unless_said(load):
     (["trainer.epochs=3"], "trainer.epochs: 3 is not read, because trainer.max_steps is set"),
     (["optimizer={warmup_ratio: 0.1, warmup_steps: 2}"],
      "optimizer.warmup_ratio: 0.1 is not read, because optimizer.warmup_steps is set"),
+    (["trainer.dump_step=9", "trainer.max_steps=8"],
+     "trainer.dump_step: 9 is behind the run's 8 steps, so no step is dumped"),
     (["optimizer.warmup_steps=9", "trainer.max_steps=8"],
      "optimizer.warmup_steps: 9 is more than the run's 8 steps, so optimizer.lr is never reached"),
 ])  # fmt: skip

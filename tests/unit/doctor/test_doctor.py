@@ -241,13 +241,14 @@ def test_the_bundle_holds_report_and_logs_and_no_secret(tmp_path: Path) -> None:
     folder = tmp_path / "bundle"
     write_bundle(folder, machine, rows, found, {"smoke.txt": "ok\n"}, logs)
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    assert names == ["environment.txt", "logs/plog-17_1.log", "logs/rank_0.log", "npu-smi.txt", "report.json",
-                     "report.txt", "smoke.txt"]  # fmt: skip
+    assert names == ["codes.txt", "environment.txt", "logs/plog-17_1.log", "logs/rank_0.log", "npu-smi.txt",
+                     "report.json", "report.txt", "smoke.txt"]  # fmt: skip
     everything = "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
     assert not any(secret in everything for secret in ("hf_abc", "xyz", "geheim"))
     assert "HCCL_IF_IP=10.0.0.7" in everything and "HF_TOKEN=<not shown>" in everything
     assert (folder / "logs/rank_0.log").read_text().endswith("http://<removed>@host/a\nlast\n")
     assert (folder / "logs/rank_0.log").stat().st_size < 300_000
+    assert "  seen   plog-17_1.log: [ERROR] EI0006" in (folder / "codes.txt").read_text().splitlines()
     report = json.loads((folder / "report.json").read_text())
     assert [one["name"] for one in report["findings"]] == ["locale"]
     with pytest.raises(ConfigError, match="holds something already"):
