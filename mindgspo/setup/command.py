@@ -15,6 +15,7 @@ from mindgspo.config.model import FAMILIES
 from mindgspo.errors import DataError
 from mindgspo.io import check_is_new, write_new_file
 from mindgspo.planner.command import peak_text
+from mindgspo.planner.forecast import seconds_text
 from mindgspo.planner.memory_plan import GIB
 from mindgspo.planner.rank_work import FLOAT, whole_bytes
 from mindgspo.setup.document import commented_document
@@ -22,7 +23,7 @@ from mindgspo.setup.lengths import MULTIPLE, Lengths, measure
 from mindgspo.setup.plans import UPDATES, Fit, Machine, fitting, prompts_per_step
 from mindgspo.setup.rewarding import Rewarding, choose_reward
 from mindgspo.setup.rows import AS_THEY_ARE, RowAccount, held_out_keys, rows_text, take_account, write_rows
-from mindgspo.text import either
+from mindgspo.text import counted, either
 from mindgspo.tokenization import load_tokenizer
 from mindgspo.tokenization.tokenizer import tokenizer_section_of
 
@@ -232,7 +233,7 @@ def _lines(
         where += f"train {plans.train}, infer {plans.infer} (data x model x pipeline)"
     saving = f", recompute {plans.train.recompute}" if plans.train.recompute != "none" else ""
     saving += ", weights leave the card between phases" if config.swap.enabled else ""
-    pace = "" if fit.seconds is None else f"; a step is expected to take {fit.seconds:,.0f} s"
+    pace = "" if fit.seconds is None else f"; a step is expected to take {seconds_text(fit.seconds)} s"
     ends = either(config.tokenizer.eos_tokens)
     return {
         "model": f"{family} of {number} parameters, {request.model}; responses end at {ends}",
@@ -242,8 +243,8 @@ def _lines(
         ),
         "lengths": lengths.text,
         "plan": (
-            f"{where}{saving}; a step draws "
-            f"{config.rollout.prompts_per_step} prompts x {_GROUP}, {UPDATES} updates, {steps} steps per epoch; "
+            f"{where}{saving}; a step draws {config.rollout.prompts_per_step} prompts x {_GROUP}, {UPDATES} updates, "
+            f"{counted(steps, 'step')} per epoch; "
             f"{config.rollout.slots} sequences at once, micro-batches of {tokens:,} tokens; {peak_text(fit.memory)}"
             f"{pace}"
         ),
