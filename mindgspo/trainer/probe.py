@@ -30,7 +30,7 @@ SECONDS = 8.0
 _FEWEST_STEPS, _MOST_STEPS = 3, 40
 _SOLUTIONS = 2000
 _SHARE_OF_SLOTS = 8
-_MOST_OPERATIONS = 2e11
+_MOST_OPERATIONS = 2e12
 """Of a step; half a minute on two cores. Steps of more have one update."""
 READ_METRICS = (
     "timing_s/gen",
@@ -53,7 +53,7 @@ def probe(config: ExperimentConfig, folder: Path) -> dict[str, Any]:
     prompt; empty where weights are random. config: of one process."""
     assert config.plans.train.world_size == 1 and not config.has_servers, "the planner refuses it"
     experiment = build_experiment(
-        _bounded(config), data_dir=folder / "data", failures_dir=folder / "failures", swap_dir=folder / "swap"
+        bounded(config), data_dir=folder / "data", failures_dir=folder / "failures", swap_dir=folder / "swap"
     )
     trainer = experiment.trainer
     with experiment.scorer, closing(trainer.swap):
@@ -75,7 +75,7 @@ def probe(config: ExperimentConfig, folder: Path) -> dict[str, Any]:
         }
 
 
-def _bounded(config: ExperimentConfig) -> ExperimentConfig:
+def bounded(config: ExperimentConfig) -> ExperimentConfig:
     """Without what ends steps, draws groups without a signal again (random weights have no other) or takes minutes."""
     trainer = config.trainer.model_copy(update={"max_steps": 10_000, "on_nonfinite": "skip"})
     algorithm = config.algorithm.model_copy(update={"filter_groups": FilterGroupsSection()})
