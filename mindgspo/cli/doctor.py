@@ -56,7 +56,7 @@ def doctor(
     from mindgspo.doctor import Level, examine, facts, needs_of, report_lines, this_machine, write_bundle
     from mindgspo.parallel import runtime
 
-    if smoke and config is not None and runtime.is_launched():
+    if smoke and config is not None and runtime.launch_orders() is not None:
         _work(config)
     machine = this_machine()
     experiment = None if config is None else load_config(config, set_ or [], check_files=False)

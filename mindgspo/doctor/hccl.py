@@ -24,7 +24,7 @@ _RANGES = {
 }
 _SHORT_CONNECT_S = 600
 _BASE_PORT, _NUM_PORTS = 60000, 16
-_ROLES = ("MS_ROLE", "MS_WORKER_NUM", "MS_NODE_ID", "RANK_ID", "RANK_SIZE")
+ROLES = ("MS_ROLE", "MS_WORKER_NUM", "MS_NODE_ID", "RANK_ID", "RANK_SIZE")
 
 
 def variables(machine: Machine, needs: Needs) -> Iterator[Finding]:
@@ -101,7 +101,7 @@ def _whitelist(machine: Machine) -> Iterator[Finding]:
 
 def leftovers(machine: Machine, needs: Needs) -> Iterator[Finding]:
     """Variables of an earlier launch: `mindgspo run` would take itself for one of its workers."""
-    set_ = [name for name in _ROLES if name in machine.environment]
+    set_ = [name for name in ROLES if name in machine.environment]
     if "MS_ROLE" in set_ or "RANK_ID" in set_:
         yield broken(
             "stale_role",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from typing import Any, Literal
 
 from mindgspo.config import ExperimentConfig, ParallelPlan, load_config
 from mindgspo.config.yaml_dialect import write_document
+from mindgspo.doctor.hccl import ROLES
 from mindgspo.io import make_folder, write_file
 from mindgspo.launch.error_codes import find_in_file, told
 from mindgspo.launch.failures import last_lines
@@ -139,11 +141,13 @@ def _kernels(path: Path, config: ExperimentConfig) -> Stage:
 def _run(path: Path, config: ExperimentConfig) -> Stage:
     started, log = time.monotonic(), path.parent / "run.log"
     assert config.run_dir is not None, "config is not resolved"
+    # What an earlier launch left in the shell would make a rank of this run.
+    environment = {name: value for name, value in os.environ.items() if name not in ROLES}
     with log.open("wb") as output:
         try:
             code = subprocess.run(
                 [sys.executable, "-m", "mindgspo.cli", "run", str(path)],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, timeout=_RUN_S,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, timeout=_RUN_S, env=environment,
             ).returncode  # fmt: skip
         except subprocess.TimeoutExpired:
             code = 124

@@ -37,6 +37,7 @@ from mindgspo.types import Batch
 # whole pass, forward and backward, makes of equal weights; what is left of a gradient in weights.
 _MODULE = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 5e-3}
 _PASS = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
+_FACTS = {"step", "device", "is_emulated", "world_size", "versions", "updates"}
 # Backwards through a layer: a gradient that is wrong is found in the weights behind it first.
 _BACKWARD = (
     "mlp.down_proj", "mlp.experts.down_proj", "mlp.up_proj", "mlp.gate_proj", "mlp.experts", "mlp.gate",
@@ -62,7 +63,7 @@ class Dump:
             raise CheckpointError(
                 f"{folder}: no dumped step ({error}); --set trainer.dump_step=5 writes one to <run_dir>/dumps"
             ) from error
-        if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+        if not isinstance(facts, dict) or facts.get("format") != FORMAT or not facts.keys() >= _FACTS:
             raise CheckpointError(f"{folder}: a dump of another version of mindgspo; this one reads format {FORMAT}")
         # Weights are in the dump, the model's folder need not be here.
         config = load_config(folder / "config.yaml", ["model.path="], check_files=False)
