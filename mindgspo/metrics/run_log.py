@@ -135,7 +135,7 @@ class SilentLog(RunLog):
     def __init__(self) -> None:
         self.history = RunHistory()
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         pass
 
     def records(self) -> dict[Path, FileRecord]:

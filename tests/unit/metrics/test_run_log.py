@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from rich.console import Console
 from mindgspo.errors import RunFolderError
 from mindgspo.metrics import (
     RunLog,
+    SilentLog,
     Timers,
     group_metrics,
     peak_rss_mb,
@@ -276,3 +278,12 @@ def test_names_from_a_users_dict_become_names_of_metrics(build_group: BuildGroup
     extras = {metric: value for metric, value in metrics.items() if metric.startswith("reward/extra/")}
     assert extras == {f"reward/extra/my_file.f/{name}/mean": 3.0}
     assert unknown_names(metrics) == []
+
+
+def test_the_log_of_other_ranks_takes_every_call_and_ends_as_the_first_ones() -> None:
+    for name, method in inspect.getmembers(RunLog, inspect.isfunction):
+        assert inspect.signature(getattr(SilentLog, name)) == inspect.signature(method) or name == "__init__", name
+    with SilentLog() as log:
+        log.note("x")
+    with pytest.raises(ValueError, match="inside"), SilentLog():
+        raise ValueError("inside")
