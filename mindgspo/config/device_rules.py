@@ -6,7 +6,6 @@ The numbers for Ascend are those of MindSpore 2.10's compiler and fused operator
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from math import gcd, prod
 
 from mindgspo.config.model import FAMILIES, ModelSection
@@ -66,17 +65,6 @@ def compiler_problems(config: ExperimentConfig) -> Iterator[str]:
         yield f"model.dtype: {missing} model.dtype=float32"
     elif config.rollout.cache_dtype == "bfloat16":
         yield f"rollout.cache_dtype: {missing} rollout.cache_dtype={config.model.dtype}"
-
-
-_PACKAGES = {"tensorboard": "tensorboardX", "swanlab": "swanlab", "wandb": "wandb"}
-
-
-def tracker_problems(config: ExperimentConfig) -> Iterator[str]:
-    """Trackers whose package is not installed here; none is imported."""
-    for name in dict.fromkeys(config.logging.trackers):
-        if find_spec(_PACKAGES[name]) is None:
-            fix = f"pip install 'mindgspo[{name}]'" if name != "tensorboard" else "pip install tensorboardX"
-            yield f"logging.trackers: {name} is not installed; {fix}, or leave it out"
 
 
 def _head_dim_problems(model: ModelSection) -> Iterator[str]:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from mindgspo.config.algorithm import POLICY_LOSSES, AlgorithmSection, ReferenceSection
 from mindgspo.config.algorithm_rules import default_kl_agg_mode
-from mindgspo.config.device_rules import compiler_problems, default_cache_dtype, tracker_problems
+from mindgspo.config.device_rules import compiler_problems, default_cache_dtype
 from mindgspo.config.messages import config_error, schema_problems
 from mindgspo.config.migrate import SCHEMA, SCHEMA_KEY, migrated
 from mindgspo.config.model import ModelSection
@@ -184,7 +184,7 @@ def load_mapping(
 def _checked(source: str, mapping: dict[str, Any], *, check_files: bool) -> ExperimentConfig:
     resolved = resolve(_parse(source, with_tokenizer_folder(with_model_folder(source, mapping))))
     of_paths = path_problems(resolved) or (file_problems(resolved) if check_files else [])
-    of_machine = [*compiler_problems(resolved), *tracker_problems(resolved)] if check_files else ()
+    of_machine = compiler_problems(resolved) if check_files else ()
     problems = [*joined_problems(resolved), *of_paths, *of_machine]
     if problems:
         raise config_error(source, problems)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -153,14 +154,36 @@ _TRACKERS: Mapping[str, Callable[[TrackedRun], Tracker]] = {
     "swanlab": SwanLab,
     "wandb": WandB,
 }
+_PACKAGES = {"tensorboard": "tensorboardX", "swanlab": "swanlab", "wandb": "wandb"}
 _OFFLINE = {"swanlab": "SWANLAB_MODE", "wandb": "WANDB_MODE"}
 
 
-def open_trackers(names: Sequence[str], run: TrackedRun) -> list[Tracker]:
-    """Begin them, each once. Raises ConfigError where one cannot begin: not installed, not logged in, no network."""
-    config = _without_secrets(run.config)
-    run = TrackedRun(folder=run.folder, run_id=run.run_id, name=run.name, project=run.project, config=config)
-    return [_opened(name, run) for name in dict.fromkeys(names)]
+def check_installed(names: Sequence[str], has_package: Callable[[str], object] = find_spec) -> None:
+    """Raises ConfigError for a tracker whose package is missing here; none is imported."""
+    missing = [name for name in names if not has_package(_PACKAGES[name])]
+    if missing:
+        package = _PACKAGES[missing[0]]
+        what = f"mindgspo[{missing[0]}]" if missing[0] in _OFFLINE else package
+        raise ConfigError(
+            f"logging.trackers: {missing[0]} needs the package {package}, which is not installed; "
+            f"pip install '{what}', or leave it out"
+        )
+
+
+def open_trackers(names: Sequence[str], run: TrackedRun, warn: Callable[[str], object] | None = None) -> list[Tracker]:
+    """Begin them, each once. Raises ConfigError where one cannot begin: not installed, not logged in, no network.
+
+    warn: of a run that goes on, which does not depend on a tracker; told instead, and the others are returned."""
+    run = replace(run, config=_without_secrets(run.config))
+    trackers = []
+    for name in dict.fromkeys(names):
+        try:
+            trackers.append(_opened(name, run))
+        except ConfigError as error:
+            if warn is None:
+                raise
+            warn(f"warning: {error}; the run goes on without it")
+    return trackers
 
 
 def _opened(name: str, run: TrackedRun) -> Tracker:

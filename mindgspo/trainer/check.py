@@ -16,6 +16,7 @@ from mindgspo.data.source_rows import DroppedRow, SourceRow
 from mindgspo.data.sources import open_source
 from mindgspo.errors import DataError
 from mindgspo.evaluation.datasets import HELD_OUT_SEED, NUM_TRIAL_ROWS, check_distinct_prompts, trial_candidate
+from mindgspo.metrics.tracking import check_installed
 from mindgspo.models.weight_check import check_weights
 from mindgspo.rewards import Scorer, gold_is_readable
 from mindgspo.tokenization import Tokenizer, load_tokenizer
@@ -24,6 +25,7 @@ from mindgspo.types import Prompt, Verdict
 
 def check_experiment(config: ExperimentConfig) -> Iterator[str]:
     """Lines about tokenizer, model, data, reward and batches. Raises the errors of `mindgspo.errors`."""
+    check_installed(config.logging.trackers)
     tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
     yield f"tokenizer: {tokenizer.name}, {tokenizer.vocab_size} ids, eos {tokenizer.eos_ids}, pad {tokenizer.pad_id}"
     if config.model.path is not None:

@@ -170,7 +170,8 @@ def _open_log(config: ExperimentConfig, folder: RunFolder, total_steps: int) -> 
         project=logging.tracker_project,
         config=config_mapping(config),
     )
-    trackers = open_trackers(logging.trackers, tracked)
+    warn = None if folder.status is RunStatus.NEW else print
+    trackers = open_trackers(logging.trackers, tracked, warn)
     return RunLog(folder.root, progress=logging.progress, trackers=trackers, total_steps=total_steps)
 
 

@@ -20,6 +20,7 @@ from mindgspo.launch.serving import own_servers
 from mindgspo.launch.watch import watch_this_process
 from mindgspo.launch.worker import run_worker
 from mindgspo.metrics import report_of_finished
+from mindgspo.metrics.tracking import check_installed
 from mindgspo.parallel import runtime
 from mindgspo.trainer.longer import is_complete
 from mindgspo.trainer.resume_checks import check_config
@@ -69,6 +70,8 @@ def start(request: RunRequest, options: ClusterOptions) -> int:
             _check_msrun(request.experiment())
         run_worker(lambda: _work(request, request.experiment()))
     config = request.experiment()
+    if options.node_rank == 0:
+        check_installed(config.logging.trackers)
     advise("what was saved stays, go on with --set resume=auto")
     needed = config.plans.train.world_size
     if options.workers not in (None, needed):

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mindgspo.config.device_rules import tracker_problems
 from mindgspo.errors import ConfigError
 from mindgspo.metrics import RunLog
-from mindgspo.metrics.tracking import _within
+from mindgspo.metrics.tracking import TrackedRun, _within, check_installed, open_trackers
 
 PROJECT = Path(__file__).resolve().parents[3]
 RUN_ID = "0123456789abcdef0123456789abcdef"
@@ -145,12 +144,19 @@ def test_an_end_that_hangs_is_not_waited_for() -> None:
         _within(5.0, lambda: 1 / 0)
 
 
-def test_a_missing_package_is_a_problem_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mindgspo.config import device_rules, load_config
+def test_a_missing_package_is_named_with_the_command_that_installs_it() -> None:
+    check_installed(["tensorboard", "wandb"], lambda name: True)
+    with pytest.raises(ConfigError, match=r"wandb needs the package wandb, .*pip install 'mindgspo\[wandb\]'"):
+        check_installed(["tensorboard", "wandb"], lambda name: name != "wandb")
+    with pytest.raises(ConfigError, match=r"pip install 'tensorboardX'"):
+        check_installed(["tensorboard"], lambda name: False)
 
-    quickstart = Path(__file__).resolve().parents[3] / "examples" / "arithmetic" / "gspo.yaml"
-    monkeypatch.setattr(device_rules, "find_spec", lambda name: None if name == "wandb" else object())
-    with pytest.raises(ConfigError, match=r"logging.trackers: wandb is not installed; pip install 'mindgspo\[wandb\]'"):
-        load_config(quickstart, ["logging.trackers=[tensorboard, wandb]"])
-    config = load_config(quickstart, ["logging.trackers=[tensorboard, wandb]"], check_files=False)
-    assert len(list(tracker_problems(config))) == 1
+
+def test_a_run_that_goes_on_does_so_without_a_tracker_that_cannot_begin(tmp_path: Path) -> None:
+    (tmp_path / "swanlab").write_text("a file where its folder would be")
+    run, said = TrackedRun(folder=tmp_path, run_id=RUN_ID, name="tiny"), []
+    assert [tracker.name for tracker in open_trackers(["swanlab", "tensorboard"], run, said.append)] == ["tensorboard"]
+    (line,) = said
+    assert line.startswith("warning: logging.trackers: swanlab can") and line.endswith("the run goes on without it")
+    with pytest.raises(ConfigError, match="swanlab"):
+        open_trackers(["swanlab"], run)
