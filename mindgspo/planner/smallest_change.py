@@ -188,10 +188,13 @@ def _other_plans(
         return {}
     pipeline = train.pipeline_stage << stages
     context = train.context_parallel << parts
-    largest = replicas * context * (train.model_parallel << slices if train.expert_tensor_parallel == 1 else 1)
+    sliced = train.model_parallel << slices
+    largest = replicas * context * (sliced if train.expert_tensor_parallel == 1 else 1)
     settings = {
         "plans.train.data_parallel": replicas,
-        "plans.train.model_parallel": train.model_parallel << slices,
+        "plans.train.model_parallel": sliced,
+        # The output table, which is split, may be the embedding table.
+        "plans.train.vocab_emb_dp": train.vocab_emb_dp and not (config.model.tie_word_embeddings and sliced > 1),
         "plans.train.pipeline_stage": pipeline,
         "plans.train.context_parallel": context,
         "plans.train.micro_batch_num": max(train.micro_batch_num, pipeline) if pipeline > 1 else 1,

@@ -52,6 +52,19 @@ def test_one_cheap_setting_is_preferred_to_a_dear_one(seven_billion: ExperimentC
     assert fits(config, 24 * GIB)
 
 
+def test_slices_split_the_embedding_table_that_is_the_output_table_too() -> None:
+    tied = {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocab_size": 65536,
+        "num_attention_heads": 16, "tie_word_embeddings": True, "dtype": "bfloat16",
+    }  # fmt: skip
+    config = experiment_of(
+        qwen2(**tied), train={"data_parallel": 8, "vocab_emb_dp": True}, infer={"data_parallel": 8}, device="Ascend"
+    )
+    change = smallest_change(config, capacity=10 * GIB)
+    assert (change["plans.train.model_parallel"], change["plans.train.vocab_emb_dp"]) == (4, False)
+    assert fits(changed(config, change), 10 * GIB) and joined_problems(changed(config, change)) == []
+
+
 def test_activations_that_overflow_are_computed_again(seven_billion: ExperimentConfig) -> None:
     """Where micro-batches cannot be halved, and swap alone does not do."""
     config = changed(seven_billion, {
