@@ -55,6 +55,19 @@ def compare(config: Path, tmp_path: Path, *, num_steps: int, extra: tuple[str, .
     assert len(in_first_step) <= 2, f"{len(in_first_step)} responses differ at once: not one near-tie draw"
 
 
+def test_two_processes_run_to_the_end(tmp_path: Path):
+    """The default tier's only one: with other plans on either side, up to the export and the report."""
+    plans = ("plans.train.data_parallel=2", "plans.infer.model_parallel=2")
+    few = ("rollout.prompts_per_step=8", "trainer.samples_per_micro_batch=16", "trainer.max_steps=1", "warmup=null")
+    weights = f"model.path={ARITHMETIC / 'warmed_up'}"
+    (line,) = run(ARITHMETIC / "gspo.yaml", tmp_path / "run", *FEW_ROWS, *plans, *few, weights)
+    assert line["actor/grad_norm"] > 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["steps"] == 1
+    for name in ("export/model.safetensors", "report.html", "logs/rank_1.log"):
+        assert (tmp_path / "run" / name).is_file(), name
+
+
 def test_four_processes_make_the_rewards_of_one(tmp_path: Path):
     compare(ARITHMETIC / "gspo_4.yaml", tmp_path, num_steps=4, extra=("swap.enabled=true", "swap.reshard_level=1"))
     logs = sorted(path.name for path in (tmp_path / "many" / "logs").glob("*.log"))
