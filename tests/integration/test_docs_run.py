@@ -90,7 +90,7 @@ class Place:
             self._run(page, f"python - <<'PYTHON'\n{program}PYTHON", "")
 
     def _run(self, page: str, command: str, shown: str) -> None:
-        if re.search(r"/(?:data|models)/", command):
+        if re.search(r"(?<![\w.])/(?:data|models)/", command):
             if self.data is None:
                 pytest.skip(f"{page} needs the shared data folder")
             places = {"/data": str(self.data), "/models/Qwen2.5-0.5B": str(self.data / "qwen2.5-tokenizer")}
