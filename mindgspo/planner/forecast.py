@@ -112,7 +112,7 @@ def forecasts(
     lengths, rates: as `length_source` and `speeds_of` read them. card: of `roofline.CARDS`. probe: tells both
     where neither is given. seed: of the lengths; None: the experiment's. Raises ConfigError, DataError, RunFolderError.
     """
-    source = (probe.length_source if probe and lengths is None else None) or length_source(lengths, experiment)
+    source = probe.length_source if probe and lengths is None else length_source(lengths, experiment)
     layouts = [layout for layout in _layouts(experiment) if is_whole or layout.is_configured]
     rollout = experiment.rollout
     prompts, group = rollout.prompts_per_step, rollout.num_generations

@@ -25,17 +25,15 @@ _SECONDS = 300.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
     """What `trainer.probe.probe` found. steps: metrics. alone: steps, tokens, prompt_tokens and seconds of generations
-    of few sequences. lengths: of responses, by prompt; empty where nothing tells them."""
+    of few sequences. lengths: of responses, by prompt."""
 
     steps: tuple[Mapping[str, float], ...]
     alone: tuple[Mapping[str, float], ...]
     lengths: tuple[NDArray[np.int64], ...]
 
     @property
-    def length_source(self) -> Recorded | None:
-        """The lengths for a forecast, None where there are none."""
-        if not self.lengths:
-            return None
+    def length_source(self) -> Recorded:
+        """The lengths for a forecast."""
         whole = np.concatenate(self.lengths)
         kind = "worked solutions, which the warm-up teaches" if max(map(len, self.lengths)) == 1 else "the model's own"
         note = f"{kind}: {counted(whole.size, 'response')}, mean {whole.mean():,.0f}, longest {whole.max():,}"

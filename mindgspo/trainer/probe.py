@@ -49,8 +49,8 @@ READ_METRICS = (
 
 def probe(config: ExperimentConfig, folder: Path) -> dict[str, Any]:
     """steps: metrics of each step but the first. alone: steps, tokens, prompt_tokens and seconds of generations of few
-    sequences. lengths: of the worked solutions that a warm-up teaches, or of the pretrained model's responses by
-    prompt; empty where weights are random. config: of one process."""
+    sequences. lengths: of the worked solutions that a warm-up teaches, without one of the responses by prompt. config:
+    of one process."""
     assert config.plans.train.world_size == 1 and not config.has_servers, "the planner refuses it"
     experiment = build_experiment(
         bounded(config), data_dir=folder / "data", failures_dir=folder / "failures", swap_dir=folder / "swap"
@@ -67,11 +67,10 @@ def probe(config: ExperimentConfig, folder: Path) -> dict[str, Any]:
             results.append(trainer.train_step(len(results) + 1))
             alone.append(_alone(config, experiment, len(results)))
         sampled = [[response.length for response in group.responses] for one in results for group in one.groups]
-        is_pretrained = config.model.path is not None and config.warmup is None
         return {
             "steps": [{name: one.metrics.get(name, 0.0) for name in READ_METRICS} for one in results[1:]],
             "alone": alone[1:],
-            "lengths": sampled if is_pretrained else _solutions(config, experiment),
+            "lengths": sampled if config.warmup is None else _solutions(config, experiment),
         }
 
 
@@ -103,9 +102,7 @@ def _alone(config: ExperimentConfig, experiment: Experiment, step: int) -> dict[
 
 
 def _solutions(config: ExperimentConfig, experiment: Experiment) -> list[list[int]]:
-    """Tokens of the first worked solutions, cut at max_new_tokens; none without a warm-up."""
-    if config.warmup is None:
-        return []
+    """Tokens of the first worked solutions, cut at max_new_tokens."""
     rows = experiment.trainer.train_set
     number = min(_SOLUTIONS, len(rows))
     samples = (supervised_sample(rows[index], experiment.tokenizer, config.model) for index in range(number))
