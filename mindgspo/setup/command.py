@@ -70,12 +70,13 @@ class SetupRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Data:
     """The rows as a run reads them. to_write: files that must be written for that. train_rows: different questions to
-    train on. eval_rows: to measure on. shared: questions of both."""
+    train on. repeated: rows with a question that comes before. eval_rows: to measure on. shared: questions of both."""
 
     train: DataSourceSection
     eval: DataSourceSection
     to_write: tuple[tuple[RowAccount, dict[Path, frozenset[str]]], ...]
     train_rows: int
+    repeated: int
     eval_rows: int
     shared: int
 
@@ -125,11 +126,11 @@ def _data(accounts: list[RowAccount], out: Path) -> _Data:
     to_write: list[tuple[RowAccount, dict[Path, frozenset[str]]]] = []
     if len(accounts) == 1:
         keys = held_out_keys(train)
-        num_train, num_eval = len(train.prompts - keys), train.num_with(keys)
-        to_write.append((train, {files["train"]: train.prompts - keys, files["eval"]: keys}))
+        trained, num_eval = train.prompts - keys, train.num_with(keys)
+        to_write.append((train, {files["train"]: trained, files["eval"]: keys}))
         sources = [train.source.model_copy(update={"path": file}) for file in files.values()]
     else:
-        num_train, num_eval, sources = len(train.prompts), held_out.num_rows, []
+        trained, num_eval, sources = train.prompts, held_out.num_rows, []
         for account, file in zip(accounts, files.values(), strict=True):
             is_read = account.num_unusable == 0 and account.path.suffix in AS_THEY_ARE
             if not is_read:
@@ -141,11 +142,13 @@ def _data(accounts: list[RowAccount], out: Path) -> _Data:
             )
     if to_write:
         check_is_new(folder)
+    num_repeated = train.num_with(trained) - len(trained)
     return _Data(
-        train=sources[0].model_copy(update={"dedup": train.has_repetitions}),
+        train=sources[0].model_copy(update={"dedup": num_repeated > 0}),
         eval=sources[1],
         to_write=tuple(to_write),
-        train_rows=num_train,
+        train_rows=len(trained),
+        repeated=num_repeated,
         eval_rows=num_eval,
         shared=len(train.prompts & held_out.prompts) if held_out is not train else 0,
     )
@@ -222,7 +225,8 @@ def _lines(
     number = f"{size / 1e9:.2f} G" if size >= 1e9 else f"{size / 1e6:.2f} M"
     family = FAMILIES[model.architecture].huggingface_class.removesuffix("ForCausalLM")
     shared = f", {data.shared} of them in both" if data.shared else ""
-    left_out = f", {account.num_unusable} unusable left out ({account.problem})" if account.num_unusable else ""
+    left_out = f", {data.repeated} repeated ones left out" if data.repeated else ""
+    left_out += f", {account.num_unusable} unusable left out ({account.problem})" if account.num_unusable else ""
     written = f", written to {next(iter(data.to_write[0][1])).parent}" if data.to_write else ""
     function = config.reward.functions[0].rpartition("/")[2]
     plans, trainer, steps = config.plans, config.trainer, data.train_rows // config.rollout.prompts_per_step

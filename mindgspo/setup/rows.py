@@ -74,11 +74,6 @@ class RowAccount:
         """The others."""
         return len(self.keys) - self.num_rows
 
-    @property
-    def has_repetitions(self) -> bool:
-        """Whether a prompt occurs twice."""
-        return len(self.prompts) < self.num_rows
-
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
     """(place, row) of a *.jsonl, *.parquet, *.json, *.csv or *.tsv file. Raises DataError."""

@@ -82,6 +82,21 @@ def test_a_tokenizer_may_lie_elsewhere_and_held_out_rows_be_shared(brought: Path
     assert (tokenizer.path, tokenizer.eos_tokens) == (tmp_path / "bpe", ("<user>",))
 
 
+def test_repeated_questions_are_counted_and_trained_once(brought: Path, tmp_path: Path, capsys) -> None:
+    folder = write_folder(tmp_path / "hf", "Qwen2", brought / "pens.jsonl")
+    rows = (brought / "pens.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "twice.jsonl").write_text("".join(rows + rows[:7]))
+    words = ["--model", str(folder), "--data", str(tmp_path / "twice.jsonl"), "--eval", str(brought / "pens.jsonl")]
+    assert main(["init", *words, "--out", str(tmp_path / "new.yaml")]) == 1  # nothing would be new to measure on
+    capsys.readouterr()
+    write_rows(tmp_path / "more.jsonl", 210)
+    words[-1] = str(tmp_path / "more.jsonl")
+    assert main(["init", *words, "--out", str(tmp_path / "new.yaml")]) == 0
+    said = capsys.readouterr().out
+    assert "200 questions to train on, 210 held out, 200 of them in both, 7 repeated ones left out" in said
+    assert load_config(tmp_path / "new.yaml").data.train.dedup
+
+
 def test_nothing_is_left_where_something_is_wrong(brought: Path, tmp_path: Path, capsys) -> None:
     folder = write_folder(tmp_path / "hf", "Qwen2", brought / "pens.jsonl")
     words = ["--model", str(folder), "--data", str(brought / "pens.jsonl"), "--out", str(tmp_path / "new.yaml")]
