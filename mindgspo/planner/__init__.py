@@ -1,4 +1,4 @@
-"""Door of the planner: a configuration in; out come the memory and the time that a run is expected to need, and
+"""The planner: a configuration in; out come the memory and the time that a run is expected to need, and
 the seconds that each schedule is expected to take. Without MindSpore."""
 
 from mindgspo.planner.cache_budget import replica_with_cache_budget, with_cache_budget

@@ -1,6 +1,6 @@
 """`mindgspo init`: from a model folder and a file of questions to an experiment that fits the machine.
 
-Door: `write_experiment`. Without MindSpore; nothing of the user's files is executed.
+Public: `write_experiment`. Without MindSpore; nothing of the user's files is executed.
 """
 
 from mindgspo.setup.command import SetupRequest, write_experiment

@@ -66,7 +66,7 @@ class ThreadRanks:
             raise
 
     def _all(self, array: np.ndarray) -> dict[int, np.ndarray]:
-        """Everybody's array, which nobody may change before the next meeting at the door."""
+        """Everybody's array, which nobody may change before the next meeting."""
         self._arrays[self.rank()] = array
         self._door.wait()
         return dict(self._arrays)
