@@ -120,7 +120,7 @@ def test_a_few_unusable_rows_are_counted_and_many_refused(tmp_path: Path) -> Non
 def test_equal_prompts_are_held_out_together(tmp_path: Path) -> None:
     rows = [{"ask": f"{i % 40}?", "gold": i % 40, "i": i} for i in range(80)]
     found = account(tmp_path / "a.jsonl", rows)
-    assert found.has_repetitions
+    assert (found.num_rows, len(found.prompts)) == (80, 40)
     held_out = held_out_keys(found)
     assert len(held_out) == 4 and held_out < found.prompts
     files = {tmp_path / "train.jsonl": found.prompts - held_out, tmp_path / "eval.jsonl": held_out}
