@@ -12,6 +12,7 @@ from mindgspo.cli.options import (
     EmulateOption,
     MasterAddrOption,
     MasterPortOption,
+    MemoryOption,
     NodeRankOption,
     NodesOption,
     OverwriteOption,
@@ -102,16 +103,7 @@ def check(config: ConfigArgument, set_: SetOption = None) -> None:
 def plan(
     config: ConfigArgument,
     set_: SetOption = None,
-    memory_gb: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option(
-            "--memory-gb",
-            min=0.1,
-            max=1e6,
-            help="Memory of one card in GiB, 64 (Atlas 800T A2) by default; for device CPU the machine's, by default "
-            "what it has.",
-        ),
-    ] = None,
+    memory_gb: MemoryOption = None,
     timeline: Annotated[
         bool,
         typer.Option("--timeline", help="Print and draw the expected seconds per step of each schedule instead."),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Optional
 
 import typer
 
-from mindgspo.cli.options import EmulateOption, emulated_overrides
+from mindgspo.cli.options import EmulateOption, EosTokenOption, TokenizerOption, emulated_overrides
 
 if TYPE_CHECKING:
     from mindgspo.evaluation.generate import Chat, GenerateOptions
@@ -60,14 +60,8 @@ def generate(
         typer.Option(help="System message of every conversation."),
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Go on with the text itself, without the chat template.")] = False,
-    tokenizer: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Folder of the tokenizer, if the model's folder has none."),
-    ] = None,
-    eos_token: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option(help="Token that ends an answer, instead of those that the folder names. May be repeated."),
-    ] = None,
+    tokenizer: TokenizerOption = None,
+    eos_token: EosTokenOption = None,
     device: Annotated[Literal["CPU", "Ascend"], typer.Option(help="Where graphs run.")] = "CPU",
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"], typer.Option(help="Type of weights and activations.")

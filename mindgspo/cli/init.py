@@ -7,6 +7,8 @@ from typing import Annotated, Literal, Optional
 
 import typer
 
+from mindgspo.cli.options import EosTokenOption, MemoryOption, TokenizerOption
+
 
 def init(
     model: Annotated[Path, typer.Option(help="Hugging Face folder with config.json and a tokenizer.", metavar="DIR")],
@@ -40,23 +42,9 @@ def init(
         Optional[Literal["CPU", "Ascend"]],  # noqa: UP045
         typer.Option(help="Where graphs run; by default Ascend if --cards is given, else CPU."),
     ] = None,
-    memory_gb: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option(
-            "--memory-gb",
-            min=0.1,
-            max=1e6,
-            help="Memory of one card in GiB, 64 by default; for device CPU the machine's, by default what it has.",
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Folder of the tokenizer, if the model's folder has none.", metavar="DIR"),
-    ] = None,
-    eos_token: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option(help="Token that ends a response, instead of those that the folder names; may be repeated."),
-    ] = None,
+    memory_gb: MemoryOption = None,
+    tokenizer: TokenizerOption = None,
+    eos_token: EosTokenOption = None,
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="YAML file to write; by default <model>-<data>.yaml here.", metavar="FILE.yaml"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Optional
 
 import typer
 
-from mindgspo.cli.options import EmulateOption, SetOption, emulated_overrides
+from mindgspo.cli.options import EmulateOption, EosTokenOption, SetOption, TokenizerOption, emulated_overrides
 
 if TYPE_CHECKING:
     from mindgspo.evaluation.tasks import EvalTask
@@ -78,14 +78,8 @@ def evaluate(
         Optional[Literal["CPU", "Ascend"]],  # noqa: UP045
         typer.Option(help="Where graphs run, by default CPU."),
     ] = None,
-    tokenizer: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Folder of the tokenizer, if the model's folder has none."),
-    ] = None,
-    eos_token: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option(help="Token that ends a response, instead of those that the folder names. May be repeated."),
-    ] = None,
+    tokenizer: TokenizerOption = None,
+    eos_token: EosTokenOption = None,
     system_prompt: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(help="System message put before each question."),

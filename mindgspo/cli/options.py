@@ -37,6 +37,26 @@ MasterPortOption = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option("--master-port", help="Port at that address. Several machines need one; else a free one is taken."),
 ]
+MemoryOption = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option(
+        "--memory-gb",
+        min=0.1,
+        max=1e6,
+        help="Memory of one card in GiB, 64 (Atlas 800T A2) by default; for device CPU the machine's, by default what "
+        "it has.",
+    ),
+]
+TokenizerOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--tokenizer", metavar="DIR", help="Folder of the tokenizer, if the model's folder has none."),
+]
+EosTokenOption = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option(
+        "--eos-token", help="Token that ends a response, instead of those that the folder names. May be repeated."
+    ),
+]
 EmulateOption = Annotated[
     bool,
     typer.Option(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -230,6 +230,15 @@ def config_mapping(config: ExperimentConfig) -> dict[str, Any]:
     """The config as nested mappings of JSON values (paths as text, tuples as lists), in the schema's
     order."""
     return config.model_dump(mode="json")
+
+
+def flattened(mapping: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """(dotted key, value) of nested mappings, in their order."""
+    for key, value in mapping.items():
+        if isinstance(value, Mapping):
+            yield from flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def dump_config(config: ExperimentConfig) -> str:

@@ -14,6 +14,10 @@ from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.metrics.files import CONFIG_FILE
 from mindgspo.tokenization.tokenizer import read_object, tokenizer_section_of
 
+MAX_NEW_TOKENS = 2048
+"""Longest response where neither an option nor the folder's generation_config.json says; half of the model's positions
+where these are few."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundModel:
@@ -30,6 +34,11 @@ class FoundModel:
     def positions(self) -> int:
         """Most tokens of prompt and response together."""
         return self.section.max_position_embeddings
+
+
+def default_length(model: ModelSection) -> int:
+    """See `MAX_NEW_TOKENS`."""
+    return max(1, min(MAX_NEW_TOKENS, model.max_position_embeddings // 2))
 
 
 def find_model(path: Path, *, tokenizer: Path | None = None, eos_tokens: Sequence[str] = ()) -> FoundModel:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from mindgspo.config import ExperimentConfig, load_mapping
 from mindgspo.errors import ConfigError, DataError
-from mindgspo.evaluation.found_model import FoundModel, find_model
+from mindgspo.evaluation.found_model import FoundModel, default_length, find_model
 from mindgspo.evaluation.prompts import PromptText, TextPieces, encode_prompt
 from mindgspo.models.policy import build_model
 from mindgspo.models.weights import load_tensors
@@ -27,9 +27,6 @@ from mindgspo.rollout.service import Request
 from mindgspo.tensor_files import open_tensors
 from mindgspo.tokenization import ChatMessage, Tokenizer, load_tokenizer
 from mindgspo.types import FinishReason, Float32Array, Int32Array, Prompt
-
-MAX_NEW_TOKENS = 2048
-"""Longest answer where nobody says, but at most half of the model's positions."""
 
 _CHAT_TOKENS = 4096
 _ROUNDS_PER_CALL = 8  # how often the slots are filled per call of the engine; see evaluation.run_tasks
@@ -218,7 +215,7 @@ def _answer_length(found: FoundModel, options: GenerateOptions, longest_prompt: 
     wanted = options.max_new_tokens
     if wanted is None:
         named = found.generation.get("max_new_tokens")
-        wanted = named if type(named) is int and named >= 1 else max(1, min(MAX_NEW_TOKENS, found.positions // 2))
+        wanted = named if type(named) is int and named >= 1 else default_length(found.section)
         wanted = min(wanted, max(1, room))
     if wanted > room:
         fewer = f"; give at most --max-new-tokens {room}" if room >= 1 else "; shorten the prompt"

@@ -16,12 +16,8 @@ from mindgspo.config.data import DataFormat
 from mindgspo.config.rules import eval_sources
 from mindgspo.data.benchmarks import NAMES, NUM_GENERATED_ROWS, Benchmark, find_benchmark
 from mindgspo.errors import ConfigError
-from mindgspo.evaluation.found_model import read_model_folder
+from mindgspo.evaluation.found_model import default_length, read_model_folder
 from mindgspo.tokenization.tokenizer import read_object, tokenizer_section_of
-
-MAX_NEW_TOKENS = 2048
-"""Longest response where neither an option nor the folder's generation_config.json says; half of the model's positions
-where these are few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +193,7 @@ def _default_length(model_dir: Path, model: ModelSection, options: EvalOptions) 
     named = read_object(model_dir / "generation_config.json").get("max_new_tokens")
     if type(named) is int and 1 <= named < model.max_position_embeddings:
         return named
-    return max(1, min(MAX_NEW_TOKENS, model.max_position_embeddings // 2))
+    return default_length(model)
 
 
 def _refuse_unused(options: EvalOptions, config: ExperimentConfig) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from mindgspo.config import config_mapping, load_config
+from mindgspo.config import config_mapping, flattened, load_config
 from mindgspo.config.yaml_dialect import parse_document
 from mindgspo.errors import ConfigError
 from mindgspo.io import make_folder, write_file
@@ -150,21 +150,13 @@ def _settings(path: Path) -> dict[str, object]:
     if not path.is_file():
         return {}
     try:
-        return dict(_flat(config_mapping(load_config(path, check_files=False))))
+        return dict(flattened(config_mapping(load_config(path, check_files=False))))
     except ConfigError:
         try:
             document = parse_document(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, ValueError) as error:
             raise ConfigError(f"{path}: {error}") from None
-        return dict(_flat(document if isinstance(document, Mapping) else {}))
-
-
-def _flat(mapping: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in mapping.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+        return dict(flattened(document if isinstance(document, Mapping) else {}))
 
 
 def _environment(run: RunRecord) -> dict[str, object]:

@@ -17,6 +17,16 @@ class Operations:
     head: int
     pair: int
 
+    @property
+    def trained_token(self) -> int:
+        """Of a token, forward and backward, without attention's products; both tables of the vocabulary count."""
+        return 3 * (self.trunk + 2 * self.head)
+
+    @property
+    def trained_pair(self) -> int:
+        """Of two tokens of a sample, forward and backward, whichever is first: pairs are the square of its length."""
+        return 3 * self.pair
+
     @staticmethod
     def of(model: ModelSection) -> Operations:
         """Of experts those that a token goes to, and the router."""

@@ -122,7 +122,7 @@ def _utilization(
         return None
     operations, lengths_PG = Operations.of(experiment.model), found.lengths_PG + found.speeds.prompt_tokens
     tokens, squares = float(lengths_PG.mean()), float(np.square(lengths_PG, dtype=np.float64).mean())
-    one = 3 * ((operations.trunk + 2 * operations.head) * tokens + operations.pair * squares)
+    one = operations.trained_token * tokens + operations.trained_pair * squares
     responses = found.prompts_per_step * found.num_generations * experiment.trainer.epochs_per_rollout
     return one * responses / update / (peak * experiment.plans.train.world_size)
 

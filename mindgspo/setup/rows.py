@@ -67,12 +67,12 @@ class RowAccount:
     @property
     def num_rows(self) -> int:
         """Usable rows."""
-        return self.num_with(self.prompts)
+        return len(self.keys) - self.num_unusable
 
     @property
     def num_unusable(self) -> int:
         """The others."""
-        return len(self.keys) - self.num_rows
+        return self.keys.count(None)
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, object]]]:

@@ -20,7 +20,6 @@ import json
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ import numpy as np
 
 from mindgspo.algorithms.optim.backend import UpdateBackend, UpdateResult
 from mindgspo.io import make_folder, publish_folder, temporary_path, write_file
+from mindgspo.metrics.environment import versions
 from mindgspo.models.trace import is_traceable, trace_forward
 from mindgspo.models.weights import weights_as_numpy
 from mindgspo.parallel import runtime
@@ -54,7 +54,7 @@ class StepDump:
             "is_emulated": runtime.is_emulated(),
             "world_size": runtime.world_size(),
             "machine": platform.machine(),
-            "versions": {name: metadata.version(name) for name in ("mindgspo", "mindspore", "numpy")},
+            "versions": versions(),
         }
         if is_first():
             shutil.rmtree(self._hidden, ignore_errors=True)

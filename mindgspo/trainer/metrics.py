@@ -248,14 +248,13 @@ class Speed:
 
     @staticmethod
     def of(model: ModelSection, train: ParallelPlan, peak_tflops: float | None) -> Speed:
-        """As verl has it: for attention all pairs of tokens, both tables of the vocabulary; neither recomputing nor the
-        optimizer."""
+        """As verl has it: neither recomputing nor the optimizer counts."""
         operations = Operations.of(model)
         return Speed(
             cards=train.world_size,
             peak=None if peak_tflops is None else 1e12 * peak_tflops,
-            per_token=3.0 * (operations.trunk + 2 * operations.head),
-            per_square=3.0 * operations.pair,
+            per_token=operations.trained_token,
+            per_square=operations.trained_pair,
         )
 
     def utilization(self, lengths: Sequence[int], seconds: float) -> float | None:

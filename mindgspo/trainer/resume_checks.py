@@ -15,7 +15,7 @@ from typing import Any
 from mindgspo.checkpoint import RunFolder, RunStatus
 from mindgspo.checkpoint.manifest import verify
 from mindgspo.checkpoint.store import steps_newest_first
-from mindgspo.config import ExperimentConfig, config_mapping, load_config
+from mindgspo.config import ExperimentConfig, config_mapping, flattened, load_config
 from mindgspo.config.reward import file_function
 from mindgspo.data import PromptDataset
 from mindgspo.errors import CheckpointError, ConfigError, RunFolderError
@@ -85,8 +85,8 @@ def check_same_experiment(
     keys that may differ, too; of the latter the warnings are returned."""
     if not saved.is_file():
         return []
-    ours = dict(_flat(config_mapping(config)))
-    theirs = dict(_flat(config_mapping(load_config(saved, check_files=False))))
+    ours = dict(flattened(config_mapping(config)))
+    theirs = dict(flattened(config_mapping(load_config(saved, check_files=False))))
     differing = {
         key: f"{key}: {ours.get(key)!r}, the run has {theirs.get(key)!r}"
         for key in sorted(ours.keys() | theirs.keys())
@@ -99,14 +99,6 @@ def check_same_experiment(
             "Resume with the run's own settings, or start another run with `--set run_dir=...`"
         )
     return [f"warning: {text}; scores before and after this may not compare" for text in differing.values()]
-
-
-def _flat(mapping: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in mapping.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def fingerprints(config: ExperimentConfig, tokenizer: Tokenizer, rows: PromptDataset, *, digest: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from small_experiment import WITHOUT_MODEL
 
 from mindgspo.config import ExperimentConfig, dump_config, load_config, load_model_and_plans
 from mindgspo.errors import ConfigError
@@ -16,15 +17,6 @@ FOLDER = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 128,
     "rms_norm_eps": 1e-5, "rope_theta": 500000, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
 }  # fmt: skip
-REST = """
-experiment: small
-data:
-  train: {format: arithmetic, split: train}
-  eval: {format: arithmetic, split: test, max_rows: 16}
-  max_prompt_length: 64
-rollout: {prompts_per_step: 12, num_generations: 4, max_new_tokens: 32}
-trainer: {max_steps: 3, prompts_per_mini_batch: 6, samples_per_micro_batch: 8}
-"""
 
 
 @pytest.fixture
@@ -39,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def load(tmp_path: Path, folder: Path) -> Callable[..., ExperimentConfig]:
     """load(*overrides): an experiment that sets nothing but the folder, counted from the file."""
-    (tmp_path / "small.yaml").write_text(f"{REST}model: {{path: hf}}\n")
+    (tmp_path / "small.yaml").write_text(f"{WITHOUT_MODEL}model: {{path: hf}}\n")
     return lambda *overrides, **options: load_config(tmp_path / "small.yaml", overrides, **options)
 
 

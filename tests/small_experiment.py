@@ -1,0 +1,11 @@
+"""The small experiment of tests of configurations, but for its model."""
+
+WITHOUT_MODEL = """
+experiment: small
+data:
+  train: {format: arithmetic, split: train}
+  eval: {format: arithmetic, split: test, max_rows: 16}
+  max_prompt_length: 64
+rollout: {prompts_per_step: 12, num_generations: 4, max_new_tokens: 32}
+trainer: {max_steps: 3, prompts_per_mini_batch: 6, samples_per_micro_batch: 8}
+"""
