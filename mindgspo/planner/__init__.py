@@ -9,6 +9,7 @@ from mindgspo.planner.memory_plan import GIB, MIB, Level, MemoryPlan, Part, Phas
 from mindgspo.planner.probe import probe_machine
 from mindgspo.planner.simulated_replicas import Rates
 from mindgspo.planner.smallest_change import set_options, smallest_change
+from mindgspo.planner.speedup import most_slots
 from mindgspo.planner.timeline import StepTimes, Timeline, simulate
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "expected_memory",
     "forecasts",
     "graph_memory",
+    "most_slots",
     "plan_json",
     "plan_of_file",
     "probe_machine",

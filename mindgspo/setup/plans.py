@@ -20,17 +20,16 @@ from mindgspo.planner.cost import step_cost
 from mindgspo.planner.expected import CARD_BYTES, expected_memory, level_of
 from mindgspo.planner.memory_plan import GIB, MemoryPlan
 from mindgspo.planner.rank_work import FLOAT, whole_bytes
+from mindgspo.planner.speedup import SHARE, most_slots
 from mindgspo.text import counted, divisors
 
-SHARE = 0.9
-"""Of the memory that a plan may take: it is an estimate."""
 UPDATES = 4
 """Per rollout, as in the paper."""
 _STEPS_PER_EPOCH = 4
 _SERVER = 8
 _BYTES_GENERATING = 2  # of a weight in bfloat16
 _MICRO_BATCH = {"CPU": 4096, "Ascend": 16_384}
-_SLOTS = (128, 64, 32, 16, 8)
+_FEWEST_SLOTS = 8
 _OTHER_CARDS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -106,13 +105,14 @@ def _fits_by_generation(source: str, base: Mapping[str, Any], machine: Machine, 
 
 def _tuned(source: str, fit: Fit, machine: Machine) -> Fit:
     """With the most slots and the largest micro-batch that fit, too."""
-    for key, settings in (("rollout", _slots(fit)), ("trainer", _micro_batches(fit, machine))):
-        for section in settings:
-            larger = _tried(source, merge(fit.mapping, {key: section}), machine)
-            if larger is not None and _fits(larger):
-                fit = larger
-                break
-    return fit
+    slots = {"slots": most_slots(fit.config, capacity=machine.capacity)}
+    larger = _tried(source, merge(fit.mapping, {"rollout": slots}), machine)
+    assert larger is not None, "rollout.slots breaks no rule"
+    for section in _micro_batches(larger, machine):
+        found = _tried(source, merge(larger.mapping, {"trainer": section}), machine)
+        if found is not None and _fits(found):
+            return found
+    return larger
 
 
 def _tried(source: str, mapping: Mapping[str, Any], machine: Machine) -> Fit | None:
@@ -135,7 +135,7 @@ def _smallest_batch(base: Mapping[str, Any], replicas: int) -> dict[str, Any]:
     multiple = base["trainer"]["length_multiple"]
     return {
         "trainer": {"max_tokens_per_micro_batch": -(-longest // multiple) * multiple},
-        "rollout": {"slots": _SLOTS[-1] * replicas},
+        "rollout": {"slots": _FEWEST_SLOTS * replicas},
     }
 
 
@@ -144,14 +144,6 @@ def _micro_batches(fit: Fit, machine: Machine) -> Iterator[dict[str, int]]:
     while tokens > longest:
         yield {"max_tokens_per_micro_batch": tokens}
         tokens //= 2
-
-
-def _slots(fit: Fit) -> Iterator[dict[str, int]]:
-    rollout, replicas = fit.config.rollout, fit.config.plans.infer.data_parallel
-    most = rollout.prompts_per_step * rollout.num_generations // replicas
-    for slots in _SLOTS[:-1]:
-        if slots <= most:
-            yield {"slots": slots * replicas}
 
 
 def _slices(model: ModelSection, machine: Machine) -> list[int]:
