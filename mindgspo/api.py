@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from os import PathLike
+from itertools import islice
+from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mindgspo.config import ExperimentConfig, load_config
-from mindgspo.errors import RunFolderError, TrainingError
-from mindgspo.text import did_you_mean
+from mindgspo.errors import ConfigError, DataError, RunFolderError, TrainingError
+from mindgspo.text import closest, listed, shorten
 
 if TYPE_CHECKING:
     from mindgspo.checkpoint.runs import RunOverview
@@ -39,8 +40,14 @@ def train(config: str | PathLike[str], overrides: Overrides = (), *, overwrite: 
     from mindgspo.planner import with_cache_budget
     from mindgspo.trainer.start import ClusterOptions, RunRequest, start
 
+    if not isinstance(config, str | PathLike):
+        raise ConfigError(
+            f"config: expected the path of a YAML file, got {type(config).__name__}; settings are the second argument"
+        )
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides: expected a mapping or a list of texts, got one text; write [{overrides!r}]")
     if isinstance(overrides, Mapping):
-        overrides = [f"{key}={json.dumps(value, default=str)}" for key, value in overrides.items()]
+        overrides = [f"{key}={_setting(str(key), value)}" for key, value in overrides.items()]
     request = RunRequest(
         command="run", config=Path(config), overrides=tuple(overrides), overwrite=overwrite, complete=with_cache_budget
     )
@@ -50,6 +57,22 @@ def train(config: str | PathLike[str], overrides: Overrides = (), *, overwrite: 
     if code:
         raise TrainingError(f"the run ended with exit code {code}; its logs are in {run_dir / 'logs'}")
     return Run.load(run_dir)
+
+
+def _setting(key: str, value: object) -> str:
+    """The value as JSON, which YAML reads as well. Raises ConfigError for what no file of settings can hold."""
+
+    def plain(part: object) -> object:
+        if isinstance(part, PathLike):
+            return fspath(part)
+        if isinstance(part, np.generic | np.ndarray):
+            return part.tolist()
+        if callable(part):
+            name = getattr(part, "__name__", type(part).__name__)
+            raise ConfigError(f"{key}: worker processes import functions by name; write 'FILE.py:{name}', got {part!r}")
+        raise ConfigError(f"{key}: expected text, numbers, lists and mappings, got {shorten(repr(part))}")
+
+    return json.dumps(value, default=plain)
 
 
 def generate(model: str | PathLike[str], prompts: Sequence[PromptText], **options: Any) -> list[Generated]:
@@ -64,7 +87,16 @@ def generate(model: str | PathLike[str], prompts: Sequence[PromptText], **option
     from mindgspo.evaluation.generate import GenerateOptions
     from mindgspo.evaluation.generate import generate as answers
 
-    return list(answers(Path(model), prompts, GenerateOptions(**options)))
+    _check_is_list("prompts", prompts)
+    try:
+        chosen = GenerateOptions(**options)
+    except TypeError as error:  # a name that is no option
+        known = GenerateOptions.__dataclass_fields__
+        (wrong, *_) = (name for name in options if name not in known)
+        raise ConfigError(
+            f"{wrong}: no option of generate{_hint(wrong, known)}; options: {', '.join(known)}"
+        ) from error
+    return list(answers(Path(model), prompts, chosen))
 
 
 def score(
@@ -84,7 +116,25 @@ def score(
     """
     from mindgspo.evaluation.log_probs import score_responses
 
+    _check_is_list("prompts", prompts)
+    _check_is_list("responses", responses)
     return score_responses(Path(model), prompts, responses, is_raw=is_raw)
+
+
+def _check_is_list(name: str, value: object) -> None:
+    """One text, or one conversation, in place of the list would be taken for a list of letters or messages."""
+    if isinstance(value, str | Mapping) or (isinstance(value, Sequence) and value and isinstance(value[0], Mapping)):
+        raise DataError(
+            f"{name}: expected a list, got one {'text' if isinstance(value, str) else 'conversation'}; "
+            f"write [{name.removesuffix('s')}]"
+        )
+
+
+def _hint(name: str, known: Collection[str]) -> str:
+    """The end of a message about an unknown name: those that hold it, else the nearest, else some of them."""
+    holding = [one for one in known if name and name in one]
+    near = holding or [one for one in [closest(name, known)] if one]
+    return f"; did you mean {listed(near, 4)}?" if near else f"; names: {listed(list(known))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +149,7 @@ class Metrics(dict[str, MetricSeries]):
     """Series by the names of docs/metrics.md, in the order in which they were first written."""
 
     def __missing__(self, name: str) -> MetricSeries:
-        raise KeyError(f"{name}: no such metric in this run{did_you_mean(name, self)}")
+        raise KeyError(f"{name}: no such metric in this run{_hint(name, self)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +173,33 @@ class Sample:
     record: Mapping[str, object]
 
 
-class Run:
+class Samples(Sequence[Sample]):
+    """The samples of a file, which may be long: it is read anew, line by line, by every loop and every index."""
+
+    def __init__(self, path: Path) -> None:
+        """path: samples.jsonl or validation.jsonl; no samples if absent."""
+        self._path = path
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Raises RunFolderError, naming file and line, for what is no line of such a file."""
+        return _samples(self._path)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+        if isinstance(index, slice) or index < 0:
+            return list(self)[index]
+        for sample in islice(self, index, None):
+            return sample
+        raise IndexError(f"sample {index}: {self._path} holds {len(self)}")
+
+
+class Run(PathLike):
     """What a run folder holds, also while the run goes on; read when it is asked for, and then kept."""
 
     def __init__(self, path: Path) -> None:
@@ -132,6 +208,10 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run.load({str(self.path)!r})"
+
+    def __fspath__(self) -> str:
+        """Its folder: a run stands for its model in `generate` and `score`."""
+        return str(self.path)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Run:
@@ -177,18 +257,18 @@ class Run:
         return overview(self.path)
 
     @property
-    def samples(self) -> Iterator[Sample]:
-        """The training responses that were written down (logging.groups_per_step), one by one: the file is long."""
+    def samples(self) -> Samples:
+        """The training responses that were written down (logging.groups_per_step)."""
         from mindgspo.metrics.files import SAMPLES_FILE
 
-        return _samples(self.path / SAMPLES_FILE)
+        return Samples(self.path / SAMPLES_FILE)
 
     @property
-    def validation(self) -> Iterator[Sample]:
+    def validation(self) -> Samples:
         """The answers to held-out problems that were written down (eval.logged_problems)."""
         from mindgspo.metrics.files import VALIDATION_FILE
 
-        return _samples(self.path / VALIDATION_FILE)
+        return Samples(self.path / VALIDATION_FILE)
 
 
 def _samples(path: Path) -> Iterator[Sample]:

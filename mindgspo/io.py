@@ -169,6 +169,12 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
         return file.read(most)
 
 
+def check_is_fetched(path: Path, start: bytes, error: type[Exception]) -> None:
+    """Raises `error` where a file begins as the pointer that Git LFS leaves in its place. start: its first bytes."""
+    if start.startswith(b"version https://git-lfs.github.com/"):
+        raise error(f"{path}: a Git LFS pointer, not the file; fetch it, e.g. by `git lfs pull` in {path.parent}")
+
+
 def read_lines(path: Path, error: type[Exception], most: int = MOST_LINE_BYTES) -> Iterator[tuple[int, bytes]]:
     """(number, line with its end) of a file from outside, from 1 on. Raises `error` for a line of more than `most`
     bytes: parsed, it would take many times that much memory."""

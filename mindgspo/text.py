@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 
@@ -20,6 +21,19 @@ def did_you_mean(
     """The end of a message about an unknown name: "; did you mean 'k3'?", or `otherwise` if no name is close."""
     close = closest(given, known, cutoff=cutoff)
     return otherwise if close is None else f"; did you mean {show(close)}?"
+
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_FOLDERS = {"checkpoints", "data", "export", "model", "models", "runs"}
+
+
+def hub_hint(path: Path) -> str:
+    """The end of a message about a folder that is not there and may have been meant as a name on a hub, such as
+    Qwen/Qwen2.5-0.5B: how to fetch it. Empty for any other path."""
+    name = "/".join(path.parts[-2:])
+    if path.exists() or path.parent.exists() or path.parent.name in _FOLDERS or not _HUB_NAME.fullmatch(name):
+        return ""
+    return f"; {name} on a hub has to be fetched first: `hf download {name} --local-dir {path}`"
 
 
 def shorten(text: object, width: int = 60) -> str:

@@ -32,6 +32,7 @@ from mindgspo.metrics.files import (
     SAMPLES_FILE,
     SUMMARY_FILE,
     VALIDATION_FILE,
+    read_summary,
 )
 from mindgspo.parallel.runtime import is_emulated
 from mindgspo.text import listed
@@ -256,9 +257,11 @@ def _open_locked(root: Path, lock: RunLock, *, resume: str, overwrite: bool, ori
         return _replace(root, lock, origin)
     if resume == "never":
         kind = "finished" if finished else "begun"
+        steps = read_summary(root).get("steps", 0) if finished else 0
+        more = f" with --set trainer.max_steps=N, N above {steps}" if finished else ""
         raise RunFolderError(
             f"{root} already holds a {kind} run ({', '.join(_run_marks(root))}). Choose one of:\n"
-            "  --set resume=auto     continue it\n"
+            f"  --set resume=auto     continue it{more}\n"
             "  --set run_dir=...     start this run in another folder\n"
             f"  --overwrite           start anew here; the old folder is kept as {root.name}.old-<timestamp>"
         )

@@ -34,7 +34,7 @@ from mindgspo.cli.replay import replay
 from mindgspo.cli.reward import reward_app
 from mindgspo.cli.runs import runs
 from mindgspo.cli.serve import serve
-from mindgspo.cli.settings import SettingsCommand
+from mindgspo.cli.settings import CommandGroup, SettingsCommand
 from mindgspo.cli.strategy import strategy_app
 from mindgspo.errors import MindGSPOError
 from mindgspo.io import DISK_ERRORS, write_error
@@ -42,6 +42,7 @@ from mindgspo.parallel.runtime import is_emulated, is_worker
 from mindgspo.text import PrintableStream, error_text
 
 app = typer.Typer(
+    cls=CommandGroup,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from typer.core import TyperArgument, TyperCommand, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from mindgspo.text import did_you_mean
 
@@ -13,6 +13,20 @@ if TYPE_CHECKING:
     from typer import Context
 
 SET = "--set"
+
+
+# What other suites call the commands.
+_COMMANDS = {"train": "run", "evaluate": "eval", "resume": "run", "chat": "generate", "infer": "generate"}
+
+
+class CommandGroup(TyperGroup):
+    """Commands; those of other suites are named by ours, a misspelt one by typer."""
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> Any:
+        """As typer does."""
+        if args[0] in _COMMANDS and not ctx.resilient_parsing:
+            ctx.fail(f"No such command: {args[0]}; it is called {_COMMANDS[args[0]]} here")
+        return super().resolve_command(ctx, args)
 
 
 class SettingsCommand(TyperCommand):
@@ -29,6 +43,8 @@ class SettingsCommand(TyperCommand):
         words = iter(args)
         for word in words:
             if word.startswith("-"):
+                if word not in takes_value and "." in (key := word.lstrip("-").partition("=")[0]):
+                    ctx.fail(f"No such option: {word}; a setting has no dashes and an equals sign: {key}=VALUE")
                 yield word
                 if word in takes_value:
                     yield from (value for value in [next(words, None)] if value is not None)

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from mindgspo.config.model import FAMILIES, ModelSection, RopeScalingSection
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.io import parse_json, read_bytes
-from mindgspo.text import shorten
+from mindgspo.text import hub_hint, shorten
 
 # Fields that mean the same under the same name.
 _SHARED = (
@@ -129,6 +129,10 @@ def generation_config(*, eos_ids: Sequence[int], pad_id: int, base: Path | None 
 def _read(path: Path) -> Any:
     try:
         return parse_json(read_bytes(path, _MOST_BYTES))
+    except FileNotFoundError:
+        what = f"holds no {path.name}" if path.parent.is_dir() else "no such folder"
+        mend = hub_hint(path.parent) or "; give a Hugging Face model folder"
+        raise WeightsError(f"{path.parent}: {what}{mend}") from None
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read ({error.strerror}); give a Hugging Face model folder") from error
     except ValueError as error:

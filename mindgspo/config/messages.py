@@ -48,6 +48,12 @@ _SENTENCE_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)\. ")
 # Other names of a value.
 _SYNONYMS = {("device", name): "Ascend" for name in ("npu", "ascend910", "ascend910b")}
 
+_SHORT_DTYPES = {
+    **dict.fromkeys(("fp16", "half", "f16"), "float16"),
+    **dict.fromkeys(("bf16", "bfp16"), "bfloat16"),
+    **dict.fromkeys(("fp32", "float", "f32"), "float32"),
+}
+
 # Top-level sections of other suites, each with the suite and what is converted of it.
 _FOREIGN_SECTIONS = {
     "actor_rollout_ref": ("verl", "script"),
@@ -212,7 +218,9 @@ def _hint(key: str, given: Any, expected: str) -> str:
     if (key, str(given).lower()) in _SYNONYMS:
         return f"; write {_SYNONYMS[key, str(given).lower()]}"
     options = [option.strip(" '") for part in expected.split(" or ") for option in part.split(",")]
-    return did_you_mean(given, options)
+    meant = _SHORT_DTYPES.get(str(given).lower(), str(given))
+    same = [option for option in options if option.lower() == meant.lower()]
+    return f"; did you mean {same[0]!r}?" if same else did_you_mean(given, options)
 
 
 def _description(location: tuple[int | str, ...]) -> str:

@@ -10,7 +10,7 @@ from mindgspo.config.huggingface_config import FILE
 from mindgspo.config.reward import file_function, reward_file_problems
 from mindgspo.config.rules import data_sources
 from mindgspo.config.schema import ExperimentConfig
-from mindgspo.text import shorten
+from mindgspo.text import hub_hint, shorten
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095
 """In bytes, as Linux has them."""
@@ -55,8 +55,9 @@ def _inputs(config: ExperimentConfig) -> list[tuple[str, Path | None]]:
 
 
 def _missing(key: str, path: Path) -> str:
-    nearest = _nearest(path.parent)
-    return f"{key}: {path} does not exist (nearest existing folder: {nearest}); set it with --set {key}=..."
+    is_of_hub = key in ("model.path", "tokenizer.path")
+    mend = (hub_hint(path) if is_of_hub else "") or f"; set it with --set {key}=..."
+    return f"{key}: {path} does not exist (nearest existing folder: {_nearest(path.parent)}){mend}"
 
 
 def _nearest(path: Path) -> Path:

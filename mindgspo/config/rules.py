@@ -342,9 +342,15 @@ def _data_problems(config: ExperimentConfig) -> Iterator[str]:
         if source.format != "arithmetic" and source.path is None:
             yield f"{key}.path: missing; {source.format} rows are read from a file or folder"
         if source.format in _FILE_FORMATS and source.path is not None and source.path.suffix not in _SUFFIXES:
+            is_table = source.path.suffix in (".csv", ".tsv", ".json")
+            mend = (
+                f"`mindgspo init --data {source.path.name}` writes one of it"
+                if is_table
+                else f"a folder made by `mindgspo data prepare` needs {key}.format=prepared"
+            )
             yield (
                 f"{key}.path: {source.format} rows are read from a {' or '.join(_SUFFIXES)} file, got "
-                f"{source.path.name} (a folder made by `mindgspo data prepare` needs {key}.format=prepared)"
+                f"{source.path.name} ({mend})"
             )
         yield from source_problems(key, source)
         if source.dedup and source.format == "prepared":

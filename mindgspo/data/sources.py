@@ -19,7 +19,7 @@ from mindgspo.data.arithmetic import generate_rows
 from mindgspo.data.formats import check_schema, parser_for
 from mindgspo.data.source_rows import DroppedRow, SourceRow, checked_text
 from mindgspo.errors import DataError
-from mindgspo.io import parse_json, read_lines
+from mindgspo.io import check_is_fetched, parse_json, read_lines
 from mindgspo.tokenization import Tokenizer
 
 if TYPE_CHECKING:
@@ -33,14 +33,18 @@ JSONL = ".jsonl"
 PARQUET = ".parquet"
 _FROM_LIST = " (a JSON list becomes a file of lines by `jq -c '.[]' rows.json > rows.jsonl`)"
 
+_FROM_TABLE = " (`mindgspo init --data FILE` reads tables and writes such a file)"
+
 
 def check_file(path: Path) -> None:
     """Raise DataError unless `path` is a file of a known kind."""
     if not path.is_file():
         raise DataError(f"{path}: {'is a folder, expected a file' if path.is_dir() else 'no such file'}")
     if path.suffix not in (JSONL, PARQUET):
-        hint = _FROM_LIST if path.suffix == ".json" else ""
+        hint = _FROM_LIST if path.suffix == ".json" else _FROM_TABLE if path.suffix in (".csv", ".tsv") else ""
         raise DataError(f"{path}: unknown kind of file; expected *{JSONL} or *{PARQUET}{hint}")
+    with path.open("rb") as file:
+        check_is_fetched(path, file.read(64), DataError)
 
 
 def read_file(path: Path) -> Iterator[tuple[str, dict[str, object]]]:

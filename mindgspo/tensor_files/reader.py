@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindgspo.errors import WeightsError
-from mindgspo.io import Closing, read_json
+from mindgspo.io import Closing, check_is_fetched, read_json
 from mindgspo.tensor_files.ckpt_format import looks_like_ckpt, read_records
 from mindgspo.tensor_files.file_bytes import LISTED, FileContent, PlacedBytes, damaged, titled_names
 from mindgspo.tensor_files.safetensors_format import looks_like_safetensors, read_header, unique_keys
@@ -150,6 +150,7 @@ def open_tensor_file(path: Path) -> TensorFile:
     """
     content = FileContent(path)
     try:
+        check_is_fetched(path, bytes(content.at_most(0, 64)), WeightsError)
         if looks_like_safetensors(content) or path.suffix == ".safetensors":
             placed, metadata = read_header(path, content)
         elif looks_like_ckpt(content) or path.suffix == ".ckpt":

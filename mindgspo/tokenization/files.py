@@ -14,7 +14,8 @@ from pathlib import Path
 from tokenizers import pre_tokenizers
 
 from mindgspo.errors import TokenizerError
-from mindgspo.io import parse_json, read_bytes
+from mindgspo.io import check_is_fetched, parse_json, read_bytes
+from mindgspo.text import hub_hint
 
 VOCAB = "vocab.json"
 MERGES = "merges.txt"
@@ -69,12 +70,14 @@ def read_files(folder: Path) -> TokenizerFiles:
     """Read the files of `folder` that define a tokenizer; TokenizerError if it is no folder."""
     if not folder.is_dir():
         what = "is a file; name the folder that holds it" if folder.exists() else "no such folder"
-        raise TokenizerError(f"tokenizer.path: {folder}: {what}")
+        raise TokenizerError(f"tokenizer.path: {folder}: {what}{hub_hint(folder)}")
     wanted = [path for path in sorted(folder.iterdir()) if path.name in NAMES or path.suffix == SENTENCEPIECE_SUFFIX]
     try:
         contents = {path.name: read_bytes(path) for path in wanted}
     except OSError as error:
         raise TokenizerError(f"tokenizer.path: {folder}: cannot be read ({error})") from error
+    for name, content in contents.items():
+        check_is_fetched(folder / name, content, TokenizerError)
     return TokenizerFiles(origin=str(folder), contents=contents)
 
 

@@ -16,7 +16,7 @@ from mindgspo.config import ExperimentConfig, load_config, planned_steps
 from mindgspo.config.schema import OptimizerSection
 from mindgspo.errors import ConfigError
 from mindgspo.io import unused_name
-from mindgspo.metrics import read_summary
+from mindgspo.metrics import read_summary, report_of_finished
 
 LENGTH_KEYS = ("trainer.max_steps", "trainer.epochs", "optimizer.schedule_steps")
 """What may differ from the run's own configuration where it is to become longer."""
@@ -35,6 +35,15 @@ def is_complete(config: ExperimentConfig, folder: RunFolder) -> bool:
     if folder.status is not RunStatus.FINISHED:
         return False
     return not folder.config.is_file() or not asks_for_more(config, load_config(folder.config, check_files=False))
+
+
+def finished_line(folder: RunFolder) -> str:
+    """What a user is told who starts a run that is finished: where its report is, and how it goes on."""
+    steps = read_summary(folder.root).get("steps", 0)
+    return (
+        f"{folder.root}: this run is finished; its report is {report_of_finished(folder.root)}\n"
+        f"--set trainer.max_steps=N with N above {steps} continues it"
+    )
 
 
 def config_before(folder: RunFolder) -> ExperimentConfig | None:

@@ -37,7 +37,7 @@ from mindgspo.parallel.cluster import first_rank_first, is_first, start_device
 from mindgspo.parallel.collectives import exchange, require_agreement
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.trainer.build import Experiment, build_experiment, build_warmup
-from mindgspo.trainer.longer import config_before, is_complete, new_learning_rates, set_summary_aside
+from mindgspo.trainer.longer import config_before, finished_line, is_complete, new_learning_rates, set_summary_aside
 from mindgspo.trainer.memory import MemoryAlarm, memory_metrics, resident_gb_of_ranks
 from mindgspo.trainer.progress import Progress
 from mindgspo.trainer.resume import Resume
@@ -64,7 +64,7 @@ def run_experiment(config: ExperimentConfig, *, overwrite: bool = False, only_wa
         warnings = check_config(config, folder)
         if is_complete(config, folder) or (only_warm_up and folder.status is RunStatus.FINISHED):
             if is_first():
-                print(f"{folder.root}: this run is finished; its report is {report_of_finished(folder.root)}")
+                print(finished_line(folder))
             return None
         if runtime.is_worker() and runtime.launch_orders() is None:
             _log_under_msrun(folder)

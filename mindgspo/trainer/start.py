@@ -19,10 +19,9 @@ from mindgspo.launch.processes import plan_cluster
 from mindgspo.launch.serving import own_servers
 from mindgspo.launch.watch import watch_this_process
 from mindgspo.launch.worker import run_worker
-from mindgspo.metrics import report_of_finished
 from mindgspo.metrics.tracking import check_installed
 from mindgspo.parallel import runtime
-from mindgspo.trainer.longer import is_complete
+from mindgspo.trainer.longer import finished_line, is_complete
 from mindgspo.trainer.resume_checks import check_config
 
 
@@ -89,16 +88,15 @@ def start(request: RunRequest, options: ClusterOptions) -> int:
             f"--nodes {options.nodes}: a run starts servers that generate on one machine only; start them with "
             "`mindgspo serve` where their cards are, and name them in rollout.servers.urls"
         )
-    if needed == 1 and not config.has_own_servers:
-        return _work(request, config)
     if cluster["node_rank"] == 0 and _is_finished(request, config):
         return 0
+    request = replace(request, overwrite=False)
     if not config.has_own_servers:
-        return _launch(request, config, cluster)
+        return _work(request, config) if needed == 1 else _launch(request, config, cluster)
     assert config.run_dir is not None, "config is not resolved"
     with own_servers(config, request.words(), config.run_dir / "logs") as show_dead:
         if needed == 1:
-            return _work(replace(request, overwrite=False), config)
+            return _work(request, config)
         code = _launch(request, config, cluster)
         if code:
             show_dead()
@@ -128,7 +126,7 @@ def _check_msrun(config: ExperimentConfig) -> None:
 
 
 def _is_finished(request: RunRequest, config: ExperimentConfig) -> bool:
-    """Deal with what a former run left, before anything is started; rank 0 opens and locks the folder again."""
+    """Deal with what a former run left before MindSpore is imported; rank 0 opens and locks the folder again."""
     assert config.run_dir is not None, "config is not resolved"
     folder = open_run_folder(config.run_dir, resume=config.resume, overwrite=request.overwrite, restore=config.restore)
     folder.close()
@@ -136,7 +134,7 @@ def _is_finished(request: RunRequest, config: ExperimentConfig) -> bool:
         print(f"the former run was moved to {folder.moved_aside}")
     check_config(config, folder)
     if is_complete(config, folder) or (request.command == "sft" and folder.status is RunStatus.FINISHED):
-        print(f"{folder.root}: this run is finished; its report is {report_of_finished(folder.root)}")
+        print(finished_line(folder))
         return True
     return False
 

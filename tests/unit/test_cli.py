@@ -62,6 +62,9 @@ def test_version_names_what_a_bug_report_needs(capsys: pytest.CaptureFixture) ->
 @pytest.mark.parametrize(("arguments", "said"), [
     (["run"], "Missing argument"), (["run", "x.yaml", "--sett", "a=b"], "No such option"),
     (["trian", "x.yaml"], "No such command"), (["eval", "model"], "give either --data"),
+    (["train", "x.yaml"], "No such command: train; it is called run here"),
+    (["run", "x.yaml", "--optimizer.lr=1e-5"], "a setting has no dashes and an equals sign: optimizer.lr=VALUE"),
+    (["check", "x.yaml", "--optimizer.lr", "1e-5"], "a setting has no dashes and an equals sign: optimizer.lr=VALUE"),
     (["eval", "model", "--data", "gsm8k", "--config", "x.yaml"], "give either --data"),
     (["eval", "model", "--data", "gsm8k", "--pass-at-k", "1,x"], "expected whole numbers, e.g. 1,4,8, got '1,x'"),
     (["eval", "model", "--data", "gsm8k", "--pass-at-k", "9" * 5000], "expected whole numbers"),
@@ -79,15 +82,17 @@ def test_a_wrong_command_line_exits_with_2(arguments: list[str], said: str, caps
 
 @pytest.mark.parametrize(("arguments", "said"), [
     (["run", "nowhere.yaml"], "error: nowhere.yaml: no such file"),
+    (["generate", "Qwen/Qwen3-8B", "--prompt", "x"], "Qwen/Qwen3-8B on a hub has to be fetched first: `hf download"),
+    (["generate", "runs/none", "--prompt", "x"], "error: runs/none: no such folder; give a Hugging Face model folder"),
     (["run", QUICKSTART, "--set", "seed"], "error: --set seed: expected section.key=value"),
     (["check", QUICKSTART, "--set", "sed=2"], "did you mean seed?"),
     (["sft", QUICKSTART, "--set", "warmup="], "error: warmup: missing"),
-    (["eval", "nowhere", "--config", QUICKSTART], "error: nowhere/config.json: cannot be read"),
-    (["eval", "nowhere", "--data", "gsm8k"], "error: nowhere/config.json: cannot be read"),
+    (["eval", "nowhere", "--config", QUICKSTART], "error: nowhere: no such folder; give a Hugging Face model folder"),
+    (["eval", "nowhere", "--data", "gsm8k"], "error: nowhere: no such folder; give a Hugging Face model folder"),
     (["report", "nowhere"], "error: nowhere: no metrics.jsonl here"),
     (["data", "inspect", "nowhere"], "error: nowhere: no such prepared data set"),
     (["data", "prepare", "--format", "gsm8k", "--output", "x"], "error: "),
-    (["logprobs", "nowhere", "--input", "x"], "error: nowhere/config.json: cannot be read"),
+    (["logprobs", "nowhere", "--input", "x"], "error: nowhere: no such folder; give a Hugging Face model folder"),
 ], ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "")  # fmt: skip
 def test_a_users_mistake_is_one_message_with_exit_code_1(
     arguments: list[object], said: str, capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -14,7 +14,7 @@ from running import environment, write_experiment, write_model
 
 import mindgspo
 from mindgspo.config import TokenizerSection
-from mindgspo.errors import ConfigError, DataError, RunFolderError
+from mindgspo.errors import ConfigError, DataError, RunFolderError, WeightsError
 from mindgspo.tokenization import load_tokenizer
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -46,12 +46,59 @@ def test_a_run_is_read_by_name(run_dir: Path) -> None:
     assert list(run.metrics) == ["critic/score/mean", "actor/lr"] and run.metrics["actor/lr"].steps.tolist() == [2]
     with pytest.raises(KeyError, match="critic/score/maen: no such metric in this run; did you mean"):
         run.metrics["critic/score/maen"]
+    with pytest.raises(KeyError, match="score: no such metric in this run; did you mean critic/score/mean?"):
+        run.metrics["score"]
+    with pytest.raises(KeyError, match="zzz: no such metric in this run; names: critic/score/mean, actor/lr"):
+        run.metrics["zzz"]
     assert run.summary == {} and run.config.optimizer.lr == 1e-3
     assert (run.overview.state.value, run.overview.step) == ("stopped", 2)
     (sample,) = run.samples
     assert (sample.sample, sample.advantage, sample.set_name, sample.record) == (2, -1.5, None, SAMPLE)
     (answer,) = run.validation
     assert (answer.sample, answer.advantage, answer.set_name, answer.score) == ("greedy", None, "eval", None)
+
+
+def test_samples_have_indices_and_can_be_read_again(run_dir: Path) -> None:
+    lines = [SAMPLE | {"step": step} for step in (1, 2, 3)]
+    (run_dir / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    samples = mindgspo.Run.load(run_dir).samples
+    assert (samples[0].step, samples[2].step, samples[-1].step, len(samples)) == (1, 3, 3, 3)
+    assert [sample.step for sample in samples[1:]] == [2, 3] and [s.step for s in samples] == [s.step for s in samples]
+    with pytest.raises(IndexError, match=r"sample 3: .*samples.jsonl holds 3"):
+        samples[3]
+    (run_dir / "samples.jsonl").unlink()
+    assert not mindgspo.Run.load(run_dir).samples
+
+
+def test_what_stands_where_a_list_belongs_is_named(run_dir: Path) -> None:
+    run = mindgspo.Run.load(run_dir)
+    conversation = [{"role": "user", "content": "Tom had 9"}]
+    with pytest.raises(DataError, match=r"prompts: expected a list, got one text; write \[prompt\]"):
+        mindgspo.generate(run, "Tom had 9")
+    with pytest.raises(DataError, match=r"prompts: expected a list, got one conversation; write \[prompt\]"):
+        mindgspo.generate(run, conversation)
+    with pytest.raises(DataError, match=r"responses: expected a list, got one text; write \[response\]"):
+        mindgspo.score(run, ["1+2="], "3")
+    with pytest.raises(ConfigError, match="temprature: no option of generate; did you mean temperature?"):
+        mindgspo.generate(run, ["Tom had 9"], temprature=1.0)
+    with pytest.raises(WeightsError, match=r"run: holds no config.json; give"):
+        mindgspo.generate(run, ["Tom had 9"])
+
+
+def test_train_names_what_it_cannot_take() -> None:
+    with pytest.raises(ConfigError, match="config: expected the path of a YAML file, got dict"):
+        mindgspo.train({"run_dir": "runs/x"})
+    with pytest.raises(ConfigError, match="overrides: expected a mapping or a list of texts, got one text"):
+        mindgspo.train("gspo.yaml", "run_dir=runs/x")
+
+    def my_reward(**_: object) -> float:
+        return 1.0
+
+    for settings in ({"reward.functions": [my_reward]}, {"reward": {"functions": [my_reward]}}):
+        with pytest.raises(ConfigError, match=r"reward.*: .*by name; write 'FILE.py:my_reward', got <function"):
+            mindgspo.train("gspo.yaml", settings)
+    with pytest.raises(ConfigError, match=r"rollout.top_p: expected text, numbers, lists and mappings, got \{1\}"):
+        mindgspo.train("gspo.yaml", {"rollout.top_p": {1}})
 
 
 def test_what_is_no_run_or_no_sample_is_named(run_dir: Path, tmp_path: Path) -> None:
@@ -95,6 +142,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", program], env=environment(), check=True)
     with pytest.raises(AttributeError, match="has no attribute 'trian'"):
         mindgspo.trian  # noqa: B018
+    assert {"Run", "generate", "score", "train"} <= set(dir(mindgspo))
 
 
 @pytest.mark.slow

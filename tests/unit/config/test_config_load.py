@@ -49,7 +49,12 @@ def test_defaults_are_resolved(load):
     ("optimizer.lr=fast", "optimizer.lr: expected a number, got 'fast'"),
     ("optimizer.lr=.inf", "optimizer.lr: expected a finite number, got Infinity"),
     ("data.shuffle=yes", "data.shuffle: expected true or false, got 'yes'"),
-    ("device=cpu", "device: expected 'CPU' or 'Ascend', got 'cpu'"),
+    ("device=cpu", "device: expected 'CPU' or 'Ascend', got 'cpu'; did you mean 'CPU'?"),
+    ("algorithm.name=GSPO",
+     "algorithm.name: expected 'gspo', 'gspo_token', 'grpo', 'ppo', 'dapo', 'dr_grpo', 'gmpo', 'cispo', 'sapo' or "
+     "'gpg', got 'GSPO'; did you mean 'gspo'?"),
+    ("rollout.cache_dtype=fp16",
+     "rollout.cache_dtype: expected 'float32', 'bfloat16' or 'float16', got 'fp16'; did you mean 'float16'?"),
     ("algorithm.name=gsop",
      "algorithm.name: expected 'gspo', 'gspo_token', 'grpo', 'ppo', 'dapo', 'dr_grpo', 'gmpo', 'cispo', 'sapo' or "
      "'gpg', got 'gsop'; did you mean 'gspo'?"),
@@ -436,3 +441,11 @@ def test_every_field_is_read_by_some_code():
     assert fields.keys() >= READ_BY_CONFIG_ALONE.keys() and len(EXAMPLES) >= 3 and len(MODELS) >= 4
     dead = sorted({name for name, field in fields.items() if field not in read} - READ_BY_CONFIG_ALONE.keys())
     assert not dead, f"no code outside mindgspo/config reads: {', '.join(dead)}; use them or remove them"
+
+
+@pytest.mark.parametrize("content", ["", "\n# a comment\n", "---\n"])
+def test_an_empty_file_is_no_experiment(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=r"mine.yaml: is empty; `mindgspo init` writes one"):
+        load_config(path)

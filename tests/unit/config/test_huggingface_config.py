@@ -200,8 +200,12 @@ def test_a_missing_size_is_named(missing: str, tmp_path: Path) -> None:
 
 
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match="config.json: cannot be read.*Hugging Face model folder"):
+    with pytest.raises(WeightsError, match="holds no config.json; give a Hugging Face model folder"):
         read_model_section(tmp_path)
+    with pytest.raises(
+        WeightsError, match="Qwen/Qwen3-8B: no such folder; Qwen/Qwen3-8B on a hub .*`hf download Qwen/"
+    ):
+        read_model_section(tmp_path / "Qwen" / "Qwen3-8B")
     (tmp_path / "config.json").write_text('{"model_type": "qwen2",')
     with pytest.raises(WeightsError, match="config.json: not JSON"):
         read_model_section(tmp_path)

@@ -67,7 +67,9 @@ def test_parquet_values_that_python_has_nothing_for(tmp_path: Path, column: pyar
 
 @pytest.mark.parametrize(("format", "path", "message"), [
     ("gsm8k", "absent.jsonl", "absent.jsonl: no such file"),
-    ("gsm8k", "rows.csv", r"rows.csv: unknown kind of file; expected \*.jsonl"),
+    ("gsm8k", "rows.csv", r"rows.csv: unknown kind of file; .* \(`mindgspo init --data FILE`"),
+    ("gsm8k", "lfs.jsonl", r"lfs.jsonl: a Git LFS pointer, not the file; fetch it"),
+    ("gsm8k", "lfs.parquet", r"lfs.parquet: a Git LFS pointer, not the file; fetch it"),
     ("verl", "", "is a folder, expected a file"),
     ("gsm8k", None, "format 'gsm8k' needs a path"),
     ("arithmetic", "", "'arithmetic' is generated and takes no path"),
@@ -75,6 +77,8 @@ def test_parquet_values_that_python_has_nothing_for(tmp_path: Path, column: pyar
 ])  # fmt: skip
 def test_what_is_no_source(tmp_path: Path, format: str, path: str | None, message: str):
     (tmp_path / "rows.csv").write_text("a,b\n")
+    for name in ("lfs.jsonl", "lfs.parquet"):
+        (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
     with pytest.raises(DataError, match=message):
         open_source(DataSourceSection(format=format, path=None if path is None else tmp_path / path), seed=1)
 

@@ -185,3 +185,11 @@ def test_a_slice_goes_into_the_array_that_is_given(tmp_path: Path, index: tuple[
         np.testing.assert_array_equal(out, whole[index])
         with pytest.raises(AssertionError):
             file.read_slice("w", index, out[..., :-1])
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.ckpt", "model.bin"])
+def test_a_pointer_of_git_lfs_is_named(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab\nsize 12345\n")
+    with pytest.raises(WeightsError, match="a Git LFS pointer, not the file; fetch it, e.g. by `git lfs pull` in"):
+        open_tensor_file(path)

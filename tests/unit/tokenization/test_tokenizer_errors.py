@@ -44,6 +44,7 @@ def test_missing_file(small_folder: Path, name: str):
     ("merges.txt", b"q z\n", "merges.txt: does not fit vocab.json"),
     ("tokenizer_config.json", b"null", "tokenizer_config.json: expected a JSON object"),
     ("tokenizer.json", b"{}", "tokenizer.json: not a tokenizer file"),
+    ("tokenizer.json", b"version https://git-lfs.github.com/spec/v1\n", "tokenizer.json: a Git LFS pointer"),
     ("tokenizer.json", b"\x00\xff", "tokenizer.json: not UTF-8 text"),
 ])  # fmt: skip
 def test_malformed_file(small_folder: Path, name: str, content: bytes, message: str):

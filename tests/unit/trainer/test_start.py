@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from running import environment
 
 from mindgspo.cli import main
 from mindgspo.config import dump_config, load_config
@@ -25,7 +28,7 @@ def finished(tmp_path: Path) -> Path:
     (root / "config.yaml").write_text(dump_config(load_config(FOUR, [f"run_dir={root}"])))
     with RunLog(root, progress=False, console=Console(quiet=True)) as log:
         log.log_metrics(1, {"critic/score/mean": 0.5})
-    write_summary(root, finished=True)
+    write_summary(root, finished=True, steps=7)
     return root
 
 
@@ -33,8 +36,25 @@ def test_a_finished_run_of_several_processes_gets_its_report(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", str(FOUR), "--set", f"run_dir={finished}", "--set", "resume=auto"]) == 0
-    assert f"this run is finished; its report is {finished / 'report.html'}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"this run is finished; its report is {finished / 'report.html'}" in said
+    assert "--set trainer.max_steps=N with N above 7 continues it" in said
     assert (finished / "report.html").is_file() and (finished / "reward.png").is_file()
+
+
+def test_a_run_that_is_there_is_refused_before_mindspore_is_imported(finished: Path) -> None:
+    one = str(FOUR.with_name("gspo.yaml"))
+    program = (
+        "import sys; from mindgspo.cli import main;"
+        f"code = main(['run', {one!r}, '--set', 'run_dir={finished}']);"
+        "sys.exit(code + 2 * ('mindspore' in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "already holds a finished run" in done.stderr
+    assert "--set resume=auto     continue it with --set trainer.max_steps=N, N above 7" in done.stderr
 
 
 @pytest.mark.parametrize(("options", "said"), [
