@@ -50,15 +50,18 @@ def atomic_file(
     sync: bool = True,
     on_write: Callable[[Content], None] | None = None,
     num_bytes: int | None = None,
+    mode: int = 0o666,
 ) -> Iterator[BinaryIO]:
     """A binary file that becomes `path` when the block succeeds and is removed when it fails.
 
     sync: flush it to disk; otherwise a power cut may leave part of it. on_write: called with everything that is
-    written, e.g. to hash it without reading it back. num_bytes: that it will have, if that is known. Raises WriteError.
+    written, e.g. to hash it without reading it back. num_bytes: that it will have, if that is known. mode:
+    of the new file, less the umask. Raises WriteError.
     """
     temporary = temporary_path(path)
     try:
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)  # of a dead process with our number, or a link that somebody has laid
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             with flush_while_writing(file.fileno()) if sync else nullcontext():
                 yield file if on_write is None else cast(BinaryIO, _ObservedFile(file, on_write))
                 file.flush()
@@ -134,9 +137,9 @@ class _ObservedFile:
         return self._file.write(content)
 
 
-def write_file(path: Path, content: Content, *, sync: bool = True) -> None:
-    """Write `content` to `path` atomically; sync as in `atomic_file`. Raises WriteError."""
-    with atomic_file(path, sync=sync, num_bytes=len(content)) as file:
+def write_file(path: Path, content: Content, *, sync: bool = True, mode: int = 0o666) -> None:
+    """Write `content` to `path` atomically; sync, mode as in `atomic_file`. Raises WriteError."""
+    with atomic_file(path, sync=sync, num_bytes=len(content), mode=mode) as file:
         file.write(content)
 
 

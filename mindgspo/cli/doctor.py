@@ -11,6 +11,7 @@ from mindgspo.cli.options import EmulateOption, SetOption, emulated_overrides
 
 if TYPE_CHECKING:
     from mindgspo.config import ExperimentConfig
+    from mindgspo.doctor import Machine
 
 
 def doctor(
@@ -22,7 +23,9 @@ def doctor(
     nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines that the ranks are spread over.")] = 1,
     bundle: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(metavar="DIR", help="Folder for the report; by default doctor-<host>-<time>."),
+        typer.Option(
+            metavar="DIR", help="Folder for the report; by default doctor-<host>-<time> if something is wrong."
+        ),
     ] = None,
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Also compute: kernels, sums over groups, two steps, about two minutes.")
@@ -37,8 +40,8 @@ def doctor(
 
     There is one fix for each problem. Looks at Python, MindSpore, CANN, driver and their versions, the cards' health
     and users, HCCL's variables, rank table and ports, shared memory, disks, limits and memory. Without a card what
-    matters on CPU is checked. Ends with a folder to send to somebody who can help; values of variables that may hold
-    secrets are left out. Exit code 1 if something is broken.
+    matters on CPU is checked. If something is wrong, ends with a folder to send to somebody who can help, without
+    what looks like a secret; look through it before you send it. Exit code 1 if something is broken.
 
     With --smoke, a tiny model is computed under the plans of the experiment: one kernel per class of operators is
     compared with numpy, each group of ranks adds up, and two steps are run with the weights resharded and verified.
@@ -50,6 +53,7 @@ def doctor(
         _explain(log)
         return
     emulated_overrides(emulate_ascend, None)
+    import shutil
     import time
 
     from mindgspo.config import load_config
@@ -65,13 +69,18 @@ def doctor(
     for line in report_lines(rows, findings):
         print(line)
     folder = bundle or Path(f"doctor-{machine.host}-{time.strftime('%Y%m%d-%H%M%S')}")
-    log_dir = None if experiment is None else needs.run_dir / "logs"
-    write_bundle(folder, machine, rows, findings, {}, log_dir)
-    print(f"to send to somebody who can help: {folder}")
-    is_well = not any(finding.level is Level.BROKEN for finding in findings)
+    is_wanted, is_well = bundle is not None or bool(findings), not any(one.level is Level.BROKEN for one in findings)
+    if is_wanted or smoke:
+        log_dir = None if experiment is None else needs.run_dir / "logs"
+        write_bundle(folder, machine, rows, findings, {}, log_dir)
     if smoke:
         has_cards = machine.has_cards() or emulate_ascend
-        is_well = _smoke(folder, experiment, on_cards=has_cards) and is_well
+        is_sound = _smoke(folder, experiment, machine, on_cards=has_cards)
+        is_wanted, is_well = is_wanted or not is_sound, is_well and is_sound
+        if not is_wanted:
+            shutil.rmtree(folder)
+    if is_wanted:
+        print(f"to send to somebody who can help: {folder}")
     if not is_well:
         raise typer.Exit(1)
 
@@ -89,10 +98,10 @@ def _work(config: Path) -> NoReturn:
     run_worker(body)
 
 
-def _smoke(folder: Path, experiment: ExperimentConfig | None, *, on_cards: bool) -> bool:
+def _smoke(folder: Path, experiment: ExperimentConfig | None, machine: Machine, *, on_cards: bool) -> bool:
     """Whether all parts went well; what they say is in the folder."""
+    from mindgspo.doctor.bundle import clean, write_part
     from mindgspo.doctor.smoke import smoke_test, write_experiment
-    from mindgspo.io import write_file
 
     device = "Ascend" if on_cards else "CPU"
     if experiment is not None and experiment.device == "Ascend" and not on_cards:
@@ -102,7 +111,8 @@ def _smoke(folder: Path, experiment: ExperimentConfig | None, *, on_cards: bool)
     for stage in smoke_test(write_experiment(folder / "smoke", device, experiment)):
         print(stage, flush=True)
         stages.append(stage)
-    write_file(folder / "smoke.txt", "".join(f"{stage}\n" for stage in stages).encode())
+    write_part(folder / "smoke.txt", "".join(f"{stage}\n" for stage in stages), machine.environment)
+    clean(folder / "smoke", machine.environment)
     return not any(stage.problem for stage in stages)
 
 

@@ -18,16 +18,11 @@ from pathlib import Path
 
 import mindgspo
 from mindgspo.metrics.files import ENVIRONMENT_FILE, LogFile
+from mindgspo.metrics.redaction import redacted_words
 
 PACKAGES = ("mindgspo", "mindspore", "numpy", "tokenizers", "math-verify")
 _CANN_DEFAULT = Path("/usr/local/Ascend/ascend-toolkit/latest")
 _GIT_SECONDS = 10
-# In user:password@ of an address, and in what a setting called token, key, secret or password is given.
-_SECRETS = (
-    re.compile(r"(?<=://)[^/@\s]+(?=@)"),
-    re.compile(r"(?<=[=:])[^\s,}]+"),
-)
-_SECRET_NAME = re.compile(r"(?i)(token|key|secret|password)[\"']?\s*[=:]")
 
 
 def record_start(run_dir: Path, *, step: int, device: str) -> None:
@@ -48,16 +43,10 @@ def environment() -> dict[str, object]:
 
 
 def command_line(words: list[str]) -> str:
-    """As it would be typed, without what looks like a secret. words: as in sys.argv."""
+    """As it would be typed, without what may be a secret. words: as in sys.argv."""
     if words[0].endswith(("/mindgspo", "/__main__.py")):
         words = ["mindgspo", *words[1:]]
-    return shlex.join(map(without_secrets, words))
-
-
-def without_secrets(word: str) -> str:
-    """The word without the password of an address, and without the value of what is called a key or a token."""
-    word = _SECRETS[0].sub("***", word)
-    return _SECRETS[1].sub("***", word) if _SECRET_NAME.search(word) else word
+    return shlex.join(redacted_words(words))
 
 
 def versions() -> dict[str, str]:

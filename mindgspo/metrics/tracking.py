@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mindgspo.errors import ConfigError
-from mindgspo.metrics.environment import without_secrets
+from mindgspo.metrics.redaction import redacted
 from mindgspo.text import shorten
 
 _CLOSE_SECONDS = 120.0
@@ -206,7 +206,7 @@ def _without_secrets(value: Any) -> Any:
         return {key: _without_secrets(below) for key, below in value.items()}
     if isinstance(value, list):
         return [_without_secrets(below) for below in value]
-    return without_secrets(value) if isinstance(value, str) else value
+    return redacted(value) if isinstance(value, str) else value
 
 
 def _within(seconds: float, call: Callable[[], object]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from running import mindgspo
 from unit.doctor.fake_machine import (
     DRIVER,
     GB,
@@ -24,7 +25,7 @@ from unit.doctor.fake_machine import (
 
 from mindgspo.config import load_config
 from mindgspo.doctor import Level, Machine, Needs, examine, facts, needs_of, report_lines, this_machine, write_bundle
-from mindgspo.doctor.bundle import environment_lines
+from mindgspo.doctor.bundle import clean, environment_lines
 from mindgspo.doctor.cards import parse_npu_smi
 from mindgspo.doctor.machine import Disk, Output
 from mindgspo.errors import ConfigError
@@ -246,7 +247,7 @@ def test_the_bundle_holds_report_and_logs_and_no_secret(tmp_path: Path) -> None:
     everything = "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
     assert not any(secret in everything for secret in ("hf_abc", "xyz", "geheim"))
     assert "HCCL_IF_IP=10.0.0.7" in everything and "HF_TOKEN=<not shown>" in everything
-    assert (folder / "logs/rank_0.log").read_text().endswith("http://<removed>@host/a\nlast\n")
+    assert (folder / "logs/rank_0.log").read_text().endswith("http://***@host/a\nlast\n")
     assert (folder / "logs/rank_0.log").stat().st_size < 300_000
     assert "  seen   plog-17_1.log: [ERROR] EI0006" in (folder / "codes.txt").read_text().splitlines()
     report = json.loads((folder / "report.json").read_text())
@@ -255,9 +256,42 @@ def test_the_bundle_holds_report_and_logs_and_no_secret(tmp_path: Path) -> None:
         write_bundle(folder, machine, rows, found, {}, None)
 
 
+def test_the_command_writes_no_secret_for_nobody_else_to_read(tmp_path: Path) -> None:
+    key = f"-----BEGIN PRIVATE KEY-----\n{'MIIEvQIBADANBg' * 4}\n-----END PRIVATE KEY-----"
+    secrets = {"ASCEND_PASS": "geheim-eins", "HCCL_PASSPHRASE": "geheim zwei", "LANGSMITH_API": "lsv2_geheim3",
+               "MS_SIGNING": "geheim-vier", "MINDGSPO_TOKEN": "geheim-5", "GLOG_KEY": key}  # fmt: skip
+    write(tmp_path, "ascend/log/debug/plog/plog-1_1.log",
+          "".join(f"{name} is {value}\n" for name, value in secrets.items() if name != "MS_SIGNING")
+          + f"token: geheim-6\nhf_{'aBcDe' * 6}\n[ERROR] EI0006\n{key}\n")  # fmt: skip
+    done = mindgspo("doctor", "--bundle", "out", cwd=tmp_path, env={**secrets, "HOME": str(tmp_path)})
+    assert "to send to somebody who can help: out" in done.stdout, done.stderr
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600} and len(files) >= 4
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o700
+    everything = "".join(path.read_text() for path in files)
+    assert "geheim" not in everything and "MIIEvQ" not in everything and "aBcDe" not in everything
+    assert "ASCEND_PASS=<not shown>" in everything and "EI0006" in (tmp_path / "out/codes.txt").read_text()
+
+
+def test_no_folder_is_left_where_nothing_is_wrong(tmp_path: Path) -> None:
+    done = mindgspo("doctor", cwd=tmp_path)
+    assert ("nothing is wrong" in done.stdout) == (not list(tmp_path.glob("doctor-*"))), done.stdout
+    assert ("nothing is wrong" in done.stdout) == ("to send to somebody" not in done.stdout)
+
+
+def test_what_a_smoke_test_leaves_is_cleaned(tmp_path: Path) -> None:
+    write(tmp_path, "logs/rank_0.log", "password=geheim\n")
+    write(tmp_path, "run/export/model.safetensors", "weights")
+    (tmp_path / "run/link").symlink_to("/etc/passwd")
+    clean(tmp_path, {})
+    assert (tmp_path / "logs/rank_0.log").read_text() == "password=***\n"
+    assert [path.name for path in tmp_path.rglob("*") if not path.is_dir()] == ["rank_0.log"]
+    assert (tmp_path / "logs/rank_0.log").stat().st_mode & 0o777 == 0o600
+
+
 def test_a_proxy_with_a_password_is_not_shown() -> None:
     assert environment_lines({"MS_PROXY": "http://u:p@proxy:80", "http_proxy": "http://u:p@proxy"}) == [
-        "MS_PROXY=http://<removed>@proxy:80", "http_proxy=<not shown>",
+        "MS_PROXY=http://***@proxy:80", "http_proxy=<not shown>",
     ]  # fmt: skip
 
 

@@ -26,12 +26,16 @@ def test_every_start_appends_a_line_that_the_report_shows(tmp_path: Path) -> Non
     assert "Starts, versions and command lines" in page and f"numpy {lines[0]['versions']['numpy']}" in page
 
 
-def test_a_command_line_keeps_no_secret() -> None:
+def test_a_command_line_keeps_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_PASS", "hidden-word")
     words = ["/x/mindgspo/cli/__main__.py", "run", "a b.yaml", "--set", "rollout.servers.urls=[http://me:pass@h:80]",
-             "--set", "api_key=abc", "--set", "trainer.max_tokens_per_micro_batch=64"]  # fmt: skip
+             "--set", "api_key=abc", "--set", "trainer.max_tokens_per_micro_batch=64", "--api-key=geheim", "--token",
+             "geheim", "--set", "run_dir=/a/hidden-word/b", "--set", "rollout.servers.api=vllm",
+             "--set", "reward.url=https://h/judge?key=geheim&n=1"]  # fmt: skip
     assert command_line(words) == (
         "mindgspo run 'a b.yaml' --set 'rollout.servers.urls=[http://***@h:80]' --set 'api_key=***' "
-        "--set trainer.max_tokens_per_micro_batch=64"
+        "--set trainer.max_tokens_per_micro_batch=64 '--api-key=***' --token '***' --set 'run_dir=/a/***/b' "
+        "--set rollout.servers.api=vllm --set 'reward.url=https://h/judge?key=***&n=1'"
     )
 
 
