@@ -29,7 +29,7 @@ from mindgspo.data.source_rows import (
     text_of,
 )
 from mindgspo.errors import DataError
-from mindgspo.rewards.answers.quantity import last_boxes
+from mindgspo.rewards.answers.quantity import last_boxes, read_quantity
 from mindgspo.text import did_you_mean
 from mindgspo.tokenization import ChatMessage
 
@@ -58,16 +58,21 @@ DAPO_SUFFIX = '\n\nRemember to put your answer on its own line after "Answer:".'
 
 def parse_gsm8k(row: Mapping[str, object], where: str) -> SourceRow | DroppedRow:
     """{question, answer} as OpenAI published them: gold is the text after the last '####', without thousands
-    separators, as in verl's prepared files; the solution loses its calculator annotations."""
+    separators, as in verl's prepared files; the solution loses its calculator annotations. A row whose gold has another
+    comma ("3,5") is dropped: it is one number with a decimal comma or two."""
     question = text_of(row, "question", where)
     solution = _CALCULATOR.sub("", text_of(row, "answer", where)).strip()
     _, mark, gold = solution.rpartition("####")
     if not mark or not gold.strip():
         return DroppedRow(where=where, reason="the answer has no final '#### <number>'", answer="")
+    without_commas = gold.strip().replace(",", "")
+    if "," in gold and (read_quantity(gold) is None or read_quantity(gold) != read_quantity(without_commas)):
+        reason = "the answer has a comma that separates no thousands"
+        return DroppedRow(where=where, reason=reason, answer=gold.strip())
     return SourceRow(
         where=where,
         messages=asks(question),
-        answer=gold.strip().replace(",", ""),
+        answer=without_commas,
         solution=solution,
         data_source="openai/gsm8k",
     )

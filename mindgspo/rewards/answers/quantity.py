@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from mindgspo.rewards.answers.text import BOX, Span, boxed_spans, plain, without_inner_boxes
+from mindgspo.rewards.answers.text import BOX, BRACES, Span, boxed_spans, plain, without_inner_boxes
 
 MAX_DIGITS = 100
 """Longest number read, and largest power of ten. Gold answers have a dozen digits at most; int() is quadratic in the
@@ -240,7 +240,6 @@ _MARKUP = r"[\s$*(}]|\\[()\[\],; ]|\\q?quad(?![A-Za-z])|\\text\{|[A-Za-z](?:_\{?
 _BETWEEN_BOXES = re.compile(
     rf"\}}(?:(?:{_MARKUP}){{0,20}}(?:{_JOINT})(?:{_JOINT}|{_MARKUP}){{0,20}})?{BOX}", re.IGNORECASE
 )
-_BRACE = re.compile(r"(?<!\\)[{}]")
 _MAX_BETWEEN = 60
 _MAX_FORM_CHARS = 100
 _MINUS_BEFORE_BOX = re.compile(rf"(?<![\w)}}\]-])[-\u2212]\$?{BOX}\Z")
@@ -325,15 +324,22 @@ def box_content(text: str, start: int, end: int) -> str:
 
 
 def _with_commas(content: str) -> str:
-    """The contents of joined boxes with commas between them; other braces that close before a box are left alone."""
+    r"""The contents of joined boxes with commas between them. `content` starts inside the first box, so that the brace
+    that closes more than was opened ends a box, and the next one begins at the next \boxed{."""
     parts: list[str] = []
-    start = 0
-    for joint in _BETWEEN_BOXES.finditer(content):
-        braces = _BRACE.findall(content, start, joint.start())
-        if braces.count("{") == braces.count("}"):
-            parts.append(content[start : joint.start()])
-            start = joint.end()
-    return " , ".join([*parts, content[start:]])
+    start: int | None = 0
+    depth = 0
+    for token in BRACES.finditer(content):
+        if start is None:
+            start, depth = (token.end(), 0) if token["box"] else (None, 0)
+        elif token["box"] or token["brace"] == "{":
+            depth += 1
+        elif token["brace"] == "}":
+            depth -= 1
+            if depth < 0:
+                parts.append(content[start : token.start()])
+                start = None
+    return " , ".join(parts if start is None else [*parts, content[start:]])
 
 
 def last_boxes(text: str) -> str | None:

@@ -128,8 +128,8 @@ class Span(NamedTuple):
 # Two backslashes are what a box looks like that was escaped once too often ("\\boxed{5}" in JSON).
 BOX = r"\\{1,2}(?:boxed|fbox)\s{0,4}\{"
 _FIRST_BOX = re.compile(BOX)
-# An escaped brace (\{) is one token, so that it neither opens nor closes anything.
-_TOKENS = re.compile(rf"(?P<box>{BOX})|\\.|(?P<brace>[{{}}])", re.DOTALL)
+BRACES = re.compile(rf"(?P<box>{BOX})|\\.|(?P<brace>[{{}}])", re.DOTALL)
+"""Openings of boxes, and braces. An escaped brace (\\{) is one token, so that it neither opens nor closes anything."""
 
 
 def boxed_spans(text: str) -> list[Span]:
@@ -139,7 +139,7 @@ def boxed_spans(text: str) -> list[Span]:
     if first is None:
         return spans
     open_braces: list[int | None] = []  # content start of a box, None for any other brace
-    for token in _TOKENS.finditer(text, first.start()):
+    for token in BRACES.finditer(text, first.start()):
         if token["box"]:
             open_braces.append(token.end())
         elif token["brace"] == "{":

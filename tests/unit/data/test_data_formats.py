@@ -144,6 +144,30 @@ def test_gsm8k_row():
     assert (row.answer, row.data_source, row.where) == ("1072.5", "openai/gsm8k", "f:1")
 
 
+@pytest.mark.parametrize(("gold", "answer"), [
+    ("1,010", "1010"), ("$1,234,567.50", "$1234567.50"), ("-12,000 dollars", "-12000 dollars"), ("3.5", "3.5"),
+    *((gold, None) for gold in ("3,5", "1,2,3", "1.234,5", "12,34", "1, 2", "red, blue", "1,000, 2,000")),
+])  # fmt: skip
+def test_only_thousands_separators_are_taken_out_of_a_gsm8k_gold(gold: str, answer: str | None):
+    row = parse_gsm8k({"question": "q", "answer": f"So\n#### {gold}"}, "f:1")
+    if answer is None:
+        reason = "the answer has a comma that separates no thousands"
+        assert row == DroppedRow(where="f:1", reason=reason, answer=gold)
+    else:
+        assert isinstance(row, SourceRow) and row.answer == answer
+
+
+@pytest.mark.parametrize(("solution", "answer"), [
+    (r"The roots are $x=\boxed{\frac{1}{2}}$ and $x=\boxed{-2}$.", r"\frac{1}{2} , -2"),
+    (r"$\boxed{\sqrt{2}}, \boxed{-\sqrt{2}}$", r"\sqrt{2} , -\sqrt{2}"),
+    (r"$\boxed{f(x)=\{x\}}$ or $\boxed{2}$", r"f(x)=\{x\} , 2"),
+    (r"\boxed{2^{3^{4}}}, \boxed{\text{no}}, and \boxed{\frac{1}{x_{1}}}", r"2^{3^{4}} , \text{no} , \frac{1}{x_{1}}"),
+])  # fmt: skip
+def test_a_list_of_boxes_is_a_list_of_their_contents(solution: str, answer: str):
+    row = parse_math({**LIGHTEVAL, "solution": solution}, "f:1")
+    assert isinstance(row, SourceRow) and row.answer == answer
+
+
 NO_BOX, EMPTY = r"has no \boxed{} answer", {"ground_truth": None}
 
 
