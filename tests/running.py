@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -150,6 +151,10 @@ def tree(folder: Path) -> dict[str, bytes]:
     }
 
 
+CLOCK = re.compile(r"timing_s/|perf/|schedule/.*_idle_share$")
+"""Metrics in which equal runs may differ, as docs/checkpoints.md says."""
+
+
 def reproducible(lines: list[dict]) -> list[dict]:
     """Metric lines without what a clock or the machine decides."""
-    return [{key: value for key, value in line.items() if not key.startswith(("timing_s/", "perf/"))} for line in lines]
+    return [{key: value for key, value in line.items() if not CLOCK.match(key)} for line in lines]

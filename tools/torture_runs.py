@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -311,7 +312,7 @@ def _rank_logs(run_dir: Path, kill: Kill | None) -> str:
     return path.read_text(errors="replace") if path.is_file() else ""
 
 
-_CLOCKS = ("timing_s/", "perf/")
+_CLOCK = re.compile(r"timing_s/|perf/|schedule/.*_idle_share$")
 _CLOCKS_OF_SUMMARY = ("seconds", "training_seconds", "tokens_per_second", "peak_rss_mb")
 
 
@@ -371,7 +372,7 @@ def _lines(path: Path, last_step: int | None) -> Iterator[dict[str, Any]]:
             return  # the last one of a process that was killed
         record = json.loads(line)
         if last_step is None or record["step"] <= last_step:
-            yield {key: value for key, value in record.items() if not key.startswith(_CLOCKS)}
+            yield {key: value for key, value in record.items() if not _CLOCK.match(key)}
 
 
 def _difference(name: str, ours: list[Any], theirs: list[Any]) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from running import command, environment, read_lines, sets
+from running import command, environment, read_lines, reproducible, sets
 
 MODEL = Path(__file__).resolve().parents[2] / "model_configs" / "qwen2_tiny.yaml"
 EXPERIMENT = f"""include: {MODEL}
@@ -100,4 +100,6 @@ def test_a_run_survives_every_kill(tmp_path: Path, schedule: str, staleness: int
         assert (tmp_path / "killed" / "samples.jsonl").read_bytes() == (
             tmp_path / "whole" / "samples.jsonl"
         ).read_bytes()
+        ours, theirs = (read_lines(tmp_path / name / "metrics.jsonl") for name in ("killed", "whole"))
+        assert reproducible(ours) == reproducible(theirs)
     print(json.dumps({"schedule": schedule, "kills": kills, "survived": survived}))
