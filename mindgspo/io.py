@@ -193,9 +193,18 @@ def read_lines(path: Path, error: type[Exception], most: int = MOST_LINE_BYTES) 
 def parse_json(content: str | bytes, **options: Any) -> Any:
     """JSON from outside. options: of `json.loads`. Raises ValueError that says in a few words why it cannot be read:
     not UTF-8, not JSON, nested too deeply, an integer of thousands of digits, which would take quadratic time."""
-    try:
+    with _plain_json_errors():
         text = content if isinstance(content, str) else content.decode("utf-8")
         value = json.loads(text, **options)
+    if text.count("[") + text.count("{") > MOST_DEPTH and is_deeper(value, MOST_DEPTH):
+        raise ValueError(_TOO_DEEP)
+    return value
+
+
+@contextmanager
+def _plain_json_errors() -> Iterator[None]:
+    try:
+        yield
     except UnicodeDecodeError as error:
         place = f"not UTF-8 text ({error.reason} at byte {error.start})"
         raise ValueError(f"{place}; convert the file, e.g. by `iconv -f GBK -t UTF-8`") from None
@@ -209,11 +218,44 @@ def parse_json(content: str | bytes, **options: Any) -> Any:
             raise
         digits = sys.get_int_max_str_digits()
         raise ValueError(f"holds an integer of more than {digits:,} digits; write it as text") from None
-    if text.count("[") + text.count("{") > MOST_DEPTH and is_deeper(value, MOST_DEPTH):
-        raise ValueError(_TOO_DEEP)
-    return value
 
 
+def json_items(content: bytes) -> Iterator[Any]:
+    """The items of a JSON list, one after the other, so that a file of many takes no more memory than its text. A
+    mapping that holds one list, {"data": [...]}, is that list; it is read as a whole, so that it must be smaller.
+    Raises ValueError as `parse_json`."""
+    with _plain_json_errors():
+        text = content.decode("utf-8-sig")
+    start = _SPACE.match(text, 0).end()
+    if not text.startswith("[", start):
+        if len(content) > MOST_LINE_BYTES:
+            raise ValueError(f"no list, and of more than {MOST_LINE_BYTES:,} bytes; write a list, or one row per line")
+        value = parse_json(text)
+        lists = [below for below in value.values() if isinstance(below, list)] if isinstance(value, dict) else []
+        if len(lists) != 1:
+            raise ValueError(f"expected a list of rows, got {type(value).__name__}")
+        yield from lists[0]
+        return
+    decoder, place, mark = json.JSONDecoder(), start, "["
+    while mark != "]":
+        place = _SPACE.match(text, place + 1).end()
+        if mark == "[" and text.startswith("]", place):
+            break
+        with _plain_json_errors():
+            value, end = decoder.raw_decode(text, place)
+            place = _SPACE.match(text, end).end()
+            mark = text[place : place + 1]
+            if mark not in (",", "]"):
+                raise json.JSONDecodeError("expected , or ]", text, place)
+        if is_deeper(value, MOST_DEPTH):
+            raise ValueError(_TOO_DEEP)
+        yield value
+    with _plain_json_errors():
+        if (end := _SPACE.match(text, place + 1).end()) < len(text):
+            raise json.JSONDecodeError("more behind the list", text, end)
+
+
+_SPACE = re.compile(r"[ \t\n\r]*")
 _TOO_DEEP = f"not JSON that can be read (nested more than {MOST_DEPTH} deep)"
 
 

@@ -22,7 +22,7 @@ from mindgspo.setup.document import commented_document
 from mindgspo.setup.lengths import MULTIPLE, Lengths, measure
 from mindgspo.setup.plans import UPDATES, Fit, Machine, fitting, prompts_per_step
 from mindgspo.setup.rewarding import Rewarding, choose_reward
-from mindgspo.setup.rows import AS_THEY_ARE, RowAccount, held_out_keys, rows_text, take_account, write_rows
+from mindgspo.setup.rows import AS_THEY_ARE, RowAccount, Unread, held_out_keys, rows_text, take_account, write_rows
 from mindgspo.text import counted, either
 from mindgspo.tokenization import load_tokenizer
 from mindgspo.tokenization.tokenizer import tokenizer_section_of
@@ -97,6 +97,7 @@ def write_experiment(request: SetupRequest) -> Iterator[str]:
         for path in (request.data.absolute(), *([request.eval.absolute()] if request.eval else []))
     ]
     rewarding = choose_reward(accounts[0], request.reward)
+    accounts = [account.without(account.unread.get(rewarding.function, Unread())) for account in accounts]
     data = _data(accounts, out)
     lengths = measure(
         accounts[0].measured,

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mindgspo.config.yaml_dialect import parse_document
+from mindgspo.text import printable
 
 _WIDTH = 110
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*")
@@ -41,7 +42,7 @@ def _lines(key: str, value: Any, comments: Mapping[str, str], above: str, *, is_
 
 def _comment(text: str, indent: int) -> Iterator[str]:
     prefix = " " * indent + "# "
-    for paragraph in text.splitlines():
+    for paragraph in printable(text).splitlines():
         yield from textwrap.wrap(paragraph, _WIDTH, initial_indent=prefix, subsequent_indent=prefix)
 
 

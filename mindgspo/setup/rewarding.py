@@ -10,8 +10,8 @@ from mindgspo.config.reward import RewardSection, file_function, reward_file_pro
 from mindgspo.data.benchmarks import INSTRUCTIONS, Benchmark
 from mindgspo.errors import ConfigError, DataError
 from mindgspo.io import read_bytes
-from mindgspo.setup.rows import READERS, RowAccount
-from mindgspo.text import listed
+from mindgspo.setup.rows import MOST_ANSWER, MOST_UNUSABLE, READERS, RowAccount
+from mindgspo.text import counted, listed
 
 _MOST_BYTES = 1 << 20
 _USUAL_NAME = "compute_score"  # verl's
@@ -35,20 +35,27 @@ def choose_reward(account: RowAccount, given: str | None) -> Rewarding:
     if account.source.format != "columns":
         known = Benchmark(label="", format=account.source.format, path=account.source.path)
         return Rewarding(function=known.function, instruction=known.instruction_suffix, why="the data set's own")
-    for name in READERS:
-        if account.readable[name] == account.num_rows and (name != "math" or _are_short(account)):
-            return Rewarding(function=name, instruction=INSTRUCTIONS[name], why="it can read every answer")
-    best = max(READERS[:-1], key=lambda name: account.readable[name])
-    sample = account.measured[0].answer
-    raise DataError(
-        f"{account.source.path}: no reward function of this project reads all answers, e.g. {sample[:60]!r} ({best} "
-        f"reads {account.readable[best]} of {account.num_rows}); write one and give it with --reward FILE.py:function"
-    )
-
-
-def _are_short(account: RowAccount) -> bool:
-    """Whether answers are expressions or a few words, not texts that nobody writes again letter by letter."""
-    return all(len(row.answer) <= 60 for row in account.measured)
+    counts = {name: account.num_rows - len(unread.rows) for name, unread in account.unread.items()}
+    most = (1 - MOST_UNUSABLE) * account.num_rows
+    best = max(READERS, key=lambda name: counts[name])  # of equal ones the first, the most particular
+    unread = account.unread[best]
+    is_met = best != "math" or unread.num_long <= MOST_UNUSABLE * account.num_rows
+    reads = f"{best} reads {counts[best]} of {account.num_rows}"
+    others = f"; the first it does not: {unread.first}" if unread.rows else ""
+    if best == "math" and unread.num_long:
+        long = f"{counted(unread.num_long, 'answer')} of more than {MOST_ANSWER} characters"
+        others += f"; {long}, which a model hardly writes again: {unread.first_long}"
+    if counts[best] < most or not is_met:
+        raise DataError(
+            f"{account.source.path}: no reward function of this project reads enough answers ({reads}{others}); write "
+            "one and give it with --reward FILE.py:function"
+        )
+    # A more particular function that reads nearly all tells that the others are out of line.
+    for name in READERS[: READERS.index(best)]:
+        if counts[name] >= most:
+            others += f"; {name} reads {counts[name]}, the first it does not: {account.unread[name].first}"
+    why = reads + others if others else "it can read every answer"
+    return Rewarding(function=best, instruction=INSTRUCTIONS[best], why=why)
 
 
 def _own_function(given: str) -> str:

@@ -8,10 +8,9 @@ import heapq
 import json
 import random
 from codecs import BOM_UTF8
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -22,32 +21,72 @@ from mindgspo.data.formats import Parser, parser_for
 from mindgspo.data.source_rows import DroppedRow, SourceRow, json_object
 from mindgspo.data.sources import JSONL, PARQUET, read_file
 from mindgspo.errors import DataError
-from mindgspo.io import MOST_LINE_BYTES, atomic_file, make_folder, parse_json, read_bytes, read_lines
+from mindgspo.io import MOST_LINE_BYTES, atomic_file, json_items, make_folder, read_bytes, read_lines
 from mindgspo.rewards.registry import build_function, gold_is_readable
-from mindgspo.setup.columns import find_columns
-from mindgspo.text import listed
+from mindgspo.setup.columns import columns_beside, find_columns, left_out
+from mindgspo.text import listed, shorten
 
 AS_THEY_ARE = (JSONL, PARQUET)
 """Kinds of file that a run reads itself."""
 READERS = ("gsm8k", "multiple_choice", "math")
 """Reward functions that may read gold answers of a user's rows, the most particular first."""
+_OF_FORMATS = (
+    "question",
+    "problem",
+    "instruction",
+    "prompt",
+    "answer",
+    "solution",
+    "output",
+    "reward_model",
+    "extra_info",
+)
+"""Columns that the published formats read."""
 _KINDS = (*AS_THEY_ARE, ".json", ".csv", ".tsv")
 _FIRST_ROWS, _MOST_MEASURED = 50, 500
-_MOST_UNUSABLE = 0.1
+MOST_UNUSABLE = 0.1
+"""Share of the rows."""
+MOST_ANSWER = 60
+"""Characters."""
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 10, 512
+
+
+@dataclass(slots=True, kw_only=True)
+class Unread:
+    """Rows whose gold answers a reward function cannot read, by their numbers from 0, and the first of them; and those
+    of more than `MOST_ANSWER` characters, which nobody writes again letter by letter."""
+
+    rows: set[int] = field(default_factory=set)
+    first: str = ""
+    num_long: int = 0
+    first_long: str = ""
+
+    def add(self, number: int, row: SourceRow, *, can_read: bool) -> None:
+        """Count a row."""
+        said = f"{row.where}: {shorten(repr(row.answer))}"
+        if not can_read:
+            self.rows.add(number)
+            self.first = self.first or said
+        elif len(row.answer) > MOST_ANSWER:
+            self.num_long += 1
+            self.first_long = self.first_long or said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowAccount:
     """What a file holds. source: how a run reads it. keys: prompt_key of the usable rows in order, None for the others;
     problem: what is wrong with the first of those, "" where there is none. measured: some of the usable rows.
-    readable: of rows in columns of their own, how many gold answers each of `READERS` can read."""
+    unread: of rows in columns of their own, by name of `READERS` the usable ones whose gold answer it cannot read or
+    hardly ever meets. beside: columns without which questions may have no answer, and that hold something that the
+    prompt does not, in num_left_out rows."""
 
     source: DataSourceSection
     keys: tuple[str | None, ...]
     problem: str
     measured: tuple[SourceRow, ...]
-    readable: Mapping[str, int]
+    unread: Mapping[str, Unread]
+    beside: tuple[str, ...]
+    num_left_out: int
 
     @property
     def path(self) -> Path:
@@ -63,6 +102,14 @@ class RowAccount:
     def num_with(self, prompts: frozenset[str]) -> int:
         """Rows whose prompts are among these."""
         return sum(key in prompts for key in self.keys)
+
+    def without(self, unread: Unread) -> RowAccount:
+        """The same with rows that cannot be read among the unusable ones."""
+        if not unread.rows:
+            return self
+        keys = tuple(None if number in unread.rows else key for number, key in enumerate(self.keys))
+        problem = self.problem or f"{unread.first} cannot be read"
+        return replace(self, keys=keys, problem=problem)
 
     @property
     def num_rows(self) -> int:
@@ -92,18 +139,12 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
 
 def _read_json(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
     try:
-        rows = parse_json(read_bytes(path))
+        for number, row in enumerate(json_items(read_bytes(path)), start=1):
+            if not isinstance(row, dict):
+                raise DataError(f"{path} row {number}: expected a JSON object, got {type(row).__name__}")
+            yield f"{path} row {number}", row
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: {error}") from error
-    if isinstance(rows, dict):  # {"data": [...]}
-        lists = [value for value in rows.values() if isinstance(value, list)]
-        rows = lists[0] if len(lists) == 1 else rows
-    if not isinstance(rows, list):
-        raise DataError(f"{path}: expected a list of rows, got {type(rows).__name__}")
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row, dict):
-            raise DataError(f"{path} row {number}: expected a JSON object, got {type(row).__name__}")
-        yield f"{path} row {number}", row
 
 
 def _read_csv(path: Path, *, delimiter: str) -> Iterator[tuple[str, dict[str, object]]]:
@@ -134,9 +175,9 @@ def take_account(path: Path, *, question: str | None, answer: str | None, keeps_
         raise DataError(f"{path}: holds no rows")
     known = format_of_row(first[0]) if question is None and answer is None else None
     if known is not None:
-        account = _account(path, DataSourceSection(format=known, path=path))
-        if account.num_unusable <= _MOST_UNUSABLE * len(account.keys):
-            return account
+        account = _account(path, DataSourceSection(format=known, path=path), first)
+        if account.num_unusable <= MOST_UNUSABLE * len(account.keys):
+            return _asked_whole(account, is_said=False)
     name = path.stem if gold_is_readable(path.stem, "1") is None else f"own_{path.stem}"
     columns = find_columns(path, first, question=question, answer=answer, name=name)
     if keeps_others:
@@ -145,33 +186,60 @@ def take_account(path: Path, *, question: str | None, answer: str | None, keeps_
             key for key in first[0] if key not in taken and all(key in row and _is_json(row[key]) for row in first)
         ]
         columns = columns.model_copy(update={"extra_info": tuple(others)})
-    account = _account(path, DataSourceSection(format="columns", path=path, columns=columns))
-    if account.num_unusable > _MOST_UNUSABLE * len(account.keys):
+    account = _account(path, DataSourceSection(format="columns", path=path, columns=columns), first)
+    if account.num_unusable > MOST_UNUSABLE * len(account.keys):
         raise DataError(
             f"{path}: {account.num_unusable} of {len(account.keys)} rows cannot be used, with {columns.prompt} as the "
             f"question and {columns.answer} as the answer; the first: {account.problem}"
         )
-    return account
+    return _asked_whole(account, is_said=question is not None)
 
 
-def _account(path: Path, source: DataSourceSection) -> RowAccount:
+def _asked_whole(account: RowAccount, *, is_said: bool) -> RowAccount:
+    """Raises DataError where columns without which questions have no answer are left out, and nobody said so."""
+    if is_said or account.num_left_out <= MOST_UNUSABLE * account.num_rows:
+        return account
+    raise DataError(
+        f"{account.path}: {listed(account.beside)}: not in the prompt, and {account.num_left_out} of "
+        f"{account.num_rows} rows say something there that the question does not; write it into the question's column, "
+        "or give --question COLUMN to leave it out"
+    )
+
+
+def _account(path: Path, source: DataSourceSection, first: Sequence[Mapping[str, object]]) -> RowAccount:
     parse = parser_for(source)
     readers = {name: build_function(name, RewardSection()) for name in READERS if source.format == "columns"}
+    unread = {name: Unread() for name in readers}
+    taken = _OF_FORMATS if source.columns is None else _read_columns(source.columns)
+    beside = columns_beside(first, taken)
     draw, measured = random.Random(0), []
     keys: list[str | None] = []
-    readable, problem = Counter(), ""
+    held: dict[str, None] = {}
+    num_left_out, problem = 0, ""
     for where, row in read_rows(path):
         parsed, reason = _parsed(parse, row, where)
         problem = problem or reason
         keys.append(None if parsed is None else parsed.prompt_key)
         if parsed is None:
             continue
-        readable.update(name for name, reader in readers.items() if reader.can_read(parsed.answer))
+        for name in (missing := left_out(row, beside, parsed.messages[-1]["content"])):
+            held[name] = None
+        num_left_out += bool(missing)
+        for name, reader in readers.items():
+            unread[name].add(len(keys) - 1, parsed, can_read=reader.can_read(parsed.answer))
         if len(measured) < _MOST_MEASURED:
             measured.append(parsed)
         elif (place := draw.randrange(len(keys))) < _MOST_MEASURED:
             measured[place] = parsed
-    return RowAccount(source=source, keys=tuple(keys), problem=problem, measured=tuple(measured), readable=readable)
+    return RowAccount(
+        source=source,
+        keys=tuple(keys),
+        problem=problem,
+        measured=tuple(measured),
+        unread=unread,
+        beside=tuple(held),
+        num_left_out=num_left_out,
+    )
 
 
 def _parsed(parse: Parser, row: Mapping[str, object], where: str) -> tuple[SourceRow | None, str]:
@@ -212,9 +280,13 @@ def write_rows(account: RowAccount, files: Mapping[Path, frozenset[str]]) -> Non
                     file.write(json.dumps(json_object(row, where), ensure_ascii=False).encode() + b"\n")
 
 
+def _read_columns(columns: ColumnsSection) -> list[str]:
+    return [name for name in (columns.prompt, columns.answer, columns.solution) if name is not None]
+
+
 def _top_columns(columns: ColumnsSection) -> set[str]:
     """The columns that hold question, answer and solution, whether dots are part of their names or not."""
-    names = [name for name in (columns.prompt, columns.answer, columns.solution) if name is not None]
+    names = _read_columns(columns)
     return {*names, *(name.split(".")[0] for name in names)}
 
 
@@ -233,4 +305,9 @@ def rows_text(account: RowAccount) -> str:
         return f"the columns of {account.source.format}"
     parts = [f"question = {columns.prompt}", f"answer = {columns.answer}"]
     parts += [f"worked solution = {columns.solution}"] if columns.solution else []
-    return ", ".join(parts) + (f"; for the reward: {listed(columns.extra_info)}" if columns.extra_info else "")
+    parts = [", ".join(parts)]
+    parts += [f"for the reward: {listed(columns.extra_info)}"] if columns.extra_info else []
+    parts += (
+        [f"not in the prompt: {listed(account.beside)} ({account.num_left_out} rows)"] if account.num_left_out else []
+    )
+    return "; ".join(parts)

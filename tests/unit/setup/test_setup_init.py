@@ -15,6 +15,7 @@ from mindgspo.config.load import read_layers
 from mindgspo.config.yaml_dialect import parse_document
 from mindgspo.errors import ConfigError
 from mindgspo.planner import GIB, expected_memory
+from mindgspo.setup.columns import find_columns
 from mindgspo.setup.document import commented_document
 from mindgspo.setup.plans import Fit, Machine, fitting, prompts_per_step
 
@@ -108,6 +109,34 @@ def test_nothing_is_left_where_something_is_wrong(brought: Path, tmp_path: Path,
     assert main(["init", *words, "--cards", "256"]) == 1
     assert "180 questions to train on are too few, a step draws at least 256" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf"]
+
+
+@pytest.mark.parametrize(
+    "name", ["\x1b[31mquestion", "big\nquestion", "x\x85question", "\u202equestion", "a: #question"]
+)
+def test_a_column_may_have_an_odd_name(name: str, brought: Path, tmp_path: Path, capsys) -> None:
+    folder = write_folder(tmp_path / "hf", "Qwen2", brought / "pens.jsonl")
+    rows = [{name: f"What is {i} + {i}?", "answer": 2 * i} for i in range(40)]
+    (tmp_path / "odd.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["--model", str(folder), "--data", str(tmp_path / "odd.jsonl"), "--out", str(tmp_path / "new.yaml")]
+    assert main(["init", *words]) == 0
+    assert "\x1b" not in capsys.readouterr().out + (tmp_path / "new.yaml").read_text()
+    assert load_config(tmp_path / "new.yaml").data.train.columns.prompt == name
+
+
+def test_thousands_of_columns_are_looked_at_once(brought: Path, tmp_path: Path) -> None:
+    """Work is counted, not time: each of 50 rows is flattened once."""
+    rows, seen = [], 0
+
+    class Row(dict):
+        def items(self):
+            nonlocal seen
+            seen += 1
+            return super().items()
+
+    rows = [Row({f"c{i}": "x" for i in range(2000)} | {"question": "How?", "answer": 1}) for _ in range(50)]
+    assert find_columns(tmp_path, rows, question=None, answer=None, name="x").answer == "answer"
+    assert seen <= 2 * len(rows)
 
 
 def planned(tmp_path: Path, name: str, cards: int) -> Fit:

@@ -10,7 +10,7 @@ import pytest
 from mindgspo.errors import ConfigError, DataError
 from mindgspo.setup.columns import find_columns
 from mindgspo.setup.rewarding import choose_reward
-from mindgspo.setup.rows import RowAccount, held_out_keys, read_rows, take_account, write_rows
+from mindgspo.setup.rows import RowAccount, held_out_keys, read_rows, rows_text, take_account, write_rows
 
 FILE = Path("rows.jsonl")
 
@@ -33,6 +33,17 @@ def found(row: dict, **given: str) -> tuple[str, str, str | None]:
      ("messages", "meta.gold_label", None)),
     ({"aufgabe": "Wie viele?", "answer": "4"}, ("aufgabe", "answer", None)),
     ({"query": "How many?", "loesung": "4"}, ("query", "loesung", None)),
+    ({"question_id": "q1", "text": "How many?", "answer": "4"}, ("text", "answer", None)),
+    ({"problem": "algebra/17.json", "content": "How many?", "answer": "4"}, ("content", "answer", None)),
+    ({"question": "How many?", "solution_type": "Addition", "answer": "4"}, ("question", "answer", None)),
+    ({"question": "How many?", "answer_source": "wiki", "answer_length": 1, "target": 4}, ("question", "target", None)),
+    ({"question": "How many?", "model_answer": "5", "answer_idx": 0, "final_answer": "4", "gt_cot": "2 + 2"},
+     ("question", "final_answer", "gt_cot")),
+    ({"problem": "How many?", "question": "How many?", "answer": "4"}, ("problem", "answer", None)),  # equal values
+    ({"question_text": "How many?", "answerKey": "A", "problem_type": "sum"}, ("question_text", "answerKey", None)),
+    ({"system_prompt": "Be brief.", "题目内容": "How many?", "正确答案": "4", "答案类型": "数"},
+     ("题目内容", "正确答案", None)),
+    ({"question": "How many?", "difficulty_label": "easy", "gold": 4, "is_correct": 1}, ("question", "gold", None)),
 ])  # fmt: skip
 def test_names_tell_the_columns(row: dict, columns: tuple) -> None:
     assert found(row) == columns
@@ -47,6 +58,16 @@ def test_where_names_leave_a_choice_the_user_is_asked_with_a_sample() -> None:
     )
     with pytest.raises(DataError, match="no column is clearly the answer to question"):
         found({"question": "How many?", "gold": "4", "truth": "5"})
+    for row in (
+        {"question": "How many?", "answer_type": "int", "answer_length": 1},
+        {"question": "How many?", "student_answer": "5", "wrong_answer": "6"},
+        {"question": "How many?", "model_answer": "5"},
+        {"question": "How many?", "answer1": "4", "answer2": "5", "sentiment_label": "good"},
+    ):
+        with pytest.raises(DataError, match="no column is clearly the answer to question"):
+            found(row)
+    with pytest.raises(DataError, match=r"--answer COLUMN \(final_answer holds lists: write their one item as text or"):
+        found({"question": "How many?", "solution": ["2 + 2"], "final_answer": ["4"], "subfield": "sums"})
     assert found({"question": "How many?", "gold": "4", "truth": "5"}, answer="truth") == ("question", "truth", None)
     assert found({"one": "How?", "two": "4", "three": "5"}, question="one", answer="two") == ("one", "two", None)
     with pytest.raises(DataError, match=r"--answer golt: there is no such column; did you mean 'gold'\?"):
@@ -71,6 +92,12 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "content", "said"), [
     ("a.txt", "x", "unknown kind of file; expected *.jsonl, *.parquet, *.json, *.csv, *.tsv"),
     ("a.json", "3", "expected a list of rows, got int"),
+    ("a.json", '[{"ask": "x", "gold": 3}, {"ask" 1}]', "not JSON (column 34: Expecting ':' delimiter)"),
+    ("a.json", "[" + "{}," * 99 + "{}]", "say --question COLUMN --answer COLUMN. The first row has: nothing"),
+    ("a.json", '{"data": [' + "{}," * 6_000_000 + "{}]}", "no list, and of more than 16,777,216 bytes; write a list"),
+    ("a.json", json.dumps([{f"c{i}": i for i in range(4097)}]), "has 4,097 columns, and at most 4,096 are looked at"),
+    ("a.json", json.dumps([{"\ud800 question": "x", "answer": 1}]), "'\\ud800 question': the name of a column that is"),
+    ("a.json", json.dumps([{"x" * 300 + " question": "x", "answer": 1}]), "at most 200 characters"),
     ("a.json", "[3]", "row 1: expected a JSON object, got int"),
     ("a.csv", "ask,gold\nx\n", "a.csv:2: has not the 2 fields that the first line names"),
     ("a.csv", "ask,gold\nx,y,z\n", "a.csv:2: has not the 2 fields"),
@@ -117,6 +144,44 @@ def test_a_few_unusable_rows_are_counted_and_many_refused(tmp_path: Path) -> Non
         account(tmp_path / "a.jsonl", [*rows, *[{"ask": "20?", "gold": None}] * 5])
 
 
+@pytest.mark.parametrize(("extra", "named"), [
+    (lambda i: {"choices": [str(i), str(i + 1), "none"]}, "choices"),
+    (lambda i: {"options": None if i == 0 else {"A": f"{i} m", "B": f"{i} km"}}, "options"),
+    (lambda i: {"options": f"A) {i} m B) {i} km"}, "options"),
+    (lambda i: {"A": f"{i} m", "B": f"{i} km", "C": "none"}, "A, B, C"),
+    (lambda i: {"Wrong Answer 1": f"{i} m", "Wrong Answer 2": f"{i} km"}, "Wrong Answer 1, Wrong Answer 2"),
+    (lambda i: {"opa": f"{i} m", "opb": f"{i} km"}, "opa, opb"),
+    (lambda i: {"Body": f"Tom has {i} pens."}, "Body"),
+    (lambda i: {"passage": f"Tom has {i} pens.", "meta": {"level": 1, "context": "Ann has none."}},
+     "passage, meta.context"),
+    (lambda i: {"images": [{"bytes": "iVBOR", "path": None}]}, "images"),
+    (lambda i: {"table": f"Pens\n{i}"}, "table"),
+])  # fmt: skip
+def test_what_a_question_needs_is_not_left_out_silently(extra: object, named: str, tmp_path: Path) -> None:
+    rows = [{"ask": f"How many are {i}?", "gold": i} | extra(i) for i in range(20)]
+    with pytest.raises(DataError, match=rf"a.jsonl: {named}: not in the prompt, and (19|20) of 20 rows say something"):
+        account(tmp_path / "a.jsonl", rows)
+    said = account(tmp_path / "a.jsonl", rows, question="ask")
+    assert f"; not in the prompt: {named} ({said.num_left_out} rows)" in rows_text(said)
+    # A published format has its own columns, and may have others beside them.
+    gsm8k = [{"question": "How many?", "answer": f"#### {i}"} | extra(i) for i in range(20)]
+    with pytest.raises(DataError, match="not in the prompt"):
+        account(tmp_path / "a.jsonl", gsm8k)
+
+
+def test_what_stands_in_the_question_already_is_not_missed(tmp_path: Path) -> None:
+    rows = [
+        {"ask": f"How many? A. {i} m  B. {i} km", "options": [f"A) {i} m", f"B) {i}\nkm"], "gold": "A", "context": None,
+         "text": f"Q: How many? A. {i} m B. {i} km A: B", "images": []}
+        for i in range(20)
+    ]  # fmt: skip
+    found = account(tmp_path / "a.jsonl", rows)
+    assert (found.num_left_out, found.beside) == (0, ())
+    # A few rows that need more are told, and no reason to refuse all.
+    found = account(tmp_path / "a.jsonl", [*rows, {**rows[0], "options": ["9 m", "9 km"]}])
+    assert "not in the prompt: options (1 rows)" in rows_text(found)
+
+
 def test_equal_prompts_are_held_out_together(tmp_path: Path) -> None:
     rows = [{"ask": f"{i % 40}?", "gold": i % 40, "i": i} for i in range(80)]
     found = account(tmp_path / "a.jsonl", rows)
@@ -144,9 +209,35 @@ def test_the_reward_is_the_one_that_reads_the_answers(answers: list, function: s
 
 def test_answers_that_no_function_reads_want_one_of_the_users(tmp_path: Path) -> None:
     found = account(tmp_path / "a.jsonl", [{"ask": f"{i}?", "gold": "a long story " * 9} for i in range(3)])
-    with pytest.raises(DataError, match=r"no reward function of this project reads all answers, e.g. 'a long story.*"
-                                        r"--reward FILE.py:function"):  # fmt: skip
+    with pytest.raises(DataError) as caught:
         choose_reward(found, None)
+    assert (
+        "no reward function of this project reads enough answers (math reads 3 of 3; 3 answers of more than 60 "
+        f"characters, which a model hardly writes again: {tmp_path}/a.jsonl:1: 'a long story " in str(caught.value)
+    )
+    assert str(caught.value).endswith("...); write one and give it with --reward FILE.py:function")
+
+
+def test_a_few_answers_out_of_line_are_named_and_what_cannot_be_read_left_out(tmp_path: Path) -> None:
+    terms = [{"ask": f"{i}?", "gold": f"x+{i}"} for i in range(40)]
+    found = account(tmp_path / "a.jsonl", [*terms, {"ask": "40?", "gold": "x" + "+x" * 40}])
+    chosen = choose_reward(found, None)
+    assert chosen.function == "math" and chosen.why.startswith("math reads 41 of 41; 1 answer of more than 60 char")
+    assert f"{tmp_path}/a.jsonl:41: 'x+x+x" in chosen.why
+    # gsm8k reads all but one: that row is named, and left out only where nothing reads it.
+    numbers = [{"ask": f"{i}?", "gold": i} for i in range(40)]
+    chosen = choose_reward(account(tmp_path / "a.jsonl", [*numbers, {"ask": "40?", "gold": "half past one"}]), None)
+    assert chosen.function == "math"
+    assert (
+        chosen.why
+        == f"math reads 41 of 41; gsm8k reads 40, the first it does not: {tmp_path}/a.jsonl:41: 'half past one'"
+    )
+    found = account(tmp_path / "a.jsonl", [*numbers, {"ask": "40?", "gold": "???"}])
+    chosen = choose_reward(found, None)
+    assert chosen.function == "gsm8k" and "reads 40 of 41; the first it does not" in chosen.why
+    kept = found.without(found.unread["gsm8k"])
+    assert (kept.num_rows, kept.num_unusable, len(kept.prompts)) == (40, 1, 40)
+    assert kept.problem == f"{tmp_path}/a.jsonl:41: '???' cannot be read"
 
 
 @pytest.mark.parametrize(("code", "given", "said"), [
@@ -168,3 +259,25 @@ def test_the_users_function_is_found_without_running_the_file(code: str, given: 
             choose_reward(found, f"{file}{given}")
     with pytest.raises(ConfigError, match=r"--reward: .*rewart.py does not exist; did you mean reward.py\?"):
         choose_reward(found, str(tmp_path / "rewart.py"))
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize(("name", "said"), [
+    ("answer_type", "answer to question; say --question COLUMN --answer COLUMN (final_answer holds lists"),
+    ("answer_index", "choices: not in the prompt, and 40 of 40 rows"),
+    ("solution_type", "question = question, answer = answer; gsm8k"),
+    ("question_id", "question = text, answer = answer; gsm8k"),
+    ("long_answer", "math reads 41 of 41; 1 answer of more than 60 characters"),
+    ("unit_in_brackets", "gsm8k reads 40, the first it does not"),
+])  # fmt: skip
+def test_files_that_were_read_wrongly(name: str, said: str, shared_data: Path) -> None:
+    file = shared_data.parent / "cases" / "init" / f"init_{name}.jsonl"
+    if not file.is_file():
+        pytest.skip(f"needs the shared file {file}")
+    try:
+        found = take_account(file, question=None, answer=None, keeps_others=False)
+        chosen = choose_reward(found, None)
+        text = f"{rows_text(found)}; {chosen.function} ({chosen.why})"
+    except DataError as error:
+        text = str(error)
+    assert said in text
