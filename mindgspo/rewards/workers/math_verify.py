@@ -5,18 +5,18 @@ sympy's `parse_expr`, which is `eval`. The texts are broken into tokens and writ
 single letters, commands of letters and a fixed set of symbols; the grammar of latex2sympy builds a sympy tree from
 that, and math-verify's `verify` compares trees. The only text that reaches an evaluating function is a run of digits.
 The library's own time limits, which use signal.alarm, are off: the pool's limit is the only one.
+
+Its numeric step and the letters that must be positive are ours, see `algebra`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, answer_tokens, safe_latex
 from mindgspo.rewards.verification import JSONValue
-
-RELATIVE_TOLERANCE = 1e-6
-"""For comparisons with a decimal number, as in 1.414214 for \\sqrt{2}."""
 
 MathVerifyTask = Callable[[Mapping[str, JSONValue]], JSONValue]
 
@@ -28,10 +28,11 @@ def load() -> MathVerifyTask:
     """
     from latex2sympy2_extended import latex2sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig
-    from math_verify import verify
-    from math_verify.grader import should_treat_as_complex
-    from sympy import Basic, Expr, Float, MatrixBase, false
+    from math_verify import grader, verify
+    from sympy import Basic, Float, MatrixBase, false, log
     from sympy.core.relational import Relational
+
+    from mindgspo.rewards.workers.algebra import are_equal, asking, of_positive_letters
 
     # It warns once that its time limits are off, which is how they are meant to be.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -45,7 +46,7 @@ def load() -> MathVerifyTask:
             # No normalization: that of the library takes letters at the end for units (4t for 4).
             tree = latex2sympy(
                 latex,
-                is_real=not should_treat_as_complex(latex),
+                is_real=not grader.should_treat_as_complex(latex),
                 convert_degrees=False,
                 normalization_config=None,
                 conversion_config=ConversionConfig(lowercase_symbols=False),  # X is not x
@@ -56,13 +57,7 @@ def load() -> MathVerifyTask:
             return None
         return tree if isinstance(tree, Basic | MatrixBase) else None
 
-    def are_close(gold: Basic | MatrixBase, answer: Basic | MatrixBase) -> bool:
-        """Whether decimals agree in six significant digits; the library rounds to six decimals, so that 0.0 would be
-        e^{-20}. True of what has no decimals."""
-        if not (isinstance(gold, Expr) and isinstance(answer, Expr) and (gold.has(Float) or answer.has(Float))):
-            return True
-        difference = (gold - answer).doit().evalf()
-        return not difference.is_number or bool(abs(difference) <= RELATIVE_TOLERANCE * abs(gold.doit().evalf()))
+    grader.sympy_numeric_eq = are_equal
 
     def is_false(tree: Basic | MatrixBase) -> bool:
         """Whether a relation of numbers within does not hold; the library takes the last side of 2 + 2 = 5."""
@@ -75,8 +70,14 @@ def load() -> MathVerifyTask:
             if is_false(answer):
                 return False
             # Without allow_set_relation_comp, -2 < x < 3 equals the interval (-2, 3) in one direction only.
-            same = verify(gold, answer, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True)
-            return same and are_close(gold, answer)
+            verified = partial(verify, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True)
+            if verified(gold, answer):
+                return True
+            letters = asking(gold) & asking(answer)
+            may_differ_in_logarithms = gold.has(log) and answer.has(log)
+            return bool(letters or may_differ_in_logarithms) and verified(
+                *(of_positive_letters(tree, letters) for tree in (gold, answer))
+            )
         except MemoryError:
             raise
         except Exception:  # what sympy cannot subtract, solve or compare is not shown to be the same
