@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -20,12 +21,14 @@ from mindgspo.data.rendering import FORMATS_WITH_INSTRUCTION
 from mindgspo.data.sources import sha256_of
 from mindgspo.errors import DataError
 from mindgspo.io import parse_json, restore_umask
-from mindgspo.text import printable
-from mindgspo.tokenization import Tokenizer
+from mindgspo.text import listed, printable
+from mindgspo.tokenization import RENDERING, Tokenizer
 from mindgspo.types import Prompt
 
 if TYPE_CHECKING:
     from mindgspo.config.data import DataSection
+
+logger = logging.getLogger(__name__)
 
 SCHEMA = {
     "index": {"type": "int64"},
@@ -209,9 +212,22 @@ def check_folder(folder: Path, tokenizer: Tokenizer, data: DataSection | None = 
             f"than this run's, {tokenizer.name} ({tokenizer.fingerprint[:12]}; files and EOS/pad choice count). Use "
             "that tokenizer, or prepare the data again"
         )
+    warn_of_rendering(folder, info, tokenizer)
     if data is not None:
         _check_settings(folder, info, data)
     return info
+
+
+def warn_of_rendering(folder: Path, info: DatasetInfo, tokenizer: Tokenizer) -> None:
+    """Say what an earlier release left out of the prompts of a folder, which stay as they are."""
+    changed = tokenizer.changed_since_rendering_1 if info.tokenizer.rendering < RENDERING else []
+    if changed:
+        logger.warning(
+            "%s: its prompts were made by an earlier release, without %s; runs that began with them go on so. For a "
+            "new run prepare the data again with --force",
+            folder,
+            listed(changed, 5),
+        )
 
 
 def _check_settings(folder: Path, info: DatasetInfo, data: DataSection) -> None:

@@ -45,10 +45,11 @@ class SourceFacts(Facts):
 
 
 class TokenizerFacts(Facts):
-    """Which tokenizer, chat template included, made the ids."""
+    """Which tokenizer, chat template included, made the ids, and by which way of rendering."""
 
     name: str
     fingerprint: str
+    rendering: int = 1
 
 
 class PromptFacts(Facts):
@@ -229,11 +230,12 @@ def _check_version(path: Path, content: bytes) -> None:
 def differences(old: DatasetInfo, source: SourceFacts, tokenizer: TokenizerFacts, prompt: PromptFacts) -> list[str]:
     """The inputs in which a prepared data set differs from those given, one "name: was X, now Y" each.
 
-    Names and paths do not count: the same bytes in another place are the same input.
+    Names and paths do not count: the same bytes in another place are the same input. Nor does the way of rendering:
+    what was prepared by an earlier one stays as it is, so that its runs go on.
     """
     return [
         f"{section}.{key}: was {getattr(getattr(old, section), key)!r}, now {value!r}"
         for section, facts in (("source", source), ("tokenizer", tokenizer), ("prompt", prompt))
         for key, value in facts
-        if key not in ("path", "name") and getattr(getattr(old, section), key) != value
+        if key not in ("path", "name", "rendering") and getattr(getattr(old, section), key) != value
     ]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindgspo.data.account import GoldCheck, take_account
-from mindgspo.data.dataset import verify_files, verify_records, write_records
+from mindgspo.data.dataset import verify_files, verify_records, warn_of_rendering, write_records
 from mindgspo.data.dataset_info import (
     COLUMNS,
     DROPPED_NAME,
@@ -52,7 +52,7 @@ from mindgspo.io import check_free_space, fsync, fsync_tree
 from mindgspo.progress import RowProgress
 from mindgspo.rewards.registry import gold_is_readable
 from mindgspo.text import listed
-from mindgspo.tokenization import Tokenizer
+from mindgspo.tokenization import RENDERING, Tokenizer
 
 if TYPE_CHECKING:
     from mindgspo.config.data import DataSection, DataSourceSection
@@ -76,7 +76,8 @@ class _Inputs:
     def key(self, chunk_rows: int) -> str:
         """Names the chunks made of these inputs. What is decided after tokenizing has no part in it."""
         source = self.source.model_copy(update={"dedup": False}).model_dump()
-        facts = [SCHEMA_VERSION, chunk_rows, source, self.tokenizer.fingerprint, self.prompt.model_dump()]
+        tokenizer = [self.tokenizer.fingerprint, self.tokenizer.rendering]
+        facts = [SCHEMA_VERSION, chunk_rows, source, *tokenizer, self.prompt.model_dump()]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
 
 
@@ -111,13 +112,14 @@ def prepare_dataset(
     opened = open_source(source, seed, tokenizer)
     inputs = _Inputs(
         source=_source_facts(opened),
-        tokenizer=TokenizerFacts(name=tokenizer.name, fingerprint=tokenizer.fingerprint),
+        tokenizer=TokenizerFacts(name=tokenizer.name, fingerprint=tokenizer.fingerprint, rendering=RENDERING),
         prompt=prompt_facts(source, data),
     )
     _warn_of_unused(source, data, inputs.prompt)
     key = inputs.key(chunk_rows)
     if is_taken(out_dir) and not force:
         info = _reuse(out_dir, inputs)
+        warn_of_rendering(out_dir, info, tokenizer)
         if partial_path(out_dir, key).is_dir():
             PartialFolder(out_dir, key).close(keep=False)
         return info

@@ -1,5 +1,5 @@
 """Text and chat messages to token ids and back. MindSpore is not imported."""
 
-from mindgspo.tokenization.tokenizer import Backend, ChatMessage, Tokenizer, load_backend, load_tokenizer
+from mindgspo.tokenization.tokenizer import RENDERING, Backend, ChatMessage, Tokenizer, load_backend, load_tokenizer
 
-__all__ = ["Backend", "ChatMessage", "Tokenizer", "load_backend", "load_tokenizer"]
+__all__ = ["RENDERING", "Backend", "ChatMessage", "Tokenizer", "load_backend", "load_tokenizer"]

@@ -7,6 +7,7 @@ Qwen2's form: NFC, then its own splitting pattern (every digit stands alone), th
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import sentencepiece
 import tokenizers
@@ -16,6 +17,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from mindgspo.errors import TokenizerError
 from mindgspo.tokenization.files import (
+    ADDED_TOKENS,
     CONFIG,
     MERGES,
     TOKENIZER_JSON,
@@ -23,6 +25,8 @@ from mindgspo.tokenization.files import (
     AddedToken,
     TokenizerFiles,
     read_added_tokens,
+    special_tokens,
+    unnamed_special_tokens,
 )
 
 # Contractions, letters with one leading mark or space, one digit, punctuation, line breaks, spaces.
@@ -93,7 +97,7 @@ def load_qwen2(files: TokenizerFiles) -> BpeBackend:
         ]
     )
     inner.decoder = decoders.ByteLevel()
-    _add_tokens(inner, read_added_tokens(files), files)
+    _add_tokens(inner, files)
     return BpeBackend(inner)
 
 
@@ -110,7 +114,7 @@ def load_tokenizer_json(files: TokenizerFiles) -> BpeBackend:
     # Whoever wrote the file may have left truncation or padding switched on; both would change ids silently.
     inner.no_truncation()
     inner.no_padding()
-    _add_tokens(inner, read_added_tokens(files), files)
+    _add_tokens(inner, files)
     return BpeBackend(inner)
 
 
@@ -135,9 +139,10 @@ def _bpe_model(files: TokenizerFiles) -> models.BPE:
         raise TokenizerError(f"{files.where(MERGES)}: does not fit {VOCAB} ({error})") from error
 
 
-def _add_tokens(inner: tokenizers.Tokenizer, tokens: list[AddedToken], files: TokenizerFiles) -> None:
-    """Add what is missing, in order of id, and insist on the ids that the configuration states."""
-    known = inner.get_added_tokens_decoder()
+def _add_tokens(inner: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
+    """Add what is missing, in order of id, and insist on the ids that the configuration states. What it calls a special
+    token and the vocabulary has becomes one."""
+    tokens, known = read_added_tokens(files), inner.get_added_tokens_decoder()
     inner.add_tokens(
         [
             tokenizers.AddedToken(
@@ -155,19 +160,34 @@ def _add_tokens(inner: tokenizers.Tokenizer, tokens: list[AddedToken], files: To
     for token in tokens:
         if inner.token_to_id(token.content) != token.id:
             raise TokenizerError(
-                f"{files.where(CONFIG)}: added_tokens_decoder gives {token.content!r} the id {token.id}, but "
-                f"the vocabulary beside it gives it {inner.token_to_id(token.content)}"
+                f"{files.where(_table_name(files))} gives {token.content!r} the id {token.id}, but the vocabulary "
+                f"beside it gives it {inner.token_to_id(token.content)}"
             )
+    added = {token.content for token in inner.get_added_tokens_decoder().values()}
+    named = [text for text in _all_special(files) if text not in added and inner.token_to_id(text) is not None]
+    inner.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in named])
+
+
+def _table_name(files: TokenizerFiles) -> str:
+    return ADDED_TOKENS if files.config().get("added_tokens_decoder") is None else f"{CONFIG}: added_tokens_decoder"
+
+
+def _all_special(files: TokenizerFiles) -> list[str]:
+    return [*dict.fromkeys([*special_tokens(files).values(), *unnamed_special_tokens(files)])]
 
 
 class SentencePieceBackend:
     """Three views of one model: at the start of a text, after a special token, and for decoding after one.
 
-    Control symbols (<s>, ...), user-defined symbols and added tokens are cut out of the text first, each one id. As
-    with Hugging Face (`legacy=False`) the model's blank in front of a text stands only at the very start.
+    Control symbols (<s>, ...), user-defined symbols, added tokens and pieces that are called special are cut out of the
+    text first, each one id. The model's blank in front of a text stands at the very start, and with Hugging Face's
+    `legacy` behind every such token as well. is_llama: as its LlamaTokenizer has it, which puts no second blank in
+    front of one; other classes treat user-defined symbols as part of the text.
     """
 
-    def __init__(self, model: bytes, added: list[AddedToken]) -> None:
+    def __init__(
+        self, model: bytes, added: list[AddedToken], special: Sequence[str], *, legacy: bool, is_llama: bool
+    ) -> None:
         proto = sentencepiece_model_pb2.ModelProto.FromString(model)
         self._start = sentencepiece.SentencePieceProcessor(model_proto=model)
         proto.normalizer_spec.add_dummy_prefix = False
@@ -179,26 +199,34 @@ class SentencePieceBackend:
         kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
         named = {i: p.piece for i, p in enumerate(proto.pieces) if p.type in (kinds.CONTROL, kinds.USER_DEFINED)}
         named |= {token.id: token.content for token in added}
+        ids = {p.piece: i for i, p in enumerate(proto.pieces)}
+        marked = {ids[text]: text for text in special if text in ids and text not in named.values()}
+        named |= marked
         self._name_of = named
         self._id_of = {name: i for i, name in named.items()}
         self._skipped = {i for i, p in enumerate(proto.pieces) if p.type == kinds.CONTROL}
-        self._skipped |= {token.id for token in added if token.special}
+        self._skipped |= {*marked, *(token.id for token in added if token.special)}
         self._num_pieces = len(proto.pieces)
         self.num_ids = max([self._num_pieces - 1, *named]) + 1
         longest_first = sorted(self._id_of, key=len, reverse=True)
+        self._legacy, self._doubles_blanks = legacy, legacy and not is_llama
+        user_defined = {i for i, p in enumerate(proto.pieces) if p.type == kinds.USER_DEFINED}
+        self._inside = set() if is_llama else user_defined - {token.id for token in added}
         self._names = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
-        end = 0
+        end, is_prefixed = 0, True
         for match in self._names.finditer(text):
-            ids += self._encode_between(text[end : match.start()], at_start=end == 0)
+            ids += self._encode_between(text[end : match.start()], is_prefixed=is_prefixed)
             ids.append(self._id_of[match.group()])
-            end = match.end()
-        return ids + self._encode_between(text[end:], at_start=end == 0)
+            end, is_prefixed = match.end(), self._legacy and ids[-1] not in self._inside
+        return ids + self._encode_between(text[end:], is_prefixed=is_prefixed)
 
-    def _encode_between(self, text: str, *, at_start: bool) -> list[int]:
-        return (self._start if at_start else self._later).encode(text) if text else []
+    def _encode_between(self, text: str, *, is_prefixed: bool) -> list[int]:
+        if not text.startswith((" ", "\u2581")) or self._doubles_blanks:
+            return (self._start if is_prefixed else self._later).encode(text) if text else []
+        return self._later.encode(text)
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
         if skip_special_tokens:
@@ -237,17 +265,47 @@ def load_sentencepiece(files: TokenizerFiles) -> SentencePieceBackend:
     if len(names) != 1:
         raise TokenizerError(f"{files.origin}: {len(names)} sentencepiece models ({', '.join(names)}); keep one")
     added = read_added_tokens(files)
+    is_llama = _is_llama(files)
     try:
-        backend = SentencePieceBackend(files.contents[names[0]], added)
+        model = files.contents[names[0]]
+        if is_llama and _is_unlike_llama(sentencepiece_model_pb2.ModelProto.FromString(model)):
+            raise TokenizerError(
+                f"{files.where(names[0])}: its way of splitting or normalizing text is not that of transformers' "
+                f"LlamaTokenizer, which {CONFIG} names, so that ids would differ; put the {TOKENIZER_JSON} beside it "
+                "that transformers' save_pretrained writes"
+            )
+        backend = SentencePieceBackend(model, added, _all_special(files), legacy=is_legacy(files), is_llama=is_llama)
     except (RuntimeError, DecodeError) as error:
         raise TokenizerError(f"{files.where(names[0])}: not a sentencepiece model ({error})") from error
     for token in added:
         if (piece := backend.piece_at(token.id)) not in (None, token.content):
             raise TokenizerError(
-                f"{files.where(CONFIG)}: added_tokens_decoder gives {token.content!r} the id {token.id}, but "
-                f"{names[0]} gives that id to {piece!r}"
+                f"{files.where(_table_name(files))} gives {token.content!r} the id {token.id}, but {names[0]} "
+                f"gives that id to {piece!r}"
             )
     return backend
+
+
+def is_legacy(files: TokenizerFiles) -> bool:
+    """Whether a sentencepiece model puts its blank behind every special token; where the file does not say so, as
+    transformers 5 has it."""
+    return files.config().get("legacy", not _is_llama(files)) is True
+
+
+def _is_llama(files: TokenizerFiles) -> bool:
+    return str(files.config().get("tokenizer_class")).removesuffix("Fast") == "LlamaTokenizer"
+
+
+def _is_unlike_llama(proto: sentencepiece_model_pb2.ModelProto) -> bool:
+    """Whether LlamaTokenizer, which rebuilds a model from its pieces alone, makes another one of it."""
+    text = proto.normalizer_spec
+    return (
+        proto.trainer_spec.model_type != sentencepiece_model_pb2.TrainerSpec.BPE
+        or bool(text.precompiled_charsmap)
+        or text.remove_extra_whitespaces
+        or not text.add_dummy_prefix
+        or not text.escape_whitespaces
+    )
 
 
 AnyBackend = BpeBackend | SentencePieceBackend

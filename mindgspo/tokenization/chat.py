@@ -1,26 +1,35 @@
 """Chat templates: messages to one text, by the Jinja template that came with the tokenizer.
 
 The template is untrusted code: it runs in a child process with limits, there in jinja2's immutable sandbox without a
-loader, sees plain strings only, and its only helpers are `range`, `dict`, `namespace` and `raise_exception`. Rendering
-is deterministic: no clock is offered (`strftime_now`), so templates that look for one take their fixed date.
+loader, sees plain strings only, and has the helpers of transformers' templates but the clock (`strftime_now`).
+Rendering is deterministic: templates that look for a clock take their fixed date, those that insist are refused.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mindgspo.errors import TokenizerError
 from mindgspo.tokenization.confined import ConfinedError, confined
-from mindgspo.tokenization.files import CHAT_TEMPLATE, CONFIG, TokenizerFiles, is_built_in
+from mindgspo.tokenization.files import (
+    CHAT_TEMPLATE,
+    CONFIG,
+    TokenizerFiles,
+    is_built_in,
+    special_tokens,
+    token_text,
+)
 
-HELPERS = ("range", "dict", "namespace")
+HELPERS = ("range", "dict", "namespace", "cycler", "joiner")
 LONGEST_TEXT = 16 << 20
 
 
@@ -30,9 +39,28 @@ class ChatTemplate:
     def __init__(self, source: str, *, where: str, files: TokenizerFiles) -> None:
         self._source = source
         self._where = where
-        self._special_tokens = _special_tokens(files)
+        self._files = files
+        self._special_tokens = special_tokens(files)
         # This project's own template runs here, any other in a child process with limits.
         self._confined = None if is_built_in(files) else confined(files)
+
+    def newly_written(self) -> list[str]:
+        """The special tokens that the template uses and releases of rendering 1 left empty."""
+        config = self._files.config()
+        before = {name: token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+        return [
+            name for name, text in self._special_tokens.items() if name in self._source and before.get(name) != text
+        ]
+
+    def check_tokens(self, id_of: Callable[[str], int | None]) -> None:
+        """Raises TokenizerError where the template may write a special token that the vocabulary lacks, which would be
+        taken apart. id_of: of a token's text."""
+        for name, text in self._special_tokens.items():
+            if name in self._source and id_of(text) is None:
+                raise TokenizerError(
+                    f"{self._where}: the chat template uses {name}, which is {text!r}, and the vocabulary has no such "
+                    f"token; correct {name} in {CONFIG}, or give the tokenizer that the template belongs to"
+                )
 
     def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
         """The text of a conversation, as Hugging Face's `apply_chat_template` renders it.
@@ -43,12 +71,12 @@ class ChatTemplate:
         for message in messages:
             assert all(isinstance(value, str) for value in message.values()), f"not text: {message}"
         variables = {
+            **self._special_tokens,
             # Exact str objects only: a subclass could carry methods that the sandbox does not know.
             "messages": [{str(key): str(value) for key, value in message.items()} for message in messages],
             "tools": None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
-            **self._special_tokens,
         }
         if self._confined is None:
             return render_here(self._source, variables)
@@ -99,32 +127,47 @@ def read_chat_template(files: TokenizerFiles) -> ChatTemplate | None:
     return ChatTemplate(source, where=where, files=files)
 
 
-def _special_tokens(files: TokenizerFiles) -> dict[str, str]:
-    """bos_token, eos_token, ... as text; entries may be text or {"content": text}."""
-    tokens = {}
-    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
-        value = files.config().get(name)
-        if isinstance(value, dict):
-            value = value.get("content")
-        if isinstance(value, str):
-            tokens[name] = value
-    return tokens
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}`: transformers marks an assistant's words so for training masks; in a
+    prompt the tags stand for their content."""
+
+    tags = frozenset({"generation"})
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        content = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        # What is set inside does not hold behind it.
+        return jinja2.nodes.Scope(content, lineno=line)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols], loader=None
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols], loader=None
     )
     environment.globals = {name: environment.globals[name] for name in HELPERS}
     environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = jinja2.Undefined(hint=_NO_CLOCK)
     environment.filters["tojson"] = _to_json
     return environment
+
+
+_NO_CLOCK = (
+    "it asks for today's date (strftime_now), so that the prompts of one run would change overnight; write a date into "
+    "the template in its place"
+)
 
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _to_json(value: object, indent: int | None = None) -> str:
-    # jinja2's own filter escapes for HTML; templates of language models expect plain JSON.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # jinja2's own filter escapes for HTML; templates of language models expect plain JSON. Its arguments, and their
+    # order, are those of transformers' filter.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -22,7 +22,9 @@ MERGES = "merges.txt"
 TOKENIZER_JSON = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
-NAMES = (VOCAB, MERGES, TOKENIZER_JSON, CONFIG, CHAT_TEMPLATE, "special_tokens_map.json", "added_tokens.json")
+SPECIAL_TOKENS_MAP = "special_tokens_map.json"
+ADDED_TOKENS = "added_tokens.json"
+NAMES = (VOCAB, MERGES, TOKENIZER_JSON, CONFIG, CHAT_TEMPLATE, SPECIAL_TOKENS_MAP, ADDED_TOKENS)
 SENTENCEPIECE_SUFFIX = ".model"
 
 
@@ -97,10 +99,70 @@ class AddedToken:
     normalized: bool
 
 
+# What transformers' classes take where no file names a token.
+_OF_CLASS: Mapping[str, Mapping[str, str]] = {
+    "Qwen2Tokenizer": dict.fromkeys(("eos_token", "pad_token", "unk_token"), "<|endoftext|>"),
+    "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+}
+
+
+def special_tokens(files: TokenizerFiles) -> dict[str, str]:
+    """{"bos_token": "<s>", ...}: the text of every special token that has a name, as transformers 5 hands them to chat
+    templates: those that the files name, before those of the class."""
+    family = str(files.config().get("tokenizer_class")).removesuffix("Fast")
+    # A Llama tokenizer of bytes (Llama 3 and later) is none of that class for transformers either.
+    is_bytes = family == "LlamaTokenizer" and b'"ByteLevel"' in files.contents.get(TOKENIZER_JSON, b"")
+    found = {**({} if is_bytes else _OF_CLASS.get(family, {})), **_named_tokens(files)}
+    return {name: text for name, value in found.items() if (text := token_text(value))}
+
+
+def _named_tokens(files: TokenizerFiles) -> dict[str, object]:
+    """special_tokens_map.json counts, before tokenizer_config.json, where that has no added_tokens_decoder."""
+    found: dict[str, object] = {}
+    for source in _token_sources(files):
+        extra = source.get("extra_special_tokens")
+        found |= {key: value for key, value in source.items() if key.endswith("_token")}
+        found |= extra if isinstance(extra, dict) else {}
+    return found
+
+
+def named_token(files: TokenizerFiles, name: str) -> str:
+    """The text of a special token that the files name; "" where they do not."""
+    return token_text(_named_tokens(files).get(name))
+
+
+def unnamed_special_tokens(files: TokenizerFiles) -> list[str]:
+    """The texts of the special tokens that are only listed."""
+    keys = ("additional_special_tokens", "extra_special_tokens")
+    lists = [source[key] for source in _token_sources(files) for key in keys if isinstance(source.get(key), list)]
+    return [text for one in lists for value in one if (text := token_text(value))]
+
+
+def token_text(token: object) -> str:
+    """A token's text, which stands there as text or as {"content": text}; "" for anything else."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else ""
+
+
+def _token_sources(files: TokenizerFiles) -> list[dict[str, object]]:
+    config = files.config()
+    is_read = SPECIAL_TOKENS_MAP in files and config.get("added_tokens_decoder") is None
+    return [config, files.json_object(SPECIAL_TOKENS_MAP)] if is_read else [config]
+
+
 def read_added_tokens(files: TokenizerFiles) -> list[AddedToken]:
-    """Entries sorted by id; empty where the table is absent. Raises TokenizerError if malformed."""
-    table = files.config().get("added_tokens_decoder", {})
+    """Entries of added_tokens_decoder, or without it of added_tokens.json, sorted by id; empty where both are absent.
+    Raises TokenizerError if malformed."""
     where = f"{files.where(CONFIG)}: added_tokens_decoder"
+    table = files.config().get("added_tokens_decoder")
+    if table is None and ADDED_TOKENS in files:
+        where = files.where(ADDED_TOKENS)
+        special = {*special_tokens(files).values(), *unnamed_special_tokens(files)}
+        table = {
+            str(number): {"content": text, "special": text in special, "normalized": text not in special}
+            for text, number in files.json_object(ADDED_TOKENS).items()
+        }
+    table = {} if table is None else table
     if not isinstance(table, dict):
         raise TokenizerError(f"{where}: expected an object of id -> token, got {type(table).__name__}")
     return sorted((_entry(where, key, value) for key, value in table.items()), key=lambda token: token.id)

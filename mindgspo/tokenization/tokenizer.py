@@ -18,17 +18,23 @@ from mindgspo.config.data import TokenizerSection
 from mindgspo.errors import TokenizerError
 from mindgspo.io import read_json, write_file
 from mindgspo.text import did_you_mean, listed
-from mindgspo.tokenization.backends import load_here
+from mindgspo.tokenization.backends import is_legacy, load_here
 from mindgspo.tokenization.chat import ChatTemplate, read_chat_template
 from mindgspo.tokenization.confined import confined
 from mindgspo.tokenization.files import (
     CHAT_TEMPLATE,
     CONFIG,
+    TOKENIZER_JSON,
     TokenizerFiles,
     arithmetic_files,
     is_built_in,
+    named_token,
     read_files,
 )
+
+RENDERING = 2
+"""Which way of making prompts of messages this is. 1: only the bos, eos, pad and unk tokens of tokenizer_config.json
+were known to chat templates, and sentencepiece's `legacy` was not."""
 
 
 class ChatMessage(TypedDict):
@@ -96,6 +102,13 @@ class Tokenizer:
         return self.template.render(messages, add_generation_prompt=add_generation_prompt)
 
     @property
+    def changed_since_rendering_1(self) -> list[str]:
+        """What prompts have otherwise than releases made them whose dataset.json states no rendering."""
+        names = [] if self.template is None else self.template.newly_written()
+        has_blanks = bool(self.files.sentencepiece_names()) and TOKENIZER_JSON not in self.files
+        return names + (["the blank behind special tokens"] if has_blanks and is_legacy(self.files) else [])
+
+    @property
     def fingerprint(self) -> str:
         """sha256 (hex) over the files' names and bytes and the EOS and pad ids; not over the path."""
         digest = hashlib.sha256()
@@ -134,6 +147,8 @@ def load_tokenizer(section: TokenizerSection, vocab_size: int | None = None) -> 
         files=files,
         template=read_chat_template(files),
     )
+    if tokenizer.template is not None:
+        tokenizer.template.check_tokens(backend.id_of)
     if vocab_size is not None and tokenizer.vocab_size > vocab_size:
         raise TokenizerError(
             f"model.vocab_size = {vocab_size} is too small for the tokenizer {files.origin} with ids up to "
@@ -178,7 +193,7 @@ def tokenizer_section_of(model_dir: Path, tokenizer_dir: Path, eos_tokens: Seque
     names = {backend.id_of(name): name for name in backend.special_names()}
     named = list(eos_tokens) or [
         *_names_of(_eos_ids(model_dir), names, model_dir, tokenizer_dir),
-        *_text_of(files.config().get("eos_token")),
+        *filter(None, [named_token(files, "eos_token")]),
         *_turn_end(files, backend),
     ]
     if not named:
@@ -186,8 +201,8 @@ def tokenizer_section_of(model_dir: Path, tokenizer_dir: Path, eos_tokens: Seque
             f"{model_dir}: neither generation_config.json, config.json nor tokenizer_config.json names a token that "
             "ends a response; name one with --eos-token"
         )
-    padding = _text_of(files.config().get("pad_token")) or named
-    return TokenizerSection(path=tokenizer_dir.absolute(), eos_tokens=tuple(dict.fromkeys(named)), pad_token=padding[0])
+    padding = named_token(files, "pad_token") or named[0]
+    return TokenizerSection(path=tokenizer_dir.absolute(), eos_tokens=tuple(dict.fromkeys(named)), pad_token=padding)
 
 
 def _eos_ids(model_dir: Path) -> list[int]:
@@ -218,12 +233,6 @@ def _names_of(ids: Sequence[int], names: Mapping[int | None, str], model_dir: Pa
                 "model's own with --tokenizer, or name the token with --eos-token"
             )
     return [names[one] for one in ids]
-
-
-def _text_of(token: object) -> list[str]:
-    """tokenizer_config.json has tokens as text or as {"content": text}."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return [text] if isinstance(text, str) and text else []
 
 
 def _turn_end(files: TokenizerFiles, backend: Backend) -> list[str]:

@@ -139,8 +139,9 @@ def check_fingerprints(
     if saved["data"]["digest"] != ours["data"]["digest"]:
         raise CheckpointError(
             f"{where}: it was trained on other rows of data.train ({saved['data']['rows']:,}, here "
-            f"{ours['data']['rows']:,}, with other content); its place in the data means nothing here. Resume with the "
-            "former data, or take the weights alone into a new run with restore=weights"
+            f"{ours['data']['rows']:,}, with other content, or prompts that another release rendered); its place in "
+            "the data means nothing here. Resume with the former data, or take the weights alone into a new run with "
+            "restore=weights"
         )
     return [
         f"reward.functions: {name} is not the file any more that it was when {where} was saved; rewards before and "

@@ -37,6 +37,15 @@ def test_all_that_the_files_name_ends_a_response(model_dir: Path, edit_config, b
     assert section.eos_tokens == (TURN_END,) and section.pad_token == END_OF_TEXT, "it goes before config.json"
 
 
+def test_the_map_of_special_tokens_names_them_too(model_dir: Path, edit_config) -> None:
+    folder = edit_config(eos_token=None, pad_token=None, chat_template=None, added_tokens_decoder=None)
+    tokens = [END_OF_TEXT, "<|im_start|>", TURN_END]
+    says(folder, "added_tokens.json", **{token: 376 + i for i, token in enumerate(tokens)})
+    says(folder, "special_tokens_map.json", eos_token={"content": TURN_END, "lstrip": False}, pad_token=END_OF_TEXT)
+    section = tokenizer_section_of(model_dir, folder)
+    assert (section.eos_tokens, section.pad_token) == ((TURN_END,), END_OF_TEXT)
+
+
 def test_what_names_no_token_of_the_tokenizer_is_refused(model_dir: Path, edit_config) -> None:
     with pytest.raises(TokenizerError, match="holds no tokenizer"):
         tokenizer_section_of(model_dir, model_dir)

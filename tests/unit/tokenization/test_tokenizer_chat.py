@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,79 @@ def test_the_helpers_that_templates_rely_on(render):
     assert render("{{ {'a': '<é>'} | tojson }}") == '{"a": "<é>"}'
     assert render("{{ bos_token is defined }} {{ eos_token }} {{ tools is none }}") == "False <|im_end|> True"
     assert render("{{ strftime_now is defined }}") == "False"
+    with pytest.raises(TokenizerError, match="asks for today's date .* write a date into the template"):
+        render("{{ strftime_now('%d') }}")
+
+
+@pytest.mark.parametrize(("template", "expected"), [
+    ("{% generation %}{{ messages[0].content }}{% endgeneration %}!", "hello!"),
+    ("{%- for m in messages -%} {%- generation -%} {{ m.role }} {%- endgeneration -%} {%- endfor -%}", "user"),
+    ("{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}", "21"),
+    ("{% for m in messages %}{% generation %}{{ loop.index }}{% endgeneration %}{% endfor %}", "1"),
+    ("{% macro f() %}{% generation %}a{% endgeneration %}{% endmacro %}{{ f() }}", "a"),
+    ("{% set ns = namespace(a=1) %}{% generation %}{% set ns.a = 5 %}{% endgeneration %}{{ ns.a }}", "5"),
+])  # fmt: skip
+def test_generation_tags_stand_for_their_content(render, template: str, expected: str):
+    assert render(template) == expected
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [
+    ("ensure_ascii=True", '{"b": "\\u00e9<", "a": 1}'),
+    ("ensure_ascii=False", '{"b": "é<", "a": 1}'),
+    ("True", '{"b": "\\u00e9<", "a": 1}'),
+    ("separators=(',', ':')", '{"b":"é<","a":1}'),
+    ("sort_keys=true", '{"a": 1, "b": "é<"}'),
+    ("indent=1", '{\n "b": "é<",\n "a": 1\n}'),
+    ("indent=none, ensure_ascii=false, sort_keys=true, separators=(', ', '=')", '{"a"=1, "b"="é<"}'),
+])  # fmt: skip
+def test_the_arguments_of_tojson(render, arguments: str, expected: str):
+    assert render(f"{{{{ {{'b': 'é<', 'a': 1}} | tojson({arguments}) }}}}") == expected
+
+
+ALL = "{{ bos_token }}|{{ eos_token }}|{{ sep_token }}|{{ cls_token }}|{{ mask_token }}|{{ image_token }}"
+
+
+def write(folder: Path, name: str, **fields: object) -> None:
+    (folder / name).write_text(json.dumps(fields))
+
+
+def test_special_tokens_of_all_files_reach_the_template(edit_config, builtin):
+    """special_tokens_map.json goes first, unless added_tokens_decoder stands in tokenizer_config.json; both forms."""
+    start, end, text = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+
+    def rendered(folder: Path) -> str:
+        return load_tokenizer(TokenizerSection(path=folder)).render_chat(USER)
+
+    folder = edit_config(chat_template=ALL, bos_token=text, sep_token={"content": start}, cls_token=start,
+                         mask_token=end, extra_special_tokens={"image_token": text})  # fmt: skip
+    assert rendered(folder) == f"{text}|{end}|{start}|{start}|{end}|{text}"
+    write(folder, "special_tokens_map.json", bos_token=start, eos_token={"content": text}, mask_token=None)
+    assert rendered(folder) == f"{text}|{end}|{start}|{start}|{end}|{text}", "added_tokens_decoder is there"
+    table = json.loads((folder / "tokenizer_config.json").read_text())["added_tokens_decoder"]
+    write(folder, "added_tokens.json", **{token["content"]: int(number) for number, token in table.items()})
+    edit_config(added_tokens_decoder=None)
+    assert rendered(folder) == f"{start}|{text}|{start}|{start}||{text}"
+    assert load_tokenizer(TokenizerSection(path=folder)).encode(text) == builtin.encode(text)
+
+
+def test_a_token_that_only_the_map_names_is_one_id(edit_config, builtin):
+    """`has` is an ordinary piece with a blank in front; named, it is cut out of the text."""
+    folder = edit_config(chat_template="{{ bos_token }}{{ messages[0].content }}", bos_token="\u0120has")
+    tokenizer = load_tokenizer(TokenizerSection(path=folder))
+    assert tokenizer.encode("a\u0120has")[-1] == builtin.backend.id_of("\u0120has")
+
+
+def test_a_token_that_the_vocabulary_lacks_is_refused_where_the_template_uses_it(edit_config):
+    folder = edit_config(chat_template="{{ cls_token }}x", cls_token="<cls>", mask_token="<mask>")
+    with pytest.raises(
+        TokenizerError, match="chat template uses cls_token, which is '<cls>', and the vocabulary has no"
+    ):
+        load_tokenizer(TokenizerSection(path=folder))
+
+
+def test_the_class_names_tokens_that_no_file_does(edit_config):
+    folder = edit_config(chat_template="{{ unk_token }}{{ eos_token }}", unk_token=None)
+    assert load_tokenizer(TokenizerSection(path=folder)).render_chat(USER) == "<|endoftext|><|im_end|>"
 
 
 def test_a_list_of_templates_gives_its_default(render):

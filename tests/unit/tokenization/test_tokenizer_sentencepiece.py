@@ -34,6 +34,7 @@ def model(request: pytest.FixtureRequest) -> bytes:
 @pytest.fixture
 def folder(model: bytes, tmp_path: Path) -> Path:
     (tmp_path / "tokenizer.model").write_bytes(model)
+    (tmp_path / "tokenizer_config.json").write_text('{"legacy": false}')
     return tmp_path
 
 
@@ -70,7 +71,7 @@ def test_added_tokens_of_the_configuration(folder: Path, tokenizer: Tokenizer):
 
     def chat(table: dict[int, str], eos_token: str = "<|im_end|>") -> Tokenizer:
         added = {str(number): {"content": content, "special": True} for number, content in table.items()}
-        (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"legacy": False, "added_tokens_decoder": added}))
         return load_tokenizer(TokenizerSection(path=folder, eos_tokens=(eos_token,), pad_token="</s>"))
 
     found = chat({size: "<|im_start|>", size + 1: "<|im_end|>", 1: "<s>"})
@@ -83,6 +84,61 @@ def test_added_tokens_of_the_configuration(folder: Path, tokenizer: Tokenizer):
         chat({5: "<|im_end|>"}, "</s>")
     with pytest.raises(TokenizerError, match=r"has no token '<\|im_end\|>'"):
         chat({})
+
+
+LLAMA: dict[str, object] = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False,
+                            "user_defined_symbols": ["<x>"]}  # fmt: skip
+
+
+def pieces_of(folder: Path, text: str, model: bytes, **config: object) -> str:
+    """The model's own pieces, one behind another, with a bar between them where a special token stands."""
+    (folder / "m.model").write_bytes(model)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "unk_token": "<unk>", **config}))
+    tokenizer = load_tokenizer(TokenizerSection(path=folder, eos_tokens=("</s>",), pad_token="</s>"))
+    own = sentencepiece.SentencePieceProcessor(model_proto=model)
+    return "".join(own.id_to_piece(i) for i in tokenizer.encode(text)).replace("\u2581", "_")
+
+
+def test_with_legacy_the_blank_stands_behind_every_special_token(tmp_path: Path):
+    """As transformers 5 has it: it is the default of all classes but LlamaTokenizer, which doubles no blank."""
+    model = train("bpe", **LLAMA)
+    llama = {"tokenizer_class": "LlamaTokenizer"}
+    text = "Tom<s>Tom<s> Tom<x>dog<unk>"
+    for config, expected in [
+        ({**llama, "legacy": True}, "_Tom<s>_Tom<s>_Tom<x>_dog<unk>"),
+        ({**llama, "legacy": False}, "_Tom<s>Tom<s>_Tom<x>dog<unk>"),
+        ({"tokenizer_class": "LlamaTokenizerFast"}, "_Tom<s>Tom<s>_Tom<x>dog<unk>"),
+        ({"legacy": True}, "_Tom<s>_Tom<s>__Tom<x>dog<unk>"),
+        ({}, "_Tom<s>_Tom<s>__Tom<x>dog<unk>"),
+    ]:
+        assert pieces_of(tmp_path, text, model, **config) == expected, config
+    for config, expected in [
+        ({**llama, "legacy": True}, "_Tom"),
+        (llama, "_Tom"),
+        ({}, "__Tom"),
+        ({"legacy": False}, "_Tom"),
+    ]:
+        assert pieces_of(tmp_path, " Tom", model, **config) == expected, config
+
+
+@pytest.mark.parametrize(
+    "kind, options", [("unigram", LLAMA), ("bpe", {}), ("bpe", {**LLAMA, "add_dummy_prefix": False})]
+)
+def test_a_model_of_which_llama_tokenizer_makes_another_is_refused(tmp_path: Path, kind: str, options: dict):
+    with pytest.raises(TokenizerError, match="m.model: its way of splitting .* tokenizer.json"):
+        pieces_of(tmp_path, "Tom", train(kind, **options), tokenizer_class="LlamaTokenizer")
+
+
+def test_the_added_tokens_of_an_older_folder(folder: Path, tokenizer: Tokenizer):
+    size = tokenizer.vocab_size
+    (folder / "added_tokens.json").write_text(json.dumps({"<b>": size + 1, "<a>": size}))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": ["<a>"]}))
+    found = load_tokenizer(TokenizerSection(path=folder, eos_tokens=("<a>",), pad_token="<b>"))
+    assert found.encode("<b><a>") == [size + 1, size]
+    assert found.decode([size + 1, size], skip_special_tokens=True) == "<b>", "which is not called special"
+    (folder / "added_tokens.json").write_text(json.dumps({"<a>": 5}))
+    with pytest.raises(TokenizerError, match="added_tokens.json gives '<a>' the id 5, but tokenizer.model gives"):
+        load_tokenizer(TokenizerSection(path=folder, eos_tokens=("<a>",), pad_token="<a>"))
 
 
 def test_user_defined_symbols_are_single_ids(tmp_path: Path):
