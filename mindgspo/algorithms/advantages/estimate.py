@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from mindgspo.algorithms.advantages import group_relative, token_level
 from mindgspo.algorithms.advantages.group_relative import StdOver
-from mindgspo.algorithms.advantages.groups import BoolArray, Float64Array, Int64Array, numbers, whole_numbers
+from mindgspo.algorithms.advantages.groups import BoolArray, Float64Array, Int64Array, are_equal, numbers, whole_numbers
 from mindgspo.algorithms.advantages.token_level import Whiten, whiten
 from mindgspo.config.algorithm import AdvantageSection
 from mindgspo.errors import ConfigError, DataError
@@ -140,14 +140,15 @@ def estimate_advantages(section: AdvantageSection, inputs: AdvantageInputs) -> t
 
 
 def has_signal(rewards: Sequence[float | None] | Float64Array, counted: ArrayLike | None = None) -> bool:
-    """Whether the rewards of one group tell any two of its responses apart: those that count are not all equal.
+    """Whether the rewards of one group tell any two of its responses apart: those that count are not all
+    equal but for rounding.
 
     counted: bool [G], which rewards count; None: those that are not None.
     """
     if counted is None:
         counted = [reward is not None for reward in rewards]
     values = [reward for reward, counts in zip(rewards, np.asarray(counted, dtype=bool), strict=True) if counts]
-    return bool(values) and min(values) != max(values)
+    return bool(values) and not are_equal(min(values), max(values))
 
 
 def _too_large(inputs: AdvantageInputs) -> DataError:

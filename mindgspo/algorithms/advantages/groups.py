@@ -77,6 +77,15 @@ def _first_bad(array: NDArray[np.generic], is_bad: BoolArray) -> str:
 
 
 Singleton = Literal["zero", "raw", "nan"]
+_NOISE = 1e-12
+"""Of the largest reward, at least of 1: sums of parts in another order differ by less (0.1 + 0.2 and 0.3)."""
+
+
+def are_equal(low: ArrayLike, high: ArrayLike) -> NDArray[np.bool_]:
+    """Whether rewards from low to high are all the same but for rounding, element by element."""
+    low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return (low == high) | (high - low <= _NOISE * np.maximum(1.0, np.maximum(abs(low), abs(high))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +110,7 @@ class Groups:
     def mean(self, values_N: Float64Array, weights_N: Float64Array | None = None) -> Float64Array:
         """Mean over each response's group, float64 [N], weighted if weights (>= 0) are given.
 
-        In a group of equal values it is that value itself: a quotient of sums would leave a rounding error (three
+        In a group of equal values it is each value itself: a quotient of sums would leave a rounding error (three
         times 0.1, divided by 3, is not 0.1), and advantages of such a group must be exactly 0.
         """
         if weights_N is None or not weights_N.size:
@@ -122,12 +131,12 @@ class Groups:
         return np.where(self.alone, 1.0, np.sqrt(variance_N))
 
     def is_flat(self, values_N: Float64Array) -> BoolArray:
-        """Whether all values of a response's group are equal, bool [N]; compares minimum and maximum, exactly."""
+        """Whether all values of a response's group are equal but for rounding, bool [N]."""
         low_G = np.full(self.index_N.size, np.inf)
         high_G = np.full(self.index_N.size, -np.inf)
         np.minimum.at(low_G, self.index_N, values_N)
         np.maximum.at(high_G, self.index_N, values_N)
-        return (low_G == high_G)[self.index_N]
+        return are_equal(low_G, high_G)[self.index_N]
 
     def baseline(
         self, values_N: Float64Array, singleton: Singleton, weights_N: Float64Array | None = None

@@ -273,9 +273,20 @@ def test_a_step_without_rewards_is_all_zero(name):
     ([5.0, 1.0, 1.0], [True, True, False], True),
     ([float("nan"), 1.0, 0.0], [False, True, True], True),
     ([1.0, 0.0], [False, False], False),
+    ([0.1 + 0.2, 0.3, 0.3], None, False),  # the last digit of a sum is no signal
+    ([1e6 * (0.1 + 0.2), 3e5], None, False),
+    ([0.1 + 0.2 - 0.3, 0.0], None, False),
+    ([0.3 + 1e-9, 0.3], None, True),
 ])  # fmt: skip
 def test_a_group_has_signal_when_rewards_that_count_differ(rewards, counted, expected):
     assert has_signal(rewards, counted) is expected
+
+
+@pytest.mark.parametrize("settings", [{"eps": 1e-12}, {"normalize_by_std": False}])
+def test_rewards_that_differ_by_rounding_have_no_advantage(settings):
+    section = AdvantageSection(estimator="grpo", **settings)
+    advantages = estimate_advantages(section, made([0.1 + 0.2, 0.3, 0.3], [0, 0, 0]))
+    assert [tokens.tolist() for tokens in advantages] == [[0.0, 0.0]] * 3
 
 
 def test_the_door_of_the_room_does_not_import_mindspore():
