@@ -57,7 +57,7 @@ from mindgspo.metrics.plot_style import (
     png_bytes,
     style,
 )
-from mindgspo.metrics.run_folder import RunRecord, accuracy_span, overall_accuracy, read_run
+from mindgspo.metrics.run_folder import HELD_OUT_ACCURACY, RunRecord, read_run
 from mindgspo.trainer.resume_checks import check_same_experiment
 
 if TYPE_CHECKING:
@@ -266,8 +266,8 @@ def _seconds(run: RunRecord) -> float | None:
 
 
 _COLUMNS = (
-    _Column("accuracy before", lambda run: accuracy_span(run)[0], "{:.3f}", "{:.3f}"),
-    _Column("accuracy after", lambda run: accuracy_span(run)[1], "{:.3f}", "{:.3f}"),
+    _Column("accuracy before", lambda run: HELD_OUT_ACCURACY.span(run)[0], "{:.3f}", "{:.3f}"),
+    _Column("accuracy after", lambda run: HELD_OUT_ACCURACY.span(run)[1], "{:.3f}", "{:.3f}"),
     _Column("responses clipped", _run_mean("actor/pg_clipfrac_seq"), "{:.2g}", "{:.1g}"),
     _Column("tokens clipped", _run_mean("actor/pg_clipfrac"), "{:.2g}", "{:.1g}"),
     _Column("gradient norm", _run_mean("actor/grad_norm"), "{:.2g}", "{:.1g}", is_optional=True),
@@ -354,7 +354,7 @@ def draw_costs(runs: Sequence[ComparedRun], theme: Theme) -> bytes:
 def _draw(axes: Axes, runs: Sequence[ComparedRun], theme: Theme, metric: str) -> None:
     is_empty = True
     for index, (variant, siblings) in enumerate(by_variant(runs).items()):
-        accuracies = [overall_accuracy(one.run) for one in siblings]
+        accuracies = [HELD_OUT_ACCURACY.series(one.run) for one in siblings]
         shared = sorted(set.intersection(*(set(series.steps) for series in accuracies)))
         if not shared:
             continue

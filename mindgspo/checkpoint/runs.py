@@ -13,7 +13,16 @@ from mindgspo.errors import MindGSPOError, RunFolderError
 from mindgspo.launch.failures import read_failure
 from mindgspo.metrics.diagnosis import MOST_FINDINGS, Level, diagnose
 from mindgspo.metrics.files import METRICS_FILE, RUN_FILE, read_records, read_summary
-from mindgspo.metrics.run_folder import RunRecord, best_evaluation, overall_accuracy, read_run, run_settings
+from mindgspo.metrics.run_folder import (
+    HELD_OUT_ACCURACY,
+    HELD_OUT_REWARD,
+    RunRecord,
+    best_evaluation,
+    held_out_figures,
+    read_run,
+    reward_text,
+    run_settings,
+)
 from mindgspo.text import aligned, shorten
 
 _WIDEST_VERDICT = 70
@@ -33,14 +42,16 @@ class RunState(str, Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOverview:
     """One run. step: of the last line of its metrics. total_steps: None where its data set decides. accuracy: of the
-    latest evaluation, a share. best: the best value of eval.best_metric, best_step: of that evaluation. verdicts: the
-    gravest findings of the diagnosis, or why it failed or cannot be read. age_s: seconds since it wrote something."""
+    latest evaluation, a share. reward: of the same answers, None where it says no more than the accuracy. best: the
+    best value of eval.best_metric, best_step: of that evaluation. verdicts: the gravest findings of the diagnosis, or
+    why it failed or cannot be read. age_s: seconds since it wrote something."""
 
     name: str
     state: RunState
     step: int | None = None
     total_steps: int | None = None
     accuracy: float | None = None
+    reward: float | None = None
     best: float | None = None
     best_step: int | None = None
     verdicts: tuple[str, ...] = ()
@@ -83,13 +94,15 @@ def overview(folder: Path) -> RunOverview:
     if run is None:
         verdicts = ("no step yet",) if failure is None else (failure,)
         return RunOverview(name=name, state=state, step=0, verdicts=verdicts, age_s=age_s)
-    accuracy, best = overall_accuracy(run), best_evaluation(run)
+    accuracy, best = HELD_OUT_ACCURACY.series(run), best_evaluation(run)
+    reward = HELD_OUT_REWARD.series(run) if HELD_OUT_REWARD in held_out_figures(run) else None
     return RunOverview(
         name=run.name,
         state=state,
         step=max(row["step"] for row in run.metrics),
         total_steps=_total_steps(run),
         accuracy=accuracy.values[-1] if accuracy else None,
+        reward=reward.values[-1] if reward else None,
         best=None if best is None else best.value,
         best_step=None if best is None else best.step,
         verdicts=_verdicts(run) if failure is None else (failure, *_verdicts(run)),
@@ -123,9 +136,13 @@ def _verdicts(run: RunRecord) -> tuple[str, ...]:
 
 
 def table_lines(runs: Sequence[RunOverview]) -> list[str]:
-    """One line per run below a header; of the verdicts the first."""
-    header = ("run", "state", "step", "accuracy", "best", "last written", "verdict")
-    return aligned([header, *map(_row, runs)])
+    """One line per run below a header; of the verdicts the first. Rewards have a column where a run has any."""
+    header = ("run", "state", "step", "accuracy", "reward", "best", "last written", "verdict")
+    rows = [header, *map(_row, runs)]
+    if all(run.reward is None for run in runs):
+        place = header.index("reward")
+        rows = [row[:place] + row[place + 1 :] for row in rows]
+    return aligned(rows)
 
 
 def _row(run: RunOverview) -> tuple[str, ...]:
@@ -136,6 +153,7 @@ def _row(run: RunOverview) -> tuple[str, ...]:
         run.state.value,
         "" if run.step is None else f"{run.step}{total}",
         "" if run.accuracy is None else f"{run.accuracy:.1%}",
+        "" if run.reward is None else reward_text(run.reward),
         best,
         f"{age(run.age_s)} ago",
         shorten(" ".join(run.verdicts[0].split()), _WIDEST_VERDICT) if run.verdicts else "",

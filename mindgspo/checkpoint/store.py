@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -158,6 +159,19 @@ def evaluation_of(step: Path) -> float | None:
         return float(latest["value"]) if latest["step"] == step_of(step) else None
     except (CheckpointError, KeyError, TypeError, ValueError):
         return None
+
+
+def evaluation_text(step: Path) -> str:
+    """The value of `evaluation_of`, with accuracy and reward where these are two numbers; "-" where there is none."""
+    value = evaluation_of(step)
+    if value is None:
+        return "-"
+    progress = read_state(step)["progress"]
+    accuracy, reward = progress.get("accuracy"), progress.get("reward")
+    if accuracy is None or reward is None or math.isclose(accuracy, reward, abs_tol=1e-9):
+        return f"{value:.4f}"
+    both = f"accuracy {accuracy:.4f}, reward {reward:.4f}"
+    return both if value in (accuracy, reward) else f"{value:.4f} ({both})"
 
 
 def best_first(steps: Sequence[Path]) -> list[Path]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from mindgspo.checkpoint.manifest import FileDigest, file_digest, verify
-from mindgspo.checkpoint.store import CHECKPOINT_FILES, best_first, complete_steps, evaluation_of, steps_newest_first
+from mindgspo.checkpoint.store import CHECKPOINT_FILES, best_first, complete_steps, evaluation_text, steps_newest_first
 from mindgspo.checkpoint.stored_files import (
     RECORD_FILE,
     RecordedFile,
@@ -246,9 +246,7 @@ def _step_rows(folder: Path) -> Iterator[tuple[str, ...]]:
             state = "sizes match" + marks.get(step, "")
         except CheckpointError as error:
             state = f"damaged: {str(error).partition(';')[0].replace(f'{step}/', '')}"
-        value = evaluation_of(step)
-        evaluated = "-" if value is None else f"{value:.4f}"
-        rows.append((step.name, number, _mib(size), saved, evaluated, state))
+        rows.append((step.name, number, _mib(size), saved, evaluation_text(step), state))
     return reversed(rows)
 
 

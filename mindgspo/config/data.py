@@ -21,6 +21,10 @@ OVERALL = "val-core/acc/mean@1"
 """The accuracy over all problems of all sets, one answer each: greedy, unless eval.do_sample."""
 CHANGE = "val-core/acc/change"
 """Its change since the first evaluation of the run."""
+OVERALL_REWARD = "val-core/reward/mean@1"
+"""The mean reward of the same answers: the weighted sum that training uses."""
+REWARD_CHANGE = "val-core/reward/change"
+"""Its change since the first evaluation of the run."""
 
 
 class ColumnsSection(Section):
@@ -146,9 +150,10 @@ class EvalSection(Section):
     """As rollout.top_p, for what is drawn. None: rollout.top_p (verl: val_kwargs.top_p)."""
     top_k: int | None = Field(default=None, ge=0)
     """As rollout.top_k, for what is drawn. None: rollout.top_k (verl: val_kwargs.top_k)."""
-    best_metric: str = OVERALL
-    """Metric by which the best evaluation is chosen; the higher the better. By default the accuracy over all
-    problems; val-core/aime/acc/mean@16, say, for one set or data source (TRL: metric_for_best_model)."""
+    best_metric: str | None = None
+    """Metric by which the best evaluation is chosen; the higher the better; val-core/aime/acc/mean@16, say, for one set
+    or data source (TRL: metric_for_best_model). None: val-core/acc/mean@1, the accuracy over all problems;
+    val-core/reward/mean@1, their mean reward, where reward.functions names your own and none that verifies answers."""
     logged_problems: int | None = Field(default=8, ge=0)
     """Problems of each set whose answers are written to validation.jsonl at each evaluation, from the start. None: all
     (verl: log_val_generations)."""

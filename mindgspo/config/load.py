@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from mindgspo.config.algorithm import POLICY_LOSSES, AlgorithmSection, ReferenceSection
 from mindgspo.config.algorithm_rules import default_kl_agg_mode
+from mindgspo.config.data import OVERALL, OVERALL_REWARD
 from mindgspo.config.device_rules import compiler_problems, default_cache_dtype
 from mindgspo.config.messages import config_error, schema_problems
 from mindgspo.config.migrate import SCHEMA, SCHEMA_KEY, migrated
@@ -195,8 +196,8 @@ def _checked(source: str, mapping: dict[str, Any], *, check_files: bool) -> Expe
 
 def resolve(config: ExperimentConfig) -> ExperimentConfig:
     """The config with its derived defaults filled in: run_dir, what the chosen algorithm's paper says, the reward's
-    weights and lengths, the cache's type, how often the host looks, whether experts are recorded, the cuts of
-    evaluation, and the layout of tied tables."""
+    weights and lengths, the cache's type, how often the host looks, whether experts are recorded, the cuts and
+    the best metric of evaluation, and the layout of tied tables."""
     run_dir = config.run_dir if config.run_dir is not None else Path("runs") / config.experiment
     longest = config.rollout.max_new_tokens
     algorithm = with_recipe(config.algorithm, max_new_tokens=longest)
@@ -208,9 +209,10 @@ def resolve(config: ExperimentConfig) -> ExperimentConfig:
             "tokens_per_look": config.rollout.tokens_per_look or (8 if config.device == "Ascend" else 1),
         }
     )
-    cuts = {key: getattr(rollout, key) for key in ("top_p", "top_k") if getattr(config.eval, key) is None}
+    evaluation = {key: getattr(rollout, key) for key in ("top_p", "top_k") if getattr(config.eval, key) is None}
+    evaluation["best_metric"] = config.eval.best_metric or (OVERALL_REWARD if reward.is_own else OVERALL)
     own = {"algorithm": algorithm, "reward": reward, "rollout": rollout, "plans": _with_tied_tables(config)}
-    return config.model_copy(update={"run_dir": run_dir, "eval": config.eval.model_copy(update=cuts), **own})
+    return config.model_copy(update={"run_dir": run_dir, "eval": config.eval.model_copy(update=evaluation), **own})
 
 
 def _records_experts(config: ExperimentConfig) -> bool:

@@ -169,6 +169,12 @@ class RewardSection(Section):
         """One weight per function, also where none are set."""
         return self.weights or (1.0,) * len(self.functions)
 
+    @property
+    def is_own(self) -> bool:
+        """Whether a user's function, and no verifier of this package, says what an answer is worth."""
+        own = any(file_function(name) is not None for name in self.functions)
+        return own and not any(name == AUTO or name in VERIFIERS for name in self.functions)
+
 
 def reward_problems(reward: RewardSection) -> list[str]:
     """Every violated rule that needs no file."""

@@ -19,7 +19,7 @@ from mindgspo.config.algorithm_rules import (
     router_problems,
 )
 from mindgspo.config.cache import cache_budget_problems
-from mindgspo.config.data import OVERALL, DataSourceSection, EvalSection
+from mindgspo.config.data import OVERALL, OVERALL_REWARD, DataSourceSection, EvalSection
 from mindgspo.config.device_rules import backend_problems, device_problems
 from mindgspo.config.model import FAMILIES, ModelSection
 from mindgspo.config.plan import check_infer_plan, check_reference_plan, check_same_world, check_train_plan
@@ -144,9 +144,9 @@ def eval_problems(config: ExperimentConfig) -> Iterator[str]:
         yield from _best_metric_problems(config)
 
 
-def part_of(best_metric: str) -> str | None:
+def part_of(best_metric: str | None) -> str | None:
     """The set or data source that a legal eval.best_metric is about; None for all problems together."""
-    found = _BEST.fullmatch(best_metric)
+    found = _BEST.fullmatch(best_metric or OVERALL)
     return None if found is None else found["part"]
 
 
@@ -168,7 +168,7 @@ def evaluation_metrics(section: EvalSection) -> list[str]:
 
 def _best_metric_problems(config: ExperimentConfig) -> Iterator[str]:
     name = config.eval.best_metric
-    if name == OVERALL:
+    if name is None or name in (OVERALL, OVERALL_REWARD):
         return
     found, metrics = _BEST.fullmatch(name), evaluation_metrics(config.eval)
     if found is None:

@@ -117,6 +117,11 @@ def change_estimate(before_P: ArrayLike, after_P: ArrayLike) -> Estimate:
     return Estimate(value=(gained - lost) / before.size, low=low, high=high)
 
 
+def reward_change_estimate(before_P: ArrayLike, after_P: ArrayLike) -> Estimate:
+    """Change of the mean reward between two evaluations on the same problems, by the differences problem by problem."""
+    return mean_estimate(np.asarray(after_P, np.float64) - np.asarray(before_P, np.float64))
+
+
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     """Probability that at least one of k samples drawn without replacement is correct (arXiv 2107.03374, eq. 1)."""
     assert 1 <= k <= num_samples and 0 <= num_correct <= num_samples, (num_samples, num_correct, k)

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindgspo.config.data import OVERALL, EvalSection
+from mindgspo.config.data import OVERALL, OVERALL_REWARD, EvalSection
 from mindgspo.config.rules import part_of
 from mindgspo.config.schema import SwapSection
 from mindgspo.data import PromptDataset
 from mindgspo.errors import ConfigError
-from mindgspo.evaluation.estimates import Estimate, share_estimate
+from mindgspo.evaluation.estimates import Estimate, mean_estimate, share_estimate
 from mindgspo.evaluation.scoring import ResponseScorer, logged_groups
-from mindgspo.evaluation.summary import EvaluationSummary, ScoredProblem, summarize
+from mindgspo.evaluation.summary import EvaluationSummary, ScoredProblem, reward_values, summarize
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.parallel.swap.swap import Swap
 from mindgspo.rollout.protocol import Cut, Purpose, RandomStream, RolloutEngine, SamplingSettings
@@ -40,11 +40,12 @@ class EvaluatedSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """sets: answers to look at. solved: whether the one answer is correct, by problem, set after set. metrics: by
-    name, with the ends of intervals."""
+    """sets: answers to look at. solved, rewards: whether the one answer is correct, and its reward, by problem, set
+    after set; no rewards where no answer could be scored. metrics: by name, with the ends of intervals."""
 
     sets: tuple[EvaluatedSet, ...]
     solved: tuple[bool, ...]
+    rewards: tuple[float, ...]
     metrics: Mapping[str, float]
 
     @property
@@ -78,7 +79,7 @@ class Evaluator:
     def evaluate(self, sets: Mapping[str, Sequence[Prompt]], step: int, *, weight_version: int) -> Evaluation:
         """One answer to each problem and, if eval.num_samples > 1, that many samples, with their summary."""
         section = self._section
-        found, solved, metrics = [], [], {}
+        found, solved, scores, metrics = [], [], [], {}
         for name, prompts in sets.items():
             single = self.answers(prompts, step, temperature=single_temperature(section), weight_version=weight_version)
             sampled: tuple[ScoredGroup, ...] = ()
@@ -92,14 +93,20 @@ class Evaluator:
                 )
             metrics |= self._set_metrics(name, single, sampled)
             solved += [_is_solved(group) for group in single]
+            scores += [group.scores for group in single]
             shown, shown_samples = (logged_groups(groups, section.logged_problems) for groups in (single, sampled))
             found.append(EvaluatedSet(name=name, single=shown, sampled=shown_samples))
         metrics |= with_bounds(OVERALL, share_estimate(solved))
-        return Evaluation(sets=tuple(found), solved=tuple(solved), metrics=metrics)
+        rewards = [reward for (reward,) in reward_values(scores)]
+        if rewards:
+            metrics |= with_bounds(OVERALL_REWARD, mean_estimate(rewards))
+        return Evaluation(sets=tuple(found), solved=tuple(solved), rewards=tuple(rewards), metrics=metrics)
 
-    def greedy_accuracy(self, prompts: Sequence[Prompt], *, weight_version: int) -> float:
-        """Share of problems whose greedy answer is correct."""
-        return float(np.mean([_is_solved(one) for one in self.answers(prompts, 0, weight_version=weight_version)]))
+    def greedy_figures(self, prompts: Sequence[Prompt], *, weight_version: int) -> tuple[float, float | None]:
+        """Share of problems whose greedy answer is correct, and the mean reward; None where no answer has one."""
+        groups = self.answers(prompts, 0, weight_version=weight_version)
+        rewards = reward_values([group.scores for group in groups])
+        return float(np.mean([_is_solved(one) for one in groups])), float(np.mean(rewards)) if rewards else None
 
     def answers(
         self,

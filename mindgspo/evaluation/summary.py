@@ -115,6 +115,16 @@ def _vote(problems: Sequence[ScoredProblem], ks: Sequence[int]) -> dict[str, Est
     return {f"acc/maj@{k}": majority_at_k_estimate(votes_P, RIGHT, k) for k in ks}
 
 
+def reward_values(scores_P: Sequence[Sequence[Score]]) -> list[list[float]]:
+    """The rewards of the answers to each problem; one that could not be scored has the lowest of all. Empty where none
+    could, or where sums and squares would overflow."""
+    known = [score.value for scores in scores_P for score in scores if score.value is not None]
+    if not known or max(map(abs, known)) > _LARGEST_REWARD:
+        return []
+    lowest = min(known)
+    return [[lowest if score.value is None else score.value for score in scores] for scores in scores_P]
+
+
 def _rewards(
     problems: Sequence[ScoredProblem], size: int, ks: Sequence[int], *, with_plain_ones: bool
 ) -> dict[str, Estimate]:
@@ -123,11 +133,8 @@ def _rewards(
     scores = [score for one in problems for score in one.scores if score.value is not None]
     kinds = {(score.verdict is Verdict.CORRECT, score.value) for score in scores}
     is_plain = len(kinds) == len({is_correct for is_correct, _ in kinds})
-    if not kinds or (is_plain and not with_plain_ones):
-        return {}
-    lowest = min(value for _, value in kinds)
-    values = [[lowest if score.value is None else score.value for score in one.scores] for one in problems]
-    if np.abs(values).max() > _LARGEST_REWARD:  # sums and squares would overflow
+    values = reward_values([one.scores for one in problems])
+    if not values or (is_plain and not with_plain_ones):
         return {}
     estimates = {f"reward/mean@{size}": mean_estimate(np.mean(values, axis=1))}
     return estimates | {f"reward/best@{k}": best_at_k_estimate(values, k) for k in ks}

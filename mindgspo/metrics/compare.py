@@ -17,6 +17,7 @@ from mindgspo.metrics.compare_plot import (
     CLIP_FRACTION,
     ENTROPY,
     GRADIENT,
+    HELD_OUT,
     LENGTH,
     REWARD,
     ComparedRun,
@@ -25,7 +26,14 @@ from mindgspo.metrics.compare_plot import (
 from mindgspo.metrics.files import CONFIG_FILE
 from mindgspo.metrics.pages import page, picture
 from mindgspo.metrics.plot_style import DARK, LIGHT
-from mindgspo.metrics.run_folder import RunRecord, overall_accuracy, read_run
+from mindgspo.metrics.run_folder import (
+    HELD_OUT_ACCURACY,
+    HELD_OUT_REWARD,
+    HeldOut,
+    RunRecord,
+    held_out_figures,
+    read_run,
+)
 from mindgspo.text import aligned, shorten
 
 PANELS = (REWARD, ACCURACY, CLIP_FRACTION, ENTROPY, LENGTH, GRADIENT)
@@ -38,21 +46,23 @@ PICTURE, PAGE = "comparison.png", "comparison.html"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """An evaluation: greedy accuracy over all problems, ends of its 95 % interval (None: not recorded)."""
+    """An evaluation: accuracy or reward of one answer to each problem, ends of its 95 % interval (None: not recorded).
+    text: of them."""
 
     step: int
-    accuracy: float
+    value: float
     low: float | None
     high: float | None
+    text: str
 
     def __str__(self) -> str:
-        interval = "" if self.low is None or self.high is None else f" ({self.low * 100:.1f} .. {self.high * 100:.1f})"
-        return f"{self.accuracy:.1%}{interval} at {self.step}"
+        return f"{self.text} at {self.step}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One run. steps: training steps done. seconds: of the whole run; of its steps alone while it goes on.
+    """One run. last, best: accuracy; last_reward, best_reward: None where it says no more. steps: training steps done.
+    seconds: of the whole run; of its steps alone while it goes on.
     tokens_per_second: of training steps. None: not recorded."""
 
     name: str
@@ -61,6 +71,8 @@ class Outcome:
     steps: int
     last: Measured | None
     best: Measured | None
+    last_reward: Measured | None
+    best_reward: Measured | None
     seconds: float | None
     tokens_per_second: float | None
 
@@ -117,28 +129,36 @@ def _outcome(name: str, folder: Path, run: RunRecord) -> Outcome:
         seconds = sum(times)
     if speed is None and times and tokens and sum(times) > 0:
         speed = sum(tokens) / sum(times)
-    evaluations = _evaluations(run)
+    last, best = _last_and_best(run, HELD_OUT_ACCURACY)
+    last_reward, best_reward = _last_and_best(run, HELD_OUT_REWARD)
     return Outcome(
         name=name,
         folder=str(folder),
         is_finished=run.summary.get("finished") is True,
         steps=max((row["step"] for row in run.metrics), default=0),
-        last=evaluations[-1] if evaluations else None,
-        best=max(evaluations, key=lambda one: one.accuracy, default=None),
+        last=last,
+        best=best,
+        last_reward=last_reward,
+        best_reward=best_reward,
         seconds=seconds,
         tokens_per_second=speed,
     )
 
 
-def _evaluations(run: RunRecord) -> list[Measured]:
-    """Of several at one step, around a warm-up, the last."""
-    series = overall_accuracy(run)
-    ends = [overall_accuracy(run, end) for end in ("/low", "/high")]
-    low, high = (dict(zip(one.steps, one.values, strict=True)) for one in ends)
-    by_step = dict(zip(series.steps, series.values, strict=True))
-    return [
-        Measured(step=step, accuracy=value, low=low.get(step), high=high.get(step)) for step, value in by_step.items()
-    ]
+def _last_and_best(run: RunRecord, figure: HeldOut) -> tuple[Measured | None, Measured | None]:
+    """Of several evaluations at one step, around a warm-up, the last counts."""
+    if figure not in held_out_figures(run):
+        return None, None
+    all_three = (figure.series(run, end) for end in ("", "/low", "/high"))
+    values, low, high = (dict(zip(one.steps, one.values, strict=True)) for one in all_three)
+    found = []
+    for step, value in values.items():
+        ends = (low.get(step), high.get(step))
+        text = figure.text(value)
+        if None not in ends:
+            text += f" ({' .. '.join(figure.text(end).removesuffix('%') for end in ends)})"
+        found.append(Measured(step=step, value=value, low=ends[0], high=ends[1], text=text))
+    return (found[-1], max(found, key=lambda one: one.value)) if found else (None, None)
 
 
 def _number(value: object) -> float | None:
@@ -210,14 +230,16 @@ def _text(value: object) -> str:
 
 def outcome_rows(comparison: Comparison) -> list[list[str]]:
     """Header and one row per run."""
-    rows = [["run", "steps", "accuracy, last (95 %), at step", "best", "seconds", "tokens/s"]]
+    has_rewards = any(one.last_reward for one in comparison.outcomes)
+    figures = ["accuracy, last (95 %), at step", "best", *(["reward, last", "best"] if has_rewards else [])]
+    rows = [["run", "steps", *figures, "seconds", "tokens/s"]]
     for one in comparison.outcomes:
+        measured = (one.last, one.best, one.last_reward, one.best_reward)[: len(figures)]
         rows.append(
             [
                 shorten(one.name, _WIDTH),
                 f"{one.steps}{'' if one.is_finished else ', unfinished'}",
-                _ABSENT if one.last is None else str(one.last),
-                _ABSENT if one.best is None else str(one.best),
+                *(_ABSENT if value is None else str(value) for value in measured),
                 _ABSENT if one.seconds is None else f"{one.seconds:,.0f}",
                 _ABSENT if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}",
             ]
@@ -242,7 +264,8 @@ def comparison_lines(comparison: Comparison) -> list[str]:
 def write_comparison(comparison: Comparison, out: Path) -> tuple[Path, Path]:
     """comparison.png and comparison.html in the folder `out`; returns their paths. Raises WriteError."""
     make_folder(out)
-    light, dark = (draw_curves(comparison.runs, theme, PANELS, columns=3) for theme in (LIGHT, DARK))
+    panels = (*PANELS, HELD_OUT) if any(one.last_reward for one in comparison.outcomes) else PANELS
+    light, dark = (draw_curves(comparison.runs, theme, panels, columns=3) for theme in (LIGHT, DARK))
     drawn = picture("Curves of the runs over one another", light=light, dark=dark)
     html = page(
         "compare.jinja",

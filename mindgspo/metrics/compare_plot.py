@@ -28,7 +28,7 @@ from mindgspo.metrics.plot_style import (
     style,
     window_of,
 )
-from mindgspo.metrics.run_folder import RunRecord, Series, overall_accuracy
+from mindgspo.metrics.run_folder import HELD_OUT_ACCURACY, HELD_OUT_REWARD, HeldOut, RunRecord, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,13 +74,20 @@ def metric(name: str, *others: str) -> SeriesOf:
 
 
 REWARD = Panel(title="Reward", unit="mean reward", series=metric("critic/score/mean"))
-ACCURACY = Panel(
-    title="Held-out accuracy",
-    unit="share of problems solved",
-    series=overall_accuracy,
-    interval=(lambda run: overall_accuracy(run, "/low"), lambda run: overall_accuracy(run, "/high")),
-    is_smooth=False,
-)
+
+
+def _held_out(figure: HeldOut, unit: str) -> Panel:
+    return Panel(
+        title=f"Held-out {figure.name}",
+        unit=unit,
+        series=figure.series,
+        interval=(lambda run: figure.series(run, "/low"), lambda run: figure.series(run, "/high")),
+        is_smooth=False,
+    )
+
+
+ACCURACY = _held_out(HELD_OUT_ACCURACY, "share of problems solved")
+HELD_OUT = _held_out(HELD_OUT_REWARD, "mean reward")
 CLIP_FRACTION = Panel(
     title="Tokens clipped",
     unit="share of response tokens (log scale)",

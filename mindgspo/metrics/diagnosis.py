@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import math
 
-from mindgspo.config.data import CHANGE, OVERALL
 from mindgspo.metrics.diagnosis_rules import POLICY_RULES, REWARD_RULES, Finding, Level, Rule, memory_growth, recent
-from mindgspo.metrics.run_folder import Recorded, accuracies, accuracy_span, latest, run_settings
+from mindgspo.metrics.run_folder import (
+    HELD_OUT_ACCURACY,
+    HELD_OUT_REWARD,
+    HeldOut,
+    Recorded,
+    accuracies,
+    held_out_figures,
+    latest,
+    reward_text,
+    run_settings,
+)
 
 FEW_PROBLEMS = 8
 """A set with fewer can be solved, or missed, as a whole by chance."""
@@ -15,30 +24,64 @@ LONGER = 1.5
 """Responses that grew by this factor have grown."""
 
 
-def interval_text(low: float, high: float) -> str:
-    """A change in points, as text: "95 % interval -1.9 .. +2.7"."""
-    return f"95 % interval {low * 100:+.1f} .. {high * 100:+.1f}"
-
-
-def accuracy_change(run: Recorded) -> Finding | None:
-    """Whether the accuracy has changed since the first evaluation, by an interval that knows the problems are the
+def _since_first(run: Recorded, figure: HeldOut) -> tuple[float, float, float] | None:
+    """Change of a figure since the first evaluation, and the ends of an interval that knows the problems are the
     same."""
-    change, low, high = (latest(run, name) for name in (CHANGE, f"{CHANGE}/low", f"{CHANGE}/high"))
-    accuracy = latest(run, OVERALL)
-    if change is None or low is None or high is None or accuracy is None:
+    change, low, high = (latest(run, figure.change + end) for end in ("", "/low", "/high"))
+    return None if change is None or low is None or high is None else (change, low, high)
+
+
+def _interval_text(figure: HeldOut, low: float, high: float) -> str:
+    """Of a change: "95 % interval -1.9 .. +2.7"."""
+    return f"95 % interval {figure.difference(low, unit=False)} .. {figure.difference(high, unit=False)}"
+
+
+def _movement(run: Recorded, figure: HeldOut) -> tuple[str, float, float] | None:
+    """How a figure went, as text, and the ends of the change's interval: both the change where none was recorded."""
+    value, since = latest(run, figure.key), _since_first(run, figure)
+    if value is not None and since is not None:
+        change, low, high = since
+        before, after, interval = value - change, value, f", {_interval_text(figure, low, high)}"
+    else:
+        start, end = figure.span(run)
+        if start is None or end is None:
+            return None
+        before, after, interval = start, end, ""
+        low = high = end - start
+    moved = f"held-out {figure.name} went from {figure.text(before)} to {figure.text(after)}"
+    return f"{moved} ({figure.difference(after - before)}{interval})", low, high
+
+
+def _judged(run: Recorded) -> Finding | None:
+    """Whether the figure by which the run is judged has changed since the first evaluation."""
+    figure, *others = held_out_figures(run)
+    movement = _movement(run, figure)
+    if movement is None:
         return None
-    text = (
-        f"held-out accuracy went from {accuracy - change:.1%} to {accuracy:.1%} ({change * 100:+.1f} points, "
-        f"{interval_text(low, high)})"
-    )
+    text, low, high = movement
     if low > 0:
         return Finding(Level.GOOD, text)
+    if low == high and not _since_first(run, figure):
+        return Finding(Level.WARN, text, "If the training reward rose, the policy fits the training set only.")
     if high < 0:
         advice = "More than noise: go back to the best checkpoint and lower optimizer.lr, or read what changed in "
         return Finding(Level.ALARM, text, advice + "validation.jsonl.")
-    half = (high - low) / 2
-    advice = f"Train longer, or evaluate on more problems: these show changes of {half * 100:.1f} points or more."
+    least = figure.difference((high - low) / 2).removeprefix("+")
+    advice = f"Train longer, or evaluate on more problems: these show changes of {least} or more."
+    if any((other := _since_first(run, one)) is not None and other[1] > 0 for one in others):
+        advice = "The held-out reward rose: what is learned is what it pays beside the right answer."
     return Finding(Level.WARN, f"{text}: no change can be claimed", advice)
+
+
+def _beside(run: Recorded) -> Finding | None:
+    """The other figure, which judges nothing."""
+    movements = [movement for figure in held_out_figures(run)[1:] if (movement := _movement(run, figure))]
+    if not movements:
+        return None
+    text, _, high = movements[0]
+    if high >= 0:
+        return Finding(Level.GOOD, text)
+    return Finding(Level.WARN, text, "More than noise: read what changed in validation.jsonl.")
 
 
 def _worst_part(run: Recorded, name: str) -> tuple[float, str] | None:
@@ -90,21 +133,32 @@ def _part_without_news(solved: float, text: str, advice: str) -> Rule:
     def rule(run: Recorded) -> Finding | None:
         for part, series in accuracies(run).items():
             number = latest(run, f"val-aux/{part}/num_problems")
-            if number is not None and number >= FEW_PROBLEMS and math.isclose(series.values[-1], solved, abs_tol=1e-12):
-                return Finding(Level.WARN, text.format(number=f"{number:,.0f}", part=part), advice)
+            if number is None or number < FEW_PROBLEMS or not math.isclose(series.values[-1], solved, abs_tol=1e-12):
+                continue
+            reward, low, high = (run.series(f"val-core/{part}/reward/mean@1{end}") for end in ("", "/low", "/high"))
+            has_risen = bool(reward) and reward.values[-1] > reward.values[0]
+            differs = bool(low and high) and low.values[-1] < high.values[-1]
+            if held_out_figures(run)[0] is HELD_OUT_REWARD and (has_risen or differs):
+                continue  # the reward tells answers apart, whatever counts as solved
+            said = text.format(number=f"{number:,.0f}", part=part)
+            if has_risen and not solved:
+                first, last = (reward_text(reward.values[place]) for place in (0, -1))
+                said += f", though the reward rose from {first} to {last}"
+            return Finding(Level.WARN, said, advice)
         return None
 
     return rule
 
 
 def _longer_but_no_better(run: Recorded) -> Finding | None:
-    series, gain = run.series("response_length/mean"), latest(run, f"{CHANGE}/low")
+    figure = held_out_figures(run)[0]
+    series, gain = run.series("response_length/mean"), latest(run, f"{figure.change}/low")
     if len(series.values) < 12 or gain is None or gain > 0:
         return None
     start, now = sum(series.values[:4]) / 4, recent(run, "response_length/mean", count=4)
     if now is None or now < LONGER * start:
         return None
-    text = f"responses grew from {start:.0f} to {now:.0f} tokens, and the accuracy did not"
+    text = f"responses grew from {start:.0f} to {now:.0f} tokens, and the {figure.name} did not"
     advice = (
         "Read the longest samples: does the text repeat itself? reward.overlong and reward.length charge for length."
     )
@@ -129,22 +183,9 @@ EVALUATION_RULES: tuple[Rule, ...] = (
 )
 
 
-def _accuracy(run: Recorded) -> Finding | None:
-    """With its interval where that was recorded."""
-    change = accuracy_change(run)
-    if change is not None:
-        return change
-    before, after = accuracy_span(run)
-    if before is None or after is None:
-        return None
-    text = f"held-out accuracy went from {before:.1%} to {after:.1%} ({(after - before) * 100:+.1f} points)"
-    if after > before:
-        return Finding(Level.GOOD, text)
-    return Finding(Level.WARN, text, "If the training reward rose, the policy fits the training set only.")
-
-
 RULES: tuple[Rule, ...] = (
-    _accuracy,
+    _judged,
+    _beside,
     *REWARD_RULES,
     *EVALUATION_RULES,
     *POLICY_RULES,
@@ -165,15 +206,15 @@ MOST_FINDINGS = 3
 
 
 def verdict_lines(run: Recorded, *, step: int, best: str) -> list[str]:
-    """The accuracy in one line, then the gravest findings. best: the best evaluation so far, as text.
+    """The figures in one line, then the gravest findings. best: the best evaluation so far, as text.
 
     Empty for a run without an evaluation.
     """
-    accuracy = latest(run, OVERALL)
-    if accuracy is None:
+    if latest(run, HELD_OUT_ACCURACY.key) is None:
         return []
-    headline = f"evaluation at step {step}: accuracy {accuracy:.1%}{_interval(run)}{_change(run)}; {best}"
-    moved = accuracy_change(run)
+    figures = [_figure_text(run, one) for one in held_out_figures(run) if latest(run, one.key) is not None]
+    headline = f"evaluation at step {step}: {'; '.join(figures)}; {best}"
+    moved = _judged(run)
     said = set() if moved is None or moved.level is Level.ALARM else {moved.text}  # the headline says it
     findings = [one for one in diagnose(run) if one.level is not Level.GOOD and one.text not in said]
     if not findings:
@@ -184,14 +225,15 @@ def verdict_lines(run: Recorded, *, step: int, best: str) -> list[str]:
     return [headline, *lines]
 
 
-def _interval(run: Recorded) -> str:
-    low, high = latest(run, f"{OVERALL}/low"), latest(run, f"{OVERALL}/high")
-    return "" if low is None or high is None else f" (95 % interval {low:.1%} .. {high:.1%})"
-
-
-def _change(run: Recorded) -> str:
-    change, low, high = (latest(run, name) for name in (CHANGE, f"{CHANGE}/low", f"{CHANGE}/high"))
-    if change is None or low is None or high is None:
-        return ""
+def _figure_text(run: Recorded, figure: HeldOut) -> str:
+    value, low, high = (latest(run, figure.key + end) for end in ("", "/low", "/high"))
+    assert value is not None
+    text = f"{figure.name} {figure.text(value)}"
+    if low is not None and high is not None:
+        text += f" (95 % interval {figure.text(low)} .. {figure.text(high)})"
+    since = _since_first(run, figure)
+    if since is None:
+        return text
+    change, low, high = since
     claim = ": no change can be claimed" if low <= 0 <= high else ""
-    return f", {change * 100:+.1f} points since the first ({interval_text(low, high)}{claim})"
+    return f"{text}, {figure.difference(change)} since the first ({_interval_text(figure, low, high)}{claim})"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from mindgspo.metrics.run_folder import Recorded, run_settings
+from mindgspo.metrics.run_folder import HELD_OUT_ACCURACY, Recorded, held_out_figures, run_settings
 
 RECENT_STEPS = 20
 """Rules look at the mean over this many last steps."""
@@ -87,13 +87,14 @@ def _cut(run: Recorded) -> Finding | None:
 
 
 def _no_signal(run: Recorded) -> Finding | None:
-    solved = recent(run, "reward/correct_ratio")
+    is_accuracy = held_out_figures(run)[0] is HELD_OUT_ACCURACY
+    solved = recent(run, "reward/correct_ratio") if is_accuracy else None
     if solved is not None and solved > 0.9:
         cause = f"{solved:.0%} of the responses are correct: choose harder prompts"
     elif solved is not None and solved < 0.1:
         cause = f"{solved:.0%} of the responses are correct: choose easier prompts, or begin with a supervised warm-up"
     else:
-        cause = "Choose prompts that are solved sometimes"
+        cause = f"Choose prompts whose responses {'are solved sometimes' if is_accuracy else 'differ in reward'}"
     rule = ShareRule(
         keys=("reward/zero_signal_group_ratio",),
         text="of the groups had equal rewards, hence no gradient",

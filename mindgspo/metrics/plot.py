@@ -30,7 +30,7 @@ from mindgspo.metrics.plot_style import (
     step_limits,
     style,
 )
-from mindgspo.metrics.run_folder import RunRecord, Series, read_run, run_settings
+from mindgspo.metrics.run_folder import HELD_OUT_REWARD, RunRecord, held_out_figures, read_run, run_settings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +49,7 @@ def draw(run: RunRecord, theme: Theme) -> bytes:
     (reward, accuracy), (clip, length) = figure.subplots(2, 2)
     for axes in (reward, accuracy, clip, length):
         style(axes, theme)
-    _draw_reward(reward, run.series("critic/score/mean"), theme)
+    _draw_reward(reward, run, theme)
     draw_accuracy(accuracy, run, theme)
     _draw_clip_fraction(clip, run, theme)
     _draw_length(length, run, theme)
@@ -61,11 +61,17 @@ def draw(run: RunRecord, theme: Theme) -> bytes:
     return png_bytes(figure, theme)
 
 
-def _draw_reward(axes: Axes, series: Series, theme: Theme) -> None:
-    entitle(axes, theme, "Reward", "mean over the responses of each step, moving mean and its spread")
-    if not series:
+def _draw_reward(axes: Axes, run: RunRecord, theme: Theme) -> None:
+    series = run.series("critic/score/mean")
+    held_out = HELD_OUT_REWARD.series(run) if HELD_OUT_REWARD in held_out_figures(run) else None
+    points = "; points: held-out problems" if held_out else ""
+    entitle(axes, theme, "Reward", f"mean over the responses of each step, moving mean and its spread{points}")
+    if not series and not held_out:
         return not_recorded(axes, theme)
-    draw_smoothed(axes, series, theme.series[0])
+    if series:
+        draw_smoothed(axes, series, theme.series[0])
+    if held_out:
+        axes.plot(held_out.steps, held_out.values, "o", color=theme.ink, markersize=6, markeredgecolor=theme.surface)
     label_y(axes, theme, "reward")
 
 

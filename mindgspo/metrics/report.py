@@ -10,16 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindgspo.config.data import CHANGE
 from mindgspo.io import write_file
-from mindgspo.metrics.diagnosis import accuracy_span, diagnose
+from mindgspo.metrics.diagnosis import diagnose
 from mindgspo.metrics.files import REPORT_FILE, SAMPLES_FILE, SAMPLES_PAGE, SUMMARY_FILE, VALIDATION_FILE
 from mindgspo.metrics.glossary import METRICS, SECTIONS, MetricInfo, chinese_sections, glossary_name
 from mindgspo.metrics.pages import Picture, page, picture
 from mindgspo.metrics.plot import draw, draw_policy, plot_run
 from mindgspo.metrics.plot_accuracy import draw_sampled
 from mindgspo.metrics.plot_style import DARK, LIGHT
-from mindgspo.metrics.run_folder import RunRecord, best_evaluation, latest, read_run
+from mindgspo.metrics.run_folder import RunRecord, best_evaluation, held_out_figures, latest, read_run
 from mindgspo.metrics.samples_page import write_samples_page
 
 LAST_STEPS = 8
@@ -140,13 +139,15 @@ def headlines(run: RunRecord) -> list[Headline]:
     """The tiles at the top; a number that was not measured is left out."""
     summary = run.summary
     tiles = []
-    before, after = accuracy_span(run)
-    if before is not None and after is not None:
-        change = f"{(after - before) * 100:+.1f} points"
-        low, high = latest(run, f"{CHANGE}/low"), latest(run, f"{CHANGE}/high")
+    for figure in held_out_figures(run):
+        before, after = figure.span(run)
+        if before is None or after is None:
+            continue
+        change = figure.difference(after - before)
+        low, high = latest(run, f"{figure.change}/low"), latest(run, f"{figure.change}/high")
         if low is not None and high is not None:
-            change += f" ({low * 100:+.1f} .. {high * 100:+.1f})"
-        tiles.append(Headline("Held-out accuracy", f"{before:.1%} \u2192 {after:.1%}", change))
+            change += f" ({figure.difference(low, unit=False)} .. {figure.difference(high, unit=False)})"
+        tiles.append(Headline(f"Held-out {figure.name}", f"{figure.text(before)} \u2192 {figure.text(after)}", change))
     best = best_evaluation(run)
     if best is not None and not best.is_only:
         value = f"{best.value:.1%}" if "/acc/" in best.metric else f"{best.value:.4g}"

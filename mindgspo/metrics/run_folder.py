@@ -17,7 +17,7 @@ from typing import Protocol
 import yaml
 
 from mindgspo.config.algorithm import POLICY_LOSSES
-from mindgspo.config.data import OVERALL
+from mindgspo.config.data import CHANGE, OVERALL, OVERALL_REWARD, REWARD_CHANGE
 from mindgspo.config.yaml_dialect import parse_document
 from mindgspo.errors import RunFolderError
 from mindgspo.io import read_json
@@ -178,11 +178,60 @@ def accuracies(run: Recorded) -> dict[str, Series]:
     return {source: run.series(name) for source, name in found.items()}
 
 
-def overall_accuracy(run: Recorded, end: str = "") -> Series:
-    """Greedy accuracy over all problems; of the first set or data source in folders that do not have it. end: "/low"
-    or "/high" for the ends of its 95 % interval."""
-    names = (OVERALL, *(name for name in run.names() if ACCURACY.fullmatch(name)))
-    return run.series(next(filter(run.series, names), OVERALL) + end)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """What one answer to each held-out problem comes to. key, change: metrics of it and of its change since the first
+    evaluation; each has /low and /high. is_share: a share of the problems, shown in percent."""
+
+    name: str
+    key: str
+    change: str
+    is_share: bool
+
+    def text(self, value: float) -> str:
+        """The figure as people read it."""
+        return f"{value:.1%}" if self.is_share else reward_text(value)
+
+    def difference(self, value: float, *, unit: bool = True) -> str:
+        """The same of a change."""
+        if self.is_share:
+            return f"{value * 100:+.1f}{' points' if unit else ''}"
+        return ("+" if value >= 0 else "") + reward_text(value)
+
+    def series(self, run: Recorded, end: str = "") -> Series:
+        """Over all problems; of the first set or data source in folders that do not have it. end: "/low" or "/high"."""
+        tail = self.key.removeprefix("val-core/")
+        names = (self.key, *(f"val-core/{part}/{tail}" for part in accuracies(run)))
+        return run.series(next(filter(run.series, names), self.key) + end)
+
+    def span(self, run: Recorded) -> tuple[float | None, float | None]:
+        """Before and after: from the summary, else the first and the last evaluation."""
+        before, after = (run.summary.get(f"{self.name}_{when}") for when in ("before", "after"))
+        series = self.series(run)
+        if len(series.values) > 1:
+            before = series.values[0] if before is None else before
+            after = series.values[-1] if after is None else after
+        return _number(before), _number(after)
+
+
+HELD_OUT_ACCURACY = HeldOut(name="accuracy", key=OVERALL, change=CHANGE, is_share=True)
+HELD_OUT_REWARD = HeldOut(name="reward", key=OVERALL_REWARD, change=REWARD_CHANGE, is_share=False)
+
+
+def held_out_figures(run: Recorded) -> tuple[HeldOut, ...]:
+    """The figures to show, first the one by which the run is judged (eval.best_metric): accuracy, and the reward where
+    it is another number."""
+    accuracy, reward = HELD_OUT_ACCURACY.series(run).values, HELD_OUT_REWARD.series(run).values
+    pairs = zip(accuracy, reward, strict=False)
+    if not any(not math.isclose(one, other, abs_tol=1e-9) for one, other in pairs):
+        return (HELD_OUT_ACCURACY,)
+    is_first = "/reward/" in run_settings(run).best_metric
+    return (HELD_OUT_REWARD, HELD_OUT_ACCURACY) if is_first else (HELD_OUT_ACCURACY, HELD_OUT_REWARD)
+
+
+def reward_text(value: float) -> str:
+    """Three decimals, or three digits of a small number."""
+    return f"{value:.3f}" if abs(value) >= 0.1 or abs(value) < 1e-12 else f"{value:.3g}"
 
 
 def latest(run: Recorded, key: str) -> float | None:
@@ -290,16 +339,6 @@ def best_evaluation(run: Recorded) -> BestEvaluation | None:
         return None
     step = max(by_step, key=by_step.__getitem__)
     return BestEvaluation(metric=metric, step=step, value=by_step[step], is_only=len(by_step) == 1)
-
-
-def accuracy_span(run: Recorded) -> tuple[float | None, float | None]:
-    """Accuracy before and after: from the summary, else the first and the last evaluation."""
-    before, after = run.summary.get("accuracy_before"), run.summary.get("accuracy_after")
-    series = overall_accuracy(run)
-    if len(series.values) > 1:
-        before = series.values[0] if before is None else before
-        after = series.values[-1] if after is None else after
-    return _number(before), _number(after)
 
 
 def _number(value: object) -> float | None:

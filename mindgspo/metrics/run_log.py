@@ -5,6 +5,7 @@ The trainer decides what is logged; nothing here reads a configuration.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -168,7 +169,7 @@ _COLUMNS = (  # (label, keys of which the first that is present is shown, format
     ("sft accuracy", ("sft/accuracy",), "{:.3f}"),
 )
 
-_SHOWN_FIGURE = re.compile(r"val-core/.+/acc/[a-z]+@[0-9]+")
+_SHOWN_FIGURE = re.compile(r"(?P<part>val-core/.+)/(?P<kind>acc|reward)/(?P<of>(?:mean|pass|maj)@[0-9]+)")
 
 
 def step_line(step: int, total_steps: int | None, metrics: Mapping[str, float]) -> str | None:
@@ -178,11 +179,19 @@ def step_line(step: int, total_steps: int | None, metrics: Mapping[str, float]) 
         key = next((key for key in keys if key in metrics), None)
         if key is not None:
             cells.append(f"{label} {form.format(metrics[key])}")
-    cells += [f"{key} {value:.4f}" for key, value in metrics.items() if _SHOWN_FIGURE.fullmatch(key)]
+    cells += [f"{key} {value:.4f}" for key, value in metrics.items() if _is_shown(key, metrics)]
     if not cells:
         return None
     position = f"{step}/{total_steps}" if total_steps else f"{step}"
     return f"step {position:>7}  " + "  ".join(cells)
+
+
+def _is_shown(key: str, metrics: Mapping[str, float]) -> bool:
+    """Accuracies, and rewards that are another number."""
+    found = _SHOWN_FIGURE.fullmatch(key)
+    if found is None or found["kind"] == "acc":
+        return found is not None
+    return not math.isclose(metrics[key], metrics.get(f"{found['part']}/acc/{found['of']}", math.inf), abs_tol=1e-9)
 
 
 class StepPrinter:

@@ -155,7 +155,8 @@ def _begin(config: ExperimentConfig, folder: RunFolder, log: RunLog, progress: P
     aside = set_summary_aside(folder)  # before the configuration, which alone tells that more steps are asked for
     if aside is not None:
         log.note(f"the run was finished and goes on; its summary until here is {aside}")
-    write_file(folder.config, dump_config(config).encode())
+    log.history.config_text = dump_config(config)
+    write_file(folder.config, log.history.config_text.encode())
     record_start(folder.root, step=0 if progress is None else progress.step, device=config.device)
 
 
@@ -290,6 +291,8 @@ def _write_results(
         seed=config.seed,
         accuracy_before=progress.accuracy_before,
         accuracy_after=progress.accuracy,
+        reward_before=progress.reward_before,
+        reward_after=progress.reward,
         best_metric=config.eval.best_metric,
         best_step=None if progress.best is None else progress.best.step,
         best_value=None if progress.best is None else progress.best.value,

@@ -18,13 +18,16 @@ class Best:
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """step: training steps done. accuracy_before: before the first one, None where nothing was evaluated then.
-    accuracy: of the latest evaluation. best: over all evaluations, None before the first; latest: the last one.
-    training_seconds, tokens: summed over steps. seconds_before: seconds that the run took before this process's clock
-    read 0, which is negative as soon as that clock started elsewhere."""
+    """step: training steps done. accuracy_before, reward_before: before the first one, None where nothing was evaluated
+    then. accuracy, reward: of the latest evaluation, the reward None where no answer could be scored. best: over all
+    evaluations, None before the first; latest: the last one. training_seconds, tokens: summed over steps.
+    seconds_before: seconds that the run took before this process's clock read 0, which is negative as soon as that
+    clock started elsewhere."""
 
     accuracy_before: float | None = None
     accuracy: float | None = None
+    reward_before: float | None = None
+    reward: float | None = None
     best: Best | None = None
     latest: Best | None = None
     step: int = 0
@@ -38,14 +41,14 @@ class Progress:
         self.training_seconds += metrics["perf/time_per_step"]
         self.tokens += int(metrics["perf/total_num_tokens"])
 
-    def evaluated(self, accuracy: float, value: float | None) -> None:
+    def evaluated(self, accuracy: float, value: float | None, reward: float | None = None) -> None:
         """Take note of an evaluation at the present step. value: of eval.best_metric, None where it came to nothing.
 
         Of equally good ones the first is best. A second one at a step, around a warm-up, replaces the first.
         """
         if self.step == 0 and self.accuracy_before is None:
-            self.accuracy_before = accuracy
-        self.accuracy = accuracy
+            self.accuracy_before, self.reward_before = accuracy, reward
+        self.accuracy, self.reward = accuracy, reward
         self.latest = None if value is None else Best(step=self.step, value=value)
         if value is not None and (self.best is None or self.best.step == self.step or value > self.best.value):
             self.best = Best(step=self.step, value=value)
@@ -64,6 +67,8 @@ class Progress:
         return {
             "accuracy_before": self.accuracy_before,
             "accuracy": self.accuracy,
+            "reward_before": self.reward_before,
+            "reward": self.reward,
             "best": None if self.best is None else asdict(self.best),
             "latest": None if self.latest is None else asdict(self.latest),
             "step": self.step,
@@ -78,6 +83,8 @@ class Progress:
         return Progress(
             accuracy_before=state["accuracy_before"],
             accuracy=state["accuracy"],
+            reward_before=state.get("reward_before"),
+            reward=state.get("reward"),
             best=None if state.get("best") is None else Best(**state["best"]),
             latest=None if state.get("latest") is None else Best(**state["latest"]),
             step=int(state["step"]),

@@ -6,39 +6,46 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from mindgspo.config.data import CHANGE, OVERALL, EvalSection
+from mindgspo.config.data import CHANGE, OVERALL, OVERALL_REWARD, REWARD_CHANGE, EvalSection
 from mindgspo.data import PromptDataset
-from mindgspo.evaluation.estimates import Estimate, change_estimate
+from mindgspo.evaluation.estimates import Estimate, change_estimate, reward_change_estimate
 from mindgspo.evaluation.evaluate import Evaluator, with_bounds
 from mindgspo.metrics import RunLog, Timers, verdict_lines
 from mindgspo.trainer.progress import Progress
 
 
 class Baseline:
-    """Which held-out problems the first evaluation of a run solved: what later ones are compared with."""
+    """Which held-out problems the first evaluation of a run solved, and the rewards of its answers: what later ones are
+    compared with."""
 
     def __init__(self) -> None:
         self._solved: np.ndarray | None = None
+        self._rewards: tuple[float, ...] = ()
 
-    def change(self, solved: Sequence[bool]) -> Estimate | None:
-        """Change of the accuracy since the first call, which only takes note and returns None; so does one about
-        another number of problems (a run that began with another's checkpoint, on other rows)."""
+    def changes(self, solved: Sequence[bool], rewards: Sequence[float]) -> dict[str, Estimate]:
+        """Changes of accuracy and mean reward since the first call, by name. That one only takes note; so does one
+        about another number of problems (a run that began with another's checkpoint, on other rows)."""
         outcome = np.asarray(solved, bool)
         if self._solved is None or self._solved.size != outcome.size:
-            self._solved = outcome
-            return None
-        return change_estimate(self._solved, outcome)
+            self._solved, self._rewards = outcome, tuple(rewards)
+            return {}
+        found = {CHANGE: change_estimate(self._solved, outcome)}
+        if rewards and len(self._rewards) == len(rewards):
+            found[REWARD_CHANGE] = reward_change_estimate(self._rewards, rewards)
+        return found
 
     def state(self) -> dict[str, object]:
         """JSON-able; `load_state` reads it back."""
         if self._solved is None:
             return {}
-        return {"problems": int(self._solved.size), "solved": np.packbits(self._solved).tobytes().hex()}
+        solved = np.packbits(self._solved).tobytes().hex()
+        return {"problems": int(self._solved.size), "solved": solved, "rewards": list(self._rewards)}
 
     def load_state(self, state: Mapping[str, object]) -> None:
         """Continue from what `state` returned."""
-        self._solved = None
+        self._solved, self._rewards = None, ()
         if state:
+            self._rewards = tuple(state.get("rewards", ()))
             bits = np.frombuffer(bytes.fromhex(str(state["solved"])), np.uint8)
             self._solved = np.unpackbits(bits, count=int(str(state["problems"]))).astype(bool)
 
@@ -64,11 +71,11 @@ class Validation:
             sets = {name: list(rows) for name, rows in self.sets.items()}
             evaluation = self.evaluator.evaluate(sets, progress.step, weight_version=weight_version)
         metrics = {**evaluation.metrics, **self._timers.collect()}
-        change = self.baseline.change(evaluation.solved)
-        if change is not None:
-            metrics |= with_bounds(CHANGE, change)
+        for name, change in self.baseline.changes(evaluation.solved, evaluation.rewards).items():
+            metrics |= with_bounds(name, change)
         best_metric = self._section.best_metric
-        progress.evaluated(evaluation.accuracy, metrics.get(best_metric))
+        assert best_metric is not None, "config is not resolved"
+        progress.evaluated(evaluation.accuracy, metrics.get(best_metric), metrics.get(OVERALL_REWARD))
         log.log_metrics(progress.step, metrics)
         for one in evaluation.sets:
             for groups in (one.single, one.sampled):
@@ -83,4 +90,5 @@ def _best_text(name: str, progress: Progress) -> str:
         return f"{name} was not measured"
     where = "here" if best.step == progress.step else f"at step {best.step}"
     value = f"{best.value:.1%}" if "/acc/" in name else f"{best.value:.4g}"
-    return f"best {'' if name == OVERALL else f'{name} '}{value} {where}"
+    named = {OVERALL: "", OVERALL_REWARD: "reward "}.get(name, f"{name} ")
+    return f"best {named}{value} {where}"

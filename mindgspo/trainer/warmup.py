@@ -6,6 +6,7 @@ may stop early.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,7 @@ from mindgspo.data.rows import TrainingSample
 from mindgspo.errors import DataError
 from mindgspo.evaluation.evaluate import Evaluator
 from mindgspo.metrics import RunLog
+from mindgspo.metrics.run_folder import reward_text
 from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.tokenization import Tokenizer
@@ -63,11 +65,13 @@ def warm_up(trainer: Trainer, warmup: Warmup, evaluator: Evaluator, log: RunLog)
         trainer.weight_version += 1
         if number % section.check_every and number != section.max_steps:
             continue
-        accuracy = None
+        accuracy, shown = None, ""
         if warmup.check_set is not None:
             trainer.load_engine_weights()
-            accuracy = evaluator.greedy_accuracy(list(warmup.check_set), weight_version=trainer.weight_version)
-        shown = "" if accuracy is None else f"  accuracy {accuracy:.3f} on {len(warmup.check_set)} problems"
+            accuracy, reward = evaluator.greedy_figures(list(warmup.check_set), weight_version=trainer.weight_version)
+            is_other = reward is not None and not math.isclose(accuracy, reward, abs_tol=1e-9)
+            beside = f", reward {reward_text(reward)}" if is_other else ""
+            shown = f"  accuracy {accuracy:.3f}{beside} on {len(warmup.check_set)} problems"
         log.note(f"warm-up {number:>5}/{section.max_steps}  loss {result.loss:.4f}{shown}")
         if accuracy is not None and section.stop_at_accuracy is not None and accuracy >= section.stop_at_accuracy:
             break

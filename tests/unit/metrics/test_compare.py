@@ -110,7 +110,9 @@ def test_the_command_writes_a_page_that_escapes_names(
     assert main(["compare", str(two[0]), str(odd), "--out", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["settings"][0] == {"key": "seed", "values": ["1", "2"]}
-    assert found["outcomes"][0]["best"] == {"step": 5, "accuracy": 0.9, "low": 0.8, "high": 1.0}
+    assert found["outcomes"][0]["best"] == {
+        "step": 5, "value": 0.9, "low": 0.8, "high": 1.0, "text": "90.0% (80.0 .. 100.0)",
+    }  # fmt: skip
 
 
 def test_what_cannot_be_compared_is_named(two: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,9 @@ import pytest
 from mindgspo.config.data import CHANGE, OVERALL
 from mindgspo.config.messages import known_keys
 from mindgspo.metrics import unknown_names, verdict_lines
-from mindgspo.metrics.diagnosis import accuracy_span, diagnose
+from mindgspo.metrics.diagnosis import diagnose
 from mindgspo.metrics.diagnosis_rules import Level
-from mindgspo.metrics.run_folder import RunHistory, RunRecord, accuracies, best_evaluation
+from mindgspo.metrics.run_folder import HELD_OUT_ACCURACY, RunHistory, RunRecord, accuracies, best_evaluation
 
 
 def run_with(
@@ -119,9 +119,9 @@ def test_trends(last: float, level: Level) -> None:
 
 def test_accuracy_timeouts_and_errors() -> None:
     values = {"val-core__math__acc__mean@1": [0.2, 0.4, 0.6]}
-    assert accuracy_span(run_with(**values)) == (0.2, 0.6)
-    assert accuracy_span(run_with(summary={"accuracy_after": 0.7}, **values)) == (0.2, 0.7)
-    assert accuracy_span(run_with(x=[1.0])) == (None, None)
+    assert HELD_OUT_ACCURACY.span(run_with(**values)) == (0.2, 0.6)
+    assert HELD_OUT_ACCURACY.span(run_with(summary={"accuracy_after": 0.7}, **values)) == (0.2, 0.7)
+    assert HELD_OUT_ACCURACY.span(run_with(x=[1.0])) == (None, None)
     rare = run_with(reward__invalid_ratio=[0.01], reward__timeout_ratio=[0.01], reward__error_ratio=[0.0])
     assert [finding.level for finding in diagnose(rare)] == [Level.WARN]
     often = run_with(reward__invalid_ratio=[0.5], reward__timeout_ratio=[0.2], reward__error_ratio=[0.3])

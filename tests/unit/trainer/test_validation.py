@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from mindgspo.config.data import CHANGE, REWARD_CHANGE
 from mindgspo.errors import ConfigError
 from mindgspo.evaluation.estimates import change_estimate
 from mindgspo.evaluation.evaluate import check_best_metric
@@ -48,6 +49,16 @@ def test_sets_with_one_data_source_in_common_are_kept_apart(make_trainer, answer
     assert unknown_names(evaluation.metrics) == []
     low, high = (evaluation.metrics[f"val-core/a/acc/mean@1/{end}"] for end in ("low", "high"))
     assert 0.3 < low < high == 1, "2 of 2 are not certainly all"
+
+
+def test_the_reward_is_the_weighted_sum_that_training_uses(make_trainer, answer, prompts, evaluate) -> None:
+    """Twice the verdict (1, 0, 1), three times the form, which nobody keeps: 4/3 where the accuracy is 2/3."""
+    settings = ("reward.functions=[auto, format]", "reward.weights=[2.0, 3.0]")
+    trainer = make_trainer(lambda prompt, sample: answer("7" if prompt.index == 4 else prompt.answer), *settings)
+    evaluation = evaluate(trainer, {"eval": [prompts[0], prompts[4], prompts[2]]}, step=0)
+    assert evaluation.rewards == (2.0, 0.0, 2.0)
+    assert evaluation.metrics["val-core/reward/mean@1"] == pytest.approx(4 / 3)
+    assert evaluation.metrics["val-core/acc/mean@1"] == pytest.approx(2 / 3)
 
 
 def test_samples_of_an_evaluation_depend_on_nothing_but_seed_and_step(make_trainer, prompts, evaluate) -> None:
@@ -158,22 +169,28 @@ def test_a_best_metric_that_cannot_be_measured_is_refused(load, overrides: list[
 @pytest.mark.parametrize("number", [1, 8, 13])
 def test_the_baseline_survives_a_stop(number: int) -> None:
     first, solved = Baseline(), np.arange(number) % 3 == 0
-    assert first.state() == {} and first.change(solved) is None
+    rewards = (np.arange(number) / 7).tolist()
+    assert first.state() == {} and first.changes(solved, rewards) == {}
     second = Baseline()
     second.load_state(json.loads(json.dumps(first.state())))
     after = np.arange(number) % 2 == 0
-    assert second.change(after) == first.change(after) == change_estimate(solved, after)
+    higher = [one + 0.5 for one in rewards]
+    change = second.changes(after, higher)
+    assert change == first.changes(after, higher)
+    assert change[CHANGE] == change_estimate(solved, after) and change[REWARD_CHANGE].value == pytest.approx(0.5)
 
 
 def test_other_problems_or_an_empty_checkpoint_are_another_baseline() -> None:
     baseline = Baseline()
-    assert baseline.change([True, False]) is None
-    assert baseline.change([True, False, True]) is None
-    assert baseline.change([False, True, True]) == change_estimate([True, False, True], [False, True, True])
+    assert baseline.changes([True, False], [1, 0]) == {}
+    assert baseline.changes([True, False, True], []) == {}
+    assert baseline.changes([False, True, True], [0, 1, 1]) == {
+        CHANGE: change_estimate([True, False, True], [False, True, True])
+    }, "the first could not be scored"
     baseline = Baseline()
-    baseline.change([True, False])
+    baseline.changes([True, False], [1, 0])
     baseline.load_state({})
-    assert baseline.change([True, True]) is None
+    assert baseline.changes([True, True], [1, 1]) == {}
 
 
 def test_after_a_resume_the_log_knows_what_was_before(tmp_path: Path) -> None:
@@ -197,7 +214,8 @@ def test_accuracy_by_source_and_over_all(make_trainer, answer, prompts, tokenize
     said = {2: answer("999"), 6: tokenizer.encode("Tom")}
     trainer = make_trainer(lambda prompt, sample: said.get(prompt.index, answer(prompt.answer)))
     evaluation = evaluate(trainer, {"eval": prompts}, step=3)
-    assert evaluation.accuracy == 6 / 8 == validation_of(trainer).evaluator.greedy_accuracy(prompts, weight_version=0)
+    assert evaluation.accuracy == 6 / 8
+    assert validation_of(trainer).evaluator.greedy_figures(prompts, weight_version=0) == (6 / 8, 6 / 8)
     metrics = evaluation.metrics
     assert unknown_names(metrics) == []
     assert (metrics["val-core/arithmetic/acc/mean@1"], metrics["val-core/openai/gsm8k/acc/mean@1"]) == (2 / 4, 1)
