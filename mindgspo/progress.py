@@ -1,8 +1,11 @@
-"""Progress bars on stderr, gone when the work ends: of rows and of bytes. Notes go there whether bars do or not."""
+"""Progress bars, gone when the work ends: of rows and of bytes on stderr, where notes go whether bars do or not, and of
+a run, with what its step is doing."""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -15,12 +18,15 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    Task,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Column
+from rich.text import Text
 
-from mindgspo.text import printable, raw_stream
+from mindgspo.text import duration, printable, raw_stream
 
 Row = TypeVar("Row")
 
@@ -73,3 +79,100 @@ def byte_progress(name: str, total: int, *, is_wanted: bool) -> Iterator[Callabl
     with _bars(*columns, is_wanted=is_wanted) as bar:
         task = bar.add_task(name, total=total)
         yield lambda num_bytes: bar.advance(task, num_bytes)
+
+
+# ----- the bar of a run
+
+
+_PHASES = {
+    "gen": "generating",
+    "reward": "scoring",
+    "old_log_prob": "log-probs",
+    "adv": "advantages",
+    "update_actor": "updating",
+    "update_weights": "handing weights over",
+    "testing": "evaluating",
+    "save_checkpoint": "saving",
+}
+_MEASURED_STEPS = 8
+
+_run_bar: RunBar | None = None
+
+
+def enter_phase(phase: str) -> None:
+    """What the run does from now on, by the name of its timer; shown where the run has a bar."""
+    if _run_bar is not None and phase in _PHASES:
+        _run_bar.doing = _PHASES[phase]
+
+
+def count(done: int, total: int, what: str) -> None:
+    """How much of the present phase is done, e.g. 24 of 256 responses."""
+    if _run_bar is not None:
+        _run_bar.counted = f" {done}/{total} {what}"
+
+
+class RunBar:
+    """Stages (a warm-up, the training), each with its own count of steps; what the present step does; the time left by
+    the last steps of the stage, however long they are. One per process is told by `enter_phase` and `count`."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        global _run_bar
+        self._clock, self._ends = clock, deque[tuple[float, int]](maxlen=_MEASURED_STEPS + 1)
+        self._doing = self.counted = ""
+        columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), _Text(self._rest))
+        self._bar = Progress(*columns, console=console, transient=True)
+        self._task = self._bar.add_task("", total=None, visible=False)
+        self._bar.start()
+        _run_bar = self
+
+    @property
+    def doing(self) -> str:
+        """What the present step does."""
+        return self._doing
+
+    @doing.setter
+    def doing(self, phase: str) -> None:
+        self._doing, self.counted = phase, ""
+
+    def show(self, stage: str, done: int, total: int) -> None:
+        """So many steps of a stage are done."""
+        task = self._bar.tasks[0]
+        if task.description != stage or done < task.completed:
+            self._ends.clear()
+        if not self._ends or done > self._ends[-1][1]:
+            self._ends.append((self._clock(), done))
+        self.counted = ""
+        self._bar.update(self._task, description=stage, completed=done, total=total, visible=True)
+
+    def left(self) -> float | None:
+        """Seconds until the stage ends; None before one of its steps has ended. Its first step here, which compiles,
+        counts only while there is no other."""
+        ends = list(self._ends)[1 if len(self._ends) > 2 else 0 :]
+        total = self._bar.tasks[0].total
+        if len(ends) < 2 or total is None:
+            return None
+        (first, begun), (last, done) = ends[0], ends[-1]
+        per_step, rest = (last - first) / (done - begun), total - done
+        return max(per_step * rest - (self._clock() - last), per_step * (rest - 1), 0.0)
+
+    def _rest(self) -> str:
+        seconds = self.left()
+        left = "" if seconds is None else f"{duration(seconds)} left  "
+        return f"{left}{self._doing}{self.counted}"
+
+    def close(self) -> None:
+        """Take it from the screen."""
+        global _run_bar
+        _run_bar = None
+        self._bar.stop()
+
+
+class _Text(ProgressColumn):
+    """A column of what a function says at each look."""
+
+    def __init__(self, say: Callable[[], str]) -> None:
+        super().__init__(Column(no_wrap=True, overflow="ellipsis"))
+        self._say = say
+
+    def render(self, task: Task) -> Text:
+        return Text(self._say())

@@ -20,6 +20,7 @@ from mindgspo.metrics.plot_accuracy import draw_sampled
 from mindgspo.metrics.plot_style import DARK, LIGHT
 from mindgspo.metrics.run_folder import RunRecord, best_evaluation, held_out_figures, latest, read_run
 from mindgspo.metrics.samples_page import write_samples_page
+from mindgspo.text import duration
 
 LAST_STEPS = 8
 MAX_GROUPS = 6
@@ -169,16 +170,6 @@ def headlines(run: RunRecord) -> list[Headline]:
 def _measured(summary: Mapping[str, object], key: str) -> float | None:
     value = summary.get(key)
     return float(value) if isinstance(value, (int, float)) else None
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them: 42 s, 3 min 5 s, 2 h 10 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def start_row(start: Mapping[str, object]) -> StartRow:

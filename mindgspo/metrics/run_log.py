@@ -14,7 +14,6 @@ from types import TracebackType
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mindgspo.metrics.files import (
     CONFIG_FILE,
@@ -28,6 +27,7 @@ from mindgspo.metrics.files import (
 )
 from mindgspo.metrics.run_folder import RunHistory
 from mindgspo.metrics.tracking import Tracker
+from mindgspo.progress import RunBar
 from mindgspo.text import printable, raw_stream, shorten
 from mindgspo.types import Group, Int32Array, Prompt, Response, Score, ScoredGroup
 
@@ -129,6 +129,10 @@ class RunLog:
         """Print a line of text above the progress bar; it is not written to any file."""
         self._printer.print_text(text)
 
+    def show_warm_up(self, done: int, total: int) -> None:
+        """Updates of the warm-up, on the progress bar."""
+        self._printer.show("warm-up", done, total)
+
 
 class SilentLog(RunLog):
     """The log of a rank that is not the first: nothing is written, nothing is printed."""
@@ -155,6 +159,9 @@ class SilentLog(RunLog):
         pass
 
     def note(self, text: str) -> None:
+        pass
+
+    def show_warm_up(self, done: int, total: int) -> None:
         pass
 
 
@@ -200,23 +207,17 @@ class StepPrinter:
     def __init__(self, console: Console, *, progress: bool, total_steps: int | None) -> None:
         self._console = console
         self._total_steps = total_steps
-        self._progress: Progress | None = None
-        if progress and total_steps and console.is_terminal:
-            self._progress = Progress(
-                TextColumn("training"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                console=console,
-                transient=True,
-            )
-            self._task = self._progress.add_task("training", total=total_steps)
-            self._progress.start()
+        self._bar = RunBar(console) if progress and total_steps is not None and console.is_terminal else None
+
+    def show(self, stage: str, done: int, total: int) -> None:
+        """So many steps of a stage on the bar."""
+        if self._bar is not None:
+            self._bar.show(stage, done, total)
 
     def start_at(self, step: int) -> None:
         """Show `step` as already done."""
-        if self._progress is not None:
-            self._progress.update(self._task, completed=step)
+        if self._total_steps:
+            self.show("training", max(0, step), self._total_steps)
 
     def print_step(self, step: int, metrics: Mapping[str, float]) -> None:
         line = step_line(step, self._total_steps, metrics)
@@ -229,8 +230,8 @@ class StepPrinter:
         self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        if self._bar is not None:
+            self._bar.close()
 
 
 Decode = Callable[[Int32Array], str]

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
-from mindgspo import faults
+from mindgspo import faults, progress
 from mindgspo.config.cache import BLOCK
 from mindgspo.data.rows import round_up
 from mindgspo.parallel.collectives import GraphOfRanks
@@ -113,6 +113,7 @@ class NativeEngine:
         while not decoding.done:
             decoding.look()
             ended |= {one.request.number: one for one in decoding.ended()}
+            progress.count(decoding.num_finished, len(prompts) * settings.num_samples, "responses")
             faults.reach(f"{fault}.inside")
         in_order = [ended[request.number] for request in requests]
         responses = tuple(whole_responses(one.request, one.pieces, weight_version) for one in in_order)
@@ -263,6 +264,11 @@ class Decoding:
     def done(self) -> bool:
         """Nothing runs or waits."""
         return self._scheduler.done
+
+    @property
+    def num_finished(self) -> int:
+        """Responses that have ended so far."""
+        return self._scheduler.num_finished
 
     def look(self) -> None:
         """Admit what there is room for, and decode up to the host's next look."""

@@ -57,7 +57,7 @@ class Scheduler:
         assert allocator.num_in_use == 0 and most_blocks <= allocator.capacity, (most_blocks, allocator.capacity)
         self._block, self._allocator, self._tokens_per_look = block, allocator, tokens_per_look
         self._eos_ids, self._clock = np.array(sorted(eos_ids), dtype=np.int32), clock
-        self._num_added = 0
+        self._num_added = self.num_finished = 0
         self._jobs: dict[int, Job] = {}  # by number of the request, until all its responses have ended
         self._queue: deque[Job] = deque()  # those with samples to be admitted
         self._preempted: deque[Waiting] = deque()
@@ -375,6 +375,7 @@ class Scheduler:
         experts = self._experts_of(slot)
         piece = job.piece(self._ids[slot, :length], self._logprobs[slot, :length], experts, reason)
         self._leave(slot)
+        self.num_finished += 1
         self._end(job, place, piece)
 
     def _end(self, job: Job, place: int, piece: Piece) -> None:

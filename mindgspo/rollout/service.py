@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from mindgspo import progress
 from mindgspo.rollout.protocol import Rollout, RolloutCounters, SamplingSettings
 from mindgspo.types import FinishReason, Float32Array, Int32Array, Prompt, Response, Routing
 
@@ -125,6 +126,8 @@ class ServiceEngine:
         answers: dict[int, Answer] = {}
         while len(answers) < len(requests):
             answers |= {answer.number: answer for answer in self._service.wait()}
+            num_done, num_all = (len(some) * len(samples) for some in (answers, requests))
+            progress.count(num_done, num_all, "responses")
         responses = tuple(
             whole_responses(request, answers[request.number].pieces, weight_version) for request in requests
         )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mindspore import nn
 
-from mindgspo import faults
+from mindgspo import faults, progress
 from mindgspo.algorithms.kl_control import KLController
 from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.algorithms.optim.backend import UpdateBackend
@@ -274,6 +274,7 @@ def stateful_parts(trainer: Trainer, validation: Validation) -> dict[str, Statef
 
 def _stage_begins(stage: str) -> None:
     heartbeat.enter_stage(stage)
+    progress.enter_phase(stage)
     if stage == "update_actor":
         faults.reach("update.before")
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from mindgspo import progress
 from mindgspo.parallel import heartbeat
 from mindgspo.rollout.protocol import SamplingSettings
 from mindgspo.rollout.service import Answer, CompletionService, Request, first_due
@@ -82,6 +83,9 @@ class Feed:
         self._drop_expired()
         self._fill(num_prompts)
         while (chosen := self._choice(num_prompts)) is None:
+            num_samples = self._sampling.num_samples
+            num_whole = sum(group.is_complete for group in self._groups)
+            progress.count(min(num_whole, num_prompts) * num_samples, num_prompts * num_samples, "responses")
             self._absorb(self._waited(self._service.wait))
         drawn = set(chosen)
         self._groups = [group for group in self._groups if group not in drawn]

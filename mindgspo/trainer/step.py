@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 from mindspore import nn
 
+from mindgspo import progress
 from mindgspo.algorithms.kl_control import KLController
 from mindgspo.algorithms.optim.backend import UpdateBackend, UpdateResult
 from mindgspo.algorithms.optim.learning_rate import learning_rate
@@ -287,7 +288,8 @@ class Trainer:
         results: list[UpdateResult | None] = []
         kl_coef = self.kl.coef if self.algorithm.kl.placement == "loss" else 0.0
         dump = self._dump(step)
-        for batches in mini_batches * self.settings.epochs_per_rollout:
+        rounds = mini_batches * self.settings.epochs_per_rollout
+        for batches in rounds:
             lr = self.learning_rate(self.updates_tried)
             if dump is not None:
                 dump.before(batches, lr=lr, kl_coef=kl_coef)
@@ -309,6 +311,7 @@ class Trainer:
                 if all(earlier is None for earlier in results):
                     self._check_first_update(batches, result, step)
             results.append(result)
+            progress.count(len(results), len(rounds), "updates")
         if dump is not None:
             dump.close()
         return results

@@ -56,6 +56,7 @@ def warm_up(trainer: Trainer, warmup: Warmup, evaluator: Evaluator, log: RunLog)
     backend = build_update_backend(policy, SupervisedLoss(), optimizer)
     stream = PromptStream(len(warmup.samples), trainer.seed ^ _WARMUP_STREAM)
     layout = _layout(trainer.layout, section, warmup.samples)
+    log.show_warm_up(0, section.max_steps)
     for number in range(1, section.max_steps + 1):
         batches = micro_batches([warmup.samples[index] for index in stream.take(section.batch_size)], layout)
         lr = learning_rate(number - 1, section.max_steps, optimizer)
@@ -63,6 +64,7 @@ def warm_up(trainer: Trainer, warmup: Warmup, evaluator: Evaluator, log: RunLog)
         with update_phase, saved_on_failure(trainer.failures_dir, f"warmup_{number:08d}", batches):
             result = backend.update(batches, lr)
         trainer.weight_version += 1
+        log.show_warm_up(number, section.max_steps)
         if number % section.check_every and number != section.max_steps:
             continue
         accuracy, shown = None, ""

@@ -25,8 +25,9 @@ from mindgspo.metrics import RunLog, plot_run, unknown_names, write_report
 from mindgspo.metrics.plot import draw, draw_policy
 from mindgspo.metrics.plot_accuracy import draw_accuracy, draw_sampled, pushed_apart
 from mindgspo.metrics.plot_style import DARK, LIGHT, new_figure, smooth
-from mindgspo.metrics.report import MAX_PROBLEMS, duration, group_samples, held_out_table, pictures
+from mindgspo.metrics.report import MAX_PROBLEMS, group_samples, held_out_table, pictures
 from mindgspo.metrics.run_folder import RunRecord, read_run, run_settings
+from mindgspo.text import duration
 from mindgspo.types import Group, ScoredGroup, Verdict
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -1,0 +1,88 @@
+"""The bar of a run: stages with their own count, the time left by the run's own steps, and what a step is doing."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from mindgspo import progress
+from mindgspo.metrics.run_log import StepPrinter
+from mindgspo.progress import RunBar
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def bar(clock: Clock):
+    made = RunBar(Console(file=io.StringIO(), force_terminal=True, width=100), clock)
+    yield made
+    made.close()
+
+
+def test_time_left_of_steps_that_take_minutes(bar: RunBar, clock: Clock) -> None:
+    """The first step compiles for 300 s, the others take 90 s; the fifth has run for 30 s, then for 200 s."""
+    bar.show("training", 0, 10)
+    assert bar.left() is None
+    for step, now in ((1, 300.0), (2, 390.0), (3, 480.0), (4, 570.0)):
+        clock.now = now
+        bar.show("training", step, 10)
+    assert bar.left() == pytest.approx(6 * 90)
+    clock.now += 30
+    bar.show("training", 4, 10)  # an evaluation's line, of the same step
+    assert bar.left() == pytest.approx(6 * 90 - 30)
+    clock.now += 170
+    assert bar.left() == pytest.approx(5 * 90), "a step that takes long takes nothing from the next ones"
+
+
+def test_one_step_is_enough_and_a_stage_begins_anew(bar: RunBar, clock: Clock) -> None:
+    bar.show("warm-up", 0, 400)
+    clock.now = 2.0
+    bar.show("warm-up", 1, 400)
+    assert bar.left() == pytest.approx(2 * 399)
+    clock.now = 50.0
+    bar.show("training", 0, 40)
+    assert bar.left() is None
+    clock.now = 95.0
+    bar.show("training", 1, 40)
+    assert bar.left() == pytest.approx(45 * 39)
+
+
+def test_what_a_step_is_doing(bar: RunBar) -> None:
+    bar.show("training", 3, 8)
+    progress.enter_phase("gen")
+    progress.count(24, 256, "responses")
+    assert bar._rest() == "generating 24/256 responses"
+    progress.enter_phase("step")  # the timer around all phases
+    assert bar._rest() == "generating 24/256 responses"
+    progress.enter_phase("update_actor")
+    assert bar._rest() == "updating"
+
+
+def test_the_screen_of_a_run_with_a_warm_up() -> None:
+    """No step is ever -1, which is what a log is cut to before its first line."""
+    screen = io.StringIO()
+    printer = StepPrinter(Console(file=screen, force_terminal=True, width=100), progress=True, total_steps=40)
+    printer.show("warm-up", 0, 400)
+    printer.show("warm-up", 150, 400)
+    printer._bar._bar.refresh()
+    printer.start_at(-1)
+    printer._bar._bar.refresh()
+    printer.close()
+    shown = screen.getvalue()
+    assert "warm-up" in shown and "150/400" in shown and " 0/40" in shown and "-1" not in shown
+    progress.enter_phase("gen")  # nothing shows it any more
+    progress.count(1, 2, "responses")
