@@ -1,31 +1,43 @@
 """What `mindgspo check` looks at before a run: every input file that can be checked without MindSpore.
 
-The rows are read as the run reads them; only the first ones are rendered, so the answer comes in seconds.
+The rows are read and judged as the run does it, so that what is counted here is what the run drops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+import tempfile
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
 
 from mindgspo.config import DataSourceSection, ExperimentConfig, batch_table, notes
 from mindgspo.config.rules import data_sources
-from mindgspo.data.account import PromptIndex
+from mindgspo.data.account import Account, take_account
 from mindgspo.data.dataset import check_folder, row_lines
-from mindgspo.data.rendering import PromptFacts, prompt_facts, render_row
+from mindgspo.data.rendering import RenderedRow, prompt_facts, render_row
 from mindgspo.data.source_rows import DroppedRow, SourceRow
 from mindgspo.data.sources import open_source
-from mindgspo.errors import DataError
+from mindgspo.errors import ConfigError, DataError, RewardError
 from mindgspo.evaluation.datasets import HELD_OUT_SEED, NUM_TRIAL_ROWS, check_distinct_prompts, trial_candidate
 from mindgspo.metrics.tracking import check_installed
 from mindgspo.models.weight_check import check_weights
 from mindgspo.rewards import Scorer, gold_is_readable
+from mindgspo.text import counted
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.types import Prompt, Verdict
+
+_MOST_RENDERED = 20_000
+"""Rows whose prompts are tokenized: some seconds."""
+_MOST_TRIED = 16
+"""Rows on which a reward function is tried that gives none to the first."""
 
 
 def check_experiment(config: ExperimentConfig) -> Iterator[str]:
     """Lines about tokenizer, model, data, reward and batches. Raises the errors of `mindgspo.errors`."""
     check_installed(config.logging.trackers)
+    assert config.run_dir is not None, "config is not resolved"
+    _check_writable(config.run_dir.expanduser().absolute())
     tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
     yield f"tokenizer: {tokenizer.name}, {tokenizer.vocab_size} ids, eos {tokenizer.eos_ids}, pad {tokenizer.pad_id}"
     if config.model.path is not None:
@@ -43,6 +55,19 @@ def check_experiment(config: ExperimentConfig) -> Iterator[str]:
     yield from (f"note: {line}" for line in notes(config))
 
 
+def _check_writable(run_dir: Path) -> None:
+    """Writes a file there and removes it: permissions do not tell of full disks and of folders like /proc."""
+    folder = next(one for one in (run_dir, *run_dir.parents) if one.is_dir())
+    try:
+        with tempfile.TemporaryDirectory(prefix=".mindgspo-check-", dir=folder) as made:
+            Path(made, "file").write_bytes(bytes(1 << 16))
+    except OSError as error:
+        raise ConfigError(
+            f"run_dir: {run_dir}: nothing can be written into {folder} ({error.strerror}); choose another with "
+            "--set run_dir=..."
+        ) from error
+
+
 def _checked_sources(
     config: ExperimentConfig, tokenizer: Tokenizer, scorer: Scorer
 ) -> Generator[str, None, int | None]:
@@ -54,12 +79,13 @@ def _checked_sources(
             num_rows = _check_prepared(config, source, tokenizer)
             yield f"{key}: {num_rows} prepared rows; `mindgspo data inspect {source.path}` shows them"
         else:
-            prompts, num_rows, num_dropped = _first_prompts(config, key, source, tokenizer, scorer)
-            left_out = f" ({num_dropped} more will be dropped)" if num_dropped else ""
-            yield f"{key}: {num_rows} rows{left_out}, the first {len(prompts)}:"
-            for prompt in prompts:
+            account, prompts = _looked_at(config, key, source, tokenizer, scorer)
+            num_rows, left_out = account.counts.rows_out, _left_out(account, config.data.max_prompt_length)
+            judged = _judgements(key, scorer, prompts, tokenizer, may_be_wrong=source.forgotten_carries > 0)
+            yield f"{key}: {num_rows} rows{left_out}, the first {len(judged)}:"
+            for prompt, reward in zip(prompts, judged, strict=False):
                 yield from row_lines(prompt)
-                yield f"--- reward: {_judged(scorer, prompt, tokenizer, may_be_wrong=source.forgotten_carries > 0)}"
+                yield f"--- reward: {reward}"
         if key == "data.train":
             num_train_rows = num_rows
     return num_train_rows
@@ -71,49 +97,86 @@ def _check_prepared(config: ExperimentConfig, source: DataSourceSection, tokeniz
     return min(num_rows, source.max_rows or num_rows)
 
 
-def _first_prompts(
+def _looked_at(
     config: ExperimentConfig, key: str, source: DataSourceSection, tokenizer: Tokenizer, scorer: Scorer
-) -> tuple[list[Prompt], int, int]:
-    """The first rows as prompts, and the numbers of those that the run would keep and drop, long prompts aside. Every
-    row is read, and its gold answer by the functions of the configuration."""
+) -> tuple[Account, list[Prompt]]:
+    """What becomes of every row, as `data prepare` judges it, and the first prompts. Every row is read, and its gold
+    answer by the functions of the configuration; lengths are those of the first `_MOST_RENDERED` rows."""
     opened = open_source(source, config.seed if key == "data.train" else HELD_OUT_SEED, tokenizer)
-    index, first, num_rows, num_dropped, unreadable = PromptIndex(), [], 0, 0, []
-    for row in opened.parsed():
-        if isinstance(row, DroppedRow) or gold_is_readable(row.data_source, row.answer) is False:
-            num_dropped += 1
-            continue
-        if len(first) < NUM_TRIAL_ROWS:
-            first.append(row)
-        if source.dedup:
-            text = row.messages[-1]["content"]
-            index.add(row.prompt_key, number=num_rows, where=row.where, answer=row.answer, text=text)
-        unreadable += filter(None, [scorer.unreadable(row.where, row.data_source, row.answer)])
-        num_rows += 1
-    if not first:
-        raise DataError(f"{key}: {source.path} holds no row with a gold answer that can be read")
-    if unreadable:
-        raise DataError(
-            f"{key}: {len(unreadable)} gold answers in {num_rows} rows cannot be read, the first at {unreadable[0]}; "
-            "remove these rows, or name a reward function that fits them under reward.functions"
-        )
     facts = prompt_facts(source, config.data)
-    prompts = [_prompt(number, row, facts, tokenizer) for number, row in enumerate(first)]
-    num_repeated = len(index.superfluous())
-    return prompts, num_rows - num_repeated, num_dropped + num_repeated
+    first: list[tuple[int, RenderedRow]] = []
+    unreadable: list[tuple[int, str]] = []
 
+    def rendered() -> Iterator[RenderedRow | DroppedRow]:
+        for number, row in enumerate(opened.parsed()):
+            found = render_row(row, facts, tokenizer) if number < _MOST_RENDERED else _unrendered(row)
+            if isinstance(found, RenderedRow) and gold_is_readable(found.data_source, found.answer) is not False:
+                if len(first) < _MOST_TRIED and found.ids.size <= facts.max_prompt_length:
+                    first.append((number, found))
+                if problem := scorer.unreadable(found.where, found.data_source, found.answer):
+                    unreadable.append((number, problem))
+            yield found
 
-def _prompt(index: int, row: SourceRow, facts: PromptFacts, tokenizer: Tokenizer) -> Prompt:
-    rendered = render_row(row, facts, tokenizer)
-    if rendered.full_length > facts.max_prompt_length and facts.truncation == "error":
+    label = f"{key}: {opened.label}"
+    account = take_account(rendered(), facts, label=label, dedup=source.dedup, is_readable=gold_is_readable)
+    problems = [problem for number, problem in unreadable if number not in account.reasons]
+    if problems:
         raise DataError(
-            f"{row.where}: the prompt has {rendered.full_length} tokens, data.max_prompt_length is "
-            f"{facts.max_prompt_length}; raise it, or set data.truncation to left, right, middle or drop"
+            f"{key}: {len(problems)} gold answers in {account.counts.rows_out} rows cannot be read, the first at "
+            f"{problems[0]}; remove these rows, or name a reward function that fits them under reward.functions"
         )
-    return rendered.as_prompt(index)
+    kept = [row for number, row in first if number not in account.reasons]
+    return account, [row.as_prompt(number) for number, row in enumerate(kept)]
 
 
-def _judged(scorer: Scorer, prompt: Prompt, tokenizer: Tokenizer, *, may_be_wrong: bool) -> str:
-    """What the reward functions make of the row's own solution, or else of its gold answer.
+def _unrendered(row: SourceRow | DroppedRow) -> RenderedRow | DroppedRow:
+    """A row whose length is not looked at."""
+    if isinstance(row, DroppedRow):
+        return row
+    return RenderedRow(
+        where=row.where,
+        prompt_key=row.prompt_key,
+        full_length=0,
+        ids=np.zeros(0, dtype=np.int32),
+        text=row.messages[-1]["content"],
+        answer=row.answer,
+        data_source=row.data_source,
+        solution=row.solution,
+        extra_info=row.extra_info,
+    )
+
+
+def _left_out(account: Account, max_prompt_length: int) -> str:
+    """How many rows the run drops or cuts, and why."""
+    counts = account.counts
+    dropped = ", ".join(f"{number} {reason}" for reason, number in counts.dropped.items())
+    parts = [f"{counts.rows_in - counts.rows_out} more will be dropped: {dropped}"] if dropped else []
+    parts += [f"{number} cut to {max_prompt_length} tokens" for number in counts.truncated.values()]
+    if counts.rows_in > _MOST_RENDERED:
+        parts.append(f"lengths are those of the first {_MOST_RENDERED:,} rows")
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+def _judgements(
+    key: str, scorer: Scorer, prompts: Sequence[Prompt], tokenizer: Tokenizer, *, may_be_wrong: bool
+) -> list[str]:
+    """What the reward functions make of the first rows. Raises RewardError where they give no reward to any of more."""
+    found = []
+    for number, prompt in enumerate(prompts):
+        text, is_valued = _judged(scorer, prompt, tokenizer, may_be_wrong=may_be_wrong)
+        found.append((text, is_valued))
+        if number + 1 >= NUM_TRIAL_ROWS and any(is_valued for _, is_valued in found):
+            break
+    if found and not any(is_valued for _, is_valued in found):
+        raise RewardError(
+            f"reward.functions: of the first {counted(len(found), 'row')} of {key} none gets a reward: {found[0][0]}. "
+            "A run would learn nothing; return a number"
+        )
+    return [text for text, _ in found[:NUM_TRIAL_ROWS]]
+
+
+def _judged(scorer: Scorer, prompt: Prompt, tokenizer: Tokenizer, *, may_be_wrong: bool) -> tuple[str, bool]:
+    """What the reward functions make of the row's own solution, or else of its gold answer, and whether it is a value.
 
     may_be_wrong: the solutions are a careless teacher's, so only one without an answer is refused. A user's function is
     taken at its word.
@@ -130,4 +193,5 @@ def _judged(scorer: Scorer, prompt: Prompt, tokenizer: Tokenizer, *, may_be_wron
         )
     value = f"no reward ({score.message})" if score.value is None else f"{score.value:g}"
     parts = " + ".join(f"{name} {part:g}" for name, part in score.parts.items()) if len(score.parts) > 1 else ""
-    return f"the row's {what} gets {value}{parts and f' ({parts})'}, found {score.extracted!r}, gold {prompt.answer!r}"
+    text = f"the row's {what} gets {value}{parts and f' ({parts})'}, found {score.extracted!r}, gold {prompt.answer!r}"
+    return text, score.value is not None

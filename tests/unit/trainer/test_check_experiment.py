@@ -46,7 +46,8 @@ def test_prompts_are_shown_as_the_model_will_see_them(check) -> None:
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    ({"question": "pens " * 40}, "the prompt has 5. tokens, data.max_prompt_length is 32"),
+    ({"question": "pens " * 40}, r"data.train: .*: 1 of 5 prompts are longer than data.max_prompt_length = 32, the "
+     r"first one .*rows.jsonl:1 with 5. tokens"),
     ({"answer": "#### 10\n\nThat is \\boxed{11}. #### 11 #### 1"}, None),
 ], ids=["long prompt", "last mark"])  # fmt: skip
 def test_first_rows_that_cannot_be_used_are_refused(check, change: dict, said: str | None) -> None:
@@ -60,14 +61,43 @@ def test_first_rows_that_cannot_be_used_are_refused(check, change: dict, said: s
 
 def test_rows_that_the_run_leaves_out_are_counted(check) -> None:
     shown = check([{**ROWS[0], "answer": "#### several"}, *ROWS[1:]])
-    assert "data.train: 4 rows (1 more will be dropped), the first 2:" in shown and "several" not in shown
-    with pytest.raises(DataError, match="holds no row with a gold answer that can be read"):
+    assert "data.train: 4 rows (1 more will be dropped: 1 gold answer cannot be read), the first 2:" in shown
+    assert "several" not in shown
+    with pytest.raises(DataError, match=r"all 1 rows are dropped \(1: gold answer cannot be read\)"):
         check([{**ROWS[0], "answer": "#### several"}])
     shown = check([{**ROWS[0], "answer": "10"}, *ROWS, {"question": "When?", "answer": "#### noon"}])
-    assert "data.train: 5 rows (2 more will be dropped), the first 2:" in shown
+    why = "1 the answer has no final '#### <number>', 1 gold answer cannot be read"
+    assert f"data.train: 5 rows (2 more will be dropped: {why}), the first 2:" in shown
     again = {**ROWS[0], "question": f" {ROWS[0]['question']}"}
     assert "data.train: 6 rows" in check([*ROWS, again])
-    assert "data.train: 5 rows (1 more will be dropped)" in check([*ROWS, again], "data.train.dedup=true")
+    shown = check([*ROWS, again], "data.train.dedup=true")
+    assert "data.train: 5 rows (1 more will be dropped: 1 prompt occurred before)" in shown
+
+
+def test_long_prompts_are_counted_wherever_they_stand(check) -> None:
+    rows = [*ROWS, {**ROWS[0], "question": "pens " * 40}, {**ROWS[0], "question": "pens " * 50}]
+    shown = check(rows, "data.truncation=drop")
+    assert "data.train: 5 rows (2 more will be dropped: 2 longer than max_prompt_length), the first 2:" in shown
+    assert "data.train: 7 rows (2 cut to 32 tokens), the first 2:" in check(rows, "data.truncation=left")
+    with pytest.raises(
+        DataError, match="2 of 7 prompts are longer than data.max_prompt_length = 32, the first one .*:6 "
+    ):
+        check(rows)
+    with pytest.raises(DataError, match=r"all 5 prompts are longer than data.max_prompt_length = 8 \(the longest has"):
+        check(ROWS, "data.truncation=drop", "data.max_prompt_length=8")
+
+
+@pytest.mark.parametrize("folder", ["/proc/mine", "/sys/mine/runs"])
+def test_a_run_folder_must_be_writable(check, folder: str) -> None:
+    """The user root has every permission there; only trying tells."""
+    with pytest.raises(ConfigError, match=f"run_dir: {folder}: nothing can be written into /(proc|sys)"):
+        check(ROWS, f"run_dir={folder}")
+
+
+def test_a_run_folder_is_left_as_it_is(check, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    check(ROWS, f"run_dir={tmp_path / 'mine'}")
+    assert list((tmp_path / "mine").iterdir()) == []
 
 
 def test_without_a_solution_or_a_function_that_judges(check, tmp_path) -> None:
@@ -90,7 +120,11 @@ def test_a_reward_file_is_loaded_and_tried_on_two_rows(check, tmp_path) -> None:
         with pytest.raises(RewardError, match=said):
             check(ROWS, f"reward.functions=['{reward}:score']")
     reward.write_text(body.format("None"))
-    assert "gets no reward (abstained" in check(ROWS, f"reward.functions=['{reward}:score']")
+    with pytest.raises(RewardError, match=r"of the first 5 rows of data.train none gets a reward: .* \(abstained"):
+        check(ROWS, f"reward.functions=['{reward}:score']")
+    reward.write_text(body.format("None if ground_truth in ('10', '11') else 1.0"))  # the first two rows alone
+    shown = check(ROWS, f"reward.functions=['{reward}:score']")
+    assert shown.count("gets no reward (abstained") == 2
     reward.write_text("import nowhere_to_be_found\n")
     with pytest.raises(RewardError, match="nowhere_to_be_found"):
         check(ROWS, f"reward.functions=['{reward}:score']")
