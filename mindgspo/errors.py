@@ -56,6 +56,25 @@ class NonFiniteError(TrainingError):
     """The loss or the gradient of an update is not finite; weights and optimizer are as before it."""
 
 
+class OutOfMemoryError(MindGSPOError, MemoryError):
+    """The system gave no memory, or no thread, to this process."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> OutOfMemoryError:
+        """Says where an exception of Python's or numpy's came from."""
+        at, trace = "", error.__traceback__
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            if "mindgspo" in code.co_filename:
+                at = f" in {code.co_name} ({code.co_filename}, line {trace.tb_lineno})"
+            trace = trace.tb_next
+        detail = f": {error}" if str(error) else ""
+        return cls(
+            f"out of memory{at}{detail}; use a machine or container with more, raise a limit that is set (ulimit -v), "
+            "or lower rollout.slots, trainer.samples_per_micro_batch or the model's size"
+        )
+
+
 class DryRunUnavailable(MindGSPOError, RuntimeError):  # noqa: N818  (says what it is; nothing went wrong)
     """This machine cannot compile for Ascend: another platform or MindSpore than the tested ones, no compiler."""
 

@@ -15,10 +15,9 @@ import shutil
 import stat
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -33,7 +32,7 @@ MOST_DEPTH = 100
 """Brackets within each other in JSON from outside: real files have fewer than 10, and whoever walks them recurses."""
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<pid>\d+)")
-_FLUSH_EVERY_S = 0.02
+_FLUSH_BYTES = 8 << 20
 os.umask(_UMASK := os.umask(0o077))  # the only way to read it
 _RESERVE_BYTES = 16 << 20  # headers, small files, the file system's own records
 
@@ -62,9 +61,8 @@ def atomic_file(
     try:
         temporary.unlink(missing_ok=True)  # of a dead process with our number, or a link that somebody has laid
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            with flush_while_writing(file.fileno()) if sync else nullcontext():
-                yield file if on_write is None else cast(BinaryIO, _ObservedFile(file, on_write))
-                file.flush()
+            yield cast(BinaryIO, _NewFile(file, on_write, sync))
+            file.flush()
             if sync:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -128,13 +126,25 @@ class Closing(AbstractContextManager):
         raise NotImplementedError
 
 
-class _ObservedFile:
-    def __init__(self, file: BinaryIO, on_write: Callable[[Content], None]) -> None:
-        self._file, self._on_write = file, on_write
+class _NewFile:
+    """What is written goes on to `on_write`, and soon to the disk, so that the final fsync is short: the kernel begins
+    with it while more comes. A thread that flushes would need memory, of which there may be none left."""
+
+    def __init__(self, file: BinaryIO, on_write: Callable[[Content], None] | None, sync: bool) -> None:
+        self._file, self._on_write, self._sync, self._begun = file, on_write, sync, 0
 
     def write(self, content: Content) -> int:
-        self._on_write(content)
-        return self._file.write(content)
+        if self._on_write is not None:
+            self._on_write(content)
+        number = self._file.write(content)
+        if self._sync and (end := self._file.tell()) - self._begun >= _FLUSH_BYTES:
+            with suppress(OSError):  # a file system that does not know it
+                os.posix_fadvise(self._file.fileno(), self._begun, end - self._begun, os.POSIX_FADV_DONTNEED)
+            self._begun = end
+        return number
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def write_file(path: Path, content: Content, *, sync: bool = True, mode: int = 0o666) -> None:
@@ -169,7 +179,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
             raise OSError(errno.EINVAL, "is no regular file", str(path))
         if found.st_size > most:
             raise OSError(errno.EFBIG, f"has {found.st_size:,} bytes, and at most {most:,} are read", str(path))
-        return file.read(most)
+        return file.read(found.st_size)  # read(most) would reserve that much memory
 
 
 def check_is_fetched(path: Path, start: bytes, error: type[Exception]) -> None:
@@ -276,33 +286,6 @@ def is_deeper(value: object, depth: int) -> bool:
 def json_bytes(content: object) -> bytes:
     """Indented JSON with a final newline, as `write_json` writes it."""
     return (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
-@contextmanager
-def flush_while_writing(descriptor: int) -> Iterator[None]:
-    """Flush to disk in the background while the block writes, so that the final fsync is short.
-
-    A disk error is reported by the system once only; one that occurs here is raised at the end of the block.
-    """
-    is_over = threading.Event()
-    failure: list[OSError] = []
-
-    def flush() -> None:
-        try:
-            while not is_over.wait(_FLUSH_EVERY_S):
-                os.fdatasync(descriptor)
-        except OSError as error:
-            failure.append(error)
-
-    flusher = threading.Thread(target=flush, name="flushes a file")
-    flusher.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        flusher.join()
-    if failure:
-        raise failure[0]
 
 
 def make_folder(path: Path) -> None:

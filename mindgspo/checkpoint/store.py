@@ -21,7 +21,7 @@ import numpy as np
 
 from mindgspo import faults
 from mindgspo.checkpoint.manifest import FileDigest, NewerFormatError, verify, write_manifest
-from mindgspo.errors import CheckpointError
+from mindgspo.errors import CheckpointError, OutOfMemoryError
 from mindgspo.io import (
     check_free_space,
     fsync,
@@ -255,6 +255,10 @@ def save_checkpoint(
     except OSError as error:
         refused = write_error(target, error, needed)
         raise CheckpointError(f"{refused}; older checkpoints are untouched") from error
+    except MemoryError as error:
+        raise CheckpointError(
+            f"{target}: cannot be written: {OutOfMemoryError.of(error)}; older checkpoints are untouched"
+        ) from error
     finally:
         shutil.rmtree(filled, ignore_errors=True)
     remove_others(checkpoints_dir, keep, just_written=target)

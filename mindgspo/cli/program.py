@@ -36,7 +36,7 @@ from mindgspo.cli.runs import runs
 from mindgspo.cli.serve import serve
 from mindgspo.cli.settings import CommandGroup, SettingsCommand
 from mindgspo.cli.strategy import strategy_app
-from mindgspo.errors import MindGSPOError
+from mindgspo.errors import MindGSPOError, OutOfMemoryError
 from mindgspo.io import DISK_ERRORS, write_error
 from mindgspo.parallel.runtime import is_emulated, is_worker
 from mindgspo.text import PrintableStream, error_text
@@ -132,7 +132,13 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
             raise
         print(error_text(f"{error.filename}: {error.strerror}"), file=sys.stderr)
         return 1
+    except MemoryError as error:
+        print(error_text(OutOfMemoryError.of(error)), file=sys.stderr)
+        return 1
     except RuntimeError as error:  # of MindSpore, with a code of CANN's in it
+        if str(error) == "can't start new thread":
+            print(error_text(OutOfMemoryError.of(error)), file=sys.stderr)
+            return 1
         from mindgspo.launch.error_codes import find, told
 
         if not (meaning := told(find(str(error).splitlines()))):

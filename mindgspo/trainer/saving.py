@@ -26,6 +26,8 @@ from mindgspo.tensor_files import TensorSource
 from mindgspo.trainer.progress import Progress
 from mindgspo.trainer.step import Trainer
 
+_THREAD_BYTES = 16 << 20  # its stack of 8 MB, and what it needs before it does anything
+
 
 class Stateful(Protocol):
     """Something whose state goes into checkpoints. All ranks call each method, in the same order and in no phase of the
@@ -155,5 +157,6 @@ class Saver:
         if not is_first():
             faults.reach("save.after")
             return
+        bytearray(_THREAD_BYTES)  # raises MemoryError; `start` waits for ever for a thread that dies at birth
         self._writer = threading.Thread(target=work, name="writes a checkpoint")
         self._writer.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -10,33 +9,40 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
-from mindgspo.io import flush_while_writing, parse_json, read_bytes, read_lines, scratch_folder
+from mindgspo.io import (
+    atomic_file,
+    parse_json,
+    read_bytes,
+    read_lines,
+    scratch_folder,
+    temporary_path,
+    write_file,
+)
 
 
-def test_an_error_of_the_disk_is_told_at_the_end(tmp_path: Path):
-    """A pipe cannot be flushed, so every flush fails, as on a disk that is broken."""
-    reader, writer = os.pipe()
-    try:
-        with pytest.raises(OSError) as raised, flush_while_writing(writer):
-            time.sleep(0.2)
-        assert raised.value.errno == errno.EINVAL
-    finally:
-        os.close(reader)
-        os.close(writer)
+def test_what_is_written_goes_to_the_disk_before_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, seen = [], []
+    advise = os.posix_fadvise
+    monkeypatch.setattr(os, "posix_fadvise", lambda *call: (begun.append(call[1:3]), advise(*call)))
+    with atomic_file(tmp_path / "f", on_write=lambda part: seen.append(len(part))) as file:
+        for _ in range(5):
+            file.write(bytes(3 << 20))
+        file.seek(0)
+        file.write(b"1")
+    assert begun == [(0, 9 << 20)] and seen == [3 << 20] * 5 + [1]
+    assert (tmp_path / "f").read_bytes() == b"1" + bytes((15 << 20) - 1)
 
 
-def test_an_error_of_the_block_comes_first(tmp_path: Path):
-    with (
-        (tmp_path / "f").open("wb") as file,
-        pytest.raises(ValueError, match="mine"),
-        flush_while_writing(file.fileno()),
-    ):
-        raise ValueError("mine")
+def test_a_link_in_the_place_of_a_new_file_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("other")
+    temporary_path(tmp_path / "f").symlink_to(tmp_path / "other")
+    write_file(tmp_path / "f", b"new", mode=0o600)
+    assert ((tmp_path / "other").read_text(), (tmp_path / "f").read_text()) == ("other", "new")
+    assert (tmp_path / "f").stat().st_mode & 0o777 == 0o600 and not (tmp_path / "f").is_symlink()
 
 
 @pytest.mark.parametrize(("content", "said"), [
