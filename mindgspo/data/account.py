@@ -7,7 +7,7 @@ import heapq
 import json
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -172,12 +172,15 @@ def take_account(
     overlong: list[str] = []
     unchecked: dict[str, None] = {}
     lengths, full_lengths = array("l"), array("l")
+    nulled: dict[int, Sequence[str]] = {}
     for number, row in enumerate(rows):
         lengths.append(0 if isinstance(row, DroppedRow) else row.ids.size)
         full_lengths.append(0 if isinstance(row, DroppedRow) else row.full_length)
         if isinstance(row, DroppedRow):
             reasons[number] = row.reason
             continue
+        if row.nulled:
+            nulled[number] = row.nulled
         readable = is_readable(row.data_source, row.answer)
         if readable is None:
             unchecked[row.data_source] = None
@@ -208,6 +211,7 @@ def take_account(
             rows_out=len(kept),
             truncated={facts.truncation: cut} if cut else {},
             dropped=dict(Counter(reasons[number] for number in sorted(reasons))),
+            nulled=dict(Counter(kind for number in kept for kind in nulled.get(number, ()))),
         ),
         duplicates=index.facts(),
         unchecked=tuple(unchecked),

@@ -63,12 +63,14 @@ class PromptFacts(Facts):
 
 
 class RowCounts(Facts):
-    """rows_in = rows_out + the sum of dropped (by reason). truncated counts rows of rows_out, by side."""
+    """rows_in = rows_out + the sum of dropped (by reason). truncated counts rows of rows_out, by side, and nulled the
+    values of their extra_info that JSON has nothing for, by kind."""
 
     rows_in: int
     rows_out: int
     truncated: Mapping[str, int]
     dropped: Mapping[str, int]
+    nulled: Mapping[str, int] = {}
 
 
 class RepeatedPrompt(Facts):
@@ -141,6 +143,7 @@ class DatasetInfo(Facts):
             ", ".join(f"{n} {'in' if side == 'middle' else 'on'} the {side}" for side, n in counts.truncated.items())
             or "none"
         )
+        nulled = ", ".join(f"{n} x {kind}" for kind, n in counts.nulled.items())
         dropped = ", ".join(f"{n}: {reason}" for reason, n in counts.dropped.items()) or "none"
         return "\n".join(
             [
@@ -150,6 +153,7 @@ class DatasetInfo(Facts):
                 f"dropped    {dropped}{f' (listed in {DROPPED_NAME})' if counts.dropped else ''}",
                 *self._duplicate_lines(),
                 f"truncated  {truncated}",
+                *([f"nulled     {nulled} (of extra_info: JSON has nothing for them)"] if nulled else []),
                 f"tokens     {lengths.min} to {lengths.max} per prompt, {lengths.mean:.1f} on average; limit "
                 f"{self.prompt.max_prompt_length}, longest before truncation {lengths.max_before_truncation}",
             ]

@@ -91,13 +91,15 @@ def parse_math(row: Mapping[str, object], where: str) -> SourceRow | DroppedRow:
     answer = last_box(solution) if given is None else answer_text(given, f"{where}: answer")
     if answer is None:
         return DroppedRow(where=where, reason=r"the solution has no \boxed{} answer", answer="")
+    extra_info, nulled = json_object(present(row, ("level", "type", "subject", "unique_id")))
     return SourceRow(
         where=where,
         messages=asks(problem),
         answer=answer,
         solution=solution,
         data_source="math",
-        extra_info=json_object(present(row, ("level", "type", "subject", "unique_id")), where),
+        extra_info=extra_info,
+        nulled=nulled,
     )
 
 
@@ -125,12 +127,14 @@ def parse_aime(row: Mapping[str, object], where: str) -> SourceRow | DroppedRow:
     if integer is None:
         reason = "the answer is no integer from 0 to 999, as every answer of AIME is"
         return DroppedRow(where=where, reason=reason, answer=given)
+    extra_info, nulled = json_object(present(fields, ("id", "year", "source")))
     return SourceRow(
         where=where,
         messages=asks(checked_text(fields[question], f"{where}: {question}")),
         answer=str(int(integer.group(1))),
         data_source="aime",
-        extra_info=json_object(present(fields, ("id", "year", "source")), where),
+        extra_info=extra_info,
+        nulled=nulled,
     )
 
 
@@ -197,16 +201,18 @@ def _with_ground_truth(
         return DroppedRow(where=where, reason="reward_model.ground_truth is empty", answer="")
     answer = answer_text(reward_model.get("ground_truth"), f"{where}: reward_model.ground_truth")
     source = data_source()
-    extra_info = row.get("extra_info") or {}
-    if not isinstance(extra_info, Mapping):
-        raise DataError(f"{where}: extra_info: expected an object, got {shown(extra_info)}")
+    extra = row.get("extra_info") or {}
+    if not isinstance(extra, Mapping):
+        raise DataError(f"{where}: extra_info: expected an object, got {shown(extra)}")
     ability = {} if row.get("ability") is None else {"ability": row["ability"]}
+    extra_info, nulled = json_object({**ability, **extra})
     return SourceRow(
         where=where,
         messages=messages,
         answer=answer,
         data_source=source,
-        extra_info=json_object({**ability, **extra_info}, f"{where}: extra_info"),
+        extra_info=extra_info,
+        nulled=nulled,
     )
 
 
@@ -235,7 +241,7 @@ def parser_for(section: DataSourceSection) -> Parser:
 def parse_columns(columns: ColumnsSection, row: Mapping[str, object], where: str) -> SourceRow:
     """The row as `columns` reads it; the keys of extra_info are the names as they are written there."""
     found = {key: _value(row, name, key, where) for key, name in _mapped(columns)}
-    extra = {name: _value(row, name, "extra_info", where) for name in columns.extra_info}
+    extra_info, nulled = json_object({name: _value(row, name, "extra_info", where) for name in columns.extra_info})
     prompt = found["prompt"]
     place = f"{where}: {columns.prompt}"
     if columns.data_source is None:
@@ -249,7 +255,8 @@ def parse_columns(columns: ColumnsSection, row: Mapping[str, object], where: str
         answer=answer_text(found["answer"], f"{where}: {columns.answer}"),
         solution=optional_text(found.get("solution"), f"{where}: {columns.solution}"),
         data_source=data_source,
-        extra_info=json_object(extra, f"{where}: extra_info"),
+        extra_info=extra_info,
+        nulled=nulled,
     )
 
 

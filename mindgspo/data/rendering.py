@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ class RenderedRow:
     """A row that states an answer, tokenized.
 
     where: file and row. prompt_key: equal for rows that ask the same. full_length: tokens before truncation.
-    ids: int32 [L], after it; text: what they stand for. The others as in `Prompt`.
+    ids: int32 [L], after it; text: what they stand for. nulled as in `SourceRow`, the others as in `Prompt`.
     """
 
     where: str
@@ -43,6 +43,7 @@ class RenderedRow:
     data_source: str
     solution: str
     extra_info: Mapping[str, object]
+    nulled: Sequence[str]
 
     def as_prompt(self, index: int) -> Prompt:
         """The prompt that becomes row `index` of the data set."""
@@ -127,6 +128,7 @@ def render_row(row: SourceRow | DroppedRow, facts: PromptFacts, tokenizer: Token
         data_source=row.data_source,
         solution=row.solution,
         extra_info=row.extra_info,
+        nulled=row.nulled,
     )
 
 

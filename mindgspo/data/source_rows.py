@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
+
+import numpy as np
 
 from mindgspo.errors import DataError
 from mindgspo.text import closest, listed, shorten
@@ -19,7 +24,8 @@ class SourceRow:
     r"""where: file and row for messages, e.g. "train.jsonl:17". messages: the conversation that asks.
 
     answer: gold answer as text, never empty. solution: worked solution that ends in the answer ("#### 72", \boxed{72}),
-    "" where the source has none. data_source: the name that chooses the reward. extra_info: JSON values only.
+    "" where the source has none. data_source: the name that chooses the reward. extra_info: JSON values only. nulled:
+    what stood in there that JSON has nothing for, one kind per value, which is null now.
     """
 
     where: str
@@ -28,6 +34,7 @@ class SourceRow:
     data_source: str
     solution: str = ""
     extra_info: Mapping[str, object] = field(default_factory=dict)
+    nulled: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         assert self.messages and self.answer, f"{self.where}: a source row needs a question and an answer"
@@ -135,12 +142,46 @@ def asks(question: str) -> tuple[ChatMessage, ...]:
     return ({"role": "user", "content": question},)
 
 
-def json_object(value: Mapping[str, object], place: str) -> dict[str, object]:
-    """`value` as JSON gives it back."""
+def json_object(value: Mapping[str, object]) -> tuple[dict[str, object], tuple[str, ...]]:
+    """`value` as JSON gives it back, and the kinds of the values for which JSON has nothing: NaN and infinity, bytes
+    that are no text, foreign objects. They become null; decimals, times and bytes text, arrays lists."""
+    nulled: list[str] = []
     try:
-        return json.loads(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{place}: holds something that JSON cannot ({error})") from error
+        return json.loads(json.dumps(value, allow_nan=False)), ()
+    except (TypeError, ValueError):
+        return json.loads(json.dumps(_json_value(value, nulled))), tuple(nulled)
+
+
+def _json_value(value: object, nulled: list[str]) -> object:
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _json_value(one, nulled) for key, one in value.items()}
+    if isinstance(value, np.ndarray) and not value.ndim:
+        value = value[()]
+    if isinstance(value, (list, tuple, set, np.ndarray)):
+        return [_json_value(one, nulled) for one in value]
+    if isinstance(value, (float, np.floating, Decimal)):
+        if not math.isfinite(value):
+            nulled.append("NaN or infinity")
+            return None
+        return str(value) if isinstance(value, Decimal) else shortest(value)
+    if isinstance(value, (np.integer, np.bool_)):
+        return value.item()
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, (datetime.timedelta, np.datetime64, np.timedelta64, uuid.UUID)):
+        return str(value)
+    if isinstance(value, bytes):
+        with suppress(UnicodeDecodeError):
+            return value.decode()
+    nulled.append("bytes that are no text" if isinstance(value, bytes) else type(value).__name__)
+    return None
+
+
+def shortest(value: float | np.floating) -> float:
+    """The number of the shortest decimals that give back `value` in its own type: 0.1 for the float32 0.1."""
+    return float(str(value)) if isinstance(value, np.floating) else value
 
 
 def present(row: Mapping[str, object], keys: Iterable[str]) -> dict[str, object]:

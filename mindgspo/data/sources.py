@@ -9,15 +9,17 @@ import codecs
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from mindgspo.config.rules import source_problems
 from mindgspo.data.arithmetic import generate_rows
 from mindgspo.data.formats import check_schema, parser_for
-from mindgspo.data.source_rows import DroppedRow, SourceRow, checked_text
+from mindgspo.data.source_rows import DroppedRow, SourceRow, checked_text, shortest
 from mindgspo.errors import DataError
 from mindgspo.io import check_is_fetched, parse_json, read_lines
 from mindgspo.tokenization import Tokenizer
@@ -109,23 +111,71 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
     try:
         number = 0
         with pyarrow.parquet.ParquetFile(path) as file:
+            readers = {field.name: reader for field in file.schema_arrow if (reader := _reader(field.type))}
             for batch in map(_plain, file.iter_batches(batch_size=_ROWS_PER_BATCH)):
                 if batch.nbytes > _MOST_BATCH_BYTES:
                     rows = f"rows {number + 1} to {number + batch.num_rows}"
                     raise DataError(f"{path} {rows}: more than {_MOST_BATCH_BYTES:,} bytes; remove the longest")
                 for row in _row_values(batch, path, number):
                     number += 1
+                    for name, read in readers.items():
+                        row[name] = read(row[name])
                     yield f"{path} row {number}", row
     except (pyarrow.ArrowException, OSError, MemoryError) as error:
         raise DataError(f"{path}: not a readable parquet file ({error or 'too large'})") from error
 
 
 def _plain(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-    """The batch with the values of its dictionaries written out, so that its size is that of its rows."""
+    """The batch with the values of its dictionaries written out, so that its size is that of its rows, and times as
+    text: Python has no nanoseconds and no year 10000."""
     import pyarrow
 
     columns = [one.dictionary_decode() if pyarrow.types.is_dictionary(one.type) else one for one in batch.columns]
+    columns = [one if (kind := _with_text(one.type)) == one.type else one.cast(kind) for one in columns]
     return pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _with_text(kind: pyarrow.DataType) -> pyarrow.DataType:
+    """The type with text in place of times, also inside."""
+    import pyarrow
+    from pyarrow import types
+
+    if types.is_date(kind) or types.is_time(kind) or types.is_timestamp(kind):
+        return pyarrow.string()
+    if types.is_struct(kind):
+        return pyarrow.struct([one.with_type(_with_text(one.type)) for one in kind])
+    if types.is_map(kind):
+        return pyarrow.map_(_with_text(kind.key_type), _with_text(kind.item_type))
+    if types.is_list(kind):
+        return pyarrow.list_(kind.value_field.with_type(_with_text(kind.value_type)))
+    return kind
+
+
+def _reader(kind: pyarrow.DataType) -> Callable[[Any], Any] | None:
+    """Gives values of a type with float16 or float32 inside, which Python has as float64, their shortest decimals; None
+    for other types."""
+    from pyarrow import types
+
+    if types.is_float16(kind) or types.is_float32(kind):
+        own = np.float16 if types.is_float16(kind) else np.float32
+        return lambda value: None if value is None else shortest(own(value))
+    if types.is_struct(kind):
+        inside = {one.name: read for one in kind if (read := _reader(one.type))}
+        return inside and (
+            lambda value: value and {k: inside[k](one) if k in inside else one for k, one in value.items()}
+        )
+    if types.is_map(kind):
+        key, item = (_reader(one) or _same for one in (kind.key_type, kind.item_type))
+        is_needed = key is not _same or item is not _same
+        return (lambda value: value and [(key(k), item(one)) for k, one in value]) if is_needed else None
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        read = _reader(kind.value_type)
+        return read and (lambda value: value and [read(one) for one in value])
+    return _reader(kind.value_type) if types.is_dictionary(kind) else None
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _row_values(batch: pyarrow.RecordBatch, path: Path, rows_before: int) -> list[dict[str, object]]:

@@ -266,18 +266,18 @@ def held_out_keys(account: RowAccount) -> frozenset[str]:
 
 def write_rows(account: RowAccount, files: Mapping[Path, frozenset[str]]) -> None:
     """Write the usable rows as JSON Lines: those whose prompts a file's set names into that file. Of rows in columns of
-    their own the columns that are read. Raises WriteError, and DataError for a value that JSON has not."""
+    their own the columns that are read. Raises WriteError."""
     columns = account.source.columns
     kept = None if columns is None else _top_columns(columns) | set(columns.extra_info)
     for folder in {file.parent for file in files}:
         make_folder(folder)
     with ExitStack() as stack:
         opened = [(stack.enter_context(atomic_file(file)), keys) for file, keys in files.items()]
-        for (where, row), key in zip(read_rows(account.path), account.keys, strict=True):
+        for (_, row), key in zip(read_rows(account.path), account.keys, strict=True):
             for file, keys in opened:
                 if key in keys:
                     row = row if kept is None else {name: row[name] for name in row if name in kept}
-                    file.write(json.dumps(json_object(row, where), ensure_ascii=False).encode() + b"\n")
+                    file.write(json.dumps(json_object(row)[0], ensure_ascii=False).encode() + b"\n")
 
 
 def _read_columns(columns: ColumnsSection) -> list[str]:

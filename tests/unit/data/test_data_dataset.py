@@ -9,6 +9,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from mindgspo.config.data import ColumnsSection, DataSourceSection, TokenizerSection
@@ -56,6 +58,31 @@ def test_a_folder_of_an_earlier_rendering_is_read_and_named(prepare, settings, g
     caplog.clear()
     assert prepare(gsm8k, using=tokenizer).tokenizer.rendering == 1, "a run goes on with what it has"
     assert "without sep_token" in caplog.text
+
+
+def test_what_json_has_not_is_counted_and_an_older_folder_without_the_count_is_read(
+    prepare, tokenizer: Tokenizer, tmp_path: Path
+):
+    rows = [{"q": f"Q{i}", "a": 0.1 * i, "x": [float("nan"), 1.5] if i == 2 else [i]} for i in (1, 2, 3)]
+    table = pyarrow.table({name: [row[name] for row in rows] for name in ("q", "x")})
+    answers = pyarrow.array([row["a"] for row in rows], pyarrow.float32())
+    pyarrow.parquet.write_table(table.append_column("a", answers), tmp_path / "rows.parquet")
+    columns = ColumnsSection(prompt="q", answer="a", data_source_name="math", extra_info=("x", "a"))
+    source = DataSourceSection(format="columns", path=tmp_path / "rows.parquet", columns=columns)
+    info = prepare(source)
+    assert info.counts.nulled == {"NaN or infinity": 1} and "nulled     1 x NaN or infinity" in info.account()
+    read = list(open_dataset(tmp_path / "out", tokenizer))
+    assert [row.answer for row in read] == ["0.1", "0.2", "0.3"]
+    assert [row.extra_info for row in read] == [
+        {"x": [1.0], "a": 0.1},
+        {"x": [None, 1.5], "a": 0.2},
+        {"x": [3.0], "a": 0.3},
+    ]
+    path = tmp_path / "out" / "dataset.json"
+    facts = json.loads(path.read_text())
+    del facts["counts"]["nulled"]
+    path.write_text(json.dumps(facts))
+    assert len(open_dataset(tmp_path / "out", tokenizer)) == 3
 
 
 def test_missing_folder_and_files(folder: Path, tokenizer: Tokenizer, tmp_path: Path):

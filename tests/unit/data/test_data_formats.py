@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import uuid
 from collections.abc import Callable
+from decimal import Decimal
 
+import numpy as np
 import pytest
 
 from mindgspo.data.formats import (
@@ -206,8 +209,7 @@ BAD = {
                  ({**DAPO, "reward_model": {}}, "reward_model.ground_truth: the row has no gold answer")],
     parse_math: [({"solution": "s"}, "problem: expected a non-empty text, got only the fields solution"),
                  ({"problem": "p"}, "solution: expected a non-empty text, got only the fields problem"),
-                 ({**LIGHTEVAL, "answer": ""}, r"answer: the row has no gold answer \(text or number\), got ''"),
-                 ({**LIGHTEVAL, "level": float("inf")}, "holds something that JSON cannot")],
+                 ({**LIGHTEVAL, "answer": ""}, r"answer: the row has no gold answer \(text or number\), got ''")],
     parse_aime: [({"problem": "p"}, "answer or expected_answer: missing; the row has only the fields problem"),
                  ({"answer": 1}, "problem or question: missing; the row has only the fields answer"),
                  ({"problem": "p", "answer": None}, r"answer: the row has no gold answer \(text or number\), got None"),
@@ -239,10 +241,38 @@ BAD_VERL = [
      r"prompt\[1\]: role: the last message must be of user or tool, got 'assistant'"),
     ({"data_source": None}, "data_source: expected a non-empty text, got nothing"),
     ({"extra_info": [1]}, "extra_info: expected an object, got list"),
-    ({"extra_info": {"when": datetime.date(2024, 1, 1)}}, "extra_info: holds something that JSON cannot"),
-    ({"extra_info": {"x": float("nan")}}, "extra_info: holds something that JSON cannot"),
 ]  # fmt: skip
 BAD[parse_verl] = [({**VERL, **change}, message) for change, message in BAD_VERL]
+
+
+@pytest.mark.parametrize(("given", "kept", "nulled"), [
+    (float("nan"), None, ["NaN or infinity"]),
+    (Decimal("-inf"), None, ["NaN or infinity"]),
+    (np.float32("nan"), None, ["NaN or infinity"]),
+    (b"\xff", None, ["bytes that are no text"]),
+    (object, None, ["type"]),
+    ([1, {"a": float("inf")}, (b"\x80",)], [1, {"a": None}, [None]], ["NaN or infinity", "bytes that are no text"]),
+    (Decimal("3.10"), "3.10", []),
+    (datetime.date(2024, 1, 2), "2024-01-02", []),
+    (datetime.datetime(2024, 1, 2, 3, tzinfo=datetime.UTC), "2024-01-02T03:00:00+00:00", []),
+    (datetime.time(3, 4), "03:04:00", []),
+    (datetime.timedelta(hours=1), "1:00:00", []),
+    (uuid.UUID(int=5), "00000000-0000-0000-0000-000000000005", []),
+    ("é".encode(), "é", []),
+    (np.int64(7), 7, []),
+    (np.bool_(True), True, []),
+    (np.float32(0.1), 0.1, []),
+    (np.float16(0.1), 0.1, []),
+    (np.array([[0.1, 2.5]], np.float32), [[0.1, 2.5]], []),
+    (np.array(["a", None], object), ["a", None], []),
+    (np.array(5), 5, []),
+    (np.datetime64("2024-01-02"), "2024-01-02", []),
+    ({1: {2, }}, {"1": [2]}, []),
+])  # fmt: skip
+def test_what_json_has_nothing_for_is_converted_or_null_and_counted(given: object, kept: object, nulled: list):
+    row = parse_verl({**VERL, "extra_info": {"x": given, "index": 3}}, "f:9")
+    assert isinstance(row, SourceRow)
+    assert (row.extra_info["x"], row.extra_info["index"], [*row.nulled]) == (kept, 3, nulled)
 
 
 @pytest.mark.parametrize("parse", PARSERS.values())
