@@ -29,8 +29,9 @@ from mindgspo.tokenization.tokenizer import tokenizer_section_of
 
 _GROUP = 8
 _FEWEST_STEPS, _EVALUATIONS = 20, 4
-_LEARNING_RATES = ((100_000_000, 1e-6), (10_000_000, 1e-5), (0, 1e-4))
-"""(parameters from, peak): 1e-6 is usual for models of billions; smaller ones take larger steps."""
+LEARNING_RATES = ((1_000_000_000, 1e-6), (100_000_000, 5e-6), (10_000_000, 1e-5), (0, 5e-5))
+"""(parameters from, peak): 1e-6 is usual for billions, 5e-5 was measured with the smallest; those between go by the
+width of the model (docs/tuning.md)."""
 _BFLOAT16_RATIO_ERROR = 2e-3
 
 
@@ -193,7 +194,7 @@ def _experiment(
         },
         "algorithm": {"name": "gspo"},
         "reward": {"functions": [rewarding.function]},
-        "optimizer": {"lr": next(lr for size, lr in _LEARNING_RATES if whole_bytes(model) // FLOAT >= size)},
+        "optimizer": {"lr": learning_rate(model)},
         "trainer": {
             "epochs": epochs,
             "prompts_per_mini_batch": prompts // UPDATES,
@@ -204,6 +205,11 @@ def _experiment(
         },
         "eval": {"every": every},
     }
+
+
+def learning_rate(model: ModelSection) -> float:
+    """By the number of its parameters."""
+    return next(lr for size, lr in LEARNING_RATES if whole_bytes(model) // FLOAT >= size)
 
 
 def _source(source: DataSourceSection) -> dict[str, Any]:
@@ -276,14 +282,15 @@ def _comments(
         "data.instruction_suffix": (
             "Put behind each question, so that the reward finds the answer."
             if rewarding.instruction
-            else "Put behind each question, e.g. how your reward wants the answer to be written."
+            else "Put behind each question, e.g. how your reward wants the answer to be written; "
+            f"up to {lengths.room} tokens, for which max_prompt_length has room."
         ),
         "data.max_prompt_length": lengths.text,
         "rollout.prompts_per_step": "With num_generations responses each; more make steadier and longer steps.",
         "rollout.max_new_tokens": f"{response}; raise it if many responses are cut (response_length/clip_ratio).",
         "rollout.slots": "Sequences decoded at once: speed and memory, not results.",
         "algorithm": "The paper's clip range, 3e-4 and 4e-4, and no KL term.",
-        "optimizer.lr": "By the size of the model: 1e-6 is usual for billions of parameters.",
+        "optimizer.lr": "By the model's size: from 1 G parameters 1e-6, from 100 M 5e-6, from 10 M 1e-5, below 5e-5.",
         "trainer.prompts_per_mini_batch": f"{UPDATES} updates per step, as in the paper.",
         "trainer.max_tokens_per_micro_batch": "Speed and memory, not results.",
         "trainer.max_ratio_error": "bfloat16's own rounding.",

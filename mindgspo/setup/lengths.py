@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mindgspo.data.benchmarks import INSTRUCTIONS
 from mindgspo.data.dataset_info import PromptFacts
 from mindgspo.data.rendering import RenderedRow, render_row
 from mindgspo.data.source_rows import DroppedRow, SourceRow
@@ -19,17 +20,19 @@ MULTIPLE = {"CPU": 32, "Ascend": 128}
 _USUAL = {"CPU": 128, "Ascend": 2048}
 _ROOM = 4  # models write more than people
 _OUTLIER = 2  # beyond so many times the 95 % quantile a prompt is left out rather than every row made so long
+_SUFFIX_ROOM = 2  # times the longest of our own, where the user is to write one
 _MOST_LEFT_OUT = 0.1
 _NO_LIMIT = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """In tokens. prompt, response: the limits. prompts: of the rows that were measured, ascending; solutions: of their
-    worked solutions, where enough have one."""
+    """In tokens. prompt, response: the limits. room: of the prompt's, for a suffix that the user is to write. prompts:
+    of the rows that were measured, ascending; solutions: of their worked solutions, where enough have one."""
 
     prompt: int
     response: int
+    room: int
     prompts: tuple[int, ...]
     solutions: tuple[int, ...]
 
@@ -37,7 +40,8 @@ class Lengths:
     def text(self) -> str:
         """The quantiles and what follows from them, for a person."""
         longer = sum(length > self.prompt for length in self.prompts)
-        left_out = f", {longer} of {len(self.prompts)} longer ones left out" if longer else ""
+        left_out = f" ({self.room} of them for data.instruction_suffix)" if self.room else ""
+        left_out += f", {longer} of {len(self.prompts)} longer ones left out" if longer else ""
         why = f"worked solutions {_quantiles(self.solutions)}" if self.solutions else "no worked solutions to measure"
         return (
             f"prompts {_quantiles(self.prompts)} tokens (median / 95 % / longest), up to {self.prompt}{left_out}; "
@@ -61,17 +65,22 @@ def measure(
     solutions = sorted(len(tokenizer.encode(row.solution)) for row in rows if row.solution)
     solutions = solutions if 2 * len(solutions) >= len(rows) else []
     multiple = MULTIPLE[device]
-    longest = prompts[-1] if prompts[-1] <= _OUTLIER * _quantile(prompts, 0.95) else _quantile(prompts, 0.99)
-    prompt = min(_rounded(longest, multiple), positions // 2)
+    room = 0 if instruction else _SUFFIX_ROOM * max(len(tokenizer.encode(text)) for text in INSTRUCTIONS.values())
+    prompt = min(_rounded(_longest(prompts) + room, multiple), positions // 2)
     left_out = sum(length > prompt for length in prompts)
     if left_out > _MOST_LEFT_OUT * len(prompts):
         raise ConfigError(
             f"{left_out} of {len(prompts)} prompts are longer than {prompt} tokens, half of the model's {positions} "
             "positions; give a model for longer texts, or shorter questions"
         )
-    wanted = _ROOM * _quantile(solutions, 0.99) if solutions else _USUAL[device]
+    wanted = _ROOM * min(_longest(solutions), _quantile(solutions, 0.99)) if solutions else _USUAL[device]
     response = min(_rounded(wanted, multiple), positions - prompt)
-    return Lengths(prompt=prompt, response=response, prompts=tuple(prompts), solutions=tuple(solutions))
+    return Lengths(prompt=prompt, response=response, room=room, prompts=tuple(prompts), solutions=tuple(solutions))
+
+
+def _longest(lengths: Sequence[int]) -> int:
+    """The largest that is no outlier. The very largest does not say what is one: of few rows it is the quantile."""
+    return max(length for length in lengths if length <= _OUTLIER * _quantile(lengths[:-1] or lengths, 0.95))
 
 
 def _length(row: RenderedRow | DroppedRow) -> int:

@@ -21,7 +21,7 @@ from mindgspo.planner.expected import CARD_BYTES, expected_memory, level_of
 from mindgspo.planner.memory_plan import GIB, MemoryPlan
 from mindgspo.planner.rank_work import FLOAT, whole_bytes
 from mindgspo.planner.speedup import SHARE, most_slots
-from mindgspo.text import counted, divisors
+from mindgspo.text import counted, divisors, either
 
 UPDATES = 4
 """Per rollout, as in the paper."""
@@ -30,6 +30,7 @@ _SERVER = 8
 _BYTES_GENERATING = 2  # of a weight in bfloat16
 _MICRO_BATCH = {"CPU": 4096, "Ascend": 16_384}
 _FEWEST_SLOTS = 8
+_TABLE_ROWS = 512  # Qwen2.5's larger models have a multiple of it
 _OTHER_CARDS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -220,6 +221,8 @@ def _refusal(source: str, base: Mapping[str, Any], machine: Machine, refused: li
     elif illegal := _illegal(source, base, machine):
         return f"--cards {machine.cards}: no plan is legal; the plain one: {illegal}"
     where = counted(machine.cards, "card") if machine.device == "Ascend" else "this machine"
+    if vocabulary := _uncut_vocabulary(source, base, machine):
+        return f"{source} does not fit on {where}{needs}; {vocabulary}"
     on_cards = merge(base, {"device": "Ascend", "model": {"dtype": "bfloat16"}})
     for cards in _OTHER_CARDS:
         is_more = machine.device == "CPU" or cards > machine.cards
@@ -228,6 +231,25 @@ def _refusal(source: str, base: Mapping[str, Any], machine: Machine, refused: li
         if is_more and can_share and any(True for _ in _fits_by_generation(source, on_cards, other, [])):
             return f"{source} does not fit on {where}{needs}; on {counted(cards, 'card')} it does: --cards {cards}"
     return f"{source} does not fit on {where}{needs}; take a smaller model, shorter responses or more cards"
+
+
+def _uncut_vocabulary(source: str, base: Mapping[str, Any], machine: Machine) -> str:
+    """What to say where a table with more rows could be cut over the cards, and would fit; "" where that is not so."""
+    model = load_mapping(source, merge(base, _smallest_batch(base, 1)), check_files=False).model
+    rows = -(-model.vocab_size // _TABLE_ROWS) * _TABLE_ROWS
+    slices, legal = _slices(model, machine), _slices(model.model_copy(update={"vocab_size": rows}), machine)
+    section = {**model.model_dump(mode="json", exclude={"path"}, exclude_none=True), "vocab_size": rows}
+    padded = {**base, "model": section, "tokenizer": {"path": str(model.path)} | base["tokenizer"]}
+    uncut = [size for size in legal if size not in slices]
+    if not uncut or not any(True for _ in _fits_by_generation(source, padded, machine, [])):
+        return ""
+    cuts = "only pipelines cut the model" if slices == [1] else f"matrices are cut into {either(slices)} parts alone"
+    *others, last = map(str, uncut)
+    sizes = f"{', '.join(others)} or {last}" if others else last
+    return (
+        f"vocab_size {model.vocab_size} has no divisor {sizes}, so that {cuts}; with a table of {rows} rows it fits: "
+        f"pad it, e.g. with transformers' resize_token_embeddings(pad_to_multiple_of={_TABLE_ROWS})"
+    )
 
 
 def _illegal(source: str, base: Mapping[str, Any], machine: Machine) -> str:

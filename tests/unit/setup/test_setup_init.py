@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 from huggingface_folders import KINDS, write_folder, write_reward, write_rows
+from markdown_pages import tables
 
 from mindgspo.cli import main
 from mindgspo.config import ModelSection, load_config
 from mindgspo.config.huggingface_config import huggingface_config
 from mindgspo.config.load import read_layers
 from mindgspo.config.yaml_dialect import parse_document
+from mindgspo.data.benchmarks import INSTRUCTIONS
+from mindgspo.data.source_rows import SourceRow, asks
 from mindgspo.errors import ConfigError
 from mindgspo.planner import GIB, expected_memory
 from mindgspo.setup.columns import find_columns
+from mindgspo.setup.command import LEARNING_RATES, learning_rate
 from mindgspo.setup.document import commented_document
+from mindgspo.setup.lengths import Lengths, measure
 from mindgspo.setup.plans import Fit, Machine, fitting, prompts_per_step
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -139,9 +146,75 @@ def test_thousands_of_columns_are_looked_at_once(brought: Path, tmp_path: Path) 
     assert seen <= 2 * len(rows)
 
 
-def planned(tmp_path: Path, name: str, cards: int) -> Fit:
+def test_the_learning_rates_of_docs_and_examples_are_those_that_are_written() -> None:
+    """In tuning's table from the smallest to the largest, and in every shipped experiment, by the size of its model."""
+    for page in ("tuning.md", "tuning_cn.md"):
+        (table,) = (found for found in tables((PROJECT / "docs" / page).read_text()) if found[1][:2] == [
+            "`optimizer.lr`", "5e-5"])  # fmt: skip
+        assert [float(text) for text in table[1][1:]] == [lr for _, lr in reversed(LEARNING_RATES)], page
+    for path in (PROJECT / "examples").glob("*/gspo*.yaml"):
+        config = load_config(path, check_files=False)
+        of_chatlearn = config.experiment == "math-lighteval-gspo"
+        assert config.optimizer.lr == (2e-6 if of_chatlearn else learning_rate(config.model)), path
+
+
+def lengths_of(prompts: list[int], instruction: str = "Say.", solutions: Sequence[int] = ()) -> Lengths:
+    """Of rows of so many characters, each a token, which the chat template leaves alone."""
+    rows = [
+        SourceRow(where="", messages=asks("x" * prompt), answer="1", data_source="", solution="y" * solution)
+        for prompt, solution in zip_longest(prompts, solutions, fillvalue=0)
+    ]
+    return measure(rows, instruction, CharacterTokenizer(), device="CPU", positions=40_000)
+
+
+class CharacterTokenizer:
+    """As much of a tokenizer as lengths need."""
+
+    name = "characters"
+
+    def render_chat(self, messages: list[dict], add_generation_prompt: bool) -> str:
+        return messages[-1]["content"]
+
+    def encode(self, text: str) -> list[int]:
+        return [0] * len(text)
+
+
+def test_one_outlier_does_not_make_every_row_as_long() -> None:
+    """Lengths that are rounded up to multiples of 32, with 4 tokens of an instruction."""
+    assert lengths_of([60] * 10 + [20_041]).prompt == 64
+    assert lengths_of([60] * 40 + [20_041]).prompt == 64
+    assert lengths_of([60] * 400 + [100] * 8 + [20_041] * 2).prompt == 128
+    assert lengths_of([20, 60, 90]).prompt == 96  # the longest is no outlier
+    found = lengths_of([60] * 40, solutions=[50] * 39 + [5000])
+    assert found.response == 224  # 4 x 50, rounded up
+
+
+def test_a_suffix_that_the_user_is_to_write_has_room() -> None:
+    longest = max(map(len, INSTRUCTIONS.values()))
+    found = lengths_of([60] * 40, instruction="")
+    assert found.room == 2 * longest and found.prompt >= 60 + 2 * longest
+    assert f"({2 * longest} of them for data.instruction_suffix)" in found.text
+
+
+def test_a_vocabulary_that_cannot_be_divided_is_named_with_one_that_can(tmp_path: Path) -> None:
+    """The sizes of Qwen2.5-14B, whose table of 152,064 rows was cut to the tokenizer's."""
+    odd = ModelSection(
+        vocab_size=151_665, hidden_size=5120, intermediate_size=13_824, num_hidden_layers=48, num_attention_heads=40,
+        num_key_value_heads=8,
+    )  # fmt: skip
+    with pytest.raises(ConfigError) as caught:
+        planned(tmp_path, "odd", 8, odd)
+    assert str(caught.value).startswith("odd does not fit on 8 cards: the least that was found needs ")
+    assert (
+        "vocab_size 151665 has no divisor 2, 4 or 8, so that only pipelines cut the model; with a table of 152064 "
+        "rows it fits: pad it"
+    ) in str(caught.value)
+
+
+def planned(tmp_path: Path, name: str, cards: int, model: ModelSection | None = None) -> Fit:
     """Plans for a published model, of which only config.json is there."""
-    model = ModelSection(**read_layers(PROJECT / "model_configs" / f"{name}.yaml", ())["model"])
+    if model is None:
+        model = ModelSection(**read_layers(PROJECT / "model_configs" / f"{name}.yaml", ())["model"])
     (tmp_path / "config.json").write_text(json.dumps(huggingface_config(model, eos_ids=[1], pad_id=0)))
     machine = Machine(device="Ascend", cards=cards, capacity=None)
     prompts = prompts_per_step(machine, 7473)
