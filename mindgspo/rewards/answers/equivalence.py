@@ -31,9 +31,9 @@ from mindgspo.rewards.answers.latex_tokens import (
     MAX_EXPRESSION_CHARS,
     Kind,
     Token,
-    answer_tokens,
     denies,
     safe_latex,
+    tokens_of_pair,
 )
 from mindgspo.rewards.answers.latex_values import CONSTANTS, NormalForm
 from mindgspo.rewards.answers.quantity import Quantity, contradict, parse_number, read_quantity, same_quantity
@@ -69,12 +69,12 @@ def compare(answer: str, gold: str, unevaluated: Unevaluated = "refuse") -> Comp
     """
     if max(len(answer), len(gold)) > MAX_EXPRESSION_CHARS:
         return Comparison.SAME if answer.strip() == gold.strip() else Comparison.DIFFERENT
-    pair = [_Reading(answer), _Reading(gold)]
+    pair = [_Reading(*each) for each in zip((answer, gold), tokens_of_pair(answer, gold), strict=True)]
     if not all(reading.tokens for reading in pair):
         return Comparison.DIFFERENT
     if answer.split() == gold.split():
         return Comparison.SAME
-    if _is_decimal_comma(pair[0], gold) or _is_same_angle(*pair) or _is_same_angle(*reversed(pair)):
+    if _is_decimal_comma(pair[0], gold):
         return Comparison.SAME
     if any(_contradicts_itself(reading.tokens) for reading in pair):
         return Comparison.DIFFERENT
@@ -95,10 +95,9 @@ def compare(answer: str, gold: str, unevaluated: Unevaluated = "refuse") -> Comp
 class _Reading:
     """One answer with all that the stages ask about it."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, tokens: list[Token]) -> None:
         self.plain = plain(text)
-        self.has_degrees = "circ" in text or "degree" in text or "\u00b0" in text
-        self.tokens: Sequence[Token] = _stated_value(answer_tokens(text))
+        self.tokens: Sequence[Token] = _stated_value(tokens)
         self._text = text
 
     @cached_property
@@ -187,15 +186,6 @@ def _is_decimal_comma(answer: _Reading, gold: str) -> bool:
         return False
     value = answer.number.value if answer.number is not None else parse_number(f"{own[1]}.{own[2]}")
     return value == parse_number(f"{comma[1]}.{comma[2]}")
-
-
-def _is_same_angle(degrees: _Reading, radians: _Reading) -> bool:
-    r"""Whether one is a number of degrees and the other the same angle as a multiple of \pi."""
-    if not degrees.has_degrees or radians.has_degrees or degrees.form is None or not degrees.form.is_number:
-        return False
-    value = Fraction(degrees.form.body) / 180
-    turned = form_of_tokens(answer_tokens(rf"\frac{{{value.numerator}}}{{{value.denominator}}}\pi"))
-    return turned is not None and radians.form is not None and turned.body == radians.form.body
 
 
 def _compare_numbers(answer: _Reading, gold: _Reading) -> Comparison:

@@ -11,9 +11,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from fractions import Fraction
 from typing import NamedTuple
 
-from mindgspo.rewards.answers.text import ORDINAL, WIDTHS_AND_DASHES, single_backslashes
+from mindgspo.rewards.answers.text import COLOUR, ORDINAL, SIZES, WIDTHS_AND_DASHES, single_backslashes
 
 MAX_EXPRESSION_CHARS = 1000
 """A longer answer is not read as an expression."""
@@ -49,7 +50,7 @@ _CHARACTERS |= {0x3001: ",", 0x3002: ".", 0x2236: ":", 0x2044: "/", 0x2215: "/",
 _CHARACTERS |= {0xD7: r"\times ", 0xB7: r"\cdot ", 0x22C5: r"\cdot ", 0x2217: "*", 0xF7: "/", 0xB1: r"\pm "}
 _CHARACTERS |= {0x221A: r"\sqrt ", 0x221E: r"\infty ", 0x2205: r"\emptyset ", 0x2264: r"\le ", 0x2265: r"\ge "}
 _CHARACTERS |= {0x2260: r"\ne ", 0x2248: r"\approx ", 0x2208: r"\in ", 0x222A: r"\cup ", 0x2229: r"\cap "}
-_CHARACTERS |= {0xB0: r"\degree ", 0x211D: r"\mathbb{R}", 0x2124: r"\mathbb{Z}"}
+_CHARACTERS |= {0x2033: "''", 0x211D: r"\mathbb{R}", 0x2124: r"\mathbb{Z}"}
 _CHARACTERS |= {0xBD: r"\frac{1}{2}", 0xBC: r"\frac{1}{4}", 0xBE: r"\frac{3}{4}"}
 _CHARACTERS |= {0xB2: "^{2}", 0xB3: "^{3}", 0xB9: "^{1}", 0x2070: "^{0}"}
 _CHARACTERS |= {point: f"^{{{point - 0x2070}}}" for point in range(0x2074, 0x207A)}
@@ -61,27 +62,47 @@ _GREEK = (
 )
 _CHARACTERS |= {0x3B1 + offset: rf"\{name} " for offset, name in enumerate(_GREEK.split()) if len(name) > 1}
 
-_DEGREES = re.compile(r"\^\s?\{?\s?\\circ(?![A-Za-z])\s?\}?|\\degrees?(?![A-Za-z])|\\textdegree(?![A-Za-z])")
-# "10,\!080", "10{,}080" and "10\,080" are single numbers, whatever stands around them.
-_TYPESET_THOUSANDS = re.compile(r"(?<=[0-9])(?:,\\! ?|\{,\} ?|\\[,;:](?=[0-9]{3}(?![0-9])))(?=[0-9]{3})")
+_DEGREE = "\u00b0"
+_DEGREES = re.compile(r"\^\s?(?:\{\s?\\circ\s?\}|\\circ(?![A-Za-z]))|\\degrees?(?![A-Za-z])|\\textdegree(?![A-Za-z])")
+_DEGREE_WORDS = frozenset(("degree", "degrees", "deg", "\u5ea6"))
+_PRIME = r"(?:'|\^\s?\{?\s?\\prime\s?\}?)"
+_SECONDS = rf"(?:{_PRIME}\s?{_PRIME}|\"|\^\s?\{{?\s?\\prime\s?\\prime\s?\}}?)"
+_MINUTES = re.compile(
+    rf"([0-9]{{1,6}})\s?{_DEGREE}\s?([0-9]{{1,2}}(?:\.[0-9]{{1,9}})?)\s?{_PRIME}"
+    rf"(?:\s?([0-9]{{1,2}}(?:\.[0-9]{{1,9}})?)\s?{_SECONDS})?"
+)
+# "10,\!080", "10{,}080", "10\,080" and "10'080" are single numbers, whatever stands around them.
+_TYPESET_THOUSANDS = re.compile(r"(?<=[0-9])(?:,\\! ?|\{,\} ?|(?:\\[,;:]|')(?=[0-9]{3}(?![0-9])))(?=[0-9]{3})")
 _TYPED_RELATIONS = {"<=": r"\le ", ">=": r"\ge ", "!=": r"\ne "}
 _TYPED_RELATION = re.compile(r"[<>]=|(?<=\s)!=")
-_REPEATING = re.compile(r"(?<![0-9.])([0-9]{0,20})\.([0-9]{0,20})\\(?:overline|bar)\s?\{([0-9]{1,20})\}")
+_DOT = r"\\dot\s?(?:\{[0-9]\}|[0-9])"
+_REPEATING = re.compile(
+    rf"(?<![0-9.])([0-9]{{0,20}})\.([0-9]{{0,20}})(\\(?:overline|bar)\s?\{{[0-9]{{1,20}}\}}|{_DOT}(?:[0-9]{{0,20}}{_DOT})?)"
+)
+# C_{10}^3, C^3_{10}, {}_{10}C_3 and 10C3; the letter may be upright.
+_COUNT = r"\s?(?:\{\s?([0-9a-z][0-9a-z+ -]{0,9})\s?\}|([0-9]{1,4}|[a-z]))"
+_COUNTER = r"(?:\\(?:mathrm|text|rm)\s?\{([CAP])\}|(?<![A-Za-z\\])([CAP]))\s?"
+_COMBINATION = re.compile(
+    rf"(?:\{{\}}\s?)?{_COUNTER}(?:_{_COUNT}\s?\^{_COUNT}|\^{_COUNT}\s?_{_COUNT})"
+    rf"|(?:\{{\}}|(?<![\w)}}\]]))\s?[_^]{_COUNT}\s?{_COUNTER}_{_COUNT}|(?<![\w.])([0-9]{{1,4}})\s?([CP])\s?([0-9]{{1,4}})(?![\w^(])"
+)
 
 _WORD_WRAPPERS = r"text(?:bf|it|rm|normal|sf|tt|up|sc)?|mbox|hbox|mathrm|mathbf|mathit|mathsf|operatorname|emph"
 _IGNORED_COMMANDS = (
     r"left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|nolimits|quad|qquad|boxed|fbox|bf|rm|it"
-    r"|hspace\{[^{}]{0,20}\}|phantom\{[^{}]{0,20}\}|bm|boldsymbol|ensuremath|mathop|mathstrut|strut"
+    r"|bm|boldsymbol|ensuremath|math(?:op|ord|bin|rel)|mathstrut|strut|underline|hfill|par"
+    rf"|{SIZES}|(?:script)?scriptstyle|normalfont|bfseries"
 )
+_IGNORED_WITH_ARGUMENT = rf"(?:hspace\{{[^{{}}]{{0,20}}\}}|phantom\{{[^{{}}]{{0,20}}\}}|{COLOUR})"
 _GROUPED = r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?"
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+"
 _PATTERN = (
-    rf"(?P<skip>\s+|\\[ ,;:!()\[\]]|\\?\$|~|`|\*\*|\\(?:{_IGNORED_COMMANDS})(?![A-Za-z]))"
+    rf"(?P<skip>\s+|\\[ ,;:!()\[\]]|\\?\$|~|`|\*\*|\\(?:{_IGNORED_COMMANDS})(?![A-Za-z])|\\{_IGNORED_WITH_ARGUMENT})"
     r"|(?P<line>\\\\(?:\[[0-9a-z. ]{0,10}\])?|\\(?:cr|newline)(?![A-Za-z]))"
     rf"|\\(?P<font>{_WORD_WRAPPERS})(?![A-Za-z])\s?(?P<words>\{{[^{{}}]{{0,200}}\}})?"
     r"|\\(?P<edge>begin|end)\s?\{(?P<environment>[a-zA-Z]{1,15})\*?\}(?:\{[clr| ]{0,20}\})?"
     r"|\\(?P<command>[A-Za-z]+)|\\(?P<escaped>.)"
-    rf"|(?P<number>{{number}})|(?P<letters>[A-Za-z]+)|(?P<foreign>[^\W\d_]+)|(?P<other>.)"
+    rf"|(?P<number>{{number}})|(?P<letters>[A-Za-z]+)|(?P<foreign>[^\W\d_A-Za-z]+)|(?P<other>.)"
 )
 _OUTSIDE = re.compile(_PATTERN.replace("{number}", rf"{_GROUPED}|{_NUMBER}"), re.DOTALL)
 # Within brackets a comma separates: (1,234) is a pair.
@@ -100,17 +121,19 @@ _AS_SYMBOL = {
     **dict.fromkeys(("mid", "vert", "lvert", "rvert"), "|"),
 }
 _NAMES = (
-    "sqrt pi theta alpha beta gamma lambda infty infinity inf sin cos tan cot sec csc arcsin arccos arctan log ln exp "
-    "pm cup cap times cdot frac"
+    "sqrt pi theta alpha beta gamma lambda infty infinity inf sin cos tan cot sec csc arcsin arccos arctan log ln lg "
+    "exp pm cup cap times cdot frac"
 )
 _TYPED_NAMES = frozenset(_NAMES.split())
+_TRIGONOMETRIC = frozenset(("sin", "cos", "tan", "cot", "sec", "csc"))
 # Short words that nobody means as a product of variables, and units where something stands before them.
 _WORDS = "per day the is are not all yes if with one two six ten"
 _SHORT_WORDS = frozenset(_WORDS.split())
 _UNITS = "cm mm km kg mg ft lb lbs oz yd mi mph kmh sec min hr hrs ml mL sq cu deg rad"
 _SHORT_UNITS = frozenset(_UNITS.split())
 _UNIT_LETTERS = frozenset("mgshLlCFKWVANJ")
-_SEPARATING_WORDS = frozenset(("and", "or"))
+# "\u6216", "\u6216\u8005" are or; "\u548c", "\u4e0e", "\u53ca", "\u4ee5\u53ca" and.
+_SEPARATING_WORDS = frozenset(("and", "or", "\u6216", "\u6216\u8005", "\u548c", "\u4e0e", "\u53ca", "\u4ee5\u53ca"))
 _PERCENT_WORDS = frozenset(("percent", "percentage", "pct"))
 _WORDS_ONLY = re.compile(r"[^0-9\\^_=+$]*")
 _LONG_WORD = 4
@@ -123,7 +146,11 @@ def tokens_of(text: str) -> list[Token]:
     if not text.isascii():
         text = text.translate(_CHARACTERS)
     text = _TYPED_RELATION.sub(lambda typed: _TYPED_RELATIONS[typed[0]], single_backslashes(text))
-    text = _REPEATING.sub(_as_fraction, _TYPESET_THOUSANDS.sub("", _DEGREES.sub(" ", ORDINAL.sub("", text))))
+    text = _DEGREES.sub(_DEGREE, ORDINAL.sub("", text))
+    if _DEGREE in text:
+        text = _MINUTES.sub(_as_degrees, text)
+    text = _COMBINATION.sub(_as_binomial, text)
+    text = _REPEATING.sub(_as_fraction, _TYPESET_THOUSANDS.sub("", text))
     tokens: list[Token] = []
     depth = position = 0
     while position < len(text):
@@ -141,15 +168,43 @@ def tokens_of(text: str) -> list[Token]:
 
 def _as_fraction(repeating: re.Match[str]) -> str:
     r"""0.1\overline{6} as {\frac{15}{90}}, whose braces keep a number before it from making it mixed."""
-    whole, fixed, period = repeating.groups()
+    whole, fixed, marked = repeating.groups()
+    period = re.sub(r"[^0-9]", "", marked)
     top = int(f"{whole}{fixed}{period}") - int(f"0{whole}{fixed}")
     return rf"{{\frac{{{top}}}{{{'9' * len(period)}{'0' * len(fixed)}}}}}"
+
+
+def _as_degrees(angle: re.Match[str]) -> str:
+    r"""63^\circ 45' as {\frac{255}{4}} degrees."""
+    degrees, minutes, seconds = angle.groups()
+    value = Fraction(degrees) + Fraction(minutes) / 60 + Fraction(seconds or 0) / 3600
+    return rf"{{\frac{{{value.numerator}}}{{{value.denominator}}}}}{_DEGREE}"
+
+
+def _as_binomial(found: re.Match[str]) -> str:
+    r"""C_{10}^3 as \binom{10}{3} and A_5^2 as \frac{5!}{3!}; C_1^2 is the square of C_1."""
+    groups = found.groups()
+    upright, italic, n1, n2, k1, k2, above1, above2, below1, below2, *before, typed_n, typed, typed_k = groups
+    name = upright or italic or before[2] or before[3] or typed
+    total = n1 or n2 or below1 or below2 or before[0] or before[1] or typed_n
+    taken = k1 or k2 or above1 or above2 or before[4] or before[5] or typed_k
+    are_numbers = total.isdigit() and taken.isdigit()
+    if (are_numbers and int(total) < int(taken)) or (name != "C" and not are_numbers):
+        return found[0]
+    if name == "C":
+        return rf"\binom{{{total}}}{{{taken}}}"
+    return rf"{{\frac{{{int(total)}!}}{{{int(total) - int(taken)}!}}}}"
 
 
 def _read(match: re.Match[str], before: Sequence[Token]) -> list[Token]:
     if number := match["number"]:
         return [Token(Kind.NUMBER, number.replace(",", ""))]
     if command := match["command"]:
+        if command == "lg":
+            return _LG
+        # With an index it is an operation on many sets, without one a large sign.
+        if command in ("bigcup", "bigcap") and not match.string[match.end() : match.end() + 2].lstrip().startswith("_"):
+            command = command[3:]
         return [_command(command)]
     if environment := match["environment"]:
         drawn = _SAME_MATRIX.get(environment, environment)
@@ -157,7 +212,7 @@ def _read(match: re.Match[str], before: Sequence[Token]) -> list[Token]:
     if letters := match["letters"]:
         return _letters(letters, before)
     if foreign := match["foreign"]:
-        return [Token(Kind.TEXT, foreign)]
+        return _words(foreign) if foreign in _SEPARATING_WORDS else [Token(Kind.TEXT, foreign)]
     if match["words"] is not None:
         content = match["words"][1:-1].strip()
         is_unit = content in _UNIT_LETTERS and match["font"] in ("text", "mbox", "mathrm", "textrm")
@@ -167,6 +222,10 @@ def _read(match: re.Match[str], before: Sequence[Token]) -> list[Token]:
     if escaped := match["escaped"]:
         return [Token(Kind.SYMBOL, escaped if escaped in "%_#&" else "\\" + escaped)]
     return [Token(Kind.SYMBOL, match["other"])] if match["other"] else []
+
+
+_LG = [Token(Kind.COMMAND, "log"), *(Token(Kind.SYMBOL, "_"), Token(Kind.SYMBOL, "{"))]
+_LG += [Token(Kind.NUMBER, "10"), Token(Kind.SYMBOL, "}")]
 
 
 def _command(name: str) -> Token:
@@ -181,7 +240,7 @@ def _letters(run: str, before: Sequence[Token]) -> list[Token]:
     if lower in _SEPARATING_WORDS or lower in _PERCENT_WORDS:
         return _words(run)
     if run in _TYPED_NAMES:
-        return [_command(run)]
+        return _LG if run == "lg" else [_command(run)]
     if len(run) >= _LONG_WORD or lower in _SHORT_WORDS or (run in _SHORT_UNITS and before):
         return [Token(Kind.TEXT, run)]
     return [Token(Kind.LETTER, letter) for letter in run]
@@ -194,7 +253,8 @@ def _words(content: str) -> list[Token]:
     if lower in _PERCENT_WORDS or content == "%":
         return [Token(Kind.SYMBOL, "%")]
     if len(content) == 1:
-        return [Token(Kind.LETTER if content.isalpha() else Kind.SYMBOL, content)]
+        kind = Kind.SYMBOL if not content.isalpha() else Kind.LETTER if content.isascii() else Kind.TEXT
+        return [Token(kind, content)]
     return [Token(Kind.TEXT, content)] if content else []
 
 
@@ -202,6 +262,7 @@ def _words(content: str) -> list[Token]:
 
 _ARGUMENTS = {"frac": 2, "binom": 2, "sqrt": 1}
 _OPEN, _CLOSE = Token(Kind.SYMBOL, "{"), Token(Kind.SYMBOL, "}")
+_FRACTION, _BINOMIAL = Token(Kind.COMMAND, "frac"), Token(Kind.COMMAND, "binom")
 
 
 @dataclass(slots=True)
@@ -277,6 +338,76 @@ def _argument(token: Token, pending: list[Token], one_digit: bool) -> list[Token
     return [token]
 
 
+# ----- angles
+
+_OPENING, _CLOSING = ("(", "[", "{", r"\{"), (")", "]", "}", r"\}")
+_ARGUMENT_ENDS = ("+", "-", ",", ";", "=", "<", ">", ":", "&", LINE_BREAK)
+_WRITTEN_ANGLE = re.compile(
+    r"(?P<whole>[0-9]{0,9}(?:\.[0-9]{1,20})?)(?:frac\{(?P<top>[0-9]{1,20})\}\{(?P<bottom>0{0,9}[1-9][0-9]{0,9})\})?"
+)
+
+
+def _with_angles(tokens: Sequence[Token], *, in_radians: bool) -> list[Token]:
+    r"""`tokens` without degree signs: within the argument of a sine and its kin radians, as in \sin\frac{7\pi}{18},
+    elsewhere the number of degrees, unless `in_radians`."""
+    if not any(token.text == _DEGREE or token.text.lower() in _DEGREE_WORDS for token in tokens):
+        return list(tokens)
+    result: list[Token] = []
+    in_function = [False]  # per open bracket
+    was_sign = False
+    for token in tokens:
+        is_word = token.kind is Kind.TEXT and token.text.lower() in _DEGREE_WORDS
+        if token.text == _DEGREE or (is_word and result and _ends_value(result[-1])):
+            if result and not was_sign and (in_function[-1] or in_radians):
+                start = _start_of_value(result)
+                result[start:] = _radians(result[start:])
+            was_sign = True
+            continue
+        was_sign = False
+        if token.kind is Kind.COMMAND and token.text in _TRIGONOMETRIC:
+            in_function[-1] = True
+        elif token.is_symbol(*_OPENING):
+            in_function.append(in_function[-1])
+        elif token.is_symbol(*_CLOSING):
+            in_function = in_function[:-1] or [False]
+        elif token.is_symbol(*_ARGUMENT_ENDS) and not (result and result[-1].text in _TRIGONOMETRIC):
+            in_function[-1] = False
+        result.append(token)
+    return result
+
+
+def _start_of_value(tokens: Sequence[Token]) -> int:
+    """Where the last value starts: a bracket, a fraction with the number before it, or the last token."""
+    start = _opening_of(tokens, len(tokens) - 1)
+    if start > 3 and tokens[start].is_symbol("{") and tokens[start - 1].is_symbol("}"):
+        top = _opening_of(tokens, start - 1)
+        if top and tokens[top - 1] == _FRACTION:
+            return top - 1 - (top > 1 and tokens[top - 2].kind is Kind.NUMBER)
+    return start
+
+
+def _opening_of(tokens: Sequence[Token], end: int) -> int:
+    depth = 0
+    for at in range(end, -1, -1):
+        depth += tokens[at].is_symbol(*_CLOSING) - tokens[at].is_symbol(*_OPENING)
+        if depth <= 0:
+            return at
+    return 0
+
+
+def _radians(degrees: list[Token]) -> list[Token]:
+    half_turn = "180"
+    written = _WRITTEN_ANGLE.fullmatch("".join(token.text for token in degrees))
+    if written is not None:
+        value = Fraction(written["whole"] or 0) + Fraction(int(written["top"] or 0), int(written["bottom"] or 1))
+        angle = value / 180
+        if angle == 0:
+            return degrees
+        degrees = [Token(Kind.NUMBER, str(angle.numerator))] if angle.numerator > 1 else []
+        half_turn = str(angle.denominator)
+    return [_FRACTION, _OPEN, *degrees, Token(Kind.COMMAND, "pi"), _CLOSE, _OPEN, Token(Kind.NUMBER, half_turn), _CLOSE]
+
+
 # ----- for a symbolic parser
 
 _SAFE_WORD = re.compile(r"[^A-Za-z]")
@@ -299,7 +430,8 @@ def safe_latex(tokens: Sequence[Token]) -> str | None:
         if token.is_symbol("'") and (before is None or before.kind is not Kind.LETTER):
             return None  # a quotation mark rather than the prime of f'
         is_mixed = before is not None and before.kind is Kind.NUMBER and token == _FRACTION
-        if is_operand and not is_mixed and (token.is_symbol("(") or token.kind is Kind.NUMBER or token == _FRACTION):
+        starts = token.is_symbol("(") or token.kind is Kind.NUMBER or token in (_FRACTION, _BINOMIAL)
+        if is_operand and not is_mixed and starts:
             written.append(r"\cdot")
         written.append(text)
         is_operand = token.kind is Kind.NUMBER or token.is_symbol(")")
@@ -310,9 +442,6 @@ def safe_latex(tokens: Sequence[Token]) -> str | None:
             is_operand = not (scripts and scripts.pop())
         before = token
     return " ".join(text for text in written if text)
-
-
-_FRACTION = Token(Kind.COMMAND, "frac")
 
 
 def _safe(token: Token) -> str | None:
@@ -396,15 +525,31 @@ _EDGES = (".", ",", ";", ":", "?", "'", '"', "`", "!")
 _EDGES_BEFORE = (",", ";", ":", "=", '"', "`")
 
 
-def answer_tokens(text: str) -> list[Token]:
-    """The tokens of an answer, spelled out, without units and without punctuation at its edges."""
+def answer_tokens(text: str, *, in_radians: bool = False) -> list[Token]:
+    """The tokens of an answer, spelled out, without units and without punctuation at its edges.
+
+    in_radians: whether degrees that stand outside a function are written as multiples of pi, too.
+    """
     tokens = tokens_of(text)
     start, end = 0, len(tokens)
     while start < end and tokens[start].is_symbol(*_EDGES_BEFORE):
         start += 1
     while end > start and tokens[end - 1].is_symbol(*_EDGES) and not _is_mathematical(tokens, end - 1):
         end -= 1
-    return _without_units(spelled_out(_without_repeats(tokens[start:end])))
+    spelled = spelled_out(_without_repeats(tokens[start:end]))
+    return _without_units(_with_angles(spelled, in_radians=in_radians))
+
+
+def tokens_of_pair(answer: str, gold: str) -> list[list[Token]]:
+    r"""`answer_tokens` of both; of an angle in degrees and one in multiples of \pi both in radians."""
+    pair = [answer_tokens(answer), answer_tokens(gold)]
+    have_pi = [any(token.text == "pi" for token in tokens) for tokens in pair]
+    if have_pi[0] != have_pi[1]:
+        turned = [answer_tokens(text, in_radians=True) for text in (answer, gold)]
+        have_degrees = [tokens != others for tokens, others in zip(turned, pair, strict=True)]
+        if have_degrees == [not has_pi for has_pi in have_pi]:
+            return turned
+    return pair
 
 
 def _without_repeats(tokens: list[Token]) -> list[Token]:

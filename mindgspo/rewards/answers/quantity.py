@@ -21,8 +21,9 @@ length."""
 MAX_LITERAL_CHARS = 400
 """Longest literal looked at, separators and LaTeX included."""
 
-# Grouped digits need exactly three digits per group: "1,000" is a number, "1,00" and "1, 2" are not.
-_INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,3}(?: [0-9]{3})+(?![0-9])|[0-9]+)"
+# Grouped digits need exactly three digits per group, or as in India two and at the end three: "1,000" and "1,00,000"
+# are numbers, "1,00" and "1, 2" are not.
+_INTEGER = r"(?:[0-9]{1,3}(?:(?:,[0-9]{3})+|(?: [0-9]{3})+|(?:'[0-9]{3})+|(?:,[0-9]{2})+,[0-9]{3})(?![0-9])|[0-9]+)"
 _DECIMAL = rf"(?:{_INTEGER}(?:\.[0-9]+)?|\.[0-9]+)"
 _LATEX_ARGUMENT = rf"(?:\{{\s*([-+]?\s?{_DECIMAL})\s*\}}|([0-9]))"
 _LATEX_FRACTION = rf"\\[dt]?frac\s*{_LATEX_ARGUMENT}\s*{_LATEX_ARGUMENT}"
@@ -146,7 +147,7 @@ def _value(parts: tuple[str, str, str, str]) -> Fraction | None:
 
 def _decimal(literal: str) -> Fraction | None:
     """Exact value of sign, digits, separators and at most one decimal point; None beyond MAX_DIGITS."""
-    compact = re.sub(r"[,\s]", "", literal)
+    compact = re.sub(r"[,'\s]", "", literal)
     return Fraction(compact) if len(compact) <= MAX_DIGITS else None
 
 

@@ -35,10 +35,14 @@ _VULGAR_FRACTIONS = {
 }
 _CHARACTERS |= {point: f" {fraction}" for point, fraction in _VULGAR_FRACTIONS.items()}
 
+SIZES = r"tiny|(?:script|footnote|normal)size|small|[lL]arge|LARGE|[hH]uge"
+COLOUR = r"(?:fcolorbox\{[^{}]{0,30}\}|(?:text)?color(?:box)?)(?:\[[A-Za-z]{0,9}\])?\{[^{}]{0,30}\}"
+"""Commands of LaTeX, without backslash, that change how an answer looks; that of a colour takes its name."""
+
 _REMOVED = re.compile(
     r"<<[^<>]*>>"  # GSM8K's calculator notes
     r"|</?[A-Za-z][\w-]{0,20}>|<\|[^|<>]{0,30}\|>"  # tags and special tokens typed as text
-    r"|\\(?:left|right|displaystyle|limits|bf|rm|!)(?![A-Za-z])"
+    rf"|\\(?:left|right|displaystyle|limits|bf|rm|{SIZES}|!)(?![A-Za-z])|\\{COLOUR}(?!\s*\{{)"
     r"|`"
 )
 _NEGATIVE_MONEY = re.compile(r"-\\?\$(?=[0-9.])")
@@ -47,14 +51,14 @@ _SHORT_FORMS = {"k": " thousand", "K": " thousand", "M": " million", "B": " bill
 _POWER = re.compile(r"(?<=[0-9)])\s?\*\*\s?(?=[0-9])")
 _SPACED = re.compile(r"\*\*|__|\\?\$|\\[,;: ()\[\]]|~|\\q?quad(?![A-Za-z])")
 _FONTS = r"text(?:bf|it|rm|tt|sf)?|math(?:rm|bf|it|tt|sf)|underline|mbox|emph"
-_WRAPPER = re.compile(rf"\\(?:{_FONTS}|boxed|fbox)\s*\{{([^{{}}]*)\}}")
+_WRAPPER = re.compile(rf"\\(?:{_FONTS}|boxed|fbox|{COLOUR})\s*\{{([^{{}}]*)\}}")
 _WRAPPER_OPENING = re.compile(rf"\\(?:{_FONTS}|boxed|fbox)\s*\{{")
 _TH = r"(?:st|nd|rd|th)"
 _WRAPPED_TH = rf"\\(?:text|mathrm|textrm|mbox)\s?\{{\s?{_TH}\s?\}}"
 ORDINAL = re.compile(rf"(?<=[0-9])(?:\^\s?\{{\s?(?:{_WRAPPED_TH}|{_TH})\s?\}}|\^?{_WRAPPED_TH}|{_TH}(?![A-Za-z]))")
 """The end of 12th, 12^{\\mathrm{th}} and the like."""
 _APPROXIMATELY = re.compile(r"\\(?:approx|simeq|equiv)(?![A-Za-z])")
-_DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![A-Za-z])")
+_DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degrees?(?![A-Za-z])")
 # "48 minus 24" is a difference; "is negative 72" a sign.
 _SIGN_WORD = re.compile(
     r"(\A\s{0,4}|\b(?:is|be|equals)\s|[:=#]\s?)(?:negative|minus)\s{1,2}(?=\$?\.?[0-9])", re.IGNORECASE

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, answer_tokens, safe_latex
+from mindgspo.rewards.answers.latex_tokens import Token, safe_latex, tokens_of_pair
 from mindgspo.rewards.verification import JSONValue
 
 MathVerifyTask = Callable[[Mapping[str, JSONValue]], JSONValue]
@@ -37,9 +37,9 @@ def load() -> MathVerifyTask:
     # It warns once that its time limits are off, which is how they are meant to be.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
-    def parse(text: str) -> Basic | MatrixBase | None:
+    def parse(tokens: list[Token]) -> Basic | MatrixBase | None:
         """The tree of one answer, None where it is no formula."""
-        latex = safe_latex(answer_tokens(text)) if len(text) <= MAX_EXPRESSION_CHARS else None
+        latex = safe_latex(tokens)
         if not latex:
             return None
         try:
@@ -86,8 +86,9 @@ def load() -> MathVerifyTask:
     def compare(arguments: Mapping[str, JSONValue]) -> JSONValue:
         answer, gold = arguments["answer"], arguments["gold"]
         assert isinstance(answer, str) and isinstance(gold, str), "answer and gold are texts"
-        gold_tree = parse(gold)
-        answer_tree = None if gold_tree is None else parse(answer)
+        answer_tokens, gold_tokens = tokens_of_pair(answer, gold)
+        gold_tree = parse(gold_tokens)
+        answer_tree = None if gold_tree is None else parse(answer_tokens)
         both = gold_tree is not None and answer_tree is not None
         return {
             "same": both and are_same(gold_tree, answer_tree),

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from mindgspo.rewards.answers.equivalence import Comparison, compare
 from mindgspo.rewards.functions.math import Math
-from mindgspo.rewards.verification import Candidate, Job
+from mindgspo.rewards.functions.numeric import Gsm8k, MathDapo
+from mindgspo.rewards.verification import Candidate, Job, Verification
 from mindgspo.rewards.workers.math_verify import load
 from mindgspo.types import Verdict
 
@@ -70,8 +72,53 @@ UNKNOWN_SIGNS = [
     (r"\ln a", r"\log a"), (r"\sqrt[3]{ab}", r"\sqrt{ab}"), (r"\ln\frac ab", r"\frac{\ln a}{\ln b}"),
 ]  # fmt: skip
 
-SAME = [*SAME_VALUES, *POSITIVE_LETTERS]
-DIFFERENT = [*DIFFERENT_VALUES, *UNKNOWN_SIGNS]
+# Degrees are degrees within a function, and elsewhere a unit; or radians where the other answer has a multiple of \pi.
+SAME_ANGLES = [
+    (r"\sin70^\circ", r"\cos20^\circ"), (r"\frac{\sqrt5-1}{4}", r"\sin 18^{\circ}"),
+    (r"\pi-2\alpha", r"180^\circ-2\alpha"),
+    (r"63^{\circ} 45^{\prime}", r"63.75^\circ"), ("63\u00b045'", r"63.75"), ("12\u00b020\u2032", r"\frac{37}{3}^\circ"),
+    (r"12^\circ 30' 36''", r"12.51^\circ"), (r"12^\circ 30^{\prime} 36^{\prime\prime}", "12.51"),
+    (r"\cos(90^\circ-\theta)", r"\sin\theta"), (r"\sin(30^\circ+\alpha)", r"\sin(\frac{\pi}{6}+\alpha)"),
+    (r"2\sin 10^\circ\cos 10^\circ", r"\sin 20^\circ"), (r"\sin^2 15^\circ", r"\frac{2-\sqrt3}{4}"),
+    (r"\frac{\sin 10^\circ}{\cos 10^\circ}", r"\tan 10^\circ"), (r"\tan\frac{45^\circ}{2}", r"\sqrt2-1"),
+    (r"\tan\frac{45}{2}^\circ", r"\sqrt2-1"), (r"\tan\left(22\frac12^\circ\right)", r"\sqrt2-1"),
+    (r"\sin 15 \text{ degrees}", r"\sin 15^\circ"), (r"\sin(-10^\circ)", r"-\sin 10^\circ"),
+    (r"\tan 45^\circ+x", "1+x"),
+    (r"x = 30^\circ + 180^\circ k", r"x=\frac{\pi}{6}+k\pi"), (r"(0^\circ, 90^\circ)", r"(0,\frac{\pi}{2})"),
+    (r"\frac{180}{\pi}^\circ", r"\frac{180}{\pi}"), (r"\frac{45^\circ}{2}", "22.5"),
+]  # fmt: skip
+OTHER_ANGLES = [
+    (r"\cos 20^\circ", r"\cos 20"), (r"\sin 15", r"\sin 15^\circ"), (r"\sin 70^\circ", r"\cos 70^\circ"),
+    (r"63^\circ 45'", r"63.45^\circ"), (r"63^\circ 45'", r"63^\circ 54'"), (r"63^\circ 45'", "6345"),
+    (r"180^\circ-2\alpha", r"\pi-\alpha"), (r"30^\circ", r"\frac{\pi}{3}"), (r"\sin 30", "0.5"),
+    (r"\cos\pi^\circ", "-1"),
+]  # fmt: skip
+
+# Notations: logarithms, repeating decimals, unions, Chinese lists, combinations, colours and sizes, grouped digits.
+SAME_NOTATION = [
+    (r"\lg 2", r"\log_{10} 2"), (r"\lg 2+\lg 3", r"\lg 6"), (r"0.\dot{3}", r"\frac13"), (r"0.\dot3", r"0.\overline{3}"),
+    (r"0.\dot{1}\dot{2}", r"\frac{4}{33}"), (r"0.\dot{1}2\dot{3}", r"\frac{41}{333}"), (r"0.1\dot{6}", r"\frac16"),
+    ("3\u62165", "3,5"), ("x=3\u6216x=5", "3,5"), ("3\u548c5", "3,5"), ("3\u30015", "5,3"),
+    ("3\\text{ \u6216\u8005 }5", "5,3"),
+    (r"C_{10}^{3}", r"\binom{10}{3}"), ("C_{10}^3", r"\mathrm{C}^3_{10}"), ("{}_{10}C_3", "10C3"),
+    ("^{10}C_3", "C_10^3"),
+    (r"C_5^2\cdot C_3^1", r"\binom52\binom31"), ("C_n^2", r"\frac{n(n-1)}{2}"), ("A_5^2", r"\frac{5!}{3!}"),
+    ("A_{10}^3 x", "720x"), (r"(0,1)\bigcup(2,+\infty)", r"(2,\infty)\cup(0,1)"),
+    (r"\textcolor{red}{72}", "72"), (r"{\color{blue}72}", "72"), (r"\color{red}x+1", "x+1"),
+    (r"\color[rgb]{1,0,0}72", "72"),
+    (r"\colorbox{yellow}{$72$}", "72"), (r"\large 72", "72"), (r"{\Huge x+1}", "x+1"), ("5\\text{\u7c73}", "5"),
+    ("1,00,000", "100000"), ("12,34,567", "1234567"), ("1'000", "1000"), ("1\u2019000\u2019000.5", "1000000.5"),
+]  # fmt: skip
+OTHER_NOTATION = [
+    (r"\lg 2", r"\ln 2"), (r"\lg 2", r"\log_2 10"), (r"0.\dot3", "0.3"), (r"0.\dot{1}\dot{2}", "0.12"),
+    ("3\u62165", "3"),
+    ("3\u62165", "35"), ("C_{10}^3", r"\binom{10}{4}"), ("A_5^2", r"\binom52"), ("C_1^2", "0"), ("1,00,000", "1000000"),
+    (r"\textcolor{red}{72}", "73"), ("1'000", "1"), ("12,34,567", "12,34"), ("5, 12, 345", "512345"),
+    (r"(0,1)\bigcap(2,3)", r"(0,1)\cup(2,3)"),
+]  # fmt: skip
+
+SAME = [*SAME_VALUES, *POSITIVE_LETTERS, *SAME_ANGLES, *SAME_NOTATION]
+DIFFERENT = [*DIFFERENT_VALUES, *UNKNOWN_SIGNS, *OTHER_ANGLES, *OTHER_NOTATION]
 
 
 @pytest.mark.parametrize(("one", "other"), SAME)
@@ -84,8 +131,31 @@ def test_different_whichever_is_the_gold_answer(task: Callable, one: str, other:
     assert not is_paid(rf"\boxed{{{one}}}", other, task) and not is_paid(rf"\boxed{{{other}}}", one, task)
 
 
+@pytest.mark.parametrize(("text", "gold"), [
+    (r"\boxed{\textcolor{red}{72}}", "72"), (r"So it is \boxed{{\color{red}72}} clips.", "72"),
+    ("#### 1,00,000", "100000"),
+    (r"\boxed{{\Large 72}}", "72"), (r"\boxed{\colorbox{yellow}{$72$}}", "72"), ("She pays Rs 12,34,567.", "1234567"),
+    ("It has 1\u2019000 seats.", "1000"), ("**\\textcolor{red}{72}**", "72"),
+])  # fmt: skip
+def test_colours_sizes_and_grouped_digits_are_read_by_all_functions(task: Callable, text: str, gold: str) -> None:
+    for verifier in (Gsm8k(), MathDapo()):
+        found = verifier.verify(Candidate(text=text, gold=gold, data_source="", index=0))
+        assert isinstance(found, Verification) and found.verdict is Verdict.CORRECT
+    assert is_paid(text, gold, task)
+
+
+@pytest.mark.parametrize(
+    "unit", ["\u00b0", "x\u00b0", r"(\sin ", r"\sin 1^\circ", "C_{1", "10C", "1'", "0.\\dot1", r"\color{"]
+)
+def test_a_text_full_of_notation_is_read(unit: str) -> None:
+    assert isinstance(compare(unit * (999 // len(unit)), r"\pi"), Comparison)
+    nested = "(x" * 240 + r"^\circ)" * 74
+    assert compare(rf"\sin {nested}", r"\pi") is not Comparison.SAME
+
+
 @pytest.mark.parametrize("name", [
-    "01_tiny_values", "08_roots_and_logs_of_letters",
+    "01_tiny_values", "07_degrees_minutes", "08_roots_and_logs_of_letters", "12_degrees_in_functions",
+    "13_lg_dot_bigcup_chinese_or",
 ])  # fmt: skip
 def test_the_cases_beside_the_project(task: Callable, name: str) -> None:
     path = CASES / f"{name}.math.jsonl"
