@@ -6,6 +6,7 @@ waits as `.<name>.old-<pid>` until the new one has its name; `remove_leftovers` 
 
 from __future__ import annotations
 
+import codecs
 import errno
 import fcntl
 import json
@@ -16,7 +17,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -200,11 +201,37 @@ def read_lines(path: Path, error: type[Exception], most: int = MOST_LINE_BYTES) 
             yield number, line
 
 
+def decoded(content: bytes) -> str:
+    """Text from outside. Raises ValueError that says from which encoding it is to be converted."""
+    head = content[:2]
+    marked = head in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    wide = "UTF-16" if marked else "UTF-16LE" if head[1:] == b"\0" else "UTF-16BE" if head[:1] == b"\0" else ""
+    try:
+        text = content.decode("utf-8")
+        if not wide:
+            return text
+        what = f"not UTF-8 text but {wide}"
+    except UnicodeDecodeError as error:
+        what = f"not UTF-8 text ({error.reason} at byte {error.start})"
+    raise ValueError(f"{what}; convert the file, e.g. by `iconv -f {wide or 'GBK'} -t UTF-8`")
+
+
+def unique_keys(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
+    """A hook of `json.loads`, which keeps the last of equal keys silently. Raises ValueError where they disagree."""
+    found: dict[str, object] = {}
+    for key, value in pairs:
+        if repr(found.setdefault(key, value)) != repr(value):
+            raise ValueError(
+                f"{key!r:.60} stands there twice, once with {found[key]!r:.60} and once with {value!r:.60}"
+            )
+    return found
+
+
 def parse_json(content: str | bytes, **options: Any) -> Any:
     """JSON from outside. options: of `json.loads`. Raises ValueError that says in a few words why it cannot be read:
     not UTF-8, not JSON, nested too deeply, an integer of thousands of digits, which would take quadratic time."""
     with _plain_json_errors():
-        text = content if isinstance(content, str) else content.decode("utf-8")
+        text = content if isinstance(content, str) else decoded(content)
         value = json.loads(text, **options)
     if text.count("[") + text.count("{") > MOST_DEPTH and is_deeper(value, MOST_DEPTH):
         raise ValueError(_TOO_DEEP)
@@ -215,9 +242,6 @@ def parse_json(content: str | bytes, **options: Any) -> Any:
 def _plain_json_errors() -> Iterator[None]:
     try:
         yield
-    except UnicodeDecodeError as error:
-        place = f"not UTF-8 text ({error.reason} at byte {error.start})"
-        raise ValueError(f"{place}; convert the file, e.g. by `iconv -f GBK -t UTF-8`") from None
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     except json.JSONDecodeError as error:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from mindgspo.config.model import FAMILIES, ModelSection, RopeScalingSection
 from mindgspo.errors import ConfigError, WeightsError
-from mindgspo.io import parse_json, read_bytes
+from mindgspo.io import parse_json, read_bytes, unique_keys
 from mindgspo.text import hub_hint, shorten
 
 # Fields that mean the same under the same name.
@@ -39,7 +39,7 @@ _ASSUMED: Mapping[str, Mapping[str, object]] = {
     "qwen2": _QWEN,
     "qwen3": {**_QWEN, "attention_bias": False},
     "qwen3_moe": {**_QWEN, "attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
-    "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1},
+    "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
 }
 _DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "qwen2": {},
@@ -128,7 +128,7 @@ def generation_config(*, eos_ids: Sequence[int], pad_id: int, base: Path | None 
 
 def _read(path: Path) -> Any:
     try:
-        return parse_json(read_bytes(path, _MOST_BYTES))
+        return parse_json(read_bytes(path, _MOST_BYTES), object_pairs_hook=unique_keys)
     except FileNotFoundError:
         what = f"holds no {path.name}" if path.parent.is_dir() else "no such folder"
         mend = hub_hint(path.parent) or "; give a Hugging Face model folder"
@@ -180,6 +180,9 @@ def _unimplemented(raw: Mapping[str, object]) -> Iterator[str]:
     for key, assumed in _ASSUMED[architecture].items():
         if (raw.get(key, assumed) or None) != (assumed or None):  # null is the same as false and as an empty list
             yield f"{key} is {raw[key]!r}; only {assumed!r} is implemented"
+    slices = raw.get("pretraining_tp")  # products cut into so many and summed up, which changes rounding alone
+    if slices is not None and (type(slices) is not int or slices < 1):
+        yield f"pretraining_tp is {slices!r}; it is a whole number from 1 on, and changes nothing here"
     kinds = ("default", "llama3") if family.scales_rope else ("default",)
     if _rope_type(raw) not in kinds:
         key = "rope_scaling" if isinstance(raw.get("rope_scaling"), dict) else "rope_parameters"

@@ -27,7 +27,7 @@ from mindgspo.config.schema import ExperimentConfig, PlansSection
 from mindgspo.config.section import Section
 from mindgspo.config.yaml_dialect import explain, parse_document, parse_value, write_document
 from mindgspo.errors import ConfigError
-from mindgspo.io import read_bytes
+from mindgspo.io import decoded, read_bytes
 from mindgspo.text import did_you_mean, shorten
 
 _MOST_BYTES, _MOST_FILES, _MOST_KEYS = 1 << 18, 100, 10
@@ -82,11 +82,11 @@ def _read_file(path: Path, including: tuple[Path, ...], *, read: list[Path]) -> 
 def _parse_file(path: Path, including: tuple[Path, ...]) -> Mapping[str, Any]:
     named_by = f"{including[-1]}: include: " if including else ""
     try:
-        text = read_bytes(path, _MOST_BYTES).decode("utf-8")
+        text = decoded(read_bytes(path, _MOST_BYTES))
     except FileNotFoundError:
         raise ConfigError(f"{named_by}{path}: no such file{_similar_files(path)}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{named_by}{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except ValueError as error:
+        raise ConfigError(f"{named_by}{path}: {error}") from None
     except OSError as error:
         raise ConfigError(f"{named_by}{path}: cannot be read: {error.strerror}") from None
     try:

@@ -9,7 +9,7 @@ import numpy as np
 
 from mindgspo.data.source_rows import messages_of
 from mindgspo.errors import DataError
-from mindgspo.io import parse_json, read_lines
+from mindgspo.io import decoded, parse_json, read_lines
 from mindgspo.tokenization import ChatMessage, Tokenizer
 from mindgspo.types import Int32Array
 
@@ -50,9 +50,7 @@ def read_prompts(path: Path) -> list[PromptText]:
             if not line.strip():
                 continue
             try:
-                found.append(_row(parse_json(line), where) if path.suffix == ".jsonl" else line.decode().rstrip("\r\n"))
-            except UnicodeDecodeError as error:
-                raise DataError(f"{where}: not UTF-8 text") from error
+                found.append(_row(parse_json(line), where) if path.suffix == ".jsonl" else decoded(line).rstrip("\r\n"))
             except ValueError as error:
                 raise error if isinstance(error, DataError) else DataError(f"{where}: {error}") from error
     except OSError as error:

@@ -14,12 +14,14 @@ import numpy as np
 from mindgspo.config import ModelSection
 from mindgspo.errors import WeightsError
 from mindgspo.models.names import weight_shapes
-from mindgspo.tensor_files import FLOAT_DTYPES, TensorInfo, TensorSource, open_tensors
+from mindgspo.tensor_files import FLOAT_DTYPES, TensorInfo, TensorSource, open_tensors, widen_bfloat16
 from mindgspo.tensor_files.file_bytes import titled_names
 from mindgspo.text import did_you_mean
 
 _HEAD, _TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
+# Buffers of older files, which follow from config.json.
+_FREQUENCIES = re.compile(r"(?:model\.)?(?:layers\.[0-9]+\.self_attn\.)?rotary_emb\.inv_freq")
 _NUMBER = re.compile(r"[0-9]+")
 
 
@@ -27,9 +29,10 @@ def require_weights(model: ModelSection, source: TensorSource, names: Mapping[st
     """{Hugging Face name: name in the source} of exactly the weights of this model, in the table's order.
 
     names: the same of all that the source has. A tied model may have a copy of its embedding table as `lm_head.weight`,
-    which is left out. Raises WeightsError as `check_names`, and where that copy is none.
+    which is left out, and so are the frequencies of the rotary embedding. Raises WeightsError as `check_names`, where
+    that copy is none, and where the frequencies are those of another model.
     """
-    stored = dict(names)
+    stored = {name: theirs for name, theirs in names.items() if not _are_frequencies(model, source, name, theirs)}
     if model.tie_word_embeddings and {_HEAD, _TABLE} <= stored.keys():
         if not _are_equal(source, stored[_HEAD], stored[_TABLE]):
             raise WeightsError(
@@ -40,6 +43,23 @@ def require_weights(model: ModelSection, source: TensorSource, names: Mapping[st
     shapes = weight_shapes(model)
     check_names(shapes, {name: source.tensors[theirs] for name, theirs in stored.items()}, where=source.path)
     return {name: stored[name] for name in shapes}
+
+
+def _are_frequencies(model: ModelSection, source: TensorSource, name: str, stored: str) -> bool:
+    """Whether a tensor holds the frequencies of the rotary embedding: of a context that was not stretched, as the files
+    that have them say."""
+    info = source.tensors[stored]
+    if not _FREQUENCIES.fullmatch(name) or info.dtype not in FLOAT_DTYPES or info.shape != (model.head_dim // 2,):
+        return False
+    found = widen_bfloat16(source.read(stored)) if info.dtype == "BF16" else source.read(stored)
+    expected = model.rope_theta ** (-np.arange(0, model.head_dim, 2) / model.head_dim)
+    if not np.allclose(found, expected, rtol=1e-2, atol=1e-7):  # as exact as bfloat16 and float16 have them
+        theta = float(found[-1]) ** (-model.head_dim / (model.head_dim - 2)) if found[-1] > 0 and found.size > 1 else 0
+        raise WeightsError(
+            f"{source.path}: {name} is not the frequencies of rope_theta {model.rope_theta:g} but about those of "
+            f"{theta:.4g}; correct rope_theta in config.json, or leave these tensors out of the file"
+        )
+    return True
 
 
 def check_weights(model: ModelSection, folder: Path) -> None:

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindgspo.errors import WeightsError
-from mindgspo.io import Closing, check_is_fetched, read_json
+from mindgspo.io import Closing, check_is_fetched, read_json, unique_keys
 from mindgspo.tensor_files.ckpt_format import looks_like_ckpt, read_records
 from mindgspo.tensor_files.file_bytes import LISTED, FileContent, PlacedBytes, damaged, titled_names
-from mindgspo.tensor_files.safetensors_format import looks_like_safetensors, read_header, unique_keys
+from mindgspo.tensor_files.safetensors_format import looks_like_safetensors, read_header
 from mindgspo.tensor_files.tensors import CHUNK_BYTES, TensorInfo
 
 # Fill an array with the tensor's bytes from this byte on.

@@ -7,10 +7,10 @@ rest exactly.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from mindgspo.io import parse_json
+from mindgspo.io import parse_json, unique_keys
 from mindgspo.tensor_files.file_bytes import Extent, FileContent, PlacedBytes, damaged, refused_dtypes
 from mindgspo.tensor_files.tensors import MAX_AXES, STORED_BITS, TensorInfo
 
@@ -69,16 +69,6 @@ def header_bytes(infos: Mapping[str, TensorInfo], metadata: Mapping[str, str] | 
 def library_order(infos: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     """The same tensors as the safetensors library orders them in a file: by dtype, then by name."""
     return dict(sorted(infos.items(), key=lambda item: (_WRITING_ORDER.index(item[1].dtype), item[0])))
-
-
-def unique_keys(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
-    """JSON object in which no key stands twice (json.loads would keep the last one silently)."""
-    seen: dict[str, object] = {}
-    for key, value in pairs:
-        if key in seen:
-            raise ValueError(f"{key!r} stands there twice")
-        seen[key] = value
-    return seen
 
 
 def _metadata(found: object) -> dict[str, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from tokenizers import pre_tokenizers
 
 from mindgspo.errors import TokenizerError
-from mindgspo.io import check_is_fetched, parse_json, read_bytes
+from mindgspo.io import check_is_fetched, decoded, parse_json, read_bytes, unique_keys
 from mindgspo.text import hub_hint
 
 VOCAB = "vocab.json"
@@ -45,14 +45,14 @@ class TokenizerFiles:
     def text(self, name: str) -> str:
         """The file's text. Raises TokenizerError where it is not UTF-8."""
         try:
-            return self.contents[name].decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise TokenizerError(f"{self.where(name)}: not UTF-8 text ({error})") from error
+            return decoded(self.contents[name])
+        except ValueError as error:
+            raise TokenizerError(f"{self.where(name)}: {error}") from error
 
     def json_object(self, name: str) -> dict[str, object]:
         """The file's JSON object. Raises TokenizerError where it is none."""
         try:
-            value = parse_json(self.contents[name])
+            value = parse_json(self.contents[name], object_pairs_hook=unique_keys)
         except ValueError as error:
             raise TokenizerError(f"{self.where(name)}: {error}") from error
         if not isinstance(value, dict):

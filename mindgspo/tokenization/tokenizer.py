@@ -16,7 +16,7 @@ from typing import Protocol, TypedDict
 
 from mindgspo.config.data import TokenizerSection
 from mindgspo.errors import TokenizerError
-from mindgspo.io import read_json, write_file
+from mindgspo.io import read_json, unique_keys, write_file
 from mindgspo.text import did_you_mean, listed
 from mindgspo.tokenization.backends import is_legacy, load_here
 from mindgspo.tokenization.chat import ChatTemplate, read_chat_template
@@ -217,7 +217,7 @@ def _eos_ids(model_dir: Path) -> list[int]:
 def read_object(path: Path) -> Mapping[str, object]:
     """The object of a JSON file; empty where the file is absent. Raises TokenizerError where it holds no object."""
     try:
-        value = read_json(path) if path.exists() else {}
+        value = read_json(path, object_pairs_hook=unique_keys) if path.exists() else {}
     except (OSError, ValueError) as error:
         raise TokenizerError(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(value, dict):

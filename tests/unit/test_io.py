@@ -20,6 +20,7 @@ from mindgspo.io import (
     read_lines,
     scratch_folder,
     temporary_path,
+    unique_keys,
     write_file,
 )
 
@@ -50,11 +51,31 @@ def test_a_link_in_the_place_of_a_new_file_is_not_followed(tmp_path: Path) -> No
     (b'{"a":' * 900 + b"1" + b"}" * 900, "nested more than 100 deep"),
     (b"9" * 10_000, "holds an integer of more than 4,300 digits; write it as text"),
     (b"\xff{}", "not UTF-8 text .* at byte 0.; convert the file"),
+    ('{"a": 1}'.encode("utf-16"), "not UTF-8 text .*; convert the file, e.g. by `iconv -f UTF-16 -t UTF-8`"),
+    ('{"a": 1}'.encode("utf-16-le"), "not UTF-8 text but UTF-16LE; convert the file, e.g. by `iconv -f UTF-16LE -t"),
+    ('{"a": 1}'.encode("utf-16-be"), "not UTF-8 text but UTF-16BE; "),
+    ('{"a": "\u4e2d"}'.encode("gbk"), "`iconv -f GBK -t UTF-8`"),
     (b"{", r"not JSON \(column 2: "), (b"{\n,", r"not JSON \(line 2, column 1: "), (b"", r"not JSON \(column 1: "),
-], ids=["deep", "less deep", "digits", "UTF-8", "cut", "second line", "empty"])  # fmt: skip
+], ids=["deep", "less deep", "digits", "UTF-8", "UTF-16", "LE", "BE", "GBK", "cut", "2nd line", "empty"])  # fmt: skip
 def test_json_from_outside_says_what_is_wrong_with_it(content: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         parse_json(content)
+
+
+@pytest.mark.parametrize(("content", "said"), [
+    (b'{"a": 1, "a": 1}', None),
+    (b'{"a": {"b": [1, 1.5]}, "c": 2, "a": {"b": [1, 1.5]}}', None),
+    (b'{"a": 1, "b": 2, "a": 3}', "'a' stands there twice, once with 1 and once with 3"),
+    (b'{"x": [{"a": 1, "a": null}]}', "'a' stands there twice"),
+    (b'{"a": 1, "a": true}', "once with 1 and once with True"),
+    (b'{"a": 1, "a": 1.0}', "'a' stands there twice"),
+])  # fmt: skip
+def test_equal_keys_must_agree(content: bytes, said: str | None) -> None:
+    if said is None:
+        assert parse_json(content, object_pairs_hook=unique_keys) == json.loads(content)
+        return
+    with pytest.raises(ValueError, match=said):
+        parse_json(content, object_pairs_hook=unique_keys)
 
 
 def test_json_within_the_bounds_is_what_it_says() -> None:

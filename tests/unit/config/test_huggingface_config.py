@@ -81,6 +81,21 @@ def test_the_real_qwen25_config_is_accepted() -> None:
     assert section.rope_theta == 1e6 and not section.tie_word_embeddings
 
 
+@pytest.mark.parametrize("slices", [1, 2, 8, None])
+def test_pretraining_tp_changes_nothing(slices: int | None, tmp_path: Path) -> None:
+    section = read_model_section(write(tmp_path, LLAMA31 | {"pretraining_tp": slices}))
+    assert section == read_model_section(write(tmp_path, LLAMA31))
+
+
+def test_a_key_that_stands_twice_must_say_the_same(tmp_path: Path) -> None:
+    text = json.dumps(OLD_STYLE)
+    (tmp_path / "config.json").write_text(text[:-1] + ', "vocab_size": 151936}')
+    assert read_model_section(tmp_path).vocab_size == 151936
+    (tmp_path / "config.json").write_text(text[:-1] + ', "vocab_size": 151665}')
+    with pytest.raises(WeightsError, match="'vocab_size' stands there twice, once with 151936 and once with 151665"):
+        read_model_section(tmp_path)
+
+
 def test_fields_left_out_take_the_family_s_defaults(tmp_path: Path) -> None:
     left_out = ("num_key_value_heads", "tie_word_embeddings", "rope_theta")
     section = read_model_section(write(tmp_path, {k: v for k, v in OLD_STYLE.items() if k not in left_out}))
@@ -124,6 +139,9 @@ def test_fields_left_out_take_the_family_s_defaults(tmp_path: Path) -> None:
     (QWEN3_MOE, {"moe_intermediate_size": None}, "moe_intermediate_size is missing"),
     (LLAMA31, {"mlp_bias": True}, "mlp_bias is True; only False is implemented"),
     (LLAMA31, {"attention_bias": True}, "attention_bias is True"),
+    (LLAMA31, {"pretraining_tp": 0}, "pretraining_tp is 0; it is a whole number"),
+    (LLAMA31, {"pretraining_tp": True}, "pretraining_tp is True"),
+    (LLAMA31, {"pretraining_tp": "two"}, "pretraining_tp is 'two'"),
     (LLAMA31, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
      "'yarn' is not implemented; .* and llama3 are"),
     (LLAMA31, {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling.low_freq_factor"),

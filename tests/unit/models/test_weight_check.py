@@ -2,11 +2,17 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from mindgspo.config import ModelSection
+from mindgspo.config.huggingface_config import read_model_section
 from mindgspo.errors import WeightsError
-from mindgspo.models.weight_check import check_names
-from mindgspo.tensor_files import TensorInfo
+from mindgspo.models.names import weight_shapes
+from mindgspo.models.weight_check import check_names, check_weights, require_weights
+from mindgspo.tensor_files import ArraySource, TensorInfo, bfloat16_bits, write_tensor_file
+
+FOLDER = Path(__file__).parents[3] / ".." / "shared" / "cases" / "folders" / "F17_inv_freq"
 
 
 def info(dtype: str, *shape: int) -> TensorInfo:
@@ -40,3 +46,53 @@ def test_both_sides_are_listed_with_near_names() -> None:
 def test_a_long_list_is_cut_and_counted() -> None:
     with pytest.raises(WeightsError, match=r"missing \(100\):(\n    w\d+){8}\n    ... and 92 more"):
         check_names({f"w{number}": (1,) for number in range(100)}, {}, where=Path("m"))
+
+
+LLAMA = ModelSection(
+    architecture="llama", vocab_size=13, hidden_size=16, intermediate_size=12, num_hidden_layers=2,
+    num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=16, rope_theta=10_000.0,
+)  # fmt: skip
+# theta ** (-2 i / 8), by hand.
+FREQUENCIES = np.array([1.0, 0.1, 0.01, 0.001], np.float32)
+
+
+def kept(**extra: np.ndarray) -> set[str]:
+    """Names that are taken of all weights and the extra tensors; points stand for underlines."""
+    arrays = {name: np.zeros(shape, np.float32) for name, shape in weight_shapes(LLAMA).items()}
+    arrays |= {name.replace("__", "."): array for name, array in extra.items()}
+    source = ArraySource(arrays, path=Path("m"))
+    return set(require_weights(LLAMA, source, {name: name for name in arrays}))
+
+
+@pytest.mark.parametrize("name", ["model__layers__1__self_attn__rotary_emb__inv_freq", "model__rotary_emb__inv_freq"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_frequencies_of_the_rotary_embedding_follow_from_config_json(name: str, dtype: type) -> None:
+    assert kept(**{name: FREQUENCIES.astype(dtype)}) == set(weight_shapes(LLAMA))
+
+
+@pytest.mark.parametrize(("values", "said"), [
+    (FREQUENCIES[:3], r"unexpected \(1\):\n    model.rotary_emb.inv_freq"),
+    (FREQUENCIES.astype(np.int32), "unexpected"),
+    # 500,000 ** (-2 i / 8)
+    (np.array([1, 0.0376060309, 0.00141421356, 5.31829589e-05], np.float32), "10000 but about those of 5e.05"),
+    (FREQUENCIES / 4, "is not the frequencies of rope_theta 10000"),
+    (np.full(4, np.nan, np.float32), "is not the frequencies"),
+    (np.zeros(4, np.float32), "is not the frequencies"),
+])  # fmt: skip
+def test_frequencies_of_another_model_are_refused(values: np.ndarray, said: str) -> None:
+    with pytest.raises(WeightsError, match=said):
+        kept(model__rotary_emb__inv_freq=values)
+
+
+def test_frequencies_in_bfloat16(tmp_path: Path) -> None:
+    arrays = {name: np.zeros(shape, np.float32) for name, shape in weight_shapes(LLAMA).items()}
+    arrays["model.layers.0.self_attn.rotary_emb.inv_freq"] = FREQUENCIES
+    bits = {name: bfloat16_bits(array) for name, array in arrays.items()}
+    write_tensor_file(tmp_path / "model.safetensors", bits, bfloat16_bits=True)
+    check_weights(LLAMA, tmp_path)
+
+
+def test_a_published_folder_with_frequencies_is_taken() -> None:
+    if not FOLDER.is_dir():
+        pytest.skip(f"needs the shared cases, absent at {FOLDER}")
+    check_weights(read_model_section(FOLDER), FOLDER)
